@@ -1,0 +1,66 @@
+# From recordings to a word error rate: `make digits`. Sets up .venv by itself; a recipe's own
+# stages are in recipes/stages.mk.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3# 3.11 or newer, to make .venv with
+UV_VERSION := 0.13.8
+BIN := $(CURDIR)/.venv/bin
+export PATH := $(BIN):$(PATH)
+RECIPES := $(notdir $(patsubst %/Makefile,%,$(wildcard recipes/*/Makefile)))
+RECIPE ?= digits
+# What a recipe takes from the command line; make hands it on by itself.
+ifdef CORPUS_DIR
+override CORPUS_DIR := $(abspath $(CORPUS_DIR))
+endif
+
+.PHONY: help $(RECIPES) status report clean test test-fast lint format lock fetch-fsdd
+
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST) recipes/stages.mk
+
+## make digits                     spoken digits made on the spot: the whole pipeline, no download
+## make fsdd CORPUS_DIR=path       real digits of six speakers (make fetch-fsdd downloads them)
+## make folder CORPUS_DIR=path     your own recordings: a folder with utterances.tsv
+## make status RECIPE=fsdd         which stages are done, stale or missing (default: digits)
+## make clean RECIPE=fsdd          remove that recipe's work folder
+$(RECIPES): .venv/.ready
+	@$(MAKE) -C recipes/$@ table
+
+status clean: .venv/.ready
+	@$(MAKE) -C recipes/$(RECIPE) $@
+
+## make fetch-fsdd                 download the Free Spoken Digit Dataset into data/fsdd
+fetch-fsdd: .venv/.ready
+	@$(BIN)/python scripts/fetch.py fsdd $(or $(CORPUS_DIR),data/fsdd)
+
+## make test                       all tests (test-fast: without those that run whole recipes)
+test: .venv/.ready
+	@$(BIN)/python -m pytest
+test-fast: .venv/.ready
+	@$(BIN)/python -m pytest -m 'not slow'
+
+## make lint                       ruff and mypy (format: rewrite in ruff's layout)
+lint: .venv/.ready
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+format: .venv/.ready
+	@$(BIN)/ruff check --fix-only -q . ; $(BIN)/ruff format .
+
+# uv inside for speed; the packages are those of the lock file, checked by their hashes.
+.venv/.ready: requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not there; install Python 3.11 or newer, or call make with PYTHON=path" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"Python {v[0]}.{v[1]} is too old; install 3.11 or newer, or call make with PYTHON=path")'
+	@echo "setting up .venv (once, about 5 GB of packages)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -q --disable-pip-version-check uv==$(UV_VERSION)
+	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install -q --require-hashes -r requirements.lock
+	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+## make lock                       pin the packages of pyproject.toml anew
+lock: .venv/.ready
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --no-annotate --upgrade --extra dev --custom-compile-command 'make lock' pyproject.toml -o requirements.lock

@@ -1,0 +1,1 @@
+"""Recipes for hybrid speech acoustic models: from recordings to a word error rate."""

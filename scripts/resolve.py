@@ -1,0 +1,111 @@
+"""resolve.py work/conf 'RUN RUN ...' [group=file | group.key=value ...]
+
+Composes conf/ and the overrides, checks every value, and writes one file a stage into work/conf.
+A file is rewritten only when its content changes, so that make reruns just what a change touches.
+The only user of Hydra.
+"""
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from asr_train.files import read_yaml, write_yaml
+from asr_train.jobs import main
+from asr_train.schema import Config, SettingsError, build, plain, unknown_key
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+
+
+def resolve(folder: str, runs: str, *overrides: str) -> None:
+    """Write the settings files of all stages and runs."""
+    composed = {run: settings(run, list(overrides)) for run in runs.split() or ["dnn"]}
+    files: dict[str, Any] = {}
+    for run, config in composed.items():
+        shared = {
+            "corpus": config.corpus,
+            "lexicon": config.lang.lexicon,
+            "lang": config.lang,
+            "feats": config.feats,
+            "ali": config.ali,
+            "shards": config.shards,
+            "decode": config.decode,
+            "score": config.score,
+        }
+        for name, value in shared.items():
+            if files.setdefault(name, plain(value)) != plain(value):
+                raise SettingsError(f"run {run} changes {name}, which all runs of a recipe share")
+        files[f"run/{run}"] = {k: plain(getattr(config, k)) for k in ("model", "optim", "comm")}
+    for name, value in files.items():
+        _keep(Path(folder) / f"{name}.yaml", value)
+
+
+def _keep(path: Path, value: Any) -> None:
+    """Write a settings file where it changes; what `make -n` changes comes back with its old time.
+
+    A plan has to see the new settings, but asking for it must not make finished stages stale.
+    """
+    flags = os.environ.get("MAKEFLAGS", "").split(" ")[0]
+    planning = "n" in flags and not flags.startswith("-")
+    shelf = path.with_name(f".was.{path.name}")
+    if shelf.exists() and read_yaml(shelf) == value:
+        os.replace(shelf, path)
+    elif planning and path.exists() and not shelf.exists() and read_yaml(path) != value:
+        shutil.copy2(path, shelf)
+    write_yaml(path, value)
+    if not planning:
+        shelf.unlink(missing_ok=True)
+
+
+def settings(run: str, overrides: list[str]) -> Config:
+    """The checked settings of one run.
+
+    Raises:
+        SettingsError: naming the key, its value and what is allowed.
+    """
+    known = sorted(p.stem for p in (CONF / "run").glob("*.yaml"))
+    if run not in known:
+        raise SettingsError(f"run {run} has no file conf/run/{run}.yaml; there are {known}")
+    for override in overrides:
+        if "=" not in override:
+            raise SettingsError(f"SET holds {override!r}; it takes group.key=value or group=file")
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = compose("config", [f"run={run}", *overrides])
+        values = OmegaConf.to_container(config, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise SettingsError(_cause(error, overrides)) from error
+    return build(Config, values)
+
+
+def _cause(error: Exception, overrides: list[str]) -> str:
+    """Hydra's message, with the nearest key where one was not found."""
+    text = str(error)
+    missing = re.search(r"Could not override '([^']+)'", text)
+    if missing:
+        *groups, key = missing.group(1).split(".")
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            node: Any = compose("config", [o for o in overrides if "." not in o.split("=")[0]])
+        for depth, group in enumerate(groups):
+            if group not in node:
+                return unknown_key(".".join(groups[: depth + 1]), [str(k) for k in node])
+            node = node[group]
+        return unknown_key(".".join([*groups, key]), [str(k) for k in node])
+    absent = re.search(r"Could not find '([^']+)'", text)
+    if absent:
+        group = CONF / Path(absent.group(1)).parent
+        there = ", ".join(sorted(p.stem for p in group.glob("*.yaml")))
+        return f"{absent.group(1)}.yaml is not in conf/; allowed: {there}"
+    return text
+
+
+if __name__ == "__main__":
+    sys.argv = [a for a in sys.argv if a]
+    main(resolve, __doc__)

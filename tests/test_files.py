@@ -1,0 +1,96 @@
+"""Files are whole or absent, equal content gives equal bytes, and damage is named."""
+
+import gzip
+import os
+
+import pytest
+
+from asr_train.files import (
+    DamagedFileError,
+    check_part,
+    part,
+    read_json,
+    read_jsonl,
+    replacing,
+    write_json,
+    write_jsonl,
+    write_text,
+    write_yaml,
+)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_scratch(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+
+    def write_half():
+        with replacing(path) as scratch:
+            scratch.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_half()
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_jsonl_gives_back_the_rows_and_equal_bytes_at_any_time(tmp_path, monkeypatch):
+    rows = [{"id": "a", "x": 1.5}, {"id": "ü", "x": None}]
+    write_jsonl(tmp_path / "a.jsonl.gz", rows)
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    write_jsonl(tmp_path / "b.jsonl.gz", rows)
+    assert read_jsonl(tmp_path / "a.jsonl.gz") == rows
+    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+
+
+@pytest.mark.parametrize("cut", [1, 10, 30])
+def test_a_truncated_jsonl_is_refused_by_name(tmp_path, cut):
+    path = tmp_path / "a.jsonl.gz"
+    write_jsonl(path, [{"id": str(i)} for i in range(100)])
+    path.write_bytes(path.read_bytes()[:-cut])
+    with pytest.raises(DamagedFileError, match=r"a\.jsonl\.gz"):
+        read_jsonl(path)
+
+
+def test_a_broken_line_is_named(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"a": 1}\n{"a": \n'))
+    with pytest.raises(DamagedFileError, match="line 2"):
+        read_jsonl(path)
+
+
+def test_a_broken_json_is_named(tmp_path):
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(DamagedFileError, match=r"a\.json"):
+        read_json(tmp_path / "a.json")
+
+
+def test_json_refuses_what_is_no_number(tmp_path):
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(tmp_path / "a.json", {"x": float("nan")})
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["gone", "short", "flipped"])
+def test_an_index_notices_when_a_part_changed(tmp_path, change):
+    path = tmp_path / "part"
+    path.write_bytes(bytes(range(100)))
+    listed = part(path, tmp_path)
+    assert check_part(tmp_path, listed) == path
+    if change == "gone":
+        path.unlink()
+    elif change == "short":
+        path.write_bytes(bytes(range(99)))
+    else:
+        path.write_bytes(bytes([1, *range(1, 100)]))
+    with pytest.raises(DamagedFileError, match="part"):
+        check_part(tmp_path, listed)
+
+
+def test_yaml_is_written_only_when_it_says_something_new(tmp_path):
+    path = tmp_path / "a.yaml"
+    assert write_yaml(path, {"a": 1e-5})
+    before = path.stat().st_mtime_ns
+    assert not write_yaml(path, {"a": 1e-5})
+    assert path.stat().st_mtime_ns == before
+    assert write_yaml(path, {"a": 2e-5})

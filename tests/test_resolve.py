@@ -1,0 +1,133 @@
+"""Settings are composed and checked before any stage; a plan leaves finished stages fresh."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from asr_train.schema import Config, SettingsError
+from scripts.resolve import CONF, resolve, settings
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("decode.beem=3", "did you mean decode.beam"),
+        ("decode.beam=x", "decode.beam is 'x'; it must be a number"),
+        ("decode.beam=-1", "decode.beam is -1.0; it must be positive"),
+        ("foo.bar=1", "foo is no setting; .*allowed there: .*corpus"),
+        ("model=dnn_9", "allowed: .*dnn_4x256"),
+        ("lang.lexicon.source=web", "allowed: cmudict, file, letters"),
+        ("beam", "group.key=value"),
+        ("+decode.x=1", "decode.x is no setting"),
+    ],
+)
+def test_a_bad_override_is_refused(override, message):
+    with pytest.raises(SettingsError, match=message):
+        settings("dnn", [override])
+
+
+def test_an_unknown_run_is_refused():
+    with pytest.raises(SettingsError, match=r"run nosuch has no file.*dnn"):
+        settings("nosuch", [])
+
+
+@pytest.mark.parametrize(
+    "group, name",
+    [(p.parent.name, p.stem) for p in sorted(CONF.glob("*/*.yaml")) if p.parent.name != "run"],
+)
+def test_every_file_of_conf_is_valid(group, name):
+    extra = ["corpus.folder.dir=somewhere"] if name == "folder" else []
+    assert isinstance(settings("dnn", [f"{group}={name}", *extra]), Config)
+
+
+@pytest.mark.parametrize("run", [p.stem for p in sorted((CONF / "run").glob("*.yaml"))])
+def test_every_run_is_valid(run):
+    assert isinstance(settings(run, []), Config)
+
+
+def mtimes(folder: Path) -> dict[str, int]:
+    return {p.name: p.stat().st_mtime_ns for p in folder.glob("*.yaml")}
+
+
+def test_only_the_file_of_a_changed_setting_is_rewritten(tmp_path):
+    resolve(str(tmp_path), "dnn")
+    before = mtimes(tmp_path)
+    resolve(str(tmp_path), "dnn", "decode.beam=12")
+    after = mtimes(tmp_path)
+    assert {name for name in after if after[name] != before[name]} == {"decode.yaml"}
+
+
+def test_planning_with_another_setting_changes_no_time_for_good(tmp_path, monkeypatch):
+    resolve(str(tmp_path), "dnn")
+    before = mtimes(tmp_path)
+    monkeypatch.setenv("MAKEFLAGS", "n -- SET=decode.beam=12")
+    resolve(str(tmp_path), "dnn", "decode.beam=12")
+    assert mtimes(tmp_path) != before
+    monkeypatch.setenv("MAKEFLAGS", "")
+    resolve(str(tmp_path), "dnn")
+    assert mtimes(tmp_path) == before
+
+
+@pytest.fixture
+def plan(tmp_path):
+    """The stages that `make -n` would run in recipes/digits, by the name of the script."""
+    recipe = CONF.parent / "recipes" / "digits"
+
+    def run(*arguments: str) -> list[str]:
+        folder, variables = ["-C", str(recipe)], [f"W={tmp_path}/w", f"PY={sys.executable}"]
+        done = subprocess.run(
+            ["make", "-n", "table", *folder, *variables, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={k: v for k, v in os.environ.items() if k != "MAKEFLAGS"},
+        )
+        scripts = [word for word in done.stdout.split() if word.endswith(".py")]
+        return [Path(s).stem for s in scripts if "resolve" not in s]
+
+    return run
+
+
+def finish(plan, work: Path) -> None:
+    """Pretend that all stages ran, in the order of the plan."""
+    plan()
+    begin = time.time() - 1000
+    for path in work.rglob("*.yaml"):
+        os.utime(path, (begin, begin))
+    names = ["train", "dev", "test"]
+    order = [f"manifests/{s}.jsonl.gz" for s in names] + ["lang/index.json"]
+    order += [f"feats/{s}.jsonl.gz" for s in names] + ["exp/gmm/model.json"]
+    order += [f"ali/{s}.jsonl.gz" for s in names[:2]]
+    order += [f"shards/{s}/index.json" for s in names[:2]] + ["exp/dnn/model.json"]
+    for run in ("gmm", "dnn"):
+        order += [f"exp/{run}/tuned.json"]
+        order += [f"exp/{run}/{kind}" for s in names[1:] for kind in (f"hyp.{s}.jsonl",)]
+        order += [f"exp/{run}/score.{s}.json" for s in names[1:]]
+    for i, name in enumerate([*order, "tables/wer.md", "report/index.html"]):
+        path = work / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        when = begin + 1 + i
+        os.utime(path, (when, when))
+
+
+def test_a_fresh_recipe_plans_every_stage(plan):
+    assert {"manifests", "lang", "feats", "gmm", "ali", "shards", "train", "tune"} <= set(plan())
+
+
+@pytest.mark.parametrize(
+    "setting, stages",
+    [
+        (None, set()),
+        ("decode.beam=12", {"tune", "decode", "score", "tables", "report"}),
+        ("optim.rate=0.1", {"train", "tune", "decode", "score", "tables", "report"}),
+        ("score.seed=2", {"score", "tables", "report"}),
+    ],
+)
+def test_a_changed_setting_reruns_just_the_stages_it_touches(plan, tmp_path, setting, stages):
+    finish(plan, tmp_path / "w")
+    assert set(plan(*([f"SET={setting}"] if setting else []))) == stages
