@@ -1,0 +1,99 @@
+"""`lang/index.json`: words, phones, states and grammar, with the ids of all later stages."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asr_train.files import check_part, hash_of, part, read_json, write_json
+from asr_train.lang.lexicon import Lexicon
+from asr_train.lang.states import States
+from asr_train.schema import GrammarKind, GrammarSettings, build, plain
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lang:
+    """What may be said and how it is pronounced.
+
+    Attributes:
+        lexicon, states: see their classes.
+        grammar: its settings, the words of a loop filled in.
+        arpa: the n-gram model's file, where the grammar is one.
+        silence_probability: of a silence at each place where one may stand.
+    """
+
+    lexicon: Lexicon
+    states: States
+    grammar: GrammarSettings
+    arpa: Path | None
+    silence_probability: float
+
+    @property
+    def hash(self) -> str:
+        """A name for lexicon, states and silence; the grammar is not in it."""
+        prons = {word: [list(p) for p in ps] for word, ps in self.lexicon.prons.items()}
+        return hash_of([prons, self.states.hash, self.silence_probability])
+
+
+def write_lang(path: Path | str, lang: Lang) -> None:
+    """Write the index; the ARPA file, if any, must lie beside it already."""
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "hash": lang.hash,
+        "phones": list(lang.states.phones),
+        "phone_states": lang.states.phone_states,
+        "silence_states": lang.states.silence_states,
+        "num_states": lang.states.num_states,
+        "silence_probability": lang.silence_probability,
+        "grammar": plain(lang.grammar),
+        "arpa": None if lang.arpa is None else part(lang.arpa, Path(path).parent),
+        "missing": list(lang.lexicon.missing),
+        "lexicon": {w: [" ".join(p) for p in ps] for w, ps in lang.lexicon.prons.items()},
+    }
+    write_json(path, content)
+
+
+def load_lang(path: Path | str) -> Lang:
+    """Read what `write_lang` wrote.
+
+    Raises:
+        ValueError: for another format, or content that does not have the hash it states.
+    """
+    content = read_json(path)
+    if content.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} has format {content.get('format')}, this version reads {FORMAT}; "
+            "delete it and run make again"
+        )
+    arpa = content["arpa"]
+    prons = {w: tuple(tuple(p.split()) for p in ps) for w, ps in content["lexicon"].items()}
+    lang = Lang(
+        Lexicon(prons, tuple(content["missing"])),
+        States(tuple(content["phones"]), content["phone_states"], content["silence_states"]),
+        build(GrammarSettings, content["grammar"], "grammar"),
+        None if arpa is None else check_part(Path(path).parent, arpa),
+        content["silence_probability"],
+    )
+    if lang.hash != content["hash"]:
+        raise ValueError(
+            f"{path} says hash {content['hash']} but its content has {lang.hash}; "
+            "delete it and run make again"
+        )
+    return lang
+
+
+def grammar_words(settings: GrammarSettings, arpa: Path | None) -> list[str]:
+    """The words that the grammar itself names: a loop's list, or an ARPA file's unigrams."""
+    if settings.kind is GrammarKind.loop:
+        return [word.upper() for word in settings.words]
+    assert arpa is not None
+    words, inside = [], False
+    for line in arpa.read_text().splitlines():
+        if line.startswith("\\"):
+            inside = line.strip() == "\\1-grams:"
+        elif inside and line.strip():
+            words.append(line.split()[1])
+    if not words:
+        raise ValueError(f"{arpa} lists no unigrams; is it an n-gram model in ARPA format?")
+    return [word for word in words if word not in ("<s>", "</s>", "<unk>", "<UNK>")]

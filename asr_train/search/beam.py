@@ -1,0 +1,91 @@
+"""Scores and graph -> best path; the only user of kaldi_decoder.
+
+kaldi_decoder's traps are dealt with here: it keeps a bare reference to the graph, does not check
+labels against the matrix, and holds the interpreter's lock (so: processes, not threads).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import kaldi_decoder
+import kaldifst
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The cheapest path through a graph.
+
+    Attributes:
+        states_T: int32 [T], the state of each frame.
+        words: ids.
+        graph_cost, acoustic_cost: nats; the acoustic one at the scale of the scores.
+        final: it ends where the graph ends; if not, the words are those of the best token.
+    """
+
+    states_T: np.ndarray
+    words: list[int]
+    graph_cost: float
+    acoustic_cost: float
+    final: bool
+
+
+class Beam:
+    """Time-synchronous beam search for the best path (Kaldi's FasterDecoder).
+
+    Args:
+        graph: a kaldifst transducer; input labels are states + 1.
+        num_states: columns of the score matrices.
+        beam: nats, at the scale of the scores.
+        max_active: tokens a frame.
+        top_label: the graph's largest input label, where the caller knows it.
+    Raises:
+        ValueError: if the graph has labels beyond the matrix, which the decoder would read past.
+    """
+
+    def __init__(
+        self, graph: Any, num_states: int, beam: float, max_active: int, top_label: int
+    ) -> None:
+        if top_label > num_states:
+            raise ValueError(
+                f"the graph has states up to {top_label - 1} but the model has {num_states}; "
+                "graph and model belong to different runs"
+            )
+        self._graph = graph  # the decoder keeps a bare reference: without this, a crash
+        self._num_states = num_states
+        options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active)
+        self._decoder = kaldi_decoder.FasterDecoder(graph, options)
+
+    def best_path(self, scores_TS: np.ndarray) -> Path | None:
+        """Search one utterance.
+
+        Args:
+            scores_TS: float32 [T, S], scaled log-likelihoods in nats; finite.
+        Returns:
+            The best path; None if no token lived to the last frame.
+        Raises:
+            ValueError: for a wrong number of columns, or scores that are no numbers.
+        """
+        if scores_TS.ndim != 2 or scores_TS.shape[1] != self._num_states or not len(scores_TS):
+            raise ValueError(
+                f"scores are {list(scores_TS.shape)}; they must be [frames, {self._num_states}]"
+            )
+        if not np.isfinite(scores_TS).all():
+            frame = int(np.flatnonzero(~np.isfinite(scores_TS).all(1))[0])
+            raise ValueError(f"the scores of frame {frame} are not finite; is the model sound?")
+        self._decoder.decode(kaldi_decoder.DecodableCtc(np.ascontiguousarray(scores_TS)))
+        final = self._decoder.reached_final()
+        ok, lattice = self._decoder.get_best_path(use_final_probs=final)
+        if not ok:
+            return None
+        ok, labels, words, weight = kaldifst.get_linear_symbol_sequence(lattice)
+        assert ok
+        if len(labels) != len(scores_TS):
+            return None
+        states_T = np.array(labels, np.int32) - 1
+        return Path(states_T, list(words), weight.value1, weight.value2, final)
+
+
+def beam_of(graph: Any, num_states: int, beam: float, max_active: int, labels: np.ndarray) -> Beam:
+    """A `Beam` over a graph whose input labels are at hand."""
+    return Beam(graph, num_states, beam, max_active, int(labels.max(initial=0)))

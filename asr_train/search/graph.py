@@ -1,0 +1,404 @@
+"""Lexicon, states, grammar -> HCLG; a transcript -> its training graph.
+
+Labels on the input side are state ids + 1 (0 is epsilon), so that a matrix with a column a state
+goes straight into kaldi_decoder's DecodableCtc, which reads column label - 1. Labels on the
+output side are word ids, 1 and up in the order of the lexicon.
+
+The order of construction is Kaldi's (mkgraph.sh): min(det(H o det(L o G))), self-loops last.
+"""
+
+import math
+import struct
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kaldifst
+import numpy as np
+
+from asr_train.files import check_part, hash_of, part, read_json, replacing, sha256, write_json
+from asr_train.lang.index import Lang
+from asr_train.lang.lexicon import SILENCE
+from asr_train.schema import GrammarKind, GrammarSettings
+
+STATE = np.dtype(
+    [
+        ("final", "<f4"),
+        ("first", "<u4"),
+        ("arcs", "<u4"),
+        ("iepsilons", "<u4"),
+        ("oepsilons", "<u4"),
+    ]
+)  # OpenFst's ConstFst on disk
+ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("weight", "<f4"), ("next", "<i4")])
+MAGIC, VERSION, EXPANDED = 2125659606, 2, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """A transducer as NumPy arrays: arcs sorted by source state.
+
+    Attributes:
+        start: the first state; states count from 0.
+        final_N: float32 [states], the cost of ending there; infinite where none ends.
+        source_A: int64 [arcs], the state that each arc leaves.
+        arcs_A: `ARC` [arcs].
+    """
+
+    start: int
+    final_N: np.ndarray
+    source_A: np.ndarray
+    arcs_A: np.ndarray
+
+
+def to_arrays(fst: Any) -> Arrays:
+    """Take a kaldifst transducer apart."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "fst"
+        const = fst if isinstance(fst, kaldifst.StdConstFst) else kaldifst.StdConstFst(fst)
+        const.write(str(path))
+        content = path.read_bytes()
+    at = 4
+    for _ in range(2):  # the names of the transducer's and the arcs' types
+        at += 4 + struct.unpack_from("<i", content, at)[0]
+    version, _flags, _, start, states, arcs = struct.unpack_from("<iiQqqq", content, at)
+    assert version == VERSION
+    at += 40
+    states_N = np.frombuffer(content, STATE, states, at)
+    arcs_A = np.frombuffer(content, ARC, arcs, at + states * STATE.itemsize).copy()
+    source_A = np.repeat(np.arange(states), states_N["arcs"])
+    return Arrays(start, states_N["final"].copy(), source_A, arcs_A)
+
+
+def write_const(path: Path, arrays: Arrays) -> None:
+    """Write a ConstFst file; arcs leave each state in the order of their input labels."""
+    order = np.lexsort((arrays.arcs_A["ilabel"], arrays.source_A))
+    arcs_A, source_A = arrays.arcs_A[order], arrays.source_A[order]
+    states_N = np.zeros(len(arrays.final_N), STATE)
+    states_N["final"] = arrays.final_N
+    states_N["arcs"] = np.bincount(source_A, minlength=len(states_N))
+    states_N["first"] = np.cumsum(states_N["arcs"]) - states_N["arcs"]
+    for field, label in (("iepsilons", "ilabel"), ("oepsilons", "olabel")):
+        states_N[field] = np.bincount(source_A[arcs_A[label] == 0], minlength=len(states_N))
+    names = b"".join(struct.pack("<i", len(n)) + n for n in (b"const", b"standard"))
+    sizes = struct.pack("<iiQqqq", VERSION, 0, EXPANDED, arrays.start, len(states_N), len(arcs_A))
+    content = struct.pack("<i", MAGIC) + names + sizes + states_N.tobytes() + arcs_A.tobytes()
+    path.write_bytes(content)
+
+
+def to_vector(arrays: Arrays) -> Any:
+    """Put a transducer together that kaldifst can change."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "fst"
+        write_const(path, arrays)
+        return kaldifst.StdVectorFst(kaldifst.StdConstFst.read(str(path)))
+
+
+def _compiled(lines: list[str], start: int) -> Any:
+    """From AT&T text; the text's first line decides the start state."""
+    first = [line for line in lines if line.split()[0] == str(start)][:1]
+    rest = [line for line in lines if line not in first]
+    return kaldifst.compile("\n".join(first + rest) + "\n", acceptor=False)
+
+
+# --- a transcript's graph -----------------------------------------------------------------------
+
+
+def training_graph(words: list[str], lang: Lang, loop_S: np.ndarray) -> Any:
+    """All ways to pronounce a transcript: variants, and silence wherever it may stand.
+
+    Args:
+        words: the transcript.
+        loop_S: float [S], each state's probability to be followed by itself.
+    Returns:
+        StdVectorFst from states + 1 to words.
+    Raises:
+        KeyError: the first word that has no pronunciation.
+    """
+    fst = kaldifst.StdVectorFst()
+    ids = {word: i for i, word in enumerate(lang.lexicon.words, 1)}
+    enter_S, stay_S = transition_costs(loop_S)
+
+    def chain(here: int, there: int, phones: tuple[str, ...], word: int, cost: float) -> None:
+        for phone in phones:
+            for s in lang.states.of(phone):
+                node = fst.add_state()
+                weight = cost + float(enter_S[s])
+                fst.add_arc(here, kaldifst.StdArc(s + 1, word, weight, node))
+                fst.add_arc(node, kaldifst.StdArc(s + 1, 0, float(stay_S[s]), node))
+                here, word, cost = node, 0, 0.0
+        fst.add_arc(here, kaldifst.StdArc(0, 0, 0.0, there))
+
+    def maybe_silence(here: int) -> int:
+        there = fst.add_state()
+        silent, spoken = _silence_costs(lang)
+        fst.add_arc(here, kaldifst.StdArc(0, 0, spoken, there))
+        chain(here, there, (SILENCE,), 0, silent)
+        return there
+
+    fst.start = fst.add_state()
+    here = maybe_silence(fst.start)
+    for word in words:
+        there = fst.add_state()
+        prons = lang.lexicon.prons[word]
+        for pron in prons:
+            chain(here, there, pron, ids[word], math.log(len(prons)))
+        here = maybe_silence(there)
+    fst.set_final(here, 0.0)
+    return fst
+
+
+def transition_costs(loop_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Nats for entering a state (which pays for leaving it: all do) and for staying a frame."""
+    p_S = np.clip(np.asarray(loop_S, np.float64), 1e-3, 1 - 1e-3)
+    return -np.log1p(-p_S), -np.log(p_S)
+
+
+def _silence_costs(lang: Lang) -> tuple[float, float]:
+    return -math.log(lang.silence_probability), -math.log1p(-lang.silence_probability)
+
+
+# --- HCLG ---------------------------------------------------------------------------------------
+
+
+def lexicon_fst(lang: Lang) -> tuple[Any, list[int]]:
+    """L: phones -> words, with disambiguation symbols that make it determinisable.
+
+    Phones are 1 ... P, then the disambiguation symbols; the first of them, P + 1, is #0, which
+    stands for the grammar's back-off and carries word V + 1.
+
+    Returns:
+        StdVectorFst sorted by words, and the ids of the disambiguation symbols.
+    """
+    phone_ids = {phone: i for i, phone in enumerate(lang.states.phones, 1)}
+    backoff = len(phone_ids) + 1
+    marks = _disambiguation(lang)
+    silence_mark = backoff + 1 + max((m for m in marks.values()), default=0)
+    silent, spoken = _silence_costs(lang)
+    start, loop, silence, marked = 0, 1, 2, 3
+    lines = [
+        f"{start} {loop} 0 0 {spoken}",
+        f"{start} {marked} {phone_ids[SILENCE]} 0 {silent}",
+        f"{silence} {marked} {phone_ids[SILENCE]} 0",
+        f"{marked} {loop} {silence_mark} 0",
+        f"{loop} {loop} {backoff} {len(lang.lexicon.prons) + 1}",
+        f"{loop} 0.0",
+    ]
+    free = 4
+    for w, (word, prons) in enumerate(lang.lexicon.prons.items(), 1):
+        for pron in prons:
+            labels = [phone_ids[p] for p in pron]
+            if mark := marks.get((word, pron)):
+                labels.append(backoff + mark)
+            here, out, cost = loop, w, math.log(len(prons))
+            for label in labels[:-1]:
+                lines.append(f"{here} {free} {label} {out} {cost}")
+                here, out, cost, free = free, 0, 0.0, free + 1
+            lines.append(f"{here} {loop} {labels[-1]} {out} {cost + spoken}")
+            lines.append(f"{here} {silence} {labels[-1]} {out} {cost + silent}")
+    fst = _compiled(lines, start)
+    kaldifst.arcsort(fst, "olabel")
+    return fst, list(range(backoff, silence_mark + 1))
+
+
+def _disambiguation(lang: Lang) -> dict[tuple[str, tuple[str, ...]], int]:
+    """1, 2, ... for pronunciations that another word has too, or that begin another one."""
+    prons = [(word, pron) for word, ps in lang.lexicon.prons.items() for pron in ps]
+    beginnings = {pron[:n] for _, pron in prons for n in range(1, len(pron))}
+    counts: dict[tuple[str, ...], int] = {}
+    for _, pron in prons:
+        counts[pron] = counts.get(pron, 0) + 1
+    marks: dict[tuple[str, tuple[str, ...]], int] = {}
+    used: dict[tuple[str, ...], int] = {}
+    for word, pron in prons:
+        if counts[pron] > 1 or pron in beginnings:
+            used[pron] = used.get(pron, 0) + 1
+            marks[word, pron] = used[pron]
+    return marks
+
+
+def grammar_fst(lang: Lang, lm_weight: float, insertion_penalty: float) -> Any:
+    """G: an acceptor of words; costs are lm_weight * -log p, plus the penalty a word."""
+    if lang.grammar.kind is GrammarKind.loop:
+        fst = _loop(lang, lang.grammar)
+    else:
+        fst = _arpa(lang)
+    arrays = to_arrays(fst)
+    arrays.arcs_A["weight"] *= lm_weight
+    ended = np.isfinite(arrays.final_N)
+    arrays.final_N[ended] *= lm_weight
+    spoken = (arrays.arcs_A["olabel"] > 0) & (arrays.arcs_A["olabel"] <= len(lang.lexicon.prons))
+    arrays.arcs_A["weight"][spoken] += insertion_penalty
+    fst = to_vector(arrays)
+    kaldifst.arcsort(fst, "ilabel")
+    return fst
+
+
+def _loop(lang: Lang, grammar: GrammarSettings) -> Any:
+    """Each word, and the end where it is allowed, with the same probability."""
+    ids = {word: i for i, word in enumerate(lang.lexicon.words, 1)}
+    cost = math.log(len(grammar.words) + 1)
+    last = grammar.max_words if grammar.max_words is not None else 1
+    lines = []
+    for state in range(last + 1):
+        if state >= grammar.min_words:
+            lines.append(f"{state} {cost}")
+        if state < last or grammar.max_words is None:
+            there = min(state + 1, last)
+            lines += [f"{state} {there} {ids[w]} {ids[w]} {cost}" for w in grammar.words]
+    lines.sort(key=lambda line: len(line.split()) == 2)  # final states after arcs
+    return _compiled(lines, 0)
+
+
+def _arpa(lang: Lang) -> Any:
+    import kaldilm  # only here: it is needed for ARPA files alone
+
+    assert lang.arpa is not None
+    symbols = ["<eps>", *lang.lexicon.words, "#0"]
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "words.txt"
+        table.write_text("".join(f"{word} {i}\n" for i, word in enumerate(symbols)))
+        text = kaldilm.arpa2fst(
+            input_arpa=str(lang.arpa),
+            disambig_symbol="#0",
+            read_symbol_table=str(table),
+            ilabel_sort=True,
+        )
+    fst = kaldifst.compile(text, acceptor=False)
+    arrays = to_arrays(fst)  # the back-off's #0 stands on the input side; L passes it on as V + 1
+    return to_vector(arrays)
+
+
+def states_fst(lang: Lang, loop_S: np.ndarray, disambiguation: list[int]) -> Any:
+    """H: states + 1 -> phones, forward only; entering a state pays for leaving it."""
+    enter_S, _ = transition_costs(loop_S)
+    lines, free = [], 1
+    for p, phone in enumerate(lang.states.phones, 1):
+        here, out = 0, p
+        ids = lang.states.of(phone)
+        for s in ids:
+            there = 0 if s == ids[-1] else free
+            free += there != 0
+            lines.append(f"{here} {there} {s + 1} {out} {enter_S[s]}")
+            here, out = there, 0
+    for d in disambiguation:
+        label = lang.states.num_states + 1 + d - disambiguation[0]
+        lines.append(f"0 0 {label} {d}")
+    lines.append("0 0.0")
+    fst = _compiled(lines, 0)
+    kaldifst.arcsort(fst, "olabel")
+    return fst
+
+
+def decoding_graph(
+    lang: Lang, loop_S: np.ndarray, lm_weight: float = 1.0, insertion_penalty: float = 0.0
+) -> Arrays:
+    """HCLG with self-loops.
+
+    Raises:
+        ValueError: if the grammar allows no sentence of words in the lexicon.
+    """
+    lexicon, disambiguation = lexicon_fst(lang)
+    lg = kaldifst.compose(lexicon, grammar_fst(lang, lm_weight, insertion_penalty))
+    kaldifst.determinize_star(lg, use_log=True)
+    kaldifst.minimize_encoded(lg)
+    kaldifst.arcsort(lg, "ilabel")
+    hlg = kaldifst.compose(states_fst(lang, loop_S, disambiguation), lg)
+    kaldifst.determinize_star(hlg, use_log=True)
+    arrays = to_arrays(hlg)
+    if not (arrays.arcs_A["olabel"] > 0).any():
+        raise ValueError(
+            "the grammar allows no sentence: none of its words is in the lexicon "
+            f"({len(lang.lexicon.prons)} words); see lang.grammar and lang.lexicon"
+        )
+    arrays.arcs_A["ilabel"][arrays.arcs_A["ilabel"] > lang.states.num_states] = 0
+    hlg = to_vector(arrays)
+    kaldifst.minimize_encoded(hlg)
+    return with_self_loops(to_arrays(hlg), loop_S)
+
+
+def with_self_loops(graph: Arrays, loop_S: np.ndarray) -> Arrays:
+    """Let every state be stayed in: a loop behind each arc that enters one.
+
+    A node that is entered by one label only gets the loop itself. Else each label gets a node
+    of its own, with the loop, and an epsilon arc to the node that they share.
+    """
+    _, stay_S = transition_costs(loop_S)
+    arcs_A = graph.arcs_A.copy()
+    nodes = len(graph.final_N)
+    emitting = arcs_A["ilabel"] > 0
+    pairs, inverse = np.unique(
+        np.stack([arcs_A["next"][emitting], arcs_A["ilabel"][emitting]], 1),
+        axis=0,
+        return_inverse=True,
+    )
+    shared_N = np.bincount(pairs[:, 0], minlength=nodes) > 1
+    shared_N |= np.bincount(arcs_A["next"][~emitting], minlength=nodes) > 0
+    shared_N[graph.start] = True
+    split = shared_N[pairs[:, 0]]
+    node_of_pair = pairs[:, 0].copy()
+    node_of_pair[split] = nodes + np.arange(split.sum())
+    arcs_A["next"][emitting] = node_of_pair[inverse.reshape(-1)]
+    loops = np.zeros(len(pairs), ARC)
+    loops["ilabel"], loops["next"] = pairs[:, 1], node_of_pair
+    loops["weight"] = stay_S[pairs[:, 1] - 1]
+    bridges = np.zeros(split.sum(), ARC)
+    bridges["next"] = pairs[split, 0]
+    ends = np.full(split.sum(), np.inf, np.float32)
+    return Arrays(
+        graph.start,
+        np.concatenate([graph.final_N, ends]),
+        np.concatenate([graph.source_A, node_of_pair, node_of_pair[split]]),
+        np.concatenate([arcs_A, loops, bridges]),
+    )
+
+
+# --- the graph as a file ------------------------------------------------------------------------
+
+
+def grammar_hash(lang: Lang) -> str:
+    """A name for what may be said."""
+    arpa = None if lang.arpa is None else sha256(lang.arpa)
+    return hash_of([lang.grammar.kind.name, lang.grammar.words, lang.grammar.max_words, arpa])
+
+
+def write_graph(path: Path, graph: Arrays, lang: Lang, about: dict[str, Any]) -> None:
+    """Write HCLG.fst and then `path`, the JSON that says what its labels mean."""
+    binary = path.with_suffix(".fst")
+    with replacing(binary) as scratch:
+        write_const(scratch, graph)
+    write_json(
+        path,
+        {
+            "graph": part(binary, path.parent),
+            "nodes": len(graph.final_N),
+            "arcs": len(graph.arcs_A),
+            "num_states": lang.states.num_states,
+            "states_hash": lang.states.hash,
+            "lang_hash": lang.hash,
+            "grammar_hash": grammar_hash(lang),
+            **about,
+        },
+    )
+
+
+def load_graph(path: Path, lang: Lang) -> Any:
+    """The StdConstFst of a graph that was made for this `lang`.
+
+    Raises:
+        ValueError: if it was made for another one; says which hash differs.
+    """
+    about = read_json(path)
+    wanted = {
+        "states_hash": lang.states.hash,
+        "lang_hash": lang.hash,
+        "grammar_hash": grammar_hash(lang),
+    }
+    for name, value in wanted.items():
+        if about[name] != value:
+            raise ValueError(
+                f"{path} was made with {name} {about[name]} but the lang folder has {value}; "
+                "delete it and rerun the tune stage"
+            )
+    return kaldifst.StdConstFst.read(str(check_part(path.parent, about["graph"])))

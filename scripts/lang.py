@@ -1,0 +1,50 @@
+"""lang.py manifests/TRAIN.jsonl.gz conf/lang.yaml lang/index.json
+
+Words, pronunciations, HMM states and grammar: the ids of all later stages.
+"""
+
+import shutil
+from pathlib import Path
+
+from asr_train.files import read_jsonl, replacing
+from asr_train.jobs import main
+from asr_train.lang.index import Lang, grammar_words, write_lang
+from asr_train.lang.lexicon import Lexicon
+from asr_train.lang.states import States
+from asr_train.schema import GrammarKind, LangSettings, load
+
+
+def lang(manifest: str, conf: str, output: str) -> None:
+    settings = load(LangSettings, conf)
+    arpa = None
+    if settings.grammar.file is not None:
+        arpa = Path(output).parent / "G.arpa"
+        with replacing(arpa) as scratch:
+            shutil.copyfile(settings.grammar.file, scratch)
+    spoken = {
+        word
+        for cut in read_jsonl(manifest)
+        for supervision in cut["supervisions"]
+        for word in supervision["text"].split()
+    }
+    allowed = grammar_words(settings.grammar, arpa) or sorted(spoken)
+    lexicon = Lexicon.from_settings(settings.lexicon, spoken | set(allowed))
+    if not lexicon.prons:
+        raise ValueError(
+            f"none of the {len(lexicon.missing)} words has a pronunciation, for example "
+            f"{', '.join(lexicon.missing[:5])}; see lang.lexicon"
+        )
+    settings.grammar.words = [word for word in allowed if word in lexicon.prons]
+    if settings.grammar.kind is GrammarKind.arpa:
+        settings.grammar.words = []  # the file says them
+    states = States(tuple(lexicon.phones), settings.phone_states, settings.silence_states)
+    write_lang(output, Lang(lexicon, states, settings.grammar, arpa, settings.silence_probability))
+    print(
+        f"lang: {len(lexicon.prons)} words, {len(states.phones)} phones with silence, "
+        f"{states.num_states} states"
+        + (f"; without pronunciation: {', '.join(lexicon.missing)}" if lexicon.missing else "")
+    )
+
+
+if __name__ == "__main__":
+    main(lang, __doc__)
