@@ -1,0 +1,595 @@
+"""Table, logs, alignment report, stage times -> **one HTML page** and its pictures.
+
+The page is one file: no network, no script. Pictures are SVG whose colours follow the reader's
+light or dark setting, and PNG files beside the page for READMEs. Equal inputs give equal bytes.
+What is not there yet is said in words. Knows formats, not folders: see scripts/report.py.
+"""
+
+import io
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from asr_train.report.tables import cells, held_out, made, notes, percent_interval, spell_seconds
+
+Row = dict[str, Any]
+
+INK, FAINT, GRID = "#1b1f24", "#68707a", "#dde1e6"
+SERIES = ("#6b7075", "#2463a6", "#c0561b", "#2d7a4c", "#84499c", "#9a7b14")  # the first: baseline
+DARK = {
+    INK: "#e6e8eb",
+    FAINT: "#98a1ab",
+    GRID: "#343a41",
+    **dict(
+        zip(
+            SERIES,
+            ("#a3a9b0", "#6ea8e6", "#ee8f55", "#63bd86", "#c394d8", "#d3b345"),
+            strict=True,
+        )
+    ),
+}  # the same colours on a dark page
+STYLE: dict[Any, Any] = {
+    "font.size": 9.5,
+    "text.parse_math": False,  # a '$' in a transcript is a dollar
+    "text.color": INK,
+    "axes.labelcolor": FAINT,
+    "axes.edgecolor": GRID,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": FAINT,
+    "ytick.labelcolor": FAINT,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+    "svg.fonttype": "none",  # text stays text
+}
+NARROW = 4.6  # inches: a phone shows its letters at nearly full size
+LISTED_LOST = 20
+DRAWN_POINTS = 300  # of a training curve; more are averaged
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One drawing; `name` is its file name beside the page, `alt` says what it shows."""
+
+    name: str
+    figure: Figure
+    alt: str
+    caption: str
+
+    def png(self) -> bytes:
+        """For READMEs: on white, without a time stamp."""
+        buffer = io.BytesIO()
+        with rc_context(STYLE):
+            self.figure.savefig(
+                buffer, format="png", dpi=160, facecolor="white", metadata={"Software": None}
+            )
+        return buffer.getvalue()
+
+    def svg(self) -> str:
+        """For the page: its colours are CSS variables, its letters the page's."""
+        buffer = io.StringIO()
+        with rc_context(STYLE | {"svg.hashsalt": self.name}):
+            self.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        return _inline(buffer.getvalue(), self.name, self.alt)
+
+
+def _inline(svg: str, name: str, alt: str) -> str:
+    """matplotlib's file as an element of a page: ids are unique there, colours can change."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg).replace("xlink:href=", "href=")
+    svg = re.sub(r'( id="| href="#|url\(#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r"font-family: [^;\"]*", "font-family: inherit", svg)
+    for colour, variable in _variables():
+        svg = svg.replace(colour, f"var(--{variable})")
+    size = re.search(r'width="([\d.]+)pt" height="[\d.]+pt"', svg)
+    assert size is not None, "matplotlib writes an SVG's width and height in points"
+    label = f'role="img" aria-label="{escape(alt)}" style="--width: {size[1]}pt"'
+    return svg.replace(size[0], label, 1)
+
+
+def _variables() -> list[tuple[str, str]]:
+    """Each colour of the drawings and its CSS variable."""
+    series = [(colour, f"s{i}") for i, colour in enumerate(SERIES)]
+    return [(INK, "ink"), (FAINT, "faint"), (GRID, "grid"), *series]
+
+
+# --- pictures -----------------------------------------------------------------------------------
+
+
+def colour_of(run: str, runs: Sequence[str]) -> str:
+    """A run has one colour in all pictures; the baseline is grey."""
+    i = list(runs).index(run)
+    return SERIES[0] if i == 0 else SERIES[1 + (i - 1) % (len(SERIES) - 1)]
+
+
+def draw_wer(table: Row) -> Picture:
+    """WER with its interval: a panel a split, a line a run."""
+    rows = [row["ours"] for row in table["rows"]]
+    splits = list(dict.fromkeys(row["split"] for row in rows))
+    runs = list(dict.fromkeys(row["run"] for row in rows))
+    with rc_context(STYLE):
+        figure = Figure(figsize=(NARROW, 0.6 + len(splits) * (0.62 + 0.3 * len(runs))))
+        axes = figure.subplots(len(splits), sharex=True, squeeze=False)[:, 0]
+        for ax, split in zip(axes, splits, strict=True):
+            of_split = [row for row in rows if row["split"] == split]
+            for y, row in enumerate(of_split):
+                _draw_rate(ax, y, row, colour_of(row["run"], runs))
+            ax.set_title(split)
+            ax.set_yticks(range(len(of_split)), [row["run"] for row in of_split])
+            ax.set_ylim(len(of_split) - 0.45, -0.65)
+            ax.grid(axis="y", visible=False)
+            ax.spines["left"].set_visible(False)
+            ax.tick_params(length=0)
+            ax.tick_params(axis="y", labelcolor=INK)
+        axes[-1].set_xlim(0, axes[-1].get_xlim()[1] * 1.03)
+        axes[-1].set_xlabel("word error rate (%), with 95 % interval")
+    alt = "Word error rates: " + "; ".join(
+        f"{row['run']} on {row['split']} {100 * row['wer']:.2f} % "
+        f"({percent_interval(row['ci95'])} %)"
+        for row in rows
+    )
+    return Picture("wer", figure, alt, "Word error rates. A bar is the 95 % interval.")
+
+
+def _draw_rate(ax: Axes, y: int, row: Row, colour: str) -> None:
+    low, high = row["ci95"] or (row["wer"], row["wer"])
+    ax.plot([100 * low, 100 * high], [y, y], color=colour, linewidth=2, solid_capstyle="round")
+    ax.plot(100 * row["wer"], y, "o", color=colour, markersize=6.5)
+    text, at = f"{100 * row['wer']:.2f}", (100 * row["wer"], y)
+    ax.annotate(text, at, (0, 6), textcoords="offset points", ha="center", fontsize=8.5)
+
+
+def draw_curves(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> list[Picture]:
+    """Loss, frame accuracy and rate against frames seen, of all runs that have a log."""
+    return [
+        _draw_curve(logs, runs, "loss", "loss (nats a frame)", 1.0),
+        _draw_curve(logs, runs, "accuracy", "frame accuracy (%)", 100.0),
+        _draw_curve(logs, runs, "rate", "learning rate (a frame)", 1.0),
+    ]
+
+
+def _draw_curve(
+    logs: Mapping[str, Sequence[Row]], runs: Sequence[str], key: str, title: str, factor: float
+) -> Picture:
+    with rc_context(STYLE):
+        figure = Figure(figsize=(NARROW, 3.1))
+        ax = figure.subplots()
+        said = []
+        for run in logs:
+            colour = colour_of(run, runs)
+            train_XY, dev_XY = training_curve(logs[run], key), dev_curve(logs[run], key)
+            dev_XY[:, 1] *= factor
+            faint = len(dev_XY) > 0  # beside dev's line, which is the one to read
+            ax.plot(
+                train_XY[:, 0],
+                train_XY[:, 1] * factor,
+                color=colour,
+                linewidth=1.1,
+                alpha=0.5 if faint else 1,
+                label=None if faint else run,
+            )
+            if len(dev_XY):
+                ax.plot(*dev_XY.T, "o-", color=colour, markersize=4, label=run)
+                said.append(f"{run} dev from {dev_XY[0, 1]:.3g} to {dev_XY[-1, 1]:.3g}")
+        if key == "rate":
+            _mark_rates(ax, {row["rate"] for rows in logs.values() for row in rows})
+        ax.set_title(title)
+        ax.set_xlabel("frames seen (millions)")
+        ax.legend()
+    alt = f"{title} against frames seen. {'; '.join(said)}".strip()
+    return Picture(f"curve_{key}", figure, alt, "")
+
+
+def _mark_rates(ax: Axes, rates: set[float]) -> None:
+    """A logarithmic axis whose ticks are rates that were used, at most seven of them."""
+    ordered = sorted(rates, reverse=True)
+    ticks = ordered[:: math.ceil(len(ordered) / 7)]
+    ax.set_yscale("log")
+    ax.set_yticks(ticks, [f"{rate:.3g}" for rate in ticks])
+    ax.minorticks_off()
+
+
+def training_curve(rows: Sequence[Row], key: str) -> np.ndarray:
+    """Millions of frames seen and `key` of training rows, averaged to at most DRAWN_POINTS."""
+    points = [
+        (row["frames"] / 1e6, row[key])
+        for row in rows
+        if "dev_loss" not in row and row.get(key) is not None
+    ]
+    xy = np.array(points, np.float64).reshape(-1, 2)
+    groups = min(len(xy), DRAWN_POINTS)
+    return np.array([part.mean(0) for part in np.array_split(xy, groups or 1)]).reshape(-1, 2)
+
+
+def dev_curve(rows: Sequence[Row], key: str) -> np.ndarray:
+    """Millions of frames seen and `dev_KEY` at each epoch's end."""
+    train = [(row["step"], row["frames"]) for row in rows if "dev_loss" not in row]
+    steps, frames = zip(*train, strict=True) if train else ((0,), (0,))
+    points = [
+        (np.interp(row["step"], steps, frames) / 1e6, row[f"dev_{key}"])
+        for row in rows
+        if row.get(f"dev_{key}") is not None
+    ]
+    return np.array(points, np.float64).reshape(-1, 2)
+
+
+def draw_times(times: Sequence[Row]) -> Picture:
+    """Seconds of each stage; a bar's pieces are the stage's outputs."""
+    stages = list(dict.fromkeys(row["stage"] for row in times))
+    totals = {s: sum(row["seconds"] for row in times if row["stage"] == s) for s in stages}
+    with rc_context(STYLE):
+        figure = Figure(figsize=(NARROW, 0.9 + 0.27 * len(stages)))
+        ax = figure.subplots()
+        for y, stage in enumerate(stages):
+            left = 0.0
+            for i, row in enumerate(r for r in times if r["stage"] == stage):
+                shade = 1.0 if i % 2 == 0 else 0.62
+                ax.barh(y, row["seconds"], 0.62, left, color=SERIES[1], alpha=shade, linewidth=0)
+                left += row["seconds"]
+            text = spell_seconds(totals[stage])
+            ax.annotate(text, (left, y), (5, 0), textcoords="offset points", va="center", size=8.5)
+        ax.set_yticks(range(len(stages)), stages)
+        ax.set_ylim(len(stages) - 0.5, -0.5)
+        ax.set_xlim(0, max(totals.values()) * 1.2 or 1)  # room for the last number
+        ax.grid(axis="y", visible=False)
+        ax.tick_params(length=0)
+        ax.tick_params(axis="y", labelcolor=INK)
+        ax.set_xlabel("seconds")
+    alt = "Time of each stage: " + ", ".join(f"{s} {spell_seconds(totals[s])}" for s in stages)
+    return Picture("times", figure, alt, "Time of each stage; a bar's shades are its outputs.")
+
+
+def draw_utterance(split: str, example: Row) -> Picture:
+    """Log-mel of one utterance; aligned phones above, true ones below, boundaries in between."""
+    feats_TF = np.array(example["logmel"], np.float32)
+    seconds = len(feats_TF) * example["shift_seconds"]
+    strips = [("aligned", example["aligned"], SERIES[1])]
+    if example["true"] is not None:
+        strips.append(("true", example["true"], SERIES[3]))
+    width = min(40.0, max(7.2, 0.3 * max(len(phones) for _, phones, _ in strips)))
+    with rc_context(STYLE):
+        figure = Figure(figsize=(width, 2.7 + 0.3 * len(strips)))
+        heights = [1, 8, 1][: 1 + len(strips)]
+        axes = figure.subplots(len(heights), sharex=True, height_ratios=heights)
+        figure.get_layout_engine().set(hspace=0, h_pad=0.02)  # type: ignore[union-attr,call-arg]
+        low, high = np.percentile(feats_TF, [1, 99.7])
+        axes[1].imshow(
+            feats_TF.T,
+            "magma",
+            aspect="auto",
+            origin="lower",
+            extent=(0, seconds, 0, feats_TF.shape[1]),
+            vmin=low,
+            vmax=high,
+            interpolation="nearest",
+        )
+        axes[1].grid(visible=False)
+        axes[1].set_ylabel("mel band")
+        for ax, (what, phones, colour), half in zip(
+            (axes[0], axes[-1]), strips, ((0.5, 1), (0, 0.5)), strict=False
+        ):
+            _draw_phones(ax, what, phones, colour)
+            for boundary in sorted({t for _, start, end in phones for t in (start, end)}):
+                axes[1].axvline(boundary, *half, color="white", linewidth=0.8, alpha=0.85)
+        axes[0].set_title(_shortened(" ".join(_words(example)), int(13 * width)))
+        axes[-1].set_xlim(0, seconds)
+        axes[-1].set_xlabel("seconds")
+    below = "true ones below" if len(strips) == 2 else "true ones are not known"
+    phones = " ".join(phone for phone, _, _ in example["aligned"])
+    alt = (
+        f"Log-mel energies of {example['id']}, {seconds:.2f} s, with aligned phones above "
+        f"({phones}); {below}"
+    )
+    caption = (
+        f"{example['id']}: log-mel energy (brighter is louder), phone boundaries as aligned "
+        f"(upper half){', and true (lower half)' if len(strips) == 2 else ''}."
+    )
+    return Picture(f"utterance_{split}", figure, alt, caption)
+
+
+def _draw_phones(ax: Axes, what: str, phones: Sequence[Sequence[Any]], colour: str) -> None:
+    for i, (phone, start, end) in enumerate(phones):
+        ax.axvspan(start, end, color=colour, alpha=0.28 if i % 2 else 0.14, linewidth=0)
+        ax.text((start + end) / 2, 0.46, phone, ha="center", va="center", size=8, clip_on=True)
+    ax.set_ylim(0, 1)
+    ax.set_yticks([0.5], [what])
+    ax.grid(visible=False)
+    ax.tick_params(length=0, axis="y", labelcolor=INK)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+
+
+def _words(example: Row) -> list[str]:
+    words = example["words"]
+    return words.split() if isinstance(words, str) else list(words)
+
+
+def _shortened(text: str, letters: int) -> str:
+    return text if len(text) <= letters else text[: letters - 1] + "…"
+
+
+# --- the page -----------------------------------------------------------------------------------
+
+
+def build_page(
+    name: str,
+    table: Row,
+    alignments: Sequence[Row],
+    logs: Mapping[str, Sequence[Row]],
+    times: Sequence[Row],
+) -> tuple[str, list[Picture]]:
+    """The page's HTML, and the pictures to be kept beside it.
+
+    Args:
+        name: of the recipe.
+        table: what `tables.wer_table` made.
+        alignments: `ali/SPLIT.report.json`, any number.
+        logs: each run's `log.jsonl`.
+        times: `jobs.stage_times`.
+    """
+    runs = list(dict.fromkeys([*(row["ours"]["run"] for row in table["rows"]), *logs]))
+    pictures: list[Picture] = []
+
+    def show(picture: Picture) -> str:
+        pictures.append(picture)
+        return figure_html(picture)
+
+    sections = [
+        section("Word error rates", wer_html(table, show)),
+        section("Learning", learning_html(logs, runs, show)),
+        section("Alignments", "".join(alignment_html(ali, show) for ali in alignments) or NO_ALI),
+        section("Where time went", times_html(times, show)),
+    ]
+    html = PAGE.format(
+        title=escape(name),
+        css=css(),
+        lead=escape(headline(table)),
+        made=escape(made(table)),
+        sections="\n".join(sections),
+    )
+    return html, pictures
+
+
+NO_ALI = "<p>No alignment report was given: this recipe's aligner has not run yet.</p>"
+
+
+def headline(table: Row) -> str:
+    """The result in a sentence: the best run on the last held-out split, beside the baseline."""
+    rows = [row["ours"] for row in table["rows"]]
+    splits = [row["split"] for row in rows]
+    split = ([s for s in splits if held_out(s)] or splits)[-1]
+    best = min((row for row in rows if row["split"] == split), key=lambda row: row["wer"])
+    verb = "is best with" if splits.count(split) > 1 else "makes"
+    text = (
+        f"On {split}, {best['run']} {verb} {100 * best['wer']:.2f} % word errors "
+        f"({best['errors']} on {best['words']} words)"
+    )
+    if best["ci95"] is not None:
+        text += f", 95 % interval {percent_interval(best['ci95'])} %"
+    found = best["against"]
+    if found is not None:
+        sign = "fewer" if found["difference"] < 0 else "more"
+        points = abs(100 * found["difference"])
+        text += f": {points:.2f} points {sign} than {found['run']} (p = {found['p']:.2g})"
+    return text + "."
+
+
+def section(title: str, content: str) -> str:
+    return f"<section>\n<h2>{escape(title)}</h2>\n{content}\n</section>"
+
+
+def figure_html(picture: Picture) -> str:
+    caption = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
+    kind = picture.name.split("_")[0]
+    reached = ' tabindex="0"' if kind == "utterance" else ""  # it scrolls: by keyboard too
+    drawing = f'<div class="scroll"{reached}>{picture.svg()}</div>'
+    return f'<figure class="{kind}">{drawing}{caption}</figure>'
+
+
+def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]], texts: int) -> str:
+    """A table; all but the first `texts` columns hold numbers, aligned right."""
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    body = "\n".join(
+        "<tr>"
+        + "".join(
+            f'<td class="{"text" if i < texts else "number"}">{escape(cell)}</td>'
+            for i, cell in enumerate(row)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0"><table>\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+def wer_html(table: Row, show: Callable[[Picture], str]) -> str:
+    rows = [cells(row["ours"], table["baseline"]) for row in table["rows"]]
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes(table)[:-1])
+    return (
+        show(draw_wer(table))
+        + table_html(table["columns"], rows, texts=2)
+        + f'<ul class="notes">{items}</ul>'
+    )
+
+
+def learning_html(
+    logs: Mapping[str, Sequence[Row]], runs: Sequence[str], show: Callable[[Picture], str]
+) -> str:
+    """Curves, and each network's last word; runs without a log are named."""
+    texts = [_learning_words(run, logs[run]) for run in logs]
+    silent = [run for run in runs if run not in logs]
+    if silent:
+        verb = "keeps" if len(silent) == 1 else "keep"
+        texts.append(f"{', '.join(silent)} {verb} no training log of steps.")
+    said = "".join(f"<p>{escape(text)}</p>" for text in texts)
+    drawn = {run: rows for run, rows in logs.items() if rows}
+    if not drawn:
+        return said or "<p>No network was trained.</p>"
+    curves = "".join(show(picture) for picture in draw_curves(drawn, runs))
+    return f'{said}<div class="side">{curves}</div>' + (
+        '<p class="notes">Lines: training minibatches. Dots: the dev split at the end of each '
+        "epoch.</p>"
+    )
+
+
+def _learning_words(run: str, rows: Sequence[Row]) -> str:
+    train = [row for row in rows if "dev_loss" not in row]
+    dev = [row for row in rows if "dev_loss" in row]
+    if not train:
+        return f"{run}: its log is empty so far."
+    text = f"{run}: {train[-1]['step']:,} steps, {train[-1]['frames'] / 1e6:.2f} million frames"
+    if not dev:
+        return f"{text}; its log has no dev loss yet."
+    return (
+        f"{text}, {len(dev)} epochs; dev loss {dev[0]['dev_loss']:.3f} to "
+        f"{dev[-1]['dev_loss']:.3f} nats a frame, dev frame accuracy "
+        f"{100 * dev[0]['dev_accuracy']:.1f} to {100 * dev[-1]['dev_accuracy']:.1f} %."
+    )
+
+
+def alignment_html(ali: Row, show: Callable[[Picture], str]) -> str:
+    """How well one split was aligned, the lost utterances, and a picture of one."""
+    facts = [
+        ("utterances", f"{ali['utterances']:,}"),
+        ("lost", f"{len(ali['lost']):,}"),
+        ("aligned with a wider beam", f"{ali['retried']:,}"),
+        ("frames", f"{ali['frames']:,}"),
+        ("log-likelihood a frame (nats)", f"{ali['loglik_per_frame']:.2f}".replace("-", "−")),
+        ("share of silence", f"{100 * ali['silence_share']:.1f} %"),
+        *_boundary_facts(ali["boundaries"]),
+    ]
+    listed = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
+    text = f"<h3>{escape(ali['split'])}</h3>\n<dl>{listed}</dl>\n{_lost_html(ali)}"
+    if ali["boundaries"] is None:
+        text += "<p>True phone times are not known for this split; errors cannot be measured.</p>"
+    if ali["example"] is None:
+        return text + "<p>No utterance was aligned, so there is none to show.</p>"
+    return text + show(draw_utterance(ali["split"], ali["example"]))
+
+
+def _boundary_facts(found: Row | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    return [
+        ("phone boundaries compared", f"{found['compared']:,}"),
+        ("phones pronounced otherwise", f"{found['unmatched']:,}"),
+        ("median boundary error", f"{found['median_ms']:.1f} ms"),
+        ("boundaries within 20 ms", f"{100 * found['within_20ms']:.1f} %"),
+        ("boundaries within 50 ms", f"{100 * found['within_50ms']:.1f} %"),
+    ]
+
+
+def _lost_html(ali: Row) -> str:
+    if not ali["lost"]:
+        return "<p>Every utterance was aligned.</p>"
+    rows = [(utt_id, reason) for utt_id, reason in ali["lost"]]
+    share = 100 * len(rows) / (ali["utterances"] or 1)
+    more = len(rows) - LISTED_LOST
+    tail = f"<p>… and {more:,} more, in the report file.</p>" if more > 0 else ""
+    return (
+        f"<details><summary>{len(rows):,} utterances lost ({share:.1f} %), with reasons</summary>"
+        + table_html(["utterance", "reason"], rows[:LISTED_LOST], texts=2)
+        + f"{tail}</details>"
+    )
+
+
+def times_html(times: Sequence[Row], show: Callable[[Picture], str]) -> str:
+    if not times:
+        return "<p>No stage has left its time; make keeps them in the work folder's log/.</p>"
+    whole = spell_seconds(sum(row["seconds"] for row in times))
+    rows = [(row["stage"], row["output"], spell_seconds(row["seconds"])) for row in times]
+    return (
+        f"<p>{whole} in all stages together, each counted by its last run; stages that ran side "
+        "by side count in full.</p>"
+        + show(draw_times(times))
+        + "<details><summary>Every output</summary>"
+        + table_html(["stage", "output", "time"], rows, texts=2)
+        + "</details>"
+    )
+
+
+def css() -> str:
+    """The style sheet, with the colours of the drawings as variables."""
+    light = "".join(f"--{name}: {colour}; " for colour, name in _variables())
+    dark = "".join(f"--{name}: {DARK[colour]}; " for colour, name in _variables())
+    return CSS.replace("LIGHT", light).replace("DARK", dark)
+
+
+CSS = """
+:root { color-scheme: light dark; --paper: #fff; --tint: #f5f6f8; LIGHT
+  --letters: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
+@media (prefers-color-scheme: dark) { :root { --paper: #16191d; --tint: #1f2429; DARK } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 62rem; background: var(--paper);
+  color: var(--ink); font: 1rem/1.55 var(--letters); }
+header { border-bottom: 1px solid var(--grid); padding-bottom: 1rem; }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .6rem; letter-spacing: -.01em; }
+h2 { font-size: 1.15rem; margin: 2.6rem 0 .8rem; }
+h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
+p { max-width: 44rem; margin: .5rem 0; }
+.lead { font-size: 1.12rem; }
+.notes, .made, figcaption { color: var(--faint); font-size: .85rem; }
+ul.notes { padding-left: 1.1rem; max-width: 48rem; }
+figure { margin: 1rem 0; }
+.scroll { overflow-x: auto; }
+svg { display: block; width: 100%; max-width: var(--width); height: auto; }
+svg * { stroke-linejoin: round; stroke-linecap: butt; }
+.wer svg, .times svg { max-width: calc(1.25 * var(--width)); }
+.utterance svg { min-width: calc(.8 * var(--width)); max-width: none; }
+.side { display: grid; gap: .5rem 1.5rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 18rem), 1fr)); }
+.side figure { margin: .3rem 0; }
+table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
+th { font-weight: 600; color: var(--faint); text-align: right; vertical-align: bottom; }
+th, td { padding: .35rem .7rem; border-bottom: 1px solid var(--grid); white-space: nowrap; }
+th:first-child, td:first-child { padding-left: 0; }
+th:nth-child(-n+2), .text { text-align: left; }
+.number { text-align: right; }
+dl { display: grid; gap: .7rem 1.4rem; margin: .8rem 0;
+  grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); }
+dt { color: var(--faint); font-size: .82rem; line-height: 1.3; }
+dd { margin: 0; font-size: 1.12rem; font-variant-numeric: tabular-nums; }
+summary { cursor: pointer; color: var(--faint); font-size: .9rem; margin: .6rem 0; }
+"""
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}: word error rates</title>
+<style>{css}</style>
+</head>
+<body>
+<header>
+<h1>{title}: from recordings to word error rates</h1>
+<p class="lead">{lead}</p>
+<p class="made">{made}</p>
+</header>
+<main>
+{sections}
+</main>
+</body>
+</html>
+"""

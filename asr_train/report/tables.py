@@ -1,0 +1,300 @@
+"""Score files of all runs -> the **WER table**: rows run x split, each beside the first run.
+
+A row's rates are fractions, as in score files; only the Markdown shows percent. The first run is
+the baseline (the GMM): every other run of a held-out split is compared with it by a paired
+bootstrap. Tables say when, with which commit, settings and machine they were made.
+"""
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import asr_train
+from asr_train.files import DamagedFileError, hash_of, read_json, read_yaml
+from asr_train.schema import ScoreSettings
+from asr_train.score.words import Scored, WordErrors, compare, units, wer_line
+
+COLUMNS = [
+    "run",
+    "split",
+    "WER %",
+    "95 % interval",
+    "errors / words",
+    "ins",
+    "del",
+    "sub",
+    "utterances",
+    "RTF",
+    "acoustic scale",
+    "insertion penalty",
+    "LM weight",
+    "points from baseline",
+    "p",
+]
+_COUNTS = ("words", "errors", "insertions", "deletions", "substitutions")
+_NEEDED = ("run", "split", *_COUNTS, "wer", "ci95", "utterances", "normaliser", "by_utterance")
+_COPIED = (
+    *("run", "split", "wer", "ci95", "ci_over", *_COUNTS),
+    *("utterances", "utterances_wrong", "speakers", "search_failures"),
+    *("real_time_factor", "acoustic_scale", "insertion_penalty", "lm_weight"),
+)
+Score = dict[str, Any]  # what scripts/score.py writes
+
+
+def read_score(path: Path | str) -> Score:
+    """One score file.
+
+    Raises:
+        DamagedFileError: if it lacks a field; names both.
+    """
+    score = read_json(path)
+    lacking = [key for key in _NEEDED if key not in score]
+    if lacking:
+        raise DamagedFileError(
+            f"{path} has no {', '.join(lacking)}; delete it and run make again to score anew"
+        )
+    return score
+
+
+def wer_table(
+    scores: Sequence[Score], settings: ScoreSettings, about: dict[str, Any]
+) -> dict[str, Any]:
+    """What `tables/wer.json` holds; splits stand in the order in which they first appear.
+
+    Args:
+        about: when, where and with what the table was made: see `provenance`.
+    Raises:
+        ValueError: if two scores are of the same run and split, or normalised words differently.
+    """
+    _check_scores(scores)
+    splits = list(dict.fromkeys(score["split"] for score in scores))
+    baseline = scores[0]["run"]
+    rows = []
+    for split in splits:
+        of_split = [score for score in scores if score["split"] == split]
+        base = next((score for score in of_split if score["run"] == baseline), None)
+        for score in of_split:
+            ours = {key: score.get(key) for key in _COPIED}
+            ours["against"] = None
+            if base is not None and score is not base and held_out(split):
+                ours["against"] = against(base, score, settings)
+            label = f"{score['run']}, {split}"
+            rows.append({"label": label, "paper": {}, "ours": ours, "measured": True})
+    return {
+        "paper": None,
+        "table": "wer",
+        "columns": COLUMNS,
+        "rows": rows,
+        "baseline": baseline,
+        "normaliser": scores[0]["normaliser"],
+        "costs": scores[0].get("costs"),
+        "bootstrap": asdict(settings),
+        **about,
+    }
+
+
+def held_out(split: str) -> bool:
+    """Not a split on which scales were chosen; those are named dev or valid, something beside."""
+    return not any(word in split.lower() for word in ("dev", "valid"))
+
+
+def against(base: Score, score: Score, settings: ScoreSettings) -> dict[str, Any]:
+    """A run beside the baseline, on the same draws of the same units."""
+    try:
+        over, base_units = units(_scored(base))
+        found = compare(base_units, units(_scored(score))[1], settings.bootstrap, settings.seed)
+    except ValueError as error:
+        raise ValueError(f"{score['run']} and {base['run']}, {score['split']}: {error}") from error
+    return {"run": base["run"], "over": over} | asdict(found)
+
+
+def markdown(table: dict[str, Any]) -> str:
+    """The table as people read it, with all that is needed to read it right below."""
+    lines = [
+        "# Word error rates",
+        "",
+        _line(table["columns"]),
+        _line(["---" if i < 2 else "---:" for i in range(len(table["columns"]))]),
+        *(_line(cells(row["ours"], table["baseline"])) for row in table["rows"]),
+        "",
+        *(f"- {note}" for note in notes(table)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def cells(ours: dict[str, Any], baseline: str) -> list[str]:
+    """A row's texts, one a column; a value that is not known is an en dash."""
+    return [
+        ours["run"],
+        ours["split"],
+        f"{100 * ours['wer']:.2f}",
+        percent_interval(ours["ci95"]),
+        f"{ours['errors']} / {ours['words']}",
+        *(str(ours[key]) for key in ("insertions", "deletions", "substitutions", "utterances")),
+        *(_number(ours[key]) for key in ("real_time_factor", "acoustic_scale")),
+        *(_number(ours[key]) for key in ("insertion_penalty", "lm_weight")),
+        *_against_cells(ours, baseline),
+    ]
+
+
+def notes(table: dict[str, Any]) -> list[str]:
+    """How the rows were counted and compared, and what deserves a doubt."""
+    rows = [row["ours"] for row in table["rows"]]
+    draws = table["bootstrap"]["bootstrap"]
+    over = sorted({ours["ci_over"] for ours in rows if ours["ci_over"]})
+    said = [
+        f"Interval: 95 %, bootstrap over {' or '.join(over) or 'nothing'} ({draws} draws, seed "
+        f"{table['bootstrap']['seed']}); utterances are drawn where speakers are fewer than 5.",
+        f"Points from baseline: WER less that of {table['baseline']}, on the same draws; p is "
+        "two-sided. Scales were chosen on the dev split, so only other splits are compared.",
+        f"Errors: cheapest edits with the costs of {table['costs']}; words normalised by "
+        f"{table['normaliser']}. RTF: seconds of decoding a second of speech, all processes added.",
+    ]
+    for ours in rows:
+        if ours.get("search_failures"):
+            said.append(
+                f"{ours['run']}, {ours['split']}: {ours['search_failures']} of "
+                f"{ours['utterances']} utterances reached no final state within the beam; what "
+                "was found by then is scored."
+            )
+        if ours["errors"] == 0:
+            said.append(
+                f"{ours['run']}, {ours['split']}: no error was made, so the interval cannot tell "
+                f"how rare one is; up to about {300 / ours['words']:.2f} % would fit too."
+            )
+    return [*said, made(table)]
+
+
+def made(table: dict[str, Any]) -> str:
+    """When and with what."""
+    return (
+        f"Made {table['date']} at commit {table['commit']}, settings {table['settings']}, "
+        f"on {table['machine']}."
+    )
+
+
+def wer_lines(table: dict[str, Any]) -> list[str]:
+    """Kaldi's line for each row."""
+    return [
+        wer_line(_errors(row["ours"]), f"exp/{row['ours']['run']} {row['ours']['split']}")
+        for row in table["rows"]
+    ]
+
+
+def percent_interval(limits: Sequence[float] | None) -> str:
+    """`2.10 – 3.45`, of two fractions."""
+    return "–" if limits is None else f"{100 * limits[0]:.2f} – {100 * limits[1]:.2f}"
+
+
+def spell_seconds(seconds: float) -> str:
+    """`4.2 s`, `3 min 05 s`, `2 h 07 min`: as one would say it."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _check_scores(scores: Sequence[Score]) -> None:
+    if not scores:
+        raise ValueError("no score file to tabulate; name the runs in RUNS")
+    seen = set()
+    for score in scores:
+        key = (score["run"], score["split"])
+        if key in seen:
+            raise ValueError(f"run {key[0]} has two scores of {key[1]}; give each run its own name")
+        seen.add(key)
+        if score["normaliser"] != scores[0]["normaliser"]:
+            raise ValueError(
+                f"{key[0]}, {key[1]} was normalised by {score['normaliser']} but "
+                f"{scores[0]['run']} by {scores[0]['normaliser']}; delete the score files and "
+                "run make again"
+            )
+
+
+def _scored(score: Score) -> list[Scored]:
+    return [
+        Scored(utt_id, row["speaker"], _errors(row))
+        for utt_id, row in score["by_utterance"].items()
+    ]
+
+
+def _errors(row: dict[str, Any]) -> WordErrors:
+    substitutions, deletions = row["substitutions"], row["deletions"]
+    correct = row["words"] - substitutions - deletions
+    return WordErrors(correct, substitutions, deletions, row["insertions"])
+
+
+def _against_cells(ours: dict[str, Any], baseline: str) -> tuple[str, str]:
+    found = ours["against"]
+    if found is None:
+        return ("baseline" if ours["run"] == baseline else "–", "–")
+    low, high = (100 * limit for limit in found["ci95"])
+    points = f"{100 * found['difference']:+.2f} ({low:+.2f} to {high:+.2f})"
+    return points.replace("-", "−"), f"{found['p']:.2g}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}".replace("-", "−")
+
+
+def _line(texts: Sequence[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+
+
+# --- when, where, with what ---------------------------------------------------------------------
+
+
+def provenance(conf: Path | str) -> dict[str, str]:
+    """Date, commit, a hash of all settings in the folder of `conf`, and the machine."""
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(Path(asr_train.__file__).parent.parent),
+        "settings": settings_hash(Path(conf).parent),
+        "machine": machine(),
+    }
+
+
+def commit(root: Path) -> str:
+    """The short commit of the repository at `root`; `+`: with changes; `unknown` outside git."""
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != root.resolve():  # installed into another repository
+        return "unknown"
+    head = _git(root, "rev-parse", "--short", "HEAD")
+    if head is None:
+        return "unknown"
+    return head + "+" if _git(root, "status", "--porcelain") else head
+
+
+def _git(root: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def settings_hash(folder: Path) -> str:
+    """One name for what all settings files of a work folder say, whatever their layout."""
+    files = sorted(folder.rglob("*.yaml"))
+    return hash_of({path.relative_to(folder).as_posix(): read_yaml(path) for path in files})
+
+
+def machine() -> str:
+    """Processor, cores and system, for a time means nothing without them."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        models = [s for s in cpuinfo.read_text().splitlines() if s.startswith("model name")]
+        name = models[0].split(":", 1)[1].strip() if models else name
+    cores = len(os.sched_getaffinity(0))
+    return f"{name}, {cores} core{'s' if cores > 1 else ''}, {platform.system()}"

@@ -1,0 +1,219 @@
+"""Edits of utterances -> **WordErrors** of speakers and splits, their 95 % intervals, comparisons.
+
+Speakers are drawn with replacement (Bisani and Ney, 2004): words of one speaker err together, so
+an interval over utterances would be too narrow. With fewer than 5 speakers nothing is left to
+draw from, and utterances are drawn instead; the answer says which. Knows nothing of files.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from asr_train.score.edits import align_words, count_edits
+
+MIN_SPEAKERS = 5  # fewer are no sample of speakers
+NORMALISER = "upper-1"  # a change in `normalise` is a new name: rates of two names do not compare
+_DRAWN_NUMBERS = 1 << 22  # drawn at once: 32 MB
+
+
+def normalise(text: str) -> list[str]:
+    """`upper-1`: words in upper case, any white space between them."""
+    return text.upper().split()
+
+
+@dataclass(frozen=True, slots=True)
+class WordErrors:
+    """Edits from references to hypotheses; counts add up, so a rate is taken last."""
+
+    correct: int = 0
+    substitutions: int = 0
+    deletions: int = 0
+    insertions: int = 0
+
+    @classmethod
+    def between(cls, reference: Sequence[str], hypothesis: Sequence[str]) -> "WordErrors":
+        """The cheapest edits of one utterance."""
+        return cls(*count_edits(reference, hypothesis))
+
+    def __add__(self, other: "WordErrors") -> "WordErrors":
+        return WordErrors(
+            self.correct + other.correct,
+            self.substitutions + other.substitutions,
+            self.deletions + other.deletions,
+            self.insertions + other.insertions,
+        )
+
+    @property
+    def words(self) -> int:
+        """Reference words."""
+        return self.correct + self.substitutions + self.deletions
+
+    @property
+    def errors(self) -> int:
+        return self.substitutions + self.deletions + self.insertions
+
+    @property
+    def rate(self) -> float:
+        """Errors a reference word; may exceed 1."""
+        if self.words == 0:
+            raise ValueError("no reference words to score: has this split transcripts?")
+        return self.errors / self.words
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One utterance and its errors."""
+
+    utt_id: str
+    speaker: str
+    errors: WordErrors
+
+
+def total(errors: Iterable[WordErrors]) -> WordErrors:
+    """The sum of all counts."""
+    return sum(errors, WordErrors())
+
+
+def by_utterance(scored: Iterable[Scored]) -> dict[str, WordErrors]:
+    return {row.utt_id: row.errors for row in scored}
+
+
+def by_speaker(scored: Iterable[Scored]) -> dict[str, WordErrors]:
+    """Sums over each speaker's utterances, speakers in order of name."""
+    sums: dict[str, WordErrors] = {}
+    for row in scored:
+        sums[row.speaker] = sums.get(row.speaker, WordErrors()) + row.errors
+    return dict(sorted(sums.items()))
+
+
+def units(scored: Sequence[Scored]) -> tuple[str, dict[str, WordErrors]]:
+    """What the bootstrap draws: "speakers", or "utterances" where speakers are too few."""
+    speakers = by_speaker(scored)
+    if len(speakers) >= MIN_SPEAKERS:
+        return "speakers", speakers
+    return "utterances", by_utterance(scored)
+
+
+def confusions(
+    pairs: Iterable[tuple[Sequence[str], Sequence[str]]], most: int
+) -> list[tuple[str | None, str | None, int]]:
+    """The most frequent edits: reference word, hypothesis word (None: missing), how often."""
+    seen = Counter(
+        edit
+        for reference, hypothesis in pairs
+        for edit in align_words(reference, hypothesis)
+        if edit[0] != edit[1]
+    )
+    ranked = sorted(seen.items(), key=lambda item: (-item[1], item[0][0] or "", item[0][1] or ""))
+    return [(word, found, count) for (word, found), count in ranked[:most]]
+
+
+def wer_line(errors: WordErrors, name: str) -> str:
+    """The line that Kaldi's compute-wer and best_wer.sh print.
+
+    >>> wer_line(WordErrors(1459, 35, 6, 8), "exp/gtc")
+    '%WER 3.27 [ 49 / 1500, 8 ins, 6 del, 35 sub ] exp/gtc'
+    """
+    return (
+        f"%WER {100 * errors.rate:.2f} [ {errors.errors} / {errors.words}, "
+        f"{errors.insertions} ins, {errors.deletions} del, {errors.substitutions} sub ] {name}"
+    )
+
+
+# --- how sure -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Run B against run A over the same units, all drawn alike."""
+
+    difference: float  # B's rate less A's, a fraction: negative where B is better
+    ci95: tuple[float, float]  # of the difference
+    better: float  # share of draws in which B has fewer errors, ties counted half
+    p: float  # two-sided: how easily the difference could have had the other sign
+
+
+def interval(errors: Sequence[WordErrors], draws: int, seed: int) -> tuple[float, float]:
+    """The 95 % interval of the rate over `draws` samples of these units, drawn with replacement.
+
+    Raises:
+        ValueError: if there is only one unit, or no reference word.
+    """
+    _check_units(errors)
+    (rates_D,) = _draw_rates([errors], draws, seed)
+    return _middle_95(rates_D)
+
+
+def compare(
+    a: Mapping[str, WordErrors], b: Mapping[str, WordErrors], draws: int, seed: int
+) -> Comparison:
+    """Paired bootstrap of two runs over the same units, by name.
+
+    Raises:
+        ValueError: if the runs were not scored on the same units with the same references.
+    """
+    _check_pair(a, b)
+    names = sorted(a)
+    paired = [[a[name] for name in names], [b[name] for name in names]]
+    _check_units(paired[0])
+    a_D, b_D = _draw_rates(paired, draws, seed)
+    difference_D = b_D - a_D
+    below, above = int((difference_D < 0).sum()), int((difference_D > 0).sum())
+    ties = draws - below - above
+    # One is added above and below, as if the truth were one more draw: p is never 0.
+    p = min(1.0, 2 * (min(below, above) + ties + 1) / (draws + 1))
+    return Comparison(
+        difference=total(paired[1]).rate - total(paired[0]).rate,
+        ci95=_middle_95(difference_D),
+        better=(below + ties / 2) / draws,
+        p=p,
+    )
+
+
+def _draw_rates(
+    runs: Sequence[Sequence[WordErrors]], draws: int, seed: int
+) -> tuple[np.ndarray, ...]:
+    """Each run's rate in each of `draws` samples; the same units are drawn for all runs."""
+    count = len(runs[0])
+    errors_RU = np.array([[unit.errors for unit in run] for run in runs], np.int64)
+    words_U = np.array([unit.words for unit in runs[0]], np.int64)
+    rng = np.random.default_rng(seed)
+    rates = []
+    step = max(1, _DRAWN_NUMBERS // count)
+    for start in range(0, draws, step):
+        # How often each unit is drawn: the same as drawing `count` of them one by one.
+        times_DU = rng.multinomial(count, np.full(count, 1 / count), min(step, draws - start))
+        # A draw of nothing but utterances without words has no rate; it counts as one word.
+        rates.append(errors_RU @ times_DU.T / np.maximum(times_DU @ words_U, 1))
+    return tuple(np.concatenate(rates, axis=1))
+
+
+def _middle_95(values_D: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(values_D, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _check_units(errors: Sequence[WordErrors]) -> None:
+    if len(errors) < 2:
+        raise ValueError(
+            f"{len(errors)} unit to draw from, but an interval needs 2; score more utterances"
+        )
+    if total(errors).words == 0:
+        raise ValueError("no reference words to score: has this split transcripts?")
+
+
+def _check_pair(a: Mapping[str, WordErrors], b: Mapping[str, WordErrors]) -> None:
+    unpaired = sorted(set(a) ^ set(b))
+    if unpaired:
+        raise ValueError(
+            f"{len(a)} and {len(b)} units cannot be paired: {', '.join(unpaired[:3])} "
+            "stand in one run only; score both runs on the same split"
+        )
+    for name in sorted(a):
+        if a[name].words != b[name].words:
+            raise ValueError(
+                f"{name} has {a[name].words} reference words in one run but {b[name].words} in "
+                "the other; score both runs with the same manifest"
+            )

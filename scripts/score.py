@@ -1,0 +1,199 @@
+"""score.py exp/RUN/hyp.SPLIT.jsonl manifests/SPLIT.jsonl.gz conf/score.yaml OUTPUT
+
+OUTPUT is exp/RUN/score.SPLIT.json: words found and words said -> word errors, with their 95 %
+interval. Beside it, score.SPLIT.txt shows each utterance's alignment and the commonest errors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from asr_train.files import DamagedFileError, read_jsonl, write_json, write_text
+from asr_train.jobs import main
+from asr_train.schema import ScoreSettings, load
+from asr_train.score.edits import COSTS, align_words, show_alignment
+from asr_train.score.words import (
+    NORMALISER,
+    Scored,
+    WordErrors,
+    by_speaker,
+    confusions,
+    interval,
+    normalise,
+    total,
+    units,
+    wer_line,
+)
+
+HEADER = (
+    "run",
+    "split",
+    "real_time_factor",
+    "acoustic_scale",
+    "insertion_penalty",
+    "lm_weight",
+)
+SHOWN_CONFUSIONS = 20
+
+
+def score(hyp: str, manifest: str, conf: str, output: str) -> None:
+    settings = load(ScoreSettings, conf)
+    header, found = read_hypotheses(hyp)
+    said = read_references(manifest)
+    check_same_utterances(hyp, found, manifest, said)
+    pairs = {
+        utt_id: (words, normalise(" ".join(found[utt_id]["words"])))
+        for utt_id, (_, words) in said.items()
+    }
+    scored = [
+        Scored(utt_id, said[utt_id][0], WordErrors.between(*pair)) for utt_id, pair in pairs.items()
+    ]
+    summary = header | counts(scored) | spread(scored, settings)
+    summary["search_failures"] = sum(not row["final"] for row in found.values())
+    frequent = confusions(pairs.values(), SHOWN_CONFUSIONS)
+    line = wer_line(total(s.errors for s in scored), f"exp/{header['run']} {header['split']}")
+    details = {
+        "normaliser": NORMALISER,
+        "costs": COSTS,
+        "bootstrap": asdict(settings),
+        "confusions": frequent,
+        "by_speaker": {name: counted(errors) for name, errors in by_speaker(scored).items()},
+        "by_utterance": {s.utt_id: {"speaker": s.speaker} | counted(s.errors) for s in scored},
+    }
+    write_text(Path(output).with_suffix(".txt"), alignments(line, frequent, scored, pairs))
+    write_json(output, summary | details)
+    print(line)
+    print(closing_words(summary))
+
+
+def read_hypotheses(path: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The header, and each utterance's row."""
+    rows = read_jsonl(path)
+    lacking = [key for key in HEADER if not rows or key not in rows[0]]
+    if lacking:
+        raise DamagedFileError(
+            f"{path} has no {', '.join(lacking)} in its first line; rerun the decode stage"
+        )
+    found: dict[str, dict[str, Any]] = {}
+    for number, fields in enumerate(rows[1:], 2):
+        if not {"id", "words", "final"} <= set(fields):
+            raise DamagedFileError(
+                f"{path}, line {number} has {', '.join(sorted(fields)) or 'nothing'} but needs "
+                "id, words, final; rerun the decode stage"
+            )
+        if fields["id"] in found:
+            raise DamagedFileError(f"{path} has {fields['id']} twice; rerun the decode stage")
+        found[fields["id"]] = fields
+    return {key: rows[0][key] for key in HEADER}, found
+
+
+def read_references(path: str) -> dict[str, tuple[str, list[str]]]:
+    """Each utterance's speaker and words, in the manifest's order."""
+    said: dict[str, tuple[str, list[str]]] = {}
+    for cut in read_jsonl(path):
+        supervisions = cut.get("supervisions", [])
+        if len(supervisions) != 1:
+            raise ValueError(
+                f"{cut['id']} has {len(supervisions)} supervisions in {path} but scoring "
+                "needs 1; rerun the manifests stage"
+            )
+        if cut["id"] in said:
+            raise ValueError(f"{path} has {cut['id']} twice; rerun the manifests stage")
+        (supervision,) = supervisions
+        if not supervision.get("speaker"):
+            raise ValueError(
+                f"{cut['id']} has no speaker in {path}, over whom the interval is taken; "
+                "name one in the corpus, if only the recording"
+            )
+        said[cut["id"]] = (supervision["speaker"], normalise(supervision["text"]))
+    return said
+
+
+def check_same_utterances(
+    hyp: str, found: dict[str, Any], manifest: str, said: dict[str, Any]
+) -> None:
+    """Both files hold the same utterances, else ValueError: a WER over some is not the split's."""
+    missing = [utt_id for utt_id in said if utt_id not in found]
+    unknown = [utt_id for utt_id in found if utt_id not in said]
+    if missing or unknown:
+        raise ValueError(
+            f"{hyp} has {len(found)} utterances but {manifest} has {len(said)}: "
+            f"{len(missing)} missing{_first(missing)}, {len(unknown)} unknown{_first(unknown)}; "
+            f"delete {hyp} and run make again to decode this split anew"
+        )
+
+
+def _first(names: list[str]) -> str:
+    return f" ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" if names else ""
+
+
+def counted(errors: WordErrors) -> dict[str, int]:
+    """Counts by name, as score files hold them."""
+    return {
+        "words": errors.words,
+        "errors": errors.errors,
+        "insertions": errors.insertions,
+        "deletions": errors.deletions,
+        "substitutions": errors.substitutions,
+    }
+
+
+def counts(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Totals of the split."""
+    errors = total(s.errors for s in scored)
+    return counted(errors) | {
+        "wer": errors.rate,
+        "utterances": len(scored),
+        "utterances_wrong": sum(s.errors.errors > 0 for s in scored),
+        "speakers": len(by_speaker(scored)),
+    }
+
+
+def spread(scored: Sequence[Scored], settings: ScoreSettings) -> dict[str, Any]:
+    """The 95 % interval, and what was drawn for it; null for a single utterance."""
+    over, drawn = units(scored)
+    if len(drawn) < 2:
+        return {"ci95": None, "ci_over": None}
+    low, high = interval(list(drawn.values()), settings.bootstrap, settings.seed)
+    return {"ci95": [low, high], "ci_over": over}
+
+
+def closing_words(summary: dict[str, Any]) -> str:
+    """What a person wants to know beside the rate."""
+    if summary["ci95"] is None:
+        text = "no interval: one utterance says nothing of others"
+    else:
+        low, high = (100 * limit for limit in summary["ci95"])
+        text = f"95 % interval {low:.2f} to {high:.2f} %, drawn over {summary['ci_over']}"
+    wrong, all_ = summary["utterances_wrong"], summary["utterances"]
+    text += f"; {wrong} of {all_} utterances have an error"
+    return f"{text}; {summary['search_failures']} search failures (no final state reached)"
+
+
+def alignments(
+    line: str,
+    frequent: Sequence[tuple[str | None, str | None, int]],
+    scored: Sequence[Scored],
+    pairs: dict[str, tuple[list[str], list[str]]],
+) -> str:
+    """A page to read: the total, the confusions, then each utterance as said and as found."""
+    parts = [line, "", "most frequent errors: times, said -> found (*: nothing)"]
+    parts += [f"{times:6d}  {word or '*'} -> {heard or '*'}" for word, heard, times in frequent]
+    for s in scored:
+        e = s.errors
+        said, heard, marks = show_alignment(align_words(*pairs[s.utt_id]))
+        parts += [
+            "",
+            f"{s.utt_id}  speaker {s.speaker}  {e.correct} correct, {e.substitutions} sub, "
+            f"{e.deletions} del, {e.insertions} ins",
+            f"  said  {said}".rstrip(),
+            f"  found {heard}".rstrip(),
+        ]
+        if e.errors:
+            parts.append(f"        {marks}".rstrip())
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    main(score, __doc__)

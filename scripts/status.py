@@ -1,0 +1,133 @@
+"""status.py PLAN_FILE TARGET...
+
+PLAN_FILE holds what `make -n table` printed; each TARGET is a stage's output, in the recipe's
+order. Says which are done, stale or missing, what they took and how much disk they hold. The
+environment names the work folder (ASR_WORK) and, if it is not the recipe's, the goal (ASR_GOAL).
+"""
+
+import os
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from asr_train.jobs import stage_times
+from asr_train.report.tables import spell_seconds
+
+
+def status(plan: str, targets: Sequence[str], work: Path) -> str:
+    """The whole report, ready to print."""
+    rebuilt = outputs(Path(plan).read_text())
+    seconds = {row["output"]: row["seconds"] for row in stage_times(work)}
+    states = [state_of(target, rebuilt) for target in targets]
+    rows = [("state", "time", "size", "output")]
+    for target, state in zip(targets, states, strict=True):
+        took = seconds.get(os.path.relpath(target, work))
+        size = disk_bytes(Path(target))
+        rows.append(
+            (
+                state,
+                "" if took is None or state == "missing" else spell_seconds(took),
+                spell_bytes(size) if size else "",
+                target,
+            )
+        )
+    lines = [f"{a:<7}  {b:>11}  {c:>9}  {d}" for a, b, c, d in rows]
+    return "\n".join([*lines, summary(states, goal_of(work))])
+
+
+def state_of(target: str, rebuilt: set[str]) -> str:
+    """done; stale: there, but make would build it again; or missing."""
+    if not Path(target).exists():
+        return "missing"
+    return "stale" if _absolute(target) in rebuilt else "done"
+
+
+def outputs(plan: str) -> set[str]:
+    """Absolute paths that the plan's commands end with; a command may go over several lines."""
+    commands = plan.replace("\\\n", " ").splitlines()
+    last_words = (_words(command)[-1:] for command in commands)
+    return {_absolute(word) for words in last_words for word in words}
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # an odd quote, as in what make says of itself
+        return [word.strip("'\"") for word in command.split()]
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(path)
+
+
+def disk_bytes(target: Path) -> int:
+    """Bytes of all that belongs to a target.
+
+    An index stands for its folder; any other file for what has its name: `ali/dev.jsonl.gz`
+    stands for `ali/dev/` and `ali/dev.report.json` too.
+    """
+    if target.stem == "index":
+        return _size(target.parent)
+    stem = target.name.removesuffix(".jsonl.gz")
+    stem = stem if stem != target.name else target.stem
+    mine = [path for path in target.parent.glob("*") if path.name.startswith(f"{stem}.")]
+    return sum(map(_size, [*mine, target.parent / stem]))
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(_size(child) for child in _children(path))
+    try:
+        return path.stat().st_size
+    except OSError:  # gone since it was listed: a stage is at work
+        return 0
+
+
+def _children(folder: Path) -> Iterator[Path]:
+    try:
+        yield from folder.iterdir()
+    except OSError:
+        return
+
+
+def summary(states: Sequence[str], goal: str) -> str:
+    """`7 done, 2 stale, 3 missing; next: make digits`."""
+    count = Counter(states)
+    said = ", ".join(f"{count[state]} {state}" for state in ("done", "stale", "missing"))
+    return f"{said}; " + ("nothing to do" if count["done"] == len(states) else f"next: make {goal}")
+
+
+def goal_of(work: Path) -> str:
+    """What to call make with: recipes/digits/work is made by `make digits`."""
+    folder = work.resolve().parent
+    recipe = folder.name if folder.parent.name == "recipes" else "table"
+    return os.environ.get("ASR_GOAL") or recipe
+
+
+def spell_bytes(count: int) -> str:
+    """`812 B`, `3.4 kB`, `120 MB`: powers of 1000, as disks are sold."""
+    if count < 1000:
+        return f"{count} B"
+    size, units = count / 1000, ["kB", "MB", "GB", "TB"]
+    while size >= 999.5 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    return f"{size:.0f} {units[0]}" if size >= 99.95 else f"{size:.1f} {units[0]}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Not `jobs.main`: that would keep this script's time as the last target's."""
+    if len(arguments) < 2 or arguments[0] in ("-h", "--help"):
+        print((__doc__ or "").strip())
+        sys.exit(0 if arguments[:1] in (["-h"], ["--help"]) else 2)
+    plan, *targets = arguments
+    try:
+        print(status(plan, targets, Path(os.environ.get("ASR_WORK") or "work")))
+    except (ValueError, OSError) as error:
+        sys.exit(f"status: {error}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

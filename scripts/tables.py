@@ -1,0 +1,24 @@
+"""tables.py conf/score.yaml exp/RUN/score.SPLIT.json... tables/wer.md
+
+Score files, the baseline's first -> tables/wer.json, wer.txt (the %WER lines) and wer.md.
+"""
+
+from pathlib import Path
+
+from asr_train.files import write_json, write_text
+from asr_train.jobs import main
+from asr_train.report.tables import markdown, provenance, read_score, wer_lines, wer_table
+from asr_train.schema import ScoreSettings, load
+
+
+def tables(conf: str, *paths: str) -> None:
+    *scores, output = paths
+    settings = load(ScoreSettings, conf)
+    table = wer_table([read_score(path) for path in scores], settings, provenance(conf))
+    write_json(Path(output).with_suffix(".json"), table)
+    write_text(Path(output).with_suffix(".txt"), "\n".join(wer_lines(table)) + "\n")
+    write_text(output, markdown(table))
+
+
+if __name__ == "__main__":
+    main(tables, __doc__)

@@ -1,0 +1,248 @@
+"""Laws of the page: one whole file that needs nothing else, and holds the numbers given."""
+
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from fake_work import ERROR_RATE, make_tables, make_work, script
+
+from asr_train.files import read_json, read_jsonl, write_json, write_jsonl
+from asr_train.report import page
+
+VOID = {"meta", "br", "img", "hr", "input", "link"}
+
+
+class Outline(HTMLParser):
+    """Every element with its attributes, all text, and whether elements nest."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.elements, self.texts = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] != "style":
+            self.texts.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.texts).split())
+
+
+def outline(html):
+    parser = Outline()
+    parser.feed(html)
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+def make_report(work, *inputs):
+    script("report").report(*(f"{work}/{i}" for i in inputs), f"{work}/report/index.html")
+    return (work / "report/index.html").read_text()
+
+
+ALL = ("tables/wer.json", "ali/dev.report.json", "exp/dnn/log.jsonl")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    work = make_work(tmp_path_factory.mktemp("page") / "recipes/digits/work")
+    make_tables(work)
+    return work
+
+
+@pytest.fixture(scope="module")
+def html(work):
+    return make_report(work, *ALL)
+
+
+@pytest.fixture
+def inputs(work):
+    """What `build_page` takes, to be changed."""
+    return {
+        "name": "digits",
+        "table": read_json(work / "tables/wer.json"),
+        "alignments": [read_json(work / "ali/dev.report.json")],
+        "logs": {"dnn": read_jsonl(work / "exp/dnn/log.jsonl")},
+        "times": [{"stage": "lang", "output": "lang/index.json", "seconds": 0.8}],
+    }
+
+
+def test_the_page_is_well_formed_and_needs_no_other_file(html):
+    elements = outline(html).elements
+    assert "http" not in html.lower()
+    assert not {"script", "link", "iframe", "object", "base"} & {tag for tag, _ in elements}
+    for _, attributes in elements:
+        for name in ("src", "href", "xlink:href", "srcset", "data"):
+            assert re.match(r"(#|data:image/png;base64,|$)", attributes.get(name) or "")
+    assert "@import" not in html
+    assert set(re.findall(r"url\((.)", html)) <= {"#"}
+
+
+def test_every_reference_inside_the_page_has_one_target(html):
+    ids = re.findall(r' id="([^"]*)"', html)
+    assert len(ids) == len(set(ids))
+    wanted = set(re.findall(r'(?:url\(|href=")#([^")]*)', html))
+    assert wanted <= set(ids)
+
+
+def test_every_drawing_is_sound_svg_and_says_what_it_shows(html):
+    drawings = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
+    assert len(drawings) == 6  # WER, three curves, an utterance, times
+    for drawing in drawings:
+        root = ElementTree.fromstring(drawing)
+        assert root.get("role") == "img"
+        assert len(root.get("aria-label")) > 30
+
+
+def test_the_page_holds_the_tables_numbers(html, inputs):
+    text = outline(html).text
+    for row in inputs["table"]["rows"]:
+        ours = row["ours"]
+        assert f"{100 * ours['wer']:.2f}" in text
+        assert f"{ours['errors']} / {ours['words']}" in text
+    for key in ("date", "commit", "settings", "machine"):
+        assert inputs["table"][key] in text
+
+
+def test_the_page_holds_the_alignments_and_the_logs_numbers(html):
+    text = outline(html).text
+    said = ["9.4 ms", "86.1 %", "97.3 %", "−61.27", "31.0 %", "1,180"]  # alignment()'s numbers
+    assert all(number in text for number in said)
+    assert "8 epochs" in text
+    assert "1 min 23 s" in text
+
+
+def test_equal_inputs_give_equal_bytes(work, html):
+    before = {p.name: p.read_bytes() for p in (work / "report").iterdir()}
+    # The stage keeps its own time once it is done; a second page must not differ by that.
+    row = {"stage": "report", "output": "report/index.html", "seconds": 1, "finished": "2025"}
+    write_json(work / "log/report_index.html.json", row)
+    make_report(work, *ALL)
+    assert {p.name: p.read_bytes() for p in (work / "report").iterdir()} == before
+
+
+def test_pictures_lie_beside_the_page(work, html):
+    names = {path.name for path in (work / "report").glob("*.png")}
+    assert {"wer.png", "curve_loss.png", "utterance_dev.png", "times.png"} <= names
+    assert all((work / "report" / n).read_bytes().startswith(b"\x89PNG") for n in names)
+
+
+def test_drawings_follow_the_readers_colours(html):
+    """Every colour of a drawing is a variable with a light and a dark value."""
+    drawn = " ".join(re.findall(r"<svg.*?</svg>", html, re.DOTALL))
+    used = set(re.findall(r"var\((--\w+)\)", drawn))
+    assert used
+    light, dark = html.split("@media (prefers-color-scheme: dark)")[:2]
+    dark = dark.split("}")[0]
+    assert all(f"{name}: #" in light and f"{name}: #" in dark for name in used)
+    # White stays: the boundaries upon the log-mel, which is dark in both.
+    assert set(re.findall(r"#[0-9a-f]{6}\b", drawn)) <= {"#ffffff"}
+
+
+def test_names_and_words_cannot_become_markup(inputs):
+    bad = "<script>alert('&')</script>"
+    inputs["name"] = bad
+    for row in inputs["table"]["rows"]:
+        row["ours"]["run"] = row["ours"]["run"].replace("dnn", bad)
+    inputs["logs"] = {bad: inputs["logs"]["dnn"]}
+    inputs["alignments"][0]["lost"] = [[bad, bad]]
+    inputs["alignments"][0]["example"]["words"] = f"{bad} $x_1$"
+    inputs["times"][0]["output"] = bad
+    html, _ = page.build_page(**inputs)
+    parsed = outline(html)
+    assert "script" not in {tag for tag, _ in parsed.elements}
+    assert bad in parsed.text
+    assert "$x_1$" in parsed.text
+
+
+def test_what_is_not_there_yet_is_said_in_words(work):
+    text = outline(make_report(work, "tables/wer.json")).text
+    assert "No alignment report was given" in text
+    assert "gmm, dnn keep no training log" in text
+
+
+def test_an_empty_log_and_one_without_dev_loss_are_said_in_words(work, inputs):
+    write_jsonl(work / "exp/dnn/empty/log.jsonl", [])
+    text = outline(make_report(work, "tables/wer.json", "exp/dnn/empty/log.jsonl")).text
+    assert "empty: its log is empty so far" in text
+    inputs["logs"]["dnn"] = inputs["logs"]["dnn"][:3]
+    html, _ = page.build_page(**inputs)
+    assert "its log has no dev loss yet" in outline(html).text
+
+
+def test_unknown_true_times_and_missing_stage_times_are_said_in_words(inputs):
+    inputs["alignments"][0] |= {"boundaries": None, "lost": []}
+    inputs["alignments"][0]["example"]["true"] = None
+    inputs["times"] = []
+    text = outline(page.build_page(**inputs)[0]).text
+    assert "True phone times are not known for this split" in text
+    assert "Every utterance was aligned" in text
+    assert "No stage has left its time" in text
+
+
+def test_many_lost_utterances_are_counted_and_some_listed(inputs):
+    inputs["alignments"][0]["lost"] = [[f"u{i:03d}", "too short"] for i in range(50)]
+    text = outline(page.build_page(**inputs)[0]).text
+    assert "50 utterances lost (62.5 %)" in text
+    assert "u019" in text
+    assert "u020" not in text
+    assert "and 30 more" in text
+
+
+@pytest.mark.parametrize("runs", [1, 2, 9])
+def test_any_number_of_runs_fits(inputs, runs):
+    rows = inputs["table"]["rows"]
+    first = [row for row in rows if row["ours"]["run"] == "gmm"]
+    inputs["table"]["rows"] = [
+        {**row, "ours": row["ours"] | {"run": f"run{i}", "ci95": None}}
+        for i in range(runs)
+        for row in first
+    ]
+    text = outline(page.build_page(**inputs)[0]).text
+    assert all(f"run{i}" in text for i in range(runs))
+
+
+def test_the_headline_names_the_best_run_on_the_held_out_split(inputs):
+    table = inputs["table"]
+    best = next(r["ours"] for r in table["rows"] if r["label"] == "dnn, test")
+    text = page.headline(table)
+    assert text.startswith(f"On test, dnn is best with {100 * best['wer']:.2f} % word errors")
+    assert f"{-100 * best['against']['difference']:.2f} points fewer than gmm" in text
+
+
+def test_each_run_has_its_own_colour_and_the_baseline_is_grey():
+    colours = [page.colour_of(run, list(ERROR_RATE)) for run in ERROR_RATE]
+    assert colours[0] == page.SERIES[0]
+    assert len(set(colours)) == len(colours)
+
+
+@pytest.mark.parametrize("count", [1, 7, 300, 1001])
+def test_a_long_training_curve_is_averaged_not_cut(count):
+    rows = [{"step": i, "frames": 100 * i, "loss": float(i % 7)} for i in range(count)]
+    curve_XY = page.training_curve(rows, "loss")
+    assert len(curve_XY) == min(count, page.DRAWN_POINTS)
+    weights = [len(part) for part in np.array_split(np.arange(count), len(curve_XY))]
+    mean = np.average(curve_XY[:, 1], weights=weights)
+    assert mean == pytest.approx(np.mean([row["loss"] for row in rows]))
+
+
+def test_dev_points_stand_at_the_frames_of_their_steps(inputs):
+    rows = inputs["logs"]["dnn"]
+    frames = {row["step"]: row["frames"] for row in rows if "frames" in row}
+    dev = [row for row in rows if "dev_loss" in row]
+    expected = [[frames[row["step"]] / 1e6, row["dev_loss"]] for row in dev]
+    assert page.dev_curve(rows, "loss") == pytest.approx(np.array(expected))

@@ -1,0 +1,183 @@
+"""Laws of the WER table: its numbers are the score files', beside the right baseline."""
+
+import subprocess
+
+import pytest
+from fake_work import ERROR_RATE, SETTINGS, SPLITS, make_tables, make_work, script
+
+from asr_train.files import DamagedFileError, read_json, write_json, write_yaml
+from asr_train.report import tables
+from asr_train.schema import ScoreSettings
+
+ABOUT = {"date": "2025-01-01", "commit": "abc1234", "settings": "0f", "machine": "a CPU, 2 cores"}
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    work = make_work(tmp_path_factory.mktemp("recipe") / "work")
+    make_tables(work)
+    return work
+
+
+@pytest.fixture
+def scores(work):
+    return [
+        tables.read_score(work / f"exp/{run}/score.{split}.json")
+        for run in ERROR_RATE
+        for split in SPLITS
+    ]
+
+
+def wer_table(scores):
+    return tables.wer_table(scores, ScoreSettings(**SETTINGS), ABOUT)
+
+
+def test_every_run_and_split_is_one_row_with_its_scores_numbers(scores):
+    table = wer_table(scores)
+    rows = {(row["ours"]["run"], row["ours"]["split"]): row for row in table["rows"]}
+    assert len(table["rows"]) == len(rows) == len(scores)
+    for score in scores:
+        ours = rows[score["run"], score["split"]]["ours"]
+        for key in ("wer", "ci95", "errors", "words", "real_time_factor", "lm_weight"):
+            assert ours[key] == score[key]
+
+
+def test_the_json_has_the_shape_of_all_tables(scores):
+    table = wer_table(scores)
+    assert table["paper"] is None
+    assert table["table"] == "wer"
+    assert all(set(row) == {"label", "paper", "ours", "measured"} for row in table["rows"])
+    assert all(row["paper"] == {} and row["measured"] is True for row in table["rows"])
+
+
+def test_only_held_out_splits_are_compared_and_only_with_the_first_run(scores):
+    for row in wer_table(scores)["rows"]:
+        ours = row["ours"]
+        compared = ours["run"] != "gmm" and ours["split"] == "test"
+        assert (ours["against"] is not None) == compared
+        if compared:
+            assert ours["against"]["run"] == "gmm"
+            assert ours["against"]["difference"] < 0
+            assert ours["against"]["p"] < 0.05
+
+
+def test_the_difference_is_that_of_the_rates(scores):
+    rate = {(s["run"], s["split"]): s["wer"] for s in scores}
+    (against,) = (r["ours"]["against"] for r in wer_table(scores)["rows"] if r["ours"]["against"])
+    assert against["difference"] == pytest.approx(rate["dnn", "test"] - rate["gmm", "test"])
+
+
+def test_the_markdown_has_a_cell_a_column_and_the_rows_percent(scores):
+    table = wer_table(scores)
+    lines = [line for line in tables.markdown(table).splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in lines} == {len(table["columns"]) + 1}
+    for row, line in zip(table["rows"], lines[2:], strict=True):
+        assert f"| {100 * row['ours']['wer']:.2f} |" in line
+        assert f"| {row['ours']['errors']} / {row['ours']['words']} |" in line
+
+
+def test_a_bar_in_a_name_does_not_add_a_column(scores):
+    for score in scores:
+        score["run"] = score["run"].replace("dnn", "d|n")
+    text = tables.markdown(wer_table(scores))
+    assert "d\\|n" in text
+
+
+def test_the_markdown_says_when_with_what_and_what_went_wrong(scores):
+    text = tables.markdown(wer_table(scores))
+    for said in (*ABOUT.values(), "1000 draws, seed 1", "over speakers", "upper-1", "sclite"):
+        assert said in text
+    assert "gmm, test: 1 of 96 utterances reached no final state" in text
+
+
+def test_no_error_is_not_shown_as_certainty(scores):
+    score = dict(scores[0], errors=0, wer=0.0, ci95=[0.0, 0.0])
+    assert "the interval cannot tell how rare one is" in tables.markdown(wer_table([score]))
+
+
+def test_the_lines_are_kaldis_one_a_row(work):
+    make_tables(work)
+    table = read_json(work / "tables/wer.json")
+    lines = (work / "tables/wer.txt").read_text().splitlines()
+    assert lines == tables.wer_lines(table)
+    assert all(line.startswith("%WER ") for line in lines)
+    assert [line.split("exp/")[1] for line in lines] == [
+        f"{run} {split}" for split in SPLITS for run in ERROR_RATE
+    ]
+
+
+def test_two_scores_of_one_run_and_split_are_refused(scores):
+    with pytest.raises(ValueError, match="run gmm has two scores of dev"):
+        wer_table([*scores, scores[0]])
+
+
+def test_words_normalised_differently_are_refused(scores):
+    scores[1]["normaliser"] = "lower-3"
+    with pytest.raises(ValueError, match="normalised by lower-3 but gmm by upper-1"):
+        wer_table(scores)
+
+
+def test_runs_scored_on_other_utterances_are_refused(scores):
+    score = next(s for s in scores if s["run"] == "dnn" and s["split"] == "test")
+    for row in score["by_utterance"].values():
+        row["speaker"] = "x" + row["speaker"]
+    with pytest.raises(ValueError, match="dnn and gmm, test: 12 and 12 units cannot be paired"):
+        wer_table(scores)
+
+
+def test_a_score_file_without_counts_is_refused_by_name(tmp_path):
+    write_json(tmp_path / "score.json", {"run": "a", "split": "dev"})
+    with pytest.raises(DamagedFileError, match=r"score\.json has no words, errors"):
+        tables.read_score(tmp_path / "score.json")
+
+
+def test_a_call_without_scores_is_refused(tmp_path):
+    write_yaml(tmp_path / "score.yaml", SETTINGS)
+    with pytest.raises(ValueError, match="no score file to tabulate"):
+        script("tables").tables(f"{tmp_path}/score.yaml", f"{tmp_path}/wer.md")
+
+
+# --- when, where, with what ---------------------------------------------------------------------
+
+
+def git(folder, *words):
+    name = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "-C", folder, *name, *words], check=True, capture_output=True)
+
+
+def test_the_commit_says_whether_files_were_changed(tmp_path):
+    assert tables.commit(tmp_path) == "unknown"
+    git(tmp_path, "init")
+    assert tables.commit(tmp_path) == "unknown"  # nothing is committed yet
+    (tmp_path / "a.txt").write_text("1")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "first")
+    clean = tables.commit(tmp_path)
+    assert len(clean) >= 7
+    assert set(clean) <= set("0123456789abcdef")
+    (tmp_path / "a.txt").write_text("2")
+    assert tables.commit(tmp_path) == clean + "+"
+
+
+def test_a_folder_inside_another_repository_has_no_commit_of_its_own(tmp_path):
+    git(tmp_path, "init")
+    (tmp_path / "site-packages").mkdir()
+    assert tables.commit(tmp_path / "site-packages") == "unknown"
+
+
+def test_the_settings_hash_follows_what_the_files_say_not_how(tmp_path):
+    write_yaml(tmp_path / "score.yaml", SETTINGS)
+    write_yaml(tmp_path / "run/dnn.yaml", {"rate": 0.008})
+    before = tables.settings_hash(tmp_path)
+    (tmp_path / "score.yaml").write_text("# a comment\n{seed: 1, bootstrap: 1000}\n")
+    assert tables.settings_hash(tmp_path) == before
+    write_yaml(tmp_path / "run/dnn.yaml", {"rate": 0.004})
+    assert tables.settings_hash(tmp_path) != before
+
+
+@pytest.mark.parametrize(
+    "seconds, said",
+    [(4.21, "4.2 s"), (59.96, "1 min 00 s"), (185.4, "3 min 05 s"), (7630, "2 h 07 min")],
+)
+def test_times_are_said_as_people_say_them(seconds, said):
+    assert tables.spell_seconds(seconds) == said

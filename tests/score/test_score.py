@@ -1,0 +1,133 @@
+"""Laws of scripts/score.py: what a score file holds, and what it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asr_train.files import read_json, write_jsonl, write_yaml
+
+ROOT = Path(__file__).parents[2]
+HEADER = {
+    "run": "dnn",
+    "split": "test",
+    "real_time_factor": 0.03,
+    "acoustic_scale": 0.1,
+    "insertion_penalty": 0.0,
+    "lm_weight": 1.0,
+}
+SAID = {f"s{i % 6}-{i}": words for i, words in enumerate(["one two", "three", "four five six"] * 4)}
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """Writes both sides and runs the script on them; returns the finished process."""
+    write_yaml(tmp_path / "score.yaml", {"bootstrap": 200, "seed": 1})
+
+    def run(found, said=SAID, header=HEADER, final=True):
+        cuts = [
+            {"id": i, "supervisions": [{"id": i, "text": text, "speaker": i.split("-")[0]}]}
+            for i, text in said.items()
+        ]
+        rows = [
+            {"id": i, "words": text.split(), "final": final, "frames": 90, "seconds": 0.1}
+            for i, text in found.items()
+        ]
+        write_jsonl(tmp_path / "test.jsonl.gz", cuts)
+        write_jsonl(tmp_path / "hyp.test.jsonl", [*([header] if header else []), *rows])
+        command = [sys.executable, ROOT / "scripts/score.py", "hyp.test.jsonl", "test.jsonl.gz"]
+        return subprocess.run(
+            [*command, "score.yaml", "score.test.json"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+
+    return run
+
+
+def test_equal_words_score_zero_whatever_their_case(stage, tmp_path):
+    done = stage({utt_id: text.upper() for utt_id, text in SAID.items()})
+    assert done.returncode == 0, done.stderr
+    score = read_json(tmp_path / "score.test.json")
+    assert (score["wer"], score["errors"], score["ci95"]) == (0, 0, [0, 0])
+    assert score["words"] == sum(len(text.split()) for text in SAID.values())
+    assert score["normaliser"] == "upper-1"
+    line = "%WER 0.00 [ 0 / 24, 0 ins, 0 del, 0 sub ] exp/dnn test"
+    assert done.stdout.startswith(line + "\n")
+
+
+def test_totals_are_the_sums_of_utterances_and_of_speakers(stage, tmp_path):
+    found = dict(zip(SAID, ["ONE", "THREE", "FOUR NINE SIX SIX"] * 4, strict=True))
+    assert stage(found).returncode == 0
+    score = read_json(tmp_path / "score.test.json")
+    assert (score["deletions"], score["substitutions"], score["insertions"]) == (4, 4, 4)
+    assert score["wer"] == pytest.approx(12 / 24)
+    assert score["ci_over"] == "speakers"
+    for part in ("by_utterance", "by_speaker"):
+        for key in ("words", "errors", "insertions", "deletions", "substitutions"):
+            assert sum(row[key] for row in score[part].values()) == score[key]
+    assert (len(score["by_utterance"]), len(score["by_speaker"])) == (12, 6)
+    assert score | HEADER == score  # what the decoder said of itself is kept
+
+
+def test_the_text_beside_shows_every_utterance_and_its_edits(stage, tmp_path):
+    stage(dict(zip(SAID, ["ONE", "THREE", "FOUR NINE SIX"] * 4, strict=True)))
+    text = (tmp_path / "score.test.txt").read_text()
+    assert all(utt_id in text for utt_id in SAID)
+    assert "     4  TWO -> *" in text
+    assert "  said  FOUR FIVE SIX\n  found FOUR NINE SIX\n             S" in text
+
+
+def test_search_failures_are_counted_and_said(stage, tmp_path):
+    done = stage(SAID, final=False)
+    assert read_json(tmp_path / "score.test.json")["search_failures"] == len(SAID)
+    assert "12 search failures" in done.stdout
+
+
+def test_equal_inputs_give_equal_bytes(stage, tmp_path):
+    found = {utt_id: "ONE" for utt_id in SAID}
+    stage(found)
+    first = (tmp_path / "score.test.json").read_bytes()
+    stage(found)
+    assert (tmp_path / "score.test.json").read_bytes() == first
+
+
+def test_an_utterance_on_one_side_only_is_refused(stage, tmp_path):
+    found = {("x-9" if utt_id == "s1-1" else utt_id): text for utt_id, text in SAID.items()}
+    del found["s0-0"]
+    done = stage(found)
+    assert done.returncode == 1
+    assert not (tmp_path / "score.test.json").exists()
+    assert "hyp.test.jsonl has 11 utterances but test.jsonl.gz has 12" in done.stderr
+    assert "2 missing (s0-0, s1-1), 1 unknown (x-9)" in done.stderr
+    assert "run make again" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_file_without_header_is_refused(stage):
+    done = stage(SAID, header=None)
+    assert done.returncode == 1
+    assert "has no run, split" in done.stderr
+
+
+def test_one_utterance_is_scored_without_an_interval(stage, tmp_path):
+    done = stage({"a-1": "ONE"}, said={"a-1": "one two"})
+    assert done.returncode == 0, done.stderr
+    score = read_json(tmp_path / "score.test.json")
+    assert (score["wer"], score["ci95"], score["ci_over"]) == (0.5, None, None)
+
+
+def test_scoring_and_reporting_import_neither_torch_nor_lhotse():
+    code = (
+        "import sys; sys.path.insert(0, 'scripts'); import score, tables, report, status, json;"
+        "print(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert not {"torch", "lhotse", "hydra"} & set(json.loads(done.stdout))

@@ -1,0 +1,212 @@
+"""Laws of word errors, their sums, intervals and comparisons."""
+
+import random
+from dataclasses import FrozenInstanceError
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asr_train.score.words import (
+    Scored,
+    WordErrors,
+    by_speaker,
+    by_utterance,
+    compare,
+    confusions,
+    interval,
+    normalise,
+    total,
+    units,
+    wer_line,
+)
+
+DRAWS = 2000
+counts = st.integers(0, 50)
+word_errors = st.builds(WordErrors, counts, counts, counts, counts)
+lists_of_errors = st.lists(word_errors, min_size=1, max_size=12)
+
+
+def speakers(count, rate, seed=0, words=60):
+    """Speakers whose words err independently at `rate`, some speakers at twice of it."""
+    draw = random.Random(seed)
+    made = {}
+    for i in range(count):
+        own = rate * draw.choice([0.5, 1.0, 2.0])
+        wrong = sum(draw.random() < own for _ in range(words))
+        made[f"s{i:03d}"] = WordErrors(words - wrong, wrong, 0, 0)
+    return made
+
+
+# --- counts -------------------------------------------------------------------------------------
+
+
+@given(lists_of_errors)
+def test_errors_of_lists_add_up(errors):
+    whole = total(errors)
+    assert whole.errors == sum(e.errors for e in errors)
+    assert whole.words == sum(e.words for e in errors)
+
+
+@given(lists_of_errors, st.data())
+def test_the_order_of_adding_does_not_matter(errors, data):
+    assert total(data.draw(st.permutations(errors))) == total(errors)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), word_errors), min_size=1, max_size=12))
+def test_speakers_and_utterances_total_alike(rows):
+    scored = [Scored(f"u{i}", speaker, errors) for i, (speaker, errors) in enumerate(rows)]
+    whole = total(errors for _, errors in rows)
+    assert total(by_speaker(scored).values()) == whole
+    assert total(by_utterance(scored).values()) == whole
+
+
+def test_equal_words_have_rate_zero_and_an_empty_hypothesis_rate_one():
+    said = ["ONE", "TWO"]
+    assert WordErrors.between(said, said).rate == 0
+    assert WordErrors.between(said, []).rate == 1
+
+
+def test_a_rate_may_exceed_one():
+    assert WordErrors.between(["ONE"], ["TWO", "TWO", "TWO"]).rate == 3
+
+
+def test_a_rate_of_no_words_is_refused():
+    with pytest.raises(ValueError, match="no reference words"):
+        _ = WordErrors(insertions=3).rate
+
+
+def test_counts_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        WordErrors().correct = 1  # type: ignore[misc]
+
+
+def test_the_line_is_kaldis():
+    line = "%WER 3.27 [ 49 / 1500, 8 ins, 6 del, 35 sub ] exp/gtc"
+    assert wer_line(WordErrors(1459, 35, 6, 8), "exp/gtc") == line
+
+
+@given(st.text())
+def test_normalising_twice_is_normalising_once(text):
+    once = normalise(text)
+    assert normalise(" ".join(once)) == once
+
+
+def test_case_and_white_space_do_not_count():
+    assert normalise(" one\ttwo\n  Three ") == ["ONE", "TWO", "THREE"]
+
+
+def test_confusions_are_counted_and_ranked():
+    pairs = [(["A", "B"], ["A", "C"]), (["B"], ["C"]), (["A"], []), ([], ["D"])]
+    assert confusions(pairs, 9) == [("B", "C", 2), (None, "D", 1), ("A", None, 1)]
+    assert confusions(pairs, 1) == [("B", "C", 2)]
+
+
+# --- intervals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [5, 20, 80])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_interval_contains_the_rate(count, seed):
+    errors = list(speakers(count, 0.1, seed).values())
+    low, high = interval(errors, DRAWS, seed)
+    assert low <= total(errors).rate <= high
+    assert low < high
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sixteen_times_the_speakers_quarter_the_interval(seed):
+    few = list(speakers(12, 0.1, seed).values())
+    low, high = interval(few, DRAWS, seed)
+    low_16, high_16 = interval(few * 16, DRAWS, seed)
+    assert (high_16 - low_16) / (high - low) == pytest.approx(0.25, rel=0.15)
+
+
+def test_the_interval_is_the_normal_one_where_units_are_many():
+    # 1000 units of one word each: the standard error is sqrt(p (1 - p) / n).
+    errors = [WordErrors(substitutions=1)] * 100 + [WordErrors(correct=1)] * 900
+    low, high = interval(errors, 5000, 1)
+    half = 1.96 * (0.1 * 0.9 / 1000) ** 0.5
+    assert (low, high) == pytest.approx((0.1 - half, 0.1 + half), abs=0.15 * half)
+
+
+def test_a_seed_gives_the_same_interval_and_another_seed_another():
+    errors = list(speakers(30, 0.1).values())
+    assert interval(errors, DRAWS, 1) == interval(errors, DRAWS, 1)
+    assert interval(errors, DRAWS, 1) != interval(errors, DRAWS, 2)
+
+
+def test_the_interval_does_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
+    errors = list(speakers(30, 0.1).values())
+    whole = interval(errors, DRAWS, 1)
+    monkeypatch.setattr("asr_train.score.words._DRAWN_NUMBERS", 1000)
+    assert interval(errors, DRAWS, 1) == whole
+
+
+def test_one_unit_has_no_interval():
+    with pytest.raises(ValueError, match="1 unit to draw from, but an interval needs 2"):
+        interval([WordErrors(correct=3)], DRAWS, 1)
+
+
+@pytest.mark.parametrize("count, over", [(4, "utterances"), (5, "speakers")])
+def test_speakers_are_drawn_from_five_up(count, over):
+    scored = [Scored(f"u{i}", f"s{i % count}", WordErrors(correct=1)) for i in range(20)]
+    name, drawn = units(scored)
+    assert name == over
+    assert len(drawn) == (count if over == "speakers" else 20)
+
+
+# --- comparisons --------------------------------------------------------------------------------
+
+
+def test_a_run_does_not_beat_itself():
+    run = speakers(20, 0.1)
+    found = compare(run, run, DRAWS, 1)
+    assert (found.difference, found.ci95, found.better, found.p) == (0, (0, 0), 0.5, 1)
+
+
+def test_fewer_errors_of_every_speaker_are_surely_better():
+    a = speakers(20, 0.2)
+    b = {
+        name: WordErrors(e.correct + e.substitutions, 0, 0, 0) if i % 2 else e
+        for i, (name, e) in enumerate(a.items())
+    }
+    found = compare(a, b, DRAWS, 1)
+    assert found.better == 1
+    assert found.p == pytest.approx(2 / (DRAWS + 1))
+    assert found.ci95[0] < found.difference < found.ci95[1] < 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_exchanging_the_runs_turns_the_comparison_around(seed):
+    a, b = speakers(20, 0.1, seed), speakers(20, 0.12, seed + 100)
+    there, back = compare(a, b, DRAWS, seed), compare(b, a, DRAWS, seed)
+    assert there.difference == -back.difference
+    assert there.better == pytest.approx(1 - back.better)
+    assert there.p == back.p
+    assert there.ci95 == pytest.approx((-back.ci95[1], -back.ci95[0]))
+
+
+def test_pairing_finds_what_two_intervals_cannot():
+    a = speakers(20, 0.2)
+    b = {name: WordErrors(e.correct + 1, e.substitutions - 1) for name, e in a.items()}
+    lowest_of_a = interval(list(a.values()), DRAWS, 1)[0]
+    highest_of_b = interval(list(b.values()), DRAWS, 1)[1]
+    assert lowest_of_a < highest_of_b  # the intervals overlap
+    assert compare(a, b, DRAWS, 1).p < 0.01
+
+
+def test_equally_good_runs_are_seldom_told_apart():
+    # Of 40 pairs without a true difference, about 2 fall below 0.05: more than 8 is a bad test.
+    found = [
+        compare(speakers(30, 0.1, 2 * i), speakers(30, 0.1, 2 * i + 1), 500, i).p for i in range(40)
+    ]
+    assert sum(p < 0.05 for p in found) <= 8
+
+
+def test_runs_over_other_units_or_words_are_refused():
+    a = {"u1": WordErrors(3), "u2": WordErrors(2)}
+    with pytest.raises(ValueError, match="2 and 1 units cannot be paired: u2"):
+        compare(a, {"u1": WordErrors(3)}, DRAWS, 1)
+    with pytest.raises(ValueError, match="u2 has 2 reference words in one run but 4"):
+        compare(a, {"u1": WordErrors(3), "u2": WordErrors(4)}, DRAWS, 1)
