@@ -1,0 +1,387 @@
+"""Waveform -> log-mel frames; mean and variance; cepstra and deltas for the Gaussians.
+
+    manifests --log_mel--> feats/SPLIT.jsonl.gz --open_feats--> feats_TF
+
+`LogMel` computes what `torchaudio.compliance.kaldi.fbank` does, for many frames at once. Features
+are stored once, unstacked and unnormalised, as lhotse features in HDF5; what a model wants of
+them (mean, variance, cepstra, deltas) is applied when they are read.
+"""
+
+import math
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from asr_train.files import check_part, hash_of, part, read_json, read_jsonl, replacing, write_json
+from asr_train.frames import num_frames, samples_of
+from asr_train.schema import FeatsSettings, NormBy, NormSettings, build, plain
+
+FULL_SCALE = 32768.0  # samples count as 16-bit integers, as in Kaldi: log-mel is mostly positive
+POVEY_POWER = 0.85
+BLOCK = 512  # frames at a time: spectra of more would leave the cache
+EPSILON = float(np.finfo(np.float32).eps)  # the least energy whose logarithm is taken
+
+
+class LogMel:
+    """Log-mel filter-bank energies of 16-bit-scaled waveforms (Kaldi's `compute-fbank-feats`
+    with `snip_edges=false`, `use_energy=false`)."""
+
+    def __init__(self, settings: FeatsSettings) -> None:
+        self.settings = settings
+        rate = settings.sample_rate
+        self.window = samples_of(settings.window_seconds, rate)
+        self.shift = samples_of(settings.shift_seconds, rate)
+        self.fft = 1 << (self.window - 1).bit_length()
+        ramp = torch.arange(self.window, dtype=torch.float64)
+        hann = 0.5 - 0.5 * torch.cos(2 * math.pi / (self.window - 1) * ramp)
+        self.window_N = hann.pow(POVEY_POWER).float()
+        self.mels_HF = torch.from_numpy(_mel_weights(settings, self.fft)).float()
+
+    def __call__(self, wave_N: np.ndarray, key: str = "") -> np.ndarray:
+        """The features of one waveform.
+
+        Args:
+            wave_N: float32 [N] in [-1, 1], at the settings' sample rate.
+            key: seeds the dither, so that an utterance always gets the same.
+        Returns:
+            float32 [T, F], natural logarithms; T as `frames.num_frames` says.
+        """
+        frames = num_frames(len(wave_N), self.shift)
+        if frames == 0:
+            return np.zeros((0, self.settings.num_mels), np.float32)
+        wave_N = np.asarray(wave_N, np.float32) * FULL_SCALE
+        if self.settings.dither:
+            rng = np.random.Generator(np.random.Philox(zlib.crc32(key.encode())))
+            wave_N = wave_N + self.settings.dither * rng.standard_normal(len(wave_N), np.float32)
+        left = self.window // 2 - self.shift // 2
+        right = max(0, (frames - 1) * self.shift - left + self.window - len(wave_N))
+        padded_N = torch.from_numpy(np.pad(wave_N, (max(0, left), right), mode="symmetric"))
+        frames_TN = padded_N[max(0, -left) :].unfold(0, self.window, self.shift)
+        blocks = [self._block(frames_TN[t : t + BLOCK]) for t in range(0, frames, BLOCK)]
+        return torch.cat(blocks).numpy()
+
+    def _block(self, frames_TN: torch.Tensor) -> torch.Tensor:
+        x_TN = frames_TN - frames_TN.mean(1, keepdim=True)
+        before_TN = torch.cat([x_TN[:, :1], x_TN[:, :-1]], 1)
+        x_TN = (x_TN - self.settings.preemphasis * before_TN) * self.window_N
+        spectrum_TH = torch.fft.rfft(x_TN, self.fft)
+        power_TH = spectrum_TH.real.square() + spectrum_TH.imag.square()
+        return (power_TH @ self.mels_HF).clamp_min(EPSILON).log()
+
+
+def _mel_weights(settings: FeatsSettings, fft: int) -> np.ndarray:
+    """Triangles of equal width in mel: float64 [fft / 2 + 1, F]."""
+    nyquist = settings.sample_rate / 2
+    high = settings.high_hz if settings.high_hz > 0 else nyquist + settings.high_hz
+    edges = np.linspace(_mel(settings.low_hz), _mel(high), settings.num_mels + 2)
+    bins_H1 = _mel(np.arange(fft // 2 + 1) * settings.sample_rate / fft)[:, None]
+    low, centre, top = edges[:-2], edges[1:-1], edges[2:]
+    rise = (bins_H1 - low) / (centre - low)
+    fall = (top - bins_H1) / (top - centre)
+    weights_HF = np.maximum(0, np.minimum(rise, fall))
+    weights_HF[-1] = 0  # Kaldi's banks leave out the bin at half the sample rate
+    empty = np.flatnonzero(weights_HF.sum(0) == 0)
+    if len(empty):
+        raise ValueError(
+            f"feats.num_mels is {settings.num_mels}: bin {empty[0]} is narrower than the "
+            f"{settings.sample_rate / fft:.1f} Hz between points of the spectrum; use fewer bins"
+        )
+    return weights_HF
+
+
+def _mel(hz: Any) -> Any:
+    return 1127.0 * np.log1p(np.asarray(hz) / 700.0)
+
+
+# --- the store ----------------------------------------------------------------------------------
+
+
+def extract(
+    cuts: list[Any], settings: FeatsSettings, path: Path
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Compute and store the features of some cuts in one HDF5 file, written whole.
+
+    A file that already holds the features of these cuts by these settings is left as it is.
+
+    Returns:
+        The cuts' manifest rows with their features, and the index entry of the file with the
+        sums of its speakers.
+    Raises:
+        ValueError: for recordings slower than the settings' rate, or samples that are no numbers.
+    """
+    import h5py
+
+    made_from = hash_of([plain(settings), [cut.to_dict() for cut in cuts]])
+    if not _holds(path, made_from):
+        _store(cuts, settings, path, made_from)
+    rows: list[dict[str, Any]] = []
+    sums: dict[str, Sums] = {}
+    with h5py.File(path) as file:
+        for cut in cuts:
+            feats_TF = file[cut.id][:]
+            rows.append(_with_features(cut, feats_TF, settings, path).to_dict())
+            total = sums.setdefault(cut.supervisions[0].speaker, Sums.zero(settings.num_mels))
+            sums[cut.supervisions[0].speaker] = total + Sums.of(feats_TF)
+    speakers = {speaker: s.plain() for speaker, s in sums.items()}
+    return rows, {"frames": sum(s.frames for s in sums.values()), "speakers": speakers}
+
+
+def _holds(path: Path, made_from: str) -> bool:
+    import h5py
+
+    if not path.exists():
+        return False
+    try:
+        with h5py.File(path) as file:
+            return file.attrs.get("made_from") == made_from
+    except OSError:
+        return False  # not HDF5, or cut short
+
+
+def _store(cuts: list[Any], settings: FeatsSettings, path: Path, made_from: str) -> None:
+    from lhotse.features.io import NumpyHdf5Writer
+
+    extractor = LogMel(settings)
+    with replacing(path) as scratch, NumpyHdf5Writer(str(scratch)) as writer:
+        for cut in cuts:
+            feats_TF = extractor(_samples(cut, settings.sample_rate), cut.id)
+            if len(feats_TF) == 0:
+                raise ValueError(
+                    f"{cut.id} has {cut.duration} seconds, less than half a frame shift of "
+                    f"{settings.shift_seconds}; drop it with corpus.folder.min_seconds"
+                )
+            writer.write(cut.id, feats_TF)
+        writer.hdf.attrs["made_from"] = made_from
+
+
+def _samples(cut: Any, rate: int) -> np.ndarray:
+    if cut.sampling_rate < rate:
+        raise ValueError(
+            f"{cut.id} has {cut.sampling_rate} Hz, below feats.sample_rate {rate}: its upper bands "
+            f"would be empty; set feats.sample_rate={cut.sampling_rate}"
+        )
+    wave_CN = cut.load_audio()
+    wave_N = np.ascontiguousarray(wave_CN.mean(0), np.float32)
+    if not np.isfinite(wave_N).all():
+        where = int(np.flatnonzero(~np.isfinite(wave_N))[0])
+        raise ValueError(f"{cut.id}: sample {where} is {wave_N[where]}; mend or drop the recording")
+    if cut.sampling_rate == rate:
+        return wave_N
+    import torchaudio
+
+    wave = torchaudio.functional.resample(torch.from_numpy(wave_N), cut.sampling_rate, rate)
+    return wave.numpy()
+
+
+def _with_features(cut: Any, feats_TF: np.ndarray, settings: FeatsSettings, path: Path) -> Any:
+    from lhotse import Features
+
+    cut.features = Features(
+        type="log-mel",
+        num_frames=len(feats_TF),
+        num_features=settings.num_mels,
+        frame_shift=settings.shift_seconds,
+        sampling_rate=cut.sampling_rate,
+        start=cut.start,
+        duration=cut.duration,
+        storage_type="numpy_hdf5",
+        storage_path=str(path),
+        storage_key=cut.id,
+        recording_id=cut.recording_id,
+        channels=cut.channel,
+    )
+    return cut
+
+
+def write_index(
+    manifest: Path, settings: FeatsSettings, parts: list[Path], abouts: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Write `feats/SPLIT/index.json`: settings, parts, and each speaker's sums over all parts."""
+    folder = _folder(manifest)
+    speakers: dict[str, Sums] = {}
+    for about in abouts:
+        for speaker, sums in about["speakers"].items():
+            zero = Sums.zero(settings.num_mels)
+            speakers[speaker] = speakers.get(speaker, zero) + Sums.from_plain(sums)
+    index = {
+        "settings": plain(settings),
+        "frames": sum(about["frames"] for about in abouts),
+        "parts": [part(path, folder) for path in parts],
+        "speakers": {speaker: sums.plain() for speaker, sums in sorted(speakers.items())},
+    }
+    write_json(folder / "index.json", index)
+    return index
+
+
+def _folder(manifest: Path | str) -> Path:
+    """feats/dev.jsonl.gz -> feats/dev"""
+    path = Path(manifest)
+    return path.with_name(path.name.removesuffix(".jsonl.gz"))
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Frames, and the sum and sum of squares of their features; they add up."""
+
+    frames: int
+    sum_F: np.ndarray  # float64
+    squares_F: np.ndarray
+
+    @staticmethod
+    def zero(num_mels: int) -> "Sums":
+        return Sums(0, np.zeros(num_mels), np.zeros(num_mels))
+
+    @staticmethod
+    def of(feats_TF: np.ndarray) -> "Sums":
+        x_TF = feats_TF.astype(np.float64)
+        return Sums(len(x_TF), x_TF.sum(0), (x_TF * x_TF).sum(0))
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(
+            self.frames + other.frames, self.sum_F + other.sum_F, self.squares_F + other.squares_F
+        )
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "frames": self.frames,
+            "sum": self.sum_F.tolist(),
+            "squares": self.squares_F.tolist(),
+        }
+
+    @staticmethod
+    def from_plain(values: dict[str, Any]) -> "Sums":
+        return Sums(values["frames"], np.array(values["sum"]), np.array(values["squares"]))
+
+    def mean_and_scale(self, variance: bool) -> tuple[np.ndarray, np.ndarray]:
+        """What to subtract, and then to multiply by: float32 [F] each."""
+        mean_F = self.sum_F / max(1, self.frames)
+        scale_F = np.ones_like(mean_F)
+        if variance and self.frames > 1:
+            variance_F = self.squares_F / self.frames - mean_F**2
+            scale_F = 1 / np.sqrt(np.maximum(variance_F, 1e-4))  # a constant bin stays at zero
+        return mean_F.astype(np.float32), scale_F.astype(np.float32)
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """One row of a features manifest."""
+
+    id: str
+    speaker: str
+    words: str
+    seconds: float
+    frames: int
+    row: dict[str, Any]
+
+
+class Feats:
+    """The stored features of a split; see `open_feats`."""
+
+    def __init__(self, manifest: Path | str) -> None:
+        index = read_json(_folder(manifest) / "index.json")
+        for listed in index["parts"]:
+            check_part(_folder(manifest), listed, content=False)
+        self.settings = build(FeatsSettings, index["settings"], f"{manifest}: settings")
+        self.frames: int = index["frames"]
+        self.utterances = [_utterance(row) for row in read_jsonl(manifest)]
+        self._speakers = {s: Sums.from_plain(v) for s, v in index["speakers"].items()}
+
+    def __iter__(self) -> Iterator[Utterance]:
+        return iter(self.utterances)
+
+    def load(self, utterance: Utterance) -> np.ndarray:
+        """float32 [T, F], as stored."""
+        stored = utterance.row["features"]
+        try:
+            feats_TF = open_h5(stored["storage_path"], os.getpid())[stored["storage_key"]][:]
+        except (OSError, KeyError) as error:
+            raise ValueError(
+                f"{utterance.id} cannot be read from {stored['storage_path']} ({error}); "
+                "delete that file and its manifest, and run make again"
+            ) from error
+        return feats_TF
+
+    def normaliser(self, norm: NormSettings) -> Callable[[Utterance, np.ndarray], np.ndarray]:
+        """A function (utterance, feats_TF) -> feats_TF that takes mean (and variance) out."""
+        by_speaker = {s: v.mean_and_scale(norm.variance) for s, v in self._speakers.items()}
+
+        def apply(utterance: Utterance, feats_TF: np.ndarray) -> np.ndarray:
+            if norm.by is NormBy.none:
+                return feats_TF
+            if norm.by is NormBy.speaker:
+                mean_F, scale_F = by_speaker[utterance.speaker]
+            else:
+                mean_F, scale_F = Sums.of(feats_TF).mean_and_scale(norm.variance)
+            return (feats_TF - mean_F) * scale_F
+
+        return apply
+
+
+def open_feats(manifest: Path | str) -> Feats:
+    """Open `feats/SPLIT.jsonl.gz`, after comparing its parts' sizes with the index."""
+    return Feats(manifest)
+
+
+def _utterance(row: dict[str, Any]) -> Utterance:
+    spoken = row["supervisions"][0]
+    frames = row["features"]["num_frames"]
+    return Utterance(row["id"], spoken["speaker"], spoken["text"], row["duration"], frames, row)
+
+
+@cache
+def open_h5(path: str, process: int) -> Any:
+    """An HDF5 file for reading; forked processes must not share a handle, hence `process`."""
+    import h5py
+
+    return h5py.File(path)
+
+
+# --- what the Gaussians see ---------------------------------------------------------------------
+
+
+def cepstra(feats_TF: np.ndarray, num_ceps: int, lifter: float = 22.0) -> np.ndarray:
+    """MFCCs from log-mel: float32 [T, num_ceps], liftered as in Kaldi (c0 stands for energy)."""
+    num_mels = feats_TF.shape[1]
+    if num_ceps > num_mels:
+        raise ValueError(
+            f"ali.gmm.num_ceps is {num_ceps}, more than feats.num_mels {num_mels}; lower it"
+        )
+    return feats_TF @ _dct(num_mels, num_ceps, lifter)
+
+
+@cache
+def _dct(num_mels: int, num_ceps: int, lifter: float) -> np.ndarray:
+    f, c = np.arange(num_mels)[:, None], np.arange(num_ceps)
+    dct_FC = math.sqrt(2 / num_mels) * np.cos(math.pi / num_mels * (f + 0.5) * c)
+    dct_FC[:, 0] = math.sqrt(1 / num_mels)
+    return (dct_FC * (1 + lifter / 2 * np.sin(math.pi * c / lifter))).astype(np.float32)
+
+
+def with_deltas(feats_TF: np.ndarray, order: int, window: int = 2) -> np.ndarray:
+    """Append time differences up to `order`: float32 [T, F * (order + 1)], Kaldi's add-deltas."""
+    parts, x_TF = [feats_TF], feats_TF
+    for _ in range(order):
+        x_TF = _difference(x_TF, window)
+        parts.append(x_TF)
+    return np.concatenate(parts, 1)
+
+
+def _difference(x_TF: np.ndarray, window: int) -> np.ndarray:
+    """The least-squares slope over 2 * window + 1 frames; the edges are repeated."""
+    padded = np.pad(x_TF, ((window, window), (0, 0)), mode="edge")
+    frames = len(x_TF)
+    slope = sum(
+        d * (padded[window + d : window + d + frames] - padded[window - d : window - d + frames])
+        for d in range(1, window + 1)
+    )
+    return (slope / (2 * sum(d * d for d in range(1, window + 1)))).astype(np.float32)

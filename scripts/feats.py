@@ -1,0 +1,48 @@
+"""feats.py manifests/SPLIT.jsonl.gz conf/feats.yaml feats/SPLIT.jsonl.gz
+
+Log-mel features of every cut, stored once, unstacked, as lhotse features.
+"""
+
+import time
+from pathlib import Path
+
+import torch
+from lhotse import CutSet
+
+from asr_train.data.features import extract, write_index
+from asr_train.files import write_jsonl
+from asr_train.jobs import main, parallel_map
+from asr_train.schema import FeatsSettings, load
+
+CUTS_A_PART = 200
+
+
+def feats(manifest: str, conf: str, output: str) -> None:
+    torch.set_num_threads(1)  # the worker processes are the threads
+    settings = load(FeatsSettings, conf)
+    cuts = list(CutSet.from_file(manifest))
+    if not cuts:
+        raise ValueError(f"{manifest} holds no cuts; see the manifests stage")
+    folder = Path(output.removesuffix(".jsonl.gz"))
+    starts = range(0, len(cuts), CUTS_A_PART)
+    parts = [folder / f"part-{i:05d}.h5" for i in range(len(starts))]
+    start = time.time()
+    done = parallel_map(
+        lambda i: extract(cuts[starts[i] : starts[i] + CUTS_A_PART], settings, parts[i]),
+        range(len(starts)),
+        f"features of {folder.name}",
+    )
+    rows, abouts = zip(*done, strict=True)
+    index = write_index(Path(output), settings, parts, list(abouts))
+    write_jsonl(output, (row for some in rows for row in some))
+    for old in set(folder.glob("part-*.h5")) - set(parts):
+        old.unlink()  # of a larger run
+    hours = sum(cut.duration for cut in cuts) / 3600
+    print(
+        f"feats: {folder.name}: {len(cuts)} utterances, {index['frames']} frames "
+        f"x {settings.num_mels} bins, {hours:.3f} hours, {time.time() - start:.1f} s"
+    )
+
+
+if __name__ == "__main__":
+    main(feats, __doc__)

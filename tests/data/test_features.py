@@ -1,0 +1,233 @@
+"""Log-mel as Kaldi's, whatever the length; stored once, read back as it was."""
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+import torchaudio
+from lhotse import CutSet, MonoCut, Recording, SupervisionSegment, validate
+
+from asr_train.data.features import (
+    LogMel,
+    Sums,
+    cepstra,
+    extract,
+    open_feats,
+    with_deltas,
+    write_index,
+)
+from asr_train.files import write_jsonl
+from asr_train.frames import num_frames
+from asr_train.schema import FeatsSettings, NormBy, NormSettings
+
+
+def settings(**change):
+    values = {"sample_rate": 16000, "num_mels": 20, "window_seconds": 0.025}
+    values |= {"shift_seconds": 0.010, "low_hz": 20.0, "high_hz": 0.0}
+    return FeatsSettings(**values | {"preemphasis": 0.97, "dither": 0.0} | change)
+
+
+def noise(samples, seed=0):
+    rng = np.random.default_rng(seed)
+    return (0.1 * rng.standard_normal(samples)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"num_mels": 64},
+        {"sample_rate": 8000, "num_mels": 24, "low_hz": 60.0, "high_hz": -200.0},
+        {"window_seconds": 0.032, "shift_seconds": 0.0125},
+        {"preemphasis": 0.0},
+    ],
+)
+@pytest.mark.parametrize("samples", [512, 1234, 16000, 16000 * 7 + 11])
+def test_log_mel_agrees_with_torchaudio(change, samples):
+    wanted, wave_N = settings(**change), noise(samples)
+    theirs_TF = torchaudio.compliance.kaldi.fbank(
+        torch.from_numpy(wave_N)[None] * 32768,
+        num_mel_bins=wanted.num_mels,
+        sample_frequency=wanted.sample_rate,
+        frame_length=wanted.window_seconds * 1000,
+        frame_shift=wanted.shift_seconds * 1000,
+        low_freq=wanted.low_hz,
+        high_freq=wanted.high_hz,
+        preemphasis_coefficient=wanted.preemphasis,
+        dither=0.0,
+        snip_edges=False,
+    ).numpy()
+    np.testing.assert_allclose(LogMel(wanted)(wave_N), theirs_TF, atol=1e-3)
+
+
+@pytest.mark.parametrize("samples", [0, 79, 80, 159, 240, 399])
+def test_short_recordings_have_the_frames_that_the_rule_says(samples):
+    feats_TF = LogMel(settings())(noise(samples))
+    assert feats_TF.shape == (num_frames(samples, 160), 20)
+    assert np.isfinite(feats_TF).all()
+
+
+def test_digital_silence_has_finite_features():
+    assert np.isfinite(LogMel(settings())(np.zeros(16000, np.float32))).all()
+
+
+def test_dither_is_the_same_for_the_same_utterance_only():
+    extractor = LogMel(settings(dither=1.0))
+    wave_N = np.zeros(16000, np.float32)
+    assert np.array_equal(extractor(wave_N, "a"), extractor(wave_N, "a"))
+    assert not np.array_equal(extractor(wave_N, "a"), extractor(wave_N, "b"))
+
+
+def test_too_many_bins_for_the_spectrum_are_refused():
+    with pytest.raises(ValueError, match=r"feats\.num_mels is 200"):
+        LogMel(settings(num_mels=200))
+
+
+def test_cepstra_are_kaldis_mfccs():
+    wave_N = noise(16000)
+    theirs_TC = torchaudio.compliance.kaldi.mfcc(
+        torch.from_numpy(wave_N)[None] * 32768,
+        num_ceps=13,
+        num_mel_bins=23,
+        dither=0.0,
+        snip_edges=False,
+    ).numpy()
+    ours_TC = cepstra(LogMel(settings(num_mels=23))(wave_N), 13)
+    np.testing.assert_allclose(ours_TC, theirs_TC, atol=2e-3)
+
+
+def test_more_cepstra_than_bins_are_refused():
+    with pytest.raises(ValueError, match="num_ceps is 30"):
+        cepstra(np.zeros((5, 20), np.float32), 30)
+
+
+def test_deltas_are_torchaudios():
+    feats_TF = LogMel(settings())(noise(8000))
+    delta_FT = torchaudio.functional.compute_deltas(torch.from_numpy(feats_TF.T))
+    both = torch.cat([delta_FT, torchaudio.functional.compute_deltas(delta_FT)]).numpy().T
+    ours = with_deltas(feats_TF, 2)
+    assert ours.shape == (50, 60)
+    np.testing.assert_allclose(ours[:, :20], feats_TF)
+    np.testing.assert_allclose(ours[:, 20:], both, atol=1e-4)
+
+
+def test_sums_of_halves_are_the_sums_of_the_whole():
+    x_TF = np.random.default_rng(0).standard_normal((100, 3))
+    whole, halves = Sums.of(x_TF), Sums.of(x_TF[:30]) + Sums.of(x_TF[30:])
+    assert whole.frames == halves.frames
+    np.testing.assert_allclose(whole.sum_F, halves.sum_F)
+    np.testing.assert_allclose(whole.squares_F, halves.squares_F)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Makes cuts of noise: (id, speaker, samples, rate, channels, gain) each."""
+
+    def make(*rows):
+        cuts = []
+        for i, (name, speaker, samples, rate, channels, gain) in enumerate(rows):
+            wave = np.stack([gain * noise(samples, i)] * channels, 1)
+            soundfile.write(tmp_path / f"{name}.wav", wave, rate, subtype="FLOAT")
+            recording = Recording.from_file(tmp_path / f"{name}.wav", recording_id=name)
+            spoken = SupervisionSegment(
+                name, name, 0.0, recording.duration, text="ONE", speaker=speaker
+            )
+            cut = MonoCut(name, 0.0, recording.duration, 0, recording=recording)
+            cut.supervisions = [spoken]
+            cuts.append(cut)
+        return cuts
+
+    return make
+
+
+def stored(cuts, folder, wanted):
+    manifest = folder / "feats" / "dev.jsonl.gz"
+    part = folder / "feats" / "dev" / "part-00000.h5"
+    rows, about = extract(cuts, wanted, part)
+    write_index(manifest, wanted, [part], [about])
+    write_jsonl(manifest, rows)
+    return manifest
+
+
+TWO = [("a-1", "a", 16000, 16000, 1, 1.0), ("b-1", "b", 9000, 16000, 1, 0.5)]
+
+
+def test_stored_features_are_read_back(corpus, tmp_path):
+    cuts = corpus(*TWO, ("a-2", "a", 5000, 16000, 1, 2.0))
+    feats = open_feats(stored(cuts, tmp_path, settings()))
+    assert [u.id for u in feats] == ["a-1", "b-1", "a-2"]
+    for utterance, cut in zip(feats, cuts, strict=True):
+        wave_N = cut.load_audio()[0]
+        assert np.array_equal(feats.load(utterance), LogMel(settings())(wave_N))
+        assert utterance.frames == len(feats.load(utterance))
+
+
+def test_lhotse_loads_the_same_features(corpus, tmp_path):
+    manifest = stored(corpus(*TWO), tmp_path, settings())
+    ours = open_feats(manifest)
+    for cut, utterance in zip(CutSet.from_file(manifest), ours, strict=True):
+        validate(cut)
+        assert np.array_equal(cut.load_features(), ours.load(utterance))
+
+
+@pytest.mark.parametrize("by", [NormBy.speaker, NormBy.utterance])
+def test_normalised_features_have_mean_zero_and_variance_one(corpus, tmp_path, by):
+    feats = open_feats(stored(corpus(*TWO), tmp_path, settings()))
+    normalise = feats.normaliser(NormSettings(by=by, variance=True))
+    for utterance in feats:  # each speaker has one utterance here
+        x_TF = normalise(utterance, feats.load(utterance))
+        np.testing.assert_allclose(x_TF.mean(0), 0, atol=1e-3)
+        np.testing.assert_allclose(x_TF.std(0), 1, atol=1e-2)
+
+
+def test_a_speakers_utterances_share_one_mean(corpus, tmp_path):
+    rows = [("a-1", "a", 16000, 16000, 1, 1.0), ("a-2", "a", 16000, 16000, 1, 0.1)]
+    feats = open_feats(stored(corpus(*rows), tmp_path, settings()))
+    normalise = feats.normaliser(NormSettings(by=NormBy.speaker, variance=False))
+    loud, quiet = (normalise(u, feats.load(u)) for u in feats)
+    assert loud.mean() > 1 > -1 > quiet.mean()
+    np.testing.assert_allclose((loud.sum(0) + quiet.sum(0)) / 200, 0, atol=1e-3)
+
+
+def test_faster_recordings_are_resampled(corpus, tmp_path):
+    feats = open_feats(stored(corpus(("a", "a", 44100, 44100, 1, 1.0)), tmp_path, settings()))
+    assert [u.frames for u in feats] == [100]
+
+
+def test_slower_recordings_are_refused_with_both_rates(corpus, tmp_path):
+    with pytest.raises(ValueError, match=r"a has 8000 Hz.*16000.*feats.sample_rate=8000"):
+        extract(corpus(("a", "a", 8000, 8000, 1, 1.0)), settings(), tmp_path / "a.h5")
+
+
+def test_samples_that_are_no_numbers_are_refused_by_place(corpus, tmp_path):
+    cuts = corpus(("a", "a", 8000, 16000, 1, 1.0))
+    wave_N = noise(8000)
+    wave_N[1234] = np.nan
+    soundfile.write(tmp_path / "a.wav", wave_N, 16000, subtype="FLOAT")
+    with pytest.raises(ValueError, match="a: sample 1234 is nan"):
+        extract(cuts, settings(), tmp_path / "a.h5")
+    assert not (tmp_path / "a.h5").exists()
+
+
+def test_a_finished_part_is_kept_only_for_the_same_cuts_and_settings(corpus, tmp_path):
+    path, cuts = tmp_path / "part.h5", corpus(*TWO)
+    extract(cuts, settings(), path)
+    first = path.stat().st_mtime_ns
+    extract(corpus(*TWO), settings(), path)
+    assert path.stat().st_mtime_ns == first
+    extract(corpus(*TWO), settings(num_mels=24), path)
+    assert path.stat().st_mtime_ns != first
+
+
+def test_equal_cuts_and_settings_give_equal_bytes(corpus, tmp_path):
+    for name in ("x", "y"):
+        extract(corpus(*TWO), settings(dither=1.0), tmp_path / f"{name}.h5")
+    assert (tmp_path / "x.h5").read_bytes() == (tmp_path / "y.h5").read_bytes()
+
+
+def test_a_truncated_part_is_noticed(corpus, tmp_path):
+    manifest = stored(corpus(*TWO), tmp_path, settings())
+    part = tmp_path / "feats" / "dev" / "part-00000.h5"
+    part.write_bytes(part.read_bytes()[:-10])
+    with pytest.raises(ValueError, match=r"part-00000\.h5"):
+        open_feats(manifest)

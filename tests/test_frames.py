@@ -1,0 +1,20 @@
+"""Seconds, samples and frames are rounded in one way."""
+
+import pytest
+
+from asr_train.frames import frame_at, num_frames, samples_of, seconds_at
+
+
+@pytest.mark.parametrize("samples, frames", [(0, 0), (79, 0), (80, 1), (239, 1), (240, 2)])
+def test_a_recording_has_the_nearest_number_of_frames(samples, frames):
+    assert num_frames(samples, 160) == frames
+
+
+def test_samples_are_the_nearest_whole_number():
+    assert samples_of(0.025, 11025) == 276
+    assert samples_of(0.010, 16000) == 160
+
+
+@pytest.mark.parametrize("frame", [0, 1, 7, 1000])
+def test_frames_and_their_seconds_are_inverse(frame):
+    assert frame_at(seconds_at(frame, 0.0125), 0.0125) == frame
