@@ -1,0 +1,230 @@
+"""`ali/SPLIT.jsonl.gz`: the state path of every utterance, how each fared, and how good they are.
+
+The manifest is lhotse's: the cuts of the features manifest with a temporal array `ali` each. A
+table of all utterances, lost ones too, lies beside it, and a report for the eye.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from asr_train.align.viterbi import Aligned, Lost
+from asr_train.data.features import Utterance, open_h5
+from asr_train.files import (
+    check_part,
+    part,
+    read_json,
+    read_jsonl,
+    replacing,
+    write_json,
+    write_jsonl,
+    write_text,
+)
+from asr_train.lang.lexicon import SILENCE
+from asr_train.lang.states import States
+from asr_train.schema import FeatsSettings
+
+Outcome = Aligned | Lost
+Segment = tuple[str, float, float]  # phone, start and end in seconds
+
+
+def write_alignments(
+    manifest: Path,
+    utterances: list[Utterance],
+    outcomes: list[Outcome],
+    feats: FeatsSettings,
+    about: dict[str, Any],
+) -> None:
+    """Write paths, table and index, and the manifest last.
+
+    Args:
+        outcomes: one an utterance, in their order.
+        about: num_states, states_hash and self_loops of the model that aligned.
+    """
+    folder = manifest.with_name(manifest.name.removesuffix(".jsonl.gz"))
+    store = folder / "states.h5"
+    aligned = [(u, o) for u, o in zip(utterances, outcomes, strict=True) if isinstance(o, Aligned)]
+    rows = _store(store, aligned, feats.shift_seconds)
+    write_text(folder.with_name(folder.name + ".status.tsv"), _status(utterances, outcomes))
+    write_json(folder / "index.json", {**about, "parts": [part(store, folder)]})
+    write_jsonl(manifest, rows)
+
+
+def _store(
+    path: Path, aligned: list[tuple[Utterance, Aligned]], shift_seconds: float
+) -> list[dict[str, Any]]:
+    from lhotse.features.io import NumpyHdf5Writer
+
+    rows = []
+    with replacing(path) as scratch, NumpyHdf5Writer(str(scratch)) as writer:
+        for utterance, outcome in aligned:
+            array = writer.store_array(
+                utterance.id,
+                outcome.states_T,
+                frame_shift=shift_seconds,
+                temporal_dim=0,
+                start=utterance.row["start"],
+            )
+            stored = array.to_dict()
+            stored["array"]["storage_path"] = str(path)
+            rows.append({**utterance.row, "custom": {"ali": stored}})
+    return rows
+
+
+def _status(utterances: list[Utterance], outcomes: list[Outcome]) -> str:
+    lines = ["utt_id\tstatus\tframes\tloglik_per_frame\treason"]
+    for u, o in zip(utterances, outcomes, strict=True):
+        if isinstance(o, Lost):
+            lines.append(f"{u.id}\tlost\t{u.frames}\t\t{o.reason}")
+        else:
+            status = "retried" if o.retried else "ok"
+            lines.append(f"{u.id}\t{status}\t{u.frames}\t{o.loglik / u.frames:.4f}\t")
+    return "\n".join(lines) + "\n"
+
+
+class Alignments:
+    """The stored state paths of a split; see `open_ali`."""
+
+    def __init__(self, manifest: Path | str) -> None:
+        folder = Path(manifest).with_name(Path(manifest).name.removesuffix(".jsonl.gz"))
+        index = read_json(folder / "index.json")
+        for listed in index["parts"]:
+            check_part(folder, listed, content=False)
+        self.num_states: int = index["num_states"]
+        self.states_hash: str = index["states_hash"]
+        self.self_loops: list[float] = index["self_loops"]
+        self._rows = {row["id"]: row for row in read_jsonl(manifest)}
+
+    @property
+    def ids(self) -> set[str]:
+        """Utterances that have a path."""
+        return set(self._rows)
+
+    def load(self, utt_id: str) -> np.ndarray:
+        """int32 [T], a state a frame."""
+        array = self._rows[utt_id]["custom"]["ali"]["array"]
+        return open_h5(array["storage_path"], os.getpid())[array["storage_key"]][:]
+
+
+def open_ali(manifest: Path | str) -> Alignments:
+    """Open `ali/SPLIT.jsonl.gz`, after comparing its parts' sizes with the index."""
+    return Alignments(manifest)
+
+
+# --- how good they are --------------------------------------------------------------------------
+
+
+def true_phones(row: dict[str, Any]) -> list[Segment] | None:
+    """An utterance's phones as the corpus knows them; None where it does not."""
+    known = (row["supervisions"][0].get("alignment") or {}).get("phone")
+    if not known:
+        return None
+    items = [tuple(item[:3]) for item in known]
+    return [(str(p), float(s), round(float(s) + float(d), 6)) for p, s, d in items]
+
+
+@dataclass(frozen=True, slots=True)
+class Boundaries:
+    """How far aligned phone boundaries lie from the true ones; they add up.
+
+    Attributes:
+        errors: seconds, aligned minus true, of each boundary whose phone is matched.
+        unmatched: true phones that the alignment pronounces otherwise.
+    """
+
+    errors: tuple[float, ...] = ()
+    unmatched: int = 0
+
+    def __add__(self, other: "Boundaries") -> "Boundaries":
+        return Boundaries(self.errors + other.errors, self.unmatched + other.unmatched)
+
+    def summary(self) -> dict[str, Any] | None:
+        """Median and shares of the absolute errors; None where nothing could be compared."""
+        if not self.errors:
+            return None
+        off = np.abs(self.errors)
+        return {
+            "compared": len(off),
+            "unmatched": self.unmatched,
+            "median_ms": round(float(np.median(off)) * 1000, 2),
+            "bias_ms": round(float(np.median(self.errors)) * 1000, 2),
+            "within_20ms": round(float((off <= 0.020 + 1e-9).mean()), 4),
+            "within_50ms": round(float((off <= 0.050 + 1e-9).mean()), 4),
+        }
+
+
+def compare(aligned: list[Segment], true: list[Segment]) -> Boundaries:
+    """Match two phone strings by least edits; compare where matched phones start and end.
+
+    Silences do not count, yet the edges of the phones beside them do.
+    """
+    from kaldialign import align
+
+    ours = [s for s in aligned if s[0] != SILENCE]
+    theirs = [s for s in true if s[0] != SILENCE]
+    gap = "*"
+    errors: list[float] = []
+    unmatched = i = j = 0
+    for a, b in align([s[0] for s in ours], [s[0] for s in theirs], gap):
+        if a == b:
+            errors += [ours[i][1] - theirs[j][1], ours[i][2] - theirs[j][2]]
+        elif b != gap:
+            unmatched += 1
+        i += a != gap
+        j += b != gap
+    return Boundaries(tuple(errors), unmatched)
+
+
+def segments_in_seconds(
+    states: States, states_T: np.ndarray, shift_seconds: float
+) -> list[Segment]:
+    """A state path as phones with start and end in seconds."""
+    return [
+        (phone, round(s * shift_seconds, 6), round(e * shift_seconds, 6))
+        for phone, s, e in states.segments(states_T)
+    ]
+
+
+def report(
+    split: str,
+    utterances: list[Utterance],
+    outcomes: list[Outcome],
+    states: States,
+    shift_seconds: float,
+) -> dict[str, Any]:
+    """What `ali/SPLIT.report.json` says, the example's picture left out."""
+    silence = set(states.of(SILENCE))
+    pairs = list(zip(utterances, outcomes, strict=True))
+    lost = [[u.id, o.reason] for u, o in pairs if isinstance(o, Lost)]
+    kept = [(u, o) for u, o in pairs if isinstance(o, Aligned)]
+    frames = sum(len(o.states_T) for _, o in kept)
+    total = Boundaries()
+    silent = 0
+    for u, o in kept:
+        silent += int(np.isin(o.states_T, list(silence)).sum())
+        if true := true_phones(u.row):
+            total += compare(segments_in_seconds(states, o.states_T, shift_seconds), true)
+    return {
+        "split": split,
+        "utterances": len(pairs),
+        "lost": lost,
+        "retried": sum(o.retried for _, o in kept),
+        "frames": frames,
+        "loglik_per_frame": round(sum(o.loglik for _, o in kept) / max(1, frames), 4),
+        "silence_share": round(silent / max(1, frames), 4),
+        "boundaries": total.summary(),
+    }
+
+
+def check_lost(what: str, lost: list[list[str]], utterances: int, limit: float) -> None:
+    """Stop where more than `limit` of the utterances are lost; name the first and their reasons."""
+    if len(lost) > limit * utterances:
+        named = "; ".join(f"{u}: {reason}" for u, reason in lost[:3])
+        raise ValueError(
+            f"{what}: {len(lost)} of {utterances} utterances could not be aligned, more than the "
+            f"share ali.max_lost_share={limit:g} allows ({named}); mend the transcripts or the "
+            "lexicon, or allow more"
+        )

@@ -1,0 +1,94 @@
+"""ali.py feats/SPLIT.jsonl.gz lang/index.json exp/MODEL/model.json conf/ali.yaml ali/SPLIT.jsonl.gz
+
+The state of every frame, by the model given; SPLIT.status.tsv says how each utterance fared, and
+SPLIT.report.json how good the alignment is.
+"""
+
+import time
+from pathlib import Path
+
+import torch
+
+from asr_train.align.table import (
+    check_lost,
+    report,
+    segments_in_seconds,
+    true_phones,
+    write_alignments,
+)
+from asr_train.align.viterbi import Aligned, Lost, align
+from asr_train.data.features import Feats, Utterance, open_feats
+from asr_train.decode.posteriors import load_scorer
+from asr_train.files import write_json
+from asr_train.jobs import main, parallel_map
+from asr_train.lang.index import Lang, load_lang
+from asr_train.schema import AliSettings, load
+
+CHUNK = 20  # utterances handed to a worker at a time
+
+
+def ali(features: str, language: str, model: str, conf: str, output: str) -> None:
+    torch.set_num_threads(1)  # the worker processes are the threads
+    start = time.time()
+    settings = load(AliSettings, conf)
+    feats, lang = open_feats(features), load_lang(language)
+    scorer = load_scorer(model, feats, lang.states)
+    chunks = [feats.utterances[i : i + CHUNK] for i in range(0, len(feats.utterances), CHUNK)]
+
+    def some(chunk: list[Utterance]) -> list[Aligned | Lost]:
+        return [
+            align(u.words.split(), scorer.score(u), lang, scorer.loop_S, settings) for u in chunk
+        ]
+
+    path = Path(output)
+    split = path.name.removesuffix(".jsonl.gz")
+    outcomes = [o for done in parallel_map(some, chunks, f"aligning {split}") for o in done]
+    shift = feats.settings.shift_seconds
+    summary = report(split, feats.utterances, outcomes, lang.states, shift)
+    check_lost(f"ali: {split}", summary["lost"], len(outcomes), settings.max_lost_share)
+    about = {
+        "model": scorer.run,
+        "num_states": scorer.num_states,
+        "states_hash": lang.states.hash,
+        "self_loops": scorer.loop_S.tolist(),
+    }
+    summary["example"] = _example(feats, outcomes, lang)
+    write_json(path.with_name(f"{split}.report.json"), summary)
+    write_alignments(path, feats.utterances, outcomes, feats.settings, about)
+    bounds = summary["boundaries"]
+    print(
+        f"ali: {split}: {len(outcomes) - len(summary['lost'])} of {len(outcomes)} utterances, "
+        f"{summary['loglik_per_frame']:.3f} nats a frame, {summary['silence_share']:.1%} silence, "
+        f"{time.time() - start:.1f} s"
+        + (
+            f"; phone boundaries: median {bounds['median_ms']:.1f} ms off, "
+            f"{bounds['within_20ms']:.1%} within 20 ms, {bounds['within_50ms']:.1%} within 50 ms"
+            if bounds
+            else ""
+        )
+    )
+    for utt_id, reason in summary["lost"][:10]:
+        print(f"ali: {split}: lost {utt_id}: {reason}")
+
+
+def _example(feats: Feats, outcomes: list[Aligned | Lost], lang: Lang) -> dict[str, object] | None:
+    """The utterance of about three seconds whose picture the report shows."""
+    pairs = [
+        (u, o) for u, o in zip(feats.utterances, outcomes, strict=True) if isinstance(o, Aligned)
+    ]
+    if not pairs:
+        return None
+    utterance, outcome = min(pairs, key=lambda pair: (abs(pair[0].seconds - 3), pair[0].id))
+    shift = feats.settings.shift_seconds
+    return {
+        "id": utterance.id,
+        "words": utterance.words,
+        "shift_seconds": shift,
+        "logmel": feats.load(utterance).round(3).astype(float).tolist(),
+        "aligned": segments_in_seconds(lang.states, outcome.states_T, shift),
+        "true": true_phones(utterance.row),
+    }
+
+
+if __name__ == "__main__":
+    main(ali, __doc__)
