@@ -1,0 +1,243 @@
+"""Samples -> **Batch**: whole utterances, padded; or single frames with their context, in pools.
+
+`pad` is for networks that read utterances, and for evaluation. `FramePools` is for networks that
+see one frame and its neighbours: it draws frames at random from a pool of a few utterances, in an
+order that (seed, epoch, worker) decides, and goes on from any batch.
+Frames are stored once; their windows are views into the pool, gathered on the device.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asr_train.shards.reader import Shards
+from asr_train.shards.sample import Sample
+
+Device = torch.device | str
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # tensors have no single truth value
+class Batch:
+    """What a network is trained on in one step.
+
+    From `FramePools`, B counts frames: feats_BTF holds each one's window, ali_BT and mask_BT have
+    T = 1, the frame itself. From `pad`, B counts utterances and T is the same in all three.
+    """
+
+    feats_BTF: torch.Tensor  # float32; zeros where there is no frame
+    ali_BT: torch.Tensor  # int64 state ids; 0 where there is no frame
+    mask_BT: torch.Tensor  # bool: there is a frame
+    frames: int  # the mask's sum
+
+
+def pad(samples: Sequence[Sample], device: Device = "cpu") -> Batch:
+    """Whole utterances in their order, the shorter ones padded with zeros at their ends.
+
+    Raises:
+        ValueError: if there is no sample.
+    """
+    if not samples:
+        raise ValueError("pad got no samples; a batch needs at least one")
+    lengths_B = torch.tensor([len(s.ali_T) for s in samples])
+    size = len(samples), int(lengths_B.max())
+    feats_BTF = torch.zeros(*size, samples[0].feats_TF.shape[1])
+    ali_BT = torch.zeros(*size, dtype=torch.int64)
+    for b, sample in enumerate(samples):
+        feats_BTF[b, : lengths_B[b]] = torch.from_numpy(sample.feats_TF)
+        ali_BT[b, : lengths_B[b]] = torch.from_numpy(sample.ali_T)
+    mask_BT = torch.arange(size[1]) < lengths_B[:, None]
+    return Batch(feats_BTF.to(device), ali_BT.to(device), mask_BT.to(device), int(lengths_B.sum()))
+
+
+def context_padded(
+    feats_TF: npt.NDArray[np.float32] | torch.Tensor, left: int, right: int
+) -> torch.Tensor:
+    """One utterance [1, left + T + right, F]; its edges repeat the first and the last frame."""
+    feats_TF = torch.as_tensor(feats_TF)
+    times = torch.arange(-left, len(feats_TF) + right).clamp(0, len(feats_TF) - 1)
+    return feats_TF[times.to(feats_TF.device)][None]
+
+
+class FramePools:
+    """Iterate over Batches of single frames, each with its context window.
+
+    A pool is a run of the worker's samples, as short as `pool_frames` allows; the last one of an
+    epoch may have fewer frames. Each pool's frames are permuted; the minibatches cut the row of
+    all pools, one after the other, into pieces of `minibatch_frames`. So every frame comes exactly
+    once an epoch, and only the last minibatch may be short; one that straddles two pools takes its
+    frames from both. Where pools begin and how many frames lie before them follows from the index,
+    so a position needs no more than a pool's first sample and the batches that began in it.
+
+    Iterating again goes on after the last batch, as a new FramePools would from `position`.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        *,
+        context_left: int,
+        context_right: int,
+        pool_frames: int,
+        minibatch_frames: int,
+        seed: int,
+        worker: int,
+        workers: int,
+        epoch: int,
+        start_sample: int = 0,
+        start_batch: int = 0,
+        device: Device = "cpu",
+    ) -> None:
+        """Plan one worker's epoch; reads nothing yet.
+
+        Args:
+            context_left, context_right: frames of a window before and after its own; an
+                utterance's edges repeat its first and last frame.
+            seed, worker, workers, epoch: as in `Shards.samples`.
+            start_sample, start_batch: what `position` returned.
+        Raises:
+            ValueError: if a size cannot be, or the position is not one of this epoch's.
+        """
+        if context_left < 0 or context_right < 0:
+            raise ValueError(
+                f"the context is {context_left} + 1 + {context_right} frames; "
+                "neither side may be negative"
+            )
+        if not 1 <= minibatch_frames <= pool_frames:
+            raise ValueError(
+                f"a minibatch has {minibatch_frames} frames and a pool {pool_frames}; "
+                "a minibatch needs at least one, a pool at least a minibatch"
+            )
+        self.minibatch_frames = minibatch_frames
+        self._shards, self._device = shards, device
+        self._context = context_left, context_right
+        self._order = seed, worker, workers, epoch
+        frames_N = shards.frames(*self._order)
+        self._before = np.concatenate([[0], np.cumsum(frames_N)])  # frames before each sample
+        self._firsts = _pool_firsts(self._before, pool_frames)  # and, last, the end
+        self.num_frames = int(self._before[-1])  # in the whole epoch, of this worker
+        self.num_batches = -(-self.num_frames // minibatch_frames)
+        self._check_position(start_sample, start_batch)
+        self._position = start_sample, start_batch
+
+    def position(self) -> tuple[int, int]:
+        """`start_sample` and `start_batch` of a FramePools that yields just what is left."""
+        return self._position
+
+    def _offset(self, first: int) -> int:
+        """Where in its pool the first minibatch begins: those before take the frames up to it."""
+        return int(-self._before[first] % self.minibatch_frames)
+
+    def _check_position(self, sample: int, batch: int) -> None:
+        is_end = (sample, batch) == (self._firsts[-1], 0)
+        if not is_end:
+            if sample in self._firsts[:-1]:
+                last = self._firsts[self._firsts.index(sample) + 1]
+                size = self._before[last] - self._before[sample]
+                if batch >= 0 and self._offset(sample) + batch * self.minibatch_frames < size:
+                    return
+            raise ValueError(
+                f"sample {sample}, batch {batch} is no position of worker {self._order[1]} of "
+                f"{self._order[2]} in epoch {self._order[3]}; was the checkpoint made with other "
+                "shards, pools, minibatches or workers?"
+            )
+
+    def __iter__(self) -> Iterator[Batch]:
+        sample, batch = self._position
+        samples = self._shards.samples(*self._order, start=sample)
+        at = self._offset(sample) + batch * self.minibatch_frames
+        held: list[Batch] = []  # the beginning of a minibatch that the pool before could not fill
+        for first, last in itertools.pairwise(self._firsts[self._firsts.index(sample) :]):
+            run = list(itertools.islice(samples, last - first))
+            pool = _Pool(run, *self._context, self._generator(first), self._device)
+            while at < pool.num_frames:
+                missing = self.minibatch_frames - sum(piece.frames for piece in held)
+                held.append(pool.gather(at, at + missing))
+                at += held[-1].frames
+                if held[-1].frames == missing:
+                    began = (at - self._offset(first)) // self.minibatch_frames
+                    self._position = (first, began) if at < pool.num_frames else (last, 0)
+                    yield _joined(held)
+                    held = []
+            at = 0
+        if held:
+            self._position = self._firsts[-1], 0
+            yield _joined(held)
+
+    def _generator(self, first: int) -> torch.Generator:
+        seed, worker, _, epoch = self._order
+        (bits,) = np.random.SeedSequence([seed, epoch, worker, first]).generate_state(1, np.uint64)
+        return torch.Generator().manual_seed(int(bits))
+
+
+def _pool_firsts(before: npt.NDArray[np.int64], pool_frames: int) -> list[int]:
+    """Each pool's first sample, then the number of samples."""
+    firsts = [0]
+    while firsts[-1] < len(before) - 1:
+        full = np.searchsorted(before, before[firsts[-1]] + pool_frames)
+        firsts.append(min(int(full), len(before) - 1))
+    return firsts
+
+
+class _Pool:
+    """Some utterances' frames in random order, and a view of each one's window."""
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        left: int,
+        right: int,
+        generator: torch.Generator,
+        device: Device,
+    ) -> None:
+        lengths = [len(sample.ali_T) for sample in samples]
+        self.num_frames = sum(lengths)
+        rows_RF = torch.from_numpy(_side_by_side(samples, left, right)).to(device)
+        # A view: a row stands in as many windows as a window has rows
+        self._windows_RTF = rows_RF.unfold(0, left + 1 + right, 1).transpose(1, 2)
+        # A frame's window begins at its own number plus the edge rows of the utterances before it
+        edges_N = np.repeat(np.arange(len(samples)) * (left + right), lengths)
+        start_N = torch.from_numpy(np.arange(self.num_frames) + edges_N)
+        ali_N = torch.from_numpy(np.concatenate([s.ali_T for s in samples]).astype(np.int64))
+        order_N = torch.randperm(self.num_frames, generator=generator)  # on the CPU: same anywhere
+        self._start_N = start_N[order_N].to(device)
+        self._ali_N = ali_N[order_N].to(device)
+
+    def gather(self, first: int, last: int) -> Batch:
+        """Frames `first` to `last` of the permuted pool, or as many of them as there are."""
+        ali_B = self._ali_N[first:last]
+        feats_BTF = self._windows_RTF.index_select(0, self._start_N[first:last])
+        return Batch(
+            feats_BTF,
+            ali_B[:, None],
+            torch.ones_like(ali_B, dtype=torch.bool)[:, None],
+            len(ali_B),
+        )
+
+
+def _side_by_side(samples: Sequence[Sample], left: int, right: int) -> npt.NDArray[np.float32]:
+    """All utterances' features, each with its edges repeated, so that a window is a run of rows."""
+    num_rows = sum(left + len(sample.ali_T) + right for sample in samples)
+    rows_RF = np.empty((num_rows, samples[0].feats_TF.shape[1]), np.float32)
+    row = 0
+    for sample in samples:
+        end = row + left + len(sample.ali_T) + right
+        rows_RF[row : row + left] = sample.feats_TF[0]
+        rows_RF[row + left : end - right] = sample.feats_TF
+        rows_RF[end - right : end] = sample.feats_TF[-1]
+        row = end
+    return rows_RF
+
+
+def _joined(pieces: list[Batch]) -> Batch:
+    if len(pieces) == 1:
+        return pieces[0]
+    return Batch(
+        torch.cat([piece.feats_BTF for piece in pieces]),
+        torch.cat([piece.ali_BT for piece in pieces]),
+        torch.cat([piece.mask_BT for piece in pieces]),
+        sum(piece.frames for piece in pieces),
+    )

@@ -1,0 +1,235 @@
+"""Tars and their index -> **Samples in an order that (seed, epoch) decides**; workers, resuming.
+
+The order of an epoch permutes the shards, and then the samples inside each shard, so that a reader
+holds one shard at a time. Without a seed it is the order in which samples were stored. Worker w of
+W reads the w-th of W contiguous parts of that order, whose sizes differ by at most one sample:
+every sample is read by exactly one worker, whatever W is, and nothing is dropped or repeated.
+All of it follows from the index; so a reader starts anywhere without decoding what comes before.
+"""
+
+import itertools
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from webdataset import tariterators
+
+from asr_train.files import DamagedFileError, check_part, read_json
+from asr_train.shards.sample import Record, Sample, check_num_states, from_record
+from asr_train.shards.writer import FORMAT, VERSION
+
+# Of a bin. float16 rounds log-mels around 16 by up to 2**-7, a variance of 2e-5: what varies less
+# than this says nothing, and dividing by it would blow up rounding errors
+VARIANCE_FLOOR = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What each worker reads in an epoch."""
+
+    samples: list[int]  # by worker
+    frames: list[int]
+    dropped: int = 0  # samples that no worker reads
+    repeated: int = 0  # samples that more than one reads
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.samples)} workers read {min(self.samples)} to {max(self.samples)} samples, "
+            f"{min(self.frames)} to {max(self.frames)} frames each; "
+            f"{self.dropped} samples are dropped, {self.repeated} repeated"
+        )
+
+
+class Shards:
+    """A split's shards.
+
+    Attributes:
+        index: what `writer.write_shards` wrote.
+        num_samples, num_frames, num_mels, num_states: totals, sizes.
+        mean_F, var_F: of the features over all frames; variances are at least VARIANCE_FLOOR.
+        priors_S: each state's share of the frames; a state never seen counts as one frame, for
+            decoding divides by it.
+        about: what the writer was told of the features.
+    Raises:
+        DamagedFileError: if the index is not one, or contradicts itself.
+    """
+
+    def __init__(self, index_path: Path | str) -> None:
+        self.path = Path(index_path)
+        self.index: dict[str, Any] = read_json(self.path)
+        try:
+            self._take_index()
+        except DamagedFileError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._damaged(f"is no index of shards ({error!r})") from error
+        self._opened: set[int] = set()  # shards whose checksum this process has compared
+        self._last_order: tuple[tuple[int | None, int], npt.NDArray[np.int64]] | None = None
+
+    def _take_index(self) -> None:
+        index = self.index
+        if (index["format"], index["version"]) != (FORMAT, VERSION):
+            raise self._damaged(
+                f"is {index['format']!r} version {index['version']}, "
+                f"but this code reads {FORMAT!r} version {VERSION}"
+            )
+        orders = [part["order"] for part in index["parts"]]
+        self._ids: list[str] = [sample_id for order in orders for sample_id, _ in order]
+        self._frames_N = np.array([n for order in orders for _, n in order], np.int64)
+        self._shard_N = np.repeat(np.arange(len(orders)), [len(order) for order in orders])
+        self.num_samples: int = index["num_samples"]
+        self.num_frames: int = index["num_frames"]
+        self.num_mels: int = index["num_mels"]
+        self.num_states: int = index["num_states"]
+        check_num_states(self.num_states)
+        for name, total, found in (
+            ("samples", self.num_samples, len(set(self._ids))),
+            ("frames", self.num_frames, int(self._frames_N.sum())),
+            ("bins", self.num_mels, len(index["mean"])),
+            ("bins", self.num_mels, len(index["var"])),
+            ("states", self.num_states, len(index["state_frames"])),
+        ):
+            if total != found:
+                raise self._damaged(f"promises {total} {name} but lists {found}")
+        self.mean_F = np.array(index["mean"], np.float32)
+        self.var_F = np.maximum(np.array(index["var"], np.float32), np.float32(VARIANCE_FLOOR))
+        counts_S = np.maximum(np.array(index["state_frames"], np.float64), 1)
+        self.priors_S: npt.NDArray[np.float64] = counts_S / counts_S.sum()
+        self.about: dict[str, Any] = index["about"]
+
+    def _damaged(self, what: str) -> DamagedFileError:
+        return DamagedFileError(f"{self.path} {what}; delete it and run make again")
+
+    # --- the order law ---------------------------------------------------------------------------
+
+    def order(self, seed: int | None, epoch: int) -> npt.NDArray[np.int64]:
+        """The samples of an epoch, as positions in the stored order."""
+        if seed is None:
+            return np.arange(self.num_samples)
+        if self._last_order is None or self._last_order[0] != (seed, epoch):
+            self._last_order = (seed, epoch), self._permuted(seed, epoch)
+            self._last_order[1].flags.writeable = False  # callers share it
+        return self._last_order[1]
+
+    def _permuted(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+        """Sort by random keys: raw bits stay the same over NumPy's versions, `permutation` may not.
+
+        Equal keys, which 64 bits hardly ever give, keep the stored order.
+        """
+        bits = np.random.Philox(np.random.SeedSequence([seed, epoch]))
+        shard_key_M = bits.random_raw(len(self.index["parts"]))
+        sample_key_N = bits.random_raw(self.num_samples)
+        rank_M = np.empty(len(shard_key_M), np.int64)
+        rank_M[np.argsort(shard_key_M, kind="stable")] = np.arange(len(shard_key_M))
+        return np.lexsort([sample_key_N, rank_M[self._shard_N]])  # the last key counts most
+
+    def part(
+        self, seed: int | None, worker: int, workers: int, epoch: int
+    ) -> npt.NDArray[np.int64]:
+        """What one worker reads in an epoch: its slice of `order`.
+
+        Raises:
+            ValueError: if there are more workers than samples, or no such worker or epoch.
+        """
+        if not 0 <= worker < workers:
+            raise ValueError(f"worker {worker} of {workers}: it must be 0 to {workers - 1}")
+        if workers > self.num_samples:
+            raise ValueError(
+                f"{self.path} has {self.num_samples} samples for {workers} workers, of whom some "
+                f"would have none; use at most {self.num_samples} workers"
+            )
+        if epoch < 0 or (seed is not None and seed < 0):
+            raise ValueError(f"seed {seed}, epoch {epoch}: they must not be negative")
+        first, last = (self.num_samples * w // workers for w in (worker, worker + 1))
+        return self.order(seed, epoch)[first:last]
+
+    def frames(
+        self, seed: int | None, worker: int, workers: int, epoch: int
+    ) -> npt.NDArray[np.int64]:
+        """The frames of each sample that `samples` yields with the same arguments."""
+        return self._frames_N[self.part(seed, worker, workers, epoch)]
+
+    def plan(self, workers: int, seed: int | None = None, epoch: int = 0) -> Plan:
+        """What each of `workers` gets in an epoch."""
+        frames = [self.frames(seed, w, workers, epoch) for w in range(workers)]
+        return Plan([len(f) for f in frames], [int(f.sum()) for f in frames])
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def samples(
+        self, seed: int | None, worker: int, workers: int, epoch: int, start: int = 0
+    ) -> Iterator[Sample]:
+        """One worker's samples of an epoch: the same arguments give the same samples.
+
+        Args:
+            seed: of the order; None: as stored.
+            start: how many of this worker's samples to leave out at the beginning, unread.
+        Raises:
+            ValueError: if the arguments cannot be; see `part`.
+            DamagedFileError: while reading, if a tar or a sample is not what the index says.
+        """
+        part = self.part(seed, worker, workers, epoch)
+        if not 0 <= start <= len(part):
+            raise ValueError(
+                f"start is {start} but worker {worker} of {workers} has {len(part)} samples; "
+                "was the checkpoint made with other shards or another number of workers?"
+            )
+        return self._read(part[start:])
+
+    def _read(self, positions: npt.NDArray[np.int64]) -> Iterator[Sample]:
+        for shard, group in itertools.groupby(positions.tolist(), self._shard_N.__getitem__):
+            wanted = list(group)
+            path, records = self._records(int(shard), wanted)
+            for position in wanted:
+                # Popped: a shard's bytes are given back as it is read, which counts where one
+                # process holds many virtual workers
+                yield self._sample(path, position, records.pop(self._ids[position], None))
+
+    def _records(self, shard: int, wanted: list[int]) -> tuple[Path, dict[str, Record]]:
+        """The undecoded records of a shard's `wanted` samples."""
+        listed = self.index["parts"][shard]
+        path = check_part(self.path.parent, listed, content=shard not in self._opened)
+        self._opened.add(shard)
+        known = {sample_id for sample_id, _ in listed["order"]}
+        unwanted = known - {self._ids[position] for position in wanted}
+        records: dict[str, Record] = {}
+        with open(path, "rb") as file:
+            # webdataset's own iteration over an open file: its `gopen` would run `pipe:` names
+            members = tariterators.tar_file_expander(
+                [{"url": str(path), "stream": file}],
+                select_files=lambda name: name.split(".", 1)[0] not in unwanted,
+            )
+            try:
+                for record in tariterators.group_by_keys(members):
+                    sample_id = record.pop("__key__")
+                    del record["__url__"]
+                    if sample_id not in known or sample_id in records:
+                        raise ValueError(f"sample {sample_id!r} comes twice or is not in the index")
+                    records[sample_id] = record
+            except (ValueError, EOFError, tarfile.TarError) as error:
+                raise DamagedFileError(
+                    f"{path}: {error.args[0] if error.args else error}; "
+                    f"delete {self.path} and run make again"
+                ) from error
+        return path, records
+
+    def _sample(self, path: Path, position: int, record: Record | None) -> Sample:
+        sample_id, frames = self._ids[position], int(self._frames_N[position])
+        hint = f"delete {self.path} and run make again"
+        if record is None:
+            raise DamagedFileError(f"{path}: sample {sample_id!r} is missing; {hint}")
+        try:
+            sample = from_record(sample_id, record, self.num_states)
+        except ValueError as error:
+            raise DamagedFileError(f"{path}: {error}") from error
+        if sample.feats_TF.shape != (frames, self.num_mels):
+            found = "{} frames of {} bins".format(*sample.feats_TF.shape)
+            raise DamagedFileError(
+                f"{path}: sample {sample_id!r} has {found} but the index says "
+                f"{frames} of {self.num_mels}; {hint}"
+            )
+        return sample

@@ -1,0 +1,183 @@
+"""One utterance as it is stored: features and alignment <-> **Sample** <-> a webdataset record.
+
+A record maps three keys to bytes, so that any tar reader can use them:
+    feats.npy   float16 [T, F]   log-mel, normalised as the index says
+    ali.npy     int16 [T]        state ids
+    words.txt   UTF-8            the transcript
+Both directions apply the same checks. Nothing is unpickled, and no other key is accepted:
+webdataset's default decoders would run what a `.pkl` or `.pth` says.
+"""
+
+import io
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+KEYS = ("ali.npy", "feats.npy", "words.txt")
+MAX_STATES = np.iinfo(np.int16).max  # state ids are stored as int16
+MAX_ID_BYTES = 100 - max(len("." + key) for key in KEYS)  # of a member's name in a plain tar
+
+Record = dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # arrays have no single truth value
+class Sample:
+    """An utterance's arrays and words."""
+
+    id: str
+    feats_TF: npt.NDArray[np.float32]
+    ali_T: npt.NDArray[np.int32]
+    words: str  # between spaces
+
+
+def to_record(sample: Sample, num_states: int) -> Record:
+    """What a tar holds of `sample`; features lose what float16 cannot keep.
+
+    Raises:
+        ValueError: if `from_record` could not give the sample back; see there.
+    """
+    check_num_states(num_states)
+    _check_id(sample.id)
+    with np.errstate(over="ignore"):  # infinity is refused below
+        stored = Sample(
+            sample.id,
+            np.asarray(sample.feats_TF).astype(np.float16, order="C"),
+            np.asarray(sample.ali_T),
+            sample.words,
+        )
+    _check(stored, num_states)
+    return {
+        "feats.npy": _npy(stored.feats_TF),
+        "ali.npy": _npy(stored.ali_T.astype(np.int16)),
+        "words.txt": sample.words.encode(),
+    }
+
+
+def from_record(sample_id: str, record: Record, num_states: int) -> Sample:
+    """The sample of a record that `to_record` made, or of one like it.
+
+    Raises:
+        ValueError: naming the utterance, if its id or keys are not those of a record, an array
+            cannot be read without pickle or has the wrong type, lengths differ, a feature is
+            not finite or a state is not in [0, num_states).
+    """
+    _check_id(sample_id)
+    if set(record) != set(KEYS):
+        raise ValueError(
+            f"{sample_id}: the record has {', '.join(sorted(record)) or 'nothing'} but a sample "
+            f"has {', '.join(KEYS)}; rerun the shards stage of this split"
+        )
+    sample = Sample(
+        sample_id,
+        _array(sample_id, record, "feats.npy", np.float16).astype(np.float32, order="C"),
+        _array(sample_id, record, "ali.npy", np.int16).astype(np.int32),
+        _words(sample_id, record),
+    )
+    _check(sample, num_states)
+    return sample
+
+
+def check_num_states(num_states: int) -> None:
+    """State ids 0 to `num_states` - 1 fit what is stored, else ValueError."""
+    if not 1 <= num_states <= MAX_STATES:
+        raise ValueError(
+            f"{num_states} states cannot be stored as int16, which holds 1 to {MAX_STATES}; "
+            "tie more states together in the ali stage"
+        )
+
+
+def _check_id(sample_id: str) -> None:
+    where = f"utterance id {sample_id!r}"
+    if not sample_id:
+        raise ValueError(f"{where} is empty; name it in data/corpus.py")
+    for sign in "./":
+        if sign in sample_id:
+            raise ValueError(
+                f"{where} contains {sign!r}, where tar readers cut names; "
+                "rename it in data/corpus.py"
+            )
+    if not sample_id.isprintable() or any(c.isspace() for c in sample_id):
+        raise ValueError(
+            f"{where} contains white space or a control character; rename it in data/corpus.py"
+        )
+    if (size := len(sample_id.encode())) > MAX_ID_BYTES:
+        raise ValueError(
+            f"{where} has {size} bytes but a tar's names have room for {MAX_ID_BYTES}; "
+            "shorten it in data/corpus.py"
+        )
+
+
+def _check(sample: Sample, num_states: int) -> None:
+    """Lengths agree, features are finite and states exist."""
+    feats_TF, ali_T = sample.feats_TF, sample.ali_T
+    if feats_TF.ndim != 2 or ali_T.ndim != 1 or not np.issubdtype(ali_T.dtype, np.integer):
+        raise ValueError(
+            f"{sample.id}: features are {list(feats_TF.shape)} and alignments are "
+            f"{ali_T.dtype} {list(ali_T.shape)}; they must be [T, F] and whole numbers [T]"
+        )
+    if len(feats_TF) != len(ali_T):
+        raise ValueError(
+            f"{sample.id}: {len(feats_TF)} feature frames but {len(ali_T)} alignment frames; "
+            "rerun the ali stage of this split"
+        )
+    if feats_TF.size == 0:
+        raise ValueError(
+            f"{sample.id}: {feats_TF.shape[0]} frames of {feats_TF.shape[1]} bins hold nothing; "
+            "leave it out in data/corpus.py"
+        )
+    # One sum sees them all: float32 cannot overflow from float16 values, and keeps NaN and infinity
+    with np.errstate(invalid="ignore"):
+        total = feats_TF.sum(dtype=np.float32)
+    if not np.isfinite(total):
+        t, f = np.argwhere(~np.isfinite(feats_TF))[0]
+        raise ValueError(
+            f"{sample.id}: bin {f} of frame {t} is {feats_TF[t, f]} in float16 "
+            f"(largest {np.finfo(np.float16).max}); look for bad samples in its audio"
+        )
+    low, high = int(ali_T.min()), int(ali_T.max())
+    if low < 0 or high >= num_states:
+        raise ValueError(
+            f"{sample.id}: states {low} to {high} but the model has states 0 to {num_states - 1}; "
+            "rerun the ali stage of this split"
+        )
+
+
+def _npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def _array(sample_id: str, record: Record, key: str, dtype: type) -> np.ndarray:
+    """A view of an array in npy format; one dtype, so never a pickle."""
+    content = record[key]
+    try:
+        size = 10 + int.from_bytes(content[8:10], "little")  # magic, version, length; the header
+        shape, is_fortran, found = _header(content[:size])
+        if found != dtype:
+            raise ValueError(f"it holds {found}, but a sample has {np.dtype(dtype)} there")
+        flat = np.frombuffer(content, found, offset=size)
+        return flat.reshape(shape, order="F" if is_fortran else "C")
+    except ValueError as error:
+        raise ValueError(
+            f"{sample_id}: {key} cannot be read ({error}); rerun the shards stage of this split"
+        ) from error
+
+
+@lru_cache(maxsize=10_000)  # one a length; parsing it, as np.load does, takes as long as the rest
+def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
+    file = io.BytesIO(head)
+    if (version := np.lib.format.read_magic(file)) != (1, 0):
+        raise ValueError(f"its format is npy {version}, but samples are written as npy (1, 0)")
+    return np.lib.format.read_array_header_1_0(file)
+
+
+def _words(sample_id: str, record: Record) -> str:
+    try:
+        return record["words.txt"].decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{sample_id}: words.txt is not UTF-8 ({error}); rerun the shards stage of this split"
+        ) from error

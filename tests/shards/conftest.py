@@ -1,0 +1,25 @@
+"""Shards that tests only read are written once."""
+
+from collections.abc import Callable
+
+import hypothesis
+import pytest
+from numbered import write
+
+from asr_train.shards.reader import Shards
+
+hypothesis.settings.register_profile("patient", deadline=None)  # machines under load are slow
+hypothesis.settings.load_profile("patient")
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory) -> Callable[[tuple[int, ...], int], Shards]:
+    """(frames of each utterance, utterances a shard) -> Shards, newly opened."""
+    made = {}
+
+    def make(lengths: tuple[int, ...], per_shard: int) -> Shards:
+        if (lengths, per_shard) not in made:
+            made[lengths, per_shard] = write(tmp_path_factory.mktemp("read"), lengths, per_shard)
+        return Shards(made[lengths, per_shard])
+
+    return make

@@ -1,0 +1,138 @@
+"""scripts/shards.py joins features and alignments, and loses no utterance without saying so."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from lhotse import MonoCut, Recording, SupervisionSegment
+
+from asr_train.align.table import write_alignments
+from asr_train.align.viterbi import Aligned, Lost
+from asr_train.data.features import extract, open_feats, write_index
+from asr_train.files import write_jsonl, write_yaml
+from asr_train.schema import FeatsSettings, NormBy, NormSettings, plain
+from asr_train.shards.reader import Shards
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "shards.py"
+NUM_STATES = 12
+RATE = 8000
+FEATS = FeatsSettings(
+    sample_rate=RATE,
+    num_mels=5,
+    window_seconds=0.025,
+    shift_seconds=0.010,
+    low_hz=100.0,
+    high_hz=0.0,
+    preemphasis=0.97,
+    dither=0.0,
+)
+
+
+def cut(folder, number):
+    """Noise of 100 ms and more, of two speakers."""
+    noise_N = np.random.default_rng(number).normal(0, 0.1, RATE // 10 + 97 * number)
+    path = folder / f"u{number}.wav"
+    soundfile.write(path, noise_N, RATE)
+    recording = Recording.from_file(path)
+    said = SupervisionSegment(
+        id=f"u{number}",
+        recording_id=recording.id,
+        start=0,
+        duration=recording.duration,
+        text=f"WORD {number}",
+        speaker=f"s{number % 2}",
+    )
+    return MonoCut(
+        id=f"u{number}",
+        start=0,
+        duration=recording.duration,
+        channel=0,
+        recording=recording,
+        supervisions=[said],
+    )
+
+
+@pytest.fixture
+def work(tmp_path):
+    """Features of seven utterances, as the stages before leave them."""
+    rows, about = extract([cut(tmp_path, n) for n in range(7)], FEATS, tmp_path / "feats/dev/a.h5")
+    write_index(tmp_path / "feats/dev.jsonl.gz", FEATS, [tmp_path / "feats/dev/a.h5"], [about])
+    write_jsonl(tmp_path / "feats/dev.jsonl.gz", rows)
+    norm = {"by": "speaker", "variance": True}
+    write_yaml(tmp_path / "shards.yaml", {"utterances": 3, "norm": norm})
+    return tmp_path
+
+
+def states_of(utterance):
+    return (np.arange(utterance.frames) % NUM_STATES).astype(np.int32)
+
+
+def align(work, lost=(), states=states_of):
+    utterances = open_feats(work / "feats/dev.jsonl.gz").utterances
+    outcomes = [
+        Lost("no path") if u.id in lost else Aligned(states(u), -1.0, False) for u in utterances
+    ]
+    about = {"num_states": NUM_STATES, "states_hash": "abc", "self_loops": [0.5] * NUM_STATES}
+    write_alignments(work / "ali/dev.jsonl.gz", utterances, outcomes, FEATS, about)
+
+
+def run(work):
+    spec = importlib.util.spec_from_file_location("shards_stage", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    output = work / "shards/dev/index.json"
+    paths = work / "feats/dev.jsonl.gz", work / "ali/dev.jsonl.gz", work / "shards.yaml", output
+    script.shards(*map(str, paths))
+    return Shards(output)
+
+
+def test_shards_hold_normalised_features_states_and_words(work, capsys):
+    align(work)
+    shards = run(work)
+    feats = open_feats(work / "feats/dev.jsonl.gz")
+    norm = NormSettings(by=NormBy.speaker, variance=True)
+    normalise = feats.normaliser(norm)
+    samples = {sample.id: sample for sample in shards.samples(None, 0, 1, 0)}
+    assert sorted(samples) == sorted(u.id for u in feats)
+    for utterance in feats:
+        sample = samples[utterance.id]
+        wanted_TF = normalise(utterance, feats.load(utterance))
+        np.testing.assert_allclose(sample.feats_TF, wanted_TF, rtol=2**-11, atol=2**-24)
+        np.testing.assert_array_equal(sample.ali_T, states_of(utterance))
+        assert sample.words == utterance.words
+    np.testing.assert_allclose(shards.mean_F, 0, atol=1e-3)
+    np.testing.assert_allclose(shards.var_F, 1, atol=1e-2)
+    assert shards.about == {"feats": plain(FEATS), "norm": plain(norm), "states_hash": "abc"}
+    assert "7 utterances" in capsys.readouterr().out
+
+
+def test_the_stored_order_is_not_that_of_the_manifest(work):
+    """Manifests go by speaker; neighbours in a shard should not."""
+    align(work)
+    ids = [sample.id for sample in run(work).samples(None, 0, 1, 0)]
+    assert ids != sorted(ids)
+
+
+def test_utterances_without_alignment_are_counted_and_listed(work, capsys):
+    align(work, lost={"u2", "u5"})
+    shards = run(work)
+    assert shards.num_samples == 5
+    assert shards.index["left_out"] == ["u2", "u5"]
+    assert "2 left out without alignment: u2, u5\n" in capsys.readouterr().out
+
+
+def test_no_alignment_at_all_is_an_error(work):
+    align(work, lost={f"u{n}" for n in range(7)})
+    with pytest.raises(ValueError, match=r"none of the 7 utterances of .* among the 0 of"):
+        run(work)
+
+
+def test_lengths_that_differ_are_an_error(work):
+    align(work, states=lambda u: states_of(u)[: None if u.id != "u3" else -2])
+    frames = {u.id: u.frames for u in open_feats(work / "feats/dev.jsonl.gz")}["u3"]
+    reason = f"u3: {frames} feature frames but {frames - 2} alignment frames; rerun the ali stage"
+    with pytest.raises(ValueError, match=reason):
+        run(work)
+    assert not (work / "shards/dev/index.json").exists()
