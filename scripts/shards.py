@@ -39,6 +39,7 @@ def shards(feats_path: str, ali_path: str, settings_path: str, index_path: str) 
             "feats": schema.plain(feats.settings),
             "norm": schema.plain(settings.norm),
             "states_hash": ali.states_hash,
+            "self_loops": ali.self_loops,
         },
         left_out=left_out,
         total=len(aligned),

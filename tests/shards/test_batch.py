@@ -125,25 +125,31 @@ def test_the_minibatch_cuts_the_same_row_of_frames(shards, s, minibatch):
 
 
 @given(settings())
-def test_pools_are_runs_of_samples_as_short_as_they_may_be(shards, s):
+def test_pools_are_runs_of_samples_and_about_equal(shards, s):
     """A pool's frames come before the next one's, so the utterances of each form a block."""
+    read = samples(shards, s)
     rows = torch.cat([b.feats_BTF[:, s["context_left"], 0] for b in pools(shards, **s)]).int()
-    at = 0
-    for size, numbers in _pools_by_hand(samples(shards, s), s["pool_frames"]):
+    sizes, at = [], 0
+    for size, numbers in _pools_by_hand(read, s["pool_frames"]):
         assert set(rows[at : at + size].tolist()) == numbers
+        sizes.append(size)
         at += size
     assert at == len(rows)
+    assert max(sizes) - min(sizes) <= 2 * max(len(sample.ali_T) for sample in read)
 
 
 def _pools_by_hand(read, pool_frames):
-    size, numbers = 0, set()
+    total = sum(len(sample.ali_T) for sample in read)
+    wanted = total / max(1, round(total / pool_frames))
+    done, size, numbers, ended = 0, 0, set(), 0
     for sample in read:
         size, numbers = size + len(sample.ali_T), numbers | {int(sample.id[3:])}
-        if size >= pool_frames:
+        done += len(sample.ali_T)
+        if done >= (ended + 1) * wanted - 1e-9:
             yield size, numbers
+            while done >= (ended + 1) * wanted - 1e-9:
+                ended += 1
             size, numbers = 0, set()
-    if size:
-        yield size, numbers
 
 
 def row(epoch):

@@ -104,7 +104,8 @@ def test_shards_hold_normalised_features_states_and_words(work, capsys):
         assert sample.words == utterance.words
     np.testing.assert_allclose(shards.mean_F, 0, atol=1e-3)
     np.testing.assert_allclose(shards.var_F, 1, atol=1e-2)
-    assert shards.about == {"feats": plain(FEATS), "norm": plain(norm), "states_hash": "abc"}
+    about = {"feats": plain(FEATS), "norm": plain(norm), "states_hash": "abc"}
+    assert shards.about == about | {"self_loops": [0.5] * shards.num_states}
     assert "7 utterances" in capsys.readouterr().out
 
 
