@@ -334,7 +334,7 @@ class ModelSettings:
 class Halving(Enum):
     """When the rate is halved."""
 
-    each_epoch = "each_epoch"  # after every epoch but the first `hold_epochs`
+    each_epoch = "each_epoch"  # after every epoch from the last of `hold_epochs` on
     newbob = "newbob"  # after `hold_epochs`, each epoch from the first that helped too little
 
 

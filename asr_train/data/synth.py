@@ -1,0 +1,580 @@
+"""Text -> **speech with known phone times**, by espeak-ng: the recordings of the embedded corpora.
+
+    words, Voice --speak--> Speech, clean, at espeak's 22,050 Hz
+    digits       --digit_utterance--> Speech with pauses, level and noise, at the corpus's rate
+
+Library and voices come with the wheel `espeakng_loader`; nothing is read from the system. Equal
+arguments give equal samples, in any process and whatever was spoken before.
+"""
+
+import ctypes
+import math
+import os
+from _ctypes import dlclose
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import espeakng_loader
+import numpy as np
+from scipy.fft import irfft, next_fast_len, rfftfreq
+from scipy.signal import resample_poly
+
+from asr_train.frames import samples_of
+from asr_train.schema import DigitsSettings
+
+SILENCE = "SIL"
+DIGITS = ("ZERO", "OH", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE")
+
+# espeak's phoneme mnemonics (less stress marks) -> the phones of CMU's dictionary, for the digit
+# words. "" is the glide that espeak puts between vowels: the tail of the phone before it. Two
+# phones: an r-coloured vowel, cut where its spectrum changes most.
+PHONES = {
+    **{"z": "Z", "r": "R", "r-": "R", "w": "W", "n": "N", "t": "T", "T": "TH", "f": "F", "v": "V"},
+    **{"s": "S", "k": "K", "i@": "IH", "oU": "OW", "V": "AH", "u:": "UW", "i:": "IY", "aI": "AY"},
+    **{"I": "IH", "E": "EH", "@": "AH", "eI": "EY", "o@": "AO", ";": ""},
+}
+# How English dialects differ from PHONES in these words; the keys are espeak's names. "0" is the
+# vowel of British `one`; in other words it would be AA or AO.
+DIALECTS: dict[str, dict[str, str]] = {
+    "en": {"0": "AH"},
+    "en-029": {"0": "AH", "t[": "TH"},
+    "en-gb-scotland": {"aI2": "AY"},
+    "en-gb-x-gbclan": {"0": "AH"},
+    "en-gb-x-gbcwmd": {"O@": "AO"},
+    "en-gb-x-rp": {"0": "AH", "O@": "AO"},
+    "en-us": {"o@": "AO R"},
+    "en-us-nyc": {},
+}
+# Of espeak's 104 speakers those that sound like a human throat. Left out: whispers, croaks and
+# robots, doubles of others, and "klatt 6", which draws its noise from the C library's own rand.
+VARIANTS = (
+    *("m1", "m2", "m3", "m4", "m5", "m6", "m7", "m8", "f1", "f2", "f3", "f4", "f5"),
+    *("Alex", "Andrea", "Andy", "Annie", "Denis", "Diogo", "Gene", "Henrique", "Hugo", "Jacky"),
+    *("Mario", "Michael", "Mike", "Nguyen", "RicishayMax", "Storm", "anika", "antonio", "aunty"),
+    *("belinda", "boris", "ed", "grandma", "gustave", "ian", "iven4", "john", "klatt3", "klatt4"),
+    *("linda", "marcelo", "max", "michel", "miguel", "norbert", "pablo", "paul", "pedro"),
+    *("quincy", "rob", "robert", "sandro", "shelby", "steph", "travis", "victor"),
+)
+VOWELS = {"AH", "AO", "AY", "EH", "EY", "IH", "IY", "OW", "UW"}
+SONORANTS = {"n", "r", "r-", "w", ";"}  # mnemonics
+STOPS = {"t", "t[", "k"}
+CLOSURE_SECONDS = 0.1  # of stops at the slowest rate: 0.085 where it can be seen
+SHORT_SECONDS = 0.03  # a pause before a word, up to this, is no silence but the onset of the phone
+
+# Of digit_utterance: how a person reads numbers from a list.
+SPREAD = 0.1  # of rate and pitch from one utterance to the next, as a share of the voice's own
+PAUSE_SHARE = 0.2  # of the places between words
+PAUSE_SECONDS = (0.05, 0.4)
+MARGIN_SECONDS = (0.1, 0.4)  # before the first and after the last word
+NOISES = ("white", "pink", "babble", "hum")
+
+
+class SynthesisError(ValueError):
+    """espeak-ng did not say what it was asked to say, or said what has no name here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """One speaker. `dialect` and `variant` are espeak's names."""
+
+    id: str
+    dialect: str
+    variant: str
+    pitch: int  # 0 to 100 around the variant's own, which is 50
+    pitch_range: int  # 0 (monotonous) to 100; 50 is the variant's own
+    words_per_minute: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A word or phone, and when it was said, in seconds."""
+
+    label: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """Samples in [-1, 1] and what they say.
+
+    `phones` and `mnemonics` (the same in espeak's alphabet) cover all samples without gaps; `SIL`
+    is whatever lies around words. `about` holds what was drawn for this utterance.
+    """
+
+    samples_T: np.ndarray  # float32
+    rate: int  # Hz
+    words: list[Span]
+    phones: list[Span]
+    mnemonics: list[Span]
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+# --- voices -------------------------------------------------------------------------------------
+
+
+def voices(seed: int, count: int) -> list[Voice]:
+    """`count` different voices."""
+    return cast(seed, {"": count})[""]
+
+
+def cast(seed: int, speakers: dict[str, int]) -> dict[str, list[Voice]]:
+    """Voices for each split; no two splits share a variant, which is what makes a timbre.
+
+    A split has its share of the variants. Where it needs more voices than that, the same variant
+    speaks other dialects, and then the same at another pitch and rate.
+
+    Raises:
+        SynthesisError: if there are more splits than variants.
+    """
+    if len(speakers) > len(VARIANTS):
+        raise SynthesisError(
+            f"corpus.digits.speakers has {len(speakers)} splits for {len(VARIANTS)} variants of "
+            "espeak's voices; each split needs one of its own"
+        )
+    rng = np.random.default_rng(seed)
+    variants = [VARIANTS[i] for i in rng.permutation(len(VARIANTS))]
+    return {
+        split: _voices(rng, [variants.pop() for _ in range(share)], speakers[split])
+        for split, share in _shares(speakers, len(variants)).items()
+    }
+
+
+def _shares(speakers: dict[str, int], total: int) -> dict[str, int]:
+    """`total` divided in proportion to the speakers, at least one each."""
+    shares = dict.fromkeys(speakers, 1)
+    for _ in range(total - len(shares)):
+        neediest = max(speakers, key=lambda split: speakers[split] / shares[split])
+        shares[neediest] += 1
+    return shares
+
+
+def _voices(rng: np.random.Generator, variants: list[str], count: int) -> list[Voice]:
+    orders = [rng.permutation(len(DIALECTS)) for _ in variants]
+    made = []
+    for i in range(count):
+        again, which = divmod(i, len(variants))
+        lap, turn = divmod(again, len(DIALECTS))
+        dialect = list(DIALECTS)[orders[which][turn]]
+        name = f"{variants[which]}-{dialect}" + (f"-{lap + 1}" if lap else "")
+        made.append(
+            Voice(
+                id=name,
+                dialect=dialect,
+                variant=variants[which],
+                pitch=int(rng.integers(25, 76)),
+                pitch_range=int(rng.integers(25, 76)),
+                words_per_minute=int(rng.integers(100, 166)),
+            )
+        )
+    return made
+
+
+# --- espeak-ng through ctypes -------------------------------------------------------------------
+
+# From espeak-ng's speak_lib.h, version 1.52.
+_SYNCHRONOUS = 2
+_PHONEME_EVENTS, _DONT_EXIT = 0x0001, 0x8000
+_RATE, _PITCH, _RANGE = 1, 3, 4
+_UTF8 = 1
+_WORD, _PHONEME = 1, 7
+
+
+class _Event(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("unique_identifier", ctypes.c_uint),
+        ("text_position", ctypes.c_int),
+        ("length", ctypes.c_int),
+        ("audio_position", ctypes.c_int),  # `sample` in milliseconds, rounded down
+        ("sample", ctypes.c_int),
+        ("user_data", ctypes.c_void_p),
+        ("name", ctypes.c_char * 8),
+    )
+
+
+_CALLBACK = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event)
+)
+
+
+@contextmanager
+def _espeak() -> Iterator[tuple[ctypes.CDLL, int]]:
+    """The library, loaded afresh, and its sample rate.
+
+    espeak-ng keeps much between calls (phases, echo, flutter, noise), even across its own
+    Initialize; only unloading it makes an utterance independent of those before. It costs 0.4 ms.
+    """
+    path = espeakng_loader.get_library_path()
+    lib = ctypes.CDLL(path)
+    try:
+        options = _PHONEME_EVENTS | _DONT_EXIT
+        data = os.fsencode(espeakng_loader.get_data_path())
+        rate = lib.espeak_Initialize(_SYNCHRONOUS, 0, data, options)
+        if rate <= 0:
+            raise SynthesisError(f"espeak-ng finds no voices in {os.fsdecode(data)}; reinstall it")
+        yield lib, rate
+    finally:
+        lib.espeak_Terminate()
+        dlclose(lib._handle)
+    if _resident(path):
+        raise SynthesisError(
+            f"{path} stays loaded (by another module of this process?), so that speech would "
+            "depend on what was said before; synthesise in a process of its own"
+        )
+
+
+def _resident(path: str) -> bool:
+    try:
+        dlclose(ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)._handle)
+    except OSError:
+        return False
+    return True
+
+
+def _synthesise(
+    text: str, voice: Voice, seed: int
+) -> tuple[np.ndarray, int, list[tuple[int, int, bytes]]]:
+    """int16 samples, their rate, and events (type, sample, name), in order of time."""
+    chunks: list[bytes] = []
+    events: list[tuple[int, int, bytes]] = []
+
+    def collect(samples: Any, count: int, event: Any) -> int:
+        i = 0
+        while event and event[i].type:
+            if event[i].type in (_WORD, _PHONEME):
+                events.append((event[i].type, event[i].sample, event[i].name))
+            i += 1
+        if samples and count:
+            chunks.append(ctypes.string_at(samples, 2 * count))
+        return 0  # go on
+
+    callback = _CALLBACK(collect)  # must live until the library is done with it
+    name = f"{voice.dialect}+{voice.variant}"
+    said = text.encode() + b"\0"
+    with _espeak() as (lib, rate):
+        lib.espeak_SetSynthCallback(callback)
+        if lib.espeak_SetVoiceByName(name.encode()) != 0:
+            raise SynthesisError(f"espeak-ng has no voice {name!r}; see data.synth.DIALECTS")
+        lib.espeak_SetParameter(_RATE, voice.words_per_minute, 0)
+        lib.espeak_SetParameter(_PITCH, voice.pitch, 0)
+        lib.espeak_SetParameter(_RANGE, voice.pitch_range, 0)
+        lib.espeak_ng_SetRandSeed(ctypes.c_long(seed % 2**31))  # else seeded by the clock
+        lib.espeak_Synth(said, ctypes.c_size_t(len(said)), 0, 1, 0, _UTF8, None, None)
+        lib.espeak_Synchronize()
+    return np.frombuffer(b"".join(chunks), np.int16), rate, events
+
+
+# --- text -> speech -----------------------------------------------------------------------------
+
+
+def speak(text: str, voice: Voice, seed: int) -> Speech:
+    """Say `text` in one breath, at espeak's rate and level, without noise.
+
+    Args:
+        text: words parted by spaces, made of phones that have a name here: the digits.
+        seed: of espeak's breath and flutter; equal arguments give equal samples.
+    Raises:
+        SynthesisError: for a phoneme without ARPAbet name, or words that espeak did not mark.
+    """
+    words = text.upper().split()
+    if not words:
+        raise SynthesisError(f"voice {voice.id}: there is no word to say in {text!r}")
+    samples_T, rate, events = _synthesise(" ".join(words).lower(), voice, seed)
+    wave_T = samples_T.astype(np.float32) / 2**15
+    said = _said(words, events, voice)
+    _set_times(said, wave_T, rate)
+    starts = {p.word: p.start / rate for p in reversed(said)}
+    ends = {p.word: p.end / rate for p in said}
+    seconds = len(wave_T) / rate
+    spans = [Span(p.mnemonic, p.start / rate, p.end / rate) for p in said if p.end > p.start]
+    return Speech(
+        samples_T=wave_T,
+        rate=rate,
+        words=[Span(word, starts[i], ends[i]) for i, word in enumerate(words)],
+        phones=_with_silence(_arpabet(said, wave_T, rate), seconds),
+        mnemonics=_with_silence(spans, seconds),
+    )
+
+
+@dataclass(slots=True)
+class _Phone:
+    """What espeak said of a phone. Times are in samples, words are counted from 0."""
+
+    mnemonic: str
+    names: list[str]  # in ARPAbet; none for a glide, two for an r-coloured vowel
+    word: int
+    word_event: int | None  # of a word's first phone
+    event: int
+    start: int = 0
+    end: int = 0
+
+
+def _said(words: list[str], events: list[tuple[int, int, bytes]], voice: Voice) -> list[_Phone]:
+    """The phones that the events speak of; `end` is set where a pause follows."""
+    said: list[_Phone] = []
+    word, word_event = -1, None
+    for kind, sample, name in events:
+        if kind == _WORD:
+            word, word_event = word + 1, sample
+            continue
+        mnemonic = name.decode().lstrip("',%!=")  # marks of stress
+        if not mnemonic.startswith("_"):
+            names = _names(mnemonic, words[min(word, len(words) - 1)], voice)
+            said.append(_Phone(mnemonic, names, word, word_event, sample))
+            word_event = None
+        elif said and not said[-1].end:
+            said[-1].end = sample
+    if sorted({p.word for p in said}) != list(range(len(words))):
+        raise SynthesisError(
+            f"voice {voice.id}: espeak-ng marked {word + 1} words in {' '.join(words)!r}, "
+            f"which has {len(words)}; synthesise shorter pieces"
+        )
+    return said
+
+
+def _names(mnemonic: str, word: str, voice: Voice) -> list[str]:
+    names = DIALECTS.get(voice.dialect, {}).get(mnemonic, PHONES.get(mnemonic))
+    if names is None:
+        raise SynthesisError(
+            f"voice {voice.id}: espeak-ng said the phoneme {mnemonic!r} in {word!r}, "
+            "which has no ARPAbet name; add it to PHONES or DIALECTS in data/synth.py"
+        )
+    return names.split()
+
+
+def _set_times(said: list[_Phone], wave_T: np.ndarray, rate: int) -> None:
+    said[0].start = said[0].event
+    for before, phone in pairwise(said):
+        end, phone.start = _boundary(before, phone, wave_T, rate)
+        before.end = before.end or end
+    said[-1].end = said[-1].end or len(wave_T)
+
+
+def _boundary(before: _Phone, phone: _Phone, wave_T: np.ndarray, rate: int) -> tuple[int, int]:
+    """Where one phone ends and the next one starts: the same sample, unless a pause parts them.
+
+    Events are exact to the sample, but they do not all stand where a phonetician would cut:
+    a stop's event is its burst, though the closure before it is the stop's as well; a vowel's
+    event after n, r or w comes after the transition, in which often all of the consonant lies,
+    even across words. There the cut is where the spectrum changes most between the two events.
+    A word's event comes before the 10 to 20 ms of silence with which most words begin.
+    """
+    vowel = phone.names[:1] and phone.names[0] in VOWELS
+    stop = phone.mnemonic in STOPS
+    if vowel and before.mnemonic in SONORANTS:
+        cut = _change(wave_T, before.event, phone.event, rate)
+        return cut, cut
+    if phone.word_event is None and stop:
+        earliest = max(before.event, phone.event - round(CLOSURE_SECONDS * rate))
+        cut = _change(wave_T, earliest, phone.event, rate)
+        return cut, cut
+    if phone.word_event is None:
+        return phone.event, phone.event
+    pause = phone.event - phone.word_event
+    if stop or pause <= SHORT_SECONDS * rate:
+        return phone.word_event, phone.word_event
+    return phone.word_event, phone.event
+
+
+def _change(wave_T: np.ndarray, start: int, end: int, rate: int) -> int:
+    """The sample that best cuts start..end into two parts of steady spectrum.
+
+    Best: the least squared distance of log band energies to their mean, summed over both parts.
+    """
+    hop, width = rate // 500, rate // 60  # 2 ms; a window of 17 ms holds a period of any voice
+    centres = np.arange(start, end, hop)
+    if len(centres) < 2:
+        return end
+    padded = np.pad(wave_T, width)
+    windows = np.stack([padded[c + (width + 1) // 2 :][:width] for c in centres]) * np.hanning(
+        width
+    )
+    power = np.abs(np.fft.rfft(windows, next_fast_len(width))) ** 2
+    edges = np.unique(np.geomspace(2, power.shape[1] - 1, 16).astype(int))
+    bands = np.log(np.add.reduceat(power, edges[:-1], axis=1) + 1e-5 * power.max() + 1e-12)
+    sums, squares = bands.cumsum(0), (bands**2).cumsum(0)
+    left = np.arange(1, len(bands))[:, None]
+    rest = len(bands) - left
+    loss = (squares[-1] - sums[:-1] ** 2 / left - (sums[-1] - sums[:-1]) ** 2 / rest).sum(1)
+    return int(centres[1 + loss.argmin()]) - hop // 2
+
+
+def _arpabet(said: list[_Phone], wave_T: np.ndarray, rate: int) -> list[Span]:
+    """The phones of CMU's dictionary; espeak may use two for one of them, or one for two."""
+    spans: list[Span] = []
+    word = -1
+    for p in said:
+        if p.start == p.end:
+            continue  # an r that is written but not sounded
+        cuts = [p.start, p.end]
+        if len(p.names) == 2:
+            quarter = (p.end - p.start) // 4  # its onset and end change more than its colour
+            cuts.insert(1, _change(wave_T, p.start + quarter, p.end - quarter, rate))
+        names = p.names or [spans[-1].label]
+        for name, start, end in zip(names, cuts, cuts[1:], strict=False):
+            if p.word == word and spans[-1].label == name:
+                spans[-1] = Span(name, spans[-1].start, end / rate)
+            else:
+                spans.append(Span(name, start / rate, end / rate))
+            word = p.word
+    return spans
+
+
+def _with_silence(spans: list[Span], seconds: float) -> list[Span]:
+    """The spans, and SIL where nothing is said."""
+    full: list[Span] = []
+    at = 0.0
+    for span in [*spans, Span("", seconds, seconds)]:
+        if span.start > at:
+            full.append(Span(SILENCE, at, span.start))
+        if span.label:
+            full.append(span)
+        at = span.end
+    return full
+
+
+# --- digits as they are said on a line ----------------------------------------------------------
+
+
+def digit_utterance(
+    words: Sequence[str], voice: Voice, settings: DigitsSettings, seed: int
+) -> Speech:
+    """Digits said in one or more breaths, between silences, at some level and in some noise.
+
+    Args:
+        words: of DIGITS, at least one.
+        seed: of all that is drawn: breaths, pauses, rate and pitch around the voice's own, level,
+            noise and its ratio (`about` tells the last three).
+    Returns:
+        Samples at `settings.sample_rate` whose highest peak is at the level drawn.
+    """
+    if not words or not set(words) <= set(DIGITS):
+        raise SynthesisError(
+            f"{' '.join(words)!r} is no row of digits; allowed: {', '.join(DIGITS)}"
+        )
+    rng = np.random.default_rng(seed)
+    speech = _with_pauses(_breaths(words, voice, rng), rng)
+    rate = settings.sample_rate
+    snr_db = round(rng.uniform(settings.snr_db[0], settings.snr_db[1]), 2)
+    level_db = round(rng.uniform(settings.level_db[0], settings.level_db[1]), 2)
+    kind = NOISES[rng.integers(len(NOISES))]
+    common = math.gcd(rate, speech.rate)
+    clean_T = resample_poly(speech.samples_T.astype(float), rate // common, speech.rate // common)
+    said = [clean_T[samples_of(w.start, rate) : samples_of(w.end, rate)] for w in speech.words]
+    power = np.mean(np.concatenate(said) ** 2) / 10 ** (snr_db / 10)
+    noisy_T = clean_T + math.sqrt(power) * noise(kind, len(clean_T), rate, rng)
+    noisy_T *= 10 ** (level_db / 20) / np.abs(noisy_T).max()
+    return Speech(
+        samples_T=noisy_T.astype(np.float32),
+        rate=rate,
+        words=speech.words,
+        phones=speech.phones,
+        mnemonics=speech.mnemonics,
+        about={"snr_db": snr_db, "level_db": level_db, "noise": kind},
+    )
+
+
+def _breaths(words: Sequence[str], voice: Voice, rng: np.random.Generator) -> list[Speech]:
+    """The words in groups, as a person reads a long number; one manner for all of them."""
+    manner = replace(
+        voice,
+        words_per_minute=round(voice.words_per_minute * rng.uniform(1 - SPREAD, 1 + SPREAD)),
+        pitch=round(float(np.clip(voice.pitch * rng.uniform(1 - SPREAD, 1 + SPREAD), 0, 100))),
+    )
+    groups = [[words[0]]]
+    for word in words[1:]:
+        if rng.random() < PAUSE_SHARE:
+            groups.append([])
+        groups[-1].append(word)
+    return [speak(" ".join(group), manner, int(rng.integers(2**31))) for group in groups]
+
+
+def _with_pauses(breaths: list[Speech], rng: np.random.Generator) -> Speech:
+    """The breaths in a row, with true silence before, between and after them."""
+    rate = breaths[0].rate
+    pieces: list[np.ndarray] = [_pause(MARGIN_SECONDS, rate, rng)]
+    words: list[Span] = []
+    phones: list[Span] = []
+    mnemonics: list[Span] = []
+    for i, breath in enumerate(breaths):
+        start = sum(map(len, pieces)) / rate
+        words += _later(breath.words, start)
+        phones += _later(breath.phones, start)
+        mnemonics += _later(breath.mnemonics, start)
+        last = i == len(breaths) - 1
+        pieces += [breath.samples_T, _pause(MARGIN_SECONDS if last else PAUSE_SECONDS, rate, rng)]
+    wave_T = np.concatenate(pieces)
+    seconds = len(wave_T) / rate
+    return Speech(
+        samples_T=wave_T,
+        rate=rate,
+        words=words,
+        phones=_with_silence(phones, seconds),
+        mnemonics=_with_silence(mnemonics, seconds),
+    )
+
+
+def _pause(seconds: tuple[float, float], rate: int, rng: np.random.Generator) -> np.ndarray:
+    return np.zeros(samples_of(rng.uniform(*seconds), rate), np.float32)
+
+
+def _later(spans: list[Span], seconds: float) -> list[Span]:
+    """What is said in these spans, shifted; silence is filled in again by `_with_silence`."""
+    return [
+        Span(span.label, span.start + seconds, span.end + seconds)
+        for span in spans
+        if span.label != SILENCE
+    ]
+
+
+# --- noise --------------------------------------------------------------------------------------
+
+
+def noise(kind: str, count: int, rate: int, rng: np.random.Generator) -> np.ndarray:
+    """`count` samples of one of NOISES, of mean power 1."""
+    if kind == "white":
+        noise_T = rng.standard_normal(count)
+    elif kind == "pink":
+        noise_T = _coloured(count, rate, rng, lambda f: 1 / np.sqrt(np.maximum(f, 50)))
+    elif kind == "babble":
+        noise_T = np.sum([_talker(count, rate, rng) for _ in range(6)], axis=0)
+    elif kind == "hum":
+        noise_T = _hum(count, rate, rng)
+    else:
+        raise SynthesisError(f"noise {kind!r} is unknown; allowed: {', '.join(NOISES)}")
+    return noise_T / np.sqrt(np.mean(noise_T**2))
+
+
+def _coloured(
+    count: int,
+    rate: int,
+    rng: np.random.Generator,
+    gain: Callable[[np.ndarray], np.ndarray],
+) -> np.ndarray:
+    """Gaussian noise whose amplitude spectrum is `gain` of the frequency in Hz."""
+    padded = next_fast_len(count, real=True)
+    hertz = rfftfreq(padded, 1 / rate)
+    spectrum = rng.standard_normal(len(hertz)) + 1j * rng.standard_normal(len(hertz))
+    noise_T = irfft(spectrum * gain(hertz), padded)[:count]
+    return noise_T / np.sqrt(np.mean(noise_T**2))
+
+
+def _talker(count: int, rate: int, rng: np.random.Generator) -> np.ndarray:
+    """Noise with the long-term spectrum of speech, in the rhythm of syllables (3 to 6 a second)."""
+    rhythm = 2 * np.pi * rng.uniform(3, 6) * np.arange(count) / rate + rng.uniform(0, 2 * np.pi)
+    voice_T = _coloured(count, rate, rng, lambda f: f / (f + 100) / (1 + (f / 500) ** 2) ** 0.75)
+    return voice_T * (1 + np.sin(rhythm)) ** 2
+
+
+def _hum(count: int, rate: int, rng: np.random.Generator) -> np.ndarray:
+    """Mains at 50 or 60 Hz with overtones up to 2 kHz, and half as loud, pink noise."""
+    mains = float(rng.choice([50.0, 60.0]))
+    radians = 2 * np.pi * mains * np.arange(count) / rate
+    hum_T = np.zeros(count)
+    for k in range(1, int(min(2000, rate / 2) / mains)):
+        hum_T += rng.uniform(0.3, 1) / k * np.sin(k * radians + rng.uniform(0, 2 * np.pi))
+    return hum_T / np.sqrt(np.mean(hum_T**2)) + 0.5 * noise("pink", count, rate, rng)

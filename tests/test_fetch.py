@@ -1,0 +1,191 @@
+"""scripts/fetch.py: a download goes on where it was broken, and an archive chooses no paths."""
+
+import importlib.util
+import io
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "fetch.py"
+spec = importlib.util.spec_from_file_location("fetch", SCRIPT)
+assert spec is not None
+assert spec.loader is not None
+fetch = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(fetch)
+
+
+def wav(samples: int) -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.arange(samples, dtype=np.int16), 8000, format="WAV")
+    return buffer.getvalue()
+
+
+def archive(*members: tuple[str, bytes | None]) -> bytes:
+    """A .tar.gz as GitHub sends it; None makes a link to /etc/passwd."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            if content is None:
+                info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            else:
+                info.size = len(content)
+            tar.addfile(info, io.BytesIO(content) if content is not None else None)
+    return buffer.getvalue()
+
+
+TOP = "free-spoken-digit-dataset-26eb9aa"
+GOOD = archive(
+    (f"{TOP}/README.md", b"# Free Spoken Digit Dataset"),
+    (f"{TOP}/recordings/7_jackson_32.wav", wav(4000)),
+    (f"{TOP}/recordings/0_george_1.wav", wav(2400)),
+    (f"{TOP}/utils/spectogramer.py", b"import os"),
+)
+TABLE = """utt_id\tspeaker\tpath\tduration_seconds\ttranscript
+george-0-01\tgeorge\trecordings/0_george_1.wav\t0.3000\tZERO
+jackson-7-32\tjackson\trecordings/7_jackson_32.wav\t0.5000\tSEVEN
+"""
+
+
+class Server:
+    """One archive over HTTP on this machine; can hang up early, and can ignore Range."""
+
+    def __init__(self) -> None:
+        self.content, self.hang_up_after, self.ranges = GOOD, 10**9, True
+        self.asked: list[str | None] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked = self.headers["Range"]
+                outer.asked.append(asked)
+                if self.path != "/fsdd":
+                    return self.send_error(404, "Not Found")
+                start = int(asked[6:-1]) if asked and outer.ranges else 0
+                if start and start >= len(outer.content):
+                    return self.send_error(416, "Range Not Satisfiable")
+                self.send_response(206 if start else 200)
+                self.send_header("Content-Length", str(len(outer.content) - start))
+                self.end_headers()
+                self.wfile.write(outer.content[start:][: outer.hang_up_after])
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/fsdd"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.http.shutdown()
+    thread.join()
+    server.http.server_close()
+
+
+def everything(folder: Path) -> set[str]:
+    return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_fsdd_becomes_a_folder_with_utterances(server, tmp_path):
+    fetch.fetch("fsdd", str(tmp_path), server.url)
+    assert (tmp_path / "utterances.tsv").read_text() == TABLE
+    assert everything(tmp_path) == {
+        "utterances.tsv",
+        "recordings/7_jackson_32.wav",
+        "recordings/0_george_1.wav",
+    }
+    assert (tmp_path / "recordings/7_jackson_32.wav").read_bytes() == wav(4000)
+
+
+def test_the_url_may_come_from_the_environment(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("FETCH_URL", server.url)
+    fetch.fetch("fsdd", str(tmp_path))
+    assert (tmp_path / "utterances.tsv").read_text() == TABLE
+
+
+def test_what_is_there_is_not_fetched_again(server, tmp_path):
+    fetch.fetch("fsdd", str(tmp_path), server.url)
+    fetch.fetch("fsdd", str(tmp_path), server.url)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_broken_download_goes_on(server, tmp_path, ranges):
+    server.hang_up_after, server.ranges = 100, ranges
+    with pytest.raises(fetch.FetchError, match=f"ended after 100 of {len(GOOD)} bytes"):
+        fetch.fetch("fsdd", str(tmp_path), server.url)
+    assert everything(tmp_path) == {"fsdd.tar.gz.part"}
+    server.hang_up_after = 10**9
+    fetch.fetch("fsdd", str(tmp_path), server.url)
+    assert server.asked == [None, "bytes=100-"]
+    assert (tmp_path / "utterances.tsv").read_text() == TABLE
+
+
+def test_a_partial_file_that_is_longer_than_the_archive_is_fetched_anew(server, tmp_path):
+    (tmp_path / "fsdd.tar.gz.part").write_bytes(bytes(len(GOOD) + 1))
+    fetch.fetch("fsdd", str(tmp_path), server.url)
+    assert (tmp_path / "utterances.tsv").read_text() == TABLE
+
+
+@pytest.mark.parametrize("content", [GOOD[:-40], GOOD[:200] + b"x" + GOOD[201:], b"no archive"])
+def test_a_damaged_archive_is_deleted_and_no_table_written(server, tmp_path, content):
+    server.content = content
+    with pytest.raises(fetch.FetchError, match=r"damaged .* try again"):
+        fetch.fetch("fsdd", str(tmp_path), server.url)
+    assert not (tmp_path / "utterances.tsv").exists()
+    assert not (tmp_path / "fsdd.tar.gz").exists()
+    server.content = GOOD
+    fetch.fetch("fsdd", str(tmp_path), server.url)
+    assert (tmp_path / "utterances.tsv").read_text() == TABLE
+
+
+def test_an_archive_cannot_write_where_it_likes(server, tmp_path):
+    server.content = archive(
+        ("../recordings/1_evil_0.wav", wav(10)),
+        ("/recordings/1_evil_1.wav", wav(10)),
+        (f"{TOP}/recordings/../../1_evil_2.wav", wav(10)),
+        (f"{TOP}/recordings/0_george_1.wav", wav(2400)),
+    )
+    folder = tmp_path / "in" / "fsdd"
+    fetch.fetch("fsdd", str(folder), server.url)
+    assert all(name.startswith("in/fsdd/") for name in everything(tmp_path))
+    assert not any("evil_2" in name for name in everything(tmp_path))
+
+
+def test_a_link_in_an_archive_is_refused(server, tmp_path):
+    server.content = archive((f"{TOP}/recordings/1_evil_0.wav", None))
+    with pytest.raises(fetch.FetchError, match=r"1_evil_0\.wav is no plain file"):
+        fetch.fetch("fsdd", str(tmp_path), server.url)
+    assert not (tmp_path / "utterances.tsv").exists()
+
+
+def test_an_archive_without_recordings_is_refused(server, tmp_path):
+    server.content = archive((f"{TOP}/README.md", b"moved"))
+    with pytest.raises(fetch.FetchError, match="wrong URL"):
+        fetch.fetch("fsdd", str(tmp_path), server.url)
+
+
+def test_a_missing_page_is_named(server, tmp_path):
+    with pytest.raises(fetch.FetchError, match="answers 404 Not Found"):
+        fetch.fetch("fsdd", str(tmp_path), server.url + "x")
+
+
+def test_no_network_is_said_clearly(tmp_path):
+    with pytest.raises(fetch.FetchError, match=r"cannot be fetched .* CORPUS_DIR"):
+        fetch.fetch("fsdd", str(tmp_path), "http://127.0.0.1:1/fsdd")
+
+
+def test_an_unknown_corpus_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="'timit'; there are: fsdd"):
+        fetch.fetch("timit", str(tmp_path))
