@@ -1,0 +1,78 @@
+"""A model's parameters <-> **one flat vector**, always in the same order; gradients alike.
+
+All that methods and the optimizer do is arithmetic on `weights_P` and `grad_P`; the model reads
+and its backward pass writes them in place, for its tensors are views. Knows nothing of networks.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one parameter lies."""
+
+    name: str
+    offset: int  # elements
+    numel: int
+    shape: tuple[int, ...]
+
+
+class Bucket:
+    """The flat vectors of a model that is on its device already, float32 [P] each.
+
+    Attributes:
+        table: a Slot a parameter, without gaps, in the order in which the model registers them:
+            the same for the same model, whatever was trained, stored or sent before.
+    Raises:
+        ValueError: if a parameter is not float32, or they are on several devices.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = list(model.named_parameters())
+        if not named:
+            raise ValueError(f"{type(model).__name__} has no parameters to train")
+        device = named[0][1].device
+        self.table: list[Slot] = []
+        offset = 0
+        for name, parameter in named:
+            if parameter.dtype != torch.float32 or parameter.device != device:
+                raise ValueError(
+                    f"parameter {name} is {parameter.dtype} on {parameter.device}; "
+                    f"all must be float32 on {device}"
+                )
+            self.table.append(Slot(name, offset, parameter.numel(), tuple(parameter.shape)))
+            offset += parameter.numel()
+        self.weights_P = torch.empty(offset, device=device)
+        self.grad_P = torch.zeros(offset, device=device)
+        self._grads: list[tuple[nn.Parameter, Tensor]] = []
+        for slot, (_, parameter) in zip(self.table, named, strict=True):
+            view = self.view(self.weights_P, slot)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            self._grads.append((parameter, self.view(self.grad_P, slot)))
+        self.zero_grad()
+
+    @staticmethod
+    def view(vector_P: Tensor, slot: Slot) -> Tensor:
+        """A parameter's part of a flat vector, in the parameter's shape; shares its memory."""
+        return vector_P[slot.offset : slot.offset + slot.numel].view(slot.shape)
+
+    def zero_grad(self) -> None:
+        """Before a backward pass: no gradient, and gradients go to `grad_P` again.
+
+        The latter because `Module.zero_grad` and `Optimizer.zero_grad` drop them by default.
+        """
+        self.grad_P.zero_()
+        for parameter, grad in self._grads:
+            if parameter.grad is not grad:
+                parameter.grad = grad
+
+    def name_of(self, element: int) -> str:
+        """The parameter that an element of the flat vectors belongs to, for messages."""
+        for slot in self.table:
+            if slot.offset <= element < slot.offset + slot.numel:
+                return slot.name
+        raise IndexError(f"element {element} of {self.grad_P.numel()}")

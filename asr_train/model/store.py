@@ -1,0 +1,119 @@
+"""A network by its settings, and as files: model.pt (tensors) and model.json (all else).
+
+model.json is written last and lists size and SHA-256 of model.pt: if it exists, the model is whole.
+No tensor file can run code (`weights_only`), and equal weights give equal bytes.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asr_train import files, schema
+from asr_train.model.dnn import Dnn
+from asr_train.schema import ModelSettings
+
+Model = Dnn  # every kind has context_left, context_right, num_mels, num_states, mean_F, var_F
+
+
+def build_model(
+    settings: ModelSettings,
+    num_mels: int,
+    num_states: int,
+    mean_F: Tensor,
+    var_F: Tensor,
+    seed: int,
+) -> Model:
+    """The network that the settings name, on the CPU; arguments as in `Dnn`."""
+    assert settings.dnn is not None  # the one kind there is, as schema.py checks
+    return Dnn(settings.dnn, num_mels, num_states, mean_F, var_F, seed)
+
+
+def save_model(folder: Path | str, model: Model, about: dict[str, Any]) -> Path:
+    """Write model.pt, then model.json; returns the latter's path.
+
+    Args:
+        about: what model.json says beside the file: "run", "model" (settings as plain data),
+            "priors", "feats", "norm", "states_hash", "frames", "steps", "dev".
+    """
+    folder = Path(folder)
+    # Clones, for parameters may be views of one large vector, which would be stored whole
+    tensors = {name: tensor.cpu().clone() for name, tensor in model.state_dict().items()}
+    save_tensors(folder / "model.pt", tensors)
+    part = files.part(folder / "model.pt", folder)
+    (kind,) = (name for name, value in about["model"].items() if value is not None)
+    listed = {"kind": kind, "file": part["path"], "bytes": part["bytes"], "sha256": part["sha256"]}
+    sizes = {"num_mels": model.num_mels, "num_states": model.num_states}
+    files.write_json(folder / "model.json", {**listed, **sizes, **about})
+    return folder / "model.json"
+
+
+def load_model(
+    path: Path | str, device: torch.device | str = "cpu"
+) -> tuple[Model, dict[str, Any]]:
+    """The network of a model.json, and what that says of it.
+
+    Raises:
+        DamagedFileError: if model.pt is missing, was changed, or model.json has not all entries.
+        ValueError: if the parameters are not those of the settings; names one and both shapes.
+    """
+    path = Path(path)
+    about = files.read_json(path)
+    try:
+        settings = schema.build(ModelSettings, about["model"], "model")
+        sizes = about["num_mels"], about["num_states"]
+        listed = {"path": about["file"], "bytes": about["bytes"], "sha256": about["sha256"]}
+    except (KeyError, TypeError) as error:
+        raise files.DamagedFileError(
+            f"{path} is no model ({error!r}); delete it and run make again"
+        ) from error
+    tensors = load_tensors(files.check_part(path.parent, listed))
+    model = build_model(settings, *sizes, torch.zeros(sizes[0]), torch.ones(sizes[0]), seed=0)
+    _check_tensors(path.parent / listed["path"], tensors, model.state_dict())
+    model.load_state_dict(tensors)
+    return model.to(device).eval(), about
+
+
+def save_tensors(path: Path, content: dict[str, Any]) -> None:
+    """Write tensors and plain data whole, or leave `path` as it was.
+
+    Raises:
+        OSError: if there is no room, or no right, to write there.
+    """
+    with files.replacing(path) as scratch:
+        try:
+            torch.save(content, scratch)
+        except RuntimeError as error:  # how torch says that a write failed
+            reason = str(error).split("\n")[0]
+            raise OSError(f"{path} cannot be written ({reason}): is the disk full?") from error
+
+
+def load_tensors(path: Path) -> dict[str, Any]:
+    """What torch.save wrote, if it is tensors and plain data; nothing in it can run.
+
+    Raises:
+        DamagedFileError: if torch cannot read it.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds: RuntimeError, UnpicklingError, KeyError
+        reason = str(error).split("\n")[0]
+        raise files.DamagedFileError(
+            f"{path} holds no tensors that torch can read safely ({reason}); "
+            "delete it and run make again"
+        ) from error
+
+
+def _check_tensors(path: Path, found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    hint = "was it trained with other settings? delete model.json and run make again"
+    if missing := sorted(wanted.keys() - found.keys()):
+        raise ValueError(f"{path} lacks {', '.join(missing)}; {hint}")
+    if unknown := sorted(found.keys() - wanted.keys()):
+        raise ValueError(f"{path} has {', '.join(unknown)}, which the model has not; {hint}")
+    for name, tensor in wanted.items():
+        if found[name].shape != tensor.shape:
+            raise ValueError(
+                f"{path}: {name} is {list(found[name].shape)} "
+                f"but the model's is {list(tensor.shape)}; {hint}"
+            )

@@ -1,0 +1,115 @@
+import builtins
+import json
+
+import pytest
+
+from asr_train.comm.method import Sent
+from asr_train.train.log import RunLog, dev_row, epoch_line, train_row
+from asr_train.train.state import Interval, Progress
+
+PROGRESS = Progress(epoch=1, step=30, frames=900, dev_loss=1.25, dev_accuracy=0.625)
+INTERVAL = Interval(
+    steps=5,
+    skipped=1,
+    frames=100,
+    loss=200.0,
+    correct=25,
+    compute_seconds=1.0,
+    exchange_seconds=0.5,
+    wait_seconds=0.25,
+)
+
+
+def test_a_row_has_means_a_frame_and_a_step():
+    row = train_row(INTERVAL, PROGRESS, rate=0.5, sent=Sent(640, 20), num_parameters=10)
+    assert row == {
+        "step": 30,
+        "epoch": 2,
+        "frames": 900,
+        "loss": 2.0,
+        "accuracy": 0.25,
+        "rate": 0.5,
+        "minibatch": 25.0,
+        "sent_bits": 128.0,
+        "elements_sent": 4.0,
+        "compression_ratio": 2.5,  # 32 * 10 bits a step over 128
+        "step_seconds": 0.35,
+        "compute_seconds": 0.2,
+        "exchange_seconds": 0.1,
+        "wait_seconds": 0.05,
+        "skipped": 1,
+    }
+
+
+def test_what_cannot_be_known_is_null():
+    row = train_row(Interval(steps=1, skipped=1), PROGRESS, 0.5, Sent(), num_parameters=10)
+    assert {k for k, v in row.items() if v is None} == {
+        "loss",
+        "accuracy",
+        "minibatch",
+        "compression_ratio",
+    }
+
+
+def test_the_epochs_line_and_row_say_how_dev_did():
+    assert dev_row(PROGRESS, rate=0.5) == {
+        "epoch": 1,
+        "step": 30,
+        "dev_loss": 1.25,
+        "dev_accuracy": 0.625,
+        "rate": 0.5,
+    }
+    line = epoch_line(INTERVAL, PROGRESS, 0.5, epochs=3)
+    assert line == (
+        "epoch 1/3: step 30, rate 0.5, loss 2.000, 25.0% right; DEV loss 1.250, 62.5% right; "
+        "57 frames/s; 1 steps skipped"
+    )
+
+
+def test_rows_after_the_checkpoint_are_cut_off(tmp_path):
+    rows = [{"step": n, "loss": 0.5, "accuracy": 0.5} for n in range(4)]
+    with RunLog(tmp_path, Progress(), 100) as log:
+        log.row(rows[0])
+        log.row(rows[1])
+        kept = log.bytes
+        log.row(rows[2])
+    with open(tmp_path / "log.jsonl", "a") as file:
+        file.write('{"step": 3, "lo')  # killed in the middle of a row
+    with RunLog(tmp_path, Progress(step=1, log_bytes=kept), 100) as log:
+        log.row(rows[3])
+    found = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert found == [rows[0], rows[1], rows[3]]
+
+
+def test_a_run_from_the_beginning_has_a_new_log_and_new_events(tmp_path):
+    for _ in range(2):
+        with RunLog(tmp_path, Progress(), 100) as log:
+            log.row({"step": 1, "loss": 0.5, "accuracy": 0.5})
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+
+
+def test_tensorboard_reads_the_numbers_of_the_rows(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with RunLog(tmp_path, Progress(), 100) as log:
+        log.row({"step": 1, "loss": 0.5, "accuracy": 0.25})
+        log.row({"step": 2, "loss": None, "dev_loss": 0.75})
+    found = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in found.Scalars("loss")] == [(1, 0.5)]
+    assert [(e.step, e.value) for e in found.Scalars("dev_loss")] == [(2, 0.75)]
+
+
+def test_without_tensorboard_the_log_is_written_all_the_same(tmp_path, monkeypatch, capsys):
+    imported = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("torch.utils.tensorboard"):
+            raise ImportError("No module named 'tensorboard'")
+        return imported(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with RunLog(tmp_path, Progress(), 100) as log:
+        log.row({"step": 1, "loss": 0.5, "accuracy": 0.5})
+    assert "no TensorBoard events" in capsys.readouterr().out
+    assert (tmp_path / "log.jsonl").read_text().count("\n") == 1
+    assert not (tmp_path / "tensorboard").exists()

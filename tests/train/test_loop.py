@@ -1,0 +1,320 @@
+import json
+import math
+import multiprocessing
+import os
+import signal
+
+import pytest
+import tiny
+import torch
+
+from asr_train import files
+from asr_train.comm.bucket import Bucket
+from asr_train.comm.method import build_method
+from asr_train.model.store import build_model, load_model
+from asr_train.shards.batch import FramePools, context_padded
+from asr_train.train import loop, state
+from asr_train.train.schedule import Schedule
+from asr_train.train.state import NotFiniteError, RunState
+
+CPU = torch.device("cpu")
+
+
+def trained(folder, splits, **optim):
+    return loop.train(tiny.settings(**optim), *splits, folder, CPU)
+
+
+def rows(folder) -> list[dict]:
+    """Of the log, without what no two runs agree on."""
+    found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in found]
+
+
+def outcome(folder) -> tuple[bytes, dict, list[dict]]:
+    about = json.loads((folder / "model.json").read_text())
+    return (folder / "model.pt").read_bytes(), {**about, "run": None}, rows(folder)
+
+
+@pytest.fixture(scope="module")
+def unbroken(splits, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exp") / "unbroken"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JOBS", "1")
+        trained(folder, splits)
+    return folder
+
+
+# --- what a run gives ---------------------------------------------------------------------------
+
+
+def test_a_separable_task_is_learnt(unbroken):
+    dev = json.loads((unbroken / "model.json").read_text())["dev"]
+    assert dev["accuracy"] > 0.9
+    assert dev["loss"] < math.log(tiny.NUM_STATES) / 4
+
+
+def test_the_log_has_a_row_an_interval_and_a_row_an_epoch(unbroken, splits):
+    minibatch, log_steps, epochs = 32, 7, 3
+    steps = math.ceil(splits[0].num_frames / minibatch)
+    found = rows(unbroken)
+    ends = [row for row in found if "dev_loss" in row]
+    assert [(row["epoch"], row["step"]) for row in ends] == [
+        (n, n * steps) for n in range(1, epochs + 1)
+    ]
+    assert [row["rate"] for row in ends] == [0.02, 0.01, 0.005]
+    inside = [row for row in found if "dev_loss" not in row]
+    wanted = {n * log_steps for n in range(1, epochs * steps // log_steps + 1)}
+    assert [row["step"] for row in inside] == sorted(wanted | {row["step"] for row in ends})
+    assert inside[-1]["frames"] == epochs * splits[0].num_frames
+    assert inside[-1]["loss"] < inside[0]["loss"]
+
+
+def test_the_model_knows_what_it_was_trained_on(unbroken, splits):
+    model, about = load_model(unbroken / "model.json")
+    assert about["priors"] == splits[0].priors_S.tolist()
+    assert {key: about[key] for key in tiny.ABOUT} == tiny.ABOUT
+    assert torch.equal(model.mean_F, torch.from_numpy(splits[0].mean_F))
+    assert torch.equal(model.var_F, torch.from_numpy(splits[0].var_F))
+    loss, accuracy = loop.evaluate(model, splits[1], CPU)
+    assert about["dev"] == {"loss": loss, "accuracy": accuracy}
+
+
+# --- the same bits, however often it is killed -------------------------------------------------
+
+
+def test_the_same_run_gives_the_same_bytes(unbroken, splits, tmp_path):
+    trained(tmp_path / "again", splits)
+    assert outcome(tmp_path / "again") == outcome(unbroken)
+
+
+def test_another_seed_gives_another_model(unbroken, splits, tmp_path):
+    trained(tmp_path / "other", splits, seed=1)
+    assert outcome(tmp_path / "other")[0] != outcome(unbroken)[0]
+
+
+def killed(folder, splits, module, name: str, call: int, after: bool, monkeypatch) -> None:
+    """Train in a child that dies by SIGKILL before (or after) a call of `module.name`."""
+    original, calls = getattr(module, name), []
+
+    def deadly(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == call and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*args, **kwargs)
+        if len(calls) == call and after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, deadly)
+        child = multiprocessing.get_context("fork").Process(target=trained, args=(folder, splits))
+        child.start()
+        child.join()
+    assert child.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "module, name, call, after",
+    [
+        (loop, "update", 1, True),  # before the first checkpoint
+        (loop, "update", 37, False),  # in the middle of an epoch
+        (loop, "evaluate", 1, True),  # between the last step of an epoch and its checkpoint
+        (loop, "evaluate", 3, False),
+        (torch, "save", 3, True),  # a checkpoint has its new name not yet
+        (state.files, "write_json", 4, False),  # a checkpoint is whole, its index is not there
+        (state.files, "write_json", 4, True),
+        (loop, "save_model", 1, False),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_a_killed_run_goes_on_to_the_same_bytes(
+    unbroken, splits, tmp_path, monkeypatch, module, name, call, after
+):
+    folder = tmp_path / "killed"
+    killed(folder, splits, module, name, call, after, monkeypatch)
+    assert not (folder / "model.json").exists()
+    trained(folder, splits)
+    assert outcome(folder) == outcome(unbroken)
+
+
+def test_a_run_killed_again_and_again_goes_on_to_the_same_bytes(
+    unbroken, splits, tmp_path, monkeypatch
+):
+    folder = tmp_path / "killed"
+    for call in (15, 23, 19, 40):
+        killed(folder, splits, loop, "update", call, True, monkeypatch)
+    trained(folder, splits)
+    assert outcome(folder) == outcome(unbroken)
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
+    unbroken, splits, tmp_path, monkeypatch, capsys
+):
+    folder = tmp_path / "killed"
+    killed(folder, splits, loop, "update", 37, True, monkeypatch)
+    newest = max((folder / "ckpt").glob("*.pt"))
+    newest.write_bytes(newest.read_bytes()[:100])
+    trained(folder, splits)
+    assert f"{newest} has 100 bytes" in capsys.readouterr().out
+    assert outcome(folder) == outcome(unbroken)
+
+
+def test_a_finished_run_that_is_asked_for_again_takes_no_step(
+    unbroken, splits, tmp_path, monkeypatch
+):
+    folder = tmp_path / "twice"
+    trained(folder, splits)
+    before = outcome(folder)
+    (folder / "model.json").unlink()
+    monkeypatch.delattr(loop, "update")
+    trained(folder, splits)
+    assert outcome(folder) == before
+
+
+def test_other_settings_start_a_run_over(splits, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "changed"
+    killed(folder, splits, loop, "update", 37, True, monkeypatch)
+    trained(folder, splits, rate=0.01)
+    assert "other settings or shards" in capsys.readouterr().out
+    trained(tmp_path / "fresh", splits, rate=0.01)
+    assert outcome(folder) == outcome(tmp_path / "fresh")
+
+
+def test_other_shards_start_a_run_over(splits, tmp_path, monkeypatch):
+    run, (train, dev) = tiny.settings(), splits
+    other = tiny.shards(tmp_path / "other", seed=3, count=5)
+    assert loop.identity(run, train, dev) == loop.identity(tiny.settings(), train, dev)
+    names = [loop.identity(run, a, b) for a, b in [(train, dev), (other, dev), (train, other)]]
+    assert len(set(names)) == 3
+
+
+# --- a step -------------------------------------------------------------------------------------
+
+
+def new_state(splits, momentum=0.5) -> tuple[torch.nn.Module, RunState]:
+    run, train = tiny.settings(), splits[0]
+    model = build_model(
+        run.model,
+        train.num_mels,
+        train.num_states,
+        torch.from_numpy(train.mean_F),
+        torch.from_numpy(train.var_F),
+        seed=0,
+    )
+    bucket = Bucket(model)
+    velocity_P = torch.zeros_like(bucket.weights_P) if momentum else None
+    method = build_method(run.comm, bucket.weights_P.numel())
+    return model, RunState(bucket, method, Schedule(run.optim), velocity_P)
+
+
+def minibatches(splits, count: int) -> list:
+    pools = FramePools(
+        splits[0],
+        context_left=2,
+        context_right=1,
+        pool_frames=500,
+        minibatch_frames=32,
+        seed=0,
+        worker=0,
+        workers=1,
+        epoch=0,
+    )
+    return [batch for batch, _ in zip(pools, range(count), strict=False)]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_steps_are_those_of_torchs_sgd_on_summed_losses(splits, momentum):
+    model, run_state = new_state(splits, momentum)
+    reference, _ = new_state(splits)
+    sgd = torch.optim.SGD(reference.parameters(), lr=0.02, momentum=momentum)
+    for batch in minibatches(splits, 10):
+        loop.step(model, batch, run_state, momentum, asked=0.0)
+        sgd.zero_grad()
+        torch.nn.functional.cross_entropy(
+            reference(batch.feats_BTF)[:, 0], batch.ali_BT[:, 0], reduction="sum"
+        ).backward()
+        sgd.step()
+    for name, weights in reference.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], weights)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(splits, value, capsys):
+    model, run_state = new_state(splits)
+    good, bad, last = minibatches(splits, 3)
+    bad.feats_BTF[3, 1, 2] = value
+    loop.step(model, good, run_state, 0.5, asked=0.0)
+    weights_P, velocity_P = run_state.bucket.weights_P.clone(), run_state.velocity_P.clone()
+    loop.step(model, bad, run_state, 0.5, asked=0.0)
+    assert torch.equal(run_state.bucket.weights_P, weights_P)
+    assert torch.equal(run_state.velocity_P, velocity_P)
+    assert "step 2 is skipped" in capsys.readouterr().out
+    loop.step(model, last, run_state, 0.5, asked=0.0)
+    assert not torch.equal(run_state.bucket.weights_P, weights_P)
+    assert run_state.bucket.weights_P.isfinite().all()
+    assert (run_state.since_log.steps, run_state.since_log.skipped) == (3, 1)
+    assert run_state.progress.frames == good.frames + last.frames
+    assert run_state.progress.skipped_in_row == 0
+
+
+def test_too_many_skipped_steps_in_a_row_stop_the_run(splits, monkeypatch):
+    monkeypatch.setattr(loop, "MAX_SKIPPED", 3)
+    model, run_state = new_state(splits)
+    (bad,) = minibatches(splits, 1)
+    bad.feats_BTF[:] = float("nan")
+    loop.step(model, bad, run_state, 0.5, asked=0.0)
+    loop.step(model, bad, run_state, 0.5, asked=0.0)
+    with pytest.raises(NotFiniteError, match=r"gradient of layers.\d.\w+ hold nan at step 3"):
+        loop.step(model, bad, run_state, 0.5, asked=0.0)
+
+
+@pytest.mark.parametrize("checkpoint_steps, found_at", [(10, 10), (1000, 53)])
+def test_weights_that_blew_up_are_an_error_and_no_checkpoint(
+    splits, tmp_path, monkeypatch, checkpoint_steps, found_at
+):
+    monkeypatch.setattr(loop, "update", lambda weights_P, *_: weights_P.fill_(float("inf")))
+    message = rf"the weights of layers.0.weight hold inf at step {found_at} "
+    with pytest.raises(NotFiniteError, match=message):
+        trained(tmp_path / "run", splits, checkpoint_steps=checkpoint_steps)
+    assert not list(tmp_path.glob("run/ckpt/*"))
+
+
+def test_a_loss_on_dev_that_is_no_number_is_an_error(splits, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "evaluate", lambda *_: (float("nan"), 0.0))
+    with pytest.raises(NotFiniteError, match=r"DEV's loss is nan at step 53; lower optim.rate"):
+        trained(tmp_path / "run", splits)
+
+
+# --- DEV ----------------------------------------------------------------------------------------
+
+
+def test_dev_is_evaluated_as_if_each_utterance_stood_alone(unbroken, splits, monkeypatch):
+    model, _ = load_model(unbroken / "model.json")
+    loss, correct = 0.0, 0
+    for sample in splits[1].samples(seed=None, worker=0, workers=1, epoch=0):
+        logits_TS = model(context_padded(sample.feats_TF, 2, 1))[0]
+        ali_T = torch.from_numpy(sample.ali_T).long()
+        loss += torch.nn.functional.cross_entropy(logits_TS, ali_T, reduction="sum").item()
+        correct += (logits_TS.argmax(-1) == ali_T).sum().item()
+    frames = splits[1].num_frames
+    for at_once in (1, 100, frames, 2 * frames):
+        monkeypatch.setattr(loop, "DEV_FRAMES", at_once)
+        found = loop.evaluate(model, splits[1], CPU)
+        assert found == (pytest.approx(loss / frames, rel=1e-5), correct / frames)
+
+
+@pytest.mark.parametrize("about", [{"states_hash": "other"}, {"norm": {"by": "speaker"}}])
+def test_splits_of_different_tasks_are_refused(splits, tmp_path, about):
+    other = tiny.shards(tmp_path / "dev", seed=3, count=5, **about)
+    with pytest.raises(ValueError, match=rf"has {next(iter(about))} .* but .*dev/index.json has"):
+        loop.train(tiny.settings(), splits[0], other, tmp_path / "run", CPU)
+    assert not (tmp_path / "run").exists()
+
+
+def test_shards_that_do_not_say_what_they_hold_are_refused(tmp_path):
+    index = files.read_json(tiny.shards(tmp_path / "dev", seed=3, count=5).path)
+    del index["about"]["states_hash"]
+    files.write_json(tmp_path / "dev" / "index.json", index)
+    shards = loop.Shards(tmp_path / "dev" / "index.json")
+    with pytest.raises(ValueError, match="does not say 'states_hash'"):
+        loop.train(tiny.settings(), shards, shards, tmp_path / "run", CPU)

@@ -1,0 +1,162 @@
+import pytest
+import torch
+from torch import nn
+
+from asr_train.comm.bucket import Bucket
+from asr_train.files import DamagedFileError
+from asr_train.train.state import Checkpoints, Interval, NotFiniteError, check_finite
+
+
+def content(step: int) -> dict:
+    return {"weights_P": torch.full((5,), float(step)), "progress": {"step": step, "loss": 0.1}}
+
+
+def saved(folder, steps=(10, 20, 30), identity="a", keep=3) -> Checkpoints:
+    checkpoints = Checkpoints(folder, identity, keep)
+    for step in steps:
+        checkpoints.save(step, content(step))
+    return checkpoints
+
+
+def names(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_newest_checkpoint_comes_back_as_it_was(tmp_path):
+    found = saved(tmp_path).newest()
+    assert found["progress"] == content(30)["progress"]
+    assert torch.equal(found["weights_P"], content(30)["weights_P"])
+
+
+def test_without_checkpoints_a_run_begins_at_the_beginning(tmp_path):
+    assert Checkpoints(tmp_path / "none", "a", keep=1).newest() is None
+
+
+def test_only_the_newest_few_are_kept(tmp_path):
+    saved(tmp_path, steps=(10, 20, 30, 1000), keep=2)
+    stems = ("step-00000030", "step-00001000")
+    assert names(tmp_path) == [stem + end for stem in stems for end in (".json", ".pt")]
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut_short, flip_a_bit, lambda path: path.unlink()])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, capsys, damage):
+    checkpoints = saved(tmp_path)
+    damage(tmp_path / "step-00000030.pt")
+    assert checkpoints.newest()["progress"]["step"] == 20
+    assert "step-00000030.pt" in capsys.readouterr().out
+    assert not (tmp_path / "step-00000030.json").exists()  # else it would count as the newest
+
+
+def test_a_damaged_index_is_named_and_the_checkpoint_before_is_used(tmp_path, capsys):
+    checkpoints = saved(tmp_path)
+    (tmp_path / "step-00000030.json").write_text('{"path": "step-00000030.pt", "identity": "a"')
+    assert checkpoints.newest()["progress"]["step"] == 20
+    assert "step-00000030.json is not valid JSON" in capsys.readouterr().out
+
+
+def test_a_checkpoint_without_index_was_not_finished(tmp_path, capsys):
+    checkpoints = saved(tmp_path)
+    (tmp_path / "step-00000030.json").unlink()
+    (tmp_path / ".tmp.step-00000040.pt").write_bytes(b"half")
+    assert checkpoints.newest()["progress"]["step"] == 20
+    assert "step-00000030.pt was not finished" in capsys.readouterr().out
+    assert all(name.startswith(("step-00000010", "step-00000020")) for name in names(tmp_path))
+
+
+def test_a_run_whose_only_checkpoint_was_not_finished_begins_at_the_beginning(tmp_path):
+    checkpoints = saved(tmp_path, steps=(10,))
+    (tmp_path / "step-00000010.json").unlink()
+    assert checkpoints.newest() is None
+
+
+def test_if_all_are_damaged_nothing_is_thrown_away(tmp_path):
+    checkpoints = saved(tmp_path)
+    for path in tmp_path.glob("*.pt"):
+        cut_short(path)
+    before = names(tmp_path)
+    with pytest.raises(DamagedFileError, match=r"no checkpoint .* is whole: .* delete"):
+        checkpoints.newest()
+    assert names(tmp_path) == before
+
+
+def test_a_full_disk_is_said_and_leaves_the_checkpoints_that_are_there(tmp_path, monkeypatch):
+    checkpoints = saved(tmp_path)
+    before = names(tmp_path)
+
+    def full(content, path):
+        path.write_bytes(b"half")
+        raise RuntimeError("[enforce fail at inline_container.cc:668] . unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"step-00000040.pt cannot be written .* is the disk full\?"):
+        checkpoints.save(40, content(40))
+    assert names(tmp_path) == before
+
+
+def test_checkpoints_of_another_run_are_not_gone_on_from(tmp_path, capsys):
+    saved(tmp_path, identity="a")
+    assert Checkpoints(tmp_path, "b", keep=3).newest() is None
+    assert "other settings or shards" in capsys.readouterr().out
+    assert names(tmp_path) == []
+
+
+def test_a_damaged_checkpoint_does_not_push_out_a_sound_one(tmp_path):
+    saved(tmp_path)
+    for step in (20, 30):
+        cut_short(tmp_path / f"step-{step:08d}.pt")
+    checkpoints = Checkpoints(tmp_path, "a", keep=1)
+    checkpoints.newest()
+    checkpoints.save(15, content(15))
+    assert checkpoints.newest()["progress"]["step"] == 15
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path):
+    ran = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self):
+            return ran.touch, ()
+
+    checkpoints = Checkpoints(tmp_path / "ckpt", "a", keep=1)
+    checkpoints.save(10, {"evil": Evil()})
+    with pytest.raises(DamagedFileError, match="no tensors that torch can read safely"):
+        checkpoints.newest()
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_the_parameter_that_is_not_finite_is_named(value):
+    bucket = Bucket(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
+    check_finite("the weights", bucket.weights_P, bucket, step=7)
+    bucket.weights_P[17] = value
+    with pytest.raises(NotFiniteError, match=rf"weights of 1.weight hold {value} at step 7 \(1 of"):
+        check_finite("the weights", bucket.weights_P, bucket, step=7)
+
+
+def test_large_numbers_are_finite_even_if_their_sum_is_not():
+    bucket = Bucket(nn.Linear(3, 4))
+    bucket.weights_P.fill_(3e38)
+    check_finite("the weights", bucket.weights_P, bucket, step=7)
+
+
+def test_intervals_add_up():
+    total, parts = (
+        Interval(),
+        [Interval(steps=2, frames=10, loss=5.0), Interval(steps=1, skipped=1)],
+    )
+    for part in parts:
+        total.add(part)
+    assert total == Interval(steps=3, skipped=1, frames=10, loss=5.0)
+    assert total.mean_loss() == 0.5
+    assert parts[1].mean_loss() is None
+    assert parts[1].accuracy() is None

@@ -1,0 +1,65 @@
+"""A task that a small network learns in a second: each state is a cloud of frames."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from asr_train import schema
+from asr_train.shards.reader import Shards
+from asr_train.shards.sample import Sample
+from asr_train.shards.writer import write_shards
+
+NUM_MELS, NUM_STATES = 4, 6
+ABOUT = {"feats": {"num_mels": NUM_MELS}, "norm": {"by": "none"}, "states_hash": "abc"}
+
+
+def samples(seed: int, count: int) -> Iterator[Sample]:
+    """Utterances of 9 to 45 frames; the clouds' centres lie three times as wide as they are."""
+    centre_SF = 3 * np.random.default_rng(0).standard_normal((NUM_STATES, NUM_MELS))
+    rng = np.random.default_rng(seed)
+    for n in range(count):
+        ali_T = np.repeat(rng.integers(NUM_STATES, size=9), rng.integers(1, 6, size=9))
+        feats_TF = centre_SF[ali_T] + rng.standard_normal((len(ali_T), NUM_MELS))
+        yield Sample(f"utt{n:03d}", feats_TF.astype(np.float32), ali_T.astype(np.int32), "A")
+
+
+def shards(folder: Path, seed: int, count: int, **about: object) -> Shards:
+    """Those utterances, written and opened."""
+    write_shards(
+        samples(seed, count),
+        folder / "index.json",
+        utterances_per_shard=20,
+        num_states=NUM_STATES,
+        about={**ABOUT, **about},
+    )
+    return Shards(folder / "index.json")
+
+
+def settings(**optim: object) -> schema.RunSettings:
+    """A network of two small layers for three epochs; `optim` changes how it is trained."""
+    values = {
+        "rate": 0.02,
+        "momentum": 0.5,
+        "minibatch_frames": 32,
+        "epochs": 3,
+        "halving": "each_epoch",
+        "hold_epochs": 1,
+        "newbob_gain": 0.01,
+        "pool_frames": 500,
+        "checkpoint_steps": 10,
+        "log_steps": 7,
+        "keep_checkpoints": 3,
+        "seed": 0,
+    }
+    dnn = {
+        "layers": 2,
+        "width": 16,
+        "nonlinearity": "sigmoid",
+        "context_left": 2,
+        "context_right": 1,
+    }
+    return schema.build(
+        schema.RunSettings,
+        {"model": {"dnn": dnn}, "optim": {**values, **optim}, "comm": {"method": "sgd"}},
+    )
