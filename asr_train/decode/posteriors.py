@@ -1,0 +1,84 @@
+"""Model and features -> scores_TS: what the search adds up, for Gaussians and networks alike.
+
+A network's are log posteriors with the priors divided out, a mixture's log-likelihoods; both in
+nats, unscaled, up to a constant a frame.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from asr_train.align.gmm import Front, load_gmm
+from asr_train.data.features import Feats, Utterance
+from asr_train.files import read_json
+from asr_train.lang.states import States
+from asr_train.model.store import load_model
+from asr_train.schema import NormSettings, build, plain
+from asr_train.shards.batch import context_padded
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """A model that scores states.
+
+    Attributes:
+        run: its name.
+        num_states: S.
+        loop_S: float64 [S], each state's probability to be followed by itself.
+        score: utterance -> float32 [T, S].
+    """
+
+    run: str
+    num_states: int
+    loop_S: np.ndarray
+    score: Callable[[Utterance], np.ndarray]
+
+
+def load_scorer(path: Path | str, feats: Feats, states: States) -> Scorer:
+    """Load the model that a model.json names, to score these features.
+
+    Raises:
+        ValueError: if the model was trained for other states or other features.
+    """
+    path = Path(path)
+    about = read_json(path)
+    if about["states_hash"] != states.hash:
+        raise ValueError(
+            f"{path} predicts states {about['states_hash']} but the lang folder has {states.hash}; "
+            "rerun the stage that made the model"
+        )
+    _check_feats(path, about["feats"], plain(feats.settings))
+    if about["kind"] == "gmm":
+        gmm, settings, _ = load_gmm(path)
+        read = Front(settings)(feats)
+        return Scorer(about["run"], gmm.num_states, gmm.loop_S, lambda u: gmm.scores(read(u)))
+    return _network(path, about, feats)
+
+
+def _check_feats(path: Path, trained: dict[str, Any], given: dict[str, Any]) -> None:
+    for key in trained:
+        if trained[key] != given.get(key):
+            raise ValueError(
+                f"{path} was trained with feats.{key}={trained[key]} but these features have "
+                f"{given.get(key)}; rerun the feats stage or train again"
+            )
+
+
+def _network(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
+    model, _ = load_model(path, torch.device("cpu"))
+    model.eval()
+    left, right = model.context_left, model.context_right
+    normalise = feats.normaliser(build(NormSettings, about["norm"], f"{path}: norm"))
+    log_priors_S = torch.log(torch.tensor(about["priors"], dtype=torch.float64)).float()
+
+    def score(utterance: Utterance) -> np.ndarray:
+        feats_TF = np.ascontiguousarray(normalise(utterance, feats.load(utterance)), np.float32)
+        with torch.inference_mode():
+            logits_TS = model(context_padded(torch.from_numpy(feats_TF), left, right))[0]
+            return (torch.log_softmax(logits_TS, 1) - log_priors_S).numpy()
+
+    return Scorer(about["run"], about["num_states"], np.array(about["self_loops"]), score)

@@ -1,0 +1,58 @@
+"""tune.py exp/RUN/model.json conf/decode.yaml lang/index.json feats/DEV.jsonl.gz exp/RUN/tuned.json
+
+Acoustic scale, insertion penalty and LM weight with the fewest word errors on DEV, and the
+decoding graph made with them (exp/RUN/graph/). TEST only meets the choice.
+"""
+
+import time
+from pathlib import Path
+
+import torch
+
+from asr_train.data.features import open_feats
+from asr_train.decode.posteriors import load_scorer
+from asr_train.decode.tune import at_an_edge, top_label, tune
+from asr_train.files import write_json
+from asr_train.jobs import main
+from asr_train.lang.index import load_lang
+from asr_train.schema import DecodeSettings, load, plain
+from asr_train.search.graph import write_graph
+
+
+def tuned(model: str, conf: str, language: str, features: str, output: str) -> None:
+    torch.set_num_threads(1)  # the worker processes are the threads
+    start = time.time()
+    settings = load(DecodeSettings, conf)
+    feats, lang = open_feats(features), load_lang(language)
+    scorer = load_scorer(model, feats, lang.states)
+    best, graph, tried = tune(scorer, lang, feats.utterances, settings)
+    path = Path(output)
+    weights = {"lm_weight": best.lm_weight, "insertion_penalty": best.insertion_penalty}
+    about = {"top_label": top_label(graph), "run": scorer.run, **weights}
+    write_graph(path.parent / "graph" / "HCLG.json", graph, lang, about)
+    errors = dict(tried)[best]
+    edges = at_an_edge(best, settings)
+    write_json(
+        path,
+        {
+            "run": scorer.run,
+            "acoustic_scale": best.acoustic_scale,
+            **weights,
+            "beam": settings.beam,
+            "max_active": settings.max_active,
+            "wer": errors.rate,
+            "at_an_edge": edges,
+            "tried": [{**plain(c), "errors": e.errors, "words": e.words} for c, e in tried],
+        },
+    )
+    print(
+        f"tune: {scorer.run}: acoustic scale {best.acoustic_scale:g}, insertion penalty "
+        f"{best.insertion_penalty:g}, LM weight {best.lm_weight:g}: {errors.rate:.2%} WER on dev "
+        f"(of {len(tried)} choices, {time.time() - start:.1f} s; "
+        f"graph: {len(graph.final_N)} nodes, {len(graph.arcs_A)} arcs)"
+        + (f"; {', '.join(edges)}: the best is at an edge, widen the list" if edges else "")
+    )
+
+
+if __name__ == "__main__":
+    main(tuned, __doc__)

@@ -1,0 +1,76 @@
+"""Imports go down the layers only, never up or sideways; some layers must do without others."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "asr_train"
+BASE = {"schema", "files", "frames", "checks", "jobs"}
+BELOW = {  # what each package may import, beside the base and itself
+    "train": {"shards", "model", "comm"},
+    "decode": {"shards", "model", "search", "align", "data", "lang", "score"},
+    "report": {"score", "cost"},
+    "shards": {"align", "data"},
+    "align": {"data", "search", "lang"},
+    "data": {"lang"},
+    "model": set(),
+    "comm": set(),
+    "search": {"lang"},
+    "lang": set(),
+    "score": set(),
+}
+
+
+def imported(path: Path) -> set[str]:
+    """The packages and base modules of ours that a file imports, wherever it does."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("asr_train"):
+            parts = node.module.split(".")
+            names |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {a.name.split(".")[1] for a in node.names if a.name.startswith("asr_train.")}
+    return names
+
+
+@pytest.mark.parametrize("package", sorted(BELOW))
+def test_a_package_imports_only_what_is_below_it(package):
+    files = list((PACKAGE / package).glob("*.py"))
+    assert files
+    for path in files:
+        above = imported(path) - BASE - BELOW[package] - {package}
+        assert not above, f"{path.relative_to(ROOT)} imports {sorted(above)}"
+
+
+def test_every_package_is_in_the_list():
+    packages = {p.parent.name for p in PACKAGE.glob("*/__init__.py")}
+    assert packages == set(BELOW)
+
+
+def test_the_base_imports_only_the_base():
+    for name in BASE:
+        assert imported(PACKAGE / f"{name}.py") <= BASE - {name}
+
+
+def test_nothing_imports_the_scripts():
+    for path in PACKAGE.rglob("*.py"):
+        assert "import scripts" not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "modules, absent",
+    [
+        ("asr_train.schema, asr_train.score.words, asr_train.report.tables", "torch"),
+        ("asr_train.train.loop, asr_train.model.store, asr_train.comm.method", "lhotse"),
+        ("asr_train.train.loop, asr_train.model.store, asr_train.comm.method", "hydra"),
+        ("asr_train.train.loop, asr_train.model.store, asr_train.comm.method", "h5py"),
+        ("asr_train.train.loop, asr_train.model.store, asr_train.comm.method", "tensorboard"),
+    ],
+)
+def test_a_layer_loads_without(modules, absent):
+    code = f"import sys, {modules}; sys.exit({absent!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
