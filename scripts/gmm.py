@@ -27,6 +27,13 @@ def gmm(features: str, language: str, conf: str, output: str) -> None:
 
     def log(row: dict[str, Any]) -> None:
         rows.append(row)
+        if "flat_pass" in row:
+            print(
+                f"gmm: flat start {row['flat_pass']:2d}: {row['utterances']} utterances, "
+                f"{row['loglik_per_frame']:9.4f} nats a frame, {row['seconds']:.1f} s",
+                flush=True,
+            )
+            return
         print(
             f"gmm: pass {row['pass']:2d}: {row['gaussians']:5d} Gaussians, "
             f"{row['loglik_per_frame']:9.4f} nats a frame, {row['moved']:7.2%} of frames moved, "

@@ -1,4 +1,4 @@
-"""Flat start and re-estimation of monophone Gaussian mixtures, until alignments stop moving.
+"""Re-estimation of monophone Gaussian mixtures from a flat start, until alignments stop moving.
 
     feats_TF --Front--> x_TD      Gmm: x_TD -> log-likelihoods scores_TS
     pass: align (Viterbi) -> sums of the aligned frames -> new Gaussians, more of them
@@ -9,7 +9,7 @@ the number of worker processes: utterances form fixed chunks, whose sums are add
 
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from asr_train.align.viterbi import Aligned, Lost, align, evenly, unfit
+from asr_train.align.flat import easiest, flat_start, usual_loops
+from asr_train.align.viterbi import Aligned, Lost, align, unfit
 from asr_train.checks import check_shape
 from asr_train.data.features import Feats, Utterance, cepstra, with_deltas
 from asr_train.files import check_part, part, read_json, replacing, write_json
@@ -27,6 +28,7 @@ from asr_train.lang.index import Lang
 from asr_train.lang.states import States
 from asr_train.schema import AliSettings, FeatsSettings, GmmSettings, build, plain
 
+Outcome = Aligned | Lost
 CHUNK = 50  # utterances summed together
 ALWAYS_REALIGN = 10  # passes; later ones keep the alignment for a while
 PERTURB = 0.1  # standard deviations by which the halves of a split Gaussian move apart
@@ -224,12 +226,13 @@ def split(gmm: Gmm, frames_S: np.ndarray, target: int, power: float, min_count: 
 
 def train(
     feats: Feats, lang: Lang, settings: AliSettings, log: Callable[[dict[str, Any]], None]
-) -> tuple[Gmm, list[Aligned | Lost]]:
+) -> tuple[Gmm, list[Outcome]]:
     """Train from a flat start.
 
     Args:
-        log: gets a row a pass: loglik_per_frame, gaussians, lost, retried, moved (the share of
-            frames whose state changed), seconds.
+        log: gets a row a pass: first those of the flat start (`flat_pass`), then with
+            loglik_per_frame, gaussians, lost, retried, moved (the share of frames whose state
+            changed), seconds.
     Returns:
         The mixtures, and the last alignment of each utterance.
     Raises:
@@ -238,21 +241,12 @@ def train(
     own = settings.gmm
     read = Front(own)(feats)
     utterances = feats.utterances
-    rng = np.random.Generator(np.random.Philox(SEED))
-    silent_U2 = rng.random((len(utterances), 2)) < lang.silence_probability
-    outcomes: list[Aligned | Lost] = [
-        unfit(u.words.split(), u.frames, lang)
-        or Aligned(evenly(u.words.split(), u.frames, lang, (bool(a), bool(b))), 0.0, False)
-        for u, (a, b) in zip(utterances, silent_U2, strict=True)
-    ]
-    gmm, floor_D = _one_gaussian(read, utterances, lang.states, own.variance_floor)
+    gmm, floor_D = _flat(feats, read, lang, own, log)
+    outcomes: list[Outcome | None] = [unfit(u.words.split(), u.frames, lang) for u in utterances]
     last_growth = max(1, round(own.passes * own.grown_by))
-    for number in range(own.passes + 1):
+    for number in range(1, own.passes + 1):
         start = time.time()
-        # Pass 0 counts the flat start itself.
-        realign = number > 0 and (
-            number <= ALWAYS_REALIGN or (own.passes - number) % own.realign_every == 0
-        )
+        realign = number <= ALWAYS_REALIGN or (own.passes - number) % own.realign_every == 0
         before = outcomes
         outcomes, counts, loglik = _pass(gmm, read, utterances, before, lang, settings, realign)
         gmm = estimate(gmm, counts, floor_D, own.min_count)
@@ -260,7 +254,7 @@ def train(
             {
                 "pass": number,
                 "realigned": realign,
-                "loglik_per_frame": round(loglik / max(1.0, counts.frames_S.sum()), 4),
+                "loglik_per_frame": round(loglik / max(1.0, float(counts.frames_S.sum())), 4),
                 "gaussians": len(gmm.state_G),
                 "lost": sum(isinstance(o, Lost) for o in outcomes),
                 "retried": sum(isinstance(o, Aligned) and o.retried for o in outcomes),
@@ -273,48 +267,69 @@ def train(
         )
         if number < own.passes and target > len(gmm.state_G):
             gmm = split(gmm, counts.frames_S, target, own.power, own.min_count)
-    return gmm, outcomes
+    return gmm, [o for o in outcomes if o is not None]
 
 
-def _one_gaussian(
+def _flat(
+    feats: Feats,
     read: Callable[[Utterance], np.ndarray],
-    utterances: list[Utterance],
-    states: States,
-    floor: float,
+    lang: Lang,
+    settings: GmmSettings,
+    log: Callable[[dict[str, Any]], None],
 ) -> tuple[Gmm, np.ndarray]:
-    """Every state starts as the one Gaussian of some frames; their variance gives the floor."""
-    some = utterances[:: max(1, len(utterances) // 200)]
+    """One Gaussian a state, and the variances' floor; all states are alike at first."""
+    some = feats.utterances[:: max(1, len(feats.utterances) // 200)]
     x_ND = np.concatenate([read(u) for u in some]).astype(np.float64)
     mean_D, variance_D = x_ND.mean(0), x_ND.var(0) + 1e-6
-    s = states.num_states
-    gmm = Gmm(
-        np.arange(s),
-        np.ones(s),
-        np.tile(mean_D, (s, 1)),
-        np.tile(variance_D, (s, 1)),
-        np.full(s, 0.75),
-    )
-    return gmm, floor * variance_D
+    s = lang.states.num_states
+    loop_S = usual_loops(lang, feats.settings.shift_seconds)
+    means_SD, variances_SD = np.tile(mean_D, (s, 1)), np.tile(variance_D, (s, 1))
+    gmm = Gmm(np.arange(s), np.ones(s), means_SD, variances_SD, loop_S)
+    floor_D = settings.variance_floor * variance_D
+    chosen = easiest(feats.utterances, lang, settings.flat_utterances)
+    if not chosen:
+        raise ValueError(
+            f"none of the {len(feats.utterances)} utterances is long enough for its transcript; "
+            "are the transcripts those of these recordings?"
+        )
+    frames = sum(u.frames for u in chosen)
+    for number in range(1, settings.flat_passes + 1):
+        start = time.time()
+        frames_S, sum_SD, squares_SD, loglik = flat_start(gmm.scores, read, chosen, lang, loop_S)
+        some_S1 = np.maximum(frames_S, 1e-3)[:, None]
+        means_SD = np.where(some_S1 < 2, mean_D, sum_SD / some_S1)
+        variances_SD = np.where(some_S1 < 2, variance_D, squares_SD / some_S1 - means_SD**2)
+        gmm = Gmm(np.arange(s), np.ones(s), means_SD, np.maximum(variances_SD, floor_D), loop_S)
+        log(
+            {
+                "flat_pass": number,
+                "utterances": len(chosen),
+                "loglik_per_frame": round(loglik / frames, 4),
+                "seconds": round(time.time() - start, 2),
+            }
+        )
+    return gmm, floor_D
 
 
 def _pass(
     gmm: Gmm,
     read: Callable[[Utterance], np.ndarray],
     utterances: list[Utterance],
-    outcomes: list[Aligned | Lost],
+    outcomes: list[Outcome | None],
     lang: Lang,
     settings: AliSettings,
     realign: bool,
-) -> tuple[list[Aligned | Lost], Counts, float]:
+) -> tuple[list[Outcome | None], Counts, float]:
     """One look at all utterances: new alignments (if `realign`), their sums and likelihood."""
     chunks = [range(i, min(i + CHUNK, len(utterances))) for i in range(0, len(utterances), CHUNK)]
 
-    def one(chunk: range) -> tuple[list[Aligned | Lost], Counts]:
+    def one(chunk: range) -> tuple[list[Outcome | None], Counts]:
+        new: list[Outcome | None]
         new, xs, states = [], [np.zeros((0, gmm.mean_GD.shape[1]), np.float32)], []
         visits_S = np.zeros(gmm.num_states)
         for u in chunk:
             x_TD, outcome = read(utterances[u]), outcomes[u]
-            if realign and (isinstance(outcome, Aligned) or "beam" in outcome.reason):
+            if realign and not (isinstance(outcome, Lost) and outcome.for_good):
                 words = utterances[u].words.split()
                 outcome = align(words, gmm.scores(x_TD), lang, gmm.loop_S, settings)
             new.append(outcome)
@@ -339,7 +354,7 @@ def _entries(states_T: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.diff(states_T, prepend=-1))
 
 
-def _moved(before: list[Aligned | Lost], after: list[Aligned | Lost]) -> float:
+def _moved(before: Sequence[Outcome | None], after: Sequence[Outcome | None]) -> float:
     pairs = [
         (b.states_T, a.states_T)
         for b, a in zip(before, after, strict=True)

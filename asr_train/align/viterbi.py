@@ -29,9 +29,14 @@ class Aligned:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """An utterance without a path, and why."""
+    """An utterance without a path, and why.
+
+    Attributes:
+        for_good: no model could align it.
+    """
 
     reason: str
+    for_good: bool = False
 
 
 def fewest_frames(words: list[str], lang: Lang) -> int:
@@ -46,12 +51,12 @@ def fewest_frames(words: list[str], lang: Lang) -> int:
 def unfit(words: list[str], frames: int, lang: Lang) -> Lost | None:
     """Why a transcript cannot be aligned with so many frames, whatever the model says."""
     if not words:
-        return Lost("empty transcript")
+        return Lost("empty transcript", for_good=True)
     unknown = [w for w in words if w not in lang.lexicon.prons]
     if unknown:
-        return Lost(f"no pronunciation of {' '.join(unknown)}")
+        return Lost(f"no pronunciation of {' '.join(unknown)}", for_good=True)
     if (least := fewest_frames(words, lang)) > frames:
-        return Lost(f"{frames} frames, but its shortest pronunciation needs {least}")
+        return Lost(f"{frames} frames, but its shortest pronunciation needs {least}", for_good=True)
     return None
 
 
@@ -76,20 +81,3 @@ def align(
             loglik = -path.acoustic_cost / settings.acoustic_scale - path.graph_cost
             return Aligned(path.states_T, loglik, beam != settings.beam)
     return Lost(f"no path within a beam of {settings.retry_beam:g}; is the transcript right?")
-
-
-def evenly(words: list[str], frames: int, lang: Lang, silent: tuple[bool, bool]) -> np.ndarray:
-    """A flat start: the first pronunciations' states share the frames equally.
-
-    Args:
-        silent: whether silence stands before and after.
-    Returns:
-        int32 [frames]; silence is left out where there are too few frames for it.
-    """
-    silence = list(lang.states.of(lang.states.phones[0]))
-    prons = [min(lang.lexicon.prons[w], key=len) for w in words]
-    spoken = [s for pron in prons for phone in pron for s in lang.states.of(phone)]
-    path = silence * silent[0] + spoken + silence * silent[1]
-    if len(path) > frames:
-        path = spoken
-    return np.array(path, np.int32)[np.arange(frames) * len(path) // frames]

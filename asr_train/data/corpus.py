@@ -25,7 +25,7 @@ from asr_train.data import synth
 from asr_train.files import replacing, write_jsonl, write_text
 from asr_train.jobs import parallel_map
 from asr_train.lang.lexicon import Lexicon
-from asr_train.schema import Channel, CorpusSettings, FolderSettings, LexiconSettings
+from asr_train.schema import Channel, CorpusSettings, DevBy, FolderSettings, LexiconSettings
 
 SPLITS = ("train", "dev", "test")  # of a folder
 COLUMNS = ("utt_id", "speaker", "path", "duration_seconds", "transcript")
@@ -237,15 +237,15 @@ def folder(
     root = Path(wanted.dir)
     rows = _read(root / "utterances.tsv")
     renamed = _rename(rows)
-    speakers = split_speakers([row.speaker for row in rows], wanted)
-    if split not in speakers:
+    if split not in SPLITS:
         raise CorpusError(f"{split} is no split of a folder, which has {', '.join(SPLITS)}")
-    if not speakers[split]:
+    parts = _split(rows, wanted)
+    mine = parts[split]
+    if not mine:
         raise CorpusError(
-            f"{split} has no speakers: all {sum(map(len, speakers.values()))} are named for "
+            f"{split} has no speakers: all {len({row.speaker for row in rows})} are named for "
             "dev and test in corpus.folder"
         )
-    mine = [row for row in rows if row.speaker in set(speakers[split])]
     audios = parallel_map(
         lambda row: _look(row, root, Path(audio_dir), wanted), mine, f"audio of {split}"
     )
@@ -258,7 +258,7 @@ def folder(
         else:
             made.cuts.append(_folder_cut(row, audio, root, Path(audio_dir), wanted))
     made.remarks += _unknown_words(mine, {cut.id for cut in made.cuts}, lexicon)
-    made.notes = _notes(made, rows, speakers, root)
+    made.notes = _notes(made, parts, root)
     return made
 
 
@@ -329,10 +329,44 @@ def _rename(rows: list[_Row]) -> dict[str, str]:
     return renamed
 
 
+def _split(rows: list[_Row], settings: FolderSettings) -> dict[str, list[_Row]]:
+    """The rows of each split, in the order of the table."""
+    speakers = split_speakers([row.speaker for row in rows], settings)
+    parts = {
+        split: [row for row in rows if row.speaker in set(names)]
+        for split, names in speakers.items()
+    }
+    if settings.dev_by is DevBy.utterances and parts["train"]:
+        dev = dev_utterances([row.utt_id for row in parts["train"]], settings.dev_share)
+        parts["dev"] = [row for row in parts["train"] if row.utt_id in dev]
+        parts["train"] = [row for row in parts["train"] if row.utt_id not in dev]
+    return parts
+
+
+def dev_utterances(ids: list[str], share: float) -> set[str]:
+    """The share of these utterances, at least one, whose hashed ids come first.
+
+    Raises:
+        CorpusError: if none would be left to train on.
+    """
+    count = max(1, round(share * len(ids)))
+    if count >= len(ids):
+        raise CorpusError(
+            f"{len(ids)} utterances of the training speakers cannot be split into {count} for "
+            "dev and some for train; lower corpus.folder.dev_share or add recordings"
+        )
+    return set(sorted(ids, key=_hash)[:count])
+
+
+def _hash(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
+
+
 def split_speakers(speakers: list[str], settings: FolderSettings) -> dict[str, list[str]]:
     """Which speakers are in which split: those named in the settings, else by a hash of the name.
 
     The hash orders the speakers; TEST takes its share from one end, then DEV, at least one each.
+    With `dev_by: utterances`, DEV's speakers are TRAIN's.
 
     Raises:
         CorpusError: for names that are not in the corpus, or too few speakers.
@@ -348,9 +382,11 @@ def split_speakers(speakers: list[str], settings: FolderSettings) -> dict[str, l
                     f"it has {_few(everyone)}"
                 )
     named = {*settings.dev_speakers, *settings.test_speakers}
-    free = sorted(set(everyone) - named, key=lambda name: hashlib.sha256(name.encode()).digest())
+    free = sorted(set(everyone) - named, key=_hash)
     taken = {"test": sorted(settings.test_speakers), "dev": sorted(settings.dev_speakers)}
     shares = {"test": settings.test_share, "dev": settings.dev_share}
+    if settings.dev_by is DevBy.utterances:
+        del taken["dev"]
     drawn = [split for split in taken if not taken[split]]
     counts = {split: max(1, round(shares[split] * len(everyone))) for split in drawn}
     if drawn and sum(counts.values()) >= len(free):
@@ -361,7 +397,11 @@ def split_speakers(speakers: list[str], settings: FolderSettings) -> dict[str, l
         )
     for split in drawn:
         taken[split], free = sorted(free[: counts[split]]), free[counts[split] :]
-    return {"train": sorted(free), "dev": taken["dev"], "test": taken["test"]}
+    return {
+        "train": sorted(free),
+        "dev": taken.get("dev", sorted(free)),
+        "test": taken["test"],
+    }
 
 
 def _look(row: _Row, root: Path, audio_dir: Path, settings: FolderSettings) -> _Audio:
@@ -450,10 +490,13 @@ def _remark(row: _Row, what: str, why: str) -> Remark:
     return Remark(row.utt_id, row.speaker, row.path, what, " ".join(why.split()))
 
 
-def _notes(made: Made, rows: list[_Row], speakers: dict[str, list[str]], root: Path) -> list[str]:
-    notes = [f"{root}: {len(rows)} utterances of {sum(map(len, speakers.values()))} speakers"]
+def _notes(made: Made, parts: dict[str, list[_Row]], root: Path) -> list[str]:
+    speakers = {split: sorted({row.speaker for row in part}) for split, part in parts.items()}
+    everyone = {name for names in speakers.values() for name in names}
+    count = sum(map(len, parts.values()))
+    notes = [f"{root}: {count} utterances of {len(everyone)} speakers"]
     for split, names in speakers.items():
-        count = sum(row.speaker in set(names) for row in rows)
+        count = len(parts[split])
         notes.append(f"  {split}: {len(names)} speakers, {count} utterances: {_few(names)}")
     rates = Counter(cut.sampling_rate for cut in made.cuts)
     if len(rates) > 1:

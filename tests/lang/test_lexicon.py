@@ -8,7 +8,7 @@ from asr_train.schema import LexiconSettings, LexiconSource, Unknown
 
 def settings(**change):
     values = {"source": LexiconSource.cmudict, "file": None, "unknown": Unknown.lose}
-    return LexiconSettings(**values | {"max_variants": 4} | change)
+    return LexiconSettings(**values | {"max_variants": 4, "schwa": True} | change)
 
 
 def test_cmudict_gives_variants_without_stress_in_a_stable_order():
@@ -16,6 +16,13 @@ def test_cmudict_gives_variants_without_stress_in_a_stable_order():
     assert lexicon.words == ["ONE", "ZERO"]
     assert lexicon.prons["ZERO"] == (("Z", "IH", "R", "OW"), ("Z", "IY", "R", "OW"))
     assert lexicon.phones == [SILENCE, "AH", "IH", "IY", "N", "OW", "R", "W", "Z"]
+
+
+@pytest.mark.parametrize("schwa, last", [(True, "AX"), (False, "AH")])
+def test_unstressed_ah_may_be_a_phone_of_its_own(schwa, last):
+    lexicon = Lexicon.from_settings(settings(schwa=schwa), ["SEVEN", "ONE"])
+    assert lexicon.prons["SEVEN"] == (("S", "EH", "V", last, "N"),)
+    assert lexicon.prons["ONE"] == (("W", "AH", "N"),)
 
 
 def test_variants_are_limited():
