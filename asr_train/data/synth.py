@@ -49,10 +49,11 @@ DIALECTS: dict[str, dict[str, str]] = {
     "en-us-nyc": {},
 }
 # Of espeak's 104 speakers those that sound like a human throat. Left out: whispers, croaks and
-# robots, doubles of others, and "klatt 6", which draws its noise from the C library's own rand.
+# robots, doubles of others, Andy, who has no third formant, and "klatt 6", which draws its noise
+# from the C library's own rand.
 VARIANTS = (
     *("m1", "m2", "m3", "m4", "m5", "m6", "m7", "m8", "f1", "f2", "f3", "f4", "f5"),
-    *("Alex", "Andrea", "Andy", "Annie", "Denis", "Diogo", "Gene", "Henrique", "Hugo", "Jacky"),
+    *("Alex", "Andrea", "Annie", "Denis", "Diogo", "Gene", "Henrique", "Hugo", "Jacky"),
     *("Mario", "Michael", "Mike", "Nguyen", "RicishayMax", "Storm", "anika", "antonio", "aunty"),
     *("belinda", "boris", "ed", "grandma", "gustave", "ian", "iven4", "john", "klatt3", "klatt4"),
     *("linda", "marcelo", "max", "michel", "miguel", "norbert", "pablo", "paul", "pedro"),
