@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,14 +93,15 @@ def read_jsonl(path: Path | str) -> list[dict[str, Any]]:
         content = Path(path).read_bytes()
         if str(path).endswith(".gz"):
             content = gzip.decompress(content)
-    except (EOFError, gzip.BadGzipFile, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
+        lines = content.decode().splitlines()
+    except FileNotFoundError:
+        raise
+    except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
         raise DamagedFileError(
             f"{path} cannot be unpacked ({error}); delete it and run make again"
         ) from error
     rows = []
-    for number, line in enumerate(content.decode().splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
@@ -123,8 +125,10 @@ def read_yaml(path: Path | str) -> Any:
     """Read YAML; plain data only, so a file cannot run code."""
     try:
         return yaml.safe_load(Path(path).read_text())
-    except yaml.YAMLError as error:
-        raise DamagedFileError(f"{path} is not valid YAML: {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DamagedFileError(
+            f"{path} is not valid YAML ({error}); delete it and run make again"
+        ) from error
 
 
 def sha256(path: Path | str) -> str:
@@ -149,25 +153,32 @@ def part(path: Path | str, root: Path | str) -> dict[str, Any]:
     }
 
 
-def check_part(root: Path | str, listed: dict[str, Any], content: bool = True) -> Path:
+def check_part(
+    root: Path | str,
+    listed: dict[str, Any],
+    content: bool = True,
+    remake: Path | str = "the .json beside it",
+) -> Path:
     """The path of a listed part, after comparing its size and (if `content`) its checksum.
 
+    Args:
+        remake: the output that make has to miss before it makes the part anew; for the message.
     Raises:
         DamagedFileError: if the file is missing, cut short or changed; gives both values.
     """
     path = Path(root) / listed["path"]
     if not path.exists():
         raise DamagedFileError(
-            f"{path} is missing, but its index lists it; rerun the stage that makes it"
+            f"{path} is missing, but its index lists it; delete {remake} and run make again"
         )
     if path.stat().st_size != listed["bytes"]:
         raise DamagedFileError(
             f"{path} has {path.stat().st_size} bytes but its index says {listed['bytes']}; "
-            "delete the index and run make again"
+            f"delete {remake} and run make again"
         )
     if content and (found := sha256(path)) != listed["sha256"]:
         raise DamagedFileError(
             f"{path} has SHA-256 {found[:12]}... but its index says {listed['sha256'][:12]}...: "
-            "its content changed; delete the index and run make again"
+            f"its content changed; delete {remake} and run make again"
         )
     return path

@@ -4,15 +4,22 @@
 The number of processes (environment variable JOBS, else the cores) never changes a result.
 """
 
+import ctypes
+import errno
 import json
 import multiprocessing
 import os
+import pickle
+import re
 import shlex
+import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,6 +68,9 @@ def parallel_map(
     `function` may be a closure. Only results (and exceptions) travel, so they must be plain data.
     The parent must not have started threads that hold locks (torch: `set_num_threads(1)` first).
 
+    Workers die with the parent, however that is killed: an orphan would write the same files as the
+    next try. Ctrl-C is the parent's to handle; it kills them.
+
     Raises:
         ChildProcessError: if a worker was killed (by the kernel for want of memory, say).
         Whatever `function` raised, for the first item that failed.
@@ -72,15 +82,23 @@ def parallel_map(
     global _function, _items
     _function, _items = function, items
     try:
-        with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
-            pending: list[Future[Result]] = [pool.submit(_call, i) for i in range(len(items))]
+        context = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(jobs, context, _start_worker, (os.getpid(),)) as pool:
             try:
+                with _ctrl_c_later():
+                    pending: list[Future[Result]] = [
+                        pool.submit(_call, i) for i in range(len(items))
+                    ]
                 yield from progress((f.result() for f in pending), what, len(items))
             except BrokenProcessPool as error:
                 raise ChildProcessError(
                     f"{what}: a worker process was killed (out of memory?); "
                     f"try again with JOBS={max(1, jobs - 1)} or fewer"
                 ) from error
+            except KeyboardInterrupt:
+                for worker in multiprocessing.active_children():
+                    worker.kill()
+                raise
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
     finally:
@@ -91,8 +109,36 @@ _function: Any = None  # what forked workers inherit: closures and arrays cannot
 _items: Any = None
 
 
+@contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """Let Ctrl-C come after the block: Python drops one that comes while it forks."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h: which signal comes when the parent dies
+
+
+def _start_worker(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+
 def _call(i: int) -> Any:
-    return _function(_items[i])
+    try:
+        return _function(_items[i])
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))  # noqa: S301  made on the line before
+        except Exception:  # it cannot travel, and would break the pool as a killed worker does
+            raise RuntimeError(f"{type(error).__name__}: {error}") from None
+        raise
 
 
 def main(stage: Callable[..., None], usage: str) -> None:
@@ -112,22 +158,84 @@ def main(stage: Callable[..., None], usage: str) -> None:
     start = time.time()
     try:
         stage(*paths)
+        _keep_times(name, paths, start)
     except KeyboardInterrupt:
         sys.exit(f"{name}: interrupted; make goes on from here")
-    except (ValueError, OSError, ImportError) as error:  # what data, settings or users cause
+    except AssertionError:
+        raise  # a defect here
+    except Exception as error:
         if os.environ.get("DEBUG"):
             raise
-        sys.exit(f"{name}: {_one_line(error)}")
-    _keep_times(name, paths, start)
+        sys.exit(f"{name}: {_cause(error, paths[-1])}")
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _cause(error: Exception, output: str) -> str:
+    """One line on what went wrong, and what to do about it."""
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        return f"{error.filename} is missing; {_remake(str(error.filename))}"
+    if isinstance(error, OSError) and error.errno in REMEDIES:
+        what = os.strerror(error.errno).lower()
+        return f"{error.filename or output}: {what}; {REMEDIES[error.errno]}"
+    text = " ".join(str(error).split())
+    if text and isinstance(error, (ValueError, OSError, ImportError)):
+        return text  # what data, settings or users cause
+    # A library's own kind of error, or a defect here: say where
+    lines = "".join(traceback.format_exception(error))  # begins with that of a worker, if any
+    ours = re.findall(
+        rf'File "{re.escape(str(ROOT))}/((?:asr_train|scripts)/\S+)", line (\d+)', lines
+    )
+    where = [f"{file}, line {number}" for file, number in ours if not file.endswith("jobs.py")]
+    place = f" in {where[-1]}" if where else ""
+    return f"{type(error).__name__}{place}: {text}; with DEBUG=1 make shows the whole traceback"
+
+
+ROOT = Path(__file__).resolve().parent.parent
+_SPACE, _RIGHTS, _OTHER = (
+    "free some space and run make again",
+    "give yourself the right to it, or choose another work folder with W=",
+    "move what is there out of the way and run make again",
+)
+REMEDIES = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EFBIG: _SPACE,
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EROFS: _RIGHTS,
+    errno.ENOTDIR: _OTHER,
+    errno.EISDIR: _OTHER,
+    errno.EEXIST: _OTHER,
+}
+MADE = {  # what a work folder holds: the stage that makes it, and the output that stands for it
+    r"manifests/[^/]+$": ("manifests", r"\g<0>"),
+    r"audio/([^/]+)/[^/]+$": ("manifests", r"manifests/\1.jsonl.gz"),
+    r"lang/[^/]+$": ("lang", "lang/index.json"),
+    r"feats/([^/.]+)[/.].+$": ("feats", r"feats/\1.jsonl.gz"),
+    r"ali/([^/.]+)[/.].+$": ("ali", r"ali/\1.jsonl.gz"),
+    r"shards/([^/]+)/[^/]+$": ("shards", r"shards/\1/index.json"),
+    r"exp/gmm/(model.json|gmm.safetensors)$": ("gmm", "exp/gmm/model.json"),
+    r"exp/([^/]+)/(model.json|model.pt|log.jsonl)$": ("train", r"exp/\1/model.json"),
+    r"exp/([^/]+)/(tuned.json|graph/.+)$": ("tune", r"exp/\1/tuned.json"),
+    r"exp/[^/]+/hyp[^/]+$": ("decode", r"\g<0>"),
+    r"exp/[^/]+/score[^/]+$": ("score", r"\g<0>"),
+    r"tables/[^/]+$": ("tables", "tables/wer.md"),
+    r"conf/.+$": ("conf", r"\g<0>"),
+}
+
+
+def _remake(path: str) -> str:
+    """What to do about a missing file."""
+    for pattern, (stage, target) in MADE.items():
+        if found := re.search(f"(?<![^/]){pattern}", path):
+            output = path[: found.start()] + found.expand(target)
+            first = f"delete {output} and " if os.path.exists(output) else ""
+            return f"the {stage} stage makes it: {first}run make again"
+    return "put it back, or mend what names it, and run make again"
 
 
 def _keep_times(name: str, paths: list[str], start: float) -> None:
     work = os.environ.get("ASR_WORK")
-    if not work:
+    if not work or not os.path.exists(paths[-1]):  # resolve.py ends with a setting
         return
     output = os.path.relpath(paths[-1], work)
     row = {

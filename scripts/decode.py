@@ -3,8 +3,9 @@
 OUTPUT is exp/RUN/hyp.SPLIT.jsonl: a line of settings, then the words of every utterance.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from asr_train.decode.posteriors import load_scorer
 from asr_train.decode.words import Choice, transcribe
 from asr_train.files import read_json, write_jsonl
 from asr_train.jobs import main
-from asr_train.lang.index import load_lang
+from asr_train.lang.index import Lang, load_lang
 from asr_train.search.graph import load_graph
 
 
@@ -21,21 +22,18 @@ def decode(model: str, tuned: str, language: str, features: str, output: str) ->
     torch.set_num_threads(1)  # the worker processes are the threads
     feats, lang = open_feats(features), load_lang(language)
     scorer = load_scorer(model, feats, lang.states)
-    chosen = read_json(tuned)
+    choice, beam, max_active, graph, top_label = _tuned(Path(tuned), scorer.run, lang)
     path = Path(output)
-    about = path.parent / "graph" / "HCLG.json"
-    graph, label = load_graph(about, lang), read_json(about)["top_label"]
-    choice = Choice(chosen["acoustic_scale"], chosen["insertion_penalty"], chosen["lm_weight"])
     found = list(
         transcribe(
             scorer,
             graph,
-            label,
+            top_label,
             lang.lexicon.words,
             feats.utterances,
             choice,
-            chosen["beam"],
-            chosen["max_active"],
+            beam,
+            max_active,
         )
     )
     split = path.name.removeprefix("hyp.").removesuffix(".jsonl")
@@ -47,6 +45,29 @@ def decode(model: str, tuned: str, language: str, features: str, output: str) ->
         f"decode: {scorer.run} {split}: {len(found)} utterances, real-time factor {factor:.4f}"
         + (f"; the search did not end well in {len(missed)}: {missed[:5]}" if missed else "")
     )
+
+
+def _tuned(path: Path, run: str, lang: Lang) -> tuple[Choice, float, int, Any, int]:
+    """What the tune stage left: choice, beam, tokens a frame, graph and its largest label.
+
+    Raises:
+        ValueError: if they are damaged, or belong to another run, choice or language.
+    """
+    chosen, about = read_json(path), path.parent / "graph" / "HCLG.json"
+    made = read_json(about)
+    try:
+        if chosen["run"] != run:
+            raise ValueError(f"{path} is of the run {chosen['run']} but the model is of {run}")
+        for key in ("run", "insertion_penalty", "lm_weight"):
+            if made[key] != chosen[key]:
+                raise ValueError(f"{about} has {key} {made[key]} but {path} has {chosen[key]}")
+        choice = Choice(*(chosen[f.name] for f in fields(Choice)))
+        graph, top_label = load_graph(about, lang), made["top_label"]
+        return choice, chosen["beam"], chosen["max_active"], graph, top_label
+    except (ValueError, KeyError) as error:
+        reason = f"{path} or {about} lacks {error}" if isinstance(error, KeyError) else str(error)
+        # Whatever is wrong with the graph: tuned.json is what make looks at
+        raise ValueError(f"{reason.split(';')[0]}; delete {path} and run make again") from error
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 from lhotse import CutSet
 
 from asr_train.data.features import extract, write_index
-from asr_train.files import write_jsonl
+from asr_train.files import read_jsonl, write_jsonl
 from asr_train.jobs import main, parallel_map
 from asr_train.schema import FeatsSettings, load
 
@@ -20,9 +20,9 @@ CUTS_A_PART = 200
 def feats(manifest: str, conf: str, output: str) -> None:
     torch.set_num_threads(1)  # the worker processes are the threads
     settings = load(FeatsSettings, conf)
-    cuts = list(CutSet.from_file(manifest))
+    cuts = list(CutSet.from_dicts(read_jsonl(manifest)))
     if not cuts:
-        raise ValueError(f"{manifest} holds no cuts; see the manifests stage")
+        raise ValueError(f"{manifest} holds no cuts; delete it and run make again")
     folder = Path(output.removesuffix(".jsonl.gz"))
     starts = range(0, len(cuts), CUTS_A_PART)
     parts = [folder / f"part-{i:05d}.h5" for i in range(len(starts))]

@@ -30,7 +30,7 @@ def tuned(model: str, conf: str, language: str, features: str, output: str) -> N
     weights = {"lm_weight": best.lm_weight, "insertion_penalty": best.insertion_penalty}
     about = {"top_label": top_label(graph), "run": scorer.run, **weights}
     write_graph(path.parent / "graph" / "HCLG.json", graph, lang, about)
-    errors = dict(tried)[best]
+    split, errors = Path(features).name.removesuffix(".jsonl.gz"), dict(tried)[best]
     edges = at_an_edge(best, settings)
     write_json(
         path,
@@ -47,8 +47,8 @@ def tuned(model: str, conf: str, language: str, features: str, output: str) -> N
     )
     print(
         f"tune: {scorer.run}: acoustic scale {best.acoustic_scale:g}, insertion penalty "
-        f"{best.insertion_penalty:g}, LM weight {best.lm_weight:g}: {errors.rate:.2%} WER on dev "
-        f"(of {len(tried)} choices, {time.time() - start:.1f} s; "
+        f"{best.insertion_penalty:g}, LM weight {best.lm_weight:g}: {errors.rate:.2%} WER on "
+        f"{split} (of {len(tried)} choices, {time.time() - start:.1f} s; "
         f"graph: {len(graph.final_N)} nodes, {len(graph.arcs_A)} arcs)"
         + (f"; {', '.join(edges)}: the best is at an edge, widen the list" if edges else "")
     )

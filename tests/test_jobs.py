@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -62,3 +63,108 @@ def test_a_failing_stage_says_why_in_one_line():
     assert done.returncode == 1
     assert done.stderr.strip().endswith("x is 1; it must be 2")
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+# --- a stage as make sees it --------------------------------------------------------------------
+
+
+def stage(code: str, **environment: str) -> subprocess.Popen:
+    """`code` defines stage(output); the output is named `out`."""
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"from asr_train.jobs import *\n{code}\nmain(stage, 'usage')",
+            "out",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "JOBS": "2", **environment},
+    )
+
+
+BUSY = """
+def busy(i):
+    os.write(1, b"%d\\n" % os.getpid())  # one write: both workers use the pipe
+    time.sleep(60)
+def stage(output):
+    list(parallel_map(busy, range(2), ""))
+"""
+
+
+def lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_workers_die_with_a_killed_parent():
+    """An orphan would go on writing the files that the next try writes."""
+    parent = stage(BUSY)
+    workers = [int(parent.stdout.readline()) for _ in range(2)]
+    parent.kill()
+    parent.wait()
+    deadline = time.time() + 10
+    while any(map(lives, workers)) and time.time() < deadline:
+        time.sleep(0.01)
+    assert not any(map(lives, workers))
+
+
+def test_ctrl_c_ends_a_stage_at_once_with_one_line():
+    parent = stage(BUSY)
+    workers = [int(parent.stdout.readline()) for _ in range(2)]
+    os.killpg(parent.pid, signal.SIGINT)
+    _, said = parent.communicate(timeout=20)
+    assert parent.returncode == 1
+    assert said == "-c: interrupted; make goes on from here\n"
+    assert not any(map(lives, workers))
+
+
+@pytest.mark.parametrize(
+    "code, message",
+    [
+        (
+            "open('feats/dev/index.json')",
+            "feats/dev/index.json is missing; the feats stage makes it",
+        ),
+        ("open('/no/such')", "/no/such is missing; put it back"),
+        ("open('/dev/full', 'wb', 0).write(b'x')", "out: no space left on device; free some space"),
+        ("open('/dev/null/x', 'w')", "/dev/null/x: not a directory; move what is there"),
+        ("{}['x']", "KeyError: 'x'"),
+        ("raise RuntimeError('odd')", "RuntimeError: odd"),
+    ],
+)
+def test_whatever_goes_wrong_is_one_line(code, message):
+    for where in ("{}", "list(parallel_map(lambda i: {}, range(2), ''))"):
+        body = f"def failing(): {code}\ndef stage(output): " + where.format("failing()")
+        process = stage(body)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert said.startswith(f"-c: {message}")
+        assert said.count("\n") == 1
+
+
+def test_an_error_that_cannot_travel_is_still_told():
+    """Its class takes two arguments, but gives one on: unpickling it fails."""
+    code = """
+class Odd(Exception):
+    def __init__(self, a, b): super().__init__(a)
+def fail(i): raise Odd('odd thing', 2)
+def stage(output): list(parallel_map(fail, range(2), ''))
+"""
+    _, said = stage(code).communicate(timeout=60)
+    assert said.startswith("-c: RuntimeError: Odd: odd thing")
+
+
+def test_debug_shows_the_traceback():
+    _, said = stage("def stage(output): raise ValueError('odd')", DEBUG="1").communicate()
+    assert said.startswith("Traceback")
+
+
+def test_an_assertion_is_a_defect_and_shows_its_traceback():
+    _, said = stage("def stage(output): assert output == 'other'").communicate()
+    assert said.startswith("Traceback")

@@ -7,6 +7,8 @@ are stored once, unstacked and unnormalised, as lhotse features in HDF5; what a 
 them (mean, variance, cepstra, deltas) is applied when they are read.
 """
 
+import hashlib
+import io
 import math
 import os
 import zlib
@@ -19,7 +21,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from asr_train.files import check_part, hash_of, part, read_json, read_jsonl, replacing, write_json
+from asr_train.files import (
+    check_part,
+    hash_of,
+    part,
+    read_json,
+    read_jsonl,
+    sha256,
+    write_bytes,
+    write_json,
+)
 from asr_train.frames import num_frames, samples_of
 from asr_train.schema import FeatsSettings, NormBy, NormSettings, build, plain
 
@@ -108,7 +119,8 @@ def extract(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Compute and store the features of some cuts in one HDF5 file, written whole.
 
-    A file that already holds the features of these cuts by these settings is left as it is.
+    A file that already holds the features of these cuts, by these settings and of the same
+    recordings, is left as it is.
 
     Returns:
         The cuts' manifest rows with their features, and the index entry of the file with the
@@ -118,8 +130,9 @@ def extract(
     """
     import h5py
 
-    made_from = hash_of([plain(settings), [cut.to_dict() for cut in cuts]])
-    if not _holds(path, made_from):
+    audio = [sha256(source.source) for cut in cuts for source in cut.recording.sources]
+    made_from = hash_of([plain(settings), [cut.to_dict() for cut in cuts], audio])
+    if not _holds(path, made_from, [cut.id for cut in cuts]):
         _store(cuts, settings, path, made_from)
     rows: list[dict[str, Any]] = []
     sums: dict[str, Sums] = {}
@@ -133,23 +146,33 @@ def extract(
     return rows, {"frames": sum(s.frames for s in sums.values()), "speakers": speakers}
 
 
-def _holds(path: Path, made_from: str) -> bool:
+def _holds(path: Path, made_from: str, ids: list[str]) -> bool:
     import h5py
 
     if not path.exists():
         return False
     try:
         with h5py.File(path) as file:
-            return file.attrs.get("made_from") == made_from
-    except OSError:
-        return False  # not HDF5, or cut short
+            known = file.attrs.get("made_from") == made_from
+            return known and file.attrs.get("content") == _content(file, ids)
+    except (OSError, KeyError, RuntimeError):
+        return False  # not HDF5, cut short, or changed
+
+
+def _content(file: Any, ids: list[str]) -> str:
+    """A name for the arrays of an HDF5 file."""
+    return hash_of([hashlib.sha256(file[utt_id][:].tobytes()).hexdigest() for utt_id in ids])
 
 
 def _store(cuts: list[Any], settings: FeatsSettings, path: Path, made_from: str) -> None:
-    from lhotse.features.io import NumpyHdf5Writer
+    """Arrays by utterance, as lhotse's NumpyHdf5Writer lays them out.
 
-    extractor = LogMel(settings)
-    with replacing(path) as scratch, NumpyHdf5Writer(str(scratch)) as writer:
+    In memory first: a part is small, and the HDF5 library makes a mess of a full disk.
+    """
+    import h5py
+
+    extractor, content = LogMel(settings), io.BytesIO()
+    with h5py.File(content, "w") as file:
         for cut in cuts:
             feats_TF = extractor(_samples(cut, settings.sample_rate), cut.id)
             if len(feats_TF) == 0:
@@ -157,8 +180,10 @@ def _store(cuts: list[Any], settings: FeatsSettings, path: Path, made_from: str)
                     f"{cut.id} has {cut.duration} seconds, less than half a frame shift of "
                     f"{settings.shift_seconds}; drop it with corpus.folder.min_seconds"
                 )
-            writer.write(cut.id, feats_TF)
-        writer.hdf.attrs["made_from"] = made_from
+            file.create_dataset(cut.id, data=feats_TF)
+        file.attrs["content"] = _content(file, [cut.id for cut in cuts])
+        file.attrs["made_from"] = made_from
+    write_bytes(path, content.getvalue())
 
 
 def _samples(cut: Any, rate: int) -> np.ndarray:
@@ -167,7 +192,15 @@ def _samples(cut: Any, rate: int) -> np.ndarray:
             f"{cut.id} has {cut.sampling_rate} Hz, below feats.sample_rate {rate}: its upper bands "
             f"would be empty; set feats.sample_rate={cut.sampling_rate}"
         )
-    wave_CN = cut.load_audio()
+    try:
+        wave_CN = cut.load_audio()
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # lhotse's own kinds, whose texts fill a page
+        audio = ", ".join(source.source for source in cut.recording.sources)
+        raise ValueError(
+            f"{cut.id}: {audio} cannot be read ({type(error).__name__}); mend, delete or drop it"
+        ) from error
     wave_N = np.ascontiguousarray(wave_CN.mean(0), np.float32)
     if not np.isfinite(wave_N).all():
         where = int(np.flatnonzero(~np.isfinite(wave_N))[0])
@@ -290,7 +323,7 @@ class Feats:
     def __init__(self, manifest: Path | str) -> None:
         index = read_json(_folder(manifest) / "index.json")
         for listed in index["parts"]:
-            check_part(_folder(manifest), listed, content=False)
+            check_part(_folder(manifest), listed, remake=manifest)
         self.settings = build(FeatsSettings, index["settings"], f"{manifest}: settings")
         self.frames: int = index["frames"]
         self.utterances = [_utterance(row) for row in read_jsonl(manifest)]
@@ -328,7 +361,7 @@ class Feats:
 
 
 def open_feats(manifest: Path | str) -> Feats:
-    """Open `feats/SPLIT.jsonl.gz`, after comparing its parts' sizes with the index."""
+    """Open `feats/SPLIT.jsonl.gz`, after comparing its parts' checksums with the index."""
     return Feats(manifest)
 
 

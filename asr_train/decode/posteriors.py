@@ -14,7 +14,7 @@ import torch
 
 from asr_train.align.gmm import Front, load_gmm
 from asr_train.data.features import Feats, Utterance
-from asr_train.files import read_json
+from asr_train.files import DamagedFileError, read_json
 from asr_train.lang.states import States
 from asr_train.model.store import load_model
 from asr_train.schema import NormSettings, build, plain
@@ -42,21 +42,21 @@ def load_scorer(path: Path | str, feats: Feats, states: States) -> Scorer:
     """Load the model that a model.json names, to score these features.
 
     Raises:
-        ValueError: if the model was trained for other states or other features.
+        ValueError: if the model was trained for other states or other features, or is damaged.
     """
     path = Path(path)
     about = read_json(path)
-    if about["states_hash"] != states.hash:
-        raise ValueError(
-            f"{path} predicts states {about['states_hash']} but the lang folder has {states.hash}; "
-            "rerun the stage that made the model"
-        )
-    _check_feats(path, about["feats"], plain(feats.settings))
-    if about["kind"] == "gmm":
-        gmm, settings, _ = load_gmm(path)
-        read = Front(settings)(feats)
-        return Scorer(about["run"], gmm.num_states, gmm.loop_S, lambda u: gmm.scores(read(u)))
-    return _network(path, about, feats)
+    try:
+        if about["states_hash"] != states.hash:
+            raise ValueError(
+                f"{path} predicts states {about['states_hash']} but the lang folder has "
+                f"{states.hash}; delete the model.json and run make again"
+            )
+        _check_feats(path, about["feats"], plain(feats.settings))
+        kind = _gaussians if about["kind"] == "gmm" else _network
+        return kind(path, about, feats)
+    except KeyError as error:
+        raise DamagedFileError(f"{path} lacks {error}; delete it and run make again") from error
 
 
 def _check_feats(path: Path, trained: dict[str, Any], given: dict[str, Any]) -> None:
@@ -64,8 +64,14 @@ def _check_feats(path: Path, trained: dict[str, Any], given: dict[str, Any]) -> 
         if trained[key] != given.get(key):
             raise ValueError(
                 f"{path} was trained with feats.{key}={trained[key]} but these features have "
-                f"{given.get(key)}; rerun the feats stage or train again"
+                f"{given.get(key)}; run make again, which trains for these features"
             )
+
+
+def _gaussians(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
+    gmm, settings, _ = load_gmm(path)
+    read = Front(settings)(feats)
+    return Scorer(about["run"], gmm.num_states, gmm.loop_S, lambda u: gmm.scores(read(u)))
 
 
 def _network(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:

@@ -68,7 +68,7 @@ def load_model(
         raise files.DamagedFileError(
             f"{path} is no model ({error!r}); delete it and run make again"
         ) from error
-    tensors = load_tensors(files.check_part(path.parent, listed))
+    tensors = load_tensors(files.check_part(path.parent, listed, remake=path))
     model = build_model(settings, *sizes, torch.zeros(sizes[0]), torch.ones(sizes[0]), seed=0)
     _check_tensors(path.parent / listed["path"], tensors, model.state_dict())
     model.load_state_dict(tensors)

@@ -192,7 +192,8 @@ class Shards:
     def _records(self, shard: int, wanted: list[int]) -> tuple[Path, dict[str, Record]]:
         """The undecoded records of a shard's `wanted` samples."""
         listed = self.index["parts"][shard]
-        path = check_part(self.path.parent, listed, content=shard not in self._opened)
+        unseen = shard not in self._opened
+        path = check_part(self.path.parent, listed, content=unseen, remake=self.path)
         self._opened.add(shard)
         known = {sample_id for sample_id, _ in listed["order"]}
         unwanted = known - {self._ids[position] for position in wanted}

@@ -1,0 +1,153 @@
+"""A scorer gives what the search adds up, and only for the states and features it was made for."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import toy
+
+from asr_train.align.gmm import Front, Gmm, load_gmm, save_gmm
+from asr_train.decode.posteriors import load_scorer
+from asr_train.files import DamagedFileError, read_json, write_json
+from asr_train.model.store import build_model, load_model, save_model
+from asr_train.schema import GmmSettings, ModelSettings, NormBy, NormSettings, build, plain
+
+NORM = NormSettings(by=NormBy.speaker, variance=True)
+LEFT, RIGHT = 2, 1
+
+
+@pytest.fixture
+def priors_S(lang):  # noqa: N802
+    weights_S = np.random.default_rng(1).uniform(0.1, 1, lang.states.num_states)
+    return weights_S / weights_S.sum()
+
+
+@pytest.fixture
+def network(lang, feats, priors_S, tmp_path):
+    """A model.json whose network has weights drawn at random, its output layer too."""
+    values = {
+        "dnn": {
+            "layers": 2,
+            "width": 16,
+            "nonlinearity": "sigmoid",
+            "context_left": LEFT,
+            "context_right": RIGHT,
+        }
+    }
+    num_mels, num_states = feats.settings.num_mels, lang.states.num_states
+    settings = build(ModelSettings, values)
+    generator = torch.Generator().manual_seed(3)
+    mean_F = torch.randn(num_mels, generator=generator)
+    model = build_model(settings, num_mels, num_states, mean_F, torch.full((num_mels,), 2.0), 1)
+    with torch.no_grad():
+        for weights in model.layers[-1].parameters():
+            weights.copy_(torch.randn(weights.shape, generator=generator))
+    about = {
+        "run": "dnn",
+        "model": values,
+        "priors": priors_S.tolist(),
+        "feats": plain(feats.settings),
+        "norm": plain(NORM),
+        "states_hash": lang.states.hash,
+        "self_loops": [0.6] * num_states,
+        "frames": 1,
+        "steps": 1,
+        "dev": {"loss": 1.0, "accuracy": 0.5},
+    }
+    return save_model(tmp_path / "exp" / "dnn", model, about)
+
+
+@pytest.fixture
+def gaussians(lang, feats, tmp_path):
+    """A model.json with two Gaussians a state."""
+    settings = GmmSettings(
+        **{**dict.fromkeys((f.name for f in dataclasses.fields(GmmSettings)), 1)}
+        | {"num_ceps": 4, "deltas": 1, "norm": NORM, "grown_by": 1.0, "power": 0.2}
+        | {"min_count": 1.0, "variance_floor": 0.01}
+    )
+    rng = np.random.default_rng(2)
+    num_states, size = lang.states.num_states, 8
+    gmm = Gmm(
+        np.repeat(np.arange(num_states), 2),
+        np.full(2 * num_states, 0.5),
+        rng.standard_normal((2 * num_states, size)),
+        rng.uniform(0.5, 2, (2 * num_states, size)),
+        rng.uniform(0.2, 0.8, num_states),
+    )
+    save_gmm(tmp_path / "exp/gmm/model.json", gmm, settings, feats.settings, lang.states)
+    return tmp_path / "exp/gmm/model.json"
+
+
+def test_a_networks_scores_are_log_posteriors_less_log_priors(network, lang, feats, priors_S):
+    scorer = load_scorer(network, feats, lang.states)
+    model, _ = load_model(network)
+    normalise = feats.normaliser(NORM)
+    for utterance in feats:
+        feats_TF = torch.from_numpy(normalise(utterance, feats.load(utterance)))
+        for t, score_S in enumerate(scorer.score(utterance)):
+            window = torch.arange(t - LEFT, t + RIGHT + 1).clamp(0, len(feats_TF) - 1)
+            posteriors_S = torch.softmax(model(feats_TF[window][None])[0, 0], 0)
+            wanted_S = np.log(posteriors_S.detach().numpy() / priors_S)
+            np.testing.assert_allclose(score_S, wanted_S, atol=1e-4)
+
+
+def test_scores_and_priors_together_are_posteriors(network, lang, feats, priors_S):
+    scorer = load_scorer(network, feats, lang.states)
+    for utterance in feats:
+        scores_TS = scorer.score(utterance)
+        assert scores_TS.dtype == np.float32
+        assert scores_TS.shape == (utterance.frames, lang.states.num_states)
+        posteriors_TS = np.exp(scores_TS.astype(np.float64)) * priors_S
+        np.testing.assert_allclose(posteriors_TS.sum(1), 1, atol=1e-5)
+
+
+def test_the_mixtures_scores_are_theirs_on_what_they_see(gaussians, lang, feats):
+    scorer = load_scorer(gaussians, feats, lang.states)
+    gmm, settings, _ = load_gmm(gaussians)
+    read = Front(settings)(feats)
+    for utterance in feats:
+        np.testing.assert_array_equal(scorer.score(utterance), gmm.scores(read(utterance)))
+
+
+@pytest.mark.parametrize("kind", ["network", "gaussians"])
+def test_a_scorer_knows_its_run_states_and_self_loops(request, kind, lang, feats):
+    path = request.getfixturevalue(kind)
+    scorer = load_scorer(path, feats, lang.states)
+    assert scorer.run == path.parent.name
+    assert scorer.num_states == len(scorer.loop_S) == lang.states.num_states
+    wanted_S = load_gmm(path)[0].loop_S if kind == "gaussians" else read_json(path)["self_loops"]
+    np.testing.assert_array_equal(scorer.loop_S, wanted_S)
+
+
+@pytest.mark.parametrize("kind", ["network", "gaussians"])
+def test_a_model_of_other_states_is_refused_with_both_hashes(request, kind, feats, lang):
+    path = request.getfixturevalue(kind)
+    other = toy.toy_lang(phone_states=2).states
+    with pytest.raises(ValueError, match=rf"model.json .*{lang.states.hash}.*{other.hash}"):
+        load_scorer(path, feats, other)
+
+
+@pytest.mark.parametrize("kind", ["network", "gaussians"])
+@pytest.mark.parametrize(
+    "change",
+    [{"num_mels": 6}, {"sample_rate": 16000}, {"shift_seconds": 0.02}, {"low_hz": 60.0}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_model_of_other_features_is_refused_with_both_values(
+    request, kind, feats, lang, change, monkeypatch
+):
+    path = request.getfixturevalue(kind)
+    (name, value), had = *change.items(), plain(feats.settings)
+    monkeypatch.setattr(feats, "settings", dataclasses.replace(feats.settings, **change))
+    with pytest.raises(ValueError, match=rf"feats.{name}={had[name]} but .* have {value}; "):
+        load_scorer(path, feats, lang.states)
+
+
+@pytest.mark.parametrize("kind", ["network", "gaussians"])
+@pytest.mark.parametrize("key", ["states_hash", "feats", "kind", "run"])
+def test_a_model_that_lacks_an_entry_is_refused_by_name(request, kind, key, feats, lang):
+    path = request.getfixturevalue(kind)
+    write_json(path, {k: v for k, v in read_json(path).items() if k != key})
+    with pytest.raises(DamagedFileError, match=rf"model.json lacks '{key}'; delete it"):
+        load_scorer(path, feats, lang.states)

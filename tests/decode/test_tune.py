@@ -1,0 +1,145 @@
+"""The choice with the fewest errors on DEV is kept, whoever counts, and ties are broken alike."""
+
+import itertools
+
+import numpy as np
+import pytest
+import toy
+
+from asr_train.data.features import Utterance
+from asr_train.decode.posteriors import Scorer
+from asr_train.decode.tune import at_an_edge, top_label, tune
+from asr_train.decode.words import Choice
+from asr_train.schema import DecodeSettings
+from asr_train.score.edits import align_words
+from asr_train.search.beam import Beam
+from asr_train.search.graph import decoding_graph, to_vector
+
+WORDS = ("A", "AB", "ABC")  # no two rows of them sound alike
+
+
+@pytest.fixture(scope="module")
+def lang():
+    return toy.toy_lang(words=WORDS)
+
+
+def settings(**changes) -> DecodeSettings:
+    values = {
+        "beam": 30.0,
+        "max_active": 5000,
+        "acoustic_scales": [0.1, 0.5, 2.0],
+        "insertion_penalties": [-3.0, 0.0, 3.0],
+        "lm_weights": [0.5, 2.0],
+    }
+    return DecodeSettings(**(values | changes))
+
+
+def dev(lang, count, margin) -> tuple[Scorer, list[Utterance]]:
+    """Utterances whose states stand out by `margin` nats from noise of deviation 1."""
+    rng = np.random.default_rng(7)
+    made, scores = [], {}
+    for n in range(count):
+        said = rng.choice(WORDS, rng.integers(1, 5)).tolist()
+        path_T = toy.path_of(lang, said, rng)
+        scores[f"u{n}"] = toy.scores_of(path_T, lang.states.num_states, rng, margin)
+        made.append(Utterance(f"u{n}", "s", " ".join(said), 0.01 * len(path_T), len(path_T), {}))
+    loop_S = np.full(lang.states.num_states, 0.5)
+    return Scorer("dnn", lang.states.num_states, loop_S, lambda u: scores[u.id]), made
+
+
+@pytest.fixture(scope="module")
+def noisy(lang):
+    """A choice among 18 on DEV data with errors, and all that led to it."""
+    scorer, made = dev(lang, 14, margin=1.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JOBS", "1")
+        return scorer, made, tune(scorer, lang, made, settings())
+
+
+def errors_of(lang, scorer, made, choice) -> int:
+    """Counted without `tune`: one choice, utterance by utterance, its pairs counted."""
+    graph = decoding_graph(lang, scorer.loop_S, choice.lm_weight, choice.insertion_penalty)
+    beam = Beam(to_vector(graph), scorer.num_states, 60.0, 5000, top_label(graph))
+    errors = 0
+    for u in made:
+        path = beam.best_path(scorer.score(u) * np.float32(choice.acoustic_scale))
+        found = [lang.lexicon.words[i - 1] for i in path.words]
+        errors += sum(a != b for a, b in align_words(u.words.split(), found))
+    return errors
+
+
+def test_every_combination_is_tried_once(noisy):
+    *_, (_, _, tried) = noisy
+    own = settings()
+    lists = own.acoustic_scales, own.insertion_penalties, own.lm_weights
+    found = [(c.acoustic_scale, c.insertion_penalty, c.lm_weight) for c, _ in tried]
+    assert sorted(found) == sorted(itertools.product(*lists))
+
+
+def test_errors_are_those_of_decoding_with_that_choice(lang, noisy):
+    scorer, made, (_, _, tried) = noisy
+    for choice, errors in tried[::4]:
+        assert errors.errors == errors_of(lang, scorer, made, choice)
+        assert errors.correct + errors.substitutions + errors.deletions == sum(
+            len(u.words.split()) for u in made
+        )
+
+
+def test_the_best_choice_has_the_fewest_errors(noisy):
+    *_, (best, _, tried) = noisy
+    counts = {choice: errors.errors for choice, errors in tried}
+    assert counts[best] == min(counts.values())
+    assert len(set(counts.values())) > 2  # else there was nothing to choose
+
+
+def test_the_graph_is_that_of_the_best_choice(lang, noisy):
+    scorer, _, (best, graph, _) = noisy
+    wanted = decoding_graph(lang, scorer.loop_S, best.lm_weight, best.insertion_penalty)
+    assert graph.start == wanted.start
+    for name in ("final_N", "source_A", "arcs_A"):
+        np.testing.assert_array_equal(getattr(graph, name), getattr(wanted, name))
+
+
+@pytest.mark.parametrize("jobs", ["2", "3"])
+def test_the_choice_does_not_depend_on_the_number_of_processes(lang, noisy, monkeypatch, jobs):
+    scorer, made, (best, _, tried) = noisy
+    monkeypatch.setenv("JOBS", jobs)
+    again, _, also = tune(scorer, lang, made, settings())
+    assert (again, also) == (best, tried)
+
+
+@pytest.mark.parametrize(
+    "changes, best",
+    [
+        ({}, Choice(0.5, 0.0, 0.8)),
+        ({"insertion_penalties": [1.0, -1.0, 2.0]}, Choice(0.5, -1.0, 0.8)),
+        ({"insertion_penalties": [2.0, 1.0]}, Choice(0.5, 1.0, 0.8)),
+        ({"acoustic_scales": [2.0, 1.0]}, Choice(1.0, 0.0, 0.8)),
+        ({"lm_weights": [1.5, 1.1]}, Choice(0.5, 0.0, 1.1)),
+    ],
+)
+def test_among_equals_the_mildest_choice_is_kept(lang, changes, best):
+    """The smallest penalty, then the weight nearest to 1, then the smallest scale."""
+    scorer, made = dev(lang, 3, margin=20.0)
+    clear = {
+        "acoustic_scales": [0.5, 1.0],
+        "insertion_penalties": [-1.0, 0.0, 1.0],
+        "lm_weights": [0.5, 0.8, 1.5],
+    }
+    found, _, tried = tune(scorer, lang, made, settings(**(clear | changes)))
+    assert {errors.errors for _, errors in tried} == {0}
+    assert found == best
+
+
+@pytest.mark.parametrize(
+    "best, names",
+    [
+        (Choice(0.5, 0.0, 1.0), []),
+        (Choice(0.1, 0.0, 1.0), ["acoustic_scales"]),
+        (Choice(2.0, -3.0, 1.0), ["acoustic_scales", "insertion_penalties"]),
+        (Choice(0.5, 3.0, 1.0), ["insertion_penalties"]),
+    ],
+)
+def test_a_choice_at_an_edge_of_its_list_is_named(best, names):
+    """A list of one value has no edges."""
+    assert at_an_edge(best, settings(lm_weights=[1.0])) == names

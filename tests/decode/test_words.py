@@ -1,0 +1,130 @@
+"""The words of clear scores come back; a search that ends badly is widened, and then says so."""
+
+import dataclasses
+
+import kaldifst
+import numpy as np
+import pytest
+import toy
+
+from asr_train.data.features import Utterance
+from asr_train.decode.posteriors import Scorer
+from asr_train.decode.tune import top_label
+from asr_train.decode.words import Choice, search, transcribe
+from asr_train.search.beam import Beam
+from asr_train.search.graph import decoding_graph, to_vector
+
+ALL = 10_000
+WIDE = 1e4
+
+
+@pytest.fixture(scope="module")
+def loop_S(lang):  # noqa: N802
+    return np.full(lang.states.num_states, 0.6)
+
+
+@pytest.fixture(scope="module")
+def graph(lang, loop_S):
+    return decoding_graph(lang, loop_S)
+
+
+def utterances_of(lang, count, seed=0):
+    """Utterances with clear scores by their id; of words that sound like no others."""
+    rng = np.random.default_rng(seed)
+    made, scores = [], {}
+    for n in range(count):
+        said = rng.choice(["A", "ABC"], rng.integers(1, 4)).tolist()
+        path_T = toy.path_of(lang, said, rng)
+        scores[f"u{n}"] = toy.scores_of(path_T, lang.states.num_states, rng)
+        made.append(Utterance(f"u{n}", "s", " ".join(said), 0.01 * len(path_T), len(path_T), {}))
+    return made, scores
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0])
+def test_clear_scores_give_the_words_said(lang, graph, scale):
+    made, scores = utterances_of(lang, 10)
+    vector, top = to_vector(graph), top_label(graph)
+    for u in made:
+        ids, *_, final = search(vector, top, scores[u.id], scale, 40.0, ALL)
+        assert [lang.lexicon.words[i - 1] for i in ids] == u.words.split()
+        assert final
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.7])
+def test_the_costs_are_those_of_the_cheapest_path_as_weighed(lang, graph, scale):
+    rng = np.random.default_rng(4)
+    scores_TS = rng.standard_normal((15, lang.states.num_states)).astype(np.float32)
+    _, graph_cost, acoustic_cost, final = search(
+        to_vector(graph), top_label(graph), scores_TS, scale, WIDE, ALL
+    )
+    assert final
+    wanted = toy.cheapest(graph, scores_TS * np.float32(scale))
+    assert graph_cost + acoustic_cost == pytest.approx(wanted, abs=1e-3)
+
+
+OTHERS = 30  # paths; the decoder keeps the best 20 tokens whatever the beam
+
+
+def two_ends(margin: float):
+    """The graph ends after the first state, word 7; all others, word 8, are `margin` nats better.
+
+    Returns:
+        The graph and the scores of four frames.
+    """
+    ways = "".join(f"0 {s} {s} 8 0\n{s} {s} {s} 0 0\n" for s in range(2, OTHERS + 2))
+    fst = kaldifst.compile(f"0 1 1 7 0\n1 1 1 0 0\n{ways}1 0\n", acceptor=False)
+    scores_TS = np.full((4, OTHERS + 1), margin / 4, np.float32)
+    scores_TS[:, 0] = 0
+    return fst, scores_TS
+
+
+@pytest.mark.parametrize(
+    "margin, words, final", [(9.0, [7], True), (16.0, [7], True), (40.0, [8], False)]
+)
+def test_a_search_that_misses_the_end_is_tried_with_twice_the_beam(margin, words, final):
+    """Once the end is more than 10 nats behind it is missed; once more than 20, twice."""
+    fst, scores_TS = two_ends(margin)
+    once = Beam(fst, OTHERS + 1, 10.0, ALL, OTHERS + 1).best_path(scores_TS)
+    assert once.final == (margin < 10)
+    ids, graph_cost, acoustic_cost, reached = search(fst, OTHERS + 1, scores_TS, 1.0, 10.0, ALL)
+    assert (ids, reached) == (words, final)
+    assert graph_cost + acoustic_cost == pytest.approx(0 if final else -margin)
+
+
+def test_a_dead_search_finds_no_words():
+    """The graph ends after one frame, and there are three."""
+    fst = kaldifst.compile("0 1 1 7 0\n1 0\n", acceptor=False)
+    found = search(fst, 1, np.zeros((3, 1), np.float32), 1.0, 10.0, ALL)
+    assert found == ([], 0.0, 0.0, False)
+
+
+def test_a_graph_of_another_model_is_refused(lang, graph):
+    scores_TS = np.zeros((3, lang.states.num_states - 1), np.float32)
+    with pytest.raises(ValueError, match="graph and model belong to different runs"):
+        search(to_vector(graph), top_label(graph), scores_TS, 1.0, 10.0, ALL)
+
+
+def all_of(lang, graph, loop_S, made, scores):
+    scorer = Scorer("dnn", lang.states.num_states, loop_S, lambda u: scores[u.id])
+    choice = Choice(1.0, 0.0, 1.0)
+    words = lang.lexicon.words
+    rows = transcribe(scorer, to_vector(graph), top_label(graph), words, made, choice, 40.0, ALL)
+    return [dataclasses.replace(row, seconds=0.0) for row in rows]
+
+
+@pytest.mark.parametrize("count", [1, 19])
+def test_every_utterance_has_its_row_in_order(lang, graph, loop_S, count):
+    made, scores = utterances_of(lang, count)
+    rows = all_of(lang, graph, loop_S, made, scores)
+    assert [(r.id, r.words, r.frames) for r in rows] == [
+        (u.id, u.words.split(), u.frames) for u in made
+    ]
+
+
+def test_the_rows_do_not_depend_on_the_number_of_processes(lang, graph, loop_S, monkeypatch):
+    made, scores = utterances_of(lang, 19, seed=1)
+    found = []
+    for jobs in "123":
+        monkeypatch.setenv("JOBS", jobs)
+        found.append(all_of(lang, graph, loop_S, made, scores))
+    assert found[0] == found[1] == found[2]
