@@ -12,10 +12,8 @@ BIN := $(CURDIR)/.venv/bin
 export PATH := $(BIN):$(PATH)
 RECIPES := $(notdir $(patsubst %/Makefile,%,$(wildcard recipes/*/Makefile)))
 RECIPE ?= digits
-# What a recipe takes from the command line; make hands it on by itself.
-ifdef CORPUS_DIR
-override CORPUS_DIR := $(abspath $(CORPUS_DIR))
-endif
+# Folders named on the command line count from here; make hands on all other variables by itself.
+FOLDERS = $(foreach v,CORPUS_DIR W,$(if $($v),'$v=$(abspath $($v))'))
 
 .PHONY: help $(RECIPES) status report clean test test-fast lint format lock fetch-fsdd
 
@@ -28,10 +26,10 @@ help:
 ## make status RECIPE=fsdd         which stages are done, stale or missing (default: digits)
 ## make clean RECIPE=fsdd          remove that recipe's work folder
 $(RECIPES): .venv/.ready
-	@$(MAKE) -C recipes/$@ table
+	@$(MAKE) -C recipes/$@ table $(FOLDERS)
 
 status clean: .venv/.ready
-	@$(MAKE) -C recipes/$(RECIPE) $@
+	@$(MAKE) -C recipes/$(RECIPE) $@ $(FOLDERS)
 
 ## make fetch-fsdd                 download the Free Spoken Digit Dataset into data/fsdd
 fetch-fsdd: .venv/.ready

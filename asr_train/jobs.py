@@ -4,12 +4,12 @@
 The number of processes (environment variable JOBS, else the cores) never changes a result.
 """
 
+import copy
 import ctypes
 import errno
 import json
 import multiprocessing
 import os
-import pickle
 import re
 import shlex
 import signal
@@ -135,7 +135,7 @@ def _call(i: int) -> Any:
         return _function(_items[i])
     except Exception as error:
         try:
-            pickle.loads(pickle.dumps(error))  # noqa: S301  made on the line before
+            copy.copy(error)  # made anew from its arguments, as it will be after its travel
         except Exception:  # it cannot travel, and would break the pool as a killed worker does
             raise RuntimeError(f"{type(error).__name__}: {error}") from None
         raise

@@ -5,9 +5,7 @@ A file is rewritten only when its content changes, so that make reruns just what
 The only user of Hydra.
 """
 
-import os
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from asr_train.files import read_yaml, write_yaml
+from asr_train.files import write_yaml
 from asr_train.jobs import main
 from asr_train.schema import Config, SettingsError, build, plain, unknown_key
 
@@ -44,24 +42,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
                 raise SettingsError(f"run {run} changes {name}, which all runs of a recipe share")
         files[f"run/{run}"] = {k: plain(getattr(config, k)) for k in ("model", "optim", "comm")}
     for name, value in files.items():
-        _keep(Path(folder) / f"{name}.yaml", value)
-
-
-def _keep(path: Path, value: Any) -> None:
-    """Write a settings file where it changes; what `make -n` changes comes back with its old time.
-
-    A plan has to see the new settings, but asking for it must not make finished stages stale.
-    """
-    flags = os.environ.get("MAKEFLAGS", "").split(" ")[0]
-    planning = "n" in flags and not flags.startswith("-")
-    shelf = path.with_name(f".was.{path.name}")
-    if shelf.exists() and read_yaml(shelf) == value:
-        os.replace(shelf, path)
-    elif planning and path.exists() and not shelf.exists() and read_yaml(path) != value:
-        shutil.copy2(path, shelf)
-    write_yaml(path, value)
-    if not planning:
-        shelf.unlink(missing_ok=True)
+        write_yaml(Path(folder) / f"{name}.yaml", value)
 
 
 def settings(run: str, overrides: list[str]) -> Config:
