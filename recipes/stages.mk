@@ -88,8 +88,9 @@ $W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.
 	$$(PY) $S/score.py $$^ $$@
 endef
 $(foreach s,$(EVAL),$(eval $(call eval_rules,$s)))
-# Scores before settings: GNU make 4.3 makes all scores again if it has looked at score.yaml first.
-$W/tables/wer.md: $(SCORES) $C/score.yaml ; $(PY) $S/tables.py $C/score.yaml $(SCORES) $@
+# A pattern as well: .SECONDARY would have make look through a settings file that a rule names in
+# full, find that its prerequisite `conf` is no file, and score everything again.
+$W/tables/%.md: $C/score.yaml $(SCORES) ; $(PY) $S/tables.py $^ $@
 $W/report/index.html: $W/tables/wer.md $W/ali/$(DEV).jsonl.gz $(RUNS:%=$W/exp/%/model.json)
 	$(PY) $S/report.py $W/tables/wer.json $W/ali/$(DEV).report.json $(RUNS:%=$W/exp/%/log.jsonl) $@
 
