@@ -45,6 +45,7 @@ def progress(items: Iterable[Item], what: str, total: int | None = None) -> Iter
     Without a name (`what`), nothing is shown.
     """
     live = sys.stderr.isatty()
+    tqdm.monitor_interval = 0  # no thread of its own: workers are forked
     with tqdm(
         items,
         desc=what,
