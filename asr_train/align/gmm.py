@@ -402,7 +402,7 @@ def load_gmm(path: Path) -> tuple[Gmm, GmmSettings, dict[str, Any]]:
         ValueError: if the file is damaged.
     """
     about = read_json(path)
-    tensors = check_part(path.parent, about["parts"][0])
+    tensors = check_part(path.parent, about["parts"][0], remake=path)
     with safe_open(tensors, framework="numpy") as file:
         gmm = Gmm(
             file.get_tensor("state_G"),

@@ -93,7 +93,7 @@ class Alignments:
         folder = Path(manifest).with_name(Path(manifest).name.removesuffix(".jsonl.gz"))
         index = read_json(folder / "index.json")
         for listed in index["parts"]:
-            check_part(folder, listed, content=False)
+            check_part(folder, listed, remake=manifest)
         self.num_states: int = index["num_states"]
         self.states_hash: str = index["states_hash"]
         self.self_loops: list[float] = index["self_loops"]

@@ -52,7 +52,7 @@ def lexicon(folder: Path, unknown: Unknown = Unknown.lose) -> LexiconSettings:
     path = folder / "lexicon.txt"
     path.write_text("ONE W AH N\nTWO T UW\nSIX S IH K S\nDON'T D OW N T\nSTOP S T AA P\n")
     return LexiconSettings(
-        source=LexiconSource.file, file=str(path), unknown=unknown, max_variants=4
+        source=LexiconSource.file, file=str(path), unknown=unknown, max_variants=4, schwa=True
     )
 
 
