@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 import shlex
 import signal
 import sys
@@ -37,6 +38,11 @@ def num_jobs() -> int:
     if wish and not wish.isdigit():
         raise ValueError(f"JOBS is {wish!r}; it must be a whole number of processes")
     return max(1, int(wish) if wish else len(os.sched_getaffinity(0)))
+
+
+def peak_megabytes() -> float:
+    """The most memory that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in kilobytes
 
 
 def progress(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:

@@ -257,37 +257,113 @@ class NormSettings:
 
 
 @dataclass(kw_only=True, slots=True)
-class GmmSettings:
-    """The flat-start monophone system; see `align.gmm`."""
+class FrontSettings:
+    """What Gaussians see of the stored log-mel; see `align.front`."""
 
-    num_ceps: int  # MFCCs from the stored log-mel; 0: the log-mel itself
+    num_ceps: int  # MFCCs; 0: the log-mel itself
     deltas: int  # orders of time differences appended: 0, 1 or 2
     norm: NormSettings
-    flat_utterances: int  # of the fewest words, for the flat start
-    flat_passes: int  # Baum-Welch re-estimations of one Gaussian a state
-    passes: int  # Viterbi re-estimations after that, with all utterances
+    splice: int = 0  # frames on each side, for LDA
+
+    def __post_init__(self) -> None:
+        where = "gmm.front"
+        _within(where, 0, 2, deltas=self.deltas)
+        for name, value in (("num_ceps", self.num_ceps), ("splice", self.splice)):
+            if value < 0:
+                raise SettingsError(f"{where}.{name} is {value}; it must not be negative")
+
+
+@dataclass(kw_only=True, slots=True)
+class FlatSettings:
+    """Baum-Welch re-estimations from Gaussians that are all alike; see `align.flat`."""
+
+    utterances: int  # at most, of the fewest words
+    seconds: float  # of them at most, together
+    passes: int
+
+    def __post_init__(self) -> None:
+        _positive("gmm.flat", utterances=self.utterances, passes=self.passes)
+        _positive("gmm.flat", seconds=self.seconds)
+
+
+class QuestionStates(Enum):
+    """Which states of a phone say which phones are alike."""
+
+    middle = "middle"
+    all = "all"  # first, middle and last, each with questions of its own
+
+
+@dataclass(kw_only=True, slots=True)
+class TreeSettings:
+    """How triphone states are tied; see `align.tree`."""
+
+    leaves: int  # in all, silence's included; merging leaves fewer
+    min_count: float  # frames a leaf
+    min_gain: float  # nats that a split must win, over all frames
+    variance_floor: float  # of the variance over all frames
+    question_states: QuestionStates
+    share: list[list[str]]  # groups of phones that start from the same roots; []: none
+    merge: bool  # leaves of a root whose union loses less than the least split won
+
+    def __post_init__(self) -> None:
+        where = "gmm.tree"
+        _positive(where, leaves=self.leaves, min_count=self.min_count)
+        _within(where, 1e-6, 1, variance_floor=self.variance_floor)
+        if self.min_gain < 0:
+            raise SettingsError(f"{where}.min_gain is {self.min_gain}; it must not be negative")
+        named = [phone for group in self.share for phone in group]
+        for phone in named:
+            if named.count(phone) > 1:
+                raise SettingsError(f"{where}.share names {phone} twice; each phone has one root")
+
+
+@dataclass(kw_only=True, slots=True)
+class LdaSettings:
+    """Spliced frames projected so that states come apart; see `align.transforms`."""
+
+    dims: int
+    mllt_passes: list[int]  # after which the projection is turned to suit diagonal covariances
+
+    def __post_init__(self) -> None:
+        _positive("gmm.lda", dims=self.dims)
+
+
+@dataclass(kw_only=True, slots=True)
+class GmmSettings:
+    """One system of Gaussian mixtures, grown from a flat start or from the system before it."""
+
+    front: FrontSettings
+    flat: FlatSettings | None = None  # the first system's start
+    tree: TreeSettings | None = None  # ties triphone states; null: the states stay as they are
+    lda: LdaSettings | None = None
+    passes: int  # Viterbi re-estimations with all utterances
     gaussians: int  # in all, reached at the share `grown_by` of the passes
     grown_by: float
-    realign_every: int  # passes from one re-alignment to the next, after the first ten
+    realign_first: int  # passes that each re-align
+    realign_every: int  # passes from one re-alignment to the next, after those
     power: float  # a state's Gaussians go with its frames to this power
     min_count: float  # frames a Gaussian needs to live
     variance_floor: float  # of the variance over all frames
 
     def __post_init__(self) -> None:
-        where = "ali.gmm"
-        _within(where, 0, 2, deltas=self.deltas)
+        where = "gmm"
         _within(where, 0.05, 1, grown_by=self.grown_by)
         _within(where, 0, 1, power=self.power, variance_floor=self.variance_floor)
         _positive(where, passes=self.passes, gaussians=self.gaussians, min_count=self.min_count)
-        _positive(where, realign_every=self.realign_every, flat_passes=self.flat_passes)
-        _positive(where, flat_utterances=self.flat_utterances)
-        if self.num_ceps < 0:
-            raise SettingsError(f"{where}.num_ceps is {self.num_ceps}; it must not be negative")
+        _positive(where, realign_every=self.realign_every)
+        if self.flat is not None and (self.tree is not None or self.lda is not None):
+            raise SettingsError(
+                "gmm: a system with a flat start has no alignments yet, so it can have neither "
+                "tree nor lda; give those to the next system"
+            )
+        if self.lda is not None and self.front.splice == 0:
+            raise SettingsError("gmm.lda needs gmm.front.splice above 0, frames on each side")
 
 
 @dataclass(kw_only=True, slots=True)
 class AliSettings:
-    gmm: GmmSettings
+    """How transcripts are aligned, in training and after it."""
+
     beam: float  # nats
     retry_beam: float  # for utterances lost with `beam`
     acoustic_scale: float
@@ -417,6 +493,7 @@ class DecodeSettings:
     acoustic_scales: list[float]
     insertion_penalties: list[float]  # nats a word
     lm_weights: list[float]  # times the costs of the grammar
+    minimise: bool  # the graph: a third more time to build it, a fifth smaller
 
     def __post_init__(self) -> None:
         where = "decode"
@@ -444,6 +521,7 @@ class Config:
     corpus: CorpusSettings
     lang: LangSettings
     feats: FeatsSettings
+    gmm: dict[str, GmmSettings]  # by name, each grown from the one before it
     ali: AliSettings
     shards: ShardsSettings
     model: ModelSettings

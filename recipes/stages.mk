@@ -1,5 +1,5 @@
-# Every recipe's stages, in the order data flows. A recipe sets TRAIN, DEV, TEST, RUNS and CONF and
-# includes this. A script is called as `stage.py INPUT... OUTPUT`: it reads nothing that make does
+# Every recipe's stages, in the order data flows. A recipe sets TRAIN, DEV, TEST, GMMS, RUNS and
+# CONF and includes this. A script is called as `stage.py INPUT... OUTPUT`: it reads nothing that make does
 # not know of, and writes its OUTPUT last, by renaming: if that exists, all it lists is there.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -32,12 +32,23 @@ export OPENBLAS_NUM_THREADS := 1# the worker processes are the threads
 # anything else wants a core (-j2, a second user), training takes ten times as long or more.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-MODELS  := gmm $(RUNS)
+# Systems of Gaussian mixtures, each grown from the one before it; the last one's alignments are
+# what RUNS train on. With REALIGN=n every run is trained n times more, on its own alignments.
+GMMS    ?= mono
+REALIGN ?= 0
+PASSES  := $(shell seq $(REALIGN))
+ALIGNER := $(lastword $(GMMS))
+NETS    := $(foreach r,$(RUNS),$r $(PASSES:%=$r-realign%))
+MODELS  := $(GMMS) $(NETS)
+# What trains on its own alignments next: all runs but those of the last pass.
+TEACHERS := $(sort $(ALIGNER) $(if $(PASSES),$(filter-out %-realign$(REALIGN),$(NETS))))
 SCORES  := $(foreach r,$(MODELS),$(EVAL:%=$W/exp/$r/score.%.json))
+ALIGNED := $(MODELS:%=$W/ali/%/$(DEV).report.json)
 TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lang/index.json \
-  $(foreach s,$(TRAIN) $(EVAL),$W/feats/$s.jsonl.gz) $W/exp/gmm/model.json \
-  $(foreach s,$(TRAIN) $(DEV),$W/ali/$s.jsonl.gz $W/shards/$s/index.json) \
-  $(RUNS:%=$W/exp/%/model.json) $(MODELS:%=$W/exp/%/tuned.json) \
+  $(foreach s,$(TRAIN) $(EVAL),$W/feats/$s.jsonl.gz) $(GMMS:%=$W/exp/%/model.json) \
+  $(foreach m,$(TEACHERS),$(foreach s,$(TRAIN) $(DEV),$W/ali/$m/$s.jsonl.gz $W/shards/$m/$s/index.json)) \
+  $(NETS:%=$W/exp/%/model.json) $(MODELS:%=$W/exp/%/tuned.json) \
+  $(foreach m,$(filter-out $(TEACHERS),$(MODELS)),$W/ali/$m/$(DEV).jsonl.gz) \
   $(foreach r,$(MODELS),$(EVAL:%=$W/exp/$r/hyp.%.jsonl)) $(SCORES) \
   $W/tables/wer.md $W/report/index.html
 
@@ -47,6 +58,7 @@ TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lang/index.
 ##   make status   which stages are done, stale or missing, with their time and size
 ##   make clean    remove the work folder
 ##   variables     W=work folder  JOBS=processes a stage  SET='feats.num_mels=80 decode.beam=12'
+##                 GMMS='mono tri lda'  RUNS='dnn'  REALIGN=passes of realignment with the network
 table: $W/report/index.html
 	@cat $W/tables/wer.txt; echo "report: $W/report/index.html"
 help:
@@ -66,16 +78,36 @@ $W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(INPUTS) $(LANG_FILES)
 $W/lang/index.json: $W/manifests/$(TRAIN).jsonl.gz $C/lang.yaml $(LANG_FILES)
 	$(PY) $S/lang.py $(wordlist 1,2,$^) $@
 $W/feats/%.jsonl.gz: $W/manifests/%.jsonl.gz $C/feats.yaml ; $(PY) $S/feats.py $^ $@
-# The Gaussian mixtures are a run like any other; the network learns from their alignments.
-$W/exp/gmm/model.json: $W/feats/$(TRAIN).jsonl.gz $W/lang/index.json $C/ali.yaml
-	$(PY) $S/gmm.py $^ $@
-$W/ali/%.jsonl.gz: $W/feats/%.jsonl.gz $W/lang/index.json $W/exp/gmm/model.json $C/ali.yaml
-	$(PY) $S/ali.py $^ $@
-$W/shards/%/index.json: $W/feats/%.jsonl.gz $W/ali/%.jsonl.gz $C/shards.yaml
-	$(PY) $S/shards.py $^ $@
+# Rules of single files are patterns as well (model%json): .SECONDARY would have make look through
+# a settings file that a rule names in full, find that its prerequisite `conf` is no file, and make
+# the target again.
+define gmm_rule # $1 is the system, $2 the one before it; Gaussian mixtures are runs like any other
+$W/exp/$1/model%json: $W/feats/$(TRAIN).jsonl.gz $W/lang/index.json $C/ali.yaml $C/gmm/$1.yaml \
+  $(if $2,$W/exp/$2/model.json)
+	$$(PY) $S/gmm.py $$^ $$@
+endef
+before := # nothing
+$(foreach g,$(GMMS),$(eval $(call gmm_rule,$g,$(before)))$(eval before := $g))
+
+define ali_rules # $1 is the model that aligns; the pattern is the split
+$W/ali/$1/%.jsonl.gz: $W/feats/%.jsonl.gz $W/lang/index.json $W/exp/$1/model.json $C/ali.yaml
+	$$(PY) $S/ali.py $$^ $$@
+$W/shards/$1/%/index.json: $W/feats/%.jsonl.gz $W/ali/$1/%.jsonl.gz $C/shards.yaml
+	$$(PY) $S/shards.py $$^ $$@
+endef
+$(foreach m,$(MODELS),$(eval $(call ali_rules,$m)))
+
 # Goes on from the run's newest checkpoint; model.json is the last thing it writes.
-$W/exp/%/model.json: $W/shards/$(TRAIN)/index.json $W/shards/$(DEV)/index.json $C/run/%.yaml
-	$(PY) $S/train.py $^ $@
+define net_rule # $1 is the run, $2 whose alignments it learns, $3 its settings
+$W/exp/$1/model%json: $W/shards/$2/$(TRAIN)/index.json $W/shards/$2/$(DEV)/index.json $C/run/$3.yaml
+	$$(PY) $S/train.py $$^ $$@
+endef
+define run_rules # $1 is the run
+$(call net_rule,$1,$(ALIGNER),$1)
+$(foreach n,$(PASSES),$(call net_rule,$1-realign$n,$1$(if $(filter-out 1,$n),-realign$(shell expr $n - 1)),$1)
+)
+endef
+$(foreach r,$(RUNS),$(eval $(call run_rules,$r)))
 # Scales are chosen on DEV alone; TEST only meets the choice, and needs no alignment.
 $W/exp/%/tuned.json: $W/exp/%/model.json $C/decode.yaml $W/lang/index.json \
   $W/feats/$(DEV).jsonl.gz
@@ -88,11 +120,9 @@ $W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.
 	$$(PY) $S/score.py $$^ $$@
 endef
 $(foreach s,$(EVAL),$(eval $(call eval_rules,$s)))
-# A pattern as well: .SECONDARY would have make look through a settings file that a rule names in
-# full, find that its prerequisite `conf` is no file, and score everything again.
 $W/tables/%.md: $C/score.yaml $(SCORES) ; $(PY) $S/tables.py $^ $@
-$W/report/index.html: $W/tables/wer.md $W/ali/$(DEV).jsonl.gz $(RUNS:%=$W/exp/%/model.json)
-	$(PY) $S/report.py $W/tables/wer.json $W/ali/$(DEV).report.json $(RUNS:%=$W/exp/%/log.jsonl) $@
+$W/report/index.html: $W/tables/wer.md $(MODELS:%=$W/ali/%/$(DEV).jsonl.gz) $(NETS:%=$W/exp/%/model.json)
+	$(PY) $S/report.py $W/tables/wer.json $(ALIGNED) $(NETS:%=$W/exp/%/log.jsonl) $@
 
 # What to call, from the root, to have all done.
 status: export ASR_GOAL := $(notdir $(CURDIR)) $(filter-out RECIPE=%,$(MAKEOVERRIDES))

@@ -1,7 +1,7 @@
-"""ali.py feats/SPLIT.jsonl.gz lang/index.json exp/MODEL/model.json conf/ali.yaml ali/SPLIT.jsonl.gz
+"""ali.py feats/SPLIT.jsonl.gz lang/index.json exp/MODEL/model.json conf/ali.yaml OUTPUT
 
-The state of every frame, by the model given; SPLIT.status.tsv says how each utterance fared, and
-SPLIT.report.json how good the alignment is.
+OUTPUT is ali/MODEL/SPLIT.jsonl.gz: the state of every frame, by the model given. SPLIT.status.tsv
+says how each utterance fared, and SPLIT.report.json how good the alignment is.
 """
 
 import time
@@ -11,8 +11,8 @@ import torch
 
 from asr_train.align.table import (
     check_lost,
+    phones_in_seconds,
     report,
-    segments_in_seconds,
     true_phones,
     write_alignments,
 )
@@ -21,7 +21,8 @@ from asr_train.data.features import Feats, Utterance, open_feats
 from asr_train.decode.posteriors import load_scorer
 from asr_train.files import write_json
 from asr_train.jobs import main, parallel_map
-from asr_train.lang.index import Lang, load_lang
+from asr_train.lang.index import load_lang
+from asr_train.lang.states import States
 from asr_train.schema import AliSettings, load
 
 CHUNK = 20  # utterances handed to a worker at a time
@@ -32,32 +33,41 @@ def ali(features: str, language: str, model: str, conf: str, output: str) -> Non
     start = time.time()
     settings = load(AliSettings, conf)
     feats, lang = open_feats(features), load_lang(language)
-    scorer = load_scorer(model, feats, lang.states)
+    scorer = load_scorer(model, feats, lang)
     chunks = [feats.utterances[i : i + CHUNK] for i in range(0, len(feats.utterances), CHUNK)]
 
     def some(chunk: list[Utterance]) -> list[Aligned | Lost]:
         return [
-            align(u.words.split(), scorer.score(u), lang, scorer.loop_S, settings) for u in chunk
+            align(
+                u.words.split(),
+                u.frames,
+                scorer.score_some(u),
+                lang,
+                scorer.states,
+                scorer.loop_S,
+                settings,
+            )
+            for u in chunk
         ]
 
     path = Path(output)
     split = path.name.removesuffix(".jsonl.gz")
     outcomes = [o for done in parallel_map(some, chunks, f"aligning {split}") for o in done]
     shift = feats.settings.shift_seconds
-    summary = report(split, feats.utterances, outcomes, lang.states, shift)
-    check_lost(f"ali: {split}", summary["lost"], len(outcomes), settings.max_lost_share)
-    about = {
-        "model": scorer.run,
-        "num_states": scorer.num_states,
-        "states_hash": lang.states.hash,
-        "self_loops": scorer.loop_S.tolist(),
-    }
-    summary["example"] = _example(feats, outcomes, lang)
+    summary = report(split, feats.utterances, outcomes, scorer.states, shift)
+    summary["model"] = scorer.run
+    check_lost(
+        f"ali: {scorer.run}: {split}", summary["lost"], len(outcomes), settings.max_lost_share
+    )
+    about = {"model": scorer.run, "self_loops": scorer.loop_S.tolist()}
+    summary["example"] = _example(feats, outcomes, scorer.states)
+    summary["seconds"] = round(time.time() - start, 2)
     write_json(path.with_name(f"{split}.report.json"), summary)
-    write_alignments(path, feats.utterances, outcomes, feats.settings, about)
+    write_alignments(path, feats.utterances, outcomes, feats.settings, scorer.states, about)
     bounds = summary["boundaries"]
+    kept = len(outcomes) - len(summary["lost"])
     print(
-        f"ali: {split}: {len(outcomes) - len(summary['lost'])} of {len(outcomes)} utterances, "
+        f"ali: {scorer.run}: {split}: {kept} of {len(outcomes)} utterances, "
         f"{summary['loglik_per_frame']:.3f} nats a frame, {summary['silence_share']:.1%} silence, "
         f"{time.time() - start:.1f} s"
         + (
@@ -68,10 +78,12 @@ def ali(features: str, language: str, model: str, conf: str, output: str) -> Non
         )
     )
     for utt_id, reason in summary["lost"][:10]:
-        print(f"ali: {split}: lost {utt_id}: {reason}")
+        print(f"ali: {scorer.run}: {split}: lost {utt_id}: {reason}")
 
 
-def _example(feats: Feats, outcomes: list[Aligned | Lost], lang: Lang) -> dict[str, object] | None:
+def _example(
+    feats: Feats, outcomes: list[Aligned | Lost], states: States
+) -> dict[str, object] | None:
     """The utterance of about three seconds whose picture the report shows."""
     pairs = [
         (u, o) for u, o in zip(feats.utterances, outcomes, strict=True) if isinstance(o, Aligned)
@@ -85,7 +97,7 @@ def _example(feats: Feats, outcomes: list[Aligned | Lost], lang: Lang) -> dict[s
         "words": utterance.words,
         "shift_seconds": shift,
         "logmel": feats.load(utterance).round(3).astype(float).tolist(),
-        "aligned": segments_in_seconds(lang.states, outcome.states_T, shift),
+        "aligned": phones_in_seconds(states, outcome, shift),
         "true": true_phones(utterance.row),
     }
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from asr_train.data.features import open_feats
-from asr_train.decode.posteriors import load_scorer
+from asr_train.decode.posteriors import Scorer, load_scorer
 from asr_train.decode.words import Choice, transcribe
 from asr_train.files import read_json, write_jsonl
 from asr_train.jobs import main
@@ -21,8 +21,8 @@ from asr_train.search.graph import load_graph
 def decode(model: str, tuned: str, language: str, features: str, output: str) -> None:
     torch.set_num_threads(1)  # the worker processes are the threads
     feats, lang = open_feats(features), load_lang(language)
-    scorer = load_scorer(model, feats, lang.states)
-    choice, beam, max_active, graph, top_label = _tuned(Path(tuned), scorer.run, lang)
+    scorer = load_scorer(model, feats, lang)
+    choice, beam, max_active, graph, top_label = _tuned(Path(tuned), scorer, lang)
     path = Path(output)
     found = list(
         transcribe(
@@ -47,7 +47,7 @@ def decode(model: str, tuned: str, language: str, features: str, output: str) ->
     )
 
 
-def _tuned(path: Path, run: str, lang: Lang) -> tuple[Choice, float, int, Any, int]:
+def _tuned(path: Path, scorer: Scorer, lang: Lang) -> tuple[Choice, float, int, Any, int]:
     """What the tune stage left: choice, beam, tokens a frame, graph and its largest label.
 
     Raises:
@@ -56,13 +56,15 @@ def _tuned(path: Path, run: str, lang: Lang) -> tuple[Choice, float, int, Any, i
     chosen, about = read_json(path), path.parent / "graph" / "HCLG.json"
     made = read_json(about)
     try:
-        if chosen["run"] != run:
-            raise ValueError(f"{path} is of the run {chosen['run']} but the model is of {run}")
+        if chosen["run"] != scorer.run:
+            raise ValueError(
+                f"{path} is of the run {chosen['run']} but the model is of {scorer.run}"
+            )
         for key in ("run", "insertion_penalty", "lm_weight"):
             if made[key] != chosen[key]:
                 raise ValueError(f"{about} has {key} {made[key]} but {path} has {chosen[key]}")
         choice = Choice(*(chosen[f.name] for f in fields(Choice)))
-        graph, top_label = load_graph(about, lang), made["top_label"]
+        graph, top_label = load_graph(about, lang, scorer.states), made["top_label"]
         return choice, chosen["beam"], chosen["max_active"], graph, top_label
     except (ValueError, KeyError) as error:
         reason = f"{path} or {about} lacks {error}" if isinstance(error, KeyError) else str(error)

@@ -1,6 +1,9 @@
-"""gmm.py feats/TRAIN.jsonl.gz lang/index.json conf/ali.yaml exp/gmm/model.json
+"""Train a system of Gaussian mixtures; a line a pass.
 
-Flat start and training of the monophone Gaussian mixtures; a line a pass.
+    gmm.py feats/TRAIN.jsonl.gz lang/index.json conf/ali.yaml conf/gmm/NAME.yaml \\
+        [exp/BEFORE/model.json] exp/NAME/model.json
+
+From a flat start; or with the alignments of the system before it, in whose place it then stands.
 """
 
 import json
@@ -9,54 +12,72 @@ from typing import Any
 
 import torch
 
-from asr_train.align.gmm import save_gmm, train
+from asr_train.align.gmm import load_gmm, save_gmm
 from asr_train.align.table import check_lost
+from asr_train.align.train import train
 from asr_train.align.viterbi import Lost
 from asr_train.data.features import open_feats
 from asr_train.files import write_jsonl
 from asr_train.jobs import main
 from asr_train.lang.index import load_lang
-from asr_train.schema import AliSettings, load
+from asr_train.schema import AliSettings, GmmSettings, load, plain
+from asr_train.search.graph import check_phones
 
 
-def gmm(features: str, language: str, conf: str, output: str) -> None:
+def gmm(features: str, language: str, ali_conf: str, conf: str, *paths: str) -> None:
     torch.set_num_threads(1)  # the worker processes are the threads
-    settings = load(AliSettings, conf)
+    *before_path, output = paths
+    path = Path(output)
+    name = path.parent.name
+    settings, ali = load(GmmSettings, conf), load(AliSettings, ali_conf)
+    if (settings.flat is None) != bool(before_path):
+        raise ValueError(
+            f"{name} has {'no' if settings.flat is None else 'a'} flat start (gmm.{name}.flat) but "
+            f"{'no' if not before_path else 'a'} system before it; GMMS names them in their order"
+        )
     feats, lang = open_feats(features), load_lang(language)
+    before = load_gmm(Path(before_path[0])) if before_path else None
+    if before is not None:
+        check_phones(lang, before.states)
     rows: list[dict[str, Any]] = []
 
     def log(row: dict[str, Any]) -> None:
         rows.append(row)
-        if "flat_pass" in row:
-            print(
-                f"gmm: flat start {row['flat_pass']:2d}: {row['utterances']} utterances, "
-                f"{row['loglik_per_frame']:9.4f} nats a frame, {row['seconds']:.1f} s",
-                flush=True,
-            )
-            return
-        print(
-            f"gmm: pass {row['pass']:2d}: {row['gaussians']:5d} Gaussians, "
-            f"{row['loglik_per_frame']:9.4f} nats a frame, {row['moved']:7.2%} of frames moved, "
-            f"{row['lost']} lost, {row['retried']} retried, {row['seconds']:.1f} s",
-            flush=True,
-        )
+        print(f"gmm: {name}: {_line(row)}", flush=True)
 
-    mixtures, outcomes = train(feats, lang, settings, log)
+    model, outcomes = train(feats, lang, settings, ali, before, log)
     lost = [
         [u.id, o.reason]
         for u, o in zip(feats.utterances, outcomes, strict=True)
         if isinstance(o, Lost)
     ]
-    check_lost("gmm", lost, len(outcomes), settings.max_lost_share)
-    path = Path(output)
+    check_lost(f"gmm: {name}", lost, len(outcomes), ali.max_lost_share)
     write_jsonl(path.parent / "passes.jsonl", rows)
-    save_gmm(path, mixtures, settings.gmm, feats.settings, lang.states)
+    save_gmm(path, model, feats.settings, {"gmm": plain(settings)})
     hours = sum(u.seconds for u in feats.utterances) / 3600
     seconds = sum(row["seconds"] for row in rows)
     print(
-        f"gmm: {len(mixtures.state_G)} Gaussians in {mixtures.num_states} states, "
+        f"gmm: {name}: {len(model.gmm.state_G)} Gaussians in {model.gmm.num_states} states, "
         f"{seconds:.0f} s ({seconds / hours:.0f} s an hour of speech)"
         + (f"; lost: {json.dumps(lost[:5])}" if lost else "")
+    )
+
+
+def _line(row: dict[str, Any]) -> str:
+    """A row of the log for the eye."""
+    if "flat_pass" in row:
+        what = f"flat start {row['flat_pass']:2d}: {row['utterances']} utterances"
+        return f"{what}, {row['loglik_per_frame']:9.4f} nats a frame, {row['seconds']:.1f} s"
+    if "start" in row:
+        return (
+            f"start: aligned by {row['start']}, {row['loglik_per_frame']:9.4f} nats a frame, "
+            f"{row['lost']} lost; {row['states']} states, {row['seconds']:.1f} s"
+        )
+    return (
+        f"pass {row['pass']:2d}: {row['gaussians']:5d} Gaussians, "
+        f"{row['loglik_per_frame']:9.4f} nats a frame, {row['moved']:7.2%} of frames moved, "
+        f"{row['lost']} lost, {row['retried']} retried, {row['seconds']:.1f} s"
+        + (f"; MLLT gains {row['mllt_gain']:.3f} nats a frame" if "mllt_gain" in row else "")
     )
 
 

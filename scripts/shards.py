@@ -1,4 +1,6 @@
-"""shards.py feats/SPLIT.jsonl.gz ali/SPLIT.jsonl.gz conf/shards.yaml shards/SPLIT/index.json
+"""shards.py feats/SPLIT.jsonl.gz ali/MODEL/SPLIT.jsonl.gz conf/shards.yaml OUTPUT
+
+OUTPUT is shards/MODEL/SPLIT/index.json.
 
 Features and alignments -> webdataset tars and their index.
 Utterances stand in the order of their ids' hashes, not of the manifest, which goes by speaker: a
@@ -39,6 +41,7 @@ def shards(feats_path: str, ali_path: str, settings_path: str, index_path: str) 
             "feats": schema.plain(feats.settings),
             "norm": schema.plain(settings.norm),
             "states_hash": ali.states_hash,
+            "states": ali.states,
             "self_loops": ali.self_loops,
         },
         left_out=left_out,

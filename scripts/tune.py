@@ -13,7 +13,7 @@ from asr_train.data.features import open_feats
 from asr_train.decode.posteriors import load_scorer
 from asr_train.decode.tune import at_an_edge, top_label, tune
 from asr_train.files import write_json
-from asr_train.jobs import main
+from asr_train.jobs import main, peak_megabytes
 from asr_train.lang.index import load_lang
 from asr_train.schema import DecodeSettings, load, plain
 from asr_train.search.graph import write_graph
@@ -24,12 +24,22 @@ def tuned(model: str, conf: str, language: str, features: str, output: str) -> N
     start = time.time()
     settings = load(DecodeSettings, conf)
     feats, lang = open_feats(features), load_lang(language)
-    scorer = load_scorer(model, feats, lang.states)
-    best, graph, tried = tune(scorer, lang, feats.utterances, settings)
+    scorer = load_scorer(model, feats, lang)
+    best, graph, tried = tune(
+        scorer,
+        lang,
+        feats.utterances,
+        settings,
+        lambda line: print(
+            f"tune: {scorer.run}: {line}, {time.time() - start:.1f} s, peak memory "
+            f"{peak_megabytes():.0f} MB",
+            flush=True,
+        ),
+    )
     path = Path(output)
     weights = {"lm_weight": best.lm_weight, "insertion_penalty": best.insertion_penalty}
     about = {"top_label": top_label(graph), "run": scorer.run, **weights}
-    write_graph(path.parent / "graph" / "HCLG.json", graph, lang, about)
+    write_graph(path.parent / "graph" / "HCLG.json", graph, lang, scorer.states, about)
     split, errors = Path(features).name.removesuffix(".jsonl.gz"), dict(tried)[best]
     edges = at_an_edge(best, settings)
     write_json(
@@ -49,7 +59,8 @@ def tuned(model: str, conf: str, language: str, features: str, output: str) -> N
         f"tune: {scorer.run}: acoustic scale {best.acoustic_scale:g}, insertion penalty "
         f"{best.insertion_penalty:g}, LM weight {best.lm_weight:g}: {errors.rate:.2%} WER on "
         f"{split} (of {len(tried)} choices, {time.time() - start:.1f} s; "
-        f"graph: {len(graph.final_N)} nodes, {len(graph.arcs_A)} arcs)"
+        f"graph: {len(graph.final_N)} nodes, {len(graph.arcs_A)} arcs, "
+        f"{(path.parent / 'graph' / 'HCLG.fst').stat().st_size / 1e6:.1f} MB)"
         + (f"; {', '.join(edges)}: the best is at an edge, widen the list" if edges else "")
     )
 

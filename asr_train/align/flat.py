@@ -46,11 +46,17 @@ def usual_loops(lang: Lang, shift_seconds: float) -> np.ndarray:
     return np.array(loops)
 
 
-def easiest(utterances: list[Utterance], lang: Lang, most: int) -> list[Utterance]:
-    """The utterances of the fewest words (then frames), as far as they fit their transcripts."""
+def easiest(utterances: list[Utterance], lang: Lang, most: int, seconds: float) -> list[Utterance]:
+    """The utterances of the fewest words (then frames) that fit their transcripts.
+
+    Args:
+        most: so many at most; `seconds`: so much speech at most, yet at least one utterance.
+    """
     fit = [u for u in utterances if unfit(u.words.split(), u.frames, lang) is None]
     fit = [u for u in fit if len(row_of_states(u.words.split(), lang)) <= u.frames]
-    return sorted(fit, key=lambda u: (len(u.words.split()), u.frames, u.id))[:most]
+    fit = sorted(fit, key=lambda u: (len(u.words.split()), u.frames, u.id))[:most]
+    total = np.cumsum([u.seconds for u in fit])
+    return fit[: max(1, int((total <= seconds).sum()))]
 
 
 def row_of_states(words: list[str], lang: Lang) -> np.ndarray:

@@ -4,7 +4,9 @@ The manifest is lhotse's: the cuts of the features manifest with a temporal arra
 table of all utterances, lost ones too, lies beside it, and a report for the eye.
 """
 
+import io
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from asr_train.files import (
     part,
     read_json,
     read_jsonl,
-    replacing,
+    write_bytes,
     write_json,
     write_jsonl,
     write_text,
@@ -28,6 +30,7 @@ from asr_train.lang.states import States
 from asr_train.schema import FeatsSettings
 
 Outcome = Aligned | Lost
+LONG = 40  # frames of one phone, above which something is odd
 SAME = {"AX": "AH"}  # a lexicon may tell them apart or not
 Segment = tuple[str, float, float]  # phone, start and end in seconds
 
@@ -37,42 +40,68 @@ def write_alignments(
     utterances: list[Utterance],
     outcomes: list[Outcome],
     feats: FeatsSettings,
+    states: States,
     about: dict[str, Any],
 ) -> None:
     """Write paths, table and index, and the manifest last.
 
     Args:
         outcomes: one an utterance, in their order.
-        about: num_states, states_hash and self_loops of the model that aligned.
+        states: those of the model that aligned.
+        about: its name ("model") and "self_loops", each state's.
     """
     folder = manifest.with_name(manifest.name.removesuffix(".jsonl.gz"))
     store = folder / "states.h5"
     aligned = [(u, o) for u, o in zip(utterances, outcomes, strict=True) if isinstance(o, Aligned)]
-    rows = _store(store, aligned, feats.shift_seconds)
+    rows = _store(store, aligned, feats.shift_seconds, states)
     write_text(folder.with_name(folder.name + ".status.tsv"), _status(utterances, outcomes))
-    write_json(folder / "index.json", {**about, "parts": [part(store, folder)]})
+    described = {
+        "num_states": states.num_states,
+        "states_hash": states.hash,
+        "states": states.plain(),
+    }
+    write_json(folder / "index.json", {**about, **described, "parts": [part(store, folder)]})
     write_jsonl(manifest, rows)
 
 
 def _store(
-    path: Path, aligned: list[tuple[Utterance, Aligned]], shift_seconds: float
+    path: Path, aligned: list[tuple[Utterance, Aligned]], shift_seconds: float, states: States
 ) -> list[dict[str, Any]]:
-    from lhotse.features.io import NumpyHdf5Writer
+    """Arrays by utterance, as lhotse's NumpyHdf5Writer lays them out, and the manifest's rows.
 
-    rows = []
-    with replacing(path) as scratch, NumpyHdf5Writer(str(scratch)) as writer:
+    In memory first: the HDF5 library makes a mess of a full disk.
+    """
+    import h5py
+    from lhotse.array import Array, TemporalArray
+
+    content, rows = io.BytesIO(), []
+    with h5py.File(content, "w") as file:
         for utterance, outcome in aligned:
-            array = writer.store_array(
-                utterance.id,
-                outcome.states_T,
-                frame_shift=shift_seconds,
-                temporal_dim=0,
-                start=utterance.row["start"],
-            )
-            stored = array.to_dict()
-            stored["array"]["storage_path"] = str(path)
-            rows.append({**utterance.row, "custom": {"ali": stored}})
+            file.create_dataset(utterance.id, data=outcome.states_T)
+            shape = list(outcome.states_T.shape)
+            array = Array("numpy_hdf5", str(path), utterance.id, shape)
+            start = utterance.row["start"]
+            stored = TemporalArray(array, 0, shift_seconds, start).to_dict()
+            spoken = utterance.row["supervisions"][0]
+            items = {**_items(utterance, outcome, shift_seconds, states)}
+            supervisions = [{**spoken, "alignment": items}]
+            custom = {"custom": {"ali": stored}}
+            rows.append({**utterance.row, "supervisions": supervisions, **custom})
+    write_bytes(path, content.getvalue())
     return rows
+
+
+def _items(
+    utterance: Utterance, outcome: Aligned, shift_seconds: float, states: States
+) -> dict[str, list[list[Any]]]:
+    """Phones and words as lhotse's alignment items: symbol, start, duration, score (none)."""
+    return {
+        kind: [[symbol, start, round(end - start, 6), None] for symbol, start, end in segments]
+        for kind, segments in (
+            ("phone", phones_in_seconds(states, outcome, shift_seconds)),
+            ("word", words_in_seconds(utterance, outcome, shift_seconds)),
+        )
+    }
 
 
 def _status(utterances: list[Utterance], outcomes: list[Outcome]) -> str:
@@ -96,6 +125,7 @@ class Alignments:
             check_part(folder, listed, remake=manifest)
         self.num_states: int = index["num_states"]
         self.states_hash: str = index["states_hash"]
+        self.states: dict[str, Any] = index["states"]
         self.self_loops: list[float] = index["self_loops"]
         self._rows = {row["id"]: row for row in read_jsonl(manifest)}
 
@@ -153,6 +183,7 @@ class Boundaries:
             "median_ms": round(float(np.median(off)) * 1000, 2),
             "bias_ms": round(float(np.median(self.errors)) * 1000, 2),
             "within_20ms": round(float((off <= 0.020 + 1e-9).mean()), 4),
+            "within_25ms": round(float((off <= 0.025 + 1e-9).mean()), 4),
             "within_50ms": round(float((off <= 0.050 + 1e-9).mean()), 4),
         }
 
@@ -179,14 +210,52 @@ def compare(aligned: list[Segment], true: list[Segment]) -> Boundaries:
     return Boundaries(tuple(errors), unmatched)
 
 
-def segments_in_seconds(
-    states: States, states_T: np.ndarray, shift_seconds: float
-) -> list[Segment]:
-    """A state path as phones with start and end in seconds."""
+def phones_in_seconds(states: States, outcome: Aligned, shift_seconds: float) -> list[Segment]:
+    """A path's phones, silence included, with start and end in seconds."""
+    starts = [*outcome.phones_N3[:, 1].tolist(), len(outcome.states_T)]
     return [
-        (phone, round(s * shift_seconds, 6), round(e * shift_seconds, 6))
-        for phone, s, e in states.segments(states_T)
+        (
+            states.phones[p],
+            _seconds(starts[i], shift_seconds),
+            _seconds(starts[i + 1], shift_seconds),
+        )
+        for i, p in enumerate(outcome.phones_N3[:, 0].tolist())
     ]
+
+
+def words_in_seconds(utterance: Utterance, outcome: Aligned, shift_seconds: float) -> list[Segment]:
+    """A path's words with start and end in seconds."""
+    words = utterance.words.split()
+    starts = [*outcome.phones_N3[:, 1].tolist(), len(outcome.states_T)]
+    found: dict[int, list[int]] = {}
+    for i, place in enumerate(outcome.phones_N3[:, 2].tolist()):
+        if place >= 0:
+            found.setdefault(place, [starts[i], 0])[1] = starts[i + 1]
+    return [
+        (words[place], _seconds(start, shift_seconds), _seconds(end, shift_seconds))
+        for place, (start, end) in found.items()
+    ]
+
+
+def _seconds(frames: int, shift_seconds: float) -> float:
+    return round(frames * shift_seconds, 6)
+
+
+def durations(kept: list[tuple[Utterance, Aligned]], states: States) -> dict[str, Any]:
+    """How long phones came out: what is very short or very long points to a wrong transcript."""
+    frames = [
+        np.diff([*o.phones_N3[:, 1], len(o.states_T)])[o.phones_N3[:, 0] > 0] for _, o in kept
+    ]
+    long = Counter({u.id: int((f > LONG).sum()) for (u, _), f in zip(kept, frames, strict=True)})
+    every = np.concatenate([*frames, np.zeros(0, np.int64)])
+    return {
+        "phones": len(every),
+        "shortest_share": round(float((every <= states.phone_states).mean()), 4)
+        if len(every)
+        else 0,
+        "long": int((every > LONG).sum()),
+        "most_long": [u for u, n in long.most_common(3) if n],
+    }
 
 
 def report(
@@ -207,7 +276,7 @@ def report(
     for u, o in kept:
         silent += int(np.isin(o.states_T, list(silence)).sum())
         if true := true_phones(u.row):
-            total += compare(segments_in_seconds(states, o.states_T, shift_seconds), true)
+            total += compare(phones_in_seconds(states, o, shift_seconds), true)
     return {
         "split": split,
         "utterances": len(pairs),
@@ -217,6 +286,7 @@ def report(
         "loglik_per_frame": round(sum(o.loglik for _, o in kept) / max(1, frames), 4),
         "silence_share": round(silent / max(1, frames), 4),
         "boundaries": total.summary(),
+        "durations": durations(kept, states),
     }
 
 

@@ -1,15 +1,18 @@
 """Best state path through one utterance, and how it failed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from asr_train.lang.index import Lang
+from asr_train.lang.states import States
 from asr_train.schema import AliSettings
 from asr_train.search.beam import Beam
-from asr_train.search.graph import training_graph
+from asr_train.search.transcript import transcript_graph
 
 ALL = 2**31 - 1  # tokens: a transcript's graph is small
+Scores = Callable[[np.ndarray], np.ndarray]  # ids of states [n] -> their scores, float32 [T, n]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +21,23 @@ class Aligned:
 
     Attributes:
         states_T: int32 [T].
+        position_T: int8 [T], the state's position in its phone.
+        phones_N3: int32 [phones, 3]: phone, first frame, place of its word in the transcript
+            (-1: silence).
         loglik: nats, of the whole utterance, at scale 1; acoustic and transition.
         retried: it needed the wider beam.
     """
 
     states_T: np.ndarray
+    position_T: np.ndarray
+    phones_N3: np.ndarray
     loglik: float
     retried: bool
+
+    def phone_of_frames(self) -> np.ndarray:
+        """Int [T]: the place in `phones_N3` of each frame."""
+        starts = self.phones_N3[:, 1]
+        return np.repeat(np.arange(len(starts)), np.diff([*starts, len(self.states_T)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +74,38 @@ def unfit(words: list[str], frames: int, lang: Lang) -> Lost | None:
 
 
 def align(
-    words: list[str], scores_TS: np.ndarray, lang: Lang, loop_S: np.ndarray, settings: AliSettings
+    words: list[str],
+    frames: int,
+    scores: Scores,
+    lang: Lang,
+    states: States,
+    loop_S: np.ndarray,
+    settings: AliSettings,
 ) -> Aligned | Lost:
     """Find the most likely state path of a transcript.
 
     Args:
         words: the transcript.
-        scores_TS: float32 [T, S], log-likelihoods in nats, unscaled.
+        frames: of the utterance, T.
+        scores: of the states that the transcript needs, log-likelihoods in nats, unscaled.
+        states: of the model.
         loop_S: each state's probability to be followed by itself.
     """
-    if (lost := unfit(words, len(scores_TS), lang)) is not None:
+    if (lost := unfit(words, frames, lang)) is not None:
         return lost
-    graph = training_graph(words, lang, loop_S)
-    scaled_TS = scores_TS * np.float32(settings.acoustic_scale)
+    graph = transcript_graph(words, lang, states, loop_S)
+    needed, column_K = np.unique(graph.state_K, return_inverse=True)
+    scaled_TK = (scores(needed) * np.float32(settings.acoustic_scale))[:, column_K]
+    labels = len(graph.state_K)
     for beam in (settings.beam, settings.retry_beam):
-        search = Beam(graph, scores_TS.shape[1], beam, ALL, lang.states.num_states)
-        path = search.best_path(scaled_TS)
+        path = Beam(graph.fst, labels, beam, ALL, labels).best_path(scaled_TK)
         if path is not None and path.final:
-            loglik = -path.acoustic_cost / settings.acoustic_scale - path.graph_cost
-            return Aligned(path.states_T, loglik, beam != settings.beam)
+            label_T = path.columns_T
+            return Aligned(
+                graph.state_K[label_T],
+                graph.position_K[label_T],
+                graph.phones(label_T),
+                -path.acoustic_cost / settings.acoustic_scale - path.graph_cost,
+                beam != settings.beam,
+            )
     return Lost(f"no path within a beam of {settings.retry_beam:g}; is the transcript right?")

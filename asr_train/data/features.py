@@ -387,7 +387,7 @@ def cepstra(feats_TF: np.ndarray, num_ceps: int, lifter: float = 22.0) -> np.nda
     num_mels = feats_TF.shape[1]
     if num_ceps > num_mels:
         raise ValueError(
-            f"ali.gmm.num_ceps is {num_ceps}, more than feats.num_mels {num_mels}; lower it"
+            f"front.num_ceps is {num_ceps}, more than feats.num_mels {num_mels}; lower it"
         )
     return feats_TF @ _dct(num_mels, num_ceps, lifter)
 
@@ -398,6 +398,18 @@ def _dct(num_mels: int, num_ceps: int, lifter: float) -> np.ndarray:
     dct_FC = math.sqrt(2 / num_mels) * np.cos(math.pi / num_mels * (f + 0.5) * c)
     dct_FC[:, 0] = math.sqrt(1 / num_mels)
     return (dct_FC * (1 + lifter / 2 * np.sin(math.pi * c / lifter))).astype(np.float32)
+
+
+def spliced(feats_TF: np.ndarray, around: int) -> np.ndarray:
+    """Each frame between its neighbours, in order of time: [T, F * (2 * around + 1)].
+
+    The first and the last frame are repeated where there is none before or after.
+    """
+    if around == 0:
+        return feats_TF
+    padded = np.pad(feats_TF, ((around, around), (0, 0)), mode="edge")
+    windows = [padded[d : d + len(feats_TF)] for d in range(2 * around + 1)]
+    return np.concatenate(windows, 1)
 
 
 def with_deltas(feats_TF: np.ndarray, order: int, window: int = 2) -> np.ndarray:

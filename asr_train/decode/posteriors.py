@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from asr_train.align.gmm import Front, load_gmm
+from asr_train.align.gmm import load_gmm
+from asr_train.align.viterbi import Scores
 from asr_train.data.features import Feats, Utterance
 from asr_train.files import DamagedFileError, read_json
+from asr_train.lang.index import Lang
 from asr_train.lang.states import States
 from asr_train.model.store import load_model
 from asr_train.schema import NormSettings, build, plain
+from asr_train.search.graph import check_phones
 from asr_train.shards.batch import context_padded
 
 
@@ -27,18 +30,25 @@ class Scorer:
 
     Attributes:
         run: its name.
-        num_states: S.
+        states: those it scores.
         loop_S: float64 [S], each state's probability to be followed by itself.
         score: utterance -> float32 [T, S].
+        score_some: utterance -> a function of ids of states [n] to float32 [T, n].
     """
 
     run: str
-    num_states: int
+    states: States
     loop_S: np.ndarray
     score: Callable[[Utterance], np.ndarray]
+    score_some: Callable[[Utterance], Scores]
+
+    @property
+    def num_states(self) -> int:
+        """S."""
+        return self.states.num_states
 
 
-def load_scorer(path: Path | str, feats: Feats, states: States) -> Scorer:
+def load_scorer(path: Path | str, feats: Feats, lang: Lang) -> Scorer:
     """Load the model that a model.json names, to score these features.
 
     Raises:
@@ -47,16 +57,16 @@ def load_scorer(path: Path | str, feats: Feats, states: States) -> Scorer:
     path = Path(path)
     about = read_json(path)
     try:
-        if about["states_hash"] != states.hash:
-            raise ValueError(
-                f"{path} predicts states {about['states_hash']} but the lang folder has "
-                f"{states.hash}; delete the model.json and run make again"
-            )
         _check_feats(path, about["feats"], plain(feats.settings))
         kind = _gaussians if about["kind"] == "gmm" else _network
-        return kind(path, about, feats)
+        scorer = kind(path, about, feats)
     except KeyError as error:
         raise DamagedFileError(f"{path} lacks {error}; delete it and run make again") from error
+    try:
+        check_phones(lang, scorer.states)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return scorer
 
 
 def _check_feats(path: Path, trained: dict[str, Any], given: dict[str, Any]) -> None:
@@ -69,9 +79,14 @@ def _check_feats(path: Path, trained: dict[str, Any], given: dict[str, Any]) -> 
 
 
 def _gaussians(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
-    gmm, settings, _ = load_gmm(path)
-    read = Front(settings)(feats)
-    return Scorer(about["run"], gmm.num_states, gmm.loop_S, lambda u: gmm.scores(read(u)))
+    model = load_gmm(path)
+    read, gmm = model.front(feats), model.gmm
+
+    def some(utterance: Utterance) -> Scores:
+        x_TD = read(utterance)
+        return lambda states: gmm.scores(x_TD, states)
+
+    return Scorer(about["run"], model.states, gmm.loop_S, lambda u: gmm.scores(read(u)), some)
 
 
 def _network(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
@@ -87,4 +102,9 @@ def _network(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
             logits_TS = model(context_padded(torch.from_numpy(feats_TF), left, right))[0]
             return (torch.log_softmax(logits_TS, 1) - log_priors_S).numpy()
 
-    return Scorer(about["run"], about["num_states"], np.array(about["self_loops"]), score)
+    def some(utterance: Utterance) -> Scores:
+        scores_TS = score(utterance)
+        return lambda states: scores_TS[:, states]
+
+    states = States.from_plain(about["states"])
+    return Scorer(about["run"], states, np.array(about["self_loops"]), score, some)

@@ -1,6 +1,7 @@
 """`lang/index.json`: words, phones, states and grammar, with the ids of all later stages."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from asr_train.schema import GrammarKind, GrammarSettings, build, plain
 FORMAT = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lang:
     """What may be said and how it is pronounced.
 
     Attributes:
-        lexicon, states: see their classes.
+        lexicon: see its class.
+        states: of monophones; models that tie states in context have their own.
         grammar: its settings, the words of a loop filled in.
         arpa: the n-gram model's file, where the grammar is one.
         silence_probability: of a silence at each place where one may stand.
@@ -29,7 +31,12 @@ class Lang:
     arpa: Path | None
     silence_probability: float
 
-    @property
+    @cached_property
+    def word_ids(self) -> dict[str, int]:
+        """Ids from 1 in the order of the lexicon; 0 is epsilon."""
+        return {word: i for i, word in enumerate(self.lexicon.words, 1)}
+
+    @cached_property
     def hash(self) -> str:
         """A name for lexicon, states and silence; the grammar is not in it."""
         prons = {word: [list(p) for p in ps] for word, ps in self.lexicon.prons.items()}

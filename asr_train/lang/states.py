@@ -1,68 +1,105 @@
 """Phones -> HMM states -> the ids that models predict.
 
 Every phone is a row of states from left to right, each with a self-loop; silence has its own
-number of them. Monophone: each (phone, position) is a state of its own. Ids count from 0, in the
-order of the phones, silence first.
+number of them. Without a tree each (phone, position) is a state of its own (monophone); with one,
+a state is a leaf of the tree (senone), found by the phone, its neighbours and the position. Ids
+count from 0, silence first; silence's states do not depend on its neighbours.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from asr_train.files import hash_of
 from asr_train.lang.lexicon import SILENCE
+from asr_train.lang.tree import Tree
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class States:
     """The states of a set of phones.
 
     Attributes:
-        phones: names; the first is SIL.
+        phones: names; the first is SIL, which as a neighbour also stands for an utterance's edge.
         phone_states, silence_states: states a phone, and of silence.
+        tree: ties the states of phones in context; None: monophones.
     """
 
     phones: tuple[str, ...]
     phone_states: int
     silence_states: int
+    tree: Tree | None = None
 
     def __post_init__(self) -> None:
         assert self.phones[0] == SILENCE
 
     @property
-    def num_states(self) -> int:
-        """S, the number of ids."""
-        return self.silence_states + (len(self.phones) - 1) * self.phone_states
+    def tied(self) -> bool:
+        """Whether states depend on neighbours."""
+        return self.tree is not None
 
     @property
+    def num_states(self) -> int:
+        """S, the number of ids."""
+        if self.tree is not None:
+            return self.tree.num_leaves
+        return self.silence_states + (len(self.phones) - 1) * self.phone_states
+
+    @cached_property
     def hash(self) -> str:
         """Models, graphs and alignments carry this, and are refused where it differs."""
-        return hash_of([list(self.phones), self.phone_states, self.silence_states])
+        return hash_of(list(self.plain().values()))
+
+    def positions(self, phone: int) -> int:
+        """How many states the phone has a row."""
+        return self.silence_states if phone == 0 else self.phone_states
+
+    @cached_property
+    def table_LPRJ(self) -> np.ndarray:
+        """Int32 [P, P, P, J]: the state of (left phone, phone, right phone, position); -1: none.
+
+        Without a tree the left and right axes are views of one element.
+        """
+        if self.tree is not None:
+            return self.tree.table()
+        most, p = max(self.phone_states, self.silence_states), len(self.phones)
+        table_PJ = np.full((p, most), -1, np.int32)
+        table_PJ[0, : self.silence_states] = np.arange(self.silence_states)
+        ids = np.arange(self.silence_states, self.num_states).reshape(p - 1, self.phone_states)
+        table_PJ[1:, : self.phone_states] = ids
+        return np.broadcast_to(table_PJ[None, :, None], (p, p, p, most))
+
+    def ids(self, left: int, phone: int, right: int) -> list[int]:
+        """The states of a phone between two others, in order of time; phones by their place."""
+        return self.table_LPRJ[left, phone, right, : self.positions(phone)].tolist()
 
     def of(self, phone: str) -> range:
-        """The phone's ids, in order of time."""
+        """The ids of a phone whose states do not depend on neighbours, in order of time."""
         p = self.phones.index(phone)
-        if p == 0:
-            return range(self.silence_states)
-        first = self.silence_states + (p - 1) * self.phone_states
-        return range(first, first + self.phone_states)
+        assert p == 0 or not self.tied, f"{phone} has other states between other neighbours"
+        ids = self.ids(0, p, 0)
+        return range(ids[0], ids[-1] + 1)
 
-    def phone_of_state(self) -> np.ndarray:
-        """int64 [S]: each state's place in `phones`."""
-        counts = [self.silence_states] + [self.phone_states] * (len(self.phones) - 1)
-        return np.repeat(np.arange(len(self.phones)), counts)
+    def plain(self) -> dict[str, Any]:
+        """What `from_plain` takes back: for JSON."""
+        tree = None if self.tree is None else self.tree.plain()
+        return {
+            "phones": list(self.phones),
+            "phone_states": self.phone_states,
+            "silence_states": self.silence_states,
+            "tree": tree,
+        }
 
-    def segments(self, ali_T: np.ndarray) -> list[tuple[str, int, int]]:
-        """A state path as (phone, first frame, frame after its last).
+    @staticmethod
+    def from_plain(content: dict[str, Any]) -> "States":
+        """The states that `plain` described."""
+        tree = None if content["tree"] is None else Tree.from_plain(content["tree"])
+        phones = tuple(content["phones"])
+        return States(phones, content["phone_states"], content["silence_states"], tree)
 
-        A phone begins where the path enters its first state from another one: from another
-        phone, or from a later state of the same phone.
-        """
-        if len(ali_T) == 0:
-            return []
-        phone_S = self.phone_of_state()
-        path_T = np.asarray(ali_T)
-        entered = (phone_S[path_T[1:]] != phone_S[path_T[:-1]]) | (path_T[1:] < path_T[:-1])
-        starts = [0, *(np.flatnonzero(entered) + 1).tolist()]
-        ends = [*starts[1:], len(path_T)]
-        return [(self.phones[phone_S[path_T[s]]], s, e) for s, e in zip(starts, ends, strict=True)]
+    @property
+    def monophones(self) -> "States":
+        """The same phones and positions without a tree."""
+        return States(self.phones, self.phone_states, self.silence_states)

@@ -17,13 +17,13 @@ class Path:
     """The cheapest path through a graph.
 
     Attributes:
-        states_T: int32 [T], the state of each frame.
+        columns_T: int32 [T], the column of the scores (the state) that each frame took.
         words: ids.
         graph_cost, acoustic_cost: nats; the acoustic one at the scale of the scores.
         final: it ends where the graph ends; if not, the words are those of the best token.
     """
 
-    states_T: np.ndarray
+    columns_T: np.ndarray
     words: list[int]
     graph_cost: float
     acoustic_cost: float
@@ -82,8 +82,8 @@ class Beam:
         assert ok
         if len(labels) != len(scores_TS):
             return None
-        states_T = np.array(labels, np.int32) - 1
-        return Path(states_T, list(words), weight.value1, weight.value2, final)
+        columns_T = np.array(labels, np.int32) - 1
+        return Path(columns_T, list(words), weight.value1, weight.value2, final)
 
 
 def beam_of(graph: Any, num_states: int, beam: float, max_active: int, labels: np.ndarray) -> Beam:

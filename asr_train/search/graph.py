@@ -1,10 +1,10 @@
-"""Lexicon, states, grammar -> HCLG; a transcript -> its training graph.
+"""Lexicon, states, grammar -> HCLG.
 
 Labels on the input side are state ids + 1 (0 is epsilon), so that a matrix with a column a state
 goes straight into kaldi_decoder's DecodableCtc, which reads column label - 1. Labels on the
 output side are word ids, 1 and up in the order of the lexicon.
 
-The order of construction is Kaldi's (mkgraph.sh): min(det(H o det(L o G))), self-loops last.
+The order of construction is Kaldi's (mkgraph.sh): min(det(H o C o det(L o G))), self-loops last.
 """
 
 import math
@@ -20,6 +20,7 @@ import numpy as np
 from asr_train.files import check_part, hash_of, part, read_json, replacing, sha256, write_json
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import SILENCE
+from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, GrammarSettings
 
 STATE = np.dtype(
@@ -95,58 +96,19 @@ def to_vector(arrays: Arrays) -> Any:
         return kaldifst.StdVectorFst(kaldifst.StdConstFst.read(str(path)))
 
 
+def to_const(arrays: Arrays) -> Any:
+    """The same for searching only: half the memory, and quicker."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "fst"
+        write_const(path, arrays)
+        return kaldifst.StdConstFst.read(str(path))
+
+
 def _compiled(lines: list[str], start: int) -> Any:
     """From AT&T text; the text's first line decides the start state."""
     first = [line for line in lines if line.split()[0] == str(start)][:1]
     rest = [line for line in lines if line not in first]
     return kaldifst.compile("\n".join(first + rest) + "\n", acceptor=False)
-
-
-# --- a transcript's graph -----------------------------------------------------------------------
-
-
-def training_graph(words: list[str], lang: Lang, loop_S: np.ndarray) -> Any:
-    """All ways to pronounce a transcript: variants, and silence wherever it may stand.
-
-    Args:
-        words: the transcript.
-        loop_S: float [S], each state's probability to be followed by itself.
-    Returns:
-        StdVectorFst from states + 1 to words.
-    Raises:
-        KeyError: the first word that has no pronunciation.
-    """
-    fst = kaldifst.StdVectorFst()
-    ids = {word: i for i, word in enumerate(lang.lexicon.words, 1)}
-    enter_S, stay_S = transition_costs(loop_S)
-
-    def chain(here: int, there: int, phones: tuple[str, ...], word: int, cost: float) -> None:
-        for phone in phones:
-            for s in lang.states.of(phone):
-                node = fst.add_state()
-                weight = cost + float(enter_S[s])
-                fst.add_arc(here, kaldifst.StdArc(s + 1, word, weight, node))
-                fst.add_arc(node, kaldifst.StdArc(s + 1, 0, float(stay_S[s]), node))
-                here, word, cost = node, 0, 0.0
-        fst.add_arc(here, kaldifst.StdArc(0, 0, 0.0, there))
-
-    def maybe_silence(here: int) -> int:
-        there = fst.add_state()
-        silent, spoken = _silence_costs(lang)
-        fst.add_arc(here, kaldifst.StdArc(0, 0, spoken, there))
-        chain(here, there, (SILENCE,), 0, silent)
-        return there
-
-    fst.start = fst.add_state()
-    here = maybe_silence(fst.start)
-    for word in words:
-        there = fst.add_state()
-        prons = lang.lexicon.prons[word]
-        for pron in prons:
-            chain(here, there, pron, ids[word], math.log(len(prons)))
-        here = maybe_silence(there)
-    fst.set_final(here, 0.0)
-    return fst
 
 
 def transition_costs(loop_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -155,7 +117,8 @@ def transition_costs(loop_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return -np.log1p(-p_S), -np.log(p_S)
 
 
-def _silence_costs(lang: Lang) -> tuple[float, float]:
+def silence_costs(lang: Lang) -> tuple[float, float]:
+    """Nats for a silence where one may stand, and for none."""
     return -math.log(lang.silence_probability), -math.log1p(-lang.silence_probability)
 
 
@@ -175,7 +138,7 @@ def lexicon_fst(lang: Lang) -> tuple[Any, list[int]]:
     backoff = len(phone_ids) + 1
     marks = _disambiguation(lang)
     silence_mark = backoff + 1 + max((m for m in marks.values()), default=0)
-    silent, spoken = _silence_costs(lang)
+    silent, spoken = silence_costs(lang)
     start, loop, silence, marked = 0, 1, 2, 3
     lines = [
         f"{start} {loop} 0 0 {spoken}",
@@ -218,8 +181,8 @@ def _disambiguation(lang: Lang) -> dict[tuple[str, tuple[str, ...]], int]:
     return marks
 
 
-def grammar_fst(lang: Lang, lm_weight: float, insertion_penalty: float) -> Any:
-    """G: an acceptor of words; costs are lm_weight * -log p, plus the penalty a word."""
+def grammar_fst(lang: Lang, lm_weight: float) -> Any:
+    """G: an acceptor of words; costs are lm_weight * -log p."""
     if lang.grammar.kind is GrammarKind.loop:
         fst = _loop(lang, lang.grammar)
     else:
@@ -228,8 +191,6 @@ def grammar_fst(lang: Lang, lm_weight: float, insertion_penalty: float) -> Any:
     arrays.arcs_A["weight"] *= lm_weight
     ended = np.isfinite(arrays.final_N)
     arrays.final_N[ended] *= lm_weight
-    spoken = (arrays.arcs_A["olabel"] > 0) & (arrays.arcs_A["olabel"] <= len(lang.lexicon.prons))
-    arrays.arcs_A["weight"][spoken] += insertion_penalty
     fst = to_vector(arrays)
     kaldifst.arcsort(fst, "ilabel")
     return fst
@@ -270,41 +231,122 @@ def _arpa(lang: Lang) -> Any:
     return to_vector(arrays)
 
 
-def states_fst(lang: Lang, loop_S: np.ndarray, disambiguation: list[int]) -> Any:
-    """H: states + 1 -> phones, forward only; entering a state pays for leaving it."""
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """What the input labels of (C o) L o G stand for.
+
+    Attributes:
+        rows: label -> states of a phone (in context), in order of time, as ids of `_Hmm`.
+        marks: labels that disambiguate, and C's own; they are removed at the end.
+    """
+
+    rows: dict[int, tuple[int, ...]]
+    marks: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Hmm:
+    """States told apart by phone and position, though a tree may tie them across phones.
+
+    With them, input strings determine phones, so that transducers can be determinised.
+
+    Attributes:
+        state_H: int32, the tied state of each.
+        ids: (phone, position, state) -> id.
+    """
+
+    state_H: np.ndarray
+    ids: dict[tuple[int, int, int], int]
+
+    @staticmethod
+    def of(states: States) -> "_Hmm":
+        found = sorted(
+            {
+                (p, j, int(s))
+                for p in range(len(states.phones))
+                for j in range(states.positions(p))
+                for s in np.unique(states.table_LPRJ[:, p, :, j])
+            },
+            key=lambda key: (key[2], key[:2]),
+        )
+        state_H = np.array([s for *_, s in found], np.int32)
+        return _Hmm(state_H, {key: h for h, key in enumerate(found)})
+
+    def row(self, states: States, left: int, phone: int, right: int) -> tuple[int, ...]:
+        row = states.ids(left, phone, right)
+        return tuple(self.ids[phone, j, s] for j, s in enumerate(row))
+
+
+def states_fst(hmm: _Hmm, units: _Units, loop_S: np.ndarray) -> Any:
+    """H: ids of `hmm` + 1 -> units, forward only; entering a state pays for leaving it."""
     enter_S, _ = transition_costs(loop_S)
+    enter = enter_S[hmm.state_H].tolist()
     lines, free = [], 1
-    for p, phone in enumerate(lang.states.phones, 1):
-        here, out = 0, p
-        ids = lang.states.of(phone)
-        for s in ids:
-            there = 0 if s == ids[-1] else free
+    for unit, row in units.rows.items():
+        here, out = 0, unit
+        for j, h in enumerate(row):
+            there = 0 if j == len(row) - 1 else free
             free += there != 0
-            lines.append(f"{here} {there} {s + 1} {out} {enter_S[s]}")
+            lines.append(f"{here} {there} {h + 1} {out} {enter[h]}")
             here, out = there, 0
-    for d in disambiguation:
-        label = lang.states.num_states + 1 + d - disambiguation[0]
-        lines.append(f"0 0 {label} {d}")
+    for label, mark in enumerate(units.marks, len(hmm.state_H) + 1):
+        lines.append(f"0 0 {label} {mark}")
     lines.append("0 0.0")
     fst = _compiled(lines, 0)
     kaldifst.arcsort(fst, "olabel")
     return fst
 
 
+def _in_context(lg: Any, marks: list[int], states: States, hmm: _Hmm) -> tuple[Any, _Units]:
+    """C o L o G, and its labels: phones between neighbours, those with equal states as one."""
+    clg, windows = kaldifst.compose_context(marks, 3, 1, lg)
+    first: dict[tuple[int, ...], int] = {}  # states (which tell the phone) -> their label
+    rows: dict[int, tuple[int, ...]] = {}
+    label_of = np.arange(len(windows), dtype=np.int32)
+    context_marks = []
+    for label, window in enumerate(windows):
+        if len(window) == 3:
+            left, phone, right = (max(0, w - 1) for w in window)  # 0: the edge, as silence
+            row = hmm.row(states, left, phone, right)
+            label_of[label] = first.setdefault(row, label)
+            rows[first[row]] = row
+        elif label:
+            context_marks.append(label)
+    arrays = to_arrays(clg)
+    arrays.arcs_A["ilabel"] = label_of[arrays.arcs_A["ilabel"]]
+    clg = to_vector(arrays)
+    kaldifst.arcsort(clg, "ilabel")
+    return clg, _Units(rows, context_marks)
+
+
 def decoding_graph(
-    lang: Lang, loop_S: np.ndarray, lm_weight: float = 1.0, insertion_penalty: float = 0.0
+    lang: Lang, states: States, loop_S: np.ndarray, lm_weight: float = 1.0, smaller: bool = True
 ) -> Arrays:
     """HCLG with self-loops.
 
+    Args:
+        states: of the model; of the same phones as `lang`.
+        loop_S: float [S], each state's probability to be followed by itself.
+        lm_weight: times the grammar's costs.
+        smaller: minimise the graph (a third of the time for a fifth of its size).
     Raises:
-        ValueError: if the grammar allows no sentence of words in the lexicon.
+        ValueError: if the grammar allows no sentence of words in the lexicon, or `states` is of
+            other phones.
     """
-    lexicon, disambiguation = lexicon_fst(lang)
-    lg = kaldifst.compose(lexicon, grammar_fst(lang, lm_weight, insertion_penalty))
+    check_phones(lang, states)
+    lexicon, marks = lexicon_fst(lang)
+    lg = kaldifst.compose(lexicon, grammar_fst(lang, lm_weight))
     kaldifst.determinize_star(lg, use_log=True)
     kaldifst.minimize_encoded(lg)
     kaldifst.arcsort(lg, "ilabel")
-    hlg = kaldifst.compose(states_fst(lang, loop_S, disambiguation), lg)
+    hmm = _Hmm.of(states)
+    if states.tied:
+        lg, units = _in_context(lg, marks, states, hmm)
+    else:
+        phones = range(len(states.phones))
+        units = _Units({p + 1: hmm.row(states, 0, p, 0) for p in phones}, marks)
+    hlg = kaldifst.compose(states_fst(hmm, units, loop_S), lg)
+    del lg
     kaldifst.determinize_star(hlg, use_log=True)
     arrays = to_arrays(hlg)
     if not (arrays.arcs_A["olabel"] > 0).any():
@@ -312,10 +354,39 @@ def decoding_graph(
             "the grammar allows no sentence: none of its words is in the lexicon "
             f"({len(lang.lexicon.prons)} words); see lang.grammar and lang.lexicon"
         )
-    arrays.arcs_A["ilabel"][arrays.arcs_A["ilabel"] > lang.states.num_states] = 0
-    hlg = to_vector(arrays)
-    kaldifst.minimize_encoded(hlg)
-    return with_self_loops(to_arrays(hlg), loop_S)
+    arrays.arcs_A["ilabel"][arrays.arcs_A["ilabel"] > len(hmm.state_H)] = 0
+    if smaller:
+        hlg = to_vector(arrays)
+        kaldifst.minimize_encoded(hlg)
+        arrays = to_arrays(hlg)
+    del hlg
+    labels = np.concatenate([[0], hmm.state_H + 1]).astype(np.int32)
+    arrays.arcs_A["ilabel"] = labels[arrays.arcs_A["ilabel"]]
+    return with_self_loops(arrays, loop_S)
+
+
+def check_phones(lang: Lang, states: States) -> None:
+    """A model's states must be of the phones that the lang folder has.
+
+    Raises:
+        ValueError: if they differ, naming the first difference.
+    """
+    ours, theirs = lang.states.monophones.hash, states.monophones.hash
+    if ours != theirs:
+        one = sorted(set(lang.states.phones) ^ set(states.phones))
+        raise ValueError(
+            f"the model has {len(states.phones)} phones ({theirs}) but the lang folder has "
+            f"{len(lang.states.phones)} ({ours})"
+            + (f", and only one of them has {one[0]}" if one else ", of other states")
+            + "; delete the model.json and run make again"
+        )
+
+
+def with_penalty(graph: Arrays, insertion_penalty: float) -> Arrays:
+    """The same graph with each word dearer by so many nats (or cheaper, if negative)."""
+    arcs_A = graph.arcs_A.copy()
+    arcs_A["weight"][arcs_A["olabel"] > 0] += np.float32(insertion_penalty)
+    return Arrays(graph.start, graph.final_N, graph.source_A, arcs_A)
 
 
 def with_self_loops(graph: Arrays, loop_S: np.ndarray) -> Arrays:
@@ -363,7 +434,9 @@ def grammar_hash(lang: Lang) -> str:
     return hash_of([lang.grammar.kind.name, lang.grammar.words, lang.grammar.max_words, arpa])
 
 
-def write_graph(path: Path, graph: Arrays, lang: Lang, about: dict[str, Any]) -> None:
+def write_graph(
+    path: Path, graph: Arrays, lang: Lang, states: States, about: dict[str, Any]
+) -> None:
     """Write HCLG.fst and then `path`, the JSON that says what its labels mean."""
     binary = path.with_suffix(".fst")
     with replacing(binary) as scratch:
@@ -374,8 +447,8 @@ def write_graph(path: Path, graph: Arrays, lang: Lang, about: dict[str, Any]) ->
             "graph": part(binary, path.parent),
             "nodes": len(graph.final_N),
             "arcs": len(graph.arcs_A),
-            "num_states": lang.states.num_states,
-            "states_hash": lang.states.hash,
+            "num_states": states.num_states,
+            "states_hash": states.hash,
             "lang_hash": lang.hash,
             "grammar_hash": grammar_hash(lang),
             **about,
@@ -383,22 +456,22 @@ def write_graph(path: Path, graph: Arrays, lang: Lang, about: dict[str, Any]) ->
     )
 
 
-def load_graph(path: Path, lang: Lang) -> Any:
-    """The StdConstFst of a graph that was made for this `lang`.
+def load_graph(path: Path, lang: Lang, states: States) -> Any:
+    """The StdConstFst of a graph that was made for this `lang` and these states.
 
     Raises:
         ValueError: if it was made for another one; says which hash differs.
     """
     about = read_json(path)
     wanted = {
-        "states_hash": lang.states.hash,
+        "states_hash": states.hash,
         "lang_hash": lang.hash,
         "grammar_hash": grammar_hash(lang),
     }
     for name, value in wanted.items():
         if about[name] != value:
             raise ValueError(
-                f"{path} was made with {name} {about[name]} but the lang folder has {value}; "
+                f"{path} was made with {name} {about[name]} but model and lang folder have {value}; "
                 "delete it and rerun the tune stage"
             )
     return kaldifst.StdConstFst.read(str(check_part(path.parent, about["graph"])))

@@ -1,0 +1,42 @@
+"""What the Gaussians see of an utterance.
+
+feats_TF --normalise--> cepstra --deltas--> x_TD
+                                --spliced frames, one matrix (LDA, MLLT)--> x_TD
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from asr_train.data.features import Feats, Utterance, cepstra, spliced, with_deltas
+from asr_train.schema import FrontSettings
+
+Read = Callable[[Utterance], np.ndarray]  # utterance -> x_TD, float32
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """From stored features to what Gaussians are estimated on.
+
+    Attributes:
+        settings: of cepstra, deltas, normalisation and splicing.
+        transform_dD: float32 [d, D], applied last, to spliced frames say; None: nothing.
+    """
+
+    settings: FrontSettings
+    transform_dD: np.ndarray | None = None
+
+    def __call__(self, feats: Feats) -> Read:
+        """A function utterance -> x_TD."""
+        own = self.settings
+        normalise = feats.normaliser(own.norm)
+
+        def read(utterance: Utterance) -> np.ndarray:
+            x_TD = normalise(utterance, feats.load(utterance))
+            if own.num_ceps:
+                x_TD = cepstra(x_TD, own.num_ceps)
+            x_TD = with_deltas(spliced(x_TD, own.splice), own.deltas)
+            return x_TD if self.transform_dD is None else x_TD @ self.transform_dD.T
+
+        return read

@@ -1,0 +1,389 @@
+"""Training of one system of Gaussian mixtures: from a flat start, or from the system before it.
+
+    flat start | (system before --align--> phones in context --tree--> states --> one Gaussian each)
+    pass: align (Viterbi) -> sums of the aligned frames -> new Gaussians, more of them
+
+Viterbi training with diagonal covariances, as in Kaldi's train_mono.sh, train_deltas.sh and
+train_lda_mllt.sh. Results do not depend on the number of worker processes: utterances form fixed
+chunks, whose sums are added in order.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from asr_train.align.flat import easiest, flat_start, usual_loops
+from asr_train.align.front import Front, Read
+from asr_train.align.gmm import Counts, Gmm, Mixtures, count, estimate, shared, split
+from asr_train.align.transforms import LdaSums, MlltSums, lda, mllt
+from asr_train.align.tree import Stats, StatsSum, grow
+from asr_train.align.viterbi import Aligned, Lost, align, unfit
+from asr_train.data.features import Feats, Utterance
+from asr_train.jobs import parallel_map
+from asr_train.lang.index import Lang
+from asr_train.lang.states import States
+from asr_train.schema import AliSettings, GmmSettings
+
+Outcome = Aligned | Lost
+Log = Callable[[dict[str, Any]], None]
+Sums = TypeVar("Sums")
+CHUNK = 50  # utterances summed together
+LEAST_VARIANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all passes of a training share."""
+
+    feats: Feats
+    lang: Lang
+    settings: GmmSettings
+    ali: AliSettings
+    log: Log
+
+    @property
+    def utterances(self) -> list[Utterance]:
+        return self.feats.utterances
+
+    def chunks(self) -> list[range]:
+        """Neighbouring utterances, by place; they are summed together."""
+        n = len(self.utterances)
+        return [range(i, min(i + CHUNK, n)) for i in range(0, n, CHUNK)]
+
+
+def train(
+    feats: Feats,
+    lang: Lang,
+    settings: GmmSettings,
+    ali: AliSettings,
+    before: Mixtures | None,
+    log: Log,
+) -> tuple[Mixtures, list[Outcome]]:
+    """Train a system.
+
+    Args:
+        before: the system to start from; None: a flat start, as the settings say.
+        log: gets a row a pass: those of the start (`flat_pass` or `start`), then with
+            loglik_per_frame, gaussians, lost, retried, moved (the share of frames whose state
+            changed), seconds.
+    Returns:
+        The system, and the last alignment of each utterance.
+    Raises:
+        ValueError: if nothing can be trained on, or the tree cannot be as large as asked for.
+    """
+    job = Job(feats, lang, settings, ali, log)
+    model, outcomes, floor_D = _start_flat(job) if before is None else _start_from(job, before)
+    return _passes(job, model, outcomes, floor_D)
+
+
+# --- from a flat start --------------------------------------------------------------------------
+
+
+def _start_flat(job: Job) -> tuple[Mixtures, list[Outcome | None], np.ndarray]:
+    """One Gaussian a monophone state, and the variances' floor; all states are alike at first."""
+    feats, lang, flat = job.feats, job.lang, job.settings.flat
+    assert flat is not None
+    front = Front(job.settings.front)
+    read = front(feats)
+    mean_D, variance_D = _moments(read, feats.utterances)
+    s = lang.states.num_states
+    loop_S = usual_loops(lang, feats.settings.shift_seconds)
+    means_SD, variances_SD = np.tile(mean_D, (s, 1)), np.tile(variance_D, (s, 1))
+    gmm = Gmm(np.arange(s), np.ones(s), means_SD, variances_SD, loop_S)
+    floor_D = job.settings.variance_floor * variance_D
+    chosen = easiest(feats.utterances, lang, flat.utterances, flat.seconds)
+    if not chosen:
+        raise ValueError(
+            f"none of the {len(feats.utterances)} utterances is long enough for its transcript; "
+            "are the transcripts those of these recordings?"
+        )
+    frames = sum(u.frames for u in chosen)
+    for number in range(1, flat.passes + 1):
+        start = time.time()
+        frames_S, sum_SD, squares_SD, loglik = flat_start(gmm.scores, read, chosen, lang, loop_S)
+        some_S1 = np.maximum(frames_S, 1e-3)[:, None]
+        means_SD = np.where(some_S1 < 2, mean_D, sum_SD / some_S1)
+        variances_SD = np.where(some_S1 < 2, variance_D, squares_SD / some_S1 - means_SD**2)
+        gmm = Gmm(np.arange(s), np.ones(s), means_SD, np.maximum(variances_SD, floor_D), loop_S)
+        job.log(
+            {
+                "flat_pass": number,
+                "utterances": len(chosen),
+                "loglik_per_frame": round(loglik / frames, 4),
+                "seconds": round(time.time() - start, 2),
+            }
+        )
+    outcomes = [unfit(u.words.split(), u.frames, lang) for u in feats.utterances]
+    return Mixtures(front, gmm, lang.states), list(outcomes), floor_D
+
+
+def _moments(read: Read, utterances: list[Utterance]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance over some 200 utterances."""
+    some = utterances[:: max(1, len(utterances) // 200)]
+    x_ND = np.concatenate([read(u) for u in some]).astype(np.float64)
+    return x_ND.mean(0), x_ND.var(0) + LEAST_VARIANCE
+
+
+# --- from the system before ---------------------------------------------------------------------
+
+
+def _start_from(job: Job, before: Mixtures) -> tuple[Mixtures, list[Outcome | None], np.ndarray]:
+    """One Gaussian a state of the new system, from alignments by the one before."""
+    start = time.time()
+    lang, settings = job.lang, job.settings
+    unaligned: list[Outcome | None] = [None] * len(job.utterances)
+    outcomes, _, loglik = _pass(job, before, before.front(job.feats), unaligned, realign=True)
+    aligned = [o for o in outcomes if isinstance(o, Aligned)]
+    if not aligned:
+        raise ValueError("the system before aligned not one utterance; is it of this corpus?")
+    front = Front(settings.front)
+    if settings.lda is not None:
+        front = replace(front, transform_dD=_lda(job, front, outcomes, before.states))
+    stats = _triphones(job, front, outcomes)
+    row: dict[str, Any] = {
+        "start": "the system before",
+        "loglik_per_frame": round(loglik / sum(len(o.states_T) for o in aligned), 4),
+        "lost": sum(isinstance(o, Lost) for o in outcomes),
+    }
+    states = before.states
+    if settings.tree is not None:
+        positions = [states.positions(p) for p in range(len(states.phones))]
+        tree, growth = grow(stats, positions, settings.tree, states.phones)
+        states = States(states.phones, states.phone_states, states.silence_states, tree)
+        row["tree"] = growth.plain()
+    visits_K = stats_visits(outcomes, stats)
+    gmm, floor_D = _one_gaussian_each(stats, visits_K, states, before, settings)
+    job.log({**row, "states": states.num_states, "seconds": round(time.time() - start, 2)})
+    moved = [_with_states(o, states) if isinstance(o, Aligned) else o for o in outcomes]
+    return Mixtures(front, gmm, states), list(moved), floor_D
+
+
+def triphone_keys(outcome: Aligned) -> np.ndarray:
+    """Left phone, phone, right phone and position of each frame: int32 [T, 4].
+
+    Outside the utterance there is silence; silence itself has no neighbours.
+    """
+    phone_N = outcome.phones_N3[:, 0]
+    edge = np.zeros(1, np.int32)
+    left_N = np.concatenate([edge, phone_N[:-1]])
+    right_N = np.concatenate([phone_N[1:], edge])
+    key_N3 = np.stack([left_N, phone_N, right_N], 1)
+    key_N3[phone_N == 0] = 0
+    key_T3 = key_N3[outcome.phone_of_frames()]
+    return np.column_stack([key_T3, outcome.position_T]).astype(np.int32)
+
+
+def _entries(outcome: Aligned) -> np.ndarray:
+    """Frames at which a state is entered: its phone or position begins there."""
+    place_T = outcome.phone_of_frames() * 64 + outcome.position_T
+    return np.flatnonzero(np.diff(place_T, prepend=-1))
+
+
+def _with_states(outcome: Aligned, states: States) -> Aligned:
+    """The same path in the states of another system."""
+    left_T, phone_T, right_T, position_T = triphone_keys(outcome).T
+    return replace(outcome, states_T=states.table_LPRJ[left_T, phone_T, right_T, position_T])
+
+
+def _summed(
+    job: Job,
+    read: Read,
+    outcomes: list[Outcome | None],
+    add: Callable[[Sums, Aligned, np.ndarray], None],
+    new: Callable[[], Sums],
+) -> Iterator[Sums]:
+    """Sums over the aligned utterances of each chunk, in order."""
+
+    def one(chunk: range) -> Sums:
+        sums = new()
+        for u in chunk:
+            outcome = outcomes[u]
+            if isinstance(outcome, Aligned):
+                add(sums, outcome, read(job.utterances[u]))
+        return sums
+
+    yield from parallel_map(one, job.chunks(), "")
+
+
+def _triphones(job: Job, front: Front, outcomes: list[Outcome | None]) -> Stats:
+    """Sums of the frames of every phone in context, by position."""
+    total = StatsSum()
+
+    def add(sums: StatsSum, outcome: Aligned, x_TD: np.ndarray) -> None:
+        sums.add(Stats.of(triphone_keys(outcome), x_TD))
+
+    for sums in _summed(job, front(job.feats), outcomes, add, StatsSum):
+        total.add(sums.total())
+    return total.total()
+
+
+def stats_visits(outcomes: Sequence[Outcome | None], stats: Stats) -> np.ndarray:
+    """How often each of the triphone states was entered: float64 [K]."""
+    place = {tuple(key): k for k, key in enumerate(stats.key_K4.tolist())}
+    visits_K = np.zeros(len(place))
+    for outcome in outcomes:
+        if isinstance(outcome, Aligned):
+            keys = triphone_keys(outcome)[_entries(outcome)].tolist()
+            np.add.at(visits_K, [place[tuple(key)] for key in keys], 1)
+    return visits_K
+
+
+def _one_gaussian_each(
+    stats: Stats, visits_K: np.ndarray, states: States, before: Mixtures, settings: GmmSettings
+) -> tuple[Gmm, np.ndarray]:
+    """The mean and variance of each state's frames, and the variances' floor.
+
+    A state that no frame was aligned with gets those of all frames.
+    """
+    left_K, phone_K, right_K, position_K = stats.key_K4.T
+    state_K = states.table_LPRJ[left_K, phone_K, right_K, position_K]
+    s, dims = states.num_states, stats.sum_KD.shape[1]
+    frames_S = np.bincount(state_K, stats.count_K, s)
+    visits_S = np.bincount(state_K, visits_K, s)
+    sum_SD, squares_SD = np.zeros((s, dims)), np.zeros((s, dims))
+    np.add.at(sum_SD, state_K, stats.sum_KD)
+    np.add.at(squares_SD, state_K, stats.squares_KD)
+    mean_D = sum_SD.sum(0) / frames_S.sum()
+    variance_D = squares_SD.sum(0) / frames_S.sum() - mean_D**2 + LEAST_VARIANCE
+    floor_D = settings.variance_floor * variance_D
+    some_S1 = np.maximum(frames_S, 1e-3)[:, None]
+    means_SD = np.where(some_S1 < 2, mean_D, sum_SD / some_S1)
+    variances_SD = np.where(some_S1 < 2, variance_D, squares_SD / some_S1 - means_SD**2)
+    loop_S = (frames_S - visits_S + 1) / (frames_S + 2)
+    gmm = Gmm(np.arange(s), np.ones(s), means_SD, np.maximum(variances_SD, floor_D), loop_S)
+    return gmm, floor_D
+
+
+# --- linear transforms --------------------------------------------------------------------------
+
+
+def _lda(job: Job, front: Front, outcomes: list[Outcome | None], states: States) -> np.ndarray:
+    """The projection of spliced frames that tells the states of the system before apart."""
+    assert job.settings.lda is not None
+    dims = job.settings.front.num_ceps or job.feats.settings.num_mels
+    dims *= (2 * job.settings.front.splice + 1) * (job.settings.front.deltas + 1)
+    total = LdaSums(states.num_states, dims)
+
+    def add(sums: LdaSums, outcome: Aligned, x_TD: np.ndarray) -> None:
+        sums.add(x_TD, outcome.states_T)
+
+    new = lambda: LdaSums(states.num_states, dims)  # noqa: E731
+    for sums in _summed(job, front(job.feats), outcomes, add, new):
+        total = total + sums
+    return lda(total, job.settings.lda.dims).astype(np.float32)
+
+
+def _mllt(job: Job, model: Mixtures, outcomes: list[Outcome | None]) -> tuple[Mixtures, float]:
+    """Turn the features so that diagonal covariances fit them better; the means turn with them."""
+    gmm = model.gmm
+    total = MlltSums(gmm.mean_GD, gmm.variance_GD)
+
+    def add(sums: MlltSums, outcome: Aligned, x_TD: np.ndarray) -> None:
+        for g, share_nG, x_nD in shared(gmm, x_TD, outcome.states_T):
+            sums.add(x_nD, share_nG, g)
+
+    new = lambda: MlltSums(gmm.mean_GD, gmm.variance_GD)  # noqa: E731
+    for sums in _summed(job, model.front(job.feats), outcomes, add, new):
+        total = total + sums
+    turn_DD, gain = mllt(total)
+    assert model.front.transform_dD is not None
+    front = replace(
+        model.front, transform_dD=(turn_DD @ model.front.transform_dD).astype(np.float32)
+    )
+    turned = replace(gmm, mean_GD=gmm.mean_GD @ turn_DD.T)
+    return replace(model, front=front, gmm=turned), gain
+
+
+# --- passes -------------------------------------------------------------------------------------
+
+
+def _passes(
+    job: Job, model: Mixtures, outcomes: list[Outcome | None], floor_D: np.ndarray
+) -> tuple[Mixtures, list[Outcome]]:
+    """Re-estimate as often as the settings say."""
+    own, s = job.settings, model.states.num_states
+    read = model.front(job.feats)
+    last_growth = max(1, round(own.passes * own.grown_by))
+    for number in range(1, own.passes + 1):
+        start = time.time()
+        realign = number <= own.realign_first or (own.passes - number) % own.realign_every == 0
+        before = outcomes
+        outcomes, counts, loglik = _pass(job, model, read, before, realign)
+        gmm = estimate(model.gmm, counts, floor_D, own.min_count)
+        model = replace(model, gmm=gmm)
+        row: dict[str, Any] = {
+            "pass": number,
+            "realigned": realign,
+            "loglik_per_frame": round(loglik / max(1.0, float(counts.frames_S.sum())), 4),
+            "gaussians": len(gmm.state_G),
+            "lost": sum(isinstance(o, Lost) for o in outcomes),
+            "retried": sum(isinstance(o, Aligned) and o.retried for o in outcomes),
+            "moved": round(_moved(before, outcomes), 5),
+        }
+        target = s + round((own.gaussians - s) * min(1.0, number / last_growth))
+        if number < own.passes and target > len(gmm.state_G):
+            gmm = split(gmm, counts.frames_S, target, own.power, own.min_count)
+            model = replace(model, gmm=gmm)
+        if own.lda is not None and number in own.lda.mllt_passes:
+            model, row["mllt_gain"] = _mllt(job, model, outcomes)
+            read = model.front(job.feats)
+        job.log({**row, "seconds": round(time.time() - start, 2)})
+    return model, [o for o in outcomes if o is not None]
+
+
+def _pass(
+    job: Job, model: Mixtures, read: Read, outcomes: list[Outcome | None], realign: bool
+) -> tuple[list[Outcome | None], Counts, float]:
+    """One look at all utterances: new alignments (if `realign`), their sums and likelihood."""
+    gmm = model.gmm
+    gmm.terms, gmm.first_S  # noqa: B018 - made once, before the workers fork
+
+    def one(chunk: range) -> tuple[list[Outcome | None], Counts]:
+        new: list[Outcome | None]
+        new, xs, states = [], [np.zeros((0, gmm.mean_GD.shape[1]), np.float32)], []
+        visits_S = np.zeros(gmm.num_states)
+        for u in chunk:
+            x_TD, outcome = read(job.utterances[u]), outcomes[u]
+            if realign and not (isinstance(outcome, Lost) and outcome.for_good):
+                outcome = _aligned(job, model, job.utterances[u], x_TD)
+            new.append(outcome)
+            if isinstance(outcome, Aligned):
+                xs.append(x_TD)
+                states.append(outcome.states_T)
+                np.add.at(visits_S, outcome.states_T[_entries(outcome)], 1)
+        state_N = np.concatenate(states) if states else np.zeros(0, np.int32)
+        return new, count(gmm, np.concatenate(xs), state_N, visits_S)
+
+    results = list(parallel_map(one, job.chunks(), ""))
+    new = [outcome for some, _ in results for outcome in some]
+    counts = results[0][1]
+    for _, more in results[1:]:
+        counts = counts + more
+    loglik = sum(o.loglik for o in new if isinstance(o, Aligned))
+    return new, counts, loglik
+
+
+def _aligned(job: Job, model: Mixtures, utterance: Utterance, x_TD: np.ndarray) -> Outcome:
+    gmm = model.gmm
+    return align(
+        utterance.words.split(),
+        len(x_TD),
+        lambda states: gmm.scores(x_TD, states),
+        job.lang,
+        model.states,
+        gmm.loop_S,
+        job.ali,
+    )
+
+
+def _moved(before: Sequence[Outcome | None], after: Sequence[Outcome | None]) -> float:
+    pairs = [
+        (b.states_T, a.states_T)
+        for b, a in zip(before, after, strict=True)
+        if isinstance(b, Aligned) and isinstance(a, Aligned)
+    ]
+    frames = sum(len(a) for _, a in pairs)
+    return sum(int((b != a).sum()) for b, a in pairs) / max(1, frames)

@@ -1,0 +1,1 @@
+LdaSums = MlltSums = lda = mllt = None

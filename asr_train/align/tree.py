@@ -1,0 +1,543 @@
+"""Statistics of triphone states -> **tied states**: questions derived, trees grown (lang.tree).
+
+    phones and frames --triphone_keys, StatsSum--> Stats --questions, grow--> Tree, Growth
+
+Each triphone state is one diagonal Gaussian; a split wins the likelihood that two Gaussians have
+over one (Young, Odell and Woodland 1994). The most winning split of all trees is made first, and
+questions come from clustering phones (as in Kaldi's cluster-phones and build-tree). Knows nothing
+of files, lexicons or of the mixtures trained afterwards.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from asr_train.checks import check_shape
+from asr_train.lang.tree import CENTRE, LEFT, RIGHT, Tree
+from asr_train.schema import QuestionStates, TreeSettings
+
+ROUNDING = 1e-9  # of a likelihood; what wins less than this wins nothing
+COLUMN = {LEFT: 0, CENTRE: 1, RIGHT: 2}  # of a key: (left, centre, right, position)
+
+
+# --- statistics ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Sums over the frames of each triphone state.
+
+    Attributes:
+        key_K4: int [K, 4], (left, centre, right, position); no row twice. Silence is phone 0; its
+            own contexts do not matter.
+        count_K: float64 [K], frames.
+        sum_KD, squares_KD: float64 [K, D], sums of the frames and of their squares.
+    """
+
+    key_K4: np.ndarray
+    count_K: np.ndarray
+    sum_KD: np.ndarray
+    squares_KD: np.ndarray
+
+    @staticmethod
+    def of(key_T4: np.ndarray, x_TD: np.ndarray) -> "Stats":
+        """Of some frames, with the triphone state of each."""
+        check_shape("triphone keys", key_T4, len(x_TD), 4)
+        key_K4, inverse_T = np.unique(key_T4, axis=0, return_inverse=True)
+        order_T = np.argsort(inverse_T.reshape(-1), kind="stable")
+        count_K = np.bincount(inverse_T.reshape(-1), minlength=len(key_K4))
+        if not len(key_K4):
+            return Stats(key_K4, np.zeros(0), np.zeros((0, x_TD.shape[1])), np.zeros_like(x_TD))
+        first_K = np.concatenate([[0], np.cumsum(count_K)[:-1]])
+        x_TD = x_TD[order_T].astype(np.float64)
+        return Stats(
+            key_K4,
+            count_K.astype(np.float64),
+            np.add.reduceat(x_TD, first_K),
+            np.add.reduceat(x_TD * x_TD, first_K),
+        )
+
+    def matrix(self) -> np.ndarray:
+        """float64 [K, 1 + 2D]: count, sums and squares side by side, as they are pooled."""
+        return np.column_stack([self.count_K, self.sum_KD, self.squares_KD])
+
+
+class StatsSum:
+    """Adds up the Stats of many chunks of frames; memory goes with the states seen, not frames."""
+
+    def __init__(self) -> None:
+        self._row: dict[tuple[int, ...], int] = {}
+        self._sum_RM = np.zeros((0, 0))
+
+    def add(self, stats: Stats) -> None:
+        """Add the statistics of further frames."""
+        if not len(stats.key_K4):
+            return
+        sum_KM = stats.matrix()
+        rows = [self._row.setdefault(tuple(k), len(self._row)) for k in stats.key_K4.tolist()]
+        if len(self._row) > len(self._sum_RM):
+            grown = np.zeros((max(1024, 2 * len(self._row)), sum_KM.shape[1]))
+            if len(self._sum_RM):
+                grown[: len(self._sum_RM)] = self._sum_RM
+            self._sum_RM = grown
+        self._sum_RM[rows] += sum_KM  # a key is in `stats` once, so no row is there twice
+
+    def total(self) -> Stats:
+        """All that was added, in the order of the keys."""
+        if not self._row:
+            raise ValueError("no frames for the tree; is every utterance lost?")
+        key_K4 = np.array(list(self._row), np.int32)
+        order_K = np.lexsort(key_K4.T[::-1])
+        sum_KM = self._sum_RM[: len(key_K4)][order_K]
+        dims = sum_KM.shape[1] // 2
+        return Stats(key_K4[order_K], sum_KM[:, 0], sum_KM[:, 1 : 1 + dims], sum_KM[:, 1 + dims :])
+
+
+def triphone_keys(phone_T: np.ndarray, position_T: np.ndarray) -> np.ndarray:
+    """The triphone state of each frame of one utterance: int32 [T, 4], for `Stats.of`.
+
+    A phone begins where the phone changes or its position goes back. Outside the utterance there
+    is silence, and silence itself has no context.
+
+    Args:
+        phone_T, position_T: int [T], each frame's phone and its HMM state's place in the phone.
+    """
+    if not len(phone_T):
+        return np.zeros((0, 4), np.int32)
+    begins_T = (np.diff(phone_T, prepend=-1) != 0) | (np.diff(position_T, prepend=0) < 0)
+    token_T = np.cumsum(begins_T)
+    token_I = np.concatenate([[0], phone_T[begins_T], [0]])
+    key_T4 = np.stack([token_I[token_T - 1], phone_T, token_I[token_T + 1], position_T], axis=1)
+    key_T4[phone_T == 0, :3] = 0
+    return key_T4.astype(np.int32)
+
+
+def loglik(stats_NM: np.ndarray, floor_D: np.ndarray) -> np.ndarray:
+    """Log-likelihood of pooled frames under their best Gaussian: float64 [N], nats.
+
+    The Gaussian is the likeliest with diagonal covariance and no variance below `floor_D`, so
+    that a split never loses, floored or not.
+
+    Args:
+        stats_NM: float64 [N, 1 + 2D], count, sums, squares.
+    """
+    dims = len(floor_D)
+    count_N = stats_NM[:, 0]
+    each_N1 = np.maximum(count_N, 1e-10)[:, None]
+    mean_ND = stats_NM[:, 1 : 1 + dims] / each_N1
+    own_ND = np.maximum(stats_NM[:, 1 + dims :] / each_N1 - mean_ND * mean_ND, 0)
+    variance_ND = np.maximum(own_ND, floor_D)
+    own_ND /= variance_ND
+    own_ND += np.log(variance_ND)
+    return -0.5 * count_N * (own_ND.sum(1) + dims * np.log(2 * np.pi))
+
+
+def variance_floor(stats: Stats, share: float) -> np.ndarray:
+    """`share` of the variance over all frames: float64 [D]."""
+    frames = stats.count_K.sum()
+    mean_D = stats.sum_KD.sum(0) / frames
+    floor_D = share * (stats.squares_KD.sum(0) / frames - mean_D**2)
+    if not (floor_D > 0).all():
+        worst = int(np.argmin(floor_D))
+        raise ValueError(
+            f"dimension {worst} of the frames has variance {floor_D[worst] / share:.3g}; "
+            "it carries nothing, so leave it out of the features"
+        )
+    return floor_D
+
+
+# --- questions ----------------------------------------------------------------------------------
+
+
+def questions(
+    stats: Stats, states_P: Sequence[int], which: QuestionStates, floor_D: np.ndarray
+) -> np.ndarray:
+    """Sets of similar phones: bool [Q, P], no set twice, none the complement of another.
+
+    Every phone alone, then every cluster that arises where the two clusters whose union loses the
+    least likelihood are joined until one is left. Silence, which is a class of its own, and phones
+    never seen are in no cluster.
+    """
+    phones = len(states_P)
+    sets = list(np.eye(phones, dtype=bool))
+    for place in (0.5,) if which is QuestionStates.middle else (0.5, 0.0, 1.0):
+        wanted_P = np.array([round(place * (n - 1)) for n in states_P])
+        centre_K, position_K = stats.key_K4[:, 1], stats.key_K4[:, 3]
+        chosen_K = (position_K == wanted_P[centre_K]) & (centre_K > 0)
+        pooled_PM = np.zeros((phones, 1 + 2 * len(floor_D)))
+        np.add.at(pooled_PM, centre_K[chosen_K], stats.matrix()[chosen_K])
+        sets += _clusters(pooled_PM, floor_D)
+    kept: dict[bytes, np.ndarray] = {}
+    for set_P in sets:
+        canonical = set_P if not set_P[0] else ~set_P  # a set and its complement ask the same
+        if 0 < set_P.sum() < phones:
+            kept.setdefault(canonical.tobytes(), set_P)
+    return np.array(list(kept.values())).reshape(-1, phones)
+
+
+def _clusters(pooled_PM: np.ndarray, floor_D: np.ndarray) -> list[np.ndarray]:
+    """The unions made on the way from single phones to all of them."""
+    seen_P = pooled_PM[:, 0] > 0
+    members = list(np.eye(len(pooled_PM), dtype=bool)[seen_P])
+    unions = []
+    for a, b in _joins(pooled_PM[seen_P], floor_D, np.inf):
+        members[a] = members[a] | members[b]
+        unions.append(members[a])
+    return unions
+
+
+def _joins(stats_NM: np.ndarray, floor_D: np.ndarray, limit: float) -> list[tuple[int, int]]:
+    """Pairs (a < b) joined into a, cheapest first, while a union loses less than `limit` nats."""
+    stats_NM = stats_NM.copy()
+    size = len(stats_NM)
+    loglik_N = loglik(stats_NM, floor_D)
+    loss_NN = np.full((size, size), np.inf)  # above the diagonal
+    for a in range(size - 1):
+        loss_NN[a, a + 1 :] = _loss(stats_NM, loglik_N, a, np.arange(a + 1, size), floor_D)
+    alive_N = np.ones(size, bool)
+    joined = []
+    for _ in range(size - 1):
+        a, b = divmod(int(np.argmin(loss_NN)), size)
+        if not loss_NN[a, b] < limit:
+            break
+        joined.append((a, b))
+        stats_NM[a] += stats_NM[b]
+        loglik_N[a] = loglik(stats_NM[a : a + 1], floor_D)[0]
+        alive_N[b] = False
+        loss_NN[b, :] = loss_NN[:, b] = np.inf
+        others = np.flatnonzero(alive_N)
+        others = others[others != a]
+        loss_n = _loss(stats_NM, loglik_N, a, others, floor_D)
+        loss_NN[np.minimum(others, a), np.maximum(others, a)] = loss_n
+    return joined
+
+
+def _loss(
+    stats_NM: np.ndarray, loglik_N: np.ndarray, a: int, others: np.ndarray, floor_D: np.ndarray
+) -> np.ndarray:
+    """What is lost by joining `a` with each of the others."""
+    return loglik_N[a] + loglik_N[others] - loglik(stats_NM[a] + stats_NM[others], floor_D)
+
+
+# --- growing ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How trees were grown, and the sums at their leaves, from which one Gaussian each starts.
+
+    Attributes:
+        stopped: why no split was made any more: leaves, min_gain, or min_count (no question leaves
+            enough frames on both sides, or none wins anything).
+        roots, splits, merged: of which leaves = roots + splits - merged.
+        gain_per_frame: nats won over one Gaussian a root, after merging.
+        least_gain: nats of the split that won least, over all frames; 0 without splits.
+        leaves_of: phone -> leaves of its roots.
+        starved: (phone, position, frames) of roots with fewer frames than a leaf needs.
+        count_L, sum_LD, squares_LD: sums over each leaf's frames.
+    """
+
+    stopped: str
+    roots: int
+    splits: int
+    merged: int
+    frames: float
+    gain_per_frame: float
+    least_gain: float
+    leaves_of: dict[str, int]
+    starved: list[tuple[str, int, float]]
+    count_L: np.ndarray
+    sum_LD: np.ndarray
+    squares_LD: np.ndarray
+
+    def plain(self) -> dict[str, Any]:
+        """All but the sums, for JSON."""
+        return {
+            "leaves": len(self.count_L),
+            "stopped": self.stopped,
+            "roots": self.roots,
+            "splits": self.splits,
+            "merged": self.merged,
+            "frames": self.frames,
+            "gain_per_frame": self.gain_per_frame,
+            "least_gain": self.least_gain,
+            "fewest_frames": float(self.count_L.min()),
+            "leaves_of": self.leaves_of,
+            "starved": [list(row) for row in self.starved],
+        }
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node while trees grow."""
+
+    rows: np.ndarray  # of the statistics
+    centres: int  # phones that start from its root
+    loglik: float
+    split: tuple[int, int] | None = None  # question and side, once asked
+    yes: int = -1
+    no: int = -1
+    leaf: int = -1
+
+
+class _Forest:
+    """All trees while they grow."""
+
+    def __init__(self, stats: Stats, questions_QP: np.ndarray, floor_D: np.ndarray, least: float):
+        self.key_K4, self.sum_KM = stats.key_K4, stats.matrix()
+        self.questions_QP, self.floor_D, self.least = questions_QP, floor_D, least
+        self.asked_QP = questions_QP.astype(np.float64)
+        self.nodes: list[_Node] = []
+
+    def add(self, rows: np.ndarray, centres: int) -> int:
+        """A new leaf; returns its number."""
+        pooled_1M = self.sum_KM[rows].sum(0, keepdims=True)
+        self.nodes.append(_Node(rows, centres, float(loglik(pooled_1M, self.floor_D)[0])))
+        return len(self.nodes) - 1
+
+    def best_split(self, number: int) -> tuple[float, int, int] | None:
+        """The gain in nats, question and side of the best split that leaves enough frames."""
+        node = self.nodes[number]
+        sum_KM = self.sum_KM[node.rows]
+        total_M = sum_KM.sum(0)
+        if total_M[0] < 2 * self.least:
+            return None
+        sides = [LEFT, RIGHT, CENTRE][: 3 if node.centres > 1 else 2]
+        yes_SQM = np.stack([self.asked_QP @ self._by_phone(node.rows, sum_KM, s) for s in sides])
+        yes_XM = yes_SQM.reshape(-1, len(total_M))
+        enough = (yes_XM[:, 0] >= self.least) & (total_M[0] - yes_XM[:, 0] >= self.least)
+        candidates = np.flatnonzero(enough)
+        if not len(candidates):
+            return None
+        yes_XM = yes_XM[candidates]
+        gain_X = loglik(yes_XM, self.floor_D) + loglik(total_M - yes_XM, self.floor_D)
+        best = int(np.argmax(gain_X))
+        side, question = divmod(int(candidates[best]), len(self.questions_QP))
+        gain = float(gain_X[best]) - node.loglik
+        return (gain, question, sides[side]) if gain > ROUNDING * abs(node.loglik) else None
+
+    def _by_phone(self, rows: np.ndarray, sum_KM: np.ndarray, side: int) -> np.ndarray:
+        """Sums [P, M] by the phone on that side."""
+        phone_K = self.key_K4[rows, COLUMN[side]]
+        order_K = np.argsort(phone_K, kind="stable")
+        phones, first = np.unique(phone_K[order_K], return_index=True)
+        sum_PM = np.zeros((self.questions_QP.shape[1], sum_KM.shape[1]))
+        sum_PM[phones] = np.add.reduceat(sum_KM[order_K], first)
+        return sum_PM
+
+    def split(self, number: int, question: int, side: int) -> tuple[int, int]:
+        """Ask the question there; returns the new leaves."""
+        node = self.nodes[number]
+        answer_K = self.questions_QP[question, self.key_K4[node.rows, COLUMN[side]]]
+        node.split = (question, side)
+        node.yes = self.add(node.rows[answer_K], node.centres)
+        node.no = self.add(node.rows[~answer_K], node.centres)
+        return node.yes, node.no
+
+    def below(self, root: int) -> list[int]:
+        """The root and all nodes under it, `yes` first."""
+        order, todo = [], [root]
+        while todo:
+            order.append(todo.pop())
+            node = self.nodes[order[-1]]
+            if node.split is not None:
+                todo += [node.no, node.yes]
+        return order
+
+    def leaves(self, root: int) -> list[int]:
+        return [n for n in self.below(root) if self.nodes[n].split is None]
+
+
+def grow(
+    stats: Stats, states_P: Sequence[int], settings: TreeSettings, phones: Sequence[str]
+) -> tuple[Tree, Growth]:
+    """Tie triphone states to a target number of leaves.
+
+    Every (phone, position) is a root; one queue over all of them makes the most winning split
+    next, until there are `settings.leaves` leaves or no split wins and leaves enough frames.
+    Silence (phone 0) is not split. A context that was never seen gets the leaf that its answers
+    lead to. Equal statistics give an equal tree.
+
+    Args:
+        states_P: int [P], HMM states (positions) of each phone.
+        phones: [P], their names, for `settings.share` and messages.
+    Raises:
+        ValueError: for a key that is no state of these phones, an unknown phone in `share`, or
+            fewer leaves wanted than there are roots.
+    """
+    _check(stats, states_P, phones)
+    floor_D = variance_floor(stats, settings.variance_floor)
+    questions_QP = questions(stats, states_P, settings.question_states, floor_D)
+    forest = _Forest(stats, questions_QP, floor_D, settings.min_count)
+    root_PJ = _roots(forest, states_P, _groups(settings.share, states_P, phones))
+    roots = list(dict.fromkeys(root_PJ[root_PJ >= 0].tolist()))
+    if settings.leaves < len(roots):
+        raise ValueError(
+            f"ali.tree.leaves is {settings.leaves}, but {len(phones)} phones have {len(roots)} "
+            "states to start from; ask for at least as many leaves, or share roots"
+        )
+    before = sum(forest.nodes[r].loglik for r in roots)
+    gains, stopped = _split(forest, [r for r in roots if r not in root_PJ[0]], settings)
+    merged = 0
+    if settings.merge and gains:
+        merged = sum(_merge(forest, root, min(gains)) for root in roots)
+    tree = _finish(forest, roots, root_PJ)
+    return tree, _growth(forest, roots, root_PJ, tree, before, gains, stopped, merged, phones)
+
+
+def _check(stats: Stats, states_P: Sequence[int], phones: Sequence[str]) -> None:
+    check_shape("triphone statistics: keys", stats.key_K4, len(stats.count_K), 4)
+    check_shape("triphone statistics: squares", stats.squares_KD, *stats.sum_KD.shape)
+    if len(phones) != len(states_P):
+        raise ValueError(f"{len(phones)} phones are named, but {len(states_P)} have states")
+    if not (np.isfinite(stats.sum_KD).all() and np.isfinite(stats.squares_KD).all()):
+        raise ValueError("triphone statistics are not finite; look for NaN in the features")
+    inside_K = (stats.key_K4 >= 0).all(1) & (stats.key_K4[:, :3] < len(phones)).all(1)
+    states_K = np.asarray(states_P)[np.where(inside_K, stats.key_K4[:, 1], 0)]
+    wrong = np.flatnonzero(~inside_K | (stats.key_K4[:, 3] >= states_K))
+    if len(wrong):
+        key = stats.key_K4[wrong[0]].tolist()
+        raise ValueError(
+            f"triphone statistics: (left, centre, right, position) = {key} is no state of the "
+            f"{len(phones)} phones; were they collected with another lexicon or topology?"
+        )
+
+
+def _groups(
+    share: list[list[str]], states_P: Sequence[int], phones: Sequence[str]
+) -> list[list[int]]:
+    """Lists of phones with common roots, in the order of their first phone."""
+    own: dict[int, list[int]] = {p: [p] for p in range(len(phones))}
+    for group in share:
+        for name in group:
+            if name not in phones[1:]:
+                raise ValueError(
+                    f"ali.tree.share names {name!r}, which is not among the phones that have "
+                    f"contexts: {', '.join(phones[1:])}"
+                )
+        ids = sorted(phones.index(name) for name in group)
+        if len({states_P[p] for p in ids}) > 1:
+            raise ValueError(f"ali.tree.share: {group} differ in their number of states")
+        for p in ids:
+            own[p] = ids
+    return [ids for p, ids in own.items() if ids[0] == p]
+
+
+def _roots(forest: _Forest, states_P: Sequence[int], groups: list[list[int]]) -> np.ndarray:
+    """A leaf for each group and position; returns the node numbers, -1 where there is none."""
+    root_PJ = np.full((len(states_P), max(states_P)), -1, np.int32)
+    group_P = np.zeros(len(states_P), np.int64)
+    for group in groups:
+        group_P[group] = group[0]
+    place_K = group_P[forest.key_K4[:, 1]] * max(states_P) + forest.key_K4[:, 3]
+    order_K = np.argsort(place_K, kind="stable")
+    bounds = np.searchsorted(place_K[order_K], np.arange(root_PJ.size + 1))
+    for group in groups:
+        for position in range(states_P[group[0]]):
+            place = group[0] * max(states_P) + position
+            rows = order_K[bounds[place] : bounds[place + 1]]
+            root_PJ[group, position] = forest.add(rows, len(group))
+    return root_PJ
+
+
+def _split(forest: _Forest, roots: list[int], settings: TreeSettings) -> tuple[list[float], str]:
+    """Make the best split until there are enough leaves; returns the gains, and why it ended."""
+    queue: list[tuple[float, int, int, int]] = []
+    short = "min_count"
+
+    def consider(number: int) -> None:
+        nonlocal short
+        found = forest.best_split(number)
+        if found is not None and found[0] > settings.min_gain:
+            heapq.heappush(queue, (-found[0], number, found[1], found[2]))
+        elif found is not None:
+            short = "min_gain"
+
+    for root in roots:
+        consider(root)
+    gains: list[float] = []
+    leaves = len(forest.nodes)
+    while queue and leaves + len(gains) < settings.leaves:
+        gain, number, question, side = heapq.heappop(queue)
+        gains.append(-gain)
+        for new in forest.split(number, question, side):
+            consider(new)
+    return gains, "leaves" if leaves + len(gains) == settings.leaves else short
+
+
+def _merge(forest: _Forest, root: int, limit: float) -> int:
+    """Give leaves of one root a common id where their union loses less; returns how many go."""
+    leaves = forest.leaves(root)
+    stats_LM = np.stack([forest.sum_KM[forest.nodes[n].rows].sum(0) for n in leaves])
+    joined = _joins(stats_LM, forest.floor_D, limit)
+    into = list(range(len(leaves)))
+    for a, b in joined:
+        into = [a if i == b else i for i in into]
+    for n, i in zip(leaves, into, strict=True):
+        forest.nodes[n].leaf = leaves[i]  # a node number, until ids are given out
+    return len(joined)
+
+
+def _finish(forest: _Forest, roots: list[int], root_PJ: np.ndarray) -> Tree:
+    """Number nodes and leaves as one meets them, `yes` first."""
+    order = [n for root in roots for n in forest.below(root)]
+    place = {n: i for i, n in enumerate(order)}
+    place[-1] = -1
+    leaf_id: dict[int, int] = {}
+    for n in order:
+        node = forest.nodes[n]
+        if node.split is None:
+            node.leaf = leaf_id.setdefault(node.leaf if node.leaf >= 0 else n, len(leaf_id))
+    nodes = [forest.nodes[n] for n in order]
+    return Tree(
+        forest.questions_QP,
+        np.array([-1 if n.split is None else n.split[0] for n in nodes], np.int32),
+        np.array([0 if n.split is None else n.split[1] for n in nodes], np.int8),
+        np.array([place[n.yes] for n in nodes], np.int32),
+        np.array([place[n.no] for n in nodes], np.int32),
+        np.array([n.leaf for n in nodes], np.int32),
+        np.array([[place[int(r)] for r in row] for row in root_PJ], np.int32),
+    )
+
+
+def _growth(
+    forest: _Forest,
+    roots: list[int],
+    root_PJ: np.ndarray,
+    tree: Tree,
+    before: float,
+    gains: list[float],
+    stopped: str,
+    merged: int,
+    phones: Sequence[str],
+) -> Growth:
+    stats_LM = np.zeros((tree.num_leaves, forest.sum_KM.shape[1]))
+    for node in forest.nodes:
+        if node.split is None:
+            stats_LM[node.leaf] += forest.sum_KM[node.rows].sum(0)
+    ids = {root: {forest.nodes[n].leaf for n in forest.leaves(root)} for root in roots}
+    of = {name: [int(r) for r in root_PJ[p] if r >= 0] for p, name in enumerate(phones)}
+    starved = []
+    for p, name in enumerate(phones):
+        for position, root in enumerate(of[name]):
+            frames = float(forest.sum_KM[forest.nodes[root].rows, 0].sum())
+            if frames < forest.least and root not in root_PJ[:p]:
+                starved.append((name, position, frames))
+    frames, dims = float(stats_LM[:, 0].sum()), len(forest.floor_D)
+    return Growth(
+        stopped=stopped,
+        roots=len(roots),
+        splits=len(gains),
+        merged=merged,
+        frames=frames,
+        gain_per_frame=(float(loglik(stats_LM, forest.floor_D).sum()) - before) / frames,
+        least_gain=min(gains, default=0.0),
+        leaves_of={name: sum(len(ids[r]) for r in some) for name, some in of.items()},
+        starved=starved,
+        count_L=stats_LM[:, 0],
+        sum_LD=stats_LM[:, 1 : 1 + dims],
+        squares_LD=stats_LM[:, 1 + dims :],
+    )

@@ -1,0 +1,200 @@
+"""A transcript -> its training graph: all ways to pronounce it, silence wherever it may stand.
+
+Every place in it has a label of its own, so that a path says not only the state of each frame but
+also which phone of which word it belongs to, whatever states are tied to each other.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import kaldifst
+import numpy as np
+
+from asr_train.lang.index import Lang
+from asr_train.lang.states import States
+from asr_train.search.graph import silence_costs, transition_costs
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A training graph and what its labels mean; label k + 1 is entry k of each array.
+
+    Attributes:
+        fst: StdVectorFst without epsilons; output labels are word ids.
+        state_K: int32, the state.
+        position_K: int8, its position in the phone.
+        node_K: int32, the phone in context that it belongs to: a run of one node is one phone.
+        phone_N, word_N: int32, of each node, its phone and the place of its word in the
+            transcript; -1 for silence.
+    """
+
+    fst: Any
+    state_K: np.ndarray
+    position_K: np.ndarray
+    node_K: np.ndarray
+    phone_N: np.ndarray
+    word_N: np.ndarray
+
+    def phones(self, label_T: np.ndarray) -> np.ndarray:
+        """A path's phones, int32 [phones, 3]: phone, first frame, place of its word or -1."""
+        node_T = self.node_K[label_T]
+        starts = np.flatnonzero(np.diff(node_T, prepend=-1))
+        nodes = node_T[starts]
+        return np.stack([self.phone_N[nodes], starts, self.word_N[nodes]], 1).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Phone:
+    """A phone at its place in the transcript, before its neighbours are known."""
+
+    phone: int
+    word: int  # place in the transcript; -1: silence
+    output: int  # word id, at the first phone of a word; else 0
+
+
+END = -1  # stands for the graph's end among what may follow
+
+
+def transcript_graph(
+    words: list[str], lang: Lang, states: States, loop_S: np.ndarray
+) -> Transcript:
+    """The training graph of a transcript.
+
+    Args:
+        words: the transcript, not empty.
+        states: those of the model, of `lang`'s phones.
+        loop_S: float [S], each state's probability to be followed by itself.
+    Raises:
+        KeyError: the first word that has no pronunciation.
+    """
+    places, first, follow = _phones(words, lang)
+    nodes, arcs = _in_context(places, first, follow, states.tied)
+    enter_S, stay_S = transition_costs(loop_S)
+    enter, stay = enter_S.tolist(), stay_S.tolist()
+    fst = kaldifst.StdVectorFst()
+    fst.start = fst.add_state()
+    state, position, owner = [], [], []
+    heads, tails = [], []  # label and FST state of a node's first, FST state of its last position
+    for n, (place, left, right) in enumerate(nodes):
+        for j, s in enumerate(states.ids(left, places[place].phone, right)):
+            here = fst.add_state()
+            state.append(s)
+            position.append(j)
+            owner.append(n)
+            if j == 0:
+                heads.append((len(state), here))
+            else:
+                fst.add_arc(here - 1, kaldifst.StdArc(len(state), 0, enter[s], here))
+            fst.add_arc(here, kaldifst.StdArc(len(state), 0, stay[s], here))
+        tails.append(here)
+    for source, target, cost in arcs:
+        tail = fst.start if source == END else tails[source]
+        if target == END:
+            fst.set_final(tail, cost)
+            continue
+        label, head = heads[target]
+        weight = cost + enter[state[label - 1]]
+        output = places[nodes[target][0]].output
+        fst.add_arc(tail, kaldifst.StdArc(label, output, weight, head))
+    return Transcript(
+        fst,
+        np.array(state, np.int32),
+        np.array(position, np.int8),
+        np.array(owner, np.int32),
+        np.array([places[place].phone for place, _, _ in nodes], np.int32),
+        np.array([places[place].word for place, _, _ in nodes], np.int32),
+    )
+
+
+def _phones(
+    words: list[str], lang: Lang
+) -> tuple[list[_Phone], list[tuple[int, float]], list[list[tuple[int, float]]]]:
+    """The transcript's phones, which may come first, and which may follow each: (place, cost)."""
+    word_ids = lang.word_ids
+    phone_ids = {phone: p for p, phone in enumerate(lang.states.phones)}
+    silent, spoken = silence_costs(lang)
+    places: list[_Phone] = []
+    follow: list[list[tuple[int, float]]] = []
+
+    def add(phone: _Phone) -> int:
+        places.append(phone)
+        follow.append([])
+        return len(places) - 1
+
+    first: list[tuple[int, float]] = []
+    open_ends = [first]  # where what comes next is to be noted down
+    for place, word in enumerate([*words, None]):
+        pause = add(_Phone(0, -1, 0))
+        for ends in open_ends:
+            ends.append((pause, silent))
+        if word is None:
+            for ends in open_ends:
+                ends.append((END, spoken))
+            follow[pause].append((END, 0.0))
+            break
+        prons = lang.lexicon.prons[word]
+        last = []
+        for pron in prons:
+            row = [add(_Phone(phone_ids[p], place, 0)) for p in pron]
+            places[row[0]] = _Phone(phone_ids[pron[0]], place, word_ids[word])
+            for ends, cost in [*((ends, spoken) for ends in open_ends), (follow[pause], 0.0)]:
+                ends.append((row[0], cost + math.log(len(prons))))
+            for a, b in itertools.pairwise(row):
+                follow[a].append((b, 0.0))
+            last.append(follow[row[-1]])
+        open_ends = last
+    return places, first, follow
+
+
+def _in_context(
+    places: list[_Phone],
+    first: list[tuple[int, float]],
+    follow: list[list[tuple[int, float]]],
+    tied: bool,
+) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, float]]]:
+    """Phones between their neighbours, and arcs between those.
+
+    Returns:
+        Nodes (place, left phone, right phone), neighbours 0 where they do not matter; and arcs
+        (node, node, cost), END for where the graph begins and ends.
+    """
+    nodes: dict[tuple[int, int, int], int] = {}
+    arcs: list[tuple[int, int, float]] = []
+    todo: list[tuple[int, int, int]] = []
+
+    def node(place: int, left: int, right: int) -> int:
+        key = (place, left, right)
+        if key not in nodes:
+            nodes[key] = len(nodes)
+            todo.append(key)
+        return nodes[key]
+
+    def phone(place: int) -> int:
+        return 0 if place == END else places[place].phone
+
+    def rights(place: int) -> list[int]:
+        """Neighbours to the right between which the place tells apart."""
+        if not tied or places[place].phone == 0:
+            return [0]
+        return sorted({phone(after) for after, _ in follow[place]})
+
+    def enter(source: int, left: int, allowed: int | None, after: list[tuple[int, float]]) -> None:
+        for place, cost in after:
+            if allowed is not None and phone(place) != allowed:
+                continue
+            if place == END:
+                arcs.append((source, END, cost))
+                continue
+            own = left if tied and places[place].phone else 0
+            for right in rights(place):
+                arcs.append((source, node(place, own, right), cost))
+
+    enter(END, 0, None, first)
+    while todo:
+        key = todo.pop()
+        place, _, right = key
+        sees = tied and places[place].phone != 0
+        enter(nodes[key], places[place].phone, right if sees else None, follow[place])
+    return list(nodes), arcs
