@@ -22,6 +22,8 @@ C       := $W/$(if $(PLANNED),.plan$(shell rm -rf $W/.plan && cp -Rp $W/conf $W/
 # Files of the user's that lang reads, so that an edit counts.
 LANG_FILES := $(wildcard $(foreach k,lexicon grammar,\
   $(patsubst lang.$k.file=%,%,$(filter lang.$k.file=%,$(CONF) $(SET)))))
+comma := ,
+LM_FILES := $(wildcard $(subst $(comma), ,$(patsubst lm.text=[%],%,$(filter lm.text=[%],$(CONF) $(SET)))))
 export ASR_WORK := $W
 ifndef JOBS
 JOBS := $(shell nproc)
@@ -44,7 +46,7 @@ MODELS  := $(GMMS) $(NETS)
 TEACHERS := $(sort $(ALIGNER) $(if $(PASSES),$(filter-out %-realign$(REALIGN),$(NETS))))
 SCORES  := $(foreach r,$(MODELS),$(EVAL:%=$W/exp/$r/score.%.json))
 ALIGNED := $(MODELS:%=$W/ali/%/$(DEV).report.json)
-TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lang/index.json \
+TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lm/index.json $W/lang/index.json \
   $(foreach s,$(TRAIN) $(EVAL),$W/feats/$s.jsonl.gz) $(GMMS:%=$W/exp/%/model.json) \
   $(foreach m,$(TEACHERS),$(foreach s,$(TRAIN) $(DEV),$W/ali/$m/$s.jsonl.gz $W/shards/$m/$s/index.json)) \
   $(NETS:%=$W/exp/%/model.json) $(MODELS:%=$W/exp/%/tuned.json) \
@@ -75,8 +77,10 @@ $C/%.yaml: conf ; +@:
 
 $W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(INPUTS) $(LANG_FILES)
 	$(PY) $S/manifests.py $(wordlist 1,2,$^) $@
-$W/lang/index.json: $W/manifests/$(TRAIN).jsonl.gz $C/lang.yaml $(LANG_FILES)
-	$(PY) $S/lang.py $(wordlist 1,2,$^) $@
+$W/lm/index.json: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lm.yaml $(LM_FILES)
+	$(PY) $S/lm.py $(wordlist 1,3,$^) $@
+$W/lang/index.json: $W/manifests/$(TRAIN).jsonl.gz $C/lang.yaml $W/lm/index.json $(LANG_FILES)
+	$(PY) $S/lang.py $(wordlist 1,3,$^) $@
 $W/feats/%.jsonl.gz: $W/manifests/%.jsonl.gz $C/feats.yaml ; $(PY) $S/feats.py $^ $@
 # Rules of single files are patterns as well (model%json): .SECONDARY would have make look through
 # a settings file that a rule names in full, find that its prerequisite `conf` is no file, and make

@@ -1,4 +1,4 @@
-"""lang.py manifests/TRAIN.jsonl.gz conf/lang.yaml lang/index.json
+"""lang.py manifests/TRAIN.jsonl.gz conf/lang.yaml lm/index.json lang/index.json
 
 Words, pronunciations, HMM states and grammar: the ids of all later stages.
 """
@@ -6,7 +6,7 @@ Words, pronunciations, HMM states and grammar: the ids of all later stages.
 import shutil
 from pathlib import Path
 
-from asr_train.files import read_jsonl, replacing
+from asr_train.files import check_part, read_json, read_jsonl, replacing
 from asr_train.jobs import main
 from asr_train.lang.index import Lang, grammar_words, write_lang
 from asr_train.lang.lexicon import Lexicon
@@ -14,13 +14,14 @@ from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, LangSettings, load
 
 
-def lang(manifest: str, conf: str, output: str) -> None:
+def lang(manifest: str, conf: str, models: str, output: str) -> None:
     settings = load(LangSettings, conf)
+    model = _model(settings, Path(models))
     arpa = None
-    if settings.grammar.file is not None:
+    if model is not None:
         arpa = Path(output).parent / "G.arpa"
         with replacing(arpa) as scratch:
-            shutil.copyfile(settings.grammar.file, scratch)
+            shutil.copyfile(model, scratch)
     spoken = {
         word
         for cut in read_jsonl(manifest)
@@ -35,7 +36,7 @@ def lang(manifest: str, conf: str, output: str) -> None:
             f"{', '.join(lexicon.missing[:5])}; see lang.lexicon"
         )
     settings.grammar.words = [word for word in allowed if word in lexicon.prons]
-    if settings.grammar.kind is GrammarKind.arpa:
+    if settings.grammar.kind is not GrammarKind.loop:
         settings.grammar.words = []  # the file says them
     states = States(tuple(lexicon.phones), settings.phone_states, settings.silence_states)
     write_lang(output, Lang(lexicon, states, settings.grammar, arpa, settings.silence_probability))
@@ -44,6 +45,13 @@ def lang(manifest: str, conf: str, output: str) -> None:
         f"{states.num_states} states"
         + (f"; without pronunciation: {', '.join(lexicon.missing)}" if lexicon.missing else "")
     )
+
+
+def _model(settings: LangSettings, models: Path) -> Path | None:
+    """The n-gram model of the grammar; None where it is a loop."""
+    if settings.grammar.kind is GrammarKind.ngram:
+        return check_part(models.parent, read_json(models)["small"], remake=models)
+    return None if settings.grammar.file is None else Path(settings.grammar.file)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
+from scipy.sparse import csr_array
 
 from asr_train.align.front import Front
 from asr_train.checks import check_shape
@@ -113,7 +114,8 @@ def count(gmm: Gmm, x_ND: np.ndarray, state_N: np.ndarray, visits_S: np.ndarray)
     """
     occupancy_G = np.zeros(len(gmm.state_G))
     sum_GD, squares_GD = np.zeros_like(gmm.mean_GD), np.zeros_like(gmm.mean_GD)
-    for g, share_nG, x_nD in shared(gmm, x_ND, state_N):
+    for frames_n, g, share_nG in _by_state(gmm, x_ND, state_N):
+        x_nD = x_ND[frames_n].astype(np.float64)
         occupancy_G[g] = share_nG.sum(0)
         sum_GD[g] = share_nG.T @ x_nD
         squares_GD[g] = share_nG.T @ (x_nD * x_nD)
@@ -121,20 +123,32 @@ def count(gmm: Gmm, x_ND: np.ndarray, state_N: np.ndarray, visits_S: np.ndarray)
     return Counts(occupancy_G, sum_GD, squares_GD, frames_S, visits_S.copy())
 
 
-def shared(
+def _by_state(
     gmm: Gmm, x_ND: np.ndarray, state_N: np.ndarray
-) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Frames by state: its Gaussians, their shares of each frame [n, G], the frames [n, D]."""
-    order = np.argsort(state_N, kind="stable")
-    x_ND, state_N = x_ND[order], state_N[order]
-    bounds_S = np.searchsorted(state_N, np.arange(gmm.num_states + 1))
+) -> Iterator[tuple[np.ndarray, slice, np.ndarray]]:
+    """By state: its frames, its Gaussians, and their shares of each frame, float64 [n, G]."""
+    order_N = np.argsort(state_N, kind="stable")
+    bounds_S = np.searchsorted(state_N[order_N], np.arange(gmm.num_states + 1))
     for s in np.flatnonzero(np.diff(bounds_S)):
-        x_nD = x_ND[bounds_S[s] : bounds_S[s + 1]]
+        frames_n = order_N[bounds_S[s] : bounds_S[s + 1]]
         g = slice(gmm.first_S[s], gmm.first_S[s + 1])
-        logp_nG = gmm.gaussians(x_nD, g).astype(np.float64)
+        logp_nG = gmm.gaussians(x_ND[frames_n], g).astype(np.float64)
         share_nG = np.exp(logp_nG - logp_nG.max(1, keepdims=True))
-        share_nG /= share_nG.sum(1, keepdims=True)
-        yield g, share_nG, x_nD.astype(np.float64)
+        yield frames_n, g, share_nG / share_nG.sum(1, keepdims=True)
+
+
+def shares(gmm: Gmm, x_ND: np.ndarray, state_N: np.ndarray) -> csr_array:
+    """How much of each frame belongs to each Gaussian of its state: [N, G], rows summing to 1."""
+    rows, columns, values = [], [], []
+    for frames_n, g, share_nG in _by_state(gmm, x_ND, state_N):
+        rows.append(np.repeat(frames_n, share_nG.shape[1]))
+        columns.append(np.tile(np.arange(g.start, g.stop), len(frames_n)))
+        values.append(share_nG.reshape(-1))
+    shape = (len(x_ND), len(gmm.state_G))
+    if not rows:
+        return csr_array(shape)
+    entries = np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))
+    return csr_array(entries, shape=shape)
 
 
 def replace_rows(gmm: Gmm, rows: slice | np.ndarray) -> Gmm:

@@ -17,8 +17,8 @@ import numpy as np
 
 from asr_train.align.flat import easiest, flat_start, usual_loops
 from asr_train.align.front import Front, Read
-from asr_train.align.gmm import Counts, Gmm, Mixtures, count, estimate, shared, split
-from asr_train.align.transforms import LdaSums, MlltSums, lda, mllt
+from asr_train.align.gmm import Counts, Gmm, Mixtures, count, estimate, shares, split
+from asr_train.align.transforms import Classes, FullSums, lda, mllt
 from asr_train.align.tree import Stats, StatsSum, grow
 from asr_train.align.viterbi import Aligned, Lost, align, unfit
 from asr_train.data.features import Feats, Utterance
@@ -133,7 +133,7 @@ def _moments(read: Read, utterances: list[Utterance]) -> tuple[np.ndarray, np.nd
 def _start_from(job: Job, before: Mixtures) -> tuple[Mixtures, list[Outcome | None], np.ndarray]:
     """One Gaussian a state of the new system, from alignments by the one before."""
     start = time.time()
-    lang, settings = job.lang, job.settings
+    settings = job.settings
     unaligned: list[Outcome | None] = [None] * len(job.utterances)
     outcomes, _, loglik = _pass(job, before, before.front(job.feats), unaligned, realign=True)
     aligned = [o for o in outcomes if isinstance(o, Aligned)]
@@ -192,31 +192,36 @@ def _summed(
     job: Job,
     read: Read,
     outcomes: list[Outcome | None],
-    add: Callable[[Sums, Aligned, np.ndarray], None],
-    new: Callable[[], Sums],
+    of: Callable[[np.ndarray, np.ndarray], Sums],
 ) -> Iterator[Sums]:
-    """Sums over the aligned utterances of each chunk, in order."""
+    """`of`(frames, their states) of the aligned utterances of each chunk that has any, in order."""
 
-    def one(chunk: range) -> Sums:
-        sums = new()
-        for u in chunk:
-            outcome = outcomes[u]
-            if isinstance(outcome, Aligned):
-                add(sums, outcome, read(job.utterances[u]))
-        return sums
+    def one(chunk: range) -> Sums | None:
+        aligned = [(job.utterances[u], o) for u in chunk if isinstance(o := outcomes[u], Aligned)]
+        if not aligned:
+            return None
+        x_ND = np.concatenate([read(utterance) for utterance, _ in aligned])
+        return of(x_ND, np.concatenate([o.states_T for _, o in aligned]))
 
-    yield from parallel_map(one, job.chunks(), "")
+    yield from (sums for sums in parallel_map(one, job.chunks(), "") if sums is not None)
 
 
 def _triphones(job: Job, front: Front, outcomes: list[Outcome | None]) -> Stats:
     """Sums of the frames of every phone in context, by position."""
+    read = front(job.feats)
+
+    def one(chunk: range) -> Stats | None:
+        sums, any_aligned = StatsSum(), False
+        for u in chunk:
+            if isinstance(outcome := outcomes[u], Aligned):
+                sums.add(Stats.of(triphone_keys(outcome), read(job.utterances[u])))
+                any_aligned = True
+        return sums.total() if any_aligned else None
+
     total = StatsSum()
-
-    def add(sums: StatsSum, outcome: Aligned, x_TD: np.ndarray) -> None:
-        sums.add(Stats.of(triphone_keys(outcome), x_TD))
-
-    for sums in _summed(job, front(job.feats), outcomes, add, StatsSum):
-        total.add(sums.total())
+    for stats in parallel_map(one, job.chunks(), ""):
+        if stats is not None:
+            total.add(stats)
     return total.total()
 
 
@@ -263,38 +268,36 @@ def _one_gaussian_each(
 def _lda(job: Job, front: Front, outcomes: list[Outcome | None], states: States) -> np.ndarray:
     """The projection of spliced frames that tells the states of the system before apart."""
     assert job.settings.lda is not None
-    dims = job.settings.front.num_ceps or job.feats.settings.num_mels
-    dims *= (2 * job.settings.front.splice + 1) * (job.settings.front.deltas + 1)
-    total = LdaSums(states.num_states, dims)
-
-    def add(sums: LdaSums, outcome: Aligned, x_TD: np.ndarray) -> None:
-        sums.add(x_TD, outcome.states_T)
-
-    new = lambda: LdaSums(states.num_states, dims)  # noqa: E731
-    for sums in _summed(job, front(job.feats), outcomes, add, new):
-        total = total + sums
+    total: Classes | None = None
+    for classes in _summed(
+        job,
+        front(job.feats),
+        outcomes,
+        lambda x_ND, states_N: Classes.of(x_ND, states_N, states.num_states),
+    ):
+        total = classes if total is None else total + classes
+    assert total is not None
     return lda(total, job.settings.lda.dims).astype(np.float32)
 
 
 def _mllt(job: Job, model: Mixtures, outcomes: list[Outcome | None]) -> tuple[Mixtures, float]:
     """Turn the features so that diagonal covariances fit them better; the means turn with them."""
     gmm = model.gmm
-    total = MlltSums(gmm.mean_GD, gmm.variance_GD)
-
-    def add(sums: MlltSums, outcome: Aligned, x_TD: np.ndarray) -> None:
-        for g, share_nG, x_nD in shared(gmm, x_TD, outcome.states_T):
-            sums.add(x_nD, share_nG, g)
-
-    new = lambda: MlltSums(gmm.mean_GD, gmm.variance_GD)  # noqa: E731
-    for sums in _summed(job, model.front(job.feats), outcomes, add, new):
-        total = total + sums
-    turn_DD, gain = mllt(total)
+    total: FullSums | None = None
+    for sums in _summed(
+        job,
+        model.front(job.feats),
+        outcomes,
+        lambda x_ND, states_N: FullSums.of(x_ND, shares(gmm, x_ND, states_N), gmm.variance_GD),
+    ):
+        total = sums if total is None else total + sums
+    assert total is not None
+    turn = mllt(total, gmm.mean_GD, gmm.variance_GD)
     assert model.front.transform_dD is not None
-    front = replace(
-        model.front, transform_dD=(turn_DD @ model.front.transform_dD).astype(np.float32)
-    )
-    turned = replace(gmm, mean_GD=gmm.mean_GD @ turn_DD.T)
-    return replace(model, front=front, gmm=turned), gain
+    turned_dD = (turn.matrix @ model.front.transform_dD).astype(np.float32)
+    front = replace(model.front, transform_dD=turned_dD)
+    turned = replace(gmm, mean_GD=gmm.mean_GD @ turn.matrix.T)
+    return replace(model, front=front, gmm=turned), turn.gain_per_frame
 
 
 # --- passes -------------------------------------------------------------------------------------

@@ -1,1 +1,355 @@
-LdaSums = MlltSums = lda = mllt = None
+"""Frames and what they are aligned with -> **linear transforms** of features: LDA, MLLT, fMLLR.
+
+    Classes (frames, class of each)      --lda-->   matrix_ED, fewer and better dimensions
+    FullSums (frames, Gaussian shares)   --mllt-->  matrix_DD, in which covariances are diagonal
+    AffineSums (a speaker's frames)      --fmllr--> matrix_DE, towards the model's speaker
+
+Each kind of sums is made of a chunk of frames by `of`, and adds up. Shares (gamma_NG) say how much
+of a frame belongs to each Gaussian; they are dense or scipy.sparse, as `gmm.shares` makes them.
+Knows nothing of how utterances are read, aligned or spread over processes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from asr_train.checks import check_shape
+
+BLOCK = 2048  # frames whose products of dimensions are in memory at once
+SINGULAR = 1e-12  # least to largest eigenvalue; below, float64 cannot invert
+SWEEPS = 200  # over all rows of a matrix
+SETTLED = 1e-7  # nats a frame that a sweep still wins
+
+
+# --- LDA ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """Sums of frames by class, for `lda`.
+
+    Attributes:
+        count_C: float64 [C], frames.
+        sum_CD: float64 [C, D].
+        square_DD: float64 [D, D], sum of x x' over all frames, whatever their class.
+    """
+
+    count_C: np.ndarray
+    sum_CD: np.ndarray
+    square_DD: np.ndarray
+
+    @staticmethod
+    def of(x_ND: np.ndarray, class_N: np.ndarray, num_classes: int) -> "Classes":
+        """Of some frames (here usually spliced ones), with the class (tied state) of each."""
+        check_shape("classes of the frames", class_N, len(x_ND))
+        x_ND = x_ND.astype(np.float64)
+        count_C = np.bincount(class_N, minlength=num_classes).astype(np.float64)
+        sum_CD = np.zeros((num_classes, x_ND.shape[1]))
+        order_N = np.argsort(class_N, kind="stable")
+        seen_c = np.flatnonzero(count_C)
+        if len(seen_c):
+            first_c = np.searchsorted(class_N[order_N], seen_c)
+            sum_CD[seen_c] = np.add.reduceat(x_ND[order_N], first_c)
+        return Classes(count_C, sum_CD, x_ND.T @ x_ND)
+
+    def __add__(self, other: "Classes") -> "Classes":
+        return Classes(
+            self.count_C + other.count_C,
+            self.sum_CD + other.sum_CD,
+            self.square_DD + other.square_DD,
+        )
+
+    def covariances(self) -> tuple[np.ndarray, np.ndarray]:
+        """Within and between classes: float64 [D, D] each; their sum is that of all frames."""
+        frames = self.count_C.sum()
+        mean_D = self.sum_CD.sum(0) / frames
+        seen = self.count_C > 0
+        weighted_CD = self.sum_CD[seen] / np.sqrt(self.count_C[seen])[:, None]
+        by_class_DD = weighted_CD.T @ weighted_CD / frames
+        return (
+            self.square_DD / frames - by_class_DD,
+            by_class_DD - np.outer(mean_D, mean_D),
+        )
+
+
+def lda(classes: Classes, dims: int) -> np.ndarray:
+    """The directions that tell the classes apart best (Haeb-Umbach and Ney, 1992).
+
+    After `x @ matrix_ED.T` the covariance within classes is the unit matrix and that between them
+    is diagonal and falling, so that diagonal Gaussians suit them. Each row's largest element is
+    positive, which makes the answer unique.
+
+    Args:
+        dims: E, how many directions to keep; more than C - 1 carry nothing.
+    Returns:
+        matrix_ED, float64.
+    Raises:
+        ValueError: for too few classes, more directions than dimensions, or dimensions that
+            depend on each other within classes.
+    """
+    if not 1 <= dims <= len(classes.square_DD):
+        raise ValueError(
+            f"LDA to {dims} dimensions from {len(classes.square_DD)}; it cannot add dimensions"
+        )
+    if (seen := int((classes.count_C > 0).sum())) < 2:
+        raise ValueError(f"LDA needs frames of at least 2 classes, but {seen} have any")
+    within_DD, between_DD = classes.covariances()
+    values_D, vectors_DD = np.linalg.eigh(within_DD)
+    if not values_D[0] > SINGULAR * values_D[-1]:
+        raise ValueError(
+            f"LDA: the covariance of {len(values_D)} dimensions within classes is singular "
+            f"(eigenvalues {values_D[0]:.3g} to {values_D[-1]:.3g}); are some copies or sums of "
+            "others, as deltas of spliced frames are, or are there fewer frames than dimensions?"
+        )
+    whiten_DD = vectors_DD.T / np.sqrt(values_D)[:, None]
+    _, turn_DD = np.linalg.eigh(whiten_DD @ between_DD @ whiten_DD.T)
+    matrix_ED = turn_DD.T[::-1][:dims] @ whiten_DD
+    largest_E = np.abs(matrix_ED).argmax(1)
+    return matrix_ED * np.sign(matrix_ED[np.arange(dims), largest_E])[:, None]
+
+
+# --- sums of products ---------------------------------------------------------------------------
+
+
+def _moments(weight_ND: np.ndarray, x_NE: np.ndarray) -> np.ndarray:
+    """Sum of weight_d x x' over frames, for each d: float64 [D, E, E].
+
+    Of each symmetric matrix one half is computed, by one matrix product for all d.
+    """
+    dims, width = weight_ND.shape[1], x_NE.shape[1]
+    i, j = np.triu_indices(width)
+    half_DH = np.zeros((dims, len(i)))
+    for start in range(0, len(x_NE), BLOCK):
+        x_nE = x_NE[start : start + BLOCK]
+        half_DH += weight_ND[start : start + BLOCK].T @ (x_nE[:, i] * x_nE[:, j])
+    full_DEE = np.empty((dims, width, width))
+    full_DEE[:, i, j] = half_DH
+    full_DEE[:, j, i] = half_DH
+    return full_DEE
+
+
+def _inverses(name: str, moment_DEE: np.ndarray) -> np.ndarray:
+    """The inverse of each d's matrix; ValueError where one is singular."""
+    values_DE, vectors_DEE = np.linalg.eigh(moment_DEE)
+    poor = np.flatnonzero(~(values_DE[:, 0] > SINGULAR * values_DE[:, -1]))
+    if len(poor):
+        low, high = values_DE[poor[0], [0, -1]]
+        raise ValueError(
+            f"{name}: the statistics of dimension {poor[0]} are singular (eigenvalues {low:.3g} "
+            f"to {high:.3g}); they need more frames, or frames that differ more"
+        )
+    return (vectors_DEE / values_DE[:, None, :]) @ vectors_DEE.transpose(0, 2, 1)
+
+
+# --- MLLT ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FullSums:
+    """What full covariances of all Gaussians would say, summed as `mllt` needs it.
+
+    Attributes:
+        count_G: float64 [G], frames of each Gaussian.
+        sum_GD: float64 [G, D].
+        moment_DDD: float64 [D, D, D], for each d the sum over frames and Gaussians of
+            gamma / variance_gd * x x'.
+    """
+
+    count_G: np.ndarray
+    sum_GD: np.ndarray
+    moment_DDD: np.ndarray
+
+    @staticmethod
+    def of(x_ND: np.ndarray, gamma_NG: Any, variance_GD: np.ndarray) -> "FullSums":
+        """Of some frames; all chunks with the same Gaussians."""
+        check_shape("shares of the frames", gamma_NG, len(x_ND), len(variance_GD))
+        x_ND = x_ND.astype(np.float64)
+        return FullSums(
+            np.asarray(gamma_NG.sum(0), np.float64).reshape(-1),
+            gamma_NG.T @ x_ND,
+            _moments(gamma_NG @ (1 / variance_GD), x_ND),
+        )
+
+    def __add__(self, other: "FullSums") -> "FullSums":
+        return FullSums(
+            self.count_G + other.count_G,
+            self.sum_GD + other.sum_GD,
+            self.moment_DDD + other.moment_DDD,
+        )
+
+    def scatter(self, mean_GD: np.ndarray, variance_GD: np.ndarray) -> np.ndarray:
+        """For each d, the sum of gamma / variance_gd * (x - mean)(x - mean)': [D, D, D].
+
+        (x - m)(x - m)' is multiplied out, so that no Gaussian's covariance is ever stored.
+        """
+        scatter_DDD = self.moment_DDD.copy()
+        half_GD = self.sum_GD - 0.5 * self.count_G[:, None] * mean_GD
+        for d, precision_G in enumerate((1 / variance_GD).T):
+            cross_DD = (half_GD * precision_G[:, None]).T @ mean_GD
+            scatter_DDD[d] -= cross_DD + cross_DD.T
+        return scatter_DDD
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """A transform, and what it wins.
+
+    Attributes:
+        matrix: float64 [D, D], or [D, D + 1] where the last column is added to all frames.
+        frames: that it was estimated from.
+        gain_S: float64 [S], nats a frame over the identity after each sweep; never falling.
+        kept: why it is the identity, where it had to be.
+    """
+
+    matrix: np.ndarray
+    frames: float
+    gain_S: np.ndarray
+    kept: str | None = None
+
+    @property
+    def gain_per_frame(self) -> float:
+        """Nats, with the log-determinant that makes likelihoods comparable."""
+        return float(self.gain_S[-1]) if len(self.gain_S) else 0.0
+
+
+def mllt(
+    sums: FullSums, mean_GD: np.ndarray, variance_GD: np.ndarray, sweeps: int = SWEEPS
+) -> Transform:
+    """The square transform under which the Gaussians' diagonal covariances fit best (Gales, 1999).
+
+    Maximises, over M, the likelihood of frames M x under means M mean and the variances as they
+    are: frames * log|det M| - 1/2 sum_d m_d G_d m_d', row by row; also called a global semi-tied
+    covariance. Afterwards means are `mean_GD @ matrix.T`, and variances are estimated anew.
+
+    Args:
+        mean_GD, variance_GD: of the Gaussians that `sums` were made with.
+        sweeps: over the rows, at most; fewer where they settle.
+    Raises:
+        ValueError: where frames are too few for full covariances.
+    """
+    check_shape("means for MLLT", mean_GD, *sums.sum_GD.shape)
+    check_shape("variances for MLLT", variance_GD, *sums.sum_GD.shape)
+    scatter_DDD, frames = sums.scatter(mean_GD, variance_GD), float(sums.count_G.sum())
+    inverse_DDD = _inverses("MLLT", scatter_DDD)
+    matrix_DD = np.eye(len(scatter_DDD))
+    before = _mllt_objective(matrix_DD, scatter_DDD, frames)
+    gains: list[float] = []
+    for _ in range(sweeps):
+        for d, inverse_DD in enumerate(inverse_DDD):
+            cofactor_D = np.linalg.inv(matrix_DD)[:, d]  # up to a factor, which cancels
+            row_D = cofactor_D @ inverse_DD
+            matrix_DD[d] = row_D * np.sqrt(frames / (row_D @ cofactor_D))
+        gains.append((_mllt_objective(matrix_DD, scatter_DDD, frames) - before) / frames)
+        if _settled(gains):
+            break
+    return Transform(matrix_DD, frames, np.array(gains))
+
+
+def _mllt_objective(matrix_DD: np.ndarray, scatter_DDD: np.ndarray, frames: float) -> float:
+    fit = np.einsum("di,dij,dj->", matrix_DD, scatter_DDD, matrix_DD, optimize=True)
+    return frames * float(np.linalg.slogdet(matrix_DD)[1]) - 0.5 * float(fit)
+
+
+def _settled(gains: list[float]) -> bool:
+    return gains[-1] - (gains[-2] if len(gains) > 1 else 0.0) < SETTLED
+
+
+# --- fMLLR --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AffineSums:
+    """Sums of one speaker's frames for `fmllr`; E = D + 1, the last one a constant 1.
+
+    Attributes:
+        count: frames, weighted by their shares.
+        linear_DE: float64 [D, E], for each d the sum of gamma * mean_gd / variance_gd * [x, 1].
+        moment_DEE: float64 [D, E, E], that of gamma / variance_gd * [x, 1] [x, 1]'.
+    """
+
+    count: float
+    linear_DE: np.ndarray
+    moment_DEE: np.ndarray
+
+    @staticmethod
+    def of(
+        x_ND: np.ndarray, gamma_NG: Any, mean_GD: np.ndarray, variance_GD: np.ndarray
+    ) -> "AffineSums":
+        """Of some frames, untransformed even where the shares came from transformed ones.
+
+        A frame whose shares sum to less than 1 (silence, say) counts less.
+        """
+        check_shape("shares of the frames", gamma_NG, len(x_ND), len(variance_GD))
+        x_NE = np.column_stack([x_ND.astype(np.float64), np.ones(len(x_ND))])
+        linear_ND = gamma_NG @ (mean_GD / variance_GD)
+        return AffineSums(
+            float(gamma_NG.sum()),
+            linear_ND.T @ x_NE,
+            _moments(gamma_NG @ (1 / variance_GD), x_NE),
+        )
+
+    def __add__(self, other: "AffineSums") -> "AffineSums":
+        return AffineSums(
+            self.count + other.count,
+            self.linear_DE + other.linear_DE,
+            self.moment_DEE + other.moment_DEE,
+        )
+
+
+def fmllr(sums: AffineSums, min_count: float, sweeps: int = SWEEPS) -> Transform:
+    """The affine transform of a speaker's frames that makes them likeliest (Gales, 1998).
+
+    Constrained MLLR: maximises, over W = [A b], the likelihood of A x + b with log|det A| added:
+    count * log|det A| + sum_d (w_d k_d' - 1/2 w_d G_d w_d'), row by row.
+
+    Args:
+        min_count: frames, below which the speaker keeps the identity; `kept` says so.
+        sweeps: over the rows, at most; fewer where they settle.
+    Returns:
+        W, which `adapted` applies. The identity, too, where the frames do not differ enough.
+    """
+    dims = len(sums.linear_DE)
+    identity_DE = np.eye(dims, dims + 1)
+    if sums.count < min_count:
+        kept = f"{sums.count:.0f} frames, fewer than {min_count:.0f}"
+        return Transform(identity_DE, sums.count, np.zeros(0), kept)
+    try:
+        inverse_DEE = _inverses("fMLLR", sums.moment_DEE)
+    except ValueError as error:
+        return Transform(identity_DE, sums.count, np.zeros(0), str(error))
+    matrix_DE = identity_DE.copy()
+    before = _fmllr_objective(matrix_DE, sums)
+    gains: list[float] = []
+    for _ in range(sweeps):
+        for d in range(dims):
+            cofactor_E = np.append(np.linalg.inv(matrix_DE[:, :dims])[:, d], 0)
+            matrix_DE[d] = _affine_row(cofactor_E, sums.linear_DE[d], inverse_DEE[d], sums.count)
+        gains.append((_fmllr_objective(matrix_DE, sums) - before) / sums.count)
+        if _settled(gains):
+            break
+    return Transform(matrix_DE, sums.count, np.array(gains))
+
+
+def _affine_row(
+    cofactor_E: np.ndarray, linear_E: np.ndarray, inverse_EE: np.ndarray, count: float
+) -> np.ndarray:
+    """The best row while all others stay: (alpha p + k) G^-1, alpha by a quadratic equation."""
+    across_E = cofactor_E @ inverse_EE
+    a, b = float(across_E @ cofactor_E), float(across_E @ linear_E)
+    root = np.sqrt(b * b + 4 * a * count)
+    alphas = ((-b + root) / (2 * a), (-b - root) / (2 * a))
+    best = max(alphas, key=lambda alpha: count * np.log(abs(alpha * a + b)) - alpha**2 * a / 2)
+    return (best * cofactor_E + linear_E) @ inverse_EE
+
+
+def _fmllr_objective(matrix_DE: np.ndarray, sums: AffineSums) -> float:
+    fit = np.einsum("di,dij,dj->", matrix_DE, sums.moment_DEE, matrix_DE, optimize=True)
+    logdet = float(np.linalg.slogdet(matrix_DE[:, :-1])[1])
+    return sums.count * logdet + float((matrix_DE * sums.linear_DE).sum()) - 0.5 * float(fit)
+
+
+def adapted(x_TD: np.ndarray, matrix_DE: np.ndarray) -> np.ndarray:
+    """A x + b for every frame, in the type of x."""
+    check_shape("fMLLR matrix", matrix_DE, x_TD.shape[1], x_TD.shape[1] + 1)
+    return (x_TD @ matrix_DE[:, :-1].T + matrix_DE[:, -1]).astype(x_TD.dtype)

@@ -96,25 +96,6 @@ class StatsSum:
         return Stats(key_K4[order_K], sum_KM[:, 0], sum_KM[:, 1 : 1 + dims], sum_KM[:, 1 + dims :])
 
 
-def triphone_keys(phone_T: np.ndarray, position_T: np.ndarray) -> np.ndarray:
-    """The triphone state of each frame of one utterance: int32 [T, 4], for `Stats.of`.
-
-    A phone begins where the phone changes or its position goes back. Outside the utterance there
-    is silence, and silence itself has no context.
-
-    Args:
-        phone_T, position_T: int [T], each frame's phone and its HMM state's place in the phone.
-    """
-    if not len(phone_T):
-        return np.zeros((0, 4), np.int32)
-    begins_T = (np.diff(phone_T, prepend=-1) != 0) | (np.diff(position_T, prepend=0) < 0)
-    token_T = np.cumsum(begins_T)
-    token_I = np.concatenate([[0], phone_T[begins_T], [0]])
-    key_T4 = np.stack([token_I[token_T - 1], phone_T, token_I[token_T + 1], position_T], axis=1)
-    key_T4[phone_T == 0, :3] = 0
-    return key_T4.astype(np.int32)
-
-
 def loglik(stats_NM: np.ndarray, floor_D: np.ndarray) -> np.ndarray:
     """Log-likelihood of pooled frames under their best Gaussian: float64 [N], nats.
 
@@ -376,7 +357,7 @@ def grow(
     roots = list(dict.fromkeys(root_PJ[root_PJ >= 0].tolist()))
     if settings.leaves < len(roots):
         raise ValueError(
-            f"ali.tree.leaves is {settings.leaves}, but {len(phones)} phones have {len(roots)} "
+            f"gmm.tree.leaves is {settings.leaves}, but {len(phones)} phones have {len(roots)} "
             "states to start from; ask for at least as many leaves, or share roots"
         )
     before = sum(forest.nodes[r].loglik for r in roots)
@@ -415,12 +396,12 @@ def _groups(
         for name in group:
             if name not in phones[1:]:
                 raise ValueError(
-                    f"ali.tree.share names {name!r}, which is not among the phones that have "
+                    f"gmm.tree.share names {name!r}, which is not among the phones that have "
                     f"contexts: {', '.join(phones[1:])}"
                 )
         ids = sorted(phones.index(name) for name in group)
         if len({states_P[p] for p in ids}) > 1:
-            raise ValueError(f"ali.tree.share: {group} differ in their number of states")
+            raise ValueError(f"gmm.tree.share: {group} differ in their number of states")
         for p in ids:
             own[p] = ids
     return [ids for p, ids in own.items() if ids[0] == p]

@@ -96,11 +96,14 @@ def grammar_words(settings: GrammarSettings, arpa: Path | None) -> list[str]:
         return [word.upper() for word in settings.words]
     assert arpa is not None
     words, inside = [], False
-    for line in arpa.read_text().splitlines():
-        if line.startswith("\\"):
-            inside = line.strip() == "\\1-grams:"
-        elif inside and line.strip():
-            words.append(line.split()[1])
+    with open(arpa) as file:
+        for line in file:
+            if line.startswith("\\"):
+                if inside:
+                    break
+                inside = line.strip() == "\\1-grams:"
+            elif inside and line.strip():
+                words.append(line.split()[1])
     if not words:
         raise ValueError(f"{arpa} lists no unigrams; is it an n-gram model in ARPA format?")
     return [word for word in words if word not in ("<s>", "</s>", "<unk>", "<UNK>")]

@@ -15,6 +15,7 @@ from asr_train.data.features import (
     cepstra,
     extract,
     open_feats,
+    spliced,
     with_deltas,
     write_index,
 )
@@ -234,3 +235,14 @@ def test_a_truncated_part_is_noticed(corpus, tmp_path):
     part.write_bytes(part.read_bytes()[:-10])
     with pytest.raises(ValueError, match=r"part-00000\.h5"):
         open_feats(manifest)
+
+
+@pytest.mark.parametrize("around", [0, 1, 4])
+def test_spliced_frames_are_neighbours_in_order_of_time(around):
+    x_TF = np.arange(14, dtype=np.float32).reshape(7, 2)
+    found = spliced(x_TF, around)
+    assert found.shape == (7, 2 * (2 * around + 1))
+    for t in range(7):
+        for w, offset in enumerate(range(-around, around + 1)):
+            at = min(max(t + offset, 0), 6)
+            assert found[t, 2 * w : 2 * w + 2].tolist() == x_TF[at].tolist()

@@ -1,0 +1,378 @@
+"""Growing finds the rule that made the data, wins more with more leaves and starves none."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from asr_train.align.tree import (
+    Stats,
+    StatsSum,
+    grow,
+    loglik,
+    questions,
+    variance_floor,
+)
+from asr_train.lang.tree import Tree
+from asr_train.schema import QuestionStates, SettingsError, TreeSettings
+
+PHONES = ["SIL", "AA", "AH", "AX", "B", "D", "M", "N"]
+STATES = [5] + [3] * 7
+VOWELS, STOPS, NASALS = {1, 2, 3}, {4, 5}, {6, 7}
+DIMS = 6
+ROOTS = sum(STATES)
+
+
+def settings(**changes) -> TreeSettings:
+    values = {
+        "leaves": 100,
+        "min_count": 50.0,
+        "min_gain": 0.0,
+        "variance_floor": 0.01,
+        "question_states": QuestionStates.all,
+        "share": [],
+        "merge": False,
+    }
+    return TreeSettings(**(values | changes))
+
+
+def class_of(phone: int) -> int:
+    return next(i for i, c in enumerate([{0}, VOWELS, STOPS, NASALS]) if phone in c)
+
+
+def rule(left, centre, right, position) -> tuple:
+    """What decides the sound of a triphone state: its own phone, and a class of neighbour."""
+    if centre == 0:
+        return centre, position
+    if position == 0:
+        return centre, position, left in NASALS
+    if position == 2:
+        return centre, position, class_of(right)
+    return centre, position
+
+
+def ruled_stats(rng, unseen=0.3, noise=0.03) -> Stats:
+    """Statistics of a language that follows the rule, some of its triphones missing."""
+    of_phone = 8 * np.array([np.eye(DIMS)[class_of(p)] for p in range(8)])
+    of_phone = of_phone + 0.5 * rng.standard_normal((8, DIMS))
+    keys = [(0, 0, 0, j) for j in range(5)]
+    keys += [k for k in itertools.product(range(8), range(1, 8), range(8), range(3))]
+    keys = [k for k in keys if k[1] == 0 or rng.random() > unseen]
+    mean_of, rows = {}, []
+    for key in keys:
+        sound = rule(*key)
+        if sound not in mean_of:
+            mean_of[sound] = of_phone[key[1]] + 0.8 * rng.standard_normal(DIMS)
+        count = int(rng.integers(20, 200))
+        mean_D = mean_of[sound] + noise * rng.standard_normal(DIMS)
+        rows.append((count, mean_D * count, (mean_D**2 + 1) * count))
+    counts, sums, squares = (np.array(column, float) for column in zip(*rows, strict=True))
+    return Stats(np.array(keys), counts, sums, squares)
+
+
+@pytest.fixture(params=range(3))
+def rng(request):
+    return np.random.default_rng(request.param)
+
+
+def every_context():
+    return [k for k in itertools.product(range(8), range(1, 8), range(8), range(3))]
+
+
+# --- statistics ---------------------------------------------------------------------------------
+
+
+def test_statistics_of_chunks_add_up_to_those_of_all_frames(rng):
+    key_T4 = rng.integers(0, 3, (5000, 4))
+    x_TD = rng.standard_normal((5000, DIMS)).astype(np.float32)
+    total = StatsSum()
+    for chunk in np.array_split(np.arange(5000), 13):
+        total.add(Stats.of(key_T4[chunk], x_TD[chunk]))
+    found = total.total()
+    assert len(found.key_K4) == 81
+    assert found.key_K4.tolist() == sorted(found.key_K4.tolist())
+    for key, count, sums, squares in zip(
+        found.key_K4, found.count_K, found.sum_KD, found.squares_KD, strict=True
+    ):
+        own = x_TD[(key_T4 == key).all(1)].astype(float)
+        assert count == len(own)
+        np.testing.assert_allclose(sums, own.sum(0), atol=1e-9)
+        np.testing.assert_allclose(squares, (own**2).sum(0), atol=1e-9)
+
+
+def test_no_statistics_are_refused_and_empty_chunks_are_not():
+    total = StatsSum()
+    with pytest.raises(ValueError, match="no frames for the tree"):
+        total.total()
+    total.add(Stats.of(np.zeros((0, 4), int), np.zeros((0, DIMS))))
+    total.add(Stats.of(np.zeros((2, 4), int), np.ones((2, DIMS))))
+    assert total.total().count_K.tolist() == [2]
+
+
+def test_likelihood_is_that_of_the_frames_under_their_own_gaussian(rng):
+    x_TD = rng.standard_normal((40, DIMS)) * rng.uniform(0.1, 2, DIMS) + 3
+    floor_D = np.full(DIMS, 0.5)
+    variance_D = np.maximum(x_TD.var(0), floor_D)
+    terms_TD = np.log(2 * np.pi * variance_D) + (x_TD - x_TD.mean(0)) ** 2 / variance_D
+    stats_1M = np.concatenate([[40], x_TD.sum(0), (x_TD**2).sum(0)])[None]
+    assert loglik(stats_1M, floor_D)[0] == pytest.approx(-0.5 * terms_TD.sum())
+    assert (x_TD.var(0) < floor_D).any()
+
+
+# --- questions ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", QuestionStates)
+def test_questions_hold_the_classes_and_every_phone(rng, which):
+    stats = ruled_stats(rng)
+    found = questions(stats, STATES, which, variance_floor(stats, 0.01))
+    sets = {frozenset(np.flatnonzero(q).tolist()) for q in found}
+    assert {frozenset({p}) for p in range(8)} <= sets
+    for wanted in (VOWELS, STOPS, NASALS):
+        assert wanted in sets
+    assert len(sets) == len(found)
+    assert not any(frozenset(range(8)) - s in sets for s in sets)
+
+
+def test_clusters_are_joined_where_the_union_loses_least(rng):
+    """Against pooling the frames of every pair of clusters anew at each step."""
+    mean_PD, count_P = 3 * rng.standard_normal((9, DIMS)), rng.integers(10, 500, 9).astype(float)
+    stats = Stats(
+        np.array([(0, p, 0, 0) for p in range(9)]),
+        count_P,
+        mean_PD * count_P[:, None],
+        (mean_PD**2 + rng.uniform(0.5, 2, (9, DIMS))) * count_P[:, None],
+    )
+    floor_D = variance_floor(stats, 0.01)
+
+    def fit(phones):
+        return loglik(stats.matrix()[sorted(phones)].sum(0, keepdims=True), floor_D)[0]
+
+    clusters, wanted = [frozenset({p}) for p in range(1, 9)], set()
+    while len(clusters) > 1:
+        pairs = itertools.combinations(clusters, 2)
+        one, two = min(pairs, key=lambda pair: fit(pair[0]) + fit(pair[1]) - fit(pair[0] | pair[1]))
+        clusters = [c for c in clusters if c not in (one, two)] + [one | two]
+        wanted.add(one | two)
+    wanted.discard(frozenset(range(1, 9)))  # all but silence, as silence's own question asks
+    found = questions(stats, [1] * 9, QuestionStates.middle, floor_D)
+    sets = {frozenset(np.flatnonzero(q).tolist()) for q in found}
+    assert sets == wanted | {frozenset({p}) for p in range(9)}
+
+
+def test_a_phone_never_seen_is_only_a_question_of_its_own(rng):
+    stats = ruled_stats(rng)
+    seen = stats.key_K4[:, 1] != 7
+    some = Stats(
+        stats.key_K4[seen], stats.count_K[seen], stats.sum_KD[seen], stats.squares_KD[seen]
+    )
+    found = questions(some, STATES, QuestionStates.middle, variance_floor(some, 0.01))
+    with_it = [q for q in found if q[7]]
+    assert len(with_it) == 1
+    assert with_it[0].sum() == 1
+
+
+# --- growing ------------------------------------------------------------------------------------
+
+
+def test_the_rule_that_made_the_data_is_found_and_holds_for_unseen_contexts(rng):
+    stats = ruled_stats(rng)
+    sounds = {rule(*k) for k in every_context()}
+    tree, growth = grow(stats, STATES, settings(leaves=len(sounds) + 5), PHONES)
+    leaves_of: dict = {}
+    for key in every_context():
+        leaves_of.setdefault(rule(*key), set()).add(tree.find(*key))
+    assert all(len(leaves) == 1 for leaves in leaves_of.values())
+    assert len(set.union(*leaves_of.values())) == len(sounds)
+    assert growth.stopped == "leaves"
+
+
+def test_more_leaves_never_lower_the_likelihood_and_all_are_there(rng):
+    stats = ruled_stats(rng)
+    gains = []
+    for leaves in (ROOTS, ROOTS + 1, 40, 60, 80, 100):
+        tree, growth = grow(stats, STATES, settings(leaves=leaves), PHONES)
+        assert tree.num_leaves == leaves == len(growth.count_L)
+        assert growth.roots + growth.splits - growth.merged == leaves
+        assert growth.count_L[5:].min() >= 50  # silence's positions are never split
+        gains.append(growth.gain_per_frame)
+    assert gains[0] == pytest.approx(0, abs=1e-12)
+    assert np.diff(gains).min() > 0
+
+
+def test_sums_at_the_leaves_are_those_of_their_contexts(rng):
+    stats = ruled_stats(rng)
+    tree, growth = grow(stats, STATES, settings(merge=True), PHONES)
+    leaf_K = tree.table()[tuple(stats.key_K4.T)]
+    np.testing.assert_allclose(np.bincount(leaf_K, stats.count_K), growth.count_L)
+    for d in range(DIMS):
+        np.testing.assert_allclose(np.bincount(leaf_K, stats.sum_KD[:, d]), growth.sum_LD[:, d])
+    floor_D = variance_floor(stats, 0.01)
+    _, ungrown = grow(stats, STATES, settings(leaves=ROOTS), PHONES)
+    after, before = (
+        loglik(np.column_stack([g.count_L, g.sum_LD, g.squares_LD]), floor_D).sum()
+        for g in (growth, ungrown)
+    )
+    assert growth.gain_per_frame == pytest.approx((after - before) / stats.count_K.sum())
+
+
+def test_no_split_makes_a_leaf_of_too_few_frames(rng):
+    stats = ruled_stats(rng)
+    tree, growth = grow(stats, STATES, settings(leaves=10_000, min_count=700), PHONES)
+    assert growth.stopped == "min_count"
+    assert growth.count_L[5:].min() >= 700
+    assert tree.num_leaves < 500
+
+
+def test_no_split_wins_less_than_it_must(rng):
+    stats = ruled_stats(rng)
+    _, growth = grow(stats, STATES, settings(leaves=10_000, min_gain=200), PHONES)
+    assert growth.stopped == "min_gain"
+    assert growth.least_gain > 200
+    _, all_of_them = grow(stats, STATES, settings(leaves=10_000), PHONES)
+    assert growth.splits < all_of_them.splits
+
+
+def test_the_first_split_is_the_best_of_all(rng):
+    stats = ruled_stats(rng)
+    floor_D = variance_floor(stats, 0.01)
+    asked = questions(stats, STATES, QuestionStates.all, floor_D)
+    matrix_KM, best = stats.matrix(), 0.0
+    for centre, j in itertools.product(range(1, 8), range(3)):
+        here = (stats.key_K4[:, 1] == centre) & (stats.key_K4[:, 3] == j)
+        for set_P, column in itertools.product(asked, (0, 2)):
+            yes = here & set_P[stats.key_K4[:, column]]
+            if min(stats.count_K[yes].sum(), stats.count_K[here & ~yes].sum()) < 50:
+                continue
+            parts = np.stack([matrix_KM[some].sum(0) for some in (yes, here & ~yes, here)])
+            ll = loglik(parts, floor_D)
+            best = max(best, ll[0] + ll[1] - ll[2])
+    _, growth = grow(stats, STATES, settings(leaves=ROOTS + 1), PHONES)
+    assert growth.least_gain == pytest.approx(best)
+
+
+def test_merging_joins_what_a_split_of_the_other_side_pulled_apart():
+    """Where left and right both must be (un)voiced, three of four corners sound alike."""
+    rng = np.random.default_rng(5)
+    keys, counts, means = [(0, 0, 0, j) for j in range(5)], [500.0] * 5, [np.zeros(DIMS)] * 5
+    for left, centre, right, j in every_context():
+        keys.append((left, centre, right, j))
+        counts.append(30.0)
+        both = left in VOWELS and right in VOWELS
+        means.append(3 * np.eye(DIMS)[class_of(centre)] + 2.0 * both + 0.01 * rng.random())
+    mean_KD, count_K = np.array(means), np.array(counts)
+    stats = Stats(
+        np.array(keys), count_K, mean_KD * count_K[:, None], (mean_KD**2 + 1) * count_K[:, None]
+    )
+    target = ROOTS + 2 * 21  # VOWELS on one side, then on the other: three leaves for two sounds
+    tree, growth = grow(stats, STATES, settings(leaves=target, merge=True), PHONES)
+    apart, unmerged = grow(stats, STATES, settings(leaves=target), PHONES)
+    assert apart.num_leaves == target
+    assert growth.merged == 21
+    assert tree.num_leaves == ROOTS + 21
+    assert growth.gain_per_frame == pytest.approx(unmerged.gain_per_frame, rel=1e-3)
+    for centre, j in itertools.product(range(1, 8), range(3)):
+        assert (
+            tree.find(1, centre, 5, j) == tree.find(4, centre, 5, j) == tree.find(4, centre, 1, j)
+        )
+        assert tree.find(1, centre, 2, j) != tree.find(1, centre, 5, j)
+    table = tree.table()
+    assert sorted(set(table[table >= 0].tolist())) == list(range(tree.num_leaves))
+
+
+def test_merging_loses_less_than_the_splits_won(rng):
+    stats = ruled_stats(rng)
+    tree, growth = grow(stats, STATES, settings(leaves=110, merge=True), PHONES)
+    _, before = grow(stats, STATES, settings(leaves=110), PHONES)
+    lost = (before.gain_per_frame - growth.gain_per_frame) * growth.frames
+    assert 0 <= lost <= growth.merged * growth.least_gain
+    assert tree.num_leaves == 110 - growth.merged
+
+
+def test_phones_that_share_roots_share_leaves_until_a_question_parts_them(rng):
+    stats = ruled_stats(rng)
+    share = [["AX", "AH"], ["B", "D"]]
+    few, growth = grow(stats, STATES, settings(leaves=ROOTS - 6, share=share), PHONES)
+    assert growth.roots == ROOTS - 6
+    for j in range(3):
+        assert few.find(1, 2, 4, j) == few.find(1, 3, 4, j)
+        assert few.find(1, 4, 2, j) == few.find(1, 5, 2, j) != few.find(1, 2, 2, j)
+    many, _ = grow(stats, STATES, settings(leaves=110, share=share), PHONES)
+    assert any(many.find(1, 2, 4, j) != many.find(1, 3, 4, j) for j in range(3))
+    assert (many.side_N == 2).any()
+    keys = np.array(every_context())
+    assert many.table()[tuple(keys.T)].tolist() == [many.find(*k) for k in keys.tolist()]
+
+
+def test_a_state_without_frames_is_a_leaf_and_is_named(rng):
+    stats = ruled_stats(rng)
+    seen = stats.key_K4[:, 1] != 6
+    some = Stats(
+        stats.key_K4[seen], stats.count_K[seen], stats.sum_KD[seen], stats.squares_KD[seen]
+    )
+    tree, growth = grow(some, STATES, settings(), PHONES)
+    assert growth.starved[-3:] == [("M", j, 0.0) for j in range(3)]
+    assert growth.leaves_of["M"] == 3
+    leaves = [tree.find(1, 6, 2, j) for j in range(3)]
+    assert leaves == [tree.find(4, 6, 0, j) for j in range(3)]
+    assert growth.count_L[leaves].tolist() == [0, 0, 0]
+
+
+def test_leaves_come_in_the_order_of_phones_and_positions(rng):
+    stats = ruled_stats(rng)
+    tree, growth = grow(stats, STATES, settings(leaves=100, merge=True), PHONES)
+    origins = [tuple(o) for o in tree.origins().tolist()]
+    assert origins == sorted(origins)
+    for p, name in enumerate(PHONES):
+        assert growth.leaves_of[name] == sum(o[0] == p for o in origins)
+
+
+def test_growing_twice_gives_the_same_tree_and_json_keeps_it(rng):
+    stats = ruled_stats(rng)
+    one, growth = grow(stats, STATES, settings(merge=True), PHONES)
+    two, _ = grow(stats, STATES, settings(merge=True), PHONES)
+    back = Tree.from_plain(json.loads(json.dumps(one.plain())))
+    assert one.hash == two.hash == back.hash
+    assert json.loads(json.dumps(growth.plain()))["leaves"] == one.num_leaves
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"leaves": ROOTS - 1}, f"gmm.tree.leaves is {ROOTS - 1}, but 8 phones have {ROOTS}"),
+        ({"share": [["AX", "XX"]]}, "gmm.tree.share names 'XX'"),
+        ({"share": [["AX", "SIL"]]}, "gmm.tree.share names 'SIL'"),
+    ],
+)
+def test_settings_that_do_not_fit_the_phones_are_refused(change, message):
+    stats = ruled_stats(np.random.default_rng(0))
+    with pytest.raises(ValueError, match=message):
+        grow(stats, STATES, settings(**change), PHONES)
+
+
+def test_statistics_that_do_not_fit_are_refused():
+    stats = ruled_stats(np.random.default_rng(0))
+    with pytest.raises(ValueError, match=r"\[0, 0, 0, 4\] is no state of the 8 phones"):
+        grow(stats, [4] + [3] * 7, settings(), PHONES)
+    broken = Stats(stats.key_K4, stats.count_K, stats.sum_KD * np.nan, stats.squares_KD)
+    with pytest.raises(ValueError, match="not finite"):
+        grow(broken, STATES, settings(), PHONES)
+    flat = Stats(stats.key_K4, stats.count_K, stats.sum_KD * 0, stats.squares_KD * 0)
+    with pytest.raises(ValueError, match="dimension 0 of the frames has variance 0"):
+        grow(flat, STATES, settings(), PHONES)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"leaves": 0}, "gmm.tree.leaves is 0"),
+        ({"min_count": 0}, "gmm.tree.min_count is 0"),
+        ({"min_gain": -1}, "gmm.tree.min_gain is -1"),
+        ({"variance_floor": 0}, "gmm.tree.variance_floor is 0"),
+        ({"share": [["AX", "AH"], ["AH", "AA"]]}, "gmm.tree.share names AH twice"),
+    ],
+)
+def test_impossible_settings_are_refused(change, message):
+    with pytest.raises(SettingsError, match=message):
+        settings(**change)

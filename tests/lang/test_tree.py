@@ -1,0 +1,174 @@
+"""A tree answers for every context, at once as step by step; broken files are refused."""
+
+import itertools
+import json
+import time
+
+import numpy as np
+import pytest
+
+from asr_train.lang.tree import Tree
+
+
+def random_tree(rng, states_P, groups=(), splits=40) -> Tree:
+    """Any tree of questions; `groups` are phones that share their roots."""
+    phones = len(states_P)
+    questions_QP = rng.random((12, phones)) < 0.4
+    nodes, root_PJ = [], np.full((phones, max(states_P)), -1, np.int32)
+
+    def add():
+        nodes.append({"question": -1, "side": 0, "yes": -1, "no": -1, "leaf": -1})
+        return len(nodes) - 1
+
+    for p, j in itertools.product(range(phones), range(max(states_P))):
+        if j < states_P[p] and root_PJ[p, j] < 0:
+            together = next((list(g) for g in groups if p in g), [p])
+            root_PJ[together, j] = add()
+    silent = set(root_PJ[0].tolist())
+    for _ in range(splits):
+        leaves = [n for n in range(len(nodes)) if nodes[n]["yes"] < 0 and n not in silent]
+        n = int(rng.choice(leaves))
+        nodes[n] |= {"question": int(rng.integers(12)), "side": int(rng.integers(3))}
+        nodes[n] |= {"yes": add(), "no": add()}
+    leaves = [n for n in range(len(nodes)) if nodes[n]["yes"] < 0]
+    for leaf, n in enumerate(leaves):
+        nodes[n]["leaf"] = leaf
+    arrays = {k: np.array([n[k] for n in nodes], np.int32) for k in nodes[0]}
+    return Tree(
+        questions_QP,
+        arrays["question"],
+        arrays["side"].astype(np.int8),
+        arrays["yes"],
+        arrays["no"],
+        arrays["leaf"],
+        root_PJ,
+    )
+
+
+@pytest.fixture(params=range(4))
+def tree(request):
+    rng = np.random.default_rng(request.param)
+    groups = [(2, 4), (3, 5, 6)] if request.param % 2 else []
+    return random_tree(rng, [5, 3, 3, 2, 3, 2, 2], groups)
+
+
+def test_the_table_holds_what_the_questions_lead_to(tree):
+    table = tree.table()
+    phones, positions = tree.root_PJ.shape
+    assert table.shape == (phones, phones, phones, positions)
+    assert table.dtype == np.int32
+    for left, centre, right, j in np.ndindex(table.shape):
+        if tree.root_PJ[centre, j] < 0:
+            assert table[left, centre, right, j] == -1
+            with pytest.raises(ValueError, match=f"phone {centre} has no position {j}"):
+                tree.find(left, centre, right, j)
+        else:
+            assert table[left, centre, right, j] == tree.find(left, centre, right, j)
+
+
+def test_silence_hears_no_context_and_comes_first(tree):
+    assert (tree.table()[:, 0] == np.arange(5)).all()
+
+
+def test_origins_are_the_first_phone_and_the_position_of_each_leaf(tree):
+    table = tree.table()
+    for leaf, origin in enumerate(tree.origins().tolist()):
+        _, centre, _, position = np.nonzero(table == leaf)
+        if len(centre):  # else its own questions rule each other out
+            assert origin == [centre.min(), position[0]]
+            assert len(set(position)) == 1
+        else:
+            assert origin == [-1, -1]
+
+
+def test_json_brings_back_the_same_tree(tree):
+    back = Tree.from_plain(json.loads(json.dumps(tree.plain())))
+    for name in Tree.__slots__:
+        mine, theirs = getattr(tree, name), getattr(back, name)
+        assert mine.dtype == theirs.dtype
+        assert np.array_equal(mine, theirs)
+    assert back.hash == tree.hash
+
+
+def test_another_tree_has_another_hash(tree):
+    content = tree.plain()
+    n = content["leaf"].index(-1)
+    content["yes"][n], content["no"][n] = content["no"][n], content["yes"][n]
+    assert Tree.from_plain(content).hash != tree.hash
+
+
+def first_question(content):
+    return content["leaf"].index(-1)
+
+
+def cut(content, name):
+    content[name] = content[name][:-1]
+
+
+def point_back(content):
+    content["yes"][first_question(content)] = first_question(content)
+
+
+def one_question_to_itself(content):
+    """Two more nodes that only lead to each other."""
+    n = len(content["leaf"])
+    for name, two in {
+        "question": [0, 0],
+        "side": [0, 0],
+        "leaf": [-1, -1],
+        "yes": [n + 1, n],
+        "no": [n + 1, n],
+    }.items():
+        content[name] += two
+
+
+DAMAGE = {
+    "format": (lambda c: c.update(format=9), "format 9, this version reads 1"),
+    "phones": (lambda c: c.update(phones="7"), "phones is '7'"),
+    "missing": (lambda c: c.pop("yes"), "yes must be a list of whole numbers"),
+    "text": (lambda c: c["leaf"].__setitem__(0, "x"), "leaf must be a list of whole numbers"),
+    "real": (lambda c: c["side"].__setitem__(0, 0.5), "side must be a list of whole numbers"),
+    "ragged": (lambda c: c["root"][2].append(1), "root must be rows of whole numbers"),
+    "huge": (lambda c: c["side"].__setitem__(0, 999), "side holds 0 to 999"),
+    "lengths": (lambda c: cut(c, "no"), r"no_N has shape"),
+    "phone": (lambda c: c["questions"][3].append(7), "question 3 is .* from 0 to 6"),
+    "question": (
+        lambda c: c["question"].__setitem__(first_question(c), 99),
+        "asks question 99, but there are 12",
+    ),
+    "both": (lambda c: c["question"].__setitem__(0, 1), "node 0 has question 1 and leaf 0"),
+    "side": (lambda c: c["side"].__setitem__(first_question(c), 3), "about side 3"),
+    "child": (lambda c: c["yes"].__setitem__(first_question(c), 999), "leads to node 999 of"),
+    "root": (lambda c: c["root"][1].__setitem__(0, 999), "a root is node 999"),
+    "rootless": (lambda c: c["root"][1].__setitem__(0, -1), "phone 1 has no root"),
+    "twice": (point_back, "reached from 2 places|reached from 0 places"),
+    "unreached": (lambda c: c["root"][1].__setitem__(2, c["root"][1][1]), "reached from 0 places"),
+    "cycle": (one_question_to_itself, "reached from 2 places"),
+    "leaf": (lambda c: c["leaf"].__setitem__(0, 999), "leaf 0 is missing, but leaf 999 is there"),
+    "silence": (
+        lambda c: c["leaf"].__setitem__(slice(0, 2), [1, 0]),
+        "position 0 of silence has leaf 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_what_is_no_tree_is_refused_by_name(kind):
+    content = random_tree(np.random.default_rng(0), [5, 3, 3, 2, 3, 2, 2]).plain()
+    damage, message = DAMAGE[kind]
+    damage(content)
+    with pytest.raises(ValueError, match=message):
+        Tree.from_plain(content)
+
+
+def test_a_list_is_no_tree():
+    with pytest.raises(ValueError, match="format list"):
+        Tree.from_plain([1, 2])
+
+
+def test_eighty_phones_fit_in_a_few_seconds_and_megabytes():
+    tree = random_tree(np.random.default_rng(1), [5] + [3] * 79, splits=800)
+    start = time.perf_counter()
+    table = tree.table()
+    assert time.perf_counter() - start < 3
+    assert table.nbytes < 20e6
