@@ -207,6 +207,54 @@ class LangSettings:
         _positive("lang", phone_states=self.phone_states, silence_states=self.silence_states)
 
 
+# --- lm -----------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, slots=True)
+class NgramSettings:
+    """An n-gram model; see `lang.ngram`."""
+
+    order: int  # words of its longest n-grams
+    min_counts: list[int]  # an order; n-grams that the text has less often are left out
+    prune: float  # the share by which perplexity must rise without an n-gram; 0: all stay
+
+    def check(self, where: str) -> None:
+        _within(where, 1, 4, order=self.order)
+        _within(where, 0, 1, prune=self.prune)
+        counts = self.min_counts
+        if len(counts) != self.order or counts[0] != 1 or counts != sorted(counts):
+            raise SettingsError(
+                f"{where}.min_counts is {counts}; it needs {self.order} whole numbers, one an "
+                "order, from 1 on and none above the next"
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class LmSettings:
+    """Language models of open text; without any, the grammar is a loop or a file."""
+
+    text: list[str]  # files, plain or .gz, a sentence a line; taken as upper case
+    transcripts: bool  # those of TRAIN are text as well
+    vocabulary: int | None  # so many of the most frequent words; null: all
+    small: NgramSettings | None  # of the decoding graph; null: no model at all
+    big: NgramSettings | None  # that n-best lists are scored with anew
+
+    def __post_init__(self) -> None:
+        if self.small is None:
+            if self.big is not None:
+                raise SettingsError("lm.big is set but lm.small is null; the graph needs one first")
+            return
+        self.small.check("lm.small")
+        if self.big is not None:
+            self.big.check("lm.big")
+        if not self.text and not self.transcripts:
+            raise SettingsError(
+                "lm.text is empty and lm.transcripts is false; a language model needs one of them"
+            )
+        if self.vocabulary is not None:
+            _positive("lm", vocabulary=self.vocabulary)
+
+
 # --- feats --------------------------------------------------------------------------------------
 
 
@@ -443,6 +491,7 @@ class Config:
 
     corpus: CorpusSettings
     lang: LangSettings
+    lm: LmSettings
     feats: FeatsSettings
     ali: AliSettings
     shards: ShardsSettings

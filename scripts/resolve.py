@@ -31,6 +31,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
             "corpus": config.corpus,
             "lexicon": config.lang.lexicon,
             "lang": config.lang,
+            "lm": config.lm,
             "feats": config.feats,
             "ali": config.ali,
             "shards": config.shards,

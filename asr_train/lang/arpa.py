@@ -1,0 +1,454 @@
+"""N-gram models with back-off: ARPA file <-> **arrays** -> probabilities of words and sentences.
+
+in    an ARPA file (plain or .gz), orders 1 to 5, or what `lang.ngram` estimated
+out   log10 probabilities; perplexity as SRILM's `ngram -ppl` counts it
+Knows nothing of counts, smoothing or graphs.
+
+An n-gram of order n stands as one whole number: the place of its first n - 1 words in the order
+below, times V, plus the id of its last word. Sorted, these are the n-grams in the order of their
+ids, so that a look-up is a binary search, and 64 bits are enough whatever the order.
+"""
+
+import gc
+import gzip
+import itertools
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, NoReturn, TextIO
+
+import numpy as np
+
+from asr_train.files import DamagedFileError, replacing
+
+BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
+MAX_ORDER = 5
+NEVER = -99.0  # log10 of what an ARPA file gives a zero: nothing predicts <s>
+CHUNK = 100_000  # lines read or written at a time
+
+Sentence = Sequence[str]
+
+
+class Perplexity(NamedTuple):
+    """What a text costs; unknown words are counted, and left out of the perplexity."""
+
+    perplexity: float  # 10 ** (-log10 P / (words - oovs + sentences))
+    words: int
+    oovs: int
+    sentences: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ngrams:
+    """All n-grams of one order, N of them, in the order of their ids.
+
+    Attributes:
+        key_N: int64, context's place in the order below * V + last word; of order 1, the word.
+        logp_N: log10 P(last word | the others).
+        backoff_N: log10 of the weight that a longer n-gram's absence costs; 0 where none is known.
+    """
+
+    key_N: np.ndarray
+    logp_N: np.ndarray
+    backoff_N: np.ndarray
+
+    def __post_init__(self) -> None:
+        assert len(self.key_N) == len(self.logp_N) == len(self.backoff_N)
+
+
+@dataclass(frozen=True)
+class NgramModel:
+    """A back-off n-gram model.
+
+    Attributes:
+        words: the vocabulary with <s> and </s>, in the order of the ids 0 to V - 1.
+        orders: one Ngrams an order; the first holds every word.
+    """
+
+    words: list[str]
+    orders: list[Ngrams]
+
+    def __post_init__(self) -> None:
+        assert 1 <= len(self.orders) <= MAX_ORDER
+        assert len(self.orders[0].key_N) == len(self.words)
+        assert {BEGIN, END} <= set(self.words)
+
+    @property
+    def order(self) -> int:
+        """Words of the longest n-grams."""
+        return len(self.orders)
+
+    @property
+    def counts(self) -> list[int]:
+        """N-grams of each order."""
+        return [len(ngrams.key_N) for ngrams in self.orders]
+
+    @cached_property
+    def id_of(self) -> dict[str, int]:
+        """word -> its id."""
+        return {word: i for i, word in enumerate(self.words)}
+
+    @cached_property
+    def unknown(self) -> int:
+        """The id that stands for all other words; -1 where the model has none."""
+        return self.id_of.get(UNKNOWN, self.id_of.get(UNKNOWN.upper(), -1))
+
+    def ids(self, n: int) -> np.ndarray:
+        """int32 [N, n]: the words of all n-grams of order n."""
+        place_N = np.arange(len(self.orders[n - 1].key_N))
+        columns = []
+        for ngrams in reversed(self.orders[:n]):
+            place_N, word_N = np.divmod(ngrams.key_N[place_N], len(self.words))
+            columns.append(word_N.astype(np.int32))
+        return np.stack(columns[::-1], axis=1)
+
+    def find(self, n: int, context_T: np.ndarray, word_T: np.ndarray) -> np.ndarray:
+        """int64 [T]: places among the n-grams of order n, -1 where there is no such n-gram.
+
+        Args:
+            context_T: places of the first n - 1 words in the order below, -1 where not there.
+            word_T: ids of the last words, -1 where unknown.
+        """
+        if n == 1:
+            return word_T.astype(np.int64)
+        return _search(self.orders[n - 1].key_N, context_T, word_T, len(self.words))
+
+    def conditional(self, ids_TK: np.ndarray) -> np.ndarray:
+        """float64 [T]: log10 P(last word | the K - 1 before it) of each row, with back-off.
+
+        Words of more than the model's order are of no effect. An id of -1 is nothing that the
+        model knows: as a last word it has probability zero, before that it ends the context.
+        """
+        K = min(ids_TK.shape[1], self.order)
+        word_T = ids_TK[:, -1]
+        logp_T = np.where(word_T >= 0, self.orders[0].logp_N[word_T].astype(np.float64), -np.inf)
+        for n in range(2, K + 1):
+            if not self.counts[n - 2]:
+                break  # no contexts, so nothing longer either
+            context_T = self.place(ids_TK[:, -n:-1])
+            logp_T += np.where(context_T >= 0, self.orders[n - 2].backoff_N[context_T], 0.0)
+            found_T = self.find(n, context_T, word_T)
+            there_T = found_T >= 0
+            logp_T[there_T] = self.orders[n - 1].logp_N[found_T[there_T]]
+        return logp_T
+
+    def place(self, ids_TK: np.ndarray) -> np.ndarray:
+        """int64 [T]: the place of each row among the n-grams of order K; -1 where not there."""
+        place_T = ids_TK[:, 0].astype(np.int64)
+        for n in range(2, ids_TK.shape[1] + 1):
+            place_T = self.find(n, place_T, ids_TK[:, n - 1])
+        return place_T
+
+    def word_logprobs(
+        self, sentences: Iterable[Sentence]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What each word and each sentence's end costs; T of them in all.
+
+        A word that the model does not know has the probability of <unk>, or zero without one.
+
+        Returns:
+            log10 P, float64 [T]; the sentence it is of, int64 [T]; whether it is unknown, bool [T].
+        """
+        get = self.id_of.get
+        begin, end = self.id_of[BEGIN], self.id_of[END]
+        known, lengths = [], []
+        for sentence in sentences:
+            known += [begin, *[get(word, -1) for word in sentence], end]
+            lengths.append(len(sentence) + 2)
+        id_T, length_S = np.array(known, np.int64), np.array(lengths, np.int64)
+        sentence_T = np.repeat(np.arange(len(length_S)), length_S)
+        start_T = np.repeat(np.cumsum(length_S) - length_S, length_S)
+        since_T = np.arange(len(id_T)) - start_T  # words since the sentence began
+        unknown_T = (id_T < 0) | (id_T == self.unknown)
+        id_T[id_T < 0] = self.unknown
+        window_TK = np.full((len(id_T), self.order), -1, np.int64)
+        for back in range(min(self.order, len(id_T))):
+            inside = since_T[back:] >= back
+            window_TK[back:, -1 - back] = np.where(inside, id_T[: len(id_T) - back], -1)
+        said = since_T > 0
+        return self.conditional(window_TK[said]), sentence_T[said], unknown_T[said]
+
+    def logprobs(self, sentences: Iterable[Sentence]) -> np.ndarray:
+        """float64 [S]: log10 P of whole sentences, their ends included.
+
+        Raises:
+            ValueError: for a word out of the vocabulary of a model without <unk>.
+        """
+        sentences = list(sentences)
+        logp_T, sentence_T, unknown_T = self.word_logprobs(sentences)
+        if self.unknown < 0 and unknown_T.any():
+            words = sentences[sentence_T[np.argmax(unknown_T)]]
+            word = next(word for word in words if word not in self.id_of)
+            raise ValueError(
+                f"the language model knows neither {word!r} nor {UNKNOWN}; make it anew with a "
+                f"vocabulary that holds both, or leave the word out"
+            )
+        return np.bincount(sentence_T, logp_T, len(sentences))
+
+    def logprob(self, words: Sentence) -> float:
+        """log10 P of one sentence, its end included; see `logprobs`."""
+        return float(self.logprobs([words])[0])
+
+    def perplexity(self, sentences: Iterable[Sentence]) -> Perplexity:
+        """Perplexity with unknown words left out, as SRILM's `ngram -ppl` has it."""
+        logp_T, sentence_T, unknown_T = self.word_logprobs(sentences)
+        if len(logp_T) == 0:
+            raise ValueError("no sentences to take the perplexity of: has this split transcripts?")
+        count = int(sentence_T[-1]) + 1
+        oovs = int(unknown_T.sum())
+        value = 10 ** (-logp_T[~unknown_T].sum() / (len(logp_T) - oovs))
+        return Perplexity(float(value), len(logp_T) - count, oovs, count)
+
+
+def _search(key_N: np.ndarray, context_T: np.ndarray, word_T: np.ndarray, base: int) -> np.ndarray:
+    """Places in `key_N` (sorted) of context * base + word; -1 where not there or either is -1."""
+    if len(key_N) == 0:
+        return np.full(len(word_T), -1, np.int64)
+    key_T = context_T * base + word_T
+    place_T = np.minimum(np.searchsorted(key_N, key_T), len(key_N) - 1)
+    there_T = (key_N[place_T] == key_T) & (context_T >= 0) & (word_T >= 0)
+    return np.where(there_T, place_T, -1)
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def write_arpa(path: Path | str, model: NgramModel) -> None:
+    """Write the model; a name in `.gz` is gzipped. Equal models give equal bytes."""
+    with replacing(path) as scratch:
+        if str(path).endswith(".gz"):
+            with open(scratch, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
+                for text in _arpa_text(model):
+                    packed.write(text.encode())
+        else:
+            with open(scratch, "w", encoding="utf-8") as file:
+                file.writelines(_arpa_text(model))
+
+
+def _arpa_text(model: NgramModel) -> Iterator[str]:
+    yield "\\data\\\n"
+    yield "".join(f"ngram {n}={count}\n" for n, count in enumerate(model.counts, 1))
+    words_V = np.array(model.words, dtype=object)
+    for n, ngrams in enumerate(model.orders, 1):
+        yield f"\n\\{n}-grams:\n"
+        ids_NK = model.ids(n)
+        for at in range(0, len(ids_NK), CHUNK):
+            rows = slice(at, at + CHUNK)
+            columns = [column.tolist() for column in words_V[ids_NK[rows]].T]
+            texts = columns[0] if n == 1 else map(" ".join, zip(*columns, strict=True))
+            numbers = ngrams.logp_N[rows].tolist(), ngrams.backoff_N[rows].tolist()
+            yield "".join(
+                f"{logp:.7g}\t{text}\t{backoff:.7g}\n" if backoff else f"{logp:.7g}\t{text}\n"
+                for logp, text, backoff in zip(numbers[0], texts, numbers[1], strict=True)
+            )
+    yield "\n\\end\\\n"
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def read_arpa(path: Path | str) -> NgramModel:
+    """Read a model, `CHUNK` lines at a time; probabilities become float32.
+
+    Raises:
+        DamagedFileError: if the file is cut short or says what cannot be; names the line.
+    """
+    with _open(path) as file, _no_collector():
+        return _Reader(file, path).model()
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Without Python's search for cycles, which takes 40 % of the time here and finds none."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _open(path: Path | str) -> TextIO:
+    if str(path).endswith(".gz"):
+        return gzip.open(path, "rt", encoding="utf-8")
+    return open(path, encoding="utf-8")
+
+
+class _Reader:
+    """One pass through an ARPA file; counts lines, so that errors can name them."""
+
+    def __init__(self, file: TextIO, path: Path | str) -> None:
+        self.file, self.path, self.line = file, path, 0
+        self.words: list[str] = []
+        self.id_of: dict[str, int] = {}
+        self.orders: list[Ngrams] = []
+
+    def model(self) -> NgramModel:
+        counts = self._header()
+        for n, count in enumerate(counts, 1):
+            self.orders.append(self._section(n, count, highest=n == len(counts)))
+            if n == 1 and not {BEGIN, END} <= set(self.words):
+                self._fail(f"{BEGIN} and {END} must be among the 1-grams")
+        if self._next() != "\\end\\":
+            self._fail(f"the last section should have {counts[-1]} n-grams and then \\end\\")
+        return NgramModel(self.words, self.orders)
+
+    def _header(self) -> list[int]:
+        """The counts of n-grams; leaves the reader behind the line `\\1-grams:`."""
+        while self._next(or_end="it has no line \\data\\; is it an ARPA file?") != "\\data\\":
+            pass  # what stands before is a comment
+        counts: list[int] = []
+        while not (text := self._next()).startswith("\\"):
+            name, _, count = text.partition("=")
+            if name.split() != ["ngram", str(len(counts) + 1)] or not count.strip().isdigit():
+                self._fail(f"{text!r} should be 'ngram {len(counts) + 1}=' and a count")
+            counts.append(int(count))
+        if not 1 <= len(counts) <= MAX_ORDER:
+            self._fail(f"{len(counts)} orders are listed; 1 to {MAX_ORDER} can be read")
+        if text != "\\1-grams:":
+            self._fail(f"{text!r} should be \\1-grams:")
+        if not counts[0]:
+            self._fail("no 1-grams are listed; a model needs words")
+        return counts
+
+    def _section(self, n: int, count: int, highest: bool) -> Ngrams:
+        """The n-grams of order n, sorted; the line `\\n-grams:` of the first is read already."""
+        if n > 1 and (text := self._next()) != f"\\{n}-grams:":
+            self._fail(f"{text!r} should be \\{n}-grams: after the {n - 1}-grams that are listed")
+        parts = []
+        while count > 0:
+            rows, line_N = self._rows(n, count)
+            parts.append((*self._values(n, rows, line_N, highest), line_N))
+            count -= len(rows)
+        if not parts:
+            none = np.zeros(0, np.float32)
+            return Ngrams(np.zeros(0, np.int64), none, none)
+        key_N, logp_N, backoff_N, line_N = (np.concatenate(p) for p in zip(*parts, strict=True))
+        del parts
+        order_N = np.argsort(key_N, kind="stable")
+        key_N = key_N[order_N]
+        twice = np.flatnonzero(key_N[1:] == key_N[:-1])
+        if len(twice):
+            first, second = sorted(line_N[order_N[twice[0] : twice[0] + 2]].tolist())
+            self._fail(f"this {n}-gram stands in line {first} already", second)
+        return Ngrams(key_N, logp_N[order_N], backoff_N[order_N])
+
+    def _rows(self, n: int, count: int) -> tuple[list[list[str]], np.ndarray]:
+        """Up to CHUNK lines, cut into fields, and their numbers; `count` are still to come."""
+        before = self.line
+        try:
+            lines = list(itertools.islice(self.file, min(CHUNK, count)))
+        except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
+            self._broken(error)
+        self.line += len(lines)
+        if not lines:
+            self._fail(f"the file ends where {count} more {n}-grams should come")
+        rows = [line.split() for line in lines]
+        line_N = np.arange(before + 1, self.line + 1, dtype=np.int32)
+        if not all(rows):
+            line_N = line_N[[bool(row) for row in rows]]
+            rows = [row for row in rows if row]
+        return rows, line_N
+
+    def _values(
+        self, n: int, rows: list[list[str]], line_N: np.ndarray, highest: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Keys, log10 P and back-offs of rows; a wrong one ends in an error that names its line."""
+        if not rows:
+            return np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.float32)
+        if set(map(len, rows)) != {n + 2}:
+            for row, line in zip(rows, line_N.tolist(), strict=True):
+                if len(row) == n + 1:
+                    row.append("0")
+                elif len(row) != n + 2:
+                    self._blame_length(n, row, line)
+        logp, *words, backoff = zip(*rows, strict=True)
+        logp_N, backoff_N = (self._floats(column, line_N) for column in (logp, backoff))
+        wrong_N = (logp_N > 1e-6) | ~np.isfinite(logp_N) | ~np.isfinite(backoff_N)
+        if wrong_N.any():
+            i = int(np.argmax(wrong_N))
+            self._fail(
+                f"log10 P is {logp_N[i]:g} and the back-off {backoff_N[i]:g}; "
+                "the first must not be positive, and both must be finite",
+                int(line_N[i]),
+            )
+        if n == 1:
+            return self._unigrams(words[0], line_N), logp_N, backoff_N
+        ids = [self._ids(column, line_N) for column in words]
+        context_N = ids[0]
+        for m in range(2, n):
+            context_N = _search(self.orders[m - 1].key_N, context_N, ids[m - 1], len(self.words))
+        if (context_N < 0).any():
+            i = int(np.argmax(context_N < 0))
+            self._fail(
+                f"{' '.join(rows[i][1:-1])!r} is listed, but not {' '.join(rows[i][1:-2])!r}, "
+                f"which holds its back-off, among the {n - 1}-grams",
+                int(line_N[i]),
+            )
+        if highest:
+            backoff_N = np.zeros_like(backoff_N)  # some tools write one, which means nothing
+        return context_N * len(self.words) + ids[-1], logp_N, backoff_N
+
+    def _unigrams(self, words: Sequence[str], line_N: np.ndarray) -> np.ndarray:
+        before = len(self.words)
+        for word, line in zip(words, line_N.tolist(), strict=True):
+            if self.id_of.setdefault(word, len(self.words)) != len(self.words):
+                self._fail(f"the word {word!r} is listed twice among the 1-grams", line)
+            self.words.append(word)
+        return np.arange(before, len(self.words))
+
+    def _ids(self, words: Sequence[str], line_N: np.ndarray) -> np.ndarray:
+        try:
+            return np.array(list(map(self.id_of.__getitem__, words)), np.int64)
+        except KeyError as error:
+            line = int(line_N[words.index(error.args[0])])
+            self._fail(f"the word {error.args[0]!r} is not among the 1-grams", line)
+
+    def _floats(self, column: Sequence[str], line_N: np.ndarray) -> np.ndarray:
+        try:
+            return np.array(list(map(float, column)), np.float32)
+        except ValueError:
+            for text, line in zip(column, line_N.tolist(), strict=True):
+                try:
+                    float(text)
+                except ValueError:
+                    self._fail(f"{text!r} should be a number, log10 P or a back-off", line)
+            raise
+
+    def _blame_length(self, n: int, row: list[str], line: int) -> NoReturn:
+        if row[0].startswith("\\"):
+            self._fail(f"{row[0]!r} comes before all {n}-grams that the header counts", line)
+        self._fail(
+            f"{' '.join(row)!r} has {len(row)} fields; a {n}-gram has {n + 1}, or {n + 2} "
+            "with its back-off",
+            line,
+        )
+
+    def _next(self, or_end: str = "the file ends too soon, without \\end\\") -> str:
+        """The next line that is not empty."""
+        while True:
+            try:
+                text = self.file.readline()
+            except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
+                self._broken(error)
+            if not text:
+                self._fail(or_end)
+            self.line += 1
+            if text := text.strip():
+                return text
+
+    def _broken(self, error: Exception) -> NoReturn:
+        raise DamagedFileError(
+            f"{self.path}, after line {self.line}: cannot be unpacked ({error}); "
+            "put a whole file there, in UTF-8, and run make again"
+        ) from error
+
+    def _fail(self, what: str, line: int | None = None) -> NoReturn:
+        raise DamagedFileError(
+            f"{self.path}, line {self.line if line is None else line}: {what}; "
+            "make the file anew and run make again"
+        )

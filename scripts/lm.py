@@ -1,0 +1,80 @@
+"""lm.py manifests/TRAIN.jsonl.gz manifests/DEV.jsonl.gz conf/lm.yaml lm/index.json
+
+N-gram models of TRAIN's transcripts and other text: small.arpa for the decoding graph, big.arpa to
+score n-best lists anew; their perplexity on DEV's transcripts. Without a model, the index says so.
+"""
+
+import itertools
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+from asr_train.files import part, read_jsonl, write_json
+from asr_train.jobs import main
+from asr_train.lang.arpa import NgramModel, write_arpa
+from asr_train.lang.ngram import Text, read_sentences, train
+from asr_train.schema import LmSettings, NgramSettings, load, plain
+
+FORMAT = 1
+
+
+def lm(train_manifest: str, dev_manifest: str, conf: str, output: str) -> None:
+    settings = load(LmSettings, conf)
+    index: dict[str, Any] = {"format": FORMAT, "settings": plain(settings)}
+    if settings.small is None:
+        write_json(output, index | {"small": None, "big": None})
+        print("lm: none; lang.grammar alone says what may be said")
+        return
+    transcripts = spoken(train_manifest) if settings.transcripts else []
+    text = Text.of(
+        itertools.chain(transcripts, read_sentences(settings.text)),
+        most_frequent=settings.vocabulary,
+    )
+    dev = spoken(dev_manifest)
+    vocabulary = len(text.words) - 3  # without <s>, </s>, <unk>
+    index |= {"sentences": text.sentences, "words": text.num_words, "vocabulary": vocabulary}
+    print(f"lm: {text.num_words} words in {text.sentences} sentences, {vocabulary} different known")
+    for name, each in (("small", settings.small), ("big", settings.big)):
+        index[name] = None if each is None else made(name, each, text, dev, Path(output).parent)
+    write_json(output, index)
+
+
+def spoken(manifest: str) -> list[list[str]]:
+    """The transcripts of a split, as upper-case words; empty ones are left out."""
+    texts = [s["text"].upper().split() for cut in read_jsonl(manifest) for s in cut["supervisions"]]
+    return [words for words in texts if words]
+
+
+def made(
+    name: str, settings: NgramSettings, text: Text, dev: list[list[str]], folder: Path
+) -> dict[str, Any]:
+    """Train and write one model; what the index says of it."""
+    start = time.time()
+    model = train(text, settings.order, settings.min_counts, settings.prune)
+    path = folder / f"{name}.arpa"
+    write_arpa(path, model)
+    found = measured(model, dev)
+    counts = " + ".join(str(count) for count in model.counts)
+    print(
+        f"lm {name}: order {model.order}, {counts} n-grams, "
+        f"perplexity on DEV {found['perplexity']:.1f}, "
+        f"unknown words {found['oov_rate']:.2%}, {time.time() - start:.1f} s, "
+        f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB"
+    )
+    return {**part(path, folder), "order": model.order, "ngrams": model.counts, **found}
+
+
+def measured(model: NgramModel, dev: list[list[str]]) -> dict[str, Any]:
+    """Perplexity without the unknown words, and their share."""
+    perplexity, words, oovs, sentences = model.perplexity(dev)
+    return {
+        "perplexity": perplexity,
+        "dev_words": words,
+        "dev_sentences": sentences,
+        "oov_rate": oovs / words,
+    }
+
+
+if __name__ == "__main__":
+    main(lm, __doc__)
