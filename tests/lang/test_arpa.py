@@ -6,7 +6,7 @@ import math
 import kaldilm
 import numpy as np
 import pytest
-from lang.slow_ngram import random_text
+from slow_ngram import random_text
 
 from asr_train.files import DamagedFileError
 from asr_train.lang.arpa import NgramModel, Ngrams, read_arpa, write_arpa

@@ -3,7 +3,7 @@
 import gzip
 
 import pytest
-from lang.slow_ngram import random_text
+from slow_ngram import random_text
 
 from asr_train.files import check_part, read_json, write_jsonl, write_yaml
 from asr_train.lang.arpa import read_arpa

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from lang.slow_ngram import SlowKneserNey, random_text
+from slow_ngram import SlowKneserNey, random_text
 
 from asr_train.files import DamagedFileError
 from asr_train.lang.arpa import NgramModel
