@@ -67,6 +67,15 @@ def test_the_vocabulary_is_of_the_most_frequent_words(stage, tmp_path):
     assert few["small"]["oov_rate"] > 0.2
 
 
+def test_a_mixture_says_its_share(stage, tmp_path):
+    text = f"lm.text=[{tmp_path}/text.gz]"
+    _, index, said = stage("lm=fourgram", text, "lm.mix=true", "lm.small.prune=0.001")
+    for name in ("small", "big"):
+        assert 0 < index[name]["mix"] < 1
+        assert f"share of the transcripts {index[name]['mix']:.3f}" in said
+    assert stage("lm=fourgram", text)[1]["big"]["mix"] is None
+
+
 def test_the_same_input_gives_the_same_bytes(stage, tmp_path):
     first = stage("lm=fourgram", f"lm.text=[{tmp_path}/text.gz]")[1]
     assert stage("lm=fourgram", f"lm.text=[{tmp_path}/text.gz]")[1] == first
@@ -77,6 +86,7 @@ def test_the_same_input_gives_the_same_bytes(stage, tmp_path):
     [
         ({"small": None}, "lm.big is set but lm.small is null"),
         ({"transcripts": False}, "lm.text is empty and lm.transcripts is false"),
+        ({"mix": True}, "lm.mix is true but lm.text is"),
         ({"vocabulary": 0}, "lm.vocabulary is 0"),
         ({"small": {"order": 5, "min_counts": [1] * 5, "prune": 0.0}}, r"lm.small.order is 5"),
         ({"small": {"order": 2, "min_counts": [1], "prune": 0.0}}, r"lm.small.min_counts is \[1\]"),

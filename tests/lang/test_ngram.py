@@ -13,8 +13,10 @@ from asr_train.lang.arpa import NgramModel
 from asr_train.lang.ngram import (
     FALL_BACK,
     Text,
+    best_weight,
     count_ngrams,
     discounts,
+    mixed,
     prune,
     read_sentences,
     train,
@@ -31,9 +33,9 @@ def histories(model: NgramModel) -> np.ndarray:
     return np.concatenate(rows)
 
 
-def distributions(model: NgramModel) -> np.ndarray:
-    """P(word | history) for all histories and all words but <s>, [H, V - 1]."""
-    rows, V = histories(model), len(model.words)
+def distributions(model: NgramModel, known: NgramModel | None = None) -> np.ndarray:
+    """P(word | history) for all histories (those of `known`) and all words but <s>, [H, V - 1]."""
+    rows, V = histories(known or model), len(model.words)
     ids = np.hstack([np.repeat(rows, V, axis=0), np.tile(np.arange(V), len(rows))[:, None]])
     p_HV = 10.0 ** model.conditional(ids).reshape(len(rows), V)
     return np.delete(p_HV, model.id_of["<s>"], axis=1)
@@ -211,6 +213,48 @@ def test_nothing_is_pruned_at_zero_and_only_words_are_left_at_one():
     assert prune(model, 1.0).counts == [model.counts[0], 0, 0]
     assert prune(model, -1.0).counts == model.counts
     np.testing.assert_allclose(distributions(prune(model, -1.0)), distributions(model), rtol=1e-9)
+
+
+# --- two models in one --------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[1, 2, 3])
+def two(request):
+    """Two models of one order and vocabulary from texts of their own."""
+    texts = [random_text(9, 150, 15, 2), random_text(10, 40, 15, 1)]
+    words = Text.of(itertools.chain(*texts)).words
+    return [train(Text.of(text, words), request.param) for text in texts]
+
+
+def test_a_mixture_of_one_model_alone_is_that_model(two):
+    histories_of_both = mixed(*two, 0.5)
+    for weight, alone in ((1.0, two[0]), (0.0, two[1])):
+        found = distributions(mixed(*two, weight), histories_of_both)
+        np.testing.assert_allclose(found, distributions(alone, histories_of_both), rtol=1e-6)
+
+
+def test_a_mixture_is_a_model_and_weighs_what_it_lists(two):
+    model = mixed(*two, 0.3)
+    np.testing.assert_allclose(distributions(model).sum(axis=1), 1, atol=1e-9)
+    for n in range(1, model.order + 1):
+        ids = model.ids(n)
+        ids = ids[ids[:, -1] != model.id_of["<s>"]]
+        both = [10.0 ** each.conditional(ids) for each in two]
+        np.testing.assert_allclose(
+            10.0 ** model.conditional(ids), 0.3 * both[0] + 0.7 * both[1], rtol=1e-9
+        )
+
+
+def test_no_other_share_makes_the_text_likelier(two):
+    held_out = random_text(11, 30, 15, 1.5)
+    first_T, second_T = (each.word_logprobs(held_out)[0] for each in two)
+    weight = best_weight(first_T, second_T)
+
+    def likelihood(share):
+        return np.log(share * 10.0**first_T + (1 - share) * 10.0**second_T).sum()
+
+    assert 0.02 < weight < 0.98
+    assert likelihood(weight) >= max(map(likelihood, np.linspace(0, 1, 101))) - 1e-6
 
 
 # --- text ---------------------------------------------------------------------------------------
