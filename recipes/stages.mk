@@ -22,6 +22,9 @@ C       := $W/$(if $(PLANNED),.plan$(shell rm -rf $W/.plan && cp -Rp $W/conf $W/
 # Files of the user's that lang reads, so that an edit counts.
 LANG_FILES := $(wildcard $(foreach k,lexicon grammar,\
   $(patsubst lang.$k.file=%,%,$(filter lang.$k.file=%,$(CONF) $(SET)))))
+# And of what words are normalised by, in tuning and scoring.
+WORD_FILES := $(wildcard $(patsubst score.normaliser.mapping=%,%,\
+  $(filter score.normaliser.mapping=%,$(CONF) $(SET))))
 export ASR_WORK := $W
 ifndef JOBS
 JOBS := $(shell nproc)
@@ -77,15 +80,16 @@ $W/shards/%/index.json: $W/feats/%.jsonl.gz $W/ali/%.jsonl.gz $C/shards.yaml
 $W/exp/%/model.json: $W/shards/$(TRAIN)/index.json $W/shards/$(DEV)/index.json $C/run/%.yaml
 	$(PY) $S/train.py $^ $@
 # Scales are chosen on DEV alone; TEST only meets the choice, and needs no alignment.
-$W/exp/%/tuned.json: $W/exp/%/model.json $C/decode.yaml $W/lang/index.json \
-  $W/feats/$(DEV).jsonl.gz
-	$(PY) $S/tune.py $^ $@
+$W/exp/%/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml $W/lang/index.json \
+  $W/feats/$(DEV).jsonl.gz $(WORD_FILES)
+	$(PY) $S/tune.py $(wordlist 1,5,$^) $@
 
 define eval_rules # $1 is the split; the pattern is the run
 $W/exp/%/hyp.$1.jsonl: $W/exp/%/model.json $W/exp/%/tuned.json $W/lang/index.json $W/feats/$1.jsonl.gz
 	$$(PY) $S/decode.py $$^ $$@
-$W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.yaml
-	$$(PY) $S/score.py $$^ $$@
+$W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.yaml \
+  $(WORD_FILES)
+	$$(PY) $S/score.py $$(wordlist 1,3,$$^) $$@
 endef
 $(foreach s,$(EVAL),$(eval $(call eval_rules,$s)))
 # A pattern as well: .SECONDARY would have make look through a settings file that a rule names in

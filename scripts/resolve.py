@@ -36,6 +36,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
             "shards": config.shards,
             "decode": config.decode,
             "score": config.score,
+            "normaliser": config.score.normaliser,
         }
         for name, value in shared.items():
             if files.setdefault(name, plain(value)) != plain(value):

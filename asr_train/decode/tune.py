@@ -15,14 +15,19 @@ from asr_train.decode.words import Choice, search
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
 from asr_train.schema import DecodeSettings
-from asr_train.score.words import WordErrors, normalise
+from asr_train.score.normalise import PLAIN, Normaliser
+from asr_train.score.words import WordErrors
 from asr_train.search.graph import Arrays, decoding_graph, to_vector
 
 CHUNK = 4  # utterances handed to a worker at a time
 
 
 def tune(
-    scorer: Scorer, lang: Lang, utterances: list[Utterance], settings: DecodeSettings
+    scorer: Scorer,
+    lang: Lang,
+    utterances: list[Utterance],
+    settings: DecodeSettings,
+    normaliser: Normaliser = PLAIN,
 ) -> tuple[Choice, Arrays, list[tuple[Choice, WordErrors]]]:
     """Try every combination of the settings' lists.
 
@@ -39,13 +44,14 @@ def tune(
     def errors(chunk: list[Utterance]) -> list[WordErrors]:
         sums = [WordErrors()] * len(choices)
         for u in chunk:
-            scores_TS, said = scorer.score(u), normalise(u.words)
+            scores_TS, said = scorer.score(u), normaliser.reference(u.words)
             for i, c in enumerate(choices):
                 graph, top = ready[c.lm_weight, c.insertion_penalty]
                 ids, *_ = search(
                     graph, top, scores_TS, c.acoustic_scale, settings.beam, settings.max_active
                 )
-                sums[i] += WordErrors.between(said, [names[k - 1] for k in ids])
+                heard = normaliser.hypothesis(" ".join(names[k - 1] for k in ids))
+                sums[i] += WordErrors.between(said, heard)
         return sums
 
     total = [WordErrors()] * len(choices)

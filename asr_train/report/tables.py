@@ -93,7 +93,7 @@ def wer_table(
         "baseline": baseline,
         "normaliser": scores[0]["normaliser"],
         "costs": scores[0].get("costs"),
-        "bootstrap": asdict(settings),
+        "bootstrap": settings.draws,
         **about,
     }
 
