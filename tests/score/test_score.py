@@ -22,10 +22,14 @@ HEADER = {
 SAID = {f"s{i % 6}-{i}": words for i, words in enumerate(["one two", "three", "four five six"] * 4)}
 
 
+def settings(**normaliser):
+    return {"bootstrap": 200, "seed": 1, "normaliser": {"kind": "plain", **normaliser}}
+
+
 @pytest.fixture
 def stage(tmp_path):
     """Writes both sides and runs the script on them; returns the finished process."""
-    write_yaml(tmp_path / "score.yaml", {"bootstrap": 200, "seed": 1})
+    write_yaml(tmp_path / "score.yaml", settings())
 
     def run(found, said=SAID, header=HEADER, final=True):
         cuts = [
