@@ -187,9 +187,7 @@ def closing_words(summary: dict[str, Any]) -> str:
     return f"{text}; {summary['search_failures']} search failures (no final state reached)"
 
 
-def page(
-    line: str, scored: Sequence[Scored], pairs: dict[str, tuple[list[str], list[str]]]
-) -> str:
+def page(line: str, scored: Sequence[Scored], pairs: dict[str, tuple[list[str], list[str]]]) -> str:
     """The total, speakers, the commonest errors, then each utterance as said and as found."""
     parts = [line, "", speaker_table(scored)]
     for kind, what in SHOWN_KINDS.items():

@@ -21,7 +21,8 @@ class Marked(str):
     """A word whose marks mean something, written as sclite's options -D and -F read it.
 
     `(WORD)` may be left out; `WOR-` is part of any word that begins so, `-ORD` of any that ends
-    so; `(WOR-)` is both. Other words are only letters, whatever they look like.
+    so; `(WOR-)` is both, but `(-ORD)` may only be left out. Words that are not Marked are only
+    letters, whatever they look like.
     """
 
     __slots__ = ()
@@ -29,6 +30,10 @@ class Marked(str):
     @property
     def optional(self) -> bool:
         return len(self) > 1 and self[0] == "(" and self[-1] == ")"
+
+    @property
+    def partial(self) -> bool:
+        return len(self.bare) > 1 and (self.bare[-1] == "-" or self[0] == "-")
 
     @property
     def bare(self) -> str:
@@ -39,8 +44,7 @@ class Marked(str):
 def read_marks(word: str) -> str:
     """`word`, Marked if sclite -D -F would take it so."""
     marked = Marked(word)
-    partial = len(marked.bare) > 1 and (marked.bare[0] == "-" or marked.bare[-1] == "-")
-    return marked if marked.optional or partial else word
+    return marked if marked.optional or marked.partial else word
 
 
 def count_edits(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[int, int, int, int]:
@@ -117,16 +121,16 @@ def _cost_of_missing(word: str) -> int:
 
 def _same(word: str, found: str) -> bool:
     """Equal; or one is marked as a part, and the other begins or ends with it."""
-    marked, heard = isinstance(word, Marked), isinstance(found, Marked)
-    if not marked and not heard:
+    if not isinstance(word, Marked) and not isinstance(found, Marked):
         return word == found
     a = word.bare if isinstance(word, Marked) else word
     b = found.bare if isinstance(found, Marked) else found
-    for is_marked, part, whole in ((marked, a, b), (heard, b, a)):
-        if is_marked and len(part) > 1 and part[0] == "-":
-            return whole.endswith(part[1:])
-        if is_marked and len(part) > 1 and part[-1] == "-":
-            return whole.startswith(part[:-1])
+    if any(isinstance(side, Marked) and side.partial for side in (word, found)):
+        for part, whole in ((a, b), (b, a)):
+            if len(part) > 1 and part[0] == "-":
+                return whole.endswith(part[1:])
+            if len(part) > 1 and part[-1] == "-":
+                return whole.startswith(part[:-1])
     return a == b
 
 

@@ -10,7 +10,8 @@ case. `en-1` is for English, after NIST's Hub5 scoring:
     [noise] and <noise>: left out, also within a word: TH[AT]- is TH-
     - / _ between letters: a space; so are dashes of other lengths. & is AND, % is PERCENT
     hesitations (UH, UM, MHM, ...): %HESITATION
-    WOR-, (WOR-), (-ORD): a part of a word; a hyphen alone is nothing
+    WOR-, (WOR-), (-ORD): a part of a word; a hyphen alone is nothing. Only those that end in a
+    hyphen match the words that begin so, as in sclite
     other punctuation: left out, but for apostrophes within words and points within numbers
 
 Hesitations and parts of words are optional in a reference and left out of a hypothesis, so neither
@@ -31,9 +32,8 @@ from asr_train.score.words import NORMALISER, normalise
 
 ENGLISH = "en-1"
 HESITATION = Marked("(%HESITATION)")
-HESITATIONS = frozenset(
-    "UH UHH UM UMM UHM ER ERM EH HM HMM MM MMM MHM MMHM MM-HM MM-HMM UM-HM UM-HUM".split()
-)
+_HESITATIONS = "UH UHH UM UMM UHM ER ERM EH HM HMM MM MMM MHM MMHM MM-HM MM-HMM UM-HM UM-HUM"
+HESITATIONS = frozenset(_HESITATIONS.split())
 _ONE_WORD = {"UH-HUH": "UHHUH", "UH-UH": "UHUH"}  # yes and no: no hesitation
 Words = tuple[str, ...]
 
@@ -41,7 +41,7 @@ _APOSTROPHES = str.maketrans(dict.fromkeys("‘’‛ʹʼʻ`´′＇", "'"))
 _TAG = re.compile(r"\[[^\[\]]*\]|<[^<>\s]*>")
 _BREAK = re.compile(r"[–—―−⁄/_]|--+")
 _HYPHENS = str.maketrans(dict.fromkeys("‐‑", "-"))
-_POINT = re.compile(r"(?<=\d)\.(?=\d)")
+_KEPT = re.compile(r"[^\W_]|['-]|(?<=\d)\.(?=\d)")
 _LINE_CONTEXT = re.compile(r"/\s*\[\s*\]\s*__\s*\[\s*\]\s*$")
 
 
@@ -103,8 +103,7 @@ def english(text: str) -> list[str]:
 
 def _words_of(token: str) -> list[str]:
     """What stands between two spaces, of which each hyphen makes two."""
-    core = "".join(c for c in _POINT.sub("\0", token) if c.isalnum() or c in "'-\0")
-    core = core.replace("\0", ".")
+    core = "".join(_KEPT.findall(token))
     if core.strip("'-") in HESITATIONS:
         return [HESITATION]
     if core in _ONE_WORD:
@@ -152,10 +151,11 @@ def read_mapping(path: Path | str) -> dict[Words, Words]:
 
     Raises:
         ValueError: if a line is none of these, or two lines disagree; names file and line.
+            Also if the file is missing or not UTF-8.
     """
     rules: dict[Words, Words] = {}
     first: dict[Words, int] = {}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(_read(path).splitlines(), 1):
         text = line.split(";;", 1)[0].strip()
         if not text or text.startswith("*"):
             continue
@@ -167,6 +167,17 @@ def read_mapping(path: Path | str) -> dict[Words, Words]:
             raise ValueError(f"{path}, line {number}: {error}") from error
         first.setdefault(old, number)
     return rules
+
+
+def _read(path: Path | str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path}, the mapping of score.normaliser, is missing; correct its path"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error}); convert it") from error
 
 
 def _rule(text: str) -> tuple[Words, Words]:

@@ -86,9 +86,10 @@ def speaker_table(scored: Sequence[Scored]) -> str:
     raw = [[name, *map(str, [count, *row(e), bad])] for name, count, e, bad in rows]
     percent = [
         [name, str(count), str(e.words), *(_percent(n, e.words) for n in row(e)[1:])]
-        + [_percent(bad, count)]
-        for name, count, e, bad in rows
+        for name, count, e, _ in rows
     ]
+    for cells, (_, count, _, bad) in zip(percent, rows, strict=True):
+        cells.append(_percent(bad, count))
     return "\n\n".join("\n".join(_lines(cells)) for cells in (raw, percent)) + "\n"
 
 

@@ -1,5 +1,6 @@
 """Laws of the WER table: its numbers are the score files', beside the right baseline."""
 
+import re
 import subprocess
 
 import pytest
@@ -65,6 +66,19 @@ def test_the_difference_is_that_of_the_rates(scores):
     rate = {(s["run"], s["split"]): s["wer"] for s in scores}
     (against,) = (r["ours"]["against"] for r in wer_table(scores)["rows"] if r["ours"]["against"])
     assert against["difference"] == pytest.approx(rate["dnn", "test"] - rate["gmm", "test"])
+
+
+@pytest.mark.parametrize("speakers, over", [(12, "12 speakers"), (9, "96 utterances")])
+def test_a_comparison_is_said_with_interval_p_and_what_was_drawn(scores, speakers, over):
+    for score in scores:
+        for row in score["by_utterance"].values():
+            row["speaker"] = f"s{int(row['speaker'][-2:]) % speakers}"
+    table = wer_table(scores)
+    (line,) = tables.comparison_lines(table)
+    assert line.startswith("dnn against gmm, test: −")
+    assert line.endswith(f", paired over {over}")
+    assert re.search(r"−\d+\.\d\d points \(−\d+\.\d\d to [−+]\d+\.\d\d\), p 0\.0", line)
+    assert line in tables.markdown(table)
 
 
 def test_the_markdown_has_a_cell_a_column_and_the_rows_percent(scores):
@@ -170,7 +184,9 @@ def test_the_settings_hash_follows_what_the_files_say_not_how(tmp_path):
     write_yaml(tmp_path / "score.yaml", SETTINGS)
     write_yaml(tmp_path / "run/dnn.yaml", {"rate": 0.008})
     before = tables.settings_hash(tmp_path)
-    (tmp_path / "score.yaml").write_text("# a comment\n{seed: 1, normaliser: {kind: plain}, bootstrap: 1000}\n")
+    (tmp_path / "score.yaml").write_text(
+        "# a comment\n{seed: 1, normaliser: {kind: plain}, bootstrap: 1000}\n"
+    )
     assert tables.settings_hash(tmp_path) == before
     write_yaml(tmp_path / "run/dnn.yaml", {"rate": 0.004})
     assert tables.settings_hash(tmp_path) != before
