@@ -70,6 +70,8 @@ def test_long_lists_cost_what_another_library_says(a, b):
 
 def test_of_equally_cheap_edits_those_of_sclite_are_taken():
     # Found by sclite 2.4.10; three substitutions cost what two insertions and two deletions do.
+    assert count_edits([*"abba"], [*"cccab"]) == (1, 3, 0, 1)
+    assert count_edits([*"ccadb"], [*"dbed"]) == (2, 0, 3, 2)
     assert count_edits([*"deebdbbd"], [*"cddeceb"]) == (3, 3, 2, 1)
     assert count_edits([*"dbedea"], [*"edcadccdbb"]) == (2, 4, 0, 4)
     assert count_edits([*"aeedadbbb"], [*"adbcbacaac"]) == (2, 7, 0, 1)
