@@ -560,10 +560,36 @@ class DecodeSettings:
             _positive(where, acoustic_scales=scale)
 
 
+class NormaliserKind(Enum):
+    """What is done to both texts before they are compared; see `score.normalise`."""
+
+    plain = "plain"  # upper case, nothing else
+    english = "english"  # punctuation, hyphens, hesitations, parts of words as in Hub5 scoring
+
+
+@dataclass(kw_only=True, slots=True)
+class NormaliserSettings:
+    kind: NormaliserKind
+    mapping: str | None = None  # file of lines `FROM => TO`: contractions, spellings
+
+    def __post_init__(self) -> None:
+        if self.mapping is not None and self.kind is NormaliserKind.plain:
+            raise SettingsError(
+                f"score.normaliser.kind is plain but score.normaliser.mapping is {self.mapping!r}; "
+                "a mapping goes with kind=english, and only with it"
+            )
+
+
 @dataclass(kw_only=True, slots=True)
 class ScoreSettings:
     bootstrap: int  # draws of speakers for the 95 % interval
     seed: int
+    normaliser: NormaliserSettings
+
+    @property
+    def draws(self) -> dict[str, int]:
+        """What intervals and comparisons depend on, as score files and tables say it."""
+        return {"bootstrap": self.bootstrap, "seed": self.seed}
 
     def __post_init__(self) -> None:
         _positive("score", bootstrap=self.bootstrap)

@@ -23,7 +23,11 @@ C       := $W/$(if $(PLANNED),.plan$(shell rm -rf $W/.plan && cp -Rp $W/conf $W/
 LANG_FILES := $(wildcard $(foreach k,lexicon grammar,\
   $(patsubst lang.$k.file=%,%,$(filter lang.$k.file=%,$(CONF) $(SET)))))
 comma := ,
-LM_FILES := $(wildcard $(subst $(comma), ,$(patsubst lm.text=[%],%,$(filter lm.text=[%],$(CONF) $(SET)))))
+LM_FILES := $(wildcard $(subst $(comma), ,$(patsubst lm.text=[%],%,\
+  $(filter lm.text=[%],$(CONF) $(SET)))))
+# And of what words are normalised by, in tuning and scoring.
+WORD_FILES := $(wildcard $(patsubst score.normaliser.mapping=%,%,\
+  $(filter score.normaliser.mapping=%,$(CONF) $(SET))))
 export ASR_WORK := $W
 ifndef JOBS
 JOBS := $(shell nproc)
@@ -113,15 +117,16 @@ $(foreach n,$(PASSES),$(call net_rule,$1-realign$n,$1$(if $(filter-out 1,$n),-re
 endef
 $(foreach r,$(RUNS),$(eval $(call run_rules,$r)))
 # Scales are chosen on DEV alone; TEST only meets the choice, and needs no alignment.
-$W/exp/%/tuned.json: $W/exp/%/model.json $C/decode.yaml $W/lang/index.json \
-  $W/feats/$(DEV).jsonl.gz
-	$(PY) $S/tune.py $^ $@
+$W/exp/%/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml $W/lang/index.json \
+  $W/feats/$(DEV).jsonl.gz $(WORD_FILES)
+	$(PY) $S/tune.py $(wordlist 1,5,$^) $@
 
 define eval_rules # $1 is the split; the pattern is the run
 $W/exp/%/hyp.$1.jsonl: $W/exp/%/model.json $W/exp/%/tuned.json $W/lang/index.json $W/feats/$1.jsonl.gz
 	$$(PY) $S/decode.py $$^ $$@
-$W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.yaml
-	$$(PY) $S/score.py $$^ $$@
+$W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.yaml \
+  $(WORD_FILES)
+	$$(PY) $S/score.py $$(wordlist 1,3,$$^) $$@
 endef
 $(foreach s,$(EVAL),$(eval $(call eval_rules,$s)))
 $W/tables/%.md: $C/score.yaml $(SCORES) ; $(PY) $S/tables.py $^ $@

@@ -7,7 +7,6 @@ Beside it, folds.json holds the same numbers as fractions and counts.
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def pooled(scores: Sequence[Score], settings: ScoreSettings) -> dict[str, Any]:
     return {
         "table": "folds",
         "folds": list(folds[base]),
-        "bootstrap": asdict(settings),
+        "bootstrap": settings.draws,
         "runs": {
             run: column(folds[run], settings)
             | {"against": None if run == base else against(folds[base], folds[run], settings)}

@@ -37,6 +37,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
             "shards": config.shards,
             "decode": config.decode,
             "score": config.score,
+            "normaliser": config.score.normaliser,
             **{f"gmm/{name}": gmm for name, gmm in config.gmm.items()},
         }
         for name, value in shared.items():

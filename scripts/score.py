@@ -1,11 +1,14 @@
 """score.py exp/RUN/hyp.SPLIT.jsonl manifests/SPLIT.jsonl.gz conf/score.yaml OUTPUT
 
 OUTPUT is exp/RUN/score.SPLIT.json: words found and words said -> word errors, with their 95 %
-interval. Beside it, score.SPLIT.txt shows each utterance's alignment and the commonest errors.
+interval. Beside it stand
+    score.SPLIT.txt              speakers, the commonest errors, each utterance's alignment: to read
+    score.SPLIT.speakers.tsv     counts by speaker
+    score.SPLIT.utterances.tsv   counts and both word lists by utterance
+    score.SPLIT.{ref,hyp}.trn    both sides for NIST sclite, whose totals are ours: see score.sclite
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,14 @@ from asr_train.files import DamagedFileError, read_jsonl, write_json, write_text
 from asr_train.jobs import main
 from asr_train.schema import ScoreSettings, load
 from asr_train.score.edits import COSTS, align_words, show_alignment
+from asr_train.score.normalise import load_normaliser
+from asr_train.score.sclite import speaker_table, speakers_tsv, trn, utterances_tsv
 from asr_train.score.words import (
-    NORMALISER,
     Scored,
     WordErrors,
     by_speaker,
     confusions,
     interval,
-    normalise,
     total,
     units,
     wer_line,
@@ -35,6 +38,7 @@ HEADER = (
     "lm_weight",
 )
 SHOWN_CONFUSIONS = 20
+SHOWN_KINDS = {"S": "confusions", "D": "deletions", "I": "insertions"}
 
 
 def score(hyp: str, manifest: str, conf: str, output: str) -> None:
@@ -42,9 +46,13 @@ def score(hyp: str, manifest: str, conf: str, output: str) -> None:
     header, found = read_hypotheses(hyp)
     said = read_references(manifest)
     check_same_utterances(hyp, found, manifest, said)
+    normaliser = load_normaliser(settings.normaliser)
     pairs = {
-        utt_id: (words, normalise(" ".join(found[utt_id]["words"])))
-        for utt_id, (_, words) in said.items()
+        utt_id: (
+            normaliser.reference(text),
+            normaliser.hypothesis(" ".join(found[utt_id]["words"])),
+        )
+        for utt_id, (_, text) in said.items()
     }
     scored = [
         Scored(utt_id, said[utt_id][0], WordErrors.between(*pair)) for utt_id, pair in pairs.items()
@@ -54,14 +62,22 @@ def score(hyp: str, manifest: str, conf: str, output: str) -> None:
     frequent = confusions(pairs.values(), SHOWN_CONFUSIONS)
     line = wer_line(total(s.errors for s in scored), f"exp/{header['run']} {header['split']}")
     details = {
-        "normaliser": NORMALISER,
+        "normaliser": normaliser.name,
         "costs": COSTS,
-        "bootstrap": asdict(settings),
+        "bootstrap": settings.draws,
         "confusions": frequent,
         "by_speaker": {name: counted(errors) for name, errors in by_speaker(scored).items()},
         "by_utterance": {s.utt_id: {"speaker": s.speaker} | counted(s.errors) for s in scored},
     }
-    write_text(Path(output).with_suffix(".txt"), alignments(line, frequent, scored, pairs))
+    beside = {
+        "txt": page(line, scored, pairs),
+        "speakers.tsv": speakers_tsv(scored),
+        "utterances.tsv": utterances_tsv(scored, pairs),
+        "ref.trn": trn((s.utt_id, s.speaker, pairs[s.utt_id][0]) for s in scored),
+        "hyp.trn": trn((s.utt_id, s.speaker, pairs[s.utt_id][1]) for s in scored),
+    }
+    for suffix, text in beside.items():
+        write_text(Path(output).with_suffix(f".{suffix}"), text)
     write_json(output, summary | details)
     print(line)
     print(closing_words(summary))
@@ -88,9 +104,9 @@ def read_hypotheses(path: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]
     return {key: rows[0][key] for key in HEADER}, found
 
 
-def read_references(path: str) -> dict[str, tuple[str, list[str]]]:
-    """Each utterance's speaker and words, in the manifest's order."""
-    said: dict[str, tuple[str, list[str]]] = {}
+def read_references(path: str) -> dict[str, tuple[str, str]]:
+    """Each utterance's speaker and text, in the manifest's order."""
+    said: dict[str, tuple[str, str]] = {}
     for cut in read_jsonl(path):
         supervisions = cut.get("supervisions", [])
         if len(supervisions) != 1:
@@ -106,7 +122,7 @@ def read_references(path: str) -> dict[str, tuple[str, list[str]]]:
                 f"{cut['id']} has no speaker in {path}, over whom the interval is taken; "
                 "name one in the corpus, if only the recording"
             )
-        said[cut["id"]] = (supervision["speaker"], normalise(supervision["text"]))
+        said[cut["id"]] = (supervision["speaker"], supervision["text"])
     return said
 
 
@@ -171,15 +187,17 @@ def closing_words(summary: dict[str, Any]) -> str:
     return f"{text}; {summary['search_failures']} search failures (no final state reached)"
 
 
-def alignments(
-    line: str,
-    frequent: Sequence[tuple[str | None, str | None, int]],
-    scored: Sequence[Scored],
-    pairs: dict[str, tuple[list[str], list[str]]],
-) -> str:
-    """A page to read: the total, the confusions, then each utterance as said and as found."""
-    parts = [line, "", "most frequent errors: times, said -> found (*: nothing)"]
-    parts += [f"{times:6d}  {word or '*'} -> {heard or '*'}" for word, heard, times in frequent]
+def page(line: str, scored: Sequence[Scored], pairs: dict[str, tuple[list[str], list[str]]]) -> str:
+    """The total, speakers, the commonest errors, then each utterance as said and as found."""
+    parts = [line, "", speaker_table(scored)]
+    for kind, what in SHOWN_KINDS.items():
+        parts.append(f"most frequent {what}: times, said -> found (*: nothing)")
+        parts += [
+            f"{times:6d}  {word or '*'} -> {heard or '*'}"
+            for word, heard, times in confusions(pairs.values(), SHOWN_CONFUSIONS, kind)
+        ]
+        parts.append("")
+    parts.append("utterances")
     for s in scored:
         e = s.errors
         said, heard, marks = show_alignment(align_words(*pairs[s.utt_id]))

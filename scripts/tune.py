@@ -1,7 +1,8 @@
-"""tune.py exp/RUN/model.json conf/decode.yaml lang/index.json feats/DEV.jsonl.gz exp/RUN/tuned.json
+"""tune.py MODEL conf/decode.yaml conf/normaliser.yaml lang/index.json feats/DEV.jsonl.gz OUTPUT
 
-Acoustic scale, insertion penalty and LM weight with the fewest word errors on DEV, and the
-decoding graph made with them (exp/RUN/graph/). TEST only meets the choice.
+MODEL is exp/RUN/model.json, OUTPUT exp/RUN/tuned.json: acoustic scale, insertion penalty and LM
+weight with the fewest word errors on DEV, words normalised as in scoring; and the decoding graph
+made with them (exp/RUN/graph/). TEST only meets the choice.
 """
 
 import time
@@ -15,14 +16,18 @@ from asr_train.decode.tune import at_an_edge, top_label, tune
 from asr_train.files import write_json
 from asr_train.jobs import main, peak_megabytes
 from asr_train.lang.index import load_lang
-from asr_train.schema import DecodeSettings, load, plain
+from asr_train.schema import DecodeSettings, NormaliserSettings, load, plain
+from asr_train.score.normalise import load_normaliser
 from asr_train.search.graph import write_graph
 
 
-def tuned(model: str, conf: str, language: str, features: str, output: str) -> None:
+def tuned(
+    model: str, conf: str, normaliser: str, language: str, features: str, output: str
+) -> None:
     torch.set_num_threads(1)  # the worker processes are the threads
     start = time.time()
     settings = load(DecodeSettings, conf)
+    normalised = load_normaliser(load(NormaliserSettings, normaliser))
     feats, lang = open_feats(features), load_lang(language)
     scorer = load_scorer(model, feats, lang)
     best, graph, tried = tune(
@@ -30,6 +35,7 @@ def tuned(model: str, conf: str, language: str, features: str, output: str) -> N
         lang,
         feats.utterances,
         settings,
+        normalised,
         lambda line: print(
             f"tune: {scorer.run}: {line}, {time.time() - start:.1f} s, peak memory "
             f"{peak_megabytes():.0f} MB",
@@ -50,6 +56,7 @@ def tuned(model: str, conf: str, language: str, features: str, output: str) -> N
             **weights,
             "beam": settings.beam,
             "max_active": settings.max_active,
+            "normaliser": normalised.name,
             "wer": errors.rate,
             "at_an_edge": edges,
             "tried": [{**plain(c), "errors": e.errors, "words": e.words} for c, e in tried],

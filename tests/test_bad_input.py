@@ -37,7 +37,8 @@ COMMANDS = {  # as recipes/stages.mk has them; the last path is the output
     "ali": "feats/{}.jsonl.gz lang/index.json exp/gmm/model.json conf/ali.yaml ali/{}.jsonl.gz",
     "shards": "feats/{}.jsonl.gz ali/{}.jsonl.gz conf/shards.yaml shards/{}/index.json",
     "train": "shards/train/index.json shards/dev/index.json conf/run/dnn.yaml exp/dnn/model.json",
-    "tune": "exp/{}/model.json conf/decode.yaml lang/index.json feats/dev.jsonl.gz "
+    "tune": "exp/{}/model.json conf/decode.yaml conf/normaliser.yaml lang/index.json "
+    "feats/dev.jsonl.gz "
     "exp/{}/tuned.json",
     "decode": "exp/{}/model.json exp/{}/tuned.json lang/index.json feats/dev.jsonl.gz "
     "exp/{}/hyp.dev.jsonl",

@@ -115,11 +115,25 @@ def test_a_fresh_recipe_plans_every_stage(plan):
         ("decode.beam=12", {"tune", "decode", "score", "tables", "report"}),
         ("optim.rate=0.1", {"train", "tune", "decode", "score", "tables", "report"}),
         ("score.seed=2", {"score", "tables", "report"}),
+        ("score.normaliser.kind=english", {"tune", "decode", "score", "tables", "report"}),
     ],
 )
 def test_a_changed_setting_reruns_just_the_stages_it_touches(plan, tmp_path, setting, stages):
     finish(plan, tmp_path / "w")
     assert set(plan(*([f"SET={setting}"] if setting else []))) == stages
+
+
+def test_an_edited_mapping_is_tuned_and_scored_with_anew(plan, tmp_path):
+    mapping = tmp_path / "en.glm"
+    mapping.touch()
+    arguments = f"SET=score.normaliser.kind=english score.normaliser.mapping={mapping}"
+    overrides = ["corpus=digits", "lang=digits", *arguments.removeprefix("SET=").split()]
+    resolve(str(tmp_path / "w/conf"), "dnn", *overrides)
+    finish(lambda: None, tmp_path / "w")
+    os.utime(mapping, (0, 0))
+    assert plan(arguments) == []
+    mapping.touch()
+    assert set(plan(arguments)) == {"tune", "decode", "score", "tables", "report"}
 
 
 def test_planning_with_another_setting_touches_no_settings_file(plan, tmp_path):

@@ -18,7 +18,8 @@ from asr_train.decode.words import Choice, search
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
 from asr_train.schema import DecodeSettings
-from asr_train.score.words import WordErrors, normalise
+from asr_train.score.normalise import PLAIN, Normaliser
+from asr_train.score.words import WordErrors
 from asr_train.search.graph import Arrays, decoding_graph, to_const, with_penalty
 
 CHUNK = 4  # utterances handed to a worker at a time
@@ -35,6 +36,7 @@ def tune(
     lang: Lang,
     utterances: list[Utterance],
     settings: DecodeSettings,
+    normaliser: Normaliser = PLAIN,
     log: Callable[[str], None] = lambda line: None,
 ) -> tuple[Choice, Arrays, list[tuple[Choice, WordErrors]]]:
     """Try the settings' lists, one after the other, from the middle of each.
@@ -62,7 +64,7 @@ def tune(
         for name, key in LISTS.items():
             row = [replace(best, **{name: value}) for value in getattr(settings, key)]
             new = [choice for choice in row if choice not in tried]
-            tried.update(_errors(scorer, lang, utterances, settings, new, graph_of))
+            tried.update(_errors(scorer, lang, utterances, settings, normaliser, new, graph_of))
             best = min(row, key=lambda choice: _rank(choice, tried[choice]))
         if best == before:
             break
@@ -78,6 +80,7 @@ def _errors(
     lang: Lang,
     utterances: list[Utterance],
     settings: DecodeSettings,
+    normaliser: Normaliser,
     choices: list[Choice],
     graph_of: Callable[[Choice], Arrays],
 ) -> Iterable[tuple[Choice, WordErrors]]:
@@ -92,13 +95,14 @@ def _errors(
     def errors(chunk: list[Utterance]) -> list[WordErrors]:
         sums = [WordErrors()] * len(choices)
         for u in chunk:
-            scores_TS, said = scorer.score(u), normalise(u.words)
+            scores_TS, said = scorer.score(u), normaliser.reference(u.words)
             for i, c in enumerate(choices):
                 graph, top = ready[c.lm_weight, c.insertion_penalty]
                 ids, *_ = search(
                     graph, top, scores_TS, c.acoustic_scale, settings.beam, settings.max_active
                 )
-                sums[i] += WordErrors.between(said, [names[k - 1] for k in ids])
+                heard = normaliser.hypothesis(" ".join(names[k - 1] for k in ids))
+                sums[i] += WordErrors.between(said, heard)
         return sums
 
     total = [WordErrors()] * len(choices)

@@ -17,7 +17,15 @@ from typing import Any
 import asr_train
 from asr_train.files import DamagedFileError, hash_of, read_json, read_yaml
 from asr_train.schema import ScoreSettings
-from asr_train.score.words import Scored, WordErrors, compare, units, wer_line
+from asr_train.score.words import (
+    MIN_PAIRED_SPEAKERS,
+    MIN_SPEAKERS,
+    Scored,
+    WordErrors,
+    compare,
+    units,
+    wer_line,
+)
 
 COLUMNS = [
     "run",
@@ -93,7 +101,7 @@ def wer_table(
         "baseline": baseline,
         "normaliser": scores[0]["normaliser"],
         "costs": scores[0].get("costs"),
-        "bootstrap": asdict(settings),
+        "bootstrap": settings.draws,
         **about,
     }
 
@@ -104,13 +112,17 @@ def held_out(split: str) -> bool:
 
 
 def against(base: Score, score: Score, settings: ScoreSettings) -> dict[str, Any]:
-    """A run beside the baseline, on the same draws of the same units."""
+    """A run beside the baseline, on the same draws of the same units.
+
+    Units are speakers where the split has MIN_PAIRED_SPEAKERS of them, else utterances.
+    """
     try:
-        over, base_units = units(_scored(base))
-        found = compare(base_units, units(_scored(score))[1], settings.bootstrap, settings.seed)
+        over, base_units = units(_scored(base), MIN_PAIRED_SPEAKERS)
+        _, own_units = units(_scored(score), MIN_PAIRED_SPEAKERS)
+        found = compare(base_units, own_units, settings.bootstrap, settings.seed)
     except ValueError as error:
         raise ValueError(f"{score['run']} and {base['run']}, {score['split']}: {error}") from error
-    return {"run": base["run"], "over": over} | asdict(found)
+    return {"run": base["run"], "over": over, "units": len(base_units)} | asdict(found)
 
 
 def markdown(table: dict[str, Any]) -> str:
@@ -149,12 +161,14 @@ def notes(table: dict[str, Any]) -> list[str]:
     over = sorted({ours["ci_over"] for ours in rows if ours["ci_over"]})
     said = [
         f"Interval: 95 %, bootstrap over {' or '.join(over) or 'nothing'} ({draws} draws, seed "
-        f"{table['bootstrap']['seed']}); utterances are drawn where speakers are fewer than 5.",
+        f"{table['bootstrap']['seed']}); utterances are drawn where speakers are fewer than "
+        f"{MIN_SPEAKERS}, in comparisons fewer than {MIN_PAIRED_SPEAKERS}.",
         f"Points from baseline: WER less that of {table['baseline']}, on the same draws; p is "
         "two-sided. Scales were chosen on the dev split, so only other splits are compared.",
         f"Errors: cheapest edits with the costs of {table['costs']}; words normalised by "
         f"{table['normaliser']}. RTF: seconds of decoding a second of speech, all processes added.",
     ]
+    said += [f"{text}." for text in comparison_lines(table)]
     for ours in rows:
         if ours.get("search_failures"):
             said.append(
@@ -184,6 +198,20 @@ def wer_lines(table: dict[str, Any]) -> list[str]:
         wer_line(_errors(row["ours"]), f"exp/{row['ours']['run']} {row['ours']['split']}")
         for row in table["rows"]
     ]
+
+
+def comparison_lines(table: dict[str, Any]) -> list[str]:
+    """`dnn against gmm, test: −2.10 points (−2.53 to −1.20), p 0.0002, paired over 12 speakers`."""
+    lines = []
+    for ours in (row["ours"] for row in table["rows"]):
+        if (found := ours["against"]) is not None:
+            points, p = _against_cells(ours, found["run"])
+            gap = points.replace(" (", " points (")
+            lines.append(
+                f"{ours['run']} against {found['run']}, {ours['split']}: {gap}, p {p}, "
+                f"paired over {found['units']} {found['over']}"
+            )
+    return lines
 
 
 def percent_interval(limits: Sequence[float] | None) -> str:

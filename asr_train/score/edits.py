@@ -1,34 +1,140 @@
 """Two word lists -> their **cheapest edits**: counts, and the alignment to look at.
 
-Counts are kaldialign's with the costs of NIST sclite: 3 for an insertion or a deletion, 4 for a
-substitution. So totals are sclite's; Kaldi's compute-wer counts every edit as 1, and finds one
-error fewer in about one noisy utterance of 200. Knows nothing of utterances or rates.
+Costs and choices among equally cheap alignments are NIST sclite's: 4 for a substitution, 3 for an
+insertion or a deletion, 2 to leave out an optional word, which is no error; traced from the end, a
+pair before a deletion before an insertion, but an insertion where the two cost the same. Three
+substitutions cost what two insertions and two deletions do, so this choice is part of a total.
+Kaldi's compute-wer counts every edit as 1. Knows nothing of utterances or rates.
 """
 
 from collections.abc import Sequence
 
-from kaldialign import align, edit_distance
-
 COSTS = "sclite"  # as score files name them
-_NOTHING = ""  # where a word is missing; no word is empty
+SUBSTITUTION = 4
+MISSING = 3  # an insertion or a deletion
+OPTIONAL = 2  # of a word that may be left out
+_PAIR, _DELETE, _INSERT = range(3)
+Pair = tuple[str | None, str | None]  # reference and hypothesis word; None: missing
+
+
+class Marked(str):
+    """A word whose marks mean something, written as sclite's options -D and -F read it.
+
+    `(WORD)` may be left out; `WOR-` is part of any word that begins so, `-ORD` of any that ends
+    so; `(WOR-)` is both, but `(-ORD)` may only be left out. Words that are not Marked are only
+    letters, whatever they look like.
+    """
+
+    __slots__ = ()
+
+    @property
+    def optional(self) -> bool:
+        return len(self) > 1 and self[0] == "(" and self[-1] == ")"
+
+    @property
+    def partial(self) -> bool:
+        return len(self.bare) > 1 and (self.bare[-1] == "-" or self[0] == "-")
+
+    @property
+    def bare(self) -> str:
+        """Without parentheses."""
+        return str(self[1:-1] if self.optional else self)
+
+
+def read_marks(word: str) -> str:
+    """`word`, Marked if sclite -D -F would take it so."""
+    marked = Marked(word)
+    return marked if marked.optional or marked.partial else word
 
 
 def count_edits(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[int, int, int, int]:
-    """Correct words, substitutions, deletions and insertions."""
-    found = edit_distance(list(reference), list(hypothesis), sclite_mode=True)
-    substitutions, deletions, insertions = (int(found[key]) for key in ("sub", "del", "ins"))
-    return len(reference) - substitutions - deletions, substitutions, deletions, insertions
+    """Correct words, substitutions, deletions and insertions.
+
+    An optional word that is missing on the other side is a correct word, as sclite counts it.
+    """
+    if list(reference) == list(hypothesis):
+        return len(reference), 0, 0, 0
+    marks = [edit_mark(word, found) for word, found in align_words(reference, hypothesis)]
+    return marks.count(""), marks.count("S"), marks.count("D"), marks.count("I")
 
 
-def align_words(
-    reference: Sequence[str], hypothesis: Sequence[str]
-) -> list[tuple[str | None, str | None]]:
+def edit_mark(word: str | None, found: str | None) -> str:
+    """`S`, `D` or `I`; nothing for a pair that is no error."""
+    if word is None or found is None:
+        lone = found if word is None else word
+        if isinstance(lone, Marked) and lone.optional:
+            return ""
+        return "I" if word is None else "D"
+    return "" if _same(word, found) else "S"
+
+
+def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[Pair]:
     """Pairs of reference and hypothesis words; None where a word was inserted or deleted."""
-    pairs = align(list(reference), list(hypothesis), _NOTHING, sclite_mode=True)
-    return [(word or None, found or None) for word, found in pairs]
+    moves = _best_moves(reference, hypothesis)
+    r, h = len(reference), len(hypothesis)
+    pairs: list[Pair] = []
+    while r or h:
+        move = moves[r][h]
+        r -= move != _INSERT
+        h -= move != _DELETE
+        pairs.append(
+            (
+                None if move == _INSERT else reference[r],
+                None if move == _DELETE else hypothesis[h],
+            )
+        )
+    return pairs[::-1]
 
 
-def show_alignment(pairs: Sequence[tuple[str | None, str | None]]) -> tuple[str, str, str]:
+def _best_moves(reference: Sequence[str], hypothesis: Sequence[str]) -> list[bytearray]:
+    """The last edit of the cheapest way to each pair of prefixes."""
+    insert_H = [_cost_of_missing(found) for found in hypothesis]
+    above = [0]
+    for cost in insert_H:
+        above.append(above[-1] + cost)
+    moves = [bytearray([_INSERT]) * len(above)]
+    for word in reference:
+        delete = _cost_of_missing(word)
+        here = above[0] + delete
+        row, move_H = [here], bytearray([_DELETE])
+        for h, found in enumerate(hypothesis):
+            pair = above[h] if _same(word, found) else above[h] + SUBSTITUTION
+            deleted, inserted = above[h + 1] + delete, here + insert_H[h]
+            if pair <= deleted and pair <= inserted:
+                here = pair
+                move_H.append(_PAIR)
+            elif deleted < inserted:
+                here = deleted
+                move_H.append(_DELETE)
+            else:
+                here = inserted
+                move_H.append(_INSERT)
+            row.append(here)
+        moves.append(move_H)
+        above = row
+    return moves
+
+
+def _cost_of_missing(word: str) -> int:
+    return OPTIONAL if isinstance(word, Marked) and word.optional else MISSING
+
+
+def _same(word: str, found: str) -> bool:
+    """Equal; or one is marked as a part, and the other begins or ends with it."""
+    if not isinstance(word, Marked) and not isinstance(found, Marked):
+        return word == found
+    a = word.bare if isinstance(word, Marked) else word
+    b = found.bare if isinstance(found, Marked) else found
+    if any(isinstance(side, Marked) and side.partial for side in (word, found)):
+        for part, whole in ((a, b), (b, a)):
+            if len(part) > 1 and part[0] == "-":
+                return whole.endswith(part[1:])
+            if len(part) > 1 and part[-1] == "-":
+                return whole.startswith(part[:-1])
+    return a == b
+
+
+def show_alignment(pairs: Sequence[Pair]) -> tuple[str, str, str]:
     """Three lines of equal width: reference, hypothesis, and a letter under each edit.
 
     >>> show_alignment([("ONE", "ONE"), ("SIX", None), (None, "OH")])
@@ -37,10 +143,8 @@ def show_alignment(pairs: Sequence[tuple[str | None, str | None]]) -> tuple[str,
     lines: tuple[list[str], list[str], list[str]] = ([], [], [])
     for word, found in pairs:
         width = max(len(word or ""), len(found or ""))
-        mark = "I" if word is None else "D" if found is None else "S" if word != found else ""
-        for line, cell in zip(
-            lines, (word or "*" * width, found or "*" * width, mark), strict=True
-        ):
+        cells = (word or "*" * width, found or "*" * width, edit_mark(word, found))
+        for line, cell in zip(lines, cells, strict=True):
             line.append(cell.ljust(width))
     top, middle, bottom = (" ".join(line) for line in lines)
     return top, middle, bottom

@@ -2,7 +2,8 @@
 
 Speakers are drawn with replacement (Bisani and Ney, 2004): words of one speaker err together, so
 an interval over utterances would be too narrow. With fewer than 5 speakers nothing is left to
-draw from, and utterances are drawn instead; the answer says which. Knows nothing of files.
+draw from, and utterances are drawn instead; the answer says which. Two runs are compared over
+speakers only from 10 on. Knows nothing of files.
 """
 
 from collections import Counter
@@ -11,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from asr_train.score.edits import align_words, count_edits
+from asr_train.score.edits import align_words, count_edits, edit_mark
 
 MIN_SPEAKERS = 5  # fewer are no sample of speakers
+MIN_PAIRED_SPEAKERS = 10  # a p-value of fewer would be surer than it has reason to be
 NORMALISER = "upper-1"  # a change in `normalise` is a new name: rates of two names do not compare
 _DRAWN_NUMBERS = 1 << 22  # drawn at once: 32 MB
 
@@ -88,23 +90,29 @@ def by_speaker(scored: Iterable[Scored]) -> dict[str, WordErrors]:
     return dict(sorted(sums.items()))
 
 
-def units(scored: Sequence[Scored]) -> tuple[str, dict[str, WordErrors]]:
-    """What the bootstrap draws: "speakers", or "utterances" where speakers are too few."""
+def units(
+    scored: Sequence[Scored], enough: int = MIN_SPEAKERS
+) -> tuple[str, dict[str, WordErrors]]:
+    """What the bootstrap draws: "speakers", or "utterances" where there are not `enough`."""
     speakers = by_speaker(scored)
-    if len(speakers) >= MIN_SPEAKERS:
+    if len(speakers) >= enough:
         return "speakers", speakers
     return "utterances", by_utterance(scored)
 
 
 def confusions(
-    pairs: Iterable[tuple[Sequence[str], Sequence[str]]], most: int
+    pairs: Iterable[tuple[Sequence[str], Sequence[str]]], most: int, kinds: str = "SDI"
 ) -> list[tuple[str | None, str | None, int]]:
-    """The most frequent edits: reference word, hypothesis word (None: missing), how often."""
+    """The most frequent edits: reference word, hypothesis word (None: missing), how often.
+
+    Args:
+        kinds: which to count: substitutions, deletions, insertions.
+    """
     seen = Counter(
         edit
         for reference, hypothesis in pairs
         for edit in align_words(reference, hypothesis)
-        if edit[0] != edit[1]
+        if (mark := edit_mark(*edit)) and mark in kinds
     )
     ranked = sorted(seen.items(), key=lambda item: (-item[1], item[0][0] or "", item[0][1] or ""))
     return [(word, found, count) for (word, found), count in ranked[:most]]

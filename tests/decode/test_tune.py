@@ -1,6 +1,7 @@
 """The choice with the fewest errors on DEV is kept, whoever counts, and ties are broken alike."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from asr_train.data.features import Utterance
 from asr_train.decode.posteriors import Scorer
 from asr_train.decode.tune import at_an_edge, top_label, tune
 from asr_train.decode.words import Choice
-from asr_train.schema import DecodeSettings
+from asr_train.schema import DecodeSettings, NormaliserKind, NormaliserSettings
 from asr_train.score.edits import align_words
+from asr_train.score.normalise import load_normaliser
 from asr_train.search.beam import Beam
 from asr_train.search.graph import decoding_graph, to_vector
 
@@ -66,6 +68,17 @@ def errors_of(lang, scorer, made, choice) -> int:
         found = [lang.lexicon.words[i - 1] for i in path.words]
         errors += sum(a != b for a, b in align_words(u.words.split(), found))
     return errors
+
+
+def test_words_are_normalised_as_in_scoring(noisy, lang):
+    scorer, made, (best, _, tried) = noisy
+    hesitant = [replace(u, words=f"uh {u.words.lower()}, um-hum [noise]") for u in made]
+    english = load_normaliser(NormaliserSettings(kind=NormaliserKind.english))
+    again, _, also = tune(scorer, lang, hesitant, settings(), english)
+    assert again == best
+    assert [(c, e.errors) for c, e in also] == [(c, e.errors) for c, e in tried]
+    plainly = tune(scorer, lang, hesitant, settings())[2]
+    assert min(e.errors for _, e in plainly) > min(e.errors for _, e in tried)
 
 
 def test_every_combination_is_tried_once(noisy):

@@ -21,7 +21,7 @@ SPLITS = {"dev": 10, "test": 12}  # speakers
 UTTERANCES = 8  # a speaker
 ERROR_RATE = {"gmm": 0.08, "dnn": 0.025}
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-SETTINGS = {"bootstrap": 1000, "seed": 1}
+SETTINGS = {"bootstrap": 1000, "seed": 1, "normaliser": {"kind": "plain"}}
 
 
 def script(name: str) -> ModuleType:

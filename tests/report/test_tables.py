@@ -1,5 +1,6 @@
 """Laws of the WER table: its numbers are the score files', beside the right baseline."""
 
+import re
 import subprocess
 
 import pytest
@@ -7,7 +8,7 @@ from fake_work import ERROR_RATE, SETTINGS, SPLITS, make_tables, make_work, scri
 
 from asr_train.files import DamagedFileError, read_json, write_json, write_yaml
 from asr_train.report import tables
-from asr_train.schema import ScoreSettings
+from asr_train.schema import ScoreSettings, build
 
 ABOUT = {"date": "2025-01-01", "commit": "abc1234", "settings": "0f", "machine": "a CPU, 2 cores"}
 
@@ -29,7 +30,7 @@ def scores(work):
 
 
 def wer_table(scores):
-    return tables.wer_table(scores, ScoreSettings(**SETTINGS), ABOUT)
+    return tables.wer_table(scores, build(ScoreSettings, SETTINGS), ABOUT)
 
 
 def test_every_run_and_split_is_one_row_with_its_scores_numbers(scores):
@@ -67,6 +68,19 @@ def test_the_difference_is_that_of_the_rates(scores):
     assert against["difference"] == pytest.approx(rate["dnn", "test"] - rate["gmm", "test"])
 
 
+@pytest.mark.parametrize("speakers, over", [(12, "12 speakers"), (9, "96 utterances")])
+def test_a_comparison_is_said_with_interval_p_and_what_was_drawn(scores, speakers, over):
+    for score in scores:
+        for row in score["by_utterance"].values():
+            row["speaker"] = f"s{int(row['speaker'][-2:]) % speakers}"
+    table = wer_table(scores)
+    (line,) = tables.comparison_lines(table)
+    assert line.startswith("dnn against gmm, test: −")
+    assert line.endswith(f", paired over {over}")
+    assert re.search(r"−\d+\.\d\d points \(−\d+\.\d\d to [−+]\d+\.\d\d\), p 0\.0", line)
+    assert line in tables.markdown(table)
+
+
 def test_the_markdown_has_a_cell_a_column_and_the_rows_percent(scores):
     table = wer_table(scores)
     lines = [line for line in tables.markdown(table).splitlines() if line.startswith("|")]
@@ -99,7 +113,8 @@ def test_the_lines_are_kaldis_one_a_row(work):
     make_tables(work)
     table = read_json(work / "tables/wer.json")
     lines = (work / "tables/wer.txt").read_text().splitlines()
-    assert lines == tables.wer_lines(table)
+    assert lines == tables.wer_lines(table) + tables.comparison_lines(table)
+    lines = lines[: len(table["rows"])]
     assert all(line.startswith("%WER ") for line in lines)
     assert [line.split("exp/")[1] for line in lines] == [
         f"{run} {split}" for split in SPLITS for run in ERROR_RATE
@@ -169,7 +184,9 @@ def test_the_settings_hash_follows_what_the_files_say_not_how(tmp_path):
     write_yaml(tmp_path / "score.yaml", SETTINGS)
     write_yaml(tmp_path / "run/dnn.yaml", {"rate": 0.008})
     before = tables.settings_hash(tmp_path)
-    (tmp_path / "score.yaml").write_text("# a comment\n{seed: 1, bootstrap: 1000}\n")
+    (tmp_path / "score.yaml").write_text(
+        "# a comment\n{seed: 1, normaliser: {kind: plain}, bootstrap: 1000}\n"
+    )
     assert tables.settings_hash(tmp_path) == before
     write_yaml(tmp_path / "run/dnn.yaml", {"rate": 0.004})
     assert tables.settings_hash(tmp_path) != before

@@ -3,10 +3,11 @@
 import pytest
 
 from asr_train.files import read_json, write_json, write_yaml
-from asr_train.schema import ScoreSettings
+from asr_train.schema import ScoreSettings, build
 from scripts.pool import against, fold_of, markdown, pool, pooled
 
-SETTINGS = ScoreSettings(bootstrap=200, seed=1)
+PLAIN = {"bootstrap": 200, "seed": 1, "normaliser": {"kind": "plain"}}
+SETTINGS = build(ScoreSettings, PLAIN)
 
 
 def counted(words: int, errors: int) -> dict[str, int]:
@@ -105,7 +106,7 @@ def test_the_stage_writes_a_row_a_fold_and_prints_the_pooled_rate(tmp_path, caps
     for each in [*folds("gmm", ann=4, bob=2), *folds("dnn", ann=1, bob=3)]:
         paths.append(str(tmp_path / f"{each['run']}-{fold_of(each)}.json"))
         write_json(paths[-1], each)
-    write_yaml(tmp_path / "conf" / "score.yaml", {"bootstrap": 200, "seed": 1})
+    write_yaml(tmp_path / "conf" / "score.yaml", PLAIN)
     pool(str(tmp_path / "conf" / "score.yaml"), *paths, str(tmp_path / "folds.md"))
     table = read_json(tmp_path / "folds.json")
     assert (tmp_path / "folds.md").read_text() == markdown(table)

@@ -22,10 +22,14 @@ HEADER = {
 SAID = {f"s{i % 6}-{i}": words for i, words in enumerate(["one two", "three", "four five six"] * 4)}
 
 
+def settings(**normaliser):
+    return {"bootstrap": 200, "seed": 1, "normaliser": {"kind": "plain", **normaliser}}
+
+
 @pytest.fixture
 def stage(tmp_path):
     """Writes both sides and runs the script on them; returns the finished process."""
-    write_yaml(tmp_path / "score.yaml", {"bootstrap": 200, "seed": 1})
+    write_yaml(tmp_path / "score.yaml", settings())
 
     def run(found, said=SAID, header=HEADER, final=True):
         cuts = [
@@ -81,6 +85,53 @@ def test_the_text_beside_shows_every_utterance_and_its_edits(stage, tmp_path):
     assert all(utt_id in text for utt_id in SAID)
     assert "     4  TWO -> *" in text
     assert "  said  FOUR FIVE SIX\n  found FOUR NINE SIX\n             S" in text
+
+
+def test_beside_the_score_stand_tables_whose_rows_add_up_to_it(stage, tmp_path):
+    stage(dict(zip(SAID, ["ONE", "THREE", "FOUR NINE SIX SIX"] * 4, strict=True)))
+    score = read_json(tmp_path / "score.test.json")
+    for name, count in (("speakers", 6), ("utterances", 12)):
+        head, *rows = (tmp_path / f"score.test.{name}.tsv").read_text().splitlines()
+        assert len(rows) == count
+        for key in ("words", "errors", "insertions", "deletions", "substitutions"):
+            column = head.split("\t").index(key)
+            assert sum(int(row.split("\t")[column]) for row in rows) == score[key]
+    text = (tmp_path / "score.test.txt").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("| Sum")][:1]
+    cells = [int(cell) for cell in line.replace("|", " ").split()[1:]]
+    assert cells == [12, 24, 16, 4, 4, 4, 12, 8]
+    for part in ("confusions", "deletions", "insertions"):
+        assert f"most frequent {part}: " in text
+
+
+def test_both_sides_are_written_for_sclite(stage, tmp_path):
+    stage(dict(zip(SAID, ["ONE", "", "FOUR NINE SIX"] * 4, strict=True)))
+    ref, hyp = ((tmp_path / f"score.test.{side}.trn").read_text() for side in ("ref", "hyp"))
+    assert ref.splitlines()[:2] == ["ONE TWO (s0-0)", "THREE (s1-1)"]
+    assert hyp.splitlines()[:2] == ["ONE (s0-0)", "(s1-1)"]
+    assert len(ref.splitlines()) == len(hyp.splitlines()) == len(SAID)
+
+
+def test_english_and_its_mapping_hold_for_both_sides(stage, tmp_path):
+    (tmp_path / "en.glm").write_text("CAN'T => CANNOT\n")
+    write_yaml(tmp_path / "score.yaml", settings(kind="english", mapping="en.glm"))
+    said = {"a-1": "Uh, I can't!", "a-2": "twenty-one"}
+    done = stage({"a-1": "I UM CANNOT", "a-2": "TWENTY ONE"}, said=said)
+    assert done.returncode == 0, done.stderr
+    score = read_json(tmp_path / "score.test.json")
+    assert score["normaliser"].startswith("en-1+en-")
+    assert (score["errors"], score["words"]) == (0, 5)
+    ref = (tmp_path / "score.test.ref.trn").read_text()
+    assert ref == "(%HESITATION) I CANNOT (a-1)\nTWENTY ONE (a-2)\n"
+
+
+def test_a_wrong_mapping_stops_the_stage_with_file_and_line(stage, tmp_path):
+    (tmp_path / "en.glm").write_text("A => B\nC\n")
+    write_yaml(tmp_path / "score.yaml", settings(kind="english", mapping="en.glm"))
+    done = stage(SAID)
+    assert done.returncode == 1
+    assert done.stderr.startswith("score: en.glm, line 2: 'C' has 0 '=>'")
+    assert not (tmp_path / "score.test.json").exists()
 
 
 def test_search_failures_are_counted_and_said(stage, tmp_path):

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asr_train.score.edits import Marked
 from asr_train.score.words import (
+    MIN_PAIRED_SPEAKERS,
     Scored,
     WordErrors,
     by_speaker,
@@ -100,6 +102,12 @@ def test_confusions_are_counted_and_ranked():
     pairs = [(["A", "B"], ["A", "C"]), (["B"], ["C"]), (["A"], []), ([], ["D"])]
     assert confusions(pairs, 9) == [("B", "C", 2), (None, "D", 1), ("A", None, 1)]
     assert confusions(pairs, 1) == [("B", "C", 2)]
+    assert confusions(pairs, 9, "D") == [("A", None, 1)]
+    assert confusions(pairs, 9, "IS") == [("B", "C", 2), (None, "D", 1)]
+
+
+def test_optional_words_left_out_are_no_confusion():
+    assert confusions([([Marked("(UH)"), "A"], ["A"])], 9) == []
 
 
 # --- intervals ----------------------------------------------------------------------------------
@@ -154,6 +162,12 @@ def test_speakers_are_drawn_from_five_up(count, over):
     name, drawn = units(scored)
     assert name == over
     assert len(drawn) == (count if over == "speakers" else 20)
+
+
+@pytest.mark.parametrize("count, over", [(9, "utterances"), (10, "speakers")])
+def test_runs_are_compared_over_speakers_from_ten_up(count, over):
+    scored = [Scored(f"u{i}", f"s{i % count}", WordErrors(correct=1)) for i in range(20)]
+    assert units(scored, MIN_PAIRED_SPEAKERS)[0] == over
 
 
 # --- comparisons --------------------------------------------------------------------------------

@@ -1,0 +1,215 @@
+"""Transcripts and recognisers' texts -> **word lists that may be compared**, by a named rule.
+
+in    a reference text, or the words a recogniser found
+out   words for `score.edits`; in references some are Marked as optional or as parts of words
+A name stands for one behaviour and goes into every score file: a change in what is done to a text
+is a new number in the name, because rates of two names do not compare. `upper-1` changes only the
+case. `en-1` is for English, after NIST's Hub5 scoring:
+
+    upper case; accents off; curly apostrophes made straight
+    [noise] and <noise>: left out, also within a word: TH[AT]- is TH-
+    - / _ between letters: a space; so are dashes of other lengths. & is AND, % is PERCENT
+    hesitations (UH, UM, MHM, ...): %HESITATION
+    WOR-, (WOR-), (-ORD): a part of a word; a hyphen alone is nothing. Only those that end in a
+    hyphen match the words that begin so, as in sclite
+    other punctuation: left out, but for apostrophes within words and points within numbers
+
+Hesitations and parts of words are optional in a reference and left out of a hypothesis, so neither
+saying nor missing them is an error, and the words that a rate counts are the reference's alone. A
+mapping file then rewrites rows of words on both sides. Knows nothing of utterances or rates.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from asr_train.files import hash_of
+from asr_train.schema import NormaliserKind, NormaliserSettings
+from asr_train.score.edits import Marked
+from asr_train.score.words import NORMALISER, normalise
+
+ENGLISH = "en-1"
+HESITATION = Marked("(%HESITATION)")
+_HESITATIONS = "UH UHH UM UMM UHM ER ERM EH HM HMM MM MMM MHM MMHM MM-HM MM-HMM UM-HM UM-HUM"
+HESITATIONS = frozenset(_HESITATIONS.split())
+_ONE_WORD = {"UH-HUH": "UHHUH", "UH-UH": "UHUH"}  # yes and no: no hesitation
+Words = tuple[str, ...]
+
+_APOSTROPHES = str.maketrans(dict.fromkeys("‘’‛ʹʼʻ`´′＇", "'"))
+_TAG = re.compile(r"\[[^\[\]]*\]|<[^<>\s]*>")
+_BREAK = re.compile(r"[–—―−⁄/_]|--+")
+_HYPHENS = str.maketrans(dict.fromkeys("‐‑", "-"))
+_KEPT = re.compile(r"[^\W_]|['-]|(?<=\d)\.(?=\d)")
+_LINE_CONTEXT = re.compile(r"/\s*\[\s*\]\s*__\s*\[\s*\]\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Normaliser:
+    """Text -> words, for each side; `name` says all that was done."""
+
+    name: str
+    reference: Callable[[str], list[str]]
+
+    def hypothesis(self, text: str) -> list[str]:
+        """As a reference, less all that a reference may do without."""
+        return [
+            word
+            for word in self.reference(text)
+            if not (isinstance(word, Marked) and word.optional)
+        ]
+
+
+PLAIN = Normaliser(NORMALISER, normalise)
+
+
+def load_normaliser(settings: NormaliserSettings) -> Normaliser:
+    """The settings' rule, with its mapping file if there is one.
+
+    The name of a mapped rule ends in the file's name and a hash of its rules: `en-1+hub5-0a1b2c3d`.
+
+    Raises:
+        ValueError: if a line of the mapping file is wrong; names file and line.
+    """
+    if settings.kind is NormaliserKind.plain:
+        return PLAIN
+    if settings.mapping is None:
+        return Normaliser(ENGLISH, english)
+    rules = read_mapping(settings.mapping)
+    listed = sorted([" ".join(old), " ".join(new)] for old, new in rules.items())
+    name = f"{ENGLISH}+{Path(settings.mapping).stem}-{hash_of(listed)[:8]}"
+    return Normaliser(name, lambda text: rewrite(english(text), rules))
+
+
+# --- English ------------------------------------------------------------------------------------
+
+
+def english(text: str) -> list[str]:
+    """`en-1` of a reference; see above.
+
+    >>> english("Uh, the twenty-third -- I ca[n't]- can’t.")
+    ['(%HESITATION)', 'THE', 'TWENTY', 'THIRD', 'I', '(CA-)', "CAN'T"]
+    """
+    text = text.translate(_APOSTROPHES)
+    for _ in range(2):  # some letters come apart only once they are in upper case
+        parts = unicodedata.normalize("NFKD", text)
+        text = "".join(c for c in parts if not unicodedata.combining(c)).upper()
+    text = text.translate(_APOSTROPHES).translate(_HYPHENS)
+    text = _BREAK.sub(" ", _TAG.sub("", text))
+    text = text.replace(HESITATION.bare, " UH ").replace("&", " AND ").replace("%", " PERCENT ")
+    return [word for token in text.split() for word in _words_of(token)]
+
+
+def _words_of(token: str) -> list[str]:
+    """What stands between two spaces, of which each hyphen makes two."""
+    core = "".join(_KEPT.findall(token))
+    if core.strip("'-") in HESITATIONS:
+        return [HESITATION]
+    if core in _ONE_WORD:
+        return [_ONE_WORD[core]]
+    pieces = [piece for part in core.split("-") if (piece := part.strip("'"))]
+    words: list[str] = [HESITATION if piece in HESITATIONS else piece for piece in pieces]
+    if pieces and core.endswith("-") and not pieces[-1].isdigit():
+        words[-1] = Marked(f"({pieces[-1]}-)")
+    elif pieces and token.startswith("(-") and not pieces[0].isdigit():
+        words[0] = Marked(f"(-{pieces[0]})")
+    return words
+
+
+# --- mapping file -------------------------------------------------------------------------------
+
+
+def rewrite(words: list[str], rules: Mapping[Words, Words]) -> list[str]:
+    """Each row of words that has a rule, replaced: from the left, the longest first, once."""
+    longest = max(map(len, rules), default=0)
+    made: list[str] = []
+    start = 0
+    while start < len(words):
+        for length in range(min(longest, len(words) - start), 0, -1):
+            new = rules.get(tuple(words[start : start + length]))
+            if new is not None:
+                made += new
+                start += length
+                break
+        else:
+            made.append(words[start])
+            start += 1
+    return made
+
+
+def read_mapping(path: Path | str) -> dict[Words, Words]:
+    """Rules of a file in the form of NIST's GLM, as far as words are replaced by words.
+
+        ;; a comment, also at the end of a line; lines that begin with * are GLM's headers
+        CAN'T => CANNOT
+        [I'VE] => [I HAVE] / [ ] __ [ ]     brackets and an empty context may stand there
+        YOU KNOW => (YOU) (KNOW)            optional in a reference, left out of a hypothesis
+        NOISE =>                            left out on both sides
+
+    Both sides of `=>` go through `english` first.
+
+    Raises:
+        ValueError: if a line is none of these, or two lines disagree; names file and line.
+            Also if the file is missing or not UTF-8.
+    """
+    rules: dict[Words, Words] = {}
+    first: dict[Words, int] = {}
+    for number, line in enumerate(_read(path).splitlines(), 1):
+        text = line.split(";;", 1)[0].strip()
+        if not text or text.startswith("*"):
+            continue
+        try:
+            old, new = _rule(text)
+            if rules.setdefault(old, new) != new:
+                raise ValueError(f"line {first[old]} maps {' '.join(old)} otherwise; keep one")
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        first.setdefault(old, number)
+    return rules
+
+
+def _read(path: Path | str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path}, the mapping of score.normaliser, is missing; correct its path"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error}); convert it") from error
+
+
+def _rule(text: str) -> tuple[Words, Words]:
+    if text.count("=>") != 1:
+        raise ValueError(f"{text!r} has {text.count('=>')} '=>' but needs 1: FROM => TO")
+    if "{" in text:
+        raise ValueError(
+            f"{text!r} has alternatives, with which the number of reference words would depend on "
+            "what was found; map all of them to one form, a line each"
+        )
+    left, right = (part.strip() for part in text.split("=>"))
+    right = _LINE_CONTEXT.sub("", right).strip()
+    if "__" in right:
+        raise ValueError(f"{text!r} has a context, which is not supported; write FROM => TO")
+    old = english(_unbracketed(left))
+    if not old:
+        raise ValueError(f"{text!r} has no word before '=>'; write FROM => TO")
+    marked = [word for word in old if isinstance(word, Marked)]
+    if marked:
+        raise ValueError(
+            f"{text!r} is about {marked[0]}, which {ENGLISH} makes optional by itself; leave it out"
+        )
+    return tuple(old), tuple(w for token in _unbracketed(right).split() for w in _target(token))
+
+
+def _target(token: str) -> list[str]:
+    """Words after `=>`: a word in parentheses is optional."""
+    words = english(token)
+    if token.startswith("(") and token.endswith(")"):
+        return [w if isinstance(w, Marked) else Marked(f"({w})") for w in words]
+    return words
+
+
+def _unbracketed(text: str) -> str:
+    return text[1:-1].strip() if text.startswith("[") and text.endswith("]") else text

@@ -1,0 +1,123 @@
+"""Scored utterances -> **NIST sclite's forms**: trn files, and its table of speakers.
+
+Whoever doubts our counts can run sclite on the two trn files:
+
+    sctk sclite -s -D -F -r score.test.ref.trn trn -h score.test.hyp.trn trn -i rm -o rsum stdout
+
+-D (optional words) and -F (parts of words) go with a normaliser that marks words, not with plain
+words. sclite gives `{ / } @ * ;` and `:` meanings of its own; `en-1` leaves none of them.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from asr_train.score.words import Scored, WordErrors, by_speaker, total
+
+COUNTS = ("words", "correct", "substitutions", "deletions", "insertions", "errors")
+_HEAD = ("SPKR", "# Snt", "# Wrd", "Corr", "Sub", "Del", "Ins", "Err", "S.Err")
+_WIDTH = 8  # of a number's column
+
+
+def trn_id(utt_id: str, speaker: str) -> str:
+    """`speaker-utt`, where sclite finds the speaker before the first hyphen.
+
+    An id that already begins so stays; hyphens of a speaker's name become underscores, as do
+    parentheses and spaces, which end an id.
+
+    >>> trn_id("1272-128104-0003", "1272"), trn_id("utt 7", "mary-ann")
+    ('1272-128104-0003', 'mary_ann-utt_7')
+    """
+    name = re.sub(r"[\s()-]", "_", speaker)
+    rest = utt_id.removeprefix(f"{speaker}-") or utt_id
+    return f"{name}-" + re.sub(r"[\s()]", "_", rest)
+
+
+def trn(rows: Iterable[tuple[str, str, Sequence[str]]]) -> str:
+    """Lines `words (speaker-utt)` of utterance id, speaker and words.
+
+    Raises:
+        ValueError: if two utterances would go by one id.
+    """
+    lines = []
+    taken: dict[str, str] = {}
+    for utt_id, speaker, words in rows:
+        name = trn_id(utt_id, speaker)
+        if taken.setdefault(name, utt_id) != utt_id:
+            raise ValueError(
+                f"{utt_id} and {taken[name]} both become {name} in sclite's trn format; "
+                "rename one of them in the corpus"
+            )
+        lines.append(" ".join([*words, f"({name})"]) + "\n")
+    return "".join(lines)
+
+
+def row(errors: WordErrors) -> list[int]:
+    """The numbers of COUNTS."""
+    return [getattr(errors, name) for name in COUNTS]
+
+
+def speakers_tsv(scored: Sequence[Scored]) -> str:
+    """A line a speaker: name, utterances, counts, utterances with an error."""
+    spoken, wrong = _sentences(scored)
+    return _tsv(
+        ["speaker", "utterances", *COUNTS, "utterances_wrong"],
+        (
+            [name, spoken[name], *row(errors), wrong[name]]
+            for name, errors in by_speaker(scored).items()
+        ),
+    )
+
+
+def utterances_tsv(
+    scored: Sequence[Scored], pairs: dict[str, tuple[Sequence[str], Sequence[str]]]
+) -> str:
+    """A line an utterance: id, speaker, counts, and both word lists as they were compared."""
+    return _tsv(
+        ["id", "speaker", *COUNTS, "reference", "hypothesis"],
+        ([s.utt_id, s.speaker, *row(s.errors), *map(" ".join, pairs[s.utt_id])] for s in scored),
+    )
+
+
+def speaker_table(scored: Sequence[Scored]) -> str:
+    """sclite's `rsum`: raw counts by speaker and their sum; below it, percent (`sum`)."""
+    spoken, wrong = _sentences(scored)
+    rows = [(name, spoken[name], e, wrong[name]) for name, e in by_speaker(scored).items()]
+    rows.append(("Sum", len(scored), total(s.errors for s in scored), sum(wrong.values())))
+    raw = [[name, *map(str, [count, *row(e), bad])] for name, count, e, bad in rows]
+    percent = [
+        [name, str(count), str(e.words), *(_percent(n, e.words) for n in row(e)[1:])]
+        for name, count, e, _ in rows
+    ]
+    for cells, (_, count, _, bad) in zip(percent, rows, strict=True):
+        cells.append(_percent(bad, count))
+    return "\n\n".join("\n".join(_lines(cells)) for cells in (raw, percent)) + "\n"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}" if whole else "-"
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    width = max(len(cells[0]) for cells in [_HEAD, *rows])
+
+    def line(cells: Sequence[str]) -> str:
+        numbers = [cell.rjust(_WIDTH) for cell in cells[1:]]
+        return f"| {cells[0].ljust(width)} |{''.join(numbers[:2])} |{''.join(numbers[2:])} |"
+
+    head, *body = map(line, [_HEAD, *rows])
+    rule = re.sub(r"[^|]", "-", head)
+    return [head, rule, *body[:-1], rule, body[-1]]
+
+
+def _sentences(scored: Sequence[Scored]) -> tuple[dict[str, int], dict[str, int]]:
+    """Utterances of each speaker: all, and those with an error."""
+    spoken: dict[str, int] = {}
+    wrong: dict[str, int] = {}
+    for s in scored:
+        spoken[s.speaker] = spoken.get(s.speaker, 0) + 1
+        wrong[s.speaker] = wrong.get(s.speaker, 0) + (s.errors.errors > 0)
+    return spoken, wrong
+
+
+def _tsv(head: Sequence[str], rows: Iterable[Sequence[str | int]]) -> str:
+    return "".join("\t".join(map(str, cells)) + "\n" for cells in [head, *rows])
