@@ -27,6 +27,11 @@ def lang(manifest: str, conf: str, output: str) -> None:
         for supervision in cut["supervisions"]
         for word in supervision["text"].split()
     }
+    if not spoken:
+        raise ValueError(
+            f"{manifest}: all transcripts are empty, so there is nothing to train on; mend the "
+            "corpus, then run make again"
+        )
     allowed = grammar_words(settings.grammar, arpa) or sorted(spoken)
     lexicon = Lexicon.from_settings(settings.lexicon, spoken | set(allowed))
     if not lexicon.prons:

@@ -21,7 +21,7 @@ import pytest
 import soundfile
 import torch.utils.tensorboard  # noqa: F401
 
-import asr_train.data.corpus
+import asr_train.data.digits
 import asr_train.decode.tune
 import asr_train.report.page
 import asr_train.train.loop  # noqa: F401

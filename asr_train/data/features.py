@@ -130,7 +130,9 @@ def extract(
     """
     import h5py
 
-    audio = [sha256(source.source) for cut in cuts for source in cut.recording.sources]
+    sources = [source.source for cut in cuts for source in cut.recording.sources]
+    known = {path: sha256(path) for path in dict.fromkeys(sources)}  # of many cuts, maybe
+    audio = [known[path] for path in sources]
     made_from = hash_of([plain(settings), [cut.to_dict() for cut in cuts], audio])
     if not _holds(path, made_from, [cut.id for cut in cuts]):
         _store(cuts, settings, path, made_from)
@@ -178,7 +180,7 @@ def _store(cuts: list[Any], settings: FeatsSettings, path: Path, made_from: str)
             if len(feats_TF) == 0:
                 raise ValueError(
                     f"{cut.id} has {cut.duration} seconds, less than half a frame shift of "
-                    f"{settings.shift_seconds}; drop it with corpus.folder.min_seconds"
+                    f"{settings.shift_seconds}; drop it with min_seconds of the corpus"
                 )
             file.create_dataset(cut.id, data=feats_TF)
         file.attrs["content"] = _content(file, [cut.id for cut in cuts])
