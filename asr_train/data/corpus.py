@@ -95,7 +95,9 @@ def write(made: Made, path: Path | str) -> None:
             f"{made.max_dropped_share}; see {table}, then mend the corpus or raise the limit"
         )
     if not made.cuts:
-        raise CorpusError(f"{made.split}: no utterance is left; dropped: {reasons or 'none'}; see {table}")
+        raise CorpusError(
+            f"{made.split}: no utterance is left; dropped: {reasons or 'none'}; see {table}"
+        )
     validate(CutSet.from_cuts(made.cuts))
     write_jsonl(path, (cut.to_dict() for cut in made.cuts))
 

@@ -41,7 +41,7 @@ def folder(
     if split not in splits:
         raise CorpusError(f"{split} is no split of a folder, which has {', '.join(splits)}")
     roots = _roots(wanted)
-    tables = [_read(root) for root in roots]
+    tables = [tabled(root) for root in roots]
     remarks = _tell_apart(roots, tables)
     parts = split_rows(tables, wanted)
     mine = parts[split]
@@ -71,7 +71,8 @@ def _roots(settings: FolderSettings) -> list[Path]:
 # --- the table ----------------------------------------------------------------------------------
 
 
-def _read(root: Path) -> list[Row]:
+def tabled(root: Path) -> list[Row]:
+    """The rows of a folder's table, in its order."""
     table = root / TABLE
     if not table.is_file():
         raise CorpusError(

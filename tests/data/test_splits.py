@@ -117,3 +117,57 @@ def test_dev_by_utterances_takes_no_dev_speakers(folder):
     folder.overrides = {"dev_by": DevBy.utterances}
     with pytest.raises(SettingsError, match=r"dev_by is utterances but dev_speakers is \['bob'\]"):
         folder.settings()
+
+
+# --- every Nth, further folders -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("people, every, count", [(107, 5, 21), (231, 5, 46), (5, 5, 1)])
+def test_every_nth_speaker_in_sorted_order_is_for_test(people, every, count):
+    names = [f"s{i:03d}" for i in range(people)]
+    splits = split_speakers(names[::-1], shares(0.1, test_every=every))
+    assert splits["test"] == names[every - 1 :: every]
+    assert len(splits["test"]) == count
+    dev = split_speakers(names, shares(0.1, test_speakers=splits["test"]))
+    assert splits == dev  # whoever says it, the others are drawn alike
+
+
+def test_fewer_speakers_than_every_nth_are_refused():
+    with pytest.raises(CorpusError, match=r"test_every is 5, but there are only 3 speakers"):
+        split_speakers(["a", "b", "c"], shares(test_every=5))
+
+
+def test_dev_speakers_that_every_nth_takes_are_refused():
+    with pytest.raises(CorpusError, match=r"dev_speakers names b, whom test_every=2 takes"):
+        split_speakers(["a", "b", "c", "d"], shares(test_every=2, dev_speakers=["b"]))
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"test_every": 1}, "it must be 2 or more"),
+        ({"test_every": 5, "test_speakers": ["a"]}, "leave one of them empty"),
+        ({"more_tests": {"test": "x"}}, "its name must be test_ and then"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(changes, says):
+    with pytest.raises(SettingsError, match=says):
+        shares(**changes)
+
+
+@given(NAMES, NAMES)
+def test_speakers_of_further_folders_train_unless_they_are_named(here, there):
+    there = [f"there-{name}" for name in there]
+    alone = split_speakers(here, shares())
+    both = split_speakers(here, shares(), there)
+    assert (both["dev"], both["test"]) == (alone["dev"], alone["test"])
+    assert both["train"] == sorted({*alone["train"], *there})
+    named = split_speakers(here, shares(test_speakers=there[:1]), there)
+    assert named["test"] == there[:1]
+    assert there[0] not in named["train"] + named["dev"]
+
+
+def test_with_a_further_folder_two_speakers_are_enough():
+    splits = split_speakers(["ann", "bob"], shares(), ["cid"])
+    assert splits["train"] == ["cid"]
+    assert sorted(splits["dev"] + splits["test"]) == ["ann", "bob"]
