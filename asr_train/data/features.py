@@ -194,8 +194,11 @@ def _samples(cut: Any, rate: int) -> np.ndarray:
             f"{cut.id} has {cut.sampling_rate} Hz, below feats.sample_rate {rate}: its upper bands "
             f"would be empty; set feats.sample_rate={cut.sampling_rate}"
         )
+    from lhotse.audio.backend import audio_backend
+
     try:
-        wave_CN = cut.load_audio()
+        with audio_backend("LibsndfileBackend"):  # as data.intake; lhotse's guess fails for .sph
+            wave_CN = cut.load_audio()
     except FileNotFoundError:
         raise
     except Exception as error:  # lhotse's own kinds, whose texts fill a page

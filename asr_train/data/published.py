@@ -90,10 +90,12 @@ def _spare_dev(rows: list[Row], settings: PublishedSettings) -> dict[str, list[R
 @contextmanager
 def _prepared(name: str, root: Path) -> Iterator[None]:
     """lhotse's prepare functions assert, warn and draw progress bars; here they fail in a line."""
+    from lhotse.audio.backend import audio_backend
+
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # what is left out is counted by the caller
     try:
-        with redirect_stderr(io.StringIO()):
+        with redirect_stderr(io.StringIO()), audio_backend("LibsndfileBackend"):
             yield
     except OSError:
         raise
@@ -184,6 +186,7 @@ def _part(parts: dict[str, Any], subset: str, corpus: str) -> Any:
 # --- Switchboard --------------------------------------------------------------------------------
 
 MS98 = "swb_ms98_transcriptions"
+HUB5_MARKS = re.compile(r"""<(?:[^<>"]|"[^"]*")*>|\{[^}]*\}|\[[^\]]*\]|--+""")
 HUB5_PARTS = {"eval2000": "", "eval2000_swbd": "sw_", "eval2000_callhome": "en_"}  # ids begin so
 
 
@@ -252,7 +255,7 @@ def hub5_text(text: str) -> str:
 
     `%um, <contraction e_form="[we=>we]['re=>are]">we're {laugh} ((going)) --` is UM WE'RE GOING.
     """
-    text = re.sub(r"<[^>]*>|\{[^}]*\}|\[[^\]]*\]|--+", " ", text)
+    text = HUB5_MARKS.sub(" ", text)
     words = (word.strip("%&^~@*+/().,?!:;\"`'") for word in re.sub(r"[()]", " ", text).split())
     return _upper(" ".join(words))
 

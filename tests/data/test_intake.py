@@ -5,9 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import soundfile
-from noises import RATE, Noises, ids
+from noises import RATE, Noises, folders, ids, lexicon
 
-from asr_train.data.corpus import CorpusError, write
+from asr_train.data.corpus import CorpusError, Made, write
+from asr_train.data.intake import Row, take
 
 
 def no_audio(folder: Noises) -> None:
@@ -97,3 +98,44 @@ def test_a_split_of_which_nothing_is_left_is_refused(folder, tmp_path):
         row[4] = ""
     with pytest.raises(CorpusError, match="no utterance is left; dropped: 2 empty transcript"):
         write(folder.made(), tmp_path / "train.jsonl.gz")
+
+
+# --- parts of recordings ------------------------------------------------------------------------
+
+
+def part(folder: Noises, seconds=0.25, **changes) -> Made:
+    """A quarter of the first recording's half second, from 0.1 s on."""
+    audio = folder.root / folder.rows[0][2]
+    row = Row("a", "ann", audio, "0.wav", seconds, "ONE", "line 1", **{"start": 0.1, **changes})
+    return take("train", [row], folders(), lexicon(folder.root), folder.root)
+
+
+def test_a_part_holds_the_samples_of_its_time(folder):
+    (cut,) = part(folder).cuts
+    whole_T, _ = soundfile.read(folder.root / folder.rows[0][2], dtype="float32")
+    first = round(0.1 * RATE)
+    assert np.array_equal(cut.load_audio()[0], whole_T[first : first + RATE // 4])
+    assert (cut.recording.id, cut.supervisions[0].recording_id) == ("0", "0")
+
+
+@pytest.mark.parametrize(
+    "changes, what",
+    [
+        ({"start": 0.4}, "outside the audio"),
+        ({"start": -0.1}, "outside the audio"),
+        ({"seconds": 0.0}, "outside the audio"),
+        ({"channel": 1}, "missing channel"),
+        ({"seconds": 0.05}, "too short"),
+    ],
+)
+def test_a_part_that_cannot_be_is_dropped(folder, changes, what):
+    made = part(folder, **changes)
+    assert made.cuts == []
+    assert [remark.what for remark in made.remarks] == [what]
+
+
+def test_a_part_of_silence_is_dropped_though_the_recording_is_not_silent(folder):
+    wave_T = np.ones(RATE // 2)
+    wave_T[round(0.05 * RATE) : round(0.4 * RATE)] = 0
+    soundfile.write(folder.root / folder.rows[0][2], wave_T, RATE)
+    assert [remark.what for remark in part(folder).remarks] == ["only zeros"]
