@@ -5,12 +5,13 @@ wrong type or an impossible value is a SettingsError that names key, value and w
 """
 
 import difflib
+import re
 import types
 import typing
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from asr_train.files import read_yaml
 
@@ -87,28 +88,44 @@ class DevBy(Enum):
 
 
 @dataclass(kw_only=True, slots=True)
-class FolderSettings:
-    """A folder with `utterances.tsv`; see `data.corpus.folder`."""
+class IntakeSettings:
+    """What recordings must be like, and what DEV is taken from; see `data.intake`."""
 
-    dir: str  # the folder; CORPUS_DIR in make
+    GROUP: ClassVar[str]  # where in conf/ these stand, for messages
     dev_by: DevBy
-    dev_speakers: list[str]  # names; empty: `dev_share` of all, by hash of the name
-    test_speakers: list[str]
     dev_share: float  # of the speakers or of TRAIN's utterances, at least one
-    test_share: float  # of the speakers, at least one
     channel: Channel
-    duration_tolerance_seconds: float  # between utterances.tsv and the audio itself
+    duration_tolerance_seconds: float  # between what the corpus says and the audio itself
     min_seconds: float  # shorter utterances are dropped, and listed
     max_seconds: float
     max_dropped_share: float  # more than this and the corpus is refused
 
+    def check(self) -> None:
+        where = self.GROUP
+        _within(where, 0, 1, dev_share=self.dev_share, max_dropped_share=self.max_dropped_share)
+        _positive(where, max_seconds=self.max_seconds)
+
+
+@dataclass(kw_only=True, slots=True)
+class FolderSettings(IntakeSettings):
+    """Folders with `utterances.tsv`; see `data.folder`."""
+
+    GROUP: ClassVar[str] = "corpus.folder"
+    dir: str  # the folder of DEV and TEST, and of training; CORPUS_DIR in make
+    more_dirs: list[str]  # further folders, for training only
+    more_tests: dict[str, str]  # a further test split -> its folder, whose other speakers train
+    dev_speakers: list[str]  # names; empty: `dev_share` of those in `dir`, by hash of the name
+    test_speakers: list[str]
+    test_share: float  # of the speakers, at least one
+    test_every: int | None  # instead: every Nth speaker, in sorted order
+    phone_labels: str | None  # in a folder: a table of utt_id, start_seconds, end_seconds, phone
+
     def __post_init__(self) -> None:
-        where = "corpus.folder"
+        where = self.GROUP
+        self.check()
         if not self.dir:
             raise SettingsError(f"{where}.dir is empty; call make with CORPUS_DIR=path")
-        _within(where, 0, 1, dev_share=self.dev_share, test_share=self.test_share)
-        _within(where, 0, 1, max_dropped_share=self.max_dropped_share)
-        _positive(where, max_seconds=self.max_seconds)
+        _within(where, 0, 1, test_share=self.test_share)
         both = set(self.dev_speakers) & set(self.test_speakers)
         if both:
             raise SettingsError(f"{where}: {sorted(both)} are in dev_speakers and test_speakers")
@@ -117,6 +134,61 @@ class FolderSettings:
                 f"{where}.dev_by is utterances but dev_speakers is {self.dev_speakers}; "
                 "set dev_by=speakers, or leave dev_speakers empty"
             )
+        if self.test_every is not None and self.test_every < 2:
+            raise SettingsError(f"{where}.test_every is {self.test_every}; it must be 2 or more")
+        if self.test_every is not None and self.test_speakers:
+            raise SettingsError(
+                f"{where}.test_every is {self.test_every} but test_speakers is "
+                f"{self.test_speakers}; leave one of them empty"
+            )
+        for split in self.more_tests:
+            if not re.fullmatch("test_[a-z0-9_]+", split):
+                raise SettingsError(
+                    f"{where}.more_tests has the split {split!r}; "
+                    "its name must be test_ and then small letters, digits or _"
+                )
+
+
+class Published(Enum):
+    """Corpora known by their layout on disk."""
+
+    librispeech = "librispeech"  # and mini_librispeech
+    an4 = "an4"
+    yesno = "yesno"
+    swbd = "swbd"  # Switchboard-1, and Hub5'00 for scoring
+
+
+@dataclass(kw_only=True, slots=True)
+class PublishedSettings(IntakeSettings):
+    """A published corpus as it comes; see `data.published`."""
+
+    GROUP: ClassVar[str] = "corpus.published"
+    kind: Published
+    dir: str  # CORPUS_DIR in make
+    splits: dict[str, list[str]]  # split -> the corpus's own parts; dev: []: some of train's
+
+    def __post_init__(self) -> None:
+        where = self.GROUP
+        self.check()
+        if not self.dir:
+            raise SettingsError(f"{where}.dir is empty; call make with CORPUS_DIR=path")
+        for split in ("train", "dev"):
+            if split not in self.splits:
+                raise SettingsError(
+                    f"{where}.splits has {_listed(self.splits)} but not {split}; "
+                    "dev: [] takes some of train's speakers or utterances"
+                )
+        owner: dict[str, str] = {}
+        for split, parts in self.splits.items():
+            if not parts and split != "dev":
+                raise SettingsError(f"{where}.splits.{split} is empty; it must name parts")
+            for part in parts:
+                other = owner.setdefault(part, split)
+                if other != split and not (other.startswith("test") and split.startswith("test")):
+                    raise SettingsError(
+                        f"{where}.splits: {part} is in {other} and in {split}; what is trained or "
+                        "tuned on cannot be tested on"
+                    )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -124,12 +196,22 @@ class CorpusSettings:
     """Where recordings come from: exactly one of the kinds."""
 
     seed: int
+    speeds: list[float]  # TRAIN once at each; 1.0: as it is
+    speed_speakers: bool  # a speaker at another speed is another speaker
     digits: DigitsSettings | None = None
     folder: FolderSettings | None = None
+    published: PublishedSettings | None = None
 
     def __post_init__(self) -> None:
-        if (self.digits is None) == (self.folder is None):
-            raise SettingsError("corpus needs exactly one of digits and folder")
+        kinds = [self.digits, self.folder, self.published]
+        if sum(kind is not None for kind in kinds) != 1:
+            raise SettingsError("corpus needs exactly one of digits, folder and published")
+        for speed in self.speeds:
+            _within("corpus", 0.5, 2.0, speeds=speed)
+        if 1.0 not in self.speeds or len(set(self.speeds)) < len(self.speeds):
+            raise SettingsError(
+                f"corpus.speeds is {self.speeds}; it must hold 1.0, and no speed twice"
+            )
 
 
 # --- lang ---------------------------------------------------------------------------------------

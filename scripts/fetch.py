@@ -18,7 +18,7 @@ from pathlib import Path
 
 import soundfile
 
-from asr_train.data.corpus import COLUMNS
+from asr_train.data.folder import COLUMNS
 from asr_train.files import write_bytes, write_text
 from asr_train.jobs import main, progress
 

@@ -22,12 +22,18 @@ def lang(manifest: str, conf: str, models: str, output: str) -> None:
         arpa = Path(output).parent / "G.arpa"
         with replacing(arpa) as scratch:
             shutil.copyfile(model, scratch)
+    cuts = read_jsonl(manifest)
     spoken = {
         word
-        for cut in read_jsonl(manifest)
+        for cut in cuts
         for supervision in cut["supervisions"]
         for word in supervision["text"].split()
     }
+    if not spoken:
+        raise ValueError(
+            f"none of the {len(cuts)} utterances in {manifest} has a word in its transcript, so "
+            "there is nothing to train on; mend the corpus, delete that file and run make again"
+        )
     allowed = grammar_words(settings.grammar, arpa) or sorted(spoken)
     lexicon = Lexicon.from_settings(settings.lexicon, spoken | set(allowed))
     if not lexicon.prons:

@@ -6,7 +6,11 @@ SPLIT.dropped.tsv beside it. Recordings that are made here lie in ../audio/SPLIT
 
 from pathlib import Path
 
-from asr_train.data import corpus
+from asr_train.data.corpus import Made, write
+from asr_train.data.digits import digits
+from asr_train.data.folder import folder
+from asr_train.data.published import published
+from asr_train.data.speeds import add_speeds
 from asr_train.jobs import main
 from asr_train.schema import CorpusSettings, LexiconSettings, load
 
@@ -15,15 +19,21 @@ def manifests(conf: str, lexicon_conf: str, output: str) -> None:
     settings = load(CorpusSettings, conf)
     lexicon = load(LexiconSettings, lexicon_conf)
     split = Path(output).name.removesuffix(".jsonl.gz")
-    audio_dir = Path(output).parent.parent / "audio" / split
-    if settings.digits is not None:
-        made = corpus.digits(settings, split, audio_dir)
-    else:
-        made = corpus.folder(settings, lexicon, split, audio_dir)
+    made = _made(settings, lexicon, split, Path(output).parent.parent / "audio" / split)
+    if split == "train":
+        add_speeds(made, settings.speeds, settings.speed_speakers)
     for note in made.notes:
         print(note)
-    corpus.write(made, output)
+    write(made, output)
     print(f"manifests: {made.summary()}")
+
+
+def _made(settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_dir: Path) -> Made:
+    if settings.digits is not None:
+        return digits(settings, split, audio_dir)
+    if settings.folder is not None:
+        return folder(settings, lexicon, split, audio_dir)
+    return published(settings, lexicon, split, audio_dir)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import pytest
 import soundfile
 import torch.utils.tensorboard  # noqa: F401
 
-import asr_train.data.corpus
+import asr_train.data.digits
 import asr_train.decode.tune
 import asr_train.report.page
 import asr_train.train.loop  # noqa: F401
@@ -264,11 +264,15 @@ def test_audio_slower_than_the_features_want_is_refused_with_both_rates(work):
 def test_a_split_of_no_utterances_is_refused(work, call):
     manifest = paths_of(call)[0]
     write_jsonl(work / manifest, [])
-    if call == "lang":  # the loop's own words are enough for it; without them, there are none
-        settings = read_yaml(work / "conf/lang.yaml")
-        settings["grammar"]["words"] = []
-        write_yaml(work / "conf/lang.yaml", settings)
-    refused(work, call, "no" if call == "feats dev" else "none of the 0 words")
+    refused(work, call, manifest, "no cuts" if call == "feats dev" else "none of the 0 utterances")
+
+
+def test_transcripts_without_a_word_are_refused(work):
+    cuts = cuts_of(work, "train")
+    for cut in cuts:
+        cut["supervisions"][0]["text"] = ""
+    write_jsonl(work / "manifests/train.jsonl.gz", cuts)
+    refused(work, "lang", "none of the 20 utterances in manifests/train.jsonl.gz has a word")
 
 
 # --- files that do not belong together ----------------------------------------------------------
@@ -396,8 +400,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(work, call):
     kept = {"manifests": "audio/dev", "feats": "feats/dev", "train": "exp/dnn"}
     if stage in kept:  # what the stage would find already written
         shutil.rmtree(work / kept[stage])
-    # The library that writes audio does not say why it cannot
-    refused(work, call, "space" if stage != "manifests" else "", most_bytes=400)
+    refused(work, call, "space", most_bytes=400)
 
 
 @pytest.mark.parametrize("call", WRITING)

@@ -130,7 +130,9 @@ def extract(
     """
     import h5py
 
-    audio = [sha256(source.source) for cut in cuts for source in cut.recording.sources]
+    sources = [source.source for cut in cuts for source in cut.recording.sources]
+    known = {path: sha256(path) for path in dict.fromkeys(sources)}  # of many cuts, maybe
+    audio = [known[path] for path in sources]
     made_from = hash_of([plain(settings), [cut.to_dict() for cut in cuts], audio])
     if not _holds(path, made_from, [cut.id for cut in cuts]):
         _store(cuts, settings, path, made_from)
@@ -178,7 +180,7 @@ def _store(cuts: list[Any], settings: FeatsSettings, path: Path, made_from: str)
             if len(feats_TF) == 0:
                 raise ValueError(
                     f"{cut.id} has {cut.duration} seconds, less than half a frame shift of "
-                    f"{settings.shift_seconds}; drop it with corpus.folder.min_seconds"
+                    f"{settings.shift_seconds}; drop it with min_seconds of the corpus"
                 )
             file.create_dataset(cut.id, data=feats_TF)
         file.attrs["content"] = _content(file, [cut.id for cut in cuts])
@@ -192,8 +194,11 @@ def _samples(cut: Any, rate: int) -> np.ndarray:
             f"{cut.id} has {cut.sampling_rate} Hz, below feats.sample_rate {rate}: its upper bands "
             f"would be empty; set feats.sample_rate={cut.sampling_rate}"
         )
+    from lhotse.audio.backend import audio_backend
+
     try:
-        wave_CN = cut.load_audio()
+        with audio_backend("LibsndfileBackend"):  # as data.intake; lhotse's guess fails for .sph
+            wave_CN = cut.load_audio()
     except FileNotFoundError:
         raise
     except Exception as error:  # lhotse's own kinds, whose texts fill a page

@@ -1,0 +1,82 @@
+"""Digit strings spoken by espeak-ng (data.synth) -> cuts with true word and phone times.
+
+Knows nothing of other corpora; the same settings give the same bytes.
+"""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+from lhotse import MonoCut, SupervisionSegment
+from lhotse.supervision import AlignmentItem
+
+from asr_train.data import synth
+from asr_train.data.corpus import CorpusError, Made, whole_cut, whole_recording, write_flac
+from asr_train.jobs import parallel_map
+from asr_train.schema import CorpusSettings
+
+
+def digits(settings: CorpusSettings, split: str, audio_dir: Path | str) -> Made:
+    """Speak digit strings into `audio_dir`/*.flac.
+
+    The same settings give the same bytes. A killed run starts again and overwrites what it finds.
+    """
+    assert settings.digits is not None
+    wanted = settings.digits
+    if split not in wanted.utterances:
+        raise CorpusError(
+            f"{split} is no split of corpus.digits, which has {', '.join(wanted.utterances)}"
+        )
+    voices = synth.cast(settings.seed, wanted.speakers)[split]
+    audio = Path(audio_dir)
+    audio.mkdir(parents=True, exist_ok=True)
+    cuts = list(
+        parallel_map(
+            lambda i: _digit_cut(settings, split, voices[i % len(voices)], i, audio),
+            range(wanted.utterances[split]),
+            f"speech of {split}",
+        )
+    )
+    for old in set(audio.glob("*.flac")) - {Path(c.recording.sources[0].source) for c in cuts}:
+        old.unlink()  # of a larger corpus
+    return Made(split, cuts)
+
+
+def _digit_cut(
+    settings: CorpusSettings, split: str, voice: synth.Voice, number: int, audio: Path
+) -> MonoCut:
+    assert settings.digits is not None
+    rng = np.random.default_rng(_seed(settings.seed, split, number))
+    fewest, most = settings.digits.words
+    words = [
+        synth.DIGITS[i]
+        for i in rng.integers(len(synth.DIGITS), size=rng.integers(fewest, most + 1))
+    ]
+    speech = synth.digit_utterance(words, voice, settings.digits, int(rng.integers(2**62)))
+    utt_id = f"{voice.id}-{number:05d}"
+    path = audio / f"{utt_id}.flac"
+    pcm_T = np.round(speech.samples_T * (2**15 - 1)).astype(np.int16)
+    write_flac(path, pcm_T, speech.rate, "PCM_16")
+    supervision = SupervisionSegment(
+        id=utt_id,
+        recording_id=utt_id,
+        start=0.0,
+        duration=0.0,
+        text=" ".join(words),
+        language="English",
+        speaker=voice.id,
+        custom=speech.about,
+        alignment={
+            kind: [
+                AlignmentItem(s.label, round(s.start, 6), round(s.end - s.start, 6)) for s in spans
+            ]
+            for kind, spans in (("word", speech.words), ("phone", speech.phones))
+        },
+    )
+    recording = whole_recording(utt_id, path, speech.rate, len(speech.samples_T))
+    return whole_cut(supervision, recording)
+
+
+def _seed(*names: object) -> int:
+    """A seed for these names, whatever other seeds there are."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, names)).encode()).digest()[:8])

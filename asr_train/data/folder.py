@@ -1,0 +1,250 @@
+"""Folders with a tab-separated `utterances.tsv` -> cuts of one split.
+
+One folder is split by speaker; further ones train beside it, or have a test split of their own.
+`phone_labels` names a table of phones and their times, against which alignments are measured.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from lhotse.supervision import AlignmentItem
+
+from asr_train.data import intake
+from asr_train.data.corpus import CorpusError, Made, few
+from asr_train.data.intake import Row
+from asr_train.data.splits import further_test_speakers, share_of, split_speakers
+from asr_train.lang.lexicon import SILENCE
+from asr_train.schema import CorpusSettings, DevBy, FolderSettings, LexiconSettings
+
+SPLITS = ("train", "dev", "test")
+TABLE = "utterances.tsv"
+COLUMNS = ("utt_id", "speaker", "path", "duration_seconds", "transcript")
+LABEL_COLUMNS = ("utt_id", "start_seconds", "end_seconds", "phone")
+PAUSES = ("PAU", "SIL")  # Festival's name, and ours
+
+
+def folder(
+    settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_dir: Path | str
+) -> Made:
+    """Take one split of the folders, after looking at each of its recordings.
+
+    Args:
+        audio_dir: for recordings of several channels that are mixed into one.
+    Raises:
+        CorpusError: for a broken table, duplicate ids, speakers that cannot be split, several
+            channels where they are refused; ValueError from the lexicon for refused words.
+    """
+    assert settings.folder is not None
+    wanted = settings.folder
+    splits = (*SPLITS, *wanted.more_tests)
+    if split not in splits:
+        raise CorpusError(f"{split} is no split of a folder, which has {', '.join(splits)}")
+    roots = _roots(wanted)
+    tables = [tabled(root) for root in roots]
+    remarks = _tell_apart(roots, tables)
+    parts = split_rows(tables, wanted)
+    mine = parts[split]
+    if not mine:
+        count = len({row.speaker for table in tables for row in table})
+        raise CorpusError(
+            f"{split} has no speakers: all {count} are named for dev and test in corpus.folder"
+        )
+    if wanted.phone_labels is not None:
+        _label(roots, tables, wanted)
+    made = intake.take(split, mine, wanted, lexicon, Path(audio_dir))
+    made.notes = intake.notes(made, parts, " + ".join(map(str, roots))) + remarks
+    return made
+
+
+def _roots(settings: FolderSettings) -> list[Path]:
+    roots = [Path(d) for d in (settings.dir, *settings.more_dirs, *settings.more_tests.values())]
+    seen: dict[Path, Path] = {}
+    for root in roots:
+        if seen.setdefault(root.resolve(), root) is not root:
+            raise CorpusError(
+                f"corpus.folder names {root} twice, in dir, more_dirs or more_tests; name it once"
+            )
+    return roots
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def tabled(root: Path) -> list[Row]:
+    """The rows of a folder's table, in its order."""
+    table = root / TABLE
+    if not table.is_file():
+        raise CorpusError(
+            f"{table} is missing; CORPUS_DIR must be a folder with this table, its columns "
+            f"{', '.join(COLUMNS)} parted by tabs"
+        )
+    rows = [_row(root, number, value) for number, value in _lines(table, COLUMNS)]
+    intake.unique_ids(rows, table)
+    return rows
+
+
+def _lines(table: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
+    """The lines of a table with tabs, by number and column.
+
+    Raises:
+        CorpusError: for missing columns, or lines of another length.
+    """
+    head, *lines = table.read_text(encoding="utf-8-sig").split("\n")
+    columns = head.rstrip("\r").split("\t")
+    missing = [column for column in wanted if column not in columns]
+    if missing:
+        raise CorpusError(
+            f"{table} has the columns {', '.join(columns)} but lacks {', '.join(missing)}; "
+            "its first line must name them, parted by tabs"
+        )
+    for number, line in enumerate(lines, 2):
+        if not line.strip():
+            continue
+        values = line.rstrip("\r").split("\t")
+        if len(values) != len(columns):
+            raise CorpusError(
+                f"{table}, line {number} has {len(values)} fields for {len(columns)} columns: "
+                f"{line!r}"
+            )
+        yield f"line {number}", {c: v.strip() for c, v in zip(columns, values, strict=True)}
+
+
+def _row(root: Path, where: str, value: dict[str, str]) -> Row:
+    for column in ("utt_id", "speaker", "path"):
+        if not value[column]:
+            raise CorpusError(f"{root / TABLE}, {where} has no {column}: {value}")
+    seconds = _number(root / TABLE, where, value, "duration_seconds")
+    text = " ".join(value["transcript"].upper().split())
+    path = value["path"]
+    return Row(value["utt_id"], value["speaker"], root / path, path, seconds, text, where)
+
+
+def _number(table: Path, where: str, value: dict[str, str], column: str) -> float:
+    try:
+        number = float(value[column])
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise CorpusError(f"{table}, {where}: {column} is {value[column]!r}; it must be a number")
+    return number
+
+
+# --- several folders ----------------------------------------------------------------------------
+
+
+def _tell_apart(roots: list[Path], tables: list[list[Row]]) -> list[str]:
+    """Put the folder's name before speakers and ids that an earlier folder has, and say so."""
+    said: list[str] = []
+    for what in ("speaker", "utt_id"):
+        taken = {getattr(row, what) for row in tables[0]}
+        for root, table in zip(roots[1:], tables[1:], strict=True):
+            own = {getattr(row, what) for row in table}
+            clash = sorted(own & taken)
+            prefix = root.resolve().name.replace(".", "_")
+            if again := sorted({f"{prefix}-{name}" for name in clash} & (own | taken)):
+                raise CorpusError(
+                    f"{root / TABLE}: {what} {few(clash)} is in an earlier folder, and "
+                    f"{few(again)} too; rename them"
+                )
+            for row in table:
+                if getattr(row, what) in clash:
+                    if what == "utt_id":
+                        row.was = row.was or row.utt_id
+                    setattr(row, what, f"{prefix}-{getattr(row, what)}")
+            taken |= {getattr(row, what) for row in table}
+            if clash:
+                said.append(
+                    f"  {root}: {len(clash)} {what}s of earlier folders too, "
+                    f"now with {prefix}- before them: {few(clash)}"
+                )
+    return said
+
+
+def split_rows(tables: list[list[Row]], settings: FolderSettings) -> dict[str, list[Row]]:
+    """The rows of each split, in the order of the folders and their tables.
+
+    Args:
+        tables: the rows of `dir`, of each of `more_dirs`, and of the folders of `more_tests`.
+    """
+    first, *more = tables
+    speakers = split_speakers(
+        [row.speaker for row in first], settings, [row.speaker for rows in more for row in rows]
+    )
+    named = set(settings.dev_speakers) | set(settings.test_speakers)
+    own = more[len(settings.more_dirs) :]
+    for split, rows in zip(settings.more_tests, own, strict=True):
+        names = further_test_speakers([r.speaker for r in rows if r.speaker not in named], settings)
+        speakers[split] = names
+    tested = {name for split in settings.more_tests for name in speakers[split]}
+    speakers["train"] = sorted(set(speakers["train"]) - tested)
+    everything = [row for rows in tables for row in rows]
+    parts = {
+        split: [row for row in everything if row.speaker in wanted]
+        for split, wanted in ((split, set(names)) for split, names in speakers.items())
+    }
+    if settings.dev_by is DevBy.utterances and parts["train"]:
+        here = {row.utt_id for row in first}
+        mine = [row.utt_id for row in parts["train"] if row.utt_id in here]
+        ids = mine or [row.utt_id for row in parts["train"]]
+        dev = share_of(ids, settings.dev_share, "utterances of the training speakers")
+        parts["dev"] = [row for row in parts["train"] if row.utt_id in dev]
+        parts["train"] = [row for row in parts["train"] if row.utt_id not in dev]
+    return parts
+
+
+# --- phones -------------------------------------------------------------------------------------
+
+
+def _label(roots: list[Path], tables: list[list[Row]], settings: FolderSettings) -> None:
+    """Give the rows their phones, where a folder has labels for them."""
+    name = settings.phone_labels
+    assert name is not None
+    found = [(root / name, rows) for root, rows in zip(roots, tables, strict=True)]
+    if not any(table.is_file() for table, _ in found):
+        raise CorpusError(
+            f"corpus.folder.phone_labels is {name}, but {few([str(t) for t, _ in found])} is "
+            "missing; set it to null, or put the table there"
+        )
+    for table, rows in found:
+        if table.is_file():
+            labels = read_phone_labels(table)
+            for row in rows:
+                phones = labels.get(row.was or row.utt_id)
+                if phones is None:
+                    continue
+                if phones[-1].end > row.seconds + settings.duration_tolerance_seconds:
+                    raise CorpusError(
+                        f"{table}: the phones of {row.utt_id} end at {phones[-1].end:.3f} s, but "
+                        f"{TABLE} says {row.seconds:.3f} s; compare the two"
+                    )
+                row.alignment["phone"] = phones
+            if not any("phone" in row.alignment for row in rows):
+                raise CorpusError(
+                    f"{table} has labels of {few(sorted(labels))}, none of which is in "
+                    f"{table.with_name(TABLE)}; compare their utt_id"
+                )
+
+
+def read_phone_labels(table: Path) -> dict[str, list[AlignmentItem]]:
+    """A table of utt_id, start_seconds, end_seconds, phone -> each utterance's phones in order.
+
+    Names become those of the CMU dictionary: upper case, no stress; Festival's `pau` is SIL.
+
+    Raises:
+        CorpusError: for missing columns, or times that run backwards; names the line.
+    """
+    labels: dict[str, list[AlignmentItem]] = {}
+    for where, value in _lines(table, LABEL_COLUMNS):
+        start, end = (_number(table, where, value, c) for c in ("start_seconds", "end_seconds"))
+        phones = labels.setdefault(value["utt_id"], [])
+        before = phones[-1].end if phones else 0.0
+        if not before - 1e-6 <= start < end:
+            raise CorpusError(
+                f"{table}, {where}: {value['phone']!r} of {value['utt_id']} lasts from {start} "
+                f"to {end} s, after one that ends at {before:.4f} s; times must go on"
+            )
+        phone = value["phone"].upper().rstrip("012")
+        phone = SILENCE if phone in PAUSES else phone
+        phones.append(AlignmentItem(phone, start, round(end - start, 6)))
+    return labels

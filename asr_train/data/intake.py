@@ -1,0 +1,248 @@
+"""Utterances as a corpus lists them -> **what can be used of them**, after listening to each.
+
+    rows --unique_ids--> rows with ids that tars can hold --take--> Made (cuts, remarks, notes)
+
+Knows nothing of where the rows come from (data.folder and data.published read them) or of splits.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import soundfile
+from lhotse import MonoCut, SupervisionSegment
+from lhotse.supervision import AlignmentItem
+
+from asr_train.data.corpus import (
+    KEPT,
+    CorpusError,
+    Made,
+    Remark,
+    few,
+    whole_cut,
+    whole_recording,
+    write_flac,
+)
+from asr_train.jobs import parallel_map
+from asr_train.lang.lexicon import Lexicon
+from asr_train.schema import Channel, IntakeSettings, LexiconSettings
+
+
+@dataclass(slots=True)
+class Row:
+    """An utterance as its corpus lists it: a whole recording or, with `start`, a part of one."""
+
+    utt_id: str
+    speaker: str
+    audio: Path
+    path: str  # of `audio`, as the corpus names it
+    seconds: float
+    text: str
+    where: str  # the line that says so
+    start: float | None = None  # seconds
+    channel: int | None = None  # None: as the settings say
+    alignment: dict[str, list[AlignmentItem]] = field(default_factory=dict)  # as lhotse has it
+    was: str = ""  # the corpus's own id, where that could not stay
+
+
+@dataclass(frozen=True, slots=True)
+class _Audio:
+    """What a recording is like; or, in `what` and `why`, why it cannot be used."""
+
+    rate: int = 0
+    samples: int = 0
+    channels: int = 0
+    seconds: float = 0.0  # of the utterance
+    what: str = ""
+    why: str = ""
+
+
+def unique_ids(rows: Sequence[Row], source: Path | str) -> None:
+    """Take '.' and '/', where readers of tar files cut names, out of the ids.
+
+    Raises:
+        CorpusError: for an id that stands there twice, or would after that.
+    """
+    seen: dict[str, Row] = {}
+    for row in rows:
+        if seen.setdefault(row.utt_id, row) is not row:
+            raise CorpusError(
+                f"{source}: the utterance id {row.utt_id!r} stands in {seen[row.utt_id].where} "
+                f"and in {row.where}; ids must differ"
+            )
+    owners = {name: name for name in seen}
+    for old, row in seen.items():
+        new = old.replace(".", "_").replace("/", "_")
+        if new == old:
+            continue
+        if new in owners:
+            raise CorpusError(
+                f"the utterance ids {owners[new]!r} and {old!r} both become {new!r} without "
+                "the '.' and '/' that tar readers cut names at; rename one of them"
+            )
+        row.utt_id, row.was = new, row.was or old
+        owners[new] = old
+
+
+def take(
+    split: str,
+    rows: Sequence[Row],
+    settings: IntakeSettings,
+    lexicon: LexiconSettings,
+    audio_dir: Path,
+) -> Made:
+    """Look at each recording; what cannot be used is dropped and listed.
+
+    Args:
+        audio_dir: for recordings of several channels that are mixed into one.
+    Raises:
+        CorpusError: for several channels where they are refused; ValueError from the lexicon for
+            refused words.
+    """
+    audios = parallel_map(lambda row: _look(row, audio_dir, settings), rows, f"audio of {split}")
+    made = Made(split, [], max_dropped_share=settings.max_dropped_share, group=settings.GROUP)
+    for row, audio in zip(rows, audios, strict=True):
+        if row.was:
+            made.remarks.append(_remark(row, "renamed", f"was {row.was}"))
+        if audio.what:
+            made.remarks.append(_remark(row, audio.what, audio.why))
+        else:
+            made.cuts.append(_cut(row, audio, audio_dir, settings))
+    made.remarks += _unknown_words(rows, {cut.id for cut in made.cuts}, lexicon)
+    return made
+
+
+def notes(made: Made, parts: dict[str, list[Row]], source: Path | str) -> list[str]:
+    """What there is to say of a corpus and of what became of one of its parts."""
+    speakers = {split: sorted({row.speaker for row in part}) for split, part in parts.items()}
+    everyone = {name for names in speakers.values() for name in names}
+    count = sum(map(len, parts.values()))
+    notes = [f"{source}: {count} utterances of {len(everyone)} speakers"]
+    for split, names in speakers.items():
+        count = len(parts[split])
+        notes.append(f"  {split}: {len(names)} speakers, {count} utterances: {few(names)}")
+    rates = Counter(cut.sampling_rate for cut in made.cuts)
+    if len(rates) > 1:
+        listed = ", ".join(f"{rate} Hz: {count}" for rate, count in sorted(rates.items()))
+        notes.append(f"  sample rates in {made.split}: {listed}")
+    for what, count in Counter(remark.what for remark in made.remarks).most_common():
+        some = [remark for remark in made.remarks if remark.what == what]
+        fate = "dropped" if some[0].dropped else "kept"
+        words = sorted({w for r in some for w in r.why.split()}) if what == KEPT[1] else []
+        example = f"words: {few(words)}" if words else f"{some[0].utt_id}: {some[0].why}"
+        notes.append(f"  {fate} in {made.split}: {count} {what} ({example})")
+    return notes
+
+
+def _look(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
+    """What a recording is like, by its header; what seems right is read from end to end."""
+    path = row.audio
+    if not row.text:
+        return _Audio(what="empty transcript", why="the transcript is empty")
+    if not path.is_file():
+        return _Audio(what="missing audio", why=f"{path} is missing")
+    try:
+        info = soundfile.info(path)
+    except (soundfile.LibsndfileError, OSError) as error:
+        return _Audio(what="unreadable audio", why=f"{path}: {error}")
+    seconds = info.frames / info.samplerate
+    tolerance = settings.duration_tolerance_seconds
+    if row.start is None and abs(seconds - row.seconds) > tolerance:
+        why = f"the audio has {seconds:.3f} s but duration_seconds is {row.seconds:.3f}"
+        return _Audio(what="other duration", why=why)
+    if row.start is not None:
+        if not 0 <= row.start < row.start + row.seconds <= seconds + tolerance:
+            why = f"{row.start:.3f} s and {row.seconds:.3f} s on, but the audio has {seconds:.3f} s"
+            return _Audio(what="outside the audio", why=why)
+        seconds = min(row.seconds, seconds - row.start)
+    for what, wrong, limit in (
+        ("too short", seconds < settings.min_seconds, f"min_seconds is {settings.min_seconds}"),
+        ("too long", seconds > settings.max_seconds, f"max_seconds is {settings.max_seconds}"),
+    ):
+        if wrong:
+            return _Audio(what=what, why=f"{seconds:.3f} s, but {settings.GROUP}.{limit}")
+    if row.channel is not None and row.channel >= info.channels:
+        why = f"{path} has {info.channels} channels, so none of the number {row.channel}"
+        return _Audio(what="missing channel", why=why)
+    if row.channel is None and info.channels > 1 and settings.channel is Channel.refuse:
+        raise CorpusError(
+            f"{row.utt_id}: {path} has {info.channels} channels where one is expected; "
+            f"set {settings.GROUP}.channel to first or mix"
+        )
+    audio = _Audio(info.samplerate, info.frames, info.channels, seconds)
+    return _listen(row, audio, audio_dir, settings)
+
+
+def _listen(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) -> _Audio:
+    """Read an utterance; the channel that is meant, or the mean of all, must be sound."""
+    path = row.audio
+    first, count = 0, audio.samples
+    if row.start is not None:
+        first = round(row.start * audio.rate)
+        count = min(round(audio.seconds * audio.rate), audio.samples - first)
+    try:
+        wave_TC, _ = soundfile.read(path, count, first, dtype="float32", always_2d=True)
+    except (soundfile.LibsndfileError, OSError) as error:
+        return _Audio(what="unreadable audio", why=f"{path}: {error}")
+    if len(wave_TC) != count:
+        why = f"{path} promises {count} samples but {len(wave_TC)} can be read"
+        return _Audio(what="unreadable audio", why=why)
+    mix = _mixes(row, audio, settings)
+    wave_T = wave_TC.mean(1) if mix else wave_TC[:, row.channel or 0]
+    bad = np.count_nonzero(~np.isfinite(wave_T))
+    if bad:
+        why = f"{path}: {bad} of {count} samples are NaN or infinite"
+        return _Audio(what="not finite", why=why)
+    if not wave_T.any():
+        return _Audio(what="only zeros", why=f"{path}: all {count} samples are zero")
+    if mix:
+        write_flac(_mixed(row, audio_dir), wave_T, audio.rate, "PCM_24")
+    return audio
+
+
+def _mixes(row: Row, audio: _Audio, settings: IntakeSettings) -> bool:
+    return row.channel is None and audio.channels > 1 and settings.channel is Channel.mix
+
+
+def _mixed(row: Row, audio_dir: Path) -> Path:
+    return audio_dir / f"{row.utt_id}.flac"
+
+
+def _cut(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) -> MonoCut:
+    supervision = SupervisionSegment(
+        id=row.utt_id,
+        recording_id=row.utt_id,
+        start=0.0,
+        duration=audio.seconds,
+        text=row.text,
+        speaker=row.speaker,
+        alignment=row.alignment or None,
+    )
+    if _mixes(row, audio, settings):
+        mixed = whole_recording(row.utt_id, _mixed(row, audio_dir), audio.rate, audio.samples)
+        return whole_cut(supervision, mixed)
+    size = audio.rate, audio.samples, audio.channels
+    if row.start is None:
+        cut = whole_cut(supervision, whole_recording(row.utt_id, row.audio, *size))
+    else:
+        supervision.recording_id = row.audio.stem
+        recording = whole_recording(row.audio.stem, row.audio, *size)
+        cut = MonoCut(
+            row.utt_id, row.start, audio.seconds, 0, supervisions=[supervision], recording=recording
+        )
+    cut.channel = supervision.channel = row.channel or 0
+    return cut
+
+
+def _unknown_words(rows: Sequence[Row], kept: set[str], lexicon: LexiconSettings) -> list[Remark]:
+    """Utterances that the alignment will lose for want of a pronunciation."""
+    rows = [row for row in rows if row.utt_id in kept]
+    missing = set(Lexicon.from_settings(lexicon, {w for r in rows for w in r.text.split()}).missing)
+    found = ((row, [w for w in row.text.split() if w in missing]) for row in rows)
+    return [_remark(row, "no pronunciation", " ".join(words)) for row, words in found if words]
+
+
+def _remark(row: Row, what: str, why: str) -> Remark:
+    return Remark(row.utt_id, row.speaker, row.path, what, " ".join(why.split()))

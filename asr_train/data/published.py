@@ -1,0 +1,344 @@
+"""Published corpora, as their archives unpack -> cuts of one split.
+
+    librispeech  SUBSET/SPEAKER/CHAPTER/*.{flac,trans.txt}; mini_librispeech too
+    yesno        60 WAV files whose names are their transcripts
+    swbd         LDC97S62, swb_ms98_transcriptions; Hub5'00: LDC2002S09, LDC2002T43
+    an4          etc/an4_{train,test}.{fileids,transcription}, wav/an4*_clstk/SPEAKER/*.sph
+
+lhotse reads all but AN4, which it does not know; what it leaves out is counted. All recordings are
+then listened to as those of a folder are.
+"""
+
+import io
+import logging
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import Any
+
+from asr_train.data import intake
+from asr_train.data.corpus import CorpusError, Made, Remark, few
+from asr_train.data.intake import Row
+from asr_train.data.splits import share_of
+from asr_train.schema import (
+    CorpusSettings,
+    DevBy,
+    LexiconSettings,
+    Published,
+    PublishedSettings,
+)
+
+Listed = tuple[list[Row], list[Remark]]  # utterances, and what could not become one
+
+
+def published(
+    settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_dir: Path | str
+) -> Made:
+    """Take one split, after looking at each of its recordings.
+
+    Args:
+        audio_dir: for recordings of several channels that are mixed into one.
+    Raises:
+        CorpusError: for folders that are not laid out as the corpus is, or what `data.intake`
+            refuses.
+    """
+    assert settings.published is not None
+    wanted = settings.published
+    if split not in wanted.splits:
+        raise CorpusError(
+            f"{split} is no split of corpus.published, which has {', '.join(wanted.splits)}"
+        )
+    root = Path(wanted.dir)
+    if not root.is_dir():
+        raise CorpusError(f"{root} is no folder; CORPUS_DIR must name that of {wanted.kind.value}")
+    shared = split in ("train", "dev") and not wanted.splits["dev"]
+    names = wanted.splits["train" if shared else split]
+    listed = [READERS[wanted.kind](root, name) for name in names]
+    rows = [row for some, _ in listed for row in some]
+    if not rows:
+        raise CorpusError(f"{split}: there are no utterances in {', '.join(names)} of {root}")
+    intake.unique_ids(rows, root)
+    parts = _spare_dev(rows, wanted) if shared else {split: rows}
+    made = intake.take(split, parts[split], wanted, lexicon, Path(audio_dir))
+    if split != "dev" or not shared:  # else those of train would be listed twice
+        made.remarks += [remark for _, some in listed for remark in some]
+    made.notes = intake.notes(made, parts, f"{root}, {', '.join(names)}")
+    return made
+
+
+def _spare_dev(rows: list[Row], settings: PublishedSettings) -> dict[str, list[Row]]:
+    """TRAIN and DEV out of what the corpus has for training, by hash of the names."""
+    if settings.dev_by is DevBy.utterances:
+        dev = share_of([row.utt_id for row in rows], settings.dev_share, "utterances of train")
+        return {
+            "train": [row for row in rows if row.utt_id not in dev],
+            "dev": [row for row in rows if row.utt_id in dev],
+        }
+    speakers = sorted({row.speaker for row in rows})
+    dev = share_of(speakers, settings.dev_share, "speakers of train")
+    return {
+        "train": [row for row in rows if row.speaker not in dev],
+        "dev": [row for row in rows if row.speaker in dev],
+    }
+
+
+# --- lhotse's own -------------------------------------------------------------------------------
+
+
+@contextmanager
+def _prepared(name: str, root: Path) -> Iterator[None]:
+    """lhotse's prepare functions assert, warn and draw progress bars; here they fail in a line."""
+    from lhotse.audio.backend import audio_backend
+
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # what is left out is counted by the caller
+    try:
+        with redirect_stderr(io.StringIO()), audio_backend("LibsndfileBackend"):
+            yield
+    except OSError:
+        raise
+    except Exception as error:  # of many kinds: what is not as expected shows as anything
+        text = " ".join(str(error).split())
+        raise CorpusError(
+            f"lhotse's prepare_{name} cannot take {root} ({type(error).__name__}: {text[:300]}); "
+            "compare its files with the recipe's README"
+        ) from error
+    finally:
+        logging.disable(level)
+
+
+def _rows(manifests: dict[str, Any], root: Path, text: Callable[[str], str]) -> list[Row]:
+    """lhotse's recordings and supervisions, in the order of their ids."""
+    recordings = {recording.id: recording for recording in manifests["recordings"]}
+    rows = []
+    for said in sorted(manifests["supervisions"], key=lambda s: s.id):
+        recording = recordings[said.recording_id]
+        audio = Path(recording.sources[0].source)
+        whole = recording.num_channels == 1 and said.duration == recording.duration
+        rows.append(
+            Row(
+                utt_id=said.id,
+                speaker=said.speaker or root.name,
+                audio=audio,
+                path=_relative(audio, root),
+                seconds=said.duration,
+                text=text(said.text or ""),
+                where=_relative(audio, root),
+                start=None if whole else said.start,
+                channel=None if whole else said.channel,
+                alignment=said.alignment or {},
+            )
+        )
+    return rows
+
+
+def _relative(path: Path, root: Path) -> str:
+    return str(path.relative_to(root) if path.is_relative_to(root) else path)
+
+
+def _upper(text: str) -> str:
+    return " ".join(text.upper().split())
+
+
+def _librispeech(root: Path, subset: str) -> Listed:
+    from lhotse.recipes import prepare_librispeech
+
+    inner = root / "LibriSpeech"
+    root = inner if inner.is_dir() else root
+    if not (root / subset).is_dir():
+        there = [path.name for path in sorted(root.iterdir()) if path.is_dir()]
+        raise CorpusError(
+            f"{root / subset} is missing; there are {few(there) or 'no folders'}: download it, or "
+            "name others by corpus.published.splits"
+        )
+    with _prepared("librispeech", root):
+        manifests = prepare_librispeech(root, dataset_parts=[subset])[subset]
+    rows = _rows(manifests, root, _upper)
+    taken, lost = {row.utt_id for row in rows}, []
+    for transcript in sorted((root / subset).rglob("*.trans.txt")):
+        for line in transcript.read_text().splitlines():
+            utt_id = line.split(maxsplit=1)[0] if line.strip() else ""
+            if utt_id and utt_id not in taken:
+                audio = _relative(transcript.with_name(f"{utt_id}.flac"), root)
+                speaker = utt_id.split("-")[0]
+                lost.append(Remark(utt_id, speaker, audio, "missing audio", f"{audio} is missing"))
+    return rows, lost
+
+
+def _yesno(root: Path, subset: str) -> Listed:
+    from lhotse.recipes import prepare_yesno
+
+    inner = root / "waves_yesno"
+    root = inner if inner.is_dir() else root
+    with _prepared("yesno", root):
+        manifests = prepare_yesno(root)
+    return _rows(_part(dict(manifests), subset, "yesno"), root, _upper), []
+
+
+def _part(parts: dict[str, Any], subset: str, corpus: str) -> Any:
+    if subset not in parts:
+        raise CorpusError(f"{corpus} has no part {subset!r}; it has {', '.join(parts)}")
+    return parts[subset]
+
+
+# --- Switchboard --------------------------------------------------------------------------------
+
+MS98 = "swb_ms98_transcriptions"
+HUB5_MARKS = re.compile(r"""<(?:[^<>"]|"[^"]*")*>|\{[^}]*\}|\[[^\]]*\]|--+""")
+HUB5_PARTS = {"eval2000": "", "eval2000_swbd": "sw_", "eval2000_callhome": "en_"}  # ids begin so
+
+
+def _swbd(root: Path, subset: str) -> Listed:
+    from lhotse.recipes import prepare_eval2000, prepare_switchboard
+    from lhotse.recipes.eval2000 import make_segments
+
+    prefix = _part({"swbd": "", **HUB5_PARTS}, subset, "swbd")
+    needed = ["LDC97S62", MS98] if subset == "swbd" else ["LDC2002S09", "LDC2002T43"]
+    for name in needed:
+        if not (root / name).is_dir():
+            raise CorpusError(
+                f"{root / name} is missing; CORPUS_DIR must hold {', '.join(needed)} (links will "
+                "do); see recipes/swbd/README.md"
+            )
+    if subset == "swbd":
+        with _prepared("switchboard", root):
+            manifests = prepare_switchboard(root / needed[0], root / MS98, absolute_paths=True)
+        rows = _rows(manifests, root, ms98_text)
+        for row in rows:  # lhotse calls both sides A
+            row.speaker = f"{row.audio.stem}-{'AB'[row.channel or 0]}"
+        lines = _count_lines((root / MS98).rglob("*trans.text"), silence="[silence]")
+        return rows, _left_out(lines - len(rows), "swbd", MS98)
+    with _prepared("eval2000", root), tempfile.TemporaryDirectory() as scratch:
+        manifests = prepare_eval2000(root, scratch, absolute_paths=True)
+        listed = make_segments(root / "LDC2002T43" / "reference" / "english")
+    rows = [row for row in _rows(manifests, root, hub5_text) if row.utt_id.startswith(prefix)]
+    lines = sum(said.id.startswith(prefix) for said in listed)
+    return rows, _left_out(lines - len(rows), subset, "LDC2002T43")
+
+
+def _count_lines(tables: Iterable[Path], silence: str) -> int:
+    lines = (line.split() for table in tables for line in table.read_text().splitlines())
+    return sum(len(fields) > 3 and fields[3] != silence for fields in lines)
+
+
+def _left_out(count: int, part: str, where: str) -> list[Remark]:
+    """lhotse passes over transcripts without a recording; they are counted, for it names none."""
+    why = f"{where} has {count} segments more than recordings can be found for"
+    return [Remark(f"{part}-{i}", "", "", "missing audio", why) for i in range(max(0, count))]
+
+
+def ms98_text(text: str) -> str:
+    """Words of the Mississippi State transcripts, upper case.
+
+    As Kaldi's swbd1_map_words.pl has it, [laughter-yes] is YES, [it'n/isn't] IT'N, ab[solute]-
+    AB-, {yuppiedom} YUPPIEDOM and them_1 THEM. [noise], [laughter], [vocalized-noise] and the marks
+    of asides are no words: silence and the models of phones take their frames.
+    """
+    return _upper(" ".join(filter(None, map(_ms98_word, text.split()))))
+
+
+def _ms98_word(word: str) -> str:
+    if re.fullmatch(r"\[(silence|noise|laughter|vocalized-noise)\]|<[be]_aside>", word, re.I):
+        return ""
+    word = re.sub(r"^(-?)\[laughter-(.+)\](-?)$", r"\1\2\3", word, flags=re.I)
+    word = re.sub(r"^\[(.+)/.+\](-?)$", r"\1\2", word)
+    word = re.sub(r"^-?\[[^\][]+\](.+)$", r"-\1", word)
+    word = re.sub(r"^(.+)\[[^\][]+\]-?$", r"\1-", word)
+    word = re.sub(r"^\{(.+)\}$", r"\1", word)
+    return re.sub(r"_\d", "", word)
+
+
+def hub5_text(text: str) -> str:
+    """Words of LDC's Hub5'00 transcripts, upper case, without marks of noise, doubt and name.
+
+    `%um, <contraction e_form="[we=>we]['re=>are]">we're {laugh} ((going)) --` is UM WE'RE GOING.
+    """
+    text = HUB5_MARKS.sub(" ", text)
+    words = (word.strip("%&^~@*+/().,?!:;\"`'") for word in re.sub(r"[()]", " ", text).split())
+    return _upper(" ".join(words))
+
+
+# --- AN4 ----------------------------------------------------------------------------------------
+
+AN4_AUDIO = (".sph", ".wav", ".flac")  # with a header that says what they are
+
+
+def _an4(root: Path, subset: str) -> Listed:
+    """CMU's own lists: `fash/an251-fash-b` in one, `<s> YES </s> (an251-fash-b)` in the other."""
+    inner = root / "an4"
+    root = inner if inner.is_dir() else root
+    _part({"train": 0, "test": 0}, subset, "an4")
+    files = root / "etc" / f"an4_{subset}.fileids"
+    spoken = root / "etc" / f"an4_{subset}.transcription"
+    for table in (files, spoken):
+        if not table.is_file():
+            raise CorpusError(
+                f"{table} is missing; CORPUS_DIR must be the folder that an4_sphere.tar.gz unpacks"
+            )
+    texts = dict(_an4_texts(spoken))
+    rows = []
+    for number, line in enumerate(files.read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        path = Path(line.strip())
+        if path.name not in texts:
+            raise CorpusError(
+                f"{files}, line {number}: {spoken.name} has no transcript of {path.name}; "
+                "unpack the corpus again"
+            )
+        audio = _an4_audio(root / "wav" / path)
+        rows.append(
+            Row(
+                utt_id=path.name,
+                speaker=path.parent.name,
+                audio=audio,
+                path=_relative(audio, root),
+                seconds=_seconds(audio),
+                text=texts[path.name],
+                where=f"line {number}",
+            )
+        )
+    return rows, []
+
+
+def _an4_texts(table: Path) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(table.read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        found = re.fullmatch(r"(.*)\(([^()\s]+)\)\s*", line)
+        if found is None:
+            raise CorpusError(f"{table}, line {number}: {line!r} does not end in (its id)")
+        words = [w for w in found[1].split() if not re.fullmatch(r"</?s>|<sil>|\+\+.*\+\+", w)]
+        yield found[2], _upper(" ".join(words))
+
+
+def _an4_audio(stem: Path) -> Path:
+    names = [stem.with_name(stem.name + suffix) for suffix in AN4_AUDIO]
+    raw = stem.with_name(stem.name + ".raw")
+    there = [path for path in names if path.is_file()]
+    if not there and raw.is_file():
+        raise CorpusError(
+            f"{raw} has no header, so its byte order is unknown; take an4_sphere.tar.gz, or "
+            "convert the recordings to .wav"
+        )
+    return there[0] if there else names[0]
+
+
+def _seconds(audio: Path) -> float:
+    """What the header says, for the lists say nothing; what is not there is found by `intake`."""
+    import soundfile
+
+    try:
+        return float(soundfile.info(audio).duration)
+    except (soundfile.LibsndfileError, OSError):
+        return 0.0
+
+
+READERS: dict[Published, Callable[[Path, str], Listed]] = {
+    Published.librispeech: _librispeech,
+    Published.an4: _an4,
+    Published.yesno: _yesno,
+    Published.swbd: _swbd,
+}

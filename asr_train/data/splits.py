@@ -1,0 +1,107 @@
+"""Speakers -> splits: named, every Nth, or by a hash of the name, the same on every machine.
+
+Knows nothing of recordings.
+"""
+
+import difflib
+from collections.abc import Sequence
+
+from asr_train.data.corpus import CorpusError, few, hash_order
+from asr_train.schema import DevBy, FolderSettings
+
+
+def split_speakers(
+    speakers: Sequence[str], settings: FolderSettings, more: Sequence[str] = ()
+) -> dict[str, list[str]]:
+    """Which speakers are in train, dev and test: those named in the settings, else as drawn.
+
+    TEST is every `test_every`th speaker in sorted order, if that is set. Else a hash of their names
+    orders the speakers; TEST takes its share from one end, then DEV, at least one each. With
+    `dev_by: utterances`, DEV's speakers are TRAIN's.
+
+    Args:
+        speakers: of the folder that DEV and TEST are drawn from.
+        more: of further folders; they train unless they are named.
+    Raises:
+        CorpusError: for names that are not in the corpus, or too few speakers.
+    """
+    everyone, others = sorted(set(speakers)), sorted(set(more))
+    for key in ("dev_speakers", "test_speakers"):
+        _refuse_unknown(key, getattr(settings, key), sorted({*everyone, *others}))
+    taken = {"test": sorted(settings.test_speakers), "dev": sorted(settings.dev_speakers)}
+    if settings.test_every is not None:
+        taken["test"] = _every(everyone, settings)
+    shares = {"test": settings.test_share, "dev": settings.dev_share}
+    if settings.dev_by is DevBy.utterances:
+        del taken["dev"]
+    named = {name for names in taken.values() for name in names}
+    free = sorted(set(everyone) - named, key=hash_order)
+    train = set(others) - named
+    drawn = [split for split in taken if not taken[split]]
+    counts = {split: max(1, round(shares[split] * len(everyone))) for split in drawn}
+    if drawn and sum(counts.values()) >= len(free) + bool(train):
+        raise CorpusError(
+            f"{len(free)} speakers ({few(free)}) cannot be split into {counts} and some for "
+            "train: each split needs one of its own; name corpus.folder.dev_speakers and "
+            "test_speakers, lower their shares, or add speakers"
+        )
+    for split in drawn:
+        taken[split], free = sorted(free[: counts[split]]), free[counts[split] :]
+    trained = sorted({*free, *train})
+    return {"train": trained, "dev": taken.get("dev", trained), "test": taken["test"]}
+
+
+def further_test_speakers(speakers: Sequence[str], settings: FolderSettings) -> list[str]:
+    """Who of a further folder is held out for a test split of its own: every Nth, or a share.
+
+    Raises:
+        CorpusError: if nobody would be left to train on.
+    """
+    everyone = sorted(set(speakers))
+    if settings.test_every is not None:
+        return _every(everyone, settings)
+    return sorted(share_of(everyone, settings.test_share, "speakers"))
+
+
+def share_of(names: Sequence[str], share: float, what: str) -> set[str]:
+    """The share of these names, at least one, whose hashes come first.
+
+    Raises:
+        CorpusError: if no others would be left to train on.
+    """
+    count = max(1, round(share * len(names)))
+    if count >= len(names):
+        raise CorpusError(
+            f"{len(names)} {what} cannot be split into {count} held out and some for train; "
+            "lower dev_share or test_share of the corpus, or add recordings"
+        )
+    return set(sorted(names, key=hash_order)[:count])
+
+
+def _every(everyone: list[str], settings: FolderSettings) -> list[str]:
+    """The Nth, 2Nth, ... speaker."""
+    assert settings.test_every is not None
+    found = everyone[settings.test_every - 1 :: settings.test_every]
+    both = sorted(set(found) & set(settings.dev_speakers))
+    if both:
+        raise CorpusError(
+            f"corpus.folder.dev_speakers names {few(both)}, whom test_every="
+            f"{settings.test_every} takes for test; name others for dev"
+        )
+    if not found:
+        raise CorpusError(
+            f"corpus.folder.test_every is {settings.test_every}, but there are only "
+            f"{len(everyone)} speakers ({few(everyone)}); lower it"
+        )
+    return found
+
+
+def _refuse_unknown(key: str, names: list[str], everyone: list[str]) -> None:
+    for name in names:
+        if name not in everyone:
+            near = difflib.get_close_matches(name, everyone, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise CorpusError(
+                f"corpus.folder.{key} names {name!r}, who is not in the corpus; {hint}"
+                f"it has {few(everyone)}"
+            )

@@ -1,0 +1,373 @@
+"""data.published: folders laid out as the corpora are, and what is missing or broken in them.
+
+The recordings are noises; the layouts, names and markup are those of the corpora.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from lhotse import CutSet, validate
+from lhotse.audio.backend import audio_backend
+from noises import INTAKE, corpus_of, ids, lexicon
+
+from asr_train.data.corpus import CorpusError, Made, write
+from asr_train.data.features import extract
+from asr_train.data.published import hub5_text, ms98_text, published
+from asr_train.files import read_jsonl
+from asr_train.schema import DevBy, FeatsSettings, Published, PublishedSettings, SettingsError
+
+RATE = 8000
+LOGMEL = FeatsSettings(
+    sample_rate=RATE,
+    num_mels=20,
+    window_seconds=0.025,
+    shift_seconds=0.01,
+    low_hz=20.0,
+    high_hz=0.0,
+    preemphasis=0.97,
+    dither=0.0,
+)
+SOUNDS = {".flac": "FLAC", ".wav": "WAV", ".sph": "NIST"}
+
+
+def noise(path: Path, seconds: float = 0.5, channels: int = 1, subtype: str = "PCM_16") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(len(path.name))
+    wave_TC = rng.uniform(-0.5, 0.5, (round(seconds * RATE), channels))
+    soundfile.write(path, wave_TC, RATE, format=SOUNDS[path.suffix], subtype=subtype)
+
+
+def lines(path: Path, *content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in content))
+
+
+def made(kind: Published, root: Path, split: str, splits=None, **changes) -> Made:
+    values = {
+        **INTAKE,
+        "max_dropped_share": 0.5,
+        "kind": kind,
+        "dir": str(root),
+        "splits": splits or {"train": ["train"], "dev": [], "test": ["test"]},
+    }
+    settings = corpus_of(published=PublishedSettings(**{**values, **changes}))
+    return published(settings, lexicon(root.parent), split, root / "mixed")
+
+
+def readable(made: Made, folder: Path) -> list[dict]:
+    """What lhotse makes of the manifest, after the features could be computed."""
+    write(made, folder / "split.jsonl.gz")
+    cuts = CutSet.from_file(folder / "split.jsonl.gz")
+    validate(cuts)
+    rows, _ = extract(list(cuts), LOGMEL, folder / "feats.h5")
+    for row in rows:
+        assert row["features"]["num_frames"] == pytest.approx(row["duration"] * 100, abs=1)
+    return read_jsonl(folder / "split.jsonl.gz")
+
+
+def texts(made: Made) -> dict[str, tuple[str, str]]:
+    """id -> speaker and words."""
+    said = [cut.supervisions[0] for cut in made.cuts]
+    return {s.id: (s.speaker, s.text) for s in said}
+
+
+# --- LibriSpeech --------------------------------------------------------------------------------
+
+LIBRI = {"train": ["train-clean-5"], "dev": [], "test": ["dev-clean-2"]}
+
+
+@pytest.fixture
+def libri(tmp_path) -> Path:
+    """Three readers in train-clean-5, one in dev-clean-2; two utterances each."""
+    root = tmp_path / "LibriSpeech"
+    for subset, readers in (("train-clean-5", (19, 26, 32)), ("dev-clean-2", (84,))):
+        for reader in readers:
+            chapter = root / subset / str(reader) / "198"
+            names = [f"{reader}-198-{i:04d}" for i in range(2)]
+            for name in names:
+                noise(chapter / f"{name}.flac")
+            lines(chapter / f"{reader}-198.trans.txt", f"{names[0]} ONE TWO", f"{names[1]} SIX")
+    return tmp_path
+
+
+def test_librispeech_is_read_by_its_subsets(libri):
+    test = made(Published.librispeech, libri, "test", LIBRI)
+    assert texts(test) == {"84-198-0000": ("84", "ONE TWO"), "84-198-0001": ("84", "SIX")}
+    readable(test, libri)
+    assert test.remarks == []
+
+
+def test_the_folder_inside_will_do(libri):
+    inner = made(Published.librispeech, libri / "LibriSpeech", "test", LIBRI)
+    assert texts(inner) == texts(made(Published.librispeech, libri, "test", LIBRI))
+
+
+def test_dev_is_some_of_trains_speakers_where_the_corpus_has_none(libri):
+    train, dev = (made(Published.librispeech, libri, s, LIBRI) for s in ("train", "dev"))
+    assert len({cut.supervisions[0].speaker for cut in dev.cuts}) == 1
+    people = [{cut.supervisions[0].speaker for cut in m.cuts} for m in (train, dev)]
+    assert people[0] | people[1] == {"19", "26", "32"}
+    assert not people[0] & people[1]
+    assert "  dev: 1 speakers, 2 utterances" in "\n".join(train.notes)
+
+
+def test_dev_may_be_a_subset(libri):
+    splits = {"train": ["train-clean-5"], "dev": ["dev-clean-2"]}
+    assert len(made(Published.librispeech, libri, "train", splits).cuts) == 6
+    assert ids(made(Published.librispeech, libri, "dev", splits)) == ["84-198-0000", "84-198-0001"]
+
+
+def test_a_recording_that_lhotse_passes_over_is_listed(libri, tmp_path):
+    (tmp_path / "LibriSpeech/dev-clean-2/84/198/84-198-0001.flac").unlink()
+    test = made(Published.librispeech, libri, "test", LIBRI)
+    assert ids(test) == ["84-198-0000"]
+    (remark,) = test.remarks
+    assert (remark.utt_id, remark.what, remark.dropped) == ("84-198-0001", "missing audio", True)
+
+
+def test_recordings_are_listened_to_as_those_of_a_folder(libri):
+    silent = libri / "LibriSpeech/dev-clean-2/84/198/84-198-0000.flac"
+    soundfile.write(silent, np.zeros(RATE), RATE)
+    test = made(Published.librispeech, libri, "test", LIBRI)
+    assert [(r.utt_id, r.what) for r in test.remarks] == [("84-198-0000", "only zeros")]
+
+
+def test_a_recording_that_lhotse_cannot_read_is_named(libri):
+    broken = libri / "LibriSpeech/dev-clean-2/84/198/84-198-0000.flac"
+    broken.write_bytes(b"no sound")
+    with pytest.raises(CorpusError, match=r"prepare_librispeech cannot take .*84-198-0000"):
+        made(Published.librispeech, libri, "test", LIBRI)
+
+
+def test_a_missing_subset_is_named_with_those_there(libri):
+    splits = {"train": ["train-clean-100"], "dev": []}
+    with pytest.raises(CorpusError, match=r"train-clean-100 is missing; there are dev-clean-2, tr"):
+        made(Published.librispeech, libri, "train", splits)
+
+
+def test_what_is_trained_on_is_not_tested_on():
+    splits = {"train": ["a", "b"], "dev": [], "test": ["b"]}
+    with pytest.raises(SettingsError, match="b is in train and in test"):
+        made(Published.librispeech, Path("x"), "test", splits)
+
+
+@pytest.mark.parametrize("split, says", [("tset", "tset is no split"), ("train", "is no folder")])
+def test_what_is_not_there_is_refused(tmp_path, split, says):
+    with pytest.raises(CorpusError, match=says):
+        made(Published.librispeech, tmp_path / "gone", split, LIBRI)
+
+
+# --- yesno --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def yesno(tmp_path) -> Path:
+    for number in range(60):
+        noise(tmp_path / "waves_yesno" / ("_".join(f"{number:08b}") + ".wav"), 0.2)
+    return tmp_path
+
+
+def test_yesno_has_its_words_in_its_names(yesno):
+    whole = {s: made(Published.yesno, yesno, s, dev_by=DevBy.utterances) for s in ("train", "dev")}
+    test = made(Published.yesno, yesno, "test")
+    assert [len(m.cuts) for m in (*whole.values(), test)] == [27, 3, 30]
+    assert texts(test)["0_0_0_0_0_0_0_1"] == ("waves_yesno", "NO NO NO NO NO NO NO YES")
+    assert len({*ids(whole["train"]), *ids(whole["dev"]), *ids(test)}) == 60
+    readable(test, yesno)
+
+
+def test_a_yesno_that_is_not_whole_is_refused(yesno):
+    (yesno / "waves_yesno/0_0_0_0_0_0_0_0.wav").unlink()
+    with pytest.raises(CorpusError, match=r"prepare_yesno cannot take .*waves_yesno"):
+        made(Published.yesno, yesno, "test")
+
+
+# --- AN4 ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[".sph", ".wav"])
+def an4(tmp_path, request) -> Path:
+    for subset, folder, people in (
+        ("train", "an4_clstk", ("fash", "fbbh")),
+        ("test", "an4test_clstk", ("fcaw",)),
+    ):
+        files = [f"{folder}/{name}/{utt}-{name}-b" for name in people for utt in ("an251", "cen1")]
+        for file in files:
+            noise(tmp_path / "an4/wav" / f"{file}{request.param}")
+        edge = ("<s> ", " </s>") if subset == "train" else ("", "")
+        said = [f"{edge[0]}ONE TWO{edge[1]} ({Path(file).name})" for file in files]
+        lines(tmp_path / f"an4/etc/an4_{subset}.fileids", *files)
+        lines(tmp_path / f"an4/etc/an4_{subset}.transcription", *said)
+    return tmp_path
+
+
+def test_an4_is_read_by_its_lists(an4):
+    test = made(Published.an4, an4, "test")
+    assert texts(test) == {
+        "an251-fcaw-b": ("fcaw", "ONE TWO"),
+        "cen1-fcaw-b": ("fcaw", "ONE TWO"),
+    }
+    train, dev = (made(Published.an4, an4, s) for s in ("train", "dev"))
+    assert {words for _, words in texts(train).values()} == {"ONE TWO"}
+    assert sorted({speaker for m in (train, dev) for speaker, _ in texts(m).values()}) == [
+        *("fash", "fbbh")
+    ]
+    readable(test, an4)
+
+
+def test_an4_drops_and_lists_a_recording_that_is_not_there(an4):
+    for path in an4.rglob("cen1-fcaw-b.*"):
+        path.unlink()
+    test = made(Published.an4, an4, "test")
+    assert [(r.utt_id, r.what) for r in test.remarks] == [("cen1-fcaw-b", "missing audio")]
+
+
+def test_an4_without_headers_is_refused(an4):
+    for path in an4.rglob("cen1-fcaw-b.*"):
+        path.rename(path.with_suffix(".raw"))
+    with pytest.raises(CorpusError, match=r"cen1-fcaw-b.raw has no header"):
+        made(Published.an4, an4, "test")
+
+
+@pytest.mark.parametrize(
+    "said, says",
+    [("ONE TWO", r"line 1: 'ONE TWO' does not end in"), ("ONE (x)", "no transcript of an251")],
+)
+def test_an4s_lists_must_agree(an4, said, says):
+    lines(an4 / "an4/etc/an4_test.transcription", said)
+    with pytest.raises(CorpusError, match=says):
+        made(Published.an4, an4, "test")
+
+
+def test_another_folder_is_not_an4(tmp_path):
+    with pytest.raises(CorpusError, match=r"an4_test.fileids is missing; CORPUS_DIR must be"):
+        made(Published.an4, tmp_path, "test")
+
+
+# --- Switchboard --------------------------------------------------------------------------------
+
+SWBD = {"train": ["swbd"], "dev": [], "test": ["eval2000_swbd"], "test_ch": ["eval2000_callhome"]}
+
+
+@pytest.fixture
+def swbd(tmp_path) -> Path:
+    """Two conversations for training; one of each half of Hub5'00."""
+    for number in ("2001", "2005"):
+        noise(tmp_path / f"LDC97S62/swb1_d1/sw0{number}.sph", 4.0, 2, "ULAW")
+        for side in "AB":
+            name = f"sw{number}{side}-ms98-a"
+            lines(
+                tmp_path / f"swb_ms98_transcriptions/20/{number}/{name}-trans.text",
+                f"{name}-0001 0.000000 0.977625 [silence]",
+                f"{name}-0002 0.977625 2.561500 [laughter-one] two <b_aside> th[ree]-",
+                f"{name}-0003 2.561500 3.900000 six_1 [noise]",
+            )
+    for name in ("sw_4390", "en_4156"):
+        noise(tmp_path / f"LDC2002S09/hub5e_00/english/{name}.sph", 4.0, 2, "ULAW")
+        lines(
+            tmp_path / f"LDC2002T43/reference/english/{name}.txt",
+            "#Language: eng",
+            f"#File id: {name}",
+            "",
+            "0.50 1.50 A: %um, <contraction e_form=\"[do=>do][not=>n't]\">don't stop --",
+            "",
+            "1.75 3.25 B: ((six)) {laugh} two.",
+        )
+    return tmp_path
+
+
+def test_switchboards_sides_are_speakers_of_their_own(swbd):
+    train, dev = (made(Published.swbd, swbd, s, SWBD) for s in ("train", "dev"))
+    said = texts(train) | texts(dev)
+    assert said["sw2001A-ms98-a-0002"] == ("sw02001-A", "ONE TWO TH-")
+    assert said["sw2005B-ms98-a-0003"] == ("sw02005-B", "SIX")
+    assert len(said) == 8  # silences are no utterances
+    assert len({speaker for speaker, _ in said.values()}) == 4
+    rows = {row["id"]: row for row in readable(train, swbd)}
+    for name, row in rows.items():
+        assert row["channel"] == "AB".index(name[6])
+        start, end = (0.977625, 2.5615) if name.endswith("2") else (2.5615, 3.9)
+        assert (row["start"], row["duration"]) == pytest.approx((start, end - start), abs=1e-6)
+
+
+def test_a_segment_holds_the_samples_of_its_time_and_side(swbd):
+    train = made(Published.swbd, swbd, "train", SWBD)
+    for cut in train.cuts:
+        both_TC, _ = soundfile.read(cut.recording.sources[0].source, dtype="float32")
+        first = round(cut.start * RATE)
+        wave_T = both_TC[first : first + cut.num_samples, cut.channel]
+        with audio_backend("LibsndfileBackend"):
+            assert np.array_equal(cut.load_audio()[0], wave_T)
+
+
+def test_hub5_has_two_halves(swbd):
+    for split, name in (("test", "sw_4390"), ("test_ch", "en_4156")):
+        test = made(Published.swbd, swbd, split, SWBD)
+        assert texts(test) == {
+            f"{name}-0": (f"{name}-A", "UM DON'T STOP"),
+            f"{name}-1": (f"{name}-B", "SIX TWO"),
+        }
+        readable(test, swbd)
+
+
+def test_a_segment_that_sticks_out_ends_with_its_recording(swbd):
+    (table,) = swbd.rglob("sw2001A*trans.text")
+    table.write_text(table.read_text().replace("3.900000", "9.900000"))
+    cuts = [c for s in ("train", "dev") for c in made(Published.swbd, swbd, s, SWBD).cuts]
+    (last,) = [cut for cut in cuts if cut.id == "sw2001A-ms98-a-0003"]
+    assert last.end == pytest.approx(4.0)
+
+
+def test_transcripts_of_recordings_that_are_not_there_are_counted(swbd):
+    (swbd / "LDC2002S09/hub5e_00/english/sw_4390.sph").unlink()
+    with pytest.raises(CorpusError, match="no utterances in eval2000_swbd"):
+        made(Published.swbd, swbd, "test", SWBD)
+    both = made(Published.swbd, swbd, "test", SWBD | {"test": ["eval2000"]})
+    assert ids(both) == ["en_4156-0", "en_4156-1"]
+    assert [r.what for r in both.remarks if r.dropped] == ["missing audio"] * 2
+
+
+@pytest.mark.parametrize("part", ["LDC97S62", "swb_ms98_transcriptions"])
+def test_a_missing_part_of_switchboard_is_named(swbd, part):
+    (swbd / part).rename(swbd / "elsewhere")
+    with pytest.raises(
+        CorpusError, match=rf"{part} is missing; CORPUS_DIR must hold LDC97S62, swb"
+    ):
+        made(Published.swbd, swbd, "train", SWBD)
+
+
+@pytest.mark.parametrize(
+    "said, words",
+    [  # as Kaldi's swbd1_map_words.pl maps its own examples
+        ("[laughter-story]", "STORY"),
+        ("[it'n/isn't]", "IT'N"),
+        ("[lem[guini]-/linguini]", "LEM-"),
+        ("-[an]y", "-Y"),
+        ("ab[solute]-", "AB-"),
+        ("{yuppiedom}", "YUPPIEDOM"),
+        ("them_1 them_1's", "THEM THEM'S"),
+        ("[silence] [noise] [vocalized-noise] [laughter] <b_aside> <e_aside>", ""),
+        ("yeah  i don't know", "YEAH I DON'T KNOW"),
+    ],
+)
+def test_the_markup_of_the_ms98_transcripts_is_not_spoken(said, words):
+    assert ms98_text(said) == words
+
+
+@pytest.mark.parametrize(
+    "said, words",
+    [
+        ("what to you mean? {breath} oh, about", "WHAT TO YOU MEAN OH ABOUT"),
+        (
+            "they're not that thrilled about it, but %uh",
+            "THEY'RE NOT THAT THRILLED ABOUT IT BUT UH",
+        ),
+        ("&Bob's ((going to)) ~AT&T -- uh-huh", "BOB'S GOING TO AT&T UH-HUH"),
+        ("<contraction e_form=\"[we=>we]['re=>are]\">we're starting", "WE'RE STARTING"),
+        ("{laugh} --", ""),
+    ],
+)
+def test_the_markup_of_hub5_transcripts_is_not_spoken(said, words):
+    assert hub5_text(said) == words
