@@ -19,7 +19,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from asr_train.search.beam import Path, check_labels, check_scores
+from asr_train.search.beam import check_labels, check_scores
 from asr_train.search.graph import ARC, Arrays
 
 LINK = np.dtype(
@@ -203,21 +203,60 @@ class Lattices:
         return beam, count
 
 
-def best_path(lattice: Lattice) -> Path:
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """One path through a lattice.
+
+    Attributes:
+        words: ids.
+        starts, ends: frames at which the path passes each word's label, and the next word's (or
+            T). Labels stand where determinisation left them, often some phones into their word;
+            search.times gives the words' own times.
+        states_T: int32 [T], the state of each frame.
+        entered_T: bool [T], the frame enters its state; else it stays there.
+        graph_cost, acoustic_cost: nats; the acoustic one at the scale of the scores.
+        final: it ends where the graph ends.
+    """
+
+    words: list[int]
+    starts: list[int]
+    ends: list[int]
+    states_T: np.ndarray
+    entered_T: np.ndarray
+    graph_cost: float
+    acoustic_cost: float
+    final: bool
+
+    @property
+    def cost(self) -> float:
+        """Nats."""
+        return self.graph_cost + self.acoustic_cost
+
+
+def best_path(lattice: Lattice) -> Sentence:
     """The cheapest path of a lattice."""
-    links = lattice.arcs_A[best_arcs(lattice)]
-    end = links["target"][-1]
-    states_T = links["ilabel"][links["ilabel"] > 0].astype(np.int32) - 1
-    graph = float(links["graph"].sum(dtype=np.float64) + lattice.final_N[end])
-    acoustic = float(links["acoustic"].sum(dtype=np.float64))
-    words = links["olabel"][links["olabel"] > 0].tolist()
-    return Path(states_T, words, graph, acoustic, lattice.final)
-
-
-def best_arcs(lattice: Lattice) -> np.ndarray:
-    """int64: the arcs of the cheapest path."""
     to_end_N = lattice.to_end_N()
-    return _best_arcs(lattice.arcs_A, lattice.first_N(), lattice.final_N, to_end_N)
+    arcs = _best_arcs(lattice.arcs_A, lattice.first_N(), lattice.final_N, to_end_N)
+    return sentence_of(lattice, arcs)
+
+
+def sentence_of(lattice: Lattice, arcs: np.ndarray) -> Sentence:
+    """What the arcs of a complete path say."""
+    links = lattice.arcs_A[arcs]
+    speech = links["ilabel"] > 0
+    spoken = links["olabel"] > 0
+    starts = lattice.frame_N[links["source"][spoken]].tolist()
+    graph = links["graph"].sum(dtype=np.float64) + lattice.final_N[links["target"][-1]]
+    return Sentence(
+        words=links["olabel"][spoken].tolist(),
+        starts=starts,
+        ends=[*starts[1:], lattice.frames][: len(starts)],
+        states_T=links["ilabel"][speech].astype(np.int32) - 1,
+        entered_T=~lattice.loops_A[arcs][speech],
+        graph_cost=float(graph),
+        acoustic_cost=float(links["acoustic"].sum(dtype=np.float64)),
+        final=lattice.final,
+    )
 
 
 def epsilon_heights(graph: Arrays) -> np.ndarray:
