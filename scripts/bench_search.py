@@ -102,9 +102,7 @@ def compare(graph: Arrays, fst: Any, lattices: Lattices, scores_TS: np.ndarray) 
     row: dict[str, Any] = {}
     beam = Beam(fst, states, BEAM, MAX_ACTIVE, top)
     row["faster_decoder"], path = timed(lambda: beam.best_path(scores_TS))
-    row["ours"], lattice = timed(
-        lambda: lattices.decode(scores_TS, BEAM, MAX_ACTIVE, LATTICE_BEAM)
-    )
+    row["ours"], lattice = timed(lambda: lattices.decode(scores_TS, BEAM, MAX_ACTIVE, LATTICE_BEAM))
     row["ours_narrow"], _ = timed(lambda: lattices.decode(scores_TS, BEAM, MAX_ACTIVE, 2.0))
     few_TS = np.ascontiguousarray(scores_TS[:SIMPLE_FRAMES])
     simple, _ = timed(lambda: simple_lattice(fst, few_TS), 1)
@@ -130,7 +128,9 @@ def main(output: str, words: str = "5000") -> None:
     start = time.perf_counter()
     lattices = Lattices(graph, lang.states.num_states)
     loaded = time.perf_counter() - start
-    print(f"{len(graph.final_N)} nodes {len(graph.arcs_A)} arcs, {built:.1f} s; ours {loaded:.1f} s")
+    print(
+        f"{len(graph.final_N)} nodes {len(graph.arcs_A)} arcs, {built:.1f} s; ours {loaded:.1f} s"
+    )
     path_T = a_path(lang, rng)
     rows = {}
     for name, margin in MARGINS.items():

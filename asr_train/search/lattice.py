@@ -1,4 +1,4 @@
-"""Scores and graph -> **lattice**: every path near the best one (n-best lists, confidences, oracle).
+"""Scores and graph -> **lattice**: every path near the best one, for n-best lists and confidences.
 
 in    graph      Arrays (search.graph): input labels are states + 1, 0 is epsilon
       scores_TS  float32, scaled log-likelihoods in nats
@@ -70,11 +70,11 @@ class Lattice:
         """T."""
         return len(self.active_T)
 
-    def first_N(self) -> np.ndarray:
+    def arc_offsets(self) -> np.ndarray:
         """int64 [nodes + 1]: where each node's arcs begin in `arcs_A`."""
         return np.searchsorted(self.arcs_A["source"], np.arange(len(self.frame_N) + 1))
 
-    def to_end_N(self) -> np.ndarray:
+    def costs_to_end(self) -> np.ndarray:
         """float64 [nodes]: the cheapest cost from each node to an end."""
         return _to_end(self.arcs_A, self.final_N)
 
@@ -190,16 +190,15 @@ class Lattices:
         loops_A = state_N[arcs_A["source"]] == state_N[arcs_A["target"]]
         return Lattice(frame_N, final_N, arcs_A, loops_A, cost, final, width, active_T)
 
-
     @staticmethod
     def _width(search: tuple[Any, ...], beam: float, max_arcs: int) -> tuple[float, int]:
         """The lattice beam, narrowed where more than `max_arcs` are inside, and the arcs inside."""
-        unused = np.empty(0, np.int32), np.empty(0, LINK)
+        no_nodes, no_links = np.empty(0, np.int32), np.empty(0, LINK)
         bins = np.zeros(SLACK_BINS, np.int64)
-        count = _links(*search, beam, *unused, bins)
+        count = _links(*search, beam, no_nodes, no_links, bins)
         if count > max_arcs:
             beam *= np.searchsorted(np.cumsum(bins), max_arcs, "right") / SLACK_BINS
-            count = _links(*search, beam, *unused, bins)
+            count = _links(*search, beam, no_nodes, no_links, bins)
         return beam, count
 
 
@@ -235,8 +234,8 @@ class Sentence:
 
 def best_path(lattice: Lattice) -> Sentence:
     """The cheapest path of a lattice."""
-    to_end_N = lattice.to_end_N()
-    arcs = _best_arcs(lattice.arcs_A, lattice.first_N(), lattice.final_N, to_end_N)
+    to_end_N = lattice.costs_to_end()
+    arcs = _best_arcs(lattice.arcs_A, lattice.arc_offsets(), lattice.final_N, to_end_N)
     return sentence_of(lattice, arcs)
 
 
@@ -284,8 +283,8 @@ def epsilon_heights(graph: Arrays) -> np.ndarray:
 
 # --- compiled -----------------------------------------------------------------------------------
 # Graphs come as (first_N, emit_N, arcs_A, height_N, plain): node n's epsilon arcs are
-# [first[n], emit[n]), its other ones [emit[n], first[n + 1]); nodes below `plain` have no epsilons.
-# Tokens of all frames lie in a row (H): states_H, costs_H; frame t's are [first_T[t], first_T[t+1]).
+# [first[n], emit[n]), its others [emit[n], first[n + 1]); nodes below `plain` have no epsilons.
+# Tokens of all frames (H) lie in a row: states_H, costs_H; frame t's are first_T[t] and following.
 # Within a frame they fall in height, so that epsilon arcs lead forward.
 
 
@@ -340,6 +339,34 @@ def _close(
 
 
 @numba.njit(cache=True, nogil=True)
+def _kth(values: Any, count: int, k: int) -> float:
+    """The k-th smallest (from 0) of the first `count` values, which change places.
+
+    Hoare's selection; np.partition would do, but takes numba 14 s to compile.
+    """
+    low, high = 0, count - 1
+    while low < high:
+        a, b, c = values[low], values[(low + high) // 2], values[high]
+        pivot = max(min(a, b), min(max(a, b), c))
+        i, j = low, high
+        while i <= j:
+            while values[i] < pivot:
+                i += 1
+            while values[j] > pivot:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i, j = i + 1, j - 1
+        if k <= j:
+            high = j
+        elif k >= i:
+            low = i
+        else:
+            break
+    return values[k]
+
+
+@numba.njit(cache=True, nogil=True)
 def _cutoffs(
     costs: Any, count: int, scratch: Any, cutoff: float, beam: float, max_active: int,
     min_active: int,
@@ -356,14 +383,15 @@ def _cutoffs(
             near += 1
             inside += costs[i] <= widest
     if inside > max_active:
-        cut = np.partition(scratch[:near], max_active - 1)[max_active - 1]
+        cut = _kth(scratch, near, max_active - 1)
         below = 0
         for i in range(near):
             below += scratch[i] < cut
         return cut, min(beam, cut - best + SPARE_BEAM), max_active - below
-    if inside < min_active and near > inside:
-        k = min(min_active, near) - 1
-        cut = np.partition(scratch[:near], k)[k]
+    if inside < min_active:
+        if near <= min_active:
+            return cutoff, np.inf, near
+        cut = _kth(scratch, near, min_active - 1)
         return cut, max(beam, cut - best + SPARE_BEAM), near
     return widest, beam, near
 
@@ -444,14 +472,10 @@ def _forward(
                 cutoff,
             )  # fmt: skip
         if t < frames:
-            cut, spare, ties = _cutoffs(
-                costs, count, scratch, cutoff, beam, max_active, min_active
-            )
+            cut, spare, ties = _cutoffs(costs, count, scratch, cutoff, beam, max_active, min_active)
         else:
             cut, spare, ties = cutoff, beam, count
-        total = _keep(
-            height_N, plain, states, costs, via, count, cut, ties, kept, order, starts
-        )
+        total = _keep(height_N, plain, states, costs, via, count, cut, ties, kept, order, starts)
         here, end = first_T[t], first_T[t] + total
         if end > len(states_H):
             states_H, costs_H = _grown(states_H, end), _grown(costs_H, end)

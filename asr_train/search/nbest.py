@@ -36,9 +36,9 @@ class NBest:
 def nbest(lattice: Lattice, count: int, max_work: int = MAX_WORK) -> NBest:
     """The cheapest distinct word rows within the lattice's beam.
 
-    A best-first search (A*) whose estimate is the exact cost to the end. Of all ways to say the same
-    words as far as a node only the first to come there goes on, which is the cheapest; so every
-    path that is followed is one of a row in the list.
+    A best-first search (A*) whose estimate is the exact cost to the end. Of all ways to say the
+    same words as far as a node only the first to come there goes on, which is the cheapest; so
+    every path that is followed is one of a row in the list.
 
     Args:
         count: rows wanted; fewer come where the beam has no more.
@@ -48,9 +48,9 @@ def nbest(lattice: Lattice, count: int, max_work: int = MAX_WORK) -> NBest:
         raise ValueError(f"an n-best list of {count} was asked for; it needs at least 1")
     rows, complete = _astar(
         lattice.arcs_A,
-        lattice.first_N(),
+        lattice.arc_offsets(),
         lattice.final_N,
-        lattice.to_end_N(),
+        lattice.costs_to_end(),
         count,
         lattice.beam + ROUNDING,
         max_work,
@@ -147,14 +147,14 @@ def lattice_oracle(lattice: Lattice, reference: Sequence[int]) -> Edits:
     frames_first = np.searchsorted(lattice.frame_N, np.arange(lattice.frames + 3))
     rows = int((frames_first[2:] - frames_first[:-2]).max())
     reference_R = np.array(reference, np.int64)
-    best = _edits(lattice.arcs_A, lattice.first_N(), lattice.final_N, reference_R, rows)
+    best = int(_edits(lattice.arcs_A, lattice.arc_offsets(), lattice.final_N, reference_R, rows))
     kinds = (best // _SUB % _DEL, best // _DEL % _DEL, best % _DEL)
     if max(len(reference), *kinds, best // _EDIT) >= MAX_WORDS:
         raise ValueError(
             f"reference of {len(reference)} words, oracle of {best // _EDIT} edits; "
             f"at most {MAX_WORDS} can be counted"
         )
-    return Edits(*(int(kind) for kind in kinds))
+    return Edits(*kinds)
 
 
 def list_oracle(sentences: Sequence[Sentence], reference: Sequence[int]) -> Edits:
@@ -170,7 +170,7 @@ def list_oracle(sentences: Sequence[Sentence], reference: Sequence[int]) -> Edit
 
 
 @numba.njit(cache=True, nogil=True)
-def _slot(keys: Any, key: int) -> int:
+def _slot(keys: Any, key: Any) -> int:
     """Where `key` is in an open table of a power of 2, or the free place (-1) for it."""
     mask = len(keys) - 1
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
@@ -305,7 +305,7 @@ def _astar(
 
 
 @numba.njit(cache=True, nogil=True)
-def _edits(arcs_A: Any, first_N: Any, final_N: Any, reference_R: Any, rows: int) -> int:
+def _edits(arcs_A: Any, first_N: Any, final_N: Any, reference_R: Any, rows: int) -> Any:
     """The cheapest edits, packed; a ring of `rows` holds all nodes that an arc can reach."""
     length, never = len(reference_R), np.int64(1) << 62
     edits_NR = np.full((rows, length + 1), never, np.int64)

@@ -66,7 +66,9 @@ def word_times(
                     if end is not None:
                         reached.setdefault(end, [*spans, (begin, end)])
         ends = reached
-    complete = [s for at, s in ends.items() if not sentence.final or len(entered) in starts_from(at)]
+    complete = [
+        s for at, s in ends.items() if not sentence.final or len(entered) in starts_from(at)
+    ]
     if not complete:
         said = " ".join(names[w - 1] for w in sentence.words)
         raise ValueError(

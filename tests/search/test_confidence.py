@@ -70,9 +70,8 @@ def test_a_row_s_confidence_is_at_least_the_posterior_of_its_best_path(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_at_a_sharp_scale_the_best_path_is_certain_and_others_impossible(seed):
+def test_at_a_sharp_scale_the_best_path_is_certain(seed):
     _, _, lattice = searched(seed, frames=25, width=5.0, nodes=60, arcs=300)
     first, second = nbest(lattice, 2).sentences
     scale = 20 / (second.cost - first.cost)
     assert confidences(lattice, first, scale) == pytest.approx([1.0] * len(first.words), abs=1e-3)
-    assert min(confidences(lattice, second, scale), default=0.0) < 1e-3

@@ -66,7 +66,7 @@ def test_the_last_word_of_a_search_that_did_not_end_may_be_cut(toy, seed):
     path_T, times = said(lang, ["A", "ABC"], rng, last_phones=2)
     path_T = path_T[: np.flatnonzero(path_T == lang.states.of("b")[1])[-1] + 1]
     scores_TS = scores_of(path_T, NUM_STATES, rng, margin=30.0)
-    best = best_path(lattices.decode(scores_TS, 15.0, 1000, 5.0))
+    best = best_path(lattices.decode(scores_TS, 15.0, 1000, 5.0, min_active=1))
     assert not best.final
     spans = word_times(best, lang)
     assert spans[0] == times[0]
