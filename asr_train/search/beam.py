@@ -30,6 +30,24 @@ class Path:
     final: bool
 
 
+def check_labels(top_label: int, num_states: int) -> None:
+    """A graph's largest input label has a column in the model's scores, else ValueError."""
+    if top_label > num_states:
+        raise ValueError(
+            f"the graph has states up to {top_label - 1} but the model has {num_states}; "
+            "graph and model belong to different runs"
+        )
+
+
+def check_scores(scores_TS: np.ndarray, num_states: int) -> None:
+    """Scores are frames of finite numbers, one a state, else ValueError."""
+    if scores_TS.ndim != 2 or scores_TS.shape[1] != num_states or not len(scores_TS):
+        raise ValueError(f"scores are {list(scores_TS.shape)}; they must be [frames, {num_states}]")
+    if not np.isfinite(scores_TS).all():
+        frame = int(np.flatnonzero(~np.isfinite(scores_TS).all(1))[0])
+        raise ValueError(f"the scores of frame {frame} are not finite; is the model sound?")
+
+
 class Beam:
     """Time-synchronous beam search for the best path (Kaldi's FasterDecoder).
 
@@ -46,11 +64,7 @@ class Beam:
     def __init__(
         self, graph: Any, num_states: int, beam: float, max_active: int, top_label: int
     ) -> None:
-        if top_label > num_states:
-            raise ValueError(
-                f"the graph has states up to {top_label - 1} but the model has {num_states}; "
-                "graph and model belong to different runs"
-            )
+        check_labels(top_label, num_states)
         self._graph = graph  # the decoder keeps a bare reference: without this, a crash
         self._num_states = num_states
         options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active)
@@ -66,13 +80,7 @@ class Beam:
         Raises:
             ValueError: for a wrong number of columns, or scores that are no numbers.
         """
-        if scores_TS.ndim != 2 or scores_TS.shape[1] != self._num_states or not len(scores_TS):
-            raise ValueError(
-                f"scores are {list(scores_TS.shape)}; they must be [frames, {self._num_states}]"
-            )
-        if not np.isfinite(scores_TS).all():
-            frame = int(np.flatnonzero(~np.isfinite(scores_TS).all(1))[0])
-            raise ValueError(f"the scores of frame {frame} are not finite; is the model sound?")
+        check_scores(scores_TS, self._num_states)
         self._decoder.decode(kaldi_decoder.DecodableCtc(np.ascontiguousarray(scores_TS)))
         final = self._decoder.reached_final()
         ok, lattice = self._decoder.get_best_path(use_final_probs=final)

@@ -1,0 +1,332 @@
+"""Lattice -> **n-best list** of distinct word rows; another language model's order; oracle errors.
+
+Knows words as ids; names are needed only to ask a language model.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numba
+import numpy as np
+from kaldialign import edit_distance
+
+from asr_train.search.lattice import Lattice, Sentence, sentence_of
+
+MAX_WORK = 5_000_000  # partial paths an n-best search may hold: 170 bytes each at most
+ROUNDING = 1e-6  # nats
+_EDIT, _SUB, _DEL = 1 << 42, 1 << 28, 1 << 14  # counts in one integer: edits, then kinds of them
+MAX_WORDS = (1 << 14) - 1  # that one such count can hold
+
+
+@dataclass(frozen=True, slots=True)
+class NBest:
+    """Distinct word rows by cost.
+
+    Attributes:
+        sentences: the cheapest path of each row, cheapest first.
+        complete: no cheaper row was left out. False where the work limit ended the search: the
+            list is then right but short.
+    """
+
+    sentences: list[Sentence]
+    complete: bool
+
+
+def nbest(lattice: Lattice, count: int, max_work: int = MAX_WORK) -> NBest:
+    """The cheapest distinct word rows within the lattice's beam.
+
+    A best-first search (A*) whose estimate is the exact cost to the end. Of all ways to say the
+    same words as far as a node only the first to come there goes on, which is the cheapest; so
+    every path that is followed is one of a row in the list.
+
+    Args:
+        count: rows wanted; fewer come where the beam has no more.
+        max_work: partial paths that may be held at a time.
+    """
+    if count < 1:
+        raise ValueError(f"an n-best list of {count} was asked for; it needs at least 1")
+    rows, complete = _astar(
+        lattice.arcs_A,
+        lattice.arc_offsets(),
+        lattice.final_N,
+        lattice.costs_to_end(),
+        count,
+        lattice.beam + ROUNDING,
+        max_work,
+    )
+    sentences = [sentence_of(lattice, arcs) for arcs in rows]
+    return NBest(sorted(sentences, key=lambda s: s.cost), complete)
+
+
+# --- another language model ---------------------------------------------------------------------
+
+
+class LanguageModel(Protocol):
+    """What gives a whole sentence its probability."""
+
+    def logprob(self, words: Sequence[str]) -> float:
+        """Natural log, the sentence's end included."""
+
+
+Logprob = LanguageModel | Callable[[Sequence[str]], float]
+
+
+def rescore(
+    sentences: Sequence[Sentence],
+    names: Sequence[str],
+    old_lm: Logprob,
+    new_lm: Logprob,
+    lm_weight: float,
+    penalty: float = 0.0,
+    new_weight: float | None = None,
+) -> list[Sentence]:
+    """Exchange the language model's part of graph costs, and sort again.
+
+    Args:
+        names: of the words, in the order of their ids (1, 2, ...).
+        old_lm: the graph's; its costs are in the graph with `lm_weight`.
+        new_lm: takes its place with `new_weight` (default: the same weight).
+        penalty: nats a word, on top of what the graph has.
+    Raises:
+        ValueError: if the old model does not allow a sentence that its graph allowed, or the new
+            one allows none of them.
+    """
+    weight = lm_weight if new_weight is None else new_weight
+    rescored = []
+    for sentence in sentences:
+        words = [names[i - 1] for i in sentence.words]
+        old, new = _logprob(old_lm, words), _logprob(new_lm, words)
+        if not np.isfinite(old):
+            raise ValueError(
+                f"the graph's language model gives {' '.join(words)!r} log-probability {old}, but "
+                "the graph allowed it; old_lm must be the model that the graph was made with"
+            )
+        change = lm_weight * old - weight * new + penalty * len(words)
+        rescored.append(replace(sentence, graph_cost=sentence.graph_cost + change))
+    if rescored and not any(np.isfinite(s.cost) for s in rescored):
+        raise ValueError(
+            f"the new language model allows none of {len(rescored)} sentences, the first of them "
+            f"{[names[i - 1] for i in rescored[0].words]}; has it the graph's vocabulary?"
+        )
+    return sorted(rescored, key=lambda s: s.cost)
+
+
+def _logprob(lm: Logprob, words: list[str]) -> float:
+    return float(lm(words) if callable(lm) else lm.logprob(words))
+
+
+# --- oracle -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """The fewest edits between a reference and the nearest of many hypotheses."""
+
+    substitutions: int
+    deletions: int
+    insertions: int
+
+    @property
+    def total(self) -> int:
+        """Errors."""
+        return self.substitutions + self.deletions + self.insertions
+
+
+def lattice_oracle(lattice: Lattice, reference: Sequence[int]) -> Edits:
+    """The fewest edits to any path of the lattice, and of these the fewest substitutions.
+
+    Every edit counts 1 (Levenshtein), so the sum is at most the errors of any path however they
+    are aligned.
+
+    Args:
+        reference: word ids; a word that the lexicon does not have is any negative number.
+    Raises:
+        ValueError: for a reference, or a path, of more than MAX_WORDS words.
+    """
+    frames_first = np.searchsorted(lattice.frame_N, np.arange(lattice.frames + 3))
+    rows = int((frames_first[2:] - frames_first[:-2]).max())
+    reference_R = np.array(reference, np.int64)
+    best = int(_edits(lattice.arcs_A, lattice.arc_offsets(), lattice.final_N, reference_R, rows))
+    kinds = (best // _SUB % _DEL, best // _DEL % _DEL, best % _DEL)
+    if max(len(reference), *kinds, best // _EDIT) >= MAX_WORDS:
+        raise ValueError(
+            f"reference of {len(reference)} words, oracle of {best // _EDIT} edits; "
+            f"at most {MAX_WORDS} can be counted"
+        )
+    return Edits(*kinds)
+
+
+def list_oracle(sentences: Sequence[Sentence], reference: Sequence[int]) -> Edits:
+    """The fewest edits to any sentence of a list, counted as `lattice_oracle` counts them."""
+    if not sentences:
+        return Edits(0, len(reference), 0)
+    found = [edit_distance(list(reference), s.words) for s in sentences]
+    best = min(found, key=lambda e: (e["total"], e["sub"]))
+    return Edits(best["sub"], best["del"], best["ins"])
+
+
+# --- compiled -----------------------------------------------------------------------------------
+
+
+@numba.njit(cache=True, nogil=True)
+def _slot(keys: Any, key: Any) -> int:
+    """Where `key` is in an open table of a power of 2, or the free place (-1) for it."""
+    mask = len(keys) - 1
+    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+    at = int(mixed >> np.uint64(20)) & mask
+    while keys[at] != -1 and keys[at] != key:
+        at = (at + 1) & mask
+    return at
+
+
+@numba.njit(cache=True, nogil=True)
+def _rehashed(keys: Any, values: Any) -> Any:
+    new_keys = np.full(2 * len(keys), -1, np.int64)
+    new_values = np.empty(2 * len(keys), np.int32)
+    for i in range(len(keys)):
+        if keys[i] != -1:
+            at = _slot(new_keys, keys[i])
+            new_keys[at], new_values[at] = keys[i], values[i]
+    return new_keys, new_values
+
+
+@numba.njit(cache=True, nogil=True)
+def _push(heap: Any, keys: Any, size: int, key: float, item: int) -> None:
+    at = size
+    while at and keys[(at - 1) // 2] > key:
+        heap[at], keys[at] = heap[(at - 1) // 2], keys[(at - 1) // 2]
+        at = (at - 1) // 2
+    heap[at], keys[at] = item, key
+
+
+@numba.njit(cache=True, nogil=True)
+def _pop(heap: Any, keys: Any, size: int) -> int:
+    """Take the item with the smallest key out of a heap of `size`."""
+    top = heap[0]
+    item, key, at = heap[size - 1], keys[size - 1], 0
+    while 2 * at + 1 < size - 1:
+        child = 2 * at + 1
+        if child + 1 < size - 1 and keys[child + 1] < keys[child]:
+            child += 1
+        if keys[child] >= key:
+            break
+        heap[at], keys[at] = heap[child], keys[child]
+        at = child
+    heap[at], keys[at] = item, key
+    return top
+
+
+@numba.njit(cache=True, nogil=True)
+def _doubled(array: Any) -> Any:
+    new = np.empty(2 * len(array), array.dtype)
+    new[: len(array)] = array
+    return new
+
+
+@numba.njit(cache=True, nogil=True)
+def _astar(
+    arcs_A: Any, first_N: Any, final_N: Any, to_end_N: Any, count: int, beam: float, max_work: int
+) -> Any:  # fmt: skip
+    """The arcs of the cheapest path of each row of words, and whether the limit was not met."""
+    size = 1 << 12
+    node_P, said_P, from_P, arc_P = (  # partial paths: where, words so far, parent, last arc
+        np.empty(size, np.int32),
+        np.empty(size, np.int32),
+        np.empty(size, np.int32),
+        np.empty(size, np.int32),
+    )
+    cost_P, heap, keys = np.empty(size), np.empty(size, np.int32), np.empty(size)
+    word_keys, word_ids = np.full(size, -1, np.int64), np.empty(size, np.int32)
+    seen_keys, seen_ids = np.full(4 * size, -1, np.int64), np.empty(4 * size, np.int32)
+    end, rows, seen = len(final_N), 1, 0  # `rows` of words have a number; 0 is the empty row
+    node_P[0], said_P[0], from_P[0], arc_P[0], cost_P[0] = 0, 0, -1, -1, 0.0
+    paths, waiting = 1, 1
+    heap[0], keys[0] = 0, to_end_N[0]
+    limit = to_end_N[0] + beam
+    found = [np.empty(0, np.int64) for _ in range(0)]
+    while waiting and len(found) < count:
+        p = _pop(heap, keys, waiting)
+        waiting -= 1
+        node, said = node_P[p], said_P[p]
+        key = np.int64(said) << 32 | np.int64(node)
+        at = _slot(seen_keys, key)
+        if seen_keys[at] == key:
+            continue
+        seen_keys[at] = key
+        seen += 1
+        if 2 * seen > len(seen_keys):
+            seen_keys, seen_ids = _rehashed(seen_keys, seen_ids)
+        if node == end:
+            length, q = 0, from_P[p]
+            while from_P[q] >= 0:
+                length, q = length + 1, from_P[q]
+            arcs, q = np.empty(length, np.int64), from_P[p]
+            for i in range(length - 1, -1, -1):
+                arcs[i], q = arc_P[q], from_P[q]
+            found.append(arcs)
+            continue
+        while paths + first_N[node + 1] - first_N[node] + 1 > len(node_P):
+            node_P, said_P, from_P = _doubled(node_P), _doubled(said_P), _doubled(from_P)
+            arc_P, cost_P, heap, keys = (
+                _doubled(arc_P), _doubled(cost_P), _doubled(heap), _doubled(keys),
+            )  # fmt: skip
+        if paths >= max_work:
+            return found, False
+        if cost_P[p] + final_N[node] <= limit:
+            node_P[paths], said_P[paths], from_P[paths], arc_P[paths] = end, said, p, -1
+            cost_P[paths] = cost_P[p] + final_N[node]
+            _push(heap, keys, waiting, cost_P[paths], paths)
+            paths, waiting = paths + 1, waiting + 1
+        for a in range(first_N[node], first_N[node + 1]):
+            arc = arcs_A[a]
+            cost = cost_P[p] + (arc.graph + np.float64(arc.acoustic))
+            if cost + to_end_N[arc.target] > limit:
+                continue
+            row = said
+            if arc.olabel:
+                key = np.int64(said) << 32 | np.int64(arc.olabel)
+                at = _slot(word_keys, key)
+                if word_keys[at] != key:
+                    word_keys[at], word_ids[at] = key, rows
+                    rows += 1
+                    if 2 * rows > len(word_keys):
+                        word_keys, word_ids = _rehashed(word_keys, word_ids)
+                        at = _slot(word_keys, key)
+                row = word_ids[at]
+            key = np.int64(row) << 32 | np.int64(arc.target)
+            if seen_keys[_slot(seen_keys, key)] == key:
+                continue
+            node_P[paths], said_P[paths], from_P[paths], arc_P[paths] = arc.target, row, p, a
+            cost_P[paths] = cost
+            _push(heap, keys, waiting, cost + to_end_N[arc.target], paths)
+            paths, waiting = paths + 1, waiting + 1
+    return found, True
+
+
+@numba.njit(cache=True, nogil=True)
+def _edits(arcs_A: Any, first_N: Any, final_N: Any, reference_R: Any, rows: int) -> Any:
+    """The cheapest edits, packed; a ring of `rows` holds all nodes that an arc can reach."""
+    length, never = len(reference_R), np.int64(1) << 62
+    edits_NR = np.full((rows, length + 1), never, np.int64)
+    edits_NR[0, 0] = 0
+    least = never
+    for node in range(len(final_N)):
+        here_R = edits_NR[node % rows]
+        for r in range(length):
+            here_R[r + 1] = min(here_R[r + 1], here_R[r] + (_EDIT + _DEL))
+        if final_N[node] < np.inf:
+            least = min(least, here_R[length])
+        for a in range(first_N[node], first_N[node + 1]):
+            word, there_R = arcs_A[a].olabel, edits_NR[arcs_A[a].target % rows]
+            if word == 0:
+                for r in range(length + 1):
+                    there_R[r] = min(there_R[r], here_R[r])
+                continue
+            for r in range(length + 1):
+                there_R[r] = min(there_R[r], here_R[r] + (_EDIT + 1))
+            for r in range(length):
+                edit = np.int64(0) if reference_R[r] == word else np.int64(_EDIT + _SUB)
+                there_R[r + 1] = min(there_R[r + 1], here_R[r] + edit)
+        here_R[:] = never
+    return least

@@ -1,0 +1,185 @@
+"""N-best lists are sorted, distinct and exact; rescoring and oracles are what they are called."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from kaldialign import edit_distance
+from made_graphs import STATES, WORDS, cheapest_rows, random_graph, random_scores
+
+from asr_train.search.lattice import Lattices, best_path
+from asr_train.search.nbest import Edits, lattice_oracle, list_oracle, nbest, rescore
+
+SEEDS = range(8)
+NAMES = ["ONE", "TWO", "THREE"]
+assert len(NAMES) == WORDS
+
+
+def searched(seed, frames=5, width=50.0, nodes=7, arcs=22):
+    rng = np.random.default_rng(seed)
+    graph, scores_TS = random_graph(rng, nodes, arcs), random_scores(rng, frames)
+    lattice = Lattices(graph, STATES).decode(scores_TS, 1000.0, 10**6, width)
+    return graph, scores_TS, lattice
+
+
+@pytest.mark.parametrize("count", [1, 3, 20, 10**5])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_list_is_what_going_through_all_paths_gives(seed, count):
+    graph, scores_TS, lattice = searched(seed)
+    rows = cheapest_rows(graph, scores_TS)
+    cost_of = {words: cost for cost, words in rows}
+    found = nbest(lattice, count)
+    costs = [s.cost for s in found.sentences]
+    assert found.complete
+    assert costs == pytest.approx([cost for cost, _ in rows[:count]], abs=1e-5)
+    assert costs == pytest.approx([cost_of[tuple(s.words)] for s in found.sentences], abs=1e-5)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_lists_are_sorted_distinct_and_begin_with_the_best_path(seed):
+    _, _, lattice = searched(seed, frames=25, width=6.0, nodes=60, arcs=300)
+    found = nbest(lattice, 200).sentences
+    costs = [s.cost for s in found]
+    assert costs == sorted(costs)
+    assert len({tuple(s.words) for s in found}) == len(found) > 1
+    assert found[0].words == best_path(lattice).words
+    assert costs[0] == pytest.approx(lattice.cost, abs=1e-9)
+    assert [s.words for s in nbest(lattice, 5).sentences] == [s.words for s in found[:5]]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_words_lie_in_the_order_of_time(seed):
+    _, _, lattice = searched(seed, frames=25, width=6.0, nodes=60, arcs=300)
+    for s in nbest(lattice, 20).sentences:
+        assert len(s.words) == len(s.starts) == len(s.ends)
+        assert s.starts == sorted(s.starts)
+        assert s.ends == [*s.starts[1:], 25][: len(s.ends)]
+        assert len(s.states_T) == len(s.entered_T) == 25
+
+
+def test_a_list_cut_short_by_the_limit_says_so_and_is_right():
+    _, _, lattice = searched(1, frames=25, width=6.0, nodes=60, arcs=300)
+    full, short = nbest(lattice, 300), nbest(lattice, 300, max_work=2000)
+    assert full.complete
+    assert not short.complete
+    assert 0 < len(short.sentences) < len(full.sentences)
+    for a, b in zip(short.sentences, full.sentences, strict=False):
+        assert a.words == b.words
+
+
+def test_an_empty_list_cannot_be_asked_for():
+    with pytest.raises(ValueError, match="at least 1"):
+        nbest(searched(0)[2], 0)
+
+
+# --- another language model ---------------------------------------------------------------------
+
+
+class Unigrams:
+    """Log-probabilities that depend on the words alone."""
+
+    def __init__(self, rng):
+        self._costs = dict(zip(NAMES, rng.uniform(0.5, 3, len(NAMES)), strict=True))
+
+    def logprob(self, words):
+        return -sum(self._costs[w] for w in words) - 0.7
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rescoring_exchanges_the_model_s_costs(seed):
+    rng = np.random.default_rng(seed)
+    found = nbest(searched(seed)[2], 100).sentences
+    old, new = Unigrams(rng), Unigrams(rng)
+    before = {tuple(s.words): s for s in found}
+    after = rescore(found, NAMES, old, new, lm_weight=2.0, penalty=0.25)
+    assert [s.cost for s in after] == sorted(s.cost for s in after)
+    assert len(after) == len(found)
+    for s in after:
+        words = [NAMES[i - 1] for i in s.words]
+        change = 2.0 * (old.logprob(words) - new.logprob(words)) + 0.25 * len(words)
+        was = before[tuple(s.words)]
+        assert s.graph_cost == pytest.approx(was.graph_cost + change)
+        assert s.acoustic_cost == was.acoustic_cost
+
+
+def test_the_same_model_changes_nothing_and_going_back_restores():
+    rng = np.random.default_rng(0)
+    found = nbest(searched(0)[2], 100).sentences
+    old, new = Unigrams(rng), Unigrams(rng)
+    for again in (
+        rescore(found, NAMES, old, old.logprob, 3.0),  # a model or its function
+        rescore(rescore(found, NAMES, old, new, 3.0), NAMES, new, old, 3.0),
+        rescore(rescore(found, NAMES, old, new, 3.0, 0.0, 1.0), NAMES, new, old, 1.0, 0.0, 3.0),
+    ):
+        assert [s.words for s in again] == [s.words for s in found]
+        assert [s.cost for s in again] == pytest.approx([s.cost for s in found])
+
+
+def test_a_sentence_that_the_new_model_forbids_comes_last():
+    found = nbest(searched(0)[2], 100).sentences
+    best = [NAMES[i - 1] for i in found[0].words]
+    after = rescore(found, NAMES, lambda _: 0.0, lambda w: -math.inf if w == best else 0.0, 1.0)
+    assert after[0].words == found[1].words
+    assert after[-1].words == found[0].words
+
+
+def test_models_that_do_not_fit_the_graph_are_refused():
+    found = nbest(searched(0)[2], 100).sentences
+    with pytest.raises(ValueError, match="graph was made with"):
+        rescore(found, NAMES, lambda _: -math.inf, lambda _: 0.0, 1.0)
+    with pytest.raises(ValueError, match="allows none"):
+        rescore(found, NAMES, lambda _: 0.0, lambda _: -math.inf, 1.0)
+
+
+# --- oracle -------------------------------------------------------------------------------------
+
+
+def counts(reference, words) -> int:
+    return edit_distance(list(reference), list(words))["total"]
+
+
+@pytest.mark.parametrize("reference", [(), (1,), (1, 2, 3), (3, 3, 3, 3), (2, -1, 1), (1, 2) * 5])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_lattice_s_oracle_is_that_of_all_its_rows(seed, reference):
+    graph, scores_TS, lattice = searched(seed)
+    rows = [words for _, words in cheapest_rows(graph, scores_TS)]
+    best = min(counts(reference, words) for words in rows)
+    found = lattice_oracle(lattice, reference)
+    assert found.total == best
+    assert len(reference) - found.deletions + found.insertions in {len(w) for w in rows}
+    sentences = nbest(lattice, 10**5).sentences
+    assert list_oracle(sentences, reference).total == best
+    assert list_oracle(sentences, reference).substitutions >= found.substitutions
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_oracles_are_no_worse_than_what_they_choose_from(seed):
+    rng = np.random.default_rng(seed)
+    _, _, lattice = searched(seed, frames=25, width=6.0, nodes=60, arcs=300)
+    found = nbest(lattice, 50).sentences
+    reference = rng.integers(1, WORDS + 1, 6).tolist()
+    first = counts(reference, found[0].words)
+    some = list_oracle(found, reference).total
+    assert lattice_oracle(lattice, reference).total <= some <= first
+    for s in found[::10]:
+        assert lattice_oracle(lattice, s.words) == Edits(0, 0, 0)
+        assert list_oracle(found, s.words) == Edits(0, 0, 0)
+
+
+def test_an_empty_list_deletes_the_reference():
+    assert list_oracle([], [1, 2]) == Edits(0, 2, 0)
+
+
+def test_kinds_of_edits_are_told_apart():
+    _, _, lattice = searched(0, width=0.0)  # the best path alone
+    words = best_path(lattice).words
+    assert len(words) >= 2
+    assert lattice_oracle(lattice, [*words, -1]) == Edits(0, 1, 0)
+    assert lattice_oracle(lattice, words[1:]) == Edits(0, 0, 1)
+    assert lattice_oracle(lattice, [-1, *words[1:]]) == Edits(1, 0, 0)
+
+
+def test_a_reference_too_long_to_count_is_refused():
+    with pytest.raises(ValueError, match="at most"):
+        lattice_oracle(searched(0)[2], list(itertools.repeat(1, 20000)))
