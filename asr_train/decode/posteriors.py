@@ -38,16 +38,18 @@ class Scorer:
     score: Callable[[Utterance], np.ndarray]
 
 
-def load_scorer(path: Path | str, feats: Feats, states: States) -> Scorer:
+def load_scorer(path: Path | str, feats: Feats, states: States | None) -> Scorer:
     """Load the model that a model.json names, to score these features.
 
+    Args:
+        states: which the model must predict; None: another program's, who knows them itself.
     Raises:
         ValueError: if the model was trained for other states or other features, or is damaged.
     """
     path = Path(path)
     about = read_json(path)
     try:
-        if about["states_hash"] != states.hash:
+        if states is not None and about["states_hash"] != states.hash:
             raise ValueError(
                 f"{path} predicts states {about['states_hash']} but the lang folder has "
                 f"{states.hash}; delete the model.json and run make again"
