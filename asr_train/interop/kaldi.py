@@ -386,7 +386,7 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
     Returns:
         What the user should know.
     Raises:
-        ValueError: for ids or speakers that are empty or have spaces, ids that come twice, cuts of
+        ValueError: for missing audio, ids or speakers that are empty or have spaces, ids that come twice, cuts of
             no cuts at all, or cuts of one recording that take different channels.
     """
     folder = Path(folder)
@@ -409,6 +409,12 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
                 f"takes {channels[cut.recording_id]}; give the channels recordings of their own"
             )
     recordings = {cut.recording_id: cut.recording for cut in cuts}
+    for recording in recordings.values():
+        if not Path(recording.sources[0].source).exists():
+            raise ValueError(
+                f"{recording.id}: {os.path.abspath(recording.sources[0].source)} is missing; paths "
+                "in a manifest count from the recipe's folder: call this from there"
+            )
     of_speaker: dict[str, list[str]] = {}
     for utt_id, speaker in speakers.items():
         of_speaker.setdefault(speaker, []).append(utt_id)

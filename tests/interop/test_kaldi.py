@@ -356,5 +356,8 @@ def test_what_kaldi_cannot_write_down_is_refused(tmp_path, cuts):
         cut.supervisions[0].speaker = speaker
         with pytest.raises(ValueError, match=f"{cut.id}: the speaker '{speaker}'"):
             write_data_dir([cut], tmp_path / "data")
+    cuts[3].recording.sources[0].source = "audio/anna.wav"
+    with pytest.raises(ValueError, match=r"anna-a-1: .*audio/anna\.wav is missing.*from there"):
+        write_data_dir([cuts[3]], tmp_path / "data")
     with pytest.raises(ValueError, match="2 cuts with 1 different ids"):
         write_data_dir([cuts[2], cuts[2]], tmp_path / "data")
