@@ -14,6 +14,7 @@ BELOW = {  # what each package may import, beside the base and itself
     "train": {"shards", "model", "comm"},
     "decode": {"shards", "model", "search", "align", "data", "lang", "score"},
     "report": {"score", "cost"},
+    "interop": {"align", "data", "lang"},
     "shards": {"align", "data"},
     "align": {"data", "search", "lang"},
     "data": {"lang"},

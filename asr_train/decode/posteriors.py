@@ -48,9 +48,11 @@ class Scorer:
         return self.states.num_states
 
 
-def load_scorer(path: Path | str, feats: Feats, lang: Lang) -> Scorer:
+def load_scorer(path: Path | str, feats: Feats, lang: Lang | None) -> Scorer:
     """Load the model that a model.json names, to score these features.
 
+    Args:
+        lang: whose phones the model must have; None: another program decodes, who knows them.
     Raises:
         ValueError: if the model was trained for other states or other features, or is damaged.
     """
@@ -62,10 +64,11 @@ def load_scorer(path: Path | str, feats: Feats, lang: Lang) -> Scorer:
         scorer = kind(path, about, feats)
     except KeyError as error:
         raise DamagedFileError(f"{path} lacks {error}; delete it and run make again") from error
-    try:
-        check_phones(lang, scorer.states)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    if lang is not None:
+        try:
+            check_phones(lang, scorer.states)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
     return scorer
 
 

@@ -1,0 +1,80 @@
+"""Words or phones at their times <-> **CTM**; references -> **STM**: NIST's formats, for sclite.
+
+    CTM   recording channel start duration word confidence
+    STM   recording channel speaker start end <label> words
+
+Channels count from 1; times are seconds from the recording's start.
+"""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from asr_train.files import DamagedFileError, write_text
+from asr_train.interop.times import Span, Timed
+
+Lane = tuple[str, int]  # recording, and channel counted from 0
+
+
+def write_ctm(path: Path | str, utterances: Iterable[Timed]) -> int:
+    """Write one line a word, in order of recording, channel and time; returns how many.
+
+    A word without confidence gets 1. An utterance without words leaves no trace: a CTM cannot
+    tell it from one that was never decoded.
+    """
+    rows = [(u.recording, u.channel + 1, span) for u in utterances for span in u.spans]
+    rows.sort(key=lambda row: (row[0].encode(), row[1], row[2].start))
+    for recording, _, span in rows:
+        _check_words(recording, recording, span.label)
+    write_text(path, "".join(f"{r} {c} {_ctm(span)}\n" for r, c, span in rows))
+    return len(rows)
+
+
+def _ctm(span: Span) -> str:
+    confidence = 1.0 if span.confidence is None else min(1.0, max(0.0, span.confidence))
+    return f"{span.start:.3f} {span.seconds:.3f} {span.label} {confidence:.4f}"
+
+
+def read_ctm(path: Path | str) -> dict[Lane, list[Span]]:
+    """Read a CTM; the confidence may be missing, comments begin with ';;'.
+
+    Raises:
+        DamagedFileError: for a line with other fields; names file and line.
+    """
+    found: dict[Lane, list[Span]] = {}
+    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+        if not line.strip() or line.startswith(";;"):
+            continue
+        try:
+            recording, channel, start, seconds, word, *rest = line.split()
+            confidence = float(rest[0]) if rest else None
+            span = Span(word, float(start), float(seconds), confidence)
+            lane = recording, {"A": 1, "B": 2}.get(channel) or int(channel)
+        except ValueError as error:
+            raise DamagedFileError(f"{path}, line {number} is {line!r}: {error}") from error
+        if len(rest) > 1 or not all(math.isfinite(x) and x >= 0 for x in (span.start, span.end)):
+            raise DamagedFileError(
+                f"{path}, line {number} is {line!r}; it must be recording, channel, start, "
+                "duration, word and confidence"
+            )
+        found.setdefault((lane[0], lane[1] - 1), []).append(span)
+    return found
+
+
+def write_stm(path: Path | str, utterances: Iterable[Timed]) -> int:
+    """Write one line an utterance, its reference words, in order of recording, channel and time."""
+    rows = sorted(utterances, key=lambda u: (u.recording.encode(), u.channel, u.start))
+    lines = []
+    for u in rows:
+        _check_words(u.id, u.recording, u.speaker)
+        end = u.start + u.seconds
+        place = f"{u.recording} {u.channel + 1} {u.speaker} {u.start:.3f} {end:.3f}"
+        lines.append(f"{place} <NA> {u.text}".rstrip() + "\n")
+    write_text(path, "".join(lines))
+    return len(lines)
+
+
+def _check_words(where: str, *names: str) -> None:
+    for name in names:
+        if name.split() != [name]:
+            raise ValueError(f"{where}: {name!r} is empty or has a space, where CTM and STM part")

@@ -1,0 +1,480 @@
+"""Kaldi's data folders <-> **cuts**, or a folder with `utterances.tsv`.
+
+    DATA_DIR --read_data_dir--> DataDir --cuts_of--> cuts --write_data_dir--> DATA_DIR
+                                DataDir --write_folder--> what `make folder` takes and validates
+
+Nothing that wav.scp says is run. A command that only decodes one file (by flac, sph2pipe or sox) is
+understood, and the file read by libsndfile; any other is refused. Times come from the audio.
+"""
+
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import soundfile
+from lhotse import MonoCut, Recording, SupervisionSegment
+from lhotse.audio import AudioSource
+
+from asr_train.data.corpus import COLUMNS, CorpusError
+from asr_train.files import replacing, write_text
+from asr_train.frames import samples_of
+from asr_train.jobs import parallel_map
+
+OVERSHOOT_SECONDS = 0.5  # by which a segment may pass the end, as in Kaldi's extract-segments
+WHOLE_SECONDS = 1e-4  # a cut that ends so near to its recording's end holds all of it
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a recording is.
+
+    Attributes:
+        where: the line of wav.scp, for messages.
+        channel: counted from 0; None: there is one, or corpus.folder.channel says.
+    """
+
+    where: str
+    path: Path
+    channel: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """An utterance and its place in a recording; `end` None: up to the recording's end."""
+
+    id: str
+    recording: str
+    start: float
+    end: float | None
+    speaker: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class DataDir:
+    """A data folder's content, in order of the utterances' ids.
+
+    Attributes:
+        segmented: it has `segments`, else each utterance is the recording of its name.
+    """
+
+    folder: Path
+    recordings: dict[str, Source]
+    utterances: list[Segment]
+    segmented: bool
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def read_data_dir(folder: Path | str) -> DataDir:
+    """Read wav.scp, utt2spk, text and, where there is one, segments.
+
+    A relative path counts from the current folder, as in Kaldi, or else from the one two above
+    the data folder (`s5` for `s5/data/train`).
+
+    Raises:
+        CorpusError: for a missing file, a line that is not as it should be, an id that comes twice
+            or is in one file only, or a command in wav.scp that cannot be understood.
+    """
+    folder = Path(folder)
+    wavs = _table(folder / "wav.scp")
+    recordings = {
+        name: _source(f"{folder / 'wav.scp'}, line {number}", value, folder)
+        for name, (number, value) in wavs.items()
+    }
+    speakers = _table(folder / "utt2spk")
+    texts = _table(folder / "text", empty=True)
+    segmented = (folder / "segments").exists()
+    if segmented:
+        table = folder / "segments"
+        places = {
+            name: _segment(f"{table}, line {number}", value, recordings)
+            for name, (number, value) in _table(table).items()
+        }
+    else:
+        places = {name: (name, 0.0, None) for name in recordings}
+    of = "segments" if segmented else "wav.scp"
+    for name, known in (("utt2spk", speakers), ("text", texts)):
+        _check_same_ids(folder, of, set(places), name, set(known))
+    for utt_id, (number, speaker) in speakers.items():
+        if len(speaker.split()) != 1:
+            where = f"{folder / 'utt2spk'}, line {number}"
+            raise CorpusError(f"{where}: {utt_id} has the speaker {speaker!r}; give it one word")
+    utterances = [
+        Segment(utt_id, *places[utt_id], speakers[utt_id][1], " ".join(texts[utt_id][1].split()))
+        for utt_id in _sorted(places)
+    ]
+    return DataDir(folder, recordings, utterances, segmented)
+
+
+def _table(path: Path, empty: bool = False) -> dict[str, tuple[int, str]]:
+    """First word of each line -> number of the line, and its rest (which `empty` lets be empty)."""
+    if not path.is_file():
+        raise CorpusError(
+            f"{path} is missing; a Kaldi data folder has wav.scp, text and utt2spk, and segments "
+            "where utterances are parts of recordings"
+        )
+    rows: dict[str, tuple[int, str]] = {}
+    try:
+        lines = path.read_bytes().decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path} is not UTF-8 ({error}); convert it with iconv") from error
+    for number, line in enumerate(lines, 1):
+        if not line and number == len(lines):
+            continue
+        key, *rest = line.strip().split(maxsplit=1)[:2] or [""]
+        if not key or not (rest or empty):
+            raise CorpusError(f"{path}, line {number} is {line!r}: something is missing in it")
+        if key in rows:
+            raise CorpusError(
+                f"{path}: {key} stands in line {rows[key][0]} and in line {number}; ids must differ"
+            )
+        rows[key] = number, rest[0] if rest else ""
+    return rows
+
+
+def _check_same_ids(folder: Path, one: str, ones: set[str], other: str, others: set[str]) -> None:
+    for has, lacks, ids in ((one, other, ones - others), (other, one, others - ones)):
+        if ids:
+            raise CorpusError(
+                f"{folder}: {len(ids)} of the utterances in {has} are not in {lacks}, the first is "
+                f"{min(ids)}; Kaldi's utils/fix_data_dir.sh takes them out of all files"
+            )
+
+
+def _segment(
+    where: str, value: str, recordings: dict[str, Source]
+) -> tuple[str, float, float | None]:
+    fields = value.split()
+    try:
+        recording, start, end = fields[0], float(fields[1]), float(fields[2])
+    except (IndexError, ValueError):
+        fields = []
+    if len(fields) != 3:
+        raise CorpusError(f"{where} is {value!r}; it must be a recording, its start and its end")
+    if recording not in recordings:
+        raise CorpusError(f"{where}: the recording {recording} is not in wav.scp")
+    if end == -1:
+        return recording, start, None
+    if not 0 <= start < end < np.inf:
+        raise CorpusError(f"{where}: a segment cannot last from {start} to {end} seconds")
+    return recording, start, end
+
+
+def _source(where: str, value: str, folder: Path) -> Source:
+    """A path, or the file that a decoding command reads."""
+    if value.endswith("|"):
+        name, channel = _decoded_file(where, value)
+    elif "|" in value[:1] or value == "-":
+        raise CorpusError(f"{where} is {value!r}, which names no file; write its path instead")
+    else:
+        name, channel = value, None
+    path = Path(name)
+    above = folder.resolve().parent.parent
+    if not path.exists() and (above / path).exists():
+        path = above / path
+    return Source(where, Path(os.path.abspath(path)), channel)
+
+
+def _decoded_file(where: str, command: str) -> tuple[str, int | None]:
+    """What a decoder's command reads: the file, and the channel where it names one."""
+    refused = CorpusError(
+        f"{where} is the command `{command}`. Commands are not run here, and only these are "
+        "understood: flac -c -d -s FILE |, sph2pipe -f wav -p -c N FILE |, sox FILE -t wav - "
+        "[remix N] |; write WAV files with Kaldi's wav-copy and name those"
+    )
+    try:
+        program, *words = shlex.split(command[:-1])
+    except ValueError:
+        raise refused from None
+    names = [word for word in words if not word.startswith("-")]
+    match Path(program).name, words:
+        case "flac", [*flags, name] if [name] == names and set(flags) <= _FLAC and "-c" in flags:
+            return name, None
+        case "sph2pipe", ["-f", "wav", *flags, name]:
+            match [flag for flag in flags if flag != "-p"]:
+                case []:
+                    return name, None
+                case ["-c", ("1" | "2") as number]:
+                    return name, int(number) - 1
+        case "sox", [name, "-t", "wav", "-"]:
+            return name, None
+        case "sox", [name, "-t", "wav", "-", "remix", number] if number.isdigit() and number != "0":
+            return name, int(number) - 1
+    raise refused
+
+
+_FLAC = {"-c", "-d", "-s", "--silent", "--decode", "--stdout"}
+
+
+def _sorted(names: Iterable[str]) -> list[str]:
+    """In the order of the C locale, which Kaldi's tools rely on."""
+    return sorted(names, key=str.encode)
+
+
+# --- to cuts ------------------------------------------------------------------------------------
+
+
+def cuts_of(data: DataDir) -> list[MonoCut]:
+    """One cut an utterance, with its recording's rate and length as the audio has them.
+
+    Raises:
+        CorpusError: if a recording is missing or cannot be read, has several channels of which
+            wav.scp names none, or ends before a segment does.
+    """
+    recordings = _recordings(data)
+    cuts = []
+    for u in data.utterances:
+        recording, channel = recordings[u.recording], data.recordings[u.recording].channel or 0
+        seconds = _end(u, recording.duration) - u.start
+        supervision = SupervisionSegment(
+            u.id, u.recording, 0.0, seconds, channel, u.text, speaker=u.speaker
+        )
+        cuts.append(MonoCut(u.id, u.start, seconds, channel, [supervision], recording=recording))
+    return cuts
+
+
+def _recordings(data: DataDir) -> dict[str, Recording]:
+    used = {u.recording for u in data.utterances}
+    found, bad = {}, []
+    for name in used:
+        source = data.recordings[name]
+        try:
+            info = soundfile.info(source.path)
+        except (soundfile.LibsndfileError, OSError) as error:
+            bad.append(f"{source.where}: {source.path}: {error}")
+            continue
+        if (source.channel or 0) >= info.channels:
+            raise CorpusError(
+                f"{source.where}: channel {(source.channel or 0) + 1} of {source.path}, "
+                f"which has {info.channels}"
+            )
+        audio = AudioSource("file", list(range(info.channels)), str(source.path))
+        seconds = info.frames / info.samplerate
+        found[name] = Recording(name, [audio], info.samplerate, info.frames, seconds)
+    if bad:
+        raise CorpusError(
+            f"{data.folder}: {len(bad)} of {len(used)} recordings cannot be read: {min(bad)}; "
+            "mend their lines, or take them out and call utils/fix_data_dir.sh"
+        )
+    return found
+
+
+def _end(u: Segment, recorded: float) -> float:
+    """When an utterance ends, in seconds; never after its recording."""
+    end = recorded if u.end is None else u.end
+    if end > recorded + OVERSHOOT_SECONDS or u.start >= recorded:
+        raise CorpusError(
+            f"{u.id} lasts from {u.start} to {end} s, but its recording {u.recording} has "
+            f"{recorded:.3f} s; mend `segments`"
+        )
+    return min(end, recorded)
+
+
+# --- to a folder --------------------------------------------------------------------------------
+
+
+def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
+    """Write `utterances.tsv`, which `make folder CORPUS_DIR=...` validates and splits.
+
+    Recordings that are one utterance each stay where they are, named by their absolute paths.
+    Segments, and channels that wav.scp names, are cut out into `audio/UTT.flac` (lossless up to
+    24 bits). `speakers.NAME` lists the speakers of each data folder, NAME being its last part.
+
+    Returns:
+        A line to print for each data folder.
+    Raises:
+        CorpusError: as `cuts_of`; or for ids or names of folders that come twice.
+    """
+    folder = Path(folder)
+    owners: dict[str, Path] = {}
+    rows, notes, names = [], [], [data.folder.resolve().name for data in datas]
+    if len(set(names)) < len(names):
+        raise CorpusError(f"the data folders {names} must have different names; rename one")
+    for data, name in zip(datas, names, strict=True):
+        cuts = cuts_of(data)
+        for cut in cuts:
+            file = _flac_name(cut.id)
+            if file in owners:
+                raise CorpusError(
+                    f"{cut.id} of {data.folder} would be written as {file}, as an utterance of "
+                    f"{owners[file]} is already; ids must differ"
+                )
+            owners[file] = data.folder
+        rows += [
+            _row(cut, path) for cut, path in zip(cuts, _audio(data, cuts, folder), strict=True)
+        ]
+        speakers = _sorted({cut.supervisions[0].speaker for cut in cuts})
+        write_text(folder / f"speakers.{name}", "".join(f"{speaker}\n" for speaker in speakers))
+        hours = sum(cut.duration for cut in cuts) / 3600
+        notes.append(
+            f"{name}: {len(cuts)} utterances, {len(speakers)} speakers, {hours:.3f} hours, audio "
+            + ("cut into FLAC files" if _copied(data) else "left in place")
+        )
+    lines = [COLUMNS, *rows]
+    write_text(folder / "utterances.tsv", "".join("\t".join(line) + "\n" for line in lines))
+    return notes
+
+
+def _row(cut: MonoCut, path: Path | str) -> tuple[str, ...]:
+    spoken = cut.supervisions[0]
+    return cut.id, spoken.speaker, str(path), f"{cut.duration:.6f}", spoken.text
+
+
+def _copied(data: DataDir) -> bool:
+    return data.segmented or any(source.channel is not None for source in data.recordings.values())
+
+
+def _flac_name(utt_id: str) -> str:
+    """A plain file name: an id may hold '/', and choose no folder."""
+    return utt_id.replace("/", "_").replace(".", "_") + ".flac"
+
+
+def _audio(data: DataDir, cuts: list[MonoCut], folder: Path) -> list[Path | str]:
+    """What `path` of utterances.tsv says for each cut, after cutting out what has to be."""
+    if not _copied(data):
+        return [cut.recording.sources[0].source for cut in cuts]
+    by_recording: dict[str, list[MonoCut]] = {}
+    for cut in cuts:
+        by_recording.setdefault(cut.recording_id, []).append(cut)
+
+    def write(recording: str) -> None:
+        some, source = by_recording[recording], data.recordings[recording]
+        for cut in some:
+            _cut_out(cut, source, folder / "audio" / _flac_name(cut.id))
+
+    list(parallel_map(write, list(by_recording), f"segments of {data.folder}"))
+    return [f"audio/{_flac_name(cut.id)}" for cut in cuts]
+
+
+def _cut_out(cut: MonoCut, source: Source, path: Path) -> None:
+    with soundfile.SoundFile(source.path) as file:
+        first = samples_of(cut.start, file.samplerate)
+        count = samples_of(cut.start + cut.duration, file.samplerate) - first
+        file.seek(first)
+        wave_NC = file.read(count, dtype="int32", always_2d=True)
+        subtype = "PCM_16" if file.subtype in _SIXTEEN_BITS else "PCM_24"
+        rate = file.samplerate
+    if len(wave_NC) < count:
+        raise CorpusError(
+            f"{cut.id}: {source.path} promises {count} samples from {first} on, but only "
+            f"{len(wave_NC)} can be read; mend or take out {source.where}"
+        )
+    if source.channel is not None:
+        wave_NC = wave_NC[:, source.channel]
+    with replacing(path) as scratch:
+        soundfile.write(scratch, wave_NC, rate, format="FLAC", subtype=subtype)
+
+
+_SIXTEEN_BITS = {"PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW", "VORBIS", "MPEG_LAYER_III", "OPUS"}
+
+
+# --- writing a data folder ----------------------------------------------------------------------
+
+
+def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
+    """Write a data folder as utils/validate_data_dir.sh wants it; wav.scp comes last.
+
+    WAV files are named by their paths. Kaldi reads nothing else by itself, so FLAC goes through
+    flac, and other kinds, or one channel of several, through sox. `segments` is written where a
+    cut is not all of a recording, or not called as it.
+
+    Returns:
+        What the user should know.
+    Raises:
+        ValueError: for missing audio, ids or speakers that are empty or have spaces, ids that come twice, cuts of
+            no cuts at all, or cuts of one recording that take different channels.
+    """
+    folder = Path(folder)
+    by_id = {cut.id: cut for cut in cuts}
+    if not cuts or len(by_id) < len(cuts):
+        raise ValueError(f"{folder}: {len(cuts)} cuts with {len(by_id)} different ids")
+    order = _sorted(by_id)
+    speakers = {utt_id: by_id[utt_id].supervisions[0].speaker or "" for utt_id in order}
+    for utt_id, speaker in speakers.items():
+        for what, name in (("id", utt_id), ("speaker", speaker)):
+            if name.split() != [name]:
+                raise ValueError(
+                    f"{utt_id}: the {what} {name!r} is empty or has a space, which Kaldi parts at"
+                )
+    channels: dict[str, int] = {}
+    for cut in cuts:
+        if channels.setdefault(cut.recording_id, cut.channel) != cut.channel:
+            raise ValueError(
+                f"{cut.id} takes channel {cut.channel} of {cut.recording_id}, but another cut "
+                f"takes {channels[cut.recording_id]}; give the channels recordings of their own"
+            )
+    recordings = {cut.recording_id: cut.recording for cut in cuts}
+    for recording in recordings.values():
+        if not Path(recording.sources[0].source).exists():
+            raise ValueError(
+                f"{recording.id}: {os.path.abspath(recording.sources[0].source)} is missing; paths "
+                "in a manifest count from the recipe's folder: call this from there"
+            )
+    of_speaker: dict[str, list[str]] = {}
+    for utt_id, speaker in speakers.items():
+        of_speaker.setdefault(speaker, []).append(utt_id)
+    files = {
+        "text": {i: " ".join((by_id[i].supervisions[0].text or "").split()) for i in order},
+        "utt2spk": speakers,
+        "spk2utt": {s: " ".join(of_speaker[s]) for s in _sorted(of_speaker)},
+        "utt2dur": {i: seconds_text(by_id[i].duration) for i in order},
+        "reco2dur": {r: seconds_text(recordings[r].duration) for r in _sorted(recordings)},
+    }
+    if any(_is_part(cut) for cut in cuts):
+        files["segments"] = {i: _segment_text(by_id[i]) for i in order}
+    else:
+        (folder / "segments").unlink(missing_ok=True)
+    files["wav.scp"] = {r: _wav(recordings[r], channels[r]) for r in _sorted(recordings)}
+    for name, rows in files.items():
+        write_text(
+            folder / name, "".join(f"{key} {value}".rstrip() + "\n" for key, value in rows.items())
+        )
+    return _notes(order, speakers, list(files["wav.scp"].values()))
+
+
+def seconds_text(seconds: float) -> str:
+    """Microseconds' precision, at least two decimals: 2.00, 0.123456."""
+    whole, decimals = f"{seconds:.6f}".split(".")
+    return f"{whole}.{decimals.rstrip('0').ljust(2, '0')}"
+
+
+def _is_part(cut: MonoCut) -> bool:
+    rest = cut.recording.duration - cut.start - cut.duration
+    return cut.id != cut.recording_id or cut.start > WHOLE_SECONDS or rest > WHOLE_SECONDS
+
+
+def _segment_text(cut: MonoCut) -> str:
+    end = cut.start + cut.duration  # cut.end has four decimals
+    return f"{cut.recording_id} {seconds_text(cut.start)} {seconds_text(end)}"
+
+
+def _wav(recording: Recording, channel: int) -> str:
+    path = os.path.abspath(recording.sources[0].source)
+    quoted = shlex.quote(path)
+    if recording.num_channels > 1:
+        return f"sox {quoted} -t wav - remix {channel + 1} |"
+    match Path(path).suffix.lower():
+        case ".wav":
+            return path
+        case ".flac":
+            return f"flac -c -d -s {quoted} |"
+    return f"sox {quoted} -t wav - |"
+
+
+def _notes(order: list[str], speakers: dict[str, str], wavs: list[str]) -> list[str]:
+    notes = []
+    by_speaker = sorted(order, key=lambda i: (speakers[i].encode(), i.encode()))
+    if by_speaker != order:
+        notes.append(
+            "the ids do not begin with their speakers, which Kaldi's sorting likes best; "
+            "call utils/validate_data_dir.sh with --no-feats --no-spk-sort"
+        )
+    programs = {wav.split()[0] for wav in wavs if wav.endswith("|")}
+    if programs:
+        notes.append(f"wav.scp decodes with {' and '.join(_sorted(programs))}: Kaldi will need it")
+    return notes

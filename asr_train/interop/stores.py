@@ -1,0 +1,212 @@
+"""Our features and alignments <-> Kaldi's archives (interop.ark), utterance by utterance.
+
+    feats.ark + manifests/SPLIT.jsonl.gz --import_feats--> feats/SPLIT.jsonl.gz
+    ali.txt   + feats/SPLIT.jsonl.gz     --import_ali-->   ali/SPLIT.jsonl.gz
+
+A state id here is a pdf-id there. Scores for Kaldi's decoder are `ark.write_matrices`' business.
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lhotse import Features, MonoCut
+
+from asr_train.align.table import Alignments, check_lost, write_alignments
+from asr_train.align.viterbi import Aligned, Lost
+from asr_train.data.features import Feats, Sums, write_index
+from asr_train.files import hash_of, replacing, write_jsonl
+from asr_train.frames import frame_at
+from asr_train.interop.ark import read_int_vectors, read_matrices
+from asr_train.schema import FeatsSettings
+
+UTTERANCES_A_PART = 200
+
+
+# --- features -----------------------------------------------------------------------------------
+
+
+def feats_out(feats: Feats) -> Iterator[tuple[str, np.ndarray]]:
+    """Utterance and float32 [T, F], as stored, for `ark.write_matrices`."""
+    return ((u.id, feats.load(u)) for u in feats)
+
+
+def import_feats(
+    archive: Path | str, cuts: list[MonoCut], settings: FeatsSettings, manifest: Path | str
+) -> tuple[int, int]:
+    """Store the matrices of an archive as the features of these cuts.
+
+    Args:
+        archive: .ark, .ark.gz or .scp; its order does not matter.
+        settings: how they were computed; rate and bins are those of all further stages.
+        manifest: feats/SPLIT.jsonl.gz, written last.
+    Returns:
+        Frames stored, and utterances of the archive that no cut has.
+    Raises:
+        ValueError: if a cut has no features, or they have another width, values that are not
+            finite, or more frames away from the cut's duration than Kaldi's edges explain.
+    """
+    manifest = Path(manifest)
+    folder = manifest.with_name(manifest.name.removesuffix(".jsonl.gz"))
+    by_id = {cut.id: cut for cut in cuts}
+    rows: dict[str, dict[str, Any]] = {}
+    parts: list[Path] = []
+    sums: dict[str, Sums] = {}
+    others = 0
+
+    def wanted() -> Iterator[tuple[MonoCut, np.ndarray]]:
+        nonlocal others
+        for key, feats_TF in read_matrices(archive):
+            if key not in by_id:
+                others += 1
+                continue
+            _check_feats(f"{archive}: {key}", feats_TF, by_id[key].duration, settings)
+            yield by_id[key], feats_TF
+
+    stream = wanted()
+    while some := list(islice(stream, UTTERANCES_A_PART)):
+        parts.append(folder / f"part-{len(parts):05d}.h5")
+        _store(some, parts[-1])
+        for cut, feats_TF in some:
+            speaker = cut.supervisions[0].speaker or ""
+            sums[speaker] = sums.get(speaker, Sums.zero(settings.num_mels)) + Sums.of(feats_TF)
+            rows[cut.id] = _row(cut, len(feats_TF), settings, parts[-1])
+    if missing := sorted(by_id.keys() - rows.keys()):
+        raise ValueError(
+            f"{archive} lacks {len(missing)} of {len(by_id)} utterances, the first is "
+            f"{missing[0]}; compute their features too, or take them out of the manifest"
+        )
+    frames = sum(s.frames for s in sums.values())
+    speakers = {speaker: s.plain() for speaker, s in sums.items()}
+    write_index(manifest, settings, parts, [{"frames": frames, "speakers": speakers}])
+    write_jsonl(manifest, (rows[cut.id] for cut in cuts))
+    for old in set(folder.glob("part-*.h5")) - set(parts):
+        old.unlink()  # of a larger import
+    return frames, others
+
+
+def _check_feats(where: str, feats_TF: np.ndarray, seconds: float, settings: FeatsSettings) -> None:
+    if feats_TF.shape[1] != settings.num_mels:
+        raise ValueError(
+            f"{where} has {feats_TF.shape[1]} columns but feats.num_mels is {settings.num_mels}; "
+            "set it to what the archive holds"
+        )
+    if not np.isfinite(feats_TF).all():
+        t, f = np.argwhere(~np.isfinite(feats_TF))[0]
+        raise ValueError(f"{where}: frame {t}, column {f} is {feats_TF[t, f]}; compute it again")
+    expected = frame_at(seconds, settings.shift_seconds)
+    edges = math.ceil(settings.window_seconds / settings.shift_seconds)  # lost by snip-edges=true
+    if abs(len(feats_TF) - expected) > edges:
+        raise ValueError(
+            f"{where} has {len(feats_TF)} frames, but {seconds:.3f} s make {expected} at a shift "
+            f"of {settings.shift_seconds} s; are these features of this recording?"
+        )
+
+
+def _store(some: list[tuple[MonoCut, np.ndarray]], path: Path) -> None:
+    import h5py
+
+    with replacing(path) as scratch, h5py.File(scratch, "w") as file:
+        for cut, feats_TF in some:
+            file.create_dataset(cut.id, data=feats_TF)
+
+
+def _row(cut: MonoCut, frames: int, settings: FeatsSettings, path: Path) -> dict[str, Any]:
+    features = Features(
+        type="kaldi",
+        num_frames=frames,
+        num_features=settings.num_mels,
+        frame_shift=settings.shift_seconds,
+        sampling_rate=cut.sampling_rate,
+        start=cut.start,
+        duration=cut.duration,
+        storage_type="numpy_hdf5",
+        storage_path=str(path),
+        storage_key=cut.id,
+        recording_id=cut.recording_id,
+        channels=cut.channel,
+    )
+    return {**cut.to_dict(), "features": features.to_dict()}
+
+
+# --- alignments ---------------------------------------------------------------------------------
+
+
+def ali_out(ali: Alignments) -> Iterator[tuple[str, np.ndarray]]:
+    """Utterance and int32 [T], by id, for `ark.write_int_vectors`."""
+    return ((utt_id, ali.load(utt_id)) for utt_id in sorted(ali.ids, key=str.encode))
+
+
+def import_ali(
+    archive: Path | str,
+    feats: Feats,
+    num_states: int,
+    manifest: Path | str,
+    model: dict[str, Any] | None = None,
+    max_lost_share: float = 0.05,
+) -> tuple[int, int]:
+    """Store pdf-ids as the alignment of these features.
+
+    Args:
+        archive: integers of each utterance, `ali-to-pdf`'s output: text or binary.
+        num_states: S, pdf-ids of the model that aligned.
+        manifest: ali/SPLIT.jsonl.gz, written last.
+        model: num_states, states_hash and self_loops, where the states are those of a model here;
+            else self-loops are counted, and the hash stands for S states of an unknown tree.
+        max_lost_share: of the utterances that may have no alignment.
+    Returns:
+        Utterances with an alignment, and without.
+    Raises:
+        ValueError: for ids not below S, another number of frames than the features have, or more
+            utterances without alignment than allowed.
+    """
+    paths: dict[str, np.ndarray] = {}
+    frames = {u.id: u.frames for u in feats}
+    for key, states_T in read_int_vectors(archive):
+        if key not in frames:
+            continue
+        _check_ali(f"{archive}: {key}", states_T, frames[key], num_states)
+        paths[key] = states_T
+    outcomes: list[Aligned | Lost] = [
+        Aligned(paths[u.id], math.nan, False) if u.id in paths else Lost(f"not in {archive}")
+        for u in feats
+    ]
+    lost = [[u.id, o.reason] for u, o in zip(feats, outcomes, strict=True) if isinstance(o, Lost)]
+    check_lost(str(archive), lost, len(outcomes), max_lost_share)
+    about = model or {
+        "num_states": num_states,
+        "states_hash": hash_of(["pdf-ids", num_states]),
+        "self_loops": self_loops(list(paths.values()), num_states).tolist(),
+    }
+    about = {"model": f"imported from {Path(archive).name}", **about}
+    write_alignments(Path(manifest), feats.utterances, outcomes, feats.settings, about)
+    return len(paths), len(lost)
+
+
+def _check_ali(where: str, states_T: np.ndarray, frames: int, num_states: int) -> None:
+    if len(states_T) != frames:
+        raise ValueError(
+            f"{where} has {len(states_T)} frames but its features have {frames}; "
+            "import the features that were aligned, or align these"
+        )
+    if len(states_T) and not 0 <= states_T.min() <= states_T.max() < num_states:
+        raise ValueError(
+            f"{where} has the ids {states_T.min()} to {states_T.max()} but the states are 0 to "
+            f"{num_states - 1}; are these transition-ids? Kaldi's ali-to-pdf makes pdf-ids of them"
+        )
+
+
+def self_loops(paths: list[np.ndarray], num_states: int) -> np.ndarray:
+    """Each state's probability to be followed by itself, counted: float64 [S].
+
+    One is added to both counts, so that a state that was never seen gets 1/2.
+    """
+    stay_S, all_S = np.ones(num_states), np.full(num_states, 2.0)
+    for path_T in paths:
+        before_T, after_T = path_T[:-1], path_T[1:]
+        all_S += np.bincount(before_T, minlength=num_states)
+        stay_S += np.bincount(before_T[before_T == after_T], minlength=num_states)
+    return stay_S / all_S

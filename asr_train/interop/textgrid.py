@@ -1,0 +1,86 @@
+"""Words and phones at their times <-> **TextGrid**, which Praat shows over the spectrogram.
+
+One file an utterance, one tier a kind, time counting from the utterance's start. praatio reads and
+writes; what it would repair by itself (overlaps, labels past the end) is refused here.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from praatio import textgrid
+from praatio.data_classes.interval_tier import IntervalTier
+from praatio.data_classes.textgrid import Textgrid
+from praatio.utilities.errors import PraatioException
+
+from asr_train.files import DamagedFileError, replacing
+from asr_train.interop.times import Span, Timed
+
+SLACK_SECONDS = 1e-5  # of rounding, by which neighbours may overlap
+
+
+def write_textgrid(path: Path | str, tiers: Mapping[str, Timed]) -> None:
+    """Write one utterance in the long format; gaps become empty intervals.
+
+    Args:
+        tiers: name (words, phones) -> the same utterance with its spans, in time order.
+    Raises:
+        ValueError: if spans overlap, are empty, or lie outside the utterance.
+    """
+    grid = Textgrid()
+    for name, timed in tiers.items():
+        spans = _inside(timed, name)
+        grid.addTier(IntervalTier(name, spans, 0, round(timed.seconds, 6)))
+    with replacing(path) as scratch:
+        grid.save(
+            str(scratch),
+            format="long_textgrid",
+            includeBlankSpaces=True,
+            minimumIntervalLength=None,  # else praatio drops the short ones
+            reportingMode="error",
+        )
+
+
+def _inside(timed: Timed, tier: str) -> list[tuple[float, float, str]]:
+    """(start, end, label) from the utterance's start; rounding past a neighbour is cut off."""
+    rows: list[tuple[float, float, str]] = []
+    last, whole = 0.0, round(timed.seconds, 6)
+    for span in timed.spans:
+        start, end = span.start - timed.start, span.end - timed.start
+        what = f"{timed.id}: {span.label} in {tier} lasts from {start:.6f} to {end:.6f} s"
+        if start < last - SLACK_SECONDS:
+            raise ValueError(f"{what}, but what is before it ends at {last:.6f}")
+        if end > whole + SLACK_SECONDS:
+            raise ValueError(f"{what}, but the utterance ends at {whole:.6f}")
+        start, end = round(max(start, last), 6), round(min(end, whole), 6)
+        if end <= start:
+            raise ValueError(f"{what}; Praat has no empty intervals")
+        if not span.label.strip():
+            raise ValueError(f"{what} and has no label, as only gaps have")
+        rows.append((start, end, span.label))
+        last = end
+    return rows
+
+
+def read_textgrid(path: Path | str, start: float = 0.0) -> dict[str, list[Span]]:
+    """Read the interval tiers of a TextGrid, long or short; intervals without label are gaps.
+
+    Args:
+        start: of the utterance in its recording, in seconds; added to all times.
+    Raises:
+        DamagedFileError: if it cannot be read.
+    """
+    os.stat(path)  # a missing file is not a damaged one
+    try:
+        grid = textgrid.openTextgrid(str(path), includeEmptyIntervals=False, reportingMode="error")
+    except (PraatioException, ValueError, IndexError, KeyError, AttributeError) as error:
+        why = " ".join(str(error).split())
+        raise DamagedFileError(f"{path} is no TextGrid that can be read ({why})") from error
+    return {
+        tier.name: [
+            Span(e.label, round(start + e.start, 9), round(e.end - e.start, 9))
+            for e in tier.entries
+        ]
+        for tier in grid.tiers
+        if isinstance(tier, IntervalTier)
+    }

@@ -1,0 +1,126 @@
+"""export.py KIND INPUT... OUTPUT
+
+For other tools. KIND, its inputs and its output:
+  data        manifests/SPLIT.jsonl.gz  DATA_DIR            Kaldi's data folder
+  feats       feats/SPLIT.jsonl.gz  OUT.ark                 and OUT.scp
+  ali         ali/SPLIT.jsonl.gz  OUT.txt or OUT.ark        state ids, Kaldi's pdf-ids
+  posteriors  exp/RUN/model.json  feats/SPLIT.jsonl.gz  OUT.ark   for latgen-faster-mapped
+  ctm         ali/SPLIT.jsonl.gz  OUT.ctm                   words at their times
+  ctm         exp/RUN/hyp.SPLIT.jsonl  manifests/SPLIT.jsonl.gz  OUT.ctm
+  phones      ali/SPLIT.jsonl.gz  OUT.ctm                   phones at their times
+  stm         manifests/SPLIT.jsonl.gz  OUT.stm             references, for sclite
+  textgrid    ali/SPLIT.jsonl.gz  OUT_DIR                   a TextGrid an utterance, for Praat
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from lhotse import CutSet
+
+from asr_train.align.table import open_ali
+from asr_train.data.features import open_feats
+from asr_train.decode.posteriors import load_scorer
+from asr_train.files import read_jsonl
+from asr_train.interop.ark import write_int_vectors, write_matrices
+from asr_train.interop.ctm import write_ctm, write_stm
+from asr_train.interop.kaldi import write_data_dir
+from asr_train.interop.stores import ali_out, feats_out
+from asr_train.interop.textgrid import write_textgrid
+from asr_train.interop.times import Timed, aligned, found, place_of
+from asr_train.jobs import main, progress
+
+
+def export(kind: str, *paths: str) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"there is no export of {kind!r}; there are: {', '.join(KINDS)}")
+    counts, function = KINDS[kind]
+    if len(paths) not in counts:
+        wanted = " or ".join(str(count) for count in counts)
+        raise ValueError(
+            f"an export of {kind} takes {wanted} paths, not {len(paths)}; see export.py --help"
+        )
+    function(*paths)
+
+
+def data(manifest: str, output: str) -> None:
+    cuts = list(CutSet.from_dicts(read_jsonl(manifest)))
+    for note in write_data_dir(cuts, output):
+        print(f"export: {note}")
+    print(f"export: {len(cuts)} utterances in {output}")
+
+
+def feats(manifest: str, output: str) -> None:
+    store = open_feats(manifest)
+    count = write_matrices(output, progress(feats_out(store), "features", len(store.utterances)))
+    print(f"export: {store.frames} frames of {count} utterances in {output}")
+
+
+def ali(manifest: str, output: str) -> None:
+    store = open_ali(manifest)
+    count = write_int_vectors(output, ali_out(store))
+    print(f"export: {count} utterances, pdf-ids below {store.num_states}, in {output}")
+
+
+def posteriors(model: str, features: str, output: str) -> None:
+    torch.set_num_threads(1)
+    store = open_feats(features)
+    scorer = load_scorer(model, store, None)
+    scores = ((u.id, scorer.score(u)) for u in progress(store, "scores", len(store.utterances)))
+    count = write_matrices(output, scores)
+    print(f"export: scores of {scorer.num_states} states, {count} utterances, in {output}")
+
+
+def ctm(*paths: str) -> None:
+    if len(paths) == 2:
+        return _aligned("word", *paths)
+    hyp, manifest, output = paths
+    rows = {row["id"]: row for row in read_jsonl(manifest)}
+    utterances = []
+    for row in read_jsonl(hyp)[1:]:  # the first line holds the settings
+        if row["id"] not in rows:
+            raise ValueError(f"{hyp} has {row['id']}, which {manifest} has not; decode again")
+        utterances.append(found(row, rows[row["id"]]))
+    _written(utterances, output)
+
+
+def phones(manifest: str, output: str) -> None:
+    _aligned("phone", manifest, output)
+
+
+def _aligned(kind: str, manifest: str, output: str) -> None:
+    _written([aligned(row, kind) for row in read_jsonl(manifest)], output)
+
+
+def _written(utterances: list[Timed], output: str) -> None:
+    count = write_ctm(output, utterances)
+    print(f"export: {count} lines of {len(utterances)} utterances in {output}")
+
+
+def stm(manifest: str, output: str) -> None:
+    count = write_stm(output, (place_of(row) for row in read_jsonl(manifest)))
+    print(f"export: {count} utterances in {output}")
+
+
+def textgrid(manifest: str, output: str) -> None:
+    rows = read_jsonl(manifest)
+    for row in progress(rows, "TextGrids"):
+        tiers = {"words": aligned(row, "word"), "phones": aligned(row, "phone")}
+        write_textgrid(Path(output) / f"{row['id']}.TextGrid", tiers)
+    print(f"export: {len(rows)} TextGrids in {output}")
+
+
+KINDS: dict[str, tuple[tuple[int, ...], Callable[..., None]]] = {
+    "data": ((2,), data),
+    "feats": ((2,), feats),
+    "ali": ((2,), ali),
+    "posteriors": ((3,), posteriors),
+    "ctm": ((2, 3), ctm),
+    "phones": ((2,), phones),
+    "stm": ((2,), stm),
+    "textgrid": ((2,), textgrid),
+}
+
+
+if __name__ == "__main__":
+    main(export, __doc__)

@@ -1,0 +1,140 @@
+"""CTM and STM: times come back, from alignments and hypotheses; sclite counts as we do."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from interop.made import cut_of, noise
+
+from asr_train.files import DamagedFileError
+from asr_train.interop.ctm import read_ctm, write_ctm, write_stm
+from asr_train.interop.times import Span, aligned, found, place_of
+from asr_train.score.words import WordErrors
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Two utterances of one recording, in reverse order, and one of another."""
+    a, b = tmp_path / "call1.wav", tmp_path / "call2.wav"
+    noise(a, 6.0)
+    noise(b, 3.0)
+    cuts = [
+        cut_of("anna-2", a, "anna", "THREE FOUR", 3.0, 2.5),
+        cut_of("anna-1", a, "anna", "ONE TWO SIX", 0.5, 2.0),
+        cut_of("ben-1", b, "ben", "NINE"),
+    ]
+    return json.loads(json.dumps([cut.to_dict() for cut in cuts]))
+
+
+def hypothesis(row, words, confidence=0.75):
+    """Words at even times from the utterance's start."""
+    each = row["duration"] / (len(words) + 1)
+    at = [[w, round(each * (i + 0.5), 3), round(each, 3), confidence] for i, w in enumerate(words)]
+    return {"id": row["id"], "words": words, "words_at": at}
+
+
+@pytest.mark.parametrize("kind", ["word", "phone"])
+def test_alignments_come_back_in_order_of_time(rows, tmp_path, kind):
+    count = write_ctm(tmp_path / "a.ctm", [aligned(row, kind) for row in rows])
+    lanes = read_ctm(tmp_path / "a.ctm")
+    assert list(lanes) == [("call1", 0), ("call2", 0)]
+    assert sum(map(len, lanes.values())) == count
+    expected = [
+        item for i in (1, 0) for item in rows[i]["supervisions"][0]["alignment"][kind]
+    ]  # anna-1 comes before anna-2
+    for span, (label, start, seconds, *_) in zip(lanes["call1", 0], expected, strict=True):
+        assert span.label == label
+        assert span.start == pytest.approx(start, abs=6e-4)
+        assert span.seconds == pytest.approx(seconds, abs=6e-4)
+        assert span.confidence == 1
+
+
+def test_a_line_is_as_nist_says(tmp_path):
+    spans = (Span("HELLO", 11.34, 0.2), Span("THERE", 11.54, 0.5, 0.53))
+    row = {"id": "u", "channel": 1, "start": 11.0, "duration": 2.0, "recording": {"id": "7654"}}
+    row["supervisions"] = [{"speaker": "anna", "text": "HELLO THERE"}]
+    write_ctm(tmp_path / "a.ctm", [place_of(row, spans)])
+    assert (tmp_path / "a.ctm").read_text() == (
+        "7654 2 11.340 0.200 HELLO 1.0000\n7654 2 11.540 0.500 THERE 0.5300\n"
+    )
+    write_stm(tmp_path / "a.stm", [place_of(row)])
+    assert (tmp_path / "a.stm").read_text() == "7654 2 anna 11.000 13.000 <NA> HELLO THERE\n"
+
+
+def test_hypotheses_count_from_their_utterance(rows, tmp_path):
+    hyp = hypothesis(rows[0], ["THREE", "FOUR"])
+    timed = found(hyp, rows[0])
+    assert [s.start for s in timed.spans] == [at[1] + 3.0 for at in hyp["words_at"]]
+    assert {s.confidence for s in timed.spans} == {0.75}
+    assert found({"id": "anna-2", "words": []}, rows[0]).spans == ()
+
+
+def test_times_of_other_words_are_refused(rows):
+    hyp = hypothesis(rows[0], ["THREE", "FOUR"])
+    with pytest.raises(ValueError, match="anna-2 has the words THREE but times of THREE FOUR"):
+        found({**hyp, "words": ["THREE"]}, rows[0])
+    with pytest.raises(ValueError, match=r"anna-2 has words but no times .*decode again"):
+        found({"id": "anna-2", "words": ["THREE"]}, rows[0])
+
+
+def test_rows_without_times_and_impossible_times_are_named(rows):
+    rows[0]["supervisions"][0]["alignment"]["word"][0][1] = -0.5
+    with pytest.raises(ValueError, match=r"anna-2: THREE starts at -0.5 s"):
+        aligned(rows[0], "word")
+    del rows[0]["supervisions"][0]["alignment"]
+    with pytest.raises(ValueError, match="anna-2 has no word times"):
+        aligned(rows[0], "word")
+
+
+def test_an_alignments_score_is_no_confidence(rows):
+    rows[2]["supervisions"][0]["alignment"]["word"][0][3:] = [-71.5]
+    assert aligned(rows[2], "word").spans[0].confidence is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a 1 0.1 0.2",
+        "a 1 x 0.2 W",
+        "a 1 0.1 -0.2 W",
+        "a 1 0.1 nan W",
+        "a q 0.1 0.2 W",
+        "a 1 0 1 W 1 1",
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, line):
+    (tmp_path / "a.ctm").write_text(f";; comment\na A 0.1 0.2 W\n{line}\n")
+    with pytest.raises(DamagedFileError, match=r"a\.ctm, line 3 is"):
+        read_ctm(tmp_path / "a.ctm")
+
+
+def test_a_word_with_a_space_is_refused(rows, tmp_path):
+    rows[0]["supervisions"][0]["alignment"]["word"][0][0] = "THREE FOUR"
+    with pytest.raises(ValueError, match="'THREE FOUR'"):
+        write_ctm(tmp_path / "a.ctm", [aligned(row, "word") for row in rows])
+    assert not (tmp_path / "a.ctm").exists()
+
+
+@pytest.mark.skipif(shutil.which("sctk") is None, reason="sctk is not installed")
+def test_sclite_counts_the_same_errors(rows, tmp_path):
+    said = {"anna-2": ["THREE"], "anna-1": ["ONE", "OH", "TWO", "SEVEN"], "ben-1": ["NINE"]}
+    ours = WordErrors()
+    for row in rows:
+        ours += WordErrors.between(row["supervisions"][0]["text"].split(), said[row["id"]])
+    write_ctm(tmp_path / "h.ctm", [found(hypothesis(r, said[r["id"]]), r) for r in rows])
+    write_stm(tmp_path / "r.stm", [place_of(row) for row in rows])
+    done = subprocess.run(
+        ["sctk", "sclite", "-r", "r.stm", "stm", "-h", "h.ctm", "ctm", "-o", "rsum", "stdout"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (total,) = re.findall(r"^ *\| *Sum *\|(.*)\| *$", done.stdout, re.M)
+    counts = [int(n) for n in re.findall(r"\d+", total)[:7]]
+    assert counts[:6] == [
+        3, 6, ours.correct, ours.substitutions, ours.deletions, ours.insertions
+    ]  # fmt: skip
+    assert counts[6] == ours.errors == 3

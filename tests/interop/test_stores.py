@@ -1,0 +1,169 @@
+"""Features and alignments: into archives and back into stores that the stages read."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from interop.made import cut_of, noise
+
+from asr_train.align.table import open_ali
+from asr_train.data.features import extract, open_feats, write_index
+from asr_train.files import write_jsonl
+from asr_train.interop.ark import write_int_vectors, write_matrices
+from asr_train.interop.stores import ali_out, feats_out, import_ali, import_feats, self_loops
+from asr_train.schema import NormBy, NormSettings
+from scripts.resolve import settings
+
+FEATS = dataclasses.replace(settings("dnn", []).feats, sample_rate=8000, low_hz=20, high_hz=0)
+STATES = 11
+
+
+@pytest.fixture
+def cuts(tmp_path):
+    for i in range(3):
+        noise(tmp_path / "audio" / f"u{i}.wav", 0.4 + 0.2 * i, seed=i)
+    paths = [tmp_path / "audio" / f"u{i}.wav" for i in range(3)]
+    return [cut_of(p.stem, p, ["anna", "ben"][i % 2], "ONE TWO") for i, p in enumerate(paths)]
+
+
+@pytest.fixture
+def feats(cuts, tmp_path):
+    manifest, store = tmp_path / "feats" / "dev.jsonl.gz", tmp_path / "feats" / "dev" / "a.h5"
+    store.parent.mkdir(parents=True)
+    rows, about = extract(cuts, FEATS, store)
+    write_index(manifest, FEATS, [store], [about])
+    write_jsonl(manifest, rows)
+    return open_feats(manifest)
+
+
+def paths_of(feats, seed=0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {u.id: rng.integers(0, STATES, u.frames).astype(np.int32) for u in feats}
+
+
+# --- features -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["f.ark", "f.scp"])
+def test_features_come_back(feats, cuts, tmp_path, name):
+    write_matrices(tmp_path / "f.ark", reversed(list(feats_out(feats))))
+    manifest = tmp_path / "again" / "dev.jsonl.gz"
+    frames, others = import_feats(tmp_path / name, cuts, FEATS, manifest)
+    again = open_feats(manifest)
+    assert (frames, others) == (feats.frames, 0)
+    assert [u.id for u in again] == [u.id for u in feats]
+    speaker = NormSettings(by=NormBy.speaker, variance=True)
+    for u, v in zip(feats, again, strict=True):
+        assert np.array_equal(feats.load(u), again.load(v))
+        assert (u.speaker, u.words, u.seconds, u.frames) == (
+            v.speaker,
+            v.words,
+            v.seconds,
+            v.frames,
+        )
+        ours, theirs = (f.normaliser(speaker)(w, f.load(w)) for f, w in ((feats, u), (again, v)))
+        assert np.allclose(ours, theirs, atol=1e-5)
+
+
+def test_many_utterances_fill_several_parts(feats, cuts, tmp_path, monkeypatch):
+    monkeypatch.setattr("asr_train.interop.stores.UTTERANCES_A_PART", 2)
+    write_matrices(tmp_path / "f.ark", feats_out(feats))
+    import_feats(tmp_path / "f.ark", cuts, FEATS, tmp_path / "again" / "dev.jsonl.gz")
+    again = open_feats(tmp_path / "again" / "dev.jsonl.gz")
+    assert len({Path(u.row["features"]["storage_path"]) for u in again}) == 2
+    assert np.array_equal(again.load(again.utterances[2]), feats.load(feats.utterances[2]))
+
+
+def test_features_of_other_utterances_are_counted(feats, cuts, tmp_path):
+    write_matrices(tmp_path / "f.ark", feats_out(feats))
+    manifest = tmp_path / "again" / "dev.jsonl.gz"
+    assert import_feats(tmp_path / "f.ark", cuts[:1], FEATS, manifest)[1] == 2
+
+
+def test_frames_that_snip_edges_takes_are_missed_by_none(feats, cuts, tmp_path):
+    snipped = [(u, x[: len(x) - 2]) for u, x in feats_out(feats)]
+    write_matrices(tmp_path / "f.ark", snipped)
+    frames, _ = import_feats(tmp_path / "f.ark", cuts, FEATS, tmp_path / "again" / "dev.jsonl.gz")
+    assert frames == feats.frames - 6
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda x: x[:, 1:], "columns but feats.num_mels is"),
+        (lambda x: x[:-9], r"u1 has 51 frames, but 0.600 s make 60"),
+        (lambda x: np.where(np.arange(len(x))[:, None] == 5, np.nan, x), r"u1: frame 5.* is nan"),
+    ],
+)
+def test_wrong_features_are_named_and_nothing_is_listed(feats, cuts, tmp_path, change, message):
+    wrong = [(u, change(x) if u == "u1" else x) for u, x in feats_out(feats)]
+    write_matrices(tmp_path / "f.ark", wrong)
+    with pytest.raises(ValueError, match=message):
+        import_feats(tmp_path / "f.ark", cuts, FEATS, tmp_path / "again" / "dev.jsonl.gz")
+    assert not (tmp_path / "again" / "dev.jsonl.gz").exists()
+
+
+def test_missing_features_are_named(feats, cuts, tmp_path):
+    write_matrices(tmp_path / "f.ark", [row for row in feats_out(feats) if row[0] != "u2"])
+    with pytest.raises(ValueError, match=r"f\.ark lacks 1 of 3 utterances, the first is u2"):
+        import_feats(tmp_path / "f.ark", cuts, FEATS, tmp_path / "again" / "dev.jsonl.gz")
+
+
+# --- alignments ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.ark", "a.ark.gz"])
+def test_alignments_come_back(feats, tmp_path, name):
+    paths, manifest = paths_of(feats), tmp_path / "ali" / "dev.jsonl.gz"
+    write_int_vectors(tmp_path / "first", paths.items())
+    assert import_ali(tmp_path / "first", feats, STATES, manifest) == (3, 0)
+    write_int_vectors(tmp_path / name, ali_out(open_ali(manifest)))
+    import_ali(tmp_path / name, feats, STATES, tmp_path / "again" / "dev.jsonl.gz")
+    again = open_ali(tmp_path / "again" / "dev.jsonl.gz")
+    assert (again.num_states, again.ids) == (STATES, set(paths))
+    for key, path_T in paths.items():
+        assert np.array_equal(again.load(key), path_T)
+
+
+def test_alignments_of_a_model_here_keep_its_states(feats, tmp_path):
+    model = {"num_states": STATES, "states_hash": "abc", "self_loops": [0.25] * STATES}
+    write_int_vectors(tmp_path / "a.txt", paths_of(feats).items())
+    import_ali(tmp_path / "a.txt", feats, STATES, tmp_path / "ali" / "dev.jsonl.gz", model)
+    ali = open_ali(tmp_path / "ali" / "dev.jsonl.gz")
+    assert (ali.states_hash, ali.self_loops) == ("abc", [0.25] * STATES)
+
+
+def test_self_loops_are_those_that_made_the_path():
+    rng, loops = np.random.default_rng(3), np.array([0.3, 0.6, 0.9])
+    stays = [rng.geometric(1 - p, 4000) for p in loops]
+    path_T = np.repeat(np.tile([0, 1, 2], 4000), np.stack(stays, 1).ravel())
+    assert np.allclose(self_loops([path_T], 4), [*loops, 0.5], atol=0.02)
+
+
+def test_ids_that_are_no_pdf_ids_are_refused(feats, tmp_path):
+    paths = paths_of(feats)
+    paths["u1"][7] = STATES
+    write_int_vectors(tmp_path / "a.txt", paths.items())
+    with pytest.raises(ValueError, match=r"u1 has the ids 0 to 11 .*transition-ids\?"):
+        import_ali(tmp_path / "a.txt", feats, STATES, tmp_path / "ali" / "dev.jsonl.gz")
+
+
+def test_alignments_of_other_features_are_refused(feats, tmp_path):
+    paths = paths_of(feats) | {"u1": np.zeros(59, np.int32)}
+    write_int_vectors(tmp_path / "a.txt", paths.items())
+    with pytest.raises(ValueError, match=r"u1 has 59 frames but its features have 60"):
+        import_ali(tmp_path / "a.txt", feats, STATES, tmp_path / "ali" / "dev.jsonl.gz")
+
+
+def test_missing_alignments_are_lost_by_name(feats, tmp_path):
+    paths = {key: path for key, path in paths_of(feats).items() if key != "u1"}
+    write_int_vectors(tmp_path / "a.txt", paths.items())
+    manifest = tmp_path / "ali" / "dev.jsonl.gz"
+    with pytest.raises(ValueError, match=r"1 of 3 utterances.*u1: not in .*a\.txt"):
+        import_ali(tmp_path / "a.txt", feats, STATES, manifest)
+    assert import_ali(tmp_path / "a.txt", feats, STATES, manifest, max_lost_share=0.5) == (2, 1)
+    rows = (tmp_path / "ali" / "dev.status.tsv").read_text().splitlines()[1:]
+    assert [row.split("\t")[1] for row in rows] == ["ok", "lost", "ok"]
+    assert math.isnan(float(rows[0].split("\t")[3]))  # whoever aligned it knows
