@@ -631,11 +631,24 @@ class DecodeSettings:
     insertion_penalties: list[float]  # nats a word
     lm_weights: list[float]  # times the costs of the grammar
     minimise: bool  # the graph: a third more time to build it, a fifth smaller
+    nbest: int  # sentences kept an utterance, with word confidences; 0: the best one alone
+    lattice_beam: float  # nats, for n-best lists and confidences
+    rescore_lm_weights: list[float]  # of lm.big in place of lm.small, for n-best lists
+    rescore_penalties: list[float]  # nats a word, on top of the graph's
 
     def __post_init__(self) -> None:
         where = "decode"
         _positive(where, beam=self.beam, max_active=self.max_active)
-        for name in ("acoustic_scales", "insertion_penalties", "lm_weights"):
+        _positive(where, lattice_beam=self.lattice_beam)
+        if self.nbest < 0:
+            raise SettingsError(f"{where}.nbest is {self.nbest}; it must not be negative")
+        for name in (
+            "acoustic_scales",
+            "insertion_penalties",
+            "lm_weights",
+            "rescore_lm_weights",
+            "rescore_penalties",
+        ):
             if not getattr(self, name):
                 raise SettingsError(f"{where}.{name} is empty; it needs at least one value")
         for scale in self.acoustic_scales:

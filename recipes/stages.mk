@@ -48,14 +48,17 @@ NETS    := $(foreach r,$(RUNS),$r $(PASSES:%=$r-realign%))
 MODELS  := $(GMMS) $(NETS)
 # What trains on its own alignments next: all runs but those of the last pass.
 TEACHERS := $(sort $(ALIGNER) $(if $(PASSES),$(filter-out %-realign$(REALIGN),$(NETS))))
-SCORES  := $(foreach r,$(MODELS),$(EVAL:%=$W/exp/$r/score.%.json))
+# Runs whose n-best lists the larger language model (lm.big) scores anew.
+RESCORE ?=
+RESCORED := $(RESCORE:%=%-rescored)
+SCORES  := $(foreach r,$(MODELS) $(RESCORED),$(EVAL:%=$W/exp/$r/score.%.json))
 ALIGNED := $(MODELS:%=$W/ali/%/$(DEV).report.json)
 TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lm/index.json $W/lang/index.json \
   $(foreach s,$(TRAIN) $(EVAL),$W/feats/$s.jsonl.gz) $(GMMS:%=$W/exp/%/model.json) \
   $(foreach m,$(TEACHERS),$(foreach s,$(TRAIN) $(DEV),$W/ali/$m/$s.jsonl.gz $W/shards/$m/$s/index.json)) \
-  $(NETS:%=$W/exp/%/model.json) $(MODELS:%=$W/exp/%/tuned.json) \
+  $(NETS:%=$W/exp/%/model.json) $(patsubst %,$W/exp/%/tuned.json,$(MODELS) $(RESCORED)) \
   $(foreach m,$(filter-out $(TEACHERS),$(MODELS)),$W/ali/$m/$(DEV).jsonl.gz) \
-  $(foreach r,$(MODELS),$(EVAL:%=$W/exp/$r/hyp.%.jsonl)) $(SCORES) \
+  $(foreach r,$(MODELS) $(RESCORED),$(EVAL:%=$W/exp/$r/hyp.%.jsonl)) $(SCORES) \
   $W/tables/wer.md $W/report/index.html
 
 .PHONY: help table conf status clean
@@ -65,6 +68,7 @@ TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lm/index.js
 ##   make clean    remove the work folder
 ##   variables     W=work folder  JOBS=processes a stage  SET='feats.num_mels=80 decode.beam=12'
 ##                 GMMS='mono tri lda'  RUNS='dnn'  REALIGN=passes of realignment with the network
+##                 RESCORE='dnn' (n-best lists by lm.big)
 table: $W/report/index.html
 	@cat $W/tables/wer.txt; echo "report: $W/report/index.html"
 help:
@@ -121,9 +125,15 @@ $W/exp/%/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml $W/la
   $W/feats/$(DEV).jsonl.gz $(WORD_FILES)
 	$(PY) $S/tune.py $(wordlist 1,5,$^) $@
 
+$W/exp/%-rescored/tuned.json: $W/exp/%/hyp.$(DEV).jsonl $W/manifests/$(DEV).jsonl.gz \
+  $C/decode.yaml $C/normaliser.yaml $W/lm/index.json $(WORD_FILES)
+	$(PY) $S/rescore.py tune $(wordlist 1,5,$^) $@
+
 define eval_rules # $1 is the split; the pattern is the run
 $W/exp/%/hyp.$1.jsonl: $W/exp/%/model.json $W/exp/%/tuned.json $W/lang/index.json $W/feats/$1.jsonl.gz
 	$$(PY) $S/decode.py $$^ $$@
+$W/exp/%-rescored/hyp.$1.jsonl: $W/exp/%/hyp.$1.jsonl $W/exp/%-rescored/tuned.json $W/lm/index.json
+	$$(PY) $S/rescore.py apply $$^ $$@
 $W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.yaml \
   $(WORD_FILES)
 	$$(PY) $S/score.py $$(wordlist 1,3,$$^) $$@

@@ -1,54 +1,76 @@
 """decode.py exp/RUN/model.json exp/RUN/tuned.json lang/index.json feats/SPLIT.jsonl.gz OUTPUT
 
 OUTPUT is exp/RUN/hyp.SPLIT.jsonl: a line of settings, then the words of every utterance.
+hyp.SPLIT.ctm beside it has the words' times, and with lattices nbest.SPLIT.jsonl the alternatives.
 """
 
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from asr_train.data.features import open_feats
 from asr_train.decode.posteriors import Scorer, load_scorer
-from asr_train.decode.words import Choice, transcribe
-from asr_train.files import read_json, write_jsonl
+from asr_train.decode.words import Choice, Effort, Recogniser, transcribe
+from asr_train.files import part, read_json, write_jsonl
+from asr_train.interop.ctm import write_ctm
+from asr_train.interop.times import found as words_of
 from asr_train.jobs import main
 from asr_train.lang.index import Lang, load_lang
-from asr_train.search.graph import load_graph
+from asr_train.search.graph import Arrays, load_graph, to_arrays
 
 
 def decode(model: str, tuned: str, language: str, features: str, output: str) -> None:
     torch.set_num_threads(1)  # the worker processes are the threads
     feats, lang = open_feats(features), load_lang(language)
     scorer = load_scorer(model, feats, lang)
-    choice, beam, max_active, graph, top_label = _tuned(Path(tuned), scorer, lang)
+    choice, effort, graph = _tuned(Path(tuned), scorer, lang)
+    recognise = Recogniser(scorer, lang, graph, choice, effort, feats.settings.shift_seconds)
+    pairs = list(transcribe(recognise, feats.utterances, f"decoding with {scorer.run}"))
+    found = [hypothesis for hypothesis, _ in pairs]
+    alternatives = [a for _, a in pairs if a is not None]
     path = Path(output)
-    found = list(
-        transcribe(
-            scorer,
-            graph,
-            top_label,
-            lang.lexicon.words,
-            feats.utterances,
-            choice,
-            beam,
-            max_active,
-        )
-    )
     split = path.name.removeprefix("hyp.").removesuffix(".jsonl")
     factor = sum(h.seconds for h in found) / sum(u.seconds for u in feats.utterances)
     header = {"run": scorer.run, "split": split, "real_time_factor": round(factor, 5)}
-    write_jsonl(path, [{**header, **asdict(choice)}, *(asdict(h) for h in found)])
+    header |= asdict(choice)
+    oracle = ""
+    if alternatives:
+        listed = path.with_name(f"nbest.{split}.jsonl")
+        write_jsonl(listed, [asdict(a) for a in alternatives])
+        header["nbest"] = part(listed, path.parent)
+        known = [a for a in alternatives if a.oracle_errors is not None]
+        words = sum(len(u.words.split()) for u in feats.utterances)
+        if known and words:
+            header["oracle"] = {
+                "words": words,
+                "lattice_errors": sum(a.oracle_errors or 0 for a in known),
+                "list_errors": sum(a.list_errors or 0 for a in known),
+            }
+            oracle = (
+                f"; oracle WER of the lattices {header['oracle']['lattice_errors'] / words:.2%}, "
+                f"of {effort.nbest}-best lists {header['oracle']['list_errors'] / words:.2%}"
+            )
+    rows = [asdict(h) for h in found]
+    timed = [
+        words_of(row, u.row)
+        for row, u in zip(rows, feats.utterances, strict=True)
+        if row["words_at"] is not None
+    ]
+    write_ctm(path.with_suffix(".ctm"), timed)
+    write_jsonl(path, [header, *rows])
     missed = [h.id for h in found if not h.final]
+    untimed = [h.id for h in found if h.words_at is None]
     print(
-        f"decode: {scorer.run} {split}: {len(found)} utterances, real-time factor {factor:.4f}"
+        f"decode: {scorer.run} {split}: {len(found)} utterances, real-time factor {factor:.4f} "
+        f"(highest {max(h.real_time_factor for h in found):.4f}){oracle}"
         + (f"; the search did not end well in {len(missed)}: {missed[:5]}" if missed else "")
+        + (f"; no times for {len(untimed)}: {untimed[:5]}" if untimed else "")
     )
 
 
-def _tuned(path: Path, scorer: Scorer, lang: Lang) -> tuple[Choice, float, int, Any, int]:
-    """What the tune stage left: choice, beam, tokens a frame, graph and its largest label.
+def _tuned(path: Path, scorer: Scorer, lang: Lang) -> tuple[Choice, Effort, Arrays]:
+    """What the tune stage left: choice, effort and graph.
 
     Raises:
         ValueError: if they are damaged, or belong to another run, choice or language.
@@ -64,8 +86,8 @@ def _tuned(path: Path, scorer: Scorer, lang: Lang) -> tuple[Choice, float, int, 
             if made[key] != chosen[key]:
                 raise ValueError(f"{about} has {key} {made[key]} but {path} has {chosen[key]}")
         choice = Choice(*(chosen[f.name] for f in fields(Choice)))
-        graph, top_label = load_graph(about, lang, scorer.states), made["top_label"]
-        return choice, chosen["beam"], chosen["max_active"], graph, top_label
+        effort = Effort(*(chosen[f.name] for f in fields(Effort)))
+        return choice, effort, to_arrays(load_graph(about, lang, scorer.states))
     except (ValueError, KeyError) as error:
         reason = f"{path} or {about} lacks {error}" if isinstance(error, KeyError) else str(error)
         # Whatever is wrong with the graph: tuned.json is what make looks at

@@ -56,6 +56,8 @@ def tuned(
             **weights,
             "beam": settings.beam,
             "max_active": settings.max_active,
+            "lattice_beam": settings.lattice_beam,
+            "nbest": settings.nbest,
             "normaliser": normalised.name,
             "wer": errors.rate,
             "at_an_edge": edges,

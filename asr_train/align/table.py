@@ -99,7 +99,7 @@ def _items(
         kind: [[symbol, start, round(end - start, 6), None] for symbol, start, end in segments]
         for kind, segments in (
             ("phone", phones_in_seconds(states, outcome, shift_seconds)),
-            ("word", words_in_seconds(utterance, outcome, shift_seconds)),
+            ("word", words_in_seconds(utterance.words.split(), outcome, shift_seconds)),
         )
     }
 
@@ -223,9 +223,8 @@ def phones_in_seconds(states: States, outcome: Aligned, shift_seconds: float) ->
     ]
 
 
-def words_in_seconds(utterance: Utterance, outcome: Aligned, shift_seconds: float) -> list[Segment]:
+def words_in_seconds(words: list[str], outcome: Aligned, shift_seconds: float) -> list[Segment]:
     """A path's words with start and end in seconds."""
-    words = utterance.words.split()
     starts = [*outcome.phones_N3[:, 1].tolist(), len(outcome.states_T)]
     found: dict[int, list[int]] = {}
     for i, place in enumerate(outcome.phones_N3[:, 2].tolist()):

@@ -1,4 +1,9 @@
-"""Scores and HCLG -> the words of a split, in worker processes."""
+"""Scores and HCLG -> the words of a split, in worker processes: with times, and from lattices.
+
+Without lattices FasterDecoder finds the best path; with them (nbest > 0) the search of our own
+does, and there are n-best lists, a confidence for each word and the lattice's oracle errors too.
+Word times come from aligning what was found.
+"""
 
 import time
 from collections.abc import Iterator
@@ -7,11 +12,20 @@ from typing import Any
 
 import numpy as np
 
+from asr_train.align.table import words_in_seconds
+from asr_train.align.viterbi import Lost, align
 from asr_train.data.features import Utterance
 from asr_train.decode.posteriors import Scorer
 from asr_train.jobs import parallel_map
+from asr_train.lang.index import Lang
+from asr_train.schema import AliSettings
 from asr_train.search.beam import Beam
+from asr_train.search.confidence import confidences
+from asr_train.search.graph import Arrays, to_const
+from asr_train.search.lattice import Lattice, Lattices, best_path
+from asr_train.search.nbest import lattice_oracle, list_oracle, nbest
 
+ALIGN_BEAM = 200.0  # nats, for the times of words
 WIDER = 2.0  # times the beam, for utterances whose search did not end where the graph ends
 CHUNK = 8  # utterances handed to a worker at a time
 
@@ -26,23 +40,57 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is searched; as in `schema.DecodeSettings`."""
+
+    beam: float
+    max_active: int
+    lattice_beam: float
+    nbest: int
+
+
+@dataclass(frozen=True, slots=True)
 class Hypothesis:
     """The words found in one utterance.
 
     Attributes:
         words: empty where the search found nothing.
+        words_at: word, start and duration in seconds, confidence (None without lattices); None
+            where the words could not be aligned.
         graph_cost, acoustic_cost: nats, as weighed.
-        seconds: spent on scoring and searching.
+        seconds: spent on scoring and searching; real_time_factor: of the utterance's length.
         final: the search ended where the graph ends.
     """
 
     id: str
     words: list[str]
+    words_at: list[tuple[str, float, float, float | None]] | None
     graph_cost: float
     acoustic_cost: float
     frames: int
     seconds: float
+    real_time_factor: float
     final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """The n-best list of one utterance.
+
+    Attributes:
+        sentences: words, graph cost and acoustic cost of each, cheapest first.
+        complete: no cheaper row of words was left out.
+        oracle_errors, list_errors: edits from the transcript, where there is one, to the nearest
+            path of the lattice, and to the nearest of the list.
+        arcs: of the lattice.
+    """
+
+    id: str
+    sentences: list[tuple[list[str], float, float]]
+    complete: bool
+    oracle_errors: int | None
+    list_errors: int | None
+    arcs: int
 
 
 def search(
@@ -61,37 +109,129 @@ def search(
     return found.words, found.graph_cost, found.acoustic_cost, found.final
 
 
-def transcribe(
-    scorer: Scorer,
-    graph: Any,
-    top_label: int,
-    words: list[str],
-    utterances: list[Utterance],
-    choice: Choice,
-    beam: float,
-    max_active: int,
-) -> Iterator[Hypothesis]:
-    """Decode utterances in their order.
+class Recogniser:
+    """A model, its graph and how they are weighed; built before worker processes are forked.
 
     Args:
-        graph: HCLG, made with the choice's penalty and weight; top_label is its largest label.
-        words: of the lexicon, in the order of their ids.
+        graph: HCLG, made with the choice's weight and penalty.
+        shift_seconds: from one frame to the next.
     """
-    chunks = [utterances[i : i + CHUNK] for i in range(0, len(utterances), CHUNK)]
 
-    def some(chunk: list[Utterance]) -> list[Hypothesis]:
-        found = []
-        for u in chunk:
-            start = time.perf_counter()
+    def __init__(
+        self,
+        scorer: Scorer,
+        lang: Lang,
+        graph: Arrays,
+        choice: Choice,
+        effort: Effort,
+        shift_seconds: float,
+    ) -> None:
+        self._scorer, self._lang, self._choice, self._effort = scorer, lang, choice, effort
+        self._shift = shift_seconds
+        self._names = lang.lexicon.words
+        self._top = int(np.max(graph.arcs_A["ilabel"], initial=0))
+        self._graph = to_const(graph)
+        self._lattices = Lattices(graph, scorer.num_states) if effort.nbest else None
+        self._ali = AliSettings(
+            beam=ALIGN_BEAM,
+            retry_beam=5 * ALIGN_BEAM,
+            acoustic_scale=choice.acoustic_scale,
+            max_lost_share=1.0,
+        )
+
+    def __call__(self, utterance: Utterance) -> tuple[Hypothesis, Alternatives | None]:
+        """Decode one utterance."""
+        start = time.perf_counter()
+        scores_TS = self._scorer.score(utterance)
+        if self._lattices is None:
+            effort, scale = self._effort, self._choice.acoustic_scale
             ids, graph_cost, acoustic_cost, final = search(
-                graph, top_label, scorer.score(u), choice.acoustic_scale, beam, max_active
+                self._graph, self._top, scores_TS, scale, effort.beam, effort.max_active
             )
-            seconds = time.perf_counter() - start
-            said = [words[i - 1] for i in ids]
-            found.append(
-                Hypothesis(u.id, said, graph_cost, acoustic_cost, u.frames, seconds, final)
+            sure, alternatives = None, None
+        else:
+            lattice = self._lattice(scores_TS)
+            if lattice is None:
+                ids, graph_cost, acoustic_cost, final, sure = [], 0.0, 0.0, False, []
+                alternatives = Alternatives(utterance.id, [], True, None, None, 0)
+            else:
+                best = best_path(lattice)
+                ids, final = best.words, best.final
+                graph_cost, acoustic_cost = best.graph_cost, best.acoustic_cost
+                sure = confidences(lattice, best)
+                alternatives = self._alternatives(utterance, lattice)
+        words = [self._names[i - 1] for i in ids]
+        seconds = time.perf_counter() - start
+        hypothesis = Hypothesis(
+            utterance.id,
+            words,
+            self._times(words, scores_TS, sure),
+            graph_cost,
+            acoustic_cost,
+            utterance.frames,
+            round(seconds, 4),
+            round(seconds / utterance.seconds, 5),
+            final,
+        )
+        return hypothesis, alternatives
+
+    def _lattice(self, scores_TS: np.ndarray) -> Lattice | None:
+        assert self._lattices is not None
+        scaled_TS = scores_TS * np.float32(self._choice.acoustic_scale)
+        found = None
+        for width in (self._effort.beam, self._effort.beam * WIDER):
+            lattice = self._lattices.decode(
+                scaled_TS, width, self._effort.max_active, self._effort.lattice_beam
             )
+            found = lattice or found
+            if lattice is not None and lattice.final:
+                break
         return found
 
-    for hypotheses in parallel_map(some, chunks, f"decoding with {scorer.run}"):
-        yield from hypotheses
+    def _alternatives(self, utterance: Utterance, lattice: Lattice) -> Alternatives:
+        listed = nbest(lattice, self._effort.nbest)
+        known = self._lang.word_ids
+        said = [known.get(word, 0) for word in utterance.words.split()]  # 0: equals no word
+        return Alternatives(
+            utterance.id,
+            [
+                ([self._names[i - 1] for i in s.words], s.graph_cost, s.acoustic_cost)
+                for s in listed.sentences
+            ],
+            listed.complete,
+            lattice_oracle(lattice, said).total if said else None,
+            list_oracle(listed.sentences, said).total if said else None,
+            len(lattice.arcs_A),
+        )
+
+    def _times(
+        self, words: list[str], scores_TS: np.ndarray, sure: list[float] | None
+    ) -> list[tuple[str, float, float, float | None]] | None:
+        if not words:
+            return []
+        found = align(
+            words,
+            len(scores_TS),
+            lambda states: scores_TS[:, states],
+            self._lang,
+            self._scorer.states,
+            self._scorer.loop_S,
+            self._ali,
+        )
+        if isinstance(found, Lost):
+            return None
+        spans = words_in_seconds(words, found, self._shift)
+        confidence = [None] * len(spans) if sure is None else [round(c, 4) for c in sure]
+        return [
+            (word, start, round(end - start, 6), c)
+            for (word, start, end), c in zip(spans, confidence, strict=True)
+        ]
+
+
+def transcribe(
+    recognise: Recogniser, utterances: list[Utterance], what: str
+) -> Iterator[tuple[Hypothesis, Alternatives | None]]:
+    """Decode utterances in their order, in worker processes."""
+    chunks = [utterances[i : i + CHUNK] for i in range(0, len(utterances), CHUNK)]
+    for found in parallel_map(lambda chunk: [recognise(u) for u in chunk], chunks, what):
+        yield from found
