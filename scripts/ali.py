@@ -18,7 +18,7 @@ from asr_train.align.table import (
 )
 from asr_train.align.viterbi import Aligned, Lost, align
 from asr_train.data.features import Feats, Utterance, open_feats
-from asr_train.decode.posteriors import load_scorer
+from asr_train.decode.posteriors import known_states, load_scorer
 from asr_train.files import write_json
 from asr_train.jobs import main, parallel_map
 from asr_train.lang.index import load_lang
@@ -34,6 +34,7 @@ def ali(features: str, language: str, model: str, conf: str, output: str) -> Non
     settings = load(AliSettings, conf)
     feats, lang = open_feats(features), load_lang(language)
     scorer = load_scorer(model, feats, lang)
+    states = known_states(scorer)
     chunks = [feats.utterances[i : i + CHUNK] for i in range(0, len(feats.utterances), CHUNK)]
 
     def some(chunk: list[Utterance]) -> list[Aligned | Lost]:
@@ -43,7 +44,7 @@ def ali(features: str, language: str, model: str, conf: str, output: str) -> Non
                 u.frames,
                 scorer.score_some(u),
                 lang,
-                scorer.states,
+                states,
                 scorer.loop_S,
                 settings,
             )
@@ -54,16 +55,16 @@ def ali(features: str, language: str, model: str, conf: str, output: str) -> Non
     split = path.name.removesuffix(".jsonl.gz")
     outcomes = [o for done in parallel_map(some, chunks, f"aligning {split}") for o in done]
     shift = feats.settings.shift_seconds
-    summary = report(split, feats.utterances, outcomes, scorer.states, shift)
+    summary = report(split, feats.utterances, outcomes, states, shift)
     summary["model"] = scorer.run
     check_lost(
         f"ali: {scorer.run}: {split}", summary["lost"], len(outcomes), settings.max_lost_share
     )
     about = {"model": scorer.run, "self_loops": scorer.loop_S.tolist()}
-    summary["example"] = _example(feats, outcomes, scorer.states)
+    summary["example"] = _example(feats, outcomes, states)
     summary["seconds"] = round(time.time() - start, 2)
     write_json(path.with_name(f"{split}.report.json"), summary)
-    write_alignments(path, feats.utterances, outcomes, feats.settings, scorer.states, about)
+    write_alignments(path, feats.utterances, outcomes, feats.settings, states, about)
     bounds = summary["boundaries"]
     kept = len(outcomes) - len(summary["lost"])
     print(

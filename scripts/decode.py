@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from asr_train.data.features import open_feats
-from asr_train.decode.posteriors import Scorer, load_scorer
+from asr_train.decode.posteriors import Scorer, known_states, load_scorer
 from asr_train.decode.words import Choice, Effort, Recogniser, transcribe
 from asr_train.files import part, read_json, write_jsonl
 from asr_train.interop.ctm import write_ctm
@@ -87,7 +87,7 @@ def _tuned(path: Path, scorer: Scorer, lang: Lang) -> tuple[Choice, Effort, Arra
                 raise ValueError(f"{about} has {key} {made[key]} but {path} has {chosen[key]}")
         choice = Choice(*(chosen[f.name] for f in fields(Choice)))
         effort = Effort(*(chosen[f.name] for f in fields(Effort)))
-        return choice, effort, to_arrays(load_graph(about, lang, scorer.states))
+        return choice, effort, to_arrays(load_graph(about, lang, known_states(scorer)))
     except (ValueError, KeyError) as error:
         reason = f"{path} or {about} lacks {error}" if isinstance(error, KeyError) else str(error)
         # Whatever is wrong with the graph: tuned.json is what make looks at

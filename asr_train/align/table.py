@@ -40,26 +40,29 @@ def write_alignments(
     utterances: list[Utterance],
     outcomes: list[Outcome],
     feats: FeatsSettings,
-    states: States,
+    states: States | None,
     about: dict[str, Any],
 ) -> None:
     """Write paths, table and index, and the manifest last.
 
     Args:
         outcomes: one an utterance, in their order.
-        states: those of the model that aligned.
-        about: its name ("model") and "self_loops", each state's.
+        states: those of the model that aligned; None: another program's, of which `about` says
+            "num_states" and "states_hash", and whose phones nobody knows.
+        about: the model's name ("model") and "self_loops", each state's.
     """
     folder = manifest.with_name(manifest.name.removesuffix(".jsonl.gz"))
     store = folder / "states.h5"
     aligned = [(u, o) for u, o in zip(utterances, outcomes, strict=True) if isinstance(o, Aligned)]
     rows = _store(store, aligned, feats.shift_seconds, states)
     write_text(folder.with_name(folder.name + ".status.tsv"), _status(utterances, outcomes))
-    described = {
-        "num_states": states.num_states,
-        "states_hash": states.hash,
-        "states": states.plain(),
-    }
+    described: dict[str, Any] = {"states": None}
+    if states is not None:
+        described = {
+            "num_states": states.num_states,
+            "states_hash": states.hash,
+            "states": states.plain(),
+        }
     write_json(folder / "index.json", {**about, **described, "parts": [part(store, folder)]})
     write_jsonl(manifest, rows)
 
@@ -83,7 +86,7 @@ def _store(
             start = utterance.row["start"]
             stored = TemporalArray(array, 0, shift_seconds, start).to_dict()
             spoken = utterance.row["supervisions"][0]
-            items = {**_items(utterance, outcome, shift_seconds, states)}
+            items = None if states is None else _items(utterance, outcome, shift_seconds, states)
             supervisions = [{**spoken, "alignment": items}]
             custom = {"custom": {"ali": stored}}
             rows.append({**utterance.row, "supervisions": supervisions, **custom})
@@ -125,7 +128,7 @@ class Alignments:
             check_part(folder, listed, remake=manifest)
         self.num_states: int = index["num_states"]
         self.states_hash: str = index["states_hash"]
-        self.states: dict[str, Any] = index["states"]
+        self.states: dict[str, Any] | None = index["states"]
         self.self_loops: list[float] = index["self_loops"]
         self._rows = {row["id"]: row for row in read_jsonl(manifest)}
 

@@ -30,22 +30,19 @@ class Scorer:
 
     Attributes:
         run: its name.
-        states: those it scores.
+        num_states: S.
+        states: those it scores; None: of another program, whose alignments the model learned.
         loop_S: float64 [S], each state's probability to be followed by itself.
         score: utterance -> float32 [T, S].
         score_some: utterance -> a function of ids of states [n] to float32 [T, n].
     """
 
     run: str
-    states: States
+    num_states: int
+    states: States | None
     loop_S: np.ndarray
     score: Callable[[Utterance], np.ndarray]
     score_some: Callable[[Utterance], Scores]
-
-    @property
-    def num_states(self) -> int:
-        """S."""
-        return self.states.num_states
 
 
 def load_scorer(path: Path | str, feats: Feats, lang: Lang | None) -> Scorer:
@@ -66,10 +63,24 @@ def load_scorer(path: Path | str, feats: Feats, lang: Lang | None) -> Scorer:
         raise DamagedFileError(f"{path} lacks {error}; delete it and run make again") from error
     if lang is not None:
         try:
-            check_phones(lang, scorer.states)
+            check_phones(lang, known_states(scorer))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
     return scorer
+
+
+def known_states(scorer: Scorer) -> States:
+    """The states of a model that we can decode and align with.
+
+    Raises:
+        ValueError: if another program knows them; says what to do instead.
+    """
+    if scorer.states is None:
+        raise ValueError(
+            f"{scorer.run} learned the alignments of another program, which alone knows what its "
+            f"{scorer.num_states} states stand for; export its posteriors and decode them there"
+        )
+    return scorer.states
 
 
 def _check_feats(path: Path, trained: dict[str, Any], given: dict[str, Any]) -> None:
@@ -89,7 +100,10 @@ def _gaussians(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
         x_TD = read(utterance)
         return lambda states: gmm.scores(x_TD, states)
 
-    return Scorer(about["run"], model.states, gmm.loop_S, lambda u: gmm.scores(read(u)), some)
+    count = gmm.num_states
+    return Scorer(
+        about["run"], count, model.states, gmm.loop_S, lambda u: gmm.scores(read(u)), some
+    )
 
 
 def _network(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
@@ -109,5 +123,6 @@ def _network(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
         scores_TS = score(utterance)
         return lambda states: scores_TS[:, states]
 
-    states = States.from_plain(about["states"])
-    return Scorer(about["run"], states, np.array(about["self_loops"]), score, some)
+    states = None if about["states"] is None else States.from_plain(about["states"])
+    loop_S = np.array(about["self_loops"])
+    return Scorer(about["run"], about["num_states"], states, loop_S, score, some)

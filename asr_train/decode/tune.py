@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from asr_train.data.features import Utterance
-from asr_train.decode.posteriors import Scorer
+from asr_train.decode.posteriors import Scorer, known_states
 from asr_train.decode.words import Choice, search
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
@@ -52,7 +52,7 @@ def tune(
     def graph_of(choice: Choice) -> Arrays:
         if choice.lm_weight not in graphs:
             built = decoding_graph(
-                lang, scorer.states, scorer.loop_S, choice.lm_weight, settings.minimise
+                lang, known_states(scorer), scorer.loop_S, choice.lm_weight, settings.minimise
             )
             graphs[choice.lm_weight] = built
             log(f"graph: {len(built.final_N)} nodes, {len(built.arcs_A)} arcs")

@@ -15,7 +15,7 @@ import numpy as np
 from asr_train.align.table import words_in_seconds
 from asr_train.align.viterbi import Lost, align
 from asr_train.data.features import Utterance
-from asr_train.decode.posteriors import Scorer
+from asr_train.decode.posteriors import Scorer, known_states
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
 from asr_train.schema import AliSettings
@@ -127,6 +127,7 @@ class Recogniser:
         shift_seconds: float,
     ) -> None:
         self._scorer, self._lang, self._choice, self._effort = scorer, lang, choice, effort
+        self._states = known_states(scorer)
         self._shift = shift_seconds
         self._names = lang.lexicon.words
         self._top = int(np.max(graph.arcs_A["ilabel"], initial=0))
@@ -214,7 +215,7 @@ class Recogniser:
             len(scores_TS),
             lambda states: scores_TS[:, states],
             self._lang,
-            self._scorer.states,
+            self._states,
             self._scorer.loop_S,
             self._ali,
         )

@@ -171,8 +171,7 @@ def import_ali(
         _check_ali(f"{archive}: {key}", states_T, frames[key], num_states)
         paths[key] = states_T
     outcomes: list[Aligned | Lost] = [
-        Aligned(paths[u.id], math.nan, False) if u.id in paths else Lost(f"not in {archive}")
-        for u in feats
+        _path(paths[u.id]) if u.id in paths else Lost(f"not in {archive}") for u in feats
     ]
     lost = [[u.id, o.reason] for u, o in zip(feats, outcomes, strict=True) if isinstance(o, Lost)]
     check_lost(str(archive), lost, len(outcomes), max_lost_share)
@@ -182,8 +181,14 @@ def import_ali(
         "self_loops": self_loops(list(paths.values()), num_states).tolist(),
     }
     about = {"model": f"imported from {Path(archive).name}", **about}
-    write_alignments(Path(manifest), feats.utterances, outcomes, feats.settings, about)
+    write_alignments(Path(manifest), feats.utterances, outcomes, feats.settings, None, about)
     return len(paths), len(lost)
+
+
+def _path(states_T: np.ndarray) -> Aligned:
+    """A path of which only the states are known, not the phones."""
+    unknown = np.zeros(len(states_T), np.int8), np.zeros((0, 3), np.int32)
+    return Aligned(states_T, *unknown, math.nan, False)
 
 
 def _check_ali(where: str, states_T: np.ndarray, frames: int, num_states: int) -> None:
