@@ -133,7 +133,7 @@ def _moments(read: Read, utterances: list[Utterance]) -> tuple[np.ndarray, np.nd
 def _start_from(job: Job, before: Mixtures) -> tuple[Mixtures, list[Outcome | None], np.ndarray]:
     """One Gaussian a state of the new system, from alignments by the one before."""
     start = time.time()
-    lang, settings = job.lang, job.settings
+    settings = job.settings
     unaligned: list[Outcome | None] = [None] * len(job.utterances)
     outcomes, _, loglik = _pass(job, before, before.front(job.feats), unaligned, realign=True)
     aligned = [o for o in outcomes if isinstance(o, Aligned)]
@@ -215,8 +215,10 @@ def _triphones(job: Job, front: Front, outcomes: list[Outcome | None]) -> Stats:
     def add(sums: StatsSum, outcome: Aligned, x_TD: np.ndarray) -> None:
         sums.add(Stats.of(triphone_keys(outcome), x_TD))
 
-    for sums in _summed(job, front(job.feats), outcomes, add, StatsSum):
-        total.add(sums.total())
+    each = _summed(job, front(job.feats), outcomes, add, StatsSum)
+    for chunk, sums in zip(job.chunks(), each, strict=True):
+        if any(isinstance(outcomes[u], Aligned) for u in chunk):  # else there is no total
+            total.add(sums.total())
     return total.total()
 
 
