@@ -218,9 +218,9 @@ MADE = {  # what a work folder holds: the stage that makes it, and the output th
     r"audio/([^/]+)/[^/]+$": ("manifests", r"manifests/\1.jsonl.gz"),
     r"lang/[^/]+$": ("lang", "lang/index.json"),
     r"feats/([^/.]+)[/.].+$": ("feats", r"feats/\1.jsonl.gz"),
-    r"ali/([^/.]+)[/.].+$": ("ali", r"ali/\1.jsonl.gz"),
-    r"shards/([^/]+)/[^/]+$": ("shards", r"shards/\1/index.json"),
-    r"exp/gmm/(model.json|gmm.safetensors)$": ("gmm", "exp/gmm/model.json"),
+    r"ali/([^/]+/[^/.]+)[/.].+$": ("ali", r"ali/\1.jsonl.gz"),
+    r"shards/([^/]+/[^/]+)/[^/]+$": ("shards", r"shards/\1/index.json"),
+    r"exp/([^/]+)/(model.json|gmm.safetensors|passes.jsonl)$": ("gmm", r"exp/\1/model.json"),
     r"exp/([^/]+)/(model.json|model.pt|log.jsonl)$": ("train", r"exp/\1/model.json"),
     r"exp/([^/]+)/(tuned.json|graph/.+)$": ("tune", r"exp/\1/tuned.json"),
     r"exp/[^/]+/hyp[^/]+$": ("decode", r"\g<0>"),
@@ -234,7 +234,10 @@ def _remake(path: str) -> str:
     """What to do about a missing file."""
     for pattern, (stage, target) in MADE.items():
         if found := re.search(f"(?<![^/]){pattern}", path):
-            output = path[: found.start()] + found.expand(target)
+            folder = path[: found.start()]
+            if stage == "gmm" and not os.path.exists(folder + found.expand(r"conf/gmm/\1.yaml")):
+                continue  # a network of that name
+            output = folder + found.expand(target)
             first = f"delete {output} and " if os.path.exists(output) else ""
             return f"the {stage} stage makes it: {first}run make again"
     return "put it back, or mend what names it, and run make again"

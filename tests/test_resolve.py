@@ -92,10 +92,11 @@ def finish(plan, work: Path) -> None:
         os.utime(path, (begin, begin))
     names = ["train", "dev", "test"]
     order = [f"manifests/{s}.jsonl.gz" for s in names] + ["lang/index.json"]
-    order += [f"feats/{s}.jsonl.gz" for s in names] + ["exp/gmm/model.json"]
-    order += [f"ali/{s}.jsonl.gz" for s in names[:2]]
-    order += [f"shards/{s}/index.json" for s in names[:2]] + ["exp/dnn/model.json"]
-    for run in ("gmm", "dnn"):
+    order += [f"feats/{s}.jsonl.gz" for s in names] + ["exp/mono/model.json"]
+    order += [f"ali/mono/{s}.jsonl.gz" for s in names[:2]]
+    order += [f"shards/mono/{s}/index.json" for s in names[:2]] + ["exp/dnn/model.json"]
+    order += ["ali/dnn/dev.jsonl.gz"]
+    for run in ("mono", "dnn"):
         order += [f"exp/{run}/tuned.json"]
         order += [f"exp/{run}/{kind}" for s in names[1:] for kind in (f"hyp.{s}.jsonl",)]
         order += [f"exp/{run}/score.{s}.json" for s in names[1:]]
@@ -116,7 +117,7 @@ def test_a_fresh_recipe_plans_every_stage(plan):
     [
         (None, set()),
         ("decode.beam=12", {"tune", "decode", "score", "tables", "report"}),
-        ("optim.rate=0.1", {"train", "tune", "decode", "score", "tables", "report"}),
+        ("optim.rate=0.1", {"train", "ali", "tune", "decode", "score", "tables", "report"}),
         ("score.seed=2", {"score", "tables", "report"}),
         ("score.normaliser.kind=english", {"tune", "decode", "score", "tables", "report"}),
     ],

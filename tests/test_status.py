@@ -14,7 +14,7 @@ TARGETS = [
     "work/manifests/train.jsonl.gz",
     "work/lang/index.json",
     "work/feats/train.jsonl.gz",
-    "work/shards/train/index.json",
+    "work/shards/mono/train/index.json",
     "work/exp/dnn/model.json",
     "work/exp/dnn/hyp.test.jsonl",
     "work/tables/wer.md",
@@ -40,9 +40,9 @@ def recipe(tmp_path):
     (here / "work/feats/train").mkdir()
     (here / "work/feats/train/part0.npy").write_bytes(b"x" * 5000)
     (here / "work/feats/train-other.npy").write_bytes(b"x" * 70000)
-    (here / "work/shards/train/a.tar").write_bytes(b"x" * 2_000_000)
+    (here / "work/shards/mono/train/a.tar").write_bytes(b"x" * 2_000_000)
     (here / "work/tables/wer.json").write_bytes(b"x" * 20)
-    times = {"feats/train.jsonl.gz": 9.25, "shards/train/index.json": 185.0}
+    times = {"feats/train.jsonl.gz": 9.25, "shards/mono/train/index.json": 185.0}
     for output, seconds in times.items():
         row = {"stage": "any", "output": output, "seconds": seconds, "finished": "2025"}
         write_json(here / "work/log" / (output.replace("/", "_") + ".json"), row)
@@ -98,14 +98,14 @@ def test_a_missing_output_is_missing_even_if_make_would_not_build_it(recipe):
 def test_an_output_counts_with_all_that_belongs_to_it(recipe):
     rows = rows_of(run(recipe, "plan", *TARGETS))
     assert "5.1 kB" in " ".join(rows["work/feats/train.jsonl.gz"])  # 100 + 5000, not train-other
-    assert "2.0 MB" in " ".join(rows["work/shards/train/index.json"])
+    assert "2.0 MB" in " ".join(rows["work/shards/mono/train/index.json"])
     assert "120 B" in " ".join(rows["work/tables/wer.md"])  # with wer.json
 
 
 def test_times_are_those_that_the_stages_kept(recipe):
     rows = rows_of(run(recipe, "plan", *TARGETS))
     assert "9.2 s" in " ".join(rows["work/feats/train.jsonl.gz"])
-    assert "3 min 05 s" in " ".join(rows["work/shards/train/index.json"])
+    assert "3 min 05 s" in " ".join(rows["work/shards/mono/train/index.json"])
     assert rows["work/lang/index.json"] == ["done", "100", "B", "work/lang/index.json"]
 
 

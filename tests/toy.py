@@ -1,12 +1,15 @@
 """A toy language: few words, with homophones, beginnings of others, and variants."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 
+from asr_train.decode.posteriors import Scorer
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States
+from asr_train.lang.tree import CENTRE, LEFT, RIGHT, Tree
 from asr_train.schema import GrammarKind, GrammarSettings
 
 PRONS = {
@@ -35,7 +38,75 @@ def toy_lang(
     return Lang(lexicon, states, grammar, arpa, 0.4)
 
 
-def path_of(lang: Lang, words, rng, stay=2, silence=True) -> np.ndarray:
+def random_tree(states: States, rng, share=(), depth=2) -> Tree:
+    """A tree over the phones of `states`: each root asks `depth` random questions in a row.
+
+    Args:
+        share: phones (ids) that start from the same roots, whose first question tells them apart
+            in one half of the contexts only.
+    """
+    phones, most = len(states.phones), max(states.phone_states, states.silence_states)
+    questions, rows, root_PJ = [], [], np.full((phones, most), -1)
+    leaves = 0
+
+    def leaf() -> int:
+        nonlocal leaves
+        rows.append([-1, 0, -1, -1, leaves])
+        leaves += 1
+        return len(rows) - 1
+
+    def asked(side: int, members, yes, no) -> int:
+        """`yes` and `no` make what follows; leaves count into `yes` first."""
+        questions.append(np.isin(np.arange(phones), members))
+        rows.append([len(questions) - 1, side, -1, -1, -1])
+        node = len(rows) - 1
+        rows[node][2] = yes()
+        rows[node][3] = no()
+        return node
+
+    def grown(left: int) -> int:
+        if left == 0:
+            return leaf()
+        members = rng.permutation(phones)[: rng.integers(1, phones)]
+        below = lambda: grown(left - 1)  # noqa: E731
+        return asked(rng.choice([LEFT, RIGHT]), members, below, below)
+
+    root_PJ[0, : states.silence_states] = [leaf() for _ in range(states.silence_states)]
+    for phone in range(1, phones):
+        together = share if phone in share else (phone,)
+        if phone != together[0]:
+            root_PJ[phone] = root_PJ[together[0]]
+            continue
+        for j in range(states.phone_states):
+            if len(together) == 1:
+                root_PJ[phone, j] = grown(depth)
+            else:
+                apart = lambda p=phone: asked(CENTRE, [p], leaf, leaf)  # noqa: E731
+                some = rng.permutation(phones)[: phones // 2]
+                root_PJ[phone, j] = asked(rng.choice([LEFT, RIGHT]), some, apart, leaf)
+    question_N, side_N, yes_N, no_N, leaf_N = np.array(rows).T.astype(np.int32)
+    side_N = side_N.astype(np.int8)
+    tables = np.array(questions), question_N, side_N, yes_N, no_N, leaf_N
+    return Tree(*tables, root_PJ.astype(np.int32))
+
+
+def tied(lang: Lang, rng, share=(), depth=2) -> States:
+    """The language's states, tied by a random tree."""
+    return replace(lang.states, tree=random_tree(lang.states, rng, share, depth))
+
+
+def phone_of_state(states: States) -> np.ndarray:
+    """Int [S]: the phone of each state, where states do not depend on neighbours."""
+    return np.repeat(np.arange(len(states.phones)), [len(states.of(p)) for p in states.phones])
+
+
+def rows_of(states: States, phones: list[int]) -> list[list[int]]:
+    """The states of each of a row of phones, by its neighbours; at the edges there is silence."""
+    around = [0, *phones, 0]
+    return [states.ids(*around[i : i + 3]) for i in range(len(phones))]
+
+
+def path_of(lang: Lang, words, rng, stay=2, silence=True, states=None) -> np.ndarray:
     """A random state path through a transcript; silence may stand before, between and after."""
     phones = []
     for word in [None, *words]:
@@ -44,8 +115,9 @@ def path_of(lang: Lang, words, rng, stay=2, silence=True) -> np.ndarray:
             phones += prons[rng.integers(len(prons))]
         if silence and rng.random() < 0.5:
             phones.append("SIL")
-    states = [s for phone in phones for s in lang.states.of(phone)]
-    return np.repeat(states, rng.integers(1, stay + 1, len(states))).astype(np.int32)
+    ids = [lang.states.phones.index(phone) for phone in phones]
+    path = [s for row in rows_of(states or lang.states, ids) for s in row]
+    return np.repeat(path, rng.integers(1, stay + 1, len(path))).astype(np.int32)
 
 
 def scores_of(path_T: np.ndarray, num_states: int, rng, margin=8.0) -> np.ndarray:
@@ -53,6 +125,12 @@ def scores_of(path_T: np.ndarray, num_states: int, rng, margin=8.0) -> np.ndarra
     scores_TS = rng.standard_normal((len(path_T), num_states)).astype(np.float32)
     scores_TS[np.arange(len(path_T)), path_T] += margin
     return scores_TS
+
+
+def scorer_of(states: States, loop_S: np.ndarray, scores: dict[str, np.ndarray]) -> Scorer:
+    """A model whose scores, by utterance id, are given."""
+    some = lambda u: lambda ids: scores[u.id][:, ids]  # noqa: E731
+    return Scorer("dnn", states, loop_S, lambda u: scores[u.id], some)
 
 
 def cheapest(graph, scores_TS: np.ndarray) -> float:

@@ -471,7 +471,7 @@ def load_graph(path: Path, lang: Lang, states: States) -> Any:
     for name, value in wanted.items():
         if about[name] != value:
             raise ValueError(
-                f"{path} was made with {name} {about[name]} but model and lang have {value}; "
-                "delete it and rerun the tune stage"
+                f"{path} was made with {name} {about[name]} but model and lang folder have "
+                f"{value}; delete it and rerun the tune stage"
             )
     return kaldifst.StdConstFst.read(str(check_part(path.parent, about["graph"])))

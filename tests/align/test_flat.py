@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from toy import path_of, toy_lang
+from toy import path_of, phone_of_state, toy_lang
 
 from asr_train.align.flat import easiest, flat_start, posteriors, row_of_states, usual_loops
 from asr_train.data.features import Utterance
@@ -81,8 +81,14 @@ def test_the_easiest_have_few_words_and_enough_frames():
         utterance("unknown", "NOSUCH", 90),
         utterance("two", "A C", 90),
     ]
-    assert [u.id for u in easiest(rows, lang, 2)] == ["short", "two"]
-    assert [u.id for u in easiest(rows, lang, 9)] == ["short", "two", "long"]
+    assert [u.id for u in easiest(rows, lang, 2, 60.0)] == ["short", "two"]
+    assert [u.id for u in easiest(rows, lang, 9, 60.0)] == ["short", "two", "long"]
+
+
+@pytest.mark.parametrize("seconds, names", [(0.1, "a"), (1.9, "ab"), (2.9, "abc")])
+def test_the_easiest_are_at_least_one_and_last_no_longer_than_asked(seconds, names):
+    rows = [utterance(name, "A", 90 + i) for i, name in enumerate("abc")]
+    assert [u.id for u in easiest(rows, toy_lang(), 9, seconds)] == list(names)
 
 
 def test_sums_do_not_depend_on_the_number_of_processes(monkeypatch):
@@ -117,7 +123,7 @@ def test_repeated_passes_raise_the_likelihood_and_find_the_path():
         utterances.append(utterance(f"u{i}", " ".join(words), len(path_T)))
         data[f"u{i}"] = (true_SD[path_T] + rng.standard_normal((len(path_T), 5))).astype("f4")
         paths[f"u{i}"] = path_T
-    chosen = easiest(utterances, lang, 40)
+    chosen = easiest(utterances, lang, 40, 600.0)
     mean_SD, var_SD, logliks = np.zeros((s, 5)), np.full((s, 5), 25.0), []
 
     def scores(x_TD):
@@ -133,7 +139,7 @@ def test_repeated_passes_raise_the_likelihood_and_find_the_path():
         logliks.append(loglik)
     assert np.diff(logliks).min() > -1e-3 * abs(logliks[-1])
     assert logliks[-1] > logliks[0] + 1000
-    phone_S = lang.states.phone_of_state()
+    phone_S = phone_of_state(lang.states)
     right = []
     for u in chosen:
         row = row_of_states(u.words.split(), lang)

@@ -2,20 +2,12 @@
 
 import numpy as np
 import pytest
-from toy import path_of, toy_lang
+from toy import tied, toy_lang
 
-from asr_train.align.gmm import (
-    Gmm,
-    count,
-    estimate,
-    load_gmm,
-    save_gmm,
-    split,
-    train,
-)
-from asr_train.align.viterbi import Aligned
-from asr_train.data.features import Utterance
-from asr_train.schema import build, plain
+from asr_train.align.front import Front
+from asr_train.align.gmm import Gmm, Mixtures, count, estimate, load_gmm, save_gmm, split
+from asr_train.files import read_json
+from asr_train.schema import plain
 from scripts.resolve import settings
 
 CONFIG = settings("dnn", [])
@@ -109,100 +101,43 @@ def test_splitting_stops_where_frames_are_too_few(rng):
     assert len(new.state_G) == 10
 
 
-def test_a_saved_model_comes_back(rng, tmp_path):
-    gmm, states = random_gmm(rng), toy_lang().states
-    save_gmm(tmp_path / "model.json", gmm, CONFIG.ali.gmm, CONFIG.feats, states)
-    back, own, about = load_gmm(tmp_path / "model.json")
-    assert own == CONFIG.ali.gmm
-    assert about["states_hash"] == states.hash
+@pytest.mark.parametrize("some", [None, [3, 0], [4], [2, 2, 1]])
+def test_scores_of_some_states_are_their_columns(rng, some):
+    gmm, x_TD = random_gmm(rng), rng.standard_normal((7, DIMS)).astype(np.float32)
+    columns = slice(None) if some is None else some
+    ids = None if some is None else np.array(some)
+    np.testing.assert_allclose(gmm.scores(x_TD, ids), gmm.scores(x_TD)[:, columns], atol=1e-5)
+
+
+def saved(rng, path, transform_dD=None) -> Mixtures:
+    front = Front(CONFIG.gmm["mono"].front, transform_dD)
+    model = Mixtures(front, random_gmm(rng), tied(toy_lang(), rng))
+    save_gmm(path, model, CONFIG.feats, {"gmm": {"passes": 3}})
+    return model
+
+
+@pytest.mark.parametrize("projected", [False, True])
+def test_a_saved_model_comes_back(rng, tmp_path, projected):
+    """With its tree, and what it sees of an utterance."""
+    transform_dD = rng.standard_normal((4, 6)).astype(np.float32)
+    model = saved(rng, tmp_path / "model.json", transform_dD if projected else None)
+    back, about = load_gmm(tmp_path / "model.json"), read_json(tmp_path / "model.json")
+    assert back.front.settings == model.front.settings
+    if projected:
+        assert np.array_equal(back.front.transform_dD, transform_dD)
+    else:
+        assert back.front.transform_dD is None
+    assert back.states.hash == model.states.hash == about["states_hash"]
+    assert np.array_equal(back.states.table_LPRJ, model.states.table_LPRJ)
+    assert (about["gmm"], about["feats"]) == ({"passes": 3}, plain(CONFIG.feats))
     for name in ("state_G", "weight_G", "mean_GD", "variance_GD", "loop_S"):
-        assert np.array_equal(getattr(back, name), getattr(gmm, name))
+        assert np.array_equal(getattr(back.gmm, name), getattr(model.gmm, name))
 
 
 def test_a_flipped_bit_in_a_model_is_noticed(rng, tmp_path):
-    save_gmm(
-        tmp_path / "model.json", random_gmm(rng), CONFIG.ali.gmm, CONFIG.feats, toy_lang().states
-    )
+    saved(rng, tmp_path / "model.json")
     content = bytearray((tmp_path / "gmm.safetensors").read_bytes())
     content[-3] ^= 4
     (tmp_path / "gmm.safetensors").write_bytes(content)
     with pytest.raises(ValueError, match=r"gmm\.safetensors"):
         load_gmm(tmp_path / "model.json")
-
-
-# --- a whole training on made-up speech ---------------------------------------------------------
-
-
-class FakeFeats:
-    """Features whose every state is a Gaussian of its own; as `data.features.Feats`."""
-
-    def __init__(self, lang, utterances=60, seed=0):
-        rng = np.random.default_rng(seed)
-        self.settings = CONFIG.feats
-        self.mean_SD = 4 * rng.standard_normal((lang.states.num_states, 6))
-        self.paths, self.arrays, self.utterances = {}, {}, []
-        for u in range(utterances):
-            words = [("A", "AB", "ABC", "C")[i] for i in rng.integers(0, 4, 4)]
-            path_T = path_of(lang, words, rng, stay=6)
-            name = f"u{u}"
-            self.paths[name] = path_T
-            noise_TD = rng.standard_normal((len(path_T), 6))
-            self.arrays[name] = (self.mean_SD[path_T] + noise_TD).astype(np.float32)
-            row = Utterance(name, "s", " ".join(words), len(path_T) / 100, len(path_T), {})
-            self.utterances.append(row)
-
-    def normaliser(self, norm):
-        return lambda utterance, x_TD: x_TD
-
-    def load(self, utterance):
-        return self.arrays[utterance.id]
-
-
-def ali_settings(**change):
-    values = plain(CONFIG.ali)
-    values["gmm"] |= {"num_ceps": 0, "deltas": 0, "passes": 8, "gaussians": 14}
-    values["gmm"] |= change
-    return build(type(CONFIG.ali), values)
-
-
-def train_on(feats, lang, **change):
-    rows = []
-    gmm, outcomes = train(feats, lang, ali_settings(**change), rows.append)
-    return gmm, outcomes, rows
-
-
-def test_training_from_a_flat_start_finds_the_states(monkeypatch):
-    monkeypatch.setenv("JOBS", "2")
-    lang = toy_lang()
-    feats = FakeFeats(lang)
-    _, outcomes, rows = train_on(feats, lang, passes=14)
-    assert [row["flat_pass"] for row in rows[:12]] == list(range(1, 13))
-    assert rows[-1]["loglik_per_frame"] > rows[0]["loglik_per_frame"] + 3
-    assert rows[-1]["moved"] < 0.1
-    phone_S = lang.states.phone_of_state()
-    right = [
-        (phone_S[o.states_T] == phone_S[feats.paths[u.id]]).mean()
-        for u, o in zip(feats.utterances, outcomes, strict=True)
-    ]
-    assert np.mean(right) > 0.9
-
-
-def test_the_number_of_processes_changes_nothing(monkeypatch):
-    lang = toy_lang()
-    models = []
-    for jobs in ("1", "3"):
-        monkeypatch.setenv("JOBS", jobs)
-        models.append(train_on(FakeFeats(lang), lang, passes=3)[0])
-    for name in ("weight_G", "mean_GD", "variance_GD", "loop_S"):
-        assert np.array_equal(getattr(models[0], name), getattr(models[1], name))
-
-
-def test_utterances_that_cannot_be_trained_on_are_lost_by_name():
-    lang = toy_lang()
-    feats = FakeFeats(lang, utterances=20)
-    bad = feats.utterances[3]
-    feats.utterances[3] = Utterance(bad.id, "s", "NOSUCH", bad.seconds, bad.frames, {})
-    _, outcomes, rows = train_on(feats, lang, passes=1)
-    assert rows[-1]["lost"] == 1
-    assert outcomes[3].reason == "no pronunciation of NOSUCH"
-    assert all(isinstance(o, Aligned) for i, o in enumerate(outcomes) if i != 3)

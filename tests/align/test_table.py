@@ -1,27 +1,35 @@
 """Alignments come back as they were stored, and their errors are measured as defined."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from lhotse import CutSet, MonoCut, Recording, SupervisionSegment
 from lhotse.audio import AudioSource
+from toy import path_of, scores_of, tied, toy_lang
 
 from asr_train.align.table import (
     Boundaries,
     check_lost,
     compare,
+    durations,
     open_ali,
+    phones_in_seconds,
     report,
     true_phones,
+    words_in_seconds,
     write_alignments,
 )
-from asr_train.align.viterbi import Aligned, Lost
+from asr_train.align.viterbi import Aligned, Lost, align
 from asr_train.data.features import Utterance
 from asr_train.lang.states import States
+from asr_train.schema import AliSettings
 from scripts.resolve import settings
 
 FEATS = settings("dnn", []).feats
 STATES = States(("SIL", "a", "b"), 3, 5)
-ABOUT = {"num_states": 11, "states_hash": STATES.hash, "self_loops": [0.5] * 11}
+ABOUT = {"model": "mono", "self_loops": [0.5] * 11}
 
 
 def utterance(name: str, frames: int, alignment=None) -> Utterance:
@@ -35,16 +43,33 @@ def utterance(name: str, frames: int, alignment=None) -> Utterance:
     return Utterance(name, "s", "A B", seconds, frames, row)
 
 
+def aligned(phones, loglik, retried=False) -> Aligned:
+    """Of (phone, frames, place of its word); a phone's states share its frames evenly."""
+    states, position, rows = [], [], []
+    for phone, frames, word in phones:
+        rows.append([STATES.phones.index(phone), len(states), word])
+        j = np.arange(frames) * len(STATES.of(phone)) // frames
+        states += (STATES.of(phone)[0] + j).tolist()
+        position += j.tolist()
+    return Aligned(
+        np.array(states, np.int32),
+        np.array(position, np.int8),
+        np.array(rows, np.int32),
+        loglik,
+        retried,
+    )
+
+
 @pytest.fixture
 def stored(tmp_path):
     utterances = [utterance("u1", 20), utterance("u2", 30), utterance("u3", 5)]
     outcomes = [
-        Aligned(np.repeat([5, 6, 7, 8], 5).astype(np.int32), -100.0, False),
-        Aligned(np.repeat([0, 1, 2], 10).astype(np.int32), -60.0, True),
+        aligned([("a", 12, 0), ("b", 3, 1), ("SIL", 5, -1)], -100.0),
+        aligned([("SIL", 30, -1)], -60.0, retried=True),
         Lost("5 frames, but its shortest pronunciation needs 6"),
     ]
-    manifest = tmp_path / "ali" / "dev.jsonl.gz"
-    write_alignments(manifest, utterances, outcomes, FEATS, ABOUT)
+    manifest = tmp_path / "ali" / "mono" / "dev.jsonl.gz"
+    write_alignments(manifest, utterances, outcomes, FEATS, STATES, ABOUT)
     return manifest, utterances, outcomes
 
 
@@ -53,6 +78,8 @@ def test_stored_paths_are_read_back(stored):
     ali = open_ali(manifest)
     assert ali.ids == {"u1", "u2"}
     assert (ali.num_states, ali.states_hash) == (11, STATES.hash)
+    assert States.from_plain(ali.states) == STATES
+    assert ali.self_loops == ABOUT["self_loops"]
     for name, outcome in zip(("u1", "u2"), outcomes, strict=False):
         assert np.array_equal(ali.load(name), outcome.states_T)
 
@@ -61,6 +88,73 @@ def test_lhotse_loads_the_same_paths(stored):
     manifest, _, outcomes = stored
     for cut, outcome in zip(CutSet.from_file(manifest), outcomes, strict=False):
         assert np.array_equal(cut.load_ali(), outcome.states_T)
+
+
+def test_lhotse_finds_phones_and_words_where_the_path_has_them(stored):
+    cuts = list(CutSet.from_file(stored[0]))
+    found = [
+        {
+            kind: [(item.symbol, round(item.start, 3), round(item.duration, 3)) for item in items]
+            for kind, items in cut.supervisions[0].alignment.items()
+        }
+        for cut in cuts
+    ]
+    assert found[0] == {
+        "phone": [("a", 0, 0.12), ("b", 0.12, 0.03), ("SIL", 0.15, 0.05)],
+        "word": [("A", 0, 0.12), ("B", 0.12, 0.03)],
+    }
+    assert found[1] == {"phone": [("SIL", 0, 0.3)], "word": []}
+    assert [cut.supervisions[0].text for cut in cuts] == ["A B", "A B"]
+
+
+def test_the_true_phones_of_a_corpus_are_not_those_of_the_path(tmp_path):
+    """The manifest of alignments has the path's; the truth stays in that of the features."""
+    true = [["a", 0.0, 0.05, None], ["b", 0.05, 0.15, None]]
+    u = utterance("u1", 20, true)
+    path = aligned([("a", 12, 0), ("b", 8, 1)], -1.0)
+    manifest = tmp_path / "dev.jsonl.gz"
+    write_alignments(manifest, [u], [path], FEATS, STATES, ABOUT)
+    (cut,) = CutSet.from_file(manifest)
+    assert [i.duration for i in cut.supervisions[0].alignment["phone"]] == [0.12, 0.08]
+    assert u.row["supervisions"][0]["alignment"]["phone"] == true
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_phones_and_words_of_an_aligned_utterance_lie_end_to_end(seed):
+    """Of a path that the aligner found, with states tied in context."""
+    rng = np.random.default_rng(seed)
+    lang = toy_lang()
+    states = tied(lang, rng)
+    words = ["C", "ABC", "A", "A"]
+    path_T = path_of(lang, words, rng, states=states, stay=3)
+    scores_TS = scores_of(path_T, states.num_states, rng, 20.0)
+    ali = AliSettings(beam=200.0, retry_beam=1000.0, acoustic_scale=1.0, max_lost_share=0.1)
+    loop_S = np.full(states.num_states, 0.5)
+    found = align(words, len(path_T), lambda ids: scores_TS[:, ids], lang, states, loop_S, ali)
+    assert np.array_equal(found.states_T, path_T)
+    phones = phones_in_seconds(states, found, 0.01)
+    assert phones[0][1] == 0
+    assert phones[-1][2] == pytest.approx(len(path_T) / 100)
+    assert all(a[2] == b[1] for a, b in pairwise(phones))
+    said = words_in_seconds(replace(utterance("u", 9), words=" ".join(words)), found, 0.01)
+    assert [word for word, *_ in said] == words
+    for word, start, end in said:
+        inside = tuple(p for p, s, e in phones if start <= s and e <= end)
+        assert inside in lang.lexicon.prons[word]
+    silent = sum(e - s for p, s, e in phones if p == "SIL")
+    assert sum(e - s for _, s, e in said) == pytest.approx(len(path_T) / 100 - silent)
+
+
+def test_durations_count_the_shortest_and_the_very_long_phones_but_no_silence():
+    kept = [
+        (utterance("u1", 68), aligned([("a", 3, 0), ("b", 15, 1), ("SIL", 50, -1)], -1.0)),
+        (utterance("u2", 44), aligned([("a", 41, 0), ("b", 3, 1)], -1.0)),
+        (utterance("u3", 43), aligned([("a", 40, 0), ("b", 3, 1)], -1.0)),
+    ]
+    found = durations(kept, STATES)
+    assert (found["phones"], found["long"], found["most_long"]) == (6, 1, ["u2"])
+    assert found["shortest_share"] == pytest.approx(3 / 6)
+    assert durations([], STATES)["phones"] == 0
 
 
 def test_the_table_says_how_every_utterance_fared(stored):
@@ -79,7 +173,8 @@ def test_the_report_counts_what_happened(stored):
     assert summary["retried"] == 1
     assert summary["frames"] == 50
     assert summary["loglik_per_frame"] == pytest.approx(-160 / 50)
-    assert summary["silence_share"] == pytest.approx(30 / 50)
+    assert summary["silence_share"] == pytest.approx(35 / 50)
+    assert summary["durations"]["shortest_share"] == pytest.approx(1 / 2)
     assert summary["boundaries"] is None
 
 

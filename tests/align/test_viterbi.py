@@ -6,8 +6,8 @@ from toy import cheapest, path_of, scores_of, toy_lang
 
 from asr_train.align.viterbi import Aligned, Lost, align, fewest_frames
 from asr_train.schema import AliSettings
-from asr_train.search.graph import to_arrays, training_graph
-from scripts.resolve import settings
+from asr_train.search.graph import to_arrays
+from asr_train.search.transcript import transcript_graph
 
 LANG = toy_lang()
 LOOP_S = np.linspace(0.3, 0.8, LANG.states.num_states)
@@ -15,7 +15,13 @@ LOOP_S = np.linspace(0.3, 0.8, LANG.states.num_states)
 
 def ali_settings(**change) -> AliSettings:
     values = {"beam": 200.0, "retry_beam": 1000.0, "acoustic_scale": 1.0, "max_lost_share": 0.05}
-    return AliSettings(gmm=settings("dnn", []).ali.gmm, **values | change)
+    return AliSettings(**values | change)
+
+
+def aligned(words, scores_TS, states=LANG.states, loop_S=LOOP_S, **change) -> Aligned | Lost:
+    some = lambda ids: scores_TS[:, ids]  # noqa: E731
+    settings = ali_settings(**change)
+    return align(words, len(scores_TS), some, LANG, states, loop_S, settings)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -24,9 +30,10 @@ def test_the_path_is_the_likeliest(seed, scale):
     rng = np.random.default_rng(seed)
     words = ["C", "ABC", "A"]
     scores_TS = scores_of(path_of(LANG, words, rng), LANG.states.num_states, rng, 1.0)
-    found = align(words, scores_TS, LANG, LOOP_S, ali_settings(acoustic_scale=scale))
+    found = aligned(words, scores_TS, acoustic_scale=scale)
     assert isinstance(found, Aligned)
-    cost = cheapest(to_arrays(training_graph(words, LANG, LOOP_S)), scores_TS * scale)
+    graph = transcript_graph(words, LANG, LANG.states, LOOP_S)
+    cost = cheapest(to_arrays(graph.fst), scores_TS[:, graph.state_K] * scale)
     acoustic = scores_TS[np.arange(len(scores_TS)), found.states_T].sum()
     graph = cost + scale * acoustic
     assert found.loglik == pytest.approx(acoustic - graph, rel=1e-3)
@@ -38,7 +45,7 @@ def test_clear_scores_give_the_path_back(seed):
     words = ["C", "A", "ABC"]
     path_T = path_of(LANG, words, rng)
     scores_TS = scores_of(path_T, LANG.states.num_states, rng, 20.0)
-    found = align(words, scores_TS, LANG, LOOP_S, ali_settings())
+    found = aligned(words, scores_TS)
     assert isinstance(found, Aligned)
     assert np.array_equal(found.states_T, path_T)
 
@@ -49,8 +56,8 @@ def test_a_narrow_beam_is_retried_with_the_wider_one():
     # A frame a state: only the path that never stays ends in time, and it looks bad half-way.
     scores_TS = np.zeros((len(path), LANG.states.num_states), np.float32)
     scores_TS[np.arange(36, 72), path[36:]] = -20
-    narrow = align(words, scores_TS, LANG, LOOP_S, ali_settings(beam=5, retry_beam=6))
-    retried = align(words, scores_TS, LANG, LOOP_S, ali_settings(beam=5))
+    narrow = aligned(words, scores_TS, beam=5, retry_beam=6)
+    retried = aligned(words, scores_TS, beam=5)
     assert isinstance(narrow, Lost)
     assert "beam of 6" in narrow.reason
     assert isinstance(retried, Aligned)
@@ -68,7 +75,7 @@ def test_a_narrow_beam_is_retried_with_the_wider_one():
 )
 def test_what_cannot_be_aligned_is_lost_with_its_reason(words, frames, reason):
     scores_TS = np.zeros((frames, LANG.states.num_states), np.float32)
-    found = align(words, scores_TS, LANG, LOOP_S, ali_settings())
+    found = aligned(words, scores_TS)
     assert isinstance(found, Lost)
     assert reason in found.reason
 
@@ -76,4 +83,4 @@ def test_what_cannot_be_aligned_is_lost_with_its_reason(words, frames, reason):
 def test_the_fewest_frames_just_suffice():
     words = ["ABC", "C"]
     scores_TS = np.zeros((fewest_frames(words, LANG), LANG.states.num_states), np.float32)
-    assert isinstance(align(words, scores_TS, LANG, LOOP_S, ali_settings()), Aligned)
+    assert isinstance(aligned(words, scores_TS), Aligned)

@@ -8,7 +8,6 @@ import pytest
 import toy
 
 from asr_train.data.features import Utterance
-from asr_train.decode.posteriors import Scorer
 from asr_train.decode.tune import top_label
 from asr_train.decode.words import Choice, search, transcribe
 from asr_train.search.beam import Beam
@@ -25,7 +24,7 @@ def loop_S(lang):  # noqa: N802
 
 @pytest.fixture(scope="module")
 def graph(lang, loop_S):
-    return decoding_graph(lang, loop_S)
+    return decoding_graph(lang, lang.states, loop_S)
 
 
 def utterances_of(lang, count, seed=0):
@@ -105,7 +104,7 @@ def test_a_graph_of_another_model_is_refused(lang, graph):
 
 
 def all_of(lang, graph, loop_S, made, scores):
-    scorer = Scorer("dnn", lang.states.num_states, loop_S, lambda u: scores[u.id])
+    scorer = toy.scorer_of(lang.states, loop_S, scores)
     choice = Choice(1.0, 0.0, 1.0)
     words = lang.lexicon.words
     rows = transcribe(scorer, to_vector(graph), top_label(graph), words, made, choice, 40.0, ALL)

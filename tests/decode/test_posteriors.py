@@ -7,11 +7,12 @@ import pytest
 import torch
 import toy
 
-from asr_train.align.gmm import Front, Gmm, load_gmm, save_gmm
+from asr_train.align.front import Front
+from asr_train.align.gmm import Gmm, Mixtures, load_gmm, save_gmm
 from asr_train.decode.posteriors import load_scorer
 from asr_train.files import DamagedFileError, read_json, write_json
 from asr_train.model.store import build_model, load_model, save_model
-from asr_train.schema import GmmSettings, ModelSettings, NormBy, NormSettings, build, plain
+from asr_train.schema import FrontSettings, ModelSettings, NormBy, NormSettings, build, plain
 
 NORM = NormSettings(by=NormBy.speaker, variance=True)
 LEFT, RIGHT = 2, 1
@@ -50,6 +51,7 @@ def network(lang, feats, priors_S, tmp_path):
         "feats": plain(feats.settings),
         "norm": plain(NORM),
         "states_hash": lang.states.hash,
+        "states": lang.states.plain(),
         "self_loops": [0.6] * num_states,
         "frames": 1,
         "steps": 1,
@@ -61,11 +63,7 @@ def network(lang, feats, priors_S, tmp_path):
 @pytest.fixture
 def gaussians(lang, feats, tmp_path):
     """A model.json with two Gaussians a state."""
-    settings = GmmSettings(
-        **{**dict.fromkeys((f.name for f in dataclasses.fields(GmmSettings)), 1)}
-        | {"num_ceps": 4, "deltas": 1, "norm": NORM, "grown_by": 1.0, "power": 0.2}
-        | {"min_count": 1.0, "variance_floor": 0.01}
-    )
+    front = Front(FrontSettings(num_ceps=4, deltas=1, norm=NORM))
     rng = np.random.default_rng(2)
     num_states, size = lang.states.num_states, 8
     gmm = Gmm(
@@ -75,12 +73,13 @@ def gaussians(lang, feats, tmp_path):
         rng.uniform(0.5, 2, (2 * num_states, size)),
         rng.uniform(0.2, 0.8, num_states),
     )
-    save_gmm(tmp_path / "exp/gmm/model.json", gmm, settings, feats.settings, lang.states)
-    return tmp_path / "exp/gmm/model.json"
+    path = tmp_path / "exp/mono/model.json"
+    save_gmm(path, Mixtures(front, gmm, lang.states), feats.settings, {})
+    return path
 
 
 def test_a_networks_scores_are_log_posteriors_less_log_priors(network, lang, feats, priors_S):
-    scorer = load_scorer(network, feats, lang.states)
+    scorer = load_scorer(network, feats, lang)
     model, _ = load_model(network)
     normalise = feats.normaliser(NORM)
     for utterance in feats:
@@ -93,7 +92,7 @@ def test_a_networks_scores_are_log_posteriors_less_log_priors(network, lang, fea
 
 
 def test_scores_and_priors_together_are_posteriors(network, lang, feats, priors_S):
-    scorer = load_scorer(network, feats, lang.states)
+    scorer = load_scorer(network, feats, lang)
     for utterance in feats:
         scores_TS = scorer.score(utterance)
         assert scores_TS.dtype == np.float32
@@ -103,28 +102,42 @@ def test_scores_and_priors_together_are_posteriors(network, lang, feats, priors_
 
 
 def test_the_mixtures_scores_are_theirs_on_what_they_see(gaussians, lang, feats):
-    scorer = load_scorer(gaussians, feats, lang.states)
-    gmm, settings, _ = load_gmm(gaussians)
-    read = Front(settings)(feats)
+    scorer = load_scorer(gaussians, feats, lang)
+    model = load_gmm(gaussians)
+    read = model.front(feats)
     for utterance in feats:
-        np.testing.assert_array_equal(scorer.score(utterance), gmm.scores(read(utterance)))
+        wanted_TS = model.gmm.scores(read(utterance))
+        np.testing.assert_array_equal(scorer.score(utterance), wanted_TS)
+
+
+@pytest.mark.parametrize("kind", ["network", "gaussians"])
+def test_scores_of_some_states_are_their_columns(request, kind, lang, feats):
+    scorer = load_scorer(request.getfixturevalue(kind), feats, lang)
+    some = np.array([7, 2, 3])
+    for utterance in feats:
+        scores_TS = scorer.score(utterance)
+        np.testing.assert_allclose(
+            scorer.score_some(utterance)(some), scores_TS[:, some], rtol=1e-5, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("kind", ["network", "gaussians"])
 def test_a_scorer_knows_its_run_states_and_self_loops(request, kind, lang, feats):
     path = request.getfixturevalue(kind)
-    scorer = load_scorer(path, feats, lang.states)
+    scorer = load_scorer(path, feats, lang)
     assert scorer.run == path.parent.name
+    assert scorer.states == lang.states
     assert scorer.num_states == len(scorer.loop_S) == lang.states.num_states
-    wanted_S = load_gmm(path)[0].loop_S if kind == "gaussians" else read_json(path)["self_loops"]
+    wanted_S = load_gmm(path).gmm.loop_S if kind == "gaussians" else read_json(path)["self_loops"]
     np.testing.assert_array_equal(scorer.loop_S, wanted_S)
 
 
 @pytest.mark.parametrize("kind", ["network", "gaussians"])
 def test_a_model_of_other_states_is_refused_with_both_hashes(request, kind, feats, lang):
     path = request.getfixturevalue(kind)
-    other = toy.toy_lang(phone_states=2).states
-    with pytest.raises(ValueError, match=rf"model.json .*{lang.states.hash}.*{other.hash}"):
+    other = toy.toy_lang(phone_states=2)
+    hashes = rf"{lang.states.hash}.*{other.states.hash}"
+    with pytest.raises(ValueError, match=rf"model.json: .*{hashes}"):
         load_scorer(path, feats, other)
 
 
@@ -141,13 +154,13 @@ def test_a_model_of_other_features_is_refused_with_both_values(
     (name, value), had = *change.items(), plain(feats.settings)
     monkeypatch.setattr(feats, "settings", dataclasses.replace(feats.settings, **change))
     with pytest.raises(ValueError, match=rf"feats.{name}={had[name]} but .* have {value}; "):
-        load_scorer(path, feats, lang.states)
+        load_scorer(path, feats, lang)
 
 
 @pytest.mark.parametrize("kind", ["network", "gaussians"])
-@pytest.mark.parametrize("key", ["states_hash", "feats", "kind", "run"])
+@pytest.mark.parametrize("key", ["states", "feats", "kind", "run"])
 def test_a_model_that_lacks_an_entry_is_refused_by_name(request, kind, key, feats, lang):
     path = request.getfixturevalue(kind)
     write_json(path, {k: v for k, v in read_json(path).items() if k != key})
     with pytest.raises(DamagedFileError, match=rf"model.json lacks '{key}'; delete it"):
-        load_scorer(path, feats, lang.states)
+        load_scorer(path, feats, lang)

@@ -1,5 +1,6 @@
 """The choice with the fewest errors on DEV is kept, whoever counts, and ties are broken alike."""
 
+
 import itertools
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import toy
 
+import asr_train.decode.tune
 from asr_train.data.features import Utterance
 from asr_train.decode.posteriors import Scorer
 from asr_train.decode.tune import at_an_edge, top_label, tune
@@ -14,8 +16,9 @@ from asr_train.decode.words import Choice
 from asr_train.schema import DecodeSettings, NormaliserKind, NormaliserSettings
 from asr_train.score.edits import align_words
 from asr_train.score.normalise import load_normaliser
+from asr_train.score.words import WordErrors
 from asr_train.search.beam import Beam
-from asr_train.search.graph import decoding_graph, to_vector
+from asr_train.search.graph import decoding_graph, to_vector, with_penalty
 
 WORDS = ("A", "AB", "ABC")  # no two rows of them sound alike
 
@@ -29,6 +32,7 @@ def settings(**changes) -> DecodeSettings:
     values = {
         "beam": 30.0,
         "max_active": 5000,
+        "minimise": True,
         "acoustic_scales": [0.1, 0.5, 2.0],
         "insertion_penalties": [-3.0, 0.0, 3.0],
         "lm_weights": [0.5, 2.0],
@@ -45,8 +49,7 @@ def dev(lang, count, margin) -> tuple[Scorer, list[Utterance]]:
         path_T = toy.path_of(lang, said, rng)
         scores[f"u{n}"] = toy.scores_of(path_T, lang.states.num_states, rng, margin)
         made.append(Utterance(f"u{n}", "s", " ".join(said), 0.01 * len(path_T), len(path_T), {}))
-    loop_S = np.full(lang.states.num_states, 0.5)
-    return Scorer("dnn", lang.states.num_states, loop_S, lambda u: scores[u.id]), made
+    return toy.scorer_of(lang.states, np.full(lang.states.num_states, 0.5), scores), made
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +61,14 @@ def noisy(lang):
         return scorer, made, tune(scorer, lang, made, settings())
 
 
+def graph_of(lang, scorer, choice):
+    plain = decoding_graph(lang, scorer.states, scorer.loop_S, choice.lm_weight)
+    return with_penalty(plain, choice.insertion_penalty)
+
+
 def errors_of(lang, scorer, made, choice) -> int:
     """Counted without `tune`: one choice, utterance by utterance, its pairs counted."""
-    graph = decoding_graph(lang, scorer.loop_S, choice.lm_weight, choice.insertion_penalty)
+    graph = graph_of(lang, scorer, choice)
     beam = Beam(to_vector(graph), scorer.num_states, 60.0, 5000, top_label(graph))
     errors = 0
     for u in made:
@@ -81,12 +89,81 @@ def test_words_are_normalised_as_in_scoring(noisy, lang):
     assert min(e.errors for _, e in plainly) > min(e.errors for _, e in tried)
 
 
-def test_every_combination_is_tried_once(noisy):
+LISTS = ("acoustic_scale", "insertion_penalty", "lm_weight")
+
+
+def test_only_choices_of_the_lists_are_tried_and_none_twice(noisy):
     *_, (_, _, tried) = noisy
     own = settings()
     lists = own.acoustic_scales, own.insertion_penalties, own.lm_weights
-    found = [(c.acoustic_scale, c.insertion_penalty, c.lm_weight) for c, _ in tried]
-    assert sorted(found) == sorted(itertools.product(*lists))
+    found = [tuple(getattr(c, name) for name in LISTS) for c, _ in tried]
+    assert set(found) <= set(itertools.product(*lists))
+    assert len(set(found)) == len(found) < len(list(itertools.product(*lists)))
+
+
+def test_no_value_of_any_list_does_better_than_the_best_choice(noisy):
+    """All of them were tried with the best choice's other values: there it ends."""
+    *_, (best, _, tried) = noisy
+    counts = {choice: errors.errors for choice, errors in tried}
+    own = settings()
+    for name, values in zip(
+        LISTS, (own.acoustic_scales, own.insertion_penalties, own.lm_weights), strict=True
+    ):
+        for value in values:
+            assert counts[replace(best, **{name: value})] >= counts[best]
+
+
+@pytest.fixture
+def counted(lang, monkeypatch):
+    """`tune` with errors that are made up, and every choice that it had decoded."""
+
+    def run(errors_of_choice, **lists):
+        decoded = []
+
+        def errors(scorer, lang, utterances, settings, choices, graph_of):
+            decoded.extend(choices)
+            return [(c, WordErrors(correct=1000, deletions=errors_of_choice(c))) for c in choices]
+
+        monkeypatch.setattr(asr_train.decode.tune, "_errors", errors)
+        scorer, made = dev(lang, 1, margin=20.0)
+        best, *_ = tune(scorer, lang, made, settings(**lists))
+        return best, decoded
+
+    return run
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_best_of_all_combinations_is_found_where_errors_add_up_over_the_lists(counted, seed):
+    """However the values are ordered, in one round and another that sees it stay."""
+    rng = np.random.default_rng(seed)
+    lists = {
+        "acoustic_scales": rng.permutation([0.05, 0.1, 0.2, 0.4, 0.8]).tolist(),
+        "insertion_penalties": rng.permutation([-4.0, 0.0, 2.0, 4.0]).tolist(),
+        "lm_weights": rng.permutation([0.5, 1.0, 2.0]).tolist(),
+    }
+    part = {v: dict(zip(v, rng.permutation(50), strict=False)) for v in map(tuple, lists.values())}
+
+    def errors(choice):
+        values = (choice.acoustic_scale, choice.insertion_penalty, choice.lm_weight)
+        return int(sum(p[v] for p, v in zip(part.values(), values, strict=True)))
+
+    best, decoded = counted(errors, **lists)
+    every = [Choice(*values) for values in itertools.product(*lists.values())]
+    assert errors(best) == min(map(errors, every))
+    assert len(set(decoded)) == len(decoded) <= 1 + 2 * (4 + 3 + 2) < len(every)
+
+
+def test_a_list_is_tried_again_where_another_ones_choice_changed_it(counted):
+    """The scale that suits the first penalty is not the one that suits the best penalty."""
+
+    def errors(choice):
+        wanted = {0.0: 1.0, 5.0: 4.0}[choice.insertion_penalty]
+        return int(10 * abs(choice.acoustic_scale - wanted)) + (choice.insertion_penalty == 0) * 40
+
+    lists = {"acoustic_scales": [1.0, 2.0, 4.0], "insertion_penalties": [0.0, 5.0]}
+    best, decoded = counted(errors, **lists, lm_weights=[1.0])
+    assert best == Choice(4.0, 5.0, 1.0)
+    assert len(set(decoded)) == len(decoded)
 
 
 def test_errors_are_those_of_decoding_with_that_choice(lang, noisy):
@@ -107,7 +184,7 @@ def test_the_best_choice_has_the_fewest_errors(noisy):
 
 def test_the_graph_is_that_of_the_best_choice(lang, noisy):
     scorer, _, (best, graph, _) = noisy
-    wanted = decoding_graph(lang, scorer.loop_S, best.lm_weight, best.insertion_penalty)
+    wanted = graph_of(lang, scorer, best)
     assert graph.start == wanted.start
     for name in ("final_N", "source_A", "arcs_A"):
         np.testing.assert_array_equal(getattr(graph, name), getattr(wanted, name))

@@ -12,11 +12,12 @@ from asr_train.search.graph import (
     load_graph,
     to_arrays,
     to_vector,
-    training_graph,
     transition_costs,
+    with_penalty,
     with_self_loops,
     write_graph,
 )
+from asr_train.search.transcript import transcript_graph
 
 SEEDS = range(4)
 TOP = 14  # the toy language's states: 5 of silence, 3 each of a, b and c
@@ -26,9 +27,10 @@ def loops(lang):
     return np.linspace(0.3, 0.8, lang.states.num_states)
 
 
-def words_cost(lang, words, scores_TS, loop_S) -> float:
+def words_cost(lang, words, scores_TS, loop_S, states=None) -> float:
     """The exact cost of a transcript, its variants and silences left open, without a grammar."""
-    return cheapest(to_arrays(training_graph(list(words), lang, loop_S)), scores_TS)
+    graph = transcript_graph(list(words), lang, states or lang.states, loop_S)
+    return cheapest(to_arrays(graph.fst), scores_TS[:, graph.state_K])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -43,14 +45,16 @@ def test_the_decoding_graph_costs_what_the_best_transcript_costs(seed):
         words_cost(lang, words, scores_TS, loop_S) + word * (len(words) + 1)
         for words in all_sentences(lang.grammar.words, 4)
     )
-    assert cheapest(decoding_graph(lang, loop_S), scores_TS) == pytest.approx(best, abs=0.02)
+    assert cheapest(decoding_graph(lang, lang.states, loop_S), scores_TS) == pytest.approx(
+        best, abs=0.02
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_search_finds_the_cheapest_path(seed):
     rng = np.random.default_rng(seed)
     lang = toy_lang()
-    graph = decoding_graph(lang, loops(lang))
+    graph = decoding_graph(lang, lang.states, loops(lang))
     path_T = path_of(lang, ["ABC", "C", "A"], rng)
     scores_TS = scores_of(path_T, lang.states.num_states, rng, margin=1.0)
     found = Beam(to_vector(graph), lang.states.num_states, 1000, 10**6, TOP).best_path(scores_TS)
@@ -67,10 +71,10 @@ def test_clear_scores_give_the_words_back(seed):
     words = [lang.grammar.words[i] for i in rng.integers(0, 3, 6)]
     path_T = path_of(lang, words, rng)
     scores_TS = scores_of(path_T, lang.states.num_states, rng)
-    graph = to_vector(decoding_graph(lang, loops(lang)))
+    graph = to_vector(decoding_graph(lang, lang.states, loops(lang)))
     found = Beam(graph, lang.states.num_states, 50, 10**6, TOP).best_path(scores_TS)
     assert found is not None
-    assert np.array_equal(found.states_T, path_T)
+    assert np.array_equal(found.columns_T, path_T)
     assert [lang.lexicon.words[i - 1] for i in found.words] == words
 
 
@@ -81,7 +85,7 @@ def test_a_loop_with_a_limit_accepts_no_more_words(limit):
     scores_TS = scores_of(
         path_of(lang, ["C"] * 5, rng, silence=False), lang.states.num_states, rng, 3.0
     )
-    graph = to_vector(decoding_graph(lang, loops(lang)))
+    graph = to_vector(decoding_graph(lang, lang.states, loops(lang)))
     found = Beam(graph, lang.states.num_states, 1000, 10**6, TOP).best_path(scores_TS)
     assert found is not None
     assert 1 <= len(found.words) <= limit
@@ -93,7 +97,7 @@ def test_silence_alone_is_a_sentence_only_where_the_loop_allows_it(least):
     lang = toy_lang(min_words=least)
     path_T = np.repeat(list(lang.states.of("SIL")), 3)
     scores_TS = scores_of(path_T, lang.states.num_states, rng)
-    graph = to_vector(decoding_graph(lang, loops(lang)))
+    graph = to_vector(decoding_graph(lang, lang.states, loops(lang)))
     found = Beam(graph, lang.states.num_states, 1000, 10**6, TOP).best_path(scores_TS)
     assert found is not None
     assert (len(found.words) == 0) == (least == 0)
@@ -104,8 +108,8 @@ def test_a_penalty_is_paid_once_a_word():
     lang = toy_lang(words=("ABC",), max_words=3)
     path_T = path_of(lang, ["ABC"] * 3, rng)
     scores_TS = scores_of(path_T, lang.states.num_states, rng, 20.0)
-    plain = cheapest(decoding_graph(lang, loops(lang)), scores_TS)
-    paid = cheapest(decoding_graph(lang, loops(lang), insertion_penalty=1.5), scores_TS)
+    graph = decoding_graph(lang, lang.states, loops(lang))
+    plain, paid = (cheapest(g, scores_TS) for g in (graph, with_penalty(graph, 1.5)))
     assert paid - plain == pytest.approx(3 * 1.5, abs=0.02)
 
 
@@ -114,8 +118,8 @@ def test_the_lm_weight_multiplies_the_costs_of_the_grammar_alone():
     lang = toy_lang(words=("ABC",), max_words=3)
     path_T = path_of(lang, ["ABC"] * 3, rng)
     scores_TS = scores_of(path_T, lang.states.num_states, rng, 20.0)
-    once = cheapest(decoding_graph(lang, loops(lang), lm_weight=1), scores_TS)
-    thrice = cheapest(decoding_graph(lang, loops(lang), lm_weight=3), scores_TS)
+    once = cheapest(decoding_graph(lang, lang.states, loops(lang), lm_weight=1), scores_TS)
+    thrice = cheapest(decoding_graph(lang, lang.states, loops(lang), lm_weight=3), scores_TS)
     assert thrice - once == pytest.approx(2 * 4 * math.log(2), abs=0.03)
 
 
@@ -153,7 +157,7 @@ def test_an_arpa_grammar_costs_what_the_file_says(tmp_path, words, log10):
     lang = toy_lang(arpa=tmp_path / "G.arpa")
     path_T = path_of(lang, words, rng)
     scores_TS = scores_of(path_T, lang.states.num_states, rng, 20.0)
-    found = cheapest(decoding_graph(lang, loops(lang)), scores_TS)
+    found = cheapest(decoding_graph(lang, lang.states, loops(lang)), scores_TS)
     acoustic = words_cost(lang, words, scores_TS, loops(lang))
     assert found == pytest.approx(acoustic - log10 * math.log(10), abs=0.03)
 
@@ -168,18 +172,19 @@ def test_every_frame_more_in_a_state_costs_its_self_loop():
     lang = toy_lang()
     loop_S = loops(lang)
     short = [s for p in ("a", "b", "c") for s in lang.states.of(p)]
-    graph = to_arrays(training_graph(["ABC"], lang, loop_S))
+    graph = transcript_graph(["ABC"], lang, lang.states, loop_S)
     scores_TS = np.full((10, lang.states.num_states), -100, np.float32)
     scores_TS[np.arange(9), short] = 0
     scores_TS[9, short[-1]] = 0
     _, stay_S = transition_costs(loop_S)
-    once = cheapest(graph, scores_TS[:9])
-    assert cheapest(graph, scores_TS) - once == pytest.approx(stay_S[short[-1]], abs=1e-4)
+    arrays, scores_TK = to_arrays(graph.fst), scores_TS[:, graph.state_K]
+    once = cheapest(arrays, scores_TK[:9])
+    assert cheapest(arrays, scores_TK) - once == pytest.approx(stay_S[short[-1]], abs=1e-4)
 
 
 def test_taking_a_graph_apart_and_together_changes_nothing():
     lang = toy_lang()
-    graph = with_self_loops(decoding_graph(lang, loops(lang)), loops(lang))
+    graph = with_self_loops(decoding_graph(lang, lang.states, loops(lang)), loops(lang))
     again = to_arrays(to_vector(graph))
     order = np.lexsort((graph.arcs_A["ilabel"], graph.source_A))
     assert np.array_equal(again.arcs_A, graph.arcs_A[order])
@@ -190,31 +195,33 @@ def test_taking_a_graph_apart_and_together_changes_nothing():
 def test_a_grammar_without_known_words_is_refused():
     lang = toy_lang(words=())
     with pytest.raises(ValueError, match="allows no sentence"):
-        decoding_graph(lang, loops(lang))
+        decoding_graph(lang, lang.states, loops(lang))
 
 
 def test_a_stored_graph_is_refused_by_another_language(tmp_path):
     lang = toy_lang()
-    write_graph(tmp_path / "HCLG.json", decoding_graph(lang, loops(lang)), lang, {})
-    load_graph(tmp_path / "HCLG.json", lang)
+    graph = decoding_graph(lang, lang.states, loops(lang))
+    write_graph(tmp_path / "HCLG.json", graph, lang, lang.states, {})
+    load_graph(tmp_path / "HCLG.json", lang, lang.states)
     for other in (toy_lang(words=("A", "C")), toy_lang(phone_states=2)):
         with pytest.raises(ValueError, match="hash"):
-            load_graph(tmp_path / "HCLG.json", other)
+            load_graph(tmp_path / "HCLG.json", other, lang.states)
 
 
 def test_a_flipped_bit_in_a_stored_graph_is_noticed(tmp_path):
     lang = toy_lang()
-    write_graph(tmp_path / "HCLG.json", decoding_graph(lang, loops(lang)), lang, {})
+    graph = decoding_graph(lang, lang.states, loops(lang))
+    write_graph(tmp_path / "HCLG.json", graph, lang, lang.states, {})
     content = bytearray((tmp_path / "HCLG.fst").read_bytes())
     content[200] ^= 1
     (tmp_path / "HCLG.fst").write_bytes(content)
     with pytest.raises(ValueError, match=r"HCLG\.fst"):
-        load_graph(tmp_path / "HCLG.json", lang)
+        load_graph(tmp_path / "HCLG.json", lang, lang.states)
 
 
 def test_a_graph_for_more_states_than_the_model_has_is_refused():
     lang = toy_lang()
-    graph = decoding_graph(lang, loops(lang))
+    graph = decoding_graph(lang, lang.states, loops(lang))
     top = int(graph.arcs_A["ilabel"].max())
     with pytest.raises(ValueError, match="different runs"):
         Beam(to_vector(graph), top - 1, 10, 100, top)
@@ -223,7 +230,7 @@ def test_a_graph_for_more_states_than_the_model_has_is_refused():
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_scores_that_are_no_numbers_are_refused_by_frame(value):
     lang = toy_lang()
-    graph = decoding_graph(lang, loops(lang))
+    graph = decoding_graph(lang, lang.states, loops(lang))
     scores_TS = np.zeros((5, lang.states.num_states), np.float32)
     scores_TS[3, 1] = value
     with pytest.raises(ValueError, match="frame 3"):

@@ -12,10 +12,12 @@ from asr_train.align.table import write_alignments
 from asr_train.align.viterbi import Aligned, Lost
 from asr_train.data.features import extract, open_feats, write_index
 from asr_train.files import write_jsonl, write_yaml
+from asr_train.lang.states import States
 from asr_train.schema import FeatsSettings, NormBy, NormSettings, plain
 from asr_train.shards.reader import Shards
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "shards.py"
+STATES = States(("SIL", "a", "b", "c"), 3, 3)
 NUM_STATES = 12
 RATE = 8000
 FEATS = FeatsSettings(
@@ -69,22 +71,26 @@ def states_of(utterance):
     return (np.arange(utterance.frames) % NUM_STATES).astype(np.int32)
 
 
+def aligned(states_T):
+    """Silence throughout, whatever the states."""
+    silence_N3 = np.array([[0, 0, -1]], np.int32)
+    return Aligned(states_T, np.zeros(len(states_T), np.int8), silence_N3, -1.0, False)
+
+
 def align(work, lost=(), states=states_of):
     utterances = open_feats(work / "feats/dev.jsonl.gz").utterances
-    outcomes = [
-        Lost("no path") if u.id in lost else Aligned(states(u), -1.0, False) for u in utterances
-    ]
-    about = {"num_states": NUM_STATES, "states_hash": "abc", "self_loops": [0.5] * NUM_STATES}
-    write_alignments(work / "ali/dev.jsonl.gz", utterances, outcomes, FEATS, about)
+    outcomes = [Lost("no path") if u.id in lost else aligned(states(u)) for u in utterances]
+    about = {"model": "mono", "self_loops": [0.5] * NUM_STATES}
+    write_alignments(work / "ali/mono/dev.jsonl.gz", utterances, outcomes, FEATS, STATES, about)
 
 
 def run(work):
     spec = importlib.util.spec_from_file_location("shards_stage", SCRIPT)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    output = work / "shards/dev/index.json"
-    paths = work / "feats/dev.jsonl.gz", work / "ali/dev.jsonl.gz", work / "shards.yaml", output
-    script.shards(*map(str, paths))
+    output = work / "shards/mono/dev/index.json"
+    paths = work / "feats/dev.jsonl.gz", work / "ali/mono/dev.jsonl.gz", work / "shards.yaml"
+    script.shards(*map(str, paths), str(output))
     return Shards(output)
 
 
@@ -104,7 +110,8 @@ def test_shards_hold_normalised_features_states_and_words(work, capsys):
         assert sample.words == utterance.words
     np.testing.assert_allclose(shards.mean_F, 0, atol=1e-3)
     np.testing.assert_allclose(shards.var_F, 1, atol=1e-2)
-    about = {"feats": plain(FEATS), "norm": plain(norm), "states_hash": "abc"}
+    about = {"feats": plain(FEATS), "norm": plain(norm), "states_hash": STATES.hash}
+    about |= {"states": STATES.plain()}
     assert shards.about == about | {"self_loops": [0.5] * shards.num_states}
     assert "7 utterances" in capsys.readouterr().out
 
@@ -136,4 +143,4 @@ def test_lengths_that_differ_are_an_error(work):
     reason = f"u3: {frames} feature frames but {frames - 2} alignment frames; rerun the ali stage"
     with pytest.raises(ValueError, match=reason):
         run(work)
-    assert not (work / "shards/dev/index.json").exists()
+    assert not (work / "shards/mono/dev/index.json").exists()

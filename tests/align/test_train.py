@@ -1,0 +1,234 @@
+"""Training raises likelihoods, finds states and their contexts, and loses no utterance silently."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from toy import path_of, phone_of_state, toy_lang
+
+import asr_train.align.train
+from asr_train.align.gmm import Mixtures
+from asr_train.align.train import train
+from asr_train.align.viterbi import Aligned, Lost
+from asr_train.data.features import Utterance
+from asr_train.lang.states import States
+from asr_train.lang.tree import LEFT, Tree
+from asr_train.schema import GmmSettings, build, plain
+from scripts.resolve import settings
+
+CONFIG = settings("dnn", ["gmm=tri"])
+WORDS = ("A", "AB", "ABC", "C")
+
+
+def after_silence(states: States) -> States:
+    """States that depend on whether a phone comes first after a silence (or the edge)."""
+    questions_QP = np.eye(1, len(states.phones), dtype=bool)
+    rows = [[-1, 0, -1, -1, s] for s in range(states.silence_states)]
+    root_PJ = np.full((len(states.phones), max(states.silence_states, states.phone_states)), -1)
+    root_PJ[0, : states.silence_states] = range(states.silence_states)
+    leaves = states.silence_states
+    for phone in range(1, len(states.phones)):
+        for j in range(states.phone_states):
+            n = root_PJ[phone, j] = len(rows)
+            rows += [[0, LEFT, n + 1, n + 2, -1], [-1, 0, -1, -1, leaves]]
+            rows += [[-1, 0, -1, -1, leaves + 1]]
+            leaves += 2
+    question_N, side_N, yes_N, no_N, leaf_N = np.array(rows, np.int32).T
+    side_N = side_N.astype(np.int8)
+    tables = questions_QP, question_N, side_N, yes_N, no_N, leaf_N
+    return replace(states, tree=Tree(*tables, root_PJ.astype(np.int32)))
+
+
+class FakeFeats:
+    """Features whose every state is a Gaussian of its own; as `data.features.Feats`."""
+
+    def __init__(self, lang, states=None, utterances=60, seed=0):
+        rng = np.random.default_rng(seed)
+        self.settings = CONFIG.feats
+        states = states or lang.states
+        self.mean_SD = 4 * rng.standard_normal((states.num_states, 6))
+        self.paths, self.arrays, self.utterances = {}, {}, []
+        for u in range(utterances):
+            words = [WORDS[i] for i in rng.integers(0, 4, 4)]
+            path_T = path_of(lang, words, rng, stay=6, states=states)
+            name = f"u{u}"
+            self.paths[name] = path_T
+            noise_TD = rng.standard_normal((len(path_T), 6))
+            self.arrays[name] = (self.mean_SD[path_T] + noise_TD).astype(np.float32)
+            row = Utterance(name, "s", " ".join(words), len(path_T) / 100, len(path_T), {})
+            self.utterances.append(row)
+
+    def normaliser(self, norm):
+        return lambda utterance, x_TD: x_TD
+
+    def load(self, utterance):
+        return self.arrays[utterance.id]
+
+
+FRONT = {"num_ceps": 0, "deltas": 0}
+
+
+def system(name, **change) -> GmmSettings:
+    """Settings for made-up speech; those of the tree in `tree`."""
+    values = plain(CONFIG.gmm[name])
+    values["front"] |= FRONT
+    values |= {"passes": 8, "gaussians": 14, **change}
+    if name == "tri":
+        tree = {"leaves": 23, "min_count": 10.0, "min_gain": 30.0}
+        values["tree"] = plain(CONFIG.gmm["tri"].tree) | tree | change.get("tree", {})
+    return build(GmmSettings, values)
+
+
+def train_on(feats, lang, own=None, before: Mixtures | None = None):
+    rows = []
+    model, outcomes = train(feats, lang, own or system("mono"), CONFIG.ali, before, rows.append)
+    return model, outcomes, rows
+
+
+def test_training_from_a_flat_start_finds_the_states(monkeypatch):
+    monkeypatch.setenv("JOBS", "2")
+    lang = toy_lang()
+    feats = FakeFeats(lang)
+    _, outcomes, rows = train_on(feats, lang, system("mono", passes=14))
+    assert [row["flat_pass"] for row in rows[:12]] == list(range(1, 13))
+    assert rows[-1]["loglik_per_frame"] > rows[0]["loglik_per_frame"] + 3
+    assert rows[-1]["moved"] < 0.1
+    phone_S = phone_of_state(lang.states)
+    right = [
+        (phone_S[o.states_T] == phone_S[feats.paths[u.id]]).mean()
+        for u, o in zip(feats.utterances, outcomes, strict=True)
+    ]
+    assert np.mean(right) > 0.9
+
+
+@pytest.fixture(scope="module")
+def chain():
+    """Speech whose states depend on what is before them; mono, and tri trained after it."""
+    lang = toy_lang()
+    feats = FakeFeats(lang, after_silence(lang.states), utterances=110)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JOBS", "2")
+        mono = train_on(feats, lang, system("mono", gaussians=23, passes=12))
+        tri = train_on(feats, lang, system("tri", gaussians=23), mono[0])
+    return feats, mono, tri
+
+
+def test_tied_states_raise_the_likelihood_with_as_many_gaussians(chain):
+    """Of speech whose states do depend on their neighbours."""
+    _, (mono, _, mono_rows), (tri, _, tri_rows) = chain
+    assert len(tri.gmm.state_G) <= len(mono.gmm.state_G) == 23
+    gained = tri_rows[-1]["loglik_per_frame"] - mono_rows[-1]["loglik_per_frame"]
+    assert gained > 0.5
+    loglik = [row["loglik_per_frame"] for row in tri_rows if "pass" in row]
+    assert loglik[-1] > loglik[0]
+
+
+def seen_contexts(outcomes) -> list[tuple[int, int, int]]:
+    """Phones between neighbours, as aligned, that occur more than now and then."""
+    count = {}
+    for o in outcomes:
+        phones = [0, *o.phones_N3[:, 0].tolist(), 0]
+        for key in zip(phones, phones[1:], phones[2:], strict=False):
+            count[key] = count.get(key, 0) + 1
+    return [key for key, n in count.items() if key[1] and n >= 5]
+
+
+def test_the_tree_tells_the_contexts_apart_that_made_the_speech(chain):
+    _, _, (tri, outcomes, rows) = chain
+    made, found = after_silence(tri.states.monophones), tri.states
+    assert rows[0]["states"] == found.num_states <= 23
+    seen = seen_contexts(outcomes)
+    assert len({key[0] for key in seen}) > 2
+    pairs = [(a, b) for a in seen for b in seen if a[1] == b[1]]
+    apart = [(a, b) for a, b in pairs if (a[0] == 0) != (b[0] == 0)]
+    assert apart
+    for a, b in apart:
+        assert not set(made.ids(*a)) & set(made.ids(*b))
+        assert not set(found.ids(*a)) & set(found.ids(*b)), (a, b)
+
+
+def test_alignments_are_in_the_states_of_the_phones_neighbours(chain):
+    """Of the system trained last, and nearly those that made the speech."""
+    feats, _, (tri, outcomes, _) = chain
+    right = []
+    for u, o in zip(feats.utterances, outcomes, strict=True):
+        left_N = np.concatenate([[0], o.phones_N3[:-1, 0]])
+        right_N = np.concatenate([o.phones_N3[1:, 0], [0]])
+        key_T3 = np.stack([left_N, o.phones_N3[:, 0], right_N], 1)[o.phone_of_frames()]
+        assert np.array_equal(tri.states.table_LPRJ[(*key_T3.T, o.position_T)], o.states_T)
+        made = after_silence(tri.states.monophones)
+        right.append((made.table_LPRJ[(*key_T3.T, o.position_T)] == feats.paths[u.id]).mean())
+    assert np.mean(right) > 0.9
+
+
+def test_without_a_tree_the_states_stay_as_they_are(chain, monkeypatch):
+    monkeypatch.setenv("JOBS", "2")
+    feats, (mono, *_), _ = chain
+    own = replace(system("tri", gaussians=23, passes=2), tree=None)
+    model, _, rows = train_on(feats, toy_lang(), own, mono)
+    assert model.states == mono.states
+    assert "tree" not in rows[0]
+
+
+@pytest.mark.parametrize("name", ["mono", "tri"])
+def test_the_number_of_processes_changes_nothing(chain, monkeypatch, name):
+    feats, (mono, *_), _ = chain
+    own, before = (system(name, passes=3, gaussians=30), None if name == "mono" else mono)
+    models = []
+    for jobs in ("1", "3"):
+        monkeypatch.setenv("JOBS", jobs)
+        models.append(train_on(feats, toy_lang(), own, before)[0])
+    assert models[0].states.hash == models[1].states.hash
+    for array in ("weight_G", "mean_GD", "variance_GD", "loop_S"):
+        assert np.array_equal(getattr(models[0].gmm, array), getattr(models[1].gmm, array))
+
+
+def spoilt(lang, *places, utterances=20):
+    """Speech of which some transcripts have a word without pronunciation."""
+    feats = FakeFeats(lang, utterances=utterances)
+    for i in places:
+        bad = feats.utterances[i]
+        feats.utterances[i] = Utterance(bad.id, "s", "NOSUCH", bad.seconds, bad.frames, {})
+    return feats
+
+
+def test_utterances_that_cannot_be_trained_on_are_lost_by_name(monkeypatch):
+    """In every system; even where all the neighbours that are summed together are lost."""
+    monkeypatch.setattr(asr_train.align.train, "CHUNK", 5)
+    lang, places = toy_lang(), {3, 10, 11, 12, 13, 14}
+    feats = spoilt(lang, *places)
+    mono, *first = train_on(feats, lang, system("mono", passes=1))
+    _, *second = train_on(feats, lang, system("tri", passes=1, tree={"leaves": 14}), mono)
+    for outcomes, rows in (first, second):
+        assert rows[-1]["lost"] == 6
+        for i, o in enumerate(outcomes):
+            assert isinstance(o, Lost if i in places else Aligned)
+            assert i not in places or o.reason == "no pronunciation of NOSUCH"
+
+
+def test_an_utterance_too_short_for_its_words_is_lost_by_name_and_tried_by_no_pass():
+    lang = toy_lang()
+    feats = FakeFeats(lang, utterances=20)
+    short = feats.utterances[3]
+    feats.arrays[short.id] = feats.arrays[short.id][:2]
+    feats.utterances[3] = replace(short, frames=2)
+    _, outcomes, rows = train_on(feats, lang, system("mono", passes=1))
+    assert rows[-1]["lost"] == 1
+    assert outcomes[3].reason.startswith("2 frames, but its shortest pronunciation needs")
+
+
+@pytest.mark.parametrize("name", ["mono", "tri"])
+def test_nothing_to_train_on_is_said(name):
+    lang = toy_lang()
+    mono, *_ = train_on(FakeFeats(lang, utterances=5), lang, system("mono", passes=1))
+    feats = spoilt(lang, *range(5), utterances=5)
+    with pytest.raises(ValueError, match=r"none of the 5 utterances|aligned not one utterance"):
+        train_on(feats, lang, system(name), None if name == "mono" else mono)
+
+
+def test_fewer_leaves_than_phones_have_states_are_refused():
+    lang = toy_lang()
+    feats = FakeFeats(lang, utterances=10)
+    mono, *_ = train_on(feats, lang, system("mono", passes=1))
+    with pytest.raises(ValueError, match=r"leaves is 13.* 14 states"):
+        train_on(feats, lang, system("tri", tree={"leaves": 13}), mono)
