@@ -131,9 +131,8 @@ def librispeech(folder: Path, url: str) -> None:
         if part not in LIBRISPEECH:
             raise ValueError(f"PARTS names {part!r}; there are: {', '.join(LIBRISPEECH)}")
     for part in wanted:
-        _unpacked(
-            Archive(f"{url or LIBRI}/{part}.tar.gz", "LibriSpeech", LIBRISPEECH[part]), folder
-        )
+        checksum = LIBRISPEECH[part]
+        _unpacked(Archive(f"{url or LIBRI}/{part}.tar.gz", "LibriSpeech", checksum), folder)
 
 
 def an4(folder: Path, url: str) -> None:
