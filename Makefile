@@ -13,9 +13,11 @@ export PATH := $(BIN):$(PATH)
 RECIPES := $(notdir $(patsubst %/Makefile,%,$(wildcard recipes/*/Makefile)))
 RECIPE ?= digits
 # Folders named on the command line count from here; make hands on all other variables by itself.
-FOLDERS = $(foreach v,CORPUS_DIR W,$(if $($v),'$v=$(abspath $($v))'))
+FOLDERS = $(foreach v,CORPUS_DIR W MORE,$(if $($v),'$v=$(abspath $($v))'))
 
-.PHONY: help $(RECIPES) status report clean test test-fast lint format lock fetch-fsdd
+FETCH := fsdd mini_librispeech librispeech an4 yesno
+
+.PHONY: help $(RECIPES) status report clean test test-fast lint format lock $(FETCH:%=fetch-%)
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST) recipes/stages.mk
@@ -23,6 +25,8 @@ help:
 ## make digits                     spoken digits made on the spot: the whole pipeline, no download
 ## make fsdd CORPUS_DIR=path       real digits of six speakers (make fetch-fsdd downloads them)
 ## make folder CORPUS_DIR=path     your own recordings: a folder with utterances.tsv
+##   MORE='path path'              further folders to train on (folder, speechocean, arctic, ...)
+## make NAME CORPUS_DIR=path       NAME: see recipes/; each has a README with data, licence and cost
 ## make status RECIPE=fsdd         which stages are done, stale or missing (default: digits)
 ## make clean RECIPE=fsdd          remove that recipe's work folder
 $(RECIPES): .venv/.ready
@@ -31,9 +35,10 @@ $(RECIPES): .venv/.ready
 status clean: .venv/.ready
 	@$(MAKE) -C recipes/$(RECIPE) $@ $(FOLDERS)
 
-## make fetch-fsdd                 download the Free Spoken Digit Dataset into data/fsdd
-fetch-fsdd: .venv/.ready
-	@$(BIN)/python scripts/fetch.py fsdd $(or $(CORPUS_DIR),data/fsdd)
+## make fetch-fsdd                 download the Free Spoken Digit Dataset into data/fsdd; so for
+##                                 mini_librispeech, librispeech (PARTS='dev-clean ...'), an4, yesno
+$(FETCH:%=fetch-%): fetch-%: .venv/.ready
+	@$(BIN)/python scripts/fetch.py $* $(or $(CORPUS_DIR),data/$*)
 
 ## make test                       all tests (test-fast: without those that run whole recipes)
 test: .venv/.ready

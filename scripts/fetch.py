@@ -1,11 +1,20 @@
 """fetch.py NAME DIR [URL]
 
-Download a public corpus into DIR, as a folder that `make fsdd CORPUS_DIR=DIR` and
-`make folder CORPUS_DIR=DIR` take. NAME: fsdd, the Free Spoken Digit Dataset (CC BY-SA 4.0).
-URL (or FETCH_URL in the environment) is another place of the same archive.
+Download a public corpus into DIR, as a folder that `make NAME CORPUS_DIR=DIR` takes.
+
+NAME: fsdd               the Free Spoken Digit Dataset (CC BY-SA 4.0), 21 MB
+      mini_librispeech   5 hours of LibriSpeech (CC BY 4.0), 0.5 GB
+      librispeech        LibriSpeech (CC BY 4.0): the parts that PARTS names, 7 GB if it is not set
+      an4                CMU's census corpus, 64 MB
+      yesno              60 recordings of a speaker's Hebrew yes and no, 5 MB
+
+URL (or FETCH_URL in the environment) is another place of the same archive, or for the parts of
+LibriSpeech, of the folder that holds their archives. PARTS='dev-clean train-clean-360' is read from
+the environment.
 """
 
 import gzip
+import hashlib
 import os
 import re
 import tarfile
@@ -13,6 +22,7 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
@@ -31,6 +41,44 @@ FSDD = (
 FSDD_RECORDINGS = 3000  # of that commit: 10 digits, 6 speakers, 50 recordings each
 FSDD_MEMBER = re.compile(r"[^/]+/recordings/(\d)_([a-z]+)_(\d+)\.wav")
 FSDD_WORDS = ("ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE")
+PLAIN_NAME = r"[\w-][\w.-]*"  # begins with no dot: no way out of a folder
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A .tar.gz whose folders are the corpus's own."""
+
+    url: str
+    top: str  # the folder it unpacks
+    checksum: str = ""  # 'sha256:...' or 'md5:...' as published; gzip has one of its own
+
+    @property
+    def part(self) -> str:
+        return self.url.rpartition("/")[2].removesuffix(".tar.gz")
+
+
+MINI = "https://www.openslr.org/resources/31"
+LIBRI = "https://www.openslr.org/resources/12"
+MINI_LIBRISPEECH = {  # openslr.org/resources/31/md5sum.txt
+    "train-clean-5": "md5:5df7d4e78065366204ca6845bb08f490",
+    "dev-clean-2": "md5:6d7ab67ac6a1d2c993d050e16d61080d",
+}
+LIBRISPEECH = {  # as torchaudio.datasets.librispeech has them
+    "dev-clean": "sha256:76f87d090650617fca0cac8f88b9416e0ebf80350acb97b343a85fa903728ab3",
+    "dev-other": "sha256:12661c48e8c3fe1de2c1caa4c3e135193bfb1811584f11f569dd12645aa84365",
+    "test-clean": "sha256:39fde525e59672dc6d1551919b1478f724438a95aa55f874b576be21967e6c23",
+    "test-other": "sha256:d09c181bba5cf717b3dee7d4d592af11a3ee3a09e08ae025c5506f6ebe961c29",
+    "train-clean-100": "sha256:d4ddd1d5a6ab303066f14971d768ee43278a5f2a0aa43dc716b0e64ecbbbf6e2",
+    "train-clean-360": "sha256:146a56496217e96c14334a160df97fffedd6e0a04e66b9c5af0d40be3c792ecf",
+    "train-other-500": "sha256:ddb22f27f96ec163645d53215559df6aa36515f26e01dd70798188350adcb6d2",
+}
+PARTS = "train-clean-100 dev-clean test-clean test-other"  # what conf/corpus/librispeech.yaml takes
+AN4 = Archive("https://dldata-public.s3.us-east-2.amazonaws.com/an4_sphere.tar.gz", "an4")
+YESNO = Archive(  # checksum as torchaudio.datasets.yesno has it
+    "https://www.openslr.org/resources/1/waves_yesno.tar.gz",
+    "waves_yesno",
+    "sha256:c3f49e0cca421f96b75b41640749167b52118f232498667ca7a5f9416aef8e73",
+)
 
 
 class FetchError(OSError):
@@ -40,15 +88,15 @@ class FetchError(OSError):
 def fetch(name: str, folder: str, url: str = "") -> None:
     if name not in CORPORA:
         raise ValueError(f"no corpus is named {name!r}; there are: {', '.join(CORPORA)}")
-    table = Path(folder) / "utterances.tsv"
-    if table.exists():
-        print(f"fetch: {table} is there already; delete it to fetch {name} again")
-        return
     CORPORA[name](Path(folder), url or os.environ.get("FETCH_URL", ""))
 
 
 def fsdd(folder: Path, url: str) -> None:
     """Recordings as they are (8 kHz WAV), and utterances.tsv last."""
+    table = folder / "utterances.tsv"
+    if table.exists():
+        print(f"fetch: {table} is there already; delete it to fetch fsdd again")
+        return
     archive = folder / "fsdd.tar.gz"
     if not archive.exists():
         _download(url or FSDD, archive)
@@ -66,13 +114,77 @@ def fsdd(folder: Path, url: str) -> None:
     if not url and len(rows) != FSDD_RECORDINGS:
         print(f"fetch: {len(rows)} recordings, though this commit had {FSDD_RECORDINGS}")
     lines = [COLUMNS, *sorted(rows)]
-    write_text(folder / "utterances.tsv", "".join("\t".join(line) + "\n" for line in lines))
+    write_text(table, "".join("\t".join(line) + "\n" for line in lines))
     archive.unlink()
     speakers = len({row[1] for row in rows})
     print(f"fetch: {len(rows)} recordings of {speakers} speakers in {folder}")
 
 
-CORPORA: dict[str, Callable[[Path, str], None]] = {"fsdd": fsdd}
+def mini_librispeech(folder: Path, url: str) -> None:
+    for part, checksum in MINI_LIBRISPEECH.items():
+        _unpacked(Archive(f"{url or MINI}/{part}.tar.gz", "LibriSpeech", checksum), folder)
+
+
+def librispeech(folder: Path, url: str) -> None:
+    wanted = os.environ.get("PARTS", PARTS).split()
+    for part in wanted:
+        if part not in LIBRISPEECH:
+            raise ValueError(f"PARTS names {part!r}; there are: {', '.join(LIBRISPEECH)}")
+    for part in wanted:
+        checksum = LIBRISPEECH[part]
+        _unpacked(Archive(f"{url or LIBRI}/{part}.tar.gz", "LibriSpeech", checksum), folder)
+
+
+def an4(folder: Path, url: str) -> None:
+    _unpacked(replace(AN4, url=url or AN4.url), folder)
+
+
+def yesno(folder: Path, url: str) -> None:
+    _unpacked(replace(YESNO, url=url or YESNO.url), folder)
+
+
+CORPORA: dict[str, Callable[[Path, str], None]] = {
+    corpus.__name__: corpus for corpus in (fsdd, mini_librispeech, librispeech, an4, yesno)
+}
+
+
+def _unpacked(wanted: Archive, folder: Path) -> None:
+    """Fetch, compare and unpack an archive, unless that was done before."""
+    done = folder / f".{wanted.part}.fetched"
+    if done.exists():
+        print(f"fetch: {wanted.part} is in {folder} already; delete {done} to fetch it again")
+        return
+    archive = folder / f"{wanted.part}.tar.gz"
+    if not archive.exists():
+        _download(wanted.url, archive)
+    _compare(archive, wanted)
+    count = 0
+    for member, content in _members(archive, re.compile(rf"{wanted.top}(/{PLAIN_NAME})+")):
+        path = folder / member.group()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)  # `done` says whether it is whole
+        count += 1
+    if not count:
+        archive.unlink()
+        raise FetchError(f"{wanted.url} has no files in a folder {wanted.top}; wrong URL?")
+    os.sync()
+    write_text(done, f"{wanted.url}\n")
+    archive.unlink()
+    print(f"fetch: {count} files of {wanted.part} in {folder / wanted.top}")
+
+
+def _compare(archive: Path, wanted: Archive) -> None:
+    if not wanted.checksum:
+        return
+    kind, _, published = wanted.checksum.partition(":")
+    with open(archive, "rb") as file:
+        found = hashlib.file_digest(file, kind).hexdigest()
+    if found != published:
+        archive.unlink()
+        raise FetchError(
+            f"{archive} had {kind} {found[:12]}..., but {published[:12]}... is published, and is "
+            "deleted; try again, or from another place by FETCH_URL"
+        )
 
 
 def _download(url: str, path: Path) -> None:

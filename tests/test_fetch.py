@@ -1,5 +1,6 @@
 """scripts/fetch.py: a download goes on where it was broken, and an archive chooses no paths."""
 
+import hashlib
 import importlib.util
 import io
 import tarfile
@@ -65,7 +66,7 @@ class Server:
             def do_GET(self) -> None:
                 asked = self.headers["Range"]
                 outer.asked.append(asked)
-                if self.path != "/fsdd":
+                if self.path != "/fsdd" and not self.path.startswith("/parts/"):
                     return self.send_error(404, "Not Found")
                 start = int(asked[6:-1]) if asked and outer.ranges else 0
                 if start and start >= len(outer.content):
@@ -80,6 +81,7 @@ class Server:
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}/fsdd"
+        self.folder = self.url.replace("/fsdd", "/parts")
 
 
 @pytest.fixture
@@ -189,3 +191,60 @@ def test_no_network_is_said_clearly(tmp_path):
 def test_an_unknown_corpus_is_refused(tmp_path):
     with pytest.raises(ValueError, match="'timit'; there are: fsdd"):
         fetch.fetch("timit", str(tmp_path))
+
+
+# --- archives that are unpacked as they are -----------------------------------------------------
+
+UTTERANCE = "LibriSpeech/train-clean-5/19/198/19-198-0000"
+LIBRI = archive(
+    ("LibriSpeech/", b""), (f"{UTTERANCE}.flac", wav(800)), ("LibriSpeech/LICENSE.TXT", b"free")
+)
+
+
+def published(monkeypatch, content: bytes) -> None:
+    """Let both parts of mini_librispeech be this archive."""
+    digest = hashlib.md5(content).hexdigest()
+    parts = dict.fromkeys(fetch.MINI_LIBRISPEECH, f"md5:{digest}")
+    monkeypatch.setattr(fetch, "MINI_LIBRISPEECH", parts)
+
+
+def test_parts_are_compared_unpacked_and_not_fetched_again(server, tmp_path, monkeypatch):
+    server.content = LIBRI
+    published(monkeypatch, LIBRI)
+    for _ in range(2):
+        fetch.fetch("mini_librispeech", str(tmp_path), server.folder)
+    assert (tmp_path / f"{UTTERANCE}.flac").read_bytes() == wav(800)
+    assert everything(tmp_path) == {
+        f"{UTTERANCE}.flac",
+        "LibriSpeech/LICENSE.TXT",
+        ".train-clean-5.fetched",
+        ".dev-clean-2.fetched",
+    }
+    assert len(server.asked) == 2
+
+
+def test_another_archive_than_was_published_is_refused(server, tmp_path, monkeypatch):
+    published(monkeypatch, LIBRI)
+    with pytest.raises(fetch.FetchError, match=r"had md5 .* is published, and is deleted"):
+        fetch.fetch("mini_librispeech", str(tmp_path), server.folder)
+    assert everything(tmp_path) == set()
+
+
+def test_an_archive_cannot_unpack_where_it_likes(server, tmp_path):
+    server.content = archive(
+        ("an4/etc/an4_train.fileids", b"a"),
+        ("an4/../../evil", b"a"),
+        ("/an4/evil", b"a"),
+        ("an4/.hidden", b"a"),
+    )
+    fetch.fetch("an4", str(tmp_path / "in" / "an4"), server.url)
+    assert everything(tmp_path) == {"in/an4/an4/etc/an4_train.fileids", "in/an4/.fsdd.fetched"}
+
+
+def test_parts_that_do_not_exist_are_refused_before_anything_is_fetched(
+    server, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PARTS", "dev-clean train-clean-1000")
+    with pytest.raises(ValueError, match=r"PARTS names 'train-clean-1000'; there are: dev-clean"):
+        fetch.fetch("librispeech", str(tmp_path), server.folder)
+    assert server.asked == []

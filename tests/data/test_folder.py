@@ -162,12 +162,13 @@ def test_fsdd_is_taken_whole(shared_data, tmp_path):
 
 
 def test_speakers_are_split_as_kaldi_was_tested(shared_data, tmp_path):
-    """21 of 107 and 46 of 231 speakers; the first utterance's speaker is not the first speaker."""
-    for name, count in (("speechocean762", 21), ("librispeech_mini", 46)):
+    """The same number of speakers and of words in their test."""
+    for name, count, words in (("speechocean762", 21, 1316), ("librispeech_mini", 46, 1568)):
         table = tabled(shared_data(name))
         parts = split_rows([table], folders(test_every=5))
         people = {split: {row.speaker for row in rows} for split, rows in parts.items()}
         assert len(people["test"]) == count
+        assert sum(len(row.text.split()) for row in parts["test"]) == words
         assert not people["test"] & (people["train"] | people["dev"])
         assert sum(map(len, parts.values())) == len(table)
 

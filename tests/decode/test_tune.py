@@ -1,6 +1,5 @@
 """The choice with the fewest errors on DEV is kept, whoever counts, and ties are broken alike."""
 
-
 import itertools
 from dataclasses import replace
 
