@@ -5,18 +5,18 @@ lexicon (default 5,000 words) and bigram model, scores from nearly flat to peake
 paths are compared first.
 """
 
-import json
+import contextlib
 import os
-import platform
-import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import kaldi_decoder
+import kaldialign
+import kaldifst
 import numpy as np
 
 from asr_train.files import write_json
@@ -25,15 +25,21 @@ from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, GrammarSettings
 from asr_train.search.beam import Beam
-from asr_train.search.graph import Arrays, decoding_graph, to_vector
+from asr_train.search.confidence import confidences
+from asr_train.search.graph import decoding_graph, to_vector
 from asr_train.search.lattice import Lattices, best_path
+from asr_train.search.nbest import lattice_oracle, nbest
 
 SHIFT = 0.01  # seconds a frame
 FRAMES = 400
-SIMPLE_FRAMES = 20  # for kaldi_decoder's lattice decoder, which has no limit on tokens
+SIMPLE_FRAMES = (
+    100  # the first ones, for kaldi_decoder's lattice decoder, which has no limit on tokens
+)
 BEAM, MAX_ACTIVE, LATTICE_BEAM = 13.0, 5000, 8.0  # nats, tokens a frame, nats
 FOLLOWERS = 32  # bigrams a word
-MARGINS = {"flat": 0.3, "soft": 1.0, "peaked": 4.0}  # nats of the true state above the noise
+SENTENCES = 100
+CHECKED_FRAMES, AMPLE_BEAM = 60, 40.0  # where costs are compared: no limit on tokens, nats
+MARGINS = {"flat": 0.3, "soft": 1.0, "peaked": 4.0}  # nats of the true state above noise of 1 nat
 
 
 def made_up(words: int, rng: np.random.Generator, folder: Path) -> Lang:
@@ -62,15 +68,17 @@ def made_up(words: int, rng: np.random.Generator, folder: Path) -> Lang:
     return Lang(lexicon, States(tuple(lexicon.phones), 3, 5), grammar, arpa, 0.4)
 
 
-def a_path(lang: Lang, rng: np.random.Generator) -> np.ndarray:
-    """The states of random words, FRAMES long."""
-    names, path = lang.lexicon.words, list(lang.states.of("SIL")) * 2
-    while len(path) < FRAMES - 25:
-        for phone in lang.lexicon.prons[names[rng.integers(len(names))]][0]:
+def a_path(lang: Lang, rng: np.random.Generator) -> tuple[np.ndarray, list[int]]:
+    """The states of random words with silence around them, FRAMES long, and the words' ids."""
+    names, silence = lang.lexicon.words, list(lang.states.of("SIL"))
+    path, said = [s for s in silence for _ in range(2)], []
+    while len(path) < FRAMES - 110:  # the longest word has 27 states of at most 4 frames
+        said.append(int(rng.integers(len(names))) + 1)
+        for phone in lang.lexicon.prons[names[said[-1] - 1]][0]:
             for state in lang.states.of(phone):
                 path += [state] * int(rng.integers(1, 5))
-    path = path[: FRAMES - 25]
-    return np.array(path + [lang.states.of("SIL")[-1]] * (FRAMES - len(path)))
+    path += silence
+    return np.array(path + silence[-1:] * (FRAMES - len(path))), said
 
 
 def timed(search: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
@@ -84,61 +92,132 @@ def timed(search: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
 
 
 def simple_lattice(fst: Any, scores_TS: np.ndarray) -> bool:
+    """kaldi_decoder's lattice decoder: has no limit on tokens."""
     options = kaldi_decoder.LatticeSimpleDecoderConfig(beam=BEAM, lattice_beam=LATTICE_BEAM)
     decoder = kaldi_decoder.LatticeSimpleDecoder(fst, options)
     return decoder.decode(kaldi_decoder.DecodableCtc(scores_TS))
 
 
-def compare(graph: Arrays, fst: Any, lattices: Lattices, scores_TS: np.ndarray) -> dict[str, Any]:
-    """One kind of scores: equal costs with an ample beam on some frames, then times."""
-    states = scores_TS.shape[1]
-    top = int(graph.arcs_A["ilabel"].max())
-    some_TS = np.ascontiguousarray(scores_TS[:60])
-    wide = Beam(fst, states, 30.0, 10**6, top).best_path(some_TS)
-    ours = lattices.decode(some_TS, 30.0, 10**6, LATTICE_BEAM)
-    assert wide is not None and ours is not None and wide.final == ours.final
-    assert abs(ours.cost - (wide.graph_cost + wide.acoustic_cost)) < 1e-4 * max(1, abs(ours.cost))
+def check(fst: Any, top_label: int, lattices: Lattices, scores_TS: np.ndarray) -> None:
+    """With nothing cut, all find paths of one cost, and the lattice's own best path is one."""
+    path = Beam(fst, scores_TS.shape[1], AMPLE_BEAM, 10**6, top_label).best_path(scores_TS)
+    lattice = lattices.decode(scores_TS, AMPLE_BEAM, 10**6, LATTICE_BEAM)
+    assert path is not None
+    assert lattice is not None
+    assert path.final == lattice.final
+    np.testing.assert_allclose(lattice.cost, path.graph_cost + path.acoustic_cost, rtol=1e-5)
+    np.testing.assert_allclose(best_path(lattice).cost, lattice.cost, rtol=1e-9)
 
-    row: dict[str, Any] = {}
-    beam = Beam(fst, states, BEAM, MAX_ACTIVE, top)
-    row["faster_decoder"], path = timed(lambda: beam.best_path(scores_TS))
-    row["ours"], lattice = timed(lambda: lattices.decode(scores_TS, BEAM, MAX_ACTIVE, LATTICE_BEAM))
-    row["ours_narrow"], _ = timed(lambda: lattices.decode(scores_TS, BEAM, MAX_ACTIVE, 2.0))
+
+def measured(
+    fst: Any, top_label: int, lattices: Lattices, scores_TS: np.ndarray, words: list[int]
+) -> dict[str, Any]:
+    """Times of one kind of scores, in seconds for all frames, and what was found."""
+    check(fst, top_label, lattices, np.ascontiguousarray(scores_TS[:CHECKED_FRAMES]))
+    beam = Beam(fst, scores_TS.shape[1], BEAM, MAX_ACTIVE, top_label)
+    best_seconds, path = timed(lambda: beam.best_path(scores_TS))
+    seconds, lattice = timed(lambda: lattices.decode(scores_TS, BEAM, MAX_ACTIVE, LATTICE_BEAM))
     few_TS = np.ascontiguousarray(scores_TS[:SIMPLE_FRAMES])
-    simple, _ = timed(lambda: simple_lattice(fst, few_TS), 1)
-    row["lattice_simple_decoder"] = simple * len(scores_TS) / SIMPLE_FRAMES
-    row = {name: {"frames_per_second": len(scores_TS) / s, "rtf": s / len(scores_TS) / SHIFT}
-           for name, s in row.items()}  # fmt: skip
-    row["cost"] = {"faster_decoder": path.graph_cost + path.acoustic_cost, "ours": lattice.cost}
-    row["arcs"], row["active"] = len(lattice.arcs_A), float(lattice.active_T.mean())
-    return row
+    simple_seconds, _ = timed(lambda: simple_lattice(fst, few_TS), 1)
+    list_seconds, found = timed(lambda: nbest(lattice, SENTENCES))
+    oracle_seconds, oracle = timed(lambda: lattice_oracle(lattice, words))
+    sure_seconds, _ = timed(lambda: confidences(lattice, found.sentences[0]))
+    return {
+        "frames": len(scores_TS),
+        "active_tokens": round(float(lattice.active_T.mean()), 1),
+        "seconds": {
+            "FasterDecoder, best path": best_seconds,
+            "ours, lattice": seconds,
+            "LatticeSimpleDecoder": simple_seconds * len(scores_TS) / len(few_TS),
+            f"{SENTENCES}-best of the lattice": list_seconds,
+            "oracle of the lattice": oracle_seconds,
+            "confidences": sure_seconds,
+        },
+        "nodes": len(lattice.frame_N),
+        "arcs": len(lattice.arcs_A),
+        "sentences": len(found.sentences),
+        "complete": found.complete,
+        "words": len(words),
+        "oracle_errors": oracle.total,
+        "best_errors": errors_of(words, best_path(lattice).words),
+        "cost": {
+            "FasterDecoder": path.graph_cost + path.acoustic_cost,
+            "ours": lattice.cost,
+        },
+        "final": {"FasterDecoder": path.final, "ours": lattice.final},
+    }
+
+
+def errors_of(reference: list[int], words: list[int]) -> int:
+    """Levenshtein's count."""
+    return kaldialign.edit_distance(reference, words)["total"]
+
+
+def show(name: str, row: dict[str, Any]) -> None:
+    """One kind of scores as a few lines."""
+    print(
+        f"{name}: {row['active_tokens']:,.0f} tokens a frame; lattice of {row['arcs']:,} arcs, "
+        f"{row['sentences']} sentences{'' if row['complete'] else ' (work limit met)'}; "
+        f"of {row['words']} words {row['best_errors']} wrong, oracle {row['oracle_errors']}; "
+        f"costs {row['cost']['FasterDecoder']:.2f} and {row['cost']['ours']:.2f}"
+    )
+    for what, seconds in row["seconds"].items():
+        rate, factor = row["frames"] / seconds, seconds / row["frames"] / SHIFT
+        print(f"  {what:28} {rate:12,.0f} frames/s   real-time factor {factor:.5f}")
 
 
 def main(output: str, words: str = "5000") -> None:
     rng = np.random.default_rng(0)
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, quiet():
         lang = made_up(int(words), rng, Path(folder))
         graph = decoding_graph(lang, np.full(lang.states.num_states, 0.6))
-    fst = to_vector(graph)
-    import kaldifst
-
-    fst = kaldifst.StdConstFst(fst)
-    built = time.perf_counter() - start
-    start = time.perf_counter()
+        fst = kaldifst.StdConstFst(to_vector(graph))
+    built = time.perf_counter()
     lattices = Lattices(graph, lang.states.num_states)
-    loaded = time.perf_counter() - start
+    size = {"nodes": len(graph.final_N), "arcs": len(graph.arcs_A)}
+    seconds = {"graph": built - start, "lattices": time.perf_counter() - built}
     print(
-        f"{len(graph.final_N)} nodes {len(graph.arcs_A)} arcs, {built:.1f} s; ours {loaded:.1f} s"
+        f"graph of {size['nodes']:,} nodes, {size['arcs']:,} arcs: {seconds['graph']:.1f} s; "
+        f"taken over (the first time: compiled) in {seconds['lattices']:.1f} s; "
+        f"beam {BEAM:g}, {MAX_ACTIVE} tokens, lattice beam {LATTICE_BEAM:g}"
     )
-    path_T = a_path(lang, rng)
+    path_T, said = a_path(lang, rng)
     rows = {}
     for name, margin in MARGINS.items():
-        scores_TS = rng.standard_normal((FRAMES, lang.states.num_states)).astype(np.float32)
-        scores_TS[np.arange(FRAMES), path_T] += margin
-        rows[name] = compare(graph, fst, lattices, scores_TS)
-        print(name, json.dumps(rows[name], indent=1))
+        noise_TS = rng.standard_normal((FRAMES, lang.states.num_states))
+        noise_TS[np.arange(FRAMES), path_T] += margin
+        scores_TS = noise_TS.astype(np.float32)
+        top_label = int(graph.arcs_A["ilabel"].max())
+        rows[name] = measured(fst, top_label, lattices, scores_TS, said)
+        show(name, rows[name])
+    settings = {"beam": BEAM, "max_active": MAX_ACTIVE, "lattice_beam": LATTICE_BEAM}
+    about = {"machine": machine(), "words": int(words), "graph": size, "graph_seconds": seconds}
+    write_json(output, {**about, "settings": settings, "scores": rows})
+
+
+def machine() -> str:
+    """The processor's name."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return f"{len(os.sched_getaffinity(0))} x {names[0] if names else 'unknown processor'}"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep kaldilm's chat off the terminal."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -193,12 +193,12 @@ class Lattices:
     @staticmethod
     def _width(search: tuple[Any, ...], beam: float, max_arcs: int) -> tuple[float, int]:
         """The lattice beam, narrowed where more than `max_arcs` are inside, and the arcs inside."""
-        no_nodes, no_links = np.empty(0, np.int32), np.empty(0, LINK)
         bins = np.zeros(SLACK_BINS, np.int64)
-        count = _links(*search, beam, no_nodes, no_links, bins)
+        counting = (np.empty(0, np.int32), np.empty(0, LINK), bins)
+        count = _links(*(*search, beam, *counting))
         if count > max_arcs:
             beam *= np.searchsorted(np.cumsum(bins), max_arcs, "right") / SLACK_BINS
-            count = _links(*search, beam, no_nodes, no_links, bins)
+            count = _links(*(*search, beam, *counting))
         return beam, count
 
 
