@@ -217,6 +217,7 @@ MADE = {  # what a work folder holds: the stage that makes it, and the output th
     r"manifests/[^/]+$": ("manifests", r"\g<0>"),
     r"audio/([^/]+)/[^/]+$": ("manifests", r"manifests/\1.jsonl.gz"),
     r"lang/[^/]+$": ("lang", "lang/index.json"),
+    r"lm/[^/]+$": ("lm", "lm/index.json"),
     r"feats/([^/.]+)[/.].+$": ("feats", r"feats/\1.jsonl.gz"),
     r"ali/([^/]+/[^/.]+)[/.].+$": ("ali", r"ali/\1.jsonl.gz"),
     r"shards/([^/]+/[^/]+)/[^/]+$": ("shards", r"shards/\1/index.json"),

@@ -165,6 +165,14 @@ def test_every_history_s_distribution_sums_to_one(order, min_count, threshold):
     np.testing.assert_allclose(distributions(model).sum(axis=1), 1, atol=1e-9)
 
 
+@pytest.mark.parametrize("threshold", [0.0, 1e-3, 0.1])
+def test_histories_that_all_words_follow_sum_to_one_too(threshold):
+    model = train(Text.of(random_text(1, 300, 4, 1), most_frequent=2), 3, threshold=threshold)
+    if not threshold:
+        assert np.bincount(model.orders[1].key_N // 5).max() == 4  # all but <s>, so none is left
+    np.testing.assert_allclose(distributions(model).sum(axis=1), 1, atol=1e-9)
+
+
 def test_ngrams_of_a_text_are_counted_within_sentences():
     text = Text.of([["A", "B"], ["B"]])
     counts = count_ngrams(text, 3)
