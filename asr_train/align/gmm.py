@@ -49,7 +49,7 @@ class Gmm:
         return len(self.loop_S)
 
     @cached_property
-    def first_S(self) -> np.ndarray:  # noqa: N802
+    def first_S(self) -> np.ndarray:
         """Int64 [S + 1]: the first Gaussian of each state, and their number."""
         return np.searchsorted(self.state_G, np.arange(self.num_states + 1))
 

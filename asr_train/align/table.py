@@ -68,7 +68,10 @@ def write_alignments(
 
 
 def _store(
-    path: Path, aligned: list[tuple[Utterance, Aligned]], shift_seconds: float, states: States
+    path: Path,
+    aligned: list[tuple[Utterance, Aligned]],
+    shift_seconds: float,
+    states: States | None,
 ) -> list[dict[str, Any]]:
     """Arrays by utterance, as lhotse's NumpyHdf5Writer lays them out, and the manifest's rows.
 

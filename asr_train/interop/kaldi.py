@@ -18,7 +18,8 @@ import soundfile
 from lhotse import MonoCut, Recording, SupervisionSegment
 from lhotse.audio import AudioSource
 
-from asr_train.data.corpus import COLUMNS, CorpusError
+from asr_train.data.corpus import CorpusError
+from asr_train.data.folder import COLUMNS
 from asr_train.files import replacing, write_text
 from asr_train.frames import samples_of
 from asr_train.jobs import parallel_map
@@ -386,7 +387,8 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
     Returns:
         What the user should know.
     Raises:
-        ValueError: for missing audio, ids or speakers that are empty or have spaces, ids that come twice, cuts of
+        ValueError: for missing audio, ids or speakers that are empty or have spaces, ids that come
+            twice, cuts of
             no cuts at all, or cuts of one recording that take different channels.
     """
     folder = Path(folder)

@@ -57,7 +57,7 @@ class States:
         return self.silence_states if phone == 0 else self.phone_states
 
     @cached_property
-    def table_LPRJ(self) -> np.ndarray:  # noqa: N802
+    def table_LPRJ(self) -> np.ndarray:
         """Int32 [P, P, P, J]: the state of (left phone, phone, right phone, position); -1: none.
 
         Without a tree the left and right axes are views of one element.

@@ -18,7 +18,7 @@ WIDE = 1e4
 
 
 @pytest.fixture(scope="module")
-def loop_S(lang):  # noqa: N802
+def loop_S(lang):
     return np.full(lang.states.num_states, 0.6)
 
 

@@ -19,7 +19,7 @@ LEFT, RIGHT = 2, 1
 
 
 @pytest.fixture
-def priors_S(lang):  # noqa: N802
+def priors_S(lang):
     weights_S = np.random.default_rng(1).uniform(0.1, 1, lang.states.num_states)
     return weights_S / weights_S.sum()
 
