@@ -4,6 +4,7 @@ settings and the manifests stage; and says what is missing where there is none."
 import runpy
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -148,6 +149,15 @@ def test_more_folders_are_handed_on(recipe, tmp_path):
     shutil.rmtree(tmp_path / "two")
     ended = make(recipe, f"CORPUS_DIR={tmp_path}/one", more, "table")
     assert f"{tmp_path}/two/utterances.tsv is missing" in ended.stderr
+
+
+def test_every_test_split_is_planned(tmp_path):
+    pooled(tmp_path / "corpus")
+    folders = f"CORPUS_DIR={tmp_path / 'corpus'}", f"W={tmp_path / 'work'}"
+    ended = make("pooled", "-n", *folders, f"PY={sys.executable}", "table")
+    assert ended.returncode == 0, ended.stderr
+    for split in ("dev", "test", "test_speechocean"):
+        assert f"exp/dnn/score.{split}.json" in ended.stdout
 
 
 def test_parts_of_librispeech_are_chosen(tmp_path):

@@ -42,7 +42,7 @@ def folder(
         raise CorpusError(f"{split} is no split of a folder, which has {', '.join(splits)}")
     roots = _roots(wanted)
     tables = [tabled(root) for root in roots]
-    remarks = _tell_apart(roots, tables)
+    prefixed = _tell_apart(roots, tables)
     parts = split_rows(tables, wanted)
     mine = parts[split]
     if not mine:
@@ -53,7 +53,7 @@ def folder(
     if wanted.phone_labels is not None:
         _label(roots, tables, wanted)
     made = intake.take(split, mine, wanted, lexicon, Path(audio_dir))
-    made.notes = intake.notes(made, parts, " + ".join(map(str, roots))) + remarks
+    made.notes = intake.notes(made, parts, " + ".join(map(str, roots))) + prefixed
     return made
 
 

@@ -13,7 +13,7 @@ def add_speeds(made: Made, speeds: list[float], new_speakers: bool) -> Made:
     """Add each cut at each speed but 1.0, which all are already.
 
     `a` at 0.9 is `a-sp09`: a tar's readers would cut a name at its dot. Word and phone times
-    change with the audio.
+    change with the audio. The supervision's `custom` says the speed, for those who count words.
 
     Args:
         new_speakers: `bob` at 0.9 is another speaker, `bob-sp09`, normalised by itself: his
@@ -48,6 +48,7 @@ def _at_speed(cut: MonoCut, speed: float, new_speakers: bool) -> MonoCut:
     fast.recording.id = speed_name(cut.recording.id, speed)
     (said,) = fast.supervisions
     said.id, said.recording_id = fast.id, fast.recording.id
+    said.custom = {**(said.custom or {}), "speed": speed}  # its words were counted already
     if new_speakers:
         said.speaker = speed_name(said.speaker, speed)
     return fast

@@ -51,6 +51,11 @@ def test_names_have_no_dot_and_speakers_are_others(made):
         assert cut.id == said.id == cut.recording.id == said.recording_id
 
 
+def test_copies_can_be_told_by_who_counts_words(made):
+    said = [cut.supervisions[0].custom for cut in made.cuts]
+    assert said == [None, {"speed": 0.9}, {"speed": 1.1}]
+
+
 def test_speakers_may_stay_who_they_are(tmp_path):
     made = add_speeds(Made("train", [tone(tmp_path)]), [1.0, 0.9], new_speakers=False)
     assert {cut.supervisions[0].speaker for cut in made.cuts} == {"bob"}
