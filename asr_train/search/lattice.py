@@ -107,13 +107,13 @@ class Lattices:
         empty_N = np.bincount(source_A[graph.arcs_A["ilabel"] == 0], minlength=len(order))
         first_N = np.concatenate([[0], np.cumsum(counts_N)])
         self._final_N = graph.final_N[order].astype(np.float64)
-        self._graph = (
+        self._arcs = (
             first_N.astype(np.int32),
             (first_N[:-1] + empty_N).astype(np.int32),
             arcs_A.astype(ARC, copy=False),
-            height_N[order].astype(np.int32),
-            int(np.count_nonzero(height_N == 0)),
         )
+        self._height_N = height_N[order].astype(np.int32)
+        self._plain = int(np.count_nonzero(height_N == 0))
         self._start = int(number_N[graph.start])
         self.decode(np.zeros((1, num_states), np.float32), 1.0, 10, 1.0)  # compiles
 
@@ -155,7 +155,9 @@ class Lattices:
             )
         scores_TS = np.ascontiguousarray(scores_TS, np.float32)
         states_H, costs_H, first_T, active_T = _forward(
-            *self._graph,
+            *self._arcs,
+            self._height_N,
+            self._plain,
             self._start,
             scores_TS,
             float(beam),
@@ -174,9 +176,18 @@ class Lattices:
         slack_H = np.empty(len(states_H))
         slack_H[last] = totals - cost
         _backward(
-            *self._graph, scores_TS, float(lattice_beam), states_H, costs_H, slack_H, first_T, 0
+            *self._arcs,
+            self._plain,
+            scores_TS,
+            float(lattice_beam),
+            states_H,
+            costs_H,
+            slack_H,
+            first_T,
+            0,
+            np.full(len(self._final_N), -1, np.int32),
         )
-        search = (*self._graph, scores_TS, states_H, costs_H, slack_H, first_T)
+        search = (*self._arcs, scores_TS, states_H, costs_H, slack_H, first_T)
         width, count = self._width(search, float(lattice_beam), max_arcs)
         inside_H = slack_H <= width
         node_H = (np.cumsum(inside_H) - 1).astype(np.int32)
@@ -454,11 +465,8 @@ def _forward(
     nodes, frames = len(emit_N), len(scores_TS)
     slot_N = np.full(nodes, -1, np.int32)
     states, costs = np.empty(nodes, np.int32), np.empty(nodes)
-    via, queue, order = (
-        np.empty(nodes, np.int32),
-        np.empty(nodes, np.int32),
-        np.empty(nodes, np.int32),
-    )
+    via, queue = np.empty(nodes, np.int32), np.empty(nodes, np.int32)
+    order = np.empty(nodes, np.int32)
     queued, kept, scratch = np.zeros(nodes, np.bool_), np.empty(nodes, np.bool_), np.empty(nodes)
     starts = np.zeros(height_N.max() + 1, np.int32)
     states_H, costs_H, slack_H = np.empty(1 << 14, np.int32), np.empty(1 << 14), np.empty(0)
@@ -490,8 +498,6 @@ def _forward(
         first_T[t + 1] = end
         if t == frames or total == 0:
             first_T[t + 1 :] = end
-            if t < frames:
-                first_T[frames] = end
             break
         active_T[t] = total
 
@@ -501,8 +507,8 @@ def _forward(
                 slack_H = np.empty(len(states_H))
             slack_H[here:end] = 0.0
             _prune(
-                first_N, emit_N, arcs_A, height_N, plain, scores_TS, lattice_beam, states_H,
-                costs_H, slack_H, first_T[: t + 2], since, slot_N,
+                first_N, emit_N, arcs_A, plain, scores_TS, lattice_beam, states_H, costs_H,
+                slack_H, first_T[: t + 2], since, slot_N,
             )  # fmt: skip
             best -= here - first_T[t]
             here, end = first_T[t], first_T[t + 1]
@@ -534,26 +540,15 @@ def _forward(
 
 @numba.njit(cache=True, nogil=True)
 def _backward(
-    first_N: Any, emit_N: Any, arcs_A: Any, height_N: Any, plain: int, scores_TS: Any,
-    lattice_beam: float, states_H: Any, costs_H: Any, slack_H: Any, first_T: Any, since: int,
+    first_N: Any, emit_N: Any, arcs_A: Any, plain: int, scores_TS: Any, lattice_beam: float,
+    states_H: Any, costs_H: Any, slack_H: Any, first_T: Any, since: int, slot_N: Any,
 ) -> None:  # fmt: skip
     """Set tokens' slack, from the last frame of `first_T` down to frame `since`.
 
     A token's slack is what the best path through it costs more than the best path. The last
-    frame's is given; infinite slack marks tokens outside of the lattice beam.
+    frame's is given; infinite slack marks tokens outside of the lattice beam. `slot_N` is all -1,
+    before and after.
     """
-    _backward_with(
-        first_N, emit_N, arcs_A, plain, scores_TS, lattice_beam, states_H, costs_H, slack_H,
-        first_T, since, np.full(len(emit_N), -1, np.int32),
-    )  # fmt: skip
-
-
-@numba.njit(cache=True, nogil=True)
-def _backward_with(
-    first_N: Any, emit_N: Any, arcs_A: Any, plain: int, scores_TS: Any, lattice_beam: float,
-    states_H: Any, costs_H: Any, slack_H: Any, first_T: Any, since: int, slot_N: Any,
-) -> None:  # fmt: skip
-    """As `_backward`; `slot_N` is all -1, before and after."""
     last = len(first_T) - 2
     for t in range(last, since - 1, -1):
         here, border = first_T[t], first_T[t + 1]
@@ -605,12 +600,11 @@ def _backward_epsilons(
 
 @numba.njit(cache=True, nogil=True)
 def _prune(
-    first_N: Any, emit_N: Any, arcs_A: Any, height_N: Any, plain: int, scores_TS: Any,
-    lattice_beam: float, states_H: Any, costs_H: Any, slack_H: Any, first_T: Any, since: int,
+    first_N: Any, emit_N: Any, arcs_A: Any, plain: int, scores_TS: Any, lattice_beam: float, states_H: Any, costs_H: Any, slack_H: Any, first_T: Any, since: int,
     slot_N: Any,
 ) -> None:  # fmt: skip
     """Drop tokens from which no path within the lattice beam leads to the last frame's."""
-    _backward_with(
+    _backward(
         first_N, emit_N, arcs_A, plain, scores_TS, lattice_beam, states_H, costs_H, slack_H,
         first_T, since, slot_N,
     )  # fmt: skip
@@ -626,8 +620,7 @@ def _prune(
 
 @numba.njit(cache=True, nogil=True)
 def _links(
-    first_N: Any, emit_N: Any, arcs_A: Any, height_N: Any, plain: int, scores_TS: Any,
-    states_H: Any, costs_H: Any, slack_H: Any, first_T: Any, width: float, node_H: Any,
+    first_N: Any, emit_N: Any, arcs_A: Any, scores_TS: Any, states_H: Any, costs_H: Any, slack_H: Any, first_T: Any, width: float, node_H: Any,
     links_A: Any, bins: Any,
 ) -> int:  # fmt: skip
     """Visit all arcs between tokens whose slack is at most `width`; returns their number.

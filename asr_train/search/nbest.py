@@ -13,7 +13,7 @@ from kaldialign import edit_distance
 
 from asr_train.search.lattice import Lattice, Sentence, sentence_of
 
-MAX_WORK = 5_000_000  # partial paths an n-best search may hold: 170 bytes each at most
+MAX_WORK = 2_000_000  # partial paths an n-best search may make: at most 200 bytes each
 ROUNDING = 1e-6  # nats
 _EDIT, _SUB, _DEL = 1 << 42, 1 << 28, 1 << 14  # counts in one integer: edits, then kinds of them
 MAX_WORDS = (1 << 14) - 1  # that one such count can hold
@@ -42,7 +42,7 @@ def nbest(lattice: Lattice, count: int, max_work: int = MAX_WORK) -> NBest:
 
     Args:
         count: rows wanted; fewer come where the beam has no more.
-        max_work: partial paths that may be held at a time.
+        max_work: partial paths that may be made in all.
     """
     if count < 1:
         raise ValueError(f"an n-best list of {count} was asked for; it needs at least 1")

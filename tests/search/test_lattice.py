@@ -8,7 +8,7 @@ from toy import cheapest, path_of, scores_of, toy_lang
 from asr_train.jobs import parallel_map
 from asr_train.search.beam import Beam
 from asr_train.search.graph import ARC, Arrays, decoding_graph, to_vector
-from asr_train.search.lattice import Lattices, _kth, best_path, epsilon_heights
+from asr_train.search.lattice import Lattices, _forward, _kth, best_path, epsilon_heights
 from asr_train.search.nbest import nbest
 
 SEEDS = range(6)
@@ -112,6 +112,17 @@ def test_early_pruning_changes_nothing(chunk, least):
     assert np.array_equal(late.arcs_A, early.arcs_A)
     assert np.array_equal(late.frame_N, early.frame_N)
     assert np.array_equal(late.final_N, early.final_N)
+
+
+def test_early_pruning_gives_memory_back():
+    rng = np.random.default_rng(0)
+    lattices = Lattices(random_graph(rng, nodes=60, arcs=300), STATES)
+    scores_TS = random_scores(rng, frames=200)
+    graph = (*lattices._arcs, lattices._height_N, lattices._plain, lattices._start)
+    search = (*graph, scores_TS, 8.0, 30, 1, 1.0)
+    late, early = (len(_forward(*search, chunk)[0]) for chunk in (10**6, 10))
+    assert late > 200 * 25
+    assert early < late / 3
 
 
 def test_a_wider_lattice_beam_only_adds(toy):
