@@ -227,7 +227,7 @@ def _doubled(array: Any) -> Any:
 @numba.njit(cache=True, nogil=True)
 def _astar(
     arcs_A: Any, first_N: Any, final_N: Any, to_end_N: Any, count: int, beam: float, max_work: int
-) -> Any:  # fmt: skip
+) -> Any:
     """The arcs of the cheapest path of each row of words, and whether the limit was not met."""
     size = 1 << 12
     node_P, said_P, from_P, arc_P = (  # partial paths: where, words so far, parent, last arc
@@ -269,8 +269,11 @@ def _astar(
         while paths + first_N[node + 1] - first_N[node] + 1 > len(node_P):
             node_P, said_P, from_P = _doubled(node_P), _doubled(said_P), _doubled(from_P)
             arc_P, cost_P, heap, keys = (
-                _doubled(arc_P), _doubled(cost_P), _doubled(heap), _doubled(keys),
-            )  # fmt: skip
+                _doubled(arc_P),
+                _doubled(cost_P),
+                _doubled(heap),
+                _doubled(keys),
+            )
         if paths >= max_work:
             return found, False
         if cost_P[p] + final_N[node] <= limit:
