@@ -20,7 +20,8 @@ import numba
 import numpy as np
 
 from asr_train.search.beam import check_labels, check_scores
-from asr_train.search.graph import ARC, Arrays
+from asr_train.search.graph import Arrays
+from asr_train.search.tokens import CHUNK, ROUNDING, Graph, backward, forward, links
 
 LINK = np.dtype(
     [
@@ -32,9 +33,6 @@ LINK = np.dtype(
         ("acoustic", "<f4"),
     ]
 )
-CHUNK = 32  # frames between two prunings: so many frames' tokens are held unpruned, twice
-SPARE_BEAM = 0.5  # nats; Kaldi's beam_delta: what a frame cut by max_active leaves to the next one
-ROUNDING = 1e-6  # nats; early pruning must not drop what the last one, summing otherwise, keeps
 SLACK_BINS = 256  # steps in which the lattice beam is narrowed where max_arcs asks for it
 
 
@@ -107,14 +105,14 @@ class Lattices:
         empty_N = np.bincount(source_A[graph.arcs_A["ilabel"] == 0], minlength=len(order))
         first_N = np.concatenate([[0], np.cumsum(counts_N)])
         self._final_N = graph.final_N[order].astype(np.float64)
-        self._graph = (
-            first_N.astype(np.int32),
-            (first_N[:-1] + empty_N).astype(np.int32),
-            arcs_A.astype(ARC, copy=False),
-            height_N[order].astype(np.int32),
-            int(np.count_nonzero(height_N == 0)),
+        self._graph = Graph(
+            first_N=first_N.astype(np.int32),
+            emit_N=(first_N[:-1] + empty_N).astype(np.int32),
+            arcs_A=arcs_A,
+            height_N=height_N[order].astype(np.int32),
+            plain=int(np.count_nonzero(height_N == 0)),
+            start=int(number_N[graph.start]),
         )
-        self._start = int(number_N[graph.start])
         self.decode(np.zeros((1, num_states), np.float32), 1.0, 10, 1.0)  # compiles
 
     def decode(
@@ -154,9 +152,8 @@ class Lattices:
                 f"max_arcs {max_arcs}, chunk {chunk}: all must be positive"
             )
         scores_TS = np.ascontiguousarray(scores_TS, np.float32)
-        states_H, costs_H, first_T, active_T = _forward(
-            *self._graph,
-            self._start,
+        states_H, costs_H, first_T, active_T = forward(
+            self._graph,
             scores_TS,
             float(beam),
             int(max_active),
@@ -173,15 +170,23 @@ class Lattices:
         cost = float(totals.min())
         slack_H = np.empty(len(states_H))
         slack_H[last] = totals - cost
-        _backward(
-            *self._graph, scores_TS, float(lattice_beam), states_H, costs_H, slack_H, first_T, 0
+        backward(
+            self._graph,
+            scores_TS,
+            float(lattice_beam),
+            states_H,
+            costs_H,
+            slack_H,
+            first_T,
+            0,
+            np.full(len(self._final_N), -1, np.int32),
         )
-        search = (*self._graph, scores_TS, states_H, costs_H, slack_H, first_T)
+        search = (self._graph, scores_TS, states_H, costs_H, slack_H, first_T)
         width, count = self._width(search, float(lattice_beam), max_arcs)
         inside_H = slack_H <= width
         node_H = (np.cumsum(inside_H) - 1).astype(np.int32)
         arcs_A = np.empty(count, LINK)
-        _links(*search, width, node_H, arcs_A, np.empty(0, np.int64))
+        links(*search, width, node_H, arcs_A, np.empty(0, np.int64))
         frame_N = np.repeat(np.arange(len(first_T) - 1, dtype=np.int32), np.diff(first_T))[inside_H]
         state_N = states_H[inside_H]
         final_N = np.full(len(frame_N), np.inf)
@@ -195,10 +200,10 @@ class Lattices:
         """The lattice beam, narrowed where more than `max_arcs` are inside, and the arcs inside."""
         bins = np.zeros(SLACK_BINS, np.int64)
         counting = (np.empty(0, np.int32), np.empty(0, LINK), bins)
-        count = _links(*(*search, beam, *counting))
+        count = links(*(*search, beam, *counting))
         if count > max_arcs:
             beam *= np.searchsorted(np.cumsum(bins), max_arcs, "right") / SLACK_BINS
-            count = _links(*(*search, beam, *counting))
+            count = links(*(*search, beam, *counting))
         return beam, count
 
 
@@ -282,398 +287,6 @@ def epsilon_heights(graph: Arrays) -> np.ndarray:
 
 
 # --- compiled -----------------------------------------------------------------------------------
-# Graphs come as (first_N, emit_N, arcs_A, height_N, plain): node n's epsilon arcs are
-# [first[n], emit[n]), its others [emit[n], first[n + 1]); nodes below `plain` have no epsilons.
-# Tokens of all frames (H) lie in a row: states_H, costs_H; frame t's are first_T[t] and following.
-# Within a frame they fall in height, so that epsilon arcs lead forward.
-
-
-@numba.njit(cache=True, nogil=True)
-def _grown(array: Any, size: int) -> Any:
-    new = np.empty(max(size, 2 * len(array)), array.dtype)
-    new[: len(array)] = array
-    return new
-
-
-@numba.njit(cache=True, nogil=True)
-def _close(
-    first_N: Any, emit_N: Any, arcs_A: Any, plain: int,
-    states: Any, costs: Any, via: Any, count: int, slot_N: Any, queue: Any, queued: Any,
-    cutoff: float,
-) -> int:  # fmt: skip
-    """Follow epsilon arcs from a frame's tokens until no cost falls; returns the new count."""
-    head, waiting, size = 0, 0, len(queue)
-    for i in range(count):
-        if states[i] >= plain and costs[i] <= cutoff:
-            queue[waiting] = i
-            queued[i] = True
-            waiting += 1
-    while waiting:
-        i = queue[head]
-        head = head + 1 if head + 1 < size else 0
-        waiting -= 1
-        queued[i] = False
-        s = states[i]
-        for a in range(first_N[s], emit_N[s]):
-            cost = costs[i] + arcs_A[a].weight
-            if cost > cutoff:
-                continue
-            there = arcs_A[a].next
-            j = slot_N[there]
-            if j < 0:
-                j = count
-                slot_N[there] = j
-                states[j] = there
-                queued[j] = False
-                count += 1
-            elif cost >= costs[j]:
-                continue
-            costs[j] = cost
-            via[j] = i
-            if there >= plain and not queued[j]:
-                at = head + waiting
-                queue[at if at < size else at - size] = j
-                queued[j] = True
-                waiting += 1
-    return count
-
-
-@numba.njit(cache=True, nogil=True)
-def _kth(values: Any, count: int, k: int) -> float:
-    """The k-th smallest (from 0) of the first `count` values, which change places.
-
-    Hoare's selection; np.partition would do, but takes numba 14 s to compile.
-    """
-    low, high = 0, count - 1
-    while low < high:
-        a, b, c = values[low], values[(low + high) // 2], values[high]
-        pivot = max(min(a, b), min(max(a, b), c))
-        i, j = low, high
-        while i <= j:
-            while values[i] < pivot:
-                i += 1
-            while values[j] > pivot:
-                j -= 1
-            if i <= j:
-                values[i], values[j] = values[j], values[i]
-                i, j = i + 1, j - 1
-        if k <= j:
-            high = j
-        elif k >= i:
-            low = i
-        else:
-            break
-    return values[k]
-
-
-@numba.njit(cache=True, nogil=True)
-def _cutoffs(
-    costs: Any, count: int, scratch: Any, cutoff: float, beam: float, max_active: int,
-    min_active: int,
-) -> tuple[float, float, int]:  # fmt: skip
-    """Where to cut a frame's tokens, the beam for the next frame, and how many ties may pass."""
-    best = np.inf
-    for i in range(count):
-        best = min(best, costs[i])
-    widest = min(best + beam, cutoff)
-    inside, near = 0, 0
-    for i in range(count):
-        if costs[i] <= cutoff:
-            scratch[near] = costs[i]
-            near += 1
-            inside += costs[i] <= widest
-    if inside > max_active:
-        cut = _kth(scratch, near, max_active - 1)
-        below = 0
-        for i in range(near):
-            below += scratch[i] < cut
-        return cut, min(beam, cut - best + SPARE_BEAM), max_active - below
-    if inside < min_active:
-        if near <= min_active:
-            return cutoff, np.inf, near
-        cut = _kth(scratch, near, min_active - 1)
-        return cut, max(beam, cut - best + SPARE_BEAM), near
-    return widest, beam, near
-
-
-@numba.njit(cache=True, nogil=True)
-def _keep(
-    height_N: Any, plain: int, states: Any, costs: Any, via: Any, count: int, cut: float,
-    ties: int, kept: Any, order: Any, starts: Any,
-) -> int:  # fmt: skip
-    """The tokens that stay, by falling height, in `order`; returns their number.
-
-    Of tokens that cost just `cut`, higher ones go first: where an epsilon arc is free, its source
-    is not dropped before its target. A token whose cost came through one that is cut (over an arc
-    of negative cost) brings that one along.
-    """
-    starts[:] = 0
-    for i in range(count):
-        kept[i] = costs[i] <= cut
-        if states[i] >= plain:
-            starts[height_N[states[i]]] += 1
-        else:
-            starts[0] += 1
-    total = 0
-    for h in range(len(starts) - 1, -1, -1):
-        here = starts[h]
-        starts[h] = total
-        total += here
-    for i in range(count):
-        h = height_N[states[i]] if states[i] >= plain else 0
-        order[starts[h]] = i
-        starts[h] += 1
-    for k in range(count):
-        i = order[k]
-        if costs[i] == cut:
-            kept[i] = ties > 0
-            ties -= 1
-    for k in range(count):
-        i = order[k]
-        while kept[i] and via[i] >= 0 and not kept[via[i]]:
-            i = via[i]
-            kept[i] = True
-    total = 0
-    for k in range(count):
-        if kept[order[k]]:
-            order[total] = order[k]
-            total += 1
-    return total
-
-
-@numba.njit(cache=True, nogil=True)
-def _forward(
-    first_N: Any, emit_N: Any, arcs_A: Any, height_N: Any, plain: int, start: int,
-    scores_TS: Any, beam: float, max_active: int, min_active: int, lattice_beam: float,
-    chunk: int,
-) -> Any:  # fmt: skip
-    """The tokens of all frames: states_H, costs_H, first_T [T + 2], active_T [T].
-
-    Where no token lived to the end, the last frame has none.
-    """
-    nodes, frames = len(emit_N), len(scores_TS)
-    slot_N = np.full(nodes, -1, np.int32)
-    states, costs = np.empty(nodes, np.int32), np.empty(nodes)
-    via, queue, order = (
-        np.empty(nodes, np.int32),
-        np.empty(nodes, np.int32),
-        np.empty(nodes, np.int32),
-    )
-    queued, kept, scratch = np.zeros(nodes, np.bool_), np.empty(nodes, np.bool_), np.empty(nodes)
-    starts = np.zeros(height_N.max() + 1, np.int32)
-    states_H, costs_H, slack_H = np.empty(1 << 14, np.int32), np.empty(1 << 14), np.empty(0)
-    first_T, active_T = np.zeros(frames + 2, np.int64), np.zeros(frames, np.int32)
-    states[0], costs[0], via[0], slot_N[start], count = start, 0.0, -1, 0, 1
-    cutoff = np.inf
-    for t in range(frames + 1):
-        if plain < nodes:
-            count = _close(
-                first_N, emit_N, arcs_A, plain, states, costs, via, count, slot_N, queue, queued,
-                cutoff,
-            )  # fmt: skip
-        if t < frames:
-            cut, spare, ties = _cutoffs(costs, count, scratch, cutoff, beam, max_active, min_active)
-        else:
-            cut, spare, ties = cutoff, beam, count
-        total = _keep(height_N, plain, states, costs, via, count, cut, ties, kept, order, starts)
-        here, end = first_T[t], first_T[t] + total
-        if end > len(states_H):
-            states_H, costs_H = _grown(states_H, end), _grown(costs_H, end)
-        best = here
-        for k in range(total):
-            i = order[k]
-            states_H[here + k], costs_H[here + k] = states[i], costs[i]
-            if costs[i] < costs_H[best]:
-                best = here + k
-        for i in range(count):
-            slot_N[states[i]] = -1
-        first_T[t + 1] = end
-        if t == frames or total == 0:
-            first_T[t + 1 :] = end
-            if t < frames:
-                first_T[frames] = end
-            break
-        active_T[t] = total
-
-        if t % chunk == 0 and t:
-            since = max(0, t - 2 * chunk)
-            if len(slack_H) < len(states_H):
-                slack_H = np.empty(len(states_H))
-            slack_H[here:end] = 0.0
-            _prune(
-                first_N, emit_N, arcs_A, height_N, plain, scores_TS, lattice_beam, states_H,
-                costs_H, slack_H, first_T[: t + 2], since, slot_N,
-            )  # fmt: skip
-            best -= here - first_T[t]
-            here, end = first_T[t], first_T[t + 1]
-
-        cutoff = np.inf
-        s = states_H[best]
-        for a in range(emit_N[s], first_N[s + 1]):
-            cost = costs_H[best] + arcs_A[a].weight - scores_TS[t, arcs_A[a].ilabel - 1]
-            cutoff = min(cutoff, cost + spare)
-        count = 0
-        for h in range(here, end):
-            s = states_H[h]
-            for a in range(emit_N[s], first_N[s + 1]):
-                cost = costs_H[h] + arcs_A[a].weight - scores_TS[t, arcs_A[a].ilabel - 1]
-                if cost > cutoff:
-                    continue
-                cutoff = min(cutoff, cost + spare)
-                there = arcs_A[a].next
-                j = slot_N[there]
-                if j < 0:
-                    slot_N[there] = count
-                    states[count], costs[count], via[count] = there, cost, -1
-                    queued[count] = False
-                    count += 1
-                elif cost < costs[j]:
-                    costs[j] = cost
-    return states_H[: first_T[-1]], costs_H[: first_T[-1]], first_T, active_T
-
-
-@numba.njit(cache=True, nogil=True)
-def _backward(
-    first_N: Any, emit_N: Any, arcs_A: Any, height_N: Any, plain: int, scores_TS: Any,
-    lattice_beam: float, states_H: Any, costs_H: Any, slack_H: Any, first_T: Any, since: int,
-) -> None:  # fmt: skip
-    """Set tokens' slack, from the last frame of `first_T` down to frame `since`.
-
-    A token's slack is what the best path through it costs more than the best path. The last
-    frame's is given; infinite slack marks tokens outside of the lattice beam.
-    """
-    _backward_with(
-        first_N, emit_N, arcs_A, plain, scores_TS, lattice_beam, states_H, costs_H, slack_H,
-        first_T, since, np.full(len(emit_N), -1, np.int32),
-    )  # fmt: skip
-
-
-@numba.njit(cache=True, nogil=True)
-def _backward_with(
-    first_N: Any, emit_N: Any, arcs_A: Any, plain: int, scores_TS: Any, lattice_beam: float,
-    states_H: Any, costs_H: Any, slack_H: Any, first_T: Any, since: int, slot_N: Any,
-) -> None:  # fmt: skip
-    """As `_backward`; `slot_N` is all -1, before and after."""
-    last = len(first_T) - 2
-    for t in range(last, since - 1, -1):
-        here, border = first_T[t], first_T[t + 1]
-        end, dearest = first_T[t + 2] if t < last else border, -np.inf
-        for h in range(border, end):
-            if slack_H[h] <= lattice_beam:
-                slot_N[states_H[h]] = h
-                dearest = max(dearest, costs_H[h] - slack_H[h])
-        dearest += lattice_beam
-        for h in range(here, border if t < last else here):
-            s, slack = states_H[h], np.inf
-            for a in range(emit_N[s], first_N[s + 1]):
-                cost = costs_H[h] + arcs_A[a].weight - scores_TS[t, arcs_A[a].ilabel - 1]
-                if cost <= dearest:
-                    j = slot_N[arcs_A[a].next]
-                    if j >= 0:
-                        slack = min(slack, cost - costs_H[j] + slack_H[j])
-            slack_H[h] = slack if slack <= lattice_beam else np.inf
-        for h in range(border, end):
-            slot_N[states_H[h]] = -1
-        if plain < len(emit_N):
-            _backward_epsilons(
-                first_N, emit_N, arcs_A, plain, lattice_beam, states_H, costs_H, slack_H, here,
-                border, slot_N,
-            )  # fmt: skip
-
-
-@numba.njit(cache=True, nogil=True)
-def _backward_epsilons(
-    first_N: Any, emit_N: Any, arcs_A: Any, plain: int, lattice_beam: float, states_H: Any,
-    costs_H: Any, slack_H: Any, here: int, border: int, slot_N: Any,
-) -> None:  # fmt: skip
-    """Let slack flow back over a frame's epsilon arcs."""
-    for h in range(border - 1, here - 1, -1):
-        s = states_H[h]
-        if s >= plain:
-            slack = slack_H[h]
-            for a in range(first_N[s], emit_N[s]):
-                j = slot_N[arcs_A[a].next]
-                if j >= 0:
-                    cost = costs_H[h] + arcs_A[a].weight
-                    slack = min(slack, cost - costs_H[j] + slack_H[j])
-            slack_H[h] = slack if slack <= lattice_beam else np.inf
-        if slack_H[h] <= lattice_beam:
-            slot_N[s] = h
-    for h in range(here, border):
-        slot_N[states_H[h]] = -1
-
-
-@numba.njit(cache=True, nogil=True)
-def _prune(
-    first_N: Any, emit_N: Any, arcs_A: Any, height_N: Any, plain: int, scores_TS: Any,
-    lattice_beam: float, states_H: Any, costs_H: Any, slack_H: Any, first_T: Any, since: int,
-    slot_N: Any,
-) -> None:  # fmt: skip
-    """Drop tokens from which no path within the lattice beam leads to the last frame's."""
-    _backward_with(
-        first_N, emit_N, arcs_A, plain, scores_TS, lattice_beam, states_H, costs_H, slack_H,
-        first_T, since, slot_N,
-    )  # fmt: skip
-    free, begin = first_T[since], first_T[since]
-    for t in range(since, len(first_T) - 1):
-        for h in range(begin, first_T[t + 1]):
-            if slack_H[h] <= lattice_beam:
-                states_H[free], costs_H[free] = states_H[h], costs_H[h]
-                free += 1
-        begin = first_T[t + 1]
-        first_T[t + 1] = free
-
-
-@numba.njit(cache=True, nogil=True)
-def _links(
-    first_N: Any, emit_N: Any, arcs_A: Any, height_N: Any, plain: int, scores_TS: Any,
-    states_H: Any, costs_H: Any, slack_H: Any, first_T: Any, width: float, node_H: Any,
-    links_A: Any, bins: Any,
-) -> int:  # fmt: skip
-    """Visit all arcs between tokens whose slack is at most `width`; returns their number.
-
-    Either `bins` counts them by slack, or (where it is empty) `links_A` gets them; `node_H` gives
-    the tokens' node numbers.
-    """
-    count, last, step = 0, len(first_T) - 2, max(width, ROUNDING) / max(1, len(bins))
-    now_N, next_N = np.full(len(emit_N), -1, np.int32), np.full(len(emit_N), -1, np.int32)
-    for h in range(first_T[0], first_T[1]):
-        if slack_H[h] <= width:
-            now_N[states_H[h]] = h
-    for t in range(last + 1):
-        here, border = first_T[t], first_T[t + 1]
-        end = first_T[t + 2] if t < last else border
-        for h in range(border, end):
-            if slack_H[h] <= width:
-                next_N[states_H[h]] = h
-        for h in range(here, border):
-            if slack_H[h] > width:
-                continue
-            s = states_H[h]
-            for a in range(first_N[s], first_N[s + 1] if t < last else emit_N[s]):
-                empty = a < emit_N[s]
-                j = now_N[arcs_A[a].next] if empty else next_N[arcs_A[a].next]
-                if j < 0:
-                    continue
-                weight = arcs_A[a].weight
-                score = np.float32(0.0) if empty else scores_TS[t, arcs_A[a].ilabel - 1]
-                slack = costs_H[h] + weight - score - costs_H[j] + slack_H[j]
-                if slack > width:
-                    continue
-                if len(bins):
-                    bins[min(len(bins) - 1, max(0, int(slack / step)))] += 1
-                else:
-                    links_A[count].source = node_H[h]
-                    links_A[count].target = node_H[j]
-                    links_A[count].ilabel = arcs_A[a].ilabel
-                    links_A[count].olabel = arcs_A[a].olabel
-                    links_A[count].graph = weight
-                    links_A[count].acoustic = -score
-                count += 1
-        for h in range(here, border):
-            now_N[states_H[h]] = -1
-        now_N, next_N = next_N, now_N
-    return count
 
 
 @numba.njit(cache=True, nogil=True)

@@ -13,7 +13,7 @@ from kaldialign import edit_distance
 
 from asr_train.search.lattice import Lattice, Sentence, sentence_of
 
-MAX_WORK = 5_000_000  # partial paths an n-best search may hold: 170 bytes each at most
+MAX_WORK = 2_000_000  # partial paths an n-best search may make: at most 200 bytes each
 ROUNDING = 1e-6  # nats
 _EDIT, _SUB, _DEL = 1 << 42, 1 << 28, 1 << 14  # counts in one integer: edits, then kinds of them
 MAX_WORDS = (1 << 14) - 1  # that one such count can hold
@@ -42,7 +42,7 @@ def nbest(lattice: Lattice, count: int, max_work: int = MAX_WORK) -> NBest:
 
     Args:
         count: rows wanted; fewer come where the beam has no more.
-        max_work: partial paths that may be held at a time.
+        max_work: partial paths that may be made in all.
     """
     if count < 1:
         raise ValueError(f"an n-best list of {count} was asked for; it needs at least 1")
@@ -227,7 +227,7 @@ def _doubled(array: Any) -> Any:
 @numba.njit(cache=True, nogil=True)
 def _astar(
     arcs_A: Any, first_N: Any, final_N: Any, to_end_N: Any, count: int, beam: float, max_work: int
-) -> Any:  # fmt: skip
+) -> Any:
     """The arcs of the cheapest path of each row of words, and whether the limit was not met."""
     size = 1 << 12
     node_P, said_P, from_P, arc_P = (  # partial paths: where, words so far, parent, last arc
@@ -269,8 +269,11 @@ def _astar(
         while paths + first_N[node + 1] - first_N[node] + 1 > len(node_P):
             node_P, said_P, from_P = _doubled(node_P), _doubled(said_P), _doubled(from_P)
             arc_P, cost_P, heap, keys = (
-                _doubled(arc_P), _doubled(cost_P), _doubled(heap), _doubled(keys),
-            )  # fmt: skip
+                _doubled(arc_P),
+                _doubled(cost_P),
+                _doubled(heap),
+                _doubled(keys),
+            )
         if paths >= max_work:
             return found, False
         if cost_P[p] + final_N[node] <= limit:

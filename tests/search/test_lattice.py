@@ -8,8 +8,9 @@ from toy import cheapest, path_of, scores_of, toy_lang
 from asr_train.jobs import parallel_map
 from asr_train.search.beam import Beam
 from asr_train.search.graph import ARC, Arrays, decoding_graph, to_vector
-from asr_train.search.lattice import Lattices, _kth, best_path, epsilon_heights
+from asr_train.search.lattice import Lattices, best_path, epsilon_heights
 from asr_train.search.nbest import nbest
+from asr_train.search.tokens import forward, kth_smallest
 
 SEEDS = range(6)
 AMPLE = {"beam": 1000.0, "max_active": 10**6}  # nats, tokens: nothing is cut
@@ -112,6 +113,16 @@ def test_early_pruning_changes_nothing(chunk, least):
     assert np.array_equal(late.arcs_A, early.arcs_A)
     assert np.array_equal(late.frame_N, early.frame_N)
     assert np.array_equal(late.final_N, early.final_N)
+
+
+def test_early_pruning_gives_memory_back():
+    rng = np.random.default_rng(0)
+    lattices = Lattices(random_graph(rng, nodes=60, arcs=300), STATES)
+    scores_TS = random_scores(rng, frames=200)
+    search = (lattices._graph, scores_TS, 8.0, 30, 1, 1.0)
+    late, early = (len(forward(*search, chunk)[0]) for chunk in (10**6, 10))
+    assert late > 200 * 25
+    assert early < late / 3
 
 
 def test_a_wider_lattice_beam_only_adds(toy):
@@ -234,4 +245,4 @@ def test_selection_is_what_sorting_gives(kinds, count):
     rng = np.random.default_rng(count)
     values = rng.integers(0, kinds, count).astype(np.float64)
     for k in {0, count // 3, count - 1}:
-        assert _kth(values.copy(), count, k) == np.sort(values)[k]
+        assert kth_smallest(values.copy(), count, k) == np.sort(values)[k]
