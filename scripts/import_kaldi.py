@@ -5,13 +5,15 @@ What Kaldi made, for the stages here. KIND, its inputs and its output:
   feats  ARCHIVE  manifests/SPLIT.jsonl.gz  conf/feats.yaml  feats/SPLIT.jsonl.gz
   ali    ARCHIVE  STATES  feats/SPLIT.jsonl.gz  ali/SPLIT.jsonl.gz
 ARCHIVE is .ark, .ark.gz or .scp; of alignments, pdf-ids (by ali-to-pdf), also as text. STATES is
-their number, or the model.json of the model here that they belong to.
+their number, or an ali/OTHER.jsonl.gz whose states they are: another split's, or what was exported.
 """
 
 from pathlib import Path
+from typing import Any
 
 from lhotse import CutSet
 
+from asr_train.align.table import open_ali
 from asr_train.data.features import open_feats
 from asr_train.files import read_json, read_jsonl
 from asr_train.interop.kaldi import read_data_dir, write_folder
@@ -43,20 +45,21 @@ def feats(archive: str, manifest: str, conf: str, output: str) -> None:
 
 
 def ali(archive: str, states: str, features: str, output: str) -> None:
-    model = None if states.isdigit() else _model(states)
-    num_states = int(states) if model is None else model["num_states"]
+    model = None if states.isdigit() else _states_of(states)
+    num_states = int(states) if model is None else int(model["num_states"])
     aligned, lost = import_ali(archive, open_feats(features), num_states, output, model)
     table = Path(output).name.replace(".jsonl.gz", ".status.tsv")
     rest = f", {lost} have none (see {table})" if lost else ""
     print(f"import: alignments of {aligned} utterances{rest}")
 
 
-def _model(path: str) -> dict[str, object]:
-    about = read_json(path)
-    try:
-        return {key: about[key] for key in ("num_states", "states_hash", "self_loops")}
-    except KeyError as error:
-        raise ValueError(f"{path} lacks {error}; give the number of states instead") from error
+def _states_of(manifest: str) -> dict[str, Any]:
+    """What an alignment's index says of its states."""
+    if not manifest.endswith(".jsonl.gz"):
+        raise ValueError(f"{manifest} is neither a number of states nor an ali/OTHER.jsonl.gz")
+    open_ali(manifest)  # complains where it is damaged
+    index = read_json(Path(manifest.removesuffix(".jsonl.gz")) / "index.json")
+    return {key: value for key, value in index.items() if key != "parts"}
 
 
 KINDS = {"data": data, "feats": feats, "ali": ali}

@@ -388,8 +388,7 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
         What the user should know.
     Raises:
         ValueError: for missing audio, ids or speakers that are empty or have spaces, ids that come
-            twice, cuts of
-            no cuts at all, or cuts of one recording that take different channels.
+            twice, no cuts at all, or cuts of one recording that take different channels.
     """
     folder = Path(folder)
     by_id = {cut.id: cut for cut in cuts}

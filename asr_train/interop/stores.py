@@ -154,8 +154,8 @@ def import_ali(
         archive: integers of each utterance, `ali-to-pdf`'s output: text or binary.
         num_states: S, pdf-ids of the model that aligned.
         manifest: ali/SPLIT.jsonl.gz, written last.
-        model: num_states, states_hash and self_loops, where the states are those of a model here;
-            else self-loops are counted, and the hash stands for S states of an unknown tree.
+        model: what the index of another alignment says of these states (num_states, states_hash,
+            self_loops); else self-loops are counted, and the hash stands for S unknown states.
         max_lost_share: of the utterances that may have no alignment.
     Returns:
         Utterances with an alignment, and without.

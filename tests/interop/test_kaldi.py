@@ -196,6 +196,7 @@ def test_decoders_are_understood(tmp_path, cuts, command, channel):
         "flac -c -d -s $(touch {trap}) |",
         "flac -c -d -s -o {trap} {audio} |",
         "flac -d {audio} |",
+        "flac -c -d -s --skip=100 {audio} |",
         "sox {audio} {trap} |",
         "sox {audio} -t wav - remix 0 |",
         "sph2pipe -f wav -p -c 3 {audio} |",

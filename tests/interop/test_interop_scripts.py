@@ -1,0 +1,161 @@
+"""scripts/export.py and import_kaldi.py: out of a work folder, and back into another."""
+
+import dataclasses
+import json
+
+import kaldi_native_io as kaldi
+import numpy as np
+import pytest
+import torch
+import yaml
+from interop.made import cut_of, noise
+
+from asr_train.align.table import open_ali
+from asr_train.data.features import extract, open_feats, write_index
+from asr_train.decode.posteriors import load_scorer
+from asr_train.files import read_json, write_jsonl
+from asr_train.interop.ark import write_int_vectors
+from asr_train.interop.ctm import read_ctm
+from asr_train.interop.textgrid import read_textgrid
+from asr_train.model.store import build_model, save_model
+from asr_train.schema import ModelSettings, NormBy, NormSettings, build, plain
+from scripts.export import KINDS, export
+from scripts.import_kaldi import import_kaldi
+from scripts.resolve import settings
+
+STATES = 7
+FEATS = dataclasses.replace(
+    settings("dnn", []).feats, sample_rate=8000, num_mels=5, low_hz=100, high_hz=0
+)
+
+
+@pytest.fixture
+def work(tmp_path):
+    """Manifests and features of two utterances, and their pdf-ids as Kaldi writes them."""
+    paths = [tmp_path / "audio" / f"anna-{i}.wav" for i in range(2)]
+    for i, path in enumerate(paths):
+        noise(path, 0.5 + 0.3 * i, seed=i)
+    cuts = [cut_of(p.stem, p, "anna", "ONE TWO") for p in paths]
+    write_jsonl(tmp_path / "manifests" / "dev.jsonl.gz", (cut.to_dict() for cut in cuts))
+    store = tmp_path / "feats" / "dev" / "part-00000.h5"
+    store.parent.mkdir(parents=True)
+    rows, about = extract(cuts, FEATS, store)
+    write_index(tmp_path / "feats" / "dev.jsonl.gz", FEATS, [store], [about])
+    write_jsonl(tmp_path / "feats" / "dev.jsonl.gz", rows)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "feats.yaml").write_text(yaml.safe_dump(plain(FEATS)))
+    rng = np.random.default_rng(0)
+    ids = [(r["id"], rng.integers(0, STATES, r["features"]["num_frames"])) for r in rows]
+    write_int_vectors(tmp_path / "kaldi" / "ali.txt", ids)
+    return tmp_path
+
+
+def call(script, kind, work, *names):
+    script(kind, *(name if name.isdigit() else str(work / name) for name in names))
+
+
+def test_features_go_out_and_come_back(work):
+    call(export, "feats", work, "feats/dev.jsonl.gz", "kaldi/f.ark")
+    call(
+        *(import_kaldi, "feats", work, "kaldi/f.scp", "manifests/dev.jsonl.gz", "conf/feats.yaml"),
+        "again/feats/dev.jsonl.gz",
+    )
+    ours, again = (open_feats(work / f / "dev.jsonl.gz") for f in ("feats", "again/feats"))
+    for u, v in zip(ours, again, strict=True):
+        assert np.array_equal(ours.load(u), again.load(v))
+
+
+def test_alignments_come_in_and_go_out(work):
+    feats, ali = "feats/dev.jsonl.gz", "ali/dev.jsonl.gz"
+    call(import_kaldi, "ali", work, "kaldi/ali.txt", str(STATES), feats, ali)
+    call(export, "ali", work, ali, "kaldi/again.txt")
+    assert (work / "kaldi/again.txt").read_text() == (work / "kaldi/ali.txt").read_text()
+    call(import_kaldi, "ali", work, "kaldi/ali.txt", ali, feats, "ali/test.jsonl.gz")
+    dev, test = (read_json(work / "ali" / split / "index.json") for split in ("dev", "test"))
+    assert {**dev, "parts": 0} == {**test, "parts": 0}
+    assert open_ali(work / "ali/test.jsonl.gz").num_states == STATES
+
+
+def test_scores_of_pdf_ids_go_to_kaldi(work):
+    norm = NormSettings(by=NormBy.speaker, variance=True)
+    values = {"layers": 1, "width": 4, "nonlinearity": "sigmoid"}
+    values = {"dnn": {**values, "context_left": 1, "context_right": 2}}
+    model = build_model(
+        build(ModelSettings, values), 5, STATES, torch.zeros(5), torch.ones(5), seed=1
+    )
+    about = {
+        "run": "dnn",
+        "model": values,
+        "priors": [(i + 1) / 28 for i in range(STATES)],
+        "feats": plain(FEATS),
+        "norm": plain(norm),
+        "states_hash": "of another program's tree",
+        "self_loops": [0.5] * STATES,
+        "frames": 1,
+        "steps": 1,
+        "dev": {"loss": 1.0, "accuracy": 0.5},
+    }
+    path = save_model(work / "exp" / "dnn", model, about)
+    call(export, "posteriors", work, "exp/dnn/model.json", "feats/dev.jsonl.gz", "kaldi/p.ark")
+    feats = open_feats(work / "feats/dev.jsonl.gz")
+    scorer = load_scorer(path, feats, None)
+    with kaldi.SequentialFloatMatrixReader(f"ark:{work}/kaldi/p.ark") as reader:
+        found = {key: np.array(matrix) for key, matrix in reader}
+    assert set(found) == {u.id for u in feats}
+    for u in feats:
+        assert np.array_equal(found[u.id], scorer.score(u))
+        posteriors_TS = np.exp(found[u.id]) * np.array(about["priors"])
+        assert np.allclose(posteriors_TS.sum(1), 1, atol=1e-5)  # the priors were divided out
+
+
+def test_a_data_folder_goes_out_and_becomes_a_corpus(work):
+    call(export, "data", work, "manifests/dev.jsonl.gz", "kaldi/data/dev")
+    call(import_kaldi, "data", work, "kaldi/data/dev", "corpus")
+    rows = [line.split("\t") for line in (work / "corpus/utterances.tsv").read_text().splitlines()]
+    assert rows[1] == ["anna-0", "anna", str(work / "audio/anna-0.wav"), "0.500000", "ONE TWO"]
+    assert len(rows) == 3
+
+
+def test_times_go_out(work):
+    manifest = "manifests/dev.jsonl.gz"
+    call(export, "ctm", work, manifest, "w.ctm")
+    call(export, "phones", work, manifest, "p.ctm")
+    call(export, "stm", work, manifest, "r.stm")
+    call(export, "textgrid", work, manifest, "grids")
+    header = {"run": "dnn", "split": "dev"}
+    at = [["ONE", 0.1, 0.2, 0.9]]
+    hyps = [
+        header,
+        {"id": "anna-0", "words": ["ONE"], "words_at": at},
+        {"id": "anna-1", "words": []},
+    ]
+    (work / "hyp.dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in hyps))
+    call(export, "ctm", work, "hyp.dev.jsonl", manifest, "h.ctm")
+    labels = {f: [s.label for s in read_ctm(work / f)["anna-0", 0]] for f in ("w.ctm", "p.ctm")}
+    assert labels == {"w.ctm": ["ONE", "TWO"], "p.ctm": list("ONETWO")}
+    assert (work / "h.ctm").read_text() == "anna-0 1 0.100 0.200 ONE 0.9000\n"
+    assert len((work / "r.stm").read_text().splitlines()) == 2
+    assert list(read_textgrid(work / "grids" / "anna-1.TextGrid")) == ["words", "phones"]
+
+
+def test_wrong_calls_say_what_there_is(work):
+    with pytest.raises(ValueError, match="no export of 'nix'; there are: data, feats"):
+        export("nix", "a", "b")
+    for kind in KINDS:
+        with pytest.raises(ValueError, match=rf"an export of {kind} takes .* not 1"):
+            export(kind, "a")
+    with pytest.raises(ValueError, match="no import of 'nix'; there are: data, feats, ali"):
+        import_kaldi("nix", "a", "b")
+    for kind in ("data", "feats", "ali"):
+        with pytest.raises(ValueError, match=f"an import of {kind} takes other paths"):
+            import_kaldi(kind, "a")
+    with pytest.raises(ValueError, match=r"model\.json is neither a number of states nor"):
+        call(import_kaldi, "ali", work, "kaldi/ali.txt", "model.json", "feats/dev.jsonl.gz", "x")
+
+
+def test_a_hypothesis_of_another_split_is_refused(work):
+    rows = [{"run": "dnn"}, {"id": "ben-0", "words": []}]
+    (work / "hyp.dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=r"hyp\.dev\.jsonl has ben-0, which .* has not"):
+        call(export, "ctm", work, "hyp.dev.jsonl", "manifests/dev.jsonl.gz", "h.ctm")
+    assert not (work / "h.ctm").exists()
