@@ -1,11 +1,8 @@
-"""Lattice -> **n-best list** of distinct word rows; another language model's order; oracle errors.
+"""Lattice -> **n-best list** of distinct word rows; oracle errors. Knows words as ids."""
 
-Knows words as ids; names are needed only to ask a language model.
-"""
-
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numba
 import numpy as np
@@ -57,63 +54,6 @@ def nbest(lattice: Lattice, count: int, max_work: int = MAX_WORK) -> NBest:
     )
     sentences = [sentence_of(lattice, arcs) for arcs in rows]
     return NBest(sorted(sentences, key=lambda s: s.cost), complete)
-
-
-# --- another language model ---------------------------------------------------------------------
-
-
-class LanguageModel(Protocol):
-    """What gives a whole sentence its probability."""
-
-    def logprob(self, words: Sequence[str]) -> float:
-        """Natural log, the sentence's end included."""
-
-
-Logprob = LanguageModel | Callable[[Sequence[str]], float]
-
-
-def rescore(
-    sentences: Sequence[Sentence],
-    names: Sequence[str],
-    old_lm: Logprob,
-    new_lm: Logprob,
-    lm_weight: float,
-    penalty: float = 0.0,
-    new_weight: float | None = None,
-) -> list[Sentence]:
-    """Exchange the language model's part of graph costs, and sort again.
-
-    Args:
-        names: of the words, in the order of their ids (1, 2, ...).
-        old_lm: the graph's; its costs are in the graph with `lm_weight`.
-        new_lm: takes its place with `new_weight` (default: the same weight).
-        penalty: nats a word, on top of what the graph has.
-    Raises:
-        ValueError: if the old model does not allow a sentence that its graph allowed, or the new
-            one allows none of them.
-    """
-    weight = lm_weight if new_weight is None else new_weight
-    rescored = []
-    for sentence in sentences:
-        words = [names[i - 1] for i in sentence.words]
-        old, new = _logprob(old_lm, words), _logprob(new_lm, words)
-        if not np.isfinite(old):
-            raise ValueError(
-                f"the graph's language model gives {' '.join(words)!r} log-probability {old}, but "
-                "the graph allowed it; old_lm must be the model that the graph was made with"
-            )
-        change = lm_weight * old - weight * new + penalty * len(words)
-        rescored.append(replace(sentence, graph_cost=sentence.graph_cost + change))
-    if rescored and not any(np.isfinite(s.cost) for s in rescored):
-        raise ValueError(
-            f"the new language model allows none of {len(rescored)} sentences, the first of them "
-            f"{[names[i - 1] for i in rescored[0].words]}; has it the graph's vocabulary?"
-        )
-    return sorted(rescored, key=lambda s: s.cost)
-
-
-def _logprob(lm: Logprob, words: list[str]) -> float:
-    return float(lm(words) if callable(lm) else lm.logprob(words))
 
 
 # --- oracle -------------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ import toy
 
 from asr_train.data.features import Utterance
 from asr_train.decode.tune import top_label
-from asr_train.decode.words import Choice, search, transcribe
+from asr_train.decode.words import Choice, Effort, Recogniser, search, transcribe
 from asr_train.search.beam import Beam
 from asr_train.search.graph import decoding_graph, to_vector
 
 ALL = 10_000
 WIDE = 1e4
+SHIFT = 0.01  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -103,27 +104,78 @@ def test_a_graph_of_another_model_is_refused(lang, graph):
         search(to_vector(graph), top_label(graph), scores_TS, 1.0, 10.0, ALL)
 
 
-def all_of(lang, graph, loop_S, made, scores):
+def all_of(lang, graph, loop_S, made, scores, nbest=0):
     scorer = toy.scorer_of(lang.states, loop_S, scores)
-    choice = Choice(1.0, 0.0, 1.0)
-    words = lang.lexicon.words
-    rows = transcribe(scorer, to_vector(graph), top_label(graph), words, made, choice, 40.0, ALL)
-    return [dataclasses.replace(row, seconds=0.0) for row in rows]
+    effort = Effort(beam=40.0, max_active=ALL, lattice_beam=12.0, nbest=nbest)
+    recognise = Recogniser(scorer, lang, graph, Choice(1.0, 0.0, 1.0), effort, SHIFT)
+    return [
+        (dataclasses.replace(row, seconds=0.0, real_time_factor=0.0), others)
+        for row, others in transcribe(recognise, made, "")
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 19])
 def test_every_utterance_has_its_row_in_order(lang, graph, loop_S, count):
     made, scores = utterances_of(lang, count)
-    rows = all_of(lang, graph, loop_S, made, scores)
+    rows = [row for row, _ in all_of(lang, graph, loop_S, made, scores)]
     assert [(r.id, r.words, r.frames) for r in rows] == [
         (u.id, u.words.split(), u.frames) for u in made
     ]
 
 
-def test_the_rows_do_not_depend_on_the_number_of_processes(lang, graph, loop_S, monkeypatch):
+@pytest.mark.parametrize("nbest", [0, 5])
+def test_the_rows_do_not_depend_on_the_number_of_processes(lang, graph, loop_S, monkeypatch, nbest):
     made, scores = utterances_of(lang, 19, seed=1)
     found = []
     for jobs in "123":
         monkeypatch.setenv("JOBS", jobs)
-        found.append(all_of(lang, graph, loop_S, made, scores))
+        found.append(all_of(lang, graph, loop_S, made, scores, nbest))
     assert found[0] == found[1] == found[2]
+
+
+def test_words_stand_where_they_were_said(lang, graph, loop_S):
+    """Of a path with clear scores, times are those of the path's phones."""
+    rng = np.random.default_rng(3)
+    words = ["C", "ABC", "A"]
+    states = [s for w in words for p in lang.lexicon.prons[w][0] for s in lang.states.of(p)]
+    path_T = np.repeat(states, 2).astype(np.int32)
+    scores = {"u": toy.scores_of(path_T, lang.states.num_states, rng, 20.0)}
+    spoken = Utterance("u", "s", " ".join(words), SHIFT * len(path_T), len(path_T), {})
+    ((row, _),) = all_of(lang, graph, loop_S, [spoken], scores)
+    phones = [1, 3, 1]  # of each word
+    starts = np.cumsum([0, *phones]) * 3 * 2 * SHIFT
+    assert row.words == words
+    for (word, start, seconds, sure), w, at, n in zip(
+        row.words_at, words, starts, phones, strict=False
+    ):
+        assert (word, sure) == (w, None)
+        assert start == pytest.approx(at)
+        assert seconds == pytest.approx(n * 3 * 2 * SHIFT)
+
+
+def test_lattices_find_the_same_words_and_say_how_sure_they_are(lang, graph, loop_S):
+    rng = np.random.default_rng(5)
+    made, scores = utterances_of(lang, 12, seed=2)
+    noisy = {
+        k: (v / 4 + rng.standard_normal(v.shape)).astype(np.float32) for k, v in scores.items()
+    }
+    alone = all_of(lang, graph, loop_S, made, noisy)
+    for (one, none), (row, others) in zip(
+        alone, all_of(lang, graph, loop_S, made, noisy, nbest=7), strict=True
+    ):
+        assert none is None
+        cost = one.graph_cost + one.acoustic_cost
+        assert row.graph_cost + row.acoustic_cost == pytest.approx(cost, abs=1e-3)
+        costs = [graph_cost + acoustic for _, graph_cost, acoustic in others.sentences]
+        assert costs == sorted(costs)
+        assert costs[0] == pytest.approx(cost, abs=1e-3)
+        assert len({tuple(words) for words, *_ in others.sentences}) == len(costs) <= 7
+        assert all(0 <= sure <= 1 for *_, sure in row.words_at)
+        assert others.oracle_errors <= others.list_errors
+
+
+def test_a_transcript_with_unknown_words_has_an_oracle_too(lang, graph, loop_S):
+    (spoken,), scores = utterances_of(lang, 1)
+    odd = dataclasses.replace(spoken, words=spoken.words + " NOSUCH")
+    ((_, others),) = all_of(lang, graph, loop_S, [odd], scores, nbest=5)
+    assert others.oracle_errors == 1

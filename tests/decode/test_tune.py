@@ -35,6 +35,10 @@ def settings(**changes) -> DecodeSettings:
         "acoustic_scales": [0.1, 0.5, 2.0],
         "insertion_penalties": [-3.0, 0.0, 3.0],
         "lm_weights": [0.5, 2.0],
+        "nbest": 0,
+        "lattice_beam": 8.0,
+        "rescore_lm_weights": [1.0],
+        "rescore_penalties": [0.0],
     }
     return DecodeSettings(**(values | changes))
 

@@ -90,6 +90,7 @@ def test_scores_of_pdf_ids_go_to_kaldi(work):
         "feats": plain(FEATS),
         "norm": plain(norm),
         "states_hash": "of another program's tree",
+        "states": None,
         "self_loops": [0.5] * STATES,
         "frames": 1,
         "steps": 1,

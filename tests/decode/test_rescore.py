@@ -1,0 +1,60 @@
+"""A larger language model takes the small one's place in n-best lists; its weight is DEV's best."""
+
+import numpy as np
+import pytest
+
+from asr_train.decode.rescore import Listed, Reweighed, tune_rescoring
+from asr_train.score.normalise import PLAIN
+
+OLD = {"A": -1.0, "A B": -3.0, "B": -2.0}
+NEW = {"A": -4.0, "A B": -1.0, "B": -2.5}
+
+
+def logprobs(table):
+    return lambda sentences: np.array([table[" ".join(words)] for words in sentences])
+
+
+def listed(utt_id="u", weight=2.0, acoustic=(10.0, 10.5, 11.0)):
+    """Sentences whose graph cost is nothing but the old model's."""
+    sentences = [
+        [text.split(), -weight * OLD[text], cost] for text, cost in zip(OLD, acoustic, strict=True)
+    ]
+    row = {"id": utt_id, "sentences": sentences}
+    return Listed.of(row, logprobs(OLD), logprobs(NEW), weight)
+
+
+@pytest.mark.parametrize("lm_weight, penalty", [(0.0, 0.0), (1.0, 0.0), (2.0, 1.5), (0.3, -4.0)])
+def test_the_cost_is_acoustics_plus_the_new_model_and_the_penalty(lm_weight, penalty):
+    costs = {
+        text: a - lm_weight * NEW[text] + penalty * len(text.split())
+        for text, a in zip(OLD, (10.0, 10.5, 11.0), strict=True)
+    }
+    words, cost = listed().best(Reweighed(lm_weight, penalty))
+    assert cost == pytest.approx(min(costs.values()))
+    assert " ".join(words) == min(costs, key=costs.__getitem__)
+
+
+def test_the_same_model_at_its_weight_changes_nothing():
+    row = {"id": "u", "sentences": [[["A"], 5.0, 1.0], [["B"], 4.5, 2.0]]}
+    same = Listed.of(row, logprobs(OLD), logprobs(OLD), 0.7)
+    assert same.best(Reweighed(0.7, 0.0)) == (["A"], pytest.approx(6.0))
+
+
+def test_an_empty_list_gives_no_words():
+    assert Listed.of({"id": "u", "sentences": []}, logprobs(OLD), logprobs(NEW), 1.0).best(
+        Reweighed(1.0, 0.0)
+    ) == ([], 0.0)
+
+
+def test_the_weight_with_the_fewest_errors_is_chosen():
+    lists = [listed("u"), listed("v")]
+    best, tried = tune_rescoring(lists, {"u": "A B", "v": "a b"}, [0.0, 1.0], [0.0], PLAIN)
+    assert best == Reweighed(1.0, 0.0)
+    assert [(c.lm_weight, e.errors) for c, e in tried] == [(0.0, 2), (1.0, 0)]
+
+
+def test_a_sentence_that_the_old_model_forbids_names_it():
+    forbid = logprobs({**OLD, "A B": -np.inf})
+    row = {"id": "u7", "sentences": [[["A", "B"], 1.0, 1.0]]}
+    with pytest.raises(ValueError, match=r"u7: .*'A B'.* different runs"):
+        Listed.of(row, forbid, logprobs(NEW), 1.0)
