@@ -243,6 +243,7 @@ class LmSettings:
 
     text: list[str]  # files, plain or .gz, a sentence a line; taken as upper case
     transcripts: bool  # those of TRAIN are text as well
+    mix: bool  # text and transcripts are a model each, mixed with the share that suits DEV best
     vocabulary: int | None  # so many of the most frequent words; null: all
     small: NgramSettings | None  # of the decoding graph; null: no model at all
     big: NgramSettings | None  # that n-best lists are scored with anew
@@ -258,6 +259,11 @@ class LmSettings:
         if not self.text and not self.transcripts:
             raise SettingsError(
                 "lm.text is empty and lm.transcripts is false; a language model needs one of them"
+            )
+        if self.mix and not (self.text and self.transcripts):
+            raise SettingsError(
+                f"lm.mix is true but lm.text is {self.text} and lm.transcripts is "
+                f"{str(self.transcripts).lower()}; a mixture needs both"
             )
         if self.vocabulary is not None:
             _positive("lm", vocabulary=self.vocabulary)

@@ -13,7 +13,7 @@ from typing import Any
 from asr_train.files import part, read_jsonl, write_json
 from asr_train.jobs import main
 from asr_train.lang.arpa import NgramModel, write_arpa
-from asr_train.lang.ngram import Text, read_sentences, train
+from asr_train.lang.ngram import Text, best_weight, mixed, prune, read_sentences, train
 from asr_train.schema import LmSettings, NgramSettings, load, plain
 
 FORMAT = 1
@@ -26,17 +26,22 @@ def lm(train_manifest: str, dev_manifest: str, conf: str, output: str) -> None:
         write_json(output, index | {"small": None, "big": None})
         print("lm: none; lang.grammar alone says what may be said")
         return
-    transcripts = spoken(train_manifest) if settings.transcripts else []
-    text = Text.of(
-        itertools.chain(transcripts, read_sentences(settings.text)),
-        most_frequent=settings.vocabulary,
-    )
+    sources = [read_sentences(settings.text)]
+    if settings.transcripts:
+        sources.insert(0, spoken(train_manifest))
+    text = Text.of(itertools.chain(*sources), most_frequent=settings.vocabulary)
+    texts = [text]
+    if settings.mix:
+        texts = [
+            Text.of(sentences, text.words)
+            for sentences in (sources[0], read_sentences(settings.text))
+        ]
     dev = spoken(dev_manifest)
     vocabulary = len(text.words) - 3  # without <s>, </s>, <unk>
     index |= {"sentences": text.sentences, "words": text.num_words, "vocabulary": vocabulary}
     print(f"lm: {text.num_words} words in {text.sentences} sentences, {vocabulary} different known")
     for name, each in (("small", settings.small), ("big", settings.big)):
-        index[name] = None if each is None else made(name, each, text, dev, Path(output).parent)
+        index[name] = None if each is None else made(name, each, texts, dev, Path(output).parent)
     write_json(output, index)
 
 
@@ -47,22 +52,42 @@ def spoken(manifest: str) -> list[list[str]]:
 
 
 def made(
-    name: str, settings: NgramSettings, text: Text, dev: list[list[str]], folder: Path
+    name: str, settings: NgramSettings, texts: list[Text], dev: list[list[str]], folder: Path
 ) -> dict[str, Any]:
     """Train and write one model; what the index says of it."""
     start = time.time()
-    model = train(text, settings.order, settings.min_counts, settings.prune)
+    model, weight = estimated(settings, texts, dev)
     path = folder / f"{name}.arpa"
     write_arpa(path, model)
     found = measured(model, dev)
     counts = " + ".join(str(count) for count in model.counts)
     print(
         f"lm {name}: order {model.order}, {counts} n-grams, "
-        f"perplexity on DEV {found['perplexity']:.1f}, "
+        + (f"share of the transcripts {weight:.3f}, " if len(texts) > 1 else "")
+        + f"perplexity on DEV {found['perplexity']:.1f}, "
         f"unknown words {found['oov_rate']:.2%}, {time.time() - start:.1f} s, "
         f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB"
     )
-    return {**part(path, folder), "order": model.order, "ngrams": model.counts, **found}
+    return {
+        **part(path, folder),
+        "order": model.order,
+        "ngrams": model.counts,
+        "mix": weight,
+        **found,
+    }
+
+
+def estimated(
+    settings: NgramSettings, texts: list[Text], dev: list[list[str]]
+) -> tuple[NgramModel, float | None]:
+    """The model of one text, or the mixture of two and the share of the first."""
+    models = [train(text, settings.order, settings.min_counts) for text in texts]
+    model, weight = models[0], None
+    if len(models) > 1:
+        (first_T, _, unknown_T), (second_T, _, _) = (each.word_logprobs(dev) for each in models)
+        weight = best_weight(first_T[~unknown_T], second_T[~unknown_T])
+        model = mixed(models[0], models[1], weight)
+    return (prune(model, settings.prune) if settings.prune > 0 else model), weight
 
 
 def measured(model: NgramModel, dev: list[list[str]]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from asr_train.files import DamagedFileError, replacing
 BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
 MAX_ORDER = 5
 NEVER = -99.0  # log10 of what an ARPA file gives a zero: nothing predicts <s>
-CHUNK = 100_000  # lines read or written at a time
+CHUNK = 20_000  # lines read or written at a time
 
 Sentence = Sequence[str]
 

@@ -339,6 +339,45 @@ def normalised(model: NgramModel) -> NgramModel:
     return NgramModel(model.words, orders)
 
 
+# --- two models in one --------------------------------------------------------------------------
+
+
+def best_weight(first_T: np.ndarray, second_T: np.ndarray, passes: int = 100) -> float:
+    """The first model's share in the mixture that makes a text likeliest; EM from equal shares.
+
+    Args:
+        first_T, second_T: log10 P of the text's words by each model; see `word_logprobs`.
+    """
+    ratio_T = 10.0 ** np.clip(second_T - first_T, -300, 300)
+    weight = 0.5
+    for _ in range(passes):
+        before, weight = weight, float((weight / (weight + (1 - weight) * ratio_T)).mean())
+        if abs(weight - before) < 1e-6:
+            break
+    return weight
+
+
+def mixed(first: NgramModel, second: NgramModel, weight: float) -> NgramModel:
+    """One back-off model of two with the same words and order.
+
+    N-grams that either has get weight * first + (1 - weight) * second; all other words follow by
+    back-off, so that these only come near the mixture (as with SRILM's `ngram -mix-lm`).
+    """
+    assert first.words == second.words
+    assert first.order == second.order
+    words, orders = first.words, list[Ngrams]()
+    for n in range(1, first.order + 1):
+        ids_NK = np.concatenate([first.ids(n), second.ids(n)])
+        key_N = ids_NK[:, -1].astype(np.int64)
+        if n > 1:
+            key_N += NgramModel(words, orders).place(ids_NK[:, :-1]) * len(words)
+        key_N, at_N = np.unique(key_N, return_index=True)
+        logp_MN = [model.conditional(ids_NK[at_N]) for model in (first, second)]
+        p_N = weight * 10.0 ** logp_MN[0] + (1 - weight) * 10.0 ** logp_MN[1]
+        orders.append(Ngrams(key_N, np.log10(p_N), np.zeros(len(key_N))))
+    return normalised(NgramModel(words, orders))
+
+
 def train(
     text: Text, order: int, min_counts: Sequence[int] | None = None, threshold: float = 0.0
 ) -> NgramModel:

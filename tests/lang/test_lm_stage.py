@@ -1,0 +1,101 @@
+"""The lm stage writes models with checksums and their perplexity, or says that there is none."""
+
+import gzip
+
+import pytest
+from slow_ngram import random_text
+
+from asr_train.files import check_part, read_json, write_jsonl, write_yaml
+from asr_train.lang.arpa import read_arpa
+from asr_train.schema import LmSettings, SettingsError, build, plain
+from scripts.lm import lm
+from scripts.resolve import settings
+
+
+@pytest.fixture
+def stage(tmp_path, capsys):
+    """Runs the stage on ten transcripts a split; the rest is text of its own."""
+    sentences = random_text(0, 220, 30, 2)
+    for name, some in (("train", sentences[:10]), ("dev", [*sentences[10:20], ["NEVERSAID"]])):
+        rows = [{"id": str(i), "supervisions": [{"text": " ".join(s)}]} for i, s in enumerate(some)]
+        write_jsonl(tmp_path / f"{name}.jsonl.gz", rows)
+    text = "\n".join(" ".join(s) for s in sentences[20:])
+    (tmp_path / "text.gz").write_bytes(gzip.compress(text.lower().encode()))
+
+    def run(*overrides):
+        found = settings("dnn", list(overrides)).lm
+        write_yaml(tmp_path / "lm.yaml", plain(found))
+        inputs = [str(tmp_path / f) for f in ("train.jsonl.gz", "dev.jsonl.gz", "lm.yaml")]
+        lm(*inputs, str(tmp_path / "lm" / "index.json"))
+        return tmp_path / "lm", read_json(tmp_path / "lm" / "index.json"), capsys.readouterr().out
+
+    return run
+
+
+def test_no_model_is_said_to_be_none(stage):
+    folder, index, said = stage()
+    assert (index["small"], index["big"]) == (None, None)
+    assert [p.name for p in folder.iterdir()] == ["index.json"]
+    assert "none" in said
+
+
+def test_both_models_are_listed_with_what_they_are(stage, tmp_path):
+    folder, index, said = stage(
+        "lm=fourgram", f"lm.text=[{tmp_path}/text.gz]", "lm.small.prune=0.001"
+    )
+    for name, order in (("small", 3), ("big", 4)):
+        model = read_arpa(check_part(folder, index[name]))
+        assert model.order == index[name]["order"] == order
+        assert model.counts == index[name]["ngrams"]
+        assert f"lm {name}: order {order}, {' + '.join(map(str, model.counts))} n-grams" in said
+        assert f"{index[name]['perplexity']:.1f}" in said
+    assert index["sentences"] == 210
+    assert index["big"]["oov_rate"] == 1 / index["big"]["dev_words"]
+    assert index["small"]["ngrams"][2] < index["big"]["ngrams"][2]
+
+
+def test_text_and_transcripts_are_each_optional(stage, tmp_path):
+    alone = stage("lm=trigram")[1]
+    text = stage("lm=trigram", f"lm.text=[{tmp_path}/text.gz]", "lm.transcripts=false")[1]
+    both = stage("lm=trigram", f"lm.text=[{tmp_path}/text.gz]")[1]
+    assert (alone["sentences"], text["sentences"], both["sentences"]) == (10, 200, 210)
+
+
+def test_the_vocabulary_is_of_the_most_frequent_words(stage, tmp_path):
+    few = stage("lm=trigram", f"lm.text=[{tmp_path}/text.gz]", "lm.vocabulary=5")[1]
+    assert few["small"]["ngrams"][0] == 5 + 3
+    assert few["small"]["oov_rate"] > 0.2
+
+
+def test_a_mixture_says_its_share(stage, tmp_path):
+    text = f"lm.text=[{tmp_path}/text.gz]"
+    _, index, said = stage("lm=fourgram", text, "lm.mix=true", "lm.small.prune=0.001")
+    for name in ("small", "big"):
+        assert 0 < index[name]["mix"] < 1
+        assert f"share of the transcripts {index[name]['mix']:.3f}" in said
+    assert stage("lm=fourgram", text)[1]["big"]["mix"] is None
+
+
+def test_the_same_input_gives_the_same_bytes(stage, tmp_path):
+    first = stage("lm=fourgram", f"lm.text=[{tmp_path}/text.gz]")[1]
+    assert stage("lm=fourgram", f"lm.text=[{tmp_path}/text.gz]")[1] == first
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"small": None}, "lm.big is set but lm.small is null"),
+        ({"transcripts": False}, "lm.text is empty and lm.transcripts is false"),
+        ({"mix": True}, "lm.mix is true but lm.text is"),
+        ({"vocabulary": 0}, "lm.vocabulary is 0"),
+        ({"small": {"order": 5, "min_counts": [1] * 5, "prune": 0.0}}, r"lm.small.order is 5"),
+        ({"small": {"order": 2, "min_counts": [1], "prune": 0.0}}, r"lm.small.min_counts is \[1\]"),
+        ({"big": {"order": 2, "min_counts": [2, 2], "prune": 0.0}}, r"lm.big.min_counts is"),
+        ({"big": {"order": 3, "min_counts": [1, 2, 1], "prune": 0.0}}, r"none above the next"),
+        ({"big": {"order": 1, "min_counts": [1], "prune": -1.0}}, r"lm.big.prune is -1.0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(change, message):
+    values = plain(settings("dnn", ["lm=fourgram"]).lm)
+    with pytest.raises(SettingsError, match=message):
+        build(LmSettings, values | change, "lm")
