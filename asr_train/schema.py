@@ -231,6 +231,8 @@ class Unknown(Enum):
     lose = "lose"  # its utterance is not trained on, and listed
     refuse = "refuse"  # the manifests stage stops
     letters = "letters"  # cmudict's names of its letters, in a row
+    espeak = "espeak"  # as a form of a word of the source, else as espeak-ng says it
+    noise = "noise"  # SPN, a phone of spoken noise that all such words share
 
 
 @dataclass(kw_only=True, slots=True)
@@ -246,6 +248,11 @@ class LexiconSettings:
             raise SettingsError(
                 f"lang.lexicon.source is {self.source.value} but lang.lexicon.file is "
                 f"{self.file!r}; a file goes with source=file, and only with it"
+            )
+        if self.source is LexiconSource.letters and self.unknown is Unknown.espeak:
+            raise SettingsError(
+                "lang.lexicon.unknown is espeak but lang.lexicon.source is letters, whose phones "
+                "are no sounds; allowed beside it: lose, refuse, noise"
             )
         _positive("lang.lexicon", max_variants=self.max_variants)
 

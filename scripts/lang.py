@@ -51,6 +51,12 @@ def lang(manifest: str, conf: str, models: str, output: str) -> None:
         f"{states.num_states} states"
         + (f"; without pronunciation: {', '.join(lexicon.missing)}" if lexicon.missing else "")
     )
+    if lexicon.guessed:
+        print(
+            f"lang: {len(lexicon.guessed)} words by lang.lexicon.unknown="
+            f"{settings.lexicon.unknown.value}, for example {', '.join(lexicon.guessed[:5])}; "
+            f"all are in {output} under guessed"
+        )
 
 
 def _model(settings: LangSettings, models: Path) -> Path | None:

@@ -3,26 +3,23 @@
     words, Voice --speak--> Speech, clean, at espeak's 22,050 Hz
     digits       --digit_utterance--> Speech with pauses, level and noise, at the corpus's rate
 
-Library and voices come with the wheel `espeakng_loader`; nothing is read from the system. Equal
-arguments give equal samples, in any process and whatever was spoken before.
+Equal arguments give equal samples, in any process and whatever was spoken before
+(`lang.espeak` loads the library).
 """
 
 import ctypes
 import math
-import os
-from _ctypes import dlclose
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-import espeakng_loader
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfftfreq
 from scipy.signal import resample_poly
 
 from asr_train.frames import samples_of
+from asr_train.lang.espeak import PHONEME_EVENTS, UTF8, EspeakError, loaded
 from asr_train.schema import DigitsSettings
 
 SILENCE = "SIL"
@@ -73,8 +70,8 @@ MARGIN_SECONDS = (0.1, 0.4)  # before the first and after the last word
 NOISES = ("white", "pink", "babble", "hum")
 
 
-class SynthesisError(ValueError):
-    """espeak-ng did not say what it was asked to say, or said what has no name here."""
+class SynthesisError(EspeakError):
+    """A voice, word or noise that is not to be had, or a phoneme that has no name here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +174,7 @@ def _voices(rng: np.random.Generator, variants: list[str], count: int) -> list[V
 # --- espeak-ng through ctypes -------------------------------------------------------------------
 
 # From espeak-ng's speak_lib.h, version 1.52.
-_SYNCHRONOUS = 2
-_PHONEME_EVENTS, _DONT_EXIT = 0x0001, 0x8000
 _RATE, _PITCH, _RANGE = 1, 3, 4
-_UTF8 = 1
 _WORD, _PHONEME = 1, 7
 
 
@@ -200,40 +194,6 @@ class _Event(ctypes.Structure):
 _CALLBACK = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event)
 )
-
-
-@contextmanager
-def _espeak() -> Iterator[tuple[ctypes.CDLL, int]]:
-    """The library, loaded afresh, and its sample rate.
-
-    espeak-ng keeps much between calls (phases, echo, flutter, noise), even across its own
-    Initialize; only unloading it makes an utterance independent of those before. It costs 0.4 ms.
-    """
-    path = espeakng_loader.get_library_path()
-    lib = ctypes.CDLL(path)
-    try:
-        options = _PHONEME_EVENTS | _DONT_EXIT
-        data = os.fsencode(espeakng_loader.get_data_path())
-        rate = lib.espeak_Initialize(_SYNCHRONOUS, 0, data, options)
-        if rate <= 0:
-            raise SynthesisError(f"espeak-ng finds no voices in {os.fsdecode(data)}; reinstall it")
-        yield lib, rate
-    finally:
-        lib.espeak_Terminate()
-        dlclose(lib._handle)
-    if _resident(path):
-        raise SynthesisError(
-            f"{path} stays loaded (by another module of this process?), so that speech would "
-            "depend on what was said before; synthesise in a process of its own"
-        )
-
-
-def _resident(path: str) -> bool:
-    try:
-        dlclose(ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)._handle)
-    except OSError:
-        return False
-    return True
 
 
 def _synthesise(
@@ -256,7 +216,7 @@ def _synthesise(
     callback = _CALLBACK(collect)  # must live until the library is done with it
     name = f"{voice.dialect}+{voice.variant}"
     said = text.encode() + b"\0"
-    with _espeak() as (lib, rate):
+    with loaded(PHONEME_EVENTS) as (lib, rate):
         lib.espeak_SetSynthCallback(callback)
         if lib.espeak_SetVoiceByName(name.encode()) != 0:
             raise SynthesisError(f"espeak-ng has no voice {name!r}; see data.synth.DIALECTS")
@@ -264,7 +224,7 @@ def _synthesise(
         lib.espeak_SetParameter(_PITCH, voice.pitch, 0)
         lib.espeak_SetParameter(_RANGE, voice.pitch_range, 0)
         lib.espeak_ng_SetRandSeed(ctypes.c_long(seed % 2**31))  # else seeded by the clock
-        lib.espeak_Synth(said, ctypes.c_size_t(len(said)), 0, 1, 0, _UTF8, None, None)
+        lib.espeak_Synth(said, ctypes.c_size_t(len(said)), 0, 1, 0, UTF8, None, None)
         lib.espeak_Synchronize()
     return np.frombuffer(b"".join(chunks), np.int16), rate, events
 

@@ -10,7 +10,7 @@ from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, GrammarSettings, build, plain
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ def write_lang(path: Path | str, lang: Lang) -> None:
         "grammar": plain(lang.grammar),
         "arpa": None if lang.arpa is None else part(lang.arpa, Path(path).parent),
         "missing": list(lang.lexicon.missing),
+        "guessed": list(lang.lexicon.guessed),
         "lexicon": {w: [" ".join(p) for p in ps] for w, ps in lang.lexicon.prons.items()},
     }
     write_json(path, content)
@@ -76,7 +77,7 @@ def load_lang(path: Path | str) -> Lang:
     arpa = content["arpa"]
     prons = {w: tuple(tuple(p.split()) for p in ps) for w, ps in content["lexicon"].items()}
     lang = Lang(
-        Lexicon(prons, tuple(content["missing"])),
+        Lexicon(prons, tuple(content["missing"]), tuple(content["guessed"])),
         States(tuple(content["phones"]), content["phone_states"], content["silence_states"]),
         build(GrammarSettings, content["grammar"], "grammar"),
         None if arpa is None else check_part(Path(path).parent, arpa),

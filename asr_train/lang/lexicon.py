@@ -2,7 +2,8 @@
 
 Phones are ARPAbet without stress marks where CMU's dictionary is used; AX is its unstressed AH,
 which is shorter and of another colour (as at the end of SEVEN, unlike that of ONE). SIL is the
-silence that may stand before, between and after words; it is in no pronunciation.
+silence that may stand before, between and after words; it is in no pronunciation. SPN is the
+spoken noise that stands for unknown words where the settings say so.
 """
 
 import re
@@ -10,11 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from asr_train.lang import g2p
+from asr_train.lang.g2p import Pronunciation
 from asr_train.schema import LexiconSettings, LexiconSource, Unknown
 
 SILENCE = "SIL"
-
-Pronunciation = tuple[str, ...]
+NOISE = "SPN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +26,12 @@ class Lexicon:
     Attributes:
         prons: word -> its pronunciations; words in sorted order, so that ids are stable.
         missing: words asked for that have no pronunciation, sorted.
+        guessed: words of `prons` that the source lacks, sorted.
     """
 
     prons: dict[str, tuple[Pronunciation, ...]]
     missing: tuple[str, ...] = ()
+    guessed: tuple[str, ...] = ()
 
     @property
     def words(self) -> list[str]:
@@ -44,16 +48,15 @@ class Lexicon:
         """The pronunciations of `words` (upper case) by the source that the settings name.
 
         Raises:
-            ValueError: for a broken lexicon file, or an unknown word where `unknown` is refuse.
+            ValueError: for a broken lexicon file, an unknown word where `unknown` is refuse, or a
+                file whose phones are not those that espeak is heard in, where it is espeak.
         """
         wanted = sorted(set(words))
         source = _read(settings, wanted)
+        guesses = _guesses(settings, [word for word in wanted if not source.get(word)], source)
         prons, missing = {}, []
         for word in wanted:
-            found = source.get(word, [])
-            if not found and settings.unknown is Unknown.letters:
-                found = _spelled(word, source)
-            if found:
+            if found := source.get(word) or guesses.get(word):
                 prons[word] = tuple(dict.fromkeys(found))[: settings.max_variants]
             else:
                 missing.append(word)
@@ -61,9 +64,38 @@ class Lexicon:
             raise ValueError(
                 f"{len(missing)} of {len(wanted)} words have no pronunciation "
                 f"({', '.join(missing[:10])}); add them by lang.lexicon.file, "
-                "or set lang.lexicon.unknown to lose or letters"
+                "or set lang.lexicon.unknown to lose, letters, espeak or noise"
             )
-        return Lexicon(prons, tuple(missing))
+        return Lexicon(prons, tuple(missing), tuple(guesses))
+
+
+def _guesses(
+    settings: LexiconSettings, unknown: list[str], source: dict[str, list[Pronunciation]]
+) -> dict[str, list[Pronunciation]]:
+    """Pronunciations of words that the source lacks, in their order; some may stay without."""
+    match settings.unknown:
+        case Unknown.lose | Unknown.refuse:
+            return {}
+        case Unknown.noise:
+            return {word: [(NOISE,)] for word in unknown}
+        case Unknown.letters:
+            spelled = {word: _spelled(word, source) for word in unknown}
+            return {word: prons for word, prons in spelled.items() if prons}
+        case Unknown.espeak:
+            _check_arpabet(settings, source)
+            found = g2p.pronounce(unknown, source, settings.schwa) if unknown else {}
+            return {word: [pron] for word, pron in found.items()}
+
+
+def _check_arpabet(settings: LexiconSettings, source: dict[str, list[Pronunciation]]) -> None:
+    """Guesses must speak of the same phones as the source."""
+    phones = {phone for prons in source.values() for pron in prons for phone in pron}
+    if others := sorted(phones - g2p.ARPABET):
+        raise ValueError(
+            f"lang.lexicon.unknown is espeak, which gives CMU's phones without stress marks, but "
+            f"{settings.file} has {len(others)} others ({', '.join(others[:10])}); "
+            "rename them, or set lang.lexicon.unknown to lose, refuse or noise"
+        )
 
 
 def _read(settings: LexiconSettings, wanted: list[str]) -> dict[str, list[Pronunciation]]:

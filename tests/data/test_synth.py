@@ -17,6 +17,7 @@ from said import MANY, said_in_order
 
 from asr_train.data import synth
 from asr_train.data.synth import DIALECTS, DIGITS, Speech, Voice, speak
+from asr_train.lang import espeak
 from asr_train.schema import DigitsSettings
 
 SETTINGS = DigitsSettings(
@@ -93,8 +94,8 @@ def test_an_utterance_depends_on_its_seed_alone():
 
 
 def test_a_library_that_stays_loaded_is_refused(monkeypatch):
-    monkeypatch.setattr(synth, "_resident", lambda path: True)
-    with pytest.raises(synth.SynthesisError, match="stays loaded"):
+    monkeypatch.setattr(espeak, "_resident", lambda path: True)
+    with pytest.raises(espeak.EspeakError, match="stays loaded"):
         speak("one", plain(), seed=0)
 
 

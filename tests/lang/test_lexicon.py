@@ -2,8 +2,8 @@
 
 import pytest
 
-from asr_train.lang.lexicon import SILENCE, Lexicon, read_lexicon_file
-from asr_train.schema import LexiconSettings, LexiconSource, Unknown
+from asr_train.lang.lexicon import NOISE, SILENCE, Lexicon, read_lexicon_file
+from asr_train.schema import LexiconSettings, LexiconSource, SettingsError, Unknown
 
 
 def settings(**change):
@@ -37,12 +37,57 @@ def test_unknown_words_are_missing_or_spelled(unknown):
         assert lexicon.missing == ("XQZ",)
         assert lexicon.words == ["ONE"]
     else:
+        assert lexicon.guessed == ("XQZ",)
         assert lexicon.prons["XQZ"] == (("EH", "K", "S", "K", "Y", "UW", "Z", "IY"),)
 
 
 def test_unknown_words_can_be_refused_by_name():
     with pytest.raises(ValueError, match=r"1 of 2 words.*XQZ"):
         Lexicon.from_settings(settings(unknown=Unknown.refuse), ["XQZ", "ONE"])
+
+
+def test_espeak_guesses_what_the_dictionary_lacks():
+    words = ["ONE", "COVID", "ZOOMING", "<UNK>", "ЖУК"]
+    lexicon = Lexicon.from_settings(settings(unknown=Unknown.espeak), words)
+    assert lexicon.guessed == ("COVID",)  # ZOOMING is in the dictionary
+    assert lexicon.missing == ("<UNK>", "ЖУК")
+    assert lexicon.prons["COVID"] == (("K", "AA", "V", "IH", "D"),)
+    assert lexicon.prons["ONE"] == (("W", "AH", "N"),)
+
+
+@pytest.mark.parametrize("schwa", [True, False])
+def test_guesses_have_the_phones_of_the_dictionary(schwa):
+    ours = settings(unknown=Unknown.espeak, schwa=schwa)
+    words = ["COVID", "MUGWORTIFICATION", "QUIDDITCH"]
+    lexicon = Lexicon.from_settings(ours, words)
+    assert lexicon.guessed == tuple(words)
+    assert ("AX" in lexicon.phones) == schwa
+
+
+def test_noise_is_one_phone_for_all_unknown_words():
+    lexicon = Lexicon.from_settings(settings(unknown=Unknown.noise), ["XQZ", "ONE", "<UNK>"])
+    assert lexicon.prons == {"<UNK>": ((NOISE,),), "ONE": (("W", "AH", "N"),), "XQZ": ((NOISE,),)}
+    assert lexicon.guessed == ("<UNK>", "XQZ")
+    assert lexicon.missing == ()
+    assert NOISE in lexicon.phones
+
+
+def test_a_file_of_other_phones_takes_no_guesses(tmp_path):
+    path = tmp_path / "lexicon.txt"
+    ours = {"source": LexiconSource.file, "file": str(path), "unknown": Unknown.espeak}
+    path.write_text("COVEN K AH V AX N\n")
+    lexicon = Lexicon.from_settings(settings(**ours), ["COVEN", "COVENS"])
+    assert lexicon.prons["COVENS"] == (("K", "AH", "V", "AX", "N", "Z"),)
+    path.write_text("COVEN K AH1 V AH0 N\n")
+    with pytest.raises(ValueError, match=r"2 others \(AH0, AH1\)"):
+        Lexicon.from_settings(settings(**ours), ["COVEN", "COVENS"])
+
+
+def test_letters_take_no_guesses():
+    with pytest.raises(
+        SettingsError, match=r"unknown is espeak but lang\.lexicon\.source is letters"
+    ):
+        settings(source=LexiconSource.letters, unknown=Unknown.espeak)
 
 
 def test_letters_pronounce_any_word():

@@ -1,0 +1,49 @@
+"""scripts/lang.py says which words it guessed, and keeps them in the index."""
+
+import pytest
+
+from asr_train.files import read_json, write_json, write_jsonl, write_yaml
+from asr_train.lang.index import load_lang
+from asr_train.lang.lexicon import NOISE
+from asr_train.schema import plain
+from scripts.lang import lang
+from scripts.resolve import settings
+
+TEXTS = ("ONE COVID", "ZERO XQZ ONE")
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """Run the stage with a policy for unknown words; returns the index's path."""
+    manifest, conf, models = (tmp_path / n for n in ("train.jsonl.gz", "lang.yaml", "lm.json"))
+    write_jsonl(manifest, [{"supervisions": [{"text": text}]} for text in TEXTS])
+    write_json(models, {})
+
+    def run(unknown):
+        config = settings("dnn", ["lang=words", f"lang.lexicon.unknown={unknown}"])
+        write_yaml(conf, plain(config.lang))
+        output = tmp_path / "lang" / "index.json"
+        output.parent.mkdir(exist_ok=True)
+        lang(str(manifest), str(conf), str(models), str(output))
+        return output
+
+    return run
+
+
+@pytest.mark.parametrize("unknown", ["espeak", "noise", "letters"])
+def test_what_was_guessed_is_printed_and_listed(stage, capsys, unknown):
+    index = stage(unknown)
+    said = capsys.readouterr().out
+    assert f"2 words by lang.lexicon.unknown={unknown}, for example COVID, XQZ" in said
+    assert read_json(index)["guessed"] == ["COVID", "XQZ"]
+    loaded = load_lang(index)
+    assert loaded.lexicon.guessed == ("COVID", "XQZ")
+    assert (NOISE in loaded.states.phones) == (unknown == "noise")
+
+
+def test_nothing_is_guessed_where_words_are_lost(stage, capsys):
+    index = stage("lose")
+    said = capsys.readouterr().out
+    assert "without pronunciation: COVID, XQZ" in said
+    assert "for example" not in said
+    assert read_json(index)["guessed"] == []
