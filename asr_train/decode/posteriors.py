@@ -106,5 +106,5 @@ def _network(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
         scores_TS = score(utterance)
         return lambda states: scores_TS[:, states]
 
-    states = States.from_plain(about["states"])
+    states = States.stored(about, path)
     return Scorer(about["run"], states, np.array(about["self_loops"]), score, some)
