@@ -519,10 +519,10 @@ def _boundary_cells(ali: Row) -> list[str]:
 def alignment_notes(alignments: Sequence[Row]) -> list[str]:
     """What the columns mean, and what they leave out."""
     notes = [
-        "Nats a frame: log-likelihood, acoustic and transition; a network's lacks a constant, so "
-        "Gaussian systems compare with each other, networks with networks.",
-        "Shortest phones: those that took no more frames than they have states. Long phones: above "
-        "0.4 s at 10 ms a frame, silence left out; both point to wrong transcripts or variants.",
+        "Nats a frame: log-likelihood, acoustic and transition; to be compared only between "
+        "Gaussian systems that see the same features.",
+        "Shortest phones: those that took no more frames than they have states. Long phones: those "
+        "that the aligner's report calls long. Silence left out; both point to wrong transcripts.",
     ]
     compared = [ali for ali in alignments if ali["boundaries"]]
     if compared:
