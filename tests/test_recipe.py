@@ -371,7 +371,8 @@ def content_of(folder: Path) -> dict[str, object]:
             or any(name.match(pattern) for pattern in VARYING)
         ):
             continue
-        if path.name.startswith(("hyp.", "score.")) or path.name.endswith(".report.json"):
+        timed = path.name.startswith(("hyp.", "score.")) or path.name.endswith(".report.json")
+        if timed and path.suffix in (".json", ".jsonl"):
             rows = read_jsonl(path) if path.suffix == ".jsonl" else [read_json(path)]
             rows = [{k: v for k, v in row.items() if k not in TIMED} for row in rows]
             found[str(name)] = json.dumps(rows)
