@@ -630,7 +630,7 @@ class RunSettings:
 
 @dataclass(kw_only=True, slots=True)
 class DecodeSettings:
-    """Every combination of the lists is tried on DEV; see `decode.tune`."""
+    """The lists are tried on DEV, one after the other; see `decode.tune`."""
 
     beam: float  # nats
     max_active: int  # tokens a frame

@@ -1,14 +1,14 @@
-"""report.py tables/wer.json ali/SPLIT.report.json... exp/RUN/log.jsonl... report/index.html
+"""report.py tables/wer.json ali/MODEL/SPLIT.report.json... exp/RUN/log.jsonl... report/index.html
 
 The WER table, learning curves, alignments and stage times as one HTML page without network or
-script; its pictures are kept beside it as PNG, for READMEs.
+script; its pictures are kept beside it as PNG and the table of alignments as ali.md, for READMEs.
 """
 
 from pathlib import Path
 
 from asr_train.files import read_json, read_jsonl, write_bytes, write_text
 from asr_train.jobs import main, stage_times
-from asr_train.report.page import build_page
+from asr_train.report.page import alignment_markdown, build_page
 
 
 def report(table: str, *paths: str) -> None:
@@ -17,15 +17,18 @@ def report(table: str, *paths: str) -> None:
     work = Path(output).resolve().parent.parent
     # This stage's own time is that of its last run, if any: a page would differ from its first.
     times = [row for row in stage_times(work) if row["stage"] != "report"]
+    alignments = [read_json(path) for path in inputs if path.endswith(".json")]  # as models grew
     html, pictures = build_page(
         recipe_name(work),
         read_json(table),
-        [read_json(path) for path in inputs if path.endswith(".json")],
+        alignments,
         {log.parent.name: read_jsonl(log) for log in logs},
         times,
     )
     for picture in pictures:
         write_bytes(Path(output).with_name(f"{picture.name}.png"), picture.png())
+    if alignments:
+        write_text(Path(output).with_name("ali.md"), alignment_markdown(alignments))
     write_text(output, html)
     print(f"{output}: open it in a browser; its pictures are beside it as PNG")
 

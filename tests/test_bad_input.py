@@ -372,6 +372,7 @@ def test_a_graph_of_another_language_is_refused_with_both_hashes(work):
     "call, file, key",
     [
         ("tune mono", "exp/mono/model.json", "states"),
+        ("tune mono", "exp/mono/model.json", "states_hash"),
         ("tune dnn", "exp/dnn/model.json", "priors"),
         ("decode dnn", "exp/dnn/tuned.json", "beam"),
         ("decode dnn", "exp/dnn/graph/HCLG.json", "top_label"),

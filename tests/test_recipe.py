@@ -1,10 +1,12 @@
 """The whole chain, recipes/digits with SIZE=tiny: its outputs, its plans, and what becomes of it
 when stages run side by side, are killed, or find damage."""
 
+import itertools
 import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from asr_train.align.gmm import load_gmm
 from asr_train.align.table import open_ali
 from asr_train.data.features import open_feats
 from asr_train.decode.posteriors import load_scorer
@@ -26,7 +29,19 @@ from asr_train.shards.reader import Shards
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-RUNS, SPLITS = ("gmm", "dnn"), ("dev", "test")
+GMMS, NETS, SPLITS = ("mono", "tri"), ("dnn", "dnn-realign1"), ("dev", "test")
+RUNS = (*GMMS, *NETS)
+SETTINGS = [  # little speech: few leaves, Gaussians and passes; the laws are those of any size
+    "gmm=tri",
+    *("gmm.mono.gaussians=150", "gmm.mono.passes=12"),
+    *("gmm.tri.tree.leaves=90", "gmm.tri.tree.min_count=40", "gmm.tri.tree.min_gain=50"),
+    *("gmm.tri.gaussians=250", "gmm.tri.passes=8"),
+    *(
+        "optim.epochs=4",
+        "decode.acoustic_scales=[0.1,0.2]",
+        "decode.insertion_penalties=[-2.0,2.0]",
+    ),
+]
 STAGES = {
     *("manifests", "lang", "feats", "gmm", "ali", "shards"),
     *("train", "tune", "decode", "score", "tables", "report"),
@@ -40,6 +55,7 @@ class Recipe:
     def __init__(self, root: Path) -> None:
         self.root, self.work = root, root / "w"
         self.variables = ["SIZE=tiny", f"W={self.work}", f"PY={sys.executable}"]
+        self.variables += [f"GMMS={' '.join(GMMS)}", "REALIGN=1"]
 
     def use(self, name: str) -> Path:
         """Let the work folder be the folder of this name."""
@@ -50,7 +66,13 @@ class Recipe:
         return folder
 
     def start(self, *arguments: str, said=subprocess.PIPE) -> subprocess.Popen:
-        """`make` as the leader of a process group; stderr goes where stdout goes."""
+        """`make` as the leader of a process group; stderr goes where stdout goes.
+
+        An argument `SET=...` adds to the settings of all runs.
+        """
+        more = [a.removeprefix("SET=") for a in arguments if a.startswith("SET=")]
+        arguments = tuple(a for a in arguments if not a.startswith("SET="))
+        arguments += (f"SET={' '.join([*SETTINGS, *more])}",)
         inherited = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "DEBUG")}
         return subprocess.Popen(
             ["make", "-C", str(ROOT / "recipes/digits"), *self.variables, *arguments],
@@ -98,9 +120,9 @@ def finished(recipe, unbroken) -> Path:
 
 def test_it_ends_with_a_line_for_every_run_and_split(unbroken):
     _, said = unbroken
-    lines = [line for line in said.splitlines() if line.startswith("%WER")][-4:]
+    lines = [line for line in said.splitlines() if line.startswith("%WER")][-2 * len(RUNS) :]
     rows = [
-        re.fullmatch(r"%WER (\d+\.\d\d) \[ (\d+) / (\d+), .* \] exp/(\w+) (\w+)", line)
+        re.fullmatch(r"%WER (\d+\.\d\d) \[ (\d+) / (\d+), .* \] exp/([\w-]+) (\w+)", line)
         for line in lines
     ]
     assert {row.group(4, 5) for row in rows} == {(run, split) for run in RUNS for split in SPLITS}
@@ -110,9 +132,11 @@ def test_it_ends_with_a_line_for_every_run_and_split(unbroken):
     assert set(stages_in(said)) == STAGES
 
 
-# Measured while the recipe was tuned: 5.7 to 8.9 % of 246 words, whose own intervals are +- 4.
-@pytest.mark.parametrize("run, low, high", [("gmm", 0.01, 0.20), ("dnn", 0.005, 0.18)])
-def test_word_error_rates_are_believable(finished, run, low, high):
+# Measured with these settings: 13.4, 12.6, 7.7 and 6.9 % of 246 words, whose own intervals are
+# +- 4 and more (with those of conf/: 5.7 to 8.9 %).
+@pytest.mark.parametrize("run", RUNS)
+def test_word_error_rates_are_believable(finished, run):
+    low, high = (0.01, 0.20) if run in GMMS else (0.005, 0.18)
     score = read_json(finished / f"exp/{run}/score.test.json")
     assert low <= score["wer"] <= high
     assert score["ci95"][0] <= score["wer"] <= score["ci95"][1]
@@ -149,26 +173,42 @@ def test_every_stage_left_what_the_next_one_reads(finished):
         cuts = read_jsonl(finished / f"manifests/{split}.jsonl.gz")
         assert [u.id for u in feats] == [cut["id"] for cut in cuts]
         assert len(cuts) == size
-    for split in ("train", "dev"):
-        ali = open_ali(finished / f"ali/{split}.jsonl.gz")
+    tri = load_gmm(finished / "exp/tri/model.json").states
+    for model, split in itertools.product(("tri", "dnn"), ("train", "dev")):
+        ali = open_ali(finished / f"ali/{model}/{split}.jsonl.gz")
         feats = open_feats(finished / f"feats/{split}.jsonl.gz")
-        shards = Shards(finished / f"shards/{split}/index.json")
+        shards = Shards(finished / f"shards/{model}/{split}/index.json")
         assert {s.id: len(s.ali_T) for s in shards.samples(None, 0, 1, 0)} == {
             u.id: u.frames for u in feats if u.id in ali.ids
         }
         assert len(ali.ids) >= 0.95 * sizes[split]
-        assert shards.num_states == lang.states.num_states
-        report = read_json(finished / f"ali/{split}.report.json")
+        assert shards.num_states == tri.num_states > lang.states.num_states
+        assert shards.about["states_hash"] == tri.hash
+    for run in RUNS:
+        report = read_json(finished / f"ali/{run}/dev.report.json")
+        assert report["model"] == run
         assert report["boundaries"]["compared"] > 300
         assert report["boundaries"]["median_ms"] < 40
     for run in RUNS:
         model = finished / f"exp/{run}/model.json"
-        assert load_scorer(model, feats, lang.states).run == run
-        assert load_graph(finished / f"exp/{run}/graph/HCLG.json", lang).start == 0
-    rows = read_jsonl(finished / "exp/dnn/log.jsonl")
-    assert {"step", "epoch", "frames", "loss", "accuracy", "rate", "minibatch"} <= set(rows[0])
-    epochs = [row["dev_loss"] for row in rows if "dev_loss" in row]
-    assert epochs[-1] < epochs[0]
+        scorer = load_scorer(model, feats, lang)
+        assert scorer.run == run
+        assert scorer.states.hash == (lang.states if run == "mono" else tri).hash
+        graph = finished / f"exp/{run}/graph/HCLG.json"
+        assert load_graph(graph, lang, scorer.states).start == 0
+    for run in NETS:
+        rows = read_jsonl(finished / f"exp/{run}/log.jsonl")
+        assert {"step", "epoch", "frames", "loss", "accuracy", "rate", "minibatch"} <= set(rows[0])
+        epochs = [row["dev_loss"] for row in rows if "dev_loss" in row]
+        assert epochs[-1] < epochs[0]
+
+
+def test_a_graph_is_refused_with_the_tree_of_another_system(finished):
+    lang = load_lang(finished / "lang/index.json")
+    tri = load_gmm(finished / "exp/tri/model.json").states
+    load_graph(finished / "exp/tri/graph/HCLG.json", lang, tri)
+    with pytest.raises(ValueError, match=f"states_hash {tri.hash} but .* {lang.states.hash}"):
+        load_graph(finished / "exp/tri/graph/HCLG.json", lang, lang.states)
 
 
 class Page(HTMLParser):
@@ -210,7 +250,7 @@ def test_again_runs_no_stage_and_is_quick(recipe, finished):
     said = recipe.make()
     assert time.time() - start < 5
     assert not stages_in(said)
-    assert said.count("%WER") == 4
+    assert said.count("%WER") == 2 * len(RUNS)
     assert times_of(finished) == before
 
 
@@ -245,8 +285,9 @@ def test_status_names_what_a_setting_would_make_stale_and_changes_nothing(
     for output, state in rows.items():
         touched = any(Path(output).match(pattern) for pattern in stale)
         assert state == ("stale" if touched else "done"), output
-    next_call = re.search(r"next: make digits (.*)", said)[1].split()
-    assert sorted(next_call) == sorted([*recipe.variables, f"SET={setting}"])
+    next_call = shlex.split(re.search(r"next: make digits (.*)", said)[1])
+    wanted = [*recipe.variables, f"SET={' '.join([*SETTINGS, setting])}"]
+    assert sorted(next_call) == sorted(wanted)
     assert set(stages_in(recipe.make("-n", f"SET={setting}"))) >= {"score", "tables", "report"}
     assert not stages_in(recipe.make())
     assert times_of(finished) == before
@@ -263,10 +304,18 @@ def test_a_plan_does_not_disturb_a_running_make(recipe, finished):
     "gone, stages",
     [
         ("tables report", ["tables", "report"]),
-        ("exp/*/*.test.json* tables report", ["decode", "score"] * 2 + ["tables", "report"]),
+        ("exp/*/*.test.json* tables report", ["decode", "score"] * 4 + ["tables", "report"]),
         (
-            "exp/dnn tables report",
-            ["train", "tune", *["decode", "score"] * 2, "tables", "report"],
+            "exp/dnn-realign1 tables report",
+            ["train", "ali", "tune", *["decode", "score"] * 2, "tables", "report"],
+        ),
+        (
+            "exp/tri exp/dnn* ali shards tables report",
+            [
+                *["gmm", *["ali", "shards"] * 2, "train", *["ali", "shards"] * 2, "train"],
+                *["tune", *["decode", "score"] * 2] * 3,
+                *["ali", "ali", "tables", "report"],  # of DEV by mono and the last network
+            ],
         ),
         ("audio feats shards exp/dnn/ckpt", []),  # bulky, and of no more use
     ],
@@ -277,7 +326,7 @@ def test_just_what_is_missing_is_made_again(recipe, unbroken, gone, stages):
     for pattern in gone.split():
         for path in folder.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert stages_in(recipe.make("-n")) == stages
+    assert sorted(stages_in(recipe.make("-n"))) == sorted(stages)
 
 
 def copy_of(recipe: Recipe, unbroken: tuple[Path, str], name: str) -> Path:
@@ -322,7 +371,8 @@ def content_of(folder: Path) -> dict[str, object]:
             or any(name.match(pattern) for pattern in VARYING)
         ):
             continue
-        if path.name.startswith(("hyp.", "score.")) and path.suffix in (".json", ".jsonl"):
+        timed = path.name.startswith(("hyp.", "score.")) or path.name.endswith(".report.json")
+        if timed and path.suffix in (".json", ".jsonl"):
             rows = read_jsonl(path) if path.suffix == ".jsonl" else [read_json(path)]
             rows = [{k: v for k, v in row.items() if k not in TIMED} for row in rows]
             found[str(name)] = json.dumps(rows)
@@ -338,11 +388,13 @@ def differing(one: dict[str, object], two: dict[str, object]) -> list[str]:
 MOMENTS = [  # a sign that a stage is at work (a file, or what make prints), and seconds after it
     ("audio/train/*.flac", 2.0),
     ("feats.py .*feats/train", 2.0),
-    ("gmm: pass", 4.0),
-    ("ali.py .*ali/train", 2.5),
-    ("shards/train/.tmp.*", 0.02),
-    ("exp/dnn/ckpt/step-*.json", 3.0),
-    ("tune.py .*exp/dnn", 3.0),
+    ("gmm: mono: pass", 2.0),
+    ("gmm: tri: start", 0.5),
+    ("ali.py .*ali/tri/train", 2.5),
+    ("shards/tri/train/.tmp.*", 0.02),
+    ("exp/dnn/ckpt/step-*.json", 2.0),
+    ("tune.py .*exp/dnn/", 3.0),
+    ("exp/dnn-realign1/ckpt/step-*.json", 2.0),
     ("decode.py .*hyp.test", 1.5),
 ]
 
@@ -365,7 +417,7 @@ def kill_after(recipe: Recipe, sign: str, seconds: float, log: Path) -> None:
 def test_side_by_side_and_killed_in_every_stage_it_gives_the_bytes_of_the_unbroken_run(
     recipe, unbroken, tmp_path
 ):
-    """One run at -j2, killed eight times; the moments are drawn anew every time."""
+    """One run at -j2, killed ten times; the moments are drawn anew every time."""
     folder = recipe.use("killed")
     for sign, longest in MOMENTS:
         seconds = random.uniform(0, longest)

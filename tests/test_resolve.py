@@ -78,10 +78,36 @@ def plan(tmp_path):
             check=True,
             env={k: v for k, v in os.environ.items() if k != "MAKEFLAGS"},
         )
-        scripts = [word for word in done.stdout.split() if word.endswith(".py")]
-        return [Path(s).stem for s in scripts if "resolve" not in s]
+        lines = done.stdout.replace("\\\n", " ").splitlines()
+        run.commands = [line.split()[1:] for line in lines if "scripts/" in line]
+        return [Path(c[0]).stem for c in run.commands if "resolve" not in c[0]]
 
     return run
+
+
+def test_each_system_and_each_pass_learns_from_the_one_before(plan, tmp_path):
+    """Two trainings more with REALIGN=2, each on the last one's alignments; TEST has none."""
+    stages = plan("GMMS=mono tri lda", "SET=gmm=lda", "REALIGN=2")
+    assert (stages.count("gmm"), stages.count("train")) == (3, 3)
+    made = {
+        c[-1].removeprefix(f"{tmp_path}/w/"): [p.removeprefix(f"{tmp_path}/w/") for p in c[1:-1]]
+        for c in plan.commands
+    }
+    assert "exp/mono/model.json" in made["exp/tri/model.json"]
+    assert "exp/tri/model.json" in made["exp/lda/model.json"]
+    teachers = {"dnn": "lda", "dnn-realign1": "dnn", "dnn-realign2": "dnn-realign1"}
+    for run, teacher in teachers.items():
+        index = f"shards/{teacher}/train/index.json"
+        assert index in made[f"exp/{run}/model.json"]
+        assert f"ali/{teacher}/train.jsonl.gz" in made[index]
+        assert f"exp/{teacher}/model.json" in made[f"ali/{teacher}/train.jsonl.gz"]
+    models = ["mono", "tri", "lda", *teachers]
+    assert {o for o in made if o.startswith("ali/")} == {
+        *(f"ali/{m}/dev.jsonl.gz" for m in models),
+        *(f"ali/{m}/train.jsonl.gz" for m in teachers.values()),
+    }
+    reports = [p for p in made["report/index.html"] if p.endswith("report.json")]
+    assert reports == [f"ali/{m}/dev.report.json" for m in models]
 
 
 def finish(plan, work: Path) -> None:

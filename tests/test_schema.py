@@ -8,6 +8,7 @@ from asr_train.schema import (
     CorpusSettings,
     DecodeSettings,
     FeatsSettings,
+    GmmSettings,
     SettingsError,
     build,
     plain,
@@ -20,6 +21,7 @@ DECODE = {
     "acoustic_scales": [0.1],
     "insertion_penalties": [0.0],
     "lm_weights": [1.0],
+    "minimise": True,
 }
 
 
@@ -74,6 +76,37 @@ def test_a_narrower_retry_is_refused():
     values = plain(settings("dnn", []).ali)
     with pytest.raises(SettingsError, match="wider"):
         build(AliSettings, values | {"retry_beam": 1.0}, "ali")
+
+
+@pytest.mark.parametrize(
+    "name, change, message",
+    [
+        ("mono", {"passes": 0}, "gmm.passes is 0"),
+        ("mono", {"grown_by": 0.0}, r"gmm.grown_by is 0.0; it must lie in \[0.05, 1\]"),
+        ("mono", {"lda": {"dims": 40, "mllt_passes": []}}, "neither tree nor lda"),
+        ("lda", {"front.splice": 0}, "gmm.lda needs gmm.front.splice above 0"),
+        ("lda", {"lda.dims": 0}, "gmm.lda.dims is 0"),
+        ("tri", {"tree.leaves": 0}, "gmm.tree.leaves is 0"),
+        ("tri", {"tree.min_gain": -1.0}, "gmm.tree.min_gain is -1.0"),
+        ("tri", {"tree.share": [["AH", "AX"], ["AH", "B"]]}, "names AH twice"),
+        (
+            "tri",
+            {"tree.question_states": "first"},
+            "allowed: middle, all|question_states is 'first'",
+        ),
+        ("tri", {"front.deltas": 3}, "gmm.front.deltas is 3"),
+    ],
+)
+def test_systems_of_gaussians_that_cannot_be_are_refused(name, change, message):
+    values = plain(settings("dnn", ["gmm=lda"]).gmm[name])
+    for key, value in change.items():
+        *groups, last = key.split(".")
+        target = values
+        for group in groups:
+            target = target[group]
+        target[last] = value
+    with pytest.raises(SettingsError, match=message):
+        build(GmmSettings, values, "gmm")
 
 
 def test_a_corpus_is_of_one_kind():

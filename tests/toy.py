@@ -86,7 +86,7 @@ def random_tree(states: States, rng, share=(), depth=2) -> Tree:
                 root_PJ[phone, j] = asked(rng.choice([LEFT, RIGHT]), some, apart, leaf)
     question_N, side_N, yes_N, no_N, leaf_N = np.array(rows).T.astype(np.int32)
     side_N = side_N.astype(np.int8)
-    tables = np.array(questions), question_N, side_N, yes_N, no_N, leaf_N
+    tables = np.array(questions, bool).reshape(-1, phones), question_N, side_N, yes_N, no_N, leaf_N
     return Tree(*tables, root_PJ.astype(np.int32))
 
 

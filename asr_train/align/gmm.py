@@ -273,7 +273,7 @@ def load_gmm(path: Path) -> Mixtures:
     """The system that a model.json names.
 
     Raises:
-        ValueError: if a file is damaged.
+        ValueError: if a file is damaged, or the states have another hash than it says.
         KeyError: what model.json lacks.
     """
     about = read_json(path)
@@ -289,4 +289,4 @@ def load_gmm(path: Path) -> Mixtures:
         )
         transform_dD = file.get_tensor("transform_dD") if "transform_dD" in known else None
     front = Front(build(FrontSettings, about["front"], f"{path}: front"), transform_dD)
-    return Mixtures(front, gmm, States.from_plain(about["states"]))
+    return Mixtures(front, gmm, States.stored(about, path))

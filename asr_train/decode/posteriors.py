@@ -123,6 +123,6 @@ def _network(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
         scores_TS = score(utterance)
         return lambda states: scores_TS[:, states]
 
-    states = None if about["states"] is None else States.from_plain(about["states"])
+    states = None if about["states"] is None else States.stored(about, path)
     loop_S = np.array(about["self_loops"])
     return Scorer(about["run"], about["num_states"], states, loop_S, score, some)

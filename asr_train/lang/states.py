@@ -8,6 +8,7 @@ count from 0, silence first; silence's states do not depend on its neighbours.
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ class States:
         phones: names; the first is SIL, which as a neighbour also stands for an utterance's edge.
         phone_states, silence_states: states a phone, and of silence.
         tree: ties the states of phones in context; None: monophones.
+    Raises:
+        ValueError: if the tree is of other phones or positions.
     """
 
     phones: tuple[str, ...]
@@ -34,6 +37,15 @@ class States:
 
     def __post_init__(self) -> None:
         assert self.phones[0] == SILENCE
+        if self.tree is None:
+            return
+        ours = [self.positions(p) for p in range(len(self.phones))]
+        trees = (self.tree.root_PJ >= 0).sum(1).tolist()
+        if trees != ours:
+            raise ValueError(
+                f"the tree is of {len(trees)} phones with {trees} states but there are {len(ours)} "
+                f"with {ours}; grow it for these phones"
+            )
 
     @property
     def tied(self) -> bool:
@@ -98,6 +110,22 @@ class States:
         tree = None if content["tree"] is None else Tree.from_plain(content["tree"])
         phones = tuple(content["phones"])
         return States(phones, content["phone_states"], content["silence_states"], tree)
+
+    @staticmethod
+    def stored(about: dict[str, Any], path: Path | str) -> "States":
+        """The states in a JSON file (`states`), which must have the hash it states (`states_hash`).
+
+        Raises:
+            ValueError: if they do not; gives both hashes.
+            KeyError: what the file lacks.
+        """
+        states = States.from_plain(about["states"])
+        if states.hash != about["states_hash"]:
+            raise ValueError(
+                f"{path} says states_hash {about['states_hash']} but its states have "
+                f"{states.hash}; delete it and run make again"
+            )
+        return states
 
     @property
     def monophones(self) -> "States":

@@ -258,7 +258,7 @@ def draw_times(times: Sequence[Row]) -> Picture:
     return Picture("times", figure, alt, "Time of each stage; a bar's shades are its outputs.")
 
 
-def draw_utterance(split: str, example: Row) -> Picture:
+def draw_utterance(model: str, split: str, example: Row) -> Picture:
     """Log-mel of one utterance; aligned phones above, true ones below, boundaries in between."""
     feats_TF = np.array(example["logmel"], np.float32)
     seconds = len(feats_TF) * example["shift_seconds"]
@@ -300,8 +300,8 @@ def draw_utterance(split: str, example: Row) -> Picture:
         f"({phones}); {below}"
     )
     caption = (
-        f"{example['id']}: log-mel energy (brighter is louder), phone boundaries as aligned "
-        f"(upper half){', and true (lower half)' if len(strips) == 2 else ''}."
+        f"{example['id']}: log-mel energy (brighter is louder), phone boundaries as {model} "
+        f"aligned them (upper half){', and true (lower half)' if len(strips) == 2 else ''}."
     )
     return Picture(f"utterance_{split}", figure, alt, caption)
 
@@ -342,7 +342,7 @@ def build_page(
     Args:
         name: of the recipe.
         table: what `tables.wer_table` made.
-        alignments: `ali/SPLIT.report.json`, any number.
+        alignments: `ali/MODEL/SPLIT.report.json`, any number, in the order of the models.
         logs: each run's `log.jsonl`.
         times: `jobs.stage_times`.
     """
@@ -356,7 +356,7 @@ def build_page(
     sections = [
         section("Word error rates", wer_html(table, show)),
         section("Learning", learning_html(logs, runs, show)),
-        section("Alignments", "".join(alignment_html(ali, show) for ali in alignments) or NO_ALI),
+        section("Alignments", alignments_html(alignments, list(logs), show)),
         section("Where time went", times_html(times, show)),
     ]
     html = PAGE.format(
@@ -468,50 +468,119 @@ def _learning_words(run: str, rows: Sequence[Row]) -> str:
     )
 
 
-def alignment_html(ali: Row, show: Callable[[Picture], str]) -> str:
-    """How well one split was aligned, the lost utterances, and a picture of one."""
-    facts = [
-        ("utterances", f"{ali['utterances']:,}"),
-        ("lost", f"{len(ali['lost']):,}"),
-        ("aligned with a wider beam", f"{ali['retried']:,}"),
-        ("frames", f"{ali['frames']:,}"),
-        ("log-likelihood a frame (nats)", f"{ali['loglik_per_frame']:.2f}".replace("-", "−")),
-        ("share of silence", f"{100 * ali['silence_share']:.1f} %"),
-        *_boundary_facts(ali["boundaries"]),
-    ]
-    listed = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
-    text = f"<h3>{escape(ali['split'])}</h3>\n<dl>{listed}</dl>\n{_lost_html(ali)}"
-    if ali["boundaries"] is None:
-        text += "<p>True phone times are not known for this split; errors cannot be measured.</p>"
-    if ali["example"] is None:
-        return text + "<p>No utterance was aligned, so there is none to show.</p>"
-    return text + show(draw_utterance(ali["split"], ali["example"]))
+ALIGNED_COLUMNS = (
+    "model",
+    "split",
+    "utterances",
+    "lost",
+    "wider beam",
+    "nats a frame",
+    "silence, %",
+    "shortest phones, %",
+    "long phones",
+)
+BOUNDARY_COLUMNS = ("median, ms", "in 20 ms, %", "in 25 ms, %", "in 50 ms, %")
 
 
-def _boundary_facts(found: Row | None) -> list[tuple[str, str]]:
-    if found is None:
-        return []
+def alignment_table(alignments: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Columns and a row a report: how well each model aligned each split.
+
+    Errors at phone boundaries have columns where any report has true times to compare with.
+    """
+    bounds = any(ali["boundaries"] for ali in alignments)
+    columns = [*ALIGNED_COLUMNS, *(BOUNDARY_COLUMNS if bounds else ())]
+    rows = [_aligned_cells(ali) + (_boundary_cells(ali) if bounds else []) for ali in alignments]
+    return columns, rows
+
+
+def _aligned_cells(ali: Row) -> list[str]:
+    phones = ali["durations"]
     return [
-        ("phone boundaries compared", f"{found['compared']:,}"),
-        ("phones pronounced otherwise", f"{found['unmatched']:,}"),
-        ("median boundary error", f"{found['median_ms']:.1f} ms"),
-        ("boundaries within 20 ms", f"{100 * found['within_20ms']:.1f} %"),
-        ("boundaries within 50 ms", f"{100 * found['within_50ms']:.1f} %"),
+        ali["model"],
+        ali["split"],
+        f"{ali['utterances']:,}",
+        f"{len(ali['lost']):,}",
+        f"{ali['retried']:,}",
+        f"{ali['loglik_per_frame']:.2f}".replace("-", "−"),
+        f"{100 * ali['silence_share']:.1f}",
+        f"{100 * phones['shortest_share']:.1f}",
+        f"{phones['long']:,}",
     ]
+
+
+def _boundary_cells(ali: Row) -> list[str]:
+    found = ali["boundaries"]
+    if found is None:
+        return ["unknown"] + [""] * (len(BOUNDARY_COLUMNS) - 1)
+    shares = [f"{100 * found[f'within_{ms}ms']:.1f}" for ms in (20, 25, 50)]
+    return [f"{found['median_ms']:.1f}", *shares]
+
+
+def alignment_notes(alignments: Sequence[Row]) -> list[str]:
+    """What the columns mean, and what they leave out."""
+    notes = [
+        "Nats a frame: log-likelihood, acoustic and transition; to be compared only between "
+        "Gaussian systems that see the same features.",
+        "Shortest phones: those that took no more frames than they have states. Long phones: those "
+        "that the aligner's report calls long. Silence left out; both point to wrong transcripts.",
+    ]
+    compared = [ali for ali in alignments if ali["boundaries"]]
+    if compared:
+        counts = ", ".join(
+            f"{ali['boundaries']['compared']:,} ({ali['model']}, {ali['split']})"
+            for ali in compared
+        )
+        notes.append(f"Boundaries of matched phones, aligned against true times: {counts}.")
+    if len(compared) < len(alignments):
+        names = [f"{ali['model']}, {ali['split']}" for ali in alignments if not ali["boundaries"]]
+        notes.append(f"True phone times are not known: {'; '.join(names)}.")
+    return notes
+
+
+def alignments_html(
+    alignments: Sequence[Row], networks: Sequence[str], show: Callable[[Picture], str]
+) -> str:
+    """One table of all reports, the lost utterances, and an utterance by the last Gaussians.
+
+    Args:
+        alignments: in the order of the models.
+        networks: the runs that are no Gaussian mixtures.
+    """
+    if not alignments:
+        return NO_ALI
+    columns, rows = alignment_table(alignments)
+    items = "".join(f"<li>{escape(note)}</li>" for note in alignment_notes(alignments))
+    lost = "".join(_lost_html(ali) for ali in alignments if ali["lost"])
+    text = table_html(columns, rows, texts=2) + f'<ul class="notes">{items}</ul>'
+    text += lost or "<p>Every utterance was aligned.</p>"
+    mixtures = [ali for ali in alignments if ali["model"] not in networks] or alignments
+    shown = mixtures[-1]
+    if shown["example"] is None:
+        return (
+            f"{text}<p>{escape(shown['model'])} aligned no utterance, so there is none to show.</p>"
+        )
+    return text + show(draw_utterance(shown["model"], shown["split"], shown["example"]))
 
 
 def _lost_html(ali: Row) -> str:
-    if not ali["lost"]:
-        return "<p>Every utterance was aligned.</p>"
     rows = [(utt_id, reason) for utt_id, reason in ali["lost"]]
     share = 100 * len(rows) / (ali["utterances"] or 1)
     more = len(rows) - LISTED_LOST
     tail = f"<p>… and {more:,} more, in the report file.</p>" if more > 0 else ""
     return (
-        f"<details><summary>{len(rows):,} utterances lost ({share:.1f} %), with reasons</summary>"
+        f"<details><summary>{escape(ali['model'])}, {escape(ali['split'])}: {len(rows):,} "
+        f"utterances lost ({share:.1f} %), with reasons</summary>"
         + table_html(["utterance", "reason"], rows[:LISTED_LOST], texts=2)
         + f"{tail}</details>"
     )
+
+
+def alignment_markdown(alignments: Sequence[Row]) -> str:
+    """The table of all alignment reports for READMEs."""
+    columns, rows = alignment_table(alignments)
+    lines = [columns, ["---"] * 2 + ["--:"] * (len(columns) - 2), *rows]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{table}\n\n" + "\n".join(f"- {note}" for note in alignment_notes(alignments)) + "\n"
 
 
 def times_html(times: Sequence[Row], show: Callable[[Picture], str]) -> str:
@@ -566,10 +635,6 @@ th, td { padding: .35rem .7rem; border-bottom: 1px solid var(--grid); white-spac
 th:first-child, td:first-child { padding-left: 0; }
 th:nth-child(-n+2), .text { text-align: left; }
 .number { text-align: right; }
-dl { display: grid; gap: .7rem 1.4rem; margin: .8rem 0;
-  grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); }
-dt { color: var(--faint); font-size: .82rem; line-height: 1.3; }
-dd { margin: 0; font-size: 1.12rem; font-variant-numeric: tabular-nums; }
 summary { cursor: pointer; color: var(--faint); font-size: .9rem; margin: .6rem 0; }
 """
 

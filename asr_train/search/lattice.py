@@ -215,7 +215,7 @@ class Sentence:
         words: ids.
         starts, ends: frames at which the path passes each word's label, and the next word's (or
             T). Labels stand where determinisation left them, often some phones into their word;
-            search.times gives the words' own times.
+            an alignment of the words gives their own times.
         states_T: int32 [T], the state of each frame.
         entered_T: bool [T], the frame enters its state; else it stays there.
         graph_cost, acoustic_cost: nats; the acoustic one at the scale of the scores.

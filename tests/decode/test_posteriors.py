@@ -158,7 +158,19 @@ def test_a_model_of_other_features_is_refused_with_both_values(
 
 
 @pytest.mark.parametrize("kind", ["network", "gaussians"])
-@pytest.mark.parametrize("key", ["states", "feats", "kind", "run"])
+def test_states_that_changed_since_they_were_stored_are_refused_with_both_hashes(
+    request, kind, feats, lang
+):
+    path = request.getfixturevalue(kind)
+    about = read_json(path)
+    other = toy.tied(lang, np.random.default_rng(0))
+    write_json(path, about | {"states": other.plain()})
+    with pytest.raises(ValueError, match=rf"model.json says .*{lang.states.hash}.*{other.hash}"):
+        load_scorer(path, feats, lang)
+
+
+@pytest.mark.parametrize("kind", ["network", "gaussians"])
+@pytest.mark.parametrize("key", ["states", "states_hash", "feats", "kind", "run"])
 def test_a_model_that_lacks_an_entry_is_refused_by_name(request, kind, key, feats, lang):
     path = request.getfixturevalue(kind)
     write_json(path, {k: v for k, v in read_json(path).items() if k != key})

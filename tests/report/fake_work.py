@@ -19,7 +19,8 @@ WORDS = ["ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT",
 PHONES = {"ONE": "W AH N", "FIVE": "F AY V", "SEVEN": "S EH V AH N", "TWO": "T UW"}
 SPLITS = {"dev": 10, "test": 12}  # speakers
 UTTERANCES = 8  # a speaker
-ERROR_RATE = {"gmm": 0.08, "dnn": 0.025}
+ERROR_RATE = {"mono": 0.08, "dnn": 0.025}
+MODELS = ("mono", "tri", "dnn")  # that aligned DEV
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 SETTINGS = {"bootstrap": 1000, "seed": 1, "normaliser": {"kind": "plain"}}
 
@@ -47,7 +48,8 @@ def make_work(work: Path) -> Path:
         for run in ERROR_RATE:
             write_jsonl(work / f"exp/{run}/hyp.{split}.jsonl", hypotheses(run, split, cuts))
     write_jsonl(work / "exp/dnn/log.jsonl", training_log())
-    write_json(work / "ali/dev.report.json", alignment())
+    for model in MODELS:
+        write_json(work / f"ali/{model}/dev.report.json", alignment(model))
     for row in stage_rows():
         write_json(work / "log" / (row["output"].replace("/", "_") + ".json"), row)
     return work
@@ -102,7 +104,7 @@ def hypotheses(run: str, split: str, cuts: list[dict[str, Any]]) -> list[dict[st
         if draw.random() < ERROR_RATE[run]:
             found.insert(draw.randint(0, len(found)), draw.choice(WORDS))
         costs = {"graph_cost": 12.5, "acoustic_cost": 810.0, "frames": 250, "seconds": 0.07}
-        final = not (run == "gmm" and number == 3)
+        final = not (run == "mono" and number == 3)
         rows.append({"id": cut["id"], "words": found, **costs, "final": final})
     return rows
 
@@ -146,7 +148,7 @@ def training_log(epochs: int = 8, steps: int = 60) -> list[dict[str, Any]]:
     return rows
 
 
-def alignment(shift: float = 0.01) -> dict[str, Any]:
+def alignment(model: str = "mono", shift: float = 0.01) -> dict[str, Any]:
     words = ["ONE", "SEVEN", "TWO", "FIVE"]
     draw = np.random.default_rng(2)
     true: list[list[Any]] = [["SIL", 0.0, 0.21]]
@@ -159,18 +161,27 @@ def alignment(shift: float = 0.01) -> dict[str, Any]:
     cuts[-1] = true[-1][2]
     aligned = [[p, ([0.0, *cuts])[i], cuts[i]] for i, (p, *_) in enumerate(true)]
     return {
+        "model": model,
         "split": "dev",
+        "seconds": 2.2,
         "utterances": 80,
         "lost": [["dev03-004", "no path within beam 40: 34 frames, 7 words & <too short>"]],
         "retried": 2,
         "frames": 20134,
-        "loglik_per_frame": -61.27,
+        "loglik_per_frame": {"mono": -61.27, "tri": -59.88, "dnn": -0.31}[model],
+        "durations": {
+            "phones": 2412,
+            "shortest_share": 0.144,
+            "long": 7,
+            "most_long": ["dev00-002"],
+        },
         "silence_share": 0.31,
         "boundaries": {
             "compared": 1180,
             "unmatched": 3,
             "median_ms": 9.4,
             "within_20ms": 0.861,
+            "within_25ms": 0.902,
             "within_50ms": 0.973,
         },
         "example": {
@@ -207,10 +218,10 @@ def stage_rows() -> list[dict[str, Any]]:
         ("lang", "lang/index.json", 0.8),
         ("feats", "feats/train.jsonl.gz", 9.2),
         ("feats", "feats/dev.jsonl.gz", 1.9),
-        ("gmm", "ali/gmm.npz", 74.0),
-        ("ali", "ali/train.jsonl.gz", 12.0),
-        ("ali", "ali/dev.jsonl.gz", 2.2),
-        ("shards", "shards/train/index.json", 3.9),
+        ("gmm", "exp/mono/model.json", 74.0),
+        ("ali", "ali/mono/train.jsonl.gz", 12.0),
+        ("ali", "ali/mono/dev.jsonl.gz", 2.2),
+        ("shards", "shards/mono/train/index.json", 3.9),
         ("train", "exp/dnn/model.json", 83.0),
         ("tune", "exp/dnn/tuned.yaml", 11.4),
         ("decode", "exp/dnn/hyp.test.jsonl", 4.6),

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from fake_work import ERROR_RATE, make_tables, make_work, script
+from fake_work import ERROR_RATE, MODELS, make_tables, make_work, script
 
 from asr_train.files import read_json, read_jsonl, write_json, write_jsonl
 from asr_train.report import page
@@ -54,7 +54,8 @@ def make_report(work, *inputs):
     return (work / "report/index.html").read_text()
 
 
-ALL = ("tables/wer.json", "ali/dev.report.json", "exp/dnn/log.jsonl")
+ALIGNED = tuple(f"ali/{model}/dev.report.json" for model in MODELS)
+ALL = ("tables/wer.json", *ALIGNED, "exp/dnn/log.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def inputs(work):
     return {
         "name": "digits",
         "table": read_json(work / "tables/wer.json"),
-        "alignments": [read_json(work / "ali/dev.report.json")],
+        "alignments": [read_json(work / path) for path in ALIGNED],
         "logs": {"dnn": read_jsonl(work / "exp/dnn/log.jsonl")},
         "times": [{"stage": "lang", "output": "lang/index.json", "seconds": 0.8}],
     }
@@ -120,8 +121,10 @@ def test_the_page_holds_the_tables_numbers(html, inputs):
 
 def test_the_page_holds_the_alignments_and_the_logs_numbers(html):
     text = outline(html).text
-    said = ["9.4 ms", "86.1 %", "97.3 %", "−61.27", "31.0 %", "1,180"]  # alignment()'s numbers
-    assert all(number in text for number in said)
+    numbers = "31.0 14.4 7 9.4 86.1 90.2 97.3"  # alignment()'s
+    for model, loglik in (("mono", "−61.27"), ("tri", "−59.88"), ("dnn", "−0.31")):
+        assert f"{model} dev 80 1 2 {loglik} {numbers}" in text
+    assert "1,180 (tri, dev)" in text
     assert "8 epochs" in text
     assert "1 min 23 s" in text
 
@@ -159,8 +162,8 @@ def test_names_and_words_cannot_become_markup(inputs):
     for row in inputs["table"]["rows"]:
         row["ours"]["run"] = row["ours"]["run"].replace("dnn", bad)
     inputs["logs"] = {bad: inputs["logs"]["dnn"]}
-    inputs["alignments"][0]["lost"] = [[bad, bad]]
-    inputs["alignments"][0]["example"]["words"] = f"{bad} $x_1$"
+    inputs["alignments"][2] |= {"lost": [[bad, bad]], "model": bad}
+    inputs["alignments"][1]["example"]["words"] = f"{bad} $x_1$"
     inputs["times"][0]["output"] = bad
     html, _ = page.build_page(**inputs)
     parsed = outline(html)
@@ -172,7 +175,7 @@ def test_names_and_words_cannot_become_markup(inputs):
 def test_what_is_not_there_yet_is_said_in_words(work):
     text = outline(make_report(work, "tables/wer.json")).text
     assert "No alignment report was given" in text
-    assert "gmm, dnn keep no training log" in text
+    assert "mono, dnn keep no training log" in text
 
 
 def test_an_empty_log_and_one_without_dev_loss_are_said_in_words(work, inputs):
@@ -184,20 +187,49 @@ def test_an_empty_log_and_one_without_dev_loss_are_said_in_words(work, inputs):
     assert "its log has no dev loss yet" in outline(html).text
 
 
+def test_the_utterance_shown_is_of_the_last_gaussian_system(inputs):
+    _, pictures = page.build_page(**inputs)
+    (shown,) = [p for p in pictures if p.name.startswith("utterance")]
+    assert "as tri aligned them" in shown.caption
+    inputs["alignments"] = inputs["alignments"][2:]  # a network alone
+    _, pictures = page.build_page(**inputs)
+    assert any("as dnn aligned them" in p.caption for p in pictures)
+
+
+def test_reports_with_and_without_true_times_share_a_table(inputs):
+    inputs["alignments"][0]["boundaries"] = None
+    text = outline(page.build_page(**inputs)[0]).text
+    assert "31.0 14.4 7 unknown tri dev" in text
+    assert "31.0 14.4 7 9.4 86.1" in text
+    assert "True phone times are not known: mono, dev." in text
+
+
+def test_the_table_of_alignments_lies_beside_the_page(work, html):
+    lines = (work / "report/ali.md").read_text().splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    assert cells[0][:2] == ["model", "split"]
+    assert {len(row) for row in cells} == {13}
+    assert [row[0] for row in cells[2:]] == list(MODELS)
+    text = outline(html).text
+    assert all(" ".join(row) in text for row in cells[2:])
+
+
 def test_unknown_true_times_and_missing_stage_times_are_said_in_words(inputs):
+    inputs["alignments"] = inputs["alignments"][:1]
     inputs["alignments"][0] |= {"boundaries": None, "lost": []}
     inputs["alignments"][0]["example"]["true"] = None
     inputs["times"] = []
     text = outline(page.build_page(**inputs)[0]).text
-    assert "True phone times are not known for this split" in text
+    assert "True phone times are not known: mono, dev." in text
     assert "Every utterance was aligned" in text
+    assert "median, ms" not in text
     assert "No stage has left its time" in text
 
 
 def test_many_lost_utterances_are_counted_and_some_listed(inputs):
-    inputs["alignments"][0]["lost"] = [[f"u{i:03d}", "too short"] for i in range(50)]
+    inputs["alignments"][1]["lost"] = [[f"u{i:03d}", "too short"] for i in range(50)]
     text = outline(page.build_page(**inputs)[0]).text
-    assert "50 utterances lost (62.5 %)" in text
+    assert "tri, dev: 50 utterances lost (62.5 %)" in text
     assert "u019" in text
     assert "u020" not in text
     assert "and 30 more" in text
@@ -206,7 +238,7 @@ def test_many_lost_utterances_are_counted_and_some_listed(inputs):
 @pytest.mark.parametrize("runs", [1, 2, 9])
 def test_any_number_of_runs_fits(inputs, runs):
     rows = inputs["table"]["rows"]
-    first = [row for row in rows if row["ours"]["run"] == "gmm"]
+    first = [row for row in rows if row["ours"]["run"] == "mono"]
     inputs["table"]["rows"] = [
         {**row, "ours": row["ours"] | {"run": f"run{i}", "ci95": None}}
         for i in range(runs)
@@ -221,7 +253,7 @@ def test_the_headline_names_the_best_run_on_the_held_out_split(inputs):
     best = next(r["ours"] for r in table["rows"] if r["label"] == "dnn, test")
     text = page.headline(table)
     assert text.startswith(f"On test, dnn is best with {100 * best['wer']:.2f} % word errors")
-    assert f"{-100 * best['against']['difference']:.2f} points fewer than gmm" in text
+    assert f"{-100 * best['against']['difference']:.2f} points fewer than mono" in text
 
 
 def test_each_run_has_its_own_colour_and_the_baseline_is_grey():

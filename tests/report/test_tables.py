@@ -54,10 +54,10 @@ def test_the_json_has_the_shape_of_all_tables(scores):
 def test_only_held_out_splits_are_compared_and_only_with_the_first_run(scores):
     for row in wer_table(scores)["rows"]:
         ours = row["ours"]
-        compared = ours["run"] != "gmm" and ours["split"] == "test"
+        compared = ours["run"] != "mono" and ours["split"] == "test"
         assert (ours["against"] is not None) == compared
         if compared:
-            assert ours["against"]["run"] == "gmm"
+            assert ours["against"]["run"] == "mono"
             assert ours["against"]["difference"] < 0
             assert ours["against"]["p"] < 0.05
 
@@ -65,7 +65,7 @@ def test_only_held_out_splits_are_compared_and_only_with_the_first_run(scores):
 def test_the_difference_is_that_of_the_rates(scores):
     rate = {(s["run"], s["split"]): s["wer"] for s in scores}
     (against,) = (r["ours"]["against"] for r in wer_table(scores)["rows"] if r["ours"]["against"])
-    assert against["difference"] == pytest.approx(rate["dnn", "test"] - rate["gmm", "test"])
+    assert against["difference"] == pytest.approx(rate["dnn", "test"] - rate["mono", "test"])
 
 
 @pytest.mark.parametrize("speakers, over", [(12, "12 speakers"), (9, "96 utterances")])
@@ -101,7 +101,7 @@ def test_the_markdown_says_when_with_what_and_what_went_wrong(scores):
     text = tables.markdown(wer_table(scores))
     for said in (*ABOUT.values(), "1000 draws, seed 1", "over speakers", "upper-1", "sclite"):
         assert said in text
-    assert "gmm, test: 1 of 96 utterances reached no final state" in text
+    assert "mono, test: 1 of 96 utterances reached no final state" in text
 
 
 def test_no_error_is_not_shown_as_certainty(scores):
@@ -122,13 +122,13 @@ def test_the_lines_are_kaldis_one_a_row(work):
 
 
 def test_two_scores_of_one_run_and_split_are_refused(scores):
-    with pytest.raises(ValueError, match="run gmm has two scores of dev"):
+    with pytest.raises(ValueError, match="run mono has two scores of dev"):
         wer_table([*scores, scores[0]])
 
 
 def test_words_normalised_differently_are_refused(scores):
     scores[1]["normaliser"] = "lower-3"
-    with pytest.raises(ValueError, match="normalised by lower-3 but gmm by upper-1"):
+    with pytest.raises(ValueError, match="normalised by lower-3 but mono by upper-1"):
         wer_table(scores)
 
 
@@ -136,7 +136,7 @@ def test_runs_scored_on_other_utterances_are_refused(scores):
     score = next(s for s in scores if s["run"] == "dnn" and s["split"] == "test")
     for row in score["by_utterance"].values():
         row["speaker"] = "x" + row["speaker"]
-    with pytest.raises(ValueError, match="dnn and gmm, test: 12 and 12 units cannot be paired"):
+    with pytest.raises(ValueError, match="dnn and mono, test: 12 and 12 units cannot be paired"):
         wer_table(scores)
 
 

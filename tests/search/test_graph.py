@@ -1,13 +1,18 @@
 """HCLG accepts what grammar, lexicon and states allow, at the cost they give it."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from toy import all_sentences, cheapest, path_of, scores_of, toy_lang
+from toy import all_sentences, cheapest, path_of, scores_of, tied, toy_lang
 
+from asr_train.lang.lexicon import Lexicon
+from asr_train.lang.states import States
+from asr_train.lang.tree import Tree
 from asr_train.search.beam import Beam
 from asr_train.search.graph import (
+    check_phones,
     decoding_graph,
     load_graph,
     to_arrays,
@@ -48,6 +53,65 @@ def test_the_decoding_graph_costs_what_the_best_transcript_costs(seed):
     assert cheapest(decoding_graph(lang, lang.states, loop_S), scores_TS) == pytest.approx(
         best, abs=0.02
     )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("share", [(), (1, 2), (2, 3)])
+def test_with_tied_states_it_costs_what_the_best_transcript_costs(seed, share):
+    """Across words; even where phones share roots, so that other words have the same states."""
+    rng = np.random.default_rng(seed)
+    lang = toy_lang(phone_states=1, silence_states=2)
+    states = tied(lang, rng, share)
+    loop_S = np.linspace(0.3, 0.8, states.num_states)
+    path_T = path_of(lang, ["C", "AB"], rng, states=states)
+    scores_TS = scores_of(path_T, states.num_states, rng, margin=1.0)
+    word = math.log(len(lang.grammar.words) + 1)
+    best = min(
+        words_cost(lang, words, scores_TS, loop_S, states) + word * (len(words) + 1)
+        for words in all_sentences(lang.grammar.words, 3)
+    )
+    for smaller in (False, True):
+        graph = decoding_graph(lang, states, loop_S, smaller=smaller)
+        assert graph.arcs_A["ilabel"].max() <= states.num_states
+        assert cheapest(graph, scores_TS) == pytest.approx(best, abs=0.02)
+
+
+@pytest.mark.parametrize("share", [(), (1, 2)])
+def test_clear_scores_of_tied_states_give_the_words_back(share):
+    rng = np.random.default_rng(2)
+    lang = toy_lang(words=("A", "ALSO", "ABC"))
+    states = tied(lang, rng, share)
+    loop_S = np.linspace(0.3, 0.8, states.num_states)
+    words = [lang.grammar.words[i] for i in rng.integers(0, 3, 6)]
+    path_T = path_of(lang, words, rng, states=states)
+    scores_TS = scores_of(path_T, states.num_states, rng)
+    graph = decoding_graph(lang, states, loop_S)
+    top = int(graph.arcs_A["ilabel"].max())
+    found = Beam(to_vector(graph), states.num_states, 50, 10**6, top).best_path(scores_TS)
+    assert found is not None
+    assert np.array_equal(found.columns_T, path_T)
+    assert [lang.lexicon.words[i - 1] for i in found.words] == words
+
+
+def test_words_whose_phones_are_tied_all_over_are_told_apart_by_the_grammar_alone():
+    """Where a and b have the same states everywhere, A and another word B sound alike."""
+    lang = toy_lang(("A", "B"), max_words=1, phone_states=1, silence_states=2)
+    prons = {**lang.lexicon.prons, "B": (("b",),)}
+    lang = replace(lang, lexicon=Lexicon({w: prons[w] for w in sorted(prons)}))
+    root_PJ = np.array([[0, 1], [2, -1], [2, -1], [3, -1]], np.int32)
+    nothing_N, leaf_N = np.full(4, -1, np.int32), np.arange(4, dtype=np.int32)
+    questions_QP, side_N = np.zeros((0, 4), bool), np.zeros(4, np.int8)
+    tree = Tree(questions_QP, nothing_N, side_N, nothing_N, nothing_N, leaf_N, root_PJ)
+    states = States(lang.states.phones, 1, 2, tree)
+    loop_S = np.full(4, 0.5)
+    scores_TS = np.zeros((4, 4), np.float32)
+    scores_TS[:, 2] = 20
+    costs = []
+    for words in (("A", "B"), ("A",), ("B",)):
+        some = replace(lang, grammar=replace(lang.grammar, words=list(words)))
+        costs.append(cheapest(decoding_graph(some, states, loop_S), scores_TS))
+    assert costs[1] == pytest.approx(costs[2], abs=1e-3)
+    assert costs[0] - costs[1] == pytest.approx(2 * math.log(3 / 2), abs=0.02)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -206,6 +270,33 @@ def test_a_stored_graph_is_refused_by_another_language(tmp_path):
     for other in (toy_lang(words=("A", "C")), toy_lang(phone_states=2)):
         with pytest.raises(ValueError, match="hash"):
             load_graph(tmp_path / "HCLG.json", other, lang.states)
+
+
+def test_a_stored_graph_is_refused_by_another_tree(tmp_path):
+    lang = toy_lang()
+    states, other = (tied(lang, np.random.default_rng(seed)) for seed in (0, 1))
+    graph = decoding_graph(lang, states, np.full(states.num_states, 0.5))
+    write_graph(tmp_path / "HCLG.json", graph, lang, states, {"run": "tri"})
+    load_graph(tmp_path / "HCLG.json", lang, states)
+    for wrong in (other, lang.states):
+        with pytest.raises(ValueError, match=f"states_hash {states.hash} .* {wrong.hash}"):
+            load_graph(tmp_path / "HCLG.json", lang, wrong)
+
+
+def test_a_model_of_other_phones_is_refused_with_the_phone_and_both_hashes():
+    lang = toy_lang()
+    check_phones(lang, lang.states)
+    check_phones(lang, tied(lang, np.random.default_rng(0)))  # the tree is the model's own
+    less = replace(lang.states, phones=lang.states.phones[:-1])
+    for states, says in (
+        (less, rf"model has 3 phones \({less.hash}\) .* has 4 \({lang.states.hash}\).* has c"),
+        (replace(lang.states, phone_states=2), "of other states"),
+        (replace(lang.states, silence_states=2), "of other states"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            check_phones(lang, states)
+        with pytest.raises(ValueError, match=says):
+            decoding_graph(lang, states, np.full(states.num_states, 0.5))
 
 
 def test_a_flipped_bit_in_a_stored_graph_is_noticed(tmp_path):

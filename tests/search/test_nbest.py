@@ -1,7 +1,6 @@
 """N-best lists are sorted, distinct and exact; rescoring and oracles are what they are called."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ from kaldialign import edit_distance
 from made_graphs import STATES, WORDS, cheapest_rows, random_graph, random_scores
 
 from asr_train.search.lattice import Lattices, best_path
-from asr_train.search.nbest import Edits, lattice_oracle, list_oracle, nbest, rescore
+from asr_train.search.nbest import Edits, lattice_oracle, list_oracle, nbest
 
 SEEDS = range(8)
 NAMES = ["ONE", "TWO", "THREE"]
@@ -71,65 +70,6 @@ def test_a_list_cut_short_by_the_limit_says_so_and_is_right():
 def test_an_empty_list_cannot_be_asked_for():
     with pytest.raises(ValueError, match="at least 1"):
         nbest(searched(0)[2], 0)
-
-
-# --- another language model ---------------------------------------------------------------------
-
-
-class Unigrams:
-    """Log-probabilities that depend on the words alone."""
-
-    def __init__(self, rng):
-        self._costs = dict(zip(NAMES, rng.uniform(0.5, 3, len(NAMES)), strict=True))
-
-    def logprob(self, words):
-        return -sum(self._costs[w] for w in words) - 0.7
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_rescoring_exchanges_the_model_s_costs(seed):
-    rng = np.random.default_rng(seed)
-    found = nbest(searched(seed)[2], 100).sentences
-    old, new = Unigrams(rng), Unigrams(rng)
-    before = {tuple(s.words): s for s in found}
-    after = rescore(found, NAMES, old, new, lm_weight=2.0, penalty=0.25)
-    assert [s.cost for s in after] == sorted(s.cost for s in after)
-    assert len(after) == len(found)
-    for s in after:
-        words = [NAMES[i - 1] for i in s.words]
-        change = 2.0 * (old.logprob(words) - new.logprob(words)) + 0.25 * len(words)
-        was = before[tuple(s.words)]
-        assert s.graph_cost == pytest.approx(was.graph_cost + change)
-        assert s.acoustic_cost == was.acoustic_cost
-
-
-def test_the_same_model_changes_nothing_and_going_back_restores():
-    rng = np.random.default_rng(0)
-    found = nbest(searched(0)[2], 100).sentences
-    old, new = Unigrams(rng), Unigrams(rng)
-    for again in (
-        rescore(found, NAMES, old, old.logprob, 3.0),  # a model or its function
-        rescore(rescore(found, NAMES, old, new, 3.0), NAMES, new, old, 3.0),
-        rescore(rescore(found, NAMES, old, new, 3.0, 0.0, 1.0), NAMES, new, old, 1.0, 0.0, 3.0),
-    ):
-        assert [s.words for s in again] == [s.words for s in found]
-        assert [s.cost for s in again] == pytest.approx([s.cost for s in found])
-
-
-def test_a_sentence_that_the_new_model_forbids_comes_last():
-    found = nbest(searched(0)[2], 100).sentences
-    best = [NAMES[i - 1] for i in found[0].words]
-    after = rescore(found, NAMES, lambda _: 0.0, lambda w: -math.inf if w == best else 0.0, 1.0)
-    assert after[0].words == found[1].words
-    assert after[-1].words == found[0].words
-
-
-def test_models_that_do_not_fit_the_graph_are_refused():
-    found = nbest(searched(0)[2], 100).sentences
-    with pytest.raises(ValueError, match="graph was made with"):
-        rescore(found, NAMES, lambda _: -math.inf, lambda _: 0.0, 1.0)
-    with pytest.raises(ValueError, match="allows none"):
-        rescore(found, NAMES, lambda _: 0.0, lambda _: -math.inf, 1.0)
 
 
 # --- oracle -------------------------------------------------------------------------------------
