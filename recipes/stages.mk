@@ -80,7 +80,7 @@ clean:
 # One settings file a stage, rewritten only when its content changes: a stage reruns when its own
 # numbers change. '+' runs these lines under -n too, so that the plan it prints is true.
 conf:
-	+@$(PY) $S/resolve.py $C '$(RUNS)' $(CONF) $(SET)
+	+@$(PY) $S/resolve.py $C '$(RUNS)' $(if $(filter gmm=%,$(CONF) $(SET)),,gmm=$(ALIGNER)) $(CONF) $(SET)
 $C/%.yaml: conf ; +@:
 
 $W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(INPUTS) $(LANG_FILES)

@@ -174,7 +174,7 @@ def main(output: str, words: str = "5000") -> None:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, quiet():
         lang = made_up(int(words), rng, Path(folder))
-        graph = decoding_graph(lang, np.full(lang.states.num_states, 0.6))
+        graph = decoding_graph(lang, lang.states, np.full(lang.states.num_states, 0.6))
         fst = kaldifst.StdConstFst(to_vector(graph))
     built = time.perf_counter()
     lattices = Lattices(graph, lang.states.num_states)

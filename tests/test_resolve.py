@@ -44,6 +44,8 @@ def test_every_file_of_conf_is_valid(group, name):
     if group == "corpus" and not name.startswith("digits"):
         kind = "folder" if name == "folder" else "published"
         extra = [f"corpus.{kind}.dir=somewhere"]
+    if (group, name) == ("lang", "sentences"):
+        extra = ["lm=trigram"]
     assert isinstance(settings("dnn", [f"{group}={name}", *extra]), Config)
 
 
@@ -117,7 +119,8 @@ def finish(plan, work: Path) -> None:
     for path in work.rglob("*.yaml"):
         os.utime(path, (begin, begin))
     names = ["train", "dev", "test"]
-    order = [f"manifests/{s}.jsonl.gz" for s in names] + ["lang/index.json"]
+    order = [f"manifests/{s}.jsonl.gz" for s in names]
+    order += ["lm/index.json", "lang/index.json"]
     order += [f"feats/{s}.jsonl.gz" for s in names] + ["exp/mono/model.json"]
     order += [f"ali/mono/{s}.jsonl.gz" for s in names[:2]]
     order += [f"shards/mono/{s}/index.json" for s in names[:2]] + ["exp/dnn/model.json"]

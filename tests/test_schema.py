@@ -22,6 +22,10 @@ DECODE = {
     "insertion_penalties": [0.0],
     "lm_weights": [1.0],
     "minimise": True,
+    "nbest": 0,
+    "lattice_beam": 8.0,
+    "rescore_lm_weights": [1.0],
+    "rescore_penalties": [0.0],
 }
 
 

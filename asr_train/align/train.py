@@ -155,7 +155,7 @@ def _start_from(job: Job, before: Mixtures) -> tuple[Mixtures, list[Outcome | No
         states = States(states.phones, states.phone_states, states.silence_states, tree)
         row["tree"] = growth.plain()
     visits_K = stats_visits(outcomes, stats)
-    gmm, floor_D = _one_gaussian_each(stats, visits_K, states, before, settings)
+    gmm, floor_D = _one_gaussian_each(stats, visits_K, states, settings)
     job.log({**row, "states": states.num_states, "seconds": round(time.time() - start, 2)})
     moved = [_with_states(o, states) if isinstance(o, Aligned) else o for o in outcomes]
     return Mixtures(front, gmm, states), list(moved), floor_D
@@ -237,7 +237,7 @@ def stats_visits(outcomes: Sequence[Outcome | None], stats: Stats) -> np.ndarray
 
 
 def _one_gaussian_each(
-    stats: Stats, visits_K: np.ndarray, states: States, before: Mixtures, settings: GmmSettings
+    stats: Stats, visits_K: np.ndarray, states: States, settings: GmmSettings
 ) -> tuple[Gmm, np.ndarray]:
     """The mean and variance of each state's frames, and the variances' floor.
 

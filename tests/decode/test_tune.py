@@ -123,7 +123,7 @@ def counted(lang, monkeypatch):
     def run(errors_of_choice, **lists):
         decoded = []
 
-        def errors(scorer, lang, utterances, settings, choices, graph_of):
+        def errors(scorer, lang, utterances, settings, normaliser, choices, graph_of):
             decoded.extend(choices)
             return [(c, WordErrors(correct=1000, deletions=errors_of_choice(c))) for c in choices]
 

@@ -12,6 +12,8 @@ from lhotse.kaldi import load_kaldi_data_dir
 
 from asr_train.data import corpus
 from asr_train.data.corpus import CorpusError
+from asr_train.data.folder import SPLITS
+from asr_train.data.folder import folder as folder_of
 from asr_train.interop.kaldi import (
     cuts_of,
     read_data_dir,
@@ -223,8 +225,8 @@ def taken(folder, **more) -> list[corpus.Made]:
     named = [f"corpus.folder.dir={folder}", "corpus.folder.max_dropped_share=0"]
     resolved = settings("dnn", ["corpus=folder", *named, *(f"{k}={v}" for k, v in more.items())])
     return [
-        corpus.folder(resolved.corpus, resolved.lang.lexicon, split, folder / "mixed")
-        for split in corpus.SPLITS
+        folder_of(resolved.corpus, resolved.lang.lexicon, split, folder / "mixed")
+        for split in SPLITS
     ]
 
 

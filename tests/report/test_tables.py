@@ -75,7 +75,7 @@ def test_a_comparison_is_said_with_interval_p_and_what_was_drawn(scores, speaker
             row["speaker"] = f"s{int(row['speaker'][-2:]) % speakers}"
     table = wer_table(scores)
     (line,) = tables.comparison_lines(table)
-    assert line.startswith("dnn against gmm, test: −")
+    assert line.startswith("dnn against mono, test: −")
     assert line.endswith(f", paired over {over}")
     assert re.search(r"−\d+\.\d\d points \(−\d+\.\d\d to [−+]\d+\.\d\d\), p 0\.0", line)
     assert line in tables.markdown(table)
