@@ -307,8 +307,11 @@ class NgramSettings:
     order: int  # words of its longest n-grams
     min_counts: list[int]  # an order; n-grams that the text has less often are left out
     prune: float  # the share by which perplexity must rise without an n-gram; 0: all stay
+    file: str | None = None  # an ARPA file, plain or .gz, in place of training
 
     def check(self, where: str) -> None:
+        if self.file == "":
+            raise SettingsError(f"{where}.file is empty; it must name an ARPA file, or be null")
         _within(where, 1, 4, order=self.order)
         _within(where, 0, 1, prune=self.prune)
         counts = self.min_counts
@@ -338,7 +341,8 @@ class LmSettings:
         self.small.check("lm.small")
         if self.big is not None:
             self.big.check("lm.big")
-        if not self.text and not self.transcripts:
+        trained = [m for m in (self.small, self.big) if m is not None and m.file is None]
+        if trained and not self.text and not self.transcripts:
             raise SettingsError(
                 "lm.text is empty and lm.transcripts is false; a language model needs one of them"
             )

@@ -24,7 +24,8 @@ LANG_FILES := $(wildcard $(foreach k,lexicon grammar,\
   $(patsubst lang.$k.file=%,%,$(filter lang.$k.file=%,$(CONF) $(SET)))))
 comma := ,
 LM_FILES := $(wildcard $(subst $(comma), ,$(patsubst lm.text=[%],%,\
-  $(filter lm.text=[%],$(CONF) $(SET)))))
+  $(filter lm.text=[%],$(CONF) $(SET)))) $(foreach k,small big,\
+  $(patsubst lm.$k.file=%,%,$(filter lm.$k.file=%,$(CONF) $(SET)))))
 # And of what words are normalised by, in tuning and scoring.
 WORD_FILES := $(wildcard $(patsubst score.normaliser.mapping=%,%,\
   $(filter score.normaliser.mapping=%,$(CONF) $(SET))))
@@ -87,8 +88,9 @@ $W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(INPUTS) $(LANG_FILES)
 	$(PY) $S/manifests.py $(wordlist 1,2,$^) $@
 $W/lm/index.json: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lm.yaml $(LM_FILES)
 	$(PY) $S/lm.py $(wordlist 1,3,$^) $@
-$W/lang/index.json: $W/manifests/$(TRAIN).jsonl.gz $C/lang.yaml $W/lm/index.json $(LANG_FILES)
-	$(PY) $S/lang.py $(wordlist 1,3,$^) $@
+$W/lang/index.json: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lang.yaml \
+  $W/lm/index.json $(LANG_FILES)
+	$(PY) $S/lang.py $(wordlist 1,4,$^) $@
 $W/feats/%.jsonl.gz: $W/manifests/%.jsonl.gz $C/feats.yaml ; $(PY) $S/feats.py $^ $@
 # Rules of single files are patterns as well (model%json): .SECONDARY would have make look through
 # a settings file that a rule names in full, find that its prerequisite `conf` is no file, and make

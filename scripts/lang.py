@@ -1,6 +1,7 @@
-"""lang.py manifests/TRAIN.jsonl.gz conf/lang.yaml lm/index.json lang/index.json
+"""lang.py manifests/TRAIN.jsonl.gz manifests/DEV.jsonl.gz conf/lang.yaml lm/index.json OUTPUT
 
-Words, pronunciations, HMM states and grammar: the ids of all later stages.
+OUTPUT is lang/index.json: words, pronunciations, HMM states and grammar, the ids of all later
+stages. DEV's words get pronunciations so that it can be aligned; the grammar does not see them.
 """
 
 import shutil
@@ -14,7 +15,10 @@ from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, LangSettings, load
 
 
-def lang(manifest: str, conf: str, models: str, output: str) -> None:
+SHOWN = 20  # words without pronunciation that are printed
+
+
+def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) -> None:
     settings = load(LangSettings, conf)
     model = _model(settings, Path(models))
     arpa = None
@@ -22,20 +26,14 @@ def lang(manifest: str, conf: str, models: str, output: str) -> None:
         arpa = Path(output).parent / "G.arpa"
         with replacing(arpa) as scratch:
             shutil.copyfile(model, scratch)
-    cuts = read_jsonl(manifest)
-    spoken = {
-        word
-        for cut in cuts
-        for supervision in cut["supervisions"]
-        for word in supervision["text"].split()
-    }
+    spoken = _words(manifest)
     if not spoken:
         raise ValueError(
-            f"none of the {len(cuts)} utterances in {manifest} has a word in its transcript, so "
-            "there is nothing to train on; mend the corpus, delete that file and run make again"
+            f"none of the utterances in {manifest} has a word in its transcript, so there is "
+            "nothing to train on; mend the corpus, delete that file and run make again"
         )
     allowed = grammar_words(settings.grammar, arpa) or sorted(spoken)
-    lexicon = Lexicon.from_settings(settings.lexicon, spoken | set(allowed))
+    lexicon = Lexicon.from_settings(settings.lexicon, spoken | set(allowed) | _words(dev_manifest))
     if not lexicon.prons:
         raise ValueError(
             f"none of the {len(lexicon.missing)} words has a pronunciation, for example "
@@ -49,7 +47,12 @@ def lang(manifest: str, conf: str, models: str, output: str) -> None:
     print(
         f"lang: {len(lexicon.prons)} words, {len(states.phones)} phones with silence, "
         f"{states.num_states} states"
-        + (f"; without pronunciation: {', '.join(lexicon.missing)}" if lexicon.missing else "")
+        + (
+            f"; {len(lexicon.missing)} without pronunciation: "
+            f"{', '.join(lexicon.missing[:SHOWN])}{', ...' * (len(lexicon.missing) > SHOWN)}"
+            if lexicon.missing
+            else ""
+        )
     )
     if lexicon.guessed:
         print(
@@ -57,6 +60,12 @@ def lang(manifest: str, conf: str, models: str, output: str) -> None:
             f"{settings.lexicon.unknown.value}, for example {', '.join(lexicon.guessed[:5])}; "
             f"all are in {output} under guessed"
         )
+
+
+def _words(manifest: str) -> set[str]:
+    """All words of a split's transcripts."""
+    spoken = (s["text"] for cut in read_jsonl(manifest) for s in cut["supervisions"])
+    return {word for text in spoken for word in text.split()}
 
 
 def _model(settings: LangSettings, models: Path) -> Path | None:
