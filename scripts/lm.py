@@ -40,7 +40,7 @@ def lm(train_manifest: str, dev_manifest: str, conf: str, output: str) -> None:
 
 
 def texts_of(settings: LmSettings, train_manifest: str) -> list[Text]:
-    """What models are trained on: one text, or with `mix` transcripts and text, of one vocabulary."""
+    """What models learn from: one text, or with `mix` transcripts and text, of one vocabulary."""
     sources = [read_sentences(settings.text)]
     if settings.transcripts:
         sources.insert(0, spoken(train_manifest))

@@ -46,6 +46,8 @@ def test_every_file_of_conf_is_valid(group, name):
         extra = [f"corpus.{kind}.dir=somewhere"]
     if (group, name) == ("lang", "sentences"):
         extra = ["lm=trigram"]
+    if (group, name) == ("lm", "arpa"):
+        extra = ["lm.small.file=small.arpa", "lm.big.file=big.arpa"]
     assert isinstance(settings("dnn", [f"{group}={name}", *extra]), Config)
 
 

@@ -24,7 +24,7 @@ def stage(tmp_path):
         write_yaml(conf, plain(config.lang))
         output = tmp_path / "lang" / "index.json"
         output.parent.mkdir(exist_ok=True)
-        lang(str(manifest), str(conf), str(models), str(output))
+        lang(str(manifest), str(manifest), str(conf), str(models), str(output))
         return output
 
     return run
@@ -47,3 +47,15 @@ def test_nothing_is_guessed_where_words_are_lost(stage, capsys):
     assert "without pronunciation: COVID, XQZ" in said
     assert "for example" not in said
     assert read_json(index)["guessed"] == []
+
+
+def test_words_of_dev_are_pronounced_yet_not_in_the_grammar(tmp_path):
+    train, dev, conf, models = (tmp_path / n for n in ("t.jsonl.gz", "d.jsonl.gz", "l.yaml", "m"))
+    for manifest, text in ((train, "ONE TWO"), (dev, "TWO THREE")):
+        write_jsonl(manifest, [{"supervisions": [{"text": text}]}])
+    write_json(models, {})
+    write_yaml(conf, plain(settings("dnn", ["lang=words"]).lang))
+    lang(str(train), str(dev), str(conf), str(models), str(tmp_path / "index.json"))
+    loaded = load_lang(tmp_path / "index.json")
+    assert loaded.lexicon.words == ["ONE", "THREE", "TWO"]
+    assert loaded.grammar.words == ["ONE", "TWO"]
