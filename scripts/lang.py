@@ -14,7 +14,6 @@ from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, LangSettings, load
 
-
 SHOWN = 20  # words without pronunciation that are printed
 
 
