@@ -26,7 +26,7 @@ Pronunciation = tuple[str, ...]
 # letters and digits; vowels go to what CMU has most often in their place.
 PHONES = {
     **{"p": "P", "t": "T", "t#": "T", "t2": "T", "?": "T", "k": "K", "b": "B", "d": "D", "g": "G"},
-    **{"tS": "CH", "dZ": "JH", "f": "F", "T": "TH", "s": "S", "S": "SH", "h": "HH", "x": "K"},
+    **{"tS": "CH", "dZ": "JH", "f": "F", "T": "TH", "s": "S", "S": "SH", "h": "HH", "x": "K", "C": "K"},
     **{"v": "V", "D": "DH", "z": "Z", "Z": "ZH", "m": "M", "n": "N", "n-": "AX N", "N": "NG"},
     **{"l": "L", "l#": "L", "@L": "AX L", "r": "R", "r-": "R", "w": "W", "j": "Y", ";": ""},
     **{"i": "IY", "i:": "IY", "I": "IH", "I2": "IH", "I#": "IH", "E": "EH", "a": "AE", "aa": "AE"},
@@ -66,8 +66,8 @@ def pronounce(
         words: in upper case.
         dictionary: word -> its variants in ARPAbet, with AX if `schwa`.
         schwa: unstressed AH is AX, a phone of its own.
-    Raises:
-        EspeakError: for a phoneme without ARPAbet name; names the word.
+    Returns:
+        Without words that have sounds of other languages only, or none.
     """
     guessed = spoken(words, schwa)
     for word, guess in guessed.items():
@@ -105,12 +105,9 @@ def _ending(last: str, sound: str) -> Pronunciation:
 
 
 def spoken(words: Iterable[str], schwa: bool) -> dict[str, Pronunciation]:
-    """What espeak says of each word by itself; without those that it has no sounds for.
+    """What espeak says of each word by itself; without those that it has no English sounds for.
 
     The same in any order, process and thread.
-
-    Raises:
-        EspeakError: for a phoneme without ARPAbet name; names the word.
     """
     prons = {}
     with loaded() as (lib, _):
@@ -118,7 +115,13 @@ def spoken(words: Iterable[str], schwa: bool) -> dict[str, Pronunciation]:
             raise EspeakError("espeak-ng has no voice 'en-us'; reinstall espeakng-loader")
         lib.espeak_TextToPhonemes.restype = ctypes.c_char_p
         for word in words:
-            if is_latin(word) and (pron := arpabet(word, _mnemonics(lib, word))):
+            if not is_latin(word):
+                continue
+            try:
+                pron = arpabet(word, _mnemonics(lib, word))
+            except EspeakError:  # a sound of another language: the word stays unknown, and is listed
+                continue
+            if pron:
                 prons[word] = pron if schwa else tuple("AH" if p == "AX" else p for p in pron)
     return prons
 
