@@ -17,7 +17,7 @@ from asr_train.interop.ctm import write_ctm
 from asr_train.interop.times import found as words_of
 from asr_train.jobs import main
 from asr_train.lang.index import Lang, load_lang
-from asr_train.search.graph import Arrays, load_graph, to_arrays
+from asr_train.search.graph import Graph, load_graph
 
 
 def decode(model: str, tuned: str, language: str, features: str, output: str) -> None:
@@ -69,7 +69,7 @@ def decode(model: str, tuned: str, language: str, features: str, output: str) ->
     )
 
 
-def _tuned(path: Path, scorer: Scorer, lang: Lang) -> tuple[Choice, Effort, Arrays]:
+def _tuned(path: Path, scorer: Scorer, lang: Lang) -> tuple[Choice, Effort, Graph]:
     """What the tune stage left: choice, effort and graph.
 
     Raises:
@@ -87,7 +87,7 @@ def _tuned(path: Path, scorer: Scorer, lang: Lang) -> tuple[Choice, Effort, Arra
                 raise ValueError(f"{about} has {key} {made[key]} but {path} has {chosen[key]}")
         choice = Choice(*(chosen[f.name] for f in fields(Choice)))
         effort = Effort(*(chosen[f.name] for f in fields(Effort)))
-        return choice, effort, to_arrays(load_graph(about, lang, known_states(scorer)))
+        return choice, effort, load_graph(about, lang, known_states(scorer), effort.nbest > 0)
     except (ValueError, KeyError) as error:
         reason = f"{path} or {about} lacks {error}" if isinstance(error, KeyError) else str(error)
         # Whatever is wrong with the graph: tuned.json is what make looks at

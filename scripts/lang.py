@@ -6,6 +6,7 @@ stages. DEV's words get pronunciations so that it can be aligned; the grammar do
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from asr_train.files import check_part, read_json, read_jsonl, replacing
 from asr_train.jobs import main
@@ -25,14 +26,17 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
         arpa = Path(output).parent / "G.arpa"
         with replacing(arpa) as scratch:
             shutil.copyfile(model, scratch)
-    spoken = _words(manifest)
+    cuts = read_jsonl(manifest)
+    spoken = _words(cuts)
     if not spoken:
         raise ValueError(
-            f"none of the utterances in {manifest} has a word in its transcript, so there is "
-            "nothing to train on; mend the corpus, delete that file and run make again"
+            f"none of the {len(cuts)} utterances in {manifest} has a word in its transcript, so "
+            "there is nothing to train on; mend the corpus, delete that file and run make again"
         )
     allowed = grammar_words(settings.grammar, arpa) or sorted(spoken)
-    lexicon = Lexicon.from_settings(settings.lexicon, spoken | set(allowed) | _words(dev_manifest))
+    lexicon = Lexicon.from_settings(
+        settings.lexicon, spoken | set(allowed) | _words(read_jsonl(dev_manifest))
+    )
     if not lexicon.prons:
         raise ValueError(
             f"none of the {len(lexicon.missing)} words has a pronunciation, for example "
@@ -61,9 +65,9 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
         )
 
 
-def _words(manifest: str) -> set[str]:
+def _words(cuts: list[dict[str, Any]]) -> set[str]:
     """All words of a split's transcripts."""
-    spoken = (s["text"] for cut in read_jsonl(manifest) for s in cut["supervisions"])
+    spoken = (s["text"] for cut in cuts for s in cut["supervisions"])
     return {word for text in spoken for word in text.split()}
 
 

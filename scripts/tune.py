@@ -12,7 +12,7 @@ import torch
 
 from asr_train.data.features import open_feats
 from asr_train.decode.posteriors import known_states, load_scorer
-from asr_train.decode.tune import at_an_edge, top_label, tune
+from asr_train.decode.tune import at_an_edge, tune
 from asr_train.files import write_json
 from asr_train.jobs import main, peak_megabytes
 from asr_train.lang.index import load_lang
@@ -44,7 +44,7 @@ def tuned(
     )
     path = Path(output)
     weights = {"lm_weight": best.lm_weight, "insertion_penalty": best.insertion_penalty}
-    about = {"top_label": top_label(graph), "run": scorer.run, **weights}
+    about = {"run": scorer.run, **weights}
     write_graph(path.parent / "graph" / "HCLG.json", graph, lang, known_states(scorer), about)
     split, errors = Path(features).name.removesuffix(".jsonl.gz"), dict(tried)[best]
     edges = at_an_edge(best, settings)

@@ -32,7 +32,8 @@ ROOT = Path(__file__).parents[1]
 COMMANDS = {  # as recipes/stages.mk has them; the last path is the output
     "manifests": "conf/corpus.yaml conf/lexicon.yaml manifests/{}.jsonl.gz",
     "lm": "manifests/train.jsonl.gz manifests/dev.jsonl.gz conf/lm.yaml lm/index.json",
-    "lang": "manifests/train.jsonl.gz conf/lang.yaml lm/index.json lang/index.json",
+    "lang": "manifests/train.jsonl.gz manifests/dev.jsonl.gz conf/lang.yaml lm/index.json "
+    "lang/index.json",
     "feats": "manifests/{}.jsonl.gz conf/feats.yaml feats/{}.jsonl.gz",
     "gmm": "feats/train.jsonl.gz lang/index.json conf/ali.yaml conf/gmm/mono.yaml "
     "exp/mono/model.json",

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from asr_train.data.features import Utterance
 from asr_train.decode.posteriors import Scorer, known_states
 from asr_train.decode.words import Choice, search
@@ -20,7 +18,7 @@ from asr_train.lang.index import Lang
 from asr_train.schema import DecodeSettings
 from asr_train.score.normalise import PLAIN, Normaliser
 from asr_train.score.words import WordErrors
-from asr_train.search.graph import Arrays, decoding_graph, to_const, with_penalty
+from asr_train.search.graph import Arrays, Graph, decoding_graph, with_penalty
 
 CHUNK = 4  # utterances handed to a worker at a time
 ROUNDS = 4  # over all lists, at most
@@ -88,7 +86,7 @@ def _errors(
     if not choices:
         return []
     arrays = {(c.lm_weight, c.insertion_penalty): graph_of(c) for c in choices}
-    ready = {pair: (to_const(graph), top_label(graph)) for pair, graph in arrays.items()}
+    ready = {pair: Graph.of(graph) for pair, graph in arrays.items()}
     chunks = [utterances[i : i + CHUNK] for i in range(0, len(utterances), CHUNK)]
     names = lang.lexicon.words
 
@@ -97,9 +95,9 @@ def _errors(
         for u in chunk:
             scores_TS, said = scorer.score(u), normaliser.reference(u.words)
             for i, c in enumerate(choices):
-                graph, top = ready[c.lm_weight, c.insertion_penalty]
+                graph = ready[c.lm_weight, c.insertion_penalty]
                 ids, *_ = search(
-                    graph, top, scores_TS, c.acoustic_scale, settings.beam, settings.max_active
+                    graph, scores_TS, c.acoustic_scale, settings.beam, settings.max_active
                 )
                 heard = normaliser.hypothesis(" ".join(names[k - 1] for k in ids))
                 sums[i] += WordErrors.between(said, heard)
@@ -134,8 +132,3 @@ def at_an_edge(best: Choice, settings: DecodeSettings) -> list[str]:
         for name, (values, chosen) in lists.items()
         if len(values) > 1 and chosen in (min(values), max(values))
     ]
-
-
-def top_label(graph: Arrays) -> int:
-    """The largest input label: it must not exceed the model's states."""
-    return int(np.max(graph.arcs_A["ilabel"], initial=0))

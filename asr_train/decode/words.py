@@ -8,7 +8,6 @@ Word times come from aligning what was found.
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from asr_train.lang.index import Lang
 from asr_train.schema import AliSettings
 from asr_train.search.beam import Beam
 from asr_train.search.confidence import confidences
-from asr_train.search.graph import Arrays, to_const
+from asr_train.search.graph import Graph
 from asr_train.search.lattice import Lattice, Lattices, best_path
 from asr_train.search.nbest import lattice_oracle, list_oracle, nbest
 
@@ -94,13 +93,15 @@ class Alternatives:
 
 
 def search(
-    graph: Any, top_label: int, scores_TS: np.ndarray, scale: float, beam: float, max_active: int
+    graph: Graph, scores_TS: np.ndarray, scale: float, beam: float, max_active: int
 ) -> tuple[list[int], float, float, bool]:
     """Word ids, graph and acoustic cost, and whether the end was reached (wider beam included)."""
     scaled_TS = scores_TS * np.float32(scale)
     found = None
     for width in (beam, beam * WIDER):
-        path = Beam(graph, scores_TS.shape[1], width, max_active, top_label).best_path(scaled_TS)
+        path = Beam(graph.fst, scores_TS.shape[1], width, max_active, graph.top_label).best_path(
+            scaled_TS
+        )
         found = path or found
         if path is not None and path.final:
             break
@@ -113,7 +114,7 @@ class Recogniser:
     """A model, its graph and how they are weighed; built before worker processes are forked.
 
     Args:
-        graph: HCLG, made with the choice's weight and penalty.
+        graph: HCLG, made with the choice's weight and penalty; with arrays if lattices are wanted.
         shift_seconds: from one frame to the next.
     """
 
@@ -121,7 +122,7 @@ class Recogniser:
         self,
         scorer: Scorer,
         lang: Lang,
-        graph: Arrays,
+        graph: Graph,
         choice: Choice,
         effort: Effort,
         shift_seconds: float,
@@ -130,9 +131,11 @@ class Recogniser:
         self._states = known_states(scorer)
         self._shift = shift_seconds
         self._names = lang.lexicon.words
-        self._top = int(np.max(graph.arcs_A["ilabel"], initial=0))
-        self._graph = to_const(graph)
-        self._lattices = Lattices(graph, scorer.num_states) if effort.nbest else None
+        self._graph = graph
+        self._lattices = None
+        if effort.nbest:
+            assert graph.arrays is not None
+            self._lattices = Lattices(graph.arrays, scorer.num_states)
         self._ali = AliSettings(
             beam=ALIGN_BEAM,
             retry_beam=5 * ALIGN_BEAM,
@@ -147,7 +150,7 @@ class Recogniser:
         if self._lattices is None:
             effort, scale = self._effort, self._choice.acoustic_scale
             ids, graph_cost, acoustic_cost, final = search(
-                self._graph, self._top, scores_TS, scale, effort.beam, effort.max_active
+                self._graph, scores_TS, scale, effort.beam, effort.max_active
             )
             sure, alternatives = None, None
         else:

@@ -59,7 +59,12 @@ def to_arrays(fst: Any) -> Arrays:
         path = Path(folder) / "fst"
         const = fst if isinstance(fst, kaldifst.StdConstFst) else kaldifst.StdConstFst(fst)
         const.write(str(path))
-        content = path.read_bytes()
+        return read_arrays(path)
+
+
+def read_arrays(path: Path) -> Arrays:
+    """Take a ConstFst file apart."""
+    content = path.read_bytes()
     at = 4
     for _ in range(2):  # the names of the transducer's and the arcs' types
         at += 4 + struct.unpack_from("<i", content, at)[0]
@@ -451,14 +456,42 @@ def write_graph(
             "states_hash": states.hash,
             "lang_hash": lang.hash,
             "grammar_hash": grammar_hash(lang),
+            "top_label": top_label(graph),
             **about,
         },
     )
 
 
-def load_graph(path: Path, lang: Lang, states: States) -> Any:
-    """The StdConstFst of a graph that was made for this `lang` and these states.
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A decoding graph for searching.
 
+    Attributes:
+        fst: StdConstFst.
+        top_label: the largest input label.
+        arrays: the same graph, where lattices are wanted.
+    """
+
+    fst: Any
+    top_label: int
+    arrays: Arrays | None = None
+
+    @staticmethod
+    def of(arrays: Arrays) -> "Graph":
+        """Of a graph in memory."""
+        return Graph(to_const(arrays), top_label(arrays), arrays)
+
+
+def top_label(graph: Arrays) -> int:
+    """The largest input label: it must not exceed the model's states."""
+    return int(np.max(graph.arcs_A["ilabel"], initial=0))
+
+
+def load_graph(path: Path, lang: Lang, states: States, arrays: bool) -> Graph:
+    """A graph that was made for this `lang` and these states.
+
+    Args:
+        arrays: whether lattices are wanted.
     Raises:
         ValueError: if it was made for another one; says which hash differs.
     """
@@ -474,4 +507,6 @@ def load_graph(path: Path, lang: Lang, states: States) -> Any:
                 f"{path} was made with {name} {about[name]} but model and lang folder have "
                 f"{value}; delete it and rerun the tune stage"
             )
-    return kaldifst.StdConstFst.read(str(check_part(path.parent, about["graph"])))
+    binary = check_part(path.parent, about["graph"])
+    fst = kaldifst.StdConstFst.read(str(binary))
+    return Graph(fst, about["top_label"], read_arrays(binary) if arrays else None)

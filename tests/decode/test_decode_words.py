@@ -8,10 +8,9 @@ import pytest
 import toy
 
 from asr_train.data.features import Utterance
-from asr_train.decode.tune import top_label
 from asr_train.decode.words import Choice, Effort, Recogniser, search, transcribe
 from asr_train.search.beam import Beam
-from asr_train.search.graph import decoding_graph, to_vector
+from asr_train.search.graph import Graph, decoding_graph
 
 ALL = 10_000
 WIDE = 1e4
@@ -43,9 +42,9 @@ def utterances_of(lang, count, seed=0):
 @pytest.mark.parametrize("scale", [0.5, 1.0])
 def test_clear_scores_give_the_words_said(lang, graph, scale):
     made, scores = utterances_of(lang, 10)
-    vector, top = to_vector(graph), top_label(graph)
+    ready = Graph.of(graph)
     for u in made:
-        ids, *_, final = search(vector, top, scores[u.id], scale, 40.0, ALL)
+        ids, *_, final = search(ready, scores[u.id], scale, 40.0, ALL)
         assert [lang.lexicon.words[i - 1] for i in ids] == u.words.split()
         assert final
 
@@ -54,9 +53,7 @@ def test_clear_scores_give_the_words_said(lang, graph, scale):
 def test_the_costs_are_those_of_the_cheapest_path_as_weighed(lang, graph, scale):
     rng = np.random.default_rng(4)
     scores_TS = rng.standard_normal((15, lang.states.num_states)).astype(np.float32)
-    _, graph_cost, acoustic_cost, final = search(
-        to_vector(graph), top_label(graph), scores_TS, scale, WIDE, ALL
-    )
+    _, graph_cost, acoustic_cost, final = search(Graph.of(graph), scores_TS, scale, WIDE, ALL)
     assert final
     wanted = toy.cheapest(graph, scores_TS * np.float32(scale))
     assert graph_cost + acoustic_cost == pytest.approx(wanted, abs=1e-3)
@@ -86,7 +83,9 @@ def test_a_search_that_misses_the_end_is_tried_with_twice_the_beam(margin, words
     fst, scores_TS = two_ends(margin)
     once = Beam(fst, OTHERS + 1, 10.0, ALL, OTHERS + 1).best_path(scores_TS)
     assert once.final == (margin < 10)
-    ids, graph_cost, acoustic_cost, reached = search(fst, OTHERS + 1, scores_TS, 1.0, 10.0, ALL)
+    ids, graph_cost, acoustic_cost, reached = search(
+        Graph(fst, OTHERS + 1), scores_TS, 1.0, 10.0, ALL
+    )
     assert (ids, reached) == (words, final)
     assert graph_cost + acoustic_cost == pytest.approx(0 if final else -margin)
 
@@ -94,20 +93,20 @@ def test_a_search_that_misses_the_end_is_tried_with_twice_the_beam(margin, words
 def test_a_dead_search_finds_no_words():
     """The graph ends after one frame, and there are three."""
     fst = kaldifst.compile("0 1 1 7 0\n1 0\n", acceptor=False)
-    found = search(fst, 1, np.zeros((3, 1), np.float32), 1.0, 10.0, ALL)
+    found = search(Graph(fst, 1), np.zeros((3, 1), np.float32), 1.0, 10.0, ALL)
     assert found == ([], 0.0, 0.0, False)
 
 
 def test_a_graph_of_another_model_is_refused(lang, graph):
     scores_TS = np.zeros((3, lang.states.num_states - 1), np.float32)
     with pytest.raises(ValueError, match="graph and model belong to different runs"):
-        search(to_vector(graph), top_label(graph), scores_TS, 1.0, 10.0, ALL)
+        search(Graph.of(graph), scores_TS, 1.0, 10.0, ALL)
 
 
 def all_of(lang, graph, loop_S, made, scores, nbest=0):
     scorer = toy.scorer_of(lang.states, loop_S, scores)
     effort = Effort(beam=40.0, max_active=ALL, lattice_beam=12.0, nbest=nbest)
-    recognise = Recogniser(scorer, lang, graph, Choice(1.0, 0.0, 1.0), effort, SHIFT)
+    recognise = Recogniser(scorer, lang, Graph.of(graph), Choice(1.0, 0.0, 1.0), effort, SHIFT)
     return [
         (dataclasses.replace(row, seconds=0.0, real_time_factor=0.0), others)
         for row, others in transcribe(recognise, made, "")

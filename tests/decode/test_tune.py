@@ -10,14 +10,14 @@ import toy
 import asr_train.decode.tune
 from asr_train.data.features import Utterance
 from asr_train.decode.posteriors import Scorer
-from asr_train.decode.tune import at_an_edge, top_label, tune
+from asr_train.decode.tune import at_an_edge, tune
 from asr_train.decode.words import Choice
 from asr_train.schema import DecodeSettings, NormaliserKind, NormaliserSettings
 from asr_train.score.edits import align_words
 from asr_train.score.normalise import load_normaliser
 from asr_train.score.words import WordErrors
 from asr_train.search.beam import Beam
-from asr_train.search.graph import decoding_graph, to_vector, with_penalty
+from asr_train.search.graph import decoding_graph, to_vector, top_label, with_penalty
 
 WORDS = ("A", "AB", "ABC")  # no two rows of them sound alike
 

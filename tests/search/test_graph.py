@@ -266,10 +266,10 @@ def test_a_stored_graph_is_refused_by_another_language(tmp_path):
     lang = toy_lang()
     graph = decoding_graph(lang, lang.states, loops(lang))
     write_graph(tmp_path / "HCLG.json", graph, lang, lang.states, {})
-    load_graph(tmp_path / "HCLG.json", lang, lang.states)
+    load_graph(tmp_path / "HCLG.json", lang, lang.states, False)
     for other in (toy_lang(words=("A", "C")), toy_lang(phone_states=2)):
         with pytest.raises(ValueError, match="hash"):
-            load_graph(tmp_path / "HCLG.json", other, lang.states)
+            load_graph(tmp_path / "HCLG.json", other, lang.states, False)
 
 
 def test_a_stored_graph_is_refused_by_another_tree(tmp_path):
@@ -277,10 +277,10 @@ def test_a_stored_graph_is_refused_by_another_tree(tmp_path):
     states, other = (tied(lang, np.random.default_rng(seed)) for seed in (0, 1))
     graph = decoding_graph(lang, states, np.full(states.num_states, 0.5))
     write_graph(tmp_path / "HCLG.json", graph, lang, states, {"run": "tri"})
-    load_graph(tmp_path / "HCLG.json", lang, states)
+    load_graph(tmp_path / "HCLG.json", lang, states, False)
     for wrong in (other, lang.states):
         with pytest.raises(ValueError, match=f"states_hash {states.hash} .* {wrong.hash}"):
-            load_graph(tmp_path / "HCLG.json", lang, wrong)
+            load_graph(tmp_path / "HCLG.json", lang, wrong, False)
 
 
 def test_a_model_of_other_phones_is_refused_with_the_phone_and_both_hashes():
@@ -307,7 +307,7 @@ def test_a_flipped_bit_in_a_stored_graph_is_noticed(tmp_path):
     content[200] ^= 1
     (tmp_path / "HCLG.fst").write_bytes(content)
     with pytest.raises(ValueError, match=r"HCLG\.fst"):
-        load_graph(tmp_path / "HCLG.json", lang, lang.states)
+        load_graph(tmp_path / "HCLG.json", lang, lang.states, False)
 
 
 def test_a_graph_for_more_states_than_the_model_has_is_refused():
