@@ -66,10 +66,10 @@ def test_nothing_imports_the_scripts():
     "modules, absent",
     [
         ("asr_train.schema, asr_train.score.words, asr_train.report.tables", "torch"),
-        ("asr_train.train.loop, asr_train.model.store, asr_train.comm.method", "lhotse"),
-        ("asr_train.train.loop, asr_train.model.store, asr_train.comm.method", "hydra"),
-        ("asr_train.train.loop, asr_train.model.store, asr_train.comm.method", "h5py"),
-        ("asr_train.train.loop, asr_train.model.store, asr_train.comm.method", "tensorboard"),
+        ("asr_train.train.loop, asr_train.model.store, asr_train.comm.methods", "lhotse"),
+        ("asr_train.train.loop, asr_train.model.store, asr_train.comm.methods", "hydra"),
+        ("asr_train.train.loop, asr_train.model.store, asr_train.comm.methods", "h5py"),
+        ("asr_train.train.loop, asr_train.model.store, asr_train.comm.methods", "tensorboard"),
     ],
 )
 def test_a_layer_loads_without(modules, absent):

@@ -235,13 +235,13 @@ class Processes(Exchange):
         for first in range(self.members.start, self.members.stop, size):
             members = range(first, min(first + size, self.members.stop))
             ranks = [r for r, host in enumerate(self._hosts) if _overlap(members, host)]
+            if len(ranks) == 1:
+                if self._me == self._ranks.index(ranks[0]):
+                    found.append(Loopback(members, self.device))
+                continue
             # All processes make all groups, in the same order
             group = dist.new_group(ranks, timeout=timedelta(seconds=self.timeout_seconds))
-            if dist.get_rank() not in ranks:
-                continue
-            if len(ranks) == 1:
-                found.append(Loopback(members, self.device))
-            else:
+            if dist.get_rank() in ranks:
                 where = (self._hosts, self.device, self.timeout_seconds, group)
                 found.append(Processes(members, *where))
         return found

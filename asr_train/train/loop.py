@@ -15,7 +15,9 @@ from torch import Tensor
 
 from asr_train import files, jobs, schema
 from asr_train.comm.bucket import Bucket
-from asr_train.comm.method import build_method
+from asr_train.comm.loopback import Loopback
+from asr_train.comm.method import Gradient
+from asr_train.comm.methods import build
 from asr_train.model.loss import frame_loss
 from asr_train.model.store import Model, build_model, save_model
 from asr_train.schema import RunSettings
@@ -67,7 +69,7 @@ def train(
     num_parameters = bucket.weights_P.numel()
     state = RunState(
         bucket=bucket,
-        method=build_method(run.comm, num_parameters),
+        method=build(run.comm, Loopback(range(1), device), num_parameters),
         schedule=Schedule(optim),
         velocity_P=torch.zeros_like(bucket.weights_P) if optim.momentum else None,
     )
@@ -88,7 +90,7 @@ def train(
         )
 
         def write_row() -> None:
-            sent = state.method.take_sent()
+            sent = state.method.take_sent(0)
             rate = state.schedule.rate
             log.row(train_row(state.since_log, progress, rate, sent, num_parameters))
             state.in_epoch.add(state.since_log)
@@ -180,16 +182,17 @@ def step(model: Model, batch: Batch, state: RunState, momentum: float, asked: fl
     progress.skipped_in_row = 0
     computed = time.perf_counter()
 
-    grad_P, frames = state.method.reduce_gradient(bucket.grad_P, batch.frames)
+    gradient = Gradient(bucket.grad_P, batch.frames)
+    grad_P = state.method.reduce_gradient(0, [gradient])
+    assert grad_P is not None
     reduced = time.perf_counter()
     update(bucket.weights_P, state.velocity_P, grad_P, state.schedule.rate, momentum)
     updated = time.perf_counter()
-    state.method.after_update(bucket.weights_P)
 
     counts.exchange_seconds += (reduced - computed) + (time.perf_counter() - updated)
     counts.compute_seconds += (computed - began) + (updated - reduced)
     counts.add_frames(batch.frames, loss_nats, int(num_correct))
-    progress.frames += frames
+    progress.frames += batch.frames
 
 
 def update(

@@ -101,7 +101,7 @@ class RunState:
         return {
             "weights_P": self.bucket.weights_P,
             "velocity_P": self.velocity_P,
-            "method": self.method.state_dict(),
+            "method": self.method.worker_state(0),
             "schedule": self.schedule.state_dict(),
             "progress": asdict(self.progress),
             "since_log": asdict(self.since_log),
@@ -115,7 +115,7 @@ class RunState:
         self.bucket.weights_P.copy_(content["weights_P"])
         if self.velocity_P is not None:
             self.velocity_P.copy_(content["velocity_P"])
-        self.method.load_state_dict(content["method"])
+        self.method.load_worker_state(0, content["method"])
         self.schedule.load_state_dict(content["schedule"])
         self.progress = Progress(**content["progress"])
         self.since_log = Interval(**content["since_log"])
