@@ -123,6 +123,8 @@ class MomentumBlocks:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
+        if not state:  # of a single model; `begin` has been told its weights
+            return
         assert self.momentum is not None
         self.momentum.weights_P.copy_(state["weights_P"])
         self.momentum.delta_P.copy_(state["delta_P"])

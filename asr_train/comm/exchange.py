@@ -20,7 +20,7 @@ from torch import Tensor
 FEWEST_SECONDS = 1.0  # that a process waits to hear who else has not been answered
 
 
-class ExchangeError(RuntimeError):
+class ExchangeError(ConnectionError):
     """Another process did not answer in time, or is gone."""
 
 
@@ -35,13 +35,13 @@ class Exchange(ABC):
         members: all of them, by their numbers in the run.
         local: those hosted here; both are consecutive.
         device: where tensors lie that come from here.
-        wire_bits: that the local workers put on the wire, padding included; what goes to all
+        wire_bits: by local worker, what it put on the wire, padding included; what goes to all
             counts once.
     """
 
     def __init__(self, members: range, local: range, device: torch.device) -> None:
         self.members, self.local, self.device = members, local, device
-        self.wire_bits = 0
+        self.wire_bits = dict.fromkeys(local, 0)
 
     def __len__(self) -> int:
         return len(self.members)
@@ -81,12 +81,12 @@ class Exchange(ABC):
         assert len(messages) == len(self.local)
         if capacity is not None:
             gathered = self._all(self._padded(messages, capacity))
-            self.wire_bits += 8 * capacity * len(self.local)
+            self._count(8 * capacity, self.local)
             return list(gathered)
         sizes = torch.tensor([len(message) for message in messages])[:, None].to(self.device)
         found = self._all(sizes.view(torch.uint8)).view(torch.int64).flatten().tolist()
         gathered = self._all(self._padded(messages, max(found)))
-        self.wire_bits += 8 * (8 + max(found)) * len(self.local)
+        self._count(8 * (8 + max(found)), self.local)
         return [row[:size] for row, size in zip(gathered, found, strict=True)]
 
     def sum(
@@ -106,8 +106,7 @@ class Exchange(ABC):
             wire: what vectors, and then their sum, are rounded to before they are sent.
         """
         senders = list(self.members) if senders is None else list(senders)
-        ours = sum(sender in self.local for sender in senders)
-        self.wire_bits += 8 * wire.itemsize * size * ours
+        self._count(8 * wire.itemsize * size, [w for w in senders if w in self.local])
         return self._sum(vectors, size, senders, wire)
 
     def numbers(self, rows: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -146,6 +145,10 @@ class Exchange(ABC):
             "differ); do all machines have the same software and hardware? The last checkpoint "
             "is sound"
         )
+
+    def _count(self, bits: int, workers: Iterable[int]) -> None:
+        for worker in workers:
+            self.wire_bits[worker] += bits
 
     def _padded(self, messages: Sequence[Tensor], size: int) -> Tensor:
         rows_LB = torch.zeros(len(messages), size, dtype=torch.uint8, device=self.device)

@@ -152,14 +152,16 @@ class Gtc:
         return {"tau": self.tau, "capacity": self.capacity, "step": self.step}
 
     def load_team_state(self, state: dict[str, Any]) -> None:
-        self.tau, self.capacity, self.step = state["tau"], state["capacity"], state["step"]
+        if state:  # none from a worker that was alone
+            self.tau, self.capacity, self.step = state["tau"], state["capacity"], state["step"]
 
     def worker_state(self, worker: int) -> dict[str, Any]:
         return {"residual_P": self.residuals[worker], "turn": self._turn[worker]}
 
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
-        self.residuals[worker].copy_(state["residual_P"])
-        self._turn[worker] = state["turn"]
+        if "residual_P" in state:  # not from a worker that was alone
+            self.residuals[worker].copy_(state["residual_P"])
+        self._turn[worker] = state.get("turn", 0)
 
 
 def adapted(tau: float, density: float, settings: schema.AdaptiveSettings) -> float:

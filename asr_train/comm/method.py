@@ -6,8 +6,10 @@ a process hosts: their gradients come one by one, so that many workers need only
 memory. Knows nothing of networks, shards or how weights are updated.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import contextlib
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
 import torch
@@ -40,6 +42,7 @@ class Sent:
     bits: int = 0  # headers included
     elements: int = 0  # gradient or weight values
     overflows: int = 0  # messages that had no room for all their elements
+    wire_bits: int = 0  # padding and lengths included
 
 
 class Reducer(Protocol):
@@ -101,7 +104,8 @@ class Method:
         Returns:
             float32 [P], the same on all of the team; None: all of them skip this step.
         """
-        return self.reducers[team].reduce(gradients, self.sent)
+        with self._counted(self.teams[team]):
+            return self.reducers[team].reduce(gradients, self.sent)
 
     def after_update(self, replicas: Sequence[Replica]) -> None:
         """May change the models, once they are updated (or the step was skipped).
@@ -110,7 +114,8 @@ class Method:
             replicas: one a team, in the order of `teams`.
         """
         if self.blocks is not None:
-            self.blocks.after_update(replicas, self.sent)
+            with self._counted(self.exchange):
+                self.blocks.after_update(replicas, self.sent)
 
     # --- the beginning, and the ends of epochs ----------------------------------------------------
 
@@ -122,7 +127,8 @@ class Method:
     def end_epoch(self, replicas: Sequence[Replica]) -> None:
         """Let all replicas be the same: a block that has begun ends here."""
         if self.blocks is not None:
-            self.blocks.finish(replicas, self.sent)
+            with self._counted(self.exchange):
+                self.blocks.finish(replicas, self.sent)
 
     def exported(self, replica: Replica) -> Tensor:
         """The weights to evaluate and to keep, after `end_epoch`."""
@@ -135,10 +141,12 @@ class Method:
         sent, self.sent[worker] = self.sent[worker], Sent()
         return sent
 
-    def wire_bits(self) -> int:
-        """That this process put on the wire so far: messages, padding, lengths and checks."""
-        others = [team for team in self.teams if team is not self.exchange]
-        return self.exchange.wire_bits + sum(team.wire_bits for team in others)
+    @contextlib.contextmanager
+    def _counted(self, exchange: Exchange) -> Iterator[None]:
+        before = dict(exchange.wire_bits)
+        yield
+        for worker, bits in exchange.wire_bits.items():
+            self.sent[worker].wire_bits += bits - before[worker]
 
     def measures(self, worker: int) -> tuple[float, float]:
         """A local worker's threshold, and the sum of squares of what it owes."""
@@ -167,9 +175,8 @@ class Method:
 
     def worker_state(self, worker: int) -> dict[str, Any]:
         """What is a local worker's own."""
-        sent = self.sent[worker]
         return {
-            "sent": [sent.bits, sent.elements, sent.overflows],
+            "sent": list(astuple(self.sent[worker])),
             **self.reducers[self.team_of(worker)].worker_state(worker),
         }
 
@@ -178,13 +185,38 @@ class Method:
         self.sent[worker] = Sent(*state["sent"])
         self.reducers[self.team_of(worker)].load_worker_state(worker, state)
 
+    def load_resized(self, states: Iterable[dict[str, Any]], models: int) -> float:
+        """Take over from a run with another number of workers.
 
-class Alone:
-    """The reducer of a worker that shares its model with nobody: its gradient, as it is."""
+        What all of them owed, a model, is dealt out evenly to those who share one now: on models
+        that are averaged, it will count as much as it would have.
 
-    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
-        (gradient,) = gradients
-        return gradient.grad_P if gradient.is_finite else None
+        Args:
+            states: the `worker_state` of each worker of that run, in order.
+            models: how many teams there were.
+        Returns:
+            The sum of squares of what is owed a model.
+        """
+        owed_P: Tensor | None = None
+        sent = Sent()
+        for state in states:
+            sent = Sent(*map(operator.add, astuple(sent), state["sent"]))
+            if "residual_P" in state:
+                residual_P = state["residual_P"]
+                owed_P = residual_P.clone() if owed_P is None else owed_P.add_(residual_P)
+        for team in self.teams:
+            for worker in team.local:
+                is_first = worker == self.exchange.members[0]
+                counted = sent if is_first else Sent()
+                state = {"sent": list(astuple(counted))}
+                if owed_P is not None:
+                    state["residual_P"] = (owed_P / models / len(team)).to(self.exchange.device)
+                self.load_worker_state(worker, state)
+        return 0.0 if owed_P is None else float((owed_P / models).double().square().sum())
+
+
+class Whole:
+    """What reducers of whole gradients have in common: nothing to remember."""
 
     def team_state(self) -> dict[str, Any]:
         return {}
@@ -202,7 +234,33 @@ class Alone:
         return 0.0, 0.0
 
 
-class Dense(Alone):
+class Alone(Whole):
+    """The reducer of a worker that shares its model with nobody: its gradient, as it is.
+
+    If it goes on from a run in which several shared a model, what they still owed each other counts
+    once, with its next gradient.
+    """
+
+    def __init__(self) -> None:
+        self.owed_P: Tensor | None = None
+
+    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
+        (gradient,) = gradients
+        if not gradient.is_finite:
+            return None
+        if self.owed_P is not None:
+            gradient.grad_P += self.owed_P
+            self.owed_P = None
+        return gradient.grad_P
+
+    def worker_state(self, worker: int) -> dict[str, Any]:
+        return {} if self.owed_P is None else {"residual_P": self.owed_P}
+
+    def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
+        self.owed_P = state.get("residual_P")
+
+
+class Dense(Whole):
     """The reducer that adds up whole gradients, in the order of workers.
 
     Args:
