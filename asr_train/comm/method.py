@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from asr_train.comm.exchange import Exchange
+from asr_train.comm.exchange import Exchange, hosted
 
 
 @dataclass(slots=True)
@@ -188,8 +188,9 @@ class Method:
     def load_resized(self, states: Iterable[dict[str, Any]], models: int) -> float:
         """Take over from a run with another number of workers.
 
-        What all of them owed, a model, is dealt out evenly to those who share one now: on models
-        that are averaged, it will count as much as it would have.
+        What all of them owed, a model, is dealt out to those who share one now, a slice of the
+        elements each, so that nothing is rounded; on models that are averaged it will count as much
+        as it would have.
 
         Args:
             states: the `worker_state` of each worker of that run, in order.
@@ -204,15 +205,19 @@ class Method:
             if "residual_P" in state:
                 residual_P = state["residual_P"]
                 owed_P = residual_P.clone() if owed_P is None else owed_P.add_(residual_P)
+        if owed_P is not None and models > 1:
+            owed_P /= models
         for team in self.teams:
             for worker in team.local:
                 is_first = worker == self.exchange.members[0]
                 counted = sent if is_first else Sent()
                 state = {"sent": list(astuple(counted))}
                 if owed_P is not None:
-                    state["residual_P"] = (owed_P / models / len(team)).to(self.exchange.device)
+                    own = hosted(len(owed_P), worker - team.members[0], len(team))
+                    state["residual_P"] = torch.zeros_like(owed_P, device=self.exchange.device)
+                    state["residual_P"][own.start : own.stop] = owed_P[own.start : own.stop]
                 self.load_worker_state(worker, state)
-        return 0.0 if owed_P is None else float((owed_P / models).double().square().sum())
+        return 0.0 if owed_P is None else float(owed_P.double().square().sum())
 
 
 class Whole:

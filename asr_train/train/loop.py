@@ -200,8 +200,8 @@ def step(model: Model, next_batch: NextBatch, state: RunState, momentum: float, 
     frames = 0
     for number, (team, replica) in enumerate(zip(method.teams, state.replicas, strict=True)):
         counts = state.since_log[team.local[0]]
-        if number == 0:
-            counts.steps += 1
+        for worker in team.local:
+            state.since_log[worker].steps += 1
         began, busy = time.perf_counter(), counts.compute_seconds + counts.wait_seconds
         bucket.point_at(replica.weights_P)
         learned: dict[int, tuple[int, float, int]] = {}
@@ -311,6 +311,7 @@ def gathered(state: RunState) -> Totals:
     here = Interval()
     for counts in state.since_log.values():
         here.add(counts)
+    here.steps //= len(exchange.local)
     here.skipped, here.frames, here.correct = int(skipped), int(frames), int(correct)
     here.loss = loss
     state.since_log = {worker: Interval() for worker in exchange.local}

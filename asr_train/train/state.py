@@ -90,8 +90,7 @@ class RunState:
 
     Attributes:
         replicas, skipped_in_row: one a team of `method.teams`.
-        since_log: by local worker; steps and seconds are the process's, so they stand in its
-            first worker's.
+        since_log: by local worker; seconds are those of the process, of which some stand in each.
         in_epoch: of all workers, up to the last row of the log.
     """
 
@@ -201,12 +200,14 @@ class RunState:
         counted = Interval()
         for content in map(saved.load, range(saved.workers)):
             counted.add(Interval(**content["since_log"]))
+        counted.steps //= saved.workers
+        self.since_log = {w: Interval(steps=counted.steps) for w in self.since_log}
         if 0 in self.since_log:
             self.since_log[0] = counted
         return (
             f"the checkpoint is of {saved.workers} workers and {len(teams)} models, this run has "
             f"{len(self.method.exchange)} workers; they go on from the models' mean, and what was "
-            f"not yet sent (norm {squares**0.5:.4g} a model) is dealt out evenly"
+            f"not yet sent (norm {squares**0.5:.4g} a model) is dealt out among them"
         )
 
 
