@@ -13,6 +13,10 @@ EVAL := $(DEV) $(TEST)
 PY   ?= $(or $(wildcard $(ROOT)/.venv/bin/python),python)
 W    ?= work
 SET   ?=
+WORKERS ?= 1# that train together
+VIRTUAL ?=# 1: all of them in one process; else one each
+NPROC ?= $(if $(VIRTUAL),1,$(WORKERS))
+START = $(PY) $(if $(filter-out 1,$(NPROC)),-m torch.distributed.run --standalone --nproc-per-node $(NPROC))
 INPUTS ?=# files outside that the manifests are made from
 CONF  ?=
 # Settings files; a plan (-n) is made with a copy, so that asking cannot change what a make that runs
@@ -23,6 +27,7 @@ C       := $W/$(if $(PLANNED),.plan$(shell rm -rf $W/.plan && cp -Rp $W/conf $W/
 LANG_FILES := $(wildcard $(foreach k,lexicon grammar,\
   $(patsubst lang.$k.file=%,%,$(filter lang.$k.file=%,$(CONF) $(SET)))))
 export ASR_WORK := $W
+export WORKERS
 ifndef JOBS
 JOBS := $(shell nproc)
 endif
@@ -47,6 +52,7 @@ TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lang/index.
 ##   make status   which stages are done, stale or missing, with their time and size
 ##   make clean    remove the work folder
 ##   variables     W=work folder  JOBS=processes a stage  SET='feats.num_mels=80 decode.beam=12'
+##                 WORKERS=training workers, a process each; VIRTUAL=1: all in one, to the same bits
 table: $W/report/index.html
 	@cat $W/tables/wer.txt; echo "report: $W/report/index.html"
 help:
@@ -75,7 +81,7 @@ $W/shards/%/index.json: $W/feats/%.jsonl.gz $W/ali/%.jsonl.gz $C/shards.yaml
 	$(PY) $S/shards.py $^ $@
 # Goes on from the run's newest checkpoint; model.json is the last thing it writes.
 $W/exp/%/model.json: $W/shards/$(TRAIN)/index.json $W/shards/$(DEV)/index.json $C/run/%.yaml
-	$(PY) $S/train.py $^ $@
+	$(START) $S/train.py $^ $@
 # Scales are chosen on DEV alone; TEST only meets the choice, and needs no alignment.
 $W/exp/%/tuned.json: $W/exp/%/model.json $C/decode.yaml $W/lang/index.json \
   $W/feats/$(DEV).jsonl.gz
