@@ -6,6 +6,7 @@ many workers' models: `point_at` lets it compute with other weights. Knows nothi
 """
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,27 @@ class Slot:
     shape: tuple[int, ...]
 
 
+def slots(named: Sequence[tuple[str, nn.Parameter]]) -> tuple[list[Slot], torch.device]:
+    """Where named parameters lie in a flat vector, one after the other, and their device.
+
+    Raises:
+        ValueError: if one is not float32, or they are on several devices, or there is none.
+    """
+    if not named:
+        raise ValueError("there are no parameters to train")
+    device = named[0][1].device
+    table, offset = [], 0
+    for name, parameter in named:
+        if parameter.dtype != torch.float32 or parameter.device != device:
+            raise ValueError(
+                f"parameter {name} is {parameter.dtype} on {parameter.device}; "
+                f"all must be float32 on {device}"
+            )
+        table.append(Slot(name, offset, parameter.numel(), tuple(parameter.shape)))
+        offset += parameter.numel()
+    return table, device
+
+
 class Bucket:
     """The flat vectors of a model that is on its device already, float32 [P] each.
 
@@ -34,21 +56,10 @@ class Bucket:
 
     def __init__(self, model: nn.Module) -> None:
         named = list(model.named_parameters())
-        if not named:
-            raise ValueError(f"{type(model).__name__} has no parameters to train")
-        device = named[0][1].device
-        self.table: list[Slot] = []
-        offset = 0
-        for name, parameter in named:
-            if parameter.dtype != torch.float32 or parameter.device != device:
-                raise ValueError(
-                    f"parameter {name} is {parameter.dtype} on {parameter.device}; "
-                    f"all must be float32 on {device}"
-                )
-            self.table.append(Slot(name, offset, parameter.numel(), tuple(parameter.shape)))
-            offset += parameter.numel()
-        self.weights_P = torch.empty(offset, device=device)
-        self.grad_P = torch.zeros(offset, device=device)
+        self.table, device = slots(named)
+        size = self.table[-1].offset + self.table[-1].numel
+        self.weights_P = torch.empty(size, device=device)
+        self.grad_P = torch.zeros(size, device=device)
         self._grads: list[tuple[nn.Parameter, Tensor]] = []
         for slot, (_, parameter) in zip(self.table, named, strict=True):
             self.view(self.weights_P, slot).copy_(parameter.detach())

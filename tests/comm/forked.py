@@ -42,6 +42,7 @@ def run(
         except EOFError:
             child.join()
             results.append(child.exitcode)
+    for child in children:  # after all were heard: they wait for each other at the end
         child.join(60)
     return results
 
