@@ -66,6 +66,7 @@ def test_nothing_imports_the_scripts():
     "modules, absent",
     [
         ("asr_train.schema, asr_train.score.words, asr_train.report.tables", "torch"),
+        ("asr_train.comm.methods, asr_train.comm.ddp_hook, asr_train.comm.peers", "yaml"),
         ("asr_train.train.loop, asr_train.model.store, asr_train.comm.methods", "lhotse"),
         ("asr_train.train.loop, asr_train.model.store, asr_train.comm.methods", "hydra"),
         ("asr_train.train.loop, asr_train.model.store, asr_train.comm.methods", "h5py"),
