@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 
 class DamagedFileError(ValueError):
     """A file is not what its index says, or cannot be parsed."""
@@ -113,6 +111,8 @@ def read_jsonl(path: Path | str) -> list[dict[str, Any]]:
 
 def write_yaml(path: Path | str, content: Any) -> bool:
     """Write YAML unless the file already says just this; returns whether it was written."""
+    import yaml  # here, so that comm and kernels load where there is only torch
+
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     path = Path(path)
     if path.exists() and path.read_text() == text:
@@ -123,6 +123,8 @@ def write_yaml(path: Path | str, content: Any) -> bool:
 
 def read_yaml(path: Path | str) -> Any:
     """Read YAML; plain data only, so a file cannot run code."""
+    import yaml
+
     try:
         return yaml.safe_load(Path(path).read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -610,14 +610,151 @@ class OptimSettings:
 
 
 class Method(Enum):
-    """How workers exchange what they learned."""
+    """How workers exchange what they learned; a module each in `comm.methods`."""
 
     sgd = "sgd"  # one worker, nothing to exchange
+    allreduce = "allreduce"  # all gradients, dense, every step
+    model_averaging = "model_averaging"  # each worker alone; weights are averaged now and then
+    gtc = "gtc"  # gradient threshold compression (Strom, 2015)
+    bmuf = "bmuf"  # model averaging with block momentum (Chen and Huo, 2016)
+    bmuf_gtc = "bmuf_gtc"  # gtc within groups, bmuf across them (Ladkat et al., 2019)
+
+
+class Wire(Enum):
+    """What dense gradients are rounded to before they are sent."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
+class Codec(Enum):
+    """How the elements of a message are written; see `comm.codec`."""
+
+    packed32 = "packed32"  # 32 bits each, as in the paper
+    tile16 = "tile16"  # 16 bits each
+    rice = "rice"  # about log2 of the gap, and 2.5 bits
+
+
+class Capacity(Enum):
+    """How long the messages of a step may be."""
+
+    fixed = "fixed"  # as the step before suggests: one collective; what does not fit waits
+    exact = "exact"  # as long as they have to be: the lengths are exchanged first
+
+
+class BlockForm(Enum):
+    """What becomes of the average of the workers' weights; see `comm.blocks`."""
+
+    classical = "classical"  # block momentum
+    chen_huo = "chen_huo"  # Nesterov: workers look ahead of the model
+    printed = "printed"  # equation (4) of Ladkat et al. (2019) as it stands
+
+
+class BlockVelocity(Enum):
+    """What becomes of a worker's momentum (optim.momentum) at the end of a block."""
+
+    reset = "reset"
+    keep = "keep"
+
+
+@dataclass(kw_only=True, slots=True)
+class AllreduceSettings:
+    wire: Wire
+
+
+@dataclass(kw_only=True, slots=True)
+class AdaptiveSettings:
+    """The threshold follows the share of elements that exceed it; see `comm.gtc`."""
+
+    density: float  # elements to send, of all parameters, a worker and step
+    band: float  # within density / band to density * band the threshold stays
+    factor: float  # by which it moves a step
+
+    def __post_init__(self) -> None:
+        where = "comm.gtc.adaptive"
+        _within(where, 1e-9, 1, density=self.density)
+        _within(where, 1, 1e6, band=self.band)
+        _within(where, 1.0001, 10, factor=self.factor)
+
+
+@dataclass(kw_only=True, slots=True)
+class GtcSettings:
+    threshold: float  # tau, in units of a gradient that is summed over a minibatch's frames
+    codec: Codec
+    capacity: Capacity
+    adaptive: AdaptiveSettings | None = None  # null: the threshold stays
+
+    def __post_init__(self) -> None:
+        _within("comm.gtc", 1e-30, 1e30, threshold=self.threshold)
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelAveragingSettings:
+    block_steps: int  # between averages
+    velocity: BlockVelocity
+
+    def __post_init__(self) -> None:
+        _positive("comm.model_averaging", block_steps=self.block_steps)
+
+
+@dataclass(kw_only=True, slots=True)
+class BmufSettings:
+    block_steps: int  # between exchanges; an epoch's last block may be shorter
+    form: BlockForm
+    zeta: float  # block learning rate
+    c: float  # C of equation (5): eta = 1 - zeta / (C * models averaged)
+    eta: float | None  # block momentum; null: by equation (5)
+    velocity: BlockVelocity
+
+    def __post_init__(self) -> None:
+        where = "comm.bmuf"
+        _positive(where, block_steps=self.block_steps, zeta=self.zeta, c=self.c)
+        if self.eta is not None:
+            _within(where, 0, 0.9999, eta=self.eta)
+
+    def momentum(self, models: int) -> float:
+        """eta, for so many models averaged."""
+        if self.eta is not None:
+            return self.eta
+        eta = 1 - self.zeta / (self.c * models)
+        if eta < 0:
+            raise SettingsError(
+                f"comm.bmuf: zeta {self.zeta} and c {self.c} give {models} models a block momentum "
+                f"of {eta:g}, which must not be negative; lower zeta, raise c or set eta"
+            )
+        return eta
 
 
 @dataclass(kw_only=True, slots=True)
 class CommSettings:
+    """A method, and the settings of what it is made of."""
+
     method: Method
+    timeout_seconds: float = 300.0  # without an answer from another process: an error
+    check_steps: int = 1000  # replicas are compared every so many steps
+    allreduce: AllreduceSettings | None = None
+    model_averaging: ModelAveragingSettings | None = None
+    gtc: GtcSettings | None = None
+    bmuf: BmufSettings | None = None
+    group_size: int | None = None  # workers that share a model in bmuf_gtc
+
+    def __post_init__(self) -> None:
+        _positive("comm", timeout_seconds=self.timeout_seconds, check_steps=self.check_steps)
+        needed = {
+            Method.sgd: [],
+            Method.allreduce: ["allreduce"],
+            Method.model_averaging: ["model_averaging"],
+            Method.gtc: ["gtc"],
+            Method.bmuf: ["bmuf"],
+            Method.bmuf_gtc: ["gtc", "bmuf", "group_size"],
+        }[self.method]
+        for name in needed:
+            if getattr(self, name) is None:
+                raise SettingsError(
+                    f"comm.{name} is missing; comm.method={self.method.value} needs it"
+                )
+        if self.group_size is not None:
+            _positive("comm", group_size=self.group_size)
 
 
 @dataclass(kw_only=True, slots=True)

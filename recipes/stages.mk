@@ -13,6 +13,10 @@ EVAL := $(DEV) $(TEST)
 PY   ?= $(or $(wildcard $(ROOT)/.venv/bin/python),python)
 W    ?= work
 SET   ?=
+WORKERS ?= 1# that train together
+VIRTUAL ?=# 1: all of them in one process; else one each
+NPROC ?= $(if $(VIRTUAL),1,$(WORKERS))
+START = $(PY) $(if $(filter-out 1,$(NPROC)),-m torch.distributed.run --standalone --nproc-per-node $(NPROC))
 INPUTS ?=# files outside that the manifests are made from
 CONF  ?=
 # Settings files; a plan (-n) is made with a copy, so that asking cannot change what a make that runs
@@ -30,6 +34,7 @@ LM_FILES := $(wildcard $(subst $(comma), ,$(patsubst lm.text=[%],%,\
 WORD_FILES := $(wildcard $(patsubst score.normaliser.mapping=%,%,\
   $(filter score.normaliser.mapping=%,$(CONF) $(SET))))
 export ASR_WORK := $W
+export WORKERS
 ifndef JOBS
 JOBS := $(shell nproc)
 endif
@@ -70,6 +75,7 @@ TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lm/index.js
 ##   variables     W=work folder  JOBS=processes a stage  SET='feats.num_mels=80 decode.beam=12'
 ##                 GMMS='mono tri lda'  RUNS='dnn'  REALIGN=passes of realignment with the network
 ##                 RESCORE='dnn' (n-best lists by lm.big)
+##                 WORKERS=training workers, a process each; VIRTUAL=1: all in one, to the same bits
 table: $W/report/index.html
 	@cat $W/tables/wer.txt; echo "report: $W/report/index.html"
 help:
@@ -114,7 +120,7 @@ $(foreach m,$(MODELS),$(eval $(call ali_rules,$m)))
 # Goes on from the run's newest checkpoint; model.json is the last thing it writes.
 define net_rule # $1 is the run, $2 whose alignments it learns, $3 its settings
 $W/exp/$1/model%json: $W/shards/$2/$(TRAIN)/index.json $W/shards/$2/$(DEV)/index.json $C/run/$3.yaml
-	$$(PY) $S/train.py $$^ $$@
+	$$(START) $S/train.py $$^ $$@
 endef
 define run_rules # $1 is the run
 $(call net_rule,$1,$(ALIGNER),$1)

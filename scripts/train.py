@@ -3,7 +3,10 @@
     train.py shards/TRAIN/index.json shards/DEV/index.json conf/run/RUN.yaml exp/RUN/model.json
 
 Goes on from the run's newest checkpoint, in exp/RUN/ckpt/. Started plainly or by torchrun.
-DEVICE=cpu, cuda or cuda:N chooses the device (else the GPU if there is one); JOBS=n the threads.
+WORKERS=n is how many workers train together (else one a process); the processes that torchrun
+starts share them evenly, and a single process hosts all: the result is the same, to the bit.
+DEVICE=cpu, cuda or cuda:N chooses the device (else the GPU if there is one); JOBS=n the threads of
+a machine's processes together.
 """
 
 import os
@@ -16,28 +19,42 @@ import numpy
 import torch
 
 from asr_train import files, jobs, schema
+from asr_train.comm.exchange import Exchange, close_exchange, open_exchange
 from asr_train.shards.reader import Shards
 from asr_train.train.loop import train
 
 
 def stage(train_index: str, dev_index: str, settings: str, output: str) -> None:
-    workers = int(os.environ.get("WORLD_SIZE", "1"))
     run = schema.load(schema.RunSettings, settings)
-    if workers != 1:
-        raise ValueError(
-            f"{workers} workers were started (WORLD_SIZE), but comm.method={run.comm.method.value} "
-            "is for one; call make with NPROC=1"
-        )
+    workers = chosen_workers()
+    if run.comm.method is schema.Method.sgd and workers > 1:
+        if int(os.environ.get("RANK", "0")):
+            return
+        print(f"comm.method=sgd is for one worker: of {workers}, the others do nothing", flush=True)
+        workers = 1
+        os.environ["WORLD_SIZE"] = "1"
     if Path(output).name != "model.json":
         raise ValueError(f"the output is {output}; it must be the model.json of a run's folder")
     device = chosen_device()
     folder = Path(output).resolve().parent
-    files.write_json(folder / "run.json", description(run, device))
-    train(run, Shards(train_index), Shards(dev_index), folder, device)
+    exchange = open_exchange(workers, device, run.comm.timeout_seconds)
+    if 0 in exchange.local:
+        files.write_json(folder / "run.json", description(run, device, exchange))
+    train(run, Shards(train_index), Shards(dev_index), folder, device, exchange)
+    exchange.barrier()  # process 0 holds what the others meet by
+    close_exchange()
+
+
+def chosen_workers() -> int:
+    """WORKERS, else one a process."""
+    wish = os.environ.get("WORKERS") or os.environ.get("WORLD_SIZE", "1")
+    if not wish.isdigit() or int(wish) < 1:
+        raise ValueError(f"WORKERS is {wish!r}; it must be a whole number from 1")
+    return int(wish)
 
 
 def chosen_device() -> torch.device:
-    """DEVICE, else the GPU if there is one."""
+    """DEVICE, else the GPU if there is one; of several, each process of a machine has its own."""
     has_gpu = torch.cuda.is_available()
     wish = os.environ.get("DEVICE") or ("cuda" if has_gpu else "cpu")
     try:
@@ -49,10 +66,15 @@ def chosen_device() -> torch.device:
     found = torch.cuda.device_count() if has_gpu else 0
     if device.type == "cuda" and (device.index or 0) >= found:
         raise ValueError(f"DEVICE is {wish} but torch finds {found} GPUs; try DEVICE=cpu")
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % found)
+        torch.cuda.set_device(device)
     return device
 
 
-def description(run: schema.RunSettings, device: torch.device) -> dict[str, object]:
+def description(
+    run: schema.RunSettings, device: torch.device, exchange: Exchange
+) -> dict[str, object]:
     """What one needs to know to repeat the run."""
     return {
         "settings": schema.plain(run),
@@ -67,6 +89,8 @@ def description(run: schema.RunSettings, device: torch.device) -> dict[str, obje
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "threads": jobs.num_jobs(),
+        "workers": len(exchange),
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
     }
 
 

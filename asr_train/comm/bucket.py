@@ -1,9 +1,12 @@
 """A model's parameters <-> **one flat vector**, always in the same order; gradients alike.
 
 All that methods and the optimizer do is arithmetic on `weights_P` and `grad_P`; the model reads
-and its backward pass writes them in place, for its tensors are views. Knows nothing of networks.
+and its backward pass writes them in place, for its tensors are views. One network can stand for
+many workers' models: `point_at` lets it compute with other weights. Knows nothing of networks.
 """
 
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +23,27 @@ class Slot:
     shape: tuple[int, ...]
 
 
+def slots(named: Sequence[tuple[str, nn.Parameter]]) -> tuple[list[Slot], torch.device]:
+    """Where named parameters lie in a flat vector, one after the other, and their device.
+
+    Raises:
+        ValueError: if one is not float32, or they are on several devices, or there is none.
+    """
+    if not named:
+        raise ValueError("there are no parameters to train")
+    device = named[0][1].device
+    table, offset = [], 0
+    for name, parameter in named:
+        if parameter.dtype != torch.float32 or parameter.device != device:
+            raise ValueError(
+                f"parameter {name} is {parameter.dtype} on {parameter.device}; "
+                f"all must be float32 on {device}"
+            )
+        table.append(Slot(name, offset, parameter.numel(), tuple(parameter.shape)))
+        offset += parameter.numel()
+    return table, device
+
+
 class Bucket:
     """The flat vectors of a model that is on its device already, float32 [P] each.
 
@@ -32,28 +56,22 @@ class Bucket:
 
     def __init__(self, model: nn.Module) -> None:
         named = list(model.named_parameters())
-        if not named:
-            raise ValueError(f"{type(model).__name__} has no parameters to train")
-        device = named[0][1].device
-        self.table: list[Slot] = []
-        offset = 0
-        for name, parameter in named:
-            if parameter.dtype != torch.float32 or parameter.device != device:
-                raise ValueError(
-                    f"parameter {name} is {parameter.dtype} on {parameter.device}; "
-                    f"all must be float32 on {device}"
-                )
-            self.table.append(Slot(name, offset, parameter.numel(), tuple(parameter.shape)))
-            offset += parameter.numel()
-        self.weights_P = torch.empty(offset, device=device)
-        self.grad_P = torch.zeros(offset, device=device)
+        self.table, device = slots(named)
+        size = self.table[-1].offset + self.table[-1].numel
+        self.weights_P = torch.empty(size, device=device)
+        self.grad_P = torch.zeros(size, device=device)
         self._grads: list[tuple[nn.Parameter, Tensor]] = []
         for slot, (_, parameter) in zip(self.table, named, strict=True):
-            view = self.view(self.weights_P, slot)
-            view.copy_(parameter.detach())
-            parameter.data = view
+            self.view(self.weights_P, slot).copy_(parameter.detach())
             self._grads.append((parameter, self.view(self.grad_P, slot)))
+        self.point_at(self.weights_P)
         self.zero_grad()
+
+    def point_at(self, weights_P: Tensor) -> None:
+        """Let the model compute with `weights_P`, float32 [P], which is `self.weights_P` then."""
+        self.weights_P = weights_P
+        for slot, (parameter, _) in zip(self.table, self._grads, strict=True):
+            parameter.data = self.view(weights_P, slot)
 
     @staticmethod
     def view(vector_P: Tensor, slot: Slot) -> Tensor:
@@ -69,6 +87,11 @@ class Bucket:
         for parameter, grad in self._grads:
             if parameter.grad is not grad:
                 parameter.grad = grad
+
+    def checksums(self, vector_P: Tensor) -> list[int]:
+        """The CRC-32 of each parameter's part of a flat vector, in the order of the table."""
+        content = vector_P.cpu().numpy()
+        return [zlib.crc32(content[s.offset : s.offset + s.numel].data) for s in self.table]
 
     def name_of(self, element: int) -> str:
         """The parameter that an element of the flat vectors belongs to, for messages."""

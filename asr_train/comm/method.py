@@ -1,66 +1,288 @@
 """The **hooks of every method**: what happens to gradients before an update, to weights after it.
 
-A method is a class with the two hooks and its state; `build_method` is the one place that knows
-them all. Knows nothing of networks, shards or how weights are updated.
+A method says which workers share a model (a team), adds up a team's gradients (`reduce_gradient`)
+and may change the models once they are updated (`after_update`). It works for all the workers that
+a process hosts: their gradients come one by one, so that many workers need only one gradient's
+memory. Knows nothing of networks, shards or how weights are updated.
 """
 
-from dataclasses import dataclass
-from typing import Any
+import contextlib
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from asr_train import schema
+from asr_train.comm.exchange import Exchange, hosted
+
+
+@dataclass(slots=True)
+class Gradient:
+    """What one worker learned in a step; `grad_P` is overwritten by the next worker's."""
+
+    grad_P: Tensor  # summed over its frames
+    frames: int
+    is_finite: bool = True
+
+
+@dataclass(slots=True)
+class Replica:
+    """A model that a team shares."""
+
+    weights_P: Tensor
+    velocity_P: Tensor | None  # None: no momentum
 
 
 @dataclass(slots=True)
 class Sent:
-    """What this worker sent to others."""
+    """What a worker sent to others."""
 
     bits: int = 0  # headers included
     elements: int = 0  # gradient or weight values
+    overflows: int = 0  # messages that had no room for all their elements
+    wire_bits: int = 0  # padding and lengths included
+
+
+class Reducer(Protocol):
+    """A team's gradients -> the one to update its model with."""
+
+    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
+        """None: somebody's gradient is not finite, and all of the team skip the step."""
+
+    def team_state(self) -> dict[str, Any]: ...
+    def load_team_state(self, state: dict[str, Any]) -> None: ...
+    def worker_state(self, worker: int) -> dict[str, Any]: ...
+    def load_worker_state(self, worker: int, state: dict[str, Any]) -> None: ...
+    def measures(self, worker: int) -> tuple[float, float]:
+        """The threshold, and the sum of squares of what is owed; zeros where there is none."""
+
+
+class Blocks(Protocol):
+    """All teams' models -> what they go on from, every few steps."""
+
+    def begin(self, weights_P: Tensor) -> None: ...
+    def after_update(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None: ...
+    def finish(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None: ...
+    def exported(self) -> Tensor: ...
+    def state(self) -> dict[str, Any]: ...
+    def load_state(self, state: dict[str, Any]) -> None: ...
 
 
 class Method:
-    """One worker's side of an exchange; this one has nobody to exchange with.
+    """What the workers hosted here exchange; each of `comm.methods` is one, with other parts.
 
-    A method for several workers overrides the hooks, adds to `sent` what it sends, and puts all
-    that the next step depends on into its state. All workers call the hooks equally often.
+    Args:
+        exchange: of all workers.
+        teams: of those that have a worker here.
+        reducers: one a team.
+        blocks: None: teams never meet (or there is only one).
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        teams: Sequence[Exchange],
+        reducers: Sequence[Reducer],
+        blocks: Blocks | None = None,
+    ) -> None:
+        assert len(teams) == len(reducers)
+        self.exchange, self.teams = exchange, list(teams)
+        self.reducers, self.blocks = list(reducers), blocks
+        self.sent = {worker: Sent() for worker in exchange.local}
+
+    # --- the two hooks ----------------------------------------------------------------------------
+
+    def reduce_gradient(self, team: int, gradients: Iterable[Gradient]) -> Tensor | None:
+        """The gradient to update a team's model with: the sum over its workers, or what stands for
+        it. May be one of the tensors that came in.
+
+        Args:
+            team: its place in `teams`.
+            gradients: of the team's local workers, in their order; asked for one by one.
+        Returns:
+            float32 [P], the same on all of the team; None: all of them skip this step.
+        """
+        with self._counted(self.teams[team]):
+            return self.reducers[team].reduce(gradients, self.sent)
+
+    def after_update(self, replicas: Sequence[Replica]) -> None:
+        """May change the models, once they are updated (or the step was skipped).
+
+        Args:
+            replicas: one a team, in the order of `teams`.
+        """
+        if self.blocks is not None:
+            with self._counted(self.exchange):
+                self.blocks.after_update(replicas, self.sent)
+
+    # --- the beginning, and the ends of epochs ----------------------------------------------------
+
+    def begin(self, weights_P: Tensor) -> None:
+        """Take note of the weights that all workers begin with."""
+        if self.blocks is not None:
+            self.blocks.begin(weights_P)
+
+    def end_epoch(self, replicas: Sequence[Replica]) -> None:
+        """Let all replicas be the same: a block that has begun ends here."""
+        if self.blocks is not None:
+            with self._counted(self.exchange):
+                self.blocks.finish(replicas, self.sent)
+
+    def exported(self, replica: Replica) -> Tensor:
+        """The weights to evaluate and to keep, after `end_epoch`."""
+        return replica.weights_P if self.blocks is None else self.blocks.exported()
+
+    # --- counts and state -------------------------------------------------------------------------
+
+    def take_sent(self, worker: int) -> Sent:
+        """What a local worker sent since the last call."""
+        sent, self.sent[worker] = self.sent[worker], Sent()
+        return sent
+
+    @contextlib.contextmanager
+    def _counted(self, exchange: Exchange) -> Iterator[None]:
+        before = dict(exchange.wire_bits)
+        yield
+        for worker, bits in exchange.wire_bits.items():
+            self.sent[worker].wire_bits += bits - before[worker]
+
+    def measures(self, worker: int) -> tuple[float, float]:
+        """A local worker's threshold, and the sum of squares of what it owes."""
+        return self.reducers[self.team_of(worker)].measures(worker)
+
+    def team_of(self, worker: int) -> int:
+        """The place in `teams` of a local worker's team."""
+        return next(i for i, team in enumerate(self.teams) if worker in team.local)
+
+    def shared_state(self) -> dict[str, Any]:
+        """Tensors and plain data that are the same on all workers."""
+        return {} if self.blocks is None else self.blocks.state()
+
+    def load_shared_state(self, state: dict[str, Any]) -> None:
+        """Takes what `shared_state` gave."""
+        if self.blocks is not None:
+            self.blocks.load_state(state)
+
+    def team_state(self, team: int) -> dict[str, Any]:
+        """What is the same on all workers of a team."""
+        return self.reducers[team].team_state()
+
+    def load_team_state(self, team: int, state: dict[str, Any]) -> None:
+        """Takes what `team_state` gave."""
+        self.reducers[team].load_team_state(state)
+
+    def worker_state(self, worker: int) -> dict[str, Any]:
+        """What is a local worker's own."""
+        return {
+            "sent": list(astuple(self.sent[worker])),
+            **self.reducers[self.team_of(worker)].worker_state(worker),
+        }
+
+    def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
+        """Takes what `worker_state` gave."""
+        self.sent[worker] = Sent(*state["sent"])
+        self.reducers[self.team_of(worker)].load_worker_state(worker, state)
+
+    def load_resized(self, states: Iterable[dict[str, Any]], models: int) -> float:
+        """Take over from a run with another number of workers.
+
+        What all of them owed, a model, is dealt out to those who share one now, a slice of the
+        elements each, so that nothing is rounded; on models that are averaged it will count as much
+        as it would have.
+
+        Args:
+            states: the `worker_state` of each worker of that run, in order.
+            models: how many teams there were.
+        Returns:
+            The sum of squares of what is owed a model.
+        """
+        owed_P: Tensor | None = None
+        sent = Sent()
+        for state in states:
+            sent = Sent(*map(operator.add, astuple(sent), state["sent"]))
+            if "residual_P" in state:
+                residual_P = state["residual_P"]
+                owed_P = residual_P.clone() if owed_P is None else owed_P.add_(residual_P)
+        if owed_P is not None and models > 1:
+            owed_P /= models
+        for team in self.teams:
+            for worker in team.local:
+                is_first = worker == self.exchange.members[0]
+                counted = sent if is_first else Sent()
+                state = {"sent": list(astuple(counted))}
+                if owed_P is not None:
+                    own = hosted(len(owed_P), worker - team.members[0], len(team))
+                    state["residual_P"] = torch.zeros_like(owed_P, device=self.exchange.device)
+                    state["residual_P"][own.start : own.stop] = owed_P[own.start : own.stop]
+                self.load_worker_state(worker, state)
+        return 0.0 if owed_P is None else float(owed_P.double().square().sum())
+
+
+class Whole:
+    """What reducers of whole gradients have in common: nothing to remember."""
+
+    def team_state(self) -> dict[str, Any]:
+        return {}
+
+    def load_team_state(self, state: dict[str, Any]) -> None:
+        pass
+
+    def worker_state(self, worker: int) -> dict[str, Any]:
+        return {}
+
+    def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
+        pass
+
+    def measures(self, worker: int) -> tuple[float, float]:
+        return 0.0, 0.0
+
+
+class Alone(Whole):
+    """The reducer of a worker that shares its model with nobody: its gradient, as it is.
+
+    If it goes on from a run in which several shared a model, what they still owed each other counts
+    once, with its next gradient.
     """
 
     def __init__(self) -> None:
-        self.sent = Sent()
+        self.owed_P: Tensor | None = None
 
-    def reduce_gradient(self, grad_P: Tensor, frames: int) -> tuple[Tensor, int]:
-        """This worker's summed gradient and its frames -> those to update the weights with.
+    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
+        (gradient,) = gradients
+        if not gradient.is_finite:
+            return None
+        if self.owed_P is not None:
+            gradient.grad_P += self.owed_P
+            self.owed_P = None
+        return gradient.grad_P
 
-        May change `grad_P` in place and return it. Both are sums over workers, for rates are per
-        frame. The loop has checked that `grad_P` is finite.
-        """
-        return grad_P, frames
+    def worker_state(self, worker: int) -> dict[str, Any]:
+        return {} if self.owed_P is None else {"residual_P": self.owed_P}
 
-    def after_update(self, weights_P: Tensor) -> None:
-        """May change the weights in place, once they are updated."""
-
-    def take_sent(self) -> Sent:
-        """What was sent since the last call."""
-        sent, self.sent = self.sent, Sent()
-        return sent
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain data for a checkpoint: goes on exactly from here."""
-        return {"sent_bits": self.sent.bits, "elements_sent": self.sent.elements}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave."""
-        self.sent = Sent(state["sent_bits"], state["elements_sent"])
+    def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
+        self.owed_P = state.get("residual_P")
 
 
-class Sgd(Method):
-    """One worker, plain SGD: gradients and weights stay as they are, nothing is sent."""
+class Dense(Whole):
+    """The reducer that adds up whole gradients, in the order of workers.
+
+    Args:
+        wire: what gradients, and then their sum, are rounded to.
+    """
+
+    def __init__(self, exchange: Exchange, size: int, wire: torch.dtype = torch.float32) -> None:
+        self.exchange, self.size, self.wire = exchange, size, wire
+
+    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
+        total_P = self.exchange.sum(map(_poisoned, gradients), self.size, wire=self.wire)
+        for worker in self.exchange.local:
+            sent[worker].bits += 8 * self.wire.itemsize * self.size
+            sent[worker].elements += self.size
+        return total_P if bool(torch.isfinite(total_P.sum())) else None
 
 
-def build_method(settings: schema.CommSettings, num_parameters: int) -> Method:
-    """The method that the settings name, for flat vectors of `num_parameters` elements."""
-    match settings.method:
-        case schema.Method.sgd:
-            return Sgd()
+def _poisoned(gradient: Gradient) -> Tensor:
+    """So that the sum tells all workers of one whose loss alone is not finite."""
+    return gradient.grad_P if gradient.is_finite else gradient.grad_P.fill_(torch.nan)

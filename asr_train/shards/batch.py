@@ -127,6 +127,16 @@ class FramePools:
         """`start_sample` and `start_batch` of a FramePools that yields just what is left."""
         return self._position
 
+    def seek(self, batches: int) -> None:
+        """Go on as if so many minibatches of the epoch, or all of them, had been taken."""
+        at = batches * self.minibatch_frames
+        if at >= self.num_frames:
+            self._position = self._firsts[-1], 0
+            return
+        first = max(f for f in self._firsts[:-1] if self._before[f] <= at)
+        inside = at - int(self._before[first]) - self._offset(first)
+        self._position = first, inside // self.minibatch_frames
+
     def _offset(self, first: int) -> int:
         """Where in its pool the first minibatch begins: those before take the frames up to it."""
         return int(-self._before[first] % self.minibatch_frames)

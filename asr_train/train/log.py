@@ -3,17 +3,26 @@
 log.jsonl has a row every `optim.log_steps` steps, over the steps since the row before:
     step, epoch, frames     so far; epochs count from 1, frames of skipped steps are left out
     loss, accuracy          nats a frame and share of frames; null if all steps were skipped
-    rate, minibatch         per frame; frames a step
-    sent_bits, elements_sent, compression_ratio    a step of this worker; the ratio is dense fp32
-                            bits over sent ones, null where nothing is sent
-    step_seconds, compute_seconds, exchange_seconds, wait_seconds    a step; it waits for the reader
-    skipped                 steps whose gradient was not finite
-and a row at the end of each epoch: epoch, step, dev_loss, dev_accuracy, rate.
+    rate, minibatch         per frame; frames a step, of all workers
+    sent_bits, elements_sent, compression_ratio    a step and worker, on average: messages with
+                            their headers, once, whoever gets them; the ratio is dense fp32 bits
+                            over these, null where nothing is sent
+    wire_bits               a step and worker: padding, lengths and everything else included
+    step_seconds, compute_seconds, exchange_seconds, wait_seconds    a step of the process that
+                            writes this, of all the workers in it; it waits for the reader
+    skipped                 steps whose gradient was not finite, of a worker on average
+    overflows               messages without room for all their elements, of all workers
+    threshold, residual_norm    tau of GTC, and the norm of what a worker has not sent (root mean
+                            square over workers); null in methods without
+and a row at the end of each epoch: epoch, step, dev_loss, dev_accuracy, rate, workers, and
+weights_crc32, which replicas and repeated runs can be compared by.
 """
 
 import json
+import math
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +72,7 @@ class RunLog:
         """Write a row of log.jsonl, and its numbers as events."""
         self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._file.flush()
+        row = {k: v for k, v in row.items() if not isinstance(v, str)}
         if self._events is not None:
             for key, value in row.items():
                 if key != "step" and value is not None:
@@ -90,19 +100,55 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
+class NoLog:
+    """Of the processes that write none: worker 0's does."""
+
+    bytes = 0
+
+    def advance(self, frames: int) -> None:
+        pass
+
+    def row(self, row: dict[str, Any]) -> None:
+        pass
+
+    def __enter__(self) -> "NoLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What all workers did in some steps.
+
+    Attributes:
+        interval: its steps and seconds are of the process that writes the log, `skipped` is a sum
+            over workers like all else.
+    """
+
+    workers: int
+    interval: Interval
+    sent: Sent
+    threshold: float = 0.0
+    squares: float = 0.0  # of all residuals
+
+
 def train_row(
-    interval: Interval, progress: Progress, rate: float, sent: Sent, num_parameters: int
+    totals: Totals, progress: Progress, rate: float, num_parameters: int
 ) -> dict[str, Any]:
-    """A row over the steps of `interval`, in which `sent` was sent."""
-    steps = interval.steps
-    learned = steps - interval.skipped
+    """A row over the steps of `totals`."""
+    interval, sent = totals.interval, totals.sent
+    steps, workers = interval.steps, totals.workers
+    learned = steps - interval.skipped / workers
     seconds = {
         "step_seconds": interval.seconds(),
         "compute_seconds": interval.compute_seconds,
         "exchange_seconds": interval.exchange_seconds,
         "wait_seconds": interval.wait_seconds,
     }
-    dense_bits = 32 * num_parameters * steps
+    has_threshold = totals.threshold > 0
+    dense_bits = 32 * num_parameters * steps * workers
     return {
         "step": progress.step,
         "epoch": progress.epoch + 1,
@@ -111,26 +157,34 @@ def train_row(
         "accuracy": interval.accuracy(),
         "rate": rate,
         "minibatch": interval.frames / learned if learned else None,
-        "sent_bits": sent.bits / steps,
-        "elements_sent": sent.elements / steps,
+        "sent_bits": sent.bits / steps / workers,
+        "elements_sent": sent.elements / steps / workers,
         "compression_ratio": dense_bits / sent.bits if sent.bits else None,
+        "wire_bits": sent.wire_bits / steps / workers,
         **{name: round(total / steps, 6) for name, total in seconds.items()},
-        "skipped": interval.skipped,
+        "skipped": interval.skipped / workers,
+        "overflows": sent.overflows,
+        "threshold": totals.threshold if has_threshold else None,
+        "residual_norm": math.sqrt(totals.squares / workers) if has_threshold else None,
     }
 
 
-def dev_row(progress: Progress, rate: float) -> dict[str, Any]:
-    """A row at the end of an epoch; `rate` was that epoch's."""
+def dev_row(progress: Progress, rate: float, workers: int, crc32: int) -> dict[str, Any]:
+    """A row at the end of an epoch; `rate` was that epoch's, and `crc32` is of the weights."""
     return {
         "epoch": progress.epoch,
         "step": progress.step,
         "dev_loss": progress.dev_loss,
         "dev_accuracy": progress.dev_accuracy,
         "rate": rate,
+        "workers": workers,
+        "weights_crc32": f"{crc32:08x}",
     }
 
 
-def epoch_line(interval: Interval, progress: Progress, rate: float, epochs: int) -> str:
+def epoch_line(
+    interval: Interval, progress: Progress, rate: float, epochs: int, workers: int
+) -> str:
     """What a reader of a log wants to know of a finished epoch; `rate` was that epoch's."""
     loss, accuracy = interval.mean_loss(), interval.accuracy()
     learned = "all steps skipped" if loss is None else f"loss {loss:.3f}, {accuracy:.1%} right"
@@ -138,7 +192,7 @@ def epoch_line(interval: Interval, progress: Progress, rate: float, epochs: int)
         f"epoch {progress.epoch}/{epochs}: step {progress.step}, rate {rate:g}, {learned}; "
         f"DEV loss {progress.dev_loss:.3f}, {progress.dev_accuracy:.1%} right; "
         f"{interval.frames / max(interval.seconds(), 1e-9):,.0f} frames/s"
-        + (f"; {interval.skipped} steps skipped" if interval.skipped else "")
+        + (f"; {interval.skipped / workers:g} steps skipped" if interval.skipped else "")
     )
 
 

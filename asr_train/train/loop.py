@@ -1,13 +1,19 @@
 """The **main path of training**: shards -> minibatches -> gradients -> updates -> model.json.
 
 `train` and the `step` it repeats read from top to bottom. They know the order of things; what the
-things are is in model, comm, shards and the modules beside this one. The same settings and shards
-give the same bits on a CPU with the same number of threads, however often a run is killed.
+things are is in model, comm, shards and the modules beside this one. A process trains for all the
+workers that its exchange says it hosts. The same settings, shards and number of workers give the
+same bits on a CPU with the same number of threads, however the workers are spread over processes,
+and however often they are killed.
 """
 
+import contextlib
 import math
+import os
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from pathlib import Path
 
 import torch
@@ -15,13 +21,17 @@ from torch import Tensor
 
 from asr_train import files, jobs, schema
 from asr_train.comm.bucket import Bucket
-from asr_train.comm.method import build_method
+from asr_train.comm.exchange import Exchange
+from asr_train.comm.loopback import Loopback
+from asr_train.comm.method import Gradient, Sent
+from asr_train.comm.methods import build
 from asr_train.model.loss import frame_loss
 from asr_train.model.store import Model, build_model, save_model
 from asr_train.schema import RunSettings
-from asr_train.shards.batch import Batch, FramePools, context_padded
+from asr_train.shards.batch import Batch, context_padded
 from asr_train.shards.reader import Shards
-from asr_train.train.log import RunLog, dev_row, epoch_line, say, train_row
+from asr_train.train.feed import Feed, Windows
+from asr_train.train.log import NoLog, RunLog, Totals, dev_row, epoch_line, say, train_row
 from asr_train.train.schedule import Schedule
 from asr_train.train.state import Checkpoints, Interval, NotFiniteError, RunState, check_finite
 
@@ -36,21 +46,28 @@ def train(
     dev_shards: Shards,
     folder: Path,
     device: torch.device,
+    exchange: Exchange | None = None,
 ) -> Path:
     """Train a network as `run` says, going on from its newest checkpoint if there is one.
 
     Args:
         train_shards: read in another order each epoch.
         dev_shards: evaluated after each epoch, for the log and the schedule.
-        folder: of the run, whose name it has. Gets ckpt/, log.jsonl, tensorboard/, model.pt and,
-            last of all, model.json.
+        folder: of the run, whose name it has; all processes share it. Gets ckpt/, log.jsonl,
+            tensorboard/, model.pt and, last of all, model.json.
+        exchange: of all workers; None: a single one.
     Returns:
         The path of model.json.
     Raises:
-        ValueError: if the two splits do not fit together.
+        ValueError: if the two splits do not fit together, or the method so many workers.
         NotFiniteError: if no gradient was finite MAX_SKIPPED steps in a row, or a weight is not.
         DamagedFileError: if a shard is not what its index says, or no checkpoint is whole.
+        ExchangeError: if another process does not answer in time.
+        ReplicaError: if models that must be the same differ.
     """
+    exchange = exchange or Loopback(range(1), device)
+    leads = exchange.members[0] in exchange.local  # writes what is written once
+    workers = len(exchange)
     check_same_task(train_shards, dev_shards)
     same_bits_every_time(device)
     optim = run.optim
@@ -65,81 +82,93 @@ def train(
     ).to(device)
     bucket = Bucket(model)
     num_parameters = bucket.weights_P.numel()
-    state = RunState(
-        bucket=bucket,
-        method=build_method(run.comm, num_parameters),
-        schedule=Schedule(optim),
-        velocity_P=torch.zeros_like(bucket.weights_P) if optim.momentum else None,
-    )
+    method = build(run.comm, exchange, num_parameters)
+    state = RunState.fresh(bucket, method, Schedule(optim), optim.momentum > 0)
 
     checkpoints = Checkpoints(
-        folder / "ckpt", identity(run, train_shards, dev_shards), optim.keep_checkpoints
+        folder / "ckpt", identity(run, train_shards, dev_shards), optim.keep_checkpoints, exchange
     )
-    content = checkpoints.newest()
-    if content is not None:
-        state.restore(content)
+    saved = checkpoints.newest()
+    changed = None if saved is None else state.restore(saved)
     progress = state.progress
 
-    with RunLog(folder, progress, optim.epochs * train_shards.num_frames) as log:
-        say(
+    total_frames = optim.epochs * train_shards.num_frames
+    with contextlib.ExitStack() as stack:
+        log: RunLog | NoLog = RunLog(folder, progress, total_frames) if leads else NoLog()
+        stack.enter_context(log)
+
+        def tell(line: str | None) -> None:
+            if leads and line:
+                say(line)
+
+        tell(
             f"{folder.name}: {num_parameters:,} parameters, {train_shards.num_frames:,} frames an "
             f"epoch, {device} and {torch.get_num_threads()} threads, "
+            + (f"{workers} workers, {len(exchange.local)} of them here, " if workers > 1 else "")
             + (f"going on after step {progress.step}" if progress.step else "from the beginning")
         )
+        tell(changed)
 
         def write_row() -> None:
-            sent = state.method.take_sent()
-            rate = state.schedule.rate
-            log.row(train_row(state.since_log, progress, rate, sent, num_parameters))
-            state.in_epoch.add(state.since_log)
-            state.since_log = Interval()
+            totals = gathered(state)
+            progress.frames += totals.interval.frames
+            log.row(train_row(totals, progress, state.schedule.rate, num_parameters))
+            state.in_epoch.add(totals.interval)
 
         def save_checkpoint() -> None:
             progress.log_bytes = log.bytes
-            checkpoints.save(progress.step, state.content())
+            checkpoints.save(progress.step, state.contents())
 
         while progress.epoch < optim.epochs:
-            batches = FramePools(
+            feed = Feed(
                 train_shards,
-                context_left=model.context_left,
-                context_right=model.context_right,
-                pool_frames=optim.pool_frames,
-                minibatch_frames=optim.minibatch_frames,
-                seed=optim.seed,
-                worker=0,
-                workers=1,
-                epoch=progress.epoch,
-                start_sample=progress.sample,
-                start_batch=progress.batch,
-                device=device,
+                optim,
+                Windows(model.context_left, model.context_right),
+                workers,
+                exchange.local,
+                progress.epoch,
+                device,
             )
-            asked = time.perf_counter()
-            for batch in batches:
-                step(model, batch, state, optim.momentum, asked)
-                progress.sample, progress.batch = batches.position()
-                log.advance(batch.frames)
+            if feed.fewest < feed.num_steps and not progress.epoch_step:
+                tell(
+                    f"epoch {progress.epoch + 1}: {feed.num_steps} steps, but some workers have "
+                    f"minibatches for only {feed.fewest}; they send nothing new in the others"
+                )
+            begin = start_step(progress.epoch_step, progress.epoch_steps, feed.num_steps)
+            progress.epoch_step, progress.epoch_steps = begin, feed.num_steps
+            feed.start(begin)
+            while progress.epoch_step < progress.epoch_steps:
+                frames = step(model, feed.next, state, optim.momentum, optim.seed)
+                progress.epoch_step += 1
+                log.advance(frames * workers // len(exchange.local))
+                if progress.step % run.comm.check_steps == 0:
+                    check_replicas(state)
                 if progress.step % optim.log_steps == 0:
                     write_row()
                 if progress.step % optim.checkpoint_steps == 0:
                     save_checkpoint()
-                asked = time.perf_counter()
-            if state.since_log.steps:
+            if state.since_log[exchange.local[0]].steps:
                 write_row()
 
+            method.end_epoch(state.replicas)
+            check_replicas(state)
+            bucket.point_at(method.exported(state.replicas[0]))
             check_finite("the weights", bucket.weights_P, bucket, progress.step)
-            progress.dev_loss, progress.dev_accuracy = evaluate(model, dev_shards, device)
+            progress.dev_loss, progress.dev_accuracy = evaluate(model, dev_shards, device, exchange)
             if not math.isfinite(progress.dev_loss):
                 raise NotFiniteError(
                     f"DEV's loss is {progress.dev_loss} at step {progress.step}; lower optim.rate"
                 )
             rate = state.schedule.rate
             state.schedule.end_epoch(progress.dev_loss)
-            progress.epoch, progress.sample, progress.batch = progress.epoch + 1, 0, 0
-            log.row(dev_row(progress, rate))
-            say(epoch_line(state.in_epoch, progress, rate, optim.epochs))
+            progress.epoch, progress.epoch_step, progress.epoch_steps = progress.epoch + 1, 0, 0
+            crc32 = zlib.crc32(bucket.weights_P.cpu().numpy().data)
+            log.row(dev_row(progress, rate, workers, crc32))
+            tell(epoch_line(state.in_epoch, progress, rate, optim.epochs, workers))
             state.in_epoch = Interval()
             save_checkpoint()
 
+    bucket.point_at(method.exported(state.replicas[0]))
     about = {
         "run": folder.name,
         "model": schema.plain(run.model),
@@ -147,49 +176,93 @@ def train(
         **train_shards.about,
         "frames": progress.frames,
         "steps": progress.step,
+        "workers": workers,
         "dev": {"loss": progress.dev_loss, "accuracy": progress.dev_accuracy},
     }
-    return save_model(folder, model, about)
+    return save_model(folder, model, about) if leads else folder / "model.json"
 
 
-def step(model: Model, batch: Batch, state: RunState, momentum: float, asked: float) -> None:
-    """One minibatch: forward, backward, exchange, update; counted in `state`.
+NextBatch = Callable[[int], Batch | None]  # of a worker; None: it has had all
+
+
+def step(model: Model, next_batch: NextBatch, state: RunState, momentum: float, seed: int) -> int:
+    """One minibatch of each worker: forward, backward, exchange, update; counted in `state`.
 
     Args:
-        asked: when the loop asked the reader for the batch, by time.perf_counter.
+        seed: of random numbers in the network.
+    Returns:
+        How many frames the workers hosted here learned from.
     Raises:
         NotFiniteError: at the last of MAX_SKIPPED skipped steps in a row.
     """
-    began = time.perf_counter()
-    bucket, progress, counts = state.bucket, state.progress, state.since_log
+    bucket, progress, method = state.bucket, state.progress, state.method
     progress.step += 1
-    counts.steps += 1
-    counts.wait_seconds += began - asked
-
-    bucket.zero_grad()
-    loss, correct = frame_loss(model(batch.feats_BTF), batch.ali_BT, batch.mask_BT)
-    loss.backward()
-    # One NaN or infinity makes the sum one; all three numbers come from the device in one copy
-    loss_nats, num_correct, grad_sum = torch.stack(
-        [loss.detach(), correct.to(loss.dtype), bucket.grad_P.sum()]
-    ).tolist()
-    if not math.isfinite(loss_nats + grad_sum):
-        counts.compute_seconds += time.perf_counter() - began
-        skip(state, loss_nats)
-        return
-    progress.skipped_in_row = 0
-    computed = time.perf_counter()
-
-    grad_P, frames = state.method.reduce_gradient(bucket.grad_P, batch.frames)
-    reduced = time.perf_counter()
-    update(bucket.weights_P, state.velocity_P, grad_P, state.schedule.rate, momentum)
+    frames = 0
+    for number, (team, replica) in enumerate(zip(method.teams, state.replicas, strict=True)):
+        counts = state.since_log[team.local[0]]
+        for worker in team.local:
+            state.since_log[worker].steps += 1
+        began, busy = time.perf_counter(), counts.compute_seconds + counts.wait_seconds
+        bucket.point_at(replica.weights_P)
+        learned: dict[int, tuple[int, float, int]] = {}
+        grad_P = method.reduce_gradient(
+            number, gradients(model, next_batch, state, team.local, seed, learned)
+        )
+        busy = counts.compute_seconds + counts.wait_seconds - busy
+        reduced = time.perf_counter()
+        counts.exchange_seconds += reduced - began - busy
+        if grad_P is None:
+            skip(state, number, {worker: loss for worker, (_, loss, _) in learned.items()})
+            continue
+        state.skipped_in_row[number] = 0
+        rate = state.schedule.rate
+        update(replica.weights_P, replica.velocity_P, grad_P, rate, momentum)
+        counts.compute_seconds += time.perf_counter() - reduced
+        for worker, numbers in learned.items():
+            state.since_log[worker].add_frames(*numbers)
+            frames += numbers[0]
     updated = time.perf_counter()
-    state.method.after_update(bucket.weights_P)
+    method.after_update(state.replicas)
+    first = state.since_log[method.exchange.local[0]]
+    first.exchange_seconds += time.perf_counter() - updated
+    return frames
 
-    counts.exchange_seconds += (reduced - computed) + (time.perf_counter() - updated)
-    counts.compute_seconds += (computed - began) + (updated - reduced)
-    counts.add_frames(batch.frames, loss_nats, int(num_correct))
-    progress.frames += frames
+
+def gradients(
+    model: Model,
+    next_batch: NextBatch,
+    state: RunState,
+    workers: range,
+    seed: int,
+    learned: dict[int, tuple[int, float, int]],
+) -> Iterator[Gradient]:
+    """Each worker's gradient, one after the other in the same memory; zeros without a minibatch.
+
+    Args:
+        learned: gets frames, loss in nats and correct frames of each worker.
+    """
+    bucket, counts = state.bucket, state.since_log[workers[0]]
+    for worker in workers:
+        asked = time.perf_counter()
+        batch = next_batch(worker)
+        began = time.perf_counter()
+        counts.wait_seconds += began - asked
+        bucket.zero_grad()
+        if batch is None:
+            learned[worker] = (0, 0.0, 0)
+            yield Gradient(bucket.grad_P, 0)
+            continue
+        # The same for a worker wherever it lives, and after a restart
+        torch.manual_seed((seed << 52 ^ state.progress.step << 20 ^ worker) % 2**63)
+        loss, correct = frame_loss(model(batch.feats_BTF), batch.ali_BT, batch.mask_BT)
+        loss.backward()
+        # One NaN or infinity makes the sum one; all three numbers come from the device in one copy
+        loss_nats, num_correct, grad_sum = torch.stack(
+            [loss.detach(), correct.to(loss.dtype), bucket.grad_P.sum()]
+        ).tolist()
+        learned[worker] = (batch.frames, loss_nats, int(num_correct))
+        counts.compute_seconds += time.perf_counter() - began
+        yield Gradient(bucket.grad_P, batch.frames, math.isfinite(loss_nats + grad_sum))
 
 
 def update(
@@ -201,41 +274,101 @@ def update(
     weights_P.add_(grad_P, alpha=-rate)
 
 
-def skip(state: RunState, loss_nats: float) -> None:
-    """Leave weights and momentum as they are, and say so; too often in a row is an error."""
-    progress = state.progress
-    progress.skipped_in_row += 1
-    state.since_log.skipped += 1
-    say(f"step {progress.step} is skipped: its loss is {loss_nats}, or its gradient not finite")
-    if progress.skipped_in_row >= MAX_SKIPPED:
-        check_finite("the weights", state.bucket.weights_P, state.bucket, progress.step)
-        check_finite("the gradient", state.bucket.grad_P, state.bucket, progress.step)
+def skip(state: RunState, team: int, losses: dict[int, float]) -> None:
+    """Leave a team's weights and momentum as they are, and say so; too often is an error."""
+    step = state.progress.step
+    state.skipped_in_row[team] += 1
+    for worker in losses:
+        state.since_log[worker].skipped += 1
+    first = state.method.teams[team].members[0]
+    if first in losses:
+        who = "" if len(state.method.exchange) == 1 else f" by the team of worker {first}"
+        said = ", ".join(str(loss) for loss in losses.values())
+        say(f"step {step} is skipped{who}: its loss is {said}, or a gradient not finite")
+    if state.skipped_in_row[team] >= MAX_SKIPPED:
+        check_finite("the weights", state.replicas[team].weights_P, state.bucket, step)
+        check_finite("the gradient", state.bucket.grad_P, state.bucket, step)
         raise NotFiniteError(
-            f"the loss is {loss_nats} at step {progress.step}, and was not finite for "
-            f"{MAX_SKIPPED} steps in a row; lower optim.rate"
+            f"the loss is {list(losses.values())} at step {step}, and a gradient was not finite "
+            f"for {MAX_SKIPPED} steps in a row; lower optim.rate"
         )
 
 
+def gathered(state: RunState) -> Totals:
+    """What all workers did since the last row of the log; their counts start over."""
+    method, exchange = state.method, state.method.exchange
+    rows = []
+    for worker in exchange.local:
+        counts, sent = state.since_log[worker], method.take_sent(worker)
+        tau, squares = method.measures(worker)
+        numbers = [counts.skipped, counts.frames, counts.loss, counts.correct]
+        rows.append([*numbers, *astuple(sent), tau, squares])
+    all_rows = exchange.numbers(rows)
+    skipped, frames, loss, correct, bits, elements, overflows, wire, _, squares = (
+        sum(column)
+        for column in zip(*all_rows, strict=True)  # in the order of workers
+    )
+    here = Interval()
+    for counts in state.since_log.values():
+        here.add(counts)
+    here.steps //= len(exchange.local)
+    here.skipped, here.frames, here.correct = int(skipped), int(frames), int(correct)
+    here.loss = loss
+    state.since_log = {worker: Interval() for worker in exchange.local}
+    sent = Sent(int(bits), int(elements), int(overflows), int(wire))
+    return Totals(len(exchange), here, sent, threshold=all_rows[0][-2], squares=squares)
+
+
+def check_replicas(state: RunState) -> None:
+    """Those who share a model in several processes have the same one, else ReplicaError."""
+    names = [slot.name for slot in state.bucket.table]
+    for team, replica in zip(state.method.teams, state.replicas, strict=True):
+        if len(team.local) < len(team.members):
+            checksums = state.bucket.checksums(replica.weights_P)
+            team.check_same(checksums, names, f"step {state.progress.step}")
+
+
+def start_step(done: int, of: int, steps: int) -> int:
+    """Where to go on in an epoch of `steps` of which `done` `of` some other number were taken."""
+    return done if of in (0, steps) else round(done / of * steps)
+
+
 @torch.inference_mode()
-def evaluate(model: Model, shards: Shards, device: torch.device) -> tuple[float, float]:
-    """Mean cross-entropy in nats a frame, and the share of frames whose best state is right."""
-    loss, correct = 0.0, 0
-    for batch in whole_utterances(shards, model, device):
-        batch_loss, batch_correct = frame_loss(model(batch.feats_BTF), batch.ali_BT, batch.mask_BT)
-        loss += batch_loss.item()
-        correct += int(batch_correct.item())
-    return loss / shards.num_frames, correct / shards.num_frames
+def evaluate(
+    model: Model, shards: Shards, device: torch.device, exchange: Exchange | None = None
+) -> tuple[float, float]:
+    """Mean cross-entropy in nats a frame, and the share of frames whose best state is right.
+
+    Workers evaluate a part each; who have no utterance, none.
+    """
+    exchange = exchange or Loopback(range(1), device)
+    parts = min(len(exchange), shards.num_samples)
+    rows = []
+    for worker in exchange.local:
+        loss, correct = 0.0, 0
+        batches = whole_utterances(shards, model, device, worker, parts) if worker < parts else ()
+        for batch in batches:
+            batch_loss, batch_correct = frame_loss(
+                model(batch.feats_BTF), batch.ali_BT, batch.mask_BT
+            )
+            loss += batch_loss.item()
+            correct += int(batch_correct.item())
+        rows.append([loss, correct])
+    total_loss, total_correct = (sum(n) for n in zip(*exchange.numbers(rows), strict=True))
+    return total_loss / shards.num_frames, total_correct / shards.num_frames
 
 
-def whole_utterances(shards: Shards, model: Model, device: torch.device) -> Iterator[Batch]:
-    """All utterances, several end to end in one long row [1, T, F], which takes no padding.
+def whole_utterances(
+    shards: Shards, model: Model, device: torch.device, worker: int, workers: int
+) -> Iterator[Batch]:
+    """A worker's utterances, several end to end in one long row [1, T, F], which takes no padding.
 
     Windows that straddle two utterances are masked.
     """
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
     frames = 0
     between = model.context_left + model.context_right
-    for sample in shards.samples(seed=None, worker=0, workers=1, epoch=0):
+    for sample in shards.samples(None, worker, workers, epoch=0):
         feats_BTF = context_padded(sample.feats_TF, model.context_left, model.context_right)
         ali_T = torch.from_numpy(sample.ali_T).to(torch.int64)
         gap_T = ali_T.new_zeros(between)
@@ -284,13 +417,22 @@ def check_same_task(train_shards: Shards, dev_shards: Shards) -> None:
 
 
 def identity(run: RunSettings, train_shards: Shards, dev_shards: Shards) -> str:
-    """A name for all that decides what training gives; indexes list their parts' checksums."""
+    """A name for all that decides what training gives, but for the number of workers, which a
+    run may change; indexes list their parts' checksums.
+    """
+    settings = schema.plain(run)
+    for name in ("timeout_seconds", "check_steps"):
+        del settings["comm"][name]  # decide nothing
     indexes = [train_shards.index, dev_shards.index]
-    return files.hash_of({"run": schema.plain(run), "shards": indexes})
+    return files.hash_of({"run": settings, "shards": indexes})
 
 
 def same_bits_every_time(device: torch.device) -> None:
-    """From here on torch is as parallel as JOBS says, and deterministic on a GPU as on a CPU."""
-    torch.set_num_threads(jobs.num_jobs())
+    """From here on torch is as parallel as JOBS says, and deterministic on a GPU as on a CPU.
+
+    The processes of a machine, of which torchrun tells, share the JOBS.
+    """
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(max(1, jobs.num_jobs() // processes))
     if device.type == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)

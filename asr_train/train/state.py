@@ -1,12 +1,17 @@
-"""What a checkpoint holds, and which one a run goes on from.
+"""What checkpoints hold, and which one a run goes on from.
 
-RunState is all that the next step depends on: weights, momentum, schedule, method, the reader's
-position, counters, random generators. Checkpoints keeps the newest few in a folder:
-    step-00001000.pt      tensors and plain data, by torch.save
-    step-00001000.json    written after it: size, SHA-256, step, and the run it belongs to
-A checkpoint is used if both are there and agree; so a kill at any moment leaves the one before.
+RunState is all that the next step depends on: weights, momentum, schedule, method, the place in
+the epoch, counters. Random numbers need no state: they are drawn anew from (seed, step, worker).
+Checkpoints keeps the newest few in a folder, a file a worker:
+    step-00001000.pt        worker 0's: tensors and plain data, by torch.save
+    step-00001000.w001.pt   worker 1's, and so on; what a team or all share is in its first one's
+    step-00001000.json      written after them: sizes, SHA-256, step, and the run it belongs to
+A checkpoint is used if all are there and agree; so a kill at any moment leaves the one before.
+Which processes host which workers does not matter: files are those of workers.
 """
 
+import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +21,9 @@ from torch import Tensor
 
 from asr_train import files
 from asr_train.comm.bucket import Bucket
-from asr_train.comm.method import Method
+from asr_train.comm.exchange import Exchange
+from asr_train.comm.loopback import Loopback
+from asr_train.comm.method import Method, Replica
 from asr_train.files import DamagedFileError
 from asr_train.model.store import load_tensors, save_tensors
 from asr_train.train.schedule import Schedule
@@ -28,10 +35,10 @@ class NotFiniteError(ValueError):
 
 @dataclass(slots=True)
 class Interval:
-    """Sums over some steps; their means are what the log shows."""
+    """Sums over some steps, of one worker or of all; their means are what the log shows."""
 
     steps: int = 0
-    skipped: int = 0  # of the steps: their gradient was not finite, so they count no frames
+    skipped: int = 0  # of the steps: a gradient was not finite, so they count no frames
     frames: int = 0
     loss: float = 0.0  # nats
     correct: int = 0  # frames
@@ -65,14 +72,13 @@ class Interval:
 
 @dataclass(slots=True)
 class Progress:
-    """Where a run stands, in plain numbers."""
+    """Where a run stands, in plain numbers; the same on all workers."""
 
     epoch: int = 0  # finished ones
-    sample: int = 0  # the reader's position in the epoch that is being trained
-    batch: int = 0
+    epoch_step: int = 0  # steps of the epoch that is being trained
+    epoch_steps: int = 0  # that it has in all
     step: int = 0  # skipped ones count
-    frames: int = 0
-    skipped_in_row: int = 0
+    frames: int = 0  # of all workers, up to the last row of the log
     dev_loss: float | None = None  # at the end of the last epoch, nats a frame
     dev_accuracy: float | None = None
     log_bytes: int = 0  # of log.jsonl
@@ -80,50 +86,137 @@ class Progress:
 
 @dataclass(slots=True)
 class RunState:
-    """A run in memory."""
+    """A run in memory: what is shared, and what belongs to the workers hosted here.
+
+    Attributes:
+        replicas, skipped_in_row: one a team of `method.teams`.
+        since_log: by local worker; seconds are those of the process, of which some stand in each.
+        in_epoch: of all workers, up to the last row of the log.
+    """
 
     bucket: Bucket
     method: Method
     schedule: Schedule
-    velocity_P: Tensor | None  # None: no momentum
+    replicas: list[Replica]
     progress: Progress = field(default_factory=Progress)
-    since_log: Interval = field(default_factory=Interval)
+    since_log: dict[int, Interval] = field(default_factory=dict)
     in_epoch: Interval = field(default_factory=Interval)
+    skipped_in_row: list[int] = field(default_factory=list)
 
-    def content(self) -> dict[str, Any]:
-        """Tensors and plain data for a checkpoint.
+    @classmethod
+    def fresh(
+        cls, bucket: Bucket, method: Method, schedule: Schedule, momentum: bool
+    ) -> "RunState":
+        """At the beginning: all workers have the model's weights."""
+        state = cls(bucket, method, schedule, [])
+        for number in range(len(method.teams)):
+            weights_P = bucket.weights_P if number == 0 else bucket.weights_P.clone()
+            velocity_P = torch.zeros_like(weights_P) if momentum else None
+            state.replicas.append(Replica(weights_P, velocity_P))
+        state.skipped_in_row = [0] * len(method.teams)
+        state.since_log = {worker: Interval() for worker in method.exchange.local}
+        method.begin(bucket.weights_P)
+        return state
+
+    def contents(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Tensors and plain data for each local worker's part of a checkpoint, one by one.
 
         Raises:
             NotFiniteError: if a weight is not finite: nothing could go on from there.
         """
-        check_finite("the weights", self.bucket.weights_P, self.bucket, self.progress.step)
-        device = self.bucket.weights_P.device
-        return {
-            "weights_P": self.bucket.weights_P,
-            "velocity_P": self.velocity_P,
-            "method": self.method.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "progress": asdict(self.progress),
-            "since_log": asdict(self.since_log),
-            "in_epoch": asdict(self.in_epoch),
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        }
+        for replica in self.replicas:
+            check_finite("the weights", replica.weights_P, self.bucket, self.progress.step)
+        return self._contents()
 
-    def restore(self, content: dict[str, Any]) -> None:
-        """Take what `content` gave, in place."""
-        self.bucket.weights_P.copy_(content["weights_P"])
-        if self.velocity_P is not None:
-            self.velocity_P.copy_(content["velocity_P"])
-        self.method.load_state_dict(content["method"])
-        self.schedule.load_state_dict(content["schedule"])
-        self.progress = Progress(**content["progress"])
-        self.since_log = Interval(**content["since_log"])
-        self.in_epoch = Interval(**content["in_epoch"])
-        torch.set_rng_state(content["rng"])
-        device = self.bucket.weights_P.device
-        if device.type == "cuda" and content["cuda_rng"] is not None:
-            torch.cuda.set_rng_state(content["cuda_rng"], device)
+    def _contents(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        for worker in self.method.exchange.local:
+            team = self.method.team_of(worker)
+            content: dict[str, Any] = {
+                "worker": self.method.worker_state(worker),
+                "since_log": asdict(self.since_log[worker]),
+            }
+            if worker == self.method.teams[team].members[0]:
+                content["team"] = {
+                    "weights_P": self.replicas[team].weights_P,
+                    "velocity_P": self.replicas[team].velocity_P,
+                    "skipped_in_row": self.skipped_in_row[team],
+                    "method": self.method.team_state(team),
+                }
+            if worker == self.method.exchange.members[0]:
+                content["shared"] = {
+                    "method": self.method.shared_state(),
+                    "schedule": self.schedule.state_dict(),
+                    "progress": asdict(self.progress),
+                    "in_epoch": asdict(self.in_epoch),
+                }
+            yield worker, content
+
+    def restore(self, saved: "Saved") -> str | None:
+        """Go on from a checkpoint, in place.
+
+        Returns:
+            What to say of a checkpoint of another number of workers; None if it is the same.
+        """
+        self._restore_shared(saved.load(0)["shared"])
+        if saved.workers != len(self.method.exchange):
+            return self._restore_resized(saved)
+        for number, team in enumerate(self.method.teams):
+            state = saved.load(team.members[0])["team"]
+            self._restore_replica(number, state["weights_P"], state["velocity_P"])
+            self.method.load_team_state(number, state["method"])
+            self.skipped_in_row[number] = state["skipped_in_row"]
+        for worker in self.method.exchange.local:
+            content = saved.load(worker)
+            self.method.load_worker_state(worker, content["worker"])
+            self.since_log[worker] = Interval(**content["since_log"])
+        return None
+
+    def _restore_shared(self, shared: dict[str, Any]) -> None:
+        self.method.load_shared_state(shared["method"])
+        self.schedule.load_state_dict(shared["schedule"])
+        self.progress = Progress(**shared["progress"])
+        self.in_epoch = Interval(**shared["in_epoch"])
+
+    def _restore_replica(self, team: int, weights_P: Tensor, velocity_P: Tensor | None) -> None:
+        replica = self.replicas[team]
+        replica.weights_P.copy_(weights_P)
+        if replica.velocity_P is not None and velocity_P is not None:
+            replica.velocity_P.copy_(velocity_P)
+
+    def _restore_resized(self, saved: "Saved") -> str:
+        """From another number of workers: all go on from the mean of the models."""
+        teams = [c["team"] for c in map(saved.load, range(saved.workers)) if "team" in c]
+        weights_P = _mean([team["weights_P"] for team in teams])
+        velocities = [team["velocity_P"] for team in teams]
+        velocity_P = None if velocities[0] is None else _mean(velocities)
+        blocks = self.method.blocks
+        if blocks is not None and not saved.load(0)["shared"]["method"]:
+            blocks.begin(weights_P.to(self.bucket.weights_P.device))
+        for number in range(len(self.method.teams)):
+            self._restore_replica(number, weights_P, velocity_P)
+            self.method.load_team_state(number, teams[0]["method"])
+        contents = map(saved.load, range(saved.workers))
+        squares = self.method.load_resized((c["worker"] for c in contents), len(teams))
+        counted = Interval()
+        for content in map(saved.load, range(saved.workers)):
+            counted.add(Interval(**content["since_log"]))
+        counted.steps //= saved.workers
+        self.since_log = {w: Interval(steps=counted.steps) for w in self.since_log}
+        if 0 in self.since_log:
+            self.since_log[0] = counted
+        return (
+            f"the checkpoint is of {saved.workers} workers and {len(teams)} models, this run has "
+            f"{len(self.method.exchange)} workers; they go on from the models' mean, and what was "
+            f"not yet sent (norm {squares**0.5:.4g} a model) is dealt out among them"
+        )
+
+
+def _mean(vectors: list[Tensor]) -> Tensor:
+    """A single one stays as it is."""
+    total_P = vectors[0].clone()
+    for vector_P in vectors[1:]:
+        total_P += vector_P
+    return total_P if len(vectors) == 1 else total_P / len(vectors)
 
 
 def check_finite(what: str, vector_P: Tensor, bucket: Bucket, step: int) -> None:
@@ -140,31 +233,63 @@ def check_finite(what: str, vector_P: Tensor, bucket: Bucket, step: int) -> None
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A whole checkpoint."""
+
+    folder: Path
+    step: int
+    workers: int
+    parts: list[dict[str, Any]]  # by worker
+
+    def load(self, worker: int) -> dict[str, Any]:
+        """A worker's part.
+
+        Raises:
+            DamagedFileError: if torch cannot read it safely.
+        """
+        return load_tensors(self.folder / self.parts[worker]["path"])
+
+
 class Checkpoints:
-    """The checkpoints of one run in `folder`.
+    """The checkpoints of one run in `folder`, which all processes share.
 
     Args:
         identity: names settings and data; those of another identity cannot be gone on from.
         keep: how many of the newest stay.
+        exchange: of all workers; None: one.
     """
 
-    def __init__(self, folder: Path | str, identity: str, keep: int) -> None:
+    def __init__(
+        self, folder: Path | str, identity: str, keep: int, exchange: Exchange | None = None
+    ) -> None:
         self.folder = Path(folder)
         self.identity = identity
         self.keep = keep
+        self.exchange = exchange or Loopback(range(1), torch.device("cpu"))
+        self._leads = self.exchange.members[0] in self.exchange.local
 
-    def save(self, step: int, content: dict[str, Any]) -> None:
-        """Write a checkpoint whole, then let the oldest go."""
-        path = self.folder / f"step-{step:08d}.pt"
-        path.with_suffix(".json").unlink(missing_ok=True)  # while it would not fit its .pt
-        save_tensors(path, content)
-        listed = {**files.part(path, self.folder), "step": step, "identity": self.identity}
-        files.write_json(path.with_suffix(".json"), listed)
-        for old in self._newest_first()[self.keep :]:
-            self._remove(old)
+    def save(self, step: int, contents: Iterator[tuple[int, dict[str, Any]]]) -> None:
+        """Write a checkpoint whole, then let the oldest go; all processes call it."""
+        stem = f"step-{step:08d}"
+        index = self.folder / f"{stem}.json"
+        if self._leads:
+            index.unlink(missing_ok=True)  # while it would not fit its parts
+        self.exchange.barrier()
+        listed = []
+        for worker, content in contents:
+            path = self.folder / (f"{stem}.w{worker:03d}.pt" if worker else f"{stem}.pt")
+            save_tensors(path, content)
+            listed.append(_as_message(files.part(path, self.folder), self.exchange.device))
+        parts = [_from_message(message) for message in self.exchange.gather(listed)]
+        if self._leads:
+            about = {"step": step, "identity": self.identity, "workers": len(parts)}
+            files.write_json(index, {**about, "parts": parts})
+            for old in self._newest_first()[self.keep :]:
+                self._remove(old)
 
-    def newest(self) -> dict[str, Any] | None:
-        """The content of the newest whole checkpoint; None: start from the beginning.
+    def newest(self) -> Saved | None:
+        """The newest whole checkpoint; None: start from the beginning. All processes call it.
 
         Says which ones it passes over, and why, and removes them: those of other settings or data,
         unfinished ones, and damaged ones that are newer than the one returned.
@@ -172,18 +297,23 @@ class Checkpoints:
         Raises:
             DamagedFileError: if there are checkpoints of this run, and all are damaged.
         """
-        self._remove_others()
+        if self._leads:
+            self._remove_others()
+        names = [path.name for path in self._newest_first()] if self._leads else []
+        said = self.exchange.broadcast(json.dumps(names).encode() if self._leads else None)
         damaged: list[tuple[Path, str]] = []
-        for path in self._newest_first():
-            try:
-                content = self._load(path)
-            except DamagedFileError as error:
-                damaged.append((path, str(error)))
+        for name in json.loads(said):
+            path = self.folder / name
+            saved, reason = self._checked(path)
+            reasons = [_from_message(m) for m in self.exchange.gather(self._said(reason))]
+            if reason := next(filter(None, reasons), ""):
+                damaged.append((path, reason))
                 continue
-            for other, reason in damaged:
+            assert saved is not None
+            for other, reason in damaged if self._leads else []:
                 print(f"checkpoint passed over and removed: {reason}", flush=True)
                 self._remove(other)
-            return content
+            return saved
         if damaged:
             raise DamagedFileError(
                 f"no checkpoint in {self.folder} is whole: {damaged[0][1]}. "
@@ -191,24 +321,38 @@ class Checkpoints:
             )
         return None
 
-    def _load(self, path: Path) -> dict[str, Any]:
-        listed = files.read_json(path)
+    def _checked(self, path: Path) -> tuple[Saved | None, str]:
+        """A checkpoint, or what is wrong with it; each process compares some of the parts."""
         try:
-            part = {key: listed[key] for key in ("path", "bytes", "sha256")}
-        except (KeyError, TypeError) as error:
-            raise DamagedFileError(f"{path} lacks {error}") from error
-        return load_tensors(files.check_part(self.folder, part))
+            listed = files.read_json(path)
+            try:
+                saved = Saved(self.folder, listed["step"], listed["workers"], listed["parts"])
+                own = [w for w in range(saved.workers) if w % len(self.exchange) in self._mine()]
+                for worker in own:
+                    files.check_part(self.folder, saved.parts[worker])
+            except (KeyError, TypeError, IndexError) as error:
+                raise DamagedFileError(f"{path} lacks {error}") from error
+        except DamagedFileError as error:
+            return None, str(error)
+        return saved, ""
+
+    def _mine(self) -> list[int]:
+        first = self.exchange.members[0]
+        return [worker - first for worker in self.exchange.local]
+
+    def _said(self, reason: str) -> list[Tensor]:
+        return [_as_message(reason, self.exchange.device) for _ in self.exchange.local]
 
     def _remove_others(self) -> None:
         """Whatever this run cannot go on from, yet is no damage."""
         for path in self.folder.glob(".tmp.step-*"):
             path.unlink()
-        listed = self._newest_first()
+        listed = {path.stem for path in self._newest_first()}
         for path in sorted(self.folder.glob("step-*.pt")):
-            if path.with_suffix(".json") not in listed:
+            if path.name.split(".")[0] not in listed:
                 print(f"{path} was not finished; removed", flush=True)
                 path.unlink()
-        others = [path for path in listed if not self._is_ours(path)]
+        others = [path for path in self._newest_first() if not self._is_ours(path)]
         if others:
             print(
                 f"{self.folder}: {len(others)} checkpoints up to {others[0].stem} were made with "
@@ -229,5 +373,16 @@ class Checkpoints:
         return sorted(self.folder.glob("step-*.json"), reverse=True)
 
     def _remove(self, path: Path) -> None:
-        path.unlink()  # first: without it the other is just unfinished
-        path.with_suffix(".pt").unlink(missing_ok=True)
+        path.unlink()  # first: without it the others are just unfinished
+        for part in self.folder.glob(f"{path.stem}.*pt"):
+            part.unlink()
+
+
+def _as_message(content: Any, device: torch.device) -> Tensor:
+    """Plain data as bytes that an exchange can gather."""
+    said = json.dumps(content).encode()
+    return torch.frombuffer(bytearray(said), dtype=torch.uint8).to(device)
+
+
+def _from_message(message_B: Tensor) -> Any:
+    return json.loads(bytes(message_B.cpu().numpy()))

@@ -39,6 +39,30 @@ def test_gradients_stand_in_the_flat_vector_under_their_parameters_slots():
         assert torch.equal(bucket.view(bucket.grad_P, slot), grad)
 
 
+def test_one_model_can_compute_with_other_weights():
+    model = make()
+    bucket = Bucket(model)
+    first_P, wanted = bucket.weights_P, model(X)
+    second_P = torch.zeros_like(first_P)
+    bucket.point_at(second_P)
+    assert not model(X).any()
+    model(X).square().sum().backward()
+    for name, grad in [(s.name, bucket.view(bucket.grad_P, s)) for s in bucket.table]:
+        assert model.get_parameter(name).grad.data_ptr() == grad.data_ptr()
+    second_P.fill_(1.0)
+    assert model(X).any()
+    bucket.point_at(first_P)
+    assert torch.equal(model(X), wanted)
+
+
+def test_checksums_tell_which_parameter_differs():
+    bucket = Bucket(make())
+    before = bucket.checksums(bucket.weights_P)
+    bucket.weights_P[bucket.table[2].offset] += 1e-3
+    after = bucket.checksums(bucket.weights_P)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False, True]
+
+
 def test_gradients_come_back_after_somebody_dropped_them():
     model = make()
     bucket = Bucket(model)

@@ -1,41 +1,175 @@
+"""What holds of every method."""
+
+import copy
+
+import forked
+import pytest
 import torch
+from small_methods import CPU, SETTINGS, SIZE, Run, dyadic_gradient, method_of, settings
 
 from asr_train import schema
-from asr_train.comm.method import Method, Sent, Sgd, build_method
+from asr_train.comm.loopback import Loopback
+from asr_train.comm.method import Gradient, Sent
+from asr_train.comm.methods import METHODS
 
-SGD = schema.CommSettings(method=schema.Method.sgd)
-
-
-def test_one_worker_changes_neither_gradient_nor_weights_and_sends_nothing():
-    method = build_method(SGD, num_parameters=9)
-    assert isinstance(method, Sgd)
-    vector_P = torch.arange(9.0)
-    grad_P, frames = method.reduce_gradient(vector_P, 7)
-    method.after_update(vector_P)
-    assert torch.equal(grad_P, torch.arange(9.0))
-    assert torch.equal(vector_P, torch.arange(9.0))
-    assert frames == 7
-    assert method.take_sent() == Sent(bits=0, elements=0)
+MANY = [name for name in SETTINGS if name != "sgd"]  # for several workers
 
 
-def test_every_named_method_can_be_built():
-    for name in schema.Method:
-        assert isinstance(build_method(schema.CommSettings(method=name), 9), Method)
+def run(exchange_or_workers, name, steps=10, **changes):
+    return Run(method_of(name, exchange_or_workers), momentum=0.5, **changes).steps(steps)
 
 
-class Chatty(Method):
-    def reduce_gradient(self, grad_P, frames):
-        self.sent.bits += 32 * grad_P.numel()
-        self.sent.elements += grad_P.numel()
-        return grad_P, frames
+def test_every_named_method_has_a_module_and_a_case_here():
+    assert set(METHODS) == set(schema.Method)
+    assert {settings(name).method for name in SETTINGS} == set(schema.Method)
 
 
-def test_what_was_sent_is_counted_once_and_survives_a_checkpoint():
-    method = Chatty()
-    method.reduce_gradient(torch.zeros(9), 1)
-    restored = Chatty()
-    restored.load_state_dict(method.state_dict())
-    for m in (method, restored):
-        m.reduce_gradient(torch.zeros(9), 1)
-        assert m.take_sent() == Sent(bits=2 * 32 * 9, elements=18)
-        assert m.take_sent() == Sent()
+@pytest.mark.parametrize("name", SETTINGS)
+def test_one_worker_is_plain_sgd_to_the_bit_and_sends_nothing(name):
+    changes = {"group_size": 1} if name == "bmuf_gtc" else {}
+    found = Run(method_of(name, 1, **changes), momentum=0.5).steps(10)
+    wanted = run(1, "sgd")
+    assert torch.equal(found.weights()[0], wanted.weights()[0])
+    assert found.method.take_sent(0) == Sent()
+
+
+@pytest.mark.parametrize("workers, processes", [(2, 2), (4, 4), (4, 3)])
+def test_processes_and_virtual_workers_give_the_same_bits_at_every_step(workers, processes):
+    def logs(exchange):
+        found = {}
+        for name in MANY:
+            found[name] = run(exchange, name, bad={(1, 4)}).log
+        return found
+
+    alone = logs(Loopback(range(workers), CPU))
+    for found in forked.run(logs, workers, processes):
+        assert isinstance(found, dict), found
+        for name, log in found.items():
+            for step, hashes in enumerate(log):
+                for worker, value in hashes.items():
+                    assert value == alone[name][step][worker], (name, step, worker)
+
+
+def test_three_workers_in_processes_are_those_of_one():
+    def logs(exchange):
+        return {n: run(exchange, n).log[-1] for n in MANY if n != "bmuf_gtc"}
+
+    alone = logs(Loopback(range(3), CPU))
+    for rank, found in enumerate(forked.run(logs, 3, 3)):
+        assert found == {n: {rank: hashes[rank]} for n, hashes in alone.items()}
+
+
+@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize("saved_at", [1, 4, 6])
+def test_a_run_goes_on_from_its_state_to_the_same_bits(name, saved_at):
+    unbroken = run(4, name)
+    first = run(4, name, steps=saved_at)
+    second = Run(method_of(name, 4), momentum=0.5)
+    second.step = saved_at
+    second.method.load_shared_state(copy.deepcopy(first.method.shared_state()))
+    for i, team in enumerate(first.method.teams):
+        second.method.load_team_state(i, copy.deepcopy(first.method.team_state(i)))
+        for worker in team.local:
+            state = copy.deepcopy(first.method.worker_state(worker))
+            second.method.load_worker_state(worker, state)
+        second.replicas[i].weights_P.copy_(first.replicas[i].weights_P)
+        second.replicas[i].velocity_P.copy_(first.replicas[i].velocity_P)
+    second.steps(10 - saved_at)
+    assert second.log == unbroken.log[saved_at:]
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_states_are_tensors_and_plain_data(name, tmp_path):
+    method = run(4, name).method
+    states = [method.shared_state(), method.team_state(0), method.worker_state(0)]
+    torch.save(states, tmp_path / "state.pt")
+    torch.load(tmp_path / "state.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_after_an_epoch_all_replicas_are_the_same(name):
+    done = run(4, name, steps=10)  # blocks of 3: one has begun
+    done.method.end_epoch(done.replicas)
+    for weights_P in done.weights():
+        assert torch.equal(weights_P, done.weights()[0])
+    exported_P = done.method.exported(done.replicas[0])
+    assert exported_P.shape == (SIZE,)
+    looks_ahead = name in ("bmuf", "bmuf_gtc")
+    assert torch.equal(exported_P, done.weights()[0]) != looks_ahead
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_gradient_that_is_not_finite_stops_the_step_of_all_who_share_the_model(name):
+    bad = {(1, 3)}
+    before = run(4, name, steps=3)
+    states = [copy.deepcopy(before.method.worker_state(w)) for w in range(4)]
+    weights = [w.clone() for w in before.weights()]
+    before.bad = bad
+    before.steps(1)
+    assert before.skipped == [3]
+    for i, team in enumerate(before.method.teams):
+        if 1 not in team.members:
+            assert not torch.equal(before.weights()[i], weights[i])
+            continue
+        # A block of three has just ended at step 2, and the next has not
+        assert torch.equal(before.weights()[i], weights[i])
+        for worker in team.members:
+            state = before.method.worker_state(worker)
+            for key in state.keys() - {"sent"}:
+                same = torch.equal if key == "residual_P" else (lambda a, b: a == b)
+                assert same(state[key], states[worker][key]), key
+    before.steps(3)
+    assert all(w.isfinite().all() for w in before.weights())
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_what_is_sent_is_counted_by_worker(name):
+    done = run(4, name, steps=6)
+    sent = [done.method.take_sent(worker) for worker in range(4)]
+    dense = 32 * SIZE
+    if "gtc" in name:
+        for one in sent:
+            assert 0 < one.elements < 6 * SIZE
+            assert one.bits > 6 * 8 * 56
+    elif name == "allreduce_bf16":
+        assert sent == [Sent(6 * dense // 2, 6 * SIZE, wire_bits=6 * dense // 2)] * 4
+    elif name == "allreduce":
+        assert sent == [Sent(6 * dense, 6 * SIZE, wire_bits=6 * dense)] * 4
+    else:
+        assert sent == [Sent(2 * dense, 2 * SIZE, wire_bits=2 * dense)] * 4
+    assert sum(one.wire_bits for one in sent) >= sum(one.bits for one in sent)  # padding
+    assert done.method.take_sent(0) == Sent()
+
+
+def test_allreduce_is_one_worker_with_all_the_gradients():
+    many = Run(method_of("allreduce", 4), dyadic_gradient).steps(5)
+    one = Run(
+        method_of("sgd", 1), lambda _, step: sum(dyadic_gradient(w, step) for w in range(4))
+    ).steps(5)
+    assert torch.equal(many.weights()[0], one.weights()[0])
+
+
+def test_bf16_rounds_what_is_sent_and_nothing_else():
+    method = method_of("allreduce_bf16", 2)
+    grads = [torch.full((SIZE,), 1 + 2.0**-7), torch.full((SIZE,), 2.0**-12)]
+    total_P = method.reduce_gradient(0, (Gradient(g, 1) for g in grads))
+    assert torch.equal(total_P, grads[0])  # whose 8 bits are kept, to which 2**-12 adds nothing
+
+
+def test_sgd_refuses_several_workers():
+    with pytest.raises(ValueError, match="sgd is for one worker, but there are 2"):
+        method_of("sgd", 2)
+
+
+def test_workers_that_make_no_whole_groups_are_refused():
+    with pytest.raises(ValueError, match=r"5 workers do not make groups of comm.group_size=2"):
+        method_of("bmuf_gtc", 5)
+
+
+def test_settings_that_a_method_needs_must_be_there():
+    for name, values in SETTINGS.items():
+        for key in values.keys() - {"method"}:
+            rest = {k: v for k, v in values.items() if k != key}
+            with pytest.raises(schema.SettingsError, match=f"comm.{key} is missing"):
+                schema.build(schema.CommSettings, rest)
+            assert name

@@ -101,6 +101,9 @@ def test_a_position_yields_just_what_is_left_bit_for_bit(shards, s):
     assert positions[0] == (0, 0)
     assert len(set(positions)) == len(positions)
     for done, (sample, began) in enumerate(positions):
+        sought = pools(shards, **s)
+        sought.seek(done)
+        assert sought.position() == (sample, began)
         rest = list(pools(shards, **s, start_sample=sample, start_batch=began))
         assert len(rest) == len(batches) - done
         assert all(map(same, rest, batches[done:]))

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from asr_train.comm.method import Sent
-from asr_train.train.log import RunLog, dev_row, epoch_line, train_row
+from asr_train.train.log import RunLog, Totals, dev_row, epoch_line, train_row
 from asr_train.train.state import Interval, Progress
 
 PROGRESS = Progress(epoch=1, step=30, frames=900, dev_loss=1.25, dev_accuracy=0.625)
@@ -21,7 +21,8 @@ INTERVAL = Interval(
 
 
 def test_a_row_has_means_a_frame_and_a_step():
-    row = train_row(INTERVAL, PROGRESS, rate=0.5, sent=Sent(640, 20), num_parameters=10)
+    totals = Totals(1, INTERVAL, Sent(640, 20, 3, 700.0), threshold=4.0, squares=9.0)
+    row = train_row(totals, PROGRESS, rate=0.5, num_parameters=10)
     assert row == {
         "step": 30,
         "epoch": 2,
@@ -33,33 +34,50 @@ def test_a_row_has_means_a_frame_and_a_step():
         "sent_bits": 128.0,
         "elements_sent": 4.0,
         "compression_ratio": 2.5,  # 32 * 10 bits a step over 128
+        "wire_bits": 140.0,
         "step_seconds": 0.35,
         "compute_seconds": 0.2,
         "exchange_seconds": 0.1,
         "wait_seconds": 0.05,
         "skipped": 1,
+        "overflows": 3,
+        "threshold": 4.0,
+        "residual_norm": 3.0,
     }
 
 
+def test_of_several_workers_messages_are_averaged_and_frames_added():
+    both = Interval(steps=5, skipped=2, frames=200)
+    row = train_row(Totals(2, both, Sent(1280, 40, wire_bits=1400.0)), PROGRESS, 0.5, 10)
+    assert row["minibatch"] == 50.0
+    assert (row["sent_bits"], row["elements_sent"], row["wire_bits"]) == (128.0, 4.0, 140.0)
+    assert (row["compression_ratio"], row["skipped"]) == (2.5, 1)
+
+
 def test_what_cannot_be_known_is_null():
-    row = train_row(Interval(steps=1, skipped=1), PROGRESS, 0.5, Sent(), num_parameters=10)
+    totals = Totals(1, Interval(steps=1, skipped=1), Sent())
+    row = train_row(totals, PROGRESS, 0.5, num_parameters=10)
     assert {k for k, v in row.items() if v is None} == {
         "loss",
         "accuracy",
         "minibatch",
         "compression_ratio",
+        "threshold",
+        "residual_norm",
     }
 
 
 def test_the_epochs_line_and_row_say_how_dev_did():
-    assert dev_row(PROGRESS, rate=0.5) == {
+    assert dev_row(PROGRESS, rate=0.5, workers=2, crc32=0xABC) == {
         "epoch": 1,
         "step": 30,
         "dev_loss": 1.25,
         "dev_accuracy": 0.625,
         "rate": 0.5,
+        "workers": 2,
+        "weights_crc32": "00000abc",
     }
-    line = epoch_line(INTERVAL, PROGRESS, 0.5, epochs=3)
+    line = epoch_line(INTERVAL, PROGRESS, 0.5, epochs=3, workers=1)
     assert line == (
         "epoch 1/3: step 30, rate 0.5, loss 2.000, 25.0% right; DEV loss 1.250, 62.5% right; "
         "57 frames/s; 1 steps skipped"

@@ -10,7 +10,8 @@ import torch
 
 from asr_train import files
 from asr_train.comm.bucket import Bucket
-from asr_train.comm.method import build_method
+from asr_train.comm.loopback import Loopback
+from asr_train.comm.methods import build
 from asr_train.model.store import build_model, load_model
 from asr_train.shards.batch import FramePools, context_padded
 from asr_train.train import loop, state
@@ -202,9 +203,12 @@ def new_state(splits, momentum=0.5) -> tuple[torch.nn.Module, RunState]:
         seed=0,
     )
     bucket = Bucket(model)
-    velocity_P = torch.zeros_like(bucket.weights_P) if momentum else None
-    method = build_method(run.comm, bucket.weights_P.numel())
-    return model, RunState(bucket, method, Schedule(run.optim), velocity_P)
+    method = build(run.comm, Loopback(range(1), CPU), bucket.weights_P.numel())
+    return model, RunState.fresh(bucket, method, Schedule(run.optim), momentum > 0)
+
+
+def taken(model, batch, run_state, momentum=0.5) -> None:
+    loop.step(model, lambda worker: batch, run_state, momentum, seed=0)
 
 
 def minibatches(splits, count: int) -> list:
@@ -228,7 +232,7 @@ def test_steps_are_those_of_torchs_sgd_on_summed_losses(splits, momentum):
     reference, _ = new_state(splits)
     sgd = torch.optim.SGD(reference.parameters(), lr=0.02, momentum=momentum)
     for batch in minibatches(splits, 10):
-        loop.step(model, batch, run_state, momentum, asked=0.0)
+        taken(model, batch, run_state, momentum)
         sgd.zero_grad()
         torch.nn.functional.cross_entropy(
             reference(batch.feats_BTF)[:, 0], batch.ali_BT[:, 0], reduction="sum"
@@ -243,18 +247,20 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(splits, value,
     model, run_state = new_state(splits)
     good, bad, last = minibatches(splits, 3)
     bad.feats_BTF[3, 1, 2] = value
-    loop.step(model, good, run_state, 0.5, asked=0.0)
-    weights_P, velocity_P = run_state.bucket.weights_P.clone(), run_state.velocity_P.clone()
-    loop.step(model, bad, run_state, 0.5, asked=0.0)
+    taken(model, good, run_state)
+    (replica,) = run_state.replicas
+    weights_P, velocity_P = replica.weights_P.clone(), replica.velocity_P.clone()
+    taken(model, bad, run_state)
     assert torch.equal(run_state.bucket.weights_P, weights_P)
-    assert torch.equal(run_state.velocity_P, velocity_P)
+    assert torch.equal(replica.velocity_P, velocity_P)
     assert "step 2 is skipped" in capsys.readouterr().out
-    loop.step(model, last, run_state, 0.5, asked=0.0)
+    taken(model, last, run_state)
     assert not torch.equal(run_state.bucket.weights_P, weights_P)
     assert run_state.bucket.weights_P.isfinite().all()
-    assert (run_state.since_log.steps, run_state.since_log.skipped) == (3, 1)
-    assert run_state.progress.frames == good.frames + last.frames
-    assert run_state.progress.skipped_in_row == 0
+    counts = run_state.since_log[0]
+    assert (counts.steps, counts.skipped) == (3, 1)
+    assert counts.frames == good.frames + last.frames
+    assert run_state.skipped_in_row == [0]
 
 
 def test_too_many_skipped_steps_in_a_row_stop_the_run(splits, monkeypatch):
@@ -262,10 +268,10 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run(splits, monkeypatch):
     model, run_state = new_state(splits)
     (bad,) = minibatches(splits, 1)
     bad.feats_BTF[:] = float("nan")
-    loop.step(model, bad, run_state, 0.5, asked=0.0)
-    loop.step(model, bad, run_state, 0.5, asked=0.0)
+    taken(model, bad, run_state)
+    taken(model, bad, run_state)
     with pytest.raises(NotFiniteError, match=r"gradient of layers.\d.\w+ hold nan at step 3"):
-        loop.step(model, bad, run_state, 0.5, asked=0.0)
+        taken(model, bad, run_state)
 
 
 @pytest.mark.parametrize("checkpoint_steps, found_at", [(10, 10), (1000, 53)])

@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -11,10 +13,15 @@ def content(step: int) -> dict:
     return {"weights_P": torch.full((5,), float(step)), "progress": {"step": step, "loss": 0.1}}
 
 
+def one(step: int) -> Iterator:
+    """Of a run with one worker."""
+    yield 0, content(step)
+
+
 def saved(folder, steps=(10, 20, 30), identity="a", keep=3) -> Checkpoints:
     checkpoints = Checkpoints(folder, identity, keep)
     for step in steps:
-        checkpoints.save(step, content(step))
+        checkpoints.save(step, one(step))
     return checkpoints
 
 
@@ -23,7 +30,7 @@ def names(folder) -> list[str]:
 
 
 def test_the_newest_checkpoint_comes_back_as_it_was(tmp_path):
-    found = saved(tmp_path).newest()
+    found = saved(tmp_path).newest().load(0)
     assert found["progress"] == content(30)["progress"]
     assert torch.equal(found["weights_P"], content(30)["weights_P"])
 
@@ -52,7 +59,7 @@ def flip_a_bit(path):
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, capsys, damage):
     checkpoints = saved(tmp_path)
     damage(tmp_path / "step-00000030.pt")
-    assert checkpoints.newest()["progress"]["step"] == 20
+    assert checkpoints.newest().step == 20
     assert "step-00000030.pt" in capsys.readouterr().out
     assert not (tmp_path / "step-00000030.json").exists()  # else it would count as the newest
 
@@ -60,7 +67,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caps
 def test_a_damaged_index_is_named_and_the_checkpoint_before_is_used(tmp_path, capsys):
     checkpoints = saved(tmp_path)
     (tmp_path / "step-00000030.json").write_text('{"path": "step-00000030.pt", "identity": "a"')
-    assert checkpoints.newest()["progress"]["step"] == 20
+    assert checkpoints.newest().step == 20
     assert "step-00000030.json is not valid JSON" in capsys.readouterr().out
 
 
@@ -68,7 +75,7 @@ def test_a_checkpoint_without_index_was_not_finished(tmp_path, capsys):
     checkpoints = saved(tmp_path)
     (tmp_path / "step-00000030.json").unlink()
     (tmp_path / ".tmp.step-00000040.pt").write_bytes(b"half")
-    assert checkpoints.newest()["progress"]["step"] == 20
+    assert checkpoints.newest().step == 20
     assert "step-00000030.pt was not finished" in capsys.readouterr().out
     assert all(name.startswith(("step-00000010", "step-00000020")) for name in names(tmp_path))
 
@@ -99,7 +106,7 @@ def test_a_full_disk_is_said_and_leaves_the_checkpoints_that_are_there(tmp_path,
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(OSError, match=r"step-00000040.pt cannot be written .* is the disk full\?"):
-        checkpoints.save(40, content(40))
+        checkpoints.save(40, one(40))
     assert names(tmp_path) == before
 
 
@@ -116,8 +123,8 @@ def test_a_damaged_checkpoint_does_not_push_out_a_sound_one(tmp_path):
         cut_short(tmp_path / f"step-{step:08d}.pt")
     checkpoints = Checkpoints(tmp_path, "a", keep=1)
     checkpoints.newest()
-    checkpoints.save(15, content(15))
-    assert checkpoints.newest()["progress"]["step"] == 15
+    checkpoints.save(15, one(15))
+    assert checkpoints.newest().step == 15
 
 
 def test_a_checkpoint_cannot_run_code(tmp_path):
@@ -128,9 +135,9 @@ def test_a_checkpoint_cannot_run_code(tmp_path):
             return ran.touch, ()
 
     checkpoints = Checkpoints(tmp_path / "ckpt", "a", keep=1)
-    checkpoints.save(10, {"evil": Evil()})
+    checkpoints.save(10, iter([(0, {"evil": Evil()})]))
     with pytest.raises(DamagedFileError, match="no tensors that torch can read safely"):
-        checkpoints.newest()
+        checkpoints.newest().load(0)
     assert not ran.exists()
 
 

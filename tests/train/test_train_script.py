@@ -12,11 +12,18 @@ from asr_train import files, schema
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 
 
-def call(splits, tmp_path, output="exp/a/model.json", **environment):
-    files.write_yaml(tmp_path / "a.yaml", schema.plain(tiny.settings(epochs=1)))
+GTC = {"method": "gtc", "gtc": {"threshold": 0.5, "codec": "rice", "capacity": "fixed"}}
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+def call(
+    splits, tmp_path, output="exp/a/model.json", comm=None, processes=1, **environment
+) -> subprocess.CompletedProcess:
+    files.write_yaml(tmp_path / "a.yaml", schema.plain(tiny.settings(comm, epochs=1)))
     paths = [*(shards.path for shards in splits), tmp_path / "a.yaml", tmp_path / output]
+    launcher = [] if processes == 1 else [*TORCHRUN, str(processes)]
     return subprocess.run(
-        [sys.executable, SCRIPT, *map(str, paths)],
+        [sys.executable, *launcher, SCRIPT, *map(str, paths)],
         env={**os.environ, "JOBS": "1", **environment},
         capture_output=True,
         text=True,
@@ -33,12 +40,32 @@ def test_the_script_trains_and_says_what_it_ran(splits, tmp_path):
     assert said["settings"] == schema.plain(tiny.settings(epochs=1))
     assert said["command"].startswith("train.py ")
     assert said["versions"].keys() == {"python", "torch", "numpy"}
+    assert (said["workers"], said["processes"]) == (1, 1)
+
+
+def test_torchrun_gives_the_bytes_of_virtual_workers(splits, tmp_path):
+    virtual = call(splits, tmp_path, "exp/virtual/model.json", GTC, WORKERS="3")
+    assert virtual.returncode == 0, virtual.stderr
+    # JOBS are a machine's, so each of two processes gets one thread
+    real = call(splits, tmp_path, "exp/real/model.json", GTC, 2, WORKERS="3", JOBS="2")
+    assert real.returncode == 0, real.stderr
+    assert real.stdout.count("epoch 1/1: step") == 1
+    a, b = (tmp_path / "exp" / name / "model.pt" for name in ("virtual", "real"))
+    assert a.read_bytes() == b.read_bytes()
+    said = json.loads((tmp_path / "exp/real/run.json").read_text())
+    assert (said["workers"], said["processes"]) == (3, 2)
+
+
+def test_sgd_uses_one_of_several_workers_and_says_so(splits, tmp_path):
+    done = call(splits, tmp_path, WORKERS="3")
+    assert done.returncode == 0, done.stderr
+    assert "sgd is for one worker: of 3, the others do nothing" in done.stdout
 
 
 @pytest.mark.parametrize(
     "environment, output, message",
     [
-        ({"WORLD_SIZE": "2"}, "exp/a/model.json", "2 workers were started"),
+        ({"WORKERS": "two"}, "exp/a/model.json", "WORKERS is 'two'; it must be a whole number"),
         ({"DEVICE": "tpu9000"}, "exp/a/model.json", "DEVICE is 'tpu9000'"),
         ({"DEVICE": "cuda:99"}, "exp/a/model.json", "DEVICE is cuda:99 but torch finds"),
         ({}, "exp/a/model.pt", "it must be the model.json of a run's folder"),

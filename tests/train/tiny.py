@@ -36,7 +36,7 @@ def shards(folder: Path, seed: int, count: int, **about: object) -> Shards:
     return Shards(folder / "index.json")
 
 
-def settings(**optim: object) -> schema.RunSettings:
+def settings(comm: dict | None = None, **optim: object) -> schema.RunSettings:
     """A network of two small layers for three epochs; `optim` changes how it is trained."""
     values = {
         "rate": 0.02,
@@ -61,5 +61,5 @@ def settings(**optim: object) -> schema.RunSettings:
     }
     return schema.build(
         schema.RunSettings,
-        {"model": {"dnn": dnn}, "optim": {**values, **optim}, "comm": {"method": "sgd"}},
+        {"model": {"dnn": dnn}, "optim": {**values, **optim}, "comm": comm or {"method": "sgd"}},
     )

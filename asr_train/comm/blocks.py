@@ -1,0 +1,131 @@
+"""**Block momentum**: every few steps, all teams' weights -> the model, and what to go on from.
+
+    W(t)    the model            S(t)    where workers begin block t + 1
+    G(t)  = mean of the workers' weights - S(t-1)            (2)
+    D(t)  = eta D(t-1) + zeta G(t)                           (3)
+    classical   W(t) = W(t-1) + D(t)                 S(t) = W(t)
+    chen_huo    W(t) = W(t-1) + D(t)                 S(t) = W(t) + eta D(t)      Nesterov
+    printed     W(t) = W(t-1) + D(t) + eta D(t)      S(t) = W(t)
+The numbers are Ladkat et al.'s (2019), whose equation (4) is `printed`: it moves the model by
+(1 + eta) D(t) a block, while Chen and Huo (2016) only look ahead. With eta = 0 and zeta = 1 all
+three are plain averaging, and are computed as such, without rounding.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asr_train.comm.exchange import Exchange
+from asr_train.comm.method import Replica, Sent
+from asr_train.schema import BlockForm, BlockVelocity
+
+
+class BlockMomentum:
+    """The arithmetic, on whole vectors."""
+
+    def __init__(self, form: BlockForm, eta: float, zeta: float, weights_P: Tensor) -> None:
+        self.form, self.eta, self.zeta = form, eta, zeta
+        self.weights_P = weights_P.clone()
+        self.delta_P = torch.zeros_like(weights_P)
+
+    def start(self) -> Tensor:
+        """S: where workers begin the next block."""
+        if self.form is BlockForm.chen_huo and self.eta:
+            return self.weights_P.add(self.delta_P, alpha=self.eta)
+        return self.weights_P
+
+    def step(self, mean_P: Tensor) -> None:
+        """Take in the mean of the weights at the end of a block."""
+        gain_P = mean_P - self.start()
+        if self.eta == 0 and self.zeta == 1:
+            self.delta_P = gain_P
+            self.weights_P.copy_(mean_P)
+            return
+        self.delta_P.mul_(self.eta).add_(gain_P, alpha=self.zeta)
+        ahead = 1 + self.eta if self.form is BlockForm.printed else 1
+        self.weights_P.add_(self.delta_P, alpha=ahead)
+
+
+class MomentumBlocks:
+    """One model a team, exchanged every `block_steps` steps.
+
+    The first worker of each team sends its weights; all workers get the sum, and compute the rest
+    alike.
+
+    Args:
+        exchange: of all workers.
+        leaders: the first worker of each team.
+        velocity: what becomes of the workers' momentum at the end of a block.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        leaders: Sequence[int],
+        block_steps: int,
+        form: BlockForm,
+        eta: float,
+        zeta: float,
+        velocity: BlockVelocity,
+    ) -> None:
+        self.exchange, self.leaders, self.block_steps = exchange, list(leaders), block_steps
+        self.form, self.eta, self.zeta, self.velocity = form, eta, zeta, velocity
+        self.momentum: BlockMomentum | None = None
+        self.position = 0  # steps into the block
+        self.blocks = 0  # finished
+
+    def begin(self, weights_P: Tensor) -> None:
+        self.momentum = BlockMomentum(self.form, self.eta, self.zeta, weights_P)
+
+    def after_update(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None:
+        """Count a step; at the last one of a block, exchange. Skipped steps count."""
+        self.position += 1
+        if self.position == self.block_steps:
+            self.finish(replicas, sent)
+
+    def finish(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None:
+        """End the block here, unless none has begun; all replicas are the same then."""
+        if self.position == 0:
+            return
+        assert self.momentum is not None
+        ours = [worker for worker in self.leaders if worker in self.exchange.local]
+        # A team whose first worker lives elsewhere has a replica here, but does not send it
+        led = replicas[len(replicas) - len(ours) :]
+        size = len(self.momentum.weights_P)
+        mean_P = self.exchange.sum((r.weights_P for r in led), size, self.leaders)
+        mean_P /= len(self.leaders)
+        for worker in ours:
+            sent[worker].bits += 32 * size
+            sent[worker].elements += size
+        self.momentum.step(mean_P)
+        start_P = self.momentum.start()
+        for replica in replicas:
+            replica.weights_P.copy_(start_P)
+            if replica.velocity_P is not None and self.velocity is BlockVelocity.reset:
+                replica.velocity_P.zero_()
+        self.position = 0
+        self.blocks += 1
+
+    def exported(self) -> Tensor:
+        """W: what is evaluated and kept."""
+        assert self.momentum is not None
+        return self.momentum.weights_P
+
+    def state(self) -> dict[str, Any]:
+        assert self.momentum is not None
+        return {
+            "weights_P": self.momentum.weights_P,
+            "delta_P": self.momentum.delta_P,
+            "position": self.position,
+            "blocks": self.blocks,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        if not state:  # of a single model; `begin` has been told its weights
+            return
+        assert self.momentum is not None
+        self.momentum.weights_P.copy_(state["weights_P"])
+        self.momentum.delta_P.copy_(state["delta_P"])
+        self.position, self.blocks = state["position"], state["blocks"]

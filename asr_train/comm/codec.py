@@ -1,0 +1,329 @@
+"""Hits <-> **messages**: a header, then packed words, tile words or Golomb-Rice codes of gaps.
+
+in    words_K     int32 [K] as in kernels.threshold: index and sign, by rising index
+out   message_B   uint8 [B]: HEADER_BYTES of header, then at most a quarter byte a parameter
+What would be longer than that is sent as a map of two bits a parameter. A message that was cut
+or changed, by a single bit anywhere, is refused. Knows nothing of gradients or of who sends.
+
+    packed32   32 bits a hit: 31 of index, one of sign (Strom, 2015, section 2.6)
+    tile16     16 bits a hit: 15 of offset in a tile of 32,768, one of sign; 16 bits a tile
+    rice       about log2(gap) + 2.5 bits a hit: Golomb-Rice codes of the gaps between indices
+    map        2 bits a parameter: none, plus, minus
+"""
+
+import struct
+import zlib
+from dataclasses import dataclass, replace
+from enum import IntEnum, IntFlag
+
+import torch
+from torch import Tensor
+
+from asr_train.kernels.threshold import check_size, from_words, to_words
+
+MAGIC = b"GTCm"
+VERSION = 1
+TILE = 2**15  # elements
+_LAYOUT = struct.Struct("<4sBBHQIIIfIIIIII")
+HEADER_BYTES = _LAYOUT.size
+
+
+class MessageError(ValueError):
+    """A message is damaged, or not the one that is due."""
+
+
+class Kind(IntEnum):
+    """How a payload is coded."""
+
+    map = 0
+    packed32 = 1
+    tile16 = 2
+    rice = 3
+
+
+class Flags(IntFlag):
+    none = 0
+    not_finite = 1  # this worker's gradient; nothing is sent, and nobody takes this step
+    end_of_data = 2  # this worker has no frames left in this epoch
+    overflow = 4  # some hits did not fit and wait for the next step
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a message says of itself."""
+
+    step: int
+    worker: int
+    workers: int
+    size: int  # parameters
+    tau: float
+    frames: int  # that the gradient is a sum over
+    wanted: int  # hits; `count` of them are in the message
+    flags: Flags = Flags.none
+    kind: Kind = Kind.packed32
+    parameter: int = 0  # rice's
+    count: int = 0
+    payload_bytes: int = 0
+
+    def to_bytes(self, payload: bytes | memoryview) -> bytes:
+        """With the checksum over all of it and the payload."""
+        return _packed(self, zlib.crc32(payload, zlib.crc32(_packed(self, 0))))
+
+
+def _packed(header: Header, crc32: int) -> bytes:
+    h = header
+    return _LAYOUT.pack(
+        *(MAGIC, VERSION, h.kind, h.flags, h.step, h.worker, h.workers, h.size, h.tau),
+        *(h.frames, h.wanted, h.parameter, h.count, h.payload_bytes, crc32),
+    )
+
+
+# --- messages -----------------------------------------------------------------------------------
+
+
+def write(words_K: Tensor, header: Header, kind: Kind) -> Tensor:
+    """A message with these hits; `header` gives all but how they are coded."""
+    check_size(header.size)
+    kind, parameter, payload_B = encode(words_K, header.size, kind)
+    header = replace(
+        header,
+        kind=kind,
+        parameter=parameter,
+        count=len(words_K),
+        payload_bytes=len(payload_B),
+    )
+    content = header.to_bytes(payload_B.cpu().numpy().data)
+    head_B = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(payload_B.device)
+    return torch.cat([head_B, payload_B])
+
+
+def read(message_B: Tensor) -> tuple[Header, Tensor]:
+    """The header and hits of a message; bytes after its payload are padding.
+
+    Raises:
+        MessageError: if it is cut short, of another version, or a bit was changed.
+    """
+    header = read_header(message_B)
+    payload_B = message_B[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
+    words_K = decode(header.kind, header.parameter, payload_B, header.count, header.size)
+    return header, words_K
+
+
+def read_header(message_B: Tensor) -> Header:
+    """The header of a message, whose checksum is right; raises as `read`."""
+    content = message_B.cpu().numpy()
+    if len(content) < HEADER_BYTES:
+        raise MessageError(
+            f"a message has {len(content)} bytes but its header alone has {HEADER_BYTES}; "
+            "it was cut short on the way"
+        )
+    magic, version, kind, flags, *numbers, crc32 = _LAYOUT.unpack(bytes(content[:HEADER_BYTES]))
+    step, worker, workers, size, tau, frames, wanted, parameter, count, payload_bytes = numbers
+    if (magic, version) != (MAGIC, VERSION):
+        raise MessageError(
+            f"a message begins with {magic!r}, version {version}, but this code reads {MAGIC!r}, "
+            f"version {VERSION}; do all workers run the same code?"
+        )
+    where = f"worker {worker}'s message of step {step}"
+    if HEADER_BYTES + payload_bytes > len(content):
+        raise MessageError(
+            f"{where} has {len(content)} bytes but promises {HEADER_BYTES + payload_bytes}; "
+            "it was cut short or changed on the way"
+        )
+    zeroed = bytearray(content[:HEADER_BYTES])
+    zeroed[-4:] = bytes(4)
+    payload = content.data[HEADER_BYTES : HEADER_BYTES + payload_bytes]
+    found = zlib.crc32(payload, zlib.crc32(zeroed))
+    if found != crc32:
+        raise MessageError(
+            f"{where} has the checksum {found:08x} but promises {crc32:08x}: it was changed on "
+            "the way; start again from the last checkpoint"
+        )
+    return Header(
+        *(step, worker, workers, size, tau, frames, wanted, Flags(flags), Kind(kind)),
+        *(parameter, count, payload_bytes),
+    )
+
+
+# --- payloads -----------------------------------------------------------------------------------
+
+
+def map_bytes(size: int) -> int:
+    """The most bytes of a payload: two bits a parameter."""
+    return -(-size // 4)
+
+
+def smallest_capacity(kind: Kind, size: int) -> int:
+    """Payload bytes in which some hits fit whatever they are: the tiles' table, and 64 words."""
+    table = 2 * -(-size // TILE) if kind is Kind.tile16 else 0
+    return min(map_bytes(size), table + 256)
+
+
+def encode(words_K: Tensor, size: int, kind: Kind) -> tuple[Kind, int, Tensor]:
+    """Hits -> the kind that was used, its parameter, and the payload.
+
+    The map takes over where `kind` would be longer.
+    """
+    parameter = 0
+    bits = 32 * len(words_K)
+    if kind is Kind.tile16:
+        bits = 16 * (len(words_K) + -(-size // TILE))
+    elif kind is Kind.rice:
+        parameter, bits = _rice_parameter(_gaps(words_K))
+    if kind is Kind.map or -(-bits // 8) > map_bytes(size):
+        return Kind.map, 0, _write_map(words_K, size)
+    if kind is Kind.tile16:
+        return kind, 0, _write_tiles(words_K, size)
+    if kind is Kind.rice:
+        return kind, parameter, _write_rice(words_K, parameter)
+    return kind, 0, words_K.contiguous().view(torch.uint8)
+
+
+def decode(kind: Kind, parameter: int, payload_B: Tensor, count: int, size: int) -> Tensor:
+    """What `encode` had; raises MessageError if the payload cannot be that."""
+    if kind is Kind.map:
+        words_K = _read_map(payload_B, size)
+    elif kind is Kind.tile16:
+        words_K = _read_tiles(payload_B, size)
+    elif kind is Kind.rice:
+        words_K = _read_rice(payload_B, count, parameter)
+    else:
+        words_K = payload_B.clone().view(torch.int32)  # cloned, for alignment
+    index_K, _ = from_words(words_K)
+    if len(words_K) != count or (count and int(index_K[-1]) >= size):
+        last = int(index_K[-1]) if len(words_K) else None
+        raise MessageError(
+            f"a message of {count} hits among {size} parameters holds {len(words_K)}, "
+            f"the last at {last}; do all workers train the same model?"
+        )
+    return words_K
+
+
+def fitting(
+    words_K: Tensor, size: int, kind: Kind, capacity: int, turn: int
+) -> tuple[Tensor, Tensor]:
+    """Hits -> those that a payload of `capacity` bytes has room for, and those that must wait.
+
+    Whose turn it is is chosen from the element `turn` on and then from the beginning, so that who
+    waited comes first when `turn` is the first one that waits. Both stay sorted.
+    """
+    payload_bytes = len(encode(words_K, size, kind)[2])
+    if payload_bytes <= capacity:
+        return words_K, words_K[:0]
+    index_K, _ = from_words(words_K)
+    first = int(torch.searchsorted(index_K, turn))
+    rolled_K = words_K.roll(-first)
+    count = len(words_K)
+    while True:
+        # By share first, as if all codes were equally long; then less, until it fits
+        count = min(count - 1, int(count * capacity / payload_bytes))
+        sent_K = _sorted(rolled_K[:count])
+        payload_bytes = len(encode(sent_K, size, kind)[2])
+        if payload_bytes <= capacity:
+            return sent_K, rolled_K[count:]
+
+
+def _sorted(words_K: Tensor) -> Tensor:
+    return words_K[from_words(words_K)[0].argsort()]
+
+
+def _write_map(words_K: Tensor, size: int) -> Tensor:
+    index_K, is_negative_K = from_words(words_K)
+    codes_P = torch.zeros(4 * map_bytes(size), dtype=torch.uint8, device=words_K.device)
+    codes_P[index_K] = 1 + is_negative_K.to(torch.uint8)
+    place = torch.tensor([1, 4, 16, 64], dtype=torch.uint8, device=words_K.device)
+    return (codes_P.view(-1, 4) * place).sum(1, dtype=torch.uint8)
+
+
+def _read_map(payload_B: Tensor, size: int) -> Tensor:
+    if len(payload_B) != map_bytes(size):
+        raise MessageError(
+            f"a map of {size} parameters has {map_bytes(size)} bytes but this one has "
+            f"{len(payload_B)}; do all workers train the same model?"
+        )
+    shift = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=payload_B.device)
+    codes_P = ((payload_B[:, None] >> shift) & 3).flatten()
+    index_K = codes_P.nonzero().flatten()
+    return to_words(index_K, codes_P[index_K] == 2)
+
+
+def _write_tiles(words_K: Tensor, size: int) -> Tensor:
+    index_K, is_negative_K = from_words(words_K)
+    counts_M = torch.bincount(index_K // TILE, minlength=-(-size // TILE))
+    offset_K = (index_K % TILE).to(torch.int32) - TILE * is_negative_K.to(torch.int32)
+    # A full tile's 32,768 hits wrap to a negative number, and back in reading
+    return torch.cat([counts_M.to(torch.int16), offset_K.to(torch.int16)]).view(torch.uint8)
+
+
+def _read_tiles(payload_B: Tensor, size: int) -> Tensor:
+    both = payload_B.clone().view(torch.int16)
+    num_tiles = -(-size // TILE)
+    counts_M, offset_K = both[:num_tiles].to(torch.int64) & 0xFFFF, both[num_tiles:].to(torch.int64)
+    if len(counts_M) != num_tiles or int(counts_M.sum()) != len(offset_K):
+        raise MessageError(
+            f"a message has {len(offset_K)} hits in tiles but its {len(counts_M)} of {num_tiles} "
+            f"tiles count {int(counts_M.sum())}; do all workers train the same model?"
+        )
+    tile_K = torch.arange(num_tiles, device=both.device).repeat_interleave(counts_M)
+    return to_words(tile_K * TILE + (offset_K & (TILE - 1)), offset_K < 0)
+
+
+def _gaps(words_K: Tensor) -> Tensor:
+    """How many elements without hit lie before each hit."""
+    index_K, _ = from_words(words_K)
+    return index_K.diff(prepend=index_K.new_tensor([-1])) - 1
+
+
+def _rice_parameter(gaps_K: Tensor) -> tuple[int, int]:
+    """The number of low bits for which the codes are shortest, and the bits they take."""
+    count = len(gaps_K)
+    if not count:
+        return 0, 0
+    middle = max(1, int(gaps_K.sum()) // count).bit_length() - 1
+    sizes = {
+        k: int((gaps_K >> k).sum()) + count * (k + 2) for k in range(max(0, middle - 1), middle + 2)
+    }
+    best = min(sizes, key=sizes.__getitem__)
+    return best, sizes[best]
+
+
+def _write_rice(words_K: Tensor, parameter: int) -> Tensor:
+    """All gaps' high parts in unary, then all low parts with their signs.
+
+    The same bits as one code after the other, but in an order in which no code has to be read to
+    find the next one.
+    """
+    gaps_K, count = _gaps(words_K), len(words_K)
+    ends_K = (gaps_K >> parameter).cumsum(0) + torch.arange(count, device=words_K.device)
+    unary = int(ends_K[-1]) + 1 if count else 0
+    width = parameter + 1
+    bits = torch.zeros(unary + count * width, dtype=torch.uint8, device=words_K.device)
+    bits[ends_K] = 1
+    low_K = (gaps_K & ((1 << parameter) - 1)) * 2 + (words_K < 0)
+    shift = torch.arange(width, device=words_K.device)
+    bits[unary:] = ((low_K[:, None] >> shift) & 1).flatten().to(torch.uint8)
+    padded = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).view(-1, 8)
+    return (padded << _bit_places(bits)).sum(1, dtype=torch.uint8)
+
+
+def _read_rice(payload_B: Tensor, count: int, parameter: int) -> Tensor:
+    bits = ((payload_B[:, None] >> _bit_places(payload_B)) & 1).flatten()
+    # The unary part ends with the count-th one
+    ends_K = bits.nonzero().flatten()[:count]
+    width = parameter + 1
+    unary = int(ends_K[-1]) + 1 if len(ends_K) else 0
+    if len(ends_K) != count or unary + count * width > len(bits):
+        raise MessageError(
+            f"a message of {count} Rice codes has {len(bits)} bits but needs "
+            f"{unary + count * width}; do all workers run the same code?"
+        )
+    high_K = ends_K.diff(prepend=ends_K.new_tensor([-1])) - 1
+    shift = torch.arange(width, device=bits.device)
+    low_bits = bits[unary : unary + count * width].view(count, width).to(torch.int64)
+    low_K = (low_bits << shift).sum(1)
+    gaps_K = (high_K << parameter) + (low_K >> 1)
+    return to_words((gaps_K + 1).cumsum(0) - 1, (low_K & 1).bool())
+
+
+def _bit_places(like: Tensor) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=like.device)

@@ -1,0 +1,106 @@
+"""GTC as a **DDP communication hook**, for anybody's training script.
+
+    ddp = DistributedDataParallel(model)
+    gtc = GtcHook(model, GtcSettings(threshold=..., codec=Codec.rice, capacity=Capacity.fixed))
+    ddp.register_comm_hook(gtc, GtcHook.hook)
+
+Backward then leaves in every `.grad` what GTC makes of all ranks' gradients. What is kept is keyed
+by parameter, not by DDP's buckets: those are rebuilt after the first step and follow settings that
+have nothing to do with it. So the exchange takes place once a step, when the last bucket is there.
+Gradients are means over ranks, as DDP's are; the threshold is in units of a rank's own gradient.
+"""
+
+from dataclasses import astuple
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from asr_train.comm.bucket import slots
+from asr_train.comm.exchange import Processes
+from asr_train.comm.gtc import Gtc
+from asr_train.comm.method import Gradient, Sent
+from asr_train.schema import GtcSettings
+
+
+class GtcHook:
+    """The state of the hook on one rank.
+
+    Args:
+        model: the module that DDP wraps, on its device; only parameters that need a gradient count.
+        settings: of GTC.
+        timeout_seconds: without an answer from another rank: an ExchangeError.
+    Attributes:
+        loss_scale: what the loss was multiplied by (`GradScaler.get_scale()`), if it was; set it
+            before backward. A step in which any rank's gradient is not finite gives NaN on all, so
+            that a GradScaler skips it everywhere; residuals stay as they were.
+        sent: bits, elements and overflows of this rank so far.
+    Raises:
+        ValueError: if a parameter is not float32, or there are more than messages can number.
+    """
+
+    def __init__(
+        self, model: nn.Module, settings: GtcSettings, timeout_seconds: float = 300.0
+    ) -> None:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        table, device = slots(named)
+        size = table[-1].offset + table[-1].numel
+        self._place = {p: slot for slot, (_, p) in zip(table, named, strict=True)}
+        self._grad_P = torch.zeros(size, device=device)
+        ranks = dist.get_world_size()
+        hosts = [range(rank, rank + 1) for rank in range(ranks)]
+        group = dist.new_group()  # DDP's own collectives go another way
+        exchange = Processes(range(ranks), hosts, device, timeout_seconds, group)
+        self._gtc = Gtc(exchange, size, settings)
+        self._rank, self._ranks = dist.get_rank(), ranks
+        self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []
+        self.loss_scale = 1.0
+        self.sent = Sent()
+
+    @staticmethod
+    def hook(state: "GtcHook", bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """What DDP calls with each bucket; all are answered when the last one is there."""
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            slot = state._place[cast(nn.Parameter, parameter)]
+            part = state._grad_P[slot.offset : slot.offset + slot.numel]
+            torch.div(grad.flatten(), state.loss_scale, out=part)
+        state._waiting.append((bucket, future))
+        if bucket.is_last():
+            state._exchange()
+        return future
+
+    def _exchange(self) -> None:
+        is_finite = bool(torch.isfinite(self._grad_P.sum()))
+        gradient = Gradient(self._grad_P, frames=1, is_finite=is_finite)
+        total_P = self._gtc.reduce([gradient], {self._rank: self.sent})
+        if total_P is None:
+            total_P = self._grad_P.fill_(torch.nan)
+        total_P.mul_(self.loss_scale / self._ranks)
+        waiting, self._waiting = self._waiting, []
+        for bucket, future in waiting:
+            for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                slot = self._place[cast(nn.Parameter, parameter)]
+                grad.copy_(total_P[slot.offset : slot.offset + slot.numel].view_as(grad))
+                # DDP leaves it as it is where no rank used the parameter in this step; yet what was
+                # still owed to it has just been sent
+                if parameter.grad is None:
+                    parameter.grad = grad.clone()
+                else:
+                    parameter.grad.copy_(grad)
+            future.set_result(bucket.buffer())
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's residual and what else the next step depends on: save it on every rank."""
+        return {
+            "sent": list(astuple(self.sent)),
+            "team": self._gtc.team_state(),
+            "worker": self._gtc.worker_state(self._rank),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave on the same rank."""
+        self.sent = Sent(*state["sent"])
+        self._gtc.load_team_state(state["team"])
+        self._gtc.load_worker_state(self._rank, state["worker"])

@@ -1,0 +1,173 @@
+"""**Gradient threshold compression**: a team's gradients -> messages -> the gradient of all.
+
+Each worker owes the others its residual and its gradient; of every element that exceeds tau it
+sends one quantum and keeps the rest (Strom, 2015, section 2.6). It applies its own message like the
+others', never its own gradient. All messages are decoded to whole counts, and one multiplication
+by tau makes a gradient of them: so replicas stay the same to the bit.
+
+A step that anybody's gradient makes impossible leaves all residuals as they were: the new ones are
+written beside the old and change places with them only when all messages are there. So a worker
+takes 2 P floats.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr_train import schema
+from asr_train.comm import codec
+from asr_train.comm.codec import HEADER_BYTES, Flags, Header, Kind, MessageError
+from asr_train.comm.exchange import Exchange
+from asr_train.comm.method import Gradient, Sent
+from asr_train.kernels import threshold
+
+SLACK = 1.25  # room in a message over what the longest of the step before took
+
+
+class Gtc:
+    """The reducer of a team of several workers, for flat vectors of `size` elements.
+
+    Attributes:
+        tau: of the next step; common to all the team.
+        capacity: bytes of payload that the next step's messages have room for.
+        residuals: by local worker, float32 [P].
+    Raises:
+        ValueError: if there are more elements than a message can number.
+    """
+
+    def __init__(self, exchange: Exchange, size: int, settings: schema.GtcSettings) -> None:
+        threshold.check_size(size)
+        self.exchange, self.size, self.settings = exchange, size, settings
+        self.kind = Kind[settings.codec.name]
+        self.tau = float(np.float32(settings.threshold))
+        self.capacity = codec.map_bytes(size)
+        self.step = 0
+        self.residuals = {w: self._zeros() for w in exchange.local}
+        self._kept = {w: self._zeros() for w in exchange.local}  # trade places with residuals
+        self._turn = dict.fromkeys(
+            exchange.local, 0
+        )  # the element that goes first if room is short
+
+    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
+        """All messages' quanta, added up; None if anybody's gradient is not finite.
+
+        Raises:
+            MessageError: if a message is damaged or not the one that is due.
+        """
+        messages = []
+        turns = dict(self._turn)
+        for worker, gradient in zip(self.exchange.local, gradients, strict=True):
+            messages.append(self._message(worker, gradient, sent[worker]))
+            total_P = gradient.grad_P
+        is_fixed = self.settings.capacity is schema.Capacity.fixed
+        room = HEADER_BYTES + self.capacity if is_fixed else None
+        received = self.exchange.gather(messages, room)
+        read = [self._read(w, m) for w, m in zip(self.exchange.members, received, strict=True)]
+        self.step += 1
+        headers = [header for header, _ in read]
+        if any(header.flags & Flags.not_finite for header in headers):
+            self._turn = turns
+            return None
+        total_P.zero_()
+        for _, words_K in read:
+            threshold.decode(words_K, total_P)
+        total_P.mul_(self.tau)
+        self.residuals, self._kept = self._kept, self.residuals
+        self._plan_next(headers)
+        return total_P
+
+    def _message(self, worker: int, gradient: Gradient, sent: Sent) -> Tensor:
+        """What a local worker sends; also counts it, and writes what it keeps."""
+        grad_P, residual_P, kept_P = gradient.grad_P, self.residuals[worker], self._kept[worker]
+        flags = Flags.none if gradient.frames else Flags.end_of_data
+        if gradient.is_finite:
+            words_K = threshold.encode(grad_P, residual_P, self.tau, kept_P)
+        else:
+            words_K = torch.empty(0, dtype=torch.int32, device=grad_P.device)
+            flags |= Flags.not_finite
+        wanted = len(words_K)
+        if self.settings.capacity is schema.Capacity.fixed:
+            room = (words_K, self.size, self.kind, self.capacity, self._turn[worker])
+            words_K, waiting_K = codec.fitting(*room)
+            if len(waiting_K):
+                threshold.take_back(grad_P, residual_P, kept_P, waiting_K)
+                self._turn[worker] = int(threshold.from_words(waiting_K)[0][0])
+                flags |= Flags.overflow
+                sent.overflows += 1
+        header = Header(
+            step=self.step,
+            worker=worker,
+            workers=len(self.exchange),
+            size=self.size,
+            tau=self.tau,
+            frames=gradient.frames,
+            wanted=wanted,
+            flags=flags,
+        )
+        message_B = codec.write(words_K, header, self.kind)
+        sent.bits += 8 * len(message_B)
+        sent.elements += len(words_K)
+        return message_B
+
+    def _read(self, worker: int, message_B: Tensor) -> tuple[Header, Tensor]:
+        header, words_K = codec.read(message_B)
+        found = (header.step, header.worker, header.workers, header.size, header.tau)
+        wanted = (self.step, worker, len(self.exchange), self.size, self.tau)
+        if found != wanted:
+            raise MessageError(
+                "a message says (step, worker, workers, parameters, tau) "
+                f"{found} but {wanted} is due; were all workers started from the same checkpoint "
+                "and settings?"
+            )
+        return header, words_K
+
+    def _plan_next(self, headers: list[Header]) -> None:
+        """Capacity and tau, from what all workers know alike."""
+        longest = max(math.ceil(h.payload_bytes * h.wanted / max(1, h.count)) for h in headers)
+        wish = 2 ** math.ceil(math.log2(max(1.0, SLACK * longest)))
+        if wish > self.capacity:
+            self.capacity = wish
+        elif 4 * wish <= self.capacity:  # not at once, so as not to go up and down
+            self.capacity //= 2
+        least, most = codec.smallest_capacity(self.kind, self.size), codec.map_bytes(self.size)
+        self.capacity = min(most, max(least, self.capacity))
+        if (adaptive := self.settings.adaptive) is not None:
+            density = sum(h.wanted for h in headers) / (len(headers) * self.size)
+            self.tau = adapted(self.tau, density, adaptive)
+
+    def _zeros(self) -> Tensor:
+        return torch.zeros(self.size, device=self.exchange.device)
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def measures(self, worker: int) -> tuple[float, float]:
+        """tau, and the sum of squares of a local worker's residual."""
+        return self.tau, float(self.residuals[worker].square().sum(dtype=torch.float64))
+
+    def team_state(self) -> dict[str, Any]:
+        return {"tau": self.tau, "capacity": self.capacity, "step": self.step}
+
+    def load_team_state(self, state: dict[str, Any]) -> None:
+        if state:  # none from a worker that was alone
+            self.tau, self.capacity, self.step = state["tau"], state["capacity"], state["step"]
+
+    def worker_state(self, worker: int) -> dict[str, Any]:
+        return {"residual_P": self.residuals[worker], "turn": self._turn[worker]}
+
+    def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
+        if "residual_P" in state:  # not from a worker that was alone
+            self.residuals[worker].copy_(state["residual_P"])
+        self._turn[worker] = state.get("turn", 0)
+
+
+def adapted(tau: float, density: float, settings: schema.AdaptiveSettings) -> float:
+    """tau a step on: up where more elements than wanted exceed it, down where fewer; a float32."""
+    if density > settings.density * settings.band:
+        tau *= settings.factor
+    elif density < settings.density / settings.band:
+        tau /= settings.factor
+    return float(np.float32(tau))

@@ -1,0 +1,22 @@
+"""All-reduce: every step, the sum of all workers' gradients. One model for all.
+
+W workers with minibatches of n frames do what one worker does with W * n frames.
+"""
+
+import torch
+
+from asr_train import schema
+from asr_train.comm.exchange import Exchange
+from asr_train.comm.method import Alone, Dense, Method
+
+WIRE = {schema.Wire.fp32: torch.float32, schema.Wire.bf16: torch.bfloat16}
+
+
+class Allreduce(Method):
+    """A lone worker sends nothing, and its gradient is not rounded."""
+
+    def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
+        assert settings.allreduce is not None
+        wire = WIRE[settings.allreduce.wire]
+        reducer = Alone() if len(exchange) == 1 else Dense(exchange, size, wire)
+        super().__init__(exchange, [exchange], [reducer])

@@ -1,0 +1,33 @@
+"""BMUF: each worker trains alone; every few steps their mean moves the model, with momentum.
+
+Chen and Huo (2016); as one tier of Ladkat et al. (2019). See `comm.blocks`.
+"""
+
+from asr_train import schema
+from asr_train.comm.blocks import MomentumBlocks
+from asr_train.comm.exchange import Exchange
+from asr_train.comm.method import Alone, Blocks, Method
+
+
+class Bmuf(Method):
+    """A model a worker."""
+
+    def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
+        teams = exchange.teams(1)
+        blocks = momentum_blocks(settings, exchange, team_size=1)
+        super().__init__(exchange, teams, [Alone() for _ in teams], blocks)
+
+
+def momentum_blocks(
+    settings: schema.CommSettings, exchange: Exchange, team_size: int
+) -> Blocks | None:
+    """Block momentum across teams; None for a single one, which has no other to meet."""
+    given = settings.bmuf
+    assert given is not None  # as schema.py checks
+    leaders = exchange.members[::team_size]
+    if len(leaders) == 1:
+        return None
+    eta = given.momentum(len(leaders))
+    return MomentumBlocks(
+        exchange, leaders, given.block_steps, given.form, eta, given.zeta, given.velocity
+    )

@@ -1,0 +1,27 @@
+"""BMUF-GTC: GTC every step within groups, BMUF every few steps across them (Ladkat et al., 2019).
+
+Groups of one are BMUF, and a single group is GTC, both to the bit. What a worker still owes its
+group at the end of a block stays in its residual, and counts in the next block.
+"""
+
+from asr_train import schema
+from asr_train.comm.exchange import Exchange
+from asr_train.comm.method import Method
+from asr_train.comm.methods.bmuf import momentum_blocks
+from asr_train.comm.methods.gtc import gtc_reducer
+
+
+class BmufGtc(Method):
+    """A model a group; raises ValueError if the workers do not make whole groups."""
+
+    def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
+        group_size = settings.group_size
+        assert group_size is not None  # as schema.py checks
+        if len(exchange) % group_size:
+            raise ValueError(
+                f"{len(exchange)} workers do not make groups of comm.group_size={group_size}; "
+                "choose a divisor"
+            )
+        teams = exchange.teams(group_size)
+        reducers = [gtc_reducer(settings, team, size) for team in teams]
+        super().__init__(exchange, teams, reducers, momentum_blocks(settings, exchange, group_size))

@@ -1,0 +1,22 @@
+"""GTC: every step, what exceeds a threshold of each worker's gradient and residual.
+
+One model for all workers (Strom, 2015), in step with each other.
+"""
+
+from asr_train import schema
+from asr_train.comm.exchange import Exchange
+from asr_train.comm.gtc import Gtc
+from asr_train.comm.method import Alone, Method, Reducer
+
+
+class GtcMethod(Method):
+    """A lone worker has nobody to send to, and uses its gradient as it is: plain SGD."""
+
+    def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
+        super().__init__(exchange, [exchange], [gtc_reducer(settings, exchange, size)])
+
+
+def gtc_reducer(settings: schema.CommSettings, team: Exchange, size: int) -> Reducer:
+    """Of a team that shares a model."""
+    assert settings.gtc is not None
+    return Alone() if len(team) == 1 else Gtc(team, size, settings.gtc)

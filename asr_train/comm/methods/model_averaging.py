@@ -1,0 +1,27 @@
+"""Model averaging: each worker trains alone; every few steps all go on from the mean."""
+
+from asr_train import schema
+from asr_train.comm.blocks import MomentumBlocks
+from asr_train.comm.exchange import Exchange
+from asr_train.comm.method import Alone, Method
+from asr_train.schema import BlockForm
+
+
+class ModelAveraging(Method):
+    """A model a worker."""
+
+    def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
+        given = settings.model_averaging
+        assert given is not None  # as schema.py checks
+        teams = exchange.teams(1)
+        blocks = MomentumBlocks(
+            exchange,
+            exchange.members,
+            given.block_steps,
+            BlockForm.classical,
+            eta=0.0,
+            zeta=1.0,
+            velocity=given.velocity,
+        )
+        alone = len(exchange) == 1  # its mean is itself
+        super().__init__(exchange, teams, [Alone() for _ in teams], None if alone else blocks)

@@ -1,0 +1,17 @@
+"""Plain SGD: one worker, whose gradients and weights stay as they are."""
+
+from asr_train import schema
+from asr_train.comm.exchange import Exchange
+from asr_train.comm.method import Alone, Method
+
+
+class Sgd(Method):
+    """Raises ValueError if there are several workers."""
+
+    def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
+        if len(exchange) != 1:
+            raise ValueError(
+                f"comm.method=sgd is for one worker, but there are {len(exchange)}; "
+                "start one, or choose another method"
+            )
+        super().__init__(exchange, [exchange], [Alone()])

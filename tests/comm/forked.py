@@ -1,0 +1,69 @@
+"""Several processes on this machine, as torchrun would start them."""
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from asr_train.comm.exchange import Exchange, close_exchange, open_exchange
+
+CPU = torch.device("cpu")
+
+
+def run(
+    function: Callable[[Exchange], Any], workers: int, processes: int, timeout_seconds: float = 30
+) -> list[Any]:
+    """`function(exchange)` in each process -> what each returned, or the exception it raised.
+
+    A process that died gives its exit code. Results are plain data or NumPy arrays.
+    """
+    context = multiprocessing.get_context("fork")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pipes, children = [], []
+    for rank in range(processes):
+        ours, theirs = context.Pipe(duplex=False)
+        arguments = (function, workers, processes, rank, port, timeout_seconds, theirs)
+        child = context.Process(target=_child, args=arguments)
+        child.start()
+        theirs.close()
+        pipes.append(ours)
+        children.append(child)
+    results = []
+    for pipe, child in zip(pipes, children, strict=True):
+        try:
+            results.append(pipe.recv())
+        except EOFError:
+            child.join()
+            results.append(child.exitcode)
+    for child in children:  # after all were heard: they wait for each other at the end
+        child.join(60)
+    return results
+
+
+def _child(function, workers, processes, rank, port, timeout_seconds, pipe) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(processes),
+            "LOCAL_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+    )
+    try:
+        exchange = open_exchange(workers, CPU, timeout_seconds)
+        pipe.send(function(exchange))
+        exchange.barrier()  # the first one holds the store
+        close_exchange()
+    except Exception as error:
+        traceback.print_exc()
+        with contextlib.suppress(BrokenPipeError):
+            pipe.send(error)

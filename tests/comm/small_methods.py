@@ -1,0 +1,140 @@
+"""Settings of every method, small; and training on made-up gradients, as train.loop does it."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from asr_train import schema
+from asr_train.comm.exchange import Exchange
+from asr_train.comm.loopback import Loopback
+from asr_train.comm.method import Gradient, Method, Replica
+from asr_train.comm.methods import build
+
+CPU = torch.device("cpu")
+SIZE = 203
+GTC = {"threshold": 1.0, "codec": "rice", "capacity": "fixed"}
+BMUF = {
+    "block_steps": 3,
+    "form": "chen_huo",
+    "zeta": 1.0,
+    "c": 1.0,
+    "eta": None,
+    "velocity": "reset",
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sgd": {"method": "sgd"},
+    "allreduce": {"method": "allreduce", "allreduce": {"wire": "fp32"}},
+    "allreduce_bf16": {"method": "allreduce", "allreduce": {"wire": "bf16"}},
+    "model_averaging": {
+        "method": "model_averaging",
+        "model_averaging": {"block_steps": 3, "velocity": "keep"},
+    },
+    "gtc": {"method": "gtc", "gtc": GTC},
+    "gtc_exact": {"method": "gtc", "gtc": {**GTC, "capacity": "exact", "codec": "packed32"}},
+    "gtc_adaptive": {
+        "method": "gtc",
+        "gtc": {
+            **GTC,
+            "codec": "tile16",
+            "adaptive": {"density": 0.02, "band": 1.5, "factor": 1.1},
+        },
+    },
+    "bmuf": {"method": "bmuf", "bmuf": BMUF},
+    "bmuf_printed": {"method": "bmuf", "bmuf": {**BMUF, "form": "printed", "velocity": "keep"}},
+    "bmuf_classical": {"method": "bmuf", "bmuf": {**BMUF, "form": "classical"}},
+    "bmuf_gtc": {"method": "bmuf_gtc", "bmuf": BMUF, "gtc": GTC, "group_size": 2},
+}
+
+
+def settings(name: str, **changes: Any) -> schema.CommSettings:
+    return schema.build(schema.CommSettings, {**SETTINGS[name], **changes})
+
+
+def method_of(name: str, exchange: Exchange | int, size: int = SIZE, **changes: Any) -> Method:
+    if isinstance(exchange, int):
+        exchange = Loopback(range(exchange), CPU)
+    return build(settings(name, **changes), exchange, size)
+
+
+def random_gradient(worker: int, step: int) -> torch.Tensor:
+    """Off any grid: another order of adding gives other bits."""
+    rng = torch.Generator().manual_seed(1000 * worker + step)
+    return torch.randn(SIZE, generator=rng)
+
+
+def dyadic_gradient(worker: int, step: int) -> torch.Tensor:
+    """Multiples of 2**-6 below 2: float32 adds thousands of those without rounding."""
+    rng = torch.Generator().manual_seed(1000 * worker + step)
+    return torch.randint(-127, 128, (SIZE,), generator=rng) / 2**6
+
+
+class Run:
+    """Workers with made-up gradients; `log` has a hash of all weights here after each step.
+
+    Args:
+        bad: (worker, step) whose gradient is not finite.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        gradient: Callable[[int, int], torch.Tensor] = random_gradient,
+        momentum: float = 0.0,
+        rate: float = 0.125,
+        bad: set[tuple[int, int]] = frozenset(),
+    ) -> None:
+        self.method, self.gradient, self.momentum, self.rate = method, gradient, momentum, rate
+        self.bad = bad
+        begin_P = torch.linspace(-1, 1, SIZE)
+        self.replicas = [Replica(begin_P.clone(), torch.zeros(SIZE)) for _ in method.teams]
+        method.begin(begin_P)
+        self.step = 0
+        self.skipped: list[int] = []
+        self.log: list[dict[int, str]] = []
+
+    def gradients(self, workers: range) -> Iterator[Gradient]:
+        buffer_P = torch.empty(SIZE)  # one for all, as in training
+        for worker in workers:
+            buffer_P.copy_(self.gradient(worker, self.step))
+            is_finite = (worker, self.step) not in self.bad
+            if not is_finite:
+                buffer_P[7] = torch.nan
+            yield Gradient(buffer_P, 10 + worker, is_finite)
+
+    def steps(self, count: int) -> "Run":
+        for _ in range(count):
+            for i, team in enumerate(self.method.teams):
+                grad_P = self.method.reduce_gradient(i, self.gradients(team.local))
+                if grad_P is None:
+                    self.skipped.append(self.step)
+                    continue
+                replica = self.replicas[i]
+                replica.velocity_P.mul_(self.momentum).add_(grad_P)
+                replica.weights_P.add_(replica.velocity_P, alpha=-self.rate)
+            self.method.after_update(self.replicas)
+            self.step += 1
+            self.log.append(self.hashes())
+        return self
+
+    def hashes(self) -> dict[int, str]:
+        """By local worker: weights, velocity and the method's state."""
+        found = {}
+        for i, team in enumerate(self.method.teams):
+            for worker in team.local:
+                content = [self.replicas[i].weights_P, self.replicas[i].velocity_P]
+                states = [
+                    self.method.shared_state(),
+                    self.method.team_state(i),
+                    self.method.worker_state(worker),
+                ]
+                text = "".join(
+                    v.numpy().tobytes().hex() if isinstance(v, torch.Tensor) else repr(v)
+                    for v in [*content, *(v for state in states for v in state.values())]
+                )
+                found[worker] = hashlib.sha256(text.encode()).hexdigest()
+        return found
+
+    def weights(self) -> list[torch.Tensor]:
+        return [replica.weights_P for replica in self.replicas]

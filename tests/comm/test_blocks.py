@@ -1,0 +1,115 @@
+"""Block momentum against torch's SGD and the printed equations; its special cases."""
+
+import pytest
+import torch
+from small_methods import BMUF, GTC, SIZE, Run, method_of
+
+from asr_train import schema
+from asr_train.comm.blocks import BlockMomentum
+from asr_train.schema import BlockForm
+
+ETA, ZETA = 0.75, 0.5
+
+
+def means(count=6):
+    """Of the weights at the end of each block, given where it began."""
+    rng = torch.Generator().manual_seed(0)
+    pulls = torch.randn(count, SIZE, generator=rng)
+    return [lambda start_P, pull_P=pull_P: 0.9 * start_P + 0.1 * pull_P for pull_P in pulls]
+
+
+def blocks(form, eta=ETA, zeta=ZETA):
+    momentum = BlockMomentum(form, eta, zeta, torch.linspace(-1, 1, SIZE))
+    for mean in means():
+        momentum.step(mean(momentum.start()))
+        yield momentum
+
+
+@pytest.mark.parametrize(
+    "form, nesterov", [(BlockForm.chen_huo, True), (BlockForm.classical, False)]
+)
+def test_torchs_sgd_on_the_block_gradient_is_where_workers_begin(form, nesterov):
+    parameter = torch.nn.Parameter(torch.linspace(-1, 1, SIZE))
+    sgd = torch.optim.SGD([parameter], lr=ZETA, momentum=ETA, nesterov=nesterov)
+    for momentum, mean in zip(blocks(form), means(), strict=True):
+        parameter.grad = parameter.detach() - mean(parameter.detach())
+        sgd.step()
+        torch.testing.assert_close(momentum.start(), parameter.detach())
+
+
+def test_the_model_of_chen_and_huo_lies_behind_where_workers_begin():
+    for momentum in blocks(BlockForm.chen_huo):
+        ahead_P = momentum.weights_P + ETA * momentum.delta_P
+        torch.testing.assert_close(momentum.start(), ahead_P)
+
+
+def test_equation_4_as_it_is_printed():
+    weights_P, delta_P = torch.linspace(-1, 1, SIZE), torch.zeros(SIZE)
+    for momentum, mean in zip(blocks(BlockForm.printed), means(), strict=True):
+        gain_P = mean(weights_P) - weights_P
+        delta_P = ETA * delta_P + ZETA * gain_P
+        weights_P = weights_P + delta_P + ETA * delta_P
+        torch.testing.assert_close(momentum.weights_P, weights_P)
+        assert torch.equal(momentum.start(), momentum.weights_P)
+
+
+@pytest.mark.parametrize("form", BlockForm)
+def test_without_momentum_a_block_is_the_mean_to_the_bit(form):
+    start_P = torch.linspace(-1, 1, SIZE)
+    for momentum, mean in zip(blocks(form, eta=0.0, zeta=1.0), means(), strict=True):
+        start_P = mean(start_P)
+        assert torch.equal(momentum.start(), start_P)
+        assert torch.equal(momentum.weights_P, start_P)
+
+
+@pytest.mark.parametrize("form", BlockForm)
+def test_bmuf_without_momentum_is_model_averaging_to_the_bit(form):
+    plain = {**BMUF, "form": form.name, "eta": 0.0, "velocity": "keep"}
+    bmuf = Run(method_of("bmuf", 4, bmuf=plain), momentum=0.5).steps(10)
+    averaging = Run(method_of("model_averaging", 4), momentum=0.5).steps(10)
+    for a, b in zip(bmuf.weights(), averaging.weights(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("form", BlockForm)
+@pytest.mark.parametrize("workers", [1, 4])
+def test_groups_of_one_are_bmuf_to_the_bit(form, workers):
+    given = {**BMUF, "form": form.name}
+    groups = Run(method_of("bmuf_gtc", workers, bmuf=given, group_size=1), momentum=0.5).steps(10)
+    alone = Run(method_of("bmuf", workers, bmuf=given), momentum=0.5).steps(10)
+    assert groups.log == alone.log
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_one_group_is_gtc_to_the_bit(workers):
+    group = Run(method_of("bmuf_gtc", workers, group_size=workers), momentum=0.5).steps(10)
+    gtc = Run(method_of("gtc", workers, gtc=GTC), momentum=0.5).steps(10)
+    assert group.log == gtc.log
+
+
+def test_workers_share_models_by_groups_and_meet_at_the_end_of_blocks():
+    run = Run(method_of("bmuf_gtc", 4))
+    for step in range(1, 7):
+        run.steps(1)
+        a, b = run.weights()
+        assert torch.equal(a, b) == (step % 3 == 0)
+
+
+def test_residuals_live_on_across_the_end_of_a_block():
+    run = Run(method_of("bmuf_gtc", 4)).steps(3)
+    assert all(run.method.worker_state(w)["residual_P"].any() for w in range(4))
+
+
+@pytest.mark.parametrize("velocity", ["reset", "keep"])
+def test_momentum_at_the_end_of_a_block_is_what_the_settings_say(velocity):
+    run = Run(method_of("bmuf", 2, bmuf={**BMUF, "velocity": velocity}), momentum=0.5).steps(3)
+    for replica in run.replicas:
+        assert bool(replica.velocity_P.any()) == (velocity == "keep")
+
+
+def test_eta_follows_from_equation_5():
+    given = schema.build(schema.BmufSettings, {**BMUF, "zeta": 1.0, "c": 2.0})
+    assert given.momentum(16) == 1 - 1 / 32
+    assert method_of("bmuf_gtc", 8).blocks.eta == 1 - 1 / 4  # models are groups
+    with pytest.raises(schema.SettingsError, match=r"zeta 4.0 and c 1.0 give 2 models .* of -1"):
+        schema.build(schema.BmufSettings, {**BMUF, "zeta": 4.0}).momentum(2)

@@ -1,0 +1,155 @@
+"""Whoever hosts whom, collectives give the same bits; who does not answer is named in time."""
+
+import os
+import signal
+import time
+
+import forked
+import numpy as np
+import pytest
+import torch
+
+from asr_train.comm.exchange import ExchangeError, ReplicaError, hosted, open_exchange
+from asr_train.comm.loopback import Loopback
+
+SIZE = 1001
+
+
+def vector(worker: int) -> torch.Tensor:
+    """Not on a grid: other orders of adding would give other bits."""
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(worker)) * 10.0**worker
+
+
+def everything(exchange) -> dict:
+    """All collectives, among all and in teams of two; what comes out, and the bits."""
+
+    def collectives(e):
+        mine = list(e.local)
+        messages = [torch.arange(3 * w, dtype=torch.uint8) for w in mine]
+        some = list(e.members)[::2]
+        found = {
+            "gather": [m.tolist() for m in e.gather(messages)],
+            "capacity": [m.tolist() for m in e.gather(messages, 20)],
+            "sum": e.sum((vector(w) for w in mine), SIZE).numpy(),
+            "bf16": e.sum((vector(w) for w in mine), SIZE, wire=torch.bfloat16).numpy(),
+            "some": e.sum((vector(w) for w in mine if w in some), SIZE, some).numpy(),
+            "numbers": e.numbers([[w, 1 / 3] for w in mine]),
+            "said": e.broadcast(b"abc" if e.members[0] in e.local else None),
+            "silence": e.broadcast(b"" if e.members[0] in e.local else None),
+        }
+        e.barrier()
+        return found
+
+    found = {"all": collectives(exchange)}
+    for team in exchange.teams(2):
+        found[tuple(team.members)] = collectives(team)
+    return {"found": found, "bits": exchange.wire_bits, "local": list(exchange.local)}
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for key in a:
+        if isinstance(a[key], np.ndarray):
+            assert a[key].tobytes() == b[key].tobytes(), key
+        else:
+            assert a[key] == b[key], key
+
+
+@pytest.mark.parametrize("workers, processes", [(2, 2), (3, 3), (4, 2), (5, 3)])
+def test_processes_give_the_bits_of_one(workers, processes):
+    alone = everything(Loopback(range(workers), forked.CPU))
+    together = forked.run(everything, workers, processes)
+    assert [w for result in together for w in result["local"]] == list(range(workers))
+    assert {w: n for r in together for w, n in r["bits"].items()} == alone["bits"]
+    for result in together:
+        assert result["found"].keys() <= alone["found"].keys()
+        for members, found in result["found"].items():
+            assert_same(found, alone["found"][members])
+
+
+def test_one_process_gives_what_the_words_say():
+    found = everything(Loopback(range(5), forked.CPU))["found"]
+    total_P = vector(0)
+    for w in range(1, 5):
+        total_P = total_P + vector(w)
+    assert found["all"]["sum"].tobytes() == total_P.numpy().tobytes()
+    some_P = (vector(0) + vector(2)) + vector(4)
+    assert found["all"]["some"].tobytes() == some_P.numpy().tobytes()
+    assert [len(m) for m in found["all"]["gather"]] == [0, 3, 6, 9, 12]
+    assert {len(m) for m in found["all"]["capacity"]} == {20}
+    assert found["all"]["numbers"] == [[w, 1 / 3] for w in range(5)]
+    assert found.keys() == {"all", (0, 1), (2, 3), (4,)}
+    assert (found["all"]["said"], found["all"]["silence"]) == (b"abc", b"")
+
+
+def test_vectors_may_be_overwritten_when_the_next_is_asked_for():
+    buffer_P = torch.empty(SIZE)
+
+    def one_by_one(e):
+        return e.sum((buffer_P.copy_(vector(w)) for w in e.local), SIZE).numpy().tobytes()
+
+    wanted = one_by_one(Loopback(range(4), forked.CPU))
+    assert forked.run(one_by_one, 4, 2) == [wanted, wanted]
+
+
+def test_each_worker_has_one_host_and_shares_are_about_equal():
+    for processes in range(1, 9):
+        hosts = [hosted(8, p, processes) for p in range(processes)]
+        assert [w for host in hosts for w in host] == list(range(8))
+        assert max(map(len, hosts)) - min(map(len, hosts)) <= 1
+
+
+def test_replicas_that_differ_are_named_with_the_first_parameter():
+    def check(exchange):
+        sums = [5, 6 + (exchange.local[0] == 2), 7]
+        exchange.check_same(sums, ["a.weight", "a.bias", "b.weight"], "step 30")
+
+    for error in forked.run(check, 3, 3):
+        assert isinstance(error, ReplicaError)
+        assert "step 30: workers 2 have another a.bias than worker 0 (1 of 3" in str(error)
+
+
+def no_answer(exchange, how):
+    began = time.monotonic()
+    exchange.barrier()
+    if exchange.local[0] == 1:
+        how()
+    try:
+        exchange.barrier()
+    except ExchangeError as error:
+        return str(error), time.monotonic() - began
+    return None
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", [die, lambda: time.sleep(4)], ids=["dead", "hung"])
+def test_a_process_that_does_not_answer_is_named_within_the_time_stated(how):
+    results = forked.run(lambda exchange: no_answer(exchange, how), 3, 3, timeout_seconds=2)
+    for rank in (0, 2):
+        text, seconds = results[rank]
+        assert "process 1 of 3 did not answer in" in text
+        assert "comm.timeout_seconds is 2" in text
+        assert seconds < 2 + 2.5
+
+
+def test_more_processes_than_workers_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ValueError, match="3 processes were started for 2 workers"):
+        open_exchange(2, forked.CPU, 1)
+
+
+def test_processes_that_never_start_are_an_error_in_time(monkeypatch):
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }.items():
+        monkeypatch.setenv(name, value)
+    began = time.monotonic()
+    with pytest.raises(ExchangeError, match="2 processes did not find each other in 1 s"):
+        open_exchange(None, forked.CPU, 1)
+    assert time.monotonic() - began < 5

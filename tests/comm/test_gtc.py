@@ -1,0 +1,169 @@
+"""Nothing is lost, whatever was sent, had no room or was dropped; tau finds its band."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_methods import GTC, SIZE, Run, dyadic_gradient, method_of, random_gradient
+
+from asr_train import schema
+from asr_train.comm import codec
+from asr_train.comm.codec import HEADER_BYTES, Kind, MessageError
+from asr_train.comm.gtc import adapted
+from asr_train.comm.method import Gradient
+from asr_train.kernels.threshold import decode_reference, encode_reference, to_words
+
+
+def residuals(run):
+    return [run.method.worker_state(w)["residual_P"] for w in run.method.exchange.local]
+
+
+@pytest.mark.parametrize("codec_name", ["packed32", "tile16", "rice"])
+@pytest.mark.parametrize("threshold", [2.0**-6, 0.5, 4.0])
+def test_what_was_sent_and_what_is_kept_is_all_there_was(codec_name, threshold):
+    gtc = {**GTC, "codec": codec_name, "threshold": threshold}
+    run = Run(method_of("gtc", 3, gtc=gtc), dyadic_gradient, rate=1.0)
+    run.replicas[0].weights_P = torch.zeros(SIZE)
+    run.steps(12)
+    all_P = sum(dyadic_gradient(w, step) for w in range(3) for step in range(12))
+    assert torch.equal(sum(residuals(run)) - run.weights()[0], all_P)
+    assert any(r.any() for r in residuals(run))
+
+
+def test_a_step_is_that_of_the_paper():
+    run = Run(method_of("gtc", 3))
+    residual = [torch.zeros(SIZE) for _ in range(3)]
+    weights_P = run.weights()[0].clone()
+    for step in range(8):
+        messages = []
+        for w in range(3):
+            code_P, residual[w] = encode_reference(random_gradient(w, step), residual[w], 1.0)
+            index_K = code_P.nonzero().flatten()
+            messages.append(to_words(index_K, code_P[index_K] < 0))
+        weights_P = weights_P - 0.125 * decode_reference(messages, SIZE).float()
+        run.steps(1)
+        assert torch.equal(run.weights()[0], weights_P)
+    for found, wanted in zip(residuals(run), residual, strict=True):
+        assert torch.equal(found, wanted)
+
+
+def crowded(run, bytes_of_room):
+    """As if steps with few elements had gone before."""
+    (reducer,) = run.method.reducers
+    reducer.capacity = bytes_of_room
+    return reducer
+
+
+@pytest.mark.parametrize("codec_name", ["packed32", "tile16", "rice"])
+def test_what_does_not_fit_stays_in_the_residual(codec_name, monkeypatch):
+    monkeypatch.setattr(codec, "smallest_capacity", lambda kind, size: 12)
+    gtc = {**GTC, "codec": codec_name, "threshold": 0.25}
+    run = Run(method_of("gtc", 2, gtc=gtc), dyadic_gradient, rate=1.0)
+    run.replicas[0].weights_P = torch.zeros(SIZE)
+    for _ in range(6):
+        crowded(run, 12)
+        run.steps(1)
+    sent = run.method.take_sent(0)
+    assert sent.overflows == 6
+    assert sent.bits <= 6 * 8 * (HEADER_BYTES + 12)
+    assert sent.elements > 0
+    all_P = sum(dyadic_gradient(w, step) for w in range(2) for step in range(6))
+    assert torch.equal(sum(residuals(run)) - run.weights()[0], all_P)
+
+
+def test_nobody_waits_for_ever():
+    """All elements owe at every step, and there is room for three."""
+    gtc = {**GTC, "codec": "packed32", "threshold": 1.0}
+    run = Run(method_of("gtc", 2, gtc=gtc), lambda *_: torch.full((SIZE,), 2.0), rate=1.0)
+    run.replicas[0].weights_P = torch.zeros(SIZE)
+    rounds = -(-SIZE // 3)
+    for _ in range(rounds):
+        crowded(run, 12)
+        run.steps(1)
+    assert set(run.weights()[0].tolist()) <= {-2.0, -4.0}  # of two workers; once, or once more
+
+
+def test_room_grows_with_what_was_wanted_and_shrinks_slowly(monkeypatch):
+    gtc = {**GTC, "codec": "packed32"}
+    size = 100_000
+    method = method_of("gtc", 2, size=size, gtc=gtc)
+    (reducer,) = method.reducers
+
+    def step(hits):
+        grads = [torch.zeros(size) for _ in range(2)]
+        grads[1][:hits] = 2.0
+        method.reduce_gradient(0, (Gradient(g, 1) for g in grads))
+        return reducer.capacity
+
+    assert reducer.capacity == size // 4  # at first, all there can be
+    capacities = [step(10) for _ in range(8)]
+    assert capacities == sorted(capacities, reverse=True)
+    assert capacities[-1] == 256
+    assert step(1000) >= 1.25 * 4 * 1000
+    assert method.take_sent(1).overflows == 1
+    step(1000)
+    assert method.take_sent(1).overflows == 0
+
+
+def test_no_message_is_longer_than_a_quarter_byte_a_parameter():
+    gtc = {**GTC, "codec": "packed32", "threshold": 2.0**-20}
+    run = Run(method_of("gtc", 2, gtc=gtc)).steps(5)
+    sent = run.method.take_sent(0)
+    assert sent.elements == 5 * SIZE
+    assert sent.bits == 5 * 8 * (HEADER_BYTES + -(-SIZE // 4))
+
+
+def test_with_a_tiny_threshold_signs_are_sent():
+    gtc = {**GTC, "threshold": 2.0**-20}
+    run = Run(method_of("gtc", 3, gtc=gtc), rate=1.0)
+    run.replicas[0].weights_P = torch.zeros(SIZE)
+    run.steps(1)
+    signs_P = sum(random_gradient(w, 0).sign() for w in range(3))
+    assert torch.equal(run.weights()[0], -(2.0**-20) * signs_P)
+
+
+def test_adaptive_thresholds_hold_the_density_in_its_band():
+    adaptive = {"density": 0.02, "band": 1.5, "factor": 1.1}
+    for start in (0.01, 1.0, 500.0):
+        gtc = {**GTC, "threshold": start, "adaptive": adaptive}
+        method = method_of("gtc", 2, size=20 * SIZE, gtc=gtc)
+        rng = torch.Generator().manual_seed(0)
+        density = []
+        for _ in range(300):
+            grads = torch.randn(2, 20 * SIZE, generator=rng)
+            method.reduce_gradient(0, (Gradient(g, 1) for g in grads))
+            density.append(method.take_sent(0).elements / (20 * SIZE))
+        late = density[200:]
+        assert 0.02 / 1.6 < sum(late) / len(late) < 0.02 * 1.6
+
+
+def test_tau_moves_by_its_factor_outside_its_band_and_is_a_float32():
+    settings = schema.AdaptiveSettings(density=0.01, band=2.0, factor=1.25)
+    assert adapted(4.0, 0.0201, settings) == 5.0
+    assert adapted(4.0, 0.0199, settings) == 4.0
+    assert adapted(4.0, 0.0051, settings) == 4.0
+    assert adapted(5.0, 0.0049, settings) == 4.0
+    odd = adapted(0.1, 1.0, settings)
+    assert odd == float(torch.tensor(odd))
+
+
+def test_a_message_of_another_step_or_threshold_is_refused():
+    run = Run(method_of("gtc", 2)).steps(1)
+    (reducer,) = run.method.reducers
+    original = codec.write
+
+    def late(words_K, header, kind):
+        return original(words_K, replace(header, step=0) if header.worker == 1 else header, kind)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "write", late)
+        with pytest.raises(MessageError, match=r"\(0, 1, 2, 203, 1.0\) but \(1, 1, 2, 203, 1.0\)"):
+            run.steps(1)
+    assert reducer.kind is Kind.rice
+
+
+def test_measures_are_the_threshold_and_the_squares_of_what_is_owed():
+    run = Run(method_of("gtc", 2), dyadic_gradient).steps(3)
+    tau, squares = run.method.measures(1)
+    assert tau == 1.0
+    assert squares == residuals(run)[1].double().square().sum().item()

@@ -1,0 +1,321 @@
+"""Several workers: the same bits wherever they live and however often they are killed."""
+
+import json
+import multiprocessing
+import os
+import signal
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from comm import forked
+
+from asr_train.comm.bucket import Bucket
+from asr_train.comm.exchange import ExchangeError, ReplicaError
+from asr_train.comm.loopback import Loopback
+from asr_train.comm.methods import build
+from asr_train.model.store import build_model, load_tensors
+from asr_train.train import loop
+from asr_train.train.schedule import Schedule
+from asr_train.train.state import Checkpoints, RunState
+
+CPU = torch.device("cpu")
+GTC = {"threshold": 0.5, "codec": "rice", "capacity": "fixed"}
+BMUF = {
+    "block_steps": 4,
+    "form": "chen_huo",
+    "zeta": 1.0,
+    "c": 1.0,
+    "eta": None,
+    "velocity": "reset",
+}
+COMM = {
+    "allreduce": {"method": "allreduce", "allreduce": {"wire": "fp32"}},
+    "gtc": {"method": "gtc", "gtc": GTC},
+    "gtc_adaptive": {
+        "method": "gtc",
+        "gtc": {**GTC, "adaptive": {"density": 0.01, "band": 1.5, "factor": 1.05}},
+    },
+    "bmuf": {"method": "bmuf", "bmuf": BMUF},
+    "bmuf_gtc": {"method": "bmuf_gtc", "bmuf": BMUF, "gtc": GTC, "group_size": 2},
+}
+
+
+def virtual(folder, splits, name, workers, **optim):
+    run = tiny.settings(COMM[name], epochs=2, **optim)
+    return loop.train(run, *splits, folder, CPU, Loopback(range(workers), CPU))
+
+
+def together(folder, splits, name, workers, processes, timeout_seconds=30, before=None, **optim):
+    """In processes; `before` is called in each."""
+
+    def main(exchange):
+        if before is not None:
+            before(exchange)
+        run = tiny.settings(COMM[name], epochs=2, **optim)
+        loop.train(run, *splits, folder, CPU, exchange)
+
+    return forked.run(main, workers, processes, timeout_seconds)
+
+
+def rows(folder) -> list[dict]:
+    found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in found]
+
+
+def outcome(folder):
+    about = json.loads((folder / "model.json").read_text())
+    return (folder / "model.pt").read_bytes(), {**about, "run": None}, rows(folder)
+
+
+@pytest.fixture(scope="module")
+def unbroken(splits, tmp_path_factory):
+    """A run of each method with four workers, made when first asked for."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("exp") / name
+            virtual(made[name], splits, name, 4)
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(autouse=True)
+def few_threads(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+
+
+# --- what a run gives ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMM)
+def test_every_method_learns_from_every_frame_once_an_epoch(unbroken, splits, name):
+    folder = unbroken(name)
+    inside = [row for row in rows(folder) if "dev_loss" not in row]
+    assert inside[-1]["frames"] == 2 * splits[0].num_frames
+    assert json.loads((folder / "model.json").read_text())["dev"]["accuracy"] > 0.8
+    assert all(row["sent_bits"] > 0 for row in inside)
+
+
+def test_all_workers_take_as_many_steps_though_some_have_fewer_frames(unbroken, splits, capsys):
+    frames = splits[0].plan(4, seed=0, epoch=0).frames
+    steps = [-(-n // 32) for n in frames]
+    assert min(steps) < max(steps)
+    ends = [row for row in rows(unbroken("gtc")) if "dev_loss" in row]
+    assert ends[0]["step"] == max(steps)
+
+
+def test_the_log_says_what_was_sent(unbroken):
+    for row in rows(unbroken("gtc")):
+        if "dev_loss" not in row:
+            assert row["threshold"] == 0.5
+            assert row["residual_norm"] > 0
+            size = 32 * sum(p.numel() for p in model_of().parameters())
+            assert row["compression_ratio"] == pytest.approx(size / row["sent_bits"])
+            assert row["wire_bits"] >= row["sent_bits"]
+
+
+# --- the same bits ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMM)
+def test_processes_give_the_files_of_virtual_workers(unbroken, splits, tmp_path, name):
+    folder = tmp_path / "run"
+    processes = 3 if name == "bmuf_gtc" else 4  # a group in two processes, one within a process
+    assert together(folder, splits, name, 4, processes) == [None] * processes
+    assert outcome(folder) == outcome(unbroken(name))
+    ours, theirs = (sorted((f / "ckpt").glob("*.pt")) for f in (folder, unbroken(name)))
+    assert [path.name for path in ours] == [path.name for path in theirs]
+    for a, b in zip(ours, theirs, strict=True):
+        assert_same(load_tensors(a), load_tensors(b))
+
+
+def assert_same(a, b):
+    """But for the times it took."""
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            if not str(key).endswith(("_seconds", "log_bytes")):
+                assert_same(a[key], b[key])
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+    else:
+        assert a == b
+
+
+def killed(folder, splits, name, call, monkeypatch):
+    """Train in a child that dies by SIGKILL at a call of loop.update."""
+    original, calls = loop.update, []
+
+    def deadly(*args):
+        calls.append(1)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "update", deadly)
+        arguments = (folder, splits, name, 4)
+        child = multiprocessing.get_context("fork").Process(target=virtual, args=arguments)
+        child.start()
+        child.join()
+    assert child.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("name", COMM)
+def test_a_killed_run_goes_on_to_the_same_bytes(unbroken, splits, tmp_path, monkeypatch, name):
+    folder = tmp_path / "killed"
+    updates = {"bmuf": 4, "bmuf_gtc": 2}.get(name, 1)  # a step
+    for call in (13, 6, 2):
+        killed(folder, splits, name, call * updates, monkeypatch)
+    virtual(folder, splits, name, 4)
+    assert outcome(folder) == outcome(unbroken(name))
+
+
+@pytest.mark.parametrize("name", ["gtc", "bmuf_gtc"])
+def test_a_killed_worker_stops_the_others_and_all_go_on_to_the_same_bytes(
+    unbroken, splits, tmp_path, name
+):
+    folder = tmp_path / "killed"
+
+    def deadly(exchange):
+        if 2 in exchange.local:
+            original, calls = loop.step, []
+
+            def step(*args):
+                calls.append(1)
+                if len(calls) == 17:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return original(*args)
+
+            loop.step = step
+
+    results = together(folder, splits, name, 4, 4, timeout_seconds=5, before=deadly)
+    assert results[2] == -signal.SIGKILL
+    assert all(isinstance(results[rank], ExchangeError) for rank in (0, 1, 3))
+    assert "process" in str(results[0])
+    assert not (folder / "model.json").exists()
+    virtual(folder, splits, name, 4)  # which may go on where processes stopped
+    assert outcome(folder) == outcome(unbroken(name))
+
+
+def test_replicas_that_drift_apart_stop_the_run(splits, tmp_path):
+    def drift(exchange):
+        if 1 in exchange.local:
+            original = loop.update
+
+            def update(weights_P, *rest):
+                original(weights_P, *rest)
+                weights_P[-1] += 1e-3
+
+            loop.update = update
+
+    for error in together(tmp_path / "run", splits, "gtc", 2, 2, before=drift):
+        assert isinstance(error, ReplicaError)
+        assert "workers 1 have another layers.2.bias than worker 0" in str(error)
+
+
+# --- another number of workers ------------------------------------------------------------------
+
+
+def model_of():
+    run = tiny.settings()
+    ones = torch.ones(tiny.NUM_MELS)
+    return build_model(run.model, tiny.NUM_MELS, tiny.NUM_STATES, ones, ones, seed=0)
+
+
+def fresh(name, workers) -> RunState:
+    run = tiny.settings(COMM[name])
+    bucket = Bucket(model_of())
+    method = build(run.comm, Loopback(range(workers), CPU), bucket.weights_P.numel())
+    return RunState.fresh(bucket, method, Schedule(run.optim), momentum=True)
+
+
+def owed(state: RunState) -> list[np.ndarray]:
+    """By team, what its workers have not sent."""
+    found = []
+    for team in state.method.teams:
+        residuals = [state.method.worker_state(w).get("residual_P") for w in team.local]
+        found.append(sum(r.numpy() for r in residuals if r is not None))
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_another_number_of_workers_keeps_what_is_owed(
+    splits, tmp_path, capsys, workers, monkeypatch
+):
+    folder = tmp_path / "killed"
+    killed(folder, splits, "gtc", 15, monkeypatch)
+    run = tiny.settings(COMM["gtc"], epochs=2)
+    saved = Checkpoints(folder / "ckpt", loop.identity(run, *splits), 3).newest()
+    before, after = fresh("gtc", 4), fresh("gtc", workers)
+    assert before.restore(saved) is None
+    said = after.restore(saved)
+    assert "is of 4 workers and 1 models, this run has" in said
+    assert owed(before)[0].any()
+    np.testing.assert_array_equal(owed(after)[0], owed(before)[0])
+    assert torch.equal(after.replicas[0].weights_P, before.replicas[0].weights_P)
+    assert torch.equal(after.replicas[0].velocity_P, before.replicas[0].velocity_P)
+    assert f"(norm {np.linalg.norm(owed(before)[0]):.4g} a model)" in said
+    virtual(folder, splits, "gtc", workers)
+    assert said in capsys.readouterr().out
+    assert json.loads((folder / "model.json").read_text())["dev"]["accuracy"] > 0.8
+
+
+def test_models_that_are_averaged_owe_as_much_on_average(splits, tmp_path, monkeypatch):
+    folder = tmp_path / "killed"
+    killed(folder, splits, "bmuf_gtc", 31, monkeypatch)
+    run = tiny.settings(COMM["bmuf_gtc"], epochs=2)
+    saved = Checkpoints(folder / "ckpt", loop.identity(run, *splits), 3).newest()
+    before, after = fresh("bmuf_gtc", 4), fresh("bmuf_gtc", 8)
+    before.restore(saved)
+    assert "4 workers and 2 models" in after.restore(saved)
+    wanted_P = sum(owed(before)) / 2
+    for found_P in owed(after):
+        np.testing.assert_allclose(found_P, wanted_P, rtol=1e-6, atol=1e-7)
+    assert torch.equal(
+        after.method.exported(after.replicas[0]), before.method.exported(before.replicas[0])
+    )
+
+
+@pytest.mark.parametrize("done, of, steps, wanted", [(3, 10, 10, 3), (3, 10, 20, 6), (0, 0, 7, 0)])
+def test_the_share_of_an_epoch_that_is_done_stays(done, of, steps, wanted):
+    assert loop.start_step(done, of, steps) == wanted
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, models", [("gtc", 1), ("allreduce", 1), ("bmuf_gtc", 4), ("bmuf", 8)]
+)
+def test_workers_that_share_a_model_share_its_memory(name, models):
+    state = fresh(name, 8)
+    assert len({replica.weights_P.data_ptr() for replica in state.replicas}) == models
+
+
+def test_a_step_that_one_worker_cannot_take_is_skipped_by_all(splits, capsys):
+    state, run = fresh("gtc", 2), tiny.settings(COMM["gtc"])
+    feed = loop.Feed(splits[0], run.optim, loop.Windows(2, 1), 2, range(2), 0, CPU)
+    feed.start(0)
+
+    def next_batch(worker):
+        batch = feed.next(worker)
+        if worker == 1:
+            batch.feats_BTF[0, 0, 0] = torch.nan
+        return batch
+
+    model = model_of()
+    state.bucket = Bucket(model)
+    before_P = state.replicas[0].weights_P.clone()
+    loop.step(model, next_batch, state, 0.5, seed=0)
+    assert torch.equal(state.replicas[0].weights_P, before_P)
+    assert not owed(state)[0].any()
+    assert [state.since_log[w].skipped for w in range(2)] == [1, 1]
+    assert "step 1 is skipped by the team of worker 0" in capsys.readouterr().out
+    totals = loop.gathered(state)
+    assert (totals.interval.skipped, totals.interval.frames) == (2, 0)
