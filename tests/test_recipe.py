@@ -195,7 +195,7 @@ def test_every_stage_left_what_the_next_one_reads(finished):
         assert scorer.run == run
         assert scorer.states.hash == (lang.states if run == "mono" else tri).hash
         graph = finished / f"exp/{run}/graph/HCLG.json"
-        assert load_graph(graph, lang, scorer.states).start == 0
+        assert load_graph(graph, lang, scorer.states, False).fst.start == 0
     for run in NETS:
         rows = read_jsonl(finished / f"exp/{run}/log.jsonl")
         assert {"step", "epoch", "frames", "loss", "accuracy", "rate", "minibatch"} <= set(rows[0])
@@ -206,9 +206,9 @@ def test_every_stage_left_what_the_next_one_reads(finished):
 def test_a_graph_is_refused_with_the_tree_of_another_system(finished):
     lang = load_lang(finished / "lang/index.json")
     tri = load_gmm(finished / "exp/tri/model.json").states
-    load_graph(finished / "exp/tri/graph/HCLG.json", lang, tri)
+    load_graph(finished / "exp/tri/graph/HCLG.json", lang, tri, False)
     with pytest.raises(ValueError, match=f"states_hash {tri.hash} but .* {lang.states.hash}"):
-        load_graph(finished / "exp/tri/graph/HCLG.json", lang, lang.states)
+        load_graph(finished / "exp/tri/graph/HCLG.json", lang, lang.states, False)
 
 
 class Page(HTMLParser):
