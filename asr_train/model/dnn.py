@@ -64,7 +64,7 @@ class Dnn(nn.Module):
         self.register_buffer("mean_F", mean_F.to(torch.float32, copy=True))
         self.register_buffer("var_F", var_F.to(torch.float32, copy=True))
         sizes = layer_sizes(settings, num_mels, num_states)
-        layers = [Undrawn(n, m) for n, m in sizes]
+        layers: list[nn.Linear] = [Undrawn(n, m) for n, m in sizes]
         initialise(layers, settings.nonlinearity, seed)
         self.layers = nn.ModuleList(layers)
         kinds = {Nonlinearity.sigmoid: CentredSigmoid, Nonlinearity.relu: nn.ReLU}
