@@ -1,6 +1,7 @@
 """Every recipe that needs recordings takes a folder laid out as its corpus is, through its own
 settings and the manifests stage; and says what is missing where there is none."""
 
+import re
 import runpy
 import shutil
 import subprocess
@@ -8,7 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from folders import FOLDERS, NOISE, folder, librispeech, pooled
+from folders import (
+    FOLDERS,
+    NOISE,
+    folder,
+    librispeech,
+    mini_librispeech,
+    speechocean,
+)
 
 from asr_train.files import read_jsonl, write_yaml
 from asr_train.schema import plain
@@ -104,13 +112,73 @@ def test_more_folders_are_handed_on(recipe, tmp_path):
     assert f"{tmp_path}/two/utterances.tsv is missing" in ended.stderr
 
 
-def test_every_test_split_is_planned(tmp_path):
-    pooled(tmp_path / "corpus", NOISE)
-    folders = f"CORPUS_DIR={tmp_path / 'corpus'}", f"W={tmp_path / 'work'}"
-    ended = make("pooled", "-n", *folders, f"PY={sys.executable}", "table")
+@pytest.mark.parametrize("recipe", FOLDERS)
+def test_all_is_planned_and_missing_at_first(recipe, tmp_path):
+    FOLDERS[recipe](tmp_path / "corpus", NOISE)
+    work = tmp_path / "work"
+    asked = f"CORPUS_DIR={tmp_path}/corpus", f"W={work}", f"PY={sys.executable}"
+    planned = make(recipe, "-n", *asked, "table")
+    assert planned.returncode == 0, planned.stderr
+    models = systems(recipe, *asked)
+    for split in list(COUNTS[recipe])[1:]:
+        for model in models:
+            assert f"{work}/exp/{model}/score.{split}.json" in planned.stdout
+    ended = make(recipe, *asked, "status")
     assert ended.returncode == 0, ended.stderr
-    for split in ("dev", "test", "test_speechocean"):
-        assert f"exp/dnn/score.{split}.json" in ended.stdout
+    summary = ended.stdout.splitlines()[-1]
+    assert re.match(rf"0 done, 0 stale, \d+ missing; next: make {recipe} ", summary)
+    assert f"CORPUS_DIR={tmp_path}/corpus" in summary
+    assert make(recipe, *asked, "clean").returncode == 0
+    assert not work.exists()
+
+
+def systems(recipe: str, *arguments: str) -> list[str]:
+    """The models that the recipe tests, with those whose n-best lists are scored anew."""
+    ended = make(recipe, "--eval=show: ; @echo '$(MODELS) $(RESCORED)'", *arguments, "show")
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.split()
+
+
+@pytest.mark.parametrize("recipe", FOLDERS)
+def test_systems_may_be_left_out(recipe, tmp_path):
+    FOLDERS[recipe](tmp_path, NOISE)
+    for gmms in (["mono"], ["mono", "tri"], ["mono", "tri", "lda"]):
+        asked = f"CORPUS_DIR={tmp_path}", f"GMMS={' '.join(gmms)}", "REALIGN=0"
+        found = systems(recipe, *asked)
+        assert found in ([*gmms, "dnn"], [*gmms, "dnn", "dnn-rescored"])
+        conf, _ = variables(recipe, *asked)
+        config = settings("dnn", conf)
+        assert set(config.gmm) == set(gmms)
+        assert ("dnn-rescored" in found) == (config.lm.big is not None)
+    assert systems(recipe, *asked, "REALIGN=2", "RESCORE=")[-2:] == ["dnn-realign1", "dnn-realign2"]
+
+
+def test_mini_librispeech_is_rescored_where_the_large_model_is(tmp_path):
+    mini_librispeech(tmp_path, NOISE)
+    assert systems("mini_librispeech", f"CORPUS_DIR={tmp_path}")[-1] == "dnn-realign1-rescored"
+    (tmp_path / "lm/4-gram.arpa.gz").unlink()
+    assert systems("mini_librispeech", f"CORPUS_DIR={tmp_path}")[-1] == "dnn-realign1"
+    conf, _ = variables("mini_librispeech", f"CORPUS_DIR={tmp_path}")
+    models = settings("dnn", conf).lm
+    assert models.small.file == f"{tmp_path}/lm/3-gram.pruned.1e-7.arpa.gz"
+    assert models.big is None
+    ended = make("librispeech", f"CORPUS_DIR={tmp_path}", "table")
+    assert f"{tmp_path}/lm/4-gram.arpa.gz is missing" in ended.stderr
+
+
+def test_other_text_and_models_are_taken_from_where_one_says(tmp_path):
+    speechocean(tmp_path, NOISE)
+    text = tmp_path / "other.txt"
+    text.write_text("ONE\n")
+    conf, _ = variables("speechocean", f"CORPUS_DIR={tmp_path}", f"TEXT={text}")
+    assert settings("dnn", conf).lm.text == [str(text)]
+    (tmp_path / "lm_text.txt").unlink()
+    ended = make("speechocean", f"CORPUS_DIR={tmp_path}", "table")
+    assert f"{tmp_path}/lm_text.txt is missing" in ended.stderr
+    mini_librispeech(tmp_path, NOISE)
+    small = tmp_path / "lm/4-gram.arpa.gz"
+    asked = f"CORPUS_DIR={tmp_path}", f"LM_SMALL={small}", "LM_BIG="
+    assert settings("dnn", variables("mini_librispeech", *asked)[0]).lm.small.file == str(small)
 
 
 def test_parts_of_librispeech_are_chosen(tmp_path):
