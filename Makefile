@@ -36,7 +36,8 @@ status clean: .venv/.ready
 	@$(MAKE) -C recipes/$(RECIPE) $@ $(FOLDERS)
 
 ## make fetch-fsdd                 download the Free Spoken Digit Dataset into data/fsdd; so for
-##                                 mini_librispeech, librispeech (PARTS='dev-clean ...'), an4, yesno
+##                                 mini_librispeech, librispeech (PARTS='dev-clean ...',
+##                                 LMS='3-gram.pruned.1e-7 4-gram'), an4, yesno
 $(FETCH:%=fetch-%): fetch-%: .venv/.ready
 	@$(BIN)/python scripts/fetch.py $* $(or $(CORPUS_DIR),data/$*)
 

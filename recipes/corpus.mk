@@ -1,16 +1,21 @@
 # For recipes whose recordings are not made here: CORPUS_DIR is their folder, and a relative one
 # counts from the repository's root, wherever make is called. NEEDS is what must lie in it, GET how
-# one comes by it; MORE, where a recipe takes it, further folders with utterances.tsv to train on.
+# one comes by it; MORE, where a recipe takes it, further folders with utterances.tsv to train on;
+# TEXT, where a recipe takes it, what a language model learns from or is.
 MORE      ?=
+TEXT      ?=
 from_root  = $(abspath $(if $(filter /%,$1),$1,../../$1))
 CORPUS    := $(call from_root,$(CORPUS_DIR))
 MORE_DIRS := $(foreach d,$(MORE),$(call from_root,$d))
-NEEDED    := $(NEEDS:%=$(CORPUS)/%) $(MORE_DIRS:%=%/utterances.tsv)
-INPUTS    := $(wildcard $(filter-out %/.,$(NEEDED)))
+SPEECH    := $(NEEDS:%=$(CORPUS)/%) $(MORE_DIRS:%=%/utterances.tsv)
+TEXTS     := $(foreach t,$(TEXT),$(call from_root,$t))
+NEEDED    := $(SPEECH) $(TEXTS)
+INPUTS    := $(wildcard $(filter-out %/.,$(SPEECH)))
 LACKING   := $(filter-out $(wildcard $(NEEDED)),$(NEEDED))
 ifneq ($(if $(filter help clean,$(MAKECMDGOALS)),,$(LACKING)),)
 $(error $(firstword $(LACKING)) is missing: $(GET), or call make with CORPUS_DIR=path of its folder)
 endif
 comma := ,
 space := $(subst ,, )
+TEXT_CONF := lm.text=[$(subst $(space),$(comma),$(strip $(TEXTS)))]
 MORE_CONF := $(if $(MORE_DIRS),corpus.folder.more_dirs=[$(subst $(space),$(comma),$(strip $(MORE_DIRS)))])

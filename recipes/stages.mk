@@ -19,6 +19,9 @@ NPROC ?= $(if $(VIRTUAL),1,$(WORKERS))
 START = $(PY) $(if $(filter-out 1,$(NPROC)),-m torch.distributed.run --standalone --nproc-per-node $(NPROC))
 INPUTS ?=# files outside that the manifests are made from
 CONF  ?=
+# A recipe's numbers for systems that GMMS leaves out, which conf/gmm/$(ALIGNER).yaml does not know.
+UNUSED = $(if $(filter mono,$(ALIGNER)),gmm.tri.% gmm.lda.%,$(if $(filter tri,$(ALIGNER)),gmm.lda.%))
+SETTINGS = $(if $(filter gmm=%,$(CONF) $(SET)),,gmm=$(ALIGNER)) $(filter-out $(UNUSED),$(CONF)) $(SET)
 # Settings files; a plan (-n) is made with a copy, so that asking cannot change what a make that runs
 # at the same time reads, nor make anything stale.
 PLANNED := $(and $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),$(wildcard $W/conf))
@@ -87,7 +90,7 @@ clean:
 # One settings file a stage, rewritten only when its content changes: a stage reruns when its own
 # numbers change. '+' runs these lines under -n too, so that the plan it prints is true.
 conf:
-	+@$(PY) $S/resolve.py $C '$(RUNS)' $(if $(filter gmm=%,$(CONF) $(SET)),,gmm=$(ALIGNER)) $(CONF) $(SET)
+	+@$(PY) $S/resolve.py $C '$(RUNS)' $(SETTINGS)
 $C/%.yaml: conf ; +@:
 
 $W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(INPUTS) $(LANG_FILES)

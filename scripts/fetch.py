@@ -3,14 +3,16 @@
 Download a public corpus into DIR, as a folder that `make NAME CORPUS_DIR=DIR` takes.
 
 NAME: fsdd               the Free Spoken Digit Dataset (CC BY-SA 4.0), 21 MB
-      mini_librispeech   5 hours of LibriSpeech (CC BY 4.0), 0.5 GB
-      librispeech        LibriSpeech (CC BY 4.0): the parts that PARTS names, 7 GB if it is not set
+      mini_librispeech   5 hours of LibriSpeech (CC BY 4.0), 0.5 GB, and the language models that
+                         LMS names: 3-gram.pruned.1e-7 (35 MB) if it is not set
+      librispeech        LibriSpeech (CC BY 4.0): the parts that PARTS names, 7 GB if it is not set;
+                         language models as above, and 4-gram (1.4 GB)
       an4                CMU's census corpus, 64 MB
       yesno              60 recordings of a speaker's Hebrew yes and no, 5 MB
 
 URL (or FETCH_URL in the environment) is another place of the same archive, or for the parts of
-LibriSpeech, of the folder that holds their archives. PARTS='dev-clean train-clean-360' is read from
-the environment.
+LibriSpeech and its models, of the folder that holds them. PARTS='dev-clean train-clean-360' and
+LMS='3-gram.pruned.1e-7 4-gram' are read from the environment.
 """
 
 import gzip
@@ -21,7 +23,8 @@ import tarfile
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -72,6 +75,9 @@ LIBRISPEECH = {  # as torchaudio.datasets.librispeech has them
     "train-clean-360": "sha256:146a56496217e96c14334a160df97fffedd6e0a04e66b9c5af0d40be3c792ecf",
     "train-other-500": "sha256:ddb22f27f96ec163645d53215559df6aa36515f26e01dd70798188350adcb6d2",
 }
+LMS = "https://www.openslr.org/resources/11"  # which publishes no checksums
+NGRAMS = ("3-gram.pruned.1e-7", "3-gram.pruned.3e-7", "3-gram", "4-gram")
+SMALL, BOTH = "3-gram.pruned.1e-7", "3-gram.pruned.1e-7 4-gram"  # what the recipes take
 PARTS = "train-clean-100 dev-clean test-clean test-other"  # what conf/corpus/librispeech.yaml takes
 AN4 = Archive("https://dldata-public.s3.us-east-2.amazonaws.com/an4_sphere.tar.gz", "an4")
 YESNO = Archive(  # checksum as torchaudio.datasets.yesno has it
@@ -121,18 +127,49 @@ def fsdd(folder: Path, url: str) -> None:
 
 
 def mini_librispeech(folder: Path, url: str) -> None:
+    models = _wanted("LMS", SMALL, NGRAMS)
     for part, checksum in MINI_LIBRISPEECH.items():
         _unpacked(Archive(f"{url or MINI}/{part}.tar.gz", "LibriSpeech", checksum), folder)
+    _language_models(models, folder, url)
 
 
 def librispeech(folder: Path, url: str) -> None:
-    wanted = os.environ.get("PARTS", PARTS).split()
-    for part in wanted:
-        if part not in LIBRISPEECH:
-            raise ValueError(f"PARTS names {part!r}; there are: {', '.join(LIBRISPEECH)}")
-    for part in wanted:
+    models = _wanted("LMS", BOTH, NGRAMS)
+    for part in _wanted("PARTS", PARTS, LIBRISPEECH):
         checksum = LIBRISPEECH[part]
         _unpacked(Archive(f"{url or LIBRI}/{part}.tar.gz", "LibriSpeech", checksum), folder)
+    _language_models(models, folder, url)
+
+
+def _wanted(variable: str, default: str, there_are: Iterable[str]) -> list[str]:
+    """What the environment names, refused before anything is fetched."""
+    wanted = os.environ.get(variable, default).split()
+    for name in wanted:
+        if name not in there_are:
+            raise ValueError(f"{variable} names {name!r}; there are: {', '.join(there_are)}")
+    return wanted
+
+
+def _language_models(names: list[str], folder: Path, url: str) -> None:
+    """ARPA files into lm/, packed as they come; gzip's own checksum is compared."""
+    for name in names:
+        path = folder / "lm" / f"{name}.arpa.gz"
+        done = path.with_name(f".{name}.fetched")
+        if done.exists() and path.exists():
+            print(f"fetch: {path} is there already; delete it to fetch it again")
+            continue
+        source = f"{url or LMS}/{path.name}"
+        if not path.exists():
+            _download(source, path)
+        with _deleted_if_damaged(path), gzip.open(path) as file:
+            begins = file.read(CHUNK).lstrip().startswith(b"\\data\\")
+            while file.read(CHUNK):
+                pass
+        if not begins:
+            path.unlink()
+            raise FetchError(f"{source} is no ARPA file, and is deleted; wrong URL?")
+        write_text(done, f"{source}\n")
+        print(f"fetch: {path}")
 
 
 def an4(folder: Path, url: str) -> None:
@@ -231,18 +268,23 @@ def _members(archive: Path, wanted: re.Pattern[str]) -> Iterator[tuple[re.Match[
     Raises:
         FetchError: for a damaged archive, which is deleted, or a link in place of a file.
     """
+    with _deleted_if_damaged(archive), tarfile.open(archive, "r:gz") as tar:
+        for info in tar:
+            match = wanted.fullmatch(info.name)
+            if match is None:
+                continue
+            file = tar.extractfile(info) if info.isreg() else None
+            if file is None:
+                raise FetchError(f"{archive}: {info.name} is no plain file; refusing it")
+            yield match, file.read()
+        while tar.fileobj is not None and tar.fileobj.read(CHUNK):
+            pass  # gzip's checksum comes last, after what tarfile reads
+
+
+@contextmanager
+def _deleted_if_damaged(archive: Path) -> Iterator[None]:
     try:
-        with tarfile.open(archive, "r:gz") as tar:
-            for info in tar:
-                match = wanted.fullmatch(info.name)
-                if match is None:
-                    continue
-                file = tar.extractfile(info) if info.isreg() else None
-                if file is None:
-                    raise FetchError(f"{archive}: {info.name} is no plain file; refusing it")
-                yield match, file.read()
-            while tar.fileobj is not None and tar.fileobj.read(CHUNK):
-                pass  # gzip's checksum comes last, after what tarfile reads
+        yield
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         archive.unlink()
         raise FetchError(f"{archive} was damaged ({error}) and is deleted; try again") from error

@@ -69,7 +69,8 @@ def apply(hyp: str, tuned: str, models: str, output: str) -> None:
             costs |= {"acoustic_cost": 0.0, "words_at": None}
         rows.append({**row, "words": words, **costs})
     kept = {k: header[k] for k in ("split", "real_time_factor", "acoustic_scale")}
-    about = {"run": chosen["run"], **kept, **asdict(best)}
+    penalty = header["insertion_penalty"] + best.penalty  # in all, as other runs say it
+    about = {"run": chosen["run"], **kept, **asdict(best), "insertion_penalty": penalty}
     write_jsonl(output, [about, *rows])
     changed = sum(r["words_at"] is None for r in rows)
     print(f"rescore: {chosen['run']} {header['split']}: {changed} of {len(rows)} sentences changed")

@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
+from asr_train.lang.arpa import write_arpa
+from asr_train.lang.ngram import Text, train
+
 RATE = 8000  # Hz, of `noise`
 Say = Callable[[str], np.ndarray]
 Said = Mapping[str, Sequence[str]]  # speaker -> sentences
@@ -146,3 +149,11 @@ def hub5(
             root / f"LDC2002T43/reference/english/{name}.txt",
             *("#Language: eng", f"#File id: {name}", "", *turns),
         )
+
+
+def language_models(root: Path, texts: Sequence[str]) -> None:
+    """LibriSpeech's 3-gram.pruned.1e-7.arpa.gz and 4-gram.arpa.gz, but of these texts."""
+    text = Text.of([text.split() for text in texts])
+    root.mkdir(parents=True)
+    for name, order in (("3-gram.pruned.1e-7", 3), ("4-gram", 4)):
+        write_arpa(root / f"{name}.arpa.gz", train(text, order))

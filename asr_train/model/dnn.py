@@ -64,7 +64,7 @@ class Dnn(nn.Module):
         self.register_buffer("mean_F", mean_F.to(torch.float32, copy=True))
         self.register_buffer("var_F", var_F.to(torch.float32, copy=True))
         sizes = layer_sizes(settings, num_mels, num_states)
-        layers = [nn.utils.skip_init(nn.Linear, n, m) for n, m in sizes]  # drawn just below
+        layers: list[nn.Linear] = [Undrawn(n, m) for n, m in sizes]
         initialise(layers, settings.nonlinearity, seed)
         self.layers = nn.ModuleList(layers)
         kinds = {Nonlinearity.sigmoid: CentredSigmoid, Nonlinearity.relu: nn.ReLU}
@@ -78,6 +78,13 @@ class Dnn(nn.Module):
         for layer in self.layers[:-1]:
             hidden_NF = self.nonlinearity(layer(hidden_NF))
         return self.layers[-1](hidden_NF).unflatten(0, windows_BTF.shape[:2])
+
+
+class Undrawn(nn.Linear):
+    """Its weights are yet to be drawn. nn.utils.skip_init does as much, but imports sympy: 3 s."""
+
+    def reset_parameters(self) -> None:
+        pass
 
 
 def splice(feats_BTF: Tensor, left: int, right: int) -> Tensor:

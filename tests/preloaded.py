@@ -1,0 +1,110 @@
+"""A Python for make's PY whose processes are forked from one that has imported everything.
+
+A stage of a tiny corpus works for less than a second, but imports torch, lhotse and others for two.
+The scripts run as they are: the same arguments, environment and folder, a process each.
+
+    preloaded.py serve SOCKET               runs until its standard input ends
+    preloaded.py run SOCKET SCRIPT ARG...   what make calls
+"""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+@contextmanager
+def preloaded(folder: Path) -> Iterator[str]:
+    """The command that stands for `python`; its socket is in `folder`."""
+    import subprocess
+
+    path = folder / "python.socket"
+    command = [sys.executable, __file__, "serve", str(path)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+    env |= {"OMP_WAIT_POLICY": "PASSIVE"}  # as in recipes/stages.mk: libraries look but once
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        yield f"{sys.executable} -I -S {__file__} run {path}"
+        assert server.stdin is not None
+        server.stdin.close()
+
+
+def run(path: str, *command: str) -> int:
+    """Have the command run, with this process's own streams; its exit status."""
+    request = {"command": command, "folder": os.getcwd(), "environment": dict(os.environ)}
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(path)
+        socket.send_fds(server, [b"!"], [0, 1, 2])
+        server.sendall(json.dumps(request).encode())
+        server.shutdown(socket.SHUT_WR)
+        answer = server.recv(4)
+    return int(answer) if answer else 1  # none: it was killed
+
+
+def serve(path: str) -> int:
+    import runpy
+    import select
+    import signal
+
+    for script in sorted(ROOT.glob("scripts/[!b]*.py")):  # no benchmarks
+        runpy.run_path(str(script), run_name="preloaded")
+    import lhotse.recipes  # noqa: F401, by data.published, where it is needed
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen(64)
+        print("ready", flush=True)
+        while True:
+            ready, _, _ = select.select([listening, sys.stdin], [], [])
+            if sys.stdin in ready:
+                return 0
+            client, _ = listening.accept()
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                listening.close()
+                _work(client)
+            client.close()
+
+
+def _work(client: socket.socket) -> None:
+    """Do what is asked; does not return."""
+    import runpy
+    import traceback
+
+    _, streams, _, _ = socket.recv_fds(client, 1, 3)
+    request = json.loads(b"".join(iter(lambda: client.recv(1 << 16), b"")))
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = request["command"]
+    sys.path[0] = str(Path(sys.argv[0]).parent)
+    status = 0
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    client.sendall(str(status).encode())
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    sys.exit({"run": run, "serve": serve}[sys.argv[1]](*sys.argv[2:]))

@@ -1,0 +1,117 @@
+"""Every recipe that needs recordings, from a small folder of its layout to the %WER lines.
+
+What is said there was said by espeak-ng. How good the rates are is nothing that so little speech
+can tell; that every stage takes what the one before it left, for each corpus, split and system, is.
+"""
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from folders import FOLDERS, spoken
+from preloaded import preloaded
+
+from asr_train.files import read_json, read_jsonl
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+QUICK = [  # one small layer, few Gaussians and passes, one choice of scales
+    *("model.dnn.layers=1", "model.dnn.width=64", "optim.epochs=2", "optim.rate=0.02"),
+    *("gmm.mono.flat.passes=4", "gmm.mono.passes=3", "gmm.mono.gaussians=80"),
+    *("decode.acoustic_scales=[0.1]", "decode.insertion_penalties=[0.0]", "decode.nbest=5"),
+    *("decode.rescore_lm_weights=[0.5,1.0]", "decode.rescore_penalties=[0.0]"),
+    *("score.bootstrap=200", "shards.utterances=20"),
+]
+GROWN = [
+    *("gmm.tri.passes=3", "gmm.tri.gaussians=90", "gmm.tri.tree.leaves=70"),
+    *("gmm.tri.tree.min_count=20", "gmm.lda.passes=3", "gmm.lda.gaussians=90"),
+    *("gmm.lda.lda.dims=20", "gmm.lda.lda.mllt_passes=[2]"),
+]
+ALL = "mono tri lda"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked of a recipe, and the rows that its table must have."""
+
+    systems: list[str]
+    splits: list[str] = field(default_factory=lambda: ["dev", "test"])
+    asked: list[str] = field(default_factory=lambda: ["GMMS=mono"])
+
+
+REALIGNED = ["mono", "dnn", "dnn-realign1", "dnn-realign1-rescored"]
+ONCE = ["GMMS=mono", "REALIGN=0"]  # a recipe's RESCORE follows
+CASES = {
+    "mini_librispeech": Case(REALIGNED),
+    "librispeech": Case(["mono", "dnn", "dnn-rescored"], ["dev", "test", "test_other"], ONCE),
+    "an4": Case(["mono", "tri", "lda", "dnn"], asked=[f"GMMS={ALL}"]),
+    "yesno": Case(["mono", "dnn"], asked=[]),
+    "swbd": Case(["mono", "dnn", "dnn-rescored"], ["dev", "test", "test_callhome"], ONCE),
+    "speechocean": Case(["mono", "dnn"], asked=[*ONCE, "RESCORE="]),
+    "librispeech_mini": Case(
+        ["mono", "tri", "dnn", "dnn-rescored"], asked=["GMMS=mono tri", "REALIGN=0"]
+    ),
+    "arctic": Case(["mono", "dnn", "dnn-rescored"], asked=ONCE),
+    "pooled": Case(["mono", "dnn"], ["dev", "test", "test_speechocean"], [*ONCE, "RESCORE="]),
+}
+
+
+def test_every_recipe_of_a_published_corpus_or_of_sentences_is_here():
+    assert set(FOLDERS) - set(CASES) == {"fsdd", "folder"}  # tested as digits are, or smaller
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    with preloaded(tmp_path_factory.mktemp("python")) as command:
+        yield command
+
+
+def make(recipe: str, *arguments: str) -> str:
+    """What `make` printed."""
+    inherited = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "DEBUG")}
+    ended = subprocess.run(
+        ["make", "-C", str(ROOT / "recipes" / recipe), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        env={**inherited, "JOBS": "1"},
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:]
+    return ended.stdout
+
+
+@pytest.mark.parametrize("recipe", CASES)
+def test_a_recipe_goes_from_its_corpus_to_word_error_rates(recipe, tmp_path, python):
+    case, work = CASES[recipe], tmp_path / "work"
+    FOLDERS[recipe](tmp_path / "corpus", spoken())
+    numbers = QUICK + (GROWN if "tri" in case.systems else [])
+    numbers = [n for n in numbers if "lda" in case.systems or not n.startswith("gmm.lda")]
+    asked = [f"CORPUS_DIR={tmp_path}/corpus", f"W={work}", f"PY={python}", *case.asked]
+    asked.append(f"SET={' '.join(numbers)}")
+    said = make(recipe, "-j2", *asked, "table")
+
+    wanted = [(system, split) for split in case.splits for system in case.systems]
+    lines = re.findall(r"^%WER (\S+) \[ (\d+) / (\d+), .* \] exp/(\S+) (\S+)$", said, re.M)
+    assert [(run, split) for *_, run, split in lines][-len(wanted) :] == wanted
+    rows = read_json(work / "tables/wer.json")["rows"]
+    assert [(row["ours"]["run"], row["ours"]["split"]) for row in rows] == wanted
+    table = (work / "tables/wer.md").read_text()
+    page = (work / "report/index.html").read_text()
+    for (rate, errors, words, run, split), row in zip(lines[-len(wanted) :], rows, strict=True):
+        manifest = read_jsonl(work / f"manifests/{split}.jsonl.gz")
+        assert row["ours"]["utterances"] == len(manifest) > 0
+        assert (row["ours"]["errors"], row["ours"]["words"]) == (int(errors), int(words))
+        assert 0 <= int(errors) < int(words)  # it hears something
+        assert f"| {run} | {split} | {rate} |" in table
+        assert rate in page
+    assert not re.search(r"scripts/(?!resolve)\w+\.py", make(recipe, "-n", *asked, "table"))
+    assert re.search(
+        r"^\d+ done, 0 stale, 0 missing; nothing to do$", make(recipe, *asked, "status"), re.M
+    )
+    make(recipe, *asked, "clean")
+    assert not work.exists()
