@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from asr_train.data.features import open_feats
+from asr_train.decode.first import adapted, heard_line
 from asr_train.decode.posteriors import Scorer, known_states, load_scorer
 from asr_train.decode.words import Choice, Effort, Recogniser, transcribe
 from asr_train.files import part, read_json, write_jsonl
@@ -25,15 +26,20 @@ def decode(model: str, tuned: str, language: str, features: str, output: str) ->
     feats, lang = open_feats(features), load_lang(language)
     scorer = load_scorer(model, feats, lang)
     choice, effort, graph = _tuned(Path(tuned), scorer, lang)
+    about = None
+    if scorer.adapt is not None:
+        scorer, about = adapted(scorer, lang, graph, choice, effort, feats.utterances)
+        print(f"decode: {scorer.run}: {heard_line(about)}", flush=True)
     recognise = Recogniser(scorer, lang, graph, choice, effort, feats.settings.shift_seconds)
     pairs = list(transcribe(recognise, feats.utterances, f"decoding with {scorer.run}"))
     found = [hypothesis for hypothesis, _ in pairs]
     alternatives = [a for _, a in pairs if a is not None]
     path = Path(output)
     split = path.name.removeprefix("hyp.").removesuffix(".jsonl")
-    factor = sum(h.seconds for h in found) / sum(u.seconds for u in feats.utterances)
+    seconds = sum(h.seconds for h in found) + (about["first_pass_seconds"] if about else 0)
+    factor = seconds / sum(u.seconds for u in feats.utterances)
     header = {"run": scorer.run, "split": split, "real_time_factor": round(factor, 5)}
-    header |= asdict(choice)
+    header |= {**asdict(choice), "speakers": about}
     oracle = ""
     if alternatives:
         listed = path.with_name(f"nbest.{split}.jsonl")

@@ -12,7 +12,8 @@ import torch
 
 from asr_train.data.features import open_feats
 from asr_train.decode.posteriors import known_states, load_scorer
-from asr_train.decode.tune import at_an_edge, top_label, tune
+from asr_train.decode.tune import at_an_edge, tune
+from asr_train.decode.words import top_label
 from asr_train.files import write_json
 from asr_train.jobs import main, peak_megabytes
 from asr_train.lang.index import load_lang

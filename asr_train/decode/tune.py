@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from asr_train.data.features import Utterance
+from asr_train.decode.first import adapted, heard_line
 from asr_train.decode.posteriors import Scorer, known_states
-from asr_train.decode.words import Choice, search
+from asr_train.decode.words import Choice, search, top_label
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
 from asr_train.schema import DecodeSettings
@@ -41,8 +40,10 @@ def tune(
 ) -> tuple[Choice, Arrays, list[tuple[Choice, WordErrors]]]:
     """Try the settings' lists, one after the other, from the middle of each.
 
+    Speakers are adapted once, to what a first pass with the middle values hears.
+
     Args:
-        log: gets a line about every graph that is built.
+        log: gets a line about every graph that is built, and about the speakers adapted.
     Returns:
         The best choice, its graph, and the errors of all choices in the order tried.
     """
@@ -59,6 +60,9 @@ def tune(
         return with_penalty(graphs[choice.lm_weight], choice.insertion_penalty)
 
     best = Choice(**{name: _middle(getattr(settings, key)) for name, key in LISTS.items()})
+    if scorer.adapt is not None:
+        scorer, about = adapted(scorer, lang, graph_of(best), best, settings, utterances)
+        log(heard_line(about))
     for _ in range(ROUNDS):
         before = best
         for name, key in LISTS.items():
@@ -134,8 +138,3 @@ def at_an_edge(best: Choice, settings: DecodeSettings) -> list[str]:
         for name, (values, chosen) in lists.items()
         if len(values) > 1 and chosen in (min(values), max(values))
     ]
-
-
-def top_label(graph: Arrays) -> int:
-    """The largest input label: it must not exceed the model's states."""
-    return int(np.max(graph.arcs_A["ilabel"], initial=0))

@@ -109,6 +109,21 @@ def search(
     return found.words, found.graph_cost, found.acoustic_cost, found.final
 
 
+def top_label(graph: Arrays) -> int:
+    """The largest input label: it must not exceed the model's states."""
+    return int(np.max(graph.arcs_A["ilabel"], initial=0))
+
+
+def aligning(choice: Choice) -> AliSettings:
+    """How what was found is aligned."""
+    return AliSettings(
+        beam=ALIGN_BEAM,
+        retry_beam=5 * ALIGN_BEAM,
+        acoustic_scale=choice.acoustic_scale,
+        max_lost_share=1.0,
+    )
+
+
 class Recogniser:
     """A model, its graph and how they are weighed; built before worker processes are forked.
 
@@ -130,15 +145,10 @@ class Recogniser:
         self._states = known_states(scorer)
         self._shift = shift_seconds
         self._names = lang.lexicon.words
-        self._top = int(np.max(graph.arcs_A["ilabel"], initial=0))
+        self._top = top_label(graph)
         self._graph = to_const(graph)
         self._lattices = Lattices(graph, scorer.num_states) if effort.nbest else None
-        self._ali = AliSettings(
-            beam=ALIGN_BEAM,
-            retry_beam=5 * ALIGN_BEAM,
-            acoustic_scale=choice.acoustic_scale,
-            max_lost_share=1.0,
-        )
+        self._ali = aligning(choice)
 
     def __call__(self, utterance: Utterance) -> tuple[Hypothesis, Alternatives | None]:
         """Decode one utterance."""

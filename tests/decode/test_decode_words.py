@@ -8,8 +8,14 @@ import pytest
 import toy
 
 from asr_train.data.features import Utterance
-from asr_train.decode.tune import top_label
-from asr_train.decode.words import Choice, Effort, Recogniser, search, transcribe
+from asr_train.decode.words import (
+    Choice,
+    Effort,
+    Recogniser,
+    search,
+    top_label,
+    transcribe,
+)
 from asr_train.search.beam import Beam
 from asr_train.search.graph import decoding_graph, to_vector
 

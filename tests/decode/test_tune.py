@@ -10,8 +10,8 @@ import toy
 import asr_train.decode.tune
 from asr_train.data.features import Utterance
 from asr_train.decode.posteriors import Scorer
-from asr_train.decode.tune import at_an_edge, top_label, tune
-from asr_train.decode.words import Choice
+from asr_train.decode.tune import at_an_edge, tune
+from asr_train.decode.words import Choice, top_label
 from asr_train.schema import DecodeSettings, NormaliserKind, NormaliserSettings
 from asr_train.score.edits import align_words
 from asr_train.score.normalise import load_normaliser
