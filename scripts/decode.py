@@ -4,7 +4,7 @@ OUTPUT is exp/RUN/hyp.SPLIT.jsonl: a line of settings, then the words of every u
 hyp.SPLIT.ctm beside it has the words' times, and with lattices nbest.SPLIT.jsonl the alternatives.
 """
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import torch
@@ -25,10 +25,10 @@ def decode(model: str, tuned: str, language: str, features: str, output: str) ->
     torch.set_num_threads(1)  # the worker processes are the threads
     feats, lang = open_feats(features), load_lang(language)
     scorer = load_scorer(model, feats, lang)
-    choice, effort, graph = _tuned(Path(tuned), scorer, lang)
+    choice, first, effort, graph = _tuned(Path(tuned), scorer, lang)
     about = None
     if scorer.adapt is not None:
-        scorer, about = adapted(scorer, lang, graph, choice, effort, feats.utterances)
+        scorer, about = adapted(scorer, lang, graph, first, effort, feats.utterances)
         print(f"decode: {scorer.run}: {heard_line(about)}", flush=True)
     recognise = Recogniser(scorer, lang, graph, choice, effort, feats.settings.shift_seconds)
     pairs = list(transcribe(recognise, feats.utterances, f"decoding with {scorer.run}"))
@@ -75,8 +75,8 @@ def decode(model: str, tuned: str, language: str, features: str, output: str) ->
     )
 
 
-def _tuned(path: Path, scorer: Scorer, lang: Lang) -> tuple[Choice, Effort, Arrays]:
-    """What the tune stage left: choice, effort and graph.
+def _tuned(path: Path, scorer: Scorer, lang: Lang) -> tuple[Choice, Choice, Effort, Arrays]:
+    """What the tune stage left: choice, that of a first pass, effort and graph.
 
     Raises:
         ValueError: if they are damaged, or belong to another run, choice or language.
@@ -93,7 +93,8 @@ def _tuned(path: Path, scorer: Scorer, lang: Lang) -> tuple[Choice, Effort, Arra
                 raise ValueError(f"{about} has {key} {made[key]} but {path} has {chosen[key]}")
         choice = Choice(*(chosen[f.name] for f in fields(Choice)))
         effort = Effort(*(chosen[f.name] for f in fields(Effort)))
-        return choice, effort, to_arrays(load_graph(about, lang, known_states(scorer)))
+        first = replace(choice, acoustic_scale=chosen["first_pass_scale"])
+        return choice, first, effort, to_arrays(load_graph(about, lang, known_states(scorer)))
     except (ValueError, KeyError) as error:
         reason = f"{path} or {about} lacks {error}" if isinstance(error, KeyError) else str(error)
         # Whatever is wrong with the graph: tuned.json is what make looks at

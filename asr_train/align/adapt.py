@@ -8,7 +8,7 @@ align before there are transforms, and score the speakers who have none.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,13 @@ class Adapted:
     Attributes:
         plain: utterance -> x_TD, unadapted.
         speakers: their transforms; who is not among them has none.
+        gain: nats a frame that they win: over those before (`estimated`), or over the Gaussians of
+            unadapted frames (`adapt`).
     """
 
     plain: Read
     speakers: dict[str, Transform] = field(default_factory=dict)
+    gain: float = 0.0
 
     def matrix(self, utterance: Utterance) -> np.ndarray | None:
         """The speaker's [D, D + 1]; None: the frames stay as they are."""
@@ -57,14 +60,12 @@ class Adapted:
 
     def summary(self) -> dict[str, Any]:
         """How many speakers have a transform, what it wins, and why the others have none."""
-        moved = [t for t in self.speakers.values() if t.kept is None]
-        frames = sum(t.frames for t in moved)
-        gain = sum(t.frames * t.gain_per_frame for t in moved)
+        kept = [[name, t.kept] for name, t in self.speakers.items() if t.kept is not None]
         return {
             "speakers": len(self.speakers),
-            "adapted": len(moved),
-            "gain_per_frame": round(gain / max(1.0, frames), 4),
-            "kept": [[name, t.kept] for name, t in self.speakers.items() if t.kept is not None],
+            "adapted": len(self.speakers) - len(kept),
+            "gain_per_frame": round(self.gain, 4),
+            "kept": kept,
         }
 
 
@@ -110,10 +111,14 @@ def estimated(
         said = by_speaker[speaker]
         for start in range(0, len(said), CHUNK):
             sums = sums + sums_of(said[start : start + CHUNK])
-        return fmllr(sums, settings.min_frames)
+        before = read.speakers.get(speaker)
+        return fmllr(sums, settings.min_frames, start_DE=None if before is None else before.matrix)
 
     names = list(by_speaker)
-    return Adapted(read.plain, dict(zip(names, parallel_map(one, names, ""), strict=True)))
+    found = list(parallel_map(one, names, ""))
+    frames = sum(t.frames for t in found if t.kept is None)
+    gain = sum(t.frames * t.gain_per_frame for t in found if t.kept is None) / max(1.0, frames)
+    return Adapted(read.plain, dict(zip(names, found, strict=True)), gain)
 
 
 def scores(model: Mixtures, read: Adapted) -> Callable[[Utterance], Scores]:
@@ -136,14 +141,21 @@ def adapt(model: Mixtures, plain: Read, said: list[Said], lang: Lang, ali: AliSe
     is adapted itself.
     """
     assert model.adaptive is not None
-    read, sharing = Adapted(plain), model.adaptive.unadapted
-    for _ in range(2):
-        outcomes = align_all(scores(model, read), said, lang, model.states, model.gmm.loop_S, ali)
-        paths = zip((utterance for utterance, _ in said), outcomes, strict=True)
-        settings = model.adaptive.settings
+    settings, utterances = model.adaptive.settings, [utterance for utterance, _ in said]
+    read, aligned = Adapted(plain), []
+    for sharing in (model.adaptive.unadapted, model.gmm):
+        score, loop_S = scores(model, read), model.gmm.loop_S
+        aligned.append(align_all(score, said, lang, model.states, loop_S, ali))
+        paths = zip(utterances, aligned[-1], strict=True)
         read = estimated(read, sharing, model.gmm, model.states, settings, paths)
-        sharing = model.gmm
-    return read
+    return replace(read, gain=_gain(*aligned))
+
+
+def _gain(before: list[Outcome], after: list[Outcome]) -> float:
+    """Nats a frame, of the utterances that were aligned both times."""
+    pairs = zip(before, after, strict=True)
+    both = [(b, a) for b, a in pairs if isinstance(b, Aligned) and isinstance(a, Aligned)]
+    return sum(a.loglik - b.loglik for b, a in both) / max(1, sum(len(a.states_T) for _, a in both))
 
 
 def speakers_line(summary: dict[str, Any]) -> str:

@@ -59,7 +59,7 @@ def tune(
             log(f"graph: {len(built.final_N)} nodes, {len(built.arcs_A)} arcs")
         return with_penalty(graphs[choice.lm_weight], choice.insertion_penalty)
 
-    best = Choice(**{name: _middle(getattr(settings, key)) for name, key in LISTS.items()})
+    best = middle(settings)
     if scorer.adapt is not None:
         scorer, about = adapted(scorer, lang, graph_of(best), best, settings, utterances)
         log(heard_line(about))
@@ -75,8 +75,10 @@ def tune(
     return best, graph_of(best), list(tried.items())
 
 
-def _middle(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
+def middle(settings: DecodeSettings) -> Choice:
+    """What is tried first: the middle of each list."""
+    lists = {name: sorted(getattr(settings, key)) for name, key in LISTS.items()}
+    return Choice(**{name: values[len(values) // 2] for name, values in lists.items()})
 
 
 def _errors(
