@@ -36,7 +36,7 @@ def decode(model: str, tuned: str, language: str, features: str, output: str) ->
     alternatives = [a for _, a in pairs if a is not None]
     path = Path(output)
     split = path.name.removeprefix("hyp.").removesuffix(".jsonl")
-    seconds = sum(h.seconds for h in found) + (about["first_pass_seconds"] if about else 0)
+    seconds = sum(h.seconds for h in found) + (about["earlier_seconds"] if about else 0)
     factor = seconds / sum(u.seconds for u in feats.utterances)
     header = {"run": scorer.run, "split": split, "real_time_factor": round(factor, 5)}
     header |= {**asdict(choice), "speakers": about}

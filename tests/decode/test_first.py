@@ -86,8 +86,8 @@ def test_adapted_speakers_are_understood_better(scorer, lang, graph, new):
     assert best <= after
     assert (about["speakers"], about["adapted"]) == (4, 3)
     assert about["gain_per_frame"] > 0
-    assert 0 < about["first_pass_seconds"] < about["wall_seconds"] + 1
-    assert heard_line(about).startswith("first pass: 3 of 4 speakers adapted, ")
+    assert 0 < about["earlier_seconds"] < about["wall_seconds"] + 1
+    assert heard_line(about).startswith("earlier passes: 3 of 4 speakers adapted, ")
 
 
 def test_transcripts_are_not_looked_at(scorer, lang, graph, new):
