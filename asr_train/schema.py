@@ -477,13 +477,27 @@ class LdaSettings:
 
 
 @dataclass(kw_only=True, slots=True)
+class FmllrSettings:
+    """Frames adapted by an affine transform a speaker; see `align.adapt`."""
+
+    passes: list[int]  # after which the transforms of the training's speakers are estimated anew
+    min_frames: float  # of a speaker, below which there is no transform
+    silence_weight: float  # of a frame of silence, where a frame of speech weighs 1
+
+    def __post_init__(self) -> None:
+        _positive("gmm.fmllr", min_frames=self.min_frames)
+        _within("gmm.fmllr", 0, 1, silence_weight=self.silence_weight)
+
+
+@dataclass(kw_only=True, slots=True)
 class GmmSettings:
     """One system of Gaussian mixtures, grown from a flat start or from the system before it."""
 
-    front: FrontSettings
+    front: FrontSettings | None  # null: that of the system before, with its projection
     flat: FlatSettings | None = None  # the first system's start
     tree: TreeSettings | None = None  # ties triphone states; null: the states stay as they are
     lda: LdaSettings | None = None
+    fmllr: FmllrSettings | None = None  # null: all speakers are taken as they are
     passes: int  # Viterbi re-estimations with all utterances
     gaussians: int  # in all, reached at the share `grown_by` of the passes
     grown_by: float
@@ -499,13 +513,19 @@ class GmmSettings:
         _within(where, 0, 1, power=self.power, variance_floor=self.variance_floor)
         _positive(where, passes=self.passes, gaussians=self.gaussians, min_count=self.min_count)
         _positive(where, realign_every=self.realign_every)
-        if self.flat is not None and (self.tree is not None or self.lda is not None):
+        later = (self.tree, self.lda, self.fmllr)
+        if self.flat is not None and (self.front is None or any(s is not None for s in later)):
             raise SettingsError(
-                "gmm: a system with a flat start has no alignments yet, so it can have neither "
-                "tree nor lda; give those to the next system"
+                "gmm: a system with a flat start has no system before it, so it needs a front, and "
+                "can have neither tree nor lda nor fmllr; give those to the next system"
             )
-        if self.lda is not None and self.front.splice == 0:
+        if self.lda is not None and (self.front is None or self.front.splice == 0):
             raise SettingsError("gmm.lda needs gmm.front.splice above 0, frames on each side")
+        if self.fmllr is not None and self.front is not None:
+            raise SettingsError(
+                "gmm.fmllr needs gmm.front=null: the first transforms are towards the Gaussians of "
+                "the system before, which must see the same"
+            )
 
 
 @dataclass(kw_only=True, slots=True)

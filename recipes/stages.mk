@@ -76,7 +76,7 @@ TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lm/index.js
 ##   make status   which stages are done, stale or missing, with their time and size
 ##   make clean    remove the work folder
 ##   variables     W=work folder  JOBS=processes a stage  SET='feats.num_mels=80 decode.beam=12'
-##                 GMMS='mono tri lda'  RUNS='dnn'  REALIGN=passes of realignment with the network
+##                 GMMS='mono tri lda sat'  RUNS='dnn'  REALIGN=passes of realignment with the network
 ##                 RESCORE='dnn' (n-best lists by lm.big)
 ##                 WORKERS=training workers, a process each; VIRTUAL=1: all in one, to the same bits
 table: $W/report/index.html

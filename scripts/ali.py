@@ -16,16 +16,14 @@ from asr_train.align.table import (
     true_phones,
     write_alignments,
 )
-from asr_train.align.viterbi import Aligned, Lost, align
-from asr_train.data.features import Feats, Utterance, open_feats
+from asr_train.align.viterbi import Aligned, Lost, align_all, transcripts
+from asr_train.data.features import Feats, open_feats
 from asr_train.decode.posteriors import known_states, load_scorer
 from asr_train.files import write_json
-from asr_train.jobs import main, parallel_map
+from asr_train.jobs import main
 from asr_train.lang.index import load_lang
 from asr_train.lang.states import States
 from asr_train.schema import AliSettings, load
-
-CHUNK = 20  # utterances handed to a worker at a time
 
 
 def ali(features: str, language: str, model: str, conf: str, output: str) -> None:
@@ -35,28 +33,17 @@ def ali(features: str, language: str, model: str, conf: str, output: str) -> Non
     feats, lang = open_feats(features), load_lang(language)
     scorer = load_scorer(model, feats, lang)
     states = known_states(scorer)
-    chunks = [feats.utterances[i : i + CHUNK] for i in range(0, len(feats.utterances), CHUNK)]
-
-    def some(chunk: list[Utterance]) -> list[Aligned | Lost]:
-        return [
-            align(
-                u.words.split(),
-                u.frames,
-                scorer.score_some(u),
-                lang,
-                states,
-                scorer.loop_S,
-                settings,
-            )
-            for u in chunk
-        ]
-
-    path = Path(output)
+    path, said = Path(output), transcripts(feats.utterances)
     split = path.name.removesuffix(".jsonl.gz")
-    outcomes = [o for done in parallel_map(some, chunks, f"aligning {split}") for o in done]
+    speakers = None
+    if scorer.adapt is not None:
+        scorer, speakers = scorer.adapt(said, lang, settings)
+    outcomes = align_all(
+        scorer.score_some, said, lang, states, scorer.loop_S, settings, f"aligning {split}"
+    )
     shift = feats.settings.shift_seconds
     summary = report(split, feats.utterances, outcomes, states, shift)
-    summary["model"] = scorer.run
+    summary |= {"model": scorer.run, "speakers": speakers}
     check_lost(
         f"ali: {scorer.run}: {split}", summary["lost"], len(outcomes), settings.max_lost_share
     )

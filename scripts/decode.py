@@ -4,12 +4,13 @@ OUTPUT is exp/RUN/hyp.SPLIT.jsonl: a line of settings, then the words of every u
 hyp.SPLIT.ctm beside it has the words' times, and with lattices nbest.SPLIT.jsonl the alternatives.
 """
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import torch
 
 from asr_train.data.features import open_feats
+from asr_train.decode.first import adapted, heard_line
 from asr_train.decode.posteriors import Scorer, known_states, load_scorer
 from asr_train.decode.words import Choice, Effort, Recogniser, transcribe
 from asr_train.files import part, read_json, write_jsonl
@@ -24,16 +25,21 @@ def decode(model: str, tuned: str, language: str, features: str, output: str) ->
     torch.set_num_threads(1)  # the worker processes are the threads
     feats, lang = open_feats(features), load_lang(language)
     scorer = load_scorer(model, feats, lang)
-    choice, effort, graph = _tuned(Path(tuned), scorer, lang)
+    choice, first, effort, graph = _tuned(Path(tuned), scorer, lang)
+    about = None
+    if scorer.adapt is not None:
+        scorer, about = adapted(scorer, lang, graph, first, effort, feats.utterances)
+        print(f"decode: {scorer.run}: {heard_line(about)}", flush=True)
     recognise = Recogniser(scorer, lang, graph, choice, effort, feats.settings.shift_seconds)
     pairs = list(transcribe(recognise, feats.utterances, f"decoding with {scorer.run}"))
     found = [hypothesis for hypothesis, _ in pairs]
     alternatives = [a for _, a in pairs if a is not None]
     path = Path(output)
     split = path.name.removeprefix("hyp.").removesuffix(".jsonl")
-    factor = sum(h.seconds for h in found) / sum(u.seconds for u in feats.utterances)
+    seconds = sum(h.seconds for h in found) + (about["earlier_seconds"] if about else 0)
+    factor = seconds / sum(u.seconds for u in feats.utterances)
     header = {"run": scorer.run, "split": split, "real_time_factor": round(factor, 5)}
-    header |= asdict(choice)
+    header |= {**asdict(choice), "speakers": about}
     oracle = ""
     if alternatives:
         listed = path.with_name(f"nbest.{split}.jsonl")
@@ -69,8 +75,8 @@ def decode(model: str, tuned: str, language: str, features: str, output: str) ->
     )
 
 
-def _tuned(path: Path, scorer: Scorer, lang: Lang) -> tuple[Choice, Effort, Graph]:
-    """What the tune stage left: choice, effort and graph.
+def _tuned(path: Path, scorer: Scorer, lang: Lang) -> tuple[Choice, Choice, Effort, Graph]:
+    """What the tune stage left: choice, that of a first pass, effort and graph.
 
     Raises:
         ValueError: if they are damaged, or belong to another run, choice or language.
@@ -87,7 +93,9 @@ def _tuned(path: Path, scorer: Scorer, lang: Lang) -> tuple[Choice, Effort, Grap
                 raise ValueError(f"{about} has {key} {made[key]} but {path} has {chosen[key]}")
         choice = Choice(*(chosen[f.name] for f in fields(Choice)))
         effort = Effort(*(chosen[f.name] for f in fields(Effort)))
-        return choice, effort, load_graph(about, lang, known_states(scorer), effort.nbest > 0)
+        first = replace(choice, acoustic_scale=chosen["first_pass_scale"])
+        graph = load_graph(about, lang, known_states(scorer), effort.nbest > 0)
+        return choice, first, effort, graph
     except (ValueError, KeyError) as error:
         reason = f"{path} or {about} lacks {error}" if isinstance(error, KeyError) else str(error)
         # Whatever is wrong with the graph: tuned.json is what make looks at

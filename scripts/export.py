@@ -66,6 +66,8 @@ def posteriors(model: str, features: str, output: str) -> None:
     torch.set_num_threads(1)
     store = open_feats(features)
     scorer = load_scorer(model, store, None)
+    if scorer.adapt is not None:
+        print(f"export: {scorer.run}: scores of a first pass; no speaker is adapted in them")
     scores = ((u.id, scorer.score(u)) for u in progress(store, "scores", len(store.utterances)))
     count = write_matrices(output, scores)
     print(f"export: scores of {scorer.num_states} states, {count} utterances, in {output}")

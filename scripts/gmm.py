@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from asr_train.align.adapt import speakers_line
 from asr_train.align.gmm import load_gmm, save_gmm
 from asr_train.align.table import check_lost
 from asr_train.align.train import train
@@ -71,14 +72,19 @@ def _line(row: dict[str, Any]) -> str:
     if "start" in row:
         return (
             f"start: aligned by {row['start']}, {row['loglik_per_frame']:9.4f} nats a frame, "
-            f"{row['lost']} lost; {row['states']} states, {row['seconds']:.1f} s"
+            f"{row['lost']} lost; {row['states']} states, {row['seconds']:.1f} s" + _speakers(row)
         )
     return (
         f"pass {row['pass']:2d}: {row['gaussians']:5d} Gaussians, "
         f"{row['loglik_per_frame']:9.4f} nats a frame, {row['moved']:7.2%} of frames moved, "
         f"{row['lost']} lost, {row['retried']} retried, {row['seconds']:.1f} s"
         + (f"; MLLT gains {row['mllt_gain']:.3f} nats a frame" if "mllt_gain" in row else "")
+        + _speakers(row)
     )
+
+
+def _speakers(row: dict[str, Any]) -> str:
+    return f"; {speakers_line(row['speakers'])}" if "speakers" in row else ""
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 
 from asr_train.data.features import open_feats
 from asr_train.decode.posteriors import known_states, load_scorer
-from asr_train.decode.tune import at_an_edge, tune
+from asr_train.decode.tune import at_an_edge, middle, tune
 from asr_train.files import write_json
 from asr_train.jobs import main, peak_megabytes
 from asr_train.lang.index import load_lang
@@ -54,6 +54,7 @@ def tuned(
             "run": scorer.run,
             "acoustic_scale": best.acoustic_scale,
             **weights,
+            "first_pass_scale": middle(settings).acoustic_scale,
             "beam": settings.beam,
             "max_active": settings.max_active,
             "lattice_beam": settings.lattice_beam,

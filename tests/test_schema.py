@@ -88,6 +88,15 @@ def test_a_narrower_retry_is_refused():
         ("mono", {"passes": 0}, "gmm.passes is 0"),
         ("mono", {"grown_by": 0.0}, r"gmm.grown_by is 0.0; it must lie in \[0.05, 1\]"),
         ("mono", {"lda": {"dims": 40, "mllt_passes": []}}, "neither tree nor lda"),
+        ("mono", {"front": None}, "so it needs a front"),
+        ("lda", {"front": None}, "gmm.lda needs gmm.front.splice above 0"),
+        ("sat", {"fmllr.min_frames": 0.0}, "gmm.fmllr.min_frames is 0"),
+        ("sat", {"fmllr.silence_weight": 2.0}, r"silence_weight is 2.0; it must lie in \[0, 1\]"),
+        (
+            "sat",
+            {"front": {"num_ceps": 13, "deltas": 2, "norm": {"by": "speaker", "variance": False}}},
+            "gmm.fmllr needs gmm.front=null",
+        ),
         ("lda", {"front.splice": 0}, "gmm.lda needs gmm.front.splice above 0"),
         ("lda", {"lda.dims": 0}, "gmm.lda.dims is 0"),
         ("tri", {"tree.leaves": 0}, "gmm.tree.leaves is 0"),
@@ -102,7 +111,7 @@ def test_a_narrower_retry_is_refused():
     ],
 )
 def test_systems_of_gaussians_that_cannot_be_are_refused(name, change, message):
-    values = plain(settings("dnn", ["gmm=lda"]).gmm[name])
+    values = plain(settings("dnn", ["gmm=sat"]).gmm[name])
     for key, value in change.items():
         *groups, last = key.split(".")
         target = values

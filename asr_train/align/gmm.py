@@ -7,7 +7,7 @@ Knows nothing of utterances; align.train says which frames belong to which state
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from asr_train.align.front import Front
 from asr_train.checks import check_shape
 from asr_train.files import check_part, part, read_json, replacing, write_json
 from asr_train.lang.states import States
-from asr_train.schema import FeatsSettings, FrontSettings, build, plain
+from asr_train.schema import FeatsSettings, FmllrSettings, FrontSettings, build, plain
 
 PERTURB = 0.1  # standard deviations by which the halves of a split Gaussian move apart
 SEED = 1
@@ -104,18 +104,26 @@ class Counts:
         )
 
 
-def count(gmm: Gmm, x_ND: np.ndarray, state_N: np.ndarray, visits_S: np.ndarray) -> Counts:
+def count(
+    gmm: Gmm,
+    x_ND: np.ndarray,
+    state_N: np.ndarray,
+    visits_S: np.ndarray,
+    summed_ND: np.ndarray | None = None,
+) -> Counts:
     """Sums over frames, shared among the Gaussians of each frame's state.
 
     Args:
         x_ND: float32 [N, D], frames of one or more utterances.
         state_N: int [N], the state of each.
         visits_S: float [S], times each state was entered.
+        summed_ND: the same frames otherwise (unadapted, say), which are summed in their place.
     """
+    summed_ND = x_ND if summed_ND is None else summed_ND
     occupancy_G = np.zeros(len(gmm.state_G))
     sum_GD, squares_GD = np.zeros_like(gmm.mean_GD), np.zeros_like(gmm.mean_GD)
     for frames_n, g, share_nG in _by_state(gmm, x_ND, state_N):
-        x_nD = x_ND[frames_n].astype(np.float64)
+        x_nD = summed_ND[frames_n].astype(np.float64)
         occupancy_G[g] = share_nG.sum(0)
         sum_GD[g] = share_nG.T @ x_nD
         squares_GD[g] = share_nG.T @ (x_nD * x_nD)
@@ -227,12 +235,30 @@ def split(gmm: Gmm, frames_S: np.ndarray, target: int, power: float, min_count: 
 
 
 @dataclass(frozen=True, slots=True)
+class SpeakerAdaptive:
+    """What a system of adapted frames needs besides.
+
+    Attributes:
+        unadapted: the same Gaussians, place by place, as unadapted frames have them.
+        settings: how a speaker's transform is estimated.
+    """
+
+    unadapted: Gmm
+    settings: FmllrSettings
+
+
+@dataclass(frozen=True, slots=True)
 class Mixtures:
-    """A trained system: what it sees, its mixtures, and the states they are of."""
+    """A trained system: what it sees, its mixtures, and the states they are of.
+
+    Attributes:
+        adaptive: where the mixtures are of frames that each speaker's transform adapts.
+    """
 
     front: Front
     gmm: Gmm
     states: States
+    adaptive: SpeakerAdaptive | None = None
 
 
 def save_gmm(path: Path, model: Mixtures, feats: FeatsSettings, about: dict[str, Any]) -> None:
@@ -242,15 +268,12 @@ def save_gmm(path: Path, model: Mixtures, feats: FeatsSettings, about: dict[str,
         about: what model.json says besides.
     """
     tensors = path.parent / "gmm.safetensors"
-    gmm, transform_dD = model.gmm, model.front.transform_dD
-    arrays = {
-        "state_G": gmm.state_G.astype(np.int64),
-        "weight_G": gmm.weight_G,
-        "mean_GD": gmm.mean_GD,
-        "variance_GD": gmm.variance_GD,
-        "loop_S": gmm.loop_S,
-        **({} if transform_dD is None else {"transform_dD": np.ascontiguousarray(transform_dD)}),
-    }
+    gmm, transform_dD, adaptive = model.gmm, model.front.transform_dD, model.adaptive
+    arrays = _arrays(gmm)
+    if transform_dD is not None:
+        arrays["transform_dD"] = np.ascontiguousarray(transform_dD)
+    if adaptive is not None:
+        arrays |= {f"unadapted.{k}": array for k, array in _arrays(adaptive.unadapted).items()}
     with replacing(tensors) as scratch:
         save_file(arrays, scratch)
     write_json(
@@ -264,9 +287,20 @@ def save_gmm(path: Path, model: Mixtures, feats: FeatsSettings, about: dict[str,
             "num_states": gmm.num_states,
             "states_hash": model.states.hash,
             "states": model.states.plain(),
+            "fmllr": None if adaptive is None else plain(adaptive.settings),
             **about,
         },
     )
+
+
+def _arrays(gmm: Gmm) -> dict[str, np.ndarray]:
+    return {
+        "state_G": gmm.state_G.astype(np.int64),
+        "weight_G": gmm.weight_G,
+        "mean_GD": gmm.mean_GD,
+        "variance_GD": gmm.variance_GD,
+        "loop_S": gmm.loop_S,
+    }
 
 
 def load_gmm(path: Path) -> Mixtures:
@@ -279,14 +313,15 @@ def load_gmm(path: Path) -> Mixtures:
     about = read_json(path)
     tensors = check_part(path.parent, about["parts"][0], remake=path)
     with safe_open(tensors, framework="numpy") as file:
-        known = set(file.keys())
-        gmm = Gmm(
-            file.get_tensor("state_G"),
-            file.get_tensor("weight_G"),
-            file.get_tensor("mean_GD"),
-            file.get_tensor("variance_GD"),
-            file.get_tensor("loop_S"),
-        )
-        transform_dD = file.get_tensor("transform_dD") if "transform_dD" in known else None
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+    gmm, transform_dD = _gmm(arrays, ""), arrays.get("transform_dD")
+    adaptive = None
+    if about.get("fmllr") is not None:
+        settings = build(FmllrSettings, about["fmllr"], f"{path}: fmllr")
+        adaptive = SpeakerAdaptive(_gmm(arrays, "unadapted."), settings)
     front = Front(build(FrontSettings, about["front"], f"{path}: front"), transform_dD)
-    return Mixtures(front, gmm, States.stored(about, path))
+    return Mixtures(front, gmm, States.stored(about, path), adaptive)
+
+
+def _gmm(arrays: dict[str, np.ndarray], prefix: str) -> Gmm:
+    return Gmm(**{f.name: arrays[prefix + f.name] for f in fields(Gmm)})

@@ -3,9 +3,9 @@
     flat start | (system before --align--> phones in context --tree--> states --> one Gaussian each)
     pass: align (Viterbi) -> sums of the aligned frames -> new Gaussians, more of them
 
-Viterbi training with diagonal covariances, as in Kaldi's train_mono.sh, train_deltas.sh and
-train_lda_mllt.sh. Results do not depend on the number of worker processes: utterances form fixed
-chunks, whose sums are added in order.
+Viterbi training with diagonal covariances, as in Kaldi's train_mono.sh, train_deltas.sh,
+train_lda_mllt.sh and train_sat.sh. Results do not depend on the number of worker processes:
+utterances form fixed chunks, whose sums are added in order.
 """
 
 import time
@@ -15,19 +15,36 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from asr_train.align.adapt import Adapted, adapt, estimated, scores
 from asr_train.align.flat import easiest, flat_start, usual_loops
 from asr_train.align.front import Front, Read
-from asr_train.align.gmm import Counts, Gmm, Mixtures, count, estimate, shares, split
+from asr_train.align.gmm import (
+    Counts,
+    Gmm,
+    Mixtures,
+    SpeakerAdaptive,
+    count,
+    estimate,
+    shares,
+    split,
+)
 from asr_train.align.transforms import Classes, FullSums, lda, mllt
 from asr_train.align.tree import Stats, StatsSum, grow
-from asr_train.align.viterbi import Aligned, Lost, align, unfit
+from asr_train.align.viterbi import (
+    Aligned,
+    Lost,
+    Outcome,
+    align,
+    align_all,
+    transcripts,
+    unfit,
+)
 from asr_train.data.features import Feats, Utterance
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
 from asr_train.lang.states import States
 from asr_train.schema import AliSettings, GmmSettings
 
-Outcome = Aligned | Lost
 Log = Callable[[dict[str, Any]], None]
 Sums = TypeVar("Sums")
 CHUNK = 50  # utterances summed together
@@ -68,24 +85,40 @@ def train(
         before: the system to start from; None: a flat start, as the settings say.
         log: gets a row a pass: those of the start (`flat_pass` or `start`), then with
             loglik_per_frame, gaussians, lost, retried, moved (the share of frames whose state
-            changed), seconds.
+            changed), seconds; where speakers are adapted, with what became of them (`speakers`).
     Returns:
         The system, and the last alignment of each utterance.
     Raises:
         ValueError: if nothing can be trained on, or the tree cannot be as large as asked for.
     """
     job = Job(feats, lang, settings, ali, log)
-    model, outcomes, floor_D = _start_flat(job) if before is None else _start_from(job, before)
-    return _passes(job, model, outcomes, floor_D)
+    start = _start_flat(job) if before is None else _start_from(job, before)
+    return _passes(job, start)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the passes begin with.
+
+    Attributes:
+        outcomes: None: not yet aligned.
+        floor_D: of the variances.
+    """
+
+    model: Mixtures
+    read: Adapted
+    outcomes: list[Outcome | None]
+    floor_D: np.ndarray
 
 
 # --- from a flat start --------------------------------------------------------------------------
 
 
-def _start_flat(job: Job) -> tuple[Mixtures, list[Outcome | None], np.ndarray]:
-    """One Gaussian a monophone state, and the variances' floor; all states are alike at first."""
+def _start_flat(job: Job) -> Start:
+    """One Gaussian a monophone state; all states are alike at first."""
     feats, lang, flat = job.feats, job.lang, job.settings.flat
     assert flat is not None
+    assert job.settings.front is not None
     front = Front(job.settings.front)
     read = front(feats)
     mean_D, variance_D = _moments(read, feats.utterances)
@@ -117,7 +150,7 @@ def _start_flat(job: Job) -> tuple[Mixtures, list[Outcome | None], np.ndarray]:
             }
         )
     outcomes = [unfit(u.words.split(), u.frames, lang) for u in feats.utterances]
-    return Mixtures(front, gmm, lang.states), list(outcomes), floor_D
+    return Start(Mixtures(front, gmm, lang.states), Adapted(read), list(outcomes), floor_D)
 
 
 def _moments(read: Read, utterances: list[Utterance]) -> tuple[np.ndarray, np.ndarray]:
@@ -130,24 +163,30 @@ def _moments(read: Read, utterances: list[Utterance]) -> tuple[np.ndarray, np.nd
 # --- from the system before ---------------------------------------------------------------------
 
 
-def _start_from(job: Job, before: Mixtures) -> tuple[Mixtures, list[Outcome | None], np.ndarray]:
+def _start_from(job: Job, before: Mixtures) -> Start:
     """One Gaussian a state of the new system, from alignments by the one before."""
     start = time.time()
     settings = job.settings
-    unaligned: list[Outcome | None] = [None] * len(job.utterances)
-    outcomes, _, loglik = _pass(job, before, before.front(job.feats), unaligned, realign=True)
+    read, outcomes = _aligned_by(job, before)
     aligned = [o for o in outcomes if isinstance(o, Aligned)]
     if not aligned:
         raise ValueError("the system before aligned not one utterance; is it of this corpus?")
-    front = Front(settings.front)
-    if settings.lda is not None:
-        front = replace(front, transform_dD=_lda(job, front, outcomes, before.states))
-    stats = _triphones(job, front, outcomes)
     row: dict[str, Any] = {
         "start": "the system before",
-        "loglik_per_frame": round(loglik / sum(len(o.states_T) for o in aligned), 4),
+        "loglik_per_frame": round(
+            sum(o.loglik for o in aligned) / sum(len(o.states_T) for o in aligned), 4
+        ),
         "lost": sum(isinstance(o, Lost) for o in outcomes),
     }
+    front = before.front if settings.front is None else Front(settings.front)
+    if settings.lda is not None:
+        front = replace(front, transform_dD=_lda(job, front, outcomes, before.states))
+    if settings.fmllr is None:
+        read = Adapted(front(job.feats))
+    else:
+        read = _readapted(job, before, read, outcomes)
+        row["speakers"] = read.summary()
+    stats = _triphones(job, read, outcomes)
     states = before.states
     if settings.tree is not None:
         positions = [states.positions(p) for p in range(len(states.phones))]
@@ -158,7 +197,17 @@ def _start_from(job: Job, before: Mixtures) -> tuple[Mixtures, list[Outcome | No
     gmm, floor_D = _one_gaussian_each(stats, visits_K, states, settings)
     job.log({**row, "states": states.num_states, "seconds": round(time.time() - start, 2)})
     moved = [_with_states(o, states) if isinstance(o, Aligned) else o for o in outcomes]
-    return Mixtures(front, gmm, states), list(moved), floor_D
+    return Start(Mixtures(front, gmm, states), read, list(moved), floor_D)
+
+
+def _aligned_by(job: Job, before: Mixtures) -> tuple[Adapted, list[Outcome | None]]:
+    """The alignments by another system, and how it read the utterances."""
+    said, read = transcripts(job.utterances), Adapted(before.front(job.feats))
+    if before.adaptive is not None:
+        read = adapt(before, read.plain, said, job.lang, job.ali)
+    before.gmm.terms, before.gmm.first_S  # noqa: B018 - made once, before the workers fork
+    score, loop_S = scores(before, read), before.gmm.loop_S
+    return read, list(align_all(score, said, job.lang, before.states, loop_S, job.ali))
 
 
 def triphone_keys(outcome: Aligned) -> np.ndarray:
@@ -209,9 +258,8 @@ def _summed(
     yield from (sums for sums in parallel_map(one, job.chunks(), "") if sums is not None)
 
 
-def _triphones(job: Job, front: Front, outcomes: list[Outcome | None]) -> Stats:
+def _triphones(job: Job, read: Read, outcomes: list[Outcome | None]) -> Stats:
     """Sums of the frames of every phone in context, by position."""
-    read = front(job.feats)
 
     def one(chunk: range) -> Stats | None:
         sums, any_aligned = StatsSum(), False
@@ -303,15 +351,47 @@ def _mllt(job: Job, model: Mixtures, outcomes: list[Outcome | None]) -> tuple[Mi
     return replace(model, front=front, gmm=turned), turn.gain_per_frame
 
 
+def _readapted(job: Job, model: Mixtures, read: Adapted, outcomes: list[Outcome | None]) -> Adapted:
+    """Every speaker's transform towards the model, whose frames `read` has adapted so far."""
+    assert job.settings.fmllr is not None
+    paths = zip(job.utterances, outcomes, strict=True)
+    return estimated(read, model.gmm, model.gmm, model.states, job.settings.fmllr, paths)
+
+
+def _unadapted(
+    job: Job,
+    gmm: Gmm,
+    read: Adapted,
+    outcomes: list[Outcome | None],
+    counts: Counts,
+    floor_D: np.ndarray,
+) -> Gmm:
+    """The Gaussians that unadapted frames have, shared as the adapted ones are.
+
+    Args:
+        counts: of the adapted frames, shared among the Gaussians of `gmm`.
+    """
+    d = gmm.mean_GD.shape[1]
+
+    def of(both_ND: np.ndarray, states_N: np.ndarray) -> Counts:
+        x_ND, plain_ND = (np.ascontiguousarray(half) for half in np.hsplit(both_ND, [d]))
+        return count(gmm, x_ND, states_N, np.zeros(gmm.num_states), plain_ND)
+
+    both = lambda u: np.hstack([read(u), read.plain(u)])  # noqa: E731
+    total: Counts | None = None
+    for sums in _summed(job, both, outcomes, of):
+        total = sums if total is None else total + sums
+    assert total is not None
+    return estimate(gmm, replace(total, visits_S=counts.visits_S), floor_D, job.settings.min_count)
+
+
 # --- passes -------------------------------------------------------------------------------------
 
 
-def _passes(
-    job: Job, model: Mixtures, outcomes: list[Outcome | None], floor_D: np.ndarray
-) -> tuple[Mixtures, list[Outcome]]:
+def _passes(job: Job, begin: Start) -> tuple[Mixtures, list[Outcome]]:
     """Re-estimate as often as the settings say."""
+    model, read, outcomes, floor_D = begin.model, begin.read, begin.outcomes, begin.floor_D
     own, s = job.settings, model.states.num_states
-    read = model.front(job.feats)
     last_growth = max(1, round(own.passes * own.grown_by))
     for number in range(1, own.passes + 1):
         start = time.time()
@@ -319,6 +399,9 @@ def _passes(
         before = outcomes
         outcomes, counts, loglik = _pass(job, model, read, before, realign)
         gmm = estimate(model.gmm, counts, floor_D, own.min_count)
+        if own.fmllr is not None and number == own.passes:
+            unadapted = _unadapted(job, model.gmm, read, outcomes, counts, floor_D)
+            model = replace(model, adaptive=SpeakerAdaptive(unadapted, own.fmllr))
         model = replace(model, gmm=gmm)
         row: dict[str, Any] = {
             "pass": number,
@@ -335,13 +418,16 @@ def _passes(
             model = replace(model, gmm=gmm)
         if own.lda is not None and number in own.lda.mllt_passes:
             model, row["mllt_gain"] = _mllt(job, model, outcomes)
-            read = model.front(job.feats)
+            read = Adapted(model.front(job.feats))
+        if own.fmllr is not None and number in own.fmllr.passes and number < own.passes:
+            read = _readapted(job, model, read, outcomes)
+            row["speakers"] = read.summary()
         job.log({**row, "seconds": round(time.time() - start, 2)})
     return model, [o for o in outcomes if o is not None]
 
 
 def _pass(
-    job: Job, model: Mixtures, read: Read, outcomes: list[Outcome | None], realign: bool
+    job: Job, model: Mixtures, read: Adapted, outcomes: list[Outcome | None], realign: bool
 ) -> tuple[list[Outcome | None], Counts, float]:
     """One look at all utterances: new alignments (if `realign`), their sums and likelihood."""
     gmm = model.gmm
@@ -354,7 +440,7 @@ def _pass(
         for u in chunk:
             x_TD, outcome = read(job.utterances[u]), outcomes[u]
             if realign and not (isinstance(outcome, Lost) and outcome.for_good):
-                outcome = _aligned(job, model, job.utterances[u], x_TD)
+                outcome = _aligned(job, model, job.utterances[u], x_TD, read)
             new.append(outcome)
             if isinstance(outcome, Aligned):
                 xs.append(x_TD)
@@ -372,12 +458,14 @@ def _pass(
     return new, counts, loglik
 
 
-def _aligned(job: Job, model: Mixtures, utterance: Utterance, x_TD: np.ndarray) -> Outcome:
-    gmm = model.gmm
+def _aligned(
+    job: Job, model: Mixtures, utterance: Utterance, x_TD: np.ndarray, read: Adapted
+) -> Outcome:
+    gmm, more = model.gmm, np.float32(read.logdet(utterance))
     return align(
         utterance.words.split(),
         len(x_TD),
-        lambda states: gmm.scores(x_TD, states),
+        lambda states: gmm.scores(x_TD, states) + more,
         job.lang,
         model.states,
         gmm.loop_S,

@@ -198,7 +198,8 @@ class Transform:
     Attributes:
         matrix: float64 [D, D], or [D, D + 1] where the last column is added to all frames.
         frames: that it was estimated from.
-        gain_S: float64 [S], nats a frame over the identity after each sweep; never falling.
+        gain_S: float64 [S], nats a frame over what it began with, the identity where nothing else
+            is said, after each sweep; never falling.
         kept: why it is the identity, where it had to be.
     """
 
@@ -297,7 +298,9 @@ class AffineSums:
         )
 
 
-def fmllr(sums: AffineSums, min_count: float, sweeps: int = SWEEPS) -> Transform:
+def fmllr(
+    sums: AffineSums, min_count: float, sweeps: int = SWEEPS, start_DE: np.ndarray | None = None
+) -> Transform:
     """The affine transform of a speaker's frames that makes them likeliest (Gales, 1998).
 
     Constrained MLLR: maximises, over W = [A b], the likelihood of A x + b with log|det A| added:
@@ -306,6 +309,7 @@ def fmllr(sums: AffineSums, min_count: float, sweeps: int = SWEEPS) -> Transform
     Args:
         min_count: frames, below which the speaker keeps the identity; `kept` says so.
         sweeps: over the rows, at most; fewer where they settle.
+        start_DE: to begin with, an earlier one; None: the identity.
     Returns:
         W, which `adapted` applies. The identity, too, where the frames do not differ enough.
     """
@@ -318,7 +322,7 @@ def fmllr(sums: AffineSums, min_count: float, sweeps: int = SWEEPS) -> Transform
         inverse_DEE = _inverses("fMLLR", sums.moment_DEE)
     except ValueError as error:
         return Transform(identity_DE, sums.count, np.zeros(0), str(error))
-    matrix_DE = identity_DE.copy()
+    matrix_DE = (identity_DE if start_DE is None else start_DE).copy()
     before = _fmllr_objective(matrix_DE, sums)
     gains: list[float] = []
     for _ in range(sweeps):

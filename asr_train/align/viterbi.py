@@ -1,10 +1,12 @@
-"""Best state path through one utterance, and how it failed."""
+"""Best state path through one utterance, or through many; and how it failed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from asr_train.data.features import Utterance
+from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
 from asr_train.lang.states import States
 from asr_train.schema import AliSettings
@@ -12,7 +14,9 @@ from asr_train.search.beam import Beam
 from asr_train.search.transcript import transcript_graph
 
 ALL = 2**31 - 1  # tokens: a transcript's graph is small
+CHUNK = 20  # utterances handed to a worker at a time
 Scores = Callable[[np.ndarray], np.ndarray]  # ids of states [n] -> their scores, float32 [T, n]
+Said = tuple[Utterance, list[str]]  # and the words to align it with
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,9 @@ class Lost:
     for_good: bool = False
 
 
+Outcome = Aligned | Lost
+
+
 def fewest_frames(words: list[str], lang: Lang) -> int:
     """Frames below which a transcript cannot be passed through: one a state, no silence.
 
@@ -81,7 +88,7 @@ def align(
     states: States,
     loop_S: np.ndarray,
     settings: AliSettings,
-) -> Aligned | Lost:
+) -> Outcome:
     """Find the most likely state path of a transcript.
 
     Args:
@@ -109,3 +116,33 @@ def align(
                 beam != settings.beam,
             )
     return Lost(f"no path within a beam of {settings.retry_beam:g}; is the transcript right?")
+
+
+def transcripts(utterances: Iterable[Utterance]) -> list[Said]:
+    """Utterances with the words that their transcripts have."""
+    return [(u, u.words.split()) for u in utterances]
+
+
+def align_all(
+    score: Callable[[Utterance], Scores],
+    said: list[Said],
+    lang: Lang,
+    states: States,
+    loop_S: np.ndarray,
+    settings: AliSettings,
+    what: str = "",
+) -> list[Outcome]:
+    """`align` of many utterances, in worker processes.
+
+    Args:
+        score: utterance -> its scores.
+        what: shown with the progress; "": nothing is shown.
+    """
+
+    def some(chunk: list[Said]) -> list[Outcome]:
+        return [
+            align(words, u.frames, score(u), lang, states, loop_S, settings) for u, words in chunk
+        ]
+
+    chunks = [said[i : i + CHUNK] for i in range(0, len(said), CHUNK)]
+    return [outcome for done in parallel_map(some, chunks, what) for outcome in done]

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from asr_train.align.gmm import load_gmm
-from asr_train.align.viterbi import Scores
+from asr_train.align.adapt import Adapted, adapt, scores
+from asr_train.align.gmm import Mixtures, load_gmm
+from asr_train.align.viterbi import Said, Scores
 from asr_train.data.features import Feats, Utterance
 from asr_train.files import DamagedFileError, read_json
 from asr_train.lang.index import Lang
 from asr_train.lang.states import States
 from asr_train.model.store import load_model
-from asr_train.schema import NormSettings, build, plain
+from asr_train.schema import AliSettings, NormSettings, build, plain
 from asr_train.search.graph import check_phones
 from asr_train.shards.batch import context_padded
 
@@ -35,6 +36,9 @@ class Scorer:
         loop_S: float64 [S], each state's probability to be followed by itself.
         score: utterance -> float32 [T, S].
         score_some: utterance -> a function of ids of states [n] to float32 [T, n].
+        adapt: of a system of adapted frames: (utterances with words, language, how to align them)
+            -> a scorer adapted to their speakers, and what became of those. Until then it scores
+            with the Gaussians of unadapted frames, and so it does for all other speakers.
     """
 
     run: str
@@ -43,6 +47,7 @@ class Scorer:
     loop_S: np.ndarray
     score: Callable[[Utterance], np.ndarray]
     score_some: Callable[[Utterance], Scores]
+    adapt: "Callable[[list[Said], Lang, AliSettings], tuple[Scorer, dict[str, Any]]] | None" = None
 
 
 def load_scorer(path: Path | str, feats: Feats, lang: Lang | None) -> Scorer:
@@ -94,15 +99,24 @@ def _check_feats(path: Path, trained: dict[str, Any], given: dict[str, Any]) -> 
 
 def _gaussians(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
     model = load_gmm(path)
-    read, gmm = model.front(feats), model.gmm
+    return _of_mixtures(about["run"], model, Adapted(model.front(feats)))
 
-    def some(utterance: Utterance) -> Scores:
-        x_TD = read(utterance)
-        return lambda states: gmm.scores(x_TD, states)
 
-    count = gmm.num_states
+def _of_mixtures(run: str, model: Mixtures, read: Adapted) -> Scorer:
+    some, states_S = scores(model, read), np.arange(model.gmm.num_states)
+
+    def adapted(said: list[Said], lang: Lang, ali: AliSettings) -> tuple[Scorer, dict[str, Any]]:
+        found = adapt(model, read.plain, said, lang, ali)
+        return _of_mixtures(run, model, found), found.summary()
+
     return Scorer(
-        about["run"], count, model.states, gmm.loop_S, lambda u: gmm.scores(read(u)), some
+        run,
+        len(states_S),
+        model.states,
+        model.gmm.loop_S,
+        lambda utterance: some(utterance)(states_S),
+        some,
+        None if model.adaptive is None else adapted,
     )
 
 

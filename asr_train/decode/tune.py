@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from asr_train.data.features import Utterance
+from asr_train.decode.first import adapted, heard_line
 from asr_train.decode.posteriors import Scorer, known_states
 from asr_train.decode.words import Choice, search
 from asr_train.jobs import parallel_map
@@ -39,8 +40,10 @@ def tune(
 ) -> tuple[Choice, Arrays, list[tuple[Choice, WordErrors]]]:
     """Try the settings' lists, one after the other, from the middle of each.
 
+    Speakers are adapted once, to what a first pass with the middle values hears.
+
     Args:
-        log: gets a line about every graph that is built.
+        log: gets a line about every graph that is built, and about the speakers adapted.
     Returns:
         The best choice, its graph, and the errors of all choices in the order tried.
     """
@@ -56,7 +59,10 @@ def tune(
             log(f"graph: {len(built.final_N)} nodes, {len(built.arcs_A)} arcs")
         return with_penalty(graphs[choice.lm_weight], choice.insertion_penalty)
 
-    best = Choice(**{name: _middle(getattr(settings, key)) for name, key in LISTS.items()})
+    best = middle(settings)
+    if scorer.adapt is not None:
+        scorer, about = adapted(scorer, lang, Graph.of(graph_of(best)), best, settings, utterances)
+        log(heard_line(about))
     for _ in range(ROUNDS):
         before = best
         for name, key in LISTS.items():
@@ -69,8 +75,10 @@ def tune(
     return best, graph_of(best), list(tried.items())
 
 
-def _middle(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
+def middle(settings: DecodeSettings) -> Choice:
+    """What is tried first: the middle of each list."""
+    lists = {name: sorted(getattr(settings, key)) for name, key in LISTS.items()}
+    return Choice(**{name: values[len(values) // 2] for name, values in lists.items()})
 
 
 def _errors(

@@ -110,6 +110,16 @@ def search(
     return found.words, found.graph_cost, found.acoustic_cost, found.final
 
 
+def aligning(choice: Choice) -> AliSettings:
+    """How what was found is aligned."""
+    return AliSettings(
+        beam=ALIGN_BEAM,
+        retry_beam=5 * ALIGN_BEAM,
+        acoustic_scale=choice.acoustic_scale,
+        max_lost_share=1.0,
+    )
+
+
 class Recogniser:
     """A model, its graph and how they are weighed; built before worker processes are forked.
 
@@ -136,12 +146,7 @@ class Recogniser:
         if effort.nbest:
             assert graph.arrays is not None
             self._lattices = Lattices(graph.arrays, scorer.num_states)
-        self._ali = AliSettings(
-            beam=ALIGN_BEAM,
-            retry_beam=5 * ALIGN_BEAM,
-            acoustic_scale=choice.acoustic_scale,
-            max_lost_share=1.0,
-        )
+        self._ali = aligning(choice)
 
     def __call__(self, utterance: Utterance) -> tuple[Hypothesis, Alternatives | None]:
         """Decode one utterance."""

@@ -1,0 +1,167 @@
+"""Speakers' transforms (fMLLR): utterances and their words -> a matrix a speaker -> adapted frames.
+
+    words --align--> paths --shares, sums by speaker--> fmllr --> Adapted, which reads utterances
+
+The words are transcripts, or what a first pass heard: nothing here looks at `Utterance.words`. A
+system of adapted frames holds the Gaussians of unadapted ones too (Kaldi's final.alimdl): they
+align before there are transforms, and score the speakers who have none.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from scipy.sparse import diags_array
+
+from asr_train.align.front import Read
+from asr_train.align.gmm import Gmm, Mixtures, shares
+from asr_train.align.transforms import AffineSums, Transform, adapted, fmllr
+from asr_train.align.viterbi import Aligned, Outcome, Said, Scores, align_all
+from asr_train.data.features import Utterance
+from asr_train.jobs import parallel_map
+from asr_train.lang.index import Lang
+from asr_train.lang.lexicon import SILENCE
+from asr_train.lang.states import States
+from asr_train.schema import AliSettings, FmllrSettings
+
+CHUNK = 50  # utterances in memory at once
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """Reads utterances as the model's speaker might have said them.
+
+    Attributes:
+        plain: utterance -> x_TD, unadapted.
+        speakers: their transforms; who is not among them has none.
+        gain: nats a frame that they win: over those before (`estimated`), or over the Gaussians of
+            unadapted frames (`adapt`).
+    """
+
+    plain: Read
+    speakers: dict[str, Transform] = field(default_factory=dict)
+    gain: float = 0.0
+
+    def matrix(self, utterance: Utterance) -> np.ndarray | None:
+        """The speaker's [D, D + 1]; None: the frames stay as they are."""
+        found = self.speakers.get(utterance.speaker)
+        return None if found is None or found.kept is not None else found.matrix
+
+    def __call__(self, utterance: Utterance) -> np.ndarray:
+        """x_TD, float32."""
+        x_TD, matrix_DE = self.plain(utterance), self.matrix(utterance)
+        return x_TD if matrix_DE is None else adapted(x_TD, matrix_DE)
+
+    def logdet(self, utterance: Utterance) -> float:
+        """Nats a frame by which densities grow, since the transform shrinks what is between."""
+        matrix_DE = self.matrix(utterance)
+        return 0.0 if matrix_DE is None else float(np.linalg.slogdet(matrix_DE[:, :-1])[1])
+
+    def summary(self) -> dict[str, Any]:
+        """How many speakers have a transform, what it wins, and why the others have none."""
+        kept = [[name, t.kept] for name, t in self.speakers.items() if t.kept is not None]
+        return {
+            "speakers": len(self.speakers),
+            "adapted": len(self.speakers) - len(kept),
+            "gain_per_frame": round(self.gain, 4),
+            "kept": kept,
+        }
+
+
+def estimated(
+    read: Adapted,
+    sharing: Gmm,
+    target: Gmm,
+    states: States,
+    settings: FmllrSettings,
+    paths: Iterable[tuple[Utterance, Outcome | None]],
+) -> Adapted:
+    """New transforms, one a speaker, from state paths.
+
+    Args:
+        read: as adapted so far.
+        sharing: whose shares of those frames count.
+        target: as many Gaussians, towards which the unadapted frames are moved.
+        states: of both, and of the paths.
+    """
+    weight_S = np.ones(states.num_states)
+    weight_S[states.of(SILENCE)] = settings.silence_weight
+    sharing.terms, sharing.first_S  # noqa: B018 - made once, before the workers fork
+    by_speaker: dict[str, list[tuple[Utterance, np.ndarray]]] = {}
+    for utterance, outcome in paths:
+        said = by_speaker.setdefault(utterance.speaker, [])
+        if isinstance(outcome, Aligned):
+            said.append((utterance, outcome.states_T))
+
+    def sums_of(some: Iterable[tuple[Utterance, np.ndarray]]) -> AffineSums:
+        plain, now, states = [], [], []
+        for utterance, states_T in some:
+            counted_T = weight_S[states_T] > 0
+            plain.append(read.plain(utterance)[counted_T])
+            now.append(read(utterance)[counted_T])
+            states.append(states_T[counted_T])
+        state_N = np.concatenate(states)
+        share_NG = diags_array(weight_S[state_N]) @ shares(sharing, np.concatenate(now), state_N)
+        return AffineSums.of(np.concatenate(plain), share_NG, target.mean_GD, target.variance_GD)
+
+    def one(speaker: str) -> Transform:
+        d = target.mean_GD.shape[1]
+        sums = AffineSums(0.0, np.zeros((d, d + 1)), np.zeros((d, d + 1, d + 1)))
+        said = by_speaker[speaker]
+        for start in range(0, len(said), CHUNK):
+            sums = sums + sums_of(said[start : start + CHUNK])
+        before = read.speakers.get(speaker)
+        return fmllr(sums, settings.min_frames, start_DE=None if before is None else before.matrix)
+
+    names = list(by_speaker)
+    found = list(parallel_map(one, names, ""))
+    frames = sum(t.frames for t in found if t.kept is None)
+    gain = sum(t.frames * t.gain_per_frame for t in found if t.kept is None) / max(1.0, frames)
+    return Adapted(read.plain, dict(zip(names, found, strict=True)), gain)
+
+
+def scores(model: Mixtures, read: Adapted) -> Callable[[Utterance], Scores]:
+    """What the model says of utterances: a function utterance -> ids of states -> [T, n]."""
+
+    def of(utterance: Utterance) -> Scores:
+        gmm = model.gmm
+        if model.adaptive is not None and read.matrix(utterance) is None:
+            gmm = model.adaptive.unadapted
+        x_TD, more = read(utterance), np.float32(read.logdet(utterance))
+        return lambda states: gmm.scores(x_TD, states) + more
+
+    return of
+
+
+def adapt(model: Mixtures, plain: Read, said: list[Said], lang: Lang, ali: AliSettings) -> Adapted:
+    """The transforms of these utterances' speakers, towards a system of adapted frames.
+
+    Estimated from an alignment by the Gaussians of unadapted frames, and once more from one that
+    is adapted itself.
+    """
+    assert model.adaptive is not None
+    settings, utterances = model.adaptive.settings, [utterance for utterance, _ in said]
+    read, aligned = Adapted(plain), []
+    for sharing in (model.adaptive.unadapted, model.gmm):
+        score, loop_S = scores(model, read), model.gmm.loop_S
+        aligned.append(align_all(score, said, lang, model.states, loop_S, ali))
+        paths = zip(utterances, aligned[-1], strict=True)
+        read = estimated(read, sharing, model.gmm, model.states, settings, paths)
+    return replace(read, gain=_gain(*aligned))
+
+
+def _gain(before: list[Outcome], after: list[Outcome]) -> float:
+    """Nats a frame, of the utterances that were aligned both times."""
+    pairs = zip(before, after, strict=True)
+    both = [(b, a) for b, a in pairs if isinstance(b, Aligned) and isinstance(a, Aligned)]
+    return sum(a.loglik - b.loglik for b, a in both) / max(1, sum(len(a.states_T) for _, a in both))
+
+
+def speakers_line(summary: dict[str, Any]) -> str:
+    """`Adapted.summary` for the eye."""
+    named = "; ".join(f"{name}: {why}" for name, why in summary["kept"][:3])
+    return (
+        f"{summary['adapted']} of {summary['speakers']} speakers adapted, "
+        f"{summary['gain_per_frame']:.3f} nats a frame" + (f" (not {named})" if named else "")
+    )

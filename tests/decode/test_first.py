@@ -1,0 +1,127 @@
+"""A first pass finds words; adapted to them, speakers are understood better."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from speakers import CONFIG, Speakers, system, trained
+from toy import toy_lang
+
+from asr_train.align.gmm import save_gmm
+from asr_train.align.viterbi import transcripts
+from asr_train.decode.first import adapted, heard_line
+from asr_train.decode.posteriors import load_scorer
+from asr_train.decode.tune import middle, tune
+from asr_train.decode.words import Choice, Effort, Recogniser, aligning, transcribe
+from asr_train.score.words import WordErrors
+from asr_train.search.graph import Graph, decoding_graph
+
+CHOICE = Choice(acoustic_scale=0.5, insertion_penalty=0.0, lm_weight=1.0)
+EFFORT = Effort(beam=40.0, max_active=5000, lattice_beam=8.0, nbest=0)
+WORDS = ("A", "ABC")  # no two rows of them sound alike
+APART = 1.2  # standard deviations: little, so that there are errors
+
+
+@pytest.fixture(autouse=True)
+def one_job(monkeypatch):
+    monkeypatch.setenv("JOBS", "1")
+
+
+@pytest.fixture(scope="module")
+def lang():
+    return toy_lang(words=WORDS)
+
+
+@pytest.fixture(scope="module")
+def new(lang):
+    """Speakers whom no training has heard."""
+    return Speakers(lang, seed=5, prefix="new", apart=APART, words=WORDS)
+
+
+@pytest.fixture(scope="module")
+def models(lang, tmp_path_factory):
+    """Model files: mono, and after it a system of adapted frames."""
+    feats, folder = Speakers(lang, apart=APART, words=WORDS), tmp_path_factory.mktemp("exp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JOBS", "1")
+        mono, *_ = trained(feats, lang, system("mono"))
+        sat, *_ = trained(feats, lang, system("sat"), mono)
+    paths = {}
+    for name, model in (("mono", mono), ("sat", sat)):
+        paths[name] = folder / name / "model.json"
+        paths[name].parent.mkdir()
+        save_gmm(paths[name], model, feats.settings, {})
+    return paths
+
+
+@pytest.fixture
+def scorer(models, new, lang):
+    return load_scorer(models["sat"], new, lang)
+
+
+@pytest.fixture(scope="module")
+def graph(models, new, lang):
+    scorer = load_scorer(models["sat"], new, lang)
+    return Graph.of(decoding_graph(lang, scorer.states, scorer.loop_S))
+
+
+def found(scorer, lang, graph, utterances):
+    recognise = Recogniser(scorer, lang, graph, CHOICE, EFFORT, 0.01)
+    return [(h.words, h.acoustic_cost) for h, _ in transcribe(recognise, utterances, "")]
+
+
+def errors(scorer, lang, graph, utterances) -> int:
+    pairs = zip(utterances, found(scorer, lang, graph, utterances), strict=True)
+    return sum(WordErrors.between(u.words.split(), words).errors for u, (words, _) in pairs)
+
+
+def test_adapted_speakers_are_understood_better(scorer, lang, graph, new):
+    """Nearly as well as when they are adapted to what they really said."""
+    before = errors(scorer, lang, graph, new.utterances)
+    heard, about = adapted(scorer, lang, graph, CHOICE, EFFORT, new.utterances)
+    told, _ = scorer.adapt(transcripts(new.utterances), lang, aligning(CHOICE))
+    after, best = (errors(s, lang, graph, new.utterances) for s in (heard, told))
+    assert before > 20
+    assert after < 0.6 * before
+    assert best <= after
+    assert (about["speakers"], about["adapted"]) == (4, 3)
+    assert about["gain_per_frame"] > 0
+    assert 0 < about["earlier_seconds"] < about["wall_seconds"] + 1
+    assert heard_line(about).startswith("earlier passes: 3 of 4 speakers adapted, ")
+
+
+def test_transcripts_are_not_looked_at(scorer, lang, graph, new):
+    untold = [replace(u, words="") for u in new.utterances]
+    results = []
+    for utterances in (new.utterances, untold):
+        heard, _ = adapted(scorer, lang, graph, CHOICE, EFFORT, utterances)
+        results.append(found(heard, lang, graph, utterances))
+    assert results[0] == results[1]
+
+
+def test_tuning_adapts_to_what_its_middle_choice_hears(scorer, lang, new):
+    """Once: all choices are decoded with the same transforms, which no transcript makes."""
+    scales, others = [0.3, 0.5, 0.7], {"insertion_penalties": [0.0], "lm_weights": [1.0]}
+    own = replace(CONFIG.decode, beam=40.0, acoustic_scales=scales, **others)
+    lines = []
+    best, graph, tried = tune(scorer, lang, new.utterances, own, log=lines.append)
+    assert middle(own) == CHOICE
+    heard, _ = adapted(scorer, lang, graph, CHOICE, own, new.utterances)
+    assert dict(tried)[CHOICE].errors == errors(heard, lang, graph, new.utterances)
+    assert min(e.errors for _, e in tried) == dict(tried)[best].errors
+    assert sum("speakers adapted" in line for line in lines) == 1
+
+
+def test_until_it_is_adapted_it_scores_with_the_gaussians_of_unadapted_frames(scorer, lang, new):
+    """And so for speakers who said too little, also after."""
+    short = [u for u in new.utterances if u.speaker == "new3"]
+    after, about = scorer.adapt(transcripts(new.utterances), lang, aligning(CHOICE))
+    assert [name for name, _ in about["kept"]] == ["new3"]
+    for u in short:
+        assert np.array_equal(scorer.score(u), after.score(u))
+    other = new.utterances[0]
+    assert not np.allclose(scorer.score(other), after.score(other))
+
+
+def test_other_systems_have_nothing_to_adapt(models, new, lang):
+    assert load_scorer(models["mono"], new, lang).adapt is None
