@@ -104,8 +104,9 @@ def test_tuning_adapts_to_what_its_middle_choice_hears(scorer, lang, new):
     scales, others = [0.3, 0.5, 0.7], {"insertion_penalties": [0.0], "lm_weights": [1.0]}
     own = replace(CONFIG.decode, beam=40.0, acoustic_scales=scales, **others)
     lines = []
-    best, graph, tried = tune(scorer, lang, new.utterances, own, log=lines.append)
+    best, arrays, tried = tune(scorer, lang, new.utterances, own, log=lines.append)
     assert middle(own) == CHOICE
+    graph = Graph.of(arrays)
     heard, _ = adapted(scorer, lang, graph, CHOICE, own, new.utterances)
     assert dict(tried)[CHOICE].errors == errors(heard, lang, graph, new.utterances)
     assert min(e.errors for _, e in tried) == dict(tried)[best].errors
