@@ -564,12 +564,37 @@ class DnnSettings:
 
 
 @dataclass(kw_only=True, slots=True)
-class ModelSettings:
-    dnn: DnnSettings | None = None
+class LstmSettings:
+    """What the network sees of an utterance is counted in kept frames, each of `stack` frames."""
+
+    layers: int
+    width: int
+    stack: int  # frames side by side
+    subsample: int  # every so-manieth of the stacked frames is kept
+    delay: int  # kept frames that it hears beyond the one whose state it says
+    piece: int  # kept frames; longer utterances are cut for training
+    warm: int  # kept frames before a piece that only set up its state
 
     def __post_init__(self) -> None:
-        if self.dnn is None:
-            raise SettingsError("model needs a kind: dnn")
+        where = "model.lstm"
+        _positive(where, layers=self.layers, width=self.width, piece=self.piece)
+        _positive(where, stack=self.stack, subsample=self.subsample)
+        _within(where, 0, 100, delay=self.delay)
+        _within(where, 0, 10_000, warm=self.warm)
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelSettings:
+    """One kind."""
+
+    dnn: DnnSettings | None = None
+    lstm: LstmSettings | None = None
+
+    def __post_init__(self) -> None:
+        given = [f.name for f in fields(self) if getattr(self, f.name) is not None]
+        if len(given) != 1:
+            kinds = _listed(f.name for f in fields(self))
+            raise SettingsError(f"model holds {given or 'nothing'}; it needs one kind of {kinds}")
 
 
 class Halving(Enum):

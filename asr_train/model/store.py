@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from asr_train import files, schema
+from asr_train.model import dnn, lstm
 from asr_train.model.dnn import Dnn
+from asr_train.model.lstm import Lstm
 from asr_train.schema import ModelSettings
 
-Model = Dnn  # every kind has context_left, context_right, num_mels, num_states, mean_F, var_F
+# Each has context_left, context_right, stride, every_frame, num_mels, num_states, mean_F, var_F
+Model = Dnn | Lstm
 
 
 def build_model(
@@ -26,8 +29,18 @@ def build_model(
     seed: int,
 ) -> Model:
     """The network that the settings name, on the CPU; arguments as in `Dnn`."""
-    assert settings.dnn is not None  # the one kind there is, as schema.py checks
+    if settings.lstm is not None:
+        return Lstm(settings.lstm, num_mels, num_states, mean_F, var_F, seed)
+    assert settings.dnn is not None  # one of the two is there, as schema.py checks
     return Dnn(settings.dnn, num_mels, num_states, mean_F, var_F, seed)
+
+
+def num_parameters(settings: ModelSettings, num_mels: int, num_states: int) -> int:
+    """Weights and biases of a network, without building it."""
+    if settings.lstm is not None:
+        return lstm.num_parameters(settings.lstm, num_mels, num_states)
+    assert settings.dnn is not None
+    return dnn.num_parameters(settings.dnn, num_mels, num_states)
 
 
 def save_model(folder: Path | str, model: Model, about: dict[str, Any]) -> Path:

@@ -8,8 +8,10 @@ nobody waits for a gradient that does not come.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from asr_train.model.lstm import Lstm
+from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
-from asr_train.shards.batch import Batch, Device, FramePools
+from asr_train.shards.batch import Batch, Cut, Device, FramePools, Sequences
 from asr_train.shards.reader import Shards
 
 
@@ -21,10 +23,19 @@ class Windows:
     right: int
 
 
+def seen_by(model: Model) -> Windows | Cut:
+    """What a network is to be given: single frames in their windows, or utterances."""
+    if isinstance(model, Lstm):
+        left, right = model.context_left, model.context_right
+        return Cut(left, right, model.stride, model.piece, model.warm)
+    return Windows(model.context_left, model.context_right)
+
+
 class Feed:
     """One epoch.
 
     Args:
+        seen: what the network is to be given.
         workers: of the run.
         local: those hosted here.
     Attributes:
@@ -36,41 +47,48 @@ class Feed:
         self,
         shards: Shards,
         optim: OptimSettings,
-        windows: Windows,
+        seen: Windows | Cut,
         workers: int,
         local: range,
         epoch: int,
         device: Device,
     ) -> None:
-        self._settings = shards, optim, windows, workers, epoch, device
-        frames = shards.plan(workers, optim.seed, epoch).frames
-        batches = [-(-n // optim.minibatch_frames) for n in frames]
-        self.num_steps, self.fewest = max(batches), min(batches)
+        self._settings = optim, seen, workers, epoch, device
         self._local = local
+        self._shards = shards
+        batches = [self._reader(worker).num_batches for worker in range(workers)]
+        self.num_steps, self.fewest = max(batches), min(batches)
         self._readers: dict[int, Iterator[Batch]] = {}
 
     def start(self, step: int) -> None:
         """Begin to read; so many steps of the epoch have been taken already."""
         for worker in self._local:
-            pools = self._pools(worker)
-            pools.seek(step)
-            self._readers[worker] = iter(pools)
+            reader = self._reader(worker)
+            reader.seek(step)
+            self._readers[worker] = iter(reader)
 
     def next(self, worker: int) -> Batch | None:
         """A local worker's next minibatch; None: it has had all of its own."""
         return next(self._readers[worker], None)
 
-    def _pools(self, worker: int) -> FramePools:
-        shards, optim, windows, workers, epoch, device = self._settings
-        return FramePools(
-            shards,
-            context_left=windows.left,
-            context_right=windows.right,
-            pool_frames=optim.pool_frames,
-            minibatch_frames=optim.minibatch_frames,
-            seed=optim.seed,
-            worker=worker,
-            workers=workers,
-            epoch=epoch,
-            device=device,
-        )
+    def _reader(self, worker: int) -> FramePools | Sequences:
+        optim, seen, workers, epoch, device = self._settings
+        return reader(self._shards, optim, seen, worker, workers, epoch, device)
+
+
+def reader(
+    shards: Shards,
+    optim: OptimSettings,
+    seen: Windows | Cut,
+    worker: int,
+    workers: int,
+    epoch: int,
+    device: Device,
+) -> FramePools | Sequences:
+    """A worker's minibatches of an epoch."""
+    sizes = {"pool_frames": optim.pool_frames, "minibatch_frames": optim.minibatch_frames}
+    who = {"seed": optim.seed, "worker": worker, "workers": workers, "epoch": epoch}
+    if isinstance(seen, Cut):
+        return Sequences(shards, seen, **sizes, **who, device=device)
+    left, right = seen.left, seen.right
+    return FramePools(shards, context_left=left, context_right=right, **sizes, **who, device=device)

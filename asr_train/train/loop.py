@@ -26,11 +26,13 @@ from asr_train.comm.loopback import Loopback
 from asr_train.comm.method import Gradient, Sent
 from asr_train.comm.methods import build
 from asr_train.model.loss import frame_loss
+from asr_train.model.lstm import Lstm
 from asr_train.model.store import Model, build_model, save_model
 from asr_train.schema import RunSettings
-from asr_train.shards.batch import Batch, context_padded
+from asr_train.shards.batch import Batch, context_padded, pad
 from asr_train.shards.reader import Shards
-from asr_train.train.feed import Feed, Windows
+from asr_train.shards.sample import Sample
+from asr_train.train.feed import Feed, seen_by
 from asr_train.train.log import NoLog, RunLog, Totals, dev_row, epoch_line, say, train_row
 from asr_train.train.schedule import Schedule
 from asr_train.train.state import Checkpoints, Interval, NotFiniteError, RunState, check_finite
@@ -92,7 +94,7 @@ def train(
     changed = None if saved is None else state.restore(saved)
     progress = state.progress
 
-    total_frames = optim.epochs * train_shards.num_frames
+    total_frames = optim.epochs * train_shards.num_frames // model.stride
     with contextlib.ExitStack() as stack:
         log: RunLog | NoLog = RunLog(folder, progress, total_frames) if leads else NoLog()
         stack.enter_context(log)
@@ -123,7 +125,7 @@ def train(
             feed = Feed(
                 train_shards,
                 optim,
-                Windows(model.context_left, model.context_right),
+                seen_by(model),
                 workers,
                 exchange.local,
                 progress.epoch,
@@ -339,6 +341,7 @@ def evaluate(
 ) -> tuple[float, float]:
     """Mean cross-entropy in nats a frame, and the share of frames whose best state is right.
 
+    Over every frame, so that networks can be compared that are trained on every frame or on fewer.
     Workers evaluate a part each; who have no utterance, none.
     """
     exchange = exchange or Loopback(range(1), device)
@@ -348,9 +351,8 @@ def evaluate(
         loss, correct = 0.0, 0
         batches = whole_utterances(shards, model, device, worker, parts) if worker < parts else ()
         for batch in batches:
-            batch_loss, batch_correct = frame_loss(
-                model(batch.feats_BTF), batch.ali_BT, batch.mask_BT
-            )
+            logits_BTS = model.every_frame(batch.feats_BTF)
+            batch_loss, batch_correct = frame_loss(logits_BTS, batch.ali_BT, batch.mask_BT)
             loss += batch_loss.item()
             correct += int(batch_correct.item())
         rows.append([loss, correct])
@@ -361,37 +363,52 @@ def evaluate(
 def whole_utterances(
     shards: Shards, model: Model, device: torch.device, worker: int, workers: int
 ) -> Iterator[Batch]:
-    """A worker's utterances, several end to end in one long row [1, T, F], which takes no padding.
+    """A worker's utterances, about DEV_FRAMES at once; see `side_by_side` and `end_to_end`.
 
-    Windows that straddle two utterances are masked.
+    What a recurrent network heard of one utterance must not colour the next.
     """
-    rows: list[tuple[Tensor, Tensor, Tensor]] = []
-    frames = 0
-    between = model.context_left + model.context_right
+    join = side_by_side if isinstance(model, Lstm) else end_to_end
+    left, right = model.context_left, model.context_right
+    held: list[Sample] = []
     for sample in shards.samples(None, worker, workers, epoch=0):
-        feats_BTF = context_padded(sample.feats_TF, model.context_left, model.context_right)
+        held.append(sample)
+        if sum(len(s.ali_T) for s in held) >= DEV_FRAMES:
+            yield join(held, left, right, device)
+            held = []
+    if held:
+        yield join(held, left, right, device)
+
+
+def end_to_end(samples: list[Sample], left: int, right: int, device: torch.device) -> Batch:
+    """Utterances in one long row [1, T, F], which takes no padding; windows that straddle two of
+    them are masked.
+    """
+    gap_T = torch.zeros(left + right, dtype=torch.int64)
+    feats, alis, masks = [], [], []
+    for sample in samples:
         ali_T = torch.from_numpy(sample.ali_T).to(torch.int64)
-        gap_T = ali_T.new_zeros(between)
-        mask_T = torch.arange(len(ali_T) + between) < len(ali_T)
-        rows.append((feats_BTF, torch.cat([ali_T, gap_T]), mask_T))
-        frames += len(ali_T)
-        if frames >= DEV_FRAMES:
-            yield _end_to_end(rows, between, frames, device)
-            rows, frames = [], 0
-    if rows:
-        yield _end_to_end(rows, between, frames, device)
-
-
-def _end_to_end(
-    rows: list[tuple[Tensor, Tensor, Tensor]], between: int, frames: int, device: torch.device
-) -> Batch:
-    feats, alis, masks = zip(*rows, strict=True)
-    last = sum(len(ali) for ali in alis) - between  # after which no window is whole
+        feats.append(context_padded(sample.feats_TF, left, right))
+        alis.append(torch.cat([ali_T, gap_T]))
+        masks.append(torch.arange(len(alis[-1])) < len(ali_T))
+    last = sum(map(len, alis)) - len(gap_T)  # after which no window is whole
     return Batch(
         torch.cat(feats, dim=1).to(device),
         torch.cat(alis)[None, :last].to(device),
         torch.cat(masks)[None, :last].to(device),
-        frames,
+        sum(len(sample.ali_T) for sample in samples),
+    )
+
+
+def side_by_side(samples: list[Sample], left: int, right: int, device: torch.device) -> Batch:
+    """A row each, as long as the longest one needs; edges repeat the first and the last frame."""
+    padded = pad(samples)
+    longest = padded.ali_BT.shape[1]
+    feats = [context_padded(s.feats_TF, left, right + longest - len(s.ali_T)) for s in samples]
+    return Batch(
+        torch.cat(feats).to(device),
+        padded.ali_BT.to(device),
+        padded.mask_BT.to(device),
+        padded.frames,
     )
 
 
