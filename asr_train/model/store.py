@@ -43,6 +43,26 @@ def num_parameters(settings: ModelSettings, num_mels: int, num_states: int) -> i
     return dnn.num_parameters(settings.dnn, num_mels, num_states)
 
 
+def hand_over(source: Model, target: Model) -> None:
+    """Let `target` begin with the layers of `source`, in place.
+
+    A feed-forward network may have more hidden layers than its source: then it takes over those
+    that are there, the others stay as they were drawn, and so does its output layer, which has
+    learned nothing of what they say (Seide et al., 2011, discriminative pre-training).
+
+    Raises:
+        ValueError: if layers do not fit; names one and both shapes.
+    """
+    found, wanted = source.state_dict(), target.state_dict()
+    if isinstance(source, Dnn) and isinstance(target, Dnn):
+        hidden = len(source.layers) - 1
+        if hidden < len(target.layers) - 1:
+            found = {n: t for n, t in found.items() if not n.startswith(f"layers.{hidden}.")}
+            wanted = {n: t for n, t in wanted.items() if n in found}
+    _check_tensors(Path("the pre-trained network"), found, wanted)
+    target.load_state_dict(found, strict=False)
+
+
 def save_model(folder: Path | str, model: Model, about: dict[str, Any]) -> Path:
     """Write model.pt, then model.json; returns the latter's path.
 

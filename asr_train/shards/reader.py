@@ -7,6 +7,7 @@ every sample is read by exactly one worker, whatever W is, and nothing is droppe
 All of it follows from the index; so a reader starts anywhere without decoding what comes before.
 """
 
+import copy
 import itertools
 import tarfile
 from collections.abc import Iterator
@@ -69,6 +70,7 @@ class Shards:
             raise self._damaged(f"is no index of shards ({error!r})") from error
         self._opened: set[int] = set()  # shards whose checksum this process has compared
         self._last_order: tuple[tuple[int | None, int], npt.NDArray[np.int64]] | None = None
+        self._span = 0.0, 1.0
 
     def _take_index(self) -> None:
         index = self.index
@@ -104,16 +106,53 @@ class Shards:
     def _damaged(self, what: str) -> DamagedFileError:
         return DamagedFileError(f"{self.path} {what}; delete it and run make again")
 
+    # --- parts of it -----------------------------------------------------------------------------
+
+    def span(self, first: float, last: float) -> "Shards":
+        """The same shards, of which an epoch reads a share: that much of its order of samples.
+
+        Spans that meet share no sample, and leave none out.
+        """
+        assert 0 <= first < last <= 1
+        part = copy.copy(self)
+        part._span = first, last
+        part._last_order = None
+        return part
+
+    def some(self, share: float) -> "Shards":
+        """Some of the tars, at equal distances: about this share of them, and at least one.
+
+        Mean, variance and priors stay those of all.
+        """
+        parts = self.index["parts"]
+        count = max(1, round(share * len(parts)))
+        chosen = [parts[len(parts) * n // count] for n in range(count)]
+        frames = [frames for part in chosen for _, frames in part["order"]]
+        found = copy.copy(self)
+        found.index = {
+            **self.index,
+            "parts": chosen,
+            "num_samples": len(frames),
+            "num_frames": sum(frames),
+        }
+        found._take_index()
+        found._opened, found._last_order = set(), None
+        return found
+
     # --- the order law ---------------------------------------------------------------------------
 
     def order(self, seed: int | None, epoch: int) -> npt.NDArray[np.int64]:
-        """The samples of an epoch, as positions in the stored order."""
+        """The samples of an epoch (or of the span of it), as positions in the stored order."""
         if seed is None:
-            return np.arange(self.num_samples)
+            return self._within_span(np.arange(self.num_samples))
         if self._last_order is None or self._last_order[0] != (seed, epoch):
-            self._last_order = (seed, epoch), self._permuted(seed, epoch)
+            self._last_order = (seed, epoch), self._within_span(self._permuted(seed, epoch))
             self._last_order[1].flags.writeable = False  # callers share it
         return self._last_order[1]
+
+    def _within_span(self, order_N: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        first, last = (round(share * len(order_N)) for share in self._span)
+        return order_N[first:last]
 
     def _permuted(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         """Sort by random keys: raw bits stay the same over NumPy's versions, `permutation` may not.
@@ -137,14 +176,16 @@ class Shards:
         """
         if not 0 <= worker < workers:
             raise ValueError(f"worker {worker} of {workers}: it must be 0 to {workers - 1}")
-        if workers > self.num_samples:
+        first, last = (round(share * self.num_samples) for share in self._span)
+        count = last - first
+        if workers > count:
             raise ValueError(
-                f"{self.path} has {self.num_samples} samples for {workers} workers, of whom some "
-                f"would have none; use at most {self.num_samples} workers"
+                f"{self.path} has {count} samples for {workers} workers, of whom some "
+                f"would have none; use at most {count} workers"
             )
         if epoch < 0 or (seed is not None and seed < 0):
             raise ValueError(f"seed {seed}, epoch {epoch}: they must not be negative")
-        first, last = (self.num_samples * w // workers for w in (worker, worker + 1))
+        first, last = (count * w // workers for w in (worker, worker + 1))
         return self.order(seed, epoch)[first:last]
 
     def frames(

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,14 +28,14 @@ from asr_train.comm.method import Gradient, Sent
 from asr_train.comm.methods import build
 from asr_train.model.loss import frame_loss
 from asr_train.model.lstm import Lstm
-from asr_train.model.store import Model, build_model, save_model
+from asr_train.model.store import Model, build_model, hand_over, load_model, save_model
 from asr_train.schema import RunSettings
 from asr_train.shards.batch import Batch, context_padded, pad
 from asr_train.shards.reader import Shards
 from asr_train.shards.sample import Sample
 from asr_train.train.feed import Feed, seen_by
 from asr_train.train.log import NoLog, RunLog, Totals, dev_row, epoch_line, say, train_row
-from asr_train.train.schedule import Schedule
+from asr_train.train.schedule import Schedule, warning
 from asr_train.train.state import Checkpoints, Interval, NotFiniteError, RunState, check_finite
 
 ABOUT = ("feats", "norm", "states_hash")  # of the shards: decoding must find the same again
@@ -49,6 +50,7 @@ def train(
     folder: Path,
     device: torch.device,
     exchange: Exchange | None = None,
+    initial: Path | None = None,
 ) -> Path:
     """Train a network as `run` says, going on from its newest checkpoint if there is one.
 
@@ -58,6 +60,7 @@ def train(
         folder: of the run, whose name it has; all processes share it. Gets ckpt/, log.jsonl,
             tensorboard/, model.pt and, last of all, model.json.
         exchange: of all workers; None: a single one.
+        initial: model.json of a network whose layers this one begins with; None: drawn at random.
     Returns:
         The path of model.json.
     Raises:
@@ -81,14 +84,22 @@ def train(
         torch.from_numpy(train_shards.mean_F),
         torch.from_numpy(train_shards.var_F),
         optim.seed,
-    ).to(device)
+    )
+    handed_over = None
+    if initial is not None:
+        source, handed_over = load_model(initial)
+        hand_over(source, model)
+    model.to(device)
     bucket = Bucket(model)
     num_parameters = bucket.weights_P.numel()
     method = build(run.comm, exchange, num_parameters)
     state = RunState.fresh(bucket, method, Schedule(optim), optim.momentum > 0)
 
     checkpoints = Checkpoints(
-        folder / "ckpt", identity(run, train_shards, dev_shards), optim.keep_checkpoints, exchange
+        folder / "ckpt",
+        identity(run, train_shards, dev_shards, handed_over),
+        optim.keep_checkpoints,
+        exchange,
     )
     saved = checkpoints.newest()
     changed = None if saved is None else state.restore(saved)
@@ -110,6 +121,7 @@ def train(
             + (f"going on after step {progress.step}" if progress.step else "from the beginning")
         )
         tell(changed)
+        tell(warning(optim, len(method.teams[0])))
 
         def write_row() -> None:
             totals = gathered(state)
@@ -121,7 +133,7 @@ def train(
             progress.log_bytes = log.bytes
             checkpoints.save(progress.step, state.contents())
 
-        while progress.epoch < optim.epochs:
+        while not state.schedule.is_finished:
             feed = Feed(
                 train_shards,
                 optim,
@@ -140,6 +152,9 @@ def train(
             progress.epoch_step, progress.epoch_steps = begin, feed.num_steps
             feed.start(begin)
             while progress.epoch_step < progress.epoch_steps:
+                done = progress.epoch + progress.epoch_step / progress.epoch_steps
+                together = min(len(method.teams[0]), feed.reading(progress.epoch_step))
+                state.schedule.begin_step(done, together)
                 frames = step(model, feed.next, state, optim.momentum, optim.seed)
                 progress.epoch_step += 1
                 log.advance(frames * workers // len(exchange.local))
@@ -433,15 +448,26 @@ def check_same_task(train_shards: Shards, dev_shards: Shards) -> None:
             )
 
 
-def identity(run: RunSettings, train_shards: Shards, dev_shards: Shards) -> str:
+def identity(
+    run: RunSettings,
+    train_shards: Shards,
+    dev_shards: Shards,
+    initial: dict[str, Any] | None = None,
+) -> str:
     """A name for all that decides what training gives, but for the number of workers, which a
     run may change; indexes list their parts' checksums.
+
+    Args:
+        initial: model.json of the network that it begins with.
     """
     settings = schema.plain(run)
     for name in ("timeout_seconds", "check_steps"):
         del settings["comm"][name]  # decide nothing
     indexes = [train_shards.index, dev_shards.index]
-    return files.hash_of({"run": settings, "shards": indexes})
+    content = {"run": settings, "shards": indexes}
+    if initial is not None:
+        content["initial"] = initial["sha256"]
+    return files.hash_of(content)
 
 
 def same_bits_every_time(device: torch.device) -> None:
