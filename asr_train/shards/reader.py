@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from webdataset import tariterators
 
-from asr_train.files import DamagedFileError, check_part, read_json
+from asr_train.files import DamagedFileError
+from asr_train.shards.place import open_part, place, read_index
 from asr_train.shards.sample import Record, Sample, check_num_states, from_record
 from asr_train.shards.writer import FORMAT, VERSION
 
@@ -48,6 +49,8 @@ class Plan:
 class Shards:
     """A split's shards.
 
+    Args:
+        index_path: of index.json; tars lie beside it. A path, or an address: see `shards.place`.
     Attributes:
         index: what `writer.write_shards` wrote.
         num_samples, num_frames, num_mels, num_states: totals, sizes.
@@ -57,11 +60,12 @@ class Shards:
         about: what the writer was told of the features.
     Raises:
         DamagedFileError: if the index is not one, or contradicts itself.
+        FetchError: if it is far away and cannot be read.
     """
 
     def __init__(self, index_path: Path | str) -> None:
-        self.path = Path(index_path)
-        self.index: dict[str, Any] = read_json(self.path)
+        self.path = place(index_path)
+        self.index: dict[str, Any] = read_index(self.path)
         try:
             self._take_index()
         except DamagedFileError:
@@ -230,19 +234,19 @@ class Shards:
                 # process holds many virtual workers
                 yield self._sample(path, position, records.pop(self._ids[position], None))
 
-    def _records(self, shard: int, wanted: list[int]) -> tuple[Path, dict[str, Record]]:
+    def _records(self, shard: int, wanted: list[int]) -> tuple[str, dict[str, Record]]:
         """The undecoded records of a shard's `wanted` samples."""
         listed = self.index["parts"][shard]
         unseen = shard not in self._opened
-        path = check_part(self.path.parent, listed, content=unseen, remake=self.path)
+        path, opened = open_part(self.path, listed, unseen)
         self._opened.add(shard)
         known = {sample_id for sample_id, _ in listed["order"]}
         unwanted = known - {self._ids[position] for position in wanted}
         records: dict[str, Record] = {}
-        with open(path, "rb") as file:
+        with opened as file:
             # webdataset's own iteration over an open file: its `gopen` would run `pipe:` names
             members = tariterators.tar_file_expander(
-                [{"url": str(path), "stream": file}],
+                [{"url": path, "stream": file}],
                 select_files=lambda name: name.split(".", 1)[0] not in unwanted,
             )
             try:
@@ -259,7 +263,7 @@ class Shards:
                 ) from error
         return path, records
 
-    def _sample(self, path: Path, position: int, record: Record | None) -> Sample:
+    def _sample(self, path: str, position: int, record: Record | None) -> Sample:
         sample_id, frames = self._ids[position], int(self._frames_N[position])
         hint = f"delete {self.path} and run make again"
         if record is None:

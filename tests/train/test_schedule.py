@@ -114,16 +114,24 @@ def test_a_run_is_finished_after_its_epochs():
 
 
 @pytest.mark.parametrize(
-    "workers, scaling, warns",
-    [(1, "sum", False), (2, "sum", False), (8, "sum", True), (8, "sqrt", False)],
+    "workers, scaling, warmup, warns",
+    [
+        (1, "sum", 0.0, False),
+        (2, "sum", 0.0, False),
+        (8, "sum", 1.0, True),
+        (8, "sqrt", 0.0, True),
+        (8, "sqrt", 1.0, False),
+        (8, "mean", 0.0, False),
+    ],
 )
-def test_a_run_that_may_well_diverge_is_told_so(workers, scaling, warns):
-    optim = tiny.settings(rate=0.008, minibatch_frames=256, scaling=scaling).optim
-    said = warning(optim, workers)
+def test_a_run_that_may_well_diverge_is_told_so(workers, scaling, warmup, warns):
+    optim = {"rate": 0.008, "minibatch_frames": 256, "scaling": scaling, "warmup_epochs": warmup}
+    said = warning(tiny.settings(**optim).optim, workers)
     assert (said is not None) == warns
     if said:
+        size = {"sum": "16.4", "sqrt": "5.79"}[scaling]
         assert "8 workers' minibatches of 256 frames" in said
-        assert "counts 16.4 times a mean gradient" in said
+        assert f"counts {size} times a mean gradient" in said
 
 
 # --- phases --------------------------------------------------------------------------------------
