@@ -8,7 +8,7 @@ import difflib
 import re
 import types
 import typing
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -584,12 +584,37 @@ class DnnSettings:
 
 
 @dataclass(kw_only=True, slots=True)
-class ModelSettings:
-    dnn: DnnSettings | None = None
+class LstmSettings:
+    """What the network sees of an utterance is counted in kept frames, each of `stack` frames."""
+
+    layers: int
+    width: int
+    stack: int  # frames side by side
+    subsample: int  # every so-manieth of the stacked frames is kept
+    delay: int  # kept frames that it hears beyond the one whose state it says
+    piece: int  # kept frames; longer utterances are cut for training
+    warm: int  # kept frames before a piece that only set up its state
 
     def __post_init__(self) -> None:
-        if self.dnn is None:
-            raise SettingsError("model needs a kind: dnn")
+        where = "model.lstm"
+        _positive(where, layers=self.layers, width=self.width, piece=self.piece)
+        _positive(where, stack=self.stack, subsample=self.subsample)
+        _within(where, 0, 100, delay=self.delay)
+        _within(where, 0, 10_000, warm=self.warm)
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelSettings:
+    """One kind."""
+
+    dnn: DnnSettings | None = None
+    lstm: LstmSettings | None = None
+
+    def __post_init__(self) -> None:
+        given = [f.name for f in fields(self) if getattr(self, f.name) is not None]
+        if len(given) != 1:
+            kinds = _listed(f.name for f in fields(self))
+            raise SettingsError(f"model holds {given or 'nothing'}; it needs one kind of {kinds}")
 
 
 class Halving(Enum):
@@ -597,6 +622,46 @@ class Halving(Enum):
 
     each_epoch = "each_epoch"  # after every epoch from the last of `hold_epochs` on
     newbob = "newbob"  # after `hold_epochs`, each epoch from the first that helped too little
+
+
+class Scaling(Enum):
+    """What becomes of the rate where n workers' gradients are added up; see `train.schedule`."""
+
+    sum = "sum"  # it stays: an update is n times as large (Strom, 2015)
+    sqrt = "sqrt"  # over the root of n (Krizhevsky, 2014)
+    mean = "mean"  # over n: an update is as large as a single worker's
+
+
+@dataclass(kw_only=True, slots=True)
+class PhaseSettings:
+    """The beginning of training, with other minibatches."""
+
+    until: float  # epochs from the beginning
+    minibatch_frames: int
+    workers: int | None = None  # that have minibatches, at most; null: all
+
+    def __post_init__(self) -> None:
+        _positive("optim.phases", until=self.until, minibatch_frames=self.minibatch_frames)
+        if self.workers is not None:
+            _positive("optim.phases", workers=self.workers)
+
+
+@dataclass(kw_only=True, slots=True)
+class PretrainSettings:
+    """What a single worker does before the run, on a part of TRAIN; see `train.pretrain`."""
+
+    share: float  # of TRAIN's shards
+    epochs: int  # of each network that is trained
+    layer_by_layer: bool  # with 1, 2, ... hidden layers; false: the whole network at once
+    rate: float | None = None  # per frame; null: optim.rate
+    minibatch_frames: int | None = None  # null: optim.minibatch_frames
+
+    def __post_init__(self) -> None:
+        _within("optim.pretrain", 1e-6, 1, share=self.share)
+        _positive("optim.pretrain", epochs=self.epochs)
+        for name in ("rate", "minibatch_frames"):
+            if (value := getattr(self, name)) is not None:
+                _positive("optim.pretrain", **{name: value})
 
 
 @dataclass(kw_only=True, slots=True)
@@ -615,9 +680,31 @@ class OptimSettings:
     log_steps: int
     keep_checkpoints: int
     seed: int
+    min_rate: float = 0.0  # the run ends when the rate would fall below
+    scaling: Scaling = Scaling.sum
+    warmup_epochs: float = 0.0  # while the rate rises
+    warmup_from: float | None = None  # share of the rate; null: 1 / gradients that are added up
+    phases: list[PhaseSettings] = field(default_factory=list)
+    pretrain: PretrainSettings | None = None
 
     def __post_init__(self) -> None:
         where = "optim"
+        if self.min_rate < 0 or self.min_rate > self.rate:
+            raise SettingsError(
+                f"{where}.min_rate is {self.min_rate}; it must lie in [0, {where}.rate {self.rate}]"
+            )
+        _within(where, 0, 1e6, warmup_epochs=self.warmup_epochs)
+        if self.warmup_from is not None:
+            _within(where, 1e-9, 1, warmup_from=self.warmup_from)
+        ends = [phase.until for phase in self.phases]
+        if ends != sorted(set(ends)):
+            raise SettingsError(f"{where}.phases end at {ends} epochs; each must end later")
+        for phase in self.phases:
+            if phase.minibatch_frames > self.pool_frames:
+                raise SettingsError(
+                    f"{where}.phases has minibatches of {phase.minibatch_frames} frames, above "
+                    f"{where}.pool_frames {self.pool_frames}; a pool holds many minibatches"
+                )
         _positive(where, rate=self.rate, minibatch_frames=self.minibatch_frames)
         _positive(where, epochs=self.epochs, checkpoint_steps=self.checkpoint_steps)
         _positive(where, log_steps=self.log_steps, keep_checkpoints=self.keep_checkpoints)
@@ -784,6 +871,20 @@ class RunSettings:
     model: ModelSettings
     optim: OptimSettings
     comm: CommSettings
+
+    def __post_init__(self) -> None:
+        averages = (Method.model_averaging, Method.bmuf, Method.bmuf_gtc)
+        if self.comm.method in averages and any(p.workers is not None for p in self.optim.phases):
+            raise SettingsError(
+                f"optim.phases limits the workers, but comm.method={self.comm.method.value} takes "
+                "the mean of all workers' models, idle ones included; set workers to null there"
+            )
+        pretrain = self.optim.pretrain
+        if pretrain is not None and pretrain.layer_by_layer and self.model.dnn is None:
+            raise SettingsError(
+                "optim.pretrain.layer_by_layer is for model.dnn; set it to false, which trains the "
+                "whole network on a part of TRAIN"
+            )
 
 
 # --- decode -------------------------------------------------------------------------------------

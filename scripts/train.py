@@ -21,7 +21,9 @@ import torch
 from asr_train import files, jobs, schema
 from asr_train.comm.exchange import Exchange, close_exchange, open_exchange
 from asr_train.shards.reader import Shards
+from asr_train.train.device import chosen_device
 from asr_train.train.loop import train
+from asr_train.train.pretrain import pretrained
 
 
 def stage(train_index: str, dev_index: str, settings: str, output: str) -> None:
@@ -37,10 +39,13 @@ def stage(train_index: str, dev_index: str, settings: str, output: str) -> None:
         raise ValueError(f"the output is {output}; it must be the model.json of a run's folder")
     device = chosen_device()
     folder = Path(output).resolve().parent
+    splits = Shards(train_index), Shards(dev_index)
+    # Before the processes meet: while one of them does this, the others would wait too long
+    initial = pretrained(run, *splits, folder, device, leads=os.environ.get("RANK", "0") == "0")
     exchange = open_exchange(workers, device, run.comm.timeout_seconds)
     if 0 in exchange.local:
         files.write_json(folder / "run.json", description(run, device, exchange))
-    train(run, Shards(train_index), Shards(dev_index), folder, device, exchange)
+    train(run, *splits, folder, device, exchange, initial)
     exchange.barrier()  # process 0 holds what the others meet by
     close_exchange()
 
@@ -51,25 +56,6 @@ def chosen_workers() -> int:
     if not wish.isdigit() or int(wish) < 1:
         raise ValueError(f"WORKERS is {wish!r}; it must be a whole number from 1")
     return int(wish)
-
-
-def chosen_device() -> torch.device:
-    """DEVICE, else the GPU if there is one; of several, each process of a machine has its own."""
-    has_gpu = torch.cuda.is_available()
-    wish = os.environ.get("DEVICE") or ("cuda" if has_gpu else "cpu")
-    try:
-        device = torch.device(wish)
-    except RuntimeError as error:
-        raise ValueError(f"DEVICE is {wish!r}; it must be cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"DEVICE is {wish!r}; it must be cpu, cuda or cuda:N")
-    found = torch.cuda.device_count() if has_gpu else 0
-    if device.type == "cuda" and (device.index or 0) >= found:
-        raise ValueError(f"DEVICE is {wish} but torch finds {found} GPUs; try DEVICE=cpu")
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % found)
-        torch.cuda.set_device(device)
-    return device
 
 
 def description(

@@ -130,7 +130,8 @@ def _network(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
     def score(utterance: Utterance) -> np.ndarray:
         feats_TF = np.ascontiguousarray(normalise(utterance, feats.load(utterance)), np.float32)
         with torch.inference_mode():
-            logits_TS = model(context_padded(torch.from_numpy(feats_TF), left, right))[0]
+            padded_BTF = context_padded(torch.from_numpy(feats_TF), left, right)
+            logits_TS = model.every_frame(padded_BTF)[0]
             return (torch.log_softmax(logits_TS, 1) - log_priors_S).numpy()
 
     def some(utterance: Utterance) -> Scores:

@@ -44,6 +44,7 @@ class Dnn(nn.Module):
 
     mean_F: Tensor
     var_F: Tensor
+    stride = 1  # frames from one output to the next
 
     def __init__(
         self,
@@ -79,6 +80,10 @@ class Dnn(nn.Module):
             hidden_NF = self.nonlinearity(layer(hidden_NF))
         return self.layers[-1](hidden_NF).unflatten(0, windows_BTF.shape[:2])
 
+    def every_frame(self, feats_BTF: Tensor) -> Tensor:
+        """The same: each frame has its logits."""
+        return self(feats_BTF)
+
 
 class Undrawn(nn.Linear):
     """Its weights are yet to be drawn. nn.utils.skip_init does as much, but imports sympy: 3 s."""
@@ -87,8 +92,10 @@ class Undrawn(nn.Linear):
         pass
 
 
-def splice(feats_BTF: Tensor, left: int, right: int) -> Tensor:
+def splice(feats_BTF: Tensor, left: int, right: int, step: int = 1) -> Tensor:
     """Each frame with its neighbours, oldest first: [B, T, F] -> [B, T - left - right, window * F].
+
+    With a step, only every step-th of them.
 
     Only frames whose window lies within the T frames are left: for all frames of an utterance, pad
     its ends first (`shards.batch.context_padded`). A minibatch of single windows is not copied.
@@ -103,7 +110,7 @@ def splice(feats_BTF: Tensor, left: int, right: int) -> Tensor:
             f"{num_frames} frames but a window is {left} + 1 + {right}; "
             "pad the utterance first, with shards.batch.context_padded"
         )
-    return feats_BTF.unfold(1, window, 1).transpose(2, 3).flatten(2)
+    return feats_BTF.unfold(1, window, step).transpose(2, 3).flatten(2)
 
 
 def initialise(layers: list[nn.Linear], nonlinearity: Nonlinearity, seed: int) -> None:

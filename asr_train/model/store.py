@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from asr_train import files, schema
+from asr_train.model import dnn, lstm
 from asr_train.model.dnn import Dnn
+from asr_train.model.lstm import Lstm
 from asr_train.schema import ModelSettings
 
-Model = Dnn  # every kind has context_left, context_right, num_mels, num_states, mean_F, var_F
+# Each has context_left, context_right, stride, every_frame, num_mels, num_states, mean_F, var_F
+Model = Dnn | Lstm
 
 
 def build_model(
@@ -26,8 +29,38 @@ def build_model(
     seed: int,
 ) -> Model:
     """The network that the settings name, on the CPU; arguments as in `Dnn`."""
-    assert settings.dnn is not None  # the one kind there is, as schema.py checks
+    if settings.lstm is not None:
+        return Lstm(settings.lstm, num_mels, num_states, mean_F, var_F, seed)
+    assert settings.dnn is not None  # one of the two is there, as schema.py checks
     return Dnn(settings.dnn, num_mels, num_states, mean_F, var_F, seed)
+
+
+def num_parameters(settings: ModelSettings, num_mels: int, num_states: int) -> int:
+    """Weights and biases of a network, without building it."""
+    if settings.lstm is not None:
+        return lstm.num_parameters(settings.lstm, num_mels, num_states)
+    assert settings.dnn is not None
+    return dnn.num_parameters(settings.dnn, num_mels, num_states)
+
+
+def hand_over(source: Model, target: Model) -> None:
+    """Let `target` begin with the layers of `source`, in place.
+
+    A feed-forward network may have more hidden layers than its source: then it takes over those
+    that are there, the others stay as they were drawn, and so does its output layer, which has
+    learned nothing of what they say (Seide et al., 2011, discriminative pre-training).
+
+    Raises:
+        ValueError: if layers do not fit; names one and both shapes.
+    """
+    found, wanted = source.state_dict(), target.state_dict()
+    if isinstance(source, Dnn) and isinstance(target, Dnn):
+        hidden = len(source.layers) - 1
+        if hidden < len(target.layers) - 1:
+            found = {n: t for n, t in found.items() if not n.startswith(f"layers.{hidden}.")}
+            wanted = {n: t for n, t in wanted.items() if n in found}
+    _check_tensors(Path("the pre-trained network"), found, wanted)
+    target.load_state_dict(found, strict=False)
 
 
 def save_model(folder: Path | str, model: Model, about: dict[str, Any]) -> Path:

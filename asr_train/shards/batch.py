@@ -2,7 +2,8 @@
 
 `pad` is for networks that read utterances, and for evaluation. `FramePools` is for networks that
 see one frame and its neighbours: it draws frames at random from a pool of a few utterances, in an
-order that (seed, epoch, worker) decides, and goes on from any batch.
+order that (seed, epoch, worker) decides, and goes on from any batch. `Sequences` does the same for
+networks that read utterances: whole ones, or pieces of long ones.
 Frames are stored once; their windows are views into the pool, gathered on the device.
 """
 
@@ -25,7 +26,9 @@ class Batch:
     """What a network is trained on in one step.
 
     From `FramePools`, B counts frames: feats_BTF holds each one's window, ali_BT and mask_BT have
-    T = 1, the frame itself. From `pad`, B counts utterances and T is the same in all three.
+    T = 1, the frame itself. From `pad`, B counts utterances and T is the same in all three. From
+    `Sequences`, B counts utterances or pieces of them, T is that of the network's outputs, and
+    feats_BTF has the frames that it needs for them.
     """
 
     feats_BTF: torch.Tensor  # float32; zeros where there is no frame
@@ -254,3 +257,176 @@ def _joined(pieces: list[Batch]) -> Batch:
         torch.cat([piece.mask_BT for piece in pieces]),
         sum(piece.frames for piece in pieces),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How utterances become rows for a network that reads them from left to right.
+
+    Attributes:
+        left, right: frames that it needs before the first and after the last one of interest.
+        stride: frames from one output to the next.
+        piece: outputs that are trained on at once; more are cut into equal pieces.
+        warm: outputs before a piece that the network passes through to set up its state.
+    """
+
+    left: int
+    right: int
+    stride: int
+    piece: int
+    warm: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A row: outputs `first` to `last` of a pool's sample, read from frame `phase` on."""
+
+    sample: int
+    phase: int
+    first: int
+    last: int
+    warm: int  # outputs before `first`
+
+    @property
+    def frames(self) -> int:
+        return self.last - self.first
+
+    @property
+    def columns(self) -> int:
+        return self.warm + self.frames
+
+
+class Sequences:
+    """Iterate over Batches of utterances, or of pieces of long ones.
+
+    Utterances are trained on whole, from a state of zeros, so that no state has to be carried from
+    batch to batch: the order may be random, gradients are exact, and a run goes on from any batch
+    with nothing but its number. Utterances are short (2 s on average in Ladkat et al., 2019); one
+    with more outputs than `cut.piece` is cut, and each piece sets up its state on the `cut.warm`
+    outputs before it, which count for nothing.
+
+    In each epoch an utterance is read from another of its first `stride` frames on, so that after
+    `stride` epochs each of its frames was kept once. A minibatch has about `minibatch_frames`
+    outputs: a pool's pieces are sorted by length, so that little is padded, cut into runs of equal
+    numbers of outputs, and the runs are permuted. All of it follows from the index.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        cut: Cut,
+        *,
+        pool_frames: int,
+        minibatch_frames: int,
+        seed: int,
+        worker: int,
+        workers: int,
+        epoch: int,
+        device: Device = "cpu",
+    ) -> None:
+        """Plan one worker's epoch; reads nothing yet.
+
+        Args:
+            pool_frames: of the features.
+            minibatch_frames: outputs.
+            seed, worker, workers, epoch: as in `Shards.samples`.
+        Raises:
+            ValueError: if a size cannot be.
+        """
+        if not (minibatch_frames >= 1 and cut.stride >= 1 and cut.piece >= 1):
+            raise ValueError(
+                f"a minibatch has {minibatch_frames} outputs, a piece {cut.piece}, every "
+                f"{cut.stride} frames; all must be positive"
+            )
+        self._shards, self._cut, self._device = shards, cut, device
+        self._order = seed, worker, workers, epoch
+        positions_N, frames_N = shards.part(*self._order), shards.frames(*self._order)
+        before = np.concatenate([[0], np.cumsum(frames_N)])
+        self._firsts = _pool_firsts(before, pool_frames)
+        self._plans = [
+            self._plan(frames_N[first:last], positions_N[first:last], first, minibatch_frames)
+            for first, last in itertools.pairwise(self._firsts)
+        ]
+        self.num_frames = sum(p.frames for plan in self._plans for batch in plan for p in batch)
+        self.num_batches = sum(map(len, self._plans))
+        self._next = 0
+
+    def seek(self, batches: int) -> None:
+        """Go on as if so many minibatches of the epoch, or all of them, had been taken."""
+        self._next = min(batches, self.num_batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        done = 0
+        for plan, (first, last) in zip(self._plans, itertools.pairwise(self._firsts), strict=True):
+            skipped, done = max(0, self._next - done), done + len(plan)
+            if skipped >= len(plan):
+                continue
+            samples = self._shards.samples(*self._order, start=first)
+            run = list(itertools.islice(samples, last - first))
+            for batch in plan[skipped:]:
+                self._next += 1
+                yield self._batch(batch, run)
+
+    def _plan(
+        self,
+        frames_N: npt.NDArray[np.int64],
+        positions_N: npt.NDArray[np.int64],
+        first: int,
+        minibatch_frames: int,
+    ) -> list[list[_Piece]]:
+        """The minibatches of a pool, in their order."""
+        seed, worker, _, epoch = self._order
+        pieces = [
+            piece
+            for sample, (frames, position) in enumerate(
+                zip(frames_N.tolist(), positions_N.tolist(), strict=True)
+            )
+            for piece in _pieces(sample, frames, epoch + position, self._cut)
+        ]
+        bits = np.random.Philox(np.random.SeedSequence([seed, epoch, worker, first]))
+        columns_N = np.array([piece.columns for piece in pieces])
+        order = np.lexsort([bits.random_raw(len(pieces)), columns_N])
+        pieces = [pieces[at] for at in order]
+        middles = np.cumsum([p.frames for p in pieces]) - np.array([p.frames / 2 for p in pieces])
+        total = sum(p.frames for p in pieces)
+        runs = (middles * max(1, round(total / minibatch_frames)) / total).astype(np.int64)
+        batches = [
+            [piece for _, piece in run]
+            for _, run in itertools.groupby(
+                zip(runs.tolist(), pieces, strict=True), lambda pair: pair[0]
+            )
+        ]
+        return [batches[at] for at in np.argsort(bits.random_raw(len(batches)), kind="stable")]
+
+    def _batch(self, pieces: list[_Piece], samples: Sequence[Sample]) -> Batch:
+        cut, columns = self._cut, max(piece.columns for piece in pieces)
+        rows = cut.left + (columns - 1) * cut.stride + 1 + cut.right
+        times_R = np.arange(rows) - cut.left
+        num_mels = samples[pieces[0].sample].feats_TF.shape[1]
+        feats_BTF = np.empty((len(pieces), rows, num_mels), np.float32)
+        ali_BT = np.zeros((len(pieces), columns), np.int64)
+        mask_BT = np.zeros((len(pieces), columns), bool)
+        for b, piece in enumerate(pieces):
+            sample = samples[piece.sample]
+            start = piece.phase + (piece.first - piece.warm) * cut.stride
+            # Both ends repeat the first and the last frame
+            feats_BTF[b] = sample.feats_TF[np.clip(start + times_R, 0, len(sample.ali_T) - 1)]
+            states = sample.ali_T[piece.phase :: cut.stride][piece.first : piece.last]
+            ali_BT[b, piece.warm : piece.columns] = states
+            mask_BT[b, piece.warm : piece.columns] = True
+        return Batch(
+            torch.from_numpy(feats_BTF).to(self._device),
+            torch.from_numpy(ali_BT).to(self._device),
+            torch.from_numpy(mask_BT).to(self._device),
+            sum(piece.frames for piece in pieces),
+        )
+
+
+def _pieces(sample: int, frames: int, turn: int, cut: Cut) -> Iterator[_Piece]:
+    """An utterance's rows; `turn` chooses the frame from which on it is read."""
+    phase = turn % min(cut.stride, frames)
+    outputs = -(-(frames - phase) // cut.stride)
+    count = -(-outputs // cut.piece)
+    ends = [outputs * n // count for n in range(count + 1)]
+    for first, last in itertools.pairwise(ends):
+        yield _Piece(sample, phase, first, last, min(first, cut.warm))

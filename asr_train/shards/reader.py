@@ -7,6 +7,7 @@ every sample is read by exactly one worker, whatever W is, and nothing is droppe
 All of it follows from the index; so a reader starts anywhere without decoding what comes before.
 """
 
+import copy
 import itertools
 import tarfile
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from webdataset import tariterators
 
-from asr_train.files import DamagedFileError, check_part, read_json
+from asr_train.files import DamagedFileError
+from asr_train.shards.place import open_part, place, read_index
 from asr_train.shards.sample import Record, Sample, check_num_states, from_record
 from asr_train.shards.writer import FORMAT, VERSION
 
@@ -47,6 +49,8 @@ class Plan:
 class Shards:
     """A split's shards.
 
+    Args:
+        index_path: of index.json; tars lie beside it. A path, or an address: see `shards.place`.
     Attributes:
         index: what `writer.write_shards` wrote.
         num_samples, num_frames, num_mels, num_states: totals, sizes.
@@ -56,11 +60,12 @@ class Shards:
         about: what the writer was told of the features.
     Raises:
         DamagedFileError: if the index is not one, or contradicts itself.
+        FetchError: if it is far away and cannot be read.
     """
 
     def __init__(self, index_path: Path | str) -> None:
-        self.path = Path(index_path)
-        self.index: dict[str, Any] = read_json(self.path)
+        self.path = place(index_path)
+        self.index: dict[str, Any] = read_index(self.path)
         try:
             self._take_index()
         except DamagedFileError:
@@ -69,6 +74,7 @@ class Shards:
             raise self._damaged(f"is no index of shards ({error!r})") from error
         self._opened: set[int] = set()  # shards whose checksum this process has compared
         self._last_order: tuple[tuple[int | None, int], npt.NDArray[np.int64]] | None = None
+        self._span = 0.0, 1.0
 
     def _take_index(self) -> None:
         index = self.index
@@ -104,16 +110,53 @@ class Shards:
     def _damaged(self, what: str) -> DamagedFileError:
         return DamagedFileError(f"{self.path} {what}; delete it and run make again")
 
+    # --- parts of it -----------------------------------------------------------------------------
+
+    def span(self, first: float, last: float) -> "Shards":
+        """The same shards, of which an epoch reads a share: that much of its order of samples.
+
+        Spans that meet share no sample, and leave none out.
+        """
+        assert 0 <= first < last <= 1
+        part = copy.copy(self)
+        part._span = first, last
+        part._last_order = None
+        return part
+
+    def some(self, share: float) -> "Shards":
+        """Some of the tars, at equal distances: about this share of them, and at least one.
+
+        Mean, variance and priors stay those of all.
+        """
+        parts = self.index["parts"]
+        count = max(1, round(share * len(parts)))
+        chosen = [parts[len(parts) * n // count] for n in range(count)]
+        frames = [frames for part in chosen for _, frames in part["order"]]
+        found = copy.copy(self)
+        found.index = {
+            **self.index,
+            "parts": chosen,
+            "num_samples": len(frames),
+            "num_frames": sum(frames),
+        }
+        found._take_index()
+        found._opened, found._last_order = set(), None
+        return found
+
     # --- the order law ---------------------------------------------------------------------------
 
     def order(self, seed: int | None, epoch: int) -> npt.NDArray[np.int64]:
-        """The samples of an epoch, as positions in the stored order."""
+        """The samples of an epoch (or of the span of it), as positions in the stored order."""
         if seed is None:
-            return np.arange(self.num_samples)
+            return self._within_span(np.arange(self.num_samples))
         if self._last_order is None or self._last_order[0] != (seed, epoch):
-            self._last_order = (seed, epoch), self._permuted(seed, epoch)
+            self._last_order = (seed, epoch), self._within_span(self._permuted(seed, epoch))
             self._last_order[1].flags.writeable = False  # callers share it
         return self._last_order[1]
+
+    def _within_span(self, order_N: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        first, last = (round(share * len(order_N)) for share in self._span)
+        return order_N[first:last]
 
     def _permuted(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         """Sort by random keys: raw bits stay the same over NumPy's versions, `permutation` may not.
@@ -137,14 +180,16 @@ class Shards:
         """
         if not 0 <= worker < workers:
             raise ValueError(f"worker {worker} of {workers}: it must be 0 to {workers - 1}")
-        if workers > self.num_samples:
+        first, last = (round(share * self.num_samples) for share in self._span)
+        count = last - first
+        if workers > count:
             raise ValueError(
-                f"{self.path} has {self.num_samples} samples for {workers} workers, of whom some "
-                f"would have none; use at most {self.num_samples} workers"
+                f"{self.path} has {count} samples for {workers} workers, of whom some "
+                f"would have none; use at most {count} workers"
             )
         if epoch < 0 or (seed is not None and seed < 0):
             raise ValueError(f"seed {seed}, epoch {epoch}: they must not be negative")
-        first, last = (self.num_samples * w // workers for w in (worker, worker + 1))
+        first, last = (count * w // workers for w in (worker, worker + 1))
         return self.order(seed, epoch)[first:last]
 
     def frames(
@@ -189,19 +234,19 @@ class Shards:
                 # process holds many virtual workers
                 yield self._sample(path, position, records.pop(self._ids[position], None))
 
-    def _records(self, shard: int, wanted: list[int]) -> tuple[Path, dict[str, Record]]:
+    def _records(self, shard: int, wanted: list[int]) -> tuple[str, dict[str, Record]]:
         """The undecoded records of a shard's `wanted` samples."""
         listed = self.index["parts"][shard]
         unseen = shard not in self._opened
-        path = check_part(self.path.parent, listed, content=unseen, remake=self.path)
+        path, opened = open_part(self.path, listed, unseen)
         self._opened.add(shard)
         known = {sample_id for sample_id, _ in listed["order"]}
         unwanted = known - {self._ids[position] for position in wanted}
         records: dict[str, Record] = {}
-        with open(path, "rb") as file:
+        with opened as file:
             # webdataset's own iteration over an open file: its `gopen` would run `pipe:` names
             members = tariterators.tar_file_expander(
-                [{"url": str(path), "stream": file}],
+                [{"url": path, "stream": file}],
                 select_files=lambda name: name.split(".", 1)[0] not in unwanted,
             )
             try:
@@ -218,7 +263,7 @@ class Shards:
                 ) from error
         return path, records
 
-    def _sample(self, path: Path, position: int, record: Record | None) -> Sample:
+    def _sample(self, path: str, position: int, record: Record | None) -> Sample:
         sample_id, frames = self._ids[position], int(self._frames_N[position])
         hint = f"delete {self.path} and run make again"
         if record is None:

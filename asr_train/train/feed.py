@@ -2,14 +2,17 @@
 
 Planned from the shards' index before anything is read. Every frame comes once; so workers with
 fewer frames run out of minibatches a little earlier, and take part in the last steps with nothing:
-nobody waits for a gradient that does not come.
+nobody waits for a gradient that does not come. An epoch may have parts (optim.phases), with
+other minibatches and with fewer workers that read; those that do not take part with nothing.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from asr_train.model.lstm import Lstm
+from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
-from asr_train.shards.batch import Batch, Device, FramePools
+from asr_train.shards.batch import Batch, Cut, Device, FramePools, Sequences
 from asr_train.shards.reader import Shards
 
 
@@ -21,56 +24,106 @@ class Windows:
     right: int
 
 
+def seen_by(model: Model) -> Windows | Cut:
+    """What a network is to be given: single frames in their windows, or utterances."""
+    if isinstance(model, Lstm):
+        left, right = model.context_left, model.context_right
+        return Cut(left, right, model.stride, model.piece, model.warm)
+    return Windows(model.context_left, model.context_right)
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """A part of an epoch's order of samples, and who reads it in what minibatches."""
+
+    shards: Shards
+    minibatch_frames: int
+    workers: int  # that read; the others have nothing
+    first_step: int  # of the epoch
+    batches: list[int]  # by worker that reads
+
+
 class Feed:
     """One epoch.
 
     Args:
+        seen: what the network is to be given.
         workers: of the run.
         local: those hosted here.
     Attributes:
         num_steps: of the epoch, for every worker.
-        fewest: minibatches of the worker that has the fewest frames.
+        fewest: minibatches of the worker that has the fewest frames, of those that read.
     """
 
     def __init__(
         self,
         shards: Shards,
         optim: OptimSettings,
-        windows: Windows,
+        seen: Windows | Cut,
         workers: int,
         local: range,
         epoch: int,
         device: Device,
     ) -> None:
-        self._settings = shards, optim, windows, workers, epoch, device
-        frames = shards.plan(workers, optim.seed, epoch).frames
-        batches = [-(-n // optim.minibatch_frames) for n in frames]
-        self.num_steps, self.fewest = max(batches), min(batches)
+        self._settings = optim, seen, epoch, device
         self._local = local
-        self._readers: dict[int, Iterator[Batch]] = {}
+        self._phases: list[_Phase] = []
+        self.num_steps = self.fewest = 0
+        for first, last, minibatch_frames, most in phases(optim, epoch):
+            part = shards.span(first, last)
+            reading = min(workers, most or workers)
+            phase = _Phase(part, minibatch_frames, reading, self.num_steps, [])
+            for worker in range(reading):
+                phase.batches.append(self._reader(phase, worker).num_batches)
+            self._phases.append(phase)
+            self.num_steps += max(phase.batches)
+            self.fewest += min(phase.batches)
+        self.start(0)
 
     def start(self, step: int) -> None:
         """Begin to read; so many steps of the epoch have been taken already."""
-        for worker in self._local:
-            pools = self._pools(worker)
-            pools.seek(step)
-            self._readers[worker] = iter(pools)
+        self._at = dict.fromkeys(self._local, step)
+        self._readers: dict[int, tuple[_Phase, Iterator[Batch]]] = {}
 
     def next(self, worker: int) -> Batch | None:
         """A local worker's next minibatch; None: it has had all of its own."""
-        return next(self._readers[worker], None)
+        step = self._at[worker]
+        self._at[worker] += 1
+        phase = self._phase(step)
+        if worker >= phase.workers:
+            return None
+        if worker not in self._readers or self._readers[worker][0] is not phase:
+            reader = self._reader(phase, worker)
+            reader.seek(step - phase.first_step)
+            self._readers[worker] = phase, iter(reader)
+        return next(self._readers[worker][1], None)
 
-    def _pools(self, worker: int) -> FramePools:
-        shards, optim, windows, workers, epoch, device = self._settings
+    def reading(self, step: int) -> int:
+        """How many workers have minibatches in that part of the epoch."""
+        return self._phase(step).workers
+
+    def _phase(self, step: int) -> _Phase:
+        return next(p for p in reversed(self._phases) if p.first_step <= step)
+
+    def _reader(self, phase: _Phase, worker: int) -> FramePools | Sequences:
+        optim, seen, epoch, device = self._settings
+        sizes = {"pool_frames": optim.pool_frames, "minibatch_frames": phase.minibatch_frames}
+        who = {"seed": optim.seed, "worker": worker, "workers": phase.workers, "epoch": epoch}
+        if isinstance(seen, Cut):
+            return Sequences(phase.shards, seen, **sizes, **who, device=device)
+        left, right = seen.left, seen.right
         return FramePools(
-            shards,
-            context_left=windows.left,
-            context_right=windows.right,
-            pool_frames=optim.pool_frames,
-            minibatch_frames=optim.minibatch_frames,
-            seed=optim.seed,
-            worker=worker,
-            workers=workers,
-            epoch=epoch,
-            device=device,
+            phase.shards, context_left=left, context_right=right, **sizes, **who, device=device
         )
+
+
+def phases(optim: OptimSettings, epoch: int) -> Iterator[tuple[float, float, int, int | None]]:
+    """An epoch's parts: from and to which share of it, minibatch, and how many workers at most."""
+    first = 0.0
+    for phase in optim.phases:
+        last = min(1.0, phase.until - epoch)
+        if last > first:
+            yield first, last, phase.minibatch_frames, phase.workers
+            first = last
+    if first < 1:
+        yield first, 1.0, optim.minibatch_frames, None

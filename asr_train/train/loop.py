@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,13 +27,15 @@ from asr_train.comm.loopback import Loopback
 from asr_train.comm.method import Gradient, Sent
 from asr_train.comm.methods import build
 from asr_train.model.loss import frame_loss
-from asr_train.model.store import Model, build_model, save_model
+from asr_train.model.lstm import Lstm
+from asr_train.model.store import Model, build_model, hand_over, load_model, save_model
 from asr_train.schema import RunSettings
-from asr_train.shards.batch import Batch, context_padded
+from asr_train.shards.batch import Batch, context_padded, pad
 from asr_train.shards.reader import Shards
-from asr_train.train.feed import Feed, Windows
+from asr_train.shards.sample import Sample
+from asr_train.train.feed import Feed, seen_by
 from asr_train.train.log import NoLog, RunLog, Totals, dev_row, epoch_line, say, train_row
-from asr_train.train.schedule import Schedule
+from asr_train.train.schedule import Schedule, warning
 from asr_train.train.state import Checkpoints, Interval, NotFiniteError, RunState, check_finite
 
 ABOUT = ("feats", "norm", "states_hash")  # of the shards: decoding must find the same again
@@ -47,6 +50,7 @@ def train(
     folder: Path,
     device: torch.device,
     exchange: Exchange | None = None,
+    initial: Path | None = None,
 ) -> Path:
     """Train a network as `run` says, going on from its newest checkpoint if there is one.
 
@@ -56,6 +60,7 @@ def train(
         folder: of the run, whose name it has; all processes share it. Gets ckpt/, log.jsonl,
             tensorboard/, model.pt and, last of all, model.json.
         exchange: of all workers; None: a single one.
+        initial: model.json of a network whose layers this one begins with; None: drawn at random.
     Returns:
         The path of model.json.
     Raises:
@@ -79,20 +84,28 @@ def train(
         torch.from_numpy(train_shards.mean_F),
         torch.from_numpy(train_shards.var_F),
         optim.seed,
-    ).to(device)
+    )
+    handed_over = None
+    if initial is not None:
+        source, handed_over = load_model(initial)
+        hand_over(source, model)
+    model.to(device)
     bucket = Bucket(model)
     num_parameters = bucket.weights_P.numel()
     method = build(run.comm, exchange, num_parameters)
     state = RunState.fresh(bucket, method, Schedule(optim), optim.momentum > 0)
 
     checkpoints = Checkpoints(
-        folder / "ckpt", identity(run, train_shards, dev_shards), optim.keep_checkpoints, exchange
+        folder / "ckpt",
+        identity(run, train_shards, dev_shards, handed_over),
+        optim.keep_checkpoints,
+        exchange,
     )
     saved = checkpoints.newest()
     changed = None if saved is None else state.restore(saved)
     progress = state.progress
 
-    total_frames = optim.epochs * train_shards.num_frames
+    total_frames = optim.epochs * train_shards.num_frames // model.stride
     with contextlib.ExitStack() as stack:
         log: RunLog | NoLog = RunLog(folder, progress, total_frames) if leads else NoLog()
         stack.enter_context(log)
@@ -108,6 +121,7 @@ def train(
             + (f"going on after step {progress.step}" if progress.step else "from the beginning")
         )
         tell(changed)
+        tell(warning(optim, len(method.teams[0])))
 
         def write_row() -> None:
             totals = gathered(state)
@@ -119,11 +133,11 @@ def train(
             progress.log_bytes = log.bytes
             checkpoints.save(progress.step, state.contents())
 
-        while progress.epoch < optim.epochs:
+        while not state.schedule.is_finished:
             feed = Feed(
                 train_shards,
                 optim,
-                Windows(model.context_left, model.context_right),
+                seen_by(model),
                 workers,
                 exchange.local,
                 progress.epoch,
@@ -138,6 +152,9 @@ def train(
             progress.epoch_step, progress.epoch_steps = begin, feed.num_steps
             feed.start(begin)
             while progress.epoch_step < progress.epoch_steps:
+                done = progress.epoch + progress.epoch_step / progress.epoch_steps
+                together = min(len(method.teams[0]), feed.reading(progress.epoch_step))
+                state.schedule.begin_step(done, together)
                 frames = step(model, feed.next, state, optim.momentum, optim.seed)
                 progress.epoch_step += 1
                 log.advance(frames * workers // len(exchange.local))
@@ -339,6 +356,7 @@ def evaluate(
 ) -> tuple[float, float]:
     """Mean cross-entropy in nats a frame, and the share of frames whose best state is right.
 
+    Over every frame, so that networks can be compared that are trained on every frame or on fewer.
     Workers evaluate a part each; who have no utterance, none.
     """
     exchange = exchange or Loopback(range(1), device)
@@ -348,9 +366,8 @@ def evaluate(
         loss, correct = 0.0, 0
         batches = whole_utterances(shards, model, device, worker, parts) if worker < parts else ()
         for batch in batches:
-            batch_loss, batch_correct = frame_loss(
-                model(batch.feats_BTF), batch.ali_BT, batch.mask_BT
-            )
+            logits_BTS = model.every_frame(batch.feats_BTF)
+            batch_loss, batch_correct = frame_loss(logits_BTS, batch.ali_BT, batch.mask_BT)
             loss += batch_loss.item()
             correct += int(batch_correct.item())
         rows.append([loss, correct])
@@ -361,37 +378,52 @@ def evaluate(
 def whole_utterances(
     shards: Shards, model: Model, device: torch.device, worker: int, workers: int
 ) -> Iterator[Batch]:
-    """A worker's utterances, several end to end in one long row [1, T, F], which takes no padding.
+    """A worker's utterances, about DEV_FRAMES at once; see `side_by_side` and `end_to_end`.
 
-    Windows that straddle two utterances are masked.
+    What a recurrent network heard of one utterance must not colour the next.
     """
-    rows: list[tuple[Tensor, Tensor, Tensor]] = []
-    frames = 0
-    between = model.context_left + model.context_right
+    join = side_by_side if isinstance(model, Lstm) else end_to_end
+    left, right = model.context_left, model.context_right
+    held: list[Sample] = []
     for sample in shards.samples(None, worker, workers, epoch=0):
-        feats_BTF = context_padded(sample.feats_TF, model.context_left, model.context_right)
+        held.append(sample)
+        if sum(len(s.ali_T) for s in held) >= DEV_FRAMES:
+            yield join(held, left, right, device)
+            held = []
+    if held:
+        yield join(held, left, right, device)
+
+
+def end_to_end(samples: list[Sample], left: int, right: int, device: torch.device) -> Batch:
+    """Utterances in one long row [1, T, F], which takes no padding; windows that straddle two of
+    them are masked.
+    """
+    gap_T = torch.zeros(left + right, dtype=torch.int64)
+    feats, alis, masks = [], [], []
+    for sample in samples:
         ali_T = torch.from_numpy(sample.ali_T).to(torch.int64)
-        gap_T = ali_T.new_zeros(between)
-        mask_T = torch.arange(len(ali_T) + between) < len(ali_T)
-        rows.append((feats_BTF, torch.cat([ali_T, gap_T]), mask_T))
-        frames += len(ali_T)
-        if frames >= DEV_FRAMES:
-            yield _end_to_end(rows, between, frames, device)
-            rows, frames = [], 0
-    if rows:
-        yield _end_to_end(rows, between, frames, device)
-
-
-def _end_to_end(
-    rows: list[tuple[Tensor, Tensor, Tensor]], between: int, frames: int, device: torch.device
-) -> Batch:
-    feats, alis, masks = zip(*rows, strict=True)
-    last = sum(len(ali) for ali in alis) - between  # after which no window is whole
+        feats.append(context_padded(sample.feats_TF, left, right))
+        alis.append(torch.cat([ali_T, gap_T]))
+        masks.append(torch.arange(len(alis[-1])) < len(ali_T))
+    last = sum(map(len, alis)) - len(gap_T)  # after which no window is whole
     return Batch(
         torch.cat(feats, dim=1).to(device),
         torch.cat(alis)[None, :last].to(device),
         torch.cat(masks)[None, :last].to(device),
-        frames,
+        sum(len(sample.ali_T) for sample in samples),
+    )
+
+
+def side_by_side(samples: list[Sample], left: int, right: int, device: torch.device) -> Batch:
+    """A row each, as long as the longest one needs; edges repeat the first and the last frame."""
+    padded = pad(samples)
+    longest = padded.ali_BT.shape[1]
+    feats = [context_padded(s.feats_TF, left, right + longest - len(s.ali_T)) for s in samples]
+    return Batch(
+        torch.cat(feats).to(device),
+        padded.ali_BT.to(device),
+        padded.mask_BT.to(device),
+        padded.frames,
     )
 
 
@@ -416,15 +448,26 @@ def check_same_task(train_shards: Shards, dev_shards: Shards) -> None:
             )
 
 
-def identity(run: RunSettings, train_shards: Shards, dev_shards: Shards) -> str:
+def identity(
+    run: RunSettings,
+    train_shards: Shards,
+    dev_shards: Shards,
+    initial: dict[str, Any] | None = None,
+) -> str:
     """A name for all that decides what training gives, but for the number of workers, which a
     run may change; indexes list their parts' checksums.
+
+    Args:
+        initial: model.json of the network that it begins with.
     """
     settings = schema.plain(run)
     for name in ("timeout_seconds", "check_steps"):
         del settings["comm"][name]  # decide nothing
     indexes = [train_shards.index, dev_shards.index]
-    return files.hash_of({"run": settings, "shards": indexes})
+    content = {"run": settings, "shards": indexes}
+    if initial is not None:
+        content["initial"] = initial["sha256"]
+    return files.hash_of(content)
 
 
 def same_bits_every_time(device: torch.device) -> None:

@@ -1,17 +1,36 @@
-"""The learning rate from what was seen so far; knows nothing of networks or files."""
+"""The learning rate from what was seen so far; knows nothing of networks or files.
 
+Gradients are sums over frames and over workers, so `optim.rate` is per frame, and n workers' update
+at the same rate is n times as large: the linear scaling rule of Goyal et al. (2017), which holds up
+to some size and then diverges. Two things keep the first epochs from it, and both are settings:
+    optim.scaling         sum: the rate as it is. sqrt: over the root of n (Krizhevsky, 2014: the
+                          variance of an update stays). mean: over n.
+    optim.warmup_epochs   the rate rises in a straight line, from 1 / n of it, which is a single
+                          worker's update, to all of it (Goyal et al., 2017, section 2.2).
+n is the number of workers whose gradients are added up: all for gtc and allreduce, a group for
+bmuf_gtc, one for bmuf and model_averaging, whose workers each take their own steps.
+"""
+
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from asr_train.schema import Halving, OptimSettings
+from asr_train.schema import Halving, OptimSettings, Scaling
+
+# rate * frames an update, above which training with gradients added up is likely to diverge. On
+# digits, 8 workers of 256 frames, DEV accuracy of dnn_4x256 after an epoch (one worker: 77.3 %):
+#   allreduce   2.0 (mean) 71.6 %   5.8 (sqrt) 28.1 %, with warm-up over the epoch 73.1 %
+#   gtc, tau 4  2.0 70.2 %   5.8 75.5 %   16.4 (sum) 30.8 %, with warm-up over half of it 33.2 %
+MOST_AN_UPDATE, MOST_WITH_WARMUP = 5.0, 10.0
 
 
 @dataclass(slots=True)
 class _State:
-    rate: float  # of the epoch to come, per frame
+    rate: float  # of the epoch to come, per frame; before scaling and warm-up
     epochs: int = 0  # finished
     is_halving: bool = False
     last_loss: float | None = None  # of DEV
+    is_finished: bool = False
 
 
 class Schedule:
@@ -19,17 +38,33 @@ class Schedule:
 
     each_epoch: after every epoch from then on (Strom, 2015).
     newbob: once DEV's loss fell by less than the share `newbob_gain` of what it was an epoch
-    before, and after every epoch from then on.
+    before, and after every epoch from then on. With a `min_rate`, the run is finished when the rate
+    would fall below it (min-rate newbob; Ladkat et al., 2019).
     """
 
     def __init__(self, settings: OptimSettings) -> None:
         self.settings = settings
         self._state = _State(settings.rate)
+        self._share = 1.0
 
     @property
     def rate(self) -> float:
-        """Of the epoch that is being trained, or comes next; per frame."""
-        return self._state.rate
+        """Of the step that is being taken, or comes next; per frame."""
+        return self._state.rate * self._share
+
+    @property
+    def is_finished(self) -> bool:
+        """No epoch is to come."""
+        return self._state.is_finished or self._state.epochs >= self.settings.epochs
+
+    def begin_step(self, epochs: float, added_up: int) -> None:
+        """Set the rate of a step.
+
+        Args:
+            epochs: that were done before it.
+            added_up: workers whose gradients are.
+        """
+        self._share = share(self.settings, epochs, added_up)
 
     def end_epoch(self, dev_loss: float) -> None:
         """Take in DEV's loss in nats a frame after an epoch."""
@@ -42,6 +77,7 @@ class Schedule:
                 or (last_loss is not None and not self._helped(last_loss, dev_loss))
             )
             if state.is_halving:
+                state.is_finished = state.rate / 2 < self.settings.min_rate
                 state.rate /= 2
         state.last_loss = dev_loss
 
@@ -55,3 +91,34 @@ class Schedule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what `state_dict` gave."""
         self._state = _State(**state)
+
+
+def share(settings: OptimSettings, epochs: float, added_up: int) -> float:
+    """Of the rate, that is used after so many epochs where so many gradients are added up."""
+    full = {
+        Scaling.sum: 1.0,
+        Scaling.sqrt: 1 / math.sqrt(added_up),
+        Scaling.mean: 1 / added_up,
+    }[settings.scaling]
+    if epochs >= settings.warmup_epochs:
+        return full
+    first = settings.warmup_from if settings.warmup_from is not None else 1 / added_up
+    first = min(first, full)
+    return first + (full - first) * epochs / settings.warmup_epochs
+
+
+def warning(settings: OptimSettings, added_up: int) -> str | None:
+    """What to say of a run that may well diverge; None: nothing."""
+    frames = settings.minibatch_frames * added_up
+    size = settings.rate * share(settings, math.inf, added_up) * frames
+    most = MOST_WITH_WARMUP if settings.warmup_epochs else MOST_AN_UPDATE
+    if added_up == 1 or size <= most:
+        return None
+    return (
+        f"warning: gradients are sums over {added_up} workers' minibatches of "
+        f"{settings.minibatch_frames} frames, so an update at rate {settings.rate:g} (scaling "
+        f"{settings.scaling.name}) counts {size:.3g} times a mean gradient; above {most:g} "
+        f"(warm-up {settings.warmup_epochs:g} epochs) training often diverges. If the loss "
+        "grows, set optim.scaling=sqrt optim.warmup_epochs=1, or lower optim.rate or "
+        "optim.minibatch_frames"
+    )

@@ -13,6 +13,7 @@ from asr_train.decode.posteriors import load_scorer
 from asr_train.files import DamagedFileError, read_json, write_json
 from asr_train.model.store import build_model, load_model, save_model
 from asr_train.schema import FrontSettings, ModelSettings, NormBy, NormSettings, build, plain
+from asr_train.shards.batch import context_padded
 
 NORM = NormSettings(by=NormBy.speaker, variance=True)
 LEFT, RIGHT = 2, 1
@@ -24,25 +25,36 @@ def priors_S(lang):
     return weights_S / weights_S.sum()
 
 
+DNN = {
+    "layers": 2,
+    "width": 16,
+    "nonlinearity": "sigmoid",
+    "context_left": LEFT,
+    "context_right": RIGHT,
+}
+LSTM = {"layers": 2, "width": 16, "stack": 3, "subsample": 3, "delay": 2, "piece": 9, "warm": 2}
+
+
 @pytest.fixture
 def network(lang, feats, priors_S, tmp_path):
     """A model.json whose network has weights drawn at random, its output layer too."""
-    values = {
-        "dnn": {
-            "layers": 2,
-            "width": 16,
-            "nonlinearity": "sigmoid",
-            "context_left": LEFT,
-            "context_right": RIGHT,
-        }
-    }
+    return random_network(lang, feats, priors_S, tmp_path, {"dnn": DNN})
+
+
+@pytest.fixture
+def recurrent(lang, feats, priors_S, tmp_path):
+    return random_network(lang, feats, priors_S, tmp_path, {"lstm": LSTM})
+
+
+def random_network(lang, feats, priors_S, tmp_path, values):
     num_mels, num_states = feats.settings.num_mels, lang.states.num_states
     settings = build(ModelSettings, values)
     generator = torch.Generator().manual_seed(3)
     mean_F = torch.randn(num_mels, generator=generator)
     model = build_model(settings, num_mels, num_states, mean_F, torch.full((num_mels,), 2.0), 1)
     with torch.no_grad():
-        for weights in model.layers[-1].parameters():
+        output = model.layers[-1] if "dnn" in values else model.output
+        for weights in output.parameters():
             weights.copy_(torch.randn(weights.shape, generator=generator))
     about = {
         "run": "dnn",
@@ -101,6 +113,23 @@ def test_scores_and_priors_together_are_posteriors(network, lang, feats, priors_
         np.testing.assert_allclose(posteriors_TS.sum(1), 1, atol=1e-5)
 
 
+def test_a_recurrent_networks_scores_are_those_of_the_reading_that_keeps_the_frame(
+    recurrent, lang, feats, priors_S
+):
+    scorer = load_scorer(recurrent, feats, lang)
+    model, _ = load_model(recurrent)
+    normalise = feats.normaliser(NORM)
+    for utterance in feats:
+        feats_TF = torch.from_numpy(normalise(utterance, feats.load(utterance)))
+        scores_TS = scorer.score(utterance)
+        assert scores_TS.shape == (utterance.frames, lang.states.num_states)
+        padded_BTF = context_padded(feats_TF, 1, 1 + 2 * 3)
+        for phase in range(min(3, len(feats_TF))):
+            posteriors_KS = torch.softmax(model(padded_BTF[:, phase:])[0], 1)
+            wanted_KS = np.log(posteriors_KS.detach().numpy() / priors_S)
+            np.testing.assert_allclose(scores_TS[phase::3], wanted_KS, atol=1e-4)
+
+
 def test_the_mixtures_scores_are_theirs_on_what_they_see(gaussians, lang, feats):
     scorer = load_scorer(gaussians, feats, lang)
     model = load_gmm(gaussians)
@@ -110,7 +139,7 @@ def test_the_mixtures_scores_are_theirs_on_what_they_see(gaussians, lang, feats)
         np.testing.assert_array_equal(scorer.score(utterance), wanted_TS)
 
 
-@pytest.mark.parametrize("kind", ["network", "gaussians"])
+@pytest.mark.parametrize("kind", ["network", "recurrent", "gaussians"])
 def test_scores_of_some_states_are_their_columns(request, kind, lang, feats):
     scorer = load_scorer(request.getfixturevalue(kind), feats, lang)
     some = np.array([7, 2, 3])

@@ -1,7 +1,10 @@
 import pytest
 import tiny
+import torch
 
-from asr_train.train.schedule import Schedule
+from asr_train.schema import SettingsError
+from asr_train.train.feed import Feed, Windows, phases
+from asr_train.train.schedule import Schedule, warning
 
 NAN = float("nan")
 
@@ -58,3 +61,144 @@ def test_a_restored_schedule_goes_on_alike(halving):
         for loss in losses[done:]:
             restored.end_epoch(loss)
         assert restored.state_dict() == unbroken.state_dict()
+
+
+# --- several workers ------------------------------------------------------------------------------
+
+
+def steps_rates(points: list[float], added_up: int, **optim) -> list[float]:
+    schedule = Schedule(tiny.settings(rate=8.0, **optim).optim)
+    seen = []
+    for epochs in points:
+        schedule.begin_step(epochs, added_up)
+        seen.append(schedule.rate)
+    return seen
+
+
+@pytest.mark.parametrize("scaling, wanted", [("sum", 8.0), ("sqrt", 4.0), ("mean", 2.0)])
+def test_the_rate_follows_the_number_of_gradients_that_are_added_up(scaling, wanted):
+    assert steps_rates([0, 0.5, 3], 4, scaling=scaling) == [wanted] * 3
+    assert steps_rates([0, 0.5, 3], 1, scaling=scaling) == [8.0] * 3
+
+
+def test_the_rate_rises_in_a_straight_line_from_a_single_workers_update():
+    points = [0, 0.25, 0.5, 1, 2]
+    assert steps_rates(points, 4, warmup_epochs=1.0) == [2.0, 3.5, 5.0, 8.0, 8.0]
+    assert steps_rates(points, 4, warmup_epochs=1.0, scaling="sqrt") == [2.0, 2.5, 3.0, 4.0, 4.0]
+    assert steps_rates(points, 4, warmup_epochs=1.0, scaling="mean") == [2.0] * 5
+    assert steps_rates(points, 1, warmup_epochs=1.0) == [8.0] * 5
+    assert steps_rates(points, 1, warmup_epochs=1.0, warmup_from=0.5) == [4.0, 5.0, 6.0, 8.0, 8.0]
+
+
+def test_min_rate_newbob_ends_the_run_before_the_rate_falls_below():
+    optim = {"halving": "newbob", "hold_epochs": 1, "newbob_gain": 0.05, "min_rate": 2.0}
+    schedule = Schedule(tiny.settings(rate=8.0, epochs=20, **optim).optim)
+    seen = []
+    for loss in [3.0, 2.5, 2.4, 2.2, 1.0, 0.5]:  # the third epoch's fall is 4 %
+        if schedule.is_finished:
+            break
+        seen.append(schedule.rate)
+        schedule.end_epoch(loss)
+    assert seen == [8, 8, 8, 4, 2]
+    restored = Schedule(tiny.settings(rate=8.0, epochs=20, **optim).optim)
+    restored.load_state_dict(schedule.state_dict())
+    assert restored.is_finished
+
+
+def test_a_run_is_finished_after_its_epochs():
+    schedule = Schedule(tiny.settings(epochs=2).optim)
+    schedule.end_epoch(1.0)
+    assert not schedule.is_finished
+    schedule.end_epoch(1.0)
+    assert schedule.is_finished
+
+
+@pytest.mark.parametrize(
+    "workers, scaling, warmup, warns",
+    [
+        (1, "sum", 0.0, False),
+        (2, "sum", 0.0, False),
+        (8, "sum", 1.0, True),
+        (8, "sqrt", 0.0, True),
+        (8, "sqrt", 1.0, False),
+        (8, "mean", 0.0, False),
+    ],
+)
+def test_a_run_that_may_well_diverge_is_told_so(workers, scaling, warmup, warns):
+    optim = {"rate": 0.008, "minibatch_frames": 256, "scaling": scaling, "warmup_epochs": warmup}
+    said = warning(tiny.settings(**optim).optim, workers)
+    assert (said is not None) == warns
+    if said:
+        size = {"sum": "16.4", "sqrt": "5.79"}[scaling]
+        assert "8 workers' minibatches of 256 frames" in said
+        assert f"counts {size} times a mean gradient" in said
+
+
+# --- phases --------------------------------------------------------------------------------------
+
+
+def phased(*given: dict):
+    return tiny.settings(minibatch_frames=64, phases=list(given)).optim
+
+
+FIRST = {"until": 0.25, "minibatch_frames": 8, "workers": 2}
+SECOND = {"until": 1.5, "minibatch_frames": 16, "workers": None}
+
+
+def test_an_epoch_has_the_parts_that_the_settings_say():
+    optim = phased(FIRST, SECOND)
+    assert list(phases(optim, 0)) == [(0.0, 0.25, 8, 2), (0.25, 1.0, 16, None)]
+    assert list(phases(optim, 1)) == [(0.0, 0.5, 16, None), (0.5, 1.0, 64, None)]
+    assert list(phases(optim, 2)) == [(0.0, 1.0, 64, None)]
+
+
+def test_in_every_part_all_frames_come_once_and_only_some_workers_read(splits):
+    optim, shards, workers = phased(FIRST, SECOND), splits[0], 3
+
+    def feed():
+        return Feed(shards, optim, Windows(0, 0), workers, range(workers), 0, torch.device("cpu"))
+
+    whole = feed()
+    taken = [[whole.next(worker) for worker in range(workers)] for _ in range(whole.num_steps)]
+    early = [step for step in range(whole.num_steps) if whole.reading(step) == 2]
+    assert early == list(range(len(early)))
+    assert 0 < len(early) < whole.num_steps
+    assert all(taken[step][2] is None for step in early)
+    sizes = [{b.frames for b in row if b is not None} for row in taken]
+    assert max(max(sizes[step]) for step in early) == 8
+    assert max(max(s) for s in sizes[len(early) :]) == 16
+    frames = torch.cat([b.feats_BTF[:, 0] for row in taken for b in row if b is not None])
+    wanted = torch.cat([torch.from_numpy(s.feats_TF) for s in shards.samples(None, 0, 1, 0)])
+    assert sorted(frames.tolist()) == sorted(wanted.tolist())
+    for begin in (1, len(early), len(early) + 3, whole.num_steps):
+        rest = feed()
+        rest.start(begin)
+        for row in taken[begin:]:
+            for worker, batch in enumerate(row):
+                found = rest.next(worker)
+                assert (found is None) == (batch is None)
+                assert batch is None or torch.equal(found.feats_BTF, batch.feats_BTF)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ([SECOND, FIRST], r"phases end at \[1.5, 0.25\] epochs; each must end later"),
+        (
+            [{**FIRST, "minibatch_frames": 501}],
+            "of 501 frames, above optim.pool_frames",
+        ),
+        ([{**FIRST, "workers": 0}], "workers is 0"),
+    ],
+)
+def test_phases_that_cannot_be_are_refused(given, message):
+    with pytest.raises(SettingsError, match=message):
+        phased(*given)
+
+
+def test_the_mean_of_models_is_not_taken_with_idle_workers():
+    bmuf = {"block_steps": 4, "form": "chen_huo", "zeta": 1.0, "c": 1.0, "eta": None}
+    comm = {"method": "bmuf", "bmuf": {**bmuf, "velocity": "reset"}}
+    with pytest.raises(SettingsError, match="idle ones included; set workers to null"):
+        tiny.settings(comm, phases=[FIRST])
+    assert tiny.settings(comm, phases=[SECOND]).optim.phases[0].minibatch_frames == 16

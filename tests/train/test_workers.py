@@ -17,6 +17,7 @@ from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
 from asr_train.model.store import build_model, load_tensors
 from asr_train.train import loop
+from asr_train.train.feed import Windows
 from asr_train.train.schedule import Schedule
 from asr_train.train.state import Checkpoints, RunState
 
@@ -300,7 +301,7 @@ def test_workers_that_share_a_model_share_its_memory(name, models):
 
 def test_a_step_that_one_worker_cannot_take_is_skipped_by_all(splits, capsys):
     state, run = fresh("gtc", 2), tiny.settings(COMM["gtc"])
-    feed = loop.Feed(splits[0], run.optim, loop.Windows(2, 1), 2, range(2), 0, CPU)
+    feed = loop.Feed(splits[0], run.optim, Windows(2, 1), 2, range(2), 0, CPU)
     feed.start(0)
 
     def next_batch(worker):

@@ -36,7 +36,20 @@ def shards(folder: Path, seed: int, count: int, **about: object) -> Shards:
     return Shards(folder / "index.json")
 
 
-def settings(comm: dict | None = None, **optim: object) -> schema.RunSettings:
+LSTM = {
+    "layers": 2,
+    "width": 12,
+    "stack": 3,
+    "subsample": 2,
+    "delay": 1,
+    "piece": 8,
+    "warm": 3,
+}
+
+
+def settings(
+    comm: dict | None = None, lstm: dict | None = None, **optim: object
+) -> schema.RunSettings:
     """A network of two small layers for three epochs; `optim` changes how it is trained."""
     values = {
         "rate": 0.02,
@@ -61,5 +74,9 @@ def settings(comm: dict | None = None, **optim: object) -> schema.RunSettings:
     }
     return schema.build(
         schema.RunSettings,
-        {"model": {"dnn": dnn}, "optim": {**values, **optim}, "comm": comm or {"method": "sgd"}},
+        {
+            "model": {"lstm": lstm} if lstm else {"dnn": dnn},
+            "optim": {**values, **optim},
+            "comm": comm or {"method": "sgd"},
+        },
     )

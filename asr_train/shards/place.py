@@ -1,0 +1,165 @@
+"""Where shards lie -> **their bytes**: a folder, http(s)://, or s3://.
+
+A path without `://` is a folder's. HTTP needs nothing but Python; S3 is read by s3fs, an extra
+(`pip install 's3fs'`), with the credentials, region and AWS_ENDPOINT_URL that botocore finds. What
+comes from afar is held in memory while it is unpacked, never on disk; it is read anew each epoch,
+and compared with the checksum of its index each time, as files are the first time.
+A read that fails, stops short or differs is tried again, ATTEMPTS times in all with growing pauses.
+Knows nothing of what the bytes mean.
+"""
+
+import hashlib
+import http.client
+import io
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from asr_train.files import DamagedFileError, check_part, read_json
+
+ATTEMPTS = 5
+FIRST_PAUSE_SECONDS = 1.0  # after a failure; twice as long after the next: 15 s in all
+TIMEOUT_SECONDS = 60.0  # without a byte
+
+Place = Path | str  # a str is an address
+
+
+class FetchError(OSError):
+    """An address cannot be read."""
+
+
+class _AbsentError(Exception):
+    """Asking again would not help."""
+
+
+def place(path: Path | str) -> Place:
+    """What a user wrote: an address, or a path.
+
+    Raises:
+        ValueError: if it is an address of a kind that is not read.
+    """
+    kind, sep, _ = str(path).partition("://")
+    if not sep:
+        return Path(path)
+    if kind not in _READERS:
+        raise ValueError(
+            f"{path}: shards are read from folders, {', '.join(f'{k}://' for k in _READERS)}; "
+            "copy them to one of these"
+        )
+    return str(path)
+
+
+def read_index(path: Place) -> Any:
+    """The content of an index.json.
+
+    Raises:
+        DamagedFileError: if it is not JSON.
+        FetchError: if it cannot be read.
+        FileNotFoundError: if there is no such file.
+    """
+    if isinstance(path, Path):
+        return read_json(path)
+    content = _tried(path, lambda: _read(path))
+    try:
+        return json.loads(content)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DamagedFileError(f"{path} is not valid JSON ({error}); upload it again") from error
+
+
+def open_part(index: Place, listed: dict[str, Any], unseen: bool) -> tuple[str, BinaryIO]:
+    """A part that an index lists, after comparing it with its entry; and its name, for messages.
+
+    Args:
+        unseen: this process has not compared the checksum of the file yet.
+    Raises:
+        DamagedFileError: if it is not what the index says, however often it was read.
+        FetchError: if it cannot be read.
+    """
+    if isinstance(index, Path):
+        path = check_part(index.parent, listed, content=unseen, remake=index)
+        return str(path), open(path, "rb")
+    address = f"{index.rpartition('/')[0]}/{listed['path']}"
+    return address, io.BytesIO(_tried(address, lambda: _checked(address, listed)))
+
+
+def _checked(address: str, listed: dict[str, Any]) -> bytes:
+    content = _read(address)
+    if len(content) != listed["bytes"]:
+        raise DamagedFileError(
+            f"{address} gave {len(content)} bytes but its index says {listed['bytes']}; "
+            "upload it and its index again"
+        )
+    found = hashlib.sha256(content).hexdigest()
+    if found != listed["sha256"]:
+        raise DamagedFileError(
+            f"{address} has SHA-256 {found[:12]}... but its index says "
+            f"{listed['sha256'][:12]}...: its content changed; upload it and its index again"
+        )
+    return content
+
+
+def _tried(address: str, read: Callable[[], bytes]) -> bytes:
+    """What `read` gives, at the first attempt that succeeds."""
+    began = time.monotonic()
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return read()
+        except _AbsentError as error:
+            raise FetchError(f"{address} cannot be read: {error}; look at the address") from error
+        except ImportError:
+            raise
+        except Exception as error:  # each library has kinds of its own
+            last = error
+        if attempt < ATTEMPTS:
+            time.sleep(FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
+    if isinstance(last, DamagedFileError):
+        raise last
+    raise FetchError(
+        f"{address} could not be read in {ATTEMPTS} attempts over {time.monotonic() - began:.0f} s "
+        f"(the last: {type(last).__name__}: {last}); is the server up? Start again: training goes "
+        "on from the last checkpoint"
+    ) from last
+
+
+def _read(address: str) -> bytes:
+    return _READERS[address.partition("://")[0]](address)
+
+
+def _read_http(address: str) -> bytes:
+    try:
+        with urllib.request.urlopen(address, timeout=TIMEOUT_SECONDS) as reply:
+            return reply.read()
+    except urllib.error.HTTPError as error:
+        if error.code in (400, 401, 403, 404, 410):
+            raise _AbsentError(f"HTTP {error.code} {error.reason}") from error
+        raise
+    except http.client.IncompleteRead as error:
+        raise OSError(f"the reply stopped after {len(error.partial)} bytes") from error
+
+
+def _read_s3(address: str) -> bytes:
+    try:
+        import s3fs
+    except ImportError as error:
+        raise ImportError(
+            f"{address} takes s3fs, which is not installed; run: pip install s3fs"
+        ) from error
+    timeouts = {"connect_timeout": TIMEOUT_SECONDS, "read_timeout": TIMEOUT_SECONDS}
+    # No listings are kept, and no retries hidden below ours
+    system = s3fs.S3FileSystem(config_kwargs={**timeouts, "retries": {"max_attempts": 0}})
+    system.retries = 1
+    try:
+        return system.cat_file(address)
+    except (FileNotFoundError, PermissionError) as error:
+        raise _AbsentError(f"{type(error).__name__}: {error}") from error
+
+
+_READERS: dict[str, Callable[[str], bytes]] = {
+    "http": _read_http,
+    "https": _read_http,
+    "s3": _read_s3,
+}

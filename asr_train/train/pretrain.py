@@ -1,0 +1,84 @@
+"""Before a run: a single worker on a **part of TRAIN** -> model.json that the run begins with.
+
+Layer by layer (Strom, 2015; Seide et al., 2011): a network of one hidden layer is trained, then
+one of two that begins with that layer, and so on up to the run's own. Or, for block momentum, the
+whole network on a part of TRAIN (Ladkat et al., 2019: 250 of 2000 hours on one GPU). Each is
+a run of its own, in a folder of its own, that goes on from its newest checkpoint.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from asr_train import files, schema
+from asr_train.schema import CommSettings, Halving, Method, RunSettings, Scaling
+from asr_train.shards.reader import Shards
+from asr_train.train.loop import train
+
+POLL_SECONDS = 0.5
+
+
+def pretrained(
+    run: RunSettings,
+    train_shards: Shards,
+    dev_shards: Shards,
+    folder: Path,
+    device: torch.device,
+    leads: bool,
+) -> Path | None:
+    """The model.json that a run begins with; None: it begins at random.
+
+    Args:
+        folder: of the run, which all processes share; gets a folder pretrain-HASH, where the hash
+            names settings and data.
+        leads: whether this process trains it; the others wait until it is there, for as long as
+            it takes: who started them ends them if the one that trains dies.
+    Raises:
+        as `train.loop.train`.
+    """
+    if run.optim.pretrain is None:
+        return None
+    part = train_shards.some(run.optim.pretrain.share)
+    todo = list(stages(run))
+    decides = [schema.plain(stage) for _, stage in todo], part.index, dev_shards.index
+    folder = folder / f"pretrain-{files.hash_of(decides)}"
+    paths = [folder / name / "model.json" for name, _ in todo]
+    if not leads:
+        while not paths[-1].exists():
+            time.sleep(POLL_SECONDS)
+        return paths[-1]
+    made = None
+    for path, (_, stage) in zip(paths, todo, strict=True):
+        if not path.exists():
+            train(stage, part, dev_shards, path.parent, device, initial=made)
+        made = path
+    return made
+
+
+def stages(run: RunSettings) -> Iterator[tuple[str, RunSettings]]:
+    """The networks that are trained, one after the other: a folder's name, and settings."""
+    given = run.optim.pretrain
+    assert given is not None
+    optim = replace(
+        run.optim,
+        rate=given.rate or run.optim.rate,
+        minibatch_frames=given.minibatch_frames or run.optim.minibatch_frames,
+        epochs=given.epochs,
+        halving=Halving.each_epoch,
+        hold_epochs=given.epochs,  # at the same rate
+        min_rate=0.0,
+        scaling=Scaling.sum,
+        phases=[],
+        pretrain=None,
+    )
+    comm = CommSettings(method=Method.sgd)
+    dnn = run.model.dnn
+    if not given.layer_by_layer or dnn is None:
+        yield "whole", RunSettings(model=run.model, optim=optim, comm=comm)
+        return
+    for layers in range(1, dnn.layers + 1):
+        model = replace(run.model, dnn=replace(dnn, layers=layers))
+        yield f"layers-{layers}", RunSettings(model=model, optim=optim, comm=comm)

@@ -1,0 +1,154 @@
+"""Recurrent networks in the same loop: exact, restartable, the same bits wherever workers live."""
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+
+import pytest
+import tiny
+import torch
+from comm import forked
+
+from asr_train.comm.loopback import Loopback
+from asr_train.model.store import load_model
+from asr_train.shards.batch import context_padded
+from asr_train.train import loop
+from asr_train.train.feed import Feed, seen_by
+
+CPU = torch.device("cpu")
+GTC = {"method": "gtc", "gtc": {"threshold": 0.5, "codec": "rice", "capacity": "exact"}}
+BMUF = {
+    "method": "bmuf",
+    "bmuf": {
+        "block_steps": 4,
+        "form": "chen_huo",
+        "zeta": 1.0,
+        "c": 1.0,
+        "eta": None,
+        "velocity": "reset",
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def few_threads(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+
+
+def settings(comm=None, **optim):
+    return tiny.settings(comm, lstm=tiny.LSTM, **{"epochs": 2, "rate": 0.05, **optim})
+
+
+def trained(folder, splits, comm=None, workers=1, exchange=None, **optim):
+    exchange = exchange or Loopback(range(workers), CPU)
+    return loop.train(settings(comm, **optim), *splits, folder, CPU, exchange)
+
+
+def rows(folder) -> list[dict]:
+    found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in found]
+
+
+def outcome(folder):
+    about = json.loads((folder / "model.json").read_text())
+    return (folder / "model.pt").read_bytes(), {**about, "run": None}, rows(folder)
+
+
+@pytest.fixture(scope="module")
+def unbroken(splits, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exp") / "lstm"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JOBS", "1")
+        trained(folder, splits)
+    return folder
+
+
+def test_it_learns_and_its_dev_accuracy_is_over_every_frame_of_each_utterance(unbroken, splits):
+    model, about = load_model(unbroken / "model.json")
+    assert about["dev"]["accuracy"] > 0.65  # of six states, after 52 steps
+    loss, correct = 0.0, 0
+    for sample in splits[1].samples(seed=None, worker=0, workers=1, epoch=0):
+        row_BTF = context_padded(sample.feats_TF, model.context_left, model.context_right)
+        ali_T = torch.from_numpy(sample.ali_T).long()
+        for phase in range(min(model.stride, len(ali_T))):
+            logits_TS, kept_T = model(row_BTF[:, phase:])[0], ali_T[phase :: model.stride]
+            cross = torch.nn.functional.cross_entropy(logits_TS, kept_T, reduction="sum")
+            loss += cross.item()
+            correct += (logits_TS.argmax(-1) == kept_T).sum().item()
+    frames = splits[1].num_frames
+    assert about["dev"] == {
+        "loss": pytest.approx(loss / frames, rel=1e-5),
+        "accuracy": correct / frames,
+    }
+
+
+def test_an_epoch_learns_from_every_kept_frame(unbroken, splits):
+    inside = [row for row in rows(unbroken) if "dev_loss" not in row]
+    in_both = splits[0].num_frames  # every second frame in each of two epochs: every frame once
+    assert inside[-1]["frames"] == pytest.approx(in_both, abs=1)
+
+
+@pytest.mark.parametrize("name, call", [("update", 1), ("update", 13), ("update", 30)])
+def test_a_killed_run_goes_on_to_the_same_bytes(
+    unbroken, splits, tmp_path, monkeypatch, name, call
+):
+    original, calls = getattr(loop, name), []
+
+    def deadly(*args):
+        calls.append(1)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args)
+
+    folder = tmp_path / "killed"
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, name, deadly)
+        process = multiprocessing.get_context("fork").Process(target=trained, args=(folder, splits))
+        process.start()
+        process.join()
+    assert process.exitcode == -signal.SIGKILL
+    trained(folder, splits)
+    assert outcome(folder) == outcome(unbroken)
+
+
+@pytest.mark.parametrize("comm", [GTC, BMUF], ids=["gtc", "bmuf"])
+def test_processes_give_the_files_of_virtual_workers(splits, tmp_path, comm):
+    trained(tmp_path / "virtual", splits, comm, workers=3)
+
+    def main(exchange):
+        trained(tmp_path / "processes", splits, comm, exchange=exchange)
+
+    assert forked.run(main, 3, 3, 30) == [None] * 3
+    assert outcome(tmp_path / "processes") == outcome(tmp_path / "virtual")
+
+
+@pytest.mark.parametrize("comm", [GTC, BMUF], ids=["gtc", "bmuf"])
+def test_a_single_worker_of_any_method_is_plain_sgd(unbroken, splits, tmp_path, comm):
+    trained(tmp_path / "alone", splits, comm)
+    assert outcome(tmp_path / "alone")[0] == outcome(unbroken)[0]
+
+
+def test_all_workers_take_as_many_steps(unbroken, splits):
+    model, _ = load_model(unbroken / "model.json")
+    optim = settings().optim
+    feed = Feed(splits[0], optim, seen_by(model), 3, range(3), 0, CPU)
+    feed.start(0)
+    counts = [0, 0, 0]
+    frames = 0
+    for _ in range(feed.num_steps):
+        for worker in range(3):
+            batch = feed.next(worker)
+            counts[worker] += batch is not None
+            frames += 0 if batch is None else batch.frames
+    assert max(counts) == feed.num_steps
+    assert min(counts) == feed.fewest
+    assert [feed.next(worker) for worker in range(3)] == [None] * 3
+    samples = splits[0].samples(optim.seed, 0, 1, 0)
+    positions = splits[0].part(optim.seed, 0, 1, 0)
+    wanted = sum(
+        math.ceil((len(s.ali_T) - int(p) % model.stride) / model.stride)
+        for s, p in zip(samples, positions, strict=True)
+    )
+    assert frames == wanted

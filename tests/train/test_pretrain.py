@@ -1,0 +1,148 @@
+"""What a single worker learned on a part of TRAIN is what the run begins with."""
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import signal
+
+import pytest
+import tiny
+import torch
+
+from asr_train.comm.loopback import Loopback
+from asr_train.model.store import build_model, hand_over, load_model
+from asr_train.schema import PretrainSettings, SettingsError
+from asr_train.train import loop, pretrain
+
+CPU = torch.device("cpu")
+LAYERS = {"share": 0.5, "epochs": 1, "layer_by_layer": True}
+WHOLE = {"share": 0.5, "epochs": 1, "layer_by_layer": False, "rate": 0.05}
+GTC = {"method": "gtc", "gtc": {"threshold": 0.5, "codec": "rice", "capacity": "exact"}}
+
+
+def settings(given: dict, **changes):
+    return tiny.settings(epochs=1, pretrain=given, **changes)
+
+
+def begin(run, splits, folder, leads=True):
+    return pretrain.pretrained(run, *splits, folder, CPU, leads)
+
+
+def test_layers_are_added_one_by_one_and_all_are_handed_over(splits, tmp_path):
+    run = settings(LAYERS, comm=GTC)
+    path = begin(run, splits, tmp_path / "run")
+    one, _ = load_model(path.parents[1] / "layers-1" / "model.json")
+    two, about = load_model(path)
+    assert [len(one.layers), len(two.layers)] == [2, 3]
+    assert about["frames"] == splits[0].some(0.5).num_frames
+
+    def first_step_weights(initial):
+        folder = tmp_path / f"of-{initial is not None}"
+        seen = []
+
+        def stop(model, *_):
+            seen.append({n: t.clone() for n, t in model.state_dict().items()})
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                loop, "step", lambda model, *rest: seen.append(dict(model.state_dict())) or 1 / 0
+            )
+            with pytest.raises(ZeroDivisionError):
+                loop.train(run, *splits, folder, CPU, Loopback(range(2), CPU), initial)
+        return seen[0]
+
+    handed = first_step_weights(path)
+    assert all(torch.equal(handed[name], tensor) for name, tensor in two.state_dict().items())
+    drawn = first_step_weights(None)
+    assert not torch.equal(drawn["layers.0.weight"], handed["layers.0.weight"])
+
+
+def test_a_deeper_network_takes_the_hidden_layers_and_a_new_output(splits):
+    run, sizes = tiny.settings(), (tiny.NUM_MELS, tiny.NUM_STATES)
+    ones = torch.ones(tiny.NUM_MELS)
+
+    def network(layers, seed):
+        model = dataclasses.replace(
+            run.model, dnn=dataclasses.replace(run.model.dnn, layers=layers)
+        )
+        return build_model(model, *sizes, ones, ones, seed)
+
+    source, target, drawn = network(2, 0), network(3, 1), network(3, 1)
+    hand_over(source, target)
+    for layer in (0, 1):
+        assert torch.equal(target.layers[layer].weight, source.layers[layer].weight)
+    for layer in (2, 3):
+        assert torch.equal(target.layers[layer].weight, drawn.layers[layer].weight)
+    with pytest.raises(ValueError, match=r"the pre-trained network has layers.3.bias"):
+        hand_over(network(3, 0), network(2, 0))
+
+
+@pytest.mark.parametrize("lstm", [None, tiny.LSTM], ids=["dnn", "lstm"])
+def test_the_whole_network_on_a_part_is_where_the_run_goes_on(splits, tmp_path, lstm):
+    run = settings(WHOLE, lstm=lstm, rate=1e-9)  # which changes nothing by itself
+    initial = begin(run, splits, tmp_path / "run")
+    before = json.loads(initial.read_text())["dev"]
+    loop.train(run, *splits, tmp_path / "run", CPU, initial=initial)
+    after = json.loads((tmp_path / "run" / "model.json").read_text())["dev"]
+    assert before["loss"] < 1.7  # of log(6) = 1.79
+    assert after["loss"] == pytest.approx(before["loss"], rel=1e-4)
+
+
+def test_other_initial_weights_start_a_run_over(splits, tmp_path):
+    run = settings(WHOLE)
+    initials = (None, {"sha256": "a"}, {"sha256": "b"})
+    names = {loop.identity(run, *splits, initial) for initial in initials}
+    assert len(names) == 3
+
+
+def test_killed_it_goes_on_and_what_is_done_is_not_trained_again(splits, tmp_path, monkeypatch):
+    run = settings(LAYERS)
+    wanted = begin(run, splits, tmp_path / "unbroken").with_name("model.pt").read_bytes()
+    original, calls = loop.update, []
+
+    def deadly(*args):
+        calls.append(1)
+        if len(calls) == 40:  # in the second network
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "update", deadly)
+        target = (run, splits, tmp_path / "killed")
+        process = multiprocessing.get_context("fork").Process(target=begin, args=target)
+        process.start()
+        process.join()
+    assert process.exitcode == -signal.SIGKILL
+    found = begin(run, splits, tmp_path / "killed")
+    assert found.with_name("model.pt").read_bytes() == wanted
+    monkeypatch.delattr(pretrain, "train")
+    assert begin(run, splits, tmp_path / "killed") == found
+    assert begin(run, splits, tmp_path / "killed", leads=False) == found
+
+
+def test_other_settings_are_trained_anew_and_without_any_there_is_nothing(splits, tmp_path):
+    first = begin(settings(WHOLE), splits, tmp_path)
+    other = begin(settings({**WHOLE, "rate": 0.01}), splits, tmp_path)
+    assert first != other
+    assert begin(tiny.settings(), splits, tmp_path) is None
+
+
+def test_layers_of_a_recurrent_network_are_not_added_one_by_one():
+    with pytest.raises(SettingsError, match=r"layer_by_layer is for model\.dnn"):
+        settings(LAYERS, lstm=tiny.LSTM)
+    with pytest.raises(SettingsError, match=r"share is 0; it must lie in"):
+        PretrainSettings(share=0, epochs=1, layer_by_layer=False)
+
+
+def test_some_shards_are_at_equal_distances_and_keep_the_statistics_of_all(splits):
+    whole, part = splits[0], splits[0].some(0.67)
+    assert [p["path"] for p in part.index["parts"]] == ["00000.tar", "00001.tar"]
+    ids = [sample.id for sample in part.samples(None, 0, 1, 0)]
+    assert ids == [f"utt{n:03d}" for n in range(40)]
+    assert part.num_samples == 40
+    assert part.num_frames == sum(len(s.ali_T) for s in part.samples(3, 0, 1, 0))
+    assert (part.mean_F == whole.mean_F).all()
+    assert (part.priors_S == whole.priors_S).all()
+    assert whole.num_samples == 60
