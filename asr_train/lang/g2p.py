@@ -26,17 +26,7 @@ Pronunciation = tuple[str, ...]
 # letters and digits; vowels go to what CMU has most often in their place.
 PHONES = {
     **{"p": "P", "t": "T", "t#": "T", "t2": "T", "?": "T", "k": "K", "b": "B", "d": "D", "g": "G"},
-    **{
-        "tS": "CH",
-        "dZ": "JH",
-        "f": "F",
-        "T": "TH",
-        "s": "S",
-        "S": "SH",
-        "h": "HH",
-        "x": "K",
-        "C": "K",
-    },
+    **{"tS": "CH", "dZ": "JH", "f": "F", "T": "TH", "s": "S", "S": "SH", "h": "HH", "x": "K", "C": "K"},
     **{"v": "V", "D": "DH", "z": "Z", "Z": "ZH", "m": "M", "n": "N", "n-": "AX N", "N": "NG"},
     **{"l": "L", "l#": "L", "@L": "AX L", "r": "R", "r-": "R", "w": "W", "j": "Y", ";": ""},
     **{"i": "IY", "i:": "IY", "I": "IH", "I2": "IH", "I#": "IH", "E": "EH", "a": "AE", "aa": "AE"},
@@ -129,9 +119,7 @@ def spoken(words: Iterable[str], schwa: bool) -> dict[str, Pronunciation]:
                 continue
             try:
                 pron = arpabet(word, _mnemonics(lib, word))
-            except (
-                EspeakError
-            ):  # a sound of another language: the word stays unknown, and is listed
+            except EspeakError:  # a sound of another language: the word stays unknown, and is listed
                 continue
             if pron:
                 prons[word] = pron if schwa else tuple("AH" if p == "AX" else p for p in pron)
