@@ -19,6 +19,7 @@ from enum import IntEnum, IntFlag
 import torch
 from torch import Tensor
 
+from asr_train.kernels import rice
 from asr_train.kernels.threshold import check_size, from_words, to_words
 
 MAGIC = b"GTCm"
@@ -159,23 +160,35 @@ def smallest_capacity(kind: Kind, size: int) -> int:
     return min(map_bytes(size), table + 256)
 
 
+def payload_bytes(words_K: Tensor, size: int, kind: Kind) -> int:
+    """How long `encode` makes these hits, without doing it."""
+    return -(-_plan(words_K, size, kind)[2] // 8)
+
+
+def _plan(words_K: Tensor, size: int, kind: Kind) -> tuple[Kind, int, int]:
+    """The kind to use, its parameter, and the payload's bits."""
+    parameter, bits = 0, 32 * len(words_K)
+    if kind is Kind.tile16:
+        bits = 16 * (len(words_K) + -(-size // TILE))
+    elif kind is Kind.rice:
+        parameter, bits = rice.best_parameter(words_K)
+    if kind is Kind.map or -(-bits // 8) > map_bytes(size):
+        return Kind.map, 0, 8 * map_bytes(size)
+    return kind, parameter, bits
+
+
 def encode(words_K: Tensor, size: int, kind: Kind) -> tuple[Kind, int, Tensor]:
     """Hits -> the kind that was used, its parameter, and the payload.
 
     The map takes over where `kind` would be longer.
     """
-    parameter = 0
-    bits = 32 * len(words_K)
-    if kind is Kind.tile16:
-        bits = 16 * (len(words_K) + -(-size // TILE))
-    elif kind is Kind.rice:
-        parameter, bits = _rice_parameter(_gaps(words_K))
-    if kind is Kind.map or -(-bits // 8) > map_bytes(size):
-        return Kind.map, 0, _write_map(words_K, size)
+    kind, parameter, bits = _plan(words_K, size, kind)
+    if kind is Kind.map:
+        return kind, 0, _write_map(words_K, size)
     if kind is Kind.tile16:
         return kind, 0, _write_tiles(words_K, size)
     if kind is Kind.rice:
-        return kind, parameter, _write_rice(words_K, parameter)
+        return kind, parameter, rice.write(words_K, parameter, bits)
     return kind, 0, words_K.contiguous().view(torch.uint8)
 
 
@@ -186,7 +199,10 @@ def decode(kind: Kind, parameter: int, payload_B: Tensor, count: int, size: int)
     elif kind is Kind.tile16:
         words_K = _read_tiles(payload_B, size)
     elif kind is Kind.rice:
-        words_K = _read_rice(payload_B, count, parameter)
+        try:
+            words_K = rice.read(payload_B, count, parameter)
+        except ValueError as error:
+            raise MessageError(str(error)) from None
     else:
         words_K = payload_B.clone().view(torch.int32)  # cloned, for alignment
     index_K, _ = from_words(words_K)
@@ -207,8 +223,8 @@ def fitting(
     Whose turn it is is chosen from the element `turn` on and then from the beginning, so that who
     waited comes first when `turn` is the first one that waits. Both stay sorted.
     """
-    payload_bytes = len(encode(words_K, size, kind)[2])
-    if payload_bytes <= capacity:
+    needed = payload_bytes(words_K, size, kind)
+    if needed <= capacity:
         return words_K, words_K[:0]
     index_K, _ = from_words(words_K)
     first = int(torch.searchsorted(index_K, turn))
@@ -216,10 +232,10 @@ def fitting(
     count = len(words_K)
     while True:
         # By share first, as if all codes were equally long; then less, until it fits
-        count = min(count - 1, int(count * capacity / payload_bytes))
+        count = min(count - 1, int(count * capacity / needed))
         sent_K = _sorted(rolled_K[:count])
-        payload_bytes = len(encode(sent_K, size, kind)[2])
-        if payload_bytes <= capacity:
+        needed = payload_bytes(sent_K, size, kind)
+        if needed <= capacity:
             return sent_K, rolled_K[count:]
 
 
@@ -266,64 +282,3 @@ def _read_tiles(payload_B: Tensor, size: int) -> Tensor:
         )
     tile_K = torch.arange(num_tiles, device=both.device).repeat_interleave(counts_M)
     return to_words(tile_K * TILE + (offset_K & (TILE - 1)), offset_K < 0)
-
-
-def _gaps(words_K: Tensor) -> Tensor:
-    """How many elements without hit lie before each hit."""
-    index_K, _ = from_words(words_K)
-    return index_K.diff(prepend=index_K.new_tensor([-1])) - 1
-
-
-def _rice_parameter(gaps_K: Tensor) -> tuple[int, int]:
-    """The number of low bits for which the codes are shortest, and the bits they take."""
-    count = len(gaps_K)
-    if not count:
-        return 0, 0
-    middle = max(1, int(gaps_K.sum()) // count).bit_length() - 1
-    sizes = {
-        k: int((gaps_K >> k).sum()) + count * (k + 2) for k in range(max(0, middle - 1), middle + 2)
-    }
-    best = min(sizes, key=sizes.__getitem__)
-    return best, sizes[best]
-
-
-def _write_rice(words_K: Tensor, parameter: int) -> Tensor:
-    """All gaps' high parts in unary, then all low parts with their signs.
-
-    The same bits as one code after the other, but in an order in which no code has to be read to
-    find the next one.
-    """
-    gaps_K, count = _gaps(words_K), len(words_K)
-    ends_K = (gaps_K >> parameter).cumsum(0) + torch.arange(count, device=words_K.device)
-    unary = int(ends_K[-1]) + 1 if count else 0
-    width = parameter + 1
-    bits = torch.zeros(unary + count * width, dtype=torch.uint8, device=words_K.device)
-    bits[ends_K] = 1
-    low_K = (gaps_K & ((1 << parameter) - 1)) * 2 + (words_K < 0)
-    shift = torch.arange(width, device=words_K.device)
-    bits[unary:] = ((low_K[:, None] >> shift) & 1).flatten().to(torch.uint8)
-    padded = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).view(-1, 8)
-    return (padded << _bit_places(bits)).sum(1, dtype=torch.uint8)
-
-
-def _read_rice(payload_B: Tensor, count: int, parameter: int) -> Tensor:
-    bits = ((payload_B[:, None] >> _bit_places(payload_B)) & 1).flatten()
-    # The unary part ends with the count-th one
-    ends_K = bits.nonzero().flatten()[:count]
-    width = parameter + 1
-    unary = int(ends_K[-1]) + 1 if len(ends_K) else 0
-    if len(ends_K) != count or unary + count * width > len(bits):
-        raise MessageError(
-            f"a message of {count} Rice codes has {len(bits)} bits but needs "
-            f"{unary + count * width}; do all workers run the same code?"
-        )
-    high_K = ends_K.diff(prepend=ends_K.new_tensor([-1])) - 1
-    shift = torch.arange(width, device=bits.device)
-    low_bits = bits[unary : unary + count * width].view(count, width).to(torch.int64)
-    low_K = (low_bits << shift).sum(1)
-    gaps_K = (high_K << parameter) + (low_K >> 1)
-    return to_words((gaps_K + 1).cumsum(0) - 1, (low_K & 1).bool())
-
-
-def _bit_places(like: Tensor) -> Tensor:
-    return torch.arange(8, dtype=torch.uint8, device=like.device)

@@ -23,7 +23,7 @@ from asr_train.comm import codec
 from asr_train.comm.codec import HEADER_BYTES, Flags, Header, Kind, MessageError
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.method import Gradient, Sent
-from asr_train.kernels import threshold
+from asr_train.kernels import decode, threshold
 
 SLACK = 1.25  # room in a message over what the longest of the step before took
 
@@ -72,10 +72,7 @@ class Gtc:
         if any(header.flags & Flags.not_finite for header in headers):
             self._turn = turns
             return None
-        total_P.zero_()
-        for _, words_K in read:
-            threshold.decode(words_K, total_P)
-        total_P.mul_(self.tau)
+        decode.total([words_K for _, words_K in read], self.tau, total_P)
         self.residuals, self._kept = self._kept, self.residuals
         self._plan_next(headers)
         return total_P
@@ -84,10 +81,13 @@ class Gtc:
         """What a local worker sends; also counts it, and writes what it keeps."""
         grad_P, residual_P, kept_P = gradient.grad_P, self.residuals[worker], self._kept[worker]
         flags = Flags.none if gradient.frames else Flags.end_of_data
-        if gradient.is_finite:
-            words_K = threshold.encode(grad_P, residual_P, self.tau, kept_P)
-        else:
-            words_K = torch.empty(0, dtype=torch.int32, device=grad_P.device)
+        words_K = torch.empty(0, dtype=torch.int32, device=grad_P.device)
+        is_finite = gradient.is_finite
+        if is_finite:
+            compressed = threshold.compress(grad_P, residual_P, self.tau, kept_P)
+            is_finite = compressed.is_finite  # what is owed may overflow, too
+            words_K = compressed.words_K if is_finite else words_K
+        if not is_finite:
             flags |= Flags.not_finite
         wanted = len(words_K)
         if self.settings.capacity is schema.Capacity.fixed:

@@ -1,18 +1,25 @@
 """Threshold quantiser: gradients -> **hits** (and what is kept); hits -> integer counts.
 
-in    grad_P, residual_P   float32, one worker's flat bucket of P parameters
+in    grad_P, residual_P   one worker's flat bucket of P parameters; float32, gradients or bfloat16
 out   words_K              int32, a hit each, by rising index: 31 bits of index, then the sign bit
       kept_P               float32, the next step's residual
 Knows nothing of messages, workers or models. `encode_reference` and `decode_reference` are the
-paper's words; `encode` and `decode` are what runs, and equal them bit for bit.
+paper's words; `compress` and `decode` are what runs, on the backend that kernels.backend chooses,
+and equal them bit for bit. `compress_fixed` is for messages of fixed length: it never waits for
+the device, so that it can be part of a CUDA graph.
 """
+
+import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from asr_train.checks import check_positive, check_same
+from asr_train.checks import check_positive, check_same, check_shape
+from asr_train.kernels.backend import Backend, choose
 
 MAX_ELEMENTS = 2**31 - 1  # an index has 31 bits
+SMALLEST = 2.0**-126  # threshold; what is below has fewer bits
 _INDEX = 2**31 - 1  # mask
 _SIGN = -(2**31)  # int32 with the highest bit alone
 
@@ -24,30 +31,114 @@ def encode_reference(grad_P: Tensor, residual_P: Tensor, threshold: float) -> tu
     return code_P, owed_P - threshold * code_P
 
 
+class Compressed(NamedTuple):
+    """What `compress` found."""
+
+    words_K: Tensor
+    is_finite: bool  # all of residual + gradient; if not, kept_P must not be used
+
+
 def encode(grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor) -> Tensor:
+    """`compress`, for a gradient that is known to be finite; returns words_K."""
+    return compress(grad_P, residual_P, threshold, kept_P).words_K
+
+
+def compress(grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor) -> Compressed:
     """Quantise what this worker owes the others.
 
         owed = residual + grad        code = sign(owed) where |owed| > threshold, else 0
         kept <- owed - threshold * code
 
     Args:
-        grad_P: this worker's summed gradient, float32 [P], finite.
+        grad_P: this worker's summed gradient, float32 or bfloat16 [P].
         residual_P: what was never sent, float32 [P]; stays as it is.
         threshold: one quantum (tau), in units of grad_P; a positive float32.
         kept_P: float32 [P], overwritten: the residual to go on with.
     Returns:
-        words_K, int32 [K]. What exceeds one quantum waits a step.
+        words_K, int32 [K], and whether all was finite. What exceeds one quantum waits a step.
     Raises:
         ValueError: if shapes or dtypes differ, or the threshold cannot be.
     """
-    check_same("threshold.encode", grad_P=grad_P, residual_P=residual_P, kept_P=kept_P)
-    check_positive("threshold", threshold)
-    check_size(grad_P.numel())
+    _check("threshold.compress", grad_P, residual_P, threshold, kept_P)
+    backend = choose(grad_P)
+    if backend is Backend.reference:
+        return compress_reference(grad_P, residual_P, threshold, kept_P)
+    if backend is Backend.triton:
+        from asr_train.kernels import gpu_hits
+
+        return Compressed(*gpu_hits.compress(grad_P, residual_P, threshold, kept_P))
+    from asr_train.kernels import compiled
+
+    grad, residual, kept = (t.detach().numpy() for t in (grad_P.float(), residual_P, kept_P))
+    words, is_finite = compiled.compress(grad, residual, kept, threshold)
+    # NumPy gives an empty array a stride of 0, which torch will not view as bytes
+    words_K = torch.from_numpy(words) if len(words) else torch.empty(0, dtype=torch.int32)
+    return Compressed(words_K, is_finite)
+
+
+def compress_reference(
+    grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor
+) -> Compressed:
+    """`compress`, by tensors."""
     torch.add(residual_P, grad_P, out=kept_P)
+    is_finite = bool(kept_P.isfinite().all())
     index_K = (kept_P.abs() > threshold).nonzero().flatten()
     owed_K = kept_P[index_K]
     kept_P[index_K] = owed_K - threshold * owed_K.sign()
-    return to_words(index_K, owed_K < 0)
+    return Compressed(to_words(index_K, owed_K < 0), is_finite)
+
+
+class Fixed(NamedTuple):
+    """What `compress_fixed` found, all on the device."""
+
+    words_C: Tensor  # int32 [capacity]; of them, the first min(wanted, capacity) are hits, sorted
+    wanted: Tensor  # int64 []: hits there were
+    turn: Tensor  # int64 []: the first element that waits, or what `turn` was
+    is_finite: Tensor  # bool []
+
+
+def compress_fixed(
+    grad_P: Tensor,
+    residual_P: Tensor,
+    threshold: float,
+    kept_P: Tensor,
+    capacity: int,
+    turn: Tensor,
+) -> Fixed:
+    """`compress` into a message of room for `capacity` hits; what finds none is owed again.
+
+    If there are more hits than room, they take their turns: from the element `turn` on, and then
+    from the beginning, so that who waits comes first the next time.
+
+    Args:
+        capacity: hits, at least one.
+        turn: int64 [] on the same device, in [0, P).
+    Raises:
+        ValueError: as `compress`; if the capacity is not positive.
+    """
+    _check("threshold.compress_fixed", grad_P, residual_P, threshold, kept_P)
+    check_positive("capacity", capacity)
+    if choose(grad_P) is Backend.triton:
+        from asr_train.kernels import gpu_hits
+
+        return Fixed(
+            *gpu_hits.compress_fixed(grad_P, residual_P, threshold, kept_P, capacity, turn)
+        )
+    words_K, is_finite = compress(grad_P, residual_P, threshold, kept_P)
+    wanted = len(words_K)
+    if wanted > capacity:
+        index_K, _ = from_words(words_K)
+        first = int(torch.searchsorted(index_K, turn))
+        rolled_K = words_K.roll(-first)
+        take_back(grad_P, residual_P, kept_P, rolled_K[capacity:])
+        turn = from_words(rolled_K[capacity])[0]
+        words_K = rolled_K[:capacity][from_words(rolled_K[:capacity])[0].argsort()]
+    words_C = words_K.new_zeros(capacity)
+    words_C[: len(words_K)] = words_K
+    device = words_K.device
+    return Fixed(
+        words_C, torch.tensor(wanted, device=device), turn, torch.tensor(is_finite, device=device)
+    )
 
 
 def take_back(grad_P: Tensor, residual_P: Tensor, kept_P: Tensor, words_K: Tensor) -> None:
@@ -72,7 +163,13 @@ def decode(words_K: Tensor, counts_P: Tensor) -> None:
     """Add one worker's hits to `counts_P`, float32 [P].
 
     Whole numbers below 2**24 add exactly in float32, so the order of workers does not count.
+    kernels.decode takes all workers' hits at once.
     """
+    if choose(counts_P) is Backend.cpu:
+        from asr_train.kernels import compiled
+
+        compiled.add(words_K.numpy(), counts_P.numpy())
+        return
     index_K, is_negative_K = from_words(words_K)
     counts_P.index_add_(0, index_K, 1 - 2 * is_negative_K.to(counts_P.dtype))
 
@@ -94,3 +191,26 @@ def check_size(size: int) -> None:
             f"the model has {size:,} parameters but a message's 31-bit indices reach "
             f"{MAX_ELEMENTS:,}; use comm=allreduce or comm=bmuf"
         )
+
+
+def _check(
+    where: str, grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor
+) -> None:
+    check_same(where, residual_P=residual_P, kept_P=kept_P)
+    if grad_P.dtype is torch.bfloat16:
+        check_shape("grad_P", grad_P, *residual_P.shape)
+    else:
+        check_same(where, grad_P=grad_P, residual_P=residual_P)
+    if residual_P.dtype is not torch.float32 or residual_P.ndim != 1:
+        raise ValueError(
+            f"{where}: residuals are {residual_P.dtype} {list(residual_P.shape)}; they must be "
+            "float32 in one row (fewer bits lose small gradients beside a large residual)"
+        )
+    if not all(t.is_contiguous() for t in (grad_P, residual_P, kept_P)):
+        raise ValueError(f"{where}: a tensor has gaps between its elements; call contiguous()")
+    check_positive("threshold", threshold)
+    if not SMALLEST <= threshold < math.inf:
+        raise ValueError(
+            f"threshold is {threshold}; it must be a normal float32, {SMALLEST:.3g} or more"
+        )
+    check_size(grad_P.numel())

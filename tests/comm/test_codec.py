@@ -2,13 +2,15 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr_train.comm import codec
 from asr_train.comm.codec import HEADER_BYTES, TILE, Flags, Header, Kind, MessageError
 from asr_train.kernels.threshold import from_words, to_words
 
+settings.register_profile("compiled", deadline=None)  # the first call compiles
+settings.load_profile("compiled")
 CODECS = [Kind.packed32, Kind.tile16, Kind.rice, Kind.map]
 
 

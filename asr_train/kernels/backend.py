@@ -1,0 +1,101 @@
+"""Which **backend** runs a kernel: a tensor's device -> reference, cpu or triton.
+
+    reference   plain PyTorch, anywhere: what the others must equal
+    cpu         compiled by numba, on torch.get_num_threads() threads
+    triton      on a GPU; or anywhere in Triton's interpreter, for tests (TRITON_INTERPRET=1)
+The environment's ASR_KERNELS, or `forced`, names one for all kernels; else the device decides.
+Where numba is not installed the CPU has the reference, and says so once.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator
+from enum import Enum
+
+from torch import Tensor
+
+VARIABLE = "ASR_KERNELS"
+
+
+class Backend(Enum):
+    """Each computes the same bits from inputs whose sums are exact."""
+
+    reference = "reference"
+    cpu = "cpu"
+    triton = "triton"
+
+
+_forced: Backend | None = None
+
+
+@contextlib.contextmanager
+def forced(backend: Backend) -> Iterator[None]:
+    """All kernels called inside run on this one; stronger than the environment."""
+    global _forced
+    before, _forced = _forced, backend
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+def choose(tensor: Tensor) -> Backend:
+    """The backend for tensors like this one.
+
+    Raises:
+        ValueError: if the one that was asked for cannot work on its device, or does not exist.
+    """
+    wanted = _forced or _from_environment()
+    kind = tensor.device.type
+    if wanted is None:
+        if kind == "cuda" and has_triton():
+            return Backend.triton
+        return Backend.cpu if kind == "cpu" and _has_numba_else_says() else Backend.reference
+    if wanted is Backend.cpu and kind != "cpu":
+        raise ValueError(f"{VARIABLE}=cpu was asked for but a tensor is on {tensor.device}")
+    if wanted is Backend.triton and kind != "cuda" and not is_interpreted():
+        raise ValueError(
+            f"{VARIABLE}=triton was asked for but a tensor is on {tensor.device}; "
+            "set TRITON_INTERPRET=1 to run Triton's interpreter there"
+        )
+    return wanted
+
+
+def is_interpreted() -> bool:
+    """Triton kernels run on the CPU, slowly, one program after the other."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def has_numba() -> bool:
+    return importlib.util.find_spec("numba") is not None
+
+
+@functools.cache
+def _has_numba_else_says() -> bool:
+    if not has_numba():
+        warnings.warn(
+            "numba is not installed: kernels on the CPU are plain PyTorch, and several times "
+            "slower; install numba",
+            stacklevel=4,
+        )
+    return has_numba()
+
+
+def _from_environment() -> Backend | None:
+    name = os.environ.get(VARIABLE)
+    if not name:
+        return None
+    try:
+        return Backend(name)
+    except ValueError:
+        names = ", ".join(b.value for b in Backend)
+        raise ValueError(f"{VARIABLE} is {name!r}; it must be one of {names}") from None

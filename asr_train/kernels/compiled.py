@@ -1,0 +1,443 @@
+"""The kernels for **CPUs**, compiled by numba: NumPy arrays -> the same bits as the references.
+
+Each works on a range of elements without the interpreter's lock; `in_parts` gives one range to
+each of torch.get_num_threads() threads. These are Python's own: numba's parallel loops would
+abort a process that was forked after the first one, and one that calls from two threads.
+Imported only where numba is wanted. See threshold, decode, rice, onebit and block for meanings.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+Result = TypeVar("Result")
+GRAIN = 1 << 16  # elements; handing fewer to another thread (about 20 us) takes longer than they do
+CHUNK = 512  # elements that stay in the first cache between two looks at them
+TILE = 1 << 13  # elements whose int32 counts stay in the first cache
+_INDEX = np.int32(2**31 - 1)
+_SIGN = np.int32(-(2**31))
+
+_pool: ThreadPoolExecutor | None = None
+
+
+def _forget_pool() -> None:
+    global _pool
+    _pool = None
+
+
+os.register_at_fork(after_in_child=_forget_pool)  # threads stay behind in the parent
+
+
+def in_parts(
+    size: int, step: int, work: Callable[[int, int], Result], weight: int = 1
+) -> list[Result]:
+    """`work(begin, end)` for ranges that make up [0, size), in order; `step` divides each begin.
+
+    Args:
+        weight: elements that one of `size` stands for.
+    """
+    global _pool
+    count = max(1, min(torch.get_num_threads(), size * weight // GRAIN, size // step))
+    ends = [size * i // count // step * step for i in range(count)] + [size]
+    if count == 1:
+        return [work(0, size)]
+    if _pool is None:
+        _pool = ThreadPoolExecutor(os.cpu_count(), "kernels")
+    others = [_pool.submit(work, ends[i], ends[i + 1]) for i in range(1, count)]
+    return [work(0, ends[1]), *(other.result() for other in others)]
+
+
+# --- 64 elements at once --------------------------------------------------------------------------
+
+
+@intrinsic
+def _intrinsic_above(typing: Any, array: Any, first: Any, bound: Any) -> Any:
+    """uint64 whose bit j says |array[first + j]| > bound; float32, [64] from `first` on.
+
+    LLVM makes one comparison a register of it, which it does not of a loop over bits.
+    """
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, first, bound = arguments
+        data = context.make_array(signature.args[0])(context, builder, array).data
+        vector = ir.VectorType(ir.FloatType(), 64)
+        pointer = builder.bitcast(builder.gep(data, [first]), vector.as_pointer())
+        kind = ir.FunctionType(vector, [vector])
+        fabs = cgutils.get_or_insert_function(builder.module, kind, "llvm.fabs.v64f32")
+        values = builder.call(fabs, [builder.load(pointer, align=4)])
+        nothing = ir.Constant(vector, ir.Undefined)
+        one = builder.insert_element(nothing, bound, ir.Constant(ir.IntType(32), 0))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), 64), [0] * 64)
+        bounds = builder.shuffle_vector(one, nothing, zeros)
+        return builder.bitcast(builder.fcmp_ordered(">", values, bounds), ir.IntType(64))
+
+    return types.uint64(array, types.int64, types.float32), code
+
+
+@intrinsic
+def _intrinsic_lowest(typing: Any, bits: Any) -> Any:
+    """The place of the lowest one among 64 bits, not all zero."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), code
+
+
+# Without the first argument, which numba gives
+_above: Callable[..., Any] = _intrinsic_above
+_lowest: Callable[..., Any] = _intrinsic_lowest
+
+# --- threshold ------------------------------------------------------------------------------------
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _take(kept: Any, i: Any, threshold: Any, words: Any, at: int) -> None:
+    owed = kept[i]
+    if owed < 0:
+        kept[i] = owed + threshold
+        words[at] = np.int32(i) | _SIGN
+    else:
+        kept[i] = owed - threshold
+        words[at] = np.int32(i)
+
+
+@numba.njit(cache=True, nogil=True)
+def _compress(
+    grad: Any, residual: Any, kept: Any, threshold: Any, words: Any, begin: int, end: int
+) -> Any:
+    """Hits to words[begin:]; returns how many, and whether all is finite."""
+    infinity = np.float32(np.inf)
+    at, finite = begin, np.int64(0)
+    for first in range(begin, end, CHUNK):
+        last = min(first + CHUNK, end)
+        g, r, k = grad[first:last], residual[first:last], kept[first:last]
+        good = np.int32(0)
+        for i in range(last - first):
+            owed = r[i] + g[i]
+            k[i] = owed
+            good += np.int32(abs(owed) < infinity)
+        finite += good
+        whole = first + (last - first) // 64 * 64
+        for i in range(first, whole, 64):
+            hits = _above(kept, i, threshold)
+            while hits:
+                _take(kept, i + np.int64(_lowest(hits)), threshold, words, at)
+                hits &= hits - np.uint64(1)
+                at += 1
+        for i in range(whole, last):
+            if abs(kept[i]) > threshold:
+                _take(kept, i, threshold, words, at)
+                at += 1
+    return at - begin, finite == end - begin
+
+
+def compress(grad: Any, residual: Any, kept: Any, threshold: float) -> tuple[Any, bool]:
+    """As threshold.compress: int32 words, and whether all is finite."""
+    size, tau = len(grad), np.float32(threshold)
+    scratch = np.empty(size, np.int32)  # of which only what is written ever takes memory
+
+    def work(begin: int, end: int) -> tuple[int, int, bool]:
+        return begin, *_compress(grad, residual, kept, tau, scratch, begin, end)
+
+    parts = in_parts(size, CHUNK, work)
+    words = np.concatenate([scratch[begin : begin + count] for begin, count, _ in parts])
+    return words, all(fine for *_, fine in parts)
+
+
+# --- decode ---------------------------------------------------------------------------------------
+
+
+@numba.njit(cache=True, nogil=True)
+def _first_at(words: Any, low: int, high: int, index: int) -> Any:
+    """The first of words[low:high] that lies at `index` or beyond."""
+    while low < high:
+        middle = (low + high) // 2
+        if (words[middle] & _INDEX) < index:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@numba.njit(cache=True, nogil=True)
+def _add(words: Any, counts: Any, begin: int, end: int) -> None:
+    at = _first_at(words, 0, len(words), begin)
+    while at < len(words) and (words[at] & _INDEX) < end:
+        counts[words[at] & _INDEX] += np.float32(-1 if words[at] < 0 else 1)
+        at += 1
+
+
+def add(words: Any, counts: Any) -> None:
+    """As threshold.decode."""
+    in_parts(len(counts), TILE, lambda begin, end: _add(words, counts, begin, end))
+
+
+@numba.njit(cache=True, nogil=True)
+def _each_tile(
+    words: Any, starts: Any, factor: Any, out: Any, updates: bool, begin: int, end: int
+) -> None:
+    """Messages are words[starts[w]:starts[w + 1]]; out += or = factor * count."""
+    workers = len(starts) - 1
+    at = np.empty(workers, np.int64)
+    for w in range(workers):
+        at[w] = _first_at(words, starts[w], starts[w + 1], begin)
+    counts = np.zeros(TILE, np.int32)
+    for first in range(begin, end, TILE):
+        last = min(first + TILE, end)
+        hits = 0
+        for w in range(workers):
+            i = at[w]
+            while i < starts[w + 1] and (words[i] & _INDEX) < last:
+                counts[(words[i] & _INDEX) - first] += np.int32(-1 if words[i] < 0 else 1)
+                i += 1
+            hits += i - at[w]
+            at[w] = i
+        tile = out[first:last]
+        if updates:
+            if hits:
+                for j in range(last - first):
+                    if counts[j] != 0:
+                        tile[j] = tile[j] + factor * np.float32(counts[j])
+        else:
+            for j in range(last - first):
+                tile[j] = factor * np.float32(counts[j])
+        if hits:
+            counts[:] = 0
+
+
+def each_tile(messages: list[Any], factor: float, out: Any, updates: bool) -> None:
+    """As decode.total, and decode.update."""
+    starts = np.cumsum([0, *map(len, messages)])
+    words = np.concatenate([*messages, np.empty(0, np.int32)])
+    by = np.float32(factor)
+    in_parts(
+        len(out), TILE, lambda begin, end: _each_tile(words, starts, by, out, updates, begin, end)
+    )
+
+
+# --- Golomb-Rice codes ----------------------------------------------------------------------------
+
+
+@numba.njit(cache=True, nogil=True)
+def rice_high(words: Any, low: int) -> Any:
+    """The gaps' high parts added up, for three numbers of low bits from `low` on."""
+    a = b = c = np.int64(0)
+    before = np.int64(-1)
+    for i in range(len(words)):
+        index = np.int64(words[i] & _INDEX)
+        gap = index - before - 1
+        before = index
+        a += gap >> low
+        b += gap >> (low + 1)
+        c += gap >> (low + 2)
+    return a, b, c
+
+
+@numba.njit(cache=True, nogil=True)
+def _rice_write(words: Any, low: int, unary: int, bits: Any) -> None:
+    """`bits`: uint64, zeros; `unary` bits of them are the high parts, and the rest the low ones."""
+    mask, width = np.int64((1 << low) - 1), low + 1
+    before, end = np.int64(-1), np.int64(-1)
+    at = np.int64(unary)
+    for i in range(len(words)):
+        index = np.int64(words[i] & _INDEX)
+        gap = index - before - 1
+        before = index
+        end += (gap >> low) + 1
+        bits[end >> 6] |= np.uint64(1) << np.uint64(end & 63)
+        code = np.uint64((gap & mask) * 2 + (1 if words[i] < 0 else 0))
+        place = at & 63
+        bits[at >> 6] |= code << np.uint64(place)
+        if place + width > 64:
+            bits[(at >> 6) + 1] |= code >> np.uint64(64 - place)
+        at += width
+
+
+def rice_write(words: Any, low: int, unary: int) -> Any:
+    """As rice.write; `unary`: the bits of all high parts."""
+    total = unary + len(words) * (low + 1)
+    bits = np.zeros(-(-total // 64) + 1, np.uint64)
+    _rice_write(words, low, unary, bits)
+    return bits.view(np.uint8)[: -(-total // 8)].copy()
+
+
+@numba.njit(cache=True, nogil=True)
+def _rice_read(bits: Any, num_bits: int, low: int, words: Any) -> Any:
+    """Returns the bits that it needs, or -1 if there are fewer codes than `words` has room for."""
+    count, width = len(words), low + 1
+    read, end = 0, np.int64(-1)
+    for i in range(len(bits)):
+        if read == count:
+            break
+        ones = bits[i]
+        while ones and read < count:
+            here = np.int64(i) * 64 + np.int64(_lowest(ones))
+            words[read] = here - end - 1
+            end = here
+            ones &= ones - np.uint64(1)
+            read += 1
+    if read < count:
+        return -1
+    at = end + 1
+    needed = at + count * width
+    if needed > num_bits:
+        return needed
+    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+    index = np.int64(-1)
+    for i in range(count):
+        place = at & 63
+        code = bits[at >> 6] >> np.uint64(place)
+        if place + width > 64:
+            code |= bits[(at >> 6) + 1] << np.uint64(64 - place)
+        both = np.int64(code & mask)
+        index += (np.int64(words[i]) << low) + (both >> 1) + 1
+        words[i] = np.int32(index & _INDEX) | (_SIGN if both & 1 else np.int32(0))
+        at += width
+    return needed
+
+
+def rice_read(payload: Any, count: int, low: int) -> tuple[Any, int]:
+    """The words, and the bits they took, which may be more than there are, or -1."""
+    bits = np.zeros(-(-len(payload) // 8) + 1, np.uint64)
+    bits.view(np.uint8)[: len(payload)] = payload
+    words = np.empty(count, np.int32)
+    return words, int(_rice_read(bits, 8 * len(payload), low, words))
+
+
+# --- one bit --------------------------------------------------------------------------------------
+
+COLUMNS = 64  # of one pass over the rows: two passes over so many find them in the second cache
+
+
+@numba.njit(cache=True, nogil=True)
+def _quantise(
+    grad: Any, residual: Any, kept: Any, bits: Any, means: Any, begin: int, end: int
+) -> None:
+    rows = grad.shape[0]
+    sums = np.empty((2, COLUMNS))
+    counts = np.empty(COLUMNS)  # of elements that are not negative
+    for first in range(begin, end, COLUMNS):
+        last = min(first + COLUMNS, end)
+        sums[:] = 0
+        counts[:] = 0
+        for r in range(rows):
+            g, o, k = grad[r, first:last], residual[r, first:last], kept[r, first:last]
+            for j in range(last - first):
+                owed = o[j] + g[j]
+                k[j] = owed
+                is_high = owed >= 0
+                sums[0, j] += np.float32(0) if is_high else owed
+                sums[1, j] += owed if is_high else np.float32(0)
+                counts[j] += 1.0 if is_high else 0.0
+        for j in range(last - first):
+            means[0, first + j] = sums[0, j] / max(1.0, rows - counts[j])
+            means[1, first + j] = sums[1, j] / max(1.0, counts[j])
+        low, high = means[0, first:last], means[1, first:last]
+        for r in range(rows):
+            k = kept[r, first:last]
+            for j in range(0, last - first, 8):
+                byte = 0
+                for c in range(j, min(j + 8, last - first)):
+                    byte |= int(k[c] >= 0) << (c - j)
+                bits[r, (first + j) >> 3] = byte
+            for j in range(last - first):
+                k[j] -= high[j] if k[j] >= 0 else low[j]
+
+
+def quantise(grad: Any, residual: Any, kept: Any) -> tuple[Any, Any]:
+    """As onebit.quantise: bits and means."""
+    rows, columns = grad.shape
+    bits = np.empty((rows, -(-columns // 8)), np.uint8)
+    means = np.empty((2, columns), np.float32)
+    in_parts(
+        columns,
+        COLUMNS,
+        lambda begin, end: _quantise(grad, residual, kept, bits, means, begin, end),
+        weight=rows,
+    )
+    return bits, means
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_up(bits: Any, means: Any, out: Any, begin: int, end: int) -> None:
+    columns = out.shape[1]
+    for r in range(begin, end):
+        row = out[r]
+        row[:] = 0
+        for w in range(len(bits)):
+            sent, low, high = bits[w, r], means[w, 0], means[w, 1]
+            for c in range(columns):
+                row[c] += high[c] if (sent[c >> 3] >> (c & 7)) & 1 else low[c]
+
+
+def add_up(bits: Any, means: Any, out: Any) -> None:
+    """As onebit.add_up."""
+    rows, columns = out.shape
+    in_parts(rows, 1, lambda begin, end: _add_up(bits, means, out, begin, end), weight=columns)
+
+
+# --- block momentum, windows ----------------------------------------------------------------------
+
+
+@numba.njit(cache=True, nogil=True)
+def _block_step(
+    mean: Any,
+    weights: Any,
+    delta: Any,
+    start: Any,
+    eta: Any,
+    zeta: Any,
+    ahead: Any,
+    look: Any,
+    begin: int,
+    end: int,
+) -> None:
+    m, w, d, s = mean[begin:end], weights[begin:end], delta[begin:end], start[begin:end]
+    for i in range(end - begin):
+        moved = d[i] * eta + (m[i] - (w[i] + d[i] * look)) * zeta
+        new = w[i] + moved * ahead
+        d[i] = moved
+        w[i] = new
+        s[i] = new + moved * look
+
+
+def block_step(mean: Any, weights: Any, delta: Any, start: Any, *factors: Any) -> None:
+    """As block.step; `factors`: float32."""
+    eta, zeta, ahead, look = factors
+    in_parts(
+        len(mean),
+        CHUNK,
+        lambda begin, end: _block_step(
+            mean, weights, delta, start, eta, zeta, ahead, look, begin, end
+        ),
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+def _windows(rows: Any, starts: Any, out: Any, begin: int, end: int) -> None:
+    """`rows` and each window of `out` are flat; starts count elements."""
+    for b in range(begin, end):
+        out[b, :] = rows[starts[b] : starts[b] + out.shape[1]]
+
+
+def windows(rows: Any, starts: Any, window: int) -> Any:
+    """As splice.windows."""
+    width = rows.shape[1]
+    out = np.empty((len(starts), window * width), np.float32)
+    flat, at = rows.reshape(-1), starts * width
+    in_parts(
+        len(starts),
+        1,
+        lambda begin, end: _windows(flat, at, out, begin, end),
+        weight=window * width,
+    )
+    return out.reshape(len(starts), window, width)

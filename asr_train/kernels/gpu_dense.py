@@ -1,0 +1,190 @@
+"""The kernels for **GPUs** behind onebit, block and splice, in Triton.
+
+Each reads its inputs and writes its outputs once; a matrix of more than MAX_ROWS rows is read twice
+by the one-bit quantiser, because a column no longer fits on the chip.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+COLUMNS = tl.constexpr(8)  # a byte of bits; and 32 bytes, the least that memory moves
+MAX_ROWS = 4096  # of which a program holds 8 columns
+ROWS = 1024  # a step of longer columns
+BLOCK = 1024  # elements a program
+
+
+@triton.jit
+def _sides(owed, inside):
+    """Sums and numbers, by column: negative elements, and the others."""
+    high = inside & (owed >= 0)
+    low = inside & ~(owed >= 0)  # a NaN too, so that a mean tells of it
+    return (
+        tl.sum(tl.where(low, owed, 0.0), 0),
+        tl.sum(low.to(tl.int32), 0),
+        tl.sum(tl.where(high, owed, 0.0), 0),
+        tl.sum(high.to(tl.int32), 0),
+    )
+
+
+@triton.jit
+def _mean(total, count):
+    return tl.div_rn(total, tl.maximum(count, 1).to(tl.float32))
+
+
+@triton.jit
+def _owed(grad, residual, at, inside):
+    return tl.load(residual + at, inside, 0.0) + tl.load(grad + at, inside, 0.0).to(tl.float32)
+
+
+@triton.jit
+def _write(owed, low_mean, high_mean, kept, at, inside, bits, row, rows, row_bytes, place):
+    high = owed >= 0
+    value = tl.where(high, high_mean[None, :], low_mean[None, :])
+    tl.store(kept + at, owed - value, inside)
+    shift = tl.arange(0, COLUMNS)
+    byte = tl.sum((high & inside).to(tl.int32) << shift[None, :], 1)
+    tl.store(bits + row.to(tl.int64) * row_bytes + place, byte.to(tl.uint8), row < rows)
+
+
+@triton.jit
+def _quantise_held(grad, residual, kept, bits, means, rows, columns, row_bytes, ROWS: tl.constexpr):
+    place = tl.program_id(0)
+    column = place * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.arange(0, ROWS)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    at = row[:, None].to(tl.int64) * columns + column[None, :]
+    owed = _owed(grad, residual, at, inside)
+    low, lows, high, highs = _sides(owed, inside)
+    low_mean, high_mean = _mean(low, lows), _mean(high, highs)
+    tl.store(means + column, low_mean, column < columns)
+    tl.store(means + columns + column, high_mean, column < columns)
+    _write(owed, low_mean, high_mean, kept, at, inside, bits, row, rows, row_bytes, place)
+
+
+@triton.jit
+def _quantise_long(
+    grad, residual, kept, bits, means, rows: tl.constexpr, columns, row_bytes, ROWS: tl.constexpr
+):
+    place = tl.program_id(0)
+    column = place * COLUMNS + tl.arange(0, COLUMNS)
+    low = tl.zeros([COLUMNS], tl.float32)
+    high = tl.zeros([COLUMNS], tl.float32)
+    lows = tl.zeros([COLUMNS], tl.int32)
+    highs = tl.zeros([COLUMNS], tl.int32)
+    for first in range(0, rows, ROWS):
+        row = first + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & (column < columns)[None, :]
+        at = row[:, None].to(tl.int64) * columns + column[None, :]
+        a, b, c, d = _sides(_owed(grad, residual, at, inside), inside)
+        low += a
+        lows += b
+        high += c
+        highs += d
+    low_mean, high_mean = _mean(low, lows), _mean(high, highs)
+    tl.store(means + column, low_mean, column < columns)
+    tl.store(means + columns + column, high_mean, column < columns)
+    for first in range(0, rows, ROWS):
+        row = first + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & (column < columns)[None, :]
+        at = row[:, None].to(tl.int64) * columns + column[None, :]
+        owed = _owed(grad, residual, at, inside)
+        _write(owed, low_mean, high_mean, kept, at, inside, bits, row, rows, row_bytes, place)
+
+
+def quantise(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> tuple[Tensor, Tensor]:
+    """As onebit.quantise: bits and means. Sums are float32, so means may differ in the last bit."""
+    rows, columns = grad_RC.shape
+    row_bytes = triton.cdiv(columns, 8)
+    bits = torch.empty(rows, row_bytes, dtype=torch.uint8, device=grad_RC.device)
+    means = torch.empty(2, columns, dtype=torch.float32, device=grad_RC.device)
+    is_held = rows <= MAX_ROWS
+    kernel = _quantise_held if is_held else _quantise_long
+    kernel[(row_bytes,)](
+        *(grad_RC, residual_RC, kept_RC, bits, means, rows, columns, row_bytes),
+        ROWS=triton.next_power_of_2(rows) if is_held else ROWS,
+        num_warps=8 if rows > 1024 else 4,
+    )
+    return bits, means
+
+
+@triton.jit
+def _add_up(
+    bits,
+    means,
+    out,
+    rows,
+    columns,
+    row_bytes,
+    WORKERS: tl.constexpr,
+    HIGH: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * HIGH + tl.arange(0, HIGH)
+    column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    total = tl.zeros([HIGH, WIDE], tl.float32)
+    for w in range(WORKERS):
+        at = (w * rows + row)[:, None] * row_bytes + (column // 8)[None, :]
+        byte = tl.load(bits + at, inside, 0).to(tl.int32)
+        low = tl.load(means + 2 * w * columns + column, column < columns, 0.0)
+        high = tl.load(means + (2 * w + 1) * columns + column, column < columns, 0.0)
+        is_high = ((byte >> (column % 8)[None, :]) & 1) != 0
+        total += tl.where(is_high, high[None, :], low[None, :])
+    tl.store(out + row[:, None] * columns + column[None, :], total, inside)
+
+
+def add_up(bits_WRB: Tensor, means_W2C: Tensor, out_RC: Tensor) -> None:
+    """As onebit.add_up."""
+    rows, columns = out_RC.shape
+    workers, _, row_bytes = bits_WRB.shape
+    wide = min(128, triton.next_power_of_2(columns))
+    high = 2048 // wide
+    _add_up[(triton.cdiv(rows, high), triton.cdiv(columns, wide))](
+        *(bits_WRB, means_W2C, out_RC, rows, columns, row_bytes), workers, high, wide
+    )
+
+
+@triton.jit
+def _block_step(mean, weights, delta, start, n, eta, zeta, ahead, look, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < n
+    old = tl.load(weights + i, inside, 0.0)
+    moved = tl.load(delta + i, inside, 0.0)
+    gain = tl.load(mean + i, inside, 0.0) - (old + moved * look)
+    moved = moved * eta + gain * zeta
+    new = old + moved * ahead
+    tl.store(delta + i, moved, inside)
+    tl.store(weights + i, new, inside)
+    tl.store(start + i, new + moved * look, inside)
+
+
+def block_step(
+    mean_P: Tensor, weights_P: Tensor, delta_P: Tensor, start_P: Tensor, *factors: float
+) -> None:
+    """As block.step."""
+    size = mean_P.numel()
+    _block_step[(triton.cdiv(size, BLOCK),)](
+        *(mean_P, weights_P, delta_P, start_P, size, *factors, BLOCK), enable_fp_fusion=False
+    )
+
+
+@triton.jit
+def _windows(rows, starts, out, width, length, BLOCK: tl.constexpr):
+    b = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.load(starts + b) * width
+    tl.store(out + b * length + i, tl.load(rows + first + i, i < length), i < length)
+
+
+def windows(rows_RF: Tensor, start_B: Tensor, window: int) -> Tensor:
+    """As splice.windows."""
+    width = rows_RF.shape[1]
+    out = torch.empty(len(start_B), window, width, device=rows_RF.device)
+    if len(start_B):
+        length = window * width
+        block = min(BLOCK, triton.next_power_of_2(length))
+        grid = (len(start_B), triton.cdiv(length, block))
+        _windows[grid](rows_RF, start_B, out, width, length, block)
+    return out

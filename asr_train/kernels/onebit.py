@@ -1,0 +1,129 @@
+"""One-bit quantiser: a gradient matrix -> **a bit an element, two means a column**; and back.
+
+in    grad_RC, residual_RC   a layer's [outputs, inputs]; a bias is [outputs, 1]
+out   bits_RB                uint8 [R, C / 8 rounded up]: column 8 b + j is bit j of byte b
+      means_2C               float32: by column, of its negative elements, of the others
+      kept_RC                float32, the next step's residual
+A column is one input's weights to all outputs; the threshold is 0 and each side is rebuilt as its
+mean (Seide et al., 2014, section 3.1). Means that are not finite say that some input was not.
+Knows nothing of messages, layers or workers.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from asr_train.checks import check_same, check_shape
+from asr_train.kernels.backend import Backend, choose
+
+
+class OneBit(NamedTuple):
+    """A matrix in 1 + 64 / R bits an element."""
+
+    bits_RB: Tensor
+    means_2C: Tensor
+
+
+def quantise(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> OneBit:
+    """Quantise owed = residual + grad; kept_RC gets what that loses.
+
+    Args:
+        grad_RC: float32 or bfloat16.
+        residual_RC: float32; stays as it is.
+        kept_RC: float32, overwritten.
+    Raises:
+        ValueError: if shapes or dtypes are wrong.
+    """
+    check_shape("residual_RC", residual_RC, None, None)
+    check_same("onebit.quantise", residual_RC=residual_RC, kept_RC=kept_RC)
+    check_shape("grad_RC", grad_RC, *residual_RC.shape)
+    _check_float("residual_RC", residual_RC)
+    backend = choose(grad_RC)
+    if backend is Backend.reference:
+        return quantise_reference(grad_RC, residual_RC, kept_RC)
+    if not all(t.is_contiguous() for t in (grad_RC, residual_RC, kept_RC)):
+        raise ValueError("onebit.quantise: a matrix has gaps or is transposed; call contiguous()")
+    if backend is Backend.triton:
+        from asr_train.kernels import gpu_dense
+
+        return OneBit(*gpu_dense.quantise(grad_RC, residual_RC, kept_RC))
+    from asr_train.kernels import compiled
+
+    arrays = (t.detach().numpy() for t in (grad_RC.float(), residual_RC, kept_RC))
+    bits, means = compiled.quantise(*arrays)
+    return OneBit(torch.from_numpy(bits), torch.from_numpy(means))
+
+
+def quantise_reference(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> OneBit:
+    """`quantise`, by tensors. Sums are in float64, so that their order hardly counts."""
+    torch.add(residual_RC, grad_RC, out=kept_RC)
+    is_high_RC = kept_RC >= 0
+    owed_RC = kept_RC.double()
+    means = []
+    for side_RC in (~is_high_RC, is_high_RC):
+        sum_C = owed_RC.where(side_RC, 0.0).sum(0)
+        means.append((sum_C / side_RC.sum(0).clamp(min=1)).float())
+    means_2C = torch.stack(means)
+    kept_RC -= torch.where(is_high_RC, means_2C[1], means_2C[0])
+    return OneBit(_packed(is_high_RC), means_2C)
+
+
+def add_up(matrices: Sequence[OneBit], out_RC: Tensor) -> None:
+    """Overwrite out_RC with the sum of what workers sent, float32, added in their order.
+
+    Raises:
+        ValueError: if shapes or dtypes are wrong, or there is no matrix.
+    """
+    check_shape("out_RC", out_RC, None, None)
+    _check_float("out_RC", out_RC)
+    if not matrices:
+        raise ValueError("onebit.add_up got no matrices; a sum needs at least one")
+    rows, columns = out_RC.shape
+    for bits_RB, means_2C in matrices:
+        check_shape("bits_RB", bits_RB, rows, -(-columns // 8))
+        check_shape("means_2C", means_2C, 2, columns)
+    backend = choose(out_RC)
+    if backend is Backend.reference:
+        add_up_reference(matrices, out_RC)
+        return
+    bits_WRB = torch.stack([m.bits_RB for m in matrices])
+    means_W2C = torch.stack([m.means_2C for m in matrices])
+    if not out_RC.is_contiguous():
+        raise ValueError("onebit.add_up: out_RC has gaps or is transposed; call contiguous()")
+    if backend is Backend.triton:
+        from asr_train.kernels import gpu_dense
+
+        gpu_dense.add_up(bits_WRB, means_W2C, out_RC)
+        return
+    from asr_train.kernels import compiled
+
+    compiled.add_up(bits_WRB.numpy(), means_W2C.numpy(), out_RC.detach().numpy())
+
+
+def add_up_reference(matrices: Sequence[OneBit], out_RC: Tensor) -> None:
+    """`add_up`, worker by worker."""
+    out_RC.zero_()
+    for bits_RB, means_2C in matrices:
+        is_high_RC = _unpacked(bits_RB, out_RC.shape[1])
+        out_RC += torch.where(is_high_RC, means_2C[1], means_2C[0])
+
+
+def _check_float(name: str, tensor: Tensor) -> None:
+    if tensor.dtype is not torch.float32:
+        raise ValueError(f"{name} is {tensor.dtype}; it must be float32")
+
+
+def _places(like: Tensor) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=like.device)
+
+
+def _packed(is_high_RC: Tensor) -> Tensor:
+    columns = is_high_RC.shape[1]
+    whole = torch.nn.functional.pad(is_high_RC.to(torch.uint8), (0, -columns % 8))
+    return (whole.unflatten(1, (-1, 8)) << _places(whole)).sum(2, dtype=torch.uint8)
+
+
+def _unpacked(bits_RB: Tensor, columns: int) -> Tensor:
+    return ((bits_RB[..., None] >> _places(bits_RB)) & 1).flatten(1)[:, :columns].bool()

@@ -1,0 +1,119 @@
+"""**Golomb-Rice codes** of the gaps between hits: sorted words -> bits, and back.
+
+in    words_K     int32 [K] as in kernels.threshold, by rising index
+out   payload_B   uint8: first all gaps' high parts in unary, then all low parts with their signs
+The same bits as one code after the other, but in an order in which no code has to be read to find
+the next one. Knows nothing of messages; comm.codec says how long they may be.
+"""
+
+import torch
+from torch import Tensor
+
+from asr_train.kernels.backend import Backend, choose
+from asr_train.kernels.threshold import from_words, to_words
+
+
+def best_parameter(words_K: Tensor) -> tuple[int, int]:
+    """The number of low bits for which the codes are shortest, and the bits they take."""
+    count = len(words_K)
+    if not count:
+        return 0, 0
+    elements = int(words_K[-1]) & (2**31 - 1)  # without hit, before the last hit, about
+    middle = max(1, (elements + 1 - count) // count).bit_length() - 1
+    first = max(0, middle - 1)
+    sizes = {
+        first + i: high + count * (first + i + 2) for i, high in enumerate(_high(words_K, first))
+    }
+    if middle == 0:
+        del sizes[2]
+    best = min(sizes, key=sizes.__getitem__)
+    return best, sizes[best]
+
+
+def _high(words_K: Tensor, first: int) -> list[int]:
+    if choose(words_K) is Backend.cpu:
+        from asr_train.kernels import compiled
+
+        return [int(high) for high in compiled.rice_high(words_K.numpy(), first)]
+    gaps_K = _gaps(words_K)
+    return [int((gaps_K >> k).sum()) for k in range(first, first + 3)]
+
+
+def write(words_K: Tensor, parameter: int, bits: int) -> Tensor:
+    """Hits -> uint8 [bits / 8, rounded up]; parameter and bits as `best_parameter` gave them."""
+    if choose(words_K) is Backend.cpu:
+        from asr_train.kernels import compiled
+
+        unary = bits - len(words_K) * (parameter + 1)
+        return torch.from_numpy(compiled.rice_write(words_K.numpy(), parameter, unary))
+    return write_reference(words_K, parameter)
+
+
+def write_reference(words_K: Tensor, parameter: int) -> Tensor:
+    """`write`, by tensors; also what runs on a GPU."""
+    gaps_K, count = _gaps(words_K), len(words_K)
+    ends_K = (gaps_K >> parameter).cumsum(0) + torch.arange(count, device=words_K.device)
+    unary = int(ends_K[-1]) + 1 if count else 0
+    width = parameter + 1
+    bits = torch.zeros(unary + count * width, dtype=torch.uint8, device=words_K.device)
+    bits[ends_K] = 1
+    low_K = (gaps_K & ((1 << parameter) - 1)) * 2 + (words_K < 0)
+    shift = torch.arange(width, device=words_K.device)
+    bits[unary:] = ((low_K[:, None] >> shift) & 1).flatten().to(torch.uint8)
+    padded = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).view(-1, 8)
+    return (padded << _bit_places(bits)).sum(1, dtype=torch.uint8)
+
+
+def read(payload_B: Tensor, count: int, parameter: int) -> Tensor:
+    """What `write` had: `count` hits, int32.
+
+    Raises:
+        ValueError: if there are not so many codes.
+    """
+    if choose(payload_B) is not Backend.cpu:
+        return read_reference(payload_B, count, parameter)
+    from asr_train.kernels import compiled
+
+    if parameter > 31:
+        raise ValueError(f"a message's Rice codes have {parameter} low bits but an index has 31")
+    words_K, needed = compiled.rice_read(payload_B.numpy(), count, parameter)
+    if not 0 <= needed <= 8 * len(payload_B):
+        raise _too_short(count, 8 * len(payload_B), needed if needed >= 0 else None)
+    return torch.from_numpy(words_K) if count else torch.empty(0, dtype=torch.int32)
+
+
+def read_reference(payload_B: Tensor, count: int, parameter: int) -> Tensor:
+    """`read`, by tensors; also what runs on a GPU."""
+    bits = ((payload_B[:, None] >> _bit_places(payload_B)) & 1).flatten()
+    # The unary part ends with the count-th one
+    ends_K = bits.nonzero().flatten()[:count]
+    width = parameter + 1
+    unary = int(ends_K[-1]) + 1 if len(ends_K) else 0
+    if len(ends_K) != count:
+        raise _too_short(count, len(bits), None)
+    if unary + count * width > len(bits):
+        raise _too_short(count, len(bits), unary + count * width)
+    high_K = ends_K.diff(prepend=ends_K.new_tensor([-1])) - 1
+    shift = torch.arange(width, device=bits.device)
+    low_bits = bits[unary : unary + count * width].view(count, width).to(torch.int64)
+    low_K = (low_bits << shift).sum(1)
+    gaps_K = (high_K << parameter) + (low_K >> 1)
+    return to_words((gaps_K + 1).cumsum(0) - 1, (low_K & 1).bool())
+
+
+def _too_short(count: int, bits: int, needed: int | None) -> ValueError:
+    wants = "more ends of codes than those" if needed is None else needed
+    return ValueError(
+        f"a message of {count} Rice codes has {bits} bits but needs {wants}; "
+        "do all workers run the same code?"
+    )
+
+
+def _gaps(words_K: Tensor) -> Tensor:
+    """How many elements without hit lie before each hit."""
+    index_K, _ = from_words(words_K)
+    return index_K.diff(prepend=index_K.new_tensor([-1])) - 1
+
+
+def _bit_places(like: Tensor) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=like.device)

@@ -1,0 +1,58 @@
+"""Windows by index: frames stored once -> **each chosen frame with its neighbours**.
+
+in    rows_RF     float32 [R, F]: utterances one after the other, each with its edges repeated
+      start_B     int64 [B]: the row where each window begins
+out   windows_BTF float32 [B, window, F]
+Any frames, in any order: context windows, stacked frames (windows side by side), or frames stacked
+with a shift. A window is a run of memory, so it is copied as one. Knows nothing of utterances.
+"""
+
+import torch
+from torch import Tensor
+
+from asr_train.checks import check_shape
+from asr_train.kernels.backend import Backend, choose
+
+
+def windows(rows_RF: Tensor, start_B: Tensor, window: int) -> Tensor:
+    """Copy rows start to start + window of each.
+
+    Raises:
+        ValueError: if a shape or dtype is wrong. On a CPU also if a window does not lie within the
+            rows (a GPU is not waited for: shards.batch makes the starts).
+    """
+    check_shape("rows_RF", rows_RF, None, None)
+    check_shape("start_B", start_B, None)
+    if rows_RF.dtype is not torch.float32 or start_B.dtype is not torch.int64:
+        raise ValueError(
+            f"splice.windows needs float32 rows and int64 starts but got {rows_RF.dtype} "
+            f"and {start_B.dtype}"
+        )
+    if not 1 <= window <= len(rows_RF) or not rows_RF.is_contiguous():
+        raise ValueError(
+            f"a window has {window} rows but there are {len(rows_RF)}; it needs at least one, and "
+            "rows without gaps"
+        )
+    if start_B.device.type == "cpu" and len(start_B):
+        first, last = (int(edge) for edge in start_B.aminmax())
+        if first < 0 or last + window > len(rows_RF):
+            raise ValueError(
+                f"windows of {window} rows begin at {first} to {last} but there are "
+                f"{len(rows_RF)} rows; were they made from the same utterances?"
+            )
+    backend = choose(rows_RF)
+    if backend is Backend.triton:
+        from asr_train.kernels import gpu_dense
+
+        return gpu_dense.windows(rows_RF, start_B, window)
+    if backend is Backend.reference:
+        return windows_reference(rows_RF, start_B, window)
+    from asr_train.kernels import compiled
+
+    out = compiled.windows(rows_RF.numpy(), start_B.numpy(), window)
+    return torch.from_numpy(out)
+
+
+def windows_reference(rows_RF: Tensor, start_B: Tensor, window: int) -> Tensor:
+    """`windows`, by a view in which a row stands in as many windows as a window has rows."""
+    return rows_RF.unfold(0, window, 1).transpose(1, 2).index_select(0, start_B)

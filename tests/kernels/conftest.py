@@ -1,0 +1,44 @@
+"""Backends side by side; without a GPU, Triton's kernels run in its interpreter."""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before kernels.gpu_* are imported
+
+from asr_train.kernels.backend import Backend, forced
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+COMPILED = [Backend.triton] if DEVICE == "cuda" else [Backend.cpu, Backend.triton]
+
+
+@pytest.fixture(params=COMPILED, ids=lambda b: b.value)
+def both(request):
+    """Calls a function on the reference and on a compiled backend, and returns both results."""
+
+    def run(function):
+        with forced(Backend.reference):
+            wanted = function()
+        with forced(request.param):
+            found = function()
+        return found, wanted
+
+    return run
+
+
+@pytest.fixture(params=range(2))
+def dyadic(request):
+    """Draws multiples of 2**-8 below 4: float32 adds and subtracts those without rounding."""
+    rng = torch.Generator().manual_seed(request.param)
+    return lambda *shape: (torch.randint(-1023, 1024, shape, generator=rng) / 2**8).to(DEVICE)
+
+
+def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Of float32: also the sign of zero; any NaN equals any other."""
+    nan = found.isnan() & wanted.isnan()
+    return torch.equal(
+        found.masked_fill(nan, 0.0).view(torch.int32),
+        wanted.masked_fill(nan, 0.0).view(torch.int32),
+    )

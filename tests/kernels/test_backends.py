@@ -1,0 +1,250 @@
+"""Every backend gives the reference's bits: compression, decoding, and which backend it is."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from kernels.conftest import DEVICE, same_bits
+
+from asr_train.kernels import backend, decode, threshold
+from asr_train.kernels.backend import Backend, choose, forced
+from asr_train.kernels.threshold import compress, compress_fixed, from_words
+
+BLOCK = 4096  # of the GPU's kernel; 512 and 64 are the CPU's
+SIZES = [1, 63, 64, 65, 511, 513, BLOCK - 1, BLOCK, 3 * BLOCK + 1]
+
+
+def compressed(grad_P, residual_P, tau):
+    kept_P = torch.full_like(residual_P, 7.0)
+    words_K, is_finite = compress(grad_P, residual_P, tau, kept_P)
+    return words_K, is_finite, kept_P
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("tau", [2**-8, 3.0, 100.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_messages_and_residuals_are_the_references(both, dyadic, size, tau, dtype):
+    grad_P, residual_P = dyadic(size).to(dtype), dyadic(size)
+    before_P = residual_P.clone()
+    (words_K, fine, kept_P), (words2_K, fine2, kept2_P) = both(
+        lambda: compressed(grad_P, residual_P, tau)
+    )
+    assert torch.equal(words_K, words2_K)
+    assert words_K.dtype is torch.int32
+    assert same_bits(kept_P, kept2_P)
+    assert fine
+    assert fine2
+    assert torch.equal(residual_P, before_P)
+
+
+def test_odd_values_are_the_references(both):
+    """At tau, either zero, denormals, all hits, none, infinite, NaN, and sums that overflow."""
+    odd = [4.0, -4.0, 4.000001, -4.000001, 0.0, -0.0, 1e-45, -1e-45, 1e-39, 8.0, 3.4e38, -3.4e38]
+    odd += [2.0**-126, -(2.0**-126), 1.2e-38, -1.2e-38]
+    for extra in ([], [float("inf")], [-float("inf")], [float("nan")]):
+        grad_P = torch.tensor((odd + extra) * 40, device=DEVICE)
+        for residual_P in (torch.zeros_like(grad_P), grad_P, -grad_P):
+            for tau in (4.0, 2.0**-126, 1e-30, 3.4e38):
+                (words_K, fine, kept_P), (words2_K, fine2, kept2_P) = both(
+                    lambda: compressed(grad_P, residual_P, tau)  # noqa: B023
+                )
+                assert torch.equal(words_K, words2_K)
+                assert same_bits(kept_P, kept2_P)
+                assert fine == fine2 == bool((residual_P + grad_P).isfinite().all())
+
+
+def test_arbitrary_values_are_the_references(both):
+    rng = torch.Generator().manual_seed(0)
+    grad_P, residual_P = torch.randn(2, 3 * BLOCK + 5, generator=rng).to(DEVICE)
+    for tau in (1e-6, 0.7, 3.0):
+        found, wanted = both(lambda: compressed(grad_P, residual_P, tau))  # noqa: B023
+        assert torch.equal(found[0], wanted[0])
+        assert same_bits(found[2], wanted[2])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_number_of_threads_changes_nothing(dyadic, threads):
+    if DEVICE != "cpu":
+        pytest.skip("threads are the CPU's")
+    size = 4 * 2**16 + 777  # enough for all to be used
+    grad_P, residual_P = dyadic(size), dyadic(size)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with forced(Backend.cpu):
+            words_K, _, kept_P = compressed(grad_P, residual_P, 6.0)
+            out_P = torch.empty(size)
+            decode.total([words_K, words_K], 0.5, out_P)
+    finally:
+        torch.set_num_threads(before)
+    with forced(Backend.reference):
+        words2_K, _, kept2_P = compressed(grad_P, residual_P, 6.0)
+    assert len(words_K) > 1000
+    assert torch.equal(words_K, words2_K)
+    assert same_bits(kept_P, kept2_P)
+    assert torch.equal(out_P[from_words(words_K)[0]].abs(), torch.ones(len(words_K)))
+    assert out_P.count_nonzero() == len(words_K)
+
+
+@pytest.mark.parametrize("size", [1, 100, BLOCK + 1, 2 * BLOCK])
+@pytest.mark.parametrize("tau", [2**-8, 2.0, 100.0])
+def test_hits_beyond_capacity_wait_and_take_turns(both, dyadic, size, tau):
+    grad_P, residual_P = dyadic(size), dyadic(size)
+    owed_P = residual_P + grad_P
+    hits = int((owed_P.abs() > tau).sum())
+    turns = sorted({0, size // 3, size - 1})
+    for capacity in sorted({1, max(1, hits // 3), max(1, hits - 1), max(1, hits), hits + 9}):
+        for start in turns:
+            turn = torch.tensor(start, device=DEVICE)
+
+            def run():
+                kept_P = torch.empty_like(residual_P)
+                got = compress_fixed(grad_P, residual_P, tau, kept_P, capacity, turn)  # noqa: B023
+                return got, kept_P
+
+            (found, kept_P), (wanted, kept2_P) = both(run)
+            assert torch.equal(found.words_C, wanted.words_C)
+            assert found.wanted == wanted.wanted == hits
+            assert found.turn == wanted.turn
+            assert found.is_finite
+            assert same_bits(kept_P, kept2_P)
+            sent_K = found.words_C[: min(hits, capacity)]
+            index_K, is_negative_K = from_words(sent_K)
+            assert (index_K.diff() > 0).all()
+            owed_P = residual_P + grad_P
+            owed_P[index_K] -= tau * (1 - 2 * is_negative_K.float())
+            assert torch.equal(kept_P, owed_P)
+
+
+def test_everybody_is_sent_once_before_anybody_twice(both, dyadic):
+    size, capacity = 300, 50
+    grad_P = dyadic(size)
+    grad_P[grad_P == 0] = 1.0
+
+    def run():
+        seen_P = torch.zeros(size, dtype=torch.int64, device=DEVICE)
+        turn = torch.tensor(77, device=DEVICE)
+        for _ in range(size // capacity):
+            kept_P = torch.empty_like(grad_P)
+            zeros_P = torch.zeros_like(grad_P)
+            words_C, _, turn, _ = compress_fixed(grad_P, zeros_P, 2**-9, kept_P, capacity, turn)
+            seen_P[from_words(words_C)[0]] += 1
+        return seen_P
+
+    for seen_P in both(run):
+        assert (seen_P == 1).all()
+
+
+# --- decode ---------------------------------------------------------------------------------------
+
+
+def messages(size, workers, density, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(workers):
+        index_K = (torch.rand(size, generator=rng) < density).nonzero().flatten()
+        sign_K = torch.rand(len(index_K), generator=rng) < 0.4
+        found.append(threshold.to_words(index_K, sign_K).to(DEVICE))
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2047, 2048, 8192, 3 * 2048 + 1])
+@pytest.mark.parametrize("workers, density", [(0, 0), (1, 1), (3, 0.01), (5, 0.3), (17, 0.02)])
+def test_decoding_is_the_references(both, dyadic, size, workers, density):
+    sent = messages(size, workers, density)
+    weights_P = dyadic(size)
+    counts_P = threshold.decode_reference([m.cpu() for m in sent], size).to(DEVICE)
+
+    def run():
+        out_P, moved_P = torch.full_like(weights_P, 9.0), weights_P.clone()
+        decode.total(sent, 0.3, out_P)
+        decode.update(sent, -0.7, moved_P)
+        return out_P, moved_P
+
+    (out_P, moved_P), (out2_P, moved2_P) = both(run)
+    assert same_bits(out_P, out2_P)
+    assert same_bits(moved_P, moved2_P)
+    assert torch.equal(out_P, counts_P.float() * 0.3)
+    assert same_bits(moved_P[counts_P == 0], weights_P[counts_P == 0])
+
+
+def test_fixed_messages_decode_like_others(dyadic):
+    from asr_train.kernels import gpu_hits
+
+    size, capacity = 5000, 64
+    sent = messages(size, 4, 0.01)
+    words_WC = torch.zeros(4, capacity, dtype=torch.int32, device=DEVICE)
+    for row_C, words_K in zip(words_WC, sent, strict=True):
+        row_C[: len(words_K)] = words_K[:capacity]
+    lengths_W = torch.tensor([len(m) for m in sent], device=DEVICE)
+    out_P, wanted_P = torch.empty(2, size, device=DEVICE)
+    gpu_hits.decode_fixed(words_WC, lengths_W, 0.5, out_P, updates=False)
+    decode.total_reference([m[:capacity] for m in sent], 0.5, wanted_P)
+    assert torch.equal(out_P, wanted_P)
+
+
+def test_the_order_of_workers_does_not_count(both, dyadic):
+    sent = messages(3000, 6, 0.2)
+    for order in (sent, sent[::-1]):
+        found = []
+        for result_P in both(lambda: _total(order, 3000)):  # noqa: B023
+            found.append(result_P)
+        assert torch.equal(found[0], found[1])
+    assert torch.equal(_total(sent, 3000), _total(sent[::-1], 3000))
+
+
+def _total(sent, size):
+    out_P = torch.empty(size, device=DEVICE)
+    decode.total(sent, 1.0, out_P)
+    return out_P
+
+
+def test_what_cannot_be_decoded_is_refused():
+    with pytest.raises(ValueError, match=r"hits are int32 but a message's are torch.int64"):
+        decode.total([torch.zeros(3, dtype=torch.int64)], 1.0, torch.zeros(5))
+    with pytest.raises(ValueError, match=r"contiguous float32 but out_P is torch.float64"):
+        decode.update([], 1.0, torch.zeros(5, dtype=torch.float64))
+    half_P = torch.zeros(3, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="float32 in one row"):
+        compress(half_P, half_P, 1.0, half_P)
+    with pytest.raises(ValueError, match="threshold is 1e-45; it must be a normal float32"):
+        compress(torch.zeros(1), torch.zeros(1), 1e-45, torch.zeros(1))
+
+
+# --- the choice -----------------------------------------------------------------------------------
+
+
+def test_the_environment_names_a_backend_and_a_wrong_name_is_refused(monkeypatch):
+    like = torch.zeros(1)
+    monkeypatch.setenv("ASR_KERNELS", "reference")
+    assert choose(like) is Backend.reference
+    with forced(Backend.cpu):
+        assert choose(like) is Backend.cpu
+    monkeypatch.setenv("ASR_KERNELS", "fast")
+    with pytest.raises(ValueError, match="'fast'; it must be one of reference, cpu, triton"):
+        choose(like)
+    monkeypatch.delenv("ASR_KERNELS")
+    assert choose(like) is Backend.cpu
+
+
+def test_a_backend_that_cannot_be_is_refused(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with forced(Backend.triton), pytest.raises(ValueError, match="a tensor is on cpu"):
+        choose(torch.zeros(1))
+    with forced(Backend.cpu), pytest.raises(ValueError, match=r"cpu was asked for .* on meta"):
+        choose(torch.zeros(1, device="meta"))
+
+
+def test_without_numba_the_reference_runs_and_says_so(monkeypatch):
+    monkeypatch.setattr(backend, "has_numba", lambda: False)
+    backend._has_numba_else_says.cache_clear()
+    with pytest.warns(UserWarning, match="numba is not installed"):
+        assert choose(torch.zeros(1)) is Backend.reference
+    backend._has_numba_else_says.cache_clear()
+
+
+def test_kernels_load_without_numba_and_triton():
+    names = "backend, block, decode, onebit, rice, splice, threshold"
+    code = f"import sys; from asr_train.kernels import {names}; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,152 @@
+"""One bit, block momentum and windows: laws, and every backend's bits."""
+
+import numpy as np
+import pytest
+import torch
+from kernels.conftest import DEVICE, same_bits
+
+from asr_train.kernels import block, onebit, splice
+
+SHAPES = [(1, 1), (1, 9), (5, 1), (33, 8), (7, 131), (1030, 3), (4100, 2)]
+
+
+def quantised(grad_RC, residual_RC):
+    kept_RC = torch.empty_like(residual_RC)
+    return *onebit.quantise(grad_RC, residual_RC, kept_RC), kept_RC
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_means_and_residuals_are_the_references(both, dyadic, shape, dtype):
+    grad_RC, residual_RC = dyadic(*shape).to(dtype), dyadic(*shape)
+    (bits, means, kept), (bits2, means2, kept2) = both(lambda: quantised(grad_RC, residual_RC))
+    assert torch.equal(bits, bits2)
+    assert same_bits(means, means2)
+    assert same_bits(kept, kept2)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_sent_and_what_is_kept_is_what_was_owed(both, dyadic, shape):
+    grad_RC, residual_RC = dyadic(*shape), dyadic(*shape)
+    owed_RC = residual_RC + grad_RC
+
+    def run():
+        bits, means, kept_RC = quantised(grad_RC, residual_RC)
+        out_RC = torch.empty_like(owed_RC)
+        onebit.add_up([onebit.OneBit(bits, means)], out_RC)
+        return bits, means, kept_RC, out_RC
+
+    for bits, means, kept_RC, out_RC in both(run):
+        torch.testing.assert_close(kept_RC + out_RC, owed_RC, rtol=0, atol=1e-6)
+        high = (owed_RC >= 0).cpu().numpy()
+        assert np.array_equal(bits.cpu().numpy(), np.packbits(high, axis=1, bitorder="little"))
+        # Each side loses nothing on the average
+        assert kept_RC.sum(0).abs().max() < 1e-5 * shape[0]
+        assert (means[1] >= 0).all()
+        assert (means[0] <= 0).all()
+
+
+def test_columns_of_two_values_lose_nothing(both):
+    columns = [[-1.0, 2.5, -1.0, 2.5], [3.0, 3.0, 3.0, 3.0], [0.0, 0.0, 0.0, 0.0], [-2, -2, -2, -2]]
+    grad_RC = torch.tensor(columns, device=DEVICE).T.contiguous()
+    for bits, means, kept_RC in both(lambda: quantised(grad_RC, torch.zeros_like(grad_RC))):
+        assert torch.equal(kept_RC, torch.zeros_like(kept_RC))
+        assert means.tolist() == [[-1, 0, 0, -2], [2.5, 3, 0, 0]]
+        assert bits.flatten().tolist() == [0b0110, 0b0111, 0b0110, 0b0111]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("rows", [6, 4100])
+def test_means_tell_of_what_is_not_finite(both, value, rows):
+    grad_RC = torch.ones(rows, 9, device=DEVICE)
+    grad_RC[rows - 1, 4] = value
+    for _, means, _ in both(lambda: quantised(grad_RC, torch.zeros_like(grad_RC))):
+        is_fine_C = means.isfinite().all(0)
+        assert is_fine_C.tolist() == [c != 4 for c in range(9)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sums_of_workers_are_the_references(both, dyadic, shape):
+    sent = []
+    for _ in range(3):
+        bits, means, _ = quantised(dyadic(*shape), dyadic(*shape))
+        sent.append(onebit.OneBit(bits, means))
+
+    def run():
+        out_RC = torch.full(shape, 9.0, device=DEVICE)
+        onebit.add_up(sent, out_RC)
+        return out_RC
+
+    assert same_bits(*both(run))
+
+
+def test_what_does_not_fit_is_refused():
+    two, three = torch.zeros(2, 2), torch.zeros(2, 3)
+    with pytest.raises(ValueError, match=r"grad_RC has shape \[2, 3\]; it must be \[2, 2\]"):
+        onebit.quantise(three, two, two)
+    with pytest.raises(ValueError, match="gaps or is transposed"):
+        onebit.quantise(three.T, torch.zeros(3, 2), torch.zeros(3, 2))
+    with pytest.raises(ValueError, match="at least one"):
+        onebit.add_up([], two)
+
+
+# --- block momentum -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 1023, 1024, 3 * 1024 + 1])
+@pytest.mark.parametrize("ahead, look", [(1.0, 0.0), (1.0, 0.9), (1.9, 0.0)])
+def test_block_steps_are_the_references(both, size, ahead, look):
+    rng = torch.Generator().manual_seed(size)
+    mean_P, weights_P, delta_P = torch.randn(3, size, generator=rng).to(DEVICE)
+
+    def run():
+        state = [weights_P.clone(), delta_P.clone(), torch.empty_like(mean_P)]
+        for _ in range(3):
+            block.step(mean_P, *state, eta=0.9, zeta=0.7, ahead=ahead, look=look)
+        return torch.stack(state)
+
+    assert same_bits(*both(run))
+
+
+def test_block_steps_are_sgd_with_nesterov_momentum_on_the_block_gradient(both):
+    rng = torch.Generator().manual_seed(1)
+    means = torch.randn(4, 50, generator=rng, dtype=torch.float32).to(DEVICE)
+    begin_P = torch.randn(50, generator=rng).to(DEVICE)
+
+    def run():
+        weights_P, delta_P, start_P = begin_P.clone(), torch.zeros_like(begin_P), begin_P.clone()
+        for mean_P in means:
+            block.step(mean_P, weights_P, delta_P, start_P, eta=0.8, zeta=0.9, look=0.8)
+        return start_P
+
+    theirs = torch.nn.Parameter(begin_P.clone())
+    sgd = torch.optim.SGD([theirs], lr=0.9, momentum=0.8, nesterov=True)
+    for mean_P in means:
+        theirs.grad = theirs.detach() - mean_P
+        sgd.step()
+    for start_P in both(run):
+        torch.testing.assert_close(start_P, theirs.detach(), rtol=1e-5, atol=1e-5)
+
+
+# --- windows --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width, window", [(1, 1), (3, 4), (20, 17), (40, 27)])
+@pytest.mark.parametrize("count", [0, 1, 70])
+def test_windows_are_slices(both, width, window, count):
+    rng = torch.Generator().manual_seed(count)
+    rows_RF = torch.randn(90, width, generator=rng).to(DEVICE)
+    start_B = torch.randint(0, 90 - window + 1, (count,), generator=rng).to(DEVICE)
+    found, wanted = both(lambda: splice.windows(rows_RF, start_B, window))
+    slices = [rows_RF[s : s + window] for s in start_B.tolist()]
+    for windows_BTF in (found, wanted):
+        assert windows_BTF.shape == (count, window, width)
+        for window_TF, slice_TF in zip(windows_BTF, slices, strict=True):
+            assert torch.equal(window_TF, slice_TF)
+
+
+def test_windows_beyond_the_rows_are_refused():
+    with pytest.raises(ValueError, match="begin at 0 to 5 but there are 8 rows"):
+        splice.windows(torch.zeros(8, 2), torch.tensor([0, 5]), 4)
+    with pytest.raises(ValueError, match="window has 9 rows but there are 8"):
+        splice.windows(torch.zeros(8, 2), torch.tensor([0]), 9)

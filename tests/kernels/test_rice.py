@@ -1,0 +1,74 @@
+import pytest
+import torch
+from kernels.conftest import DEVICE
+
+from asr_train.kernels import rice
+from asr_train.kernels.threshold import MAX_ELEMENTS, to_words
+
+
+def some(size, count, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    index_K = torch.randint(0, size, (count,), generator=rng).unique()
+    return to_words(index_K, torch.rand(len(index_K), generator=rng) < 0.5).to(DEVICE)
+
+
+CASES = [(1, 1), (50, 50), (1000, 3), (10**5, 10**5), (10**6, 5000), (MAX_ELEMENTS, 40)]
+
+
+@pytest.mark.parametrize("size, count", CASES)
+def test_bits_are_the_references_and_are_read_back(both, size, count):
+    words_K = some(size, count)
+
+    def run():
+        parameter, bits = rice.best_parameter(words_K)
+        payload_B = rice.write(words_K, parameter, bits)
+        assert len(payload_B) == -(-bits // 8)
+        return parameter, payload_B, rice.read(payload_B, len(words_K), parameter)
+
+    (parameter, payload_B, read_K), (parameter2, payload2_B, read2_K) = both(run)
+    assert parameter == parameter2
+    assert torch.equal(payload_B, payload2_B)
+    assert torch.equal(read_K, words_K)
+    assert torch.equal(read2_K, words_K)
+
+
+@pytest.mark.parametrize("parameter", [0, 1, 7, 20, 30, 31])
+def test_any_parameter_is_read_back(both, parameter):
+    words_K = some(60, 30) if parameter < 20 else some(MAX_ELEMENTS, 30)
+    bits = 8 * len(rice.write_reference(words_K, parameter))
+
+    def run():
+        gaps_K = rice._gaps(words_K)
+        exact = int((gaps_K >> parameter).sum()) + len(words_K) * (parameter + 2)
+        assert -(-exact // 8) * 8 == bits
+        payload_B = rice.write(words_K, parameter, exact)
+        return payload_B, rice.read(payload_B, len(words_K), parameter)
+
+    (payload_B, read_K), (payload2_B, _) = both(run)
+    assert torch.equal(payload_B, payload2_B)
+    assert torch.equal(read_K, words_K)
+
+
+def test_no_hits_are_no_bits(both):
+    words_K = torch.empty(0, dtype=torch.int32, device=DEVICE)
+    for payload_B in both(lambda: rice.write(words_K, *rice.best_parameter(words_K))):
+        assert len(payload_B) == 0
+    for read_K in both(lambda: rice.read(payload_B, 0, 0)):
+        assert len(read_K) == 0
+
+
+def test_too_few_codes_are_refused(both):
+    words_K = some(1000, 100)
+    parameter, bits = rice.best_parameter(words_K)
+    payload_B = rice.write(words_K, parameter, bits)
+
+    def run():
+        messages = []
+        for payload, count in ((payload_B[:-1], len(words_K)), (payload_B[:2], len(words_K))):
+            with pytest.raises(ValueError, match=r"Rice codes has \d+ bits but needs") as caught:
+                rice.read(payload, count, parameter)
+            messages.append(str(caught.value))
+        return messages
+
+    found, wanted = both(run)
+    assert found == wanted
