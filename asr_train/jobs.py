@@ -248,6 +248,8 @@ def _keep_times(name: str, paths: list[str], start: float) -> None:
     work = os.environ.get("ASR_WORK")
     if not work or not os.path.exists(paths[-1]):  # resolve.py ends with a setting
         return
+    if os.environ.get("RANK", "0") != "0":  # torchrun's processes would write the same file at once
+        return
     output = os.path.relpath(paths[-1], work)
     row = {
         "stage": name,

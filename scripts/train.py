@@ -9,6 +9,7 @@ DEVICE=cpu, cuda or cuda:N chooses the device (else the GPU if there is one); JO
 a machine's processes together.
 """
 
+import contextlib
 import os
 import platform
 import shlex
@@ -21,12 +22,13 @@ import torch
 from asr_train import files, jobs, schema
 from asr_train.comm.exchange import Exchange, close_exchange, open_exchange
 from asr_train.shards.reader import Shards
-from asr_train.train.device import chosen_device
 from asr_train.train.loop import train
 from asr_train.train.pretrain import pretrained
+from asr_train.train.process import alone_in, chosen_device, die_with_launcher
 
 
 def stage(train_index: str, dev_index: str, settings: str, output: str) -> None:
+    die_with_launcher()
     run = schema.load(schema.RunSettings, settings)
     workers = chosen_workers()
     if run.comm.method is schema.Method.sgd and workers > 1:
@@ -40,14 +42,16 @@ def stage(train_index: str, dev_index: str, settings: str, output: str) -> None:
     device = chosen_device()
     folder = Path(output).resolve().parent
     splits = Shards(train_index), Shards(dev_index)
-    # Before the processes meet: while one of them does this, the others would wait too long
-    initial = pretrained(run, *splits, folder, device, leads=os.environ.get("RANK", "0") == "0")
-    exchange = open_exchange(workers, device, run.comm.timeout_seconds)
-    if 0 in exchange.local:
-        files.write_json(folder / "run.json", description(run, device, exchange))
-    train(run, *splits, folder, device, exchange, initial)
-    exchange.barrier()  # process 0 holds what the others meet by
-    close_exchange()
+    leads = os.environ.get("RANK", "0") == "0"
+    with alone_in(folder) if leads else contextlib.nullcontext():
+        # Before the processes meet: while one of them does this, the others would wait too long
+        initial = pretrained(run, *splits, folder, device, leads)
+        exchange = open_exchange(workers, device, run.comm.timeout_seconds)
+        if leads:
+            files.write_json(folder / "run.json", description(run, device, exchange))
+        train(run, *splits, folder, device, exchange, initial)
+        exchange.barrier()  # process 0 holds what the others meet by
+        close_exchange()
 
 
 def chosen_workers() -> int:

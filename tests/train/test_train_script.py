@@ -47,8 +47,10 @@ def test_torchrun_gives_the_bytes_of_virtual_workers(splits, tmp_path):
     virtual = call(splits, tmp_path, "exp/virtual/model.json", GTC, WORKERS="3")
     assert virtual.returncode == 0, virtual.stderr
     # JOBS are a machine's, so each of two processes gets one thread
-    real = call(splits, tmp_path, "exp/real/model.json", GTC, 2, WORKERS="3", JOBS="2")
+    work = {"WORKERS": "3", "JOBS": "2", "ASR_WORK": str(tmp_path)}
+    real = call(splits, tmp_path, "exp/real/model.json", GTC, 2, **work)
     assert real.returncode == 0, real.stderr
+    assert [path.name for path in (tmp_path / "log").iterdir()] == ["exp_real_model.json.json"]
     assert real.stdout.count("epoch 1/1: step") == 1
     a, b = (tmp_path / "exp" / name / "model.pt" for name in ("virtual", "real"))
     assert a.read_bytes() == b.read_bytes()

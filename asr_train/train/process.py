@@ -1,0 +1,63 @@
+"""What a training process asks of its machine: a device, a folder of its own, an end in time."""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
+
+
+def die_with_launcher() -> None:
+    """Under torchrun on Linux: no process of a run outlives the one that started it.
+
+    torchrun ends its processes when one of them dies, but cannot if it is killed itself; then they
+    would go on beside those of the next start.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """No other process trains in this folder, as far as its file system knows of locks.
+
+    Raises:
+        ValueError: if one does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"another process trains in {folder}; wait for it, or end it"
+            ) from error
+        except OSError as error:
+            print(f"{folder} cannot be locked ({error}); start one training at a time", flush=True)
+        yield
+
+
+def chosen_device() -> torch.device:
+    """DEVICE, else the GPU if there is one; of several, each process of a machine has its own."""
+    has_gpu = torch.cuda.is_available()
+    wish = os.environ.get("DEVICE") or ("cuda" if has_gpu else "cpu")
+    try:
+        device = torch.device(wish)
+    except RuntimeError as error:
+        raise ValueError(f"DEVICE is {wish!r}; it must be cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"DEVICE is {wish!r}; it must be cpu, cuda or cuda:N")
+    found = torch.cuda.device_count() if has_gpu else 0
+    if device.type == "cuda" and (device.index or 0) >= found:
+        raise ValueError(f"DEVICE is {wish} but torch finds {found} GPUs; try DEVICE=cpu")
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % found)
+        torch.cuda.set_device(device)
+    return device

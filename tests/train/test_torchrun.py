@@ -1,0 +1,152 @@
+"""Drills under torchrun: whoever is killed, the next start ends with the bytes of a virtual run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiny
+
+from asr_train import files, schema
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
+GTC = {
+    "method": "gtc",
+    "timeout_seconds": 20.0,  # 5 were too few for restarted processes to find each other
+    "gtc": {"threshold": 0.5, "codec": "rice", "capacity": "exact"},
+}
+PATIENCE_SECONDS = 120
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+
+class Run:
+    """A run's folder and how it is started."""
+
+    def __init__(self, splits, folder: Path, lstm=None) -> None:
+        run = tiny.settings(GTC, lstm, epochs=40, minibatch_frames=16, checkpoint_steps=7)
+        files.write_yaml(folder / "a.yaml", schema.plain(run))
+        self.model = folder / "a" / "model.json"
+        self.arguments = [*(s.path for s in splits), folder / "a.yaml", self.model]
+
+    def start(self, *launcher: str) -> subprocess.Popen:
+        self.process = subprocess.Popen(
+            [sys.executable, *launcher, SCRIPT, *map(str, self.arguments)],
+            env={**os.environ, "JOBS": "1", "WORKERS": "2", "DEVICE": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return self.process
+
+    def torchrun(self, *options: str) -> subprocess.Popen:
+        module = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        return self.start(*module, *options)
+
+    def finish(self) -> bytes:
+        said, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
+        assert self.process.returncode == 0, said
+        return self.model.with_name("model.pt").read_bytes()
+
+    def worker(self, rank: int) -> int:
+        """Its process id, once the run has checkpoints."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not list(self.model.parent.glob("ckpt/*.json")):
+            assert time.monotonic() < deadline
+            assert self.process.poll() is None
+            time.sleep(0.02)
+        assert not self.model.exists()
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            try:
+                stat = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            except OSError:  # it ended meanwhile
+                continue
+            if int(stat[1]) == self.process.pid and f"RANK={rank}".encode() in environment:
+                return pid
+        raise AssertionError(f"no process of rank {rank}")
+
+
+@pytest.fixture(scope="module")
+def unbroken(splits, tmp_path_factory) -> bytes:
+    run = Run(splits, tmp_path_factory.mktemp("virtual"))
+    run.start()
+    return run.finish()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_worker_ends_the_run_and_the_next_start_gives_the_same_bytes(
+    splits, tmp_path, unbroken, rank
+):
+    run = Run(splits, tmp_path)
+    run.torchrun()
+    os.kill(run.worker(rank), signal.SIGKILL)
+    said, _ = run.process.communicate(timeout=PATIENCE_SECONDS)
+    assert run.process.returncode != 0
+    assert "Signal 9 (SIGKILL)" in said
+    assert not run.model.exists()
+    run.torchrun()
+    assert run.finish() == unbroken
+
+
+def test_with_restarts_torchrun_starts_again_by_itself(splits, tmp_path, unbroken):
+    run = Run(splits, tmp_path)
+    run.torchrun("--max-restarts", "1")
+    os.kill(run.worker(1), signal.SIGKILL)
+    assert run.finish() == unbroken
+
+
+def test_a_killed_launcher_takes_its_workers_along(splits, tmp_path, unbroken):
+    run = Run(splits, tmp_path)
+    run.torchrun()
+    workers = [run.worker(rank) for rank in (0, 1)]
+    run.process.kill()
+    run.process.communicate(timeout=PATIENCE_SECONDS)  # its pipe closes with the last of them
+    deadline = time.monotonic() + 10  # a process closes its pipe before it is reaped
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not run.model.exists()
+    run.start()  # in another way: both workers in one process
+    assert run.finish() == unbroken
+
+
+def test_a_hung_worker_is_an_error_in_the_stated_time(splits, tmp_path, unbroken):
+    run = Run(splits, tmp_path)
+    run.torchrun()
+    pid = run.worker(1)
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    said = ""
+    for line in run.process.stdout:
+        said += line
+        if "did not answer in" in line:
+            break
+    took = time.monotonic() - began
+    os.kill(pid, signal.SIGKILL)  # else torchrun waits half a minute for it
+    run.process.communicate(timeout=PATIENCE_SECONDS)
+    assert "process 1 of 2 did not answer in" in said
+    assert 15 < took < 60  # comm.timeout_seconds is 20
+    run.torchrun()
+    assert run.finish() == unbroken
+
+
+def test_two_runs_in_a_folder_are_one_too_many(splits, tmp_path):
+    run = Run(splits, tmp_path)
+    first = run.start()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not list(run.model.parent.glob("ckpt/*.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(first.pid, signal.SIGSTOP)
+    said, _ = run.start().communicate(timeout=PATIENCE_SECONDS)
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    assert "another process trains in" in said
+    assert run.process.returncode == 1
