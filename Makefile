@@ -17,7 +17,7 @@ FOLDERS = $(foreach v,CORPUS_DIR W MORE,$(if $($v),'$v=$(abspath $($v))'))
 
 FETCH := fsdd mini_librispeech librispeech an4 yesno
 
-.PHONY: help $(RECIPES) status report clean test test-fast lint format lock $(FETCH:%=fetch-%)
+.PHONY: help $(RECIPES) status report clean test test-fast lint format lock bench $(FETCH:%=fetch-%)
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST) recipes/stages.mk
@@ -63,6 +63,11 @@ format: .venv/.ready
 	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install -q --require-hashes -r requirements.lock
 	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
+
+## make bench                      kernels beside a copy and their peers, in results/ (CPU: 3 minutes)
+bench: .venv/.ready
+	@mkdir -p results
+	@$(BIN)/python scripts/bench_kernels.py results/kernels.json results/kernels.svg
 
 ## make lock                       pin the packages of pyproject.toml anew
 lock: .venv/.ready

@@ -19,7 +19,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 Result = TypeVar("Result")
-GRAIN = 1 << 16  # elements; handing fewer to another thread (about 20 us) takes longer than they do
+GRAIN = 1 << 19  # elements; to wake another thread for fewer takes longer than they do
 CHUNK = 512  # elements that stay in the first cache between two looks at them
 TILE = 1 << 13  # elements whose int32 counts stay in the first cache
 _INDEX = np.int32(2**31 - 1)
@@ -323,34 +323,35 @@ def _quantise(
     grad: Any, residual: Any, kept: Any, bits: Any, means: Any, begin: int, end: int
 ) -> None:
     rows = grad.shape[0]
-    sums = np.empty((2, COLUMNS))
-    counts = np.empty(COLUMNS)  # of elements that are not negative
+    zero = np.float32(0)
     for first in range(begin, end, COLUMNS):
         last = min(first + COLUMNS, end)
-        sums[:] = 0
-        counts[:] = 0
+        low, high, highs = np.zeros(COLUMNS), np.zeros(COLUMNS), np.zeros(COLUMNS)
         for r in range(rows):
             g, o, k = grad[r, first:last], residual[r, first:last], kept[r, first:last]
             for j in range(last - first):
                 owed = o[j] + g[j]
                 k[j] = owed
-                is_high = owed >= 0
-                sums[0, j] += np.float32(0) if is_high else owed
-                sums[1, j] += owed if is_high else np.float32(0)
-                counts[j] += 1.0 if is_high else 0.0
+                low[j] += np.float64(zero if owed >= 0 else owed)
+                high[j] += np.float64(owed if owed >= 0 else zero)
+                highs[j] += 1.0 if owed >= 0 else 0.0
         for j in range(last - first):
-            means[0, first + j] = sums[0, j] / max(1.0, rows - counts[j])
-            means[1, first + j] = sums[1, j] / max(1.0, counts[j])
-        low, high = means[0, first:last], means[1, first:last]
+            means[0, first + j] = low[j] / max(1.0, rows - highs[j])
+            means[1, first + j] = high[j] / max(1.0, highs[j])
+        below, above = means[0, first:last], means[1, first:last]
         for r in range(rows):
             k = kept[r, first:last]
             for j in range(0, last - first, 8):
-                byte = 0
-                for c in range(j, min(j + 8, last - first)):
-                    byte |= int(k[c] >= 0) << (c - j)
+                byte = np.int32(0)
+                if j + 8 <= last - first:
+                    for c in range(8):
+                        byte |= np.int32(k[j + c] >= 0) << np.int32(c)
+                else:
+                    for c in range(last - first - j):
+                        byte |= np.int32(k[j + c] >= 0) << np.int32(c)
                 bits[r, (first + j) >> 3] = byte
             for j in range(last - first):
-                k[j] -= high[j] if k[j] >= 0 else low[j]
+                k[j] -= above[j] if k[j] >= 0 else below[j]
 
 
 def quantise(grad: Any, residual: Any, kept: Any) -> tuple[Any, Any]:
@@ -375,7 +376,12 @@ def _add_up(bits: Any, means: Any, out: Any, begin: int, end: int) -> None:
         row[:] = 0
         for w in range(len(bits)):
             sent, low, high = bits[w, r], means[w, 0], means[w, 1]
-            for c in range(columns):
+            whole = columns // 8 * 8
+            for c in range(0, whole, 8):
+                byte = np.int32(sent[c >> 3])
+                for j in range(8):
+                    row[c + j] += high[c + j] if byte & (np.int32(1) << j) else low[c + j]
+            for c in range(whole, columns):
                 row[c] += high[c] if (sent[c >> 3] >> (c & 7)) & 1 else low[c]
 
 
@@ -385,7 +391,7 @@ def add_up(bits: Any, means: Any, out: Any) -> None:
     in_parts(rows, 1, lambda begin, end: _add_up(bits, means, out, begin, end), weight=columns)
 
 
-# --- block momentum, windows ----------------------------------------------------------------------
+# --- block momentum -------------------------------------------------------------------------------
 
 
 @numba.njit(cache=True, nogil=True)
@@ -420,24 +426,3 @@ def block_step(mean: Any, weights: Any, delta: Any, start: Any, *factors: Any) -
             mean, weights, delta, start, eta, zeta, ahead, look, begin, end
         ),
     )
-
-
-@numba.njit(cache=True, nogil=True)
-def _windows(rows: Any, starts: Any, out: Any, begin: int, end: int) -> None:
-    """`rows` and each window of `out` are flat; starts count elements."""
-    for b in range(begin, end):
-        out[b, :] = rows[starts[b] : starts[b] + out.shape[1]]
-
-
-def windows(rows: Any, starts: Any, window: int) -> Any:
-    """As splice.windows."""
-    width = rows.shape[1]
-    out = np.empty((len(starts), window * width), np.float32)
-    flat, at = rows.reshape(-1), starts * width
-    in_parts(
-        len(starts),
-        1,
-        lambda begin, end: _windows(flat, at, out, begin, end),
-        weight=window * width,
-    )
-    return out.reshape(len(starts), window, width)

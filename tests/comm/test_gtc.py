@@ -167,3 +167,17 @@ def test_measures_are_the_threshold_and_the_squares_of_what_is_owed():
     tau, squares = run.method.measures(1)
     assert tau == 1.0
     assert squares == residuals(run)[1].double().square().sum().item()
+
+
+def test_a_step_whose_debt_overflows_is_nobodys():
+    """Each gradient is finite, and its sum with the residual is not."""
+    run = Run(method_of("gtc", 2), dyadic_gradient, rate=1.0)
+    state = run.method.worker_state(1)
+    state["residual_P"][3] = torch.finfo(torch.float32).max
+    before = [r.clone() for r in residuals(run)]
+    (reducer,) = run.method.reducers
+    huge_P = torch.full((SIZE,), torch.finfo(torch.float32).max)
+    gradients = [Gradient(torch.ones(SIZE), 5), Gradient(huge_P, 5)]
+    assert reducer.reduce(iter(gradients), run.method.sent) is None
+    for found, wanted in zip(residuals(run), before, strict=True):
+        assert torch.equal(found, wanted)

@@ -1,0 +1,407 @@
+"""bench_kernels.py OUTPUT.json [PLOT.svg [MILLIONS...]]
+
+GB/s of every kernel beside a copy of as many elements, and beside what else PyTorch offers, all in
+one run. What is timed is compared with the reference first. Sizes are millions of parameters: by
+default 1, 14.6 and 46 on a CPU, 160 and 1000 too on a GPU. Of times, the shortest of several rounds
+counts, in each of which everything has its turn: other work on the machine slows all alike.
+"""
+
+import contextlib
+import datetime
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asr_train.files import replacing, write_json
+from asr_train.kernels import block, decode, onebit, rice, splice, threshold
+from asr_train.kernels.backend import Backend, forced
+
+DENSITIES = (1e-1, 1e-2, 1e-3, 1e-4)
+USUAL = 1e-3  # where peers whose time hardly depends on it are measured
+SLOW = 0.5  # seconds; what takes longer has one round less than others
+WORKERS = 4
+COLUMNS = 1536  # inputs of the 14.6 M network's hidden layers
+WINDOW, MELS = 17, 20  # of its input
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+Calls = dict[str, Callable[[], Any]]
+
+
+def timed(calls: Calls, rounds: int) -> dict[str, float]:
+    """Seconds of each; the first call, which may compile, does not count."""
+    best: dict[str, float] = {}
+    for round_ in range(rounds + 1):
+        for name, call in calls.items():
+            if best.get(name, 0.0) > SLOW and round_ > 2:
+                continue
+            if DEVICE == "cuda":
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+            call()
+            if DEVICE == "cuda":
+                torch.cuda.synchronize()
+            seconds = time.perf_counter() - began
+            if round_:
+                best[name] = min(seconds, best.get(name, seconds))
+    return best
+
+
+class Vectors:
+    """What kernels of P parameters work on."""
+
+    def __init__(self, size: int) -> None:
+        rng = torch.Generator(DEVICE).manual_seed(0)
+        self.size = size
+        self.grad_P = torch.randn(size, generator=rng, device=DEVICE)
+        self.residual_P = torch.randn(size, generator=rng, device=DEVICE)
+        self.kept_P = torch.zeros(size, device=DEVICE)
+        self.out_P = torch.zeros(size, device=DEVICE)
+
+    def threshold(self, density: float) -> float:
+        """That so many exceed, as a sample tells."""
+        owed_K = (self.residual_P[:1_000_000] + self.grad_P[:1_000_000]).abs()
+        return float(owed_K.kthvalue(round(len(owed_K) * (1 - density))).values)
+
+    def matrices(self) -> list[Tensor]:
+        """All four as [rows, COLUMNS]; a last short row is left out."""
+        rows = self.size // COLUMNS
+        vectors = (self.grad_P, self.residual_P, self.kept_P, self.out_P)
+        return [v[: rows * COLUMNS].view(rows, COLUMNS) for v in vectors]
+
+
+def referred(call: Callable[[], Any]) -> Any:
+    with forced(Backend.reference):
+        return call()
+
+
+def check(name: str, found: Tensor, wanted: Tensor, rounds: float = 0.0) -> None:
+    """Equal to the bit, or but for float32's rounding where sums are rounded."""
+    if not torch.allclose(found, wanted, rtol=rounds, atol=rounds):
+        raise SystemExit(f"{name}: the result is not the reference's on {len(found):,} elements")
+
+
+# --- peers ----------------------------------------------------------------------------------------
+
+
+def marked(grad_P: Tensor, residual_P: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """All of the eager form but the compaction, whose size no compiler knows."""
+    owed_P = residual_P + grad_P
+    is_hit_P = owed_P.abs() > tau
+    return torch.where(is_hit_P, owed_P - tau * owed_P.sign(), owed_P), is_hit_P
+
+
+def power_sgd(owed_RC: Tensor, q_CK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One power iteration, without the exchange between its halves; and the residual."""
+    p_RK, _ = torch.linalg.qr(owed_RC @ q_CK)
+    q_CK = owed_RC.T @ p_RK
+    return p_RK, q_CK, owed_RC - p_RK @ q_CK.T
+
+
+def sign_packed(grad_P: Tensor, residual_P: Tensor, kept_P: Tensor) -> tuple[Tensor, Tensor]:
+    """Signs in bits and one scale, norm / sqrt(P), as 1-bit Adam compresses."""
+    torch.add(residual_P, grad_P, out=kept_P)
+    scale = kept_P.norm() / len(kept_P) ** 0.5
+    is_high_P = kept_P >= 0
+    places = torch.arange(8, dtype=torch.uint8, device=grad_P.device)
+    whole = is_high_P[: len(is_high_P) // 8 * 8].view(-1, 8).to(torch.uint8)
+    bits_B = (whole << places).sum(1, dtype=torch.uint8)
+    kept_P -= torch.where(is_high_P, scale, -scale)
+    return bits_B, scale
+
+
+def compiled_mark() -> tuple[Callable[..., Any] | None, str]:
+    """torch.compile's, or why there is none."""
+    try:
+        mark = torch.compile(marked, dynamic=True)
+        mark(torch.randn(1000, device=DEVICE), torch.randn(1000, device=DEVICE), 1.0)
+        return mark, "measured"
+    except Exception as error:  # of many kinds, of the compiler beneath
+        return None, f"no compiler: {type(error).__name__}"
+
+
+# --- what is measured -----------------------------------------------------------------------------
+
+
+def compression(v: Vectors, mark: Callable[..., Any] | None, rounds: int) -> list[dict[str, Any]]:
+    rows = []
+    g, r, kept = v.grad_P, v.residual_P, v.kept_P
+    for density in DENSITIES:
+        tau = v.threshold(density)
+        words_K, _ = threshold.compress(g, r, tau, kept)
+        wanted_P = torch.empty_like(kept)
+        check("compress", words_K, threshold.compress_reference(g, r, tau, wanted_P).words_K)
+        check("compress", kept, wanted_P)
+        del wanted_P
+        calls: Calls = {
+            "copy": lambda: v.out_P.copy_(g),
+            "ours": lambda: threshold.compress(g, r, tau, kept),  # noqa: B023
+            "eager torch": lambda: threshold.compress_reference(g, r, tau, kept),  # noqa: B023
+        }
+        if mark is not None:
+
+            def compiled() -> Tensor:
+                return mark(g, r, tau)[1].nonzero()  # noqa: B023
+
+            calls["torch.compile, nonzero"] = compiled
+        if density == USUAL:
+            count = len(words_K)
+            grad_RC = v.matrices()[0]
+            q_CK = torch.randn(COLUMNS, 2, device=DEVICE)
+            calls |= {
+                "torch.nonzero alone": lambda: (g.abs() > tau).nonzero(),  # noqa: B023
+                "torch.topk alone": lambda: g.abs().topk(count),  # noqa: B023
+                "PowerSGD, rank 2": lambda: power_sgd(grad_RC, q_CK),  # noqa: B023
+                "sign packing": lambda: sign_packed(g, r, kept),
+            }
+        floor = 12 + 4 * density
+        rows += entries("compress", v.size, timed(calls, rounds), floor, density=density)
+    return rows
+
+
+def decoding(v: Vectors, rounds: int) -> list[dict[str, Any]]:
+    rows = []
+    for density in DENSITIES:
+        sent = []
+        for w in range(WORKERS):
+            tau = v.threshold(density)
+            grad_P = v.grad_P.roll(w)
+            sent.append(threshold.compress(grad_P, v.residual_P, tau, v.kept_P).words_K)
+        found_P, wanted_P = v.grad_P.clone(), v.grad_P.clone()
+        decode.update(sent, 0.3, found_P)
+        decode.update_reference(sent, 0.3, wanted_P)
+        check("decode", found_P, wanted_P)
+        del wanted_P
+        calls: Calls = {
+            "copy": lambda: v.out_P.copy_(v.grad_P),
+            "ours": lambda: decode.update(sent, 1e-9, found_P),  # noqa: B023
+            "eager torch": lambda: decode.update_reference(sent, 1e-9, found_P),  # noqa: B023
+        }
+        hits = sum(map(len, sent)) / v.size
+        floor = 4 * hits + 8 * min(1.0, 16 * hits)  # messages, and the cache lines they touch
+        rows += entries("decode 4 workers", v.size, timed(calls, rounds), floor, density=density)
+    return rows
+
+
+def dense(v: Vectors, rounds: int) -> list[dict[str, Any]]:
+    grad_RC, residual_RC, kept_RC, out_RC = v.matrices()
+    found = onebit.quantise(grad_RC, residual_RC, kept_RC)
+    wanted_RC = torch.empty_like(kept_RC)
+    wanted = onebit.quantise_reference(grad_RC, residual_RC, wanted_RC)
+    check("1-bit", found.bits_RB, wanted.bits_RB)
+    check("1-bit", found.means_2C, wanted.means_2C, rounds=1e-5)
+    check("1-bit", kept_RC, wanted_RC, rounds=1e-5)
+    del wanted_RC
+    rows = []
+    copy: Calls = {"copy": lambda: v.out_P.copy_(v.grad_P)}
+    calls = copy | {
+        "ours": lambda: onebit.quantise(grad_RC, residual_RC, kept_RC),
+        "eager torch": lambda: onebit.quantise_reference(grad_RC, residual_RC, kept_RC),
+    }
+    rows += entries("1-bit quantise", v.size, timed(calls, rounds), 12.125)
+    calls = copy | {
+        "ours": lambda: onebit.add_up([found] * WORKERS, out_RC),
+        "eager torch": lambda: onebit.add_up_reference([found] * WORKERS, out_RC),
+    }
+    rows += entries("1-bit add up 4", v.size, timed(calls, rounds), 4 + WORKERS / 8)
+    state = (v.kept_P, v.out_P)
+    weights_P, start_P = v.residual_P, torch.empty_like(v.grad_P)
+    factors = {"eta": 0.875, "zeta": 1.0, "ahead": 1.0, "look": 0.875}
+    for vector_P in state:
+        vector_P.zero_()
+    found_PP = [v.grad_P, weights_P.clone(), v.kept_P.clone(), start_P]
+    block.step(*found_PP, **factors)
+    wanted_PP = [v.grad_P, weights_P.clone(), v.kept_P.clone(), torch.empty_like(start_P)]
+    block.step_reference(*wanted_PP, *factors.values())
+    for ours, theirs in zip(found_PP, wanted_PP, strict=True):
+        check("block step", ours, theirs)
+    calls = copy | {
+        "ours": lambda: block.step(*found_PP, **factors),
+        "eager torch": lambda: block.step_reference(*found_PP, *factors.values()),
+    }
+    rows += entries("block step", v.size, timed(calls, rounds), 24)
+    rows_RF = v.grad_P[: v.size // MELS * MELS].view(-1, MELS)
+    count = max(1, v.size // (WINDOW * MELS))
+    start_B = torch.randint(0, len(rows_RF) - WINDOW + 1, (count,), device=DEVICE)
+    check(
+        "windows",
+        splice.windows(rows_RF, start_B, WINDOW),
+        splice.windows_reference(rows_RF, start_B, WINDOW),
+    )
+    calls = copy | {
+        "ours": lambda: splice.windows(rows_RF, start_B, WINDOW),
+        "eager torch": lambda: splice.windows_reference(rows_RF, start_B, WINDOW),
+    }
+    return rows + entries("windows", v.size, timed(calls, rounds), 8)
+
+
+def coding(v: Vectors, rounds: int) -> list[dict[str, Any]]:
+    """Golomb-Rice codes: elements a second, and the link below which they pay."""
+    found = []
+    for density in DENSITIES:
+        words_K, _ = threshold.compress(v.grad_P, v.residual_P, v.threshold(density), v.kept_P)
+        parameter, bits = rice.best_parameter(words_K)
+        payload_B = rice.write(words_K, parameter, bits)
+        check("rice", payload_B, rice.write_reference(words_K, parameter))
+        check("rice", rice.read(payload_B, len(words_K), parameter), words_K)
+        count = len(words_K)
+
+        def write_eagerly(words_K: Tensor = words_K) -> None:
+            parameter, bits = rice.best_parameter(words_K)
+            rice.write(words_K, parameter, bits)
+
+        calls: Calls = {
+            "write": write_eagerly,
+            "read": lambda: rice.read(payload_B, count, parameter),  # noqa: B023
+            "eager write": lambda: referred(write_eagerly),
+            "eager read": lambda: rice.read_reference(payload_B, count, parameter),  # noqa: B023
+        }
+        seconds = timed(calls, rounds)
+        saved = 32 * count - bits
+        found.append(
+            {
+                "parameters": v.size,
+                "density": density,
+                "elements": count,
+                "bits_an_element": bits / count,
+                "elements_per_second": {name: count / s for name, s in seconds.items()},
+                # One writes, and every other reads: a ring's bits pass each link once a worker
+                "break_even_bits_per_second": saved / (seconds["write"] + seconds["read"]),
+            }
+        )
+    return found
+
+
+def entries(
+    kernel: str,
+    size: int,
+    seconds: dict[str, float],
+    floor: float,
+    density: float | None = None,
+) -> list[dict[str, Any]]:
+    """A row a peer: the least bytes that the kernel must move, over the time that it takes."""
+    copy = 8 * size / seconds["copy"]
+    return [
+        {
+            "kernel": kernel,
+            "by": name,
+            "parameters": size,
+            "density": density,
+            "seconds": s,
+            "floor_bytes_a_parameter": 8 if name == "copy" else floor,
+            "bytes_per_second": (8 if name == "copy" else floor) * size / s,
+            "share_of_copy": (8 if name == "copy" else floor) * size / s / copy,
+            "times_ours": s / seconds["ours"],
+        }
+        for name, s in seconds.items()
+    ]
+
+
+# --- report ---------------------------------------------------------------------------------------
+
+
+def table(rows: list[dict[str, Any]], codes: list[dict[str, Any]]) -> str:
+    lines = ["kernel             M param.  density  by                        GB/s of copy  x ours"]
+    for row in rows:
+        density = "" if row["density"] is None else f"{row['density']:.0e}"
+        lines.append(
+            f"{row['kernel']:17} {row['parameters'] / 1e6:9.1f} {density:>8}  {row['by']:22} "
+            f"{row['bytes_per_second'] / 1e9:7.1f} {row['share_of_copy']:8.2f} "
+            f"{row['times_ours']:7.2f}"
+        )
+    lines += ["", "Rice codes: M elements/s   bits   write    read   eager write, read   pay below"]
+    for code in codes:
+        speed = {name: s / 1e6 for name, s in code["elements_per_second"].items()}
+        lines.append(
+            f"{code['parameters'] / 1e6:9.1f} M {code['density']:8.0e}"
+            f" {code['bits_an_element']:9.1f}"
+            f" {speed['write']:7.0f} {speed['read']:7.0f} {speed['eager write']:9.1f}"
+            f" {speed['eager read']:6.1f} {code['break_even_bits_per_second'] / 1e9:9.1f} Gb/s"
+        )
+    return "\n".join(lines)
+
+
+def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    size = max(row["parameters"] for row in rows)
+    shown = [
+        row
+        for row in rows
+        if row["parameters"] == size and row["density"] in (None, USUAL) and row["by"] != "copy"
+    ][::-1]
+    figure, axes = pyplot.subplots(figsize=(7, 0.3 * len(shown) + 1.2))
+    colours = ["C0" if row["by"] == "ours" else "0.7" for row in shown]
+    axes.barh(range(len(shown)), [row["share_of_copy"] for row in shown], color=colours)
+    axes.set_yticks(range(len(shown)), [f"{row['kernel']}: {row['by']}" for row in shown])
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_xlabel("least bytes / time, as a share of a copy's in the same run")
+    axes.set_title(title, fontsize=9)
+    figure.tight_layout()
+    with replacing(path) as part:
+        figure.savefig(part, format=path.suffix[1:])
+
+
+def device_name() -> str:
+    if DEVICE == "cuda":
+        return torch.cuda.get_device_name()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":")[1].strip()
+    return platform.processor() or "CPU"
+
+
+def commit() -> str:
+    asked = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    return asked.stdout.strip() or "unknown"
+
+
+def main(output: str, picture: str | None = None, *millions: str) -> None:
+    sizes = [float(m) for m in millions] or [1, 14.6, 46] + (
+        [160, 1000] if DEVICE == "cuda" else []
+    )
+    mark, compiler = compiled_mark()
+    rows: list[dict[str, Any]] = []
+    codes: list[dict[str, Any]] = []
+    for million in sizes:
+        vectors = Vectors(round(million * 1e6))
+        rounds = 9 if million < 30 else 4
+        rows += compression(vectors, mark, rounds)
+        rows += decoding(vectors, rounds)
+        codes += coding(vectors, rounds)
+        rows += dense(vectors, rounds)  # last: it changes the vectors
+    name = f"{device_name()}, {torch.get_num_threads()} threads"
+    about = {
+        "device": name,
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(),
+        "torch": torch.__version__,
+        "load_at_the_end": os.getloadavg()[0],
+        "torch.compile": compiler,
+        "gpu": "measured" if DEVICE == "cuda" else "not measured",
+    }
+    print(table(rows, codes))
+    print("\n".join(f"{key}: {value}" for key, value in about.items()))
+    write_json(output, {"about": about, "kernels": rows, "rice": codes})
+    if picture is not None:
+        biggest = max(row["parameters"] for row in rows) / 1e6
+        plot(rows, Path(picture), f"{biggest:g} M parameters, {name}, {about['date']}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])
