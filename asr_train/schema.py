@@ -723,6 +723,7 @@ class Method(Enum):
     allreduce = "allreduce"  # all gradients, dense, every step
     model_averaging = "model_averaging"  # each worker alone; weights are averaged now and then
     gtc = "gtc"  # gradient threshold compression (Strom, 2015)
+    gtc_async = "gtc_async"  # the same, but workers do not wait for each other
     bmuf = "bmuf"  # model averaging with block momentum (Chen and Huo, 2016)
     bmuf_gtc = "bmuf_gtc"  # gtc within groups, bmuf across them (Ladkat et al., 2019)
 
@@ -796,6 +797,36 @@ class GtcSettings:
 
 
 @dataclass(kw_only=True, slots=True)
+class VirtualTimeSettings:
+    """How long things would take, where all workers live in one process."""
+
+    step_seconds: float  # of the median worker
+    speed_spread: float  # standard deviation, among workers, of the logarithm of their step times
+    step_spread: float  # and among a worker's steps
+    slowdown: float  # of the last worker: its steps take so many times as long
+    delay_seconds: float  # of a message on its way, on average; exponentially distributed
+    seed: int
+
+    def __post_init__(self) -> None:
+        where = "comm.asynchronous.virtual_time"
+        _positive(where, step_seconds=self.step_seconds, slowdown=self.slowdown)
+        _within(where, 0, 10, speed_spread=self.speed_spread, step_spread=self.step_spread)
+        _within(where, 0, 1e6, delay_seconds=self.delay_seconds)
+        _within(where, 0, 2**63, seed=self.seed)
+
+
+@dataclass(kw_only=True, slots=True)
+class AsynchronousSettings:
+    """Workers that do not wait for each other; see `comm.peers`."""
+
+    staleness: int  # steps a worker may be ahead of the slowest
+    virtual_time: VirtualTimeSettings
+
+    def __post_init__(self) -> None:
+        _within("comm.asynchronous", 0, 10**6, staleness=self.staleness)
+
+
+@dataclass(kw_only=True, slots=True)
 class ModelAveragingSettings:
     block_steps: int  # between averages
     velocity: BlockVelocity
@@ -844,6 +875,7 @@ class CommSettings:
     gtc: GtcSettings | None = None
     bmuf: BmufSettings | None = None
     group_size: int | None = None  # workers that share a model in bmuf_gtc
+    asynchronous: AsynchronousSettings | None = None
 
     def __post_init__(self) -> None:
         _positive("comm", timeout_seconds=self.timeout_seconds, check_steps=self.check_steps)
@@ -852,6 +884,7 @@ class CommSettings:
             Method.allreduce: ["allreduce"],
             Method.model_averaging: ["model_averaging"],
             Method.gtc: ["gtc"],
+            Method.gtc_async: ["gtc", "asynchronous"],
             Method.bmuf: ["bmuf"],
             Method.bmuf_gtc: ["gtc", "bmuf", "group_size"],
         }[self.method]
@@ -862,6 +895,12 @@ class CommSettings:
                 )
         if self.group_size is not None:
             _positive("comm", group_size=self.group_size)
+        is_fixed = self.gtc is not None and self.gtc.capacity is Capacity.fixed
+        if self.method is Method.gtc_async and is_fixed:
+            raise SettingsError(
+                "comm.gtc.capacity is fixed, but messages of comm.method=gtc_async are as long as "
+                "they have to be; set it to exact"
+            )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -878,6 +917,11 @@ class RunSettings:
             raise SettingsError(
                 f"optim.phases limits the workers, but comm.method={self.comm.method.value} takes "
                 "the mean of all workers' models, idle ones included; set workers to null there"
+            )
+        if self.comm.method is Method.gtc_async and self.optim.momentum:
+            raise SettingsError(
+                f"optim.momentum is {self.optim.momentum}, but comm.method=gtc_async is for plain "
+                "SGD: momentum would depend on the order in which messages come; set it to 0"
             )
         pretrain = self.optim.pretrain
         if pretrain is not None and pretrain.layer_by_layer and self.model.dnn is None:

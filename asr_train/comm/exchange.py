@@ -37,7 +37,10 @@ class Exchange(ABC):
         device: where tensors lie that come from here.
         wire_bits: by local worker, what it put on the wire, padding included; what goes to all
             counts once.
+        processes: that host them.
     """
+
+    processes = 1
 
     def __init__(self, members: range, local: range, device: torch.device) -> None:
         self.members, self.local, self.device = members, local, device
@@ -185,6 +188,7 @@ class Processes(Exchange):
         self._ranks = [r for r, host in enumerate(hosts) if _overlap(members, host)]
         self._shares = [_overlap(members, hosts[r]) for r in self._ranks]
         self._me = self._ranks.index(rank)
+        self.processes = len(self._ranks)
         self._calls = 0
 
     def _all(self, rows_LB: Tensor) -> Tensor:

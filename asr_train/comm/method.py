@@ -10,12 +10,15 @@ import contextlib
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from asr_train.comm.exchange import Exchange, hosted
+
+if TYPE_CHECKING:
+    from asr_train.comm.ahead import Ahead
 
 
 @dataclass(slots=True)
@@ -78,7 +81,11 @@ class Method:
         teams: of those that have a worker here.
         reducers: one a team.
         blocks: None: teams never meet (or there is only one).
+    Attributes:
+        ahead: of workers that do not wait for each other: drives them, in place of the two hooks.
     """
+
+    ahead: "Ahead | None" = None
 
     def __init__(
         self,
@@ -133,6 +140,11 @@ class Method:
     def exported(self, replica: Replica) -> Tensor:
         """The weights to evaluate and to keep, after `end_epoch`."""
         return replica.weights_P if self.blocks is None else self.blocks.exported()
+
+    def close(self, error: BaseException | None) -> None:
+        """Leave the other processes; `error` is why, if it is not the end."""
+        if self.ahead is not None:
+            self.ahead.close(error)
 
     # --- counts and state -------------------------------------------------------------------------
 

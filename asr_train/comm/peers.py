@@ -1,17 +1,23 @@
-"""**Asynchronous GTC**, "dead reckoning": every worker sends to every other and waits for none.
+"""**Asynchronous GTC**, "dead reckoning": a worker that counts whatever messages it has.
 
-    weights = base - rate * tau * counts
-A worker keeps the base that all share and an integer ledger of the quanta that it has sent or
-received. Whole numbers add up to the same in whatever order messages come; so two workers that have
-the same messages have the same weights, to the bit, and after a drain all have. The ledger is
-folded into the base there, which is where rate and tau may change.
+in    gradients, and the other workers' messages, in any order, some perhaps twice
+out   messages, one a step; the weights by what is known here
 
-`Peer` is one worker and knows nothing of time or wires; `VirtualTime` carries messages between the
-peers of one process, with speeds and delays drawn from a seed. Plain SGD only: momentum depends on
-the order in which messages come.
+A message of step n is worth rate(n) * tau(n) a quantum, whenever it is read. When all workers'
+messages of a step are here, their whole numbers are added up and move the base, step after step:
+what synchronous GTC does, to the bit. Later steps, of which some are missing, count on top:
+
+    weights = base - sum over open steps of rate * tau * counts
+So workers that have the same messages have the same weights, to the bit; after a drain all do.
+
+With a staleness of S, a worker that begins step m has all messages of steps before m - S, and uses
+none of steps from m + S on. So S = 0 *is* synchronous GTC, however long messages take. And all
+workers know alike what was sent before m - S: an adaptive tau of step m follows that.
+
+Knows nothing of time or wires. Plain SGD only: momentum would depend on the order of messages.
 """
 
-import heapq
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,15 +25,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.codec import Flags, Header, Kind, MessageError
+from asr_train.comm.gtc import adapted
 from asr_train.comm.method import Gradient, Sent
-from asr_train.kernels import threshold
+from asr_train.kernels import decode, threshold
+
+Rate = Callable[[int], float]  # of a step: per frame, the same on all workers
 
 
 @dataclass(slots=True)
 class Inbox:
-    """Which of one peer's numbered messages have come: in any order, some perhaps twice."""
+    """Which of one worker's numbered messages have come: in any order, some perhaps twice."""
 
     next: int = 0  # all before it are here
     ahead: set[int] = field(default_factory=set)
@@ -43,178 +53,184 @@ class Inbox:
         return True
 
 
+@dataclass(slots=True)
+class Spare:
+    """A vector [P] to work in, which peers of one process share: none needs it for long."""
+
+    vector_P: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """As `codec.read` gives it."""
+
+    header: Header
+    words_K: Tensor
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the gradient was; if not, the message is empty."""
+        return not self.header.flags & Flags.not_finite
+
+
 class Peer:
     """One worker.
 
     Args:
         worker, workers: its number, and how many there are.
-        weights_P: that all begin with, float32 [P].
-        rate, tau: of the optimizer and the quantum; the same for all, between two drains.
-        staleness: how many messages a worker may be ahead of the slowest whose messages it has.
+        spare: float32 [P].
+        staleness: S.
     Attributes:
-        number: of messages sent so far.
+        base_P: the weights by all steps whose messages are all here.
         residual_P: what was never sent.
+        tau: of the next step.
+        densities: of the last steps in the base, those that tau has not followed yet.
     """
 
     def __init__(
         self,
         worker: int,
         workers: int,
-        weights_P: Tensor,
-        rate: float,
-        tau: float,
+        settings: schema.GtcSettings,
         staleness: int,
-        kind: Kind = Kind.rice,
+        spare: Spare,
     ) -> None:
-        threshold.check_size(len(weights_P))
-        if staleness < 1:
-            raise ValueError(f"staleness is {staleness}; a worker must be allowed one step ahead")
-        self.worker, self.workers, self.kind = worker, workers, kind
-        self.rate, self.tau, self.staleness = rate, float(np.float32(tau)), staleness
-        self.base_P = weights_P.clone()
-        self.counts_P = torch.zeros_like(weights_P)  # whole numbers
-        self.residual_P = torch.zeros_like(weights_P)
-        self._kept_P = torch.zeros_like(weights_P)
-        self.inboxes = {peer: Inbox() for peer in range(workers) if peer != worker}
-        self.number = 0
-        self.sent = Sent()
+        self.size = len(spare.vector_P)
+        threshold.check_size(self.size)
+        self.worker, self.workers, self.staleness = worker, workers, staleness
+        self.kind, self.adaptive = Kind[settings.codec.name], settings.adaptive
+        self.tau = float(np.float32(settings.threshold))
+        self.base_P = torch.zeros_like(spare.vector_P)
+        self.residual_P = torch.zeros_like(spare.vector_P)
+        self.densities: deque[float] = deque()
+        self._spare = spare
+        self._inboxes = [Inbox() for _ in range(workers)]
+        self._open: dict[int, dict[int, Message]] = {}  # by step and worker
 
-    def weights(self) -> Tensor:
-        """By what is known here."""
-        return torch.add(self.base_P, self.counts_P, alpha=-self.rate * self.tau)
+    def begin(self, step: int, weights_P: Tensor, rate: Rate) -> None:
+        """At the beginning, and after each drain: go on from these weights with this step.
 
+        Others may have begun before, and sent messages.
+        """
+        if step != self.number:  # the run was not begun here
+            assert not self._open
+            self._inboxes = [Inbox(step) for _ in range(self.workers)]
+        assert self.base_step == step, "begin before a drain"
+        self.base_P.copy_(weights_P)
+        self._rate = rate
+
+    # --- what is known here -----------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """The step that comes next: its own messages before that count."""
+        return self._inboxes[self.worker].next
+
+    @property
+    def base_step(self) -> int:
+        """All messages of the steps before are in the base."""
+        return min(inbox.next for inbox in self._inboxes)
+
+    @property
+    def lead(self) -> int:
+        """Steps that it is ahead of the slowest worker whose messages it has."""
+        return self.number - self.base_step
+
+    @property
     def may_go_on(self) -> bool:
         """Whether nobody is too far behind for another step."""
-        heard = [inbox.next for inbox in self.inboxes.values()]
-        return not heard or self.number - min(heard) < self.staleness
+        return self.lead <= self.staleness
 
-    def learn(self, gradient: Gradient) -> Tensor:
-        """A gradient -> the message for all others, which counts here at once.
+    def missing(self, step: int) -> list[int]:
+        """The workers of whom not all messages of the steps before this one are here."""
+        return [worker for worker, inbox in enumerate(self._inboxes) if inbox.next < step]
 
-        One that is not finite is dropped: its message is empty, the residual stays as it was.
+    def weights(self, out_P: Tensor) -> None:
+        """Write the weights that its next step begins with, float32 [P]."""
+        out_P.copy_(self.base_P)
+        for step, messages in sorted(self._open.items()):
+            if step < self.number + self.staleness:
+                found = _by_worker(messages)
+                factor = -self._rate(step) * found[0].header.tau
+                decode.update([message.words_K for message in found], factor, out_P)
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def learn(self, gradient: Gradient, sent: Sent) -> Tensor:
+        """A gradient -> the message for all, which counts here when it is received here, too.
+
+        One that is not finite is dropped: its message is empty, the residual stays as it was. The
+        others may have gone on, so that, unlike in synchronous GTC, theirs are not.
         """
-        if gradient.is_finite:
-            words_K = threshold.encode(gradient.grad_P, self.residual_P, self.tau, self._kept_P)
-            self.residual_P, self._kept_P = self._kept_P, self.residual_P
-        else:
-            words_K = torch.empty(0, dtype=torch.int32, device=gradient.grad_P.device)
-        threshold.decode(words_K, self.counts_P)
+        self._follow_density()
+        words_K = torch.empty(0, dtype=torch.int32, device=gradient.grad_P.device)
+        is_finite = gradient.is_finite
+        if is_finite:
+            compressed = threshold.compress(
+                gradient.grad_P, self.residual_P, self.tau, self._spare.vector_P
+            )
+            is_finite = compressed.is_finite  # what is owed may overflow, too
+        if is_finite:
+            words_K = compressed.words_K
+            self.residual_P, self._spare.vector_P = self._spare.vector_P, self.residual_P
+        flags = Flags.none if gradient.frames else Flags.end_of_data
         header = Header(
             step=self.number,
             worker=self.worker,
             workers=self.workers,
-            size=len(self.base_P),
+            size=self.size,
             tau=self.tau,
             frames=gradient.frames,
             wanted=len(words_K),
-            flags=Flags.none if gradient.is_finite else Flags.not_finite,
+            flags=flags if is_finite else flags | Flags.not_finite,
         )
         message_B = codec.write(words_K, header, self.kind)
-        self.number += 1
-        self.sent.bits += 8 * len(message_B)
-        self.sent.elements += len(words_K)
+        sent.bits += 8 * len(message_B)
+        sent.elements += len(words_K)
         return message_B
 
-    def receive(self, message_B: Tensor) -> bool:
-        """Take in another's message; False: it had come before.
+    def receive(self, message: Message) -> bool:
+        """Take in a worker's message, its own or another's; False: it had come before.
 
         Raises:
-            MessageError: if it is damaged, or of another run or threshold.
+            MessageError: if it is of another run or threshold.
         """
-        header, words_K = codec.read(message_B)
-        found = (header.workers, header.size, header.tau)
-        wanted = (self.workers, len(self.base_P), self.tau)
-        if found != wanted or header.worker not in self.inboxes:
+        header = message.header
+        found, wanted = (header.workers, header.size), (self.workers, self.size)
+        if found != wanted or header.worker >= self.workers:
             raise MessageError(
                 f"worker {self.worker} got a message of worker {header.worker} with (workers, "
-                f"parameters, tau) {found} but {wanted} is due; were all started with the same "
-                "settings, and drained before tau changed?"
+                f"parameters) {found} but {wanted} is due; were all started with the same settings?"
             )
-        if not self.inboxes[header.worker].take(header.step):
+        inbox, before = self._inboxes[header.worker], self.base_step
+        if not inbox.take(header.step):
             return False
-        threshold.decode(words_K, self.counts_P)
+        self._open.setdefault(header.step, {})[header.worker] = message
+        for step in range(before, self.base_step):
+            self._close(step, _by_worker(self._open.pop(step)))
         return True
 
-    def is_drained(self, numbers: Sequence[int]) -> bool:
-        """Whether all messages are here, of which each worker has sent so many."""
-        return all(inbox.next == numbers[peer] for peer, inbox in self.inboxes.items())
+    def _close(self, step: int, messages: Sequence[Message]) -> None:
+        """Put a step that is complete into the base, with the operations of synchronous GTC."""
+        taus = [message.header.tau for message in messages]
+        if len(set(taus)) > 1:
+            raise MessageError(
+                f"the workers' messages of step {step} have the thresholds {taus}, which must be "
+                "the same; were all started from the same checkpoint and settings?"
+            )
+        decode.total([message.words_K for message in messages], taus[0], self._spare.vector_P)
+        self.base_P.add_(self._spare.vector_P, alpha=-self._rate(step))
+        if self.adaptive is not None:
+            wanted = sum(message.header.wanted for message in messages)
+            self.densities.append(wanted / (self.workers * self.size))
 
-    def fold(self, rate: float, tau: float) -> None:
-        """After a drain: put the ledger into the base; rate and tau are these from now on."""
-        self.base_P = self.weights()
-        self.counts_P.zero_()
-        self.rate, self.tau = rate, float(np.float32(tau))
+    def _follow_density(self) -> None:
+        """tau of the step that comes next, by the steps that all workers must have by then."""
+        first = self.base_step - len(self.densities)
+        for _ in range(first, min(self.base_step, self.number - self.staleness)):
+            assert self.adaptive is not None
+            self.tau = adapted(self.tau, self.densities.popleft(), self.adaptive)
 
 
-class VirtualTime:
-    """Peers of one process, with speeds and delays by a seed: the same every time.
-
-    Args:
-        peers: all workers.
-        step_seconds: of the mean worker; each has its own speed, and every step differs a little.
-        delay_seconds: a message's mean time on its way, exponentially distributed: messages
-            overtake each other.
-        seed: of speeds and delays.
-    Attributes:
-        now: seconds.
-        waited_seconds: by worker, for others that were too far behind.
-    """
-
-    def __init__(
-        self, peers: Sequence[Peer], step_seconds: float, delay_seconds: float, seed: int
-    ) -> None:
-        self.peers = list(peers)
-        self._rng = np.random.Generator(np.random.Philox(seed))
-        self._speed = self._rng.lognormal(0.0, 0.3, len(self.peers))
-        self._step_seconds, self._delay_seconds = step_seconds, delay_seconds
-        self.now = 0.0
-        self.waited_seconds = [0.0] * len(self.peers)
-
-    def run(self, steps: int, gradient: Callable[[int, int, Tensor], Gradient]) -> None:
-        """Each worker takes `steps` steps; then all messages are delivered.
-
-        Args:
-            gradient: of (worker, step, weights), where the step counts from 0 in this call.
-        """
-        events: list[tuple[float, int, int, Tensor | None]] = []  # when, which, for whom, what
-        order = 0
-        stalled: dict[int, float] = {}  # since when
-        done = [0] * len(self.peers)
-        at_work: dict[int, Tensor] = {}  # the weights that a step began with
-
-        def begin(worker: int) -> None:
-            nonlocal order
-            at_work[worker] = self.peers[worker].weights()
-            seconds = self._step_seconds * self._speed[worker] * self._rng.lognormal(0.0, 0.1)
-            order += 1
-            heapq.heappush(events, (self.now + seconds, order, worker, None))
-
-        def begin_or_stall(worker: int) -> None:
-            if done[worker] == steps:
-                return
-            if self.peers[worker].may_go_on():
-                self.waited_seconds[worker] += self.now - stalled.pop(worker, self.now)
-                begin(worker)
-            else:
-                stalled.setdefault(worker, self.now)
-
-        for worker in range(len(self.peers)):
-            begin_or_stall(worker)
-        while events:
-            self.now, _, worker, message_B = heapq.heappop(events)
-            if message_B is not None:
-                self.peers[worker].receive(message_B)
-                if worker in stalled:
-                    begin_or_stall(worker)
-                continue
-            found = gradient(worker, done[worker], at_work.pop(worker))
-            message_B = self.peers[worker].learn(found)
-            done[worker] += 1
-            for other in range(len(self.peers)):
-                if other != worker:
-                    delay = self._rng.exponential(self._delay_seconds)
-                    order += 1
-                    heapq.heappush(events, (self.now + delay, order, other, message_B))
-            begin_or_stall(worker)
-        numbers = [peer.number for peer in self.peers]
-        assert all(peer.is_drained(numbers) for peer in self.peers)
+def _by_worker(messages: dict[int, Message]) -> list[Message]:
+    return [messages[worker] for worker in sorted(messages)]

@@ -14,6 +14,11 @@ log.jsonl has a row every `optim.log_steps` steps, over the steps since the row 
     overflows               messages without room for all their elements, of all workers
     threshold, residual_norm    tau of GTC, and the norm of what a worker has not sent (root mean
                             square over workers); null in methods without
+    staleness_mean, staleness_max    steps that a worker was ahead of the slowest one whose messages
+                            it had, when it began a step; these four only of asynchronous methods
+    peer_wait_seconds       a step and worker: for others that were too far behind, and for drains
+    simulated_seconds       since the run began, in virtual time, of which peer_wait_seconds are
+                            then, too; null if time is real
 and a row at the end of each epoch: epoch, step, dev_loss, dev_accuracy, rate, workers, and
 weights_crc32, which replicas and repeated runs can be compared by.
 """
@@ -28,6 +33,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from asr_train.comm.ahead import Lead
 from asr_train.comm.method import Sent
 from asr_train.train.state import Interval, Progress
 
@@ -119,12 +125,24 @@ class NoLog:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """What one worker did in some steps, and what it owes after them."""
+
+    counts: Interval
+    sent: Sent
+    threshold: float
+    squares: float  # of its residual
+    lead: Lead
+
+
+@dataclass(frozen=True, slots=True)
 class Totals:
     """What all workers did in some steps.
 
     Attributes:
         interval: its steps and seconds are of the process that writes the log, `skipped` is a sum
             over workers like all else.
+        lead: None: they are in step with each other.
     """
 
     workers: int
@@ -132,6 +150,7 @@ class Totals:
     sent: Sent
     threshold: float = 0.0
     squares: float = 0.0  # of all residuals
+    lead: Lead | None = None
 
 
 def train_row(
@@ -166,6 +185,16 @@ def train_row(
         "overflows": sent.overflows,
         "threshold": totals.threshold if has_threshold else None,
         "residual_norm": math.sqrt(totals.squares / workers) if has_threshold else None,
+        **({} if totals.lead is None else _lead_numbers(totals.lead)),
+    }
+
+
+def _lead_numbers(lead: Lead) -> dict[str, Any]:
+    return {
+        "staleness_mean": lead.ahead / lead.steps,
+        "staleness_max": int(lead.most),
+        "peer_wait_seconds": lead.waited_seconds / lead.steps,
+        "simulated_seconds": lead.now or None,
     }
 
 

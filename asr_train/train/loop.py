@@ -12,8 +12,8 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import astuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from asr_train import files, jobs, schema
+from asr_train.comm.ahead import Lead
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.loopback import Loopback
@@ -29,12 +30,13 @@ from asr_train.comm.methods import build
 from asr_train.model.loss import frame_loss
 from asr_train.model.lstm import Lstm
 from asr_train.model.store import Model, build_model, hand_over, load_model, save_model
-from asr_train.schema import RunSettings
+from asr_train.schema import OptimSettings, RunSettings
 from asr_train.shards.batch import Batch, context_padded, pad
 from asr_train.shards.reader import Shards
 from asr_train.shards.sample import Sample
+from asr_train.train.ahead import Learned, Stretch
 from asr_train.train.feed import Feed, seen_by
-from asr_train.train.log import NoLog, RunLog, Totals, dev_row, epoch_line, say, train_row
+from asr_train.train.log import NoLog, RunLog, Taken, Totals, dev_row, epoch_line, say, train_row
 from asr_train.train.schedule import Schedule, warning
 from asr_train.train.state import Checkpoints, Interval, NotFiniteError, RunState, check_finite
 
@@ -109,6 +111,7 @@ def train(
     with contextlib.ExitStack() as stack:
         log: RunLog | NoLog = RunLog(folder, progress, total_frames) if leads else NoLog()
         stack.enter_context(log)
+        stack.push(lambda kind, error, trace: method.close(error))
 
         def tell(line: str | None) -> None:
             if leads and line:
@@ -123,10 +126,12 @@ def train(
         tell(changed)
         tell(warning(optim, len(method.teams[0])))
 
-        def write_row() -> None:
-            totals = gathered(state)
+        def write_row(step: int, taken: Sequence[Taken] | None = None) -> None:
+            totals = gathered(state, taken)
             progress.frames += totals.interval.frames
-            log.row(train_row(totals, progress, state.schedule.rate, num_parameters))
+            epoch_step = progress.epoch_step - (progress.step - step)
+            rate = state.schedule.rate_at(*when(state, feed, epoch_step - 1))
+            log.row(train_row(totals, replace(progress, step=step), rate, num_parameters))
             state.in_epoch.add(totals.interval)
 
         def save_checkpoint() -> None:
@@ -152,20 +157,24 @@ def train(
             progress.epoch_step, progress.epoch_steps = begin, feed.num_steps
             feed.start(begin)
             while progress.epoch_step < progress.epoch_steps:
-                done = progress.epoch + progress.epoch_step / progress.epoch_steps
-                together = min(len(method.teams[0]), feed.reading(progress.epoch_step))
-                state.schedule.begin_step(done, together)
-                frames = step(model, feed.next, state, optim.momentum, optim.seed)
-                progress.epoch_step += 1
-                log.advance(frames * workers // len(exchange.local))
-                if progress.step % run.comm.check_steps == 0:
+                if method.ahead is None:
+                    state.schedule.begin_step(*when(state, feed, progress.epoch_step))
+                    frames = step(model, feed.next, state, optim.momentum, optim.seed)
+                    progress.epoch_step += 1
+                    log.advance(frames * workers // len(exchange.local))
+                    if progress.step % run.comm.check_steps == 0:
+                        check_replicas(state)
+                else:
+                    rows = run_ahead(model, feed, state, optim, log.advance)
                     check_replicas(state)
+                    for row_step, taken in sorted(rows.items()):
+                        write_row(row_step, taken)
                 if progress.step % optim.log_steps == 0:
-                    write_row()
+                    write_row(progress.step)
                 if progress.step % optim.checkpoint_steps == 0:
                     save_checkpoint()
             if state.since_log[exchange.local[0]].steps:
-                write_row()
+                write_row(progress.step)
 
             method.end_epoch(state.replicas)
             check_replicas(state)
@@ -223,13 +232,17 @@ def step(model: Model, next_batch: NextBatch, state: RunState, momentum: float, 
         bucket.point_at(replica.weights_P)
         learned: dict[int, tuple[int, float, int]] = {}
         grad_P = method.reduce_gradient(
-            number, gradients(model, next_batch, state, team.local, seed, learned)
+            number,
+            gradients(model, next_batch, state, team.local, seed, progress.step, learned),
         )
         busy = counts.compute_seconds + counts.wait_seconds - busy
         reduced = time.perf_counter()
         counts.exchange_seconds += reduced - began - busy
         if grad_P is None:
-            skip(state, number, {worker: loss for worker, (_, loss, _) in learned.items()})
+            losses = {worker: loss for worker, (_, loss, _) in learned.items()}
+            leader = team.members[0]
+            who = "" if len(method.exchange) == 1 else f" by the team of worker {leader}"
+            skip(state, number, losses, progress.step, who if leader in losses else None)
             continue
         state.skipped_in_row[number] = 0
         rate = state.schedule.rate
@@ -251,11 +264,13 @@ def gradients(
     state: RunState,
     workers: range,
     seed: int,
+    step: int,
     learned: dict[int, tuple[int, float, int]],
 ) -> Iterator[Gradient]:
     """Each worker's gradient, one after the other in the same memory; zeros without a minibatch.
 
     Args:
+        step: which is being taken, from 1.
         learned: gets frames, loss in nats and correct frames of each worker.
     """
     bucket, counts = state.bucket, state.since_log[workers[0]]
@@ -270,7 +285,7 @@ def gradients(
             yield Gradient(bucket.grad_P, 0)
             continue
         # The same for a worker wherever it lives, and after a restart
-        torch.manual_seed((seed << 52 ^ state.progress.step << 20 ^ worker) % 2**63)
+        torch.manual_seed((seed << 52 ^ step << 20 ^ worker) % 2**63)
         loss, correct = frame_loss(model(batch.feats_BTF), batch.ali_BT, batch.mask_BT)
         loss.backward()
         # One NaN or infinity makes the sum one; all three numbers come from the device in one copy
@@ -291,15 +306,80 @@ def update(
     weights_P.add_(grad_P, alpha=-rate)
 
 
-def skip(state: RunState, team: int, losses: dict[int, float]) -> None:
-    """Leave a team's weights and momentum as they are, and say so; too often is an error."""
-    step = state.progress.step
+def when(state: RunState, feed: Feed, epoch_step: int) -> tuple[float, int]:
+    """For the schedule: epochs done before a step, and gradients that are added up in it."""
+    done = state.progress.epoch + epoch_step / state.progress.epoch_steps
+    return done, min(len(state.method.teams[0]), feed.reading(epoch_step))
+
+
+def run_ahead(
+    model: Model,
+    feed: Feed,
+    state: RunState,
+    optim: OptimSettings,
+    advance: Callable[[int], None],
+) -> dict[int, list[Taken]]:
+    """Steps of workers that do not wait for each other, up to a checkpoint or the epoch's end.
+
+    All models are the same then, and in `state`.
+
+    Args:
+        advance: told of frames, as they are learned from.
+    Returns:
+        By steps taken, what the workers hosted here had done: for rows of the log in between.
+    """
+    progress, method, weights_P = state.progress, state.method, state.replicas[0].weights_P
+    assert method.ahead is not None
+    first, before = progress.step, progress.step - progress.epoch_step
+    left = progress.epoch_steps - progress.epoch_step
+    steps = min(left, optim.checkpoint_steps - first % optim.checkpoint_steps)
+    others = len(method.exchange) // len(method.exchange.local)  # for each one here
+
+    def compute(worker: int, step: int) -> Learned:
+        learned: dict[int, tuple[int, float, int]] = {}
+        only = range(worker, worker + 1)
+        found = gradients(model, feed.next, state, only, optim.seed, step + 1, learned)
+        return Learned(next(found), *learned[worker])
+
+    def skipped(worker: int, step: int, loss: float) -> None:
+        skip(state, 0, {worker: loss}, step + 1, f" by worker {worker}")
+
+    state.bucket.point_at(weights_P)
+    stretch = Stretch(
+        state,
+        first + steps,
+        compute,
+        skipped,
+        lambda worker: take(state, worker),
+        optim.log_steps,
+        lambda frames: advance(frames * others),
+    )
+    method.ahead.run(
+        weights_P,
+        first,
+        steps,
+        lambda step: state.schedule.rate_at(*when(state, feed, step - before)),
+        stretch,
+    )
+    stretch.end()
+    progress.step += steps
+    progress.epoch_step += steps
+    state.schedule.begin_step(*when(state, feed, progress.epoch_step - 1))
+    local = method.exchange.local
+    return {taken: [row[worker] for worker in local] for taken, row in stretch.rows.items()}
+
+
+def skip(state: RunState, team: int, losses: dict[int, float], step: int, who: str | None) -> None:
+    """Leave a team's weights and momentum as they are, and say so; too often is an error.
+
+    Args:
+        losses: in nats, of the workers hosted here that skip it.
+        who: to say so of; None: another process says it.
+    """
     state.skipped_in_row[team] += 1
     for worker in losses:
         state.since_log[worker].skipped += 1
-    first = state.method.teams[team].members[0]
-    if first in losses:
-        who = "" if len(state.method.exchange) == 1 else f" by the team of worker {first}"
+    if who is not None:
         said = ", ".join(str(loss) for loss in losses.values())
         say(f"step {step} is skipped{who}: its loss is {said}, or a gradient not finite")
     if state.skipped_in_row[team] >= MAX_SKIPPED:
@@ -311,29 +391,47 @@ def skip(state: RunState, team: int, losses: dict[int, float]) -> None:
         )
 
 
-def gathered(state: RunState) -> Totals:
-    """What all workers did since the last row of the log; their counts start over."""
-    method, exchange = state.method, state.method.exchange
+def take(state: RunState, worker: int) -> Taken:
+    """What a local worker did since it was last asked; its counts start over."""
+    counts, state.since_log[worker] = state.since_log[worker], Interval()
+    tau, squares = state.method.measures(worker)
+    ahead = state.method.ahead
+    lead = Lead() if ahead is None else ahead.take_lead(worker)
+    return Taken(counts, state.method.take_sent(worker), tau, squares, lead)
+
+
+def gathered(state: RunState, taken: Sequence[Taken] | None = None) -> Totals:
+    """What all workers did since the last row of the log; None: up to now.
+
+    Args:
+        taken: of the local workers, in their order.
+    """
+    exchange = state.method.exchange
+    if taken is None:
+        taken = [take(state, worker) for worker in exchange.local]
     rows = []
-    for worker in exchange.local:
-        counts, sent = state.since_log[worker], method.take_sent(worker)
-        tau, squares = method.measures(worker)
+    for one in taken:
+        counts = one.counts
         numbers = [counts.skipped, counts.frames, counts.loss, counts.correct]
-        rows.append([*numbers, *astuple(sent), tau, squares])
+        rows.append([*numbers, *astuple(one.sent), one.threshold, one.squares, *astuple(one.lead)])
     all_rows = exchange.numbers(rows)
-    skipped, frames, loss, correct, bits, elements, overflows, wire, _, squares = (
+    skipped, frames, loss, correct, bits, elements, overflows, wire, _, squares, *_ = (
         sum(column)
         for column in zip(*all_rows, strict=True)  # in the order of workers
     )
+    lead = Lead()
+    for row in all_rows:
+        steps, ahead, most, waited, now = row[10:]
+        lead.add(Lead(int(steps), int(ahead), int(most), waited, now))
     here = Interval()
-    for counts in state.since_log.values():
-        here.add(counts)
+    for one in taken:
+        here.add(one.counts)
     here.steps //= len(exchange.local)
     here.skipped, here.frames, here.correct = int(skipped), int(frames), int(correct)
     here.loss = loss
-    state.since_log = {worker: Interval() for worker in exchange.local}
     sent = Sent(int(bits), int(elements), int(overflows), int(wire))
-    return Totals(len(exchange), here, sent, threshold=all_rows[0][-2], squares=squares)
+    is_ahead = state.method.ahead is not None
+    return Totals(len(exchange), here, sent, all_rows[0][8], squares, lead if is_ahead else None)
 
 
 def check_replicas(state: RunState) -> None:

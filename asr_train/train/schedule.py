@@ -57,6 +57,10 @@ class Schedule:
         """No epoch is to come."""
         return self._state.is_finished or self._state.epochs >= self.settings.epochs
 
+    def rate_at(self, epochs: float, added_up: int) -> float:
+        """Of a step of this epoch, with the arguments of `begin_step`."""
+        return self._state.rate * share(self.settings, epochs, added_up)
+
     def begin_step(self, epochs: float, added_up: int) -> None:
         """Set the rate of a step.
 

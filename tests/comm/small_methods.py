@@ -23,6 +23,7 @@ BMUF = {
     "eta": None,
     "velocity": "reset",
 }
+TIMES = ("lead", "now")  # in states: of workers that do not wait for each other
 SETTINGS: dict[str, dict[str, Any]] = {
     "sgd": {"method": "sgd"},
     "allreduce": {"method": "allreduce", "allreduce": {"wire": "fp32"}},
@@ -39,6 +40,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
             **GTC,
             "codec": "tile16",
             "adaptive": {"density": 0.02, "band": 1.5, "factor": 1.1},
+        },
+    },
+    "gtc_async": {
+        "method": "gtc_async",
+        "gtc": {**GTC, "capacity": "exact"},
+        "asynchronous": {
+            "staleness": 2,
+            "virtual_time": {
+                "step_seconds": 1.0,
+                "speed_spread": 0.3,
+                "step_spread": 0.1,
+                "slowdown": 2.0,
+                "delay_seconds": 3.0,
+                "seed": 0,
+            },
         },
     },
     "bmuf": {"method": "bmuf", "bmuf": BMUF},
@@ -105,6 +121,12 @@ class Run:
 
     def steps(self, count: int) -> "Run":
         for _ in range(count):
+            if (ahead := self.method.ahead) is not None:
+                weights_P = self.replicas[0].weights_P
+                ahead.run(weights_P, self.step, 1, lambda _: self.rate, _OneByOne(self))
+                self.step += 1
+                self.log.append(self.hashes())
+                continue
             for i, team in enumerate(self.method.teams):
                 grad_P = self.method.reduce_gradient(i, self.gradients(team.local))
                 if grad_P is None:
@@ -129,12 +151,27 @@ class Run:
                     self.method.team_state(i),
                     self.method.worker_state(worker),
                 ]
+                kept = [v for s in states for k, v in s.items() if k not in TIMES]
                 text = "".join(
                     v.numpy().tobytes().hex() if isinstance(v, torch.Tensor) else repr(v)
-                    for v in [*content, *(v for state in states for v in state.values())]
+                    for v in [*content, *kept]
                 )
                 found[worker] = hashlib.sha256(text.encode()).hexdigest()
         return found
 
     def weights(self) -> list[torch.Tensor]:
         return [replica.weights_P for replica in self.replicas]
+
+
+class _OneByOne:
+    """Gradients for workers that do not wait for each other."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def gradient(self, worker: int, step: int) -> Gradient:
+        return next(self.run.gradients(range(worker, worker + 1)))
+
+    def finished(self, worker: int, step: int, is_finite: bool) -> None:
+        if not is_finite:
+            self.run.skipped.append(step)

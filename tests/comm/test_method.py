@@ -38,7 +38,11 @@ def test_processes_and_virtual_workers_give_the_same_bits_at_every_step(workers,
     def logs(exchange):
         found = {}
         for name in MANY:
-            found[name] = run(exchange, name, bad={(1, 4)}).log
+            if name == "gtc_async" and 1 < exchange.processes < workers:
+                continue  # refused: a process hosts one of them, or all
+            done = run(exchange, name, bad={(1, 4)})
+            done.method.close(None)
+            found[name] = done.log
         return found
 
     alone = logs(Loopback(range(workers), CPU))
@@ -52,7 +56,13 @@ def test_processes_and_virtual_workers_give_the_same_bits_at_every_step(workers,
 
 def test_three_workers_in_processes_are_those_of_one():
     def logs(exchange):
-        return {n: run(exchange, n).log[-1] for n in MANY if n != "bmuf_gtc"}
+        found = {}
+        for n in MANY:
+            if n != "bmuf_gtc":
+                done = run(exchange, n)
+                done.method.close(None)
+                found[n] = done.log[-1]
+        return found
 
     alone = logs(Loopback(range(3), CPU))
     for rank, found in enumerate(forked.run(logs, 3, 3)):
@@ -98,7 +108,7 @@ def test_after_an_epoch_all_replicas_are_the_same(name):
     assert torch.equal(exported_P, done.weights()[0]) != looks_ahead
 
 
-@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize("name", [name for name in MANY if name != "gtc_async"])
 def test_a_gradient_that_is_not_finite_stops_the_step_of_all_who_share_the_model(name):
     bad = {(1, 3)}
     before = run(4, name, steps=3)
@@ -120,6 +130,22 @@ def test_a_gradient_that_is_not_finite_stops_the_step_of_all_who_share_the_model
                 assert same(state[key], states[worker][key]), key
     before.steps(3)
     assert all(w.isfinite().all() for w in before.weights())
+
+
+def test_of_workers_that_do_not_wait_only_that_ones_gradient_is_dropped():
+    done = run(4, "gtc_async", steps=3)
+    states = [copy.deepcopy(done.method.worker_state(w)) for w in range(4)]
+    weights_P = done.weights()[0].clone()
+    done.bad = {(1, 3)}
+    done.steps(1)
+    assert done.skipped == [3]
+    assert not torch.equal(done.weights()[0], weights_P)
+    for worker in range(4):
+        same = torch.equal(
+            done.method.worker_state(worker)["residual_P"], states[worker]["residual_P"]
+        )
+        assert same == (worker == 1)
+    assert done.weights()[0].isfinite().all()
 
 
 @pytest.mark.parametrize("name", MANY)
@@ -159,6 +185,12 @@ def test_bf16_rounds_what_is_sent_and_nothing_else():
 def test_sgd_refuses_several_workers():
     with pytest.raises(ValueError, match="sgd is for one worker, but there are 2"):
         method_of("sgd", 2)
+
+
+def test_asynchronous_workers_live_in_a_process_each_or_all_in_one():
+    for error in forked.run(lambda exchange: method_of("gtc_async", exchange), 4, 3):
+        assert isinstance(error, ValueError)
+        assert "3 processes host 4 workers" in str(error)
 
 
 def test_workers_that_make_no_whole_groups_are_refused():

@@ -7,6 +7,7 @@ from asr_train.comm.methods.allreduce import Allreduce
 from asr_train.comm.methods.bmuf import Bmuf
 from asr_train.comm.methods.bmuf_gtc import BmufGtc
 from asr_train.comm.methods.gtc import GtcMethod
+from asr_train.comm.methods.gtc_async import GtcAsync
 from asr_train.comm.methods.model_averaging import ModelAveraging
 from asr_train.comm.methods.sgd import Sgd
 
@@ -15,6 +16,7 @@ METHODS: dict[schema.Method, type[Method]] = {
     schema.Method.allreduce: Allreduce,
     schema.Method.model_averaging: ModelAveraging,
     schema.Method.gtc: GtcMethod,
+    schema.Method.gtc_async: GtcAsync,
     schema.Method.bmuf: Bmuf,
     schema.Method.bmuf_gtc: BmufGtc,
 }

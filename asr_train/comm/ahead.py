@@ -1,0 +1,123 @@
+"""Workers that **do not wait for each other**: what `virtual_time` and `real_time` have in common.
+
+A method with such workers is driven by `run`, in place of the two hooks of comm.method: it takes
+some steps of every worker, in whatever order they come to them, and ends with a drain, after which
+all messages are everywhere and all models are the same. In between, there is no common model.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from asr_train.comm.method import Gradient, Sent
+from asr_train.comm.peers import Message, Peer, Rate
+
+
+@dataclass(slots=True)
+class Lead:
+    """How far a worker was ahead of the others, over some steps."""
+
+    steps: int = 0
+    ahead: int = 0  # of the slowest worker whose messages it had, added up over its steps
+    most: int = 0
+    waited_seconds: float = 0.0  # for others that were too far behind, and for drains
+    now: float = 0.0  # virtual time at the end, since the run began; 0 if time is real
+
+    def begin_step(self, ahead: int) -> None:
+        """Count a step."""
+        self.steps += 1
+        self.ahead += ahead
+        self.most = max(self.most, ahead)
+
+    def add(self, other: "Lead") -> None:
+        """Count another worker's steps."""
+        self.steps += other.steps
+        self.ahead += other.ahead
+        self.most = max(self.most, other.most)
+        self.waited_seconds += other.waited_seconds
+        self.now = max(self.now, other.now)
+
+
+class Learner(Protocol):
+    """Where gradients come from; steps count from 0 at the beginning of the run."""
+
+    def gradient(self, worker: int, step: int) -> Gradient:
+        """At the weights that `Ahead.run` has put in their place; overwritten by the next."""
+
+    def finished(self, worker: int, step: int, is_finite: bool) -> None:
+        """Its message was sent; if it was not finite, an empty one."""
+
+
+class Ahead(ABC):
+    """The workers hosted here, as a team's reducer.
+
+    Attributes:
+        sent, leads: by local worker, since they were last taken.
+    """
+
+    def __init__(self, peers: Sequence[Peer]) -> None:
+        self.peers = {peer.worker: peer for peer in peers}
+        self.sent = {worker: Sent() for worker in self.peers}
+        self.leads = {worker: Lead() for worker in self.peers}
+
+    @abstractmethod
+    def run(self, weights_P: Tensor, first: int, steps: int, rate: Rate, learner: Learner) -> None:
+        """Each worker takes `steps` steps, then all messages are delivered.
+
+        Args:
+            weights_P: that all begin with, float32 [P]. Holds those of the worker whose gradient
+                is asked for, and in the end those that all have.
+            first: the number of the first step.
+            rate: of a step.
+        Raises:
+            MessageError: if a message is damaged or not of this run.
+            ReplicaError: if workers that are hosted here differ after the drain.
+            ExchangeError: if another process does not answer in time.
+        """
+
+    def close(self, error: BaseException | None) -> None:  # noqa: B027
+        """Leave; `error` is why, if it is not the end."""
+
+    def take_lead(self, worker: int) -> Lead:
+        """How far a local worker was ahead since the last call."""
+        lead, self.leads[worker] = self.leads[worker], Lead(now=self.leads[worker].now)
+        return lead
+
+    def _count(self, message: Message) -> None:
+        """A local worker's own message, to itself."""
+        self.peers[message.header.worker].receive(message)
+
+    # --- as a reducer -----------------------------------------------------------------------------
+
+    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
+        raise AssertionError("workers that do not wait for each other have no common step: run()")
+
+    def measures(self, worker: int) -> tuple[float, float]:
+        peer = self.peers[worker]
+        return peer.tau, float(peer.residual_P.square().sum(dtype=torch.float64))
+
+    def team_state(self) -> dict[str, Any]:
+        """After a drain; the same on all workers."""
+        peer = next(iter(self.peers.values()))
+        return {"tau": peer.tau, "densities": list(peer.densities)}
+
+    def load_team_state(self, state: dict[str, Any]) -> None:
+        for peer in self.peers.values() if state else ():  # none from a worker that was alone
+            peer.tau = state["tau"]
+            peer.densities.clear()
+            peer.densities.extend(state["densities"])
+
+    def worker_state(self, worker: int) -> dict[str, Any]:
+        return {
+            "residual_P": self.peers[worker].residual_P,
+            "lead": list(astuple(self.leads[worker])),
+        }
+
+    def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
+        if "residual_P" in state:  # not from a worker that was alone
+            self.peers[worker].residual_P.copy_(state["residual_P"])
+        self.leads[worker] = Lead(*state.get("lead", ()))

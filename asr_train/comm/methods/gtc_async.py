@@ -1,0 +1,52 @@
+"""Asynchronous GTC: every worker sends to every other, and waits for none but the very slow.
+
+Strom (2015), who calls it dead reckoning; see `comm.peers`. A process hosts one worker, or all.
+"""
+
+import torch
+
+from asr_train import schema
+from asr_train.comm import codec
+from asr_train.comm.ahead import Ahead
+from asr_train.comm.codec import HEADER_BYTES
+from asr_train.comm.exchange import Exchange
+from asr_train.comm.links import Links
+from asr_train.comm.method import Alone, Method, Reducer
+from asr_train.comm.peers import Peer, Spare
+from asr_train.comm.real_time import RealTime
+from asr_train.comm.virtual_time import VirtualTime
+
+
+class GtcAsync(Method):
+    """A lone worker is plain SGD. Raises ValueError if processes host several workers each."""
+
+    def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
+        if len(exchange) == 1:
+            super().__init__(exchange, [exchange], [Alone()])
+            return
+        self.ahead = workers_of(settings, exchange, size)
+        reducer: Reducer = self.ahead
+        super().__init__(exchange, [exchange], [reducer])
+        self.sent = self.ahead.sent
+
+
+def workers_of(settings: schema.CommSettings, exchange: Exchange, size: int) -> Ahead:
+    """Those hosted here, with nothing learned yet."""
+    given = settings.asynchronous
+    assert settings.gtc is not None
+    assert given is not None  # as schema.py checks
+    spare = Spare(torch.zeros(size, device=exchange.device))
+    peers = [
+        Peer(worker, len(exchange), settings.gtc, given.staleness, spare)
+        for worker in exchange.local
+    ]
+    if exchange.processes == 1:
+        return VirtualTime(peers, given.virtual_time)
+    if exchange.processes < len(exchange):
+        raise ValueError(
+            f"comm.method=gtc_async: {exchange.processes} processes host {len(exchange)} workers, "
+            "but asynchronous ones live in a process each, or all in one; start as many processes "
+            "as workers, or one (VIRTUAL=1)"
+        )
+    longest = HEADER_BYTES + codec.map_bytes(size)
+    return RealTime(peers[0], Links(exchange, settings.timeout_seconds, longest))

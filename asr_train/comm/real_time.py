@@ -1,0 +1,79 @@
+"""Asynchronous workers of several processes, one each, in **real time**: messages go over TCP.
+
+What a worker knows when it begins a step depends on how fast all are; so, unless the staleness is
+0, no two runs give the same bits.
+"""
+
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from asr_train.comm import codec
+from asr_train.comm.ahead import Ahead, Learner
+from asr_train.comm.exchange import ExchangeError
+from asr_train.comm.links import FRAME_BYTES, Links
+from asr_train.comm.peers import Message, Peer, Rate
+
+
+class RealTime(Ahead):
+    """The worker of this process, and its links with the others'."""
+
+    def __init__(self, peer: Peer, links: Links) -> None:
+        super().__init__([peer])
+        self.peer, self.links = peer, links
+
+    def run(self, weights_P: Tensor, first: int, steps: int, rate: Rate, learner: Learner) -> None:
+        peer, worker = self.peer, self.peer.worker
+        peer.begin(first, weights_P, rate)
+        for step in range(first, first + steps):
+            # As `may_go_on` has it
+            self._wait(lambda step=step: peer.missing(step - peer.staleness))  # type: ignore[misc]
+            self.leads[worker].begin_step(peer.lead)
+            peer.weights(weights_P)
+            message_B = peer.learn(learner.gradient(worker, step), self.sent[worker])
+            self.links.send(message_B)
+            self.sent[worker].wire_bits += 8 * (FRAME_BYTES + len(message_B))
+            message = Message(*codec.read(message_B))
+            peer.receive(message)
+            learner.finished(worker, step, message.is_finite)
+        self._wait(lambda: peer.missing(first + steps))
+        weights_P.copy_(peer.base_P)
+
+    def close(self, error: BaseException | None) -> None:
+        self.links.close(error)
+
+    def _wait(self, missing: Callable[[], list[int]]) -> None:
+        """Take in what has come, and then more until nobody is missing.
+
+        Raises:
+            ExchangeError: if for comm.timeout_seconds nothing comes from those who are.
+        """
+        while self._take(0.0) is not None:
+            pass
+        began = heard = time.monotonic()
+        while late := missing():
+            left = heard + self.links.timeout_seconds - time.monotonic()
+            if left <= 0:
+                raise ExchangeError(self._complaint(late, time.monotonic() - heard))
+            if self._take(left) in late:
+                heard = time.monotonic()
+        self.leads[self.peer.worker].waited_seconds += time.monotonic() - began
+
+    def _take(self, seconds: float) -> int | None:
+        """Take in the next message; whose it was."""
+        message_B = self.links.receive(seconds)
+        if message_B is None:
+            return None
+        message = Message(*codec.read(message_B.to(self.peer.base_P.device)))
+        self.peer.receive(message)
+        return message.header.worker
+
+    def _complaint(self, late: list[int], waited: float) -> str:
+        return (
+            f"process {', '.join(map(str, late))} of {self.links.processes} did not answer in "
+            f"{waited:.1f} s (comm.timeout_seconds is {self.links.timeout_seconds:g}; its messages "
+            f"up to step {self.peer.base_step} are here, and worker {self.peer.worker} has taken "
+            f"{self.peer.number}); look at its output, then start again: training goes on from the "
+            "last checkpoint"
+        )

@@ -1,0 +1,80 @@
+"""Training of **workers that do not wait for each other**, from one drain to the next.
+
+The loop takes a step of all workers at a time; here each of them takes its steps up to the next
+drain in its own time, which `comm.ahead` knows. Rows of the log that fall in between are kept,
+worker by worker, until all workers have come that far.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from asr_train.comm.method import Gradient
+from asr_train.train.log import Taken
+from asr_train.train.state import RunState
+
+
+class Learned(NamedTuple):
+    """From one minibatch."""
+
+    gradient: Gradient
+    frames: int
+    loss: float  # nats
+    correct: int  # frames
+
+
+class Stretch:
+    """A `comm.ahead.Learner`, for the steps before `stop`.
+
+    Args:
+        compute: of (worker, step); overwritten by the next.
+        skipped: told (worker, step, loss in nats) of a gradient that was not finite.
+        take: what a worker did since it was last asked.
+        log_steps: between rows.
+    Attributes:
+        rows: by steps taken and worker, what had been done then; of steps before `stop`.
+    """
+
+    def __init__(
+        self,
+        state: RunState,
+        stop: int,
+        compute: Callable[[int, int], Learned],
+        skipped: Callable[[int, int, float], None],
+        take: Callable[[int], Taken],
+        log_steps: int,
+        advance: Callable[[int], None],
+    ) -> None:
+        self.rows: dict[int, dict[int, Taken]] = {}
+        self._state, self._stop, self._log_steps = state, stop, log_steps
+        self._compute, self._skipped, self._take = compute, skipped, take
+        self._advance = advance
+        self._learned: dict[int, Learned] = {}
+        self._left = time.perf_counter()
+
+    def gradient(self, worker: int, step: int) -> Gradient:
+        """At the weights that the bucket points at."""
+        began = time.perf_counter()
+        self._state.since_log[worker].exchange_seconds += began - self._left
+        self._learned[worker] = self._compute(worker, step)
+        self._left = time.perf_counter()
+        return self._learned[worker].gradient
+
+    def finished(self, worker: int, step: int, is_finite: bool) -> None:
+        """Count it."""
+        counts, learned = self._state.since_log[worker], self._learned.pop(worker)
+        counts.steps += 1
+        if is_finite:
+            self._state.skipped_in_row[0] = 0
+            counts.add_frames(learned.frames, learned.loss, learned.correct)
+            self._advance(learned.frames)
+        else:
+            self._skipped(worker, step, learned.loss)
+        taken = step + 1
+        if taken % self._log_steps == 0 and taken < self._stop:
+            self.rows.setdefault(taken, {})[worker] = self._take(worker)
+
+    def end(self) -> None:
+        """After the drain."""
+        first = next(iter(self._state.since_log.values()))
+        first.exchange_seconds += time.perf_counter() - self._left

@@ -1,0 +1,93 @@
+"""Workers that do not wait for each other, with made-up gradients."""
+
+from collections.abc import Callable
+
+import torch
+from small_methods import CPU, SIZE
+
+from asr_train import schema
+from asr_train.comm.loopback import Loopback
+from asr_train.comm.method import Gradient
+from asr_train.comm.methods import build
+from asr_train.comm.peers import Peer, Spare
+from asr_train.comm.virtual_time import VirtualTime
+
+RATE = 0.125
+BEGIN_P = torch.linspace(-1, 1, SIZE)
+GTC = {"threshold": 1.0, "codec": "rice", "capacity": "exact"}
+ADAPTIVE = {"density": 0.02, "band": 1.5, "factor": 1.1}
+VIRTUAL_TIME = {
+    "step_seconds": 1.0,
+    "speed_spread": 0.3,
+    "step_spread": 0.1,
+    "slowdown": 1.0,
+    "delay_seconds": 3.0,
+    "seed": 0,
+}
+
+
+def settings(staleness: int = 3, adaptive: dict | None = None, **time) -> schema.CommSettings:
+    values = {"staleness": staleness, "virtual_time": {**VIRTUAL_TIME, **time}}
+    gtc = {**GTC, "adaptive": adaptive}
+    comm = {"method": "gtc_async", "gtc": gtc, "asynchronous": values}
+    return schema.build(schema.CommSettings, comm)
+
+
+def peers(workers: int, staleness: int = 3, adaptive: dict | None = None) -> list[Peer]:
+    gtc = settings(staleness, adaptive).gtc
+    spare = Spare(torch.zeros(SIZE))
+    return [Peer(worker, workers, gtc, staleness, spare) for worker in range(workers)]
+
+
+def begun(workers: int, **changes) -> list[Peer]:
+    group = peers(workers, **changes)
+    for peer in group:
+        peer.begin(0, BEGIN_P, lambda step: RATE)
+    return group
+
+
+class Learner:
+    """Gradients by a function of (worker, step, weights); what happened, in order.
+
+    Args:
+        bad: (worker, step) whose gradient is not finite.
+    """
+
+    def __init__(self, gradient: Callable, weights_P: torch.Tensor, bad=()) -> None:
+        self.of, self.weights_P, self.bad = gradient, weights_P, bad
+        self.begun: list[tuple[int, int]] = []
+        self.seen: dict[tuple[int, int], torch.Tensor] = {}
+        self.done: list[tuple[int, int, bool]] = []
+
+    def gradient(self, worker: int, step: int) -> Gradient:
+        self.begun.append((worker, step))
+        self.seen[worker, step] = self.weights_P.clone()
+        grad_P = self.of(worker, step, self.weights_P).clone()
+        is_finite = (worker, step) not in self.bad
+        if not is_finite:
+            grad_P[3] = torch.nan
+        return Gradient(grad_P, 10, is_finite)
+
+    def finished(self, worker: int, step: int, is_finite: bool) -> None:
+        self.done.append((worker, step, is_finite))
+
+
+class Run:
+    """Virtual workers; `gradient` is of (worker, step, weights)."""
+
+    def __init__(self, gradient: Callable, workers=4, begin_P=BEGIN_P, bad=(), **changes) -> None:
+        self.method = build(settings(**changes), Loopback(range(workers), CPU), SIZE)
+        assert isinstance(self.method.ahead, VirtualTime)
+        self.ahead: VirtualTime = self.method.ahead
+        self.weights_P = begin_P.clone()
+        self.learner = Learner(gradient, self.weights_P, bad)
+        self.step = 0
+
+    def steps(self, count: int, rate: Callable[[int], float] = lambda step: RATE) -> "Run":
+        self.ahead.run(self.weights_P, self.step, count, rate, self.learner)
+        self.step += count
+        return self
+
+    @property
+    def residuals(self) -> list[torch.Tensor]:
+        return [peer.residual_P for peer in self.ahead.peers.values()]

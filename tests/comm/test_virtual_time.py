@@ -1,0 +1,181 @@
+"""Asynchronous workers of one process: laws of dead reckoning, under any speeds and delays."""
+
+import copy
+
+import pytest
+import small_methods
+import torch
+from small_async import ADAPTIVE, BEGIN_P, GTC, RATE, Run
+from small_methods import SIZE, dyadic_gradient, method_of, random_gradient
+
+from asr_train.comm.exchange import ReplicaError
+from asr_train.comm.virtual_time import Draw, draws
+
+SLOW = {"slowdown": 4.0}
+
+
+def made_up(worker, step, weights_P):
+    return random_gradient(worker, step)
+
+
+def looking(worker, step, weights_P):
+    """At the weights, and so at what has arrived."""
+    return random_gradient(worker, step) + weights_P
+
+
+def synchronous(gradient, steps, adaptive=None, rate=lambda step: RATE):
+    """As train.loop does it, with gtc; the weights after each step, and the method."""
+    method = method_of("gtc", 4, gtc={**GTC, "adaptive": adaptive})
+    run = small_methods.Run(method)
+    run.replicas[0].weights_P = BEGIN_P.clone()
+    seen = []
+    for step in range(steps):
+        weights_P = run.replicas[0].weights_P
+        run.gradient, run.rate = (lambda w, s, p=weights_P: gradient(w, s, p)), rate(step)
+        run.steps(1)
+        seen.append(run.weights()[0].clone())
+    return seen, method
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("delay", [0.0, 0.5, 20.0])
+def test_after_a_drain_all_replicas_are_the_same(seed, delay):
+    run = Run(looking, bad={(1, 5)}, seed=seed, delay_seconds=delay).steps(12)
+    for peer in run.ahead.peers.values():
+        assert torch.equal(peer.base_P, run.weights_P)
+    assert run.weights_P.isfinite().all()
+    assert not torch.equal(run.weights_P, BEGIN_P)
+    assert sorted(run.learner.done) == [
+        (worker, step, (worker, step) != (1, 5)) for worker in range(4) for step in range(12)
+    ]
+
+
+@pytest.mark.parametrize("adaptive", [None, ADAPTIVE])
+@pytest.mark.parametrize(
+    "time", [{"delay_seconds": 0.0, "speed_spread": 0.0}, {"delay_seconds": 5.0, **SLOW}]
+)
+def test_without_staleness_it_is_synchronous_gtc_to_the_bit(adaptive, time):
+    """However long messages take, at every step, with a rate that changes at each."""
+
+    def rate(step):
+        return 0.01 / (3 + step)
+
+    seen, method = synchronous(looking, 12, adaptive, rate)
+    run = Run(looking, staleness=0, adaptive=adaptive, **time).steps(7, rate).steps(5, rate)
+    assert torch.equal(run.weights_P, seen[-1])
+    for worker in range(4):
+        for step in range(1, 12):
+            assert torch.equal(run.learner.seen[worker, step], seen[step - 1])
+        assert torch.equal(run.residuals[worker], method.worker_state(worker)["residual_P"])
+    if adaptive:
+        assert run.ahead.peers[0].tau != GTC["threshold"]
+
+
+def test_order_and_delays_do_not_change_what_made_up_gradients_give():
+    """Gradients that do not look at the weights: it is synchronous GTC, whatever comes when."""
+    seen, _ = synchronous(made_up, 12)
+    for seed, delay in [(0, 0.0), (1, 3.0), (2, 50.0)]:
+        run = Run(made_up, seed=seed, delay_seconds=delay, **SLOW).steps(12)
+        assert torch.equal(run.weights_P, seen[-1])
+
+
+def test_what_was_sent_and_what_is_kept_is_all_there_was():
+    zeros_P = torch.zeros(SIZE)
+    run = Run(lambda w, s, _: dyadic_gradient(w, s), begin_P=zeros_P).steps(10)
+    all_P = sum(dyadic_gradient(w, s) for w in range(4) for s in range(10))
+    assert torch.equal(sum(run.residuals) - run.weights_P / RATE, all_P)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_another():
+    one, same, other = (Run(looking, seed=seed).steps(12) for seed in (0, 0, 1))
+    assert torch.equal(one.weights_P, same.weights_P)
+    assert (one.ahead.now, one.learner.begun) == (same.ahead.now, same.learner.begun)
+    assert not torch.equal(one.weights_P, other.weights_P)
+
+
+def test_staleness_lets_workers_see_other_weights():
+    runs = [Run(looking, staleness=s, **SLOW).steps(12).weights_P for s in (0, 1, 4)]
+    assert not torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[1], runs[2])
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 5])
+def test_nobody_is_further_ahead_than_the_bound(staleness):
+    run = Run(made_up, staleness=staleness, **SLOW)
+    ahead = []
+
+    def gradient(worker, step, weights_P):
+        others = [len([1 for w, *_ in run.learner.done if w == o]) for o in range(4)]
+        ahead.append(step - min(others))  # of what they have done, which is no less than heard
+        return random_gradient(worker, step)
+
+    run.learner.of = gradient
+    run.steps(20)
+    assert max(ahead) == staleness
+    leads = [run.ahead.take_lead(worker) for worker in range(4)]
+    assert max(lead.most for lead in leads) == staleness
+    assert [lead.steps for lead in leads] == [20] * 4
+    assert all(lead.ahead <= 20 * staleness for lead in leads)
+    waits = [lead.waited_seconds for lead in leads]
+    assert min(waits[:3]) > waits[3]  # the slow worker waits the least
+    assert run.ahead.now == max(lead.now for lead in leads)
+
+
+def test_more_staleness_takes_less_time_where_speeds_differ_by_chance():
+    took = [
+        Run(made_up, staleness=s, speed_spread=0.0, step_spread=0.5).steps(60).ahead.now
+        for s in (0, 1, 4, 16)
+    ]
+    assert took == sorted(took, reverse=True)
+    assert took[0] > 1.5 * took[-1]
+
+
+def test_a_slow_worker_sets_the_pace_whatever_the_staleness():
+    """Bounded staleness forgives hiccups; a worker that is always slow must be waited for."""
+    alone = {"speed_spread": 0.0, "step_spread": 0.0, "delay_seconds": 0.0, "slowdown": 3.0}
+    for staleness in (0, 4):
+        assert Run(made_up, staleness=staleness, **alone).steps(40).ahead.now == pytest.approx(120)
+
+
+@pytest.mark.parametrize("adaptive", [None, ADAPTIVE])
+@pytest.mark.parametrize("saved_at", [1, 5, 9])
+def test_a_run_goes_on_from_its_state_to_the_same_bits(saved_at, adaptive):
+    whole = Run(looking, adaptive=adaptive).steps(saved_at).steps(12 - saved_at)
+    first = Run(looking, adaptive=adaptive).steps(saved_at)
+    second = Run(looking, adaptive=adaptive, begin_P=first.weights_P)
+    second.step = saved_at
+    second.method.load_team_state(0, copy.deepcopy(first.method.team_state(0)))
+    for worker in range(4):
+        state = copy.deepcopy(first.method.worker_state(worker))
+        second.method.load_worker_state(worker, state)
+    second.steps(12 - saved_at)
+    assert torch.equal(second.weights_P, whole.weights_P)
+    assert second.ahead.now == whole.ahead.now
+    for worker in range(4):
+        assert torch.equal(second.residuals[worker], whole.residuals[worker])
+        assert second.ahead.take_lead(worker) == whole.ahead.take_lead(worker)
+        assert second.method.take_sent(worker) == whole.method.take_sent(worker)
+
+
+def test_replicas_that_differ_after_a_drain_are_named():
+    run = Run(made_up)
+
+    def gradient(worker, step, weights_P):
+        if (worker, step) == (2, 3):
+            run.ahead.peers[2].base_P[5] += 1e-3
+        return random_gradient(worker, step)
+
+    run.learner.of = gradient
+    with pytest.raises(ReplicaError, match="step 6: workers 2 have other weights than worker 0"):
+        run.steps(6)
+
+
+def test_random_numbers_depend_on_what_they_are_for():
+    names = [
+        (0, Draw.speed, 0, 0),
+        (0, Draw.step, 0, 0),
+        (0, Draw.delay, 0, 0),
+        (1, Draw.step, 0, 0),
+    ]
+    names += [(0, Draw.step, 1, 0), (0, Draw.step, 0, 1)]
+    assert len({draws(*name).random() for name in names}) == len(names)

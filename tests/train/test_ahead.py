@@ -1,0 +1,370 @@
+"""Training of workers that do not wait for each other: in virtual time, and in processes."""
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from comm import forked
+
+from asr_train import schema
+from asr_train.comm.exchange import ExchangeError, ReplicaError
+from asr_train.comm.loopback import Loopback
+from asr_train.comm.peers import Peer
+from asr_train.model.store import load_tensors
+from asr_train.train import loop
+from asr_train.train.ahead import Stretch
+from asr_train.train.state import Checkpoints, NotFiniteError
+
+CPU = torch.device("cpu")
+GTC = {"threshold": 0.5, "codec": "rice", "capacity": "exact"}
+ADAPTIVE = {"density": 0.01, "band": 1.5, "factor": 1.05}
+VIRTUAL_TIME = {
+    "step_seconds": 1.0,
+    "speed_spread": 0.3,
+    "step_spread": 0.1,
+    "slowdown": 1.0,
+    "delay_seconds": 2.0,
+    "seed": 0,
+}
+LEAD = {"staleness_mean", "staleness_max", "peer_wait_seconds", "simulated_seconds"}
+
+
+def comm(staleness=2, adaptive=None, **time):
+    return {
+        "method": "gtc_async",
+        "gtc": {**GTC, "adaptive": adaptive},
+        "asynchronous": {
+            "staleness": staleness,
+            "virtual_time": {**VIRTUAL_TIME, **time},
+        },
+    }
+
+
+def settings(given, **optim) -> schema.RunSettings:
+    values = {"rate": 0.04, "momentum": 0.0, "epochs": 2, "warmup_epochs": 0.5}
+    return tiny.settings(given, **{**values, **optim})
+
+
+def virtual(folder, splits, given, workers=4, **optim):
+    loop.train(settings(given, **optim), *splits, folder, CPU, Loopback(range(workers), CPU))
+
+
+def together(folder, splits, given, workers=2, timeout_seconds=30, before=None, **optim):
+    """In a process each; `before` is called in each."""
+
+    def main(exchange):
+        if before is not None:
+            before(exchange)
+        run = settings({**given, "timeout_seconds": float(timeout_seconds)}, **optim)
+        loop.train(run, *splits, folder, CPU, exchange)
+
+    return forked.run(main, workers, workers, timeout_seconds)
+
+
+def rows(folder) -> list[dict]:
+    """Without times, but for those that are simulated."""
+    found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    for row in found:
+        for name in ("step_seconds", "compute_seconds", "exchange_seconds", "wait_seconds"):
+            row.pop(name, None)
+    return found
+
+
+def outcome(folder):
+    about = json.loads((folder / "model.json").read_text())
+    return (folder / "model.pt").read_bytes(), {**about, "run": None}, rows(folder)
+
+
+@pytest.fixture(autouse=True)
+def few_threads(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+
+
+@pytest.fixture(scope="module")
+def unbroken(splits, tmp_path_factory):
+    """Of four virtual workers."""
+    os.environ["JOBS"] = "1"
+    folder = tmp_path_factory.mktemp("exp") / "unbroken"
+    virtual(folder, splits, comm(adaptive=ADAPTIVE))
+    return folder
+
+
+# --- what a run gives ---------------------------------------------------------------------------
+
+
+def test_it_learns_from_every_frame_once_an_epoch(unbroken, splits):
+    inside = [row for row in rows(unbroken) if "dev_loss" not in row]
+    assert inside[-1]["frames"] == 2 * splits[0].num_frames
+    assert json.loads((unbroken / "model.json").read_text())["dev"]["accuracy"] > 0.8
+    assert all(row["compression_ratio"] > 1 for row in inside)
+
+
+def test_the_log_says_how_far_ahead_workers_were(unbroken):
+    inside = [row for row in rows(unbroken) if "dev_loss" not in row]
+    assert all(row.keys() >= LEAD for row in inside)
+    assert 0 < max(row["staleness_mean"] for row in inside) < 2
+    assert max(row["staleness_max"] for row in inside) == 2
+    assert all(row["peer_wait_seconds"] > 0 for row in inside)
+    times = [row["simulated_seconds"] for row in inside]
+    assert times == sorted(times)
+    assert times[-1] > inside[-1]["step"] * 0.5  # steps take a second
+
+
+@pytest.mark.parametrize("adaptive", [None, ADAPTIVE])
+def test_without_staleness_it_is_synchronous_gtc_to_the_bit(splits, tmp_path, adaptive):
+    """All files: weights, and every row of the log."""
+    gtc = {"method": "gtc", "gtc": {**GTC, "adaptive": adaptive}}
+    virtual(tmp_path / "gtc", splits, gtc, workers=3)
+    virtual(tmp_path / "async", splits, comm(0, adaptive, slowdown=3.0), workers=3)
+    (weights, about, wanted), (found_weights, found_about, found) = (
+        outcome(tmp_path / name) for name in ("gtc", "async")
+    )
+    assert (found_weights, found_about) == (weights, about)
+    for a, b in zip(found, wanted, strict=True):
+        assert a.keys() - b.keys() == (set() if "dev_loss" in a else LEAD)
+        # The threshold is the last step's in one, and in the other the next one's
+        for name in b.keys() - {"wire_bits", "threshold"}:
+            same = b[name] if name == "weights_crc32" else pytest.approx(b[name], rel=1e-12)
+            assert a[name] == same, name
+
+
+def test_one_worker_is_plain_sgd(splits, tmp_path):
+    virtual(tmp_path / "async", splits, comm(), workers=1)
+    virtual(tmp_path / "sgd", splits, {"method": "sgd"}, workers=1)
+    assert outcome(tmp_path / "async") == outcome(tmp_path / "sgd")
+
+
+# --- killed and resumed -------------------------------------------------------------------------
+
+
+def test_a_killed_virtual_run_goes_on_to_the_same_bytes(unbroken, splits, tmp_path, monkeypatch):
+    folder = tmp_path / "killed"
+
+    def deadly(at):
+        calls, original = [], Stretch.gradient
+
+        def gradient(*args):
+            calls.append(1)
+            if len(calls) == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args)
+
+        return gradient
+
+    for at in (70, 45, 3):
+        with monkeypatch.context() as patch:
+            patch.setattr(Stretch, "gradient", deadly(at))
+            child = multiprocessing.get_context("fork").Process(
+                target=virtual, args=(folder, splits, comm(adaptive=ADAPTIVE))
+            )
+            child.start()
+            child.join()
+        assert child.exitcode == -signal.SIGKILL
+    assert not (folder / "model.json").exists()
+    virtual(folder, splits, comm(adaptive=ADAPTIVE))
+    assert outcome(folder) == outcome(unbroken)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_another_number_of_workers_keeps_what_is_owed(splits, tmp_path, capsys, workers):
+    folder = tmp_path / "run"
+    virtual(folder, splits, comm(), epochs=1)
+    last = max((folder / "ckpt").glob("*.json"))
+    parts = [load_tensors(path) for path in sorted((folder / "ckpt").glob(f"{last.stem}*.pt"))]
+    owed_P = sum(part["worker"]["residual_P"] for part in parts)
+    # As if there were another epoch
+    identity = loop.identity(settings(comm(), epochs=2), *splits)
+    index = json.loads(last.read_text())
+    last.write_text(json.dumps({**index, "identity": identity}))
+    seen = []
+    original = loop.run_ahead if workers > 1 else loop.step
+
+    def watch(model, feed, state, *rest):
+        if not seen:
+            local = range(workers)
+            kept = [state.method.worker_state(w).get("residual_P") for w in local]
+            seen.append(sum(k.clone() for k in kept if k is not None))
+        return original(model, feed, state, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, original.__name__, watch)
+        virtual(folder, splits, comm(), workers, epochs=2)
+    assert owed_P.any()
+    np.testing.assert_array_equal(seen[0].numpy(), owed_P.numpy())
+    assert "is of 4 workers and 1 models, this run has" in capsys.readouterr().out
+    assert json.loads((folder / "model.json").read_text())["dev"]["accuracy"] > 0.8
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+
+def test_processes_without_staleness_give_the_files_of_virtual_workers(splits, tmp_path):
+    for workers in (2, 3):
+        real, simulated = tmp_path / f"real{workers}", tmp_path / f"virtual{workers}"
+        assert together(real, splits, comm(0), workers) == [None] * workers
+        virtual(simulated, splits, comm(0), workers)
+        (weights, about, found), (*wanted, simulated_rows) = outcome(real), outcome(simulated)
+        assert [weights, about] == wanted
+        for a, b in zip(found, simulated_rows, strict=True):
+            assert {k: v for k, v in a.items() if k not in LEAD} == {
+                k: v for k, v in b.items() if k not in LEAD
+            }
+
+
+def test_processes_that_do_not_wait_end_with_the_same_model(splits, tmp_path):
+    """One is held up at random; all of the checkpoints say so, and hashes are compared."""
+
+    def slow(exchange):
+        original = Stretch.gradient
+
+        def gradient(self, worker, step):
+            if worker == 1:
+                time.sleep(0.01)
+            return original(self, worker, step)
+
+        Stretch.gradient = gradient
+
+    folder = tmp_path / "run"
+    assert together(folder, splits, comm(4), 3, before=slow) == [None] * 3
+    inside = [row for row in rows(folder) if "dev_loss" not in row]
+    assert inside[-1]["frames"] == 2 * splits[0].num_frames
+    assert max(row["staleness_max"] for row in inside) == 4
+    assert max(row["peer_wait_seconds"] for row in inside) > 0
+    assert {row["simulated_seconds"] for row in inside} == {None}
+    assert json.loads((folder / "model.json").read_text())["dev"]["accuracy"] > 0.8
+
+
+def test_replicas_that_drift_apart_stop_the_run(splits, tmp_path):
+    def drift(exchange):
+        original = Peer._close
+
+        def close(self, step, messages):
+            original(self, step, messages)
+            if self.worker == 1:
+                self.base_P[-1] += 1e-3
+
+        Peer._close = close
+
+    for error in together(tmp_path / "run", splits, comm(), before=drift):
+        assert isinstance(error, ReplicaError)
+        assert "workers 1 have another layers.2.bias than worker 0" in str(error)
+
+
+def strike(rank, at, number):
+    """A signal for a process, at its step `at`."""
+
+    def before(exchange):
+        original, calls = Stretch.gradient, []
+
+        def gradient(*args):
+            calls.append(1)
+            if rank in exchange.local and len(calls) == at:
+                os.kill(os.getpid(), number)
+            return original(*args)
+
+        Stretch.gradient = gradient
+
+    return before
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_killed_process_stops_the_others_which_go_on_from_the_checkpoint(splits, tmp_path, rank):
+    folder = tmp_path / "run"
+    began = time.monotonic()
+    found = together(folder, splits, comm(), 3, before=strike(rank, 15, signal.SIGKILL))
+    assert time.monotonic() - began < 20  # at once, not after comm.timeout_seconds
+    assert found.pop(rank) == -signal.SIGKILL
+    for error in found:
+        assert isinstance(error, ExchangeError)
+        assert f"process {rank} of 3 is gone" in str(error)
+    assert not (folder / "model.json").exists()
+    run = settings(comm())
+    assert Checkpoints(folder / "ckpt", loop.identity(run, *splits), 3).newest().step == 10
+    assert together(folder, splits, comm(), 3) == [None] * 3
+    steps = [row["step"] for row in rows(folder) if "dev_loss" not in row]
+    assert steps == sorted(set(steps))
+    assert json.loads((folder / "model.json").read_text())["dev"]["accuracy"] > 0.8
+
+
+def test_a_hung_process_is_an_error_in_the_stated_time(splits, tmp_path):
+    pids = multiprocessing.Array("i", 2)
+
+    def before(exchange):
+        pids[exchange.local[0]] = os.getpid()
+        strike(1, 15, signal.SIGSTOP)(exchange)
+
+    def wake():
+        time.sleep(8)
+        os.kill(pids[1], signal.SIGKILL)
+
+    waker = threading.Thread(target=wake)
+    began = time.monotonic()
+    waker.start()
+    found = together(tmp_path / "run", splits, comm(), 2, timeout_seconds=3, before=before)
+    waker.join()
+    assert time.monotonic() - began < 20
+    assert found[1] == -signal.SIGKILL
+    assert isinstance(found[0], ExchangeError)
+    assert "process 1 of 2 did not answer in 3.0 s" in str(found[0])
+    # 14 and a staleness of 2, and this one; the last message of the other may not have left it
+    assert re.search("worker 0 has taken 1[67]", str(found[0]))
+
+
+def test_a_process_that_stops_because_of_an_error_tells_the_others(splits, tmp_path):
+    def before(exchange):
+        original, calls = Stretch.gradient, []
+
+        def gradient(*args):
+            calls.append(1)
+            if 1 in exchange.local and len(calls) == 15:
+                raise NotFiniteError("something is wrong here")
+            return original(*args)
+
+        Stretch.gradient = gradient
+
+    found = together(tmp_path / "run", splits, comm(), 3, before=before)
+    assert isinstance(found[1], NotFiniteError)
+    for error in (found[0], found[2]):
+        assert "process 1 of 3 stopped: something is wrong here" in str(error)
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def test_gradients_that_are_never_finite_are_an_error(splits, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(loop, "MAX_SKIPPED", 5)
+    original, calls = loop.gradients, []
+
+    def broken(*args):
+        for gradient in original(*args):
+            calls.append(1)
+            if len(calls) > 12:
+                gradient.grad_P[0] = torch.nan
+                gradient.is_finite = False
+            yield gradient
+
+    monkeypatch.setattr(loop, "gradients", broken)
+    with pytest.raises(NotFiniteError, match="the gradient of layers"):
+        virtual(tmp_path / "run", splits, comm())
+    assert "is skipped by worker" in capsys.readouterr().out
+
+
+def test_momentum_and_messages_of_fixed_length_are_refused():
+    with pytest.raises(schema.SettingsError, match=r"optim.momentum is 0.5, but .*gtc_async"):
+        settings(comm(), momentum=0.5)
+    given = comm()
+    given["gtc"]["capacity"] = "fixed"
+    with pytest.raises(schema.SettingsError, match=r"comm.gtc.capacity is fixed"):
+        settings(given)
+    given = comm()
+    given["asynchronous"]["staleness"] = -1
+    with pytest.raises(schema.SettingsError, match=r"comm.asynchronous.staleness is -1"):
+        settings(given)
