@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from asr_train.comm.method import Gradient, Sent
-from asr_train.comm.peers import Message, Peer, Rate
+from asr_train.comm.peers import Peer, Rate
 
 
 @dataclass(slots=True)
@@ -86,10 +86,6 @@ class Ahead(ABC):
         """How far a local worker was ahead since the last call."""
         lead, self.leads[worker] = self.leads[worker], Lead(now=self.leads[worker].now)
         return lead
-
-    def _count(self, message: Message) -> None:
-        """A local worker's own message, to itself."""
-        self.peers[message.header.worker].receive(message)
 
     # --- as a reducer -----------------------------------------------------------------------------
 

@@ -18,6 +18,21 @@ GTC = {
     "timeout_seconds": 20.0,  # 5 were too few for restarted processes to find each other
     "gtc": {"threshold": 0.5, "codec": "rice", "capacity": "exact"},
 }
+ASYNC = {
+    **GTC,
+    "method": "gtc_async",
+    "asynchronous": {
+        "staleness": 0,  # so that the bytes are always the same
+        "virtual_time": {
+            "step_seconds": 1.0,
+            "speed_spread": 0.1,
+            "step_spread": 0.1,
+            "slowdown": 1.0,
+            "delay_seconds": 0.1,
+            "seed": 0,
+        },
+    },
+}
 PATIENCE_SECONDS = 120
 
 pytestmark = [
@@ -29,8 +44,9 @@ pytestmark = [
 class Run:
     """A run's folder and how it is started."""
 
-    def __init__(self, splits, folder: Path, lstm=None) -> None:
-        run = tiny.settings(GTC, lstm, epochs=40, minibatch_frames=16, checkpoint_steps=7)
+    def __init__(self, splits, folder: Path, lstm=None, comm=GTC, **optim) -> None:
+        values = {"epochs": 40, "minibatch_frames": 16, "checkpoint_steps": 7, **optim}
+        run = tiny.settings(comm, lstm, **values)
         files.write_yaml(folder / "a.yaml", schema.plain(run))
         self.model = folder / "a" / "model.json"
         self.arguments = [*(s.path for s in splits), folder / "a.yaml", self.model]
@@ -150,3 +166,42 @@ def test_two_runs_in_a_folder_are_one_too_many(splits, tmp_path):
     first.communicate()
     assert "another process trains in" in said
     assert run.process.returncode == 1
+
+
+@pytest.fixture(scope="module")
+def unbroken_async(splits, tmp_path_factory) -> bytes:
+    run = Run(splits, tmp_path_factory.mktemp("virtual"), comm=ASYNC, momentum=0.0)
+    run.start()
+    return run.finish()
+
+
+def test_a_killed_worker_of_those_that_do_not_wait(splits, tmp_path, unbroken_async):
+    run = Run(splits, tmp_path, comm=ASYNC, momentum=0.0)
+    run.torchrun()
+    os.kill(run.worker(1), signal.SIGKILL)
+    said, _ = run.process.communicate(timeout=PATIENCE_SECONDS)
+    assert run.process.returncode != 0
+    assert "Signal 9 (SIGKILL)" in said
+    run.torchrun()
+    assert run.finish() == unbroken_async
+
+
+def test_workers_that_do_not_wait_take_no_longer_than_stated_to_notice_a_hung_one(splits, tmp_path):
+    """And go on from the checkpoint, to the end."""
+    comm = {**ASYNC, "asynchronous": {**ASYNC["asynchronous"], "staleness": 3}}
+    run = Run(splits, tmp_path, comm=comm, momentum=0.0)
+    run.torchrun()
+    pid = run.worker(1)
+    os.kill(pid, signal.SIGSTOP)
+    began, said = time.monotonic(), ""
+    for line in run.process.stdout:
+        said += line
+        if "did not answer in" in line:
+            break
+    took = time.monotonic() - began
+    os.kill(pid, signal.SIGKILL)
+    run.process.communicate(timeout=PATIENCE_SECONDS)
+    assert "process 1 of 2 did not answer in 20" in said
+    assert 15 < took < 60  # comm.timeout_seconds is 20
+    run.torchrun()
+    run.finish()
