@@ -194,12 +194,13 @@ def _listening() -> Iterator[socket.socket]:
 
 
 def _own_addresses() -> list[str]:
-    """Where others may find this machine: what it calls process 0 from, and its name."""
+    """Where others may find this machine: what it would call process 0 from, and its name."""
+    found = [socket.gethostname()]
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
         probe.connect((master, 9))  # sends nothing: the port does not matter
-        address = probe.getsockname()[0]
-    return [address, socket.gethostname()]
+        found.insert(0, probe.getsockname()[0])
+    return found
 
 
 def _reach(
@@ -207,9 +208,9 @@ def _reach(
 ) -> socket.socket:
     """Connect with a process, at the first of its addresses where it answers."""
     reasons = []
-    for host in hosts:
+    for number, host in enumerate(hosts):
         try:
-            left = max(0.1, deadline - time.monotonic())
+            left = max(0.1, deadline - time.monotonic()) / (len(hosts) - number)
             connection = socket.create_connection((host, port), timeout=left)
             if _greeted(connection, hello, left) == process:
                 return connection

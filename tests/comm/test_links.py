@@ -150,3 +150,29 @@ def test_who_does_not_connect_in_time_is_named():
                 Links(exchange, 1, 100)
 
     assert forked.run(main, 2, 2) == [None, None]
+
+
+def test_addresses_are_found_where_process_0_has_another_kind_of_address(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert links._own_addresses() == ["127.0.0.1", socket.gethostname()]
+    monkeypatch.setenv("MASTER_ADDR", "::1")
+    assert links._own_addresses() == [socket.gethostname()]
+
+
+def test_the_second_address_is_tried_where_the_first_one_does_not_answer():
+    def main(exchange):
+        original = links._own_addresses
+        links._own_addresses = lambda: ["127.0.0.2", *original()]
+        bound = socket.socket.bind
+
+        def bind(self, address):  # so that nobody answers at 127.0.0.2
+            bound(self, ("127.0.0.1", address[1]) if address[0] == "" else address)
+
+        socket.socket.bind = bind
+        ours = Links(exchange, 30, 100)
+        ours.send(torch.full((3,), ours.me, dtype=torch.uint8))
+        found = received(ours, 1)
+        ours.close(None)
+        return found
+
+    assert forked.run(main, 2, 2) == [[b"\1\1\1"], [b"\0\0\0"]]

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import re
 import signal
-import threading
 import time
 
 import numpy as np
@@ -296,21 +295,17 @@ def test_a_killed_process_stops_the_others_which_go_on_from_the_checkpoint(split
 
 def test_a_hung_process_is_an_error_in_the_stated_time(splits, tmp_path):
     pids = multiprocessing.Array("i", 2)
+    run = settings({**comm(), "timeout_seconds": 3.0})
 
-    def before(exchange):
+    def main(exchange):
         pids[exchange.local[0]] = os.getpid()
         strike(1, 15, signal.SIGSTOP)(exchange)
+        try:
+            loop.train(run, *splits, tmp_path / "run", CPU, exchange)
+        finally:
+            os.kill(pids[1], signal.SIGKILL)  # which no other signal reaches
 
-    def wake():
-        time.sleep(8)
-        os.kill(pids[1], signal.SIGKILL)
-
-    waker = threading.Thread(target=wake)
-    began = time.monotonic()
-    waker.start()
-    found = together(tmp_path / "run", splits, comm(), 2, timeout_seconds=3, before=before)
-    waker.join()
-    assert time.monotonic() - began < 20
+    found = forked.run(main, 2, 2)
     assert found[1] == -signal.SIGKILL
     assert isinstance(found[0], ExchangeError)
     assert "process 1 of 2 did not answer in 3.0 s" in str(found[0])

@@ -33,6 +33,7 @@ ASYNC = {
         },
     },
 }
+SHORTER = {"momentum": 0.0, "epochs": 20}
 PATIENCE_SECONDS = 120
 
 pytestmark = [
@@ -170,13 +171,13 @@ def test_two_runs_in_a_folder_are_one_too_many(splits, tmp_path):
 
 @pytest.fixture(scope="module")
 def unbroken_async(splits, tmp_path_factory) -> bytes:
-    run = Run(splits, tmp_path_factory.mktemp("virtual"), comm=ASYNC, momentum=0.0)
+    run = Run(splits, tmp_path_factory.mktemp("virtual"), comm=ASYNC, **SHORTER)
     run.start()
     return run.finish()
 
 
 def test_a_killed_worker_of_those_that_do_not_wait(splits, tmp_path, unbroken_async):
-    run = Run(splits, tmp_path, comm=ASYNC, momentum=0.0)
+    run = Run(splits, tmp_path, comm=ASYNC, **SHORTER)
     run.torchrun()
     os.kill(run.worker(1), signal.SIGKILL)
     said, _ = run.process.communicate(timeout=PATIENCE_SECONDS)
@@ -189,7 +190,7 @@ def test_a_killed_worker_of_those_that_do_not_wait(splits, tmp_path, unbroken_as
 def test_workers_that_do_not_wait_take_no_longer_than_stated_to_notice_a_hung_one(splits, tmp_path):
     """And go on from the checkpoint, to the end."""
     comm = {**ASYNC, "asynchronous": {**ASYNC["asynchronous"], "staleness": 3}}
-    run = Run(splits, tmp_path, comm=comm, momentum=0.0)
+    run = Run(splits, tmp_path, comm=comm, **SHORTER)
     run.torchrun()
     pid = run.worker(1)
     os.kill(pid, signal.SIGSTOP)
