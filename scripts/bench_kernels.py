@@ -1,9 +1,10 @@
-"""bench_kernels.py OUTPUT.json [PLOT.svg [MILLIONS...]]
+"""bench_kernels.py FOLDER [MILLIONS...]
 
 GB/s of every kernel beside a copy of as many elements, and beside what else PyTorch offers, all in
-one run. What is timed is compared with the reference first. Sizes are millions of parameters: by
-default 1, 14.6 and 46 on a CPU, 160 and 1000 too on a GPU. Of times, the shortest of several rounds
-counts, in each of which everything has its turn: other work on the machine slows all alike.
+one run: FOLDER/kernels.json, kernels.md and kernels.svg. What is timed is compared with the
+reference first. Sizes are millions of parameters: by default 1, 14.6 and 46 on a CPU, 160 and 1000
+too on a GPU. Of times, the shortest of several rounds counts, in each of which everything has its
+turn: other work on the machine slows all alike.
 """
 
 import contextlib
@@ -42,16 +43,20 @@ def timed(calls: Calls, rounds: int) -> dict[str, float]:
         for name, call in calls.items():
             if best.get(name, 0.0) > SLOW and round_ > 2:
                 continue
-            if DEVICE == "cuda":
-                torch.cuda.synchronize()
-            began = time.perf_counter()
-            call()
-            if DEVICE == "cuda":
-                torch.cuda.synchronize()
-            seconds = time.perf_counter() - began
+            seconds = seconds_of(call)
             if round_:
                 best[name] = min(seconds, best.get(name, seconds))
     return best
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    call()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
 
 
 class Vectors:
@@ -157,6 +162,7 @@ def compression(v: Vectors, mark: Callable[..., Any] | None, rounds: int) -> lis
             q_CK = torch.randn(COLUMNS, 2, device=DEVICE)
             calls |= {
                 "torch.nonzero alone": lambda: (g.abs() > tau).nonzero(),  # noqa: B023
+                "nonzero_static alone": lambda: torch.nonzero_static(g.abs() > tau, size=count),  # noqa: B023
                 "torch.topk alone": lambda: g.abs().topk(count),  # noqa: B023
                 "PowerSGD, rank 2": lambda: power_sgd(grad_RC, q_CK),  # noqa: B023
                 "sign packing": lambda: sign_packed(g, r, kept),
@@ -272,7 +278,8 @@ def coding(v: Vectors, rounds: int) -> list[dict[str, Any]]:
                 "elements": count,
                 "bits_an_element": bits / count,
                 "elements_per_second": {name: count / s for name, s in seconds.items()},
-                # One writes, and every other reads: a ring's bits pass each link once a worker
+                # Time on the link saved, over that of one to write and one to read; packed words
+                # of 32 bits take next to none
                 "break_even_bits_per_second": saved / (seconds["write"] + seconds["read"]),
             }
         )
@@ -308,24 +315,56 @@ def entries(
 
 
 def table(rows: list[dict[str, Any]], codes: list[dict[str, Any]]) -> str:
-    lines = ["kernel             M param.  density  by                        GB/s of copy  x ours"]
-    for row in rows:
-        density = "" if row["density"] is None else f"{row['density']:.0e}"
-        lines.append(
-            f"{row['kernel']:17} {row['parameters'] / 1e6:9.1f} {density:>8}  {row['by']:22} "
-            f"{row['bytes_per_second'] / 1e9:7.1f} {row['share_of_copy']:8.2f} "
-            f"{row['times_ours']:7.2f}"
-        )
-    lines += ["", "Rice codes: M elements/s   bits   write    read   eager write, read   pay below"]
+    """Markdown."""
+    head = ["kernel", "M parameters", "density", "by", "ms", "GB/s", "of copy", "x ours"]
+    lines = [
+        [
+            row["kernel"],
+            f"{row['parameters'] / 1e6:g}",
+            "" if row["density"] is None else f"{row['density']:.0e}",
+            row["by"],
+            f"{1e3 * row['seconds']:.2f}",
+            f"{row['bytes_per_second'] / 1e9:.1f}",
+            f"{row['share_of_copy']:.2f}",
+            f"{row['times_ours']:.2f}",
+        ]
+        for row in rows
+    ]
+    code_head = ["M parameters", "density", "hits", "bits a hit"]
+    code_head += ["write M/s", "read M/s", "eager write M/s", "eager read M/s", "pays below Gb/s"]
+    code_lines = []
     for code in codes:
         speed = {name: s / 1e6 for name, s in code["elements_per_second"].items()}
-        lines.append(
-            f"{code['parameters'] / 1e6:9.1f} M {code['density']:8.0e}"
-            f" {code['bits_an_element']:9.1f}"
-            f" {speed['write']:7.0f} {speed['read']:7.0f} {speed['eager write']:9.1f}"
-            f" {speed['eager read']:6.1f} {code['break_even_bits_per_second'] / 1e9:9.1f} Gb/s"
+        code_lines.append(
+            [
+                f"{code['parameters'] / 1e6:g}",
+                f"{code['density']:.0e}",
+                f"{code['elements']:,}",
+                f"{code['bits_an_element']:.1f}",
+                *(f"{speed[s]:.1f}" for s in ("write", "read", "eager write", "eager read")),
+                f"{code['break_even_bits_per_second'] / 1e9:.2f}",
+            ]
         )
-    return "\n".join(lines)
+    return (
+        markdown(head, lines, text_columns=(0, 3))
+        + "\n\nGolomb-Rice codes of the hits, millions a second. On a link slower than the last "
+        "column they save more time than they take:\n\n" + markdown(code_head, code_lines)
+    )
+
+
+def markdown(head: list[str], lines: list[list[str]], text_columns: tuple[int, ...] = ()) -> str:
+    """A table whose columns line up in plain text too."""
+    places = range(len(head))
+    wide = [max(4, *(len(line[i]) for line in [head, *lines])) for i in places]
+    rule = ["-" * n if i in text_columns else "-" * (n - 1) + ":" for i, n in enumerate(wide)]
+
+    def row(line: list[str]) -> str:
+        cells = [
+            line[i].ljust(wide[i]) if i in text_columns else line[i].rjust(wide[i]) for i in places
+        ]
+        return f"| {' | '.join(cells)} |"
+
+    return "\n".join(map(row, [head, rule, *lines]))
 
 
 def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
@@ -369,7 +408,23 @@ def commit() -> str:
     return asked.stdout.strip() or "unknown"
 
 
-def main(output: str, picture: str | None = None, *millions: str) -> None:
+def about() -> dict[str, Any]:
+    """Where and when something was measured."""
+    return {
+        "device": device_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(),
+        "torch": torch.__version__,
+        "load": [round(load, 2) for load in os.getloadavg()],
+        "gpu": "measured" if DEVICE == "cuda" else "not measured",
+    }
+
+
+def main(folder: str, *millions: str) -> None:
+    began = time.time()
+    facts = about()
     sizes = [float(m) for m in millions] or [1, 14.6, 46] + (
         [160, 1000] if DEVICE == "cuda" else []
     )
@@ -383,22 +438,22 @@ def main(output: str, picture: str | None = None, *millions: str) -> None:
         rows += decoding(vectors, rounds)
         codes += coding(vectors, rounds)
         rows += dense(vectors, rounds)  # last: it changes the vectors
-    name = f"{device_name()}, {torch.get_num_threads()} threads"
-    about = {
-        "device": name,
-        "date": datetime.date.today().isoformat(),
-        "commit": commit(),
-        "torch": torch.__version__,
-        "load_at_the_end": os.getloadavg()[0],
+    facts |= {
         "torch.compile": compiler,
-        "gpu": "measured" if DEVICE == "cuda" else "not measured",
+        "load at the end": os.getloadavg()[0],
+        "seconds": round(time.time() - began),
     }
-    print(table(rows, codes))
-    print("\n".join(f"{key}: {value}" for key, value in about.items()))
-    write_json(output, {"about": about, "kernels": rows, "rice": codes})
-    if picture is not None:
-        biggest = max(row["parameters"] for row in rows) / 1e6
-        plot(rows, Path(picture), f"{biggest:g} M parameters, {name}, {about['date']}")
+    said = "\n".join(f"- {key}: {value}" for key, value in facts.items())
+    text = f"{table(rows, codes)}\n\n{said}"
+    print(text)
+    write_json(Path(folder) / "kernels.json", {"about": facts, "kernels": rows, "rice": codes})
+    with replacing(Path(folder) / "kernels.md") as part:
+        part.write_text(f"# Kernels beside a copy and their peers\n\n{text}\n")
+    biggest = max(row["parameters"] for row in rows) / 1e6
+    title = (
+        f"{biggest:g} M parameters, {facts['device']}, {facts['threads']} threads, {facts['date']}"
+    )
+    plot(rows, Path(folder) / "kernels.svg", title)
 
 
 if __name__ == "__main__":

@@ -92,9 +92,20 @@ def _intrinsic_lowest(typing: Any, bits: Any) -> Any:
     return types.uint64(types.uint64), code
 
 
+@intrinsic
+def _intrinsic_fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c in float32, rounded once."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), code
+
+
 # Without the first argument, which numba gives
 _above: Callable[..., Any] = _intrinsic_above
 _lowest: Callable[..., Any] = _intrinsic_lowest
+_fma: Callable[..., Any] = _intrinsic_fma
 
 # --- threshold ------------------------------------------------------------------------------------
 
@@ -408,12 +419,14 @@ def _block_step(
     end: int,
 ) -> None:
     m, w, d, s = mean[begin:end], weights[begin:end], delta[begin:end], start[begin:end]
+    looks = look != 0
     for i in range(end - begin):
-        moved = d[i] * eta + (m[i] - (w[i] + d[i] * look)) * zeta
-        new = w[i] + moved * ahead
+        began = _fma(d[i], look, w[i]) if looks else w[i]
+        moved = _fma(m[i] - began, zeta, d[i] * eta)
+        new = _fma(moved, ahead, w[i])
         d[i] = moved
         w[i] = new
-        s[i] = new + moved * look
+        s[i] = _fma(moved, look, new) if looks else new
 
 
 def block_step(mean: Any, weights: Any, delta: Any, start: Any, *factors: Any) -> None:
