@@ -27,7 +27,9 @@ from asr_train.kernels.backend import Backend, forced
 
 DENSITIES = (1e-1, 1e-2, 1e-3, 1e-4)
 USUAL = 1e-3  # where peers whose time hardly depends on it are measured
-SLOW = 0.5  # seconds; what takes longer has one round less than others
+BUDGET = 3.0  # seconds that the calls beside each other take turns for
+MIN_ROUNDS = 2
+SLOW, SELDOM = 0.1, 8  # who takes so many seconds has a turn in so many rounds from then on
 WORKERS = 4
 COLUMNS = 1536  # inputs of the 14.6 M network's hidden layers
 WINDOW, MELS = 17, 20  # of its input
@@ -36,16 +38,21 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Calls = dict[str, Callable[[], Any]]
 
 
-def timed(calls: Calls, rounds: int) -> dict[str, float]:
-    """Seconds of each; the first call, which may compile, does not count."""
+def timed(calls: Calls) -> dict[str, float]:
+    """Seconds of each; the first call, which may compile, does not count.
+
+    Rounds go on for BUDGET seconds, in which the slow have fewer turns than the fast.
+    """
     best: dict[str, float] = {}
-    for round_ in range(rounds + 1):
+    for call in calls.values():
+        call()
+    began, round_ = time.perf_counter(), 0
+    while round_ < MIN_ROUNDS or time.perf_counter() - began < BUDGET:
         for name, call in calls.items():
-            if best.get(name, 0.0) > SLOW and round_ > 2:
+            if round_ >= MIN_ROUNDS and best[name] > SLOW and round_ % SELDOM:
                 continue
-            seconds = seconds_of(call)
-            if round_:
-                best[name] = min(seconds, best.get(name, seconds))
+            best[name] = min(seconds_of(call), best.get(name, float("inf")))
+        round_ += 1
     return best
 
 
@@ -135,7 +142,7 @@ def compiled_mark() -> tuple[Callable[..., Any] | None, str]:
 # --- what is measured -----------------------------------------------------------------------------
 
 
-def compression(v: Vectors, mark: Callable[..., Any] | None, rounds: int) -> list[dict[str, Any]]:
+def compression(v: Vectors, mark: Callable[..., Any] | None) -> list[dict[str, Any]]:
     rows = []
     g, r, kept = v.grad_P, v.residual_P, v.kept_P
     for density in DENSITIES:
@@ -168,11 +175,11 @@ def compression(v: Vectors, mark: Callable[..., Any] | None, rounds: int) -> lis
                 "sign packing": lambda: sign_packed(g, r, kept),
             }
         floor = 12 + 4 * density
-        rows += entries("compress", v.size, timed(calls, rounds), floor, density=density)
+        rows += entries("compress", v.size, timed(calls), floor, density=density)
     return rows
 
 
-def decoding(v: Vectors, rounds: int) -> list[dict[str, Any]]:
+def decoding(v: Vectors) -> list[dict[str, Any]]:
     rows = []
     for density in DENSITIES:
         sent = []
@@ -192,11 +199,11 @@ def decoding(v: Vectors, rounds: int) -> list[dict[str, Any]]:
         }
         hits = sum(map(len, sent)) / v.size
         floor = 4 * hits + 8 * min(1.0, 16 * hits)  # messages, and the cache lines they touch
-        rows += entries("decode 4 workers", v.size, timed(calls, rounds), floor, density=density)
+        rows += entries("decode 4 workers", v.size, timed(calls), floor, density=density)
     return rows
 
 
-def dense(v: Vectors, rounds: int) -> list[dict[str, Any]]:
+def dense(v: Vectors) -> list[dict[str, Any]]:
     grad_RC, residual_RC, kept_RC, out_RC = v.matrices()
     found = onebit.quantise(grad_RC, residual_RC, kept_RC)
     wanted_RC = torch.empty_like(kept_RC)
@@ -211,12 +218,12 @@ def dense(v: Vectors, rounds: int) -> list[dict[str, Any]]:
         "ours": lambda: onebit.quantise(grad_RC, residual_RC, kept_RC),
         "eager torch": lambda: onebit.quantise_reference(grad_RC, residual_RC, kept_RC),
     }
-    rows += entries("1-bit quantise", v.size, timed(calls, rounds), 12.125)
+    rows += entries("1-bit quantise", v.size, timed(calls), 12.125)
     calls = copy | {
         "ours": lambda: onebit.add_up([found] * WORKERS, out_RC),
         "eager torch": lambda: onebit.add_up_reference([found] * WORKERS, out_RC),
     }
-    rows += entries("1-bit add up 4", v.size, timed(calls, rounds), 4 + WORKERS / 8)
+    rows += entries("1-bit add up 4", v.size, timed(calls), 4 + WORKERS / 8)
     state = (v.kept_P, v.out_P)
     weights_P, start_P = v.residual_P, torch.empty_like(v.grad_P)
     factors = {"eta": 0.875, "zeta": 1.0, "ahead": 1.0, "look": 0.875}
@@ -232,7 +239,7 @@ def dense(v: Vectors, rounds: int) -> list[dict[str, Any]]:
         "ours": lambda: block.step(*found_PP, **factors),
         "eager torch": lambda: block.step_reference(*found_PP, *factors.values()),
     }
-    rows += entries("block step", v.size, timed(calls, rounds), 24)
+    rows += entries("block step", v.size, timed(calls), 24)
     rows_RF = v.grad_P[: v.size // MELS * MELS].view(-1, MELS)
     count = max(1, v.size // (WINDOW * MELS))
     start_B = torch.randint(0, len(rows_RF) - WINDOW + 1, (count,), device=DEVICE)
@@ -245,10 +252,10 @@ def dense(v: Vectors, rounds: int) -> list[dict[str, Any]]:
         "ours": lambda: splice.windows(rows_RF, start_B, WINDOW),
         "eager torch": lambda: splice.windows_reference(rows_RF, start_B, WINDOW),
     }
-    return rows + entries("windows", v.size, timed(calls, rounds), 8)
+    return rows + entries("windows", v.size, timed(calls), 8)
 
 
-def coding(v: Vectors, rounds: int) -> list[dict[str, Any]]:
+def coding(v: Vectors) -> list[dict[str, Any]]:
     """Golomb-Rice codes: elements a second, and the link below which they pay."""
     found = []
     for density in DENSITIES:
@@ -269,7 +276,7 @@ def coding(v: Vectors, rounds: int) -> list[dict[str, Any]]:
             "eager write": lambda: referred(write_eagerly),
             "eager read": lambda: rice.read_reference(payload_B, count, parameter),  # noqa: B023
         }
-        seconds = timed(calls, rounds)
+        seconds = timed(calls)
         saved = 32 * count - bits
         found.append(
             {
@@ -433,11 +440,10 @@ def main(folder: str, *millions: str) -> None:
     codes: list[dict[str, Any]] = []
     for million in sizes:
         vectors = Vectors(round(million * 1e6))
-        rounds = 9 if million < 30 else 4
-        rows += compression(vectors, mark, rounds)
-        rows += decoding(vectors, rounds)
-        codes += coding(vectors, rounds)
-        rows += dense(vectors, rounds)  # last: it changes the vectors
+        rows += compression(vectors, mark)
+        rows += decoding(vectors)
+        codes += coding(vectors)
+        rows += dense(vectors)  # last: it changes the vectors
     facts |= {
         "torch.compile": compiler,
         "load at the end": os.getloadavg()[0],
