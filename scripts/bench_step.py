@@ -2,8 +2,8 @@
 
 A whole training step by plain SGD beside one by GTC, on one device, and what each part takes.
 Writes FOLDER/steps.json and steps.md. The GTC step is that of one worker of a team: it compresses
-its gradient, writes a message, checks and reads one, decodes it and updates with that. There is no
-wire, and as many messages as workers would be read; reading 15 more is timed apart.
+its gradient, writes a message, checks and reads one, and updates the weights that it names. There
+is no wire, and as many messages as workers would be read; reading 15 more is timed apart.
 Frames are random, and so are their states; tau is such that one element in a thousand exceeds it.
 Of times, the shortest of several rounds counts, in which SGD and GTC take turns.
 """
@@ -27,10 +27,10 @@ from asr_train.comm import codec
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.gtc import Gtc
 from asr_train.comm.loopback import Loopback
-from asr_train.comm.method import Gradient, Method, Sent
+from asr_train.comm.method import Gradient, Method, Quanta, Sent
 from asr_train.comm.methods.sgd import Sgd
 from asr_train.files import replacing, write_json
-from asr_train.kernels import decode, threshold
+from asr_train.kernels import threshold
 from asr_train.model.store import Model, build_model
 from asr_train.shards.batch import Batch
 from asr_train.train.loop import gradients, same_bits_every_time, update
@@ -50,7 +50,6 @@ PARTS: dict[str, tuple[ModuleType, str]] = {
     "compress": (threshold, "compress"),
     "write message": (codec, "write"),
     "read message": (codec, "read"),
-    "decode": (decode, "total"),
 }
 
 
@@ -78,16 +77,19 @@ class Worker:
         (found,) = gradients(self.model, lambda _: self.batch, self.state, range(1), 1, {})
         return found
 
-    def update(self, grad_P: Tensor) -> None:
-        update(self.bucket.weights_P, None, grad_P, rate=1e-9, momentum=0.0)
+    def update(self, found: Tensor | Quanta) -> None:
+        update(self.bucket.weights_P, None, found, rate=1e-9, momentum=0.0)
 
     def by_sgd(self) -> None:
         self.update(self.gradient().grad_P)
 
+    def exchange(self, gradient: Gradient) -> Quanta:
+        found = self.gtc.quanta([gradient], {0: self.sent})
+        assert found is not None
+        return found
+
     def by_gtc(self) -> None:
-        grad_P = self.gtc.reduce([self.gradient()], {0: self.sent})
-        assert grad_P is not None
-        self.update(grad_P)
+        self.update(self.exchange(self.gradient()))
 
     def settle(self) -> None:
         """A residual as in the middle of training, and the threshold for it."""
@@ -137,27 +139,27 @@ def parts(worker: Worker) -> dict[str, float]:
 
     for _ in range(ROUNDS):
         keep("forward, backward", seconds_of(worker.gradient))
-    held = [worker.gradient()]
-    grad_P, residual_P = held[0].grad_P.clone(), worker.gtc.residuals[0].clone()
+    held = worker.gradient()
+    grad_P, residual_P = held.grad_P.clone(), worker.gtc.residuals[0].clone()
     for _ in range(MORE_ROUNDS):
-        held[0].grad_P.copy_(grad_P)
+        held.grad_P.copy_(grad_P)
+        keep("update", seconds_of(lambda: worker.update(held.grad_P)))
         worker.gtc.residuals[0].copy_(residual_P)
         spent: dict[str, float] = {}
-        reduced: list[Tensor | None] = []
+        found: list[Quanta] = []
         with watched(spent):
-            whole = seconds_of(lambda: reduced.append(worker.gtc.reduce(held, {0: worker.sent})))  # noqa: B023
+            whole = seconds_of(lambda: found.append(worker.exchange(held)))  # noqa: B023
         for name, seconds in spent.items():
             keep(name, seconds)
         keep("other", whole - sum(spent.values()))
-        assert reduced[0] is not None
-        keep("update", seconds_of(lambda: worker.update(held[0].grad_P)))
+        keep("decode and update", seconds_of(lambda: worker.update(found[0])))  # noqa: B023
     return best
 
 
 def more_messages(worker: Worker) -> float:
     """Seconds to read and decode WORKERS messages beyond those of one."""
     gradient = worker.gradient()
-    kept_P, out_P = torch.empty_like(gradient.grad_P), torch.empty_like(gradient.grad_P)
+    kept_P = torch.empty_like(gradient.grad_P)
     words_K, _ = threshold.compress(
         gradient.grad_P, worker.gtc.residuals[0], worker.gtc.tau, kept_P
     )
@@ -168,7 +170,8 @@ def more_messages(worker: Worker) -> float:
 
     def taken(messages: int) -> float:
         def run() -> None:
-            decode.total([codec.read(message_B)[1] for _ in range(messages)], 1.0, out_P)
+            words = [codec.read(message_B)[1] for _ in range(messages)]
+            worker.update(Quanta(words, worker.gtc.tau, gradient.grad_P))
 
         return min(seconds_of(run) for _ in range(MORE_ROUNDS))
 
@@ -187,8 +190,8 @@ def measured(name: str, frames: int) -> dict[str, Any]:
             best[how] = min(best[how], seconds) if round_ else best[how]
     density = (worker.sent.elements - before) / steps / worker.size
     found = parts(worker)
-    added = sum(s for part, s in found.items() if part not in ("forward, backward", "update"))
     plain = found["forward, backward"] + found["update"]
+    added = sum(found.values()) - plain - found["update"]
     return {
         "model": name,
         "parameters": worker.size,

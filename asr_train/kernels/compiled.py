@@ -194,9 +194,9 @@ def add(words: Any, counts: Any) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def _each_tile(
-    words: Any, starts: Any, factor: Any, out: Any, updates: bool, begin: int, end: int
+    words: Any, starts: Any, tau: Any, step: Any, updates: bool, out: Any, begin: int, end: int
 ) -> None:
-    """Messages are words[starts[w]:starts[w + 1]]; out += or = factor * count."""
+    """Messages are words[starts[w]:starts[w + 1]]; out = tau * count, or += step times that."""
     workers = len(starts) - 1
     at = np.empty(workers, np.int64)
     for w in range(workers):
@@ -217,22 +217,24 @@ def _each_tile(
             if hits:
                 for j in range(last - first):
                     if counts[j] != 0:
-                        tile[j] = tile[j] + factor * np.float32(counts[j])
+                        tile[j] = _fma(tau * np.float32(counts[j]), step, tile[j])
         else:
             for j in range(last - first):
-                tile[j] = factor * np.float32(counts[j])
+                tile[j] = tau * np.float32(counts[j])
         if hits:
             counts[:] = 0
 
 
-def each_tile(messages: list[Any], factor: float, out: Any, updates: bool) -> None:
-    """As decode.total, and decode.update."""
+def each_tile(messages: list[Any], tau: float, rate: float | None, out: Any) -> None:
+    """As decode.total, or decode.update if there is a rate."""
     starts = np.cumsum([0, *map(len, messages)])
     words = np.concatenate([*messages, np.empty(0, np.int32)])
-    by = np.float32(factor)
-    in_parts(
-        len(out), TILE, lambda begin, end: _each_tile(words, starts, by, out, updates, begin, end)
-    )
+    quantum, step, updates = np.float32(tau), np.float32(-(rate or 0.0)), rate is not None
+
+    def work(begin: int, end: int) -> None:
+        _each_tile(words, starts, quantum, step, updates, out, begin, end)
+
+    in_parts(len(out), TILE, work)
 
 
 # --- Golomb-Rice codes ----------------------------------------------------------------------------

@@ -224,7 +224,8 @@ def _find(words, starts, lengths, firsts, num_tiles, TILE: tl.constexpr, BOUNDS:
 def _put(
     out,
     counts,
-    factor,
+    tau,
+    rate,
     first,
     n,
     TILE: tl.constexpr,
@@ -236,9 +237,9 @@ def _put(
     if UPDATES:
         moves = is_here & (counts != 0)
         old = tl.load(out + first + i, moves, 0.0)
-        tl.store(out + first + i, old + factor * counts.to(tl.float32), moves)
+        tl.store(out + first + i, tl.fma(tau * counts.to(tl.float32), -rate, old), moves)
     else:
-        tl.store(out + first + i, factor * counts.to(tl.float32), is_here)
+        tl.store(out + first + i, tau * counts.to(tl.float32), is_here)
 
 
 @triton.jit
@@ -250,7 +251,8 @@ def _decode(
     n,
     workers,
     num_tiles,
-    factor,
+    tau,
+    rate,
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
     TEAM: tl.constexpr,
@@ -285,21 +287,21 @@ def _decode(
             begin += CHUNK
         team += TEAM
     if first + TILE <= n:
-        _put(out, counts, factor, first, n, TILE, UPDATES, True)
+        _put(out, counts, tau, rate, first, n, TILE, UPDATES, True)
     else:
-        _put(out, counts, factor, first, n, TILE, UPDATES, False)
+        _put(out, counts, tau, rate, first, n, TILE, UPDATES, False)
 
 
-def decode(messages: Sequence[Tensor], factor: float, out_P: Tensor, updates: bool) -> None:
-    """As decode.total, and decode.update."""
+def decode(messages: Sequence[Tensor], tau: float, rate: float | None, out_P: Tensor) -> None:
+    """As decode.total, or decode.update if there is a rate."""
     lengths = [len(words_K) for words_K in messages]
     words = torch.cat([*messages, torch.empty(0, dtype=torch.int32, device=out_P.device)])
     lengths_W = torch.tensor(lengths, dtype=torch.int64, device=out_P.device)
-    _decode_rows(words, lengths_W.cumsum(0) - lengths_W, lengths_W, factor, out_P, updates)
+    _decode_rows(words, lengths_W.cumsum(0) - lengths_W, lengths_W, tau, rate, out_P)
 
 
 def decode_fixed(
-    words_WC: Tensor, lengths_W: Tensor, factor: float, out_P: Tensor, updates: bool
+    words_WC: Tensor, lengths_W: Tensor, tau: float, rate: float | None, out_P: Tensor
 ) -> None:
     """`decode` of messages as threshold.compress_fixed made them; never waits.
 
@@ -310,21 +312,21 @@ def decode_fixed(
     workers, capacity = words_WC.shape
     starts_W = torch.arange(workers, device=out_P.device) * capacity
     lengths_W = lengths_W.clamp(max=capacity)
-    _decode_rows(words_WC.flatten(), starts_W, lengths_W, factor, out_P, updates)
+    _decode_rows(words_WC.flatten(), starts_W, lengths_W, tau, rate, out_P)
 
 
-def _decode_rows(words, starts_W, lengths_W, factor, out_P, updates) -> None:
+def _decode_rows(words, starts_W, lengths_W, tau, rate, out_P) -> None:
     workers, num_tiles = len(starts_W), triton.cdiv(len(out_P), TILE)
     firsts = torch.empty(workers, num_tiles + 1, dtype=torch.int32, device=out_P.device)
     if workers:
         grid = (triton.cdiv(num_tiles + 1, BOUNDS), workers)
         _find[grid](words, starts_W, lengths_W, firsts, num_tiles, TILE, BOUNDS)
     _decode[(num_tiles,)](
-        *(words, starts_W, firsts, out_P, len(out_P), workers, num_tiles, factor),
+        *(words, starts_W, firsts, out_P, len(out_P), workers, num_tiles, tau, rate or 0.0),
         TILE=TILE,
         CHUNK=CHUNK,
         TEAM=min(TEAM, triton.next_power_of_2(max(1, workers))),
-        UPDATES=updates,
+        UPDATES=rate is not None,
         num_warps=WARPS,
-        enable_fp_fusion=False,  # factor * count is rounded before it is added, as elsewhere
+        enable_fp_fusion=False,  # but for the multiply-add that it says
     )

@@ -42,7 +42,7 @@ TYPES = {
     "delta": "*fp32",
     "start": "*fp32",
     "rows": "i32",
-    **dict.fromkeys(("threshold", "factor", "eta", "zeta", "ahead", "look"), "fp32"),
+    **dict.fromkeys(("threshold", "tau", "rate", "eta", "zeta", "ahead", "look"), "fp32"),
 }
 HITS = {"BLOCK": gpu_hits.BLOCK}
 DECODE = {"TILE": gpu_hits.TILE, "CHUNK": gpu_hits.CHUNK, "UPDATES": False}

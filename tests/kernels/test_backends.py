@@ -101,7 +101,7 @@ def test_no_element_and_one_are_the_references(both, size, value):
         assert same_bits(kept_P, fixed_P)
         out_P, moved_P = torch.empty_like(grad_P), grad_P.clone()
         decode.total([words_K, words_K], 0.5, out_P)
-        decode.update([words_K, words_K], 0.5, moved_P)
+        decode.update([words_K, words_K], 0.5, 0.25, moved_P)
         return words_K, fine, kept_P, out_P, moved_P
 
     for words_K, fine, kept_P, out_P, moved_P in both(run):
@@ -110,7 +110,7 @@ def test_no_element_and_one_are_the_references(both, size, value):
         assert fine
         assert kept_P.tolist() == [6.0 if value else 0.0] * size
         assert out_P.tolist() == [1.0 if value else 0.0] * size
-        assert moved_P.tolist() == [6.0 if value else 0.0] * size
+        assert moved_P.tolist() == [4.75 if value else 0.0] * size
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -200,7 +200,7 @@ def test_decoding_is_the_references(both, dyadic, size, workers, density):
     def run():
         out_P, moved_P = torch.full_like(weights_P, 9.0), weights_P.clone()
         decode.total(sent, 0.3, out_P)
-        decode.update(sent, -0.7, moved_P)
+        decode.update(sent, 0.3, 0.7, moved_P)
         return out_P, moved_P
 
     (out_P, moved_P), (out2_P, moved2_P) = both(run)
@@ -220,7 +220,7 @@ def test_fixed_messages_decode_like_others(dyadic):
         row_C[: len(words_K)] = words_K[:capacity]
     lengths_W = torch.tensor([len(m) for m in sent], device=DEVICE)
     out_P, wanted_P = torch.empty(2, size, device=DEVICE)
-    gpu_hits.decode_fixed(words_WC, lengths_W, 0.5, out_P, updates=False)
+    gpu_hits.decode_fixed(words_WC, lengths_W, 0.5, None, out_P)
     decode.total_reference([m[:capacity] for m in sent], 0.5, wanted_P)
     assert torch.equal(out_P, wanted_P)
 
@@ -237,7 +237,7 @@ def test_a_graph_of_a_step_gives_the_same_as_its_calls(dyadic):
         kept_P = torch.empty_like(residual_P)
         fixed = compress_fixed(grad_P, residual_P, 3.0, kept_P, capacity, turn)
         lengths_W = fixed.wanted[None].clamp(max=capacity)
-        gpu_hits.decode_fixed(fixed.words_C[None], lengths_W, 0.5, moved_P, updates=True)
+        gpu_hits.decode_fixed(fixed.words_C[None], lengths_W, 0.5, 0.25, moved_P)
         return kept_P
 
     wanted_P, moved_P = weights_P.clone(), weights_P.clone()
@@ -292,7 +292,7 @@ def test_what_cannot_be_decoded_is_refused():
     with pytest.raises(ValueError, match=r"hits are int32 but a message's are torch.int64"):
         decode.total([torch.zeros(3, dtype=torch.int64)], 1.0, torch.zeros(5))
     with pytest.raises(ValueError, match=r"contiguous float32 but out_P is torch.float64"):
-        decode.update([], 1.0, torch.zeros(5, dtype=torch.float64))
+        decode.update([], 1.0, 1.0, torch.zeros(5, dtype=torch.float64))
     half_P = torch.zeros(3, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="float32 in one row"):
         compress(half_P, half_P, 1.0, half_P)

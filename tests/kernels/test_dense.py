@@ -1,7 +1,5 @@
 """One bit, block momentum and windows: laws, and every backend's bits."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -97,9 +95,7 @@ def test_what_does_not_fit_is_refused():
 
 @pytest.mark.parametrize("size", [1, 1023, 1024, 3 * 1024 + 1])
 @pytest.mark.parametrize("ahead, look", [(1.0, 0.0), (1.0, 0.9), (1.9, 0.0)])
-def test_block_steps_are_the_references(both, size, ahead, look, monkeypatch):
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        rounded_once(monkeypatch)
+def test_block_steps_are_the_references(both, size, ahead, look):
     rng = torch.Generator().manual_seed(size)
     mean_P, weights_P, delta_P = torch.randn(3, size, generator=rng).to(DEVICE)
 
@@ -110,21 +106,6 @@ def test_block_steps_are_the_references(both, size, ahead, look, monkeypatch):
         return torch.stack(state)
 
     assert same_bits(*both(run))
-
-
-def rounded_once(monkeypatch):
-    """Let the interpreter's multiply-add be one: it rounds the product, unlike a GPU's.
-
-    In float64 the product of two float32 is exact; rounding the sum twice differs from rounding it
-    once in about one of 2**29 cases.
-    """
-    from triton.runtime import interpreter
-
-    def fma(self, x, y, z):
-        exact = x.data.astype(np.float64) * y.data + z.data
-        return interpreter.TensorHandle(exact.astype(np.float32), z.dtype.scalar)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_fma", fma)
 
 
 def test_block_steps_are_sgd_with_nesterov_momentum_on_the_block_gradient(both):
