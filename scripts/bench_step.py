@@ -5,7 +5,8 @@ Writes FOLDER/steps.json and steps.md. The GTC step is that of one worker of a t
 its gradient, writes a message, checks and reads one, and updates the weights that it names. There
 is no wire, and as many messages as workers would be read; reading 15 more is timed apart.
 Frames are random, and so are their states; tau is such that one element in a thousand exceeds it.
-Of times, the shortest of several rounds counts, in which SGD and GTC take turns.
+Of times, the shortest of several rounds counts, in which SGD and GTC take turns. THREADS=1 is as
+for bench_kernels.py.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from bench_kernels import DEVICE, about, markdown, seconds_of
+from bench_kernels import ALONE, DEVICE, about, markdown, seconds_of
 from resolve import settings
 from torch import Tensor
 
@@ -57,7 +58,8 @@ class Worker:
     """One of a team: a network, and what it is trained on."""
 
     def __init__(self, name: str, frames: int) -> None:
-        same_bits_every_time(torch.device(DEVICE))
+        if not ALONE:
+            same_bits_every_time(torch.device(DEVICE))
         run = settings("gtc", [f"model={name}"])
         num_mels, num_states = TASKS[name.split("_")[0]]
         mean_F, var_F = torch.zeros(num_mels), torch.ones(num_mels)
