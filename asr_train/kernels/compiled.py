@@ -6,6 +6,7 @@ abort a process that was forked after the first one, and one that calls from two
 Imported only where numba is wanted. See threshold, decode, rice, onebit and block for meanings.
 """
 
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ Result = TypeVar("Result")
 GRAIN = 1 << 19  # elements; to wake another thread for fewer takes longer than they do
 CHUNK = 512  # elements that stay in the first cache between two looks at them
 TILE = 1 << 13  # elements whose int32 counts stay in the first cache
+CROWD = 64  # elements a hit; where there are fewer, all are looked at in turn, which is faster
 _INDEX = np.int32(2**31 - 1)
 _SIGN = np.int32(-(2**31))
 
@@ -112,13 +114,10 @@ _fma: Callable[..., Any] = _intrinsic_fma
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _take(kept: Any, i: Any, threshold: Any, words: Any, at: int) -> None:
+    # No branch: which sign comes next is not to be guessed
     owed = kept[i]
-    if owed < 0:
-        kept[i] = owed + threshold
-        words[at] = np.int32(i) | _SIGN
-    else:
-        kept[i] = owed - threshold
-        words[at] = np.int32(i)
+    kept[i] = owed - math.copysign(threshold, owed)
+    words[at] = np.int32(i) | (np.int32(owed < 0) << np.int32(31))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -201,28 +200,37 @@ def _each_tile(
     at = np.empty(workers, np.int64)
     for w in range(workers):
         at[w] = _first_at(words, starts[w], starts[w + 1], begin)
+    before = at.copy()
     counts = np.zeros(TILE, np.int32)
     for first in range(begin, end, TILE):
         last = min(first + TILE, end)
         hits = 0
         for w in range(workers):
-            i = at[w]
+            i = before[w] = at[w]
             while i < starts[w + 1] and (words[i] & _INDEX) < last:
-                counts[(words[i] & _INDEX) - first] += np.int32(-1 if words[i] < 0 else 1)
+                counts[(words[i] & _INDEX) - first] += np.int32(1) + (words[i] >> 31) * np.int32(2)
                 i += 1
             hits += i - at[w]
             at[w] = i
         tile = out[first:last]
-        if updates:
-            if hits:
-                for j in range(last - first):
-                    if counts[j] != 0:
-                        tile[j] = _fma(tau * np.float32(counts[j]), step, tile[j])
-        else:
+        if hits * CROWD > last - first:
             for j in range(last - first):
-                tile[j] = tau * np.float32(counts[j])
-        if hits:
+                quanta = tau * np.float32(counts[j])
+                if not updates:
+                    tile[j] = quanta
+                elif counts[j] != 0:
+                    tile[j] = _fma(quanta, step, tile[j])
             counts[:] = 0
+            continue
+        if not updates:
+            tile[:] = 0
+        for w in range(workers):
+            for i in range(before[w], at[w]):
+                j = (words[i] & _INDEX) - first
+                if counts[j] != 0:
+                    quanta = tau * np.float32(counts[j])
+                    tile[j] = _fma(quanta, step, tile[j]) if updates else quanta
+                    counts[j] = 0
 
 
 def each_tile(messages: list[Any], tau: float, rate: float | None, out: Any) -> None:

@@ -190,7 +190,8 @@ def messages(size, workers, density, seed=0):
 
 @pytest.mark.parametrize("size", [1, 2047, 2048, 8192, 3 * 2048 + 1])
 @pytest.mark.parametrize(
-    "workers, density", [(0, 0), (1, 1), (3, 0.01), (5, 0.3), (17, 0.02), (70, 0.01)]
+    "workers, density",
+    [(0, 0), (1, 1), (2, 0.003), (3, 0.01), (5, 0.3), (17, 0.02), (70, 0.01)],
 )
 def test_decoding_is_the_references(both, dyadic, size, workers, density):
     sent = messages(size, workers, density)
