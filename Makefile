@@ -17,7 +17,7 @@ FOLDERS = $(foreach v,CORPUS_DIR W MORE,$(if $($v),'$v=$(abspath $($v))'))
 
 FETCH := fsdd mini_librispeech librispeech an4 yesno
 
-.PHONY: help $(RECIPES) status report clean test test-fast lint format lock bench $(FETCH:%=fetch-%)
+.PHONY: help $(RECIPES) status report clean test test-fast lint format lock bench bench-step $(FETCH:%=fetch-%)
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST) recipes/stages.mk
@@ -66,10 +66,15 @@ format: .venv/.ready
 	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
-## make bench                      kernels beside a copy and their peers, in results/ (CPU: 3 minutes)
+## make bench                      kernels beside a copy and their peers (CPU: 3 minutes), and a
+## make bench-step                 training step by SGD and by GTC, into RESULTS=results/cpu (or gpu)
+RESULTS ?= results/$(if $(shell command -v nvidia-smi),gpu,cpu)
 bench: .venv/.ready
-	@mkdir -p results
-	@$(BIN)/python scripts/bench_kernels.py results/kernels.json results/kernels.svg
+	@mkdir -p $(RESULTS)
+	@$(BIN)/python scripts/bench_kernels.py $(RESULTS)
+bench-step: .venv/.ready
+	@mkdir -p $(RESULTS)
+	@$(BIN)/python scripts/bench_step.py $(RESULTS)
 
 ## make lock                       pin the packages of pyproject.toml anew
 lock: .venv/.ready

@@ -1,9 +1,11 @@
-"""bench_kernels.py OUTPUT.json [PLOT.svg [MILLIONS...]]
+"""bench_kernels.py FOLDER [MILLIONS...]
 
 GB/s of every kernel beside a copy of as many elements, and beside what else PyTorch offers, all in
-one run. What is timed is compared with the reference first. Sizes are millions of parameters: by
-default 1, 14.6 and 46 on a CPU, 160 and 1000 too on a GPU. Of times, the shortest of several rounds
-counts, in each of which everything has its turn: other work on the machine slows all alike.
+one run: FOLDER/kernels.json, kernels.md and kernels.svg. What is timed is compared with the
+reference first. Sizes are millions of parameters: by default 1, 14.6 and 46 on a CPU, 160 and 1000
+too on a GPU. Of times, the shortest of several rounds counts, in each of which everything has its
+turn: other work on the machine slows all alike. With THREADS=1 in the environment a CPU has one
+thread, whose own time is taken, so that it matters little who else computes.
 """
 
 import contextlib
@@ -26,32 +28,45 @@ from asr_train.kernels.backend import Backend, forced
 
 DENSITIES = (1e-1, 1e-2, 1e-3, 1e-4)
 USUAL = 1e-3  # where peers whose time hardly depends on it are measured
-SLOW = 0.5  # seconds; what takes longer has one round less than others
+BUDGET = 3.0  # seconds that the calls beside each other take turns for
+MIN_ROUNDS = 2
+SLOW, SELDOM = 0.1, 8  # who takes so many seconds has a turn in so many rounds from then on
 WORKERS = 4
 COLUMNS = 1536  # inputs of the 14.6 M network's hidden layers
 WINDOW, MELS = 17, 20  # of its input
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ALONE = os.environ.get("THREADS") == "1" and DEVICE == "cpu"
 
 Calls = dict[str, Callable[[], Any]]
 
 
-def timed(calls: Calls, rounds: int) -> dict[str, float]:
-    """Seconds of each; the first call, which may compile, does not count."""
+def timed(calls: Calls) -> dict[str, float]:
+    """Seconds of each; the first call, which may compile, does not count.
+
+    Rounds go on for BUDGET seconds, in which the slow have fewer turns than the fast.
+    """
     best: dict[str, float] = {}
-    for round_ in range(rounds + 1):
+    for call in calls.values():
+        call()
+    began, round_ = time.perf_counter(), 0
+    while round_ < MIN_ROUNDS or time.perf_counter() - began < BUDGET:
         for name, call in calls.items():
-            if best.get(name, 0.0) > SLOW and round_ > 2:
+            if round_ >= MIN_ROUNDS and best[name] > SLOW and round_ % SELDOM:
                 continue
-            if DEVICE == "cuda":
-                torch.cuda.synchronize()
-            began = time.perf_counter()
-            call()
-            if DEVICE == "cuda":
-                torch.cuda.synchronize()
-            seconds = time.perf_counter() - began
-            if round_:
-                best[name] = min(seconds, best.get(name, seconds))
+            best[name] = min(seconds_of(call), best.get(name, float("inf")))
+        round_ += 1
     return best
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    clock = time.thread_time if ALONE else time.perf_counter
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    began = clock()
+    call()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return clock() - began
 
 
 class Vectors:
@@ -130,7 +145,7 @@ def compiled_mark() -> tuple[Callable[..., Any] | None, str]:
 # --- what is measured -----------------------------------------------------------------------------
 
 
-def compression(v: Vectors, mark: Callable[..., Any] | None, rounds: int) -> list[dict[str, Any]]:
+def compression(v: Vectors, mark: Callable[..., Any] | None) -> list[dict[str, Any]]:
     rows = []
     g, r, kept = v.grad_P, v.residual_P, v.kept_P
     for density in DENSITIES:
@@ -157,16 +172,17 @@ def compression(v: Vectors, mark: Callable[..., Any] | None, rounds: int) -> lis
             q_CK = torch.randn(COLUMNS, 2, device=DEVICE)
             calls |= {
                 "torch.nonzero alone": lambda: (g.abs() > tau).nonzero(),  # noqa: B023
+                "nonzero_static alone": lambda: torch.nonzero_static(g.abs() > tau, size=count),  # noqa: B023
                 "torch.topk alone": lambda: g.abs().topk(count),  # noqa: B023
                 "PowerSGD, rank 2": lambda: power_sgd(grad_RC, q_CK),  # noqa: B023
                 "sign packing": lambda: sign_packed(g, r, kept),
             }
         floor = 12 + 4 * density
-        rows += entries("compress", v.size, timed(calls, rounds), floor, density=density)
+        rows += entries("compress", v.size, timed(calls), floor, density=density)
     return rows
 
 
-def decoding(v: Vectors, rounds: int) -> list[dict[str, Any]]:
+def decoding(v: Vectors) -> list[dict[str, Any]]:
     rows = []
     for density in DENSITIES:
         sent = []
@@ -175,22 +191,22 @@ def decoding(v: Vectors, rounds: int) -> list[dict[str, Any]]:
             grad_P = v.grad_P.roll(w)
             sent.append(threshold.compress(grad_P, v.residual_P, tau, v.kept_P).words_K)
         found_P, wanted_P = v.grad_P.clone(), v.grad_P.clone()
-        decode.update(sent, 0.3, found_P)
-        decode.update_reference(sent, 0.3, wanted_P)
+        decode.update(sent, 0.5, 0.3, found_P)
+        decode.update_reference(sent, 0.5, 0.3, wanted_P)
         check("decode", found_P, wanted_P)
         del wanted_P
         calls: Calls = {
             "copy": lambda: v.out_P.copy_(v.grad_P),
-            "ours": lambda: decode.update(sent, 1e-9, found_P),  # noqa: B023
-            "eager torch": lambda: decode.update_reference(sent, 1e-9, found_P),  # noqa: B023
+            "ours": lambda: decode.update(sent, 0.5, 1e-9, found_P),  # noqa: B023
+            "eager torch": lambda: decode.update_reference(sent, 0.5, 1e-9, found_P),  # noqa: B023
         }
         hits = sum(map(len, sent)) / v.size
         floor = 4 * hits + 8 * min(1.0, 16 * hits)  # messages, and the cache lines they touch
-        rows += entries("decode 4 workers", v.size, timed(calls, rounds), floor, density=density)
+        rows += entries("decode and update, 4", v.size, timed(calls), floor, density=density)
     return rows
 
 
-def dense(v: Vectors, rounds: int) -> list[dict[str, Any]]:
+def dense(v: Vectors) -> list[dict[str, Any]]:
     grad_RC, residual_RC, kept_RC, out_RC = v.matrices()
     found = onebit.quantise(grad_RC, residual_RC, kept_RC)
     wanted_RC = torch.empty_like(kept_RC)
@@ -205,12 +221,12 @@ def dense(v: Vectors, rounds: int) -> list[dict[str, Any]]:
         "ours": lambda: onebit.quantise(grad_RC, residual_RC, kept_RC),
         "eager torch": lambda: onebit.quantise_reference(grad_RC, residual_RC, kept_RC),
     }
-    rows += entries("1-bit quantise", v.size, timed(calls, rounds), 12.125)
+    rows += entries("1-bit quantise", v.size, timed(calls), 12.125)
     calls = copy | {
         "ours": lambda: onebit.add_up([found] * WORKERS, out_RC),
         "eager torch": lambda: onebit.add_up_reference([found] * WORKERS, out_RC),
     }
-    rows += entries("1-bit add up 4", v.size, timed(calls, rounds), 4 + WORKERS / 8)
+    rows += entries("1-bit add up 4", v.size, timed(calls), 4 + WORKERS / 8)
     state = (v.kept_P, v.out_P)
     weights_P, start_P = v.residual_P, torch.empty_like(v.grad_P)
     factors = {"eta": 0.875, "zeta": 1.0, "ahead": 1.0, "look": 0.875}
@@ -226,7 +242,7 @@ def dense(v: Vectors, rounds: int) -> list[dict[str, Any]]:
         "ours": lambda: block.step(*found_PP, **factors),
         "eager torch": lambda: block.step_reference(*found_PP, *factors.values()),
     }
-    rows += entries("block step", v.size, timed(calls, rounds), 24)
+    rows += entries("block step", v.size, timed(calls), 24)
     rows_RF = v.grad_P[: v.size // MELS * MELS].view(-1, MELS)
     count = max(1, v.size // (WINDOW * MELS))
     start_B = torch.randint(0, len(rows_RF) - WINDOW + 1, (count,), device=DEVICE)
@@ -239,10 +255,10 @@ def dense(v: Vectors, rounds: int) -> list[dict[str, Any]]:
         "ours": lambda: splice.windows(rows_RF, start_B, WINDOW),
         "eager torch": lambda: splice.windows_reference(rows_RF, start_B, WINDOW),
     }
-    return rows + entries("windows", v.size, timed(calls, rounds), 8)
+    return rows + entries("windows", v.size, timed(calls), 8)
 
 
-def coding(v: Vectors, rounds: int) -> list[dict[str, Any]]:
+def coding(v: Vectors) -> list[dict[str, Any]]:
     """Golomb-Rice codes: elements a second, and the link below which they pay."""
     found = []
     for density in DENSITIES:
@@ -263,7 +279,7 @@ def coding(v: Vectors, rounds: int) -> list[dict[str, Any]]:
             "eager write": lambda: referred(write_eagerly),
             "eager read": lambda: rice.read_reference(payload_B, count, parameter),  # noqa: B023
         }
-        seconds = timed(calls, rounds)
+        seconds = timed(calls)
         saved = 32 * count - bits
         found.append(
             {
@@ -272,7 +288,8 @@ def coding(v: Vectors, rounds: int) -> list[dict[str, Any]]:
                 "elements": count,
                 "bits_an_element": bits / count,
                 "elements_per_second": {name: count / s for name, s in seconds.items()},
-                # One writes, and every other reads: a ring's bits pass each link once a worker
+                # Time on the link saved, over that of one to write and one to read; packed words
+                # of 32 bits take next to none
                 "break_even_bits_per_second": saved / (seconds["write"] + seconds["read"]),
             }
         )
@@ -308,24 +325,56 @@ def entries(
 
 
 def table(rows: list[dict[str, Any]], codes: list[dict[str, Any]]) -> str:
-    lines = ["kernel             M param.  density  by                        GB/s of copy  x ours"]
-    for row in rows:
-        density = "" if row["density"] is None else f"{row['density']:.0e}"
-        lines.append(
-            f"{row['kernel']:17} {row['parameters'] / 1e6:9.1f} {density:>8}  {row['by']:22} "
-            f"{row['bytes_per_second'] / 1e9:7.1f} {row['share_of_copy']:8.2f} "
-            f"{row['times_ours']:7.2f}"
-        )
-    lines += ["", "Rice codes: M elements/s   bits   write    read   eager write, read   pay below"]
+    """Markdown."""
+    head = ["kernel", "M parameters", "density", "by", "ms", "GB/s", "of copy", "x ours"]
+    lines = [
+        [
+            row["kernel"],
+            f"{row['parameters'] / 1e6:g}",
+            "" if row["density"] is None else f"{row['density']:.0e}",
+            row["by"],
+            f"{1e3 * row['seconds']:.2f}",
+            f"{row['bytes_per_second'] / 1e9:.1f}",
+            f"{row['share_of_copy']:.2f}",
+            f"{row['times_ours']:.2f}",
+        ]
+        for row in rows
+    ]
+    code_head = ["M parameters", "density", "hits", "bits a hit"]
+    code_head += ["write M/s", "read M/s", "eager write M/s", "eager read M/s", "pays below Gb/s"]
+    code_lines = []
     for code in codes:
         speed = {name: s / 1e6 for name, s in code["elements_per_second"].items()}
-        lines.append(
-            f"{code['parameters'] / 1e6:9.1f} M {code['density']:8.0e}"
-            f" {code['bits_an_element']:9.1f}"
-            f" {speed['write']:7.0f} {speed['read']:7.0f} {speed['eager write']:9.1f}"
-            f" {speed['eager read']:6.1f} {code['break_even_bits_per_second'] / 1e9:9.1f} Gb/s"
+        code_lines.append(
+            [
+                f"{code['parameters'] / 1e6:g}",
+                f"{code['density']:.0e}",
+                f"{code['elements']:,}",
+                f"{code['bits_an_element']:.1f}",
+                *(f"{speed[s]:.1f}" for s in ("write", "read", "eager write", "eager read")),
+                f"{code['break_even_bits_per_second'] / 1e9:.2f}",
+            ]
         )
-    return "\n".join(lines)
+    return (
+        markdown(head, lines, text_columns=(0, 3))
+        + "\n\nGolomb-Rice codes of the hits, millions a second. On a link slower than the last "
+        "column they save more time than they take:\n\n" + markdown(code_head, code_lines)
+    )
+
+
+def markdown(head: list[str], lines: list[list[str]], text_columns: tuple[int, ...] = ()) -> str:
+    """A table whose columns line up in plain text too."""
+    places = range(len(head))
+    wide = [max(4, *(len(line[i]) for line in [head, *lines])) for i in places]
+    rule = ["-" * n if i in text_columns else "-" * (n - 1) + ":" for i, n in enumerate(wide)]
+
+    def row(line: list[str]) -> str:
+        cells = [
+            line[i].ljust(wide[i]) if i in text_columns else line[i].rjust(wide[i]) for i in places
+        ]
+        return f"| {' | '.join(cells)} |"
+
+    return "\n".join(map(row, [head, rule, *lines]))
 
 
 def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
@@ -369,7 +418,26 @@ def commit() -> str:
     return asked.stdout.strip() or "unknown"
 
 
-def main(output: str, picture: str | None = None, *millions: str) -> None:
+def about() -> dict[str, Any]:
+    """Where and when something was measured."""
+    if ALONE:
+        torch.set_num_threads(1)
+    return {
+        "device": device_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "clock": "the thread's own CPU time" if ALONE else "wall",
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(),
+        "torch": torch.__version__,
+        "load": [round(load, 2) for load in os.getloadavg()],
+        "gpu": "measured" if DEVICE == "cuda" else "not measured",
+    }
+
+
+def main(folder: str, *millions: str) -> None:
+    began = time.time()
+    facts = about()
     sizes = [float(m) for m in millions] or [1, 14.6, 46] + (
         [160, 1000] if DEVICE == "cuda" else []
     )
@@ -378,27 +446,25 @@ def main(output: str, picture: str | None = None, *millions: str) -> None:
     codes: list[dict[str, Any]] = []
     for million in sizes:
         vectors = Vectors(round(million * 1e6))
-        rounds = 9 if million < 30 else 4
-        rows += compression(vectors, mark, rounds)
-        rows += decoding(vectors, rounds)
-        codes += coding(vectors, rounds)
-        rows += dense(vectors, rounds)  # last: it changes the vectors
-    name = f"{device_name()}, {torch.get_num_threads()} threads"
-    about = {
-        "device": name,
-        "date": datetime.date.today().isoformat(),
-        "commit": commit(),
-        "torch": torch.__version__,
-        "load_at_the_end": os.getloadavg()[0],
+        rows += compression(vectors, mark)
+        rows += decoding(vectors)
+        codes += coding(vectors)
+        rows += dense(vectors)  # last: it changes the vectors
+    facts |= {
         "torch.compile": compiler,
-        "gpu": "measured" if DEVICE == "cuda" else "not measured",
+        "load at the end": os.getloadavg()[0],
+        "seconds": round(time.time() - began),
     }
-    print(table(rows, codes))
-    print("\n".join(f"{key}: {value}" for key, value in about.items()))
-    write_json(output, {"about": about, "kernels": rows, "rice": codes})
-    if picture is not None:
-        biggest = max(row["parameters"] for row in rows) / 1e6
-        plot(rows, Path(picture), f"{biggest:g} M parameters, {name}, {about['date']}")
+    said = "\n".join(f"- {key}: {value}" for key, value in facts.items())
+    text = f"{table(rows, codes)}\n\n{said}"
+    print(text)
+    write_json(Path(folder) / "kernels.json", {"about": facts, "kernels": rows, "rice": codes})
+    with replacing(Path(folder) / "kernels.md") as part:
+        part.write_text(f"# Kernels beside a copy and their peers\n\n{text}\n")
+    biggest = max(row["parameters"] for row in rows) / 1e6
+    where = f"{facts['device']}, {facts['threads']} thread(s)"
+    title = f"{biggest:g} M parameters, {where}, {facts['date']}"
+    plot(rows, Path(folder) / "kernels.svg", title)
 
 
 if __name__ == "__main__":

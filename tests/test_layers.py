@@ -15,7 +15,7 @@ BELOW = {  # what each package may import, beside the base and itself
     "decode": {"shards", "model", "search", "align", "data", "lang", "score"},
     "report": {"score", "cost"},
     "interop": {"align", "data", "lang"},
-    "shards": {"align", "data"},
+    "shards": {"align", "data", "kernels"},
     "align": {"data", "search", "lang"},
     "data": {"lang"},
     "model": set(),

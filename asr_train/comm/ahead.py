@@ -92,6 +92,9 @@ class Ahead(ABC):
     def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
         raise AssertionError("workers that do not wait for each other have no common step: run()")
 
+    def quanta(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
+        return self.reduce(gradients, sent)
+
     def measures(self, worker: int) -> tuple[float, float]:
         peer = self.peers[worker]
         return peer.tau, float(peer.residual_P.square().sum(dtype=torch.float64))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.method import Replica, Sent
+from asr_train.kernels import block
 from asr_train.schema import BlockForm, BlockVelocity
 
 
@@ -30,22 +31,24 @@ class BlockMomentum:
         self.weights_P = weights_P.clone()
         self.delta_P = torch.zeros_like(weights_P)
 
-    def start(self) -> Tensor:
-        """S: where workers begin the next block."""
-        if self.form is BlockForm.chen_huo and self.eta:
-            return self.weights_P.add(self.delta_P, alpha=self.eta)
-        return self.weights_P
+    def step(self, mean_P: Tensor) -> Tensor:
+        """Take in the mean of the weights at the end of a block.
 
-    def step(self, mean_P: Tensor) -> None:
-        """Take in the mean of the weights at the end of a block."""
-        gain_P = mean_P - self.start()
+        Returns:
+            S, where workers begin the next one, in the memory of mean_P.
+        """
         if self.eta == 0 and self.zeta == 1:
-            self.delta_P = gain_P
+            self.delta_P = mean_P - self.weights_P
             self.weights_P.copy_(mean_P)
-            return
-        self.delta_P.mul_(self.eta).add_(gain_P, alpha=self.zeta)
-        ahead = 1 + self.eta if self.form is BlockForm.printed else 1
-        self.weights_P.add_(self.delta_P, alpha=ahead)
+            return mean_P
+        block.step(
+            *(mean_P, self.weights_P, self.delta_P, mean_P),
+            eta=self.eta,
+            zeta=self.zeta,
+            ahead=1 + self.eta if self.form is BlockForm.printed else 1.0,
+            look=self.eta if self.form is BlockForm.chen_huo else 0.0,
+        )
+        return mean_P
 
 
 class MomentumBlocks:
@@ -99,8 +102,7 @@ class MomentumBlocks:
         for worker in ours:
             sent[worker].bits += 32 * size
             sent[worker].elements += size
-        self.momentum.step(mean_P)
-        start_P = self.momentum.start()
+        start_P = self.momentum.step(mean_P)
         for replica in replicas:
             replica.weights_P.copy_(start_P)
             if replica.velocity_P is not None and self.velocity is BlockVelocity.reset:

@@ -22,8 +22,8 @@ from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.codec import HEADER_BYTES, Flags, Header, Kind, MessageError
 from asr_train.comm.exchange import Exchange
-from asr_train.comm.method import Gradient, Sent
-from asr_train.kernels import decode, threshold
+from asr_train.comm.method import Gradient, Quanta, Sent
+from asr_train.kernels import threshold
 
 SLACK = 1.25  # room in a message over what the longest of the step before took
 
@@ -58,6 +58,11 @@ class Gtc:
         Raises:
             MessageError: if a message is damaged or not the one that is due.
         """
+        found = self.quanta(gradients, sent)
+        return None if found is None else found.dense()
+
+    def quanta(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Quanta | None:
+        """`reduce`, but for the adding up, which overwrites the last of the gradients."""
         messages = []
         turns = dict(self._turn)
         for worker, gradient in zip(self.exchange.local, gradients, strict=True):
@@ -72,10 +77,10 @@ class Gtc:
         if any(header.flags & Flags.not_finite for header in headers):
             self._turn = turns
             return None
-        decode.total([words_K for _, words_K in read], self.tau, total_P)
+        found = Quanta([words_K for _, words_K in read], self.tau, total_P)
         self.residuals, self._kept = self._kept, self.residuals
         self._plan_next(headers)
-        return total_P
+        return found
 
     def _message(self, worker: int, gradient: Gradient, sent: Sent) -> Tensor:
         """What a local worker sends; also counts it, and writes what it keeps."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from asr_train.comm.exchange import Exchange, hosted
+from asr_train.kernels import decode
 
 if TYPE_CHECKING:
     from asr_train.comm.ahead import Ahead
@@ -28,6 +29,29 @@ class Gradient:
     grad_P: Tensor  # summed over its frames
     frames: int
     is_finite: bool = True
+
+
+@dataclass(slots=True)
+class Quanta:
+    """A team's hits that are not added up yet: their counts, times tau, are its gradient.
+
+    Attributes:
+        messages: int32 [K] a worker, as kernels.threshold has them.
+        room_P: float32 [P], which `dense` overwrites.
+    """
+
+    messages: list[Tensor]
+    tau: float
+    room_P: Tensor
+
+    def dense(self) -> Tensor:
+        """The gradient, float32 [P]."""
+        decode.total(self.messages, self.tau, self.room_P)
+        return self.room_P
+
+    def descend(self, weights_P: Tensor, rate: float) -> None:
+        """weights_P -= rate * dense(), to the bit; touches only weights that were sent for."""
+        decode.update(self.messages, self.tau, rate, weights_P)
 
 
 @dataclass(slots=True)
@@ -53,6 +77,11 @@ class Reducer(Protocol):
 
     def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
         """None: somebody's gradient is not finite, and all of the team skip the step."""
+
+    def quanta(
+        self, gradients: Iterable[Gradient], sent: dict[int, Sent]
+    ) -> Tensor | Quanta | None:
+        """`reduce`, but hits may be left to be added up."""
 
     def team_state(self) -> dict[str, Any]: ...
     def load_team_state(self, state: dict[str, Any]) -> None: ...
@@ -113,6 +142,11 @@ class Method:
         """
         with self._counted(self.teams[team]):
             return self.reducers[team].reduce(gradients, self.sent)
+
+    def reduce_quanta(self, team: int, gradients: Iterable[Gradient]) -> Tensor | Quanta | None:
+        """As `reduce_gradient`, but hits may be left to be added up as they are used."""
+        with self._counted(self.teams[team]):
+            return self.reducers[team].quanta(gradients, self.sent)
 
     def after_update(self, replicas: Sequence[Replica]) -> None:
         """May change the models, once they are updated (or the step was skipped).
@@ -234,6 +268,12 @@ class Method:
 
 class Whole:
     """What reducers of whole gradients have in common: nothing to remember."""
+
+    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
+        raise NotImplementedError
+
+    def quanta(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
+        return self.reduce(gradients, sent)
 
     def team_state(self) -> dict[str, Any]:
         return {}

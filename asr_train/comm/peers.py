@@ -151,8 +151,8 @@ class Peer:
         for step, messages in sorted(self._open.items()):
             if step < self.number + self.staleness:
                 found = _by_worker(messages)
-                factor = -self._rate(step) * found[0].header.tau
-                decode.update([message.words_K for message in found], factor, out_P)
+                words = [message.words_K for message in found]
+                decode.update(words, found[0].header.tau, self._rate(step), out_P)
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -218,8 +218,8 @@ class Peer:
                 f"the workers' messages of step {step} have the thresholds {taus}, which must be "
                 "the same; were all started from the same checkpoint and settings?"
             )
-        decode.total([message.words_K for message in messages], taus[0], self._spare.vector_P)
-        self.base_P.add_(self._spare.vector_P, alpha=-self._rate(step))
+        words = [message.words_K for message in messages]
+        decode.update(words, taus[0], self._rate(step), self.base_P)
         if self.adaptive is not None:
             wanted = sum(message.header.wanted for message in messages)
             self.densities.append(wanted / (self.workers * self.size))

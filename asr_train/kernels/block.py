@@ -7,8 +7,9 @@ out   start_P                float32 [P]: where workers begin the next block
     D <- eta * D + zeta * (mean - start)
     W <- W + ahead * D                start <- W + look * D
 comm.blocks has the meanings of the forms: `classical` looks 0 and goes 1 ahead, `chen_huo` looks
-eta, `printed` goes 1 + eta ahead. Each operation is rounded by itself. 24 bytes an element: three
-vectors read and three written. Knows nothing of workers or blocks.
+eta, `printed` goes 1 + eta ahead. A product that is added to something is not rounded by itself, as
+in torch's add with alpha on processors that have such an instruction; eta * D is. 24 bytes an
+element: three vectors read and three written. Knows nothing of workers or blocks.
 """
 
 import numpy as np
@@ -64,7 +65,11 @@ def step_reference(
     look: float,
 ) -> None:
     """`step`, an equation after the other."""
-    gain_P = mean_P - (weights_P + delta_P * look)
-    delta_P.copy_(delta_P * eta + gain_P * zeta)
-    weights_P.copy_(weights_P + delta_P * ahead)
-    start_P.copy_(weights_P + delta_P * look)
+    gain_P = mean_P - _start(weights_P, delta_P, look)
+    delta_P.mul_(eta).add_(gain_P, alpha=zeta)
+    weights_P.add_(delta_P, alpha=ahead)
+    start_P.copy_(_start(weights_P, delta_P, look))
+
+
+def _start(weights_P: Tensor, delta_P: Tensor, look: float) -> Tensor:
+    return weights_P.add(delta_P, alpha=look) if look else weights_P

@@ -6,6 +6,7 @@ abort a process that was forked after the first one, and one that calls from two
 Imported only where numba is wanted. See threshold, decode, rice, onebit and block for meanings.
 """
 
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ Result = TypeVar("Result")
 GRAIN = 1 << 19  # elements; to wake another thread for fewer takes longer than they do
 CHUNK = 512  # elements that stay in the first cache between two looks at them
 TILE = 1 << 13  # elements whose int32 counts stay in the first cache
+CROWD = 64  # elements a hit; where there are fewer, all are looked at in turn, which is faster
 _INDEX = np.int32(2**31 - 1)
 _SIGN = np.int32(-(2**31))
 
@@ -92,22 +94,30 @@ def _intrinsic_lowest(typing: Any, bits: Any) -> Any:
     return types.uint64(types.uint64), code
 
 
+@intrinsic
+def _intrinsic_fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c in float32, rounded once."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), code
+
+
 # Without the first argument, which numba gives
 _above: Callable[..., Any] = _intrinsic_above
 _lowest: Callable[..., Any] = _intrinsic_lowest
+_fma: Callable[..., Any] = _intrinsic_fma
 
 # --- threshold ------------------------------------------------------------------------------------
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _take(kept: Any, i: Any, threshold: Any, words: Any, at: int) -> None:
+    # No branch: which sign comes next is not to be guessed
     owed = kept[i]
-    if owed < 0:
-        kept[i] = owed + threshold
-        words[at] = np.int32(i) | _SIGN
-    else:
-        kept[i] = owed - threshold
-        words[at] = np.int32(i)
+    kept[i] = owed - math.copysign(threshold, owed)
+    words[at] = np.int32(i) | (np.int32(owed < 0) << np.int32(31))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -183,45 +193,56 @@ def add(words: Any, counts: Any) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def _each_tile(
-    words: Any, starts: Any, factor: Any, out: Any, updates: bool, begin: int, end: int
+    words: Any, starts: Any, tau: Any, step: Any, updates: bool, out: Any, begin: int, end: int
 ) -> None:
-    """Messages are words[starts[w]:starts[w + 1]]; out += or = factor * count."""
+    """Messages are words[starts[w]:starts[w + 1]]; out = tau * count, or += step times that."""
     workers = len(starts) - 1
     at = np.empty(workers, np.int64)
     for w in range(workers):
         at[w] = _first_at(words, starts[w], starts[w + 1], begin)
+    before = at.copy()
     counts = np.zeros(TILE, np.int32)
     for first in range(begin, end, TILE):
         last = min(first + TILE, end)
         hits = 0
         for w in range(workers):
-            i = at[w]
+            i = before[w] = at[w]
             while i < starts[w + 1] and (words[i] & _INDEX) < last:
-                counts[(words[i] & _INDEX) - first] += np.int32(-1 if words[i] < 0 else 1)
+                counts[(words[i] & _INDEX) - first] += np.int32(1) + (words[i] >> 31) * np.int32(2)
                 i += 1
             hits += i - at[w]
             at[w] = i
         tile = out[first:last]
-        if updates:
-            if hits:
-                for j in range(last - first):
-                    if counts[j] != 0:
-                        tile[j] = tile[j] + factor * np.float32(counts[j])
-        else:
+        if hits * CROWD > last - first:
             for j in range(last - first):
-                tile[j] = factor * np.float32(counts[j])
-        if hits:
+                quanta = tau * np.float32(counts[j])
+                if not updates:
+                    tile[j] = quanta
+                elif counts[j] != 0:
+                    tile[j] = _fma(quanta, step, tile[j])
             counts[:] = 0
+            continue
+        if not updates:
+            tile[:] = 0
+        for w in range(workers):
+            for i in range(before[w], at[w]):
+                j = (words[i] & _INDEX) - first
+                if counts[j] != 0:
+                    quanta = tau * np.float32(counts[j])
+                    tile[j] = _fma(quanta, step, tile[j]) if updates else quanta
+                    counts[j] = 0
 
 
-def each_tile(messages: list[Any], factor: float, out: Any, updates: bool) -> None:
-    """As decode.total, and decode.update."""
+def each_tile(messages: list[Any], tau: float, rate: float | None, out: Any) -> None:
+    """As decode.total, or decode.update if there is a rate."""
     starts = np.cumsum([0, *map(len, messages)])
     words = np.concatenate([*messages, np.empty(0, np.int32)])
-    by = np.float32(factor)
-    in_parts(
-        len(out), TILE, lambda begin, end: _each_tile(words, starts, by, out, updates, begin, end)
-    )
+    quantum, step, updates = np.float32(tau), np.float32(-(rate or 0.0)), rate is not None
+
+    def work(begin: int, end: int) -> None:
+        _each_tile(words, starts, quantum, step, updates, out, begin, end)
+
+    in_parts(len(out), TILE, work)
 
 
 # --- Golomb-Rice codes ----------------------------------------------------------------------------
@@ -408,12 +429,14 @@ def _block_step(
     end: int,
 ) -> None:
     m, w, d, s = mean[begin:end], weights[begin:end], delta[begin:end], start[begin:end]
+    looks = look != 0
     for i in range(end - begin):
-        moved = d[i] * eta + (m[i] - (w[i] + d[i] * look)) * zeta
-        new = w[i] + moved * ahead
+        began = _fma(d[i], look, w[i]) if looks else w[i]
+        moved = _fma(m[i] - began, zeta, d[i] * eta)
+        new = _fma(moved, ahead, w[i])
         d[i] = moved
         w[i] = new
-        s[i] = new + moved * look
+        s[i] = _fma(moved, look, new) if looks else new
 
 
 def block_step(mean: Any, weights: Any, delta: Any, start: Any, *factors: Any) -> None:

@@ -1,8 +1,8 @@
 """All workers' hits at once -> **counts**, times a factor, as a gradient or straight into weights.
 
 in    messages    int32 [K] a worker, as in kernels.threshold, by rising index
-out   out_P       float32 [P]: factor * count, where count is hits up less hits down; or
-      weights_P   float32 [P]: changed by that
+out   out_P       float32 [P]: tau * count, where count is hits up less hits down; or
+      weights_P   float32 [P]: less rate times that
 Counts are whole numbers, so replicas are the same to the bit whatever the order of messages. A tile
 of counts is made at a time: no worker's hits are ever a dense vector. Knows nothing of workers.
 """
@@ -19,45 +19,47 @@ from asr_train.kernels.backend import Backend, choose
 Messages = Sequence[Tensor]
 
 
-def total(messages: Messages, factor: float, out_P: Tensor) -> None:
-    """Overwrite out_P with factor * counts, float32 [P].
+def total(messages: Messages, tau: float, out_P: Tensor) -> None:
+    """Overwrite out_P with tau * counts, float32 [P].
 
     Raises:
         ValueError: if a tensor's dtype or shape is wrong.
     """
-    _run(messages, factor, out_P, updates=False)
+    _run(messages, tau, None, out_P)
 
 
-def total_reference(messages: Messages, factor: float, out_P: Tensor) -> None:
+def total_reference(messages: Messages, tau: float, out_P: Tensor) -> None:
     """`total`, worker by worker."""
     out_P.zero_()
     for words_K in messages:
         index_K, is_negative_K = threshold.from_words(words_K)
         out_P.index_add_(0, index_K, 1 - 2 * is_negative_K.to(out_P.dtype))
-    out_P.mul_(factor)
+    out_P.mul_(tau)
 
 
-def update(messages: Messages, factor: float, weights_P: Tensor) -> None:
-    """weights_P += factor * counts, in float32, each operation rounded by itself.
+def update(messages: Messages, tau: float, rate: float, weights_P: Tensor) -> None:
+    """weights_P -= rate * (tau * counts), a step of plain SGD with the gradient of `total`.
 
-    Weights whose count is zero are not touched. Plain SGD with rate r and threshold tau: the factor
-    is -r * tau.
+    tau * count is rounded; its product with the rate is not rounded by itself, as in torch's add
+    with alpha on processors that have such an instruction. Weights whose count is zero are not
+    touched.
 
+    Args:
+        rate: positive.
     Raises:
         ValueError: if a tensor's dtype or shape is wrong.
     """
-    _run(messages, factor, weights_P, updates=True)
+    _run(messages, tau, rate, weights_P)
 
 
-def update_reference(messages: Messages, factor: float, weights_P: Tensor) -> None:
+def update_reference(messages: Messages, tau: float, rate: float, weights_P: Tensor) -> None:
     """`update`, by way of a dense gradient."""
-    counts_P = torch.empty_like(weights_P)
-    total_reference(messages, 1.0, counts_P)
-    moved_P = weights_P + counts_P * factor
-    weights_P.copy_(torch.where(counts_P != 0, moved_P, weights_P))
+    grad_P = torch.empty_like(weights_P)
+    total_reference(messages, tau, grad_P)
+    weights_P.add_(grad_P, alpha=-rate)
 
 
-def _run(messages: Messages, factor: float, out_P: Tensor, updates: bool) -> None:
+def _run(messages: Messages, tau: float, rate: float | None, out_P: Tensor) -> None:
     check_shape("out_P", out_P, None)
     threshold.check_size(len(out_P))
     if out_P.dtype is not torch.float32 or not out_P.is_contiguous():
@@ -70,10 +72,12 @@ def _run(messages: Messages, factor: float, out_P: Tensor, updates: bool) -> Non
         from asr_train.kernels import compiled
 
         arrays = [words_K.numpy() for words_K in messages]
-        compiled.each_tile(arrays, factor, out_P.detach().numpy(), updates)
+        compiled.each_tile(arrays, tau, rate, out_P.detach().numpy())
     elif backend is Backend.triton:
         from asr_train.kernels import gpu_hits
 
-        gpu_hits.decode(messages, factor, out_P, updates)
+        gpu_hits.decode(messages, tau, rate, out_P)
+    elif rate is None:
+        total_reference(messages, tau, out_P)
     else:
-        (update_reference if updates else total_reference)(messages, factor, out_P)
+        update_reference(messages, tau, rate, out_P)

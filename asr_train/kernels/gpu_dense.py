@@ -1,7 +1,8 @@
 """The kernels for **GPUs** behind onebit, block and splice, in Triton.
 
 Each reads its inputs and writes its outputs once; a matrix of more than MAX_ROWS rows is read twice
-by the one-bit quantiser, because a column no longer fits on the chip.
+by the one-bit quantiser, because a column no longer fits on the chip. Elements of one matrix are
+numbered in 32 bits, which leaves registers for them; there are at most 2**31 - 1.
 """
 
 import torch
@@ -54,7 +55,7 @@ def _quantise_held(grad, residual, kept, bits, means, rows, columns, row_bytes, 
     column = place * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.arange(0, ROWS)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
-    at = row[:, None].to(tl.int64) * columns + column[None, :]
+    at = row[:, None] * columns + column[None, :]
     owed = _owed(grad, residual, at, inside)
     low, lows, high, highs = _sides(owed, inside)
     low_mean, high_mean = _mean(low, lows), _mean(high, highs)
@@ -76,7 +77,7 @@ def _quantise_long(
     for first in range(0, rows, ROWS):
         row = first + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (column < columns)[None, :]
-        at = row[:, None].to(tl.int64) * columns + column[None, :]
+        at = row[:, None] * columns + column[None, :]
         a, b, c, d = _sides(_owed(grad, residual, at, inside), inside)
         low += a
         lows += b
@@ -88,9 +89,18 @@ def _quantise_long(
     for first in range(0, rows, ROWS):
         row = first + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (column < columns)[None, :]
-        at = row[:, None].to(tl.int64) * columns + column[None, :]
+        at = row[:, None] * columns + column[None, :]
         owed = _owed(grad, residual, at, inside)
         _write(owed, low_mean, high_mean, kept, at, inside, bits, row, rows, row_bytes, place)
+
+
+def warps(rows: int) -> int:
+    """So many that a thread holds 16 elements of 8 columns, or as few as there can be.
+
+    With 32 a thread takes 180 registers and more; with 4,096 rows it cannot have as many, and 256
+    bytes of it spill (sm_90, see tests/kernels/test_gpu_code.py).
+    """
+    return max(4, min(32, rows // 64))
 
 
 def quantise(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,10 +111,11 @@ def quantise(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> tuple[Ten
     means = torch.empty(2, columns, dtype=torch.float32, device=grad_RC.device)
     is_held = rows <= MAX_ROWS
     kernel = _quantise_held if is_held else _quantise_long
+    held = triton.next_power_of_2(rows) if is_held else ROWS
     kernel[(row_bytes,)](
         *(grad_RC, residual_RC, kept_RC, bits, means, rows, columns, row_bytes),
-        ROWS=triton.next_power_of_2(rows) if is_held else ROWS,
-        num_warps=8 if rows > 1024 else 4,
+        ROWS=held,
+        num_warps=warps(held),
     )
     return bits, means
 
@@ -126,10 +137,11 @@ def _add_up(
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     total = tl.zeros([HIGH, WIDE], tl.float32)
     for w in range(WORKERS):
-        at = (w * rows + row)[:, None] * row_bytes + (column // 8)[None, :]
+        at = (row + w * rows.to(tl.int64))[:, None] * row_bytes + (column // 8)[None, :]
         byte = tl.load(bits + at, inside, 0).to(tl.int32)
-        low = tl.load(means + 2 * w * columns + column, column < columns, 0.0)
-        high = tl.load(means + (2 * w + 1) * columns + column, column < columns, 0.0)
+        mean = means + 2 * w * columns.to(tl.int64) + column
+        low = tl.load(mean, column < columns, 0.0)
+        high = tl.load(mean + columns, column < columns, 0.0)
         is_high = ((byte >> (column % 8)[None, :]) & 1) != 0
         total += tl.where(is_high, high[None, :], low[None, :])
     tl.store(out + row[:, None] * columns + column[None, :], total, inside)
@@ -147,17 +159,40 @@ def add_up(bits_WRB: Tensor, means_W2C: Tensor, out_RC: Tensor) -> None:
 
 
 @triton.jit
-def _block_step(mean, weights, delta, start, n, eta, zeta, ahead, look, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < n
+def _block_tile(
+    mean,
+    weights,
+    delta,
+    start,
+    first,
+    n,
+    eta,
+    zeta,
+    ahead,
+    look,
+    BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    inside = tl.arange(0, BLOCK) < (BLOCK if WHOLE else n - first)
+    i = first + tl.arange(0, BLOCK)
     old = tl.load(weights + i, inside, 0.0)
     moved = tl.load(delta + i, inside, 0.0)
-    gain = tl.load(mean + i, inside, 0.0) - (old + moved * look)
-    moved = moved * eta + gain * zeta
-    new = old + moved * ahead
+    began = tl.where(look == 0, old, tl.fma(moved, look, old))
+    gain = tl.load(mean + i, inside, 0.0) - began
+    moved = tl.fma(gain, zeta, moved * eta)
+    new = tl.fma(moved, ahead, old)
     tl.store(delta + i, moved, inside)
     tl.store(weights + i, new, inside)
-    tl.store(start + i, new + moved * look, inside)
+    tl.store(start + i, tl.where(look == 0, new, tl.fma(moved, look, new)), inside)
+
+
+@triton.jit
+def _block_step(mean, weights, delta, start, n, eta, zeta, ahead, look, BLOCK: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    if first + BLOCK <= n:
+        _block_tile(mean, weights, delta, start, first, n, eta, zeta, ahead, look, BLOCK, True)
+    else:
+        _block_tile(mean, weights, delta, start, first, n, eta, zeta, ahead, look, BLOCK, False)
 
 
 def block_step(

@@ -2,8 +2,13 @@
 
 Compression reads residual and gradient and writes what is kept, once each (12 bytes an element; 10
 with bfloat16 gradients), and a bit an element that says where hits are. A scan over the tiles'
-counts then gives each tile its place in the message, and only tiles with hits are looked at again.
+counts then gives each tile its place in the message, and the hits are picked out of the bits, 32
+elements a step. Decoding first finds where each tile's hits begin in every message, all tiles at
+once, because a search is a chain of loads that wait for each other.
 Nothing depends on the order in which programs run, and nothing waits for the host.
+
+A mask that ends at any number of elements keeps loads from being 16 bytes wide; so tiles that are
+WHOLE have one whose end the compiler knows, and only the last one is masked by the number.
 """
 
 from collections.abc import Sequence
@@ -14,8 +19,12 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 4096  # elements a program compresses
+GROUP = 8  # of those whose hits a program picks out
 TILE = 2048  # elements whose counts a program decodes
-CHUNK = 256  # hits it takes at once
+CHUNK = 128  # hits it takes at once
+TEAM = 32  # workers it looks at at once; with 64 registers spill
+BOUNDS = 128  # tiles that a program finds the beginnings of
+WARPS = 8  # a program; with 4, compression takes 203 registers a thread and keeps others out
 _INDEX = tl.constexpr(2**31 - 1)
 _SIGN = tl.constexpr(-(2**31))
 
@@ -24,12 +33,23 @@ _SIGN = tl.constexpr(-(2**31))
 
 
 @triton.jit
-def _mark(grad, residual, kept, marks, counts, wrong, n, threshold, BLOCK: tl.constexpr):
-    tile = tl.program_id(0).to(tl.int64)
+def _mark_tile(
+    grad,
+    residual,
+    kept,
+    marks,
+    counts,
+    wrong,
+    tile,
+    n,
+    threshold,
+    BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
     word = tl.arange(0, BLOCK // 32)
     lane = tl.arange(0, 32)
     i = word[:, None] * 32 + lane[None, :]
-    inside = i < n - tile * BLOCK  # the last program is ragged
+    inside = i < (BLOCK if WHOLE else n - tile * BLOCK)
     at = tile * BLOCK + i
     owed = tl.load(residual + at, inside, 0.0) + tl.load(grad + at, inside, 0.0).to(tl.float32)
     hit = tl.abs(owed) > threshold
@@ -43,7 +63,26 @@ def _mark(grad, residual, kept, marks, counts, wrong, n, threshold, BLOCK: tl.co
 
 
 @triton.jit
-def _bits_before(marks, tile, offset, BLOCK: tl.constexpr):
+def _mark(grad, residual, kept, marks, counts, wrong, n, threshold, BLOCK: tl.constexpr):
+    tile = tl.program_id(0).to(tl.int64)
+    if tile * BLOCK + BLOCK <= n:
+        _mark_tile(grad, residual, kept, marks, counts, wrong, tile, n, threshold, BLOCK, True)
+    else:
+        _mark_tile(grad, residual, kept, marks, counts, wrong, tile, n, threshold, BLOCK, False)
+
+
+@triton.jit
+def _ones(bits):
+    """How many bits of each int32 are one."""
+    x = bits.to(tl.uint32, bitcast=True)
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    return ((x * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def _hits_before(marks, tile, offset, BLOCK: tl.constexpr):
     """Hits of a tile that lie before its element `offset`."""
     word = tl.arange(0, BLOCK // 32)
     lane = tl.arange(0, 32)
@@ -66,44 +105,47 @@ def _expand(
     num_tiles,
     capacity,
     BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    tile = tl.program_id(0).to(tl.int64)
-    count = tl.load(counts + tile)
-    if count > 0:
-        word = tl.arange(0, BLOCK // 32)
-        lane = tl.arange(0, 32)
-        bits = (tl.load(marks + tile * (BLOCK // 32) + word)[:, None] >> lane[None, :]) & 1
+    tile = tl.program_id(0).to(tl.int64) * GROUP
+    first_word = tile * (BLOCK // 32)
+    word = tl.arange(0, GROUP * (BLOCK // 32))
+    is_there = word < num_tiles * (BLOCK // 32) - first_word
+    bits = tl.load(marks + first_word + word, is_there, 0)
+    ones = _ones(bits)
+    # Among all hits, of a word's next one
+    rank = tl.load(ends + tile) - tl.load(counts + tile) + tl.cumsum(ones, 0) - ones
+    # Whose turn it is: ranks from `origin` on, and then from 0
+    total = tl.load(ends + num_tiles - 1)
+    excess = total - capacity
+    origin = total * 0
+    if excess > 0:
+        at = tl.load(turn)
+        first = at // BLOCK
+        inner = _hits_before(marks, first, at - first * BLOCK, BLOCK)
+        origin = tl.load(ends + first) - tl.load(counts + first) + inner
+    straight = excess >= origin  # all that are sent lie in one piece, after those who wait
+    skipped = tl.where(straight, origin, tl.maximum(excess, 0))
+    rounds = tl.max(ones, 0)
+    while rounds > 0:  # each takes every word's lowest hit
         hit = bits != 0
-        in_word = tl.cumsum(bits, 1) - bits
-        ones = tl.sum(bits, 1)
-        before = tl.load(ends + tile) - count
-        rank = before + (tl.cumsum(ones, 0) - ones)[:, None] + in_word  # among all hits
-        # Whose turn it is: ranks from `origin` on, and then from 0
-        total = tl.load(ends + num_tiles - 1)
-        excess = total - capacity
-        origin = total * 0
-        if excess > 0:
-            at = tl.load(turn)
-            first = at // BLOCK
-            inner = _bits_before(marks, first, at - first * BLOCK, BLOCK)
-            origin = tl.load(ends + first) - tl.load(counts + first) + inner
+        index = (first_word + word) * 32 + _ones(~bits & (bits - 1))
         turned = tl.where(rank < origin, rank + total, rank) - origin
         sent = hit & (turned < capacity)
         # The place in the message: rank less those before that wait
-        straight = excess >= origin  # all that are sent lie in one piece, after those who wait
-        skipped = tl.where(straight, origin, tl.maximum(excess, 0))
         place = tl.where((rank < origin) & (excess < origin), rank, rank - skipped)
-        index = tile * BLOCK + word[:, None] * 32 + lane[None, :]
         # What is left of a hit has its sign: |owed| > threshold, strictly
         is_negative = tl.load(kept + index, hit, 0.0) < 0
-        value = index.to(tl.int32) | tl.where(is_negative, _SIGN, 0)
-        tl.store(words + place, value, sent)
+        tl.store(words + place, index.to(tl.int32) | tl.where(is_negative, _SIGN, 0), sent)
         if excess > 0:
             waits = hit & (turned >= capacity)
             owed = tl.load(residual + index, waits, 0.0)
             owed += tl.load(grad + index, waits, 0.0).to(tl.float32)
             tl.store(kept + index, owed, waits)
             tl.store(next_turn + index * 0, index, hit & (turned == capacity))
+        bits = bits & (bits - 1)
+        rank += 1
+        rounds -= 1
 
 
 def _marked(grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor):
@@ -112,9 +154,8 @@ def _marked(grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor
     marks = torch.empty(num_tiles * (BLOCK // 32), dtype=torch.int32, device=device)
     counts_M = torch.empty(num_tiles, dtype=torch.int32, device=device)
     wrong_M = torch.empty_like(counts_M)
-    _mark[(num_tiles,)](
-        grad_P, residual_P, kept_P, marks, counts_M, wrong_M, size, threshold, BLOCK
-    )
+    tensors = (grad_P, residual_P, kept_P, marks, counts_M, wrong_M)
+    _mark[(num_tiles,)](*tensors, size, threshold, BLOCK, num_warps=WARPS)
     return marks, counts_M, counts_M.cumsum(0), (wrong_M == 0).all()
 
 
@@ -123,7 +164,8 @@ def _expanded(grad_P, residual_P, kept_P, marked, words, capacity, turn):
     next_turn = turn.clone()
     num_tiles = len(counts_M)
     tensors = (grad_P, residual_P, kept_P, marks, counts_M, ends_M, turn, words, next_turn)
-    _expand[(num_tiles,)](*tensors, num_tiles, capacity, BLOCK)
+    grid = (triton.cdiv(num_tiles, GROUP),)
+    _expand[grid](*tensors, num_tiles, capacity, BLOCK, GROUP, num_warps=WARPS)
     return next_turn
 
 
@@ -131,8 +173,6 @@ def compress(
     grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor
 ) -> tuple[Tensor, bool]:
     """As threshold.compress; waits for the device once, to learn how long the message is."""
-    if not len(grad_P):
-        return torch.empty(0, dtype=torch.int32, device=grad_P.device), True
     marked = _marked(grad_P, residual_P, threshold, kept_P)
     count, is_finite = torch.stack([marked[2][-1], marked[3].long()]).tolist()
     words_K = torch.empty(count, dtype=torch.int32, device=grad_P.device)
@@ -160,81 +200,108 @@ def compress_fixed(
 
 
 @triton.jit
-def _first_at(words, starts, lengths, inside, bound, STEPS: tl.constexpr):
-    """By worker: its first hit that lies at `bound` or beyond."""
-    low = lengths * 0
-    high = lengths
-    for _ in range(STEPS):
+def _find(words, starts, lengths, firsts, num_tiles, TILE: tl.constexpr, BOUNDS: tl.constexpr):
+    """firsts[w, m]: how many of worker w's hits lie before tile m; one more tile than there are."""
+    w = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * BOUNDS + tl.arange(0, BOUNDS)
+    inside = m <= num_tiles
+    bound = m.to(tl.int64) * TILE
+    start = tl.load(starts + w)
+    high = tl.load(lengths + w) + bound * 0
+    low = high * 0
+    left = tl.max(high, 0)
+    while left > 0:
         middle = (low + high) // 2
-        open_ = inside & (low < high)
-        index = tl.load(words + starts + middle, open_, 0) & _INDEX
-        below = open_ & (index.to(tl.int64) < bound)
-        low = tl.where(below, middle + 1, low)
-        high = tl.where(open_ & (index.to(tl.int64) >= bound), middle, high)
-    return low
+        is_open = inside & (low < high)
+        index = (tl.load(words + start + middle, is_open, 0) & _INDEX).to(tl.int64)
+        low = tl.where(is_open & (index < bound), middle + 1, low)
+        high = tl.where(is_open & (index >= bound), middle, high)
+        left = left // 2
+    tl.store(firsts + w * (num_tiles + 1) + m, low.to(tl.int32), inside)
+
+
+@triton.jit
+def _put(
+    out,
+    counts,
+    tau,
+    rate,
+    first,
+    n,
+    TILE: tl.constexpr,
+    UPDATES: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    i = tl.arange(0, TILE)
+    is_here = i < (TILE if WHOLE else n - first)
+    if UPDATES:
+        moves = is_here & (counts != 0)
+        old = tl.load(out + first + i, moves, 0.0)
+        tl.store(out + first + i, tl.fma(tau * counts.to(tl.float32), -rate, old), moves)
+    else:
+        tl.store(out + first + i, tau * counts.to(tl.float32), is_here)
 
 
 @triton.jit
 def _decode(
     words,
     starts,
-    lengths,
+    firsts,
     out,
     n,
     workers,
-    factor,
-    STEPS: tl.constexpr,
-    WORKERS: tl.constexpr,
+    num_tiles,
+    tau,
+    rate,
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
+    TEAM: tl.constexpr,
     UPDATES: tl.constexpr,
 ):
-    tile = tl.program_id(0).to(tl.int64) * TILE
-    w = tl.arange(0, WORKERS)
-    inside = w < workers
-    start = tl.load(starts + w, inside, 0)
-    length = tl.load(lengths + w, inside, 0)
-    low = _first_at(words, start, length, inside, tile, STEPS)
-    size = _first_at(words, start, length, inside, tile + TILE, STEPS) - low
-    # All workers' hits of the tile in one row: which worker's is the j-th, and where is it?
-    end = tl.cumsum(size, 0)
-    shift = start + low - (end - size)
-    hits = tl.sum(size, 0)
+    tile = tl.program_id(0).to(tl.int64)
+    first = tile * TILE
     counts = tl.zeros([TILE], tl.int32)
-    begin = hits * 0
-    while begin < hits:  # not range: the interpreter cannot take its end from a tensor
-        j = begin + tl.arange(0, CHUNK)
-        owner = tl.sum((j[:, None] >= end[None, :]).to(tl.int32), 1)
-        mine = owner[:, None] == w[None, :]
-        at = j + tl.sum(tl.where(mine, shift[None, :], 0), 1)
-        word = tl.load(words + at, j < hits, 0)
-        offset = ((word & _INDEX).to(tl.int64) - tile).to(tl.int32)
-        offset = tl.where(j < hits, offset, 0)
-        up = tl.histogram(offset, TILE, mask=(j < hits) & (word >= 0))
-        down = tl.histogram(offset, TILE, mask=(j < hits) & (word < 0))
-        counts += up - down
-        begin += CHUNK
-    i = tl.arange(0, TILE)
-    is_here = i < n - tile
-    if UPDATES:
-        moves = is_here & (counts != 0)
-        old = tl.load(out + tile + i, moves, 0.0)
-        tl.store(out + tile + i, old + factor * counts.to(tl.float32), moves)
+    team = tl.program_id(0) * 0
+    while team < workers:  # not range: the interpreter cannot take its end from a tensor
+        w = team + tl.arange(0, TEAM)
+        inside = w < workers
+        row = firsts + w.to(tl.int64) * (num_tiles + 1) + tile
+        low = tl.load(row, inside, 0)
+        size = tl.load(row + 1, inside, 0) - low
+        # The team's hits of the tile in one row: which worker's is the j-th, and where is it?
+        end = tl.cumsum(size, 0)
+        shift = tl.load(starts + w, inside, 0) + (low - (end - size))
+        hits = tl.sum(size, 0)
+        begin = hits * 0
+        while begin < hits:
+            j = begin + tl.arange(0, CHUNK)
+            owner = tl.sum((j[:, None] >= end[None, :]).to(tl.int32), 1)
+            mine = owner[:, None] == tl.arange(0, TEAM)[None, :]
+            at = j + tl.sum(tl.where(mine, shift[None, :], 0), 1)
+            word = tl.load(words + at, j < hits, 0)
+            offset = ((word & _INDEX).to(tl.int64) - first).to(tl.int32)
+            offset = tl.where(j < hits, offset, 0)
+            up = tl.histogram(offset, TILE, mask=(j < hits) & (word >= 0))
+            down = tl.histogram(offset, TILE, mask=(j < hits) & (word < 0))
+            counts += up - down
+            begin += CHUNK
+        team += TEAM
+    if first + TILE <= n:
+        _put(out, counts, tau, rate, first, n, TILE, UPDATES, True)
     else:
-        tl.store(out + tile + i, factor * counts.to(tl.float32), is_here)
+        _put(out, counts, tau, rate, first, n, TILE, UPDATES, False)
 
 
-def decode(messages: Sequence[Tensor], factor: float, out_P: Tensor, updates: bool) -> None:
-    """As decode.total, and decode.update."""
+def decode(messages: Sequence[Tensor], tau: float, rate: float | None, out_P: Tensor) -> None:
+    """As decode.total, or decode.update if there is a rate."""
     lengths = [len(words_K) for words_K in messages]
     words = torch.cat([*messages, torch.empty(0, dtype=torch.int32, device=out_P.device)])
     lengths_W = torch.tensor(lengths, dtype=torch.int64, device=out_P.device)
-    longest = max(lengths, default=0)
-    _decode_rows(words, lengths_W.cumsum(0) - lengths_W, lengths_W, longest, factor, out_P, updates)
+    _decode_rows(words, lengths_W.cumsum(0) - lengths_W, lengths_W, tau, rate, out_P)
 
 
 def decode_fixed(
-    words_WC: Tensor, lengths_W: Tensor, factor: float, out_P: Tensor, updates: bool
+    words_WC: Tensor, lengths_W: Tensor, tau: float, rate: float | None, out_P: Tensor
 ) -> None:
     """`decode` of messages as threshold.compress_fixed made them; never waits.
 
@@ -245,17 +312,21 @@ def decode_fixed(
     workers, capacity = words_WC.shape
     starts_W = torch.arange(workers, device=out_P.device) * capacity
     lengths_W = lengths_W.clamp(max=capacity)
-    _decode_rows(words_WC.flatten(), starts_W, lengths_W, capacity, factor, out_P, updates)
+    _decode_rows(words_WC.flatten(), starts_W, lengths_W, tau, rate, out_P)
 
 
-def _decode_rows(words, starts_W, lengths_W, longest, factor, out_P, updates) -> None:
-    workers = len(starts_W)
-    _decode[(triton.cdiv(len(out_P), TILE),)](
-        *(words, starts_W, lengths_W, out_P, len(out_P), workers, factor),
-        STEPS=longest.bit_length(),
-        WORKERS=triton.next_power_of_2(max(1, workers)),
+def _decode_rows(words, starts_W, lengths_W, tau, rate, out_P) -> None:
+    workers, num_tiles = len(starts_W), triton.cdiv(len(out_P), TILE)
+    firsts = torch.empty(workers, num_tiles + 1, dtype=torch.int32, device=out_P.device)
+    if workers:
+        grid = (triton.cdiv(num_tiles + 1, BOUNDS), workers)
+        _find[grid](words, starts_W, lengths_W, firsts, num_tiles, TILE, BOUNDS)
+    _decode[(num_tiles,)](
+        *(words, starts_W, firsts, out_P, len(out_P), workers, num_tiles, tau, rate or 0.0),
         TILE=TILE,
         CHUNK=CHUNK,
-        UPDATES=updates,
-        enable_fp_fusion=False,  # factor * count is rounded before it is added, as elsewhere
+        TEAM=min(TEAM, triton.next_power_of_2(max(1, workers))),
+        UPDATES=rate is not None,
+        num_warps=WARPS,
+        enable_fp_fusion=False,  # but for the multiply-add that it says
     )

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from asr_train.checks import check_same, check_shape
 from asr_train.kernels.backend import Backend, choose
+from asr_train.kernels.threshold import check_size
 
 
 class OneBit(NamedTuple):
@@ -40,6 +41,7 @@ def quantise(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> OneBit:
     check_same("onebit.quantise", residual_RC=residual_RC, kept_RC=kept_RC)
     check_shape("grad_RC", grad_RC, *residual_RC.shape)
     _check_float("residual_RC", residual_RC)
+    check_size(residual_RC.numel())
     backend = choose(grad_RC)
     if backend is Backend.reference:
         return quantise_reference(grad_RC, residual_RC, kept_RC)

@@ -60,7 +60,7 @@ def compress(grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tenso
         ValueError: if shapes or dtypes differ, or the threshold cannot be.
     """
     _check("threshold.compress", grad_P, residual_P, threshold, kept_P)
-    backend = choose(grad_P)
+    backend = choose(grad_P) if len(grad_P) else Backend.reference
     if backend is Backend.reference:
         return compress_reference(grad_P, residual_P, threshold, kept_P)
     if backend is Backend.triton:
@@ -118,7 +118,7 @@ def compress_fixed(
     """
     _check("threshold.compress_fixed", grad_P, residual_P, threshold, kept_P)
     check_positive("capacity", capacity)
-    if choose(grad_P) is Backend.triton:
+    if choose(grad_P) is Backend.triton and len(grad_P):
         from asr_train.kernels import gpu_hits
 
         return Fixed(

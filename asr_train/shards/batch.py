@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from asr_train.kernels import splice
 from asr_train.shards.reader import Shards
 from asr_train.shards.sample import Sample
 
@@ -211,9 +212,8 @@ class _Pool:
     ) -> None:
         lengths = [len(sample.ali_T) for sample in samples]
         self.num_frames = sum(lengths)
-        rows_RF = torch.from_numpy(_side_by_side(samples, left, right)).to(device)
-        # A view: a row stands in as many windows as a window has rows
-        self._windows_RTF = rows_RF.unfold(0, left + 1 + right, 1).transpose(1, 2)
+        self._window = left + 1 + right
+        self._rows_RF = torch.from_numpy(_side_by_side(samples, left, right)).to(device)
         # A frame's window begins at its own number plus the edge rows of the utterances before it
         edges_N = np.repeat(np.arange(len(samples)) * (left + right), lengths)
         start_N = torch.from_numpy(np.arange(self.num_frames) + edges_N)
@@ -225,7 +225,7 @@ class _Pool:
     def gather(self, first: int, last: int) -> Batch:
         """Frames `first` to `last` of the permuted pool, or as many of them as there are."""
         ali_B = self._ali_N[first:last]
-        feats_BTF = self._windows_RTF.index_select(0, self._start_N[first:last])
+        feats_BTF = splice.windows(self._rows_RF, self._start_N[first:last], self._window)
         return Batch(
             feats_BTF,
             ali_B[:, None],

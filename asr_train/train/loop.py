@@ -25,7 +25,7 @@ from asr_train.comm.ahead import Lead
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.loopback import Loopback
-from asr_train.comm.method import Gradient, Sent
+from asr_train.comm.method import Gradient, Quanta, Sent
 from asr_train.comm.methods import build
 from asr_train.model.loss import frame_loss
 from asr_train.model.lstm import Lstm
@@ -231,14 +231,14 @@ def step(model: Model, next_batch: NextBatch, state: RunState, momentum: float, 
         began, busy = time.perf_counter(), counts.compute_seconds + counts.wait_seconds
         bucket.point_at(replica.weights_P)
         learned: dict[int, tuple[int, float, int]] = {}
-        grad_P = method.reduce_gradient(
+        found = method.reduce_quanta(
             number,
             gradients(model, next_batch, state, team.local, seed, progress.step, learned),
         )
         busy = counts.compute_seconds + counts.wait_seconds - busy
         reduced = time.perf_counter()
         counts.exchange_seconds += reduced - began - busy
-        if grad_P is None:
+        if found is None:
             losses = {worker: loss for worker, (_, loss, _) in learned.items()}
             leader = team.members[0]
             who = "" if len(method.exchange) == 1 else f" by the team of worker {leader}"
@@ -246,7 +246,7 @@ def step(model: Model, next_batch: NextBatch, state: RunState, momentum: float, 
             continue
         state.skipped_in_row[number] = 0
         rate = state.schedule.rate
-        update(replica.weights_P, replica.velocity_P, grad_P, rate, momentum)
+        update(replica.weights_P, replica.velocity_P, found, rate, momentum)
         counts.compute_seconds += time.perf_counter() - reduced
         for worker, numbers in learned.items():
             state.since_log[worker].add_frames(*numbers)
@@ -298,9 +298,17 @@ def gradients(
 
 
 def update(
-    weights_P: Tensor, velocity_P: Tensor | None, grad_P: Tensor, rate: float, momentum: float
+    weights_P: Tensor,
+    velocity_P: Tensor | None,
+    found: Tensor | Quanta,
+    rate: float,
+    momentum: float,
 ) -> None:
     """SGD on summed gradients, in place: v <- momentum * v + grad; w <- w - rate * v."""
+    if isinstance(found, Quanta) and velocity_P is None:
+        found.descend(weights_P, rate)
+        return
+    grad_P = found.dense() if isinstance(found, Quanta) else found
     if velocity_P is not None:
         grad_P = velocity_P.mul_(momentum).add_(grad_P)
     weights_P.add_(grad_P, alpha=-rate)

@@ -11,6 +11,7 @@ from asr_train import schema
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.method import Gradient, Sent
 from asr_train.comm.methods import METHODS
+from asr_train.train.loop import update
 
 MANY = [name for name in SETTINGS if name != "sgd"]  # for several workers
 
@@ -173,6 +174,21 @@ def test_allreduce_is_one_worker_with_all_the_gradients():
         method_of("sgd", 1), lambda _, step: sum(dyadic_gradient(w, step) for w in range(4))
     ).steps(5)
     assert torch.equal(many.weights()[0], one.weights()[0])
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS.keys() - {"sgd", "gtc_async"}))
+def test_quanta_that_go_straight_into_the_weights_are_the_gradients_step_to_the_bit(name):
+    whole, straight = method_of(name, 4), method_of(name, 4)
+    run = Run(whole)
+    for _ in range(5):
+        for team, members in enumerate(whole.teams):
+            ours_P, theirs_P = torch.linspace(-1, 1, SIZE), torch.linspace(-1, 1, SIZE)
+            grad_P = whole.reduce_gradient(team, run.gradients(members.local))
+            theirs_P.add_(grad_P, alpha=-0.3)
+            update(ours_P, None, straight.reduce_quanta(team, run.gradients(members.local)), 0.3, 0)
+            assert torch.equal(ours_P.view(torch.int32), theirs_P.view(torch.int32))
+            assert bool((ours_P != torch.linspace(-1, 1, SIZE)).any())
+        run.step += 1
 
 
 def test_bf16_rounds_what_is_sent_and_nothing_else():

@@ -87,6 +87,45 @@ def test_the_number_of_threads_changes_nothing(dyadic, threads):
     assert out_P.count_nonzero() == len(words_K)
 
 
+@pytest.mark.parametrize("size", [0, 1])
+@pytest.mark.parametrize("value", [0.0, 5.0])
+def test_no_element_and_one_are_the_references(both, size, value):
+    grad_P, residual_P = torch.full((2, size), value, device=DEVICE)
+    turn = torch.tensor(0, device=DEVICE)
+
+    def run():
+        kept_P, fixed_P = torch.empty(2, size, device=DEVICE)
+        words_K, fine = compress(grad_P, residual_P, 4.0, kept_P)
+        fixed = compress_fixed(grad_P, residual_P, 4.0, fixed_P, 1, turn)
+        assert torch.equal(fixed.words_C[: int(fixed.wanted)], words_K)
+        assert same_bits(kept_P, fixed_P)
+        out_P, moved_P = torch.empty_like(grad_P), grad_P.clone()
+        decode.total([words_K, words_K], 0.5, out_P)
+        decode.update([words_K, words_K], 0.5, 0.25, moved_P)
+        return words_K, fine, kept_P, out_P, moved_P
+
+    for words_K, fine, kept_P, out_P, moved_P in both(run):
+        assert words_K.tolist() == [0] * (size if value else 0)
+        assert words_K.dtype is torch.int32
+        assert fine
+        assert kept_P.tolist() == [6.0 if value else 0.0] * size
+        assert out_P.tolist() == [1.0 if value else 0.0] * size
+        assert moved_P.tolist() == [4.75 if value else 0.0] * size
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_elements_are_hits_or_none_is(both, size):
+    rng = torch.Generator().manual_seed(size)
+    sign_P = (torch.randint(0, 2, (size,), generator=rng) * 2 - 1.0).to(DEVICE)
+    zeros_P = torch.zeros_like(sign_P)
+    for tau, hits in ((0.5, size), (1.0, 0)):  # at tau, nothing is sent
+        for words_K, _, kept_P in both(lambda: compressed(sign_P, zeros_P, tau)):  # noqa: B023
+            index_K, is_negative_K = from_words(words_K)
+            assert index_K.tolist() == list(range(hits))
+            assert torch.equal(is_negative_K, (sign_P < 0)[:hits])
+            assert torch.equal(kept_P, sign_P * (0.5 if hits else 1.0))
+
+
 @pytest.mark.parametrize("size", [1, 100, BLOCK + 1, 2 * BLOCK])
 @pytest.mark.parametrize("tau", [2**-8, 2.0, 100.0])
 def test_hits_beyond_capacity_wait_and_take_turns(both, dyadic, size, tau):
@@ -150,7 +189,10 @@ def messages(size, workers, density, seed=0):
 
 
 @pytest.mark.parametrize("size", [1, 2047, 2048, 8192, 3 * 2048 + 1])
-@pytest.mark.parametrize("workers, density", [(0, 0), (1, 1), (3, 0.01), (5, 0.3), (17, 0.02)])
+@pytest.mark.parametrize(
+    "workers, density",
+    [(0, 0), (1, 1), (2, 0.003), (3, 0.01), (5, 0.3), (17, 0.02), (70, 0.01)],
+)
 def test_decoding_is_the_references(both, dyadic, size, workers, density):
     sent = messages(size, workers, density)
     weights_P = dyadic(size)
@@ -159,7 +201,7 @@ def test_decoding_is_the_references(both, dyadic, size, workers, density):
     def run():
         out_P, moved_P = torch.full_like(weights_P, 9.0), weights_P.clone()
         decode.total(sent, 0.3, out_P)
-        decode.update(sent, -0.7, moved_P)
+        decode.update(sent, 0.3, 0.7, moved_P)
         return out_P, moved_P
 
     (out_P, moved_P), (out2_P, moved2_P) = both(run)
@@ -179,9 +221,56 @@ def test_fixed_messages_decode_like_others(dyadic):
         row_C[: len(words_K)] = words_K[:capacity]
     lengths_W = torch.tensor([len(m) for m in sent], device=DEVICE)
     out_P, wanted_P = torch.empty(2, size, device=DEVICE)
-    gpu_hits.decode_fixed(words_WC, lengths_W, 0.5, out_P, updates=False)
+    gpu_hits.decode_fixed(words_WC, lengths_W, 0.5, None, out_P)
     decode.total_reference([m[:capacity] for m in sent], 0.5, wanted_P)
     assert torch.equal(out_P, wanted_P)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_a_graph_of_a_step_gives_the_same_as_its_calls(dyadic):
+    from asr_train.kernels import gpu_hits
+
+    size, capacity = 5 * BLOCK + 3, 200
+    grad_P, residual_P, weights_P = dyadic(size), dyadic(size), dyadic(size)
+    turn = torch.tensor(77, device=DEVICE)
+
+    def step(moved_P):
+        kept_P = torch.empty_like(residual_P)
+        fixed = compress_fixed(grad_P, residual_P, 3.0, kept_P, capacity, turn)
+        lengths_W = fixed.wanted[None].clamp(max=capacity)
+        gpu_hits.decode_fixed(fixed.words_C[None], lengths_W, 0.5, 0.25, moved_P)
+        return kept_P
+
+    wanted_P, moved_P = weights_P.clone(), weights_P.clone()
+    wanted_kept_P = step(wanted_P)  # compiles, too
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept_P = step(moved_P)
+    moved_P.copy_(weights_P)
+    graph.replay()
+    assert same_bits(moved_P, wanted_P)
+    assert same_bits(kept_P, wanted_kept_P)
+
+
+@pytest.mark.skipif(
+    DEVICE == "cpu" or torch.cuda.get_device_properties(0).total_memory < 50e9,
+    reason="needs a GPU of 50 GB",
+)
+def test_the_last_of_all_elements_that_can_be_numbered():
+    size = threshold.MAX_ELEMENTS
+    grad_P, residual_P, kept_P = (torch.zeros(size, device=DEVICE) for _ in range(3))
+    places = [0, 2**30, 2**31 - 4099, size - 2, size - 1]
+    grad_P[places] = torch.tensor([5.0, -5.0, 5.0, -5.0, 5.0], device=DEVICE)
+    words_K, fine = compress(grad_P, residual_P, 4.0, kept_P)
+    assert fine
+    index_K, is_negative_K = from_words(words_K)
+    assert index_K.tolist() == places
+    assert is_negative_K.tolist() == [False, True, False, True, False]
+    assert kept_P[places].abs().tolist() == [1.0] * 5
+    assert int(kept_P.count_nonzero()) == 5
+    decode.total([words_K, words_K], 0.5, kept_P)
+    assert kept_P[places].tolist() == [1.0, -1.0, 1.0, -1.0, 1.0]
+    assert int(kept_P.count_nonzero()) == 5
 
 
 def test_the_order_of_workers_does_not_count(both, dyadic):
@@ -204,7 +293,7 @@ def test_what_cannot_be_decoded_is_refused():
     with pytest.raises(ValueError, match=r"hits are int32 but a message's are torch.int64"):
         decode.total([torch.zeros(3, dtype=torch.int64)], 1.0, torch.zeros(5))
     with pytest.raises(ValueError, match=r"contiguous float32 but out_P is torch.float64"):
-        decode.update([], 1.0, torch.zeros(5, dtype=torch.float64))
+        decode.update([], 1.0, 1.0, torch.zeros(5, dtype=torch.float64))
     half_P = torch.zeros(3, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="float32 in one row"):
         compress(half_P, half_P, 1.0, half_P)

@@ -1,0 +1,248 @@
+"""bench_step.py FOLDER [MODEL=FRAMES,FRAMES ...]
+
+A whole training step by plain SGD beside one by GTC, on one device, and what each part takes.
+Writes FOLDER/steps.json and steps.md. The GTC step is that of one worker of a team: it compresses
+its gradient, writes a message, checks and reads one, and updates the weights that it names. There
+is no wire, and as many messages as workers would be read; reading 15 more is timed apart.
+Frames are random, and so are their states; tau is such that one element in a thousand exceeds it.
+Of times, the shortest of several rounds counts, in which SGD and GTC take turns. THREADS=1 is as
+for bench_kernels.py.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from bench_kernels import ALONE, DEVICE, about, markdown, seconds_of
+from resolve import settings
+from torch import Tensor
+
+from asr_train import schema
+from asr_train.comm import codec
+from asr_train.comm.bucket import Bucket
+from asr_train.comm.gtc import Gtc
+from asr_train.comm.loopback import Loopback
+from asr_train.comm.method import Gradient, Method, Quanta, Sent
+from asr_train.comm.methods.sgd import Sgd
+from asr_train.files import replacing, write_json
+from asr_train.kernels import threshold
+from asr_train.model.store import Model, build_model
+from asr_train.shards.batch import Batch
+from asr_train.train.loop import gradients, same_bits_every_time, update
+from asr_train.train.schedule import Schedule
+from asr_train.train.state import RunState
+
+FRAMES = "256,512,1024" if DEVICE == "cpu" else "1024,2048,8192"
+CASES = (f"dnn_5x1536={FRAMES}", f"lstm_5x768={FRAMES}")  # strom2015's and ladkat2019's
+TASKS = {"dnn": (20, 3030), "lstm": (64, 3183)}  # mels and states
+OUTPUTS = 64  # of a row that a recurrent network reads
+DENSITY = 1e-3
+WORKERS = 16  # messages that are read beside the first
+SETTLING = 3  # steps before tau is fixed
+ROUNDS = 6 if DEVICE == "cpu" else 50
+MORE_ROUNDS = 30  # of parts that are short beside forward and backward
+PARTS: dict[str, tuple[ModuleType, str]] = {
+    "compress": (threshold, "compress"),
+    "write message": (codec, "write"),
+    "read message": (codec, "read"),
+}
+
+
+class Worker:
+    """One of a team: a network, and what it is trained on."""
+
+    def __init__(self, name: str, frames: int) -> None:
+        if not ALONE:
+            same_bits_every_time(torch.device(DEVICE))
+        run = settings("gtc", [f"model={name}"])
+        num_mels, num_states = TASKS[name.split("_")[0]]
+        mean_F, var_F = torch.zeros(num_mels), torch.ones(num_mels)
+        self.model = build_model(run.model, num_mels, num_states, mean_F, var_F, seed=1)
+        self.model.to(DEVICE)
+        self.bucket = Bucket(self.model)
+        self.size = len(self.bucket.weights_P)
+        exchange = Loopback(range(1), torch.device(DEVICE))
+        method: Method = Sgd(run.comm, exchange, self.size)
+        self.state = RunState.fresh(self.bucket, method, Schedule(run.optim), momentum=False)
+        self.gtc = Gtc(exchange, self.size, run.comm.gtc or schema.GtcSettings(threshold=1.0))
+        self.sent = Sent()
+        self.batch = drawn(self.model, frames, num_mels, num_states)
+
+    def gradient(self) -> Gradient:
+        """Forward and backward, as training does it."""
+        (found,) = gradients(self.model, lambda _: self.batch, self.state, range(1), 1, {})
+        return found
+
+    def update(self, found: Tensor | Quanta) -> None:
+        update(self.bucket.weights_P, None, found, rate=1e-9, momentum=0.0)
+
+    def by_sgd(self) -> None:
+        self.update(self.gradient().grad_P)
+
+    def exchange(self, gradient: Gradient) -> Quanta:
+        found = self.gtc.quanta([gradient], {0: self.sent})
+        assert found is not None
+        return found
+
+    def by_gtc(self) -> None:
+        self.update(self.exchange(self.gradient()))
+
+    def settle(self) -> None:
+        """A residual as in the middle of training, and the threshold for it."""
+        for _ in range(SETTLING):
+            owed_K = (self.gradient().grad_P + self.gtc.residuals[0])[::16].abs()
+            tau = float(owed_K.kthvalue(round(len(owed_K) * (1 - DENSITY))).values)
+            self.gtc.tau = max(tau, threshold.SMALLEST)
+            self.by_gtc()
+
+
+def drawn(model: Model, frames: int, num_mels: int, num_states: int) -> Batch:
+    """Single frames with their windows, or rows of OUTPUTS outputs."""
+    rng = torch.Generator().manual_seed(0)
+    rows, columns = (frames, 1) if model.stride == 1 else (frames // OUTPUTS, OUTPUTS)
+    times = model.context_left + (columns - 1) * model.stride + 1 + model.context_right
+    feats_BTF = torch.randn(rows, times, num_mels, generator=rng)
+    ali_BT = torch.randint(num_states, (rows, columns), generator=rng)
+    mask_BT = torch.ones(rows, columns, dtype=torch.bool)
+    return Batch(feats_BTF.to(DEVICE), ali_BT.to(DEVICE), mask_BT.to(DEVICE), rows * columns)
+
+
+@contextlib.contextmanager
+def watched(spent: dict[str, float]) -> Iterator[None]:
+    """Adds to `spent` what each of PARTS takes inside."""
+
+    def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            result: list[Any] = []
+            spent[name] = spent.get(name, 0.0) + seconds_of(lambda: result.append(call(*given)))
+            return result[0]
+
+        return run
+
+    with contextlib.ExitStack() as stack:
+        for name, (module, function) in PARTS.items():
+            call = getattr(module, function)
+            stack.enter_context(patch.object(module, function, timed(name, call)))
+        yield
+
+
+def parts(worker: Worker) -> dict[str, float]:
+    """Seconds of each part of a step, the shortest of some."""
+    best: dict[str, float] = {}
+
+    def keep(name: str, seconds: float) -> None:
+        best[name] = min(seconds, best.get(name, seconds))
+
+    for _ in range(ROUNDS):
+        keep("forward, backward", seconds_of(worker.gradient))
+    held = worker.gradient()
+    grad_P, residual_P = held.grad_P.clone(), worker.gtc.residuals[0].clone()
+    for _ in range(MORE_ROUNDS):
+        held.grad_P.copy_(grad_P)
+        keep("update", seconds_of(lambda: worker.update(held.grad_P)))
+        worker.gtc.residuals[0].copy_(residual_P)
+        spent: dict[str, float] = {}
+        found: list[Quanta] = []
+        with watched(spent):
+            whole = seconds_of(lambda: found.append(worker.exchange(held)))  # noqa: B023
+        for name, seconds in spent.items():
+            keep(name, seconds)
+        keep("other", whole - sum(spent.values()))
+        keep("decode and update", seconds_of(lambda: worker.update(found[0])))  # noqa: B023
+    return best
+
+
+def more_messages(worker: Worker) -> float:
+    """Seconds to read and decode WORKERS messages beyond those of one."""
+    gradient = worker.gradient()
+    kept_P = torch.empty_like(gradient.grad_P)
+    words_K, _ = threshold.compress(
+        gradient.grad_P, worker.gtc.residuals[0], worker.gtc.tau, kept_P
+    )
+    header = codec.Header(
+        step=0, worker=0, workers=1, size=worker.size, tau=1.0, frames=1, wanted=len(words_K)
+    )
+    message_B = codec.write(words_K, header, worker.gtc.kind)
+
+    def taken(messages: int) -> float:
+        def run() -> None:
+            words = [codec.read(message_B)[1] for _ in range(messages)]
+            worker.update(Quanta(words, worker.gtc.tau, gradient.grad_P))
+
+        return min(seconds_of(run) for _ in range(MORE_ROUNDS))
+
+    return taken(WORKERS) - taken(1)
+
+
+def measured(name: str, frames: int) -> dict[str, Any]:
+    worker = Worker(name, frames)
+    worker.settle()
+    best = {"sgd": float("inf"), "gtc": float("inf")}
+    steps, before = 0, worker.sent.elements
+    for round_ in range(ROUNDS + 1):
+        for how, step in (("sgd", worker.by_sgd), ("gtc", worker.by_gtc)):
+            seconds = seconds_of(step)
+            steps += how == "gtc"
+            best[how] = min(best[how], seconds) if round_ else best[how]
+    density = (worker.sent.elements - before) / steps / worker.size
+    found = parts(worker)
+    plain = found["forward, backward"] + found["update"]
+    added = sum(found.values()) - plain - found["update"]
+    return {
+        "model": name,
+        "parameters": worker.size,
+        "frames": frames,
+        "density": density,
+        "step_seconds": best,
+        "overhead": best["gtc"] / best["sgd"] - 1,
+        "overhead_by_parts": added / plain,
+        "part_seconds": found,
+        f"{WORKERS - 1}_more_messages_seconds": more_messages(worker),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown."""
+    names = list(rows[0]["part_seconds"])
+    head = ["model", "frames", "density", "SGD ms", "GTC ms", "GTC costs", "by its parts"]
+    head += [f"{name} ms" for name in names] + [f"{WORKERS - 1} more messages ms"]
+    lines = []
+    for row in rows:
+        line = [
+            f"{row['model']}, {row['parameters'] / 1e6:.1f} M",
+            f"{row['frames']}",
+            f"{row['density']:.1e}",
+            *(f"{1e3 * row['step_seconds'][how]:.1f}" for how in ("sgd", "gtc")),
+            f"{100 * row['overhead']:+.1f} %",
+            f"{100 * row['overhead_by_parts']:+.1f} %",
+            *(f"{1e3 * row['part_seconds'][name]:.2f}" for name in names),
+            f"{1e3 * row[f'{WORKERS - 1}_more_messages_seconds']:.2f}",
+        ]
+        lines.append(line)
+    return markdown(head, lines, text_columns=(0,))
+
+
+def main(folder: str, *cases: str) -> None:
+    began, facts = time.time(), about()
+    rows = []
+    for case in cases or CASES:
+        name, frames = case.split("=")
+        rows += [measured(name, int(count)) for count in frames.split(",")]
+    facts["seconds"] = round(time.time() - began)
+    text = table(rows) + "\n\n" + "\n".join(f"- {key}: {value}" for key, value in facts.items())
+    print(text)
+    write_json(Path(folder) / "steps.json", {"about": facts, "steps": rows})
+    with replacing(Path(folder) / "steps.md") as part:
+        part.write_text(f"# A training step by SGD and by GTC\n\n{text}\n")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])

@@ -1,0 +1,120 @@
+"""Compile the Triton kernels for a GPU that need not be there, and print what the code is like:
+
+    {kernel: {registers, spilled (bytes), shared (bytes), instructions (all, SASS), loads (widths in
+    bits of loads from global memory), flushes (denormals), fused (multiply-adds), atomics}}
+Run without TRITON_INTERPRET. Pointers are to whole allocations (16 bytes), sizes are any.
+"""
+
+import collections
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from asr_train.kernels import gpu_dense, gpu_hits
+
+HOPPER = GPUTarget("cuda", 90, 32)
+TYPES = {
+    "grad": "*fp32",
+    "residual": "*fp32",
+    "kept": "*fp32",
+    "marks": "*i32",
+    "counts": "*i32",
+    "wrong": "*i32",
+    "ends": "*i64",
+    "turn": "*i64",
+    "next_turn": "*i64",
+    "words": "*i32",
+    "starts": "*i64",
+    "lengths": "*i64",
+    "firsts": "*i32",
+    "out": "*fp32",
+    "bits": "*u8",
+    "means": "*fp32",
+    "mean": "*fp32",
+    "weights": "*fp32",
+    "delta": "*fp32",
+    "start": "*fp32",
+    "rows": "i32",
+    **dict.fromkeys(("threshold", "tau", "rate", "eta", "zeta", "ahead", "look"), "fp32"),
+}
+HITS = {"BLOCK": gpu_hits.BLOCK}
+DECODE = {"TILE": gpu_hits.TILE, "CHUNK": gpu_hits.CHUNK, "UPDATES": False}
+KERNELS = {
+    "mark": (gpu_hits._mark, HITS, {}),
+    "mark_bf16": (gpu_hits._mark, HITS, {"grad": "*bf16"}),
+    "expand": (gpu_hits._expand, {**HITS, "GROUP": gpu_hits.GROUP}, {}),
+    "find": (gpu_hits._find, {"TILE": gpu_hits.TILE, "BOUNDS": gpu_hits.BOUNDS}, {}),
+    "decode_4": (gpu_hits._decode, {**DECODE, "TEAM": 4}, {}),
+    "decode_32": (gpu_hits._decode, {**DECODE, "TEAM": gpu_hits.TEAM}, {}),
+    "update_4": (gpu_hits._decode, {**DECODE, "TEAM": 4, "UPDATES": True}, {}),
+    "add_up_4": (gpu_dense._add_up, {"WORKERS": 4, "HIGH": 16, "WIDE": 128}, {}),
+    "block_step": (gpu_dense._block_step, {"BLOCK": gpu_dense.BLOCK}, {}),
+    "windows": (gpu_dense._windows, {"BLOCK": 512}, {"rows": "*fp32", "starts": "*i64"}),
+    **{
+        f"quantise_{rows}": (gpu_dense._quantise_held, {"ROWS": rows}, {})
+        for rows in (1024, 2048, gpu_dense.MAX_ROWS)
+    },
+    "quantise_long": (gpu_dense._quantise_long, {"ROWS": gpu_dense.ROWS}, {}),
+}
+
+
+def compiled(name: str) -> triton.compiler.CompiledKernel:
+    function, constants, types = KERNELS[name]
+    signature = {
+        argument: "constexpr" if argument in constants else {**TYPES, **types}.get(argument, "i32")
+        for argument in function.arg_names
+    }
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, kind in enumerate(signature.values())
+        if kind.startswith("*")
+    }
+    options = {"enable_fp_fusion": not name.startswith(("decode", "update", "block_step"))}
+    if name.startswith("quantise"):
+        options["num_warps"] = gpu_dense.warps(constants["ROWS"])
+    elif name.startswith(("mark", "expand", "decode", "update")):
+        options["num_warps"] = gpu_hits.WARPS
+    return triton.compile(ASTSource(function, signature, constants, aligned), HOPPER, options)
+
+
+def tool(name: str, *arguments: str) -> str:
+    path = Path(triton.__file__).parent / "backends/nvidia/bin" / name
+    return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def facts(name: str) -> dict[str, object]:
+    kernel = compiled(name)
+    ptx, sass = kernel.asm["ptx"], ""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        usage = tool("cuobjdump", "-res-usage", file.name)
+        sass = tool("cuobjdump", "-sass", file.name)
+    (used,) = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", usage)
+    registers, stack, shared, local = map(int, used)
+    widths = collections.Counter(
+        int(vector or 1) * int(bits)
+        for vector, bits in re.findall(r"ld\.global\S*?(?:\.v(\d))?\.b(\d+)", ptx)
+    )
+    return {
+        "registers": registers,
+        "spilled": stack + local,
+        "shared": max(shared, kernel.metadata.shared),
+        "instructions": len(re.findall(r"^\s+/\*[0-9a-f]{4}\*/", sass, re.MULTILINE)),
+        "loads": dict(widths),
+        "flushes": len(re.findall(r"\.ftz\.", ptx)),
+        "fused": len(re.findall(r"\bfma\.rn\.f32", ptx)),
+        "atomics": len(re.findall(r"\b(?:atom|red)\.global", ptx)),
+    }
+
+
+if __name__ == "__main__":
+    names = sys.argv[1:] or list(KERNELS)
+    print(json.dumps({name: facts(name) for name in names}))

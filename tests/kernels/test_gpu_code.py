@@ -1,0 +1,62 @@
+"""What the compiler makes of the Triton kernels for sm_90; no GPU is needed for that.
+
+The interpreter shows that they compute the right thing; this, that they compile at all, and laws
+that it cannot see: what is rounded where, and what would keep memory waiting.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+# A program holds 8 columns of so many rows; with a thousand threads there is no room for all
+SPILLED = {"quantise_2048": 32, "quantise_4096": 256}  # bytes a thread, at most
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory):
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+    environment.pop("TRITON_INTERPRET", None)
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    script = Path(__file__).with_name("gpu_code.py")
+    run = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def test_denormals_are_not_flushed_to_zero(code):
+    assert {name: c["flushes"] for name, c in code.items() if c["flushes"]} == {}
+
+
+def test_products_are_rounded_as_the_references_are(code):
+    """Only those that say so fuse a product with a sum."""
+    fused = {name for name, c in code.items() if c["fused"]}
+    assert fused == {"block_step", "update_4"}
+
+
+def test_no_result_depends_on_the_order_of_atomics(code):
+    assert not any(c["atomics"] for c in code.values())
+
+
+def test_vectors_of_any_length_move_16_bytes_at_once(code):
+    for name in ("mark", "mark_bf16", "expand", "block_step"):
+        assert code[name]["loads"].get("128", 0) > 0, name
+
+
+def test_registers_do_not_spill(code):
+    found = {name: c["spilled"] for name, c in code.items() if c["spilled"]}
+    assert found.keys() <= SPILLED.keys()
+    assert all(found[name] <= SPILLED[name] for name in found)
+
+
+def test_compression_leaves_room_for_other_programs(code):
+    """65,536 registers a multiprocessor: at least two programs of 256 threads."""
+    for name in ("mark", "mark_bf16", "expand", "decode_4", "decode_32"):
+        assert code[name]["registers"] * 256 * 2 <= 65536, name

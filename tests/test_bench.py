@@ -1,0 +1,69 @@
+"""The benchmarks of kernels and of training steps run, compare before they time, and say it all."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import bench_kernels
+
+    monkeypatch.setattr(bench_kernels, "BUDGET", 0.0)
+    monkeypatch.setattr(bench_kernels, "compiled_mark", lambda: (None, "left out"))
+    yield bench_kernels
+    for name in ("bench_kernels", "bench_step", "resolve"):
+        sys.modules.pop(name, None)
+
+
+def test_every_kernel_has_its_copy_its_peer_and_its_place_in_table_and_plot(kernels, tmp_path):
+    kernels.main(str(tmp_path), "0.05")
+    found = json.loads((tmp_path / "kernels.json").read_text())
+    named = {row["kernel"] for row in found["kernels"]}
+    assert len(named) == 6
+    for kernel in named:
+        by = {row["by"] for row in found["kernels"] if row["kernel"] == kernel}
+        assert {"copy", "ours", "eager torch"} <= by
+    for row in found["kernels"]:
+        moved = row["floor_bytes_a_parameter"] * row["parameters"]
+        assert row["bytes_per_second"] == pytest.approx(moved / row["seconds"])
+    assert [code["density"] for code in found["rice"]] == list(kernels.DENSITIES)
+    text = (tmp_path / "kernels.md").read_text()
+    assert all(kernel in text for kernel in named)
+    assert "gpu: " in text
+    assert (tmp_path / "kernels.svg").read_text().startswith("<?xml")
+
+
+def test_a_kernel_that_is_not_the_reference_is_not_timed(kernels, tmp_path, monkeypatch):
+    real = kernels.threshold.compress
+
+    def wrong(grad_P, residual_P, tau, kept_P):
+        words_K, is_finite = real(grad_P, residual_P, tau, kept_P)
+        kept_P[3] += 1
+        return words_K, is_finite
+
+    monkeypatch.setattr(kernels.threshold, "compress", wrong)
+    with pytest.raises(SystemExit, match="compress: the result is not the reference's on 50,000"):
+        kernels.main(str(tmp_path), "0.05")
+
+
+def test_a_steps_parts_are_all_there(kernels, tmp_path, monkeypatch):
+    import bench_step
+
+    monkeypatch.setattr(bench_step, "ROUNDS", 1)
+    monkeypatch.setattr(bench_step, "MORE_ROUNDS", 1)
+    threads = torch.get_num_threads()
+    bench_step.main(str(tmp_path), "dnn_4x256=32", "lstm_2x128=64")
+    torch.set_num_threads(threads)
+    for row in json.loads((tmp_path / "steps.json").read_text())["steps"]:
+        wanted = {"forward, backward", "update", "decode and update", "other"}
+        assert row["part_seconds"].keys() == wanted | bench_step.PARTS.keys()
+        assert 1e-4 < row["density"] < 1e-1
+        assert min(row["step_seconds"].values()) > 0
+    assert (tmp_path / "steps.md").read_text().count("\n| ") == 4  # head, rule, two rows
