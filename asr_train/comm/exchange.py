@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+PARTS = ("compress", "transfer")  # of an exchange, whose seconds are counted
 FEWEST_SECONDS = 1.0  # that a process waits to hear who else has not been answered
 
 
@@ -37,14 +38,24 @@ class Exchange(ABC):
         device: where tensors lie that come from here.
         wire_bits: by local worker, what it put on the wire, padding included; what goes to all
             counts once.
+        seconds: of this process so far: `transfer` in collectives, which wait for the slowest, and
+            what users of the exchange add, each under a name of `PARTS`.
     """
 
     def __init__(self, members: range, local: range, device: torch.device) -> None:
         self.members, self.local, self.device = members, local, device
         self.wire_bits = dict.fromkeys(local, 0)
+        self.seconds = dict.fromkeys(PARTS, 0.0)
 
     def __len__(self) -> int:
         return len(self.members)
+
+    @contextlib.contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Count the seconds inside; a GPU's as far as they are waited for."""
+        began = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - began
 
     # --- what the two kinds differ in -------------------------------------------------------------
 
@@ -255,7 +266,8 @@ class Processes(Exchange):
         self._calls += 1
         began = time.monotonic()
         try:
-            yield
+            with self.timed("transfer"):
+                yield
         except RuntimeError as error:  # of which torch.distributed's own errors are kinds
             waited = time.monotonic() - began
             silent = self._silent()

@@ -121,6 +121,7 @@ def train(
             + (f"going on after step {progress.step}" if progress.step else "from the beginning")
         )
         tell(changed)
+        tell(method.said)
         tell(warning(optim, len(method.teams[0])))
 
         def write_row() -> None:
@@ -160,14 +161,18 @@ def train(
                 log.advance(frames * workers // len(exchange.local))
                 if progress.step % run.comm.check_steps == 0:
                     check_replicas(state)
-                if progress.step % optim.log_steps == 0:
+                # The epoch's last row has what its end sends, too
+                if progress.step % optim.log_steps == 0 and progress.epoch_step < feed.num_steps:
                     write_row()
                 if progress.step % optim.checkpoint_steps == 0:
                     save_checkpoint()
-            if state.since_log[exchange.local[0]].steps:
-                write_row()
 
+            ended = time.perf_counter()
             method.end_epoch(state.replicas)
+            if state.since_log[exchange.local[0]].steps:
+                here = state.since_log[exchange.local[0]]
+                here.exchange_seconds += time.perf_counter() - ended
+                write_row()
             check_replicas(state)
             bucket.point_at(method.exported(state.replicas[0]))
             check_finite("the weights", bucket.weights_P, bucket, progress.step)
@@ -331,6 +336,8 @@ def gathered(state: RunState) -> Totals:
     here.steps //= len(exchange.local)
     here.skipped, here.frames, here.correct = int(skipped), int(frames), int(correct)
     here.loss = loss
+    seconds = method.take_seconds()
+    here.compress_seconds, here.transfer_seconds = seconds["compress"], seconds["transfer"]
     state.since_log = {worker: Interval() for worker in exchange.local}
     sent = Sent(int(bits), int(elements), int(overflows), int(wire))
     return Totals(len(exchange), here, sent, threshold=all_rows[0][-2], squares=squares)
