@@ -188,6 +188,8 @@ def draw_bytes(table: Row, runs: Sequence[str]) -> Picture | None:
                 )
             said.append(f"{row['run']} {wer:.2f} %, {(sent or 0) / 1e3:.3g} KB")
         ax.set_xscale("log")
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.minorticks_off()
         ax.margins(x=0.15)
         ax.set_ylim(0)
         ax.set_title(f"word error rate on {split} (%)")
