@@ -863,6 +863,9 @@ class BmufSettings:
         return eta
 
 
+MOST_CHOSEN = 8  # workers of a group, where the number is not set
+
+
 @dataclass(kw_only=True, slots=True)
 class CommSettings:
     """A method, and the settings of what it is made of."""
@@ -874,7 +877,8 @@ class CommSettings:
     model_averaging: ModelAveragingSettings | None = None
     gtc: GtcSettings | None = None
     bmuf: BmufSettings | None = None
-    group_size: int | None = None  # workers that share a model in bmuf_gtc
+    # Workers that share a model in bmuf_gtc; 0: as many as `group_of` chooses
+    group_size: int | None = None
     asynchronous: AsynchronousSettings | None = None
 
     def __post_init__(self) -> None:
@@ -893,14 +897,38 @@ class CommSettings:
                 raise SettingsError(
                     f"comm.{name} is missing; comm.method={self.method.value} needs it"
                 )
-        if self.group_size is not None:
-            _positive("comm", group_size=self.group_size)
+        if self.group_size is not None and self.group_size < 0:
+            raise SettingsError(
+                f"comm.group_size is {self.group_size}; it must be positive, or 0 to have it chosen"
+            )
         is_fixed = self.gtc is not None and self.gtc.capacity is Capacity.fixed
         if self.method is Method.gtc_async and is_fixed:
             raise SettingsError(
                 "comm.gtc.capacity is fixed, but messages of comm.method=gtc_async are as long as "
                 "they have to be; set it to exact"
             )
+
+    def group_of(self, workers: int) -> int:
+        """Workers that share a model in bmuf_gtc, of so many.
+
+        Chosen: the largest divisor of the workers that leaves two groups and is not above 8, the
+        paper's (Ladkat et al., 2019); 1, which is BMUF, for a prime number.
+
+        Raises:
+            SettingsError: if a size that was set does not divide the workers.
+        """
+        assert self.group_size is not None
+        sizes = [size for size in range(1, workers + 1) if workers % size == 0]
+        if self.group_size == 0:
+            return max(
+                size for size in sizes if size <= MOST_CHOSEN and size <= max(1, workers // 2)
+            )
+        if self.group_size not in sizes:
+            raise SettingsError(
+                f"{workers} workers do not make groups of comm.group_size={self.group_size}; "
+                f"choose one of {', '.join(map(str, sizes))}, or 0 to have it chosen"
+            )
+        return self.group_size
 
 
 @dataclass(kw_only=True, slots=True)

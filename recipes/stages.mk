@@ -60,6 +60,9 @@ TEACHERS := $(sort $(ALIGNER) $(if $(PASSES),$(filter-out %-realign$(REALIGN),$(
 # Runs whose n-best lists the larger language model (lm.big) scores anew.
 RESCORE ?=
 RESCORED := $(RESCORE:%=%-rescored)
+# What the networks' workers sent; printed where there is something to compare, or several workers.
+EXCHANGE := $(if $(NETS),$W/tables/exchange.md)
+SHOWN    := $(if $(strip $(word 2,$(NETS)) $(and $(NETS),$(filter-out 1,$(WORKERS)))),$W/tables/exchange.txt)
 SCORES  := $(foreach r,$(MODELS) $(RESCORED),$(EVAL:%=$W/exp/$r/score.%.json))
 ALIGNED := $(MODELS:%=$W/ali/%/$(DEV).report.json)
 TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lm/index.json $W/lang/index.json \
@@ -68,7 +71,7 @@ TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lm/index.js
   $(NETS:%=$W/exp/%/model.json) $(patsubst %,$W/exp/%/tuned.json,$(MODELS) $(RESCORED)) \
   $(foreach m,$(filter-out $(TEACHERS),$(MODELS)),$W/ali/$m/$(DEV).jsonl.gz) \
   $(foreach r,$(MODELS) $(RESCORED),$(EVAL:%=$W/exp/$r/hyp.%.jsonl)) $(SCORES) \
-  $W/tables/wer.md $W/report/index.html
+  $W/tables/wer.md $(EXCHANGE) $W/report/index.html
 
 .PHONY: help table conf status clean
 ## In a recipe's folder, or from the root with RECIPE=NAME:
@@ -80,7 +83,7 @@ TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lm/index.js
 ##                 RESCORE='dnn' (n-best lists by lm.big)
 ##                 WORKERS=training workers, a process each; VIRTUAL=1: all in one, to the same bits
 table: $W/report/index.html
-	@cat $W/tables/wer.txt; echo "report: $W/report/index.html"
+	@cat $(SHOWN) $W/tables/wer.txt; echo "report: $W/report/index.html"
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 clean:
@@ -150,9 +153,12 @@ $W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.
 	$$(PY) $S/score.py $$(wordlist 1,3,$$^) $$@
 endef
 $(foreach s,$(EVAL),$(eval $(call eval_rules,$s)))
-$W/tables/%.md: $C/score.yaml $(SCORES) ; $(PY) $S/tables.py $^ $@
-$W/report/index.html: $W/tables/wer.md $(MODELS:%=$W/ali/%/$(DEV).jsonl.gz) $(NETS:%=$W/exp/%/model.json)
-	$(PY) $S/report.py $W/tables/wer.json $(ALIGNED) $(NETS:%=$W/exp/%/log.jsonl) $@
+$W/tables/wer%md: $C/score.yaml $(SCORES) ; $(PY) $S/tables.py $^ $@
+$W/tables/exchange%md: $C/score.yaml $(NETS:%=$W/exp/%/model.json) \
+  $(foreach r,$(NETS),$(EVAL:%=$W/exp/$r/score.%.json))
+	$(PY) $S/exchange.py $^ $@
+$W/report/index.html: $W/tables/wer.md $(EXCHANGE) $(MODELS:%=$W/ali/%/$(DEV).jsonl.gz) $(NETS:%=$W/exp/%/model.json)
+	$(PY) $S/report.py $W/tables/wer.json $(EXCHANGE:.md=.json) $(ALIGNED) $(NETS:%=$W/exp/%/log.jsonl) $@
 
 # What to call, from the root, to have all done.
 status: export ASR_GOAL := $(notdir $(CURDIR)) $(filter-out RECIPE=%,$(MAKEOVERRIDES))

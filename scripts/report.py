@@ -1,7 +1,9 @@
-"""report.py tables/wer.json ali/MODEL/SPLIT.report.json... exp/RUN/log.jsonl... report/index.html
+"""report.py tables/wer.json [tables/exchange.json] ali/MODEL/SPLIT.report.json...
+    exp/RUN/log.jsonl... report/index.html
 
-The WER table, learning curves, alignments and stage times as one HTML page without network or
-script; its pictures are kept beside it as PNG and the table of alignments as ali.md, for READMEs.
+The WER table, what workers exchanged, learning curves, alignments and stage times as one HTML page
+without network or script; its pictures are kept beside it as PNG and the table of alignments as
+ali.md, for READMEs.
 """
 
 from pathlib import Path
@@ -17,13 +19,16 @@ def report(table: str, *paths: str) -> None:
     work = Path(output).resolve().parent.parent
     # This stage's own time is that of its last run, if any: a page would differ from its first.
     times = [row for row in stage_times(work) if row["stage"] != "report"]
-    alignments = [read_json(path) for path in inputs if path.endswith(".json")]  # as models grew
+    rows = [read_json(path) for path in inputs if path.endswith(".json")]
+    alignments = [row for row in rows if row.get("table") != "exchange"]  # as models grew
+    exchanges = [row for row in rows if row.get("table") == "exchange"]
     html, pictures = build_page(
         recipe_name(work),
         read_json(table),
         alignments,
         {log.parent.name: read_jsonl(log) for log in logs},
         times,
+        *exchanges,
     )
     for picture in pictures:
         write_bytes(Path(output).with_name(f"{picture.name}.png"), picture.png())

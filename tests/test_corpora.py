@@ -57,9 +57,9 @@ def variables(recipe: str, *arguments: str) -> tuple[list[str], list[str]]:
     return conf.split(), splits.split()
 
 
-def test_every_recipe_but_digits_is_tried_here():
+def test_every_recipe_with_a_corpus_of_its_own_is_tried_here():
     recipes = {path.parent.name for path in ROOT.glob("recipes/*/Makefile")}
-    assert recipes - {"digits"} == set(FOLDERS) == set(COUNTS)
+    assert recipes - {"digits", "ddp_hook"} == set(FOLDERS) == set(COUNTS)
 
 
 @pytest.mark.parametrize("recipe", FOLDERS)

@@ -44,7 +44,7 @@ SETTINGS = [  # little speech: few leaves, Gaussians and passes; the laws are th
 ]
 STAGES = {
     *("manifests", "lang", "feats", "gmm", "ali", "shards"),
-    *("train", "tune", "decode", "score", "tables", "report"),
+    *("train", "tune", "decode", "score", "tables", "exchange", "report"),
 }
 PATIENCE_SECONDS = 600
 
@@ -303,18 +303,22 @@ def test_a_plan_does_not_disturb_a_running_make(recipe, finished):
 @pytest.mark.parametrize(
     "gone, stages",
     [
-        ("tables report", ["tables", "report"]),
-        ("exp/*/*.test.json* tables report", ["decode", "score"] * 4 + ["tables", "report"]),
+        ("tables report", ["tables", "exchange", "report"]),
+        (
+            "exp/*/*.test.json* tables report",
+            ["decode", "score"] * 4 + ["tables", "exchange", "report"],
+        ),
         (
             "exp/dnn-realign1 tables report",
-            ["train", "ali", "tune", *["decode", "score"] * 2, "tables", "report"],
+            ["train", "ali", "tune", *["decode", "score"] * 2, "tables", "exchange", "report"],
         ),
         (
             "exp/tri exp/dnn* ali shards tables report",
             [
                 *["gmm", *["ali", "shards"] * 2, "train", *["ali", "shards"] * 2, "train"],
                 *["tune", *["decode", "score"] * 2] * 3,
-                *["ali", "ali", "tables", "report"],  # of DEV by mono and the last network
+                *["ali", "ali"],  # of DEV by mono and the last network
+                *["tables", "exchange", "report"],
             ],
         ),
         ("audio feats shards exp/dnn/ckpt", []),  # bulky, and of no more use

@@ -147,10 +147,16 @@ def test_a_fresh_recipe_plans_every_stage(plan):
     "setting, stages",
     [
         (None, set()),
-        ("decode.beam=12", {"tune", "decode", "score", "tables", "report"}),
-        ("optim.rate=0.1", {"train", "ali", "tune", "decode", "score", "tables", "report"}),
-        ("score.seed=2", {"score", "tables", "report"}),
-        ("score.normaliser.kind=english", {"tune", "decode", "score", "tables", "report"}),
+        ("decode.beam=12", {"tune", "decode", "score", "tables", "exchange", "report"}),
+        (
+            "optim.rate=0.1",
+            {"train", "ali", "tune", "decode", "score", "tables", "exchange", "report"},
+        ),
+        ("score.seed=2", {"score", "tables", "exchange", "report"}),
+        (
+            "score.normaliser.kind=english",
+            {"tune", "decode", "score", "tables", "exchange", "report"},
+        ),
     ],
 )
 def test_a_changed_setting_reruns_just_the_stages_it_touches(plan, tmp_path, setting, stages):
@@ -168,7 +174,7 @@ def test_an_edited_mapping_is_tuned_and_scored_with_anew(plan, tmp_path):
     os.utime(mapping, (0, 0))
     assert plan(arguments) == []
     mapping.touch()
-    assert set(plan(arguments)) == {"tune", "decode", "score", "tables", "report"}
+    assert set(plan(arguments)) == {"tune", "decode", "score", "tables", "exchange", "report"}
 
 
 def test_planning_with_another_setting_touches_no_settings_file(plan, tmp_path):

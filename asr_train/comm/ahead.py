@@ -5,14 +5,17 @@ some steps of every worker, in whatever order they come to them, and ends with a
 all messages are everywhere and all models are the same. In between, there is no common model.
 """
 
+import contextlib
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from asr_train.comm.exchange import PARTS
 from asr_train.comm.method import Gradient, Sent
 from asr_train.comm.peers import Peer, Rate
 
@@ -57,12 +60,14 @@ class Ahead(ABC):
 
     Attributes:
         sent, leads: by local worker, since they were last taken.
+        seconds: of this process, since they were last taken, by `exchange.PARTS`.
     """
 
     def __init__(self, peers: Sequence[Peer]) -> None:
         self.peers = {peer.worker: peer for peer in peers}
         self.sent = {worker: Sent() for worker in self.peers}
         self.leads = {worker: Lead() for worker in self.peers}
+        self.seconds = dict.fromkeys(PARTS, 0.0)
 
     @abstractmethod
     def run(self, weights_P: Tensor, first: int, steps: int, rate: Rate, learner: Learner) -> None:
@@ -86,6 +91,13 @@ class Ahead(ABC):
         """How far a local worker was ahead since the last call."""
         lead, self.leads[worker] = self.leads[worker], Lead(now=self.leads[worker].now)
         return lead
+
+    @contextlib.contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Count the seconds inside."""
+        began = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - began
 
     # --- as a reducer -----------------------------------------------------------------------------
 

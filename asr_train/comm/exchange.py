@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+PARTS = ("compress", "transfer")  # of an exchange, whose seconds are counted
 FEWEST_SECONDS = 1.0  # that a process waits to hear who else has not been answered
 
 
@@ -38,6 +39,8 @@ class Exchange(ABC):
         wire_bits: by local worker, what it put on the wire, padding included; what goes to all
             counts once.
         processes: that host them.
+        seconds: of this process so far: `transfer` in collectives, which wait for the slowest, and
+            what users of the exchange add, each under a name of `PARTS`.
     """
 
     processes = 1
@@ -45,9 +48,17 @@ class Exchange(ABC):
     def __init__(self, members: range, local: range, device: torch.device) -> None:
         self.members, self.local, self.device = members, local, device
         self.wire_bits = dict.fromkeys(local, 0)
+        self.seconds = dict.fromkeys(PARTS, 0.0)
 
     def __len__(self) -> int:
         return len(self.members)
+
+    @contextlib.contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Count the seconds inside; a GPU's as far as they are waited for."""
+        began = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - began
 
     # --- what the two kinds differ in -------------------------------------------------------------
 
@@ -259,7 +270,8 @@ class Processes(Exchange):
         self._calls += 1
         began = time.monotonic()
         try:
-            yield
+            with self.timed("transfer"):
+                yield
         except RuntimeError as error:  # of which torch.distributed's own errors are kinds
             waited = time.monotonic() - began
             silent = self._silent()

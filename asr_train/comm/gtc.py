@@ -66,7 +66,8 @@ class Gtc:
         messages = []
         turns = dict(self._turn)
         for worker, gradient in zip(self.exchange.local, gradients, strict=True):
-            messages.append(self._message(worker, gradient, sent[worker]))
+            with self.exchange.timed("compress"):
+                messages.append(self._message(worker, gradient, sent[worker]))
             total_P = gradient.grad_P
         is_fixed = self.settings.capacity is schema.Capacity.fixed
         room = HEADER_BYTES + self.capacity if is_fixed else None

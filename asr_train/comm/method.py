@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from asr_train.comm.exchange import Exchange, hosted
+from asr_train.comm.exchange import PARTS, Exchange, hosted
 from asr_train.kernels import decode
 
 if TYPE_CHECKING:
@@ -112,9 +112,11 @@ class Method:
         blocks: None: teams never meet (or there is only one).
     Attributes:
         ahead: of workers that do not wait for each other: drives them, in place of the two hooks.
+        said: what a user should know of it when a run starts; None: nothing.
     """
 
     ahead: "Ahead | None" = None
+    said: str | None = None
 
     def __init__(
         self,
@@ -127,6 +129,7 @@ class Method:
         self.exchange, self.teams = exchange, list(teams)
         self.reducers, self.blocks = list(reducers), blocks
         self.sent = {worker: Sent() for worker in exchange.local}
+        self.seconds = dict.fromkeys(PARTS, 0.0)
 
     # --- the two hooks ----------------------------------------------------------------------------
 
@@ -187,12 +190,19 @@ class Method:
         sent, self.sent[worker] = self.sent[worker], Sent()
         return sent
 
+    def take_seconds(self) -> dict[str, float]:
+        """Of this process in the parts of its exchanges since the last call; see `Exchange`."""
+        seconds, self.seconds = self.seconds, dict.fromkeys(PARTS, 0.0)
+        return seconds
+
     @contextlib.contextmanager
     def _counted(self, exchange: Exchange) -> Iterator[None]:
-        before = dict(exchange.wire_bits)
+        before, seconds = dict(exchange.wire_bits), dict(exchange.seconds)
         yield
         for worker, bits in exchange.wire_bits.items():
             self.sent[worker].wire_bits += bits - before[worker]
+        for part in PARTS:
+            self.seconds[part] += exchange.seconds[part] - seconds[part]
 
     def measures(self, worker: int) -> tuple[float, float]:
         """A local worker's threshold, and the sum of squares of what it owes."""

@@ -31,7 +31,9 @@ class RealTime(Ahead):
             self._wait(lambda step=step: peer.missing(step - peer.staleness))  # type: ignore[misc]
             self.leads[worker].begin_step(peer.lead)
             peer.weights(weights_P)
-            message_B = peer.learn(learner.gradient(worker, step), self.sent[worker])
+            gradient = learner.gradient(worker, step)
+            with self.timed("compress"):
+                message_B = peer.learn(gradient, self.sent[worker])
             self.links.send(message_B)
             self.sent[worker].wire_bits += 8 * (FRAME_BYTES + len(message_B))
             message = Message(*codec.read(message_B))
@@ -62,7 +64,8 @@ class RealTime(Ahead):
 
     def _take(self, seconds: float) -> int | None:
         """Take in the next message; whose it was."""
-        message_B = self.links.receive(seconds)
+        with self.timed("transfer"):
+            message_B = self.links.receive(seconds)
         if message_B is None:
             return None
         message = Message(*codec.read(message_B.to(self.peer.base_P.device)))

@@ -69,7 +69,8 @@ class VirtualTime(Ahead):
         self.leads[worker].begin_step(peer.lead)
         peer.weights(self._weights_P)
         gradient = self._learner.gradient(worker, peer.number)
-        message_B = peer.learn(gradient, self.sent[worker])
+        with self.timed("compress"):
+            message_B = peer.learn(gradient, self.sent[worker])
         self.sent[worker].wire_bits += 8 * (FRAME_BYTES + len(message_B))
         noise = draws(self.settings.seed, Draw.step, worker, peer.number).standard_normal()
         seconds = self._step_seconds[worker] * np.exp(self.settings.step_spread * noise)

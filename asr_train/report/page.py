@@ -18,6 +18,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from asr_train.report import exchange
 from asr_train.report.tables import cells, held_out, made, notes, percent_interval, spell_seconds
 
 Row = dict[str, Any]
@@ -156,6 +157,49 @@ def _draw_rate(ax: Axes, y: int, row: Row, colour: str) -> None:
     ax.plot(100 * row["wer"], y, "o", color=colour, markersize=6.5)
     text, at = f"{100 * row['wer']:.2f}", (100 * row["wer"], y)
     ax.annotate(text, at, (0, 6), textcoords="offset points", ha="center", fontsize=8.5)
+
+
+def draw_bytes(table: Row, runs: Sequence[str]) -> Picture | None:
+    """WER on the last held-out split against what a worker sends a minibatch; None: nobody sends.
+
+    Runs that send nothing are lines across.
+    """
+    split = table["splits"][-1] if table["splits"] else None
+    rows = [row["ours"] for row in table["rows"] if split in row["ours"]["splits"]]
+    if not any(row["message_bytes_a_minibatch"] for row in rows):
+        return None
+    said = []
+    with rc_context(STYLE):
+        figure = Figure(figsize=(NARROW, 3.1))
+        ax = figure.subplots()
+        for row in rows:
+            colour, score = colour_of(row["run"], runs), row["splits"][split]
+            wer, sent = 100 * score["wer"], row["message_bytes_a_minibatch"]
+            low, high = score["ci95"] or (score["wer"], score["wer"])
+            if sent is None:
+                ax.axhline(wer, color=colour, linewidth=1.2, linestyle="--")
+                at: dict[str, Any] = {"xy": (1, wer), "xycoords": ax.get_yaxis_transform()}
+                ax.annotate(row["run"], **at, ha="right", va="bottom", size=8.5)
+            else:
+                ax.plot([sent / 1e3] * 2, [100 * low, 100 * high], color=colour, linewidth=2)
+                ax.plot(sent / 1e3, wer, "o", color=colour, markersize=6.5)
+                ax.annotate(
+                    row["run"], (sent / 1e3, wer), (6, 4), textcoords="offset points", size=8.5
+                )
+            said.append(f"{row['run']} {wer:.2f} %, {(sent or 0) / 1e3:.3g} KB")
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.minorticks_off()
+        ax.margins(x=0.15)
+        ax.set_ylim(0)
+        ax.set_title(f"word error rate on {split} (%)")
+        ax.set_xlabel("KB that a worker sends a minibatch")
+    return Picture(
+        "bytes",
+        figure,
+        f"Word error rate on {split} against what a worker sends a minibatch: {'; '.join(said)}",
+        "A bar is the 95 % interval; a dashed line is a run of one worker, which sends nothing.",
+    )
 
 
 def draw_curves(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> list[Picture]:
@@ -336,6 +380,7 @@ def build_page(
     alignments: Sequence[Row],
     logs: Mapping[str, Sequence[Row]],
     times: Sequence[Row],
+    exchanged: Row | None = None,
 ) -> tuple[str, list[Picture]]:
     """The page's HTML, and the pictures to be kept beside it.
 
@@ -345,6 +390,7 @@ def build_page(
         alignments: `ali/MODEL/SPLIT.report.json`, any number, in the order of the models.
         logs: each run's `log.jsonl`.
         times: `jobs.stage_times`.
+        exchanged: what `exchange.exchange_table` made; None: there is no network.
     """
     runs = list(dict.fromkeys([*(row["ours"]["run"] for row in table["rows"]), *logs]))
     pictures: list[Picture] = []
@@ -355,6 +401,7 @@ def build_page(
 
     sections = [
         section("Word error rates", wer_html(table, show)),
+        *(() if exchanged is None else [section("Exchange", exchange_html(exchanged, runs, show))]),
         section("Learning", learning_html(logs, runs, show)),
         section("Alignments", alignments_html(alignments, list(logs), show)),
         section("Where time went", times_html(times, show)),
@@ -431,6 +478,14 @@ def wer_html(table: Row, show: Callable[[Picture], str]) -> str:
         + table_html(table["columns"], rows, texts=2)
         + f'<ul class="notes">{items}</ul>'
     )
+
+
+def exchange_html(table: Row, runs: Sequence[str], show: Callable[[Picture], str]) -> str:
+    """What workers sent; with a drawing where any sent something."""
+    items = "".join(f"<li>{escape(note)}</li>" for note in exchange.notes(table)[:-1])
+    text = table_html(table["columns"], exchange.text_rows(table), texts=2)
+    picture = draw_bytes(table, runs)
+    return ("" if picture is None else show(picture)) + text + f'<ul class="notes">{items}</ul>'
 
 
 def learning_html(

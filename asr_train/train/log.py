@@ -10,6 +10,9 @@ log.jsonl has a row every `optim.log_steps` steps, over the steps since the row 
     wire_bits               a step and worker: padding, lengths and everything else included
     step_seconds, compute_seconds, exchange_seconds, wait_seconds    a step of the process that
                             writes this, of all the workers in it; it waits for the reader
+    compress_seconds, transfer_seconds    of exchange_seconds: making messages; sending them and
+                            waiting for others'. The rest is reading and adding up. A GPU's work
+                            counts where it is waited for
     skipped                 steps whose gradient was not finite, of a worker on average
     overflows               messages without room for all their elements, of all workers
     threshold, residual_norm    tau of GTC, and the norm of what a worker has not sent (root mean
@@ -165,6 +168,8 @@ def train_row(
         "compute_seconds": interval.compute_seconds,
         "exchange_seconds": interval.exchange_seconds,
         "wait_seconds": interval.wait_seconds,
+        "compress_seconds": interval.compress_seconds,
+        "transfer_seconds": interval.transfer_seconds,
     }
     has_threshold = totals.threshold > 0
     dense_bits = 32 * num_parameters * steps * workers

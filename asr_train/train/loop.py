@@ -124,6 +124,7 @@ def train(
             + (f"going on after step {progress.step}" if progress.step else "from the beginning")
         )
         tell(changed)
+        tell(method.said)
         tell(warning(optim, len(method.teams[0])))
 
         def write_row(step: int, taken: Sequence[Taken] | None = None) -> None:
@@ -169,14 +170,18 @@ def train(
                     check_replicas(state)
                     for row_step, taken in sorted(rows.items()):
                         write_row(row_step, taken)
-                if progress.step % optim.log_steps == 0:
+                # The epoch's last row has what its end sends, too
+                if progress.step % optim.log_steps == 0 and progress.epoch_step < feed.num_steps:
                     write_row(progress.step)
                 if progress.step % optim.checkpoint_steps == 0:
                     save_checkpoint()
-            if state.since_log[exchange.local[0]].steps:
-                write_row(progress.step)
 
+            ended = time.perf_counter()
             method.end_epoch(state.replicas)
+            if state.since_log[exchange.local[0]].steps:
+                here = state.since_log[exchange.local[0]]
+                here.exchange_seconds += time.perf_counter() - ended
+                write_row(progress.step)
             check_replicas(state)
             bucket.point_at(method.exported(state.replicas[0]))
             check_finite("the weights", bucket.weights_P, bucket, progress.step)
@@ -402,6 +407,9 @@ def skip(state: RunState, team: int, losses: dict[int, float], step: int, who: s
 def take(state: RunState, worker: int) -> Taken:
     """What a local worker did since it was last asked; its counts start over."""
     counts, state.since_log[worker] = state.since_log[worker], Interval()
+    seconds = state.method.take_seconds()  # of the process; the next worker's are none
+    counts.compress_seconds += seconds["compress"]
+    counts.transfer_seconds += seconds["transfer"]
     tau, squares = state.method.measures(worker)
     ahead = state.method.ahead
     lead = Lead() if ahead is None else ahead.take_lead(worker)

@@ -45,6 +45,8 @@ class Interval:
     compute_seconds: float = 0.0
     exchange_seconds: float = 0.0
     wait_seconds: float = 0.0  # for the reader
+    compress_seconds: float = 0.0  # of the exchange
+    transfer_seconds: float = 0.0  # of the exchange
 
     def add_frames(self, frames: int, loss: float, correct: int) -> None:
         """Count what one step learned from."""

@@ -1,6 +1,6 @@
 """In a DDP script of anybody's, GTC gives what it gives in ours, whatever DDP's buckets are."""
 
-import copy
+import io
 
 import forked
 import numpy as np
@@ -21,10 +21,11 @@ STEPS, RANKS = 6, 2
 
 
 class Net(nn.Module):
-    """Several buckets' worth of layers; one is used in even steps only."""
+    """Several buckets' worth of layers; one is used in even steps only, or always."""
 
-    def __init__(self):
+    def __init__(self, always=False):
         super().__init__()
+        self.always = always
         torch.manual_seed(0)
         self.first, self.second = nn.Linear(40, 90), nn.Linear(90, 90)
         self.sometimes, self.last = nn.Linear(90, 90), nn.Linear(90, 3)
@@ -32,32 +33,31 @@ class Net(nn.Module):
 
     def forward(self, x, step):
         hidden = torch.relu(self.second(torch.relu(self.first(x))))
-        return self.last(self.sometimes(hidden) if step % 2 == 0 else hidden)
+        return self.last(self.sometimes(hidden) if self.always or step % 2 == 0 else hidden)
 
 
-def loss_of(model, rank, step, part=slice(None)):
+def loss_of(model, rank, step, part=slice(None), amp=False):
     rng = torch.Generator().manual_seed(100 * rank + step)
     x, y = torch.randn(8, 40, generator=rng), torch.randint(3, (8,), generator=rng)
-    logits = model(x[part], step)
+    with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+        logits = model(x[part], step).float()
     return nn.functional.cross_entropy(logits, y[part], reduction="sum")
 
 
-def script(bucket_cap_mb=25, scale=1.0, broken_at=None, micro=1, restart_at=None):
+def script(scale=1.0, broken_at=None, micro=1, restart_at=None, amp=False, always=False, **options):
     """What a user's own training is: DDP, the hook, torch's SGD."""
 
     def main(exchange):
         rank = exchange.local[0]
 
         def begin(weights=None, state=None):
-            model = Net()
+            model = Net(always)
             if weights is not None:
                 model.load_state_dict(weights)
             gtc = GtcHook(model, SETTINGS)
             if state is not None:
                 gtc.load_state_dict(state)
-            ddp = DistributedDataParallel(
-                model, bucket_cap_mb=bucket_cap_mb, find_unused_parameters=True
-            )
+            ddp = DistributedDataParallel(model, **{"find_unused_parameters": True, **options})
             ddp.register_comm_hook(gtc, GtcHook.hook)
             trained = [p for p in model.parameters() if p.requires_grad]
             return model, gtc, ddp, torch.optim.SGD(trained, lr=0.0625)
@@ -66,15 +66,17 @@ def script(bucket_cap_mb=25, scale=1.0, broken_at=None, micro=1, restart_at=None
         skipped = []
         for step in range(STEPS):
             if step == restart_at:
-                state = copy.deepcopy([model.state_dict(), gtc.state_dict()])
-                model, gtc, ddp, sgd = begin(*state)
+                file = io.BytesIO()
+                torch.save([model.state_dict(), gtc.state_dict()], file)
+                file.seek(0)
+                model, gtc, ddp, sgd = begin(*torch.load(file, weights_only=True))
             sgd.zero_grad()
             gtc.loss_scale = scale
             parts = [slice(i * 8 // micro, (i + 1) * 8 // micro) for i in range(micro)]
             for part in parts[:-1]:
                 with ddp.no_sync():
-                    (scale * loss_of(ddp, rank, step, part)).backward()
-            loss = scale * loss_of(ddp, rank, step, parts[-1])
+                    (scale * loss_of(ddp, rank, step, part, amp)).backward()
+            loss = scale * loss_of(ddp, rank, step, parts[-1], amp)
             (loss * torch.nan if (rank, step) == broken_at else loss).backward()
             grads = [p.grad for p in model.parameters() if p.grad is not None]
             if not all(grad.isfinite().all() for grad in grads):
@@ -88,7 +90,7 @@ def script(bucket_cap_mb=25, scale=1.0, broken_at=None, micro=1, restart_at=None
     return main
 
 
-def ours():
+def ours(amp=False):
     """The same with our own method and no DDP."""
     model = Net()
     bucket = Bucket(model)
@@ -100,7 +102,7 @@ def ours():
     def gradients(step):
         for rank in range(RANKS):
             bucket.zero_grad()
-            loss_of(model, rank, step).backward()
+            loss_of(model, rank, step, amp=amp).backward()
             yield Gradient(bucket.grad_P[~is_frozen_P], 8)
 
     for step in range(STEPS):
@@ -116,8 +118,19 @@ CASES = {
     "restarted": {"restart_at": 3},
     "micro": {"micro": 4},
     "broken": {"broken_at": (1, 2)},
-    "ours": None,
+    "views": {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.02},
+    "amp": {"amp": True},
+    "amp_small_buckets": {"amp": True, "bucket_cap_mb": 0.02},
+    "always": {"always": True},
+    # DDP makes its buckets anew after the first step, where it need not look for what is unused
+    "rebuilt": {"always": True, "find_unused_parameters": False, "bucket_cap_mb": 0.02},
+    "static": {"always": True, "static_graph": True, "bucket_cap_mb": 0.02},
+    "rebuilt_micro": {
+        **{"always": True, "find_unused_parameters": False, "bucket_cap_mb": 0.02},
+        "micro": 4,
+    },
 }
+OURS = {"ours": {}, "ours_amp": {"amp": True}}
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +139,8 @@ def found():
 
     def main(exchange):
         return {
-            name: ours() if case is None else script(**case)(exchange)
-            for name, case in CASES.items()
+            **{name: script(**case)(exchange) for name, case in CASES.items()},
+            **{name: ours(**case) for name, case in OURS.items()},
         }
 
     first, second = forked.run(main, RANKS, RANKS)
@@ -137,21 +150,34 @@ def found():
     return first
 
 
-def test_a_ddp_script_gives_what_our_own_method_gives(found):
-    weights_P, bits = found["ours"]
-    np.testing.assert_allclose(found["plain"][0], weights_P, rtol=0, atol=1e-6)
-    assert found["plain"][1] == bits
+@pytest.mark.parametrize("case, own", [("plain", "ours"), ("amp", "ours_amp")])
+def test_a_ddp_script_gives_what_our_own_method_gives(found, case, own):
+    weights_P, bits = found[own]
+    np.testing.assert_allclose(found[case][0], weights_P, rtol=0, atol=1e-6)
+    assert found[case][1] == bits
     assert bits < 32 * len(weights_P) * STEPS / 10
 
 
-@pytest.mark.parametrize("case", ["small_buckets", "scaled", "restarted"])
-def test_buckets_loss_scales_and_restarts_change_nothing(found, case):
-    np.testing.assert_array_equal(found[case][0], found["plain"][0])
-    assert found[case][1] == found["plain"][1]
+def test_bf16_is_another_run(found):
+    assert np.abs(found["amp"][0] - found["plain"][0]).max() > 1e-3
 
 
-def test_gradients_accumulate_before_they_are_exchanged(found):
-    close = np.abs(found["micro"][0] - found["plain"][0]) < 1e-6
+@pytest.mark.parametrize(
+    "case, same_as",
+    [
+        *(("small_buckets", "plain"), ("scaled", "plain"), ("restarted", "plain")),
+        *(("views", "plain"), ("amp_small_buckets", "amp")),
+        *(("rebuilt", "always"), ("static", "always")),
+    ],
+)
+def test_buckets_loss_scales_and_restarts_change_nothing(found, case, same_as):
+    np.testing.assert_array_equal(found[case][0], found[same_as][0])
+    assert found[case][1] == found[same_as][1]
+
+
+@pytest.mark.parametrize("case, whole", [("micro", "plain"), ("rebuilt_micro", "rebuilt")])
+def test_gradients_accumulate_before_they_are_exchanged(found, case, whole):
+    close = np.abs(found[case][0] - found[whole][0]) < 1e-6
     assert close.mean() > 0.999  # another order of adding may move an element across the threshold
 
 

@@ -214,6 +214,38 @@ def test_workers_that_make_no_whole_groups_are_refused():
         method_of("bmuf_gtc", 5)
 
 
+@pytest.mark.parametrize(
+    "workers, size", [(1, 1), (2, 1), (3, 1), (4, 2), (6, 3), (7, 1), (8, 4), (16, 8), (128, 8)]
+)
+def test_a_group_size_that_is_not_set_is_chosen_and_said(workers, size):
+    method = method_of("bmuf_gtc", workers, group_size=0)
+    assert len(method.teams) == workers // size
+    assert all(len(team) == size for team in method.teams)
+    assert method.said == f"bmuf_gtc: {workers // size} groups of {size}, a model each"
+
+
+def test_a_negative_group_size_is_refused():
+    with pytest.raises(schema.SettingsError, match=r"comm\.group_size is -1"):
+        method_of("bmuf_gtc", 4, group_size=-1)
+
+
+def test_seconds_of_an_exchange_are_counted_where_they_pass():
+    apart = run(2, "gtc").method.take_seconds()
+    assert apart["compress"] > 0
+    assert apart["transfer"] == 0  # in one process nothing is sent
+    for seconds in forked.run(seconds_of, 2, 2):
+        assert seconds["compress"] > 0
+        assert seconds["transfer"] > 0
+
+
+def seconds_of(exchange):
+    method = method_of("gtc", exchange)
+    Run(method).steps(3)
+    seconds = method.take_seconds()
+    assert method.take_seconds() == {"compress": 0, "transfer": 0}
+    return seconds
+
+
 def test_settings_that_a_method_needs_must_be_there():
     for name, values in SETTINGS.items():
         for key in values.keys() - {"method"}:

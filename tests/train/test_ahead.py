@@ -72,8 +72,8 @@ def rows(folder) -> list[dict]:
     """Without times, but for those that are simulated."""
     found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     for row in found:
-        for name in ("step_seconds", "compute_seconds", "exchange_seconds", "wait_seconds"):
-            row.pop(name, None)
+        for name in ("step", "compute", "exchange", "wait", "compress", "transfer"):
+            row.pop(f"{name}_seconds", None)
     return found
 
 
@@ -115,6 +115,10 @@ def test_the_log_says_how_far_ahead_workers_were(unbroken):
     times = [row["simulated_seconds"] for row in inside]
     assert times == sorted(times)
     assert times[-1] > inside[-1]["step"] * 0.5  # steps take a second
+    for line in (unbroken / "log.jsonl").read_text().splitlines():
+        if "dev_loss" not in (row := json.loads(line)):
+            assert 0 < row["compress_seconds"] <= row["exchange_seconds"]
+            assert row["transfer_seconds"] == 0
 
 
 @pytest.mark.parametrize("adaptive", [None, ADAPTIVE])

@@ -17,6 +17,8 @@ INTERVAL = Interval(
     compute_seconds=1.0,
     exchange_seconds=0.5,
     wait_seconds=0.25,
+    compress_seconds=0.4,
+    transfer_seconds=0.1,
 )
 
 
@@ -39,6 +41,8 @@ def test_a_row_has_means_a_frame_and_a_step():
         "compute_seconds": 0.2,
         "exchange_seconds": 0.1,
         "wait_seconds": 0.05,
+        "compress_seconds": 0.08,
+        "transfer_seconds": 0.02,
         "skipped": 1,
         "overflows": 3,
         "threshold": 4.0,

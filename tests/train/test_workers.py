@@ -1,5 +1,6 @@
 """Several workers: the same bits wherever they live and however often they are killed."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -117,6 +118,25 @@ def test_the_log_says_what_was_sent(unbroken):
             size = 32 * sum(p.numel() for p in model_of().parameters())
             assert row["compression_ratio"] == pytest.approx(size / row["sent_bits"])
             assert row["wire_bits"] >= row["sent_bits"]
+
+
+def test_the_log_counts_what_the_last_block_sends(unbroken):
+    """Epochs end with a shorter block; their last rows have it."""
+    folder = unbroken("bmuf")
+    steps = [row["step"] for row in rows(folder) if "dev_loss" in row]
+    blocks = sum(-(-(b - a) // BMUF["block_steps"]) for a, b in itertools.pairwise([0, *steps]))
+    size = 32 * sum(p.numel() for p in model_of().parameters())
+    inside = [row for row in rows(folder) if "dev_loss" not in row]
+    before = [0, *(row["step"] for row in inside)]
+    sent = sum(row["sent_bits"] * (row["step"] - b) for row, b in zip(inside, before, strict=False))
+    assert sent == pytest.approx(blocks * size)
+
+
+def test_the_parts_of_an_exchange_are_no_longer_than_all_of_it(unbroken):
+    lines = (unbroken("gtc") / "log.jsonl").read_text().splitlines()
+    for row in (row for row in map(json.loads, lines) if "dev_loss" not in row):
+        assert 0 < row["compress_seconds"] <= row["exchange_seconds"]
+        assert row["transfer_seconds"] == 0
 
 
 # --- the same bits ------------------------------------------------------------------------------

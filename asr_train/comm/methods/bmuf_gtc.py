@@ -12,16 +12,12 @@ from asr_train.comm.methods.gtc import gtc_reducer
 
 
 class BmufGtc(Method):
-    """A model a group; raises ValueError if the workers do not make whole groups."""
+    """A model a group; raises SettingsError if the workers do not make whole groups."""
 
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
-        group_size = settings.group_size
-        assert group_size is not None  # as schema.py checks
-        if len(exchange) % group_size:
-            raise ValueError(
-                f"{len(exchange)} workers do not make groups of comm.group_size={group_size}; "
-                "choose a divisor"
-            )
+        group_size = settings.group_of(len(exchange))
         teams = exchange.teams(group_size)
         reducers = [gtc_reducer(settings, team, size) for team in teams]
         super().__init__(exchange, teams, reducers, momentum_blocks(settings, exchange, group_size))
+        groups = len(exchange) // group_size
+        self.said = f"bmuf_gtc: {groups} groups of {group_size}, a model each"

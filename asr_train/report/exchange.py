@@ -1,0 +1,306 @@
+"""Logs and scores of network runs -> the **table of exchanges**: what a method sends, and costs.
+
+A row a run: its method, word and frame errors, what a worker sent, and where a step's time went. A
+run of one worker has nothing to send, and dashes there. The baseline is the first run that trained
+alone, else the first; the others are compared with it by the paired bootstrap of `report.tables`.
+Knows the formats of log.jsonl (train.log), run.json (scripts/train.py) and score files.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asr_train.files import DamagedFileError
+from asr_train.report.tables import Score, against, held_out, made, percent_interval
+from asr_train.schema import CommSettings, Method, ScoreSettings, build
+
+Row = dict[str, Any]
+DASH = "–"
+PARTS = ("compute", "compress", "wait", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a network run left.
+
+    Attributes:
+        about: run.json.
+        log: rows of log.jsonl.
+        scores: its score files, a split each.
+    """
+
+    run: str
+    about: Row
+    log: Sequence[Row]
+    scores: Sequence[Score]
+
+
+def exchange_table(
+    runs: Sequence[Trained], settings: ScoreSettings, about: dict[str, Any]
+) -> dict[str, Any]:
+    """What `tables/exchange.json` holds.
+
+    Args:
+        about: when, where and with what the table was made: see `tables.provenance`.
+    Raises:
+        ValueError: if there is no run.
+        DamagedFileError: if a log has no row of training steps.
+    """
+    if not runs:
+        raise ValueError("no network run to tabulate; name some in RUNS")
+    baseline = next((run for run in runs if run.about["workers"] == 1), runs[0])
+    rows: list[Row] = []
+    for run in runs:
+        ours = measured(run) | {"splits": _splits(run, baseline, settings)}
+        rows.append({"label": run.run, "paper": {}, "ours": ours, "measured": True})
+    splits = list(dict.fromkeys(s for row in rows for s in row["ours"]["splits"]))
+    return {
+        "paper": None,
+        "table": "exchange",
+        "columns": columns(splits, baseline.run),
+        "rows": rows,
+        "splits": splits,
+        "baseline": baseline.run,
+        "bootstrap": settings.draws,
+        **about,
+    }
+
+
+def measured(run: Trained) -> Row:
+    """What a run's log says, over all of its steps; None where there is nothing to say.
+
+    Bytes are a worker's, on average. `message_bytes` are messages with their headers, each once,
+    whoever gets it; `wire_bytes` have padding and lengths as well.
+    """
+    rows, steps = _counted(run)
+    total = sum(steps)
+
+    def sums(key: str) -> float:
+        return sum(row[key] * n for row, n in zip(rows, steps, strict=True))
+
+    message_bytes, elements = sums("sent_bits") / 8, sums("elements_sent")
+    parameters = _parameters(rows)
+    seconds = sums("step_seconds")
+    dev = [row for row in run.log if "dev_accuracy" in row]
+    found: Row = {
+        "run": run.run,
+        "method": method_words(run.about["settings"]["comm"], run.about["workers"]),
+        "workers": run.about["workers"],
+        "processes": run.about["processes"],
+        "steps": total,
+        "parameters": parameters,
+        "dev_accuracy": dev[-1]["dev_accuracy"] if dev else None,
+        "message_bytes": message_bytes or None,
+        "message_bytes_a_minibatch": message_bytes / total or None,
+        "wire_bytes_a_minibatch": sums("wire_bits") / 8 / total or None,
+        "compression_ratio": None,
+        "bits_an_element": None,
+        "elements_a_minibatch": elements / total or None,
+        "density": None,
+        "frames_a_second": rows[-1]["frames"] / seconds if seconds else None,
+        "shares": _shares(rows, sums, seconds),
+    }
+    if message_bytes:
+        assert parameters is not None  # the log has the ratio wherever something was sent
+        found["compression_ratio"] = 4 * parameters * total / message_bytes
+        found["bits_an_element"] = 8 * message_bytes / elements if elements else None
+        found["density"] = elements / total / parameters
+    return found
+
+
+def _counted(run: Trained) -> tuple[list[Row], list[int]]:
+    """The rows of training steps, and how many steps each is a mean of."""
+    rows = [row for row in run.log if "sent_bits" in row]
+    if not rows:
+        raise DamagedFileError(
+            f"the log of {run.run} has no row of training steps; delete exp/{run.run} and run make "
+            "again to train it anew"
+        )
+    before = [0, *(row["step"] for row in rows)]
+    return rows, [row["step"] - last for row, last in zip(rows, before, strict=False)]
+
+
+def _parameters(rows: Iterable[Row]) -> int | None:
+    """Of the network, from a ratio to dense messages of 32 bits each; None if nothing was sent."""
+    for row in rows:
+        if row["compression_ratio"] is not None:
+            return round(row["compression_ratio"] * row["sent_bits"] / 32)
+    return None
+
+
+def _shares(rows: Sequence[Row], sums: Any, seconds: float) -> dict[str, float] | None:
+    """Of a step's time; None for a log that has it not, of before it was kept."""
+    if not seconds or any("compress_seconds" not in row for row in rows):
+        return None
+    compress, transfer = sums("compress_seconds"), sums("transfer_seconds")
+    spent = {
+        "compute": sums("compute_seconds"),
+        "compress": compress,
+        "wait": sums("wait_seconds") + transfer,
+        "decode": max(0.0, sums("exchange_seconds") - compress - transfer),
+    }
+    return {part: spent[part] / seconds for part in PARTS}
+
+
+def method_words(settings: Row, workers: int) -> str:
+    """`gtc tau 4 rice`: a method and the numbers that decide what it sends."""
+    comm = build(CommSettings, settings)
+    method, said = comm.method, [comm.method.value]
+    if method is Method.allreduce and comm.allreduce is not None:
+        said.append(comm.allreduce.wire.value)
+    if method is Method.bmuf_gtc:
+        size = comm.group_of(workers)
+        said.append(f"{workers // size} x {size}")
+    if method in (Method.gtc, Method.bmuf_gtc) and comm.gtc is not None:
+        adaptive = comm.gtc.adaptive
+        tau = f"tau {comm.gtc.threshold:g}"
+        said += [f"density {adaptive.density:g}" if adaptive else tau, comm.gtc.codec.value]
+    blocks = {
+        Method.bmuf: comm.bmuf,
+        Method.bmuf_gtc: comm.bmuf,
+        Method.model_averaging: comm.model_averaging,
+    }.get(method)
+    if blocks is not None:
+        said.append(f"block {blocks.block_steps}")
+    return " ".join(said)
+
+
+def _splits(run: Trained, baseline: Trained, settings: ScoreSettings) -> dict[str, Row]:
+    """WER of held-out splits, by split; beside the baseline's."""
+    base = {score["split"]: score for score in baseline.scores}
+    found = {}
+    for score in run.scores:
+        split = score["split"]
+        if not held_out(split):
+            continue
+        found[split] = {key: score[key] for key in ("wer", "ci95", "errors", "words")}
+        compared = run is not baseline and split in base
+        found[split]["against"] = against(base[split], score, settings) if compared else None
+    return found
+
+
+# --- as text ------------------------------------------------------------------------------------
+
+
+def columns(splits: Sequence[str], baseline: str) -> list[str]:
+    """Of `cells`."""
+    rates = []
+    for split in splits:
+        rates += [f"WER %, {split}", "95 % interval", f"points from {baseline} (p)"]
+    return [
+        *("run", "method", "workers"),
+        *rates,
+        *("dev frames right %", "MB sent a worker", "KB a minibatch", "KB on the wire"),
+        *("dense / sent", "bits an element", "density", "frames/s"),
+        "compute / compress / wait / decode %",
+    ]
+
+
+def cells(ours: Row, splits: Sequence[str], baseline: str) -> list[str]:
+    """A row's texts, one a column."""
+    rates: list[str] = []
+    for split in splits:
+        found = ours["splits"].get(split)
+        rates += [DASH] * 3 if found is None else _rate_cells(found, ours["run"] == baseline)
+    return [
+        *(ours["run"], ours["method"], str(ours["workers"])),
+        *rates,
+        _text(ours["dev_accuracy"], lambda x: f"{100 * x:.2f}"),
+        _text(ours["message_bytes"], lambda x: _digits(x / 1e6)),
+        _text(ours["message_bytes_a_minibatch"], lambda x: _digits(x / 1e3)),
+        _text(ours["wire_bytes_a_minibatch"], lambda x: _digits(x / 1e3)),
+        *(_text(ours[key], _digits) for key in ("compression_ratio", "bits_an_element")),
+        _text(ours["density"], lambda x: f"{x:.2g}"),
+        _text(ours["frames_a_second"], lambda x: f"{x:,.0f}"),
+        _text(ours["shares"], lambda x: " / ".join(f"{100 * x[part]:.0f}" for part in PARTS)),
+    ]
+
+
+def _rate_cells(found: Row, is_baseline: bool) -> list[str]:
+    compared, gap = found["against"], "baseline" if is_baseline else DASH
+    if compared is not None:
+        low, high = (100 * limit for limit in compared["ci95"])
+        gap = f"{100 * compared['difference']:+.2f}, {low:+.2f} to {high:+.2f}"
+        gap = f"{gap} ({compared['p']:.2g})".replace("-", "−")
+    return [f"{100 * found['wer']:.2f}", percent_interval(found["ci95"]), gap]
+
+
+def _text(value: Any, spell: Any) -> str:
+    return DASH if value is None else spell(value)
+
+
+def _digits(value: float) -> str:
+    """Three of them, without an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def notes(table: Mapping[str, Any]) -> list[str]:
+    """What the columns mean, and what deserves a doubt."""
+    rows = [row["ours"] for row in table["rows"]]
+    sizes = sorted({ours["parameters"] for ours in rows if ours["parameters"]})
+    said = [
+        "Sent: a worker's messages with their headers, each once, whoever gets it, on average over "
+        "workers; on the wire: padding and lengths as well. Dense: 4 bytes a parameter and "
+        "minibatch" + (f" ({', '.join(f'{n:,}' for n in sizes)} parameters)." if sizes else "."),
+        "Density: elements sent a minibatch, of all parameters. Frames/s: of all workers, by the "
+        "clock of the process that keeps the log.",
+        "Compress: gradients to messages. Wait: for other processes, and for the reader. Decode: "
+        "the rest of the exchange, adding up included.",
+        f"Points: WER less that of {table['baseline']}, its 95 % interval and two-sided p "
+        "(paired bootstrap, as in wer.md).",
+    ]
+    virtual = [ours["run"] for ours in rows if ours["processes"] < ours["workers"]]
+    if virtual:
+        said.append(
+            f"{', '.join(virtual)}: several workers in a process, so that nothing crosses a wire "
+            "and frames/s is what one machine does for all of them, not the speed of a cluster."
+        )
+    return [*said, made(dict(table))]
+
+
+def markdown(table: Mapping[str, Any]) -> str:
+    """The table as people read it."""
+    rows = text_rows(table)
+    lines = [
+        "# What the workers exchanged",
+        "",
+        _line(table["columns"]),
+        _line(["---" if i < 2 else "---:" for i in range(len(table["columns"]))]),
+        *map(_line, rows),
+        "",
+        *(f"- {note}" for note in notes(table)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(texts: Sequence[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+
+
+def text_rows(table: Mapping[str, Any]) -> list[list[str]]:
+    """All rows' texts."""
+    return [cells(row["ours"], table["splits"], table["baseline"]) for row in table["rows"]]
+
+
+TERMINAL = {  # shorter names of columns
+    "dev frames right %": "dev acc %",
+    "KB a minibatch": "KB/step",
+    "dense / sent": "ratio",
+    "bits an element": "bits/elem",
+    "density": "density",
+    "frames/s": "frames/s",
+    "compute / compress / wait / decode %": "comp/press/wait/decode %",
+}
+
+
+def plain(table: Mapping[str, Any]) -> str:
+    """For a terminal: what fits in its width."""
+    rates = {f"WER %, {split}": f"WER % {split}" for split in table["splits"]}
+    names = {"run": "run", "workers": "workers", **rates, **TERMINAL}
+    places = [table["columns"].index(name) for name in names]
+    lines = [list(names.values()), *([row[i] for i in places] for row in text_rows(table))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "".join(
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) + "\n"
+        for line in lines
+    )

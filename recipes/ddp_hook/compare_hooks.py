@@ -1,0 +1,287 @@
+"""Somebody else's network under DDP, with five ways to exchange its gradients, in one run.
+
+    torchrun --standalone --nproc-per-node 2 compare_hooks.py OUTPUT.md [--steps 300] [--only GTC]
+
+A torchaudio Conformer learns the state of each frame, by plain DDP and by torch's allreduce, fp16
+and PowerSGD hooks and by GTC; each begins with the same weights and sees the same minibatches.
+Writes OUTPUT.md and OUTPUT.json: loss, bytes that a process writes to its sockets, time a step.
+What a script of your own needs for GTC is in `by_gtc`, and `loss.backward()` stays as it is.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+from torchaudio.models import Conformer
+
+from asr_train.comm.ddp_hook import GtcHook
+from asr_train.files import write_json, write_text
+from asr_train.report.tables import machine
+from asr_train.schema import AdaptiveSettings, Capacity, Codec, GtcSettings
+
+NUM_MELS, NUM_STATES = 40, 120
+UTTERANCES, FRAMES = 4, 160  # a rank's minibatch
+WARM_UP = 20  # steps that times and bytes leave out: PowerSGD's first are dense
+IO = Path("/proc/self/io")  # Linux: bytes that this process gave to write, sockets included
+
+
+# --- the hooks ------------------------------------------------------------------------------------
+
+
+def by_gtc(ddp: DistributedDataParallel, density: float) -> GtcHook:
+    """Each step, the elements beyond a threshold, which follows the density; the rest is kept."""
+    settings = GtcSettings(
+        threshold=1e-3,  # to begin with; in units of a rank's own gradient
+        codec=Codec.rice,
+        capacity=Capacity.exact,
+        adaptive=AdaptiveSettings(density=density, band=1.25, factor=1.1),
+    )
+    gtc = GtcHook(ddp.module, settings)
+    ddp.register_comm_hook(gtc, GtcHook.hook)
+    return gtc
+
+
+def by_power_sgd(ddp: DistributedDataParallel, rank: int) -> None:
+    """Matrices of that rank in place of gradients."""
+    state = powerSGD_hook.PowerSGDState(
+        process_group=None,
+        matrix_approximation_rank=rank,
+        start_powerSGD_iter=10,
+        min_compression_rate=2,
+    )
+    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+# torch 2.11's PowerSGD hook starts a bucket's later collectives when its earlier ones have ended;
+# with several buckets, ranks may do so in different orders, and gloo aborts: it gets a single one.
+ONE_BUCKET_MB = 1000
+METHODS: dict[str, Callable[[DistributedDataParallel], Any]] = {
+    "plain DDP": lambda ddp: None,
+    "allreduce hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.allreduce_hook),
+    "fp16 hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook),
+    "PowerSGD hook, rank 4": lambda ddp: by_power_sgd(ddp, 4),
+    "PowerSGD hook, rank 1": lambda ddp: by_power_sgd(ddp, 1),
+    "GTC hook, density 0.01": lambda ddp: by_gtc(ddp, 0.01),
+    "GTC hook, density 0.001": lambda ddp: by_gtc(ddp, 0.001),
+}
+
+
+# --- network and speech ---------------------------------------------------------------------------
+
+
+class Recogniser(nn.Module):
+    """A Conformer between two linear layers: feats_BTF -> logits_BTS."""
+
+    def __init__(self, width: int = 128, layers: int = 3) -> None:
+        super().__init__()
+        self.into = nn.Linear(NUM_MELS, width)
+        self.conformer = Conformer(width, 4, 4 * width, layers, depthwise_conv_kernel_size=15)
+        self.out = nn.Linear(width, NUM_STATES)
+
+    def forward(self, feats_BTF: Tensor) -> Tensor:
+        lengths_B = torch.full((len(feats_BTF),), feats_BTF.shape[1])
+        hidden_BTF, _ = self.conformer(self.into(feats_BTF), lengths_B)
+        return self.out(hidden_BTF)
+
+
+class Speech:
+    """Made up: rows of states, each a cloud of frames that the state before it moves."""
+
+    def __init__(self) -> None:
+        rng = torch.Generator().manual_seed(0)
+        self.centre_SF = torch.randn(NUM_STATES, NUM_MELS, generator=rng)
+        self.trace_SF = 0.7 * torch.randn(NUM_STATES, NUM_MELS, generator=rng)
+        self.next_SS = torch.randint(NUM_STATES, (NUM_STATES, 4), generator=rng)
+
+    def batch(self, seed: int, utterances: int = UTTERANCES) -> tuple[Tensor, Tensor]:
+        """feats_BTF, states_BT; a state lasts 3 to 9 frames, and one of 4 comes after it."""
+        rng = torch.Generator().manual_seed(seed)
+        rows, before = [], []
+        for _ in range(utterances):
+            state = last = int(torch.randint(NUM_STATES, (), generator=rng))
+            row: list[int] = []
+            traces: list[int] = []
+            while len(row) < FRAMES:
+                count = int(torch.randint(3, 10, (), generator=rng))
+                row += [state] * count
+                traces += [last] * count
+                last = state
+                state = int(self.next_SS[state, torch.randint(4, (), generator=rng)])
+            rows.append(row[:FRAMES])
+            before.append(traces[:FRAMES])
+        states_BT, before_BT = torch.tensor(rows), torch.tensor(before)
+        noise_BTF = 2.0 * torch.randn(utterances, FRAMES, NUM_MELS, generator=rng)
+        return self.centre_SF[states_BT] + self.trace_SF[before_BT] + noise_BTF, states_BT
+
+
+# --- one training after the other -----------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """What one way of exchanging took; lists have an entry a step."""
+
+    loss: list[float] = field(default_factory=list)  # nats a frame, this rank's minibatch
+    seconds: list[float] = field(default_factory=list)
+    sent: list[int] = field(default_factory=list)  # bytes
+    dev_loss: float = 0.0
+    dev_accuracy: float = 0.0
+
+
+def train(label: str, speech: Speech, steps: int) -> Run:
+    """A user's own loop: after `METHODS` nothing in it knows how gradients are exchanged."""
+    torch.manual_seed(0)
+    model = Recogniser()
+    one_bucket = {"bucket_cap_mb": ONE_BUCKET_MB} if label.startswith("PowerSGD") else {}
+    ddp = DistributedDataParallel(model, **one_bucket)
+    METHODS[label](ddp)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    run = Run()
+    dist.barrier()
+    for step, (feats_BTF, states_BT) in enumerate(minibatches(speech, steps)):
+        began, written = time.perf_counter(), bytes_written()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * min(1.0, (step + 1) / 50)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(ddp(feats_BTF).flatten(0, 1), states_BT.flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
+        optimizer.step()
+        run.sent.append(bytes_written() - written)
+        run.seconds.append(time.perf_counter() - began)
+        run.loss.append(loss.item())
+    run.dev_loss, run.dev_accuracy = evaluate(model, speech)
+    return run
+
+
+def minibatches(speech: Speech, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """This rank's own."""
+    for step in range(steps):
+        yield speech.batch(1 + step * dist.get_world_size() + dist.get_rank())
+
+
+@torch.inference_mode()
+def evaluate(model: nn.Module, speech: Speech) -> tuple[float, float]:
+    """Nats a frame, and the share of frames that are right, on speech that nobody trained on."""
+    model.eval()
+    feats_BTF, states_BT = speech.batch(-1, utterances=24)
+    logits = model(feats_BTF).flatten(0, 1)
+    right = (logits.argmax(-1) == states_BT.flatten()).float().mean().item()
+    return nn.functional.cross_entropy(logits, states_BT.flatten()).item(), right
+
+
+def bytes_written() -> int:
+    """Of this process so far; 0 where the system does not say."""
+    if not IO.exists():
+        return 0
+    return int(IO.read_text().split("wchar:")[1].split()[0])
+
+
+def mean_over_ranks(value: float) -> float:
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+COLUMNS = (
+    *("exchange", "train loss, last steps", "dev loss", "dev frames right %"),
+    *("KB sent a step", "dense / sent", "ms a step"),
+)
+
+
+def row_of(label: str, run: Run, dense_bytes: int) -> dict[str, Any]:
+    """Means over ranks; bytes and times of the steps after WARM_UP."""
+    sent = mean_over_ranks(statistics.fmean(run.sent[WARM_UP:]))
+    ours = {
+        "loss": mean_over_ranks(statistics.fmean(run.loss[-len(run.loss) // 10 :])),
+        "dev_loss": run.dev_loss,
+        "dev_accuracy": run.dev_accuracy,
+        "sent_bytes": sent or None,
+        "compression_ratio": dense_bytes / sent if sent else None,
+        "step_seconds": mean_over_ranks(statistics.median(run.seconds[WARM_UP:])),
+        "losses": run.loss,
+    }
+    return {"label": label, "paper": {}, "ours": ours, "measured": True}
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    ours = row["ours"]
+    sent, ratio = ours["sent_bytes"], ours["compression_ratio"]
+    return [
+        row["label"],
+        *(f"{ours[key]:.3f}" for key in ("loss", "dev_loss")),
+        f"{100 * ours['dev_accuracy']:.1f}",
+        "–" if sent is None else f"{sent / 1e3:,.1f}",
+        "–" if ratio is None else f"{ratio:.1f}",
+        f"{1e3 * ours['step_seconds']:.1f}",
+    ]
+
+
+def markdown(table: dict[str, Any]) -> str:
+    lines = [
+        COLUMNS,
+        ["---"] + ["---:"] * (len(COLUMNS) - 1),
+        *map(cells, table["rows"]),
+    ]
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return (
+        f"{text}\nAfter {table['steps']} steps of {table['ranks']} processes, "
+        f"{table['parameters']:,} parameters, {table['frames']} frames a process and step. Sent: "
+        "what a process writes to its sockets, protocol included, a step on average; "
+        f"times are medians; both without the first {WARM_UP} steps. Gloo on one machine: "
+        f"{table['machine']}.\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", type=Path, help="a .md; .json lies beside it")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--only", nargs="*", default=[""], help="of the ways whose names hold one")
+    given = parser.parse_args()
+    labels = [label for label in METHODS if any(word in label for word in given.only)]
+    if not labels:
+        sys.exit(f"--only {' '.join(given.only)} is in none of the names {', '.join(METHODS)}")
+    if given.steps <= WARM_UP:
+        sys.exit(f"--steps is {given.steps}; it must be more than the {WARM_UP} of the warm-up")
+    dist.init_process_group("gloo")
+    speech = Speech()
+    size = sum(p.numel() for p in Recogniser().parameters())
+    rows = []
+    for label in labels:
+        rows.append(row_of(label, train(label, speech, given.steps), 4 * size))
+        if dist.get_rank() == 0:
+            said = zip(COLUMNS[1:], cells(rows[-1])[1:], strict=True)
+            print(f"{label}: " + ", ".join(map(" ".join, said)), flush=True)
+    if dist.get_rank() == 0:
+        table = {
+            "paper": None,
+            "table": "ddp_hook",
+            "columns": list(COLUMNS),
+            "rows": rows,
+            "steps": given.steps,
+            "ranks": dist.get_world_size(),
+            "parameters": size,
+            "frames": UTTERANCES * FRAMES,
+            "machine": machine(),
+        }
+        write_json(given.output.with_suffix(".json"), table)
+        write_text(given.output, markdown(table))
+        print(markdown(table), end="")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

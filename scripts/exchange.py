@@ -1,0 +1,36 @@
+"""exchange.py conf/score.yaml exp/RUN/model.json... exp/RUN/score.SPLIT.json... tables/exchange.md
+
+What each network run's workers sent, beside its errors and its speed; also exchange.json, and
+exchange.txt for the terminal. With a model.json come its run.json and log.jsonl.
+"""
+
+from pathlib import Path
+
+from asr_train.files import read_json, read_jsonl, write_json, write_text
+from asr_train.jobs import main
+from asr_train.report.exchange import Trained, exchange_table, markdown, plain
+from asr_train.report.tables import provenance, read_score
+from asr_train.schema import ScoreSettings, load
+
+
+def exchange(conf: str, *paths: str) -> None:
+    *inputs, output = map(Path, paths)
+    models = [path for path in inputs if path.name == "model.json"]
+    scores = [path for path in inputs if path.name != "model.json"]
+    runs = [
+        Trained(
+            folder.name,
+            read_json(folder / "run.json"),
+            read_jsonl(folder / "log.jsonl"),
+            [read_score(path) for path in scores if path.parent == folder],
+        )
+        for folder in (model.parent for model in models)
+    ]
+    table = exchange_table(runs, load(ScoreSettings, conf), provenance(conf))
+    write_json(output.with_suffix(".json"), table)
+    write_text(output.with_suffix(".txt"), plain(table))
+    write_text(output, markdown(table))
+
+
+if __name__ == "__main__":
+    main(exchange, __doc__)

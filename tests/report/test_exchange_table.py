@@ -1,0 +1,205 @@
+"""Laws of the table of exchanges: its numbers are the logs', over all steps of every worker."""
+
+import re
+
+import pytest
+from fake_work import SETTINGS, make_work, score_one, script
+
+from asr_train.files import DamagedFileError, read_json, write_json, write_jsonl
+from asr_train.report import exchange, page, tables
+from asr_train.report.exchange import Trained
+from asr_train.schema import ScoreSettings, build
+
+ABOUT = {"date": "2025-01-01", "commit": "abc1234", "settings": "0f", "machine": "a CPU, 2 cores"}
+P = 1000  # parameters
+GTC = {"threshold": 4.0, "codec": "rice", "capacity": "exact", "adaptive": None}
+BMUF = {
+    **{"block_steps": 50, "form": "chen_huo", "zeta": 1.0, "c": 1.0, "eta": None},
+    "velocity": "reset",
+}
+
+
+def about(comm, workers=4, processes=1):
+    return {"settings": {"comm": comm}, "workers": workers, "processes": processes}
+
+
+def row(step, bits, elements, frames, **changes):
+    return {
+        "step": step,
+        "frames": frames,
+        "sent_bits": bits,
+        "elements_sent": elements,
+        "compression_ratio": 32 * P / bits if bits else None,
+        "wire_bits": 2 * bits,
+        "step_seconds": 0.02,
+        "compute_seconds": 0.01,
+        "exchange_seconds": 0.008,
+        "wait_seconds": 0.002,
+        "compress_seconds": 0.003,
+        "transfer_seconds": 0.001,
+        **changes,
+    }
+
+
+# 50 steps of 800 bits, then 10 of 3200
+LOG = [
+    row(50, 800, 20, 5000),
+    {"epoch": 1, "step": 50, "dev_loss": 1.0, "dev_accuracy": 0.5},
+    row(60, 3200, 80, 6000),
+    {"epoch": 2, "step": 60, "dev_loss": 0.9, "dev_accuracy": 0.625},
+]
+
+
+def test_totals_weigh_each_row_by_its_steps():
+    ours = exchange.measured(Trained("gtc", about({"method": "gtc", "gtc": GTC}), LOG, []))
+    bits, elements = 50 * 800 + 10 * 3200, 50 * 20 + 10 * 80
+    assert ours["steps"] == 60
+    assert ours["parameters"] == P
+    assert ours["message_bytes"] == bits / 8
+    assert ours["message_bytes_a_minibatch"] == pytest.approx(bits / 8 / 60)
+    assert ours["wire_bytes_a_minibatch"] == pytest.approx(2 * bits / 8 / 60)
+    assert ours["compression_ratio"] == pytest.approx(32 * P * 60 / bits)
+    assert ours["bits_an_element"] == pytest.approx(bits / elements)
+    assert ours["density"] == pytest.approx(elements / 60 / P)
+    assert ours["frames_a_second"] == pytest.approx(6000 / (60 * 0.02))
+    assert ours["dev_accuracy"] == 0.625
+
+
+def test_shares_of_time_add_up_to_all_of_it():
+    ours = exchange.measured(Trained("gtc", about({"method": "gtc", "gtc": GTC}), LOG, []))
+    assert ours["shares"] == pytest.approx(
+        {"compute": 0.5, "compress": 0.15, "wait": 0.15, "decode": 0.2}
+    )
+    assert sum(ours["shares"].values()) == pytest.approx(1)
+
+
+def test_who_sends_nothing_has_dashes_there():
+    silent = [row(50, 0, 0, 5000), *LOG[1:2]]
+    run = Trained("sgd", about({"method": "sgd"}, workers=1), silent, [])
+    table = exchange.exchange_table([run], build(ScoreSettings, SETTINGS), ABOUT)
+    (cells,) = exchange.text_rows(table)
+    shown = dict(zip(table["columns"], cells, strict=True))
+    for column in ("MB sent a worker", "KB a minibatch", "KB on the wire"):
+        assert shown[column] == "–"
+    for column in ("dense / sent", "bits an element", "density"):
+        assert shown[column] == "–"
+    assert shown["dev frames right %"] == "50.00"
+    assert shown["frames/s"] == "5,000"
+
+
+def test_a_log_of_before_seconds_were_split_has_no_shares():
+    old = [{k: v for k, v in r.items() if k != "compress_seconds"} for r in LOG]
+    ours = exchange.measured(Trained("gtc", about({"method": "gtc", "gtc": GTC}), old, []))
+    assert ours["shares"] is None
+    assert ours["compression_ratio"] is not None
+
+
+def test_a_log_without_steps_is_refused_by_name():
+    with pytest.raises(DamagedFileError, match="log of gtc has no row"):
+        exchange.measured(Trained("gtc", about({"method": "gtc", "gtc": GTC}), LOG[1:2], []))
+
+
+@pytest.mark.parametrize(
+    "comm, workers, words",
+    [
+        ({"method": "sgd"}, 1, "sgd"),
+        ({"method": "allreduce", "allreduce": {"wire": "bf16"}}, 4, "allreduce bf16"),
+        ({"method": "gtc", "gtc": GTC}, 4, "gtc tau 4 rice"),
+        (
+            {
+                "method": "gtc",
+                "gtc": GTC | {"adaptive": {"density": 0.001, "band": 1.5, "factor": 1.1}},
+            },
+            4,
+            "gtc density 0.001 rice",
+        ),
+        ({"method": "bmuf", "bmuf": BMUF}, 4, "bmuf block 50"),
+        (
+            {"method": "bmuf_gtc", "bmuf": BMUF, "gtc": GTC, "group_size": 0},
+            8,
+            "bmuf_gtc 2 x 4 tau 4 rice block 50",
+        ),
+    ],
+)
+def test_a_method_is_named_with_what_decides_its_messages(comm, workers, words):
+    assert exchange.method_words(comm, workers) == words
+
+
+# --- a work folder ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """As fake_work leaves it; `dnn` trained alone, `mono` stands for a run of four workers."""
+    work = make_work(tmp_path_factory.mktemp("exchange") / "work")
+    for split in ("dev", "test"):
+        for run in ("mono", "dnn"):
+            score_one(work, run, split)
+    silent = [row(50, 0, 0, 5000), *LOG[1:2]]
+    for run, log, settings in (
+        ("dnn", silent, about({"method": "sgd"}, workers=1)),
+        ("mono", LOG, about({"method": "gtc", "gtc": GTC})),
+    ):
+        write_jsonl(work / f"exp/{run}/log.jsonl", log)
+        write_json(work / f"exp/{run}/run.json", settings)
+        write_json(work / f"exp/{run}/model.json", {})
+    return work
+
+
+@pytest.fixture(scope="module")
+def table(work):
+    inputs = [f"{work}/exp/{run}/model.json" for run in ("mono", "dnn")]
+    inputs += [f"{work}/exp/{r}/score.{s}.json" for r in ("mono", "dnn") for s in ("dev", "test")]
+    script("exchange").exchange(f"{work}/conf/score.yaml", *inputs, f"{work}/tables/exchange.md")
+    return read_json(work / "tables/exchange.json")
+
+
+def test_the_json_has_the_shape_of_all_tables(table):
+    assert {"paper", "table", "columns", "rows"} <= set(table)
+    assert table["table"] == "exchange"
+    assert all(set(row) == {"label", "paper", "ours", "measured"} for row in table["rows"])
+
+
+def test_the_baseline_is_the_run_that_trained_alone_wherever_it_stands(table, work):
+    assert table["baseline"] == "dnn"
+    ours = {row["label"]: row["ours"]["splits"] for row in table["rows"]}
+    assert ours["dnn"]["test"]["against"] is None
+    scores = {
+        run: tables.read_score(work / f"exp/{run}/score.test.json") for run in ("mono", "dnn")
+    }
+    expected = tables.against(scores["dnn"], scores["mono"], build(ScoreSettings, SETTINGS))
+    assert ours["mono"]["test"]["against"] == {**expected, "ci95": list(expected["ci95"])}
+    assert list(ours["mono"]) == ["test"]  # dev chose the scales
+
+
+def test_text_and_markdown_hold_a_line_a_run(table, work):
+    lines = (work / "tables/exchange.md").read_text().splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    assert len({len(row) for row in cells}) == 1
+    assert [row[0] for row in cells[2:]] == ["mono", "dnn"]
+    shown = (work / "tables/exchange.txt").read_text().splitlines()
+    assert [line.split()[0] for line in shown] == ["run", "mono", "dnn"]
+    assert max(map(len, shown)) <= 120
+    assert "26.7" in shown[1]  # dense / sent
+    assert any("mono: several workers in a process" in line for line in lines)
+
+
+def test_the_page_shows_table_and_drawing(table, work):
+    script("tables").tables(
+        f"{work}/conf/score.yaml",
+        *(f"{work}/exp/{r}/score.{s}.json" for r in ("mono", "dnn") for s in ("dev", "test")),
+        f"{work}/tables/wer.md",
+    )
+    html, pictures = page.build_page(
+        "digits", read_json(work / "tables/wer.json"), [], {}, [], table
+    )
+    (drawn,) = [picture for picture in pictures if picture.name == "bytes"]
+    assert re.search(r"mono [\d.]+ %, 0.15 KB", drawn.alt)
+    assert re.search(r"dnn [\d.]+ %, 0 KB", drawn.alt)
+    assert "compute / compress / wait / decode %" in html
+    assert "gtc tau 4 rice" in html
+
+
+def test_where_nobody_sends_nothing_is_drawn(table):
+    silent = {**table, "rows": [r for r in table["rows"] if r["label"] == "dnn"]}
+    assert page.draw_bytes(silent, ["dnn"]) is None
