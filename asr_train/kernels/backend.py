@@ -12,10 +12,14 @@ import functools
 import importlib.util
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
+
+Result = TypeVar("Result")
 
 VARIABLE = "ASR_KERNELS"
 
@@ -62,6 +66,18 @@ def choose(tensor: Tensor) -> Backend:
             "set TRITON_INTERPRET=1 to run Triton's interpreter there"
         )
     return wanted
+
+
+def launches(function: Callable[..., Result]) -> Callable[..., Result]:
+    """A function that launches Triton kernels does so on its tensors' GPU, whichever is current."""
+
+    @functools.wraps(function)
+    def launch(*given: Any) -> Result:
+        first = given[0] if isinstance(given[0], Tensor) else given[-1]
+        with torch.cuda.device_of(first):
+            return function(*given)
+
+    return launch
 
 
 def is_interpreted() -> bool:

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from asr_train.kernels.backend import launches
+
 COLUMNS = tl.constexpr(8)  # a byte of bits; and 32 bytes, the least that memory moves
 MAX_ROWS = 4096  # of which a program holds 8 columns
 ROWS = 1024  # a step of longer columns
@@ -103,6 +105,7 @@ def warps(rows: int) -> int:
     return max(4, min(32, rows // 64))
 
 
+@launches
 def quantise(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> tuple[Tensor, Tensor]:
     """As onebit.quantise: bits and means. Sums are float32, so means may differ in the last bit."""
     rows, columns = grad_RC.shape
@@ -147,6 +150,7 @@ def _add_up(
     tl.store(out + row[:, None] * columns + column[None, :], total, inside)
 
 
+@launches
 def add_up(bits_WRB: Tensor, means_W2C: Tensor, out_RC: Tensor) -> None:
     """As onebit.add_up."""
     rows, columns = out_RC.shape
@@ -195,6 +199,7 @@ def _block_step(mean, weights, delta, start, n, eta, zeta, ahead, look, BLOCK: t
         _block_tile(mean, weights, delta, start, first, n, eta, zeta, ahead, look, BLOCK, False)
 
 
+@launches
 def block_step(
     mean_P: Tensor, weights_P: Tensor, delta_P: Tensor, start_P: Tensor, *factors: float
 ) -> None:
@@ -213,6 +218,7 @@ def _windows(rows, starts, out, width, length, BLOCK: tl.constexpr):
     tl.store(out + b * length + i, tl.load(rows + first + i, i < length), i < length)
 
 
+@launches
 def windows(rows_RF: Tensor, start_B: Tensor, window: int) -> Tensor:
     """As splice.windows."""
     width = rows_RF.shape[1]

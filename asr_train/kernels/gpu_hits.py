@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from asr_train.kernels.backend import launches
+
 BLOCK = 4096  # elements a program compresses
 GROUP = 8  # of those whose hits a program picks out
 TILE = 2048  # elements whose counts a program decodes
@@ -169,6 +171,7 @@ def _expanded(grad_P, residual_P, kept_P, marked, words, capacity, turn):
     return next_turn
 
 
+@launches
 def compress(
     grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor
 ) -> tuple[Tensor, bool]:
@@ -181,6 +184,7 @@ def compress(
     return words_K, bool(is_finite)
 
 
+@launches
 def compress_fixed(
     grad_P: Tensor,
     residual_P: Tensor,
@@ -292,6 +296,7 @@ def _decode(
         _put(out, counts, tau, rate, first, n, TILE, UPDATES, False)
 
 
+@launches
 def decode(messages: Sequence[Tensor], tau: float, rate: float | None, out_P: Tensor) -> None:
     """As decode.total, or decode.update if there is a rate."""
     lengths = [len(words_K) for words_K in messages]
@@ -300,6 +305,7 @@ def decode(messages: Sequence[Tensor], tau: float, rate: float | None, out_P: Te
     _decode_rows(words, lengths_W.cumsum(0) - lengths_W, lengths_W, tau, rate, out_P)
 
 
+@launches
 def decode_fixed(
     words_WC: Tensor, lengths_W: Tensor, tau: float, rate: float | None, out_P: Tensor
 ) -> None:

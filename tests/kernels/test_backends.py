@@ -317,6 +317,34 @@ def test_the_environment_names_a_backend_and_a_wrong_name_is_refused(monkeypatch
     assert choose(like) is Backend.cpu
 
 
+def test_kernels_are_launched_where_their_tensors_are(monkeypatch):
+    """Not on the current GPU, which is another one after DEVICE=cuda:1."""
+    from asr_train.kernels import gpu_dense, gpu_hits
+
+    seen = []
+
+    class On:
+        def __init__(self, tensor):
+            seen.append(tensor)
+
+        def __enter__(self):
+            pass
+
+        def __exit__(self, *error):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "device_of", On)
+    grad_P, kept_P = torch.ones(2, 7, device=DEVICE)
+    gpu_hits.compress(grad_P, torch.zeros_like(grad_P), 4.0, kept_P)
+    gpu_hits.decode([torch.zeros(1, dtype=torch.int32, device=DEVICE)], 1.0, None, kept_P)
+    gpu_dense.windows(grad_P[:, None], torch.zeros(1, dtype=torch.int64, device=DEVICE), 2)
+    assert [t.shape for t in seen] == [(7,), (7,), (7, 1)]
+    for module in (gpu_hits, gpu_dense):
+        for name, made in vars(module).items():
+            if callable(made) and not name.startswith("_") and made.__module__ == module.__name__:
+                assert hasattr(made, "__wrapped__") or name in ("warps",), name
+
+
 def test_a_backend_that_cannot_be_is_refused(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with forced(Backend.triton), pytest.raises(ValueError, match="a tensor is on cpu"):
