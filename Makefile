@@ -43,9 +43,11 @@ $(FETCH:%=fetch-%): fetch-%: .venv/.ready
 
 ## make test                       all tests (test-fast: without those that run whole recipes)
 test: .venv/.ready
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(BESIDE)
 test-fast: .venv/.ready
-	@$(BIN)/python -m pytest -m 'not slow'
+	@$(BIN)/python -m pytest $(BESIDE) -m 'not slow'
+# Files of tests side by side; each keeps its fixtures, the long ones begin.
+BESIDE := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 ## make lint                       ruff and mypy (format: rewrite in ruff's layout)
 lint: .venv/.ready

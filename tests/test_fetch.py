@@ -204,7 +204,9 @@ LIBRI = archive(
 )
 
 
-MODEL = gzip.compress(b"\\data\\\nngram 1=2\n\n\\1-grams:\n-0.3\t</s>\n-99\t<s>\n\\end\\\n" * 99)
+MODEL = gzip.compress(
+    b"\\data\\\nngram 1=2\n\n\\1-grams:\n-0.3\t</s>\n-99\t<s>\n\\end\\\n" * 99, mtime=0
+)
 SMALL = "3-gram.pruned.1e-7.arpa.gz"
 
 
@@ -255,7 +257,7 @@ def test_a_broken_download_of_a_language_model_goes_on(server, tmp_path, only_mo
     [
         (MODEL[:-4], "damaged"),
         (MODEL[:-8] + bytes(4) + MODEL[-4:], "damaged"),  # another checksum
-        (gzip.compress(b"<html>"), "is no ARPA file"),
+        (gzip.compress(b"<html>", mtime=0), "is no ARPA file"),
     ],
 )
 def test_a_damaged_language_model_is_deleted(server, tmp_path, only_models, content, why):

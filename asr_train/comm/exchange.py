@@ -318,10 +318,7 @@ def open_exchange(workers: int | None, device: torch.device, timeout_seconds: fl
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # an error, not an abort
     if not dist.is_initialized():
         try:
-            dist.init_process_group(
-                "nccl" if device.type == "cuda" else "gloo",
-                timeout=timedelta(seconds=timeout_seconds),
-            )
+            _join("nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout_seconds))
         except (RuntimeError, ValueError) as error:
             reason = str(error).split("\n")[0]
             raise ExchangeError(
@@ -330,6 +327,18 @@ def open_exchange(workers: int | None, device: torch.device, timeout_seconds: fl
             ) from error
     hosts = [hosted(workers, p, processes) for p in range(processes)]
     return Processes(range(workers), hosts, device, timeout_seconds)
+
+
+def _join(backend: str, timeout: timedelta) -> None:
+    """Join torch.distributed under keys of this start alone.
+
+    torchrun keeps its store over restarts, and with it the addresses of processes that were killed:
+    who reads one of those waits for a dead process.
+    """
+    store, rank, processes = next(dist.rendezvous("env://", timeout=timeout))
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"asr_train/{processes}/{start}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=processes, timeout=timeout)
 
 
 def close_exchange() -> None:

@@ -283,12 +283,14 @@ def test_words_of_the_vocabulary_that_the_text_lacks_are_possible():
 
 def test_files_plain_and_packed_are_read_as_upper_case_words(tmp_path):
     (tmp_path / "a.txt").write_text("one Two\n\n  three \n")
-    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"four\n"))
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"four\n", mtime=0))
     found = list(read_sentences([tmp_path / "a.txt", tmp_path / "b.txt.gz"]))
     assert found == [["ONE", "TWO"], ["THREE"], ["FOUR"]]
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b"a b\n" * 999)[:-9], b"plain", b"\xff\xfe\n"])
+@pytest.mark.parametrize(
+    "content", [gzip.compress(b"a b\n" * 999, mtime=0)[:-9], b"plain", b"\xff\xfe\n"]
+)
 def test_text_that_cannot_be_read_is_named(tmp_path, content):
     name = "a.txt" if content[0] == 255 else "a.txt.gz"
     (tmp_path / name).write_bytes(content)
