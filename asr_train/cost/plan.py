@@ -283,9 +283,8 @@ class _Run:
         taken = np.mean([marks[self.steps] - marks[warm] for marks in self.marks])
         counted = (self.steps - warm) / self.parts
         step_seconds = float(taken) / counted
-        alone_WS = self.seconds_WS[:, warm:] * (
-            self.work.seconds() / self.work.seconds(1 / self.parts)
-        )
+        whole = self.work.seconds() / self.work.seconds(1 / self.parts)
+        alone_seconds = whole * float(self.seconds_WS[:, warm:].mean())
         frames = self.workers * self.work.frames
         left = self.sim.left_nodes + self.extra_left
         return Speed(
@@ -324,14 +323,14 @@ class _Run:
             meeting = Meeting(self.workers, lambda: self._sum(everyone))
             yield from (self._blocks(w, self.method.block_steps, meeting) for w in everyone)
         elif kind is Kind.gtc:
-            group = self._group(everyone)
+            group = _Group(self, everyone)
             yield from (self._compressed(w, group, self.steps + 1, None) for w in everyone)
         elif kind is Kind.bmuf_gtc:
             size = self.method.group_size
             leaders = range(0, self.workers, size)
             meeting = Meeting(self.workers, lambda: self._two_tiers(leaders))
             for leader in leaders:
-                group = self._group(range(leader, leader + size))
+                group = _Group(self, range(leader, leader + size))
                 for w in group.ranks:
                     yield self._compressed(w, group, self.method.block_steps, meeting)
         elif kind is Kind.gtc_async:
@@ -432,11 +431,6 @@ class _Run:
 
     # --- exchanges ---
 
-    def _group(self, ranks: Sequence[int]) -> "_DirectGroup | _RingGroup":
-        if self.method.way is Way.direct:
-            return _DirectGroup(self, ranks)
-        return _RingGroup(self, ranks)
-
     def _sum(self, ranks: Sequence[int]) -> Signal:
         reduce = tree_allreduce if self.method.way is Way.tree else ring_allreduce
         dense = self.work.dense_bytes
@@ -515,42 +509,35 @@ class _Group:
     def __init__(self, run: _Run, ranks: Sequence[int]) -> None:
         self.ranks = ranks
         self._run = run
-        self._arrived = [Signal() for _ in range(run.steps)]
         self._missing = [len(ranks)] * run.steps
+        self._arrived = [Signal() for _ in range(run.steps)]
 
     def arrived(self, step: int) -> Signal:
         """When all messages of that step are with all."""
         return self._arrived[step]
 
-    def _one_more(self, step: int) -> bool:
+    def send(self, worker: int, step: int) -> None:
+        """From peer to peer as soon as each is ready; round a ring when all are."""
+        size = self._run.work.message(step).size
+        if self._run.method.way is Way.direct:
+            sent = self._run.sim.send(worker, self.ranks, size)
+            sent.then(lambda: self._count(step, self._arrived[step].fire))
+        else:
+            self._count(step, lambda: self._gather(size).then(self._arrived[step].fire))
+
+    def _gather(self, size: float) -> Signal:
+        sizes = [size] * len(self.ranks)
+        return self._run.collective(
+            ("gather", size),
+            self.ranks,
+            lambda sim, ranks: ring_allgather(sim, ranks, sizes),
+            quiet=self._run.private(self.ranks),
+        )
+
+    def _count(self, step: int, after_all: Callable[[], None]) -> None:
         self._missing[step] -= 1
-        return self._missing[step] == 0
-
-
-class _DirectGroup(_Group):
-    """From peer to peer, as soon as each is ready."""
-
-    def send(self, worker: int, step: int) -> None:
-        def there() -> None:
-            if self._one_more(step):
-                self._arrived[step].fire()
-
-        self._run.sim.send(worker, self.ranks, self._run.work.message(step).size).then(there)
-
-
-class _RingGroup(_Group):
-    """Round a ring, when all are ready."""
-
-    def send(self, worker: int, step: int) -> None:
-        if self._one_more(step):
-            size = self._run.work.message(step).size
-            sizes = [size] * len(self.ranks)
-            self._run.collective(
-                ("gather", size),
-                self.ranks,
-                lambda sim, ranks: ring_allgather(sim, ranks, sizes),
-                quiet=self._run.private(self.ranks),
-            ).then(self._arrived[step].fire)
+        if self._missing[step] == 0:
+            after_all()
 
 
 class Inbox:
