@@ -206,11 +206,13 @@ def simulate(
     workers: int,
     steps: int = 40,
     seed: int = 1,
+    known: "Known | None" = None,
 ) -> Speed:
     """The speed of `workers` workers after the first steps, in which a pipeline fills.
 
     Args:
         steps: that count, at least; bmuf takes whole blocks, at least two.
+        known: what other calls for the same cluster have found of collectives; is added to.
     Raises:
         ValueError: if cluster, work and method do not go together; names both values.
     """
@@ -223,9 +225,13 @@ def simulate(
         )
     if steps < 1:
         raise ValueError(f"steps is {steps}; it must be 1 or more")
-    run = _Run(cluster, work, method, workers, steps, seed)
+    known = {} if known is None else known
+    run = _Run(cluster, work, method, workers, steps, seed, known)
     run.play()
     return run.speed()
+
+
+Known = dict[object, tuple[float, float]]  # seconds of a collective, bytes that leave nodes
 
 
 class _Run:
@@ -239,7 +245,9 @@ class _Run:
         workers: int,
         steps: int,
         seed: int,
+        known: Known,
     ) -> None:
+        self._known = known
         self.cluster, self.work, self.method, self.workers = cluster, work, method, workers
         self.links = Links(cluster, workers)
         self.sim = Simulation(self.links)
@@ -255,11 +263,15 @@ class _Run:
         self.steps = (self.warm + steps) * self.parts
         self.seconds_WS = self._draw(seed)
         self.marks: list[list[float]] = [[] for _ in range(workers)]
-        self._known: dict[object, tuple[float, float]] = {}  # seconds and bytes of collectives
         self.extra_left = 0.0  # bytes out of nodes, of those
 
     def _draw(self, seed: int) -> np.ndarray:
-        """Log-normal with the cluster's jitter; a worker's draws do not depend on the others."""
+        """Log-normal with the cluster's jitter; a worker's draws do not depend on the others.
+
+        A worker alone waits for nobody: its steps all take their mean.
+        """
+        if self.workers == 1:
+            return np.full((1, self.steps), self.work.seconds(1 / self.parts))
         variance = math.log1p(self.cluster.gpu.jitter**2)
         normal_WS = np.stack(
             [
@@ -435,7 +447,7 @@ class _Run:
         reduce = tree_allreduce if self.method.way is Way.tree else ring_allreduce
         dense = self.work.dense_bytes
         return self.collective(  # others than `ranks` wait for the end of it
-            "sum", ranks, lambda sim, ranks: reduce(sim, ranks, dense), quiet=True
+            (reduce, dense), ranks, lambda sim, ranks: reduce(sim, ranks, dense), quiet=True
         )
 
     def _two_tiers(self, leaders: Sequence[int]) -> Signal:
@@ -463,7 +475,7 @@ class _Run:
         if len(ranks) < self.workers:  # nodes are alike
             first = self.links.node(ranks[0]) * self.cluster.gpus_per_node
             ranks = [rank - first for rank in ranks]
-        key = (key, tuple(ranks))
+        key = (key, self.workers, tuple(ranks))
         if key not in self._known:
             self._known[key] = alone(self.links, lambda sim: start(sim, ranks))
         seconds, left = self._known[key]

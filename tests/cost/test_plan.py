@@ -160,7 +160,7 @@ def test_a_workers_draws_do_not_depend_on_how_many_there_are():
     """With blocks as long as the run, the slowest worker's sum of draws is the run's time."""
     method = Method(kind=Kind.bmuf, block_steps=20)
     cluster = flat(1e9, jitter=0.3)
-    taken = [simulate(cluster, WORK, method, w, steps=20).step_seconds for w in (1, 2, 4, 8, 16)]
+    taken = [simulate(cluster, WORK, method, w, steps=20).step_seconds for w in (2, 4, 8, 16)]
     assert taken == sorted(taken)
 
 
