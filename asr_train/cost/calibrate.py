@@ -217,6 +217,46 @@ def ladkat_2019(paper: Mapping[str, Any], strom: Mapping[str, Any]) -> Case:
     )
 
 
+def seide_2014(paper: Mapping[str, Any]) -> Case:
+    """Table 5 of Seide et al. (2014, 1-bit): data parallel rows of the farm, 2 K20X a server.
+
+    Nothing is fitted: conf/cluster/k20x_farm.yaml has the paper's own times.
+    """
+    columns = {"n2880_farm": 2880, "n16384_farm": 16384}
+    table = paper["table_5_data_x_model_kfps"]
+    by_name = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
+    rows = []
+    for name in ("8x1", "16x1"):
+        workers = int(name.split("x")[0])
+        for column, frames in columns.items():
+            alone = 1e3 * by_name["1x1"][column]
+            rows.append(
+                Row(
+                    label=f"table 5, {name}, minibatch {frames}",
+                    work=Work(
+                        parameters=1e6 * paper["model"]["parameters_millions"],
+                        frames=frames / workers,
+                        frame_seconds=_seide_times(paper)[1],
+                        fixed_seconds=_seide_times(paper)[0],
+                    ),
+                    method=Method(kind=Kind.onebit, lag=1),  # double buffering
+                    workers=workers,
+                    published=1e3 * by_name[name][column] / alone,
+                    reference=alone,
+                )
+            )
+    return Case(
+        name="seide2014_1bit", rows=tuple(rows), start={}, plain={}, fit_on=(), others=(), steps=30
+    )
+
+
+def _seide_times(paper: Mapping[str, Any]) -> tuple[float, float]:
+    """Fixed seconds of a step, and those of a frame: a line through table 1."""
+    frames, milliseconds = zip(*[row[:2] for row in paper["table_1_subbatch"]["rows"]], strict=True)
+    each, fixed = np.polyfit(frames, 1e-3 * np.array(milliseconds), 1)
+    return float(fixed), float(each)
+
+
 def size_at(kilobytes: Sequence[tuple[float, float]], tau: float) -> float:
     """A message's size at tau, between those known: straight lines in both logarithms."""
     known = sorted(kilobytes)
@@ -269,6 +309,8 @@ def fit(case: Case, cluster: ClusterSettings, fit_on: Sequence[str]) -> Fit:
     if len(fit_on) < len(case.start):
         raise ValueError(f"{len(fit_on)} rows cannot fix {len(case.start)} constants; name more")
     names = list(case.start)
+    if not names:
+        return Fit({}, predicted(case, cluster, {}), ())
     rows = [by_label[label] for label in fit_on]
 
     def misses(logs: np.ndarray) -> np.ndarray:
