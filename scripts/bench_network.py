@@ -288,9 +288,9 @@ def markdown(content: dict[str, Any]) -> str:
     lines += [
         "",
         "- Peer to peer posts its receives before its sends. The other way round it took twice as "
-        "long between two processes: gloo asks for data on the very connection that its own data "
-        "fills, so that only one way is used at a time. Its all-gather of two seems to suffer from "
-        "that as well.",
+        "long between two processes, as if only one way were used at a time; the likely cause is "
+        "that gloo asks for data on the connection that its own data fills. Its all-gather of two "
+        "takes half as long again as the simulated one, perhaps for the same reason.",
         "- gloo's broadcast to four sends three copies one after the other; the simulator's tree "
         "takes two rounds.",
         "- Of small messages, processes that wait for a core are a good part of the time; and the "
