@@ -17,7 +17,7 @@ FOLDERS = $(foreach v,CORPUS_DIR W MORE,$(if $($v),'$v=$(abspath $($v))'))
 
 FETCH := fsdd mini_librispeech librispeech an4 yesno
 
-.PHONY: help $(RECIPES) status report clean test test-fast lint format lock bench bench-step $(FETCH:%=fetch-%)
+.PHONY: help $(RECIPES) status report clean test test-fast lint format lock bench bench-step plan $(FETCH:%=fetch-%)
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST) recipes/stages.mk
@@ -75,6 +75,14 @@ bench: .venv/.ready
 bench-step: .venv/.ready
 	@mkdir -p $(RESULTS)
 	@$(BIN)/python scripts/bench_step.py $(RESULTS)
+
+## make plan CLUSTER=p3.16xlarge MODEL=lstm_5x768 WORKERS=128
+##                                 which method, block and group size pay there: simulated frames/s,
+##                                 bytes, crossovers, in plan/ (conf/cluster/ has the clusters;
+##                                 docs/cost.md the model; more: .venv/bin/python scripts/plan.py -h)
+PLAN := CLUSTER MODEL WORKERS MINIBATCH TAU DENSITY LOG CODEC BLOCKS GROUPS METHODS FPS MELS OUTPUTS SEED OUT
+plan: .venv/.ready
+	@$(BIN)/python scripts/plan.py out=plan $(foreach v,$(PLAN),$(if $($v),$(shell echo $v | tr A-Z a-z)='$($v)'))
 
 ## make lock                       pin the packages of pyproject.toml anew
 lock: .venv/.ready

@@ -1,0 +1,229 @@
+"""A wish (network, cluster, number of workers) -> **Plan**: which method, blocks and groups pay.
+
+Speed alone is simulated. Where several methods are about as fast, the one that stays nearest to
+plain SGD is advised: papers lose most accuracy with long blocks and many separate models.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from asr_train.cost.cluster import ClusterSettings
+from asr_train.cost.plan import (
+    FLOPS,
+    Kind,
+    Known,
+    Message,
+    Method,
+    Speed,
+    Way,
+    Work,
+    coded_message,
+    logged_messages,
+    simulate,
+)
+
+NEAR = 0.9  # of the fastest method's frames/s: then a method that is nearer to SGD is advised
+NEAR_BLOCK = 0.95  # of the longest block's frames/s: then a shorter block is
+STEPS = 20  # simulated at least, where there are no blocks
+DRAWS = 1280  # of a step's computing time, at least
+# By how near they stay to SGD with all workers' frames in one minibatch
+ORDER = (Kind.sgd, Kind.allreduce, Kind.gtc, Kind.onebit, Kind.gtc_async, Kind.bmuf_gtc, Kind.bmuf)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    """What is to be planned.
+
+    Attributes:
+        parameters, minibatch_frames: of the network; frames a worker and step.
+        frames_per_second: of one GPU, measured; None: from the cluster's peak and efficiency.
+        density, codec: of gtc's messages; or `log`, a run's log.jsonl, whose messages are replayed.
+        block_steps, group_sizes, kinds: to choose from.
+    """
+
+    parameters: float
+    minibatch_frames: float
+    workers: int
+    density: float
+    codec: str
+    block_steps: tuple[int, ...]
+    group_sizes: tuple[int, ...]
+    kinds: tuple[Kind, ...] = ORDER
+    frames_per_second: float | None = None
+    log: str | None = None
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"workers is {self.workers}; it must be 1 or more")
+        if self.frames_per_second is not None and not self.frames_per_second > 0:
+            raise ValueError(f"frames_per_second is {self.frames_per_second}; it must be positive")
+        for name in ("block_steps", "group_sizes"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise ValueError(
+                    f"{name} is {list(getattr(self, name))}; it must be numbers from 1 on"
+                )
+
+    def messages(self, density: float | None = None) -> tuple[Message, ...]:
+        if density is None and self.log is not None:
+            return logged_messages(self.log)
+        return (coded_message(self.parameters, density or self.density, self.codec),)
+
+    def work(self, cluster: ClusterSettings, density: float | None = None) -> Work:
+        """What a worker does in a step, there."""
+        frame_seconds = FLOPS * self.parameters / cluster.gpu.flops
+        fixed = cluster.gpu.fixed_ms * 1e-3
+        if self.frames_per_second is not None:
+            frame_seconds, fixed = 1 / self.frames_per_second, 0.0
+        return Work(
+            parameters=self.parameters,
+            frames=self.minibatch_frames,
+            frame_seconds=frame_seconds,
+            fixed_seconds=fixed,
+            messages=self.messages(density),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    method: Method
+    speed: Speed
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All of it simulated.
+
+    Attributes:
+        alone: one worker.
+        options: every method, block and group size, with the wished number of workers.
+        advised: one of them.
+        curves: each kind's best by name, with 1, 2, 4, ... workers up to those wished.
+        densities: gtc's speed by the share of elements sent.
+    """
+
+    alone: Speed
+    options: tuple[Option, ...]
+    advised: Option
+    curves: Mapping[str, tuple[Speed, ...]]
+    densities: Mapping[float, Speed]
+
+
+def methods(wish: Wish) -> list[Method]:
+    """All that can be done with so many workers.
+
+    Raises:
+        ValueError: if none of the wished kinds can.
+    """
+    found = [method for method in _all_methods(wish) if method.kind in wish.kinds]
+    if not found:
+        names = ", ".join(kind.value for kind in wish.kinds)
+        raise ValueError(
+            f"{wish.workers} workers cannot do any of {names}; allow further methods or groups"
+        )
+    return found
+
+
+def _all_methods(wish: Wish) -> Iterator[Method]:
+    if wish.workers == 1:
+        yield Method(kind=Kind.sgd)
+        return
+    yield Method(kind=Kind.allreduce)
+    yield Method(kind=Kind.allreduce, way=Way.tree)
+    yield Method(kind=Kind.gtc)
+    yield Method(kind=Kind.gtc_async, way=Way.direct)
+    yield Method(kind=Kind.onebit, lag=1)
+    for block_steps in wish.block_steps:
+        yield Method(kind=Kind.bmuf, block_steps=block_steps)
+        for size in wish.group_sizes:
+            if 1 < size < wish.workers and wish.workers % size == 0:
+                yield Method(kind=Kind.bmuf_gtc, block_steps=block_steps, group_size=size)
+
+
+def plan(wish: Wish, cluster: ClusterSettings, densities: Sequence[float]) -> Plan:
+    """Simulate all options, and the kinds with fewer workers.
+
+    Args:
+        densities: shares of elements sent, to compare.
+    Raises:
+        ValueError: if the cluster has fewer workers than wished, or numbers do not go together.
+    """
+    work = wish.work(cluster)
+    known: Known = {}
+
+    def speed(method: Method, workers: int, work: Work = work) -> Speed:
+        steps = max(STEPS, DRAWS // workers)
+        return simulate(cluster, work, method, workers, steps, wish.seed, known)
+
+    options = tuple(Option(method, speed(method, wish.workers)) for method in methods(wish))
+    curves = {}
+    for best in best_of_each_kind(options):
+        counts = [w for w in worker_counts(wish.workers) if w % best.method.group_size == 0]
+        fewer = [speed(best.method, workers) for workers in counts[:-1]]
+        curves[best.method.name] = (*fewer, best.speed)
+    sparse = Method(kind=Kind.gtc) if wish.workers > 1 else Method(kind=Kind.sgd)
+    return Plan(
+        alone=speed(Method(kind=Kind.sgd), 1),
+        options=options,
+        advised=advised(options),
+        curves=curves,
+        densities={
+            density: speed(sparse, wish.workers, wish.work(cluster, density))
+            for density in densities
+        },
+    )
+
+
+def worker_counts(most: int) -> list[int]:
+    """1, 2, 4, ... and `most`."""
+    return sorted({2**k for k in range(most.bit_length())} | {most})
+
+
+def best_of_each_kind(options: Sequence[Option]) -> list[Option]:
+    """The fastest of each, or one nearly as fast that is nearer to SGD; see `nearest`."""
+    kinds = [kind for kind in ORDER if any(o.method.kind is kind for o in options)]
+    return [nearest([o for o in options if o.method.kind is kind], NEAR_BLOCK) for kind in kinds]
+
+
+def advised(options: Sequence[Option]) -> Option:
+    """Of the kinds' best, the nearest to SGD that is about as fast as any."""
+    return nearest(best_of_each_kind(options), NEAR)
+
+
+def nearest(options: Sequence[Option], share: float) -> Option:
+    """The one nearest to SGD among those with this share of the fastest one's frames/s.
+
+    Nearer is what stands first in ORDER, then shorter blocks, then larger groups, then speed.
+    """
+    enough = share * max(option.speed.frames_per_second for option in options)
+    return min(
+        (option for option in options if option.speed.frames_per_second >= enough),
+        key=lambda o: (
+            ORDER.index(o.method.kind),
+            o.method.block_steps,
+            -o.method.group_size,
+            -o.speed.frames_per_second,
+        ),
+    )
+
+
+def crossovers(curves: Mapping[str, Sequence[Speed]]) -> list[tuple[int, str]]:
+    """From how many workers on which method is the fastest of those that had so many."""
+    counts = sorted({speed.workers for speeds in curves.values() for speed in speeds} - {1})
+    found: list[tuple[int, str]] = []
+    for workers in counts:
+        there = {
+            name: speed.frames_per_second
+            for name, speeds in curves.items()
+            for speed in speeds
+            if speed.workers == workers
+        }
+        best = max(there, key=there.__getitem__)
+        if not found or found[-1][1] != best:
+            found.append((workers, best))
+    return found
+
+
+def fastest_with(speeds: Sequence[Speed]) -> int:
+    """The number of workers with most frames/s: more are slower, or there were no more."""
+    return max(speeds, key=lambda speed: speed.frames_per_second).workers

@@ -1,0 +1,340 @@
+"""The papers' own speeds: conf/papers -> **rows**, each with what to simulate for it; and the fit.
+
+A few constants that the papers do not print are fitted on a few rows, named here; all other rows
+are predicted. Knows nothing of files and plots.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from asr_train.cost.cluster import ClusterSettings
+from asr_train.cost.plan import Kind, Message, Method, Way, Work, simulate
+
+Constants = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A speed that a paper prints.
+
+    Attributes:
+        published: frames a second over those of one worker, `reference`.
+        tau: of gtc's messages, where their size is not published: a constant gives it.
+        doubt: why the printed number itself may be wrong; such a row is never fitted on.
+    """
+
+    label: str
+    work: Work
+    method: Method
+    workers: int
+    published: float
+    reference: float
+    tau: float | None = None
+    doubt: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A paper.
+
+    Attributes:
+        start: the constants and where the search for them begins.
+        plain: the same constants as the hardware's data sheets alone would have them.
+        fit_on: labels of the rows that they are fitted on.
+        others: further choices of as many rows, to see how much depends on that one.
+        share: of a message's elements by tau, of those at `start`'s tau.
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+    start: Constants
+    plain: Constants
+    fit_on: tuple[str, ...]
+    others: tuple[tuple[str, ...], ...]
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Constants, and each row's simulated speed-up by its label."""
+
+    constants: Constants
+    simulated: dict[str, float]
+    fit_on: tuple[str, ...]
+
+    def errors(self, rows: Sequence[Row], held_out: bool = True) -> dict[str, float]:
+        """Relative, of the rows that were not fitted on (or of those that were)."""
+        return {
+            row.label: self.simulated[row.label] / row.published - 1
+            for row in rows
+            if (row.label not in self.fit_on) == held_out
+        }
+
+
+def mean_absolute(errors: Mapping[str, float]) -> float:
+    return float(np.mean([abs(error) for error in errors.values()]))
+
+
+# --- the papers' rows ---------------------------------------------------------------------------
+
+
+def strom_2015(paper: Mapping[str, Any]) -> Case:
+    """Tables 2, 3 and 4 of Strom (2015): asynchronous, one K520 a node."""
+    alone = float(paper["baseline"]["frames_per_second"])
+    million = float(paper["model"]["parameters_millions"])
+    kilobytes = {float(row[0]): float(row[2]) for row in paper["table_3_threshold"]["rows"]}
+    asynchronous = Method(kind=Kind.gtc_async, way=Way.direct)
+
+    def row(label: str, workers: int, fps: float, size: float, millions: float) -> Row:
+        work = Work(
+            parameters=millions * 1e6,
+            frames=1024,
+            frame_seconds=millions / million / alone,
+            messages=(Message(size, size / 4),),  # a word of 32 bits an element
+        )
+        return Row(
+            label=label,
+            work=work,
+            method=asynchronous,
+            workers=workers,
+            published=fps / alone,
+            reference=alone,
+        )
+
+    rows = [
+        row(f"table 2, {nodes} nodes", nodes, fps, 1e3 * kilobytes[4.0], million)
+        for nodes, fps, *_ in paper["table_2_nodes"]["rows"]
+        if nodes > 1
+    ]
+    rows += [
+        row(f"table 3, tau {tau:g}", 40, fps, 1e3 * size, million)
+        for tau, fps, size, *_ in paper["table_3_threshold"]["rows"]
+        if tau != 4  # table 2's row of 40 nodes
+    ]
+    for name, millions, fps, ratio, minutes, _ in paper["table_4_model_size"]["rows"]:
+        if millions != million:
+            made = row(f"table 4, {name}", 40, fps, 4e6 * millions / ratio, millions)
+            epochs = 9 * float(paper["task"]["training_frames"])  # 2 to 10
+            if abs(epochs / (60 * minutes) / fps - 1) > 0.1:
+                made = replace(
+                    made,
+                    doubt=f"printed: {fps:,} frames/s, but also {minutes} minutes for epochs 2 to "
+                    f"10, which are {epochs / 60 / minutes:,.0f} frames/s",
+                )
+            rows.append(made)
+    return Case(
+        name="strom2015",
+        rows=tuple(rows),
+        start={"encode_ns": 1.0, "decode_ns": 6.0, "fabric_gbit_per_s": 25.0},
+        plain={"encode_ns": 12 / 160, "decode_ns": 64 / 160, "fabric_gbit_per_s": 1e6},
+        fit_on=("table 2, 10 nodes", "table 2, 80 nodes", "table 3, tau 2"),
+        others=(
+            ("table 2, 5 nodes", "table 2, 80 nodes", "table 2, 40 nodes"),
+            ("table 2, 20 nodes", "table 2, 80 nodes", "table 3, tau 2"),
+        ),
+        steps=24,
+    )
+
+
+def ladkat_2019(paper: Mapping[str, Any], strom: Mapping[str, Any], lag: int = 0) -> Case:
+    """Tables 1 and 2 of Ladkat et al. (2019): 8 V100 a node, frames of 30 ms.
+
+    Args:
+        strom: Strom (2015), whose table 3 says how a message's size depends on tau.
+        lag: steps by which messages may come late; the paper calls GTC synchronous.
+    """
+    features = paper["task"]["features"]
+    shift = 1e-3 * features["shift_ms"] * features["subsample"]
+    minutes = paper["baseline"]["epoch_minutes_1_gpu"]
+    alone = paper["task"]["training_hours"] * 3600 / shift / (60 * minutes)
+    settings = paper["settings"]
+    group = settings["group_size"]
+    work = Work(
+        parameters=1e6 * paper["model"]["parameters_millions"],
+        frames=settings["minibatch_frames"],
+        frame_seconds=1 / alone,
+    )
+    kilobytes = [(row[0], row[2]) for row in strom["table_3_threshold"]["rows"]]
+    tau_of = {Kind.gtc: settings["gtc_tau"], Kind.bmuf_gtc: settings["two_tier_tau"]}
+    size_of = {kind: size_at(kilobytes, tau) for kind, tau in tau_of.items()}
+
+    def row(table: str, name: str, workers: int, block: int, speedup: float) -> Row:
+        kind = Kind[name.lower()]
+        size = size_of.get(kind, 0.0) / size_of[Kind.gtc]  # the constant message_kb scales it
+        shown = f"block {block}" if table == "table 2" else f"{workers} GPUs"
+        return Row(
+            label=f"{table}, {name.replace('_', '-')}, {shown}",
+            work=replace(work, messages=(Message(size, size / 4),)),
+            method=Method(
+                kind=kind,
+                way=Way.ring if kind is Kind.bmuf else Way.direct,
+                lag=0 if kind is Kind.bmuf else lag,
+                block_steps=block,
+                group_size=group if kind is Kind.bmuf_gtc else 1,
+            ),
+            workers=workers,
+            published=speedup,
+            reference=alone,
+            tau=tau_of.get(kind),
+        )
+
+    block = settings["block_size"]
+    rows = [
+        row("table 1", name, gpus, block, speedup)
+        for name, gpus, speedup, *_ in paper["table_1_workers"]["rows"]
+    ]
+    rows += [
+        row("table 2", name, 128, size, speedup)
+        for name, size, speedup, *_ in paper["table_2_block_size"]["rows"]
+        if size != block  # table 1's rows of 128 GPUs
+    ]
+    return Case(
+        name="ladkat2019",
+        rows=tuple(rows),
+        start={"jitter": 0.15, "fabric_gbit_per_s": 25.0, "message_kb": 250.0},
+        plain={
+            "jitter": 0.02,
+            "fabric_gbit_per_s": 1e6,
+            "message_kb": size_of[Kind.gtc]
+            * paper["model"]["parameters_millions"]
+            / strom["model"]["parameters_millions"],
+        },
+        fit_on=("table 1, GTC, 16 GPUs", "table 1, GTC, 64 GPUs", "table 2, BMUF, block 25"),
+        others=(
+            ("table 1, GTC, 32 GPUs", "table 1, GTC, 128 GPUs", "table 1, BMUF, 128 GPUs"),
+            (
+                "table 1, BMUF-GTC, 32 GPUs",
+                "table 1, GTC, 64 GPUs",
+                "table 2, BMUF-GTC, block 25",
+            ),
+        ),
+        steps=30,
+    )
+
+
+def seide_2014(paper: Mapping[str, Any]) -> Case:
+    """Table 5 of Seide et al. (2014, 1-bit): data parallel rows of the farm, 2 K20X a server.
+
+    Nothing is fitted: conf/cluster/k20x_farm.yaml has the paper's own times.
+    """
+    columns = {"n2880_farm": 2880, "n16384_farm": 16384}
+    table = paper["table_5_data_x_model_kfps"]
+    by_name = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
+    rows = []
+    for name in ("8x1", "16x1"):
+        workers = int(name.split("x")[0])
+        for column, frames in columns.items():
+            alone = 1e3 * by_name["1x1"][column]
+            rows.append(
+                Row(
+                    label=f"table 5, {name}, minibatch {frames}",
+                    work=Work(
+                        parameters=1e6 * paper["model"]["parameters_millions"],
+                        frames=frames / workers,
+                        frame_seconds=_seide_times(paper)[1],
+                        fixed_seconds=_seide_times(paper)[0],
+                    ),
+                    method=Method(kind=Kind.onebit, lag=1),  # double buffering
+                    workers=workers,
+                    published=1e3 * by_name[name][column] / alone,
+                    reference=alone,
+                )
+            )
+    return Case(
+        name="seide2014_1bit", rows=tuple(rows), start={}, plain={}, fit_on=(), others=(), steps=30
+    )
+
+
+def _seide_times(paper: Mapping[str, Any]) -> tuple[float, float]:
+    """Fixed seconds of a step, and those of a frame: a line through table 1."""
+    frames, milliseconds = zip(*[row[:2] for row in paper["table_1_subbatch"]["rows"]], strict=True)
+    each, fixed = np.polyfit(frames, 1e-3 * np.array(milliseconds), 1)
+    return float(fixed), float(each)
+
+
+def size_at(kilobytes: Sequence[tuple[float, float]], tau: float) -> float:
+    """A message's size at tau, between those known: straight lines in both logarithms."""
+    known = sorted(kilobytes)
+    taus, sizes = (np.log([pair[i] for pair in known]) for i in range(2))
+    if not known[0][0] <= tau <= known[-1][0]:
+        raise ValueError(f"tau is {tau}; sizes are known from {known[0][0]} to {known[-1][0]}")
+    return float(np.exp(np.interp(math.log(tau), taus, sizes)))
+
+
+# --- simulating and fitting ----------------------------------------------------------------------
+
+
+def with_constants(
+    cluster: ClusterSettings, work: Work, constants: Constants
+) -> tuple[ClusterSettings, Work]:
+    """Both, with these instead of their own."""
+    gpu = replace(
+        cluster.gpu,
+        encode_ns=constants.get("encode_ns", cluster.gpu.encode_ns),
+        decode_ns=constants.get("decode_ns", cluster.gpu.decode_ns),
+        jitter=constants.get("jitter", cluster.gpu.jitter),
+    )
+    fabric = constants.get("fabric_gbit_per_s", cluster.fabric_gbit_per_s)
+    cluster = replace(cluster, gpu=gpu, fabric_gbit_per_s=fabric)
+    if (kilobytes := constants.get("message_kb")) is not None:
+        scaled = (
+            Message(1e3 * kilobytes * m.size, 1e3 * kilobytes * m.elements) for m in work.messages
+        )
+        work = replace(work, messages=tuple(scaled))
+    return cluster, work
+
+
+def simulated(row: Row, cluster: ClusterSettings, constants: Constants, steps: int) -> float:
+    """The row's speed-up."""
+    cluster, work = with_constants(cluster, row.work, constants)
+    speed = simulate(cluster, work, row.method, row.workers, steps)
+    return speed.frames_per_second / row.reference
+
+
+def fit(case: Case, cluster: ClusterSettings, fit_on: Sequence[str]) -> Fit:
+    """The constants with which the rows of `fit_on` come out, in least squares of logarithms.
+
+    Raises:
+        ValueError: if there are fewer rows than constants, or one has no such label.
+    """
+    by_label = {row.label: row for row in case.rows}
+    unknown = sorted(set(fit_on) - set(by_label))
+    if unknown:
+        raise ValueError(f"{case.name} has no row {unknown}; there are {sorted(by_label)}")
+    if len(fit_on) < len(case.start):
+        raise ValueError(f"{len(fit_on)} rows cannot fix {len(case.start)} constants; name more")
+    names = list(case.start)
+    if not names:
+        return Fit({}, predicted(case, cluster, {}), ())
+    rows = [by_label[label] for label in fit_on]
+
+    def misses(logs: np.ndarray) -> np.ndarray:
+        constants = dict(zip(names, np.exp(logs), strict=True))
+        return np.array(
+            [
+                math.log(simulated(row, cluster, constants, case.steps) / row.published)
+                for row in rows
+            ]
+        )
+
+    begin = np.log([case.start[name] for name in names])
+    found = least_squares(
+        misses,
+        begin,
+        bounds=(begin - math.log(10), begin + math.log(10)),
+        diff_step=0.05 / np.maximum(np.abs(begin), 0.05),  # 5 % of each constant
+        xtol=1e-3,
+        ftol=1e-4,
+        max_nfev=12,
+    )
+    constants = {name: float(np.exp(x)) for name, x in zip(names, found.x, strict=True)}
+    return Fit(constants, predicted(case, cluster, constants), tuple(fit_on))
+
+
+def predicted(case: Case, cluster: ClusterSettings, constants: Constants) -> dict[str, float]:
+    return {row.label: simulated(row, cluster, constants, case.steps) for row in case.rows}

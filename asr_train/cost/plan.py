@@ -1,0 +1,571 @@
+"""A network to train, a method, a cluster -> **Speed**: seconds a step, frames/s, bytes, speed-up.
+
+Every step of every worker is simulated: its seconds of computing are drawn from a seed, its
+messages cross `cost.network`. All that comes out of here is simulated, and is to be labelled so.
+Knows nothing of accuracy, of which it only says what the papers found.
+
+    sgd         one worker
+    allreduce   dense gradients, summed round a ring or up and down a tree, every step
+    gtc         messages of all to all, every step: round a ring, or from peer to peer
+    gtc_async   the same from peer to peer, and nobody waits for a message
+    onebit      a bit a gradient: parts to their owners, sums back (Seide et al., 2014)
+    bmuf        every `block_steps` steps an all-reduce of weights (Ladkat et al., 2019)
+    bmuf_gtc    gtc inside groups, bmuf over one worker of each, then a broadcast in the group
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+
+from asr_train.cost.cluster import ClusterSettings
+from asr_train.cost.network import (
+    Count,
+    Links,
+    Process,
+    Signal,
+    Simulation,
+    alone,
+    broadcast,
+    ring_allgather,
+    ring_allreduce,
+    tree_allreduce,
+)
+from asr_train.files import read_jsonl
+
+FLOPS = 6  # a parameter and frame: a multiply-add forward, two backward
+HEADER_BYTES = 56  # of a message, as comm.codec writes it
+QUEUE = 4  # messages that a worker of gtc_async may have under way before it waits
+BYTES = 4  # of a float32
+
+
+class Kind(Enum):
+    sgd = "sgd"
+    allreduce = "allreduce"
+    gtc = "gtc"
+    gtc_async = "gtc_async"
+    onebit = "1bit"
+    bmuf = "bmuf"
+    bmuf_gtc = "bmuf_gtc"
+
+
+class Way(Enum):
+    """How a collective is done."""
+
+    ring = "ring"
+    tree = "tree"  # of sums only
+    direct = "direct"  # of messages only: from peer to peer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """What is exchanged when.
+
+    Attributes:
+        way: of gtc's messages (ring, direct) and of sums (ring, tree).
+        lag: steps by which gtc's messages (of onebit: half a step each) may come later than just
+            after their own step: what was sent in step s is needed before step s + 1 + lag.
+        block_steps, group_size: of bmuf and bmuf_gtc.
+    """
+
+    kind: Kind
+    way: Way = Way.ring
+    lag: int = 0
+    block_steps: int = 50
+    group_size: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("block_steps", "group_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        if self.lag < 0:
+            raise ValueError(f"lag is {self.lag} steps; it must not be negative")
+        if self.lag and self.kind in (Kind.gtc, Kind.bmuf_gtc) and self.way is not Way.direct:
+            raise ValueError(
+                f"lag is {self.lag} steps but way is {self.way.value}; only messages from peer to "
+                "peer (direct) may come late"
+            )
+
+    @property
+    def name(self) -> str:
+        blocks = f", block {self.block_steps}" if self.kind in (Kind.bmuf, Kind.bmuf_gtc) else ""
+        groups = f", groups of {self.group_size}" if self.kind is Kind.bmuf_gtc else ""
+        return self.kind.value + groups + blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a worker of gtc sends in a step."""
+
+    size: float  # bytes
+    elements: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What one worker does in a step.
+
+    Attributes:
+        parameters: of the network.
+        frames: of a minibatch, a worker.
+        frame_seconds, fixed_seconds: a step takes frames * frame_seconds + fixed_seconds.
+        messages: of gtc; step s sends the one of number s, from the first again after the last.
+    """
+
+    parameters: float
+    frames: float
+    frame_seconds: float
+    fixed_seconds: float = 0.0
+    messages: tuple[Message, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "frames", "frame_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+
+    def seconds(self, share: float = 1.0) -> float:
+        """Of computing a step with this share of the minibatch."""
+        return self.fixed_seconds + share * self.frames * self.frame_seconds
+
+    @property
+    def dense_bytes(self) -> float:
+        return BYTES * self.parameters
+
+    def message(self, step: int) -> Message:
+        if not self.messages:
+            raise ValueError("gtc needs the size of its messages: give a density or a run's log")
+        return self.messages[step % len(self.messages)]
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Simulated. Bytes are a mean over steps.
+
+    Attributes:
+        step_seconds: on average, what comes once a block included.
+        speedup: frames a second over those of one worker that exchanges nothing.
+        sent_bytes: a worker and step: its message, once, whoever gets it.
+        node_bytes: a step, out of a node's network interface.
+    """
+
+    workers: int
+    step_seconds: float
+    frames_per_second: float
+    speedup: float
+    sent_bytes: float
+    node_bytes: float
+
+
+# --- what is sent -------------------------------------------------------------------------------
+
+
+def coded_message(parameters: float, density: float, codec: str) -> Message:
+    """The message of `density * parameters` elements, in bytes as comm.codec writes it.
+
+    Args:
+        density: share of the parameters that a step sends, in (0, 1].
+        codec: packed32, tile16 or rice; what exceeds two bits a parameter is a map of two bits.
+    """
+    if not 0 < density <= 1:
+        raise ValueError(f"density is {density}; it must lie in (0, 1]")
+    elements = density * parameters
+    bits = {
+        "packed32": 32 * elements,
+        "tile16": 16 * elements + 16 * math.ceil(parameters / 2**15),
+        "rice": (math.log2(1 / density) + 2.5) * elements,  # about, as comm.codec says
+    }
+    if codec not in bits:
+        raise ValueError(f"codec is {codec!r}; allowed: {', '.join(bits)}")
+    return Message(HEADER_BYTES + min(bits[codec], 2 * parameters) / 8, elements)
+
+
+def logged_messages(path: Path | str) -> tuple[Message, ...]:
+    """Those of a run's log.jsonl, one a row: a worker's mean over the steps of that row.
+
+    Raises:
+        ValueError: if the run sent none.
+    """
+    rows = [row for row in read_jsonl(path) if row.get("elements_sent")]
+    if not rows:
+        raise ValueError(
+            f"{path} has no row with elements_sent; take the log of a run of gtc or bmuf_gtc"
+        )
+    return tuple(Message(row["sent_bits"] / 8, row["elements_sent"]) for row in rows)
+
+
+# --- simulation ---------------------------------------------------------------------------------
+
+
+def simulate(
+    cluster: ClusterSettings,
+    work: Work,
+    method: Method,
+    workers: int,
+    steps: int = 40,
+    seed: int = 1,
+    known: "Known | None" = None,
+) -> Speed:
+    """The speed of `workers` workers after the first steps, in which a pipeline fills.
+
+    Args:
+        steps: that count, at least; bmuf takes whole blocks, at least two.
+        known: what other calls for the same cluster have found of collectives; is added to.
+    Raises:
+        ValueError: if cluster, work and method do not go together; names both values.
+    """
+    if method.kind is Kind.sgd and workers != 1:
+        raise ValueError(f"sgd has one worker, but {workers} were asked for")
+    if method.kind is Kind.bmuf_gtc and workers % method.group_size:
+        raise ValueError(
+            f"{workers} workers do not fill groups of {method.group_size}; "
+            "take a group size that divides them"
+        )
+    if steps < 1:
+        raise ValueError(f"steps is {steps}; it must be 1 or more")
+    known = {} if known is None else known
+    run = _Run(cluster, work, method, workers, steps, seed, known)
+    run.play()
+    return run.speed()
+
+
+Known = dict[object, tuple[float, float]]  # seconds of a collective, bytes that leave nodes
+
+
+class _Run:
+    """One simulated training; `marks` is when each worker was about to begin each step."""
+
+    def __init__(
+        self,
+        cluster: ClusterSettings,
+        work: Work,
+        method: Method,
+        workers: int,
+        steps: int,
+        seed: int,
+        known: Known,
+    ) -> None:
+        self._known = known
+        self.cluster, self.work, self.method, self.workers = cluster, work, method, workers
+        self.links = Links(cluster, workers)
+        self.sim = Simulation(self.links)
+        self.parts = 1
+        if method.kind is Kind.onebit:
+            self.parts = 1 + (method.lag > 0)  # of a minibatch: double buffering halves it
+        self.warm = 0
+        if method.kind is Kind.gtc_async or method.lag:
+            self.warm = 4 + 2 * max(method.lag, QUEUE if method.kind is Kind.gtc_async else 0)
+        if method.kind in (Kind.bmuf, Kind.bmuf_gtc):
+            blocks = max(2, round(steps / method.block_steps))
+            self.warm, steps = 0, blocks * method.block_steps
+        self.steps = (self.warm + steps) * self.parts
+        self.seconds_WS = self._draw(seed)
+        self.marks: list[list[float]] = [[] for _ in range(workers)]
+        self.extra_left = 0.0  # bytes out of nodes, of those
+
+    def _draw(self, seed: int) -> np.ndarray:
+        """Log-normal with the cluster's jitter; a worker's draws do not depend on the others.
+
+        A worker alone waits for nobody: its steps all take their mean.
+        """
+        if self.workers == 1:
+            return np.full((1, self.steps), self.work.seconds(1 / self.parts))
+        variance = math.log1p(self.cluster.gpu.jitter**2)
+        normal_WS = np.stack(
+            [
+                np.random.default_rng([seed, w]).standard_normal(self.steps)
+                for w in range(self.workers)
+            ]
+        )
+        drawn_WS = np.exp(math.sqrt(variance) * normal_WS - variance / 2)
+        return drawn_WS * self.work.seconds(1 / self.parts)
+
+    def play(self) -> None:
+        if self.workers == 1 or self.method.kind is Kind.sgd:
+            self.sim.spawn(self._lonely())
+        else:
+            for process in self._processes():
+                self.sim.spawn(process)
+        self.sim.run()
+
+    def speed(self) -> Speed:
+        warm = self.warm * self.parts
+        taken = np.mean([marks[self.steps] - marks[warm] for marks in self.marks])
+        counted = (self.steps - warm) / self.parts
+        step_seconds = float(taken) / counted
+        whole = self.work.seconds() / self.work.seconds(1 / self.parts)
+        alone_seconds = whole * float(self.seconds_WS[:, warm:].mean())
+        frames = self.workers * self.work.frames
+        left = self.sim.left_nodes + self.extra_left
+        return Speed(
+            workers=self.workers,
+            step_seconds=step_seconds,
+            frames_per_second=frames / step_seconds,
+            speedup=self.workers * alone_seconds / step_seconds,
+            sent_bytes=self._sent_bytes(),
+            node_bytes=left / (self.steps / self.parts) / self.links.nodes,
+        )
+
+    def _sent_bytes(self) -> float:
+        dense, kind = self.work.dense_bytes, self.method.kind
+        if self.workers == 1 or kind is Kind.sgd:
+            return 0.0
+        if kind is Kind.allreduce:
+            return dense
+        if kind is Kind.onebit:
+            return dense / 32 * self.parts
+        blocks = dense / self.method.block_steps if kind in (Kind.bmuf, Kind.bmuf_gtc) else 0.0
+        if kind is Kind.bmuf:
+            return blocks
+        alone_in_group = kind is Kind.bmuf_gtc and self.method.group_size == 1
+        sizes = [0.0] if alone_in_group else [m.size for m in self.work.messages]
+        return blocks / (self.method.group_size if blocks else 1) + float(np.mean(sizes))
+
+    # --- one process a worker ---
+
+    def _processes(self) -> Iterator[Process]:
+        everyone = range(self.workers)
+        kind, lag = self.method.kind, self.method.lag
+        if kind is Kind.allreduce:
+            meeting = Meeting(self.workers, lambda: self._sum(everyone))
+            yield from (self._blocks(w, 1, meeting) for w in everyone)
+        elif kind is Kind.bmuf:
+            meeting = Meeting(self.workers, lambda: self._sum(everyone))
+            yield from (self._blocks(w, self.method.block_steps, meeting) for w in everyone)
+        elif kind is Kind.gtc:
+            group = _Group(self, everyone)
+            yield from (self._compressed(w, group, self.steps + 1, None) for w in everyone)
+        elif kind is Kind.bmuf_gtc:
+            size = self.method.group_size
+            leaders = range(0, self.workers, size)
+            meeting = Meeting(self.workers, lambda: self._two_tiers(leaders))
+            for leader in leaders:
+                group = _Group(self, range(leader, leader + size))
+                for w in group.ranks:
+                    yield self._compressed(w, group, self.method.block_steps, meeting)
+        elif kind is Kind.gtc_async:
+            inbox = Inbox(self.workers)
+            yield from (self._asynchronous(w, inbox) for w in everyone)
+        else:
+            first, second = ([Count(self.workers) for _ in range(self.steps)] for _ in range(2))
+            yield from (self._one_bit(w, first, second, lag) for w in everyone)
+
+    def _lonely(self) -> Process:
+        for step in range(self.steps + 1):
+            for marks in self.marks:
+                marks.append(self.sim.now)
+            if step < self.steps:
+                yield float(self.seconds_WS[0, step])
+
+    def _blocks(self, worker: int, block_steps: int, meeting: "Meeting") -> Process:
+        """Alone for a block, then the meeting."""
+        for step in range(self.steps):
+            self.marks[worker].append(self.sim.now)
+            yield float(self.seconds_WS[worker, step])
+            if (step + 1) % block_steps == 0:
+                yield meeting.arrive()
+        self.marks[worker].append(self.sim.now)
+
+    def _compressed(
+        self, worker: int, group: "_Group", block_steps: int, meeting: "Meeting | None"
+    ) -> Process:
+        """A step's messages are waited for, all together, before the step they are due in."""
+        encode, decode = self._encode_seconds(), self.cluster.gpu.decode_ns * 1e-9
+        members, lag = len(group.ranks), self.method.lag
+        read = 0  # steps of which the messages have been read
+
+        def read_until(step: int) -> Process:
+            nonlocal read
+            while members > 1 and read < step:
+                yield group.arrived(read)
+                yield decode * (members - 1) * self.work.message(read).elements
+                read += 1
+
+        for step in range(self.steps + 1):
+            if step and step % block_steps == 0:
+                yield from read_until(step)
+                if meeting is not None:
+                    yield meeting.arrive()
+            else:
+                yield from read_until(step - lag)
+            self.marks[worker].append(self.sim.now)
+            if step == self.steps:
+                return
+            yield float(self.seconds_WS[worker, step])
+            if members > 1:
+                yield encode
+                group.send(worker, step)
+
+    def _asynchronous(self, worker: int, inbox: "Inbox") -> Process:
+        """Reads what has come; waits for its own messages only, when too many are under way."""
+        encode, decode = self._encode_seconds(), self.cluster.gpu.decode_ns * 1e-9
+        sent: list[Signal] = []
+        for step in range(self.steps + 1):
+            if step > QUEUE:
+                yield sent[step - 1 - QUEUE]
+            yield decode * inbox.take(worker)
+            self.marks[worker].append(self.sim.now)
+            if step == self.steps:
+                return
+            yield float(self.seconds_WS[worker, step])
+            yield encode
+            message = self.work.message(step)
+            arrived = self.sim.send(worker, range(self.workers), message.size)
+            arrived.then(lambda w=worker, n=message.elements: inbox.put(w, n))  # type: ignore[misc]
+            sent.append(arrived)
+
+    def _one_bit(
+        self, worker: int, first: Sequence[Count], second: Sequence[Count], lag: int
+    ) -> Process:
+        """Parts to their owners, who add them up and send the sum, as coarse, to all."""
+        everyone = range(self.workers)
+        part = self.work.dense_bytes / 32 / self.workers
+
+        def exchange(step: int) -> Process:
+            self.sim.send(worker, everyone, part).then(first[step].down)
+            yield first[step]
+            self.sim.send(worker, everyone, part).then(second[step].down)
+
+        for step in range(self.steps + 1):
+            if step - 1 - lag >= 0:
+                yield second[step - 1 - lag]
+            self.marks[worker].append(self.sim.now)
+            if step == self.steps:
+                return
+            yield float(self.seconds_WS[worker, step])
+            yield 2 * self._encode_seconds()  # and decoding, a pass over all parameters each
+            self.sim.spawn(exchange(step))
+
+    def _encode_seconds(self) -> float:
+        return self.cluster.gpu.encode_ns * 1e-9 * self.work.parameters
+
+    # --- exchanges ---
+
+    def _sum(self, ranks: Sequence[int]) -> Signal:
+        reduce = tree_allreduce if self.method.way is Way.tree else ring_allreduce
+        dense = self.work.dense_bytes
+        return self.collective(  # others than `ranks` wait for the end of it
+            (reduce, dense), ranks, lambda sim, ranks: reduce(sim, ranks, dense), quiet=True
+        )
+
+    def _two_tiers(self, leaders: Sequence[int]) -> Signal:
+        size, dense = self.method.group_size, self.work.dense_bytes
+
+        def both() -> Process:
+            yield self._sum(leaders)
+            there = Count(len(leaders))
+            for leader in leaders:
+                broadcast(self.sim, range(leader, leader + size), dense).then(there.down)
+            yield there
+
+        return self.sim.spawn(both())
+
+    def collective(
+        self,
+        key: object,
+        ranks: Sequence[int],
+        start: Callable[[Simulation, Sequence[int]], Signal],
+        quiet: bool,
+    ) -> Signal:
+        """Start it; where it is to meet no other traffic, it is simulated once for each `key`."""
+        if not quiet:
+            return start(self.sim, ranks)
+        if len(ranks) < self.workers:  # nodes are alike
+            first = self.links.node(ranks[0]) * self.cluster.gpus_per_node
+            ranks = [rank - first for rank in ranks]
+        key = (key, self.workers, tuple(ranks))
+        if key not in self._known:
+            self._known[key] = alone(self.links, lambda sim: start(sim, ranks))
+        seconds, left = self._known[key]
+        self.extra_left += left
+        over = Signal()
+        self.sim.after(seconds, over.fire)
+        return over
+
+    def private(self, ranks: Sequence[int]) -> bool:
+        """They share no link with others that may send at the same time."""
+        if len(ranks) == self.workers:
+            return True
+        at_home = self.links.node(ranks[0]) == self.links.node(ranks[-1])
+        whole_node = len(ranks) == self.cluster.gpus_per_node
+        return at_home and (whole_node or self.cluster.bus_gbit_per_s is None)
+
+
+class Meeting:
+    """Where workers wait for each other; then the exchange runs, and all go on when it has ended.
+
+    Args:
+        size: how many they are.
+        exchange: starts it.
+    """
+
+    def __init__(self, size: int, exchange: Callable[[], Signal]) -> None:
+        self._size, self._exchange = size, exchange
+        self._here = 0
+        self._over = Signal()
+
+    def arrive(self) -> Signal:
+        over = self._over
+        self._here += 1
+        if self._here == self._size:
+            self._here, self._over = 0, Signal()
+            self._exchange().then(over.fire)
+        return over
+
+
+class _Group:
+    """Workers that send each other messages every step."""
+
+    def __init__(self, run: _Run, ranks: Sequence[int]) -> None:
+        self.ranks = ranks
+        self._run = run
+        self._missing = [len(ranks)] * run.steps
+        self._arrived = [Signal() for _ in range(run.steps)]
+
+    def arrived(self, step: int) -> Signal:
+        """When all messages of that step are with all."""
+        return self._arrived[step]
+
+    def send(self, worker: int, step: int) -> None:
+        """From peer to peer as soon as each is ready; round a ring when all are."""
+        size = self._run.work.message(step).size
+        if self._run.method.way is Way.direct:
+            sent = self._run.sim.send(worker, self.ranks, size)
+            sent.then(lambda: self._count(step, self._arrived[step].fire))
+        else:
+            self._count(step, lambda: self._gather(size).then(self._arrived[step].fire))
+
+    def _gather(self, size: float) -> Signal:
+        sizes = [size] * len(self.ranks)
+        return self._run.collective(
+            ("gather", size),
+            self.ranks,
+            lambda sim, ranks: ring_allgather(sim, ranks, sizes),
+            quiet=self._run.private(self.ranks),
+        )
+
+    def _count(self, step: int, after_all: Callable[[], None]) -> None:
+        self._missing[step] -= 1
+        if self._missing[step] == 0:
+            after_all()
+
+
+class Inbox:
+    """Elements that each worker has been sent and has not read yet."""
+
+    def __init__(self, workers: int) -> None:
+        self._came = 0.0
+        self._own = [0.0] * workers
+        self._read = [0.0] * workers
+
+    def put(self, sender: int, elements: float) -> None:
+        """They are at all workers but the sender."""
+        self._came += elements
+        self._own[sender] += elements
+
+    def take(self, worker: int) -> float:
+        elements = self._came - self._own[worker] - self._read[worker]
+        self._read[worker] += elements
+        return elements

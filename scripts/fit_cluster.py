@@ -1,0 +1,306 @@
+"""fit_cluster.py strom2015|ladkat2019|seide2014_1bit FOLDER
+
+Fits the few constants of a simulated cluster on a few of the paper's own speeds, predicts the
+others, and writes speed.md, speed.json and speed.png into FOLDER. Minutes on one core. The
+constants go into conf/cluster by hand. Of seide2014_1bit, nothing is fitted.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from asr_train.cost.calibrate import (
+    Case,
+    Constants,
+    Fit,
+    fit,
+    ladkat_2019,
+    mean_absolute,
+    predicted,
+    seide_2014,
+    strom_2015,
+)
+from asr_train.cost.cluster import ClusterSettings, read_cluster
+from asr_train.files import hash_of, read_yaml, replacing, write_json, write_text
+from asr_train.jobs import main
+from asr_train.report.tables import commit, machine
+from asr_train.schema import plain
+
+ROOT = Path(__file__).resolve().parents[1]
+CONF = ROOT / "conf"
+CLUSTERS = {"strom2015": "ec2_g2", "ladkat2019": "p3.16xlarge", "seide2014_1bit": "k20x_farm"}
+AIM = 0.15
+UNITS = {
+    "encode_ns": "ns a parameter: a step's work to make and send a message, beside computing",
+    "decode_ns": "ns an element received",
+    "fabric_gbit_per_s": "Gb/s that all nodes together get through the network between them",
+    "jitter": "standard deviation of a step's computing time over its mean",
+    "message_kb": "kB a message of GTC at tau 8 (the paper does not print it)",
+}
+
+
+def run(name: str, folder: str) -> None:
+    if name not in CLUSTERS:
+        raise ValueError(f"{name!r} is no paper with speeds here; there are {', '.join(CLUSTERS)}")
+    strom = read_yaml(CONF / "papers/strom2015.yaml")
+    case, late = strom_2015(strom), None
+    if name == "ladkat2019":
+        paper = read_yaml(CONF / "papers/ladkat2019.yaml")
+        case, late = ladkat_2019(paper, strom), ladkat_2019(paper, strom, lag=1)
+    if name == "seide2014_1bit":
+        case = seide_2014(read_yaml(CONF / "papers/seide2014_1bit.yaml"))
+    cluster = read_cluster(CLUSTERS[name], CONF / "cluster")
+    began = time.perf_counter()
+    fits = [fit(case, cluster, rows) for rows in (case.fit_on, *case.others)]
+    content = {
+        "paper": name,
+        "table": "speed",
+        "simulated": True,
+        "columns": ["row", "paper", "simulated", "error %", "used"],
+        "rows": rows_of(case, fits[0]),
+        "fits": [fit_of(case, found) for found in fits],
+        "aim": AIM,
+        "cluster": CLUSTERS[name],
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(ROOT),
+        "command": f"scripts/fit_cluster.py {name} {folder}",
+        "settings": hash_of(plain(cluster)),
+        "machine": machine(),
+    }
+    if case.start:
+        bare = Fit(case.plain, predicted(case, cluster, case.plain), ())
+        no_fabric = fits[0].constants | {"fabric_gbit_per_s": case.plain["fabric_gbit_per_s"]}
+        found = predicted(case, cluster, no_fabric)
+        content["published_hardware_alone"] = fit_of(case, bare)
+        content["without_fabric"] = {"constants": no_fabric, "simulated": found}
+    if late is not None:
+        content["one_step_late"] = fit_of(late, fit(late, cluster, late.fit_on))
+    content["seconds"] = round(time.perf_counter() - began, 1)
+    target = Path(folder)
+    write_text(target / "speed.md", markdown(case, cluster, content))
+    plot(content, target / "speed.png")
+    write_json(target / "speed.json", content)
+    print((target / "speed.md").read_text())
+
+
+def rows_of(case: Case, found: Fit) -> list[dict[str, Any]]:
+    return [
+        {
+            "label": row.label,
+            "paper": {"speedup": row.published},
+            "ours": {
+                "speedup": found.simulated[row.label],
+                "error": found.simulated[row.label] / row.published - 1,
+                "used": "fitted" if row.label in found.fit_on else "predicted",
+                "doubt": row.doubt,
+            },
+            "measured": False,
+        }
+        for row in case.rows
+    ]
+
+
+def fit_of(case: Case, found: Fit) -> dict[str, Any]:
+    errors = found.errors(case.rows)
+    sure = {
+        row.label: errors[row.label]
+        for row in case.rows
+        if row.label in errors and row.doubt is None
+    }
+    return {
+        "fitted_on": list(found.fit_on),
+        "constants": found.constants,
+        "rows_predicted": len(errors),
+        "mean_absolute_error": mean_absolute(errors),
+        "mean_absolute_error_without_doubtful_rows": mean_absolute(sure),
+        "largest_error": max(errors.values(), key=abs),
+    }
+
+
+# --- how it reads --------------------------------------------------------------------------------
+
+
+def markdown(case: Case, cluster: ClusterSettings, content: dict[str, Any]) -> str:
+    first = content["fits"][0]
+    error, count = first["mean_absolute_error"], len(case.rows)
+    reached = "reached" if error <= AIM else "missed"
+    fitted = "Nothing was fitted; all rows are predicted."
+    if case.start:
+        fitted = (
+            f"{len(case.start)} constants were fitted on {len(first['fitted_on'])} of {count} "
+            f"rows; the other {first['rows_predicted']} are predicted."
+        )
+    lines = [
+        f"# {case.name}: speeds, simulated",
+        "",
+        f"Speed-ups over one worker in frames/s: the paper's, and those **simulated** for its "
+        f"hardware (conf/cluster/{content['cluster']}.yaml). {fitted} Nothing here was measured "
+        "by us.",
+        "",
+        f"**Mean absolute error of the predicted rows: {error:.1%}** (largest "
+        f"{first['largest_error']:+.1%}; aim {AIM:.0%}: {reached}).",
+        "",
+        "| row | paper | simulated | error % | used |",
+        "|---|---:|---:|---:|---|",
+        *(line_of(row) for row in content["rows"]),
+        "",
+    ]
+    lines += [f"- {row.label}: {row.doubt}." for row in case.rows if row.doubt]
+    if any(row.doubt for row in case.rows):
+        sure = first["mean_absolute_error_without_doubtful_rows"]
+        lines += [f"- Without the doubtful rows, the predicted ones' error is {sure:.1%}.", ""]
+    lines += fitted_lines(case, content) if case.start else []
+    lines += [
+        *NOTES[case.name](content),
+        "",
+        f"Made {content['date']} at commit {content['commit']}, settings {content['settings']}, "
+        f"on {content['machine']}, in {content['seconds']:.0f} s: `{content['command']}`.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def fitted_lines(case: Case, content: dict[str, Any]) -> list[str]:
+    """The constants, and how much depends on the rows that they are fitted on."""
+    lines = [
+        "## Constants",
+        "",
+        "| constant | fitted | data sheet or usual | what it is |",
+        "|---|---:|---:|---|",
+    ]
+    for key, value in content["fits"][0]["constants"].items():
+        usual = case.plain[key]
+        shown = "no limit" if key.startswith("fabric") else f"{usual:.3g}"
+        lines.append(f"| {key} | {value:.3g} | {shown} | {UNITS[key]} |")
+    bare, late = content["published_hardware_alone"], content.get("one_step_late")
+    return [
+        *lines,
+        "",
+        "## How much depends on the rows chosen",
+        "",
+        "| fitted on | constants | error of the others | largest |",
+        "|---|---|---:|---:|",
+        *(choice(found) for found in content["fits"]),
+        *([choice(late, "as the first, but messages may come a step late")] if late else []),
+        f"| nothing: published hardware alone | {constants(bare['constants'])} | "
+        f"{bare['mean_absolute_error']:.1%} | {bare['largest_error']:+.1%} |",
+        "",
+    ]
+
+
+def line_of(row: dict[str, Any]) -> str:
+    ours = row["ours"]
+    mark = " (doubtful)" if ours["doubt"] else ""
+    return (
+        f"| {row['label']} | {row['paper']['speedup']:.4g} | {ours['speedup']:.1f} | "
+        f"{100 * ours['error']:+.1f} | {ours['used']}{mark} |"
+    )
+
+
+def choice(found: dict[str, Any], name: str = "") -> str:
+    return (
+        f"| {name or '; '.join(found['fitted_on'])} | {constants(found['constants'])} | "
+        f"{found['mean_absolute_error']:.1%} | {found['largest_error']:+.1%} |"
+    )
+
+
+def constants(values: Constants) -> str:
+    return ", ".join(f"{key} {value:.3g}" for key, value in values.items() if value < 1e5)
+
+
+def strom_notes(content: dict[str, Any]) -> list[str]:
+    bare = content["without_fabric"]["simulated"]["table 2, 80 nodes"]
+    return [
+        "## What to make of it",
+        "",
+        "- Every node sends its message to every other, and waits only when several of its own "
+        "are under way; it computes meanwhile.",
+        f"- Only one row, 80 nodes, is slowed by the network: without a limit shared by all nodes "
+        f"it would come out at {bare:.1f}. That limit therefore rests on one row, which is among "
+        "those fitted; each node's own 1 Gb/s would not slow it. The paper does not say what it "
+        "is (an oversubscribed core, lost packets, the cost of so many messages).",
+        "- Message sizes are the paper's (tables 3 and 4); that of 40 nodes is taken for all "
+        "numbers of nodes.",
+        "- Table 4 is predicted from the number of parameters alone.",
+    ]
+
+
+def seide_notes(content: dict[str, Any]) -> list[str]:
+    return [
+        "## What to make of it",
+        "",
+        "- Seconds of a step: a line through the paper's table 1; 9 ms more with quantisation, and "
+        "InfiniBand of 8 GB/s: all printed. Half batches as with double buffering: the fixed part "
+        "of a step counts twice.",
+        "- Rows with model parallelism (2 GPUs a model) are left out: the simulator has none.",
+        "- Rows with 16 nodes come out too fast: nothing here stands for AdaGrad on the parts, nor "
+        "for anything else that grows with the number of nodes beside the network.",
+    ]
+
+
+def ladkat_notes(content: dict[str, Any]) -> list[str]:
+    bare = content["without_fabric"]["simulated"]
+    return [
+        "## What to make of it",
+        "",
+        "- GTC's speed halves from 64 to 128 GPUs: the time of a step grows with the square of "
+        "their number, as does the number of messages. So something that all nodes share is full; "
+        f"with only each node's 25 Gb/s, 64 and 128 GPUs would come out at "
+        f"{bare['table 1, GTC, 64 GPUs']:.1f} and {bare['table 1, GTC, 128 GPUs']:.1f}. The same "
+        "limit, fitted on a row of BMUF, carries BMUF's blocks.",
+        "- Messages go from peer to peer as soon as each worker is ready, and all wait for all: "
+        "synchronous, as the paper says. Those of early workers travel while late ones compute. "
+        "Were messages allowed to come a step late, the rows would ask for three times the jitter "
+        "and come out about as well: these speeds cannot tell.",
+        "- The jitter stands for all that differs from step to step (padding, utterances of "
+        "different length, reading from S3). It explains GTC's loss at 16 GPUs, that in groups of "
+        "8, and part of why longer blocks pay.",
+        "- The paper's rows are not smooth themselves: BMUF is less efficient with 32 GPUs "
+        "(88 %) than with 64 (91 %).",
+    ]
+
+
+NOTES = {"strom2015": strom_notes, "ladkat2019": ladkat_notes, "seide2014_1bit": seide_notes}
+
+
+def plot(content: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 5))
+    rows = content["rows"]
+    low = 0.8 * min(row["paper"]["speedup"] for row in rows)
+    high = 1.25 * max(row["paper"]["speedup"] for row in rows)
+    axes.plot([low, high], [low, high], color="0.5", linewidth=0.8)
+    axes.fill_between(
+        [low, high],
+        [low * (1 - AIM), high * (1 - AIM)],
+        [low * (1 + AIM), high * (1 + AIM)],
+        color="0.9",
+        label=f"± {AIM:.0%}",
+    )
+    for used, marker in (("fitted", "s"), ("predicted", "o")):
+        chosen = [row for row in rows if row["ours"]["used"] == used]
+        axes.plot(
+            [row["paper"]["speedup"] for row in chosen],
+            [row["ours"]["speedup"] for row in chosen],
+            marker,
+            fillstyle="none" if used == "fitted" else "full",
+            label=used,
+        )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="speed-up, the paper",
+        ylabel="speed-up, simulated",
+        title=f"{content['paper']}: simulated",
+    )
+    axes.legend()
+    figure.tight_layout()
+    with replacing(path) as part:
+        figure.savefig(part, dpi=100)
+
+
+if __name__ == "__main__":
+    main(run, __doc__ or "")

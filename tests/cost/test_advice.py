@@ -1,0 +1,116 @@
+"""Advice follows from speeds: near SGD where that is free, apart where networks are slow."""
+
+import pytest
+from cost.clusters import flat, nodes
+
+from asr_train.cost.advice import (
+    NEAR,
+    ORDER,
+    Wish,
+    advised,
+    best_of_each_kind,
+    crossovers,
+    fastest_with,
+    methods,
+    plan,
+    worker_counts,
+)
+from asr_train.cost.plan import Kind, Speed
+
+
+def wish(**changed) -> Wish:
+    values = {
+        **{"parameters": 1e7, "minibatch_frames": 1000.0, "workers": 8, "density": 1e-3},
+        **{"codec": "rice", "block_steps": (5, 20), "group_sizes": (2, 4)},
+    }
+    return Wish(**values | changed)
+
+
+def test_where_the_network_costs_nothing_gradients_are_summed_every_step():
+    assert plan(wish(), flat(1e6), [1e-3]).advised.method.kind is Kind.allreduce
+
+
+def test_where_it_is_slow_less_is_sent():
+    found = plan(wish(), flat(0.1), [1e-3, 1e-4])
+    assert found.advised.method.kind is not Kind.allreduce
+    by_kind = {o.method.kind: o.speed for o in found.options}
+    assert by_kind[Kind.allreduce].speedup < by_kind[Kind.onebit].speedup
+    assert by_kind[Kind.onebit].speedup < by_kind[Kind.gtc].speedup
+    assert found.densities[1e-3].frames_per_second < found.densities[1e-4].frames_per_second
+
+
+def test_what_is_advised_is_nearly_the_fastest_and_nothing_nearer_to_sgd_is():
+    for gbit_per_s in (0.1, 1.0, 10.0):
+        options = plan(wish(), nodes(gbit_per_s=gbit_per_s, jitter=0.2), []).options
+        best = best_of_each_kind(options)
+        chosen = advised(options)
+        enough = NEAR * max(o.speed.frames_per_second for o in best)
+        assert chosen.speed.frames_per_second >= enough
+        for other in best:
+            if ORDER.index(other.method.kind) < ORDER.index(chosen.method.kind):
+                assert other.speed.frames_per_second < enough
+
+
+def test_curves_end_with_the_options_themselves():
+    found = plan(wish(), flat(1.0), [])
+    for option in best_of_each_kind(found.options):
+        speeds = found.curves[option.method.name]
+        assert speeds[-1] == option.speed
+        assert [s.workers for s in speeds] == [
+            w for w in worker_counts(8) if w % option.method.group_size == 0
+        ]
+
+
+def test_a_measured_rate_takes_the_place_of_the_clusters():
+    found = plan(wish(frames_per_second=1234.0), flat(1.0, fixed_ms=50.0), [])
+    assert found.alone.frames_per_second == pytest.approx(1234.0)
+    derived = plan(wish(), flat(1.0), []).alone.frames_per_second
+    assert derived == pytest.approx(0.5e12 / (6 * 1e7))
+
+
+def test_one_worker_has_one_method():
+    assert [m.kind for m in methods(wish(workers=1))] == [Kind.sgd]
+    assert plan(wish(workers=1), flat(), [1e-3]).advised.speed.speedup == pytest.approx(1.0)
+
+
+def test_groups_that_do_not_divide_the_workers_are_left_out():
+    sizes = {m.group_size for m in methods(wish(workers=6, group_sizes=(2, 3, 4, 6)))}
+    assert sizes == {1, 2, 3}
+
+
+@pytest.mark.parametrize("most, counts", [(1, [1]), (8, [1, 2, 4, 8]), (12, [1, 2, 4, 8, 12])])
+def test_worker_counts(most, counts):
+    assert worker_counts(most) == counts
+
+
+def speeds(*pairs: tuple[int, float]) -> list[Speed]:
+    return [Speed(workers, 1.0, fps, 1.0, 0.0, 0.0) for workers, fps in pairs]
+
+
+def test_crossovers_are_where_another_method_becomes_the_fastest():
+    curves = {
+        "a": speeds((1, 1), (2, 2), (4, 3), (8, 2.5)),
+        "b": speeds((1, 1), (2, 1.5), (4, 2.9), (8, 5)),
+        "c": speeds((8, 4)),
+    }
+    assert crossovers(curves) == [(2, "a"), (8, "b")]
+    assert [fastest_with(s) for s in curves.values()] == [4, 8, 8]
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        ({"workers": 0}, "workers is 0"),
+        ({"block_steps": ()}, r"block_steps is \[\]; it must be numbers from 1 on"),
+        ({"group_sizes": (0, 2)}, r"group_sizes is \[0, 2\]"),
+        ({"frames_per_second": -1.0}, "frames_per_second is -1.0"),
+    ],
+)
+def test_impossible_wishes_are_refused(changed, said):
+    with pytest.raises(ValueError, match=said):
+        wish(**changed)
+
+
+def test_a_kind_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="7 workers cannot do any of bmuf_gtc; allow further"):
+        methods(wish(workers=7, kinds=(Kind.bmuf_gtc,)))

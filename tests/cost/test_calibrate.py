@@ -1,0 +1,174 @@
+"""Rows are the papers', the fit finds constants that it does not know, predictions hold."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cost.clusters import flat
+
+from asr_train.cost.calibrate import (
+    Case,
+    Fit,
+    Row,
+    fit,
+    ladkat_2019,
+    mean_absolute,
+    seide_2014,
+    simulated,
+    size_at,
+    strom_2015,
+)
+from asr_train.cost.cluster import read_cluster
+from asr_train.cost.plan import Kind, Message, Method, Way, Work
+from asr_train.files import read_json, read_yaml
+from scripts.fit_cluster import run
+
+ROOT = Path(__file__).parents[2]
+CLUSTERS = {"strom2015": "ec2_g2", "ladkat2019": "p3.16xlarge"}
+
+
+def case(name: str) -> Case:
+    strom = read_yaml(ROOT / "conf/papers/strom2015.yaml")
+    if name == "strom2015":
+        return strom_2015(strom)
+    return ladkat_2019(read_yaml(ROOT / "conf/papers/ladkat2019.yaml"), strom)
+
+
+def test_seides_rows_come_out_with_nothing_fitted():
+    paper = read_yaml(ROOT / "conf/papers/seide2014_1bit.yaml")
+    found = seide_2014(paper)
+    cluster = read_cluster("k20x_farm", ROOT / "conf/cluster")
+    speeds = fit(found, cluster, found.fit_on)
+    assert speeds.constants == {}
+    assert len(speeds.errors(found.rows)) == 4
+    assert mean_absolute(speeds.errors(found.rows)) < 0.15
+
+
+def test_the_script_writes_what_was_predicted(tmp_path, capsys):
+    run("seide2014_1bit", str(tmp_path))
+    table = read_json(tmp_path / "speed.json")
+    assert table["simulated"] is True
+    assert [row["measured"] for row in table["rows"]] == [False] * 4
+    text = (tmp_path / "speed.md").read_text()
+    assert "**simulated**" in text
+    assert text in capsys.readouterr().out
+    assert (tmp_path / "speed.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match="'kaldi' is no paper with speeds here"):
+        run("kaldi", str(tmp_path))
+
+
+def test_the_papers_rows_are_there_once():
+    labels = {name: [row.label for row in case(name).rows] for name in CLUSTERS}
+    assert [len(found) for found in labels.values()] == [13, 18]
+    assert all(len(set(found)) == len(found) for found in labels.values())
+
+
+def test_what_one_worker_does_is_the_papers():
+    strom, ladkat = case("strom2015").rows[0], case("ladkat2019").rows[0]
+    assert strom.reference == 10_000
+    assert strom.work.frames / strom.work.seconds() == pytest.approx(10_000)
+    hours = 290 * 60 * ladkat.reference * 0.03 / 3600  # of speech in 290 minutes
+    assert hours == pytest.approx(2000)
+
+
+def test_a_row_whose_own_numbers_disagree_is_doubtful_and_not_fitted_on():
+    found = case("strom2015")
+    doubtful = [row.label for row in found.rows if row.doubt]
+    assert doubtful == ["table 4, 8 hidden"]
+    for chosen in (found.fit_on, *found.others):
+        assert not set(doubtful) & set(chosen)
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_there_are_fewer_constants_than_rows_left_to_predict(name):
+    found = case(name)
+    assert len(found.start) <= len(found.fit_on) < len(found.rows) - 2 * len(found.start)
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_the_clusters_constants_are_the_fitted_ones(name):
+    fitted = read_json(ROOT / "results" / name / "speed.json")["fits"][0]["constants"]
+    cluster = read_cluster(CLUSTERS[name], ROOT / "conf/cluster")
+    ours = {"fabric_gbit_per_s": cluster.fabric_gbit_per_s}
+    ours |= {key: getattr(cluster.gpu, key) for key in fitted if hasattr(cluster.gpu, key)}
+    for key, value in ours.items():
+        assert value == pytest.approx(fitted[key], rel=0.01), key
+
+
+@pytest.mark.parametrize(
+    "name, label",
+    [
+        ("strom2015", "table 2, 5 nodes"),
+        ("strom2015", "table 2, 40 nodes"),
+        ("strom2015", "table 3, tau 9"),
+        ("ladkat2019", "table 1, GTC, 32 GPUs"),
+        ("ladkat2019", "table 1, BMUF, 64 GPUs"),
+        ("ladkat2019", "table 1, BMUF-GTC, 64 GPUs"),
+    ],
+)
+def test_rows_that_were_not_fitted_on_come_out(name, label):
+    found = case(name)
+    assert label not in found.fit_on
+    row = next(row for row in found.rows if row.label == label)
+    constants = read_json(ROOT / "results" / name / "speed.json")["fits"][0]["constants"]
+    cluster = read_cluster(CLUSTERS[name], ROOT / "conf/cluster")
+    assert simulated(row, cluster, constants, 16) == pytest.approx(row.published, rel=0.15)
+
+
+def made_up() -> tuple[Case, dict[str, float]]:
+    """Rows of a cluster whose constants are known."""
+    truth = {"encode_ns": 2.0, "decode_ns": 3.0}
+    work = Work(parameters=1e7, frames=1000, frame_seconds=1e-4, messages=(Message(1e5, 2e6),))
+    rows = []
+    for workers in (2, 4, 8):
+        row = Row(
+            label=str(workers),
+            work=work,
+            method=Method(kind=Kind.gtc, way=Way.direct),
+            workers=workers,
+            published=1.0,
+            reference=10_000,
+        )
+        rows.append(replace(row, published=simulated(row, flat(), truth, 5)))
+    return Case(
+        name="made up",
+        rows=tuple(rows),
+        start={"encode_ns": 1.0, "decode_ns": 1.0},
+        plain={},
+        fit_on=("2", "8"),
+        others=(),
+        steps=5,
+    ), truth
+
+
+def test_the_fit_finds_constants_and_predicts_with_them():
+    made, truth = made_up()
+    found = fit(made, flat(), made.fit_on)
+    assert found.constants == pytest.approx(truth, rel=1e-3)
+    assert set(found.errors(made.rows)) == {"4"}
+    assert mean_absolute(found.errors(made.rows)) < 1e-3
+
+
+def test_errors_are_of_the_rows_left_out():
+    made, _ = made_up()
+    rows = [replace(row, published=10.0) for row in made.rows]
+    found = Fit({}, {"2": 11.0, "4": 9.0, "8": 12.0}, ("2",))
+    assert found.errors(rows) == pytest.approx({"4": -0.1, "8": 0.2})
+    assert found.errors(rows, held_out=False) == pytest.approx({"2": 0.1})
+    assert mean_absolute(found.errors(rows)) == pytest.approx(0.15)
+
+
+def test_too_few_or_unknown_rows_are_refused():
+    made, _ = made_up()
+    with pytest.raises(ValueError, match="1 rows cannot fix 2 constants"):
+        fit(made, flat(), ["2"])
+    with pytest.raises(ValueError, match=r"made up has no row \['3'\]; there are"):
+        fit(made, flat(), ["2", "3"])
+
+
+def test_sizes_between_known_ones_lie_between():
+    known = [(2.0, 100.0), (8.0, 25.0)]
+    assert size_at(known, 2.0) == pytest.approx(100)
+    assert size_at(known, 4.0) == pytest.approx(50)
+    with pytest.raises(ValueError, match=r"sizes are known from 2.0 to 8.0"):
+        size_at(known, 9.0)

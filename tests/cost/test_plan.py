@@ -1,0 +1,241 @@
+"""Simulated steps take what closed forms say; special cases are other methods; bounds hold."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from cost.clusters import flat, nodes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asr_train.cost.plan import (
+    HEADER_BYTES,
+    Kind,
+    Message,
+    Method,
+    Way,
+    Work,
+    coded_message,
+    logged_messages,
+    simulate,
+)
+from asr_train.files import write_jsonl
+
+RATE, LATENCY = 1e9, 1e-4
+MESSAGE = Message(1e5, 2.5e4)
+WORK = Work(parameters=1e7, frames=1000, frame_seconds=1e-4, messages=(MESSAGE,))
+COMPUTE = 0.1
+DENSE = 4e7
+METHODS = [
+    Method(kind=Kind.allreduce),
+    Method(kind=Kind.allreduce, way=Way.tree),
+    Method(kind=Kind.gtc),
+    Method(kind=Kind.gtc, way=Way.direct, lag=1),
+    Method(kind=Kind.gtc_async, way=Way.direct),
+    Method(kind=Kind.onebit),
+    Method(kind=Kind.onebit, lag=1),
+    Method(kind=Kind.bmuf, block_steps=5),
+    Method(kind=Kind.bmuf_gtc, block_steps=5, group_size=4),
+    Method(kind=Kind.bmuf_gtc, block_steps=5, group_size=2, way=Way.direct, lag=1),
+]
+
+
+@pytest.mark.parametrize("p", [2, 5])
+def test_steps_of_synchronous_methods_take_their_closed_forms(p):
+    cluster = flat(latency_us=100, encode_ns=1.0, decode_ns=2.0)
+    ring = 2 * (p - 1) * (DENSE / p / RATE + LATENCY)
+    gather = 0.01 + (p - 1) * (MESSAGE.size / RATE + LATENCY + 2e-9 * MESSAGE.elements)
+    onebit = 0.02 + 2 * ((p - 1) / p * DENSE / 32 / RATE + LATENCY)
+    for method, wanted in (
+        (Method(kind=Kind.allreduce), COMPUTE + ring),
+        (Method(kind=Kind.bmuf, block_steps=10), COMPUTE + ring / 10),
+        (Method(kind=Kind.gtc), COMPUTE + gather),
+        (Method(kind=Kind.onebit), COMPUTE + onebit),
+    ):
+        speed = simulate(cluster, WORK, method, p)
+        assert speed.step_seconds == pytest.approx(wanted)
+        assert speed.frames_per_second == pytest.approx(p * 1000 / wanted)
+        assert speed.speedup == pytest.approx(p * COMPUTE / wanted)
+
+
+@pytest.mark.parametrize("size", [1e5, 1e7, 4e7])
+def test_what_overlaps_costs_only_what_exceeds_computing(size):
+    """From peer to peer: (p - 1) copies go out of each worker's link while it computes."""
+    p = 5
+    work = replace(WORK, messages=(Message(size, 0.0),))
+    wanted = max(COMPUTE, (p - 1) * size / RATE)
+    for kind, lag in ((Kind.gtc, 1), (Kind.gtc_async, 0)):
+        speed = simulate(flat(), work, Method(kind=kind, way=Way.direct, lag=lag), p)
+        assert speed.step_seconds == pytest.approx(wanted, rel=0.01)
+    speed = simulate(flat(), work, Method(kind=Kind.gtc, way=Way.direct), p)
+    assert speed.step_seconds == pytest.approx(COMPUTE + (p - 1) * size / RATE)
+
+
+def test_one_bit_with_two_half_batches_hides_its_exchange_and_pays_the_fixed_cost_twice():
+    work = replace(WORK, fixed_seconds=0.01)
+    plain = simulate(flat(), work, Method(kind=Kind.onebit), 4)
+    double = simulate(flat(), work, Method(kind=Kind.onebit, lag=1), 4)
+    assert plain.step_seconds == pytest.approx(0.11 + 2 * 0.75 * DENSE / 32 / RATE)
+    assert double.step_seconds == pytest.approx(0.12)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.name}, {m.way.value}, {m.lag}")
+def test_one_worker_exchanges_nothing(method):
+    method = replace(method, group_size=1)
+    speed = simulate(flat(jitter=0.3, encode_ns=1.0), WORK, method, 1)
+    assert speed.speedup == pytest.approx(1.0)
+    assert speed.sent_bytes == speed.node_bytes == 0
+
+
+@given(
+    st.sampled_from(METHODS),
+    st.sampled_from([4, 8]),
+    st.floats(0.0, 0.8),
+    st.floats(0.1, 100),
+    st.integers(0, 5),
+)
+@settings(max_examples=40, deadline=None)
+def test_nobody_is_faster_than_as_many_workers_alone(method, workers, jitter, gbits, seed):
+    cluster = nodes(gbit_per_s=gbits, jitter=jitter, encode_ns=0.1, decode_ns=1.0)
+    speed = simulate(cluster, WORK, method, workers, steps=10, seed=seed)
+    assert 0 < speed.speedup <= workers * (1 + 1e-9)
+
+
+@given(
+    st.sampled_from(METHODS),
+    st.lists(st.floats(0.1, 100), min_size=2, max_size=4),
+    st.floats(0.0, 0.5),
+)
+@settings(max_examples=25, deadline=None)
+def test_more_bandwidth_is_never_slower(method, gbits, jitter):
+    taken = [
+        simulate(nodes(gbit_per_s=g, jitter=jitter), WORK, method, 8, steps=10).step_seconds
+        for g in sorted(gbits)
+    ]
+    slack = 1e-6 if method.lag == 0 and method.kind is not Kind.gtc_async else 0.01
+    assert all(fast <= slow * (1 + slack) for slow, fast in pairwise(taken))
+
+
+@pytest.mark.parametrize("lag, way", [(0, Way.ring), (1, Way.direct)])
+def test_groups_of_one_are_bmuf(lag, way):
+    cluster = nodes(jitter=0.3, encode_ns=1.0)
+    two_tiers = Method(kind=Kind.bmuf_gtc, block_steps=7, way=way, lag=lag)
+    found = simulate(cluster, WORK, two_tiers, 8)
+    assert found == simulate(cluster, WORK, Method(kind=Kind.bmuf, block_steps=7), 8)
+
+
+def test_one_group_is_gtc():
+    """Its single leader has nobody to average with; what remains is the block's broadcast."""
+    cluster = nodes(gpus=8, jitter=0.3, encode_ns=1.0, decode_ns=2.0)
+    steps, gtc = 20, Method(kind=Kind.gtc)
+    one_group = Method(kind=Kind.bmuf_gtc, block_steps=10, group_size=8)
+    broadcast = 3 * DENSE / (10 * RATE) / 10  # three rounds, a tenth of them a step
+    assert simulate(cluster, WORK, one_group, 8, steps).step_seconds == pytest.approx(
+        simulate(cluster, WORK, gtc, 8, steps).step_seconds + broadcast
+    )
+
+
+def test_who_waits_loses_most_by_jitter_and_longer_blocks_lose_less():
+    cluster = flat(jitter=0.3)
+    speeds = [
+        simulate(cluster, WORK, method, 16, steps=100).speedup
+        for method in (
+            Method(kind=Kind.gtc),
+            Method(kind=Kind.bmuf, block_steps=10),
+            Method(kind=Kind.bmuf, block_steps=50),
+            Method(kind=Kind.gtc_async, way=Way.direct),
+        )
+    ]
+    assert speeds == sorted(speeds)
+    assert speeds[0] < 16 / 1.4 < 15.5 < speeds[-1]
+
+
+def test_a_seed_gives_one_speed():
+    method = Method(kind=Kind.gtc_async, way=Way.direct)
+    runs = [simulate(flat(jitter=0.3), WORK, method, 8, seed=seed) for seed in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_workers_draws_do_not_depend_on_how_many_there_are():
+    """With blocks as long as the run, the slowest worker's sum of draws is the run's time."""
+    method = Method(kind=Kind.bmuf, block_steps=20)
+    cluster = flat(1e9, jitter=0.3)
+    taken = [simulate(cluster, WORK, method, w, steps=20).step_seconds for w in (2, 4, 8, 16)]
+    assert taken == sorted(taken)
+
+
+def test_bytes_out_of_a_node():
+    p = 8
+    cluster = flat()
+    assert simulate(cluster, WORK, Method(kind=Kind.allreduce), p).node_bytes == pytest.approx(
+        2 * (p - 1) / p * DENSE
+    )
+    direct = Method(kind=Kind.gtc, way=Way.direct)
+    for method in (Method(kind=Kind.gtc), direct):
+        found = simulate(cluster, WORK, method, p)
+        assert found.node_bytes == pytest.approx((p - 1) * MESSAGE.size)
+        assert found.sent_bytes == MESSAGE.size
+    ring = simulate(nodes(), WORK, Method(kind=Kind.gtc), p)  # two nodes of four
+    assert ring.node_bytes == pytest.approx((p - 1) * MESSAGE.size)
+    assert simulate(nodes(), WORK, direct, p).node_bytes == pytest.approx(16 * MESSAGE.size)
+
+
+def test_messages_of_a_log_are_replayed_in_turn(tmp_path):
+    rows = [
+        {"step": 1, "sent_bits": 8e5, "elements_sent": 2.5e4},
+        {"step": 2, "sent_bits": 2.4e6, "elements_sent": 7.5e4},
+        {"epoch": 1, "dev_loss": 1.0},
+    ]
+    write_jsonl(tmp_path / "log.jsonl", rows)
+    messages = logged_messages(tmp_path / "log.jsonl")
+    assert messages == (Message(1e5, 2.5e4), Message(3e5, 7.5e4))
+    work = replace(WORK, messages=messages)
+    speed = simulate(flat(), work, Method(kind=Kind.gtc), 5, steps=10)
+    assert speed.step_seconds == pytest.approx(COMPUTE + 4 * 2e5 / RATE)
+    assert speed.sent_bytes == 2e5
+
+
+def test_a_log_without_messages_is_refused(tmp_path):
+    write_jsonl(tmp_path / "log.jsonl", [{"step": 1, "elements_sent": 0.0, "sent_bits": 0.0}])
+    with pytest.raises(ValueError, match=r"log.jsonl has no row with elements_sent; take"):
+        logged_messages(tmp_path / "log.jsonl")
+
+
+@pytest.mark.parametrize(
+    "codec, bits", [("packed32", 32.0), ("tile16", 16.0 + 16 / 32.768), ("rice", 9.97 + 2.5)]
+)
+def test_sizes_of_messages(codec, bits):
+    message = coded_message(32_768_000, 1e-3, codec)
+    assert message.elements == pytest.approx(32_768)
+    assert message.size == pytest.approx(HEADER_BYTES + bits * 32_768 / 8, rel=1e-3)
+    assert coded_message(1e6, 0.9, codec).size == HEADER_BYTES + 2e6 / 8  # a map
+
+
+def test_the_header_is_as_long_as_the_codecs():
+    from asr_train.comm import codec
+
+    assert codec.HEADER_BYTES == HEADER_BYTES
+
+
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        (lambda: simulate(flat(), WORK, Method(kind=Kind.sgd), 2), "sgd has one worker, but 2"),
+        (
+            lambda: simulate(flat(), WORK, Method(kind=Kind.bmuf_gtc, group_size=3), 8),
+            "8 workers do not fill groups of 3",
+        ),
+        (lambda: Method(kind=Kind.gtc, lag=1), "lag is 1 steps but way is ring"),
+        (lambda: Method(kind=Kind.bmuf, block_steps=0), "block_steps is 0"),
+        (lambda: Work(parameters=0, frames=1, frame_seconds=1), "parameters is 0"),
+        (lambda: coded_message(1e6, 0.0, "rice"), "density is 0.0"),
+        (lambda: coded_message(1e6, 0.1, "zip"), "codec is 'zip'; allowed: packed32, tile16, rice"),
+        (
+            lambda: simulate(flat(), replace(WORK, messages=()), Method(kind=Kind.gtc), 2),
+            "gtc needs the size of its messages",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()

@@ -1,0 +1,82 @@
+"""scripts/plan.py: what it writes, and what it says of wrong input."""
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from asr_train import schema
+from asr_train.cost.cluster import read_cluster
+from asr_train.files import read_json
+from scripts.plan import CONF, density_at, model_settings, run
+
+CLUSTERS = sorted(path.stem for path in (CONF / "cluster").glob("*.yaml"))
+SMALL = ("workers=4", "blocks=5", "groups=2", "model=1M")
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_every_cluster_is_right_and_names_its_sources(name):
+    cluster = read_cluster(name, CONF / "cluster")
+    assert any(cluster.gpu.name.split()[0] in source for source in cluster.sources) or any(
+        "as in" in source for source in cluster.sources
+    )
+
+
+def test_it_writes_a_table_its_numbers_and_a_plot(tmp_path, capsys):
+    run("cluster=h200_10g", *SMALL, f"out={tmp_path}")
+    written = read_json(tmp_path / "plan.json")
+    assert written["simulated"] is True
+    text = (tmp_path / "plan.md").read_text()
+    assert "simulated" in text.splitlines()[0]
+    assert written["advised"] in text
+    assert (tmp_path / "plan.png").stat().st_size > 1000
+    assert text in capsys.readouterr().out
+    assert {row["workers"] for row in written["options"]} == {4}
+
+
+def test_only_the_methods_asked_for(tmp_path):
+    run("cluster=h200_10g", *SMALL, "methods=gtc,bmuf", f"out={tmp_path}")
+    methods = {row["method"] for row in read_json(tmp_path / "plan.json")["options"]}
+    assert methods == {"gtc", "bmuf, block 5"}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
+def test_models_are_those_that_hydra_composes(name):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        chosen = compose("config", [f"model={name}"]).model
+    assert model_settings(name) == schema.build(
+        schema.ModelSettings, OmegaConf.to_container(chosen)
+    )
+
+
+def test_densities_are_the_papers():
+    assert density_at(4.0) == pytest.approx(1 / 846, rel=0.01)  # its compression ratio
+    assert density_at(2.0) == pytest.approx(1 / 278, rel=0.01)
+    assert density_at(15.0) < density_at(13.0) < density_at(12.0)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (("cluster=moon",), "cluster 'moon' has no file .*there are ec2_g2, h200_100g"),
+        (("cluser=ec2_g2",), "cluser is no setting; did you mean cluster"),
+        (("64",), "'64' is not KEY=VALUE"),
+        (("workers=many",), "workers is 'many'; it must be a whole number"),
+        (("workers=4096",), "4096 workers, but the cluster has 64 nodes of 8 GPUs"),
+        (
+            ("model=resnet",),
+            "model 'resnet' is neither a number of parameters nor one of dnn_4x256",
+        ),
+        (("blocks=50,x",), "blocks is '50,x'; it must be whole numbers: 25,50,100,200"),
+        (("tau=4", "density=0.1"), "tau and density all say what GTC sends; give one of them"),
+        (("tau=40",), "tau is 40.0; sizes are known from 2.0 to 15.0"),
+        (("density=2",), "density is 2.0; it must lie in"),
+        (("codec=zip",), "codec is 'zip'; allowed"),
+        (("methods=gtc,adam",), "methods has 'adam'; allowed: sgd, allreduce"),
+        (("minibatch=0",), "frames is 0.0; it must be positive"),
+    ],
+)
+def test_wrong_input_is_refused_by_name(arguments, said, tmp_path):
+    model = () if any(a.startswith("model") for a in arguments) else ("model=1M",)
+    with pytest.raises((ValueError, schema.SettingsError), match=said):
+        run(*model, *arguments, f"out={tmp_path}")
+    assert not list(tmp_path.iterdir())
