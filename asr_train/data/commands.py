@@ -7,7 +7,7 @@
 Knows nothing of other corpora; the same settings give the same bytes in any number of processes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import kaldialign
@@ -62,7 +62,7 @@ def commands(
 def sayable(
     grammar: Grammar, lexicon: LexiconSettings, max_phone_distance: float
 ) -> tuple[Grammar, list[str]]:
-    """The grammar less the words that espeak-ng's American says unlike the lexicon, or that it lacks.
+    """The grammar less the words that the lexicon lacks, or espeak-ng (en-us) says otherwise.
 
     Args:
         lexicon: in ARPAbet.
@@ -104,7 +104,7 @@ def _distance(pron: g2p.Pronunciation, said: g2p.Pronunciation) -> float:
     return float(kaldialign.edit_distance(plain, list(said))["total"]) / len(pron)
 
 
-def _as_long_as(seconds: float, cut, what: str) -> Iterator[MonoCut]:
+def _as_long_as(seconds: float, cut: Callable[[int], MonoCut], what: str) -> Iterator[MonoCut]:
     """cut(0), cut(1), ... until they last so many seconds together; the last one goes beyond."""
     first, total, count = 0, 0.0, FIRST_BLOCK
     while True:
@@ -148,9 +148,13 @@ def command_utterance(
     rate, response_T = settings.sample_rate, None
     room: dict[str, float] = {}
     if rng.random() < settings.room_share:
-        room["rt60_seconds"] = round(rng.uniform(*settings.rt60_seconds), 3)
-        room["drr_db"] = round(rng.uniform(*settings.drr_db), 2)
+        room["rt60_seconds"] = round(_between(settings.rt60_seconds, rng), 3)
+        room["drr_db"] = round(_between(settings.drr_db, rng), 2)
         response_T = room_response(rate, room["rt60_seconds"], room["drr_db"], rng)
     heard = synth.recorded(speech, rate, settings.snr_db, settings.level_db, rng, response_T)
     heard.about.update(room)
     return heard
+
+
+def _between(limits: list[float], rng: np.random.Generator) -> float:
+    return float(rng.uniform(limits[0], limits[1]))

@@ -2,9 +2,9 @@
 
     grammar file --read_grammar--> Grammar --without(words)--> Grammar --draw(rng)--> a row of words
 
-Of JSGF: rules, one of them public, sequences, ( groups ), alternatives | with /weights/, [ options ]
-(taken half of the time) and comments. What could go on for ever (*, +, a rule within itself), tags
-and imports are refused. Knows nothing of phones, voices and settings.
+Of JSGF: rules, one of them public, sequences, ( groups ), alternatives | with /weights/, comments
+and [ options ], taken half of the time. What could go on for ever (*, +, a rule within itself),
+tags and imports are refused. Knows nothing of phones, voices and settings.
 """
 
 import re
