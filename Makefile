@@ -23,6 +23,7 @@ help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST) recipes/stages.mk
 
 ## make digits                     spoken digits made on the spot: the whole pipeline, no download
+## make commands                   sentences of 3,000 words made on the spot (HOURS=10)
 ## make fsdd CORPUS_DIR=path       real digits of six speakers (make fetch-fsdd downloads them)
 ## make folder CORPUS_DIR=path     your own recordings: a folder with utterances.tsv
 ##   MORE='path path'              further folders to train on (folder, speechocean, arctic, ...)

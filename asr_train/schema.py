@@ -72,6 +72,48 @@ class DigitsSettings:
                 )
 
 
+@dataclass(kw_only=True, slots=True)
+class CommandsSettings:
+    """Sentences of a grammar spoken by espeak-ng; see `data.commands`."""
+
+    grammar: str  # a file in JSGF
+    max_phone_distance: float  # words that espeak says farther from the lexicon are left out
+    speakers: dict[str, int]  # split -> voices; no voice is in two splits
+    hours: dict[str, float]  # split -> hours of speech
+    words_per_minute: list[int]  # slowest and fastest voice
+    pause_share: float  # of the places between words
+    margin_seconds: list[float]  # of silence before the first and after the last word
+    sample_rate: int  # Hz
+    room_share: float  # of the utterances that are said in a room
+    rt60_seconds: list[float]  # its reverberation time
+    drr_db: list[float]  # its direct sound to reverberation
+    snr_db: list[float]  # speech to noise, drawn an utterance
+    level_db: list[float]  # peak below full scale, drawn an utterance
+
+    def __post_init__(self) -> None:
+        where = "corpus.commands"
+        if not self.grammar:
+            raise SettingsError(f"{where}.grammar is empty; it must name a file in JSGF")
+        _interval(where, words_per_minute=self.words_per_minute, drr_db=self.drr_db)
+        _interval(where, margin_seconds=self.margin_seconds, rt60_seconds=self.rt60_seconds)
+        _interval(where, snr_db=self.snr_db, level_db=self.level_db)
+        _within(where, 80, 300, words_per_minute=self.words_per_minute[0])
+        _within(where, 80, 300, words_per_minute=self.words_per_minute[1])
+        _within(where, 0, 1, pause_share=self.pause_share, room_share=self.room_share)
+        _within(where, 0, 10, max_phone_distance=self.max_phone_distance)
+        _within(where, 0, 10, margin_seconds=self.margin_seconds[0])
+        _positive(where, sample_rate=self.sample_rate, rt60_seconds=self.rt60_seconds[0])
+        _within(where, -90, 0, level_db=self.level_db[1])
+        if set(self.speakers) != set(self.hours):
+            raise SettingsError(
+                f"{where}.speakers has the splits {sorted(self.speakers)} "
+                f"but hours has {sorted(self.hours)}; they must agree"
+            )
+        for split, hours in self.hours.items():
+            _positive(f"{where}.hours", **{split: hours})
+            _positive(f"{where}.speakers", **{split: self.speakers[split]})
+
+
 class Channel(Enum):
     """What becomes of a recording with several channels."""
 
@@ -199,13 +241,16 @@ class CorpusSettings:
     speeds: list[float]  # TRAIN once at each; 1.0: as it is
     speed_speakers: bool  # a speaker at another speed is another speaker
     digits: DigitsSettings | None = None
+    commands: CommandsSettings | None = None
     folder: FolderSettings | None = None
     published: PublishedSettings | None = None
 
     def __post_init__(self) -> None:
-        kinds = [self.digits, self.folder, self.published]
+        kinds = [self.digits, self.commands, self.folder, self.published]
         if sum(kind is not None for kind in kinds) != 1:
-            raise SettingsError("corpus needs exactly one of digits, folder and published")
+            raise SettingsError(
+                "corpus needs exactly one of digits, commands, folder and published"
+            )
         for speed in self.speeds:
             _within("corpus", 0.5, 2.0, speeds=speed)
         if 1.0 not in self.speeds or len(set(self.speeds)) < len(self.speeds):

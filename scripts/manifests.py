@@ -6,6 +6,7 @@ SPLIT.dropped.tsv beside it. Recordings that are made here lie in ../audio/SPLIT
 
 from pathlib import Path
 
+from asr_train.data.commands import commands
 from asr_train.data.corpus import Made, write
 from asr_train.data.digits import digits
 from asr_train.data.folder import folder
@@ -31,6 +32,8 @@ def manifests(conf: str, lexicon_conf: str, output: str) -> None:
 def _made(settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_dir: Path) -> Made:
     if settings.digits is not None:
         return digits(settings, split, audio_dir)
+    if settings.commands is not None:
+        return commands(settings, lexicon, split, audio_dir)
     if settings.folder is not None:
         return folder(settings, lexicon, split, audio_dir)
     return published(settings, lexicon, split, audio_dir)

@@ -1,6 +1,7 @@
 """What all corpora end in: **validated cuts** (lhotse's), one an utterance.
 
     digits     speaks its recordings itself, with true word and phone times
+    commands   so does this, sentences of a grammar
     folder     any folders with a tab-separated `utterances.tsv`
     published  LibriSpeech, AN4, yesno, Switchboard as they come
     write      what they made -> manifests/SPLIT.jsonl.gz, and SPLIT.dropped.tsv beside it

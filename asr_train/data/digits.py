@@ -46,14 +46,20 @@ def _digit_cut(
     settings: CorpusSettings, split: str, voice: synth.Voice, number: int, audio: Path
 ) -> MonoCut:
     assert settings.digits is not None
-    rng = np.random.default_rng(_seed(settings.seed, split, number))
+    rng = np.random.default_rng(seed_of(settings.seed, split, number))
     fewest, most = settings.digits.words
     words = [
         synth.DIGITS[i]
         for i in rng.integers(len(synth.DIGITS), size=rng.integers(fewest, most + 1))
     ]
     speech = synth.digit_utterance(words, voice, settings.digits, int(rng.integers(2**62)))
-    utt_id = f"{voice.id}-{number:05d}"
+    return spoken_cut(speech, words, voice, f"{voice.id}-{number:05d}", audio)
+
+
+def spoken_cut(
+    speech: synth.Speech, words: list[str], voice: synth.Voice, utt_id: str, audio: Path
+) -> MonoCut:
+    """Write the speech to `audio`/`utt_id`.flac; its cut has the true times of words and phones."""
     path = audio / f"{utt_id}.flac"
     pcm_T = np.round(speech.samples_T * (2**15 - 1)).astype(np.int16)
     write_flac(path, pcm_T, speech.rate, "PCM_16")
@@ -77,6 +83,6 @@ def _digit_cut(
     return whole_cut(supervision, recording)
 
 
-def _seed(*names: object) -> int:
+def seed_of(*names: object) -> int:
     """A seed for these names, whatever other seeds there are."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, names)).encode()).digest()[:8])

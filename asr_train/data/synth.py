@@ -2,6 +2,7 @@
 
     words, Voice --speak--> Speech, clean, at espeak's 22,050 Hz
     digits       --digit_utterance--> Speech with pauses, level and noise, at the corpus's rate
+    breaths      --in_a_row--> Speech with pauses --recorded--> samples as a microphone has them
 
 Equal arguments give equal samples, in any process and whatever was spoken before
 (`lang.espeak` loads the library).
@@ -16,9 +17,10 @@ from typing import Any
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfftfreq
-from scipy.signal import resample_poly
+from scipy.signal import fftconvolve, resample_poly
 
 from asr_train.frames import samples_of
+from asr_train.lang import g2p
 from asr_train.lang.espeak import PHONEME_EVENTS, UTF8, EspeakError, loaded
 from asr_train.schema import DigitsSettings
 
@@ -45,6 +47,10 @@ DIALECTS: dict[str, dict[str, str]] = {
     "en-us": {"o@": "AO R"},
     "en-us-nyc": {},
 }
+# Of these, for open text: New York leaves out the h of HUMID, and espeak-ng that word's event.
+OPEN_DIALECTS = tuple(dialect for dialect in DIALECTS if dialect != "en-us-nyc")
+# What they say beside lang.g2p.PHONES, which open text is named by, in 3,100 words.
+OTHER_PHONES = {"t[": "TH", "IR": "ER", "VR": "ER", "@5": "UH", "aI2": "AY", "w#": "W"}
 # Of espeak's 104 speakers those that sound like a human throat. Left out: whispers, croaks and
 # robots, doubles of others, Andy, who has no third formant, and "klatt 6", which draws its noise
 # from the C library's own rand.
@@ -56,10 +62,14 @@ VARIANTS = (
     *("linda", "marcelo", "max", "michel", "miguel", "norbert", "pablo", "paul", "pedro"),
     *("quincy", "rob", "robert", "sandro", "shelby", "steph", "travis", "victor"),
 )
-VOWELS = {"AH", "AO", "AY", "EH", "EY", "IH", "IY", "OW", "UW"}
-SONORANTS = {"n", "r", "r-", "w", ";"}  # mnemonics
-STOPS = {"t", "t[", "k"}
+VOWELS = {"AA", "AE", "AH", "AO", "AW", "AX", "AY", "EH", "ER", "EY", "IH", "IY", "OW", "OY"}
+VOWELS |= {"UH", "UW"}
+SONORANTS = {"n", "r", "r-", "w", ";", "m", "N", "l", "l#", "j", "w#"}  # mnemonics
+STOPS = {"t", "t[", "k", "t2", "p", "b", "d", "g", "tS", "dZ"}
 CLOSURE_SECONDS = 0.1  # of stops at the slowest rate: 0.085 where it can be seen
+# Before a word, keeps espeak from saying it in one with the word before, unmarked ("on the"); with
+# it "on" is less reduced, so it stands only where it is needed.
+APART = "\N{WORD JOINER}"
 SHORT_SECONDS = 0.03  # a pause before a word, up to this, is no silence but the onset of the phone
 
 # Of digit_utterance: how a person reads numbers from a list.
@@ -119,7 +129,12 @@ def voices(seed: int, count: int) -> list[Voice]:
     return cast(seed, {"": count})[""]
 
 
-def cast(seed: int, speakers: dict[str, int]) -> dict[str, list[Voice]]:
+def cast(
+    seed: int,
+    speakers: dict[str, int],
+    words_per_minute: tuple[int, int] = (100, 165),
+    dialects: Sequence[str] = tuple(DIALECTS),
+) -> dict[str, list[Voice]]:
     """Voices for each split; no two splits share a variant, which is what makes a timbre.
 
     A split has its share of the variants. Where it needs more voices than that, the same variant
@@ -130,13 +145,19 @@ def cast(seed: int, speakers: dict[str, int]) -> dict[str, list[Voice]]:
     """
     if len(speakers) > len(VARIANTS):
         raise SynthesisError(
-            f"corpus.digits.speakers has {len(speakers)} splits for {len(VARIANTS)} variants of "
+            f"corpus: there are speakers of {len(speakers)} splits for {len(VARIANTS)} variants of "
             "espeak's voices; each split needs one of its own"
         )
     rng = np.random.default_rng(seed)
     variants = [VARIANTS[i] for i in rng.permutation(len(VARIANTS))]
     return {
-        split: _voices(rng, [variants.pop() for _ in range(share)], speakers[split])
+        split: _voices(
+            rng,
+            [variants.pop() for _ in range(share)],
+            speakers[split],
+            words_per_minute,
+            dialects,
+        )
         for split, share in _shares(speakers, len(variants)).items()
     }
 
@@ -150,13 +171,19 @@ def _shares(speakers: dict[str, int], total: int) -> dict[str, int]:
     return shares
 
 
-def _voices(rng: np.random.Generator, variants: list[str], count: int) -> list[Voice]:
-    orders = [rng.permutation(len(DIALECTS)) for _ in variants]
+def _voices(
+    rng: np.random.Generator,
+    variants: list[str],
+    count: int,
+    words_per_minute: tuple[int, int],
+    dialects: Sequence[str],
+) -> list[Voice]:
+    orders = [rng.permutation(len(dialects)) for _ in variants]
     made = []
     for i in range(count):
         again, which = divmod(i, len(variants))
-        lap, turn = divmod(again, len(DIALECTS))
-        dialect = list(DIALECTS)[orders[which][turn]]
+        lap, turn = divmod(again, len(dialects))
+        dialect = dialects[orders[which][turn]]
         name = f"{variants[which]}-{dialect}" + (f"-{lap + 1}" if lap else "")
         made.append(
             Voice(
@@ -165,7 +192,7 @@ def _voices(rng: np.random.Generator, variants: list[str], count: int) -> list[V
                 variant=variants[which],
                 pitch=int(rng.integers(25, 76)),
                 pitch_range=int(rng.integers(25, 76)),
-                words_per_minute=int(rng.integers(100, 166)),
+                words_per_minute=int(rng.integers(words_per_minute[0], words_per_minute[1] + 1)),
             )
         )
     return made
@@ -232,11 +259,31 @@ def _synthesise(
 # --- text -> speech -----------------------------------------------------------------------------
 
 
-def speak(text: str, voice: Voice, seed: int) -> Speech:
+Names = Callable[[str, list[str], Voice], list[list[str]]]  # word, mnemonics -> ARPAbet of each
+
+
+def digit_names(word: str, marked: list[str], voice: Voice) -> list[list[str]]:
+    """The phones of a digit word, by PHONES and DIALECTS."""
+    known = PHONES | DIALECTS.get(voice.dialect, {})
+    for mnemonic in map(_unmarked, marked):
+        if mnemonic not in known:
+            raise SynthesisError(
+                f"voice {voice.id}: espeak-ng said the phoneme {mnemonic!r} in {word!r}, "
+                "which has no ARPAbet name; add it to PHONES or DIALECTS in data/synth.py"
+            )
+    return [known[_unmarked(mnemonic)].split() for mnemonic in marked]
+
+
+def open_names(word: str, marked: list[str], voice: Voice) -> list[list[str]]:
+    """The phones of any English word, by lang.g2p's names of espeak's sounds."""
+    return g2p.named(word, marked, OTHER_PHONES)
+
+
+def speak(text: str, voice: Voice, seed: int, names: Names = digit_names) -> Speech:
     """Say `text` in one breath, at espeak's rate and level, without noise.
 
     Args:
-        text: words parted by spaces, made of phones that have a name here: the digits.
+        text: words parted by spaces, made of phones that `names` has a name for.
         seed: of espeak's breath and flutter; equal arguments give equal samples.
     Raises:
         SynthesisError: for a phoneme without ARPAbet name, or words that espeak did not mark.
@@ -245,8 +292,10 @@ def speak(text: str, voice: Voice, seed: int) -> Speech:
     if not words:
         raise SynthesisError(f"voice {voice.id}: there is no word to say in {text!r}")
     samples_T, rate, events = _synthesise(" ".join(words).lower(), voice, seed)
+    if sum(kind == _WORD for kind, *_ in events) < len(words):
+        samples_T, rate, events = _synthesise(f" {APART}".join(words).lower(), voice, seed)
     wave_T = samples_T.astype(np.float32) / 2**15
-    said = _said(words, events, voice)
+    said = _said(words, events, voice, names)
     _set_times(said, wave_T, rate)
     starts = {p.word: p.start / rate for p in reversed(said)}
     ends = {p.word: p.end / rate for p in said}
@@ -274,18 +323,21 @@ class _Phone:
     end: int = 0
 
 
-def _said(words: list[str], events: list[tuple[int, int, bytes]], voice: Voice) -> list[_Phone]:
+def _said(
+    words: list[str], events: list[tuple[int, int, bytes]], voice: Voice, names: Names
+) -> list[_Phone]:
     """The phones that the events speak of; `end` is set where a pause follows."""
     said: list[_Phone] = []
+    marked: list[list[str]] = [[] for _ in words]  # mnemonics of each word
     word, word_event = -1, None
     for kind, sample, name in events:
         if kind == _WORD:
             word, word_event = word + 1, sample
             continue
-        mnemonic = name.decode().lstrip("',%!=")  # marks of stress
-        if not mnemonic.startswith("_"):
-            names = _names(mnemonic, words[min(word, len(words) - 1)], voice)
-            said.append(_Phone(mnemonic, names, word, word_event, sample))
+        mnemonic = name.decode()
+        if not _unmarked(mnemonic).startswith("_"):
+            said.append(_Phone(_unmarked(mnemonic), [], word, word_event, sample))
+            marked[min(word, len(words) - 1)].append(mnemonic)
             word_event = None
         elif said and not said[-1].end:
             said[-1].end = sample
@@ -294,17 +346,14 @@ def _said(words: list[str], events: list[tuple[int, int, bytes]], voice: Voice) 
             f"voice {voice.id}: espeak-ng marked {word + 1} words in {' '.join(words)!r}, "
             f"which has {len(words)}; synthesise shorter pieces"
         )
+    named = [n for w, ms in zip(words, marked, strict=True) for n in names(w, ms, voice)]
+    for phone, its_names in zip(said, named, strict=True):
+        phone.names = its_names
     return said
 
 
-def _names(mnemonic: str, word: str, voice: Voice) -> list[str]:
-    names = DIALECTS.get(voice.dialect, {}).get(mnemonic, PHONES.get(mnemonic))
-    if names is None:
-        raise SynthesisError(
-            f"voice {voice.id}: espeak-ng said the phoneme {mnemonic!r} in {word!r}, "
-            "which has no ARPAbet name; add it to PHONES or DIALECTS in data/synth.py"
-        )
-    return names.split()
+def _unmarked(mnemonic: str) -> str:
+    return mnemonic.lstrip("',%!=")  # marks of stress
 
 
 def _set_times(said: list[_Phone], wave_T: np.ndarray, rate: int) -> None:
@@ -418,29 +467,56 @@ def digit_utterance(
             f"{' '.join(words)!r} is no row of digits; allowed: {', '.join(DIGITS)}"
         )
     rng = np.random.default_rng(seed)
-    speech = _with_pauses(_breaths(words, voice, rng), rng)
-    rate = settings.sample_rate
-    snr_db = round(rng.uniform(settings.snr_db[0], settings.snr_db[1]), 2)
-    level_db = round(rng.uniform(settings.level_db[0], settings.level_db[1]), 2)
+    speech = in_a_row(breaths(words, voice, rng), rng)
+    return recorded(speech, settings.sample_rate, settings.snr_db, settings.level_db, rng)
+
+
+def recorded(
+    speech: Speech,
+    rate: int,
+    snr_db: list[float],
+    level_db: list[float],
+    rng: np.random.Generator,
+    response_T: np.ndarray | None = None,
+) -> Speech:
+    """The same words at another rate, in noise, at some level (`about` tells which).
+
+    Args:
+        rate: Hz.
+        snr_db, level_db: lowest and highest, drawn from: speech to noise, and the peak.
+        response_T: of the room, at `rate`; the first sample is the way without detour, 1.
+    """
+    snr = round(rng.uniform(snr_db[0], snr_db[1]), 2)
+    level = round(rng.uniform(level_db[0], level_db[1]), 2)
     kind = NOISES[rng.integers(len(NOISES))]
     common = math.gcd(rate, speech.rate)
     clean_T = resample_poly(speech.samples_T.astype(float), rate // common, speech.rate // common)
+    if response_T is not None:
+        clean_T = fftconvolve(clean_T, response_T)[: len(clean_T)]
     said = [clean_T[samples_of(w.start, rate) : samples_of(w.end, rate)] for w in speech.words]
-    power = np.mean(np.concatenate(said) ** 2) / 10 ** (snr_db / 10)
+    power = np.mean(np.concatenate(said) ** 2) / 10 ** (snr / 10)
     noisy_T = clean_T + math.sqrt(power) * noise(kind, len(clean_T), rate, rng)
-    noisy_T *= 10 ** (level_db / 20) / np.abs(noisy_T).max()
-    return Speech(
+    noisy_T *= 10 ** (level / 20) / np.abs(noisy_T).max()
+    return replace(
+        speech,
         samples_T=noisy_T.astype(np.float32),
         rate=rate,
-        words=speech.words,
-        phones=speech.phones,
-        mnemonics=speech.mnemonics,
-        about={"snr_db": snr_db, "level_db": level_db, "noise": kind},
+        about={"snr_db": snr, "level_db": level, "noise": kind},
     )
 
 
-def _breaths(words: Sequence[str], voice: Voice, rng: np.random.Generator) -> list[Speech]:
-    """The words in groups, as a person reads a long number; one manner for all of them."""
+def breaths(
+    words: Sequence[str],
+    voice: Voice,
+    rng: np.random.Generator,
+    pause_share: float = PAUSE_SHARE,
+    names: Names = digit_names,
+) -> list[Speech]:
+    """The words in groups, as a person reads a long number; one manner for all of them.
+
+    Args:
+        pause_share: of the places between words, where a group ends.
+    """
     manner = replace(
         voice,
         words_per_minute=round(voice.words_per_minute * rng.uniform(1 - SPREAD, 1 + SPREAD)),
@@ -448,26 +524,30 @@ def _breaths(words: Sequence[str], voice: Voice, rng: np.random.Generator) -> li
     )
     groups = [[words[0]]]
     for word in words[1:]:
-        if rng.random() < PAUSE_SHARE:
+        if rng.random() < pause_share:
             groups.append([])
         groups[-1].append(word)
-    return [speak(" ".join(group), manner, int(rng.integers(2**31))) for group in groups]
+    return [speak(" ".join(group), manner, int(rng.integers(2**31)), names) for group in groups]
 
 
-def _with_pauses(breaths: list[Speech], rng: np.random.Generator) -> Speech:
-    """The breaths in a row, with true silence before, between and after them."""
-    rate = breaths[0].rate
-    pieces: list[np.ndarray] = [_pause(MARGIN_SECONDS, rate, rng)]
+def in_a_row(
+    spoken: list[Speech],
+    rng: np.random.Generator,
+    margin_seconds: tuple[float, float] = MARGIN_SECONDS,
+) -> Speech:
+    """Breaths one after the other, with true silence before, between and after them."""
+    rate = spoken[0].rate
+    pieces: list[np.ndarray] = [_pause(margin_seconds, rate, rng)]
     words: list[Span] = []
     phones: list[Span] = []
     mnemonics: list[Span] = []
-    for i, breath in enumerate(breaths):
+    for i, breath in enumerate(spoken):
         start = sum(map(len, pieces)) / rate
         words += _later(breath.words, start)
         phones += _later(breath.phones, start)
         mnemonics += _later(breath.mnemonics, start)
-        last = i == len(breaths) - 1
-        pieces += [breath.samples_T, _pause(MARGIN_SECONDS if last else PAUSE_SECONDS, rate, rng)]
+        last = i == len(spoken) - 1
+        pieces += [breath.samples_T, _pause(margin_seconds if last else PAUSE_SECONDS, rate, rng)]
     wave_T = np.concatenate(pieces)
     seconds = len(wave_T) / rate
     return Speech(

@@ -153,16 +153,27 @@ def _mnemonics(lib: ctypes.CDLL, word: str) -> list[str]:
 
 
 def arpabet(word: str, mnemonics: Iterable[str]) -> Pronunciation:
-    """espeak's phonemes of en-us, with their marks of stress, by CMU's names.
+    """espeak's phonemes of en-us, with their marks of stress, by CMU's names; see `named`."""
+    return tuple(name for names in named(word, mnemonics) for name in names)
 
+
+def named(
+    word: str, mnemonics: Iterable[str], others: Mapping[str, str] | None = None
+) -> list[list[str]]:
+    """espeak's phonemes, with their marks of stress, by CMU's names: none to two names for each.
+
+    Args:
+        word: for the message.
+        others: names of sounds that en-us has not.
     Raises:
-        EspeakError: for a phoneme that has no name in PHONES; `word` is for the message.
+        EspeakError: for a phoneme that has no name in PHONES, nor in `others`.
     """
-    pron: list[str] = []
+    known = {**PHONES, **(others or {})}
     marked = list(mnemonics)
-    plain = [_known(mnemonic) for mnemonic in marked]
+    plain = [_known(mnemonic, known) for mnemonic in marked]
+    found: list[list[str]] = []
     for i, mnemonic in enumerate(plain):
-        names = PHONES.get(mnemonic)
+        names = known.get(mnemonic)
         if names is None:
             raise EspeakError(
                 f"espeak-ng said the phoneme {mnemonic!r} in {word!r}, which has no ARPAbet name; "
@@ -172,14 +183,14 @@ def arpabet(word: str, mnemonics: Iterable[str]) -> Pronunciation:
             names = BEFORE_R.get(mnemonic, names)
         elif mnemonic == marked[i]:
             names = UNSTRESSED.get(mnemonic, names)
-        if not (names == "R" and pron and pron[-1] in R_COLOURED):
-            pron += names.split()
-    return tuple(pron)
+        last = next((before[-1] for before in reversed(found) if before), "")
+        found.append([] if names == "R" and last in R_COLOURED else names.split())
+    return found
 
 
-def _known(mnemonic: str) -> str:
+def _known(mnemonic: str, known: Mapping[str, str]) -> str:
     """Less marks of stress, and less the length of AAAH."""
     mnemonic = mnemonic.lstrip("',%!=")
-    while mnemonic not in PHONES and mnemonic.endswith(":"):
+    while mnemonic not in known and mnemonic.endswith(":"):
         mnemonic = mnemonic[:-1]
     return mnemonic

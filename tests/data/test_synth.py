@@ -181,8 +181,8 @@ def test_a_word_is_heard_when_it_starts():
 
 def test_nothing_is_heard_outside_words():
     for i, voice in enumerate(MANY[::3]):
-        speech = synth._with_pauses(
-            synth._breaths(["TWO", "OH", "NINE"] * 3, voice, np.random.default_rng(i)),
+        speech = synth.in_a_row(
+            synth.breaths(["TWO", "OH", "NINE"] * 3, voice, np.random.default_rng(i)),
             np.random.default_rng(i),
         )
         silences = [p for p in speech.phones if p.label == "SIL"]

@@ -1,0 +1,160 @@
+"""Sentences of a grammar (data.grammar), spoken by espeak-ng (data.synth) in rooms (data.room).
+
+    grammar file --sayable--> Grammar of words that espeak-ng says as the lexicon has them
+    (settings, split, number) --> one utterance, whatever the others are
+    so many of them, in order, that the split is as long as it shall be --> cuts with true times
+
+Knows nothing of other corpora; the same settings give the same bytes in any number of processes.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import kaldialign
+import numpy as np
+from lhotse import MonoCut
+
+from asr_train.data import synth
+from asr_train.data.corpus import CorpusError, Made
+from asr_train.data.digits import seed_of, spoken_cut
+from asr_train.data.grammar import Grammar, read_grammar
+from asr_train.data.room import room_response
+from asr_train.jobs import parallel_map
+from asr_train.lang import g2p
+from asr_train.lang.lexicon import Lexicon
+from asr_train.schema import CommandsSettings, CorpusSettings, LexiconSettings, Unknown
+
+FIRST_BLOCK = 200  # utterances, from which the length of the rest is foreseen
+
+
+def commands(
+    settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_dir: Path | str
+) -> Made:
+    """Speak sentences into `audio_dir`/*.flac until they last as long as the settings say.
+
+    A killed run starts again and overwrites what it finds.
+
+    Raises:
+        CorpusError: for an unknown split.
+    """
+    assert settings.commands is not None
+    wanted = settings.commands
+    if split not in wanted.hours:
+        raise CorpusError(
+            f"{split} is no split of corpus.commands, which has {', '.join(wanted.hours)}"
+        )
+    grammar, notes = sayable(read_grammar(wanted.grammar), lexicon, wanted.max_phone_distance)
+    low, high = wanted.words_per_minute
+    cast = synth.cast(settings.seed, wanted.speakers, (low, high), synth.OPEN_DIALECTS)
+    voices = cast[split]
+    audio = Path(audio_dir)
+    audio.mkdir(parents=True, exist_ok=True)
+
+    def cut(i: int) -> MonoCut:
+        return _command_cut(settings, grammar, split, voices[i % len(voices)], i, audio)
+
+    cuts = list(_as_long_as(3600 * wanted.hours[split], cut, f"speech of {split}"))
+    for old in set(audio.glob("*.flac")) - {Path(c.recording.sources[0].source) for c in cuts}:
+        old.unlink()  # of a larger corpus, or behind the end of this one
+    return Made(split, cuts, notes=notes)
+
+
+def sayable(
+    grammar: Grammar, lexicon: LexiconSettings, max_phone_distance: float
+) -> tuple[Grammar, list[str]]:
+    """The grammar less the words that the lexicon lacks, or espeak-ng (en-us) says otherwise.
+
+    Args:
+        lexicon: in ARPAbet.
+        max_phone_distance: edits between the two, a phone of the lexicon's variant.
+    Returns:
+        The grammar and, where something is left out, a note on it.
+    """
+    prons = Lexicon.from_settings(_listed_only(lexicon), grammar.words).prons
+    said = g2p.spoken(prons, schwa=False)
+    far = {
+        word: min(_distance(pron, said.get(word, ())) for pron in variants)
+        for word, variants in prons.items()
+    }
+    left_out = {w for w in grammar.words if w not in prons or far[w] > max_phone_distance}
+    if not left_out:
+        return grammar, []
+    unknown = sum(word not in prons for word in left_out)
+    note = (
+        f"grammar: {len(left_out)} of {len(grammar.words)} words left out, {unknown} of them "
+        f"without pronunciation, the others said otherwise by espeak-ng: "
+        f"{', '.join(sorted(left_out))}"
+    )
+    return grammar.without(left_out), [note]
+
+
+def _listed_only(lexicon: LexiconSettings) -> LexiconSettings:
+    """The same source, without guesses: those would agree with espeak-ng by themselves."""
+    return LexiconSettings(
+        source=lexicon.source,
+        file=lexicon.file,
+        unknown=Unknown.lose,
+        max_variants=lexicon.max_variants,
+        schwa=lexicon.schwa,
+    )
+
+
+def _distance(pron: g2p.Pronunciation, said: g2p.Pronunciation) -> float:
+    plain = ["AH" if phone == "AX" else phone for phone in pron]
+    return float(kaldialign.edit_distance(plain, list(said))["total"]) / len(pron)
+
+
+def _as_long_as(seconds: float, cut: Callable[[int], MonoCut], what: str) -> Iterator[MonoCut]:
+    """cut(0), cut(1), ... until they last so many seconds together; the last one goes beyond."""
+    first, total, count = 0, 0.0, FIRST_BLOCK
+    while True:
+        for made in parallel_map(cut, range(first, first + count), what):
+            yield made
+            total += made.duration
+            if total >= seconds:
+                return
+        first += count
+        count = 1 + int((seconds - total) * first / total)
+
+
+def _command_cut(
+    settings: CorpusSettings,
+    grammar: Grammar,
+    split: str,
+    voice: synth.Voice,
+    number: int,
+    audio: Path,
+) -> MonoCut:
+    assert settings.commands is not None
+    rng = np.random.default_rng(seed_of(settings.seed, split, number))
+    words = grammar.draw(rng)
+    speech = command_utterance(words, voice, settings.commands, rng)
+    return spoken_cut(speech, words, voice, f"{voice.id}-{number:06d}", audio)
+
+
+def command_utterance(
+    words: list[str], voice: synth.Voice, settings: CommandsSettings, rng: np.random.Generator
+) -> synth.Speech:
+    """A sentence between silences, perhaps with pauses and in a room, in noise, at some level.
+
+    Returns:
+        Samples at `settings.sample_rate`; `about` says what was drawn.
+    Raises:
+        synth.SynthesisError: for words that espeak-ng runs together, or in sounds without a name.
+    """
+    spoken = synth.breaths(words, voice, rng, settings.pause_share, synth.open_names)
+    margin = settings.margin_seconds
+    speech = synth.in_a_row(spoken, rng, (margin[0], margin[1]))
+    rate, response_T = settings.sample_rate, None
+    room: dict[str, float] = {}
+    if rng.random() < settings.room_share:
+        room["rt60_seconds"] = round(_between(settings.rt60_seconds, rng), 3)
+        room["drr_db"] = round(_between(settings.drr_db, rng), 2)
+        response_T = room_response(rate, room["rt60_seconds"], room["drr_db"], rng)
+    heard = synth.recorded(speech, rate, settings.snr_db, settings.level_db, rng, response_T)
+    heard.about.update(room)
+    return heard
+
+
+def _between(limits: list[float], rng: np.random.Generator) -> float:
+    return float(rng.uniform(limits[0], limits[1]))

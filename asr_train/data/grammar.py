@@ -1,0 +1,309 @@
+"""Sentences from a grammar in **JSGF** (the JSpeech Grammar Format, a W3C note of 2000).
+
+    grammar file --read_grammar--> Grammar --without(words)--> Grammar --draw(rng)--> a row of words
+
+Of JSGF: rules, one of them public, sequences, ( groups ), alternatives | with /weights/, comments
+and [ options ], taken half of the time. What could go on for ever (*, +, a rule within itself),
+tags and imports are refused. Knows nothing of phones, voices and settings.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
+_TOKEN = re.compile(r"\s*(?:(<\w+>)|/(\d*\.?\d+)/|([()\[\]|;=])|([^\W\d_](?:[^\W\d_]|['’])*)|(\S))")
+_HEAD = re.compile(r"#JSGF\s+V1\.0[^;]*;")
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be read, or that has no sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    text: str  # upper case
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    parts: tuple["Node", ...]  # none: nothing is said
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    options: tuple["Node", ...]
+    weights: tuple[float, ...]  # beside each other; positive
+
+
+Node = Word | Rule | Sequence | Choice
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """The rules by name, and which of them makes a sentence. No rule is within itself."""
+
+    start: str
+    rules: dict[str, Node]
+
+    @cached_property
+    def words(self) -> list[str]:
+        """All words of the rules that sentences are made of, sorted."""
+        return sorted({n.text for name in self._used() for n in _within(self.rules[name])})
+
+    def without(self, words: set[str]) -> "Grammar":
+        """Less all alternatives that need one of the words.
+
+        Raises:
+            GrammarError: if no sentence is left.
+        """
+        kept: dict[str, Node | None] = {}
+
+        def left(node: Node) -> Node | None:
+            match node:
+                case Word(text):
+                    return None if text in words else node
+                case Rule(name):
+                    if name not in kept:
+                        kept[name] = left(self.rules[name])
+                    return None if kept[name] is None else node
+                case Sequence(parts):
+                    fewer = [left(part) for part in parts]
+                    whole = tuple(part for part in fewer if part is not None)
+                    return Sequence(whole) if len(whole) == len(parts) else None
+                case Choice(options, weights):
+                    pairs = [
+                        (part, weight)
+                        for part, weight in zip(map(left, options), weights, strict=True)
+                        if part is not None
+                    ]
+                    return Choice(*map(tuple, zip(*pairs, strict=True))) if pairs else None
+
+        if left(Rule(self.start)) is None:
+            raise GrammarError(
+                f"the grammar has no sentence without {', '.join(sorted(words)[:8])} "
+                f"({len(words)} words); give <{self.start}> other alternatives"
+            )
+        return Grammar(self.start, {k: v for k, v in kept.items() if v is not None})
+
+    def draw(self, rng: np.random.Generator) -> list[str]:
+        """A sentence, by the weights."""
+        said: list[str] = []
+        todo: list[Node] = [Rule(self.start)]
+        while todo:
+            match todo.pop():
+                case Word(text):
+                    said.append(text)
+                case Rule(name):
+                    todo.append(self.rules[name])
+                case Sequence(parts):
+                    todo.extend(reversed(parts))
+                case Choice(options, weights) as choice:
+                    ends = self._ends(choice)
+                    at = np.searchsorted(ends, rng.random() * ends[-1], side="right")
+                    todo.append(options[min(int(at), len(weights) - 1)])
+        return said
+
+    def derivations(self) -> int:
+        """Ways to make a sentence: as many sentences, unless one can be made in several ways."""
+        known: dict[str, int] = {}
+
+        def ways(node: Node) -> int:
+            match node:
+                case Word():
+                    return 1
+                case Rule(name):
+                    if name not in known:
+                        known[name] = ways(self.rules[name])
+                    return known[name]
+                case Sequence(parts):
+                    product = 1
+                    for part in parts:
+                        product *= ways(part)
+                    return product
+                case Choice(options):
+                    return sum(map(ways, options))
+
+        return ways(Rule(self.start))
+
+    def _ends(self, choice: Choice) -> np.ndarray:
+        ends = self._sums.get(id(choice))
+        if ends is None:
+            ends = self._sums[id(choice)] = np.array(list(accumulate(choice.weights)))
+        return ends
+
+    @cached_property
+    def _sums(self) -> dict[int, np.ndarray]:
+        return {}
+
+    def _used(self) -> list[str]:
+        """Rules that sentences are made of.
+
+        Raises:
+            GrammarError: for a rule that is not there, or within itself.
+        """
+        done: list[str] = []
+
+        def visit(name: str, above: tuple[str, ...]) -> None:
+            if name in above:
+                raise GrammarError(
+                    f"rule <{name}> is within itself ({' in '.join([name, *reversed(above)])}); "
+                    "sentences of any length are not supported, write them out"
+                )
+            if name in done:
+                return
+            if name not in self.rules:
+                raise GrammarError(f"rule <{name}> is used in <{above[-1]}> but nowhere defined")
+            for inner in _rules_within(self.rules[name]):
+                visit(inner, (*above, name))
+            done.append(name)
+
+        visit(self.start, ())
+        return done
+
+
+def _nodes(node: Node) -> Iterator[Node]:
+    yield node
+    parts = (
+        node.parts
+        if isinstance(node, Sequence)
+        else (node.options if isinstance(node, Choice) else ())
+    )
+    for part in parts:
+        yield from _nodes(part)
+
+
+def _within(node: Node) -> Iterator[Word]:
+    return (n for n in _nodes(node) if isinstance(n, Word))
+
+
+def _rules_within(node: Node) -> Iterator[str]:
+    return (n.name for n in _nodes(node) if isinstance(n, Rule))
+
+
+def read_grammar(path: Path | str) -> Grammar:
+    """The grammar of a file, with words in upper case; rules that no sentence needs are left out.
+
+    Raises:
+        GrammarError: for what is no JSGF or not supported; says where.
+    """
+    try:
+        return parse_grammar(Path(path).read_text())
+    except GrammarError as error:
+        raise GrammarError(f"{path}: {error}") from error
+
+
+def parse_grammar(text: str) -> Grammar:
+    """The grammar that a text in JSGF describes; see `read_grammar`."""
+    plain = _COMMENT.sub(lambda found: "\n" * found.group().count("\n"), text)
+    head = _HEAD.match(plain)
+    if not head:
+        raise GrammarError("the first line must be #JSGF V1.0;")
+    tokens = _Tokens(plain, head.end())
+    rules: dict[str, Node] = {}
+    public = []
+    while tokens.next is not None:
+        word = tokens.take()
+        if word == "grammar" and not rules:
+            tokens.take()
+            tokens.expect(";")
+            continue
+        if word == "public":
+            word = tokens.take()
+            public.append(word[1:-1])
+        if not word.startswith("<"):
+            raise GrammarError(f"line {tokens.line}: {word!r} where a <rule> must begin")
+        if word[1:-1] in rules:
+            raise GrammarError(f"line {tokens.line}: rule {word} is defined twice")
+        tokens.expect("=")
+        rules[word[1:-1]] = _choice(tokens)
+        tokens.expect(";")
+    if len(public) != 1:
+        raise GrammarError(
+            f"{len(public)} public rules ({', '.join(public)}); one must be: it makes the sentences"
+        )
+    grammar = Grammar(public[0], rules)
+    return Grammar(public[0], {name: rules[name] for name in grammar._used()})
+
+
+class _Tokens:
+    """What is left of the text; `next` is None at its end."""
+
+    def __init__(self, text: str, start: int) -> None:
+        self._found = _TOKEN.finditer(text, start)
+        self._text = text
+        self.next: str | None = None
+        self.weight = False  # the next one is a weight
+        self._step()
+
+    def _step(self) -> None:
+        found = next(self._found, None)
+        self.next = None
+        if found is None:
+            return
+        self._at = found.end()
+        rule, weight, sign, word, other = found.groups()
+        if other:
+            raise GrammarError(
+                f"line {self.line}: {other!r} is not supported; a grammar here has words, <rules>, "
+                "( ), [ ], |, /weights/ and ;"
+            )
+        self.weight = weight is not None
+        self.next = rule or weight or sign or word
+
+    @property
+    def line(self) -> int:
+        return self._text.count("\n", 0, self._at) + 1
+
+    def take(self) -> str:
+        taken = self.next
+        if taken is None:
+            raise GrammarError("the text ends within a rule; a ; is missing")
+        self._step()
+        return taken
+
+    def expect(self, sign: str) -> None:
+        line = self.line
+        if (found := self.take()) != sign:
+            raise GrammarError(f"line {line}: {found!r} where {sign!r} must stand")
+
+
+def _choice(tokens: _Tokens) -> Node:
+    options, weights = [], []
+    while True:
+        weights.append(float(tokens.take()) if tokens.weight else 1.0)
+        if weights[-1] <= 0:
+            raise GrammarError(f"line {tokens.line}: a weight must be positive")
+        options.append(_sequence(tokens))
+        if tokens.next != "|":
+            return options[0] if len(options) == 1 else Choice(tuple(options), tuple(weights))
+        tokens.take()
+
+
+def _sequence(tokens: _Tokens) -> Node:
+    parts: list[Node] = []
+    while tokens.next not in ("|", ")", "]", ";", None):
+        if tokens.weight:
+            raise GrammarError(f"line {tokens.line}: a weight stands before an alternative")
+        token = tokens.take()
+        if token in ("(", "["):
+            inner = _choice(tokens)
+            tokens.expect(")" if token == "(" else "]")
+            parts.append(inner if token == "(" else Choice((inner, Sequence(())), (1.0, 1.0)))
+        elif token == "=":
+            raise GrammarError(f"line {tokens.line}: '=' within a rule; is a ; missing before?")
+        else:
+            parts.append(Rule(token[1:-1]) if token[0] == "<" else Word(token.upper()))
+    if not parts:
+        raise GrammarError(f"line {tokens.line}: an alternative is empty; [ ] makes one optional")
+    return parts[0] if len(parts) == 1 else Sequence(tuple(parts))

@@ -1,0 +1,109 @@
+"""data.grammar: JSGF as it is written, drawn by its weights, counted without drawing."""
+
+from collections import Counter
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asr_train.data.grammar import GrammarError, parse_grammar, read_grammar
+
+COMMANDS = Path(__file__).parents[2] / "recipes/commands/commands.gram"
+HEAD = "#JSGF V1.0;\ngrammar test;\n"
+SMALL = (
+    HEAD
+    + """/* what
+   is said */
+public <said> = (turn | switch) (on | off) the <thing> [please] | /2/ stop ; // ends it
+<thing> = <room> lamp | old radio | <room> fan ;
+<room> = kitchen | garage ;
+<unused> = never ;
+"""
+)
+
+
+def drawn(text: str, count: int, seed: int = 0) -> Counter[str]:
+    grammar, rng = parse_grammar(text), np.random.default_rng(seed)
+    return Counter(" ".join(grammar.draw(rng)) for _ in range(count))
+
+
+def test_all_sentences_and_no_others_are_drawn():
+    things = ["KITCHEN LAMP", "GARAGE LAMP", "OLD RADIO", "KITCHEN FAN", "GARAGE FAN"]
+    wanted = {
+        f"{verb} {way} THE {thing}{end}"
+        for verb, way, thing, end in product(
+            ("TURN", "SWITCH"), ("ON", "OFF"), things, ("", " PLEASE")
+        )
+    } | {"STOP"}
+    assert set(drawn(SMALL, 2000)) == wanted
+    assert parse_grammar(SMALL).derivations() == len(wanted) == 41
+
+
+def test_rules_without_a_sentence_are_left_out():
+    grammar = parse_grammar(SMALL)
+    assert set(grammar.rules) == {"said", "thing", "room"}
+    assert "NEVER" not in grammar.words
+    assert grammar.words == sorted(set(" ".join(drawn(SMALL, 2000)).split()))
+
+
+def test_weights_say_how_often():
+    counts = drawn(f"{HEAD}public <a> = /6/ yes | /3/ no | perhaps [not] ;", 5000)
+    shares = {word: count / 5000 for word, count in counts.items()}
+    assert shares == pytest.approx(
+        {"YES": 0.6, "NO": 0.3, "PERHAPS": 0.05, "PERHAPS NOT": 0.05}, abs=0.02
+    )
+
+
+def test_equal_seeds_draw_equal_sentences():
+    assert drawn(SMALL, 50, seed=3) == drawn(SMALL, 50, seed=3) != drawn(SMALL, 50, seed=4)
+
+
+def test_without_a_word_no_sentence_has_it_and_all_others_stay():
+    grammar = parse_grammar(SMALL)
+    fewer = grammar.without({"OLD", "SWITCH", "NOWHERE"})
+    assert fewer.derivations() == 2 * 4 * 2 + 1
+    assert set(fewer.words) == set(grammar.words) - {"OLD", "RADIO", "SWITCH"}
+    assert grammar.without({"KITCHEN", "GARAGE"}).words == sorted(
+        ["THE", "OFF", "OLD", "ON", "PLEASE", "RADIO", "STOP", "SWITCH", "TURN"]
+    )
+    assert grammar.without({"PLEASE"}).derivations() == 21
+    with pytest.raises(GrammarError, match="no sentence without STOP, THE"):
+        grammar.without({"STOP", "THE"})
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("public <a> = b ;", "first line must be"),
+        (f"{HEAD}public <a> = x <b> ;\n<b> = y | z <a> ;", "rule <a> is within itself"),
+        (f"{HEAD}public <a> = <b> ;", "rule <b> is used in <a> but nowhere defined"),
+        (f"{HEAD}<a> = b ;", "0 public rules"),
+        (f"{HEAD}public <a> = b ;\npublic <c> = d ;", "2 public rules"),
+        (f"{HEAD}public <a> = b ;\n<a> = c ;", "line 4: rule <a> is defined twice"),
+        (f"{HEAD}public <a> = b* ;", r"line 3: '\*' is not supported"),
+        (f"{HEAD}public <a> = b {{tag}} ;", "line 3: '{' is not supported"),
+        (f"{HEAD}public <a> = b | ;", "line 3: an alternative is empty"),
+        (f"{HEAD}public <a> = (b | c ;", "';' where '\\)' must stand"),
+        (f"{HEAD}public <a> = b", "ends within a rule"),
+        (f"{HEAD}public <a> = b\n<c> = d ;", "is a ; missing before"),
+        (f"{HEAD}public <a> = b /2/ c ;", "a weight stands before an alternative"),
+        (f"{HEAD}public <a> = /0/ b | c ;", "a weight must be positive"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_place(text, message, tmp_path):
+    path = tmp_path / "broken.gram"
+    path.write_text(text)
+    with pytest.raises(GrammarError, match=f"broken.gram: .*{message}"):
+        read_grammar(path)
+
+
+def test_the_commands_are_many():
+    grammar, rng = read_grammar(COMMANDS), np.random.default_rng(0)
+    assert len(grammar.words) > 3000
+    said = {" ".join(grammar.draw(rng)) for _ in range(20000)}
+    assert len(said) > 18000
+    # If there were only n sentences, 20,000 draws would meet again more often than by n equal ones.
+    again = 20000 - len(said)
+    assert 20000**2 / 2 / again > 100_000  # of n equally likely ones, 20000^2 / 2n meet again
+    assert grammar.derivations() > 10**9
