@@ -76,7 +76,7 @@ class Worker:
 
     def gradient(self) -> Gradient:
         """Forward and backward, as training does it."""
-        (found,) = gradients(self.model, lambda _: self.batch, self.state, range(1), 1, {})
+        (found,) = gradients(self.model, lambda _: self.batch, self.state, range(1), 1, 1, {})
         return found
 
     def update(self, found: Tensor | Quanta) -> None:

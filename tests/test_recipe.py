@@ -272,8 +272,11 @@ def test_status_says_that_all_is_done(recipe, finished):
 @pytest.mark.parametrize(
     "setting, stale",
     [
-        ("decode.beam=12", ["tuned.json", "hyp.*", "score.*", "wer.md", "index.html"]),
-        ("score.seed=7", ["score.*", "wer.md", "index.html"]),
+        (
+            "decode.beam=12",
+            ["tuned.json", "hyp.*", "score.*", "wer.md", "exchange.md", "index.html"],
+        ),
+        ("score.seed=7", ["score.*", "wer.md", "exchange.md", "index.html"]),
     ],
 )
 def test_status_names_what_a_setting_would_make_stale_and_changes_nothing(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -71,14 +72,17 @@ class Run:
         assert self.process.returncode == 0, said
         return self.model.with_name("model.pt").read_bytes()
 
-    def worker(self, rank: int) -> int:
-        """Its process id, once the run has checkpoints."""
+    def wait_for_checkpoint(self) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not list(self.model.parent.glob("ckpt/*.json")):
             assert time.monotonic() < deadline
             assert self.process.poll() is None
             time.sleep(0.02)
         assert not self.model.exists()
+
+    def worker(self, rank: int) -> int:
+        """Its process id, once the run has checkpoints."""
+        self.wait_for_checkpoint()
         for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             try:
                 stat = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -119,6 +123,25 @@ def test_with_restarts_torchrun_starts_again_by_itself(splits, tmp_path, unbroke
     assert run.finish() == unbroken
 
 
+def test_a_run_goes_on_with_the_launchers_that_are_left(splits, tmp_path, unbroken):
+    """torchrun's elastic launch: as many machines as there are, here one or two."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        place = f"localhost:{free.getsockname()[1]}"
+    launcher = ["-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1"]
+    launcher += ["--rdzv-backend", "c10d", "--rdzv-id", "drill", "--rdzv-endpoint", place]
+    launcher += ["--rdzv-conf", "last_call_timeout=5", "--max-restarts", "3"]
+    run = Run(splits, tmp_path)
+    stays = run.start(*launcher)
+    time.sleep(2)  # so that the other one joins this one's store
+    leaves = run.start(*launcher)
+    run.process = stays
+    run.wait_for_checkpoint()
+    leaves.kill()
+    assert run.finish() == unbroken
+    leaves.communicate()
+
+
 def test_a_killed_launcher_takes_its_workers_along(splits, tmp_path, unbroken):
     run = Run(splits, tmp_path)
     run.torchrun()
@@ -157,10 +180,7 @@ def test_a_hung_worker_is_an_error_in_the_stated_time(splits, tmp_path, unbroken
 def test_two_runs_in_a_folder_are_one_too_many(splits, tmp_path):
     run = Run(splits, tmp_path)
     first = run.start()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not list(run.model.parent.glob("ckpt/*.json")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    run.wait_for_checkpoint()
     os.kill(first.pid, signal.SIGSTOP)
     said, _ = run.start().communicate(timeout=PATIENCE_SECONDS)
     os.kill(first.pid, signal.SIGKILL)
