@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from asr_train.checks import check_shape
+from asr_train.model.normal import Normalised
 from asr_train.schema import DnnSettings, Nonlinearity
 
 
@@ -30,7 +30,7 @@ class CentredSigmoid(nn.Module):
         return torch.sigmoid(x) - 0.5
 
 
-class Dnn(nn.Module):
+class Dnn(Normalised):
     """`layers` hidden layers of `width` units over context_left + 1 + context_right frames.
 
     Args:
@@ -42,8 +42,6 @@ class Dnn(nn.Module):
         ValueError: if their shapes are wrong or a variance is not positive.
     """
 
-    mean_F: Tensor
-    var_F: Tensor
     stride = 1  # frames from one output to the next
 
     def __init__(
@@ -55,15 +53,9 @@ class Dnn(nn.Module):
         var_F: Tensor,
         seed: int,
     ) -> None:
-        super().__init__()
-        check_shape("mean_F", mean_F, num_mels)
-        check_shape("var_F", var_F, num_mels)
-        if not bool((var_F > 0).all()):
-            raise ValueError(f"var_F has {var_F.min().item()}; every bin's must be positive")
+        super().__init__(num_mels, mean_F, var_F)
         self.context_left, self.context_right = settings.context_left, settings.context_right
-        self.num_mels, self.num_states = num_mels, num_states
-        self.register_buffer("mean_F", mean_F.to(torch.float32, copy=True))
-        self.register_buffer("var_F", var_F.to(torch.float32, copy=True))
+        self.num_states = num_states
         sizes = layer_sizes(settings, num_mels, num_states)
         layers: list[nn.Linear] = [Undrawn(n, m) for n, m in sizes]
         initialise(layers, settings.nonlinearity, seed)
@@ -73,7 +65,7 @@ class Dnn(nn.Module):
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
         """float32 [B, T, num_mels] -> [B, T - context_left - context_right, num_states]."""
-        normal_BTF = (feats_BTF - self.mean_F) * self.var_F.rsqrt()
+        normal_BTF = self.normal(feats_BTF)
         windows_BTF = splice(normal_BTF, self.context_left, self.context_right)
         hidden_NF = windows_BTF.flatten(0, 1)
         for layer in self.layers[:-1]:

@@ -13,14 +13,14 @@ import math
 import torch
 from torch import Tensor, nn
 
-from asr_train.checks import check_shape
 from asr_train.model.dnn import splice
+from asr_train.model.normal import Normalised
 from asr_train.schema import LstmSettings
 
 GATES = 4  # of a cell, in torch's order: input, forget, cell, output
 
 
-class Lstm(nn.Module):
+class Lstm(Normalised):
     """`layers` layers of `width` cells.
 
     Args:
@@ -37,9 +37,6 @@ class Lstm(nn.Module):
         ValueError: if their shapes are wrong or a variance is not positive.
     """
 
-    mean_F: Tensor
-    var_F: Tensor
-
     def __init__(
         self,
         settings: LstmSettings,
@@ -49,20 +46,14 @@ class Lstm(nn.Module):
         var_F: Tensor,
         seed: int,
     ) -> None:
-        super().__init__()
-        check_shape("mean_F", mean_F, num_mels)
-        check_shape("var_F", var_F, num_mels)
-        if not bool((var_F > 0).all()):
-            raise ValueError(f"var_F has {var_F.min().item()}; every bin's must be positive")
+        super().__init__(num_mels, mean_F, var_F)
         self.delay, self.stride = settings.delay, settings.subsample
         self.piece, self.warm = settings.piece, settings.warm
         self._before = (settings.stack - 1) // 2  # a window's frames on either side of its own
         self._after = settings.stack - 1 - self._before
         self.context_left = self._before
         self.context_right = self._after + settings.delay * settings.subsample
-        self.num_mels, self.num_states = num_mels, num_states
-        self.register_buffer("mean_F", mean_F.to(torch.float32, copy=True))
-        self.register_buffer("var_F", var_F.to(torch.float32, copy=True))
+        self.num_states = num_states
         inputs = settings.stack * num_mels
         cells = nn.LSTM(inputs, settings.width, settings.layers, batch_first=True, device="meta")
         self.cells = cells.to_empty(device="cpu")  # drawn just below
@@ -74,7 +65,7 @@ class Lstm(nn.Module):
 
         K = ceil((T - context_left - context_right) / stride).
         """
-        normal_BTF = (feats_BTF - self.mean_F) * self.var_F.rsqrt()
+        normal_BTF = self.normal(feats_BTF)
         stacked_BKF = splice(normal_BTF, self._before, self._after, self.stride)
         hidden_BKH, _ = self.cells(stacked_BKF)
         return self.output(hidden_BKH[:, self.delay :])

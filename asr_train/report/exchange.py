@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asr_train.files import DamagedFileError
-from asr_train.report.tables import Score, against, held_out, made, percent_interval
+from asr_train.report.tables import Score, against, as_markdown, held_out, made, percent_interval
 from asr_train.schema import CommSettings, Method, ScoreSettings, build
 
 Row = dict[str, Any]
@@ -260,21 +260,8 @@ def notes(table: Mapping[str, Any]) -> list[str]:
 
 def markdown(table: Mapping[str, Any]) -> str:
     """The table as people read it."""
-    rows = text_rows(table)
-    lines = [
-        "# What the workers exchanged",
-        "",
-        _line(table["columns"]),
-        _line(["---" if i < 2 else "---:" for i in range(len(table["columns"]))]),
-        *map(_line, rows),
-        "",
-        *(f"- {note}" for note in notes(table)),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _line(texts: Sequence[str]) -> str:
-    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+    title = "What the workers exchanged"
+    return as_markdown(title, table["columns"], text_rows(table), notes(table))
 
 
 def text_rows(table: Mapping[str, Any]) -> list[list[str]]:

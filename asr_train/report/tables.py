@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -127,14 +127,22 @@ def against(base: Score, score: Score, settings: ScoreSettings) -> dict[str, Any
 
 def markdown(table: dict[str, Any]) -> str:
     """The table as people read it, with all that is needed to read it right below."""
+    rows = [cells(row["ours"], table["baseline"]) for row in table["rows"]]
+    return as_markdown("Word error rates", table["columns"], rows, notes(table))
+
+
+def as_markdown(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], said: Iterable[str]
+) -> str:
+    """A table whose first two columns are names, and below it what is to be said of it."""
     lines = [
-        "# Word error rates",
+        f"# {title}",
         "",
-        _line(table["columns"]),
-        _line(["---" if i < 2 else "---:" for i in range(len(table["columns"]))]),
-        *(_line(cells(row["ours"], table["baseline"])) for row in table["rows"]),
+        _line(columns),
+        _line(["---" if i < 2 else "---:" for i in range(len(columns))]),
+        *map(_line, rows),
         "",
-        *(f"- {note}" for note in notes(table)),
+        *(f"- {note}" for note in said),
     ]
     return "\n".join(lines) + "\n"
 
