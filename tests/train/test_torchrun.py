@@ -16,7 +16,7 @@ from asr_train import files, schema
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 GTC = {
     "method": "gtc",
-    "timeout_seconds": 20.0,  # 5 were too few for restarted processes to find each other
+    "timeout_seconds": 10.0,
     "gtc": {"threshold": 0.5, "codec": "rice", "capacity": "exact"},
 }
 ASYNC = {
@@ -34,7 +34,7 @@ ASYNC = {
         },
     },
 }
-SHORTER = {"momentum": 0.0, "epochs": 20}
+SHORTER = {"momentum": 0.0, "epochs": 12}
 PATIENCE_SECONDS = 120
 
 pytestmark = [
@@ -47,7 +47,7 @@ class Run:
     """A run's folder and how it is started."""
 
     def __init__(self, splits, folder: Path, lstm=None, comm=GTC, **optim) -> None:
-        values = {"epochs": 40, "minibatch_frames": 16, "checkpoint_steps": 7, **optim}
+        values = {"epochs": 24, "minibatch_frames": 16, "checkpoint_steps": 7, **optim}
         run = tiny.settings(comm, lstm, **values)
         files.write_yaml(folder / "a.yaml", schema.plain(run))
         self.model = folder / "a" / "model.json"
@@ -172,7 +172,7 @@ def test_a_hung_worker_is_an_error_in_the_stated_time(splits, tmp_path, unbroken
     os.kill(pid, signal.SIGKILL)  # else torchrun waits half a minute for it
     run.process.communicate(timeout=PATIENCE_SECONDS)
     assert "process 1 of 2 did not answer in" in said
-    assert 15 < took < 60  # comm.timeout_seconds is 20
+    assert 7 < took < 50  # comm.timeout_seconds is 10
     run.torchrun()
     assert run.finish() == unbroken
 
@@ -222,7 +222,7 @@ def test_workers_that_do_not_wait_take_no_longer_than_stated_to_notice_a_hung_on
     took = time.monotonic() - began
     os.kill(pid, signal.SIGKILL)
     run.process.communicate(timeout=PATIENCE_SECONDS)
-    assert "process 1 of 2 did not answer in 20" in said
-    assert 15 < took < 60  # comm.timeout_seconds is 20
+    assert "process 1 of 2 did not answer in 10" in said
+    assert 7 < took < 50  # comm.timeout_seconds is 10
     run.torchrun()
     run.finish()
