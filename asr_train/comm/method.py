@@ -8,6 +8,7 @@ memory. Knows nothing of networks, shards or how weights are updated.
 
 import contextlib
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -276,11 +277,11 @@ class Method:
         return 0.0 if owed_P is None else float(owed_P.double().square().sum())
 
 
-class Whole:
+class Whole(ABC):
     """What reducers of whole gradients have in common: nothing to remember."""
 
-    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
-        raise NotImplementedError
+    @abstractmethod
+    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None: ...
 
     def quanta(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
         return self.reduce(gradients, sent)
@@ -289,13 +290,13 @@ class Whole:
         return {}
 
     def load_team_state(self, state: dict[str, Any]) -> None:
-        pass
+        return  # there is none
 
     def worker_state(self, worker: int) -> dict[str, Any]:
         return {}
 
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
-        pass
+        return  # there is none
 
     def measures(self, worker: int) -> tuple[float, float]:
         return 0.0, 0.0
