@@ -916,6 +916,7 @@ class CommSettings:
     """A method, and the settings of what it is made of."""
 
     method: Method
+    workers: int | None = None  # that train together; null: WORKERS
     timeout_seconds: float = 300.0  # without an answer from another process: an error
     check_steps: int = 1000  # replicas are compared every so many steps
     allreduce: AllreduceSettings | None = None
@@ -928,6 +929,8 @@ class CommSettings:
 
     def __post_init__(self) -> None:
         _positive("comm", timeout_seconds=self.timeout_seconds, check_steps=self.check_steps)
+        if self.workers is not None:
+            _positive("comm", workers=self.workers)
         needed = {
             Method.sgd: [],
             Method.allreduce: ["allreduce"],
@@ -1164,6 +1167,8 @@ def _listed(known: typing.Iterable[str]) -> str:
 
 def _value(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
     if origin in (typing.Union, types.UnionType):
         if value is None:
             return None

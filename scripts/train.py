@@ -3,10 +3,10 @@
     train.py shards/TRAIN/index.json shards/DEV/index.json conf/run/RUN.yaml exp/RUN/model.json
 
 Goes on from the run's newest checkpoint, in exp/RUN/ckpt/. Started plainly or by torchrun.
-WORKERS=n is how many workers train together (else one a process); the processes that torchrun
-starts share them evenly, and a single process hosts all: the result is the same, to the bit.
-DEVICE=cpu, cuda or cuda:N chooses the device (else the GPU if there is one); JOBS=n the threads of
-a machine's processes together.
+comm.workers, or WORKERS=n, is how many workers train together (else one a process); the processes
+that torchrun starts share them evenly, and a single process hosts all: the result is the same, to
+the bit. DEVICE=cpu, cuda or cuda:N chooses the device (else the GPU if there is one); JOBS=n the
+threads of a machine's processes together.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from asr_train.train.process import alone_in, chosen_device, die_with_launcher
 def stage(train_index: str, dev_index: str, settings: str, output: str) -> None:
     die_with_launcher()
     run = schema.load(schema.RunSettings, settings)
-    workers = chosen_workers()
+    workers = run.comm.workers or chosen_workers()
     if run.comm.method is schema.Method.sgd and workers > 1:
         if int(os.environ.get("RANK", "0")):
             return

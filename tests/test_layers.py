@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "asr_train"
 BASE = {"schema", "files", "frames", "checks", "jobs"}
 BELOW = {  # what each package may import, beside the base and itself
+    "paper": {"report", "score", "cost"},
     "train": {"shards", "model", "comm"},
     "decode": {"shards", "model", "search", "align", "data", "lang", "score"},
     "report": {"score", "cost"},

@@ -575,7 +575,7 @@ def identity(
         initial: model.json of the network that it begins with.
     """
     settings = schema.plain(run)
-    for name in ("timeout_seconds", "check_steps"):
+    for name in ("timeout_seconds", "check_steps", "workers"):
         del settings["comm"][name]  # decide nothing
     indexes = [train_shards.index, dev_shards.index]
     content = {"run": settings, "shards": indexes}

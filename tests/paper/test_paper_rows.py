@@ -1,0 +1,169 @@
+"""Rows of the papers' tables become runs: names, scales, seeds, sharing, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from asr_train.paper.rows import (
+    PaperSettings,
+    RowSettings,
+    ScaleSettings,
+    matching,
+    printed_rows,
+    read_tables,
+    run_of,
+    targets,
+)
+from asr_train.schema import SettingsError
+
+PRINTED = {
+    "table_1": {"columns": ["nodes", "tau", "wer"], "rows": [[1, 4.0, 0.0], [40, 4.0, 1.6]]},
+    "figure_1": "WER per epoch",
+}
+PAPER = {
+    "paper": "strom",
+    "title": "A paper",
+    "cluster": "ec2_g2",
+    "settings": ["model=dnn_5x1536"],
+    "runs": {"sgd": {}, "gtc": {"comm.gtc.threshold": 4.0, "comm.workers": 40}},
+    "scales": {
+        "small": {
+            "settings": ["optim.epochs=3"],
+            "times": {"comm.workers": 0.1, "comm.gtc.threshold": 0.5},
+            "seeds": [1, 2],
+        },
+        "full": {},
+    },
+}
+TABLE = {
+    "table": "table_1",
+    "title": "Nodes",
+    "baseline": {"run": "sgd", "set": {"comm.workers": 1}},
+    "rows": [
+        {"run": "sgd", "set": {"comm.workers": 1}, "paper": {"nodes": 1}},
+        {"run": "gtc", "set": {"comm.workers": 40}, "paper": {"nodes": 40}},
+        {"run": "gtc", "set": {"comm.gtc.threshold": 8.0}, "label": "ours alone"},
+    ],
+}
+
+
+def folder_with(tmp_path: Path, paper=PAPER, **tables) -> Path:
+    for name, content in {"paper": paper, **tables}.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    (tmp_path / "strom.yaml").write_text(yaml.safe_dump(PRINTED, sort_keys=False))
+    return tmp_path
+
+
+def read(folder: Path, scale: str, *names: str):
+    return read_tables([folder / f"{name}.yaml" for name in names], scale, folder)
+
+
+def test_a_row_is_a_run_a_seed_with_the_papers_numbers_times_the_scales(tmp_path):
+    (table,) = read(folder_with(tmp_path, table1=TABLE), "small", "table1")
+    assert [row.label for row in table.rows] == ["1", "40", "ours alone"]
+    assert [row.paper for row in table.rows] == [
+        {"nodes": 1, "tau": 4.0, "wer": 0.0},
+        {"nodes": 40, "tau": 4.0, "wer": 1.6},
+        None,
+    ]
+    first, second = table.rows[1].runs
+    assert first.name == "gtc-workers4-seed1"
+    assert second.name == "gtc-workers4-seed2"
+    assert first.values == {"comm.workers": 4, "comm.gtc.threshold": 2.0}
+    assert first.overrides == (
+        "model=dnn_5x1536",
+        "optim.epochs=3",
+        "comm.gtc.threshold=2",
+        "comm.workers=4",
+        "optim.seed=1",
+    )
+    assert table.rows[2].runs[0].name == "gtc-threshold4-workers4-seed1"
+    assert [run.name for run in table.baselines] == ["sgd-workers1-seed1", "sgd-workers1-seed2"]
+
+
+def test_at_full_scale_the_numbers_are_the_papers(tmp_path):
+    (table,) = read(folder_with(tmp_path, table1=TABLE), "full", "table1")
+    assert table.rows[1].runs[0].values == {"comm.workers": 40, "comm.gtc.threshold": 4.0}
+    assert "optim.epochs=3" not in table.rows[1].runs[0].overrides
+
+
+def test_tables_share_runs_that_are_the_same_and_the_baselines_come_first(tmp_path):
+    other = {**TABLE, "rows": [TABLE["rows"][1], {"run": "gtc", "set": {"comm.workers": 80}}]}
+    tables = read(folder_with(tmp_path, table1=TABLE, table2=other), "full", "table1", "table2")
+    assert list(targets(tables)) == [
+        "sgd-workers1-seed1",
+        "gtc-workers40-seed1",
+        "gtc-threshold8-workers40-seed1",
+        "gtc-workers80-seed1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "factor", "scaled"),
+    [
+        ("comm.workers", 5, 0.1, 1),  # never none
+        ("comm.workers", 40, 0.13, 5),
+        ("comm.gtc.threshold", 9.0, 1 / 3, 3.0),
+        ("comm.gtc.threshold", 1.0, 1 / 3, 0.3333),
+        ("comm.bmuf.form", "printed", 0.5, "printed"),
+    ],
+)
+def test_whole_numbers_stay_whole_and_words_stay(key, value, factor, scaled):
+    paper = PaperSettings(
+        paper="p",
+        title="",
+        cluster="",
+        settings=[],
+        runs={"gtc": {}},
+        scales={"s": ScaleSettings(times={key: factor})},
+    )
+    found = run_of(RowSettings(run="gtc", set={key: value}), paper, "s", 1).values[key]
+    assert found == scaled
+    assert type(found) is type(scaled)
+
+
+def test_names_are_good_for_make_and_a_shell(tmp_path):
+    (table,) = read(folder_with(tmp_path, table1=TABLE), "small", "table1")
+    for run in table.runs:
+        assert all(c.isalnum() or c in "-_." for c in run.name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": [{"run": "bmuf"}]}, "run 'bmuf'; paper.yaml's runs are sgd, gtc"),
+        ({"rows": [{"run": "gtc", "paper": {"nodes": 7}}]}, "no row with {'nodes': 7}"),
+        ({"table": "table_9"}, "no table_9; it has table_1, figure_1"),
+        ({"rows": [{"run": "gtc", "set": {"a.b": [1]}}]}, r"a.b is \[1\]; it must be a number"),
+        ({"titel": "x"}, "did you mean title"),
+    ],
+)
+def test_what_a_file_says_wrongly_is_named(tmp_path, change, message):
+    folder = folder_with(tmp_path, table1={**TABLE, **change})
+    with pytest.raises(SettingsError, match=message):
+        read(folder, "small", "table1")
+
+
+def test_an_unknown_table_and_scale_say_what_there_is(tmp_path):
+    folder = folder_with(tmp_path, table1=TABLE)
+    with pytest.raises(SettingsError, match=r"TABLES may be .*table1"):
+        read(folder, "small", "table7")
+    with pytest.raises(SettingsError, match=r"SCALE is huge; .* has small, full"):
+        read(folder, "huge", "table1")
+
+
+def test_one_name_for_two_runs_is_refused(tmp_path):
+    rows = [
+        {"run": "gtc", "set": {"comm.gtc.block": 2}},
+        {"run": "gtc", "set": {"optim.block": 2}},
+    ]
+    folder = folder_with(tmp_path, table1={**TABLE, "rows": rows})
+    with pytest.raises(SettingsError, match="two runs are named gtc-block2-workers40-seed1"):
+        read(folder, "full", "table1")
+
+
+def test_a_figure_has_no_printed_rows():
+    assert printed_rows(PRINTED, "figure_1") == []
+    assert matching([{"a": 1, "b": 2}], {"a": 1}) == {"a": 1, "b": 2}
+    assert matching([{"a": 1}], {"a": 2}) is None
