@@ -156,7 +156,7 @@ def test_an_unknown_table_and_scale_say_what_there_is(tmp_path):
 def test_one_name_for_two_runs_is_refused(tmp_path):
     rows = [
         {"run": "gtc", "set": {"comm.gtc.block": 2}},
-        {"run": "gtc", "set": {"optim.block": 2}},
+        {"run": "gtc", "set": {"comm.bmuf.block": 2}},
     ]
     folder = folder_with(tmp_path, table1={**TABLE, "rows": rows})
     with pytest.raises(SettingsError, match="two runs are named gtc-block2-workers40-seed1"):
