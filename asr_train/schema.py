@@ -731,6 +731,7 @@ class OptimSettings:
     warmup_from: float | None = None  # share of the rate; null: 1 / gradients that are added up
     phases: list[PhaseSettings] = field(default_factory=list)
     pretrain: PretrainSettings | None = None
+    keep_epochs: bool = False  # the model of each epoch, in epochs/N, to be decoded
 
     def __post_init__(self) -> None:
         where = "optim"

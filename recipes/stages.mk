@@ -4,7 +4,8 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --warn-undefined-variables --no-builtin-rules --no-print-directory
-.DEFAULT_GOAL := table
+GOAL ?= table
+.DEFAULT_GOAL := $(GOAL)
 .DELETE_ON_ERROR:
 .SECONDARY: # keep every file; yet deleting a finished stage's bulky inputs reruns nothing
 ROOT := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))/..)
@@ -19,6 +20,7 @@ NPROC ?= $(if $(VIRTUAL),1,$(WORKERS))
 START = $(PY) $(if $(filter-out 1,$(NPROC)),-m torch.distributed.run --standalone --nproc-per-node $(NPROC))
 INPUTS ?=# files outside that the manifests are made from
 CONF  ?=
+FILES ?=# of tables that RUNS are named in, each with @SCALE
 # A recipe's numbers for systems that GMMS leaves out, which conf/gmm/$(ALIGNER).yaml does not know.
 UNUSED = $(if $(filter mono,$(ALIGNER)),gmm.tri.% gmm.lda.%,$(if $(filter tri,$(ALIGNER)),gmm.lda.%))
 SETTINGS = $(if $(filter gmm=%,$(CONF) $(SET)),,gmm=$(ALIGNER)) $(filter-out $(UNUSED),$(CONF)) $(SET)
@@ -57,6 +59,8 @@ NETS    := $(foreach r,$(RUNS),$r $(PASSES:%=$r-realign%))
 MODELS  := $(GMMS) $(NETS)
 # What trains on its own alignments next: all runs but those of the last pass.
 TEACHERS := $(sort $(ALIGNER) $(if $(PASSES),$(filter-out %-realign$(REALIGN),$(NETS))))
+# A run whose acoustic scale and penalties, chosen on DEV, all networks take; empty: each its own.
+SCALES  ?=
 # Runs whose n-best lists the larger language model (lm.big) scores anew.
 RESCORE ?=
 RESCORED := $(RESCORE:%=%-rescored)
@@ -81,6 +85,7 @@ TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lm/index.js
 ##   variables     W=work folder  JOBS=processes a stage  SET='feats.num_mels=80 decode.beam=12'
 ##                 GMMS='mono tri lda sat'  RUNS='dnn'  REALIGN=passes of realignment with the network
 ##                 RESCORE='dnn' (n-best lists by lm.big)
+##                 SCALES=run whose scales, chosen on DEV, all networks are decoded with
 ##                 WORKERS=training workers, a process each; VIRTUAL=1: all in one, to the same bits
 table: $W/report/index.html
 	@cat $(SHOWN) $W/tables/wer.txt; echo "report: $W/report/index.html"
@@ -93,7 +98,7 @@ clean:
 # One settings file a stage, rewritten only when its content changes: a stage reruns when its own
 # numbers change. '+' runs these lines under -n too, so that the plan it prints is true.
 conf:
-	+@$(PY) $S/resolve.py $C '$(RUNS)' $(SETTINGS)
+	+@$(PY) $S/resolve.py $C '$(RUNS)' $(FILES) $(SETTINGS)
 $C/%.yaml: conf ; +@:
 
 $W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(INPUTS) $(LANG_FILES)
@@ -138,6 +143,11 @@ $(foreach r,$(RUNS),$(eval $(call run_rules,$r)))
 $W/exp/%/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml $W/lang/index.json \
   $W/feats/$(DEV).jsonl.gz $(WORD_FILES)
 	$(PY) $S/tune.py $(wordlist 1,5,$^) $@
+
+define scales_rule # $1 is a run that does not choose its own
+$W/exp/$1/tuned%json: $W/exp/$(SCALES)/tuned.json ; cp $$< $$@
+endef
+$(foreach r,$(if $(SCALES),$(filter-out $(SCALES),$(NETS))),$(eval $(call scales_rule,$r)))
 
 $W/exp/%-rescored/tuned.json: $W/exp/%/hyp.$(DEV).jsonl $W/manifests/$(DEV).jsonl.gz \
   $C/decode.yaml $C/normaliser.yaml $W/lm/index.json $(WORD_FILES)

@@ -1,7 +1,8 @@
-"""resolve.py work/conf 'RUN RUN ...' [group=file | group.key=value ...]
+"""resolve.py work/conf 'RUN RUN ...' [TABLE.yaml@SCALE ...] [group=file | group.key=value ...]
 
 Composes conf/ and the overrides, checks every value, and writes one file a stage into work/conf.
-A file is rewritten only when its content changes, so that make reruns just what a change touches.
+A run is a file of conf/run/, or named by a paper's table, whose settings then come last. A file is
+rewritten only when its content changes, so that make reruns just what a change touches.
 The only user of Hydra.
 """
 
@@ -17,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from asr_train.files import write_yaml
 from asr_train.jobs import main
+from asr_train.paper.rows import Run, read_tables
 from asr_train.schema import Config, SettingsError, build, plain, unknown_key
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -24,7 +26,15 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 
 def resolve(folder: str, runs: str, *overrides: str) -> None:
     """Write the settings files of all stages and runs."""
-    composed = {run: settings(run, list(overrides)) for run in runs.split() or ["dnn"]}
+    files_of_tables = [o for o in overrides if "=" not in o and "@" in o]
+    given = [o for o in overrides if o not in files_of_tables]
+    named = runs_of_tables(files_of_tables)
+    composed = {}
+    for name in runs.split() or ["dnn"]:
+        run = named.get(name)
+        composed[name] = (
+            settings(name, given) if run is None else settings(run.base, [*given, *run.overrides])
+        )
     files: dict[str, Any] = {}
     for run, config in composed.items():
         shared = {
@@ -46,6 +56,16 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         files[f"run/{run}"] = {k: plain(getattr(config, k)) for k in ("model", "optim", "comm")}
     for name, value in files.items():
         write_yaml(Path(folder) / f"{name}.yaml", value)
+
+
+def runs_of_tables(names: list[str]) -> dict[str, Run]:
+    """The runs of `TABLE.yaml@SCALE`, by their names."""
+    found = {}
+    for name in names:
+        path, _, scale = name.rpartition("@")
+        for table in read_tables([path], scale, CONF / "papers"):
+            found |= {run.name: run for run in table.runs}
+    return found
 
 
 def settings(run: str, overrides: list[str]) -> Config:

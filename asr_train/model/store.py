@@ -71,6 +71,7 @@ def save_model(folder: Path | str, model: Model, about: dict[str, Any]) -> Path:
             "priors", "feats", "norm", "states_hash", "frames", "steps", "dev".
     """
     folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     # Clones, for parameters may be views of one large vector, which would be stored whole
     tensors = {name: tensor.cpu().clone() for name, tensor in model.state_dict().items()}
     save_tensors(folder / "model.pt", tensors)

@@ -60,7 +60,7 @@ def train(
         train_shards: read in another order each epoch.
         dev_shards: evaluated after each epoch, for the log and the schedule.
         folder: of the run, whose name it has; all processes share it. Gets ckpt/, log.jsonl,
-            tensorboard/, model.pt and, last of all, model.json.
+            tensorboard/, models of epochs if they are kept, model.pt and, last of all, model.json.
         exchange: of all workers; None: a single one.
         initial: model.json of a network whose layers this one begins with; None: drawn at random.
     Returns:
@@ -135,6 +135,18 @@ def train(
             log.row(train_row(totals, replace(progress, step=step), rate, num_parameters))
             state.in_epoch.add(totals.interval)
 
+        def about() -> dict[str, Any]:
+            return {
+                "run": folder.name,
+                "model": schema.plain(run.model),
+                "priors": train_shards.priors_S.tolist(),
+                **train_shards.about,
+                "frames": progress.frames,
+                "steps": progress.step,
+                "workers": workers,
+                "dev": {"loss": progress.dev_loss, "accuracy": progress.dev_accuracy},
+            }
+
         def save_checkpoint() -> None:
             progress.log_bytes = log.bytes
             checkpoints.save(progress.step, state.contents())
@@ -197,20 +209,12 @@ def train(
             log.row(dev_row(progress, rate, workers, crc32))
             tell(epoch_line(state.in_epoch, progress, rate, optim.epochs, workers))
             state.in_epoch = Interval()
+            if optim.keep_epochs and leads:
+                save_model(folder / "epochs" / str(progress.epoch), model, about())
             save_checkpoint()
 
     bucket.point_at(method.exported(state.replicas[0]))
-    about = {
-        "run": folder.name,
-        "model": schema.plain(run.model),
-        "priors": train_shards.priors_S.tolist(),
-        **train_shards.about,
-        "frames": progress.frames,
-        "steps": progress.step,
-        "workers": workers,
-        "dev": {"loss": progress.dev_loss, "accuracy": progress.dev_accuracy},
-    }
-    return save_model(folder, model, about) if leads else folder / "model.json"
+    return save_model(folder, model, about()) if leads else folder / "model.json"
 
 
 NextBatch = Callable[[int], Batch | None]  # of a worker; None: it has had all

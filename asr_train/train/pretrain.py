@@ -3,7 +3,8 @@
 Layer by layer (Strom, 2015; Seide et al., 2011): a network of one hidden layer is trained, then
 one of two that begins with that layer, and so on up to the run's own. Or, for block momentum, the
 whole network on a part of TRAIN (Ladkat et al., 2019: 250 of 2000 hours on one GPU). Each is
-a run of its own, in a folder of its own, that goes on from its newest checkpoint.
+a run of its own, in a folder of its own, that goes on from its newest checkpoint. Runs that begin
+with the same network share it.
 """
 
 import time
@@ -17,6 +18,7 @@ from asr_train import files, schema
 from asr_train.schema import CommSettings, Halving, Method, RunSettings, Scaling
 from asr_train.shards.reader import Shards
 from asr_train.train.loop import train
+from asr_train.train.process import alone_in
 
 POLL_SECONDS = 0.5
 
@@ -32,8 +34,8 @@ def pretrained(
     """The model.json that a run begins with; None: it begins at random.
 
     Args:
-        folder: of the run, which all processes share; gets a folder pretrain-HASH, where the hash
-            names settings and data.
+        folder: of the run, which all processes share; beside it, in pretrained/HASH, lies what it
+            begins with, where the hash names settings and data.
         leads: whether this process trains it; the others wait until it is there, for as long as
             it takes: who started them ends them if the one that trains dies.
     Raises:
@@ -44,17 +46,18 @@ def pretrained(
     part = train_shards.some(run.optim.pretrain.share)
     todo = list(stages(run))
     decides = [schema.plain(stage) for _, stage in todo], part.index, dev_shards.index
-    folder = folder / f"pretrain-{files.hash_of(decides)}"
+    folder = folder.parent / "pretrained" / files.hash_of(decides)
     paths = [folder / name / "model.json" for name, _ in todo]
     if not leads:
         while not paths[-1].exists():
             time.sleep(POLL_SECONDS)
         return paths[-1]
     made = None
-    for path, (_, stage) in zip(paths, todo, strict=True):
-        if not path.exists():
-            train(stage, part, dev_shards, path.parent, device, initial=made)
-        made = path
+    with alone_in(folder, waits=True):  # of two runs that want it, one trains it
+        for path, (_, stage) in zip(paths, todo, strict=True):
+            if not path.exists():
+                train(stage, part, dev_shards, path.parent, device, initial=made)
+            made = path
     return made
 
 

@@ -25,16 +25,16 @@ def die_with_launcher() -> None:
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path, waits: bool = False) -> Iterator[None]:
     """No other process trains in this folder, as far as its file system knows of locks.
 
     Raises:
-        ValueError: if one does.
+        ValueError: if one does, and this one does not wait for its end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise ValueError(
                 f"another process trains in {folder}; wait for it, or end it"

@@ -99,7 +99,7 @@ def test_other_initial_weights_start_a_run_over(splits, tmp_path):
 
 def test_killed_it_goes_on_and_what_is_done_is_not_trained_again(splits, tmp_path, monkeypatch):
     run = settings(LAYERS)
-    wanted = begin(run, splits, tmp_path / "unbroken").with_name("model.pt").read_bytes()
+    wanted = begin(run, splits, tmp_path / "unbroken" / "run").with_name("model.pt").read_bytes()
     original, calls = loop.update, []
 
     def deadly(*args):
@@ -110,16 +110,17 @@ def test_killed_it_goes_on_and_what_is_done_is_not_trained_again(splits, tmp_pat
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "update", deadly)
-        target = (run, splits, tmp_path / "killed")
+        target = (run, splits, tmp_path / "killed" / "run")
         process = multiprocessing.get_context("fork").Process(target=begin, args=target)
         process.start()
         process.join()
     assert process.exitcode == -signal.SIGKILL
-    found = begin(run, splits, tmp_path / "killed")
+    found = begin(run, splits, tmp_path / "killed" / "run")
     assert found.with_name("model.pt").read_bytes() == wanted
     monkeypatch.delattr(pretrain, "train")
-    assert begin(run, splits, tmp_path / "killed") == found
-    assert begin(run, splits, tmp_path / "killed", leads=False) == found
+    for name in ("run", "another that begins with the same network"):
+        assert begin(run, splits, tmp_path / "killed" / name) == found
+    assert begin(run, splits, tmp_path / "killed" / "run", leads=False) == found
 
 
 def test_other_settings_are_trained_anew_and_without_any_there_is_nothing(splits, tmp_path):

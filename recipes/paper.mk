@@ -1,0 +1,50 @@
+# A paper's tables from runs of its own. A folder of recipes/ with paper.yaml and a file a table
+# sets the corpus's size for a SCALE and includes this; stages are those of the corpus's recipe.
+SCALE  ?= small
+CORPUS ?= commands
+TABLES ?= $(filter-out paper,$(basename $(notdir $(wildcard $(CURDIR)/*.yaml))))
+W      ?= work-$(SCALE)
+PAPER  := $(notdir $(CURDIR))
+ROOT   := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))/..)
+PY     ?= $(or $(wildcard $(ROOT)/.venv/bin/python),python)
+SIDE   ?= $(shell nproc)# runs trained side by side, a thread each
+NAMED  := $(foreach t,$(TABLES),$(eval NAMED_$t := $$(shell $$(PY) $$(ROOT)/scripts/paper.py runs $$(SCALE) $$(CURDIR)/$t.yaml))$(NAMED_$t))
+ifeq ($(strip $(NAMED)),)
+$(error no runs: see above)
+endif
+FILES  := $(TABLES:%=$(CURDIR)/%.yaml@$(SCALE))
+EPOCHS := $(foreach n,$(sort $(NAMED)),$(if $(findstring /epochs/,$n),$n))
+RUNS   := $(filter-out $(EPOCHS),$(sort $(NAMED)))
+SCALES := $(firstword $(NAMED))# the baseline's acoustic scale, for every row
+VIRTUAL ?= 1
+GOAL   := paper
+include ../$(CORPUS)/Makefile
+
+## In the folder of a paper's tables, or from the root as `make PAPER` and `make PAPER-TABLE`:
+##   SCALE=tiny, small, full    TABLES='table2 figure1'    CORPUS=a recipe whose speech it is
+##   SIDE=runs side by side     RESULTS=folder that the tables are copied to
+.PHONY: paper paper-tables
+RESULTS ?=
+MADE := $(TABLES:%=$W/tables/$(PAPER)-%.md)
+# First what all runs share, with every core; then the runs, side by side.
+paper:
+	+@$(MAKE) $(foreach s,$(TRAIN) $(DEV),$W/shards/$(ALIGNER)/$s/index.json) $W/feats/$(TEST).jsonl.gz
+	+@$(MAKE) -j$(SIDE) JOBS=1 paper-tables
+	@cat $(MADE:.md=.txt)
+	$(if $(RESULTS),@mkdir -p $(RESULTS); for t in $(TABLES); do for e in md json png; do \
+	  cp $W/tables/$(PAPER)-$$t.$$e $(RESULTS)/$$t.$$e; done; done)
+paper-tables: $(MADE)
+
+# The model of an epoch comes with the run; it is decoded as the run is.
+define epoch_rule # $1 is RUN/epochs/N
+$W/exp/$1/model%json: $W/exp/$(firstword $(subst /, ,$1))/model.json ; @test -e $$@
+$W/exp/$1/tuned%json: $W/exp/$(SCALES)/tuned.json ; @cp $$< $$@
+endef
+$(foreach e,$(EPOCHS),$(eval $(call epoch_rule,$e)))
+
+define paper_rule # $1 is the table
+$W/tables/$(PAPER)-$1%md: $(CURDIR)/$1.yaml $(CURDIR)/paper.yaml $C/score.yaml \
+  $(foreach r,$(NAMED_$1),$W/exp/$r/model.json $(TEST:%=$W/exp/$r/score.%.json))
+	$$(PY) $$S/paper.py table $$(SCALE) $$< $$C/score.yaml $$W/exp $$@
+endef
+$(foreach t,$(TABLES),$(eval $(call paper_rule,$t)))
