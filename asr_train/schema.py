@@ -695,7 +695,7 @@ class PhaseSettings:
 class PretrainSettings:
     """What a single worker does before the run, on a part of TRAIN; see `train.pretrain`."""
 
-    share: float  # of TRAIN's shards
+    share: float  # of the shards of TRAIN that the run learns from
     epochs: int  # of each network that is trained
     layer_by_layer: bool  # with 1, 2, ... hidden layers; false: the whole network at once
     rate: float | None = None  # per frame; null: optim.rate
@@ -731,6 +731,7 @@ class OptimSettings:
     warmup_from: float | None = None  # share of the rate; null: 1 / gradients that are added up
     phases: list[PhaseSettings] = field(default_factory=list)
     pretrain: PretrainSettings | None = None
+    share: float = 1.0  # of TRAIN's shards that are learned from; pretrain.share is of these
     keep_epochs: bool = False  # the model of each epoch, in epochs/N, to be decoded
 
     def __post_init__(self) -> None:
@@ -755,6 +756,7 @@ class OptimSettings:
         _positive(where, epochs=self.epochs, checkpoint_steps=self.checkpoint_steps)
         _positive(where, log_steps=self.log_steps, keep_checkpoints=self.keep_checkpoints)
         _within(where, 0, 0.999, momentum=self.momentum)
+        _within(where, 1e-6, 1, share=self.share)
         if self.pool_frames < self.minibatch_frames:
             raise SettingsError(
                 f"optim.pool_frames is {self.pool_frames}, below "

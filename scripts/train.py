@@ -41,7 +41,7 @@ def stage(train_index: str, dev_index: str, settings: str, output: str) -> None:
         raise ValueError(f"the output is {output}; it must be the model.json of a run's folder")
     device = chosen_device()
     folder = Path(output).resolve().parent
-    splits = Shards(train_index), Shards(dev_index)
+    splits = Shards(train_index).some(run.optim.share), Shards(dev_index)
     leads = os.environ.get("RANK", "0") == "0"
     with alone_in(folder) if leads else contextlib.nullcontext():
         # Before the processes meet: while one of them does this, the others would wait too long
