@@ -3,6 +3,7 @@
 Knows what `paper.table` makes, and nothing of runs.
 """
 
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from asr_train.paper.table import JsonRow, TableDict, rows_shown
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+BESIDE = 0.015  # of its place: how far a kind of rows stands from the one before it
 Value = Callable[[JsonRow], float | None]
 
 
@@ -27,14 +29,19 @@ def plot(table: TableDict, path: Path | str) -> None:
     if table["figure"]:
         panels = [_curves]
     figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(6.4 * len(panels), 4.6), squeeze=False, layout="constrained"
+        1, len(panels), figsize=(6.4 * len(panels), 5), squeeze=False, layout="constrained"
     )
     try:
         for panel, ax in zip(panels, axes[0], strict=True):
             panel(ax, table)
             ax.grid(color="0.9", linewidth=0.6)
             ax.set_axisbelow(True)
-        figure.suptitle(f"{table['title']}\nours: scale {table['scale']}", fontsize="medium")
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=2 * len(panels), fontsize="small"
+        )
+        title = textwrap.fill(table["title"], 60 * len(panels))
+        figure.suptitle(f"{title}\nours: scale {table['scale']}", fontsize="medium")
         with replacing(Path(path)) as part:
             figure.savefig(part, dpi=110)
     finally:
@@ -75,12 +82,22 @@ def _sizes_or_speeds(ax: "Axes", table: TableDict) -> None:
     of_paper = _printed("compression_ratio")
     if any(of_paper(row) for row in rows) or not any(map(speedup, rows)):
         _series(ax, table, ratio, of_paper)
-        ax.set_ylabel("compression ratio: 4 bytes a parameter / bytes sent")
+        ax.set_ylabel("compression ratio, to 4 bytes a parameter")
     else:
         _series(ax, table, speedup, _printed("relative_speed", "speedup_frames_per_second"))
         ax.set_ylabel("speed-up on the paper's cluster; ours simulated")
-    if ax.lines or ax.collections:
-        ax.set_yscale("log")
+    if ax.containers:
+        _plain_log(ax)
+
+
+def _plain_log(ax: "Axes") -> None:
+    """A logarithmic axis whose numbers have no exponents."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _printed(*keys: str) -> Value:
@@ -116,7 +133,7 @@ def _series(
             if limits is not None and value is ours:
                 bars = list(zip(*(limits(row) for *_, row in shown), strict=True))
             ax.errorbar(
-                [x for x, *_ in shown],
+                [x * (1 + BESIDE * number) if key else x for x, *_ in shown],
                 [y for _, y, _ in shown],
                 yerr=bars,
                 fmt="o" if fill == "full" else "s",
@@ -128,8 +145,6 @@ def _series(
                 markersize=6,
                 label=", ".join(filter(None, (name, said))),
             )
-    if ax.containers:
-        ax.legend(fontsize="small")
     if key is None:
         ax.set_xticks(range(len(rows)), [r["label"] for r in rows], rotation=30, ha="right")
         return
@@ -183,7 +198,6 @@ def _curves(ax: "Axes", table: TableDict) -> None:
         _curve(ax, row["label"], values)
     ax.set_xlabel("epoch")
     ax.set_xticks(range(1, 1 + max((len(values) for _, values in lines), default=1)))
-    ax.legend(fontsize="small")
 
 
 def _curve(ax: "Axes", label: str, values: Sequence[float]) -> None:

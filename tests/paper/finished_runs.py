@@ -10,7 +10,7 @@ from asr_train.cost.cluster import ClusterSettings, read_cluster
 from asr_train.paper.rows import Run, Table, read_tables
 from asr_train.paper.table import paper_table
 from asr_train.report.exchange import Trained
-from asr_train.schema import ScoreSettings, build
+from asr_train.schema import CommSettings, ScoreSettings, build
 
 CONF = Path(__file__).parents[2] / "conf"
 ABOUT = {"date": "2025-01-01", "commit": "abc1234", "settings": "0f", "machine": "a CPU, 2 cores"}
@@ -128,7 +128,9 @@ def finished(run: Run, density: float = 0.002, accuracy: float = 0.6, errors: in
     """The run as its settings have it."""
     comm: dict[str, Any] = {"method": run.base} | {k: _copy(v) for k, v in COMM[run.base].items()}
     for key, value in run.values.items():
-        *path, last = key.split(".")[1:]
+        group, *path, last = key.split(".")
+        if group != "comm":
+            continue
         inner = comm
         for part in path:
             inner = inner[part]
@@ -136,7 +138,8 @@ def finished(run: Run, density: float = 0.002, accuracy: float = 0.6, errors: in
     workers = int(run.values["comm.workers"])
     sends = density if workers > 1 and "gtc" in run.base else 0.0
     if "bmuf" in run.base:  # whole weights, of one worker a group
-        group = 8 if run.base == "bmuf_gtc" else 1
+        made = build(CommSettings, comm)
+        group = made.group_of(workers) if run.base == "bmuf_gtc" else 1
         sends += -(-STEPS // comm["bmuf"]["block_steps"]) / STEPS / group
     settings = {"comm": comm, "optim": {"minibatch_frames": FRAMES}}
     return Trained(

@@ -338,7 +338,13 @@ def test_figures_have_their_series(tmp_path):
 
 
 def test_pictures_are_drawn_of_tables_and_figures(tmp_path):
-    for number, content in enumerate(every_table(tmp_path)):
+    sizes = [
+        {"run": "gtc", "set": {"model.dnn.layers": n}, "paper": {"layers": f"{n} hidden"}}
+        for n in (5, 8)
+    ]
+    words = a_table(tmp_path, "strom2015", "table_4_model_size", sizes)
+    contents = [*every_table(tmp_path), tabulated(words, all_finished(words))]
+    for number, content in enumerate(contents):
         path = tmp_path / f"{number}.png"
         plot(json.loads(json.dumps(content)), path)
         assert path.read_bytes().startswith(b"\x89PNG")
