@@ -6,12 +6,20 @@ alone, else the first; the others are compared with it by the paired bootstrap o
 Knows the formats of log.jsonl (train.log), run.json (scripts/train.py) and score files.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from asr_train.files import DamagedFileError
-from asr_train.report.tables import Score, against, as_markdown, held_out, made, percent_interval
+from asr_train.report.tables import (
+    Score,
+    against,
+    aligned,
+    as_markdown,
+    held_out,
+    made,
+    percent_interval,
+)
 from asr_train.schema import CommSettings, Method, ScoreSettings, build
 
 Row = dict[str, Any]
@@ -151,7 +159,7 @@ def method_words(settings: Row, workers: int) -> str:
     if method is Method.bmuf_gtc:
         size = comm.group_of(workers)
         said.append(f"{workers // size} x {size}")
-    if method in (Method.gtc, Method.bmuf_gtc) and comm.gtc is not None:
+    if method in (Method.gtc, Method.gtc_async, Method.bmuf_gtc) and comm.gtc is not None:
         adaptive = comm.gtc.adaptive
         tau = f"tau {comm.gtc.threshold:g}"
         said += [f"density {adaptive.density:g}" if adaptive else tau, comm.gtc.codec.value]
@@ -205,14 +213,14 @@ def cells(ours: Row, splits: Sequence[str], baseline: str) -> list[str]:
     return [
         *(ours["run"], ours["method"], str(ours["workers"])),
         *rates,
-        _text(ours["dev_accuracy"], lambda x: f"{100 * x:.2f}"),
-        _text(ours["message_bytes"], lambda x: _digits(x / 1e6)),
-        _text(ours["message_bytes_a_minibatch"], lambda x: _digits(x / 1e3)),
-        _text(ours["wire_bytes_a_minibatch"], lambda x: _digits(x / 1e3)),
-        *(_text(ours[key], _digits) for key in ("compression_ratio", "bits_an_element")),
-        _text(ours["density"], lambda x: f"{x:.2g}"),
-        _text(ours["frames_a_second"], lambda x: f"{x:,.0f}"),
-        _text(ours["shares"], lambda x: " / ".join(f"{100 * x[part]:.0f}" for part in PARTS)),
+        text(ours["dev_accuracy"], lambda x: f"{100 * x:.2f}"),
+        text(ours["message_bytes"], lambda x: digits(x / 1e6)),
+        text(ours["message_bytes_a_minibatch"], lambda x: digits(x / 1e3)),
+        text(ours["wire_bytes_a_minibatch"], lambda x: digits(x / 1e3)),
+        *(text(ours[key], digits) for key in ("compression_ratio", "bits_an_element")),
+        text(ours["density"], lambda x: f"{x:.2g}"),
+        text(ours["frames_a_second"], lambda x: f"{x:,.0f}"),
+        text(ours["shares"], lambda x: " / ".join(f"{100 * x[part]:.0f}" for part in PARTS)),
     ]
 
 
@@ -225,11 +233,12 @@ def _rate_cells(found: Row, is_baseline: bool) -> list[str]:
     return [f"{100 * found['wer']:.2f}", percent_interval(found["ci95"]), gap]
 
 
-def _text(value: Any, spell: Any) -> str:
+def text(value: Any, spell: Callable[[Any], str]) -> str:
+    """A value's text; a dash for None."""
     return DASH if value is None else spell(value)
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
     """Three of them, without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -286,8 +295,4 @@ def plain(table: Mapping[str, Any]) -> str:
     names = {"run": "run", "workers": "workers", **rates, **TERMINAL}
     places = [table["columns"].index(name) for name in names]
     lines = [list(names.values()), *([row[i] for i in places] for row in text_rows(table))]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "".join(
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) + "\n"
-        for line in lines
-    )
+    return aligned(lines)

@@ -117,8 +117,8 @@ def against(base: Score, score: Score, settings: ScoreSettings) -> dict[str, Any
     Units are speakers where the split has MIN_PAIRED_SPEAKERS of them, else utterances.
     """
     try:
-        over, base_units = units(_scored(base), MIN_PAIRED_SPEAKERS)
-        _, own_units = units(_scored(score), MIN_PAIRED_SPEAKERS)
+        over, base_units = units(scored(base), MIN_PAIRED_SPEAKERS)
+        _, own_units = units(scored(score), MIN_PAIRED_SPEAKERS)
         found = compare(base_units, own_units, settings.bootstrap, settings.seed)
     except ValueError as error:
         raise ValueError(f"{score['run']} and {base['run']}, {score['split']}: {error}") from error
@@ -255,7 +255,8 @@ def _check_scores(scores: Sequence[Score]) -> None:
             )
 
 
-def _scored(score: Score) -> list[Scored]:
+def scored(score: Score) -> list[Scored]:
+    """A score's utterances."""
     return [
         Scored(utt_id, row["speaker"], _errors(row))
         for utt_id, row in score["by_utterance"].items()
@@ -279,6 +280,15 @@ def _against_cells(ours: dict[str, Any], baseline: str) -> tuple[str, str]:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}".replace("-", "−")
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """For a terminal: columns as wide as their longest text, the first one to the left."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "".join(
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) + "\n"
+        for line in lines
+    )
 
 
 def _line(texts: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ speakers only from 10 on. Knows nothing of files.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -168,15 +168,67 @@ def compare(
     _check_units(paired[0])
     a_D, b_D = _draw_rates(paired, draws, seed)
     difference_D = b_D - a_D
-    below, above = int((difference_D < 0).sum()), int((difference_D > 0).sum())
-    ties = draws - below - above
-    # One is added above and below, as if the truth were one more draw: p is never 0.
-    p = min(1.0, 2 * (min(below, above) + ties + 1) / (draws + 1))
     return Comparison(
         difference=total(paired[1]).rate - total(paired[0]).rate,
         ci95=_middle_95(difference_D),
-        better=(below + ties / 2) / draws,
-        p=p,
+        better=float((difference_D < 0).mean() + (difference_D == 0).mean() / 2),
+        p=_two_sided(difference_D),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """Of A's errors by B: (A - B) / A, a fraction, positive where B is better."""
+
+    relative: float  # of the errors of all pairs added up
+    by_pair: tuple[float | None, ...]  # None: A made no error
+    ci95: tuple[float, float]
+    p: float  # as of a Comparison
+
+
+def reduction(
+    pairs: Sequence[tuple[Mapping[str, WordErrors], Mapping[str, WordErrors]]],
+    draws: int,
+    seed: int,
+) -> Reduction:
+    """Paired bootstrap of runs A and B that were trained several times, with a seed a pair.
+
+    Units are drawn, the same ones as by `compare`, and pairs beside: another speaker or another
+    seed might have been there as well. A draw's errors are added up before they are divided.
+
+    Args:
+        pairs: errors of A and of B by unit, all of the same units.
+    Raises:
+        ValueError: if there is no pair, units or references differ, or A made no error at all.
+    """
+    if not pairs:
+        raise ValueError("no pair of runs to compare; score one seed at least")
+    first = pairs[0][0]
+    for errors in (errors for pair in pairs for errors in pair):
+        _check_pair(first, errors)
+    names = sorted(first)
+    _check_units([first[name] for name in names])
+    counts_RSU = np.array(
+        [[[errors[n].errors for n in names] for errors in run] for run in zip(*pairs, strict=True)]
+    )
+    totals_RS = counts_RSU.sum(axis=2)
+    if totals_RS[0].sum() == 0:
+        raise ValueError("the baseline made no error, so no share of them can be saved")
+    of_pairs = np.random.default_rng([seed, 1])
+    shares = []
+    for times_DU in _drawn(len(names), draws, seed):
+        times_DS = of_pairs.multinomial(
+            len(pairs), np.full(len(pairs), 1 / len(pairs)), len(times_DU)
+        )
+        a_D, b_D = ((times_DS * (times_DU @ n_SU.T)).sum(axis=1) for n_SU in counts_RSU)
+        shares.append((a_D - b_D) / np.maximum(a_D, 1))
+    saved_D = np.concatenate(shares)
+    a, b = totals_RS.sum(axis=1)
+    return Reduction(
+        relative=float((a - b) / a),
+        by_pair=tuple(float((a - b) / a) if a else None for a, b in totals_RS.T),
+        ci95=_middle_95(saved_D),
+        p=_two_sided(saved_D),
     )
 
 
@@ -187,15 +239,31 @@ def _draw_rates(
     count = len(runs[0])
     errors_RU = np.array([[unit.errors for unit in run] for run in runs], np.int64)
     words_U = np.array([unit.words for unit in runs[0]], np.int64)
+    rates = [
+        # A draw of nothing but utterances without words has no rate; it counts as one word.
+        errors_RU @ times_DU.T / np.maximum(times_DU @ words_U, 1)
+        for times_DU in _drawn(count, draws, seed)
+    ]
+    return tuple(np.concatenate(rates, axis=1))
+
+
+def _drawn(count: int, draws: int, seed: int) -> Iterator[np.ndarray]:
+    """How often each of `count` units is drawn, some draws at a time.
+
+    The same as drawing `count` of them one by one.
+    """
     rng = np.random.default_rng(seed)
-    rates = []
     step = max(1, _DRAWN_NUMBERS // count)
     for start in range(0, draws, step):
-        # How often each unit is drawn: the same as drawing `count` of them one by one.
-        times_DU = rng.multinomial(count, np.full(count, 1 / count), min(step, draws - start))
-        # A draw of nothing but utterances without words has no rate; it counts as one word.
-        rates.append(errors_RU @ times_DU.T / np.maximum(times_DU @ words_U, 1))
-    return tuple(np.concatenate(rates, axis=1))
+        yield rng.multinomial(count, np.full(count, 1 / count), min(step, draws - start))
+
+
+def _two_sided(difference_D: np.ndarray) -> float:
+    """How easily a difference could have had the other sign."""
+    below, above = int((difference_D < 0).sum()), int((difference_D > 0).sum())
+    draws = len(difference_D)
+    # One is added above and below, as if the truth were one more draw: p is never 0.
+    return min(1.0, 2 * (draws - max(below, above) + 1) / (draws + 1))
 
 
 def _middle_95(values_D: np.ndarray) -> tuple[float, float]:

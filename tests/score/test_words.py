@@ -18,6 +18,7 @@ from asr_train.score.words import (
     confusions,
     interval,
     normalise,
+    reduction,
     total,
     units,
     wer_line,
@@ -224,3 +225,53 @@ def test_runs_over_other_units_or_words_are_refused():
         compare(a, {"u1": WordErrors(3)}, DRAWS, 1)
     with pytest.raises(ValueError, match="u2 has 2 reference words in one run but 4"):
         compare(a, {"u1": WordErrors(3), "u2": WordErrors(4)}, DRAWS, 1)
+
+
+# --- relative reductions ------------------------------------------------------------------------
+
+
+def test_a_reduction_is_the_difference_over_the_rate():
+    a, b = speakers(20, 0.2), speakers(20, 0.15, seed=1)
+    found, compared = reduction([(a, b)], 500, 1), compare(a, b, 500, 1)
+    assert found.relative == pytest.approx(-compared.difference / total(a.values()).rate)
+    assert found.by_pair == (found.relative,)
+    assert found.p == compared.p  # the same draws
+    assert found.ci95[0] < found.relative < found.ci95[1]
+
+
+def test_the_same_share_of_every_speaker_has_no_interval():
+    a = {f"s{i}": WordErrors(50, 4 * i) for i in range(1, 12)}
+    b = {f"s{i}": WordErrors(50 + 3 * i, i) for i in range(1, 12)}
+    found = reduction([(a, b), (a, b)], 300, 1)
+    assert found.relative == pytest.approx(0.75)
+    assert found.ci95 == pytest.approx((0.75, 0.75))
+    assert reduction([(a, a)], 300, 1).ci95 == (0, 0)
+    assert reduction([(a, a)], 300, 1).p == 1
+
+
+def test_seeds_that_disagree_have_an_interval_from_one_to_the_other():
+    a = {f"s{i}": WordErrors(50, 4 * i) for i in range(1, 12)}
+    half = {name: WordErrors(e.words - e.errors // 2, e.errors // 2) for name, e in a.items()}
+    found = reduction([(a, half), (half, a)], 300, 1)  # half the errors, and twice of them
+    assert found.relative == 0
+    assert found.by_pair == (0.5, -1)
+    assert found.ci95 == pytest.approx((-1, 0.5))
+
+
+def test_a_reduction_does_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
+    a, b = speakers(20, 0.2), speakers(20, 0.15, seed=1)
+    whole = reduction([(a, b), (b, a)], 300, 1)
+    monkeypatch.setattr("asr_train.score.words._DRAWN_NUMBERS", 20 * 7)
+    assert reduction([(a, b), (b, a)], 300, 1) == whole
+
+
+def test_a_reduction_needs_pairs_of_the_same_units_and_errors_to_reduce():
+    a = speakers(12, 0.2)
+    with pytest.raises(ValueError, match="no pair"):
+        reduction([], 100, 1)
+    with pytest.raises(ValueError, match="cannot be paired"):
+        reduction([(a, a), (a, speakers(13, 0.2))], 100, 1)
+    perfect = {name: WordErrors(e.words) for name, e in a.items()}
+    with pytest.raises(ValueError, match="made no error"):
+        reduction([(perfect, a)], 100, 1)
+    assert reduction([(perfect, a), (a, a)], 100, 1).by_pair == (None, 0)

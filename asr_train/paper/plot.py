@@ -1,0 +1,205 @@
+"""A paper's table -> its **picture**: ours beside what the paper prints, or curves by epoch.
+
+Knows what `paper.table` makes, and nothing of runs.
+"""
+
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asr_train.files import replacing
+from asr_train.paper.table import JsonRow, TableDict, rows_shown
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BESIDE = 0.015  # of its place: how far a kind of rows stands from the one before it
+Value = Callable[[JsonRow], float | None]
+
+
+def plot(table: TableDict, path: Path | str) -> None:
+    """Write a PNG: of a table two panels, of a figure one."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels: list[Callable[[Axes, TableDict], None]] = [_changes, _sizes_or_speeds]
+    if table["figure"]:
+        panels = [_curves]
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(6.4 * len(panels), 5), squeeze=False, layout="constrained"
+    )
+    try:
+        for panel, ax in zip(panels, axes[0], strict=True):
+            panel(ax, table)
+            ax.grid(color="0.9", linewidth=0.6)
+            ax.set_axisbelow(True)
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=2 * len(panels), fontsize="small"
+        )
+        title = textwrap.fill(table["title"], 60 * len(panels))
+        figure.suptitle(f"{title}\nours: scale {table['scale']}", fontsize="medium")
+        with replacing(Path(path)) as part:
+            figure.savefig(part, dpi=110)
+    finally:
+        pyplot.close(figure)
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+def _changes(ax: "Axes", table: TableDict) -> None:
+    """Relative WER reductions; ours with their intervals."""
+
+    def ours(row: JsonRow) -> float | None:
+        found = row["ours"]["wer_reduction"]
+        return None if found is None else found["percent"]
+
+    def limits(row: JsonRow) -> tuple[float, float]:
+        found = row["ours"]["wer_reduction"]
+        low, high = found["ci95"]
+        return max(0.0, found["percent"] - low), max(0.0, high - found["percent"])
+
+    ax.axhline(0, color="0.6", linewidth=0.8)
+    printed = _printed("relative_wer_reduction_percent")
+    _series(ax, table, ours, printed, limits)
+    ax.set_ylabel("relative WER reduction %")
+
+
+def _sizes_or_speeds(ax: "Axes", table: TableDict) -> None:
+    """The compression ratio where the paper prints it, else speed-ups, ours simulated."""
+
+    def speedup(row: JsonRow) -> float | None:
+        return (row["ours"]["simulated"] or {}).get("speedup")
+
+    def ratio(row: JsonRow) -> float | None:
+        return row["ours"]["compression_ratio"]
+
+    rows = table["rows"]
+    of_paper = _printed("compression_ratio")
+    if any(of_paper(row) for row in rows) or not any(map(speedup, rows)):
+        _series(ax, table, ratio, of_paper)
+        ax.set_ylabel("compression ratio, to 4 bytes a parameter")
+    else:
+        _series(ax, table, speedup, _printed("relative_speed", "speedup_frames_per_second"))
+        ax.set_ylabel("speed-up on the paper's cluster; ours simulated")
+    if ax.containers:
+        _plain_log(ax)
+
+
+def _plain_log(ax: "Axes") -> None:
+    """A logarithmic axis whose numbers have no exponents."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _printed(*keys: str) -> Value:
+    """What the paper prints in one of these columns."""
+    return lambda row: next((row["paper"][key] for key in keys if key in row["paper"]), None)
+
+
+def _series(
+    ax: "Axes",
+    table: TableDict,
+    ours: Value,
+    printed: Value,
+    limits: Callable[[JsonRow], tuple[float, float]] | None = None,
+) -> None:
+    """Rows of one kind have a colour; ours are filled, the paper's hollow."""
+    rows = table["rows"]
+    key = _number_key(table)
+    names = [_name(row, table) for row in rows]
+    for number, name in enumerate(dict.fromkeys(names)):
+        places = [i for i, found in enumerate(names) if found == name]
+        colour = f"C{number % 10}"
+        for value, said, fill in ((ours, "ours", "full"), (printed, "paper", "none")):
+            shown = [
+                (place, found, rows[i])
+                for i in places
+                if (found := value(rows[i])) is not None
+                and (place := _place(rows[i], key) if key else i) is not None
+            ]
+            if not shown:
+                continue
+            shown.sort(key=lambda point: point[0])
+            bars = None
+            if limits is not None and value is ours:
+                bars = list(zip(*(limits(row) for *_, row in shown), strict=True))
+            ax.errorbar(
+                [x * (1 + BESIDE * number) if key else x for x, *_ in shown],
+                [y for _, y, _ in shown],
+                yerr=bars,
+                fmt="o" if fill == "full" else "s",
+                linestyle=("-" if fill == "full" else ":") if key else "",
+                fillstyle=fill,
+                color=colour,
+                linewidth=1,
+                capsize=3,
+                markersize=6,
+                label=", ".join(filter(None, (name, said))),
+            )
+    if key is None:
+        ax.set_xticks(range(len(rows)), [r["label"] for r in rows], rotation=30, ha="right")
+        return
+    ticks = sorted({place for row in rows if (place := _place(row, key)) is not None})
+    if min(ticks) > 0:
+        ax.set_xscale("log")
+    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.minorticks_off()
+    ax.set_xlabel(f"{key.replace('_', ' ')} (the paper's)")
+
+
+def _number_key(table: TableDict) -> str | None:
+    """What rows are numbered by, if all of them are."""
+    for key in reversed(table["keys"]):
+        if all(_place(row, key) is not None for row in table["rows"]):
+            return str(key)
+    return None
+
+
+def _place(row: JsonRow, key: str) -> float | None:
+    """The row's number by that key; workers are known of rows that the paper does not print."""
+    value = row["paper"].get(key)
+    if value is None and not row["paper"] and key in ("nodes", "gpus"):
+        value = (row["ours"]["simulated"] or {}).get("workers")
+    return value if isinstance(value, int | float) else None
+
+
+def _name(row: JsonRow, table: TableDict) -> str:
+    """Of its curve: its keys that are words; "" where the axis has the labels."""
+    if _number_key(table) is None:
+        return ""
+    if not row["paper"]:
+        return str(row["label"])
+    words = [row["paper"].get(key) for key in table["keys"]]
+    return ", ".join(w.replace("_", "-") for w in words if isinstance(w, str))
+
+
+# --- figures ------------------------------------------------------------------------------------
+
+
+def _curves(ax: "Axes", table: TableDict) -> None:
+    """WER by epoch if models of epochs were decoded, else frame errors beside the baseline's."""
+    rows = rows_shown(table)
+    if any(row["ours"]["wer_by_epoch"] for row in rows):
+        lines = [(row, [100 * wer for wer in row["ours"]["wer_by_epoch"]]) for row in rows]
+        ax.set_ylabel("WER %")
+    else:
+        lines = [(row, row["ours"]["frame_error_over_baseline_by_epoch"]) for row in rows]
+        ax.set_ylabel("frame error rate of DEV / the baseline's")
+    for row, values in lines:
+        _curve(ax, row["label"], values)
+    ax.set_xlabel("epoch")
+    ax.set_xticks(range(1, 1 + max((len(values) for _, values in lines), default=1)))
+
+
+def _curve(ax: "Axes", label: str, values: Sequence[float]) -> None:
+    style: dict[str, Any] = {"color": "0.3"} if label == "baseline" else {}
+    ax.plot(range(1, 1 + len(values)), values, "o-", markersize=4, label=label, **style)

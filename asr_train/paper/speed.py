@@ -1,0 +1,156 @@
+"""A finished run and the paper's hardware -> the row's **speed, simulated** for the paper's size.
+
+Network, minibatch, workers, block and group are the paper's; only how many gradients exceed the
+threshold is what our run found: its share of the parameters, at 32 bits each, as the paper sends
+them. Rows that a paper prints come out as results/PAPER/speed.md has them if that share is the
+paper's. Knows nothing of accuracy.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from asr_train.cost import plan
+from asr_train.cost.calibrate import Case, ladkat_2019, strom_2015
+from asr_train.cost.cluster import ClusterSettings
+from asr_train.cost.plan import BYTES, Kind, Message, Way, Work
+from asr_train.files import read_yaml
+from asr_train.paper.rows import RowSettings
+from asr_train.report.exchange import Trained, measured
+from asr_train.schema import CommSettings, Method, build
+
+KINDS = {
+    Method.sgd: Kind.sgd,
+    Method.allreduce: Kind.allreduce,
+    Method.model_averaging: Kind.bmuf,
+    Method.gtc: Kind.gtc,
+    Method.gtc_async: Kind.gtc_async,
+    Method.bmuf: Kind.bmuf,
+    Method.bmuf_gtc: Kind.bmuf_gtc,
+}
+COMPRESSED = (Kind.gtc, Kind.gtc_async, Kind.bmuf_gtc)
+
+
+def case_of(paper: str, papers: Path) -> Case | None:
+    """What was fitted on the paper's speeds; None for a paper without.
+
+    Args:
+        papers: the folder of what papers print.
+    """
+    if paper == "strom2015":
+        return strom_2015(read_yaml(papers / "strom2015.yaml"))
+    if paper == "ladkat2019":
+        return ladkat_2019(*(read_yaml(papers / f"{p}.yaml") for p in (paper, "strom2015")))
+    return None
+
+
+def simulated(
+    case: Case,
+    cluster: ClusterSettings,
+    row: RowSettings,
+    usual: Mapping[str, Any],
+    printed: Mapping[str, Any] | None,
+    runs: Sequence[Trained],
+) -> dict[str, Any] | None:
+    """The row at the paper's scale; None if its runs do not say what has to be known.
+
+    Args:
+        usual: what rows of this run set where they say nothing else.
+        printed: all that the paper prints of the row.
+        runs: of the row, a seed each.
+    Returns:
+        Beside the speed, what it was simulated for; `speedup` is over one worker of the paper's
+        first network, as the paper counts it.
+    """
+    comm = at_paper_scale(runs[0].about["settings"]["comm"], {**usual, **row.set})
+    if comm.workers is None:
+        return None
+    method = method_of(comm, comm.workers, case)
+    shares = [density(run) for run in runs]
+    known = [share for share in shares if share is not None]
+    # Groups of one have nobody to send to
+    team = method.group_size if method.kind is Kind.bmuf_gtc else comm.workers
+    needs = method.kind in COMPRESSED and team > 1
+    if needs and len(known) < len(shares):
+        return None
+    share = sum(known) / len(known) if needs else None
+    work = work_of(case, printed, share or 0.0)
+    speed = plan.simulate(cluster, work, method, comm.workers, case.steps)
+    return {
+        "method": method.name,
+        "workers": comm.workers,
+        "parameters": work.parameters,
+        "minibatch_frames": work.frames,
+        "density": share,
+        "frames_per_second": speed.frames_per_second,
+        "speedup": speed.frames_per_second / case.rows[0].reference,
+    }
+
+
+def at_paper_scale(comm: Mapping[str, Any], values: Mapping[str, Any]) -> CommSettings:
+    """A run's settings with the paper's values, by their keys, instead of the scaled ones."""
+    settings = deepcopy(dict(comm))
+    for key, value in values.items():
+        group, *path = key.split(".")
+        if group == "comm":
+            inner = settings
+            for part in path[:-1]:
+                inner = inner[part]
+            inner[path[-1]] = value
+    return build(CommSettings, settings, "comm")
+
+
+def method_of(comm: CommSettings, workers: int, case: Case) -> plan.Method:
+    """How the simulator has the method: as it was fitted.
+
+    GTC is the paper's: Strom's workers do not wait for each other, even where ours did.
+    """
+    kind = KINDS[comm.method]
+    if kind is Kind.gtc and all(row.method.kind is Kind.gtc_async for row in case.rows):
+        kind = Kind.gtc_async
+    blocks = comm.model_averaging if comm.method is Method.model_averaging else comm.bmuf
+    of_blocks = kind in (Kind.bmuf, Kind.bmuf_gtc)
+    block_steps = {"block_steps": blocks.block_steps} if of_blocks and blocks is not None else {}
+    return plan.Method(
+        kind=kind,
+        way=Way.direct if kind in COMPRESSED else Way.ring,
+        group_size=comm.group_of(workers) if kind is Kind.bmuf_gtc else 1,
+        **block_steps,
+    )
+
+
+def work_of(case: Case, printed: Mapping[str, Any] | None, share: float) -> Work:
+    """A worker's step: of the paper's network, or of the one that this row of it has.
+
+    Seconds grow with the parameters, as in `calibrate`.
+    """
+    first = case.rows[0].work
+    parameters = 1e6 * (printed or {}).get("parameters_millions", first.parameters / 1e6)
+    elements = share * parameters
+    return replace(
+        first,
+        parameters=parameters,
+        frame_seconds=first.frame_seconds * parameters / first.parameters,
+        messages=(Message(BYTES * elements, elements),) if elements else (),
+    )
+
+
+def density(run: Trained) -> float | None:
+    """Elements of GTC's messages a worker and step, of all parameters; None: none were sent.
+
+    The log of bmuf_gtc counts a block's weights as well: all of them, of one worker a group.
+    """
+    found, comm = measured(run), build(CommSettings, run.about["settings"]["comm"], "comm")
+    if found["density"] is None or comm.method is not Method.bmuf_gtc:
+        return found["density"]
+    assert comm.bmuf is not None
+    ends = [0, *(row["step"] for row in run.log if "dev_accuracy" in row)]
+    if ends[-1] < found["steps"]:
+        ends.append(found["steps"])
+    # The end of an epoch ends a block
+    blocks = sum(-(-(b - a) // comm.bmuf.block_steps) for a, b in pairwise(ends))
+    weights = blocks / found["steps"] / comm.group_of(found["workers"])
+    return max(0.0, found["density"] - weights) or None

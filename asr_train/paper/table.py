@@ -1,0 +1,517 @@
+"""Finished runs -> a **paper's table**: each row's own numbers beside what the paper prints.
+
+A run has one score of a held-out split; row and baseline of a seed are compared over the same
+speakers, and seeds are drawn as speakers are. Changes are relative reductions in percent, positive
+where the row is better, as the papers print them. Speeds of a cluster are simulated (paper.speed)
+and say so; what this machine took stands beside them. Knows log.jsonl, run.json and score files as
+`report.exchange` does; knows nothing of how runs come about.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from asr_train.cost.cluster import ClusterSettings
+from asr_train.paper.rows import RowSettings, Run, Table
+from asr_train.paper.speed import case_of, simulated
+from asr_train.report.exchange import DASH, Trained, digits, measured, text
+from asr_train.report.tables import Score, aligned, as_markdown, held_out, made, scored
+from asr_train.schema import CommSettings, Method, ScoreSettings, build
+from asr_train.score.words import MIN_PAIRED_SPEAKERS, WordErrors, reduction, units
+
+TableDict = dict[str, Any]
+JsonRow = dict[str, Any]
+
+
+# --- the numbers --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row's settings and what its runs left, a seed each."""
+
+    label: str
+    settings: RowSettings
+    printed: dict[str, Any] | None
+    runs: list[Trained]
+    scores: list[Score]
+    epochs: list[Sequence[Score]]
+
+
+def paper_table(
+    table: Table,
+    trained: Mapping[str, Trained],
+    epochs: Mapping[str, Sequence[Score]],
+    settings: ScoreSettings,
+    cluster: ClusterSettings,
+    about: Mapping[str, Any],
+    papers: Path,
+) -> TableDict:
+    """What `tables/PAPER-TABLE.json` holds.
+
+    Args:
+        trained: by the name of the run.
+        epochs: a run's scores of TEST, one an epoch, by its name; read if the table wants them.
+        cluster: the paper's, of conf/cluster.
+        about: when, where and with what the table was made: see `report.tables.provenance`.
+        papers: the folder of what papers print.
+    Raises:
+        ValueError: if a run, its score or those of its epochs are missing; names run and action.
+        DamagedFileError: if a log has no row of training steps.
+    """
+
+    def row_of(
+        label: str, row: RowSettings, printed: dict[str, Any] | None, runs: Iterable[Run]
+    ) -> _Row:
+        found = [_found(run, trained, table) for run in runs]
+        by_epoch = [_epochs_of(run, epochs) for run in found if table.settings.decode_epochs]
+        return _Row(label, row, printed, found, [_test_score(run) for run in found], by_epoch)
+
+    base = row_of("baseline", table.settings.baseline, None, table.baselines)
+    rows = [
+        row_of(row.label, its, row.paper, row.runs)
+        for row, its in zip(table.rows, table.settings.rows, strict=True)
+    ]
+    case = case_of(table.paper.paper, papers)
+
+    def json_row(row: _Row) -> JsonRow:
+        ours = ours_of(row, base, settings)
+        ours["simulated"] = None
+        if case is not None:
+            usual = table.paper.runs[row.settings.run]
+            ours["simulated"] = simulated(case, cluster, row.settings, usual, row.printed, row.runs)
+        return {"label": row.label, "paper": row.printed or {}, "ours": ours, "measured": True}
+
+    content: TableDict = {
+        "paper": table.paper.paper,
+        "table": table.settings.table,
+        "name": table.name,
+        "title": f"{table.paper.title}. {table.settings.title}",
+        "figure": table.settings.table.startswith("figure"),
+        "scale": table.scale,
+        "keys": list(dict.fromkeys(key for row in table.settings.rows for key in row.paper)),
+        "cluster": table.paper.cluster,
+        "gpu": cluster.gpu.name,
+        "baseline": json_row(base),
+        "rows": [json_row(row) for row in rows],
+        "bootstrap": settings.draws,
+        **about,
+    }
+    return {**content, "columns": [column.name for column in columns(content)]}
+
+
+def _found(run: Run, trained: Mapping[str, Trained], table: Table) -> Trained:
+    if run.name not in trained:
+        raise ValueError(
+            f"table {table.name} needs the run {run.name}, which is not there; run make in the "
+            f"recipe's folder with SCALE={table.scale} to train it"
+        )
+    return trained[run.name]
+
+
+def _test_score(run: Trained) -> Score:
+    found = [score for score in run.scores if held_out(score["split"])]
+    if len(found) != 1:
+        said = ", ".join(score["split"] for score in found) or "none"
+        raise ValueError(
+            f"{run.run} has {len(found)} scores of held-out splits ({said}), but a row has one; "
+            "run make in the recipe's folder to decode it, with one TEST split"
+        )
+    return found[0]
+
+
+def _epochs_of(run: Trained, epochs: Mapping[str, Sequence[Score]]) -> Sequence[Score]:
+    found = [score for score in epochs.get(run.run, ()) if held_out(score["split"])]
+    if not found:
+        raise ValueError(
+            f"{run.run} has no scores of its epochs; set optim.keep_epochs=true for it in "
+            "paper.yaml and run make again"
+        )
+    return found
+
+
+def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
+    """A row's numbers: means over its seeds, None where there is nothing to say."""
+    found = [measured(run) for run in row.runs]
+    first = found[0]
+
+    def mean(key: str) -> float | None:
+        return _mean([numbers[key] for numbers in found])
+
+    frame_errors = [_frame_errors(run) for run in row.runs]
+    base_errors = [_frame_errors(run) for run in base.runs]
+    optim = row.runs[0].about["settings"].get("optim", {})
+    seconds = [
+        numbers["frames_a_second"] and _frames(run) / numbers["frames_a_second"]
+        for run, numbers in zip(row.runs, found, strict=True)
+    ]
+    virtual = [_last(run, "simulated_seconds") for run in row.runs]
+    return {
+        "runs": [run.run for run in row.runs],
+        **{key: first[key] for key in ("method", "workers", "processes", "parameters")},
+        **_method_numbers(row.runs[0]),
+        "seeds": len(row.runs),
+        "split": row.scores[0]["split"],
+        "words": row.scores[0]["words"],
+        "utterances": row.scores[0]["utterances"],
+        "wer": _mean([score["wer"] for score in row.scores]),
+        "wer_by_seed": [score["wer"] for score in row.scores],
+        "wer_reduction": _wer_reduction(row.scores, base.scores, settings),
+        "frame_error": _mean([errors[-1] if errors else None for errors in frame_errors]),
+        "frame_error_reduction_percent": _mean(
+            [
+                100 * (1 - own[-1] / other[-1]) if own and other and other[-1] else None
+                for own, other in zip(frame_errors, base_errors, strict=True)
+            ]
+        ),
+        "epochs": max(map(len, frame_errors)),
+        "frame_error_by_epoch": _by_epoch(frame_errors),
+        "frame_error_over_baseline_by_epoch": _by_epoch(
+            [
+                [a / b for a, b in zip(own, other, strict=False) if b]
+                for own, other in zip(frame_errors, base_errors, strict=True)
+            ]
+        ),
+        "wer_by_epoch": _by_epoch([[score["wer"] for score in scores] for scores in row.epochs]),
+        "message_bytes_a_minibatch": mean("message_bytes_a_minibatch"),
+        "compression_ratio": mean("compression_ratio"),
+        "elements_a_minibatch": mean("elements_a_minibatch"),
+        "density": mean("density"),
+        "minibatch_frames": optim.get("minibatch_frames"),
+        "frames_an_epoch": _frames(row.runs[0]) / max(1, len(frame_errors[0])),
+        "frames_a_second": mean("frames_a_second"),
+        "minutes": _mean([second and second / 60 for second in seconds]),
+        "virtual_seconds": _mean(virtual),
+    }
+
+
+def _method_numbers(run: Trained) -> dict[str, float | None]:
+    """Those that the papers' tables vary."""
+    comm = build(CommSettings, run.about["settings"]["comm"], "comm")
+    sends = comm.method in (Method.gtc, Method.gtc_async, Method.bmuf_gtc)
+    blocks = comm.method in (Method.bmuf, Method.bmuf_gtc)
+    in_groups = comm.method is Method.bmuf_gtc
+    return {
+        "threshold": comm.gtc.threshold if sends and comm.gtc else None,
+        "block_steps": comm.bmuf.block_steps if blocks and comm.bmuf else None,
+        "group_size": comm.group_of(run.about["workers"]) if in_groups else None,
+    }
+
+
+def _wer_reduction(
+    own: Sequence[Score], base: Sequence[Score], settings: ScoreSettings
+) -> dict[str, Any] | None:
+    """None if the baseline made no error."""
+    over, _ = units(scored(base[0]), MIN_PAIRED_SPEAKERS)
+
+    def errors(score: Score) -> dict[str, WordErrors]:
+        return units(scored(score), MIN_PAIRED_SPEAKERS)[1]
+
+    if not any(score["errors"] for score in base):
+        return None
+    names = f"{own[0]['run']} and {base[0]['run']}, {own[0]['split']}"
+    try:
+        pairs = [(errors(a), errors(b)) for a, b in zip(base, own, strict=True)]
+        found = reduction(pairs, settings.bootstrap, settings.seed)
+    except ValueError as error:
+        raise ValueError(f"{names}: {error}") from error
+    return {
+        "percent": 100 * found.relative,
+        "percent_by_seed": [None if x is None else 100 * x for x in found.by_pair],
+        "ci95": [100 * limit for limit in found.ci95],
+        "p": found.p,
+        "over": over,
+        "units": len(pairs[0][0]),
+    }
+
+
+def _frame_errors(run: Trained) -> list[float]:
+    """Of DEV, as fractions, after each epoch."""
+    return [1 - row["dev_accuracy"] for row in run.log if "dev_accuracy" in row]
+
+
+def _frames(run: Trained) -> int:
+    """That a run was trained on, all epochs together."""
+    return int(_last(run, "frames") or 0)
+
+
+def _last(run: Trained, key: str) -> float | None:
+    return next((row[key] for row in reversed(run.log) if key in row), None)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) and known else None
+
+
+def _by_epoch(series: Sequence[Sequence[float]]) -> list[float]:
+    """The mean over the seeds that came so far."""
+    return [
+        sum(known) / len(known)
+        for values in zip_longest(*series)
+        if (known := [value for value in values if value is not None])
+    ]
+
+
+# --- as text ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A name, and a row's text there."""
+
+    name: str
+    cell: Callable[[JsonRow], str]
+    short: str = ""  # for the terminal; "": not shown there
+
+
+def _ours(key: str, spell: Callable[[Any], str], factor: float = 1) -> Callable[[JsonRow], str]:
+    def cell(row: JsonRow) -> str:
+        value = row["ours"][key]
+        return text(value if value is None or factor == 1 else factor * value, spell)
+
+    return cell
+
+
+def _simulated(key: str) -> Callable[[JsonRow], str]:
+    return lambda row: text((row["ours"]["simulated"] or {}).get(key), _speed)
+
+
+def _speed(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def _one(value: float) -> str:
+    return f"{value:.1f}".replace("-", "−")
+
+
+def _reduction_cell(row: JsonRow) -> str:
+    found = row["ours"]["wer_reduction"]
+    if found is None:
+        return DASH
+    low, high = found["ci95"]
+    if low == high:
+        return _one(found["percent"])
+    star = "" if low <= 0 <= high else "*"
+    return f"{_one(found['percent'])}{star} ({_one(low)} to {_one(high)})"
+
+
+def _p_cell(row: JsonRow) -> str:
+    found = row["ours"]["wer_reduction"]
+    return DASH if found is None or found["ci95"][0] == found["ci95"][1] else f"{found['p']:.2g}"
+
+
+def _wer_cell(row: JsonRow) -> str:
+    each = [f"{100 * wer:.2f}" for wer in row["ours"]["wer_by_seed"]]
+    mean = f"{100 * row['ours']['wer']:.2f}"
+    return f"{mean} ({', '.join(each)})" if len(each) > 1 else mean
+
+
+# What rows have beside what the paper prints: by name, so that a column comes once
+WORKERS = Column("workers", _ours("workers", str), "workers")
+WER = Column("WER %", _wer_cell, "WER %")
+REDUCTION = Column("relative WER reduction %", _reduction_cell, "WER reduction %")
+KILOBYTES = Column("KB a minibatch", _ours("message_bytes_a_minibatch", digits, 1e-3), "KB")
+RATIO = Column("compression ratio", _ours("compression_ratio", digits), "ratio")
+FRAMES = Column("frames/s, this machine", _ours("frames_a_second", lambda x: f"{x:,.0f}"))
+SIMULATED_FRAMES = Column("frames/s, simulated", _simulated("frames_per_second"))
+MINUTES = Column("minutes, this machine", _ours("minutes", digits))
+SPEEDUP = Column("speed-up, simulated", _simulated("speedup"), "speed-up")
+THRESHOLD = Column("threshold", _ours("threshold", lambda x: f"{x:g}"))
+BLOCK = Column("block size", _ours("block_steps", str))
+GROUP = Column("group size", _ours("group_size", str))
+MILLIONS = Column("million parameters", _ours("parameters", lambda x: f"{x:.3g}", 1e-6))
+
+BESIDE = {  # of the paper's columns -> what stands beside its number
+    "nodes": (WORKERS,),
+    "gpus": (WORKERS,),
+    "tau": (THRESHOLD,),
+    "block_size": (BLOCK,),
+    "group_size": (GROUP,),
+    "parameters_millions": (MILLIONS,),
+    "frames_per_second": (SIMULATED_FRAMES, FRAMES),
+    "relative_speed": (SPEEDUP,),
+    "speedup_frames_per_second": (SPEEDUP,),
+    "elapsed_minutes": (MINUTES,),
+    "update_kb_per_minibatch": (KILOBYTES,),
+    "compression_ratio": (RATIO,),
+    "relative_wer_reduction_percent": (REDUCTION,),
+}
+
+
+def columns(table: TableDict) -> list[Column]:
+    """The row's name; the paper's columns, ours beside; then what the paper does not print."""
+    printed = list(dict.fromkeys(key for row in table["rows"] for key in row["paper"]))
+    keys = table["keys"]
+    found = [
+        Column("row", lambda row: row["label"], "row"),
+        Column("method, ours", _ours("method", str)),
+    ]
+    shown: set[str] = set()
+    for key in [*keys, *(key for key in printed if key not in keys)]:
+        beside = BESIDE.get(key, ())
+        shown |= {column.name for column in beside}
+        if beside or key not in keys:  # else the name says it
+            found.append(_printed_column(key, beside))
+    virtual = any(row["ours"]["virtual_seconds"] is not None for row in table["rows"])
+    rest = [
+        WORKERS,
+        WER,
+        REDUCTION,
+        Column("p", _p_cell),
+        Column("DEV frame error %", _ours("frame_error", lambda x: f"{x:.2f}", 100), "DEV frame %"),
+        Column("relative frame error reduction %", _ours("frame_error_reduction_percent", _one)),
+        KILOBYTES,
+        RATIO,
+        Column("elements a step", _ours("elements_a_minibatch", digits)),
+        Column("density", _ours("density", lambda x: f"{x:.2g}")),
+        Column("minibatch, frames a worker", _ours("minibatch_frames", str)),
+        FRAMES,
+        MINUTES,
+        *([Column("virtual seconds", _ours("virtual_seconds", digits))] if virtual else []),
+        SPEEDUP,
+    ]
+    return found + [column for column in rest if column.name not in shown]
+
+
+WORDS = {
+    "frames_per_second": "frames/s",
+    "elapsed_minutes": "minutes",
+    "relative_speed": "speed-up",
+    "speedup_frames_per_second": "speed-up in frames/s",
+    "speedup_total_time": "speed-up in total time",
+    "update_kb_per_minibatch": KILOBYTES.name,
+    "parameters_millions": MILLIONS.name,
+    "relative_wer_reduction_percent": REDUCTION.name,
+}
+
+
+def _words(key: str) -> str:
+    return WORDS.get(key, key.replace("_", " "))
+
+
+def _printed_column(key: str, beside: Sequence[Column]) -> Column:
+    def cell(row: JsonRow) -> str:
+        value = row["paper"].get(key)
+        said = text(value, lambda x: f"{x:,}" if isinstance(x, int) else str(x))
+        return " / ".join([said.replace("-", "−"), *(column.cell(row) for column in beside)])
+
+    names = [column.name.partition(", ")[2] or "ours" for column in beside]
+    short = next((column.short for column in beside if column.short), "")
+    return Column(f"{_words(key)}: {' / '.join(['paper', *names])}", cell, short)
+
+
+def rows_shown(table: TableDict) -> list[JsonRow]:
+    """The rows, and before them the baseline if it is none of them."""
+    base, rows = table["baseline"], table["rows"]
+    if any(row["ours"]["runs"] == base["ours"]["runs"] for row in rows):
+        return list(rows)
+    return [base, *rows]
+
+
+def markdown(table: TableDict) -> str:
+    """The table as people read it."""
+    shown = columns(table)
+    cells = [[column.cell(row) for column in shown] for row in rows_shown(table)]
+    names = [column.name for column in shown]
+    return as_markdown(table["title"], names, cells, notes(table))
+
+
+def plain(table: TableDict) -> str:
+    """For a terminal: what fits in its width."""
+    shown = [column for column in columns(table) if column.short]
+    cells = [[column.cell(row) for column in shown] for row in rows_shown(table)]
+    said = "a / b: the paper's / ours; ours of speed-ups are simulated\n"
+    return aligned([[column.short for column in shown], *cells]) + said
+
+
+def notes(table: TableDict) -> list[str]:
+    """What the columns mean, what the numbers are of, and what deserves a doubt."""
+    base = table["baseline"]["ours"]
+    rows = [row["ours"] for row in rows_shown(table)]
+    said = [
+        "Paper: as printed, of the paper's size; ours: of this scale, "
+        f"{table['scale']}; {DASH}: not printed, or nothing to say.",
+        _reduction_note(base, table),
+        f"WER: of {base['split']}, {base['utterances']:,} utterances, {base['words']:,} words"
+        f"{', a mean over seeds' if base['seeds'] > 1 else ''}; "
+        f"{base['seeds']} seed{'s' if base['seeds'] > 1 else ''} a row. "
+        "Frame errors: of DEV, after the last epoch.",
+        _size_note(rows),
+        "KB, ratio, elements and density: what a worker sends a step, messages with headers, "
+        "on average over the run; weights of blocks included. The ratio is to 4 bytes a parameter.",
+    ]
+    virtual = any(ours["processes"] < ours["workers"] for ours in rows)
+    said.append(
+        "This machine: training steps alone, by its clock"
+        + (
+            "; all workers share it, several in a process, so this is no speed of a cluster."
+            if virtual
+            else "."
+        )
+    )
+    if any(ours["virtual_seconds"] is not None for ours in rows):
+        said.append("Virtual seconds: what the run's simulated clock says of its asynchronous run.")
+    said += _simulated_notes(table)
+    if any(ours["wer_by_epoch"] for ours in rows):
+        said += [_epochs_line(row) for row in rows_shown(table)]
+    return [*said, made(table)]
+
+
+def _reduction_note(base: dict[str, Any], table: TableDict) -> str:
+    found, draws = base["wer_reduction"], table["bootstrap"]
+    if found is None:
+        return "The baseline made no error, so that no relative WER reduction can be said."
+    seeds = " and seeds" if base["seeds"] > 1 else ""
+    return (
+        "Relative reductions: errors less than those of the baseline "
+        f"({', '.join(base['runs'])}), in percent of them; positive: better, as the papers print. "
+        f"In brackets the 95 % interval, a bootstrap over {found['units']} {found['over']}{seeds} "
+        f"({draws['bootstrap']} draws, seed {draws['seed']}), the same for row and baseline; "
+        "*: it does not hold 0. p is two-sided."
+    )
+
+
+def _size_note(rows: Sequence[dict[str, Any]]) -> str:
+    sizes = sorted({ours["parameters"] for ours in rows if ours["parameters"]})
+    epochs, batches = ({ours[key] for ours in rows} for key in ("epochs", "minibatch_frames"))
+    frames = sorted({round(ours["frames_an_epoch"]) for ours in rows})
+    return (
+        f"Trained: networks of {_listed(sizes)} parameters, for {_listed(epochs)} epochs of "
+        f"{_range(frames)} frames, minibatches of {_listed(batches)} frames a worker."
+    )
+
+
+def _listed(numbers: Iterable[int | None]) -> str:
+    known = sorted(n for n in numbers if n is not None)
+    return ", ".join(f"{n:,}" for n in known) or DASH
+
+
+def _range(numbers: Sequence[int]) -> str:
+    low, high = numbers[0], numbers[-1]
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _simulated_notes(table: TableDict) -> list[str]:
+    found = [row["ours"]["simulated"] for row in table["rows"] if row["ours"]["simulated"]]
+    if not found:
+        return []
+    methods = ", ".join(dict.fromkeys(f["method"] for f in found))
+    sizes = ", ".join(dict.fromkeys(f"{f['parameters'] / 1e6:g}" for f in found))
+    frames = ", ".join(dict.fromkeys(f"{f['minibatch_frames']:,}" for f in found))
+    late = ", also where our workers waited for each other" if "gtc_async" in methods else ""
+    return [
+        f"Simulated, not measured: the paper's workers ({table['gpu']}, conf/cluster/"
+        f"{table['cluster']}.yaml with its fitted constants), network ({sizes} million "
+        f"parameters), minibatch ({frames} frames) and method ({methods}{late}); only the density "
+        "is that of our run, at 32 bits an element. Speed-ups are over one worker of the paper's "
+        "first network. How well the paper's own speeds are simulated: "
+        f"results/{table['paper']}/speed.md."
+    ]
+
+
+def _epochs_line(row: JsonRow) -> str:
+    series = ", ".join(f"{100 * wer:.2f}" for wer in row["ours"]["wer_by_epoch"])
+    return f"{row['label']}: WER % after each epoch {series}."

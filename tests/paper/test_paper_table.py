@@ -1,0 +1,351 @@
+"""Laws of a paper's table: changes against a seed's baseline, dashes, texts, pictures."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from finished_runs import (
+    BMUF,
+    CONF,
+    EPOCHS,
+    FRAMES,
+    GTC,
+    STEPS,
+    P,
+    a_table,
+    all_finished,
+    cluster_of,
+    finished,
+    score,
+    tabulated,
+)
+
+from asr_train.files import read_yaml
+from asr_train.paper import speed
+from asr_train.paper.plot import plot
+from asr_train.paper.rows import RowSettings
+from asr_train.paper.table import columns, markdown, plain, rows_shown
+from asr_train.report.exchange import DASH
+from asr_train.schema import CommSettings, build
+
+NODES = [
+    {"run": "sgd", "paper": {"nodes": 1}},
+    {"run": "gtc", "set": {"comm.workers": 5}, "paper": {"nodes": 5}},
+    {"run": "gtc", "set": {"comm.workers": 20}, "paper": {"nodes": 20}},
+    {"run": "gtc_async", "set": {"comm.workers": 20}, "label": "20, asynchronous"},
+]
+METHODS = [
+    {"run": "gtc", "set": {"comm.workers": 16}, "paper": {"method": "GTC", "gpus": 16}},
+    {"run": "bmuf", "set": {"comm.workers": 16}, "paper": {"method": "BMUF", "gpus": 16}},
+    {"run": "bmuf", "set": {"comm.workers": 32}, "paper": {"method": "BMUF", "gpus": 32}},
+    {"run": "bmuf_gtc", "set": {"comm.workers": 32}, "paper": {"method": "BMUF_GTC", "gpus": 32}},
+]
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    return a_table(tmp_path, "strom2015", "table_2_nodes", NODES)
+
+
+def ours(content, label):
+    return next(row["ours"] for row in content["rows"] if row["label"] == label)
+
+
+def shown(content, label):
+    names = [column.name for column in columns(content)]
+    row = next(row for row in rows_shown(content) if row["label"] == label)
+    return dict(zip(names, [c.cell(row) for c in columns(content)], strict=True))
+
+
+# --- changes ------------------------------------------------------------------------------------
+
+
+def test_a_row_that_is_the_baseline_has_not_changed(nodes):
+    content = tabulated(nodes, all_finished(nodes))
+    for label in ("1", "20"):  # the same run, and another with the same errors
+        found = ours(content, label)["wer_reduction"]
+        assert found["percent"] == 0
+        assert found["ci95"] == [0, 0]
+        assert found["p"] == 1
+        assert ours(content, label)["frame_error_reduction_percent"] == 0
+
+
+def test_half_the_errors_are_a_reduction_of_50_percent(nodes):
+    trained = all_finished(nodes, errors=12)
+    row = nodes.rows[2].runs[0]
+    trained[row.name] = finished(row, errors=6)
+    found = ours(tabulated(nodes, trained), "20")["wer_reduction"]
+    assert found["percent"] == pytest.approx(50)
+    assert found["ci95"] == pytest.approx([50, 50])
+    assert found["p"] == pytest.approx(2 / 501)
+    assert (found["over"], found["units"]) == ("speakers", 12)
+
+
+def test_intervals_hold_the_mean_and_do_not_hold_0_where_all_speakers_gain(nodes):
+    name = nodes.rows[1].runs[0].name
+    gained = {f"s{s}": 7 - s % 4 for s in range(12)}
+    trained = all_finished(nodes, errors=8)
+    trained[name] = replace(trained[name], scores=[score(name, **gained)])
+    content = tabulated(nodes, trained)
+    found = ours(content, "5")["wer_reduction"]
+    low, high = found["ci95"]
+    assert 0 < low < found["percent"] < high
+    assert shown(content, "5")["relative WER reduction %: paper / ours"].startswith("1.6 / ")
+    assert "*" in shown(content, "5")["relative WER reduction %: paper / ours"]
+
+
+def test_more_errors_are_a_negative_reduction(nodes):
+    trained = all_finished(nodes)
+    row = nodes.rows[2].runs[0]
+    trained[row.name] = finished(row, errors=9, accuracy=0.5)
+    found = ours(tabulated(nodes, trained), "20")
+    assert found["wer_reduction"]["percent"] == pytest.approx(-50)
+    assert found["frame_error_reduction_percent"] == pytest.approx(-25)
+
+
+def test_rates_of_two_seeds_are_their_mean_and_each_meets_its_own_baseline(tmp_path):
+    table = a_table(tmp_path, "strom2015", "table_2_nodes", NODES, seeds=[1, 2])
+    trained = all_finished(table)
+    first, second = table.rows[2].runs
+    trained[table.baselines[1].name] = finished(table.baselines[1], errors=12)
+    trained[first.name] = finished(first, errors=3, accuracy=0.7)
+    trained[second.name] = finished(second, errors=12)
+    content = tabulated(table, trained)
+    found = ours(content, "20")
+    rates = found["wer_by_seed"]
+    assert found["seeds"] == len(rates) == 2
+    assert found["wer"] == pytest.approx(sum(rates) / 2)
+    assert found["wer_reduction"]["percent_by_seed"] == pytest.approx([50, 0])
+    low, high = found["wer_reduction"]["ci95"]
+    assert (low, high) == pytest.approx((0, 50))  # a draw may have either seed twice
+    assert low < found["wer_reduction"]["percent"] == pytest.approx(100 * 3 / 18)
+    assert found["frame_error_reduction_percent"] == pytest.approx((25 + 0) / 2)
+    assert shown(content, "20")["WER %"] == "7.50 (3.00, 12.00)"
+    assert "speakers and seeds" in markdown(content)
+
+
+def test_a_baseline_without_errors_leaves_dashes(nodes):
+    content = tabulated(nodes, all_finished(nodes, errors=0))
+    assert ours(content, "20")["wer_reduction"] is None
+    assert shown(content, "20")["p"] == DASH
+    assert "made no error" in markdown(content)
+
+
+# --- what is sent, and where it is missing --------------------------------------------------------
+
+
+def test_numbers_are_the_logs(nodes):
+    content = tabulated(nodes, all_finished(nodes, density=0.002))
+    found = ours(content, "20")
+    assert found["workers"] == 2
+    assert found["parameters"] == P
+    assert found["elements_a_minibatch"] == pytest.approx(0.002 * P)
+    assert found["compression_ratio"] == pytest.approx(32 / 11 / 0.002)
+    assert found["frame_error"] == pytest.approx(0.4)
+    assert found["frames_an_epoch"] == STEPS * FRAMES * 2
+    assert found["minutes"] == pytest.approx(EPOCHS * STEPS * 0.02 / 60)
+    assert found["virtual_seconds"] is None
+    assert ours(content, "20, asynchronous")["virtual_seconds"] == 12
+    assert found["frame_error_by_epoch"] == pytest.approx([0.6, 0.5, 0.4])
+
+
+def test_gtc_of_one_worker_sends_nothing_and_has_dashes(nodes):
+    content = tabulated(nodes, all_finished(nodes))
+    row = shown(content, "5")  # a tenth of 5 workers is one
+    assert row["nodes: paper / ours"] == "5 / 1"
+    for name in ("KB a minibatch", "compression ratio", "elements a step", "density"):
+        assert row[name] == DASH
+    assert ours(content, "5")["simulated"] is None
+    assert row["speed-up: paper / simulated"] == f"4.3 / {DASH}"
+
+
+@pytest.mark.parametrize("case", ["strom2015", "ladkat2019"])
+def test_the_papers_rows_are_simulated_as_they_were_fitted(case):
+    """With the paper's density: its work and its method, for every row that was predicted."""
+    found = speed.case_of(case, CONF / "papers")
+    for row in found.rows:
+        millions = {"parameters_millions": row.work.parameters / 1e6}
+        message = row.work.messages[0]
+        work = speed.work_of(found, millions, message.elements / row.work.parameters)
+        assert work.parameters == pytest.approx(row.work.parameters)
+        assert work.frames == row.work.frames
+        assert work.frame_seconds == pytest.approx(row.work.frame_seconds)
+        if message.elements:
+            assert work.messages[0].size == pytest.approx(message.size)
+        name = row.method.kind.value
+        values = {
+            **{"comm.workers": row.workers, "comm.bmuf.block_steps": row.method.block_steps},
+            "comm.group_size": row.method.group_size,
+        }
+        comm = speed.at_paper_scale(_comm("gtc" if name == "gtc_async" else name), values)
+        method = speed.method_of(comm, row.workers, found)
+        assert method == replace(row.method, block_steps=method.block_steps)
+        if "block" in row.label:
+            assert method.block_steps == row.method.block_steps
+
+
+def _comm(method):
+    return {"method": method, "gtc": dict(GTC), "bmuf": dict(BMUF), "group_size": 0}
+
+
+def test_a_simulated_speed_is_that_of_speed_md_where_the_density_is_the_papers(nodes):
+    printed = read_yaml(CONF / "papers/strom2015.yaml")
+    kilobytes = {row[0]: row[2] for row in printed["table_3_threshold"]["rows"]}
+    density = 1e3 * kilobytes[4.0] / 4 / (1e6 * printed["model"]["parameters_millions"])
+    content = tabulated(nodes, all_finished(nodes, density=density))
+    committed = json.loads((CONF.parent / "results/strom2015/speed.json").read_text())
+    expected = {row["label"]: row["ours"]["speedup"] for row in committed["rows"]}
+    found = ours(content, "20")["simulated"]
+    assert found["method"] == "gtc_async"
+    assert found["speedup"] == pytest.approx(expected["table 2, 20 nodes"], rel=0.01)
+    assert ours(content, "1")["simulated"]["speedup"] == pytest.approx(1)
+
+
+def test_values_of_the_paper_take_the_place_of_the_scaled_ones():
+    comm = speed.at_paper_scale(_comm("bmuf_gtc"), {"comm.workers": 128, "comm.group_size": 8})
+    assert isinstance(comm, CommSettings)
+    assert (comm.workers, comm.group_of(128)) == (128, 8)
+    assert comm == build(CommSettings, _comm("bmuf_gtc") | {"workers": 128, "group_size": 8})
+
+
+def test_who_says_no_number_of_workers_is_not_simulated(nodes):
+    case = speed.case_of("strom2015", CONF / "papers")
+    run = finished(nodes.baselines[0])
+    run.about["settings"]["comm"]["workers"] = None
+    row = RowSettings(run="sgd")
+    assert speed.simulated(case, cluster_of(nodes), row, {}, None, [run]) is None
+
+
+def test_weights_of_blocks_are_no_messages_of_gtc(tmp_path):
+    rows = [METHODS[3]]
+    table = a_table(tmp_path, "ladkat2019", "table_1_workers", rows)
+    (run,) = table.rows[0].runs  # 8 workers, groups of 8, blocks of 5: 8 blocks an epoch
+    sent = finished(run, density=0.002)
+    assert sent.log[0]["elements_sent"] == pytest.approx((0.002 + 8 / STEPS / 8) * P)
+    assert speed.density(sent) == pytest.approx(0.002)
+
+
+# --- missing runs and scores ---------------------------------------------------------------------
+
+
+def test_a_missing_run_is_named_with_what_to_do(nodes):
+    trained = all_finished(nodes)
+    name = nodes.rows[2].runs[0].name
+    del trained[name]
+    with pytest.raises(ValueError, match=rf"{name}, which is not there; run make .*SCALE=small"):
+        tabulated(nodes, trained)
+
+
+@pytest.mark.parametrize("splits, count", [(["dev"], 0), (["test", "eval"], 2)])
+def test_a_run_has_one_score_of_test(nodes, splits, count):
+    trained = all_finished(nodes)
+    name = nodes.rows[2].runs[0].name
+    trained[name] = replace(trained[name], scores=[score(name, split=s) for s in splits])
+    with pytest.raises(ValueError, match=f"{name} has {count} scores of held-out splits.*run make"):
+        tabulated(nodes, trained)
+
+
+def test_missing_scores_of_epochs_are_named(tmp_path):
+    rows = [{"run": "gtc", "label": "40"}]
+    table = a_table(tmp_path, "strom2015", "figure_1", rows, decode_epochs=True)
+    with pytest.raises(ValueError, match=r"sgd-workers1-seed1 has no scores of its epochs.*make"):
+        tabulated(table, all_finished(table))
+
+
+def test_runs_of_other_speakers_are_not_compared(nodes):
+    trained = all_finished(nodes)
+    name = nodes.rows[2].runs[0].name
+    trained[name] = replace(trained[name], scores=[score(name, speakers=13)])
+    with pytest.raises(
+        ValueError, match=f"{name} and sgd-workers1-seed1, test: .*cannot be paired"
+    ):
+        tabulated(nodes, trained)
+
+
+# --- texts and pictures ---------------------------------------------------------------------------
+
+
+def both_figures(tmp_path):
+    strom, ladkat = tmp_path / "strom", tmp_path / "ladkat"
+    strom.mkdir()
+    ladkat.mkdir()
+    first = a_table(
+        strom, "strom2015", "figure_1", [{"run": "gtc", "label": "40 nodes"}], decode_epochs=True
+    )
+    rows = [{key: row[key] for key in ("run", "set")} for row in METHODS[:2]]
+    rows = [row | {"label": row["run"].upper()} for row in rows]
+    second = a_table(ladkat, "ladkat2019", "figure_2", rows)
+    epochs = {run.name: [score(run.name, 9 - n) for n in range(EPOCHS)] for run in first.runs}
+    return (
+        tabulated(first, all_finished(first), epochs),
+        tabulated(second, all_finished(second, accuracy=0.55)),
+    )
+
+
+def every_table(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    nodes = a_table(first, "strom2015", "table_2_nodes", NODES)
+    methods = a_table(second, "ladkat2019", "table_1_workers", METHODS)
+    return [
+        tabulated(nodes, all_finished(nodes)),
+        tabulated(methods, all_finished(methods)),
+        *both_figures(tmp_path),
+    ]
+
+
+def test_texts_have_a_cell_a_column_and_json_comes_back(tmp_path):
+    for content in every_table(tmp_path):
+        assert json.loads(json.dumps(content, allow_nan=False)) == content
+        assert all(set(row) == {"label", "paper", "ours", "measured"} for row in content["rows"])
+        lines = [line for line in markdown(content).splitlines() if line.startswith("|")]
+        count = len(rows_shown(content))
+        assert len(lines) == 2 + count
+        assert {line.count("|") for line in lines} == {len(content["columns"]) + 1}
+        assert "Made 2025-01-01 at commit abc1234" in markdown(content)
+        assert "Simulated, not measured" in markdown(content)
+        assert len(plain(content).splitlines()) == 2 + count
+
+
+def test_the_baseline_is_a_row_where_the_table_has_none(tmp_path):
+    nodes, methods, *_ = every_table(tmp_path)
+    assert [row["label"] for row in rows_shown(nodes)] == ["1", "5", "20", "20, asynchronous"]
+    assert rows_shown(methods)[0]["label"] == "baseline"
+
+
+def test_what_the_paper_prints_stands_as_printed(tmp_path):
+    nodes, methods, *_ = every_table(tmp_path)
+    assert nodes["rows"][2]["paper"] == {
+        **{"nodes": 20, "frames_per_second": 171_000, "elapsed_minutes": 323},
+        **{"relative_speed": 17, "relative_wer_reduction_percent": 1.6},
+    }
+    assert nodes["rows"][3]["paper"] == {}
+    row = shown(nodes, "20")
+    assert row["frames/s: paper / simulated / this machine"].startswith("171,000 / 17")
+    assert shown(methods, "BMUF, 32")["speed-up in total time: paper"] == "36.6"
+    assert shown(methods, "BMUF, 32")["gpus: paper / ours"] == "32 / 8"
+
+
+def test_figures_have_their_series(tmp_path):
+    first, second = both_figures(tmp_path)
+    rates = [score("", 9 - n)["wer"] for n in range(EPOCHS)]
+    assert first["rows"][0]["ours"]["wer_by_epoch"] == pytest.approx(rates)
+    assert first["baseline"]["ours"]["wer_by_epoch"] == pytest.approx(rates)
+    assert "40 nodes: WER % after each epoch 9.00, 8.00, 7.00." in markdown(first)
+    ratios = second["rows"][0]["ours"]["frame_error_over_baseline_by_epoch"]
+    assert ratios == pytest.approx([1.0] * EPOCHS)
+
+
+def test_pictures_are_drawn_of_tables_and_figures(tmp_path):
+    sizes = [
+        {"run": "gtc", "set": {"model.dnn.layers": n}, "paper": {"layers": f"{n} hidden"}}
+        for n in (5, 8)
+    ]
+    words = a_table(tmp_path, "strom2015", "table_4_model_size", sizes)
+    contents = [*every_table(tmp_path), tabulated(words, all_finished(words))]
+    for number, content in enumerate(contents):
+        path = tmp_path / f"{number}.png"
+        plot(json.loads(json.dumps(content)), path)
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.stat().st_size > 5000
