@@ -8,7 +8,7 @@ PAPER  := $(notdir $(CURDIR))
 ROOT   := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))/..)
 PY     ?= $(or $(wildcard $(ROOT)/.venv/bin/python),python)
 SIDE   ?= $(shell nproc)# runs trained side by side, a thread each
-NAMED  := $(foreach t,$(TABLES),$(eval NAMED_$t := $$(shell $$(PY) $$(ROOT)/scripts/paper.py runs $$(SCALE) $$(CURDIR)/$t.yaml))$(NAMED_$t))
+NAMED  := $(foreach t,$(TABLES),$(eval NAMED_$t := $$(shell $$(PY) $$(ROOT)/scripts/rows.py $$(SCALE) $$(CURDIR)/$t.yaml))$(NAMED_$t))
 ifeq ($(strip $(NAMED)),)
 $(error no runs: see above)
 endif
@@ -45,6 +45,6 @@ $(foreach e,$(EPOCHS),$(eval $(call epoch_rule,$e)))
 define paper_rule # $1 is the table
 $W/tables/$(PAPER)-$1%md: $(CURDIR)/$1.yaml $(CURDIR)/paper.yaml $C/score.yaml \
   $(foreach r,$(NAMED_$1),$W/exp/$r/model.json $(TEST:%=$W/exp/$r/score.%.json))
-	$$(PY) $$S/paper.py table $$(SCALE) $$< $$C/score.yaml $$W/exp $$@
+	$$(PY) $$S/paper.py $$(SCALE) $$< $$C/score.yaml $$W/exp $$@
 endef
 $(foreach t,$(TABLES),$(eval $(call paper_rule,$t)))

@@ -1,54 +1,64 @@
-"""A paper's tables: which runs they need, and what these gave.
+"""A paper's table, ours beside its own.
 
-    paper.py runs SCALE recipes/PAPER/TABLE.yaml
-    paper.py table SCALE recipes/PAPER/TABLE.yaml conf/score.yaml exp tables/PAPER-TABLE.md
+    paper.py SCALE recipes/PAPER/TABLE.yaml conf/score.yaml exp tables/PAPER-TABLE.md
 
-`runs` prints names of runs, the baseline first, and RUN/epochs/N for models of single epochs that
-are decoded too. `table` reads exp/RUN/{run.json,log.jsonl,score.SPLIT.json}, and writes .json, .txt
-and .png as well.
+Reads exp/RUN/{run.json,log.jsonl,score.SPLIT.json}; writes .json, .txt and .png as well.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
+from asr_train.cost.cluster import read_cluster
+from asr_train.files import read_json, read_jsonl, write_json, write_text
 from asr_train.jobs import main
-from asr_train.paper.rows import Run, Table, read_tables
+from asr_train.paper.plot import plot
+from asr_train.paper.rows import Run, read_tables
+from asr_train.paper.table import markdown, paper_table, plain
+from asr_train.report.exchange import Trained
+from asr_train.report.tables import Score, held_out, provenance, read_score
+from asr_train.schema import ScoreSettings, load
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
 
-def paper(what: str, scale: str, file: str, *more: str) -> None:
+def paper(scale: str, file: str, conf: str, exp: str, output: str) -> None:
     (table,) = read_tables([file], scale, CONF / "papers")
-    if what == "runs":
-        print(*dict.fromkeys(targets(table)))
-    elif what == "table":
-        tabulate(table, *more)
-    else:
-        raise ValueError(f"paper.py has no command {what!r}; it has runs and table")
+    names = list(dict.fromkeys(run.name for run in table.runs))
+    decoded = table.settings.decode_epochs
+    found = paper_table(
+        table,
+        {name: finished(Path(exp, name)) for name in names},
+        {run.name: by_epoch(run, Path(exp)) for run in table.runs} if decoded else {},
+        load(ScoreSettings, conf),
+        read_cluster(table.paper.cluster, CONF / "cluster"),
+        provenance(conf),
+        CONF / "papers",
+    )
+    path = Path(output)
+    write_json(path.with_suffix(".json"), found)
+    write_text(path.with_suffix(".txt"), plain(found))
+    plot(found, path.with_suffix(".png"))
+    write_text(path, markdown(found))
 
 
-def targets(table: Table) -> Iterator[str]:
-    """What make is to train and decode."""
-    for run in table.runs:
-        yield run.name
-    if table.settings.decode_epochs:
-        for run in table.runs:
-            yield from (f"{run.name}/epochs/{n}" for n in range(1, epochs_of(run) + 1))
+def finished(folder: Path) -> Trained:
+    """What a run left."""
+    return Trained(
+        folder.name,
+        read_json(folder / "run.json"),
+        read_jsonl(folder / "log.jsonl"),
+        [read_score(path) for path in sorted(folder.glob("score.*.json"))],
+    )
 
 
-def epochs_of(run: Run) -> int:
-    """As its settings say."""
-    said = [o.partition("=")[2] for o in run.overrides if o.startswith("optim.epochs=")]
-    if not said:
-        raise ValueError(
-            f"{run.name} is decoded after every epoch, but no setting says how many there are; "
-            "give optim.epochs in paper.yaml"
-        )
-    return int(said[-1])
-
-
-def tabulate(table: Table, conf: str, exp: str, output: str) -> None:
-    raise NotImplementedError
+def by_epoch(run: Run, exp: Path) -> list[Score]:
+    """The TEST score of each epoch's model."""
+    epochs = range(1, run.epochs + 1)
+    return [
+        score
+        for n in epochs
+        for score in map(read_score, (exp / run.name / "epochs" / str(n)).glob("score.*.json"))
+        if held_out(score["split"])
+    ]
 
 
 if __name__ == "__main__":

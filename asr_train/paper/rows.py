@@ -6,7 +6,7 @@ the paper's own numbers; a scale says by what they are multiplied, so that the s
 several tables that are the same run share it. Knows nothing of how runs are trained.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,21 @@ class Run:
     base: str
     values: dict[str, Value]
     overrides: tuple[str, ...]
+
+    @property
+    def epochs(self) -> int:
+        """As the settings say.
+
+        Raises:
+            SettingsError: if they do not.
+        """
+        said = [o.partition("=")[2] for o in self.overrides if o.startswith("optim.epochs=")]
+        if not said or not said[-1].isdigit():
+            raise SettingsError(
+                f"{self.name} is decoded after every epoch, but optim.epochs is "
+                f"{said[-1] if said else 'not set'}; give a number in paper.yaml"
+            )
+        return int(said[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,13 +267,3 @@ def printed_rows(paper: dict[str, Any], table: str) -> list[dict[str, Any]]:
 def matching(rows: Sequence[dict[str, Any]], named: dict[str, Any]) -> dict[str, Any] | None:
     """The row with these values; None if there is none."""
     return next((r for r in rows if all(r.get(k) == v for k, v in named.items())), None)
-
-
-def targets(tables: Iterable[Table]) -> Iterator[str]:
-    """What make is to train and decode: names of runs, the baselines first, each once."""
-    named: dict[str, None] = {}
-    for table in tables:
-        named.update(dict.fromkeys(run.name for run in table.baselines))
-    for table in tables:
-        named.update(dict.fromkeys(run.name for run in table.runs))
-    yield from named

@@ -13,7 +13,6 @@ from asr_train.paper.rows import (
     printed_rows,
     read_tables,
     run_of,
-    targets,
 )
 from asr_train.schema import SettingsError
 
@@ -91,12 +90,23 @@ def test_at_full_scale_the_numbers_are_the_papers(tmp_path):
 def test_tables_share_runs_that_are_the_same_and_the_baselines_come_first(tmp_path):
     other = {**TABLE, "rows": [TABLE["rows"][1], {"run": "gtc", "set": {"comm.workers": 80}}]}
     tables = read(folder_with(tmp_path, table1=TABLE, table2=other), "full", "table1", "table2")
-    assert list(targets(tables)) == [
-        "sgd-workers1-seed1",
-        "gtc-workers40-seed1",
-        "gtc-threshold8-workers40-seed1",
-        "gtc-workers80-seed1",
+    assert [[run.name for run in table.runs] for table in tables] == [
+        [
+            "sgd-workers1-seed1",
+            "sgd-workers1-seed1",
+            "gtc-workers40-seed1",
+            "gtc-threshold8-workers40-seed1",
+        ],
+        ["sgd-workers1-seed1", "gtc-workers40-seed1", "gtc-workers80-seed1"],
     ]
+    assert tables[0].runs[2] == tables[1].runs[1]
+
+
+def test_epochs_are_those_of_the_settings(tmp_path):
+    folder = folder_with(tmp_path, table1=TABLE)
+    assert [run.epochs for run in read(folder, "small", "table1")[0].baselines] == [3, 3]
+    with pytest.raises(SettingsError, match=r"optim.epochs is not set"):
+        _ = read(folder, "full", "table1")[0].baselines[0].epochs
 
 
 @pytest.mark.parametrize(

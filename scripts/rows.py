@@ -1,0 +1,33 @@
+"""Which runs a paper's table needs: their names, the baseline first, on one line.
+
+    rows.py SCALE recipes/PAPER/TABLE.yaml
+
+RUN/epochs/N stands for the model of an epoch, where those are decoded, too. make asks this several
+times, so it imports little.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from asr_train.jobs import main
+from asr_train.paper.rows import Table, read_tables
+
+PAPERS = Path(__file__).resolve().parents[1] / "conf" / "papers"
+
+
+def rows(scale: str, file: str) -> None:
+    (table,) = read_tables([file], scale, PAPERS)
+    print(*dict.fromkeys(targets(table)))
+
+
+def targets(table: Table) -> Iterator[str]:
+    """What make is to train and decode."""
+    for run in table.runs:
+        yield run.name
+    if table.settings.decode_epochs:
+        for run in table.runs:
+            yield from (f"{run.name}/epochs/{n}" for n in range(1, run.epochs + 1))
+
+
+if __name__ == "__main__":
+    main(rows, __doc__)
