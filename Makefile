@@ -10,14 +10,15 @@ PYTHON ?= python3# 3.11 or newer, to make .venv with
 UV_VERSION := 0.13.8
 BIN := $(CURDIR)/.venv/bin
 export PATH := $(BIN):$(PATH)
-RECIPES := $(notdir $(patsubst %/Makefile,%,$(wildcard recipes/*/Makefile)))
+PAPERS := $(notdir $(patsubst %/paper.yaml,%,$(wildcard recipes/*/paper.yaml)))
+RECIPES := $(filter-out $(PAPERS),$(notdir $(patsubst %/Makefile,%,$(wildcard recipes/*/Makefile))))
 RECIPE ?= digits
 # Folders named on the command line count from here; make hands on all other variables by itself.
 FOLDERS = $(foreach v,CORPUS_DIR W MORE,$(if $($v),'$v=$(abspath $($v))'))
 
 FETCH := fsdd mini_librispeech librispeech an4 yesno
 
-.PHONY: help $(RECIPES) status report clean test test-fast lint format lock bench bench-step plan $(FETCH:%=fetch-%)
+.PHONY: help $(RECIPES) $(PAPERS) status clean test test-fast lint format lock bench bench-step plan $(FETCH:%=fetch-%)
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST) recipes/stages.mk
@@ -32,6 +33,15 @@ help:
 ## make clean RECIPE=fsdd          remove that recipe's work folder
 $(RECIPES): .venv/.ready
 	@$(MAKE) -C recipes/$@ table $(FOLDERS)
+
+## make strom2015                  tables and figures of a paper beside ours: strom2015, ladkat2019
+## make strom2015-table3           one of them (table2, table3, table4, figure1; table1, ...)
+##   SCALE=tiny, small, full       minutes; an evening on 2 cores (default); the paper's own sizes
+##   CORPUS=a recipe               whose speech it is (default: commands)
+$(PAPERS): .venv/.ready
+	@$(MAKE) -C recipes/$@ paper $(FOLDERS)
+$(foreach p,$(PAPERS),$p-%): .venv/.ready
+	@$(MAKE) -C recipes/$(firstword $(subst -, ,$@)) paper TABLES=$* $(FOLDERS)
 
 status clean: .venv/.ready
 	@$(MAKE) -C recipes/$(RECIPE) $@ $(FOLDERS)

@@ -30,7 +30,7 @@ MADE := $(TABLES:%=$W/tables/$(PAPER)-%.md)
 paper:
 	+@$(MAKE) $(foreach s,$(TRAIN) $(DEV),$W/shards/$(ALIGNER)/$s/index.json) $W/feats/$(TEST).jsonl.gz
 	+@$(MAKE) -j$(SIDE) JOBS=1 paper-tables
-	@cat $(MADE:.md=.txt)
+	@cat $(MADE:.md=.txt); echo "tables and pictures: $W/tables"
 	$(if $(RESULTS),@mkdir -p $(RESULTS); for t in $(TABLES); do for e in md json png; do \
 	  cp $W/tables/$(PAPER)-$$t.$$e $(RESULTS)/$$t.$$e; done; done)
 paper-tables: $(MADE)

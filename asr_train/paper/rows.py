@@ -6,9 +6,10 @@ the paper's own numbers; a scale says by what they are multiplied, so that the s
 several tables that are the same run share it. Knows nothing of how runs are trained.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from asr_train.files import read_yaml
@@ -85,6 +86,7 @@ class TableSettings:
         table: its key in the paper's file.
         baseline: what the rows are compared with.
         decode_epochs: the model of every epoch is decoded, for a figure of word errors.
+        times: by scale, factors of this table that differ from the scale's own.
     """
 
     table: str
@@ -92,6 +94,7 @@ class TableSettings:
     baseline: RowSettings
     rows: list[RowSettings]
     decode_epochs: bool = False
+    times: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +192,8 @@ def _read_table(path: Path, scale: str, papers: Path) -> Table:
     printed = printed_rows(read_yaml(papers / f"{paper.paper}.yaml"), settings.table)
 
     def runs(row: RowSettings) -> tuple[Run, ...]:
-        return tuple(run_of(row, paper, scale, seed) for seed in paper.scales[scale].seeds)
+        more = settings.times.get(scale, {})
+        return tuple(run_of(row, paper, scale, seed, more) for seed in paper.scales[scale].seeds)
 
     rows = []
     for row in settings.rows:
@@ -200,9 +204,17 @@ def _read_table(path: Path, scale: str, papers: Path) -> Table:
     return Table(path.stem, settings, paper, scale, runs(settings.baseline), tuple(rows))
 
 
-def run_of(row: RowSettings, paper: PaperSettings, scale: str, seed: int) -> Run:
+def run_of(
+    row: RowSettings,
+    paper: PaperSettings,
+    scale: str,
+    seed: int,
+    times: Mapping[str, float] = MappingProxyType({}),
+) -> Run:
     """The run of a row: the paper's numbers times the scale's.
 
+    Args:
+        times: factors in place of the scale's, of what the row itself sets.
     Raises:
         SettingsError: if paper.yaml does not know the run, or a value is none.
     """
@@ -212,8 +224,9 @@ def run_of(row: RowSettings, paper: PaperSettings, scale: str, seed: int) -> Run
         )
     usual = paper.runs[row.run]
     factors = paper.scales[scale].times
-    values = {key: _times(key, v, factors) for key, v in {**usual, **row.set}.items()}
     unsaid = {key: _times(key, v, factors) for key, v in usual.items()}
+    own = {key: _times(key, v, {**factors, **times}) for key, v in row.set.items()}
+    values = {**unsaid, **own}
     said = {key: v for key, v in values.items() if unsaid.get(key) != v or key == WORKERS}
     words = [f"{key.rpartition('.')[2]}{_spelled(v)}" for key, v in sorted(said.items())]
     return Run(
@@ -229,7 +242,7 @@ def run_of(row: RowSettings, paper: PaperSettings, scale: str, seed: int) -> Run
     )
 
 
-def _times(key: str, value: Any, factors: dict[str, float]) -> Value:
+def _times(key: str, value: Any, factors: Mapping[str, float]) -> Value:
     if not isinstance(value, int | float | str | bool):
         raise SettingsError(f"{key} is {value!r}; it must be a number or a word")
     if key not in factors or isinstance(value, str | bool):

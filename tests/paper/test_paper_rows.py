@@ -133,6 +133,13 @@ def test_whole_numbers_stay_whole_and_words_stay(key, value, factor, scaled):
     assert type(found) is type(scaled)
 
 
+def test_a_table_may_scale_what_its_rows_set_in_another_way(tmp_path):
+    table = {**TABLE, "times": {"small": {"comm.gtc.threshold": 1.0}}}
+    (table,) = read(folder_with(tmp_path, table1=table), "small", "table1")
+    assert table.rows[2].runs[0].values["comm.gtc.threshold"] == 8.0
+    assert table.rows[1].runs[0].values["comm.gtc.threshold"] == 2.0  # as usual for the run
+
+
 def test_names_are_good_for_make_and_a_shell(tmp_path):
     (table,) = read(folder_with(tmp_path, table1=TABLE), "small", "table1")
     for run in table.runs:
