@@ -145,7 +145,7 @@ $W/exp/%/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml $W/la
 	$(PY) $S/tune.py $(wordlist 1,5,$^) $@
 
 define scales_rule # $1 is a run that does not choose its own
-$W/exp/$1/tuned%json: $W/exp/$(SCALES)/tuned.json ; cp $$< $$@
+$W/exp/$1/tuned%json: $W/exp/$(SCALES)/tuned.json $W/exp/$1/model.json ; cp $$< $$@
 endef
 $(foreach r,$(if $(SCALES),$(filter-out $(SCALES),$(NETS))),$(eval $(call scales_rule,$r)))
 
