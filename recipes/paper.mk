@@ -38,7 +38,6 @@ paper-tables: $(MADE)
 # The model of an epoch comes with the run; it is decoded as the run is.
 define epoch_rule # $1 is RUN/epochs/N
 $W/exp/$1/model%json: $W/exp/$(firstword $(subst /, ,$1))/model.json ; @test -e $$@
-$W/exp/$1/tuned%json: $W/exp/$(SCALES)/tuned.json $W/exp/$1/model.json ; @cp $$< $$@
 endef
 $(foreach e,$(EPOCHS),$(eval $(call epoch_rule,$e)))
 

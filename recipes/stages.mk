@@ -61,6 +61,7 @@ MODELS  := $(GMMS) $(NETS)
 TEACHERS := $(sort $(ALIGNER) $(if $(PASSES),$(filter-out %-realign$(REALIGN),$(NETS))))
 # A run whose acoustic scale and penalties, chosen on DEV, all networks take; empty: each its own.
 SCALES  ?=
+EPOCHS  ?=# models of single epochs, RUN/epochs/N, that are decoded with them, too
 # Runs whose n-best lists the larger language model (lm.big) scores anew.
 RESCORE ?=
 RESCORED := $(RESCORE:%=%-rescored)
@@ -144,11 +145,6 @@ $W/exp/%/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml $W/la
   $W/feats/$(DEV).jsonl.gz $(WORD_FILES)
 	$(PY) $S/tune.py $(wordlist 1,5,$^) $@
 
-define scales_rule # $1 is a run that does not choose its own
-$W/exp/$1/tuned%json: $W/exp/$(SCALES)/tuned.json $W/exp/$1/model.json ; cp $$< $$@
-endef
-$(foreach r,$(if $(SCALES),$(filter-out $(SCALES),$(NETS))),$(eval $(call scales_rule,$r)))
-
 $W/exp/%-rescored/tuned.json: $W/exp/%/hyp.$(DEV).jsonl $W/manifests/$(DEV).jsonl.gz \
   $C/decode.yaml $C/normaliser.yaml $W/lm/index.json $(WORD_FILES)
 	$(PY) $S/rescore.py tune $(wordlist 1,5,$^) $@
@@ -163,6 +159,12 @@ $W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.
 	$$(PY) $S/score.py $$(wordlist 1,3,$$^) $$@
 endef
 $(foreach s,$(EVAL),$(eval $(call eval_rules,$s)))
+define scales_rule # $1 is the run, $2 the split
+$W/exp/$1/hyp.$2%jsonl: $W/exp/$1/model.json $W/exp/$(SCALES)/tuned.json $W/lang/index.json $W/feats/$2.jsonl.gz
+	$$(PY) $$S/decode.py $$^ $$@
+endef
+$(foreach s,$(EVAL),$(foreach r,$(if $(SCALES),$(filter-out $(SCALES),$(NETS))) $(EPOCHS),\
+  $(eval $(call scales_rule,$r,$s))))
 $W/tables/wer%md: $C/score.yaml $(SCORES) ; $(PY) $S/tables.py $^ $@
 $W/tables/exchange%md: $C/score.yaml $(NETS:%=$W/exp/%/model.json) \
   $(foreach r,$(NETS),$(EVAL:%=$W/exp/$r/score.%.json))

@@ -84,9 +84,9 @@ def _tuned(path: Path, scorer: Scorer, lang: Lang) -> tuple[Choice, Choice, Effo
     chosen, about = read_json(path), path.parent / "graph" / "HCLG.json"
     made = read_json(about)
     try:
-        if chosen["run"] != scorer.run:
+        if chosen["run"] != path.parent.name:
             raise ValueError(
-                f"{path} is of the run {chosen['run']} but the model is of {scorer.run}"
+                f"{path} is of the run {chosen['run']} but lies in the folder of {path.parent.name}"
             )
         for key in ("run", "insertion_penalty", "lm_weight"):
             if made[key] != chosen[key]:

@@ -345,7 +345,7 @@ def test_a_choice_of_another_run_is_refused(work):
     refused(
         work,
         "decode dnn",
-        "exp/dnn/tuned.json is of the run mono but the model is of dnn",
+        "exp/dnn/tuned.json is of the run mono but lies in the folder of dnn",
         "delete exp/dnn/tuned.json and run make again",
     )
 
