@@ -18,7 +18,7 @@ FOLDERS = $(foreach v,CORPUS_DIR W MORE,$(if $($v),'$v=$(abspath $($v))'))
 
 FETCH := fsdd mini_librispeech librispeech an4 yesno
 
-.PHONY: help $(RECIPES) $(PAPERS) status clean test test-fast lint format lock bench bench-step plan $(FETCH:%=fetch-%)
+.PHONY: help $(RECIPES) $(PAPERS) status clean report test test-fast lint format lock bench bench-step plan $(FETCH:%=fetch-%)
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST) recipes/stages.mk
@@ -45,6 +45,10 @@ $(foreach p,$(PAPERS),$p-%): .venv/.ready
 
 status clean: .venv/.ready
 	@$(MAKE) -C recipes/$(RECIPE) $@ $(FOLDERS)
+
+## make report                     all tables, of runs made here and kept ones, in report/index.html
+report: .venv/.ready
+	@mkdir -p report && $(BIN)/python scripts/gather.py $(CURDIR) report/index.html
 
 ## make fetch-fsdd                 download the Free Spoken Digit Dataset into data/fsdd; so for
 ##                                 mini_librispeech, librispeech (PARTS='dev-clean ...',
