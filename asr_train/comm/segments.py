@@ -92,7 +92,7 @@ class SegmentedGtc(Gtc, Watcher):
             self.exchange.awaited_since = time.perf_counter()
         begun = here.turn < len(self.segments) - 1
         assert not begun or self._grad_P is gradient.grad_P, "it was made elsewhere"
-        for segment in range(here.turn, -1, -1):
+        for segment in range(here.turn, -1, -1):  # the first one, at least
             self._begin(segment, here, gradient)
         self._side.wait()
         return gradient
@@ -110,10 +110,7 @@ class SegmentedGtc(Gtc, Watcher):
             here.turn -= 1
 
     def _begin(self, number: int, here: _Pass, gradient: Gradient) -> None:
-        """Have a segment of a gradient compressed, exchanged and read; what is known of the whole
-        gradient goes with the first one."""
-        if number > 0:
-            gradient = Gradient(gradient.grad_P, frames=0)
+        """Have a segment of a gradient compressed, exchanged and read, with what is known so far."""
         self._side.do(functools.partial(self._exchange_part, number, here, gradient))
 
     def _exchange_part(self, number: int, here: _Pass, gradient: Gradient) -> None:
