@@ -110,7 +110,7 @@ class SegmentedGtc(Gtc, Watcher):
             here.turn -= 1
 
     def _begin(self, number: int, here: _Pass, gradient: Gradient) -> None:
-        """Have a segment of a gradient compressed, exchanged and read, with what is known so far."""
+        """Have a segment compressed, exchanged and read, with what is known of the gradient."""
         self._side.do(functools.partial(self._exchange_part, number, here, gradient))
 
     def _exchange_part(self, number: int, here: _Pass, gradient: Gradient) -> None:

@@ -1,5 +1,6 @@
 """Segments change when things are sent, and nothing else: not a bit of what comes of it."""
 
+import contextlib
 import copy
 import itertools
 import threading
@@ -93,7 +94,8 @@ class Run:
             rng = torch.Generator().manual_seed(1000 * worker + self.step)
             self.model.unused = self.step in self.unused
             hooks = [self.poison(n) for w, step, n in self.bad if (w, step) == (worker, self.step)]
-            self.model(torch.randn(6, 7, generator=rng)).square().sum().backward()
+            x = torch.randn(6, 7, generator=rng).to(self.bucket.grad_P.device)
+            self.model(x).square().sum().backward()
             for hook in hooks:
                 hook.remove()
             is_finite = bool(self.bucket.grad_P.sum().isfinite())
@@ -356,6 +358,59 @@ def test_after_a_task_that_failed_none_is_begun():
     side.do(lambda: done.append(3))
     side.wait()
     assert done == [1, 3]
+
+
+class Stream:
+    """Of a GPU, as far as `Side` uses it: says what it is told."""
+
+    def __init__(self, name, said) -> None:
+        self.name, self.said = name, said
+
+    def record_event(self):
+        self.said.append(f"{self.name} records")
+        return self
+
+    def wait(self):  # of the event
+        self.said.append(f"{torch.cuda.current_stream().name} waits for {self.name}'s event")
+
+    def wait_stream(self, other):
+        self.said.append(f"{self.name} waits for all of {other.name}")
+
+
+def test_a_gpus_side_stream_waits_for_the_gradient_and_the_step_for_the_side_stream(monkeypatch):
+    said, here = [], threading.local()
+
+    @contextlib.contextmanager
+    def stream(chosen):
+        here.stream = chosen
+        yield
+        del here.stream
+
+    main = Stream("main", said)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("side", said))
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device=None: getattr(here, "stream", main)
+    )
+    side = Side(torch.device("cuda", 0))
+    side.do(lambda: said.append(f"done on {torch.cuda.current_stream().name}"))
+    side.wait()
+    assert said == [
+        "main records",
+        "side waits for main's event",
+        "done on side",
+        "main waits for all of side",
+    ]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", [Layers, Cells])
+def test_segments_change_no_bit_on_a_gpu(kind):
+    gpu = torch.device("cuda")
+    runs = [Run(Loopback(range(2), gpu), parts, lambda: kind().to(gpu)) for parts in PARTS]
+    for _ in range(8):
+        bits = [run.steps(1).bits() for run in runs]
+        assert bits == [bits[0]] * len(PARTS)
 
 
 @pytest.mark.parametrize(
