@@ -141,9 +141,9 @@ class Trained:
         counts = self.state.since_log[self.worker]
         counts.exchange_seconds = counts.compute_seconds = 0.0
         self.exchange.barrier()
-        began = time.perf_counter()
+        began, busy = time.perf_counter(), time.process_time()
         step(self.model, lambda _: batch, self.state, 0.0, seed=1)
-        seconds = {"step": time.perf_counter() - began}
+        seconds = {"step": time.perf_counter() - began, "cpu": time.process_time() - busy}
         seconds |= {"exchange": counts.exchange_seconds, "compute": counts.compute_seconds}
         rows = self.exchange.numbers([list(seconds.values())])
         return dict(zip(seconds, map(max, zip(*rows, strict=True)), strict=True))
@@ -241,12 +241,13 @@ def markdown(content: dict[str, Any]) -> str:
         f"{content['load']['before'][0]:.1f} before, {content['load']['after'][0]:.1f} after). "
         "Milliseconds, medians over steps that take turns, of the slower process; in brackets the "
         "middle half. Waited: of the step, for compression and exchange that backward did not "
-        "hide. Saved: median over rounds of what a step without segments took more. On a GPU: "
-        f"{content['gpu']}.",
+        "hide. CPU: of all threads of a process; where a step takes much more, other work on the "
+        "machine had its cores, and the step's time says little. Saved: median over rounds of what "
+        f"a step without segments took more. On a GPU: {content['gpu']}.",
         "",
         "| network | link | message kB | segments | step | forward, backward, update | waited | "
-        "saved | saved % |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+        "CPU | saved | saved % |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in content["rows"]:
         low, high = row["step_quartiles"]
@@ -257,6 +258,7 @@ def markdown(content: dict[str, Any]) -> str:
             f"{row['message_bytes'] / 1e3:.0f} | {row['segments']} | "
             f"{1e3 * row['step_seconds']:.0f} ({1e3 * low:.0f} – {1e3 * high:.0f}) | "
             f"{1e3 * row['compute_seconds']:.0f} | {1e3 * row['exchange_seconds']:.1f} | "
+            f"{1e3 * row['cpu_seconds']:.0f} | "
             + (
                 f"{1e3 * row['saved_seconds']:+.1f} | {row['saved_seconds'] / whole:+.1%} |"
                 if row["segments"] > 1
