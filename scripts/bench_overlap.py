@@ -5,7 +5,7 @@ that sends all of them after it (comm.gtc.segments; see asr_train/comm/segments.
 of one thread each, in network namespaces of their own, with a link whose rate the kernel holds (tc,
 tbf) or which has no limit: what they send goes through memory then, as over loopback. Needs Linux,
 root, ip and tc; changes nothing outside its own namespaces. Writes FOLDER/overlap.json and
-overlap.md. About two minutes on a quiet machine, six on one with a load of 10.
+overlap.md. Took six minutes on a machine with a load of 10, for 40 s of CPU time.
 Frames are random, other ones in each process; tau is such that about one element in 200 exceeds it.
 All take turns at the same step, from a barrier to the slower process's end; after the last step
 their weights and residuals must be the same bits, or nothing is written.
