@@ -839,9 +839,16 @@ class GtcSettings:
     codec: Codec
     capacity: Capacity
     adaptive: AdaptiveSettings | None = None  # null: the threshold stays
+    segments: int = 1  # parts that are sent while backward still runs; see `comm.segments`
 
     def __post_init__(self) -> None:
         _within("comm.gtc", 1e-30, 1e30, threshold=self.threshold)
+        _within("comm.gtc", 1, 1000, segments=self.segments)
+        if self.segments > 1 and self.capacity is Capacity.fixed:
+            raise SettingsError(
+                f"comm.gtc.segments is {self.segments} but comm.gtc.capacity is fixed, which is "
+                "room in one message for all of a gradient; set capacity=exact, or segments=1"
+            )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -957,6 +964,11 @@ class CommSettings:
             raise SettingsError(
                 "comm.gtc.capacity is fixed, but messages of comm.method=gtc_async are as long as "
                 "they have to be; set it to exact"
+            )
+        if self.method is Method.gtc_async and self.gtc is not None and self.gtc.segments > 1:
+            raise SettingsError(
+                f"comm.gtc.segments is {self.gtc.segments}, but comm.method=gtc_async sends whole "
+                "gradients, beside the next step; set it to 1"
             )
 
     def group_of(self, workers: int) -> int:

@@ -7,6 +7,7 @@ Linux, root, ip and tc; changes nothing outside its own namespaces. Writes netwo
 and network.png into FOLDER. About two minutes.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,13 @@ def _all_to_one(sim: Simulation, ranks: Sequence[int], size: float) -> Signal:
     return there
 
 
-def run(folder: str, *rates: str) -> None:
+def in_own_namespaces() -> bool:
+    """True in a network of its own, in which links can be made; elsewhere, False once this command
+    has been run in such a one.
+
+    Raises:
+        ValueError: if that cannot be, or the command failed.
+    """
     for tool in ("ip", "tc", "unshare"):
         if shutil.which(tool) is None:
             raise ValueError(f"{tool} is not there; install iproute2 and util-linux")
@@ -67,12 +74,18 @@ def run(folder: str, *rates: str) -> None:
         raise ValueError("network namespaces need root; call this as root, in a container say")
     if not os.environ.get(INSIDE):
         command = ["unshare", "-n", "-m", sys.executable, *sys.argv]
-        ended = subprocess.run(command, env=os.environ | {INSIDE: "1"}, check=False)
-        if ended.returncode:
-            raise ValueError(f"no measurement: exit status {ended.returncode}, see above")
-        return
+        done = subprocess.run(command, env=os.environ | {INSIDE: "1"}, check=False)
+        if done.returncode:
+            raise ValueError(f"no measurement: exit status {done.returncode}, see above")
+        return False
     for command in ("mount --make-rprivate /", "mount -t tmpfs none /run", "ip link set lo up"):
         _do(command)
+    return True
+
+
+def run(folder: str, *rates: str) -> None:
+    if not in_own_namespaces():
+        return
     measured = [measure(workers, float(rate)) for rate in rates or RATES for workers in WORKERS]
     rows = [row for found in measured for row in compare(found)]
     content = {
@@ -97,11 +110,15 @@ def _do(command: str) -> None:
     subprocess.run(command.split(), check=True)
 
 
-def measure(workers: int, mbit_per_s: float) -> dict[str, Any]:
-    """What rank 0 saw: seconds of one way, bytes a second, seconds of everything."""
+@contextlib.contextmanager
+def shaped(workers: int, mbit_per_s: float | None) -> Iterator[None]:
+    """Inside, there are the namespaces n0, n1, ... with links e0 (10.9.0.1), e1 (10.9.0.2), ...
+
+    Args:
+        mbit_per_s: of each link, both ways; None: no limit.
+    """
     _do("ip link add name bridge type bridge")
     _do("ip link set bridge up")
-    shape = f"root tbf rate {mbit_per_s:g}mbit burst 16kb latency 400ms"
     for i in range(workers):
         inside = f"ip netns exec n{i}"
         _do(f"ip netns add n{i}")
@@ -110,31 +127,51 @@ def measure(workers: int, mbit_per_s: float) -> dict[str, Any]:
         _do(f"{inside} ip link set lo up")
         _do(f"{inside} ip addr add 10.9.0.{i + 1}/24 dev e{i}")
         _do(f"{inside} ip link set e{i} up")
-        _do(f"tc qdisc add dev v{i} {shape}")
-        _do(f"{inside} tc qdisc add dev e{i} {shape}")
-    with tempfile.TemporaryDirectory() as scratch:
-        output = Path(scratch) / "seconds.json"
-        ranks = [
-            subprocess.Popen(
-                [
-                    *("ip", "netns", "exec", f"n{i}", sys.executable, __file__),
-                    *("--rank", str(i), str(workers), str(output)),
-                ],
-                env=os.environ | {"GLOO_SOCKET_IFNAME": f"e{i}", "OMP_NUM_THREADS": "1"},
-            )
-            for i in range(workers)
-        ]
-        try:
-            statuses = [rank.wait(timeout=300) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        if any(statuses):
-            raise ValueError(f"{workers} ranks ended with the statuses {statuses}, see above")
-        found = json.loads(output.read_text())
+        if mbit_per_s is not None:
+            _do(f"tc qdisc add dev v{i} {shape(mbit_per_s)}")
+            _do(f"{inside} tc qdisc add dev e{i} {shape(mbit_per_s)}")
+    yield
     for i in range(workers):
         _do(f"ip netns del n{i}")
     _do("ip link del bridge")
+
+
+def shape(mbit_per_s: float) -> str:
+    """What tc holds a link at a rate with."""
+    return f"root tbf rate {mbit_per_s:g}mbit burst 16kb latency 400ms"
+
+
+def ended(
+    commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]], seconds: float = 300
+) -> None:
+    """Run them side by side, each with what its environment adds; ValueError if one fails."""
+    ranks = [
+        subprocess.Popen(command, env=os.environ | more)
+        for command, more in zip(commands, environments, strict=True)
+    ]
+    try:
+        statuses = [rank.wait(timeout=seconds) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    if any(statuses):
+        raise ValueError(f"{len(ranks)} ranks ended with the statuses {statuses}, see above")
+
+
+def measure(workers: int, mbit_per_s: float) -> dict[str, Any]:
+    """What rank 0 saw: seconds of one way, bytes a second, seconds of everything."""
+    with tempfile.TemporaryDirectory() as scratch, shaped(workers, mbit_per_s):
+        output = Path(scratch) / "seconds.json"
+        commands = [
+            [
+                *("ip", "netns", "exec", f"n{i}", sys.executable, __file__),
+                *("--rank", str(i), str(workers), str(output)),
+            ]
+            for i in range(workers)
+        ]
+        more = [{"GLOO_SOCKET_IFNAME": f"e{i}", "OMP_NUM_THREADS": "1"} for i in range(workers)]
+        ended(commands, more)
+        found = json.loads(output.read_text())
     return found | {"workers": workers, "mbit_per_s": mbit_per_s}
 
 

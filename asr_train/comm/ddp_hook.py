@@ -37,12 +37,18 @@ class GtcHook:
             that a GradScaler skips it everywhere; residuals stay as they were.
         sent: bits, elements and overflows of this rank so far.
     Raises:
-        ValueError: if a parameter is not float32, or there are more than messages can number.
+        ValueError: if a parameter is not float32, or there are more than messages can number, or
+            the settings have several segments.
     """
 
     def __init__(
         self, model: nn.Module, settings: GtcSettings, timeout_seconds: float = 300.0
     ) -> None:
+        if settings.segments != 1:
+            raise ValueError(
+                f"GtcSettings.segments is {settings.segments}, but the hook exchanges whole "
+                "gradients, when DDP's last bucket is there; set it to 1"
+            )
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         table, device = slots(named)
         size = table[-1].offset + table[-1].numel

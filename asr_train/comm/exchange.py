@@ -3,10 +3,11 @@
 A process hosts some of the workers: one each under torchrun, all of them in `comm.loopback`, or a
 few each. Collectives take one value a worker that is hosted here, and give all workers' values in
 the order of workers, or their sum in that order: so the bits do not depend on who hosts whom.
-Every process calls them in the same order, from one thread.
+Every process calls them in the same order, from one thread at a time.
 """
 
 import contextlib
+import math
 import os
 import time
 from abc import ABC, abstractmethod
@@ -41,6 +42,7 @@ class Exchange(ABC):
         processes: that host them.
         seconds: of this process so far: `transfer` in collectives, which wait for the slowest, and
             what users of the exchange add, each under a name of `PARTS`.
+        awaited_since: before this time nobody waits for the exchange, and no seconds count.
     """
 
     processes = 1
@@ -49,6 +51,7 @@ class Exchange(ABC):
         self.members, self.local, self.device = members, local, device
         self.wire_bits = dict.fromkeys(local, 0)
         self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.awaited_since = -math.inf
 
     def __len__(self) -> int:
         return len(self.members)
@@ -58,7 +61,8 @@ class Exchange(ABC):
         """Count the seconds inside; a GPU's as far as they are waited for."""
         began = time.perf_counter()
         yield
-        self.seconds[part] += time.perf_counter() - began
+        began = max(began, self.awaited_since)
+        self.seconds[part] += max(0.0, time.perf_counter() - began)
 
     # --- what the two kinds differ in -------------------------------------------------------------
 

@@ -72,13 +72,18 @@ class Gtc:
         is_fixed = self.settings.capacity is schema.Capacity.fixed
         room = HEADER_BYTES + self.capacity if is_fixed else None
         received = self.exchange.gather(messages, room)
-        read = [self._read(w, m) for w, m in zip(self.exchange.members, received, strict=True)]
-        self.step += 1
-        headers = [header for header, _ in read]
-        if any(header.flags & Flags.not_finite for header in headers):
+        headers, words = self._read(received, self.size)
+        found = self._taken(headers, words, total_P)
+        if found is None:
             self._turn = turns
+        return found
+
+    def _taken(self, headers: list[Header], words: list[Tensor], room_P: Tensor) -> Quanta | None:
+        """End the step with what all messages say; if one forbids it, as if it had not been."""
+        self.step += 1
+        if any(header.flags & Flags.not_finite for header in headers):
             return None
-        found = Quanta([words_K for _, words_K in read], self.tau, total_P)
+        found = Quanta(words, self.tau, room_P)
         self.residuals, self._kept = self._kept, self.residuals
         self._plan_next(headers)
         return found
@@ -104,32 +109,43 @@ class Gtc:
                 self._turn[worker] = int(threshold.from_words(waiting_K)[0][0])
                 flags |= Flags.overflow
                 sent.overflows += 1
-        header = Header(
+        header = self._header(worker, self.size, gradient.frames, wanted, flags)
+        return self._written(words_K, header, sent)
+
+    def _header(self, worker: int, size: int, frames: int, wanted: int, flags: Flags) -> Header:
+        return Header(
             step=self.step,
             worker=worker,
             workers=len(self.exchange),
-            size=self.size,
+            size=size,
             tau=self.tau,
-            frames=gradient.frames,
+            frames=frames,
             wanted=wanted,
             flags=flags,
         )
+
+    def _written(self, words_K: Tensor, header: Header, sent: Sent) -> Tensor:
         message_B = codec.write(words_K, header, self.kind)
         sent.bits += 8 * len(message_B)
         sent.elements += len(words_K)
         return message_B
 
-    def _read(self, worker: int, message_B: Tensor) -> tuple[Header, Tensor]:
-        header, words_K = codec.read(message_B)
-        found = (header.step, header.worker, header.workers, header.size, header.tau)
-        wanted = (self.step, worker, len(self.exchange), self.size, self.tau)
-        if found != wanted:
-            raise MessageError(
-                "a message says (step, worker, workers, parameters, tau) "
-                f"{found} but {wanted} is due; were all workers started from the same checkpoint "
-                "and settings?"
-            )
-        return header, words_K
+    def _read(self, messages: list[Tensor], size: int) -> tuple[list[Header], list[Tensor]]:
+        """Headers and hits of all workers' messages about `size` parameters."""
+        headers, words = [], []
+        for worker, message_B in zip(self.exchange.members, messages, strict=True):
+            header, words_K = codec.read(message_B)
+            found = (header.step, header.worker, header.workers, header.size, header.tau)
+            wanted = (self.step, worker, len(self.exchange), size, self.tau)
+            if found != wanted:
+                raise MessageError(
+                    "a message says (step, worker, workers, parameters, tau) "
+                    f"{found} but {wanted} is due; were all workers started from the same "
+                    "checkpoint and settings?"
+                )
+            headers.append(header)
+            words.append(words_K)
+        return headers, words
 
     def _plan_next(self, headers: list[Header]) -> None:
         """Capacity and tau, from what all workers know alike."""

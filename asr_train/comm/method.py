@@ -21,6 +21,7 @@ from asr_train.kernels import decode
 
 if TYPE_CHECKING:
     from asr_train.comm.ahead import Ahead
+    from asr_train.comm.bucket import Bucket
 
 
 @dataclass(slots=True)
@@ -92,6 +93,14 @@ class Reducer(Protocol):
         """The threshold, and the sum of squares of what is owed; zeros where there is none."""
 
 
+class Watcher(ABC):
+    """A reducer that wants to know of gradients before they are whole."""
+
+    @abstractmethod
+    def watch(self, bucket: "Bucket") -> None:
+        """All gradients will be made in `bucket.grad_P`, by backward passes."""
+
+
 class Blocks(Protocol):
     """All teams' models -> what they go on from, every few steps."""
 
@@ -151,6 +160,16 @@ class Method:
         """As `reduce_gradient`, but hits may be left to be added up as they are used."""
         with self._counted(self.teams[team]):
             return self.reducers[team].quanta(gradients, self.sent)
+
+    def watch(self, bucket: "Bucket") -> None:
+        """Let reducers that can begin with parts of a gradient while backward makes the others.
+
+        Args:
+            bucket: whose `grad_P` all gradients come in.
+        """
+        for reducer in self.reducers:
+            if isinstance(reducer, Watcher):
+                reducer.watch(bucket)
 
     def after_update(self, replicas: Sequence[Replica]) -> None:
         """May change the models, once they are updated (or the step was skipped).

@@ -581,6 +581,8 @@ def identity(
     settings = schema.plain(run)
     for name in ("timeout_seconds", "check_steps", "workers"):
         del settings["comm"][name]  # decide nothing
+    if settings["comm"]["gtc"] is not None:
+        del settings["comm"]["gtc"]["segments"]  # nor do they
     indexes = [train_shards.index, dev_shards.index]
     content = {"run": settings, "shards": indexes}
     if initial is not None:

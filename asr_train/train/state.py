@@ -118,6 +118,7 @@ class RunState:
         state.skipped_in_row = [0] * len(method.teams)
         state.since_log = {worker: Interval() for worker in method.exchange.local}
         method.begin(bucket.weights_P)
+        method.watch(bucket)
         return state
 
     def contents(self) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -7,6 +7,7 @@ from asr_train import schema
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.gtc import Gtc
 from asr_train.comm.method import Alone, Method, Reducer
+from asr_train.comm.segments import SegmentedGtc
 
 
 class GtcMethod(Method):
@@ -19,4 +20,7 @@ class GtcMethod(Method):
 def gtc_reducer(settings: schema.CommSettings, team: Exchange, size: int) -> Reducer:
     """Of a team that shares a model."""
     assert settings.gtc is not None
-    return Alone() if len(team) == 1 else Gtc(team, size, settings.gtc)
+    if len(team) == 1:
+        return Alone()
+    kind = Gtc if settings.gtc.segments == 1 else SegmentedGtc
+    return kind(team, size, settings.gtc)
