@@ -44,19 +44,21 @@ def trained(said: str) -> list[str]:
 @pytest.fixture(scope="module")
 def strom(tmp_path_factory) -> tuple[Path, str]:
     """The work folder of a figure, and what was said on the way."""
-    work = tmp_path_factory.mktemp("paper") / "strom"
+    work = tmp_path_factory.mktemp("papers") / "work"
     return work, make("strom2015", work, "TABLES=figure1", f"RESULTS={work / 'results'}")
 
 
 def test_runs_share_what_they_begin_with_and_tables_share_runs(strom):
     work, said = strom
     runs = trained(said)
-    assert runs == ["sgd-workers1-seed1", "gtc-workers4-seed1"]
+    assert runs == ["strom2015-sgd-workers1-seed1", "strom2015-gtc-workers4-seed1"]
     assert len(re.findall(r"^layers-1: ", said, re.MULTILINE)) == 1
     planned = trained(make("strom2015", work, "-n", "paper-tables"))
     assert len(planned) == len(set(planned))
     assert not set(planned) & set(runs)
-    assert {"gtc-workers8-seed1", "gtc-threshold2.25-workers4-seed1"} <= set(planned)
+    assert {"strom2015-gtc-workers8-seed1", "strom2015-gtc-threshold2.25-workers4-seed1"} <= set(
+        planned
+    )
 
 
 def test_rows_have_the_papers_numbers_and_ours(strom, two_tiers):
@@ -84,10 +86,10 @@ def test_a_figure_has_the_words_wrong_after_every_epoch(strom):
 
 def test_rows_are_decoded_with_the_baselines_scale(strom):
     work, said = strom
-    assert len(re.findall(r"scripts/tune\.py .*/exp/sgd-", said)) == 1
-    assert len(re.findall(r"scripts/tune\.py .*/exp/gtc", said)) == 0
-    headers = [read_jsonl(path)[0] for path in work.glob("exp/*workers*/hyp.test.jsonl")]
-    assert len(headers) == 2
+    assert len(re.findall(r"scripts/tune\.py .*/exp/strom2015-sgd-", said)) == 1
+    assert len(re.findall(r"scripts/tune\.py .*/exp/strom2015-gtc", said)) == 0
+    runs = trained(said)
+    headers = [read_jsonl(work / "exp" / run / "hyp.test.jsonl")[0] for run in runs]
     assert len({header["acoustic_scale"] for header in headers}) == 1
 
 
@@ -100,10 +102,11 @@ def test_what_is_finished_is_not_made_again(strom):
 
 
 @pytest.fixture(scope="module")
-def two_tiers(tmp_path_factory) -> Path:
-    """The work folder of groups of several sizes."""
-    work = tmp_path_factory.mktemp("paper") / "ladkat"
-    make("ladkat2019", work, "TABLES=table3")
+def two_tiers(strom) -> Path:
+    """The work folder of groups of several sizes, on the same features and alignments."""
+    work, _ = strom
+    said = make("ladkat2019", work, "TABLES=table3")
+    assert not re.findall(r"scripts/(?:feats|gmm|ali|shards)\.py", said)
     return work
 
 

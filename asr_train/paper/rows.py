@@ -2,8 +2,8 @@
 
 A folder of recipes/ holds paper.yaml, what all of its tables share, and a file a table. Rows say
 the paper's own numbers; a scale says by what they are multiplied, so that the same row stands for
-40 workers of the paper or for 4 of a laptop. A run is named after its settings, so that rows of
-several tables that are the same run share it. Knows nothing of how runs are trained.
+40 workers of the paper or for 4 of a laptop. A run is named after paper and settings, so that rows
+of several tables that are the same run share it. Knows nothing of how runs are trained.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -230,7 +230,7 @@ def run_of(
     said = {key: v for key, v in values.items() if unsaid.get(key) != v or key == WORKERS}
     words = [f"{key.rpartition('.')[2]}{_spelled(v)}" for key, v in sorted(said.items())]
     return Run(
-        "-".join([row.run, *words, f"seed{seed}"]),
+        "-".join([paper.paper, row.run, *words, f"seed{seed}"]),
         row.run,
         values,
         (

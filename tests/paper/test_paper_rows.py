@@ -67,8 +67,8 @@ def test_a_row_is_a_run_a_seed_with_the_papers_numbers_times_the_scales(tmp_path
         None,
     ]
     first, second = table.rows[1].runs
-    assert first.name == "gtc-workers4-seed1"
-    assert second.name == "gtc-workers4-seed2"
+    assert first.name == "strom-gtc-workers4-seed1"
+    assert second.name == "strom-gtc-workers4-seed2"
     assert first.values == {"comm.workers": 4, "comm.gtc.threshold": 2.0}
     assert first.overrides == (
         "model=dnn_5x1536",
@@ -77,8 +77,11 @@ def test_a_row_is_a_run_a_seed_with_the_papers_numbers_times_the_scales(tmp_path
         "comm.workers=4",
         "optim.seed=1",
     )
-    assert table.rows[2].runs[0].name == "gtc-threshold4-workers4-seed1"
-    assert [run.name for run in table.baselines] == ["sgd-workers1-seed1", "sgd-workers1-seed2"]
+    assert table.rows[2].runs[0].name == "strom-gtc-threshold4-workers4-seed1"
+    assert [run.name for run in table.baselines] == [
+        "strom-sgd-workers1-seed1",
+        "strom-sgd-workers1-seed2",
+    ]
 
 
 def test_at_full_scale_the_numbers_are_the_papers(tmp_path):
@@ -92,12 +95,12 @@ def test_tables_share_runs_that_are_the_same_and_the_baselines_come_first(tmp_pa
     tables = read(folder_with(tmp_path, table1=TABLE, table2=other), "full", "table1", "table2")
     assert [[run.name for run in table.runs] for table in tables] == [
         [
-            "sgd-workers1-seed1",
-            "sgd-workers1-seed1",
-            "gtc-workers40-seed1",
-            "gtc-threshold8-workers40-seed1",
+            "strom-sgd-workers1-seed1",
+            "strom-sgd-workers1-seed1",
+            "strom-gtc-workers40-seed1",
+            "strom-gtc-threshold8-workers40-seed1",
         ],
-        ["sgd-workers1-seed1", "gtc-workers40-seed1", "gtc-workers80-seed1"],
+        ["strom-sgd-workers1-seed1", "strom-gtc-workers40-seed1", "strom-gtc-workers80-seed1"],
     ]
     assert tables[0].runs[2] == tables[1].runs[1]
 
@@ -176,7 +179,7 @@ def test_one_name_for_two_runs_is_refused(tmp_path):
         {"run": "gtc", "set": {"comm.bmuf.block": 2}},
     ]
     folder = folder_with(tmp_path, table1={**TABLE, "rows": rows})
-    with pytest.raises(SettingsError, match="two runs are named gtc-block2-workers40-seed1"):
+    with pytest.raises(SettingsError, match="two runs are named strom-gtc-block2-workers40-seed1"):
         read(folder, "full", "table1")
 
 

@@ -257,7 +257,7 @@ def test_runs_of_other_speakers_are_not_compared(nodes):
     name = nodes.rows[2].runs[0].name
     trained[name] = replace(trained[name], scores=[score(name, speakers=13)])
     with pytest.raises(
-        ValueError, match=f"{name} and sgd-workers1-seed1, test: .*cannot be paired"
+        ValueError, match=f"{name} and strom2015-sgd-workers1-seed1, test: .*cannot be paired"
     ):
         tabulated(nodes, trained)
 
