@@ -2,6 +2,7 @@
 # sets the corpus's size for a SCALE and includes this; stages are those of the corpus's recipe.
 SCALE  ?= small
 CORPUS ?= commands
+export CORPUS
 TABLES ?= $(filter-out paper,$(basename $(notdir $(wildcard $(CURDIR)/*.yaml))))
 W      ?= work-$(SCALE)
 PAPER  := $(notdir $(CURDIR))

@@ -2,9 +2,11 @@
 
     paper.py SCALE recipes/PAPER/TABLE.yaml conf/score.yaml exp tables/PAPER-TABLE.md
 
-Reads exp/RUN/{run.json,log.jsonl,score.SPLIT.json}; writes .json, .txt and .png as well.
+CORPUS is the recipe whose speech it was. Reads exp/RUN/{run.json,log.jsonl,score.SPLIT.json};
+writes .json, .txt and .png as well.
 """
 
+import os
 from pathlib import Path
 
 from asr_train.cost.cluster import read_cluster
@@ -30,7 +32,7 @@ def paper(scale: str, file: str, conf: str, exp: str, output: str) -> None:
         {run.name: by_epoch(run, Path(exp)) for run in table.runs} if decoded else {},
         load(ScoreSettings, conf),
         read_cluster(table.paper.cluster, CONF / "cluster"),
-        provenance(conf),
+        provenance(conf) | {"command": command(Path(file), scale)},
         CONF / "papers",
     )
     path = Path(output)
@@ -38,6 +40,14 @@ def paper(scale: str, file: str, conf: str, exp: str, output: str) -> None:
     write_text(path.with_suffix(".txt"), plain(found))
     plot(found, path.with_suffix(".png"))
     write_text(path, markdown(found))
+
+
+def command(file: Path, scale: str) -> str:
+    """What makes the table, from the root."""
+    words = ["make", f"{file.parent.name}-{file.stem}", f"SCALE={scale}"]
+    if corpus := os.environ.get("CORPUS"):
+        words.append(f"CORPUS={corpus}")
+    return " ".join(words)
 
 
 def finished(folder: Path) -> Trained:

@@ -55,7 +55,8 @@ def paper_table(
         trained: by the name of the run.
         epochs: a run's scores of TEST, one an epoch, by its name; read if the table wants them.
         cluster: the paper's, of conf/cluster.
-        about: when, where and with what the table was made: see `report.tables.provenance`.
+        about: when, where and with what the table was made: see `report.tables.provenance`; and
+            the command.
         papers: the folder of what papers print.
     Raises:
         ValueError: if a run, its score or those of its epochs are missing; names run and action.
@@ -457,7 +458,7 @@ def notes(table: TableDict) -> list[str]:
     said += _simulated_notes(table)
     if any(ours["wer_by_epoch"] for ours in rows):
         said += [_epochs_line(row) for row in rows_shown(table)]
-    return [*said, made(table)]
+    return [*said, f"{made(table)[:-1]}: `{table['command']}`."]
 
 
 def _reduction_note(base: dict[str, Any], table: TableDict) -> str:

@@ -13,7 +13,13 @@ from asr_train.report.exchange import Trained
 from asr_train.schema import CommSettings, ScoreSettings, build
 
 CONF = Path(__file__).parents[2] / "conf"
-ABOUT = {"date": "2025-01-01", "commit": "abc1234", "settings": "0f", "machine": "a CPU, 2 cores"}
+ABOUT = {
+    "date": "2025-01-01",
+    "commit": "abc1234",
+    "settings": "0f",
+    "machine": "a CPU, 2 cores",
+    "command": "make strom2015-table2 SCALE=small",
+}
 P = 100_000  # parameters
 STEPS = 40  # an epoch
 EPOCHS = 3
