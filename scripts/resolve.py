@@ -111,5 +111,5 @@ def _cause(error: Exception, overrides: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.argv = [a for a in sys.argv if a]
+    sys.argv[3:] = [a for a in sys.argv[3:] if a]
     main(resolve, __doc__)

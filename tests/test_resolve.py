@@ -119,6 +119,11 @@ def test_each_system_and_each_pass_learns_from_the_one_before(plan, tmp_path):
     assert reports == [f"ali/{m}/dev.report.json" for m in models]
 
 
+def test_without_networks_there_are_gaussians_alone(plan):
+    stages = plan("GMMS=mono tri", "RUNS=")
+    assert (stages.count("gmm"), stages.count("tune"), stages.count("train")) == (2, 2, 0)
+
+
 def finish(plan, work: Path) -> None:
     """Pretend that all stages ran, in the order of the plan."""
     plan()

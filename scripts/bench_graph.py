@@ -1,0 +1,110 @@
+"""bench_graph.py FOLDER exp/MODEL/model.json lang/index.json [lang/index.json ...]
+
+The decoding graph of each lang folder with the states of a system of Gaussian mixtures, built by
+the stages' own function, each in a process of its own: states, arcs, size, seconds, peak memory.
+Writes FOLDER/graphs.json and graphs.md.
+"""
+
+import datetime
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import takewhile
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from bench_search import quiet
+
+from asr_train.align.gmm import load_gmm
+from asr_train.files import replacing, write_json
+from asr_train.jobs import peak_megabytes
+from asr_train.lang.index import load_lang
+from asr_train.report.tables import as_markdown, commit, machine
+from asr_train.search.graph import decoding_graph, load_graph, write_graph
+
+ROOT = Path(__file__).parents[1]
+COLUMNS = ["words of the grammar", "n-grams", "pronunciations", "leaves", "states", "arcs"]
+COLUMNS += ["MB on disk", "CPU seconds", "seconds", "peak memory MB", "of it before"]
+
+
+def main(folder: str, model: str, *languages: str) -> None:
+    began = os.getloadavg()
+    rows = [built(model, language) for language in languages]
+    about = {
+        "machine": machine(),
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(ROOT),
+        "load_before": [round(load, 2) for load in began],
+    }
+    said = [f"{key}: {value}" for key, value in about.items()]
+    said.append("Built in one thread and minimised; `before`: imports, lexicon and model.")
+    text = as_markdown("Decoding graphs", COLUMNS, map(cells, rows), said)
+    print(text)
+    write_json(Path(folder) / "graphs.json", {"about": about, "graphs": rows})
+    with replacing(Path(folder) / "graphs.md") as part:
+        part.write_text(text)
+
+
+def built(model: str, language: str) -> dict[str, Any]:
+    """One graph, in a fresh process: the peak of memory is its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(measured, model, language).result()
+
+
+def measured(model: str, language: str) -> dict[str, Any]:
+    """One graph, built, written and read back: hashes and sizes are then compared."""
+    lang, mixtures = load_lang(language), load_gmm(Path(model))
+    assert lang.arpa is not None, f"{language} has no n-gram model, so there is nothing to grow"
+    before, start, cpu_start = peak_megabytes(), time.perf_counter(), time.process_time()
+    with quiet():
+        graph = decoding_graph(lang, mixtures.states, mixtures.gmm.loop_S)
+    cpu_seconds = time.process_time() - cpu_start
+    seconds, peak = time.perf_counter() - start, peak_megabytes()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "HCLG.json"
+        write_graph(path, graph, lang, mixtures.states, {})
+        load_graph(path, lang, mixtures.states, arrays=False)
+        size = path.with_suffix(".fst").stat().st_size
+    counts = ngrams(lang.arpa)
+    return {
+        "words": counts[0] - len(("<s>", "</s>", "<unk>")),
+        "ngrams": counts,
+        "pronunciations": sum(len(prons) for prons in lang.lexicon.prons.values()),
+        "leaves": mixtures.states.num_states,
+        "states": len(graph.final_N),
+        "arcs": len(graph.arcs_A),
+        "bytes": size,
+        "cpu_seconds": cpu_seconds,
+        "seconds": seconds,
+        "peak_megabytes": peak,
+        "megabytes_before": before,
+    }
+
+
+def ngrams(arpa: Path) -> list[int]:
+    """How many n-grams of each order an ARPA file says that it has."""
+    with open(arpa) as file:
+        head: Iterator[str] = takewhile(lambda line: not line.startswith("\\1-grams"), file)
+        return [int(line.split("=")[1]) for line in head if line.startswith("ngram ")]
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row's texts, one a column."""
+    return [
+        f"{row['words']:,}",
+        " + ".join(f"{count:,}" for count in row["ngrams"]),
+        *(f"{row[key]:,}" for key in ("pronunciations", "leaves", "states", "arcs")),
+        f"{row['bytes'] / 1e6:,.0f}",
+        *(f"{row[key]:,.0f}" for key in ("cpu_seconds", "seconds")),
+        *(f"{row[key]:,.0f}" for key in ("peak_megabytes", "megabytes_before")),
+    ]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])
