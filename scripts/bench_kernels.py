@@ -28,7 +28,7 @@ from asr_train.kernels.backend import Backend, forced
 
 DENSITIES = (1e-1, 1e-2, 1e-3, 1e-4)
 USUAL = 1e-3  # where peers whose time hardly depends on it are measured
-BUDGET = 2.0  # seconds that the calls beside each other take turns for
+BUDGET = 1.5  # seconds that the calls beside each other take turns for
 MIN_ROUNDS = 2
 SLOW, SELDOM = 0.1, 8  # who takes so many seconds has a turn in so many rounds from then on
 WORKERS = 4
