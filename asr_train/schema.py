@@ -618,9 +618,11 @@ class DnnSettings:
     nonlinearity: Nonlinearity
     context_left: int  # frames
     context_right: int
+    dropout: float = 0.0  # share of hidden values that a training step sets to 0
 
     def __post_init__(self) -> None:
         _positive("model.dnn", layers=self.layers, width=self.width)
+        _within("model.dnn", 0, 0.9, dropout=self.dropout)
         if self.context_left < 0 or self.context_right < 0:
             raise SettingsError(
                 f"model.dnn.context is {self.context_left}, {self.context_right}; "
@@ -639,13 +641,20 @@ class LstmSettings:
     delay: int  # kept frames that it hears beyond the one whose state it says
     piece: int  # kept frames; longer utterances are cut for training
     warm: int  # kept frames before a piece that only set up its state
+    dropout: float = 0.0  # share of the values between layers that a training step sets to 0
 
     def __post_init__(self) -> None:
         where = "model.lstm"
+        _within(where, 0, 0.9, dropout=self.dropout)
         _positive(where, layers=self.layers, width=self.width, piece=self.piece)
         _positive(where, stack=self.stack, subsample=self.subsample)
         _within(where, 0, 100, delay=self.delay)
         _within(where, 0, 10_000, warm=self.warm)
+        if self.dropout > 0 and self.layers == 1:
+            raise SettingsError(
+                f"{where}.dropout is {self.dropout} but {where}.layers is 1; it stands between "
+                "layers, so set it to 0 or take more of them"
+            )
 
 
 @dataclass(kw_only=True, slots=True)

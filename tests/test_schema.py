@@ -1,5 +1,7 @@
 """Settings are refused by dotted key, value and what is allowed; plain data come back the same."""
 
+import contextlib
+
 import pytest
 
 from asr_train.schema import (
@@ -120,6 +122,21 @@ def test_systems_of_gaussians_that_cannot_be_are_refused(name, change, message):
         target[last] = value
     with pytest.raises(SettingsError, match=message):
         build(GmmSettings, values, "gmm")
+
+
+@pytest.mark.parametrize(
+    "name, change, message",
+    [
+        ("dnn_4x512", "dnn.dropout=1.0", r"model.dnn.dropout is 1.0; it must lie in \[0, 0.9\]"),
+        ("lstm_2x128", "lstm.dropout=-0.1", r"model.lstm.dropout is -0.1; it must lie in"),
+        ("lstm_2x128", "lstm.layers=1", None),
+        ("lstm_2x128", "lstm.dropout=0.1 lstm.layers=1", "model.lstm.layers is 1; it stands"),
+    ],
+)
+def test_dropout_is_a_share_and_stands_between_layers(name, change, message):
+    given = [f"model={name}", *(f"model.{one}" for one in change.split())]
+    with contextlib.nullcontext() if message is None else pytest.raises(Exception, match=message):
+        settings("dnn", given)
 
 
 def test_a_corpus_is_of_one_kind():

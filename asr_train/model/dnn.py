@@ -62,6 +62,7 @@ class Dnn(Normalised):
         self.layers = nn.ModuleList(layers)
         kinds = {Nonlinearity.sigmoid: CentredSigmoid, Nonlinearity.relu: nn.ReLU}
         self.nonlinearity = kinds[settings.nonlinearity]()
+        self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
         """float32 [B, T, num_mels] -> [B, T - context_left - context_right, num_states]."""
@@ -69,7 +70,7 @@ class Dnn(Normalised):
         windows_BTF = splice(normal_BTF, self.context_left, self.context_right)
         hidden_NF = windows_BTF.flatten(0, 1)
         for layer in self.layers[:-1]:
-            hidden_NF = self.nonlinearity(layer(hidden_NF))
+            hidden_NF = self.dropout(self.nonlinearity(layer(hidden_NF)))
         return self.layers[-1](hidden_NF).unflatten(0, windows_BTF.shape[:2])
 
     def every_frame(self, feats_BTF: Tensor) -> Tensor:

@@ -55,7 +55,14 @@ class Lstm(Normalised):
         self.context_right = self._after + settings.delay * settings.subsample
         self.num_states = num_states
         inputs = settings.stack * num_mels
-        cells = nn.LSTM(inputs, settings.width, settings.layers, batch_first=True, device="meta")
+        cells = nn.LSTM(
+            inputs,
+            settings.width,
+            settings.layers,
+            batch_first=True,
+            dropout=settings.dropout,
+            device="meta",
+        )
         self.cells = cells.to_empty(device="cpu")  # drawn just below
         self.output = nn.utils.skip_init(nn.Linear, settings.width, num_states)
         initialise(self.cells, self.output, seed)

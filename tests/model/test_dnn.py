@@ -126,3 +126,16 @@ def test_statistics_that_do_not_fit_are_refused():
         make(mean_F=torch.zeros(F + 1))
     with pytest.raises(ValueError, match=r"var_F has 0.0; every bin's must be positive"):
         make(var_F=torch.zeros(F))
+
+
+def test_dropout_keeps_the_mean_of_hidden_values():
+    settings = dataclasses.replace(SETTINGS, width=2000, dropout=0.4)
+    model = make(settings=settings)
+    hidden = []
+    model.dropout.register_forward_hook(lambda _, before, after: hidden.append((before[0], after)))
+    torch.manual_seed(0)
+    model(noise(1, 30, F))
+    for before, after in hidden:
+        kept = after != 0
+        assert kept.float().mean().item() == pytest.approx(0.6, abs=0.02)
+        torch.testing.assert_close(after[kept], before[kept] / 0.6)

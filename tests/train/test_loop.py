@@ -309,6 +309,18 @@ def test_dev_is_evaluated_as_if_each_utterance_stood_alone(unbroken, splits, mon
         assert found == (pytest.approx(loss / frames, rel=1e-5), correct / frames)
 
 
+def test_dropout_is_of_training_alone(splits, tmp_path):
+    run = tiny.settings(epochs=1, dropout=0.5)
+    path = loop.train(run, *splits, tmp_path / "run", CPU)
+    model, about = load_model(path)
+    assert loop.evaluate(model, splits[1], CPU) == (about["dev"]["loss"], about["dev"]["accuracy"])
+    feats_BTF = torch.randn(1, 40, tiny.NUM_MELS)
+    model.train()
+    assert not torch.equal(model(feats_BTF), model(feats_BTF))
+    model.eval()
+    assert torch.equal(model(feats_BTF), model(feats_BTF))
+
+
 @pytest.mark.parametrize("about", [{"states_hash": "other"}, {"norm": {"by": "speaker"}}])
 def test_splits_of_different_tasks_are_refused(splits, tmp_path, about):
     other = tiny.shards(tmp_path / "dev", seed=3, count=5, **about)

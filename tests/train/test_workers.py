@@ -44,8 +44,13 @@ COMM = {
 }
 
 
+def settings(comm=None, **optim):
+    """With dropout, whose random numbers must be the same wherever a worker lives."""
+    return tiny.settings(comm, dropout=0.1, **optim)
+
+
 def virtual(folder, splits, name, workers, **optim):
-    run = tiny.settings(COMM[name], epochs=2, **optim)
+    run = settings(COMM[name], epochs=2, **optim)
     return loop.train(run, *splits, folder, CPU, Loopback(range(workers), CPU))
 
 
@@ -55,7 +60,7 @@ def together(folder, splits, name, workers, processes, timeout_seconds=30, befor
     def main(exchange):
         if before is not None:
             before(exchange)
-        run = tiny.settings(COMM[name], epochs=2, **optim)
+        run = settings(COMM[name], epochs=2, **optim)
         loop.train(run, *splits, folder, CPU, exchange)
 
     return forked.run(main, workers, processes, timeout_seconds)
@@ -244,13 +249,13 @@ def test_replicas_that_drift_apart_stop_the_run(splits, tmp_path):
 
 
 def model_of():
-    run = tiny.settings()
+    run = settings()
     ones = torch.ones(tiny.NUM_MELS)
     return build_model(run.model, tiny.NUM_MELS, tiny.NUM_STATES, ones, ones, seed=0)
 
 
 def fresh(name, workers) -> RunState:
-    run = tiny.settings(COMM[name])
+    run = settings(COMM[name])
     bucket = Bucket(model_of())
     method = build(run.comm, Loopback(range(workers), CPU), bucket.weights_P.numel())
     return RunState.fresh(bucket, method, Schedule(run.optim), momentum=True)
@@ -271,7 +276,7 @@ def test_another_number_of_workers_keeps_what_is_owed(
 ):
     folder = tmp_path / "killed"
     killed(folder, splits, "gtc", 15, monkeypatch)
-    run = tiny.settings(COMM["gtc"], epochs=2)
+    run = settings(COMM["gtc"], epochs=2)
     saved = Checkpoints(folder / "ckpt", loop.identity(run, *splits), 3).newest()
     before, after = fresh("gtc", 4), fresh("gtc", workers)
     assert before.restore(saved) is None
@@ -290,7 +295,7 @@ def test_another_number_of_workers_keeps_what_is_owed(
 def test_models_that_are_averaged_owe_as_much_on_average(splits, tmp_path, monkeypatch):
     folder = tmp_path / "killed"
     killed(folder, splits, "bmuf_gtc", 31, monkeypatch)
-    run = tiny.settings(COMM["bmuf_gtc"], epochs=2)
+    run = settings(COMM["bmuf_gtc"], epochs=2)
     saved = Checkpoints(folder / "ckpt", loop.identity(run, *splits), 3).newest()
     before, after = fresh("bmuf_gtc", 4), fresh("bmuf_gtc", 8)
     before.restore(saved)
@@ -320,7 +325,7 @@ def test_workers_that_share_a_model_share_its_memory(name, models):
 
 
 def test_a_step_that_one_worker_cannot_take_is_skipped_by_all(splits, capsys):
-    state, run = fresh("gtc", 2), tiny.settings(COMM["gtc"])
+    state, run = fresh("gtc", 2), settings(COMM["gtc"])
     feed = loop.Feed(splits[0], run.optim, Windows(2, 1), 2, range(2), 0, CPU)
     feed.start(0)
 

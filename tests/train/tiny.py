@@ -44,13 +44,18 @@ LSTM = {
     "delay": 1,
     "piece": 8,
     "warm": 3,
+    "dropout": 0.1,
 }
 
 
 def settings(
-    comm: dict | None = None, lstm: dict | None = None, **optim: object
+    comm: dict | None = None, lstm: dict | None = None, dropout: float = 0.0, **optim: object
 ) -> schema.RunSettings:
-    """A network of two small layers for three epochs; `optim` changes how it is trained."""
+    """A network of two small layers for three epochs; `optim` changes how it is trained.
+
+    Args:
+        dropout: of the feed-forward network.
+    """
     values = {
         "rate": 0.02,
         "momentum": 0.5,
@@ -71,6 +76,7 @@ def settings(
         "nonlinearity": "sigmoid",
         "context_left": 2,
         "context_right": 1,
+        "dropout": dropout,
     }
     return schema.build(
         schema.RunSettings,
