@@ -20,7 +20,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 QUICK = [  # one small layer, few Gaussians and passes, one choice of scales
-    *("model.dnn.layers=1", "model.dnn.width=64", "optim.epochs=2", "optim.rate=0.02"),
+    *("model.dnn.layers=1", "model.dnn.width=64", "model.dnn.nonlinearity=sigmoid"),
+    *("optim.epochs=2", "optim.rate=0.02"),
     *("gmm.mono.flat.passes=4", "gmm.mono.passes=3", "gmm.mono.gaussians=80"),
     *("decode.acoustic_scales=[0.1]", "decode.insertion_penalties=[0.0]", "decode.nbest=5"),
     *("decode.rescore_lm_weights=[0.5,1.0]", "decode.rescore_penalties=[0.0]"),
