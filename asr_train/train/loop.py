@@ -478,6 +478,7 @@ def evaluate(
     Workers evaluate a part each; who have no utterance, none.
     """
     exchange = exchange or Loopback(range(1), device)
+    was_training = model.training
     model.eval()
     parts = min(len(exchange), shards.num_samples)
     rows = []
@@ -490,7 +491,7 @@ def evaluate(
             loss += batch_loss.item()
             correct += int(batch_correct.item())
         rows.append([loss, correct])
-    model.train()
+    model.train(was_training)
     total_loss, total_correct = (sum(n) for n in zip(*exchange.numbers(rows), strict=True))
     return total_loss / shards.num_frames, total_correct / shards.num_frames
 
