@@ -123,17 +123,28 @@ def test_with_restarts_torchrun_starts_again_by_itself(splits, tmp_path, unbroke
     assert run.finish() == unbroken
 
 
+def wait_until_listening(port: int) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        with socket.socket() as one:
+            if one.connect_ex(("localhost", port)) == 0:
+                return
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_a_run_goes_on_with_the_launchers_that_are_left(splits, tmp_path, unbroken):
     """torchrun's elastic launch: as many machines as there are, here one or two."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        place = f"localhost:{free.getsockname()[1]}"
+        port = free.getsockname()[1]
+    place = f"localhost:{port}"
     launcher = ["-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1"]
     launcher += ["--rdzv-backend", "c10d", "--rdzv-id", "drill", "--rdzv-endpoint", place]
     launcher += ["--rdzv-conf", "last_call_timeout=5", "--max-restarts", "3"]
     run = Run(splits, tmp_path)
     stays = run.start(*launcher)
-    time.sleep(2)  # so that the other one joins this one's store
+    wait_until_listening(port)  # so that the other one joins this one's store
     leaves = run.start(*launcher)
     run.process = stays
     run.wait_for_checkpoint()
