@@ -735,6 +735,7 @@ class OptimSettings:
     keep_checkpoints: int
     seed: int
     min_rate: float = 0.0  # the run ends when the rate would fall below
+    max_norm: float | None = None  # of a worker's mean gradient; a longer one is shortened to it
     scaling: Scaling = Scaling.sum
     warmup_epochs: float = 0.0  # while the rate rises
     warmup_from: float | None = None  # share of the rate; null: 1 / gradients that are added up
@@ -762,6 +763,8 @@ class OptimSettings:
                     f"{where}.pool_frames {self.pool_frames}; a pool holds many minibatches"
                 )
         _positive(where, rate=self.rate, minibatch_frames=self.minibatch_frames)
+        if self.max_norm is not None:
+            _positive(where, max_norm=self.max_norm)
         _positive(where, epochs=self.epochs, checkpoint_steps=self.checkpoint_steps)
         _positive(where, log_steps=self.log_steps, keep_checkpoints=self.keep_checkpoints)
         _within(where, 0, 0.999, momentum=self.momentum)
@@ -1022,6 +1025,13 @@ class RunSettings:
             raise SettingsError(
                 f"optim.momentum is {self.optim.momentum}, but comm.method=gtc_async is for plain "
                 "SGD: momentum would depend on the order in which messages come; set it to 0"
+            )
+        gtc = self.comm.gtc
+        if self.optim.max_norm is not None and gtc is not None and gtc.segments > 1:
+            raise SettingsError(
+                f"optim.max_norm is {self.optim.max_norm} but comm.gtc.segments is {gtc.segments}: "
+                "parts are sent before the whole gradient's norm is known; set max_norm=null, or "
+                "segments=1"
             )
         pretrain = self.optim.pretrain
         if pretrain is not None and pretrain.layer_by_layer and self.model.dnn is None:

@@ -127,6 +127,7 @@ class Trained:
         config = settings("gtc", [f"model={name}", f"comm.gtc.segments={segments}"])
         ones = torch.ones(NUM_MELS)
         self.model = build_model(config.model, NUM_MELS, NUM_STATES, 0 * ones, ones, seed=1)
+        self.optim = config.optim
         bucket = Bucket(self.model)
         self.size = len(bucket.weights_P)
         method = build(config.comm, exchange, self.size)
@@ -142,7 +143,7 @@ class Trained:
         counts.exchange_seconds = counts.compute_seconds = 0.0
         self.exchange.barrier()
         began, busy = time.perf_counter(), time.process_time()
-        step(self.model, lambda _: batch, self.state, 0.0, seed=1)
+        step(self.model, lambda _: batch, self.state, self.optim)
         seconds = {"step": time.perf_counter() - began, "cpu": time.process_time() - busy}
         seconds |= {"exchange": counts.exchange_seconds, "compute": counts.compute_seconds}
         rows = self.exchange.numbers([list(seconds.values())])

@@ -61,6 +61,7 @@ class Worker:
         if not ALONE:
             same_bits_every_time(torch.device(DEVICE))
         run = settings("gtc", [f"model={name}"])
+        self.optim = run.optim
         num_mels, num_states = TASKS[name.split("_")[0]]
         mean_F, var_F = torch.zeros(num_mels), torch.ones(num_mels)
         self.model = build_model(run.model, num_mels, num_states, mean_F, var_F, seed=1)
@@ -76,7 +77,10 @@ class Worker:
 
     def gradient(self) -> Gradient:
         """Forward and backward, as training does it."""
-        (found,) = gradients(self.model, lambda _: self.batch, self.state, range(1), 1, 1, {})
+        workers = range(1)
+        (found,) = gradients(
+            self.model, lambda _: self.batch, self.state, workers, self.optim, 1, {}
+        )
         return found
 
     def update(self, found: Tensor | Quanta) -> None:

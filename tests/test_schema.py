@@ -139,6 +139,12 @@ def test_dropout_is_a_share_and_stands_between_layers(name, change, message):
         settings("dnn", given)
 
 
+def test_the_longest_gradient_is_positive():
+    assert settings("dnn", ["optim.max_norm=0.5"]).optim.max_norm == 0.5
+    with pytest.raises(Exception, match=r"optim.max_norm is 0.*; it must be positive"):
+        settings("dnn", ["optim.max_norm=0"])
+
+
 def test_a_corpus_is_of_one_kind():
     values = plain(settings("dnn", []).corpus)
     with pytest.raises(SettingsError, match="exactly one"):

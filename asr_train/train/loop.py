@@ -172,7 +172,7 @@ def train(
             while progress.epoch_step < progress.epoch_steps:
                 if method.ahead is None:
                     state.schedule.begin_step(*when(state, feed, progress.epoch_step))
-                    frames = step(model, feed.next, state, optim.momentum, optim.seed)
+                    frames = step(model, feed.next, state, optim)
                     progress.epoch_step += 1
                     log.advance(frames * workers // len(exchange.local))
                     if progress.step % run.comm.check_steps == 0:
@@ -220,11 +220,9 @@ def train(
 NextBatch = Callable[[int], Batch | None]  # of a worker; None: it has had all
 
 
-def step(model: Model, next_batch: NextBatch, state: RunState, momentum: float, seed: int) -> int:
+def step(model: Model, next_batch: NextBatch, state: RunState, optim: OptimSettings) -> int:
     """One minibatch of each worker: forward, backward, exchange, update; counted in `state`.
 
-    Args:
-        seed: of random numbers in the network.
     Returns:
         How many frames the workers hosted here learned from.
     Raises:
@@ -242,7 +240,7 @@ def step(model: Model, next_batch: NextBatch, state: RunState, momentum: float, 
         learned: dict[int, tuple[int, float, int]] = {}
         found = method.reduce_quanta(
             number,
-            gradients(model, next_batch, state, team.local, seed, progress.step, learned),
+            gradients(model, next_batch, state, team.local, optim, progress.step, learned),
         )
         busy = counts.compute_seconds + counts.wait_seconds - busy
         reduced = time.perf_counter()
@@ -255,7 +253,7 @@ def step(model: Model, next_batch: NextBatch, state: RunState, momentum: float, 
             continue
         state.skipped_in_row[number] = 0
         rate = state.schedule.rate
-        update(replica.weights_P, replica.velocity_P, found, rate, momentum)
+        update(replica.weights_P, replica.velocity_P, found, rate, optim.momentum)
         counts.compute_seconds += time.perf_counter() - reduced
         for worker, numbers in learned.items():
             state.since_log[worker].add_frames(*numbers)
@@ -272,13 +270,14 @@ def gradients(
     next_batch: NextBatch,
     state: RunState,
     workers: range,
-    seed: int,
+    optim: OptimSettings,
     step: int,
     learned: dict[int, tuple[int, float, int]],
 ) -> Iterator[Gradient]:
     """Each worker's gradient, one after the other in the same memory; zeros without a minibatch.
 
     Args:
+        optim: the seed of random numbers in the network, and how long a gradient may be.
         step: which is being taken, from 1.
         learned: gets frames, loss in nats and correct frames of each worker.
     """
@@ -294,9 +293,11 @@ def gradients(
             yield Gradient(bucket.grad_P, 0)
             continue
         # The same for a worker wherever it lives, and after a restart
-        torch.manual_seed((seed << 52 ^ step << 20 ^ worker) % 2**63)
+        torch.manual_seed((optim.seed << 52 ^ step << 20 ^ worker) % 2**63)
         loss, correct = frame_loss(model(batch.feats_BTF), batch.ali_BT, batch.mask_BT)
         loss.backward()
+        if optim.max_norm is not None:
+            shorten(bucket.grad_P, optim.max_norm * batch.frames)
         # One NaN or infinity makes the sum one; all three numbers come from the device in one copy
         loss_nats, num_correct, grad_sum = torch.stack(
             [loss.detach(), correct.to(loss.dtype), bucket.grad_P.sum()]
@@ -304,6 +305,14 @@ def gradients(
         learned[worker] = (batch.frames, loss_nats, int(num_correct))
         counts.compute_seconds += time.perf_counter() - began
         yield Gradient(bucket.grad_P, batch.frames, math.isfinite(loss_nats + grad_sum))
+
+
+def shorten(grad_P: Tensor, longest: float) -> None:
+    """Scale a gradient, in place, to an L2 norm of at most `longest` (Pascanu et al., 2013).
+
+    One that is not finite becomes NaN all over.
+    """
+    grad_P.mul_((longest / torch.linalg.vector_norm(grad_P)).clamp(max=1.0))
 
 
 def update(
@@ -355,7 +364,7 @@ def run_ahead(
     def compute(worker: int, step: int) -> Learned:
         learned: dict[int, tuple[int, float, int]] = {}
         only = range(worker, worker + 1)
-        found = gradients(model, feed.next, state, only, optim.seed, step + 1, learned)
+        found = gradients(model, feed.next, state, only, optim, step + 1, learned)
         return Learned(next(found), *learned[worker])
 
     def skipped(worker: int, step: int, loss: float) -> None:

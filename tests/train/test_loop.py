@@ -207,8 +207,9 @@ def new_state(splits, momentum=0.5) -> tuple[torch.nn.Module, RunState]:
     return model, RunState.fresh(bucket, method, Schedule(run.optim), momentum > 0)
 
 
-def taken(model, batch, run_state, momentum=0.5) -> None:
-    loop.step(model, lambda worker: batch, run_state, momentum, seed=0)
+def taken(model, batch, run_state, momentum=0.5, max_norm=None) -> None:
+    optim = tiny.settings(momentum=momentum, max_norm=max_norm).optim
+    loop.step(model, lambda worker: batch, run_state, optim)
 
 
 def minibatches(splits, count: int) -> list:
@@ -226,31 +227,39 @@ def minibatches(splits, count: int) -> list:
     return [batch for batch, _ in zip(pools, range(count), strict=False)]
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_steps_are_those_of_torchs_sgd_on_summed_losses(splits, momentum):
+@pytest.mark.parametrize("momentum, max_norm", [(0.0, None), (0.9, None), (0.0, 0.4), (0.9, 1e-3)])
+def test_steps_are_those_of_torchs_sgd_on_summed_losses(splits, momentum, max_norm):
     model, run_state = new_state(splits, momentum)
     reference, _ = new_state(splits)
     sgd = torch.optim.SGD(reference.parameters(), lr=0.02, momentum=momentum)
+    norms = []
     for batch in minibatches(splits, 10):
-        taken(model, batch, run_state, momentum)
+        taken(model, batch, run_state, momentum, max_norm)
         sgd.zero_grad()
         torch.nn.functional.cross_entropy(
             reference(batch.feats_BTF)[:, 0], batch.ali_BT[:, 0], reduction="sum"
         ).backward()
+        if max_norm is not None:
+            longest = max_norm * batch.frames
+            norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), longest)
+            norms.append(float(norm) / batch.frames)
         sgd.step()
     for name, weights in reference.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], weights)
+    if max_norm == 0.4:
+        assert min(norms) < max_norm < max(norms)
 
 
+@pytest.mark.parametrize("max_norm", [None, 1.0])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(splits, value, capsys):
+def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(splits, value, max_norm, capsys):
     model, run_state = new_state(splits)
     good, bad, last = minibatches(splits, 3)
     bad.feats_BTF[3, 1, 2] = value
     taken(model, good, run_state)
     (replica,) = run_state.replicas
     weights_P, velocity_P = replica.weights_P.clone(), replica.velocity_P.clone()
-    taken(model, bad, run_state)
+    taken(model, bad, run_state, max_norm=max_norm)
     assert torch.equal(run_state.bucket.weights_P, weights_P)
     assert torch.equal(replica.velocity_P, velocity_P)
     assert "step 2 is skipped" in capsys.readouterr().out

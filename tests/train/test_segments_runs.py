@@ -164,6 +164,13 @@ def fresh(segments, lstm) -> tuple[RunState, loop.Model, schema.RunSettings]:
     return RunState.fresh(bucket, method, Schedule(run.optim), momentum=False), model, run
 
 
+def test_a_longest_gradient_is_refused_where_parts_are_sent_before_the_rest_is_known():
+    comm = {"method": "gtc", "gtc": {**GTC, "segments": 4}}
+    with pytest.raises(schema.SettingsError, match=r"optim.max_norm is 0.5 but comm.gtc.segments"):
+        tiny.settings(comm, max_norm=0.5)
+    assert tiny.settings({"method": "gtc", "gtc": GTC}, max_norm=0.5).optim.max_norm == 0.5
+
+
 @pytest.mark.parametrize("lstm", LSTM, ids=["dnn", "lstm"])
 def test_a_minibatch_that_is_not_finite_is_skipped_by_all_and_training_goes_on(
     splits, lstm, capsys
@@ -181,7 +188,7 @@ def test_a_minibatch_that_is_not_finite_is_skipped_by_all_and_training_goes_on(
             return batch
 
         for _ in range(4):
-            loop.step(model, next_batch, state, 0.0, seed=0)
+            loop.step(model, next_batch, state, run.optim)
         assert [state.since_log[w].skipped for w in range(2)] == [1, 1]
         residuals = [state.method.worker_state(w)["residual_P"].tolist() for w in range(2)]
         ends.append((state.replicas[0].weights_P.tolist(), residuals))
