@@ -11,6 +11,7 @@ spoken digits, this start halves the boundary errors of an even division of each
 import math
 from collections.abc import Callable
 
+import numba
 import numpy as np
 
 from asr_train.align.viterbi import unfit
@@ -19,8 +20,9 @@ from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import SILENCE
 
-TOGETHER = 16  # utterances in one array
+TOGETHER = 16  # utterances at a time
 NEVER = -1e30  # a log-probability; -inf would turn differences into NaN
+FAR = 50.0  # nats; e^-50 of a number is below a double's last digit
 VOWELS = "AA AE AH AO AW AX AY EH ER EY IH IY OW OY UH UW"  # ARPAbet
 CONSONANTS = "B CH D DH F G HH JH K L M N NG P R S SH T TH V W Y Z ZH"
 # Usual seconds in one of a phone's states, three to a phone, in clear speech.
@@ -89,59 +91,85 @@ def posteriors(
         of their log-likelihoods.
     """
     size = len(silence)
-    lengths = [len(s) for s in scores]
-    most_t, most_n = max(lengths), max(map(len, rows))
-    node_BN = np.full((len(rows), most_n), -1)
-    emit_TBN = np.full((most_t, len(rows), most_n), NEVER)
-    for b, (row, scores_TS) in enumerate(zip(rows, scores, strict=True)):
-        node_BN[b, : len(row)] = row
-        emit_TBN[: lengths[b], b, : len(row)] = scores_TS[:, row]
-    real_BN = node_BN >= 0
-    stay_BN = np.where(real_BN, np.log(loop_S)[node_BN], NEVER)
-    leave_BN = np.where(real_BN, np.log1p(-loop_S)[node_BN], NEVER)
     pause, none = math.log(silence_probability), math.log1p(-silence_probability)
-    # What entering a node costs: from the one before it, and from the one before a silence.
-    next_BN = np.where(node_BN == silence[0], pause, 0.0)
-    skip_BN = np.full(node_BN.shape, NEVER)
-    skip_BN[:, size:][node_BN[:, :-size] == silence[0]] = none
-    skip_BN[~real_BN] = NEVER
+    found, logliks = [], []
+    for row_N, scores_TS in zip(rows, scores, strict=True):
+        emit_TN = scores_TS[:, row_N].astype(np.float64)
+        stay_N, leave_N = np.log(loop_S)[row_N], np.log1p(-loop_S)[row_N]
+        # What entering a node costs: from the one before it, and from the one before a silence.
+        next_N = np.where(row_N == silence[0], pause, 0.0)
+        skip_N = np.full(len(row_N), NEVER)
+        skip_N[size:][row_N[:-size] == silence[0]] = none
+        alpha_TN, beta_TN = np.full(emit_TN.shape, NEVER), np.full(emit_TN.shape, NEVER)
+        alpha_TN[0, 0], alpha_TN[0, size] = pause + emit_TN[0, 0], none + emit_TN[0, size]
+        beta_TN[-1, -1], beta_TN[-1, -1 - size] = 0.0, none
+        _forward(emit_TN, stay_N, leave_N, next_N, skip_N, size + 1, alpha_TN)
+        _backward(emit_TN, stay_N, leave_N, next_N, skip_N, size + 1, beta_TN)
+        alpha_TN += beta_TN
+        total = np.logaddexp.reduce(alpha_TN[0])
+        alpha_TN -= total
+        found.append(np.exp(np.minimum(0.0, alpha_TN, out=alpha_TN), out=alpha_TN))
+        logliks.append(total)
+    return found, float(np.sum(logliks))
 
-    def forward(alpha_BN: np.ndarray) -> np.ndarray:
-        out_BN = alpha_BN + leave_BN
-        new_BN = alpha_BN + stay_BN
-        new_BN[:, 1:] = np.logaddexp(new_BN[:, 1:], out_BN[:, :-1] + next_BN[:, 1:])
-        far = size + 1
-        new_BN[:, far:] = np.logaddexp(new_BN[:, far:], out_BN[:, :-far] + skip_BN[:, far:])
-        return new_BN
 
-    def backward(beta_BN: np.ndarray) -> np.ndarray:
-        new_BN = beta_BN + stay_BN
-        step_BN = (beta_BN + next_BN)[:, 1:] + leave_BN[:, :-1]
-        new_BN[:, :-1] = np.logaddexp(new_BN[:, :-1], step_BN)
-        far = size + 1
-        jump_BN = (beta_BN + skip_BN)[:, far:] + leave_BN[:, :-far]
-        new_BN[:, :-far] = np.logaddexp(new_BN[:, :-far], jump_BN)
-        return new_BN
+@numba.njit(cache=True, nogil=True)
+def _sum(x: float, y: float) -> float:
+    """log(exp(x) + exp(y)), quick where the smaller one does not count."""
+    distance = x - y
+    if distance > FAR:
+        return x
+    if distance < -FAR:
+        return y
+    if distance > 0:
+        return x + math.log1p(math.exp(-distance))
+    return y + math.log1p(math.exp(distance))
 
-    alpha_TBN = np.full(emit_TBN.shape, NEVER)
-    alpha_TBN[0, :, 0], alpha_TBN[0, :, size] = pause, none
-    alpha_TBN[0] += emit_TBN[0]
-    for t in range(1, most_t):
-        alpha_TBN[t] = np.maximum(forward(alpha_TBN[t - 1]) + emit_TBN[t], NEVER)
-    last_BN = np.full(node_BN.shape, NEVER)
-    for b, row in enumerate(rows):
-        last_BN[b, len(row) - 1], last_BN[b, len(row) - 1 - size] = 0.0, none
-    beta_TBN = np.full(emit_TBN.shape, NEVER)
-    ends_B = np.array(lengths) - 1
-    for t in range(most_t - 1, -1, -1):
-        if t < most_t - 1:
-            beta_TBN[t] = np.maximum(backward(beta_TBN[t + 1] + emit_TBN[t + 1]), NEVER)
-        beta_TBN[t][ends_B == t] = last_BN[ends_B == t]
-    both_TBN = alpha_TBN + beta_TBN
-    total_B = np.logaddexp.reduce(both_TBN[0], axis=1)
-    share_TBN = np.exp(np.minimum(0.0, both_TBN - total_B[:, None]))
-    found = [share_TBN[: lengths[b], b, : len(row)] for b, row in enumerate(rows)]
-    return found, float(total_B.sum())
+
+@numba.njit(cache=True, nogil=True)
+def _forward(
+    emit_TN: np.ndarray,
+    stay_N: np.ndarray,
+    leave_N: np.ndarray,
+    next_N: np.ndarray,
+    skip_N: np.ndarray,
+    far: int,
+    alpha_TN: np.ndarray,
+) -> None:
+    """Fill alpha_TN, of which the first frame is there; a silence is passed by `far` nodes."""
+    frames, nodes = emit_TN.shape
+    for t in range(1, frames):
+        for n in range(nodes):
+            new = alpha_TN[t - 1, n] + stay_N[n]
+            if n >= 1:
+                new = _sum(new, alpha_TN[t - 1, n - 1] + leave_N[n - 1] + next_N[n])
+            if n >= far and skip_N[n] > NEVER:
+                new = _sum(new, alpha_TN[t - 1, n - far] + leave_N[n - far] + skip_N[n])
+            alpha_TN[t, n] = max(new + emit_TN[t, n], NEVER)
+
+
+@numba.njit(cache=True, nogil=True)
+def _backward(
+    emit_TN: np.ndarray,
+    stay_N: np.ndarray,
+    leave_N: np.ndarray,
+    next_N: np.ndarray,
+    skip_N: np.ndarray,
+    far: int,
+    beta_TN: np.ndarray,
+) -> None:
+    """Fill beta_TN, of which the last frame is there."""
+    frames, nodes = emit_TN.shape
+    for t in range(frames - 2, -1, -1):
+        for n in range(nodes):
+            new = beta_TN[t + 1, n] + emit_TN[t + 1, n] + stay_N[n]
+            if n + 1 < nodes:
+                entered = beta_TN[t + 1, n + 1] + emit_TN[t + 1, n + 1] + next_N[n + 1]
+                new = _sum(new, entered + leave_N[n])
+            if n + far < nodes and skip_N[n + far] > NEVER:
+                entered = beta_TN[t + 1, n + far] + emit_TN[t + 1, n + far] + skip_N[n + far]
+                new = _sum(new, entered + leave_N[n])
+            beta_TN[t, n] = max(new, NEVER)
 
 
 def flat_start(
