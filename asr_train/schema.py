@@ -1046,7 +1046,7 @@ class RunSettings:
 
 @dataclass(kw_only=True, slots=True)
 class DecodeSettings:
-    """The lists are tried on DEV, one after the other; see `decode.tune`."""
+    """The lists are walked on DEV, one after the other; see `decode.tune`."""
 
     beam: float  # nats
     max_active: int  # tokens a frame

@@ -156,6 +156,30 @@ def test_the_best_of_all_combinations_is_found_where_errors_add_up_over_the_list
     assert len(set(decoded)) == len(decoded) <= 1 + 2 * (4 + 3 + 2) < len(every)
 
 
+@pytest.mark.parametrize("best_scale", [0.1, 0.5, 0.9])
+def test_a_long_list_is_walked_until_two_in_a_row_do_no_better(counted, best_scale):
+    scales = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+    bump = {
+        0.3: 35,
+        0.7: 35,
+    }  # worse than both neighbours, which a walk of patience 1 would not pass
+
+    def errors(choice):
+        return round(100 * abs(choice.acoustic_scale - best_scale)) + bump.get(
+            choice.acoustic_scale, 0
+        )
+
+    best, decoded = counted(
+        errors, acoustic_scales=scales, insertion_penalties=[0.0], lm_weights=[1.0]
+    )
+    assert best == Choice(best_scale, 0.0, 1.0)
+    assert len(set(decoded)) == len(decoded)
+    if best_scale == 0.5:
+        assert sorted(choice.acoustic_scale for choice in decoded) == [0.3, 0.4, 0.5, 0.6, 0.7]
+    else:
+        assert len(decoded) == 7
+
+
 def test_a_list_is_tried_again_where_another_ones_choice_changed_it(counted):
     """The scale that suits the first penalty is not the one that suits the best penalty."""
 
