@@ -27,6 +27,11 @@ include ../$(CORPUS)/Makefile
 .PHONY: paper paper-tables
 RESULTS ?=
 MADE := $(TABLES:%=$W/tables/$(PAPER)-%.md)
+# What `make status` tells of.
+TARGETS := $(filter $W/manifests/% $W/lm/% $W/lang/% $W/feats/% $W/ali/$(ALIGNER)/% $W/shards/% \
+  $W/exp/%/model.json,$(TARGETS)) $W/exp/$(SCALES)/tuned.json \
+  $(foreach r,$(NETS) $(EPOCHS),$(foreach s,$(TEST),$(addprefix $W/exp/$r/,hyp.$s.jsonl score.$s.json))) \
+  $(MADE)
 # First what all runs share, with every core; then the runs, side by side.
 paper:
 	+@$(MAKE) $(foreach s,$(TRAIN) $(DEV),$W/shards/$(ALIGNER)/$s/index.json) $W/feats/$(TEST).jsonl.gz
@@ -36,9 +41,10 @@ paper:
 	  cp $W/tables/$(PAPER)-$$t.$$e $(RESULTS)/$$t.$$e; done; done)
 paper-tables: $(MADE)
 
-# The model of an epoch comes with the run; it is decoded as the run is.
+# The model of an epoch comes with the run, before its last; it is decoded as the run is. Touched, it
+# is not older than what it comes with, which make would take for a reason to decode it again.
 define epoch_rule # $1 is RUN/epochs/N
-$W/exp/$1/model%json: $W/exp/$(firstword $(subst /, ,$1))/model.json ; @test -e $$@
+$W/exp/$1/model%json: $W/exp/$(firstword $(subst /, ,$1))/model.json ; @test -e $$@ && touch $$@
 endef
 $(foreach e,$(EPOCHS),$(eval $(call epoch_rule,$e)))
 

@@ -175,5 +175,5 @@ $W/report/index.html: $W/tables/wer.md $(EXCHANGE) $(MODELS:%=$W/ali/%/$(DEV).js
 # What to call, from the root, to have all done.
 status: export ASR_GOAL := $(notdir $(CURDIR)) $(filter-out RECIPE=%,$(MAKEOVERRIDES))
 status:
-	@mkdir -p $W && $(MAKE) -n table > $W/.status
+	@mkdir -p $W && $(MAKE) -n $(GOAL) > $W/.status
 	@$(PY) $S/status.py $W/.status $(TARGETS); rm -rf $W/.status $W/.plan

@@ -15,6 +15,8 @@ from pathlib import Path
 from asr_train.jobs import stage_times
 from asr_train.report.tables import spell_seconds
 
+MAKES = ("make", "gmake")
+
 
 def status(plan: str, targets: Sequence[str], work: Path) -> str:
     """The whole report, ready to print."""
@@ -45,10 +47,13 @@ def state_of(target: str, rebuilt: set[str]) -> str:
 
 
 def outputs(plan: str) -> set[str]:
-    """Absolute paths that the plan's commands end with; a command may go over several lines."""
-    commands = plan.replace("\\\n", " ").splitlines()
-    last_words = (_words(command)[-1:] for command in commands)
-    return {_absolute(word) for words in last_words for word in words}
+    """Absolute paths that the plan's commands end with; a command may go over several lines.
+
+    What make says of another make that it calls is no stage's command.
+    """
+    commands = (_words(line) for line in plan.replace("\\\n", " ").splitlines())
+    stages = (words for words in commands if words and os.path.basename(words[0]) not in MAKES)
+    return {_absolute(words[-1]) for words in stages}
 
 
 def _words(command: str) -> list[str]:

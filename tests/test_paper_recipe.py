@@ -61,6 +61,14 @@ def test_runs_share_what_they_begin_with_and_tables_share_runs(strom):
     )
 
 
+def test_status_tells_of_a_papers_own_outputs(strom, tmp_path):
+    said = make("strom2015", strom[0], "TABLES=figure1", "status")
+    assert f"{strom[0]}/tables/strom2015-figure1.md" in said
+    assert re.search(r"^\d\d done, 0 stale, 0 missing; nothing to do$", said, re.MULTILINE)
+    said = make("strom2015", tmp_path / "other", "TABLES=figure1", "status")
+    assert re.search(r"^0 done, 0 stale, \d\d missing; next: make strom2015", said, re.MULTILINE)
+
+
 def test_rows_have_the_papers_numbers_and_ours(strom, two_tiers):
     figure = read_json(strom[0] / "tables" / "strom2015-figure1.json")
     table = read_json(two_tiers / "tables" / "ladkat2019-table3.json")

@@ -24,6 +24,7 @@ make[1]: Entering directory '/somewhere/recipes/digits'
 python ../../scripts/feats.py work/manifests/train.jsonl.gz work/conf/feats.yaml \\
   'work/feats/train.jsonl.gz'
 torchrun --standalone --nproc-per-node 2 train.py work/conf/run/dnn.yaml work/exp/dnn/model.json
+make work/lang/index.json work/feats/dev.jsonl.gz work/shards/mono/train/index.json
 echo it's made; python decode.py work/exp/dnn/model.json "work/exp/dnn/hyp.test.jsonl"
 
 python tables.py work/exp/dnn/score.test.json {here}/work/tables/wer.md
