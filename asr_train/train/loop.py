@@ -310,9 +310,10 @@ def gradients(
 def shorten(grad_P: Tensor, longest: float) -> None:
     """Scale a gradient, in place, to an L2 norm of at most `longest` (Pascanu et al., 2013).
 
-    One that is not finite becomes NaN all over.
+    One whose norm is not finite, or too long for float32, is finite nowhere then, and is skipped.
     """
-    grad_P.mul_((longest / torch.linalg.vector_norm(grad_P)).clamp(max=1.0))
+    norm = torch.linalg.vector_norm(grad_P)
+    grad_P.mul_(torch.where(norm.isfinite(), (longest / norm).clamp(max=1.0), norm))
 
 
 def update(

@@ -272,6 +272,17 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(splits, value,
     assert run_state.skipped_in_row == [0]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_a_gradient_without_a_norm_is_not_shortened_to_one_that_looks_sound(value):
+    grad_P = torch.ones(5)
+    grad_P[3] = value
+    loop.shorten(grad_P, 1.0)
+    assert not grad_P.isfinite().any()
+    zeros_P = torch.zeros(5)
+    loop.shorten(zeros_P, 1.0)
+    assert torch.equal(zeros_P, torch.zeros(5))
+
+
 def test_too_many_skipped_steps_in_a_row_stop_the_run(splits, monkeypatch):
     monkeypatch.setattr(loop, "MAX_SKIPPED", 3)
     model, run_state = new_state(splits)
