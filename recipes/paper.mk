@@ -1,6 +1,7 @@
 # A paper's tables from runs of its own. A folder of recipes/ with paper.yaml and a file a table
 # sets the corpus's size for a SCALE and includes this; stages are those of the corpus's recipe.
 SCALE  ?= small
+SEEDS  ?=
 CORPUS ?= commands
 export CORPUS
 TABLES ?= $(filter-out paper,$(basename $(notdir $(wildcard $(CURDIR)/*.yaml))))
@@ -19,6 +20,9 @@ RUNS   := $(filter-out $(EPOCHS),$(sort $(NAMED)))
 SCALES := $(firstword $(NAMED))# the baseline's acoustic scale, for every row
 VIRTUAL ?= 1
 GOAL   := paper
+ifneq ($(strip $(SEEDS)),)
+$(error SEEDS is '$(SEEDS)', but a paper's runs have the seeds of scales.$(SCALE) in $(PAPER)/paper.yaml; set them there)
+endif
 include ../$(CORPUS)/Makefile
 
 ## In the folder of a paper's tables, or from the root as `make PAPER` and `make PAPER-TABLE`:

@@ -55,12 +55,18 @@ GMMS    ?= mono
 REALIGN ?= 0
 PASSES  := $(shell seq $(REALIGN))
 ALIGNER := $(lastword $(GMMS))
-NETS    := $(foreach r,$(RUNS),$r $(PASSES:%=$r-realign%))
+# With SEEDS each run is trained once with every one of them, as RUN-seedN.
+SEEDS   ?=
+SEEDED  := $(if $(SEEDS),$(foreach r,$(RUNS),$(SEEDS:%=$r-seed%)),$(RUNS))
+NETS    := $(foreach r,$(SEEDED),$r $(PASSES:%=$r-realign%))
 MODELS  := $(GMMS) $(NETS)
 # What trains on its own alignments next: all runs but those of the last pass.
 TEACHERS := $(sort $(ALIGNER) $(if $(PASSES),$(filter-out %-realign$(REALIGN),$(NETS))))
 # A run whose acoustic scale and penalties, chosen on DEV, all networks take; empty: each its own.
 SCALES  ?=
+ifneq ($(and $(SEEDS),$(filter $(SCALES),$(RUNS))),)
+override SCALES := $(SCALES)-seed$(firstword $(SEEDS))
+endif
 EPOCHS  ?=# models of single epochs, RUN/epochs/N, that are decoded with them, too
 # Runs whose n-best lists the larger language model (lm.big) scores anew.
 RESCORE ?=
@@ -85,6 +91,7 @@ TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lm/index.js
 ##   make clean    remove the work folder
 ##   variables     W=work folder  JOBS=processes a stage  SET='feats.num_mels=80 decode.beam=12'
 ##                 GMMS='mono tri lda sat'  RUNS='dnn'  REALIGN=passes of realignment with the network
+##                 SEEDS='1 2 3' (each run three times; means over seeds)
 ##                 RESCORE='dnn' (n-best lists by lm.big)
 ##                 SCALES=run whose scales, chosen on DEV, all networks are decoded with
 ##                 WORKERS=training workers, a process each; VIRTUAL=1: all in one, to the same bits
@@ -99,7 +106,7 @@ clean:
 # One settings file a stage, rewritten only when its content changes: a stage reruns when its own
 # numbers change. '+' runs these lines under -n too, so that the plan it prints is true.
 conf:
-	+@$(PY) $S/resolve.py $C '$(RUNS)' $(FILES) $(SETTINGS)
+	+@$(PY) $S/resolve.py $C '$(SEEDED)' $(FILES) $(SETTINGS)
 $C/%.yaml: conf ; +@:
 
 $W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(INPUTS) $(LANG_FILES)
@@ -139,7 +146,7 @@ $(call net_rule,$1,$(ALIGNER),$1)
 $(foreach n,$(PASSES),$(call net_rule,$1-realign$n,$1$(if $(filter-out 1,$n),-realign$(shell expr $n - 1)),$1)
 )
 endef
-$(foreach r,$(RUNS),$(eval $(call run_rules,$r)))
+$(foreach r,$(SEEDED),$(eval $(call run_rules,$r)))
 # Scales are chosen on DEV alone; TEST only meets the choice, and needs no alignment.
 $W/exp/%/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml $W/lang/index.json \
   $W/feats/$(DEV).jsonl.gz $(WORD_FILES)

@@ -1,8 +1,9 @@
 """resolve.py work/conf 'RUN RUN ...' [TABLE.yaml@SCALE ...] [group=file | group.key=value ...]
 
 Composes conf/ and the overrides, checks every value, and writes one file a stage into work/conf.
-A run is a file of conf/run/, or named by a paper's table, whose settings then come last. A file is
-rewritten only when its content changes, so that make reruns just what a change touches.
+A run is a file of conf/run/, such a file with another seed (RUN-seedN), or named by a paper's
+table, whose settings then come last. A file is rewritten only when its content changes, so that
+make reruns just what a change touches.
 The only user of Hydra.
 """
 
@@ -32,9 +33,8 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
     composed = {}
     for name in runs.split() or ["dnn"]:
         run = named.get(name)
-        composed[name] = (
-            settings(name, given) if run is None else settings(run.base, [*given, *run.overrides])
-        )
+        base, more = _with_seed(name) if run is None else (run.base, run.overrides)
+        composed[name] = settings(base, [*given, *more])
     files: dict[str, Any] = {}
     for run, config in composed.items():
         shared = {
@@ -56,6 +56,12 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         files[f"run/{run}"] = {k: plain(getattr(config, k)) for k in ("model", "optim", "comm")}
     for name, value in files.items():
         write_yaml(Path(folder) / f"{name}.yaml", value)
+
+
+def _with_seed(name: str) -> tuple[str, list[str]]:
+    """`gtc-seed2` is conf/run/gtc.yaml with another seed."""
+    found = re.fullmatch(r"(.+)-seed(\d+)", name)
+    return (name, []) if found is None else (found[1], [f"optim.seed={found[2]}"])
 
 
 def runs_of_tables(names: list[str]) -> dict[str, Run]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from asr_train.files import read_yaml
 from asr_train.schema import Config, SettingsError
 from scripts.resolve import CONF, resolve, settings
 
@@ -122,6 +123,33 @@ def test_each_system_and_each_pass_learns_from_the_one_before(plan, tmp_path):
 def test_without_networks_there_are_gaussians_alone(plan):
     stages = plan("GMMS=mono tri", "RUNS=")
     assert (stages.count("gmm"), stages.count("tune"), stages.count("train")) == (2, 2, 0)
+
+
+def test_with_seeds_each_run_is_trained_once_with_every_one(plan, tmp_path):
+    plan("RUNS=sgd gtc", "SEEDS=1 2", "WORKERS=2", "REALIGN=1", "SCALES=sgd")
+    trained = [c for c in plan.commands if "train.py" in " ".join(c)]
+    runs = {Path(c[-1]).parent.name: c[-2].removeprefix(f"{tmp_path}/w/") for c in trained}
+    assert runs == {
+        f"{run}-seed{seed}{again}": f"conf/run/{run}-seed{seed}.yaml"
+        for run in ("sgd", "gtc")
+        for seed in (1, 2)
+        for again in ("", "-realign1")
+    }
+    of_seed = {
+        seed: read_yaml(tmp_path / f"w/conf/run/gtc-seed{seed}.yaml")["optim"] for seed in (1, 2)
+    }
+    assert [optim.pop("seed") for optim in of_seed.values()] == [1, 2]
+    assert of_seed[1] == of_seed[2]
+    tuned = {Path(c[-1]).parent.name for c in plan.commands if "tune.py" in " ".join(c)}
+    assert tuned == {"mono", "sgd-seed1"}
+
+
+def test_a_papers_runs_have_their_own_seeds():
+    make = ["make", "-n", "-C", str(CONF.parent / "recipes" / "strom2015"), "SEEDS=1 2"]
+    env = {k: v for k, v in os.environ.items() if k != "MAKEFLAGS"}
+    done = subprocess.run(make, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 2
+    assert "SEEDS is '1 2', but a paper's runs have the seeds of scales.small" in done.stderr
 
 
 def finish(plan, work: Path) -> None:

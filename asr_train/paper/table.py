@@ -17,9 +17,8 @@ from asr_train.cost.cluster import ClusterSettings
 from asr_train.paper.rows import RowSettings, Run, Table
 from asr_train.paper.speed import case_of, simulated
 from asr_train.report.exchange import DASH, Trained, digits, measured, text
-from asr_train.report.tables import Score, aligned, as_markdown, held_out, made, scored
+from asr_train.report.tables import Score, aligned, as_markdown, held_out, made, wer_reduction
 from asr_train.schema import CommSettings, Method, ScoreSettings, build
-from asr_train.score.words import MIN_PAIRED_SPEAKERS, WordErrors, reduction, units
 
 TableDict = dict[str, Any]
 JsonRow = dict[str, Any]
@@ -159,7 +158,7 @@ def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
         "utterances": row.scores[0]["utterances"],
         "wer": _mean([score["wer"] for score in row.scores]),
         "wer_by_seed": [score["wer"] for score in row.scores],
-        "wer_reduction": _wer_reduction(row.scores, base.scores, settings),
+        "wer_reduction": wer_reduction(row.scores, base.scores, settings),
         "frame_error": _mean([errors[-1] if errors else None for errors in frame_errors]),
         "frame_error_reduction_percent": _mean(
             [
@@ -198,33 +197,6 @@ def _method_numbers(run: Trained) -> dict[str, float | None]:
         "threshold": comm.gtc.threshold if sends and comm.gtc else None,
         "block_steps": comm.bmuf.block_steps if blocks and comm.bmuf else None,
         "group_size": comm.group_of(run.about["workers"]) if in_groups else None,
-    }
-
-
-def _wer_reduction(
-    own: Sequence[Score], base: Sequence[Score], settings: ScoreSettings
-) -> dict[str, Any] | None:
-    """None if the baseline made no error."""
-    over, _ = units(scored(base[0]), MIN_PAIRED_SPEAKERS)
-
-    def errors(score: Score) -> dict[str, WordErrors]:
-        return units(scored(score), MIN_PAIRED_SPEAKERS)[1]
-
-    if not any(score["errors"] for score in base):
-        return None
-    names = f"{own[0]['run']} and {base[0]['run']}, {own[0]['split']}"
-    try:
-        pairs = [(errors(a), errors(b)) for a, b in zip(base, own, strict=True)]
-        found = reduction(pairs, settings.bootstrap, settings.seed)
-    except ValueError as error:
-        raise ValueError(f"{names}: {error}") from error
-    return {
-        "percent": 100 * found.relative,
-        "percent_by_seed": [None if x is None else 100 * x for x in found.by_pair],
-        "ci95": [100 * limit for limit in found.ci95],
-        "p": found.p,
-        "over": over,
-        "units": len(pairs[0][0]),
     }
 
 

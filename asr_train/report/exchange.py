@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asr_train.files import DamagedFileError
+from asr_train.report import seeds
 from asr_train.report.tables import (
     Score,
     against,
@@ -69,6 +70,9 @@ def exchange_table(
         "rows": rows,
         "splits": splits,
         "baseline": baseline.run,
+        "seeds": seeds.over_seeds(
+            (score for run in runs for score in run.scores), baseline.run, settings
+        ),
         "bootstrap": settings.draws,
         **about,
     }
@@ -264,6 +268,7 @@ def notes(table: Mapping[str, Any]) -> list[str]:
             f"{', '.join(virtual)}: several workers in a process, so that nothing crosses a wire "
             "and frames/s is what one machine does for all of them, not the speed of a cluster."
         )
+    said += [f"{line}." for line in seeds.lines(table["seeds"])]
     return [*said, made(dict(table))]
 
 
@@ -290,9 +295,9 @@ TERMINAL = {  # shorter names of columns
 
 
 def plain(table: Mapping[str, Any]) -> str:
-    """For a terminal: what fits in its width."""
+    """For a terminal: what fits in its width, and then means over seeds."""
     rates = {f"WER %, {split}": f"WER % {split}" for split in table["splits"]}
     names = {"run": "run", "workers": "workers", **rates, **TERMINAL}
     places = [table["columns"].index(name) for name in names]
     lines = [list(names.values()), *([row[i] for i in places] for row in text_rows(table))]
-    return aligned(lines)
+    return aligned(lines) + "".join(f"{line}\n" for line in seeds.lines(table["seeds"]))

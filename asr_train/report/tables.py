@@ -23,6 +23,7 @@ from asr_train.score.words import (
     Scored,
     WordErrors,
     compare,
+    reduction,
     units,
     wer_line,
 )
@@ -123,6 +124,37 @@ def against(base: Score, score: Score, settings: ScoreSettings) -> dict[str, Any
     except ValueError as error:
         raise ValueError(f"{score['run']} and {base['run']}, {score['split']}: {error}") from error
     return {"run": base["run"], "over": over, "units": len(base_units)} | asdict(found)
+
+
+def wer_reduction(
+    own: Sequence[Score], base: Sequence[Score], settings: ScoreSettings
+) -> dict[str, Any] | None:
+    """Of the baseline's errors, in percent, by a run of the same seeds; None if it made none.
+
+    Args:
+        own, base: scores of the same split, a seed each, in the same order.
+    """
+    over, _ = units(scored(base[0]), MIN_PAIRED_SPEAKERS)
+
+    def errors(score: Score) -> dict[str, WordErrors]:
+        return units(scored(score), MIN_PAIRED_SPEAKERS)[1]
+
+    if not any(score["errors"] for score in base):
+        return None
+    names = f"{own[0]['run']} and {base[0]['run']}, {own[0]['split']}"
+    try:
+        pairs = [(errors(a), errors(b)) for a, b in zip(base, own, strict=True)]
+        found = reduction(pairs, settings.bootstrap, settings.seed)
+    except ValueError as error:
+        raise ValueError(f"{names}: {error}") from error
+    return {
+        "percent": 100 * found.relative,
+        "percent_by_seed": [None if x is None else 100 * x for x in found.by_pair],
+        "ci95": [100 * limit for limit in found.ci95],
+        "p": found.p,
+        "over": over,
+        "units": len(pairs[0][0]),
+    }
 
 
 def markdown(table: dict[str, Any]) -> str:
