@@ -58,7 +58,7 @@ $(FETCH:%=fetch-%): fetch-%: .venv/.ready
 
 ## make test                       all tests (test-fast: without those that run whole recipes)
 test: .venv/.ready
-	@$(BIN)/python -m pytest $(BESIDE)
+	@$(BIN)/python -m pytest $(BESIDE) --durations=25 --durations-min=5
 test-fast: .venv/.ready
 	@$(BIN)/python -m pytest $(BESIDE) -m 'not slow'
 # Files of tests side by side; each keeps its fixtures, the long ones begin.
