@@ -245,7 +245,8 @@ def _summed(
 ) -> Iterator[Sums]:
     """`of`(frames, their states) of the aligned utterances of each chunk that has any, in order.
 
-    Silence counts: without it, as Kaldi has LDA and MLLT, speechocean's WER was 4 points higher.
+    Silence counts. Without it, as Kaldi has LDA and MLLT, speechocean's WER was no other than by
+    chance (recipes/speechocean/RESULTS.md).
     """
 
     def one(chunk: range) -> Sums | None:
