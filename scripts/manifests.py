@@ -6,11 +6,7 @@ SPLIT.dropped.tsv beside it. Recordings that are made here lie in ../audio/SPLIT
 
 from pathlib import Path
 
-from asr_train.data.commands import commands
 from asr_train.data.corpus import Made, write
-from asr_train.data.digits import digits
-from asr_train.data.folder import folder
-from asr_train.data.published import published
 from asr_train.data.speeds import add_speeds
 from asr_train.jobs import main
 from asr_train.schema import CorpusSettings, LexiconSettings, load
@@ -30,12 +26,21 @@ def manifests(conf: str, lexicon_conf: str, output: str) -> None:
 
 
 def _made(settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_dir: Path) -> Made:
+    # Speaking takes libraries that are slow to import.
     if settings.digits is not None:
+        from asr_train.data.digits import digits
+
         return digits(settings, split, audio_dir)
     if settings.commands is not None:
+        from asr_train.data.commands import commands
+
         return commands(settings, lexicon, split, audio_dir)
     if settings.folder is not None:
+        from asr_train.data.folder import folder
+
         return folder(settings, lexicon, split, audio_dir)
+    from asr_train.data.published import published
+
     return published(settings, lexicon, split, audio_dir)
 
 

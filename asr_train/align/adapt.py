@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from scipy.sparse import diags_array
 
 from asr_train.align.front import Read
 from asr_train.align.gmm import Gmm, Mixtures, shares
@@ -95,6 +94,8 @@ def estimated(
             said.append((utterance, outcome.states_T))
 
     def sums_of(some: Iterable[tuple[Utterance, np.ndarray]]) -> AffineSums:
+        from scipy.sparse import diags_array  # slow to import
+
         plain, now, states = [], [], []
         for utterance, states_T in some:
             counted_T = weight_S[states_T] > 0

@@ -10,18 +10,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from scipy.sparse import csr_array
 
 from asr_train.align.front import Front
 from asr_train.checks import check_shape
 from asr_train.files import check_part, part, read_json, replacing, write_json
 from asr_train.lang.states import States
 from asr_train.schema import FeatsSettings, FmllrSettings, FrontSettings, build, plain
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array  # slow to import: only where it is used
 
 PERTURB = 0.1  # standard deviations by which the halves of a split Gaussian move apart
 SEED = 1
@@ -145,8 +147,10 @@ def _by_state(
         yield frames_n, g, share_nG / share_nG.sum(1, keepdims=True)
 
 
-def shares(gmm: Gmm, x_ND: np.ndarray, state_N: np.ndarray) -> csr_array:
+def shares(gmm: Gmm, x_ND: np.ndarray, state_N: np.ndarray) -> "csr_array":
     """How much of each frame belongs to each Gaussian of its state: [N, G], rows summing to 1."""
+    from scipy.sparse import csr_array
+
     rows, columns, values = [], [], []
     for frames_n, g, share_nG in _by_state(gmm, x_ND, state_N):
         rows.append(np.repeat(frames_n, share_nG.shape[1]))
