@@ -56,7 +56,14 @@ def serve(path: str) -> int:
 
     for script in sorted(ROOT.glob("scripts/[!b]*.py")):  # no benchmarks
         runpy.run_path(str(script), run_name="preloaded")
-    import lhotse.recipes  # noqa: F401, by data.published, where it is needed
+    # What they import where it is needed.
+    import lhotse.recipes  # noqa: F401
+    import scipy.sparse  # noqa: F401
+
+    import asr_train.data.commands
+    import asr_train.data.digits
+    import asr_train.data.folder
+    import asr_train.data.published  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     with socket.socket(socket.AF_UNIX) as listening:

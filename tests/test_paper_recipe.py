@@ -4,10 +4,11 @@ again."""
 import os
 import re
 import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from preloaded import preloaded
 
 from asr_train.files import read_json, read_jsonl
 
@@ -18,23 +19,28 @@ PATIENCE_SECONDS = 900
 SETTINGS = "gmm.mono.passes=12 gmm.mono.flat.passes=6"  # what is learned from matters little here
 
 
-def make(paper: str, work: Path, *arguments: str) -> str:
-    """What make printed."""
+@pytest.fixture(scope="module")
+def make(tmp_path_factory) -> Iterator[Callable[..., str]]:
+    """A call of a paper's recipe, of which what make printed is returned."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "DEBUG")}
-    done = subprocess.run(
-        [
-            *("make", "-C", str(ROOT / "recipes" / paper), "SCALE=tiny", "CORPUS=digits"),
-            *(f"W={work}", f"PY={sys.executable}", f"SET={SETTINGS}", *arguments),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        env={**inherited, "JOBS": "2"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    return done.stdout
+    with preloaded(tmp_path_factory.mktemp("python")) as python:
+
+        def call(paper: str, work: Path, *arguments: str) -> str:
+            command = ["make", "-C", str(ROOT / "recipes" / paper), "SCALE=tiny", "CORPUS=digits"]
+            command += [f"W={work}", f"PY={python}", f"SET={SETTINGS}", *arguments]
+            done = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=PATIENCE_SECONDS,
+                env={**inherited, "JOBS": "2"},
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout[-3000:]
+            return done.stdout
+
+        yield call
 
 
 def trained(said: str) -> list[str]:
@@ -43,13 +49,13 @@ def trained(said: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def strom(tmp_path_factory) -> tuple[Path, str]:
+def strom(make, tmp_path_factory) -> tuple[Path, str]:
     """The work folder of a figure, and what was said on the way."""
     work = tmp_path_factory.mktemp("papers") / "work"
     return work, make("strom2015", work, "TABLES=figure1", f"RESULTS={work / 'results'}")
 
 
-def test_runs_share_what_they_begin_with_and_tables_share_runs(strom):
+def test_runs_share_what_they_begin_with_and_tables_share_runs(make, strom):
     work, said = strom
     runs = sorted(trained(said))  # side by side, so said in either order
     assert runs == ["strom2015-gtc-workers4-seed1", "strom2015-sgd-workers1-seed1"]
@@ -62,7 +68,7 @@ def test_runs_share_what_they_begin_with_and_tables_share_runs(strom):
     )
 
 
-def test_status_tells_of_a_papers_own_outputs(strom, tmp_path):
+def test_status_tells_of_a_papers_own_outputs(make, strom, tmp_path):
     said = make("strom2015", strom[0], "TABLES=figure1", "status")
     assert f"{strom[0]}/tables/strom2015-figure1.md" in said
     assert re.search(r"^\d\d done, 0 stale, 0 missing; nothing to do$", said, re.MULTILINE)
@@ -102,7 +108,7 @@ def test_rows_are_decoded_with_the_baselines_scale(strom):
     assert len({header["acoustic_scale"] for header in headers}) == 1
 
 
-def test_what_is_finished_is_not_made_again(strom):
+def test_what_is_finished_is_not_made_again(make, strom):
     work, _ = strom
     (work / "tables" / "strom2015-figure1.md").unlink()
     said = make("strom2015", work, "TABLES=figure1")
@@ -111,7 +117,7 @@ def test_what_is_finished_is_not_made_again(strom):
 
 
 @pytest.fixture(scope="module")
-def two_tiers(strom) -> Path:
+def two_tiers(make, strom) -> Path:
     """The work folder of groups of several sizes, on the same features and alignments."""
     work, _ = strom
     said = make("ladkat2019", work, "TABLES=table3")
@@ -129,6 +135,6 @@ def test_two_tiers_with_groups_of_several_sizes(two_tiers):
     assert table["baseline"]["ours"]["workers"] == 1
 
 
-def test_an_unknown_table_stops_make_and_says_what_there_is(tmp_path):
+def test_an_unknown_table_stops_make_and_says_what_there_is(make, tmp_path):
     with pytest.raises(AssertionError, match=r"TABLES may be figure1, table2, table3, table4"):
         make("strom2015", tmp_path / "w", "TABLES=table7")

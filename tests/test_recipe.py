@@ -12,10 +12,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from preloaded import preloaded
 
 from asr_train.align.gmm import load_gmm
 from asr_train.align.table import open_ali
@@ -50,11 +52,15 @@ PATIENCE_SECONDS = 600
 
 
 class Recipe:
-    """recipes/digits with SIZE=tiny; its work folder always has the same path, a link."""
+    """recipes/digits with SIZE=tiny; its work folder always has the same path, a link.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        python: what make calls for its stages.
+    """
+
+    def __init__(self, root: Path, python: str) -> None:
         self.root, self.work = root, root / "w"
-        self.variables = ["SIZE=tiny", f"W={self.work}", f"PY={sys.executable}"]
+        self.variables = ["SIZE=tiny", f"W={self.work}", f"PY={python}"]
         self.variables += [f"GMMS={' '.join(GMMS)}", "REALIGN=1"]
 
     def use(self, name: str) -> Path:
@@ -97,8 +103,10 @@ def stages_in(said: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory) -> Recipe:
-    return Recipe(tmp_path_factory.mktemp("recipe"))
+def recipe(tmp_path_factory) -> Iterator[Recipe]:
+    root = tmp_path_factory.mktemp("recipe")
+    with preloaded(root) as python:
+        yield Recipe(root, python)
 
 
 @pytest.fixture(scope="module")
@@ -424,7 +432,11 @@ def kill_after(recipe: Recipe, sign: str, seconds: float, log: Path) -> None:
 def test_side_by_side_and_killed_in_every_stage_it_gives_the_bytes_of_the_unbroken_run(
     recipe, unbroken, tmp_path
 ):
-    """One run at -j2, killed ten times; the moments are drawn anew every time."""
+    """One run at -j2, killed ten times; the moments are drawn anew every time.
+
+    Its stages are make's own children, so that they die with it.
+    """
+    recipe = Recipe(recipe.root, sys.executable)
     folder = recipe.use("killed")
     for sign, longest in MOMENTS:
         seconds = random.uniform(0, longest)
