@@ -4,6 +4,11 @@ SCALE  ?= small
 SEEDS  ?=
 CORPUS ?= commands
 export CORPUS
+# Networks learn the alignments of the corpus's last GMM, once; the tables in results/ those of tri.
+ifeq ($(CORPUS),commands)
+GMMS   ?= mono tri
+endif
+REALIGN := 0
 TABLES ?= $(filter-out paper,$(basename $(notdir $(wildcard $(CURDIR)/*.yaml))))
 W      ?= work-$(SCALE)
 PAPER  := $(notdir $(CURDIR))
