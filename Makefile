@@ -61,8 +61,9 @@ test: .venv/.ready
 	@$(BIN)/python -m pytest $(BESIDE) --durations=25 --durations-min=5
 test-fast: .venv/.ready
 	@$(BIN)/python -m pytest $(BESIDE) -m 'not slow'
-# Files of tests side by side; each keeps its fixtures, the long ones begin.
-BESIDE := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Files of tests side by side; each keeps its fixtures, the long ones begin. One more than there are
+# cores, for drills of timeouts wait; four at most.
+BESIDE := -n $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4))) --dist loadfile --no-loadscope-reorder
 
 ## make lint                       ruff and mypy (format: rewrite in ruff's layout)
 lint: .venv/.ready
