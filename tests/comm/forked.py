@@ -3,12 +3,12 @@
 import contextlib
 import multiprocessing
 import os
-import socket
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from ports import free_port
 
 from asr_train.comm.exchange import Exchange, close_exchange, open_exchange
 
@@ -23,9 +23,7 @@ def run(
     A process that died gives its exit code. Results are plain data or NumPy arrays.
     """
     context = multiprocessing.get_context("fork")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     pipes, children = [], []
     for rank in range(processes):
         ours, theirs = context.Pipe(duplex=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from ports import free_port
 
 from asr_train import files, schema
 
@@ -76,7 +77,7 @@ class Run:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not list(self.model.parent.glob("ckpt/*.json")):
             assert time.monotonic() < deadline
-            assert self.process.poll() is None
+            assert self.process.poll() is None, self.process.communicate()[0]
             time.sleep(0.02)
         assert not self.model.exists()
 
@@ -135,9 +136,7 @@ def wait_until_listening(port: int) -> None:
 
 def test_a_run_goes_on_with_the_launchers_that_are_left(splits, tmp_path, unbroken):
     """torchrun's elastic launch: as many machines as there are, here one or two."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     place = f"localhost:{port}"
     launcher = ["-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1"]
     launcher += ["--rdzv-backend", "c10d", "--rdzv-id", "drill", "--rdzv-endpoint", place]
