@@ -7,6 +7,8 @@ SPLIT.dropped.tsv beside it. Recordings that are made here lie in ../audio/SPLIT
 from pathlib import Path
 
 from asr_train.data.corpus import Made, write
+from asr_train.data.folder import folder
+from asr_train.data.published import published
 from asr_train.data.speeds import add_speeds
 from asr_train.jobs import main
 from asr_train.schema import CorpusSettings, LexiconSettings, load
@@ -36,11 +38,7 @@ def _made(settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_
 
         return commands(settings, lexicon, split, audio_dir)
     if settings.folder is not None:
-        from asr_train.data.folder import folder
-
         return folder(settings, lexicon, split, audio_dir)
-    from asr_train.data.published import published
-
     return published(settings, lexicon, split, audio_dir)
 
 

@@ -61,9 +61,7 @@ def serve(path: str) -> int:
     import scipy.sparse  # noqa: F401
 
     import asr_train.data.commands
-    import asr_train.data.digits
-    import asr_train.data.folder
-    import asr_train.data.published  # noqa: F401
+    import asr_train.data.digits  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     with socket.socket(socket.AF_UNIX) as listening:
