@@ -418,20 +418,20 @@ def spliced(feats_TF: np.ndarray, around: int) -> np.ndarray:
 
 
 def with_deltas(feats_TF: np.ndarray, order: int, window: int = 2) -> np.ndarray:
-    """Append time differences up to `order`: float32 [T, F * (order + 1)], Kaldi's add-deltas."""
-    parts, x_TF = [feats_TF], feats_TF
+    """Append time differences up to `order`: float32 [T, F * (order + 1)], Kaldi's add-deltas.
+
+    A difference is the least-squares slope over 2 * window + 1 frames. Higher orders filter the
+    features themselves, by the slope's filter convolved with itself: the first and the last frame
+    are repeated, never their differences.
+    """
+    frames, ramp = len(feats_TF), np.arange(-window, window + 1.0)
+    parts, filter_D = [feats_TF], np.ones(1)
     for _ in range(order):
-        x_TF = _difference(x_TF, window)
-        parts.append(x_TF)
+        filter_D = np.convolve(filter_D, ramp / (ramp @ ramp))
+        around = len(filter_D) // 2
+        padded = np.pad(feats_TF, ((around, around), (0, 0)), mode="edge")
+        slope_TF = np.zeros(feats_TF.shape)
+        for d, weight in enumerate(filter_D):
+            slope_TF += weight * padded[d : d + frames]
+        parts.append(slope_TF.astype(np.float32))
     return np.concatenate(parts, 1)
-
-
-def _difference(x_TF: np.ndarray, window: int) -> np.ndarray:
-    """The least-squares slope over 2 * window + 1 frames; the edges are repeated."""
-    padded = np.pad(x_TF, ((window, window), (0, 0)), mode="edge")
-    frames = len(x_TF)
-    slope = sum(
-        d * (padded[window + d : window + d + frames] - padded[window - d : window - d + frames])
-        for d in range(1, window + 1)
-    )
-    return (slope / (2 * sum(d * d for d in range(1, window + 1)))).astype(np.float32)

@@ -104,14 +104,25 @@ def test_more_cepstra_than_bins_are_refused():
         cepstra(np.zeros((5, 20), np.float32), 30)
 
 
-def test_deltas_are_torchaudios():
+def test_deltas_inside_are_torchaudios():
     feats_TF = LogMel(settings())(noise(8000))
     delta_FT = torchaudio.functional.compute_deltas(torch.from_numpy(feats_TF.T))
-    both = torch.cat([delta_FT, torchaudio.functional.compute_deltas(delta_FT)]).numpy().T
+    second_TF = torchaudio.functional.compute_deltas(delta_FT).numpy().T
     ours = with_deltas(feats_TF, 2)
     assert ours.shape == (50, 60)
     np.testing.assert_allclose(ours[:, :20], feats_TF)
-    np.testing.assert_allclose(ours[:, 20:], both, atol=1e-4)
+    np.testing.assert_allclose(ours[:, 20:40], delta_FT.numpy().T, atol=1e-4)
+    np.testing.assert_allclose(ours[2:-2, 40:], second_TF[2:-2], atol=1e-4)
+
+
+def test_second_deltas_at_the_edges_are_kaldis():
+    """Kaldi's DeltaFeatures: nine taps on the features, whose first and last frame are repeated."""
+    taps = {0: -10, 1: -4, 2: 1, 3: 4, 4: 4}  # times 100; j and -j alike
+    feats_TF = LogMel(settings())(noise(1600))
+    last = len(feats_TF) - 1
+    for t in range(len(feats_TF)):
+        by_hand = sum(taps[abs(j)] / 100 * feats_TF[min(max(t + j, 0), last)] for j in range(-4, 5))
+        np.testing.assert_allclose(with_deltas(feats_TF, 2)[t, 40:], by_hand, atol=1e-4)
 
 
 def test_sums_of_halves_are_the_sums_of_the_whole():
