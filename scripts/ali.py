@@ -25,6 +25,8 @@ from asr_train.lang.index import load_lang
 from asr_train.lang.states import States
 from asr_train.schema import AliSettings, load
 
+LONGEST_SHOWN = 20.0  # seconds; a picture of more shows nothing
+
 
 def ali(features: str, language: str, model: str, conf: str, output: str) -> None:
     torch.set_num_threads(1)  # the worker processes are the threads
@@ -39,7 +41,7 @@ def ali(features: str, language: str, model: str, conf: str, output: str) -> Non
     if scorer.adapt is not None:
         scorer, speakers = scorer.adapt(said, lang, settings)
     outcomes = align_all(
-        scorer.score_some, said, lang, states, scorer.loop_S, settings, f"aligning {split}"
+        scorer.scores, said, lang, states, scorer.loop_S, settings, f"aligning {split}"
     )
     shift = feats.settings.shift_seconds
     summary = report(split, feats.utterances, outcomes, states, shift)
@@ -79,6 +81,8 @@ def _example(
     if not pairs:
         return None
     utterance, outcome = min(pairs, key=lambda pair: (abs(pair[0].seconds - 3), pair[0].id))
+    if utterance.seconds > LONGEST_SHOWN:
+        return None
     shift = feats.settings.shift_seconds
     return {
         "id": utterance.id,

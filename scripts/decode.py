@@ -38,7 +38,8 @@ def decode(model: str, tuned: str, language: str, features: str, output: str) ->
     split = path.name.removeprefix("hyp.").removesuffix(".jsonl")
     seconds = sum(h.seconds for h in found) + (about["earlier_seconds"] if about else 0)
     factor = seconds / sum(u.seconds for u in feats.utterances)
-    header = {"run": scorer.run, "split": split, "real_time_factor": round(factor, 5)}
+    run = path.parent.name
+    header = {"run": run, "split": split, "real_time_factor": round(factor, 5)}
     header |= {**asdict(choice), "speakers": about}
     oracle = ""
     if alternatives:
@@ -66,10 +67,12 @@ def decode(model: str, tuned: str, language: str, features: str, output: str) ->
     write_ctm(path.with_suffix(".ctm"), timed)
     write_jsonl(path, [header, *rows])
     missed = [h.id for h in found if not h.final]
+    cut = [h.pieces for h in found if h.pieces > 1]
     untimed = [h.id for h in found if h.words_at is None]
     print(
-        f"decode: {scorer.run} {split}: {len(found)} utterances, real-time factor {factor:.4f} "
+        f"decode: {run} {split}: {len(found)} utterances, real-time factor {factor:.4f} "
         f"(highest {max(h.real_time_factor for h in found):.4f}){oracle}"
+        + (f"; {len(cut)} long recordings in {sum(cut)} pieces, cut at pauses" if cut else "")
         + (f"; the search did not end well in {len(missed)}: {missed[:5]}" if missed else "")
         + (f"; no times for {len(untimed)}: {untimed[:5]}" if untimed else "")
     )

@@ -129,8 +129,8 @@ def scores_of(path_T: np.ndarray, num_states: int, rng, margin=8.0) -> np.ndarra
 
 def scorer_of(states: States, loop_S: np.ndarray, scores: dict[str, np.ndarray]) -> Scorer:
     """A model whose scores, by utterance id, are given."""
-    some = lambda u: lambda ids: scores[u.id][:, ids]  # noqa: E731
-    return Scorer("dnn", states.num_states, states, loop_S, lambda u: scores[u.id], some)
+    some = lambda u: lambda ids, span: scores[u.id][span][:, ids]  # noqa: E731
+    return Scorer("dnn", states.num_states, states, loop_S, some)
 
 
 def cheapest(graph, scores_TS: np.ndarray) -> float:

@@ -123,14 +123,14 @@ def estimated(
 
 
 def scores(model: Mixtures, read: Adapted) -> Callable[[Utterance], Scores]:
-    """What the model says of utterances: a function utterance -> ids of states -> [T, n]."""
+    """What the model says of utterances: a function utterance -> its `Scores`."""
 
     def of(utterance: Utterance) -> Scores:
         gmm = model.gmm
         if model.adaptive is not None and read.matrix(utterance) is None:
             gmm = model.adaptive.unadapted
         x_TD, more = read(utterance), np.float32(read.logdet(utterance))
-        return lambda states: gmm.scores(x_TD, states) + more
+        return lambda states, span: gmm.scores(x_TD[span], states) + more
 
     return of
 

@@ -10,12 +10,12 @@ from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
 from asr_train.lang.states import States
 from asr_train.schema import AliSettings
-from asr_train.search.beam import Beam
+from asr_train.search.forced import forced_path, ready
 from asr_train.search.transcript import transcript_graph
 
-ALL = 2**31 - 1  # tokens: a transcript's graph is small
 CHUNK = 20  # utterances handed to a worker at a time
-Scores = Callable[[np.ndarray], np.ndarray]  # ids of states [n] -> their scores, float32 [T, n]
+# Ids of states [n] and a span of frames [t] -> their scores, float32 [t, n].
+Scores = Callable[[np.ndarray, slice], np.ndarray]
 Said = tuple[Utterance, list[str]]  # and the words to align it with
 
 
@@ -94,25 +94,30 @@ def align(
     Args:
         words: the transcript.
         frames: of the utterance, T.
-        scores: of the states that the transcript needs, log-likelihoods in nats, unscaled.
+        scores: of the states that the transcript needs, log-likelihoods in nats, unscaled, a
+            window of frames at a time.
         states: of the model.
         loop_S: each state's probability to be followed by itself.
     """
     if (lost := unfit(words, frames, lang)) is not None:
         return lost
-    graph = transcript_graph(words, lang, states, loop_S)
-    needed, column_K = np.unique(graph.state_K, return_inverse=True)
-    scaled_TK = (scores(needed) * np.float32(settings.acoustic_scale))[:, column_K]
-    labels = len(graph.state_K)
+    transcript = transcript_graph(words, lang, states, loop_S)
+    needed, column_K = np.unique(transcript.state_K, return_inverse=True)
     for beam in (settings.beam, settings.retry_beam):
-        path = Beam(graph.fst, labels, beam, ALL, labels).best_path(scaled_TK)
-        if path is not None and path.final:
-            label_T = path.columns_T
+        path = forced_path(
+            transcript.graph,
+            column_K,
+            frames,
+            lambda span: scores(needed, span),
+            settings.acoustic_scale,
+            beam,
+        )
+        if path is not None:
             return Aligned(
-                graph.state_K[label_T],
-                graph.position_K[label_T],
-                graph.phones(label_T),
-                -path.acoustic_cost / settings.acoustic_scale - path.graph_cost,
+                transcript.state_K[path.places_T],
+                transcript.position_K[path.places_T],
+                transcript.phones(path.places_T),
+                -path.acoustic_cost - path.graph_cost,
                 beam != settings.beam,
             )
     return Lost(f"no path within a beam of {settings.retry_beam:g}; is the transcript right?")
@@ -144,5 +149,6 @@ def align_all(
             align(words, u.frames, score(u), lang, states, loop_S, settings) for u, words in chunk
         ]
 
+    ready()
     chunks = [said[i : i + CHUNK] for i in range(0, len(said), CHUNK)]
     return [outcome for done in parallel_map(some, chunks, what) for outcome in done]

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from asr_train.align.adapt import speakers_line
 from asr_train.data.features import Utterance
+from asr_train.decode.pieces import pieces
 from asr_train.decode.posteriors import Scorer
-from asr_train.decode.words import Choice, aligning, search
+from asr_train.decode.words import ALIGNING, Choice, search
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
 from asr_train.search.graph import Graph
@@ -51,7 +52,7 @@ def adapted(
         what = f"{scorer.run}: pass {number}"
         words, spent = _heard(scorer, lang, graph, choice, width, utterances, what)
         said = list(zip(utterances, words, strict=True))
-        scorer, about = scorer.adapt(said, lang, aligning(choice))
+        scorer, about = scorer.adapt(said, lang, ALIGNING)
         seconds += spent
     spent = round(time.time() - start, 3)
     return scorer, about | {"earlier_seconds": round(seconds, 3), "wall_seconds": spent}
@@ -72,9 +73,10 @@ def _heard(
     def some(chunk: list[Utterance]) -> list[tuple[list[str], float]]:
         found = []
         for u in chunk:
-            begin = time.perf_counter()
-            scores_TS = scorer.score(u)
-            ids, *_ = search(graph, scores_TS, choice.acoustic_scale, width.beam, width.max_active)
+            begin, ids = time.perf_counter(), list[int]()
+            for _, scores_TS in pieces(scorer, u):
+                scale = choice.acoustic_scale
+                ids += search(graph, scores_TS, scale, width.beam, width.max_active)[0]
             found.append(([names[i - 1] for i in ids], time.perf_counter() - begin))
         return found
 

@@ -24,6 +24,9 @@ from asr_train.schema import AliSettings, NormSettings, build, plain
 from asr_train.search.graph import check_phones
 from asr_train.shards.batch import context_padded
 
+WHOLE = 12_000  # frames that go through a network at once; of longer ones, windows do
+RUN_IN = 300  # frames before a window, on which a network with memory begins
+
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
@@ -34,8 +37,8 @@ class Scorer:
         num_states: S.
         states: those it scores; None: of another program, whose alignments the model learned.
         loop_S: float64 [S], each state's probability to be followed by itself.
-        score: utterance -> float32 [T, S].
-        score_some: utterance -> a function of ids of states [n] to float32 [T, n].
+        scores: utterance -> its `Scores`: a function of ids of states [n] and a span of frames [t]
+            to float32 [t, n]. What is costly once per utterance is done when it is made.
         adapt: of a system of adapted frames: (utterances with words, language, how to align them)
             -> a scorer adapted to their speakers, and what became of those. Until then it scores
             with the Gaussians of unadapted frames, and so it does for all other speakers.
@@ -45,9 +48,12 @@ class Scorer:
     num_states: int
     states: States | None
     loop_S: np.ndarray
-    score: Callable[[Utterance], np.ndarray]
-    score_some: Callable[[Utterance], Scores]
+    scores: Callable[[Utterance], Scores]
     adapt: "Callable[[list[Said], Lang, AliSettings], tuple[Scorer, dict[str, Any]]] | None" = None
+
+    def score(self, utterance: Utterance) -> np.ndarray:
+        """All frames and states at once: float32 [T, S]."""
+        return self.scores(utterance)(np.arange(self.num_states), slice(None))
 
 
 def load_scorer(path: Path | str, feats: Feats, lang: Lang | None) -> Scorer:
@@ -103,19 +109,16 @@ def _gaussians(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
 
 
 def _of_mixtures(run: str, model: Mixtures, read: Adapted) -> Scorer:
-    some, states_S = scores(model, read), np.arange(model.gmm.num_states)
-
     def adapted(said: list[Said], lang: Lang, ali: AliSettings) -> tuple[Scorer, dict[str, Any]]:
         found = adapt(model, read.plain, said, lang, ali)
         return _of_mixtures(run, model, found), found.summary()
 
     return Scorer(
         run,
-        len(states_S),
+        model.gmm.num_states,
         model.states,
         model.gmm.loop_S,
-        lambda utterance: some(utterance)(states_S),
-        some,
+        scores(model, read),
         None if model.adaptive is None else adapted,
     )
 
@@ -127,17 +130,27 @@ def _network(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
     normalise = feats.normaliser(build(NormSettings, about["norm"], f"{path}: norm"))
     log_priors_S = torch.log(torch.tensor(about["priors"], dtype=torch.float64)).float()
 
-    def score(utterance: Utterance) -> np.ndarray:
-        feats_TF = np.ascontiguousarray(normalise(utterance, feats.load(utterance)), np.float32)
+    def logp(padded_BTF: torch.Tensor) -> np.ndarray:
         with torch.inference_mode():
-            padded_BTF = context_padded(torch.from_numpy(feats_TF), left, right)
             logits_TS = model.every_frame(padded_BTF)[0]
             return (torch.log_softmax(logits_TS, 1) - log_priors_S).numpy()
 
-    def some(utterance: Utterance) -> Scores:
-        scores_TS = score(utterance)
-        return lambda states: scores_TS[:, states]
+    def scores(utterance: Utterance) -> Scores:
+        feats_TF = np.ascontiguousarray(normalise(utterance, feats.load(utterance)), np.float32)
+        padded_BTF = context_padded(torch.from_numpy(feats_TF), left, right)
+        frames = len(feats_TF)
+        if frames <= WHOLE:
+            whole_TS = logp(padded_BTF)
+            return lambda states, span: whole_TS[span][:, states]
+
+        def window(states: np.ndarray, span: slice) -> np.ndarray:
+            begin, end, _ = span.indices(frames)
+            early = max(0, begin - RUN_IN)
+            found_TS = logp(padded_BTF[:, early : left + end + right])
+            return found_TS[begin - early :, states]
+
+        return window
 
     states = None if about["states"] is None else States.stored(about, path)
     loop_S = np.array(about["self_loops"])
-    return Scorer(about["run"], about["num_states"], states, loop_S, score, some)
+    return Scorer(about["run"], about["num_states"], states, loop_S, scores)

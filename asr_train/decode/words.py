@@ -14,6 +14,7 @@ import numpy as np
 from asr_train.align.table import words_in_seconds
 from asr_train.align.viterbi import Lost, align
 from asr_train.data.features import Utterance
+from asr_train.decode.pieces import pieces
 from asr_train.decode.posteriors import Scorer, known_states
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
@@ -59,6 +60,7 @@ class Hypothesis:
         graph_cost, acoustic_cost: nats, as weighed.
         seconds: spent on scoring and searching; real_time_factor: of the utterance's length.
         final: the search ended where the graph ends.
+        pieces: that the recording was searched in; see `decode.pieces`.
     """
 
     id: str
@@ -70,6 +72,7 @@ class Hypothesis:
     seconds: float
     real_time_factor: float
     final: bool
+    pieces: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,18 @@ class Alternatives:
     arcs: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What was found in a piece of a recording; the lattice, where there are lattices."""
+
+    words: list[str]
+    graph_cost: float
+    acoustic_cost: float
+    final: bool
+    sure: list[float] | None
+    lattice: Lattice | None
+
+
 def search(
     graph: Graph, scores_TS: np.ndarray, scale: float, beam: float, max_active: int
 ) -> tuple[list[int], float, float, bool]:
@@ -110,14 +125,10 @@ def search(
     return found.words, found.graph_cost, found.acoustic_cost, found.final
 
 
-def aligning(choice: Choice) -> AliSettings:
-    """How what was found is aligned."""
-    return AliSettings(
-        beam=ALIGN_BEAM,
-        retry_beam=5 * ALIGN_BEAM,
-        acoustic_scale=choice.acoustic_scale,
-        max_lost_share=1.0,
-    )
+# How what was found is aligned: as transcripts are, acoustics and transitions in full.
+ALIGNING = AliSettings(
+    beam=ALIGN_BEAM, retry_beam=5 * ALIGN_BEAM, acoustic_scale=1.0, max_lost_share=1.0
+)
 
 
 class Recogniser:
@@ -146,43 +157,58 @@ class Recogniser:
         if effort.nbest:
             assert graph.arrays is not None
             self._lattices = Lattices(graph.arrays, scorer.num_states)
-        self._ali = aligning(choice)
 
     def __call__(self, utterance: Utterance) -> tuple[Hypothesis, Alternatives | None]:
-        """Decode one utterance."""
+        """Decode one utterance, in pieces where it is long."""
+        found, seconds = [], 0.0
+        words_at: list[tuple[str, float, float, float | None]] | None = []
         start = time.perf_counter()
-        scores_TS = self._scorer.score(utterance)
-        if self._lattices is None:
-            effort, scale = self._effort, self._choice.acoustic_scale
-            ids, graph_cost, acoustic_cost, final = search(
-                self._graph, scores_TS, scale, effort.beam, effort.max_active
-            )
-            sure, alternatives = None, None
-        else:
-            lattice = self._lattice(scores_TS)
-            if lattice is None:
-                ids, graph_cost, acoustic_cost, final, sure = [], 0.0, 0.0, False, []
-                alternatives = Alternatives(utterance.id, [], True, None, None, 0)
-            else:
-                best = best_path(lattice)
-                ids, final = best.words, best.final
-                graph_cost, acoustic_cost = best.graph_cost, best.acoustic_cost
-                sure = confidences(lattice, best)
-                alternatives = self._alternatives(utterance, lattice)
-        words = [self._names[i - 1] for i in ids]
-        seconds = time.perf_counter() - start
+        for frame, scores_TS in pieces(self._scorer, utterance):
+            one = self._piece(scores_TS)
+            found.append(one)
+            seconds += time.perf_counter() - start
+            times = self._times(one.words, scores_TS, one.sure, frame * self._shift)
+            words_at = None if words_at is None or times is None else words_at + times
+            start = time.perf_counter()
+        words = [word for one in found for word in one.words]
+        graph_cost = sum(one.graph_cost for one in found)
+        acoustic_cost = sum(one.acoustic_cost for one in found)
+        alternatives = None
+        if self._lattices is not None and len(found) == 1:
+            alternatives = self._alternatives(utterance, found[0].lattice)
+        elif self._lattices is not None:  # lists of pieces do not make a list of the whole
+            sentences = [(words, graph_cost, acoustic_cost)]
+            arcs = sum(len(one.lattice.arcs_A) for one in found if one.lattice is not None)
+            alternatives = Alternatives(utterance.id, sentences, False, None, None, arcs)
         hypothesis = Hypothesis(
             utterance.id,
             words,
-            self._times(words, scores_TS, sure),
+            words_at,
             graph_cost,
             acoustic_cost,
             utterance.frames,
             round(seconds, 4),
             round(seconds / utterance.seconds, 5),
-            final,
+            all(one.final for one in found),
+            len(found),
         )
         return hypothesis, alternatives
+
+    def _piece(self, scores_TS: np.ndarray) -> _Piece:
+        if self._lattices is None:
+            effort, scale = self._effort, self._choice.acoustic_scale
+            ids, graph_cost, acoustic_cost, final = search(
+                self._graph, scores_TS, scale, effort.beam, effort.max_active
+            )
+            words = [self._names[i - 1] for i in ids]
+            return _Piece(words, graph_cost, acoustic_cost, final, None, None)
+        lattice = self._lattice(scores_TS)
+        if lattice is None:
+            return _Piece([], 0.0, 0.0, False, [], None)
+        best = best_path(lattice)
+        words = [self._names[i - 1] for i in best.words]
+        sure = confidences(lattice, best)
+        return _Piece(words, best.graph_cost, best.acoustic_cost, best.final, sure, lattice)
 
     def _lattice(self, scores_TS: np.ndarray) -> Lattice | None:
         assert self._lattices is not None
@@ -197,7 +223,9 @@ class Recogniser:
                 break
         return found
 
-    def _alternatives(self, utterance: Utterance, lattice: Lattice) -> Alternatives:
+    def _alternatives(self, utterance: Utterance, lattice: Lattice | None) -> Alternatives:
+        if lattice is None:
+            return Alternatives(utterance.id, [], True, None, None, 0)
         listed = nbest(lattice, self._effort.nbest)
         known = self._lang.word_ids
         said = [known.get(word, 0) for word in utterance.words.split()]  # 0: equals no word
@@ -214,25 +242,25 @@ class Recogniser:
         )
 
     def _times(
-        self, words: list[str], scores_TS: np.ndarray, sure: list[float] | None
+        self, words: list[str], scores_TS: np.ndarray, sure: list[float] | None, begin: float
     ) -> list[tuple[str, float, float, float | None]] | None:
         if not words:
             return []
         found = align(
             words,
             len(scores_TS),
-            lambda states: scores_TS[:, states],
+            lambda states, span: scores_TS[span][:, states],
             self._lang,
             self._states,
             self._scorer.loop_S,
-            self._ali,
+            ALIGNING,
         )
         if isinstance(found, Lost):
             return None
         spans = words_in_seconds(words, found, self._shift)
         confidence = [None] * len(spans) if sure is None else [round(c, 4) for c in sure]
         return [
-            (word, start, round(end - start, 6), c)
+            (word, round(begin + start, 6), round(end - start, 6), c)
             for (word, start, end), c in zip(spans, confidence, strict=True)
         ]
 

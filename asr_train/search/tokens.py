@@ -38,7 +38,8 @@ class Graph(NamedTuple):
 
 
 @numba.njit(cache=True, nogil=True)
-def _grown(array: Any, size: int) -> Any:
+def grown(array: Any, size: int) -> Any:
+    """The array with room for `size` elements or more."""
     new = np.empty(max(size, 2 * len(array)), array.dtype)
     new[: len(array)] = array
     return new
@@ -247,7 +248,7 @@ def forward(
         total = _keep(graph, states, costs, via, count, cut, ties, kept, order, starts)
         here, end = first_T[t], first_T[t] + total
         if end > len(states_H):
-            states_H, costs_H = _grown(states_H, end), _grown(costs_H, end)
+            states_H, costs_H = grown(states_H, end), grown(costs_H, end)
         best = here
         for k in range(total):
             i = order[k]

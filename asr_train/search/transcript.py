@@ -7,14 +7,12 @@ also which phone of which word it belongs to, whatever states are tied to each o
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
 
-import kaldifst
 import numpy as np
 
 from asr_train.lang.index import Lang
 from asr_train.lang.states import States
-from asr_train.search.graph import silence_costs, transition_costs
+from asr_train.search.graph import ARC, Arrays, silence_costs, transition_costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +20,7 @@ class Transcript:
     """A training graph and what its labels mean; label k + 1 is entry k of each array.
 
     Attributes:
-        fst: StdVectorFst without epsilons; output labels are word ids.
+        graph: without epsilons; a node is entered by one label, and output labels are word ids.
         state_K: int32, the state.
         position_K: int8, its position in the phone.
         node_K: int32, the phone in context that it belongs to: a run of one node is one phone.
@@ -30,7 +28,7 @@ class Transcript:
             transcript; -1 for silence.
     """
 
-    fst: Any
+    graph: Arrays
     state_K: np.ndarray
     position_K: np.ndarray
     node_K: np.ndarray
@@ -72,34 +70,35 @@ def transcript_graph(
     places, first, follow = _phones(words, lang)
     nodes, arcs = _in_context(places, first, follow, states.tied)
     enter_S, stay_S = transition_costs(loop_S)
-    enter, stay = enter_S.tolist(), stay_S.tolist()
-    fst = kaldifst.StdVectorFst()
-    fst.start = fst.add_state()
     state, position, owner = [], [], []
-    heads, tails = [], []  # label and FST state of a node's first, FST state of its last position
+    heads, tails = [], []  # of a node's first and last position: label, which is its FST state too
+    rows = []  # source, ilabel, olabel, weight, target
     for n, (place, left, right) in enumerate(nodes):
         for j, s in enumerate(states.ids(left, places[place].phone, right)):
-            here = fst.add_state()
             state.append(s)
             position.append(j)
             owner.append(n)
+            label = len(state)
             if j == 0:
-                heads.append((len(state), here))
+                heads.append(label)
             else:
-                fst.add_arc(here - 1, kaldifst.StdArc(len(state), 0, enter[s], here))
-            fst.add_arc(here, kaldifst.StdArc(len(state), 0, stay[s], here))
-        tails.append(here)
+                rows.append((label - 1, label, 0, enter_S[s], label))
+            rows.append((label, label, 0, stay_S[s], label))
+        tails.append(len(state))
+    final_N = np.full(len(state) + 1, np.inf, np.float32)
     for source, target, cost in arcs:
-        tail = fst.start if source == END else tails[source]
+        tail = 0 if source == END else tails[source]
         if target == END:
-            fst.set_final(tail, cost)
+            final_N[tail] = cost
             continue
-        label, head = heads[target]
-        weight = cost + enter[state[label - 1]]
+        label = heads[target]
         output = places[nodes[target][0]].output
-        fst.add_arc(tail, kaldifst.StdArc(label, output, weight, head))
+        rows.append((tail, label, output, cost + enter_S[state[label - 1]], label))
+    rows.sort(key=lambda row: row[0])
+    source_A = np.array([row[0] for row in rows])
+    arcs_A = np.array([row[1:] for row in rows], ARC)
     return Transcript(
-        fst,
+        Arrays(0, final_N, source_A, arcs_A),
         np.array(state, np.int32),
         np.array(position, np.int8),
         np.array(owner, np.int32),

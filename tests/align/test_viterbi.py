@@ -6,7 +6,6 @@ from toy import cheapest, path_of, scores_of, toy_lang
 
 from asr_train.align.viterbi import Aligned, Lost, align, fewest_frames
 from asr_train.schema import AliSettings
-from asr_train.search.graph import to_arrays
 from asr_train.search.transcript import transcript_graph
 
 LANG = toy_lang()
@@ -19,7 +18,7 @@ def ali_settings(**change) -> AliSettings:
 
 
 def aligned(words, scores_TS, states=LANG.states, loop_S=LOOP_S, **change) -> Aligned | Lost:
-    some = lambda ids: scores_TS[:, ids]  # noqa: E731
+    some = lambda ids, span: scores_TS[span][:, ids]  # noqa: E731
     settings = ali_settings(**change)
     return align(words, len(scores_TS), some, LANG, states, loop_S, settings)
 
@@ -33,7 +32,7 @@ def test_the_path_is_the_likeliest(seed, scale):
     found = aligned(words, scores_TS, acoustic_scale=scale)
     assert isinstance(found, Aligned)
     graph = transcript_graph(words, LANG, LANG.states, LOOP_S)
-    cost = cheapest(to_arrays(graph.fst), scores_TS[:, graph.state_K] * scale)
+    cost = cheapest(graph.graph, scores_TS[:, graph.state_K] * scale)
     acoustic = scores_TS[np.arange(len(scores_TS)), found.states_T].sum()
     graph = cost + scale * acoustic
     assert found.loglik == pytest.approx(acoustic - graph, rel=1e-3)

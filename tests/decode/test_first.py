@@ -12,7 +12,7 @@ from asr_train.align.viterbi import transcripts
 from asr_train.decode.first import adapted, heard_line
 from asr_train.decode.posteriors import load_scorer
 from asr_train.decode.tune import middle, tune
-from asr_train.decode.words import Choice, Effort, Recogniser, aligning, transcribe
+from asr_train.decode.words import ALIGNING, Choice, Effort, Recogniser, transcribe
 from asr_train.score.words import WordErrors
 from asr_train.search.graph import Graph, decoding_graph
 
@@ -79,7 +79,7 @@ def test_adapted_speakers_are_understood_better(scorer, lang, graph, new):
     """Nearly as well as when they are adapted to what they really said."""
     before = errors(scorer, lang, graph, new.utterances)
     heard, about = adapted(scorer, lang, graph, CHOICE, EFFORT, new.utterances)
-    told, _ = scorer.adapt(transcripts(new.utterances), lang, aligning(CHOICE))
+    told, _ = scorer.adapt(transcripts(new.utterances), lang, ALIGNING)
     after, best = (errors(s, lang, graph, new.utterances) for s in (heard, told))
     assert before > 20
     assert after < 0.6 * before
@@ -104,19 +104,20 @@ def test_tuning_adapts_to_what_its_middle_choice_hears(scorer, lang, new):
     scales, others = [0.3, 0.5, 0.7], {"insertion_penalties": [0.0], "lm_weights": [1.0]}
     own = replace(CONFIG.decode, beam=40.0, acoustic_scales=scales, **others)
     lines = []
-    best, arrays, tried = tune(scorer, lang, new.utterances, own, log=lines.append)
+    tuned = tune(scorer, lang, new.utterances, own, log=lines.append)
     assert middle(own) == CHOICE
-    graph = Graph.of(arrays)
+    graph = Graph.of(tuned.graph)
     heard, _ = adapted(scorer, lang, graph, CHOICE, own, new.utterances)
-    assert dict(tried)[CHOICE].errors == errors(heard, lang, graph, new.utterances)
-    assert min(e.errors for _, e in tried) == dict(tried)[best].errors
+    tried = dict(tuned.tried)
+    assert tried[CHOICE].errors == errors(heard, lang, graph, new.utterances)
+    assert min(e.errors for e in tried.values()) == tried[tuned.best].errors
     assert sum("speakers adapted" in line for line in lines) == 1
 
 
 def test_until_it_is_adapted_it_scores_with_the_gaussians_of_unadapted_frames(scorer, lang, new):
     """And so for speakers who said too little, also after."""
     short = [u for u in new.utterances if u.speaker == "new3"]
-    after, about = scorer.adapt(transcripts(new.utterances), lang, aligning(CHOICE))
+    after, about = scorer.adapt(transcripts(new.utterances), lang, ALIGNING)
     assert [name for name, _ in about["kept"]] == ["new3"]
     for u in short:
         assert np.array_equal(scorer.score(u), after.score(u))

@@ -9,7 +9,7 @@ import pytest
 from toy import cheapest, path_of, rows_of, scores_of, tied, toy_lang
 
 from asr_train.search.beam import Beam
-from asr_train.search.graph import to_arrays
+from asr_train.search.graph import to_vector
 from asr_train.search.transcript import transcript_graph
 
 SEEDS = range(4)
@@ -69,7 +69,8 @@ def by_hand(lang, states, words, scores_TS, loop_S):
 
 def best_path(graph, scores_TS):
     labels = len(graph.state_K)
-    path = Beam(graph.fst, labels, 1e4, 10**6, labels).best_path(scores_TS[:, graph.state_K])
+    fst = to_vector(graph.graph)
+    path = Beam(fst, labels, 1e4, 10**6, labels).best_path(scores_TS[:, graph.state_K])
     assert path.final
     return path
 
@@ -88,7 +89,7 @@ def test_the_best_path_is_the_cheapest_of_all_ways_to_say_it(seed, kind, margin)
     scores_TS = scores_of(path_T, states.num_states, rng, margin)
     cost, phones = by_hand(lang, states, WORDS, scores_TS, loop_S)
     graph = transcript_graph(WORDS, lang, states, loop_S)
-    exact = cheapest(to_arrays(graph.fst), scores_TS[:, graph.state_K])
+    exact = cheapest(graph.graph, scores_TS[:, graph.state_K])
     assert exact == pytest.approx(cost, abs=1e-3)
     path = best_path(graph, scores_TS)
     assert path.graph_cost + path.acoustic_cost == pytest.approx(cost, abs=1e-3)
@@ -108,13 +109,13 @@ def test_a_tree_that_asks_nothing_costs_what_monophones_cost(seed):
     costs = []
     for some in (lang.states, states):
         graph = transcript_graph(["ABC", "C", "A"], lang, some, loop_S)
-        costs.append(cheapest(to_arrays(graph.fst), scores_TS[:, graph.state_K]))
+        costs.append(cheapest(graph.graph, scores_TS[:, graph.state_K]))
     assert costs[0] == pytest.approx(costs[1], abs=1e-5)
 
 
 def paths_of(graph) -> Counter:
     """All ways from start to end without self-loops: a row of (state, position, phone, word)."""
-    arrays = to_arrays(graph.fst)
+    arrays = graph.graph
     leaving = {}
     for source, arc in zip(arrays.source_A.tolist(), arrays.arcs_A.tolist(), strict=True):
         if source != arc[3]:

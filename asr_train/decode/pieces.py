@@ -1,0 +1,54 @@
+"""A recording -> the scores of its **pieces**: long ones are searched in parts, cut at pauses.
+
+The search holds a row of scores per frame, so its memory would go with a recording's length. A
+recording of more than LONGEST seconds is therefore cut where the model itself hears silence: at the
+frame between SHORTEST and PIECE seconds after the last cut around which silence is likeliest. The
+language model begins anew with each piece.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from asr_train.data.features import Utterance
+from asr_train.decode.posteriors import Scorer, known_states
+from asr_train.lang.lexicon import SILENCE
+
+LONGEST = 60.0  # seconds, searched whole
+SHORTEST, PIECE = 10.0, 30.0  # seconds of a piece of what is longer
+AROUND = 0.3  # seconds, over which silence is averaged
+
+
+def pieces(scorer: Scorer, utterance: Utterance) -> Iterator[tuple[int, np.ndarray]]:
+    """Each piece's first frame, and its scores: float32 [t, S]."""
+    if utterance.seconds <= LONGEST:
+        yield 0, scorer.score(utterance)
+        return
+    scores, states_S = scorer.scores(utterance), np.arange(scorer.num_states)
+    silent = list(known_states(scorer).of(SILENCE))
+    rate = utterance.frames / utterance.seconds
+    least, most, around = (max(1, round(s * rate)) for s in (SHORTEST, PIECE, AROUND))
+    begin, ahead_tS = 0, np.zeros((0, scorer.num_states), np.float32)
+    while begin < utterance.frames:
+        known = begin + len(ahead_tS)
+        more = scores(states_S, slice(known, min(begin + most, utterance.frames)))
+        ahead_tS = np.concatenate([ahead_tS, more])
+        end = len(ahead_tS)
+        if begin + end < utterance.frames:
+            end = least + quietest(ahead_tS[least:], silent, around)
+        yield begin, ahead_tS[:end]
+        begin, ahead_tS = begin + end, ahead_tS[end:]
+
+
+def quietest(scores_tS: np.ndarray, silent: list[int], around: int) -> int:
+    """The frame around which the states of silence are furthest ahead of all others.
+
+    Args:
+        silent: states of silence.
+        around: frames over which that is averaged.
+    """
+    others = np.setdiff1d(np.arange(scores_tS.shape[1]), silent)
+    ahead_t = scores_tS[:, silent].max(1) - scores_tS[:, others].max(1)
+    around = min(around, len(ahead_t))
+    smooth_t = np.convolve(ahead_t, np.full(around, 1 / around), mode="valid")
+    return int(np.argmax(smooth_t)) + around // 2

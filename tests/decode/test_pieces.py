@@ -1,0 +1,89 @@
+"""Long recordings are searched in pieces, cut where the model hears silence."""
+
+import numpy as np
+import pytest
+import toy
+
+from asr_train.data.features import Utterance
+from asr_train.decode.pieces import LONGEST, PIECE, SHORTEST, pieces, quietest
+from asr_train.decode.words import Choice, Effort, Recogniser
+from asr_train.search.graph import Graph, decoding_graph
+
+SHIFT = 0.01
+MARGIN = 15.0
+
+
+def recording(lang, minutes, seed=0):
+    """Words with half a second of silence after each: utterance, scorer, where words are."""
+    rng = np.random.default_rng(seed)
+    silence = np.repeat(list(lang.states.of("SIL")), 10)
+    words, path, at = [], [silence], []
+    frames = len(silence)
+    while frames * SHIFT < 60 * minutes:
+        word = str(rng.choice(["ABC", "A"]))
+        (pron,) = lang.lexicon.prons[word]
+        said = np.repeat([s for phone in pron for s in lang.states.of(phone)], 12)
+        at.append((frames, frames + len(said)))
+        path += [said, silence]
+        words.append(word)
+        frames += len(said) + len(silence)
+    path_T = np.concatenate(path)
+    scores = {"u": toy.scores_of(path_T, lang.states.num_states, rng, MARGIN)}
+    loop_S = np.full(lang.states.num_states, 0.9)
+    u = Utterance("u", "s", " ".join(words), len(path_T) * SHIFT, len(path_T), {})
+    return u, toy.scorer_of(lang.states, loop_S, scores), at
+
+
+@pytest.fixture(scope="module")
+def lang():
+    return toy.toy_lang(words=("ABC", "A"))
+
+
+def test_a_short_recording_is_one_piece(lang):
+    u, scorer, _ = recording(lang, LONGEST / 60 - 0.05)
+    ((begin, scores_TS),) = pieces(scorer, u)
+    assert begin == 0
+    np.testing.assert_array_equal(scores_TS, scorer.score(u))
+
+
+def test_pieces_make_the_whole_and_no_word_is_cut(lang):
+    u, scorer, at = recording(lang, 3)
+    found = list(pieces(scorer, u))
+    assert [begin for begin, _ in found] == np.cumsum(
+        [0, *(len(s) for _, s in found[:-1])]
+    ).tolist()
+    np.testing.assert_array_equal(np.concatenate([s for _, s in found]), scorer.score(u))
+    assert all(len(s) * SHIFT <= PIECE for _, s in found)
+    assert all(len(s) * SHIFT >= SHORTEST for _, s in found[:-1])
+    for begin, _ in found[1:]:
+        assert not any(first < begin < end for first, end in at)
+
+
+def test_the_quietest_place_is_the_middle_of_the_longest_silence():
+    scores_tS = np.zeros((40, 4), np.float32)
+    scores_tS[:, 2] = 5
+    scores_tS[10:12, 0] = 9
+    scores_tS[20:30, 0] = 9
+    assert 22 <= quietest(scores_tS, [0, 1], around=8) <= 28
+
+
+@pytest.mark.parametrize("nbest", [0, 5])
+def test_words_and_times_of_a_long_recording_are_those_said(lang, nbest):
+    u, scorer, at = recording(lang, 2)
+    graph = Graph.of(decoding_graph(lang, lang.states, scorer.loop_S))
+    effort = Effort(beam=30.0, max_active=1000, lattice_beam=5.0, nbest=nbest)
+    recognise = Recogniser(scorer, lang, graph, Choice(0.5, 0.0, 1.0), effort, SHIFT)
+    found, alternatives = recognise(u)
+    assert found.words == u.words.split()
+    assert found.pieces > 2
+    assert found.final
+    for (word, begin, seconds, _), (first, end), said in zip(
+        found.words_at, at, u.words.split(), strict=True
+    ):
+        assert word == said
+        assert begin == pytest.approx(first * SHIFT, abs=3 * SHIFT)
+        assert begin + seconds == pytest.approx(end * SHIFT, abs=3 * SHIFT)
+    if nbest:
+        ((words, *_),) = alternatives.sentences
+        assert words == found.words
+        assert not alternatives.complete
