@@ -345,12 +345,20 @@ class LangSettings:
 # --- lm -----------------------------------------------------------------------------------------
 
 
+class Smoothing(Enum):
+    """How an n-gram model gives words that were not seen their share."""
+
+    kneser_ney = "kneser_ney"  # modified, interpolated
+    witten_bell = "witten_bell"
+
+
 @dataclass(kw_only=True, slots=True)
 class NgramSettings:
     """An n-gram model; see `lang.ngram`."""
 
     order: int  # words of its longest n-grams
-    min_counts: list[int]  # an order; n-grams that the text has less often are left out
+    smoothing: Smoothing = Smoothing.kneser_ney
+    min_counts: list[int]  # per order; n-grams that the text has less often are left out
     prune: float  # the share by which perplexity must rise without an n-gram; 0: all stay
     file: str | None = None  # an ARPA file, plain or .gz, in place of training
 
@@ -368,6 +376,19 @@ class NgramSettings:
 
 
 @dataclass(kw_only=True, slots=True)
+class BigramSettings:
+    """A Witten-Bell bigram, with which Kaldi was measured beside us; see `scripts/bigram.py`."""
+
+    text: list[str]  # files, plain or .gz, a sentence a line; taken as upper case
+    vocabulary: int | None  # so many of the most frequent words; null: all
+    without_eval: bool  # sentences of DEV and TEST are taken out of the text
+
+    def __post_init__(self) -> None:
+        if self.vocabulary is not None:
+            _positive("lm.bigram", vocabulary=self.vocabulary)
+
+
+@dataclass(kw_only=True, slots=True)
 class LmSettings:
     """Language models of open text; without any, the grammar is a loop or a file."""
 
@@ -375,8 +396,10 @@ class LmSettings:
     transcripts: bool  # those of TRAIN are text as well
     mix: bool  # text and transcripts are a model each, mixed with the share that suits DEV best
     vocabulary: int | None  # so many of the most frequent words; null: all
+    without_eval: bool  # sentences of DEV and TEST are taken out of text and transcripts
     small: NgramSettings | None  # of the decoding graph; null: no model at all
     big: NgramSettings | None  # that n-best lists are scored with anew
+    bigram: BigramSettings | None = None  # of the runs in BIGRAM; a settings file of its own
 
     def __post_init__(self) -> None:
         if self.small is None:
@@ -515,6 +538,7 @@ class LdaSettings:
     """Spliced frames projected so that states come apart; see `align.transforms`."""
 
     dims: int
+    silence: bool  # its frames count in the statistics of LDA and MLLT
     mllt_passes: list[int]  # after which the projection is turned to suit diagonal covariances
 
     def __post_init__(self) -> None:
@@ -1046,7 +1070,8 @@ class RunSettings:
 
 @dataclass(kw_only=True, slots=True)
 class DecodeSettings:
-    """The lists are walked on DEV, one after the other; see `decode.tune`."""
+    """The lists are walked on DEV, one after the other, and grow where the best value is at their
+    end; see `decode.tune`."""
 
     beam: float  # nats
     max_active: int  # tokens a frame
@@ -1054,6 +1079,8 @@ class DecodeSettings:
     insertion_penalties: list[float]  # nats a word
     lm_weights: list[float]  # times the costs of the grammar
     minimise: bool  # the graph: a third more time to build it, a fifth smaller
+    transition_scale: float = 1.0  # Kaldi's: times the cost of the way taken out of a state
+    self_loop_scale: float = 0.1  # Kaldi's: times the costs of staying in a state and leaving it
     nbest: int  # sentences kept an utterance, with word confidences; 0: the best one alone
     lattice_beam: float  # nats, for n-best lists and confidences
     rescore_lm_weights: list[float]  # of lm.big in place of lm.small, for n-best lists
@@ -1063,6 +1090,16 @@ class DecodeSettings:
         where = "decode"
         _positive(where, beam=self.beam, max_active=self.max_active)
         _positive(where, lattice_beam=self.lattice_beam)
+        if self.transition_scale != 1:
+            raise SettingsError(
+                f"{where}.transition_scale is {self.transition_scale}, but every state here has "
+                "one way out, whose cost is 0 at any scale; leave it at 1.0"
+            )
+        if not 0 <= self.self_loop_scale <= 10:
+            raise SettingsError(
+                f"{where}.self_loop_scale is {self.self_loop_scale}; it must be from 0 to 10, "
+                "where 0.1 is Kaldi's and 1 counts transitions in full"
+            )
         if self.nbest < 0:
             raise SettingsError(f"{where}.nbest is {self.nbest}; it must not be negative")
         for name in (
@@ -1074,8 +1111,9 @@ class DecodeSettings:
         ):
             if not getattr(self, name):
                 raise SettingsError(f"{where}.{name} is empty; it needs at least one value")
-        for scale in self.acoustic_scales:
-            _positive(where, acoustic_scales=scale)
+        for name in ("acoustic_scales", "lm_weights", "rescore_lm_weights"):
+            for value in getattr(self, name):
+                _positive(where, **{name: value})
 
 
 class NormaliserKind(Enum):

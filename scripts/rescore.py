@@ -34,7 +34,7 @@ def tune(hyp: str, manifest: str, conf: str, normaliser: str, models: str, outpu
     settings = load(DecodeSettings, conf)
     header, lists = listed(hyp, models)
     transcripts = {row["id"]: row["supervisions"][0]["text"] for row in read_jsonl(manifest)}
-    best, tried = tune_rescoring(
+    best, tried, at_end = tune_rescoring(
         lists,
         transcripts,
         settings.rescore_lm_weights,
@@ -44,11 +44,12 @@ def tune(hyp: str, manifest: str, conf: str, normaliser: str, models: str, outpu
     errors = dict(tried)[best]
     run = Path(output).parent.name
     rows = [{**asdict(c), "errors": e.errors, "words": e.words} for c, e in tried]
-    chosen = {"run": run, "of": header["run"], **asdict(best), "wer": errors.rate, "tried": rows}
-    write_json(output, chosen)
+    chosen = {"run": run, "of": header["run"], **asdict(best), "wer": errors.rate}
+    write_json(output, {**chosen, "at_end": at_end, "tried": rows})
     print(
         f"rescore: {run}: LM weight {best.lm_weight:g}, penalty {best.penalty:g}: "
         f"{errors.rate:.2%} WER on {header['split']} (of {len(tried)} choices)"
+        + "".join(f"; the best of decode.{name} is at its end" for name in at_end)
     )
 
 

@@ -1,6 +1,7 @@
 """tune.py MODEL conf/decode.yaml conf/normaliser.yaml lang/index.json feats/DEV.jsonl.gz OUTPUT
 
-MODEL is exp/RUN/model.json, OUTPUT exp/RUN/tuned.json: acoustic scale, insertion penalty and LM
+MODEL is exp/RUN/model.json, OUTPUT exp/RUN/tuned.json, or exp/RUN-bigram/tuned.json with another
+grammar: acoustic scale, insertion penalty and LM
 weight with the fewest word errors on DEV, words normalised as in scoring; and the decoding graph
 made with them (exp/RUN/graph/). TEST only meets the choice.
 """
@@ -12,7 +13,7 @@ import torch
 
 from asr_train.data.features import open_feats
 from asr_train.decode.posteriors import known_states, load_scorer
-from asr_train.decode.tune import at_an_edge, middle, tune
+from asr_train.decode.tune import middle, tune
 from asr_train.files import write_json
 from asr_train.jobs import main, peak_megabytes
 from asr_train.lang.index import load_lang
@@ -30,7 +31,7 @@ def tuned(
     normalised = load_normaliser(load(NormaliserSettings, normaliser))
     feats, lang = open_feats(features), load_lang(language)
     scorer = load_scorer(model, feats, lang)
-    best, graph, tried = tune(
+    found = tune(
         scorer,
         lang,
         feats.utterances,
@@ -42,16 +43,16 @@ def tuned(
             flush=True,
         ),
     )
-    path = Path(output)
+    path, best, graph = Path(output), found.best, found.graph
+    run = path.parent.name
     weights = {"lm_weight": best.lm_weight, "insertion_penalty": best.insertion_penalty}
-    about = {"run": scorer.run, **weights}
+    about = {"run": run, **weights, "self_loop_scale": settings.self_loop_scale}
     write_graph(path.parent / "graph" / "HCLG.json", graph, lang, known_states(scorer), about)
-    split, errors = Path(features).name.removesuffix(".jsonl.gz"), dict(tried)[best]
-    edges = at_an_edge(best, settings)
+    split, errors = Path(features).name.removesuffix(".jsonl.gz"), dict(found.tried)[best]
     write_json(
         path,
         {
-            "run": scorer.run,
+            "run": run,
             "acoustic_scale": best.acoustic_scale,
             **weights,
             "first_pass_scale": middle(settings).acoustic_scale,
@@ -61,17 +62,22 @@ def tuned(
             "nbest": settings.nbest,
             "normaliser": normalised.name,
             "wer": errors.rate,
-            "at_an_edge": edges,
-            "tried": [{**plain(c), "errors": e.errors, "words": e.words} for c, e in tried],
+            "grown": found.grown,
+            "at_end": found.at_end,
+            "tried": [{**plain(c), "errors": e.errors, "words": e.words} for c, e in found.tried],
         },
     )
     print(
-        f"tune: {scorer.run}: acoustic scale {best.acoustic_scale:g}, insertion penalty "
+        f"tune: {run}: acoustic scale {best.acoustic_scale:g}, insertion penalty "
         f"{best.insertion_penalty:g}, LM weight {best.lm_weight:g}: {errors.rate:.2%} WER on "
-        f"{split} (of {len(tried)} choices, {time.time() - start:.1f} s; "
+        f"{split} (of {len(found.tried)} choices, {time.time() - start:.1f} s; "
         f"graph: {len(graph.final_N)} nodes, {len(graph.arcs_A)} arcs, "
         f"{(path.parent / 'graph' / 'HCLG.fst').stat().st_size / 1e6:.1f} MB)"
-        + (f"; {', '.join(edges)}: the best is at an edge, widen the list" if edges else "")
+        + "".join(
+            f"; decode.{name} grew to [{', '.join(f'{v:g}' for v in values)}]"
+            for name, values in found.grown.items()
+        )
+        + "".join(f"; the best of decode.{name} is at its end" for name in found.at_end)
     )
 
 

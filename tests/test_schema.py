@@ -89,7 +89,11 @@ def test_a_narrower_retry_is_refused():
     [
         ("mono", {"passes": 0}, "gmm.passes is 0"),
         ("mono", {"grown_by": 0.0}, r"gmm.grown_by is 0.0; it must lie in \[0.05, 1\]"),
-        ("mono", {"lda": {"dims": 40, "mllt_passes": []}}, "neither tree nor lda"),
+        (
+            "mono",
+            {"lda": {"dims": 40, "silence": False, "mllt_passes": []}},
+            "neither tree nor lda",
+        ),
         ("mono", {"front": None}, "so it needs a front"),
         ("lda", {"front": None}, "gmm.lda needs gmm.front.splice above 0"),
         ("sat", {"fmllr.min_frames": 0.0}, "gmm.fmllr.min_frames is 0"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from asr_train.decode.lists import GROWN, extend
 from asr_train.score.normalise import Normaliser
 from asr_train.score.words import WordErrors
 
@@ -66,13 +67,22 @@ class Listed:
             np.array([len(words) for words in sentences], np.float64),
         )
 
+    def costs(self, choice: Reweighed) -> np.ndarray:
+        """Nats, by sentence."""
+        return self.fixed - choice.lm_weight * self.new_logprob + choice.penalty * self.lengths
+
+    def cheapest(self, choice: Reweighed) -> int:
+        """The cheapest sentence's place; -1 where the list is empty."""
+        return int(np.argmin(self.costs(choice))) if self.sentences else -1
+
+    def words(self, place: int) -> list[str]:
+        """Of the sentence at a place; none at -1."""
+        return self.sentences[place] if place >= 0 else []
+
     def best(self, choice: Reweighed) -> tuple[list[str], float]:
         """The words of the cheapest sentence, and its cost; no words where the list is empty."""
-        if not self.sentences:
-            return [], 0.0
-        cost_N = self.fixed - choice.lm_weight * self.new_logprob + choice.penalty * self.lengths
-        n = int(np.argmin(cost_N))
-        return self.sentences[n], float(cost_N[n])
+        n = self.cheapest(choice)
+        return self.words(n), float(self.costs(choice)[n]) if n >= 0 else 0.0
 
 
 def tune_rescoring(
@@ -81,14 +91,53 @@ def tune_rescoring(
     weights: list[float],
     penalties: list[float],
     normaliser: Normaliser,
-) -> tuple[Reweighed, list[tuple[Reweighed, WordErrors]]]:
-    """The weight and penalty with the fewest errors on these lists, and the errors of all."""
-    tried = []
-    for weight, penalty in itertools.product(weights, penalties):
-        choice, total = Reweighed(weight, penalty), WordErrors()
-        for listed in lists:
-            heard = normaliser.hypothesis(" ".join(listed.best(choice)[0]))
-            total += WordErrors.between(normaliser.reference(transcripts[listed.id]), heard)
-        tried.append((choice, total))
-    best = min(tried, key=lambda t: (t[1].errors, abs(t[0].penalty), abs(t[0].lm_weight - 1)))
-    return best[0], tried
+) -> tuple[Reweighed, list[tuple[Reweighed, WordErrors]], list[str]]:
+    """The weight and penalty with the fewest errors on these lists.
+
+    All pairs are tried. Of pairs that tie, the one nearest to the middle of them all is taken; a
+    list whose end is the best grows there, as in `decode.tune`.
+
+    Returns:
+        The choice, the errors of all pairs, and the lists whose end the choice is even so.
+    """
+    references = [normaliser.reference(transcripts[listed.id]) for listed in lists]
+    known: dict[tuple[int, int], WordErrors] = {}
+    tried: dict[Reweighed, WordErrors] = {}
+
+    def errors_of(choice: Reweighed) -> WordErrors:
+        total = WordErrors()
+        for u, listed in enumerate(lists):
+            n = listed.cheapest(choice)
+            if (u, n) not in known:
+                heard = normaliser.hypothesis(" ".join(listed.words(n)))
+                known[u, n] = WordErrors.between(references[u], heard)
+            total += known[u, n]
+        return total
+
+    axes = {"rescore_lm_weights": sorted(weights), "rescore_penalties": sorted(penalties)}
+    longest = {name: len(values) + GROWN for name, values in axes.items()}
+    while True:
+        for pair in itertools.product(*axes.values()):
+            if Reweighed(*pair) not in tried:
+                tried[Reweighed(*pair)] = errors_of(Reweighed(*pair))
+        chosen = _middle(axes, tried)
+        ends = {
+            name: at
+            for (name, values), at in zip(axes.items(), chosen, strict=True)
+            if len(values) > 1 and at in (0, len(values) - 1)
+        }
+        growing = {name: at for name, at in ends.items() if len(axes[name]) < longest[name]}
+        if not growing:
+            best = Reweighed(*(v[at] for v, at in zip(axes.values(), chosen, strict=True)))
+            return best, list(tried.items()), list(ends)
+        for name, at in growing.items():
+            extend(axes[name], at, name == "rescore_lm_weights")
+
+
+def _middle(axes: dict[str, list[float]], tried: dict[Reweighed, WordErrors]) -> tuple[int, ...]:
+    """Places on both axes of the best pair: of those that tie, the nearest to their mean."""
+    weights, penalties = axes.values()
+    counts = np.array([[tried[Reweighed(w, p)].errors for p in penalties] for w in weights])
+    tied_K2 = np.argwhere(counts == counts.min())
+    distance_K = np.abs(tied_K2 - tied_K2.mean(0)).sum(1)
+    return tuple(int(at) for at in tied_K2[int(np.argmin(distance_K))])

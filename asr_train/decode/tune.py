@@ -1,19 +1,21 @@
 """Scales chosen on DEV: what is tried is decoded, the choice with the fewest errors is kept.
 
 The acoustic scale weighs a frame's scores against the graph, the LM weight the grammar against
-pronunciations and durations; the insertion penalty is paid a word (positive: fewer words). One
+pronunciations and durations; the insertion penalty is paid per word (positive: fewer words). One
 list after the other is walked, the other values staying as they are, until nothing improves: with
 63 combinations of spoken digits this found the best one in a third of the time. A walk goes from
 the best value so far to both sides, as long as one of the next two does better: the smallest scales
-of a long list are the slowest to search with, and seldom any good.
+of a long list are the slowest to search with, and seldom any good. Of values that tie, the middle
+one is taken; a list whose end is the best grows there.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from asr_train.data.features import Utterance
 from asr_train.decode.first import adapted, heard_line
+from asr_train.decode.lists import GROWN, extend, least
+from asr_train.decode.pieces import pieces
 from asr_train.decode.posteriors import Scorer, known_states
 from asr_train.decode.words import Choice, search
 from asr_train.jobs import parallel_map
@@ -31,6 +33,25 @@ LISTS = {
     "insertion_penalty": "insertion_penalties",
     "lm_weight": "lm_weights",
 }
+GEOMETRIC = {"acoustic_scale", "lm_weight"}  # lists that grow by a factor, so stay positive
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What DEV chose.
+
+    Attributes:
+        graph: HCLG, made with the choice's weight and penalty.
+        tried: the errors of all choices, in the order tried.
+        grown: the lists that grew, with the values that they had in the end.
+        at_end: lists, by name, whose first or last value is the choice even so.
+    """
+
+    best: Choice
+    graph: Arrays
+    tried: list[tuple[Choice, WordErrors]]
+    grown: dict[str, list[float]]
+    at_end: list[str]
 
 
 def tune(
@@ -40,15 +61,13 @@ def tune(
     settings: DecodeSettings,
     normaliser: Normaliser = PLAIN,
     log: Callable[[str], None] = lambda line: None,
-) -> tuple[Choice, Arrays, list[tuple[Choice, WordErrors]]]:
+) -> Tuned:
     """Walk the settings' lists, one after the other, from the middle of each.
 
     Speakers are adapted once, to what a first pass with the middle values hears.
 
     Args:
         log: gets a line about every graph that is built, and about the speakers adapted.
-    Returns:
-        The best choice, its graph, and the errors of all choices in the order tried.
     """
     tried: dict[Choice, WordErrors] = {}
     graphs: dict[float, Arrays] = {}
@@ -56,7 +75,12 @@ def tune(
     def graph_of(choice: Choice) -> Arrays:
         if choice.lm_weight not in graphs:
             built = decoding_graph(
-                lang, known_states(scorer), scorer.loop_S, choice.lm_weight, settings.minimise
+                lang,
+                known_states(scorer),
+                scorer.loop_S,
+                choice.lm_weight,
+                settings.minimise,
+                settings.self_loop_scale,
             )
             graphs[choice.lm_weight] = built
             log(f"graph: {len(built.final_N)} nodes, {len(built.arcs_A)} arcs")
@@ -66,23 +90,40 @@ def tune(
     if scorer.adapt is not None:
         scorer, about = adapted(scorer, lang, Graph.of(graph_of(best)), best, settings, utterances)
         log(heard_line(about))
+    lists = {name: sorted(getattr(settings, key)) for name, key in LISTS.items()}
+    given = {name: list(values) for name, values in lists.items()}
     for _ in range(ROUNDS):
         before = best
-        for name, key in LISTS.items():
-            values = sorted(getattr(settings, key))
-            row = [replace(best, **{name: value}) for value in values]
+        for name, values in lists.items():
             while True:
-                known = [choice for choice in row if choice in tried]
-                best = min(known, key=lambda choice: _rank(choice, tried[choice]), default=best)
-                at = row.index(best)
-                near = row[max(0, at - PATIENCE) : at + PATIENCE + 1]
-                new = [choice for choice in near if choice not in tried]
+                row = {value: replace(best, **{name: value}) for value in values}
+                counts = [tried[row[v]].errors if row[v] in tried else None for v in values]
+                at = values.index(getattr(best, name))
+                if any(count is not None for count in counts):
+                    at = least(counts)
+                    best = row[values[at]]
+                if at in (0, len(values) - 1) and 1 < len(values) < len(given[name]) + GROWN:
+                    extend(values, at, name in GEOMETRIC)
+                    at = values.index(getattr(best, name))
+                    row = {value: replace(best, **{name: value}) for value in values}
+                near = values[max(0, at - PATIENCE) : at + PATIENCE + 1]
+                new = [row[value] for value in near if row[value] not in tried]
                 if not new:
                     break
                 tried.update(_errors(scorer, lang, utterances, settings, normaliser, new, graph_of))
         if best == before:
             break
-    return best, graph_of(best), list(tried.items())
+    return Tuned(
+        best,
+        graph_of(best),
+        list(tried.items()),
+        {LISTS[name]: values for name, values in lists.items() if values != given[name]},
+        [
+            LISTS[name]
+            for name, values in lists.items()
+            if len(values) > 1 and getattr(best, name) in (values[0], values[-1])
+        ],
+    )
 
 
 def middle(settings: DecodeSettings) -> Choice:
@@ -111,12 +152,12 @@ def _errors(
     def errors(chunk: list[Utterance]) -> list[WordErrors]:
         sums = [WordErrors()] * len(choices)
         for u in chunk:
-            scores_TS, said = scorer.score(u), normaliser.reference(u.words)
-            for i, c in enumerate(choices):
-                graph = ready[c.lm_weight, c.insertion_penalty]
-                ids, *_ = search(
-                    graph, scores_TS, c.acoustic_scale, settings.beam, settings.max_active
-                )
+            said, found = normaliser.reference(u.words), [list[int]() for _ in choices]
+            for _, scores_TS in pieces(scorer, u):
+                for ids, c in zip(found, choices, strict=True):
+                    graph, scale = ready[c.lm_weight, c.insertion_penalty], c.acoustic_scale
+                    ids += search(graph, scores_TS, scale, settings.beam, settings.max_active)[0]
+            for i, ids in enumerate(found):
                 heard = normaliser.hypothesis(" ".join(names[k - 1] for k in ids))
                 sums[i] += WordErrors.between(said, heard)
         return sums
@@ -125,28 +166,3 @@ def _errors(
     for sums in parallel_map(errors, chunks, f"tuning {scorer.run}"):
         total = [a + b for a, b in zip(total, sums, strict=True)]
     return list(zip(choices, total, strict=True))
-
-
-def _rank(choice: Choice, errors: WordErrors) -> Any:
-    """Fewest errors; among equals the smallest penalty, then the smallest scale."""
-    return (
-        errors.errors,
-        abs(choice.insertion_penalty),
-        choice.insertion_penalty,
-        abs(choice.lm_weight - 1),
-        choice.acoustic_scale,
-    )
-
-
-def at_an_edge(best: Choice, settings: DecodeSettings) -> list[str]:
-    """Settings whose best value is the first or last of those tried: a wider list may be better."""
-    lists = {
-        "acoustic_scales": (settings.acoustic_scales, best.acoustic_scale),
-        "insertion_penalties": (settings.insertion_penalties, best.insertion_penalty),
-        "lm_weights": (settings.lm_weights, best.lm_weight),
-    }
-    return [
-        name
-        for name, (values, chosen) in lists.items()
-        if len(values) > 1 and chosen in (min(values), max(values))
-    ]

@@ -34,6 +34,7 @@ STATE = np.dtype(
 )  # OpenFst's ConstFst on disk
 ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("weight", "<f4"), ("next", "<i4")])
 MAGIC, VERSION, EXPANDED = 2125659606, 2, 1
+SELF_LOOP_SCALE = 0.1  # of decoding graphs, Kaldi's
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +117,21 @@ def _compiled(lines: list[str], start: int) -> Any:
     return kaldifst.compile("\n".join(first + rest) + "\n", acceptor=False)
 
 
-def transition_costs(loop_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Nats for entering a state (which pays for leaving it: all do) and for staying a frame."""
+def transition_costs(
+    loop_S: np.ndarray, self_loop_scale: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Nats for entering a state (which pays for leaving it: all do) and for staying a frame.
+
+    Both are scaled, as by Kaldi's add-self-loops (`GetScaledTransitionLogProb` in hmm-utils.cc):
+
+        staying   self_loop_scale * -log p
+        leaving   self_loop_scale * -log(1 - p) + transition_scale * -log(this way out of all)
+
+    A state has one way out here, so the last term is 0 whatever its scale. Training graphs have
+    1.0 beside unscaled acoustics, decoding graphs 0.1 beside acoustics scaled by about as much.
+    """
     p_S = np.clip(np.asarray(loop_S, np.float64), 1e-3, 1 - 1e-3)
-    return -np.log1p(-p_S), -np.log(p_S)
+    return self_loop_scale * -np.log1p(-p_S), self_loop_scale * -np.log(p_S)
 
 
 def silence_costs(lang: Lang) -> tuple[float, float]:
@@ -282,9 +294,8 @@ class _Hmm:
         return tuple(self.ids[phone, j, s] for j, s in enumerate(row))
 
 
-def states_fst(hmm: _Hmm, units: _Units, loop_S: np.ndarray) -> Any:
+def states_fst(hmm: _Hmm, units: _Units, enter_S: np.ndarray) -> Any:
     """H: ids of `hmm` + 1 -> units, forward only; entering a state pays for leaving it."""
-    enter_S, _ = transition_costs(loop_S)
     enter = enter_S[hmm.state_H].tolist()
     lines, free = [], 1
     for unit, row in units.rows.items():
@@ -325,7 +336,12 @@ def _in_context(lg: Any, marks: list[int], states: States, hmm: _Hmm) -> tuple[A
 
 
 def decoding_graph(
-    lang: Lang, states: States, loop_S: np.ndarray, lm_weight: float = 1.0, smaller: bool = True
+    lang: Lang,
+    states: States,
+    loop_S: np.ndarray,
+    lm_weight: float = 1.0,
+    smaller: bool = True,
+    self_loop_scale: float = SELF_LOOP_SCALE,
 ) -> Arrays:
     """HCLG with self-loops.
 
@@ -334,6 +350,7 @@ def decoding_graph(
         loop_S: float [S], each state's probability to be followed by itself.
         lm_weight: times the grammar's costs.
         smaller: minimise the graph (a third of the time for a fifth of its size).
+        self_loop_scale: times the costs of staying in and of leaving a state.
     Raises:
         ValueError: if the grammar allows no sentence of words in the lexicon, or `states` is of
             other phones.
@@ -350,7 +367,8 @@ def decoding_graph(
     else:
         phones = range(len(states.phones))
         units = _Units({p + 1: hmm.row(states, 0, p, 0) for p in phones}, marks)
-    hlg = kaldifst.compose(states_fst(hmm, units, loop_S), lg)
+    enter_S, stay_S = transition_costs(loop_S, self_loop_scale)
+    hlg = kaldifst.compose(states_fst(hmm, units, enter_S), lg)
     del lg
     kaldifst.determinize_star(hlg, use_log=True)
     arrays = to_arrays(hlg)
@@ -367,7 +385,7 @@ def decoding_graph(
     del hlg
     labels = np.concatenate([[0], hmm.state_H + 1]).astype(np.int32)
     arrays.arcs_A["ilabel"] = labels[arrays.arcs_A["ilabel"]]
-    return with_self_loops(arrays, loop_S)
+    return with_self_loops(arrays, stay_S)
 
 
 def check_phones(lang: Lang, states: States) -> None:
@@ -394,13 +412,12 @@ def with_penalty(graph: Arrays, insertion_penalty: float) -> Arrays:
     return Arrays(graph.start, graph.final_N, graph.source_A, arcs_A)
 
 
-def with_self_loops(graph: Arrays, loop_S: np.ndarray) -> Arrays:
-    """Let every state be stayed in: a loop behind each arc that enters one.
+def with_self_loops(graph: Arrays, stay_S: np.ndarray) -> Arrays:
+    """Let every state be stayed in, at the cost `stay_S`: a loop behind each arc that enters one.
 
     A node that is entered by one label only gets the loop itself. Else each label gets a node
     of its own, with the loop, and an epsilon arc to the node that they share.
     """
-    _, stay_S = transition_costs(loop_S)
     arcs_A = graph.arcs_A.copy()
     nodes = len(graph.final_N)
     emitting = arcs_A["ilabel"] > 0
@@ -436,7 +453,8 @@ def with_self_loops(graph: Arrays, loop_S: np.ndarray) -> Arrays:
 def grammar_hash(lang: Lang) -> str:
     """A name for what may be said."""
     arpa = None if lang.arpa is None else sha256(lang.arpa)
-    return hash_of([lang.grammar.kind.name, lang.grammar.words, lang.grammar.max_words, arpa])
+    own = lang.grammar
+    return hash_of([own.kind.name, own.words, own.min_words, own.max_words, arpa])
 
 
 def write_graph(

@@ -47,10 +47,23 @@ def test_an_empty_list_gives_no_words():
 
 
 def test_the_weight_with_the_fewest_errors_is_chosen():
-    lists = [listed("u"), listed("v")]
-    best, tried = tune_rescoring(lists, {"u": "A B", "v": "a b"}, [0.0, 1.0], [0.0], PLAIN)
-    assert best == Reweighed(1.0, 0.0)
-    assert [(c.lm_weight, e.errors) for c, e in tried] == [(0.0, 2), (1.0, 0)]
+    """A B from a weight of 1/6 on: 11 + w against A's 10 + 4 w and B's 10.5 + 2.5 w is cheapest."""
+    lists, said = [listed("u"), listed("v")], {"u": "A B", "v": "a b"}
+    best, tried, at_end = tune_rescoring(lists, said, [0.1, 0.2, 0.5, 1.0], [-0.1, 0.0, 0.1], PLAIN)
+    errors = {(c.lm_weight, c.penalty): e.errors for c, e in tried}
+    assert errors[0.1, 0.0] == 2
+    assert errors[best.lm_weight, best.penalty] == 0
+    assert best.lm_weight in (0.5, 1.0)  # the middle of those that tie, not the first
+    assert at_end == []
+
+
+def test_lists_of_rescoring_grow_where_their_end_is_the_best():
+    """A B (11 + 2 p) from A (10 + p) on: a penalty p below -1, nearly, at so small a weight."""
+    best, tried, at_end = tune_rescoring([listed("u")], {"u": "A B"}, [0.01], [-1.0, 0.0], PLAIN)
+    errors = {c.penalty: e.errors for c, e in tried}
+    assert errors == {0.0: 1, -1.0: 0, -2.0: 0, -3.0: 0}
+    assert best.penalty == -2.0  # the middle of those that tie
+    assert at_end == []
 
 
 def test_a_sentence_that_the_old_model_forbids_names_it():

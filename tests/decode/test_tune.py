@@ -9,8 +9,9 @@ import toy
 
 import asr_train.decode.tune
 from asr_train.data.features import Utterance
+from asr_train.decode.lists import GROWN, extend, least
 from asr_train.decode.posteriors import Scorer
-from asr_train.decode.tune import at_an_edge, tune
+from asr_train.decode.tune import tune
 from asr_train.decode.words import Choice
 from asr_train.schema import DecodeSettings, NormaliserKind, NormaliserSettings
 from asr_train.score.edits import align_words
@@ -57,15 +58,22 @@ def dev(lang, count, margin) -> tuple[Scorer, list[Utterance]]:
 
 @pytest.fixture(scope="module")
 def noisy(lang):
-    """A choice among 18 on DEV data with errors, and all that led to it."""
+    """A choice among 18 or more on DEV data with errors, and all that led to it."""
     scorer, made = dev(lang, 14, margin=1.5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JOBS", "1")
-        return scorer, made, tune(scorer, lang, made, settings())
+        found = tune(scorer, lang, made, settings())
+        return scorer, made, found
 
 
 def graph_of(lang, scorer, choice):
-    plain = decoding_graph(lang, scorer.states, scorer.loop_S, choice.lm_weight)
+    plain = decoding_graph(
+        lang,
+        scorer.states,
+        scorer.loop_S,
+        choice.lm_weight,
+        self_loop_scale=settings().self_loop_scale,
+    )
     return with_penalty(plain, choice.insertion_penalty)
 
 
@@ -82,38 +90,39 @@ def errors_of(lang, scorer, made, choice) -> int:
 
 
 def test_words_are_normalised_as_in_scoring(noisy, lang):
-    scorer, made, (best, _, tried) = noisy
+    scorer, made, tuned = noisy
     hesitant = [replace(u, words=f"uh {u.words.lower()}, um-hum [noise]") for u in made]
     english = load_normaliser(NormaliserSettings(kind=NormaliserKind.english))
-    again, _, also = tune(scorer, lang, hesitant, settings(), english)
-    assert again == best
-    assert [(c, e.errors) for c, e in also] == [(c, e.errors) for c, e in tried]
-    plainly = tune(scorer, lang, hesitant, settings())[2]
-    assert min(e.errors for _, e in plainly) > min(e.errors for _, e in tried)
+    again = tune(scorer, lang, hesitant, settings(), english)
+    assert again.best == tuned.best
+    assert [(c, e.errors) for c, e in again.tried] == [(c, e.errors) for c, e in tuned.tried]
+    plainly = tune(scorer, lang, hesitant, settings()).tried
+    assert min(e.errors for _, e in plainly) > min(e.errors for _, e in tuned.tried)
 
 
 LISTS = ("acoustic_scale", "insertion_penalty", "lm_weight")
+KEYS = ("acoustic_scales", "insertion_penalties", "lm_weights")
 
 
 def test_only_choices_of_the_lists_are_tried_and_none_twice(noisy):
-    *_, (_, _, tried) = noisy
+    """Of the lists as they were in the end."""
+    *_, tuned = noisy
     own = settings()
-    lists = own.acoustic_scales, own.insertion_penalties, own.lm_weights
-    found = [tuple(getattr(c, name) for name in LISTS) for c, _ in tried]
+    lists = [tuned.grown.get(key, getattr(own, key)) for key in KEYS]
+    found = [tuple(getattr(c, name) for name in LISTS) for c, _ in tuned.tried]
     assert set(found) <= set(itertools.product(*lists))
     assert len(set(found)) == len(found) < len(list(itertools.product(*lists)))
 
 
 def test_no_value_of_any_list_does_better_than_the_best_choice(noisy):
     """All of them were tried with the best choice's other values: there it ends."""
-    *_, (best, _, tried) = noisy
-    counts = {choice: errors.errors for choice, errors in tried}
+    *_, tuned = noisy
+    counts = {choice: errors.errors for choice, errors in tuned.tried}
     own = settings()
-    for name, values in zip(
-        LISTS, (own.acoustic_scales, own.insertion_penalties, own.lm_weights), strict=True
-    ):
-        for value in values:
-            assert counts[replace(best, **{name: value})] >= counts[best]
+    for name, key in zip(LISTS, KEYS, strict=True):
+        for value in getattr(own, key):
+            choice = replace(tuned.best, **{name: value})
+            assert counts.get(choice, np.inf) >= counts[tuned.best]
 
 
 @pytest.fixture
@@ -129,14 +138,15 @@ def counted(lang, monkeypatch):
 
         monkeypatch.setattr(asr_train.decode.tune, "_errors", errors)
         scorer, made = dev(lang, 1, margin=20.0)
-        best, *_ = tune(scorer, lang, made, settings(**lists))
-        return best, decoded
+        return tune(scorer, lang, made, settings(**lists)).best, decoded
 
     return run
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_best_of_all_combinations_is_found_where_errors_add_up_over_the_lists(counted, seed):
+def test_the_best_of_all_combinations_is_found_where_errors_add_up_over_the_lists(
+    counted, monkeypatch, seed
+):
     """However the values are ordered, in one round and another that sees it stay."""
     rng = np.random.default_rng(seed)
     lists = {
@@ -150,6 +160,7 @@ def test_the_best_of_all_combinations_is_found_where_errors_add_up_over_the_list
         values = (choice.acoustic_scale, choice.insertion_penalty, choice.lm_weight)
         return int(sum(p[v] for p, v in zip(part.values(), values, strict=True)))
 
+    monkeypatch.setattr(asr_train.decode.tune, "GROWN", 0)
     best, decoded = counted(errors, **lists)
     every = [Choice(*values) for values in itertools.product(*lists.values())]
     assert errors(best) == min(map(errors, every))
@@ -177,25 +188,29 @@ def test_a_long_list_is_walked_until_two_in_a_row_do_no_better(counted, best_sca
     if best_scale == 0.5:
         assert sorted(choice.acoustic_scale for choice in decoded) == [0.3, 0.4, 0.5, 0.6, 0.7]
     else:
-        assert len(decoded) == 7
+        assert len(decoded) == 8  # the list grew by one, which is no better
 
 
 def test_a_list_is_tried_again_where_another_ones_choice_changed_it(counted):
     """The scale that suits the first penalty is not the one that suits the best penalty."""
 
     def errors(choice):
-        wanted = {0.0: 1.0, 5.0: 4.0}[choice.insertion_penalty]
-        return int(10 * abs(choice.acoustic_scale - wanted)) + (choice.insertion_penalty == 0) * 40
+        wanted = 4.0 if choice.insertion_penalty == 5 else 1.0
+        return int(
+            10 * abs(choice.acoustic_scale - wanted) + 20 * abs(choice.insertion_penalty - 5)
+        )
 
-    lists = {"acoustic_scales": [1.0, 2.0, 4.0], "insertion_penalties": [0.0, 5.0]}
+    lists = {"acoustic_scales": [1.0, 2.0, 4.0], "insertion_penalties": [-5.0, 0.0, 5.0]}
     best, decoded = counted(errors, **lists, lm_weights=[1.0])
     assert best == Choice(4.0, 5.0, 1.0)
+    scales = [c.acoustic_scale for c in decoded]
+    assert scales.index(1.0) < len(scales) - 1 - scales[::-1].index(4.0)  # 4 again, after 1
     assert len(set(decoded)) == len(decoded)
 
 
 def test_errors_are_those_of_decoding_with_that_choice(lang, noisy):
-    scorer, made, (_, _, tried) = noisy
-    for choice, errors in tried[::4]:
+    scorer, made, tuned = noisy
+    for choice, errors in tuned.tried[::4]:
         assert errors.errors == errors_of(lang, scorer, made, choice)
         assert errors.correct + errors.substitutions + errors.deletions == sum(
             len(u.words.split()) for u in made
@@ -203,15 +218,15 @@ def test_errors_are_those_of_decoding_with_that_choice(lang, noisy):
 
 
 def test_the_best_choice_has_the_fewest_errors(noisy):
-    *_, (best, _, tried) = noisy
-    counts = {choice: errors.errors for choice, errors in tried}
-    assert counts[best] == min(counts.values())
+    *_, tuned = noisy
+    counts = {choice: errors.errors for choice, errors in tuned.tried}
+    assert counts[tuned.best] == min(counts.values())
     assert len(set(counts.values())) > 2  # else there was nothing to choose
 
 
 def test_the_graph_is_that_of_the_best_choice(lang, noisy):
-    scorer, _, (best, graph, _) = noisy
-    wanted = graph_of(lang, scorer, best)
+    scorer, _, tuned = noisy
+    graph, wanted = tuned.graph, graph_of(lang, scorer, tuned.best)
     assert graph.start == wanted.start
     for name in ("final_N", "source_A", "arcs_A"):
         np.testing.assert_array_equal(getattr(graph, name), getattr(wanted, name))
@@ -219,44 +234,77 @@ def test_the_graph_is_that_of_the_best_choice(lang, noisy):
 
 @pytest.mark.parametrize("jobs", ["2", "3"])
 def test_the_choice_does_not_depend_on_the_number_of_processes(lang, noisy, monkeypatch, jobs):
-    scorer, made, (best, _, tried) = noisy
+    scorer, made, tuned = noisy
     monkeypatch.setenv("JOBS", jobs)
-    again, _, also = tune(scorer, lang, made, settings())
-    assert (again, also) == (best, tried)
+    again = tune(scorer, lang, made, settings())
+    assert (again.best, again.tried) == (tuned.best, tuned.tried)
 
 
 @pytest.mark.parametrize(
-    "changes, best",
+    "counts, place",
     [
-        ({}, Choice(0.5, 0.0, 0.8)),
-        ({"insertion_penalties": [1.0, -1.0, 2.0]}, Choice(0.5, -1.0, 0.8)),
-        ({"insertion_penalties": [2.0, 1.0]}, Choice(0.5, 1.0, 0.8)),
-        ({"acoustic_scales": [2.0, 1.0]}, Choice(1.0, 0.0, 0.8)),
-        ({"lm_weights": [1.5, 1.1]}, Choice(0.5, 0.0, 1.1)),
+        ([5], 0),
+        ([5, 3, 4], 1),
+        ([3, 3, 3, 3, 3], 2),
+        ([9, 3, 3, 3, 9, 9], 2),
+        ([3, 9, 3, 3, 3], 3),  # the longest run
+        ([None, 4, 4, 4, None], 2),
+        ([None, 4, 7, None], 1),
+        ([6, 2, 2, 6], 2),
     ],
 )
-def test_among_equals_the_mildest_choice_is_kept(lang, changes, best):
-    """The smallest penalty, then the weight nearest to 1, then the smallest scale."""
+def test_of_values_that_tie_the_middle_of_the_longest_run_is_taken(counts, place):
+    assert least(counts) == place
+
+
+def test_a_tie_over_a_whole_list_keeps_its_middle(lang):
+    """Clear scores: no choice makes an error, so nothing grows."""
     scorer, made = dev(lang, 3, margin=20.0)
-    clear = {
-        "acoustic_scales": [0.5, 1.0],
-        "insertion_penalties": [-1.0, 0.0, 1.0],
-        "lm_weights": [0.5, 0.8, 1.5],
-    }
-    found, _, tried = tune(scorer, lang, made, settings(**(clear | changes)))
-    assert {errors.errors for _, errors in tried} == {0}
-    assert found == best
+    lists = {"acoustic_scales": [0.3, 0.5, 1.0], "insertion_penalties": [-1.0, 0.0, 1.0]}
+    found = tune(scorer, lang, made, settings(**lists, lm_weights=[0.5, 0.8, 1.5]))
+    assert {errors.errors for _, errors in found.tried} == {0}
+    assert found.best == Choice(0.5, 0.0, 0.8)
+    assert (found.grown, found.at_end) == ({}, [])
 
 
 @pytest.mark.parametrize(
-    "best, names",
+    "values, at, geometric, wanted",
     [
-        (Choice(0.5, 0.0, 1.0), []),
-        (Choice(0.1, 0.0, 1.0), ["acoustic_scales"]),
-        (Choice(2.0, -3.0, 1.0), ["acoustic_scales", "insertion_penalties"]),
-        (Choice(0.5, 3.0, 1.0), ["insertion_penalties"]),
+        ([0.1, 0.2, 0.4], 0, True, [0.05, 0.1, 0.2, 0.4]),
+        ([0.1, 0.2, 0.4], 2, True, [0.1, 0.2, 0.4, 0.8]),
+        ([-2.0, -1.0, 0.0], 0, False, [-3.0, -2.0, -1.0, 0.0]),
+        ([-2.0, 0.0, 0.5], 2, False, [-2.0, 0.0, 0.5, 1.0]),
     ],
 )
-def test_a_choice_at_an_edge_of_its_list_is_named(best, names):
-    """A list of one value has no edges."""
-    assert at_an_edge(best, settings(lm_weights=[1.0])) == names
+def test_a_list_grows_by_its_last_step(values, at, geometric, wanted):
+    extend(values, at, geometric)
+    assert values == wanted
+
+
+@pytest.mark.parametrize("wanted", [0.0125, 1.6])
+def test_a_list_whose_end_is_the_best_grows_until_it_is_not(counted, wanted):
+    """By a factor of two here; three values on either side of those given."""
+    distance = lambda c: abs(np.log2(c.acoustic_scale / wanted))  # noqa: E731
+    best, decoded = counted(
+        lambda c: round(100 * distance(c)),
+        acoustic_scales=[0.1, 0.2],
+        insertion_penalties=[0.0],
+        lm_weights=[1.0],
+    )
+    assert best == Choice(wanted, 0.0, 1.0)
+    beyond = wanted / 2 if wanted < 0.1 else wanted * 2
+    assert beyond in [c.acoustic_scale for c in decoded]
+
+
+def test_a_list_that_may_not_grow_further_says_that_its_end_is_the_best(lang, monkeypatch):
+    def errors(scorer, lang, utterances, settings, normaliser, choices, graph_of):
+        falling = [1000 - round(10 * c.insertion_penalty) for c in choices]
+        return [(c, WordErrors(deletions=n)) for c, n in zip(choices, falling, strict=True)]
+
+    monkeypatch.setattr(asr_train.decode.tune, "_errors", errors)
+    scorer, made = dev(lang, 1, margin=20.0)
+    own = settings(acoustic_scales=[1.0], insertion_penalties=[0.0, 1.0], lm_weights=[1.0])
+    found = tune(scorer, lang, made, own)
+    assert found.best.insertion_penalty == 1.0 + GROWN
+    assert found.at_end == ["insertion_penalties"]
+    assert found.grown == {"insertion_penalties": [float(n) for n in range(GROWN + 2)]}

@@ -22,6 +22,8 @@ from asr_train.search.graph import (
     with_self_loops,
     write_graph,
 )
+from asr_train.search.lattice import Lattices, best_path
+from asr_train.search.nbest import nbest
 from asr_train.search.transcript import transcript_graph
 
 SEEDS = range(4)
@@ -35,7 +37,7 @@ def loops(lang):
 def words_cost(lang, words, scores_TS, loop_S, states=None) -> float:
     """The exact cost of a transcript, its variants and silences left open, without a grammar."""
     graph = transcript_graph(list(words), lang, states or lang.states, loop_S)
-    return cheapest(to_arrays(graph.fst), scores_TS[:, graph.state_K])
+    return cheapest(graph.graph, scores_TS[:, graph.state_K])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -50,9 +52,9 @@ def test_the_decoding_graph_costs_what_the_best_transcript_costs(seed):
         words_cost(lang, words, scores_TS, loop_S) + word * (len(words) + 1)
         for words in all_sentences(lang.grammar.words, 4)
     )
-    assert cheapest(decoding_graph(lang, lang.states, loop_S), scores_TS) == pytest.approx(
-        best, abs=0.02
-    )
+    assert cheapest(
+        decoding_graph(lang, lang.states, loop_S, self_loop_scale=1.0), scores_TS
+    ) == pytest.approx(best, abs=0.02)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -71,7 +73,7 @@ def test_with_tied_states_it_costs_what_the_best_transcript_costs(seed, share):
         for words in all_sentences(lang.grammar.words, 3)
     )
     for smaller in (False, True):
-        graph = decoding_graph(lang, states, loop_S, smaller=smaller)
+        graph = decoding_graph(lang, states, loop_S, smaller=smaller, self_loop_scale=1.0)
         assert graph.arcs_A["ilabel"].max() <= states.num_states
         assert cheapest(graph, scores_TS) == pytest.approx(best, abs=0.02)
 
@@ -221,7 +223,8 @@ def test_an_arpa_grammar_costs_what_the_file_says(tmp_path, words, log10):
     lang = toy_lang(arpa=tmp_path / "G.arpa")
     path_T = path_of(lang, words, rng)
     scores_TS = scores_of(path_T, lang.states.num_states, rng, 20.0)
-    found = cheapest(decoding_graph(lang, lang.states, loops(lang)), scores_TS)
+    graph = decoding_graph(lang, lang.states, loops(lang), self_loop_scale=1.0)
+    found = cheapest(graph, scores_TS)
     acoustic = words_cost(lang, words, scores_TS, loops(lang))
     assert found == pytest.approx(acoustic - log10 * math.log(10), abs=0.03)
 
@@ -230,6 +233,68 @@ def test_entering_and_staying_are_paid_by_their_probabilities():
     enter_S, stay_S = transition_costs(np.array([0.25, 0.5]))
     assert np.exp(-enter_S) == pytest.approx([0.75, 0.5])
     assert np.exp(-stay_S) == pytest.approx([0.25, 0.5])
+
+
+def kaldis_cost(loop_S, path_T, self_loop_scale):
+    """Of a state path, by `GetScaledTransitionLogProb` of Kaldi's hmm-utils.cc.
+
+    A self-loop costs self_loop_scale * -log p. A way out costs self_loop_scale * -log(1 - p), plus
+    transition_scale * -log(its share among the ways out), which is 0 where there is one.
+    """
+    cost = 0.0
+    for t, s in enumerate(path_T):
+        stays = t + 1 < len(path_T) and path_T[t + 1] == s
+        cost -= self_loop_scale * math.log(loop_S[s] if stays else 1 - loop_S[s])
+    return cost
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.1, 1.0])
+def test_a_path_costs_what_it_costs_in_kaldis_graph(scale):
+    """C = c a, after half a second of silence or none, worked out by hand; `scale` 0.1 is Kaldi's.
+
+    Both words of a loop of one word, or its end, have probability 1/2; C has two pronunciations;
+    a silence has probability 0.4, none 0.6. From the search, from lattices, and from n-best lists.
+    """
+    lang = toy_lang(words=("C",), phone_states=1, silence_states=2)
+    loop_S = np.array([0.9, 0.8, 0.5, 0.6, 0.7])  # SIL SIL a b c
+    path_T = np.array([0, 0, 0, 1, 4, 4, 2, 2, 2])
+    by_hand = kaldis_cost(loop_S, path_T, scale)
+    by_hand -= math.log(0.4) + math.log(0.6) + 2 * math.log(0.5) + math.log(0.5)
+    if scale == 0.1:  # SIL .2513 + .1609, c .1561, a .2079; silence .9163 + .5108; 3 log 2
+        assert by_hand == pytest.approx(4.2828, abs=1e-4)
+    scores_TS = np.full((len(path_T), 5), -500.0, np.float32)
+    scores_TS[np.arange(len(path_T)), path_T] = 2.0
+    graph = decoding_graph(lang, lang.states, loop_S, self_loop_scale=scale)
+    acoustic_scale = 0.1
+    scaled_TS = scores_TS * np.float32(acoustic_scale)
+    acoustic = -acoustic_scale * 2.0 * len(path_T)
+    found = Beam(to_vector(graph), 5, 1000, 10**6, 5).best_path(scaled_TS)
+    assert np.array_equal(found.columns_T, path_T)
+    assert found.graph_cost == pytest.approx(by_hand, abs=0.01)  # quantised by determinisation
+    assert found.acoustic_cost == pytest.approx(acoustic, abs=1e-4)
+    lattice = Lattices(graph, 5).decode(scaled_TS, 1000, 10**6, 10.0)
+    best = best_path(lattice)
+    assert (best.graph_cost, best.acoustic_cost) == pytest.approx((by_hand, acoustic), abs=0.01)
+    (sentence,) = nbest(lattice, 1).sentences
+    assert sentence.graph_cost == pytest.approx(by_hand, abs=0.01)
+    assert sentence.acoustic_cost == pytest.approx(acoustic, abs=0.01)
+
+
+def test_decoding_graphs_have_kaldis_self_loop_scale_unless_told_otherwise():
+    """And training graphs have 1.0."""
+    lang = toy_lang()
+    default, tenth, whole = (
+        decoding_graph(lang, lang.states, loops(lang), **more).arcs_A["weight"].sum()
+        for more in ({}, {"self_loop_scale": 0.1}, {"self_loop_scale": 1.0})
+    )
+    assert default == tenth
+    assert whole > tenth
+    training = transcript_graph(["ABC"], lang, lang.states, loops(lang)).graph
+    staying = training.source_A == training.arcs_A["next"]
+    _, stay_S = transition_costs(loops(lang))
+    states_K = transcript_graph(["ABC"], lang, lang.states, loops(lang)).state_K
+    wanted = stay_S[states_K[training.arcs_A["ilabel"][staying] - 1]]
+    np.testing.assert_allclose(training.arcs_A["weight"][staying], wanted, rtol=1e-6)
 
 
 def test_every_frame_more_in_a_state_costs_its_self_loop():
@@ -241,14 +306,15 @@ def test_every_frame_more_in_a_state_costs_its_self_loop():
     scores_TS[np.arange(9), short] = 0
     scores_TS[9, short[-1]] = 0
     _, stay_S = transition_costs(loop_S)
-    arrays, scores_TK = to_arrays(graph.fst), scores_TS[:, graph.state_K]
+    arrays, scores_TK = graph.graph, scores_TS[:, graph.state_K]
     once = cheapest(arrays, scores_TK[:9])
     assert cheapest(arrays, scores_TK) - once == pytest.approx(stay_S[short[-1]], abs=1e-4)
 
 
 def test_taking_a_graph_apart_and_together_changes_nothing():
     lang = toy_lang()
-    graph = with_self_loops(decoding_graph(lang, lang.states, loops(lang)), loops(lang))
+    _, stay_S = transition_costs(loops(lang))
+    graph = with_self_loops(decoding_graph(lang, lang.states, loops(lang)), stay_S)
     again = to_arrays(to_vector(graph))
     order = np.lexsort((graph.arcs_A["ilabel"], graph.source_A))
     assert np.array_equal(again.arcs_A, graph.arcs_A[order])
@@ -267,7 +333,12 @@ def test_a_stored_graph_is_refused_by_another_language(tmp_path):
     graph = decoding_graph(lang, lang.states, loops(lang))
     write_graph(tmp_path / "HCLG.json", graph, lang, lang.states, {})
     load_graph(tmp_path / "HCLG.json", lang, lang.states, False)
-    for other in (toy_lang(words=("A", "C")), toy_lang(phone_states=2)):
+    for other in (
+        toy_lang(words=("A", "C")),
+        toy_lang(min_words=0),
+        toy_lang(max_words=4),
+        toy_lang(phone_states=2),
+    ):
         with pytest.raises(ValueError, match="hash"):
             load_graph(tmp_path / "HCLG.json", other, lang.states, False)
 
