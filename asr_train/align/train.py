@@ -42,8 +42,10 @@ from asr_train.align.viterbi import (
 from asr_train.data.features import Feats, Utterance
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
+from asr_train.lang.lexicon import SILENCE
 from asr_train.lang.states import States
 from asr_train.schema import AliSettings, GmmSettings
+from asr_train.search.forced import ready
 
 Log = Callable[[dict[str, Any]], None]
 Sums = TypeVar("Sums")
@@ -83,9 +85,10 @@ def train(
 
     Args:
         before: the system to start from; None: a flat start, as the settings say.
-        log: gets a row a pass: those of the start (`flat_pass` or `start`), then with
-            loglik_per_frame, gaussians, lost, retried, moved (the share of frames whose state
-            changed), seconds; where speakers are adapted, with what became of them (`speakers`).
+        log: gets a row per pass: those of the start (`flat_pass` or `start`), then with
+            realigned, gaussians, seconds; of passes that align anew, with loglik_per_frame, lost,
+            retried and moved (the share of frames whose state changed); where speakers are adapted,
+            with what became of them (`speakers`).
     Returns:
         The system, and the last alignment of each utterance.
     Raises:
@@ -242,11 +245,12 @@ def _summed(
     read: Read,
     outcomes: list[Outcome | None],
     of: Callable[[np.ndarray, np.ndarray], Sums],
+    without: Sequence[int] = (),
 ) -> Iterator[Sums]:
     """`of`(frames, their states) of the aligned utterances of each chunk that has any, in order.
 
-    Silence counts. Without it, as Kaldi has LDA and MLLT, speechocean's WER was no other than by
-    chance (recipes/speechocean/RESULTS.md).
+    Args:
+        without: states whose frames are left out.
     """
 
     def one(chunk: range) -> Sums | None:
@@ -254,7 +258,11 @@ def _summed(
         if not aligned:
             return None
         x_ND = np.concatenate([read(utterance) for utterance, _ in aligned])
-        return of(x_ND, np.concatenate([o.states_T for _, o in aligned]))
+        state_N = np.concatenate([o.states_T for _, o in aligned])
+        if without:
+            kept_N = ~np.isin(state_N, without)
+            x_ND, state_N = x_ND[kept_N], state_N[kept_N]
+        return of(x_ND, state_N)
 
     yield from (sums for sums in parallel_map(one, job.chunks(), "") if sums is not None)
 
@@ -317,6 +325,12 @@ def _one_gaussian_each(
 # --- linear transforms --------------------------------------------------------------------------
 
 
+def _left_out(job: Job, states: States) -> Sequence[int]:
+    """States whose frames the statistics of LDA and MLLT leave out."""
+    assert job.settings.lda is not None
+    return () if job.settings.lda.silence else states.of(SILENCE)
+
+
 def _lda(job: Job, front: Front, outcomes: list[Outcome | None], states: States) -> np.ndarray:
     """The projection of spliced frames that tells the states of the system before apart."""
     assert job.settings.lda is not None
@@ -326,6 +340,7 @@ def _lda(job: Job, front: Front, outcomes: list[Outcome | None], states: States)
         front(job.feats),
         outcomes,
         lambda x_ND, states_N: Classes.of(x_ND, states_N, states.num_states),
+        _left_out(job, states),
     ):
         total = classes if total is None else total + classes
     assert total is not None
@@ -341,6 +356,7 @@ def _mllt(job: Job, model: Mixtures, outcomes: list[Outcome | None]) -> tuple[Mi
         model.front(job.feats),
         outcomes,
         lambda x_ND, states_N: FullSums.of(x_ND, shares(gmm, x_ND, states_N), gmm.variance_GD),
+        _left_out(job, model.states),
     ):
         total = sums if total is None else total + sums
     assert total is not None
@@ -407,12 +423,15 @@ def _passes(job: Job, begin: Start) -> tuple[Mixtures, list[Outcome]]:
         row: dict[str, Any] = {
             "pass": number,
             "realigned": realign,
-            "loglik_per_frame": round(loglik / max(1.0, float(counts.frames_S.sum())), 4),
             "gaussians": len(gmm.state_G),
-            "lost": sum(isinstance(o, Lost) for o in outcomes),
-            "retried": sum(isinstance(o, Aligned) and o.retried for o in outcomes),
-            "moved": round(_moved(before, outcomes), 5),
         }
+        if realign:  # else it would be the likelihood of an earlier pass
+            row |= {
+                "loglik_per_frame": round(loglik / max(1.0, float(counts.frames_S.sum())), 4),
+                "lost": sum(isinstance(o, Lost) for o in outcomes),
+                "retried": sum(isinstance(o, Aligned) and o.retried for o in outcomes),
+                "moved": round(_moved(before, outcomes), 5),
+            }
         target = s + round((own.gaussians - s) * min(1.0, number / last_growth))
         if number < own.passes and target > len(gmm.state_G):
             gmm = split(gmm, counts.frames_S, target, own.power, own.min_count)
@@ -432,7 +451,7 @@ def _pass(
 ) -> tuple[list[Outcome | None], Counts, float]:
     """One look at all utterances: new alignments (if `realign`), their sums and likelihood."""
     gmm = model.gmm
-    gmm.terms, gmm.first_S  # noqa: B018 - made once, before the workers fork
+    gmm.terms, gmm.first_S, ready()
 
     def one(chunk: range) -> tuple[list[Outcome | None], Counts]:
         new: list[Outcome | None]
@@ -466,7 +485,7 @@ def _aligned(
     return align(
         utterance.words.split(),
         len(x_TD),
-        lambda states: gmm.scores(x_TD, states) + more,
+        lambda states, span: gmm.scores(x_TD[span], states) + more,
         job.lang,
         model.states,
         gmm.loop_S,

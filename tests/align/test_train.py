@@ -10,6 +10,7 @@ from toy import path_of, phone_of_state, toy_lang
 import asr_train.align.train
 from asr_train.align.gmm import Mixtures
 from asr_train.align.train import train
+from asr_train.align.transforms import Classes, FullSums
 from asr_train.align.viterbi import Aligned, Lost
 from asr_train.data.features import Utterance
 from asr_train.lang.states import States
@@ -18,6 +19,7 @@ from asr_train.schema import GmmSettings, build, plain
 from scripts.resolve import settings
 
 CONFIG = settings("dnn", ["gmm=tri"])
+CONFIG_LDA = settings("dnn", ["gmm=lda"])
 WORDS = ("A", "AB", "ABC", "C")
 
 
@@ -125,8 +127,52 @@ def test_tied_states_raise_the_likelihood_with_as_many_gaussians(chain):
     assert len(tri.gmm.state_G) <= len(mono.gmm.state_G) == 23
     gained = tri_rows[-1]["loglik_per_frame"] - mono_rows[-1]["loglik_per_frame"]
     assert gained > 0.5
-    loglik = [row["loglik_per_frame"] for row in tri_rows if "pass" in row]
+    loglik = [row["loglik_per_frame"] for row in tri_rows if row.get("realigned")]
     assert loglik[-1] > loglik[0]
+
+
+def test_passes_that_do_not_realign_log_no_likelihood(chain):
+    """It would be that of the pass before, whose Gaussians made the alignment."""
+    _, (_, _, rows), _ = chain
+    passes = [row for row in rows if "pass" in row]
+    assert {row["realigned"] for row in passes} == {True, False}
+    for row in passes:
+        for key in ("loglik_per_frame", "lost", "retried", "moved"):
+            assert (key in row) == row["realigned"]
+
+
+@pytest.mark.parametrize("silence", [True, False])
+def test_silence_counts_in_the_statistics_of_lda_and_mllt_where_told_so(monkeypatch, silence):
+    """Both see every other frame: counted here, from the frames aligned with silence or not."""
+    monkeypatch.setenv("JOBS", "1")
+    lang = toy_lang()
+    feats = FakeFeats(lang, utterances=60)
+    mono = train_on(feats, lang, system("mono", passes=6))
+    sums = {"lda": [], "mllt": []}
+
+    def noted(kind, made):
+        def of(x_ND, *more):
+            sums[kind].append(len(x_ND))
+            return made(x_ND, *more)
+
+        return staticmethod(of)
+
+    monkeypatch.setattr(Classes, "of", noted("lda", Classes.of))
+    monkeypatch.setattr(FullSums, "of", noted("mllt", FullSums.of))
+    values = plain(CONFIG_LDA.gmm["lda"])
+    values["front"] |= FRONT | {"splice": 1}
+    values |= {"passes": 4, "gaussians": 23}
+    values["tree"] |= {"leaves": 14, "min_count": 10.0}
+    values["lda"] |= {"dims": 6, "mllt_passes": [2], "silence": silence}
+    states_S = np.zeros(lang.states.num_states, bool)
+    states_S[lang.states.of("SIL")] = True
+    whole = sum(u.frames for u in feats.utterances)
+    silent = sum(states_S[o.states_T].sum() for o in mono[1])
+    train_on(feats, lang, build(GmmSettings, values), mono[0])
+    assert 0.02 * whole < silent < 0.5 * whole
+    for counted in sums.values():
+        share = 1 if silence else 1 - silent / whole
+        assert sum(counted) == pytest.approx(share * whole, abs=0.02 * whole)
 
 
 def seen_contexts(outcomes) -> list[tuple[int, int, int]]:
