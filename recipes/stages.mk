@@ -22,7 +22,8 @@ INPUTS ?=# files outside that the manifests are made from
 CONF  ?=
 FILES ?=# of tables that RUNS are named in, each with @SCALE
 # A recipe's numbers for systems that GMMS leaves out, which conf/gmm/$(ALIGNER).yaml does not know.
-UNUSED = $(if $(filter mono,$(ALIGNER)),gmm.tri.% gmm.lda.%,$(if $(filter tri,$(ALIGNER)),gmm.lda.%))
+UNUSED = $(if $(filter mono,$(ALIGNER)),gmm.tri.%) $(if $(filter mono tri,$(ALIGNER)),gmm.lda.%) \
+  $(if $(filter sat,$(ALIGNER)),,gmm.sat.%)
 SETTINGS = $(if $(filter gmm=%,$(CONF) $(SET)),,gmm=$(ALIGNER)) $(filter-out $(UNUSED),$(CONF)) $(SET)
 # Settings files; a plan (-n) is made with a copy, so that asking cannot change what a make that runs
 # at the same time reads, nor make anything stale.
@@ -71,17 +72,20 @@ EPOCHS  ?=# models of single epochs, RUN/epochs/N, that are decoded with them, t
 # Runs whose n-best lists the larger language model (lm.big) scores anew.
 RESCORE ?=
 RESCORED := $(RESCORE:%=%-rescored)
+# Models that are decoded with a Witten-Bell bigram as well, as MODEL-bigram: beside Kaldi's figures.
+BIGRAM  ?=
+BIGRAMS := $(BIGRAM:%=%-bigram)
 # What the networks' workers sent; printed where there is something to compare, or several workers.
 EXCHANGE := $(if $(NETS),$W/tables/exchange.md)
 SHOWN    := $(if $(strip $(word 2,$(NETS)) $(and $(NETS),$(filter-out 1,$(WORKERS)))),$W/tables/exchange.txt)
-SCORES  := $(foreach r,$(MODELS) $(RESCORED),$(EVAL:%=$W/exp/$r/score.%.json))
+SCORES  := $(foreach r,$(MODELS) $(BIGRAMS) $(RESCORED),$(EVAL:%=$W/exp/$r/score.%.json))
 ALIGNED := $(MODELS:%=$W/ali/%/$(DEV).report.json)
 TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lm/index.json $W/lang/index.json \
   $(foreach s,$(TRAIN) $(EVAL),$W/feats/$s.jsonl.gz) $(GMMS:%=$W/exp/%/model.json) \
   $(foreach m,$(TEACHERS),$(foreach s,$(TRAIN) $(DEV),$W/ali/$m/$s.jsonl.gz $W/shards/$m/$s/index.json)) \
-  $(NETS:%=$W/exp/%/model.json) $(patsubst %,$W/exp/%/tuned.json,$(MODELS) $(RESCORED)) \
+  $(NETS:%=$W/exp/%/model.json) $(patsubst %,$W/exp/%/tuned.json,$(MODELS) $(BIGRAMS) $(RESCORED)) \
   $(foreach m,$(filter-out $(TEACHERS),$(MODELS)),$W/ali/$m/$(DEV).jsonl.gz) \
-  $(foreach r,$(MODELS) $(RESCORED),$(EVAL:%=$W/exp/$r/hyp.%.jsonl)) $(SCORES) \
+  $(foreach r,$(MODELS) $(BIGRAMS) $(RESCORED),$(EVAL:%=$W/exp/$r/hyp.%.jsonl)) $(SCORES) \
   $W/tables/wer.md $(EXCHANGE) $W/report/index.html
 
 .PHONY: help table conf status clean
@@ -92,7 +96,7 @@ TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lm/index.js
 ##   variables     W=work folder  JOBS=processes a stage  SET='feats.num_mels=80 decode.beam=12'
 ##                 GMMS='mono tri lda sat'  RUNS='dnn'  REALIGN=passes of realignment with the network
 ##                 SEEDS='1 2 3' (each run three times; means over seeds)
-##                 RESCORE='dnn' (n-best lists by lm.big)
+##                 RESCORE='dnn' (n-best lists by lm.big)  BIGRAM='tri dnn' (and by a bigram)
 ##                 SCALES=run whose scales, chosen on DEV, all networks are decoded with
 ##                 WORKERS=training workers, a process each; VIRTUAL=1: all in one, to the same bits
 table: $W/report/index.html
@@ -111,8 +115,12 @@ $C/%.yaml: conf ; +@:
 
 $W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(INPUTS) $(LANG_FILES)
 	$(PY) $S/manifests.py $(wordlist 1,2,$^) $@
-$W/lm/index.json: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lm.yaml $(LM_FILES)
-	$(PY) $S/lm.py $(wordlist 1,3,$^) $@
+SPOKEN := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz)
+$W/lm/index.json: $C/lm.yaml $(SPOKEN) $(LM_FILES)
+	$(PY) $S/lm.py $(filter-out $(LM_FILES),$^) $@
+$W/lang-bigram/index.json: $C/bigram.yaml $W/lang/index.json $(filter-out %/$(TRAIN).jsonl.gz,$(SPOKEN)) \
+  $(LM_FILES)
+	$(PY) $S/bigram.py $(filter-out $(LM_FILES),$^) $@
 $W/lang/index.json: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lang.yaml \
   $W/lm/index.json $(LANG_FILES)
 	$(PY) $S/lang.py $(wordlist 1,4,$^) $@
@@ -152,12 +160,18 @@ $W/exp/%/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml $W/la
   $W/feats/$(DEV).jsonl.gz $(WORD_FILES)
 	$(PY) $S/tune.py $(wordlist 1,5,$^) $@
 
+$W/exp/%-bigram/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml \
+  $W/lang-bigram/index.json $W/feats/$(DEV).jsonl.gz $(WORD_FILES)
+	$(PY) $S/tune.py $(wordlist 1,5,$^) $@
 $W/exp/%-rescored/tuned.json: $W/exp/%/hyp.$(DEV).jsonl $W/manifests/$(DEV).jsonl.gz \
   $C/decode.yaml $C/normaliser.yaml $W/lm/index.json $(WORD_FILES)
 	$(PY) $S/rescore.py tune $(wordlist 1,5,$^) $@
 
 define eval_rules # $1 is the split; the pattern is the run
 $W/exp/%/hyp.$1.jsonl: $W/exp/%/model.json $W/exp/%/tuned.json $W/lang/index.json $W/feats/$1.jsonl.gz
+	$$(PY) $S/decode.py $$^ $$@
+$W/exp/%-bigram/hyp.$1.jsonl: $W/exp/%/model.json $W/exp/%-bigram/tuned.json $W/lang-bigram/index.json \
+  $W/feats/$1.jsonl.gz
 	$$(PY) $S/decode.py $$^ $$@
 $W/exp/%-rescored/hyp.$1.jsonl: $W/exp/%/hyp.$1.jsonl $W/exp/%-rescored/tuned.json $W/lm/index.json
 	$$(PY) $S/rescore.py apply $$^ $$@

@@ -1,7 +1,9 @@
-"""lm.py manifests/TRAIN.jsonl.gz manifests/DEV.jsonl.gz conf/lm.yaml lm/index.json
+"""lm.py conf/lm.yaml manifests/TRAIN.jsonl.gz manifests/DEV.jsonl.gz [manifests/TEST.jsonl.gz ...]
+    lm/index.json
 
 N-gram models of TRAIN's transcripts and other text: small.arpa for the decoding graph, big.arpa to
 score n-best lists anew; their perplexity on DEV's transcripts. Without a model, the index says so.
+TEST is read only to take its sentences out, where lm.without_eval is true.
 """
 
 import itertools
@@ -10,16 +12,27 @@ import time
 from pathlib import Path
 from typing import Any
 
-from asr_train.files import part, read_jsonl, write_json
+from asr_train.files import part, write_json
 from asr_train.jobs import main
 from asr_train.lang.arpa import NgramModel, read_arpa, write_arpa
-from asr_train.lang.ngram import Text, best_weight, mixed, prune, read_sentences, train
+from asr_train.lang.ngram import (
+    Text,
+    best_weight,
+    mixed,
+    prune,
+    read_sentences,
+    sentences_of,
+    spoken,
+    train,
+    without,
+)
 from asr_train.schema import LmSettings, NgramSettings, load, plain
 
 FORMAT = 1
 
 
-def lm(train_manifest: str, dev_manifest: str, conf: str, output: str) -> None:
+def lm(conf: str, train_manifest: str, dev_manifest: str, *paths: str) -> None:
+    *test_manifests, output = paths
     settings = load(LmSettings, conf)
     index: dict[str, Any] = {"format": FORMAT, "settings": plain(settings)}
     if settings.small is None:
@@ -28,7 +41,8 @@ def lm(train_manifest: str, dev_manifest: str, conf: str, output: str) -> None:
         return
     texts: list[Text] = []
     if any(each is not None and each.file is None for each in (settings.small, settings.big)):
-        texts = texts_of(settings, train_manifest)
+        apart = [dev_manifest, *test_manifests] if settings.without_eval else []
+        texts = texts_of(settings, train_manifest, sentences_of(apart))
         vocabulary = len(texts[0].words) - 3  # without <s>, </s>, <unk>
         sentences, words = (sum(getattr(t, k) for t in texts) for k in ("sentences", "num_words"))
         index |= {"sentences": sentences, "words": words, "vocabulary": vocabulary}
@@ -39,23 +53,22 @@ def lm(train_manifest: str, dev_manifest: str, conf: str, output: str) -> None:
     write_json(output, index)
 
 
-def texts_of(settings: LmSettings, train_manifest: str) -> list[Text]:
-    """What models learn from: one text, or with `mix` transcripts and text, of one vocabulary."""
+def texts_of(settings: LmSettings, train_manifest: str, apart: set[tuple[str, ...]]) -> list[Text]:
+    """What models learn from: one text, or with `mix` transcripts and text, of one vocabulary.
+
+    Args:
+        apart: sentences that are taken out; their words stay known.
+    """
     sources = [read_sentences(settings.text)]
     if settings.transcripts:
         sources.insert(0, spoken(train_manifest))
-    text = Text.of(itertools.chain(*sources), most_frequent=settings.vocabulary)
-    if not settings.mix:
+    whole = [list(source) for source in sources]
+    words = {word for source in whole for sentence in source for word in sentence}
+    kept = [list(without(source, apart)) for source in whole]
+    text = Text.of(itertools.chain(*kept), words, settings.vocabulary)
+    if not settings.mix or not all(kept):  # nothing left of one: the other is the text
         return [text]
-    apart = sources[0], read_sentences(settings.text)
-    return [Text.of(sentences, text.words) for sentences in apart]
-
-
-def spoken(manifest: str) -> list[list[str]]:
-    """The transcripts of a split, as upper-case words; without empty ones and copies at a speed."""
-    spoken = [s for cut in read_jsonl(manifest) for s in cut["supervisions"]]
-    originals = [s for s in spoken if "speed" not in (s.get("custom") or {})]
-    return [words for s in originals if (words := s["text"].upper().split())]
+    return [Text.of(sentences, text.words) for sentences in kept]
 
 
 def made(
@@ -91,7 +104,10 @@ def estimated(
     if settings.file is not None:
         given = read_arpa(settings.file)
         return (prune(given, settings.prune) if settings.prune > 0 else given), None
-    models = [train(text, settings.order, settings.min_counts) for text in texts]
+    models = [
+        train(text, settings.order, settings.min_counts, smoothing=settings.smoothing)
+        for text in texts
+    ]
     model, weight = models[0], None
     if len(models) > 1:
         (first_T, _, unknown_T), (second_T, _, _) = (each.word_logprobs(dev) for each in models)

@@ -9,6 +9,7 @@ The only user of Hydra.
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
             "corpus": config.corpus,
             "lexicon": config.lang.lexicon,
             "lang": config.lang,
-            "lm": config.lm,
+            "lm": replace(config.lm, bigram=None),
+            "bigram": config.lm.bigram,
             "feats": config.feats,
             "ali": config.ali,
             "shards": config.shards,
@@ -51,6 +53,8 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
             **{f"gmm/{name}": gmm for name, gmm in config.gmm.items()},
         }
         for name, value in shared.items():
+            if value is None:
+                continue
             if files.setdefault(name, plain(value)) != plain(value):
                 raise SettingsError(f"run {run} changes {name}, which all runs of a recipe share")
         files[f"run/{run}"] = {k: plain(getattr(config, k)) for k in ("model", "optim", "comm")}

@@ -120,6 +120,26 @@ def test_each_system_and_each_pass_learns_from_the_one_before(plan, tmp_path):
     assert reports == [f"ali/{m}/dev.report.json" for m in models]
 
 
+def test_models_are_decoded_with_a_bigram_where_told_so(plan, tmp_path):
+    """Tuned and decoded with its graph; no model is trained anew for it."""
+    text = tmp_path / "text.txt"
+    text.write_text("ONE TWO\n")
+    own = ["SET=gmm=tri lm=trigram lang.grammar.kind=ngram lm.text=[" + str(text) + "]"]
+    own += ["GMMS=mono tri"]
+    once, more = plan(*own), plan(*own, "BIGRAM=tri dnn")
+    made = {c[-1].removeprefix(f"{tmp_path}/w/"): c for c in plan.commands}
+    extra = sorted(more)
+    for stage in once:
+        extra.remove(stage)
+    per_model = ["tune", "decode", "decode", "score", "score"]
+    assert sorted(extra) == sorted(["bigram", *2 * per_model])
+    for run in ("tri", "dnn"):
+        for name in ("tuned.json", "hyp.dev.jsonl", "hyp.test.jsonl"):
+            command = " ".join(made[f"exp/{run}-bigram/{name}"])
+            assert f"exp/{run}/model.json" in command
+            assert "lang-bigram/index.json" in command
+
+
 def test_without_networks_there_are_gaussians_alone(plan):
     stages = plan("GMMS=mono tri", "RUNS=")
     assert (stages.count("gmm"), stages.count("tune"), stages.count("train")) == (2, 2, 0)

@@ -1,7 +1,7 @@
 """Sentences -> counts of n-grams -> **a back-off model** (`lang.arpa` writes and asks it).
 
 in    text: files (plain or .gz) with one sentence a line, and lists of words
-out   an NgramModel: interpolated modified Kneser-Ney, with entropy pruning
+out   an NgramModel: interpolated modified Kneser-Ney or Witten-Bell, with entropy pruning
 Knows nothing of files' names, pronunciations or graphs.
 
 Own code, because no maintained wheel trains such models: kenlm's package has the source of its
@@ -17,6 +17,11 @@ and Language 13, 1999), with h' for h without its first word and c for counts:
 D takes three values an order, for counts of 1, 2, and 3 or more. Below the highest order, c(hw) is
 the number of different words before hw, unless hw begins with <s>, which no word precedes. Below
 the words stands the uniform distribution over the vocabulary with </s> and <unk>, without <s>.
+
+Witten-Bell (their eq. 16), with t(h) for the number of different words after h and plain counts at
+all orders:
+
+    p(w | h) = (c(hw) + t(h) p(w | h')) / (sum_v c(hv) + t(h))
 """
 
 import gzip
@@ -29,8 +34,9 @@ from typing import TextIO
 
 import numpy as np
 
-from asr_train.files import DamagedFileError
+from asr_train.files import DamagedFileError, read_jsonl
 from asr_train.lang.arpa import BEGIN, END, NEVER, UNKNOWN, NgramModel, Ngrams, Sentence
+from asr_train.schema import Smoothing
 
 FALL_BACK = (0.5, 1.0, 1.5)  # discounts where the text is too small to estimate them
 TINY = 1e-12  # probability; what is left over is never less, though rounding may say so
@@ -138,6 +144,23 @@ def _open(path: Path | str) -> TextIO:
     return open(path, encoding="utf-8")
 
 
+def spoken(manifest: str) -> list[list[str]]:
+    """The transcripts of a split, as upper-case words; without empty ones and copies at a speed."""
+    spoken = [s for cut in read_jsonl(manifest) for s in cut["supervisions"]]
+    originals = [s for s in spoken if "speed" not in (s.get("custom") or {})]
+    return [words for s in originals if (words := s["text"].upper().split())]
+
+
+def sentences_of(manifests: list[str]) -> set[tuple[str, ...]]:
+    """The different transcripts of some splits."""
+    return {tuple(words) for manifest in manifests for words in spoken(manifest)}
+
+
+def without(sentences: Iterable[list[str]], apart: set[tuple[str, ...]]) -> Iterator[list[str]]:
+    """The sentences that are not among those."""
+    return (words for words in sentences if tuple(words) not in apart)
+
+
 # --- counts -------------------------------------------------------------------------------------
 
 
@@ -198,6 +221,13 @@ def _adjusted(counts: list[Counts], base: int) -> list[np.ndarray]:
     return adjusted
 
 
+def _plain(counts: list[Counts]) -> list[np.ndarray]:
+    """int64 [N] per order: as counted; nothing predicts <s>."""
+    first = counts[0].count_N.copy()
+    first[B] = 0
+    return [first, *(here.count_N for here in counts[1:])]
+
+
 def discounts(count_N: np.ndarray) -> tuple[float, float, float]:
     """D for counts of 1, 2, and 3 or more (Chen and Goodman 1999, eq. 26).
 
@@ -216,9 +246,12 @@ def discounts(count_N: np.ndarray) -> tuple[float, float, float]:
 
 
 def estimate(
-    words: list[str], counts: list[Counts], min_counts: Sequence[int] | None = None
+    words: list[str],
+    counts: list[Counts],
+    min_counts: Sequence[int] | None = None,
+    smoothing: Smoothing = Smoothing.kneser_ney,
 ) -> NgramModel:
-    """Interpolated modified Kneser-Ney, in float64.
+    """An interpolated model, in float64.
 
     Args:
         words: the vocabulary of the text.
@@ -235,13 +268,17 @@ def estimate(
     place_N = np.arange(base)  # in the model, of each n-gram of the order below that it keeps
     contexts = 1
     orders: list[Ngrams] = []
-    for n, (here, count_N) in enumerate(zip(counts, _adjusted(counts, base), strict=True), 1):
+    plainly = smoothing is Smoothing.witten_bell
+    adjusted = _plain(counts) if plainly else _adjusted(counts, base)
+    for n, (here, count_N) in enumerate(zip(counts, adjusted, strict=True), 1):
         context_N = here.context(base) if n > 1 else np.zeros(base, np.int64)
         kept_N = here.count_N >= min_counts[n - 1] if n > 1 else np.ones(base, bool)
-        discount_N = np.array([0.0, *discounts(count_N)])[np.minimum(count_N, 3)]
+        steps = (0.0, 0.0, 0.0) if plainly else discounts(count_N)
+        discount_N = np.array([0.0, *steps])[np.minimum(count_N, 3)]
         discount_N = np.where(kept_N, discount_N, count_N)
-        total_C = np.bincount(context_N, count_N, contexts)
-        freed_C = np.bincount(context_N, discount_N, contexts)
+        more_C = np.bincount(context_N, count_N > 0, contexts) if plainly else 0.0
+        total_C = np.bincount(context_N, count_N, contexts) + more_C
+        freed_C = np.bincount(context_N, discount_N, contexts) + more_C
         gamma_C = np.divide(freed_C, total_C, where=total_C > 0, out=np.ones(contexts))
         lower_N = p_N[here.suffix_N] if n > 1 else p_N
         p_N = (count_N - discount_N) / total_C[context_N] + gamma_C[context_N] * lower_N
@@ -379,8 +416,12 @@ def mixed(first: NgramModel, second: NgramModel, weight: float) -> NgramModel:
 
 
 def train(
-    text: Text, order: int, min_counts: Sequence[int] | None = None, threshold: float = 0.0
+    text: Text,
+    order: int,
+    min_counts: Sequence[int] | None = None,
+    threshold: float = 0.0,
+    smoothing: Smoothing = Smoothing.kneser_ney,
 ) -> NgramModel:
     """A model of the text, pruned where a threshold is given; see `estimate` and `prune`."""
-    model = estimate(text.words, count_ngrams(text, order), min_counts)
+    model = estimate(text.words, count_ngrams(text, order), min_counts, smoothing)
     return prune(model, threshold) if threshold > 0 else model

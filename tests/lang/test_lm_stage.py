@@ -4,10 +4,13 @@ import gzip
 
 import pytest
 from slow_ngram import random_text
+from toy import toy_lang
 
-from asr_train.files import check_part, read_json, write_jsonl, write_yaml
+from asr_train.files import check_part, read_json, read_jsonl, write_jsonl, write_yaml
 from asr_train.lang.arpa import read_arpa
+from asr_train.lang.index import load_lang, write_lang
 from asr_train.schema import LmSettings, SettingsError, build, plain
+from scripts.bigram import bigram
 from scripts.lm import lm
 from scripts.resolve import settings
 
@@ -25,7 +28,7 @@ def stage(tmp_path, capsys):
     def run(*overrides):
         found = settings("dnn", list(overrides)).lm
         write_yaml(tmp_path / "lm.yaml", plain(found))
-        inputs = [str(tmp_path / f) for f in ("train.jsonl.gz", "dev.jsonl.gz", "lm.yaml")]
+        inputs = [str(tmp_path / f) for f in ("lm.yaml", "train.jsonl.gz", "dev.jsonl.gz")]
         lm(*inputs, str(tmp_path / "lm" / "index.json"))
         return tmp_path / "lm", read_json(tmp_path / "lm" / "index.json"), capsys.readouterr().out
 
@@ -59,6 +62,37 @@ def test_text_and_transcripts_are_each_optional(stage, tmp_path):
     text = stage("lm=trigram", f"lm.text=[{tmp_path}/text.gz]", "lm.transcripts=false")[1]
     both = stage("lm=trigram", f"lm.text=[{tmp_path}/text.gz]")[1]
     assert (alone["sentences"], text["sentences"], both["sentences"]) == (10, 200, 210)
+
+
+def test_sentences_of_dev_and_test_are_taken_out_where_told_so(stage, tmp_path):
+    """Their words stay known, whoever else says them."""
+    dev = [r["supervisions"][0]["text"] for r in read_jsonl(tmp_path / "dev.jsonl.gz")]
+    (tmp_path / "prompts.txt").write_text("\n".join([*dev, "A B", "B C"]) + "\n")
+    args = ("lm=trigram", f"lm.text=[{tmp_path}/prompts.txt]", "lm.transcripts=false")
+    with_dev, alone = stage(*args)[1], stage(*args, "lm.without_eval=true")[1]
+    assert with_dev["sentences"] - alone["sentences"] == len(dev)
+    assert with_dev["vocabulary"] == alone["vocabulary"]
+    assert alone["small"]["perplexity"] > 2 * with_dev["small"]["perplexity"]
+
+
+def test_a_bigram_takes_the_grammars_place_and_no_other(stage, tmp_path, capsys):
+    lang = toy_lang()
+    write_lang(tmp_path / "lang" / "index.json", lang)
+    (tmp_path / "prompts.txt").write_text("A B C\nab c\nA AB\nC C NEVERHEARD\n")
+    write_yaml(
+        tmp_path / "bigram.yaml",
+        {"text": [str(tmp_path / "prompts.txt")], "vocabulary": 2, "without_eval": True},
+    )
+    rows = [{"id": "u", "supervisions": [{"text": "A AB"}]}]
+    write_jsonl(tmp_path / "test.jsonl.gz", rows)
+    inputs = [str(tmp_path / f) for f in ("bigram.yaml", "lang/index.json", "test.jsonl.gz")]
+    bigram(*inputs, str(tmp_path / "lang-bigram" / "index.json"))
+    made = load_lang(tmp_path / "lang-bigram" / "index.json")
+    assert made.hash == lang.hash  # pronunciations and states: all models fit
+    model = read_arpa(made.arpa)
+    assert model.order == 2
+    assert model.words == ["<s>", "</s>", "<unk>", "A", "C"]  # the two most frequent known ones
+    assert "perplexity on test" in capsys.readouterr().out
 
 
 def test_the_vocabulary_is_of_the_most_frequent_words(stage, tmp_path):

@@ -20,7 +20,9 @@ from asr_train.lang.ngram import (
     prune,
     read_sentences,
     train,
+    without,
 )
+from asr_train.schema import Smoothing
 
 
 def histories(model: NgramModel) -> np.ndarray:
@@ -66,6 +68,35 @@ def test_a_case_worked_by_hand():
         0.5 * a,
     ]
     assert 10 ** model.conditional(ids) == pytest.approx(expected, rel=1e-12)
+
+
+def test_witten_bell_is_the_papers_formula():
+    """(c(hw) + t(h) p(w)) / (c(h) + t(h)), t counting different words; below, uniform over four."""
+    sentences = [["A", "B"], ["A"], ["A", "B", "B"]]
+    model = train(Text.of(sentences), 2, smoothing=Smoothing.witten_bell)
+    counts = {"A": 3, "B": 3, "</s>": 3}
+    one = {w: (counts.get(w, 0) + 3 / 4) / (9 + 3) for w in ("A", "B", "</s>", "<unk>")}
+    assert sum(one.values()) == pytest.approx(1)
+    after = {"<s>": {"A": 3}, "A": {"B": 2, "</s>": 1}, "B": {"</s>": 2, "B": 1}}
+    for h, seen in after.items():
+        for w, lower in one.items():
+            p = (seen.get(w, 0) + len(seen) * lower) / (sum(seen.values()) + len(seen))
+            ids = np.array([[model.id_of[h], model.id_of[w]]])
+            assert 10 ** model.conditional(ids)[0] == pytest.approx(p)
+
+
+def test_witten_bell_of_speechocean_is_the_model_that_kaldi_was_measured_with(shared_data):
+    """Perplexity 125 on the test speakers' sentences, which were taken out of the text."""
+    folder = shared_data("speechocean762")
+    rows = [r.split("\t") for r in (folder / "utterances.tsv").read_text().splitlines()[1:]]
+    held_out = sorted({row[1] for row in rows})[4::5]
+    said = [row[4].split() for row in rows if row[1] in held_out]
+    text = list(read_sentences([folder / "lm_text.txt"]))
+    words = {word for sentence in text for word in sentence}
+    kept = list(without(text, {tuple(sentence) for sentence in said}))
+    assert len(kept) == len(text) - 184
+    model = train(Text.of(kept, words), 2, smoothing=Smoothing.witten_bell)
+    assert model.perplexity(said).perplexity == pytest.approx(125, abs=0.5)
 
 
 def test_discounts_are_those_of_the_formula():

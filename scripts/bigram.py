@@ -1,0 +1,49 @@
+"""bigram.py conf/bigram.yaml lang/index.json manifests/DEV.jsonl.gz manifests/TEST.jsonl.gz ...
+    lang-bigram/index.json
+
+OUTPUT is the lang folder with another grammar: a Witten-Bell bigram of the same text, the kind of
+language model that Kaldi was measured with. Words are those of both the text and the lexicon; their
+pronunciations, and so all models, stay as they are.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from asr_train.files import replacing
+from asr_train.jobs import main
+from asr_train.lang.arpa import write_arpa
+from asr_train.lang.index import load_lang, write_lang
+from asr_train.lang.ngram import Text, read_sentences, sentences_of, spoken, train, without
+from asr_train.schema import BigramSettings, GrammarKind, GrammarSettings, Smoothing, load
+
+
+def bigram(conf: str, language: str, *paths: str) -> None:
+    *manifests, output = paths
+    settings, lang = load(BigramSettings, conf), load_lang(language)
+    if not settings.text:
+        raise ValueError("lm.bigram.text is empty; a bigram needs text: set lm.text, or no BIGRAM")
+    apart = sentences_of(manifests) if settings.without_eval else set()
+    counts = Counter(word for words in read_sentences(settings.text) for word in words)
+    ranked = sorted((w for w in counts if w in lang.lexicon.prons), key=lambda w: (-counts[w], w))
+    vocabulary = ranked[: settings.vocabulary]
+    text = Text.of(without(read_sentences(settings.text), apart), vocabulary)
+    model = train(text, 2, smoothing=Smoothing.witten_bell)
+    arpa = Path(output).parent / "G.arpa"
+    with replacing(arpa) as scratch:
+        write_arpa(scratch, model)
+    grammar = GrammarSettings(
+        kind=GrammarKind.ngram, words=[], min_words=1, max_words=None, file=None
+    )
+    write_lang(output, replace(lang, grammar=grammar, arpa=arpa))
+    for manifest in manifests:
+        found = model.perplexity(spoken(manifest))
+        print(
+            f"bigram: {' + '.join(map(str, model.counts))} n-grams, perplexity on "
+            f"{Path(manifest).name.removesuffix('.jsonl.gz')} {found.perplexity:.1f}, "
+            f"unknown words {found.oovs / found.words:.2%}"
+        )
+
+
+if __name__ == "__main__":
+    main(bigram, __doc__)
