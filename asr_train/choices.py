@@ -1,0 +1,96 @@
+"""What is said on make's command line beside settings: runs, systems, workers, whose scales.
+
+    NAME=value ... --checked--> Choices --plain--> settings files that stages depend on
+
+A name that does not exist is refused before anything runs, with the nearest that does.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from asr_train.schema import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """make's variables as they were said, split into words; see `make help`.
+
+    Attributes:
+        gmms: systems of Gaussians, each grown from the one before it.
+        nets: networks to train, those of further seeds and of realignment included.
+        scales: the run whose scales, chosen on DEV, all networks take; "": each its own.
+        rescore, bigram: models that are rescored, or decoded with a bigram, too.
+        epochs: models of single epochs, RUN/epochs/N, that are decoded, too.
+    """
+
+    gmms: list[str] = field(default_factory=lambda: ["mono"])
+    nets: list[str] = field(default_factory=list)
+    scales: str = ""
+    rescore: list[str] = field(default_factory=list)
+    bigram: list[str] = field(default_factory=list)
+    epochs: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def of(said: Iterable[str]) -> "Choices":
+        """Of `NAME=word word` arguments.
+
+        Raises:
+            SettingsError: for a name that does not exist; gives the nearest that does.
+        """
+        values: dict[str, Any] = {}
+        for each in said:
+            name, _, text = each.partition("=")
+            words = text.split()
+            values[name.lower()] = " ".join(words) if name == "SCALES" else words
+        known = {f.name for f in fields(Choices)}
+        found = Choices(**{name: value for name, value in values.items() if name in known})
+        found._check()
+        return found
+
+    @property
+    def models(self) -> list[str]:
+        """All that is trained, in order."""
+        return [*self.gmms, *self.nets]
+
+    @property
+    def shown(self) -> list[str]:
+        """What the table of word errors has, in its order."""
+        bigrams = [f"{name}-bigram" for name in self.bigram]
+        return [*self.models, *bigrams, *(f"{name}-rescored" for name in self.rescore), *self.epochs]
+
+    def scales_of(self, run: str) -> str:
+        """The run whose scales a run is decoded with."""
+        if self.scales and (run in self.nets or run in self.epochs):
+            return self.scales
+        return run.partition("/epochs/")[0]
+
+    def _check(self) -> None:
+        for name, words in (("RESCORE", self.rescore), ("BIGRAM", self.bigram)):
+            for word in words:
+                check_known(name, word, self.models)
+        if self.scales:
+            check_known("SCALES", self.scales, self.nets)
+        for word in self.epochs:
+            run, _, number = word.partition("/epochs/")
+            if not re.fullmatch(r"[1-9]\d*", number):
+                raise SettingsError(f"EPOCHS names {word!r}; it takes RUN/epochs/N, say dnn/epochs/3")
+            check_known("EPOCHS", run, self.nets)
+
+
+def check_known(variable: str, word: str, known: list[str]) -> None:
+    """Refuse a word that is not known.
+
+    Raises:
+        SettingsError: naming the variable, the word, the nearest known one and all of them.
+    """
+    if word in known:
+        return
+    near = difflib.get_close_matches(word, known, 1)
+    raise SettingsError(
+        f"{variable} names {word!r}, which this call does not train"
+        + (f"; did you mean {near[0]!r}?" if near else "")
+        + f" (there are: {', '.join(known) or 'none'}; see GMMS and RUNS)"
+    )
