@@ -59,7 +59,12 @@ class Choices:
     def shown(self) -> list[str]:
         """What the table of word errors has, in its order."""
         bigrams = [f"{name}-bigram" for name in self.bigram]
-        return [*self.models, *bigrams, *(f"{name}-rescored" for name in self.rescore), *self.epochs]
+        return [
+            *self.models,
+            *bigrams,
+            *(f"{name}-rescored" for name in self.rescore),
+            *self.epochs,
+        ]
 
     def scales_of(self, run: str) -> str:
         """The run whose scales a run is decoded with."""
@@ -76,11 +81,15 @@ class Choices:
         for word in self.epochs:
             run, _, number = word.partition("/epochs/")
             if not re.fullmatch(r"[1-9]\d*", number):
-                raise SettingsError(f"EPOCHS names {word!r}; it takes RUN/epochs/N, say dnn/epochs/3")
+                raise SettingsError(
+                    f"EPOCHS names {word!r}; it takes RUN/epochs/N, say dnn/epochs/3"
+                )
             check_known("EPOCHS", run, self.nets)
 
 
-def check_known(variable: str, word: str, known: list[str]) -> None:
+def check_known(
+    variable: str, word: str, known: list[str], why: str = "is not trained by this call"
+) -> None:
     """Refuse a word that is not known.
 
     Raises:
@@ -90,7 +99,7 @@ def check_known(variable: str, word: str, known: list[str]) -> None:
         return
     near = difflib.get_close_matches(word, known, 1)
     raise SettingsError(
-        f"{variable} names {word!r}, which this call does not train"
+        f"{variable} names {word!r}, which {why}"
         + (f"; did you mean {near[0]!r}?" if near else "")
-        + f" (there are: {', '.join(known) or 'none'}; see GMMS and RUNS)"
+        + f" (there are: {', '.join(known) or 'none'})"
     )

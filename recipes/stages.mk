@@ -24,6 +24,11 @@ FILES ?=# of tables that RUNS are named in, each with @SCALE
 # A recipe's numbers for systems that GMMS leaves out, which conf/gmm/$(ALIGNER).yaml does not know.
 UNUSED = $(if $(filter mono,$(ALIGNER)),gmm.tri.%) $(if $(filter mono tri,$(ALIGNER)),gmm.lda.%) \
   $(if $(filter sat,$(ALIGNER)),,gmm.sat.%)
+# A variable that is given twice would count once, and nobody would know which.
+TWICE := $(shell tr '\0' '\n' 2>/dev/null < /proc/$$PPID/cmdline | sed -n 's/^\([A-Z_]*\)=.*/\1/p' | sort | uniq -d)
+ifneq ($(TWICE),)
+$(error $(firstword $(TWICE)) is given twice, and only the last would count; put both into one: $(firstword $(TWICE))='... ...')
+endif
 SETTINGS = $(if $(filter gmm=%,$(CONF) $(SET)),,gmm=$(ALIGNER)) $(filter-out $(UNUSED),$(CONF)) $(SET)
 # Settings files; a plan (-n) is made with a copy, so that asking cannot change what a make that runs
 # at the same time reads, nor make anything stale.
@@ -40,7 +45,7 @@ LM_FILES := $(wildcard $(subst $(comma), ,$(patsubst lm.text=[%],%,\
 WORD_FILES := $(wildcard $(patsubst score.normaliser.mapping=%,%,\
   $(filter score.normaliser.mapping=%,$(CONF) $(SET))))
 export ASR_WORK := $W
-export WORKERS
+unexport WORKERS# each run's settings have it
 ifndef JOBS
 JOBS := $(shell nproc)
 endif
@@ -54,6 +59,9 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # what RUNS train on. With REALIGN=n every run is trained n times more, on its own alignments.
 GMMS    ?= mono
 REALIGN ?= 0
+ifeq ($(filter $(REALIGN),0 1 2 3 4 5 6 7 8 9),)
+$(error REALIGN is '$(REALIGN)'; it must be a whole number from 0 to 9, passes of realignment)
+endif
 PASSES  := $(shell seq $(REALIGN))
 ALIGNER := $(lastword $(GMMS))
 # With SEEDS each run is trained once with every one of them, as RUN-seedN.
@@ -78,7 +86,12 @@ BIGRAMS := $(BIGRAM:%=%-bigram)
 # What the networks' workers sent; printed where there is something to compare, or several workers.
 EXCHANGE := $(if $(NETS),$W/tables/exchange.md)
 SHOWN    := $(if $(strip $(word 2,$(NETS)) $(and $(NETS),$(filter-out 1,$(WORKERS)))),$W/tables/exchange.txt)
-SCORES  := $(foreach r,$(MODELS) $(BIGRAMS) $(RESCORED),$(EVAL:%=$W/exp/$r/score.%.json))
+# What this call shows. resolve.py checks these choices, and writes them into settings files, so that
+# what depends on them is made anew where they change.
+SHOWS   := $(MODELS) $(BIGRAMS) $(RESCORED) $(EPOCHS)
+CHOICES := 'GMMS=$(GMMS)' 'NETS=$(NETS)' 'SCALES=$(SCALES)' 'RESCORE=$(RESCORE)' 'BIGRAM=$(BIGRAM)' \
+  'EPOCHS=$(EPOCHS)' 'WORKERS=$(WORKERS)'
+SCORES  := $(foreach r,$(SHOWS),$(EVAL:%=$W/exp/$r/score.%.json))
 ALIGNED := $(MODELS:%=$W/ali/%/$(DEV).report.json)
 TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lm/index.json $W/lang/index.json \
   $(foreach s,$(TRAIN) $(EVAL),$W/feats/$s.jsonl.gz) $(GMMS:%=$W/exp/%/model.json) \
@@ -110,7 +123,7 @@ clean:
 # One settings file a stage, rewritten only when its content changes: a stage reruns when its own
 # numbers change. '+' runs these lines under -n too, so that the plan it prints is true.
 conf:
-	+@$(PY) $S/resolve.py $C '$(SEEDED)' $(FILES) $(SETTINGS)
+	+@$(PY) $S/resolve.py $C '$(SEEDED)' $(FILES) $(CHOICES) $(SETTINGS)
 $C/%.yaml: conf ; +@:
 
 $W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(INPUTS) $(LANG_FILES)
@@ -167,9 +180,11 @@ $W/exp/%-rescored/tuned.json: $W/exp/%/hyp.$(DEV).jsonl $W/manifests/$(DEV).json
   $C/decode.yaml $C/normaliser.yaml $W/lm/index.json $(WORD_FILES)
 	$(PY) $S/rescore.py tune $(wordlist 1,5,$^) $@
 
+# conf/scales/RUN.yaml says whose scales a run is decoded with.
 define eval_rules # $1 is the split; the pattern is the run
-$W/exp/%/hyp.$1.jsonl: $W/exp/%/model.json $W/exp/%/tuned.json $W/lang/index.json $W/feats/$1.jsonl.gz
-	$$(PY) $S/decode.py $$^ $$@
+$W/exp/%/hyp.$1.jsonl: $W/exp/%/model.json $W/exp/%/tuned.json $W/lang/index.json $W/feats/$1.jsonl.gz \
+  $C/scales/%.yaml
+	$$(PY) $S/decode.py $$(wordlist 1,4,$$^) $$@
 $W/exp/%-bigram/hyp.$1.jsonl: $W/exp/%/model.json $W/exp/%-bigram/tuned.json $W/lang-bigram/index.json \
   $W/feats/$1.jsonl.gz
 	$$(PY) $S/decode.py $$^ $$@
@@ -181,15 +196,17 @@ $W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.
 endef
 $(foreach s,$(EVAL),$(eval $(call eval_rules,$s)))
 define scales_rule # $1 is the run, $2 the split
-$W/exp/$1/hyp.$2%jsonl: $W/exp/$1/model.json $W/exp/$(SCALES)/tuned.json $W/lang/index.json $W/feats/$2.jsonl.gz
-	$$(PY) $$S/decode.py $$^ $$@
+$W/exp/$1/hyp.$2%jsonl: $W/exp/$1/model.json $W/exp/$(or $(SCALES),$(firstword $(subst /, ,$1)))/tuned.json \
+  $W/lang/index.json $W/feats/$2.jsonl.gz $C/scales/$1.yaml
+	$$(PY) $$S/decode.py $$(wordlist 1,4,$$^) $$@
 endef
 $(foreach s,$(EVAL),$(foreach r,$(if $(SCALES),$(filter-out $(SCALES),$(NETS))) $(EPOCHS),\
   $(eval $(call scales_rule,$r,$s))))
-$W/tables/wer%md: $C/score.yaml $(SCORES) ; $(PY) $S/tables.py $^ $@
-$W/tables/exchange%md: $C/score.yaml $(NETS:%=$W/exp/%/model.json) \
+$W/tables/wer%md: $C/score.yaml $C/shown.yaml $(SCORES)
+	$(PY) $S/tables.py $(filter-out %/shown.yaml,$^) $@
+$W/tables/exchange%md: $C/score.yaml $C/shown.yaml $(NETS:%=$W/exp/%/model.json) \
   $(foreach r,$(NETS),$(EVAL:%=$W/exp/$r/score.%.json))
-	$(PY) $S/exchange.py $^ $@
+	$(PY) $S/exchange.py $(filter-out %/shown.yaml,$^) $@
 $W/report/index.html: $W/tables/wer.md $(EXCHANGE) $(MODELS:%=$W/ali/%/$(DEV).jsonl.gz) $(NETS:%=$W/exp/%/model.json)
 	$(PY) $S/report.py $W/tables/wer.json $(EXCHANGE:.md=.json) $(ALIGNED) $(NETS:%=$W/exp/%/log.jsonl) $@
 

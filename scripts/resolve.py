@@ -1,9 +1,12 @@
-"""resolve.py work/conf 'RUN RUN ...' [TABLE.yaml@SCALE ...] [group=file | group.key=value ...]
+"""resolve.py work/conf 'RUN RUN ...' [TABLE.yaml@SCALE ...] ['NAME=word word' ...] [group=file ...]
+    [group.key=value ...]
 
-Composes conf/ and the overrides, checks every value, and writes one file a stage into work/conf.
-A run is a file of conf/run/, such a file with another seed (RUN-seedN), or named by a paper's
-table, whose settings then come last. A file is rewritten only when its content changes, so that
-make reruns just what a change touches.
+Composes conf/ and the overrides, checks every value, and writes one file per stage into work/conf.
+Arguments with names in capitals are make's variables (`choices.Choices`, WORKERS); what depends on
+them has a file of its own, too: shown.yaml what this call shows, scales/RUN.yaml whose scales a run
+takes. A run is a file of conf/run/, such a file with another seed (RUN-seedN), or named by a
+paper's table, whose settings then come last. A file is rewritten only when its content changes, so
+that make reruns just what a change touches.
 The only user of Hydra.
 """
 
@@ -18,18 +21,27 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from asr_train.choices import Choices, check_known
 from asr_train.files import write_yaml
 from asr_train.jobs import main
 from asr_train.paper.rows import Run, read_tables
-from asr_train.schema import Config, SettingsError, build, plain, unknown_key
+from asr_train.schema import Config, Method, SettingsError, build, plain, unknown_key
 
+VARIABLE = re.compile(r"[A-Z]+=")
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
 
 def resolve(folder: str, runs: str, *overrides: str) -> None:
     """Write the settings files of all stages and runs."""
     files_of_tables = [o for o in overrides if "=" not in o and "@" in o]
-    given = [o for o in overrides if o not in files_of_tables]
+    said = [o for o in overrides if VARIABLE.match(o)]
+    given = [o for o in overrides if o not in files_of_tables and o not in said]
+    choices = Choices.of(said)
+    for name in choices.gmms:
+        systems = sorted(p.stem for p in (CONF / "gmm").glob("*.yaml"))
+        check_known("GMMS", name, systems, "is no file of conf/gmm")
+    check_aligner(choices, given)
+    workers = workers_of(said)
     named = runs_of_tables(files_of_tables)
     composed = {}
     for name in runs.split() or ["dnn"]:
@@ -57,9 +69,66 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
                 continue
             if files.setdefault(name, plain(value)) != plain(value):
                 raise SettingsError(f"run {run} changes {name}, which all runs of a recipe share")
+        check_lists(choices, config)
+        if config.comm.workers is None:
+            alone = config.comm.method is Method.sgd
+            config.comm.workers = 1 if alone else workers
         files[f"run/{run}"] = {k: plain(getattr(config, k)) for k in ("model", "optim", "comm")}
+    files["shown"] = {"runs": choices.shown}
+    for run in [*choices.models, *choices.epochs]:
+        files[f"scales/{run}"] = {"scales": choices.scales_of(run)}
     for name, value in files.items():
         write_yaml(Path(folder) / f"{name}.yaml", value)
+
+
+def workers_of(said: list[str]) -> int:
+    """WORKERS=n, else 1.
+
+    Raises:
+        SettingsError: if it is no whole number from 1.
+    """
+    value = next((each.partition("=")[2] for each in said if each.startswith("WORKERS=")), "1")
+    if not value.isdecimal() or int(value) < 1:
+        raise SettingsError(f"WORKERS is {value!r}; it must be a whole number from 1")
+    return int(value)
+
+
+def check_aligner(choices: Choices, overrides: list[str]) -> None:
+    """`gmm=NAME` has the settings of the last of GMMS, on whose alignments networks are trained.
+
+    Raises:
+        SettingsError: if it names another system, which would change others without a word.
+    """
+    chosen = [o.partition("=")[2] for o in overrides if o.startswith("gmm=")]
+    if chosen and chosen[-1] != choices.gmms[-1]:
+        raise SettingsError(
+            f"SET says gmm={chosen[-1]}, but the last of GMMS='{' '.join(choices.gmms)}' is "
+            f"{choices.gmms[-1]}; name the systems by GMMS, say GMMS='mono {chosen[-1]}', and "
+            "leave gmm= out"
+        )
+
+
+def check_lists(choices: Choices, config: Config) -> None:
+    """Rescoring and the bigram need models that the settings name.
+
+    Raises:
+        SettingsError: naming the setting that is missing.
+    """
+    if choices.rescore and config.lm.big is None:
+        raise SettingsError(
+            f"RESCORE names {choices.rescore[0]}, but lm.big is null: there is no larger language "
+            "model to rescore with; set lm=fourgram, or leave RESCORE out"
+        )
+    if choices.rescore and config.decode.nbest == 0:
+        raise SettingsError(
+            f"RESCORE names {choices.rescore[0]}, but decode.nbest is 0: there are no lists to "
+            "rescore; set decode.nbest=100, or leave RESCORE out"
+        )
+    if choices.bigram and (config.lm.bigram is None or not config.lm.bigram.text):
+        raise SettingsError(
+            f"BIGRAM names {choices.bigram[0]}, but lm.bigram.text is empty: there is no text to "
+            "learn a bigram from; set lm.text, or leave BIGRAM out"
+        )
 
 
 def _with_seed(name: str) -> tuple[str, list[str]]:
@@ -85,8 +154,7 @@ def settings(run: str, overrides: list[str]) -> Config:
         SettingsError: naming the key, its value and what is allowed.
     """
     known = sorted(p.stem for p in (CONF / "run").glob("*.yaml"))
-    if run not in known:
-        raise SettingsError(f"run {run} has no file conf/run/{run}.yaml; there are {known}")
+    check_known("RUNS", run, known, "is no file of conf/run")
     for override in overrides:
         if "=" not in override:
             raise SettingsError(f"SET holds {override!r}; it takes group.key=value or group=file")

@@ -2,17 +2,19 @@
 
     train.py shards/TRAIN/index.json shards/DEV/index.json conf/run/RUN.yaml exp/RUN/model.json
 
-Goes on from the run's newest checkpoint, in exp/RUN/ckpt/. Started plainly or by torchrun.
-comm.workers, or WORKERS=n, is how many workers train together (else one a process); the processes
-that torchrun starts share them evenly, and a single process hosts all: the result is the same, to
-the bit. DEVICE=cpu, cuda or cuda:N chooses the device (else the GPU if there is one); JOBS=n the
-threads of a machine's processes together.
+Resumes from the run's newest checkpoint, in exp/RUN/ckpt/; a run that had ended with another number
+of workers starts over. Started plainly or by torchrun. WORKERS=n, else comm.workers, is how many
+workers train together (else one per process); the processes that torchrun starts share them evenly,
+and a single process hosts all: the result is the same, to the bit. DEVICE=cpu, cuda or cuda:N
+chooses the device (else the GPU if there is one); JOBS=n the threads of a machine's processes
+together.
 """
 
 import contextlib
 import os
 import platform
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -30,7 +32,7 @@ from asr_train.train.process import alone_in, chosen_device, die_with_launcher
 def stage(train_index: str, dev_index: str, settings: str, output: str) -> None:
     die_with_launcher()
     run = schema.load(schema.RunSettings, settings)
-    workers = run.comm.workers or chosen_workers()
+    workers = chosen_workers(run.comm.workers)
     if run.comm.method is schema.Method.sgd and workers > 1:
         if int(os.environ.get("RANK", "0")):
             return
@@ -44,6 +46,8 @@ def stage(train_index: str, dev_index: str, settings: str, output: str) -> None:
     splits = Shards(train_index).some(run.optim.share), Shards(dev_index)
     leads = os.environ.get("RANK", "0") == "0"
     with alone_in(folder) if leads else contextlib.nullcontext():
+        if leads:
+            forget_other_workers(folder, workers)
         # Before the processes meet: while one of them does this, the others would wait too long
         initial = pretrained(run, *splits, folder, device, leads)
         exchange = open_exchange(workers, device, run.comm.timeout_seconds)
@@ -54,12 +58,30 @@ def stage(train_index: str, dev_index: str, settings: str, output: str) -> None:
         close_exchange()
 
 
-def chosen_workers() -> int:
-    """WORKERS, else one a process."""
-    wish = os.environ.get("WORKERS") or os.environ.get("WORLD_SIZE", "1")
+def chosen_workers(settings: int | None) -> int:
+    """WORKERS, else what the settings say, else one per process."""
+    wish = os.environ.get("WORKERS") or str(settings or os.environ.get("WORLD_SIZE", "1"))
     if not wish.isdigit() or int(wish) < 1:
         raise ValueError(f"WORKERS is {wish!r}; it must be a whole number from 1")
     return int(wish)
+
+
+def forget_other_workers(folder: Path, workers: int) -> None:
+    """Remove the checkpoints of a run that ended with another number of workers.
+
+    One that was interrupted goes on with those there are now (docs/distributed.md); one that ended
+    has nothing to go on with, and its model is not what so many workers make.
+    """
+    told = folder / "run.json"
+    if not ((folder / "model.json").exists() and told.exists()):
+        return
+    before = files.read_json(told)["workers"]
+    if before != workers:
+        print(
+            f"train: {folder.name} had ended with {before} workers; with {workers} it starts over"
+        )
+        shutil.rmtree(folder / "ckpt", ignore_errors=True)
+        (folder / "model.json").unlink()
 
 
 def description(

@@ -1,6 +1,7 @@
 """Settings are composed and checked before any stage; a plan leaves finished stages fresh."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -32,7 +33,7 @@ def test_a_bad_override_is_refused(override, message):
 
 
 def test_an_unknown_run_is_refused():
-    with pytest.raises(SettingsError, match=r"run nosuch has no file.*dnn"):
+    with pytest.raises(SettingsError, match=r"RUNS names 'nosuch'.*dnn"):
         settings("nosuch", [])
 
 
@@ -172,9 +173,9 @@ def test_a_papers_runs_have_their_own_seeds():
     assert "SEEDS is '1 2', but a paper's runs have the seeds of scales.small" in done.stderr
 
 
-def finish(plan, work: Path) -> None:
-    """Pretend that all stages ran, in the order of the plan."""
-    plan()
+def finish(plan, work: Path, *arguments: str, runs=("dnn",)) -> None:
+    """Pretend that all stages of a call ran, in the order of the plan."""
+    plan(*arguments)
     begin = time.time() - 1000
     for path in work.rglob("*.yaml"):
         os.utime(path, (begin, begin))
@@ -183,13 +184,15 @@ def finish(plan, work: Path) -> None:
     order += ["lm/index.json", "lang/index.json"]
     order += [f"feats/{s}.jsonl.gz" for s in names] + ["exp/mono/model.json"]
     order += [f"ali/mono/{s}.jsonl.gz" for s in names[:2]]
-    order += [f"shards/mono/{s}/index.json" for s in names[:2]] + ["exp/dnn/model.json"]
-    order += ["ali/dnn/dev.jsonl.gz"]
-    for run in ("mono", "dnn"):
+    order += [f"shards/mono/{s}/index.json" for s in names[:2]]
+    order += [f"exp/{run}/model.json" for run in runs]
+    order += [f"ali/{run}/dev.jsonl.gz" for run in runs]
+    for run in ("mono", *runs):
         order += [f"exp/{run}/tuned.json"]
         order += [f"exp/{run}/{kind}" for s in names[1:] for kind in (f"hyp.{s}.jsonl",)]
         order += [f"exp/{run}/score.{s}.json" for s in names[1:]]
-    for i, name in enumerate([*order, "tables/wer.md", "report/index.html"]):
+    tables = ["tables/wer.md", "tables/exchange.md", "report/index.html"]
+    for i, name in enumerate([*order, *tables]):
         path = work / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -222,12 +225,79 @@ def test_a_changed_setting_reruns_just_the_stages_it_touches(plan, tmp_path, set
     assert set(plan(*([f"SET={setting}"] if setting else []))) == stages
 
 
+PRINTED = {"tables", "exchange", "report"}
+
+
+@pytest.mark.parametrize(
+    "before, after, stages",
+    [
+        # What make prints is of this call, though every file of it is there already.
+        ("RUNS=sgd gtc", "RUNS=gtc", PRINTED),
+        ("RUNS=gtc", "RUNS=gtc", set()),
+        ("RUNS=gtc WORKERS=2 VIRTUAL=1", "RUNS=gtc WORKERS=2", set()),  # processes are free
+        (
+            "RUNS=gtc WORKERS=2 VIRTUAL=1",
+            "RUNS=gtc WORKERS=8 VIRTUAL=1",
+            {"train", "ali", "tune", "decode", "score", *PRINTED},
+        ),
+        ("RUNS=sgd WORKERS=2 VIRTUAL=1", "RUNS=sgd WORKERS=8 VIRTUAL=1", set()),  # always one
+        ("RUNS=sgd gtc", "RUNS=sgd gtc SCALES=sgd", {"decode", "score", *PRINTED}),
+        ("RUNS=sgd gtc SCALES=sgd", "RUNS=sgd gtc", {"decode", "score", *PRINTED}),
+        ("RUNS=dnn", "RUNS=dnn EPOCHS=dnn/epochs/3", {"decode", "score", *PRINTED}),
+        ("RUNS=dnn", "RUNS=dnn REALIGN=1", None),
+    ],
+)
+def test_what_is_said_on_the_command_line_counts_on_a_finished_folder(
+    plan, tmp_path, before, after, stages
+):
+    split = lambda said: re.split(r" (?=[A-Z]+=)", said)  # noqa: E731
+    (runs,) = [s.removeprefix("RUNS=").split() for s in split(before) if s.startswith("RUNS=")]
+    finish(plan, tmp_path / "w", *split(before), runs=runs)
+    (tmp_path / "w/exp/dnn/epochs/3").mkdir(parents=True)
+    (tmp_path / "w/exp/dnn/epochs/3/model.json").touch()
+    os.utime(tmp_path / "w/exp/dnn/epochs/3/model.json", (0, 0))
+    found = set(plan(*split(after)))
+    if stages is None:
+        assert {"train", "decode", *PRINTED} <= found
+    else:
+        assert found == stages
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["SCALES=nosuch"], "SCALES names 'nosuch'.*there are: dnn"),
+        (["RUNS=gtc sgd", "SCALES=gt"], "SCALES names 'gt'.*did you mean 'gtc'"),
+        (["RESCORE=dn"], "RESCORE names 'dn'.*did you mean 'dnn'"),
+        (["RESCORE=dnn"], "RESCORE names dnn, but lm.big is null.*set lm=fourgram"),
+        (["BIGRAM=dnn"], "BIGRAM names dnn, but lm.bigram.text is empty.*set lm.text"),
+        (["EPOCHS=dnn"], "EPOCHS names 'dnn'; it takes RUN/epochs/N"),
+        (["EPOCHS=dn/epochs/2"], "EPOCHS names 'dn'.*did you mean 'dnn'"),
+        (["REALIGN=abc"], "REALIGN is 'abc'; it must be a whole number from 0 to 9"),
+        (["RUNS=gtcc"], "RUNS names 'gtcc'.*did you mean 'gtc'"),
+        (["GMMS=mono tree"], "GMMS names 'tree'.*there are: lda, mono, sat, tri"),
+        (["SET=gmm=tri"], "SET says gmm=tri, but the last of GMMS='mono' is mono; name the sys"),
+        (["WORKERS=0"], "WORKERS is '0'; it must be a whole number from 1"),
+        (["SET=optim.rate=1", "SET=optim.epochs=2"], "SET is given twice, and only the last"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_refused_before_anything_runs(
+    plan, tmp_path, arguments, says
+):
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        plan(*arguments)
+    lines = [line for line in caught.value.stderr.splitlines() if not line.startswith("make:")]
+    assert len(lines) == 1
+    assert re.search(says, lines[0])
+    assert not list(tmp_path.glob("w/conf/run/*"))
+
+
 def test_an_edited_mapping_is_tuned_and_scored_with_anew(plan, tmp_path):
     mapping = tmp_path / "en.glm"
     mapping.touch()
     arguments = f"SET=score.normaliser.kind=english score.normaliser.mapping={mapping}"
     overrides = ["corpus=digits", "lang=digits", *arguments.removeprefix("SET=").split()]
-    resolve(str(tmp_path / "w/conf"), "dnn", *overrides)
+    resolve(str(tmp_path / "w/conf"), "dnn", "GMMS=mono", "NETS=dnn", *overrides)
     finish(lambda: None, tmp_path / "w")
     os.utime(mapping, (0, 0))
     assert plan(arguments) == []
