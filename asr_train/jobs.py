@@ -50,10 +50,17 @@ def progress(items: Iterable[Item], what: str, total: int | None = None) -> Iter
 
     Without a name (`what`), nothing is shown.
     """
+    with progress_bar(what, total) as bar:
+        for item in items:
+            yield item
+            bar.update()
+
+
+def progress_bar(what: str, total: int | None) -> Any:
+    """A bar as `progress` shows it, for work whose steps the caller counts by `update`."""
     live = sys.stderr.isatty()
     tqdm.monitor_interval = 0  # no thread of its own: workers are forked
-    with tqdm(
-        items,
+    return tqdm(
         desc=what,
         total=total,
         mininterval=0.2 if live else 30,
@@ -62,8 +69,7 @@ def progress(items: Iterable[Item], what: str, total: int | None = None) -> Iter
         delay=0 if live else 20,  # what is done by then needs no line in a log
         disable=not what,
         ascii=not live,
-    ) as bar:
-        yield from bar
+    )
 
 
 def parallel_map(

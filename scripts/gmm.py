@@ -44,7 +44,8 @@ def gmm(features: str, language: str, ali_conf: str, conf: str, *paths: str) -> 
 
     def log(row: dict[str, Any]) -> None:
         rows.append(row)
-        print(f"gmm: {name}: {_line(row)}", flush=True)
+        if row.get("realigned", True):  # the others have nothing to say but their seconds
+            print(f"gmm: {name}: {_line(row)}", flush=True)
 
     model, outcomes = train(feats, lang, settings, ali, before, log)
     lost = [
@@ -74,14 +75,10 @@ def _line(row: dict[str, Any]) -> str:
             f"start: aligned by {row['start']}, {row['loglik_per_frame']:9.4f} nats a frame, "
             f"{row['lost']} lost; {row['states']} states, {row['seconds']:.1f} s" + _speakers(row)
         )
-    aligned = (
-        f"{row['loglik_per_frame']:9.4f} nats per frame, {row['moved']:7.2%} of frames moved, "
-        f"{row['lost']} lost, {row['retried']} retried, "
-        if row["realigned"]
-        else "not realigned, "
-    )
     return (
-        f"pass {row['pass']:2d}: {row['gaussians']:5d} Gaussians, {aligned}{row['seconds']:.1f} s"
+        f"pass {row['pass']:2d}: {row['gaussians']:5d} Gaussians, "
+        f"{row['loglik_per_frame']:9.4f} nats per frame, {row['moved']:7.2%} of frames moved, "
+        f"{row['lost']} lost, {row['retried']} retried, {row['seconds']:.1f} s"
         + (f"; MLLT gains {row['mllt_gain']:.3f} nats per frame" if "mllt_gain" in row else "")
         + _speakers(row)
     )

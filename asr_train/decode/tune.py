@@ -9,8 +9,9 @@ of a long list are the slowest to search with, and seldom any good. Of values th
 one is taken; a list whose end is the best grows there.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from asr_train.data.features import Utterance
 from asr_train.decode.first import adapted, heard_line
@@ -18,7 +19,7 @@ from asr_train.decode.lists import GROWN, extend, least
 from asr_train.decode.pieces import pieces
 from asr_train.decode.posteriors import Scorer, known_states
 from asr_train.decode.words import Choice, search
-from asr_train.jobs import parallel_map
+from asr_train.jobs import parallel_map, progress_bar
 from asr_train.lang.index import Lang
 from asr_train.schema import DecodeSettings
 from asr_train.score.normalise import PLAIN, Normaliser
@@ -92,27 +93,16 @@ def tune(
         log(heard_line(about))
     lists = {name: sorted(getattr(settings, key)) for name, key in LISTS.items()}
     given = {name: list(values) for name, values in lists.items()}
-    for _ in range(ROUNDS):
-        before = best
-        for name, values in lists.items():
-            while True:
-                row = {value: replace(best, **{name: value}) for value in values}
-                counts = [tried[row[v]].errors if row[v] in tried else None for v in values]
-                at = values.index(getattr(best, name))
-                if any(count is not None for count in counts):
-                    at = least(counts)
-                    best = row[values[at]]
-                if at in (0, len(values) - 1) and 1 < len(values) < len(given[name]) + GROWN:
-                    extend(values, at, name in GEOMETRIC)
-                    at = values.index(getattr(best, name))
-                    row = {value: replace(best, **{name: value}) for value in values}
-                near = values[max(0, at - PATIENCE) : at + PATIENCE + 1]
-                new = [row[value] for value in near if row[value] not in tried]
-                if not new:
-                    break
-                tried.update(_errors(scorer, lang, utterances, settings, normaliser, new, graph_of))
-        if best == before:
-            break
+    with progress_bar(f"tuning {scorer.run}", 0) as bar:
+
+        def decoded(new: list[Choice]) -> None:
+            bar.total += len(new) * len(utterances)
+            found = _errors(
+                scorer, lang, utterances, settings, normaliser, new, graph_of, bar.update
+            )
+            tried.update(found)
+
+        best = _walked(best, lists, tried, decoded)
     return Tuned(
         best,
         graph_of(best),
@@ -124,6 +114,42 @@ def tune(
             if len(values) > 1 and getattr(best, name) in (values[0], values[-1])
         ],
     )
+
+
+def _walked(
+    best: Choice,
+    lists: dict[str, list[float]],
+    tried: dict[Choice, WordErrors],
+    decoded: Callable[[list[Choice]], None],
+) -> Choice:
+    """Walk along the lists, which may grow, until nothing improves; returns the best choice.
+
+    Args:
+        tried: gets the errors of choices by `decoded`.
+    """
+    longest = {name: len(values) + GROWN for name, values in lists.items()}
+    for _ in range(ROUNDS):
+        before = best
+        for name, values in lists.items():
+            while True:
+                row = {value: replace(best, **{name: value}) for value in values}
+                counts = [tried[row[v]].errors if row[v] in tried else None for v in values]
+                at = values.index(getattr(best, name))
+                if any(count is not None for count in counts):
+                    at = least(counts)
+                    best = row[values[at]]
+                if at in (0, len(values) - 1) and 1 < len(values) < longest[name]:
+                    extend(values, at, name in GEOMETRIC)
+                    at = values.index(getattr(best, name))
+                    row = {value: replace(best, **{name: value}) for value in values}
+                near = values[max(0, at - PATIENCE) : at + PATIENCE + 1]
+                new = [row[value] for value in near if row[value] not in tried]
+                if not new:
+                    break
+                decoded(new)
+        if best == before:
+            break
+    return best
 
 
 def middle(settings: DecodeSettings) -> Choice:
@@ -140,10 +166,9 @@ def _errors(
     normaliser: Normaliser,
     choices: list[Choice],
     graph_of: Callable[[Choice], Arrays],
-) -> Iterable[tuple[Choice, WordErrors]]:
-    """Decode all utterances with every choice."""
-    if not choices:
-        return []
+    told: Callable[[int], Any] = lambda decodings: None,
+) -> list[tuple[Choice, WordErrors]]:
+    """Decode all utterances with every choice; `told` of how many utterances were, on the way."""
     arrays = {(c.lm_weight, c.insertion_penalty): graph_of(c) for c in choices}
     ready = {pair: Graph.of(graph) for pair, graph in arrays.items()}
     chunks = [utterances[i : i + CHUNK] for i in range(0, len(utterances), CHUNK)]
@@ -163,6 +188,7 @@ def _errors(
         return sums
 
     total = [WordErrors()] * len(choices)
-    for sums in parallel_map(errors, chunks, f"tuning {scorer.run}"):
+    for chunk, sums in zip(chunks, parallel_map(errors, chunks, ""), strict=True):
         total = [a + b for a, b in zip(total, sums, strict=True)]
+        told(len(chunk) * len(choices))
     return list(zip(choices, total, strict=True))

@@ -132,7 +132,7 @@ def counted(lang, monkeypatch):
     def run(errors_of_choice, **lists):
         decoded = []
 
-        def errors(scorer, lang, utterances, settings, normaliser, choices, graph_of):
+        def errors(scorer, lang, utterances, settings, normaliser, choices, graph_of, told):
             decoded.extend(choices)
             return [(c, WordErrors(correct=1000, deletions=errors_of_choice(c))) for c in choices]
 
@@ -297,7 +297,7 @@ def test_a_list_whose_end_is_the_best_grows_until_it_is_not(counted, wanted):
 
 
 def test_a_list_that_may_not_grow_further_says_that_its_end_is_the_best(lang, monkeypatch):
-    def errors(scorer, lang, utterances, settings, normaliser, choices, graph_of):
+    def errors(scorer, lang, utterances, settings, normaliser, choices, graph_of, told):
         falling = [1000 - round(10 * c.insertion_penalty) for c in choices]
         return [(c, WordErrors(deletions=n)) for c, n in zip(choices, falling, strict=True)]
 
