@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_methods import GTC, SIZE, Run, dyadic_gradient, method_of, random_gradient
+from small_methods import GTC, LARGE, SIZE, Run, dyadic_gradient, method_of, random_gradient
 
 from asr_train import schema
 from asr_train.comm import codec
@@ -69,6 +69,19 @@ def test_what_does_not_fit_stays_in_the_residual(codec_name, monkeypatch):
     assert sent.elements > 0
     all_P = sum(dyadic_gradient(w, step) for w in range(2) for step in range(6))
     assert torch.equal(sum(residuals(run)) - run.weights()[0], all_P)
+
+
+def test_a_step_that_nobody_takes_changes_nobodys_turn(monkeypatch):
+    monkeypatch.setattr(codec, "smallest_capacity", lambda kind, size: 12)
+    gtc = {**GTC, "codec": "packed32", "threshold": 0.25}
+    run = Run(method_of("gtc", 2, gtc=gtc), dyadic_gradient, bad={(1, 2)})
+    turns = []
+    for _ in range(4):
+        crowded(run, 12)
+        run.steps(1)
+        turns.append(run.method.worker_state(0)["turn"])
+    assert run.skipped == [2]
+    assert 0 < turns[0] < turns[1] == turns[2] < turns[3]
 
 
 def test_nobody_waits_for_ever():
@@ -145,6 +158,20 @@ def test_tau_moves_by_its_factor_outside_its_band_and_is_a_float32():
     assert adapted(5.0, 0.0049, settings) == 4.0
     odd = adapted(0.1, 1.0, settings)
     assert odd == float(torch.tensor(odd))
+
+
+def test_tau_follows_what_was_wanted_not_what_had_room():
+    """3,100 of 100,000 elements are hits, above 2 % times 1.5; 64 of them are sent."""
+    adaptive = {"density": 0.02, "band": 1.5, "factor": 1.25}
+    gtc = {**GTC, "codec": "packed32", "adaptive": adaptive}
+    method = method_of("gtc", 2, size=LARGE, gtc=gtc)
+    (reducer,) = method.reducers
+    reducer.capacity = 256
+    grads = torch.zeros(2, LARGE)
+    grads[:, :3100] = 2.0
+    method.reduce_gradient(0, (Gradient(g, 1) for g in grads))
+    assert method.take_sent(0).elements == 64
+    assert reducer.tau == 1.25
 
 
 def test_a_message_of_another_step_or_threshold_is_refused():
