@@ -20,7 +20,7 @@ from asr_train.model.store import build_model, load_tensors
 from asr_train.train import loop
 from asr_train.train.feed import Windows
 from asr_train.train.schedule import Schedule
-from asr_train.train.state import Checkpoints, RunState
+from asr_train.train.state import Checkpoints, Interval, Progress, RunState, Saved
 
 CPU = torch.device("cpu")
 GTC = {"threshold": 0.5, "codec": "rice", "capacity": "fixed"}
@@ -311,6 +311,33 @@ def test_models_that_are_averaged_owe_as_much_on_average(splits, tmp_path, monke
 @pytest.mark.parametrize("done, of, steps, wanted", [(3, 10, 10, 3), (3, 10, 20, 6), (0, 0, 7, 0)])
 def test_the_share_of_an_epoch_that_is_done_stays(done, of, steps, wanted):
     assert loop.start_step(done, of, steps) == wanted
+
+
+def stored(state: RunState, folder) -> Saved:
+    checkpoints = Checkpoints(folder, "a", 1, state.method.exchange)
+    checkpoints.save(7, state.contents())
+    return checkpoints.newest()
+
+
+def test_a_threshold_that_moved_stays_where_it_is_with_other_workers(tmp_path):
+    before, after = fresh("gtc_adaptive", 4), fresh("gtc_adaptive", 2)
+    before.method.reducers[0].tau = 0.75
+    after.restore(stored(before, tmp_path))
+    assert after.method.reducers[0].tau == 0.75
+
+
+def test_a_restored_run_stands_where_it_stood(tmp_path):
+    before, after = fresh("bmuf_gtc", 4), fresh("bmuf_gtc", 4)
+    before.skipped_in_row = [3, 1]
+    before.in_epoch = Interval(9, 1, 700, 123.5, 600, 1.0, 2.0, 3.0, 4.0, 5.0)
+    before.progress = Progress(1, 9, 27, 36, 1400, 1.25, 0.5, 99)
+    for worker, interval in before.since_log.items():
+        interval.add_frames(10 + worker, 5.5, 7)
+    before.schedule.end_epoch(1.25)
+    assert after.restore(stored(before, tmp_path)) is None
+    for name in ("skipped_in_row", "in_epoch", "progress", "since_log"):
+        assert getattr(after, name) == getattr(before, name), name
+    assert after.schedule.rate == settings().optim.rate / 2
 
 
 # --- memory -------------------------------------------------------------------------------------
