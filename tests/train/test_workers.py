@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -349,6 +350,23 @@ def test_a_restored_run_stands_where_it_stood(tmp_path):
 def test_workers_that_share_a_model_share_its_memory(name, models):
     state = fresh(name, 8)
     assert len({replica.weights_P.data_ptr() for replica in state.replicas}) == models
+
+
+def test_every_worker_and_every_step_has_dropout_of_its_own(splits):
+    state, run, model = fresh("allreduce", 2), settings(COMM["allreduce"]), model_of()
+    state.bucket = Bucket(model)
+    feed = loop.Feed(splits[0], run.optim, Windows(2, 1), 2, range(2), 0, CPU)
+    batch = feed.next(0)  # the same for all
+
+    def learned(step, optim=run.optim):
+        found = loop.gradients(model, lambda _: batch, state, range(2), optim, step, {})
+        return [gradient.grad_P.clone() for gradient in found]
+
+    first, second = learned(5)
+    assert not torch.equal(first, second)
+    assert torch.equal(learned(5)[1], second)
+    others = [*learned(6), *learned(5 + 2**12), *learned(5, replace(run.optim, seed=1))]
+    assert not any(torch.equal(other, one) for other in others for one in (first, second))
 
 
 def test_a_step_that_one_worker_cannot_take_is_skipped_by_all(splits, capsys):
