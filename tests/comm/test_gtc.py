@@ -118,6 +118,20 @@ def test_room_grows_with_what_was_wanted_and_shrinks_slowly(monkeypatch):
     assert method.take_sent(1).overflows == 0
 
 
+@pytest.mark.parametrize(
+    "hits, after", [(2000, 16384), (1000, 8192), (600, 8192), (400, 4096), (10, 4096)]
+)
+def test_room_is_a_power_of_two_that_halves_where_a_quarter_of_it_is_enough(hits, after):
+    """Hits take four bytes each, and a quarter more is kept free for them."""
+    method = method_of("gtc", 2, size=LARGE, gtc={**GTC, "codec": "packed32"})
+    (reducer,) = method.reducers
+    reducer.capacity = 8192
+    grads = torch.zeros(2, LARGE)
+    grads[1, :hits] = 2.0  # room is for whoever wants most
+    method.reduce_gradient(0, (Gradient(g, 1) for g in grads))
+    assert reducer.capacity == after
+
+
 def test_no_message_is_longer_than_a_quarter_byte_a_parameter():
     gtc = {**GTC, "codec": "packed32", "threshold": 2.0**-20}
     run = Run(method_of("gtc", 2, gtc=gtc)).steps(5)
