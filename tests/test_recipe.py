@@ -253,10 +253,9 @@ def times_of(work: Path) -> dict[str, int]:
     return {str(path.relative_to(work)): path.stat().st_mtime_ns for path in files}
 
 
-def test_again_runs_no_stage_and_is_quick(recipe, finished):
-    before, start = times_of(finished), time.time()
+def test_again_runs_no_stage(recipe, finished):
+    before = times_of(finished)
     said = recipe.make()
-    assert time.time() - start < 5
     assert not stages_in(said)
     assert said.count("%WER") == 2 * len(RUNS)
     assert times_of(finished) == before

@@ -17,6 +17,7 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -292,8 +293,7 @@ def gradients(
             learned[worker] = (0, 0.0, 0)
             yield Gradient(bucket.grad_P, 0)
             continue
-        # The same for a worker wherever it lives, and after a restart
-        torch.manual_seed((optim.seed << 52 ^ step << 20 ^ worker) % 2**63)
+        torch.manual_seed(seed_of(optim.seed, step, worker))
         loss, correct = frame_loss(model(batch.feats_BTF), batch.ali_BT, batch.mask_BT)
         loss.backward()
         if optim.max_norm is not None:
@@ -305,6 +305,15 @@ def gradients(
         learned[worker] = (batch.frames, loss_nats, int(num_correct))
         counts.compute_seconds += time.perf_counter() - began
         yield Gradient(bucket.grad_P, batch.frames, math.isfinite(loss_nats + grad_sum))
+
+
+def seed_of(seed: int, step: int, worker: int) -> int:
+    """Of the random numbers in the network: a worker's own wherever it lives, and after a restart.
+
+    Hashed, for torch's generator of a CPU takes the lowest 32 bits of a seed alone.
+    """
+    (bits,) = np.random.SeedSequence([seed, step, worker]).generate_state(1, np.uint64)
+    return int(bits)
 
 
 def shorten(grad_P: Tensor, longest: float) -> None:

@@ -67,6 +67,18 @@ def test_one_gaussian_becomes_mean_and_variance_of_its_frames(rng):
         np.testing.assert_allclose(new.variance_GD[s], x_ND[state_N == s].var(0), rtol=1e-3)
 
 
+def test_five_frames_give_what_one_computes_by_hand():
+    """The first state is entered once, the second twice; what does not vary lies at its floor."""
+    gmm = Gmm(np.arange(2), np.ones(2), np.zeros((2, 2)), np.ones((2, 2)), np.full(2, 0.9))
+    x_ND = np.array([[0, 1], [1, 1], [5, 1], [7, 4], [9, 6]], np.float32)
+    counts = count(gmm, x_ND, np.array([0, 0, 0, 1, 1]), np.array([1.0, 2.0]))
+    new = estimate(gmm, counts, np.array([0.5, 0.25]), 1)
+    np.testing.assert_allclose(new.mean_GD, [[2, 1], [8, 5]])
+    np.testing.assert_allclose(new.variance_GD, [[26 / 3 - 4, 0.25], [1, 1]])
+    np.testing.assert_allclose(new.loop_S, [3 / 5, 1 / 4])  # a frame more that stays, one leaves
+    assert new.weight_G.tolist() == [1, 1]
+
+
 def test_re_estimation_never_lowers_the_likelihood(rng):
     gmm, x_ND = random_gmm(rng), rng.standard_normal((2000, DIMS)).astype(np.float32)
     state_N, visits_S = rng.integers(0, 5, 2000), np.ones(5)
@@ -94,6 +106,19 @@ def test_splitting_reaches_the_target_and_gives_to_states_with_frames(rng):
     assert have_S.sum() == 20
     assert have_S[0] > have_S[1] >= have_S[2] > have_S[3] == have_S[4] == 1
     np.testing.assert_allclose(np.bincount(new.state_G, new.weight_G), 1)
+
+
+def test_halves_lie_a_tenth_of_a_deviation_to_either_side_on_average():
+    dims = 4000
+    whole = Gmm(
+        np.zeros(1, int), np.ones(1), *np.full((2, 1, dims), [[[7.0]], [[9.0]]]), np.ones(1)
+    )
+    new = split(whole, np.array([1e6]), 2, power=0.25, min_count=10)
+    np.testing.assert_allclose(new.mean_GD.mean(0), 7)
+    away_D = new.mean_GD[1] - 7
+    assert np.sqrt((away_D**2).mean()) == pytest.approx(0.1 * 3, rel=0.05)
+    assert new.weight_G.tolist() == [0.5, 0.5]
+    assert (new.variance_GD == 9).all()
 
 
 def test_splitting_stops_where_frames_are_too_few(rng):

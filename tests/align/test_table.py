@@ -204,6 +204,11 @@ def test_phones_that_are_pronounced_otherwise_are_counted_and_not_compared():
     assert found.summary()["median_ms"] == 0
 
 
+def test_phones_that_nobody_said_are_neither_counted_nor_compared():
+    true = [("a", 0.0, 0.1), ("b", 0.2, 0.3)]
+    assert compare([true[0], ("a", 0.1, 0.2), true[1]], true) == Boundaries((0.0,) * 4, 0)
+
+
 def test_errors_of_utterances_add_up():
     a, b = Boundaries((0.01,), 1), Boundaries((0.02, 0.03), 0)
     assert a + b == Boundaries((0.01, 0.02, 0.03), 1)

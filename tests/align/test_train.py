@@ -1,15 +1,17 @@
 """Training raises likelihoods, finds states and their contexts, and loses no utterance silently."""
 
 import copy
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 from toy import path_of, phone_of_state, toy_lang
 
 import asr_train.align.train
-from asr_train.align.gmm import Mixtures
-from asr_train.align.train import train
+from asr_train.align.gmm import Gmm, Mixtures
+from asr_train.align.train import Job, _mllt, train
 from asr_train.align.transforms import Classes, FullSums
 from asr_train.align.viterbi import Aligned, Lost
 from asr_train.data.features import Utterance
@@ -220,6 +222,81 @@ def test_without_a_tree_the_states_stay_as_they_are(chain, monkeypatch):
     model, _, rows = train_on(feats, toy_lang(), own, mono)
     assert model.states == mono.states
     assert "tree" not in rows[0]
+
+
+def test_states_are_left_as_often_as_in_the_last_alignments(chain):
+    """A visit is a run of frames of one position of one phone."""
+    _, *systems = chain
+    for model, outcomes, _ in systems:
+        frames_S, visits_S = np.zeros((2, model.states.num_states))
+        for o in outcomes:
+            places = zip(o.phone_of_frames(), o.position_T, o.states_T, strict=True)
+            for (_, _, state), visit in itertools.groupby(places):
+                visits_S[state] += 1
+                frames_S[state] += len(list(visit))
+        assert 1.5 * visits_S.sum() < frames_S.sum()
+        np.testing.assert_allclose(model.gmm.loop_S, (frames_S - visits_S + 1) / (frames_S + 2))
+
+
+def test_passes_realign_at_first_and_then_every_few_up_to_the_last():
+    own = system("mono", passes=8, realign_first=2, realign_every=3, flat=FEW)
+    _, _, rows = train_on(FakeFeats(toy_lang(), utterances=10), toy_lang(), own)
+    realigned = [row["pass"] for row in rows if row.get("realigned")]
+    assert realigned == [1, 2, 5, 8]
+
+
+def test_mllt_turns_frames_and_means_alike_and_gains_what_it_says(chain):
+    """Of mixed dimensions; one Gaussian a state, which its frames share with no other."""
+    feats, (mono, outcomes, _), _ = chain
+    rng = np.random.default_rng(0)
+    mix_DD = (np.eye(6) + 0.5 * rng.standard_normal((6, 6))).astype(np.float32)
+    state_N = np.concatenate([o.states_T for o in outcomes])
+
+    def frames(front):
+        return np.concatenate([front(feats)(u) for u in feats.utterances]).astype(np.float64)
+
+    def fit(model):
+        x_ND, gmm = frames(model.front), model.gmm
+        logp_ND = norm.logpdf(x_ND, gmm.mean_GD[state_N], gmm.variance_GD[state_N] ** 0.5)
+        return logp_ND.sum(1).mean() + np.linalg.slogdet(model.front.transform_dD)[1]
+
+    front = replace(mono.front, transform_dD=mix_DD)
+    x_ND, states = frames(front), range(mono.gmm.num_states)
+    means, variances = (
+        np.stack([of(x_ND[state_N == s], axis=0) for s in states]) for of in (np.mean, np.var)
+    )
+    gmm = Gmm(np.array(states), np.ones(len(states)), means, variances, mono.gmm.loop_S)
+    before = replace(mono, front=front, gmm=gmm)
+    values = plain(system("tri"))
+    values |= {"front": values["front"] | {"splice": 1}}
+    values["lda"] = {"dims": 6, "silence": True, "mllt_passes": []}
+    job = Job(feats, toy_lang(), build(GmmSettings, values), CONFIG.ali, [].append)
+    after, gain = _mllt(job, before, outcomes)
+    assert gain > 0.1
+    assert fit(after) - fit(before) == pytest.approx(gain, rel=1e-3)
+
+
+def test_spliced_frames_are_projected_and_turned_after_the_passes_that_say_so(chain, monkeypatch):
+    monkeypatch.setenv("JOBS", "2")
+    feats, (mono, *_), _ = chain
+    feats = copy.copy(feats)
+    feats.utterances = feats.utterances[:60]  # two chunks
+    values = plain(system("tri", gaussians=23, passes=4))
+    values |= {"front": values["front"] | {"splice": 1}, "tree": None}
+    own = build(GmmSettings, values | {"lda": {"dims": 5, "silence": True, "mllt_passes": [1, 3]}})
+    model, outcomes, rows = train_on(feats, toy_lang(), own, mono)
+    assert model.front.transform_dD.shape == (5, 18)
+    assert model.gmm.mean_GD.shape[1] == 5
+    assert [row["pass"] for row in rows if "mllt_gain" in row] == [1, 3]
+    made = after_silence(mono.states)
+    phone_S = np.zeros(made.num_states, int)
+    for phone, table_LRJ in enumerate(made.table_LPRJ.swapaxes(0, 1)):
+        phone_S[table_LRJ[table_LRJ >= 0]] = phone
+    right = [
+        (phone_S[feats.paths[u.id]] == o.phones_N3[o.phone_of_frames(), 0]).mean()
+        for u, o in zip(feats.utterances, outcomes, strict=True)
+    ]
+    assert np.mean(right) > 0.9
 
 
 @pytest.mark.parametrize("name", ["mono", "tri"])

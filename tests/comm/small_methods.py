@@ -86,6 +86,18 @@ def dyadic_gradient(worker: int, step: int) -> torch.Tensor:
     return torch.randint(-127, 128, (SIZE,), generator=rng) / 2**6
 
 
+LARGE = 100_000  # elements, of whose messages capacity is not the least there can be
+
+
+def bursts(worker: int, step: int) -> torch.Tensor:
+    """Ten hits a step, which lets the capacity fall to its least; from step 8 on ever more."""
+    rng = torch.Generator().manual_seed(1000 * worker + step)
+    hits = 10 if step < 8 else 1000 * 3 ** (step - 8)
+    grad_P = torch.zeros(LARGE)
+    grad_P[torch.randperm(LARGE, generator=rng)[:hits]] = 2.0
+    return grad_P
+
+
 class Run:
     """Workers with made-up gradients; `log` has a hash of all weights here after each step.
 
@@ -103,15 +115,16 @@ class Run:
     ) -> None:
         self.method, self.gradient, self.momentum, self.rate = method, gradient, momentum, rate
         self.bad = bad
-        begin_P = torch.linspace(-1, 1, SIZE)
-        self.replicas = [Replica(begin_P.clone(), torch.zeros(SIZE)) for _ in method.teams]
+        self.size = len(gradient(0, 0))
+        begin_P = torch.linspace(-1, 1, self.size)
+        self.replicas = [Replica(begin_P.clone(), torch.zeros(self.size)) for _ in method.teams]
         method.begin(begin_P)
         self.step = 0
         self.skipped: list[int] = []
         self.log: list[dict[int, str]] = []
 
     def gradients(self, workers: range) -> Iterator[Gradient]:
-        buffer_P = torch.empty(SIZE)  # one for all, as in training
+        buffer_P = torch.empty(self.size)  # one for all, as in training
         for worker in workers:
             buffer_P.copy_(self.gradient(worker, self.step))
             is_finite = (worker, self.step) not in self.bad
@@ -153,7 +166,9 @@ class Run:
                 ]
                 kept = [v for s in states for k, v in s.items() if k not in TIMES]
                 text = "".join(
-                    v.numpy().tobytes().hex() if isinstance(v, torch.Tensor) else repr(v)
+                    hashlib.sha256(v.numpy()).hexdigest()
+                    if isinstance(v, torch.Tensor)
+                    else repr(v)
                     for v in [*content, *kept]
                 )
                 found[worker] = hashlib.sha256(text.encode()).hexdigest()

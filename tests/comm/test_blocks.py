@@ -38,6 +38,16 @@ def test_torchs_sgd_on_the_block_gradient_is_where_workers_begin(form, nesterov)
         torch.testing.assert_close(start_P, parameter.detach())
 
 
+@pytest.mark.parametrize("form", BlockForm)
+def test_without_momentum_zeta_is_the_rate_of_torchs_sgd(form):
+    parameter = torch.nn.Parameter(torch.linspace(-1, 1, SIZE))
+    sgd = torch.optim.SGD([parameter], lr=ZETA)
+    for (_, start_P), mean in zip(blocks(form, eta=0.0), means(), strict=True):
+        parameter.grad = parameter.detach() - mean(parameter.detach())
+        sgd.step()
+        torch.testing.assert_close(start_P, parameter.detach())
+
+
 def test_the_model_of_chen_and_huo_lies_behind_where_workers_begin():
     for momentum, start_P in blocks(BlockForm.chen_huo):
         torch.testing.assert_close(start_P, momentum.weights_P + ETA * momentum.delta_P)

@@ -112,11 +112,14 @@ def test_sizes_are_those_of_the_formats():
     assert entropy < 8 * sizes[Kind.rice] / 1000 < entropy + 0.5
 
 
-def test_the_papers_10_to_11_bits_are_met_at_its_density():
-    """Strom (2015): 14.6 M parameters, tau = 4, 69 KB a minibatch: a hit in about 850 elements."""
+def test_at_the_papers_density_a_hit_in_a_random_place_takes_12_to_13_bits():
+    """Strom (2015): 14.6 M parameters, tau = 4, 69 KB a minibatch: a hit in about 850 elements.
+
+    The paper's 10 to 11 bits are of real hits, which lie closer together, in few rows.
+    """
     words_K = some(2_000_000, 2_000_000 // 850)
     bits = 8 * len(codec.encode(words_K, 2_000_000, Kind.rice)[2]) / len(words_K)
-    assert 12 < bits < 13  # of random places; real hits lie closer together, in few rows
+    assert 12 < bits < 13
 
 
 @pytest.mark.parametrize("kind", CODECS[:3])
@@ -134,6 +137,17 @@ def test_what_does_not_fit_waits_and_comes_first_next_time(kind, capacity):
         rounds += 1
     assert rounds <= math.ceil(800 / len(sent_K)) + 1  # nobody waits while others go twice
     assert seen.max() <= 2
+
+
+@pytest.mark.parametrize("kind", CODECS[:3])
+def test_the_smallest_capacity_has_room_for_64_hits_among_many_tiles(kind):
+    size = 120 * TILE
+    words_K = some(size, 5000)
+    sent_K, waiting_K = codec.fitting(words_K, size, kind, codec.smallest_capacity(kind, size), 0)
+    assert 64 <= len(sent_K) < 200
+    assert torch.equal(torch.cat([sent_K, waiting_K]), words_K)
+    if kind is not Kind.rice:
+        assert len(sent_K) == (64 if kind is Kind.packed32 else 128)
 
 
 def test_whoever_fits_is_not_touched():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_methods import GTC, SIZE, Run, dyadic_gradient, method_of, random_gradient
+from small_methods import GTC, LARGE, SIZE, Run, dyadic_gradient, method_of, random_gradient
 
 from asr_train import schema
 from asr_train.comm import codec
@@ -71,6 +71,19 @@ def test_what_does_not_fit_stays_in_the_residual(codec_name, monkeypatch):
     assert torch.equal(sum(residuals(run)) - run.weights()[0], all_P)
 
 
+def test_a_step_that_nobody_takes_changes_nobodys_turn(monkeypatch):
+    monkeypatch.setattr(codec, "smallest_capacity", lambda kind, size: 12)
+    gtc = {**GTC, "codec": "packed32", "threshold": 0.25}
+    run = Run(method_of("gtc", 2, gtc=gtc), dyadic_gradient, bad={(1, 2)})
+    turns = []
+    for _ in range(4):
+        crowded(run, 12)
+        run.steps(1)
+        turns.append(run.method.worker_state(0)["turn"])
+    assert run.skipped == [2]
+    assert 0 < turns[0] < turns[1] == turns[2] < turns[3]
+
+
 def test_nobody_waits_for_ever():
     """All elements owe at every step, and there is room for three."""
     gtc = {**GTC, "codec": "packed32", "threshold": 1.0}
@@ -103,6 +116,20 @@ def test_room_grows_with_what_was_wanted_and_shrinks_slowly(monkeypatch):
     assert method.take_sent(1).overflows == 1
     step(1000)
     assert method.take_sent(1).overflows == 0
+
+
+@pytest.mark.parametrize(
+    "hits, after", [(2000, 16384), (1000, 8192), (600, 8192), (400, 4096), (10, 4096)]
+)
+def test_room_is_a_power_of_two_that_halves_where_a_quarter_of_it_is_enough(hits, after):
+    """Hits take four bytes each, and a quarter more is kept free for them."""
+    method = method_of("gtc", 2, size=LARGE, gtc={**GTC, "codec": "packed32"})
+    (reducer,) = method.reducers
+    reducer.capacity = 8192
+    grads = torch.zeros(2, LARGE)
+    grads[1, :hits] = 2.0  # room is for whoever wants most
+    method.reduce_gradient(0, (Gradient(g, 1) for g in grads))
+    assert reducer.capacity == after
 
 
 def test_no_message_is_longer_than_a_quarter_byte_a_parameter():
@@ -145,6 +172,20 @@ def test_tau_moves_by_its_factor_outside_its_band_and_is_a_float32():
     assert adapted(5.0, 0.0049, settings) == 4.0
     odd = adapted(0.1, 1.0, settings)
     assert odd == float(torch.tensor(odd))
+
+
+def test_tau_follows_what_was_wanted_not_what_had_room():
+    """3,100 of 100,000 elements are hits, above 2 % times 1.5; 64 of them are sent."""
+    adaptive = {"density": 0.02, "band": 1.5, "factor": 1.25}
+    gtc = {**GTC, "codec": "packed32", "adaptive": adaptive}
+    method = method_of("gtc", 2, size=LARGE, gtc=gtc)
+    (reducer,) = method.reducers
+    reducer.capacity = 256
+    grads = torch.zeros(2, LARGE)
+    grads[:, :3100] = 2.0
+    method.reduce_gradient(0, (Gradient(g, 1) for g in grads))
+    assert method.take_sent(0).elements == 64
+    assert reducer.tau == 1.25
 
 
 def test_a_message_of_another_step_or_threshold_is_refused():

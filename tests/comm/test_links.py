@@ -54,22 +54,16 @@ def test_sending_does_not_wait_for_who_does_not_read():
     def main(exchange):
         ours = Links(exchange, 30, 2_000_000)
         content = torch.zeros(2_000_000, dtype=torch.uint8)
-        began = time.monotonic()
         if ours.me == 0:
             for _ in range(50):  # far more than sockets hold
                 ours.send(content)
-            took = time.monotonic() - began
-            exchange.barrier()
-        else:
-            took = 0.0
-            exchange.barrier()
+        exchange.barrier()  # the other reads nothing before all was sent
+        if ours.me == 1:
             assert len(received(ours, 50)) == 50
         exchange.barrier()
         ours.close(None)
-        return took
 
-    took = forked.run(main, 2, 2)
-    assert took[0] < 5
+    assert forked.run(main, 2, 2) == [None, None]
 
 
 def test_a_goodbye_is_no_error_and_a_killed_process_is_one_at_once():
@@ -77,18 +71,19 @@ def test_a_goodbye_is_no_error_and_a_killed_process_is_one_at_once():
         ours = Links(exchange, 30, 100)
         if ours.me == 1:
             ours.close(None)
-            exchange.barrier()
-            return None
+        exchange.barrier()
+        if ours.me == 0:
+            assert ours.receive(0.2) is None  # what process 1 said has come, or comes later
+        exchange.barrier()
         if ours.me == 2:
-            time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
-        began = time.monotonic()
+        if ours.me == 1:
+            return None
         with pytest.raises(ExchangeError, match=r"process 2 of 3 is gone") as raised:
             ours.receive(PATIENCE_SECONDS)
-        assert 0.3 < time.monotonic() - began < 5
         return str(raised.value)
 
-    found = forked.run(main, 3, 3, timeout_seconds=5)
+    found = forked.run(main, 3, 3)
     assert "training goes on from the last checkpoint" in found[0]
     assert found[2] == -signal.SIGKILL
 

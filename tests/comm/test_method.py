@@ -5,7 +5,17 @@ import copy
 import forked
 import pytest
 import torch
-from small_methods import CPU, SETTINGS, SIZE, Run, dyadic_gradient, method_of, settings
+from small_methods import (
+    CPU,
+    LARGE,
+    SETTINGS,
+    SIZE,
+    Run,
+    bursts,
+    dyadic_gradient,
+    method_of,
+    settings,
+)
 
 from asr_train import schema
 from asr_train.comm.loopback import Loopback
@@ -74,9 +84,28 @@ def test_three_workers_in_processes_are_those_of_one():
 @pytest.mark.parametrize("saved_at", [1, 4, 6])
 def test_a_run_goes_on_from_its_state_to_the_same_bits(name, saved_at):
     unbroken = run(4, name)
-    first = run(4, name, steps=saved_at)
-    second = Run(method_of(name, 4), momentum=0.5)
-    second.step = saved_at
+    second = resumed(run(4, name, steps=saved_at), Run(method_of(name, 4), momentum=0.5))
+    second.steps(10 - saved_at)
+    assert second.log == unbroken.log[saved_at:]
+
+
+@pytest.mark.parametrize("name", ["gtc", "gtc_adaptive", "bmuf_gtc"])
+@pytest.mark.parametrize("saved_at", [5, 9])
+def test_where_messages_overflow_a_run_goes_on_with_their_capacity_and_turns(name, saved_at):
+    def begun():
+        return Run(method_of(name, 2, size=LARGE), bursts)
+
+    unbroken = begun().steps(10)
+    assert [unbroken.method.take_sent(w).overflows for w in range(2)] == [2, 2]  # steps 8 and 9
+    turns = [unbroken.method.worker_state(w)["turn"] for w in range(2)]
+    assert turns[0] != turns[1] != 0
+    second = resumed(begun().steps(saved_at), begun())
+    assert second.steps(10 - saved_at).log == unbroken.log[saved_at:]
+
+
+def resumed(first, second):
+    """`second`, which has not begun, with all that `first` would store."""
+    second.step = first.step
     second.method.load_shared_state(copy.deepcopy(first.method.shared_state()))
     for i, team in enumerate(first.method.teams):
         second.method.load_team_state(i, copy.deepcopy(first.method.team_state(i)))
@@ -85,8 +114,18 @@ def test_a_run_goes_on_from_its_state_to_the_same_bits(name, saved_at):
             second.method.load_worker_state(worker, state)
         second.replicas[i].weights_P.copy_(first.replicas[i].weights_P)
         second.replicas[i].velocity_P.copy_(first.replicas[i].velocity_P)
-    second.steps(10 - saved_at)
-    assert second.log == unbroken.log[saved_at:]
+    return second
+
+
+@pytest.mark.parametrize("name", ["gtc", "bmuf"])
+def test_what_was_owed_by_others_counts_once_where_a_worker_goes_on_alone(name):
+    method = method_of(name, 1)
+    method.load_worker_state(0, {"sent": [0, 0, 0, 0], "residual_P": torch.full((SIZE,), 0.5)})
+    found = Run(method, dyadic_gradient, rate=1.0, bad={(0, 0)})  # which does not lose it
+    found.replicas[0].weights_P.zero_()
+    found.steps(6)
+    all_P = 0.5 + sum(dyadic_gradient(0, step) for step in range(1, 6))
+    assert torch.equal(found.weights()[0], -all_P)
 
 
 @pytest.mark.parametrize("name", MANY)
@@ -166,6 +205,16 @@ def test_what_is_sent_is_counted_by_worker(name):
         assert sent == [Sent(2 * dense, 2 * SIZE, wire_bits=2 * dense)] * 4
     assert sum(one.wire_bits for one in sent) >= sum(one.bits for one in sent)  # padding
     assert done.method.take_sent(0) == Sent()
+
+
+def test_messages_of_fixed_length_are_counted_with_their_padding():
+    """And exact ones with how long the longest is; headers have 56 bytes."""
+    fixed = Run(method_of("gtc", 2, size=LARGE), bursts).steps(2).method.take_sent(1)
+    assert fixed.wire_bits == 8 * (56 + 25_000) + 8 * (56 + 12_500)
+    assert fixed.bits < 2 * 8 * (56 + 30)
+    exact = Run(method_of("gtc_exact", 2, size=LARGE), bursts).steps(2).method.take_sent(1)
+    assert exact.bits == 2 * 8 * (56 + 4 * 10)
+    assert exact.wire_bits == exact.bits + 2 * 64
 
 
 def test_allreduce_is_one_worker_with_all_the_gradients():

@@ -108,6 +108,18 @@ def test_the_threshold_follows_steps_that_all_must_have():
     assert group[0].densities == group[1].densities
 
 
+def test_a_debt_that_overflows_is_not_sent_and_not_kept():
+    """The gradient is finite, and its sum with the residual is not."""
+    (peer,) = begun(1)
+    largest = torch.finfo(torch.float32).max
+    peer.residual_P[3] = largest
+    before_P, sent = peer.residual_P.clone(), Sent()
+    found, words_K = codec.read(peer.learn(Gradient(torch.full((SIZE,), largest), 10), sent))
+    assert found.flags == codec.Flags.not_finite
+    assert (len(words_K), found.wanted, sent.elements) == (0, 0, 0)
+    assert torch.equal(peer.residual_P, before_P)
+
+
 def test_messages_of_another_run_are_refused():
     sender, receiver = begun(3)[0], begun(2)[1]
     with pytest.raises(MessageError, match=rf"\(3, {SIZE}\) but \(2, {SIZE}\) is due"):

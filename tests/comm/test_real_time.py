@@ -1,5 +1,6 @@
 """Asynchronous workers in processes, with messages that come late and in another order."""
 
+import multiprocessing
 import random
 import time
 
@@ -14,6 +15,8 @@ from asr_train.comm.methods import build
 from asr_train.comm.real_time import RealTime
 
 STEPS = 25
+PATIENCE_SECONDS = 60
+FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -94,8 +97,19 @@ def test_after_a_drain_all_replicas_are_the_same(workers, late):
 
 @pytest.mark.parametrize("staleness", [0, 1, 4])
 def test_nobody_is_further_ahead_than_the_bound(staleness):
-    found = ran(lambda e: real(e, looking, staleness), 3)
-    assert max(one["lead"].most for one in found) == staleness
+    """Worker 0 takes its first step once the others are as far ahead as they may be."""
+    ahead = FORK.Semaphore(0)
+
+    def gradient(worker, step, weights_P):
+        if worker and step == staleness:
+            ahead.release()
+        if not worker and step == 0:
+            assert all(ahead.acquire(timeout=PATIENCE_SECONDS) for _ in range(2))
+        return looking(worker, step, weights_P)
+
+    found = ran(lambda e: real(e, gradient, staleness), 3)
+    assert [one["lead"].most for one in found[1:]] == [staleness] * 2
+    assert found[0]["lead"].most <= staleness
     assert found[2]["lead"].waited_seconds > 0
 
 
@@ -120,19 +134,26 @@ def test_what_was_sent_and_what_is_kept_is_all_there_was():
 
 
 def test_who_is_late_is_named_with_what_is_missing():
+    """Worker 1 takes four steps, and none more until worker 0 waits no longer."""
+    over = FORK.Event()
+
     def main(exchange):
-        method = build(settings(2), exchange, SIZE)
-        method.ahead.links.timeout_seconds = 1.0
+        method, worker = build(settings(2), exchange, SIZE), exchange.local[0]
         weights_P = BEGIN_P.clone()
-        learner = Learner(looking, weights_P)
-        steps = 10
-        if exchange.local[0] == 1:
-            # Takes a few steps, and then none for a while
-            learner.of = lambda w, s, p: time.sleep(3 if s == 4 else 0) or looking(w, s, p)
+
+        def gradient(worker, step, weights_P):
+            if (worker, step) == (0, 6):  # the last it comes to
+                method.ahead.links.timeout_seconds = 1.0
+            if (worker, step) == (1, 4):
+                assert over.wait(PATIENCE_SECONDS)
+            return looking(worker, step, weights_P)
+
         try:
-            method.ahead.run(weights_P, 0, steps, lambda step: RATE, learner)
+            method.ahead.run(weights_P, 0, 10, lambda step: RATE, Learner(gradient, weights_P))
         except ExchangeError as error:
             method.close(error)
+            if worker == 0:
+                over.set()
             exchange.barrier()
             return str(error)
 

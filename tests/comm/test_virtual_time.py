@@ -8,6 +8,7 @@ import torch
 from small_async import ADAPTIVE, BEGIN_P, GTC, RATE, Run
 from small_methods import SIZE, dyadic_gradient, method_of, random_gradient
 
+from asr_train.comm import virtual_time
 from asr_train.comm.exchange import ReplicaError
 from asr_train.comm.virtual_time import Draw, draws
 
@@ -168,6 +169,13 @@ def test_replicas_that_differ_after_a_drain_are_named():
     run.learner.of = gradient
     with pytest.raises(ReplicaError, match="step 6: workers 2 have other weights than worker 0"):
         run.steps(6)
+
+
+def test_no_random_number_of_a_run_is_drawn_twice(monkeypatch):
+    names = []
+    monkeypatch.setattr(virtual_time, "draws", lambda *name: names.append(name) or draws(*name))
+    Run(made_up).steps(6).steps(4)
+    assert len(set(names)) == len(names) == 4 + 2 * 4 * 10  # speeds; steps, and their delays
 
 
 def test_random_numbers_depend_on_what_they_are_for():

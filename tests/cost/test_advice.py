@@ -6,16 +6,18 @@ from cost.clusters import flat, nodes
 from asr_train.cost.advice import (
     NEAR,
     ORDER,
+    Option,
     Wish,
     advised,
     best_of_each_kind,
     crossovers,
     fastest_with,
     methods,
+    nearest,
     plan,
     worker_counts,
 )
-from asr_train.cost.plan import Kind, Speed
+from asr_train.cost.plan import Kind, Method, Speed
 
 
 def wish(**changed) -> Wish:
@@ -49,6 +51,23 @@ def test_what_is_advised_is_nearly_the_fastest_and_nothing_nearer_to_sgd_is():
         for other in best:
             if ORDER.index(other.method.kind) < ORDER.index(chosen.method.kind):
                 assert other.speed.frames_per_second < enough
+
+
+def test_nearest_to_sgd_are_shorter_blocks_and_then_larger_groups_that_are_fast_enough():
+    def option(block_steps, group_size, frames_per_second):
+        method = Method(kind=Kind.bmuf_gtc, block_steps=block_steps, group_size=group_size)
+        return Option(method, Speed(8, 1.0, frames_per_second, 1.0, 0.0, 0.0))
+
+    fastest, large, small, slow = (
+        option(20, 2, 100),
+        option(5, 4, 95),
+        option(5, 2, 99),
+        option(5, 8, 94),
+    )
+    assert nearest([fastest, small, slow, large], 0.95) is large
+    assert nearest([fastest, small, slow], 0.95) is small
+    assert nearest([fastest, small, slow], 0.94) is slow
+    assert nearest([fastest, large, small, slow], 1.0) is fastest
 
 
 def test_curves_end_with_the_options_themselves():

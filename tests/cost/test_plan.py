@@ -1,7 +1,9 @@
 """Simulated steps take what closed forms say; special cases are other methods; bounds hold."""
 
+import math
 from dataclasses import replace
 from itertools import pairwise
+from statistics import NormalDist
 
 import pytest
 from cost.clusters import flat, nodes
@@ -148,6 +150,31 @@ def test_who_waits_loses_most_by_jitter_and_longer_blocks_lose_less():
     ]
     assert speeds == sorted(speeds)
     assert speeds[0] < 16 / 1.4 < 15.5 < speeds[-1]
+
+
+def test_jitter_is_around_a_mean_of_one_and_the_later_of_two_takes_the_closed_form():
+    """Log-normal: E max(a, b) = 2 cdf(s / sqrt 2), where s is the deviation of the logarithm."""
+    free, jitter, steps = flat(1e9, jitter=0.5), 0.5, 4000
+    apart = simulate(free, WORK, Method(kind=Kind.bmuf, block_steps=steps), 2, steps=steps)
+    assert apart.step_seconds == pytest.approx(COMPUTE, rel=0.03)
+    met = simulate(free, WORK, Method(kind=Kind.allreduce), 2, steps=steps)
+    later = 2 * NormalDist().cdf(math.sqrt(math.log1p(jitter**2) / 2))
+    assert met.step_seconds == pytest.approx(COMPUTE * later, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "method, sent",
+    [
+        (Method(kind=Kind.allreduce), DENSE),
+        (Method(kind=Kind.onebit), DENSE / 32),
+        (Method(kind=Kind.onebit, lag=1), DENSE / 16),
+        (Method(kind=Kind.bmuf, block_steps=5), DENSE / 5),
+        (Method(kind=Kind.bmuf_gtc, block_steps=5, group_size=4), DENSE / 20 + MESSAGE.size),
+        (Method(kind=Kind.bmuf_gtc, block_steps=5), DENSE / 5),
+    ],
+)
+def test_bytes_that_a_worker_sends_a_step(method, sent):
+    assert simulate(nodes(), WORK, method, 8).sent_bytes == pytest.approx(sent)
 
 
 def test_a_seed_gives_one_speed():

@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 
+import h5py
 import numpy as np
 import pytest
 import soundfile
@@ -203,6 +204,30 @@ def test_a_speakers_utterances_share_one_mean(corpus, tmp_path):
     np.testing.assert_allclose((loud.sum(0) + quiet.sum(0)) / 200, 0, atol=1e-3)
 
 
+def test_a_speakers_mean_and_variance_are_those_of_all_parts(corpus, tmp_path):
+    """Each part has an utterance of both speakers; the first is the longer one."""
+    rows = [
+        (f"{s}-{i}", s, 16000 - 5000 * i, 16000, 1, 1.0 / (i + 1)) for i in (0, 1) for s in "ab"
+    ]
+    cuts = corpus(*rows)
+    manifest, listed, abouts = tmp_path / "feats" / "dev.jsonl.gz", [], []
+    parts = [tmp_path / "feats" / "dev" / f"part-{i:05d}.h5" for i in (0, 1)]
+    for part, some in zip(parts, (cuts[:2], cuts[2:]), strict=True):
+        found, about = extract(some, settings(), part)
+        listed += found
+        abouts.append(about)
+    write_index(manifest, settings(), parts, abouts)
+    write_jsonl(manifest, listed)
+    feats = open_feats(manifest)
+    assert feats.frames == 2 * (100 + 69)
+    normalise = feats.normaliser(NormSettings(by=NormBy.speaker, variance=True))
+    for speaker in "ab":
+        x_TF = np.concatenate([normalise(u, feats.load(u)) for u in feats if u.speaker == speaker])
+        assert len(x_TF) == 100 + 69
+        np.testing.assert_allclose(x_TF.mean(0), 0, atol=1e-3)
+        np.testing.assert_allclose(x_TF.std(0), 1, atol=1e-2)
+
+
 def test_faster_recordings_are_resampled(corpus, tmp_path):
     feats = open_feats(stored(corpus(("a", "a", 44100, 44100, 1, 1.0)), tmp_path, settings()))
     assert [u.frames for u in feats] == [100]
@@ -231,6 +256,17 @@ def test_a_finished_part_is_kept_only_for_the_same_cuts_and_settings(corpus, tmp
     assert path.stat().st_mtime_ns == first
     extract(deepcopy(cuts), settings(num_mels=24), path)
     assert path.stat().st_mtime_ns != first
+
+
+def test_a_finished_part_whose_arrays_were_changed_is_made_anew(corpus, tmp_path):
+    path, cuts = tmp_path / "part.h5", corpus(*TWO)
+    extract(deepcopy(cuts), settings(), path)
+    with h5py.File(path, "r+") as file:
+        wanted_TF = file["b-1"][:]
+        file["b-1"][3, 4] += 1
+    extract(deepcopy(cuts), settings(), path)
+    with h5py.File(path) as file:
+        assert np.array_equal(file["b-1"][:], wanted_TF)
 
 
 def test_equal_cuts_and_settings_give_equal_bytes(corpus, tmp_path):

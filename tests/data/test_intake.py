@@ -118,6 +118,12 @@ def test_a_part_holds_the_samples_of_its_time(folder):
     assert (cut.recording.id, cut.supervisions[0].recording_id) == ("0", "0")
 
 
+def test_a_part_that_ends_a_little_late_ends_with_the_audio(folder):
+    (cut,) = part(folder, seconds=0.42).cuts
+    assert cut.duration == pytest.approx(0.4)
+    assert len(cut.load_audio()[0]) == round(0.4 * RATE)
+
+
 @pytest.mark.parametrize(
     "changes, what",
     [

@@ -41,6 +41,12 @@ def test_named_speakers_are_where_they_are_named(names):
     assert names[0] not in splits["dev"] + splits["train"]
 
 
+def test_shares_are_of_all_speakers_though_some_are_named():
+    names = [f"s{i}" for i in range(10)]
+    splits = split_speakers(names, shares(dev=0.4, test_speakers=names[:4]))
+    assert {split: len(who) for split, who in splits.items()} == {"train": 2, "dev": 4, "test": 4}
+
+
 def test_two_speakers_are_too_few_unless_named():
     with pytest.raises(CorpusError, match=r"2 speakers \(ann, bob\) cannot be split"):
         split_speakers(["ann", "bob"], shares())

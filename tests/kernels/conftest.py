@@ -47,6 +47,32 @@ def both(request):
     return run
 
 
+@pytest.fixture(params=[2, 3])
+def threads(request, monkeypatch):
+    """So many threads of the CPU, each worth waking for 8192 elements.
+
+    Returns:
+        How many there are, and a list that gets the number of parts that each call is cut into.
+    """
+    if DEVICE != "cpu":
+        pytest.skip("threads are the CPU's")
+    from asr_train.kernels import compiled
+
+    parts, in_parts = [], compiled.in_parts
+
+    def counted(size, step, work, weight=1):
+        found = in_parts(size, step, lambda *ends: (work(*ends),), weight)
+        parts.append(len(found))
+        return [result for (result,) in found]
+
+    monkeypatch.setattr(compiled, "GRAIN", 1 << 13)
+    monkeypatch.setattr(compiled, "in_parts", counted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param, parts
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=range(2))
 def dyadic(request):
     """Draws multiples of 2**-8 below 4: float32 adds and subtracts those without rounding."""

@@ -63,28 +63,26 @@ def test_arbitrary_values_are_the_references(both):
         assert same_bits(found[2], wanted[2])
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_number_of_threads_changes_nothing(dyadic, threads):
-    if DEVICE != "cpu":
-        pytest.skip("threads are the CPU's")
-    size = 4 * 2**16 + 777  # enough for all to be used
-    grad_P, residual_P = dyadic(size), dyadic(size)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        with forced(Backend.cpu):
-            words_K, _, kept_P = compressed(grad_P, residual_P, 6.0)
-            out_P = torch.empty(size)
-            decode.total([words_K, words_K], 0.5, out_P)
-    finally:
-        torch.set_num_threads(before)
-    with forced(Backend.reference):
-        words2_K, _, kept2_P = compressed(grad_P, residual_P, 6.0)
-    assert len(words_K) > 1000
-    assert torch.equal(words_K, words2_K)
-    assert same_bits(kept_P, kept2_P)
-    assert torch.equal(out_P[from_words(words_K)[0]].abs(), torch.ones(len(words_K)))
-    assert out_P.count_nonzero() == len(words_K)
+@pytest.mark.parametrize("tau, least, most", [(2.0**-9, 0.99, 1.0), (7.5, 0.001, 0.01)])
+def test_parts_of_several_threads_make_up_the_whole(threads, dyadic, tau, least, most):
+    """Every hit counts once, those at borders too, be they many or few."""
+    size, (count, parts) = 3 * 2**13 + 777, threads
+    grad_P, residual_P, weights_P = dyadic(size), dyadic(size), dyadic(size)
+    with forced(Backend.cpu):
+        words_K, fine, kept_P = compressed(grad_P, residual_P, tau)
+        counts_P, out_P, moved_P = torch.full((size,), 3.0), torch.empty(size), weights_P.clone()
+        threshold.decode(words_K, counts_P)
+        decode.total([words_K, words_K], 0.5, out_P)
+        decode.update([words_K, words_K], 0.5, 0.25, moved_P)
+    assert parts == [count] * 4
+    assert fine
+    assert least < len(words_K) / size < most
+    code_P, wanted_P = threshold.encode_reference(grad_P, residual_P, tau)
+    assert torch.equal(from_words(words_K)[0], code_P.nonzero().flatten())
+    assert torch.equal(kept_P, wanted_P)
+    assert torch.equal(counts_P, 3.0 + code_P)
+    assert torch.equal(out_P, code_P.float())  # of two workers, half each
+    assert torch.equal(moved_P, weights_P - code_P / 4)
 
 
 @pytest.mark.parametrize("size", [0, 1])

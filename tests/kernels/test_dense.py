@@ -6,6 +6,7 @@ import torch
 from kernels.conftest import DEVICE, same_bits
 
 from asr_train.kernels import block, onebit, splice
+from asr_train.kernels.backend import Backend, forced
 
 SHAPES = [(1, 1), (1, 9), (5, 1), (33, 8), (7, 131), (1030, 3), (4100, 2)]
 
@@ -78,6 +79,26 @@ def test_sums_of_workers_are_the_references(both, dyadic, shape):
         return out_RC
 
     assert same_bits(*both(run))
+
+
+def test_parts_of_several_threads_make_up_the_whole(threads, dyadic):
+    (rows, columns), (count, parts) = (130, 3 * 64 + 21), threads
+    grad_RC, residual_RC = dyadic(rows, columns), dyadic(rows, columns)
+    mean_P, *state = (dyadic(3 * 2**13 + 777) for _ in range(4))
+
+    def run():
+        bits, means, kept_RC = quantised(grad_RC, residual_RC)
+        out_RC, after = torch.full_like(kept_RC, 9.0), [one_P.clone() for one_P in state]
+        onebit.add_up([onebit.OneBit(bits, means)] * 2, out_RC)
+        block.step(mean_P, *after, eta=0.9, zeta=0.7, ahead=1.0, look=0.9)
+        return means, kept_RC, out_RC, *after
+
+    with forced(Backend.reference):
+        wanted = run()
+    with forced(Backend.cpu):
+        found = run()
+    assert parts == [count] * 3
+    assert all(same_bits(*pair) for pair in zip(found, wanted, strict=True))
 
 
 def test_what_does_not_fit_is_refused():

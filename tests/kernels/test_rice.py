@@ -32,6 +32,15 @@ def test_bits_are_the_references_and_are_read_back(both, size, count):
     assert torch.equal(read2_K, words_K)
 
 
+@pytest.mark.parametrize("size, count", CASES)
+def test_no_parameter_is_better_than_the_best(both, size, count):
+    words_K = some(size, count)
+    gaps_K = rice._gaps(words_K)
+    bits = [int((gaps_K >> k).sum()) + len(words_K) * (k + 2) for k in range(32)]
+    for found in both(lambda: rice.best_parameter(words_K)):
+        assert found == (bits.index(min(bits)), min(bits))
+
+
 @pytest.mark.parametrize("parameter", [0, 1, 7, 20, 30, 31])
 def test_any_parameter_is_read_back(both, parameter):
     words_K = some(60, 30) if parameter < 20 else some(MAX_ELEMENTS, 30)

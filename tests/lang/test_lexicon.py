@@ -30,6 +30,12 @@ def test_variants_are_limited():
     assert len(lexicon.prons["ZERO"]) == 1
 
 
+def test_a_pronunciation_that_stands_twice_is_one_variant(tmp_path):
+    (tmp_path / "lexicon.txt").write_text("A x\nA x\nA y\n")
+    own = settings(source=LexiconSource.file, file=str(tmp_path / "lexicon.txt"), max_variants=2)
+    assert Lexicon.from_settings(own, ["A"]).prons["A"] == (("x",), ("y",))
+
+
 @pytest.mark.parametrize("unknown", [Unknown.lose, Unknown.letters])
 def test_unknown_words_are_missing_or_spelled(unknown):
     lexicon = Lexicon.from_settings(settings(unknown=unknown), ["XQZ", "ONE"])

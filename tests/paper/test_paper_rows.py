@@ -117,6 +117,7 @@ def test_epochs_are_those_of_the_settings(tmp_path):
     [
         ("comm.workers", 5, 0.1, 1),  # never none
         ("comm.workers", 40, 0.13, 5),
+        ("comm.workers", 40, 0.14, 6),
         ("comm.gtc.threshold", 9.0, 1 / 3, 3.0),
         ("comm.gtc.threshold", 1.0, 1 / 3, 0.3333),
         ("comm.bmuf.form", "printed", 0.5, "printed"),

@@ -90,6 +90,22 @@ def test_the_markdown_has_a_cell_a_column_and_the_rows_percent(scores):
         assert f"| {row['ours']['errors']} / {row['ours']['words']} |" in line
 
 
+def test_each_kind_of_error_stands_under_its_name(scores):
+    kinds = {"insertions": 3, "deletions": 5, "substitutions": 11}
+    table = wer_table([{**scores[0], **kinds, "errors": 19, "words": 200, "wer": 0.095}])
+    head, _, line = (x for x in tables.markdown(table).splitlines() if x.startswith("|"))
+    cells = dict(zip(head.split(" | "), line.split(" | "), strict=True))
+    found = [cells[name] for name in ("WER %", "errors / words", "ins", "del", "sub")]
+    assert found == ["9.50", "19 / 200", "3", "5", "11"]
+    (said,) = tables.wer_lines(table)
+    assert said.startswith("%WER 9.50 [ 19 / 200, 3 ins, 5 del, 11 sub ]")
+
+
+def test_splits_on_which_scales_are_chosen_are_not_held_out():
+    names = ("dev", "dev_other", "valid", "VALIDATION", "test", "test_clean", "eval2000")
+    assert [tables.held_out(name) for name in names] == [False] * 4 + [True] * 3
+
+
 def test_a_bar_in_a_name_does_not_add_a_column(scores):
     for score in scores:
         score["run"] = score["run"].replace("dnn", "d|n")

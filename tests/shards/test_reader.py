@@ -112,6 +112,28 @@ def test_the_order_outlives_versions(shards):
     ]
 
 
+def test_parts_of_shards_have_orders_of_their_own(tmp_path):
+    """Also where the whole's order is known already."""
+    data = Shards(write(tmp_path, LENGTHS, PER_SHARD))
+    whole = data.order(3, 0).tolist()
+    assert data.span(0, 0.5).order(3, 0).tolist() == whole[:6]
+    assert data.span(0.5, 1).order(3, 0).tolist() == whole[6:]
+    some = data.some(0.4)
+    assert sorted(some.order(3, 0).tolist()) == list(range(6))
+    assert data.order(3, 0).tolist() == whole
+
+
+def test_some_of_the_shards_are_compared_with_checksums_of_their_own(tmp_path):
+    """The second of two is the third of five: that one was read does not vouch for the other."""
+    data = Shards(write(tmp_path, LENGTHS, PER_SHARD))
+    next(data.samples(None, 0, 1, 0, start=3))  # opens the second
+    some = data.some(0.4)
+    assert [part["path"] for part in some.index["parts"]] == ["00000.tar", "00002.tar"]
+    flip_a_bit(tmp_path / "00002.tar")
+    with pytest.raises(DamagedFileError, match=r"00002.tar has SHA-256"):
+        list(some.samples(None, 0, 1, 0))
+
+
 def test_what_was_consumed_is_neither_opened_nor_decoded(tmp_path, monkeypatch):
     data = Shards(write(tmp_path, LENGTHS, PER_SHARD))
     decoded = []
@@ -190,11 +212,15 @@ def tar(index_path):
     return index_path.parent / "00001.tar"
 
 
-def test_a_flipped_bit_is_noticed_before_anything_is_read(index_path, tar):
-    content = bytearray(tar.read_bytes())
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
-    tar.write_bytes(content)
-    found = hashlib.sha256(content).hexdigest()[:12]
+    path.write_bytes(content)
+    return content
+
+
+def test_a_flipped_bit_is_noticed_before_anything_is_read(index_path, tar):
+    found = hashlib.sha256(flip_a_bit(tar)).hexdigest()[:12]
     with pytest.raises(DamagedFileError, match=rf"00001.tar has SHA-256 {found}.* run make again"):
         read_all(index_path)
 

@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import re
 import signal
 import time
 
@@ -281,12 +280,11 @@ def strike(rank, at, number):
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_killed_process_stops_the_others_which_go_on_from_the_checkpoint(splits, tmp_path, rank):
     folder = tmp_path / "run"
-    began = time.monotonic()
     found = together(folder, splits, comm(), 3, before=strike(rank, 15, signal.SIGKILL))
-    assert time.monotonic() - began < 20  # at once, not after comm.timeout_seconds
     assert found.pop(rank) == -signal.SIGKILL
     for error in found:
         assert isinstance(error, ExchangeError)
+        # As soon as it is; after comm.timeout_seconds it "did not answer"
         assert f"process {rank} of 3 is gone" in str(error)
     assert not (folder / "model.json").exists()
     run = settings(comm())
@@ -298,12 +296,23 @@ def test_a_killed_process_stops_the_others_which_go_on_from_the_checkpoint(split
 
 
 def test_a_hung_process_is_an_error_in_the_stated_time(splits, tmp_path):
-    pids = multiprocessing.Array("i", 2)
-    run = settings({**comm(), "timeout_seconds": 3.0})
+    """It stops in its 15th step, when the other is in its 17th and may go no further."""
+    pids, waits = multiprocessing.Array("i", 2), multiprocessing.get_context("fork").Event()
+    run, original, calls = settings(comm()), Stretch.gradient, []
+
+    def gradient(stretch, worker, step):
+        calls.append(1)
+        if (worker, len(calls)) == (0, 17):
+            stretch._state.method.ahead.links.timeout_seconds = 1.0
+            waits.set()
+        if (worker, len(calls)) == (1, 15):
+            assert waits.wait(60)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return original(stretch, worker, step)
 
     def main(exchange):
         pids[exchange.local[0]] = os.getpid()
-        strike(1, 15, signal.SIGSTOP)(exchange)
+        Stretch.gradient = gradient
         try:
             loop.train(run, *splits, tmp_path / "run", CPU, exchange)
         finally:
@@ -312,9 +321,8 @@ def test_a_hung_process_is_an_error_in_the_stated_time(splits, tmp_path):
     found = forked.run(main, 2, 2)
     assert found[1] == -signal.SIGKILL
     assert isinstance(found[0], ExchangeError)
-    assert "process 1 of 2 did not answer in 3.0 s" in str(found[0])
-    # 14 and a staleness of 2, and this one; the last message of the other may not have left it
-    assert re.search("worker 0 has taken 1[67]", str(found[0]))
+    assert "process 1 of 2 did not answer in 1.0 s" in str(found[0])
+    assert "worker 0 has taken 17" in str(found[0])
 
 
 def test_a_process_that_stops_because_of_an_error_tells_the_others(splits, tmp_path):

@@ -70,6 +70,15 @@ def test_the_log_has_a_row_an_interval_and_a_row_an_epoch(unbroken, splits):
     assert inside[-1]["loss"] < inside[0]["loss"]
 
 
+def test_the_logs_rates_are_those_of_the_rows_last_steps(splits, tmp_path):
+    """While it rises from half of it: the row of step n has what step n took."""
+    trained(tmp_path / "run", splits, epochs=1, warmup_epochs=1.0, warmup_from=0.5)
+    steps = math.ceil(splits[0].num_frames / 32)
+    inside = [row for row in rows(tmp_path / "run") if "dev_loss" not in row]
+    wanted = [0.02 * (0.5 + 0.5 * (row["step"] - 1) / steps) for row in inside]
+    assert [row["rate"] for row in inside] == pytest.approx(wanted)
+
+
 def test_the_model_knows_what_it_was_trained_on(unbroken, splits):
     model, about = load_model(unbroken / "model.json")
     assert about["priors"] == splits[0].priors_S.tolist()

@@ -14,6 +14,7 @@ from asr_train.comm.loopback import Loopback
 from asr_train.model.store import build_model, hand_over, load_model
 from asr_train.schema import PretrainSettings, SettingsError
 from asr_train.train import loop, pretrain
+from asr_train.train.schedule import Schedule
 
 CPU = torch.device("cpu")
 LAYERS = {"share": 0.5, "epochs": 1, "layer_by_layer": True}
@@ -88,6 +89,16 @@ def test_the_whole_network_on_a_part_is_where_the_run_goes_on(splits, tmp_path, 
     after = json.loads((tmp_path / "run" / "model.json").read_text())["dev"]
     assert before["loss"] < 1.7  # of log(6) = 1.79
     assert after["loss"] == pytest.approx(before["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("given", [LAYERS, {**WHOLE, "rate": None}])
+def test_the_rate_stays_the_same_in_all_epochs_before_a_run(given):
+    for _, stage in pretrain.stages(settings({**given, "epochs": 4}, rate=0.5)):
+        schedule, rates = Schedule(stage.optim), []
+        while not schedule.is_finished:
+            rates.append(schedule.rate)
+            schedule.end_epoch(1.0)
+        assert rates == [0.5] * 4
 
 
 def test_other_initial_weights_start_a_run_over(splits, tmp_path):

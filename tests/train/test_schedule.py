@@ -86,6 +86,8 @@ def test_the_rate_rises_in_a_straight_line_from_a_single_workers_update():
     assert steps_rates(points, 4, warmup_epochs=1.0) == [2.0, 3.5, 5.0, 8.0, 8.0]
     assert steps_rates(points, 4, warmup_epochs=1.0, scaling="sqrt") == [2.0, 2.5, 3.0, 4.0, 4.0]
     assert steps_rates(points, 4, warmup_epochs=1.0, scaling="mean") == [2.0] * 5
+    falls = {"warmup_epochs": 1.0, "scaling": "mean", "warmup_from": 0.5}
+    assert steps_rates(points, 4, **falls) == [2.0] * 5  # it does not
     assert steps_rates(points, 1, warmup_epochs=1.0) == [8.0] * 5
     assert steps_rates(points, 1, warmup_epochs=1.0, warmup_from=0.5) == [4.0, 5.0, 6.0, 8.0, 8.0]
 
@@ -160,6 +162,12 @@ def test_in_every_part_all_frames_come_once_and_only_some_workers_read(splits):
 
     whole = feed()
     taken = [[whole.next(worker) for worker in range(workers)] for _ in range(whole.num_steps)]
+    readers = [(0, 0.25, 8, 2), (0.25, 1, 16, 3)]
+    fewest = [
+        min(-(-sum(shards.span(a, b).frames(0, w, n, 0)) // size) for w in range(n))
+        for a, b, size, n in readers
+    ]
+    assert whole.fewest == sum(fewest)
     early = [step for step in range(whole.num_steps) if whole.reading(step) == 2]
     assert early == list(range(len(early)))
     assert 0 < len(early) < whole.num_steps

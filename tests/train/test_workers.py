@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from asr_train.model.store import build_model, load_tensors
 from asr_train.train import loop
 from asr_train.train.feed import Windows
 from asr_train.train.schedule import Schedule
-from asr_train.train.state import Checkpoints, RunState
+from asr_train.train.state import Checkpoints, Interval, Progress, RunState, Saved
 
 CPU = torch.device("cpu")
 GTC = {"threshold": 0.5, "codec": "rice", "capacity": "fixed"}
@@ -313,6 +314,33 @@ def test_the_share_of_an_epoch_that_is_done_stays(done, of, steps, wanted):
     assert loop.start_step(done, of, steps) == wanted
 
 
+def stored(state: RunState, folder) -> Saved:
+    checkpoints = Checkpoints(folder, "a", 1, state.method.exchange)
+    checkpoints.save(7, state.contents())
+    return checkpoints.newest()
+
+
+def test_a_threshold_that_moved_stays_where_it_is_with_other_workers(tmp_path):
+    before, after = fresh("gtc_adaptive", 4), fresh("gtc_adaptive", 2)
+    before.method.reducers[0].tau = 0.75
+    after.restore(stored(before, tmp_path))
+    assert after.method.reducers[0].tau == 0.75
+
+
+def test_a_restored_run_stands_where_it_stood(tmp_path):
+    before, after = fresh("bmuf_gtc", 4), fresh("bmuf_gtc", 4)
+    before.skipped_in_row = [3, 1]
+    before.in_epoch = Interval(9, 1, 700, 123.5, 600, 1.0, 2.0, 3.0, 4.0, 5.0)
+    before.progress = Progress(1, 9, 27, 36, 1400, 1.25, 0.5, 99)
+    for worker, interval in before.since_log.items():
+        interval.add_frames(10 + worker, 5.5, 7)
+    before.schedule.end_epoch(1.25)
+    assert after.restore(stored(before, tmp_path)) is None
+    for name in ("skipped_in_row", "in_epoch", "progress", "since_log"):
+        assert getattr(after, name) == getattr(before, name), name
+    assert after.schedule.rate == settings().optim.rate / 2
+
+
 # --- memory -------------------------------------------------------------------------------------
 
 
@@ -322,6 +350,23 @@ def test_the_share_of_an_epoch_that_is_done_stays(done, of, steps, wanted):
 def test_workers_that_share_a_model_share_its_memory(name, models):
     state = fresh(name, 8)
     assert len({replica.weights_P.data_ptr() for replica in state.replicas}) == models
+
+
+def test_every_worker_and_every_step_has_dropout_of_its_own(splits):
+    state, run, model = fresh("allreduce", 2), settings(COMM["allreduce"]), model_of()
+    state.bucket = Bucket(model)
+    feed = loop.Feed(splits[0], run.optim, Windows(2, 1), 2, range(2), 0, CPU)
+    batch = feed.next(0)  # the same for all
+
+    def learned(step, optim=run.optim):
+        found = loop.gradients(model, lambda _: batch, state, range(2), optim, step, {})
+        return [gradient.grad_P.clone() for gradient in found]
+
+    first, second = learned(5)
+    assert not torch.equal(first, second)
+    assert torch.equal(learned(5)[1], second)
+    others = [*learned(6), *learned(5 + 2**12), *learned(5, replace(run.optim, seed=1))]
+    assert not any(torch.equal(other, one) for other in others for one in (first, second))
 
 
 def test_a_step_that_one_worker_cannot_take_is_skipped_by_all(splits, capsys):
