@@ -1,8 +1,10 @@
 import math
 import random
+import re
 import struct
 import tracemalloc
 import zlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,12 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr_train.comm import codec
 from asr_train.comm.codec import HEADER_BYTES, TILE, Flags, Header, Kind, MessageError
-from asr_train.kernels import decode
+from asr_train.kernels import decode, rice
 from asr_train.kernels.backend import Backend, forced
 from asr_train.kernels.threshold import from_words, to_words
 
 settings.register_profile("compiled", deadline=None)  # the first call compiles
 settings.load_profile("compiled")
+DOCUMENT = Path(__file__).parents[2] / "docs/distributed.md"
 CODECS = [Kind.packed32, Kind.tile16, Kind.rice, Kind.map]
 
 
@@ -148,6 +151,49 @@ def test_whoever_fits_is_not_touched():
     sent_K, waiting_K = codec.fitting(words_K, 4000, Kind.packed32, 200, 17)
     assert torch.equal(sent_K, words_K)
     assert not len(waiting_K)
+
+
+def test_the_layout_is_the_documented_one():
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\w+) \|", DOCUMENT.read_text(), re.MULTILINE)
+    offset = 0
+    for at, size, _ in rows:
+        assert int(at) == offset
+        offset += int(size)
+    assert offset == HEADER_BYTES
+    words_K = some(4000, 30)
+    message_B = codec.write(words_K, header(4000, flags=Flags.end_of_data), Kind.rice)
+    content = bytes(message_B.numpy())
+    found = {name: content[int(at) :][: int(size)] for at, size, name in rows}
+    tau = struct.unpack("<f", found.pop("tau"))
+    assert (found.pop("magic"), *tau) == (b"GTCm", 4.0)
+    assert {name: int.from_bytes(value, "little") for name, value in found.items()} == {
+        **{"version": 1, "kind": 3, "flags": 2, "step": 7, "worker": 1, "workers": 3},
+        **{"size": 4000, "frames": 256, "wanted": 4000, "count": 30},
+        **{"parameter": rice.best_parameter(words_K)[0], "payload": len(content) - HEADER_BYTES},
+        "checksum": zlib.crc32(content[:52] + bytes(4) + content[56:]),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind, payload",
+    [
+        (Kind.packed32, "00000000 03000080 00800000 01800080"),
+        (Kind.tile16, "0200 0200 0000 0380 0000 0180"),
+        # b = 12, gaps 0, 2, 32764 and 0: 1, 1, 00000001, 1; then signs and low bits, 13 bits each
+        (Kind.rice, "0306000500ff0700"),
+    ],
+)
+def test_payloads_are_the_documented_ones(kind, payload):
+    index_K, is_negative_K = torch.tensor([0, 3, TILE, TILE + 1]), torch.tensor([0, 1, 0, 1])
+    words_K = to_words(index_K, is_negative_K.bool())
+    found, parameter, payload_B = codec.encode(words_K, 2 * TILE, kind)
+    assert (found, parameter) == (kind, 12 if kind is Kind.rice else 0)
+    assert bytes(payload_B.numpy()).hex() == payload.replace(" ", "")
+
+
+def test_a_map_is_the_documented_one():
+    words_K = to_words(torch.tensor([0, 3, 4]), torch.tensor([False, True, False]))
+    assert bytes(codec.encode(words_K, 6, Kind.map)[2].numpy()).hex() == "8101"
 
 
 # --- messages that nobody wrote here, with checksums that are right -------------------------------
