@@ -266,7 +266,7 @@ def coding(v: Vectors) -> list[dict[str, Any]]:
         parameter, bits = rice.best_parameter(words_K)
         payload_B = rice.write(words_K, parameter, bits)
         check("rice", payload_B, rice.write_reference(words_K, parameter))
-        check("rice", rice.read(payload_B, len(words_K), parameter), words_K)
+        check("rice", rice.read(payload_B, len(words_K), parameter, v.size), words_K)
         count = len(words_K)
 
         def write_eagerly(words_K: Tensor = words_K) -> None:
@@ -275,9 +275,9 @@ def coding(v: Vectors) -> list[dict[str, Any]]:
 
         calls: Calls = {
             "write": write_eagerly,
-            "read": lambda: rice.read(payload_B, count, parameter),  # noqa: B023
+            "read": lambda: rice.read(payload_B, count, parameter, v.size),  # noqa: B023
             "eager write": lambda: referred(write_eagerly),
-            "eager read": lambda: rice.read_reference(payload_B, count, parameter),  # noqa: B023
+            "eager read": lambda: rice.read_reference(payload_B, count, parameter, v.size),  # noqa: B023
         }
         seconds = timed(calls)
         saved = 32 * count - bits

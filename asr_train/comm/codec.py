@@ -3,7 +3,9 @@
 in    words_K     int32 [K] as in kernels.threshold: index and sign, by rising index
 out   message_B   uint8 [B]: HEADER_BYTES of header, then at most a quarter byte a parameter
 What would be longer than that is sent as a map of two bits a parameter. A message that was cut
-or changed, by a single bit anywhere, is refused. Knows nothing of gradients or of who sends.
+or changed, by a single bit anywhere, is refused; so is one whose checksum is right but whose hits
+could not have been written here: what is read is as safe to decode as what `words_K` says above.
+Knows nothing of gradients or of who sends. docs/distributed.md has the layout, byte by byte.
 
     packed32   32 bits a hit: 31 of index, one of sign (Strom, 2015, section 2.6)
     tile16     16 bits a hit: 15 of offset in a tile of 32,768, one of sign; 16 bits a tile
@@ -11,6 +13,7 @@ or changed, by a single bit anywhere, is refused. Knows nothing of gradients or 
     map        2 bits a parameter: none, plus, minus
 """
 
+import math
 import struct
 import zlib
 from dataclasses import dataclass, replace
@@ -20,7 +23,7 @@ import torch
 from torch import Tensor
 
 from asr_train.kernels import rice
-from asr_train.kernels.threshold import check_size, from_words, to_words
+from asr_train.kernels.threshold import check_size, check_words, from_words, to_words
 
 MAGIC = b"GTCm"
 VERSION = 1
@@ -47,6 +50,9 @@ class Flags(IntFlag):
     not_finite = 1  # this worker's gradient; nothing is sent, and nobody takes this step
     end_of_data = 2  # this worker has no frames left in this epoch
     overflow = 4  # some hits did not fit and wait for the next step
+
+
+_ALL_FLAGS = int(Flags.not_finite | Flags.end_of_data | Flags.overflow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +107,21 @@ def write(words_K: Tensor, header: Header, kind: Kind) -> Tensor:
 def read(message_B: Tensor) -> tuple[Header, Tensor]:
     """The header and hits of a message; bytes after its payload are padding.
 
+    Whoever knows which message is due compares `read_header` with that first, and then calls
+    `read_words`.
+
     Raises:
-        MessageError: if it is cut short, of another version, or a bit was changed.
+        MessageError: if it is cut short, of another version, or a bit was changed; or if it was
+            made wrong, whatever its checksum says.
     """
     header = read_header(message_B)
+    return header, read_words(header, message_B)
+
+
+def read_words(header: Header, message_B: Tensor) -> Tensor:
+    """The hits of a message whose header was read; raises as `read`."""
     payload_B = message_B[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
-    words_K = decode(header.kind, header.parameter, payload_B, header.count, header.size)
-    return header, words_K
+    return decode(header.kind, header.parameter, payload_B, header.count, header.size)
 
 
 def read_header(message_B: Tensor) -> Header:
@@ -139,6 +153,17 @@ def read_header(message_B: Tensor) -> Header:
         raise MessageError(
             f"{where} has the checksum {found:08x} but promises {crc32:08x}: it was changed on "
             "the way; start again from the last checkpoint"
+        )
+    if kind not in set(Kind) or flags & ~_ALL_FLAGS:
+        raise MessageError(
+            f"{where} is of kind {kind} with flags {flags:#x}, but kinds end at {max(Kind)} and "
+            f"flags at {_ALL_FLAGS:#x}; do all workers run the same code?"
+        )
+    if worker >= workers or not count <= wanted <= size or not 0 < tau < math.inf:
+        raise MessageError(
+            f"{where} says worker {worker} of {workers}, {count} of {wanted} hits among {size} "
+            f"parameters, threshold {tau}; none may be more than what it is of, and the threshold "
+            "must be positive and finite: do all workers run the same code?"
         )
     return Header(
         *(step, worker, workers, size, tau, frames, wanted, Flags(flags), Kind(kind)),
@@ -193,26 +218,38 @@ def encode(words_K: Tensor, size: int, kind: Kind) -> tuple[Kind, int, Tensor]:
 
 
 def decode(kind: Kind, parameter: int, payload_B: Tensor, count: int, size: int) -> Tensor:
-    """What `encode` had; raises MessageError if the payload cannot be that."""
-    if kind is Kind.map:
-        words_K = _read_map(payload_B, size)
-    elif kind is Kind.tile16:
-        words_K = _read_tiles(payload_B, size)
-    elif kind is Kind.rice:
-        try:
-            words_K = rice.read(payload_B, count, parameter)
-        except ValueError as error:
-            raise MessageError(str(error)) from None
-    else:
-        words_K = payload_B.clone().view(torch.int32)  # cloned, for alignment
-    index_K, _ = from_words(words_K)
-    if len(words_K) != count or (count and int(index_K[-1]) >= size):
-        last = int(index_K[-1]) if len(words_K) else None
-        raise MessageError(
-            f"a message of {count} hits among {size} parameters holds {len(words_K)}, "
-            f"the last at {last}; do all workers train the same model?"
-        )
-    return words_K
+    """What `encode` had.
+
+    How many hits are promised is compared with how many bytes are there before there is room made
+    for any: so no more is allocated than a small multiple of what came.
+
+    Raises:
+        MessageError: if the payload is not `count` hits by rising index, all below `size`.
+    """
+    try:
+        check_size(size)
+        if kind is Kind.rice:
+            return rice.read(payload_B, count, parameter, size)
+        wanted = {
+            Kind.map: map_bytes(size),
+            Kind.packed32: 4 * count,
+            Kind.tile16: 2 * (-(-size // TILE) + count),
+        }[kind]
+        if len(payload_B) != wanted:
+            raise ValueError(
+                f"{kind.name} of {count} hits among {size} parameters has {wanted} bytes but this "
+                f"one has {len(payload_B)}; do all workers train the same model?"
+            )
+        if kind is Kind.map:
+            return _read_map(payload_B, count, size)
+        if kind is Kind.tile16:
+            words_K = _read_tiles(payload_B, count, size)
+        else:
+            words_K = payload_B.clone().view(torch.int32)  # cloned, for alignment
+        check_words(words_K, size)
+        return words_K
+    except ValueError as error:
+        raise MessageError(f"a message is not sound: {error}") from None
 
 
 def fitting(
@@ -251,14 +288,17 @@ def _write_map(words_K: Tensor, size: int) -> Tensor:
     return (codes_P.view(-1, 4) * place).sum(1, dtype=torch.uint8)
 
 
-def _read_map(payload_B: Tensor, size: int) -> Tensor:
-    if len(payload_B) != map_bytes(size):
-        raise MessageError(
-            f"a map of {size} parameters has {map_bytes(size)} bytes but this one has "
-            f"{len(payload_B)}; do all workers train the same model?"
-        )
+def _read_map(payload_B: Tensor, count: int, size: int) -> Tensor:
     shift = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=payload_B.device)
     codes_P = ((payload_B[:, None] >> shift) & 3).flatten()
+    found, unknown = int(codes_P.count_nonzero()), int((codes_P == 3).sum())
+    beyond = int(codes_P[size:].count_nonzero())
+    if found != count or unknown or beyond:
+        raise ValueError(
+            f"a map promises {count} hits among {size} parameters but has {found}, {unknown} of "
+            f"them with a sign that does not exist and {beyond} beyond the last parameter; do all "
+            "workers train the same model?"
+        )
     index_K = codes_P.nonzero().flatten()
     return to_words(index_K, codes_P[index_K] == 2)
 
@@ -271,14 +311,15 @@ def _write_tiles(words_K: Tensor, size: int) -> Tensor:
     return torch.cat([counts_M.to(torch.int16), offset_K.to(torch.int16)]).view(torch.uint8)
 
 
-def _read_tiles(payload_B: Tensor, size: int) -> Tensor:
+def _read_tiles(payload_B: Tensor, count: int, size: int) -> Tensor:
     both = payload_B.clone().view(torch.int16)
     num_tiles = -(-size // TILE)
-    counts_M, offset_K = both[:num_tiles].to(torch.int64) & 0xFFFF, both[num_tiles:].to(torch.int64)
-    if len(counts_M) != num_tiles or int(counts_M.sum()) != len(offset_K):
-        raise MessageError(
-            f"a message has {len(offset_K)} hits in tiles but its {len(counts_M)} of {num_tiles} "
-            f"tiles count {int(counts_M.sum())}; do all workers train the same model?"
+    counts_M, offset_K = both[:num_tiles].to(torch.int32) & 0xFFFF, both[num_tiles:]
+    if int(counts_M.sum()) != count:
+        raise ValueError(
+            f"{count} hits lie in {num_tiles} tiles that count {int(counts_M.sum())}; do all "
+            "workers train the same model?"
         )
-    tile_K = torch.arange(num_tiles, device=both.device).repeat_interleave(counts_M)
-    return to_words(tile_K * TILE + (offset_K & (TILE - 1)), offset_K < 0)
+    first_M = torch.arange(num_tiles, dtype=torch.int32, device=both.device) * TILE
+    first_K = first_M.repeat_interleave(counts_M, output_size=count)
+    return to_words(first_K + (offset_K & (TILE - 1)), offset_K < 0)

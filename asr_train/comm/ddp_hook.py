@@ -11,11 +11,13 @@ Gradients are means over ranks, as DDP's are; the threshold is in units of a ran
 """
 
 from dataclasses import astuple
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from asr_train.comm.bucket import slots
 from asr_train.comm.exchange import Processes
@@ -30,7 +32,13 @@ class GtcHook:
     Args:
         model: the module that DDP wraps, on its device; only parameters that need a gradient count.
         settings: of GTC.
-        timeout_seconds: without an answer from another rank: an ExchangeError.
+        timeout_seconds: without an answer from another rank: an ExchangeError. That holds for gloo,
+            and for NCCL with TORCH_NCCL_BLOCKING_WAIT=1 in the environment; else NCCL's watchdog
+            ends the process after that time.
+        process_group: the one that DDP was given, of which all ranks make a hook; None: all ranks.
+            The hook makes another group of the same ranks: with this one DDP goes on as it does.
+        start_iter: the first so many steps are plain all-reduces, as with torch's PowerSGD hook;
+            nothing is owed from them.
     Attributes:
         loss_scale: what the loss was multiplied by (`GradScaler.get_scale()`), if it was; set it
             before backward. A step in which any rank's gradient is not finite gives NaN on all, so
@@ -38,11 +46,16 @@ class GtcHook:
         sent: bits, elements and overflows of this rank so far.
     Raises:
         ValueError: if a parameter is not float32, or there are more than messages can number, or
-            the settings have several segments.
+            the settings have several segments, or this rank is not in the group.
     """
 
     def __init__(
-        self, model: nn.Module, settings: GtcSettings, timeout_seconds: float = 300.0
+        self,
+        model: nn.Module,
+        settings: GtcSettings,
+        timeout_seconds: float = 300.0,
+        process_group: dist.ProcessGroup | None = None,
+        start_iter: int = 0,
     ) -> None:
         if settings.segments != 1:
             raise ValueError(
@@ -54,12 +67,28 @@ class GtcHook:
         size = table[-1].offset + table[-1].numel
         self._place = {p: slot for slot, (_, p) in zip(table, named, strict=True)}
         self._grad_P = torch.zeros(size, device=device)
-        ranks = dist.get_world_size()
-        hosts = [range(rank, rank + 1) for rank in range(ranks)]
-        group = dist.new_group()  # DDP's own collectives go another way
-        exchange = Processes(range(ranks), hosts, device, timeout_seconds, group)
+        everybody = dist.distributed_c10d._get_default_group()
+        self._group = everybody if process_group is None else process_group
+        if dist.get_rank(self._group) < 0:
+            raise ValueError(
+                f"rank {dist.get_rank()} is not in process_group; make a hook, and DDP, only where "
+                "it is"
+            )
+        members = sorted(dist.get_process_group_ranks(self._group))  # as new groups have them
+        self._rank, self._ranks = members.index(dist.get_rank()), len(members)
+        hosts = [range(0)] * dist.get_world_size()
+        for worker, rank in enumerate(members):
+            hosts[rank] = range(worker, worker + 1)
+        # DDP's own collectives go another way. Other ranks need not come here, nor wait
+        group = dist.new_group(
+            members,
+            timeout=timedelta(seconds=timeout_seconds),
+            backend=dist.get_backend(self._group),
+            use_local_synchronization=process_group is not None,
+        )
+        exchange = Processes(range(self._ranks), hosts, device, timeout_seconds, group)
         self._gtc = Gtc(exchange, size, settings)
-        self._rank, self._ranks = dist.get_rank(), ranks
+        self._start_iter, self._steps = start_iter, 0
         self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []
         self.loss_scale = 1.0
         self.sent = Sent()
@@ -67,6 +96,12 @@ class GtcHook:
     @staticmethod
     def hook(state: "GtcHook", bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """What DDP calls with each bucket; all are answered when the last one is there."""
+        is_dense = state._steps < state._start_iter
+        state._steps += bucket.is_last()
+        if is_dense:
+            state.sent.bits += 8 * bucket.buffer().nbytes
+            state.sent.elements += bucket.buffer().numel()
+            return allreduce_hook(state._group, bucket)
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
             slot = state._place[cast(nn.Parameter, parameter)]
@@ -100,6 +135,7 @@ class GtcHook:
     def state_dict(self) -> dict[str, Any]:
         """This rank's residual and what else the next step depends on: save it on every rank."""
         return {
+            "steps": self._steps,
             "sent": list(astuple(self.sent)),
             "team": self._gtc.team_state(),
             "worker": self._gtc.worker_state(self._rank),
@@ -107,6 +143,7 @@ class GtcHook:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what `state_dict` gave on the same rank."""
+        self._steps = state.get("steps", self._start_iter)  # none: from before there was a warm-up
         self.sent = Sent(*state["sent"])
         self._gtc.load_team_state(state["team"])
         self._gtc.load_worker_state(self._rank, state["worker"])

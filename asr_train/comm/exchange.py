@@ -282,7 +282,7 @@ class Processes(Exchange):
             who = f"process {', '.join(map(str, silent))}" if silent else "another process"
             reason = str(error).split("\n")[0]
             raise ExchangeError(
-                f"{who} of {len(self._ranks)} did not answer in {waited:.1f} s "
+                f"{who} of {dist.get_world_size()} did not answer in {waited:.1f} s "
                 f"(comm.timeout_seconds is {self.timeout_seconds:g}; {what}, call {self._calls}: "
                 f"{reason}); look at its output, then start again: training goes on from the "
                 "last checkpoint"

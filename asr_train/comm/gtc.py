@@ -134,7 +134,7 @@ class Gtc:
         """Headers and hits of all workers' messages about `size` parameters."""
         headers, words = [], []
         for worker, message_B in zip(self.exchange.members, messages, strict=True):
-            header, words_K = codec.read(message_B)
+            header = codec.read_header(message_B)
             found = (header.step, header.worker, header.workers, header.size, header.tau)
             wanted = (self.step, worker, len(self.exchange), size, self.tau)
             if found != wanted:
@@ -144,7 +144,7 @@ class Gtc:
                     "checkpoint and settings?"
                 )
             headers.append(header)
-            words.append(words_K)
+            words.append(codec.read_words(header, message_B))
         return headers, words
 
     def _plan_next(self, headers: list[Header]) -> None:

@@ -2,24 +2,30 @@
 
 What is sent is written by a thread, and what comes is read by another, a pair for each of the other
 processes. A process that dies is noticed at once, as its connections end without a goodbye; one
-that stops because of an error tells the others why. Processes find each other by an exchange, which
-also gives them a secret of the run: whoever connects without it is turned away.
+that stops because of an error tells the others why.
+
+Processes find each other by an exchange, which also gives them a secret of the run. The secret is
+never sent here: both ends of a connection prove that they know it, for numbers that the other one
+has just drawn. docs/distributed.md says what that protects and what it does not.
 Knows nothing of what the messages say.
 """
 
 import contextlib
+import hashlib
 import hmac
+import ipaddress
 import json
 import os
 import queue
 import secrets
+import selectors
 import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,9 +34,13 @@ from asr_train.comm.exchange import Exchange, ExchangeError
 
 _FRAME = struct.Struct("<BI")  # what, bytes
 FRAME_BYTES = _FRAME.size
-_HELLO = struct.Struct("<16sI")  # the run's secret, a process
+_HELLO = struct.Struct("<8sII")  # what this is; who connects, with whom
+GREETING = b"asr-tr 2"
+NONCE_BYTES = 32
+PROOF_BYTES = hashlib.sha256().digest_size
 LONGEST_WORD = 2**16  # bytes of a reason why
-HELLO_SECONDS = 10.0  # for who connects to say who it is
+HELLO_SECONDS = 10.0  # for who connects to prove who it is, all in all
+MOST_GUESTS = 256  # that are heard at once; one more, and the oldest is turned away
 FAREWELL_SECONDS = 5.0  # for what was sent before the end to be on its way
 
 
@@ -47,6 +57,13 @@ class Event(NamedTuple):
     process: int
     what: What
     content: bytes
+
+
+class Arrived(NamedTuple):
+    """A message and who sent it, as its connection proved."""
+
+    process: int
+    message_B: Tensor  # uint8 [B]
 
 
 class Links:
@@ -85,8 +102,8 @@ class Links:
         for outbox in self._outboxes.values():
             outbox.put((What.message, content))
 
-    def receive(self, seconds: float) -> Tensor | None:
-        """The next message of anybody, uint8 [B]; None: none came in so many seconds.
+    def receive(self, seconds: float) -> Arrived | None:
+        """The next message of anybody; None: none came in so many seconds.
 
         Raises:
             ExchangeError: if a process is gone, or stopped because of an error.
@@ -96,7 +113,8 @@ class Links:
         except queue.Empty:
             return None
         if event.what is What.message:
-            return torch.frombuffer(bytearray(event.content), dtype=torch.uint8)
+            message_B = torch.frombuffer(bytearray(event.content), dtype=torch.uint8)
+            return Arrived(event.process, message_B)
         reason = event.content.decode(errors="replace")
         who = f"process {event.process} of {self.processes}"
         if event.what is What.error:
@@ -170,83 +188,182 @@ def connected(exchange: Exchange, timeout_seconds: float) -> dict[int, socket.so
     """A connection with each other process: made by the higher one, taken by the lower one."""
     me, deadline = exchange.local[0], time.monotonic() + timeout_seconds
     leads = me == exchange.members[0]
-    secret = exchange.broadcast(secrets.token_bytes(16) if leads else None)
+    secret = exchange.broadcast(secrets.token_bytes(32) if leads else None)
     found: dict[int, socket.socket] = {}
-    with _listening() as listener:
-        own = json.dumps([*_own_addresses(), listener.getsockname()[1]]).encode()
-        rows = exchange.gather([torch.frombuffer(bytearray(own), dtype=torch.uint8)])
-        hello = _HELLO.pack(secret, me)
+    launcher = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    address = _own_address(me, _said(exchange, _facing(launcher)))
+    with _listening(address) as listener:
+        places = _said(exchange, listener.getsockname()[:2])
         for process in (p for p in exchange.members if p < me):
-            *hosts, port = json.loads(bytes(rows[process].cpu().numpy()))
-            found[process] = _reach(process, hosts, port, hello, deadline)
+            host, port = places[process]
+            found[process] = _reach(process, host, port, me, secret, deadline)
         wanted = {p for p in exchange.members if p > me}
-        while missing := wanted - found.keys():
-            found.update(_taken(listener, missing, hello, deadline))
+        found.update(_admitted(listener, me, wanted, secret, deadline))
     return found
+
+
+def _said(exchange: Exchange, own: Any) -> list[Any]:
+    """What each process says, as JSON."""
+    content = bytearray(json.dumps(own).encode())
+    rows = exchange.gather([torch.frombuffer(content, dtype=torch.uint8)])
+    return [json.loads(bytes(row.cpu().numpy())) for row in rows]
+
+
+def _facing(host: str) -> str:
+    """This machine's own address on its way to another one, of IPv4 or IPv6."""
+    reason: OSError = socket.gaierror("no address")
+    try:
+        for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+            try:
+                with socket.socket(family, kind) as probe:
+                    probe.connect(address)  # sends nothing: the port does not matter
+                    return str(probe.getsockname()[0])
+            except OSError as error:
+                reason = error
+    except socket.gaierror as error:
+        reason = error
+    raise ExchangeError(
+        f"this machine finds no way to {host!r}, where the launcher is (MASTER_ADDR): {reason}; "
+        "start all processes by torchrun, with an endpoint that each machine can reach"
+    ) from reason
+
+
+def _own_address(me: int, facing: Sequence[str]) -> str:
+    """Where to listen: on the one interface that faces the launcher.
+
+    Its own machine may take its name for a loopback address, where nobody else would reach it; then
+    it is the interface that faces another machine.
+    """
+    outside = [a for a in facing if not ipaddress.ip_address(a).is_loopback]
+    return _facing(outside[0]) if outside and facing[me] not in outside else facing[me]
 
 
 @contextlib.contextmanager
-def _listening() -> Iterator[socket.socket]:
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        listener.listen(256)
+def _listening(address: str) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family, backlog=256) as listener:
         yield listener
 
 
-def _own_addresses() -> list[str]:
-    """Where others may find this machine: what it would call process 0 from, and its name."""
-    found = [socket.gethostname()]
-    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect((master, 9))  # sends nothing: the port does not matter
-        found.insert(0, probe.getsockname()[0])
-    return found
+def _proof(secret: bytes, role: bytes, connects: int, listens: int, nonces: bytes) -> bytes:
+    """What only who knows the secret can say, once, as one of two processes.
+
+    Args:
+        role: of the two ends, so that neither proof is of use to the other.
+        nonces: of who connects, then of who listens.
+    """
+    return hmac.digest(secret, _HELLO.pack(GREETING, connects, listens) + role + nonces, "sha256")
 
 
 def _reach(
-    process: int, hosts: list[str], port: int, hello: bytes, deadline: float
+    process: int, host: str, port: int, me: int, secret: bytes, deadline: float
 ) -> socket.socket:
-    """Connect with a process, at the first of its addresses where it answers."""
-    reasons = []
-    for number, host in enumerate(hosts):
-        try:
-            left = max(0.1, deadline - time.monotonic()) / (len(hosts) - number)
-            connection = socket.create_connection((host, port), timeout=left)
-            if _greeted(connection, hello, left) == process:
-                return connection
-            connection.close()
-            reasons.append(f"{host}:{port} is not it")
-        except (OSError, EOFError) as error:
-            reasons.append(f"{host}:{port}: {error}")
-    raise ExchangeError(
-        f"process {process} cannot be reached ({'; '.join(reasons)}); do firewalls let the "
-        "processes' machines connect with each other on any port?"
-    )
-
-
-def _taken(
-    listener: socket.socket, missing: set[int], hello: bytes, deadline: float
-) -> dict[int, socket.socket]:
-    """The next connection, if it is of a missing process; who is not of this run is turned away."""
-    listener.settimeout(max(0.1, deadline - time.monotonic()))
+    """Connect with a process, and prove each other."""
+    left, ours = max(0.1, deadline - time.monotonic()), secrets.token_bytes(NONCE_BYTES)
     try:
-        connection, _ = listener.accept()
-    except TimeoutError as error:
+        connection = socket.create_connection((host, port), timeout=left)
+        connection.sendall(_HELLO.pack(GREETING, me, process) + ours)
+        nonces = ours + _exactly(connection, NONCE_BYTES)
+        connection.sendall(_proof(secret, b"connects", me, process, nonces))
+        proof = _exactly(connection, PROOF_BYTES)
+    except (OSError, EOFError) as error:
         raise ExchangeError(
-            f"processes {', '.join(map(str, sorted(missing)))} did not connect in time "
-            "(comm.timeout_seconds); look at their output"
+            f"process {process} cannot be reached at {host}, port {port} ({error}); do firewalls "
+            "let the processes' machines connect with each other on any port?"
         ) from error
+    if not hmac.compare_digest(proof, _proof(secret, b"listens", me, process, nonces)):
+        connection.close()
+        raise ExchangeError(
+            f"who answers for process {process} at {host}, port {port}, does not know this run's "
+            "secret; does anything stand between the machines?"
+        )
+    return connection
+
+
+class _Guest(NamedTuple):
+    """Who has connected and not proved yet who it is."""
+
+    hearing: Generator[None, None, int | None]
+    until: float
+
+
+def _admitted(
+    listener: socket.socket, me: int, wanted: set[int], secret: bytes, deadline: float
+) -> dict[int, socket.socket]:
+    """Connections of the wanted processes; who is not one of them is turned away.
+
+    All who connect are heard beside each other: nobody waits for one who says nothing.
+    """
+    found: dict[int, socket.socket] = {}
+    guests: dict[socket.socket, _Guest] = {}  # by age
+    listener.setblocking(False)
+    while missing := wanted - found.keys():
+        now = time.monotonic()
+        if now >= deadline:
+            raise ExchangeError(
+                f"processes {', '.join(map(str, sorted(missing)))} did not connect in time "
+                "(comm.timeout_seconds); look at their output"
+            )
+        due = [guest for guest, (_, until) in guests.items() if until <= now]
+        for guest in due or list(guests)[: max(0, len(guests) - MOST_GUESTS)]:
+            del guests[guest]
+            guest.close()
+        first = min([deadline, *(until for _, until in guests.values())])
+        for connection in _ready([listener, *guests], first - now):
+            if connection is listener:
+                with contextlib.suppress(OSError):  # it is gone again
+                    guest, _ = listener.accept()
+                    guest.setblocking(False)
+                    hearing = _hearing(guest, me, missing, secret)
+                    guests[guest] = _Guest(hearing, now + HELLO_SECONDS)
+                continue
+            try:
+                next(guests[connection].hearing)
+            except StopIteration as end:
+                del guests[connection]
+                if end.value is None or end.value in found:
+                    connection.close()
+                else:
+                    found[end.value] = connection
+    for guest in guests:
+        guest.close()
+    return found
+
+
+def _ready(connections: Iterable[socket.socket], seconds: float) -> list[socket.socket]:
+    """Those on which there is something to read, within so many seconds."""
+    with selectors.DefaultSelector() as waiting:
+        for connection in connections:
+            waiting.register(connection, selectors.EVENT_READ, connection)
+        return [key.data for key, _ in waiting.select(seconds)]
+
+
+def _hearing(
+    connection: socket.socket, me: int, missing: set[int], secret: bytes
+) -> Generator[None, None, int | None]:
+    """Goes on whenever something can be read; which process connected, or None: a stranger."""
     with contextlib.suppress(OSError, EOFError):
-        process = _greeted(connection, hello, HELLO_SECONDS)
-        if process in missing:
-            return {process: connection}
-    connection.close()
-    return {}
+        hello = yield from _coming(connection, _HELLO.size)
+        greeting, process, whom = _HELLO.unpack(hello)
+        if greeting != GREETING or whom != me or process not in missing:
+            return None  # without a word
+        theirs = yield from _coming(connection, NONCE_BYTES)
+        nonces = theirs + secrets.token_bytes(NONCE_BYTES)
+        connection.sendall(nonces[NONCE_BYTES:])
+        proof = yield from _coming(connection, PROOF_BYTES)
+        if hmac.compare_digest(proof, _proof(secret, b"connects", process, me, nonces)):
+            connection.sendall(_proof(secret, b"listens", process, me, nonces))
+            return int(process)
+    return None
 
 
-def _greeted(connection: socket.socket, hello: bytes, seconds: float) -> int | None:
-    """Which process of the run is at the other end; None: none."""
-    connection.settimeout(seconds)
-    connection.sendall(hello)
-    secret, process = _HELLO.unpack(_exactly(connection, _HELLO.size))
-    return int(process) if hmac.compare_digest(secret, hello[:16]) else None
+def _coming(connection: socket.socket, size: int) -> Generator[None, None, bytes]:
+    """As `_exactly`, of a connection that does not block."""
+    content = b""
+    while len(content) < size:
+        yield
+        part = connection.recv(size - len(content))
+        if not part:
+            raise EOFError("its connection ended")
+        content += part
+    return content

@@ -62,7 +62,7 @@ class Spare:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """As `codec.read` gives it."""
+    """As `Peer.read` gives it."""
 
     header: Header
     words_K: Tensor
@@ -189,19 +189,47 @@ class Peer:
         sent.elements += len(words_K)
         return message_B
 
-    def receive(self, message: Message) -> bool:
-        """Take in a worker's message, its own or another's; False: it had come before.
+    def read(self, message_B: Tensor, sender: int) -> Message:
+        """What worker `sender` sent, for `receive`.
 
         Raises:
-            MessageError: if it is of another run or threshold.
+            MessageError: if it is damaged, speaks for another worker, is of another run or of a
+                step that the sender cannot have come to; before any of its hits are looked at.
         """
-        header = message.header
+        header = codec.read_header(message_B)
+        if header.worker != sender:
+            raise MessageError(
+                f"worker {self.worker} got a message of worker {header.worker} from worker "
+                f"{sender}, which may speak for itself only; were all started with the same "
+                "settings?"
+            )
+        self._check(header)
+        return Message(header, codec.read_words(header, message_B))
+
+    def _check(self, header: Header) -> None:
         found, wanted = (header.workers, header.size), (self.workers, self.size)
-        if found != wanted or header.worker >= self.workers:
+        if found != wanted:
             raise MessageError(
                 f"worker {self.worker} got a message of worker {header.worker} with (workers, "
                 f"parameters) {found} but {wanted} is due; were all started with the same settings?"
             )
+        # Who begins step m has all messages of the steps before m - S, those of this worker, too
+        if header.step > self.number + self.staleness:
+            raise MessageError(
+                f"worker {self.worker} got worker {header.worker}'s message of step {header.step} "
+                f"but has taken {self.number} steps itself, and nobody is more than "
+                f"{self.staleness} ahead (comm.asynchronous.staleness); were all started from the "
+                "same checkpoint and settings?"
+            )
+
+    def receive(self, message: Message) -> bool:
+        """Take in a worker's message, its own or another's; False: it had come before.
+
+        Raises:
+            MessageError: if it is of another run, threshold or time.
+        """
+        header = message.header
+        self._check(header)
         inbox, before = self._inboxes[header.worker], self.base_step
         if not inbox.take(header.step):
             return False

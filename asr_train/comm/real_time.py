@@ -9,11 +9,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from asr_train.comm import codec
 from asr_train.comm.ahead import Ahead, Learner
 from asr_train.comm.exchange import ExchangeError
 from asr_train.comm.links import FRAME_BYTES, Links
-from asr_train.comm.peers import Message, Peer, Rate
+from asr_train.comm.peers import Peer, Rate
 
 
 class RealTime(Ahead):
@@ -36,7 +35,7 @@ class RealTime(Ahead):
                 message_B = peer.learn(gradient, self.sent[worker])
             self.links.send(message_B)
             self.sent[worker].wire_bits += 8 * (FRAME_BYTES + len(message_B))
-            message = Message(*codec.read(message_B))
+            message = peer.read(message_B, worker)
             peer.receive(message)
             learner.finished(worker, step, message.is_finite)
         self._wait(lambda: peer.missing(first + steps))
@@ -65,12 +64,12 @@ class RealTime(Ahead):
     def _take(self, seconds: float) -> int | None:
         """Take in the next message; whose it was."""
         with self.timed("transfer"):
-            message_B = self.links.receive(seconds)
-        if message_B is None:
+            arrived = self.links.receive(seconds)
+        if arrived is None:
             return None
-        message = Message(*codec.read(message_B.to(self.peer.base_P.device)))
-        self.peer.receive(message)
-        return message.header.worker
+        message_B = arrived.message_B.to(self.peer.base_P.device)
+        self.peer.receive(self.peer.read(message_B, arrived.process))
+        return arrived.process
 
     def _complaint(self, late: list[int], waited: float) -> str:
         return (

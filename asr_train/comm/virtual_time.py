@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from asr_train import schema
-from asr_train.comm import codec
 from asr_train.comm.ahead import Ahead, Learner
 from asr_train.comm.exchange import ReplicaError
 from asr_train.comm.links import FRAME_BYTES
@@ -74,7 +73,7 @@ class VirtualTime(Ahead):
         self.sent[worker].wire_bits += 8 * (FRAME_BYTES + len(message_B))
         noise = draws(self.settings.seed, Draw.step, worker, peer.number).standard_normal()
         seconds = self._step_seconds[worker] * np.exp(self.settings.step_spread * noise)
-        self._post(seconds, worker, Message(*codec.read(message_B)))
+        self._post(seconds, worker, peer.read(message_B, worker))
 
     def _end_step(self, message: Message) -> None:
         worker, step = message.header.worker, message.header.step

@@ -163,6 +163,26 @@ def compress(grad: Any, residual: Any, kept: Any, threshold: float) -> tuple[Any
     return words, all(fine for *_, fine in parts)
 
 
+@numba.njit(cache=True, nogil=True)
+def first_wrong(words: Any, size: int) -> Any:
+    """The first hit that is not above the one before, or not below `size`; else how many."""
+    before = np.int64(-1)
+    for first in range(0, len(words), CHUNK):
+        last = min(first + CHUNK, len(words))
+        # No way out inside, so that several are compared at once
+        good = True
+        for i in range(max(first, 1), last):
+            good &= (words[i] & _INDEX) > (words[i - 1] & _INDEX)
+        if not good or (words[last - 1] & _INDEX) >= size:
+            for i in range(first, last):
+                index = np.int64(words[i] & _INDEX)
+                if index <= before or index >= size:
+                    return i
+                before = index
+        before = np.int64(words[last - 1] & _INDEX)
+    return len(words)
+
+
 # --- decode ---------------------------------------------------------------------------------------
 
 
@@ -194,24 +214,33 @@ def add(words: Any, counts: Any) -> None:
 @numba.njit(cache=True, nogil=True)
 def _each_tile(
     words: Any, starts: Any, tau: Any, step: Any, updates: bool, out: Any, begin: int, end: int
-) -> None:
-    """Messages are words[starts[w]:starts[w + 1]]; out = tau * count, or += step times that."""
+) -> Any:
+    """Messages are words[starts[w]:starts[w + 1]]; out = tau * count, or += step times that.
+
+    Returns:
+        How many hits lay in the range.
+    """
     workers = len(starts) - 1
     at = np.empty(workers, np.int64)
     for w in range(workers):
         at[w] = _first_at(words, starts[w], starts[w + 1], begin)
     before = at.copy()
     counts = np.zeros(TILE, np.int32)
+    total = 0
     for first in range(begin, end, TILE):
         last = min(first + TILE, end)
+        room = np.uint64(last - first)
         hits = 0
         for w in range(workers):
             i = before[w] = at[w]
-            while i < starts[w + 1] and (words[i] & _INDEX) < last:
+            # Unsigned: what lies before the tile is beyond it, too. So hits that do not rise are
+            # left over, but nothing outside of the tile is written
+            while i < starts[w + 1] and np.uint64((words[i] & _INDEX) - first) < room:
                 counts[(words[i] & _INDEX) - first] += np.int32(1) + (words[i] >> 31) * np.int32(2)
                 i += 1
             hits += i - at[w]
             at[w] = i
+        total += hits
         tile = out[first:last]
         if hits * CROWD > last - first:
             for j in range(last - first):
@@ -231,18 +260,19 @@ def _each_tile(
                     quanta = tau * np.float32(counts[j])
                     tile[j] = _fma(quanta, step, tile[j]) if updates else quanta
                     counts[j] = 0
+    return total
 
 
-def each_tile(messages: list[Any], tau: float, rate: float | None, out: Any) -> None:
-    """As decode.total, or decode.update if there is a rate."""
+def each_tile(messages: list[Any], tau: float, rate: float | None, out: Any) -> int:
+    """As decode.total, or decode.update if there is a rate; returns how many hits were decoded."""
     starts = np.cumsum([0, *map(len, messages)])
     words = np.concatenate([*messages, np.empty(0, np.int32)])
     quantum, step, updates = np.float32(tau), np.float32(-(rate or 0.0)), rate is not None
 
-    def work(begin: int, end: int) -> None:
-        _each_tile(words, starts, quantum, step, updates, out, begin, end)
+    def work(begin: int, end: int) -> int:
+        return int(_each_tile(words, starts, quantum, step, updates, out, begin, end))
 
-    in_parts(len(out), TILE, work)
+    return sum(in_parts(len(out), TILE, work))
 
 
 # --- Golomb-Rice codes ----------------------------------------------------------------------------
@@ -291,9 +321,12 @@ def rice_write(words: Any, low: int, unary: int) -> Any:
     return bits.view(np.uint8)[: -(-total // 8)].copy()
 
 
+BEYOND = -2  # what `rice_read` says of codes that reach beyond the last element
+
+
 @numba.njit(cache=True, nogil=True)
-def _rice_read(bits: Any, num_bits: int, low: int, words: Any) -> Any:
-    """Returns the bits that it needs, or -1 if there are fewer codes than `words` has room for."""
+def _rice_read(bits: Any, num_bits: int, low: int, size: int, words: Any) -> Any:
+    """Returns the bits that it needs; -1 if there are fewer codes than `words` has room for."""
     count, width = len(words), low + 1
     read, end = 0, np.int64(-1)
     for i in range(len(bits)):
@@ -312,6 +345,8 @@ def _rice_read(bits: Any, num_bits: int, low: int, words: Any) -> Any:
     needed = at + count * width
     if needed > num_bits:
         return needed
+    if at - count > np.int64(size) >> low:  # else no sum below overflows, and no int32 above did
+        return BEYOND
     mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
     index = np.int64(-1)
     for i in range(count):
@@ -323,15 +358,15 @@ def _rice_read(bits: Any, num_bits: int, low: int, words: Any) -> Any:
         index += (np.int64(words[i]) << low) + (both >> 1) + 1
         words[i] = np.int32(index & _INDEX) | (_SIGN if both & 1 else np.int32(0))
         at += width
-    return needed
+    return needed if index < size else BEYOND
 
 
-def rice_read(payload: Any, count: int, low: int) -> tuple[Any, int]:
-    """The words, and the bits they took, which may be more than there are, or -1."""
+def rice_read(payload: Any, count: int, low: int, size: int) -> tuple[Any, int]:
+    """The words, and the bits they took, which may be more than there are, or -1, or BEYOND."""
     bits = np.zeros(-(-len(payload) // 8) + 1, np.uint64)
     bits.view(np.uint8)[: len(payload)] = payload
     words = np.empty(count, np.int32)
-    return words, int(_rice_read(bits, 8 * len(payload), low, words))
+    return words, int(_rice_read(bits, 8 * len(payload), low, size, words))
 
 
 # --- one bit --------------------------------------------------------------------------------------

@@ -72,7 +72,13 @@ def _run(messages: Messages, tau: float, rate: float | None, out_P: Tensor) -> N
         from asr_train.kernels import compiled
 
         arrays = [words_K.numpy() for words_K in messages]
-        compiled.each_tile(arrays, tau, rate, out_P.detach().numpy())
+        found = compiled.each_tile(arrays, tau, rate, out_P.detach().numpy())
+        if found != sum(map(len, arrays)):
+            raise ValueError(
+                f"{sum(map(len, arrays))} hits among {len(out_P)} elements, of which only {found} "
+                "lie by rising index below the last: codec.read refuses such a message; what was "
+                "written is to be thrown away"
+            )
     elif backend is Backend.triton:
         from asr_train.kernels import gpu_hits
 

@@ -12,6 +12,9 @@ from torch import Tensor
 from asr_train.kernels.backend import Backend, choose
 from asr_train.kernels.threshold import from_words, to_words
 
+MOST_LOW_BITS = 31  # an index has no more
+_SAME_CODE = "do all workers run the same code?"
+
 
 def best_parameter(words_K: Tensor) -> tuple[int, int]:
     """The number of low bits for which the codes are shortest, and the bits they take."""
@@ -64,48 +67,70 @@ def write_reference(words_K: Tensor, parameter: int) -> Tensor:
     return (padded << _bit_places(bits)).sum(1, dtype=torch.uint8)
 
 
-def read(payload_B: Tensor, count: int, parameter: int) -> Tensor:
-    """What `write` had: `count` hits, int32.
+def read(payload_B: Tensor, count: int, parameter: int, size: int) -> Tensor:
+    """What `write` had: `count` hits among `size` elements, int32.
 
     Raises:
-        ValueError: if there are not so many codes.
+        ValueError: if the payload is not as long as so many codes are, or they reach beyond the
+            last element; before more is allocated than a small multiple of the payload.
     """
+    bits = 8 * len(payload_B)
+    if parameter > MOST_LOW_BITS:
+        raise ValueError(
+            f"Rice codes have {parameter} low bits but an index has {MOST_LOW_BITS}; {_SAME_CODE}"
+        )
+    if count * (parameter + 2) > bits:  # what a code has at least, with its sign
+        raise _wrong_length(count, bits, f"at least {count * (parameter + 2)}")
     if choose(payload_B) is not Backend.cpu:
-        return read_reference(payload_B, count, parameter)
+        return read_reference(payload_B, count, parameter, size)
     from asr_train.kernels import compiled
 
-    if parameter > 31:
-        raise ValueError(f"a message's Rice codes have {parameter} low bits but an index has 31")
-    words_K, needed = compiled.rice_read(payload_B.numpy(), count, parameter)
-    if not 0 <= needed <= 8 * len(payload_B):
-        raise _too_short(count, 8 * len(payload_B), needed if needed >= 0 else None)
+    words_K, needed = compiled.rice_read(payload_B.numpy(), count, parameter, size)
+    if needed == compiled.BEYOND:
+        raise _beyond(count, size)
+    _check_length(count, bits, needed if needed >= 0 else None)
     return torch.from_numpy(words_K) if count else torch.empty(0, dtype=torch.int32)
 
 
-def read_reference(payload_B: Tensor, count: int, parameter: int) -> Tensor:
+def read_reference(payload_B: Tensor, count: int, parameter: int, size: int) -> Tensor:
     """`read`, by tensors; also what runs on a GPU."""
     bits = ((payload_B[:, None] >> _bit_places(payload_B)) & 1).flatten()
     # The unary part ends with the count-th one
     ends_K = bits.nonzero().flatten()[:count]
     width = parameter + 1
     unary = int(ends_K[-1]) + 1 if len(ends_K) else 0
-    if len(ends_K) != count:
-        raise _too_short(count, len(bits), None)
-    if unary + count * width > len(bits):
-        raise _too_short(count, len(bits), unary + count * width)
+    _check_length(count, len(bits), unary + count * width if len(ends_K) == count else None)
+    if unary - count > size >> parameter:  # else no sum below overflows
+        raise _beyond(count, size)
     high_K = ends_K.diff(prepend=ends_K.new_tensor([-1])) - 1
     shift = torch.arange(width, device=bits.device)
     low_bits = bits[unary : unary + count * width].view(count, width).to(torch.int64)
     low_K = (low_bits << shift).sum(1)
     gaps_K = (high_K << parameter) + (low_K >> 1)
-    return to_words((gaps_K + 1).cumsum(0) - 1, (low_K & 1).bool())
+    index_K = (gaps_K + 1).cumsum(0) - 1
+    if count and int(index_K[-1]) >= size:
+        raise _beyond(count, size)
+    return to_words(index_K, (low_K & 1).bool())
 
 
-def _too_short(count: int, bits: int, needed: int | None) -> ValueError:
-    wants = "more ends of codes than those" if needed is None else needed
+def _check_length(count: int, bits: int, needed: int | None) -> None:
+    """`needed` bits, filled up to whole bytes, are there; None: not even so many codes."""
+    if needed is None:
+        raise _wrong_length(count, bits, "more ends of codes than those")
+    if -(-needed // 8) != bits // 8:
+        raise _wrong_length(count, bits, f"{needed}")
+
+
+def _wrong_length(count: int, bits: int, needed: str) -> ValueError:
     return ValueError(
-        f"a message of {count} Rice codes has {bits} bits but needs {wants}; "
-        "do all workers run the same code?"
+        f"a message of {count} Rice codes has {bits} bits but needs {needed}; {_SAME_CODE}"
+    )
+
+
+def _beyond(count: int, size: int) -> ValueError:
+    return ValueError(
+        f"{count} Rice codes reach beyond the last of {size} elements; do all workers train the "
+        "same model?"
     )
 
 

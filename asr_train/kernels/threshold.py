@@ -174,6 +174,31 @@ def decode(words_K: Tensor, counts_P: Tensor) -> None:
     counts_P.index_add_(0, index_K, 1 - 2 * is_negative_K.to(counts_P.dtype))
 
 
+def check_words(words_K: Tensor, size: int) -> None:
+    """Hits that came from elsewhere rise strictly and lie below `size`, else ValueError.
+
+    Decoders rely on it: they search in hits and write where hits say.
+    """
+    if not len(words_K):
+        return
+    if choose(words_K) is Backend.cpu:
+        from asr_train.kernels import compiled
+
+        wrong = compiled.first_wrong(words_K.numpy(), size)
+    else:
+        index_K = words_K & _INDEX
+        is_wrong_K = index_K >= size
+        is_wrong_K[1:] |= index_K[1:] <= index_K[:-1]
+        wrong = int(is_wrong_K.int().argmax()) if bool(is_wrong_K.any()) else len(words_K)
+    if wrong < len(words_K):
+        around = [f"{word & _INDEX:d}" for word in words_K[max(0, wrong - 1) : wrong + 1].tolist()]
+        raise ValueError(
+            f"hit {wrong} of {len(words_K)} is element {around[-1]} of {size}, after "
+            f"{around[0] if wrong else 'none'}; indices rise and end below the model's size: do "
+            "all workers train the same model?"
+        )
+
+
 def to_words(index_K: Tensor, is_negative_K: Tensor) -> Tensor:
     """Indices and signs -> int32 [K]."""
     return index_K.to(torch.int32) | (is_negative_K.to(torch.int32) * _SIGN)

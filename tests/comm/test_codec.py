@@ -1,16 +1,26 @@
 import math
+import random
+import re
+import struct
+import tracemalloc
+import zlib
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr_train.comm import codec
 from asr_train.comm.codec import HEADER_BYTES, TILE, Flags, Header, Kind, MessageError
+from asr_train.kernels import decode, rice
+from asr_train.kernels.backend import Backend, forced
 from asr_train.kernels.threshold import from_words, to_words
 
 settings.register_profile("compiled", deadline=None)  # the first call compiles
 settings.load_profile("compiled")
+DOCUMENT = Path(__file__).parents[2] / "docs/distributed.md"
 CODECS = [Kind.packed32, Kind.tile16, Kind.rice, Kind.map]
 
 
@@ -30,7 +40,7 @@ def some(size: int, count: int, seed: int = 0) -> torch.Tensor:
 
 
 def header(size: int, **changes) -> Header:
-    values = {"step": 7, "worker": 1, "workers": 3, "tau": 4.0, "frames": 256, "wanted": 9}
+    values = {"step": 7, "worker": 1, "workers": 3, "tau": 4.0, "frames": 256, "wanted": size}
     return Header(size=size, **{**values, **changes})
 
 
@@ -41,7 +51,7 @@ def test_what_is_read_is_what_was_written(case, kind):
     found, found_K = codec.read(message_B)
     assert torch.equal(found_K, words_K)
     assert (found.step, found.worker, found.workers, found.size) == (7, 1, 3, size)
-    assert (found.tau, found.frames, found.wanted, found.flags) == (4.0, 256, 9, Flags.overflow)
+    assert (found.tau, found.frames, found.wanted, found.flags) == (4.0, 256, size, Flags.overflow)
     assert found.count == len(words_K)
 
 
@@ -96,7 +106,7 @@ def test_what_is_wrong_is_said_with_both_values():
 
 
 def test_hits_beyond_the_model_are_refused():
-    with pytest.raises(MessageError, match=r"20 hits among 100 parameters .* last at 29"):
+    with pytest.raises(MessageError, match=r"hit 7 of 20 is element 105 of 100, after 92"):
         codec.decode(Kind.packed32, 0, some(300, 20).view(torch.uint8), 20, 100)
 
 
@@ -155,6 +165,242 @@ def test_whoever_fits_is_not_touched():
     sent_K, waiting_K = codec.fitting(words_K, 4000, Kind.packed32, 200, 17)
     assert torch.equal(sent_K, words_K)
     assert not len(waiting_K)
+
+
+def test_the_layout_is_the_documented_one():
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\w+) \|", DOCUMENT.read_text(), re.MULTILINE)
+    offset = 0
+    for at, size, _ in rows:
+        assert int(at) == offset
+        offset += int(size)
+    assert offset == HEADER_BYTES
+    words_K = some(4000, 30)
+    message_B = codec.write(words_K, header(4000, flags=Flags.end_of_data), Kind.rice)
+    content = bytes(message_B.numpy())
+    found = {name: content[int(at) :][: int(size)] for at, size, name in rows}
+    tau = struct.unpack("<f", found.pop("tau"))
+    assert (found.pop("magic"), *tau) == (b"GTCm", 4.0)
+    assert {name: int.from_bytes(value, "little") for name, value in found.items()} == {
+        **{"version": 1, "kind": 3, "flags": 2, "step": 7, "worker": 1, "workers": 3},
+        **{"size": 4000, "frames": 256, "wanted": 4000, "count": 30},
+        **{"parameter": rice.best_parameter(words_K)[0], "payload": len(content) - HEADER_BYTES},
+        "checksum": zlib.crc32(content[:52] + bytes(4) + content[56:]),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind, payload",
+    [
+        (Kind.packed32, "00000000 03000080 00800000 01800080"),
+        (Kind.tile16, "0200 0200 0000 0380 0000 0180"),
+        # b = 12, gaps 0, 2, 32764 and 0: 1, 1, 00000001, 1; then signs and low bits, 13 bits each
+        (Kind.rice, "0306000500ff0700"),
+    ],
+)
+def test_payloads_are_the_documented_ones(kind, payload):
+    index_K, is_negative_K = torch.tensor([0, 3, TILE, TILE + 1]), torch.tensor([0, 1, 0, 1])
+    words_K = to_words(index_K, is_negative_K.bool())
+    found, parameter, payload_B = codec.encode(words_K, 2 * TILE, kind)
+    assert (found, parameter) == (kind, 12 if kind is Kind.rice else 0)
+    assert bytes(payload_B.numpy()).hex() == payload.replace(" ", "")
+
+
+def test_a_map_is_the_documented_one():
+    words_K = to_words(torch.tensor([0, 3, 4]), torch.tensor([False, True, False]))
+    assert bytes(codec.encode(words_K, 6, Kind.map)[2].numpy()).hex() == "8101"
+
+
+# --- messages that nobody wrote here, with checksums that are right -------------------------------
+
+FIELDS = {  # docs/distributed.md: where a header has them
+    **{"kind": (5, "B"), "flags": (6, "H"), "step": (8, "Q"), "worker": (16, "I")},
+    **{"workers": (20, "I"), "size": (24, "I"), "tau": (28, "f"), "frames": (32, "I")},
+    **{"wanted": (36, "I"), "parameter": (40, "I"), "count": (44, "I"), "payload": (48, "I")},
+}
+CRC = 52
+
+
+def repaired(content: bytearray) -> torch.Tensor:
+    """With the checksum that its sender would have put there."""
+    (payload,) = struct.unpack_from("<I", content, FIELDS["payload"][0])
+    content[CRC:HEADER_BYTES] = bytes(4)
+    crc32 = zlib.crc32(content[: HEADER_BYTES + payload])
+    struct.pack_into("<I", content, CRC, crc32)
+    return torch.frombuffer(content, dtype=torch.uint8)
+
+
+def changed(message_B: torch.Tensor, **values) -> torch.Tensor:
+    content = bytearray(message_B.numpy())
+    for name, value in values.items():
+        place, kind = FIELDS[name]
+        struct.pack_into("<" + kind, content, place, value)
+    return repaired(content)
+
+
+def corrupted(message_B: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    """Some fields, bits, words or the length changed."""
+    content = bytearray(message_B.numpy())
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        name = rng.choice([*FIELDS, *["payload bits"] * 8, *["payload words"] * 4, "length"])
+        if name == "length":
+            more = rng.choice([-3, -2, -1, 1, 2, 3, 4, 8])
+            content = content[: max(HEADER_BYTES, len(content) + more)]
+            content += rng.randbytes(max(0, more))
+            struct.pack_into("<I", content, FIELDS["payload"][0], len(content) - HEADER_BYTES)
+        elif name == "payload bits":
+            for _ in range(rng.choice([1, 2, 30])):
+                if len(content) > HEADER_BYTES:
+                    content[rng.randrange(HEADER_BYTES, len(content))] ^= 1 << rng.randrange(8)
+        elif name == "payload words":  # change places, or are the same
+            places = range(HEADER_BYTES, len(content) - 3, rng.choice([2, 4]))
+            if places:
+                a, b = rng.choice(places), rng.choice(places)
+                first, second = bytes(content[a : a + 4]), bytes(content[b : b + 4])
+                content[b : b + 4] = first
+                if rng.random() < 0.5:
+                    content[a : a + 4] = second
+        else:
+            place, kind = FIELDS[name]
+            size = struct.calcsize(kind)
+            value = int.from_bytes(content[place : place + size], "little")
+            bits = 8 * size
+            some = [value + 1, value - 1, 0, rng.getrandbits(bits), 2 ** rng.randrange(bits)]
+            value = rng.choice(some) % 2**bits
+            content[place : place + size] = value.to_bytes(size, "little")
+    return repaired(content)
+
+
+class LargestTensor(TorchDispatchMode):
+    """How many bytes the largest has that any operation gave."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for one in found if isinstance(found, tuple | list) else [found]:
+            if isinstance(one, torch.Tensor):
+                self.bytes = max(self.bytes, one.nbytes)
+        return found
+
+
+# A byte has up to 4 hits; their words are 32 bits and torch's own indices 64. The reference, which
+# is for GPUs, makes 64 bits of each bit.
+@pytest.mark.parametrize(
+    "backend, messages, most", [(Backend.cpu, 10_000, 32), (Backend.reference, 2_000, 64)]
+)
+def test_corrupted_messages_with_right_checksums_are_refused_or_sound(backend, messages, most):
+    rng = random.Random(0)
+    sizes = [1, 50, 4000, TILE + 5]
+    counted = {"refused": 0, "sound": 0}
+    with forced(backend):
+        sound = [
+            (size, codec.write(some(size, min(size, count), count), header(size), kind))
+            for size in sizes
+            for count in (0, 1, 40, 500)
+            for kind in CODECS
+        ]
+        with LargestTensor():  # compiles and imports, now
+            for size, message_B in sound:
+                decode.total([codec.read(message_B)[1]], 1.0, torch.empty(size))
+        tracemalloc.start()
+        for _ in range(messages):
+            size, message_B = rng.choice(sound)
+            message_B = corrupted(message_B, rng)
+            room = most * len(message_B) + 20_000  # what Python itself takes
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            words_K = None
+            with LargestTensor() as largest:
+                try:
+                    found, words_K = codec.read(message_B)
+                except MessageError:
+                    counted["refused"] += 1
+            assert tracemalloc.get_traced_memory()[1] - before < room
+            assert largest.bytes < room
+            if words_K is None:
+                continue
+            counted["sound"] += 1
+            index_K, _ = from_words(words_K)
+            assert len(words_K) == found.count <= found.wanted <= found.size
+            assert (index_K.diff() > 0).all()
+            assert (index_K < found.size).all()
+            assert found.worker < found.workers
+            assert 0 < found.tau < math.inf
+            if found.size == size:
+                decode.total([words_K], found.tau, torch.empty(size))
+        tracemalloc.stop()
+    assert min(counted.values()) > messages // 20, counted
+
+
+SOUND = [(300, 20), (4000, 700), (3 * TILE, 100)]
+
+
+@pytest.mark.parametrize("kind", CODECS)
+@pytest.mark.parametrize("size, count", SOUND)
+def test_a_field_that_says_too_much_is_refused(kind, size, count):
+    message_B = codec.write(some(size, count), header(size), kind)
+    many = {"count": [0, count - 1, count + 1, 2**32 - 1], "wanted": [0, size + 1]}
+    wrong = {"kind": [4, 255], "flags": [8, 2**15], "parameter": [32, 2**32 - 1]}
+    if kind is not Kind.rice:
+        del wrong["parameter"]  # which nobody reads
+    for name, values in {**many, **wrong, "tau": [0.0, -1.0, math.inf, math.nan]}.items():
+        for value in values:
+            with pytest.raises(MessageError):
+                codec.read(changed(message_B, **{name: value}))
+    with pytest.raises(MessageError, match=r"worker 3 of 3"):
+        codec.read(changed(message_B, worker=3))
+    for size_bytes in (1, 2, 3):
+        content = message_B[:-size_bytes].clone()
+        with pytest.raises(MessageError):
+            codec.read(changed(content, payload=len(content) - HEADER_BYTES))
+
+
+@pytest.mark.parametrize("backend", [Backend.cpu, Backend.reference])
+@pytest.mark.parametrize(
+    "index, message",
+    [
+        ([29_000_000, 5, 29_999_999], "hit 1 of 3 is element 5 of 30000000, after 29000000"),
+        ([5, 5], "hit 1 of 2 is element 5 of 30000000, after 5"),
+        ([5, 30_000_000], "hit 1 of 2 is element 30000000 of 30000000, after 5"),
+        ([2**31 - 1], "hit 0 of 1 is element 2147483647 of 30000000, after none"),
+    ],
+)
+def test_hits_that_do_not_rise_or_end_are_refused(backend, index, message):
+    words_K = to_words(torch.tensor(index), torch.tensor(index) % 2 == 0)
+    with forced(backend), pytest.raises(MessageError, match=message):
+        codec.read(codec.write(words_K, header(30_000_000), Kind.packed32))
+
+
+@pytest.mark.parametrize("place", [0, 1, 511, 512, 513, 1023, 1500, 1999])
+def test_where_hits_stop_rising_is_found(place):
+    index_K = torch.arange(2000) * 3
+    index_K[place] = index_K[place - 1] if place else 6000
+    words_K = to_words(index_K, index_K % 2 == 0)
+    for backend in (Backend.cpu, Backend.reference):
+        with forced(backend), pytest.raises(MessageError, match=f"hit {place} of 2000 is"):
+            codec.decode(Kind.packed32, 0, words_K.view(torch.uint8), 2000, 6000)
+
+
+def test_the_map_has_no_fourth_sign_and_nothing_behind_its_end():
+    message_B = codec.write(some(301, 20), header(301), Kind.map)
+    for place, code in ((HEADER_BYTES, 3), (HEADER_BYTES + 75, 4)):
+        content_B = message_B.clone()
+        content_B[place] |= code
+        for count in (20, 21):
+            with pytest.raises(MessageError, match="sign that does not exist"):
+                codec.read(changed(content_B, count=count))
+
+
+def test_the_compiled_decoder_stays_inside_whatever_it_is_given():
+    size = 8 * 2**13
+    words_K = to_words(torch.tensor([7 * 2**13 + 9, 5, size - 1]), torch.zeros(3).bool())
+    with forced(Backend.cpu):
+        for call in (
+            lambda: decode.total([words_K], 1.0, torch.empty(size)),
+            lambda: decode.update([words_K], 1.0, 0.5, torch.zeros(size)),
+        ):
+            with pytest.raises(ValueError, match="3 hits among 65536 elements, of which only 1"):
+                call()
 
 
 def test_more_parameters_than_indices_are_refused():

@@ -1,11 +1,14 @@
 """In a DDP script of anybody's, GTC gives what it gives in ours, whatever DDP's buckets are."""
 
 import io
+import multiprocessing
+import re
 
 import forked
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from small_methods import method_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -13,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from asr_train import schema
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.ddp_hook import GtcHook
+from asr_train.comm.exchange import ExchangeError
 from asr_train.comm.method import Gradient
 
 GTC = {"threshold": 0.25, "codec": "rice", "capacity": "fixed"}
@@ -44,7 +48,17 @@ def loss_of(model, rank, step, part=slice(None), amp=False):
     return nn.functional.cross_entropy(logits, y[part], reduction="sum")
 
 
-def script(scale=1.0, broken_at=None, micro=1, restart_at=None, amp=False, always=False, **options):
+def script(
+    scale=1.0,
+    broken_at=None,
+    micro=1,
+    restart_at=None,
+    amp=False,
+    always=False,
+    start_iter=0,
+    hooked=True,
+    **options,
+):
     """What a user's own training is: DDP, the hook, torch's SGD."""
 
     def main(exchange):
@@ -54,11 +68,12 @@ def script(scale=1.0, broken_at=None, micro=1, restart_at=None, amp=False, alway
             model = Net(always)
             if weights is not None:
                 model.load_state_dict(weights)
-            gtc = GtcHook(model, SETTINGS)
+            gtc = GtcHook(model, SETTINGS, start_iter=start_iter)
             if state is not None:
                 gtc.load_state_dict(state)
             ddp = DistributedDataParallel(model, **{"find_unused_parameters": True, **options})
-            ddp.register_comm_hook(gtc, GtcHook.hook)
+            if hooked:
+                ddp.register_comm_hook(gtc, GtcHook.hook)
             trained = [p for p in model.parameters() if p.requires_grad]
             return model, gtc, ddp, torch.optim.SGD(trained, lr=0.0625)
 
@@ -125,6 +140,12 @@ CASES = {
     # DDP makes its buckets anew after the first step, where it need not look for what is unused
     "rebuilt": {"always": True, "find_unused_parameters": False, "bucket_cap_mb": 0.02},
     "static": {"always": True, "static_graph": True, "bucket_cap_mb": 0.02},
+    "dense": {"hooked": False},
+    "warm_up": {"start_iter": STEPS},
+    "warm_up_small_buckets": {"start_iter": STEPS, "bucket_cap_mb": 0.02},
+    "warmed_up": {"start_iter": 2},
+    "warmed_up_restarted": {"start_iter": 2, "restart_at": 1, "bucket_cap_mb": 0.02},
+    "warmed_up_scaled": {"start_iter": 2, "scale": 1024.0, "restart_at": 4},
     "rebuilt_micro": {
         **{"always": True, "find_unused_parameters": False, "bucket_cap_mb": 0.02},
         "micro": 4,
@@ -168,6 +189,8 @@ def test_bf16_is_another_run(found):
         *(("small_buckets", "plain"), ("scaled", "plain"), ("restarted", "plain")),
         *(("views", "plain"), ("amp_small_buckets", "amp")),
         *(("rebuilt", "always"), ("static", "always")),
+        *(("warmed_up_restarted", "warmed_up"), ("warmed_up_scaled", "warmed_up")),
+        ("warm_up_small_buckets", "warm_up"),
     ],
 )
 def test_buckets_loss_scales_and_restarts_change_nothing(found, case, same_as):
@@ -184,3 +207,73 @@ def test_gradients_accumulate_before_they_are_exchanged(found, case, whole):
 def test_a_step_that_one_rank_cannot_take_is_skipped_by_all(found):
     assert found["broken"][2] == [2]
     assert np.isfinite(found["broken"][0]).all()
+
+
+def test_a_warm_up_is_plain_ddp(found):
+    np.testing.assert_array_equal(found["warm_up"][0], found["dense"][0])
+    assert found["warm_up"][1] == 32 * STEPS * (len(found["dense"][0]) - 5)  # 5 are frozen
+    assert np.abs(found["warmed_up"][0] - found["dense"][0]).max() > 1e-3
+    assert np.abs(found["warmed_up"][0] - found["plain"][0]).max() > 1e-3
+    assert found["plain"][1] < found["warmed_up"][1] < found["warm_up"][1]
+
+
+def test_each_of_two_groups_is_a_ddp_of_its_own():
+    """Ranks 0 and 2 of four have what two ranks have; 1 and 3 something else."""
+
+    def train(ranks, rank, **given):
+        model = Net(always=True)
+        gtc = GtcHook(model, SETTINGS, **given)
+        ddp = DistributedDataParallel(model, process_group=given.get("process_group"))
+        ddp.register_comm_hook(gtc, GtcHook.hook)
+        sgd = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0625)
+        for step in range(STEPS):
+            sgd.zero_grad()
+            loss_of(ddp, ranks[rank], step).backward()
+            sgd.step()
+        return Bucket(model).weights_P.numpy(), gtc.sent.bits
+
+    def main(exchange):
+        rank = exchange.local[0]
+        groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+        with pytest.raises(ValueError, match=f"rank {rank} is not in process_group"):
+            GtcHook(Net(), SETTINGS, process_group=groups[1 - rank % 2])
+        found = train([0, 7, 1, 8], rank, process_group=groups[rank % 2])
+        exchange.barrier()
+        return found
+
+    zero, one, two, three = forked.run(main, 4, 4)
+    alone = forked.run(lambda exchange: train([0, 1], exchange.local[0]), 2, 2)
+    for found, wanted in ((zero, alone[0]), (two, alone[1])):
+        np.testing.assert_array_equal(found[0], wanted[0])
+        assert found[1] == wanted[1] > 0
+    np.testing.assert_array_equal(one[0], three[0])
+    assert np.abs(one[0] - zero[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("in_group", [False, True])
+def test_a_rank_that_does_not_answer_in_the_stated_time_is_an_error(in_group):
+    """Of three ranks, the last one takes no step until the others have given up."""
+    gave_up = multiprocessing.get_context("fork").Semaphore(0)
+
+    def main(exchange):
+        rank = exchange.local[0]
+        group = dist.new_group([1, 2])
+        if in_group and rank == 0:
+            return None
+        model = Net(always=True)
+        # Groups are made in that time, too; so it is one that a busy machine has
+        gtc = GtcHook(model, SETTINGS, 5.0, process_group=group if in_group else None)
+        ddp = DistributedDataParallel(model, process_group=group if in_group else None)
+        ddp.register_comm_hook(gtc, GtcHook.hook)
+        if rank == 2:
+            return all(gave_up.acquire(timeout=60) for _ in range(1 if in_group else 2))
+        try:
+            loss_of(ddp, rank, 0).backward()
+        except ExchangeError as error:
+            gave_up.release()
+            return str(error)
+
+    first, second, last = forked.run(main, 3, 3, timeout_seconds=120)
+    assert last is True, "nobody gave up"
+    for said in [second] if in_group else [first, second]:
+        assert re.match(r"process 2 of 3 did not answer in .* s \(comm.timeout_seconds is 5;", said)

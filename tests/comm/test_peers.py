@@ -1,5 +1,7 @@
 """Whatever the order of messages, who has the same ones has the same weights."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from small_async import ADAPTIVE, BEGIN_P, RATE, begun
 from small_methods import SIZE, random_gradient
 
 from asr_train.comm import codec
-from asr_train.comm.codec import MessageError
+from asr_train.comm.codec import Kind, MessageError
 from asr_train.comm.method import Gradient, Sent
 from asr_train.comm.peers import Inbox, Message, Peer
 
@@ -16,7 +18,7 @@ from asr_train.comm.peers import Inbox, Message, Peer
 def message(peer: Peer, step: int) -> Message:
     """Its next one, which counts there, too."""
     message_B = peer.learn(Gradient(random_gradient(peer.worker, step), 10), Sent())
-    found = Message(*codec.read(message_B))
+    found = peer.read(message_B, peer.worker)
     peer.receive(found)
     return found
 
@@ -129,3 +131,47 @@ def test_messages_of_another_run_are_refused():
     one.receive(message(two, 0))
     with pytest.raises(MessageError, match=r"of step 0 have the thresholds \[1.0, 2.0\]"):
         message(one, 0)
+
+
+def test_a_message_speaks_for_its_sender_only_and_before_its_hits_are_looked_at(monkeypatch):
+    one, two, three = begun(3)
+    message_B = two.learn(Gradient(random_gradient(1, 0), 10), Sent())
+    assert one.read(message_B, 1).header.worker == 1
+    monkeypatch.setattr(codec, "read_words", None)
+    with pytest.raises(MessageError, match=r"message of worker 1 from worker 2, which may speak"):
+        one.read(message_B, 2)
+    with pytest.raises(MessageError, match=r"message of worker 1 from worker 0"):
+        three.read(message_B, 0)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_a_message_of_a_step_that_nobody_can_have_come_to_is_refused(staleness, monkeypatch):
+    """The bound, to the step; whatever is refused changes nothing."""
+    sender, receiver = begun(2, staleness=staleness)
+    for step in range(3 + staleness):
+        message_B = sender.learn(Gradient(random_gradient(0, step), 10), Sent())
+        sender.receive(sender.read(message_B, 0))
+        if step > staleness:
+            before_P = weights(receiver)
+            refusal = r"step {} but has taken {} steps itself, and nobody is more than {} ahead"
+            with pytest.raises(MessageError, match=refusal.format(step, 0, staleness)):
+                receiver.receive(Message(*codec.read(message_B)))
+            with monkeypatch.context() as patch:
+                patch.setattr(codec, "read_words", None)
+                with pytest.raises(MessageError, match=refusal.format(step, 0, staleness)):
+                    receiver.read(message_B, 0)
+            assert torch.equal(weights(receiver), before_P)
+        else:
+            assert receiver.receive(receiver.read(message_B, 0))
+    assert receiver.missing(staleness + 2) == [0, 1]
+    message(receiver, 0)  # a step on, one more is possible
+    header = codec.read_header(message_B)
+    far = 1 + staleness
+    words_K = torch.empty(0, dtype=torch.int32)
+    for step, is_possible in ((far, True), (far + 1, False), (2**63, False)):
+        changed_B = codec.write(words_K, replace(header, step=step), Kind.rice)
+        if is_possible:
+            assert receiver.receive(receiver.read(changed_B, 0))
+        else:
+            with pytest.raises(MessageError, match=f"of step {step} but has taken 1 steps"):
+                receiver.read(changed_B, 0)

@@ -10,7 +10,9 @@ import torch
 from small_async import BEGIN_P, RATE, Learner, Run, settings
 from small_methods import SIZE, dyadic_gradient, random_gradient
 
+from asr_train.comm.codec import MessageError
 from asr_train.comm.exchange import ExchangeError
+from asr_train.comm.method import Gradient, Sent
 from asr_train.comm.methods import build
 from asr_train.comm.real_time import RealTime
 
@@ -161,3 +163,24 @@ def test_who_is_late_is_named_with_what_is_missing():
     assert "process 1 of 2 did not answer in 1.0 s (comm.timeout_seconds is 1; " in found[0]
     assert "its messages up to step 4 are here, and worker 0 has taken 7" in found[0]
     assert "process 0 of 2 stopped: process 1 of 2 did not answer" in found[1]
+
+
+def test_a_process_that_speaks_for_another_is_refused():
+    def main(exchange):
+        method = build(settings(2), exchange, SIZE)
+        peer, links = method.ahead.peer, method.ahead.links
+        peer.begin(0, BEGIN_P, lambda step: RATE)
+        if exchange.local[0] == 2:
+            peer.worker = 1
+            links.send(peer.learn(Gradient(random_gradient(1, 0), 10), Sent()))
+            exchange.barrier()
+            return None
+        try:
+            with pytest.raises(MessageError, match="message of worker 1 from worker 2") as error:
+                method.ahead._take(20)
+            return str(error.value)
+        finally:
+            exchange.barrier()
+
+    found = forked.run(main, 3, 3)
+    assert [isinstance(one, str) for one in found] == [True, True, False], found
