@@ -58,6 +58,19 @@ def test_torchrun_gives_the_bytes_of_virtual_workers(splits, tmp_path):
     assert (said["workers"], said["processes"]) == (3, 2)
 
 
+def test_a_run_that_ended_starts_over_with_other_workers(splits, tmp_path):
+    """Else make would show the model of two workers as that of three."""
+    for workers in ("2", "3"):
+        done = call(splits, tmp_path, comm=GTC, WORKERS=workers)
+        assert done.returncode == 0, done.stderr
+    assert "a had ended with 2 workers; with 3 it starts over" in done.stdout
+    fresh = call(splits, tmp_path, "exp/b/model.json", GTC, WORKERS="3")
+    assert fresh.returncode == 0, fresh.stderr
+    a, b = (tmp_path / "exp" / name / "model.pt" for name in "ab")
+    assert a.read_bytes() == b.read_bytes()
+    assert json.loads((tmp_path / "exp/a/run.json").read_text())["workers"] == 3
+
+
 def test_sgd_uses_one_of_several_workers_and_says_so(splits, tmp_path):
     done = call(splits, tmp_path, WORKERS="3")
     assert done.returncode == 0, done.stderr
