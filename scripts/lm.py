@@ -4,6 +4,9 @@ N-gram models of TRAIN's transcripts and other text: small.arpa for the decoding
 score n-best lists anew; their perplexity on DEV's transcripts. Without a model, the index says so.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import itertools
 import resource
 import time

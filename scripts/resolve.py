@@ -7,6 +7,9 @@ make reruns just what a change touches.
 The only user of Hydra.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import re
 import sys
 from pathlib import Path

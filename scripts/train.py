@@ -9,6 +9,9 @@ the bit. DEVICE=cpu, cuda or cuda:N chooses the device (else the GPU if there is
 threads of a machine's processes together.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import contextlib
 import os
 import platform
