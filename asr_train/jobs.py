@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from asr_train import interrupt
 from asr_train.files import write_json
 
 Item = TypeVar("Item")
@@ -170,6 +171,7 @@ def main(stage: Callable[..., None], usage: str) -> None:
         sys.exit(0 if paths else 2)
     start = time.time()
     try:
+        interrupt.begin()
         stage(*paths)
         _keep_times(name, paths, start)
     except KeyboardInterrupt:
@@ -180,6 +182,8 @@ def main(stage: Callable[..., None], usage: str) -> None:
         if os.environ.get("DEBUG"):
             raise
         sys.exit(f"{name}: {_cause(error, paths[-1])}")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said; only Python has to end
 
 
 def _cause(error: Exception, output: str) -> str:

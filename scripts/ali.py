@@ -4,6 +4,9 @@ OUTPUT is ali/MODEL/SPLIT.jsonl.gz: the state of every frame, by the model given
 says how each utterance fared, and SPLIT.report.json how good the alignment is.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import time
 from pathlib import Path
 

@@ -4,6 +4,9 @@ OUTPUT is exp/RUN/hyp.SPLIT.jsonl: a line of settings, then the words of every u
 hyp.SPLIT.ctm beside it has the words' times, and with lattices nbest.SPLIT.jsonl the alternatives.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 

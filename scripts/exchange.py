@@ -4,6 +4,9 @@ What each network run's workers sent, beside its errors and its speed; also exch
 exchange.txt for the terminal. With a model.json come its run.json and log.jsonl.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 from pathlib import Path
 
 from asr_train.files import read_json, read_jsonl, write_json, write_text

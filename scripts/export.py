@@ -12,6 +12,9 @@ For other tools. KIND, its inputs and its output:
   textgrid    ali/SPLIT.jsonl.gz  OUT_DIR                   a TextGrid an utterance, for Praat
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 from collections.abc import Callable
 from pathlib import Path
 

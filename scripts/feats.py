@@ -3,6 +3,9 @@
 Log-mel features of every cut, stored once, unstacked, as lhotse features.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import time
 from pathlib import Path
 

@@ -5,6 +5,9 @@ others, and writes speed.md, speed.json and speed.png into FOLDER. Minutes on on
 constants go into conf/cluster by hand. Of seide2014_1bit, nothing is fitted.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import time
 from pathlib import Path
 from typing import Any

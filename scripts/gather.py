@@ -6,6 +6,9 @@ the work folder behind the recipe's where it is another), those kept with the re
 table comes along.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path

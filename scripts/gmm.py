@@ -6,6 +6,9 @@
 From a flat start; or with the alignments of the system before it, in whose place it then stands.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import json
 from pathlib import Path
 from typing import Any

@@ -8,6 +8,9 @@ ARCHIVE is .ark, .ark.gz or .scp; of alignments, pdf-ids (by ali-to-pdf), also a
 their number, or an ali/OTHER.jsonl.gz whose states they are: another split's, or what was exported.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 from pathlib import Path
 from typing import Any
 

@@ -4,6 +4,9 @@ OUTPUT is lang/index.json: words, pronunciations, HMM states and grammar, the id
 stages. DEV's words get pronunciations so that it can be aligned; the grammar does not see them.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import shutil
 from pathlib import Path
 from typing import Any

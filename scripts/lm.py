@@ -6,6 +6,9 @@ score n-best lists anew; their perplexity on DEV's transcripts. Without a model,
 TEST is read only to take its sentences out, where lm.without_eval is true.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import itertools
 import resource
 import time

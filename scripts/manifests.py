@@ -4,6 +4,9 @@ Recordings and transcripts of one split, validated, as lhotse cuts. What was dro
 SPLIT.dropped.tsv beside it. Recordings that are made here lie in ../audio/SPLIT.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 from pathlib import Path
 
 from asr_train.data.corpus import Made, write

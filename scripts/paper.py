@@ -6,6 +6,9 @@ CORPUS is the recipe whose speech it was. Reads exp/RUN/{run.json,log.jsonl,scor
 writes .json, .txt and .png as well.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import os
 from pathlib import Path
 

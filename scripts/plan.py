@@ -19,6 +19,9 @@ Writes plan.md, plan.json and plan.png into the folder of out=.
   out=FOLDER                                                   (plan)
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import time
 from collections.abc import Mapping
 from dataclasses import asdict

@@ -5,6 +5,9 @@ baseline's first; then the mean over folds, and all errors over all words with t
 Beside it, folds.json holds the same numbers as fractions and counts.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import statistics
 from collections.abc import Sequence
 from pathlib import Path

@@ -6,6 +6,9 @@ without network or script; its pictures are kept beside it as PNG and the table 
 ali.md, for READMEs.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 from pathlib import Path
 
 from asr_train.files import read_json, read_jsonl, write_bytes, write_text

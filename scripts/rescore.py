@@ -8,6 +8,9 @@
 `tune` chooses the large model's weight on DEV; `apply` writes the words that come out with it.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import math
 from collections.abc import Callable
 from dataclasses import asdict

@@ -10,6 +10,9 @@ that make reruns just what a change touches.
 The only user of Hydra.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import re
 import sys
 from dataclasses import replace

@@ -6,6 +6,9 @@ RUN/epochs/N stands for the model of an epoch, where those are decoded, too. mak
 times, so it imports little.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 from collections.abc import Iterator
 from pathlib import Path
 

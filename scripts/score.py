@@ -8,6 +8,9 @@ interval. Beside it stand
     score.SPLIT.{ref,hyp}.trn    both sides for NIST sclite, whose totals are ours: see score.sclite
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -8,6 +8,9 @@ training pool of neighbours then holds many speakers. Those without alignment ar
 here and listed in the index.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path

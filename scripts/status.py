@@ -5,6 +5,9 @@ order. Says which are done, stale or missing, what they took and how much disk t
 environment names the work folder (ASR_WORK) and, if it is not the recipe's, the goal (ASR_GOAL).
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import os
 import shlex
 import sys

@@ -10,6 +10,9 @@ chooses the device (else the GPU if there is one); JOBS=n the threads of a machi
 together.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import contextlib
 import os
 import platform

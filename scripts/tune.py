@@ -6,6 +6,9 @@ weight with the fewest word errors on DEV, words normalised as in scoring; and t
 made with them (exp/RUN/graph/). TEST only meets the choice.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import time
 from pathlib import Path
 

@@ -1,14 +1,18 @@
 """Worker processes keep the order, pass errors on, and never leave the parent waiting."""
 
+import ast
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from asr_train.jobs import num_jobs, parallel_map
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +126,41 @@ def test_ctrl_c_ends_a_stage_at_once_with_one_line():
     assert parent.returncode == 1
     assert said == "-c: interrupted; make goes on from here\n"
     assert not any(map(lives, workers))
+
+
+def test_ctrl_c_ends_a_script_that_still_imports_with_one_line(tmp_path):
+    """torch is stood in for by a module that never ends to load."""
+    (tmp_path / "torch.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)")
+    script = subprocess.Popen(
+        [sys.executable, ROOT / "scripts/feats.py", "a", "b", "c"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
+    assert script.stdout.readline() == "loading\n"
+    script.send_signal(signal.SIGINT)
+    _, said = script.communicate(timeout=20)
+    assert (script.returncode, said) == (1, "feats: interrupted; make goes on from here\n")
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.glob("scripts/[!b]*.py")), ids=lambda p: p.stem)
+def test_every_script_sees_to_ctrl_c_before_it_imports_anything_else(script):
+    imports = [n for n in ast.parse(script.read_text()).body if not isinstance(n, ast.Expr)]
+    assert ast.unparse(imports[0]) == "import asr_train.interrupt"
+
+
+def test_who_imports_us_keeps_ones_own_ctrl_c():
+    code = "import signal, asr_train.interrupt; raise SystemExit(signal.getsignal(2).__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == "default_int_handler\n"
+
+
+def test_ctrl_c_as_a_stage_ends_is_not_seen():
+    code = "import atexit\natexit.register(os.kill, os.getpid(), 2)\ndef stage(output): pass"
+    process = stage(code)
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize(

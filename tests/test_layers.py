@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "asr_train"
-BASE = {"schema", "files", "frames", "checks", "jobs"}
+BASE = {"schema", "files", "frames", "checks", "jobs", "interrupt"}
 BELOW = {  # what each package may import, beside the base and itself
     "paper": {"report", "score", "cost"},
     "train": {"shards", "model", "comm"},
