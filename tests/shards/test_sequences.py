@@ -140,20 +140,6 @@ def test_minibatches_are_nearly_equal_and_little_is_padded(shards):
     assert sequences.num_frames > 0.85 * cells
 
 
-def test_epochs_and_seeds_differ_in_where_long_utterances_come(shards):
-    lengths, cut = tuple(20 + 7 * n % 60 for n in range(90)), Cut(1, 1, 1, 100, 0)
-
-    def widths(**changes):
-        who = {"seed": 0, "worker": 0, "workers": 1, "epoch": 0, **changes}
-        made = Sequences(shards(lengths, 30), cut, pool_frames=10_000, minibatch_frames=120, **who)
-        return [batch.mask_BT.shape[1] for batch in made]
-
-    orders = [widths(), widths(epoch=1), widths(seed=1)]
-    for a, b in itertools.combinations(orders, 2):
-        assert sorted(a) == sorted(b)
-        assert a != b
-
-
 def test_epochs_and_seeds_differ_in_their_order(shards):
     def first(**changes):
         who = {"seed": 0, "worker": 0, "workers": 1, "epoch": 0, **changes}
