@@ -6,6 +6,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
+include recipes/paths.mk
+$(foreach v,CORPUS_DIR W,$(if $($v),$(call one_word,$v,$($v),name a link to it without one)))
 PYTHON ?= python3# 3.11 or newer, to make .venv with
 UV_VERSION := 0.13.8
 BIN := $(CURDIR)/.venv/bin
@@ -22,7 +24,7 @@ FOLDERS = $(foreach v,CORPUS_DIR W MORE,$(if $($v),'$v=$(abspath $($v))'))
 
 FETCH := fsdd mini_librispeech librispeech an4 yesno
 
-.PHONY: help $(RECIPES) $(PAPERS) status clean report test test-fast lint format lock bench bench-step plan $(FETCH:%=fetch-%)
+.PHONY: help $(RECIPES) $(PAPERS) check status clean report test test-fast lint format lock bench bench-step plan $(FETCH:%=fetch-%)
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST) recipes/stages.mk
@@ -33,6 +35,7 @@ help:
 ## make folder CORPUS_DIR=path     your own recordings: a folder with utterances.tsv
 ##   MORE='path path'              further folders to train on (folder, speechocean, arctic, ...)
 ## make NAME CORPUS_DIR=path       NAME: see recipes/; each has a README with data, licence and cost
+## make check CORPUS_DIR=path      only look at them (RECIPE=fsdd: as that recipe would)
 ## make status RECIPE=fsdd         which stages are done, stale or missing (default: digits)
 ## make clean RECIPE=fsdd          remove that recipe's work folder
 $(RECIPES): .venv/.ready
@@ -47,6 +50,8 @@ $(PAPERS): .venv/.ready
 $(foreach p,$(PAPERS),$p-%): .venv/.ready
 	@$(MAKE) -C recipes/$(firstword $(subst -, ,$@)) paper TABLES=$* $(FOLDERS)
 
+check: .venv/.ready
+	@$(MAKE) -C recipes/$(if $(CORPUS_DIR),$(RECIPE:digits=folder),$(RECIPE)) $@ $(FOLDERS)
 status clean: .venv/.ready
 	@$(MAKE) -C recipes/$(RECIPE) $@ $(FOLDERS)
 

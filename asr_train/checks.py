@@ -1,4 +1,4 @@
-"""Same shape, finite, positive: raise with the name and both values.
+"""Same shape, finite, positive: raise with the name and both values; when too many are lost.
 
 Works on anything with `shape` and `dtype` (NumPy arrays, torch tensors); imports neither.
 """
@@ -31,3 +31,8 @@ def check_shape(name: str, array: Any, *shape: int | None) -> None:
     ):
         wanted = ", ".join("any" if w is None else str(w) for w in shape)
         raise ValueError(f"{name} has shape {list(found)}; it must be [{wanted}]")
+
+
+def too_many_lost(lost: int, utterances: int, limit: float) -> bool:
+    """More than the share `limit` of the utterances; a single one of several is never too many."""
+    return lost > limit * utterances and not (lost == 1 < utterances and limit > 0)

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,38 @@ def replacing(path: Path | str) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def replacing_folder(path: Path | str, holds: str) -> Iterator[Path]:
+    """Yield a scratch folder beside `path`; it takes the place of `path` if the block succeeds.
+
+    Args:
+        holds: a pattern of all that may be in a folder that is replaced.
+    Raises:
+        FileExistsError: if anything else is in it.
+    """
+    path = Path(path)
+    if path.exists():
+        others = (
+            [path] if not path.is_dir() else sorted(set(path.iterdir()) - set(path.glob(holds)))
+        )
+        if others:
+            raise FileExistsError(
+                f"{others[0]} is no {holds}, of which {path} would be made; name another folder"
+            )
+    scratch, old = (path.with_name(f".{what}.{path.name}") for what in ("tmp", "old"))
+    for left in (scratch, old):  # of a killed try
+        shutil.rmtree(left, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        yield scratch
+        if path.exists():
+            os.replace(path, old)
+        os.replace(scratch, path)
+    finally:
+        for left in (scratch, old):
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def write_bytes(path: Path | str, content: bytes) -> None:
     """Write a small file whole."""
     with replacing(path) as scratch:
@@ -49,6 +82,23 @@ def write_bytes(path: Path | str, content: bytes) -> None:
 def write_text(path: Path | str, content: str) -> None:
     """Write a small text whole, in UTF-8."""
     write_bytes(path, content.encode())
+
+
+def read_text(path: Path | str) -> str:
+    """Read a text that somebody else wrote, without its byte order mark.
+
+    Raises:
+        DamagedFileError: if it is not UTF-8; names file and line.
+    """
+    content = Path(path).read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DamagedFileError(
+            f"{path}, line {line} has the byte 0x{content[error.start]:02x}, so it is not UTF-8; "
+            f"convert it, from Latin-1 by: iconv -f latin1 -t utf-8 {path} > NEW"
+        ) from error
 
 
 def write_json(path: Path | str, content: Any) -> None:

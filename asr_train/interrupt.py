@@ -12,8 +12,14 @@ import sys
 def stop(*_: object) -> None:
     """Say so and end at once: nothing was begun, and libraries swallow exceptions as they load."""
     name = os.path.splitext(os.path.basename(sys.argv[0]))[0]
-    os.write(2, f"{name}: interrupted; make goes on from here\n".encode())
+    if not launched():
+        os.write(2, f"{name}: interrupted; make goes on from here\n".encode())
     os._exit(1)
+
+
+def launched() -> bool:
+    """One of torchrun's processes: the launcher speaks for all."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def begin() -> None:

@@ -175,7 +175,7 @@ def main(stage: Callable[..., None], usage: str) -> None:
         stage(*paths)
         _keep_times(name, paths, start)
     except KeyboardInterrupt:
-        sys.exit(f"{name}: interrupted; make goes on from here")
+        sys.exit(1 if interrupt.launched() else f"{name}: interrupted; make goes on from here")
     except AssertionError:
         raise  # a defect here
     except Exception as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from asr_train.files import read_yaml
+from asr_train.frames import most_mels
 
 Settings = TypeVar("Settings")
 
@@ -122,11 +123,34 @@ class Channel(Enum):
     mix = "mix"
 
 
-class DevBy(Enum):
-    """What DEV is made of."""
+class SplitBy(Enum):
+    """What DEV or TEST is made of."""
 
     speakers = "speakers"  # who are in no other split
     utterances = "utterances"  # of the training speakers, where these are too few to spare one
+
+
+class Slower(Enum):
+    """What becomes of a recording slower than the features want."""
+
+    drop = "drop"  # and list: its upper bands would be empty
+    resample = "resample"
+
+
+class NormaliserKind(Enum):
+    """What is done to a text, at intake or before two are compared; see `score.normalise`."""
+
+    plain = "plain"  # upper case, nothing else
+    words = "words"  # punctuation goes, too
+    english = "english"  # punctuation, hyphens, hesitations, parts of words as in Hub5 scoring
+
+
+class Digits(Enum):
+    """What becomes of a transcript with digits, where its normaliser is not plain."""
+
+    refuse = "refuse"  # dropped and listed: how it was said is not known
+    each = "each"  # 108 is ONE ZERO EIGHT
+    number = "number"  # 108 is ONE HUNDRED EIGHT
 
 
 @dataclass(kw_only=True, slots=True)
@@ -134,13 +158,17 @@ class IntakeSettings:
     """What recordings must be like, and what DEV is taken from; see `data.intake`."""
 
     GROUP: ClassVar[str]  # where in conf/ these stand, for messages
-    dev_by: DevBy
+    dev_by: SplitBy
     dev_share: float  # of the speakers or of TRAIN's utterances, at least one
+    normaliser: NormaliserKind  # of the transcripts
+    digits: Digits
+    sample_rate: int  # Hz, that of the features
+    slower: Slower
     channel: Channel
     duration_tolerance_seconds: float  # between what the corpus says and the audio itself
     min_seconds: float  # shorter utterances are dropped, and listed
     max_seconds: float
-    max_dropped_share: float  # more than this and the corpus is refused
+    max_dropped_share: float  # of all splits' utterances; more and the corpus is refused
 
     def check(self) -> None:
         where = self.GROUP
@@ -158,7 +186,8 @@ class FolderSettings(IntakeSettings):
     more_tests: dict[str, str]  # a further test split -> its folder, whose other speakers train
     dev_speakers: list[str]  # names; empty: `dev_share` of those in `dir`, by hash of the name
     test_speakers: list[str]
-    test_share: float  # of the speakers, at least one
+    test_by: SplitBy  # utterances: so is DEV, unless its speakers are named
+    test_share: float  # of the speakers or of the utterances, at least one
     test_every: int | None  # instead: every Nth speaker, in sorted order
     phone_labels: str | None  # in a folder: a table of utt_id, start_seconds, end_seconds, phone
 
@@ -171,10 +200,15 @@ class FolderSettings(IntakeSettings):
         both = set(self.dev_speakers) & set(self.test_speakers)
         if both:
             raise SettingsError(f"{where}: {sorted(both)} are in dev_speakers and test_speakers")
-        if self.dev_by is DevBy.utterances and self.dev_speakers:
+        if self.dev_by is SplitBy.utterances and self.dev_speakers:
             raise SettingsError(
                 f"{where}.dev_by is utterances but dev_speakers is {self.dev_speakers}; "
                 "set dev_by=speakers, or leave dev_speakers empty"
+            )
+        if self.test_by is SplitBy.utterances and (self.test_speakers or self.test_every):
+            raise SettingsError(
+                f"{where}.test_by is utterances but test_speakers is {self.test_speakers} and "
+                f"test_every is {self.test_every}; set test_by=speakers, or leave both empty"
             )
         if self.test_every is not None and self.test_every < 2:
             raise SettingsError(f"{where}.test_every is {self.test_every}; it must be 2 or more")
@@ -441,7 +475,8 @@ class FeatsSettings:
 
     def __post_init__(self) -> None:
         where = "feats"
-        _positive(where, sample_rate=self.sample_rate, num_mels=self.num_mels)
+        _within(where, 4000, 192_000, sample_rate=self.sample_rate)
+        _positive(where, num_mels=self.num_mels)
         _positive(where, window_seconds=self.window_seconds, shift_seconds=self.shift_seconds)
         _within(where, 0, 1, preemphasis=self.preemphasis)
         if self.dither < 0:
@@ -452,6 +487,19 @@ class FeatsSettings:
             raise SettingsError(
                 f"feats: the band {self.low_hz} to {high} Hz must lie within 0 to {nyquist} Hz, "
                 "half of feats.sample_rate"
+            )
+        most = most_mels(self.sample_rate, self.window_seconds, self.low_hz, high, self.num_mels)
+        if most == 0:
+            raise SettingsError(
+                f"{where}.window_seconds is {self.window_seconds}, too short for a spectrum of the "
+                f"band {self.low_hz} to {high} Hz; set it to 0.025"
+            )
+        if self.num_mels > most:
+            raise SettingsError(
+                f"{where}.num_mels is {self.num_mels}, but with {where}.sample_rate "
+                f"{self.sample_rate} and {where}.window_seconds {self.window_seconds} no more than "
+                f"{most} bins each have a point of the spectrum; set {where}.num_mels={most} or "
+                "fewer"
             )
 
 
@@ -770,6 +818,7 @@ class OptimSettings:
 
     def __post_init__(self) -> None:
         where = "optim"
+        _positive(where, rate=self.rate, minibatch_frames=self.minibatch_frames)
         if self.min_rate < 0 or self.min_rate > self.rate:
             raise SettingsError(
                 f"{where}.min_rate is {self.min_rate}; it must lie in [0, {where}.rate {self.rate}]"
@@ -786,7 +835,6 @@ class OptimSettings:
                     f"{where}.phases has minibatches of {phase.minibatch_frames} frames, above "
                     f"{where}.pool_frames {self.pool_frames}; a pool holds many minibatches"
                 )
-        _positive(where, rate=self.rate, minibatch_frames=self.minibatch_frames)
         if self.max_norm is not None:
             _positive(where, max_norm=self.max_norm)
         _positive(where, epochs=self.epochs, checkpoint_steps=self.checkpoint_steps)
@@ -1116,23 +1164,16 @@ class DecodeSettings:
                 _positive(where, **{name: value})
 
 
-class NormaliserKind(Enum):
-    """What is done to both texts before they are compared; see `score.normalise`."""
-
-    plain = "plain"  # upper case, nothing else
-    english = "english"  # punctuation, hyphens, hesitations, parts of words as in Hub5 scoring
-
-
 @dataclass(kw_only=True, slots=True)
 class NormaliserSettings:
     kind: NormaliserKind
     mapping: str | None = None  # file of lines `FROM => TO`: contractions, spellings
 
     def __post_init__(self) -> None:
-        if self.mapping is not None and self.kind is NormaliserKind.plain:
+        if self.mapping is not None and self.kind is not NormaliserKind.english:
             raise SettingsError(
-                f"score.normaliser.kind is plain but score.normaliser.mapping is {self.mapping!r}; "
-                "a mapping goes with kind=english, and only with it"
+                f"score.normaliser.kind is {self.kind.value} but score.normaliser.mapping is "
+                f"{self.mapping!r}; a mapping goes with kind=english, and only with it"
             )
 
 

@@ -2,6 +2,8 @@
 # counts from the repository's root, wherever make is called. NEEDS is what must lie in it, GET how
 # one comes by it; MORE, where a recipe takes it, further folders with utterances.tsv to train on;
 # TEXT, where a recipe takes it, what a language model learns from or is.
+include $(dir $(lastword $(MAKEFILE_LIST)))paths.mk
+$(call one_word,CORPUS_DIR,$(CORPUS_DIR),name a link to it without one)
 MORE      ?=
 TEXT      ?=
 from_root  = $(abspath $(if $(filter /%,$1),$1,../../$1))
@@ -12,6 +14,10 @@ TEXTS     := $(foreach t,$(TEXT),$(call from_root,$t))
 NEEDED    := $(SPEECH) $(TEXTS)
 INPUTS    := $(wildcard $(filter-out %/.,$(SPEECH)))
 LACKING   := $(filter-out $(wildcard $(NEEDED)),$(NEEDED))
+CLOSED    := $(if $(LACKING),$(shell [ ! -d '$(CORPUS)' ] || [ -r '$(CORPUS)' -a -x '$(CORPUS)' ] || echo closed))
+ifneq ($(CLOSED),)
+$(error $(CORPUS) is a folder that you may not read: give yourself the right to it, or call make with another CORPUS_DIR)
+endif
 ifneq ($(if $(filter help clean,$(MAKECMDGOALS)),,$(LACKING)),)
 $(error $(firstword $(LACKING)) is missing: $(GET), or call make with CORPUS_DIR=path of its folder)
 endif

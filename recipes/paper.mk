@@ -43,7 +43,7 @@ TARGETS := $(filter $W/manifests/% $W/lm/% $W/lang/% $W/feats/% $W/ali/$(ALIGNER
   $(MADE)
 # First what all runs share, with every core; then the runs, side by side.
 paper:
-	+@$(MAKE) $(foreach s,$(TRAIN) $(DEV),$W/shards/$(ALIGNER)/$s/index.json) $W/feats/$(TEST).jsonl.gz
+	+@$(MAKE) $(CHECKED) $(foreach s,$(TRAIN) $(DEV),$W/shards/$(ALIGNER)/$s/index.json) $W/feats/$(TEST).jsonl.gz
 	+@$(MAKE) -j$(SIDE) JOBS=1 paper-tables
 	@cat $(MADE:.md=.txt); echo "tables and pictures: $W/tables"
 	$(if $(RESULTS),@mkdir -p $(RESULTS); for t in $(TABLES); do for e in md json png; do \

@@ -1,6 +1,7 @@
 # Every recipe's stages, in the order data flows. A recipe sets TRAIN, DEV, TEST, GMMS, RUNS and
 # CONF and includes this. A script is called as `stage.py INPUT... OUTPUT`: it reads nothing that make does
 # not know of, and writes its OUTPUT last, by renaming: if that exists, all it lists is there.
+include $(dir $(lastword $(MAKEFILE_LIST)))paths.mk
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --warn-undefined-variables --no-builtin-rules --no-print-directory
@@ -13,11 +14,13 @@ S    := $(ROOT)/scripts
 EVAL := $(DEV) $(TEST)
 PY   ?= $(or $(wildcard $(ROOT)/.venv/bin/python),python)
 W    ?= work
+$(call one_word,W,$W,name a folder without one)
 SET   ?=
 WORKERS ?= 1# that train together
 VIRTUAL ?=# 1: all of them in one process; else one each
 NPROC ?= $(if $(VIRTUAL),1,$(WORKERS))
-START = $(PY) $(if $(filter-out 1,$(NPROC)),-m torch.distributed.run --standalone --nproc-per-node $(NPROC))
+START = $(PY) $(if $(filter-out 1,$(NPROC)),$S/launch.py --standalone --nproc-per-node $(NPROC))
+SPEECH ?=# what lies in the folder of recordings that are not made here
 INPUTS ?=# files outside that the manifests are made from
 CONF  ?=
 FILES ?=# of tables that RUNS are named in, each with @SCALE
@@ -93,7 +96,9 @@ CHOICES := 'GMMS=$(GMMS)' 'NETS=$(NETS)' 'SCALES=$(SCALES)' 'RESCORE=$(RESCORE)'
   'EPOCHS=$(EPOCHS)' 'WORKERS=$(WORKERS)'
 SCORES  := $(foreach r,$(SHOWS),$(EVAL:%=$W/exp/$r/score.%.json))
 ALIGNED := $(MODELS:%=$W/ali/%/$(DEV).report.json)
-TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lm/index.json $W/lang/index.json \
+MANIFESTS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz)
+CHECKED := $W/manifests/check.txt# before anything is computed; that it is new is no reason to do so again
+TARGETS := $(MANIFESTS) $(CHECKED) $W/lm/index.json $W/lang/index.json \
   $(foreach s,$(TRAIN) $(EVAL),$W/feats/$s.jsonl.gz) $(GMMS:%=$W/exp/%/model.json) \
   $(foreach m,$(TEACHERS),$(foreach s,$(TRAIN) $(DEV),$W/ali/$m/$s.jsonl.gz $W/shards/$m/$s/index.json)) \
   $(NETS:%=$W/exp/%/model.json) $(patsubst %,$W/exp/%/tuned.json,$(MODELS) $(BIGRAMS) $(RESCORED)) \
@@ -101,9 +106,10 @@ TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lm/index.js
   $(foreach r,$(MODELS) $(BIGRAMS) $(RESCORED),$(EVAL:%=$W/exp/$r/hyp.%.jsonl)) $(SCORES) \
   $W/tables/wer.md $(EXCHANGE) $W/report/index.html
 
-.PHONY: help table conf status clean
+.PHONY: help table check conf status clean
 ## In a recipe's folder, or from the root with RECIPE=NAME:
 ##   make table    the WER table and all it needs (-n: the plan; -j2: stages side by side)
+##   make check    look at the recordings, transcripts, speakers and words of all splits, no more
 ##   make status   which stages are done, stale or missing, with their time and size
 ##   make clean    remove the work folder
 ##   variables     W=work folder  JOBS=processes a stage  SET='feats.num_mels=80 decode.beam=12'
@@ -112,8 +118,10 @@ TARGETS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz) $W/lm/index.js
 ##                 RESCORE='dnn' (n-best lists by lm.big)  BIGRAM='tri dnn' (and by a bigram)
 ##                 SCALES=run whose scales, chosen on DEV, all networks are decoded with
 ##                 WORKERS=training workers, a process each; VIRTUAL=1: all in one, to the same bits
-table: $W/report/index.html
+table: $(CHECKED) $W/report/index.html
 	@cat $(SHOWN) $W/tables/wer.txt; echo "report: $W/report/index.html"
+check: $(CHECKED)
+	@cat $<
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 clean:
@@ -124,20 +132,23 @@ clean:
 # numbers change. '+' runs these lines under -n too, so that the plan it prints is true.
 conf:
 	+@$(PY) $S/resolve.py $C '$(SEEDED)' $(FILES) $(CHOICES) $(SETTINGS)
+	$(if $(SPEECH),+@$(PY) $S/recordings.py $C/audio $W/manifests $(TRAIN) $(EVAL))
 $C/%.yaml: conf ; +@:
 
-$W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(INPUTS) $(LANG_FILES)
+$W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(if $(SPEECH),$C/audio/%.yaml) $(INPUTS) $(LANG_FILES)
 	$(PY) $S/manifests.py $(wordlist 1,2,$^) $@
-SPOKEN := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz)
-$W/lm/index.json: $C/lm.yaml $(SPOKEN) $(LM_FILES)
+$W/manifests/check%txt: $C/corpus.yaml $C/lexicon.yaml $C/ali.yaml $(MANIFESTS) $(LANG_FILES)
+	$(PY) $S/check.py $(wordlist 1,3,$^) $(MANIFESTS) $@
+$W/lm/index.json: $C/lm.yaml $(MANIFESTS) $(LM_FILES) | $(CHECKED)
 	$(PY) $S/lm.py $(filter-out $(LM_FILES),$^) $@
-$W/lang-bigram/index.json: $C/bigram.yaml $W/lang/index.json $(filter-out %/$(TRAIN).jsonl.gz,$(SPOKEN)) \
+$W/lang-bigram/index.json: $C/bigram.yaml $W/lang/index.json $(filter-out %/$(TRAIN).jsonl.gz,$(MANIFESTS)) \
   $(LM_FILES)
 	$(PY) $S/bigram.py $(filter-out $(LM_FILES),$^) $@
 $W/lang/index.json: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lang.yaml \
   $W/lm/index.json $(LANG_FILES)
 	$(PY) $S/lang.py $(wordlist 1,4,$^) $@
-$W/feats/%.jsonl.gz: $W/manifests/%.jsonl.gz $C/feats.yaml ; $(PY) $S/feats.py $^ $@
+$W/feats/%.jsonl.gz: $W/manifests/%.jsonl.gz $C/feats.yaml | $(CHECKED)
+	$(PY) $S/feats.py $^ $@
 # Rules of single files are patterns as well (model%json): .SECONDARY would have make look through
 # a settings file that a rule names in full, find that its prerequisite `conf` is no file, and make
 # the target again.

@@ -3,20 +3,19 @@
 For other tools. KIND, its inputs and its output:
   data        manifests/SPLIT.jsonl.gz  DATA_DIR            Kaldi's data folder
   feats       feats/SPLIT.jsonl.gz  OUT.ark                 and OUT.scp
-  ali         ali/SPLIT.jsonl.gz  OUT.txt or OUT.ark        state ids, Kaldi's pdf-ids
+  ali         ali/MODEL/SPLIT.jsonl.gz  OUT.txt or OUT.ark        state ids, Kaldi's pdf-ids
   posteriors  exp/RUN/model.json  feats/SPLIT.jsonl.gz  OUT.ark   for latgen-faster-mapped
-  ctm         ali/SPLIT.jsonl.gz  OUT.ctm                   words at their times
+  ctm         ali/MODEL/SPLIT.jsonl.gz  OUT.ctm                   words at their times
   ctm         exp/RUN/hyp.SPLIT.jsonl  manifests/SPLIT.jsonl.gz  OUT.ctm
-  phones      ali/SPLIT.jsonl.gz  OUT.ctm                   phones at their times
+  phones      ali/MODEL/SPLIT.jsonl.gz  OUT.ctm                   phones at their times
   stm         manifests/SPLIT.jsonl.gz  OUT.stm             references, for sclite
-  textgrid    ali/SPLIT.jsonl.gz  OUT_DIR                   a TextGrid an utterance, for Praat
+  textgrid    ali/MODEL/SPLIT.jsonl.gz  OUT_DIR                   a TextGrid an utterance, for Praat
 """
 
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from lhotse import CutSet
@@ -24,7 +23,7 @@ from lhotse import CutSet
 from asr_train.align.table import open_ali
 from asr_train.data.features import open_feats
 from asr_train.decode.posteriors import load_scorer
-from asr_train.files import read_jsonl
+from asr_train.files import read_jsonl, replacing_folder
 from asr_train.interop.ark import write_int_vectors, write_matrices
 from asr_train.interop.ctm import write_ctm, write_stm
 from asr_train.interop.kaldi import write_data_dir
@@ -109,9 +108,11 @@ def stm(manifest: str, output: str) -> None:
 
 def textgrid(manifest: str, output: str) -> None:
     rows = read_jsonl(manifest)
-    for row in progress(rows, "TextGrids"):
-        tiers = {"words": aligned(row, "word"), "phones": aligned(row, "phone")}
-        write_textgrid(Path(output) / f"{row['id']}.TextGrid", tiers)
+    with replacing_folder(output, "*.TextGrid") as scratch:
+        for row in progress(rows, "TextGrids"):
+            tiers = {"words": aligned(row, "word"), "phones": aligned(row, "phone")}
+            shift = row.get("features", {}).get("frame_shift", 0.0)
+            write_textgrid(scratch / f"{row['id']}.TextGrid", tiers, shift / 2)
     print(f"export: {len(rows)} TextGrids in {output}")
 
 

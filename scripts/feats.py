@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 from lhotse import CutSet
 
+from asr_train.data.corpus import read_cuts
 from asr_train.data.features import extract, write_index
-from asr_train.files import read_jsonl, write_jsonl
+from asr_train.files import write_jsonl
 from asr_train.jobs import main, parallel_map
 from asr_train.schema import FeatsSettings, load
 
@@ -23,7 +24,7 @@ CUTS_A_PART = 200
 def feats(manifest: str, conf: str, output: str) -> None:
     torch.set_num_threads(1)  # the worker processes are the threads
     settings = load(FeatsSettings, conf)
-    cuts = list(CutSet.from_dicts(read_jsonl(manifest)))
+    cuts = list(CutSet.from_dicts(read_cuts(manifest)))
     if not cuts:
         raise ValueError(f"{manifest} holds no cuts; delete it and run make again")
     folder = Path(output.removesuffix(".jsonl.gz"))

@@ -13,9 +13,12 @@ The only user of Hydra.
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
+import os
 import re
 import sys
-from dataclasses import replace
+import types
+import typing
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         run = named.get(name)
         base, more = _with_seed(name) if run is None else (run.base, run.overrides)
         composed[name] = settings(base, [*given, *more])
+        check_outside(composed[name], workers)
     files: dict[str, Any] = {}
     for run, config in composed.items():
         shared = {
@@ -163,11 +167,55 @@ def settings(run: str, overrides: list[str]) -> Config:
             raise SettingsError(f"SET holds {override!r}; it takes group.key=value or group=file")
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose("config", [f"run={run}", *overrides])
+            config = compose("config", [f"run={run}", *map(as_text, overrides)])
         values = OmegaConf.to_container(config, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(_cause(error, overrides)) from error
     return build(Config, values)
+
+
+def check_outside(config: Config, workers: int) -> None:
+    """Refuse what the settings name outside of them: workers in groups, files of words and text.
+
+    Raises:
+        SettingsError: naming variable or key, its value and what to do.
+    """
+    if config.comm.group_size is not None:
+        config.comm.group_of(config.comm.workers or workers)
+    models = {"small": config.lm.small, "big": config.lm.big}
+    files = [
+        ("lang.lexicon.file", config.lang.lexicon.file),
+        ("lang.grammar.file", config.lang.grammar.file),
+        ("score.normaliser.mapping", config.score.normaliser.mapping),
+        *(("lm.text", path) for path in config.lm.text),
+        *(("lm.bigram.text", path) for path in (config.lm.bigram.text if config.lm.bigram else [])),
+        *((f"lm.{name}.file", model.file) for name, model in models.items() if model is not None),
+    ]
+    for key, path in files:
+        if path is not None and not (os.path.isfile(path) and os.access(path, os.R_OK)):
+            raise SettingsError(
+                f"{key} is {path}, but there is no file {os.path.abspath(path)} that can be read; "
+                "correct the path"
+            )
+
+
+def as_text(override: str) -> str:
+    """The override, quoted where text is wanted, so that Hydra takes the name 1183 for a name."""
+    key, sign, value = override.partition("=")
+    hint: Any = Config
+    for name in key.lstrip("+").split("."):
+        hint = typing.get_type_hints(hint).get(name) if is_dataclass(hint) else None
+        inner = [a for a in typing.get_args(hint) if a is not type(None)]
+        hint = inner[0] if isinstance(hint, types.UnionType) and len(inner) == 1 else hint
+    items = re.fullmatch(r"\[([^\[\]'\"]+)\]", value)
+    if hint == list[str] and items:
+        return f"{key}{sign}[{','.join(map(_quoted, items[1].split(',')))}]"
+    is_number = re.fullmatch(r"[-+]?[\d_.]+(e[-+]?\d+)?", value, re.IGNORECASE)
+    return f"{key}{sign}{_quoted(value)}" if hint is str and is_number else override
+
+
+def _quoted(value: str) -> str:
+    return f"'{value.strip()}'"
 
 
 def _cause(error: Exception, overrides: list[str]) -> str:

@@ -31,6 +31,8 @@ from asr_train.lang.index import load_lang, write_lang
 ROOT = Path(__file__).parents[1]
 COMMANDS = {  # as recipes/stages.mk has them; the last path is the output
     "manifests": "conf/corpus.yaml conf/lexicon.yaml manifests/{}.jsonl.gz",
+    "check": "conf/corpus.yaml conf/lexicon.yaml conf/ali.yaml manifests/train.jsonl.gz "
+    "manifests/dev.jsonl.gz manifests/check.txt",
     "lm": "manifests/train.jsonl.gz manifests/dev.jsonl.gz conf/lm.yaml lm/index.json",
     "lang": "manifests/train.jsonl.gz manifests/dev.jsonl.gz conf/lang.yaml lm/index.json "
     "lang/index.json",
@@ -52,7 +54,7 @@ COMMANDS = {  # as recipes/stages.mk has them; the last path is the output
     "report": "tables/wer.json ali/mono/dev.report.json exp/dnn/log.jsonl report/index.html",
 }
 CHAIN = [
-    *("manifests train", "manifests dev", "lang", "feats train", "feats dev", "gmm"),
+    *("manifests train", "manifests dev", "check", "lang", "feats train", "feats dev", "gmm"),
     *("ali train", "ali dev", "shards train", "shards dev", "train", "tune mono", "decode mono"),
     *("score mono", "tune dnn", "decode dnn", "score dnn", "tables", "report"),
 ]
@@ -262,6 +264,23 @@ def test_audio_that_cannot_be_read_is_named(work):
     refused(work, "feats dev", f"{cut['id']}: {source} cannot be read", "mend, delete or drop it")
 
 
+def test_audio_that_became_shorter_is_said_with_both_lengths(work):
+    cut = cuts_of(work, "dev")[1]
+    source = cut["recording"]["sources"][0]["source"]
+    samples, rate = soundfile.read(work / source)
+    soundfile.write(work / source, samples[: rate // 4], rate, format="FLAC", subtype="PCM_16")
+    seconds = cut["recording"]["duration"]
+    refused(work, "feats dev", f"{cut['id']}: {source} has 0.250 s but had {seconds:.3f} s when")
+
+
+@pytest.mark.parametrize("call", ["check", "feats dev"])
+def test_a_cut_that_says_nothing_is_named(work, call):
+    cuts = cuts_of(work, "dev")
+    cuts[2]["supervisions"] = []
+    write_jsonl(work / "manifests/dev.jsonl.gz", cuts)
+    refused(work, call, f"manifests/dev.jsonl.gz: the cut {cuts[2]['id']} has 0 supervisions")
+
+
 def test_audio_slower_than_the_features_want_is_refused_with_both_rates(work):
     settings = read_yaml(work / "conf/feats.yaml")
     write_yaml(work / "conf/feats.yaml", settings | {"sample_rate": 44100})
@@ -402,7 +421,7 @@ def test_words_for_other_utterances_than_were_said_are_refused(work):
 WRITING = [call for call in CHAIN if not call.endswith(" train")]
 
 
-@pytest.mark.parametrize("call", [c for c in WRITING if not c.startswith("tune")])
+@pytest.mark.parametrize("call", [c for c in WRITING if not c.startswith(("tune", "check"))])
 def test_a_full_disk_is_said_and_leaves_nothing(work, call):
     """As far as a limit on the size of files is like one; tune also writes to the system's /tmp."""
     stage = call.split()[0]

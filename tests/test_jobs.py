@@ -150,6 +150,26 @@ def test_every_script_sees_to_ctrl_c_before_it_imports_anything_else(script):
     assert ast.unparse(imports[0]) == "import asr_train.interrupt"
 
 
+def test_ctrl_c_ends_several_processes_with_one_line(tmp_path):
+    (tmp_path / "wait.py").write_text(
+        "import time\nfrom asr_train.jobs import main\n"
+        "def stage(path):\n    print('up', flush=True)\n    time.sleep(60)\nmain(stage, '')"
+    )
+    command = [sys.executable, ROOT / "scripts/launch.py", "--standalone", "--nproc-per-node", "2"]
+    launcher = subprocess.Popen(
+        [*command, tmp_path / "wait.py", "x"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    assert [launcher.stdout.readline() for _ in range(2)] == ["up\n"] * 2
+    os.killpg(launcher.pid, signal.SIGINT)
+    _, said = launcher.communicate(timeout=60)
+    assert (launcher.returncode, said) == (1, "train: interrupted; make goes on from here\n")
+
+
 def test_who_imports_us_keeps_ones_own_ctrl_c():
     code = "import signal, asr_train.interrupt; raise SystemExit(signal.getsignal(2).__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

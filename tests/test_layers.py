@@ -18,7 +18,7 @@ BELOW = {  # what each package may import, beside the base and itself
     "interop": {"align", "data", "lang"},
     "shards": {"align", "data", "kernels"},
     "align": {"data", "search", "lang"},
-    "data": {"lang"},
+    "data": {"lang", "score"},
     "model": set(),
     "comm": {"kernels"},
     "kernels": set(),

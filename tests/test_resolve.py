@@ -32,6 +32,64 @@ def test_a_bad_override_is_refused(override, message):
         settings("dnn", [override])
 
 
+def in_folder(*settings: str) -> list[str]:
+    return ["corpus=folder", "corpus.folder.dir=x", *(f"corpus.folder.{one}" for one in settings)]
+
+
+@pytest.mark.parametrize(
+    "names, given",
+    [
+        ("[1183,84]", ["1183", "84"]),
+        ("[1_0, 007,1e5,-3,true,null,a b]", ["1_0", "007", "1e5", "-3", "true", "null", "a b"]),
+        ("['1183',\"x\"]", ["1183", "x"]),
+        ("[ann]", ["ann"]),
+        ("[]", []),
+    ],
+)
+def test_names_of_digits_are_names(names, given):
+    folder = settings("dnn", in_folder(f"test_speakers={names}")).corpus.folder
+    assert folder.test_speakers == given
+
+
+def test_other_lists_and_texts_stay_what_they_are():
+    config = settings("dnn", [*in_folder("dir=1183", "phone_labels=null"), "corpus.speeds=[1.0]"])
+    assert (config.corpus.folder.dir, config.corpus.folder.phone_labels) == ("1183", None)
+    assert config.corpus.speeds == [1.0]
+    assert settings("dnn", ["lang.grammar.words=[1,TWO]"]).lang.grammar.words == ["1", "TWO"]
+
+
+@pytest.mark.parametrize("workers", ["0", "-1", "two", "1.5"])
+def test_workers_that_cannot_be_are_refused_before_any_stage(tmp_path, workers):
+    with pytest.raises(SettingsError, match=f"WORKERS is '{workers}'; it must be a whole number"):
+        resolve(str(tmp_path), "dnn", f"WORKERS={workers}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_groups_that_do_not_divide_the_workers_are_refused_before_any_stage(tmp_path):
+    with pytest.raises(SettingsError, match=r"6 workers do not make groups of comm.group_size=4"):
+        resolve(str(tmp_path), "bmuf_gtc", "WORKERS=6", "comm.group_size=4")
+
+
+@pytest.mark.parametrize(
+    "more, key",
+    [
+        ("lang.lexicon.source=file lang.lexicon.file={}", "lang.lexicon.file"),
+        ("lang.grammar.kind=arpa lang.grammar.file={}", "lang.grammar.file"),
+        ("lm=arpa lm.small.file={} lm.big=null", "lm.small.file"),
+        ("lm=fourgram lm.text=[{}]", "lm.text"),
+        ("score.normaliser.kind=english score.normaliser.mapping={}", "score.normaliser.mapping"),
+    ],
+)
+def test_files_that_settings_name_must_be_there_before_any_stage(tmp_path, more, key):
+    there, absent = tmp_path / "there", tmp_path / "absent"
+    there.touch()
+    conf = tmp_path / "conf"
+    with pytest.raises(SettingsError, match=f"{key} is {absent}, but there is no file {absent}"):
+        resolve(str(conf), "dnn", *more.format(absent).split())
+    assert not conf.exists()
+    resolve(str(conf), "dnn", *more.format(there).split())
+
+
 def test_an_unknown_run_is_refused():
     with pytest.raises(SettingsError, match=r"RUNS names 'nosuch'.*dnn"):
         settings("nosuch", [])
@@ -173,6 +231,18 @@ def test_a_papers_runs_have_their_own_seeds():
     assert "SEEDS is '1 2', but a paper's runs have the seeds of scales.small" in done.stderr
 
 
+def test_all_splits_are_looked_at_before_anything_is_computed(plan):
+    stages = plan()
+    assert stages[:4] == ["manifests", "manifests", "manifests", "check"]
+    assert not {"manifests", "check"} & set(stages[4:])
+
+
+def test_a_recipe_that_was_finished_without_the_check_is_only_checked(plan, tmp_path):
+    finish(plan, tmp_path / "w")
+    (tmp_path / "w/manifests/check.txt").unlink()
+    assert plan() == ["check"]
+
+
 def finish(plan, work: Path, *arguments: str, runs=("dnn",)) -> None:
     """Pretend that all stages of a call ran, in the order of the plan."""
     plan(*arguments)
@@ -181,7 +251,7 @@ def finish(plan, work: Path, *arguments: str, runs=("dnn",)) -> None:
         os.utime(path, (begin, begin))
     names = ["train", "dev", "test"]
     order = [f"manifests/{s}.jsonl.gz" for s in names]
-    order += ["lm/index.json", "lang/index.json"]
+    order += ["manifests/check.txt", "lm/index.json", "lang/index.json"]
     order += [f"feats/{s}.jsonl.gz" for s in names] + ["exp/mono/model.json"]
     order += [f"ali/mono/{s}.jsonl.gz" for s in names[:2]]
     order += [f"shards/mono/{s}/index.json" for s in names[:2]]

@@ -2,8 +2,10 @@
 
 import contextlib
 
+import numpy as np
 import pytest
 
+from asr_train.data.features import LogMel
 from asr_train.schema import (
     AliSettings,
     Config,
@@ -70,12 +72,29 @@ def test_whole_numbers_count_as_numbers():
         ({"low_hz": 8000.0}, "half of feats.sample_rate"),
         ({"dither": -1.0}, "feats.dither is -1.0"),
         ({"num_mels": 0}, "feats.num_mels is 0"),
+        ({"num_mels": 1000}, r"num_mels is 1000, but .* 16000 .* set feats.num_mels=126 or fewer"),
+        ({"sample_rate": 100}, r"feats.sample_rate is 100; it must lie in \[4000, 192000\]"),
+        ({"window_seconds": 1e-5}, "feats.window_seconds is 1e-05, too short for a spectrum"),
     ],
 )
 def test_features_that_cannot_be_are_refused(change, message):
     values = plain(settings("dnn", []).feats)
     with pytest.raises(SettingsError, match=message):
         build(FeatsSettings, values | change, "feats")
+
+
+@pytest.mark.parametrize("rate, most", [(8000, 95), (16000, 126), (44100, 267)])
+def test_as_many_bins_as_are_said_to_be_possible_are(rate, most):
+    values = plain(settings("dnn", []).feats) | {"sample_rate": rate}
+    feats = build(FeatsSettings, values | {"num_mels": most}, "feats")
+    assert LogMel(feats)(np.ones(rate, np.float32)).shape == (100, most)
+    with pytest.raises(SettingsError, match=f"set feats.num_mels={most} or fewer"):
+        build(FeatsSettings, values | {"num_mels": most + 1}, "feats")
+
+
+def test_a_rate_of_learning_is_positive():
+    with pytest.raises(Exception, match=r"^optim.rate is -1.0; it must be positive"):
+        settings("dnn", ["optim.rate=-1"])
 
 
 def test_a_narrower_retry_is_refused():

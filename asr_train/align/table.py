@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from asr_train.align.viterbi import Aligned, Lost
+from asr_train.checks import too_many_lost
 from asr_train.data.features import Utterance, open_h5
 from asr_train.files import (
     check_part,
@@ -297,7 +298,7 @@ def report(
 
 def check_lost(what: str, lost: list[list[str]], utterances: int, limit: float) -> None:
     """Stop where more than `limit` of the utterances are lost; name the first and their reasons."""
-    if len(lost) > limit * utterances:
+    if too_many_lost(len(lost), utterances, limit):
         named = "; ".join(f"{u}: {reason}" for u, reason in lost[:3])
         raise ValueError(
             f"{what}: {len(lost)} of {utterances} utterances could not be aligned, more than the "

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soundfile
 import torch
 
 from asr_train.files import (
@@ -98,12 +99,7 @@ def _mel_weights(settings: FeatsSettings, fft: int) -> np.ndarray:
     fall = (top - bins_H1) / (top - centre)
     weights_HF = np.maximum(0, np.minimum(rise, fall))
     weights_HF[-1] = 0  # Kaldi's banks leave out the bin at half the sample rate
-    empty = np.flatnonzero(weights_HF.sum(0) == 0)
-    if len(empty):
-        raise ValueError(
-            f"feats.num_mels is {settings.num_mels}: bin {empty[0]} is narrower than the "
-            f"{settings.sample_rate / fft:.1f} Hz between points of the spectrum; use fewer bins"
-        )
+    assert (weights_HF.sum(0) > 0).all(), "schema.FeatsSettings lets no bin be empty"
     return weights_HF
 
 
@@ -204,7 +200,8 @@ def _samples(cut: Any, rate: int) -> np.ndarray:
     except Exception as error:  # lhotse's own kinds, whose texts fill a page
         audio = ", ".join(source.source for source in cut.recording.sources)
         raise ValueError(
-            f"{cut.id}: {audio} cannot be read ({type(error).__name__}); mend, delete or drop it"
+            _shortened(cut)
+            or f"{cut.id}: {audio} cannot be read ({type(error).__name__}); mend, delete or drop it"
         ) from error
     wave_N = np.ascontiguousarray(wave_CN.mean(0), np.float32)
     if not np.isfinite(wave_N).all():
@@ -216,6 +213,22 @@ def _samples(cut: Any, rate: int) -> np.ndarray:
 
     wave = torchaudio.functional.resample(torch.from_numpy(wave_N), cut.sampling_rate, rate)
     return wave.numpy()
+
+
+def _shortened(cut: Any) -> str:
+    """What to say of a recording that has become shorter than its manifest says; else nothing."""
+    for source in [] if cut.recording.transforms else cut.recording.sources:
+        try:
+            found = soundfile.info(source.source)
+        except (soundfile.LibsndfileError, OSError):
+            continue
+        had = cut.recording.duration
+        if found.duration < had:
+            return (
+                f"{cut.id}: {source.source} has {found.duration:.3f} s but had {had:.3f} s when "
+                "its manifest was made; run make again, which makes the manifest anew"
+            )
+    return ""
 
 
 def _with_features(cut: Any, feats_TF: np.ndarray, settings: FeatsSettings, path: Path) -> Any:

@@ -13,9 +13,15 @@ from lhotse.supervision import AlignmentItem
 from asr_train.data import intake
 from asr_train.data.corpus import CorpusError, Made, few
 from asr_train.data.intake import Row
-from asr_train.data.splits import further_test_speakers, share_of, split_speakers
+from asr_train.data.splits import (
+    by_utterances,
+    further_test_speakers,
+    share_of,
+    split_speakers,
+)
+from asr_train.files import read_text
 from asr_train.lang.lexicon import SILENCE
-from asr_train.schema import CorpusSettings, DevBy, FolderSettings, LexiconSettings
+from asr_train.schema import CorpusSettings, FolderSettings, LexiconSettings
 
 SPLITS = ("train", "dev", "test")
 TABLE = "utterances.tsv"
@@ -48,7 +54,8 @@ def folder(
     if not mine:
         count = len({row.speaker for table in tables for row in table})
         raise CorpusError(
-            f"{split} has no speakers: all {count} are named for dev and test in corpus.folder"
+            f"{split} has no speakers: all {count} are named for dev and test in corpus.folder; "
+            "name fewer, or none and set corpus.folder.test_by=utterances"
         )
     if wanted.phone_labels is not None:
         _label(roots, tables, wanted)
@@ -80,6 +87,8 @@ def tabled(root: Path) -> list[Row]:
             f"{', '.join(COLUMNS)} parted by tabs"
         )
     rows = [_row(root, number, value) for number, value in _lines(table, COLUMNS)]
+    if not rows:
+        raise CorpusError(f"{table} names columns but no utterance; write a line for each")
     intake.unique_ids(rows, table)
     return rows
 
@@ -90,7 +99,12 @@ def _lines(table: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, dict[str
     Raises:
         CorpusError: for missing columns, or lines of another length.
     """
-    head, *lines = table.read_text(encoding="utf-8-sig").split("\n")
+    head, *lines = read_text(table).split("\n")
+    if not head.strip():
+        raise CorpusError(
+            f"{table} has no first line; it must name the columns {', '.join(wanted)}, parted by "
+            "tabs"
+        )
     columns = head.rstrip("\r").split("\t")
     missing = [column for column in wanted if column not in columns]
     if missing:
@@ -115,8 +129,7 @@ def _row(root: Path, where: str, value: dict[str, str]) -> Row:
         if not value[column]:
             raise CorpusError(f"{root / TABLE}, {where} has no {column}: {value}")
     seconds = _number(root / TABLE, where, value, "duration_seconds")
-    text = " ".join(value["transcript"].upper().split())
-    path = value["path"]
+    path, text = value["path"], value["transcript"]
     return Row(value["utt_id"], value["speaker"], root / path, path, seconds, text, where)
 
 
@@ -183,13 +196,14 @@ def split_rows(tables: list[list[Row]], settings: FolderSettings) -> dict[str, l
         split: [row for row in everything if row.speaker in wanted]
         for split, wanted in ((split, set(names)) for split, names in speakers.items())
     }
-    if settings.dev_by is DevBy.utterances and parts["train"]:
-        here = {row.utt_id for row in first}
+    here = {row.utt_id for row in first}
+    for split in by_utterances(settings):
         mine = [row.utt_id for row in parts["train"] if row.utt_id in here]
         ids = mine or [row.utt_id for row in parts["train"]]
-        dev = share_of(ids, settings.dev_share, "utterances of the training speakers")
-        parts["dev"] = [row for row in parts["train"] if row.utt_id in dev]
-        parts["train"] = [row for row in parts["train"] if row.utt_id not in dev]
+        share = settings.test_share if split == "test" else settings.dev_share
+        taken = share_of(ids, share, "utterance of the training speakers") if ids else set()
+        parts[split] = [row for row in parts["train"] if row.utt_id in taken]
+        parts["train"] = [row for row in parts["train"] if row.utt_id not in taken]
     return parts
 
 

@@ -1,6 +1,7 @@
 """Utterances as a corpus lists them -> **what can be used of them**, after listening to each.
 
-    rows --unique_ids--> rows with ids that tars can hold --take--> Made (cuts, remarks, notes)
+    rows --unique_ids--> rows with ids that tars can hold
+         --take--> Made (cuts, remarks, notes); data.transcripts reads their texts
 
 Knows nothing of where the rows come from (data.folder and data.published read them) or of splits.
 """
@@ -21,13 +22,15 @@ from asr_train.data.corpus import (
     Made,
     Remark,
     few,
+    spelled,
     whole_cut,
     whole_recording,
     write_flac,
 )
+from asr_train.data.transcripts import DigitsError, Transcriber
 from asr_train.jobs import parallel_map
 from asr_train.lang.lexicon import Lexicon
-from asr_train.schema import Channel, IntakeSettings, LexiconSettings
+from asr_train.schema import Channel, IntakeSettings, LexiconSettings, Slower
 
 
 @dataclass(slots=True)
@@ -45,6 +48,7 @@ class Row:
     channel: int | None = None  # None: as the settings say
     alignment: dict[str, list[AlignmentItem]] = field(default_factory=dict)  # as lhotse has it
     was: str = ""  # the corpus's own id, where that could not stay
+    refused: str = ""  # why the text cannot be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +105,9 @@ def take(
         CorpusError: for several channels where they are refused; ValueError from the lexicon for
             refused words.
     """
+    said = _transcribe(split, rows, settings, lexicon)
     audios = parallel_map(lambda row: _look(row, audio_dir, settings), rows, f"audio of {split}")
-    made = Made(split, [], max_dropped_share=settings.max_dropped_share, group=settings.GROUP)
+    made = Made(split, [], notes=said, audio=[row.audio for row in rows])
     for row, audio in zip(rows, audios, strict=True):
         if row.was:
             made.remarks.append(_remark(row, "renamed", f"was {row.was}"))
@@ -114,15 +119,39 @@ def take(
     return made
 
 
+def _transcribe(
+    split: str, rows: Sequence[Row], settings: IntakeSettings, lexicon: LexiconSettings
+) -> list[str]:
+    """Have the rows say words; returns what to say of it."""
+    words_of = Transcriber(settings, lexicon)
+    changed = []
+    for row in rows:
+        before = " ".join(row.text.split())
+        try:
+            row.text = " ".join(words_of(before))
+        except DigitsError as error:
+            row.text, row.refused = before.upper(), str(error)
+        if not row.refused and row.text != before.upper():
+            changed.append(f"{before!r} is {row.text}")
+    if not changed:
+        return []
+    return [
+        f"  {len(changed)} of {len(rows)} transcripts of {split} changed by {words_of.rule} "
+        f"({settings.GROUP}.normaliser={settings.normaliser.value}), for example "
+        + "; ".join(changed[:3])
+    ]
+
+
 def notes(made: Made, parts: dict[str, list[Row]], source: Path | str) -> list[str]:
-    """What there is to say of a corpus and of what became of one of its parts."""
+    """What there is to say of a corpus and of what became of one of its parts; puts it first."""
     speakers = {split: sorted({row.speaker for row in part}) for split, part in parts.items()}
     everyone = {name for names in speakers.values() for name in names}
     count = sum(map(len, parts.values()))
-    notes = [f"{source}: {count} utterances of {len(everyone)} speakers"]
+    notes = [f"{source}: {spelled(count, 'utterance')} of {spelled(len(everyone), 'speaker')}"]
     for split, names in speakers.items():
         count = len(parts[split])
-        notes.append(f"  {split}: {len(names)} speakers, {count} utterances: {few(names)}")
+        said = f"{spelled(len(names), 'speaker')}, {spelled(count, 'utterance')}"
+        notes.append(f"  {split}: {said}: {few(names)}")
     rates = Counter(cut.sampling_rate for cut in made.cuts)
     if len(rates) > 1:
         listed = ", ".join(f"{rate} Hz: {count}" for rate, count in sorted(rates.items()))
@@ -133,20 +162,32 @@ def notes(made: Made, parts: dict[str, list[Row]], source: Path | str) -> list[s
         words = sorted({w for r in some for w in r.why.split()}) if what == KEPT[1] else []
         example = f"words: {few(words)}" if words else f"{some[0].utt_id}: {some[0].why}"
         notes.append(f"  {fate} in {made.split}: {count} {what} ({example})")
-    return notes
+    return notes + made.notes
 
 
 def _look(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
     """What a recording is like, by its header; what seems right is read from end to end."""
     path = row.audio
+    if row.refused:
+        return _Audio(what="digits", why=row.refused)
     if not row.text:
-        return _Audio(what="empty transcript", why="the transcript is empty")
-    if not path.is_file():
-        return _Audio(what="missing audio", why=f"{path} is missing")
+        return _Audio(what="empty transcript", why="the transcript has no words")
     try:
+        if not path.is_file():
+            return _Audio(what="missing audio", why=f"{path} is missing")
+        if not path.stat().st_size:
+            return _Audio(what="unreadable audio", why=f"{path} is empty, it has 0 bytes")
         info = soundfile.info(path)
     except (soundfile.LibsndfileError, OSError) as error:
-        return _Audio(what="unreadable audio", why=f"{path}: {error}")
+        return _Audio(what="unreadable audio", why=_said(path, error))
+    if info.samplerate < settings.sample_rate and settings.slower is Slower.drop:
+        rate = info.samplerate
+        lower = "feats=telephone" if rate == 8000 else f"feats.sample_rate={rate}"
+        return _Audio(
+            what="slow audio",
+            why=f"{path} has {rate} Hz, below feats.sample_rate {settings.sample_rate}; if most "
+            f"have no more, set {lower}; else drop it, or set {settings.GROUP}.slower=resample",
+        )
     seconds = info.frames / info.samplerate
     tolerance = settings.duration_tolerance_seconds
     if row.start is None and abs(seconds - row.seconds) > tolerance:
@@ -175,6 +216,12 @@ def _look(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
     return _listen(row, audio, audio_dir, settings)
 
 
+def _said(path: Path, error: Exception) -> str:
+    """libsndfile's message, or the system's, which both may name the file."""
+    why = error.strerror if isinstance(error, OSError) else str(error)
+    return f"{path}: {str(why).removeprefix(f'Error opening {str(path)!r}: ')}"
+
+
 def _listen(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) -> _Audio:
     """Read an utterance; the channel that is meant, or the mean of all, must be sound."""
     path = row.audio
@@ -185,7 +232,7 @@ def _listen(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) 
     try:
         wave_TC, _ = soundfile.read(path, count, first, dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError) as error:
-        return _Audio(what="unreadable audio", why=f"{path}: {error}")
+        return _Audio(what="unreadable audio", why=_said(path, error))
     if len(wave_TC) != count:
         why = f"{path} promises {count} samples but {len(wave_TC)} can be read"
         return _Audio(what="unreadable audio", why=why)
@@ -211,6 +258,13 @@ def _mixed(row: Row, audio_dir: Path) -> Path:
 
 
 def _cut(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) -> MonoCut:
+    cut = _as_recorded(row, audio, audio_dir, settings)
+    if audio.rate < settings.sample_rate:
+        cut = cut.resample(settings.sample_rate)  # whenever it is read
+    return cut
+
+
+def _as_recorded(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) -> MonoCut:
     supervision = SupervisionSegment(
         id=row.utt_id,
         recording_id=row.utt_id,

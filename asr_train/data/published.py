@@ -24,10 +24,10 @@ from asr_train.data.intake import Row
 from asr_train.data.splits import share_of
 from asr_train.schema import (
     CorpusSettings,
-    DevBy,
     LexiconSettings,
     Published,
     PublishedSettings,
+    SplitBy,
 )
 
 Listed = tuple[list[Row], list[Remark]]  # utterances, and what could not become one
@@ -70,14 +70,15 @@ def published(
 
 def _spare_dev(rows: list[Row], settings: PublishedSettings) -> dict[str, list[Row]]:
     """TRAIN and DEV out of what the corpus has for training, by hash of the names."""
-    if settings.dev_by is DevBy.utterances:
-        dev = share_of([row.utt_id for row in rows], settings.dev_share, "utterances of train")
+    if settings.dev_by is SplitBy.utterances:
+        dev = share_of([row.utt_id for row in rows], settings.dev_share, "utterance of train")
         return {
             "train": [row for row in rows if row.utt_id not in dev],
             "dev": [row for row in rows if row.utt_id in dev],
         }
     speakers = sorted({row.speaker for row in rows})
-    dev = share_of(speakers, settings.dev_share, "speakers of train")
+    by_utterances = f"set {settings.GROUP}.dev_by=utterances, or add speakers"
+    dev = share_of(speakers, settings.dev_share, "speaker of train", by_utterances)
     return {
         "train": [row for row in rows if row.speaker not in dev],
         "dev": [row for row in rows if row.speaker in dev],

@@ -4,10 +4,11 @@ Knows nothing of recordings.
 """
 
 import difflib
+from collections import Counter
 from collections.abc import Sequence
 
-from asr_train.data.corpus import CorpusError, few, hash_order
-from asr_train.schema import DevBy, FolderSettings
+from asr_train.data.corpus import CorpusError, few, hash_order, spelled
+from asr_train.schema import FolderSettings, SplitBy
 
 
 def split_speakers(
@@ -16,11 +17,11 @@ def split_speakers(
     """Which speakers are in train, dev and test: those named in the settings, else as drawn.
 
     TEST is every `test_every`th speaker in sorted order, if that is set. Else a hash of their names
-    orders the speakers; TEST takes its share from one end, then DEV, at least one each. With
-    `dev_by: utterances`, DEV's speakers are TRAIN's.
+    orders the speakers; TEST takes its share from one end, then DEV, at least one each. A split
+    `by_utterances` has TRAIN's speakers.
 
     Args:
-        speakers: of the folder that DEV and TEST are drawn from.
+        speakers: of the folder that DEV and TEST are drawn from, once an utterance.
         more: of further folders; they train unless they are named.
     Raises:
         CorpusError: for names that are not in the corpus, or too few speakers.
@@ -32,23 +33,50 @@ def split_speakers(
     if settings.test_every is not None:
         taken["test"] = _every(everyone, settings)
     shares = {"test": settings.test_share, "dev": settings.dev_share}
-    if settings.dev_by is DevBy.utterances:
-        del taken["dev"]
+    for split in by_utterances(settings):
+        del taken[split]
     named = {name for names in taken.values() for name in names}
     free = sorted(set(everyone) - named, key=hash_order)
     train = set(others) - named
     drawn = [split for split in taken if not taken[split]]
     counts = {split: max(1, round(shares[split] * len(everyone))) for split in drawn}
-    if drawn and sum(counts.values()) >= len(free) + bool(train):
+    spare = len(free) + bool(train) - 1
+    if drawn and sum(counts.values()) > spare:
         raise CorpusError(
-            f"{len(free)} speakers ({few(free)}) cannot be split into {counts} and some for "
-            "train: each split needs one of its own; name corpus.folder.dev_speakers and "
-            "test_speakers, lower their shares, or add speakers"
+            f"{spelled(len(free), 'speaker')} ({few(free)}) cannot be split into {_spell(counts)} "
+            f"and some for train; {_remedy(counts, spare, speakers, settings)}"
         )
     for split in drawn:
         taken[split], free = sorted(free[: counts[split]]), free[counts[split] :]
     trained = sorted({*free, *train})
-    return {"train": trained, "dev": taken.get("dev", trained), "test": taken["test"]}
+    return {"train": trained, "dev": taken.get("dev", trained), "test": taken.get("test", trained)}
+
+
+def by_utterances(settings: FolderSettings) -> list[str]:
+    """The splits that are shares of the training speakers' utterances, in the order of drawing."""
+    test = settings.test_by is SplitBy.utterances
+    dev = settings.dev_by is SplitBy.utterances or (test and not settings.dev_speakers)
+    return ["test"] * test + ["dev"] * dev
+
+
+def _remedy(
+    counts: dict[str, int], spare: int, speakers: Sequence[str], settings: FolderSettings
+) -> str:
+    """A setting by which a split is possible after all."""
+    where = settings.GROUP
+    if max(counts.values()) > 1:
+        return f"lower {where}.dev_share or test_share, or add speakers"
+    others = sum(count for split, count in counts.items() if split != "dev")
+    if "dev" in counts and others <= spare and min(Counter(speakers).values()) > 1:
+        return f"set {where}.dev_by=utterances: DEV is then some of the training speakers' own"
+    if len(speakers) > 2:
+        empty = f" and leave {where}.test_speakers empty" if settings.test_speakers else ""
+        return f"set {where}.test_by=utterances{empty}: TEST and DEV are then some of everybody's"
+    return "add recordings: train, dev and test need an utterance each"
+
+
+def _spell(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} for {split}" for split, count in counts.items())
 
 
 def further_test_speakers(speakers: Sequence[str], settings: FolderSettings) -> list[str]:
@@ -60,20 +88,26 @@ def further_test_speakers(speakers: Sequence[str], settings: FolderSettings) -> 
     everyone = sorted(set(speakers))
     if settings.test_every is not None:
         return _every(everyone, settings)
-    return sorted(share_of(everyone, settings.test_share, "speakers"))
+    return sorted(share_of(everyone, settings.test_share, "speaker"))
 
 
-def share_of(names: Sequence[str], share: float, what: str) -> set[str]:
+def share_of(
+    names: Sequence[str], share: float, what: str, remedy: str = "add recordings"
+) -> set[str]:
     """The share of these names, at least one, whose hashes come first.
 
+    Args:
+        what: one of them, to speak of; "utterance", "speaker of train".
+        remedy: what helps if there are too few.
     Raises:
         CorpusError: if no others would be left to train on.
     """
     count = max(1, round(share * len(names)))
     if count >= len(names):
+        low = "lower dev_share or test_share of the corpus, or " if count > 1 else ""
         raise CorpusError(
-            f"{len(names)} {what} cannot be split into {count} held out and some for train; "
-            "lower dev_share or test_share of the corpus, or add recordings"
+            f"{spelled(len(names), what)} cannot be split into {count} held out and some for "
+            f"train; {low}{remedy}"
         )
     return set(sorted(names, key=hash_order)[:count])
 

@@ -19,17 +19,21 @@ from asr_train.interop.times import Span, Timed
 SLACK_SECONDS = 1e-5  # of rounding, by which neighbours may overlap
 
 
-def write_textgrid(path: Path | str, tiers: Mapping[str, Timed]) -> None:
+def write_textgrid(
+    path: Path | str, tiers: Mapping[str, Timed], beyond_seconds: float = 0.0
+) -> None:
     """Write one utterance in the long format; gaps become empty intervals.
 
     Args:
         tiers: name (words, phones) -> the same utterance with its spans, in time order.
+        beyond_seconds: by which the last span may end past the audio, and is cut off: half a frame
+            shift for what frames were aligned to, for their number is rounded.
     Raises:
         ValueError: if spans overlap, are empty, or lie outside the utterance.
     """
     grid = Textgrid()
     for name, timed in tiers.items():
-        spans = _inside(timed, name)
+        spans = _inside(timed, name, beyond_seconds)
         grid.addTier(IntervalTier(name, spans, 0, round(timed.seconds, 6)))
     with replacing(path) as scratch:
         grid.save(
@@ -41,7 +45,7 @@ def write_textgrid(path: Path | str, tiers: Mapping[str, Timed]) -> None:
         )
 
 
-def _inside(timed: Timed, tier: str) -> list[tuple[float, float, str]]:
+def _inside(timed: Timed, tier: str, beyond: float) -> list[tuple[float, float, str]]:
     """(start, end, label) from the utterance's start; rounding past a neighbour is cut off."""
     rows: list[tuple[float, float, str]] = []
     last, whole = 0.0, round(timed.seconds, 6)
@@ -50,7 +54,7 @@ def _inside(timed: Timed, tier: str) -> list[tuple[float, float, str]]:
         what = f"{timed.id}: {span.label} in {tier} lasts from {start:.6f} to {end:.6f} s"
         if start < last - SLACK_SECONDS:
             raise ValueError(f"{what}, but what is before it ends at {last:.6f}")
-        if end > whole + SLACK_SECONDS:
+        if end > whole + beyond + SLACK_SECONDS:
             raise ValueError(f"{what}, but the utterance ends at {whole:.6f}")
         start, end = round(max(start, last), 6), round(min(end, whole), 6)
         if end <= start:

@@ -53,7 +53,7 @@ def place_of(row: dict[str, Any], spans: tuple[Span, ...] = ()) -> Timed:
 
 
 def aligned(row: dict[str, Any], kind: str) -> Timed:
-    """The words or phones of a row's lhotse alignment (`ali/SPLIT.jsonl.gz`, or true times).
+    """The words or phones of a row's lhotse alignment (`ali/MODEL/SPLIT.jsonl.gz`, or true times).
 
     Args:
         kind: word or phone.
@@ -63,8 +63,8 @@ def aligned(row: dict[str, Any], kind: str) -> Timed:
     items = (row["supervisions"][0].get("alignment") or {}).get(kind)
     if items is None:
         raise ValueError(
-            f"{row['id']} has no {kind} times; take the rows of ali/SPLIT.jsonl.gz, and if these "
-            "lack them, delete that file and run make again"
+            f"{row['id']} has no {kind} times; take the rows of ali/MODEL/SPLIT.jsonl.gz, and if "
+            "these lack them, delete that file and run make again"
         )
     return place_of(row, tuple(_span(row["id"], item) for item in items))
 

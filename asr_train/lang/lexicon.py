@@ -7,10 +7,12 @@ spoken noise that stands for unknown words where the settings say so.
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from asr_train.files import read_text
 from asr_train.lang import g2p
 from asr_train.lang.g2p import Pronunciation
 from asr_train.schema import LexiconSettings, LexiconSource, Unknown
@@ -100,7 +102,7 @@ def _check_arpabet(settings: LexiconSettings, source: dict[str, list[Pronunciati
 
 def _read(settings: LexiconSettings, wanted: list[str]) -> dict[str, list[Pronunciation]]:
     if settings.source is LexiconSource.letters:
-        return {word: [tuple(word)] for word in wanted if word.isalpha()}
+        return {word: [letters] for word in wanted if (letters := _letters(word))}
     if settings.source is LexiconSource.file:
         assert settings.file is not None
         return read_lexicon_file(settings.file)
@@ -119,10 +121,11 @@ def read_lexicon_file(path: Path | str) -> dict[str, list[Pronunciation]]:
     """Lines of `WORD PHONE PHONE ...`; a repeated word, or `WORD(2)`, is a variant.
 
     Raises:
-        ValueError: for a line without phones, or a phone named SIL; gives file and line.
+        ValueError: for a line without phones, or a phone named SIL; gives file and line. Also for
+            a file without words, or that is not UTF-8.
     """
     source: dict[str, list[Pronunciation]] = {}
-    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         fields = line.split("#")[0].split()
         if not fields:
             continue
@@ -134,7 +137,27 @@ def read_lexicon_file(path: Path | str) -> dict[str, list[Pronunciation]]:
             )
         word = re.sub(r"\(\d+\)$", "", word).upper()
         source.setdefault(word, []).append(tuple(phones))
+    if not source:
+        raise ValueError(f"{path} has no words; write lines of a word and then its phones")
     return source
+
+
+def odd_words(settings: LexiconSettings) -> frozenset[str]:
+    """Words of the source that are not letters alone: DON'T, UH-HUH, or <NOISE> in one's own file.
+
+    CMU's A., MR. and the like are not among them: to transcripts these are words and a point.
+    """
+    odd = (word for word in _read(settings, []) if not word.isalpha())
+    if settings.source is LexiconSource.file:
+        return frozenset(odd)
+    return frozenset(word for word in odd if not re.fullmatch(r"[^\W_]+\.", word))
+
+
+def _letters(word: str) -> Pronunciation:
+    """A word's letters, with the marks that some alphabets have for vowels; none beside digits."""
+    if any(unicodedata.category(c)[0] == "N" for c in word):
+        return ()
+    return tuple(c for c in word if unicodedata.category(c)[0] in "LM")
 
 
 def _spelled(word: str, source: dict[str, list[Pronunciation]]) -> list[Pronunciation]:

@@ -4,24 +4,27 @@ in    a reference text, or the words a recogniser found
 out   words for `score.edits`; in references some are Marked as optional or as parts of words
 A name stands for one behaviour and goes into every score file: a change in what is done to a text
 is a new number in the name, because rates of two names do not compare. `upper-1` changes only the
-case. `en-1` is for English, after NIST's Hub5 scoring:
+case; `words-1` takes punctuation off in any language, as the last four lines below say, and leaves
+accents and hesitations as they are. `en-1` is for English, after NIST's Hub5 scoring:
 
     upper case; accents off; curly apostrophes made straight
-    [noise] and <noise>: left out, also within a word: TH[AT]- is TH-
-    - / _ between letters: a space; so are dashes of other lengths. & is AND, % is PERCENT
     hesitations (UH, UM, MHM, ...): %HESITATION
     WOR-, (WOR-), (-ORD): a part of a word; a hyphen alone is nothing. Only those that end in a
     hyphen match the words that begin so, as in sclite
+    [noise] and <noise>: left out, also within a word: TH[AT]- is TH-
+    - / _ between letters: a space; so are dashes of other lengths
+    & is AND, % is PERCENT
     other punctuation: left out, but for apostrophes within words and points within numbers
 
 Hesitations and parts of words are optional in a reference and left out of a hypothesis, so neither
 saying nor missing them is an error, and the words that a rate counts are the reference's alone. A
-mapping file then rewrites rows of words on both sides. Knows nothing of utterances or rates.
+mapping file then rewrites rows of words on both sides. At intake (`transcribed`) the same rules
+leave hesitations and parts of words as they were said. Knows nothing of utterances or rates.
 """
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +33,13 @@ from asr_train.schema import NormaliserKind, NormaliserSettings
 from asr_train.score.edits import Marked
 from asr_train.score.words import NORMALISER, normalise
 
+WORDS = "words-1"
 ENGLISH = "en-1"
+NORMALISERS = {
+    NormaliserKind.plain: NORMALISER,
+    NormaliserKind.words: WORDS,
+    NormaliserKind.english: ENGLISH,
+}
 HESITATION = Marked("(%HESITATION)")
 _HESITATIONS = "UH UHH UM UMM UHM ER ERM EH HM HMM MM MMM MHM MMHM MM-HM MM-HMM UM-HM UM-HUM"
 HESITATIONS = frozenset(_HESITATIONS.split())
@@ -61,6 +70,26 @@ class Normaliser:
         ]
 
 
+def words(text: str) -> list[str]:
+    """`words-1`; see above.
+
+    >>> words("One, one: twenty-one (o’clock).")
+    ['ONE', 'ONE', 'TWENTY', 'ONE', "O'CLOCK"]
+    """
+    text = unicodedata.normalize("NFC", text).translate(_APOSTROPHES).translate(_HYPHENS).upper()
+    pieces = [piece for token in _tokens(text) for piece in token.split("-")]
+    kept = ("".join(_kept(piece)).strip("'") for piece in pieces)
+    return [word for word in kept if word]
+
+
+def _kept(piece: str) -> Iterator[str]:
+    """Letters with their marks, digits, apostrophes, points between digits."""
+    for i, c in enumerate(piece):
+        is_point = c == "." and piece[i - 1 : i].isdigit() and piece[i + 1 : i + 2].isdigit()
+        if is_point or c == "'" or unicodedata.category(c)[0] in "LMN":
+            yield c
+
+
 PLAIN = Normaliser(NORMALISER, normalise)
 
 
@@ -74,12 +103,38 @@ def load_normaliser(settings: NormaliserSettings) -> Normaliser:
     """
     if settings.kind is NormaliserKind.plain:
         return PLAIN
+    if settings.kind is NormaliserKind.words:
+        return Normaliser(WORDS, words)
     if settings.mapping is None:
         return Normaliser(ENGLISH, english)
     rules = read_mapping(settings.mapping)
     listed = sorted([" ".join(old), " ".join(new)] for old, new in rules.items())
     name = f"{ENGLISH}+{Path(settings.mapping).stem}-{hash_of(listed)[:8]}"
     return Normaliser(name, lambda text: rewrite(english(text), rules))
+
+
+def transcribed(text: str, kind: NormaliserKind) -> list[str]:
+    """The words of a transcript at intake, as they were said: no word is Marked.
+
+    Scoring them by the same rule is scoring the text itself.
+
+    >>> transcribed("Uh, the twenty-third -- I ca[n't]- can’t.", NormaliserKind.english)
+    ['UH', 'THE', 'TWENTY', 'THIRD', 'I', 'CA-', "CAN'T"]
+    """
+    match kind:
+        case NormaliserKind.plain:
+            return normalise(text)
+        case NormaliserKind.words:
+            return words(text)
+        case NormaliserKind.english:
+            return [word for token in _english(text) for word in _words_of(token, marks=False)]
+
+
+def _tokens(text: str) -> list[str]:
+    """What stands between spaces and dashes, without noises; signs that are said are words."""
+    text = _BREAK.sub(" ", _TAG.sub("", text))
+    text = text.replace(HESITATION.bare, " UH ").replace("&", " AND ").replace("%", " PERCENT ")
+    return text.split()
 
 
 # --- English ------------------------------------------------------------------------------------
@@ -91,30 +146,36 @@ def english(text: str) -> list[str]:
     >>> english("Uh, the twenty-third -- I ca[n't]- can’t.")
     ['(%HESITATION)', 'THE', 'TWENTY', 'THIRD', 'I', '(CA-)', "CAN'T"]
     """
+    return [word for token in _english(text) for word in _words_of(token)]
+
+
+def _english(text: str) -> list[str]:
+    """Tokens in upper case, without accents."""
     text = text.translate(_APOSTROPHES)
     for _ in range(2):  # some letters come apart only once they are in upper case
         parts = unicodedata.normalize("NFKD", text)
         text = "".join(c for c in parts if not unicodedata.combining(c)).upper()
-    text = text.translate(_APOSTROPHES).translate(_HYPHENS)
-    text = _BREAK.sub(" ", _TAG.sub("", text))
-    text = text.replace(HESITATION.bare, " UH ").replace("&", " AND ").replace("%", " PERCENT ")
-    return [word for token in text.split() for word in _words_of(token)]
+    return _tokens(text.translate(_APOSTROPHES).translate(_HYPHENS))
 
 
-def _words_of(token: str) -> list[str]:
-    """What stands between two spaces, of which each hyphen makes two."""
+def _words_of(token: str, marks: bool = True) -> list[str]:
+    """What stands between two spaces, of which each hyphen makes two.
+
+    Args:
+        marks: else hesitations and parts of words are left as they were said.
+    """
     core = "".join(_KEPT.findall(token))
     if core.strip("'-") in HESITATIONS:
-        return [HESITATION]
+        return [HESITATION if marks else core.strip("'-")]
     if core in _ONE_WORD:
-        return [_ONE_WORD[core]]
+        return [_ONE_WORD[core] if marks else core]
     pieces = [piece for part in core.split("-") if (piece := part.strip("'"))]
-    words: list[str] = [HESITATION if piece in HESITATIONS else piece for piece in pieces]
+    found: list[str] = [HESITATION if marks and p in HESITATIONS else p for p in pieces]
     if pieces and core.endswith("-") and not pieces[-1].isdigit():
-        words[-1] = Marked(f"({pieces[-1]}-)")
+        found[-1] = Marked(f"({pieces[-1]}-)") if marks else f"{pieces[-1]}-"
     elif pieces and token.startswith("(-") and not pieces[0].isdigit():
-        words[0] = Marked(f"(-{pieces[0]})")
-    return words
+        found[0] = Marked(f"(-{pieces[0]})") if marks else f"(-{pieces[0]})"
+    return found
 
 
 # --- mapping file -------------------------------------------------------------------------------

@@ -10,17 +10,24 @@ from asr_train.data.folder import COLUMNS, folder
 from asr_train.schema import (
     Channel,
     CorpusSettings,
-    DevBy,
+    Digits,
     FolderSettings,
     LexiconSettings,
     LexiconSource,
+    NormaliserKind,
+    Slower,
+    SplitBy,
     Unknown,
 )
 
 RATE = 8000
 INTAKE = {
-    "dev_by": DevBy.speakers,
+    "dev_by": SplitBy.speakers,
     "dev_share": 0.1,
+    "normaliser": NormaliserKind.words,
+    "digits": Digits.refuse,
+    "sample_rate": RATE,
+    "slower": Slower.drop,
     "channel": Channel.refuse,
     "duration_tolerance_seconds": 0.05,
     "min_seconds": 0.1,
@@ -43,6 +50,7 @@ def folders(**changes) -> FolderSettings:
         "more_tests": {},
         "dev_speakers": [],
         "test_speakers": [],
+        "test_by": SplitBy.speakers,
         "test_share": 0.1,
         "test_every": None,
         "phone_labels": None,

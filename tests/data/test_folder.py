@@ -27,14 +27,14 @@ def test_a_folder_becomes_cuts_that_lhotse_reads(folder, tmp_path):
     assert ids(made) == ["ann-one", "ann-two"]
     assert made.remarks == []
     assert made.summary() == (
-        "train: 2 utterances, 1 speakers, 3 words (3 different), 0.0 minutes, 0 dropped"
+        "train: 2 utterances, 1 speaker, 3 words (3 different), 0.0 minutes, 0 dropped"
     )
 
 
 def test_the_split_is_among_the_notes(folder):
     notes = "\n".join(folder.made().notes)
     for split, name in (("train", "ann"), ("dev", "bob"), ("test", "cid")):
-        assert f"{split}: 1 speakers, 2 utterances: {name}" in notes
+        assert f"{split}: 1 speaker, 2 utterances: {name}" in notes
 
 
 def test_a_folder_twice_gives_the_same_bytes(folder, tmp_path):
@@ -121,6 +121,8 @@ def test_a_missing_table_is_refused(folder):
     ("table", "message"),
     [
         ("utt_id\tspeaker\tpath\n", "lacks duration_seconds, transcript"),
+        ("", "has no first line; it must name the columns utt_id"),
+        ("{head}\n", "names columns but no utterance"),
         ("{head}\na\tann\ta.wav\t1.0\n", r"line 2 has 4 fields for 5 columns"),
         ("{head}\na\tann\ta.wav\t1.0\tone\n\tann\ta.wav\t1.0\tone\n", "line 3 has no utt_id"),
         ("{head}\na\t \ta.wav\t1.0\tone\n", "line 2 has no speaker"),
@@ -131,6 +133,15 @@ def test_a_missing_table_is_refused(folder):
 def test_a_broken_table_is_refused_with_its_line(folder, table, message):
     folder.write(table.replace("{head}", "\t".join(COLUMNS)))
     with pytest.raises(CorpusError, match=message):
+        folder.found()
+
+
+def test_a_table_in_latin_1_is_refused_with_its_line(folder):
+    folder.rows[1][4] = "é"
+    folder.save()
+    table = folder.root / "utterances.tsv"
+    table.write_bytes(table.read_text().encode("latin-1"))
+    with pytest.raises(ValueError, match=r"utterances.tsv, line 3 has the byte 0xe9.*iconv"):
         folder.found()
 
 
@@ -158,7 +169,7 @@ def test_fsdd_is_taken_whole(shared_data, tmp_path):
     assert {remark.what for remark in made.remarks} == {"no pronunciation"}  # of a small lexicon
     assert made.dropped == 0
     assert {row["recording"]["sampling_rate"] for row in rows} == {8000}
-    assert made.summary().startswith("test: 500 utterances, 1 speakers, 500 words (10 different)")
+    assert made.summary().startswith("test: 500 utterances, 1 speaker, 500 words (10 different)")
 
 
 def test_speakers_are_split_as_kaldi_was_tested(shared_data, tmp_path):

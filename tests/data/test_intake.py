@@ -5,10 +5,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import soundfile
+from lhotse import CutSet
 from noises import RATE, Noises, folders, ids, lexicon
 
 from asr_train.data.corpus import CorpusError, Made, write
 from asr_train.data.intake import Row, take
+from asr_train.schema import Slower
 
 
 def no_audio(folder: Noises) -> None:
@@ -25,6 +27,23 @@ def cut_short(folder: Noises) -> None:
     soundfile.write(flac, soundfile.read(path)[0], RATE)
     flac.write_bytes(flac.read_bytes()[:-2000])
     folder.rows[0][2] = flac.relative_to(folder.root).as_posix()
+
+
+def no_bytes(folder: Noises) -> None:
+    (folder.root / folder.rows[0][2]).write_bytes(b"")
+
+
+def no_path(folder: Noises) -> None:
+    """Whatever the system says of it, as of a folder that may not be read."""
+    folder.rows[0][2] = "x" * 300
+
+
+def half_as_fast(folder: Noises) -> None:
+    soundfile.write(folder.root / folder.rows[0][2], np.ones(RATE // 4), RATE // 2)
+
+
+def numbers(folder: Noises) -> None:
+    folder.rows[0][4] = "one 108"
 
 
 def no_words(folder: Noises) -> None:
@@ -55,9 +74,13 @@ def full_of(value: float) -> Callable[[Noises], None]:
     ("spoil", "what", "why"),
     [
         (no_audio, "missing audio", "0.wav is missing"),
+        (no_bytes, "unreadable audio", "0.wav is empty, it has 0 bytes"),
+        (no_path, "unreadable audio", "File name too long"),
+        (half_as_fast, "slow audio", "4000 Hz, below feats.sample_rate 8000; if most have no more"),
+        (numbers, "digits", "108 has digits; write what was said, or set corpus.folder.digits="),
         (no_sound_file, "unreadable audio", "0.wav"),
         (cut_short, "unreadable audio", "0.flac"),
-        (no_words, "empty transcript", "empty"),
+        (no_words, "empty transcript", "has no words"),
         (told_longer, "other duration", "0.500 s but duration_seconds is 0.560"),
         (lasting(2.1), "too long", "2.100 s, but corpus.folder.max_seconds is 2.0"),
         (lasting(0.09), "too short", "0.090 s, but corpus.folder.min_seconds is 0.1"),
@@ -84,19 +107,30 @@ def test_a_duration_within_the_tolerance_is_taken(folder):
     assert ids(folder.made()) == ["ann-one", "ann-two"]
 
 
-def test_too_many_dropped_utterances_stop_the_stage_but_are_listed(folder, tmp_path):
-    no_audio(folder)
-    folder.overrides["max_dropped_share"] = 0.4
-    with pytest.raises(CorpusError, match=r"1 of 2 utterances dropped \(1 missing audio\)"):
-        write(folder.made(), tmp_path / "train.jsonl.gz")
-    assert not (tmp_path / "train.jsonl.gz").exists()
-    assert "ann-one" in (tmp_path / "train.dropped.tsv").read_text()
+def test_a_slow_recording_is_resampled_where_the_settings_say_so(folder, tmp_path):
+    half_as_fast(folder)
+    folder.overrides["slower"] = Slower.resample
+    write(folder.made(), tmp_path / "train.jsonl.gz")
+    cuts = list(CutSet.from_file(tmp_path / "train.jsonl.gz"))
+    assert [cut.sampling_rate for cut in cuts] == [RATE, RATE]
+    assert [cut.load_audio().shape for cut in cuts] == [(1, RATE // 2)] * 2
+
+
+def test_what_was_changed_in_transcripts_is_said_with_three_examples(folder):
+    for i in range(4):
+        folder.add(f"ann-{i}", "ann", f"One, {'two ' * i}six.")
+    (note,) = [note for note in folder.made().notes if "changed by" in note]
+    assert note == (
+        "  4 of 6 transcripts of train changed by words-1 (corpus.folder.normaliser=words), for "
+        "example 'One, six.' is ONE SIX; 'One, two six.' is ONE TWO SIX; "
+        "'One, two two six.' is ONE TWO TWO SIX"
+    )
 
 
 def test_a_split_of_which_nothing_is_left_is_refused(folder, tmp_path):
     for row in folder.rows:
         row[4] = ""
-    with pytest.raises(CorpusError, match="no utterance is left; dropped: 2 empty transcript"):
+    with pytest.raises(CorpusError, match=r"is left; dropped: 2 empty transcript \(ann-one: the"):
         write(folder.made(), tmp_path / "train.jsonl.gz")
 
 

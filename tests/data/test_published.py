@@ -18,7 +18,14 @@ from asr_train.data.corpus import CorpusError, Made, write
 from asr_train.data.features import extract
 from asr_train.data.published import hub5_text, ms98_text, published
 from asr_train.files import read_jsonl
-from asr_train.schema import DevBy, FeatsSettings, Published, PublishedSettings, SettingsError
+from asr_train.schema import (
+    FeatsSettings,
+    NormaliserKind,
+    Published,
+    PublishedSettings,
+    SettingsError,
+    SplitBy,
+)
 
 LOGMEL = FeatsSettings(
     sample_rate=RATE,
@@ -35,6 +42,7 @@ LOGMEL = FeatsSettings(
 def made(kind: Published, root: Path, split: str, splits=None, **changes) -> Made:
     values = {
         **INTAKE,
+        "normaliser": NormaliserKind.plain,
         "max_dropped_share": 0.5,
         "kind": kind,
         "dir": str(root),
@@ -93,7 +101,7 @@ def test_dev_is_some_of_trains_speakers_where_the_corpus_has_none(libri):
     people = [{cut.supervisions[0].speaker for cut in m.cuts} for m in (train, dev)]
     assert people[0] | people[1] == {"19", "26", "32"}
     assert not people[0] & people[1]
-    assert "  dev: 1 speakers, 2 utterances" in "\n".join(train.notes)
+    assert "  dev: 1 speaker, 2 utterances" in "\n".join(train.notes)
 
 
 def test_dev_may_be_a_subset(libri):
@@ -152,7 +160,9 @@ def yesno(tmp_path) -> Path:
 
 
 def test_yesno_has_its_words_in_its_names(yesno):
-    whole = {s: made(Published.yesno, yesno, s, dev_by=DevBy.utterances) for s in ("train", "dev")}
+    whole = {
+        s: made(Published.yesno, yesno, s, dev_by=SplitBy.utterances) for s in ("train", "dev")
+    }
     test = made(Published.yesno, yesno, "test")
     assert [len(m.cuts) for m in (*whole.values(), test)] == [27, 3, 30]
     assert texts(test)["0_0_0_0_0_1_0_0"] == ("waves_yesno", "NO NO NO NO NO YES NO NO")

@@ -1,14 +1,17 @@
 """data.splits: who is in which split is the same everywhere, and nobody is in two."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from noises import folders, ids
 
 from asr_train.data.corpus import CorpusError
-from asr_train.data.folder import SPLITS
+from asr_train.data.folder import SPLITS, split_rows
+from asr_train.data.intake import Row
 from asr_train.data.splits import share_of, split_speakers
-from asr_train.schema import DevBy, FolderSettings, SettingsError
+from asr_train.schema import FolderSettings, SettingsError, SplitBy
 
 
 def shares(dev=0.1, test=0.1, **changes) -> FolderSettings:
@@ -54,6 +57,40 @@ def test_two_speakers_are_too_few_unless_named():
     assert split_speakers(["ann", "bob"], named) == {"train": [], "dev": ["ann"], "test": ["bob"]}
 
 
+@pytest.mark.parametrize(
+    "names, changes, advice",
+    [
+        (["ann"] * 3, {}, {"test_by": SplitBy.utterances}),
+        (["ann", "bob", "bob"], {}, {"test_by": SplitBy.utterances}),
+        (["ann", "bob"] * 2, {}, {"dev_by": SplitBy.utterances}),
+        (["ann", "bob"] * 2, {"test_speakers": ["ann"]}, {"dev_by": SplitBy.utterances}),
+        (["ann"] * 2, {}, "add recordings"),
+        (["ann", "bob", "cid", "dan"], {"test": 0.5, "dev": 0.5}, "lower corpus.folder.dev_share"),
+    ],
+)
+def test_few_speakers_are_refused_with_a_setting_that_works(names, changes, advice):
+    rows = [Row(f"u{i}", name, Path(), "", 1.0, "", "") for i, name in enumerate(names)]
+    with pytest.raises(CorpusError) as error:
+        split_rows([rows], shares(**changes))
+    if isinstance(advice, str):
+        assert advice in str(error.value)
+        return
+    ((key, value),) = advice.items()
+    assert f"set corpus.folder.{key}={value.value}:" in str(error.value)
+    parts = split_rows([rows], shares(**changes, **advice))
+    assert sorted(row.utt_id for part in parts.values() for row in part) == [r.utt_id for r in rows]
+    assert all(parts.values())
+
+
+def test_test_by_utterances_leaves_named_dev_speakers_to_dev():
+    rows = [Row(f"u{i}", "abc"[i % 3], Path(), "", 1.0, "", "") for i in range(12)]
+    parts = split_rows([rows], shares(test_by=SplitBy.utterances, dev_speakers=["a"]))
+    assert {row.speaker for row in parts["dev"]} == {"a"}
+    assert "a" not in {row.speaker for row in parts["test"]}
+    with pytest.raises(SettingsError, match="test_by is utterances but test_speakers is"):
+        shares(test_by=SplitBy.utterances, test_speakers=["a"])
+
+
 def test_a_split_without_speakers_is_refused(folder):
     folder.overrides = {"dev_speakers": ["ann", "bob"]}
     with pytest.raises(
@@ -67,7 +104,7 @@ def test_an_unknown_speaker_is_refused_with_the_nearest_name():
         split_speakers(["george", "theo", "lucas"], shares(test_speakers=["jorge"]))
 
 
-WHAT = "utterances of the training speakers"
+WHAT = "utterance of the training speakers"
 IDS = st.lists(st.text(min_size=1, max_size=5), min_size=2, max_size=40, unique=True)
 
 
@@ -84,12 +121,12 @@ def test_the_dev_utterances_are_the_same_in_all_versions():
 
 
 def test_one_utterance_cannot_be_split():
-    with pytest.raises(CorpusError, match="1 utterances of the training speakers cannot be split"):
+    with pytest.raises(CorpusError, match=r"1 utterance of the training .* train; add recordings"):
         share_of(["a"], 0.1, WHAT)
 
 
 def test_dev_by_utterances_leaves_all_but_the_test_speakers_to_train(folder):
-    folder.overrides = {"dev_by": DevBy.utterances, "dev_speakers": [], "dev_share": 0.25}
+    folder.overrides = {"dev_by": SplitBy.utterances, "dev_speakers": [], "dev_share": 0.25}
     made = {split: folder.made(split) for split in SPLITS}
     train, dev, test = (ids(made[split]) for split in SPLITS)
     assert test == ["cid-one", "cid-two"]
@@ -97,13 +134,13 @@ def test_dev_by_utterances_leaves_all_but_the_test_speakers_to_train(folder):
     assert sorted(train + dev) == ["ann-one", "ann-two", "bob-one", "bob-two"]
     assert {cut.supervisions[0].speaker for cut in made["train"].cuts} == {"ann", "bob"}
     assert "  train: 2 speakers, 3 utterances: ann, bob" in made["dev"].notes
-    assert f"  dev: 1 speakers, 1 utterances: {dev[0][:3]}" in made["dev"].notes
+    assert f"  dev: 1 speaker, 1 utterance: {dev[0][:3]}" in made["dev"].notes
 
 
 def test_test_speakers_are_drawn_alike_when_dev_is_taken_by_utterances():
     names = [f"s{i}" for i in range(10)]
     by_utterances = shares(0.2, 0.2)
-    by_utterances.dev_by = DevBy.utterances
+    by_utterances.dev_by = SplitBy.utterances
     splits = split_speakers(names, by_utterances)
     assert splits["test"] == split_speakers(names, shares(0.2, 0.2))["test"]
     assert splits["train"] == splits["dev"] == sorted(set(names) - set(splits["test"]))
@@ -111,7 +148,7 @@ def test_test_speakers_are_drawn_alike_when_dev_is_taken_by_utterances():
 
 def test_test_speakers_alone_leave_nobody_to_train(folder):
     folder.overrides = {
-        "dev_by": DevBy.utterances,
+        "dev_by": SplitBy.utterances,
         "dev_speakers": [],
         "test_speakers": ["ann", "bob", "cid"],
     }
@@ -120,7 +157,7 @@ def test_test_speakers_alone_leave_nobody_to_train(folder):
 
 
 def test_dev_by_utterances_takes_no_dev_speakers(folder):
-    folder.overrides = {"dev_by": DevBy.utterances}
+    folder.overrides = {"dev_by": SplitBy.utterances}
     with pytest.raises(SettingsError, match=r"dev_by is utterances but dev_speakers is \['bob'\]"):
         folder.settings()
 

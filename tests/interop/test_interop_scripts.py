@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 from interop.made import cut_of, noise
+from praatio import textgrid
 
 from asr_train.align.table import open_ali
 from asr_train.data.features import extract, open_feats, write_index
@@ -48,6 +49,54 @@ def work(tmp_path):
     ids = [(r["id"], rng.integers(0, STATES, r["features"]["num_frames"])) for r in rows]
     write_int_vectors(tmp_path / "kaldi" / "ali.txt", ids)
     return tmp_path
+
+
+def frames_of(row: dict, shift: float) -> float:
+    """The end of the last frame, in seconds."""
+    return round(row["duration"] / shift) * shift
+
+
+def test_textgrids_of_all_lengths_are_read_by_praatio_and_replace_a_folder(work, tmp_path):
+    """Alignments end with the last frame, up to half a shift before or past the audio."""
+    rows = []
+    for i, samples in enumerate(range(4000, 4080, 7)):
+        path = tmp_path / f"bob-{i}.wav"
+        noise(path, samples / 8000, seed=i)
+        cut = cut_of(path.stem, path, "bob", "ONE").to_dict()
+        end = frames_of(cut, 0.01)
+        cut["supervisions"][0]["alignment"] = {"word": [["ONE", 0.1, end - 0.1]], "phone": []}
+        cut["features"] = {"frame_shift": 0.01}
+        rows.append(cut)
+    assert any(frames_of(row, 0.01) > row["duration"] + 1e-3 for row in rows)
+    write_jsonl(work / "ali/mono/dev.jsonl.gz", rows)
+    call(export, "textgrid", work, "ali/mono/dev.jsonl.gz", "grids")
+    for row in rows:
+        grid = textgrid.openTextgrid(str(work / f"grids/{row['id']}.TextGrid"), False)
+        assert grid.maxTimestamp == pytest.approx(row["duration"], abs=1e-6)
+        assert [entry.label for entry in grid.getTier("words").entries] == ["ONE"]
+    write_jsonl(work / "ali/mono/dev.jsonl.gz", rows[:2])
+    call(export, "textgrid", work, "ali/mono/dev.jsonl.gz", "grids")
+    assert len(list((work / "grids").iterdir())) == 2
+
+
+def test_an_export_that_fails_leaves_the_folder_as_it_was(work):
+    rows = [row.to_dict() for row in map(whole_cut, (work / "audio").iterdir())]
+    del rows[1]["supervisions"][0]["alignment"]
+    write_jsonl(work / "ali/mono/dev.jsonl.gz", rows)
+    with pytest.raises(ValueError, match="has no word times"):
+        call(export, "textgrid", work, "ali/mono/dev.jsonl.gz", "grids")
+    assert not (work / "grids").exists()
+    assert not list(work.glob(".*"))
+    (work / "grids").mkdir()
+    (work / "grids/thesis.tex").touch()
+    write_jsonl(work / "ali/mono/dev.jsonl.gz", rows[:1])
+    with pytest.raises(FileExistsError, match=r"thesis.tex is no \*.TextGrid, .* another folder"):
+        call(export, "textgrid", work, "ali/mono/dev.jsonl.gz", "grids")
+    assert [path.name for path in (work / "grids").iterdir()] == ["thesis.tex"]
+
+
+def whole_cut(path):
+    return cut_of(path.stem, path, "anna", "ONE TWO")
 
 
 def call(script, kind, work, *names):

@@ -119,6 +119,16 @@ def test_what_praat_cannot_show_is_refused(tmp_path, spans, message):
     assert not list(tmp_path.iterdir())
 
 
+def test_what_ends_within_half_a_frame_past_the_audio_is_cut_off(tmp_path):
+    """Their number is rounded: 1.496 s have 150 frames of 10 ms."""
+    tiers = {"words": timed([Span("A", 0.1, 1.4)], seconds=1.496)}
+    with pytest.raises(ValueError, match=r"A in words .*1\.5.*utterance ends at 1\.496"):
+        write_textgrid(tmp_path / "u.TextGrid", tiers)
+    write_textgrid(tmp_path / "u.TextGrid", tiers, beyond_seconds=0.005)
+    (span,) = read_textgrid(tmp_path / "u.TextGrid")["words"]
+    assert (span.start, span.end) == (0.1, 1.496)
+
+
 def test_a_short_phone_is_kept(tmp_path):
     spans = [Span("A", 0.1, 0.00001), Span("B", 0.10001, 0.2)]
     write_textgrid(tmp_path / "u.TextGrid", {"phones": timed(spans)})

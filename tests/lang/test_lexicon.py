@@ -117,3 +117,23 @@ def test_a_broken_line_is_named(tmp_path, line):
     path.write_text(f"NO N OW\n{line}\n")
     with pytest.raises(ValueError, match="line 2"):
         read_lexicon_file(path)
+
+
+def test_letters_are_those_of_any_alphabet_with_their_marks():
+    lexicon = Lexicon.from_settings(
+        settings(source=LexiconSource.letters), ["DON'T", "FÜR", "हिन्दी", "B2B"]
+    )
+    assert lexicon.prons["DON'T"] == (("D", "O", "N", "T"),)
+    assert lexicon.prons["FÜR"] == (("F", "Ü", "R"),)
+    assert lexicon.prons["हिन्दी"] == (tuple("हिन्दी"),)
+    assert lexicon.missing == ("B2B",)
+
+
+def test_a_lexicon_file_in_latin_1_or_empty_is_refused(tmp_path):
+    path = tmp_path / "lexicon.txt"
+    path.write_bytes(b"ONE W AH N\nCAF\xc9 K AE F EY\n")
+    with pytest.raises(ValueError, match=r"lexicon.txt, line 2 has the byte 0xc9"):
+        read_lexicon_file(path)
+    path.write_text("# nothing\n")
+    with pytest.raises(ValueError, match=r"lexicon.txt has no words"):
+        read_lexicon_file(path)

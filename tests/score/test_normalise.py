@@ -13,6 +13,7 @@ from asr_train.score.normalise import (
     load_normaliser,
     read_mapping,
     rewrite,
+    transcribed,
 )
 from asr_train.score.words import normalise
 
@@ -44,6 +45,39 @@ def test_plain_changes_nothing_but_case(text):
     assert plain.name == PLAIN.name == "upper-1"
     assert plain.reference(text) == plain.hypothesis(text) == normalise(text)
     assert plain.reference(text) == text.upper().split()
+
+
+@given(TEXTS)
+def test_words_are_letters_in_upper_case_and_stay_so(text):
+    rule = load_normaliser(NormaliserSettings(kind=NormaliserKind.words))
+    once = rule.reference(text)
+    assert rule.name == "words-1"
+    assert rule.reference(" ".join(once)) == rule.hypothesis(" ".join(once)) == once
+    assert not any(isinstance(word, Marked) for word in once)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("One one zero eight.", "ONE ONE ZERO EIGHT"),
+        ("“Zoë’s” twenty-one—3.5%", "ZOË'S TWENTY ONE 3.5 PERCENT"),
+        ("Uh, [noise] 1,000", "UH 1000"),
+        ("हिन्दी", "हिन्दी"),
+    ],
+)
+def test_words_keep_letters_of_any_alphabet_with_their_marks(text, words):
+    rule = load_normaliser(NormaliserSettings(kind=NormaliserKind.words))
+    assert rule.reference(text) == words.split()
+
+
+@given(TEXTS)
+def test_scoring_what_was_transcribed_is_scoring_the_text(text):
+    """Nothing that scoring looks at is lost at intake."""
+    for kind in NormaliserKind:
+        said = transcribed(text, kind)
+        rule = load_normaliser(NormaliserSettings(kind=kind))
+        assert rule.reference(" ".join(said)) == rule.reference(text)
+        assert not any(isinstance(word, Marked) for word in said)
 
 
 # --- English ------------------------------------------------------------------------------------

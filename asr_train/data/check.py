@@ -1,0 +1,140 @@
+"""The splits of a corpus, together -> **may it be computed with?** What one split cannot say.
+
+in    manifests/SPLIT.jsonl.gz of every split, and what was dropped from them
+out   lines to read; or a CorpusError that names what is wrong, both values and a setting that helps
+Knows nothing of audio: data.intake has listened to each recording.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asr_train.checks import too_many_lost
+from asr_train.data.corpus import (
+    CorpusError,
+    Remark,
+    few,
+    read_cuts,
+    read_remarks,
+    reasons,
+    spelled,
+)
+from asr_train.lang.lexicon import Lexicon
+from asr_train.schema import (
+    CorpusSettings,
+    IntakeSettings,
+    LexiconSettings,
+    LexiconSource,
+    Unknown,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The manifest of a split, and what became of utterances that are not simply in it."""
+
+    name: str
+    rows: list[dict[str, Any]]
+    remarks: list[Remark]
+
+    @property
+    def texts(self) -> list[list[str]]:
+        return [row["supervisions"][0]["text"].split() for row in self.rows]
+
+    @property
+    def recorded(self) -> int:
+        """Utterances, without their likes at other speeds."""
+        said = (row["supervisions"][0] for row in self.rows)
+        return sum("speed" not in (s.get("custom") or {}) for s in said)
+
+    def __str__(self) -> str:
+        words = [word for text in self.texts for word in text]
+        people = {row["supervisions"][0]["speaker"] for row in self.rows}
+        rates = sorted({row["recording"]["sampling_rate"] for row in self.rows})
+        minutes = sum(row["duration"] for row in self.rows) / 60
+        return (
+            f"{self.name}: {spelled(len(self.rows), 'utterance')}, "
+            f"{spelled(len(people), 'speaker')}, {minutes:.1f} minutes at "
+            f"{', '.join(map(str, rates))} Hz, {spelled(len(words), 'word')} "
+            f"({len(set(words))} different)"
+        )
+
+
+def read_split(manifest: Path | str) -> Split:
+    """A manifest and the table beside it."""
+    name = Path(manifest).name.removesuffix(".jsonl.gz")
+    return Split(name, read_cuts(manifest), read_remarks(manifest))
+
+
+def check(
+    splits: Sequence[Split],
+    corpus: CorpusSettings,
+    lexicon: LexiconSettings,
+    max_lost_share: float,
+) -> list[str]:
+    """What there is to say of a corpus.
+
+    Args:
+        splits: all of them; TRAIN and DEV first, which are aligned.
+        max_lost_share: of an aligned split's utterances that may have no alignment.
+    Raises:
+        CorpusError: if too much was dropped, or too many words have no pronunciation.
+    """
+    intake = corpus.folder or corpus.published
+    dropped = [remark for split in splits for remark in split.remarks if remark.dropped]
+    lines = [str(split) for split in splits]
+    if intake is not None:
+        kept = sum(split.recorded for split in splits)
+        lines.append(_dropped(dropped, len(dropped) + kept, intake))
+    lines.append(_pronounced(splits, lexicon, max_lost_share))
+    return lines
+
+
+def _dropped(dropped: list[Remark], total: int, intake: IntakeSettings) -> str:
+    share = len(dropped) / max(1, total)
+    said = (
+        f"{len(dropped)} of {spelled(total, 'utterance')} dropped, a share of {share:.3f} where "
+        f"{intake.GROUP}.max_dropped_share is {intake.max_dropped_share}"
+    )
+    if share > intake.max_dropped_share:
+        raise CorpusError(
+            f"{said}: {reasons(dropped)}; all are in manifests/*.dropped.tsv: mend the corpus, or "
+            "raise the limit"
+        )
+    return said + (f": {reasons(dropped)}" if dropped else "")
+
+
+def _pronounced(splits: Sequence[Split], lexicon: LexiconSettings, limit: float) -> str:
+    words = {word for split in splits for text in split.texts for word in text}
+    missing = set(Lexicon.from_settings(lexicon, words).missing)
+    said = f"{len(missing)} of {len(words)} different words without pronunciation"
+    if not missing:
+        return said
+    said += f" (lang.lexicon.source={lexicon.source.value}): {few(_commonest(splits, missing))}"
+    for split in splits[:2]:
+        lost = sum(any(word in missing for word in text) for text in split.texts)
+        if too_many_lost(lost, len(split.rows), limit):
+            raise CorpusError(
+                f"{said}; so {lost} of {len(split.rows)} utterances of {split.name} cannot be "
+                f"aligned, above ali.max_lost_share {limit}; {_remedy(lexicon)}"
+            )
+    return said
+
+
+def _commonest(splits: Sequence[Split], missing: set[str]) -> list[str]:
+    found: Iterable[str] = (w for split in splits for text in split.texts for w in text)
+    return [word for word, _ in Counter(w for w in found if w in missing).most_common()]
+
+
+def _remedy(lexicon: LexiconSettings) -> str:
+    own = "lang.lexicon.source=file lang.lexicon.file=/path (lines of WORD PHONE PHONE)"
+    if lexicon.source is LexiconSource.letters:
+        return f"write them in letters, or set {own}"
+    ways = []
+    if lexicon.unknown not in (Unknown.espeak, Unknown.noise):
+        ways.append("lang.lexicon.unknown=espeak, which says them in English")
+    ways.append("lang.lexicon.source=letters, for other languages")
+    ways.append(own if lexicon.file is None else f"add them to {lexicon.file}")
+    return f"set {'; or '.join(ways)}"

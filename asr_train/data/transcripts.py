@@ -1,0 +1,103 @@
+"""Transcripts as a corpus has them -> **words that a lexicon may know**; numbers are read out.
+
+The rules are those of scoring (score.normalise), so what is taken off here costs no word error
+later. A word that the lexicon has as it stands (UH-HUH, 'TIS, <NOISE>) stays. Knows nothing of
+utterances.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+
+from asr_train.lang.lexicon import odd_words
+from asr_train.schema import Digits, IntakeSettings, LexiconSettings, NormaliserKind
+from asr_train.score.normalise import NORMALISERS, transcribed
+
+ONES = "ZERO ONE TWO THREE FOUR FIVE SIX SEVEN EIGHT NINE TEN ELEVEN TWELVE THIRTEEN FOURTEEN " + (
+    "FIFTEEN SIXTEEN SEVENTEEN EIGHTEEN NINETEEN"
+)
+UNITS = ONES.split()
+TENS = ["TWENTY", "THIRTY", "FORTY", "FIFTY", "SIXTY", "SEVENTY", "EIGHTY", "NINETY"]
+POWERS = (10**9, "BILLION"), (10**6, "MILLION"), (1000, "THOUSAND"), (100, "HUNDRED")
+
+
+class DigitsError(ValueError):
+    """A transcript has digits that are not to be read, or cannot be."""
+
+
+class Transcriber:
+    """Text -> words, as the settings of a corpus say."""
+
+    def __init__(self, settings: IntakeSettings, lexicon: LexiconSettings) -> None:
+        self.settings, self.lexicon = settings, lexicon
+
+    @property
+    def rule(self) -> str:
+        """The name of what is done."""
+        return NORMALISERS[self.settings.normaliser]
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return odd_words(self.lexicon)  # may take a second; only where a text is not letters alone
+
+    def __call__(self, text: str) -> list[str]:
+        """The words of one transcript.
+
+        Raises:
+            DigitsError: naming the word and what to do.
+        """
+        upper = text.upper().split()
+        if self.settings.normaliser is NormaliserKind.plain or "".join(upper).isalpha():
+            return upper
+        words: list[str] = []
+        run: list[str] = []  # of tokens that the lexicon does not know: noises may go over several
+        for token in [*text.split(), None]:
+            if token is not None and token.upper() not in self._known:
+                run.append(token)
+                continue
+            for word in transcribed(" ".join(run), self.settings.normaliser):
+                words += self._read(word)
+            run = []
+            words += [] if token is None else [token.upper()]
+        return words
+
+    def _read(self, word: str) -> Sequence[str]:
+        if not any(c.isdigit() for c in word) or word in self._known:
+            return [word]
+        where = f"{self.settings.GROUP}.digits"
+        match self.settings.digits:
+            case Digits.refuse:
+                raise DigitsError(
+                    f"{word} has digits; write what was said, or set {where}=each to have 108 read "
+                    f"ONE ZERO EIGHT, or {where}=number for ONE HUNDRED EIGHT"
+                )
+            case Digits.each:
+                pieces = re.findall(r"\d|\.|[^\d.]+", word)
+                return [_digit(piece) for piece in pieces]
+            case Digits.number:
+                whole, _, decimals = word.partition(".")
+                if not (whole + decimals).isdecimal() or len(whole) > 12:
+                    raise DigitsError(f"{word} is no number that can be read; write what was said")
+                tail = ["POINT", *map(_digit, decimals)] if decimals else []
+                return [*number_words(int(whole)), *tail]
+
+
+def _digit(piece: str) -> str:
+    if piece == ".":
+        return "POINT"
+    return UNITS[int(piece)] if piece.isdecimal() else piece
+
+
+def number_words(number: int) -> list[str]:
+    """A number below 10**12 in English.
+
+    >>> " ".join(number_words(1108))
+    'ONE THOUSAND ONE HUNDRED EIGHT'
+    """
+    for size, name in POWERS:
+        if number >= size:
+            rest = number_words(number % size) if number % size else []
+            return [*number_words(number // size), name, *rest]
+    if number >= 20:
+        return [TENS[number // 10 - 2], *([UNITS[number % 10]] if number % 10 else [])]
+    return [UNITS[number]]

@@ -1,0 +1,95 @@
+"""data.recordings: a recording whose content changed is named; one with another time is not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asr_train.data.corpus import audio_table, write
+from asr_train.data.recordings import changed_audio, list_audio
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def listed(tmp_path):
+    """Two recordings, `a b` and c, and their table."""
+    paths = [tmp_path / "a b", tmp_path / "c"]
+    for path in paths:
+        path.write_bytes(b"sound")
+    list_audio(paths, tmp_path / "train.audio.tsv")
+    return tmp_path
+
+
+def shorter(path: Path) -> None:
+    path.write_bytes(b"soun")
+
+
+def other(path: Path) -> None:
+    """Of the same size."""
+    path.write_bytes(b"SOUND")
+    os.utime(path, (9, 9))
+
+
+@pytest.mark.parametrize("change", [shorter, other, Path.unlink])
+def test_another_content_is_noticed(listed, change):
+    assert changed_audio(listed / "train.audio.tsv", keep=False) == []
+    change(listed / "a b")
+    assert changed_audio(listed / "train.audio.tsv", keep=True) == [str(listed / "a b")]
+
+
+def test_a_copy_of_a_corpus_has_not_changed_and_is_read_once(listed):
+    table = listed / "train.audio.tsv"
+    os.utime(listed / "c", (9, 9))
+    before = table.read_text()
+    assert changed_audio(table, keep=False) == []
+    assert table.read_text() == before
+    assert changed_audio(table, keep=True) == []
+    assert "\t9000000000\t" in table.read_text()
+
+
+def test_a_recording_that_was_missing_and_comes_is_noticed(listed):
+    table = listed / "dev.audio.tsv"
+    list_audio([listed / "later"], table)
+    assert changed_audio(table, keep=True) == []
+    (listed / "later").write_bytes(b"sound")
+    assert changed_audio(table, keep=True) == [str(listed / "later")]
+
+
+def test_a_manifest_lists_all_recordings_of_a_folder_dropped_ones_too(folder, tmp_path):
+    folder.rows[0][4] = ""
+    manifest = tmp_path / "train.jsonl.gz"
+    write(folder.made(), manifest)
+    assert len(audio_table(manifest).read_text().splitlines()) == 2
+    assert changed_audio(audio_table(manifest), keep=False) == []
+
+
+def marks(work: Path, conf: str = "conf") -> tuple[str, str, float]:
+    """What the script says; the mark that the manifest depends on, and its time."""
+    script = [sys.executable, ROOT / "scripts/recordings.py", work / conf / "audio", work / "m"]
+    done = subprocess.run(
+        [*script, "train"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    mark = work / conf / "audio/train.yaml"
+    return done.stderr, mark.read_text(), mark.stat().st_mtime
+
+
+def test_the_mark_is_old_until_a_recording_changes_and_stays_until_the_next(listed):
+    (listed / "m").mkdir()
+    assert marks(listed)[2] == 0
+    (listed / "train.audio.tsv").rename(listed / "m/train.audio.tsv")
+    (listed / "m/train.jsonl.gz").touch()
+    assert marks(listed)[2] == 0
+    shorter(listed / "c")
+    said, mark, when = marks(listed)
+    assert f"{listed}/c changed since {listed}/m/train.jsonl.gz was made" in said
+    assert when > 0
+    assert marks(listed)[1:] == (mark, when)
+    list_audio([listed / "a b", listed / "c"], listed / "m/train.audio.tsv")  # the manifest, anew
+    assert marks(listed) == ("", mark, when)

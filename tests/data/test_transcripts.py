@@ -1,0 +1,79 @@
+"""data.transcripts: what is no word goes, what the lexicon has stays, numbers are read."""
+
+import pytest
+from noises import folders, lexicon
+
+from asr_train.data.transcripts import DigitsError, Transcriber, number_words
+from asr_train.schema import Digits, LexiconSettings, LexiconSource, NormaliserKind, Unknown
+
+
+@pytest.fixture
+def words_of(tmp_path):
+    def read(text: str, kind=NormaliserKind.words, digits=Digits.refuse) -> str:
+        settings = folders(normaliser=kind, digits=digits)
+        return " ".join(Transcriber(settings, lexicon(tmp_path))(text))
+
+    return read
+
+
+@pytest.mark.parametrize(
+    "kind, text, words",
+    [
+        (NormaliserKind.words, "One one zero eight.", "ONE ONE ZERO EIGHT"),
+        (NormaliserKind.words, "“Don’t” -- stop, Zoë!", "DON'T STOP ZOË"),
+        (NormaliserKind.words, "twenty-one [door slams] men & women", "TWENTY ONE MEN AND WOMEN"),
+        (NormaliserKind.words, "हिन्दी।", "हिन्दी"),
+        (NormaliserKind.english, "Uh, Zoë ca- can’t", "UH ZOE CA- CAN'T"),
+        (NormaliserKind.plain, "Stop.  one", "STOP. ONE"),
+        (NormaliserKind.words, " -- ...", ""),
+    ],
+)
+def test_a_transcript_becomes_words(words_of, kind, text, words):
+    assert words_of(text, kind) == words
+
+
+def test_words_of_ones_own_lexicon_stay_as_they_are(tmp_path):
+    own = lexicon(tmp_path)
+    with open(own.file, "a") as file:
+        file.write("<NOISE> SPN\nUH-HUH AH HH AH\n5 F AY V\nA. EY\n")
+    words_of = Transcriber(folders(), own)
+    assert words_of("<noise> uh-huh, 5 one. a.") == ["<NOISE>", "UH", "HUH", "5", "ONE", "A."]
+    assert words_of("uh-huh") == ["UH-HUH"]
+
+
+def test_a_letter_and_a_full_stop_are_no_word_of_cmus_dictionary():
+    cmu = LexiconSettings(
+        source=LexiconSource.cmudict, file=None, unknown=Unknown.lose, max_variants=4, schwa=True
+    )
+    assert Transcriber(folders(), cmu)("Plan A. o'clock 'tis dogs'") == [
+        *("PLAN", "A", "O'CLOCK", "'TIS", "DOGS'")
+    ]
+
+
+def test_digits_are_refused_with_the_settings_that_read_them(words_of):
+    both = "corpus.folder.digits=each .* or corpus.folder.digits=number"
+    with pytest.raises(DigitsError, match=f"108 has digits; write what was said, or set {both}"):
+        words_of("call 108!")
+    assert words_of("call 108!", digits=Digits.each) == "CALL ONE ZERO EIGHT"
+    assert words_of("call 108, 3.5", digits=Digits.number) == (
+        "CALL ONE HUNDRED EIGHT THREE POINT FIVE"
+    )
+    with pytest.raises(DigitsError, match="5TH is no number"):
+        words_of("5th", digits=Digits.number)
+
+
+@pytest.mark.parametrize(
+    "number, words",
+    [
+        (0, "ZERO"),
+        (19, "NINETEEN"),
+        (40, "FORTY"),
+        (71, "SEVENTY ONE"),
+        (110, "ONE HUNDRED TEN"),
+        (2000, "TWO THOUSAND"),
+        (1_000_017, "ONE MILLION SEVENTEEN"),
+        (315_000_000_002, "THREE HUNDRED FIFTEEN BILLION TWO"),
+    ],
+)
+def test_numbers_in_english(number, words):
+    assert " ".join(number_words(number)) == words

@@ -1,0 +1,113 @@
+"""What make sees of a corpus: paths with a space, closed folders, recordings that change."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import layouts
+import pytest
+import soundfile
+
+ROOT = Path(__file__).parents[1]
+
+
+def make(folder: Path, *arguments: str, **how) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "DEBUG")}
+    return subprocess.run(
+        ["make", "-s", "-C", str(folder), f"PY={sys.executable}", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**env, "PYTHONPATH": str(ROOT)},
+        **how,
+    )
+
+
+def one_line(ended: subprocess.CompletedProcess[str], says: str) -> None:
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert re.search(says, ended.stderr)
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("where", [ROOT, ROOT / "recipes/folder"])
+def test_a_space_in_a_path_is_refused_in_one_line(where, tmp_path):
+    corpus, spaced = tmp_path / "corpus", tmp_path / "a b"
+    for folder in (corpus, spaced):
+        folder.mkdir()
+        (folder / "utterances.tsv").touch()
+    goal = "folder" if where == ROOT else "table"
+    asked = f"CORPUS_DIR={spaced}", f"W={tmp_path / 'w'}"
+    one_line(make(where, goal, *asked), f"CORPUS_DIR is '{spaced}', and make .*; name a link")
+    asked = f"CORPUS_DIR={corpus}", f"W={spaced}"
+    one_line(make(where, goal, *asked), f"W is '{spaced}', and make knows no paths with a space")
+
+
+def test_a_space_in_the_path_of_the_checkout_is_refused_in_one_line(tmp_path):
+    checkout = tmp_path / "a b"
+    for part in ("recipes/folder/Makefile", "recipes/digits/Makefile", "Makefile"):
+        (checkout / part).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / part, checkout / part)
+    for part in (ROOT / "recipes").glob("*.mk"):
+        shutil.copy(part, checkout / "recipes")
+    for folder in (checkout, checkout / "recipes/digits", checkout / "recipes/folder"):
+        one_line(make(folder, "help"), f"the checkout is '{folder}', and make knows no paths with")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else for a while")
+def test_a_folder_that_may_not_be_read_is_not_called_empty():
+    with tempfile.TemporaryDirectory() as folder:
+        layouts.table(Path(folder), {"ann": ["ONE"]})
+        os.chmod(folder, 0o700)
+        asked = "table", f"CORPUS_DIR={folder}"
+        ended = make(ROOT / "recipes/folder", *asked, user=65534, group=65534, extra_groups=[])
+        if "Permission denied" in ended.stderr:
+            pytest.skip("nobody else may read this checkout")
+        one_line(ended, f"{folder} is a folder that you may not read")
+
+
+@pytest.fixture
+def checked(tmp_path):
+    """A folder of noises that was checked, and what make is asked for."""
+    layouts.table(tmp_path / "c", {name: ["one, two.", "three!"] for name in "abcdef"})
+    asked = [f"CORPUS_DIR={tmp_path / 'c'}", f"W={tmp_path / 'w'}", "JOBS=1"]
+    asked.append("SET=lang.lexicon.source=letters feats=telephone")
+    ended = make(ROOT / "recipes/folder", "check", *asked)
+    assert ended.returncode == 0, ended.stderr
+    assert "'one, two.' is ONE TWO" in ended.stdout
+    assert "check: 0 of 3 different words without pronunciation" in ended.stdout
+    return asked
+
+
+def plan(*asked: str) -> list[str]:
+    """What stages would make."""
+    ended = make(ROOT / "recipes/folder", "-n", "table", *asked)
+    assert ended.returncode == 0, ended.stderr
+    commands = re.findall(r"scripts/(\w+)\.py .* (\S+)$", ended.stdout, re.MULTILINE)
+    return [Path(out).name.split(".")[0] for stage, out in commands if stage == "manifests"]
+
+
+def test_recordings_that_change_are_taken_anew_and_status_says_so(checked, tmp_path):
+    recipe = ROOT / "recipes/folder"
+    again = make(recipe, "check", *checked)
+    assert again.stdout == (tmp_path / "w/manifests/check.txt").read_text()
+    assert plan(*checked) == []
+    listed = (tmp_path / "w/manifests/test.audio.tsv").read_text()
+    audio = Path(listed.splitlines()[0].split("\t")[3])
+    os.utime(audio, (9, 9))  # as a copy of the corpus has it
+    assert plan(*checked) == []
+    wave, rate = soundfile.read(audio)
+    soundfile.write(audio, wave[::-1], rate)
+    assert plan(*checked) == ["test"]
+    status = make(recipe, "status", *checked)
+    assert f"{audio} changed since {tmp_path}/w/manifests/test.jsonl.gz was made" in status.stderr
+    states = {row.split()[-1]: row.split()[0] for row in status.stdout.splitlines()[1:-1]}
+    made = f"{tmp_path}/w/manifests"
+    assert states[f"{made}/test.jsonl.gz"] == states[f"{made}/check.txt"] == "stale"
+    assert states[f"{made}/train.jsonl.gz"] == "done"
+    assert make(recipe, "check", *checked).returncode == 0
+    assert plan(*checked) == []
