@@ -60,6 +60,6 @@ $(foreach e,$(EPOCHS),$(eval $(call epoch_rule,$e)))
 define paper_rule # $1 is the table
 $W/tables/$(PAPER)-$1%md: $(CURDIR)/$1.yaml $(CURDIR)/paper.yaml $C/score.yaml \
   $(foreach r,$(NAMED_$1),$W/exp/$r/model.json $(TEST:%=$W/exp/$r/score.%.json))
-	$$(PY) $$S/paper.py $$(SCALE) $$< $$C/score.yaml $$W/exp $$@
+	$Q$$(PY) $$S/paper.py $$(SCALE) $$< $$C/score.yaml $$W/exp $$@
 endef
 $(foreach t,$(TABLES),$(eval $(call paper_rule,$t)))

@@ -16,6 +16,8 @@ PY   ?= $(or $(wildcard $(ROOT)/.venv/bin/python),python)
 W    ?= work
 $(call one_word,W,$W,name a folder without one)
 SET   ?=
+V     ?=# 1: commands are shown
+Q     := $(if $V,,@)
 WORKERS ?= 1# that train together
 VIRTUAL ?=# 1: all of them in one process; else one each
 NPROC ?= $(if $(VIRTUAL),1,$(WORKERS))
@@ -112,14 +114,14 @@ TARGETS := $(MANIFESTS) $(CHECKED) $W/lm/index.json $W/lang/index.json \
 ##   make check    look at the recordings, transcripts, speakers and words of all splits, no more
 ##   make status   which stages are done, stale or missing, with their time and size
 ##   make clean    remove the work folder
-##   variables     W=work folder  JOBS=processes a stage  SET='feats.num_mels=80 decode.beam=12'
+##   variables     W=work folder  JOBS=processes per stage  V=1 (show commands)  SET='feats.num_mels=80 decode.beam=12'
 ##                 GMMS='mono tri lda sat'  RUNS='dnn'  REALIGN=passes of realignment with the network
 ##                 SEEDS='1 2 3' (each run three times; means over seeds)
 ##                 RESCORE='dnn' (n-best lists by lm.big)  BIGRAM='tri dnn' (and by a bigram)
 ##                 SCALES=run whose scales, chosen on DEV, all networks are decoded with
 ##                 WORKERS=training workers, a process each; VIRTUAL=1: all in one, to the same bits
 table: $(CHECKED) $W/report/index.html
-	@cat $(SHOWN) $W/tables/wer.txt; echo "report: $W/report/index.html"
+	@cat $(SHOWN) $W/tables/wer.txt; echo "report: $(abspath $W/report/index.html)"
 check: $(CHECKED)
 	@cat $<
 help:
@@ -136,42 +138,42 @@ conf:
 $C/%.yaml: conf ; +@:
 
 $W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(if $(SPEECH),$C/audio/%.yaml) $(INPUTS) $(LANG_FILES)
-	$(PY) $S/manifests.py $(wordlist 1,2,$^) $@
+	$Q$(PY) $S/manifests.py $(wordlist 1,2,$^) $@
 $W/manifests/check%txt: $C/corpus.yaml $C/lexicon.yaml $C/ali.yaml $(MANIFESTS) $(LANG_FILES)
-	$(PY) $S/check.py $(wordlist 1,3,$^) $(MANIFESTS) $@
+	$Q$(PY) $S/check.py $(wordlist 1,3,$^) $(MANIFESTS) $@
 $W/lm/index.json: $C/lm.yaml $(MANIFESTS) $(LM_FILES) | $(CHECKED)
-	$(PY) $S/lm.py $(filter-out $(LM_FILES),$^) $@
+	$Q$(PY) $S/lm.py $(filter-out $(LM_FILES),$^) $@
 $W/lang-bigram/index.json: $C/bigram.yaml $W/lang/index.json $(filter-out %/$(TRAIN).jsonl.gz,$(MANIFESTS)) \
   $(LM_FILES)
-	$(PY) $S/bigram.py $(filter-out $(LM_FILES),$^) $@
+	$Q$(PY) $S/bigram.py $(filter-out $(LM_FILES),$^) $@
 $W/lang/index.json: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lang.yaml \
   $W/lm/index.json $(LANG_FILES)
-	$(PY) $S/lang.py $(wordlist 1,4,$^) $@
+	$Q$(PY) $S/lang.py $(wordlist 1,4,$^) $@
 $W/feats/%.jsonl.gz: $W/manifests/%.jsonl.gz $C/feats.yaml | $(CHECKED)
-	$(PY) $S/feats.py $^ $@
+	$Q$(PY) $S/feats.py $^ $@
 # Rules of single files are patterns as well (model%json): .SECONDARY would have make look through
 # a settings file that a rule names in full, find that its prerequisite `conf` is no file, and make
 # the target again.
 define gmm_rule # $1 is the system, $2 the one before it; Gaussian mixtures are runs like any other
 $W/exp/$1/model%json: $W/feats/$(TRAIN).jsonl.gz $W/lang/index.json $C/ali.yaml $C/gmm/$1.yaml \
   $(if $2,$W/exp/$2/model.json)
-	$$(PY) $S/gmm.py $$^ $$@
+	$Q$$(PY) $S/gmm.py $$^ $$@
 endef
 before := # nothing
 $(foreach g,$(GMMS),$(eval $(call gmm_rule,$g,$(before)))$(eval before := $g))
 
 define ali_rules # $1 is the model that aligns; the pattern is the split
 $W/ali/$1/%.jsonl.gz: $W/feats/%.jsonl.gz $W/lang/index.json $W/exp/$1/model.json $C/ali.yaml
-	$$(PY) $S/ali.py $$^ $$@
+	$Q$$(PY) $S/ali.py $$^ $$@
 $W/shards/$1/%/index.json: $W/feats/%.jsonl.gz $W/ali/$1/%.jsonl.gz $C/shards.yaml
-	$$(PY) $S/shards.py $$^ $$@
+	$Q$$(PY) $S/shards.py $$^ $$@
 endef
 $(foreach m,$(MODELS),$(eval $(call ali_rules,$m)))
 
 # Goes on from the run's newest checkpoint; model.json is the last thing it writes.
 define net_rule # $1 is the run, $2 whose alignments it learns, $3 its settings
 $W/exp/$1/model%json: $W/shards/$2/$(TRAIN)/index.json $W/shards/$2/$(DEV)/index.json $C/run/$3.yaml
-	$$(START) $S/train.py $$^ $$@
+	$Q$$(START) $S/train.py $$^ $$@
 endef
 define run_rules # $1 is the run
 $(call net_rule,$1,$(ALIGNER),$1)
@@ -182,44 +184,44 @@ $(foreach r,$(SEEDED),$(eval $(call run_rules,$r)))
 # Scales are chosen on DEV alone; TEST only meets the choice, and needs no alignment.
 $W/exp/%/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml $W/lang/index.json \
   $W/feats/$(DEV).jsonl.gz $(WORD_FILES)
-	$(PY) $S/tune.py $(wordlist 1,5,$^) $@
+	$Q$(PY) $S/tune.py $(wordlist 1,5,$^) $@
 
 $W/exp/%-bigram/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml \
   $W/lang-bigram/index.json $W/feats/$(DEV).jsonl.gz $(WORD_FILES)
-	$(PY) $S/tune.py $(wordlist 1,5,$^) $@
+	$Q$(PY) $S/tune.py $(wordlist 1,5,$^) $@
 $W/exp/%-rescored/tuned.json: $W/exp/%/hyp.$(DEV).jsonl $W/manifests/$(DEV).jsonl.gz \
   $C/decode.yaml $C/normaliser.yaml $W/lm/index.json $(WORD_FILES)
-	$(PY) $S/rescore.py tune $(wordlist 1,5,$^) $@
+	$Q$(PY) $S/rescore.py tune $(wordlist 1,5,$^) $@
 
 # conf/scales/RUN.yaml says whose scales a run is decoded with.
 define eval_rules # $1 is the split; the pattern is the run
 $W/exp/%/hyp.$1.jsonl: $W/exp/%/model.json $W/exp/%/tuned.json $W/lang/index.json $W/feats/$1.jsonl.gz \
   $C/scales/%.yaml
-	$$(PY) $S/decode.py $$(wordlist 1,4,$$^) $$@
+	$Q$$(PY) $S/decode.py $$(wordlist 1,4,$$^) $$@
 $W/exp/%-bigram/hyp.$1.jsonl: $W/exp/%/model.json $W/exp/%-bigram/tuned.json $W/lang-bigram/index.json \
   $W/feats/$1.jsonl.gz
-	$$(PY) $S/decode.py $$^ $$@
+	$Q$$(PY) $S/decode.py $$^ $$@
 $W/exp/%-rescored/hyp.$1.jsonl: $W/exp/%/hyp.$1.jsonl $W/exp/%-rescored/tuned.json $W/lm/index.json
-	$$(PY) $S/rescore.py apply $$^ $$@
+	$Q$$(PY) $S/rescore.py apply $$^ $$@
 $W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.yaml \
   $(WORD_FILES)
-	$$(PY) $S/score.py $$(wordlist 1,3,$$^) $$@
+	$Q$$(PY) $S/score.py $$(wordlist 1,3,$$^) $$@
 endef
 $(foreach s,$(EVAL),$(eval $(call eval_rules,$s)))
 define scales_rule # $1 is the run, $2 the split
 $W/exp/$1/hyp.$2%jsonl: $W/exp/$1/model.json $W/exp/$(or $(SCALES),$(firstword $(subst /, ,$1)))/tuned.json \
   $W/lang/index.json $W/feats/$2.jsonl.gz $C/scales/$1.yaml
-	$$(PY) $$S/decode.py $$(wordlist 1,4,$$^) $$@
+	$Q$$(PY) $$S/decode.py $$(wordlist 1,4,$$^) $$@
 endef
 $(foreach s,$(EVAL),$(foreach r,$(if $(SCALES),$(filter-out $(SCALES),$(NETS))) $(EPOCHS),\
   $(eval $(call scales_rule,$r,$s))))
 $W/tables/wer%md: $C/score.yaml $C/shown.yaml $(SCORES)
-	$(PY) $S/tables.py $(filter-out %/shown.yaml,$^) $@
+	$Q$(PY) $S/tables.py $(filter-out %/shown.yaml,$^) $@
 $W/tables/exchange%md: $C/score.yaml $C/shown.yaml $(NETS:%=$W/exp/%/model.json) \
   $(foreach r,$(NETS),$(EVAL:%=$W/exp/$r/score.%.json))
-	$(PY) $S/exchange.py $(filter-out %/shown.yaml,$^) $@
+	$Q$(PY) $S/exchange.py $(filter-out %/shown.yaml,$^) $@
 $W/report/index.html: $W/tables/wer.md $(EXCHANGE) $(MODELS:%=$W/ali/%/$(DEV).jsonl.gz) $(NETS:%=$W/exp/%/model.json)
-	$(PY) $S/report.py $W/tables/wer.json $(EXCHANGE:.md=.json) $(ALIGNED) $(NETS:%=$W/exp/%/log.jsonl) $@
+	$Q$(PY) $S/report.py $W/tables/wer.json $(EXCHANGE:.md=.json) $(ALIGNED) $(NETS:%=$W/exp/%/log.jsonl) $@
 
 # What to call, from the root, to have all done.
 status: export ASR_GOAL := $(notdir $(CURDIR)) $(filter-out RECIPE=%,$(MAKEOVERRIDES))

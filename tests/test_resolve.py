@@ -295,6 +295,18 @@ def test_a_changed_setting_reruns_just_the_stages_it_touches(plan, tmp_path, set
     assert set(plan(*([f"SET={setting}"] if setting else []))) == stages
 
 
+def test_the_path_of_the_report_that_make_prints_exists_from_anywhere(tmp_path):
+    recipe = CONF.parent / "recipes" / "digits"
+    given = os.path.relpath(tmp_path / "w", recipe)
+    done = subprocess.run(
+        ["make", "-n", "table", "-C", str(recipe), f"W={given}", f"PY={sys.executable}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"report: {tmp_path}/w/report/index.html" in done.stdout
+
+
 PRINTED = {"tables", "exchange", "report"}
 
 

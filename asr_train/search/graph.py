@@ -8,8 +8,12 @@ The order of construction is Kaldi's (mkgraph.sh): min(det(H o C o det(L o G))),
 """
 
 import math
+import os
 import struct
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -229,6 +233,20 @@ def _loop(lang: Lang, grammar: GrammarSettings) -> Any:
     return _compiled(lines, 0)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what C++ code says on standard error: kaldilm tells of each section that it reads."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
 def _arpa(lang: Lang) -> Any:
     import kaldilm  # only here: it is needed for ARPA files alone
 
@@ -237,12 +255,13 @@ def _arpa(lang: Lang) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "words.txt"
         table.write_text("".join(f"{word} {i}\n" for i, word in enumerate(symbols)))
-        text = kaldilm.arpa2fst(
-            input_arpa=str(lang.arpa),
-            disambig_symbol="#0",
-            read_symbol_table=str(table),
-            ilabel_sort=True,
-        )
+        with _quiet():
+            text = kaldilm.arpa2fst(
+                input_arpa=str(lang.arpa),
+                disambig_symbol="#0",
+                read_symbol_table=str(table),
+                ilabel_sort=True,
+            )
     fst = kaldifst.compile(text, acceptor=False)
     arrays = to_arrays(fst)  # the back-off's #0 stands on the input side; L passes it on as V + 1
     return to_vector(arrays)
