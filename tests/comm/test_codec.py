@@ -123,7 +123,7 @@ def test_sizes_are_those_of_the_formats():
 
 
 def test_at_the_papers_density_a_hit_in_a_random_place_takes_12_to_13_bits():
-    """Strom (2015): 14.6 M parameters, tau = 4, 69 KB a minibatch: a hit in about 850 elements.
+    """Strom (2015): 14.6 M parameters, tau = 4, 69 KB per minibatch: one sent element in about 850.
 
     The paper's 10 to 11 bits are of real hits, which lie closer together, in few rows.
     """
