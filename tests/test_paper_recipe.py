@@ -27,7 +27,7 @@ def make(tmp_path_factory) -> Iterator[Callable[..., str]]:
 
         def call(paper: str, work: Path, *arguments: str) -> str:
             command = ["make", "-C", str(ROOT / "recipes" / paper), "SCALE=tiny", "CORPUS=digits"]
-            command += [f"W={work}", f"PY={python}", f"SET={SETTINGS}", *arguments]
+            command += [f"W={work}", f"PY={python}", f"SET={SETTINGS}", "V=1", *arguments]
             done = subprocess.run(
                 command,
                 stdout=subprocess.PIPE,

@@ -60,7 +60,7 @@ class Recipe:
 
     def __init__(self, root: Path, python: str) -> None:
         self.root, self.work = root, root / "w"
-        self.variables = ["SIZE=tiny", f"W={self.work}", f"PY={python}"]
+        self.variables = ["SIZE=tiny", f"W={self.work}", f"PY={python}", "V=1"]
         self.variables += [f"GMMS={' '.join(GMMS)}", "REALIGN=1"]
 
     def use(self, name: str) -> Path:
