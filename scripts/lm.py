@@ -68,6 +68,11 @@ def texts_of(settings: LmSettings, train_manifest: str, apart: set[tuple[str, ..
     whole = [list(source) for source in sources]
     words = {word for source in whole for sentence in source for word in sentence}
     kept = [list(without(source, apart)) for source in whole]
+    if apart and any(whole) and not any(kept):
+        raise ValueError(
+            f"all {sum(map(len, whole))} sentences of the text are DEV's or TEST's own, and "
+            "lm.without_eval takes them out; give other text, or set lm.without_eval=false"
+        )
     text = Text.of(itertools.chain(*kept), words, settings.vocabulary)
     if not settings.mix or not all(kept):  # nothing left of one: the other is the text
         return [text]

@@ -25,7 +25,8 @@ QUICK = [  # one small layer, few Gaussians and passes, one choice of scales
     *("gmm.mono.flat.passes=4", "gmm.mono.passes=3", "gmm.mono.gaussians=80"),
     *("decode.acoustic_scales=[0.1]", "decode.insertion_penalties=[0.0]", "decode.nbest=5"),
     *("decode.rescore_lm_weights=[0.5,1.0]", "decode.rescore_penalties=[0.0]"),
-    *("score.bootstrap=200", "shards.utterances=20"),
+    *("score.bootstrap=200", "shards.utterances=20", "decode.lm_weights=[1.0]"),
+    "lm.without_eval=false",  # ten speakers of the same few sentences
 ]
 GROWN = [
     *("gmm.tri.passes=3", "gmm.tri.gaussians=90", "gmm.tri.tree.leaves=70"),

@@ -133,3 +133,11 @@ def test_settings_that_cannot_be_are_refused(change, message):
     values = plain(settings("dnn", ["lm=fourgram"]).lm)
     with pytest.raises(SettingsError, match=message):
         build(LmSettings, values | change, "lm")
+
+
+def test_a_text_of_nothing_but_devs_sentences_is_refused_with_the_remedy(stage, tmp_path):
+    dev = [r["supervisions"][0]["text"] for r in read_jsonl(tmp_path / "dev.jsonl.gz")]
+    (tmp_path / "prompts.txt").write_text("\n".join(dev) + "\n")
+    args = ("lm=trigram", f"lm.text=[{tmp_path}/prompts.txt]", "lm.transcripts=false")
+    with pytest.raises(ValueError, match=r"all 11 sentences .* set lm.without_eval=false"):
+        stage(*args, "lm.without_eval=true")
