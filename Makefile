@@ -15,7 +15,7 @@ export PATH := $(BIN):$(PATH)
 PAPERS := $(notdir $(patsubst %/paper.yaml,%,$(wildcard recipes/*/paper.yaml)))
 RECIPES := $(filter-out $(PAPERS),$(notdir $(patsubst %/Makefile,%,$(wildcard recipes/*/Makefile))))
 RECIPE ?= digits
-TWICE := $(shell tr '\0' '\n' 2>/dev/null < /proc/$$PPID/cmdline | sed -n 's/^\([A-Z_]*\)=.*/\1/p' | sort | uniq -d)
+TWICE := $(shell tr '\0' '\n' 2>/dev/null < /proc/$$PPID/cmdline | sed -nE 's/^(SET|RUNS|GMMS|SEEDS|RESCORE|BIGRAM|MORE|TEXT)=.*/\1/p' | sort | uniq -d)
 ifneq ($(TWICE),)
 $(error $(firstword $(TWICE)) is given twice, and only the last would count; put both into one: $(firstword $(TWICE))='... ...')
 endif

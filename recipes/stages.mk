@@ -29,8 +29,8 @@ FILES ?=# of tables that RUNS are named in, each with @SCALE
 # A recipe's numbers for systems that GMMS leaves out, which conf/gmm/$(ALIGNER).yaml does not know.
 UNUSED = $(if $(filter mono,$(ALIGNER)),gmm.tri.%) $(if $(filter mono tri,$(ALIGNER)),gmm.lda.%) \
   $(if $(filter sat,$(ALIGNER)),,gmm.sat.%)
-# A variable that is given twice would count once, and nobody would know which.
-TWICE := $(shell tr '\0' '\n' 2>/dev/null < /proc/$$PPID/cmdline | sed -n 's/^\([A-Z_]*\)=.*/\1/p' | sort | uniq -d)
+# A list that is given twice would count once: the first one is lost without a word.
+TWICE := $(shell tr '\0' '\n' 2>/dev/null < /proc/$$PPID/cmdline | sed -nE 's/^(SET|RUNS|GMMS|SEEDS|RESCORE|BIGRAM|MORE|TEXT)=.*/\1/p' | sort | uniq -d)
 ifneq ($(TWICE),)
 $(error $(firstword $(TWICE)) is given twice, and only the last would count; put both into one: $(firstword $(TWICE))='... ...')
 endif

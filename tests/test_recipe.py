@@ -41,7 +41,7 @@ SETTINGS = [  # little speech: few leaves, Gaussians and passes; the laws are th
     *(
         "optim.epochs=4",
         "decode.acoustic_scales=[0.1,0.2]",
-        "decode.insertion_penalties=[-2.0,2.0]",
+        "decode.insertion_penalties=[2.0]",  # DEV is 106 words: no choice to be had
     ),
 ]
 STAGES = {
