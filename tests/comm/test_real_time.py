@@ -1,6 +1,8 @@
 """Asynchronous workers in processes, with messages that come late and in another order."""
 
+import multiprocessing
 import random
+import re
 import time
 
 import forked
@@ -122,24 +124,33 @@ def test_what_was_sent_and_what_is_kept_is_all_there_was():
 
 
 def test_who_is_late_is_named_with_what_is_missing():
+    gave_up = multiprocessing.get_context("fork").Semaphore(0)
+
     def main(exchange):
         method = build(settings(2), exchange, SIZE)
-        method.ahead.links.timeout_seconds = 1.0
+
+        def takes_a_few_steps(worker, step, weights_P):  # and then none until the other has left
+            assert step != 4 or gave_up.acquire(timeout=60)
+            return looking(worker, step, weights_P)
+
+        def has_little_patience(worker, step, weights_P):  # at the step that is the last possible
+            method.ahead.links.timeout_seconds = 1.0 if step == 6 else 60.0
+            return looking(worker, step, weights_P)
+
         weights_P = BEGIN_P.clone()
-        learner = Learner(looking, weights_P)
-        steps = 10
-        if exchange.local[0] == 1:
-            # Takes a few steps, and then none for a while
-            learner.of = lambda w, s, p: time.sleep(3 if s == 4 else 0) or looking(w, s, p)
+        learner = Learner(
+            takes_a_few_steps if exchange.local[0] == 1 else has_little_patience, weights_P
+        )
         try:
-            method.ahead.run(weights_P, 0, steps, lambda step: RATE, learner)
+            method.ahead.run(weights_P, 0, 10, lambda step: RATE, learner)
         except ExchangeError as error:
             method.close(error)
+            gave_up.release()
             exchange.barrier()
             return str(error)
 
     found = forked.run(main, 2, 2)
-    assert "process 1 of 2 did not answer in 1.0 s (comm.timeout_seconds is 1; " in found[0]
+    assert re.search(r"1 of 2 did not answer in \d.* s \(comm.timeout_seconds is 1; ", found[0])
     assert "its messages up to step 4 are here, and worker 0 has taken 7" in found[0]
     assert "process 0 of 2 stopped: process 1 of 2 did not answer" in found[1]
 
