@@ -159,9 +159,10 @@ def read_header(message_B: Tensor) -> Header:
             f"{where} is of kind {kind} with flags {flags:#x}, but kinds end at {max(Kind)} and "
             f"flags at {_ALL_FLAGS:#x}; do all workers run the same code?"
         )
-    if worker >= workers or not count <= wanted <= size or not 0 < tau < math.inf:
+    # A worker's number may be above the workers that exchange: those of a group keep theirs.
+    if not count <= wanted <= size or not 0 < tau < math.inf:
         raise MessageError(
-            f"{where} says worker {worker} of {workers}, {count} of {wanted} hits among {size} "
+            f"{where} says {count} of {wanted} hits among {size} "
             f"parameters, threshold {tau}; none may be more than what it is of, and the threshold "
             "must be positive and finite: do all workers run the same code?"
         )

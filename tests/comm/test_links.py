@@ -17,7 +17,7 @@ from asr_train.comm import links
 from asr_train.comm.exchange import ExchangeError
 from asr_train.comm.links import Links
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 def received(ours: Links, count: int) -> list[bytes]:
