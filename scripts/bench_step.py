@@ -50,7 +50,7 @@ MORE_ROUNDS = 30  # of parts that are short beside forward and backward
 PARTS: dict[str, tuple[ModuleType, str]] = {
     "compress": (threshold, "compress"),
     "write message": (codec, "write"),
-    "read message": (codec, "read"),
+    "read message": (codec, "read_words"),
 }
 
 

@@ -129,7 +129,9 @@ def test_phones_and_words_of_an_aligned_utterance_lie_end_to_end(seed):
     scores_TS = scores_of(path_T, states.num_states, rng, 20.0)
     ali = AliSettings(beam=200.0, retry_beam=1000.0, acoustic_scale=1.0, max_lost_share=0.1)
     loop_S = np.full(states.num_states, 0.5)
-    found = align(words, len(path_T), lambda ids: scores_TS[:, ids], lang, states, loop_S, ali)
+    found = align(
+        words, len(path_T), lambda ids, span: scores_TS[span][:, ids], lang, states, loop_S, ali
+    )
     assert np.array_equal(found.states_T, path_T)
     phones = phones_in_seconds(states, found, 0.01)
     assert phones[0][1] == 0

@@ -326,11 +326,11 @@ def test_messages_are_exchanged_while_backward_still_runs():
 def test_a_damaged_message_stops_the_run_and_what_would_follow_it(monkeypatch):
     run, calls = Run(2, 5).steps(1), []
 
-    def damaged(message_B):
+    def damaged(header, message_B):
         calls.append(1)
         raise MessageError("changed on the way")
 
-    monkeypatch.setattr(codec, "read", damaged)
+    monkeypatch.setattr(codec, "read_words", damaged)
     with pytest.raises(MessageError, match="changed on the way"):
         run.steps(1)
     assert len(calls) == 1

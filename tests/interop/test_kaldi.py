@@ -223,7 +223,9 @@ def test_other_commands_are_refused_and_not_run(tmp_path, cuts, command):
 def taken(folder, **more) -> list[corpus.Made]:
     """All splits of the folder, as scripts/manifests.py takes them."""
     named = [f"corpus.folder.dir={folder}", "corpus.folder.max_dropped_share=0"]
-    resolved = settings("dnn", ["corpus=folder", *named, *(f"{k}={v}" for k, v in more.items())])
+    resolved = settings(
+        "dnn", ["corpus=folder", "feats=telephone", *named, *(f"{k}={v}" for k, v in more.items())]
+    )
     return [
         folder_of(resolved.corpus, resolved.lang.lexicon, split, folder / "mixed")
         for split in SPLITS
