@@ -15,10 +15,6 @@ export PATH := $(BIN):$(PATH)
 PAPERS := $(notdir $(patsubst %/paper.yaml,%,$(wildcard recipes/*/paper.yaml)))
 RECIPES := $(filter-out $(PAPERS),$(notdir $(patsubst %/Makefile,%,$(wildcard recipes/*/Makefile))))
 RECIPE ?= digits
-TWICE := $(shell tr '\0' '\n' 2>/dev/null < /proc/$$PPID/cmdline | sed -nE 's/^(SET|RUNS|GMMS|SEEDS|RESCORE|BIGRAM|MORE|TEXT)=.*/\1/p' | sort | uniq -d)
-ifneq ($(TWICE),)
-$(error $(firstword $(TWICE)) is given twice, and only the last would count; put both into one: $(firstword $(TWICE))='... ...')
-endif
 # Folders named on the command line count from here; make hands on all other variables by itself.
 FOLDERS = $(foreach v,CORPUS_DIR W MORE,$(if $($v),'$v=$(abspath $($v))'))
 

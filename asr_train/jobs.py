@@ -155,11 +155,12 @@ def _call(i: int) -> Any:
         raise
 
 
-def main(stage: Callable[..., None], usage: str) -> None:
+def main(stage: Callable[..., str | None], usage: str) -> None:
     """Run a script's `stage(*paths)`; on failure say why in one line and exit with status 1.
 
     Args:
-        stage: takes the paths of the command line, INPUT... OUTPUT.
+        stage: takes the paths of the command line, INPUT... OUTPUT. What it returns is printed as
+            the stage's one line, with the seconds that it took.
         usage: the script's docstring, printed for --help and for a wrong call.
     DEBUG=1 in the environment shows the whole traceback. Where ASR_WORK names the recipe's work
     folder, the seconds that the stage took are kept in its `log/` for `make status`.
@@ -172,7 +173,9 @@ def main(stage: Callable[..., None], usage: str) -> None:
     start = time.time()
     try:
         interrupt.begin()
-        stage(*paths)
+        summary = stage(*paths)
+        if summary:
+            print(f"{summary}; {time.time() - start:.1f} s")
         _keep_times(name, paths, start)
     except KeyboardInterrupt:
         sys.exit(1 if interrupt.launched() else f"{name}: interrupted; make goes on from here")

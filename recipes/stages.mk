@@ -29,10 +29,14 @@ FILES ?=# of tables that RUNS are named in, each with @SCALE
 # A recipe's numbers for systems that GMMS leaves out, which conf/gmm/$(ALIGNER).yaml does not know.
 UNUSED = $(if $(filter mono,$(ALIGNER)),gmm.tri.%) $(if $(filter mono tri,$(ALIGNER)),gmm.lda.%) \
   $(if $(filter sat,$(ALIGNER)),,gmm.sat.%)
-# A list that is given twice would count once: the first one is lost without a word.
-TWICE := $(shell tr '\0' '\n' 2>/dev/null < /proc/$$PPID/cmdline | sed -nE 's/^(SET|RUNS|GMMS|SEEDS|RESCORE|BIGRAM|MORE|TEXT)=.*/\1/p' | sort | uniq -d)
-ifneq ($(TWICE),)
-$(error $(firstword $(TWICE)) is given twice, and only the last would count; put both into one: $(firstword $(TWICE))='... ...')
+# A variable that no makefile lets you choose would be ignored: that of a misspelt name.
+CHOSEN := $(sort $(shell sed -nE 's/^([A-Z_]+) *\?=.*/\1/p' $(MAKEFILE_LIST))) JOBS RECIPE DEBUG DEVICE THREADS
+GIVEN  := $(foreach v,$(MAKEOVERRIDES),$(if $(findstring =,$v),'$(firstword $(subst =, ,$v))'))
+NOBODY := $(filter-out $(CHOSEN),$(if $(GIVEN),$(shell printf '%s\n' $(GIVEN) | grep -xE '[A-Z_]+')))
+ifneq ($(NOBODY),)
+$(error there is no variable $(firstword $(NOBODY)) here$(shell $(PY) -c 'import sys, difflib; \
+  print(*[f" (did you mean {name}?)" for name in difflib.get_close_matches(sys.argv[1], sys.argv[2:], 1)])' \
+  $(firstword $(NOBODY)) $(CHOSEN)); `make help` lists them)
 endif
 SETTINGS = $(if $(filter gmm=%,$(CONF) $(SET)),,gmm=$(ALIGNER)) $(filter-out $(UNUSED),$(CONF)) $(SET)
 # Settings files; a plan (-n) is made with a copy, so that asking cannot change what a make that runs

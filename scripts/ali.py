@@ -10,8 +10,6 @@ import asr_train.interrupt  # noqa: F401
 import time
 from pathlib import Path
 
-import torch
-
 from asr_train.align.table import (
     check_lost,
     phones_in_seconds,
@@ -21,7 +19,8 @@ from asr_train.align.table import (
 )
 from asr_train.align.viterbi import Aligned, Lost, align_all, transcripts
 from asr_train.data.features import Feats, open_feats
-from asr_train.decode.posteriors import known_states, load_scorer
+from asr_train.decode.posteriors import load_scorer
+from asr_train.decode.scorer import known_states
 from asr_train.files import write_json
 from asr_train.jobs import main
 from asr_train.lang.index import load_lang
@@ -31,8 +30,7 @@ from asr_train.schema import AliSettings, load
 LONGEST_SHOWN = 20.0  # seconds; a picture of more shows nothing
 
 
-def ali(features: str, language: str, model: str, conf: str, output: str) -> None:
-    torch.set_num_threads(1)  # the worker processes are the threads
+def ali(features: str, language: str, model: str, conf: str, output: str) -> str:
     start = time.time()
     settings = load(AliSettings, conf)
     feats, lang = open_feats(features), load_lang(language)
@@ -59,19 +57,17 @@ def ali(features: str, language: str, model: str, conf: str, output: str) -> Non
     write_alignments(path, feats.utterances, outcomes, feats.settings, states, about)
     bounds = summary["boundaries"]
     kept = len(outcomes) - len(summary["lost"])
-    print(
+    return (
         f"ali: {scorer.run}: {split}: {kept} of {len(outcomes)} utterances, "
-        f"{summary['loglik_per_frame']:.3f} nats a frame, {summary['silence_share']:.1%} silence, "
-        f"{time.time() - start:.1f} s"
+        f"{summary['loglik_per_frame']:.3f} nats per frame, {summary['silence_share']:.1%} silence"
         + (
             f"; phone boundaries: median {bounds['median_ms']:.1f} ms off, "
             f"{bounds['within_20ms']:.1%} within 20 ms, {bounds['within_50ms']:.1%} within 50 ms"
             if bounds
             else ""
         )
+        + "".join(f"; lost {utt_id}: {reason}" for utt_id, reason in summary["lost"][:10])
     )
-    for utt_id, reason in summary["lost"][:10]:
-        print(f"ali: {scorer.run}: {split}: lost {utt_id}: {reason}")
 
 
 def _example(

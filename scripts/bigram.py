@@ -18,7 +18,7 @@ from asr_train.lang.ngram import Text, read_sentences, sentences_of, spoken, tra
 from asr_train.schema import BigramSettings, GrammarKind, GrammarSettings, Smoothing, load
 
 
-def bigram(conf: str, language: str, *paths: str) -> None:
+def bigram(conf: str, language: str, *paths: str) -> str:
     *manifests, output = paths
     settings, lang = load(BigramSettings, conf), load_lang(language)
     if not settings.text:
@@ -36,13 +36,14 @@ def bigram(conf: str, language: str, *paths: str) -> None:
         kind=GrammarKind.ngram, words=[], min_words=1, max_words=None, file=None
     )
     write_lang(output, replace(lang, grammar=grammar, arpa=arpa))
+    summary = f"bigram: {' + '.join(map(str, model.counts))} n-grams"
     for manifest in manifests:
         found = model.perplexity(spoken(manifest))
-        print(
-            f"bigram: {' + '.join(map(str, model.counts))} n-grams, perplexity on "
-            f"{Path(manifest).name.removesuffix('.jsonl.gz')} {found.perplexity:.1f}, "
-            f"unknown words {found.oovs / found.words:.2%}"
+        summary += (
+            f"; perplexity on {Path(manifest).name.removesuffix('.jsonl.gz')} "
+            f"{found.perplexity:.1f}, unknown words {found.oovs / found.words:.2%}"
         )
+    return summary
 
 
 if __name__ == "__main__":

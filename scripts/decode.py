@@ -10,11 +10,10 @@ import asr_train.interrupt  # noqa: F401
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-import torch
-
 from asr_train.data.features import open_feats
 from asr_train.decode.first import adapted, heard_line
-from asr_train.decode.posteriors import Scorer, known_states, load_scorer
+from asr_train.decode.posteriors import load_scorer
+from asr_train.decode.scorer import Scorer, known_states
 from asr_train.decode.words import Choice, Effort, Recogniser, transcribe
 from asr_train.files import part, read_json, write_jsonl
 from asr_train.interop.ctm import write_ctm
@@ -24,15 +23,13 @@ from asr_train.lang.index import Lang, load_lang
 from asr_train.search.graph import Graph, load_graph
 
 
-def decode(model: str, tuned: str, language: str, features: str, output: str) -> None:
-    torch.set_num_threads(1)  # the worker processes are the threads
+def decode(model: str, tuned: str, language: str, features: str, output: str) -> str:
     feats, lang = open_feats(features), load_lang(language)
     scorer = load_scorer(model, feats, lang)
     choice, first, effort, graph = _tuned(Path(tuned), scorer, lang)
     about = None
     if scorer.adapt is not None:
         scorer, about = adapted(scorer, lang, graph, first, effort, feats.utterances)
-        print(f"decode: {scorer.run}: {heard_line(about)}", flush=True)
     recognise = Recogniser(scorer, lang, graph, choice, effort, feats.settings.shift_seconds)
     pairs = list(transcribe(recognise, feats.utterances, f"decoding with {scorer.run}"))
     found = [hypothesis for hypothesis, _ in pairs]
@@ -72,9 +69,10 @@ def decode(model: str, tuned: str, language: str, features: str, output: str) ->
     missed = [h.id for h in found if not h.final]
     cut = [h.pieces for h in found if h.pieces > 1]
     untimed = [h.id for h in found if h.words_at is None]
-    print(
+    return (
         f"decode: {run} {split}: {len(found)} utterances, real-time factor {factor:.4f} "
         f"(highest {max(h.real_time_factor for h in found):.4f}){oracle}"
+        + (f"; {heard_line(about)}" if about else "")
         + (f"; {len(cut)} long recordings in {sum(cut)} pieces, cut at pauses" if cut else "")
         + (f"; the search did not end well in {len(missed)}: {missed[:5]}" if missed else "")
         + (f"; no times for {len(untimed)}: {untimed[:5]}" if untimed else "")

@@ -6,7 +6,6 @@ Log-mel features of every cut, stored once, unstacked, as lhotse features.
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
-import time
 from pathlib import Path
 
 import torch
@@ -21,7 +20,7 @@ from asr_train.schema import FeatsSettings, load
 CUTS_A_PART = 200
 
 
-def feats(manifest: str, conf: str, output: str) -> None:
+def feats(manifest: str, conf: str, output: str) -> str:
     torch.set_num_threads(1)  # the worker processes are the threads
     settings = load(FeatsSettings, conf)
     cuts = list(CutSet.from_dicts(read_cuts(manifest)))
@@ -30,7 +29,6 @@ def feats(manifest: str, conf: str, output: str) -> None:
     folder = Path(output.removesuffix(".jsonl.gz"))
     starts = range(0, len(cuts), CUTS_A_PART)
     parts = [folder / f"part-{i:05d}.h5" for i in range(len(starts))]
-    start = time.time()
     done = parallel_map(
         lambda i: extract(cuts[starts[i] : starts[i] + CUTS_A_PART], settings, parts[i]),
         range(len(starts)),
@@ -42,9 +40,9 @@ def feats(manifest: str, conf: str, output: str) -> None:
     for old in set(folder.glob("part-*.h5")) - set(parts):
         old.unlink()  # of a larger run
     hours = sum(cut.duration for cut in cuts) / 3600
-    print(
+    return (
         f"feats: {folder.name}: {len(cuts)} utterances, {index['frames']} frames "
-        f"x {settings.num_mels} bins, {hours:.3f} hours, {time.time() - start:.1f} s"
+        f"x {settings.num_mels} bins, {hours:.3f} hours"
     )
 
 

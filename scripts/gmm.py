@@ -13,8 +13,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from asr_train.align.adapt import speakers_line
 from asr_train.align.gmm import load_gmm, save_gmm
 from asr_train.align.table import check_lost
@@ -28,8 +26,7 @@ from asr_train.schema import AliSettings, GmmSettings, load, plain
 from asr_train.search.graph import check_phones
 
 
-def gmm(features: str, language: str, ali_conf: str, conf: str, *paths: str) -> None:
-    torch.set_num_threads(1)  # the worker processes are the threads
+def gmm(features: str, language: str, ali_conf: str, conf: str, *paths: str) -> str:
     *before_path, output = paths
     path = Path(output)
     name = path.parent.name
@@ -61,9 +58,9 @@ def gmm(features: str, language: str, ali_conf: str, conf: str, *paths: str) -> 
     save_gmm(path, model, feats.settings, {"gmm": plain(settings)})
     hours = sum(u.seconds for u in feats.utterances) / 3600
     seconds = sum(row["seconds"] for row in rows)
-    print(
+    return (
         f"gmm: {name}: {len(model.gmm.state_G)} Gaussians in {model.gmm.num_states} states, "
-        f"{seconds:.0f} s ({seconds / hours:.0f} s an hour of speech)"
+        f"{seconds / hours:.0f} s per hour of speech"
         + (f"; lost: {json.dumps(lost[:5])}" if lost else "")
     )
 
@@ -72,10 +69,10 @@ def _line(row: dict[str, Any]) -> str:
     """A row of the log for the eye."""
     if "flat_pass" in row:
         what = f"flat start {row['flat_pass']:2d}: {row['utterances']} utterances"
-        return f"{what}, {row['loglik_per_frame']:9.4f} nats a frame, {row['seconds']:.1f} s"
+        return f"{what}, {row['loglik_per_frame']:9.4f} nats per frame, {row['seconds']:.1f} s"
     if "start" in row:
         return (
-            f"start: aligned by {row['start']}, {row['loglik_per_frame']:9.4f} nats a frame, "
+            f"start: aligned by {row['start']}, {row['loglik_per_frame']:9.4f} nats per frame, "
             f"{row['lost']} lost; {row['states']} states, {row['seconds']:.1f} s" + _speakers(row)
         )
     return (

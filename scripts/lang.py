@@ -21,7 +21,7 @@ from asr_train.schema import GrammarKind, LangSettings, load
 SHOWN = 20  # words without pronunciation that are printed
 
 
-def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) -> None:
+def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) -> str:
     settings = load(LangSettings, conf)
     model = _model(settings, Path(models))
     arpa = None
@@ -50,22 +50,23 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
         settings.grammar.words = []  # the file says them
     states = States(tuple(lexicon.phones), settings.phone_states, settings.silence_states)
     write_lang(output, Lang(lexicon, states, settings.grammar, arpa, settings.silence_probability))
-    print(
+    summary = (
         f"lang: {len(lexicon.prons)} words, {len(states.phones)} phones with silence, "
         f"{states.num_states} states"
-        + (
-            f"; {len(lexicon.missing)} without pronunciation: "
-            f"{', '.join(lexicon.missing[:SHOWN])}{', ...' * (len(lexicon.missing) > SHOWN)}"
-            if lexicon.missing
-            else ""
-        )
     )
+    if lexicon.missing:
+        more = ", ..." * (len(lexicon.missing) > SHOWN)
+        summary += (
+            f"; {len(lexicon.missing)} without pronunciation: "
+            f"{', '.join(lexicon.missing[:SHOWN])}{more}"
+        )
     if lexicon.guessed:
-        print(
-            f"lang: {len(lexicon.guessed)} words by lang.lexicon.unknown="
+        summary += (
+            f"; {len(lexicon.guessed)} words by lang.lexicon.unknown="
             f"{settings.lexicon.unknown.value}, for example {', '.join(lexicon.guessed[:5])}; "
             f"all are in {output} under guessed"
         )
+    return summary
 
 
 def _words(cuts: list[dict[str, Any]]) -> set[str]:

@@ -10,13 +10,11 @@ import asr_train.interrupt  # noqa: F401
 
 # isort: split
 import itertools
-import resource
-import time
 from pathlib import Path
 from typing import Any
 
 from asr_train.files import part, write_json
-from asr_train.jobs import main
+from asr_train.jobs import main, peak_megabytes
 from asr_train.lang.arpa import NgramModel, read_arpa, write_arpa
 from asr_train.lang.ngram import (
     Text,
@@ -34,26 +32,30 @@ from asr_train.schema import LmSettings, NgramSettings, load, plain
 FORMAT = 1
 
 
-def lm(conf: str, train_manifest: str, dev_manifest: str, *paths: str) -> None:
+def lm(conf: str, train_manifest: str, dev_manifest: str, *paths: str) -> str:
     *test_manifests, output = paths
     settings = load(LmSettings, conf)
     index: dict[str, Any] = {"format": FORMAT, "settings": plain(settings)}
     if settings.small is None:
         write_json(output, index | {"small": None, "big": None})
-        print("lm: none; lang.grammar alone says what may be said")
-        return
+        return "lm: none; lang.grammar alone says what may be said"
     texts: list[Text] = []
+    summary = "lm"
     if any(each is not None and each.file is None for each in (settings.small, settings.big)):
         apart = [dev_manifest, *test_manifests] if settings.without_eval else []
         texts = texts_of(settings, train_manifest, sentences_of(apart))
         vocabulary = len(texts[0].words) - 3  # without <s>, </s>, <unk>
         sentences, words = (sum(getattr(t, k) for t in texts) for k in ("sentences", "num_words"))
         index |= {"sentences": sentences, "words": words, "vocabulary": vocabulary}
-        print(f"lm: {words} words in {sentences} sentences, {vocabulary} different known")
+        summary += f": {words} words in {sentences} sentences, {vocabulary} different known"
     dev = spoken(dev_manifest)
     for name, each in (("small", settings.small), ("big", settings.big)):
-        index[name] = None if each is None else made(name, each, texts, dev, Path(output).parent)
+        index[name] = None
+        if each is not None:
+            index[name], line = made(name, each, texts, dev, Path(output).parent)
+            summary += f"; {name}: {line}"
     write_json(output, index)
+    return f"{summary}; peak memory {peak_megabytes():.0f} MB"
 
 
 def texts_of(settings: LmSettings, train_manifest: str, apart: set[tuple[str, ...]]) -> list[Text]:
@@ -81,28 +83,26 @@ def texts_of(settings: LmSettings, train_manifest: str, apart: set[tuple[str, ..
 
 def made(
     name: str, settings: NgramSettings, texts: list[Text], dev: list[list[str]], folder: Path
-) -> dict[str, Any]:
-    """Train and write one model; what the index says of it."""
-    start = time.time()
+) -> tuple[dict[str, Any], str]:
+    """Train and write one model; what the index says of it, and what a person reads."""
     model, weight = estimated(settings, texts, dev)
     path = folder / f"{name}.arpa"
     write_arpa(path, model)
     found = measured(model, dev)
     counts = " + ".join(str(count) for count in model.counts)
-    print(
-        f"lm {name}: order {model.order}, {counts} n-grams, "
+    line = (
+        f"order {model.order}, {counts} n-grams, "
         + (f"share of the transcripts {weight:.3f}, " if weight is not None else "")
-        + f"perplexity on DEV {found['perplexity']:.1f}, "
-        f"unknown words {found['oov_rate']:.2%}, {time.time() - start:.1f} s, "
-        f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB"
+        + f"perplexity on DEV {found['perplexity']:.1f}, unknown words {found['oov_rate']:.2%}"
     )
-    return {
+    about = {
         **part(path, folder),
         "order": model.order,
         "ngrams": model.counts,
         "mix": weight,
         **found,
     }
+    return about, line
 
 
 def estimated(

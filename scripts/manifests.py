@@ -17,7 +17,7 @@ from asr_train.jobs import main
 from asr_train.schema import CorpusSettings, LexiconSettings, load
 
 
-def manifests(conf: str, lexicon_conf: str, output: str) -> None:
+def manifests(conf: str, lexicon_conf: str, output: str) -> str:
     settings = load(CorpusSettings, conf)
     lexicon = load(LexiconSettings, lexicon_conf)
     split = Path(output).name.removesuffix(".jsonl.gz")
@@ -27,7 +27,7 @@ def manifests(conf: str, lexicon_conf: str, output: str) -> None:
     for note in made.notes:
         print(note)
     write(made, output)
-    print(f"manifests: {made.summary()}")
+    return f"manifests: {made.summary()}"
 
 
 def _made(settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_dir: Path) -> Made:

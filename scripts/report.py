@@ -16,7 +16,7 @@ from asr_train.jobs import main, stage_times
 from asr_train.report.page import alignment_markdown, build_page
 
 
-def report(table: str, *paths: str) -> None:
+def report(table: str, *paths: str) -> str:
     *inputs, output = paths
     logs = [Path(path) for path in inputs if path.endswith(".jsonl")]
     work = Path(output).resolve().parent.parent
@@ -38,7 +38,7 @@ def report(table: str, *paths: str) -> None:
     if alignments:
         write_text(Path(output).with_name("ali.md"), alignment_markdown(alignments))
     write_text(output, html)
-    print(f"{output}: open it in a browser; its pictures are beside it as PNG")
+    return f"report: {output}: open it in a browser; its pictures are beside it as PNG"
 
 
 def recipe_name(work: Path) -> str:

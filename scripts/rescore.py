@@ -27,13 +27,13 @@ from asr_train.score.normalise import load_normaliser
 CHUNK = 50  # lists handed to a worker at a time
 
 
-def rescore(what: str, *paths: str) -> None:
+def rescore(what: str, *paths: str) -> str:
     if what not in STEPS:
         raise ValueError(f"rescore.py {what}: it does {' or '.join(STEPS)}; see its help")
-    STEPS[what](*paths)
+    return STEPS[what](*paths)
 
 
-def tune(hyp: str, manifest: str, conf: str, normaliser: str, models: str, output: str) -> None:
+def tune(hyp: str, manifest: str, conf: str, normaliser: str, models: str, output: str) -> str:
     settings = load(DecodeSettings, conf)
     header, lists = listed(hyp, models)
     transcripts = {row["id"]: row["supervisions"][0]["text"] for row in read_jsonl(manifest)}
@@ -49,14 +49,14 @@ def tune(hyp: str, manifest: str, conf: str, normaliser: str, models: str, outpu
     rows = [{**asdict(c), "errors": e.errors, "words": e.words} for c, e in tried]
     chosen = {"run": run, "of": header["run"], **asdict(best), "wer": errors.rate}
     write_json(output, {**chosen, "at_end": at_end, "tried": rows})
-    print(
+    return (
         f"rescore: {run}: LM weight {best.lm_weight:g}, penalty {best.penalty:g}: "
         f"{errors.rate:.2%} WER on {header['split']} (of {len(tried)} choices)"
         + "".join(f"; the best of decode.{name} is at its end" for name in at_end)
     )
 
 
-def apply(hyp: str, tuned: str, models: str, output: str) -> None:
+def apply(hyp: str, tuned: str, models: str, output: str) -> str:
     chosen = read_json(tuned)
     header, lists = listed(hyp, models)
     if chosen["of"] != header["run"]:
@@ -77,7 +77,7 @@ def apply(hyp: str, tuned: str, models: str, output: str) -> None:
     about = {"run": chosen["run"], **kept, **asdict(best), "insertion_penalty": penalty}
     write_jsonl(output, [about, *rows])
     changed = sum(r["words_at"] is None for r in rows)
-    print(f"rescore: {chosen['run']} {header['split']}: {changed} of {len(rows)} sentences changed")
+    return f"rescore: {chosen['run']} {header['split']}: {changed} of {len(rows)} sentences changed"
 
 
 def listed(hyp: str, models: str) -> tuple[dict[str, Any], list[Listed]]:
@@ -106,7 +106,7 @@ def logprobs(arpa: Path) -> Logprobs:
     return lambda sentences: model.logprobs(sentences) * math.log(10)
 
 
-STEPS: dict[str, Callable[..., None]] = {"tune": tune, "apply": apply}
+STEPS: dict[str, Callable[..., str]] = {"tune": tune, "apply": apply}
 
 if __name__ == "__main__":
     main(rescore, __doc__)

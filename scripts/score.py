@@ -44,7 +44,7 @@ SHOWN_CONFUSIONS = 20
 SHOWN_KINDS = {"S": "confusions", "D": "deletions", "I": "insertions"}
 
 
-def score(hyp: str, manifest: str, conf: str, output: str) -> None:
+def score(hyp: str, manifest: str, conf: str, output: str) -> str:
     settings = load(ScoreSettings, conf)
     header, found = read_hypotheses(hyp)
     said = read_references(manifest)
@@ -82,8 +82,7 @@ def score(hyp: str, manifest: str, conf: str, output: str) -> None:
     for suffix, text in beside.items():
         write_text(Path(output).with_suffix(f".{suffix}"), text)
     write_json(output, summary | details)
-    print(line)
-    print(closing_words(summary))
+    return f"{line}; {closing_words(summary)}"
 
 
 def read_hypotheses(path: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

@@ -24,7 +24,7 @@ from asr_train.shards.writer import write_shards
 SHOWN = 5  # ids of those left out; the index lists them all
 
 
-def shards(feats_path: str, ali_path: str, settings_path: str, index_path: str) -> None:
+def shards(feats_path: str, ali_path: str, settings_path: str, index_path: str) -> str:
     feats, ali = open_feats(feats_path), open_ali(ali_path)
     settings = schema.load(schema.ShardsSettings, settings_path)
     ids = ali.ids
@@ -51,7 +51,7 @@ def shards(feats_path: str, ali_path: str, settings_path: str, index_path: str) 
         total=len(aligned),
     )
     named = ": " + ", ".join(left_out[:SHOWN]) if left_out else ""
-    print(
+    return (
         f"shards: {Path(index_path).parent.name}: {index['num_samples']} utterances, "
         f"{index['num_frames']} frames x {index['num_mels']} bins in {len(index['parts'])} tars; "
         f"{len(left_out)} left out without alignment{named}{', ...' * (len(left_out) > SHOWN)}"

@@ -32,13 +32,13 @@ from asr_train.train.pretrain import pretrained
 from asr_train.train.process import alone_in, chosen_device, die_with_launcher
 
 
-def stage(train_index: str, dev_index: str, settings: str, output: str) -> None:
+def stage(train_index: str, dev_index: str, settings: str, output: str) -> str | None:
     die_with_launcher()
     run = schema.load(schema.RunSettings, settings)
     workers = chosen_workers(run.comm.workers)
     if run.comm.method is schema.Method.sgd and workers > 1:
         if int(os.environ.get("RANK", "0")):
-            return
+            return None
         print(f"comm.method=sgd is for one worker: of {workers}, the others do nothing", flush=True)
         workers = 1
         os.environ["WORLD_SIZE"] = "1"
@@ -59,6 +59,7 @@ def stage(train_index: str, dev_index: str, settings: str, output: str) -> None:
         train(run, *splits, folder, device, exchange, initial)
         exchange.barrier()  # process 0 holds what the others meet by
         close_exchange()
+    return f"train: {folder.name}: finished" if leads else None
 
 
 def chosen_workers(settings: int | None) -> int:

@@ -12,10 +12,9 @@ import asr_train.interrupt  # noqa: F401
 import time
 from pathlib import Path
 
-import torch
-
 from asr_train.data.features import open_feats
-from asr_train.decode.posteriors import known_states, load_scorer
+from asr_train.decode.posteriors import load_scorer
+from asr_train.decode.scorer import known_states
 from asr_train.decode.tune import middle, tune
 from asr_train.files import write_json
 from asr_train.jobs import main, peak_megabytes
@@ -25,10 +24,7 @@ from asr_train.score.normalise import load_normaliser
 from asr_train.search.graph import write_graph
 
 
-def tuned(
-    model: str, conf: str, normaliser: str, language: str, features: str, output: str
-) -> None:
-    torch.set_num_threads(1)  # the worker processes are the threads
+def tuned(model: str, conf: str, normaliser: str, language: str, features: str, output: str) -> str:
     start = time.time()
     settings = load(DecodeSettings, conf)
     normalised = load_normaliser(load(NormaliserSettings, normaliser))
@@ -70,10 +66,10 @@ def tuned(
             "tried": [{**plain(c), "errors": e.errors, "words": e.words} for c, e in found.tried],
         },
     )
-    print(
+    return (
         f"tune: {run}: acoustic scale {best.acoustic_scale:g}, insertion penalty "
         f"{best.insertion_penalty:g}, LM weight {best.lm_weight:g}: {errors.rate:.2%} WER on "
-        f"{split} (of {len(found.tried)} choices, {time.time() - start:.1f} s; "
+        f"{split} (of {len(found.tried)} choices; "
         f"graph: {len(graph.final_N)} nodes, {len(graph.arcs_A)} arcs, "
         f"{(path.parent / 'graph' / 'HCLG.fst').stat().st_size / 1e6:.1f} MB)"
         + "".join(

@@ -70,6 +70,8 @@ def test_nothing_imports_the_scripts():
     [
         ("asr_train.schema, asr_train.score.words, asr_train.report.tables", "torch"),
         ("asr_train.search.nbest, asr_train.search.confidence", "torch"),
+        ("asr_train.align.train, asr_train.align.table, asr_train.decode.first", "torch"),
+        ("asr_train.decode.posteriors, asr_train.decode.tune, asr_train.decode.words", "torch"),
         ("asr_train.cost.plan, asr_train.cost.calibrate", "torch"),
         ("asr_train.comm.methods, asr_train.comm.ddp_hook, asr_train.comm.peers", "yaml"),
         ("asr_train.train.loop, asr_train.model.store, asr_train.comm.methods", "lhotse"),

@@ -361,6 +361,7 @@ def test_what_is_said_on_the_command_line_counts_on_a_finished_folder(
         (["SET=gmm=tri"], "SET says gmm=tri, but the last of GMMS='mono' is mono; name the sys"),
         (["WORKERS=0"], "WORKERS is '0'; it must be a whole number from 1"),
         (["SET=optim.rate=1", "SET=optim.epochs=2"], "SET is given twice, and only the last"),
+        (["WORKER=2"], r"there is no variable WORKER here \(did you mean WORKERS\?\); `make help`"),
     ],
 )
 def test_a_name_that_does_not_exist_is_refused_before_anything_runs(

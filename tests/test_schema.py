@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from asr_train.data.features import LogMel
+from asr_train.data.logmel import LogMel
 from asr_train.schema import (
     AliSettings,
     Config,

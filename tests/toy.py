@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from asr_train.decode.posteriors import Scorer
+from asr_train.decode.scorer import Scorer
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States

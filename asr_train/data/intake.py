@@ -143,15 +143,8 @@ def _transcribe(
 
 
 def notes(made: Made, parts: dict[str, list[Row]], source: Path | str) -> list[str]:
-    """What there is to say of a corpus and of what became of one of its parts; puts it first."""
-    speakers = {split: sorted({row.speaker for row in part}) for split, part in parts.items()}
-    everyone = {name for names in speakers.values() for name in names}
-    count = sum(map(len, parts.values()))
-    notes = [f"{source}: {spelled(count, 'utterance')} of {spelled(len(everyone), 'speaker')}"]
-    for split, names in speakers.items():
-        count = len(parts[split])
-        said = f"{spelled(len(names), 'speaker')}, {spelled(count, 'utterance')}"
-        notes.append(f"  {split}: {said}: {few(names)}")
+    """What there is to say of one of a corpus's parts; with the first, of the corpus too."""
+    notes = _corpus_notes(parts, source) if made.split == next(iter(parts)) else []
     rates = Counter(cut.sampling_rate for cut in made.cuts)
     if len(rates) > 1:
         listed = ", ".join(f"{rate} Hz: {count}" for rate, count in sorted(rates.items()))
@@ -163,6 +156,18 @@ def notes(made: Made, parts: dict[str, list[Row]], source: Path | str) -> list[s
         example = f"words: {few(words)}" if words else f"{some[0].utt_id}: {some[0].why}"
         notes.append(f"  {fate} in {made.split}: {count} {what} ({example})")
     return notes + made.notes
+
+
+def _corpus_notes(parts: dict[str, list[Row]], source: Path | str) -> list[str]:
+    speakers = {split: sorted({row.speaker for row in part}) for split, part in parts.items()}
+    everyone = {name for names in speakers.values() for name in names}
+    count = sum(map(len, parts.values()))
+    notes = [f"{source}: {spelled(count, 'utterance')} of {spelled(len(everyone), 'speaker')}"]
+    for split, names in speakers.items():
+        count = len(parts[split])
+        said = f"{spelled(len(names), 'speaker')}, {spelled(count, 'utterance')}"
+        notes.append(f"  {split}: {said}: {few(names)}")
+    return notes
 
 
 def _look(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:

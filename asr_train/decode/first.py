@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from asr_train.align.adapt import speakers_line
 from asr_train.data.features import Utterance
 from asr_train.decode.pieces import pieces
-from asr_train.decode.posteriors import Scorer
+from asr_train.decode.scorer import Scorer
 from asr_train.decode.words import ALIGNING, Choice, search
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from asr_train.data.features import Utterance
-from asr_train.decode.posteriors import Scorer, known_states
+from asr_train.decode.scorer import Scorer, known_states
 from asr_train.lang.lexicon import SILENCE
 
 LONGEST = 60.0  # seconds, searched whole

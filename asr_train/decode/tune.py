@@ -17,7 +17,7 @@ from asr_train.data.features import Utterance
 from asr_train.decode.first import adapted, heard_line
 from asr_train.decode.lists import GROWN, extend, least
 from asr_train.decode.pieces import pieces
-from asr_train.decode.posteriors import Scorer, known_states
+from asr_train.decode.scorer import Scorer, known_states
 from asr_train.decode.words import Choice, search
 from asr_train.jobs import parallel_map, progress_bar
 from asr_train.lang.index import Lang

@@ -15,7 +15,7 @@ from asr_train.align.table import words_in_seconds
 from asr_train.align.viterbi import Lost, align
 from asr_train.data.features import Utterance
 from asr_train.decode.pieces import pieces
-from asr_train.decode.posteriors import Scorer, known_states
+from asr_train.decode.scorer import Scorer, known_states
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
 from asr_train.schema import AliSettings

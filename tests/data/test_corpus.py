@@ -60,11 +60,11 @@ def test_no_utterances_at_all_are_refused(tmp_path):
         write(made, tmp_path / "dev.jsonl.gz")
 
 
-def test_the_stage_keeps_what_it_makes_beside_the_manifests(tmp_path, capsys, monkeypatch):
+def test_the_stage_keeps_what_it_makes_beside_the_manifests(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_yaml("conf/corpus.yaml", plain(FEW))
     write_yaml("conf/lexicon.yaml", plain(lexicon(tmp_path)))
-    STAGE("conf/corpus.yaml", "conf/lexicon.yaml", "work/manifests/dev.jsonl.gz")
+    said = STAGE("conf/corpus.yaml", "conf/lexicon.yaml", "work/manifests/dev.jsonl.gz")
     rows = read_jsonl("work/manifests/dev.jsonl.gz")
     for row in rows:
         assert row["recording"]["sources"][0]["source"] == f"work/audio/dev/{row['id']}.flac"
@@ -72,6 +72,5 @@ def test_the_stage_keeps_what_it_makes_beside_the_manifests(tmp_path, capsys, mo
         "dev.jsonl.gz",
         "dev.dropped.tsv",
     }
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("manifests: dev: 2 utterances, 2 speakers, ")
-    assert last.endswith(" minutes, 0 dropped")
+    assert said.startswith("manifests: dev: 2 utterances, 2 speakers, ")
+    assert said.endswith(" minutes, 0 dropped")

@@ -11,7 +11,6 @@ import torchaudio
 from lhotse import CutSet, MonoCut, Recording, SupervisionSegment, validate
 
 from asr_train.data.features import (
-    LogMel,
     Sums,
     cepstra,
     extract,
@@ -20,6 +19,7 @@ from asr_train.data.features import (
     with_deltas,
     write_index,
 )
+from asr_train.data.logmel import LogMel
 from asr_train.files import write_jsonl
 from asr_train.frames import num_frames
 from asr_train.schema import FeatsSettings, NormBy, NormSettings

@@ -133,8 +133,8 @@ def test_dev_by_utterances_leaves_all_but_the_test_speakers_to_train(folder):
     assert (len(train), len(dev)) == (3, 1)
     assert sorted(train + dev) == ["ann-one", "ann-two", "bob-one", "bob-two"]
     assert {cut.supervisions[0].speaker for cut in made["train"].cuts} == {"ann", "bob"}
-    assert "  train: 2 speakers, 3 utterances: ann, bob" in made["dev"].notes
-    assert f"  dev: 1 speaker, 1 utterance: {dev[0][:3]}" in made["dev"].notes
+    assert "  train: 2 speakers, 3 utterances: ann, bob" in made["train"].notes
+    assert f"  dev: 1 speaker, 1 utterance: {dev[0][:3]}" in made["train"].notes
 
 
 def test_test_speakers_are_drawn_alike_when_dev_is_taken_by_utterances():

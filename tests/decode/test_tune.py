@@ -10,7 +10,7 @@ import toy
 import asr_train.decode.tune
 from asr_train.data.features import Utterance
 from asr_train.decode.lists import GROWN, extend, least
-from asr_train.decode.posteriors import Scorer
+from asr_train.decode.scorer import Scorer
 from asr_train.decode.tune import tune
 from asr_train.decode.words import Choice
 from asr_train.schema import DecodeSettings, NormaliserKind, NormaliserSettings

@@ -16,7 +16,7 @@ from scripts.resolve import settings
 
 
 @pytest.fixture
-def stage(tmp_path, capsys):
+def stage(tmp_path):
     """Runs the stage on ten transcripts a split; the rest is text of its own."""
     sentences = random_text(0, 220, 30, 2)
     for name, some in (("train", sentences[:10]), ("dev", [*sentences[10:20], ["NEVERSAID"]])):
@@ -29,8 +29,8 @@ def stage(tmp_path, capsys):
         found = settings("dnn", list(overrides)).lm
         write_yaml(tmp_path / "lm.yaml", plain(found))
         inputs = [str(tmp_path / f) for f in ("lm.yaml", "train.jsonl.gz", "dev.jsonl.gz")]
-        lm(*inputs, str(tmp_path / "lm" / "index.json"))
-        return tmp_path / "lm", read_json(tmp_path / "lm" / "index.json"), capsys.readouterr().out
+        said = lm(*inputs, str(tmp_path / "lm" / "index.json"))
+        return tmp_path / "lm", read_json(tmp_path / "lm" / "index.json"), said
 
     return run
 
@@ -50,7 +50,7 @@ def test_both_models_are_listed_with_what_they_are(stage, tmp_path):
         model = read_arpa(check_part(folder, index[name]))
         assert model.order == index[name]["order"] == order
         assert model.counts == index[name]["ngrams"]
-        assert f"lm {name}: order {order}, {' + '.join(map(str, model.counts))} n-grams" in said
+        assert f"{name}: order {order}, {' + '.join(map(str, model.counts))} n-grams" in said
         assert f"{index[name]['perplexity']:.1f}" in said
     assert index["sentences"] == 210
     assert index["big"]["oov_rate"] == 1 / index["big"]["dev_words"]
@@ -75,7 +75,7 @@ def test_sentences_of_dev_and_test_are_taken_out_where_told_so(stage, tmp_path):
     assert alone["small"]["perplexity"] > 2 * with_dev["small"]["perplexity"]
 
 
-def test_a_bigram_takes_the_grammars_place_and_no_other(stage, tmp_path, capsys):
+def test_a_bigram_takes_the_grammars_place_and_no_other(stage, tmp_path):
     lang = toy_lang()
     write_lang(tmp_path / "lang" / "index.json", lang)
     (tmp_path / "prompts.txt").write_text("A B C\nab c\nA AB\nC C NEVERHEARD\n")
@@ -86,13 +86,13 @@ def test_a_bigram_takes_the_grammars_place_and_no_other(stage, tmp_path, capsys)
     rows = [{"id": "u", "supervisions": [{"text": "A AB"}]}]
     write_jsonl(tmp_path / "test.jsonl.gz", rows)
     inputs = [str(tmp_path / f) for f in ("bigram.yaml", "lang/index.json", "test.jsonl.gz")]
-    bigram(*inputs, str(tmp_path / "lang-bigram" / "index.json"))
+    said = bigram(*inputs, str(tmp_path / "lang-bigram" / "index.json"))
     made = load_lang(tmp_path / "lang-bigram" / "index.json")
     assert made.hash == lang.hash  # pronunciations and states: all models fit
     model = read_arpa(made.arpa)
     assert model.order == 2
     assert model.words == ["<s>", "</s>", "<unk>", "A", "C"]  # the two most frequent known ones
-    assert "perplexity on test" in capsys.readouterr().out
+    assert "perplexity on test" in said
 
 
 def test_the_vocabulary_is_of_the_most_frequent_words(stage, tmp_path):
