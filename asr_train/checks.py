@@ -1,4 +1,4 @@
-"""Same shape, finite, positive: raise with the name and both values; when too many are lost.
+"""Same shape, finite, positive: raise with the name and both values. Too many lost; counts.
 
 Works on anything with `shape` and `dtype` (NumPy arrays, torch tensors); imports neither.
 """
@@ -36,3 +36,9 @@ def check_shape(name: str, array: Any, *shape: int | None) -> None:
 def too_many_lost(lost: int, utterances: int, limit: float) -> bool:
     """More than the share `limit` of the utterances; a single one of several is never too many."""
     return lost > limit * utterances and not (lost == 1 < utterances and limit > 0)
+
+
+def spelled(count: int, what: str) -> str:
+    """`1 speaker`, `2 speakers`, `2 speakers of train`."""
+    noun, *rest = what.split(" ", 1)
+    return " ".join([str(count), noun if count == 1 else f"{noun}s", *rest])

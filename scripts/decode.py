@@ -10,6 +10,7 @@ import asr_train.interrupt  # noqa: F401
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
+from asr_train.checks import spelled
 from asr_train.data.features import open_feats
 from asr_train.decode.first import adapted, heard_line
 from asr_train.decode.posteriors import load_scorer
@@ -70,7 +71,7 @@ def decode(model: str, tuned: str, language: str, features: str, output: str) ->
     cut = [h.pieces for h in found if h.pieces > 1]
     untimed = [h.id for h in found if h.words_at is None]
     return (
-        f"decode: {run} {split}: {len(found)} utterances, real-time factor {factor:.4f} "
+        f"decode: {run} {split}: {spelled(len(found), 'utterance')}, real-time factor {factor:.4f} "
         f"(highest {max(h.real_time_factor for h in found):.4f}){oracle}"
         + (f"; {heard_line(about)}" if about else "")
         + (f"; {len(cut)} long recordings in {sum(cut)} pieces, cut at pauses" if cut else "")

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from lhotse import CutSet
 
+from asr_train.checks import spelled
 from asr_train.data.corpus import read_cuts
 from asr_train.data.features import extract, write_index
 from asr_train.files import write_jsonl
@@ -41,7 +42,7 @@ def feats(manifest: str, conf: str, output: str) -> str:
         old.unlink()  # of a larger run
     hours = sum(cut.duration for cut in cuts) / 3600
     return (
-        f"feats: {folder.name}: {len(cuts)} utterances, {index['frames']} frames "
+        f"feats: {folder.name}: {spelled(len(cuts), 'utterance')}, {index['frames']} frames "
         f"x {settings.num_mels} bins, {hours:.3f} hours"
     )
 

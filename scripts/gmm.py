@@ -18,6 +18,7 @@ from asr_train.align.gmm import load_gmm, save_gmm
 from asr_train.align.table import check_lost
 from asr_train.align.train import train
 from asr_train.align.viterbi import Lost
+from asr_train.checks import spelled
 from asr_train.data.features import open_feats
 from asr_train.files import write_jsonl
 from asr_train.jobs import main
@@ -68,7 +69,7 @@ def gmm(features: str, language: str, ali_conf: str, conf: str, *paths: str) -> 
 def _line(row: dict[str, Any]) -> str:
     """A row of the log for the eye."""
     if "flat_pass" in row:
-        what = f"flat start {row['flat_pass']:2d}: {row['utterances']} utterances"
+        what = f"flat start {row['flat_pass']:2d}: {spelled(row['utterances'], 'utterance')}"
         return f"{what}, {row['loglik_per_frame']:9.4f} nats per frame, {row['seconds']:.1f} s"
     if "start" in row:
         return (

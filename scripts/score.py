@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from asr_train.checks import spelled
 from asr_train.files import DamagedFileError, read_jsonl, write_json, write_text
 from asr_train.jobs import main
 from asr_train.schema import ScoreSettings, load
@@ -185,7 +186,7 @@ def closing_words(summary: dict[str, Any]) -> str:
         low, high = (100 * limit for limit in summary["ci95"])
         text = f"95 % interval {low:.2f} to {high:.2f} %, drawn over {summary['ci_over']}"
     wrong, all_ = summary["utterances_wrong"], summary["utterances"]
-    text += f"; {wrong} of {all_} utterances have an error"
+    text += f"; {wrong} of {spelled(all_, 'utterance')} with an error"
     return f"{text}; {summary['search_failures']} search failures (no final state reached)"
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from asr_train import jobs, schema
 from asr_train.align.table import Alignments, open_ali
+from asr_train.checks import spelled
 from asr_train.data.features import Feats, Utterance, open_feats
 from asr_train.shards.sample import Sample
 from asr_train.shards.writer import write_shards
@@ -52,8 +53,9 @@ def shards(feats_path: str, ali_path: str, settings_path: str, index_path: str) 
     )
     named = ": " + ", ".join(left_out[:SHOWN]) if left_out else ""
     return (
-        f"shards: {Path(index_path).parent.name}: {index['num_samples']} utterances, "
-        f"{index['num_frames']} frames x {index['num_mels']} bins in {len(index['parts'])} tars; "
+        f"shards: {Path(index_path).parent.name}: {spelled(index['num_samples'], 'utterance')}, "
+        f"{index['num_frames']} frames x {index['num_mels']} bins in "
+        f"{spelled(len(index['parts']), 'tar')}; "
         f"{len(left_out)} left out without alignment{named}{', ...' * (len(left_out) > SHOWN)}"
     )
 

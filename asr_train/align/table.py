@@ -303,5 +303,5 @@ def check_lost(what: str, lost: list[list[str]], utterances: int, limit: float) 
         raise ValueError(
             f"{what}: {len(lost)} of {utterances} utterances could not be aligned, more than the "
             f"share ali.max_lost_share={limit:g} allows ({named}); mend the transcripts or the "
-            "lexicon, or allow more"
+            "lexicon, or set ali.max_lost_share; with little to train on, ali.retry_beam=1e9"
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asr_train.checks import too_many_lost
+from asr_train.checks import spelled, too_many_lost
 from asr_train.data.corpus import (
     CorpusError,
     Remark,
@@ -19,7 +19,6 @@ from asr_train.data.corpus import (
     read_cuts,
     read_remarks,
     reasons,
-    spelled,
 )
 from asr_train.lang.lexicon import Lexicon
 from asr_train.schema import (

@@ -23,6 +23,7 @@ import soundfile
 from lhotse import CutSet, MonoCut, Recording, SupervisionSegment, validate
 from lhotse.audio import AudioSource
 
+from asr_train.checks import spelled
 from asr_train.data.recordings import list_audio
 from asr_train.files import read_jsonl, read_text, write_bytes, write_jsonl, write_text
 
@@ -171,12 +172,6 @@ def whole_cut(supervision: SupervisionSegment, recording: Recording) -> MonoCut:
 def hash_order(name: str) -> bytes:
     """A key that sorts names in an order which is arbitrary, and always the same."""
     return hashlib.sha256(name.encode()).digest()
-
-
-def spelled(count: int, what: str) -> str:
-    """`1 speaker`, `2 speakers`, `2 speakers of train`."""
-    noun, *rest = what.split(" ", 1)
-    return " ".join([str(count), noun if count == 1 else f"{noun}s", *rest])
 
 
 def few(names: Sequence[str]) -> str:

@@ -16,13 +16,13 @@ import soundfile
 from lhotse import MonoCut, SupervisionSegment
 from lhotse.supervision import AlignmentItem
 
+from asr_train.checks import spelled
 from asr_train.data.corpus import (
     KEPT,
     CorpusError,
     Made,
     Remark,
     few,
-    spelled,
     whole_cut,
     whole_recording,
     write_flac,

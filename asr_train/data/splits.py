@@ -7,7 +7,8 @@ import difflib
 from collections import Counter
 from collections.abc import Sequence
 
-from asr_train.data.corpus import CorpusError, few, hash_order, spelled
+from asr_train.checks import spelled
+from asr_train.data.corpus import CorpusError, few, hash_order
 from asr_train.schema import FolderSettings, SplitBy
 
 

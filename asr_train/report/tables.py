@@ -112,14 +112,16 @@ def held_out(split: str) -> bool:
     return not any(word in split.lower() for word in ("dev", "valid"))
 
 
-def against(base: Score, score: Score, settings: ScoreSettings) -> dict[str, Any]:
-    """A run beside the baseline, on the same draws of the same units.
+def against(base: Score, score: Score, settings: ScoreSettings) -> dict[str, Any] | None:
+    """A run beside the baseline, on the same draws of the same units; None for one utterance.
 
     Units are speakers where the split has MIN_PAIRED_SPEAKERS of them, else utterances.
     """
     try:
         over, base_units = units(scored(base), MIN_PAIRED_SPEAKERS)
         _, own_units = units(scored(score), MIN_PAIRED_SPEAKERS)
+        if len(base_units) < 2:
+            return None
         found = compare(base_units, own_units, settings.bootstrap, settings.seed)
     except ValueError as error:
         raise ValueError(f"{score['run']} and {base['run']}, {score['split']}: {error}") from error

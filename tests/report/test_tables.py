@@ -68,6 +68,11 @@ def test_the_difference_is_that_of_the_rates(scores):
     assert against["difference"] == pytest.approx(rate["dnn", "test"] - rate["mono", "test"])
 
 
+def test_one_utterance_is_compared_with_nothing(scores):
+    one = [s | {"by_utterance": dict(list(s["by_utterance"].items())[:1])} for s in scores]
+    assert [row["ours"]["against"] for row in wer_table(one)["rows"]] == [None] * len(one)
+
+
 @pytest.mark.parametrize("speakers, over", [(12, "12 speakers"), (9, "96 utterances")])
 def test_a_comparison_is_said_with_interval_p_and_what_was_drawn(scores, speakers, over):
     for score in scores:
