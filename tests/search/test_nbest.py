@@ -67,6 +67,20 @@ def test_a_list_cut_short_by_the_limit_says_so_and_is_right():
         assert a.words == b.words
 
 
+@pytest.mark.parametrize("more", [-40.0, 40.0])
+def test_the_beam_counts_from_the_best_path_whatever_that_costs(more):
+    rng = np.random.default_rng(3)
+    graph, scores_TS = random_graph(rng, 60, 300), random_scores(rng, 25)
+    here, there = (
+        nbest(Lattices(graph, STATES).decode(each, 1000.0, 10**6, 2.0), 10**5).sentences
+        for each in (scores_TS, (scores_TS + more).astype(np.float32))
+    )
+    assert len(there) == pytest.approx(len(here), abs=3)  # rounding, at the beam's border
+    costs = np.array([[s.cost for s in each[: len(here) - 3]] for each in (here, there)])
+    np.testing.assert_allclose(costs[1] - costs[0], -25 * more, atol=1e-3)
+    assert here[0].cost + 1.9 < here[-1].cost <= here[0].cost + 2.0 + 1e-3
+
+
 def test_an_empty_list_cannot_be_asked_for():
     with pytest.raises(ValueError, match="at least 1"):
         nbest(searched(0)[2], 0)
