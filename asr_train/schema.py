@@ -13,6 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from asr_train.facts import Method
 from asr_train.files import read_yaml
 from asr_train.frames import most_mels
 
@@ -848,18 +849,6 @@ class OptimSettings:
             )
 
 
-class Method(Enum):
-    """How workers exchange what they learned; a module each in `comm.methods`."""
-
-    sgd = "sgd"  # one worker, nothing to exchange
-    allreduce = "allreduce"  # all gradients, dense, every step
-    model_averaging = "model_averaging"  # each worker alone; weights are averaged now and then
-    gtc = "gtc"  # gradient threshold compression (Strom, 2015)
-    gtc_async = "gtc_async"  # the same, but workers do not wait for each other
-    bmuf = "bmuf"  # model averaging with block momentum (Chen and Huo, 2016)
-    bmuf_gtc = "bmuf_gtc"  # gtc within groups, bmuf across them (Ladkat et al., 2019)
-
-
 class Wire(Enum):
     """What dense gradients are rounded to before they are sent."""
 
@@ -923,16 +912,9 @@ class GtcSettings:
     codec: Codec
     capacity: Capacity
     adaptive: AdaptiveSettings | None = None  # null: the threshold stays
-    segments: int = 1  # parts that are sent while backward still runs; see `comm.segments`
 
     def __post_init__(self) -> None:
         _within("comm.gtc", 1e-30, 1e30, threshold=self.threshold)
-        _within("comm.gtc", 1, 1000, segments=self.segments)
-        if self.segments > 1 and self.capacity is Capacity.fixed:
-            raise SettingsError(
-                f"comm.gtc.segments is {self.segments} but comm.gtc.capacity is fixed, which is "
-                "room in one message for all of a gradient; set capacity=exact, or segments=1"
-            )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -1025,16 +1007,7 @@ class CommSettings:
         _positive("comm", timeout_seconds=self.timeout_seconds, check_steps=self.check_steps)
         if self.workers is not None:
             _positive("comm", workers=self.workers)
-        needed = {
-            Method.sgd: [],
-            Method.allreduce: ["allreduce"],
-            Method.model_averaging: ["model_averaging"],
-            Method.gtc: ["gtc"],
-            Method.gtc_async: ["gtc", "asynchronous"],
-            Method.bmuf: ["bmuf"],
-            Method.bmuf_gtc: ["gtc", "bmuf", "group_size"],
-        }[self.method]
-        for name in needed:
+        for name in self.method.facts.needs:
             if getattr(self, name) is None:
                 raise SettingsError(
                     f"comm.{name} is missing; comm.method={self.method.value} needs it"
@@ -1044,15 +1017,10 @@ class CommSettings:
                 f"comm.group_size is {self.group_size}; it must be positive, or 0 to have it chosen"
             )
         is_fixed = self.gtc is not None and self.gtc.capacity is Capacity.fixed
-        if self.method is Method.gtc_async and is_fixed:
+        if self.method.facts.traffic.is_asynchronous and is_fixed:
             raise SettingsError(
-                "comm.gtc.capacity is fixed, but messages of comm.method=gtc_async are as long as "
-                "they have to be; set it to exact"
-            )
-        if self.method is Method.gtc_async and self.gtc is not None and self.gtc.segments > 1:
-            raise SettingsError(
-                f"comm.gtc.segments is {self.gtc.segments}, but comm.method=gtc_async sends whole "
-                "gradients, beside the next step; set it to 1"
+                f"comm.gtc.capacity is fixed, but messages of comm.method={self.method.value} are "
+                "as long as they have to be; set it to exact"
             )
 
     def group_of(self, workers: int) -> int:
@@ -1087,23 +1055,17 @@ class RunSettings:
     comm: CommSettings
 
     def __post_init__(self) -> None:
-        averages = (Method.model_averaging, Method.bmuf, Method.bmuf_gtc)
-        if self.comm.method in averages and any(p.workers is not None for p in self.optim.phases):
+        traffic = self.comm.method.facts.traffic
+        if traffic.has_blocks and any(p.workers is not None for p in self.optim.phases):
             raise SettingsError(
                 f"optim.phases limits the workers, but comm.method={self.comm.method.value} takes "
                 "the mean of all workers' models, idle ones included; set workers to null there"
             )
-        if self.comm.method is Method.gtc_async and self.optim.momentum:
+        if traffic.is_asynchronous and self.optim.momentum:
             raise SettingsError(
-                f"optim.momentum is {self.optim.momentum}, but comm.method=gtc_async is for plain "
-                "SGD: momentum would depend on the order in which messages come; set it to 0"
-            )
-        gtc = self.comm.gtc
-        if self.optim.max_norm is not None and gtc is not None and gtc.segments > 1:
-            raise SettingsError(
-                f"optim.max_norm is {self.optim.max_norm} but comm.gtc.segments is {gtc.segments}: "
-                "parts are sent before the whole gradient's norm is known; set max_norm=null, or "
-                "segments=1"
+                f"optim.momentum is {self.optim.momentum}, but comm.method="
+                f"{self.comm.method.value} is for plain SGD: momentum would depend on the order in "
+                "which messages come; set it to 0"
             )
         pretrain = self.optim.pretrain
         if pretrain is not None and pretrain.layer_by_layer and self.model.dnn is None:

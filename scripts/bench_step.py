@@ -28,8 +28,9 @@ from asr_train.comm import codec
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.gtc import Gtc
 from asr_train.comm.loopback import Loopback
-from asr_train.comm.method import Gradient, Method, Quanta, Sent
+from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.methods.sgd import Sgd
+from asr_train.comm.reducers import Gradient, Quanta, Sent
 from asr_train.files import replacing, write_json
 from asr_train.kernels import threshold
 from asr_train.model.store import Model, build_model
@@ -69,7 +70,7 @@ class Worker:
         self.bucket = Bucket(self.model)
         self.size = len(self.bucket.weights_P)
         exchange = Loopback(range(1), torch.device(DEVICE))
-        method: Method = Sgd(run.comm, exchange, self.size)
+        method: ExchangeMethod = Sgd(run.comm, exchange, self.size)
         self.state = RunState.fresh(self.bucket, method, Schedule(run.optim), momentum=False)
         self.gtc = Gtc(exchange, self.size, run.comm.gtc or schema.GtcSettings(threshold=1.0))
         self.sent = Sent()

@@ -31,7 +31,7 @@ from typing import Any
 from asr_train.cost.advice import NEAR, ORDER, Plan, Wish, crossovers, fastest_with, plan
 from asr_train.cost.calibrate import size_at
 from asr_train.cost.cluster import ClusterSettings, read_cluster
-from asr_train.cost.plan import Kind
+from asr_train.cost.plan import Traffic
 from asr_train.files import read_yaml, replacing, write_json, write_text
 from asr_train.jobs import main
 from asr_train.report.tables import commit, machine
@@ -136,7 +136,7 @@ def wholes(given: Mapping[str, str], key: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def kinds(names: str) -> tuple[Kind, ...]:
+def kinds(names: str) -> tuple[Traffic, ...]:
     allowed = {kind.value: kind for kind in ORDER}
     unknown = [name for name in names.split(",") if name and name not in allowed]
     if unknown:

@@ -25,7 +25,8 @@ import numpy
 import torch
 
 from asr_train import files, jobs, schema
-from asr_train.comm.exchange import Exchange, close_exchange, open_exchange
+from asr_train.comm.exchange import Exchange
+from asr_train.comm.processes import close_exchange, open_exchange
 from asr_train.shards.reader import Shards
 from asr_train.train.loop import train
 from asr_train.train.pretrain import pretrained

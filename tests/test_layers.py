@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "asr_train"
-BASE = {"schema", "files", "frames", "checks", "jobs", "interrupt"}
+BASE = {"schema", "facts", "files", "frames", "checks", "jobs", "interrupt"}
 BELOW = {  # what each package may import, beside the base and itself
     "paper": {"report", "score", "cost"},
     "train": {"shards", "model", "comm"},
@@ -83,3 +83,28 @@ def test_nothing_imports_the_scripts():
 def test_a_layer_loads_without(modules, absent):
     code = f"import sys, {modules}; sys.exit({absent!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def files_imported(path: Path, modules: dict[str, Path]) -> set[str]:
+    """The modules of ours that a file imports, wherever it does."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in modules else node.module for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & modules.keys()
+
+
+def test_no_files_import_each_other_in_a_circle():
+    modules = {}
+    for path in PACKAGE.rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        modules[name.removesuffix(".__init__")] = path
+    left = {name: files_imported(path, modules) - {name} for name, path in modules.items()}
+    assert sum(map(len, left.values())) > 300
+    while ready := [name for name, wanted in left.items() if not wanted & left.keys()]:
+        for name in ready:
+            del left[name]
+    assert not left, f"circles among {sorted(left)}"

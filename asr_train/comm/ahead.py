@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from asr_train.comm.exchange import PARTS
-from asr_train.comm.method import Gradient, Sent
 from asr_train.comm.peers import Peer, Rate
+from asr_train.comm.reducers import Gradient, Sent
 
 
 @dataclass(slots=True)

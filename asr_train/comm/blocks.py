@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from asr_train.comm.exchange import Exchange
-from asr_train.comm.method import Replica, Sent
+from asr_train.comm.reducers import Replica, Sent
 from asr_train.kernels import block
 from asr_train.schema import BlockForm, BlockVelocity
 

@@ -6,7 +6,7 @@ many workers' models: `point_at` lets it compute with other weights. Knows nothi
 """
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -87,19 +87,6 @@ class Bucket:
         for parameter, grad in self._grads:
             if parameter.grad is not grad:
                 parameter.grad = grad
-
-    def watch(self, arrived: Callable[[int], None]) -> None:
-        """From now on, backward passes call `arrived(place in the table)` for each parameter, once
-        its gradient is in `grad_P`. They call it from the thread, and on the stream, that they
-        compute on; not for a parameter that the loss does not depend on.
-        """
-
-        def hook(place: int) -> Callable[[Tensor], None]:
-            return lambda _: arrived(place)
-
-        for place, (parameter, _) in enumerate(self._grads):
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(hook(place))
 
     def checksums(self, vector_P: Tensor) -> list[int]:
         """The CRC-32 of each parameter's part of a flat vector, in the order of the table."""

@@ -22,6 +22,7 @@ from enum import IntEnum, IntFlag
 import torch
 from torch import Tensor
 
+from asr_train.facts import HEADER_BYTES
 from asr_train.kernels import rice
 from asr_train.kernels.threshold import check_size, check_words, from_words, to_words
 
@@ -29,7 +30,7 @@ MAGIC = b"GTCm"
 VERSION = 1
 TILE = 2**15  # elements
 _LAYOUT = struct.Struct("<4sBBHQIIIfIIIIII")
-HEADER_BYTES = _LAYOUT.size
+assert _LAYOUT.size == HEADER_BYTES
 
 
 class MessageError(ValueError):

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from asr_train.comm.bucket import slots
-from asr_train.comm.exchange import Processes
 from asr_train.comm.gtc import Gtc
-from asr_train.comm.method import Gradient, Sent
+from asr_train.comm.processes import Processes
+from asr_train.comm.reducers import Gradient, Sent
 from asr_train.schema import GtcSettings
 
 
@@ -46,7 +46,7 @@ class GtcHook:
         sent: bits, elements and overflows of this rank so far.
     Raises:
         ValueError: if a parameter is not float32, or there are more than messages can number, or
-            the settings have several segments, or this rank is not in the group.
+            this rank is not in the group.
     """
 
     def __init__(
@@ -57,11 +57,6 @@ class GtcHook:
         process_group: dist.ProcessGroup | None = None,
         start_iter: int = 0,
     ) -> None:
-        if settings.segments != 1:
-            raise ValueError(
-                f"GtcSettings.segments is {settings.segments}, but the hook exchanges whole "
-                "gradients, when DDP's last bucket is there; set it to 1"
-            )
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         table, device = slots(named)
         size = table[-1].offset + table[-1].numel

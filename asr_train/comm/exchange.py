@@ -1,25 +1,20 @@
-"""The **collectives** among W workers; only here is torch.distributed called. Counts bits.
+"""The **collectives** among W workers, whoever hosts them. Counts bits.
 
-A process hosts some of the workers: one each under torchrun, all of them in `comm.loopback`, or a
-few each. Collectives take one value a worker that is hosted here, and give all workers' values in
-the order of workers, or their sum in that order: so the bits do not depend on who hosts whom.
-Every process calls them in the same order, from one thread at a time.
+A process hosts some of the workers: one each under torchrun (`comm.processes`), all of them
+(`comm.loopback`), or a few each. Collectives take one value per worker that is hosted here, and
+give all workers' values in the order of workers, or their sum in that order: so the bits do not
+depend on who hosts whom. Every process calls them in the same order, from one thread at a time.
 """
 
 import contextlib
-import math
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 PARTS = ("compress", "transfer")  # of an exchange, whose seconds are counted
-FEWEST_SECONDS = 1.0  # that a process waits to hear who else has not been answered
 
 
 class ExchangeError(ConnectionError):
@@ -42,7 +37,6 @@ class Exchange(ABC):
         processes: that host them.
         seconds: of this process so far: `transfer` in collectives, which wait for the slowest, and
             what users of the exchange add, each under a name of `PARTS`.
-        awaited_since: before this time nobody waits for the exchange, and no seconds count.
     """
 
     processes = 1
@@ -51,7 +45,6 @@ class Exchange(ABC):
         self.members, self.local, self.device = members, local, device
         self.wire_bits = dict.fromkeys(local, 0)
         self.seconds = dict.fromkeys(PARTS, 0.0)
-        self.awaited_since = -math.inf
 
     def __len__(self) -> int:
         return len(self.members)
@@ -61,8 +54,7 @@ class Exchange(ABC):
         """Count the seconds inside; a GPU's as far as they are waited for."""
         began = time.perf_counter()
         yield
-        began = max(began, self.awaited_since)
-        self.seconds[part] += max(0.0, time.perf_counter() - began)
+        self.seconds[part] += time.perf_counter() - began
 
     # --- what the two kinds differ in -------------------------------------------------------------
 
@@ -180,131 +172,7 @@ def hosted(workers: int, process: int, processes: int) -> range:
     return range(workers * process // processes, workers * (process + 1) // processes)
 
 
-class Processes(Exchange):
-    """Workers in several processes, of which torch.distributed (gloo or NCCL) knows.
-
-    Args:
-        members, hosts: all members, and those that each process of the run hosts.
-        group: of torch.distributed; None: all processes.
-    """
-
-    def __init__(
-        self,
-        members: range,
-        hosts: Sequence[range],
-        device: torch.device,
-        timeout_seconds: float,
-        group: dist.ProcessGroup | None = None,
-    ) -> None:
-        rank = dist.get_rank()
-        super().__init__(members, _overlap(members, hosts[rank]), device)
-        self.timeout_seconds = timeout_seconds
-        self._hosts, self._group = list(hosts), group
-        self._ranks = [r for r, host in enumerate(hosts) if _overlap(members, host)]
-        self._shares = [_overlap(members, hosts[r]) for r in self._ranks]
-        self._me = self._ranks.index(rank)
-        self.processes = len(self._ranks)
-        self._calls = 0
-
-    def _all(self, rows_LB: Tensor) -> Tensor:
-        most = max(len(share) for share in self._shares)
-        padded = rows_LB.new_zeros(most, rows_LB.shape[1])
-        padded[: len(rows_LB)] = rows_LB
-        found = [torch.empty_like(padded) for _ in self._ranks]
-        with self._answered("all_gather"):
-            dist.all_gather(found, padded, group=self._group)
-        return torch.cat([f[: len(s)] for f, s in zip(found, self._shares, strict=True)])
-
-    def _sum(
-        self, vectors: Iterable[Tensor], size: int, senders: Sequence[int], wire: torch.dtype
-    ) -> Tensor:
-        """Each process adds up one slice of the vectors in order, and then all get all slices."""
-        ours = sum(sender in self.local for sender in senders)
-        # With one vector here, it lies as it is to be sent; more have to be copied side by side
-        kept = [v.to(wire) if ours == 1 else v.to(wire, copy=True) for v in vectors]
-        assert len(kept) == ours
-        slices = [hosted(size, p, len(self._ranks)) for p in range(len(self._ranks))]
-        none = torch.empty(0, dtype=wire, device=self.device)
-        parts = [v[s.start : s.stop] for s in slices for v in kept]
-        sent = kept[0] if ours == 1 else torch.cat([none, *parts])
-        my_size = len(slices[self._me])
-        counts = [sum(sender in share for sender in senders) for share in self._shares]
-        got = torch.empty(sum(counts) * my_size, dtype=wire, device=self.device)
-        with self._answered("all_to_all"):
-            dist.all_to_all_single(
-                got,
-                sent,
-                [count * my_size for count in counts],
-                [ours * len(s) for s in slices],
-                group=self._group,
-            )
-        total = _added(got.view(sum(counts), my_size)).to(wire)
-        widest = max(len(s) for s in slices)
-        padded = torch.zeros(widest, dtype=wire, device=self.device)
-        padded[:my_size] = total
-        found = [torch.empty_like(padded) for _ in slices]
-        with self._answered("all_gather"):
-            dist.all_gather(found, padded, group=self._group)
-        return torch.cat([f[: len(s)] for f, s in zip(found, slices, strict=True)]).float()
-
-    def barrier(self) -> None:
-        self.numbers([[0.0]] * len(self.local))  # unlike dist.barrier, on any backend and device
-
-    def teams(self, size: int) -> list[Exchange]:
-        from asr_train.comm.loopback import Loopback
-
-        found: list[Exchange] = []
-        for first in range(self.members.start, self.members.stop, size):
-            members = range(first, min(first + size, self.members.stop))
-            ranks = [r for r, host in enumerate(self._hosts) if _overlap(members, host)]
-            if len(ranks) == 1:
-                if self._me == self._ranks.index(ranks[0]):
-                    found.append(Loopback(members, self.device))
-                continue
-            # All processes make all groups, in the same order
-            group = dist.new_group(ranks, timeout=timedelta(seconds=self.timeout_seconds))
-            if dist.get_rank() in ranks:
-                where = (self._hosts, self.device, self.timeout_seconds, group)
-                found.append(Processes(members, *where))
-        return found
-
-    @contextlib.contextmanager
-    def _answered(self, what: str) -> Iterator[None]:
-        """Whatever fails inside becomes an ExchangeError that says who did not answer."""
-        self._calls += 1
-        began = time.monotonic()
-        try:
-            with self.timed("transfer"):
-                yield
-        except RuntimeError as error:  # of which torch.distributed's own errors are kinds
-            waited = time.monotonic() - began
-            silent = self._silent()
-            who = f"process {', '.join(map(str, silent))}" if silent else "another process"
-            reason = str(error).split("\n")[0]
-            raise ExchangeError(
-                f"{who} of {dist.get_world_size()} did not answer in {waited:.1f} s "
-                f"(comm.timeout_seconds is {self.timeout_seconds:g}; {what}, call {self._calls}: "
-                f"{reason}); look at its output, then start again: training goes on from the "
-                "last checkpoint"
-            ) from error
-
-    def _silent(self) -> list[int]:
-        """The processes that do not say within a moment that they, too, wait in vain."""
-        with contextlib.suppress(Exception):  # the store may be gone with the process that held it
-            store = dist.distributed_c10d._get_default_store()
-            store.set(f"asr_train/waiting/{dist.get_rank()}", "")
-            time.sleep(FEWEST_SECONDS)
-            keys = {rank: f"asr_train/waiting/{rank}" for rank in self._ranks}
-            return [rank for rank, key in keys.items() if not store.check([key])]
-        return []
-
-
-def _overlap(a: range, b: range) -> range:
-    first, last = max(a.start, b.start), min(a.stop, b.stop)
-    return range(first, max(first, last))
-
-
-def _added(vectors: Iterable[Tensor]) -> Tensor:
+def added(vectors: Iterable[Tensor]) -> Tensor:
     """Their sum from the left, in float32."""
     total_P: Tensor | None = None
     for vector_P in vectors:
@@ -314,54 +182,3 @@ def _added(vectors: Iterable[Tensor]) -> Tensor:
             total_P += vector_P
     assert total_P is not None
     return total_P
-
-
-def open_exchange(workers: int | None, device: torch.device, timeout_seconds: float) -> Exchange:
-    """The exchange of a run, by what torchrun says in the environment.
-
-    Args:
-        workers: None: one a process.
-    Raises:
-        ValueError: if there are more processes than workers.
-    """
-    from asr_train.comm.loopback import Loopback
-
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    workers = processes if workers is None else workers
-    if workers < processes:
-        raise ValueError(
-            f"{processes} processes were started for {workers} workers; each process hosts at "
-            f"least one: start {workers}, or raise WORKERS"
-        )
-    if processes == 1:
-        return Loopback(range(workers), device)
-    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # an error, not an abort
-    if not dist.is_initialized():
-        try:
-            _join("nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout_seconds))
-        except (RuntimeError, ValueError) as error:
-            reason = str(error).split("\n")[0]
-            raise ExchangeError(
-                f"the {processes} processes did not find each other in {timeout_seconds:g} s "
-                f"({reason}); start all of them by torchrun"
-            ) from error
-    hosts = [hosted(workers, p, processes) for p in range(processes)]
-    return Processes(range(workers), hosts, device, timeout_seconds)
-
-
-def _join(backend: str, timeout: timedelta) -> None:
-    """Join torch.distributed under keys of this start alone.
-
-    torchrun keeps its store over restarts, and with it the addresses of processes that were killed:
-    who reads one of those waits for a dead process.
-    """
-    store, rank, processes = next(dist.rendezvous("env://", timeout=timeout))
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(f"asr_train/{processes}/{start}", store)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=processes, timeout=timeout)
-
-
-def close_exchange() -> None:
-    """Leave torch.distributed, if it was joined."""
-    if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()

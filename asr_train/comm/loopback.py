@@ -1,6 +1,6 @@
 """The collectives for **W workers that live in one process**: nothing has to be moved.
 
-They give the same values as `exchange.Processes`, to the bit, and count the same bits, so that a
+They give the same values as `processes.Processes`, to the bit, and count the same bits, so that a
 run of 128 workers can be had, exactly, where there is one CPU or one GPU.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from asr_train.comm.exchange import Exchange, _added
+from asr_train.comm.exchange import Exchange, added
 
 
 class Loopback(Exchange):
@@ -24,7 +24,7 @@ class Loopback(Exchange):
     def _sum(
         self, vectors: Iterable[Tensor], size: int, senders: Sequence[int], wire: torch.dtype
     ) -> Tensor:
-        return _added(vector_P.to(wire) for vector_P in vectors).to(wire).float()
+        return added(vector_P.to(wire) for vector_P in vectors).to(wire).float()
 
     def barrier(self) -> None:
         pass

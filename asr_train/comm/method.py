@@ -8,111 +8,19 @@ memory. Knows nothing of networks, shards or how weights are updated.
 
 import contextlib
 import operator
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import astuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from asr_train.comm.ahead import Ahead
 from asr_train.comm.exchange import PARTS, Exchange, hosted
-from asr_train.kernels import decode
-
-if TYPE_CHECKING:
-    from asr_train.comm.ahead import Ahead
-    from asr_train.comm.bucket import Bucket
+from asr_train.comm.reducers import Blocks, Gradient, Quanta, Reducer, Replica, Sent
 
 
-@dataclass(slots=True)
-class Gradient:
-    """What one worker learned in a step; `grad_P` is overwritten by the next worker's."""
-
-    grad_P: Tensor  # summed over its frames
-    frames: int
-    is_finite: bool = True
-
-
-@dataclass(slots=True)
-class Quanta:
-    """A team's hits that are not added up yet: their counts, times tau, are its gradient.
-
-    Attributes:
-        messages: int32 [K] a worker, as kernels.threshold has them.
-        room_P: float32 [P], which `dense` overwrites.
-    """
-
-    messages: list[Tensor]
-    tau: float
-    room_P: Tensor
-
-    def dense(self) -> Tensor:
-        """The gradient, float32 [P]."""
-        decode.total(self.messages, self.tau, self.room_P)
-        return self.room_P
-
-    def descend(self, weights_P: Tensor, rate: float) -> None:
-        """weights_P -= rate * dense(), to the bit; touches only weights that were sent for."""
-        decode.update(self.messages, self.tau, rate, weights_P)
-
-
-@dataclass(slots=True)
-class Replica:
-    """A model that a team shares."""
-
-    weights_P: Tensor
-    velocity_P: Tensor | None  # None: no momentum
-
-
-@dataclass(slots=True)
-class Sent:
-    """What a worker sent to others."""
-
-    bits: int = 0  # headers included
-    elements: int = 0  # gradient or weight values
-    overflows: int = 0  # messages that had no room for all their elements
-    wire_bits: int = 0  # padding and lengths included
-
-
-class Reducer(Protocol):
-    """A team's gradients -> the one to update its model with."""
-
-    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
-        """None: somebody's gradient is not finite, and all of the team skip the step."""
-
-    def quanta(
-        self, gradients: Iterable[Gradient], sent: dict[int, Sent]
-    ) -> Tensor | Quanta | None:
-        """`reduce`, but hits may be left to be added up."""
-
-    def team_state(self) -> dict[str, Any]: ...
-    def load_team_state(self, state: dict[str, Any]) -> None: ...
-    def worker_state(self, worker: int) -> dict[str, Any]: ...
-    def load_worker_state(self, worker: int, state: dict[str, Any]) -> None: ...
-    def measures(self, worker: int) -> tuple[float, float]:
-        """The threshold, and the sum of squares of what is owed; zeros where there is none."""
-
-
-class Watcher(ABC):
-    """A reducer that wants to know of gradients before they are whole."""
-
-    @abstractmethod
-    def watch(self, bucket: "Bucket") -> None:
-        """All gradients will be made in `bucket.grad_P`, by backward passes."""
-
-
-class Blocks(Protocol):
-    """All teams' models -> what they go on from, every few steps."""
-
-    def begin(self, weights_P: Tensor) -> None: ...
-    def after_update(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None: ...
-    def finish(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None: ...
-    def exported(self) -> Tensor: ...
-    def state(self) -> dict[str, Any]: ...
-    def load_state(self, state: dict[str, Any]) -> None: ...
-
-
-class Method:
+class ExchangeMethod:
     """What the workers hosted here exchange; each of `comm.methods` is one, with other parts.
 
     Args:
@@ -125,7 +33,7 @@ class Method:
         said: what a user should know of it when a run starts; None: nothing.
     """
 
-    ahead: "Ahead | None" = None
+    ahead: Ahead | None = None
     said: str | None = None
 
     def __init__(
@@ -160,16 +68,6 @@ class Method:
         """As `reduce_gradient`, but hits may be left to be added up as they are used."""
         with self._counted(self.teams[team]):
             return self.reducers[team].quanta(gradients, self.sent)
-
-    def watch(self, bucket: "Bucket") -> None:
-        """Let reducers that can begin with parts of a gradient while backward makes the others.
-
-        Args:
-            bucket: whose `grad_P` all gradients come in.
-        """
-        for reducer in self.reducers:
-            if isinstance(reducer, Watcher):
-                reducer.watch(bucket)
 
     def after_update(self, replicas: Sequence[Replica]) -> None:
         """May change the models, once they are updated (or the step was skipped).
@@ -294,77 +192,3 @@ class Method:
                     state["residual_P"][own.start : own.stop] = owed_P[own.start : own.stop]
                 self.load_worker_state(worker, state)
         return 0.0 if owed_P is None else float(owed_P.double().square().sum())
-
-
-class Whole(ABC):
-    """What reducers of whole gradients have in common: nothing to remember."""
-
-    @abstractmethod
-    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None: ...
-
-    def quanta(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
-        return self.reduce(gradients, sent)
-
-    def team_state(self) -> dict[str, Any]:
-        return {}
-
-    def load_team_state(self, state: dict[str, Any]) -> None:
-        return  # there is none
-
-    def worker_state(self, worker: int) -> dict[str, Any]:
-        return {}
-
-    def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
-        return  # there is none
-
-    def measures(self, worker: int) -> tuple[float, float]:
-        return 0.0, 0.0
-
-
-class Alone(Whole):
-    """The reducer of a worker that shares its model with nobody: its gradient, as it is.
-
-    If it goes on from a run in which several shared a model, what they still owed each other counts
-    once, with its next gradient.
-    """
-
-    def __init__(self) -> None:
-        self.owed_P: Tensor | None = None
-
-    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
-        (gradient,) = gradients
-        if not gradient.is_finite:
-            return None
-        if self.owed_P is not None:
-            gradient.grad_P += self.owed_P
-            self.owed_P = None
-        return gradient.grad_P
-
-    def worker_state(self, worker: int) -> dict[str, Any]:
-        return {} if self.owed_P is None else {"residual_P": self.owed_P}
-
-    def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
-        self.owed_P = state.get("residual_P")
-
-
-class Dense(Whole):
-    """The reducer that adds up whole gradients, in the order of workers.
-
-    Args:
-        wire: what gradients, and then their sum, are rounded to.
-    """
-
-    def __init__(self, exchange: Exchange, size: int, wire: torch.dtype = torch.float32) -> None:
-        self.exchange, self.size, self.wire = exchange, size, wire
-
-    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
-        total_P = self.exchange.sum(map(_poisoned, gradients), self.size, wire=self.wire)
-        for worker in self.exchange.local:
-            sent[worker].bits += 8 * self.wire.itemsize * self.size
-            sent[worker].elements += self.size
-        return total_P if bool(torch.isfinite(total_P.sum())) else None
-
-
-def _poisoned(gradient: Gradient) -> Tensor:
-    """So that the sum tells all workers of one whose loss alone is not finite."""
-    return gradient.grad_P if gradient.is_finite else gradient.grad_P.fill_(torch.nan)

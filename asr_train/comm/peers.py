@@ -29,7 +29,7 @@ from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.codec import Flags, Header, Kind, MessageError
 from asr_train.comm.gtc import adapted
-from asr_train.comm.method import Gradient, Sent
+from asr_train.comm.reducers import Gradient, Sent
 from asr_train.kernels import decode, threshold
 
 Rate = Callable[[int], float]  # of a step: per frame, the same on all workers

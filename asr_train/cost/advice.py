@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from asr_train.cost.cluster import ClusterSettings
 from asr_train.cost.plan import (
     FLOPS,
-    Kind,
     Known,
-    Message,
-    Method,
+    MessageSize,
+    Scheme,
     Speed,
+    Traffic,
     Way,
     Work,
     coded_message,
@@ -27,7 +27,15 @@ NEAR_BLOCK = 0.95  # of the longest block's frames/s: then a shorter block is
 STEPS = 20  # simulated at least, where there are no blocks
 DRAWS = 1280  # of a step's computing time, at least
 # By how near they stay to SGD with all workers' frames in one minibatch
-ORDER = (Kind.sgd, Kind.allreduce, Kind.gtc, Kind.onebit, Kind.gtc_async, Kind.bmuf_gtc, Kind.bmuf)
+ORDER = (
+    Traffic.none,
+    Traffic.allreduce,
+    Traffic.gtc,
+    Traffic.onebit,
+    Traffic.gtc_async,
+    Traffic.bmuf_gtc,
+    Traffic.bmuf,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +56,7 @@ class Wish:
     codec: str
     block_steps: tuple[int, ...]
     group_sizes: tuple[int, ...]
-    kinds: tuple[Kind, ...] = ORDER
+    kinds: tuple[Traffic, ...] = ORDER
     frames_per_second: float | None = None
     log: str | None = None
     seed: int = 1
@@ -64,7 +72,7 @@ class Wish:
                     f"{name} is {list(getattr(self, name))}; it must be numbers from 1 on"
                 )
 
-    def messages(self, density: float | None = None) -> tuple[Message, ...]:
+    def messages(self, density: float | None = None) -> tuple[MessageSize, ...]:
         if density is None and self.log is not None:
             return logged_messages(self.log)
         return (coded_message(self.parameters, density or self.density, self.codec),)
@@ -86,7 +94,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    method: Method
+    method: Scheme
     speed: Speed
 
 
@@ -109,13 +117,13 @@ class Plan:
     densities: Mapping[float, Speed]
 
 
-def methods(wish: Wish) -> list[Method]:
+def methods(wish: Wish) -> list[Scheme]:
     """All that can be done with so many workers.
 
     Raises:
         ValueError: if none of the wished kinds can.
     """
-    found = [method for method in _all_methods(wish) if method.kind in wish.kinds]
+    found = [method for method in _all_methods(wish) if method.traffic in wish.kinds]
     if not found:
         names = ", ".join(kind.value for kind in wish.kinds)
         raise ValueError(
@@ -124,20 +132,20 @@ def methods(wish: Wish) -> list[Method]:
     return found
 
 
-def _all_methods(wish: Wish) -> Iterator[Method]:
+def _all_methods(wish: Wish) -> Iterator[Scheme]:
     if wish.workers == 1:
-        yield Method(kind=Kind.sgd)
+        yield Scheme(traffic=Traffic.none)
         return
-    yield Method(kind=Kind.allreduce)
-    yield Method(kind=Kind.allreduce, way=Way.tree)
-    yield Method(kind=Kind.gtc)
-    yield Method(kind=Kind.gtc_async, way=Way.direct)
-    yield Method(kind=Kind.onebit, lag=1)
+    yield Scheme(traffic=Traffic.allreduce)
+    yield Scheme(traffic=Traffic.allreduce, way=Way.tree)
+    yield Scheme(traffic=Traffic.gtc)
+    yield Scheme(traffic=Traffic.gtc_async, way=Way.direct)
+    yield Scheme(traffic=Traffic.onebit, lag=1)
     for block_steps in wish.block_steps:
-        yield Method(kind=Kind.bmuf, block_steps=block_steps)
+        yield Scheme(traffic=Traffic.bmuf, block_steps=block_steps)
         for size in wish.group_sizes:
             if 1 < size < wish.workers and wish.workers % size == 0:
-                yield Method(kind=Kind.bmuf_gtc, block_steps=block_steps, group_size=size)
+                yield Scheme(traffic=Traffic.bmuf_gtc, block_steps=block_steps, group_size=size)
 
 
 def plan(wish: Wish, cluster: ClusterSettings, densities: Sequence[float]) -> Plan:
@@ -151,7 +159,7 @@ def plan(wish: Wish, cluster: ClusterSettings, densities: Sequence[float]) -> Pl
     work = wish.work(cluster)
     known: Known = {}
 
-    def speed(method: Method, workers: int, work: Work = work) -> Speed:
+    def speed(method: Scheme, workers: int, work: Work = work) -> Speed:
         steps = max(STEPS, DRAWS // workers)
         return simulate(cluster, work, method, workers, steps, wish.seed, known)
 
@@ -161,9 +169,9 @@ def plan(wish: Wish, cluster: ClusterSettings, densities: Sequence[float]) -> Pl
         counts = [w for w in worker_counts(wish.workers) if w % best.method.group_size == 0]
         fewer = [speed(best.method, workers) for workers in counts[:-1]]
         curves[best.method.name] = (*fewer, best.speed)
-    sparse = Method(kind=Kind.gtc) if wish.workers > 1 else Method(kind=Kind.sgd)
+    sparse = Scheme(traffic=Traffic.gtc) if wish.workers > 1 else Scheme(traffic=Traffic.none)
     return Plan(
-        alone=speed(Method(kind=Kind.sgd), 1),
+        alone=speed(Scheme(traffic=Traffic.none), 1),
         options=options,
         advised=advised(options),
         curves=curves,
@@ -181,8 +189,8 @@ def worker_counts(most: int) -> list[int]:
 
 def best_of_each_kind(options: Sequence[Option]) -> list[Option]:
     """The fastest of each, or one nearly as fast that is nearer to SGD; see `nearest`."""
-    kinds = [kind for kind in ORDER if any(o.method.kind is kind for o in options)]
-    return [nearest([o for o in options if o.method.kind is kind], NEAR_BLOCK) for kind in kinds]
+    kinds = [kind for kind in ORDER if any(o.method.traffic is kind for o in options)]
+    return [nearest([o for o in options if o.method.traffic is kind], NEAR_BLOCK) for kind in kinds]
 
 
 def advised(options: Sequence[Option]) -> Option:
@@ -199,7 +207,7 @@ def nearest(options: Sequence[Option], share: float) -> Option:
     return min(
         (option for option in options if option.speed.frames_per_second >= enough),
         key=lambda o: (
-            ORDER.index(o.method.kind),
+            ORDER.index(o.method.traffic),
             o.method.block_steps,
             -o.method.group_size,
             -o.speed.frames_per_second,

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from asr_train.cost.cluster import ClusterSettings
-from asr_train.cost.plan import Kind, Message, Method, Way, Work, simulate
+from asr_train.cost.plan import MessageSize, Scheme, Traffic, Way, Work, simulate
 
 Constants = dict[str, float]
 
@@ -30,7 +30,7 @@ class Row:
 
     label: str
     work: Work
-    method: Method
+    method: Scheme
     workers: int
     published: float
     reference: float
@@ -88,14 +88,14 @@ def strom_2015(paper: Mapping[str, Any]) -> Case:
     alone = float(paper["baseline"]["frames_per_second"])
     million = float(paper["model"]["parameters_millions"])
     kilobytes = {float(row[0]): float(row[2]) for row in paper["table_3_threshold"]["rows"]}
-    asynchronous = Method(kind=Kind.gtc_async, way=Way.direct)
+    asynchronous = Scheme(traffic=Traffic.gtc_async, way=Way.direct)
 
     def row(label: str, workers: int, fps: float, size: float, millions: float) -> Row:
         work = Work(
             parameters=millions * 1e6,
             frames=1024,
             frame_seconds=millions / million / alone,
-            messages=(Message(size, size / 4),),  # a word of 32 bits an element
+            messages=(MessageSize(size, size / 4),),  # a word of 32 bits an element
         )
         return Row(
             label=label,
@@ -160,22 +160,22 @@ def ladkat_2019(paper: Mapping[str, Any], strom: Mapping[str, Any], lag: int = 0
         frame_seconds=1 / alone,
     )
     kilobytes = [(row[0], row[2]) for row in strom["table_3_threshold"]["rows"]]
-    tau_of = {Kind.gtc: settings["gtc_tau"], Kind.bmuf_gtc: settings["two_tier_tau"]}
+    tau_of = {Traffic.gtc: settings["gtc_tau"], Traffic.bmuf_gtc: settings["two_tier_tau"]}
     size_of = {kind: size_at(kilobytes, tau) for kind, tau in tau_of.items()}
 
     def row(table: str, name: str, workers: int, block: int, speedup: float) -> Row:
-        kind = Kind[name.lower()]
-        size = size_of.get(kind, 0.0) / size_of[Kind.gtc]  # the constant message_kb scales it
+        kind = Traffic[name.lower()]
+        size = size_of.get(kind, 0.0) / size_of[Traffic.gtc]  # the constant message_kb scales it
         shown = f"block {block}" if table == "table 2" else f"{workers} GPUs"
         return Row(
             label=f"{table}, {name.replace('_', '-')}, {shown}",
-            work=replace(work, messages=(Message(size, size / 4),)),
-            method=Method(
-                kind=kind,
-                way=Way.ring if kind is Kind.bmuf else Way.direct,
-                lag=0 if kind is Kind.bmuf else lag,
+            work=replace(work, messages=(MessageSize(size, size / 4),)),
+            method=Scheme(
+                traffic=kind,
+                way=Way.ring if kind is Traffic.bmuf else Way.direct,
+                lag=0 if kind is Traffic.bmuf else lag,
                 block_steps=block,
-                group_size=group if kind is Kind.bmuf_gtc else 1,
+                group_size=group if kind is Traffic.bmuf_gtc else 1,
             ),
             workers=workers,
             published=speedup,
@@ -200,7 +200,7 @@ def ladkat_2019(paper: Mapping[str, Any], strom: Mapping[str, Any], lag: int = 0
         plain={
             "jitter": 0.02,
             "fabric_gbit_per_s": 1e6,
-            "message_kb": size_of[Kind.gtc]
+            "message_kb": size_of[Traffic.gtc]
             * paper["model"]["parameters_millions"]
             / strom["model"]["parameters_millions"],
         },
@@ -239,7 +239,7 @@ def seide_2014(paper: Mapping[str, Any]) -> Case:
                         frame_seconds=_seide_times(paper)[1],
                         fixed_seconds=_seide_times(paper)[0],
                     ),
-                    method=Method(kind=Kind.onebit, lag=1),  # double buffering
+                    method=Scheme(traffic=Traffic.onebit, lag=1),  # double buffering
                     workers=workers,
                     published=1e3 * by_name[name][column] / alone,
                     reference=alone,
@@ -283,7 +283,8 @@ def with_constants(
     cluster = replace(cluster, gpu=gpu, fabric_gbit_per_s=fabric)
     if (kilobytes := constants.get("message_kb")) is not None:
         scaled = (
-            Message(1e3 * kilobytes * m.size, 1e3 * kilobytes * m.elements) for m in work.messages
+            MessageSize(1e3 * kilobytes * m.size, 1e3 * kilobytes * m.elements)
+            for m in work.messages
         )
         work = replace(work, messages=tuple(scaled))
     return cluster, work

@@ -34,22 +34,12 @@ from asr_train.cost.network import (
     ring_allreduce,
     tree_allreduce,
 )
+from asr_train.facts import HEADER_BYTES, Traffic
 from asr_train.files import read_jsonl
 
 FLOPS = 6  # a parameter and frame: a multiply-add forward, two backward
-HEADER_BYTES = 56  # of a message, as comm.codec writes it
 QUEUE = 4  # messages that a worker of gtc_async may have under way before it waits
 BYTES = 4  # of a float32
-
-
-class Kind(Enum):
-    sgd = "sgd"
-    allreduce = "allreduce"
-    gtc = "gtc"
-    gtc_async = "gtc_async"
-    onebit = "1bit"
-    bmuf = "bmuf"
-    bmuf_gtc = "bmuf_gtc"
 
 
 class Way(Enum):
@@ -61,7 +51,7 @@ class Way(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Method:
+class Scheme:
     """What is exchanged when.
 
     Attributes:
@@ -71,7 +61,7 @@ class Method:
         block_steps, group_size: of bmuf and bmuf_gtc.
     """
 
-    kind: Kind
+    traffic: Traffic
     way: Way = Way.ring
     lag: int = 0
     block_steps: int = 50
@@ -83,7 +73,8 @@ class Method:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
         if self.lag < 0:
             raise ValueError(f"lag is {self.lag} steps; it must not be negative")
-        if self.lag and self.kind in (Kind.gtc, Kind.bmuf_gtc) and self.way is not Way.direct:
+        waits = self.traffic.is_sparse and not self.traffic.is_asynchronous
+        if self.lag and waits and self.way is not Way.direct:
             raise ValueError(
                 f"lag is {self.lag} steps but way is {self.way.value}; only messages from peer to "
                 "peer (direct) may come late"
@@ -91,13 +82,13 @@ class Method:
 
     @property
     def name(self) -> str:
-        blocks = f", block {self.block_steps}" if self.kind in (Kind.bmuf, Kind.bmuf_gtc) else ""
-        groups = f", groups of {self.group_size}" if self.kind is Kind.bmuf_gtc else ""
-        return self.kind.value + groups + blocks
+        blocks = f", block {self.block_steps}" if self.traffic.has_blocks else ""
+        groups = f", groups of {self.group_size}" if self.traffic is Traffic.bmuf_gtc else ""
+        return self.traffic.value + groups + blocks
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class MessageSize:
     """What a worker of gtc sends in a step."""
 
     size: float  # bytes
@@ -119,7 +110,7 @@ class Work:
     frames: float
     frame_seconds: float
     fixed_seconds: float = 0.0
-    messages: tuple[Message, ...] = field(default=())
+    messages: tuple[MessageSize, ...] = field(default=())
 
     def __post_init__(self) -> None:
         for name in ("parameters", "frames", "frame_seconds"):
@@ -134,7 +125,7 @@ class Work:
     def dense_bytes(self) -> float:
         return BYTES * self.parameters
 
-    def message(self, step: int) -> Message:
+    def message(self, step: int) -> MessageSize:
         if not self.messages:
             raise ValueError("gtc needs the size of its messages: give a density or a run's log")
         return self.messages[step % len(self.messages)]
@@ -162,7 +153,7 @@ class Speed:
 # --- what is sent -------------------------------------------------------------------------------
 
 
-def coded_message(parameters: float, density: float, codec: str) -> Message:
+def coded_message(parameters: float, density: float, codec: str) -> MessageSize:
     """The message of `density * parameters` elements, in bytes as comm.codec writes it.
 
     Args:
@@ -179,10 +170,10 @@ def coded_message(parameters: float, density: float, codec: str) -> Message:
     }
     if codec not in bits:
         raise ValueError(f"codec is {codec!r}; allowed: {', '.join(bits)}")
-    return Message(HEADER_BYTES + min(bits[codec], 2 * parameters) / 8, elements)
+    return MessageSize(HEADER_BYTES + min(bits[codec], 2 * parameters) / 8, elements)
 
 
-def logged_messages(path: Path | str) -> tuple[Message, ...]:
+def logged_messages(path: Path | str) -> tuple[MessageSize, ...]:
     """Those of a run's log.jsonl, one a row: a worker's mean over the steps of that row.
 
     Raises:
@@ -193,7 +184,7 @@ def logged_messages(path: Path | str) -> tuple[Message, ...]:
         raise ValueError(
             f"{path} has no row with elements_sent; take the log of a run of gtc or bmuf_gtc"
         )
-    return tuple(Message(row["sent_bits"] / 8, row["elements_sent"]) for row in rows)
+    return tuple(MessageSize(row["sent_bits"] / 8, row["elements_sent"]) for row in rows)
 
 
 # --- simulation ---------------------------------------------------------------------------------
@@ -202,7 +193,7 @@ def logged_messages(path: Path | str) -> tuple[Message, ...]:
 def simulate(
     cluster: ClusterSettings,
     work: Work,
-    method: Method,
+    method: Scheme,
     workers: int,
     steps: int = 40,
     seed: int = 1,
@@ -216,9 +207,9 @@ def simulate(
     Raises:
         ValueError: if cluster, work and method do not go together; names both values.
     """
-    if method.kind is Kind.sgd and workers != 1:
+    if method.traffic is Traffic.none and workers != 1:
         raise ValueError(f"sgd has one worker, but {workers} were asked for")
-    if method.kind is Kind.bmuf_gtc and workers % method.group_size:
+    if method.traffic is Traffic.bmuf_gtc and workers % method.group_size:
         raise ValueError(
             f"{workers} workers do not fill groups of {method.group_size}; "
             "take a group size that divides them"
@@ -241,7 +232,7 @@ class _Run:
         self,
         cluster: ClusterSettings,
         work: Work,
-        method: Method,
+        method: Scheme,
         workers: int,
         steps: int,
         seed: int,
@@ -252,12 +243,12 @@ class _Run:
         self.links = Links(cluster, workers)
         self.sim = Simulation(self.links)
         self.parts = 1
-        if method.kind is Kind.onebit:
+        if method.traffic is Traffic.onebit:
             self.parts = 1 + (method.lag > 0)  # of a minibatch: double buffering halves it
         self.warm = 0
-        if method.kind is Kind.gtc_async or method.lag:
-            self.warm = 4 + 2 * max(method.lag, QUEUE if method.kind is Kind.gtc_async else 0)
-        if method.kind in (Kind.bmuf, Kind.bmuf_gtc):
+        if method.traffic is Traffic.gtc_async or method.lag:
+            self.warm = 4 + 2 * max(method.lag, QUEUE if method.traffic is Traffic.gtc_async else 0)
+        if method.traffic.has_blocks:
             blocks = max(2, round(steps / method.block_steps))
             self.warm, steps = 0, blocks * method.block_steps
         self.steps = (self.warm + steps) * self.parts
@@ -283,7 +274,7 @@ class _Run:
         return drawn_WS * self.work.seconds(1 / self.parts)
 
     def play(self) -> None:
-        if self.workers == 1 or self.method.kind is Kind.sgd:
+        if self.workers == 1 or self.method.traffic is Traffic.none:
             self.sim.spawn(self._lonely())
         else:
             for process in self._processes():
@@ -309,17 +300,17 @@ class _Run:
         )
 
     def _sent_bytes(self) -> float:
-        dense, kind = self.work.dense_bytes, self.method.kind
-        if self.workers == 1 or kind is Kind.sgd:
+        dense, traffic = self.work.dense_bytes, self.method.traffic
+        if self.workers == 1 or traffic is Traffic.none:
             return 0.0
-        if kind is Kind.allreduce:
+        if traffic is Traffic.allreduce:
             return dense
-        if kind is Kind.onebit:
+        if traffic is Traffic.onebit:
             return dense / 32 * self.parts
-        blocks = dense / self.method.block_steps if kind in (Kind.bmuf, Kind.bmuf_gtc) else 0.0
-        if kind is Kind.bmuf:
+        blocks = dense / self.method.block_steps if traffic.has_blocks else 0.0
+        if traffic is Traffic.bmuf:
             return blocks
-        alone_in_group = kind is Kind.bmuf_gtc and self.method.group_size == 1
+        alone_in_group = traffic is Traffic.bmuf_gtc and self.method.group_size == 1
         sizes = [0.0] if alone_in_group else [m.size for m in self.work.messages]
         return blocks / (self.method.group_size if blocks else 1) + float(np.mean(sizes))
 
@@ -327,17 +318,17 @@ class _Run:
 
     def _processes(self) -> Iterator[Process]:
         everyone = range(self.workers)
-        kind, lag = self.method.kind, self.method.lag
-        if kind is Kind.allreduce:
+        traffic, lag = self.method.traffic, self.method.lag
+        if traffic is Traffic.allreduce:
             meeting = Meeting(self.workers, lambda: self._sum(everyone))
             yield from (self._blocks(w, 1, meeting) for w in everyone)
-        elif kind is Kind.bmuf:
+        elif traffic is Traffic.bmuf:
             meeting = Meeting(self.workers, lambda: self._sum(everyone))
             yield from (self._blocks(w, self.method.block_steps, meeting) for w in everyone)
-        elif kind is Kind.gtc:
+        elif traffic is Traffic.gtc:
             group = _Group(self, everyone)
             yield from (self._compressed(w, group, self.steps + 1, None) for w in everyone)
-        elif kind is Kind.bmuf_gtc:
+        elif traffic is Traffic.bmuf_gtc:
             size = self.method.group_size
             leaders = range(0, self.workers, size)
             meeting = Meeting(self.workers, lambda: self._two_tiers(leaders))
@@ -345,8 +336,8 @@ class _Run:
                 group = _Group(self, range(leader, leader + size))
                 for w in group.ranks:
                     yield self._compressed(w, group, self.method.block_steps, meeting)
-        elif kind is Kind.gtc_async:
-            inbox = Inbox(self.workers)
+        elif traffic is Traffic.gtc_async:
+            inbox = Unread(self.workers)
             yield from (self._asynchronous(w, inbox) for w in everyone)
         else:
             first, second = ([Count(self.workers) for _ in range(self.steps)] for _ in range(2))
@@ -398,7 +389,7 @@ class _Run:
                 yield encode
                 group.send(worker, step)
 
-    def _asynchronous(self, worker: int, inbox: "Inbox") -> Process:
+    def _asynchronous(self, worker: int, inbox: "Unread") -> Process:
         """Reads what has come; waits for its own messages only, when too many are under way."""
         encode, decode = self._encode_seconds(), self.cluster.gpu.decode_ns * 1e-9
         sent: list[Signal] = []
@@ -552,7 +543,7 @@ class _Group:
             after_all()
 
 
-class Inbox:
+class Unread:
     """Elements that each worker has been sent and has not read yet."""
 
     def __init__(self, workers: int) -> None:

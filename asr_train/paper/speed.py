@@ -16,22 +16,12 @@ from typing import Any
 from asr_train.cost import plan
 from asr_train.cost.calibrate import Case, ladkat_2019, strom_2015
 from asr_train.cost.cluster import ClusterSettings
-from asr_train.cost.plan import BYTES, Kind, Message, Way, Work
+from asr_train.cost.plan import BYTES, MessageSize, Way, Work
+from asr_train.facts import Traffic
 from asr_train.files import read_yaml
 from asr_train.paper.rows import RowSettings
 from asr_train.report.exchange import Trained, measured
-from asr_train.schema import CommSettings, Method, build
-
-KINDS = {
-    Method.sgd: Kind.sgd,
-    Method.allreduce: Kind.allreduce,
-    Method.model_averaging: Kind.bmuf,
-    Method.gtc: Kind.gtc,
-    Method.gtc_async: Kind.gtc_async,
-    Method.bmuf: Kind.bmuf,
-    Method.bmuf_gtc: Kind.bmuf_gtc,
-}
-COMPRESSED = (Kind.gtc, Kind.gtc_async, Kind.bmuf_gtc)
+from asr_train.schema import CommSettings, build
 
 
 def case_of(paper: str, papers: Path) -> Case | None:
@@ -72,8 +62,8 @@ def simulated(
     shares = [density(run) for run in runs]
     known = [share for share in shares if share is not None]
     # Groups of one have nobody to send to
-    team = method.group_size if method.kind is Kind.bmuf_gtc else comm.workers
-    needs = method.kind in COMPRESSED and team > 1
+    team = method.group_size if method.traffic.in_groups else comm.workers
+    needs = method.traffic.is_sparse and team > 1
     if needs and len(known) < len(shares):
         return None
     share = sum(known) / len(known) if needs else None
@@ -103,21 +93,22 @@ def at_paper_scale(comm: Mapping[str, Any], values: Mapping[str, Any]) -> CommSe
     return build(CommSettings, settings, "comm")
 
 
-def method_of(comm: CommSettings, workers: int, case: Case) -> plan.Method:
+def method_of(comm: CommSettings, workers: int, case: Case) -> plan.Scheme:
     """How the simulator has the method: as it was fitted.
 
     GTC is the paper's: Strom's workers do not wait for each other, even where ours did.
     """
-    kind = KINDS[comm.method]
-    if kind is Kind.gtc and all(row.method.kind is Kind.gtc_async for row in case.rows):
-        kind = Kind.gtc_async
-    blocks = comm.model_averaging if comm.method is Method.model_averaging else comm.bmuf
-    of_blocks = kind in (Kind.bmuf, Kind.bmuf_gtc)
-    block_steps = {"block_steps": blocks.block_steps} if of_blocks and blocks is not None else {}
-    return plan.Method(
-        kind=kind,
-        way=Way.direct if kind in COMPRESSED else Way.ring,
-        group_size=comm.group_of(workers) if kind is Kind.bmuf_gtc else 1,
+    facts = comm.method.facts
+    traffic = facts.traffic
+    if traffic is Traffic.gtc and all(row.method.traffic.is_asynchronous for row in case.rows):
+        traffic = Traffic.gtc_async
+    block_steps = (
+        {"block_steps": getattr(comm, facts.blocks).block_steps} if facts.blocks is not None else {}
+    )
+    return plan.Scheme(
+        traffic=traffic,
+        way=Way.direct if traffic.is_sparse else Way.ring,
+        group_size=comm.group_of(workers) if traffic.in_groups else 1,
         **block_steps,
     )
 
@@ -134,7 +125,7 @@ def work_of(case: Case, printed: Mapping[str, Any] | None, share: float) -> Work
         first,
         parameters=parameters,
         frame_seconds=first.frame_seconds * parameters / first.parameters,
-        messages=(Message(BYTES * elements, elements),) if elements else (),
+        messages=(MessageSize(BYTES * elements, elements),) if elements else (),
     )
 
 
@@ -144,7 +135,7 @@ def density(run: Trained) -> float | None:
     The log of bmuf_gtc counts a block's weights as well: all of them, of one worker a group.
     """
     found, comm = measured(run), build(CommSettings, run.about["settings"]["comm"], "comm")
-    if found["density"] is None or comm.method is not Method.bmuf_gtc:
+    if found["density"] is None or not comm.method.facts.traffic.in_groups:
         return found["density"]
     assert comm.bmuf is not None
     ends = [0, *(row["step"] for row in run.log if "dev_accuracy" in row)]

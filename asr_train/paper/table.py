@@ -18,7 +18,7 @@ from asr_train.paper.rows import RowSettings, Run, Table
 from asr_train.paper.speed import case_of, simulated
 from asr_train.report.exchange import DASH, Trained, digits, measured, text
 from asr_train.report.tables import Score, aligned, as_markdown, held_out, made, wer_reduction
-from asr_train.schema import CommSettings, Method, ScoreSettings, build
+from asr_train.schema import CommSettings, ScoreSettings, build
 
 TableDict = dict[str, Any]
 JsonRow = dict[str, Any]
@@ -190,12 +190,11 @@ def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
 def _method_numbers(run: Trained) -> dict[str, float | None]:
     """Those that the papers' tables vary."""
     comm = build(CommSettings, run.about["settings"]["comm"], "comm")
-    sends = comm.method in (Method.gtc, Method.gtc_async, Method.bmuf_gtc)
-    blocks = comm.method in (Method.bmuf, Method.bmuf_gtc)
-    in_groups = comm.method is Method.bmuf_gtc
+    facts = comm.method.facts
+    in_groups = facts.traffic.in_groups
     return {
-        "threshold": comm.gtc.threshold if sends and comm.gtc else None,
-        "block_steps": comm.bmuf.block_steps if blocks and comm.bmuf else None,
+        "threshold": comm.gtc.threshold if "gtc" in facts.needs and comm.gtc else None,
+        "block_steps": getattr(comm, facts.blocks).block_steps if facts.blocks else None,
         "group_size": comm.group_of(run.about["workers"]) if in_groups else None,
     }
 

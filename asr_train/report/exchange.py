@@ -21,7 +21,7 @@ from asr_train.report.tables import (
     made,
     percent_interval,
 )
-from asr_train.schema import CommSettings, Method, ScoreSettings, build
+from asr_train.schema import CommSettings, ScoreSettings, build
 
 Row = dict[str, Any]
 DASH = "–"
@@ -157,24 +157,19 @@ def _shares(rows: Sequence[Row], sums: Any, seconds: float) -> dict[str, float] 
 def method_words(settings: Row, workers: int) -> str:
     """`gtc tau 4 rice`: a method and the numbers that decide what it sends."""
     comm = build(CommSettings, settings)
-    method, said = comm.method, [comm.method.value]
-    if method is Method.allreduce and comm.allreduce is not None:
-        said.append(comm.allreduce.wire.value)
-    if method is Method.bmuf_gtc:
+    facts, words = comm.method.facts, [comm.method.value]
+    if "allreduce" in facts.needs and comm.allreduce is not None:
+        words.append(comm.allreduce.wire.value)
+    if facts.traffic.in_groups:
         size = comm.group_of(workers)
-        said.append(f"{workers // size} x {size}")
-    if method in (Method.gtc, Method.gtc_async, Method.bmuf_gtc) and comm.gtc is not None:
+        words.append(f"{workers // size} x {size}")
+    if "gtc" in facts.needs and comm.gtc is not None:
         adaptive = comm.gtc.adaptive
         tau = f"tau {comm.gtc.threshold:g}"
-        said += [f"density {adaptive.density:g}" if adaptive else tau, comm.gtc.codec.value]
-    blocks = {
-        Method.bmuf: comm.bmuf,
-        Method.bmuf_gtc: comm.bmuf,
-        Method.model_averaging: comm.model_averaging,
-    }.get(method)
-    if blocks is not None:
-        said.append(f"block {blocks.block_steps}")
-    return " ".join(said)
+        words += [f"density {adaptive.density:g}" if adaptive else tau, comm.gtc.codec.value]
+    if facts.blocks is not None:
+        words.append(f"block {getattr(comm, facts.blocks).block_steps}")
+    return " ".join(words)
 
 
 def _splits(run: Trained, baseline: Trained, settings: ScoreSettings) -> dict[str, Row]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from asr_train.comm.method import Gradient
+from asr_train.comm.reducers import Gradient
 from asr_train.train.log import Taken
 from asr_train.train.state import RunState
 

@@ -11,9 +11,8 @@ log.jsonl has a row every `optim.log_steps` steps, over the steps since the row 
     step_seconds, compute_seconds, exchange_seconds, wait_seconds    a step of the process that
                             writes this, of all the workers in it; it waits for the reader
     compress_seconds, transfer_seconds    of exchange_seconds: making messages; sending them and
-                            waiting for others'. The rest is reading and adding up. What is done
-                            beside backward (comm.gtc.segments), and a GPU's work, count where
-                            they are waited for
+                            waiting for others'. The rest is reading and adding up. A GPU's work
+                            counts where it is waited for
     skipped                 steps whose gradient was not finite, of a worker on average
     overflows               messages without room for all their elements, of all workers
     threshold, residual_norm    tau of GTC, and the norm of what a worker has not sent (root mean
@@ -38,7 +37,7 @@ from typing import Any
 from tqdm import tqdm
 
 from asr_train.comm.ahead import Lead
-from asr_train.comm.method import Sent
+from asr_train.comm.reducers import Sent
 from asr_train.train.state import Interval, Progress
 
 

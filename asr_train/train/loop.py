@@ -26,8 +26,8 @@ from asr_train.comm.ahead import Lead
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.loopback import Loopback
-from asr_train.comm.method import Gradient, Quanta, Sent
 from asr_train.comm.methods import build
+from asr_train.comm.reducers import Gradient, Quanta, Sent
 from asr_train.model.loss import frame_loss
 from asr_train.model.lstm import Lstm
 from asr_train.model.store import Model, build_model, hand_over, load_model, save_model
@@ -603,8 +603,6 @@ def identity(
     settings = schema.plain(run)
     for name in ("timeout_seconds", "check_steps", "workers"):
         del settings["comm"][name]  # decide nothing
-    if settings["comm"]["gtc"] is not None:
-        del settings["comm"]["gtc"]["segments"]  # nor do they
     indexes = [train_shards.index, dev_shards.index]
     content = {"run": settings, "shards": indexes}
     if initial is not None:

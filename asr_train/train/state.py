@@ -23,7 +23,8 @@ from asr_train import files
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.loopback import Loopback
-from asr_train.comm.method import Method, Replica
+from asr_train.comm.method import ExchangeMethod
+from asr_train.comm.reducers import Replica
 from asr_train.files import DamagedFileError
 from asr_train.model.store import load_tensors, save_tensors
 from asr_train.train.schedule import Schedule
@@ -97,7 +98,7 @@ class RunState:
     """
 
     bucket: Bucket
-    method: Method
+    method: ExchangeMethod
     schedule: Schedule
     replicas: list[Replica]
     progress: Progress = field(default_factory=Progress)
@@ -107,7 +108,7 @@ class RunState:
 
     @classmethod
     def fresh(
-        cls, bucket: Bucket, method: Method, schedule: Schedule, momentum: bool
+        cls, bucket: Bucket, method: ExchangeMethod, schedule: Schedule, momentum: bool
     ) -> "RunState":
         """At the beginning: all workers have the model's weights."""
         state = cls(bucket, method, schedule, [])
@@ -118,7 +119,6 @@ class RunState:
         state.skipped_in_row = [0] * len(method.teams)
         state.since_log = {worker: Interval() for worker in method.exchange.local}
         method.begin(bucket.weights_P)
-        method.watch(bucket)
         return state
 
     def contents(self) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from ports import free_port
 
-from asr_train.comm.exchange import Exchange, close_exchange, open_exchange
+from asr_train.comm.exchange import Exchange
+from asr_train.comm.processes import close_exchange, open_exchange
 
 CPU = torch.device("cpu")
 

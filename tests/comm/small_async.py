@@ -7,9 +7,9 @@ from small_methods import CPU, SIZE
 
 from asr_train import schema
 from asr_train.comm.loopback import Loopback
-from asr_train.comm.method import Gradient
 from asr_train.comm.methods import build
 from asr_train.comm.peers import Peer, Spare
+from asr_train.comm.reducers import Gradient
 from asr_train.comm.virtual_time import VirtualTime
 
 RATE = 0.125

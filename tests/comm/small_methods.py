@@ -9,8 +9,9 @@ import torch
 from asr_train import schema
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.loopback import Loopback
-from asr_train.comm.method import Gradient, Method, Replica
+from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.methods import build
+from asr_train.comm.reducers import Gradient, Replica
 
 CPU = torch.device("cpu")
 SIZE = 203
@@ -68,7 +69,9 @@ def settings(name: str, **changes: Any) -> schema.CommSettings:
     return schema.build(schema.CommSettings, {**SETTINGS[name], **changes})
 
 
-def method_of(name: str, exchange: Exchange | int, size: int = SIZE, **changes: Any) -> Method:
+def method_of(
+    name: str, exchange: Exchange | int, size: int = SIZE, **changes: Any
+) -> ExchangeMethod:
     if isinstance(exchange, int):
         exchange = Loopback(range(exchange), CPU)
     return build(settings(name, **changes), exchange, size)
@@ -107,7 +110,7 @@ class Run:
 
     def __init__(
         self,
-        method: Method,
+        method: ExchangeMethod,
         gradient: Callable[[int, int], torch.Tensor] = random_gradient,
         momentum: float = 0.0,
         rate: float = 0.125,

@@ -112,28 +112,3 @@ def test_slots_cover_the_flat_vector_without_gap_or_overlap():
 def test_other_types_than_float32_are_refused():
     with pytest.raises(ValueError, match=r"2.weight is torch.float64 on cpu; all must be float32"):
         Bucket(nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.Linear(4, 2).double()))
-
-
-def test_watching_tells_of_each_gradient_once_and_when_it_is_there():
-    model, seen = make(), []
-    bucket = Bucket(model)
-    whole_P = torch.empty_like(bucket.grad_P)
-
-    def arrived(place):
-        slot = bucket.table[place]
-        seen.append((place, bucket.view(bucket.grad_P, slot).clone()))
-
-    bucket.watch(arrived)
-    for _ in range(2):
-        bucket.zero_grad()
-        seen.clear()
-        model(X).square().sum().backward()
-        whole_P.copy_(bucket.grad_P)
-        assert sorted(place for place, _ in seen) == [0, 1, 2, 3]
-        assert {place for place, _ in seen[:2]} == {2, 3}  # the last layer's first
-        for place, grad in seen:
-            assert torch.equal(grad, bucket.view(whole_P, bucket.table[place]))
-    seen.clear()
-    bucket.zero_grad()
-    model[0](X).square().sum().backward()
-    assert sorted(place for place, _ in seen) == [0, 1]

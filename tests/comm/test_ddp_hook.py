@@ -17,7 +17,7 @@ from asr_train import schema
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.ddp_hook import GtcHook
 from asr_train.comm.exchange import ExchangeError
-from asr_train.comm.method import Gradient
+from asr_train.comm.reducers import Gradient
 
 GTC = {"threshold": 0.25, "codec": "rice", "capacity": "fixed"}
 SETTINGS = schema.build(schema.GtcSettings, GTC)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from asr_train.comm.exchange import ExchangeError, ReplicaError, hosted, open_exchange
+from asr_train.comm.exchange import ExchangeError, ReplicaError, hosted
 from asr_train.comm.loopback import Loopback
+from asr_train.comm.processes import open_exchange
 
 SIZE = 1001
 PATIENCE_SECONDS = 60

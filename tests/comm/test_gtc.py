@@ -10,7 +10,7 @@ from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.codec import HEADER_BYTES, Kind, MessageError
 from asr_train.comm.gtc import adapted
-from asr_train.comm.method import Gradient
+from asr_train.comm.reducers import Gradient
 from asr_train.kernels.threshold import decode_reference, encode_reference, to_words
 
 

@@ -1,6 +1,7 @@
 """What holds of every method."""
 
 import copy
+from pathlib import Path
 
 import forked
 import pytest
@@ -18,9 +19,11 @@ from small_methods import (
 )
 
 from asr_train import schema
+from asr_train.comm import methods
 from asr_train.comm.loopback import Loopback
-from asr_train.comm.method import Gradient, Sent
-from asr_train.comm.methods import METHODS
+from asr_train.comm.methods import method_class
+from asr_train.comm.reducers import Gradient, Sent
+from asr_train.facts import Method
 from asr_train.train.loop import update
 
 MANY = [name for name in SETTINGS if name != "sgd"]  # for several workers
@@ -31,8 +34,11 @@ def run(exchange_or_workers, name, steps=10, **changes):
 
 
 def test_every_named_method_has_a_module_and_a_case_here():
-    assert set(METHODS) == set(schema.Method)
-    assert {settings(name).method for name in SETTINGS} == set(schema.Method)
+    classes = {method_class(method) for method in Method}
+    assert len(classes) == len(Method)
+    files = {path.stem for path in Path(methods.__file__).parent.glob("[!_]*.py")}
+    assert files == {method.value for method in Method}
+    assert {settings(name).method for name in SETTINGS} == set(Method)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -11,8 +11,8 @@ from small_methods import SIZE, random_gradient
 
 from asr_train.comm import codec
 from asr_train.comm.codec import Kind, MessageError
-from asr_train.comm.method import Gradient, Sent
 from asr_train.comm.peers import Inbox, Message, Peer
+from asr_train.comm.reducers import Gradient, Sent
 
 
 def message(peer: Peer, step: int) -> Message:

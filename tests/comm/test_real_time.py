@@ -12,9 +12,9 @@ from small_methods import SIZE, dyadic_gradient, random_gradient
 
 from asr_train.comm.codec import MessageError
 from asr_train.comm.exchange import ExchangeError
-from asr_train.comm.method import Gradient, Sent
 from asr_train.comm.methods import build
 from asr_train.comm.real_time import RealTime
+from asr_train.comm.reducers import Gradient, Sent
 
 STEPS = 25
 PATIENCE_SECONDS = 60

@@ -17,7 +17,7 @@ from asr_train.cost.advice import (
     plan,
     worker_counts,
 )
-from asr_train.cost.plan import Kind, Method, Speed
+from asr_train.cost.plan import Scheme, Speed, Traffic
 
 
 def wish(**changed) -> Wish:
@@ -29,15 +29,15 @@ def wish(**changed) -> Wish:
 
 
 def test_where_the_network_costs_nothing_gradients_are_summed_every_step():
-    assert plan(wish(), flat(1e6), [1e-3]).advised.method.kind is Kind.allreduce
+    assert plan(wish(), flat(1e6), [1e-3]).advised.method.traffic is Traffic.allreduce
 
 
 def test_where_it_is_slow_less_is_sent():
     found = plan(wish(), flat(0.1), [1e-3, 1e-4])
-    assert found.advised.method.kind is not Kind.allreduce
-    by_kind = {o.method.kind: o.speed for o in found.options}
-    assert by_kind[Kind.allreduce].speedup < by_kind[Kind.onebit].speedup
-    assert by_kind[Kind.onebit].speedup < by_kind[Kind.gtc].speedup
+    assert found.advised.method.traffic is not Traffic.allreduce
+    by_kind = {o.method.traffic: o.speed for o in found.options}
+    assert by_kind[Traffic.allreduce].speedup < by_kind[Traffic.onebit].speedup
+    assert by_kind[Traffic.onebit].speedup < by_kind[Traffic.gtc].speedup
     assert found.densities[1e-3].frames_per_second < found.densities[1e-4].frames_per_second
 
 
@@ -49,13 +49,13 @@ def test_what_is_advised_is_nearly_the_fastest_and_nothing_nearer_to_sgd_is():
         enough = NEAR * max(o.speed.frames_per_second for o in best)
         assert chosen.speed.frames_per_second >= enough
         for other in best:
-            if ORDER.index(other.method.kind) < ORDER.index(chosen.method.kind):
+            if ORDER.index(other.method.traffic) < ORDER.index(chosen.method.traffic):
                 assert other.speed.frames_per_second < enough
 
 
 def test_nearest_to_sgd_are_shorter_blocks_and_then_larger_groups_that_are_fast_enough():
     def option(block_steps, group_size, frames_per_second):
-        method = Method(kind=Kind.bmuf_gtc, block_steps=block_steps, group_size=group_size)
+        method = Scheme(traffic=Traffic.bmuf_gtc, block_steps=block_steps, group_size=group_size)
         return Option(method, Speed(8, 1.0, frames_per_second, 1.0, 0.0, 0.0))
 
     fastest, large, small, slow = (
@@ -88,7 +88,7 @@ def test_a_measured_rate_takes_the_place_of_the_clusters():
 
 
 def test_one_worker_has_one_method():
-    assert [m.kind for m in methods(wish(workers=1))] == [Kind.sgd]
+    assert [m.traffic for m in methods(wish(workers=1))] == [Traffic.none]
     assert plan(wish(workers=1), flat(), [1e-3]).advised.speed.speedup == pytest.approx(1.0)
 
 
@@ -132,4 +132,4 @@ def test_impossible_wishes_are_refused(changed, said):
 
 def test_a_kind_that_cannot_be_is_refused():
     with pytest.raises(ValueError, match="7 workers cannot do any of bmuf_gtc; allow further"):
-        methods(wish(workers=7, kinds=(Kind.bmuf_gtc,)))
+        methods(wish(workers=7, kinds=(Traffic.bmuf_gtc,)))

@@ -19,7 +19,7 @@ from asr_train.cost.calibrate import (
     strom_2015,
 )
 from asr_train.cost.cluster import read_cluster
-from asr_train.cost.plan import Kind, Message, Method, Way, Work
+from asr_train.cost.plan import MessageSize, Scheme, Traffic, Way, Work
 from asr_train.files import read_json, read_yaml
 from scripts.fit_cluster import run
 
@@ -118,13 +118,13 @@ def test_rows_that_were_not_fitted_on_come_out(name, label):
 def made_up() -> tuple[Case, dict[str, float]]:
     """Rows of a cluster whose constants are known."""
     truth = {"encode_ns": 2.0, "decode_ns": 3.0}
-    work = Work(parameters=1e7, frames=1000, frame_seconds=1e-4, messages=(Message(1e5, 2e6),))
+    work = Work(parameters=1e7, frames=1000, frame_seconds=1e-4, messages=(MessageSize(1e5, 2e6),))
     rows = []
     for workers in (2, 4, 8):
         row = Row(
             label=str(workers),
             work=work,
-            method=Method(kind=Kind.gtc, way=Way.direct),
+            method=Scheme(traffic=Traffic.gtc, way=Way.direct),
             workers=workers,
             published=1.0,
             reference=10_000,

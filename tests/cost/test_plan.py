@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from asr_train.cost.plan import (
     HEADER_BYTES,
-    Kind,
-    Message,
-    Method,
+    MessageSize,
+    Scheme,
+    Traffic,
     Way,
     Work,
     coded_message,
@@ -24,21 +24,21 @@ from asr_train.cost.plan import (
 from asr_train.files import write_jsonl
 
 RATE, LATENCY = 1e9, 1e-4
-MESSAGE = Message(1e5, 2.5e4)
+MESSAGE = MessageSize(1e5, 2.5e4)
 WORK = Work(parameters=1e7, frames=1000, frame_seconds=1e-4, messages=(MESSAGE,))
 COMPUTE = 0.1
 DENSE = 4e7
 METHODS = [
-    Method(kind=Kind.allreduce),
-    Method(kind=Kind.allreduce, way=Way.tree),
-    Method(kind=Kind.gtc),
-    Method(kind=Kind.gtc, way=Way.direct, lag=1),
-    Method(kind=Kind.gtc_async, way=Way.direct),
-    Method(kind=Kind.onebit),
-    Method(kind=Kind.onebit, lag=1),
-    Method(kind=Kind.bmuf, block_steps=5),
-    Method(kind=Kind.bmuf_gtc, block_steps=5, group_size=4),
-    Method(kind=Kind.bmuf_gtc, block_steps=5, group_size=2, way=Way.direct, lag=1),
+    Scheme(traffic=Traffic.allreduce),
+    Scheme(traffic=Traffic.allreduce, way=Way.tree),
+    Scheme(traffic=Traffic.gtc),
+    Scheme(traffic=Traffic.gtc, way=Way.direct, lag=1),
+    Scheme(traffic=Traffic.gtc_async, way=Way.direct),
+    Scheme(traffic=Traffic.onebit),
+    Scheme(traffic=Traffic.onebit, lag=1),
+    Scheme(traffic=Traffic.bmuf, block_steps=5),
+    Scheme(traffic=Traffic.bmuf_gtc, block_steps=5, group_size=4),
+    Scheme(traffic=Traffic.bmuf_gtc, block_steps=5, group_size=2, way=Way.direct, lag=1),
 ]
 
 
@@ -49,10 +49,10 @@ def test_steps_of_synchronous_methods_take_their_closed_forms(p):
     gather = 0.01 + (p - 1) * (MESSAGE.size / RATE + LATENCY + 2e-9 * MESSAGE.elements)
     onebit = 0.02 + 2 * ((p - 1) / p * DENSE / 32 / RATE + LATENCY)
     for method, wanted in (
-        (Method(kind=Kind.allreduce), COMPUTE + ring),
-        (Method(kind=Kind.bmuf, block_steps=10), COMPUTE + ring / 10),
-        (Method(kind=Kind.gtc), COMPUTE + gather),
-        (Method(kind=Kind.onebit), COMPUTE + onebit),
+        (Scheme(traffic=Traffic.allreduce), COMPUTE + ring),
+        (Scheme(traffic=Traffic.bmuf, block_steps=10), COMPUTE + ring / 10),
+        (Scheme(traffic=Traffic.gtc), COMPUTE + gather),
+        (Scheme(traffic=Traffic.onebit), COMPUTE + onebit),
     ):
         speed = simulate(cluster, WORK, method, p)
         assert speed.step_seconds == pytest.approx(wanted)
@@ -64,19 +64,19 @@ def test_steps_of_synchronous_methods_take_their_closed_forms(p):
 def test_what_overlaps_costs_only_what_exceeds_computing(size):
     """From peer to peer: (p - 1) copies go out of each worker's link while it computes."""
     p = 5
-    work = replace(WORK, messages=(Message(size, 0.0),))
+    work = replace(WORK, messages=(MessageSize(size, 0.0),))
     wanted = max(COMPUTE, (p - 1) * size / RATE)
-    for kind, lag in ((Kind.gtc, 1), (Kind.gtc_async, 0)):
-        speed = simulate(flat(), work, Method(kind=kind, way=Way.direct, lag=lag), p)
+    for kind, lag in ((Traffic.gtc, 1), (Traffic.gtc_async, 0)):
+        speed = simulate(flat(), work, Scheme(traffic=kind, way=Way.direct, lag=lag), p)
         assert speed.step_seconds == pytest.approx(wanted, rel=0.01)
-    speed = simulate(flat(), work, Method(kind=Kind.gtc, way=Way.direct), p)
+    speed = simulate(flat(), work, Scheme(traffic=Traffic.gtc, way=Way.direct), p)
     assert speed.step_seconds == pytest.approx(COMPUTE + (p - 1) * size / RATE)
 
 
 def test_one_bit_with_two_half_batches_hides_its_exchange_and_pays_the_fixed_cost_twice():
     work = replace(WORK, fixed_seconds=0.01)
-    plain = simulate(flat(), work, Method(kind=Kind.onebit), 4)
-    double = simulate(flat(), work, Method(kind=Kind.onebit, lag=1), 4)
+    plain = simulate(flat(), work, Scheme(traffic=Traffic.onebit), 4)
+    double = simulate(flat(), work, Scheme(traffic=Traffic.onebit, lag=1), 4)
     assert plain.step_seconds == pytest.approx(0.11 + 2 * 0.75 * DENSE / 32 / RATE)
     assert double.step_seconds == pytest.approx(0.12)
 
@@ -114,23 +114,23 @@ def test_more_bandwidth_is_never_slower(method, gbits, jitter):
         simulate(nodes(gbit_per_s=g, jitter=jitter), WORK, method, 8, steps=10).step_seconds
         for g in sorted(gbits)
     ]
-    slack = 1e-6 if method.lag == 0 and method.kind is not Kind.gtc_async else 0.01
+    slack = 1e-6 if method.lag == 0 and method.traffic is not Traffic.gtc_async else 0.01
     assert all(fast <= slow * (1 + slack) for slow, fast in pairwise(taken))
 
 
 @pytest.mark.parametrize("lag, way", [(0, Way.ring), (1, Way.direct)])
 def test_groups_of_one_are_bmuf(lag, way):
     cluster = nodes(jitter=0.3, encode_ns=1.0)
-    two_tiers = Method(kind=Kind.bmuf_gtc, block_steps=7, way=way, lag=lag)
+    two_tiers = Scheme(traffic=Traffic.bmuf_gtc, block_steps=7, way=way, lag=lag)
     found = simulate(cluster, WORK, two_tiers, 8)
-    assert found == simulate(cluster, WORK, Method(kind=Kind.bmuf, block_steps=7), 8)
+    assert found == simulate(cluster, WORK, Scheme(traffic=Traffic.bmuf, block_steps=7), 8)
 
 
 def test_one_group_is_gtc():
     """Its single leader has nobody to average with; what remains is the block's broadcast."""
     cluster = nodes(gpus=8, jitter=0.3, encode_ns=1.0, decode_ns=2.0)
-    steps, gtc = 20, Method(kind=Kind.gtc)
-    one_group = Method(kind=Kind.bmuf_gtc, block_steps=10, group_size=8)
+    steps, gtc = 20, Scheme(traffic=Traffic.gtc)
+    one_group = Scheme(traffic=Traffic.bmuf_gtc, block_steps=10, group_size=8)
     broadcast = 3 * DENSE / (10 * RATE) / 10  # three rounds, a tenth of them a step
     assert simulate(cluster, WORK, one_group, 8, steps).step_seconds == pytest.approx(
         simulate(cluster, WORK, gtc, 8, steps).step_seconds + broadcast
@@ -142,10 +142,10 @@ def test_who_waits_loses_most_by_jitter_and_longer_blocks_lose_less():
     speeds = [
         simulate(cluster, WORK, method, 16, steps=100).speedup
         for method in (
-            Method(kind=Kind.gtc),
-            Method(kind=Kind.bmuf, block_steps=10),
-            Method(kind=Kind.bmuf, block_steps=50),
-            Method(kind=Kind.gtc_async, way=Way.direct),
+            Scheme(traffic=Traffic.gtc),
+            Scheme(traffic=Traffic.bmuf, block_steps=10),
+            Scheme(traffic=Traffic.bmuf, block_steps=50),
+            Scheme(traffic=Traffic.gtc_async, way=Way.direct),
         )
     ]
     assert speeds == sorted(speeds)
@@ -155,9 +155,9 @@ def test_who_waits_loses_most_by_jitter_and_longer_blocks_lose_less():
 def test_jitter_is_around_a_mean_of_one_and_the_later_of_two_takes_the_closed_form():
     """Log-normal: E max(a, b) = 2 cdf(s / sqrt 2), where s is the deviation of the logarithm."""
     free, jitter, steps = flat(1e9, jitter=0.5), 0.5, 4000
-    apart = simulate(free, WORK, Method(kind=Kind.bmuf, block_steps=steps), 2, steps=steps)
+    apart = simulate(free, WORK, Scheme(traffic=Traffic.bmuf, block_steps=steps), 2, steps=steps)
     assert apart.step_seconds == pytest.approx(COMPUTE, rel=0.03)
-    met = simulate(free, WORK, Method(kind=Kind.allreduce), 2, steps=steps)
+    met = simulate(free, WORK, Scheme(traffic=Traffic.allreduce), 2, steps=steps)
     later = 2 * NormalDist().cdf(math.sqrt(math.log1p(jitter**2) / 2))
     assert met.step_seconds == pytest.approx(COMPUTE * later, rel=0.03)
 
@@ -165,12 +165,12 @@ def test_jitter_is_around_a_mean_of_one_and_the_later_of_two_takes_the_closed_fo
 @pytest.mark.parametrize(
     "method, sent",
     [
-        (Method(kind=Kind.allreduce), DENSE),
-        (Method(kind=Kind.onebit), DENSE / 32),
-        (Method(kind=Kind.onebit, lag=1), DENSE / 16),
-        (Method(kind=Kind.bmuf, block_steps=5), DENSE / 5),
-        (Method(kind=Kind.bmuf_gtc, block_steps=5, group_size=4), DENSE / 20 + MESSAGE.size),
-        (Method(kind=Kind.bmuf_gtc, block_steps=5), DENSE / 5),
+        (Scheme(traffic=Traffic.allreduce), DENSE),
+        (Scheme(traffic=Traffic.onebit), DENSE / 32),
+        (Scheme(traffic=Traffic.onebit, lag=1), DENSE / 16),
+        (Scheme(traffic=Traffic.bmuf, block_steps=5), DENSE / 5),
+        (Scheme(traffic=Traffic.bmuf_gtc, block_steps=5, group_size=4), DENSE / 20 + MESSAGE.size),
+        (Scheme(traffic=Traffic.bmuf_gtc, block_steps=5), DENSE / 5),
     ],
 )
 def test_bytes_that_a_worker_sends_a_step(method, sent):
@@ -178,14 +178,14 @@ def test_bytes_that_a_worker_sends_a_step(method, sent):
 
 
 def test_a_seed_gives_one_speed():
-    method = Method(kind=Kind.gtc_async, way=Way.direct)
+    method = Scheme(traffic=Traffic.gtc_async, way=Way.direct)
     runs = [simulate(flat(jitter=0.3), WORK, method, 8, seed=seed) for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]
 
 
 def test_a_workers_draws_do_not_depend_on_how_many_there_are():
     """With blocks as long as the run, the slowest worker's sum of draws is the run's time."""
-    method = Method(kind=Kind.bmuf, block_steps=20)
+    method = Scheme(traffic=Traffic.bmuf, block_steps=20)
     cluster = flat(1e9, jitter=0.3)
     taken = [simulate(cluster, WORK, method, w, steps=20).step_seconds for w in (2, 4, 8, 16)]
     assert taken == sorted(taken)
@@ -194,15 +194,15 @@ def test_a_workers_draws_do_not_depend_on_how_many_there_are():
 def test_bytes_out_of_a_node():
     p = 8
     cluster = flat()
-    assert simulate(cluster, WORK, Method(kind=Kind.allreduce), p).node_bytes == pytest.approx(
-        2 * (p - 1) / p * DENSE
-    )
-    direct = Method(kind=Kind.gtc, way=Way.direct)
-    for method in (Method(kind=Kind.gtc), direct):
+    assert simulate(
+        cluster, WORK, Scheme(traffic=Traffic.allreduce), p
+    ).node_bytes == pytest.approx(2 * (p - 1) / p * DENSE)
+    direct = Scheme(traffic=Traffic.gtc, way=Way.direct)
+    for method in (Scheme(traffic=Traffic.gtc), direct):
         found = simulate(cluster, WORK, method, p)
         assert found.node_bytes == pytest.approx((p - 1) * MESSAGE.size)
         assert found.sent_bytes == MESSAGE.size
-    ring = simulate(nodes(), WORK, Method(kind=Kind.gtc), p)  # two nodes of four
+    ring = simulate(nodes(), WORK, Scheme(traffic=Traffic.gtc), p)  # two nodes of four
     assert ring.node_bytes == pytest.approx((p - 1) * MESSAGE.size)
     assert simulate(nodes(), WORK, direct, p).node_bytes == pytest.approx(16 * MESSAGE.size)
 
@@ -215,9 +215,9 @@ def test_messages_of_a_log_are_replayed_in_turn(tmp_path):
     ]
     write_jsonl(tmp_path / "log.jsonl", rows)
     messages = logged_messages(tmp_path / "log.jsonl")
-    assert messages == (Message(1e5, 2.5e4), Message(3e5, 7.5e4))
+    assert messages == (MessageSize(1e5, 2.5e4), MessageSize(3e5, 7.5e4))
     work = replace(WORK, messages=messages)
-    speed = simulate(flat(), work, Method(kind=Kind.gtc), 5, steps=10)
+    speed = simulate(flat(), work, Scheme(traffic=Traffic.gtc), 5, steps=10)
     assert speed.step_seconds == pytest.approx(COMPUTE + 4 * 2e5 / RATE)
     assert speed.sent_bytes == 2e5
 
@@ -247,18 +247,21 @@ def test_the_header_is_as_long_as_the_codecs():
 @pytest.mark.parametrize(
     "call, said",
     [
-        (lambda: simulate(flat(), WORK, Method(kind=Kind.sgd), 2), "sgd has one worker, but 2"),
         (
-            lambda: simulate(flat(), WORK, Method(kind=Kind.bmuf_gtc, group_size=3), 8),
+            lambda: simulate(flat(), WORK, Scheme(traffic=Traffic.none), 2),
+            "sgd has one worker, but 2",
+        ),
+        (
+            lambda: simulate(flat(), WORK, Scheme(traffic=Traffic.bmuf_gtc, group_size=3), 8),
             "8 workers do not fill groups of 3",
         ),
-        (lambda: Method(kind=Kind.gtc, lag=1), "lag is 1 steps but way is ring"),
-        (lambda: Method(kind=Kind.bmuf, block_steps=0), "block_steps is 0"),
+        (lambda: Scheme(traffic=Traffic.gtc, lag=1), "lag is 1 steps but way is ring"),
+        (lambda: Scheme(traffic=Traffic.bmuf, block_steps=0), "block_steps is 0"),
         (lambda: Work(parameters=0, frames=1, frame_seconds=1), "parameters is 0"),
         (lambda: coded_message(1e6, 0.0, "rice"), "density is 0.0"),
         (lambda: coded_message(1e6, 0.1, "zip"), "codec is 'zip'; allowed: packed32, tile16, rice"),
         (
-            lambda: simulate(flat(), replace(WORK, messages=()), Method(kind=Kind.gtc), 2),
+            lambda: simulate(flat(), replace(WORK, messages=()), Scheme(traffic=Traffic.gtc), 2),
             "gtc needs the size of its messages",
         ),
     ],

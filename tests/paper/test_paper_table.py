@@ -172,7 +172,7 @@ def test_the_papers_rows_are_simulated_as_they_were_fitted(case):
         assert work.frame_seconds == pytest.approx(row.work.frame_seconds)
         if message.elements:
             assert work.messages[0].size == pytest.approx(message.size)
-        name = row.method.kind.value
+        name = row.method.traffic.value
         values = {
             **{"comm.workers": row.workers, "comm.bmuf.block_steps": row.method.block_steps},
             "comm.group_size": row.method.group_size,

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from asr_train.comm.method import Sent
+from asr_train.comm.reducers import Sent
 from asr_train.train.log import RunLog, Totals, dev_row, epoch_line, train_row
 from asr_train.train.state import Interval, Progress
 

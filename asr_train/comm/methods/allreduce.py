@@ -7,12 +7,13 @@ import torch
 
 from asr_train import schema
 from asr_train.comm.exchange import Exchange
-from asr_train.comm.method import Alone, Dense, Method
+from asr_train.comm.method import ExchangeMethod
+from asr_train.comm.reducers import Alone, Dense
 
 WIRE = {schema.Wire.fp32: torch.float32, schema.Wire.bf16: torch.bfloat16}
 
 
-class Allreduce(Method):
+class Allreduce(ExchangeMethod):
     """A lone worker sends nothing, and its gradient is not rounded."""
 
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
@@ -20,3 +21,6 @@ class Allreduce(Method):
         wire = WIRE[settings.allreduce.wire]
         reducer = Alone() if len(exchange) == 1 else Dense(exchange, size, wire)
         super().__init__(exchange, [exchange], [reducer])
+
+
+METHOD = Allreduce

@@ -6,16 +6,20 @@ Chen and Huo (2016); as one tier of Ladkat et al. (2019). See `comm.blocks`.
 from asr_train import schema
 from asr_train.comm.blocks import MomentumBlocks
 from asr_train.comm.exchange import Exchange
-from asr_train.comm.method import Alone, Blocks, Method
+from asr_train.comm.method import ExchangeMethod
+from asr_train.comm.reducers import Alone, Blocks
 
 
-class Bmuf(Method):
+class Bmuf(ExchangeMethod):
     """A model a worker."""
 
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
         teams = exchange.teams(1)
         blocks = momentum_blocks(settings, exchange, team_size=1)
         super().__init__(exchange, teams, [Alone() for _ in teams], blocks)
+
+
+METHOD = Bmuf
 
 
 def momentum_blocks(

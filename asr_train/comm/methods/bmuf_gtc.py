@@ -6,12 +6,12 @@ group at the end of a block stays in its residual, and counts in the next block.
 
 from asr_train import schema
 from asr_train.comm.exchange import Exchange
-from asr_train.comm.method import Method
+from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.methods.bmuf import momentum_blocks
 from asr_train.comm.methods.gtc import gtc_reducer
 
 
-class BmufGtc(Method):
+class BmufGtc(ExchangeMethod):
     """A model a group; raises SettingsError if the workers do not make whole groups."""
 
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
@@ -21,3 +21,6 @@ class BmufGtc(Method):
         super().__init__(exchange, teams, reducers, momentum_blocks(settings, exchange, group_size))
         groups = len(exchange) // group_size
         self.said = f"bmuf_gtc: {groups} groups of {group_size}, a model each"
+
+
+METHOD = BmufGtc

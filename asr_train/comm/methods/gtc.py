@@ -6,15 +6,18 @@ One model for all workers (Strom, 2015), in step with each other.
 from asr_train import schema
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.gtc import Gtc
-from asr_train.comm.method import Alone, Method, Reducer
-from asr_train.comm.segments import SegmentedGtc
+from asr_train.comm.method import ExchangeMethod
+from asr_train.comm.reducers import Alone, Reducer
 
 
-class GtcMethod(Method):
+class GtcMethod(ExchangeMethod):
     """A lone worker has nobody to send to, and uses its gradient as it is: plain SGD."""
 
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
         super().__init__(exchange, [exchange], [gtc_reducer(settings, exchange, size)])
+
+
+METHOD = GtcMethod
 
 
 def gtc_reducer(settings: schema.CommSettings, team: Exchange, size: int) -> Reducer:
@@ -22,5 +25,4 @@ def gtc_reducer(settings: schema.CommSettings, team: Exchange, size: int) -> Red
     assert settings.gtc is not None
     if len(team) == 1:
         return Alone()
-    kind = Gtc if settings.gtc.segments == 1 else SegmentedGtc
-    return kind(team, size, settings.gtc)
+    return Gtc(team, size, settings.gtc)

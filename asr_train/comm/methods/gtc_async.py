@@ -11,13 +11,14 @@ from asr_train.comm.ahead import Ahead
 from asr_train.comm.codec import HEADER_BYTES
 from asr_train.comm.exchange import PARTS, Exchange
 from asr_train.comm.links import Links
-from asr_train.comm.method import Alone, Method, Reducer
+from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.peers import Peer, Spare
 from asr_train.comm.real_time import RealTime
+from asr_train.comm.reducers import Alone, Reducer
 from asr_train.comm.virtual_time import VirtualTime
 
 
-class GtcAsync(Method):
+class GtcAsync(ExchangeMethod):
     """A lone worker is plain SGD. Raises ValueError if processes host several workers each."""
 
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
@@ -34,6 +35,9 @@ class GtcAsync(Method):
             return super().take_seconds()
         seconds, self.ahead.seconds = self.ahead.seconds, dict.fromkeys(PARTS, 0.0)
         return seconds
+
+
+METHOD = GtcAsync
 
 
 def workers_of(settings: schema.CommSettings, exchange: Exchange, size: int) -> Ahead:

@@ -3,11 +3,12 @@
 from asr_train import schema
 from asr_train.comm.blocks import MomentumBlocks
 from asr_train.comm.exchange import Exchange
-from asr_train.comm.method import Alone, Method
+from asr_train.comm.method import ExchangeMethod
+from asr_train.comm.reducers import Alone
 from asr_train.schema import BlockForm
 
 
-class ModelAveraging(Method):
+class ModelAveraging(ExchangeMethod):
     """A model a worker."""
 
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
@@ -25,3 +26,6 @@ class ModelAveraging(Method):
         )
         alone = len(exchange) == 1  # its mean is itself
         super().__init__(exchange, teams, [Alone() for _ in teams], None if alone else blocks)
+
+
+METHOD = ModelAveraging

@@ -2,10 +2,11 @@
 
 from asr_train import schema
 from asr_train.comm.exchange import Exchange
-from asr_train.comm.method import Alone, Method
+from asr_train.comm.method import ExchangeMethod
+from asr_train.comm.reducers import Alone
 
 
-class Sgd(Method):
+class Sgd(ExchangeMethod):
     """Raises ValueError if there are several workers."""
 
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
@@ -15,3 +16,6 @@ class Sgd(Method):
                 "start one, or choose another method"
             )
         super().__init__(exchange, [exchange], [Alone()])
+
+
+METHOD = Sgd

@@ -1,0 +1,168 @@
+"""A step's **gradients and who adds them up**: what reducers take and give, and those of whole
+gradients. Knows nothing of networks, shards or how weights are updated.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from asr_train.comm.exchange import Exchange
+from asr_train.kernels import decode
+
+
+@dataclass(slots=True)
+class Gradient:
+    """What one worker learned in a step; `grad_P` is overwritten by the next worker's."""
+
+    grad_P: Tensor  # summed over its frames
+    frames: int
+    is_finite: bool = True
+
+
+@dataclass(slots=True)
+class Quanta:
+    """A team's hits that are not added up yet: their counts, times tau, are its gradient.
+
+    Attributes:
+        messages: int32 [K] a worker, as kernels.threshold has them.
+        room_P: float32 [P], which `dense` overwrites.
+    """
+
+    messages: list[Tensor]
+    tau: float
+    room_P: Tensor
+
+    def dense(self) -> Tensor:
+        """The gradient, float32 [P]."""
+        decode.total(self.messages, self.tau, self.room_P)
+        return self.room_P
+
+    def descend(self, weights_P: Tensor, rate: float) -> None:
+        """weights_P -= rate * dense(), to the bit; touches only weights that were sent for."""
+        decode.update(self.messages, self.tau, rate, weights_P)
+
+
+@dataclass(slots=True)
+class Replica:
+    """A model that a team shares."""
+
+    weights_P: Tensor
+    velocity_P: Tensor | None  # None: no momentum
+
+
+@dataclass(slots=True)
+class Sent:
+    """What a worker sent to others."""
+
+    bits: int = 0  # headers included
+    elements: int = 0  # gradient or weight values
+    overflows: int = 0  # messages that had no room for all their elements
+    wire_bits: int = 0  # padding and lengths included
+
+
+class Reducer(Protocol):
+    """A team's gradients -> the one to update its model with."""
+
+    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
+        """None: somebody's gradient is not finite, and all of the team skip the step."""
+
+    def quanta(
+        self, gradients: Iterable[Gradient], sent: dict[int, Sent]
+    ) -> Tensor | Quanta | None:
+        """`reduce`, but hits may be left to be added up."""
+
+    def team_state(self) -> dict[str, Any]: ...
+    def load_team_state(self, state: dict[str, Any]) -> None: ...
+    def worker_state(self, worker: int) -> dict[str, Any]: ...
+    def load_worker_state(self, worker: int, state: dict[str, Any]) -> None: ...
+    def measures(self, worker: int) -> tuple[float, float]:
+        """The threshold, and the sum of squares of what is owed; zeros where there is none."""
+
+
+class Blocks(Protocol):
+    """All teams' models -> what they go on from, every few steps."""
+
+    def begin(self, weights_P: Tensor) -> None: ...
+    def after_update(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None: ...
+    def finish(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None: ...
+    def exported(self) -> Tensor: ...
+    def state(self) -> dict[str, Any]: ...
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+class Whole(ABC):
+    """What reducers of whole gradients have in common: nothing to remember."""
+
+    @abstractmethod
+    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None: ...
+
+    def quanta(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
+        return self.reduce(gradients, sent)
+
+    def team_state(self) -> dict[str, Any]:
+        return {}
+
+    def load_team_state(self, state: dict[str, Any]) -> None:
+        return  # there is none
+
+    def worker_state(self, worker: int) -> dict[str, Any]:
+        return {}
+
+    def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
+        return  # there is none
+
+    def measures(self, worker: int) -> tuple[float, float]:
+        return 0.0, 0.0
+
+
+class Alone(Whole):
+    """The reducer of a worker that shares its model with nobody: its gradient, as it is.
+
+    If it goes on from a run in which several shared a model, what they still owed each other counts
+    once, with its next gradient.
+    """
+
+    def __init__(self) -> None:
+        self.owed_P: Tensor | None = None
+
+    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
+        (gradient,) = gradients
+        if not gradient.is_finite:
+            return None
+        if self.owed_P is not None:
+            gradient.grad_P += self.owed_P
+            self.owed_P = None
+        return gradient.grad_P
+
+    def worker_state(self, worker: int) -> dict[str, Any]:
+        return {} if self.owed_P is None else {"residual_P": self.owed_P}
+
+    def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
+        self.owed_P = state.get("residual_P")
+
+
+class Dense(Whole):
+    """The reducer that adds up whole gradients, in the order of workers.
+
+    Args:
+        wire: what gradients, and then their sum, are rounded to.
+    """
+
+    def __init__(self, exchange: Exchange, size: int, wire: torch.dtype = torch.float32) -> None:
+        self.exchange, self.size, self.wire = exchange, size, wire
+
+    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
+        total_P = self.exchange.sum(map(_poisoned, gradients), self.size, wire=self.wire)
+        for worker in self.exchange.local:
+            sent[worker].bits += 8 * self.wire.itemsize * self.size
+            sent[worker].elements += self.size
+        return total_P if bool(torch.isfinite(total_P.sum())) else None
+
+
+def _poisoned(gradient: Gradient) -> Tensor:
+    """So that the sum tells all workers of one whose loss alone is not finite."""
+    return gradient.grad_P if gradient.is_finite else gradient.grad_P.fill_(torch.nan)
