@@ -35,9 +35,10 @@ from asr_train.files import replacing, write_json
 from asr_train.kernels import threshold
 from asr_train.model.store import Model, build_model
 from asr_train.shards.batch import Batch
-from asr_train.train.loop import gradients, same_bits_every_time, update
+from asr_train.train.identity import same_bits_every_time
 from asr_train.train.schedule import Schedule
 from asr_train.train.state import RunState
+from asr_train.train.step import gradients, update
 
 FRAMES = "256,512,1024" if DEVICE == "cpu" else "1024,2048,8192"
 CASES = (f"dnn_5x1536={FRAMES}", f"lstm_5x768={FRAMES}")  # strom2015's and ladkat2019's

@@ -7,7 +7,6 @@ memory. Knows nothing of networks, shards or how weights are updated.
 """
 
 import contextlib
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple
 from typing import Any
@@ -175,7 +174,7 @@ class ExchangeMethod:
         owed_P: Tensor | None = None
         sent = Sent()
         for state in states:
-            sent = Sent(*map(operator.add, astuple(sent), state["sent"]))
+            sent.add(Sent(*state["sent"]))
             if "residual_P" in state:
                 residual_P = state["residual_P"]
                 owed_P = residual_P.clone() if owed_P is None else owed_P.add_(residual_P)

@@ -63,6 +63,13 @@ class Sent:
     overflows: int = 0  # messages that had no room for all their elements
     wire_bits: int = 0  # padding and lengths included
 
+    def add(self, other: "Sent") -> None:
+        """Count what another worker sent, too."""
+        self.bits += other.bits
+        self.elements += other.elements
+        self.overflows += other.overflows
+        self.wire_bits += other.wire_bits
+
 
 class Reducer(Protocol):
     """A team's gradients -> the one to update its model with."""

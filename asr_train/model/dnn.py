@@ -42,7 +42,9 @@ class Dnn(Normalised):
         ValueError: if their shapes are wrong or a variance is not positive.
     """
 
+    is_recurrent = False
     stride = 1  # frames from one output to the next
+    piece = warm = 0  # of networks that read utterances from left to right
 
     def __init__(
         self,

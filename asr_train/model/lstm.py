@@ -37,6 +37,8 @@ class Lstm(Normalised):
         ValueError: if their shapes are wrong or a variance is not positive.
     """
 
+    is_recurrent = True
+
     def __init__(
         self,
         settings: LstmSettings,

@@ -10,8 +10,70 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from asr_train.comm.reducers import Gradient
+from asr_train.model.store import Model
+from asr_train.schema import OptimSettings
+from asr_train.train.feed import Feed, when
 from asr_train.train.log import Taken
 from asr_train.train.state import RunState
+from asr_train.train.step import gradients, skip
+from asr_train.train.totals import take
+
+
+def run_ahead(
+    model: Model,
+    feed: Feed,
+    state: RunState,
+    optim: OptimSettings,
+    advance: Callable[[int], None],
+) -> dict[int, list[Taken]]:
+    """Steps of workers that do not wait for each other, up to a checkpoint or the epoch's end.
+
+    All models are the same then, and in `state`.
+
+    Args:
+        advance: told of frames, as they are learned from.
+    Returns:
+        By steps taken, what the workers hosted here had done: for rows of the log in between.
+    """
+    progress, method, weights_P = state.progress, state.method, state.replicas[0].weights_P
+    assert method.ahead is not None
+    first, before = progress.step, progress.step - progress.epoch_step
+    left = progress.epoch_steps - progress.epoch_step
+    steps = min(left, optim.checkpoint_steps - first % optim.checkpoint_steps)
+    others = len(method.exchange) // len(method.exchange.local)  # for each one here
+
+    def compute(worker: int, step: int) -> Learned:
+        learned: dict[int, tuple[int, float, int]] = {}
+        only = range(worker, worker + 1)
+        found = gradients(model, feed.next, state, only, optim, step + 1, learned)
+        return Learned(next(found), *learned[worker])
+
+    def skipped(worker: int, step: int, loss: float) -> None:
+        skip(state, 0, {worker: loss}, step + 1, f" by worker {worker}")
+
+    state.bucket.point_at(weights_P)
+    stretch = Stretch(
+        state,
+        first + steps,
+        compute,
+        skipped,
+        lambda worker: take(state, worker),
+        optim.log_steps,
+        lambda frames: advance(frames * others),
+    )
+    method.ahead.run(
+        weights_P,
+        first,
+        steps,
+        lambda step: state.schedule.rate_at(*when(state, feed, step - before)),
+        stretch,
+    )
+    stretch.end()
+    progress.step += steps
+    progress.epoch_step += steps
+    state.schedule.begin_step(*when(state, feed, progress.epoch_step - 1))
+    local = method.exchange.local
+    return {taken: [row[worker] for worker in local] for taken, row in stretch.rows.items()}
 
 
 class Learned(NamedTuple):

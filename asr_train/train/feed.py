@@ -9,11 +9,11 @@ other minibatches and with fewer workers that read; those that do not take part 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from asr_train.model.lstm import Lstm
 from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
 from asr_train.shards.batch import Batch, Cut, Device, FramePools, Sequences
 from asr_train.shards.reader import Shards
+from asr_train.train.state import RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Windows:
 
 def seen_by(model: Model) -> Windows | Cut:
     """What a network is to be given: single frames in their windows, or utterances."""
-    if isinstance(model, Lstm):
+    if model.is_recurrent:
         left, right = model.context_left, model.context_right
         return Cut(left, right, model.stride, model.piece, model.warm)
     return Windows(model.context_left, model.context_right)
@@ -127,3 +127,9 @@ def phases(optim: OptimSettings, epoch: int) -> Iterator[tuple[float, float, int
             first = last
     if first < 1:
         yield first, 1.0, optim.minibatch_frames, None
+
+
+def when(state: RunState, feed: Feed, epoch_step: int) -> tuple[float, int]:
+    """For the schedule: epochs done before a step, and gradients that are added up in it."""
+    done = state.progress.epoch + epoch_step / state.progress.epoch_steps
+    return done, min(len(state.method.teams[0]), feed.reading(epoch_step))

@@ -10,7 +10,9 @@ A checkpoint is used if all are there and agree; so a kill at any moment leaves 
 Which processes host which workers does not matter: files are those of workers.
 """
 
+import contextlib
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -73,6 +75,26 @@ class Interval:
         return self.compute_seconds + self.exchange_seconds + self.wait_seconds
 
 
+class Stopwatch:
+    """Adds the seconds inside a `with` to a field of an Interval; those of one inside another count
+    in the inner one alone.
+    """
+
+    def __init__(self) -> None:
+        self._inner = 0.0  # seconds that have been counted inside of the current one
+
+    @contextlib.contextmanager
+    def __call__(self, counts: Interval, name: str) -> Iterator[None]:
+        outer, self._inner = self._inner, 0.0
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - began
+            setattr(counts, name, getattr(counts, name) + seconds - self._inner)
+            self._inner = outer + seconds
+
+
 @dataclass(slots=True)
 class Progress:
     """Where a run stands, in plain numbers; the same on all workers."""
@@ -105,6 +127,7 @@ class RunState:
     since_log: dict[int, Interval] = field(default_factory=dict)
     in_epoch: Interval = field(default_factory=Interval)
     skipped_in_row: list[int] = field(default_factory=list)
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     @classmethod
     def fresh(

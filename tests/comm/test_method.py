@@ -24,7 +24,7 @@ from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import method_class
 from asr_train.comm.reducers import Gradient, Sent
 from asr_train.facts import Method
-from asr_train.train.loop import update
+from asr_train.train.step import update
 
 MANY = [name for name in SETTINGS if name != "sgd"]  # for several workers
 

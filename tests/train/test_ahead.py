@@ -17,7 +17,8 @@ from asr_train.comm.exchange import ExchangeError, ReplicaError
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.peers import Peer
 from asr_train.model.store import load_tensors
-from asr_train.train import loop
+from asr_train.train import ahead, loop
+from asr_train.train import step as steps
 from asr_train.train.ahead import Stretch
 from asr_train.train.state import Checkpoints, NotFiniteError
 
@@ -347,8 +348,8 @@ def test_a_process_that_stops_because_of_an_error_tells_the_others(splits, tmp_p
 
 
 def test_gradients_that_are_never_finite_are_an_error(splits, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(loop, "MAX_SKIPPED", 5)
-    original, calls = loop.gradients, []
+    monkeypatch.setattr(steps, "MAX_SKIPPED", 5)
+    original, calls = steps.gradients, []
 
     def broken(*args):
         for gradient in original(*args):
@@ -358,7 +359,7 @@ def test_gradients_that_are_never_finite_are_an_error(splits, tmp_path, monkeypa
                 gradient.is_finite = False
             yield gradient
 
-    monkeypatch.setattr(loop, "gradients", broken)
+    monkeypatch.setattr(ahead, "gradients", broken)
     with pytest.raises(NotFiniteError, match="the gradient of layers"):
         virtual(tmp_path / "run", splits, comm())
     assert "is skipped by worker" in capsys.readouterr().out

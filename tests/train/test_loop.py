@@ -14,7 +14,8 @@ from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
 from asr_train.model.store import build_model, load_model
 from asr_train.shards.batch import FramePools, context_padded
-from asr_train.train import loop, state
+from asr_train.train import evaluate, loop, state
+from asr_train.train import step as steps
 from asr_train.train.schedule import Schedule
 from asr_train.train.state import NotFiniteError, RunState
 
@@ -126,8 +127,8 @@ def killed(folder, splits, module, name: str, call: int, after: bool, monkeypatc
 @pytest.mark.parametrize(
     "module, name, call, after",
     [
-        (loop, "update", 1, True),  # before the first checkpoint
-        (loop, "update", 37, False),  # in the middle of an epoch
+        (steps, "update", 1, True),  # before the first checkpoint
+        (steps, "update", 37, False),  # in the middle of an epoch
         (loop, "evaluate", 1, True),  # between the last step of an epoch and its checkpoint
         (loop, "evaluate", 3, False),
         (torch, "save", 3, True),  # a checkpoint has its new name not yet
@@ -152,7 +153,7 @@ def test_a_run_killed_again_and_again_goes_on_to_the_same_bytes(
 ):
     folder = tmp_path / "killed"
     for call in (15, 23, 19, 40):
-        killed(folder, splits, loop, "update", call, True, monkeypatch)
+        killed(folder, splits, steps, "update", call, True, monkeypatch)
     trained(folder, splits)
     assert outcome(folder) == outcome(unbroken)
 
@@ -161,7 +162,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     unbroken, splits, tmp_path, monkeypatch, capsys
 ):
     folder = tmp_path / "killed"
-    killed(folder, splits, loop, "update", 37, True, monkeypatch)
+    killed(folder, splits, steps, "update", 37, True, monkeypatch)
     newest = max((folder / "ckpt").glob("*.pt"))
     newest.write_bytes(newest.read_bytes()[:100])
     trained(folder, splits)
@@ -176,14 +177,14 @@ def test_a_finished_run_that_is_asked_for_again_takes_no_step(
     trained(folder, splits)
     before = outcome(folder)
     (folder / "model.json").unlink()
-    monkeypatch.delattr(loop, "update")
+    monkeypatch.delattr(steps, "update")
     trained(folder, splits)
     assert outcome(folder) == before
 
 
 def test_other_settings_start_a_run_over(splits, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "changed"
-    killed(folder, splits, loop, "update", 37, True, monkeypatch)
+    killed(folder, splits, steps, "update", 37, True, monkeypatch)
     trained(folder, splits, rate=0.01)
     assert "other settings or shards" in capsys.readouterr().out
     trained(tmp_path / "fresh", splits, rate=0.01)
@@ -285,15 +286,15 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(splits, value,
 def test_a_gradient_without_a_norm_is_not_shortened_to_one_that_looks_sound(value):
     grad_P = torch.ones(5)
     grad_P[3] = value
-    loop.shorten(grad_P, 1.0)
+    steps.shorten(grad_P, 1.0)
     assert not grad_P.isfinite().any()
     zeros_P = torch.zeros(5)
-    loop.shorten(zeros_P, 1.0)
+    steps.shorten(zeros_P, 1.0)
     assert torch.equal(zeros_P, torch.zeros(5))
 
 
 def test_too_many_skipped_steps_in_a_row_stop_the_run(splits, monkeypatch):
-    monkeypatch.setattr(loop, "MAX_SKIPPED", 3)
+    monkeypatch.setattr(steps, "MAX_SKIPPED", 3)
     model, run_state = new_state(splits)
     (bad,) = minibatches(splits, 1)
     bad.feats_BTF[:] = float("nan")
@@ -307,7 +308,7 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run(splits, monkeypatch):
 def test_weights_that_blew_up_are_an_error_and_no_checkpoint(
     splits, tmp_path, monkeypatch, checkpoint_steps, found_at
 ):
-    monkeypatch.setattr(loop, "update", lambda weights_P, *_: weights_P.fill_(float("inf")))
+    monkeypatch.setattr(steps, "update", lambda weights_P, *_: weights_P.fill_(float("inf")))
     message = rf"the weights of layers.0.weight hold inf at step {found_at} "
     with pytest.raises(NotFiniteError, match=message):
         trained(tmp_path / "run", splits, checkpoint_steps=checkpoint_steps)
@@ -333,7 +334,7 @@ def test_dev_is_evaluated_as_if_each_utterance_stood_alone(unbroken, splits, mon
         correct += (logits_TS.argmax(-1) == ali_T).sum().item()
     frames = splits[1].num_frames
     for at_once in (1, 100, frames, 2 * frames):
-        monkeypatch.setattr(loop, "DEV_FRAMES", at_once)
+        monkeypatch.setattr(evaluate, "DEV_FRAMES", at_once)
         found = loop.evaluate(model, splits[1], CPU)
         assert found == (pytest.approx(loss / frames, rel=1e-5), correct / frames)
 

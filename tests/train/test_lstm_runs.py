@@ -15,6 +15,7 @@ from asr_train.comm.loopback import Loopback
 from asr_train.model.store import load_model
 from asr_train.shards.batch import context_padded
 from asr_train.train import loop
+from asr_train.train import step as steps
 from asr_train.train.feed import Feed, seen_by
 
 CPU = torch.device("cpu")
@@ -94,7 +95,7 @@ def test_an_epoch_learns_from_every_kept_frame(unbroken, splits):
 def test_a_killed_run_goes_on_to_the_same_bytes(
     unbroken, splits, tmp_path, monkeypatch, name, call
 ):
-    original, calls = getattr(loop, name), []
+    original, calls = getattr(steps, name), []
 
     def deadly(*args):
         calls.append(1)
@@ -104,7 +105,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
 
     folder = tmp_path / "killed"
     with monkeypatch.context() as patch:
-        patch.setattr(loop, name, deadly)
+        patch.setattr(steps, name, deadly)
         process = multiprocessing.get_context("fork").Process(target=trained, args=(folder, splits))
         process.start()
         process.join()

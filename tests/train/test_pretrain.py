@@ -14,6 +14,7 @@ from asr_train.comm.loopback import Loopback
 from asr_train.model.store import build_model, hand_over, load_model
 from asr_train.schema import PretrainSettings, SettingsError
 from asr_train.train import loop, pretrain
+from asr_train.train import step as steps
 from asr_train.train.schedule import Schedule
 
 CPU = torch.device("cpu")
@@ -111,7 +112,7 @@ def test_other_initial_weights_start_a_run_over(splits, tmp_path):
 def test_killed_it_goes_on_and_what_is_done_is_not_trained_again(splits, tmp_path, monkeypatch):
     run = settings(LAYERS)
     wanted = begin(run, splits, tmp_path / "unbroken" / "run").with_name("model.pt").read_bytes()
-    original, calls = loop.update, []
+    original, calls = steps.update, []
 
     def deadly(*args):
         calls.append(1)
@@ -120,7 +121,7 @@ def test_killed_it_goes_on_and_what_is_done_is_not_trained_again(splits, tmp_pat
         return original(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "update", deadly)
+        patch.setattr(steps, "update", deadly)
         target = (run, splits, tmp_path / "killed" / "run")
         process = multiprocessing.get_context("fork").Process(target=begin, args=target)
         process.start()

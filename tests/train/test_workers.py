@@ -19,6 +19,7 @@ from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
 from asr_train.model.store import build_model, load_tensors
 from asr_train.train import loop
+from asr_train.train import step as steps
 from asr_train.train.feed import Windows
 from asr_train.train.schedule import Schedule
 from asr_train.train.state import Checkpoints, Interval, Progress, RunState, Saved
@@ -175,8 +176,8 @@ def assert_same(a, b):
 
 
 def killed(folder, splits, name, call, monkeypatch):
-    """Train in a child that dies by SIGKILL at a call of loop.update."""
-    original, calls = loop.update, []
+    """Train in a child that dies by SIGKILL at a call of steps.update."""
+    original, calls = steps.update, []
 
     def deadly(*args):
         calls.append(1)
@@ -185,7 +186,7 @@ def killed(folder, splits, name, call, monkeypatch):
         return original(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "update", deadly)
+        patch.setattr(steps, "update", deadly)
         arguments = (folder, splits, name, 4)
         child = multiprocessing.get_context("fork").Process(target=virtual, args=arguments)
         child.start()
@@ -233,13 +234,13 @@ def test_a_killed_worker_stops_the_others_and_all_go_on_to_the_same_bytes(
 def test_replicas_that_drift_apart_stop_the_run(splits, tmp_path):
     def drift(exchange):
         if 1 in exchange.local:
-            original = loop.update
+            original = steps.update
 
             def update(weights_P, *rest):
                 original(weights_P, *rest)
                 weights_P[-1] += 1e-3
 
-            loop.update = update
+            steps.update = update
 
     for error in together(tmp_path / "run", splits, "gtc", 2, 2, before=drift):
         assert isinstance(error, ReplicaError)
@@ -359,7 +360,7 @@ def test_every_worker_and_every_step_has_dropout_of_its_own(splits):
     batch = feed.next(0)  # the same for all
 
     def learned(step, optim=run.optim):
-        found = loop.gradients(model, lambda _: batch, state, range(2), optim, step, {})
+        found = steps.gradients(model, lambda _: batch, state, range(2), optim, step, {})
         return [gradient.grad_P.clone() for gradient in found]
 
     first, second = learned(5)

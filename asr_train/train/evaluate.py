@@ -1,0 +1,95 @@
+"""A network on DEV: **loss and frame accuracy**, over every frame, a share of them per worker."""
+
+from collections.abc import Iterator
+
+import torch
+
+from asr_train.comm.exchange import Exchange
+from asr_train.comm.loopback import Loopback
+from asr_train.model.loss import frame_loss
+from asr_train.model.store import Model
+from asr_train.shards.batch import Batch, context_padded, pad
+from asr_train.shards.reader import Shards
+from asr_train.shards.sample import Sample
+
+DEV_FRAMES = 4096  # evaluated at once; one utterance if that is longer
+
+
+@torch.inference_mode()
+def evaluate(
+    model: Model, shards: Shards, device: torch.device, exchange: Exchange | None = None
+) -> tuple[float, float]:
+    """Mean cross-entropy in nats per frame, and the share of frames whose best state is right.
+
+    Over every frame, so that networks can be compared that are trained on every frame or on fewer.
+    Workers evaluate a part each; who have no utterance, none.
+    """
+    exchange = exchange or Loopback(range(1), device)
+    was_training = model.training
+    model.eval()
+    parts = min(len(exchange), shards.num_samples)
+    rows = []
+    for worker in exchange.local:
+        loss, correct = 0.0, 0
+        batches = whole_utterances(shards, model, device, worker, parts) if worker < parts else ()
+        for batch in batches:
+            logits_BTS = model.every_frame(batch.feats_BTF)
+            batch_loss, batch_correct = frame_loss(logits_BTS, batch.ali_BT, batch.mask_BT)
+            loss += batch_loss.item()
+            correct += int(batch_correct.item())
+        rows.append([loss, correct])
+    model.train(was_training)
+    total_loss, total_correct = (sum(n) for n in zip(*exchange.numbers(rows), strict=True))
+    return total_loss / shards.num_frames, total_correct / shards.num_frames
+
+
+def whole_utterances(
+    shards: Shards, model: Model, device: torch.device, worker: int, workers: int
+) -> Iterator[Batch]:
+    """A worker's utterances, about DEV_FRAMES at once; see `side_by_side` and `end_to_end`.
+
+    What a recurrent network heard of one utterance must not colour the next.
+    """
+    join = side_by_side if model.is_recurrent else end_to_end
+    left, right = model.context_left, model.context_right
+    held: list[Sample] = []
+    for sample in shards.samples(None, worker, workers, epoch=0):
+        held.append(sample)
+        if sum(len(s.ali_T) for s in held) >= DEV_FRAMES:
+            yield join(held, left, right, device)
+            held = []
+    if held:
+        yield join(held, left, right, device)
+
+
+def end_to_end(samples: list[Sample], left: int, right: int, device: torch.device) -> Batch:
+    """Utterances in one long row [1, T, F], which takes no padding; windows that straddle two of
+    them are masked.
+    """
+    gap_T = torch.zeros(left + right, dtype=torch.int64)
+    feats, alis, masks = [], [], []
+    for sample in samples:
+        ali_T = torch.from_numpy(sample.ali_T).to(torch.int64)
+        feats.append(context_padded(sample.feats_TF, left, right))
+        alis.append(torch.cat([ali_T, gap_T]))
+        masks.append(torch.arange(len(alis[-1])) < len(ali_T))
+    last = sum(map(len, alis)) - len(gap_T)  # after which no window is whole
+    return Batch(
+        torch.cat(feats, dim=1).to(device),
+        torch.cat(alis)[None, :last].to(device),
+        torch.cat(masks)[None, :last].to(device),
+        sum(len(sample.ali_T) for sample in samples),
+    )
+
+
+def side_by_side(samples: list[Sample], left: int, right: int, device: torch.device) -> Batch:
+    """A row each, as long as the longest one needs; edges repeat the first and the last frame."""
+    padded = pad(samples)
+    longest = padded.ali_BT.shape[1]
+    feats = [context_padded(s.feats_TF, left, right + longest - len(s.ali_T)) for s in samples]
+    return Batch(
+        torch.cat(feats).to(device),
+        padded.ali_BT.to(device),
+        padded.mask_BT.to(device),
+        padded.frames,
+    )

@@ -1,0 +1,164 @@
+"""**One step**: a minibatch of each worker, gradients, what the method returns, the update."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr_train.comm.bucket import Bucket
+from asr_train.comm.reducers import Gradient, Quanta
+from asr_train.model.loss import frame_loss
+from asr_train.model.store import Model
+from asr_train.schema import OptimSettings
+from asr_train.shards.batch import Batch
+from asr_train.train.log import say
+from asr_train.train.state import NotFiniteError, RunState, check_finite
+
+MAX_SKIPPED = 100  # steps in a row; who fails so often will not recover
+NextBatch = Callable[[int], Batch | None]  # of a worker; None: it has had all
+
+
+def step(model: Model, next_batch: NextBatch, state: RunState, optim: OptimSettings) -> int:
+    """One minibatch of each worker: forward, backward, exchange, update; counted in `state`.
+
+    Returns:
+        How many frames the workers hosted here learned from.
+    Raises:
+        NotFiniteError: at the last of MAX_SKIPPED skipped steps in a row.
+    """
+    bucket, progress, method = state.bucket, state.progress, state.method
+    progress.step += 1
+    frames = 0
+    for number, (team, replica) in enumerate(zip(method.teams, state.replicas, strict=True)):
+        counts = state.since_log[team.local[0]]
+        for worker in team.local:
+            state.since_log[worker].steps += 1
+        bucket.point_at(replica.weights_P)
+        learned: dict[int, tuple[int, float, int]] = {}
+        with state.stopwatch(counts, "exchange_seconds"):
+            found = method.reduce_quanta(
+                number,
+                gradients(model, next_batch, state, team.local, optim, progress.step, learned),
+            )
+        if found is None:
+            losses = {worker: loss for worker, (_, loss, _) in learned.items()}
+            leader = team.members[0]
+            who = "" if len(method.exchange) == 1 else f" by the team of worker {leader}"
+            skip(state, number, losses, progress.step, who if leader in losses else None)
+            continue
+        state.skipped_in_row[number] = 0
+        with state.stopwatch(counts, "compute_seconds"):
+            rate = state.schedule.rate
+            update(replica.weights_P, replica.velocity_P, found, rate, optim.momentum)
+        for worker, numbers in learned.items():
+            state.since_log[worker].add_frames(*numbers)
+            frames += numbers[0]
+    with state.stopwatch(state.since_log[method.exchange.local[0]], "exchange_seconds"):
+        method.after_update(state.replicas)
+    return frames
+
+
+def gradients(
+    model: Model,
+    next_batch: NextBatch,
+    state: RunState,
+    workers: range,
+    optim: OptimSettings,
+    step: int,
+    learned: dict[int, tuple[int, float, int]],
+) -> Iterator[Gradient]:
+    """Each worker's gradient, one after the other in the same memory; zeros without a minibatch.
+
+    Args:
+        optim: the seed of random numbers in the network, and how long a gradient may be.
+        step: which is being taken, from 1.
+        learned: gets frames, loss in nats and correct frames of each worker.
+    """
+    bucket, counts = state.bucket, state.since_log[workers[0]]
+    for worker in workers:
+        with state.stopwatch(counts, "wait_seconds"):
+            batch = next_batch(worker)
+        with state.stopwatch(counts, "compute_seconds"):
+            gradient, learned[worker] = one_gradient(
+                model, batch, bucket, optim, seed_of(optim.seed, step, worker)
+            )
+        yield gradient
+
+
+def one_gradient(
+    model: Model, batch: Batch | None, bucket: Bucket, optim: OptimSettings, seed: int
+) -> tuple[Gradient, tuple[int, float, int]]:
+    """A minibatch's gradient, in the bucket; its frames, loss in nats and correct frames."""
+    bucket.zero_grad()
+    if batch is None:
+        return Gradient(bucket.grad_P, 0), (0, 0.0, 0)
+    torch.manual_seed(seed)
+    loss, correct = frame_loss(model(batch.feats_BTF), batch.ali_BT, batch.mask_BT)
+    loss.backward()
+    if optim.max_norm is not None:
+        shorten(bucket.grad_P, optim.max_norm * batch.frames)
+    # One NaN or infinity makes the sum one; all three numbers come from the device in one copy
+    loss_nats, num_correct, grad_sum = torch.stack(
+        [loss.detach(), correct.to(loss.dtype), bucket.grad_P.sum()]
+    ).tolist()
+    gradient = Gradient(bucket.grad_P, batch.frames, math.isfinite(loss_nats + grad_sum))
+    return gradient, (batch.frames, loss_nats, int(num_correct))
+
+
+def seed_of(seed: int, step: int, worker: int) -> int:
+    """Of the random numbers in the network: a worker's own wherever it lives, and after a restart.
+
+    Hashed, for torch's generator of a CPU takes the lowest 32 bits of a seed alone.
+    """
+    (bits,) = np.random.SeedSequence([seed, step, worker]).generate_state(1, np.uint64)
+    return int(bits)
+
+
+def shorten(grad_P: Tensor, longest: float) -> None:
+    """Scale a gradient, in place, to an L2 norm of at most `longest` (Pascanu et al., 2013).
+
+    One whose norm is not finite, or too long for float32, is finite nowhere then, and is skipped.
+    """
+    norm = torch.linalg.vector_norm(grad_P)
+    grad_P.mul_(torch.where(norm.isfinite(), (longest / norm).clamp(max=1.0), norm))
+
+
+def update(
+    weights_P: Tensor,
+    velocity_P: Tensor | None,
+    found: Tensor | Quanta,
+    rate: float,
+    momentum: float,
+) -> None:
+    """SGD on summed gradients, in place: v <- momentum * v + grad; w <- w - rate * v."""
+    if isinstance(found, Quanta) and velocity_P is None:
+        found.descend(weights_P, rate)
+        return
+    grad_P = found.dense() if isinstance(found, Quanta) else found
+    if velocity_P is not None:
+        grad_P = velocity_P.mul_(momentum).add_(grad_P)
+    weights_P.add_(grad_P, alpha=-rate)
+
+
+def skip(state: RunState, team: int, losses: dict[int, float], step: int, who: str | None) -> None:
+    """Leave a team's weights and momentum as they are, and say so; too often is an error.
+
+    Args:
+        losses: in nats, of the workers hosted here that skip it.
+        who: to say so of; None: another process says it.
+    """
+    state.skipped_in_row[team] += 1
+    for worker in losses:
+        state.since_log[worker].skipped += 1
+    if who is not None:
+        said = ", ".join(str(loss) for loss in losses.values())
+        say(f"step {step} is skipped{who}: its loss is {said}, or a gradient not finite")
+    if state.skipped_in_row[team] >= MAX_SKIPPED:
+        check_finite("the weights", state.replicas[team].weights_P, state.bucket, step)
+        check_finite("the gradient", state.bucket.grad_P, state.bucket, step)
+        raise NotFiniteError(
+            f"the loss is {list(losses.values())} at step {step}, and a gradient was not finite "
+            f"for {MAX_SKIPPED} steps in a row; lower optim.rate"
+        )

@@ -1,0 +1,89 @@
+"""What **all workers did since the last row of the log**, gathered from their processes."""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+
+from asr_train.comm.ahead import Lead
+from asr_train.comm.reducers import Sent
+from asr_train.train.log import Taken, Totals
+from asr_train.train.state import Interval, RunState
+
+
+def take(state: RunState, worker: int) -> Taken:
+    """What a local worker did since it was last asked; its counts start over."""
+    counts, state.since_log[worker] = state.since_log[worker], Interval()
+    seconds = state.method.take_seconds()  # of the process; the next worker's are none
+    counts.compress_seconds += seconds["compress"]
+    counts.transfer_seconds += seconds["transfer"]
+    tau, squares = state.method.measures(worker)
+    ahead = state.method.ahead
+    lead = Lead() if ahead is None else ahead.take_lead(worker)
+    return Taken(counts, state.method.take_sent(worker), tau, squares, lead)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What one worker tells the others, in numbers."""
+
+    skipped: int
+    frames: int
+    loss: float
+    correct: int
+    sent: Sent
+    threshold: float
+    squares: float
+    lead: Lead
+
+    def packed(self) -> list[float]:
+        own = [self.skipped, self.frames, self.loss, self.correct, self.threshold, self.squares]
+        return [*own, *astuple(self.sent), *astuple(self.lead)]
+
+    @staticmethod
+    def unpacked(numbers: Sequence[float]) -> "_Row":
+        skipped, frames, loss, correct, threshold, squares, *rest = numbers
+        size = len(fields(Sent))
+        bits, elements, overflows, wire_bits = map(int, rest[:size])
+        steps, ahead, most, waited_seconds, now = rest[size:]
+        sent = Sent(bits, elements, overflows, wire_bits)
+        lead = Lead(int(steps), int(ahead), int(most), waited_seconds, now)
+        counts = int(skipped), int(frames), loss, int(correct)
+        return _Row(*counts, sent, threshold, squares, lead)
+
+
+def gathered(state: RunState, taken: Sequence[Taken] | None = None) -> Totals:
+    """What all workers did since the last row of the log; None: up to now.
+
+    Args:
+        taken: of the local workers, in their order.
+    """
+    exchange = state.method.exchange
+    if taken is None:
+        taken = [take(state, worker) for worker in exchange.local]
+    rows = [
+        _Row.unpacked(numbers)
+        for numbers in exchange.numbers([_row_of(one).packed() for one in taken])
+    ]
+    lead, sent, here = Lead(), Sent(), Interval()
+    for one in taken:
+        here.add(one.counts)
+    here.steps //= len(exchange.local)
+    here.skipped, here.frames, here.loss, here.correct = 0, 0, 0.0, 0
+    for row in rows:  # in the order of workers
+        lead.add(row.lead)
+        here.skipped += row.skipped
+        here.add_frames(row.frames, row.loss, row.correct)
+        sent.add(row.sent)
+    return Totals(
+        len(exchange),
+        here,
+        sent,
+        rows[0].threshold,
+        sum(row.squares for row in rows),
+        lead if state.method.ahead is not None else None,
+    )
+
+
+def _row_of(one: Taken) -> _Row:
+    counts = one.counts
+    numbers = counts.skipped, counts.frames, counts.loss, counts.correct
+    return _Row(*numbers, one.sent, one.threshold, one.squares, one.lead)
