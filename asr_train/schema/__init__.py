@@ -1,8 +1,9 @@
 """Settings as dataclasses, checked when built; `conf/` holds the numbers. Imports no torch.
 
-`Config` has one field a group of `conf/`, a file each here. `build` makes it from plain data: an
-unknown key, a wrong type or an impossible value is a SettingsError that names key, value and what
-is allowed.
+`Config` has one field a group of `conf/`, a file each here; what a number means is said beside it
+in `conf/`, and here only where that does not say it. `build` makes it from plain data: an unknown
+key, a wrong type or an impossible value is a SettingsError that names key, value and what is
+allowed.
 """
 
 from asr_train.schema.comm import (

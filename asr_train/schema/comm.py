@@ -64,9 +64,9 @@ class AllreduceSettings:
 class AdaptiveSettings:
     """The threshold follows the share of elements that exceed it; see `comm.gtc`."""
 
-    density: float  # elements to send, of all parameters, a worker and step
-    band: float  # within density / band to density * band the threshold stays
-    factor: float  # by which it moves a step
+    density: float
+    band: float
+    factor: float
 
     def __post_init__(self) -> None:
         within(1e-9, 1, density=self.density)
@@ -76,10 +76,10 @@ class AdaptiveSettings:
 
 @dataclass(kw_only=True, slots=True)
 class GtcSettings:
-    threshold: float  # tau, in units of a gradient that is summed over a minibatch's frames
+    threshold: float
     codec: Codec
     capacity: Capacity
-    adaptive: AdaptiveSettings | None = None  # null: the threshold stays
+    adaptive: AdaptiveSettings | None = None
     segments: int = 1  # parts that are sent while backward still runs; see `comm.segments`
 
     def __post_init__(self) -> None:
@@ -96,11 +96,11 @@ class GtcSettings:
 class VirtualTimeSettings:
     """How long things would take, where all workers live in one process."""
 
-    step_seconds: float  # of the median worker
-    speed_spread: float  # standard deviation, among workers, of the logarithm of their step times
-    step_spread: float  # and among a worker's steps
-    slowdown: float  # of the last worker: its steps take so many times as long
-    delay_seconds: float  # of a message on its way, on average; exponentially distributed
+    step_seconds: float
+    speed_spread: float
+    step_spread: float
+    slowdown: float
+    delay_seconds: float
     seed: int
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class VirtualTimeSettings:
 class AsynchronousSettings:
     """Workers that do not wait for each other; see `comm.peers`."""
 
-    staleness: int  # steps a worker may be ahead of the slowest
+    staleness: int
     virtual_time: VirtualTimeSettings
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class AsynchronousSettings:
 
 @dataclass(kw_only=True, slots=True)
 class ModelAveragingSettings:
-    block_steps: int  # between averages
+    block_steps: int
     velocity: BlockVelocity
 
     def __post_init__(self) -> None:
@@ -134,9 +134,9 @@ class ModelAveragingSettings:
 class BmufSettings:
     block_steps: int  # between exchanges; an epoch's last block may be shorter
     form: BlockForm
-    zeta: float  # block learning rate
-    c: float  # C of equation (5): eta = 1 - zeta / (C * models averaged)
-    eta: float | None  # block momentum; null: by equation (5)
+    zeta: float
+    c: float
+    eta: float | None
     velocity: BlockVelocity
 
     def __post_init__(self) -> None:

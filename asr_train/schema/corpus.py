@@ -13,12 +13,12 @@ from asr_train.schema.score import NormaliserKind
 class DigitsSettings:
     """Digit strings spoken by espeak-ng; see `data.synth`."""
 
-    speakers: dict[str, int]  # split -> voices; no voice is in two splits
+    speakers: dict[str, int]  # split -> voices
     utterances: dict[str, int]  # split -> utterances
     words: list[int]  # fewest and most words an utterance
     sample_rate: int  # Hz
     snr_db: list[float]  # speech to noise, drawn an utterance
-    level_db: list[float]  # peak below full scale, drawn an utterance
+    level_db: list[float]
 
     def __post_init__(self) -> None:
         interval(words=self.words, snr_db=self.snr_db, level_db=self.level_db)
@@ -41,19 +41,19 @@ class DigitsSettings:
 class CommandsSettings:
     """Sentences of a grammar spoken by espeak-ng; see `data.commands`."""
 
-    grammar: str  # a file in JSGF
+    grammar: str
     max_phone_distance: float  # words that espeak says farther from the lexicon are left out
-    speakers: dict[str, int]  # split -> voices; no voice is in two splits
+    speakers: dict[str, int]  # split -> voices
     hours: dict[str, float]  # split -> hours of speech
-    words_per_minute: list[int]  # slowest and fastest voice
-    pause_share: float  # of the places between words
-    margin_seconds: list[float]  # of silence before the first and after the last word
+    words_per_minute: list[int]
+    pause_share: float
+    margin_seconds: list[float]
     sample_rate: int  # Hz
-    room_share: float  # of the utterances that are said in a room
-    rt60_seconds: list[float]  # its reverberation time
-    drr_db: list[float]  # its direct sound to reverberation
+    room_share: float
+    rt60_seconds: list[float]
+    drr_db: list[float]
     snr_db: list[float]  # speech to noise, drawn an utterance
-    level_db: list[float]  # peak below full scale, drawn an utterance
+    level_db: list[float]
 
     def __post_init__(self) -> None:
         if not self.grammar:
@@ -122,7 +122,7 @@ class IntakeSettings:
     duration_tolerance_seconds: float  # between what the corpus says and the audio itself
     min_seconds: float  # shorter utterances are dropped, and listed
     max_seconds: float
-    max_dropped_share: float  # of all splits' utterances; more and the corpus is refused
+    max_dropped_share: float
 
     def check(self) -> None:
         within(0, 1, dev_share=self.dev_share, max_dropped_share=self.max_dropped_share)
@@ -135,14 +135,14 @@ class FolderSettings(IntakeSettings):
 
     GROUP: ClassVar[str] = "corpus.folder"
     dir: str  # the folder of DEV and TEST, and of training; CORPUS_DIR in make
-    more_dirs: list[str]  # further folders, for training only
-    more_tests: dict[str, str]  # a further test split -> its folder, whose other speakers train
-    dev_speakers: list[str]  # names; empty: `dev_share` of those in `dir`, by hash of the name
+    more_dirs: list[str]
+    more_tests: dict[str, str]
+    dev_speakers: list[str]
     test_speakers: list[str]
     test_by: SplitBy  # utterances: so is DEV, unless its speakers are named
     test_share: float  # of the speakers or of the utterances, at least one
-    test_every: int | None  # instead: every Nth speaker, in sorted order
-    phone_labels: str | None  # in a folder: a table of utt_id, start_seconds, end_seconds, phone
+    test_every: int | None
+    phone_labels: str | None
 
     def __post_init__(self) -> None:
         self.check()
@@ -192,7 +192,7 @@ class PublishedSettings(IntakeSettings):
 
     GROUP: ClassVar[str] = "corpus.published"
     kind: Published
-    dir: str  # CORPUS_DIR in make
+    dir: str
     splits: dict[str, list[str]]  # split -> the corpus's own parts; dev: []: some of train's
 
     def __post_init__(self) -> None:
@@ -224,7 +224,7 @@ class CorpusSettings:
 
     seed: int
     speeds: list[float]  # TRAIN once at each; 1.0: as it is
-    speed_speakers: bool  # a speaker at another speed is another speaker
+    speed_speakers: bool
     digits: DigitsSettings | None = None
     commands: CommandsSettings | None = None
     folder: FolderSettings | None = None

@@ -11,17 +11,17 @@ class DecodeSettings:
     end; see `decode.tune`."""
 
     beam: float  # nats
-    max_active: int  # tokens a frame
+    max_active: int
     acoustic_scales: list[float]
-    insertion_penalties: list[float]  # nats a word
-    lm_weights: list[float]  # times the costs of the grammar
-    minimise: bool  # the graph: a third more time to build it, a fifth smaller
-    transition_scale: float = 1.0  # Kaldi's: times the cost of the way taken out of a state
-    self_loop_scale: float = 0.1  # Kaldi's: times the costs of staying in a state and leaving it
-    nbest: int  # sentences kept an utterance, with word confidences; 0: the best one alone
-    lattice_beam: float  # nats, for n-best lists and confidences
-    rescore_lm_weights: list[float]  # of lm.big in place of lm.small, for n-best lists
-    rescore_penalties: list[float]  # nats a word, on top of the graph's
+    insertion_penalties: list[float]
+    lm_weights: list[float]
+    minimise: bool
+    transition_scale: float = 1.0
+    self_loop_scale: float = 0.1
+    nbest: int
+    lattice_beam: float
+    rescore_lm_weights: list[float]
+    rescore_penalties: list[float]
 
     def __post_init__(self) -> None:
         positive(beam=self.beam, max_active=self.max_active)

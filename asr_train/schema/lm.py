@@ -20,7 +20,7 @@ class NgramSettings:
     order: int  # words of its longest n-grams
     smoothing: Smoothing = Smoothing.kneser_ney
     min_counts: list[int]  # per order; n-grams that the text has less often are left out
-    prune: float  # the share by which perplexity must rise without an n-gram; 0: all stay
+    prune: float
     file: str | None = None  # an ARPA file, plain or .gz, in place of training
 
     def __post_init__(self) -> None:
@@ -54,9 +54,9 @@ class LmSettings:
     """Language models of open text; without any, the grammar is a loop or a file."""
 
     text: list[str]  # files, plain or .gz, a sentence a line; taken as upper case
-    transcripts: bool  # those of TRAIN are text as well
-    mix: bool  # text and transcripts are a model each, mixed with the share that suits DEV best
-    vocabulary: int | None  # so many of the most frequent words; null: all
+    transcripts: bool
+    mix: bool
+    vocabulary: int | None
     without_eval: bool  # sentences of DEV and TEST are taken out of text and transcripts
     small: NgramSettings | None  # of the decoding graph; null: no model at all
     big: NgramSettings | None  # that n-best lists are scored with anew

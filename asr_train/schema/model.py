@@ -13,12 +13,12 @@ class Nonlinearity(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class DnnSettings:
-    layers: int  # hidden ones
+    layers: int
     width: int
     nonlinearity: Nonlinearity
     context_left: int  # frames
     context_right: int
-    dropout: float = 0.0  # share of hidden values that a training step sets to 0
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         positive(layers=self.layers, width=self.width)
@@ -32,12 +32,12 @@ class LstmSettings:
 
     layers: int
     width: int
-    stack: int  # frames side by side
+    stack: int
     subsample: int  # every so-manieth of the stacked frames is kept
     delay: int  # kept frames that it hears beyond the one whose state it says
     piece: int  # kept frames; longer utterances are cut for training
-    warm: int  # kept frames before a piece that only set up its state
-    dropout: float = 0.0  # share of the values between layers that a training step sets to 0
+    warm: int
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         within(0, 0.9, dropout=self.dropout)

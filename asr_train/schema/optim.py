@@ -62,22 +62,22 @@ class OptimSettings:
     minibatch_frames: int
     epochs: int
     halving: Halving
-    hold_epochs: int  # epochs at the full rate
-    newbob_gain: float  # the relative fall of DEV loss below which newbob starts to halve
-    pool_frames: int  # frames are drawn at random from a pool of so many
+    hold_epochs: int
+    newbob_gain: float
+    pool_frames: int
     checkpoint_steps: int
     log_steps: int
     keep_checkpoints: int
     seed: int
-    min_rate: float = 0.0  # the run ends when the rate would fall below
-    max_norm: float | None = None  # of a worker's mean gradient; a longer one is shortened to it
+    min_rate: float = 0.0
+    max_norm: float | None = None
     scaling: Scaling = Scaling.sum
-    warmup_epochs: float = 0.0  # while the rate rises
+    warmup_epochs: float = 0.0
     warmup_from: float | None = None  # share of the rate; null: 1 / gradients that are added up
     phases: list[PhaseSettings] = field(default_factory=list)
     pretrain: PretrainSettings | None = None
-    share: float = 1.0  # of TRAIN's shards that are learned from; pretrain.share is of these
-    keep_epochs: bool = False  # the model of each epoch, in epochs/N, to be decoded
+    share: float = 1.0
+    keep_epochs: bool = False
 
     def __post_init__(self) -> None:
         positive(rate=self.rate, minibatch_frames=self.minibatch_frames)

@@ -8,7 +8,7 @@ from asr_train.schema.fields import positive
 
 @dataclass(kw_only=True, slots=True)
 class ShardsSettings:
-    utterances: int  # a shard
+    utterances: int
     norm: NormSettings  # applied to the features before they are stored
 
     def __post_init__(self) -> None:
