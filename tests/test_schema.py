@@ -1,20 +1,26 @@
 """Settings are refused by dotted key, value and what is allowed; plain data come back the same."""
 
 import contextlib
+import re
 
 import numpy as np
 import pytest
 
 from asr_train.data.logmel import LogMel
+from asr_train.files import write_yaml
 from asr_train.schema import (
     AliSettings,
+    Capacity,
+    Codec,
     Config,
     CorpusSettings,
     DecodeSettings,
     FeatsSettings,
     GmmSettings,
+    GtcSettings,
     SettingsError,
     build,
+    load,
     plain,
 )
 from scripts.resolve import settings
@@ -54,6 +60,59 @@ def test_settings_survive_being_plain_data():
 def test_a_bad_value_is_refused_with_its_key(change, message):
     with pytest.raises(SettingsError, match=message):
         build(DecodeSettings, DECODE | change, "decode")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "corpus.digits.sample_rate=0",
+        "corpus.digits.level_db=[0.0,-1.0]",
+        "lang.grammar.min_words=2",
+        "lang.lexicon.max_variants=0",
+        "lm.small.order=5 lm=fourgram",
+        "lm.big.order=5 lm=fourgram",
+        "lm.big.prune=-1 lm=fourgram",
+        "lm.bigram.vocabulary=0 lm=trigram",
+        "gmm.mono.passes=0",
+        "gmm.mono.flat.seconds=0",
+        "gmm.tri.front.splice=-1 gmm=tri",
+        "gmm.tri.tree.leaves=0 gmm=sat",
+        "gmm.sat.tree.leaves=0 gmm=sat",
+        "gmm.lda.lda.dims=0 gmm=lda",
+        "gmm.sat.fmllr.silence_weight=2 gmm=sat",
+        "ali.retry_beam=1",
+        "shards.utterances=0",
+        "model.dnn.context_right=-1",
+        "model.lstm.warm=-1 model=lstm_2x128",
+        "optim.pretrain.epochs=0 optim=strom2015",
+        "comm.gtc.threshold=0 comm=gtc",
+        "comm.gtc.adaptive.band=0 comm=gtc_adaptive",
+        "comm.asynchronous.virtual_time.slowdown=0 comm=gtc_async",
+        "comm.bmuf.block_steps=0 comm=bmuf_gtc",
+        "comm.group_size=-1 comm=bmuf_gtc",
+        "decode.nbest=-1",
+        "score.bootstrap=0",
+        "score.normaliser.mapping=x",
+    ],
+)
+def test_a_wrong_value_is_named_by_the_override_that_sets_it(wrong):
+    given = wrong.split()
+    key = given[0].partition("=")[0]
+    with pytest.raises(SettingsError, match=rf"(^| ){re.escape(key)} is "):
+        settings("dnn", given)
+
+
+def test_built_alone_settings_name_their_own_field():
+    with pytest.raises(SettingsError, match=r"^threshold is 0.0; it must lie in"):
+        GtcSettings(threshold=0.0, codec=Codec.rice, capacity=Capacity.exact)
+
+
+def test_a_stage_names_the_file_and_the_key_in_it(tmp_path):
+    values = plain(settings("dnn", ["gmm=tri"]).gmm["tri"])
+    values["tree"]["leaves"] = 0
+    write_yaml(tmp_path / "tri.yaml", values)
+    with pytest.raises(SettingsError, match=r"tri.yaml: tree.leaves is 0; it must be positive"):
+        load(GmmSettings, tmp_path / "tri.yaml")
 
 
 def test_a_missing_key_is_named():
@@ -106,33 +165,33 @@ def test_a_narrower_retry_is_refused():
 @pytest.mark.parametrize(
     "name, change, message",
     [
-        ("mono", {"passes": 0}, "gmm.passes is 0"),
-        ("mono", {"grown_by": 0.0}, r"gmm.grown_by is 0.0; it must lie in \[0.05, 1\]"),
+        ("mono", {"passes": 0}, "gmm.mono.passes is 0"),
+        ("mono", {"grown_by": 0.0}, r"gmm.mono.grown_by is 0.0; it must lie in \[0.05, 1\]"),
         (
             "mono",
             {"lda": {"dims": 40, "silence": False, "mllt_passes": []}},
             "neither tree nor lda",
         ),
-        ("mono", {"front": None}, "so it needs a front"),
-        ("lda", {"front": None}, "gmm.lda needs gmm.front.splice above 0"),
-        ("sat", {"fmllr.min_frames": 0.0}, "gmm.fmllr.min_frames is 0"),
+        ("mono", {"front": None}, "gmm.mono: a system with .* so it needs a front"),
+        ("lda", {"front": None}, "gmm.lda.lda needs gmm.lda.front.splice above 0"),
+        ("sat", {"fmllr.min_frames": 0.0}, "gmm.sat.fmllr.min_frames is 0"),
         ("sat", {"fmllr.silence_weight": 2.0}, r"silence_weight is 2.0; it must lie in \[0, 1\]"),
         (
             "sat",
             {"front": {"num_ceps": 13, "deltas": 2, "norm": {"by": "speaker", "variance": False}}},
-            "gmm.fmllr needs gmm.front=null",
+            "gmm.sat.fmllr needs gmm.sat.front=null",
         ),
-        ("lda", {"front.splice": 0}, "gmm.lda needs gmm.front.splice above 0"),
-        ("lda", {"lda.dims": 0}, "gmm.lda.dims is 0"),
-        ("tri", {"tree.leaves": 0}, "gmm.tree.leaves is 0"),
-        ("tri", {"tree.min_gain": -1.0}, "gmm.tree.min_gain is -1.0"),
+        ("lda", {"front.splice": 0}, "gmm.lda.lda needs gmm.lda.front.splice above 0"),
+        ("lda", {"lda.dims": 0}, "gmm.lda.lda.dims is 0"),
+        ("tri", {"tree.leaves": 0}, "gmm.tri.tree.leaves is 0"),
+        ("tri", {"tree.min_gain": -1.0}, "gmm.tri.tree.min_gain is -1.0"),
         ("tri", {"tree.share": [["AH", "AX"], ["AH", "B"]]}, "names AH twice"),
         (
             "tri",
             {"tree.question_states": "first"},
             "allowed: middle, all|question_states is 'first'",
         ),
-        ("tri", {"front.deltas": 3}, "gmm.front.deltas is 3"),
+        ("tri", {"front.deltas": 3}, "gmm.tri.front.deltas is 3"),
     ],
 )
 def test_systems_of_gaussians_that_cannot_be_are_refused(name, change, message):
@@ -144,7 +203,7 @@ def test_systems_of_gaussians_that_cannot_be_are_refused(name, change, message):
             target = target[group]
         target[last] = value
     with pytest.raises(SettingsError, match=message):
-        build(GmmSettings, values, "gmm")
+        build(GmmSettings, values, f"gmm.{name}")
 
 
 @pytest.mark.parametrize(

@@ -366,11 +366,11 @@ def test_statistics_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"leaves": 0}, "gmm.tree.leaves is 0"),
-        ({"min_count": 0}, "gmm.tree.min_count is 0"),
-        ({"min_gain": -1}, "gmm.tree.min_gain is -1"),
-        ({"variance_floor": 0}, "gmm.tree.variance_floor is 0"),
-        ({"share": [["AX", "AH"], ["AH", "AA"]]}, "gmm.tree.share names AH twice"),
+        ({"leaves": 0}, "leaves is 0"),
+        ({"min_count": 0}, "min_count is 0"),
+        ({"min_gain": -1}, "min_gain is -1"),
+        ({"variance_floor": 0}, "variance_floor is 0"),
+        ({"share": [["AX", "AH"], ["AH", "AA"]]}, "share names AH twice"),
     ],
 )
 def test_impossible_settings_are_refused(change, message):

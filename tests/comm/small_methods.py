@@ -66,7 +66,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def settings(name: str, **changes: Any) -> schema.CommSettings:
-    return schema.build(schema.CommSettings, {**SETTINGS[name], **changes})
+    return schema.build(schema.CommSettings, {**SETTINGS[name], **changes}, "comm")
 
 
 def method_of(

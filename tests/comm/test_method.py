@@ -310,5 +310,5 @@ def test_settings_that_a_method_needs_must_be_there():
         for key in values.keys() - {"method"}:
             rest = {k: v for k, v in values.items() if k != key}
             with pytest.raises(schema.SettingsError, match=f"comm.{key} is missing"):
-                schema.build(schema.CommSettings, rest)
+                schema.build(schema.CommSettings, rest, "comm")
             assert name

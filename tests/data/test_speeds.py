@@ -109,7 +109,7 @@ def test_an_id_that_is_taken_is_refused(tmp_path):
 def test_speeds_that_cannot_be_meant_are_refused(speeds):
     settings = in_folder()
     settings.speeds = speeds
-    with pytest.raises(SettingsError, match=r"corpus\.speeds"):
+    with pytest.raises(SettingsError, match=r"^speeds"):
         settings.__post_init__()
 
 

@@ -90,9 +90,7 @@ def test_a_file_of_other_phones_takes_no_guesses(tmp_path):
 
 
 def test_letters_take_no_guesses():
-    with pytest.raises(
-        SettingsError, match=r"unknown is espeak but lang\.lexicon\.source is letters"
-    ):
+    with pytest.raises(SettingsError, match=r"unknown is espeak but source is letters"):
         settings(source=LexiconSource.letters, unknown=Unknown.espeak)
 
 

@@ -1,0 +1,136 @@
+"""Settings as dataclasses, checked when built; `conf/` holds the numbers. Imports no torch.
+
+`Config` has one field a group of `conf/`, a file each here; what a number means is said beside it
+in `conf/`, and here only where that does not say it. `build` makes it from plain data: an unknown
+key, a wrong type or an impossible value is a SettingsError that names key, value and what is
+allowed.
+"""
+
+from asr_train.schema.comm import (
+    AdaptiveSettings,
+    AllreduceSettings,
+    AsynchronousSettings,
+    BlockForm,
+    BlockVelocity,
+    BmufSettings,
+    Capacity,
+    Codec,
+    CommSettings,
+    GtcSettings,
+    Method,
+    ModelAveragingSettings,
+    VirtualTimeSettings,
+    Wire,
+)
+from asr_train.schema.config import Config
+from asr_train.schema.corpus import (
+    Channel,
+    CommandsSettings,
+    CorpusSettings,
+    Digits,
+    DigitsSettings,
+    FolderSettings,
+    IntakeSettings,
+    Published,
+    PublishedSettings,
+    Slower,
+    SplitBy,
+)
+from asr_train.schema.decode import DecodeSettings
+from asr_train.schema.feats import FeatsSettings, NormBy, NormSettings
+from asr_train.schema.fields import SettingsError
+from asr_train.schema.gmm import (
+    AliSettings,
+    FlatSettings,
+    FmllrSettings,
+    FrontSettings,
+    GmmSettings,
+    LdaSettings,
+    QuestionStates,
+    TreeSettings,
+)
+from asr_train.schema.lang import (
+    GrammarKind,
+    GrammarSettings,
+    LangSettings,
+    LexiconSettings,
+    LexiconSource,
+    Unknown,
+)
+from asr_train.schema.lm import BigramSettings, LmSettings, NgramSettings, Smoothing
+from asr_train.schema.load import build, load, plain, unknown_key
+from asr_train.schema.model import DnnSettings, LstmSettings, ModelSettings, Nonlinearity
+from asr_train.schema.optim import Halving, OptimSettings, PhaseSettings, PretrainSettings, Scaling
+from asr_train.schema.run import RunSettings
+from asr_train.schema.score import NormaliserKind, NormaliserSettings, ScoreSettings
+from asr_train.schema.shards import ShardsSettings
+
+__all__ = [
+    "AdaptiveSettings",
+    "AliSettings",
+    "AllreduceSettings",
+    "AsynchronousSettings",
+    "BigramSettings",
+    "BlockForm",
+    "BlockVelocity",
+    "BmufSettings",
+    "Capacity",
+    "Channel",
+    "Codec",
+    "CommSettings",
+    "CommandsSettings",
+    "Config",
+    "CorpusSettings",
+    "DecodeSettings",
+    "Digits",
+    "DigitsSettings",
+    "DnnSettings",
+    "FeatsSettings",
+    "FlatSettings",
+    "FmllrSettings",
+    "FolderSettings",
+    "FrontSettings",
+    "GmmSettings",
+    "GrammarKind",
+    "GrammarSettings",
+    "GtcSettings",
+    "Halving",
+    "IntakeSettings",
+    "LangSettings",
+    "LdaSettings",
+    "LexiconSettings",
+    "LexiconSource",
+    "LmSettings",
+    "LstmSettings",
+    "Method",
+    "ModelAveragingSettings",
+    "ModelSettings",
+    "NgramSettings",
+    "Nonlinearity",
+    "NormBy",
+    "NormSettings",
+    "NormaliserKind",
+    "NormaliserSettings",
+    "OptimSettings",
+    "PhaseSettings",
+    "PretrainSettings",
+    "Published",
+    "PublishedSettings",
+    "QuestionStates",
+    "RunSettings",
+    "Scaling",
+    "ScoreSettings",
+    "SettingsError",
+    "ShardsSettings",
+    "Slower",
+    "Smoothing",
+    "SplitBy",
+    "TreeSettings",
+    "Unknown",
+    "VirtualTimeSettings",
+    "Wire",
+    "build",
+    "load",
+    "plain",
+    "unknown_key",
+]

@@ -1,0 +1,202 @@
+"""How workers exchange what they learned: conf/comm."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from asr_train.facts import Method
+from asr_train.schema.fields import SettingsError, at, positive, within
+
+
+class Wire(Enum):
+    """What dense gradients are rounded to before they are sent."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
+class Codec(Enum):
+    """How the elements of a message are written; see `comm.codec`."""
+
+    packed32 = "packed32"  # 32 bits each, as in the paper
+    tile16 = "tile16"  # 16 bits each
+    rice = "rice"  # about log2 of the gap, and 2.5 bits
+
+
+class Capacity(Enum):
+    """How long the messages of a step may be."""
+
+    fixed = "fixed"  # as the step before suggests: one collective; what does not fit waits
+    exact = "exact"  # as long as they have to be: the lengths are exchanged first
+
+
+class BlockForm(Enum):
+    """What becomes of the average of the workers' weights; see `comm.blocks`."""
+
+    classical = "classical"  # block momentum
+    chen_huo = "chen_huo"  # Nesterov: workers look ahead of the model
+    printed = "printed"  # equation (4) of Ladkat et al. (2019) as it stands
+
+
+class BlockVelocity(Enum):
+    """What becomes of a worker's momentum (optim.momentum) at the end of a block."""
+
+    reset = "reset"
+    keep = "keep"
+
+
+@dataclass(kw_only=True, slots=True)
+class AllreduceSettings:
+    wire: Wire
+
+
+@dataclass(kw_only=True, slots=True)
+class AdaptiveSettings:
+    """The threshold follows the share of elements that exceed it; see `comm.gtc`."""
+
+    density: float
+    band: float
+    factor: float
+
+    def __post_init__(self) -> None:
+        within(1e-9, 1, density=self.density)
+        within(1, 1e6, band=self.band)
+        within(1.0001, 10, factor=self.factor)
+
+
+@dataclass(kw_only=True, slots=True)
+class GtcSettings:
+    threshold: float
+    codec: Codec
+    capacity: Capacity
+    adaptive: AdaptiveSettings | None = None
+
+    def __post_init__(self) -> None:
+        within(1e-30, 1e30, threshold=self.threshold)
+
+
+@dataclass(kw_only=True, slots=True)
+class VirtualTimeSettings:
+    """How long things would take, where all workers live in one process."""
+
+    step_seconds: float
+    speed_spread: float
+    step_spread: float
+    slowdown: float
+    delay_seconds: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        positive(step_seconds=self.step_seconds, slowdown=self.slowdown)
+        within(0, 10, speed_spread=self.speed_spread, step_spread=self.step_spread)
+        within(0, 1e6, delay_seconds=self.delay_seconds)
+        within(0, 2**63, seed=self.seed)
+
+
+@dataclass(kw_only=True, slots=True)
+class AsynchronousSettings:
+    """Workers that do not wait for each other; see `comm.peers`."""
+
+    staleness: int
+    virtual_time: VirtualTimeSettings
+
+    def __post_init__(self) -> None:
+        within(0, 10**6, staleness=self.staleness)
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelAveragingSettings:
+    block_steps: int
+    velocity: BlockVelocity
+
+    def __post_init__(self) -> None:
+        positive(block_steps=self.block_steps)
+
+
+@dataclass(kw_only=True, slots=True)
+class BmufSettings:
+    block_steps: int  # between exchanges; an epoch's last block may be shorter
+    form: BlockForm
+    zeta: float
+    c: float
+    eta: float | None
+    velocity: BlockVelocity
+
+    def __post_init__(self) -> None:
+        positive(block_steps=self.block_steps, zeta=self.zeta, c=self.c)
+        if self.eta is not None:
+            within(0, 0.9999, eta=self.eta)
+
+    def momentum(self, models: int) -> float:
+        """eta, for so many models averaged."""
+        if self.eta is not None:
+            return self.eta
+        eta = 1 - self.zeta / (self.c * models)
+        if eta < 0:
+            raise SettingsError(
+                f"comm.bmuf: zeta {self.zeta} and c {self.c} give {models} models a block momentum "
+                f"of {eta:g}, which must not be negative; lower zeta, raise c or set eta"
+            )
+        return eta
+
+
+MOST_CHOSEN = 8  # workers of a group, where the number is not set
+
+
+@dataclass(kw_only=True, slots=True)
+class CommSettings:
+    """A method, and the settings of what it is made of."""
+
+    method: Method
+    workers: int | None = None  # that train together; null: WORKERS
+    timeout_seconds: float = 300.0  # without an answer from another process: an error
+    check_steps: int = 1000  # replicas are compared every so many steps
+    allreduce: AllreduceSettings | None = None
+    model_averaging: ModelAveragingSettings | None = None
+    gtc: GtcSettings | None = None
+    bmuf: BmufSettings | None = None
+    # Workers that share a model in bmuf_gtc; 0: as many as `group_of` chooses
+    group_size: int | None = None
+    asynchronous: AsynchronousSettings | None = None
+
+    def __post_init__(self) -> None:
+        positive(timeout_seconds=self.timeout_seconds, check_steps=self.check_steps)
+        if self.workers is not None:
+            positive(workers=self.workers)
+        for name in self.method.facts.needs:
+            if getattr(self, name) is None:
+                raise SettingsError(
+                    f"{at(name)} is missing; {at('method')}={self.method.value} needs it"
+                )
+        if self.group_size is not None and self.group_size < 0:
+            raise SettingsError(
+                f"{at('group_size')} is {self.group_size}; it must be positive, or 0 to have it "
+                "chosen"
+            )
+        is_fixed = self.gtc is not None and self.gtc.capacity is Capacity.fixed
+        if self.method.facts.traffic.is_asynchronous and is_fixed:
+            raise SettingsError(
+                f"{at('gtc.capacity')} is fixed, but messages of {at('method')}="
+                f"{self.method.value} are as long as they have to be; set it to exact"
+            )
+
+    def group_of(self, workers: int) -> int:
+        """Workers that share a model in bmuf_gtc, of so many.
+
+        Chosen: the largest divisor of the workers that leaves two groups and is not above 8, the
+        paper's (Ladkat et al., 2019); 1, which is BMUF, for a prime number.
+
+        Raises:
+            SettingsError: if a size that was set does not divide the workers.
+        """
+        assert self.group_size is not None
+        sizes = [size for size in range(1, workers + 1) if workers % size == 0]
+        if self.group_size == 0:
+            return max(
+                size for size in sizes if size <= MOST_CHOSEN and size <= max(1, workers // 2)
+            )
+        if self.group_size not in sizes:
+            raise SettingsError(
+                f"{workers} workers do not make groups of comm.group_size={self.group_size}; "
+                f"choose one of {', '.join(map(str, sizes))}, or 0 to have it chosen"
+            )
+        return self.group_size

@@ -1,0 +1,40 @@
+"""All settings of a recipe, one field a group of `conf/`."""
+
+from dataclasses import dataclass
+
+from asr_train.schema.comm import CommSettings
+from asr_train.schema.corpus import CorpusSettings
+from asr_train.schema.decode import DecodeSettings
+from asr_train.schema.feats import FeatsSettings
+from asr_train.schema.fields import SettingsError
+from asr_train.schema.gmm import AliSettings, GmmSettings
+from asr_train.schema.lang import GrammarKind, LangSettings
+from asr_train.schema.lm import LmSettings
+from asr_train.schema.model import ModelSettings
+from asr_train.schema.optim import OptimSettings
+from asr_train.schema.score import ScoreSettings
+from asr_train.schema.shards import ShardsSettings
+
+
+@dataclass(kw_only=True, slots=True)
+class Config:
+    """All groups of `conf/`."""
+
+    corpus: CorpusSettings
+    lang: LangSettings
+    lm: LmSettings
+    feats: FeatsSettings
+    gmm: dict[str, GmmSettings]  # by name, each grown from the one before it
+    ali: AliSettings
+    shards: ShardsSettings
+    model: ModelSettings
+    optim: OptimSettings
+    comm: CommSettings
+    decode: DecodeSettings
+    score: ScoreSettings
+
+    def __post_init__(self) -> None:
+        if self.lang.grammar.kind is GrammarKind.ngram and self.lm.small is None:
+            raise SettingsError(
+                "lang.grammar.kind is ngram but lm.small is null; choose a model, say lm=trigram"
+            )

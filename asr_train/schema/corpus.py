@@ -1,0 +1,244 @@
+"""Where recordings come from: conf/corpus."""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from asr_train.schema.fields import SettingsError, at, here, interval, listed, positive, within
+from asr_train.schema.score import NormaliserKind
+
+
+@dataclass(kw_only=True, slots=True)
+class DigitsSettings:
+    """Digit strings spoken by espeak-ng; see `data.synth`."""
+
+    speakers: dict[str, int]  # split -> voices
+    utterances: dict[str, int]  # split -> utterances
+    words: list[int]  # fewest and most words an utterance
+    sample_rate: int  # Hz
+    snr_db: list[float]  # speech to noise, drawn an utterance
+    level_db: list[float]
+
+    def __post_init__(self) -> None:
+        interval(words=self.words, snr_db=self.snr_db, level_db=self.level_db)
+        positive(sample_rate=self.sample_rate, words=self.words[0])
+        within(-90, 0, level_db=self.level_db[1])
+        if set(self.speakers) != set(self.utterances):
+            raise SettingsError(
+                f"{at('speakers')} has the splits {sorted(self.speakers)} "
+                f"but utterances has {sorted(self.utterances)}; they must agree"
+            )
+        for split, count in self.utterances.items():
+            if not 1 <= self.speakers[split] <= count:
+                raise SettingsError(
+                    f"{here()}: {split} has {self.speakers[split]} speakers "
+                    f"for {count} utterances; each speaker needs one"
+                )
+
+
+@dataclass(kw_only=True, slots=True)
+class CommandsSettings:
+    """Sentences of a grammar spoken by espeak-ng; see `data.commands`."""
+
+    grammar: str
+    max_phone_distance: float  # words that espeak says farther from the lexicon are left out
+    speakers: dict[str, int]  # split -> voices
+    hours: dict[str, float]  # split -> hours of speech
+    words_per_minute: list[int]
+    pause_share: float
+    margin_seconds: list[float]
+    sample_rate: int  # Hz
+    room_share: float
+    rt60_seconds: list[float]
+    drr_db: list[float]
+    snr_db: list[float]  # speech to noise, drawn an utterance
+    level_db: list[float]
+
+    def __post_init__(self) -> None:
+        if not self.grammar:
+            raise SettingsError(f"{at('grammar')} is empty; it must name a file in JSGF")
+        interval(words_per_minute=self.words_per_minute, drr_db=self.drr_db)
+        interval(margin_seconds=self.margin_seconds, rt60_seconds=self.rt60_seconds)
+        interval(snr_db=self.snr_db, level_db=self.level_db)
+        within(80, 300, words_per_minute=self.words_per_minute[0])
+        within(80, 300, words_per_minute=self.words_per_minute[1])
+        within(0, 1, pause_share=self.pause_share, room_share=self.room_share)
+        within(0, 10, max_phone_distance=self.max_phone_distance)
+        within(0, 10, margin_seconds=self.margin_seconds[0])
+        positive(sample_rate=self.sample_rate, rt60_seconds=self.rt60_seconds[0])
+        within(-90, 0, level_db=self.level_db[1])
+        if set(self.speakers) != set(self.hours):
+            raise SettingsError(
+                f"{at('speakers')} has the splits {sorted(self.speakers)} "
+                f"but hours has {sorted(self.hours)}; they must agree"
+            )
+        for split, hours in self.hours.items():
+            positive(**{f"hours.{split}": hours, f"speakers.{split}": self.speakers[split]})
+
+
+class Channel(Enum):
+    """What becomes of a recording with several channels."""
+
+    refuse = "refuse"
+    first = "first"
+    mix = "mix"
+
+
+class SplitBy(Enum):
+    """What DEV or TEST is made of."""
+
+    speakers = "speakers"  # who are in no other split
+    utterances = "utterances"  # of the training speakers, where these are too few to spare one
+
+
+class Slower(Enum):
+    """What becomes of a recording slower than the features want."""
+
+    drop = "drop"  # and list: its upper bands would be empty
+    resample = "resample"
+
+
+class Digits(Enum):
+    """What becomes of a transcript with digits, where its normaliser is not plain."""
+
+    refuse = "refuse"  # dropped and listed: how it was said is not known
+    each = "each"  # 108 is ONE ZERO EIGHT
+    number = "number"  # 108 is ONE HUNDRED EIGHT
+
+
+@dataclass(kw_only=True, slots=True)
+class IntakeSettings:
+    """What recordings must be like, and what DEV is taken from; see `data.intake`."""
+
+    GROUP: ClassVar[str]  # where in conf/ these stand, for messages of stages
+    dev_by: SplitBy
+    dev_share: float  # of the speakers or of TRAIN's utterances, at least one
+    normaliser: NormaliserKind  # of the transcripts
+    digits: Digits
+    sample_rate: int  # Hz, that of the features
+    slower: Slower
+    channel: Channel
+    duration_tolerance_seconds: float  # between what the corpus says and the audio itself
+    min_seconds: float  # shorter utterances are dropped, and listed
+    max_seconds: float
+    max_dropped_share: float
+
+    def check(self) -> None:
+        within(0, 1, dev_share=self.dev_share, max_dropped_share=self.max_dropped_share)
+        positive(max_seconds=self.max_seconds)
+
+
+@dataclass(kw_only=True, slots=True)
+class FolderSettings(IntakeSettings):
+    """Folders with `utterances.tsv`; see `data.folder`."""
+
+    GROUP: ClassVar[str] = "corpus.folder"
+    dir: str  # the folder of DEV and TEST, and of training; CORPUS_DIR in make
+    more_dirs: list[str]
+    more_tests: dict[str, str]
+    dev_speakers: list[str]
+    test_speakers: list[str]
+    test_by: SplitBy  # utterances: so is DEV, unless its speakers are named
+    test_share: float  # of the speakers or of the utterances, at least one
+    test_every: int | None
+    phone_labels: str | None
+
+    def __post_init__(self) -> None:
+        self.check()
+        if not self.dir:
+            raise SettingsError(f"{at('dir')} is empty; call make with CORPUS_DIR=path")
+        within(0, 1, test_share=self.test_share)
+        both = set(self.dev_speakers) & set(self.test_speakers)
+        if both:
+            raise SettingsError(f"{here()}: {sorted(both)} are in dev_speakers and test_speakers")
+        if self.dev_by is SplitBy.utterances and self.dev_speakers:
+            raise SettingsError(
+                f"{at('dev_by')} is utterances but dev_speakers is {self.dev_speakers}; "
+                "set dev_by=speakers, or leave dev_speakers empty"
+            )
+        if self.test_by is SplitBy.utterances and (self.test_speakers or self.test_every):
+            raise SettingsError(
+                f"{at('test_by')} is utterances but test_speakers is {self.test_speakers} and "
+                f"test_every is {self.test_every}; set test_by=speakers, or leave both empty"
+            )
+        if self.test_every is not None and self.test_every < 2:
+            raise SettingsError(f"{at('test_every')} is {self.test_every}; it must be 2 or more")
+        if self.test_every is not None and self.test_speakers:
+            raise SettingsError(
+                f"{at('test_every')} is {self.test_every} but test_speakers is "
+                f"{self.test_speakers}; leave one of them empty"
+            )
+        for split in self.more_tests:
+            if not re.fullmatch("test_[a-z0-9_]+", split):
+                raise SettingsError(
+                    f"{at('more_tests')} has the split {split!r}; "
+                    "its name must be test_ and then small letters, digits or _"
+                )
+
+
+class Published(Enum):
+    """Corpora known by their layout on disk."""
+
+    librispeech = "librispeech"  # and mini_librispeech
+    an4 = "an4"
+    yesno = "yesno"
+    swbd = "swbd"  # Switchboard-1, and Hub5'00 for scoring
+
+
+@dataclass(kw_only=True, slots=True)
+class PublishedSettings(IntakeSettings):
+    """A published corpus as it comes; see `data.published`."""
+
+    GROUP: ClassVar[str] = "corpus.published"
+    kind: Published
+    dir: str
+    splits: dict[str, list[str]]  # split -> the corpus's own parts; dev: []: some of train's
+
+    def __post_init__(self) -> None:
+        self.check()
+        if not self.dir:
+            raise SettingsError(f"{at('dir')} is empty; call make with CORPUS_DIR=path")
+        for split in ("train", "dev"):
+            if split not in self.splits:
+                raise SettingsError(
+                    f"{at('splits')} has {listed(self.splits)} but not {split}; "
+                    "dev: [] takes some of train's speakers or utterances"
+                )
+        owner: dict[str, str] = {}
+        for split, parts in self.splits.items():
+            if not parts and split != "dev":
+                raise SettingsError(f"{at('splits')}.{split} is empty; it must name parts")
+            for part in parts:
+                other = owner.setdefault(part, split)
+                if other != split and not (other.startswith("test") and split.startswith("test")):
+                    raise SettingsError(
+                        f"{at('splits')}: {part} is in {other} and in {split}; what is trained or "
+                        "tuned on cannot be tested on"
+                    )
+
+
+@dataclass(kw_only=True, slots=True)
+class CorpusSettings:
+    """Where recordings come from: exactly one of the kinds."""
+
+    seed: int
+    speeds: list[float]  # TRAIN once at each; 1.0: as it is
+    speed_speakers: bool
+    digits: DigitsSettings | None = None
+    commands: CommandsSettings | None = None
+    folder: FolderSettings | None = None
+    published: PublishedSettings | None = None
+
+    def __post_init__(self) -> None:
+        kinds = [self.digits, self.commands, self.folder, self.published]
+        if sum(kind is not None for kind in kinds) != 1:
+            raise SettingsError(
+                f"{here()} needs exactly one of digits, commands, folder and published"
+            )
+        for speed in self.speeds:
+            within(0.5, 2.0, speeds=speed)
+        if 1.0 not in self.speeds or len(set(self.speeds)) < len(self.speeds):
+            raise SettingsError(
+                f"{at('speeds')} is {self.speeds}; it must hold 1.0, and no speed twice"
+            )

@@ -1,0 +1,51 @@
+"""Search, and what is tuned on DEV: conf/decode."""
+
+from dataclasses import dataclass
+
+from asr_train.schema.fields import SettingsError, at, not_negative, positive
+
+
+@dataclass(kw_only=True, slots=True)
+class DecodeSettings:
+    """The lists are walked on DEV, one after the other, and grow where the best value is at their
+    end; see `decode.tune`."""
+
+    beam: float  # nats
+    max_active: int
+    acoustic_scales: list[float]
+    insertion_penalties: list[float]
+    lm_weights: list[float]
+    minimise: bool
+    transition_scale: float = 1.0
+    self_loop_scale: float = 0.1
+    nbest: int
+    lattice_beam: float
+    rescore_lm_weights: list[float]
+    rescore_penalties: list[float]
+
+    def __post_init__(self) -> None:
+        positive(beam=self.beam, max_active=self.max_active)
+        positive(lattice_beam=self.lattice_beam)
+        if self.transition_scale != 1:
+            raise SettingsError(
+                f"{at('transition_scale')} is {self.transition_scale}, but every state here has "
+                "one way out, whose cost is 0 at any scale; leave it at 1.0"
+            )
+        if not 0 <= self.self_loop_scale <= 10:
+            raise SettingsError(
+                f"{at('self_loop_scale')} is {self.self_loop_scale}; it must be from 0 to 10, "
+                "where 0.1 is Kaldi's and 1 counts transitions in full"
+            )
+        not_negative(nbest=self.nbest)
+        for name in (
+            "acoustic_scales",
+            "insertion_penalties",
+            "lm_weights",
+            "rescore_lm_weights",
+            "rescore_penalties",
+        ):
+            if not getattr(self, name):
+                raise SettingsError(f"{at(name)} is empty; it needs at least one value")
+        for name in ("acoustic_scales", "lm_weights", "rescore_lm_weights"):
+            for value in getattr(self, name):
+                positive(**{name: value})

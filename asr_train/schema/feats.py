@@ -1,0 +1,62 @@
+"""Features, and how they are normalised: conf/feats."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from asr_train.frames import most_mels
+from asr_train.schema.fields import SettingsError, at, here, not_negative, positive, within
+
+
+@dataclass(kw_only=True, slots=True)
+class FeatsSettings:
+    """Log-mel filter banks as `torchaudio.compliance.kaldi.fbank` computes them."""
+
+    sample_rate: int
+    num_mels: int
+    window_seconds: float
+    shift_seconds: float
+    low_hz: float
+    high_hz: float
+    preemphasis: float
+    dither: float
+
+    def __post_init__(self) -> None:
+        within(4000, 192_000, sample_rate=self.sample_rate)
+        positive(num_mels=self.num_mels)
+        positive(window_seconds=self.window_seconds, shift_seconds=self.shift_seconds)
+        within(0, 1, preemphasis=self.preemphasis)
+        not_negative(dither=self.dither)
+        nyquist = self.sample_rate / 2
+        high = self.high_hz if self.high_hz > 0 else nyquist + self.high_hz
+        if not 0 <= self.low_hz < high <= nyquist:
+            raise SettingsError(
+                f"{here()}: the band {self.low_hz} to {high} Hz must lie within 0 to {nyquist} Hz, "
+                f"half of {at('sample_rate')}"
+            )
+        most = most_mels(self.sample_rate, self.window_seconds, self.low_hz, high, self.num_mels)
+        if most == 0:
+            raise SettingsError(
+                f"{at('window_seconds')} is {self.window_seconds}, too short for a spectrum of the "
+                f"band {self.low_hz} to {high} Hz; set it to 0.025"
+            )
+        if self.num_mels > most:
+            raise SettingsError(
+                f"{at('num_mels')} is {self.num_mels}, but with {at('sample_rate')} "
+                f"{self.sample_rate} and {at('window_seconds')} {self.window_seconds} no more than "
+                f"{most} bins each have a point of the spectrum; set {at('num_mels')}={most} or "
+                "fewer"
+            )
+
+
+class NormBy(Enum):
+    """Over which frames mean and variance are taken."""
+
+    none = "none"
+    utterance = "utterance"
+    speaker = "speaker"  # all of the speaker's utterances in the split
+
+
+@dataclass(kw_only=True, slots=True)
+class NormSettings:
+    by: NormBy
+    variance: bool  # scale to unit variance, beside a mean of zero

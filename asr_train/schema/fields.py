@@ -1,0 +1,69 @@
+"""How a class refuses a value: it names its own field, and `at` puts the group's path in front.
+
+    build: Config --"gmm.tri.tree"--> TreeSettings checks --at("leaves")--> gmm.tri.tree.leaves
+
+`build` says where a class stands in the settings, while the class checks itself. So a message names
+the override that sets the value, also where one class stands at several places.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_WHERE = ContextVar("_WHERE", default="")  # the dotted path of what is being built
+
+
+class SettingsError(ValueError):
+    """A setting is unknown, has the wrong type or cannot be right."""
+
+
+@contextmanager
+def standing(where: str) -> Iterator[None]:
+    """Names of fields within are those of the group `where`."""
+    before = _WHERE.set(where)
+    try:
+        yield
+    finally:
+        _WHERE.reset(before)
+
+
+def at(name: str) -> str:
+    """The dotted path of a field of the class that checks itself; its name if built alone."""
+    return dotted(_WHERE.get(), name)
+
+
+def here() -> str:
+    """The dotted path of the class that checks itself."""
+    return _WHERE.get() or "settings"
+
+
+def dotted(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else str(key)
+
+
+def listed(known: Iterable[str]) -> str:
+    return ", ".join(known)
+
+
+def positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise SettingsError(f"{at(name)} is {value}; it must be positive")
+
+
+def not_negative(**values: float) -> None:
+    for name, value in values.items():
+        if not value >= 0:
+            raise SettingsError(f"{at(name)} is {value}; it must not be negative")
+
+
+def within(low: float, high: float, **values: float) -> None:
+    for name, value in values.items():
+        if not low <= value <= high:
+            raise SettingsError(f"{at(name)} is {value}; it must lie in [{low}, {high}]")
+
+
+def interval(**values: list[float] | list[int]) -> None:
+    for name, value in values.items():
+        if len(value) != 2 or value[0] > value[1]:
+            raise SettingsError(f"{at(name)} is {value}; it must be [lowest, highest]")

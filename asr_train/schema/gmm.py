@@ -1,0 +1,147 @@
+"""Systems of Gaussians and alignments: conf/gmm, conf/ali."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from asr_train.schema.feats import NormSettings
+from asr_train.schema.fields import SettingsError, at, here, not_negative, positive, within
+
+
+@dataclass(kw_only=True, slots=True)
+class FrontSettings:
+    """What Gaussians see of the stored log-mel; see `align.front`."""
+
+    num_ceps: int
+    deltas: int
+    norm: NormSettings
+    splice: int = 0  # frames on each side, for LDA
+
+    def __post_init__(self) -> None:
+        within(0, 2, deltas=self.deltas)
+        not_negative(num_ceps=self.num_ceps, splice=self.splice)
+
+
+@dataclass(kw_only=True, slots=True)
+class FlatSettings:
+    """Baum-Welch re-estimations from Gaussians that are all alike; see `align.flat`."""
+
+    utterances: int
+    seconds: float
+    passes: int
+
+    def __post_init__(self) -> None:
+        positive(utterances=self.utterances, passes=self.passes)
+        positive(seconds=self.seconds)
+
+
+class QuestionStates(Enum):
+    """Which states of a phone say which phones are alike."""
+
+    middle = "middle"
+    all = "all"  # first, middle and last, each with questions of its own
+
+
+@dataclass(kw_only=True, slots=True)
+class TreeSettings:
+    """How triphone states are tied; see `align.tree`."""
+
+    leaves: int  # in all, silence's included; merging leaves fewer
+    min_count: float
+    min_gain: float
+    variance_floor: float
+    question_states: QuestionStates
+    share: list[list[str]]
+    merge: bool
+
+    def __post_init__(self) -> None:
+        positive(leaves=self.leaves, min_count=self.min_count)
+        within(1e-6, 1, variance_floor=self.variance_floor)
+        not_negative(min_gain=self.min_gain)
+        named = [phone for group in self.share for phone in group]
+        for phone in named:
+            if named.count(phone) > 1:
+                raise SettingsError(f"{at('share')} names {phone} twice; each phone has one root")
+
+
+@dataclass(kw_only=True, slots=True)
+class LdaSettings:
+    """Spliced frames projected so that states come apart; see `align.transforms`."""
+
+    dims: int
+    silence: bool
+    mllt_passes: list[int]  # after which the projection is turned to suit diagonal covariances
+
+    def __post_init__(self) -> None:
+        positive(dims=self.dims)
+
+
+@dataclass(kw_only=True, slots=True)
+class FmllrSettings:
+    """Frames adapted by an affine transform a speaker; see `align.adapt`."""
+
+    passes: list[int]
+    min_frames: float
+    silence_weight: float
+
+    def __post_init__(self) -> None:
+        positive(min_frames=self.min_frames)
+        within(0, 1, silence_weight=self.silence_weight)
+
+
+@dataclass(kw_only=True, slots=True)
+class GmmSettings:
+    """One system of Gaussian mixtures, grown from a flat start or from the system before it."""
+
+    front: FrontSettings | None
+    flat: FlatSettings | None = None  # the first system's start
+    tree: TreeSettings | None = None  # ties triphone states; null: the states stay as they are
+    lda: LdaSettings | None = None
+    fmllr: FmllrSettings | None = None  # null: all speakers are taken as they are
+    passes: int
+    gaussians: int  # in all, reached at the share `grown_by` of the passes
+    grown_by: float
+    realign_first: int
+    realign_every: int
+    power: float
+    min_count: float
+    variance_floor: float
+
+    def __post_init__(self) -> None:
+        within(0.05, 1, grown_by=self.grown_by)
+        within(0, 1, power=self.power, variance_floor=self.variance_floor)
+        positive(passes=self.passes, gaussians=self.gaussians, min_count=self.min_count)
+        positive(realign_every=self.realign_every)
+        later = (self.tree, self.lda, self.fmllr)
+        if self.flat is not None and (self.front is None or any(s is not None for s in later)):
+            raise SettingsError(
+                f"{here()}: a system with a flat start has no system before it, so it needs a "
+                "front, and can have neither tree nor lda nor fmllr; give those to the next system"
+            )
+        if self.lda is not None and (self.front is None or self.front.splice == 0):
+            raise SettingsError(
+                f"{at('lda')} needs {at('front.splice')} above 0, frames on each side"
+            )
+        if self.fmllr is not None and self.front is not None:
+            raise SettingsError(
+                f"{at('fmllr')} needs {at('front')}=null: the first transforms are towards the "
+                "Gaussians of the system before, which must see the same"
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class AliSettings:
+    """How transcripts are aligned, in training and after it."""
+
+    beam: float  # nats
+    retry_beam: float
+    acoustic_scale: float
+    max_lost_share: float
+
+    def __post_init__(self) -> None:
+        positive(beam=self.beam, acoustic_scale=self.acoustic_scale)
+        within(0, 1, max_lost_share=self.max_lost_share)
+        if self.retry_beam < self.beam:
+            raise SettingsError(
+                f"{at('retry_beam')} is {self.retry_beam}, below {at('beam')} {self.beam}; "
+                "it must be wider"
+            )

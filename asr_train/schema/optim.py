@@ -1,0 +1,110 @@
+"""How a network learns: conf/optim."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from asr_train.schema.fields import SettingsError, at, positive, within
+
+
+class Halving(Enum):
+    """When the rate is halved."""
+
+    each_epoch = "each_epoch"  # after every epoch from the last of `hold_epochs` on
+    newbob = "newbob"  # after `hold_epochs`, each epoch from the first that helped too little
+
+
+class Scaling(Enum):
+    """What becomes of the rate where n workers' gradients are added up; see `train.schedule`."""
+
+    sum = "sum"  # it stays: an update is n times as large (Strom, 2015)
+    sqrt = "sqrt"  # over the root of n (Krizhevsky, 2014)
+    mean = "mean"  # over n: an update is as large as a single worker's
+
+
+@dataclass(kw_only=True, slots=True)
+class PhaseSettings:
+    """The beginning of training, with other minibatches."""
+
+    until: float  # epochs from the beginning
+    minibatch_frames: int
+    workers: int | None = None  # that have minibatches, at most; null: all
+
+    def __post_init__(self) -> None:
+        positive(until=self.until, minibatch_frames=self.minibatch_frames)
+        if self.workers is not None:
+            positive(workers=self.workers)
+
+
+@dataclass(kw_only=True, slots=True)
+class PretrainSettings:
+    """What a single worker does before the run, on a part of TRAIN; see `train.pretrain`."""
+
+    share: float  # of the shards of TRAIN that the run learns from
+    epochs: int  # of each network that is trained
+    layer_by_layer: bool  # with 1, 2, ... hidden layers; false: the whole network at once
+    rate: float | None = None  # per frame; null: optim.rate
+    minibatch_frames: int | None = None  # null: optim.minibatch_frames
+
+    def __post_init__(self) -> None:
+        within(1e-6, 1, share=self.share)
+        positive(epochs=self.epochs)
+        for name in ("rate", "minibatch_frames"):
+            if (value := getattr(self, name)) is not None:
+                positive(**{name: value})
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimSettings:
+    """SGD on gradients summed over the frames of a minibatch, so `rate` is per frame."""
+
+    rate: float  # per frame
+    momentum: float
+    minibatch_frames: int
+    epochs: int
+    halving: Halving
+    hold_epochs: int
+    newbob_gain: float
+    pool_frames: int
+    checkpoint_steps: int
+    log_steps: int
+    keep_checkpoints: int
+    seed: int
+    min_rate: float = 0.0
+    max_norm: float | None = None
+    scaling: Scaling = Scaling.sum
+    warmup_epochs: float = 0.0
+    warmup_from: float | None = None  # share of the rate; null: 1 / gradients that are added up
+    phases: list[PhaseSettings] = field(default_factory=list)
+    pretrain: PretrainSettings | None = None
+    share: float = 1.0
+    keep_epochs: bool = False
+
+    def __post_init__(self) -> None:
+        positive(rate=self.rate, minibatch_frames=self.minibatch_frames)
+        if self.min_rate < 0 or self.min_rate > self.rate:
+            raise SettingsError(
+                f"{at('min_rate')} is {self.min_rate}; it must lie in [0, {at('rate')} {self.rate}]"
+            )
+        within(0, 1e6, warmup_epochs=self.warmup_epochs)
+        if self.warmup_from is not None:
+            within(1e-9, 1, warmup_from=self.warmup_from)
+        ends = [phase.until for phase in self.phases]
+        if ends != sorted(set(ends)):
+            raise SettingsError(f"{at('phases')} end at {ends} epochs; each must end later")
+        for phase in self.phases:
+            if phase.minibatch_frames > self.pool_frames:
+                raise SettingsError(
+                    f"{at('phases')} has minibatches of {phase.minibatch_frames} frames, above "
+                    f"{at('pool_frames')} {self.pool_frames}; a pool holds many minibatches"
+                )
+        if self.max_norm is not None:
+            positive(max_norm=self.max_norm)
+        positive(epochs=self.epochs, checkpoint_steps=self.checkpoint_steps)
+        positive(log_steps=self.log_steps, keep_checkpoints=self.keep_checkpoints)
+        within(0, 0.999, momentum=self.momentum)
+        within(1e-6, 1, share=self.share)
+        if self.pool_frames < self.minibatch_frames:
+            raise SettingsError(
+                f"{at('pool_frames')} is {self.pool_frames}, below "
+                f"{at('minibatch_frames')} {self.minibatch_frames}; a pool holds many minibatches"
+            )

@@ -1,0 +1,42 @@
+"""Word errors, and the texts that are compared: conf/score."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from asr_train.schema.fields import SettingsError, at, positive
+
+
+class NormaliserKind(Enum):
+    """What is done to a text, at intake or before two are compared; see `score.normalise`."""
+
+    plain = "plain"  # upper case, nothing else
+    words = "words"  # punctuation goes, too
+    english = "english"  # punctuation, hyphens, hesitations, parts of words as in Hub5 scoring
+
+
+@dataclass(kw_only=True, slots=True)
+class NormaliserSettings:
+    kind: NormaliserKind
+    mapping: str | None = None  # file of lines `FROM => TO`: contractions, spellings
+
+    def __post_init__(self) -> None:
+        if self.mapping is not None and self.kind is not NormaliserKind.english:
+            raise SettingsError(
+                f"{at('kind')} is {self.kind.value} but {at('mapping')} is "
+                f"{self.mapping!r}; a mapping goes with kind=english, and only with it"
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class ScoreSettings:
+    bootstrap: int  # draws of speakers for the 95 % interval
+    seed: int
+    normaliser: NormaliserSettings
+
+    @property
+    def draws(self) -> dict[str, int]:
+        """What intervals and comparisons depend on, as score files and tables say it."""
+        return {"bootstrap": self.bootstrap, "seed": self.seed}
+
+    def __post_init__(self) -> None:
+        positive(bootstrap=self.bootstrap)

@@ -1,0 +1,15 @@
+"""What training reads: conf/shards."""
+
+from dataclasses import dataclass
+
+from asr_train.schema.feats import NormSettings
+from asr_train.schema.fields import positive
+
+
+@dataclass(kw_only=True, slots=True)
+class ShardsSettings:
+    utterances: int
+    norm: NormSettings  # applied to the features before they are stored
+
+    def __post_init__(self) -> None:
+        positive(utterances=self.utterances)
