@@ -25,22 +25,22 @@ FETCH := fsdd mini_librispeech librispeech an4 yesno
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST) recipes/stages.mk
 
-## make digits                     spoken digits made on the spot: the whole pipeline, no download
-## make commands                   sentences of 3,000 words made on the spot (HOURS=10)
+## make digits                     spoken digits, synthesised on the fly: the whole pipeline, no download
+## make commands                   sentences of 3,000 words, synthesised on the fly (HOURS=10)
 ## make fsdd CORPUS_DIR=path       real digits of six speakers (make fetch-fsdd downloads them)
 ## make folder CORPUS_DIR=path     your own recordings: a folder with utterances.tsv
-##   MORE='path path'              further folders to train on (folder, speechocean, arctic, ...)
-## make NAME CORPUS_DIR=path       NAME: see recipes/; each has a README with data, licence and cost
-## make check CORPUS_DIR=path      only look at them (RECIPE=fsdd: as that recipe would)
-## make status RECIPE=fsdd         which stages are done, stale or missing (default: digits)
+##   MORE='path path'              more folders to train on (folder, speechocean, arctic, ...)
+## make NAME CORPUS_DIR=path       any recipe of recipes/; its README describes data, licence and cost
+## make check CORPUS_DIR=path      only check the recordings (RECIPE=fsdd: as that recipe would)
+## make status RECIPE=fsdd         list done, stale and missing stages (default: digits)
 ## make clean RECIPE=fsdd          remove that recipe's work folder
 $(RECIPES): .venv/.ready
 	@$(MAKE) -C recipes/$@ table $(FOLDERS)
 
-## make strom2015                  tables and figures of a paper beside ours: strom2015, ladkat2019
-## make strom2015-table3           one of them (table2, table3, table4, figure1; table1, ...)
+## make strom2015                  a paper's tables and figures beside ours: strom2015, ladkat2019
+## make strom2015-table3           one of these (table2, table3, table4, figure1; table1, ...)
 ##   SCALE=tiny, small, full       minutes; an evening on 2 cores (default); the paper's own sizes
-##   CORPUS=a recipe               whose speech it is (default: commands)
+##   CORPUS=a recipe               whose speech to use (default: commands)
 $(PAPERS): .venv/.ready
 	@$(MAKE) -C recipes/$@ paper $(FOLDERS)
 $(foreach p,$(PAPERS),$p-%): .venv/.ready
@@ -51,17 +51,17 @@ check: .venv/.ready
 status clean: .venv/.ready
 	@$(MAKE) -C recipes/$(RECIPE) $@ $(FOLDERS)
 
-## make report                     all tables, of runs made here and kept ones, in report/index.html
+## make report                     all tables, of your runs and of results/, in report/index.html
 report: .venv/.ready
 	@mkdir -p report && $(BIN)/python scripts/gather.py $(CURDIR) report/index.html
 
-## make fetch-fsdd                 download the Free Spoken Digit Dataset into data/fsdd; so for
+## make fetch-fsdd                 download the Free Spoken Digit Dataset into data/fsdd; also
 ##                                 mini_librispeech, librispeech (PARTS='dev-clean ...',
 ##                                 LMS='3-gram.pruned.1e-7 4-gram'), an4, yesno
 $(FETCH:%=fetch-%): fetch-%: .venv/.ready
 	@$(BIN)/python scripts/fetch.py $* $(or $(CORPUS_DIR),data/$*)
 
-## make test                       all tests (test-fast: without those that run whole recipes)
+## make test                       run all tests (test-fast: without those that run whole recipes)
 test: .venv/.ready
 	@$(BIN)/python -m pytest $(BESIDE) --durations=25 --durations-min=5
 test-fast: .venv/.ready
@@ -70,7 +70,7 @@ test-fast: .venv/.ready
 # cores, for drills of timeouts wait; four at most.
 BESIDE := -n $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4))) --dist loadfile --no-loadscope-reorder
 
-## make lint                       ruff and mypy (format: rewrite in ruff's layout)
+## make lint                       run ruff and mypy (format: reformat with ruff)
 lint: .venv/.ready
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 format: .venv/.ready
@@ -87,8 +87,8 @@ format: .venv/.ready
 	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
-## make bench                      kernels beside a copy and their peers (CPU: 3 minutes), and a
-## make bench-step                 training step by SGD and by GTC, into RESULTS=results/cpu (or gpu)
+## make bench                      time kernels beside a copy and their peers (CPU: 3 minutes)
+## make bench-step                 time training steps of SGD and GTC; RESULTS=results/cpu (or gpu)
 RESULTS ?= results/$(if $(shell command -v nvidia-smi),gpu,cpu)
 bench: .venv/.ready
 	@mkdir -p $(RESULTS)
@@ -98,14 +98,14 @@ bench-step: .venv/.ready
 	@$(BIN)/python scripts/bench_step.py $(RESULTS)
 
 ## make plan CLUSTER=p3.16xlarge MODEL=lstm_5x768 WORKERS=128
-##                                 which method, block and group size pay there: simulated frames/s,
-##                                 bytes, crossovers, in plan/ (conf/cluster/ has the clusters;
-##                                 docs/cost.md the model; more: .venv/bin/python scripts/plan.py -h)
+##                                 recommend method, block and group size: simulated frames/s, bytes,
+##                                 crossovers, in plan/ (clusters: conf/cluster/; model: docs/cost.md;
+##                                 all options: .venv/bin/python scripts/plan.py -h)
 PLAN := CLUSTER MODEL WORKERS MINIBATCH TAU DENSITY LOG CODEC BLOCKS GROUPS METHODS FPS MELS OUTPUTS SEED OUT
 plan: .venv/.ready
 	@$(BIN)/python scripts/plan.py out=plan $(foreach v,$(PLAN),$(if $($v),$(shell echo $v | tr A-Z a-z)='$($v)'))
 
-## make lock                       pin the packages of pyproject.toml anew
+## make lock                       update the pinned packages in requirements.lock
 lock: .venv/.ready
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --no-annotate --upgrade --extra dev --custom-compile-command 'make lock' pyproject.toml -o requirements.lock

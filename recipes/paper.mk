@@ -30,9 +30,9 @@ $(error SEEDS is '$(SEEDS)', but a paper's runs have the seeds of scales.$(SCALE
 endif
 include ../$(CORPUS)/Makefile
 
-## In the folder of a paper's tables, or from the root as `make PAPER` and `make PAPER-TABLE`:
-##   SCALE=tiny, small, full    TABLES='table2 figure1'    CORPUS=a recipe whose speech it is
-##   SIDE=runs side by side     RESULTS=folder that the tables are copied to
+## In a paper's folder, or from the root as `make PAPER` and `make PAPER-TABLE`:
+##   SCALE=tiny, small, full    TABLES='table2 figure1'    CORPUS=recipe whose speech to use
+##   SIDE=runs side by side     RESULTS=folder to copy the tables to
 .PHONY: paper paper-tables
 RESULTS ?=
 MADE := $(TABLES:%=$W/tables/$(PAPER)-%.md)

@@ -114,16 +114,16 @@ TARGETS := $(MANIFESTS) $(CHECKED) $W/lm/index.json $W/lang/index.json \
 
 .PHONY: help table check conf status clean
 ## In a recipe's folder, or from the root with RECIPE=NAME:
-##   make table    the WER table and all it needs (-n: the plan; -j2: stages side by side)
-##   make check    look at the recordings, transcripts, speakers and words of all splits, no more
-##   make status   which stages are done, stale or missing, with their time and size
+##   make table    make the WER table and all it needs (-n: print the plan; -j2: stages in parallel)
+##   make check    only check recordings, transcripts, speakers and words of all splits
+##   make status   list done, stale and missing stages, with time and size
 ##   make clean    remove the work folder
 ##   variables     W=work folder  JOBS=processes per stage  V=1 (show commands)  SET='feats.num_mels=80 decode.beam=12'
-##                 GMMS='mono tri lda sat'  RUNS='dnn'  REALIGN=passes of realignment with the network
-##                 SEEDS='1 2 3' (each run three times; means over seeds)
-##                 RESCORE='dnn' (n-best lists by lm.big)  BIGRAM='tri dnn' (and by a bigram)
-##                 SCALES=run whose scales, chosen on DEV, all networks are decoded with
-##                 WORKERS=training workers, a process each; VIRTUAL=1: all in one, to the same bits
+##                 GMMS='mono tri lda sat'  RUNS='dnn'  REALIGN=realignment passes with the network
+##                 SEEDS='1 2 3' (train each run three times; means over seeds)
+##                 RESCORE='dnn' (rescore n-best lists with lm.big)  BIGRAM='tri dnn' (also decode with a bigram)
+##                 SCALES=run whose scales, chosen on DEV, are used for all networks
+##                 WORKERS=training workers, one process each; VIRTUAL=1: all in one process, bit-identical
 table: $(CHECKED) $W/report/index.html
 	@cat $(SHOWN) $W/tables/wer.txt; echo "report: $(abspath $W/report/index.html)"
 check: $(CHECKED)
