@@ -1,7 +1,7 @@
 """bench_step.py FOLDER [MODEL=FRAMES,FRAMES ...]
 
 A whole training step by plain SGD beside one by GTC, on one device, and what each part takes.
-Writes FOLDER/steps.json and steps.md. The GTC step is that of one worker of a team: it compresses
+Writes FOLDER/steps.json and steps.md. The GTC step is that of one worker of a group: it compresses
 its gradient, writes a message, checks and reads one, and updates the weights that it names. There
 is no wire, and as many messages as workers would be read; reading 15 more is timed apart.
 Frames are random, and so are their states; tau is such that one element in a thousand exceeds it.
@@ -57,7 +57,7 @@ PARTS: dict[str, tuple[ModuleType, str]] = {
 
 
 class Worker:
-    """One of a team: a network, and what it is trained on."""
+    """One of a group: a network, and what it is trained on."""
 
     def __init__(self, name: str, frames: int) -> None:
         if not ALONE:

@@ -56,7 +56,7 @@ class Learner(Protocol):
 
 
 class Ahead(ABC):
-    """The workers hosted here, as a team's reducer.
+    """The workers hosted here, as a group's reducer.
 
     Attributes:
         sent, leads: by local worker, since they were last taken.
@@ -111,12 +111,12 @@ class Ahead(ABC):
         peer = self.peers[worker]
         return peer.tau, float(peer.residual_P.square().sum(dtype=torch.float64))
 
-    def team_state(self) -> dict[str, Any]:
+    def group_state(self) -> dict[str, Any]:
         """After a drain; the same on all workers."""
         peer = next(iter(self.peers.values()))
         return {"tau": peer.tau, "densities": list(peer.densities)}
 
-    def load_team_state(self, state: dict[str, Any]) -> None:
+    def load_group_state(self, state: dict[str, Any]) -> None:
         for peer in self.peers.values() if state else ():  # none from a worker that was alone
             peer.tau = state["tau"]
             peer.densities.clear()

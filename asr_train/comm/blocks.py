@@ -1,4 +1,4 @@
-"""**Block momentum**: every few steps, all teams' weights -> the model, and what to go on from.
+"""**Block momentum**: every few steps, all groups' weights -> the model, and what to go on from.
 
     W(t)    the model            S(t)    where workers begin block t + 1
     G(t)  = mean of the workers' weights - S(t-1)            (2)
@@ -52,14 +52,14 @@ class BlockMomentum:
 
 
 class MomentumBlocks:
-    """One model a team, exchanged every `block_steps` steps.
+    """One model a group, exchanged every `block_steps` steps.
 
-    The first worker of each team sends its weights; all workers get the sum, and compute the rest
+    The first worker of each group sends its weights; all workers get the sum, and compute the rest
     alike.
 
     Args:
         exchange: of all workers.
-        leaders: the first worker of each team.
+        leaders: the first worker of each group.
         velocity: what becomes of the workers' momentum at the end of a block.
     """
 
@@ -94,7 +94,7 @@ class MomentumBlocks:
             return
         assert self.momentum is not None
         ours = [worker for worker in self.leaders if worker in self.exchange.local]
-        # A team whose first worker lives elsewhere has a replica here, but does not send it
+        # A group whose first worker lives elsewhere has a replica here, but does not send it
         led = replicas[len(replicas) - len(ours) :]
         size = len(self.momentum.weights_P)
         mean_P = self.exchange.sum((r.weights_P for r in led), size, self.leaders)

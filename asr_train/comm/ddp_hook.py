@@ -132,7 +132,7 @@ class GtcHook:
         return {
             "steps": self._steps,
             "sent": list(astuple(self.sent)),
-            "team": self._gtc.team_state(),
+            "group": self._gtc.group_state(),
             "worker": self._gtc.worker_state(self._rank),
         }
 
@@ -140,5 +140,5 @@ class GtcHook:
         """Takes what `state_dict` gave on the same rank."""
         self._steps = state.get("steps", self._start_iter)  # none: from before there was a warm-up
         self.sent = Sent(*state["sent"])
-        self._gtc.load_team_state(state["team"])
+        self._gtc.load_group_state(state["group"])
         self._gtc.load_worker_state(self._rank, state["worker"])

@@ -73,8 +73,8 @@ class Exchange(ABC):
         """Until all are here."""
 
     @abstractmethod
-    def teams(self, size: int) -> list["Exchange"]:
-        """The members cut into teams of `size`: exchanges of those that have a worker here."""
+    def groups(self, size: int) -> list["Exchange"]:
+        """The members cut into groups of `size`: exchanges of those that have a worker here."""
 
     # --- what is built on it ----------------------------------------------------------------------
 

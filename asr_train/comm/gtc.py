@@ -1,4 +1,4 @@
-"""**Gradient threshold compression**: a team's gradients -> messages -> the gradient of all.
+"""**Gradient threshold compression**: a group's gradients -> messages -> the gradient of all.
 
 Each worker owes the others its residual and its gradient; of every element that exceeds tau it
 sends one quantum and keeps the rest (Strom, 2015, section 2.6). It applies its own message like the
@@ -29,10 +29,10 @@ SLACK = 1.25  # room in a message over what the longest of the step before took
 
 
 class Gtc:
-    """The reducer of a team of several workers, for flat vectors of `size` elements.
+    """The reducer of a group of several workers, for flat vectors of `size` elements.
 
     Attributes:
-        tau: of the next step; common to all the team.
+        tau: of the next step; common to all the group.
         capacity: bytes of payload that the next step's messages have room for.
         residuals: by local worker, float32 [P].
     Raises:
@@ -170,10 +170,10 @@ class Gtc:
         """tau, and the sum of squares of a local worker's residual."""
         return self.tau, float(self.residuals[worker].square().sum(dtype=torch.float64))
 
-    def team_state(self) -> dict[str, Any]:
+    def group_state(self) -> dict[str, Any]:
         return {"tau": self.tau, "capacity": self.capacity, "step": self.step}
 
-    def load_team_state(self, state: dict[str, Any]) -> None:
+    def load_group_state(self, state: dict[str, Any]) -> None:
         if state:  # none from a worker that was alone
             self.tau, self.capacity, self.step = state["tau"], state["capacity"], state["step"]
 

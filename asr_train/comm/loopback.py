@@ -29,7 +29,7 @@ class Loopback(Exchange):
     def barrier(self) -> None:
         pass
 
-    def teams(self, size: int) -> list[Exchange]:
+    def groups(self, size: int) -> list[Exchange]:
         firsts = range(self.members.start, self.members.stop, size)
         stop = self.members.stop
         return [Loopback(range(f, min(f + size, stop)), self.device) for f in firsts]

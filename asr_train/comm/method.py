@@ -1,6 +1,6 @@
 """The **hooks of every method**: what happens to gradients before an update, to weights after it.
 
-A method says which workers share a model (a team), adds up a team's gradients (`reduce_gradient`)
+A method says which workers share a model (a group), adds up a group's gradients (`reduce_gradient`)
 and may change the models once they are updated (`after_update`). It works for all the workers that
 a process hosts: their gradients come one by one, so that many workers need only one gradient's
 memory. Knows nothing of networks, shards or how weights are updated.
@@ -24,55 +24,55 @@ class ExchangeMethod:
 
     Args:
         exchange: of all workers.
-        teams: of those that have a worker here.
-        reducers: one a team.
-        blocks: None: teams never meet (or there is only one).
+        groups: of those that have a worker here.
+        reducers: one a group.
+        blocks: None: groups never meet (or there is only one).
     Attributes:
         ahead: of workers that do not wait for each other: drives them, in place of the two hooks.
-        said: what a user should know of it when a run starts; None: nothing.
+        notice: what a user should know of it when a run starts; None: nothing.
     """
 
     ahead: Ahead | None = None
-    said: str | None = None
+    notice: str | None = None
 
     def __init__(
         self,
         exchange: Exchange,
-        teams: Sequence[Exchange],
+        groups: Sequence[Exchange],
         reducers: Sequence[Reducer],
         blocks: Blocks | None = None,
     ) -> None:
-        assert len(teams) == len(reducers)
-        self.exchange, self.teams = exchange, list(teams)
+        assert len(groups) == len(reducers)
+        self.exchange, self.groups = exchange, list(groups)
         self.reducers, self.blocks = list(reducers), blocks
         self.sent = {worker: Sent() for worker in exchange.local}
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
     # --- the two hooks ----------------------------------------------------------------------------
 
-    def reduce_gradient(self, team: int, gradients: Iterable[Gradient]) -> Tensor | None:
-        """The gradient to update a team's model with: the sum over its workers, or what stands for
+    def reduce_gradient(self, group: int, gradients: Iterable[Gradient]) -> Tensor | None:
+        """The gradient to update a group's model with: the sum over its workers, or what stands for
         it. May be one of the tensors that came in.
 
         Args:
-            team: its place in `teams`.
-            gradients: of the team's local workers, in their order; asked for one by one.
+            group: its place in `groups`.
+            gradients: of the group's local workers, in their order; asked for one by one.
         Returns:
-            float32 [P], the same on all of the team; None: all of them skip this step.
+            float32 [P], the same on all of the group; None: all of them skip this step.
         """
-        with self._counted(self.teams[team]):
-            return self.reducers[team].reduce(gradients, self.sent)
+        with self._counted(self.groups[group]):
+            return self.reducers[group].reduce(gradients, self.sent)
 
-    def reduce_quanta(self, team: int, gradients: Iterable[Gradient]) -> Tensor | Quanta | None:
+    def reduce_quanta(self, group: int, gradients: Iterable[Gradient]) -> Tensor | Quanta | None:
         """As `reduce_gradient`, but hits may be left to be added up as they are used."""
-        with self._counted(self.teams[team]):
-            return self.reducers[team].quanta(gradients, self.sent)
+        with self._counted(self.groups[group]):
+            return self.reducers[group].quanta(gradients, self.sent)
 
     def after_update(self, replicas: Sequence[Replica]) -> None:
         """May change the models, once they are updated (or the step was skipped).
 
         Args:
-            replicas: one a team, in the order of `teams`.
+            replicas: one a group, in the order of `groups`.
         """
         if self.blocks is not None:
             with self._counted(self.exchange):
@@ -123,11 +123,11 @@ class ExchangeMethod:
 
     def measures(self, worker: int) -> tuple[float, float]:
         """A local worker's threshold, and the sum of squares of what it owes."""
-        return self.reducers[self.team_of(worker)].measures(worker)
+        return self.reducers[self.group_of(worker)].measures(worker)
 
-    def team_of(self, worker: int) -> int:
-        """The place in `teams` of a local worker's team."""
-        return next(i for i, team in enumerate(self.teams) if worker in team.local)
+    def group_of(self, worker: int) -> int:
+        """The place in `groups` of a local worker's group."""
+        return next(i for i, group in enumerate(self.groups) if worker in group.local)
 
     def shared_state(self) -> dict[str, Any]:
         """Tensors and plain data that are the same on all workers."""
@@ -138,25 +138,25 @@ class ExchangeMethod:
         if self.blocks is not None:
             self.blocks.load_state(state)
 
-    def team_state(self, team: int) -> dict[str, Any]:
-        """What is the same on all workers of a team."""
-        return self.reducers[team].team_state()
+    def group_state(self, group: int) -> dict[str, Any]:
+        """What is the same on all workers of a group."""
+        return self.reducers[group].group_state()
 
-    def load_team_state(self, team: int, state: dict[str, Any]) -> None:
-        """Takes what `team_state` gave."""
-        self.reducers[team].load_team_state(state)
+    def load_group_state(self, group: int, state: dict[str, Any]) -> None:
+        """Takes what `group_state` gave."""
+        self.reducers[group].load_group_state(state)
 
     def worker_state(self, worker: int) -> dict[str, Any]:
         """What is a local worker's own."""
         return {
             "sent": list(astuple(self.sent[worker])),
-            **self.reducers[self.team_of(worker)].worker_state(worker),
+            **self.reducers[self.group_of(worker)].worker_state(worker),
         }
 
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
         """Takes what `worker_state` gave."""
         self.sent[worker] = Sent(*state["sent"])
-        self.reducers[self.team_of(worker)].load_worker_state(worker, state)
+        self.reducers[self.group_of(worker)].load_worker_state(worker, state)
 
     def load_resized(self, states: Iterable[dict[str, Any]], models: int) -> float:
         """Take over from a run with another number of workers.
@@ -167,7 +167,7 @@ class ExchangeMethod:
 
         Args:
             states: the `worker_state` of each worker of that run, in order.
-            models: how many teams there were.
+            models: how many groups there were.
         Returns:
             The sum of squares of what is owed a model.
         """
@@ -180,13 +180,13 @@ class ExchangeMethod:
                 owed_P = residual_P.clone() if owed_P is None else owed_P.add_(residual_P)
         if owed_P is not None and models > 1:
             owed_P /= models
-        for team in self.teams:
-            for worker in team.local:
+        for group in self.groups:
+            for worker in group.local:
                 is_first = worker == self.exchange.members[0]
                 counted = sent if is_first else Sent()
                 state = {"sent": list(astuple(counted))}
                 if owed_P is not None:
-                    own = hosted(len(owed_P), worker - team.members[0], len(team))
+                    own = hosted(len(owed_P), worker - group.members[0], len(group))
                     state["residual_P"] = torch.zeros_like(owed_P, device=self.exchange.device)
                     state["residual_P"][own.start : own.stop] = owed_P[own.start : own.stop]
                 self.load_worker_state(worker, state)

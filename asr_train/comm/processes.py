@@ -86,7 +86,7 @@ class Processes(Exchange):
     def barrier(self) -> None:
         self.numbers([[0.0]] * len(self.local))  # unlike dist.barrier, on any backend and device
 
-    def teams(self, size: int) -> list[Exchange]:
+    def groups(self, size: int) -> list[Exchange]:
         found: list[Exchange] = []
         for first in range(self.members.start, self.members.stop, size):
             members = range(first, min(first + size, self.members.stop))

@@ -25,7 +25,7 @@ class Gradient:
 
 @dataclass(slots=True)
 class Quanta:
-    """A team's hits that are not added up yet: their counts, times tau, are its gradient.
+    """A group's hits that are not added up yet: their counts, times tau, are its gradient.
 
     Attributes:
         messages: int32 [K] a worker, as kernels.threshold has them.
@@ -48,7 +48,7 @@ class Quanta:
 
 @dataclass(slots=True)
 class Replica:
-    """A model that a team shares."""
+    """A model that a group shares."""
 
     weights_P: Tensor
     velocity_P: Tensor | None  # None: no momentum
@@ -72,18 +72,18 @@ class Sent:
 
 
 class Reducer(Protocol):
-    """A team's gradients -> the one to update its model with."""
+    """A group's gradients -> the one to update its model with."""
 
     def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
-        """None: somebody's gradient is not finite, and all of the team skip the step."""
+        """None: somebody's gradient is not finite, and all of the group skip the step."""
 
     def quanta(
         self, gradients: Iterable[Gradient], sent: dict[int, Sent]
     ) -> Tensor | Quanta | None:
         """`reduce`, but hits may be left to be added up."""
 
-    def team_state(self) -> dict[str, Any]: ...
-    def load_team_state(self, state: dict[str, Any]) -> None: ...
+    def group_state(self) -> dict[str, Any]: ...
+    def load_group_state(self, state: dict[str, Any]) -> None: ...
     def worker_state(self, worker: int) -> dict[str, Any]: ...
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None: ...
     def measures(self, worker: int) -> tuple[float, float]:
@@ -91,7 +91,7 @@ class Reducer(Protocol):
 
 
 class Blocks(Protocol):
-    """All teams' models -> what they go on from, every few steps."""
+    """All groups' models -> what they go on from, every few steps."""
 
     def begin(self, weights_P: Tensor) -> None: ...
     def after_update(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None: ...
@@ -110,10 +110,10 @@ class Whole(ABC):
     def quanta(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
         return self.reduce(gradients, sent)
 
-    def team_state(self) -> dict[str, Any]:
+    def group_state(self) -> dict[str, Any]:
         return {}
 
-    def load_team_state(self, state: dict[str, Any]) -> None:
+    def load_group_state(self, state: dict[str, Any]) -> None:
         return  # there is none
 
     def worker_state(self, worker: int) -> dict[str, Any]:

@@ -110,11 +110,11 @@ class VirtualTime(Ahead):
         self._weights_P.copy_(first.base_P)
         del self._weights_P, self._learner
 
-    def team_state(self) -> dict[str, Any]:
-        return {**super().team_state(), "now": self.now}
+    def group_state(self) -> dict[str, Any]:
+        return {**super().group_state(), "now": self.now}
 
-    def load_team_state(self, state: dict[str, Any]) -> None:
-        super().load_team_state(state)
+    def load_group_state(self, state: dict[str, Any]) -> None:
+        super().load_group_state(state)
         self.now = state.get("now", 0.0)  # not from workers in processes
 
 

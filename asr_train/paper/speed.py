@@ -62,8 +62,8 @@ def simulated(
     shares = [density(run) for run in runs]
     known = [share for share in shares if share is not None]
     # Groups of one have nobody to send to
-    team = method.group_size if method.traffic.in_groups else comm.workers
-    needs = method.traffic.is_sparse and team > 1
+    group = method.group_size if method.traffic.in_groups else comm.workers
+    needs = method.traffic.is_sparse and group > 1
     if needs and len(known) < len(shares):
         return None
     share = sum(known) / len(known) if needs else None

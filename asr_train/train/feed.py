@@ -132,4 +132,4 @@ def phases(optim: OptimSettings, epoch: int) -> Iterator[tuple[float, float, int
 def when(state: RunState, feed: Feed, epoch_step: int) -> tuple[float, int]:
     """For the schedule: epochs done before a step, and gradients that are added up in it."""
     done = state.progress.epoch + epoch_step / state.progress.epoch_steps
-    return done, min(len(state.method.teams[0]), feed.reading(epoch_step))
+    return done, min(len(state.method.groups[0]), feed.reading(epoch_step))

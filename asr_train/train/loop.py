@@ -115,8 +115,8 @@ def train(
             + (f"going on after step {progress.step}" if progress.step else "from the beginning")
         )
         tell(changed)
-        tell(method.said)
-        tell(warning(optim, len(method.teams[0])))
+        tell(method.notice)
+        tell(warning(optim, len(method.groups[0])))
 
         def write_row(step: int, taken: Sequence[Taken] | None = None) -> None:
             totals = gathered(state, taken)
@@ -210,10 +210,10 @@ def train(
 def check_replicas(state: RunState) -> None:
     """Those who share a model in several processes have the same one, else ReplicaError."""
     names = [slot.name for slot in state.bucket.table]
-    for team, replica in zip(state.method.teams, state.replicas, strict=True):
-        if len(team.local) < len(team.members):
+    for group, replica in zip(state.method.groups, state.replicas, strict=True):
+        if len(group.local) < len(group.members):
             checksums = state.bucket.checksums(replica.weights_P)
-            team.check_same(checksums, names, f"step {state.progress.step}")
+            group.check_same(checksums, names, f"step {state.progress.step}")
 
 
 def start_step(done: int, of: int, steps: int) -> int:

@@ -4,7 +4,7 @@ RunState is all that the next step depends on: weights, momentum, schedule, meth
 the epoch, counters. Random numbers need no state: they are drawn anew from (seed, step, worker).
 Checkpoints keeps the newest few in a folder, a file a worker:
     step-00001000.pt        worker 0's: tensors and plain data, by torch.save
-    step-00001000.w001.pt   worker 1's, and so on; what a team or all share is in its first one's
+    step-00001000.w001.pt   worker 1's, and so on; what a group or all share is in its first one's
     step-00001000.json      written after them: sizes, SHA-256, step, and the run it belongs to
 A checkpoint is used if all are there and agree; so a kill at any moment leaves the one before.
 Which processes host which workers does not matter: files are those of workers.
@@ -114,7 +114,7 @@ class RunState:
     """A run in memory: what is shared, and what belongs to the workers hosted here.
 
     Attributes:
-        replicas, skipped_in_row: one a team of `method.teams`.
+        replicas, skipped_in_row: one a group of `method.groups`.
         since_log: by local worker; seconds are those of the process, of which some stand in each.
         in_epoch: of all workers, up to the last row of the log.
     """
@@ -135,11 +135,11 @@ class RunState:
     ) -> "RunState":
         """At the beginning: all workers have the model's weights."""
         state = cls(bucket, method, schedule, [])
-        for number in range(len(method.teams)):
+        for number in range(len(method.groups)):
             weights_P = bucket.weights_P if number == 0 else bucket.weights_P.clone()
             velocity_P = torch.zeros_like(weights_P) if momentum else None
             state.replicas.append(Replica(weights_P, velocity_P))
-        state.skipped_in_row = [0] * len(method.teams)
+        state.skipped_in_row = [0] * len(method.groups)
         state.since_log = {worker: Interval() for worker in method.exchange.local}
         method.begin(bucket.weights_P)
         return state
@@ -156,17 +156,17 @@ class RunState:
 
     def _contents(self) -> Iterator[tuple[int, dict[str, Any]]]:
         for worker in self.method.exchange.local:
-            team = self.method.team_of(worker)
+            group = self.method.group_of(worker)
             content: dict[str, Any] = {
                 "worker": self.method.worker_state(worker),
                 "since_log": asdict(self.since_log[worker]),
             }
-            if worker == self.method.teams[team].members[0]:
-                content["team"] = {
-                    "weights_P": self.replicas[team].weights_P,
-                    "velocity_P": self.replicas[team].velocity_P,
-                    "skipped_in_row": self.skipped_in_row[team],
-                    "method": self.method.team_state(team),
+            if worker == self.method.groups[group].members[0]:
+                content["group"] = {
+                    "weights_P": self.replicas[group].weights_P,
+                    "velocity_P": self.replicas[group].velocity_P,
+                    "skipped_in_row": self.skipped_in_row[group],
+                    "method": self.method.group_state(group),
                 }
             if worker == self.method.exchange.members[0]:
                 content["shared"] = {
@@ -186,10 +186,10 @@ class RunState:
         self._restore_shared(saved.load(0)["shared"])
         if saved.workers != len(self.method.exchange):
             return self._restore_resized(saved)
-        for number, team in enumerate(self.method.teams):
-            state = saved.load(team.members[0])["team"]
+        for number, group in enumerate(self.method.groups):
+            state = saved.load(group.members[0])["group"]
             self._restore_replica(number, state["weights_P"], state["velocity_P"])
-            self.method.load_team_state(number, state["method"])
+            self.method.load_group_state(number, state["method"])
             self.skipped_in_row[number] = state["skipped_in_row"]
         for worker in self.method.exchange.local:
             content = saved.load(worker)
@@ -203,26 +203,26 @@ class RunState:
         self.progress = Progress(**shared["progress"])
         self.in_epoch = Interval(**shared["in_epoch"])
 
-    def _restore_replica(self, team: int, weights_P: Tensor, velocity_P: Tensor | None) -> None:
-        replica = self.replicas[team]
+    def _restore_replica(self, group: int, weights_P: Tensor, velocity_P: Tensor | None) -> None:
+        replica = self.replicas[group]
         replica.weights_P.copy_(weights_P)
         if replica.velocity_P is not None and velocity_P is not None:
             replica.velocity_P.copy_(velocity_P)
 
     def _restore_resized(self, saved: "Saved") -> str:
         """From another number of workers: all go on from the mean of the models."""
-        teams = [c["team"] for c in map(saved.load, range(saved.workers)) if "team" in c]
-        weights_P = _mean([team["weights_P"] for team in teams])
-        velocities = [team["velocity_P"] for team in teams]
+        groups = [c["group"] for c in map(saved.load, range(saved.workers)) if "group" in c]
+        weights_P = _mean([group["weights_P"] for group in groups])
+        velocities = [group["velocity_P"] for group in groups]
         velocity_P = None if velocities[0] is None else _mean(velocities)
         blocks = self.method.blocks
         if blocks is not None and not saved.load(0)["shared"]["method"]:
             blocks.begin(weights_P.to(self.bucket.weights_P.device))
-        for number in range(len(self.method.teams)):
+        for number in range(len(self.method.groups)):
             self._restore_replica(number, weights_P, velocity_P)
-            self.method.load_team_state(number, teams[0]["method"])
+            self.method.load_group_state(number, groups[0]["method"])
         contents = map(saved.load, range(saved.workers))
-        squares = self.method.load_resized((c["worker"] for c in contents), len(teams))
+        squares = self.method.load_resized((c["worker"] for c in contents), len(groups))
         counted = Interval()
         for content in map(saved.load, range(saved.workers)):
             counted.add(Interval(**content["since_log"]))
@@ -231,7 +231,7 @@ class RunState:
         if 0 in self.since_log:
             self.since_log[0] = counted
         return (
-            f"the checkpoint is of {saved.workers} workers and {len(teams)} models, this run has "
+            f"the checkpoint is of {saved.workers} workers and {len(groups)} models, this run has "
             f"{len(self.method.exchange)} workers; they go on from the models' mean, and what was "
             f"not yet sent (norm {squares**0.5:.4g} a model) is dealt out among them"
         )

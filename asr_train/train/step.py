@@ -31,21 +31,21 @@ def step(model: Model, next_batch: NextBatch, state: RunState, optim: OptimSetti
     bucket, progress, method = state.bucket, state.progress, state.method
     progress.step += 1
     frames = 0
-    for number, (team, replica) in enumerate(zip(method.teams, state.replicas, strict=True)):
-        counts = state.since_log[team.local[0]]
-        for worker in team.local:
+    for number, (group, replica) in enumerate(zip(method.groups, state.replicas, strict=True)):
+        counts = state.since_log[group.local[0]]
+        for worker in group.local:
             state.since_log[worker].steps += 1
         bucket.point_at(replica.weights_P)
         learned: dict[int, tuple[int, float, int]] = {}
         with state.stopwatch(counts, "exchange_seconds"):
             found = method.reduce_quanta(
                 number,
-                gradients(model, next_batch, state, team.local, optim, progress.step, learned),
+                gradients(model, next_batch, state, group.local, optim, progress.step, learned),
             )
         if found is None:
             losses = {worker: loss for worker, (_, loss, _) in learned.items()}
-            leader = team.members[0]
-            who = "" if len(method.exchange) == 1 else f" by the team of worker {leader}"
+            leader = group.members[0]
+            who = "" if len(method.exchange) == 1 else f" by the group of worker {leader}"
             skip(state, number, losses, progress.step, who if leader in losses else None)
             continue
         state.skipped_in_row[number] = 0
@@ -142,21 +142,21 @@ def update(
     weights_P.add_(grad_P, alpha=-rate)
 
 
-def skip(state: RunState, team: int, losses: dict[int, float], step: int, who: str | None) -> None:
-    """Leave a team's weights and momentum as they are, and say so; too often is an error.
+def skip(state: RunState, group: int, losses: dict[int, float], step: int, who: str | None) -> None:
+    """Leave a group's weights and momentum as they are, and say so; too often is an error.
 
     Args:
         losses: in nats, of the workers hosted here that skip it.
         who: to say so of; None: another process says it.
     """
-    state.skipped_in_row[team] += 1
+    state.skipped_in_row[group] += 1
     for worker in losses:
         state.since_log[worker].skipped += 1
     if who is not None:
         said = ", ".join(str(loss) for loss in losses.values())
         say(f"step {step} is skipped{who}: its loss is {said}, or a gradient not finite")
-    if state.skipped_in_row[team] >= MAX_SKIPPED:
-        check_finite("the weights", state.replicas[team].weights_P, state.bucket, step)
+    if state.skipped_in_row[group] >= MAX_SKIPPED:
+        check_finite("the weights", state.replicas[group].weights_P, state.bucket, step)
         check_finite("the gradient", state.bucket.grad_P, state.bucket, step)
         raise NotFiniteError(
             f"the loss is {list(losses.values())} at step {step}, and a gradient was not finite "

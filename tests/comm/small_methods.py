@@ -120,7 +120,7 @@ class Run:
         self.bad = bad
         self.size = len(gradient(0, 0))
         begin_P = torch.linspace(-1, 1, self.size)
-        self.replicas = [Replica(begin_P.clone(), torch.zeros(self.size)) for _ in method.teams]
+        self.replicas = [Replica(begin_P.clone(), torch.zeros(self.size)) for _ in method.groups]
         method.begin(begin_P)
         self.step = 0
         self.skipped: list[int] = []
@@ -143,8 +143,8 @@ class Run:
                 self.step += 1
                 self.log.append(self.hashes())
                 continue
-            for i, team in enumerate(self.method.teams):
-                grad_P = self.method.reduce_gradient(i, self.gradients(team.local))
+            for i, group in enumerate(self.method.groups):
+                grad_P = self.method.reduce_gradient(i, self.gradients(group.local))
                 if grad_P is None:
                     self.skipped.append(self.step)
                     continue
@@ -159,12 +159,12 @@ class Run:
     def hashes(self) -> dict[int, str]:
         """By local worker: weights, velocity and the method's state."""
         found = {}
-        for i, team in enumerate(self.method.teams):
-            for worker in team.local:
+        for i, group in enumerate(self.method.groups):
+            for worker in group.local:
                 content = [self.replicas[i].weights_P, self.replicas[i].velocity_P]
                 states = [
                     self.method.shared_state(),
-                    self.method.team_state(i),
+                    self.method.group_state(i),
                     self.method.worker_state(worker),
                 ]
                 kept = [v for s in states for k, v in s.items() if k not in TIMES]

@@ -24,7 +24,7 @@ def vector(worker: int) -> torch.Tensor:
 
 
 def everything(exchange) -> dict:
-    """All collectives, among all and in teams of two; what comes out, and the bits."""
+    """All collectives, among all and in groups of two; what comes out, and the bits."""
 
     def collectives(e):
         mine = list(e.local)
@@ -44,8 +44,8 @@ def everything(exchange) -> dict:
         return found
 
     found = {"all": collectives(exchange)}
-    for team in exchange.teams(2):
-        found[tuple(team.members)] = collectives(team)
+    for group in exchange.groups(2):
+        found[tuple(group.members)] = collectives(group)
     return {"found": found, "bits": exchange.wire_bits, "local": list(exchange.local)}
 
 

@@ -113,9 +113,9 @@ def resumed(first, second):
     """`second`, which has not begun, with all that `first` would store."""
     second.step = first.step
     second.method.load_shared_state(copy.deepcopy(first.method.shared_state()))
-    for i, team in enumerate(first.method.teams):
-        second.method.load_team_state(i, copy.deepcopy(first.method.team_state(i)))
-        for worker in team.local:
+    for i, group in enumerate(first.method.groups):
+        second.method.load_group_state(i, copy.deepcopy(first.method.group_state(i)))
+        for worker in group.local:
             state = copy.deepcopy(first.method.worker_state(worker))
             second.method.load_worker_state(worker, state)
         second.replicas[i].weights_P.copy_(first.replicas[i].weights_P)
@@ -137,7 +137,7 @@ def test_what_was_owed_by_others_counts_once_where_a_worker_goes_on_alone(name):
 @pytest.mark.parametrize("name", MANY)
 def test_states_are_tensors_and_plain_data(name, tmp_path):
     method = run(4, name).method
-    states = [method.shared_state(), method.team_state(0), method.worker_state(0)]
+    states = [method.shared_state(), method.group_state(0), method.worker_state(0)]
     torch.save(states, tmp_path / "state.pt")
     torch.load(tmp_path / "state.pt", weights_only=True)
 
@@ -163,13 +163,13 @@ def test_a_gradient_that_is_not_finite_stops_the_step_of_all_who_share_the_model
     before.bad = bad
     before.steps(1)
     assert before.skipped == [3]
-    for i, team in enumerate(before.method.teams):
-        if 1 not in team.members:
+    for i, group in enumerate(before.method.groups):
+        if 1 not in group.members:
             assert not torch.equal(before.weights()[i], weights[i])
             continue
         # A block of three has just ended at step 2, and the next has not
         assert torch.equal(before.weights()[i], weights[i])
-        for worker in team.members:
+        for worker in group.members:
             state = before.method.worker_state(worker)
             for key in state.keys() - {"sent"}:
                 same = torch.equal if key == "residual_P" else (lambda a, b: a == b)
@@ -238,11 +238,13 @@ def test_quanta_that_go_straight_into_the_weights_are_the_gradients_step_to_the_
     whole, straight = method_of(name, 4), method_of(name, 4)
     run = Run(whole)
     for _ in range(5):
-        for team, members in enumerate(whole.teams):
+        for group, members in enumerate(whole.groups):
             ours_P, theirs_P = torch.linspace(-1, 1, SIZE), torch.linspace(-1, 1, SIZE)
-            grad_P = whole.reduce_gradient(team, run.gradients(members.local))
+            grad_P = whole.reduce_gradient(group, run.gradients(members.local))
             theirs_P.add_(grad_P, alpha=-0.3)
-            update(ours_P, None, straight.reduce_quanta(team, run.gradients(members.local)), 0.3, 0)
+            update(
+                ours_P, None, straight.reduce_quanta(group, run.gradients(members.local)), 0.3, 0
+            )
             assert torch.equal(ours_P.view(torch.int32), theirs_P.view(torch.int32))
             assert bool((ours_P != torch.linspace(-1, 1, SIZE)).any())
         run.step += 1
@@ -280,9 +282,9 @@ def test_workers_that_make_no_whole_groups_are_refused():
 )
 def test_a_group_size_that_is_not_set_is_chosen_and_said(workers, size):
     method = method_of("bmuf_gtc", workers, group_size=0)
-    assert len(method.teams) == workers // size
-    assert all(len(team) == size for team in method.teams)
-    assert method.said == f"bmuf_gtc: {workers // size} groups of {size}, a model each"
+    assert len(method.groups) == workers // size
+    assert all(len(group) == size for group in method.groups)
+    assert method.notice == f"bmuf_gtc: {workers // size} groups of {size}, a model each"
 
 
 def test_a_negative_group_size_is_refused():

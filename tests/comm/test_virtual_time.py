@@ -145,7 +145,7 @@ def test_a_run_goes_on_from_its_state_to_the_same_bits(saved_at, adaptive):
     first = Run(looking, adaptive=adaptive).steps(saved_at)
     second = Run(looking, adaptive=adaptive, begin_P=first.weights_P)
     second.step = saved_at
-    second.method.load_team_state(0, copy.deepcopy(first.method.team_state(0)))
+    second.method.load_group_state(0, copy.deepcopy(first.method.group_state(0)))
     for worker in range(4):
         state = copy.deepcopy(first.method.worker_state(worker))
         second.method.load_worker_state(worker, state)

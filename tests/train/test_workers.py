@@ -264,10 +264,10 @@ def fresh(name, workers) -> RunState:
 
 
 def owed(state: RunState) -> list[np.ndarray]:
-    """By team, what its workers have not sent."""
+    """By group, what its workers have not sent."""
     found = []
-    for team in state.method.teams:
-        residuals = [state.method.worker_state(w).get("residual_P") for w in team.local]
+    for group in state.method.groups:
+        residuals = [state.method.worker_state(w).get("residual_P") for w in group.local]
         found.append(sum(r.numpy() for r in residuals if r is not None))
     return found
 
@@ -388,6 +388,6 @@ def test_a_step_that_one_worker_cannot_take_is_skipped_by_all(splits, capsys):
     assert torch.equal(state.replicas[0].weights_P, before_P)
     assert not owed(state)[0].any()
     assert [state.since_log[w].skipped for w in range(2)] == [1, 1]
-    assert "step 1 is skipped by the team of worker 0" in capsys.readouterr().out
+    assert "step 1 is skipped by the group of worker 0" in capsys.readouterr().out
     totals = loop.gathered(state)
     assert (totals.interval.skipped, totals.interval.frames) == (2, 0)

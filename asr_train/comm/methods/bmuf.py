@@ -14,21 +14,21 @@ class Bmuf(ExchangeMethod):
     """A model a worker."""
 
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
-        teams = exchange.teams(1)
-        blocks = momentum_blocks(settings, exchange, team_size=1)
-        super().__init__(exchange, teams, [Alone() for _ in teams], blocks)
+        groups = exchange.groups(1)
+        blocks = momentum_blocks(settings, exchange, group_size=1)
+        super().__init__(exchange, groups, [Alone() for _ in groups], blocks)
 
 
 METHOD = Bmuf
 
 
 def momentum_blocks(
-    settings: schema.CommSettings, exchange: Exchange, team_size: int
+    settings: schema.CommSettings, exchange: Exchange, group_size: int
 ) -> Blocks | None:
-    """Block momentum across teams; None for a single one, which has no other to meet."""
+    """Block momentum across groups; None for a single one, which has no other to meet."""
     given = settings.bmuf
     assert given is not None  # as schema.py checks
-    leaders = exchange.members[::team_size]
+    leaders = exchange.members[::group_size]
     if len(leaders) == 1:
         return None
     eta = given.momentum(len(leaders))

@@ -16,11 +16,13 @@ class BmufGtc(ExchangeMethod):
 
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
         group_size = settings.group_of(len(exchange))
-        teams = exchange.teams(group_size)
-        reducers = [gtc_reducer(settings, team, size) for team in teams]
-        super().__init__(exchange, teams, reducers, momentum_blocks(settings, exchange, group_size))
-        groups = len(exchange) // group_size
-        self.said = f"bmuf_gtc: {groups} groups of {group_size}, a model each"
+        groups = exchange.groups(group_size)
+        reducers = [gtc_reducer(settings, group, size) for group in groups]
+        super().__init__(
+            exchange, groups, reducers, momentum_blocks(settings, exchange, group_size)
+        )
+        count = len(exchange) // group_size
+        self.notice = f"bmuf_gtc: {count} groups of {group_size}, a model each"
 
 
 METHOD = BmufGtc

@@ -20,9 +20,9 @@ class GtcMethod(ExchangeMethod):
 METHOD = GtcMethod
 
 
-def gtc_reducer(settings: schema.CommSettings, team: Exchange, size: int) -> Reducer:
-    """Of a team that shares a model."""
+def gtc_reducer(settings: schema.CommSettings, group: Exchange, size: int) -> Reducer:
+    """Of a group that shares a model."""
     assert settings.gtc is not None
-    if len(team) == 1:
+    if len(group) == 1:
         return Alone()
-    return Gtc(team, size, settings.gtc)
+    return Gtc(group, size, settings.gtc)

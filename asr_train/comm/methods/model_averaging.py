@@ -14,7 +14,7 @@ class ModelAveraging(ExchangeMethod):
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
         given = settings.model_averaging
         assert given is not None  # as schema.py checks
-        teams = exchange.teams(1)
+        groups = exchange.groups(1)
         blocks = MomentumBlocks(
             exchange,
             exchange.members,
@@ -25,7 +25,7 @@ class ModelAveraging(ExchangeMethod):
             velocity=given.velocity,
         )
         alone = len(exchange) == 1  # its mean is itself
-        super().__init__(exchange, teams, [Alone() for _ in teams], None if alone else blocks)
+        super().__init__(exchange, groups, [Alone() for _ in groups], None if alone else blocks)
 
 
 METHOD = ModelAveraging
