@@ -1,16 +1,25 @@
 """Imports go down the layers only, never up or sideways; some layers must do without others."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from asr_train.extras import PACKAGES
+from asr_train.interop.ark import write_matrices
+from asr_train.interop.textgrid import read_textgrid, write_textgrid
+from asr_train.report.gather import Document, gathered_page
+from asr_train.shards.place import read_index
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "asr_train"
-BASE = {"schema", "facts", "files", "frames", "checks", "jobs", "interrupt"}
+BASE = {"schema", "facts", "extras", "files", "frames", "checks", "jobs", "interrupt"}
 BELOW = {  # what each package may import, beside the base and itself
     "paper": {"report", "score", "cost"},
     "train": {"shards", "model", "comm"},
@@ -83,6 +92,45 @@ def test_files_of_settings_import_each_other_in_no_circle():
 def test_nothing_imports_the_scripts():
     for path in PACKAGE.rglob("*.py"):
         assert "import scripts" not in path.read_text()
+
+
+def test_extras_are_those_of_pyproject():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = dict(project["optional-dependencies"])
+    assert extras.pop("dev")[0] == "asr-train[all]"
+    assert set(re.findall(r"\w+", extras.pop("all")[0].partition("[")[2])) == set(PACKAGES)
+    assert extras == {name: [package] for name, package in PACKAGES.items()}
+    assert not set(PACKAGES.values()) & set(project["dependencies"])
+
+
+def test_a_run_and_its_report_load_without_the_extras():
+    blocked = "".join(f"sys.modules[{package!r}] = None; " for package in PACKAGES.values())
+    used = "train.loop train.log decode.words decode.posteriors comm.methods comm.ddp_hook shards"
+    used += " shards.place interop.ark interop.textgrid interop.stores report.page report.gather"
+    imports = ", ".join(f"asr_train.{name}" for name in used.split())
+    code = f"import sys; {blocked}import {imports}"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "name, use",
+    [
+        ("gather", lambda path: gathered_page([("digits", [Document("a", "# A")])])),
+        ("kaldi", lambda path: write_matrices(path / "a.ark", [("a", np.zeros((2, 2)))])),
+        ("s3", lambda path: read_index("s3://speech/index.json")),
+        ("textgrid", lambda path: write_textgrid(path / "a.TextGrid", {})),
+        ("textgrid", lambda path: read_textgrid(path / "a.TextGrid")),
+    ],
+)
+def test_without_an_extra_a_line_says_how_to_install_it(name, use, tmp_path, monkeypatch):
+    for module in [m for m in sys.modules if m.partition(".")[0] == PACKAGES[name]]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, PACKAGES[name], None)
+    says = (
+        rf"takes {PACKAGES[name]}, which is not installed; run: pip install 'asr-train\[{name}\]'"
+    )
+    with pytest.raises(ImportError, match=says):
+        use(tmp_path)
 
 
 @pytest.mark.parametrize(

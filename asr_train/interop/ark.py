@@ -12,11 +12,11 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
-from kaldiio import matio
 
+from asr_train.extras import extra
 from asr_train.files import DamagedFileError, replacing, write_bytes, write_text
 
 MATRICES = b"\0BFM ", b"\0BDM ", b"\0BCM ", b"\0BCM2 ", b"\0BCM3 "  # float, double, compressed
@@ -140,10 +140,10 @@ def _damaged(path: Path, what: str) -> DamagedFileError:
 def _matrix(file: BinaryIO) -> np.ndarray:
     head = _peek(file, 6)
     if head.startswith(MATRICES):
-        return np.ascontiguousarray(matio.read_matrix_or_vector(file), np.float32)
+        return np.ascontiguousarray(_matio().read_matrix_or_vector(file), np.float32)
     if head.startswith(b"\0B") or not head.lstrip().startswith(b"["):
         raise ValueError(f"{head!r} is no matrix")
-    rows_TF = matio.read_ascii_mat(file)
+    rows_TF = _matio().read_ascii_mat(file)
     if rows_TF.ndim != 2:
         raise ValueError("a vector is no matrix")
     return rows_TF.astype(np.float32)
@@ -152,7 +152,7 @@ def _matrix(file: BinaryIO) -> np.ndarray:
 def _int_vector(file: BinaryIO) -> np.ndarray:
     head = _peek(file, 3)
     if head == INTEGERS:
-        return matio.read_int32vector(file)
+        return _matio().read_int32vector(file)
     if head.startswith(b"\0B"):
         raise ValueError(f"{_peek(file, 6)!r} is no vector of integers")
     line = file.readline()
@@ -193,7 +193,7 @@ def write_matrices(path: Path | str, matrices: Iterable[tuple[str, np.ndarray]])
                     raise ValueError(f"{key} has shape {list(matrix.shape)}; it must be a matrix")
                 file.write(f"{key} ".encode())
                 places[key] = file.tell()
-                matio.write_array(file, np.ascontiguousarray(matrix, np.float32))
+                _matio().write_array(file, np.ascontiguousarray(matrix, np.float32))
         # The list first: who finds the archive finds both
         where = os.path.abspath(path)
         lines = [f"{key} {where}:{places[key]}\n" for key in sorted(places, key=str.encode)]
@@ -214,7 +214,7 @@ def write_int_vectors(path: Path | str, vectors: Iterable[tuple[str, np.ndarray]
         seen[key] = len(vector)
         content.write(f"{key} ".encode())
         if binary:
-            matio.write_array(content, np.ascontiguousarray(vector, np.int32))
+            _matio().write_array(content, np.ascontiguousarray(vector, np.int32))
         else:
             content.write("".join(f"{number} " for number in vector.tolist()).encode() + b"\n")
     packed = content.getvalue()
@@ -227,3 +227,9 @@ def _check_key(key: str, seen: dict[str, int]) -> None:
         raise ValueError(f"the utterance id {key!r} is empty or has a space, which Kaldi parts at")
     if key in seen:
         raise ValueError(f"the utterance {key} comes twice; ids must differ")
+
+
+def _matio() -> Any:
+    with extra("kaldi", "an archive of Kaldi"):
+        from kaldiio import matio
+    return matio

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
-import markdown
-
+from asr_train.extras import extra
 from asr_train.report.page import css
 
 
@@ -55,6 +54,8 @@ def _article(document: Document) -> str:
 
 
 def _html(text: str) -> str:
+    with extra("gather", "a page of many tables"):
+        import markdown
     reader = markdown.Markdown(extensions=["tables", "sane_lists"])
     reader.preprocessors.deregister("html_block")
     reader.inlinePatterns.deregister("html")

@@ -1,9 +1,9 @@
 """Where shards lie -> **their bytes**: a folder, http(s)://, or s3://.
 
 A path without `://` is a folder's. HTTP needs nothing but Python; S3 is read by s3fs, an extra
-(`pip install 's3fs'`), with the credentials, region and AWS_ENDPOINT_URL that botocore finds. What
-comes from afar is held in memory while it is unpacked, never on disk; it is read anew each epoch,
-and compared with the checksum of its index each time, as files are the first time.
+(`pip install 'asr-train[s3]'`), with the credentials, region and AWS_ENDPOINT_URL that botocore
+finds. What comes from afar is held in memory while it is unpacked, never on disk; it is read anew
+each epoch, and compared with the checksum of its index each time, as files are the first time.
 A read that fails, stops short or differs is tried again, ATTEMPTS times in all with growing pauses.
 Knows nothing of what the bytes mean.
 """
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from asr_train.extras import extra
 from asr_train.files import DamagedFileError, check_part, read_json
 
 ATTEMPTS = 5
@@ -142,12 +143,8 @@ def _read_http(address: str) -> bytes:
 
 
 def _read_s3(address: str) -> bytes:
-    try:
+    with extra("s3", address):
         import s3fs
-    except ImportError as error:
-        raise ImportError(
-            f"{address} takes s3fs, which is not installed; run: pip install s3fs"
-        ) from error
     timeouts = {"connect_timeout": TIMEOUT_SECONDS, "read_timeout": TIMEOUT_SECONDS}
     # No listings are kept, and no retries hidden below ours
     system = s3fs.S3FileSystem(config_kwargs={**timeouts, "retries": {"max_attempts": 0}})

@@ -38,6 +38,7 @@ from tqdm import tqdm
 
 from asr_train.comm.ahead import Lead
 from asr_train.comm.reducers import Sent
+from asr_train.extras import extra
 from asr_train.train.state import Interval, Progress
 
 
@@ -235,8 +236,9 @@ def _events(folder: Path, step: int) -> Any:
     if step == 0:
         shutil.rmtree(folder, ignore_errors=True)  # of a run that is being started over
     try:
-        from torch.utils.tensorboard import SummaryWriter
+        with extra("tensorboard", "TensorBoard"):
+            from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        print(f"no TensorBoard events ({error}); log.jsonl has the same numbers", flush=True)
+        print(f"no TensorBoard events: {error}; log.jsonl has the same numbers", flush=True)
         return None
     return SummaryWriter(str(folder), purge_step=step + 1 if step else None)

@@ -1,0 +1,28 @@
+"""Packages that no plain run needs: imported at their use, or one line says how to install them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PACKAGES = {  # an extra of pyproject.toml -> its package
+    "gather": "markdown",
+    "kaldi": "kaldiio",
+    "s3": "s3fs",
+    "tensorboard": "tensorboard",
+    "textgrid": "praatio",
+}
+
+
+@contextmanager
+def extra(name: str, what: str) -> Iterator[None]:
+    """Around the import of an extra's package, for the user who wants `what`.
+
+    Raises:
+        ImportError: naming the package and the command that installs it.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(
+            f"{what} takes {PACKAGES[name]}, which is not installed; run: "
+            f"pip install 'asr-train[{name}]', or make, whose .venv has all extras"
+        ) from error
