@@ -43,16 +43,6 @@ SETTINGS = $(if $(filter gmm=%,$(CONF) $(SET)),,gmm=$(ALIGNER)) $(filter-out $(U
 # at the same time reads, nor make anything stale.
 PLANNED := $(and $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),$(wildcard $W/conf))
 C       := $W/$(if $(PLANNED),.plan$(shell rm -rf $W/.plan && cp -Rp $W/conf $W/.plan),conf)
-# Files of the user's that lang reads, so that an edit counts.
-LANG_FILES := $(wildcard $(foreach k,lexicon grammar,\
-  $(patsubst lang.$k.file=%,%,$(filter lang.$k.file=%,$(CONF) $(SET)))))
-comma := ,
-LM_FILES := $(wildcard $(subst $(comma), ,$(patsubst lm.text=[%],%,\
-  $(filter lm.text=[%],$(CONF) $(SET)))) $(foreach k,small big,\
-  $(patsubst lm.$k.file=%,%,$(filter lm.$k.file=%,$(CONF) $(SET)))))
-# And of what words are normalised by, in tuning and scoring.
-WORD_FILES := $(wildcard $(patsubst score.normaliser.mapping=%,%,\
-  $(filter score.normaliser.mapping=%,$(CONF) $(SET))))
 export ASR_WORK := $W
 unexport WORKERS# each run's settings have it
 ifndef JOBS
@@ -135,24 +125,24 @@ clean:
 	rm -rf $W
 
 # One settings file a stage, rewritten only when its content changes: a stage reruns when its own
-# numbers change. '+' runs these lines under -n too, so that the plan it prints is true.
+# numbers change. Files of the user's that settings name (a lexicon, text, a mapping) are no
+# prerequisites: an edit of one makes the settings files that name it new, which is what a stage sees.
+# '+' runs these lines under -n too, so that the plan it prints is true.
 conf:
 	+@$(PY) $S/resolve.py $C '$(SEEDED)' $(FILES) $(CHOICES) $(SETTINGS)
 	$(if $(SPEECH),+@$(PY) $S/recordings.py $C/audio $W/manifests $(TRAIN) $(EVAL))
 $C/%.yaml: conf ; +@:
 
-$W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(if $(SPEECH),$C/audio/%.yaml) $(INPUTS) $(LANG_FILES)
+$W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(if $(SPEECH),$C/audio/%.yaml) $(INPUTS)
 	$Q$(PY) $S/manifests.py $(wordlist 1,2,$^) $@
-$W/manifests/check%txt: $C/corpus.yaml $C/lexicon.yaml $C/ali.yaml $(MANIFESTS) $(LANG_FILES)
-	$Q$(PY) $S/check.py $(wordlist 1,3,$^) $(MANIFESTS) $@
-$W/lm/index.json: $C/lm.yaml $(MANIFESTS) $(LM_FILES) | $(CHECKED)
-	$Q$(PY) $S/lm.py $(filter-out $(LM_FILES),$^) $@
-$W/lang-bigram/index.json: $C/bigram.yaml $W/lang/index.json $(filter-out %/$(TRAIN).jsonl.gz,$(MANIFESTS)) \
-  $(LM_FILES)
-	$Q$(PY) $S/bigram.py $(filter-out $(LM_FILES),$^) $@
-$W/lang/index.json: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lang.yaml \
-  $W/lm/index.json $(LANG_FILES)
-	$Q$(PY) $S/lang.py $(wordlist 1,4,$^) $@
+$W/manifests/check%txt: $C/corpus.yaml $C/lexicon.yaml $C/ali.yaml $(MANIFESTS)
+	$Q$(PY) $S/check.py $^ $@
+$W/lm/index.json: $C/lm.yaml $(MANIFESTS) | $(CHECKED)
+	$Q$(PY) $S/lm.py $^ $@
+$W/lang-bigram/index.json: $C/bigram.yaml $W/lang/index.json $(filter-out %/$(TRAIN).jsonl.gz,$(MANIFESTS))
+	$Q$(PY) $S/bigram.py $^ $@
+$W/lang/index.json: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lang.yaml $W/lm/index.json
+	$Q$(PY) $S/lang.py $^ $@
 $W/feats/%.jsonl.gz: $W/manifests/%.jsonl.gz $C/feats.yaml | $(CHECKED)
 	$Q$(PY) $S/feats.py $^ $@
 # Rules of single files are patterns as well (model%json): .SECONDARY would have make look through
@@ -187,15 +177,14 @@ endef
 $(foreach r,$(SEEDED),$(eval $(call run_rules,$r)))
 # Scales are chosen on DEV alone; TEST only meets the choice, and needs no alignment.
 $W/exp/%/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml $W/lang/index.json \
-  $W/feats/$(DEV).jsonl.gz $(WORD_FILES)
-	$Q$(PY) $S/tune.py $(wordlist 1,5,$^) $@
-
+  $W/feats/$(DEV).jsonl.gz
+	$Q$(PY) $S/tune.py $^ $@
 $W/exp/%-bigram/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml \
-  $W/lang-bigram/index.json $W/feats/$(DEV).jsonl.gz $(WORD_FILES)
-	$Q$(PY) $S/tune.py $(wordlist 1,5,$^) $@
+  $W/lang-bigram/index.json $W/feats/$(DEV).jsonl.gz
+	$Q$(PY) $S/tune.py $^ $@
 $W/exp/%-rescored/tuned.json: $W/exp/%/hyp.$(DEV).jsonl $W/manifests/$(DEV).jsonl.gz \
-  $C/decode.yaml $C/normaliser.yaml $W/lm/index.json $(WORD_FILES)
-	$Q$(PY) $S/rescore.py tune $(wordlist 1,5,$^) $@
+  $C/decode.yaml $C/normaliser.yaml $W/lm/index.json
+	$Q$(PY) $S/rescore.py tune $^ $@
 
 # conf/scales/RUN.yaml says whose scales a run is decoded with.
 define eval_rules # $1 is the split; the pattern is the run
@@ -207,9 +196,8 @@ $W/exp/%-bigram/hyp.$1.jsonl: $W/exp/%/model.json $W/exp/%-bigram/tuned.json $W/
 	$Q$$(PY) $S/decode.py $$^ $$@
 $W/exp/%-rescored/hyp.$1.jsonl: $W/exp/%/hyp.$1.jsonl $W/exp/%-rescored/tuned.json $W/lm/index.json
 	$Q$$(PY) $S/rescore.py apply $$^ $$@
-$W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.yaml \
-  $(WORD_FILES)
-	$Q$$(PY) $S/score.py $$(wordlist 1,3,$$^) $$@
+$W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.yaml
+	$Q$$(PY) $S/score.py $$^ $$@
 endef
 $(foreach s,$(EVAL),$(eval $(call eval_rules,$s)))
 define scales_rule # $1 is the run, $2 the split

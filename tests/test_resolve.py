@@ -388,6 +388,32 @@ def test_an_edited_mapping_is_tuned_and_scored_with_anew(plan, tmp_path):
     assert set(plan(arguments)) == {"tune", "decode", "score", "tables", "exchange", "report"}
 
 
+@pytest.mark.parametrize(
+    "settings, first, untouched",
+    [
+        ("lang.lexicon.source=file lang.lexicon.file={}", "manifests", set()),
+        ("lm=trigram lang.grammar.kind=ngram lm.text=[{}]", "lm", {"manifests", "check", "feats"}),
+        ("lang.grammar.kind=arpa lang.grammar.file={}", "lang", {"manifests", "lm", "feats"}),
+    ],
+)
+def test_an_edited_file_of_the_users_reruns_the_stages_that_read_it(
+    plan, tmp_path, settings, first, untouched
+):
+    file = tmp_path / "file"
+    file.touch()
+    os.utime(file, (0, 0))
+    asked = f"SET={settings.format(file)}"
+    finish(plan, tmp_path / "w", asked)
+    assert plan(asked) == []
+    file.touch()
+    before = mtimes(tmp_path / "w/conf")
+    stages = plan(asked)
+    assert mtimes(tmp_path / "w/conf") == before
+    assert stages[0] == first
+    assert {"lang", "train", "decode"} <= set(stages)
+    assert not untouched & set(stages)
+
+
 def test_planning_with_another_setting_touches_no_settings_file(plan, tmp_path):
     plan()
     before = mtimes(tmp_path / "w" / "conf")
