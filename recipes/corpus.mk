@@ -21,7 +21,9 @@ endif
 ifneq ($(if $(filter help clean,$(MAKECMDGOALS)),,$(LACKING)),)
 $(error $(firstword $(LACKING)) is missing: $(GET), or call make with CORPUS_DIR=path of its folder)
 endif
+# As settings: a list is [word,word].
 comma := ,
 space := $(subst ,, )
-TEXT_CONF := lm.text=[$(subst $(space),$(comma),$(strip $(TEXTS)))]
-MORE_CONF := $(if $(MORE_DIRS),corpus.folder.more_dirs=[$(subst $(space),$(comma),$(strip $(MORE_DIRS)))])
+list_of    = [$(subst $(space),$(comma),$(strip $1))]
+TEXT_CONF := lm.text=$(call list_of,$(TEXTS))
+MORE_CONF := $(if $(MORE_DIRS),corpus.folder.more_dirs=$(call list_of,$(MORE_DIRS)))

@@ -1,6 +1,8 @@
 # Every recipe's stages, in the order data flows. A recipe sets TRAIN, DEV, TEST, GMMS, RUNS and
 # CONF and includes this. A script is called as `stage.py INPUT... OUTPUT`: it reads nothing that make does
 # not know of, and writes its OUTPUT last, by renaming: if that exists, all it lists is there.
+# make knows files, conf/ knows numbers: CONF is recipe=NAME, whose numbers are conf/recipe/NAME.yaml,
+# and the paths that this recipe was given.
 include $(dir $(lastword $(MAKEFILE_LIST)))paths.mk
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -26,9 +28,6 @@ SPEECH ?=# what lies in the folder of recordings that are not made here
 INPUTS ?=# files outside that the manifests are made from
 CONF  ?=
 FILES ?=# of tables that RUNS are named in, each with @SCALE
-# A recipe's numbers for systems that GMMS leaves out, which conf/gmm/$(ALIGNER).yaml does not know.
-UNUSED = $(if $(filter mono,$(ALIGNER)),gmm.tri.%) $(if $(filter mono tri,$(ALIGNER)),gmm.lda.%) \
-  $(if $(filter sat,$(ALIGNER)),,gmm.sat.%)
 # A variable that no makefile lets you choose would be ignored: that of a misspelt name.
 CHOSEN := $(sort $(shell sed -nE 's/^([A-Z_]+) *\?=.*/\1/p' $(MAKEFILE_LIST))) JOBS RECIPE DEBUG DEVICE THREADS
 GIVEN  := $(foreach v,$(MAKEOVERRIDES),$(if $(findstring =,$v),'$(firstword $(subst =, ,$v))'))
@@ -38,7 +37,7 @@ $(error there is no variable $(firstword $(NOBODY)) here$(shell $(PY) -c 'import
   print(*[f" (did you mean {name}?)" for name in difflib.get_close_matches(sys.argv[1], sys.argv[2:], 1)])' \
   $(firstword $(NOBODY)) $(CHOSEN)); `make help` lists them)
 endif
-SETTINGS = $(if $(filter gmm=%,$(CONF) $(SET)),,gmm=$(ALIGNER)) $(filter-out $(UNUSED),$(CONF)) $(SET)
+SETTINGS = gmm=$(ALIGNER) $(CONF) $(SET)# of two that name one key, the later counts
 # Settings files; a plan (-n) is made with a copy, so that asking cannot change what a make that runs
 # at the same time reads, nor make anything stale.
 PLANNED := $(and $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),$(wildcard $W/conf))

@@ -2,6 +2,7 @@
     [group.key=value ...]
 
 Composes conf/ and the overrides, checks every value, and writes one file per stage into work/conf.
+recipe=NAME picks conf/recipe/NAME.yaml, a recipe's numbers; other overrides win over them.
 Arguments with names in capitals are make's variables (`choices.Choices`, WORKERS); what depends on
 them has a file of its own, too: shown.yaml what this call shows, scales/RUN.yaml whose scales a run
 takes. A run is a file of conf/run/, such a file with another seed (RUN-seedN), or named by a
@@ -178,10 +179,29 @@ def settings(run: str, overrides: list[str]) -> Config:
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("config", [f"run={run}", *map(as_text, overrides)])
-        values = OmegaConf.to_container(config, resolve=True)
+        values: Any = OmegaConf.to_container(config, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(_cause(error, overrides)) from error
+    values["gmm"] = without_left_out(values["gmm"], overrides)
     return build(Config, values)
+
+
+def without_left_out(gmm: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """The systems of conf/gmm/NAME.yaml, of which NAME is the last.
+
+    Any after it are not trained; they are here because the recipe has numbers for them.
+
+    Raises:
+        SettingsError: if an override has numbers for them, or there is no such system at all.
+    """
+    chosen = [o.partition("=")[2] for o in overrides if o.startswith("gmm=")]
+    names = list(gmm)
+    trained = names[: names.index(chosen[-1] if chosen else "mono") + 1]  # config.yaml has mono
+    for name in names[len(trained) :]:
+        said = any(re.match(rf"\+*gmm\.{name}[.=]", override) for override in overrides)
+        if said or not (CONF / "gmm" / f"{name}.yaml").exists():
+            raise SettingsError(unknown_key(f"gmm.{name}", trained))
+    return {name: gmm[name] for name in trained}
 
 
 def check_outside(config: Config, workers: int) -> None:
@@ -249,6 +269,7 @@ def _cause(error: Exception, overrides: list[str]) -> str:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             chosen = [o for o in overrides if "." not in o.split("=")[0]]
             node: Any = OmegaConf.to_container(compose("config", chosen))
+        node["gmm"] = without_left_out(node["gmm"], overrides)
         for depth, group in enumerate(groups):
             if group not in node:
                 return unknown_key(".".join(groups[: depth + 1]), [str(k) for k in node])
