@@ -1,7 +1,7 @@
-# For recipes whose recordings are not made here: CORPUS_DIR is their folder, and a relative one
-# counts from the repository's root, wherever make is called. NEEDS is what must lie in it, GET how
-# one comes by it; MORE, where a recipe takes it, further folders with utterances.tsv to train on;
-# TEXT, where a recipe takes it, what a language model learns from or is.
+# For recipes with recordings: CORPUS_DIR is their folder; a relative path counts from the repository's
+# root, wherever make is called. NEEDS is what must lie in it, GET how to obtain it. Where a recipe takes
+# them, MORE names further folders with utterances.tsv to train on, and TEXT the files that a language
+# model learns from, or the models themselves.
 include $(dir $(lastword $(MAKEFILE_LIST)))paths.mk
 $(call one_word,CORPUS_DIR,$(CORPUS_DIR),name a link to it without one)
 MORE      ?=
@@ -21,7 +21,7 @@ endif
 ifneq ($(if $(filter help clean,$(MAKECMDGOALS)),,$(LACKING)),)
 $(error $(firstword $(LACKING)) is missing: $(GET), or call make with CORPUS_DIR=path of its folder)
 endif
-# As settings: a list is [word,word].
+# Lists in settings are written [word,word].
 comma := ,
 space := $(subst ,, )
 list_of    = [$(subst $(space),$(comma),$(strip $1))]
