@@ -1,10 +1,10 @@
-# A paper's tables from runs of its own. A folder of recipes/ with paper.yaml and a file a table
-# sets the corpus's size for a SCALE and includes this; stages are those of the corpus's recipe.
+# A paper's tables, from runs of its own. A folder of recipes/ with paper.yaml and one file per table
+# sets the corpus's SIZE for a SCALE and includes this; the stages are those of CORPUS's recipe.
 SCALE  ?= small
 SEEDS  ?=
 CORPUS ?= commands
 export CORPUS
-# Networks learn the alignments of the corpus's last GMM, once; the tables in results/ those of tri.
+# Networks learn the alignments of the last of GMMS, once; for the tables in results/ that was tri.
 ifeq ($(CORPUS),commands)
 GMMS   ?= mono tri
 endif
@@ -14,7 +14,7 @@ W      ?= work-$(SCALE)
 PAPER  := $(notdir $(CURDIR))
 ROOT   := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))/..)
 PY     ?= $(or $(wildcard $(ROOT)/.venv/bin/python),python)
-SIDE   ?= $(shell nproc)# runs trained side by side, a thread each
+SIDE   ?= $(shell nproc)# runs trained side by side, one thread each
 NAMED  := $(foreach t,$(TABLES),$(eval NAMED_$t := $$(shell $$(PY) $$(ROOT)/scripts/rows.py $$(SCALE) $$(CURDIR)/$t.yaml))$(NAMED_$t))
 ifeq ($(strip $(NAMED)),)
 $(error no runs: see above)
@@ -36,7 +36,7 @@ include ../$(CORPUS)/Makefile
 .PHONY: paper paper-tables
 RESULTS ?=
 MADE := $(TABLES:%=$W/tables/$(PAPER)-%.md)
-# What `make status` tells of.
+# What `make status` lists.
 TARGETS := $(filter $W/manifests/% $W/lm/% $W/lang/% $W/feats/% $W/ali/$(ALIGNER)/% $W/shards/% \
   $W/exp/%/model.json,$(TARGETS)) $W/exp/$(SCALES)/tuned.json \
   $(foreach r,$(NETS) $(EPOCHS),$(foreach s,$(TEST),$(addprefix $W/exp/$r/,hyp.$s.jsonl score.$s.json))) \

@@ -1,6 +1,7 @@
 # Every recipe's stages, in the order data flows. A recipe sets TRAIN, DEV, TEST, GMMS, RUNS and
-# CONF and includes this. A script is called as `stage.py INPUT... OUTPUT`: it reads nothing that make does
-# not know of, and writes its OUTPUT last, by renaming: if that exists, all it lists is there.
+# CONF and includes this. CONF holds recipe=NAME, which picks the numbers in conf/recipe/NAME.yaml, and
+# settings that name files or come from variables of make. A script is called as `stage.py INPUT... OUTPUT`
+# and writes its OUTPUT last, by renaming: if that exists, all it lists is there.
 include $(dir $(lastword $(MAKEFILE_LIST)))paths.mk
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -23,13 +24,10 @@ VIRTUAL ?=# 1: all of them in one process; else one each
 NPROC ?= $(if $(VIRTUAL),1,$(WORKERS))
 START = $(PY) $(if $(filter-out 1,$(NPROC)),$S/launch.py --standalone --nproc-per-node $(NPROC))
 SPEECH ?=# what lies in the folder of recordings that are not made here
-INPUTS ?=# files outside that the manifests are made from
+INPUTS ?=# files of the corpus that the manifests are made from
 CONF  ?=
-FILES ?=# of tables that RUNS are named in, each with @SCALE
-# A recipe's numbers for systems that GMMS leaves out, which conf/gmm/$(ALIGNER).yaml does not know.
-UNUSED = $(if $(filter mono,$(ALIGNER)),gmm.tri.%) $(if $(filter mono tri,$(ALIGNER)),gmm.lda.%) \
-  $(if $(filter sat,$(ALIGNER)),,gmm.sat.%)
-# A variable that no makefile lets you choose would be ignored: that of a misspelt name.
+FILES ?=# a paper's tables that RUNS are named in, as TABLE.yaml@SCALE
+# Refuse a variable that no makefile sets by `?=`: a misspelt name would be ignored without a word.
 CHOSEN := $(sort $(shell sed -nE 's/^([A-Z_]+) *\?=.*/\1/p' $(MAKEFILE_LIST))) JOBS RECIPE DEBUG DEVICE THREADS
 GIVEN  := $(foreach v,$(MAKEOVERRIDES),$(if $(findstring =,$v),'$(firstword $(subst =, ,$v))'))
 NOBODY := $(filter-out $(CHOSEN),$(if $(GIVEN),$(shell printf '%s\n' $(GIVEN) | grep -xE '[A-Z_]+')))
@@ -38,30 +36,20 @@ $(error there is no variable $(firstword $(NOBODY)) here$(shell $(PY) -c 'import
   print(*[f" (did you mean {name}?)" for name in difflib.get_close_matches(sys.argv[1], sys.argv[2:], 1)])' \
   $(firstword $(NOBODY)) $(CHOSEN)); `make help` lists them)
 endif
-SETTINGS = $(if $(filter gmm=%,$(CONF) $(SET)),,gmm=$(ALIGNER)) $(filter-out $(UNUSED),$(CONF)) $(SET)
-# Settings files; a plan (-n) is made with a copy, so that asking cannot change what a make that runs
-# at the same time reads, nor make anything stale.
+SETTINGS = gmm=$(ALIGNER) $(CONF) $(SET)# where two name one key, the later wins
+# C is the folder of settings files. A plan (-n) works on a copy of it, so that asking changes neither
+# what a make that runs at the same time reads, nor what is stale.
 PLANNED := $(and $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),$(wildcard $W/conf))
 C       := $W/$(if $(PLANNED),.plan$(shell rm -rf $W/.plan && cp -Rp $W/conf $W/.plan),conf)
-# Files of the user's that lang reads, so that an edit counts.
-LANG_FILES := $(wildcard $(foreach k,lexicon grammar,\
-  $(patsubst lang.$k.file=%,%,$(filter lang.$k.file=%,$(CONF) $(SET)))))
-comma := ,
-LM_FILES := $(wildcard $(subst $(comma), ,$(patsubst lm.text=[%],%,\
-  $(filter lm.text=[%],$(CONF) $(SET)))) $(foreach k,small big,\
-  $(patsubst lm.$k.file=%,%,$(filter lm.$k.file=%,$(CONF) $(SET)))))
-# And of what words are normalised by, in tuning and scoring.
-WORD_FILES := $(wildcard $(patsubst score.normaliser.mapping=%,%,\
-  $(filter score.normaliser.mapping=%,$(CONF) $(SET))))
 export ASR_WORK := $W
 unexport WORKERS# each run's settings have it
 ifndef JOBS
 JOBS := $(shell nproc)
 endif
 export JOBS
-export OPENBLAS_NUM_THREADS := 1# the worker processes are the threads
-# Training's threads sleep while they wait for each other: if they spin, as OpenMP's do else, and
-# anything else wants a core (-j2, a second user), training takes ten times as long or more.
+export OPENBLAS_NUM_THREADS := 1# stages run JOBS processes instead
+# Training's threads sleep while they wait for each other. If they spin, OpenMP's default, and anything
+# else wants a core (-j2, a second user), training takes ten times as long or more.
 export OMP_WAIT_POLICY ?= PASSIVE
 
 # Systems of Gaussian mixtures, each grown from the one before it; the last one's alignments are
@@ -78,32 +66,33 @@ SEEDS   ?=
 SEEDED  := $(if $(SEEDS),$(foreach r,$(RUNS),$(SEEDS:%=$r-seed%)),$(RUNS))
 NETS    := $(foreach r,$(SEEDED),$r $(PASSES:%=$r-realign%))
 MODELS  := $(GMMS) $(NETS)
-# What trains on its own alignments next: all runs but those of the last pass.
+# Models whose alignments something is trained on: the last of GMMS, and all passes but the last.
 TEACHERS := $(sort $(ALIGNER) $(if $(PASSES),$(filter-out %-realign$(REALIGN),$(NETS))))
-# A run whose acoustic scale and penalties, chosen on DEV, all networks take; empty: each its own.
+# The run whose acoustic scale and penalties, chosen on DEV, all networks are decoded with; empty: each
+# takes its own. With SEEDS it is that run of the first seed.
 SCALES  ?=
 ifneq ($(and $(SEEDS),$(filter $(SCALES),$(RUNS))),)
 override SCALES := $(SCALES)-seed$(firstword $(SEEDS))
 endif
-EPOCHS  ?=# models of single epochs, RUN/epochs/N, that are decoded with them, too
+EPOCHS  ?=# models of single epochs, RUN/epochs/N, to decode as well
 # Runs whose n-best lists the larger language model (lm.big) scores anew.
 RESCORE ?=
 RESCORED := $(RESCORE:%=%-rescored)
-# Models that are decoded with a Witten-Bell bigram as well, as MODEL-bigram: beside Kaldi's figures.
+# Models to decode with a Witten-Bell bigram as well, as MODEL-bigram; Kaldi was measured with one.
 BIGRAM  ?=
 BIGRAMS := $(BIGRAM:%=%-bigram)
 # What the networks' workers sent; printed where there is something to compare, or several workers.
 EXCHANGE := $(if $(NETS),$W/tables/exchange.md)
 SHOWN    := $(if $(strip $(word 2,$(NETS)) $(and $(NETS),$(filter-out 1,$(WORKERS)))),$W/tables/exchange.txt)
-# What this call shows. resolve.py checks these choices, and writes them into settings files, so that
-# what depends on them is made anew where they change.
+# What this call shows. resolve.py checks these choices and writes them into settings files, so that a
+# change of them reruns what depends on them.
 SHOWS   := $(MODELS) $(BIGRAMS) $(RESCORED) $(EPOCHS)
 CHOICES := 'GMMS=$(GMMS)' 'NETS=$(NETS)' 'SCALES=$(SCALES)' 'RESCORE=$(RESCORE)' 'BIGRAM=$(BIGRAM)' \
   'EPOCHS=$(EPOCHS)' 'WORKERS=$(WORKERS)'
 SCORES  := $(foreach r,$(SHOWS),$(EVAL:%=$W/exp/$r/score.%.json))
 ALIGNED := $(MODELS:%=$W/ali/%/$(DEV).report.json)
 MANIFESTS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz)
-CHECKED := $W/manifests/check.txt# before anything is computed; that it is new is no reason to do so again
+CHECKED := $W/manifests/check.txt# comes before anything is computed, but that it is new makes nothing stale
 TARGETS := $(MANIFESTS) $(CHECKED) $W/lm/index.json $W/lang/index.json \
   $(foreach s,$(TRAIN) $(EVAL),$W/feats/$s.jsonl.gz) $(GMMS:%=$W/exp/%/model.json) \
   $(foreach m,$(TEACHERS),$(foreach s,$(TRAIN) $(DEV),$W/ali/$m/$s.jsonl.gz $W/shards/$m/$s/index.json)) \
@@ -134,30 +123,30 @@ clean:
 	@[ ! -e $W ] || [ -d $W/conf ] || { echo "$W has no conf/ in it, so it is no work folder; not removed" >&2; exit 1; }
 	rm -rf $W
 
-# One settings file a stage, rewritten only when its content changes: a stage reruns when its own
-# numbers change. '+' runs these lines under -n too, so that the plan it prints is true.
+# One settings file per stage, rewritten only when its content changes: a stage reruns when its own
+# numbers change. Files that settings name (a lexicon, text, a mapping) are in no rule below: resolve.py
+# keeps each settings file at least as new as the files it names, so an edit of one reruns the stages.
+# '+' runs these lines under -n too, so that the plan it prints is true.
 conf:
 	+@$(PY) $S/resolve.py $C '$(SEEDED)' $(FILES) $(CHOICES) $(SETTINGS)
 	$(if $(SPEECH),+@$(PY) $S/recordings.py $C/audio $W/manifests $(TRAIN) $(EVAL))
 $C/%.yaml: conf ; +@:
 
-$W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(if $(SPEECH),$C/audio/%.yaml) $(INPUTS) $(LANG_FILES)
+$W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(if $(SPEECH),$C/audio/%.yaml) $(INPUTS)
 	$Q$(PY) $S/manifests.py $(wordlist 1,2,$^) $@
-$W/manifests/check%txt: $C/corpus.yaml $C/lexicon.yaml $C/ali.yaml $(MANIFESTS) $(LANG_FILES)
-	$Q$(PY) $S/check.py $(wordlist 1,3,$^) $(MANIFESTS) $@
-$W/lm/index.json: $C/lm.yaml $(MANIFESTS) $(LM_FILES) | $(CHECKED)
-	$Q$(PY) $S/lm.py $(filter-out $(LM_FILES),$^) $@
-$W/lang-bigram/index.json: $C/bigram.yaml $W/lang/index.json $(filter-out %/$(TRAIN).jsonl.gz,$(MANIFESTS)) \
-  $(LM_FILES)
-	$Q$(PY) $S/bigram.py $(filter-out $(LM_FILES),$^) $@
-$W/lang/index.json: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lang.yaml \
-  $W/lm/index.json $(LANG_FILES)
-	$Q$(PY) $S/lang.py $(wordlist 1,4,$^) $@
+$W/manifests/check%txt: $C/corpus.yaml $C/lexicon.yaml $C/ali.yaml $(MANIFESTS)
+	$Q$(PY) $S/check.py $^ $@
+$W/lm/index.json: $C/lm.yaml $(MANIFESTS) | $(CHECKED)
+	$Q$(PY) $S/lm.py $^ $@
+$W/lang-bigram/index.json: $C/bigram.yaml $W/lang/index.json $(filter-out %/$(TRAIN).jsonl.gz,$(MANIFESTS))
+	$Q$(PY) $S/bigram.py $^ $@
+$W/lang/index.json: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lang.yaml $W/lm/index.json
+	$Q$(PY) $S/lang.py $^ $@
 $W/feats/%.jsonl.gz: $W/manifests/%.jsonl.gz $C/feats.yaml | $(CHECKED)
 	$Q$(PY) $S/feats.py $^ $@
-# Rules of single files are patterns as well (model%json): .SECONDARY would have make look through
-# a settings file that a rule names in full, find that its prerequisite `conf` is no file, and make
-# the target again.
+# Rules for a single file are written as patterns, too (model%json). With an explicit target,
+# .SECONDARY would make make look through its settings file to `conf`, which is no file, and remake the
+# target every time.
 define gmm_rule # $1 is the system, $2 the one before it; Gaussian mixtures are runs like any other
 $W/exp/$1/model%json: $W/feats/$(TRAIN).jsonl.gz $W/lang/index.json $C/ali.yaml $C/gmm/$1.yaml \
   $(if $2,$W/exp/$2/model.json)
@@ -174,7 +163,7 @@ $W/shards/$1/%/index.json: $W/feats/%.jsonl.gz $W/ali/$1/%.jsonl.gz $C/shards.ya
 endef
 $(foreach m,$(MODELS),$(eval $(call ali_rules,$m)))
 
-# Goes on from the run's newest checkpoint; model.json is the last thing it writes.
+# Resumes from the run's newest checkpoint; model.json is the last thing it writes.
 define net_rule # $1 is the run, $2 whose alignments it learns, $3 its settings
 $W/exp/$1/model%json: $W/shards/$2/$(TRAIN)/index.json $W/shards/$2/$(DEV)/index.json $C/run/$3.yaml
 	$Q$$(START) $S/train.py $$^ $$@
@@ -187,15 +176,14 @@ endef
 $(foreach r,$(SEEDED),$(eval $(call run_rules,$r)))
 # Scales are chosen on DEV alone; TEST only meets the choice, and needs no alignment.
 $W/exp/%/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml $W/lang/index.json \
-  $W/feats/$(DEV).jsonl.gz $(WORD_FILES)
-	$Q$(PY) $S/tune.py $(wordlist 1,5,$^) $@
-
+  $W/feats/$(DEV).jsonl.gz
+	$Q$(PY) $S/tune.py $^ $@
 $W/exp/%-bigram/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml \
-  $W/lang-bigram/index.json $W/feats/$(DEV).jsonl.gz $(WORD_FILES)
-	$Q$(PY) $S/tune.py $(wordlist 1,5,$^) $@
+  $W/lang-bigram/index.json $W/feats/$(DEV).jsonl.gz
+	$Q$(PY) $S/tune.py $^ $@
 $W/exp/%-rescored/tuned.json: $W/exp/%/hyp.$(DEV).jsonl $W/manifests/$(DEV).jsonl.gz \
-  $C/decode.yaml $C/normaliser.yaml $W/lm/index.json $(WORD_FILES)
-	$Q$(PY) $S/rescore.py tune $(wordlist 1,5,$^) $@
+  $C/decode.yaml $C/normaliser.yaml $W/lm/index.json
+	$Q$(PY) $S/rescore.py tune $^ $@
 
 # conf/scales/RUN.yaml says whose scales a run is decoded with.
 define eval_rules # $1 is the split; the pattern is the run
@@ -207,9 +195,8 @@ $W/exp/%-bigram/hyp.$1.jsonl: $W/exp/%/model.json $W/exp/%-bigram/tuned.json $W/
 	$Q$$(PY) $S/decode.py $$^ $$@
 $W/exp/%-rescored/hyp.$1.jsonl: $W/exp/%/hyp.$1.jsonl $W/exp/%-rescored/tuned.json $W/lm/index.json
 	$Q$$(PY) $S/rescore.py apply $$^ $$@
-$W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.yaml \
-  $(WORD_FILES)
-	$Q$$(PY) $S/score.py $$(wordlist 1,3,$$^) $$@
+$W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.yaml
+	$Q$$(PY) $S/score.py $$^ $$@
 endef
 $(foreach s,$(EVAL),$(eval $(call eval_rules,$s)))
 define scales_rule # $1 is the run, $2 the split
@@ -227,7 +214,7 @@ $W/tables/exchange%md: $C/score.yaml $C/shown.yaml $(NETS:%=$W/exp/%/model.json)
 $W/report/index.html: $W/tables/wer.md $(EXCHANGE) $(MODELS:%=$W/ali/%/$(DEV).jsonl.gz) $(NETS:%=$W/exp/%/model.json)
 	$Q$(PY) $S/report.py $W/tables/wer.json $(EXCHANGE:.md=.json) $(ALIGNED) $(NETS:%=$W/exp/%/log.jsonl) $@
 
-# What to call, from the root, to have all done.
+# ASR_GOAL: what to call, from the root, to have all done.
 status: export ASR_GOAL := $(notdir $(CURDIR)) $(filter-out RECIPE=%,$(MAKEOVERRIDES))
 status:
 	@mkdir -p $W && $(MAKE) -n $(GOAL) > $W/.status

@@ -2,11 +2,15 @@
     [group.key=value ...]
 
 Composes conf/ and the overrides, checks every value, and writes one file per stage into work/conf.
+recipe=NAME picks conf/recipe/NAME.yaml, a recipe's numbers; other overrides win over them.
 Arguments with names in capitals are make's variables (`choices.Choices`, WORKERS); what depends on
 them has a file of its own, too: shown.yaml what this call shows, scales/RUN.yaml whose scales a run
 takes. A run is a file of conf/run/, such a file with another seed (RUN-seedN), or named by a
-paper's table, whose settings then come last. A file is rewritten only when its content changes, so
-that make reruns just what a change touches.
+paper's table, whose settings then come last.
+
+A settings file is rewritten only when its content changes, so that make reruns just what a change
+touches. It is never older than the files that it names (a lexicon, text, a mapping): an edit of one
+counts as a change, though make does not know of it.
 The only user of Hydra.
 """
 
@@ -19,6 +23,7 @@ import sys
 import types
 import typing
 from dataclasses import is_dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +61,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         composed[name] = settings(base, [*given, *more])
         check_outside(composed[name], workers)
     files: dict[str, Any] = {}
+    inputs: dict[str, list[tuple[str, str]]] = {}
     for run, config in composed.items():
         shared = {
             "corpus": config.corpus,
@@ -76,6 +82,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
                 continue
             if files.setdefault(name, plain(value)) != plain(value):
                 raise SettingsError(f"run {run} changes {name}, which all runs of a recipe share")
+        inputs |= inputs_of(config)
         check_lists(choices, config)
         if config.comm.workers is None:
             alone = config.comm.method is Method.sgd
@@ -85,7 +92,11 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
     for run in [*choices.models, *choices.epochs]:
         files[f"scales/{run}"] = {"scales": choices.scales_of(run)}
     for name, value in files.items():
-        write_yaml(Path(folder) / f"{name}.yaml", value)
+        path = Path(folder) / f"{name}.yaml"
+        write_yaml(path, value)
+        edited = max((os.stat(file).st_mtime_ns for _, file in inputs.get(name, ())), default=0)
+        if edited > path.stat().st_mtime_ns:
+            os.utime(path, ns=(edited, edited))
 
 
 def workers_of(said: list[str]) -> int:
@@ -168,10 +179,29 @@ def settings(run: str, overrides: list[str]) -> Config:
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("config", [f"run={run}", *map(as_text, overrides)])
-        values = OmegaConf.to_container(config, resolve=True)
+        values: Any = OmegaConf.to_container(config, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(_cause(error, overrides)) from error
+    values["gmm"] = without_left_out(values["gmm"], overrides)
     return build(Config, values)
+
+
+def without_left_out(gmm: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """The systems of conf/gmm/NAME.yaml, of which NAME is the last.
+
+    Any after it are not trained; they are here because the recipe has numbers for them.
+
+    Raises:
+        SettingsError: if an override has numbers for them, or there is no such system at all.
+    """
+    chosen = [o.partition("=")[2] for o in overrides if o.startswith("gmm=")]
+    names = list(gmm)
+    trained = names[: names.index(chosen[-1] if chosen else "mono") + 1]  # config.yaml has mono
+    for name in names[len(trained) :]:
+        said = any(re.match(rf"\+*gmm\.{name}[.=]", override) for override in overrides)
+        if said or not (CONF / "gmm" / f"{name}.yaml").exists():
+            raise SettingsError(unknown_key(f"gmm.{name}", trained))
+    return {name: gmm[name] for name in trained}
 
 
 def check_outside(config: Config, workers: int) -> None:
@@ -182,21 +212,33 @@ def check_outside(config: Config, workers: int) -> None:
     """
     if config.comm.group_size is not None:
         config.comm.group_of(config.comm.workers or workers)
-    models = {"small": config.lm.small, "big": config.lm.big}
-    files = [
-        ("lang.lexicon.file", config.lang.lexicon.file),
-        ("lang.grammar.file", config.lang.grammar.file),
-        ("score.normaliser.mapping", config.score.normaliser.mapping),
-        *(("lm.text", path) for path in config.lm.text),
-        *(("lm.bigram.text", path) for path in (config.lm.bigram.text if config.lm.bigram else [])),
-        *((f"lm.{name}.file", model.file) for name, model in models.items() if model is not None),
-    ]
-    for key, path in files:
-        if path is not None and not (os.path.isfile(path) and os.access(path, os.R_OK)):
+    for key, path in chain.from_iterable(inputs_of(config).values()):
+        if not (os.path.isfile(path) and os.access(path, os.R_OK)):
             raise SettingsError(
                 f"{key} is {path}, but there is no file {os.path.abspath(path)} that can be read; "
                 "correct the path"
             )
+
+
+def inputs_of(config: Config) -> dict[str, list[tuple[str, str]]]:
+    """The files that settings name and stages read: settings file -> their keys and paths."""
+    commands, lang, lm = config.corpus.commands, config.lang, config.lm
+    lexicon = ("lang.lexicon.file", lang.lexicon.file)
+    mapping = ("score.normaliser.mapping", config.score.normaliser.mapping)
+    named = {
+        "corpus": [("corpus.commands.grammar", commands and commands.grammar)],
+        "lexicon": [lexicon],
+        "lang": [lexicon, ("lang.grammar.file", lang.grammar.file)],
+        "lm": [
+            *(("lm.text", path) for path in lm.text),
+            ("lm.small.file", lm.small and lm.small.file),
+            ("lm.big.file", lm.big and lm.big.file),
+        ],
+        "bigram": [("lm.bigram.text", path) for path in (lm.bigram.text if lm.bigram else [])],
+        "normaliser": [mapping],
+        "score": [mapping],
+    }
+    return {name: [(k, p) for k, p in files if p is not None] for name, files in named.items()}
 
 
 def as_text(override: str) -> str:
@@ -225,11 +267,13 @@ def _cause(error: Exception, overrides: list[str]) -> str:
     if missing:
         *groups, key = missing.group(1).split(".")
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            node: Any = compose("config", [o for o in overrides if "." not in o.split("=")[0]])
+            chosen = [o for o in overrides if "." not in o.split("=")[0]]
+            node: Any = OmegaConf.to_container(compose("config", chosen))
+        node["gmm"] = without_left_out(node["gmm"], overrides)
         for depth, group in enumerate(groups):
             if group not in node:
                 return unknown_key(".".join(groups[: depth + 1]), [str(k) for k in node])
-            node = node[group]
+            node = node[group] if isinstance(node[group], dict) else {}  # null, or a value
         return unknown_key(".".join([*groups, key]), [str(k) for k in node])
     absent = re.search(r"Could not find '([^']+)'", text)
     if absent:

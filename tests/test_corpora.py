@@ -189,3 +189,16 @@ def test_parts_of_librispeech_are_chosen(tmp_path):
     splits = settings("dnn", conf).corpus.published.splits
     assert splits["train"] == ["train-clean-100", "train-other-500"]
     assert splits["test_other"] == ["test-other"]
+
+
+@pytest.mark.parametrize("recipe", ["fsdd", "yesno"])
+def test_a_papers_tables_may_be_of_a_corpus_with_recordings(recipe, tmp_path):
+    FOLDERS[recipe](tmp_path, NOISE)
+    asked = [f"CORPUS={recipe}", f"CORPUS_DIR={tmp_path}", "SCALE=tiny", "TABLES=table2"]
+    asked.append(f"PY={sys.executable}")
+    conf, splits = variables("strom2015", *asked)
+    corpus = settings("dnn", conf).corpus
+    assert (corpus.folder or corpus.published).dir == str(tmp_path)
+    assert splits == list(COUNTS[recipe])
+    named = [each.partition("=")[2] for each in conf if ".file=" in each]
+    assert all(Path(path).exists() for path in named)

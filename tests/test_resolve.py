@@ -2,9 +2,11 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,7 +97,8 @@ def test_an_unknown_run_is_refused():
         settings("nosuch", [])
 
 
-APART = ("run", "cluster", "papers")  # the latter two are no stage's settings: see tests/cost
+# cluster and papers are no stage's settings: see tests/cost; recipe and run take from other groups
+APART = ("recipe", "run", "cluster", "papers")
 
 
 @pytest.mark.parametrize(
@@ -119,6 +122,77 @@ def test_every_file_of_conf_is_valid(group, name):
 @pytest.mark.parametrize("run", [p.stem for p in sorted((CONF / "run").glob("*.yaml"))])
 def test_every_run_is_valid(run):
     assert isinstance(settings(run, []), Config)
+
+
+SIZES = [name + size for name in ("digits", "commands") for size in ("", "_tiny", "_large")]
+
+
+def test_every_file_of_recipes_is_a_recipes():
+    recipes = {p.parent for p in CONF.parent.glob("recipes/*/Makefile")}
+    of_stages = {p.name for p in recipes if "stages.mk" in (p / "Makefile").read_text()}
+    assert {p.stem for p in (CONF / "recipe").glob("*.yaml")} == of_stages | set(SIZES)
+
+
+@pytest.mark.parametrize("name", SIZES)  # for the others: see test_corpora.py
+def test_every_size_is_valid(name):
+    more = ["corpus.commands.grammar=some.gram"] if "commands" in name else []
+    assert isinstance(settings("dnn", [f"recipe={name}", "gmm=lda", *more]), Config)
+
+
+def test_what_is_set_wins_over_the_recipe():
+    given = ["recipe=speechocean", "gmm=tri", "lm.text=[x]", *in_folder()[1:]]
+    own, other = (
+        settings("dnn", [*given, *more])
+        for more in ([], ["gmm.tri.gaussians=99", "model=dnn_4x256", "decode=small"])
+    )
+    assert (own.gmm["tri"].gaussians, own.model.dnn.width, own.decode.nbest) == (2500, 512, 100)
+    assert (other.gmm["tri"].gaussians, other.model.dnn.width, other.decode.nbest) == (99, 256, 0)
+    assert other.gmm["tri"].tree == own.gmm["tri"].tree
+
+
+def test_a_recipes_numbers_for_systems_that_are_left_out_change_nothing():
+    given = ["recipe=fsdd", *in_folder()[1:]]
+    tri, sat = (settings("dnn", [*given, f"gmm={name}"]) for name in ("tri", "sat"))
+    assert sat.gmm["sat"].gaussians == 1000
+    assert tri == replace(sat, gmm={name: sat.gmm[name] for name in ("mono", "tri")})
+    for key in ("gmm.sat.gaussians", "gmm.sat.passes", "+gmm.sat.passes", "gmm.lda.passes"):
+        with pytest.raises(SettingsError, match=r"gmm\.(sat|lda) is no setting.*: mono, tri$"):
+            settings("dnn", [*given, "gmm=tri", f"{key}=9"])
+
+
+def test_a_recipe_has_no_numbers_for_a_system_that_does_not_exist(own_recipe):
+    own_recipe("gmm: {trie: {gaussians: 9}}")
+    with pytest.raises(SettingsError, match=r"gmm\.trie is no setting"):
+        settings("dnn", ["recipe=own"])
+
+
+@pytest.fixture
+def own_recipe(tmp_path, monkeypatch):
+    """Writes conf/recipe/own.yaml, in a copy of conf/."""
+    shutil.copytree(CONF, tmp_path / "settings")
+    monkeypatch.setattr("scripts.resolve.CONF", tmp_path / "settings")
+
+    def write(text: str) -> None:
+        path = tmp_path / "settings/recipe/own.yaml"
+        path.write_text(f"# @package _global_\n{text}\n")
+
+    return write
+
+
+def test_settings_files_are_as_new_as_the_files_that_they_name(own_recipe, tmp_path):
+    text, work = tmp_path / "text.txt", tmp_path / "w"
+    text.touch()
+    own_recipe(f"defaults: [override /lm: trigram]\nlm: {{text: [{text}]}}")
+    resolve(str(work), "dnn", "recipe=own")
+    before = mtimes(work)
+    resolve(str(work), "dnn", "recipe=own")
+    assert mtimes(work) == before
+    later = time.time_ns() + 10**9
+    os.utime(text, ns=(later, later))
+    resolve(str(work), "dnn", "recipe=own")
+    after = mtimes(work)
+    changed = {name: when for name, when in after.items() if when != before[name]}
+    assert changed == {"lm.yaml": later, "bigram.yaml": later}
 
 
 def mtimes(folder: Path) -> dict[str, int]:
@@ -386,6 +460,32 @@ def test_an_edited_mapping_is_tuned_and_scored_with_anew(plan, tmp_path):
     assert plan(arguments) == []
     mapping.touch()
     assert set(plan(arguments)) == {"tune", "decode", "score", "tables", "exchange", "report"}
+
+
+@pytest.mark.parametrize(
+    "settings, first, untouched",
+    [
+        ("lang.lexicon.source=file lang.lexicon.file={}", "manifests", set()),
+        ("lm=trigram lang.grammar.kind=ngram lm.text=[{}]", "lm", {"manifests", "check", "feats"}),
+        ("lang.grammar.kind=arpa lang.grammar.file={}", "lang", {"manifests", "lm", "feats"}),
+    ],
+)
+def test_an_edited_file_of_the_users_reruns_the_stages_that_read_it(
+    plan, tmp_path, settings, first, untouched
+):
+    file = tmp_path / "file"
+    file.touch()
+    os.utime(file, (0, 0))
+    asked = f"SET={settings.format(file)}"
+    finish(plan, tmp_path / "w", asked)
+    assert plan(asked) == []
+    file.touch()
+    before = mtimes(tmp_path / "w/conf")
+    stages = plan(asked)
+    assert mtimes(tmp_path / "w/conf") == before
+    assert stages[0] == first
+    assert {"lang", "train", "decode"} <= set(stages)
+    assert not untouched & set(stages)
 
 
 def test_planning_with_another_setting_touches_no_settings_file(plan, tmp_path):
