@@ -5,7 +5,7 @@ import pytest
 from toy import tied, toy_lang
 
 from asr_train.align.front import Front
-from asr_train.align.gmm import Gmm, Mixtures, count, estimate, load_gmm, save_gmm, split
+from asr_train.align.gmm import Counts, Gmm, Mixtures, count, estimate, load_gmm, save_gmm, split
 from asr_train.files import read_json
 from asr_train.schema import plain
 from scripts.resolve import settings
@@ -96,6 +96,20 @@ def test_starved_gaussians_go_but_every_state_keeps_one(rng):
     new = estimate(gmm, count(gmm, x_ND, state_N, np.ones(5)), np.full(DIMS, 1e-3), 20)
     assert set(new.state_G) == set(range(5))
     np.testing.assert_allclose(np.bincount(new.state_G, new.weight_G), 1)
+
+
+def test_of_starved_gaussians_a_state_keeps_the_one_with_most_frames():
+    """And one that a single frame fell to stays as it was: nothing varies in it."""
+    gmm = Gmm(np.array([0, 0, 1]), np.array([0.5, 0.5, 1]), *np.full((2, 3, 1), 7.0), np.ones(2))
+    ones_S, sums = np.ones(2), np.array([[3.0], [10.0], [4.0]])
+    counts = Counts(
+        np.array([3.0, 5.0, 1.0]), sums, np.array([[9.0], [60.0], [16.0]]), ones_S, ones_S
+    )
+    new = estimate(gmm, counts, np.array([0.5]), 20)
+    assert new.state_G.tolist() == [0, 1]
+    assert new.mean_GD.tolist() == [[2], [7]]
+    assert new.variance_GD.tolist() == [[8], [7]]
+    assert new.weight_G.tolist() == [1, 1]
 
 
 def test_splitting_reaches_the_target_and_gives_to_states_with_frames(rng):

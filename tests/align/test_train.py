@@ -11,8 +11,9 @@ from toy import path_of, phone_of_state, toy_lang
 
 import asr_train.align.train
 from asr_train.align.gmm import Gmm, Mixtures
-from asr_train.align.train import Job, _mllt, train
+from asr_train.align.train import Job, _mllt, _one_gaussian_each, train
 from asr_train.align.transforms import Classes, FullSums
+from asr_train.align.tree import Stats
 from asr_train.align.viterbi import Aligned, Lost
 from asr_train.data.features import Utterance
 from asr_train.lang.states import States
@@ -236,6 +237,21 @@ def test_states_are_left_as_often_as_in_the_last_alignments(chain):
                 frames_S[state] += len(list(visit))
         assert 1.5 * visits_S.sum() < frames_S.sum()
         np.testing.assert_allclose(model.gmm.loop_S, (frames_S - visits_S + 1) / (frames_S + 2))
+
+
+def test_a_system_starts_with_mean_variance_and_staying_of_each_states_frames():
+    """Ten frames of a state that was entered twice; a state without frames gets those of all."""
+    lang = toy_lang()
+    keys_T4 = np.repeat([[0, 1, 2, 0], [0, 1, 2, 1]], 10, axis=0).astype(np.int32)
+    x_TD = np.arange(20.0)[:, None].astype(np.float32)
+    stats = Stats.of(keys_T4, x_TD)
+    visits_K = np.array([2.0, 5.0])
+    gmm, _ = _one_gaussian_each(stats, visits_K, lang.states, system("mono"))
+    first, second = lang.states.ids(0, 1, 2)[:2]
+    np.testing.assert_allclose(gmm.loop_S[[first, second, 0]], [9 / 12, 6 / 12, 1 / 2])
+    np.testing.assert_allclose(gmm.mean_GD[[first, second, 0], 0], [4.5, 14.5, 9.5])
+    np.testing.assert_allclose(gmm.variance_GD[[first, second], 0], [8.25, 8.25])
+    assert gmm.variance_GD[0, 0] == pytest.approx(33.25, abs=1e-3)
 
 
 def test_passes_realign_at_first_and_then_every_few_up_to_the_last():

@@ -105,6 +105,16 @@ def test_workers_share_models_by_groups_and_meet_at_the_end_of_blocks():
         assert torch.equal(a, b) == (step % 3 == 0)
 
 
+def test_the_mean_is_over_models_not_over_workers():
+    plain = {**BMUF, "eta": 0.0, "zeta": 1.0}
+    run = Run(method_of("bmuf_gtc", 4, bmuf=plain)).steps(2)
+    a, b = (weights_P.clone() for weights_P in run.weights())
+    run.method.end_epoch(run.replicas)
+    assert not torch.equal(a, b)
+    for weights_P in run.weights():
+        torch.testing.assert_close(weights_P, (a + b) / 2)
+
+
 def test_residuals_live_on_across_the_end_of_a_block():
     run = Run(method_of("bmuf_gtc", 4)).steps(3)
     assert all(run.method.worker_state(w)["residual_P"].any() for w in range(4))

@@ -1,6 +1,7 @@
 """Asynchronous workers of one process: laws of dead reckoning, under any speeds and delays."""
 
 import copy
+from collections import defaultdict
 
 import pytest
 import small_methods
@@ -9,7 +10,9 @@ from small_async import ADAPTIVE, BEGIN_P, GTC, RATE, Run
 from small_methods import SIZE, dyadic_gradient, method_of, random_gradient
 
 from asr_train.comm import virtual_time
+from asr_train.comm.ahead import Lead
 from asr_train.comm.exchange import ReplicaError
+from asr_train.comm.peers import Peer
 from asr_train.comm.virtual_time import Draw, draws
 
 SLOW = {"slowdown": 4.0}
@@ -156,6 +159,24 @@ def test_a_run_goes_on_from_its_state_to_the_same_bits(saved_at, adaptive):
         assert torch.equal(second.residuals[worker], whole.residuals[worker])
         assert second.ahead.take_lead(worker) == whole.ahead.take_lead(worker)
         assert second.method.take_sent(worker) == whole.method.take_sent(worker)
+
+
+def test_a_message_takes_a_time_of_its_own_to_each_worker(monkeypatch):
+    run, arrived, receive = Run(made_up), defaultdict(set), Peer.receive
+
+    def noted(peer, message):
+        arrived[message.header.worker, message.header.step].add(run.ahead.now)
+        return receive(peer, message)
+
+    monkeypatch.setattr(Peer, "receive", noted)
+    run.steps(3)
+    assert [len(times) for times in arrived.values()] == [4] * 12
+
+
+def test_leads_of_workers_add_up_to_the_time_of_the_last():
+    lead = Lead(steps=2, ahead=3, most=2, waited_seconds=1.5, now=10.0)
+    lead.add(Lead(steps=4, ahead=1, most=1, waited_seconds=0.5, now=12.0))
+    assert lead == Lead(steps=6, ahead=4, most=2, waited_seconds=2.0, now=12.0)
 
 
 def test_replicas_that_differ_after_a_drain_are_named():

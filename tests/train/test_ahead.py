@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,12 +16,13 @@ from comm import forked
 from asr_train import schema
 from asr_train.comm.exchange import ExchangeError, ReplicaError
 from asr_train.comm.loopback import Loopback
+from asr_train.comm.method import Gradient
 from asr_train.comm.peers import Peer
 from asr_train.model.store import load_tensors
 from asr_train.train import ahead, loop
 from asr_train.train import step as steps
-from asr_train.train.ahead import Stretch
-from asr_train.train.state import Checkpoints, NotFiniteError
+from asr_train.train.ahead import Learned, Stretch
+from asr_train.train.state import Checkpoints, Interval, NotFiniteError
 
 CPU = torch.device("cpu")
 GTC = {"threshold": 0.5, "codec": "rice", "capacity": "exact"}
@@ -119,6 +121,32 @@ def test_the_log_says_how_far_ahead_workers_were(unbroken):
         if "dev_loss" not in (row := json.loads(line)):
             assert 0 < row["compress_seconds"] <= row["exchange_seconds"]
             assert row["transfer_seconds"] == 0
+
+
+def test_checkpoints_are_due_at_the_same_steps_in_every_epoch(unbroken, splits):
+    """At multiples of ten and at the ends of epochs, which are none; the newest three stay."""
+    steps = max(-(-n // 32) for n in splits[0].plan(4, seed=0, epoch=0).frames)
+    assert 10 < steps < 20 < 2 * steps < 30
+    found = sorted(int(path.stem[5:]) for path in (unbroken / "ckpt").glob("*.json"))
+    assert found == [steps, 20, 2 * steps]
+
+
+def test_a_finite_step_ends_the_row_of_skipped_ones():
+    state = SimpleNamespace(since_log={0: Interval()}, skipped_in_row=[0])
+    learned = Learned(Gradient(torch.zeros(1), 5), 5, 1.0, 2)
+
+    def skipped(worker, step, loss):
+        state.skipped_in_row[0] += 1
+
+    others = {"skipped": skipped, "take": None, "log_steps": 100, "advance": lambda frames: None}
+    stretch = Stretch(state, 100, lambda worker, step: learned, **others)
+    seen = []
+    for step, is_finite in enumerate([False, False, True, False]):
+        stretch.gradient(0, step)
+        stretch.finished(0, step, is_finite)
+        seen.append(state.skipped_in_row[0])
+    assert seen == [1, 2, 0, 1]
+    assert (state.since_log[0].steps, state.since_log[0].frames) == (4, 5)
 
 
 @pytest.mark.parametrize("adaptive", [None, ADAPTIVE])

@@ -51,8 +51,10 @@ def test_a_row_has_means_a_frame_and_a_step():
 
 
 def test_of_several_workers_messages_are_averaged_and_frames_added():
-    both = Interval(steps=5, skipped=2, frames=200)
-    row = train_row(Totals(2, both, Sent(1280, 40, wire_bits=1400.0)), PROGRESS, 0.5, 10)
+    both, sent = Interval(steps=5, skipped=2, frames=200), Sent(1280, 40, wire_bits=1400.0)
+    totals = Totals(2, both, sent, threshold=4.0, squares=18.0)
+    row = train_row(totals, PROGRESS, 0.5, 10)
+    assert row["residual_norm"] == 3.0  # root mean square over workers
     assert row["minibatch"] == 50.0
     assert (row["sent_bits"], row["elements_sent"], row["wire_bits"]) == (128.0, 4.0, 140.0)
     assert (row["compression_ratio"], row["skipped"]) == (2.5, 1)

@@ -3,6 +3,7 @@ import math
 import multiprocessing
 import os
 import signal
+from dataclasses import asdict
 
 import pytest
 import tiny
@@ -12,12 +13,12 @@ from asr_train import files
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
-from asr_train.model.store import build_model, load_model
+from asr_train.model.store import build_model, load_model, load_tensors
 from asr_train.shards.batch import FramePools, context_padded
 from asr_train.train import evaluate, loop, state
 from asr_train.train import step as steps
 from asr_train.train.schedule import Schedule
-from asr_train.train.state import NotFiniteError, RunState
+from asr_train.train.state import Interval, NotFiniteError, RunState
 
 CPU = torch.device("cpu")
 
@@ -88,6 +89,11 @@ def test_the_model_knows_what_it_was_trained_on(unbroken, splits):
     assert torch.equal(model.var_F, torch.from_numpy(splits[0].var_F))
     loss, accuracy = loop.evaluate(model, splits[1], CPU)
     assert about["dev"] == {"loss": loss, "accuracy": accuracy}
+
+
+def test_what_an_epoch_counted_is_not_counted_in_the_next(unbroken):
+    last = max((unbroken / "ckpt").glob("*.pt"))
+    assert load_tensors(last)["shared"]["in_epoch"] == asdict(Interval())
 
 
 # --- the same bits, however often it is killed -------------------------------------------------

@@ -46,6 +46,12 @@ def test_newbob_does_not_halve_while_the_rate_is_held():
     assert rates(losses, halving="newbob", hold_epochs=3) == [8, 8, 8, 4, 2]
 
 
+def test_newbob_compares_with_the_epoch_before_not_with_the_best_one():
+    losses = [2.0, 3.0, 2.5, 2.0]  # worse once while the rate is held, then better each time
+    wanted = [8, 8, 8, 8, 8]
+    assert rates(losses, halving="newbob", hold_epochs=3, newbob_gain=0.125) == wanted
+
+
 @pytest.mark.parametrize("halving", ["each_epoch", "newbob"])
 def test_a_restored_schedule_goes_on_alike(halving):
     losses = [3.0, 2.0, 1.99, 1.5, 1.0]
@@ -186,6 +192,12 @@ def test_in_every_part_all_frames_come_once_and_only_some_workers_read(splits):
                 found = rest.next(worker)
                 assert (found is None) == (batch is None)
                 assert batch is None or torch.equal(found.feats_BTF, batch.feats_BTF)
+
+
+def test_fewer_workers_than_a_part_asks_for_read_all_of_it(splits):
+    feed = Feed(splits[0], phased(FIRST), Windows(0, 0), 1, range(1), 0, torch.device("cpu"))
+    batches = [feed.next(0) for _ in range(feed.num_steps)]
+    assert sum(batch.frames for batch in batches if batch is not None) == splits[0].num_frames
 
 
 @pytest.mark.parametrize(

@@ -342,6 +342,16 @@ def test_a_restored_run_stands_where_it_stood(tmp_path):
     assert after.schedule.rate == settings().optim.rate / 2
 
 
+def test_steps_of_a_row_are_counted_once_with_another_number_of_workers(tmp_path):
+    """Frames of all workers are added up; the steps they took together are not."""
+    before, after = fresh("gtc", 4), fresh("gtc", 2)
+    for worker in range(4):
+        before.since_log[worker] = Interval(steps=6, frames=100 + worker)
+    after.restore(stored(before, tmp_path))
+    assert [after.since_log[worker].steps for worker in range(2)] == [6, 6]
+    assert sum(after.since_log[worker].frames for worker in range(2)) == 406
+
+
 # --- memory -------------------------------------------------------------------------------------
 
 
