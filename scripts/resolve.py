@@ -5,8 +5,8 @@ Composes conf/ and the overrides, checks every value, and writes one file per st
 recipe=NAME picks conf/recipe/NAME.yaml, a recipe's numbers; other overrides win over them.
 Arguments with names in capitals are make's variables (`choices.Choices`, WORKERS); what depends on
 them has a file of its own, too: shown.yaml what this call shows, scales/RUN.yaml whose scales a run
-takes. A run is a file of conf/run/, such a file with another seed (RUN-seedN), or named by a
-paper's table, whose settings then come last.
+takes. A run is a file of conf/run/ or, of conf/comm/, a method; such a one with another seed
+(RUN-seedN); or named by a paper's table, whose settings then come last.
 
 A settings file is rewritten only when its content changes, so that make reruns just what a change
 touches. It is never older than the files that it names (a lexicon, text, a mapping): an edit of one
@@ -171,14 +171,19 @@ def settings(run: str, overrides: list[str]) -> Config:
     Raises:
         SettingsError: naming the key, its value and what is allowed.
     """
-    known = sorted(p.stem for p in (CONF / "run").glob("*.yaml"))
-    check_known("RUNS", run, known, "is no file of conf/run")
+    rows, exchanges = ({p.stem for p in (CONF / kind).glob("*.yaml")} for kind in ("run", "comm"))
+    known = sorted(rows | exchanges | {method.value for method in Method})
+    check_known("RUNS", run, known, "is no file of conf/run or conf/comm and no method")
+    if run in rows:
+        chosen = [f"run={run}"]
+    else:
+        chosen = [f"comm={run}"] if run in exchanges else ["comm=sgd", f"comm.method={run}"]
     for override in overrides:
         if "=" not in override:
             raise SettingsError(f"SET holds {override!r}; it takes group.key=value or group=file")
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose("config", [f"run={run}", *map(as_text, overrides)])
+            config = compose("config", [*chosen, *map(as_text, overrides)])
         values: Any = OmegaConf.to_container(config, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(_cause(error, overrides)) from error

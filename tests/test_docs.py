@@ -1,6 +1,10 @@
 """The prose beside the code: its links lead somewhere, and it is plain technical English."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,3 +103,34 @@ def test_the_citation_names_the_papers_by_their_titles():
         wanted = re.fullmatch(r"# (.*) \((.*) (\d{4})\)", first)
         assert wanted is not None
         assert wanted[1] in titles
+
+
+def test_the_method_of_the_contributors_guide_keeps_the_contract_in_three_edits(tmp_path):
+    """One new file, one row, one line of tests; and a run of that name has settings."""
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    section = guide.partition("## Add an exchange method")[2].partition("\n## ")[0]
+    method, row, case = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    (name,) = re.findall(r"`asr_train/comm/methods/(\w+)\.py`", section)
+    for folder in ("asr_train", "conf", "scripts", "tests/comm"):
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignore)
+    for file in ("tests/conftest.py", "tests/ports.py", "pyproject.toml"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    (tmp_path / f"asr_train/comm/methods/{name}.py").write_text(method)
+    facts, cases = tmp_path / "asr_train/facts.py", tmp_path / "tests/comm/small_methods.py"
+    facts.write_text(facts.read_text() + row)
+    cases.write_text(cases.read_text().replace('    "sgd": {', f'{case}    "sgd": {{', 1))
+
+    def run(*words):
+        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+        return subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+
+    tested = run("-m", "pytest", "tests/comm/test_method.py", "-k", f"{name} or named")
+    assert tested.returncode == 0, tested.stdout[-3000:]
+    assert tested.stdout.count(".") >= 9
+    resolve = (
+        f"from scripts.resolve import settings; print(settings('{name}', []).comm.method.value)"
+    )
+    assert run("-c", resolve).stdout == f"{name}\n"

@@ -50,7 +50,7 @@ class PaperSettings:
         paper: the name of its file in conf/papers/.
         cluster: of conf/cluster/, whose speed is simulated.
         settings: overrides of all runs, at the paper's scale.
-        runs: a file of conf/run/ -> what its rows set where they say nothing else.
+        runs: a file of conf/run/ or conf/comm/ -> what its rows set where they say nothing else.
     """
 
     paper: str
@@ -66,7 +66,7 @@ class RowSettings:
     """One row of a table.
 
     Attributes:
-        run: a file of conf/run/.
+        run: a file of conf/run/ or conf/comm/.
         set: its settings, as the paper has them.
         paper: values that name the row in the paper's table; empty: the paper has no such row.
         label: of the row; "": its values in the paper.
@@ -102,7 +102,7 @@ class Run:
     """A run of one seed.
 
     Attributes:
-        base: a file of conf/run/.
+        base: a file of conf/run/ or conf/comm/.
         values: of its settings, scaled, by their keys.
         overrides: all of them as Hydra takes them.
     """

@@ -16,8 +16,8 @@ from comm import forked
 from asr_train import schema
 from asr_train.comm.exchange import ExchangeError, ReplicaError
 from asr_train.comm.loopback import Loopback
-from asr_train.comm.method import Gradient
 from asr_train.comm.peers import Peer
+from asr_train.comm.reducers import Gradient
 from asr_train.model.store import load_tensors
 from asr_train.train import ahead, loop
 from asr_train.train import step as steps
