@@ -8,6 +8,7 @@ from noises import Noises, lexicon
 from asr_train.data.check import check, read_split
 from asr_train.data.corpus import CorpusError, write
 from asr_train.data.folder import SPLITS
+from asr_train.data.speeds import add_speeds
 from asr_train.files import read_jsonl, write_jsonl
 from asr_train.schema import SplitBy
 
@@ -38,6 +39,18 @@ def test_the_limit_of_what_is_dropped_is_over_the_corpus(folder, tmp_path):
     folder.overrides["max_dropped_share"] = 0.16
     with pytest.raises(CorpusError, match=r"share is 0.16: 1 missing audio \(cid-two: "):
         checked(folder, tmp_path)
+
+
+def test_copies_at_other_speeds_are_no_utterances_of_their_own(folder, tmp_path):
+    (folder.root / folder.rows[-1][2]).unlink()
+    folder.save()
+    for split in SPLITS:
+        made = add_speeds(folder.found(split), [0.9, 1.0, 1.1], new_speakers=True)
+        write(made, tmp_path / f"{split}.jsonl.gz")
+    splits = [read_split(tmp_path / f"{split}.jsonl.gz") for split in SPLITS]
+    lines = check(splits, folder.settings(), lexicon(folder.root), 0.05)
+    assert lines[0].startswith("train: 6 utterances, 3 speakers")
+    assert lines[3].startswith("1 of 6 utterances dropped")
 
 
 def test_words_without_pronunciation_are_said_with_the_ways_out(folder, tmp_path):

@@ -269,6 +269,18 @@ def test_a_finished_part_whose_arrays_were_changed_is_made_anew(corpus, tmp_path
         assert np.array_equal(file["b-1"][:], wanted_TF)
 
 
+def test_a_finished_part_whose_recordings_changed_is_made_anew(corpus, tmp_path):
+    """The cuts are the same, and one of them is half as loud."""
+    path, cuts = tmp_path / "part.h5", corpus(*TWO)
+    extract(deepcopy(cuts), settings(), path)
+    with h5py.File(path) as file:
+        loud_TF = file["a-1"][:]
+    assert corpus(("a-1", "a", 16000, 16000, 1, 0.5), TWO[1]) == cuts
+    extract(deepcopy(cuts), settings(), path)
+    with h5py.File(path) as file:
+        np.testing.assert_allclose(file["a-1"][:], loud_TF - 2 * np.log(2), atol=1e-3)
+
+
 def test_equal_cuts_and_settings_give_equal_bytes(corpus, tmp_path):
     cuts = corpus(*TWO)
     for name in ("x", "y"):

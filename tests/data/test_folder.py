@@ -282,6 +282,15 @@ def test_phone_labels_become_the_truth_that_alignments_are_measured_by(folder, t
     assert true_phones(two) is None
 
 
+def test_phone_labels_are_found_by_the_id_that_the_folder_gives(folder, tmp_path):
+    """`ann.one`, which tar readers would cut, becomes `ann_one`."""
+    folder.rows[0][0] = "ann.one"
+    write(labelled(folder, LABELS.replace("ann-one", "ann.one")), tmp_path / "train.jsonl.gz")
+    one = read_jsonl(tmp_path / "train.jsonl.gz")[0]
+    assert one["id"] == "ann_one"
+    assert true_phones(one) == [("SIL", 0.0, 0.1), ("AH", 0.1, 0.3), ("AX", 0.3, 0.5)]
+
+
 @pytest.mark.parametrize(
     "table, says",
     [

@@ -158,6 +158,14 @@ def test_a_part_that_ends_a_little_late_ends_with_the_audio(folder):
     assert len(cut.load_audio()[0]) == round(0.4 * RATE)
 
 
+def test_the_channel_that_is_meant_is_listened_to(folder):
+    silent_T, loud_T = np.zeros(RATE // 2), np.full(RATE // 2, 0.5)
+    soundfile.write(folder.root / folder.rows[0][2], np.stack([silent_T, loud_T], 1), RATE)
+    (cut,) = part(folder, channel=1).cuts
+    np.testing.assert_allclose(cut.load_audio(), 0.5, atol=1e-4)
+    assert [remark.what for remark in part(folder, channel=0).remarks] == ["only zeros"]
+
+
 @pytest.mark.parametrize(
     "changes, what",
     [

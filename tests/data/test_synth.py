@@ -298,6 +298,15 @@ def test_noises_have_unit_power_and_their_own_colour(kind):
     assert {"white": 0.1 < low < 0.15}.get(kind, low > 0.5)
 
 
+def test_a_hum_has_the_overtones_of_50_or_60_hz():
+    """A second of samples: a bin is a hertz."""
+    noise_T = synth.noise("hum", 16000, 16000, np.random.default_rng(0))
+    spectrum = np.abs(np.fft.rfft(noise_T)) ** 2
+    beside = np.median(spectrum[40:400])
+    tones = [spectrum[mains : 6 * mains : mains].min() for mains in (50, 60)]
+    assert max(tones) > 100 * beside
+
+
 def test_an_unknown_noise_is_refused():
     with pytest.raises(synth.SynthesisError, match="allowed: white, pink, babble, hum"):
         synth.noise("brown", 10, 16000, np.random.default_rng(0))

@@ -67,6 +67,7 @@ def test_digits_are_refused_with_the_settings_that_read_them(words_of):
     [
         (0, "ZERO"),
         (19, "NINETEEN"),
+        (20, "TWENTY"),
         (40, "FORTY"),
         (71, "SEVENTY ONE"),
         (110, "ONE HUNDRED TEN"),

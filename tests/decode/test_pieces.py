@@ -1,12 +1,17 @@
 """Long recordings are searched in pieces, cut where the model hears silence."""
 
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import toy
 
+import asr_train.decode.words
 from asr_train.data.features import Utterance
 from asr_train.decode.pieces import LONGEST, PIECE, SHORTEST, pieces, quietest
-from asr_train.decode.words import Choice, Effort, Recogniser
+from asr_train.decode.words import Choice, Effort, Recogniser, _Piece
 from asr_train.search.graph import Graph, decoding_graph
 
 SHIFT = 0.01
@@ -59,6 +64,15 @@ def test_pieces_make_the_whole_and_no_word_is_cut(lang):
         assert not any(first < begin < end for first, end in at)
 
 
+def test_pieces_are_measured_in_seconds_whatever_the_frame_shift(lang):
+    u, scorer, _ = recording(lang, 1.5)
+    slow = replace(u, seconds=2 * u.seconds)  # as if frames were 20 ms apart
+    lengths = [2 * SHIFT * len(scores_TS) for _, scores_TS in pieces(scorer, slow)]
+    assert all(length <= PIECE for length in lengths)
+    assert all(length >= SHORTEST for length in lengths[:-1])
+    assert len(lengths) >= 180 / PIECE
+
+
 def test_the_quietest_place_is_the_middle_of_the_longest_silence():
     scores_tS = np.zeros((40, 4), np.float32)
     scores_tS[:, 2] = 5
@@ -87,3 +101,20 @@ def test_words_and_times_of_a_long_recording_are_those_said(lang, nbest):
         ((words, *_),) = alternatives.sentences
         assert words == found.words
         assert not alternatives.complete
+
+
+def test_costs_and_seconds_of_pieces_add_up_and_every_piece_must_end(lang, monkeypatch):
+    """By a clock that is a second later whenever it is looked at."""
+    u, scorer, _ = recording(lang, 1.5)
+    count = len(list(pieces(scorer, u)))
+    clock = SimpleNamespace(perf_counter=itertools.count().__next__)
+    monkeypatch.setattr(asr_train.decode.words, "time", clock)
+    made = (_Piece([], 2.0, 3.0, n > 0, None, None) for n in itertools.count())
+    monkeypatch.setattr(Recogniser, "_piece", lambda self, scores_TS: next(made))
+    graph = Graph.of(decoding_graph(lang, lang.states, scorer.loop_S))
+    effort = Effort(beam=30.0, max_active=1000, lattice_beam=5.0, nbest=0)
+    found, _ = Recogniser(scorer, lang, graph, Choice(0.5, 0.0, 1.0), effort, SHIFT)(u)
+    assert (found.pieces, found.seconds) == (count, count)
+    assert found.real_time_factor == pytest.approx(count / u.seconds, abs=1e-5)
+    assert (found.graph_cost, found.acoustic_cost) == (2.0 * count, 3.0 * count)
+    assert not found.final  # the first one did not, the others did

@@ -9,6 +9,7 @@ import toy
 
 from asr_train.align.front import Front
 from asr_train.align.gmm import Gmm, Mixtures, load_gmm, save_gmm
+from asr_train.data.features import cepstra, with_deltas
 from asr_train.decode.posteriors import load_scorer
 from asr_train.files import DamagedFileError, read_json, write_json
 from asr_train.model.store import build_model, load_model, save_model
@@ -132,11 +133,11 @@ def test_a_recurrent_networks_scores_are_those_of_the_reading_that_keeps_the_fra
 
 def test_the_mixtures_scores_are_theirs_on_what_they_see(gaussians, lang, feats):
     scorer = load_scorer(gaussians, feats, lang)
-    model = load_gmm(gaussians)
-    read = model.front(feats)
+    gmm, normalise = load_gmm(gaussians).gmm, feats.normaliser(NORM)
     for utterance in feats:
-        wanted_TS = model.gmm.scores(read(utterance))
-        np.testing.assert_array_equal(scorer.score(utterance), wanted_TS)
+        feats_TF = normalise(utterance, feats.load(utterance))
+        wanted_TS = gmm.scores(with_deltas(cepstra(feats_TF, 4), 1))
+        np.testing.assert_allclose(scorer.score(utterance), wanted_TS, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["network", "recurrent", "gaussians"])
@@ -147,6 +148,23 @@ def test_scores_of_some_states_are_their_columns(request, kind, lang, feats):
         scores_TS = scorer.score(utterance)
         found_tS = scorer.scores(utterance)(some, slice(5, 20))
         np.testing.assert_allclose(found_tS, scores_TS[5:20, some], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind, run_in", [("network", 6), ("recurrent", 300)])
+def test_windows_of_a_long_utterance_score_as_all_of_it(
+    request, kind, run_in, lang, feats, monkeypatch
+):
+    """A network with memory hears all that is before a window here."""
+    scorer = load_scorer(request.getfixturevalue(kind), feats, lang)
+    whole = [scorer.score(utterance) for utterance in feats]
+    monkeypatch.setattr("asr_train.decode.network.WHOLE", 0)
+    monkeypatch.setattr("asr_train.decode.network.RUN_IN", run_in)
+    ids = np.arange(lang.states.num_states)
+    for utterance, whole_TS in zip(feats, whole, strict=True):
+        for begin in (0, 9, utterance.frames - 4):
+            span = slice(begin, begin + 7)
+            found_tS = scorer.scores(utterance)(ids, span)
+            np.testing.assert_allclose(found_tS, whole_TS[span], rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["network", "gaussians"])

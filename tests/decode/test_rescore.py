@@ -66,6 +66,15 @@ def test_lists_of_rescoring_grow_where_their_end_is_the_best():
     assert at_end == []
 
 
+def test_a_list_of_weights_grows_by_its_factor():
+    """Of the second list, A B is cheapest from a weight of 1.5 on."""
+    lists = [listed("u"), listed("v", acoustic=(10.0, 14.5, 100.0))]
+    said = {"u": "A B", "v": "A B"}
+    best, tried, at_end = tune_rescoring(lists, said, [1.0, 2.0], [0.0], PLAIN)
+    assert {c.lm_weight: e.errors for c, e in tried} == {1.0: 1, 2.0: 0, 4.0: 0}
+    assert (best.lm_weight, at_end) == (2.0, [])
+
+
 def test_a_sentence_that_the_old_model_forbids_names_it():
     forbid = logprobs({**OLD, "A B": -np.inf})
     row = {"id": "u7", "sentences": [[["A", "B"], 1.0, 1.0]]}

@@ -149,6 +149,25 @@ def test_numbers_are_the_logs(nodes):
     assert found["frame_error_by_epoch"] == pytest.approx([0.6, 0.5, 0.4])
 
 
+def test_numbers_are_shown_in_the_units_of_their_columns(nodes):
+    """200 elements of 11 bits a step; three epochs of 40 steps of 20 ms."""
+    row = shown(tabulated(nodes, all_finished(nodes, density=0.002)), "20")
+    assert row["KB a minibatch"] == "0.275"
+    assert row["elements a step"] == "200"
+    assert row["density"] == "0.002"
+    assert row["DEV frame error %"] == "40.00"
+    assert row["minutes: paper / this machine"] == "323 / 0.04"
+    assert row["frames/s: paper / simulated / this machine"].endswith(" / 6,400")
+
+
+def test_frame_errors_over_the_baselines_are_below_1_where_a_row_has_fewer(nodes):
+    trained = all_finished(nodes)  # 0.6, 0.5 and 0.4 after the three epochs
+    name = nodes.rows[2].runs[0].name
+    trained[name] = finished(nodes.rows[2].runs[0], accuracy=0.8)
+    found = ours(tabulated(nodes, trained), "20")["frame_error_over_baseline_by_epoch"]
+    assert found == pytest.approx([0.4 / 0.6, 0.3 / 0.5, 0.2 / 0.4])
+
+
 def test_gtc_of_one_worker_sends_nothing_and_has_dashes(nodes):
     content = tabulated(nodes, all_finished(nodes))
     row = shown(content, "5")  # a tenth of 5 workers is one

@@ -87,6 +87,24 @@ def test_who_sends_nothing_has_dashes_there():
     assert shown["frames/s"] == "5,000"
 
 
+def test_every_column_has_its_unit():
+    run = Trained("gtc", about({"method": "gtc", "gtc": GTC}), LOG, [])
+    table = exchange.exchange_table([run], build(ScoreSettings, SETTINGS), ABOUT)
+    (cells,) = exchange.text_rows(table)
+    shown = dict(zip(table["columns"], cells, strict=True))
+    assert shown == {
+        **{"run": "gtc", "method": "gtc tau 4 rice", "workers": "4", "dev frames right %": "62.50"},
+        "MB sent a worker": "0.009",  # 72,000 bits
+        "KB a minibatch": "0.15",
+        "KB on the wire": "0.3",
+        "dense / sent": "26.7",
+        "bits an element": "40",
+        "density": "0.03",
+        "frames/s": "5,000",
+        "compute / compress / wait / decode %": "50 / 15 / 15 / 20",
+    }
+
+
 def test_a_log_of_before_seconds_were_split_has_no_shares():
     old = [{k: v for k, v in r.items() if k != "compress_seconds"} for r in LOG]
     ours = exchange.measured(Trained("gtc", about({"method": "gtc", "gtc": GTC}), old, []))
@@ -198,6 +216,15 @@ def test_the_page_shows_table_and_drawing(table, work):
     assert re.search(r"dnn [\d.]+ %, 0 KB", drawn.alt)
     assert "compute / compress / wait / decode %" in html
     assert "gtc tau 4 rice" in html
+
+
+def test_a_drawn_interval_is_that_of_the_table_in_percent(table):
+    score = next(r for r in table["rows"] if r["label"] == "mono")["ours"]["splits"]["test"]
+    (ax,) = page.draw_bytes(table, ["mono", "dnn"]).figure.axes
+    drawn = [line.get_ydata().tolist() for line in ax.lines if line.get_xdata()[0] == 0.15]
+    bar, point = sorted(drawn, key=len, reverse=True)
+    assert bar == pytest.approx([100 * limit for limit in score["ci95"]])
+    assert point == pytest.approx([100 * score["wer"]])
 
 
 def test_where_nobody_sends_nothing_is_drawn(table):

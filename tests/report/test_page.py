@@ -272,6 +272,23 @@ def test_a_long_training_curve_is_averaged_not_cut(count):
     assert mean == pytest.approx(np.mean([row["loss"] for row in rows]))
 
 
+def test_drawn_rates_and_intervals_are_percent(inputs):
+    table = inputs["table"]
+    lines = [line for ax in page.draw_wer(table).figure.axes for line in ax.lines]
+    drawn = [line.get_xdata().tolist() for line in lines if len(line.get_xdata()) in (1, 2)]
+    for row in (row["ours"] for row in table["rows"]):
+        assert any(pytest.approx([100 * row["wer"]]) == at for at in drawn)
+        assert any(pytest.approx([100 * limit for limit in row["ci95"]]) == at for at in drawn)
+
+
+def test_outputs_of_a_stage_stand_end_to_end():
+    seconds = {"feats": [2.0, 3.0, 4.0], "lang": [1.0]}
+    times = [{"stage": s, "seconds": n} for s, all_of_it in seconds.items() for n in all_of_it]
+    (ax,) = page.draw_times(times).figure.axes
+    bars = [(bar.get_x(), bar.get_width()) for bar in ax.patches]
+    assert bars == [(0.0, 2.0), (2.0, 3.0), (5.0, 4.0), (0.0, 1.0)]
+
+
 def test_dev_points_stand_at_the_frames_of_their_steps(inputs):
     rows = inputs["logs"]["dnn"]
     frames = {row["step"]: row["frames"] for row in rows if "frames" in row}

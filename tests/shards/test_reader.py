@@ -157,6 +157,8 @@ def test_mean_variance_and_priors_are_fit_to_divide_by(shards):
     np.testing.assert_allclose(data.var_F[:2], data.index["var"][:2], rtol=1e-6)
     assert min(data.index["state_frames"]) == 0
     assert data.priors_S.min() > 0
+    frames_S = [max(1, frames) for frames in data.index["state_frames"]]  # none counts as one
+    np.testing.assert_allclose(data.priors_S, np.array(frames_S) / sum(frames_S), rtol=1e-12)
     assert data.priors_S.sum() == pytest.approx(1, abs=1e-12)
     assert data.about == {"states_hash": "abc"}
 
