@@ -92,6 +92,13 @@ def test_files_that_settings_name_must_be_there_before_any_stage(tmp_path, more,
     resolve(str(conf), "dnn", *more.format(there).split())
 
 
+def test_a_run_that_names_its_model_has_it_in_every_recipe():
+    given = ["recipe=speechocean", "corpus.folder.dir=somewhere", "lm.text=[some.txt]"]
+    assert settings("lstm", given).model.lstm is not None
+    assert settings("gtc", given).model == settings("dnn", given).model
+    assert settings("dnn", given).model.dnn.width == 512
+
+
 def test_an_unknown_run_is_refused():
     with pytest.raises(SettingsError, match=r"RUNS names 'nosuch'.*dnn"):
         settings("nosuch", [])
