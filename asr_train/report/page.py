@@ -2,17 +2,19 @@
 
 The page is one file: no network, no script. Pictures are SVG whose colours follow the reader's
 light or dark setting, and PNG files beside the page for READMEs. Equal inputs give equal bytes.
-What is not there yet is said in words. Knows formats, not folders: see scripts/report.py.
+What is not there yet is said in words. Here it is said what the page shows, in page.html.j2 how.
+Knows formats, not folders: see scripts/report.py.
 """
 
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+import jinja2
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -83,6 +85,11 @@ class Picture:
                 buffer, format="png", dpi=160, facecolor="white", metadata={"Software": None}
             )
         return buffer.getvalue()
+
+    @property
+    def kind(self) -> str:
+        """Its class in the style sheet."""
+        return self.name.split("_")[0]
 
     def svg(self) -> str:
         """For the page: its colours are CSS variables, its letters the page's."""
@@ -393,30 +400,30 @@ def build_page(
         exchanged: what `exchange.exchange_table` made; None: there is no network.
     """
     runs = list(dict.fromkeys([*(row["ours"]["run"] for row in table["rows"]), *logs]))
-    pictures: list[Picture] = []
+    shown = {
+        "wer": _shown_wer(table),
+        "exchange": None if exchanged is None else _shown_exchange(exchanged, runs),
+        "learning": _shown_learning(logs, runs),
+        "alignments": _shown_alignments(alignments, list(logs)),
+        "times": _shown_times(times),
+    }
+    html = render("page.html.j2", name=name, lead=headline(table), made=made(table), **shown)
+    sections = [section for section in shown.values() if section is not None]
+    drawn = [p for s in sections for p in [s.get("picture"), *s.get("pictures", [])]]
+    return html, [picture for picture in drawn if picture is not None]
 
-    def show(picture: Picture) -> str:
-        pictures.append(picture)
-        return figure_html(picture)
 
-    sections = [
-        section("Word error rates", wer_html(table, show)),
-        *(() if exchanged is None else [section("Exchange", exchange_html(exchanged, runs, show))]),
-        section("Learning", learning_html(logs, runs, show)),
-        section("Alignments", alignments_html(alignments, list(logs), show)),
-        section("Where time went", times_html(times, show)),
-    ]
-    html = PAGE.format(
-        title=escape(name),
-        css=css(),
-        lead=escape(headline(table)),
-        made=escape(made(table)),
-        sections="\n".join(sections),
+def render(template: str, **content: Any) -> str:
+    """A page by a template of this folder; text in `content` stays text, whatever it holds."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("asr_train.report", ""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return html, pictures
-
-
-NO_ALI = "<p>No alignment report was given: this recipe's aligner has not run yet.</p>"
+    colours = [(name, colour, DARK[colour]) for colour, name in _variables()]
+    return environment.get_template(template).render(colours=colours, **content) + "\n"
 
 
 def headline(table: Row) -> str:
@@ -440,72 +447,37 @@ def headline(table: Row) -> str:
     return text + "."
 
 
-def section(title: str, content: str) -> str:
-    return f"<section>\n<h2>{escape(title)}</h2>\n{content}\n</section>"
+def _shown_wer(table: Row) -> Row:
+    return {
+        "picture": draw_wer(table),
+        "columns": table["columns"],
+        "rows": [cells(row["ours"], table["baseline"]) for row in table["rows"]],
+        "notes": notes(table)[:-1],
+    }
 
 
-def figure_html(picture: Picture) -> str:
-    caption = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
-    kind = picture.name.split("_")[0]
-    reached = ' tabindex="0"' if kind == "utterance" else ""  # it scrolls: by keyboard too
-    drawing = f'<div class="scroll"{reached}>{picture.svg()}</div>'
-    return f'<figure class="{kind}">{drawing}{caption}</figure>'
-
-
-def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]], texts: int) -> str:
-    """A table; all but the first `texts` columns hold numbers, aligned right."""
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
-    body = "\n".join(
-        "<tr>"
-        + "".join(
-            f'<td class="{"text" if i < texts else "number"}">{escape(cell)}</td>'
-            for i, cell in enumerate(row)
-        )
-        + "</tr>"
-        for row in rows
-    )
-    return (
-        f'<div class="scroll" tabindex="0"><table>\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{body}\n</tbody></table></div>"
-    )
-
-
-def wer_html(table: Row, show: Callable[[Picture], str]) -> str:
-    rows = [cells(row["ours"], table["baseline"]) for row in table["rows"]]
-    items = "".join(f"<li>{escape(note)}</li>" for note in notes(table)[:-1])
-    return (
-        show(draw_wer(table))
-        + table_html(table["columns"], rows, texts=2)
-        + f'<ul class="notes">{items}</ul>'
-    )
-
-
-def exchange_html(table: Row, runs: Sequence[str], show: Callable[[Picture], str]) -> str:
+def _shown_exchange(table: Row, runs: Sequence[str]) -> Row:
     """What workers sent; with a drawing where any sent something."""
-    items = "".join(f"<li>{escape(note)}</li>" for note in exchange.notes(table)[:-1])
-    text = table_html(table["columns"], exchange.text_rows(table), texts=2)
-    picture = draw_bytes(table, runs)
-    return ("" if picture is None else show(picture)) + text + f'<ul class="notes">{items}</ul>'
+    return {
+        "picture": draw_bytes(table, runs),
+        "columns": table["columns"],
+        "rows": exchange.text_rows(table),
+        "notes": exchange.notes(table)[:-1],
+    }
 
 
-def learning_html(
-    logs: Mapping[str, Sequence[Row]], runs: Sequence[str], show: Callable[[Picture], str]
-) -> str:
+def _shown_learning(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> Row:
     """Curves, and each network's last word; runs without a log are named."""
-    texts = [_learning_words(run, logs[run]) for run in logs]
+    said = [_learning_words(run, logs[run]) for run in logs]
     silent = [run for run in runs if run not in logs]
     if silent:
         verb = "keeps" if len(silent) == 1 else "keep"
-        texts.append(f"{', '.join(silent)} {verb} no training log of steps.")
-    said = "".join(f"<p>{escape(text)}</p>" for text in texts)
+        said.append(f"{', '.join(silent)} {verb} no training log of steps.")
     drawn = {run: rows for run, rows in logs.items() if rows}
-    if not drawn:
-        return said or "<p>No network was trained.</p>"
-    curves = "".join(show(picture) for picture in draw_curves(drawn, runs))
-    return f'{said}<div class="side">{curves}</div>' + (
-        '<p class="notes">Lines: training minibatches. Dots: the dev split at the end of each '
-        "epoch.</p>"
-    )
+    return {
+        "said": said or ["No network was trained."],
+        "pictures": draw_curves(drawn, runs) if drawn else [],
+    }
 
 
 def _learning_words(run: str, rows: Sequence[Row]) -> str:
@@ -592,9 +564,7 @@ def alignment_notes(alignments: Sequence[Row]) -> list[str]:
     return notes
 
 
-def alignments_html(
-    alignments: Sequence[Row], networks: Sequence[str], show: Callable[[Picture], str]
-) -> str:
+def _shown_alignments(alignments: Sequence[Row], networks: Sequence[str]) -> Row | None:
     """One table of all reports, the lost utterances, and an utterance by the last Gaussians.
 
     Args:
@@ -602,32 +572,31 @@ def alignments_html(
         networks: the runs that are no Gaussian mixtures.
     """
     if not alignments:
-        return NO_ALI
+        return None
     columns, rows = alignment_table(alignments)
-    items = "".join(f"<li>{escape(note)}</li>" for note in alignment_notes(alignments))
-    lost = "".join(_lost_html(ali) for ali in alignments if ali["lost"])
-    text = table_html(columns, rows, texts=2) + f'<ul class="notes">{items}</ul>'
-    text += lost or "<p>Every utterance was aligned.</p>"
     mixtures = [ali for ali in alignments if ali["model"] not in networks] or alignments
-    shown = mixtures[-1]
-    if shown["example"] is None:
-        return (
-            f"{text}<p>{escape(shown['model'])} aligned no utterance, so there is none to show.</p>"
-        )
-    return text + show(draw_utterance(shown["model"], shown["split"], shown["example"]))
+    model, split, example = (mixtures[-1][key] for key in ("model", "split", "example"))
+    return {
+        "columns": columns,
+        "rows": rows,
+        "notes": alignment_notes(alignments),
+        "lost": [_lost(ali) for ali in alignments if ali["lost"]],
+        "model": model,
+        "picture": None if example is None else draw_utterance(model, split, example),
+    }
 
 
-def _lost_html(ali: Row) -> str:
-    rows = [(utt_id, reason) for utt_id, reason in ali["lost"]]
-    share = 100 * len(rows) / (ali["utterances"] or 1)
-    more = len(rows) - LISTED_LOST
-    tail = f"<p>… and {more:,} more, in the report file.</p>" if more > 0 else ""
-    return (
-        f"<details><summary>{escape(ali['model'])}, {escape(ali['split'])}: {len(rows):,} "
-        f"utterances lost ({share:.1f} %), with reasons</summary>"
-        + table_html(["utterance", "reason"], rows[:LISTED_LOST], texts=2)
-        + f"{tail}</details>"
-    )
+def _lost(ali: Row) -> Row:
+    lost = ali["lost"]
+    more = len(lost) - LISTED_LOST
+    return {
+        "model": ali["model"],
+        "split": ali["split"],
+        "count": f"{len(lost):,}",
+        "percent": f"{100 * len(lost) / (ali['utterances'] or 1):.1f}",
+        "rows": lost[:LISTED_LOST],
+        "more": f"{more:,}" if more > 0 else "",
+    }
 
 
 def alignment_markdown(alignments: Sequence[Row]) -> str:
@@ -638,78 +607,11 @@ def alignment_markdown(alignments: Sequence[Row]) -> str:
     return f"{table}\n\n" + "\n".join(f"- {note}" for note in alignment_notes(alignments)) + "\n"
 
 
-def times_html(times: Sequence[Row], show: Callable[[Picture], str]) -> str:
+def _shown_times(times: Sequence[Row]) -> Row | None:
     if not times:
-        return "<p>No stage has left its time; make keeps them in the work folder's log/.</p>"
-    whole = spell_seconds(sum(row["seconds"] for row in times))
-    rows = [(row["stage"], row["output"], spell_seconds(row["seconds"])) for row in times]
-    return (
-        f"<p>{whole} in all stages together, each counted by its last run; stages that ran side "
-        "by side count in full.</p>"
-        + show(draw_times(times))
-        + "<details><summary>Every output</summary>"
-        + table_html(["stage", "output", "time"], rows, texts=2)
-        + "</details>"
-    )
-
-
-def css() -> str:
-    """The style sheet, with the colours of the drawings as variables."""
-    light = "".join(f"--{name}: {colour}; " for colour, name in _variables())
-    dark = "".join(f"--{name}: {DARK[colour]}; " for colour, name in _variables())
-    return CSS.replace("LIGHT", light).replace("DARK", dark)
-
-
-CSS = """
-:root { color-scheme: light dark; --paper: #fff; --tint: #f5f6f8; LIGHT
-  --letters: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
-@media (prefers-color-scheme: dark) { :root { --paper: #16191d; --tint: #1f2429; DARK } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 62rem; background: var(--paper);
-  color: var(--ink); font: 1rem/1.55 var(--letters); }
-header { border-bottom: 1px solid var(--grid); padding-bottom: 1rem; }
-h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .6rem; letter-spacing: -.01em; }
-h2 { font-size: 1.15rem; margin: 2.6rem 0 .8rem; }
-h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
-p { max-width: 44rem; margin: .5rem 0; }
-.lead { font-size: 1.12rem; }
-.notes, .made, figcaption { color: var(--faint); font-size: .85rem; }
-ul.notes { padding-left: 1.1rem; max-width: 48rem; }
-figure { margin: 1rem 0; }
-.scroll { overflow-x: auto; }
-svg { display: block; width: 100%; max-width: var(--width); height: auto; }
-svg * { stroke-linejoin: round; stroke-linecap: butt; }
-.wer svg, .times svg { max-width: calc(1.25 * var(--width)); }
-.utterance svg { min-width: calc(.8 * var(--width)); max-width: none; }
-.side { display: grid; gap: .5rem 1.5rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 18rem), 1fr)); }
-.side figure { margin: .3rem 0; }
-table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
-th { font-weight: 600; color: var(--faint); text-align: right; vertical-align: bottom; }
-th, td { padding: .35rem .7rem; border-bottom: 1px solid var(--grid); white-space: nowrap; }
-th:first-child, td:first-child { padding-left: 0; }
-th:nth-child(-n+2), .text { text-align: left; }
-.number { text-align: right; }
-summary { cursor: pointer; color: var(--faint); font-size: .9rem; margin: .6rem 0; }
-"""
-
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}: word error rates</title>
-<style>{css}</style>
-</head>
-<body>
-<header>
-<h1>{title}: from recordings to word error rates</h1>
-<p class="lead">{lead}</p>
-<p class="made">{made}</p>
-</header>
-<main>
-{sections}
-</main>
-</body>
-</html>
-"""
+        return None
+    return {
+        "whole": spell_seconds(sum(row["seconds"] for row in times)),
+        "picture": draw_times(times),
+        "rows": [(row["stage"], row["output"], spell_seconds(row["seconds"])) for row in times],
+    }

@@ -62,6 +62,16 @@ def test_html_in_a_table_stays_text():
     assert "<div>block</div>" in tags.text
 
 
+def test_no_link_runs_a_script_and_no_picture_is_fetched():
+    links = "[a](javascript:alert(1)) [b](https://c.org/d) [e](f.md#g) <javascript:alert(2)>"
+    text = f"# A\n\n{links} x ![i](http://j.org/k.png)\n"
+    page = gathered_page([("x", [Document("x.md", text)])])
+    assert 'href="https://c.org/d"' in page
+    assert 'href="f.md#g"' in page
+    assert 'href="javascript' not in page
+    assert "img" not in Tags(page).opened
+
+
 def test_all_that_the_repository_keeps_is_gathered(tmp_path):
     script, page = ROOT / "scripts" / "gather.py", tmp_path / "index.html"
     said = subprocess.run(
