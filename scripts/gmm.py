@@ -17,6 +17,7 @@ from asr_train.align.adapt import speakers_line
 from asr_train.align.gmm import load_gmm, save_gmm
 from asr_train.align.table import check_lost
 from asr_train.align.train import train
+from asr_train.align.tree import TreeError
 from asr_train.align.viterbi import Lost
 from asr_train.checks import spelled
 from asr_train.data.features import open_feats
@@ -48,7 +49,10 @@ def gmm(features: str, language: str, ali_conf: str, conf: str, *paths: str) -> 
         if row.get("realigned", True):  # the others have nothing to say but their seconds
             print(f"gmm: {name}: {_line(row)}", flush=True)
 
-    model, outcomes = train(feats, lang, settings, ali, before, log)
+    try:
+        model, outcomes = train(feats, lang, settings, ali, before, log)
+    except TreeError as error:
+        raise ValueError(f"gmm.{name}.{error}") from error
     lost = [
         [u.id, o.reason]
         for u, o in zip(feats.utterances, outcomes, strict=True)

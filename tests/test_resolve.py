@@ -99,6 +99,11 @@ def test_a_run_that_names_its_model_has_it_in_every_recipe():
     assert settings("dnn", given).model.dnn.width == 512
 
 
+def test_groups_that_do_not_go_together_are_refused_before_any_stage():
+    with pytest.raises(SettingsError, match=r"optim\.momentum is 0\.9, but comm\.method=gtc_async"):
+        settings("gtc_async", ["optim.momentum=0.9"])
+
+
 def test_an_unknown_run_is_refused():
     with pytest.raises(SettingsError, match=r"RUNS names 'nosuch'.*dnn"):
         settings("nosuch", [])

@@ -26,6 +26,10 @@ COLUMN = {LEFT: 0, CENTRE: 1, RIGHT: 2}  # of a key: (left, centre, right, posit
 # --- statistics ---------------------------------------------------------------------------------
 
 
+class TreeError(ValueError):
+    """The settings of a tree do not fit the phones; begins with the setting's name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stats:
     """Sums over the frames of each triphone state.
@@ -356,8 +360,8 @@ def grow(
     root_PJ = _roots(forest, states_P, _groups(settings.share, states_P, phones))
     roots = list(dict.fromkeys(root_PJ[root_PJ >= 0].tolist()))
     if settings.leaves < len(roots):
-        raise ValueError(
-            f"gmm.tree.leaves is {settings.leaves}, but {len(phones)} phones have {len(roots)} "
+        raise TreeError(
+            f"tree.leaves is {settings.leaves}, but {len(phones)} phones have {len(roots)} "
             "states to start from; ask for at least as many leaves, or share roots"
         )
     before = sum(forest.nodes[r].loglik for r in roots)
@@ -395,13 +399,13 @@ def _groups(
     for group in share:
         for name in group:
             if name not in phones[1:]:
-                raise ValueError(
-                    f"gmm.tree.share names {name!r}, which is not among the phones that have "
+                raise TreeError(
+                    f"tree.share names {name!r}, which is not among the phones that have "
                     f"contexts: {', '.join(phones[1:])}"
                 )
         ids = sorted(phones.index(name) for name in group)
         if len({states_P[p] for p in ids}) > 1:
-            raise ValueError(f"gmm.tree.share: {group} differ in their number of states")
+            raise TreeError(f"tree.share: {group} differ in their number of states")
         for p in ids:
             own[p] = ids
     return [ids for p, ids in own.items() if ids[0] == p]

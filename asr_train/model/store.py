@@ -31,7 +31,7 @@ def build_model(
     """The network that the settings name, on the CPU; arguments as in `Dnn`."""
     if settings.lstm is not None:
         return Lstm(settings.lstm, num_mels, num_states, mean_F, var_F, seed)
-    assert settings.dnn is not None  # one of the two is there, as schema.py checks
+    assert settings.dnn is not None  # one of the two is there, as schema checks
     return Dnn(settings.dnn, num_mels, num_states, mean_F, var_F, seed)
 
 

@@ -12,6 +12,7 @@ from asr_train.schema.lang import GrammarKind, LangSettings
 from asr_train.schema.lm import LmSettings
 from asr_train.schema.model import ModelSettings
 from asr_train.schema.optim import OptimSettings
+from asr_train.schema.run import RunSettings
 from asr_train.schema.score import ScoreSettings
 from asr_train.schema.shards import ShardsSettings
 
@@ -38,3 +39,4 @@ class Config:
             raise SettingsError(
                 "lang.grammar.kind is ngram but lm.small is null; choose a model, say lm=trigram"
             )
+        RunSettings(model=self.model, optim=self.optim, comm=self.comm)  # checks what groups share

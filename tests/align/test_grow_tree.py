@@ -340,9 +340,9 @@ def test_growing_twice_gives_the_same_tree_and_json_keeps_it(rng):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"leaves": ROOTS - 1}, f"gmm.tree.leaves is {ROOTS - 1}, but 8 phones have {ROOTS}"),
-        ({"share": [["AX", "XX"]]}, "gmm.tree.share names 'XX'"),
-        ({"share": [["AX", "SIL"]]}, "gmm.tree.share names 'SIL'"),
+        ({"leaves": ROOTS - 1}, f"tree.leaves is {ROOTS - 1}, but 8 phones have {ROOTS}"),
+        ({"share": [["AX", "XX"]]}, "tree.share names 'XX'"),
+        ({"share": [["AX", "SIL"]]}, "tree.share names 'SIL'"),
     ],
 )
 def test_settings_that_do_not_fit_the_phones_are_refused(change, message):

@@ -27,7 +27,7 @@ def momentum_blocks(
 ) -> Blocks | None:
     """Block momentum across groups; None for a single one, which has no other to meet."""
     given = settings.bmuf
-    assert given is not None  # as schema.py checks
+    assert given is not None  # as schema checks
     leaders = exchange.members[::group_size]
     if len(leaders) == 1:
         return None

@@ -44,7 +44,7 @@ def workers_of(settings: schema.CommSettings, exchange: Exchange, size: int) -> 
     """Those hosted here, with nothing learned yet."""
     given = settings.asynchronous
     assert settings.gtc is not None
-    assert given is not None  # as schema.py checks
+    assert given is not None  # as schema checks
     spare = Spare(torch.zeros(size, device=exchange.device))
     peers = [
         Peer(worker, len(exchange), settings.gtc, given.staleness, spare)

@@ -13,7 +13,7 @@ class ModelAveraging(ExchangeMethod):
 
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
         given = settings.model_averaging
-        assert given is not None  # as schema.py checks
+        assert given is not None  # as schema checks
         groups = exchange.groups(1)
         blocks = MomentumBlocks(
             exchange,
