@@ -20,7 +20,7 @@ FOLDERS = $(foreach v,CORPUS_DIR W MORE,$(if $($v),'$v=$(abspath $($v))'))
 
 FETCH := fsdd mini_librispeech librispeech an4 yesno
 
-.PHONY: help $(RECIPES) $(PAPERS) check status clean report test test-fast lint format lock bench bench-step plan $(FETCH:%=fetch-%)
+.PHONY: help $(RECIPES) $(PAPERS) check status clean report test test-all lint format lock bench bench-step plan $(FETCH:%=fetch-%)
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST) recipes/stages.mk
@@ -61,11 +61,12 @@ report: .venv/.ready
 $(FETCH:%=fetch-%): fetch-%: .venv/.ready
 	@$(BIN)/python scripts/fetch.py $* $(or $(CORPUS_DIR),data/$*)
 
-## make test                       run all tests (test-fast: without those that run whole recipes)
+## make test                       run all tests but whole recipes, launchers and kill drills
+## make test-all                   run all tests
 test: .venv/.ready
-	@$(BIN)/python -m pytest $(BESIDE) --durations=25 --durations-min=5
-test-fast: .venv/.ready
 	@$(BIN)/python -m pytest $(BESIDE) -m 'not slow'
+test-all: .venv/.ready
+	@$(BIN)/python -m pytest $(BESIDE) --durations=25 --durations-min=5
 # Files of tests side by side; each keeps its fixtures, the long ones begin. One more than there are
 # cores, for drills of timeouts wait; four at most.
 BESIDE := -n $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4))) --dist loadfile --no-loadscope-reorder
