@@ -1,13 +1,18 @@
+import contextlib
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import tiny
 
-from asr_train import files, schema
+from asr_train import files, jobs, schema
+from scripts import train as train_script
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 
@@ -21,14 +26,36 @@ def call(
 ) -> subprocess.CompletedProcess:
     files.write_yaml(tmp_path / "a.yaml", schema.plain(tiny.settings(comm, epochs=1)))
     paths = [*(shards.path for shards in splits), tmp_path / "a.yaml", tmp_path / output]
-    launcher = [] if processes == 1 else [*TORCHRUN, str(processes)]
+    command, environment = [str(SCRIPT), *map(str, paths)], {"JOBS": "1", **environment}
+    if processes == 1:
+        return here(command, environment)
     return subprocess.run(
-        [sys.executable, *launcher, SCRIPT, *map(str, paths)],
-        env={**os.environ, "JOBS": "1", **environment},
+        [sys.executable, *TORCHRUN, str(processes), *command],
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def here(command, environment) -> subprocess.CompletedProcess:
+    """The script in this process, which has imported torch."""
+    said, error, code = io.StringIO(), io.StringIO(), 0
+    interrupted = signal.getsignal(signal.SIGINT)
+    with (
+        mock.patch.dict(os.environ, environment),
+        mock.patch.object(sys, "argv", command),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(error),
+    ):
+        try:
+            jobs.main(train_script.stage, "")
+        except SystemExit as ended:
+            code = 1
+            error.write(f"{ended.code}\n")
+        finally:
+            signal.signal(signal.SIGINT, interrupted)
+    return subprocess.CompletedProcess(command, code, said.getvalue(), error.getvalue())
 
 
 def test_the_script_trains_and_says_what_it_ran(splits, tmp_path):
