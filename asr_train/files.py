@@ -218,7 +218,7 @@ def check_part(
     Raises:
         DamagedFileError: if the file is missing, cut short or changed; gives both values.
     """
-    path = Path(root) / listed["path"]
+    path: Path = Path(root) / listed["path"]
     if not path.exists():
         raise DamagedFileError(
             f"{path} is missing, but its index lists it; delete {remake} and run make again"

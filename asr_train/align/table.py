@@ -144,7 +144,8 @@ class Alignments:
     def load(self, utt_id: str) -> np.ndarray:
         """int32 [T], a state a frame."""
         array = self._rows[utt_id]["custom"]["ali"]["array"]
-        return open_h5(array["storage_path"], os.getpid())[array["storage_key"]][:]
+        ali_T: np.ndarray = open_h5(array["storage_path"], os.getpid())[array["storage_key"]][:]
+        return ali_T
 
 
 def open_ali(manifest: Path | str) -> Alignments:

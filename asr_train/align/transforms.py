@@ -106,7 +106,8 @@ def lda(classes: Classes, dims: int) -> np.ndarray:
     _, turn_DD = np.linalg.eigh(whiten_DD @ between_DD @ whiten_DD.T)
     matrix_ED = turn_DD.T[::-1][:dims] @ whiten_DD
     largest_E = np.abs(matrix_ED).argmax(1)
-    return matrix_ED * np.sign(matrix_ED[np.arange(dims), largest_E])[:, None]
+    signed_ED: np.ndarray = matrix_ED * np.sign(matrix_ED[np.arange(dims), largest_E])[:, None]
+    return signed_ED
 
 
 # --- sums of products ---------------------------------------------------------------------------
@@ -139,7 +140,8 @@ def _inverses(name: str, moment_DEE: np.ndarray) -> np.ndarray:
             f"{name}: the statistics of dimension {poor[0]} are singular (eigenvalues {low:.3g} "
             f"to {high:.3g}); they need more frames, or frames that differ more"
         )
-    return (vectors_DEE / values_DE[:, None, :]) @ vectors_DEE.transpose(0, 2, 1)
+    inverse_DEE: np.ndarray = (vectors_DEE / values_DE[:, None, :]) @ vectors_DEE.transpose(0, 2, 1)
+    return inverse_DEE
 
 
 # --- MLLT ---------------------------------------------------------------------------------------
@@ -344,7 +346,8 @@ def _affine_row(
     root = np.sqrt(b * b + 4 * a * count)
     alphas = ((-b + root) / (2 * a), (-b - root) / (2 * a))
     best = max(alphas, key=lambda alpha: count * np.log(abs(alpha * a + b)) - alpha**2 * a / 2)
-    return (best * cofactor_E + linear_E) @ inverse_EE
+    row_E: np.ndarray = (best * cofactor_E + linear_E) @ inverse_EE
+    return row_E
 
 
 def _fmllr_objective(matrix_DE: np.ndarray, sums: AffineSums) -> float:
@@ -356,4 +359,5 @@ def _fmllr_objective(matrix_DE: np.ndarray, sums: AffineSums) -> float:
 def adapted(x_TD: np.ndarray, matrix_DE: np.ndarray) -> np.ndarray:
     """A x + b for every frame, in the type of x."""
     check_shape("fMLLR matrix", matrix_DE, x_TD.shape[1], x_TD.shape[1] + 1)
-    return (x_TD @ matrix_DE[:, :-1].T + matrix_DE[:, -1]).astype(x_TD.dtype)
+    adapted_TD: np.ndarray = (x_TD @ matrix_DE[:, :-1].T + matrix_DE[:, -1]).astype(x_TD.dtype)
+    return adapted_TD

@@ -117,14 +117,15 @@ def loglik(stats_NM: np.ndarray, floor_D: np.ndarray) -> np.ndarray:
     variance_ND = np.maximum(own_ND, floor_D)
     own_ND /= variance_ND
     own_ND += np.log(variance_ND)
-    return -0.5 * count_N * (own_ND.sum(1) + dims * np.log(2 * np.pi))
+    loglik_N: np.ndarray = -0.5 * count_N * (own_ND.sum(1) + dims * np.log(2 * np.pi))
+    return loglik_N
 
 
 def variance_floor(stats: Stats, share: float) -> np.ndarray:
     """`share` of the variance over all frames: float64 [D]."""
     frames = stats.count_K.sum()
     mean_D = stats.sum_KD.sum(0) / frames
-    floor_D = share * (stats.squares_KD.sum(0) / frames - mean_D**2)
+    floor_D: np.ndarray = share * (stats.squares_KD.sum(0) / frames - mean_D**2)
     if not (floor_D > 0).all():
         worst = int(np.argmin(floor_D))
         raise ValueError(
@@ -204,7 +205,10 @@ def _loss(
     stats_NM: np.ndarray, loglik_N: np.ndarray, a: int, others: np.ndarray, floor_D: np.ndarray
 ) -> np.ndarray:
     """What is lost by joining `a` with each of the others."""
-    return loglik_N[a] + loglik_N[others] - loglik(stats_NM[a] + stats_NM[others], floor_D)
+    loss_N: np.ndarray = (
+        loglik_N[a] + loglik_N[others] - loglik(stats_NM[a] + stats_NM[others], floor_D)
+    )
+    return loss_N
 
 
 # --- growing ------------------------------------------------------------------------------------

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from asr_train import schema
 from asr_train.comm import codec
-from asr_train.comm.codec import HEADER_BYTES, Flags, Header, Kind, MessageError
+from asr_train.comm.codec import Flags, Header, Kind, MessageError
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.reducers import Gradient, Quanta, Sent
+from asr_train.facts import HEADER_BYTES
 from asr_train.kernels import threshold
 
 SLACK = 1.25  # room in a message over what the longest of the step before took

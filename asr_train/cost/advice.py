@@ -14,13 +14,13 @@ from asr_train.cost.plan import (
     MessageSize,
     Scheme,
     Speed,
-    Traffic,
     Way,
     Work,
     coded_message,
     logged_messages,
     simulate,
 )
+from asr_train.facts import Traffic
 
 NEAR = 0.9  # of the fastest method's frames/s: then a method that is nearer to SGD is advised
 NEAR_BLOCK = 0.95  # of the longest block's frames/s: then a shorter block is

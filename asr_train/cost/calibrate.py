@@ -13,7 +13,8 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from asr_train.cost.cluster import ClusterSettings
-from asr_train.cost.plan import MessageSize, Scheme, Traffic, Way, Work, simulate
+from asr_train.cost.plan import MessageSize, Scheme, Way, Work, simulate
+from asr_train.facts import Traffic
 
 Constants = dict[str, float]
 

@@ -76,7 +76,7 @@ def _holds(path: Path, made_from: str, ids: list[str]) -> bool:
     try:
         with h5py.File(path) as file:
             known = file.attrs.get("made_from") == made_from
-            return known and file.attrs.get("content") == _content(file, ids)
+            return bool(known and file.attrs.get("content") == _content(file, ids))
     except (OSError, KeyError, RuntimeError):
         return False  # not HDF5, cut short, or changed
 
@@ -138,7 +138,9 @@ def _samples(cut: Any, rate: int) -> np.ndarray:
     import torch
     import torchaudio
 
-    wave = torchaudio.functional.resample(torch.from_numpy(wave_N), cut.sampling_rate, rate)
+    wave: torch.Tensor = torchaudio.functional.resample(
+        torch.from_numpy(wave_N), cut.sampling_rate, rate
+    )
     return wave.numpy()
 
 
@@ -281,7 +283,8 @@ class Feats:
         """float32 [T, F], as stored."""
         stored = utterance.row["features"]
         try:
-            feats_TF = open_h5(stored["storage_path"], os.getpid())[stored["storage_key"]][:]
+            file = open_h5(stored["storage_path"], os.getpid())
+            feats_TF: np.ndarray = file[stored["storage_key"]][:]
         except (OSError, KeyError) as error:
             raise ValueError(
                 f"{utterance.id} cannot be read from {stored['storage_path']} ({error}); "
@@ -300,7 +303,8 @@ class Feats:
                 mean_F, scale_F = by_speaker[utterance.speaker]
             else:
                 mean_F, scale_F = Sums.of(feats_TF).mean_and_scale(norm.variance)
-            return (feats_TF - mean_F) * scale_F
+            normal_TF: np.ndarray = (feats_TF - mean_F) * scale_F
+            return normal_TF
 
         return apply
 
@@ -334,7 +338,8 @@ def cepstra(feats_TF: np.ndarray, num_ceps: int, lifter: float = 22.0) -> np.nda
         raise ValueError(
             f"front.num_ceps is {num_ceps}, more than feats.num_mels {num_mels}; lower it"
         )
-    return feats_TF @ _dct(num_mels, num_ceps, lifter)
+    cepstra_TC: np.ndarray = feats_TF @ _dct(num_mels, num_ceps, lifter)
+    return cepstra_TC
 
 
 @cache
@@ -342,7 +347,10 @@ def _dct(num_mels: int, num_ceps: int, lifter: float) -> np.ndarray:
     f, c = np.arange(num_mels)[:, None], np.arange(num_ceps)
     dct_FC = math.sqrt(2 / num_mels) * np.cos(math.pi / num_mels * (f + 0.5) * c)
     dct_FC[:, 0] = math.sqrt(1 / num_mels)
-    return (dct_FC * (1 + lifter / 2 * np.sin(math.pi * c / lifter))).astype(np.float32)
+    liftered_FC: np.ndarray = (dct_FC * (1 + lifter / 2 * np.sin(math.pi * c / lifter))).astype(
+        np.float32
+    )
+    return liftered_FC
 
 
 def spliced(feats_TF: np.ndarray, around: int) -> np.ndarray:

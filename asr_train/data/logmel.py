@@ -60,7 +60,8 @@ class LogMel:
         x_TN = (x_TN - self.settings.preemphasis * before_TN) * self.window_N
         spectrum_TH = torch.fft.rfft(x_TN, self.fft)
         power_TH = spectrum_TH.real.square() + spectrum_TH.imag.square()
-        return (power_TH @ self.mels_HF).clamp_min(EPSILON).log()
+        logmel_TF: torch.Tensor = (power_TH @ self.mels_HF).clamp_min(EPSILON).log()
+        return logmel_TF
 
 
 def _mel_weights(settings: FeatsSettings, fft: int) -> np.ndarray:
@@ -72,7 +73,7 @@ def _mel_weights(settings: FeatsSettings, fft: int) -> np.ndarray:
     low, centre, top = edges[:-2], edges[1:-1], edges[2:]
     rise = (bins_H1 - low) / (centre - low)
     fall = (top - bins_H1) / (top - centre)
-    weights_HF = np.maximum(0, np.minimum(rise, fall))
+    weights_HF: np.ndarray = np.maximum(0, np.minimum(rise, fall))
     weights_HF[-1] = 0  # Kaldi's banks leave out the bin at half the sample rate
     assert (weights_HF.sum(0) > 0).all(), "schema.FeatsSettings lets no bin be empty"
     return weights_HF

@@ -587,7 +587,8 @@ def noise(kind: str, count: int, rate: int, rng: np.random.Generator) -> np.ndar
         noise_T = _hum(count, rate, rng)
     else:
         raise SynthesisError(f"noise {kind!r} is unknown; allowed: {', '.join(NOISES)}")
-    return noise_T / np.sqrt(np.mean(noise_T**2))
+    unit_T: np.ndarray = noise_T / np.sqrt(np.mean(noise_T**2))
+    return unit_T
 
 
 def _coloured(
@@ -601,14 +602,16 @@ def _coloured(
     hertz = rfftfreq(padded, 1 / rate)
     spectrum = rng.standard_normal(len(hertz)) + 1j * rng.standard_normal(len(hertz))
     noise_T = irfft(spectrum * gain(hertz), padded)[:count]
-    return noise_T / np.sqrt(np.mean(noise_T**2))
+    unit_T: np.ndarray = noise_T / np.sqrt(np.mean(noise_T**2))
+    return unit_T
 
 
 def _talker(count: int, rate: int, rng: np.random.Generator) -> np.ndarray:
     """Noise with the long-term spectrum of speech, in the rhythm of syllables (3 to 6 a second)."""
     rhythm = 2 * np.pi * rng.uniform(3, 6) * np.arange(count) / rate + rng.uniform(0, 2 * np.pi)
     voice_T = _coloured(count, rate, rng, lambda f: f / (f + 100) / (1 + (f / 500) ** 2) ** 0.75)
-    return voice_T * (1 + np.sin(rhythm)) ** 2
+    talker_T: np.ndarray = voice_T * (1 + np.sin(rhythm)) ** 2
+    return talker_T
 
 
 def _hum(count: int, rate: int, rng: np.random.Generator) -> np.ndarray:
@@ -618,4 +621,5 @@ def _hum(count: int, rate: int, rng: np.random.Generator) -> np.ndarray:
     hum_T = np.zeros(count)
     for k in range(1, int(min(2000, rate / 2) / mains)):
         hum_T += rng.uniform(0.3, 1) / k * np.sin(k * radians + rng.uniform(0, 2 * np.pi))
-    return hum_T / np.sqrt(np.mean(hum_T**2)) + 0.5 * noise("pink", count, rate, rng)
+    noise_T: np.ndarray = hum_T / np.sqrt(np.mean(hum_T**2)) + 0.5 * noise("pink", count, rate, rng)
+    return noise_T

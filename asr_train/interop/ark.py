@@ -143,7 +143,7 @@ def _matrix(file: BinaryIO) -> np.ndarray:
         return np.ascontiguousarray(_matio().read_matrix_or_vector(file), np.float32)
     if head.startswith(b"\0B") or not head.lstrip().startswith(b"["):
         raise ValueError(f"{head!r} is no matrix")
-    rows_TF = _matio().read_ascii_mat(file)
+    rows_TF: np.ndarray = _matio().read_ascii_mat(file)
     if rows_TF.ndim != 2:
         raise ValueError("a vector is no matrix")
     return rows_TF.astype(np.float32)
@@ -152,7 +152,8 @@ def _matrix(file: BinaryIO) -> np.ndarray:
 def _int_vector(file: BinaryIO) -> np.ndarray:
     head = _peek(file, 3)
     if head == INTEGERS:
-        return _matio().read_int32vector(file)
+        vector: np.ndarray = _matio().read_int32vector(file)
+        return vector
     if head.startswith(b"\0B"):
         raise ValueError(f"{_peek(file, 6)!r} is no vector of integers")
     line = file.readline()

@@ -204,8 +204,8 @@ def _decoded_file(where: str, command: str) -> tuple[str, int | None]:
                     return name, int(number) - 1
         case "sox", [name, "-t", "wav", "-"]:
             return name, None
-        case "sox", [name, "-t", "wav", "-", "remix", number] if number.isdigit() and number != "0":
-            return name, int(number) - 1
+        case "sox", [name, "-t", "wav", "-", "remix", which] if which.isdigit() and which != "0":
+            return name, int(which) - 1
     raise refused
 
 
@@ -446,7 +446,7 @@ def seconds_text(seconds: float) -> str:
 
 def _is_part(cut: MonoCut) -> bool:
     rest = cut.recording.duration - cut.start - cut.duration
-    return cut.id != cut.recording_id or cut.start > WHOLE_SECONDS or rest > WHOLE_SECONDS
+    return bool(cut.id != cut.recording_id or cut.start > WHOLE_SECONDS or rest > WHOLE_SECONDS)
 
 
 def _segment_text(cut: MonoCut) -> str:
@@ -455,7 +455,7 @@ def _segment_text(cut: MonoCut) -> str:
 
 
 def _wav(recording: Recording, channel: int) -> str:
-    path = os.path.abspath(recording.sources[0].source)
+    path: str = os.path.abspath(recording.sources[0].source)
     quoted = shlex.quote(path)
     if recording.num_channels > 1:
         return f"sox {quoted} -t wav - remix {channel + 1} |"

@@ -214,4 +214,5 @@ def self_loops(paths: list[np.ndarray], num_states: int) -> np.ndarray:
         before_T, after_T = path_T[:-1], path_T[1:]
         all_S += np.bincount(before_T, minlength=num_states)
         stay_S += np.bincount(before_T[before_T == after_T], minlength=num_states)
-    return stay_S / all_S
+    loop_S: np.ndarray = stay_S / all_S
+    return loop_S

@@ -29,6 +29,7 @@ BOUNDS = 128  # tiles that a program finds the beginnings of
 WARPS = 8  # a program; with 4, compression takes 203 registers a thread and keeps others out
 _INDEX = tl.constexpr(2**31 - 1)
 _SIGN = tl.constexpr(-(2**31))
+Marked = tuple[Tensor, Tensor, Tensor, Tensor]  # marks, counts a tile, their ends, is all finite?
 
 
 # --- compress -------------------------------------------------------------------------------------
@@ -150,7 +151,7 @@ def _expand(
         rounds -= 1
 
 
-def _marked(grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor):
+def _marked(grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor) -> Marked:
     size, device = grad_P.numel(), grad_P.device
     num_tiles = triton.cdiv(size, BLOCK)
     marks = torch.empty(num_tiles * (BLOCK // 32), dtype=torch.int32, device=device)
@@ -161,7 +162,15 @@ def _marked(grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor
     return marks, counts_M, counts_M.cumsum(0), (wrong_M == 0).all()
 
 
-def _expanded(grad_P, residual_P, kept_P, marked, words, capacity, turn):
+def _expanded(
+    grad_P: Tensor,
+    residual_P: Tensor,
+    kept_P: Tensor,
+    marked: Marked,
+    words: Tensor,
+    capacity: int,
+    turn: Tensor,
+) -> Tensor:
     marks, counts_M, ends_M, _ = marked
     next_turn = turn.clone()
     num_tiles = len(counts_M)
@@ -321,7 +330,14 @@ def decode_fixed(
     _decode_rows(words_WC.flatten(), starts_W, lengths_W, tau, rate, out_P)
 
 
-def _decode_rows(words, starts_W, lengths_W, tau, rate, out_P) -> None:
+def _decode_rows(
+    words: Tensor,
+    starts_W: Tensor,
+    lengths_W: Tensor,
+    tau: float,
+    rate: float | None,
+    out_P: Tensor,
+) -> None:
     workers, num_tiles = len(starts_W), triton.cdiv(len(out_P), TILE)
     firsts = torch.empty(workers, num_tiles + 1, dtype=torch.int32, device=out_P.device)
     if workers:

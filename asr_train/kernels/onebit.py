@@ -124,7 +124,8 @@ def _places(like: Tensor) -> Tensor:
 def _packed(is_high_RC: Tensor) -> Tensor:
     columns = is_high_RC.shape[1]
     whole = torch.nn.functional.pad(is_high_RC.to(torch.uint8), (0, -columns % 8))
-    return (whole.unflatten(1, (-1, 8)) << _places(whole)).sum(2, dtype=torch.uint8)
+    bits_RB: Tensor = (whole.unflatten(1, (-1, 8)) << _places(whole)).sum(2, dtype=torch.uint8)
+    return bits_RB
 
 
 def _unpacked(bits_RB: Tensor, columns: int) -> Tensor:

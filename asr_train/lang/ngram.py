@@ -348,7 +348,8 @@ def _relative_entropy(model: NgramModel, n: int, share_C: np.ndarray) -> np.ndar
     log_alpha_N = np.log(left_N / left_lower_C[context_N])
     log_without_N = np.log((left_N + p_N) / (left_lower_C[context_N] + lower_N))
     gain_N = p_N * (np.log(p_N) - np.log(lower_N) - log_without_N)
-    return share_C[context_N] * (gain_N + left_N * (log_alpha_N - log_without_N))
+    entropy_N: np.ndarray = share_C[context_N] * (gain_N + left_N * (log_alpha_N - log_without_N))
+    return entropy_N
 
 
 def _kept(model: NgramModel, keeps: list[np.ndarray]) -> NgramModel:

@@ -85,7 +85,8 @@ class States:
 
     def ids(self, left: int, phone: int, right: int) -> list[int]:
         """The states of a phone between two others, in order of time; phones by their place."""
-        return self.table_LPRJ[left, phone, right, : self.positions(phone)].tolist()
+        found: list[int] = self.table_LPRJ[left, phone, right, : self.positions(phone)].tolist()
+        return found
 
     def of(self, phone: str) -> range:
         """The ids of a phone whose states do not depend on neighbours, in order of time."""

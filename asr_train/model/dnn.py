@@ -73,11 +73,13 @@ class Dnn(Normalised):
         hidden_NF = windows_BTF.flatten(0, 1)
         for layer in self.layers[:-1]:
             hidden_NF = self.dropout(self.nonlinearity(layer(hidden_NF)))
-        return self.layers[-1](hidden_NF).unflatten(0, windows_BTF.shape[:2])
+        logits_BTS: Tensor = self.layers[-1](hidden_NF).unflatten(0, windows_BTF.shape[:2])
+        return logits_BTS
 
     def every_frame(self, feats_BTF: Tensor) -> Tensor:
         """The same: each frame has its logits."""
-        return self(feats_BTF)
+        logits_BTS: Tensor = self(feats_BTF)
+        return logits_BTS
 
 
 class Undrawn(nn.Linear):

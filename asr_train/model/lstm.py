@@ -77,7 +77,8 @@ class Lstm(Normalised):
         normal_BTF = self.normal(feats_BTF)
         stacked_BKF = splice(normal_BTF, self._before, self._after, self.stride)
         hidden_BKH, _ = self.cells(stacked_BKF)
-        return self.output(hidden_BKH[:, self.delay :])
+        logits_BKS: Tensor = self.output(hidden_BKH[:, self.delay :])
+        return logits_BKS
 
     def every_frame(self, feats_BTF: Tensor) -> Tensor:
         """float32 [B, T, num_mels] -> [B, T - context_left - context_right, num_states].

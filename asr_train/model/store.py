@@ -130,7 +130,8 @@ def load_tensors(path: Path) -> dict[str, Any]:
         DamagedFileError: if torch cannot read it.
     """
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return found
     except Exception as error:  # torch raises many kinds: RuntimeError, UnpicklingError, KeyError
         reason = str(error).split("\n")[0]
         raise files.DamagedFileError(

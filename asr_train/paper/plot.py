@@ -76,7 +76,8 @@ def _sizes_or_speeds(ax: "Axes", table: TableDict) -> None:
         return (row["ours"]["simulated"] or {}).get("speedup")
 
     def ratio(row: JsonRow) -> float | None:
-        return row["ours"]["compression_ratio"]
+        found: float | None = row["ours"]["compression_ratio"]
+        return found
 
     rows = table["rows"]
     of_paper = _printed("compression_ratio")

@@ -135,8 +135,9 @@ def density(run: Trained) -> float | None:
     The log of bmuf_gtc counts a block's weights as well: all of them, of one worker a group.
     """
     found, comm = measured(run), build(CommSettings, run.about["settings"]["comm"], "comm")
-    if found["density"] is None or not comm.method.facts.traffic.in_groups:
-        return found["density"]
+    density: float | None = found["density"]
+    if density is None or not comm.method.facts.traffic.in_groups:
+        return density
     assert comm.bmuf is not None
     ends = [0, *(row["step"] for row in run.log if "dev_accuracy" in row)]
     if ends[-1] < found["steps"]:
@@ -144,4 +145,4 @@ def density(run: Trained) -> float | None:
     # The end of an epoch ends a block
     blocks = sum(-(-(b - a) // comm.bmuf.block_steps) for a, b in pairwise(ends))
     weights = blocks / found["steps"] / comm.group_of(found["workers"])
-    return max(0.0, found["density"] - weights) or None
+    return max(0.0, density - weights) or None

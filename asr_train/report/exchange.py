@@ -88,7 +88,8 @@ def measured(run: Trained) -> Row:
     total = sum(steps)
 
     def sums(key: str) -> float:
-        return sum(row[key] * n for row, n in zip(rows, steps, strict=True))
+        found: float = sum(row[key] * n for row, n in zip(rows, steps, strict=True))
+        return found
 
     message_bytes, elements = sums("sent_bits") / 8, sums("elements_sent")
     parameters = _parameters(rows)
@@ -136,7 +137,8 @@ def _parameters(rows: Iterable[Row]) -> int | None:
     """Of the network, from a ratio to dense messages of 32 bits each; None if nothing was sent."""
     for row in rows:
         if row["compression_ratio"] is not None:
-            return round(row["compression_ratio"] * row["sent_bits"] / 32)
+            parameters: int = round(row["compression_ratio"] * row["sent_bits"] / 32)
+            return parameters
     return None
 
 

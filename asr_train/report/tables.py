@@ -61,7 +61,7 @@ def read_score(path: Path | str) -> Score:
     Raises:
         DamagedFileError: if it lacks a field; names both.
     """
-    score = read_json(path)
+    score: Score = read_json(path)
     lacking = [key for key in _NEEDED if key not in score]
     if lacking:
         raise DamagedFileError(

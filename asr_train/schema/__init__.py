@@ -6,6 +6,7 @@ key, a wrong type or an impossible value is a SettingsError that names key, valu
 allowed.
 """
 
+from asr_train.facts import Method
 from asr_train.schema.comm import (
     AdaptiveSettings,
     AllreduceSettings,
@@ -17,7 +18,6 @@ from asr_train.schema.comm import (
     Codec,
     CommSettings,
     GtcSettings,
-    Method,
     ModelAveragingSettings,
     VirtualTimeSettings,
     Wire,

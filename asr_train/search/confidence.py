@@ -39,7 +39,8 @@ def confidences(lattice: Lattice, sentence: Sentence, scale: float = 1.0) -> lis
 
 def arc_probabilities(lattice: Lattice, scale: float = 1.0) -> np.ndarray:
     """float64 [arcs]: how probably a path that has come to an arc's source goes on by the arc."""
-    return _arc_probabilities(lattice.arcs_A, lattice.final_N, scale)
+    probability_A: np.ndarray = _arc_probabilities(lattice.arcs_A, lattice.final_N, scale)
+    return probability_A
 
 
 def word_posterior(
@@ -53,7 +54,12 @@ def word_posterior(
         float64 [T], paths whose last label is the word; over all words they sum to at most 1.
         float64 [T + 1], paths that pass its label at this frame.
     """
-    return _word_posterior(lattice.arcs_A, lattice.frame_N, probability_A, word, lattice.frames)
+    at_T: np.ndarray
+    label_T: np.ndarray
+    at_T, label_T = _word_posterior(
+        lattice.arcs_A, lattice.frame_N, probability_A, word, lattice.frames
+    )
+    return at_T, label_T
 
 
 @numba.njit(cache=True, nogil=True)

@@ -74,7 +74,8 @@ class Lattice:
 
     def costs_to_end(self) -> np.ndarray:
         """float64 [nodes]: the cheapest cost from each node to an end."""
-        return _to_end(self.arcs_A, self.final_N)
+        cost_N: np.ndarray = _to_end(self.arcs_A, self.final_N)
+        return cost_N
 
 
 class Lattices:

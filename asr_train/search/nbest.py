@@ -143,7 +143,7 @@ def _push(heap: Any, keys: Any, size: int, key: float, item: int) -> None:
 @numba.njit(cache=True, nogil=True)
 def _pop(heap: Any, keys: Any, size: int) -> int:
     """Take the item with the smallest key out of a heap of `size`."""
-    top = heap[0]
+    top: int = heap[0]
     item, key, at = heap[size - 1], keys[size - 1], 0
     while 2 * at + 1 < size - 1:
         child = 2 * at + 1

@@ -120,7 +120,8 @@ def kth_smallest(values: Any, count: int, k: int) -> float:
             low = i
         else:
             break
-    return values[k]
+    found: float = values[k]
+    return found
 
 
 @numba.njit(cache=True, nogil=True)

@@ -133,7 +133,8 @@ def _read(address: str) -> bytes:
 def _read_http(address: str) -> bytes:
     try:
         with urllib.request.urlopen(address, timeout=TIMEOUT_SECONDS) as reply:
-            return reply.read()
+            content: bytes = reply.read()
+            return content
     except urllib.error.HTTPError as error:
         if error.code in (400, 401, 403, 404, 410):
             raise _AbsentError(f"HTTP {error.code} {error.reason}") from error
@@ -150,7 +151,8 @@ def _read_s3(address: str) -> bytes:
     system = s3fs.S3FileSystem(config_kwargs={**timeouts, "retries": {"max_attempts": 0}})
     system.retries = 1
     try:
-        return system.cat_file(address)
+        content: bytes = system.cat_file(address)
+        return content
     except (FileNotFoundError, PermissionError) as error:
         raise _AbsentError(f"{type(error).__name__}: {error}") from error
 

@@ -390,7 +390,7 @@ class Checkpoints:
 
     def _is_ours(self, path: Path) -> bool:
         try:
-            return files.read_json(path)["identity"] == self.identity
+            return bool(files.read_json(path)["identity"] == self.identity)
         except (DamagedFileError, KeyError, TypeError):
             return True  # as far as one can tell: `newest` says what is wrong with it
 

@@ -21,4 +21,5 @@ def build(settings: schema.CommSettings, exchange: Exchange, size: int) -> Excha
         ValueError: if it cannot work with so many workers or parameters.
     """
     make: type = method_class(settings.method)  # whose arguments are these, unlike its base's
-    return make(settings, exchange, size)
+    method: ExchangeMethod = make(settings, exchange, size)
+    return method

@@ -8,7 +8,6 @@ import torch
 from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.ahead import Ahead
-from asr_train.comm.codec import HEADER_BYTES
 from asr_train.comm.exchange import PARTS, Exchange
 from asr_train.comm.links import Links
 from asr_train.comm.method import ExchangeMethod
@@ -16,6 +15,7 @@ from asr_train.comm.peers import Peer, Spare
 from asr_train.comm.real_time import RealTime
 from asr_train.comm.reducers import Alone, Reducer
 from asr_train.comm.virtual_time import VirtualTime
+from asr_train.facts import HEADER_BYTES
 
 
 class GtcAsync(ExchangeMethod):
