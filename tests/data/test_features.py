@@ -83,7 +83,7 @@ def test_dither_is_the_same_for_the_same_utterance_only():
 
 
 def test_too_many_bins_for_the_spectrum_are_refused():
-    with pytest.raises(ValueError, match=r"feats\.num_mels is 200"):
+    with pytest.raises(ValueError, match="num_mels is 200, but"):
         LogMel(settings(num_mels=200))
 
 

@@ -14,7 +14,7 @@ TEXTS = ("ONE COVID", "ZERO XQZ ONE")
 
 @pytest.fixture
 def stage(tmp_path):
-    """Run the stage with a policy for unknown words; returns the index's path."""
+    """Run the stage with a policy for unknown words; returns the index's path and the line."""
     manifest, conf, models = (tmp_path / n for n in ("train.jsonl.gz", "lang.yaml", "lm.json"))
     write_jsonl(manifest, [{"supervisions": [{"text": text}]} for text in TEXTS])
     write_json(models, {})
@@ -24,16 +24,15 @@ def stage(tmp_path):
         write_yaml(conf, plain(config.lang))
         output = tmp_path / "lang" / "index.json"
         output.parent.mkdir(exist_ok=True)
-        lang(str(manifest), str(manifest), str(conf), str(models), str(output))
-        return output
+        said = lang(str(manifest), str(manifest), str(conf), str(models), str(output))
+        return output, said
 
     return run
 
 
 @pytest.mark.parametrize("unknown", ["espeak", "noise", "letters"])
-def test_what_was_guessed_is_printed_and_listed(stage, capsys, unknown):
-    index = stage(unknown)
-    said = capsys.readouterr().out
+def test_what_was_guessed_is_printed_and_listed(stage, unknown):
+    index, said = stage(unknown)
     assert f"2 words by lang.lexicon.unknown={unknown}, for example COVID, XQZ" in said
     assert read_json(index)["guessed"] == ["COVID", "XQZ"]
     loaded = load_lang(index)
@@ -41,9 +40,8 @@ def test_what_was_guessed_is_printed_and_listed(stage, capsys, unknown):
     assert (NOISE in loaded.states.phones) == (unknown == "noise")
 
 
-def test_nothing_is_guessed_where_words_are_lost(stage, capsys):
-    index = stage("lose")
-    said = capsys.readouterr().out
+def test_nothing_is_guessed_where_words_are_lost(stage):
+    index, said = stage("lose")
     assert "without pronunciation: COVID, XQZ" in said
     assert "for example" not in said
     assert read_json(index)["guessed"] == []
