@@ -9,7 +9,7 @@ import asr_train.interrupt  # noqa: F401
 # isort: split
 from pathlib import Path
 
-from asr_train.data.corpus import Made, write
+from asr_train.data.corpus import PreparedSplit, write
 from asr_train.data.folder import folder
 from asr_train.data.published import published
 from asr_train.data.speeds import add_speeds
@@ -30,7 +30,9 @@ def manifests(conf: str, lexicon_conf: str, output: str) -> str:
     return f"manifests: {made.summary()}"
 
 
-def _made(settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_dir: Path) -> Made:
+def _made(
+    settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_dir: Path
+) -> PreparedSplit:
     # Speaking takes libraries that are slow to import.
     if settings.digits is not None:
         from asr_train.data.digits import digits

@@ -28,7 +28,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from asr_train.cost.advice import NEAR, ORDER, Plan, Wish, crossovers, fastest_with, plan
+from asr_train.cost.advice import NEAR, ORDER, Plan, PlanRequest, crossovers, fastest_with, plan
 from asr_train.cost.calibrate import size_at
 from asr_train.cost.cluster import ClusterSettings, read_cluster
 from asr_train.cost.plan import Traffic
@@ -99,9 +99,9 @@ def parsed(arguments: tuple[str, ...]) -> dict[str, str]:
     return given
 
 
-def wished(given: Mapping[str, str]) -> Wish:
+def wished(given: Mapping[str, str]) -> PlanRequest:
     tau = number(given, "tau") if given["tau"] else TAU
-    return Wish(
+    return PlanRequest(
         parameters=parameters(given),
         minibatch_frames=number(given, "minibatch"),
         workers=whole(given, "workers"),
@@ -186,7 +186,7 @@ def _merged(name: str) -> dict[str, Any]:
 # --- how it reads --------------------------------------------------------------------------------
 
 
-def content(wish: Wish, found: Plan, taus: Mapping[float, float]) -> dict[str, Any]:
+def content(wish: PlanRequest, found: Plan, taus: Mapping[float, float]) -> dict[str, Any]:
     return {
         "simulated": True,
         "wish": asdict(wish) | {"kinds": [kind.value for kind in wish.kinds]},
@@ -206,7 +206,7 @@ def content(wish: Wish, found: Plan, taus: Mapping[float, float]) -> dict[str, A
 
 
 def markdown(
-    wish: Wish,
+    wish: PlanRequest,
     cluster: ClusterSettings,
     found: Plan,
     taus: Mapping[float, float],
@@ -242,7 +242,7 @@ def markdown(
     return "\n".join(lines) + "\n"
 
 
-def sent(wish: Wish) -> str:
+def sent(wish: PlanRequest) -> str:
     if wish.log is not None:
         return f"GTC's messages are those of {wish.log}, one row of it a step."
     return f"GTC sends {wish.density:.2g} of the elements, {wish.codec}."

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asr_train.comm.ahead import Ahead
+from asr_train.comm.async_workers import AsyncWorkers
 from asr_train.comm.exchange import PARTS, Exchange, hosted
 from asr_train.comm.reducers import Blocks, Gradient, Quanta, Reducer, Replica, Sent
 
@@ -32,7 +32,7 @@ class ExchangeMethod:
         notice: what a user should know of it when a run starts; None: nothing.
     """
 
-    ahead: Ahead | None = None
+    ahead: AsyncWorkers | None = None
     notice: str | None = None
 
     def __init__(

@@ -54,7 +54,7 @@ class Inbox:
 
 
 @dataclass(slots=True)
-class Spare:
+class SharedScratch:
     """A vector [P] to work in, which peers of one process share: none needs it for long."""
 
     vector_P: Tensor
@@ -93,7 +93,7 @@ class Peer:
         workers: int,
         settings: schema.GtcSettings,
         staleness: int,
-        spare: Spare,
+        spare: SharedScratch,
     ) -> None:
         self.size = len(spare.vector_P)
         threshold.check_size(self.size)

@@ -9,20 +9,22 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from asr_train.comm.ahead import Ahead, Learner
+from asr_train.comm.async_workers import AsyncWorkers, GradientSource
 from asr_train.comm.exchange import ExchangeError
 from asr_train.comm.links import FRAME_BYTES, Links
 from asr_train.comm.peers import Peer, Rate
 
 
-class RealTime(Ahead):
+class RealTime(AsyncWorkers):
     """The worker of this process, and its links with the others'."""
 
     def __init__(self, peer: Peer, links: Links) -> None:
         super().__init__([peer])
         self.peer, self.links = peer, links
 
-    def run(self, weights_P: Tensor, first: int, steps: int, rate: Rate, learner: Learner) -> None:
+    def run(
+        self, weights_P: Tensor, first: int, steps: int, rate: Rate, learner: GradientSource
+    ) -> None:
         peer, worker = self.peer, self.peer.worker
         peer.begin(first, weights_P, rate)
         for step in range(first, first + steps):

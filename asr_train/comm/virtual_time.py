@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from asr_train import schema
-from asr_train.comm.ahead import Ahead, Learner
+from asr_train.comm.async_workers import AsyncWorkers, GradientSource
 from asr_train.comm.exchange import ReplicaError
 from asr_train.comm.links import FRAME_BYTES
 from asr_train.comm.peers import Message, Peer, Rate
@@ -29,7 +29,7 @@ class Draw(IntEnum):
     delay = 2
 
 
-class VirtualTime(Ahead):
+class VirtualTime(AsyncWorkers):
     """All workers.
 
     Attributes:
@@ -41,7 +41,9 @@ class VirtualTime(Ahead):
         self.settings, self.now = settings, 0.0
         self._step_seconds = step_seconds(settings, len(peers))
 
-    def run(self, weights_P: Tensor, first: int, steps: int, rate: Rate, learner: Learner) -> None:
+    def run(
+        self, weights_P: Tensor, first: int, steps: int, rate: Rate, learner: GradientSource
+    ) -> None:
         for peer in self.peers.values():
             peer.begin(first, weights_P, rate)
         self._weights_P, self._stop, self._learner = weights_P, first + steps, learner

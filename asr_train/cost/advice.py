@@ -39,7 +39,7 @@ ORDER = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wish:
+class PlanRequest:
     """What is to be planned.
 
     Attributes:
@@ -117,7 +117,7 @@ class Plan:
     densities: Mapping[float, Speed]
 
 
-def methods(wish: Wish) -> list[Scheme]:
+def methods(wish: PlanRequest) -> list[Scheme]:
     """All that can be done with so many workers.
 
     Raises:
@@ -132,7 +132,7 @@ def methods(wish: Wish) -> list[Scheme]:
     return found
 
 
-def _all_methods(wish: Wish) -> Iterator[Scheme]:
+def _all_methods(wish: PlanRequest) -> Iterator[Scheme]:
     if wish.workers == 1:
         yield Scheme(traffic=Traffic.none)
         return
@@ -148,7 +148,7 @@ def _all_methods(wish: Wish) -> Iterator[Scheme]:
                 yield Scheme(traffic=Traffic.bmuf_gtc, block_steps=block_steps, group_size=size)
 
 
-def plan(wish: Wish, cluster: ClusterSettings, densities: Sequence[float]) -> Plan:
+def plan(wish: PlanRequest, cluster: ClusterSettings, densities: Sequence[float]) -> Plan:
     """Simulate all options, and the kinds with fewer workers.
 
     Args:

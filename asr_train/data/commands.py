@@ -15,7 +15,7 @@ import numpy as np
 from lhotse import MonoCut
 
 from asr_train.data import synth
-from asr_train.data.corpus import CorpusError, Made
+from asr_train.data.corpus import CorpusError, PreparedSplit
 from asr_train.data.digits import seed_of, spoken_cut
 from asr_train.data.grammar import Grammar, read_grammar
 from asr_train.data.room import room_response
@@ -29,7 +29,7 @@ FIRST_BLOCK = 200  # utterances, from which the length of the rest is foreseen
 
 def commands(
     settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_dir: Path | str
-) -> Made:
+) -> PreparedSplit:
     """Speak sentences into `audio_dir`/*.flac until they last as long as the settings say.
 
     A killed run starts again and overwrites what it finds.
@@ -56,7 +56,7 @@ def commands(
     cuts = list(_as_long_as(3600 * wanted.hours[split], cut, f"speech of {split}"))
     for old in set(audio.glob("*.flac")) - {Path(c.recording.sources[0].source) for c in cuts}:
         old.unlink()  # of a larger corpus, or behind the end of this one
-    return Made(split, cuts, notes=notes)
+    return PreparedSplit(split, cuts, notes=notes)
 
 
 def sayable(

@@ -50,7 +50,7 @@ class Remark:
 
 
 @dataclass(slots=True)
-class Made:
+class PreparedSplit:
     """The cuts of one split, and what there is to say about them."""
 
     split: str
@@ -76,7 +76,7 @@ class Made:
         )
 
 
-def write(made: Made, path: Path | str) -> None:
+def write(made: PreparedSplit, path: Path | str) -> None:
     """Write SPLIT.dropped.tsv and SPLIT.audio.tsv, then the manifest.
 
     Raises:

@@ -11,12 +11,12 @@ from lhotse import MonoCut, SupervisionSegment
 from lhotse.supervision import AlignmentItem
 
 from asr_train.data import synth
-from asr_train.data.corpus import CorpusError, Made, whole_cut, whole_recording, write_flac
+from asr_train.data.corpus import CorpusError, PreparedSplit, whole_cut, whole_recording, write_flac
 from asr_train.jobs import parallel_map
 from asr_train.schema import CorpusSettings
 
 
-def digits(settings: CorpusSettings, split: str, audio_dir: Path | str) -> Made:
+def digits(settings: CorpusSettings, split: str, audio_dir: Path | str) -> PreparedSplit:
     """Speak digit strings into `audio_dir`/*.flac.
 
     The same settings give the same bytes. A killed run starts again and overwrites what it finds.
@@ -39,7 +39,7 @@ def digits(settings: CorpusSettings, split: str, audio_dir: Path | str) -> Made:
     )
     for old in set(audio.glob("*.flac")) - {Path(c.recording.sources[0].source) for c in cuts}:
         old.unlink()  # of a larger corpus
-    return Made(split, cuts)
+    return PreparedSplit(split, cuts)
 
 
 def _digit_cut(

@@ -11,7 +11,7 @@ from pathlib import Path
 from lhotse.supervision import AlignmentItem
 
 from asr_train.data import intake
-from asr_train.data.corpus import CorpusError, Made, few
+from asr_train.data.corpus import CorpusError, PreparedSplit, few
 from asr_train.data.intake import Row
 from asr_train.data.splits import (
     by_utterances,
@@ -32,7 +32,7 @@ PAUSES = ("PAU", "SIL")  # Festival's name, and ours
 
 def folder(
     settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_dir: Path | str
-) -> Made:
+) -> PreparedSplit:
     """Take one split of the folders, after looking at each of its recordings.
 
     Args:

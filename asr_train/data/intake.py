@@ -1,7 +1,7 @@
 """Utterances as a corpus lists them -> **what can be used of them**, after listening to each.
 
     rows --unique_ids--> rows with ids that tars can hold
-         --take--> Made (cuts, remarks, notes); data.transcripts reads their texts
+         --take--> PreparedSplit (cuts, remarks, notes); data.transcripts reads their texts
 
 Knows nothing of where the rows come from (data.folder and data.published read them) or of splits.
 """
@@ -20,7 +20,7 @@ from asr_train.checks import spelled
 from asr_train.data.corpus import (
     KEPT,
     CorpusError,
-    Made,
+    PreparedSplit,
     Remark,
     few,
     whole_cut,
@@ -96,7 +96,7 @@ def take(
     settings: IntakeSettings,
     lexicon: LexiconSettings,
     audio_dir: Path,
-) -> Made:
+) -> PreparedSplit:
     """Look at each recording; what cannot be used is dropped and listed.
 
     Args:
@@ -107,7 +107,7 @@ def take(
     """
     said = _transcribe(split, rows, settings, lexicon)
     audios = parallel_map(lambda row: _look(row, audio_dir, settings), rows, f"audio of {split}")
-    made = Made(split, [], notes=said, audio=[row.audio for row in rows])
+    made = PreparedSplit(split, [], notes=said, audio=[row.audio for row in rows])
     for row, audio in zip(rows, audios, strict=True):
         if row.was:
             made.remarks.append(_remark(row, "renamed", f"was {row.was}"))
@@ -142,7 +142,7 @@ def _transcribe(
     ]
 
 
-def notes(made: Made, parts: dict[str, list[Row]], source: Path | str) -> list[str]:
+def notes(made: PreparedSplit, parts: dict[str, list[Row]], source: Path | str) -> list[str]:
     """What there is to say of one of a corpus's parts; with the first, of the corpus too."""
     notes = _corpus_notes(parts, source) if made.split == next(iter(parts)) else []
     rates = Counter(cut.sampling_rate for cut in made.cuts)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.data import intake
-from asr_train.data.corpus import CorpusError, Made, Remark, few
+from asr_train.data.corpus import CorpusError, PreparedSplit, Remark, few
 from asr_train.data.intake import Row
 from asr_train.data.splits import share_of
 from asr_train.schema import (
@@ -35,7 +35,7 @@ Listed = tuple[list[Row], list[Remark]]  # utterances, and what could not become
 
 def published(
     settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_dir: Path | str
-) -> Made:
+) -> PreparedSplit:
     """Take one split, after looking at each of its recordings.
 
     Args:

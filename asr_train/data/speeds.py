@@ -6,10 +6,10 @@ Khudanpur: "Audio augmentation for speech recognition", Interspeech 2015, with 0
 
 from lhotse import MonoCut
 
-from asr_train.data.corpus import CorpusError, Made
+from asr_train.data.corpus import CorpusError, PreparedSplit
 
 
-def add_speeds(made: Made, speeds: list[float], new_speakers: bool) -> Made:
+def add_speeds(made: PreparedSplit, speeds: list[float], new_speakers: bool) -> PreparedSplit:
     """Add each cut at each speed but 1.0, which all are already.
 
     `a` at 0.9 is `a-sp09`: a tar's readers would cut a name at its dot. Word and phone times

@@ -36,7 +36,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from asr_train.comm.ahead import Lead
+from asr_train.comm.async_workers import Staleness
 from asr_train.comm.reducers import Sent
 from asr_train.extras import extra
 from asr_train.train.state import Interval, Progress
@@ -129,14 +129,14 @@ class NoLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class WorkerTotals:
     """What one worker did in some steps, and what it owes after them."""
 
     counts: Interval
     sent: Sent
     threshold: float
     squares: float  # of its residual
-    lead: Lead
+    lead: Staleness
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Totals:
     sent: Sent
     threshold: float = 0.0
     squares: float = 0.0  # of all residuals
-    lead: Lead | None = None
+    lead: Staleness | None = None
 
 
 def train_row(
@@ -195,7 +195,7 @@ def train_row(
     }
 
 
-def _lead_numbers(lead: Lead) -> dict[str, Any]:
+def _lead_numbers(lead: Staleness) -> dict[str, Any]:
     return {
         "staleness_mean": lead.ahead / lead.steps,
         "staleness_max": int(lead.most),

@@ -25,11 +25,11 @@ from asr_train.comm.methods import build
 from asr_train.model.store import build_model, hand_over, load_model, save_model
 from asr_train.schema import RunSettings
 from asr_train.shards.reader import Shards
-from asr_train.train.ahead import run_ahead
+from asr_train.train.async_steps import run_ahead
 from asr_train.train.evaluate import evaluate
 from asr_train.train.feed import Feed, seen_by, when
 from asr_train.train.identity import check_same_task, identity, same_bits_every_time
-from asr_train.train.log import NoLog, RunLog, Taken, dev_row, epoch_line, say, train_row
+from asr_train.train.log import NoLog, RunLog, WorkerTotals, dev_row, epoch_line, say, train_row
 from asr_train.train.schedule import Schedule, warning
 from asr_train.train.state import Checkpoints, Interval, NotFiniteError, RunState, check_finite
 from asr_train.train.step import step
@@ -118,7 +118,7 @@ def train(
         tell(method.notice)
         tell(warning(optim, len(method.groups[0])))
 
-        def write_row(step: int, taken: Sequence[Taken] | None = None) -> None:
+        def write_row(step: int, taken: Sequence[WorkerTotals] | None = None) -> None:
             totals = gathered(state, taken)
             progress.frames += totals.interval.frames
             epoch_step = progress.epoch_step - (progress.step - step)

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
-from asr_train.comm.ahead import Lead
+from asr_train.comm.async_workers import Staleness
 from asr_train.comm.reducers import Sent
-from asr_train.train.log import Taken, Totals
+from asr_train.train.log import Totals, WorkerTotals
 from asr_train.train.state import Interval, RunState
 
 
-def take(state: RunState, worker: int) -> Taken:
+def take(state: RunState, worker: int) -> WorkerTotals:
     """What a local worker did since it was last asked; its counts start over."""
     counts, state.since_log[worker] = state.since_log[worker], Interval()
     seconds = state.method.take_seconds()  # of the process; the next worker's are none
@@ -17,8 +17,8 @@ def take(state: RunState, worker: int) -> Taken:
     counts.transfer_seconds += seconds["transfer"]
     tau, squares = state.method.measures(worker)
     ahead = state.method.ahead
-    lead = Lead() if ahead is None else ahead.take_lead(worker)
-    return Taken(counts, state.method.take_sent(worker), tau, squares, lead)
+    lead = Staleness() if ahead is None else ahead.take_lead(worker)
+    return WorkerTotals(counts, state.method.take_sent(worker), tau, squares, lead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class _Row:
     sent: Sent
     threshold: float
     squares: float
-    lead: Lead
+    lead: Staleness
 
     def packed(self) -> list[float]:
         own = [self.skipped, self.frames, self.loss, self.correct, self.threshold, self.squares]
@@ -45,12 +45,12 @@ class _Row:
         bits, elements, overflows, wire_bits = map(int, rest[:size])
         steps, ahead, most, waited_seconds, now = rest[size:]
         sent = Sent(bits, elements, overflows, wire_bits)
-        lead = Lead(int(steps), int(ahead), int(most), waited_seconds, now)
+        lead = Staleness(int(steps), int(ahead), int(most), waited_seconds, now)
         counts = int(skipped), int(frames), loss, int(correct)
         return _Row(*counts, sent, threshold, squares, lead)
 
 
-def gathered(state: RunState, taken: Sequence[Taken] | None = None) -> Totals:
+def gathered(state: RunState, taken: Sequence[WorkerTotals] | None = None) -> Totals:
     """What all workers did since the last row of the log; None: up to now.
 
     Args:
@@ -63,7 +63,7 @@ def gathered(state: RunState, taken: Sequence[Taken] | None = None) -> Totals:
         _Row.unpacked(numbers)
         for numbers in exchange.numbers([_row_of(one).packed() for one in taken])
     ]
-    lead, sent, here = Lead(), Sent(), Interval()
+    lead, sent, here = Staleness(), Sent(), Interval()
     for one in taken:
         here.add(one.counts)
     here.steps //= len(exchange.local)
@@ -83,7 +83,7 @@ def gathered(state: RunState, taken: Sequence[Taken] | None = None) -> Totals:
     )
 
 
-def _row_of(one: Taken) -> _Row:
+def _row_of(one: WorkerTotals) -> _Row:
     counts = one.counts
     numbers = counts.skipped, counts.frames, counts.loss, counts.correct
     return _Row(*numbers, one.sent, one.threshold, one.squares, one.lead)

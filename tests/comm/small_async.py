@@ -8,7 +8,7 @@ from small_methods import CPU, SIZE
 from asr_train import schema
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
-from asr_train.comm.peers import Peer, Spare
+from asr_train.comm.peers import Peer, SharedScratch
 from asr_train.comm.reducers import Gradient
 from asr_train.comm.virtual_time import VirtualTime
 
@@ -35,7 +35,7 @@ def settings(staleness: int = 3, adaptive: dict | None = None, **time) -> schema
 
 def peers(workers: int, staleness: int = 3, adaptive: dict | None = None) -> list[Peer]:
     gtc = settings(staleness, adaptive).gtc
-    spare = Spare(torch.zeros(SIZE))
+    spare = SharedScratch(torch.zeros(SIZE))
     return [Peer(worker, workers, gtc, staleness, spare) for worker in range(workers)]
 
 
@@ -46,7 +46,7 @@ def begun(workers: int, **changes) -> list[Peer]:
     return group
 
 
-class Learner:
+class GradientSource:
     """Gradients by a function of (worker, step, weights); what happened, in order.
 
     Args:
@@ -80,7 +80,7 @@ class Run:
         assert isinstance(self.method.ahead, VirtualTime)
         self.ahead: VirtualTime = self.method.ahead
         self.weights_P = begin_P.clone()
-        self.learner = Learner(gradient, self.weights_P, bad)
+        self.learner = GradientSource(gradient, self.weights_P, bad)
         self.step = 0
 
     def steps(self, count: int, rate: Callable[[int], float] = lambda step: RATE) -> "Run":

@@ -7,7 +7,7 @@ import time
 import forked
 import pytest
 import torch
-from small_async import BEGIN_P, RATE, Learner, Run, settings
+from small_async import BEGIN_P, RATE, GradientSource, Run, settings
 from small_methods import SIZE, dyadic_gradient, random_gradient
 
 from asr_train.comm.codec import MessageError
@@ -60,7 +60,7 @@ def real(exchange, gradient, staleness=3, late=None, begin_P=BEGIN_P, stretches=
     if late is not None:
         ahead.links = Late(ahead.links, worker, late)
     weights_P, step = begin_P.clone(), 0
-    learner = Learner(gradient, weights_P)
+    learner = GradientSource(gradient, weights_P)
     for steps in stretches:
         ahead.run(weights_P, step, steps, lambda step: RATE, learner)
         step += steps
@@ -151,7 +151,9 @@ def test_who_is_late_is_named_with_what_is_missing():
             return looking(worker, step, weights_P)
 
         try:
-            method.ahead.run(weights_P, 0, 10, lambda step: RATE, Learner(gradient, weights_P))
+            method.ahead.run(
+                weights_P, 0, 10, lambda step: RATE, GradientSource(gradient, weights_P)
+            )
         except ExchangeError as error:
             method.close(error)
             if worker == 0:

@@ -10,7 +10,7 @@ from small_async import ADAPTIVE, BEGIN_P, GTC, RATE, Run
 from small_methods import SIZE, dyadic_gradient, method_of, random_gradient
 
 from asr_train.comm import virtual_time
-from asr_train.comm.ahead import Lead
+from asr_train.comm.async_workers import Staleness
 from asr_train.comm.exchange import ReplicaError
 from asr_train.comm.peers import Peer
 from asr_train.comm.virtual_time import Draw, draws
@@ -174,9 +174,9 @@ def test_a_message_takes_a_time_of_its_own_to_each_worker(monkeypatch):
 
 
 def test_leads_of_workers_add_up_to_the_time_of_the_last():
-    lead = Lead(steps=2, ahead=3, most=2, waited_seconds=1.5, now=10.0)
-    lead.add(Lead(steps=4, ahead=1, most=1, waited_seconds=0.5, now=12.0))
-    assert lead == Lead(steps=6, ahead=4, most=2, waited_seconds=2.0, now=12.0)
+    lead = Staleness(steps=2, ahead=3, most=2, waited_seconds=1.5, now=10.0)
+    lead.add(Staleness(steps=4, ahead=1, most=1, waited_seconds=0.5, now=12.0))
+    assert lead == Staleness(steps=6, ahead=4, most=2, waited_seconds=2.0, now=12.0)
 
 
 def test_replicas_that_differ_after_a_drain_are_named():

@@ -7,7 +7,7 @@ from asr_train.cost.advice import (
     NEAR,
     ORDER,
     Option,
-    Wish,
+    PlanRequest,
     advised,
     best_of_each_kind,
     crossovers,
@@ -20,12 +20,12 @@ from asr_train.cost.advice import (
 from asr_train.cost.plan import Scheme, Speed, Traffic
 
 
-def wish(**changed) -> Wish:
+def wish(**changed) -> PlanRequest:
     values = {
         **{"parameters": 1e7, "minibatch_frames": 1000.0, "workers": 8, "density": 1e-3},
         **{"codec": "rice", "block_steps": (5, 20), "group_sizes": (2, 4)},
     }
-    return Wish(**values | changed)
+    return PlanRequest(**values | changed)
 
 
 def test_where_the_network_costs_nothing_gradients_are_summed_every_step():

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from asr_train.data.corpus import Made
+from asr_train.data.corpus import PreparedSplit
 from asr_train.data.folder import COLUMNS, folder
 from asr_train.schema import (
     Channel,
@@ -75,7 +75,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def ids(made: Made) -> list[str]:
+def ids(made: PreparedSplit) -> list[str]:
     return [cut.id for cut in made.cuts]
 
 
@@ -109,14 +109,14 @@ class Noises:
         }
         return in_folder(**{**values, **self.overrides})
 
-    def made(self, split="train", unknown=Unknown.lose) -> Made:
+    def made(self, split="train", unknown=Unknown.lose) -> PreparedSplit:
         self.save()
         return self.found(split, unknown)
 
     def save(self) -> None:
         self.write("\n".join("\t".join(row) for row in [list(COLUMNS), *self.rows]) + "\n")
 
-    def found(self, split="train", unknown=Unknown.lose) -> Made:
+    def found(self, split="train", unknown=Unknown.lose) -> PreparedSplit:
         words = lexicon(self.root, unknown)
         return folder(self.settings(), words, split, self.root / "mixed")
 

@@ -8,7 +8,7 @@ import soundfile
 from lhotse import CutSet
 from noises import RATE, Noises, folders, ids, lexicon
 
-from asr_train.data.corpus import CorpusError, Made, write
+from asr_train.data.corpus import CorpusError, PreparedSplit, write
 from asr_train.data.intake import Row, take
 from asr_train.schema import Slower
 
@@ -137,7 +137,7 @@ def test_a_split_of_which_nothing_is_left_is_refused(folder, tmp_path):
 # --- parts of recordings ------------------------------------------------------------------------
 
 
-def part(folder: Noises, seconds=0.25, **changes) -> Made:
+def part(folder: Noises, seconds=0.25, **changes) -> PreparedSplit:
     """A quarter of the first recording's half second, from 0.1 s on."""
     audio = folder.root / folder.rows[0][2]
     row = Row("a", "ann", audio, "0.wav", seconds, "ONE", "line 1", **{"start": 0.1, **changes})

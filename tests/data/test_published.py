@@ -14,7 +14,7 @@ from lhotse import CutSet, validate
 from lhotse.audio.backend import audio_backend
 from noises import INTAKE, corpus_of, ids, lexicon
 
-from asr_train.data.corpus import CorpusError, Made, write
+from asr_train.data.corpus import CorpusError, PreparedSplit, write
 from asr_train.data.features import extract
 from asr_train.data.published import hub5_text, ms98_text, published
 from asr_train.files import read_jsonl
@@ -39,7 +39,7 @@ LOGMEL = FeatsSettings(
 )
 
 
-def made(kind: Published, root: Path, split: str, splits=None, **changes) -> Made:
+def made(kind: Published, root: Path, split: str, splits=None, **changes) -> PreparedSplit:
     values = {
         **INTAKE,
         "normaliser": NormaliserKind.plain,
@@ -52,7 +52,7 @@ def made(kind: Published, root: Path, split: str, splits=None, **changes) -> Mad
     return published(settings, lexicon(root.parent), split, root / "mixed")
 
 
-def readable(made: Made, folder: Path) -> list[dict]:
+def readable(made: PreparedSplit, folder: Path) -> list[dict]:
     """What lhotse makes of the manifest, after the features could be computed."""
     write(made, folder / "split.jsonl.gz")
     cuts = CutSet.from_file(folder / "split.jsonl.gz")
@@ -63,7 +63,7 @@ def readable(made: Made, folder: Path) -> list[dict]:
     return read_jsonl(folder / "split.jsonl.gz")
 
 
-def texts(made: Made) -> dict[str, tuple[str, str]]:
+def texts(made: PreparedSplit) -> dict[str, tuple[str, str]]:
     """id -> speaker and words."""
     said = [cut.supervisions[0] for cut in made.cuts]
     return {s.id: (s.speaker, s.text) for s in said}

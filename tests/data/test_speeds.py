@@ -9,7 +9,14 @@ from lhotse.supervision import AlignmentItem
 from noises import in_folder, lexicon
 
 from asr_train.align.table import true_phones
-from asr_train.data.corpus import CorpusError, Made, whole_cut, whole_recording, write, write_flac
+from asr_train.data.corpus import (
+    CorpusError,
+    PreparedSplit,
+    whole_cut,
+    whole_recording,
+    write,
+    write_flac,
+)
 from asr_train.data.features import extract
 from asr_train.data.folder import folder as read
 from asr_train.data.speeds import add_speeds
@@ -33,8 +40,8 @@ def tone(folder: Path, name: str = "bob-one") -> MonoCut:
 
 
 @pytest.fixture
-def made(tmp_path) -> Made:
-    return add_speeds(Made("train", [tone(tmp_path)]), [1.0, *FACTORS], new_speakers=True)
+def made(tmp_path) -> PreparedSplit:
+    return add_speeds(PreparedSplit("train", [tone(tmp_path)]), [1.0, *FACTORS], new_speakers=True)
 
 
 def pitch_hz(wave_T: np.ndarray) -> float:
@@ -57,7 +64,7 @@ def test_copies_can_be_told_by_who_counts_words(made):
 
 
 def test_speakers_may_stay_who_they_are(tmp_path):
-    made = add_speeds(Made("train", [tone(tmp_path)]), [1.0, 0.9], new_speakers=False)
+    made = add_speeds(PreparedSplit("train", [tone(tmp_path)]), [1.0, 0.9], new_speakers=False)
     assert {cut.supervisions[0].speaker for cut in made.cuts} == {"bob"}
 
 
@@ -102,7 +109,7 @@ def test_lhotse_reads_what_is_written_and_features_are_the_same_again(made, tmp_
 def test_an_id_that_is_taken_is_refused(tmp_path):
     cuts = [tone(tmp_path, "bob"), tone(tmp_path, "bob-sp09")]
     with pytest.raises(CorpusError, match="bob-sp09 is an utterance id of the corpus already"):
-        add_speeds(Made("train", cuts), [1.0, 0.9], new_speakers=True)
+        add_speeds(PreparedSplit("train", cuts), [1.0, 0.9], new_speakers=True)
 
 
 @pytest.mark.parametrize("speeds", [[0.9, 1.1], [1.0, 1.0], [1.0, 3.0], []])

@@ -220,7 +220,7 @@ def test_other_commands_are_refused_and_not_run(tmp_path, cuts, command):
 # --- a folder for the recipe --------------------------------------------------------------------
 
 
-def taken(folder, **more) -> list[corpus.Made]:
+def taken(folder, **more) -> list[corpus.PreparedSplit]:
     """All splits of the folder, as scripts/manifests.py takes them."""
     named = [f"corpus.folder.dir={folder}", "corpus.folder.max_dropped_share=0"]
     resolved = settings(

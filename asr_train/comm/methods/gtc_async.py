@@ -7,11 +7,11 @@ import torch
 
 from asr_train import schema
 from asr_train.comm import codec
-from asr_train.comm.ahead import Ahead
+from asr_train.comm.async_workers import AsyncWorkers
 from asr_train.comm.exchange import PARTS, Exchange
 from asr_train.comm.links import Links
 from asr_train.comm.method import ExchangeMethod
-from asr_train.comm.peers import Peer, Spare
+from asr_train.comm.peers import Peer, SharedScratch
 from asr_train.comm.real_time import RealTime
 from asr_train.comm.reducers import Alone, Reducer
 from asr_train.comm.virtual_time import VirtualTime
@@ -40,12 +40,12 @@ class GtcAsync(ExchangeMethod):
 METHOD = GtcAsync
 
 
-def workers_of(settings: schema.CommSettings, exchange: Exchange, size: int) -> Ahead:
+def workers_of(settings: schema.CommSettings, exchange: Exchange, size: int) -> AsyncWorkers:
     """Those hosted here, with nothing learned yet."""
     given = settings.asynchronous
     assert settings.gtc is not None
     assert given is not None  # as schema checks
-    spare = Spare(torch.zeros(size, device=exchange.device))
+    spare = SharedScratch(torch.zeros(size, device=exchange.device))
     peers = [
         Peer(worker, len(exchange), settings.gtc, given.staleness, spare)
         for worker in exchange.local

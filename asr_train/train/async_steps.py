@@ -1,8 +1,8 @@
 """Training of **workers that do not wait for each other**, from one drain to the next.
 
 The loop takes a step of all workers at a time; here each of them takes its steps up to the next
-drain in its own time, which `comm.ahead` knows. Rows of the log that fall in between are kept,
-worker by worker, until all workers have come that far.
+drain in its own time, which `comm.async_workers` knows. Rows of the log that fall in between are
+kept, worker by worker, until all workers have come that far.
 """
 
 import time
@@ -13,7 +13,7 @@ from asr_train.comm.reducers import Gradient
 from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
 from asr_train.train.feed import Feed, when
-from asr_train.train.log import Taken
+from asr_train.train.log import WorkerTotals
 from asr_train.train.state import RunState
 from asr_train.train.step import gradients, skip
 from asr_train.train.totals import take
@@ -25,7 +25,7 @@ def run_ahead(
     state: RunState,
     optim: OptimSettings,
     advance: Callable[[int], None],
-) -> dict[int, list[Taken]]:
+) -> dict[int, list[WorkerTotals]]:
     """Steps of workers that do not wait for each other, up to a checkpoint or the epoch's end.
 
     All models are the same then, and in `state`.
@@ -42,17 +42,17 @@ def run_ahead(
     steps = min(left, optim.checkpoint_steps - first % optim.checkpoint_steps)
     others = len(method.exchange) // len(method.exchange.local)  # for each one here
 
-    def compute(worker: int, step: int) -> Learned:
+    def compute(worker: int, step: int) -> MinibatchResult:
         learned: dict[int, tuple[int, float, int]] = {}
         only = range(worker, worker + 1)
         found = gradients(model, feed.next, state, only, optim, step + 1, learned)
-        return Learned(next(found), *learned[worker])
+        return MinibatchResult(next(found), *learned[worker])
 
     def skipped(worker: int, step: int, loss: float) -> None:
         skip(state, 0, {worker: loss}, step + 1, f" by worker {worker}")
 
     state.bucket.point_at(weights_P)
-    stretch = Stretch(
+    stretch = AsyncSteps(
         state,
         first + steps,
         compute,
@@ -76,7 +76,7 @@ def run_ahead(
     return {taken: [row[worker] for worker in local] for taken, row in stretch.rows.items()}
 
 
-class Learned(NamedTuple):
+class MinibatchResult(NamedTuple):
     """From one minibatch."""
 
     gradient: Gradient
@@ -85,8 +85,8 @@ class Learned(NamedTuple):
     correct: int  # frames
 
 
-class Stretch:
-    """A `comm.ahead.Learner`, for the steps before `stop`.
+class AsyncSteps:
+    """A `comm.async_workers.GradientSource`, for the steps before `stop`.
 
     Args:
         compute: of (worker, step); overwritten by the next.
@@ -101,17 +101,17 @@ class Stretch:
         self,
         state: RunState,
         stop: int,
-        compute: Callable[[int, int], Learned],
+        compute: Callable[[int, int], MinibatchResult],
         skipped: Callable[[int, int, float], None],
-        take: Callable[[int], Taken],
+        take: Callable[[int], WorkerTotals],
         log_steps: int,
         advance: Callable[[int], None],
     ) -> None:
-        self.rows: dict[int, dict[int, Taken]] = {}
+        self.rows: dict[int, dict[int, WorkerTotals]] = {}
         self._state, self._stop, self._log_steps = state, stop, log_steps
         self._compute, self._skipped, self._take = compute, skipped, take
         self._advance = advance
-        self._learned: dict[int, Learned] = {}
+        self._learned: dict[int, MinibatchResult] = {}
         self._left = time.perf_counter()
 
     def gradient(self, worker: int, step: int) -> Gradient:

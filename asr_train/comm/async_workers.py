@@ -21,7 +21,7 @@ from asr_train.comm.reducers import Gradient, Sent
 
 
 @dataclass(slots=True)
-class Lead:
+class Staleness:
     """How far a worker was ahead of the others, over some steps."""
 
     steps: int = 0
@@ -36,7 +36,7 @@ class Lead:
         self.ahead += ahead
         self.most = max(self.most, ahead)
 
-    def add(self, other: "Lead") -> None:
+    def add(self, other: "Staleness") -> None:
         """Count another worker's steps."""
         self.steps += other.steps
         self.ahead += other.ahead
@@ -45,17 +45,17 @@ class Lead:
         self.now = max(self.now, other.now)
 
 
-class Learner(Protocol):
+class GradientSource(Protocol):
     """Where gradients come from; steps count from 0 at the beginning of the run."""
 
     def gradient(self, worker: int, step: int) -> Gradient:
-        """At the weights that `Ahead.run` has put in their place; overwritten by the next."""
+        """At the weights that `AsyncWorkers.run` has put there; overwritten by the next."""
 
     def finished(self, worker: int, step: int, is_finite: bool) -> None:
         """Its message was sent; if it was not finite, an empty one."""
 
 
-class Ahead(ABC):
+class AsyncWorkers(ABC):
     """The workers hosted here, as a group's reducer.
 
     Attributes:
@@ -66,11 +66,13 @@ class Ahead(ABC):
     def __init__(self, peers: Sequence[Peer]) -> None:
         self.peers = {peer.worker: peer for peer in peers}
         self.sent = {worker: Sent() for worker in self.peers}
-        self.leads = {worker: Lead() for worker in self.peers}
+        self.leads = {worker: Staleness() for worker in self.peers}
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
     @abstractmethod
-    def run(self, weights_P: Tensor, first: int, steps: int, rate: Rate, learner: Learner) -> None:
+    def run(
+        self, weights_P: Tensor, first: int, steps: int, rate: Rate, learner: GradientSource
+    ) -> None:
         """Each worker takes `steps` steps, then all messages are delivered.
 
         Args:
@@ -87,9 +89,9 @@ class Ahead(ABC):
     def close(self, error: BaseException | None) -> None:  # noqa: B027
         """Leave; `error` is why, if it is not the end."""
 
-    def take_lead(self, worker: int) -> Lead:
+    def take_lead(self, worker: int) -> Staleness:
         """How far a local worker was ahead since the last call."""
-        lead, self.leads[worker] = self.leads[worker], Lead(now=self.leads[worker].now)
+        lead, self.leads[worker] = self.leads[worker], Staleness(now=self.leads[worker].now)
         return lead
 
     @contextlib.contextmanager
@@ -131,4 +133,4 @@ class Ahead(ABC):
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
         if "residual_P" in state:  # not from a worker that was alone
             self.peers[worker].residual_P.copy_(state["residual_P"])
-        self.leads[worker] = Lead(*state.get("lead", ()))
+        self.leads[worker] = Staleness(*state.get("lead", ()))

@@ -19,9 +19,9 @@ from asr_train.comm.loopback import Loopback
 from asr_train.comm.peers import Peer
 from asr_train.comm.reducers import Gradient
 from asr_train.model.store import load_tensors
-from asr_train.train import ahead, loop
+from asr_train.train import async_steps, loop
 from asr_train.train import step as steps
-from asr_train.train.ahead import Learned, Stretch
+from asr_train.train.async_steps import AsyncSteps, MinibatchResult
 from asr_train.train.state import Checkpoints, Interval, NotFiniteError
 
 CPU = torch.device("cpu")
@@ -133,13 +133,13 @@ def test_checkpoints_are_due_at_the_same_steps_in_every_epoch(unbroken, splits):
 
 def test_a_finite_step_ends_the_row_of_skipped_ones():
     state = SimpleNamespace(since_log={0: Interval()}, skipped_in_row=[0])
-    learned = Learned(Gradient(torch.zeros(1), 5), 5, 1.0, 2)
+    learned = MinibatchResult(Gradient(torch.zeros(1), 5), 5, 1.0, 2)
 
     def skipped(worker, step, loss):
         state.skipped_in_row[0] += 1
 
     others = {"skipped": skipped, "take": None, "log_steps": 100, "advance": lambda frames: None}
-    stretch = Stretch(state, 100, lambda worker, step: learned, **others)
+    stretch = AsyncSteps(state, 100, lambda worker, step: learned, **others)
     seen = []
     for step, is_finite in enumerate([False, False, True, False]):
         stretch.gradient(0, step)
@@ -180,7 +180,7 @@ def test_a_killed_virtual_run_goes_on_to_the_same_bytes(unbroken, splits, tmp_pa
     folder = tmp_path / "killed"
 
     def deadly(at):
-        calls, original = [], Stretch.gradient
+        calls, original = [], AsyncSteps.gradient
 
         def gradient(*args):
             calls.append(1)
@@ -192,7 +192,7 @@ def test_a_killed_virtual_run_goes_on_to_the_same_bytes(unbroken, splits, tmp_pa
 
     for at in (70, 45, 3):
         with monkeypatch.context() as patch:
-            patch.setattr(Stretch, "gradient", deadly(at))
+            patch.setattr(AsyncSteps, "gradient", deadly(at))
             child = multiprocessing.get_context("fork").Process(
                 target=virtual, args=(folder, splits, comm(adaptive=ADAPTIVE))
             )
@@ -254,14 +254,14 @@ def test_processes_that_do_not_wait_end_with_the_same_model(splits, tmp_path):
     """One is held up at random; all of the checkpoints say so, and hashes are compared."""
 
     def slow(exchange):
-        original = Stretch.gradient
+        original = AsyncSteps.gradient
 
         def gradient(self, worker, step):
             if worker == 1:
                 time.sleep(0.01)
             return original(self, worker, step)
 
-        Stretch.gradient = gradient
+        AsyncSteps.gradient = gradient
 
     folder = tmp_path / "run"
     assert together(folder, splits, comm(4), 3, before=slow) == [None] * 3
@@ -293,7 +293,7 @@ def strike(rank, at, number):
     """A signal for a process, at its step `at`."""
 
     def before(exchange):
-        original, calls = Stretch.gradient, []
+        original, calls = AsyncSteps.gradient, []
 
         def gradient(*args):
             calls.append(1)
@@ -301,7 +301,7 @@ def strike(rank, at, number):
                 os.kill(os.getpid(), number)
             return original(*args)
 
-        Stretch.gradient = gradient
+        AsyncSteps.gradient = gradient
 
     return before
 
@@ -327,7 +327,7 @@ def test_a_killed_process_stops_the_others_which_go_on_from_the_checkpoint(split
 def test_a_hung_process_is_an_error_in_the_stated_time(splits, tmp_path):
     """It stops in its 15th step, when the other is in its 17th and may go no further."""
     pids, waits = multiprocessing.Array("i", 2), multiprocessing.get_context("fork").Event()
-    run, original, calls = settings(comm()), Stretch.gradient, []
+    run, original, calls = settings(comm()), AsyncSteps.gradient, []
 
     def gradient(stretch, worker, step):
         calls.append(1)
@@ -341,7 +341,7 @@ def test_a_hung_process_is_an_error_in_the_stated_time(splits, tmp_path):
 
     def main(exchange):
         pids[exchange.local[0]] = os.getpid()
-        Stretch.gradient = gradient
+        AsyncSteps.gradient = gradient
         try:
             loop.train(run, *splits, tmp_path / "run", CPU, exchange)
         finally:
@@ -356,7 +356,7 @@ def test_a_hung_process_is_an_error_in_the_stated_time(splits, tmp_path):
 
 def test_a_process_that_stops_because_of_an_error_tells_the_others(splits, tmp_path):
     def before(exchange):
-        original, calls = Stretch.gradient, []
+        original, calls = AsyncSteps.gradient, []
 
         def gradient(*args):
             calls.append(1)
@@ -364,7 +364,7 @@ def test_a_process_that_stops_because_of_an_error_tells_the_others(splits, tmp_p
                 raise NotFiniteError("something is wrong here")
             return original(*args)
 
-        Stretch.gradient = gradient
+        AsyncSteps.gradient = gradient
 
     found = together(tmp_path / "run", splits, comm(), 3, before=before)
     assert isinstance(found[1], NotFiniteError)
@@ -387,7 +387,7 @@ def test_gradients_that_are_never_finite_are_an_error(splits, tmp_path, monkeypa
                 gradient.is_finite = False
             yield gradient
 
-    monkeypatch.setattr(ahead, "gradients", broken)
+    monkeypatch.setattr(async_steps, "gradients", broken)
     with pytest.raises(NotFiniteError, match="the gradient of layers"):
         virtual(tmp_path / "run", splits, comm())
     assert "is skipped by worker" in capsys.readouterr().out
