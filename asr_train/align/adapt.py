@@ -34,8 +34,8 @@ class Adapted:
     Attributes:
         plain: utterance -> x_TD, unadapted.
         speakers: their transforms; who is not among them has none.
-        gain: nats a frame that they win: over those before (`estimated`), or over the Gaussians of
-            unadapted frames (`adapt`).
+        gain: nats per frame that they win over those before (`estimated`), or over the Gaussians
+            of unadapted frames (`adapt`).
     """
 
     plain: Read
@@ -164,5 +164,5 @@ def speakers_line(summary: dict[str, Any]) -> str:
     named = "; ".join(f"{name}: {why}" for name, why in summary["kept"][:3])
     return (
         f"{summary['adapted']} of {summary['speakers']} speakers adapted, "
-        f"{summary['gain_per_frame']:.3f} nats a frame" + (f" (not {named})" if named else "")
+        f"{summary['gain_per_frame']:.3f} nats per frame" + (f" (not {named})" if named else "")
     )

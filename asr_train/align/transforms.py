@@ -19,7 +19,7 @@ from asr_train.checks import check_shape
 BLOCK = 2048  # frames whose products of dimensions are in memory at once
 SINGULAR = 1e-12  # least to largest eigenvalue; below, float64 cannot invert
 SWEEPS = 200  # over all rows of a matrix
-SETTLED = 1e-7  # nats a frame that a sweep still wins
+SETTLED = 1e-7  # nats per frame that a sweep still wins
 
 
 # --- LDA ----------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Transform:
     Attributes:
         matrix: float64 [D, D], or [D, D + 1] where the last column is added to all frames.
         frames: that it was estimated from.
-        gain_S: float64 [S], nats a frame over what it began with, the identity where nothing else
+        gain_S: float64 [S], nats per frame over what it began with, the identity where nothing else
             is said, after each sweep; never falling.
         kept: why it is the identity, where it had to be.
     """

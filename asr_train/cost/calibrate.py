@@ -96,7 +96,7 @@ def strom_2015(paper: Mapping[str, Any]) -> Case:
             parameters=millions * 1e6,
             frames=1024,
             frame_seconds=millions / million / alone,
-            messages=(MessageSize(size, size / 4),),  # a word of 32 bits an element
+            messages=(MessageSize(size, size / 4),),  # a word of 32 bits per element
         )
         return Row(
             label=label,

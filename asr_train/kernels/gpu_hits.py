@@ -3,7 +3,7 @@
 Compression reads residual and gradient and writes what is kept, once each (12 bytes an element; 10
 with bfloat16 gradients), and a bit an element that says where hits are. A scan over the tiles'
 counts then gives each tile its place in the message, and the hits are picked out of the bits, 32
-elements a step. Decoding first finds where each tile's hits begin in every message, all tiles at
+elements per step. Decoding first finds where each tile's hits begin in every message, all tiles at
 once, because a search is a chain of loads that wait for each other.
 Nothing depends on the order in which programs run, and nothing waits for the host.
 

@@ -21,7 +21,7 @@ from asr_train.kernels.threshold import check_size
 
 
 class OneBit(NamedTuple):
-    """A matrix in 1 + 64 / R bits an element."""
+    """A matrix in 1 + 64 / R bits per element."""
 
     bits_RB: Tensor
     means_2C: Tensor

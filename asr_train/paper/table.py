@@ -285,7 +285,7 @@ def _wer_cell(row: JsonRow) -> str:
 WORKERS = Column("workers", _ours("workers", str), "workers")
 WER = Column("WER %", _wer_cell, "WER %")
 REDUCTION = Column("relative WER reduction %", _reduction_cell, "WER reduction %")
-KILOBYTES = Column("KB a minibatch", _ours("message_bytes_a_minibatch", digits, 1e-3), "KB")
+KILOBYTES = Column("KB per minibatch", _ours("message_bytes_a_minibatch", digits, 1e-3), "KB")
 RATIO = Column("compression ratio", _ours("compression_ratio", digits), "ratio")
 FRAMES = Column("frames/s, this machine", _ours("frames_a_second", lambda x: f"{x:,.0f}"))
 SIMULATED_FRAMES = Column("frames/s, simulated", _simulated("frames_per_second"))
@@ -337,7 +337,7 @@ def columns(table: TableDict) -> list[Column]:
         Column("relative frame error reduction %", _ours("frame_error_reduction_percent", _one)),
         KILOBYTES,
         RATIO,
-        Column("elements a step", _ours("elements_a_minibatch", digits)),
+        Column("elements per step", _ours("elements_a_minibatch", digits)),
         Column("density", _ours("density", lambda x: f"{x:.2g}")),
         Column("minibatch, frames a worker", _ours("minibatch_frames", str)),
         FRAMES,
@@ -478,7 +478,7 @@ def _simulated_notes(table: TableDict) -> list[str]:
         f"Simulated, not measured: the paper's workers ({table['gpu']}, conf/cluster/"
         f"{table['cluster']}.yaml with its fitted constants), network ({sizes} million "
         f"parameters), minibatch ({frames} frames) and method ({methods}{late}); only the density "
-        "is that of our run, at 32 bits an element. Speed-ups are over one worker of the paper's "
+        "is that of our run, at 32 bits per element. Speed-ups are over one worker of the paper's "
         "first network. How well the paper's own speeds are simulated: "
         f"results/{table['paper']}/speed.md."
     ]

@@ -199,8 +199,8 @@ def columns(splits: Sequence[str], baseline: str) -> list[str]:
     return [
         *("run", "method", "workers"),
         *rates,
-        *("dev frames right %", "MB sent a worker", "KB a minibatch", "KB on the wire"),
-        *("dense / sent", "bits an element", "density", "frames/s"),
+        *("dev frame accuracy %", "MB sent per worker", "KB per minibatch", "KB on the wire"),
+        *("dense / sent", "bits per element", "density", "frames/s"),
         "compute / compress / wait / decode %",
     ]
 
@@ -252,7 +252,7 @@ def notes(table: Mapping[str, Any]) -> list[str]:
         "Sent: a worker's messages with their headers, each once, whoever gets it, on average over "
         "workers; on the wire: padding and lengths as well. Dense: 4 bytes a parameter and "
         "minibatch" + (f" ({', '.join(f'{n:,}' for n in sizes)} parameters)." if sizes else "."),
-        "Density: elements sent a minibatch, of all parameters. Frames/s: of all workers, by the "
+        "Density: elements sent per minibatch, of all parameters. Frames/s: of all workers, by the "
         "clock of the process that keeps the log.",
         "Compress: gradients to messages. Wait: for other processes, and for the reader. Decode: "
         "the rest of the exchange, adding up included.",
@@ -281,10 +281,10 @@ def text_rows(table: Mapping[str, Any]) -> list[list[str]]:
 
 
 TERMINAL = {  # shorter names of columns
-    "dev frames right %": "dev acc %",
-    "KB a minibatch": "KB/step",
+    "dev frame accuracy %": "dev acc %",
+    "KB per minibatch": "KB/step",
     "dense / sent": "ratio",
-    "bits an element": "bits/elem",
+    "bits per element": "bits/elem",
     "density": "density",
     "frames/s": "frames/s",
     "compute / compress / wait / decode %": "comp/press/wait/decode %",

@@ -167,7 +167,7 @@ def _draw_rate(ax: Axes, y: int, row: Row, colour: str) -> None:
 
 
 def draw_bytes(table: Row, runs: Sequence[str]) -> Picture | None:
-    """WER on the last held-out split against what a worker sends a minibatch; None: nobody sends.
+    """WER on the last held-out split against what a worker sends per minibatch; None: nobody sends.
 
     Runs that send nothing are lines across.
     """
@@ -200,11 +200,11 @@ def draw_bytes(table: Row, runs: Sequence[str]) -> Picture | None:
         ax.margins(x=0.15)
         ax.set_ylim(0)
         ax.set_title(f"word error rate on {split} (%)")
-        ax.set_xlabel("KB that a worker sends a minibatch")
+        ax.set_xlabel("KB sent per worker and minibatch")
     return Picture(
         "bytes",
         figure,
-        f"Word error rate on {split} against what a worker sends a minibatch: {'; '.join(said)}",
+        f"Word error rate on {split} against what a worker sends per minibatch: {'; '.join(said)}",
         "A bar is the 95 % interval; a dashed line is a run of one worker, which sends nothing.",
     )
 
@@ -212,7 +212,7 @@ def draw_bytes(table: Row, runs: Sequence[str]) -> Picture | None:
 def draw_curves(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> list[Picture]:
     """Loss, frame accuracy and rate against frames seen, of all runs that have a log."""
     return [
-        _draw_curve(logs, runs, "loss", "loss (nats a frame)", 1.0),
+        _draw_curve(logs, runs, "loss", "loss (nats per frame)", 1.0),
         _draw_curve(logs, runs, "accuracy", "frame accuracy (%)", 100.0),
         _draw_curve(logs, runs, "rate", "learning rate (a frame)", 1.0),
     ]
@@ -490,7 +490,7 @@ def _learning_words(run: str, rows: Sequence[Row]) -> str:
         return f"{text}; its log has no dev loss yet."
     return (
         f"{text}, {len(dev)} epochs; dev loss {dev[0]['dev_loss']:.3f} to "
-        f"{dev[-1]['dev_loss']:.3f} nats a frame, dev frame accuracy "
+        f"{dev[-1]['dev_loss']:.3f} nats per frame, dev frame accuracy "
         f"{100 * dev[0]['dev_accuracy']:.1f} to {100 * dev[-1]['dev_accuracy']:.1f} %."
     )
 
@@ -501,7 +501,7 @@ ALIGNED_COLUMNS = (
     "utterances",
     "lost",
     "wider beam",
-    "nats a frame",
+    "nats per frame",
     "silence, %",
     "shortest phones, %",
     "long phones",

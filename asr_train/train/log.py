@@ -2,7 +2,7 @@
 
 log.jsonl has a row every `optim.log_steps` steps, over the steps since the row before:
     step, epoch, frames     so far; epochs count from 1, frames of skipped steps are left out
-    loss, accuracy          nats a frame and share of frames; null if all steps were skipped
+    loss, accuracy          nats per frame and share of frames; null if all steps were skipped
     rate, minibatch         per frame; frames a step, of all workers
     sent_bits, elements_sent, compression_ratio    a step and worker, on average: messages with
                             their headers, once, whoever gets them; the ratio is dense fp32 bits

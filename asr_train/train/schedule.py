@@ -71,7 +71,7 @@ class Schedule:
         self._share = share(self.settings, epochs, added_up)
 
     def end_epoch(self, dev_loss: float) -> None:
-        """Take in DEV's loss in nats a frame after an epoch."""
+        """Take in DEV's loss in nats per frame after an epoch."""
         state, last_loss = self._state, self._state.last_loss
         state.epochs += 1
         if state.epochs >= self.settings.hold_epochs:

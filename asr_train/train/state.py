@@ -104,7 +104,7 @@ class Progress:
     epoch_steps: int = 0  # that it has in all
     step: int = 0  # skipped ones count
     frames: int = 0  # of all workers, up to the last row of the log
-    dev_loss: float | None = None  # at the end of the last epoch, nats a frame
+    dev_loss: float | None = None  # at the end of the last epoch, nats per frame
     dev_accuracy: float | None = None
     log_bytes: int = 0  # of log.jsonl
 

@@ -196,7 +196,7 @@ def mean_over_ranks(value: float) -> float:
 # --- the table ------------------------------------------------------------------------------------
 
 COLUMNS = (
-    *("exchange", "train loss, last steps", "dev loss", "dev frames right %"),
+    *("exchange", "train loss, last steps", "dev loss", "dev frame accuracy %"),
     *("KB sent a step", "dense / sent", "ms a step"),
 )
 

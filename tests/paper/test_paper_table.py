@@ -152,8 +152,8 @@ def test_numbers_are_the_logs(nodes):
 def test_numbers_are_shown_in_the_units_of_their_columns(nodes):
     """200 elements of 11 bits a step; three epochs of 40 steps of 20 ms."""
     row = shown(tabulated(nodes, all_finished(nodes, density=0.002)), "20")
-    assert row["KB a minibatch"] == "0.275"
-    assert row["elements a step"] == "200"
+    assert row["KB per minibatch"] == "0.275"
+    assert row["elements per step"] == "200"
     assert row["density"] == "0.002"
     assert row["DEV frame error %"] == "40.00"
     assert row["minutes: paper / this machine"] == "323 / 0.04"
@@ -172,7 +172,7 @@ def test_gtc_of_one_worker_sends_nothing_and_has_dashes(nodes):
     content = tabulated(nodes, all_finished(nodes))
     row = shown(content, "5")  # a tenth of 5 workers is one
     assert row["nodes: paper / ours"] == "5 / 1"
-    for name in ("KB a minibatch", "compression ratio", "elements a step", "density"):
+    for name in ("KB per minibatch", "compression ratio", "elements per step", "density"):
         assert row[name] == DASH
     assert ours(content, "5")["simulated"] is None
     assert row["speed-up: paper / simulated"] == f"4.3 / {DASH}"

@@ -79,11 +79,11 @@ def test_who_sends_nothing_has_dashes_there():
     table = exchange.exchange_table([run], build(ScoreSettings, SETTINGS), ABOUT)
     (cells,) = exchange.text_rows(table)
     shown = dict(zip(table["columns"], cells, strict=True))
-    for column in ("MB sent a worker", "KB a minibatch", "KB on the wire"):
+    for column in ("MB sent per worker", "KB per minibatch", "KB on the wire"):
         assert shown[column] == "–"
-    for column in ("dense / sent", "bits an element", "density"):
+    for column in ("dense / sent", "bits per element", "density"):
         assert shown[column] == "–"
-    assert shown["dev frames right %"] == "50.00"
+    assert shown["dev frame accuracy %"] == "50.00"
     assert shown["frames/s"] == "5,000"
 
 
@@ -93,12 +93,17 @@ def test_every_column_has_its_unit():
     (cells,) = exchange.text_rows(table)
     shown = dict(zip(table["columns"], cells, strict=True))
     assert shown == {
-        **{"run": "gtc", "method": "gtc tau 4 rice", "workers": "4", "dev frames right %": "62.50"},
-        "MB sent a worker": "0.009",  # 72,000 bits
-        "KB a minibatch": "0.15",
+        **{
+            "run": "gtc",
+            "method": "gtc tau 4 rice",
+            "workers": "4",
+            "dev frame accuracy %": "62.50",
+        },
+        "MB sent per worker": "0.009",  # 72,000 bits
+        "KB per minibatch": "0.15",
         "KB on the wire": "0.3",
         "dense / sent": "26.7",
-        "bits an element": "40",
+        "bits per element": "40",
         "density": "0.03",
         "frames/s": "5,000",
         "compute / compress / wait / decode %": "50 / 15 / 15 / 20",
