@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -124,33 +123,28 @@ def test_with_restarts_torchrun_starts_again_by_itself(splits, tmp_path, unbroke
     assert run.finish() == unbroken
 
 
-def wait_until_listening(port: int) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        with socket.socket() as one:
-            if one.connect_ex(("localhost", port)) == 0:
-                return
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def start_two_launchers(run: Run) -> subprocess.Popen:
-    """torchrun's elastic launch: as many machines as there are, here one or two.
+    """Start torchrun's elastic launch with one or two nodes, both on this machine.
 
-    The run has begun when this returns the second launcher; the first is `run.process`. Where the
-    second came after the first had begun alone, torch's rendezvous was seen to fail: the first
-    waits a minute for the other's role_info, then ends. That is before any code of ours, so it is
-    tried again, three times in all.
+    Returns the second launcher once the run has begun; the first is `run.process`. Torch's
+    rendezvous can fail where the second launcher comes after the first has begun alone: the first
+    waits a minute for the second's role_info, then ends. Therefore both start at once and the
+    first waits half a minute for the second; a failure of that kind, which is before any code of
+    ours, is tried again, three times in all.
     """
     launcher = ["-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1"]
     launcher += ["--rdzv-backend", "c10d", "--rdzv-id", "drill", "--max-restarts", "3"]
-    launcher += ["--rdzv-conf", "last_call_timeout=5"]
     failures = 0
     while True:
-        port = free_port()
-        first = run.start(*launcher, "--rdzv-endpoint", f"localhost:{port}")
-        wait_until_listening(port)  # so that the other one joins this one's store
-        second = run.start(*launcher, "--rdzv-endpoint", f"localhost:{port}")
+        endpoint = f"localhost:{free_port()}"
+        first, second = (
+            run.start(
+                *launcher,
+                *("--rdzv-endpoint", endpoint),
+                *("--rdzv-conf", f"last_call_timeout=30,is_host={host}"),
+            )
+            for host in (1, 0)
+        )
         run.process = first
         try:
             run.wait_for_checkpoint()
@@ -159,10 +153,10 @@ def start_two_launchers(run: Run) -> subprocess.Popen:
             first.kill()
             second.kill()
             failures += 1
-            said = f"{error}\nThe second launcher:\n{second.communicate()[0]}"
+            output = f"{error}\nThe second launcher:\n{second.communicate()[0]}"
             if failures == 3 or "torchelastic/role_info" not in str(error):
-                raise AssertionError(said) from error
-            print(said)  # pytest shows it where the test fails
+                raise AssertionError(output) from error
+            print(output)  # pytest shows it where the test fails
 
 
 def test_a_run_goes_on_with_the_launchers_that_are_left(splits, tmp_path, unbroken):
