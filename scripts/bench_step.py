@@ -38,7 +38,7 @@ from asr_train.shards.batch import Batch
 from asr_train.train.identity import same_bits_every_time
 from asr_train.train.schedule import Schedule
 from asr_train.train.state import RunState
-from asr_train.train.step import gradients, update
+from asr_train.train.step import gradients
 
 FRAMES = "256,512,1024" if DEVICE == "cpu" else "1024,2048,8192"
 CASES = (f"dnn_5x1536={FRAMES}", f"lstm_5x768={FRAMES}")  # strom2015's and ladkat2019's
@@ -72,7 +72,7 @@ class Worker:
         self.size = len(self.bucket.weights_P)
         exchange = Loopback(range(1), torch.device(DEVICE))
         method: ExchangeMethod = Sgd(run.comm, exchange, self.size)
-        self.state = RunState.fresh(self.bucket, method, Schedule(run.optim), momentum=False)
+        self.state = RunState.fresh(self.bucket, method, Schedule(run.optim), momentum=0.0)
         self.gtc = Gtc(exchange, self.size, run.comm.gtc or schema.GtcSettings(threshold=1.0))
         self.sent = Sent()
         self.batch = drawn(self.model, frames, num_mels, num_states)
@@ -86,13 +86,13 @@ class Worker:
         return found
 
     def update(self, found: Tensor | Quanta) -> None:
-        update(self.bucket.weights_P, None, found, rate=1e-9, momentum=0.0)
+        self.state.method.apply(0, found, rate=1e-9)
 
     def by_sgd(self) -> None:
         self.update(self.gradient().grad_P)
 
     def exchange(self, gradient: Gradient) -> Quanta:
-        found = self.gtc.quanta([gradient], {0: self.sent})
+        found = self.gtc.reduce([gradient], {0: self.sent})
         assert found is not None
         return found
 

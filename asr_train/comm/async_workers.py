@@ -7,7 +7,7 @@ all messages are everywhere and all models are the same. In between, there is no
 
 import contextlib
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from asr_train.comm.exchange import PARTS
 from asr_train.comm.peers import Peer, Rate
-from asr_train.comm.reducers import Gradient, Sent
+from asr_train.comm.reducers import Gradient, Reducer, Sent
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class GradientSource(Protocol):
         """Its message was sent; if it was not finite, an empty one."""
 
 
-class AsyncWorkers(ABC):
+class AsyncWorkers(Reducer):
     """The workers hosted here, as a group's reducer.
 
     Attributes:
@@ -86,7 +86,7 @@ class AsyncWorkers(ABC):
             ExchangeError: if another process does not answer in time.
         """
 
-    def close(self, error: BaseException | None) -> None:  # noqa: B027
+    def close(self, error: BaseException | None) -> None:
         """Leave; `error` is why, if it is not the end."""
 
     def take_lead(self, worker: int) -> Staleness:
@@ -106,9 +106,6 @@ class AsyncWorkers(ABC):
     def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
         raise AssertionError("workers that do not wait for each other have no common step: run()")
 
-    def quanta(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
-        return self.reduce(gradients, sent)
-
     def measures(self, worker: int) -> tuple[float, float]:
         peer = self.peers[worker]
         return peer.tau, float(peer.residual_P.square().sum(dtype=torch.float64))
@@ -126,11 +123,11 @@ class AsyncWorkers(ABC):
 
     def worker_state(self, worker: int) -> dict[str, Any]:
         return {
-            "residual_P": self.peers[worker].residual_P,
+            "owed": {"residual_P": self.peers[worker].residual_P},
             "lead": list(astuple(self.leads[worker])),
         }
 
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
-        if "residual_P" in state:  # not from a worker that was alone
-            self.peers[worker].residual_P.copy_(state["residual_P"])
+        if "owed" in state:  # not from a worker that was alone
+            self.peers[worker].residual_P.copy_(state["owed"]["residual_P"])
         self.leads[worker] = Staleness(*state.get("lead", ()))

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from asr_train.comm.exchange import Exchange
-from asr_train.comm.reducers import Replica, Sent
+from asr_train.comm.optimizer import Replica
+from asr_train.comm.reducers import Sent
 from asr_train.kernels import block
 from asr_train.schema import BlockForm, BlockVelocity
 
@@ -105,8 +106,8 @@ class MomentumBlocks:
         start_P = self.momentum.step(mean_P)
         for replica in replicas:
             replica.weights_P.copy_(start_P)
-            if replica.velocity_P is not None and self.velocity is BlockVelocity.reset:
-                replica.velocity_P.zero_()
+            if self.velocity is BlockVelocity.reset:
+                replica.optimizer.reset()
         self.position = 0
         self.blocks += 1
 

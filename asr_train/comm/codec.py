@@ -5,6 +5,8 @@ out   message_B   uint8 [B]: HEADER_BYTES of header, then at most a quarter byte
 What would be longer than that is sent as a map of two bits a parameter. A message that was cut
 or changed, by a single bit anywhere, is refused; so is one whose checksum is right but whose hits
 could not have been written here: what is read is as safe to decode as what `words_K` says above.
+The payload's checksum is made and compared on its device (kernels.checksum), the header's on the
+host (CRC-32), which has to read headers anyway: all workers' in one copy.
 Knows nothing of gradients or of who sends. docs/distributed.md has the layout, byte by byte.
 
     packed32   32 bits a hit: 31 of index, one of sign (Strom, 2015, section 2.6)
@@ -16,6 +18,7 @@ Knows nothing of gradients or of who sends. docs/distributed.md has the layout, 
 import math
 import struct
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 
@@ -24,13 +27,15 @@ from torch import Tensor
 
 from asr_train.facts import HEADER_BYTES
 from asr_train.kernels import rice
+from asr_train.kernels.checksum import checksums
 from asr_train.kernels.threshold import check_size, check_words, from_words, to_words
 
 MAGIC = b"GTCm"
-VERSION = 1
+VERSION = 2
 TILE = 2**15  # elements
-_LAYOUT = struct.Struct("<4sBBHQIIIfIIIIII")
-assert _LAYOUT.size == HEADER_BYTES
+_LAYOUT = struct.Struct("<4sBBBBQIIIfIIIII")  # all but the payload's checksum
+CHECKSUM_BYTES = 4
+assert _LAYOUT.size + CHECKSUM_BYTES == HEADER_BYTES
 
 
 class MessageError(ValueError):
@@ -73,17 +78,59 @@ class Header:
     count: int = 0
     payload_bytes: int = 0
 
-    def to_bytes(self, payload: bytes | memoryview) -> bytes:
-        """With the checksum over all of it and the payload."""
-        return _packed(self, zlib.crc32(payload, zlib.crc32(_packed(self, 0))))
+    def to_bytes(self) -> bytes:
+        """Return the header up to its own checksum; the payload's, made on its device, follows."""
+        h = self
+        fields = (
+            *(MAGIC, VERSION, h.kind, h.flags, h.parameter, h.step, h.worker, h.workers),
+            *(h.size, h.tau, h.frames, h.wanted, h.count, h.payload_bytes),
+        )
+        return _LAYOUT.pack(*fields, zlib.crc32(_LAYOUT.pack(*fields, 0)[:-CHECKSUM_BYTES]))
 
 
-def _packed(header: Header, crc32: int) -> bytes:
-    h = header
-    return _LAYOUT.pack(
-        *(MAGIC, VERSION, h.kind, h.flags, h.step, h.worker, h.workers, h.size, h.tau),
-        *(h.frames, h.wanted, h.parameter, h.count, h.payload_bytes, crc32),
-    )
+class Checks:
+    """What is wrong with messages: an error at once, or one that a device keeps until it is asked.
+
+    Args:
+        deferred: nothing waits for the device before `ask`. Until then a message that is wrong
+            stands for its count of elements, the first ones, which are safe to decode.
+    """
+
+    def __init__(self, deferred: bool = False) -> None:
+        self.deferred = deferred
+        self._wrong: Tensor | None = None  # bool []
+
+    def refuse_if(self, is_wrong: Tensor | bool, why: Callable[[], str]) -> None:
+        """Take note of a condition; `why` is the error's text.
+
+        Raises:
+            ValueError: if it holds, unless that is to be asked for later.
+        """
+        if isinstance(is_wrong, Tensor) and self.deferred:
+            self._wrong = is_wrong if self._wrong is None else self._wrong | is_wrong
+        elif is_wrong:
+            raise ValueError(why())
+
+    def harmless(self, words_K: Tensor) -> Tensor:
+        """Return these elements, or others if anything was wrong since `ask`, int32 [K]."""
+        if self._wrong is None:
+            return words_K
+        first_K = torch.arange(len(words_K), dtype=torch.int32, device=words_K.device)
+        return torch.where(self._wrong, first_K, words_K)
+
+    def ask(self) -> None:
+        """Wait for the device.
+
+        Raises:
+            MessageError: if a message was wrong since the last call.
+        """
+        wrong, self._wrong = self._wrong, None
+        if wrong is not None and bool(wrong):
+            raise MessageError(
+                "a message of the last steps was changed on the way, or has indices that do not "
+                "ascend below the model's size; do all workers run the same code? Start again: "
+                "the last checkpoint is sound"
+            )
 
 
 # --- messages -----------------------------------------------------------------------------------
@@ -100,60 +147,57 @@ def write(words_K: Tensor, header: Header, kind: Kind) -> Tensor:
         count=len(words_K),
         payload_bytes=len(payload_B),
     )
-    content = header.to_bytes(payload_B.cpu().numpy().data)
-    head_B = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(payload_B.device)
-    return torch.cat([head_B, payload_B])
+    head_B = torch.frombuffer(bytearray(header.to_bytes()), dtype=torch.uint8)
+    sum_B = checksums([payload_B]).view(torch.uint8)[:CHECKSUM_BYTES]
+    return torch.cat([head_B.to(payload_B.device), sum_B, payload_B])
 
 
 def read(message_B: Tensor) -> tuple[Header, Tensor]:
-    """The header and hits of a message; bytes after its payload are padding.
+    """Return the header and the elements of a message; bytes after its payload are padding.
 
-    Whoever knows which message is due compares `read_header` with that first, and then calls
+    Whoever knows which message is due compares `read_headers` with that first, and then calls
     `read_words`.
 
     Raises:
         MessageError: if it is cut short, of another version, or a bit was changed; or if it was
-            made wrong, whatever its checksum says.
+            made wrong, whatever its checksums say.
     """
-    header = read_header(message_B)
-    return header, read_words(header, message_B)
+    headers = read_headers([message_B])
+    return headers[0], read_words(headers, [message_B], Checks())[0]
 
 
-def read_words(header: Header, message_B: Tensor) -> Tensor:
-    """The hits of a message whose header was read; raises as `read`."""
-    payload_B = message_B[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
-    return decode(header.kind, header.parameter, payload_B, header.count, header.size)
+def read_headers(messages: Sequence[Tensor]) -> list[Header]:
+    """Return the headers of messages, with a single wait for a device; raises as `read`."""
+    for message_B in messages:
+        if len(message_B) < HEADER_BYTES:
+            raise MessageError(
+                f"a message has {len(message_B)} bytes but its header alone has {HEADER_BYTES}; "
+                "it was cut short on the way"
+            )
+    heads = torch.stack([message_B[: _LAYOUT.size] for message_B in messages]).cpu().numpy()
+    return [
+        _header(head_B.tobytes(), len(message_B))
+        for head_B, message_B in zip(heads, messages, strict=True)
+    ]
 
 
-def read_header(message_B: Tensor) -> Header:
-    """The header of a message, whose checksum is right; raises as `read`."""
-    content = message_B.cpu().numpy()
-    if len(content) < HEADER_BYTES:
-        raise MessageError(
-            f"a message has {len(content)} bytes but its header alone has {HEADER_BYTES}; "
-            "it was cut short on the way"
-        )
-    magic, version, kind, flags, *numbers, crc32 = _LAYOUT.unpack(bytes(content[:HEADER_BYTES]))
-    step, worker, workers, size, tau, frames, wanted, parameter, count, payload_bytes = numbers
+def _header(content: bytes, length: int) -> Header:
+    """Return the header that a message of so many bytes begins with; raises as `read`."""
+    magic, version, kind, flags, parameter, *numbers, crc32 = _LAYOUT.unpack(content)
+    step, worker, workers, size, tau, frames, wanted, count, payload_bytes = numbers
     if (magic, version) != (MAGIC, VERSION):
         raise MessageError(
             f"a message begins with {magic!r}, version {version}, but this code reads {MAGIC!r}, "
             f"version {VERSION}; do all workers run the same code?"
         )
     where = f"worker {worker}'s message of step {step}"
-    if HEADER_BYTES + payload_bytes > len(content):
-        raise MessageError(
-            f"{where} has {len(content)} bytes but promises {HEADER_BYTES + payload_bytes}; "
-            "it was cut short or changed on the way"
-        )
-    zeroed = bytearray(content[:HEADER_BYTES])
-    zeroed[-4:] = bytes(4)
-    payload = content.data[HEADER_BYTES : HEADER_BYTES + payload_bytes]
-    found = zlib.crc32(payload, zlib.crc32(zeroed))
+    found = zlib.crc32(content[:-CHECKSUM_BYTES])
     if found != crc32:
+        raise MessageError(f"the header of {where} {_changed(found, crc32)}")
+    if HEADER_BYTES + payload_bytes > length:
         raise MessageError(
-            f"{where} has the checksum {found:08x} but promises {crc32:08x}: it was changed on "
-            "the way; start again from the last checkpoint"
+            f"{where} has {length} bytes but promises {HEADER_BYTES + payload_bytes}; "
+            "it was cut short on the way"
         )
     if kind not in set(Kind) or flags & ~_ALL_FLAGS:
         raise MessageError(
@@ -163,7 +207,7 @@ def read_header(message_B: Tensor) -> Header:
     # A worker's number may be above the workers that exchange: those of a group keep theirs.
     if not count <= wanted <= size or not 0 < tau < math.inf:
         raise MessageError(
-            f"{where} says {count} of {wanted} hits among {size} "
+            f"{where} has {count} of {wanted} elements among {size} "
             f"parameters, threshold {tau}; none may be more than what it is of, and the threshold "
             "must be positive and finite: do all workers run the same code?"
         )
@@ -171,6 +215,47 @@ def read_header(message_B: Tensor) -> Header:
         *(step, worker, workers, size, tau, frames, wanted, Flags(flags), Kind(kind)),
         *(parameter, count, payload_bytes),
     )
+
+
+def _changed(found: int, promised: int) -> str:
+    return (
+        f"has the checksum {found:08x} but promises {promised:08x}: it was changed on the way; "
+        "start again from the last checkpoint"
+    )
+
+
+def read_words(
+    headers: Sequence[Header], messages: Sequence[Tensor], checks: Checks
+) -> list[Tensor]:
+    """Return the elements of messages whose headers were read, int32 [K] each.
+
+    How many waits for a device that takes does not depend on how many messages there are, and with
+    deferred checks it takes none.
+
+    Raises:
+        MessageError: as `read`; of a condition that `checks` does not defer.
+    """
+    payloads = [
+        message_B[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
+        for header, message_B in zip(headers, messages, strict=True)
+    ]
+    sums_W = checksums(payloads)
+    promised = torch.stack([message_B[_LAYOUT.size : HEADER_BYTES] for message_B in messages])
+    promised_W = promised.contiguous().view(torch.int32).flatten().to(torch.int64) & (2**32 - 1)
+
+    def why() -> str:
+        first = int((sums_W != promised_W).nonzero()[0])
+        header, pair = headers[first], (int(sums_W[first]), int(promised_W[first]))
+        return f"worker {header.worker}'s message of step {header.step} {_changed(*pair)}"
+
+    try:
+        checks.refuse_if((sums_W != promised_W).any(), why)
+        return [
+            decode(h.kind, h.parameter, payload_B, h.count, h.size, checks)
+            for h, payload_B in zip(headers, payloads, strict=True)
+        ]
+    except ValueError as error:
+        raise error if isinstance(error, MessageError) else MessageError(str(error)) from None
 
 
 # --- payloads -----------------------------------------------------------------------------------
@@ -219,19 +304,23 @@ def encode(words_K: Tensor, size: int, kind: Kind) -> tuple[Kind, int, Tensor]:
     return kind, 0, words_K.contiguous().view(torch.uint8)
 
 
-def decode(kind: Kind, parameter: int, payload_B: Tensor, count: int, size: int) -> Tensor:
-    """What `encode` had.
+def decode(
+    kind: Kind, parameter: int, payload_B: Tensor, count: int, size: int, checks: Checks
+) -> Tensor:
+    """Return what `encode` had, int32 [K].
 
-    How many hits are promised is compared with how many bytes are there before there is room made
-    for any: so no more is allocated than a small multiple of what came.
+    How many elements are promised is compared with how many bytes are there before there is room
+    made for any: so no more is allocated than a small multiple of what came.
 
     Raises:
-        MessageError: if the payload is not `count` hits by rising index, all below `size`.
+        MessageError: if the payload is not `count` elements in ascending order below `size`, unless
+            `checks` defers that.
     """
     try:
         check_size(size)
         if kind is Kind.rice:
-            return rice.read(payload_B, count, parameter, size)
+            words_K = rice.read(payload_B, count, parameter, size, checks.refuse_if)
+            return checks.harmless(words_K)
         wanted = {
             Kind.map: map_bytes(size),
             Kind.packed32: 4 * count,
@@ -239,17 +328,17 @@ def decode(kind: Kind, parameter: int, payload_B: Tensor, count: int, size: int)
         }[kind]
         if len(payload_B) != wanted:
             raise ValueError(
-                f"{kind.name} of {count} hits among {size} parameters has {wanted} bytes but this "
-                f"one has {len(payload_B)}; do all workers train the same model?"
+                f"{kind.name} of {count} elements among {size} parameters has {wanted} bytes but "
+                f"this one has {len(payload_B)}; do all workers train the same model?"
             )
         if kind is Kind.map:
-            return _read_map(payload_B, count, size)
+            return checks.harmless(_read_map(payload_B, count, size, checks))
         if kind is Kind.tile16:
-            words_K = _read_tiles(payload_B, count, size)
+            words_K = _read_tiles(payload_B, count, size, checks)
         else:
             words_K = payload_B.clone().view(torch.int32)  # cloned, for alignment
-        check_words(words_K, size)
-        return words_K
+        check_words(words_K, size, checks.refuse_if)
+        return checks.harmless(words_K)
     except ValueError as error:
         raise MessageError(f"a message is not sound: {error}") from None
 
@@ -290,38 +379,44 @@ def _write_map(words_K: Tensor, size: int) -> Tensor:
     return (codes_P.view(-1, 4) * place).sum(1, dtype=torch.uint8)
 
 
-def _read_map(payload_B: Tensor, count: int, size: int) -> Tensor:
+def _read_map(payload_B: Tensor, count: int, size: int, checks: Checks) -> Tensor:
     shift = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=payload_B.device)
     codes_P = ((payload_B[:, None] >> shift) & 3).flatten()
-    found, unknown = int(codes_P.count_nonzero()), int((codes_P == 3).sum())
-    beyond = int(codes_P[size:].count_nonzero())
-    if found != count or unknown or beyond:
-        raise ValueError(
-            f"a map promises {count} hits among {size} parameters but has {found}, {unknown} of "
-            f"them with a sign that does not exist and {beyond} beyond the last parameter; do all "
-            "workers train the same model?"
-        )
-    index_K = codes_P.nonzero().flatten()
+    found, unknown = codes_P.count_nonzero(), (codes_P == 3).sum()
+    beyond = codes_P[size:].count_nonzero()
+    checks.refuse_if(
+        (found != count) | (unknown > 0) | (beyond > 0),
+        lambda: (
+            f"a map promises {count} elements among {size} parameters but has {int(found)}, "
+            f"{int(unknown)} of them with a sign that does not exist and {int(beyond)} beyond the "
+            "last parameter; do all workers train the same model?"
+        ),
+    )
+    index_K = torch.nonzero_static(codes_P, size=count, fill_value=0).flatten()
     return to_words(index_K, codes_P[index_K] == 2)
 
 
 def _write_tiles(words_K: Tensor, size: int) -> Tensor:
     index_K, is_negative_K = from_words(words_K)
-    counts_M = torch.bincount(index_K // TILE, minlength=-(-size // TILE))
+    counts_M = torch.zeros(-(-size // TILE), dtype=torch.int64, device=words_K.device)
+    counts_M.index_add_(0, index_K // TILE, torch.ones_like(index_K))  # unlike bincount, no wait
     offset_K = (index_K % TILE).to(torch.int32) - TILE * is_negative_K.to(torch.int32)
     # A full tile's 32,768 hits wrap to a negative number, and back in reading
     return torch.cat([counts_M.to(torch.int16), offset_K.to(torch.int16)]).view(torch.uint8)
 
 
-def _read_tiles(payload_B: Tensor, count: int, size: int) -> Tensor:
+def _read_tiles(payload_B: Tensor, count: int, size: int, checks: Checks) -> Tensor:
     both = payload_B.clone().view(torch.int16)
     num_tiles = -(-size // TILE)
-    counts_M, offset_K = both[:num_tiles].to(torch.int32) & 0xFFFF, both[num_tiles:]
-    if int(counts_M.sum()) != count:
-        raise ValueError(
-            f"{count} hits lie in {num_tiles} tiles that count {int(counts_M.sum())}; do all "
+    ends_M = (both[:num_tiles].to(torch.int32) & 0xFFFF).cumsum(0)
+    offset_K = both[num_tiles:]
+    checks.refuse_if(
+        ends_M[-1] != count,
+        lambda: (
+            f"{count} elements lie in {num_tiles} tiles that count {int(ends_M[-1])}; do all "
             "workers train the same model?"
-        )
-    first_M = torch.arange(num_tiles, dtype=torch.int32, device=both.device) * TILE
-    first_K = first_M.repeat_interleave(counts_M, output_size=count)
-    return to_words(first_K + (offset_K & (TILE - 1)), offset_K < 0)
+        ),
+    )
+    place_K = torch.arange(count, device=both.device)
+    tile_K = torch.searchsorted(ends_M, place_K, right=True).clamp_(max=num_tiles - 1)
+    return to_words(tile_K * TILE + (offset_K & (TILE - 1)), offset_K < 0)

@@ -110,9 +110,8 @@ class GtcHook:
     def _exchange(self) -> None:
         is_finite = bool(torch.isfinite(self._grad_P.sum()))
         gradient = Gradient(self._grad_P, frames=1, is_finite=is_finite)
-        total_P = self._gtc.reduce([gradient], {self._rank: self.sent})
-        if total_P is None:
-            total_P = self._grad_P.fill_(torch.nan)
+        quanta = self._gtc.reduce([gradient], {self._rank: self.sent})
+        total_P = self._grad_P.fill_(torch.nan) if quanta is None else quanta.dense()
         total_P.mul_(self.loss_scale / self._ranks)
         waiting, self._waiting = self._waiting, []
         for bucket, future in waiting:
@@ -128,7 +127,12 @@ class GtcHook:
             future.set_result(bucket.buffer())
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's residual and what else the next step depends on: save it on every rank."""
+        """Return this rank's residual and what else its next step depends on; save all ranks'.
+
+        Raises:
+            MessageError: if a message was damaged on the way since the last check.
+        """
+        self._gtc.check()
         return {
             "steps": self._steps,
             "sent": list(astuple(self.sent)),

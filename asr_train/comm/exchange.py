@@ -63,6 +63,10 @@ class Exchange(ABC):
         """uint8 [local, B] -> uint8 [members, B]."""
 
     @abstractmethod
+    def _scatter(self, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+        """As `scatter`, but counts nothing."""
+
+    @abstractmethod
     def _sum(
         self, vectors: Iterable[Tensor], size: int, senders: Sequence[int], wire: torch.dtype
     ) -> Tensor:
@@ -98,6 +102,21 @@ class Exchange(ABC):
         gathered = self._all(self._padded(messages, max(found)))
         self._count(8 * (8 + max(found)), self.local)
         return [row[:size] for row, size in zip(gathered, found, strict=True)]
+
+    def scatter(self, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+        """Send each member its own part (all-to-all), as where each owns some of the parameters.
+
+        Args:
+            parts: by local worker and member, uint8 [B of that member]: how long a member's part is
+                does not depend on who sends it.
+        Returns:
+            By local worker, the parts that all members sent it, in their order.
+        """
+        assert len(parts) == len(self.local)
+        for worker, own in zip(self.local, parts, strict=True):
+            others = (p for to, p in zip(self.members, own, strict=True) if to != worker)
+            self._count(8 * sum(map(len, others)), [worker])
+        return self._scatter(parts)
 
     def sum(
         self,

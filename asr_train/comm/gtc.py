@@ -22,14 +22,15 @@ from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.codec import Flags, Header, Kind, MessageError
 from asr_train.comm.exchange import Exchange
-from asr_train.comm.reducers import Gradient, Quanta, Sent
+from asr_train.comm.reducers import Gradient, Quanta, Reducer, Sent
 from asr_train.facts import HEADER_BYTES
 from asr_train.kernels import threshold
 
+CHECK_STEPS = 100  # between two looks at whether a GPU found messages sound
 SLACK = 1.25  # room in a message over what the longest of the step before took
 
 
-class Gtc:
+class Gtc(Reducer):
     """The reducer of a group of several workers, for flat vectors of `size` elements.
 
     Attributes:
@@ -49,21 +50,19 @@ class Gtc:
         self.step = 0
         self.residuals = {w: self._zeros() for w in exchange.local}
         self._kept = {w: self._zeros() for w in exchange.local}  # trade places with residuals
+        self._checks = codec.Checks(deferred=exchange.device.type != "cpu")
         self._turn = dict.fromkeys(
             exchange.local, 0
         )  # the element that goes first if room is short
 
-    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
-        """All messages' quanta, added up; None if anybody's gradient is not finite.
+    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Quanta | None:
+        """Return all messages' quanta; None if any gradient is not finite.
+
+        Adding them up overwrites the last of the gradients.
 
         Raises:
             MessageError: if a message is damaged or not the one that is due.
         """
-        found = self.quanta(gradients, sent)
-        return None if found is None else found.dense()
-
-    def quanta(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Quanta | None:
-        """`reduce`, but for the adding up, which overwrites the last of the gradients."""
         messages = []
         turns = dict(self._turn)
         for worker, gradient in zip(self.exchange.local, gradients, strict=True):
@@ -82,6 +81,8 @@ class Gtc:
     def _taken(self, headers: list[Header], words: list[Tensor], room_P: Tensor) -> Quanta | None:
         """End the step with what all messages say; if one forbids it, as if it had not been."""
         self.step += 1
+        if self.step % CHECK_STEPS == 0:
+            self.check()
         if any(header.flags & Flags.not_finite for header in headers):
             return None
         found = Quanta(words, self.tau, room_P)
@@ -113,6 +114,10 @@ class Gtc:
         header = self._header(worker, self.size, gradient.frames, wanted, flags)
         return self._written(words_K, header, sent)
 
+    def check(self) -> None:
+        """Raise MessageError if a message since the last call was damaged."""
+        self._checks.ask()
+
     def _header(self, worker: int, size: int, frames: int, wanted: int, flags: Flags) -> Header:
         return Header(
             step=self.step,
@@ -133,9 +138,8 @@ class Gtc:
 
     def _read(self, messages: list[Tensor], size: int) -> tuple[list[Header], list[Tensor]]:
         """Headers and hits of all workers' messages about `size` parameters."""
-        headers, words = [], []
-        for worker, message_B in zip(self.exchange.members, messages, strict=True):
-            header = codec.read_header(message_B)
+        headers = codec.read_headers(messages)
+        for worker, header in zip(self.exchange.members, headers, strict=True):
             found = (header.step, header.worker, header.workers, header.size, header.tau)
             wanted = (self.step, worker, len(self.exchange), size, self.tau)
             if found != wanted:
@@ -144,9 +148,7 @@ class Gtc:
                     f"{found} but {wanted} is due; were all workers started from the same "
                     "checkpoint and settings?"
                 )
-            headers.append(header)
-            words.append(codec.read_words(header, message_B))
-        return headers, words
+        return headers, codec.read_words(headers, messages, self._checks)
 
     def _plan_next(self, headers: list[Header]) -> None:
         """Capacity and tau, from what all workers know alike."""
@@ -179,11 +181,11 @@ class Gtc:
             self.tau, self.capacity, self.step = state["tau"], state["capacity"], state["step"]
 
     def worker_state(self, worker: int) -> dict[str, Any]:
-        return {"residual_P": self.residuals[worker], "turn": self._turn[worker]}
+        return {"owed": {"residual_P": self.residuals[worker]}, "turn": self._turn[worker]}
 
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
-        if "residual_P" in state:  # not from a worker that was alone
-            self.residuals[worker].copy_(state["residual_P"])
+        if "owed" in state:  # not from a worker that was alone
+            self.residuals[worker].copy_(state["owed"]["residual_P"])
         self._turn[worker] = state.get("turn", 0)
 
 

@@ -21,6 +21,9 @@ class Loopback(Exchange):
     def _all(self, rows_LB: Tensor) -> Tensor:
         return rows_LB
 
+    def _scatter(self, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+        return [list(received) for received in zip(*parts, strict=True)]
+
     def _sum(
         self, vectors: Iterable[Tensor], size: int, senders: Sequence[int], wire: torch.dtype
     ) -> Tensor:

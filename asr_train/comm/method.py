@@ -1,22 +1,34 @@
-"""The **hooks of every method**: what happens to gradients before an update, to weights after it.
+"""**What every method does in a step**: gradients -> an update of each group's model -> blocks.
 
-A method says which workers share a model (a group), adds up a group's gradients (`reduce_gradient`)
-and may change the models once they are updated (`after_update`). It works for all the workers that
-a process hosts: their gradients come one by one, so that many workers need only one gradient's
-memory. Knows nothing of networks, shards or how weights are updated.
+A method says which workers share a model (a group), makes an update of a group's gradients
+(`reduce`), applies it, and may change the models afterwards (`after_update`). It holds the models
+and optimizers of the groups that have a worker in this process. Gradients come one by one, so that
+many workers need only one gradient's memory. Knows nothing of networks or shards.
 """
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from asr_train.comm.async_workers import AsyncWorkers
 from asr_train.comm.exchange import PARTS, Exchange, hosted
-from asr_train.comm.reducers import Blocks, Gradient, Quanta, Reducer, Replica, Sent
+from asr_train.comm.optimizer import Momentum, Replica, mean
+from asr_train.comm.reducers import Gradient, Reducer, Sent, Update
+
+
+class Blocks(Protocol):
+    """All groups' models -> what they continue from, every few steps."""
+
+    def begin(self, weights_P: Tensor) -> None: ...
+    def after_update(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None: ...
+    def finish(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None: ...
+    def exported(self) -> Tensor: ...
+    def state(self) -> dict[str, Any]: ...
+    def load_state(self, state: dict[str, Any]) -> None: ...
 
 
 class ExchangeMethod:
@@ -28,7 +40,9 @@ class ExchangeMethod:
         reducers: one a group.
         blocks: None: groups never meet (or there is only one).
     Attributes:
-        ahead: of workers that do not wait for each other: drives them, in place of the two hooks.
+        replicas: one a group, once `begin` was called.
+        ahead: of workers that do not wait for each other: drives them, in place of `reduce` and
+            `apply`.
         notice: what a user should know of it when a run starts; None: nothing.
     """
 
@@ -47,53 +61,61 @@ class ExchangeMethod:
         self.reducers, self.blocks = list(reducers), blocks
         self.sent = {worker: Sent() for worker in exchange.local}
         self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.replicas: list[Replica] = []
 
-    # --- the two hooks ----------------------------------------------------------------------------
+    # --- a step -----------------------------------------------------------------------------------
 
-    def reduce_gradient(self, group: int, gradients: Iterable[Gradient]) -> Tensor | None:
-        """The gradient to update a group's model with: the sum over its workers, or what stands for
-        it. May be one of the tensors that came in.
+    def reduce(self, group: int, gradients: Iterable[Gradient]) -> Update | None:
+        """Return the update of a group's model, the same on all of the group.
 
         Args:
             group: its place in `groups`.
             gradients: of the group's local workers, in their order; asked for one by one.
         Returns:
-            float32 [P], the same on all of the group; None: all of them skip this step.
+            None if a gradient was not finite: all of the group skip this step.
         """
         with self._counted(self.groups[group]):
             return self.reducers[group].reduce(gradients, self.sent)
 
-    def reduce_quanta(self, group: int, gradients: Iterable[Gradient]) -> Tensor | Quanta | None:
-        """As `reduce_gradient`, but hits may be left to be added up as they are used."""
-        with self._counted(self.groups[group]):
-            return self.reducers[group].quanta(gradients, self.sent)
+    def apply(self, group: int, update: Update, rate: float) -> None:
+        """Change a group's model by what `reduce` returned; the rate is per frame."""
+        replica = self.replicas[group]
+        replica.optimizer.apply(replica.weights_P, update, rate)
 
-    def after_update(self, replicas: Sequence[Replica]) -> None:
-        """May change the models, once they are updated (or the step was skipped).
-
-        Args:
-            replicas: one a group, in the order of `groups`.
-        """
+    def after_update(self) -> None:
+        """Change the models, where it is time to, once all groups' are updated or skipped."""
         if self.blocks is not None:
             with self._counted(self.exchange):
-                self.blocks.after_update(replicas, self.sent)
+                self.blocks.after_update(self.replicas, self.sent)
+
+    def check(self) -> None:
+        """Raise MessageError if an update was made of a damaged message, before it is kept."""
+        for reducer in self.reducers:
+            reducer.check()
 
     # --- the beginning, and the ends of epochs ----------------------------------------------------
 
-    def begin(self, weights_P: Tensor) -> None:
-        """Take note of the weights that all workers begin with."""
+    def begin(self, weights_P: Tensor, momentum: float) -> None:
+        """Take the weights that all workers begin with, in place for the first group here.
+
+        Args:
+            momentum: of the optimizer; 0: none.
+        """
+        for number in range(len(self.groups)):
+            own_P = weights_P if number == 0 else weights_P.clone()
+            self.replicas.append(Replica(own_P, Momentum(own_P, momentum)))
         if self.blocks is not None:
             self.blocks.begin(weights_P)
 
-    def end_epoch(self, replicas: Sequence[Replica]) -> None:
+    def end_epoch(self) -> None:
         """Let all replicas be the same: a block that has begun ends here."""
         if self.blocks is not None:
             with self._counted(self.exchange):
-                self.blocks.finish(replicas, self.sent)
+                self.blocks.finish(self.replicas, self.sent)
 
-    def exported(self, replica: Replica) -> Tensor:
-        """The weights to evaluate and to keep, after `end_epoch`."""
-        return replica.weights_P if self.blocks is None else self.blocks.exported()
+    def exported(self) -> Tensor:
+        """Return the weights to evaluate and to keep, after `end_epoch`."""
+        return self.replicas[0].weights_P if self.blocks is None else self.blocks.exported()
 
     def close(self, error: BaseException | None) -> None:
         """Leave the other processes; `error` is why, if it is not the end."""
@@ -139,12 +161,23 @@ class ExchangeMethod:
             self.blocks.load_state(state)
 
     def group_state(self, group: int) -> dict[str, Any]:
-        """What is the same on all workers of a group."""
-        return self.reducers[group].group_state()
+        """Return what is the same on all workers of a group: its model, optimizer and reducer."""
+        replica = self.replicas[group]
+        return {
+            "weights_P": replica.weights_P,
+            "optimizer": replica.optimizer.state(),
+            "reducer": self.reducers[group].group_state(),
+        }
 
-    def load_group_state(self, group: int, state: dict[str, Any]) -> None:
-        """Takes what `group_state` gave."""
-        self.reducers[group].load_group_state(state)
+    def load_group_states(self, group: int, states: list[dict[str, Any]]) -> None:
+        """Take what `group_state` gave: of this group, or of all groups of another number.
+
+        In the latter case the model and the optimizer's state are the groups' mean.
+        """
+        replica = self.replicas[group]
+        replica.weights_P.copy_(mean([state["weights_P"] for state in states]))
+        replica.optimizer.load_states([state["optimizer"] for state in states])
+        self.reducers[group].load_group_state(states[0]["reducer"])
 
     def worker_state(self, worker: int) -> dict[str, Any]:
         """What is a local worker's own."""
@@ -159,35 +192,42 @@ class ExchangeMethod:
         self.reducers[self.group_of(worker)].load_worker_state(worker, state)
 
     def load_resized(self, states: Iterable[dict[str, Any]], models: int) -> float:
-        """Take over from a run with another number of workers.
+        """Take over workers' states from a run with another number of workers.
 
-        What all of them owed, a model, is dealt out to those who share one now, a slice of the
+        What all of them owed, per model, is dealt out to those who share one now, a slice of the
         elements each, so that nothing is rounded; on models that are averaged it will count as much
-        as it would have.
+        as it would have. Vectors that were cut into the workers' parts are cut anew.
 
         Args:
             states: the `worker_state` of each worker of that run, in order.
             models: how many groups there were.
         Returns:
-            The sum of squares of what is owed a model.
+            The sum of squares of what is owed per model.
         """
-        owed_P: Tensor | None = None
-        sent = Sent()
+        sent, owed, parts = Sent(), dict[str, Tensor](), dict[str, list[Tensor]]()
         for state in states:
             sent.add(Sent(*state["sent"]))
-            if "residual_P" in state:
-                residual_P = state["residual_P"]
-                owed_P = residual_P.clone() if owed_P is None else owed_P.add_(residual_P)
-        if owed_P is not None and models > 1:
-            owed_P /= models
-        for group in self.groups:
+            for name, vector_P in state.get("owed", {}).items():
+                owed[name] = owed[name].add_(vector_P) if name in owed else vector_P.clone()
+            for name, part in state.get("parts", {}).items():
+                parts.setdefault(name, []).append(part)
+        if models > 1:
+            owed = {name: vector_P / models for name, vector_P in owed.items()}
+        whole = {name: torch.cat(cut).view(models, -1).mean(0) for name, cut in parts.items()}
+        for group, reducer in zip(self.groups, self.reducers, strict=True):
             for worker in group.local:
+                where = worker - group.members[0], len(group)
                 is_first = worker == self.exchange.members[0]
                 counted = sent if is_first else Sent()
-                state = {"sent": list(astuple(counted))}
-                if owed_P is not None:
-                    own = hosted(len(owed_P), worker - group.members[0], len(group))
-                    state["residual_P"] = torch.zeros_like(owed_P, device=self.exchange.device)
-                    state["residual_P"][own.start : own.stop] = owed_P[own.start : own.stop]
-                self.load_worker_state(worker, state)
-        return 0.0 if owed_P is None else float(owed_P.double().square().sum())
+                state = {"sent": list(astuple(counted)), "owed": {}, "parts": {}}
+                for name, vector_P in owed.items():
+                    own = hosted(len(vector_P), *where)
+                    dealt_P = torch.zeros_like(vector_P, device=self.exchange.device)
+                    dealt_P[own.start : own.stop] = vector_P[own.start : own.stop]
+                    state["owed"][name] = dealt_P
+                for name, vector_P in whole.items():
+                    own = reducer.part_of(*where, len(vector_P))
+                    state["parts"][name] = vector_P[own.start : own.stop].to(self.exchange.device)
+                kept = {key: value for key, value in state.items() if value}
+                self.load_worker_state(worker, kept)
+        return sum(float(vector_P.double().square().sum()) for vector_P in owed.values())

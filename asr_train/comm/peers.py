@@ -196,7 +196,7 @@ class Peer:
             MessageError: if it is damaged, speaks for another worker, is of another run or of a
                 step that the sender cannot have come to; before any of its hits are looked at.
         """
-        header = codec.read_header(message_B)
+        (header,) = codec.read_headers([message_B])
         if header.worker != sender:
             raise MessageError(
                 f"worker {self.worker} got a message of worker {header.worker} from worker "
@@ -204,7 +204,8 @@ class Peer:
                 "settings?"
             )
         self._check(header)
-        return Message(header, codec.read_words(header, message_B))
+        (words_K,) = codec.read_words([header], [message_B], codec.Checks())
+        return Message(header, words_K)
 
     def _check(self, header: Header) -> None:
         found, wanted = (header.workers, header.size), (self.workers, self.size)

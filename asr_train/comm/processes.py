@@ -65,15 +65,9 @@ class Processes(Exchange):
         sent = kept[0] if ours == 1 else torch.cat([none, *parts])
         my_size = len(slices[self._me])
         counts = [sum(sender in share for sender in senders) for share in self._shares]
-        got = torch.empty(sum(counts) * my_size, dtype=wire, device=self.device)
-        with self._answered("all_to_all"):
-            dist.all_to_all_single(
-                got,
-                sent,
-                [count * my_size for count in counts],
-                [ours * len(s) for s in slices],
-                group=self._group,
-            )
+        got = self._all_to_all(
+            sent, [ours * len(s) for s in slices], [count * my_size for count in counts]
+        )
         total = added(got.view(sum(counts), my_size)).to(wire)
         widest = max(len(s) for s in slices)
         padded = torch.zeros(widest, dtype=wire, device=self.device)
@@ -82,6 +76,29 @@ class Processes(Exchange):
         with self._answered("all_gather"):
             dist.all_gather(found, padded, group=self._group)
         return torch.cat([f[: len(s)] for f, s in zip(found, slices, strict=True)]).float()
+
+    def _scatter(self, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+        first = self.members.start
+        sizes = [len(part) for part in parts[0]]
+        ours = sum(sizes[worker - first] for worker in self.local)
+        by_process = [own[w - first] for share in self._shares for w in share for own in parts]
+        sent = [len(parts) * sum(sizes[w - first] for w in share) for share in self._shares]
+        got = self._all_to_all(
+            torch.cat(by_process), sent, [ours * len(share) for share in self._shares]
+        )
+        cut = [sizes[w - first] for share in self._shares for w in self.local for _ in share]
+        places = [w for share in self._shares for w in self.local for _ in share]
+        received: dict[int, list[Tensor]] = {worker: [] for worker in self.local}
+        for worker, part in zip(places, got.split(cut), strict=True):
+            received[worker].append(part)
+        return list(received.values())
+
+    def _all_to_all(self, sent: Tensor, out: Sequence[int], into: Sequence[int]) -> Tensor:
+        """Send the first out[0] elements to the first process and so on; into: what comes back."""
+        got = torch.empty(sum(into), dtype=sent.dtype, device=self.device)
+        with self._answered("all_to_all"):
+            dist.all_to_all_single(got, sent, list(into), list(out), group=self._group)
+        return got
 
     def barrier(self) -> None:
         self.numbers([[0.0]] * len(self.local))  # unlike dist.barrier, on any backend and device

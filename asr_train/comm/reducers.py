@@ -3,14 +3,14 @@ gradients. Knows nothing of networks, shards or how weights are updated.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from asr_train.comm.exchange import Exchange
+from asr_train.comm.exchange import Exchange, hosted
 from asr_train.kernels import decode
 
 
@@ -47,11 +47,13 @@ class Quanta:
 
 
 @dataclass(slots=True)
-class Replica:
-    """A model that a group shares."""
+class Step:
+    """A group's step that the reducer's own optimizer has made; the rate alone is missing."""
 
-    weights_P: Tensor
-    velocity_P: Tensor | None  # None: no momentum
+    step_P: Tensor
+
+
+Update = Tensor | Quanta | Step  # a Tensor is a gradient, float32 [P], the sum over the workers
 
 
 @dataclass(slots=True)
@@ -71,62 +73,54 @@ class Sent:
         self.wire_bits += other.wire_bits
 
 
-class Reducer(Protocol):
-    """A group's gradients -> the one to update its model with."""
-
-    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
-        """None: somebody's gradient is not finite, and all of the group skip the step."""
-
-    def quanta(
-        self, gradients: Iterable[Gradient], sent: dict[int, Sent]
-    ) -> Tensor | Quanta | None:
-        """`reduce`, but hits may be left to be added up."""
-
-    def group_state(self) -> dict[str, Any]: ...
-    def load_group_state(self, state: dict[str, Any]) -> None: ...
-    def worker_state(self, worker: int) -> dict[str, Any]: ...
-    def load_worker_state(self, worker: int, state: dict[str, Any]) -> None: ...
-    def measures(self, worker: int) -> tuple[float, float]:
-        """The threshold, and the sum of squares of what is owed; zeros where there is none."""
-
-
-class Blocks(Protocol):
-    """All groups' models -> what they go on from, every few steps."""
-
-    def begin(self, weights_P: Tensor) -> None: ...
-    def after_update(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None: ...
-    def finish(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None: ...
-    def exported(self) -> Tensor: ...
-    def state(self) -> dict[str, Any]: ...
-    def load_state(self, state: dict[str, Any]) -> None: ...
-
-
-class Whole(ABC):
-    """What reducers of whole gradients have in common: nothing to remember."""
+class Reducer(ABC):
+    """A group's gradients -> the update of its model. As it stands, with nothing to remember."""
 
     @abstractmethod
-    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None: ...
+    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Update | None:
+        """Return the update, the same on all of the group; may be a tensor that came in.
 
-    def quanta(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
-        return self.reduce(gradients, sent)
+        Args:
+            gradients: of the group's local workers, in their order; asked for one by one.
+            sent: by worker; gets what it sent.
+        Returns:
+            None if any worker's gradient is not finite: all of the group skip the step.
+        """
+
+    def check(self) -> None:  # noqa: B027
+        """Wait for checks that a device has not been asked for yet; raises what they found."""
 
     def group_state(self) -> dict[str, Any]:
+        """Return what is the same on all workers of the group."""
         return {}
 
     def load_group_state(self, state: dict[str, Any]) -> None:
+        """Take what `group_state` gave."""
         return  # there is none
 
     def worker_state(self, worker: int) -> dict[str, Any]:
+        """Return what is a local worker's own.
+
+        Two entries outlive a change of the number of workers, dictionaries of tensors by name:
+        `owed`, float32 [P] each, whose sum over workers counts, and `parts`, float32 [`part_of`]
+        each, which are one vector [P] cut among the group's workers. All others begin anew.
+        """
         return {}
 
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
+        """Take what `worker_state` gave."""
         return  # there is none
 
+    def part_of(self, place: int, workers: int, size: int) -> range:
+        """Return the elements that the group's worker at `place` has in `parts`."""
+        return hosted(size, place, workers)
+
     def measures(self, worker: int) -> tuple[float, float]:
+        """Return the threshold, and the sum of squares of what is owed; zeros if there is none."""
         return 0.0, 0.0
 
 
-class Alone(Whole):
+class Alone(Reducer):
     """The reducer of a worker that shares its model with nobody: its gradient, as it is.
 
     If it goes on from a run in which several shared a model, what they still owed each other counts
@@ -146,13 +140,13 @@ class Alone(Whole):
         return gradient.grad_P
 
     def worker_state(self, worker: int) -> dict[str, Any]:
-        return {} if self.owed_P is None else {"residual_P": self.owed_P}
+        return {} if self.owed_P is None else {"owed": {"residual_P": self.owed_P}}
 
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
-        self.owed_P = state.get("residual_P")
+        self.owed_P = state.get("owed", {}).get("residual_P")
 
 
-class Dense(Whole):
+class Dense(Reducer):
     """The reducer that adds up whole gradients, in the order of workers.
 
     Args:

@@ -484,3 +484,28 @@ def block_step(mean: Any, weights: Any, delta: Any, start: Any, *factors: Any) -
             mean, weights, delta, start, eta, zeta, ahead, look, begin, end
         ),
     )
+
+
+# --- checksums ------------------------------------------------------------------------------------
+
+
+@numba.njit(cache=True, nogil=True)
+def _mixed(words: Any) -> Any:
+    total = np.uint32(0)
+    for i in range(len(words)):
+        x = np.uint32(words[i] + np.uint32(i + 1) * np.uint32(0x9E3779B9))
+        x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B))
+        x = np.uint32((x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35))
+        total = np.uint32(total + (x ^ (x >> np.uint32(16))))
+    return total
+
+
+def checksum(payload: Any) -> int:
+    """As checksum.checksum_reference."""
+    whole = len(payload) // 4 * 4
+    words = np.frombuffer(payload[:whole].tobytes(), np.uint32)
+    rest = np.zeros(4, np.uint8)
+    rest[: len(payload) - whole] = payload[whole:]
+    if whole < len(payload):
+        words = np.concatenate([words, rest.view(np.uint32)])
+    return int(_mixed(words))

@@ -1,9 +1,11 @@
-"""The kernels for **GPUs** behind onebit, block and splice, in Triton.
+"""The kernels for **GPUs** behind onebit, block, splice and checksum, in Triton.
 
 Each reads its inputs and writes its outputs once; a matrix of more than MAX_ROWS rows is read twice
 by the one-bit quantiser, because a column no longer fits on the chip. Elements of one matrix are
 numbered in 32 bits, which leaves registers for them; there are at most 2**31 - 1.
 """
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -229,3 +231,38 @@ def windows(rows_RF: Tensor, start_B: Tensor, window: int) -> Tensor:
         grid = (len(start_B), triton.cdiv(length, block))
         _windows[grid](rows_RF, start_B, out, width, length, block)
     return out
+
+
+@triton.jit
+def _checksum(content, starts, lengths, sums, blocks, BLOCK: tl.constexpr):
+    """sums[w, b]: of the mixed words of block b of payload w."""
+    w = tl.program_id(1)
+    b = tl.program_id(0)
+    i = b * BLOCK + tl.arange(0, BLOCK)
+    start = tl.load(starts + w)
+    length = tl.load(lengths + w)
+    word = tl.zeros([BLOCK], tl.uint32)
+    for place in tl.static_range(4):
+        at = 4 * i.to(tl.int64) + place
+        byte = tl.load(content + start + at, at < length, 0)
+        word |= byte.to(tl.uint32) << (8 * place)
+    x = word + (i + 1).to(tl.uint32) * 0x9E3779B9
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    x = x ^ (x >> 16)
+    total = tl.sum(tl.where(4 * i.to(tl.int64) < length, x, 0).to(tl.int64), 0)
+    tl.store(sums + w * blocks + b, total)
+
+
+@launches
+def checksums(payloads: Sequence[Tensor], out_W: Tensor) -> None:
+    """As checksum.checksums; overwrites out_W, int64."""
+    device = out_W.device
+    lengths_W = torch.tensor([len(p) for p in payloads], dtype=torch.int64, device=device)
+    starts_W = lengths_W.cumsum(0) - lengths_W
+    blocks = triton.cdiv(max(map(len, payloads)), 4 * BLOCK)
+    sums = torch.empty(len(payloads), blocks, dtype=torch.int64, device=device)
+    grid = (blocks, len(payloads))
+    if blocks:
+        _checksum[grid](torch.cat(list(payloads)), starts_W, lengths_W, sums, blocks, BLOCK=BLOCK)
+    out_W.copy_(sums.sum(1) & (2**32 - 1))

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from asr_train.kernels.backend import Backend, choose
-from asr_train.kernels.threshold import from_words, to_words
+from asr_train.kernels.threshold import RefuseIf, from_words, refuse_if, to_words
 
 MOST_LOW_BITS = 31  # an index has no more
 _SAME_CODE = "do all workers run the same code?"
+_MORE = "more ends of codes than those"
 
 
 def best_parameter(words_K: Tensor) -> tuple[int, int]:
@@ -67,9 +68,13 @@ def write_reference(words_K: Tensor, parameter: int) -> Tensor:
     return (padded << _bit_places(bits)).sum(1, dtype=torch.uint8)
 
 
-def read(payload_B: Tensor, count: int, parameter: int, size: int) -> Tensor:
-    """What `write` had: `count` hits among `size` elements, int32.
+def read(
+    payload_B: Tensor, count: int, parameter: int, size: int, refuse_if: RefuseIf = refuse_if
+) -> Tensor:
+    """Return what `write` had: `count` hits among `size` elements, int32.
 
+    Args:
+        refuse_if: takes note of what the reference, which never waits for a device, finds wrong.
     Raises:
         ValueError: if the payload is not as long as so many codes are, or they reach beyond the
             last element; before more is allocated than a small multiple of the payload.
@@ -82,7 +87,7 @@ def read(payload_B: Tensor, count: int, parameter: int, size: int) -> Tensor:
     if count * (parameter + 2) > bits:  # what a code has at least, with its sign
         raise _wrong_length(count, bits, f"at least {count * (parameter + 2)}")
     if choose(payload_B) is not Backend.cpu:
-        return read_reference(payload_B, count, parameter, size)
+        return read_reference(payload_B, count, parameter, size, refuse_if)
     from asr_train.kernels import compiled
 
     words_K, needed = compiled.rice_read(payload_B.numpy(), count, parameter, size)
@@ -92,31 +97,39 @@ def read(payload_B: Tensor, count: int, parameter: int, size: int) -> Tensor:
     return torch.from_numpy(words_K) if count else torch.empty(0, dtype=torch.int32)
 
 
-def read_reference(payload_B: Tensor, count: int, parameter: int, size: int) -> Tensor:
+def read_reference(
+    payload_B: Tensor, count: int, parameter: int, size: int, refuse_if: RefuseIf
+) -> Tensor:
     """`read`, by tensors; also what runs on a GPU."""
+    if not count:
+        refuse_if(len(payload_B) > 0, lambda: str(_wrong_length(0, 8 * len(payload_B), "0")))
+        return torch.empty(0, dtype=torch.int32, device=payload_B.device)
     bits = ((payload_B[:, None] >> _bit_places(payload_B)) & 1).flatten()
-    # The unary part ends with the count-th one
-    ends_K = bits.nonzero().flatten()[:count]
-    width = parameter + 1
-    unary = int(ends_K[-1]) + 1 if len(ends_K) else 0
-    _check_length(count, len(bits), unary + count * width if len(ends_K) == count else None)
-    if unary - count > size >> parameter:  # else no sum below overflows
-        raise _beyond(count, size)
+    # The unary part ends with the count-th one; if there are fewer, with -1
+    ends_K = torch.nonzero_static(bits, size=count, fill_value=-1).flatten()
+    width, unary = parameter + 1, ends_K[-1] + 1
+    needed = unary + count * width
+    refuse_if(
+        (unary == 0) | ((needed + 7) // 8 != len(payload_B)),
+        lambda: str(_wrong_length(count, len(bits), f"{int(needed)}" if unary else _MORE)),
+    )
+    # Without the first condition sums might overflow
     high_K = ends_K.diff(prepend=ends_K.new_tensor([-1])) - 1
-    shift = torch.arange(width, device=bits.device)
-    low_bits = bits[unary : unary + count * width].view(count, width).to(torch.int64)
-    low_K = (low_bits << shift).sum(1)
+    too_high = unary - count > size >> parameter
+    refuse_if(too_high, lambda: str(_beyond(count, size)))
+    at_KW = unary + torch.arange(count * width, device=bits.device).view(count, width)
+    low_bits = bits[at_KW.clamp_(max=len(bits) - 1)].to(torch.int64)
+    low_K = (low_bits << torch.arange(width, device=bits.device)).sum(1)
     gaps_K = (high_K << parameter) + (low_K >> 1)
     index_K = (gaps_K + 1).cumsum(0) - 1
-    if count and int(index_K[-1]) >= size:
-        raise _beyond(count, size)
+    refuse_if(index_K[-1] >= size, lambda: str(_beyond(count, size)))
     return to_words(index_K, (low_K & 1).bool())
 
 
 def _check_length(count: int, bits: int, needed: int | None) -> None:
     """`needed` bits, filled up to whole bytes, are there; None: not even so many codes."""
     if needed is None:
-        raise _wrong_length(count, bits, "more ends of codes than those")
+        raise _wrong_length(count, bits, _MORE)
     if -(-needed // 8) != bits // 8:
         raise _wrong_length(count, bits, f"{needed}")
 

@@ -10,6 +10,7 @@ the device, so that it can be part of a CUDA graph.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -174,29 +175,42 @@ def decode(words_K: Tensor, counts_P: Tensor) -> None:
     counts_P.index_add_(0, index_K, 1 - 2 * is_negative_K.to(counts_P.dtype))
 
 
-def check_words(words_K: Tensor, size: int) -> None:
-    """Hits that came from elsewhere rise strictly and lie below `size`, else ValueError.
+RefuseIf = Callable[[Tensor | bool, Callable[[], str]], None]  # a condition, and why it is wrong
 
-    Decoders rely on it: they search in hits and write where hits say.
+
+def refuse_if(is_wrong: Tensor | bool, why: Callable[[], str]) -> None:
+    """Raise ValueError at once if a condition holds, which waits for its device."""
+    if is_wrong:
+        raise ValueError(why())
+
+
+def check_words(words_K: Tensor, size: int, refuse_if: RefuseIf = refuse_if) -> None:
+    """Refuse elements that do not ascend strictly below `size`; raises ValueError.
+
+    Decoders rely on it: they search in them and write where they say.
     """
     if not len(words_K):
         return
     if choose(words_K) is Backend.cpu:
         from asr_train.kernels import compiled
 
-        wrong = compiled.first_wrong(words_K.numpy(), size)
+        wrong = torch.tensor(int(compiled.first_wrong(words_K.numpy(), size)))
     else:
         index_K = words_K & _INDEX
         is_wrong_K = index_K >= size
         is_wrong_K[1:] |= index_K[1:] <= index_K[:-1]
-        wrong = int(is_wrong_K.int().argmax()) if bool(is_wrong_K.any()) else len(words_K)
-    if wrong < len(words_K):
-        around = [f"{word & _INDEX:d}" for word in words_K[max(0, wrong - 1) : wrong + 1].tolist()]
-        raise ValueError(
-            f"hit {wrong} of {len(words_K)} is element {around[-1]} of {size}, after "
-            f"{around[0] if wrong else 'none'}; indices rise and end below the model's size: do "
+        wrong = torch.where(is_wrong_K.any(), is_wrong_K.int().argmax(), len(words_K))
+
+    def why() -> str:
+        at = int(wrong)
+        around = [f"{word & _INDEX:d}" for word in words_K[max(0, at - 1) : at + 1].tolist()]
+        return (
+            f"element {at} of {len(words_K)} has the index {around[-1]} among {size}, after "
+            f"{around[0] if at else 'none'}; indices ascend and end below the model's size: do "
             "all workers train the same model?"
         )
+
+    refuse_if(wrong < len(words_K), why)
 
 
 def to_words(index_K: Tensor, is_negative_K: Tensor) -> Tensor:

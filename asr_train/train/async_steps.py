@@ -35,7 +35,8 @@ def run_ahead(
     Returns:
         By steps taken, what the workers hosted here had done: for rows of the log in between.
     """
-    progress, method, weights_P = state.progress, state.method, state.replicas[0].weights_P
+    progress, method = state.progress, state.method
+    weights_P = method.replicas[0].weights_P
     assert method.ahead is not None
     first, before = progress.step, progress.step - progress.epoch_step
     left = progress.epoch_steps - progress.epoch_step

@@ -86,7 +86,7 @@ def train(
     bucket = Bucket(model)
     num_parameters = bucket.weights_P.numel()
     method = build(run.comm, exchange, num_parameters)
-    state = RunState.fresh(bucket, method, Schedule(optim), optim.momentum > 0)
+    state = RunState.fresh(bucket, method, Schedule(optim), optim.momentum)
 
     checkpoints = Checkpoints(
         folder / "ckpt",
@@ -181,11 +181,11 @@ def train(
 
             here = state.since_log[exchange.local[0]]
             with state.stopwatch(here, "exchange_seconds"):
-                method.end_epoch(state.replicas)
+                method.end_epoch()
             if here.steps:
                 write_row(progress.step)
             check_replicas(state)
-            bucket.point_at(method.exported(state.replicas[0]))
+            bucket.point_at(method.exported())
             check_finite("the weights", bucket.weights_P, bucket, progress.step)
             progress.dev_loss, progress.dev_accuracy = evaluate(model, dev_shards, device, exchange)
             if not math.isfinite(progress.dev_loss):
@@ -203,14 +203,14 @@ def train(
                 save_model(folder / "epochs" / str(progress.epoch), model, about())
             save_checkpoint()
 
-    bucket.point_at(method.exported(state.replicas[0]))
+    bucket.point_at(method.exported())
     return save_model(folder, model, about()) if leads else folder / "model.json"
 
 
 def check_replicas(state: RunState) -> None:
     """Those who share a model in several processes have the same one, else ReplicaError."""
     names = [slot.name for slot in state.bucket.table]
-    for group, replica in zip(state.method.groups, state.replicas, strict=True):
+    for group, replica in zip(state.method.groups, state.method.replicas, strict=True):
         if len(group.local) < len(group.members):
             checksums = state.bucket.checksums(replica.weights_P)
             group.check_same(checksums, names, f"step {state.progress.step}")

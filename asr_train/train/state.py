@@ -26,7 +26,6 @@ from asr_train.comm.bucket import Bucket
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.method import ExchangeMethod
-from asr_train.comm.reducers import Replica
 from asr_train.files import DamagedFileError
 from asr_train.model.store import load_tensors, save_tensors
 from asr_train.train.schedule import Schedule
@@ -114,7 +113,7 @@ class RunState:
     """A run in memory: what is shared, and what belongs to the workers hosted here.
 
     Attributes:
-        replicas, skipped_in_row: one a group of `method.groups`.
+        skipped_in_row: one a group of `method.groups`.
         since_log: by local worker; seconds are those of the process, of which some stand in each.
         in_epoch: of all workers, up to the last row of the log.
     """
@@ -122,7 +121,6 @@ class RunState:
     bucket: Bucket
     method: ExchangeMethod
     schedule: Schedule
-    replicas: list[Replica]
     progress: Progress = field(default_factory=Progress)
     since_log: dict[int, Interval] = field(default_factory=dict)
     in_epoch: Interval = field(default_factory=Interval)
@@ -131,17 +129,13 @@ class RunState:
 
     @classmethod
     def fresh(
-        cls, bucket: Bucket, method: ExchangeMethod, schedule: Schedule, momentum: bool
+        cls, bucket: Bucket, method: ExchangeMethod, schedule: Schedule, momentum: float
     ) -> "RunState":
         """At the beginning: all workers have the model's weights."""
-        state = cls(bucket, method, schedule, [])
-        for number in range(len(method.groups)):
-            weights_P = bucket.weights_P if number == 0 else bucket.weights_P.clone()
-            velocity_P = torch.zeros_like(weights_P) if momentum else None
-            state.replicas.append(Replica(weights_P, velocity_P))
+        state = cls(bucket, method, schedule)
         state.skipped_in_row = [0] * len(method.groups)
         state.since_log = {worker: Interval() for worker in method.exchange.local}
-        method.begin(bucket.weights_P)
+        method.begin(bucket.weights_P, momentum)
         return state
 
     def contents(self) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -150,7 +144,8 @@ class RunState:
         Raises:
             NotFiniteError: if a weight is not finite: nothing could go on from there.
         """
-        for replica in self.replicas:
+        self.method.check()
+        for replica in self.method.replicas:
             check_finite("the weights", replica.weights_P, self.bucket, self.progress.step)
         return self._contents()
 
@@ -163,8 +158,6 @@ class RunState:
             }
             if worker == self.method.groups[group].members[0]:
                 content["group"] = {
-                    "weights_P": self.replicas[group].weights_P,
-                    "velocity_P": self.replicas[group].velocity_P,
                     "skipped_in_row": self.skipped_in_row[group],
                     "method": self.method.group_state(group),
                 }
@@ -188,8 +181,7 @@ class RunState:
             return self._restore_resized(saved)
         for number, group in enumerate(self.method.groups):
             state = saved.load(group.members[0])["group"]
-            self._restore_replica(number, state["weights_P"], state["velocity_P"])
-            self.method.load_group_state(number, state["method"])
+            self.method.load_group_states(number, [state["method"]])
             self.skipped_in_row[number] = state["skipped_in_row"]
         for worker in self.method.exchange.local:
             content = saved.load(worker)
@@ -203,24 +195,14 @@ class RunState:
         self.progress = Progress(**shared["progress"])
         self.in_epoch = Interval(**shared["in_epoch"])
 
-    def _restore_replica(self, group: int, weights_P: Tensor, velocity_P: Tensor | None) -> None:
-        replica = self.replicas[group]
-        replica.weights_P.copy_(weights_P)
-        if replica.velocity_P is not None and velocity_P is not None:
-            replica.velocity_P.copy_(velocity_P)
-
     def _restore_resized(self, saved: "Saved") -> str:
         """From another number of workers: all go on from the mean of the models."""
         groups = [c["group"] for c in map(saved.load, range(saved.workers)) if "group" in c]
-        weights_P = _mean([group["weights_P"] for group in groups])
-        velocities = [group["velocity_P"] for group in groups]
-        velocity_P = None if velocities[0] is None else _mean(velocities)
+        for number in range(len(self.method.groups)):
+            self.method.load_group_states(number, [group["method"] for group in groups])
         blocks = self.method.blocks
         if blocks is not None and not saved.load(0)["shared"]["method"]:
-            blocks.begin(weights_P.to(self.bucket.weights_P.device))
-        for number in range(len(self.method.groups)):
-            self._restore_replica(number, weights_P, velocity_P)
-            self.method.load_group_state(number, groups[0]["method"])
+            blocks.begin(self.method.replicas[0].weights_P)
         contents = map(saved.load, range(saved.workers))
         squares = self.method.load_resized((c["worker"] for c in contents), len(groups))
         counted = Interval()
@@ -235,14 +217,6 @@ class RunState:
             f"{len(self.method.exchange)} workers; they go on from the models' mean, and what was "
             f"not yet sent (norm {squares**0.5:.4g} a model) is dealt out among them"
         )
-
-
-def _mean(vectors: list[Tensor]) -> Tensor:
-    """A single one stays as it is."""
-    total_P = vectors[0].clone()
-    for vector_P in vectors[1:]:
-        total_P += vector_P
-    return total_P if len(vectors) == 1 else total_P / len(vectors)
 
 
 def check_finite(what: str, vector_P: Tensor, bucket: Bucket, step: int) -> None:

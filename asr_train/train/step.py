@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from asr_train.comm.bucket import Bucket
-from asr_train.comm.reducers import Gradient, Quanta
+from asr_train.comm.reducers import Gradient
 from asr_train.model.loss import frame_loss
 from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
@@ -31,18 +31,18 @@ def step(model: Model, next_batch: NextBatch, state: RunState, optim: OptimSetti
     bucket, progress, method = state.bucket, state.progress, state.method
     progress.step += 1
     frames = 0
-    for number, (group, replica) in enumerate(zip(method.groups, state.replicas, strict=True)):
+    for number, (group, replica) in enumerate(zip(method.groups, method.replicas, strict=True)):
         counts = state.since_log[group.local[0]]
         for worker in group.local:
             state.since_log[worker].steps += 1
         bucket.point_at(replica.weights_P)
         learned: dict[int, tuple[int, float, int]] = {}
         with state.stopwatch(counts, "exchange_seconds"):
-            found = method.reduce_quanta(
+            update = method.reduce(
                 number,
                 gradients(model, next_batch, state, group.local, optim, progress.step, learned),
             )
-        if found is None:
+        if update is None:
             losses = {worker: loss for worker, (_, loss, _) in learned.items()}
             leader = group.members[0]
             who = "" if len(method.exchange) == 1 else f" by the group of worker {leader}"
@@ -50,13 +50,12 @@ def step(model: Model, next_batch: NextBatch, state: RunState, optim: OptimSetti
             continue
         state.skipped_in_row[number] = 0
         with state.stopwatch(counts, "compute_seconds"):
-            rate = state.schedule.rate
-            update(replica.weights_P, replica.velocity_P, found, rate, optim.momentum)
+            method.apply(number, update, state.schedule.rate)
         for worker, numbers in learned.items():
             state.since_log[worker].add_frames(*numbers)
             frames += numbers[0]
     with state.stopwatch(state.since_log[method.exchange.local[0]], "exchange_seconds"):
-        method.after_update(state.replicas)
+        method.after_update()
     return frames
 
 
@@ -125,23 +124,6 @@ def shorten(grad_P: Tensor, longest: float) -> None:
     grad_P.mul_(torch.where(norm.isfinite(), (longest / norm).clamp(max=1.0), norm))
 
 
-def update(
-    weights_P: Tensor,
-    velocity_P: Tensor | None,
-    found: Tensor | Quanta,
-    rate: float,
-    momentum: float,
-) -> None:
-    """SGD on summed gradients, in place: v <- momentum * v + grad; w <- w - rate * v."""
-    if isinstance(found, Quanta) and velocity_P is None:
-        found.descend(weights_P, rate)
-        return
-    grad_P = found.dense() if isinstance(found, Quanta) else found
-    if velocity_P is not None:
-        grad_P = velocity_P.mul_(momentum).add_(grad_P)
-    weights_P.add_(grad_P, alpha=-rate)
-
-
 def skip(state: RunState, group: int, losses: dict[int, float], step: int, who: str | None) -> None:
     """Leave a group's weights and momentum as they are, and say so; too often is an error.
 
@@ -156,7 +138,7 @@ def skip(state: RunState, group: int, losses: dict[int, float], step: int, who: 
         said = ", ".join(str(loss) for loss in losses.values())
         say(f"step {step} is skipped{who}: its loss is {said}, or a gradient not finite")
     if state.skipped_in_row[group] >= MAX_SKIPPED:
-        check_finite("the weights", state.replicas[group].weights_P, state.bucket, step)
+        check_finite("the weights", state.method.replicas[group].weights_P, state.bucket, step)
         check_finite("the gradient", state.bucket.grad_P, state.bucket, step)
         raise NotFiniteError(
             f"the loss is {list(losses.values())} at step {step}, and a gradient was not finite "

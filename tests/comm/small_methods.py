@@ -11,7 +11,7 @@ from asr_train.comm.exchange import Exchange
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.methods import build
-from asr_train.comm.reducers import Gradient, Replica
+from asr_train.comm.reducers import Gradient, Quanta
 
 CPU = torch.device("cpu")
 SIZE = 203
@@ -116,12 +116,12 @@ class Run:
         rate: float = 0.125,
         bad: set[tuple[int, int]] = frozenset(),
     ) -> None:
-        self.method, self.gradient, self.momentum, self.rate = method, gradient, momentum, rate
+        self.method, self.gradient, self.rate = method, gradient, rate
         self.bad = bad
         self.size = len(gradient(0, 0))
         begin_P = torch.linspace(-1, 1, self.size)
-        self.replicas = [Replica(begin_P.clone(), torch.zeros(self.size)) for _ in method.groups]
-        method.begin(begin_P)
+        method.begin(begin_P, momentum)
+        self.replicas = method.replicas
         self.step = 0
         self.skipped: list[int] = []
         self.log: list[dict[int, str]] = []
@@ -144,14 +144,12 @@ class Run:
                 self.log.append(self.hashes())
                 continue
             for i, group in enumerate(self.method.groups):
-                grad_P = self.method.reduce_gradient(i, self.gradients(group.local))
-                if grad_P is None:
+                update = self.method.reduce(i, self.gradients(group.local))
+                if update is None:
                     self.skipped.append(self.step)
                     continue
-                replica = self.replicas[i]
-                replica.velocity_P.mul_(self.momentum).add_(grad_P)
-                replica.weights_P.add_(replica.velocity_P, alpha=-self.rate)
-            self.method.after_update(self.replicas)
+                self.method.apply(i, update, self.rate)
+            self.method.after_update()
             self.step += 1
             self.log.append(self.hashes())
         return self
@@ -161,24 +159,36 @@ class Run:
         found = {}
         for i, group in enumerate(self.method.groups):
             for worker in group.local:
-                content = [self.replicas[i].weights_P, self.replicas[i].velocity_P]
-                states = [
-                    self.method.shared_state(),
-                    self.method.group_state(i),
-                    self.method.worker_state(worker),
-                ]
-                kept = [v for s in states for k, v in s.items() if k not in TIMES]
                 text = "".join(
                     hashlib.sha256(v.numpy()).hexdigest()
                     if isinstance(v, torch.Tensor)
                     else repr(v)
-                    for v in [*content, *kept]
+                    for v in flat(
+                        self.method.shared_state(),
+                        self.method.group_state(i),
+                        self.method.worker_state(worker),
+                    )
                 )
                 found[worker] = hashlib.sha256(text.encode()).hexdigest()
         return found
 
     def weights(self) -> list[torch.Tensor]:
         return [replica.weights_P for replica in self.replicas]
+
+
+def flat(*states: dict[str, Any]) -> Iterator[Any]:
+    """The values of states, and of states within them, without times."""
+    for state in states:
+        for name, value in state.items():
+            if isinstance(value, dict):
+                yield from flat(value)
+            elif name not in TIMES:
+                yield value
+
+
+def dense(update: torch.Tensor | Quanta) -> torch.Tensor:
+    """An update as a gradient."""
+    return update.dense() if isinstance(update, Quanta) else update
 
 
 class _OneByOne:

@@ -109,7 +109,7 @@ def test_the_mean_is_over_models_not_over_workers():
     plain = {**BMUF, "eta": 0.0, "zeta": 1.0}
     run = Run(method_of("bmuf_gtc", 4, bmuf=plain)).steps(2)
     a, b = (weights_P.clone() for weights_P in run.weights())
-    run.method.end_epoch(run.replicas)
+    run.method.end_epoch()
     assert not torch.equal(a, b)
     for weights_P in run.weights():
         torch.testing.assert_close(weights_P, (a + b) / 2)
@@ -117,14 +117,14 @@ def test_the_mean_is_over_models_not_over_workers():
 
 def test_residuals_live_on_across_the_end_of_a_block():
     run = Run(method_of("bmuf_gtc", 4)).steps(3)
-    assert all(run.method.worker_state(w)["residual_P"].any() for w in range(4))
+    assert all(run.method.worker_state(w)["owed"]["residual_P"].any() for w in range(4))
 
 
 @pytest.mark.parametrize("velocity", ["reset", "keep"])
 def test_momentum_at_the_end_of_a_block_is_what_the_settings_say(velocity):
     run = Run(method_of("bmuf", 2, bmuf={**BMUF, "velocity": velocity}), momentum=0.5).steps(3)
     for replica in run.replicas:
-        assert bool(replica.velocity_P.any()) == (velocity == "keep")
+        assert bool(replica.optimizer.velocity_P.any()) == (velocity == "keep")
 
 
 def test_eta_follows_from_equation_5():

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr_train.comm import codec
-from asr_train.comm.codec import HEADER_BYTES, TILE, Flags, Header, Kind, MessageError
+from asr_train.comm.codec import HEADER_BYTES, TILE, Checks, Flags, Header, Kind, MessageError
 from asr_train.kernels import decode, rice
 from asr_train.kernels.backend import Backend, forced
+from asr_train.kernels.checksum import checksums
 from asr_train.kernels.threshold import from_words, to_words
 
 settings.register_profile("compiled", deadline=None)  # the first call compiles
@@ -94,7 +95,7 @@ def test_a_tile_may_be_full_among_empty_ones():
     words_K = to_words(torch.arange(2 * TILE, 3 * TILE), torch.arange(TILE) % 3 == 0)
     kind, parameter, payload_B = codec.encode(words_K, 20 * TILE, Kind.tile16)
     assert kind is Kind.tile16
-    found_K = codec.decode(kind, parameter, payload_B, TILE, 20 * TILE)
+    found_K = codec.decode(kind, parameter, payload_B, TILE, 20 * TILE, Checks())
     assert torch.equal(found_K, words_K)
 
 
@@ -106,8 +107,10 @@ def test_what_is_wrong_is_said_with_both_values():
 
 
 def test_hits_beyond_the_model_are_refused():
-    with pytest.raises(MessageError, match=r"hit 7 of 20 is element 105 of 100, after 92"):
-        codec.decode(Kind.packed32, 0, some(300, 20).view(torch.uint8), 20, 100)
+    with pytest.raises(
+        MessageError, match=r"element 7 of 20 has the index 105 among 100, after 92"
+    ):
+        codec.decode(Kind.packed32, 0, some(300, 20).view(torch.uint8), 20, 100, Checks())
 
 
 def test_sizes_are_those_of_the_formats():
@@ -181,10 +184,11 @@ def test_the_layout_is_the_documented_one():
     tau = struct.unpack("<f", found.pop("tau"))
     assert (found.pop("magic"), *tau) == (b"GTCm", 4.0)
     assert {name: int.from_bytes(value, "little") for name, value in found.items()} == {
-        **{"version": 1, "kind": 3, "flags": 2, "step": 7, "worker": 1, "workers": 3},
+        **{"version": 2, "kind": 3, "flags": 2, "step": 7, "worker": 1, "workers": 3},
         **{"size": 4000, "frames": 256, "wanted": 4000, "count": 30},
         **{"parameter": rice.best_parameter(words_K)[0], "payload": len(content) - HEADER_BYTES},
-        "checksum": zlib.crc32(content[:52] + bytes(4) + content[56:]),
+        "header_checksum": zlib.crc32(content[:48]),
+        "payload_checksum": int(checksums([message_B[HEADER_BYTES:]])),
     }
 
 
@@ -213,20 +217,20 @@ def test_a_map_is_the_documented_one():
 # --- messages that nobody wrote here, with checksums that are right -------------------------------
 
 FIELDS = {  # docs/distributed.md: where a header has them
-    **{"kind": (5, "B"), "flags": (6, "H"), "step": (8, "Q"), "worker": (16, "I")},
-    **{"workers": (20, "I"), "size": (24, "I"), "tau": (28, "f"), "frames": (32, "I")},
-    **{"wanted": (36, "I"), "parameter": (40, "I"), "count": (44, "I"), "payload": (48, "I")},
+    **{"kind": (5, "B"), "flags": (6, "B"), "parameter": (7, "B"), "step": (8, "Q")},
+    **{"worker": (16, "I"), "workers": (20, "I"), "size": (24, "I"), "tau": (28, "f")},
+    **{"frames": (32, "I"), "wanted": (36, "I"), "count": (40, "I"), "payload": (44, "I")},
 }
-CRC = 52
 
 
 def repaired(content: bytearray) -> torch.Tensor:
-    """With the checksum that its sender would have put there."""
+    """With the checksums that its sender would have put there."""
     (payload,) = struct.unpack_from("<I", content, FIELDS["payload"][0])
-    content[CRC:HEADER_BYTES] = bytes(4)
-    crc32 = zlib.crc32(content[: HEADER_BYTES + payload])
-    struct.pack_into("<I", content, CRC, crc32)
-    return torch.frombuffer(content, dtype=torch.uint8)
+    struct.pack_into("<I", content, 48, zlib.crc32(content[:48]))
+    message_B = torch.frombuffer(content, dtype=torch.uint8)
+    own = checksums([message_B[HEADER_BYTES : HEADER_BYTES + payload]])
+    struct.pack_into("<I", content, 52, int(own))
+    return message_B
 
 
 def changed(message_B: torch.Tensor, **values) -> torch.Tensor:
@@ -339,7 +343,7 @@ SOUND = [(300, 20), (4000, 700), (3 * TILE, 100)]
 def test_a_field_that_says_too_much_is_refused(kind, size, count):
     message_B = codec.write(some(size, count), header(size), kind)
     many = {"count": [0, count - 1, count + 1, 2**32 - 1], "wanted": [0, size + 1]}
-    wrong = {"kind": [4, 255], "flags": [8, 2**15], "parameter": [32, 2**32 - 1]}
+    wrong = {"kind": [4, 255], "flags": [8, 128], "parameter": [32, 255]}
     if kind is not Kind.rice:
         del wrong["parameter"]  # which nobody reads
     for name, values in {**many, **wrong, "tau": [0.0, -1.0, math.inf, math.nan]}.items():
@@ -356,10 +360,13 @@ def test_a_field_that_says_too_much_is_refused(kind, size, count):
 @pytest.mark.parametrize(
     "index, message",
     [
-        ([29_000_000, 5, 29_999_999], "hit 1 of 3 is element 5 of 30000000, after 29000000"),
-        ([5, 5], "hit 1 of 2 is element 5 of 30000000, after 5"),
-        ([5, 30_000_000], "hit 1 of 2 is element 30000000 of 30000000, after 5"),
-        ([2**31 - 1], "hit 0 of 1 is element 2147483647 of 30000000, after none"),
+        (
+            [29_000_000, 5, 29_999_999],
+            "element 1 of 3 has the index 5 among 30000000, after 29000000",
+        ),
+        ([5, 5], "element 1 of 2 has the index 5 among 30000000, after 5"),
+        ([5, 30_000_000], "element 1 of 2 has the index 30000000 among 30000000, after 5"),
+        ([2**31 - 1], "element 0 of 1 has the index 2147483647 among 30000000, after none"),
     ],
 )
 def test_hits_that_do_not_rise_or_end_are_refused(backend, index, message):
@@ -374,8 +381,8 @@ def test_where_hits_stop_rising_is_found(place):
     index_K[place] = index_K[place - 1] if place else 6000
     words_K = to_words(index_K, index_K % 2 == 0)
     for backend in (Backend.cpu, Backend.reference):
-        with forced(backend), pytest.raises(MessageError, match=f"hit {place} of 2000 is"):
-            codec.decode(Kind.packed32, 0, words_K.view(torch.uint8), 2000, 6000)
+        with forced(backend), pytest.raises(MessageError, match=f"element {place} of 2000"):
+            codec.decode(Kind.packed32, 0, words_K.view(torch.uint8), 2000, 6000, Checks())
 
 
 def test_the_map_has_no_fourth_sign_and_nothing_behind_its_end():

@@ -121,7 +121,7 @@ def ours(amp=False):
             yield Gradient(bucket.grad_P[~is_frozen_P], 8)
 
     for step in range(STEPS):
-        total_P = method.reduce_gradient(0, gradients(step))
+        total_P = method.reduce(0, gradients(step)).dense()
         bucket.weights_P[~is_frozen_P] -= 0.0625 * (total_P / RANKS)
     return bucket.weights_P.numpy(), method.take_sent(0).bits
 

@@ -36,6 +36,15 @@ def everything(exchange) -> dict:
             "sum": e.sum((vector(w) for w in mine), SIZE).numpy(),
             "bf16": e.sum((vector(w) for w in mine), SIZE, wire=torch.bfloat16).numpy(),
             "some": e.sum((vector(w) for w in mine if w in some), SIZE, some).numpy(),
+            "scatter": [
+                [part.tolist() for part in own]
+                for own in e.scatter(
+                    [
+                        [torch.full((1 + to,), 10 * w + to, dtype=torch.uint8) for to in e.members]
+                        for w in mine
+                    ]
+                )
+            ],
             "numbers": e.numbers([[w, 1 / 3] for w in mine]),
             "said": e.broadcast(b"abc" if e.members[0] in e.local else None),
             "silence": e.broadcast(b"" if e.members[0] in e.local else None),
@@ -67,7 +76,11 @@ def test_processes_give_the_bits_of_one(workers, processes):
     for result in together:
         assert result["found"].keys() <= alone["found"].keys()
         for members, found in result["found"].items():
-            assert_same(found, alone["found"][members])
+            wanted = alone["found"][members]
+            members = range(workers) if members == "all" else members
+            mine = [w - members[0] for w in result["local"] if w in members]
+            scattered = [wanted["scatter"][m] for m in mine]
+            assert_same(found, {**wanted, "scatter": scattered})
 
 
 def test_one_process_gives_what_the_words_say():
@@ -80,6 +93,8 @@ def test_one_process_gives_what_the_words_say():
     assert found["all"]["some"].tobytes() == some_P.numpy().tobytes()
     assert [len(m) for m in found["all"]["gather"]] == [0, 3, 6, 9, 12]
     assert {len(m) for m in found["all"]["capacity"]} == {20}
+    for worker, own in enumerate(found["all"]["scatter"]):  # a part's length is the receiver's
+        assert own == [(1 + worker) * [10 * w + worker] for w in range(5)]
     assert found["all"]["numbers"] == [[w, 1 / 3] for w in range(5)]
     assert found.keys() == {"all", (0, 1), (2, 3), (4,)}
     assert (found["all"]["said"], found["all"]["silence"]) == (b"abc", b"")

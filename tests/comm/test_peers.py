@@ -165,7 +165,7 @@ def test_a_message_of_a_step_that_nobody_can_have_come_to_is_refused(staleness, 
             assert receiver.receive(receiver.read(message_B, 0))
     assert receiver.missing(staleness + 2) == [0, 1]
     message(receiver, 0)  # a step on, one more is possible
-    header = codec.read_header(message_B)
+    (header,) = codec.read_headers([message_B])
     far = 1 + staleness
     words_K = torch.empty(0, dtype=torch.int32)
     for step, is_possible in ((far, True), (far + 1, False), (2**63, False)):

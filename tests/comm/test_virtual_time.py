@@ -70,7 +70,7 @@ def test_without_staleness_it_is_synchronous_gtc_to_the_bit(adaptive, time):
     for worker in range(4):
         for step in range(1, 12):
             assert torch.equal(run.learner.seen[worker, step], seen[step - 1])
-        assert torch.equal(run.residuals[worker], method.worker_state(worker)["residual_P"])
+        assert torch.equal(run.residuals[worker], method.worker_state(worker)["owed"]["residual_P"])
     if adaptive:
         assert run.ahead.peers[0].tau != GTC["threshold"]
 
@@ -148,7 +148,8 @@ def test_a_run_goes_on_from_its_state_to_the_same_bits(saved_at, adaptive):
     first = Run(looking, adaptive=adaptive).steps(saved_at)
     second = Run(looking, adaptive=adaptive, begin_P=first.weights_P)
     second.step = saved_at
-    second.method.load_group_state(0, copy.deepcopy(first.method.group_state(0)))
+    state = copy.deepcopy(first.method.reducers[0].group_state())
+    second.method.reducers[0].load_group_state(state)
     for worker in range(4):
         state = copy.deepcopy(first.method.worker_state(worker))
         second.method.load_worker_state(worker, state)

@@ -56,6 +56,11 @@ KERNELS = {
     "update_4": (gpu_hits._decode, {**DECODE, "TEAM": 4, "UPDATES": True}, {}),
     "add_up_4": (gpu_dense._add_up, {"WORKERS": 4, "HIGH": 16, "WIDE": 128}, {}),
     "block_step": (gpu_dense._block_step, {"BLOCK": gpu_dense.BLOCK}, {}),
+    "checksum": (
+        gpu_dense._checksum,
+        {"BLOCK": gpu_dense.BLOCK},
+        {"content": "*u8", "starts": "*i64", "lengths": "*i64", "sums": "*i64"},
+    ),
     "windows": (gpu_dense._windows, {"BLOCK": 512}, {"rows": "*fp32", "starts": "*i64"}),
     **{
         f"quantise_{rows}": (gpu_dense._quantise_held, {"ROWS": rows}, {})

@@ -210,7 +210,7 @@ def test_another_number_of_workers_keeps_what_is_owed(splits, tmp_path, capsys, 
     virtual(folder, splits, comm(), epochs=1)
     last = max((folder / "ckpt").glob("*.json"))
     parts = [load_tensors(path) for path in sorted((folder / "ckpt").glob(f"{last.stem}*.pt"))]
-    owed_P = sum(part["worker"]["residual_P"] for part in parts)
+    owed_P = sum(part["worker"]["owed"]["residual_P"] for part in parts)
     # As if there were another epoch
     identity = loop.identity(settings(comm(), epochs=2), *splits)
     index = json.loads(last.read_text())
@@ -221,7 +221,7 @@ def test_another_number_of_workers_keeps_what_is_owed(splits, tmp_path, capsys, 
     def watch(model, feed, state, *rest):
         if not seen:
             local = range(workers)
-            kept = [state.method.worker_state(w).get("residual_P") for w in local]
+            kept = [state.method.worker_state(w).get("owed", {}).get("residual_P") for w in local]
             seen.append(sum(k.clone() for k in kept if k is not None))
         return original(model, feed, state, *rest)
 

@@ -13,6 +13,7 @@ from asr_train import files
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
+from asr_train.comm.optimizer import Momentum
 from asr_train.model.store import build_model, load_model, load_tensors
 from asr_train.shards.batch import FramePools, context_padded
 from asr_train.train import evaluate, loop, state
@@ -133,8 +134,8 @@ def killed(folder, splits, module, name: str, call: int, after: bool, monkeypatc
 @pytest.mark.parametrize(
     "module, name, call, after",
     [
-        (steps, "update", 1, True),  # before the first checkpoint
-        (steps, "update", 37, False),  # in the middle of an epoch
+        (Momentum, "apply", 1, True),  # before the first checkpoint
+        (Momentum, "apply", 37, False),  # in the middle of an epoch
         (loop, "evaluate", 1, True),  # between the last step of an epoch and its checkpoint
         (loop, "evaluate", 3, False),
         (torch, "save", 3, True),  # a checkpoint has its new name not yet
@@ -159,7 +160,7 @@ def test_a_run_killed_again_and_again_goes_on_to_the_same_bytes(
 ):
     folder = tmp_path / "killed"
     for call in (15, 23, 19, 40):
-        killed(folder, splits, steps, "update", call, True, monkeypatch)
+        killed(folder, splits, Momentum, "apply", call, True, monkeypatch)
     trained(folder, splits)
     assert outcome(folder) == outcome(unbroken)
 
@@ -168,7 +169,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     unbroken, splits, tmp_path, monkeypatch, capsys
 ):
     folder = tmp_path / "killed"
-    killed(folder, splits, steps, "update", 37, True, monkeypatch)
+    killed(folder, splits, Momentum, "apply", 37, True, monkeypatch)
     newest = max((folder / "ckpt").glob("*.pt"))
     newest.write_bytes(newest.read_bytes()[:100])
     trained(folder, splits)
@@ -183,14 +184,14 @@ def test_a_finished_run_that_is_asked_for_again_takes_no_step(
     trained(folder, splits)
     before = outcome(folder)
     (folder / "model.json").unlink()
-    monkeypatch.delattr(steps, "update")
+    monkeypatch.delattr(Momentum, "apply")
     trained(folder, splits)
     assert outcome(folder) == before
 
 
 def test_other_settings_start_a_run_over(splits, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "changed"
-    killed(folder, splits, steps, "update", 37, True, monkeypatch)
+    killed(folder, splits, Momentum, "apply", 37, True, monkeypatch)
     trained(folder, splits, rate=0.01)
     assert "other settings or shards" in capsys.readouterr().out
     trained(tmp_path / "fresh", splits, rate=0.01)
@@ -220,7 +221,7 @@ def new_state(splits, momentum=0.5) -> tuple[torch.nn.Module, RunState]:
     )
     bucket = Bucket(model)
     method = build(run.comm, Loopback(range(1), CPU), bucket.weights_P.numel())
-    return model, RunState.fresh(bucket, method, Schedule(run.optim), momentum > 0)
+    return model, RunState.fresh(bucket, method, Schedule(run.optim), momentum)
 
 
 def taken(model, batch, run_state, momentum=0.5, max_norm=None) -> None:
@@ -273,11 +274,11 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(splits, value,
     good, bad, last = minibatches(splits, 3)
     bad.feats_BTF[3, 1, 2] = value
     taken(model, good, run_state)
-    (replica,) = run_state.replicas
-    weights_P, velocity_P = replica.weights_P.clone(), replica.velocity_P.clone()
+    (replica,) = run_state.method.replicas
+    weights_P, velocity_P = replica.weights_P.clone(), replica.optimizer.velocity_P.clone()
     taken(model, bad, run_state, max_norm=max_norm)
     assert torch.equal(run_state.bucket.weights_P, weights_P)
-    assert torch.equal(replica.velocity_P, velocity_P)
+    assert torch.equal(replica.optimizer.velocity_P, velocity_P)
     assert "step 2 is skipped" in capsys.readouterr().out
     taken(model, last, run_state)
     assert not torch.equal(run_state.bucket.weights_P, weights_P)
@@ -314,7 +315,7 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run(splits, monkeypatch):
 def test_weights_that_blew_up_are_an_error_and_no_checkpoint(
     splits, tmp_path, monkeypatch, checkpoint_steps, found_at
 ):
-    monkeypatch.setattr(steps, "update", lambda weights_P, *_: weights_P.fill_(float("inf")))
+    monkeypatch.setattr(Momentum, "apply", lambda _, weights_P, *__: weights_P.fill_(torch.inf))
     message = rf"the weights of layers.0.weight hold inf at step {found_at} "
     with pytest.raises(NotFiniteError, match=message):
         trained(tmp_path / "run", splits, checkpoint_steps=checkpoint_steps)

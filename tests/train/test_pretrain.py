@@ -11,10 +11,10 @@ import tiny
 import torch
 
 from asr_train.comm.loopback import Loopback
+from asr_train.comm.optimizer import Momentum
 from asr_train.model.store import build_model, hand_over, load_model
 from asr_train.schema import PretrainSettings, SettingsError
 from asr_train.train import loop, pretrain
-from asr_train.train import step as steps
 from asr_train.train.schedule import Schedule
 
 CPU = torch.device("cpu")
@@ -112,7 +112,7 @@ def test_other_initial_weights_start_a_run_over(splits, tmp_path):
 def test_killed_it_goes_on_and_what_is_done_is_not_trained_again(splits, tmp_path, monkeypatch):
     run = settings(LAYERS)
     wanted = begin(run, splits, tmp_path / "unbroken" / "run").with_name("model.pt").read_bytes()
-    original, calls = steps.update, []
+    original, calls = Momentum.apply, []
 
     def deadly(*args):
         calls.append(1)
@@ -121,7 +121,7 @@ def test_killed_it_goes_on_and_what_is_done_is_not_trained_again(splits, tmp_pat
         return original(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "update", deadly)
+        patch.setattr(Momentum, "apply", deadly)
         target = (run, splits, tmp_path / "killed" / "run")
         process = multiprocessing.get_context("fork").Process(target=begin, args=target)
         process.start()

@@ -17,6 +17,7 @@ from asr_train.comm.bucket import Bucket
 from asr_train.comm.exchange import ExchangeError, ReplicaError
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
+from asr_train.comm.optimizer import Momentum
 from asr_train.model.store import build_model, load_tensors
 from asr_train.train import loop
 from asr_train.train import step as steps
@@ -176,8 +177,8 @@ def assert_same(a, b):
 
 
 def killed(folder, splits, name, call, monkeypatch):
-    """Train in a child that dies by SIGKILL at a call of steps.update."""
-    original, calls = steps.update, []
+    """Train in a child that dies by SIGKILL at a call of Momentum.apply."""
+    original, calls = Momentum.apply, []
 
     def deadly(*args):
         calls.append(1)
@@ -186,7 +187,7 @@ def killed(folder, splits, name, call, monkeypatch):
         return original(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "update", deadly)
+        patch.setattr(Momentum, "apply", deadly)
         arguments = (folder, splits, name, 4)
         child = multiprocessing.get_context("fork").Process(target=virtual, args=arguments)
         child.start()
@@ -234,13 +235,13 @@ def test_a_killed_worker_stops_the_others_and_all_go_on_to_the_same_bytes(
 def test_replicas_that_drift_apart_stop_the_run(splits, tmp_path):
     def drift(exchange):
         if 1 in exchange.local:
-            original = steps.update
+            original = Momentum.apply
 
-            def update(weights_P, *rest):
-                original(weights_P, *rest)
+            def apply(self, weights_P, *rest):
+                original(self, weights_P, *rest)
                 weights_P[-1] += 1e-3
 
-            steps.update = update
+            Momentum.apply = apply
 
     for error in together(tmp_path / "run", splits, "gtc", 2, 2, before=drift):
         assert isinstance(error, ReplicaError)
@@ -260,15 +261,15 @@ def fresh(name, workers) -> RunState:
     run = settings(COMM[name])
     bucket = Bucket(model_of())
     method = build(run.comm, Loopback(range(workers), CPU), bucket.weights_P.numel())
-    return RunState.fresh(bucket, method, Schedule(run.optim), momentum=True)
+    return RunState.fresh(bucket, method, Schedule(run.optim), momentum=0.9)
 
 
 def owed(state: RunState) -> list[np.ndarray]:
     """By group, what its workers have not sent."""
     found = []
     for group in state.method.groups:
-        residuals = [state.method.worker_state(w).get("residual_P") for w in group.local]
-        found.append(sum(r.numpy() for r in residuals if r is not None))
+        states = [state.method.worker_state(w).get("owed", {}) for w in group.local]
+        found.append(sum(owed["residual_P"].numpy() for owed in states if owed))
     return found
 
 
@@ -286,8 +287,11 @@ def test_another_number_of_workers_keeps_what_is_owed(
     assert "is of 4 workers and 1 models, this run has" in said
     assert owed(before)[0].any()
     np.testing.assert_array_equal(owed(after)[0], owed(before)[0])
-    assert torch.equal(after.replicas[0].weights_P, before.replicas[0].weights_P)
-    assert torch.equal(after.replicas[0].velocity_P, before.replicas[0].velocity_P)
+    assert torch.equal(after.method.replicas[0].weights_P, before.method.replicas[0].weights_P)
+    assert torch.equal(
+        after.method.replicas[0].optimizer.velocity_P,
+        before.method.replicas[0].optimizer.velocity_P,
+    )
     assert f"(norm {np.linalg.norm(owed(before)[0]):.4g} a model)" in said
     virtual(folder, splits, "gtc", workers)
     assert said in capsys.readouterr().out
@@ -305,9 +309,7 @@ def test_models_that_are_averaged_owe_as_much_on_average(splits, tmp_path, monke
     wanted_P = sum(owed(before)) / 2
     for found_P in owed(after):
         np.testing.assert_allclose(found_P, wanted_P, rtol=1e-6, atol=1e-7)
-    assert torch.equal(
-        after.method.exported(after.replicas[0]), before.method.exported(before.replicas[0])
-    )
+    assert torch.equal(after.method.exported(), before.method.exported())
 
 
 @pytest.mark.parametrize("done, of, steps, wanted", [(3, 10, 10, 3), (3, 10, 20, 6), (0, 0, 7, 0)])
@@ -360,7 +362,7 @@ def test_steps_of_a_row_are_counted_once_with_another_number_of_workers(tmp_path
 )
 def test_workers_that_share_a_model_share_its_memory(name, models):
     state = fresh(name, 8)
-    assert len({replica.weights_P.data_ptr() for replica in state.replicas}) == models
+    assert len({replica.weights_P.data_ptr() for replica in state.method.replicas}) == models
 
 
 def test_every_worker_and_every_step_has_dropout_of_its_own(splits):
@@ -393,9 +395,9 @@ def test_a_step_that_one_worker_cannot_take_is_skipped_by_all(splits, capsys):
 
     model = model_of()
     state.bucket = Bucket(model)
-    before_P = state.replicas[0].weights_P.clone()
+    before_P = state.method.replicas[0].weights_P.clone()
     loop.step(model, next_batch, state, run.optim)
-    assert torch.equal(state.replicas[0].weights_P, before_P)
+    assert torch.equal(state.method.replicas[0].weights_P, before_P)
     assert not owed(state)[0].any()
     assert [state.since_log[w].skipped for w in range(2)] == [1, 1]
     assert "step 1 is skipped by the group of worker 0" in capsys.readouterr().out

@@ -6,8 +6,8 @@ Chen and Huo (2016); as one tier of Ladkat et al. (2019). See `comm.blocks`.
 from asr_train import schema
 from asr_train.comm.blocks import MomentumBlocks
 from asr_train.comm.exchange import Exchange
-from asr_train.comm.method import ExchangeMethod
-from asr_train.comm.reducers import Alone, Blocks
+from asr_train.comm.method import Blocks, ExchangeMethod
+from asr_train.comm.reducers import Alone
 
 
 class Bmuf(ExchangeMethod):

@@ -1,0 +1,153 @@
+"""How often a step of GTC waits for its device, and what it does with damaged messages until then.
+
+The reference backend is what eager PyTorch does on a GPU; every read of a tensor's value by the
+host would be a wait there, and so would an operation whose result has a size that is data.
+"""
+
+import pytest
+import torch
+from small_methods import CPU, method_of
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from asr_train.comm import codec, gtc
+from asr_train.comm.codec import HEADER_BYTES, Checks, Kind, MessageError
+from asr_train.comm.loopback import Loopback
+from asr_train.comm.reducers import Gradient
+from asr_train.kernels.backend import Backend, forced
+
+SIZE = 20_000
+READS = ("cpu", "tolist", "item", "__bool__", "__int__", "__float__", "__index__")
+SIZED_BY_DATA = ("aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::bincount")
+
+
+class Waits(TorchDispatchMode):
+    """Counts them; `of` has the names, one per wait."""
+
+    def __init__(self, monkeypatch) -> None:
+        super().__init__()
+        self.of: list[str] = []
+        self._inside = False
+        for name in READS:
+            monkeypatch.setattr(torch.Tensor, name, self._counted(name))
+
+    def _counted(self, name):
+        original = getattr(torch.Tensor, name)
+
+        def read(*args, **kwargs):
+            outer, self._inside = self._inside, True  # one may call another
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._inside = outer
+                if not outer:
+                    self.of.append(name)
+
+        return read
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.name() in SIZED_BY_DATA:
+            self.of.append(func.name())
+        by_mask = func.name() == "aten::index.Tensor" and any(
+            i is not None and i.dtype is torch.bool for i in args[1]
+        )
+        if by_mask or (func.name() == "aten::repeat_interleave.Tensor" and not kwargs):
+            self.of.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def gradients(workers):
+    rng = torch.Generator().manual_seed(0)
+    return [Gradient(torch.randn(SIZE, generator=rng), 10) for _ in range(workers)]
+
+
+class OneOfMany(Loopback):
+    """Worker 0 alone is here; the others' messages were written before."""
+
+    def __init__(self, messages) -> None:
+        super().__init__(range(len(messages)), CPU)
+        self.local, self.messages = range(1), messages
+        self.wire_bits = {0: 0}
+
+    def gather(self, messages, capacity=None):
+        assert len(messages) == 1
+        return [messages[0], *self.messages[1:]]
+
+
+def written(workers, codec_name, threshold):
+    """All messages of a step, and the settings they were made with."""
+    gtc_settings = {"threshold": threshold, "codec": codec_name, "capacity": "exact"}
+    method = method_of("gtc", workers, size=SIZE, gtc=gtc_settings)
+    (reducer,) = method.reducers
+    messages = []
+    reducer.exchange.gather = lambda m, capacity=None: messages.extend(m) or m
+    method.reduce(0, gradients(workers))
+    return messages, reducer.settings
+
+
+CASES = [("packed32", 3.0), ("tile16", 3.0), ("rice", 3.0), ("packed32", 0.01)]  # the last: maps
+
+
+@pytest.mark.parametrize("codec_name, threshold", CASES)
+def test_how_often_a_step_waits_does_not_depend_on_the_number_of_workers(
+    codec_name, threshold, monkeypatch
+):
+    counted = {}
+    with forced(Backend.reference):
+        for workers in (2, 8, 64):
+            messages, settings = written(workers, codec_name, threshold)
+            alone = gtc.Gtc(OneOfMany(messages), SIZE, settings)
+            alone._checks = Checks(deferred=True)  # as on a GPU
+            (gradient,) = gradients(1)
+            sent = {0: method_of("sgd", 1).sent[0]}
+            with monkeypatch.context() as patch, Waits(patch) as waits:
+                update = alone.reduce([gradient], sent)
+            counted[workers] = waits.of
+            with monkeypatch.context() as patch, Waits(patch) as waits:
+                weights_P = torch.zeros(SIZE)
+                update.descend(weights_P, 0.5)
+                alone.check()
+            assert len(waits.of) == 1  # the checks', of all steps since the last
+            assert bool(weights_P.any())
+    assert counted[2] == counted[8] == counted[64]
+    assert counted[2].count("cpu") == 1  # all headers
+    # Of its own message: how many elements, and how long their Rice codes are
+    assert len(counted[2]) <= {"rice": 9}.get(codec_name, 3), counted[2]
+
+
+def damaged(messages, worker, place):
+    content = messages[worker].clone()
+    content[place] ^= 4
+    return [*messages[:worker], content, *messages[worker + 1 :]]
+
+
+@pytest.mark.parametrize("codec_name, threshold", CASES)
+def test_a_payload_that_was_changed_is_harmless_until_the_device_is_asked(codec_name, threshold):
+    messages, _ = written(3, codec_name, threshold)
+    headers = codec.read_headers(messages)
+    with forced(Backend.reference):
+        for place in range(HEADER_BYTES - 4, len(messages[1]), max(1, len(messages[1]) // 40)):
+            checks = Checks(deferred=True)
+            found = codec.read_words(headers, damaged(messages, 1, place), checks)
+            for words_K, header in zip(found, headers, strict=True):
+                index_K = words_K & (2**31 - 1)
+                assert len(words_K) == header.count
+                assert bool((index_K.diff() > 0).all())
+                assert int(index_K[-1]) < SIZE
+            with pytest.raises(MessageError, match="the last checkpoint is sound"):
+                checks.ask()
+            checks.ask()  # once
+            with pytest.raises(MessageError, match="worker 1's message of step 0"):
+                codec.read_words(headers, damaged(messages, 1, place), Checks())
+
+
+def test_a_step_asks_every_so_often_and_before_a_checkpoint(monkeypatch):
+    monkeypatch.setattr(gtc, "CHECK_STEPS", 3)
+    method = method_of("gtc", 2)
+    (reducer,) = method.reducers
+    asked = []
+    reducer._checks.ask = lambda: asked.append(reducer.step)
+    for _ in range(7):
+        method.reduce(0, [Gradient(torch.ones(203), 1) for _ in range(2)])
+    method.check()
+    assert asked == [3, 6, 7]
+    assert Kind.rice is reducer.kind
