@@ -5,8 +5,8 @@ out   message_B   uint8 [B]: HEADER_BYTES of header, then at most a quarter byte
 What would be longer than that is sent as a map of two bits a parameter. A message that was cut
 or changed, by a single bit anywhere, is refused; so is one whose checksum is right but whose hits
 could not have been written here: what is read is as safe to decode as what `words_K` says above.
-The payload's checksum is made and compared on its device (kernels.checksum), the header's on the
-host (CRC-32), which has to read headers anyway: all workers' in one copy.
+Checksums (kernels.checksum) are made on the device; the payload's is compared there, too, and the
+header's by the host, which has to read headers anyway: all workers' in one copy.
 Knows nothing of gradients or of who sends. docs/distributed.md has the layout, byte by byte.
 
     packed32   32 bits a hit: 31 of index, one of sign (Strom, 2015, section 2.6)
@@ -17,7 +17,6 @@ Knows nothing of gradients or of who sends. docs/distributed.md has the layout, 
 
 import math
 import struct
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
@@ -27,14 +26,15 @@ from torch import Tensor
 
 from asr_train.facts import HEADER_BYTES
 from asr_train.kernels import rice
-from asr_train.kernels.checksum import checksums
-from asr_train.kernels.threshold import check_size, check_words, from_words, to_words
+from asr_train.kernels.checksum import checksum_of, checksums
+from asr_train.kernels.threshold import Fixed, check_size, check_words, from_words, to_words
 
 MAGIC = b"GTCm"
 VERSION = 2
 TILE = 2**15  # elements
 _LAYOUT = struct.Struct("<4sBBBBQIIIfIIIII")  # all but the payload's checksum
 CHECKSUM_BYTES = 4
+_FLAGS_WORD, _FLAGS_SHIFT, _WANTED_WORD = 1, 16, 9  # of the header's 32-bit words
 assert _LAYOUT.size + CHECKSUM_BYTES == HEADER_BYTES
 
 
@@ -85,7 +85,7 @@ class Header:
             *(MAGIC, VERSION, h.kind, h.flags, h.parameter, h.step, h.worker, h.workers),
             *(h.size, h.tau, h.frames, h.wanted, h.count, h.payload_bytes),
         )
-        return _LAYOUT.pack(*fields, zlib.crc32(_LAYOUT.pack(*fields, 0)[:-CHECKSUM_BYTES]))
+        return _LAYOUT.pack(*fields, checksum_of(_LAYOUT.pack(*fields, 0)))
 
 
 class Checks:
@@ -152,6 +152,31 @@ def write(words_K: Tensor, header: Header, kind: Kind) -> Tensor:
     return torch.cat([head_B.to(payload_B.device), sum_B, payload_B])
 
 
+def write_fixed(fixed: Fixed, header: Header, is_finite: bool) -> Tensor:
+    """Return a packed32 message with room for C elements, made on the device without waiting.
+
+    Args:
+        fixed: what `threshold.compress_fixed` found.
+        header: gives all but what `fixed` knows.
+        is_finite: what the host knows of the gradient.
+    """
+    device = fixed.words_C.device
+    is_sent = fixed.is_finite if is_finite else torch.zeros_like(fixed.is_finite)
+    wanted = torch.where(is_sent, fixed.wanted, 0)
+    count = wanted.clamp(max=len(fixed.words_C))
+    flags = torch.where(is_sent, 0, int(Flags.not_finite))
+    flags = flags | torch.where(wanted > count, int(Flags.overflow), 0)
+    own = replace(header, kind=Kind.packed32, parameter=0, wanted=0, count=0, payload_bytes=0)
+    head = torch.frombuffer(bytearray(own.to_bytes()[:-CHECKSUM_BYTES]), dtype=torch.int32)
+    head = head.to(device)
+    head[_FLAGS_WORD] |= (flags << _FLAGS_SHIFT).to(torch.int32)
+    head[_WANTED_WORD : _WANTED_WORD + 3] = torch.stack([wanted, count, 4 * count])
+    words_C = torch.where(is_sent, fixed.words_C, 0)
+    payload_B = words_C.view(torch.uint8)
+    sums = checksums([head.view(torch.uint8), payload_B]).to(torch.int32)
+    return torch.cat([head, sums, words_C]).view(torch.uint8)
+
+
 def read(message_B: Tensor) -> tuple[Header, Tensor]:
     """Return the header and the elements of a message; bytes after its payload are padding.
 
@@ -183,7 +208,7 @@ def read_headers(messages: Sequence[Tensor]) -> list[Header]:
 
 def _header(content: bytes, length: int) -> Header:
     """Return the header that a message of so many bytes begins with; raises as `read`."""
-    magic, version, kind, flags, parameter, *numbers, crc32 = _LAYOUT.unpack(content)
+    magic, version, kind, flags, parameter, *numbers, checksum = _LAYOUT.unpack(content)
     step, worker, workers, size, tau, frames, wanted, count, payload_bytes = numbers
     if (magic, version) != (MAGIC, VERSION):
         raise MessageError(
@@ -191,9 +216,9 @@ def _header(content: bytes, length: int) -> Header:
             f"version {VERSION}; do all workers run the same code?"
         )
     where = f"worker {worker}'s message of step {step}"
-    found = zlib.crc32(content[:-CHECKSUM_BYTES])
-    if found != crc32:
-        raise MessageError(f"the header of {where} {_changed(found, crc32)}")
+    found = checksum_of(content[:-CHECKSUM_BYTES])
+    if found != checksum:
+        raise MessageError(f"the header of {where} {_changed(found, checksum)}")
     if HEADER_BYTES + payload_bytes > length:
         raise MessageError(
             f"{where} has {length} bytes but promises {HEADER_BYTES + payload_bytes}; "
@@ -348,10 +373,16 @@ def fitting(
 ) -> tuple[Tensor, Tensor]:
     """Hits -> those that a payload of `capacity` bytes has room for, and those that must wait.
 
+    For packed32 that is capacity / 4 of them: a map has no place in a message of words.
+
     Whose turn it is is chosen from the element `turn` on and then from the beginning, so that who
     waited comes first when `turn` is the first one that waits. Both stay sorted.
     """
-    needed = payload_bytes(words_K, size, kind)
+
+    def bytes_of(some_K: Tensor) -> int:
+        return 4 * len(some_K) if kind is Kind.packed32 else payload_bytes(some_K, size, kind)
+
+    needed = bytes_of(words_K)
     if needed <= capacity:
         return words_K, words_K[:0]
     index_K, _ = from_words(words_K)
@@ -362,7 +393,7 @@ def fitting(
         # By share first, as if all codes were equally long; then less, until it fits
         count = min(count - 1, int(count * capacity / needed))
         sent_K = _sorted(rolled_K[:count])
-        needed = payload_bytes(sent_K, size, kind)
+        needed = bytes_of(sent_K)
         if needed <= capacity:
             return sent_K, rolled_K[count:]
 

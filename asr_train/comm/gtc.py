@@ -50,8 +50,9 @@ class Gtc(Reducer):
         self.step = 0
         self.residuals = {w: self._zeros() for w in exchange.local}
         self._kept = {w: self._zeros() for w in exchange.local}  # trade places with residuals
-        self._checks = codec.Checks(deferred=exchange.device.type != "cpu")
-        self._turn = dict.fromkeys(
+        self._on_device = exchange.device.type != "cpu"
+        self._checks = codec.Checks(deferred=self._on_device)
+        self._turn: dict[int, int | Tensor] = dict.fromkeys(
             exchange.local, 0
         )  # the element that goes first if room is short
 
@@ -65,14 +66,17 @@ class Gtc(Reducer):
         """
         messages = []
         turns = dict(self._turn)
+        is_fixed = self.settings.capacity is schema.Capacity.fixed
+        waits_for_none = self._on_device and is_fixed and self.kind is Kind.packed32
+        write = self._device_message if waits_for_none else self._message
         for worker, gradient in zip(self.exchange.local, gradients, strict=True):
             with self.exchange.timed("compress"):
-                messages.append(self._message(worker, gradient, sent[worker]))
+                messages.append(write(worker, gradient))
             total_P = gradient.grad_P
-        is_fixed = self.settings.capacity is schema.Capacity.fixed
         room = HEADER_BYTES + self.capacity if is_fixed else None
         received = self.exchange.gather(messages, room)
         headers, words = self._read(received, self.size)
+        self._count(headers, sent)
         found = self._taken(headers, words, total_P)
         if found is None:
             self._turn = turns
@@ -90,8 +94,31 @@ class Gtc(Reducer):
         self._plan_next(headers)
         return found
 
-    def _message(self, worker: int, gradient: Gradient, sent: Sent) -> Tensor:
-        """What a local worker sends; also counts it, and writes what it keeps."""
+    def _count(self, headers: list[Header], sent: dict[int, Sent]) -> None:
+        """Count what the local workers sent."""
+        for worker in self.exchange.local:
+            header, own = headers[worker - self.exchange.members[0]], sent[worker]
+            own.bits += 8 * (HEADER_BYTES + header.payload_bytes)
+            own.elements += header.count
+            own.overflows += bool(header.flags & Flags.overflow)
+
+    def _device_message(self, worker: int, gradient: Gradient) -> Tensor:
+        """Return `_message` where it is packed32 of a fixed length, without waiting for a device.
+
+        What is beyond the count is zeros.
+        """
+        flags = Flags.none if gradient.frames else Flags.end_of_data
+        turn = torch.as_tensor(self._turn[worker], device=self.exchange.device)
+        vectors = gradient.grad_P, self.residuals[worker]
+        fixed = threshold.compress_fixed(
+            *vectors, self.tau, self._kept[worker], self.capacity // 4, turn
+        )
+        self._turn[worker] = fixed.turn
+        header = self._header(worker, self.size, gradient.frames, 0, flags)
+        return codec.write_fixed(fixed, header, gradient.is_finite)
+
+    def _message(self, worker: int, gradient: Gradient) -> Tensor:
+        """Return what a local worker sends; write what it keeps."""
         grad_P, residual_P, kept_P = gradient.grad_P, self.residuals[worker], self._kept[worker]
         flags = Flags.none if gradient.frames else Flags.end_of_data
         words_K = torch.empty(0, dtype=torch.int32, device=grad_P.device)
@@ -104,15 +131,14 @@ class Gtc(Reducer):
             flags |= Flags.not_finite
         wanted = len(words_K)
         if self.settings.capacity is schema.Capacity.fixed:
-            room = (words_K, self.size, self.kind, self.capacity, self._turn[worker])
+            room = (words_K, self.size, self.kind, self.capacity, int(self._turn[worker]))
             words_K, waiting_K = codec.fitting(*room)
             if len(waiting_K):
                 threshold.take_back(grad_P, residual_P, kept_P, waiting_K)
                 self._turn[worker] = int(threshold.from_words(waiting_K)[0][0])
                 flags |= Flags.overflow
-                sent.overflows += 1
         header = self._header(worker, self.size, gradient.frames, wanted, flags)
-        return self._written(words_K, header, sent)
+        return codec.write(words_K, header, self.kind)
 
     def check(self) -> None:
         """Raise MessageError if a message since the last call was damaged."""
@@ -129,12 +155,6 @@ class Gtc(Reducer):
             wanted=wanted,
             flags=flags,
         )
-
-    def _written(self, words_K: Tensor, header: Header, sent: Sent) -> Tensor:
-        message_B = codec.write(words_K, header, self.kind)
-        sent.bits += 8 * len(message_B)
-        sent.elements += len(words_K)
-        return message_B
 
     def _read(self, messages: list[Tensor], size: int) -> tuple[list[Header], list[Tensor]]:
         """Headers and hits of all workers' messages about `size` parameters."""
@@ -181,7 +201,7 @@ class Gtc(Reducer):
             self.tau, self.capacity, self.step = state["tau"], state["capacity"], state["step"]
 
     def worker_state(self, worker: int) -> dict[str, Any]:
-        return {"owed": {"residual_P": self.residuals[worker]}, "turn": self._turn[worker]}
+        return {"owed": {"residual_P": self.residuals[worker]}, "turn": int(self._turn[worker])}
 
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
         if "owed" in state:  # not from a worker that was alone

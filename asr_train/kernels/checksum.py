@@ -2,13 +2,14 @@
 
 in    payloads     uint8 [B] each; lengths may differ
 out   sums_W       int64 [W], below 2**32, on the payloads' device
-A payload is cut into 32-bit words, zeros filling up the last. Word i is mixed with its place,
-m(w_i + (i + 1) * 0x9E3779B9 mod 2**32), where m is the finalizer of MurmurHash3 (Appleby, public
-domain), and the sum modulo 2**32 of all is the checksum. As m is a bijection, a change inside one
-word, so any single bit, is always noticed; any other with a probability of 1 - 2**-32. Unlike a
-CRC it needs no order, and the host need not see the payload. A payload's length is not in it.
+A payload is cut into 32-bit words, zeros filling up the last. Word i counts as m(w_i * (2 i S + 1)
+mod 2**32), where S is 0x9E3779B9 and m the finalizer of MurmurHash3 (Appleby, public domain), and
+the sum modulo 2**32 of all is the checksum. As both are bijections, a change inside one word, so
+any single bit, is always noticed; any other with a probability of 1 - 2**-32. Unlike a CRC it needs
+no order, and the host need not see the payload. Zeros at the end do not count, nor does the length.
 """
 
+import struct
 from collections.abc import Sequence
 
 import torch
@@ -43,8 +44,19 @@ def checksum_reference(payload_B: Tensor) -> Tensor:
     words = padded_B.view(-1, 4).to(torch.int64)
     places = torch.tensor([0, 8, 16, 24], device=words.device)
     words = (words << places).sum(1)
-    at = torch.arange(1, len(words) + 1, device=words.device)
-    mixed = (words + at * STEP) & _MASK
+    odd = 2 * STEP * torch.arange(len(words), device=words.device) + 1
+    mixed = (words * odd) & _MASK
     for factor, shift in zip(FACTORS, (16, 13), strict=True):
         mixed = ((mixed ^ (mixed >> shift)) * factor) & _MASK
     return (mixed ^ (mixed >> 16)).sum() & _MASK
+
+
+def checksum_of(content: bytes) -> int:
+    """Return the checksum of a few bytes on the host."""
+    total = 0
+    for i, (word,) in enumerate(struct.iter_unpack("<I", content + bytes(-len(content) % 4))):
+        mixed = word * (2 * STEP * i + 1) & _MASK
+        for factor, shift in zip(FACTORS, (16, 13), strict=True):
+            mixed = (mixed ^ mixed >> shift) * factor & _MASK
+        total += mixed ^ mixed >> 16
+    return total & _MASK

@@ -493,7 +493,7 @@ def block_step(mean: Any, weights: Any, delta: Any, start: Any, *factors: Any) -
 def _mixed(words: Any) -> Any:
     total = np.uint32(0)
     for i in range(len(words)):
-        x = np.uint32(words[i] + np.uint32(i + 1) * np.uint32(0x9E3779B9))
+        x = np.uint32(words[i] * np.uint32(np.uint32(2 * i) * np.uint32(0x9E3779B9) + 1))
         x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B))
         x = np.uint32((x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35))
         total = np.uint32(total + (x ^ (x >> np.uint32(16))))

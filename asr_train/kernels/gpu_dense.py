@@ -246,7 +246,7 @@ def _checksum(content, starts, lengths, sums, blocks, BLOCK: tl.constexpr):
         at = 4 * i.to(tl.int64) + place
         byte = tl.load(content + start + at, at < length, 0)
         word |= byte.to(tl.uint32) << (8 * place)
-    x = word + (i + 1).to(tl.uint32) * 0x9E3779B9
+    x = word * ((2 * i).to(tl.uint32) * 0x9E3779B9 + 1)
     x = (x ^ (x >> 16)) * 0x85EBCA6B
     x = (x ^ (x >> 13)) * 0xC2B2AE35
     x = x ^ (x >> 16)

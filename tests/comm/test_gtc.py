@@ -133,11 +133,15 @@ def test_room_is_a_power_of_two_that_halves_where_a_quarter_of_it_is_enough(hits
 
 
 def test_no_message_is_longer_than_a_quarter_byte_a_parameter():
-    gtc = {**GTC, "codec": "packed32", "threshold": 2.0**-20}
+    gtc = {**GTC, "codec": "packed32", "threshold": 2.0**-20, "capacity": "exact"}
     run = Run(method_of("gtc", 2, gtc=gtc)).steps(5)
     sent = run.method.take_sent(0)
     assert sent.elements == 5 * SIZE
     assert sent.bits == 5 * 8 * (HEADER_BYTES + -(-SIZE // 4))
+    run = Run(method_of("gtc", 2, gtc={**gtc, "capacity": "fixed"})).steps(5)
+    sent = run.method.take_sent(0)
+    assert sent.elements == 5 * (SIZE // 16)  # words of four bytes, and no maps
+    assert sent.bits == 5 * 8 * (HEADER_BYTES + 4 * (SIZE // 16))
 
 
 def test_with_a_tiny_threshold_signs_are_sent():

@@ -6,13 +6,14 @@ host would be a wait there, and so would an operation whose result has a size th
 
 import pytest
 import torch
-from small_methods import CPU, method_of
+from small_methods import CPU, GTC, LARGE, Run, bursts, method_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr_train.comm import codec, gtc
 from asr_train.comm.codec import HEADER_BYTES, Checks, Kind, MessageError
 from asr_train.comm.loopback import Loopback
-from asr_train.comm.reducers import Gradient
+from asr_train.comm.reducers import Gradient, Sent
+from asr_train.kernels import threshold
 from asr_train.kernels.backend import Backend, forced
 
 SIZE = 20_000
@@ -98,9 +99,8 @@ def test_how_often_a_step_waits_does_not_depend_on_the_number_of_workers(
             alone = gtc.Gtc(OneOfMany(messages), SIZE, settings)
             alone._checks = Checks(deferred=True)  # as on a GPU
             (gradient,) = gradients(1)
-            sent = {0: method_of("sgd", 1).sent[0]}
             with monkeypatch.context() as patch, Waits(patch) as waits:
-                update = alone.reduce([gradient], sent)
+                update = alone.reduce([gradient], {0: Sent()})
             counted[workers] = waits.of
             with monkeypatch.context() as patch, Waits(patch) as waits:
                 weights_P = torch.zeros(SIZE)
@@ -112,6 +112,60 @@ def test_how_often_a_step_waits_does_not_depend_on_the_number_of_workers(
     assert counted[2].count("cpu") == 1  # all headers
     # Of its own message: how many elements, and how long their Rice codes are
     assert len(counted[2]) <= {"rice": 9}.get(codec_name, 3), counted[2]
+
+
+class Recorded(Loopback):
+    """Keeps what was sent."""
+
+    def __init__(self, workers) -> None:
+        super().__init__(range(workers), CPU)
+        self.sent: list[bytes] = []
+
+    def gather(self, messages, capacity=None):
+        received = super().gather(messages, capacity)
+        self.sent += [bytes(message_B.numpy()) for message_B in received]
+        return received
+
+
+@pytest.mark.parametrize("bad", [set(), {(1, 4), (0, 9)}])
+def test_messages_made_on_the_device_are_those_of_the_host(bad, monkeypatch):
+    """With little room, ever more elements, and gradients that are not finite."""
+    found = []
+    for on_device in (False, True):
+        exchange = Recorded(2)
+        method = method_of("gtc", exchange, size=LARGE, gtc={**GTC, "codec": "packed32"})
+        (reducer,) = method.reducers
+        if on_device:
+            reducer._on_device, reducer._checks = True, Checks(deferred=True)
+            monkeypatch.setattr(codec, "write", None)
+        with forced(Backend.reference):
+            run = Run(method, bursts, bad=bad).steps(11)
+        reducer.check()
+        sent = [method.take_sent(worker) for worker in range(2)]
+        found.append((exchange.sent, run.log, run.skipped, sent))
+    assert found[0] == found[1]
+    assert sum(one.overflows for one in found[0][3]) >= 4
+
+
+def test_a_step_whose_messages_are_made_on_the_device_waits_once(monkeypatch):
+    """For the headers; what the reference itself waits for is not a device's."""
+    compress_fixed = threshold.compress_fixed
+    exchange = Loopback(range(1), CPU)
+    alone = gtc.Gtc(
+        exchange, SIZE, method_of("gtc", 2, gtc={**GTC, "codec": "packed32"}).reducers[0].settings
+    )
+    alone._on_device, alone._checks = True, Checks(deferred=True)
+    with forced(Backend.reference), monkeypatch.context() as patch, Waits(patch) as waits:
+
+        def unseen(*given):
+            before = list(waits.of)
+            fixed = compress_fixed(*given)
+            waits.of = before
+            return fixed
+
+        patch.setattr(threshold, "compress_fixed", unseen)
+        assert alone.reduce(gradients(1), {0: Sent()}) is not None
+    assert waits.of == ["cpu"]
 
 
 def damaged(messages, worker, place):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from kernels.conftest import DEVICE
 
-from asr_train.kernels.checksum import checksums
+from asr_train.kernels.checksum import checksum_of, checksums
 
 
 def payload(length: int, seed: int = 0) -> torch.Tensor:
@@ -14,7 +14,7 @@ def by_the_words(content: bytes) -> int:
     """The module's words, in plain integers."""
     total = 0
     for i in range(0, len(content), 4):
-        x = (int.from_bytes(content[i : i + 4], "little") + (i // 4 + 1) * 0x9E3779B9) % 2**32
+        x = int.from_bytes(content[i : i + 4], "little") * (i // 2 * 0x9E3779B9 + 1) % 2**32
         x = (x ^ x >> 16) * 0x85EBCA6B % 2**32
         x = (x ^ x >> 13) * 0xC2B2AE35 % 2**32
         total += x ^ x >> 16
@@ -29,6 +29,12 @@ def test_checksums_are_those_of_plain_integers(both, lengths):
     wanted = [by_the_words(bytes(p.cpu().numpy())) for p in payloads]
     for found in both(lambda: checksums(payloads)):
         assert found.tolist() == wanted
+    assert [checksum_of(bytes(p.cpu().numpy())) for p in payloads] == wanted
+
+
+def test_zeros_at_the_end_do_not_count():
+    content = payload(40)
+    assert len(set(checksums([content, torch.cat([content, content.new_zeros(9)])]).tolist())) == 1
 
 
 def test_a_change_of_one_word_or_the_order_of_two_is_noticed(both):
