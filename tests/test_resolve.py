@@ -445,7 +445,7 @@ def test_what_is_said_on_the_command_line_counts_on_a_finished_folder(
         (["RUNS=gtcc"], "RUNS names 'gtcc'.*did you mean 'gtc'"),
         (["GMMS=mono tree"], "GMMS names 'tree'.*there are: lda, mono, sat, tri"),
         (["SET=gmm=tri"], "SET says gmm=tri, but the last of GMMS='mono' is mono; name the sys"),
-        (["WORKERS=0"], "WORKERS is '0'; it must be a whole number from 1"),
+        (["WORKERS=0"], "WORKERS is '0'; it must be a positive whole number"),
         (["SET=optim.rate=1", "SET=optim.epochs=2"], "SET is given twice, and only the last"),
         (["WORKER=2"], r"there is no variable WORKER here \(did you mean WORKERS\?\); `make help`"),
     ],
