@@ -9,7 +9,7 @@ from typing import Any
 
 from asr_train.align.adapt import Adapted, adapt, scores
 from asr_train.align.gmm import Mixtures, load_gmm
-from asr_train.align.viterbi import Said
+from asr_train.align.viterbi import Spoken
 from asr_train.data.features import Feats
 from asr_train.decode.scorer import Scorer, known_states
 from asr_train.files import DamagedFileError, read_json
@@ -61,7 +61,7 @@ def _gaussians(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
 
 
 def _of_mixtures(run: str, model: Mixtures, read: Adapted) -> Scorer:
-    def adapted(said: list[Said], lang: Lang, ali: AliSettings) -> tuple[Scorer, dict[str, Any]]:
+    def adapted(said: list[Spoken], lang: Lang, ali: AliSettings) -> tuple[Scorer, dict[str, Any]]:
         found = adapt(model, read.plain, said, lang, ali)
         return _of_mixtures(run, model, found), found.summary()
 

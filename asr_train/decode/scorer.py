@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from asr_train.align.viterbi import Said, Scores
+from asr_train.align.viterbi import Scores, Spoken
 from asr_train.data.features import Utterance
 from asr_train.lang.index import Lang
 from asr_train.lang.states import States
@@ -34,7 +34,9 @@ class Scorer:
     states: States | None
     loop_S: np.ndarray
     scores: Callable[[Utterance], Scores]
-    adapt: "Callable[[list[Said], Lang, AliSettings], tuple[Scorer, dict[str, Any]]] | None" = None
+    adapt: "Callable[[list[Spoken], Lang, AliSettings], tuple[Scorer, dict[str, Any]]] | None" = (
+        None
+    )
 
     def score(self, utterance: Utterance) -> np.ndarray:
         """All frames and states at once: float32 [T, S]."""

@@ -353,7 +353,7 @@ def test_settings_that_do_not_fit_the_phones_are_refused(change, message):
 
 def test_statistics_that_do_not_fit_are_refused():
     stats = ruled_stats(np.random.default_rng(0))
-    with pytest.raises(ValueError, match=r"\[0, 0, 0, 4\] is no state of the 8 phones"):
+    with pytest.raises(ValueError, match=r"\[0, 0, 0, 4\] is not a state of the 8 phones"):
         grow(stats, [4] + [3] * 7, settings(), PHONES)
     broken = Stats(stats.key_K4, stats.count_K, stats.sum_KD * np.nan, stats.squares_KD)
     with pytest.raises(ValueError, match="not finite"):
