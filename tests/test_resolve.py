@@ -62,7 +62,7 @@ def test_other_lists_and_texts_stay_what_they_are():
 
 @pytest.mark.parametrize("workers", ["0", "-1", "two", "1.5"])
 def test_workers_that_cannot_be_are_refused_before_any_stage(tmp_path, workers):
-    with pytest.raises(SettingsError, match=f"WORKERS is '{workers}'; it must be a whole number"):
+    with pytest.raises(SettingsError, match=f"WORKERS is '{workers}'; it must be a positive"):
         resolve(str(tmp_path), "dnn", f"WORKERS={workers}")
     assert not list(tmp_path.iterdir())
 

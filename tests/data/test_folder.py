@@ -152,7 +152,7 @@ def test_duplicate_ids_are_refused_with_both_lines(folder):
 
 
 def test_an_unknown_split_of_a_folder_is_refused(folder):
-    with pytest.raises(CorpusError, match=r"eval is no split .* train, dev, test"):
+    with pytest.raises(CorpusError, match=r"eval is not a split .* train, dev, test"):
         folder.made("eval")
 
 

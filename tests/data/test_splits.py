@@ -181,7 +181,7 @@ def test_fewer_speakers_than_every_nth_are_refused():
 
 
 def test_dev_speakers_that_every_nth_takes_are_refused():
-    with pytest.raises(CorpusError, match=r"dev_speakers names b, whom test_every=2 takes"):
+    with pytest.raises(CorpusError, match=r"dev_speakers names b, but test_every=2 takes"):
         split_speakers(["a", "b", "c", "d"], shares(test_every=2, dev_speakers=["b"]))
 
 
