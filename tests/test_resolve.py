@@ -22,11 +22,11 @@ from scripts.resolve import CONF, resolve, settings
         ("decode.beem=3", "did you mean decode.beam"),
         ("decode.beam=x", "decode.beam is 'x'; it must be a number"),
         ("decode.beam=-1", "decode.beam is -1.0; it must be positive"),
-        ("foo.bar=1", "foo is no setting; .*allowed there: .*corpus"),
+        ("foo.bar=1", "foo is not a setting; .*allowed there: .*corpus"),
         ("model=dnn_9", "allowed: .*dnn_4x256"),
         ("lang.lexicon.source=web", "allowed: cmudict, file, letters"),
         ("beam", "group.key=value"),
-        ("+decode.x=1", "decode.x is no setting"),
+        ("+decode.x=1", "decode.x is not a setting"),
     ],
 )
 def test_a_bad_override_is_refused(override, message):
@@ -168,13 +168,13 @@ def test_a_recipes_numbers_for_systems_that_are_left_out_change_nothing():
     assert sat.gmm["sat"].gaussians == 1000
     assert tri == replace(sat, gmm={name: sat.gmm[name] for name in ("mono", "tri")})
     for key in ("gmm.sat.gaussians", "gmm.sat.passes", "+gmm.sat.passes", "gmm.lda.passes"):
-        with pytest.raises(SettingsError, match=r"gmm\.(sat|lda) is no setting.*: mono, tri$"):
+        with pytest.raises(SettingsError, match=r"gmm\.(sat|lda) is not a setting.*: mono, tri$"):
             settings("dnn", [*given, "gmm=tri", f"{key}=9"])
 
 
 def test_a_recipe_has_no_numbers_for_a_system_that_does_not_exist(own_recipe):
     own_recipe("gmm: {trie: {gaussians: 9}}")
-    with pytest.raises(SettingsError, match=r"gmm\.trie is no setting"):
+    with pytest.raises(SettingsError, match=r"gmm\.trie is not a setting"):
         settings("dnn", ["recipe=own"])
 
 

@@ -58,7 +58,7 @@ def test_densities_are_the_papers():
     "arguments, said",
     [
         (("cluster=moon",), "cluster 'moon' has no file .*there are ec2_g2, h200_100g"),
-        (("cluser=ec2_g2",), "cluser is no setting; did you mean cluster"),
+        (("cluser=ec2_g2",), "cluser is not a setting; did you mean cluster"),
         (("64",), "'64' is not KEY=VALUE"),
         (("workers=many",), "workers is 'many'; it must be a whole number"),
         (("workers=4096",), "4096 workers, but the cluster has 64 nodes of 8 GPUs"),
