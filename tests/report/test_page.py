@@ -190,10 +190,10 @@ def test_an_empty_log_and_one_without_dev_loss_are_said_in_words(work, inputs):
 def test_the_utterance_shown_is_of_the_last_gaussian_system(inputs):
     _, pictures = page.build_page(**inputs)
     (shown,) = [p for p in pictures if p.name.startswith("utterance")]
-    assert "as tri aligned them" in shown.caption
+    assert "aligned by tri" in shown.caption
     inputs["alignments"] = inputs["alignments"][2:]  # a network alone
     _, pictures = page.build_page(**inputs)
-    assert any("as dnn aligned them" in p.caption for p in pictures)
+    assert any("aligned by dnn" in p.caption for p in pictures)
 
 
 def test_reports_with_and_without_true_times_share_a_table(inputs):
