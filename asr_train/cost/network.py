@@ -194,7 +194,7 @@ class Simulation:
         """Start a process; the signal fires at its end."""
         ended = Signal()
         self._running += 1
-        self._go_on(process, ended)
+        self._resume(process, ended)
         return ended
 
     def _resume(self, process: Process, ended: Signal) -> None:
@@ -207,10 +207,10 @@ class Simulation:
                 return
             if isinstance(awaited, Signal):
                 if not awaited.fired:
-                    awaited.then(lambda: self._go_on(process, ended))
+                    awaited.then(lambda: self._resume(process, ended))
                     return
             elif awaited > 0:
-                self.after(awaited, lambda: self._go_on(process, ended))
+                self.after(awaited, lambda: self._resume(process, ended))
                 return
 
     def send(self, source: int, targets: Sequence[int], size: float) -> Signal:

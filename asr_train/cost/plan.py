@@ -274,7 +274,7 @@ class _Run:
 
     def play(self) -> None:
         if self.workers == 1 or self.method.traffic is Traffic.none:
-            self.sim.spawn(self._lonely())
+            self.sim.spawn(self._alone())
         else:
             for process in self._processes():
                 self.sim.spawn(process)
