@@ -17,14 +17,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from bench_search import quiet
-
 from asr_train.align.gmm import load_gmm
 from asr_train.files import replacing, write_json
 from asr_train.jobs import peak_megabytes
 from asr_train.lang.index import load_lang
 from asr_train.report.tables import as_markdown, commit, machine
-from asr_train.search.graph import decoding_graph, load_graph, write_graph
+from asr_train.search.graph import decoding_graph, load_graph, quiet, write_graph
 
 ROOT = Path(__file__).parents[1]
 COLUMNS = ["words of the grammar", "n-grams", "pronunciations", "leaves", "states", "arcs"]

@@ -5,12 +5,10 @@ a made-up lexicon (default 5,000 words) and bigram model, scores from nearly fla
 costs of best paths are compared first.
 """
 
-import contextlib
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,11 @@ from asr_train.files import write_json
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States
+from asr_train.report.tables import machine
 from asr_train.schema import GrammarKind, GrammarSettings
 from asr_train.search.beam import Beam
 from asr_train.search.confidence import confidences
-from asr_train.search.graph import decoding_graph, to_vector
+from asr_train.search.graph import decoding_graph, quiet, to_vector
 from asr_train.search.lattice import Lattices, best_path
 from asr_train.search.nbest import lattice_oracle, nbest
 
@@ -197,27 +196,6 @@ def main(output: str, words: str = "5000") -> None:
     settings = {"beam": BEAM, "max_active": MAX_ACTIVE, "lattice_beam": LATTICE_BEAM}
     about = {"machine": machine(), "words": int(words), "graph": size, "graph_seconds": seconds}
     write_json(output, {**about, "settings": settings, "scores": rows})
-
-
-def machine() -> str:
-    """Return the number of cores and the processor's name."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{len(os.sched_getaffinity(0))} x {names[0] if names else 'unknown processor'}"
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress what kaldilm prints on stderr."""
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 if __name__ == "__main__":

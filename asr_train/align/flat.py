@@ -10,6 +10,8 @@ spoken digits, this start halves the boundary errors of an even division of each
 
 import math
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 
 import numba
 import numpy as np
@@ -207,11 +209,8 @@ def flat_start(
         x_XD = np.concatenate(xs).astype(np.float64)
         return share_XS.sum(0), share_XS.T @ x_XD, share_XS.T @ (x_XD * x_XD), loglik
 
-    results = list(parallel_map(one, chunks, ""))
-    frames_S, sum_SD, squares_SD, loglik = results[0]
-    for more in results[1:]:
-        frames_S, sum_SD = frames_S + more[0], sum_SD + more[1]
-        squares_SD, loglik = squares_SD + more[2], loglik + more[3]
+    columns = zip(*parallel_map(one, chunks, ""), strict=True)
+    frames_S, sum_SD, squares_SD, loglik = (reduce(add, column) for column in columns)
     return frames_S, sum_SD, squares_SD, loglik
 
 

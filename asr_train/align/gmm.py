@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from asr_train.align.front import Front
+from asr_train.align.transforms import Summed
 from asr_train.checks import check_shape
 from asr_train.files import check_part, part, read_json, replacing, write_json
 from asr_train.lang.states import States
@@ -88,7 +89,7 @@ class Gmm:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Summed):
     """Sufficient statistics of some frames; they add up."""
 
     occupancy_G: np.ndarray
@@ -96,15 +97,6 @@ class Counts:
     squares_GD: np.ndarray
     frames_S: np.ndarray
     visits_S: np.ndarray  # times a state was entered
-
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(
-            self.occupancy_G + other.occupancy_G,
-            self.sum_GD + other.sum_GD,
-            self.squares_GD + other.squares_GD,
-            self.frames_S + other.frames_S,
-            self.visits_S + other.visits_S,
-        )
 
 
 def count(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from asr_train.align.transforms import Summed
 from asr_train.align.viterbi import Aligned, Lost
 from asr_train.checks import too_many_lost
 from asr_train.data.features import Utterance, open_h5
@@ -166,7 +167,7 @@ def true_phones(row: dict[str, Any]) -> list[Segment] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Boundaries:
+class Boundaries(Summed):
     """Distances of aligned phone boundaries from the true ones; instances add up.
 
     Attributes:
@@ -176,9 +177,6 @@ class Boundaries:
 
     errors: tuple[float, ...] = ()
     unmatched: int = 0
-
-    def __add__(self, other: "Boundaries") -> "Boundaries":
-        return Boundaries(self.errors + other.errors, self.unmatched + other.unmatched)
 
     def summary(self) -> dict[str, Any] | None:
         """Return median and shares of the absolute errors; None without any."""

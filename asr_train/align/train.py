@@ -11,6 +11,8 @@ utterances form fixed chunks, whose sums are added in order.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import Any, TypeVar
 
 import numpy as np
@@ -334,32 +336,28 @@ def _left_out(job: Job, states: States) -> Sequence[int]:
 def _lda(job: Job, front: Front, outcomes: list[Outcome | None], states: States) -> np.ndarray:
     """Estimate the projection of spliced frames that separates the previous system's states."""
     assert job.settings.lda is not None
-    total: Classes | None = None
-    for classes in _summed(
+    sums = _summed(
         job,
         front(job.feats),
         outcomes,
         lambda x_ND, states_N: Classes.of(x_ND, states_N, states.num_states),
         _left_out(job, states),
-    ):
-        total = classes if total is None else total + classes
-    assert total is not None
+    )
+    total: Classes = reduce(add, sums)
     return lda(total, job.settings.lda.dims).astype(np.float32)
 
 
 def _mllt(job: Job, model: Mixtures, outcomes: list[Outcome | None]) -> tuple[Mixtures, float]:
     """Transform the features so that diagonal covariances fit better; transform the means too."""
     gmm = model.gmm
-    total: FullSums | None = None
-    for sums in _summed(
+    sums = _summed(
         job,
         model.front(job.feats),
         outcomes,
         lambda x_ND, states_N: FullSums.of(x_ND, shares(gmm, x_ND, states_N), gmm.variance_GD),
         _left_out(job, model.states),
-    ):
-        total = sums if total is None else total + sums
-    assert total is not None
+    )
+    total: FullSums = reduce(add, sums)
     turn = mllt(total, gmm.mean_GD, gmm.variance_GD)
     assert model.front.transform_dD is not None
     turned_dD = (turn.matrix @ model.front.transform_dD).astype(np.float32)
@@ -395,10 +393,7 @@ def _unadapted(
         return count(gmm, x_ND, states_N, np.zeros(gmm.num_states), plain_ND)
 
     both = lambda u: np.hstack([read(u), read.plain(u)])  # noqa: E731
-    total: Counts | None = None
-    for sums in _summed(job, both, outcomes, of):
-        total = sums if total is None else total + sums
-    assert total is not None
+    total: Counts = reduce(add, _summed(job, both, outcomes, of))
     return estimate(gmm, replace(total, visits_S=counts.visits_S), floor_D, job.settings.min_count)
 
 
@@ -471,9 +466,7 @@ def _pass(
 
     results = list(parallel_map(one, job.chunks(), ""))
     new = [outcome for some, _ in results for outcome in some]
-    counts = results[0][1]
-    for _, more in results[1:]:
-        counts = counts + more
+    counts: Counts = reduce(add, (more for _, more in results))
     loglik = sum(o.loglik for o in new if isinstance(o, Aligned))
     return new, counts, loglik
 

@@ -9,8 +9,8 @@ the Gaussians in each frame, dense or scipy.sparse as from `gmm.shares`. Knows n
 utterances are read, aligned or distributed over processes.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 
@@ -22,11 +22,20 @@ SWEEPS = 200  # over all rows of a matrix
 SETTLED = 1e-7  # gain in nats per frame below which sweeps end
 
 
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """Statistics that add up, field by field."""
+
+    def __add__(self, other: Self) -> Self:
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return type(self)(*(own + more for own, more in pairs))
+
+
 # --- LDA ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Classes:
+class Classes(Summed):
     """Sums of frames by class, for `lda`.
 
     Attributes:
@@ -52,13 +61,6 @@ class Classes:
             first_c = np.searchsorted(class_N[order_N], seen_c)
             sum_CD[seen_c] = np.add.reduceat(x_ND[order_N], first_c)
         return Classes(count_C, sum_CD, x_ND.T @ x_ND)
-
-    def __add__(self, other: "Classes") -> "Classes":
-        return Classes(
-            self.count_C + other.count_C,
-            self.sum_CD + other.sum_CD,
-            self.square_DD + other.square_DD,
-        )
 
     def covariances(self) -> tuple[np.ndarray, np.ndarray]:
         """Return covariances within and between classes: float64 [D, D]; they sum to the total."""
@@ -148,7 +150,7 @@ def _inverses(name: str, moment_DEE: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class FullSums:
+class FullSums(Summed):
     """Statistics of the Gaussians' full covariances, as `mllt` needs them.
 
     Attributes:
@@ -171,13 +173,6 @@ class FullSums:
             np.asarray(gamma_NG.sum(0), np.float64).reshape(-1),
             gamma_NG.T @ x_ND,
             _moments(gamma_NG @ (1 / variance_GD), x_ND),
-        )
-
-    def __add__(self, other: "FullSums") -> "FullSums":
-        return FullSums(
-            self.count_G + other.count_G,
-            self.sum_GD + other.sum_GD,
-            self.moment_DDD + other.moment_DDD,
         )
 
     def scatter(self, mean_GD: np.ndarray, variance_GD: np.ndarray) -> np.ndarray:
@@ -262,7 +257,7 @@ def _settled(gains: list[float]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class AffineSums:
+class AffineSums(Summed):
     """Sums of one speaker's frames for `fmllr`; E = D + 1, the last a constant 1.
 
     Attributes:
@@ -290,13 +285,6 @@ class AffineSums:
             float(gamma_NG.sum()),
             linear_ND.T @ x_NE,
             _moments(gamma_NG @ (1 / variance_GD), x_NE),
-        )
-
-    def __add__(self, other: "AffineSums") -> "AffineSums":
-        return AffineSums(
-            self.count + other.count,
-            self.linear_DE + other.linear_DE,
-            self.moment_DEE + other.moment_DEE,
         )
 
 

@@ -256,7 +256,7 @@ def read_arpa(path: Path | str) -> NgramModel:
     Raises:
         DamagedFileError: if the file is cut short or inconsistent; names the line.
     """
-    with _open(path) as file, _no_collector():
+    with open_text(path) as file, _no_collector():
         return _Reader(file, path).model()
 
 
@@ -272,7 +272,8 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _open(path: Path | str) -> TextIO:
+def open_text(path: Path | str) -> TextIO:
+    """Open a text file, plain or .gz."""
     if str(path).endswith(".gz"):
         return gzip.open(path, "rt", encoding="utf-8")
     return open(path, encoding="utf-8")

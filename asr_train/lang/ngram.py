@@ -30,12 +30,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
 from asr_train.files import DamagedFileError, read_jsonl
-from asr_train.lang.arpa import BEGIN, END, NEVER, UNKNOWN, NgramModel, Ngrams, Sentence
+from asr_train.lang.arpa import (
+    BEGIN,
+    END,
+    NEVER,
+    UNKNOWN,
+    NgramModel,
+    Ngrams,
+    Sentence,
+    open_text,
+)
 from asr_train.schema import Smoothing
 
 FALL_BACK = (0.5, 1.0, 1.5)  # discounts for texts too small to estimate them
@@ -126,7 +134,7 @@ def read_sentences(paths: Iterable[Path | str]) -> Iterator[list[str]]:
         DamagedFileError: for a file that is cut short or not UTF-8.
     """
     for path in paths:
-        with _open(path) as file:
+        with open_text(path) as file:
             try:
                 for line in file:
                     if words := line.upper().split():
@@ -136,12 +144,6 @@ def read_sentences(paths: Iterable[Path | str]) -> Iterator[list[str]]:
                     f"{path} cannot be read ({error}); it must be UTF-8 text, "
                     "gzipped if its name ends in .gz"
                 ) from error
-
-
-def _open(path: Path | str) -> TextIO:
-    if str(path).endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8")
-    return open(path, encoding="utf-8")
 
 
 def spoken(manifest: str) -> list[list[str]]:

@@ -234,7 +234,7 @@ def _loop(lang: Lang, grammar: GrammarSettings) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Suppress what C++ code prints on standard error: kaldilm reports each section it reads."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -255,7 +255,7 @@ def _arpa(lang: Lang) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "words.txt"
         table.write_text("".join(f"{word} {i}\n" for i, word in enumerate(symbols)))
-        with _quiet():
+        with quiet():
             text = kaldilm.arpa2fst(
                 input_arpa=str(lang.arpa),
                 disambig_symbol="#0",
