@@ -8,7 +8,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 include recipes/paths.mk
 $(foreach v,CORPUS_DIR W,$(if $($v),$(call one_word,$v,$($v),name a link to it without one)))
-PYTHON ?= python3# 3.11 or newer, to make .venv with
+PYTHON ?= python3# 3.11 or newer (tested with 3.11 and 3.12), to make .venv with
 UV_VERSION := 0.13.8
 BIN := $(CURDIR)/.venv/bin
 export PATH := $(BIN):$(PATH)

@@ -1,4 +1,4 @@
-"""Same shape, finite, positive: raise with the name and both values. Too many lost; counts.
+"""Checks that raise with a name and both values: shape, finiteness, sign, lost utterances.
 
 Works on anything with `shape` and `dtype` (NumPy arrays, torch tensors); imports neither.
 """
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def check_same(where: str, **arrays: Any) -> None:
-    """All arrays have the first one's shape and dtype, else ValueError."""
+    """Raise ValueError unless all arrays have the first one's shape and dtype."""
     (first, a), *others = arrays.items()
     for name, b in others:
         if tuple(a.shape) != tuple(b.shape) or a.dtype != b.dtype:
@@ -18,13 +18,13 @@ def check_same(where: str, **arrays: Any) -> None:
 
 
 def check_positive(name: str, value: float) -> None:
-    """`value` is a number above zero, else ValueError."""
+    """Raise ValueError unless `value` is positive."""
     if not value > 0:
         raise ValueError(f"{name} is {value}; it must be positive")
 
 
 def check_shape(name: str, array: Any, *shape: int | None) -> None:
-    """`array` has these sizes (None: any), else ValueError."""
+    """Raise ValueError unless `array` has these sizes (None: any)."""
     found = tuple(array.shape)
     if len(found) != len(shape) or any(
         w is not None and w != f for w, f in zip(shape, found, strict=True)
@@ -34,11 +34,11 @@ def check_shape(name: str, array: Any, *shape: int | None) -> None:
 
 
 def too_many_lost(lost: int, utterances: int, limit: float) -> bool:
-    """More than the share `limit` of the utterances; a single one of several is never too many."""
+    """Return whether more than the share `limit` is lost; one of several is never too many."""
     return lost > limit * utterances and not (lost == 1 < utterances and limit > 0)
 
 
 def spelled(count: int, what: str) -> str:
-    """`1 speaker`, `2 speakers`, `2 speakers of train`."""
+    """Spell a count: `1 speaker`, `2 speakers`, `2 speakers of train`."""
     noun, *rest = what.split(" ", 1)
     return " ".join([str(count), noun if count == 1 else f"{noun}s", *rest])

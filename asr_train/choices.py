@@ -1,8 +1,8 @@
-"""What is said on make's command line beside settings: runs, systems, workers, whose scales.
+"""Choices on make's command line beside settings: runs, systems, workers, whose scales.
 
     NAME=value ... --checked--> Choices --plain--> settings files that stages depend on
 
-A name that does not exist is refused before anything runs, with the nearest that does.
+An unknown name is refused before anything runs, with the nearest known one.
 """
 
 import difflib
@@ -16,14 +16,14 @@ from asr_train.schema import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """make's variables as they were said, split into words; see `make help`.
+    """make's variables, split into words; see `make help`.
 
     Attributes:
-        gmms: systems of Gaussians, each grown from the one before it.
-        nets: networks to train, those of further seeds and of realignment included.
-        scales: the run whose scales, chosen on DEV, all networks take; "": each its own.
-        rescore, bigram: models that are rescored, or decoded with a bigram, too.
-        epochs: models of single epochs, RUN/epochs/N, that are decoded, too.
+        gmms: systems of Gaussians, each trained from the one before it.
+        nets: networks to train, with those of further seeds and of realignment.
+        scales: the run whose scales, chosen on DEV, all networks use; "": each its own.
+        rescore, bigram: models that are also rescored, or decoded with a bigram.
+        epochs: models of single epochs, RUN/epochs/N, that are also decoded.
     """
 
     gmms: list[str] = field(default_factory=lambda: ["mono"])
@@ -34,14 +34,14 @@ class Choices:
     epochs: list[str] = field(default_factory=list)
 
     @staticmethod
-    def of(said: Iterable[str]) -> "Choices":
-        """Of `NAME=word word` arguments.
+    def of(arguments: Iterable[str]) -> "Choices":
+        """Parse `NAME=word word` arguments.
 
         Raises:
-            SettingsError: for a name that does not exist; gives the nearest that does.
+            SettingsError: for an unknown name; gives the nearest known one.
         """
         values: dict[str, Any] = {}
-        for each in said:
+        for each in arguments:
             name, _, text = each.partition("=")
             words = text.split()
             values[name.lower()] = " ".join(words) if name == "SCALES" else words
@@ -52,12 +52,12 @@ class Choices:
 
     @property
     def models(self) -> list[str]:
-        """All that is trained, in order."""
+        """All systems and networks that are trained, in order."""
         return [*self.gmms, *self.nets]
 
     @property
     def shown(self) -> list[str]:
-        """What the table of word errors has, in its order."""
+        """The rows of the table of word errors, in order."""
         bigrams = [f"{name}-bigram" for name in self.bigram]
         return [
             *self.models,
@@ -67,7 +67,7 @@ class Choices:
         ]
 
     def scales_of(self, run: str) -> str:
-        """The run whose scales a run is decoded with."""
+        """Return the run whose scales `run` is decoded with."""
         if self.scales and (run in self.nets or run in self.epochs):
             return self.scales
         return run.partition("/epochs/")[0]
@@ -82,7 +82,7 @@ class Choices:
             run, _, number = word.partition("/epochs/")
             if not re.fullmatch(r"[1-9]\d*", number):
                 raise SettingsError(
-                    f"EPOCHS names {word!r}; it takes RUN/epochs/N, say dnn/epochs/3"
+                    f"EPOCHS names {word!r}; it takes RUN/epochs/N, for example dnn/epochs/3"
                 )
             check_known("EPOCHS", run, self.nets)
 
@@ -90,11 +90,7 @@ class Choices:
 def check_known(
     variable: str, word: str, known: list[str], why: str = "is not trained by this call"
 ) -> None:
-    """Refuse a word that is not known.
-
-    Raises:
-        SettingsError: naming the variable, the word, the nearest known one and all of them.
-    """
+    """Raise SettingsError for an unknown word, naming the variable and the nearest known word."""
     if word in known:
         return
     near = difflib.get_close_matches(word, known, 1)

@@ -1,4 +1,4 @@
-"""Packages that no plain run needs: imported at their use, or one line says how to install them."""
+"""Optional packages: imported where they are used, with a line on how to install them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ PACKAGES = {  # an extra of pyproject.toml -> its package
 
 @contextmanager
 def extra(name: str, what: str) -> Iterator[None]:
-    """Around the import of an extra's package, for the user who wants `what`.
+    """Wrap the import of an extra's package, which `what` needs.
 
     Raises:
         ImportError: naming the package and the command that installs it.

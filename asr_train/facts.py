@@ -1,8 +1,8 @@
-"""The **table of exchange methods**: one row each, without torch; schema, comm, report, paper and
-cost ask it, and know no method by name.
+"""The **table of exchange methods**: one row each, without torch. schema, comm, report, paper and
+cost ask it; none of them knows a method by name.
 
-A method is its row here and the file `comm/methods/NAME.py`, which says what is sent. Settings of
-its own, if it has any, are a group of `comm` (schema and conf/comm/NAME.yaml).
+A method is its row here and the file `comm/methods/NAME.py`, which defines what is sent. Its own
+settings, if any, are a group of `comm` (schema and conf/comm/NAME.yaml).
 """
 
 from dataclasses import dataclass
@@ -12,44 +12,44 @@ HEADER_BYTES = 56  # of every message; `comm.codec` writes it
 
 
 class Traffic(Enum):
-    """How a method loads the network: what `cost.plan` simulates."""
+    """How a method loads the network; `cost.plan` simulates each kind."""
 
     none = "sgd"
     allreduce = "allreduce"  # dense sums, every step
-    gtc = "gtc"  # sparse messages of all to all, every step
-    gtc_async = "gtc_async"  # the same, and nobody waits for a message
-    onebit = "1bit"  # a bit per gradient: parts to their owners, sums back (Seide et al., 2014)
-    bmuf = "bmuf"  # sums of weights, every block of steps
-    bmuf_gtc = "bmuf_gtc"  # gtc inside groups, bmuf over one worker of each
+    gtc = "gtc"  # sparse messages from all to all, every step
+    gtc_async = "gtc_async"  # the same, but no worker waits for a message
+    onebit = "1bit"  # one bit per element: parts to their owners, sums back (Seide et al., 2014)
+    bmuf = "bmuf"  # sums of weights, after every block of steps
+    bmuf_gtc = "bmuf_gtc"  # gtc inside groups, bmuf across one worker of each
 
     @property
     def is_sparse(self) -> bool:
-        """Messages hold the elements beyond a threshold."""
+        """Whether messages hold the elements beyond a threshold."""
         return self in (Traffic.gtc, Traffic.gtc_async, Traffic.bmuf_gtc)
 
     @property
     def has_blocks(self) -> bool:
-        """Models meet after every block of steps."""
+        """Whether models are combined after every block of steps."""
         return self in (Traffic.bmuf, Traffic.bmuf_gtc)
 
     @property
     def in_groups(self) -> bool:
-        """Workers share a model with some of the others."""
+        """Whether a model is shared by a group of workers."""
         return self is Traffic.bmuf_gtc
 
     @property
     def is_asynchronous(self) -> bool:
-        """Workers do not wait for each other."""
+        """Whether workers do not wait for each other."""
         return self is Traffic.gtc_async
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What others must know of a method.
+    """What other packages need to know of a method.
 
     Attributes:
-        needs: groups of `comm`'s settings that must be there.
-        blocks: that of them whose `block_steps` says how often models meet.
+        needs: groups of `comm`'s settings that must be set.
+        blocks: the group among them whose `block_steps` sets how often models are combined.
     """
 
     traffic: Traffic
@@ -58,7 +58,7 @@ class Facts:
 
 
 class Method(Enum):
-    """How workers exchange what they learned; `comm/methods/` has a file for each."""
+    """How workers exchange gradients or models; each has a file in `comm/methods/`."""
 
     facts: Facts
 
@@ -68,11 +68,11 @@ class Method(Enum):
         member.facts = facts
         return member
 
-    # One worker, nothing to exchange
+    # One worker, no exchange
     sgd = "sgd", Facts(Traffic.none)
     # All gradients, dense, every step
     allreduce = "allreduce", Facts(Traffic.allreduce, ("allreduce",))
-    # Each worker alone; weights are averaged after every block
+    # Each worker on its own; weights are averaged after every block
     model_averaging = (
         "model_averaging",
         Facts(Traffic.bmuf, ("model_averaging",), "model_averaging"),

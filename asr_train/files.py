@@ -1,7 +1,7 @@
-"""Files that are whole or absent: write then rename; an index lists its parts and their checksums.
+"""Files that are whole or absent: write, then rename; an index lists its parts and checksums.
 
-Knows nothing of what the files hold. Formats are JSON, JSON lines (gzipped where the name ends in
-`.gz`) and YAML; each is written so that equal content gives equal bytes.
+Knows nothing of what the files hold. Formats are JSON, JSON lines (gzipped if the name ends in
+`.gz`) and YAML. Equal content gives equal bytes.
 """
 
 import gzip
@@ -23,10 +23,10 @@ class DamagedFileError(ValueError):
 
 @contextmanager
 def replacing(path: Path | str) -> Iterator[Path]:
-    """Yield a scratch name beside `path`; it takes the place of `path` if the block succeeds.
+    """Yield a scratch name beside `path`, which replaces `path` if the block succeeds.
 
-    The scratch file keeps the suffix of `path`, which many writers look at. A killed block leaves
-    `path` as it was, and one scratch file that the next try overwrites.
+    The scratch file keeps the suffix of `path`, on which many writers depend. A killed block leaves
+    `path` unchanged, and a scratch file that the next try overwrites.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def replacing(path: Path | str) -> Iterator[Path]:
     try:
         yield scratch
         with open(scratch, "rb") as file:
-            os.fsync(file.fileno())  # else a power cut could leave an empty file under the new name
+            os.fsync(file.fileno())  # otherwise a power cut could leave an empty file
         os.replace(scratch, path)
     except BaseException:
         scratch.unlink(missing_ok=True)
@@ -43,12 +43,12 @@ def replacing(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(path: Path | str, holds: str) -> Iterator[Path]:
-    """Yield a scratch folder beside `path`; it takes the place of `path` if the block succeeds.
+    """Yield a scratch folder beside `path`, which replaces `path` if the block succeeds.
 
     Args:
-        holds: a pattern of all that may be in a folder that is replaced.
+        holds: a pattern that every file in a folder to be replaced must match.
     Raises:
-        FileExistsError: if anything else is in it.
+        FileExistsError: if any other file is in it.
     """
     path = Path(path)
     if path.exists():
@@ -57,7 +57,8 @@ def replacing_folder(path: Path | str, holds: str) -> Iterator[Path]:
         )
         if others:
             raise FileExistsError(
-                f"{others[0]} is no {holds}, of which {path} would be made; name another folder"
+                f"{others[0]} does not match {holds}, so {path} is not replaced; name another "
+                "folder"
             )
     scratch, old = (path.with_name(f".{what}.{path.name}") for what in ("tmp", "old"))
     for left in (scratch, old):  # of a killed try
@@ -74,18 +75,18 @@ def replacing_folder(path: Path | str, holds: str) -> Iterator[Path]:
 
 
 def write_bytes(path: Path | str, content: bytes) -> None:
-    """Write a small file whole."""
+    """Write a small file atomically."""
     with replacing(path) as scratch:
         scratch.write_bytes(content)
 
 
 def write_text(path: Path | str, content: str) -> None:
-    """Write a small text whole, in UTF-8."""
+    """Write a small text atomically, in UTF-8."""
     write_bytes(path, content.encode())
 
 
 def read_text(path: Path | str) -> str:
-    """Read a text that somebody else wrote, without its byte order mark.
+    """Read a user's text file, without its byte order mark.
 
     Raises:
         DamagedFileError: if it is not UTF-8; names file and line.
@@ -121,7 +122,7 @@ def read_json(path: Path | str) -> Any:
 
 
 def write_jsonl(path: Path | str, rows: Iterable[dict[str, Any]]) -> None:
-    """Write a JSON line a row; a name in `.gz` is gzipped without a time stamp."""
+    """Write one JSON line per row; a name in `.gz` is gzipped without a time stamp."""
     buffer = io.BytesIO()
     for row in rows:
         buffer.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
@@ -160,8 +161,8 @@ def read_jsonl(path: Path | str) -> list[dict[str, Any]]:
 
 
 def write_yaml(path: Path | str, content: Any) -> bool:
-    """Write YAML unless the file already says just this; returns whether it was written."""
-    import yaml  # here, so that comm and kernels load where there is only torch
+    """Write YAML unless the file already has this content; return whether it was written."""
+    import yaml  # here, so that comm and kernels load with torch alone
 
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     path = Path(path)
@@ -172,7 +173,7 @@ def write_yaml(path: Path | str, content: Any) -> bool:
 
 
 def read_yaml(path: Path | str) -> Any:
-    """Read YAML; plain data only, so a file cannot run code."""
+    """Read YAML: plain data only, so a file cannot execute code."""
     import yaml
 
     try:
@@ -184,19 +185,19 @@ def read_yaml(path: Path | str) -> Any:
 
 
 def sha256(path: Path | str) -> str:
-    """The file's SHA-256, as 64 hexadecimal digits."""
+    """Return the file's SHA-256, as 64 hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_of(content: Any) -> str:
-    """A short name for JSON-able content: equal content, equal name (16 hexadecimal digits)."""
+    """Return a short name for JSON-able content: equal content, equal name (16 hex digits)."""
     text = json.dumps(content, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def part(path: Path | str, root: Path | str) -> dict[str, Any]:
-    """What an index says of one finished file: its path under `root`, bytes and SHA-256."""
+    """Return an index's entry for a finished file: its path under `root`, bytes and SHA-256."""
     path = Path(path)
     return {
         "path": path.relative_to(root).as_posix(),
@@ -211,10 +212,10 @@ def check_part(
     content: bool = True,
     remake: Path | str = "the .json beside it",
 ) -> Path:
-    """The path of a listed part, after comparing its size and (if `content`) its checksum.
+    """Return the path of a listed part, after checking its size and (if `content`) its checksum.
 
     Args:
-        remake: the output that make has to miss before it makes the part anew; for the message.
+        remake: the output to delete so that make makes the part again; for the message.
     Raises:
         DamagedFileError: if the file is missing, cut short or changed; gives both values.
     """

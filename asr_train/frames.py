@@ -1,42 +1,37 @@
-"""Seconds, samples, frames: the only place that rounds between them; and how fine a spectrum is.
+"""Conversion between seconds, samples and frames, in one place; and a limit on mel bins.
 
-A frame is one row of features. Frame t is centred on the middle of its shift:
-(t + 1/2) * shift. The waveform is mirrored at both ends, so that a recording has
-round(samples / shift) frames however short it is (Kaldi's `snip_edges=false`, lhotse's default).
+A frame is one row of features. Frame t is centred on (t + 1/2) * shift. The waveform is mirrored at
+both ends, so that a recording has round(samples / shift) frames, however short it is (Kaldi's
+`snip_edges=false`, lhotse's default).
 """
 
 import math
 
 
 def samples_of(seconds: float, rate: int) -> int:
-    """The nearest whole number of samples; `rate` in Hz."""
+    """Return the nearest whole number of samples; `rate` in Hz."""
     return int(seconds * rate + 0.5)
 
 
 def num_frames(samples: int, shift: int) -> int:
-    """Frames of a waveform; `samples` and `shift` in samples."""
+    """Return the number of frames of a waveform; `samples` and `shift` in samples."""
     return (samples + shift // 2) // shift
 
 
 def frame_at(seconds: float, shift_seconds: float) -> int:
-    """The frame boundary nearest to a time: frames before it start earlier."""
+    """Return the frame boundary nearest to a time, as the number of frames before it."""
     return int(seconds / shift_seconds + 0.5)
 
 
-def seconds_at(frame: int, shift_seconds: float) -> float:
-    """When a frame starts, in seconds."""
-    return round(frame * shift_seconds, 9)
+def most_mels(rate: int, window_seconds: float, low_hz: float, high_hz: float, limit: int) -> int:
+    """Return the most mel bins, up to `limit`, that each contain a point of the spectrum.
 
-
-def most_mels(rate: int, window_seconds: float, low_hz: float, high_hz: float, wish: int) -> int:
-    """How many mel bins, `wish` at most, each have a point of the spectrum within them.
-
-    The spectrum is that of a window, padded to a power of 2; the point at half the rate counts not.
+    The window is padded to a power of 2; the point at half the sample rate does not count.
     """
     fft = 1 << (samples_of(window_seconds, rate) - 1).bit_length()
     points = [_mel(i * rate / fft) for i in range(fft // 2)]
     low, high = _mel(low_hz), _mel(high_hz)
-    for bins in range(1, wish + 1):
+    for bins in range(1, limit + 1):
         step = (high - low) / (bins + 1)
         edges = [low + i * step for i in range(bins + 2)]
         within = iter(points)
@@ -46,7 +41,7 @@ def most_mels(rate: int, window_seconds: float, low_hz: float, high_hz: float, w
                 at = next(within, math.inf)
             if at >= right:
                 return bins - 1
-    return wish
+    return limit
 
 
 def _mel(hz: float) -> float:

@@ -1,7 +1,7 @@
-"""Ctrl-C while a script still loads libraries: one line, where they would show a traceback each.
+"""Ctrl-C while a script still loads libraries: print one line in place of a traceback.
 
 Every script imports this first. From `jobs.main` on, Ctrl-C is an exception again, so that stages
-can put away what they had begun. Nothing happens where the program is none of `scripts/`.
+can clean up. Has no effect in programs outside `scripts/`.
 """
 
 import os
@@ -10,20 +10,20 @@ import sys
 
 
 def stop(*_: object) -> None:
-    """Say so and end at once: nothing was begun, and libraries swallow exceptions as they load."""
+    """End at once: there is nothing to clean up, and libraries swallow exceptions as they load."""
     name = os.path.splitext(os.path.basename(sys.argv[0]))[0]
     if not launched():
-        os.write(2, f"{name}: interrupted; make goes on from here\n".encode())
+        os.write(2, f"{name}: interrupted; make resumes from here\n".encode())
     os._exit(1)
 
 
 def launched() -> bool:
-    """One of torchrun's processes: the launcher speaks for all."""
+    """Return whether this is one of torchrun's processes: the launcher prints for all of them."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def begin() -> None:
-    """Make Ctrl-C an exception, unless it is ignored, as behind a shell's `&`."""
+    """Make Ctrl-C raise KeyboardInterrupt, unless it is ignored, as after a shell's `&`."""
     if signal.getsignal(signal.SIGINT) is stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,7 +1,8 @@
-"""A stage's outer shell: worker processes, progress, one line of cause when it fails, its times.
+"""Running a stage: worker processes, progress, one-line errors, and time spent.
 
 `main` runs a script; `parallel_map` runs a function over items in forked processes, in order.
-The number of processes (environment variable JOBS, else the cores) never changes a result.
+The number of processes (environment variable JOBS, else the number of cores) never changes a
+result.
 """
 
 import copy
@@ -34,22 +35,22 @@ Result = TypeVar("Result")
 
 
 def num_jobs() -> int:
-    """Worker processes: JOBS where it is set, else the cores this process may use."""
-    wish = os.environ.get("JOBS", "")
-    if wish and not wish.isdigit():
-        raise ValueError(f"JOBS is {wish!r}; it must be a whole number of processes")
-    return max(1, int(wish) if wish else len(os.sched_getaffinity(0)))
+    """Return the number of worker processes: JOBS if set, else the cores this process may use."""
+    given = os.environ.get("JOBS", "")
+    if given and not given.isdigit():
+        raise ValueError(f"JOBS is {given!r}; it must be a whole number of processes")
+    return max(1, int(given) if given else len(os.sched_getaffinity(0)))
 
 
 def peak_megabytes() -> float:
-    """The most memory that this process has held so far."""
+    """Return the peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in kilobytes
 
 
 def progress(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
-    """Yield `items` under a progress bar on a terminal; in a log, a line every 30 seconds.
+    """Yield `items` under a progress bar on a terminal; in a log, print a line every 30 seconds.
 
-    Without a name (`what`), nothing is shown.
+    Without a name (`what`), show nothing.
     """
     with progress_bar(what, total) as bar:
         for item in items:
@@ -58,7 +59,7 @@ def progress(items: Iterable[Item], what: str, total: int | None = None) -> Iter
 
 
 def progress_bar(what: str, total: int | None) -> Any:
-    """A bar as `progress` shows it, for work whose steps the caller counts by `update`."""
+    """Return a bar as shown by `progress`, which the caller advances by `update`."""
     live = sys.stderr.isatty()
     tqdm.monitor_interval = 0  # no thread of its own: workers are forked
     return tqdm(
@@ -67,7 +68,7 @@ def progress_bar(what: str, total: int | None) -> Any:
         mininterval=0.2 if live else 30,
         ncols=100 if live else 80,
         leave=live,
-        delay=0 if live else 20,  # what is done by then needs no line in a log
+        delay=0 if live else 20,  # shorter work needs no line in a log
         disable=not what,
         ascii=not live,
     )
@@ -76,17 +77,18 @@ def progress_bar(what: str, total: int | None) -> Any:
 def parallel_map(
     function: Callable[[Item], Result], items: Sequence[Item], what: str
 ) -> Iterator[Result]:
-    """`map(function, items)` in forked processes: results in the order of the items.
+    """Map in forked processes; return results in the order of the items.
 
     Children inherit the parent's memory as it was at the call: large inputs need no copy, and
-    `function` may be a closure. Only results (and exceptions) travel, so they must be plain data.
-    The parent must not have started threads that hold locks (torch: `set_num_threads(1)` first).
+    `function` may be a closure. Only results (and exceptions) are pickled, so they must be plain
+    data. The parent must not have started threads that hold locks (torch: `set_num_threads(1)`
+    first).
 
-    Workers die with the parent, however that is killed: an orphan would write the same files as the
-    next try. Ctrl-C is the parent's to handle; it kills them.
+    Workers die with the parent, however it is killed: an orphan would write the same files as the
+    next run. Only the parent handles Ctrl-C; it kills them.
 
     Raises:
-        ChildProcessError: if a worker was killed (by the kernel for want of memory, say).
+        ChildProcessError: if a worker was killed (for example because memory ran out).
         Whatever `function` raised, for the first item that failed.
     """
     jobs = min(num_jobs(), len(items))
@@ -119,13 +121,13 @@ def parallel_map(
         _function = _items = None
 
 
-_function: Any = None  # what forked workers inherit: closures and arrays cannot travel by pickle
+_function: Any = None  # inherited by forked workers: closures cannot be pickled
 _items: Any = None
 
 
 @contextmanager
 def _ctrl_c_later() -> Iterator[None]:
-    """Let Ctrl-C come after the block: Python drops one that comes while it forks."""
+    """Delay Ctrl-C until after the block: Python loses one that comes during a fork."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -133,14 +135,14 @@ def _ctrl_c_later() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h: which signal comes when the parent dies
+PR_SET_PDEATHSIG = 1  # linux/prctl.h: the signal sent when the parent dies
 
 
 def _start_worker(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before we asked
+        if os.getppid() != parent:  # it died before the call
             os._exit(1)
 
 
@@ -149,21 +151,21 @@ def _call(i: int) -> Any:
         return _function(_items[i])
     except Exception as error:
         try:
-            copy.copy(error)  # made anew from its arguments, as it will be after its travel
-        except Exception:  # it cannot travel, and would break the pool as a killed worker does
+            copy.copy(error)  # rebuilt from its arguments, as by pickle
+        except Exception:  # cannot be pickled; it would break the pool like a killed worker
             raise RuntimeError(f"{type(error).__name__}: {error}") from None
         raise
 
 
 def main(stage: Callable[..., str | None], usage: str) -> None:
-    """Run a script's `stage(*paths)`; on failure say why in one line and exit with status 1.
+    """Run a script's `stage(*paths)`; on failure print one line with the cause and exit with 1.
 
     Args:
-        stage: takes the paths of the command line, INPUT... OUTPUT. What it returns is printed as
-            the stage's one line, with the seconds that it took.
+        stage: takes the paths of the command line, INPUT... OUTPUT. Its result is printed as the
+            stage's line, with the seconds that it took.
         usage: the script's docstring, printed for --help and for a wrong call.
-    DEBUG=1 in the environment shows the whole traceback. Where ASR_WORK names the recipe's work
-    folder, the seconds that the stage took are kept in its `log/` for `make status`.
+    DEBUG=1 in the environment shows the whole traceback. If ASR_WORK names the recipe's work
+    folder, the stage's seconds are stored in its `log/` for `make status`.
     """
     paths = sys.argv[1:]
     name = Path(sys.argv[0]).stem
@@ -178,19 +180,19 @@ def main(stage: Callable[..., str | None], usage: str) -> None:
             print(f"{summary}; {time.time() - start:.1f} s")
         _keep_times(name, paths, start)
     except KeyboardInterrupt:
-        sys.exit(1 if interrupt.launched() else f"{name}: interrupted; make goes on from here")
+        sys.exit(1 if interrupt.launched() else f"{name}: interrupted; make resumes from here")
     except AssertionError:
-        raise  # a defect here
+        raise  # a bug in this project
     except Exception as error:
         if os.environ.get("DEBUG"):
             raise
         sys.exit(f"{name}: {_cause(error, paths[-1])}")
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said; only Python has to end
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # only Python's own shutdown is left
 
 
 def _cause(error: Exception, output: str) -> str:
-    """One line on what went wrong, and what to do about it."""
+    """Return one line: the cause, and what to do about it."""
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         return f"{error.filename} is missing; {_remake(str(error.filename))}"
     if isinstance(error, OSError) and error.errno in REMEDIES:
@@ -198,9 +200,9 @@ def _cause(error: Exception, output: str) -> str:
         return f"{error.filename or output}: {what}; {REMEDIES[error.errno]}"
     text = " ".join(str(error).split())
     if text and isinstance(error, (ValueError, OSError, ImportError)):
-        return text  # what data, settings or users cause
-    # A library's own kind of error, or a defect here: say where
-    lines = "".join(traceback.format_exception(error))  # begins with that of a worker, if any
+        return text  # caused by data, settings or users
+    # A library's own exception, or a bug here: say where
+    lines = "".join(traceback.format_exception(error))  # begins with a worker's, if any
     ours = re.findall(
         rf'File "{re.escape(str(ROOT))}/((?:asr_train|scripts)/\S+)", line (\d+)', lines
     )
@@ -212,7 +214,7 @@ def _cause(error: Exception, output: str) -> str:
 ROOT = Path(__file__).resolve().parent.parent
 _SPACE, _RIGHTS, _OTHER = (
     "free some space and run make again",
-    "give yourself the right to it, or choose another work folder with W=",
+    "check its permissions, or choose another work folder with W=",
     "move what is there out of the way and run make again",
 )
 REMEDIES = {
@@ -226,7 +228,7 @@ REMEDIES = {
     errno.EISDIR: _OTHER,
     errno.EEXIST: _OTHER,
 }
-MADE = {  # what a work folder holds: the stage that makes it, and the output that stands for it
+MADE = {  # files of a work folder -> the stage that makes them, and its output
     r"manifests/[^/]+$": ("manifests", r"\g<0>"),
     r"audio/([^/]+)/[^/]+$": ("manifests", r"manifests/\1.jsonl.gz"),
     r"lang/[^/]+$": ("lang", "lang/index.json"),
@@ -245,23 +247,23 @@ MADE = {  # what a work folder holds: the stage that makes it, and the output th
 
 
 def _remake(path: str) -> str:
-    """What to do about a missing file."""
+    """Return what to do about a missing file."""
     for pattern, (stage, target) in MADE.items():
         if found := re.search(f"(?<![^/]){pattern}", path):
             folder = path[: found.start()]
             if stage == "gmm" and not os.path.exists(folder + found.expand(r"conf/gmm/\1.yaml")):
-                continue  # a network of that name
+                continue  # a network of the same name
             output = folder + found.expand(target)
             first = f"delete {output} and " if os.path.exists(output) else ""
             return f"the {stage} stage makes it: {first}run make again"
-    return "put it back, or mend what names it, and run make again"
+    return "put it back, or correct the setting that names it, and run make again"
 
 
 def _keep_times(name: str, paths: list[str], start: float) -> None:
     work = os.environ.get("ASR_WORK")
-    if not work or not os.path.exists(paths[-1]):  # resolve.py ends with a setting
+    if not work or not os.path.exists(paths[-1]):  # resolve.py's last argument is a setting
         return
-    if os.environ.get("RANK", "0") != "0":  # torchrun's processes would write the same file at once
+    if os.environ.get("RANK", "0") != "0":  # only one of torchrun's processes writes
         return
     output = os.path.relpath(paths[-1], work)
     row = {
@@ -275,6 +277,6 @@ def _keep_times(name: str, paths: list[str], start: float) -> None:
 
 
 def stage_times(work: Path | str) -> list[dict[str, Any]]:
-    """What finished stages said of themselves, oldest first."""
+    """Return the records of finished stages, oldest first."""
     rows = [json.loads(p.read_text()) for p in Path(work).glob("log/[!.]*.json")]
     return sorted(rows, key=lambda row: (row["finished"], row["output"]))

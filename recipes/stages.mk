@@ -107,7 +107,8 @@ TARGETS := $(MANIFESTS) $(CHECKED) $W/lm/index.json $W/lang/index.json \
 ##   make check    only check recordings, transcripts, speakers and words of all splits
 ##   make status   list done, stale and missing stages, with time and size
 ##   make clean    remove the work folder
-##   variables     W=work folder  JOBS=processes per stage  V=1 (show commands)  SET='feats.num_mels=80 decode.beam=12'
+##   variables     W=work folder  V=1 (show commands)  SET='feats.num_mels=80 decode.beam=12'
+##                 JOBS=processes per stage, and threads of training (default: the number of cores)
 ##                 GMMS='mono tri lda sat'  RUNS='dnn'  REALIGN=realignment passes with the network
 ##                 SEEDS='1 2 3' (train each run three times; means over seeds)
 ##                 RESCORE='dnn' (rescore n-best lists with lm.big)  BIGRAM='tri dnn' (also decode with a bigram)

@@ -1,7 +1,7 @@
 """ali.py feats/SPLIT.jsonl.gz lang/index.json exp/MODEL/model.json conf/ali.yaml OUTPUT
 
-OUTPUT is ali/MODEL/SPLIT.jsonl.gz: the state of every frame, by the model given. SPLIT.status.tsv
-says how each utterance fared, and SPLIT.report.json how good the alignment is.
+OUTPUT is ali/MODEL/SPLIT.jsonl.gz: the state of every frame according to MODEL. Beside it,
+SPLIT.status.tsv has the outcome of each utterance, and SPLIT.report.json measures of quality.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -27,7 +27,7 @@ from asr_train.lang.index import load_lang
 from asr_train.lang.states import States
 from asr_train.schema import AliSettings, load
 
-LONGEST_SHOWN = 20.0  # seconds; a picture of more shows nothing
+LONGEST_SHOWN = 20.0  # seconds; longer utterances are unreadable as a picture
 
 
 def ali(features: str, language: str, model: str, conf: str, output: str) -> str:
@@ -36,13 +36,13 @@ def ali(features: str, language: str, model: str, conf: str, output: str) -> str
     feats, lang = open_feats(features), load_lang(language)
     scorer = load_scorer(model, feats, lang)
     states = known_states(scorer)
-    path, said = Path(output), transcripts(feats.utterances)
+    path, spoken = Path(output), transcripts(feats.utterances)
     split = path.name.removesuffix(".jsonl.gz")
     speakers = None
     if scorer.adapt is not None:
-        scorer, speakers = scorer.adapt(said, lang, settings)
+        scorer, speakers = scorer.adapt(spoken, lang, settings)
     outcomes = align_all(
-        scorer.scores, said, lang, states, scorer.loop_S, settings, f"aligning {split}"
+        scorer.scores, spoken, lang, states, scorer.loop_S, settings, f"aligning {split}"
     )
     shift = feats.settings.shift_seconds
     summary = report(split, feats.utterances, outcomes, states, shift)
@@ -73,7 +73,7 @@ def ali(features: str, language: str, model: str, conf: str, output: str) -> str
 def _example(
     feats: Feats, outcomes: list[Aligned | Lost], states: States
 ) -> dict[str, object] | None:
-    """The utterance of about three seconds whose picture the report shows."""
+    """Return the utterance nearest to three seconds, for the picture in the report."""
     pairs = [
         (u, o) for u, o in zip(feats.utterances, outcomes, strict=True) if isinstance(o, Aligned)
     ]

@@ -1,7 +1,7 @@
 """bench_graph.py FOLDER exp/MODEL/model.json lang/index.json [lang/index.json ...]
 
-The decoding graph of each lang folder with the states of a system of Gaussian mixtures, built by
-the stages' own function, each in a process of its own: states, arcs, size, seconds, peak memory.
+Build the decoding graph of each lang folder with the states of a system of Gaussian mixtures, each
+in its own process, and measure states, arcs, size, seconds and peak memory.
 Writes FOLDER/graphs.json and graphs.md.
 """
 
@@ -17,14 +17,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from bench_search import quiet
-
 from asr_train.align.gmm import load_gmm
 from asr_train.files import replacing, write_json
 from asr_train.jobs import peak_megabytes
 from asr_train.lang.index import load_lang
 from asr_train.report.tables import as_markdown, commit, machine
-from asr_train.search.graph import decoding_graph, load_graph, write_graph
+from asr_train.search.graph import decoding_graph, load_graph, quiet, write_graph
 
 ROOT = Path(__file__).parents[1]
 COLUMNS = ["words of the grammar", "n-grams", "pronunciations", "leaves", "states", "arcs"]
@@ -40,9 +38,9 @@ def main(folder: str, model: str, *languages: str) -> None:
         "commit": commit(ROOT),
         "load_before": [round(load, 2) for load in began],
     }
-    said = [f"{key}: {value}" for key, value in about.items()]
-    said.append("Built in one thread and minimised; `before`: imports, lexicon and model.")
-    text = as_markdown("Decoding graphs", COLUMNS, map(cells, rows), said)
+    notes = [f"{key}: {value}" for key, value in about.items()]
+    notes.append("Built in one thread and minimised; `before`: imports, lexicon and model.")
+    text = as_markdown("Decoding graphs", COLUMNS, map(cells, rows), notes)
     print(text)
     write_json(Path(folder) / "graphs.json", {"about": about, "graphs": rows})
     with replacing(Path(folder) / "graphs.md") as part:
@@ -50,13 +48,13 @@ def main(folder: str, model: str, *languages: str) -> None:
 
 
 def built(model: str, language: str) -> dict[str, Any]:
-    """One graph, in a fresh process: the peak of memory is its own."""
+    """Build one graph in a fresh process, so that peak memory is its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(measured, model, language).result()
 
 
 def measured(model: str, language: str) -> dict[str, Any]:
-    """One graph, built, written and read back: hashes and sizes are then compared."""
+    """Build one graph, write it and read it back, which compares hashes and sizes."""
     lang, mixtures = load_lang(language), load_gmm(Path(model))
     assert lang.arpa is not None, f"{language} has no n-gram model, so there is nothing to grow"
     before, start, cpu_start = peak_megabytes(), time.perf_counter(), time.process_time()
@@ -86,14 +84,14 @@ def measured(model: str, language: str) -> dict[str, Any]:
 
 
 def ngrams(arpa: Path) -> list[int]:
-    """How many n-grams of each order an ARPA file says that it has."""
+    """Return the number of n-grams of each order, from the header of an ARPA file."""
     with open(arpa) as file:
         head: Iterator[str] = takewhile(lambda line: not line.startswith("\\1-grams"), file)
         return [int(line.split("=")[1]) for line in head if line.startswith("ngram ")]
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """A row's texts, one a column."""
+    """Format a row as one text per column."""
     return [
         f"{row['words']:,}",
         " + ".join(f"{count:,}" for count in row["ngrams"]),

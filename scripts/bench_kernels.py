@@ -1,11 +1,11 @@
 """bench_kernels.py FOLDER [MILLIONS...]
 
-GB/s of every kernel beside a copy of as many elements, and beside what else PyTorch offers, all in
-one run: FOLDER/kernels.json, kernels.md and kernels.svg. What is timed is compared with the
-reference first. Sizes are millions of parameters: by default 1, 14.6 and 46 on a CPU, 160 and 1000
-too on a GPU. Of times, the shortest of several rounds counts, in each of which everything has its
-turn: other work on the machine slows all alike. With THREADS=1 in the environment a CPU has one
-thread, whose own time is taken, so that it matters little who else computes.
+Measure GB/s of every kernel beside a copy of as many elements and beside PyTorch's alternatives, in
+one run. Writes FOLDER/kernels.json, kernels.md and kernels.svg. Results are compared with the
+reference first. Sizes are millions of parameters: by default 1, 14.6 and 46 on a CPU, and also 160
+and 1000 on a GPU. Each time is the shortest of several rounds; every round runs all calls, so other
+load on the machine affects all alike. With THREADS=1 in the environment, a CPU uses one thread and
+its CPU time is measured, which depends little on other load.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ from asr_train.kernels import block, decode, onebit, rice, splice, threshold
 from asr_train.kernels.backend import Backend, forced
 
 DENSITIES = (1e-1, 1e-2, 1e-3, 1e-4)
-USUAL = 1e-3  # where peers whose time hardly depends on it are measured
-BUDGET = 1.5  # seconds that the calls beside each other take turns for
+USUAL = 1e-3  # at which the peers are measured whose time hardly depends on it
+BUDGET = 1.5  # seconds of rounds for each group of calls
 MIN_ROUNDS = 2
-SLOW, SELDOM = 0.1, 8  # who takes so many seconds has a turn in so many rounds from then on
+SLOW, SELDOM = 0.1, 8  # a call of more than so many seconds runs in every 8th round only
 WORKERS = 4
 COLUMNS = 1536  # inputs of the 14.6 M network's hidden layers
 WINDOW, MELS = 17, 20  # of its input
@@ -41,9 +41,9 @@ Calls = dict[str, Callable[[], Any]]
 
 
 def timed(calls: Calls) -> dict[str, float]:
-    """Seconds of each; the first call, which may compile, does not count.
+    """Return the seconds of each call; the first, which may compile, does not count.
 
-    Rounds go on for BUDGET seconds, in which the slow have fewer turns than the fast.
+    Rounds continue for BUDGET seconds; slow calls run in fewer of them.
     """
     best: dict[str, float] = {}
     for call in calls.values():
@@ -70,7 +70,7 @@ def seconds_of(call: Callable[[], Any]) -> float:
 
 
 class Vectors:
-    """What kernels of P parameters work on."""
+    """The buffers that kernels of P parameters work on."""
 
     def __init__(self, size: int) -> None:
         rng = torch.Generator(DEVICE).manual_seed(0)
@@ -81,12 +81,12 @@ class Vectors:
         self.out_P = torch.zeros(size, device=DEVICE)
 
     def threshold(self, density: float) -> float:
-        """That so many exceed, as a sample tells."""
+        """Return the threshold that this share of elements exceeds, estimated on a sample."""
         owed_K = (self.residual_P[:1_000_000] + self.grad_P[:1_000_000]).abs()
         return float(owed_K.kthvalue(round(len(owed_K) * (1 - density))).values)
 
     def matrices(self) -> list[Tensor]:
-        """All four as [rows, COLUMNS]; a last short row is left out."""
+        """Return all four as [rows, COLUMNS]; a last short row is left out."""
         rows = self.size // COLUMNS
         vectors = (self.grad_P, self.residual_P, self.kept_P, self.out_P)
         return [v[: rows * COLUMNS].view(rows, COLUMNS) for v in vectors]
@@ -98,30 +98,30 @@ def referred(call: Callable[[], Any]) -> Any:
 
 
 def check(name: str, found: Tensor, wanted: Tensor, rounds: float = 0.0) -> None:
-    """Equal to the bit, or but for float32's rounding where sums are rounded."""
+    """Check for bit-identity, or for equality within float32 rounding where sums are rounded."""
     if not torch.allclose(found, wanted, rtol=rounds, atol=rounds):
-        raise SystemExit(f"{name}: the result is not the reference's on {len(found):,} elements")
+        raise SystemExit(f"{name}: differs from the reference ({len(found):,} elements)")
 
 
 # --- peers ----------------------------------------------------------------------------------------
 
 
 def marked(grad_P: Tensor, residual_P: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """All of the eager form but the compaction, whose size no compiler knows."""
+    """Do all of the eager form but the compaction, whose size no compiler knows."""
     owed_P = residual_P + grad_P
     is_hit_P = owed_P.abs() > tau
     return torch.where(is_hit_P, owed_P - tau * owed_P.sign(), owed_P), is_hit_P
 
 
 def power_sgd(owed_RC: Tensor, q_CK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One power iteration, without the exchange between its halves; and the residual."""
+    """Do one power iteration, without the exchange between its halves; return the residual too."""
     p_RK, _ = torch.linalg.qr(owed_RC @ q_CK)
     q_CK = owed_RC.T @ p_RK
     return p_RK, q_CK, owed_RC - p_RK @ q_CK.T
 
 
 def sign_packed(grad_P: Tensor, residual_P: Tensor, kept_P: Tensor) -> tuple[Tensor, Tensor]:
-    """Signs in bits and one scale, norm / sqrt(P), as 1-bit Adam compresses."""
+    """Pack signs in bits with one scale, norm / sqrt(P), as 1-bit Adam compresses."""
     torch.add(residual_P, grad_P, out=kept_P)
     scale = kept_P.norm() / len(kept_P) ** 0.5
     is_high_P = kept_P >= 0
@@ -133,12 +133,12 @@ def sign_packed(grad_P: Tensor, residual_P: Tensor, kept_P: Tensor) -> tuple[Ten
 
 
 def compiled_mark() -> tuple[Callable[..., Any] | None, str]:
-    """torch.compile's, or why there is none."""
+    """Return torch.compile's form of `marked`, or None, with the reason."""
     try:
         mark = torch.compile(marked, dynamic=True)
         mark(torch.randn(1000, device=DEVICE), torch.randn(1000, device=DEVICE), 1.0)
         return mark, "measured"
-    except Exception as error:  # of many kinds, of the compiler beneath
+    except Exception as error:  # the compiler beneath raises many kinds
         return None, f"no compiler: {type(error).__name__}"
 
 
@@ -259,7 +259,7 @@ def dense(v: Vectors) -> list[dict[str, Any]]:
 
 
 def coding(v: Vectors) -> list[dict[str, Any]]:
-    """Golomb-Rice codes: elements a second, and the link below which they pay."""
+    """Measure Golomb-Rice codes: elements per second, and the link speed below which they pay."""
     found = []
     for density in DENSITIES:
         words_K, _ = threshold.compress(v.grad_P, v.residual_P, v.threshold(density), v.kept_P)
@@ -288,8 +288,8 @@ def coding(v: Vectors) -> list[dict[str, Any]]:
                 "elements": count,
                 "bits_an_element": bits / count,
                 "elements_per_second": {name: count / s for name, s in seconds.items()},
-                # Time on the link saved, over that of one to write and one to read; packed words
-                # of 32 bits take next to none
+                # Time saved on the link, over the time of one to write and one to read; packed
+                # words of 32 bits take next to none
                 "break_even_bits_per_second": saved / (seconds["write"] + seconds["read"]),
             }
         )
@@ -303,7 +303,7 @@ def entries(
     floor: float,
     density: float | None = None,
 ) -> list[dict[str, Any]]:
-    """A row a peer: the least bytes that the kernel must move, over the time that it takes."""
+    """Return a row per peer: the fewest bytes that the kernel must move, over its time."""
     copy = 8 * size / seconds["copy"]
     return [
         {
@@ -325,7 +325,7 @@ def entries(
 
 
 def table(rows: list[dict[str, Any]], codes: list[dict[str, Any]]) -> str:
-    """Markdown."""
+    """Format rows as Markdown."""
     head = ["kernel", "M parameters", "density", "by", "ms", "GB/s", "of copy", "x ours"]
     lines = [
         [
@@ -340,7 +340,7 @@ def table(rows: list[dict[str, Any]], codes: list[dict[str, Any]]) -> str:
         ]
         for row in rows
     ]
-    code_head = ["M parameters", "density", "hits", "bits a hit"]
+    code_head = ["M parameters", "density", "elements", "bits per element"]
     code_head += ["write M/s", "read M/s", "eager write M/s", "eager read M/s", "pays below Gb/s"]
     code_lines = []
     for code in codes:
@@ -357,13 +357,14 @@ def table(rows: list[dict[str, Any]], codes: list[dict[str, Any]]) -> str:
         )
     return (
         markdown(head, lines, text_columns=(0, 3))
-        + "\n\nGolomb-Rice codes of the hits, millions a second. On a link slower than the last "
-        "column they save more time than they take:\n\n" + markdown(code_head, code_lines)
+        + "\n\nGolomb-Rice codes of the sent elements, in millions per second. On a link slower "
+        "than the "
+        "last column they save more time than they take:\n\n" + markdown(code_head, code_lines)
     )
 
 
 def markdown(head: list[str], lines: list[list[str]], text_columns: tuple[int, ...] = ()) -> str:
-    """A table whose columns line up in plain text too."""
+    """Format a table whose columns are aligned in plain text too."""
     places = range(len(head))
     wide = [max(4, *(len(line[i]) for line in [head, *lines])) for i in places]
     rule = ["-" * n if i in text_columns else "-" * (n - 1) + ":" for i, n in enumerate(wide)]
@@ -394,7 +395,7 @@ def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
     axes.barh(range(len(shown)), [row["share_of_copy"] for row in shown], color=colours)
     axes.set_yticks(range(len(shown)), [f"{row['kernel']}: {row['by']}" for row in shown])
     axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_xlabel("least bytes / time, as a share of a copy's in the same run")
+    axes.set_xlabel("fewest bytes / time, as a share of a copy's in the same run")
     axes.set_title(title, fontsize=9)
     figure.tight_layout()
     with replacing(path) as part:
@@ -412,14 +413,14 @@ def device_name() -> str:
 
 
 def commit() -> str:
-    asked = subprocess.run(
+    described = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
     )
-    return asked.stdout.strip() or "unknown"
+    return described.stdout.strip() or "unknown"
 
 
 def about() -> dict[str, Any]:
-    """Where and when something was measured."""
+    """Describe where and when something was measured."""
     if ALONE:
         torch.set_num_threads(1)
     return {
@@ -455,8 +456,8 @@ def main(folder: str, *millions: str) -> None:
         "load at the end": os.getloadavg()[0],
         "seconds": round(time.time() - began),
     }
-    said = "\n".join(f"- {key}: {value}" for key, value in facts.items())
-    text = f"{table(rows, codes)}\n\n{said}"
+    notes = "\n".join(f"- {key}: {value}" for key, value in facts.items())
+    text = f"{table(rows, codes)}\n\n{notes}"
     print(text)
     write_json(Path(folder) / "kernels.json", {"about": facts, "kernels": rows, "rice": codes})
     with replacing(Path(folder) / "kernels.md") as part:

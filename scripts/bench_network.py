@@ -1,10 +1,10 @@
 """bench_network.py FOLDER [MBIT_PER_S...]
 
-gloo's collectives between 2 to 4 processes, beside the simulator's word for them. Each process has
-a network namespace of its own and a link whose rate the kernel holds (tc, tbf), both ways; what one
-message takes from peer to peer is measured first, and is all that the simulator is told. Needs
-Linux, root, ip and tc; changes nothing outside its own namespaces. Writes network.md, network.json
-and network.png into FOLDER. About two minutes.
+Measure gloo's collectives between 2 to 4 processes, beside the simulator's predictions. Each
+process has its own network namespace and a link whose rate the kernel limits (tc, tbf) in both
+directions. The simulator is given only the time of one message between two peers, which is measured
+first. Needs Linux, root, ip and tc; changes nothing outside its own namespaces. Writes network.md,
+network.json and network.png into FOLDER. Takes about two minutes.
 """
 
 import contextlib
@@ -61,17 +61,20 @@ def _all_to_one(sim: Simulation, ranks: Sequence[int], size: float) -> Signal:
 
 
 def in_own_namespaces() -> bool:
-    """True in a network of its own, in which links can be made; elsewhere, False once this command
-    has been run in such a one.
+    """Return True inside an own network namespace, in which links can be made.
+
+    Elsewhere, run this command in such a namespace, and return False.
 
     Raises:
-        ValueError: if that cannot be, or the command failed.
+        ValueError: if no namespace can be made, or the command failed.
     """
     for tool in ("ip", "tc", "unshare"):
         if shutil.which(tool) is None:
-            raise ValueError(f"{tool} is not there; install iproute2 and util-linux")
+            raise ValueError(f"{tool} is missing; install iproute2 and util-linux")
     if os.geteuid() != 0:
-        raise ValueError("network namespaces need root; call this as root, in a container say")
+        raise ValueError(
+            "network namespaces need root; run this as root, for example in a container"
+        )
     if not os.environ.get(INSIDE):
         command = ["unshare", "-n", "-m", sys.executable, *sys.argv]
         done = subprocess.run(command, env=os.environ | {INSIDE: "1"}, check=False)
@@ -112,10 +115,10 @@ def _do(command: str) -> None:
 
 @contextlib.contextmanager
 def shaped(workers: int, mbit_per_s: float | None) -> Iterator[None]:
-    """Inside, there are the namespaces n0, n1, ... with links e0 (10.9.0.1), e1 (10.9.0.2), ...
+    """Provide the namespaces n0, n1, ... with links e0 (10.9.0.1), e1 (10.9.0.2), ...
 
     Args:
-        mbit_per_s: of each link, both ways; None: no limit.
+        mbit_per_s: rate of each link, in both directions; None: no limit.
     """
     _do("ip link add name bridge type bridge")
     _do("ip link set bridge up")
@@ -137,14 +140,18 @@ def shaped(workers: int, mbit_per_s: float | None) -> Iterator[None]:
 
 
 def shape(mbit_per_s: float) -> str:
-    """What tc holds a link at a rate with."""
+    """Return the tc arguments that limit a link to this rate."""
     return f"root tbf rate {mbit_per_s:g}mbit burst 16kb latency 400ms"
 
 
 def ended(
     commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]], seconds: float = 300
 ) -> None:
-    """Run them side by side, each with what its environment adds; ValueError if one fails."""
+    """Run the commands in parallel, each with its additional environment.
+
+    Raises:
+        ValueError: if one of them fails.
+    """
     ranks = [
         subprocess.Popen(command, env=os.environ | more)
         for command, more in zip(commands, environments, strict=True)
@@ -159,7 +166,7 @@ def ended(
 
 
 def measure(workers: int, mbit_per_s: float) -> dict[str, Any]:
-    """What rank 0 saw: seconds of one way, bytes a second, seconds of everything."""
+    """Measure, at rank 0: seconds of one way, bytes per second, seconds of each collective."""
     with tempfile.TemporaryDirectory() as scratch, shaped(workers, mbit_per_s):
         output = Path(scratch) / "seconds.json"
         commands = [
@@ -176,7 +183,7 @@ def measure(workers: int, mbit_per_s: float) -> dict[str, Any]:
 
 
 def compare(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each measurement beside the simulator's, which knows latency and bandwidth alone."""
+    """Compare each measurement with the simulator's, which knows only latency and bandwidth."""
     gpu = GpuSettings(
         name="none", peak_tflops=1, efficiency=1, fixed_ms=0, jitter=0, encode_ns=0, decode_ns=0
     )
@@ -226,7 +233,7 @@ def rank(index: int, workers: int, output: str) -> None:
     one = torch.zeros(1, dtype=torch.uint8)
 
     def ping(size: int) -> None:
-        """From rank 0 to rank 1, and one byte back."""
+        """Send from rank 0 to rank 1, and one byte back."""
         if index == 0:
             dist.send(torch.zeros(size, dtype=torch.uint8), 1)
             dist.recv(one, 1)
@@ -237,7 +244,7 @@ def rank(index: int, workers: int, output: str) -> None:
     def peer_to_peer(size: int) -> None:
         others = [i for i in range(workers) if i != index]
         own = torch.zeros(size, dtype=torch.uint8)
-        # Receives first: gloo asks for data on the connection that data may fill
+        # Receives first: gloo requests data on the connection that the data may fill
         work = [dist.irecv(torch.zeros(size, dtype=torch.uint8), i) for i in others]
         work += [dist.isend(own, i) for i in others]
         for w in work:
@@ -264,7 +271,7 @@ def rank(index: int, workers: int, output: str) -> None:
     }
 
     def timed(call: Callable[[int], object], size: int) -> list[float]:
-        """Of the slowest rank each time; the first, which connects, does not count."""
+        """Return each repeat's seconds at the slowest rank, without the first, which connects."""
         taken = []
         for _ in range(REPEATS + 1):
             dist.barrier()
@@ -275,7 +282,7 @@ def rank(index: int, workers: int, output: str) -> None:
             taken.append(float(seconds))
         return taken[1:]
 
-    small, large = (min(timed(ping, size)) for size in (1, PROBE))  # other work only adds
+    small, large = (min(timed(ping, size)) for size in (1, PROBE))  # other load only adds time
     seconds = {name: {size: timed(call, size) for size in SIZES} for name, call in calls.items()}
     if index == 0:
         found = {
@@ -287,7 +294,7 @@ def rank(index: int, workers: int, output: str) -> None:
     dist.destroy_process_group()
 
 
-# --- how it reads --------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------
 
 
 def markdown(content: dict[str, Any]) -> str:
@@ -295,9 +302,9 @@ def markdown(content: dict[str, Any]) -> str:
         "# The network simulator beside gloo over shaped links",
         "",
         f"Processes of one machine ({content['machine']}; load {content['load']:.1f} at the end), "
-        "each behind a link of its own that the kernel holds at a rate, both ways. Measured: the "
-        f"median of {REPEATS}, from a barrier to the slowest rank's end. Simulated: from latency "
-        "and bandwidth of one message from peer to peer, measured in the same run:",
+        "each behind its own link, whose rate the kernel limits in both directions. Measured: the "
+        f"median of {REPEATS}, from a barrier to the end of the slowest rank. Simulated: from the "
+        "latency and bandwidth of one message between two peers, measured in the same run:",
         "",
         *(
             f"- {link['mbit_per_s']:g} Mb/s, {link['workers']} workers: "
@@ -306,7 +313,7 @@ def markdown(content: dict[str, Any]) -> str:
         ),
         "",
         f"Mean absolute error over {len(content['rows'])} rows: "
-        f"{content['mean_absolute_error']:.1%}. By collective, largest messages alone in brackets:",
+        f"{content['mean_absolute_error']:.1%}. By collective, largest messages only in brackets:",
         "",
         *(f"- {name}: {error_of(content['rows'], name)}" for name in SIMULATED),
         "",
@@ -324,14 +331,16 @@ def markdown(content: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "- Peer to peer posts its receives before its sends. The other way round it took twice as "
-        "long between two processes, as if only one way were used at a time; the likely cause is "
-        "that gloo asks for data on the connection that its own data fills. Its all-gather of two "
-        "takes half as long again as the simulated one, perhaps for the same reason.",
+        "- Peer to peer posts its receives before its sends. In the other order it took twice as "
+        "long between two processes, as if only one direction were used at a time; the likely "
+        "cause "
+        "is that gloo requests data on the connection that its own data fills. Its all-gather of "
+        "two "
+        "takes 1.5 times the simulated time, perhaps for the same reason.",
         "- gloo's broadcast to four sends three copies one after the other; the simulator's tree "
         "takes two rounds.",
-        "- Of small messages, processes that wait for a core are a good part of the time; and the "
-        "kernel lets the first 16 kB pass at once.",
+        "- For small messages, waiting for a core is a large part of the time; and the kernel lets "
+        "the first 16 kB pass at once.",
         "",
         f"Made {content['date']} at commit {content['commit']}: `{content['command']}`.",
     ]
@@ -339,7 +348,7 @@ def markdown(content: dict[str, Any]) -> str:
 
 
 def error_of(rows: Sequence[dict[str, Any]], name: str) -> str:
-    """`4.1 % (2.0 %)`: mean absolute errors."""
+    """Return mean absolute errors: `4.1 % (2.0 %)`."""
     shares = []
     for least in (0, max(SIZES)):
         chosen = [r["error"] for r in rows if r["collective"] == name and r["bytes"] >= least]

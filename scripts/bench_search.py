@@ -1,16 +1,14 @@
 """bench_search.py OUTPUT.json [words]
 
-Frames a second and real-time factor of best-path and lattice search over one large graph: a made-up
-lexicon (default 5,000 words) and bigram model, scores from nearly flat to peaked. Costs of best
-paths are compared first.
+Measure frames per second and real-time factor of best-path and lattice search over one large graph:
+a made-up lexicon (default 5,000 words) and bigram model, scores from nearly flat to peaked. The
+costs of best paths are compared first.
 """
 
-import contextlib
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +21,28 @@ from asr_train.files import write_json
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States
+from asr_train.report.tables import machine
 from asr_train.schema import GrammarKind, GrammarSettings
 from asr_train.search.beam import Beam
 from asr_train.search.confidence import confidences
-from asr_train.search.graph import decoding_graph, to_vector
+from asr_train.search.graph import decoding_graph, quiet, to_vector
 from asr_train.search.lattice import Lattices, best_path
 from asr_train.search.nbest import lattice_oracle, nbest
 
-SHIFT = 0.01  # seconds a frame
+SHIFT = 0.01  # seconds per frame
 FRAMES = 400
 SIMPLE_FRAMES = (
     100  # the first ones, for kaldi_decoder's lattice decoder, which has no limit on tokens
 )
-BEAM, MAX_ACTIVE, LATTICE_BEAM = 13.0, 5000, 8.0  # nats, tokens a frame, nats
-FOLLOWERS = 32  # bigrams a word
+BEAM, MAX_ACTIVE, LATTICE_BEAM = 13.0, 5000, 8.0  # nats, tokens per frame, nats
+FOLLOWERS = 32  # bigrams per word
 SENTENCES = 100
 CHECKED_FRAMES, AMPLE_BEAM = 60, 40.0  # where costs are compared: no limit on tokens, nats
 MARGINS = {"flat": 0.3, "soft": 1.0, "peaked": 4.0}  # nats of the true state above noise of 1 nat
 
 
 def made_up(words: int, rng: np.random.Generator, folder: Path) -> Lang:
-    """A language of random words of 2 to 9 phones, and a random bigram model."""
+    """Make a language of random words of 2 to 9 phones, and a random bigram model."""
     phones = [f"p{i:02}" for i in range(39)]
     prons: dict[str, tuple[tuple[str, ...], ...]] = {}
     for i in range(words):
@@ -69,22 +68,22 @@ def made_up(words: int, rng: np.random.Generator, folder: Path) -> Lang:
 
 
 def a_path(lang: Lang, rng: np.random.Generator) -> tuple[np.ndarray, list[int]]:
-    """The states of random words with silence around them, FRAMES long, and the words' ids."""
+    """Return the states of random words with silence around them, FRAMES long, and the word ids."""
     names, silence = lang.lexicon.words, list(lang.states.of("SIL"))
-    path, said = [s for s in silence for _ in range(2)], []
+    path, spoken = [s for s in silence for _ in range(2)], []
     while len(path) < FRAMES - 110:  # the longest word has 27 states of at most 4 frames
-        said.append(int(rng.integers(len(names))) + 1)
-        for phone in lang.lexicon.prons[names[said[-1] - 1]][0]:
+        spoken.append(int(rng.integers(len(names))) + 1)
+        for phone in lang.lexicon.prons[names[spoken[-1] - 1]][0]:
             for state in lang.states.of(phone):
                 path += [state] * int(rng.integers(1, 5))
     path += silence
-    return np.array(path + silence[-1:] * (FRAMES - len(path))), said
+    return np.array(path + silence[-1:] * (FRAMES - len(path))), spoken
 
 
 def timed(search: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
-    """The fastest of some runs, in seconds of this process (all here use one core), and the result.
+    """Return the fastest of some runs, in CPU seconds of this process, and its result.
 
-    Other processes on the machine count less than they would on a clock on the wall.
+    CPU time depends less on other load than wall-clock time; all searches here use one core.
     """
     seconds = []
     for _ in range(repeats):
@@ -95,14 +94,14 @@ def timed(search: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
 
 
 def simple_lattice(fst: Any, scores_TS: np.ndarray) -> bool:
-    """kaldi_decoder's lattice decoder: has no limit on tokens."""
+    """Run kaldi_decoder's lattice decoder, which has no limit on tokens."""
     options = kaldi_decoder.LatticeSimpleDecoderConfig(beam=BEAM, lattice_beam=LATTICE_BEAM)
     decoder = kaldi_decoder.LatticeSimpleDecoder(fst, options)
     return decoder.decode(kaldi_decoder.DecodableCtc(scores_TS))
 
 
 def check(fst: Any, top_label: int, lattices: Lattices, scores_TS: np.ndarray) -> None:
-    """With nothing cut, all find paths of one cost, and the lattice's own best path is one."""
+    """Check that without pruning all find equally good paths, the lattice's best among them."""
     path = Beam(fst, scores_TS.shape[1], AMPLE_BEAM, 10**6, top_label).best_path(scores_TS)
     lattice = lattices.decode(scores_TS, AMPLE_BEAM, 10**6, LATTICE_BEAM)
     assert path is not None
@@ -115,7 +114,7 @@ def check(fst: Any, top_label: int, lattices: Lattices, scores_TS: np.ndarray) -
 def measured(
     fst: Any, top_label: int, lattices: Lattices, scores_TS: np.ndarray, words: list[int]
 ) -> dict[str, Any]:
-    """Times of one kind of scores, in seconds for all frames, and what was found."""
+    """Measure one kind of scores: seconds for all frames, and what was found."""
     check(fst, top_label, lattices, np.ascontiguousarray(scores_TS[:CHECKED_FRAMES]))
     beam = Beam(fst, scores_TS.shape[1], BEAM, MAX_ACTIVE, top_label)
     best_seconds, path = timed(lambda: beam.best_path(scores_TS))
@@ -152,15 +151,15 @@ def measured(
 
 
 def errors_of(reference: list[int], words: list[int]) -> int:
-    """Levenshtein's count."""
+    """Count word errors by Levenshtein distance."""
     return kaldialign.edit_distance(reference, words)["total"]
 
 
 def show(name: str, row: dict[str, Any]) -> None:
-    """One kind of scores as a few lines."""
+    """Print one kind of scores as a few lines."""
     print(
-        f"{name}: {row['active_tokens']:,.0f} tokens a frame; lattice of {row['arcs']:,} arcs, "
-        f"{row['sentences']} sentences{'' if row['complete'] else ' (work limit met)'}; "
+        f"{name}: {row['active_tokens']:,.0f} tokens per frame; lattice of {row['arcs']:,} arcs, "
+        f"{row['sentences']} sentences{'' if row['complete'] else ' (work limit reached)'}; "
         f"of {row['words']} words {row['best_errors']} wrong, oracle {row['oracle_errors']}; "
         f"costs {row['cost']['FasterDecoder']:.2f} and {row['cost']['ours']:.2f}"
     )
@@ -182,42 +181,21 @@ def main(output: str, words: str = "5000") -> None:
     seconds = {"graph": built - start, "lattices": time.perf_counter() - built}
     print(
         f"graph of {size['nodes']:,} nodes, {size['arcs']:,} arcs: {seconds['graph']:.1f} s; "
-        f"taken over (the first time: compiled) in {seconds['lattices']:.1f} s; "
+        f"loaded (the first time: compiled) in {seconds['lattices']:.1f} s; "
         f"beam {BEAM:g}, {MAX_ACTIVE} tokens, lattice beam {LATTICE_BEAM:g}"
     )
-    path_T, said = a_path(lang, rng)
+    path_T, spoken = a_path(lang, rng)
     rows = {}
     for name, margin in MARGINS.items():
         noise_TS = rng.standard_normal((FRAMES, lang.states.num_states))
         noise_TS[np.arange(FRAMES), path_T] += margin
         scores_TS = noise_TS.astype(np.float32)
         top_label = int(graph.arcs_A["ilabel"].max())
-        rows[name] = measured(fst, top_label, lattices, scores_TS, said)
+        rows[name] = measured(fst, top_label, lattices, scores_TS, spoken)
         show(name, rows[name])
     settings = {"beam": BEAM, "max_active": MAX_ACTIVE, "lattice_beam": LATTICE_BEAM}
     about = {"machine": machine(), "words": int(words), "graph": size, "graph_seconds": seconds}
     write_json(output, {**about, "settings": settings, "scores": rows})
-
-
-def machine() -> str:
-    """The processor's name."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{len(os.sched_getaffinity(0))} x {names[0] if names else 'unknown processor'}"
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep kaldilm's chat off the terminal."""
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 if __name__ == "__main__":

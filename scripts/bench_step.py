@@ -1,12 +1,12 @@
 """bench_step.py FOLDER [MODEL=FRAMES,FRAMES ...]
 
-A whole training step by plain SGD beside one by GTC, on one device, and what each part takes.
+Compare a whole training step of plain SGD with one of GTC on one device, and time each part.
 Writes FOLDER/steps.json and steps.md. The GTC step is that of one worker of a group: it compresses
-its gradient, writes a message, checks and reads one, and updates the weights that it names. There
-is no wire, and as many messages as workers would be read; reading 15 more is timed apart.
-Frames are random, and so are their states; tau is such that one element in a thousand exceeds it.
-Of times, the shortest of several rounds counts, in which SGD and GTC take turns. THREADS=1 is as
-for bench_kernels.py.
+its gradient, writes a message, reads and checks one, and updates the weights that it names. No data
+crosses a network, and a real group would read one message per worker; reading 15 more is timed
+separately. Frames and their states are random; tau is such that one element in a thousand exceeds
+it. Each time is the shortest of several rounds, in which SGD and GTC alternate. THREADS=1 works as
+in bench_kernels.py.
 """
 
 import contextlib
@@ -43,12 +43,12 @@ from asr_train.train.step import gradients
 FRAMES = "256,512,1024" if DEVICE == "cpu" else "1024,2048,8192"
 CASES = (f"dnn_5x1536={FRAMES}", f"lstm_5x768={FRAMES}")  # strom2015's and ladkat2019's
 TASKS = {"dnn": (20, 3030), "lstm": (64, 3183)}  # mels and states
-OUTPUTS = 64  # of a row that a recurrent network reads
+OUTPUTS = 64  # per row that a recurrent network reads
 DENSITY = 1e-3
-WORKERS = 16  # messages that are read beside the first
+WORKERS = 16  # messages that are read, for the time of more than one
 SETTLING = 3  # steps before tau is fixed
 ROUNDS = 6 if DEVICE == "cpu" else 50
-MORE_ROUNDS = 30  # of parts that are short beside forward and backward
+MORE_ROUNDS = 30  # for parts that are short beside forward and backward
 PARTS: dict[str, tuple[ModuleType, str]] = {
     "compress": (threshold, "compress"),
     "write message": (codec, "write"),
@@ -57,7 +57,7 @@ PARTS: dict[str, tuple[ModuleType, str]] = {
 
 
 class Worker:
-    """One of a group: a network, and what it is trained on."""
+    """One worker of a group: a network, and what it is trained on."""
 
     def __init__(self, name: str, frames: int) -> None:
         if not ALONE:
@@ -78,7 +78,7 @@ class Worker:
         self.batch = drawn(self.model, frames, num_mels, num_states)
 
     def gradient(self) -> Gradient:
-        """Forward and backward, as training does it."""
+        """Run forward and backward as training does."""
         workers = range(1)
         (found,) = gradients(
             self.model, lambda _: self.batch, self.state, workers, self.optim, 1, {}
@@ -100,7 +100,7 @@ class Worker:
         self.update(self.exchange(self.gradient()))
 
     def settle(self) -> None:
-        """A residual as in the middle of training, and the threshold for it."""
+        """Bring residual and threshold to where they are in the middle of training."""
         for _ in range(SETTLING):
             owed_K = (self.gradient().grad_P + self.gtc.residuals[0])[::16].abs()
             tau = float(owed_K.kthvalue(round(len(owed_K) * (1 - DENSITY))).values)
@@ -109,7 +109,7 @@ class Worker:
 
 
 def drawn(model: Model, frames: int, num_mels: int, num_states: int) -> Batch:
-    """Single frames with their windows, or rows of OUTPUTS outputs."""
+    """Draw single frames with their windows, or rows of OUTPUTS outputs."""
     rng = torch.Generator().manual_seed(0)
     rows, columns = (frames, 1) if model.stride == 1 else (frames // OUTPUTS, OUTPUTS)
     times = model.context_left + (columns - 1) * model.stride + 1 + model.context_right
@@ -121,7 +121,7 @@ def drawn(model: Model, frames: int, num_mels: int, num_states: int) -> Batch:
 
 @contextlib.contextmanager
 def watched(spent: dict[str, float]) -> Iterator[None]:
-    """Adds to `spent` what each of PARTS takes inside."""
+    """Add to `spent` the seconds of each of PARTS inside."""
 
     def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*given: Any) -> Any:
@@ -139,7 +139,7 @@ def watched(spent: dict[str, float]) -> Iterator[None]:
 
 
 def parts(worker: Worker) -> dict[str, float]:
-    """Seconds of each part of a step, the shortest of some."""
+    """Return the seconds of each part of a step, the shortest of several rounds."""
     best: dict[str, float] = {}
 
     def keep(name: str, seconds: float) -> None:
@@ -165,7 +165,7 @@ def parts(worker: Worker) -> dict[str, float]:
 
 
 def more_messages(worker: Worker) -> float:
-    """Seconds to read and decode WORKERS messages beyond those of one."""
+    """Return the seconds to read and decode WORKERS messages beyond those of one."""
     gradient = worker.gradient()
     kept_P = torch.empty_like(gradient.grad_P)
     words_K, _ = threshold.compress(
@@ -214,7 +214,7 @@ def measured(name: str, frames: int) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown."""
+    """Format rows as Markdown."""
     names = list(rows[0]["part_seconds"])
     head = ["model", "frames", "density", "SGD ms", "GTC ms", "GTC costs", "by its parts"]
     head += [f"{name} ms" for name in names] + [f"{WORKERS - 1} more messages ms"]

@@ -1,9 +1,9 @@
 """bigram.py conf/bigram.yaml lang/index.json manifests/DEV.jsonl.gz manifests/TEST.jsonl.gz ...
     lang-bigram/index.json
 
-OUTPUT is the lang folder with another grammar: a Witten-Bell bigram of the same text, the kind of
-language model that Kaldi was measured with. Words are those of both the text and the lexicon; their
-pronunciations, and so all models, stay as they are.
+The output is the lang folder with another grammar: a Witten-Bell bigram of the same text, the kind
+of language model that Kaldi was measured with. Its words are those of both the text and the
+lexicon; pronunciations, and hence all models, stay as they are.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """check.py conf/corpus.yaml conf/lexicon.yaml conf/ali.yaml manifests/SPLIT.jsonl.gz... OUTPUT
 
-All splits of a corpus, before anything is computed: what was dropped from them together, words
-without pronunciation. TRAIN and DEV come first. OUTPUT is manifests/check.txt, to be read.
+Check all splits of a corpus before anything is computed: dropped utterances, words without a
+pronunciation. TRAIN and DEV come first. OUTPUT is manifests/check.txt, for a person to read.
 """
 
 import asr_train.interrupt  # noqa: F401

@@ -1,7 +1,7 @@
 """decode.py exp/RUN/model.json exp/RUN/tuned.json lang/index.json feats/SPLIT.jsonl.gz OUTPUT
 
-OUTPUT is exp/RUN/hyp.SPLIT.jsonl: a line of settings, then the words of every utterance.
-hyp.SPLIT.ctm beside it has the words' times, and with lattices nbest.SPLIT.jsonl the alternatives.
+OUTPUT is exp/RUN/hyp.SPLIT.jsonl: a line of settings, then the words of every utterance. Beside it,
+hyp.SPLIT.ctm has the words' times and, with lattices, nbest.SPLIT.jsonl the alternatives.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -75,13 +75,13 @@ def decode(model: str, tuned: str, language: str, features: str, output: str) ->
         f"(highest {max(h.real_time_factor for h in found):.4f}){oracle}"
         + (f"; {heard_line(about)}" if about else "")
         + (f"; {len(cut)} long recordings in {sum(cut)} pieces, cut at pauses" if cut else "")
-        + (f"; the search did not end well in {len(missed)}: {missed[:5]}" if missed else "")
+        + (f"; the search reached no final state in {len(missed)}: {missed[:5]}" if missed else "")
         + (f"; no times for {len(untimed)}: {untimed[:5]}" if untimed else "")
     )
 
 
 def _tuned(path: Path, scorer: Scorer, lang: Lang) -> tuple[Choice, Choice, Effort, Graph]:
-    """What the tune stage left: choice, that of a first pass, effort and graph.
+    """Read what the tune stage wrote: choice, the first pass's choice, effort and graph.
 
     Raises:
         ValueError: if they are damaged, or belong to another run, choice or language.
@@ -103,7 +103,7 @@ def _tuned(path: Path, scorer: Scorer, lang: Lang) -> tuple[Choice, Choice, Effo
         return choice, first, effort, graph
     except (ValueError, KeyError) as error:
         reason = f"{path} or {about} lacks {error}" if isinstance(error, KeyError) else str(error)
-        # Whatever is wrong with the graph: tuned.json is what make looks at
+        # Even if the graph is at fault: make depends on tuned.json
         raise ValueError(f"{reason.split(';')[0]}; delete {path} and run make again") from error
 
 

@@ -1,7 +1,7 @@
 """exchange.py conf/score.yaml exp/RUN/model.json... exp/RUN/score.SPLIT.json... tables/exchange.md
 
-What each network run's workers sent, beside its errors and its speed; also exchange.json, and
-exchange.txt for the terminal. With a model.json come its run.json and log.jsonl.
+Tabulate what each network run's workers sent, beside its errors and its speed. Also writes
+exchange.json, and exchange.txt for the terminal. Beside each model.json lie run.json and log.jsonl.
 """
 
 import asr_train.interrupt  # noqa: F401

@@ -1,6 +1,6 @@
 """export.py KIND INPUT... OUTPUT
 
-For other tools. KIND, its inputs and its output:
+Export for other tools. KIND, its inputs and its output:
   data        manifests/SPLIT.jsonl.gz  DATA_DIR            Kaldi's data folder
   feats       feats/SPLIT.jsonl.gz  OUT.ark                 and OUT.scp
   ali         ali/MODEL/SPLIT.jsonl.gz  OUT.txt or OUT.ark        state ids, Kaldi's pdf-ids
@@ -9,7 +9,8 @@ For other tools. KIND, its inputs and its output:
   ctm         exp/RUN/hyp.SPLIT.jsonl  manifests/SPLIT.jsonl.gz  OUT.ctm
   phones      ali/MODEL/SPLIT.jsonl.gz  OUT.ctm                   phones at their times
   stm         manifests/SPLIT.jsonl.gz  OUT.stm             references, for sclite
-  textgrid    ali/MODEL/SPLIT.jsonl.gz  OUT_DIR                   a TextGrid an utterance, for Praat
+  textgrid    ali/MODEL/SPLIT.jsonl.gz  OUT_DIR                   a TextGrid per utterance, for
+  Praat
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -69,7 +70,7 @@ def posteriors(model: str, features: str, output: str) -> None:
     store = open_feats(features)
     scorer = load_scorer(model, store, None)
     if scorer.adapt is not None:
-        print(f"export: {scorer.run}: scores of a first pass; no speaker is adapted in them")
+        print(f"export: {scorer.run}: scores of a first pass, without speaker adaptation")
     scores = ((u.id, scorer.score(u)) for u in progress(store, "scores", len(store.utterances)))
     count = write_matrices(output, scores)
     print(f"export: scores of {scorer.num_states} states, {count} utterances, in {output}")

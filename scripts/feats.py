@@ -1,6 +1,6 @@
 """feats.py manifests/SPLIT.jsonl.gz conf/feats.yaml feats/SPLIT.jsonl.gz
 
-Log-mel features of every cut, stored once, unstacked, as lhotse features.
+Compute the log-mel features of every cut, stored once, unstacked, as lhotse features.
 """
 
 import asr_train.interrupt  # noqa: F401

@@ -10,8 +10,8 @@ NAME: fsdd               the Free Spoken Digit Dataset (CC BY-SA 4.0), 21 MB
       an4                CMU's census corpus, 64 MB
       yesno              60 recordings of a speaker's Hebrew yes and no, 5 MB
 
-URL (or FETCH_URL in the environment) is another place of the same archive, or for the parts of
-LibriSpeech and its models, of the folder that holds them. PARTS='dev-clean train-clean-360' and
+URL (or FETCH_URL in the environment) is a mirror of the archive; for LibriSpeech and its models, of
+the folder that holds the parts. PARTS='dev-clean train-clean-360' and
 LMS='3-gram.pruned.1e-7 4-gram' are read from the environment.
 """
 
@@ -52,11 +52,11 @@ PLAIN_NAME = r"[\w-][\w.-]*"  # begins with no dot: no way out of a folder
 
 @dataclass(frozen=True)
 class Archive:
-    """A .tar.gz whose folders are the corpus's own."""
+    """A .tar.gz whose folder structure is the corpus's own."""
 
     url: str
-    top: str  # the folder it unpacks
-    checksum: str = ""  # 'sha256:...' or 'md5:...' as published; gzip has one of its own
+    top: str  # the folder that it unpacks to
+    checksum: str = ""  # 'sha256:...' or 'md5:...' as published; else only gzip's own
 
     @property
     def part(self) -> str:
@@ -101,7 +101,7 @@ def fetch(name: str, folder: str, url: str = "") -> None:
 
 
 def fsdd(folder: Path, url: str) -> None:
-    """Recordings as they are (8 kHz WAV), and utterances.tsv last."""
+    """Write the recordings unchanged (8 kHz WAV), and utterances.tsv last."""
     table = folder / "utterances.tsv"
     if table.exists():
         print(f"fetch: {table} is there already; delete it to fetch fsdd again")
@@ -121,7 +121,7 @@ def fsdd(folder: Path, url: str) -> None:
         archive.unlink()
         raise FetchError(f"{url or FSDD} has no recordings/DIGIT_SPEAKER_NUMBER.wav; wrong URL?")
     if not url and len(rows) != FSDD_RECORDINGS:
-        print(f"fetch: {len(rows)} recordings, though this commit had {FSDD_RECORDINGS}")
+        print(f"fetch: {len(rows)} recordings, but this commit had {FSDD_RECORDINGS}")
     lines = [COLUMNS, *sorted(rows)]
     write_text(table, "".join("\t".join(line) + "\n" for line in lines))
     archive.unlink()
@@ -144,17 +144,17 @@ def librispeech(folder: Path, url: str) -> None:
     _language_models(models, folder, url)
 
 
-def _wanted(variable: str, default: str, there_are: Iterable[str]) -> list[str]:
-    """What the environment names, refused before anything is fetched."""
+def _wanted(variable: str, default: str, allowed: Iterable[str]) -> list[str]:
+    """Return the names in an environment variable; refuse unknown ones before any download."""
     wanted = os.environ.get(variable, default).split()
     for name in wanted:
-        if name not in there_are:
-            raise ValueError(f"{variable} names {name!r}; there are: {', '.join(there_are)}")
+        if name not in allowed:
+            raise ValueError(f"{variable} names {name!r}; there are: {', '.join(allowed)}")
     return wanted
 
 
 def _language_models(names: list[str], folder: Path, url: str) -> None:
-    """ARPA files into lm/, packed as they come; gzip's own checksum is compared."""
+    """Download ARPA files into lm/, compressed as published; check gzip's own checksum."""
     for name in names:
         path = folder / "lm" / f"{name}.arpa.gz"
         done = path.with_name(f".{name}.fetched")
@@ -189,7 +189,7 @@ CORPORA: dict[str, Callable[[Path, str], None]] = {
 
 
 def _unpacked(wanted: Archive, folder: Path) -> None:
-    """Fetch, compare and unpack an archive, unless that was done before."""
+    """Download, check and unpack an archive, unless that was done before."""
     done = folder / f".{wanted.part}.fetched"
     if done.exists():
         print(f"fetch: {wanted.part} is in {folder} already; delete {done} to fetch it again")
@@ -222,13 +222,13 @@ def _compare(archive: Path, wanted: Archive) -> None:
     if found != published:
         archive.unlink()
         raise FetchError(
-            f"{archive} had {kind} {found[:12]}..., but {published[:12]}... is published, and is "
-            "deleted; try again, or from another place by FETCH_URL"
+            f"{archive} had {kind} {found[:12]}..., but {published[:12]}... is published; it is "
+            "deleted: try again, or set FETCH_URL to a mirror"
         )
 
 
 def _download(url: str, path: Path) -> None:
-    """Fetch `url`, going on from an earlier, broken try where the server can."""
+    """Fetch `url`, resuming an earlier, broken try where the server can."""
     partial = path.with_name(f"{path.name}.part")
     partial.parent.mkdir(parents=True, exist_ok=True)
     have = partial.stat().st_size if partial.exists() else 0
@@ -237,7 +237,7 @@ def _download(url: str, path: Path) -> None:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
             got, length = _receive(answer, partial)
     except urllib.error.HTTPError as error:
-        if have and error.code == 416:  # there is nothing after `have`: another file by now?
+        if have and error.code == 416:  # nothing after `have`: the file has changed
             partial.unlink()
             return _download(url, path)
         raise FetchError(
@@ -245,16 +245,16 @@ def _download(url: str, path: Path) -> None:
         ) from error
     except (OSError, HTTPException) as error:
         raise FetchError(
-            f"{url} cannot be fetched ({getattr(error, 'reason', error)}); try again where there "
-            "is a network, or get the corpus by other means and set CORPUS_DIR"
+            f"{url} cannot be fetched ({getattr(error, 'reason', error)}); try again with network "
+            "access, or get the corpus by other means and set CORPUS_DIR"
         ) from error
     if length is not None and got != int(length):
-        raise FetchError(f"{url} ended after {got} of {length} bytes; call again to go on")
+        raise FetchError(f"{url} ended after {got} of {length} bytes; call again to resume")
     os.replace(partial, path)
 
 
 def _receive(answer: HTTPResponse, partial: Path) -> tuple[int, str | None]:
-    """Bytes received and bytes announced; a server that ignores Range sends all from the start."""
+    """Return bytes received and announced; a server that ignores Range sends all from the start."""
     length = answer.headers["Content-Length"]
     total = -(-int(length) // CHUNK) if length else None
     got = 0
@@ -266,7 +266,7 @@ def _receive(answer: HTTPResponse, partial: Path) -> tuple[int, str | None]:
 
 
 def _members(archive: Path, wanted: re.Pattern[str]) -> Iterator[tuple[re.Match[str], bytes]]:
-    """The files of a .tar.gz whose names match. Callers choose where they go, not the archive.
+    """Yield the files of a .tar.gz whose names match. The caller chooses the paths to write to.
 
     Raises:
         FetchError: for a damaged archive, which is deleted, or a link in place of a file.
@@ -278,7 +278,7 @@ def _members(archive: Path, wanted: re.Pattern[str]) -> Iterator[tuple[re.Match[
                 continue
             file = tar.extractfile(info) if info.isreg() else None
             if file is None:
-                raise FetchError(f"{archive}: {info.name} is no plain file; refusing it")
+                raise FetchError(f"{archive}: {info.name} is not a regular file; refusing it")
             yield match, file.read()
         while tar.fileobj is not None and tar.fileobj.read(CHUNK):
             pass  # gzip's checksum comes last, after what tarfile reads

@@ -1,8 +1,8 @@
 """fit_cluster.py strom2015|ladkat2019|seide2014_1bit FOLDER
 
-Fits the few constants of a simulated cluster on a few of the paper's own speeds, predicts the
-others, and writes speed.md, speed.json and speed.png into FOLDER. Minutes on one core. The
-constants go into conf/cluster by hand. Of seide2014_1bit, nothing is fitted.
+Fit the few constants of a simulated cluster on a few of the paper's own speeds, predict the others,
+and write speed.md, speed.json and speed.png into FOLDER. Takes minutes on one core. The constants
+are copied into conf/cluster by hand. For seide2014_1bit, nothing is fitted.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -34,17 +34,17 @@ CONF = ROOT / "conf"
 CLUSTERS = {"strom2015": "ec2_g2", "ladkat2019": "p3.16xlarge", "seide2014_1bit": "k20x_farm"}
 AIM = 0.15
 UNITS = {
-    "encode_ns": "ns a parameter: a step's work to make and send a message, beside computing",
-    "decode_ns": "ns an element received",
+    "encode_ns": "ns per parameter: a step's work to make and send a message, beside computing",
+    "decode_ns": "ns per element received",
     "fabric_gbit_per_s": "Gb/s that all nodes together get through the network between them",
     "jitter": "standard deviation of a step's computing time over its mean",
-    "message_kb": "kB a message of GTC at tau 8 (the paper does not print it)",
+    "message_kb": "kB per message of GTC at tau 8 (the paper does not print it)",
 }
 
 
 def run(name: str, folder: str) -> None:
     if name not in CLUSTERS:
-        raise ValueError(f"{name!r} is no paper with speeds here; there are {', '.join(CLUSTERS)}")
+        raise ValueError(f"{name!r} is no paper with speeds; known: {', '.join(CLUSTERS)}")
     strom = read_yaml(CONF / "papers/strom2015.yaml")
     case, late = strom_2015(strom), None
     if name == "ladkat2019":
@@ -120,7 +120,7 @@ def fit_of(case: Case, found: Fit) -> dict[str, Any]:
     }
 
 
-# --- how it reads --------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------
 
 
 def markdown(case: Case, cluster: ClusterSettings, content: dict[str, Any]) -> str:
@@ -163,7 +163,7 @@ def markdown(case: Case, cluster: ClusterSettings, content: dict[str, Any]) -> s
 
 
 def fitted_lines(case: Case, content: dict[str, Any]) -> list[str]:
-    """The constants, and how much depends on the rows that they are fitted on."""
+    """Format the constants, and how much depends on the rows that they are fitted on."""
     lines = [
         "## Constants",
         "",
@@ -213,12 +213,12 @@ def constants(values: Constants) -> str:
 def strom_notes(content: dict[str, Any]) -> list[str]:
     bare = content["without_fabric"]["simulated"]["table 2, 80 nodes"]
     return [
-        "## What to make of it",
+        "## Remarks",
         "",
         "- Every node sends its message to every other, and waits only when several of its own "
         "are under way; it computes meanwhile.",
         f"- Only one row, 80 nodes, is slowed by the network: without a limit shared by all nodes "
-        f"it would come out at {bare:.1f}. That limit therefore rests on one row, which is among "
+        f"it would reach {bare:.1f}. That limit therefore rests on one row, which is among "
         "those fitted; each node's own 1 Gb/s would not slow it. The paper does not say what it "
         "is (an oversubscribed core, lost packets, the cost of so many messages).",
         "- Message sizes are the paper's (tables 3 and 4); that of 40 nodes is taken for all "
@@ -229,31 +229,32 @@ def strom_notes(content: dict[str, Any]) -> list[str]:
 
 def seide_notes(content: dict[str, Any]) -> list[str]:
     return [
-        "## What to make of it",
+        "## Remarks",
         "",
         "- Seconds of a step: a line through the paper's table 1; 9 ms more with quantisation, and "
         "InfiniBand of 8 GB/s: all printed. Half batches as with double buffering: the fixed part "
         "of a step counts twice.",
-        "- Rows with model parallelism (2 GPUs a model) are left out: the simulator has none.",
-        "- Rows with 16 nodes come out too fast: nothing here stands for AdaGrad on the parts, nor "
-        "for anything else that grows with the number of nodes beside the network.",
+        "- Rows with model parallelism (2 GPUs per model) are left out: the simulator has none.",
+        "- Rows with 16 nodes are simulated too fast: nothing here represents AdaGrad on the "
+        "parts, "
+        "nor any other cost beside the network that grows with the number of nodes.",
     ]
 
 
 def ladkat_notes(content: dict[str, Any]) -> list[str]:
     bare = content["without_fabric"]["simulated"]
     return [
-        "## What to make of it",
+        "## Remarks",
         "",
         "- GTC's speed halves from 64 to 128 GPUs: the time of a step grows with the square of "
         "their number, as does the number of messages. So something that all nodes share is full; "
-        f"with only each node's 25 Gb/s, 64 and 128 GPUs would come out at "
+        f"with only each node's 25 Gb/s, 64 and 128 GPUs would reach "
         f"{bare['table 1, GTC, 64 GPUs']:.1f} and {bare['table 1, GTC, 128 GPUs']:.1f}. The same "
-        "limit, fitted on a row of BMUF, carries BMUF's blocks.",
+        "limit, fitted on a row of BMUF, fits BMUF's blocks.",
         "- Messages go from peer to peer as soon as each worker is ready, and all wait for all: "
         "synchronous, as the paper says. Those of early workers travel while late ones compute. "
-        "Were messages allowed to come a step late, the rows would ask for three times the jitter "
-        "and come out about as well: these speeds cannot tell.",
+        "Were messages allowed to come a step late, the rows would need three times the jitter "
+        "and fit about as well: these speeds cannot tell.",
         "- The jitter stands for all that differs from step to step (padding, utterances of "
         "different length, reading from S3). It explains GTC's loss at 16 GPUs, that in groups of "
         "8, and part of why longer blocks pay.",

@@ -1,9 +1,8 @@
 """gather.py ROOT report/index.html
 
-Gathers the tables of all recipes that were run here (recipes/NAME/work*/tables/*.md, the name of
-the work folder behind the recipe's where it is another), those kept with the repository
-(results/*/*.md), and the RESULTS.md of recipes, into one page. A picture of the same name as a
-table comes along.
+Gather the tables of all recipes that were run (recipes/NAME/work*/tables/*.md, with the name of the
+work folder if it is not `work`), those kept with the repository (results/*/*.md), and the
+RESULTS.md of recipes, into one page. A table's picture has the same name and is included.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -31,14 +30,14 @@ def gather(root: str, output: str) -> None:
             )
         )
     if not groups:
-        raise ValueError(f"{root} has no tables; run a recipe first, say make digits")
+        raise ValueError(f"{root} has no tables; run a recipe first, for example make digits")
     write_text(output, gathered_page(groups.items()))
     count = sum(map(len, groups.values()))
     print(f"{output}: {count} tables of {len(groups)} recipes, papers and benchmarks")
 
 
 def tables(root: Path) -> Iterator[tuple[str, Path]]:
-    """Group and path of every table, those of runs made here first."""
+    """Yield group and path of every table, those of local runs first."""
     for path in sorted(root.glob("recipes/*/work*/tables/*.md")):
         recipe, work = path.parts[-4], path.parts[-3]
         yield f"{recipe}, made here" + (f" ({work})" if work != "work" else ""), path

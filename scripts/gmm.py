@@ -1,9 +1,9 @@
-"""Train a system of Gaussian mixtures; a line a pass.
+"""Train a system of Gaussian mixtures; print a line per pass.
 
     gmm.py feats/TRAIN.jsonl.gz lang/index.json conf/ali.yaml conf/gmm/NAME.yaml \\
         [exp/BEFORE/model.json] exp/NAME/model.json
 
-From a flat start; or with the alignments of the system before it, in whose place it then stands.
+Starts flat, or from the alignments of the system given before.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -36,7 +36,8 @@ def gmm(features: str, language: str, ali_conf: str, conf: str, *paths: str) -> 
     if (settings.flat is None) != bool(before_path):
         raise ValueError(
             f"{name} has {'no' if settings.flat is None else 'a'} flat start (gmm.{name}.flat) but "
-            f"{'no' if not before_path else 'a'} system before it; GMMS names them in their order"
+            f"{'no' if not before_path else 'a'} system before it; list the systems of GMMS in "
+            "order"
         )
     feats, lang = open_feats(features), load_lang(language)
     before = load_gmm(Path(before_path[0])) if before_path else None
@@ -46,7 +47,7 @@ def gmm(features: str, language: str, ali_conf: str, conf: str, *paths: str) -> 
 
     def log(row: dict[str, Any]) -> None:
         rows.append(row)
-        if row.get("realigned", True):  # the others have nothing to say but their seconds
+        if row.get("realigned", True):  # without realignment there is nothing to show but seconds
             print(f"gmm: {name}: {_line(row)}", flush=True)
 
     try:
@@ -71,7 +72,7 @@ def gmm(features: str, language: str, ali_conf: str, conf: str, *paths: str) -> 
 
 
 def _line(row: dict[str, Any]) -> str:
-    """A row of the log for the eye."""
+    """Format a row of the log for the terminal."""
     if "flat_pass" in row:
         what = f"flat start {row['flat_pass']:2d}: {spelled(row['utterances'], 'utterance')}"
         return f"{what}, {row['loglik_per_frame']:9.4f} nats per frame, {row['seconds']:.1f} s"

@@ -1,11 +1,11 @@
 """import_kaldi.py KIND INPUT... OUTPUT
 
-What Kaldi made, for the stages here. KIND, its inputs and its output:
+Import what Kaldi made. KIND, its inputs and its output:
   data   DATA_DIR...  OUT_FOLDER      a corpus for `make folder CORPUS_DIR=OUT_FOLDER`
   feats  ARCHIVE  manifests/SPLIT.jsonl.gz  conf/feats.yaml  feats/SPLIT.jsonl.gz
   ali    ARCHIVE  STATES  feats/SPLIT.jsonl.gz  ali/SPLIT.jsonl.gz
-ARCHIVE is .ark, .ark.gz or .scp; of alignments, pdf-ids (by ali-to-pdf), also as text. STATES is
-their number, or an ali/OTHER.jsonl.gz whose states they are: another split's, or what was exported.
+ARCHIVE is .ark, .ark.gz or .scp; alignments are pdf-ids (by ali-to-pdf), also as text. STATES is
+their number, or an ali/OTHER.jsonl.gz with the same states: another split's, or an exported one's.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -57,10 +57,10 @@ def ali(archive: str, states: str, features: str, output: str) -> None:
 
 
 def _states_of(manifest: str) -> dict[str, Any]:
-    """What an alignment's index says of its states."""
+    """Return what an alignment's index has about its states."""
     if not manifest.endswith(".jsonl.gz"):
         raise ValueError(f"{manifest} is neither a number of states nor an ali/OTHER.jsonl.gz")
-    open_ali(manifest)  # complains where it is damaged
+    open_ali(manifest)  # raises if it is damaged
     index = read_json(Path(manifest.removesuffix(".jsonl.gz")) / "index.json")
     return {key: value for key, value in index.items() if key != "parts"}
 

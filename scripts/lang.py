@@ -18,7 +18,7 @@ from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, LangSettings, load
 
-SHOWN = 20  # words without pronunciation that are printed
+SHOWN = 20  # words without pronunciation to print
 
 
 def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) -> str:
@@ -34,7 +34,7 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
     if not spoken:
         raise ValueError(
             f"none of the {len(cuts)} utterances in {manifest} has a word in its transcript, so "
-            "there is nothing to train on; mend the corpus, delete that file and run make again"
+            "there is nothing to train on; correct the corpus, delete that file and run make again"
         )
     allowed = grammar_words(settings.grammar, arpa) or sorted(spoken)
     lexicon = Lexicon.from_settings(
@@ -47,7 +47,7 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
         )
     settings.grammar.words = [word for word in allowed if word in lexicon.prons]
     if settings.grammar.kind is not GrammarKind.loop:
-        settings.grammar.words = []  # the file says them
+        settings.grammar.words = []  # they are in the file
     states = States(tuple(lexicon.phones), settings.phone_states, settings.silence_states)
     write_lang(output, Lang(lexicon, states, settings.grammar, arpa, settings.silence_probability))
     summary = (
@@ -70,13 +70,13 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
 
 
 def _words(cuts: list[dict[str, Any]]) -> set[str]:
-    """All words of a split's transcripts."""
+    """Return all words of a split's transcripts."""
     spoken = (s["text"] for cut in cuts for s in cut["supervisions"])
     return {word for text in spoken for word in text.split()}
 
 
 def _model(settings: LangSettings, models: Path) -> Path | None:
-    """The n-gram model of the grammar; None where it is a loop."""
+    """Return the path of the grammar's n-gram model; None if the grammar is a loop."""
     if settings.grammar.kind is GrammarKind.ngram:
         return check_part(models.parent, read_json(models)["small"], remake=models)
     return None if settings.grammar.file is None else Path(settings.grammar.file)

@@ -1,7 +1,7 @@
 """launch.py --standalone --nproc-per-node N SCRIPT ARGUMENT...
 
-torchrun, less its traceback and its warnings where Ctrl-C ends it: then this says so, in one line,
-for all processes.
+Run torchrun, without its traceback and warnings on Ctrl-C: print one line for all processes
+instead.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -13,7 +13,7 @@ import sys
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.run import main
 
-SAID = ("death signal", "closing signal")
+SUPPRESSED = ("death signal", "closing signal")
 LOGGERS = (
     "torch.distributed.elastic.agent.server.api",
     "torch.distributed.elastic.multiprocessing.api",
@@ -22,11 +22,11 @@ LOGGERS = (
 
 def launch() -> None:
     for name in LOGGERS:
-        logging.getLogger(name).addFilter(lambda row: not any(s in row.msg for s in SAID))
+        logging.getLogger(name).addFilter(lambda row: not any(s in row.msg for s in SUPPRESSED))
     try:
         main()
     except (SignalException, KeyboardInterrupt):
-        sys.exit("train: interrupted; make goes on from here")
+        sys.exit("train: interrupted; make resumes from here")
 
 
 if __name__ == "__main__":

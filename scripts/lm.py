@@ -1,9 +1,10 @@
 """lm.py conf/lm.yaml manifests/TRAIN.jsonl.gz manifests/DEV.jsonl.gz [manifests/TEST.jsonl.gz ...]
     lm/index.json
 
-N-gram models of TRAIN's transcripts and other text: small.arpa for the decoding graph, big.arpa to
-score n-best lists anew; their perplexity on DEV's transcripts. Without a model, the index says so.
-TEST is read only to take its sentences out, where lm.without_eval is true.
+Train n-gram models of TRAIN's transcripts and other text: small.arpa for the decoding graph,
+big.arpa for rescoring n-best lists. The index has their perplexity on DEV's transcripts, or says
+that there is no model. TEST is read only if lm.without_eval is true, to remove its sentences from
+the text.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -38,7 +39,7 @@ def lm(conf: str, train_manifest: str, dev_manifest: str, *paths: str) -> str:
     index: dict[str, Any] = {"format": FORMAT, "settings": plain(settings)}
     if settings.small is None:
         write_json(output, index | {"small": None, "big": None})
-        return "lm: none; lang.grammar alone says what may be said"
+        return "lm: none; only lang.grammar restricts the word sequences"
     texts: list[Text] = []
     summary = "lm"
     if any(each is not None and each.file is None for each in (settings.small, settings.big)):
@@ -59,10 +60,10 @@ def lm(conf: str, train_manifest: str, dev_manifest: str, *paths: str) -> str:
 
 
 def texts_of(settings: LmSettings, train_manifest: str, apart: set[tuple[str, ...]]) -> list[Text]:
-    """What models learn from: one text, or with `mix` transcripts and text, of one vocabulary.
+    """Return the texts to learn from: one, or with `mix` two (transcripts, text) of one vocabulary.
 
     Args:
-        apart: sentences that are taken out; their words stay known.
+        apart: sentences to remove; their words stay in the vocabulary.
     """
     sources = [read_sentences(settings.text)]
     if settings.transcripts:
@@ -72,11 +73,11 @@ def texts_of(settings: LmSettings, train_manifest: str, apart: set[tuple[str, ..
     kept = [list(without(source, apart)) for source in whole]
     if apart and any(whole) and not any(kept):
         raise ValueError(
-            f"all {sum(map(len, whole))} sentences of the text are DEV's or TEST's own, and "
+            f"all {sum(map(len, whole))} sentences of the text are in DEV or TEST, and "
             "lm.without_eval takes them out; give other text, or set lm.without_eval=false"
         )
     text = Text.of(itertools.chain(*kept), words, settings.vocabulary)
-    if not settings.mix or not all(kept):  # nothing left of one: the other is the text
+    if not settings.mix or not all(kept):  # one is empty: only the other remains
         return [text]
     return [Text.of(sentences, text.words) for sentences in kept]
 
@@ -84,7 +85,7 @@ def texts_of(settings: LmSettings, train_manifest: str, apart: set[tuple[str, ..
 def made(
     name: str, settings: NgramSettings, texts: list[Text], dev: list[list[str]], folder: Path
 ) -> tuple[dict[str, Any], str]:
-    """Train and write one model; what the index says of it, and what a person reads."""
+    """Train and write one model; return its entry in the index, and a summary line."""
     model, weight = estimated(settings, texts, dev)
     path = folder / f"{name}.arpa"
     write_arpa(path, model)
@@ -108,7 +109,7 @@ def made(
 def estimated(
     settings: NgramSettings, texts: list[Text], dev: list[list[str]]
 ) -> tuple[NgramModel, float | None]:
-    """A given model, that of one text, or the mixture of two and the share of the first."""
+    """Return a given model, that of one text, or a mixture of two and the weight of the first."""
     if settings.file is not None:
         given = read_arpa(settings.file)
         return (prune(given, settings.prune) if settings.prune > 0 else given), None
@@ -125,7 +126,7 @@ def estimated(
 
 
 def measured(model: NgramModel, dev: list[list[str]]) -> dict[str, Any]:
-    """Perplexity without the unknown words, and their share."""
+    """Return the perplexity, without unknown words, and their share."""
     perplexity, words, oovs, sentences = model.perplexity(dev)
     return {
         "perplexity": perplexity,

@@ -1,7 +1,7 @@
 """manifests.py conf/corpus.yaml conf/lexicon.yaml manifests/SPLIT.jsonl.gz
 
-Recordings and transcripts of one split, validated, as lhotse cuts. What was dropped, and why, is in
-SPLIT.dropped.tsv beside it. Recordings that are made here lie in ../audio/SPLIT.
+Write recordings and transcripts of one split, validated, as lhotse cuts. SPLIT.dropped.tsv beside
+it lists dropped utterances with reasons. Synthesised recordings go to ../audio/SPLIT.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -33,7 +33,7 @@ def manifests(conf: str, lexicon_conf: str, output: str) -> str:
 def _made(
     settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_dir: Path
 ) -> PreparedSplit:
-    # Speaking takes libraries that are slow to import.
+    # Speech synthesis needs libraries that are slow to import.
     if settings.digits is not None:
         from asr_train.data.digits import digits
 

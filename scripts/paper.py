@@ -1,9 +1,9 @@
-"""A paper's table, ours beside its own.
+"""Make a paper's table: our results beside the published ones.
 
     paper.py SCALE recipes/PAPER/TABLE.yaml conf/score.yaml exp tables/PAPER-TABLE.md
 
-CORPUS is the recipe whose speech it was. Reads exp/RUN/{run.json,log.jsonl,score.SPLIT.json};
-writes .json, .txt and .png as well.
+CORPUS in the environment names the recipe whose speech was used. Reads
+exp/RUN/{run.json,log.jsonl,score.SPLIT.json}; also writes .json, .txt and .png.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -46,7 +46,7 @@ def paper(scale: str, file: str, conf: str, exp: str, output: str) -> None:
 
 
 def command(file: Path, scale: str) -> str:
-    """What makes the table, from the root."""
+    """Return the command that makes the table, from the root."""
     words = ["make", f"{file.parent.name}-{file.stem}", f"SCALE={scale}"]
     if corpus := os.environ.get("CORPUS"):
         words.append(f"CORPUS={corpus}")
@@ -54,7 +54,7 @@ def command(file: Path, scale: str) -> str:
 
 
 def finished(folder: Path) -> Trained:
-    """What a run left."""
+    """Read the results of a run."""
     return Trained(
         folder.name,
         read_json(folder / "run.json"),
@@ -64,7 +64,7 @@ def finished(folder: Path) -> Trained:
 
 
 def by_epoch(run: Run, exp: Path) -> list[Score]:
-    """The TEST score of each epoch's model."""
+    """Return the TEST score of each epoch's model."""
     epochs = range(1, run.epochs + 1)
     return [
         score

@@ -1,18 +1,18 @@
 """plan.py KEY=VALUE...
 
-Which method, block and group size pay on a cluster: simulated frames/s, bytes and crossovers.
+Recommend method, block and group size for a cluster: simulated frames/s, bytes and crossovers.
 Writes plan.md, plan.json and plan.png into the folder of out=.
 
   cluster=NAME     of conf/cluster, or a .yaml file            (p3.16xlarge)
   model=NAME       of conf/model, or a number of parameters: 24M   (lstm_5x768)
   workers=N        GPUs                                        (64)
-  minibatch=N      frames a worker and step, as the network counts them   (2048)
-  tau=T            what GTC sends: as strom2015's table 3 has it at that tau, 2 to 15   (4)
+  minibatch=N      frames per worker and step, as the network counts them   (2048)
+  tau=T            what GTC sends: as in strom2015's table 3 at that tau, 2 to 15   (4)
   density=P        or the share of the parameters: 0.001
-  log=PATH         or the log.jsonl of a run of ours, whose messages are replayed
+  log=PATH         or the log.jsonl of one of our runs, whose messages are replayed
   codec=NAME       packed32, tile16 or rice                    (packed32)
   blocks=N,N       steps between BMUF's exchanges              (25,50,100,200)
-  groups=N,N       workers in a group of BMUF-GTC              (2,4,8)
+  groups=N,N       workers per group of BMUF-GTC              (2,4,8)
   methods=A,B      allreduce, gtc, 1bit, gtc_async, bmuf_gtc, bmuf   (all)
   fps=N            frames/s of one GPU, measured; else by the cluster's file
   mels=N outputs=N seed=N   the network's                      (64, 3183, 1)
@@ -64,9 +64,9 @@ COMPARED = (2.0, 4.0, 9.0, 15.0)  # tau, of strom2015's table 3
 def run(*arguments: str) -> None:
     given = parsed(arguments)
     cluster = read_cluster(given["cluster"], CONF / "cluster")
-    wish = wished(given)
+    request = requested(given)
     taus = {tau: density_at(tau) for tau in COMPARED}
-    found = plan(wish, cluster, list(taus.values()))
+    found = plan(request, cluster, list(taus.values()))
     folder = Path(given["out"])
     about = {
         "date": time.strftime("%Y-%m-%d"),
@@ -74,16 +74,16 @@ def run(*arguments: str) -> None:
         "command": "make plan " + " ".join(f"{k.upper()}={v}" for k, v in given.items() if v),
         "machine": machine(),
     }
-    text = markdown(wish, cluster, found, taus, given) + "\n" + made(about)
+    text = markdown(request, cluster, found, taus, given) + "\n" + made(about)
     write_text(folder / "plan.md", text)
     plot(found, folder / "plan.png", f"{given['model']} on {given['cluster']}: simulated")
-    write_json(folder / "plan.json", content(wish, found, taus) | {"given": given, **about})
+    write_json(folder / "plan.json", content(request, found, taus) | {"given": given, **about})
     print(text)
     print(f"written: {folder / 'plan.md'}, plan.json, plan.png")
 
 
 def parsed(arguments: tuple[str, ...]) -> dict[str, str]:
-    """The values given, and the defaults of the others; an empty value is none."""
+    """Parse KEY=VALUE arguments over the defaults; an empty value selects the default."""
     given = dict(DEFAULTS)
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -95,11 +95,11 @@ def parsed(arguments: tuple[str, ...]) -> dict[str, str]:
             given[key] = value
     named = [key for key in ("tau", "density", "log") if given[key]]
     if len(named) > 1:
-        raise ValueError(f"{' and '.join(named)} all say what GTC sends; give one of them")
+        raise ValueError(f"{' and '.join(named)} all set what GTC sends; give one of them")
     return given
 
 
-def wished(given: Mapping[str, str]) -> PlanRequest:
+def requested(given: Mapping[str, str]) -> PlanRequest:
     tau = number(given, "tau") if given["tau"] else TAU
     return PlanRequest(
         parameters=parameters(given),
@@ -145,26 +145,26 @@ def kinds(names: str) -> tuple[Traffic, ...]:
 
 
 def density_at(tau: float) -> float:
-    """The share of elements that strom2015 sent at that tau: 32 bits each."""
+    """Return the share of elements that strom2015 sent at that tau, with 32 bits each."""
     paper = read_yaml(CONF / "papers/strom2015.yaml")
     sizes = [(row[0], row[2]) for row in paper["table_3_threshold"]["rows"]]
     return 1e3 * size_at(sizes, tau) / (4e6 * paper["model"]["parameters_millions"])
 
 
 def parameters(given: Mapping[str, str]) -> float:
-    """Of a model in conf/model, or as given."""
+    """Return the number of parameters, of a model in conf/model or as given."""
     name = given["model"]
     try:
         return 1e6 * float(name[:-1]) if name.endswith("M") else float(name)
     except ValueError:
         pass
-    from asr_train.model.store import num_parameters  # which loads torch
+    from asr_train.model.store import num_parameters  # loads torch
 
     return num_parameters(model_settings(name), whole(given, "mels"), whole(given, "outputs"))
 
 
 def model_settings(name: str) -> ModelSettings:
-    """A file of conf/model, on top of those that its defaults list names."""
+    """Load a file of conf/model, on top of those in its defaults list."""
     return build(ModelSettings, _merged(name), "model")
 
 
@@ -183,13 +183,13 @@ def _merged(name: str) -> dict[str, Any]:
     return merged
 
 
-# --- how it reads --------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------
 
 
-def content(wish: PlanRequest, found: Plan, taus: Mapping[float, float]) -> dict[str, Any]:
+def content(request: PlanRequest, found: Plan, taus: Mapping[float, float]) -> dict[str, Any]:
     return {
         "simulated": True,
-        "wish": asdict(wish) | {"kinds": [kind.value for kind in wish.kinds]},
+        "wish": asdict(request) | {"kinds": [kind.value for kind in request.kinds]},
         "alone": asdict(found.alone),
         "options": [
             {"method": o.method.name, "way": o.method.way.value, **asdict(o.speed)}
@@ -206,7 +206,7 @@ def content(wish: PlanRequest, found: Plan, taus: Mapping[float, float]) -> dict
 
 
 def markdown(
-    wish: PlanRequest,
+    request: PlanRequest,
     cluster: ClusterSettings,
     found: Plan,
     taus: Mapping[float, float],
@@ -214,19 +214,20 @@ def markdown(
 ) -> str:
     best = found.advised
     lines = [
-        f"# {wish.workers} workers of {given['cluster']}: simulated",
+        f"# {request.workers} workers of {given['cluster']}: simulated",
         "",
-        f"{wish.parameters / 1e6:.1f} M parameters, {wish.minibatch_frames:,.0f} frames a worker "
+        f"{request.parameters / 1e6:.1f} M parameters, {request.minibatch_frames:,.0f} frames per "
+        "worker "
         f"and step; one worker ({cluster.gpu.name}): {found.alone.frames_per_second:,.0f} "
-        f"frames/s. {sent(wish)} Nothing here is measured.",
+        f"frames/s. {sent(request)} Nothing here is measured.",
         "",
         f"**Advice: {best.method.name}**: {best.speed.frames_per_second:,.0f} frames/s, "
         f"{best.speed.speedup:.1f} times one worker, {size(best.speed.node_bytes)} out of a node "
-        f"each step. Of the methods with {NEAR:.0%} of the highest frames/s, it stays nearest to "
+        f"per step. Of the methods with {NEAR:.0%} of the highest frames/s, it stays nearest to "
         "SGD with one large minibatch.",
         "",
-        "| method | collective | frames/s | speed-up | s a step | sent a worker and step | "
-        "out of a node a step |",
+        "| method | collective | frames/s | speed-up | s per step | sent per worker and step | "
+        "out of a node per step |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     for option in found.options:
@@ -237,15 +238,15 @@ def markdown(
             f"{speed.speedup:.1f} | {speed.step_seconds:.4f} | {size(speed.sent_bytes)} | "
             f"{size(speed.node_bytes)} |"
         )
-    if wish.workers > 1:
+    if request.workers > 1:
         lines += ["", *curves(found), "", *regimes(found, taus), "", *accuracy()]
     return "\n".join(lines) + "\n"
 
 
-def sent(wish: PlanRequest) -> str:
-    if wish.log is not None:
-        return f"GTC's messages are those of {wish.log}, one row of it a step."
-    return f"GTC sends {wish.density:.2g} of the elements, {wish.codec}."
+def sent(request: PlanRequest) -> str:
+    if request.log is not None:
+        return f"GTC's messages are those of {request.log}, one row of it per step."
+    return f"GTC sends {request.density:.2g} of the elements, {request.codec}."
 
 
 def curves(found: Plan) -> list[str]:
@@ -253,7 +254,7 @@ def curves(found: Plan) -> list[str]:
     lines = [
         "## Crossovers",
         "",
-        "Frames/s by number of workers; blocks and groups as they are best with all.",
+        "Frames/s by number of workers; block and group sizes as they are best with all workers.",
         "",
         "| method | " + " | ".join(map(str, counts)) + " | fastest with |",
         "|---|" + "---:|" * (len(counts) + 1),
@@ -270,9 +271,9 @@ def regimes(found: Plan, taus: Mapping[float, float]) -> list[str]:
     lines = [
         "## GTC by threshold",
         "",
-        "Elements as strom2015's table 3 has them; gradients of another scale need another tau.",
+        "Elements as in strom2015's table 3; gradients of another scale need another tau.",
         "",
-        "| tau there | share sent | frames/s | sent a worker and step |",
+        "| tau there | share sent | frames/s | sent per worker and step |",
         "|---:|---:|---:|---:|",
     ]
     for tau, density in taus.items():
@@ -285,7 +286,7 @@ def regimes(found: Plan, taus: Mapping[float, float]) -> list[str]:
 
 
 def accuracy() -> list[str]:
-    """What speed does not say: the relative WER reductions that ladkat2019 printed."""
+    """Format what speed does not show: the relative WER reductions that ladkat2019 printed."""
     paper = read_yaml(CONF / "papers/ladkat2019.yaml")
     table_1 = {(row[0], row[1]): row[-1] for row in paper["table_1_workers"]["rows"]}
     table_2 = {(row[0], row[1]): row[-1] for row in paper["table_2_block_size"]["rows"]}
@@ -293,7 +294,7 @@ def accuracy() -> list[str]:
     printed = "; ".join(f"{names[n]} {table_1[n, 128]:+g} %" for n in names)
     blocks = ", ".join(f"{table_2['BMUF', b]:+g} % (block {b})" for b in (25, 50, 100, 200))
     return [
-        "## What speed does not say",
+        "## What speed does not show",
         "",
         "Relative WER reduction against one GPU, as ladkat2019 printed it for 128 GPUs "
         f"(negative: worse): {printed}. BMUF by block: {blocks}.",

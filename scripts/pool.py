@@ -1,8 +1,8 @@
 """pool.py conf/score.yaml FOLD/exp/RUN/score.SPLIT.json... folds.md
 
-Folds of a cross-validation -> one table: a row a fold (its test speakers), a column a run, the
-baseline's first; then the mean over folds, and all errors over all words with their interval.
-Beside it, folds.json holds the same numbers as fractions and counts.
+Pool the folds of a cross-validation into one table: a row per fold (its test speakers), a column
+per run, the baseline's first; then the mean over folds, and all errors over all words with an
+interval. folds.json beside it holds the same numbers as fractions and counts.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -31,7 +31,7 @@ def pool(conf: str, *paths: str) -> None:
 
 
 def pooled(scores: Sequence[Score], settings: ScoreSettings) -> dict[str, Any]:
-    """What folds.json holds.
+    """Return the content of folds.json.
 
     Raises:
         ValueError: if runs were not scored on the same folds, or an utterance is in two folds.
@@ -56,7 +56,7 @@ def pooled(scores: Sequence[Score], settings: ScoreSettings) -> dict[str, Any]:
 
 
 def fold_of(score: Score) -> str:
-    """A fold goes by the names of its test speakers."""
+    """Return a fold's name: its test speakers."""
     return " ".join(sorted({row["speaker"] for row in score["by_utterance"].values()}))
 
 
@@ -78,7 +78,7 @@ def check_folds(run: str, scores: list[Score], base: str, wanted: list[str]) -> 
 
 
 def column(folds: dict[str, Score], settings: ScoreSettings) -> dict[str, Any]:
-    """A run's rates in the folds, their mean, and all folds together."""
+    """Return a run's rates in the folds, their mean, and all folds together."""
     over, drawn = units(scored(folds))
     errors = total(drawn.values())
     return {
@@ -99,9 +99,9 @@ def column(folds: dict[str, Score], settings: ScoreSettings) -> dict[str, Any]:
 def against(
     base: dict[str, Score], ours: dict[str, Score], settings: ScoreSettings
 ) -> dict[str, Any]:
-    """The pooled difference from the baseline, and in how many folds it is a gain.
+    """Return the pooled difference from the baseline, and the number of folds that improve.
 
-    No p: a bootstrap of a handful of speakers would be surer of itself than it has reason to be.
+    No p-value: a bootstrap over a handful of speakers would be overconfident.
     """
     found = compare(
         units(scored(base))[1], units(scored(ours))[1], settings.bootstrap, settings.seed
@@ -148,7 +148,7 @@ def markdown(table: dict[str, Any]) -> str:
 
 
 def cell(row: dict[str, Any]) -> str:
-    """`4.20 (2.60 – 6.00), 21 / 500`"""
+    """Format as `4.20 (2.60 – 6.00), 21 / 500`."""
     rate = f"{100 * row['wer']:.2f} ({percent_interval(row['ci95'])})"
     return f"{rate}, {row['errors']} / {row['words']}"
 
@@ -156,7 +156,7 @@ def cell(row: dict[str, Any]) -> str:
 def notes(table: dict[str, Any]) -> list[str]:
     runs, draws = table["runs"], table["bootstrap"]["bootstrap"]
     (base, first), *others = runs.items()
-    said = [
+    lines = [
         f"WER in percent (95 % interval), errors / words. All words: drawn over "
         f"{first['ci_over']} ({draws} draws, seed {table['bootstrap']['seed']}), which for so few "
         "speakers is a rough guide; a single fold: over its utterances, so for this speaker only.",
@@ -165,11 +165,11 @@ def notes(table: dict[str, Any]) -> list[str]:
         found = ours["against"]
         low, high = (100 * limit for limit in found["ci95"])
         points = f"{100 * found['difference']:+.2f} points ({low:+.2f} to {high:+.2f})"
-        said.append(
+        lines.append(
             f"{run} against {base}: {points.replace('-', '−')}; fewer errors in "
             f"{found['better_folds']} of {len(table['folds'])} folds."
         )
-    return [*said, made(table)]
+    return [*lines, made(table)]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """recordings.py work/conf/audio work/manifests SPLIT...
 
-Writes SPLIT.yaml anew where a recording changed since manifests/SPLIT.jsonl.gz was made: that
-manifest depends on it. Called with every make, so it loads little.
+Rewrite SPLIT.yaml if a recording changed since manifests/SPLIT.jsonl.gz was made, because the
+manifest depends on it. Runs with every make, so it imports little.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -17,12 +17,12 @@ from asr_train.jobs import main
 
 
 def recordings(folder: str, manifests: str, *splits: str) -> None:
-    is_plan = Path(folder).parent.name == ".plan"  # of which no trace may stay
+    is_plan = Path(folder).parent.name == ".plan"  # which must leave no trace
     for split in splits:
         mark = Path(folder) / f"{split}.yaml"
         if not mark.exists():
             write_yaml(mark, {"changed": None})
-            os.utime(mark, (0, 0))  # older than whatever was made already
+            os.utime(mark, (0, 0))  # older than any finished stage
         manifest, table = (Path(manifests) / f"{split}{end}" for end in (".jsonl.gz", ".audio.tsv"))
         changed = changed_audio(table, not is_plan) if manifest.exists() and table.exists() else []
         if not changed:

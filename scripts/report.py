@@ -1,8 +1,8 @@
 """report.py tables/wer.json [tables/exchange.json] ali/MODEL/SPLIT.report.json...
     exp/RUN/log.jsonl... report/index.html
 
-The WER table, what workers exchanged, learning curves, alignments and stage times as one HTML page
-without network or script; its pictures are kept beside it as PNG and the table of alignments as
+Write the WER table, exchanged bytes, learning curves, alignments and stage times as one HTML page
+without network access or scripts. Beside it are its pictures as PNG and the table of alignments as
 ali.md, for READMEs.
 """
 
@@ -20,10 +20,10 @@ def report(table: str, *paths: str) -> str:
     *inputs, output = paths
     logs = [Path(path) for path in inputs if path.endswith(".jsonl")]
     work = Path(output).resolve().parent.parent
-    # This stage's own time is that of its last run, if any: a page would differ from its first.
+    # Leave out this stage's own earlier time: a second page would differ from the first
     times = [row for row in stage_times(work) if row["stage"] != "report"]
     rows = [read_json(path) for path in inputs if path.endswith(".json")]
-    alignments = [row for row in rows if row.get("table") != "exchange"]  # as models grew
+    alignments = [row for row in rows if row.get("table") != "exchange"]  # in order of training
     exchanges = [row for row in rows if row.get("table") == "exchange"]
     html, pictures = build_page(
         recipe_name(work),
@@ -42,7 +42,7 @@ def report(table: str, *paths: str) -> str:
 
 
 def recipe_name(work: Path) -> str:
-    """`recipes/digits/work` is digits' folder; any other is called by its own name."""
+    """Return `digits` for `recipes/digits/work`; for any other folder, its own name."""
     return work.parent.name if work.parent.parent.name == "recipes" else work.name
 
 

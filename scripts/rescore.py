@@ -5,7 +5,7 @@
     rescore.py apply exp/RUN/hyp.SPLIT.jsonl exp/RUN-rescored/tuned.json lm/index.json \\
         exp/RUN-rescored/hyp.SPLIT.jsonl
 
-`tune` chooses the large model's weight on DEV; `apply` writes the words that come out with it.
+`tune` chooses the large model's weight on DEV; `apply` writes the best words at that weight.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -24,12 +24,12 @@ from asr_train.lang.arpa import read_arpa
 from asr_train.schema import DecodeSettings, NormaliserSettings, load
 from asr_train.score.normalise import load_normaliser
 
-CHUNK = 50  # lists handed to a worker at a time
+CHUNK = 50  # lists per task of a worker process
 
 
 def rescore(what: str, *paths: str) -> str:
     if what not in STEPS:
-        raise ValueError(f"rescore.py {what}: it does {' or '.join(STEPS)}; see its help")
+        raise ValueError(f"rescore.py {what}: allowed are {' and '.join(STEPS)}; see its help")
     return STEPS[what](*paths)
 
 
@@ -69,11 +69,11 @@ def apply(hyp: str, tuned: str, models: str, output: str) -> str:
         words, cost = each.best(best)
         same = words == row["words"]
         costs = {"graph_cost": cost - row["acoustic_cost"]} if same else {"graph_cost": cost}
-        if not same:  # the cost is that of another path, and so would be the times
+        if not same:  # the acoustic cost and the times are those of another path
             costs |= {"acoustic_cost": 0.0, "words_at": None}
         rows.append({**row, "words": words, **costs})
     kept = {k: header[k] for k in ("split", "real_time_factor", "acoustic_scale")}
-    penalty = header["insertion_penalty"] + best.penalty  # in all, as other runs say it
+    penalty = header["insertion_penalty"] + best.penalty  # the total, as in other runs
     about = {"run": chosen["run"], **kept, **asdict(best), "insertion_penalty": penalty}
     write_jsonl(output, [about, *rows])
     changed = sum(r["words_at"] is None for r in rows)
@@ -81,13 +81,13 @@ def apply(hyp: str, tuned: str, models: str, output: str) -> str:
 
 
 def listed(hyp: str, models: str) -> tuple[dict[str, Any], list[Listed]]:
-    """The header of the hypotheses, and their n-best lists under both models."""
+    """Return the header of the hypotheses, and their n-best lists under both models."""
     path, index = Path(hyp), read_json(models)
     header = read_jsonl(path)[0]
     if "nbest" not in header:
         raise ValueError(f"{path} has no n-best lists; set decode.nbest, and run make again")
     if index.get("big") is None:
-        raise ValueError(f"{models} has no large model; set lm.big, say by lm=fourgram")
+        raise ValueError(f"{models} has no large model; set lm.big, for example by lm=fourgram")
     rows = read_jsonl(check_part(path.parent, header["nbest"], remake=path))
     old = logprobs(check_part(Path(models).parent, index["small"], remake=models))
     new = logprobs(check_part(Path(models).parent, index["big"], remake=models))
@@ -101,7 +101,7 @@ def listed(hyp: str, models: str) -> tuple[dict[str, Any], list[Listed]]:
 
 
 def logprobs(arpa: Path) -> Logprobs:
-    """Natural log-probabilities of sentences by an ARPA file."""
+    """Return a function for natural log-probabilities of sentences by an ARPA file."""
     model = read_arpa(arpa)
     return lambda sentences: model.logprobs(sentences) * math.log(10)
 

@@ -1,17 +1,16 @@
 """resolve.py work/conf 'RUN RUN ...' [TABLE.yaml@SCALE ...] ['NAME=word word' ...] [group=file ...]
     [group.key=value ...]
 
-Composes conf/ and the overrides, checks every value, and writes one file per stage into work/conf.
-recipe=NAME picks conf/recipe/NAME.yaml, a recipe's numbers; other overrides win over them.
-Arguments with names in capitals are make's variables (`choices.Choices`, WORKERS); what depends on
-them has a file of its own, too: shown.yaml what this call shows, scales/RUN.yaml whose scales a run
-takes. A run is a file of conf/run/ or, of conf/comm/, a method; such a one with another seed
-(RUN-seedN); or named by a paper's table, whose settings then come last.
+Compose conf/ and the overrides, check every value, and write one file per stage into work/conf.
+recipe=NAME picks conf/recipe/NAME.yaml, a recipe's numbers; other overrides take precedence.
+Arguments with names in capitals are make's variables (`choices.Choices`, WORKERS). Two kinds of
+files depend on them: shown.yaml (what this call shows) and scales/RUN.yaml (whose scales a run is
+decoded with). A run is a file of conf/run/, an exchange method (a file of conf/comm/ or its name),
+one of these with another seed (RUN-seedN), or a row of a paper's table, whose settings come last.
 
-A settings file is rewritten only when its content changes, so that make reruns just what a change
-touches. It is never older than the files that it names (a lexicon, text, a mapping): an edit of one
-counts as a change, though make does not know of it.
-The only user of Hydra.
+A settings file is rewritten only when its content changes, so that make reruns only the stages that
+a change affects. It is never older than the files that it names (a lexicon, text, a mapping):
+editing one counts as a change, though make does not know the file. Only this script uses Hydra.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -45,14 +44,14 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 def resolve(folder: str, runs: str, *overrides: str) -> None:
     """Write the settings files of all stages and runs."""
     files_of_tables = [o for o in overrides if "=" not in o and "@" in o]
-    said = [o for o in overrides if VARIABLE.match(o)]
-    given = [o for o in overrides if o not in files_of_tables and o not in said]
-    choices = Choices.of(said)
+    variables = [o for o in overrides if VARIABLE.match(o)]
+    given = [o for o in overrides if o not in files_of_tables and o not in variables]
+    choices = Choices.of(variables)
     for name in choices.gmms:
         systems = sorted(p.stem for p in (CONF / "gmm").glob("*.yaml"))
         check_known("GMMS", name, systems, "is no file of conf/gmm")
     check_aligner(choices, given)
-    workers = workers_of(said)
+    workers = workers_of(variables)
     named = runs_of_tables(files_of_tables)
     composed = {}
     for name in runs.split() or ["dnn"]:
@@ -99,35 +98,36 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
             os.utime(path, ns=(edited, edited))
 
 
-def workers_of(said: list[str]) -> int:
-    """WORKERS=n, else 1.
+def workers_of(variables: list[str]) -> int:
+    """Return the value of WORKERS, else 1.
 
     Raises:
-        SettingsError: if it is no whole number from 1.
+        SettingsError: if it is not a positive whole number.
     """
-    value = next((each.partition("=")[2] for each in said if each.startswith("WORKERS=")), "1")
+    value = next((each.partition("=")[2] for each in variables if each.startswith("WORKERS=")), "1")
     if not value.isdecimal() or int(value) < 1:
-        raise SettingsError(f"WORKERS is {value!r}; it must be a whole number from 1")
+        raise SettingsError(f"WORKERS is {value!r}; it must be a positive whole number")
     return int(value)
 
 
 def check_aligner(choices: Choices, overrides: list[str]) -> None:
-    """`gmm=NAME` has the settings of the last of GMMS, on whose alignments networks are trained.
+    """Check that `gmm=NAME` names the last of GMMS, on whose alignments networks are trained.
 
     Raises:
-        SettingsError: if it names another system, which would change others without a word.
+        SettingsError: if it names another system, whose settings would silently be changed.
     """
     chosen = [o.partition("=")[2] for o in overrides if o.startswith("gmm=")]
     if chosen and chosen[-1] != choices.gmms[-1]:
         raise SettingsError(
             f"SET says gmm={chosen[-1]}, but the last of GMMS='{' '.join(choices.gmms)}' is "
-            f"{choices.gmms[-1]}; name the systems by GMMS, say GMMS='mono {chosen[-1]}', and "
+            f"{choices.gmms[-1]}; name the systems by GMMS, for example GMMS='mono {chosen[-1]}', "
+            "and "
             "leave gmm= out"
         )
 
 
 def check_lists(choices: Choices, config: Config) -> None:
-    """Rescoring and the bigram need models that the settings name.
+    """Check that the settings name the models that RESCORE and BIGRAM need.
 
     Raises:
         SettingsError: naming the setting that is missing.
@@ -150,13 +150,13 @@ def check_lists(choices: Choices, config: Config) -> None:
 
 
 def _with_seed(name: str) -> tuple[str, list[str]]:
-    """`gtc-seed2` is conf/run/gtc.yaml with another seed."""
+    """Split `gtc-seed2` into conf/run/gtc.yaml and an override of the seed."""
     found = re.fullmatch(r"(.+)-seed(\d+)", name)
     return (name, []) if found is None else (found[1], [f"optim.seed={found[2]}"])
 
 
 def runs_of_tables(names: list[str]) -> dict[str, Run]:
-    """The runs of `TABLE.yaml@SCALE`, by their names."""
+    """Return the runs of `TABLE.yaml@SCALE`, by name."""
     found = {}
     for name in names:
         path, _, scale = name.rpartition("@")
@@ -166,7 +166,7 @@ def runs_of_tables(names: list[str]) -> dict[str, Run]:
 
 
 def settings(run: str, overrides: list[str]) -> Config:
-    """The checked settings of one run.
+    """Compose and check the settings of one run.
 
     Raises:
         SettingsError: naming the key, its value and what is allowed.
@@ -192,25 +192,25 @@ def settings(run: str, overrides: list[str]) -> Config:
 
 
 def without_left_out(gmm: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """The systems of conf/gmm/NAME.yaml, of which NAME is the last.
+    """Return the systems of conf/gmm/NAME.yaml up to NAME, the last that is trained.
 
-    Any after it are not trained; they are here because the recipe has numbers for them.
+    Later ones are present only because the recipe has numbers for them.
 
     Raises:
-        SettingsError: if an override has numbers for them, or there is no such system at all.
+        SettingsError: if an override sets numbers for them, or there is no such system.
     """
     chosen = [o.partition("=")[2] for o in overrides if o.startswith("gmm=")]
     names = list(gmm)
     trained = names[: names.index(chosen[-1] if chosen else "mono") + 1]  # config.yaml has mono
     for name in names[len(trained) :]:
-        said = any(re.match(rf"\+*gmm\.{name}[.=]", override) for override in overrides)
-        if said or not (CONF / "gmm" / f"{name}.yaml").exists():
+        is_overridden = any(re.match(rf"\+*gmm\.{name}[.=]", override) for override in overrides)
+        if is_overridden or not (CONF / "gmm" / f"{name}.yaml").exists():
             raise SettingsError(unknown_key(f"gmm.{name}", trained))
     return {name: gmm[name] for name in trained}
 
 
 def check_outside(config: Config, workers: int) -> None:
-    """Refuse what the settings name outside of them: workers in groups, files of words and text.
+    """Check what the settings refer to: workers in groups, and files of words and text.
 
     Raises:
         SettingsError: naming variable or key, its value and what to do.
@@ -226,7 +226,7 @@ def check_outside(config: Config, workers: int) -> None:
 
 
 def inputs_of(config: Config) -> dict[str, list[tuple[str, str]]]:
-    """The files that settings name and stages read: settings file -> their keys and paths."""
+    """Return the files that settings name and stages read: settings file -> keys and paths."""
     commands, lang, lm = config.corpus.commands, config.lang, config.lm
     lexicon = ("lang.lexicon.file", lang.lexicon.file)
     mapping = ("score.normaliser.mapping", config.score.normaliser.mapping)
@@ -247,7 +247,7 @@ def inputs_of(config: Config) -> dict[str, list[tuple[str, str]]]:
 
 
 def as_text(override: str) -> str:
-    """The override, quoted where text is wanted, so that Hydra takes the name 1183 for a name."""
+    """Return the override, quoted where text is wanted, so that Hydra takes 1183 as a name."""
     key, sign, value = override.partition("=")
     hint: Any = Config
     for name in key.lstrip("+").split("."):
@@ -266,7 +266,7 @@ def _quoted(value: str) -> str:
 
 
 def _cause(error: Exception, overrides: list[str]) -> str:
-    """Hydra's message, with the nearest key where one was not found."""
+    """Return Hydra's message, with the nearest key if one was not found."""
     text = str(error)
     missing = re.search(r"Could not override '([^']+)'", text)
     if missing:
@@ -278,13 +278,13 @@ def _cause(error: Exception, overrides: list[str]) -> str:
         for depth, group in enumerate(groups):
             if group not in node:
                 return unknown_key(".".join(groups[: depth + 1]), [str(k) for k in node])
-            node = node[group] if isinstance(node[group], dict) else {}  # null, or a value
+            node = node[group] if isinstance(node[group], dict) else {}  # null or a leaf
         return unknown_key(".".join([*groups, key]), [str(k) for k in node])
     absent = re.search(r"Could not find '([^']+)'", text)
     if absent:
         group = CONF / Path(absent.group(1)).parent
-        there = ", ".join(sorted(p.stem for p in group.glob("*.yaml")))
-        return f"{absent.group(1)}.yaml is not in conf/; allowed: {there}"
+        allowed = ", ".join(sorted(p.stem for p in group.glob("*.yaml")))
+        return f"{absent.group(1)}.yaml is not in conf/; allowed: {allowed}"
     return text
 
 

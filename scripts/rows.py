@@ -1,8 +1,8 @@
-"""Which runs a paper's table needs: their names, the baseline first, on one line.
+"""Print the runs that a paper's table needs: their names, the baseline first, on one line.
 
     rows.py SCALE recipes/PAPER/TABLE.yaml
 
-RUN/epochs/N stands for the model of an epoch, where those are decoded, too. make asks this several
+RUN/epochs/N stands for the model of an epoch, if those are decoded too. make calls this several
 times, so it imports little.
 """
 
@@ -24,7 +24,7 @@ def rows(scale: str, file: str) -> None:
 
 
 def targets(table: Table) -> Iterator[str]:
-    """What make is to train and decode."""
+    """Yield what make must train and decode."""
     for run in table.runs:
         yield run.name
     if table.settings.decode_epochs:

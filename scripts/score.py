@@ -1,11 +1,11 @@
 """score.py exp/RUN/hyp.SPLIT.jsonl manifests/SPLIT.jsonl.gz conf/score.yaml OUTPUT
 
-OUTPUT is exp/RUN/score.SPLIT.json: words found and words said -> word errors, with their 95 %
-interval. Beside it stand
-    score.SPLIT.txt              speakers, the commonest errors, each utterance's alignment: to read
+OUTPUT is exp/RUN/score.SPLIT.json: hypotheses and references -> word errors with their 95 %
+interval. Beside it are
+    score.SPLIT.txt              speakers, most frequent errors, each utterance's alignment
     score.SPLIT.speakers.tsv     counts by speaker
     score.SPLIT.utterances.tsv   counts and both word lists by utterance
-    score.SPLIT.{ref,hyp}.trn    both sides for NIST sclite, whose totals are ours: see score.sclite
+    score.SPLIT.{ref,hyp}.trn    both sides for NIST sclite, which counts the same totals
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -48,18 +48,19 @@ SHOWN_KINDS = {"S": "confusions", "D": "deletions", "I": "insertions"}
 def score(hyp: str, manifest: str, conf: str, output: str) -> str:
     settings = load(ScoreSettings, conf)
     header, found = read_hypotheses(hyp)
-    said = read_references(manifest)
-    check_same_utterances(hyp, found, manifest, said)
+    references = read_references(manifest)
+    check_same_utterances(hyp, found, manifest, references)
     normaliser = load_normaliser(settings.normaliser)
     pairs = {
         utt_id: (
             normaliser.reference(text),
             normaliser.hypothesis(" ".join(found[utt_id]["words"])),
         )
-        for utt_id, (_, text) in said.items()
+        for utt_id, (_, text) in references.items()
     }
     scored = [
-        Scored(utt_id, said[utt_id][0], WordErrors.between(*pair)) for utt_id, pair in pairs.items()
+        Scored(utt_id, references[utt_id][0], WordErrors.between(*pair))
+        for utt_id, pair in pairs.items()
     ]
     summary = header | counts(scored) | spread(scored, settings)
     summary["search_failures"] = sum(not row["final"] for row in found.values())
@@ -87,7 +88,7 @@ def score(hyp: str, manifest: str, conf: str, output: str) -> str:
 
 
 def read_hypotheses(path: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The header, and each utterance's row."""
+    """Return the header, and each utterance's row."""
     rows = read_jsonl(path)
     lacking = [key for key in HEADER if not rows or key not in rows[0]]
     if lacking:
@@ -108,8 +109,8 @@ def read_hypotheses(path: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]
 
 
 def read_references(path: str) -> dict[str, tuple[str, str]]:
-    """Each utterance's speaker and text, in the manifest's order."""
-    said: dict[str, tuple[str, str]] = {}
+    """Return each utterance's speaker and text, in the manifest's order."""
+    references: dict[str, tuple[str, str]] = {}
     for cut in read_jsonl(path):
         supervisions = cut.get("supervisions", [])
         if len(supervisions) != 1:
@@ -117,29 +118,29 @@ def read_references(path: str) -> dict[str, tuple[str, str]]:
                 f"{cut['id']} has {len(supervisions)} supervisions in {path} but scoring "
                 "needs 1; rerun the manifests stage"
             )
-        if cut["id"] in said:
+        if cut["id"] in references:
             raise ValueError(f"{path} has {cut['id']} twice; rerun the manifests stage")
         (supervision,) = supervisions
         if not supervision.get("speaker"):
             raise ValueError(
                 f"{cut['id']} has no speaker in {path}, over whom the interval is taken; "
-                "name one in the corpus, if only the recording"
+                "name one in the corpus; the recording's name will do"
             )
-        said[cut["id"]] = (supervision["speaker"], supervision["text"])
-    return said
+        references[cut["id"]] = (supervision["speaker"], supervision["text"])
+    return references
 
 
 def check_same_utterances(
-    hyp: str, found: dict[str, Any], manifest: str, said: dict[str, Any]
+    hyp: str, found: dict[str, Any], manifest: str, references: dict[str, Any]
 ) -> None:
-    """Both files hold the same utterances, else ValueError: a WER over some is not the split's."""
-    missing = [utt_id for utt_id in said if utt_id not in found]
-    unknown = [utt_id for utt_id in found if utt_id not in said]
+    """Raise ValueError unless both files hold the same utterances."""
+    missing = [utt_id for utt_id in references if utt_id not in found]
+    unknown = [utt_id for utt_id in found if utt_id not in references]
     if missing or unknown:
         raise ValueError(
-            f"{hyp} has {len(found)} utterances but {manifest} has {len(said)}: "
+            f"{hyp} has {len(found)} utterances but {manifest} has {len(references)}: "
             f"{len(missing)} missing{_first(missing)}, {len(unknown)} unknown{_first(unknown)}; "
-            f"delete {hyp} and run make again to decode this split anew"
+            f"delete {hyp} and run make again to repeat decoding of this split"
         )
 
 
@@ -148,7 +149,7 @@ def _first(names: list[str]) -> str:
 
 
 def counted(errors: WordErrors) -> dict[str, int]:
-    """Counts by name, as score files hold them."""
+    """Return the counts by name, as score files hold them."""
     return {
         "words": errors.words,
         "errors": errors.errors,
@@ -159,7 +160,7 @@ def counted(errors: WordErrors) -> dict[str, int]:
 
 
 def counts(scored: Sequence[Scored]) -> dict[str, Any]:
-    """Totals of the split."""
+    """Return the totals of the split."""
     errors = total(s.errors for s in scored)
     return counted(errors) | {
         "wer": errors.rate,
@@ -170,7 +171,7 @@ def counts(scored: Sequence[Scored]) -> dict[str, Any]:
 
 
 def spread(scored: Sequence[Scored], settings: ScoreSettings) -> dict[str, Any]:
-    """The 95 % interval, and what was drawn for it; null for a single utterance."""
+    """Return the 95 % interval and its units; null for a single utterance."""
     over, drawn = units(scored)
     if len(drawn) < 2:
         return {"ci95": None, "ci_over": None}
@@ -179,9 +180,9 @@ def spread(scored: Sequence[Scored], settings: ScoreSettings) -> dict[str, Any]:
 
 
 def closing_words(summary: dict[str, Any]) -> str:
-    """What a person wants to know beside the rate."""
+    """Summarise, beside the rate, the interval, utterances with errors and search failures."""
     if summary["ci95"] is None:
-        text = "no interval: one utterance says nothing of others"
+        text = "no interval: it needs more than one utterance"
     else:
         low, high = (100 * limit for limit in summary["ci95"])
         text = f"95 % interval {low:.2f} to {high:.2f} %, drawn over {summary['ci_over']}"
@@ -191,7 +192,7 @@ def closing_words(summary: dict[str, Any]) -> str:
 
 
 def page(line: str, scored: Sequence[Scored], pairs: dict[str, tuple[list[str], list[str]]]) -> str:
-    """The total, speakers, the commonest errors, then each utterance as said and as found."""
+    """Format the total, speakers, most frequent errors, then each utterance's alignment."""
     parts = [line, "", speaker_table(scored)]
     for kind, what in SHOWN_KINDS.items():
         parts.append(f"most frequent {what}: times, said -> found (*: nothing)")

@@ -2,10 +2,9 @@
 
 OUTPUT is shards/MODEL/SPLIT/index.json.
 
-Features and alignments -> webdataset tars and their index.
-Utterances stand in the order of their ids' hashes, not of the manifest, which goes by speaker: a
-training pool of neighbours then holds many speakers. Those without alignment are left out, counted
-here and listed in the index.
+Write features and alignments as webdataset tars with an index. Utterances are in the order of their
+ids' hashes, not of the manifest, which is sorted by speaker: a training pool of neighbours then
+holds many speakers. Those without alignment are left out, counted here and listed in the index.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -22,7 +21,7 @@ from asr_train.data.features import Feats, Utterance, open_feats
 from asr_train.shards.sample import Sample
 from asr_train.shards.writer import write_shards
 
-SHOWN = 5  # ids of those left out; the index lists them all
+SHOWN = 5  # ids of left-out utterances to print; the index lists them all
 
 
 def shards(feats_path: str, ali_path: str, settings_path: str, index_path: str) -> str:

@@ -1,8 +1,8 @@
 """status.py PLAN_FILE TARGET...
 
-PLAN_FILE holds what `make -n table` printed; each TARGET is a stage's output, in the recipe's
-order. Says which are done, stale or missing, what they took and how much disk they hold. The
-environment names the work folder (ASR_WORK) and, if it is not the recipe's, the goal (ASR_GOAL).
+PLAN_FILE holds the output of `make -n table`; each TARGET is a stage's output, in the recipe's
+order. List which are done, stale or missing, their time and size on disk. The environment names the
+work folder (ASR_WORK) and, if it is not the recipe's, the goal (ASR_GOAL).
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -22,7 +22,7 @@ MAKES = ("make", "gmake")
 
 
 def status(plan: str, targets: Sequence[str], work: Path) -> str:
-    """The whole report, ready to print."""
+    """Return the whole report, ready to print."""
     rebuilt = outputs(Path(plan).read_text())
     seconds = {row["output"]: row["seconds"] for row in stage_times(work)}
     states = [state_of(target, rebuilt) for target in targets]
@@ -43,16 +43,16 @@ def status(plan: str, targets: Sequence[str], work: Path) -> str:
 
 
 def state_of(target: str, rebuilt: set[str]) -> str:
-    """done; stale: there, but make would build it again; or missing."""
+    """Return `done`, `stale` (present, but make would rebuild it) or `missing`."""
     if not Path(target).exists():
         return "missing"
     return "stale" if _absolute(target) in rebuilt else "done"
 
 
 def outputs(plan: str) -> set[str]:
-    """Absolute paths that the plan's commands end with; a command may go over several lines.
+    """Return the absolute paths that the plan's commands end with; commands may span lines.
 
-    What make says of another make that it calls is no stage's command.
+    Lines in which make announces a recursive make are ignored.
     """
     commands = (_words(line) for line in plan.replace("\\\n", " ").splitlines())
     stages = (words for words in commands if words and os.path.basename(words[0]) not in MAKES)
@@ -62,7 +62,7 @@ def outputs(plan: str) -> set[str]:
 def _words(command: str) -> list[str]:
     try:
         return shlex.split(command)
-    except ValueError:  # an odd quote, as in what make says of itself
+    except ValueError:  # an unbalanced quote, as in make's own messages
         return [word.strip("'\"") for word in command.split()]
 
 
@@ -71,7 +71,7 @@ def _absolute(path: str) -> str:
 
 
 def disk_bytes(target: Path) -> int:
-    """Bytes of all that belongs to a target.
+    """Return the bytes of all files that belong to a target.
 
     An index stands for its folder; any other file for what has its name: `ali/dev.jsonl.gz`
     stands for `ali/dev/` and `ali/dev.report.json` too.
@@ -89,7 +89,7 @@ def _size(path: Path) -> int:
         return sum(_size(child) for child in _children(path))
     try:
         return path.stat().st_size
-    except OSError:  # gone since it was listed: a stage is at work
+    except OSError:  # gone since it was listed: a stage is running
         return 0
 
 
@@ -101,21 +101,23 @@ def _children(folder: Path) -> Iterator[Path]:
 
 
 def summary(states: Sequence[str], goal: str) -> str:
-    """`7 done, 2 stale, 3 missing; next: make digits`."""
+    """Summarise as `7 done, 2 stale, 3 missing; next: make digits`."""
     count = Counter(states)
-    said = ", ".join(f"{count[state]} {state}" for state in ("done", "stale", "missing"))
-    return f"{said}; " + ("nothing to do" if count["done"] == len(states) else f"next: make {goal}")
+    counts = ", ".join(f"{count[state]} {state}" for state in ("done", "stale", "missing"))
+    return f"{counts}; " + (
+        "nothing to do" if count["done"] == len(states) else f"next: make {goal}"
+    )
 
 
 def goal_of(work: Path) -> str:
-    """What to call make with: recipes/digits/work is made by `make digits`."""
+    """Return the goal to make: recipes/digits/work is made by `make digits`."""
     folder = work.resolve().parent
     recipe = folder.name if folder.parent.name == "recipes" else "table"
     return os.environ.get("ASR_GOAL") or recipe
 
 
 def spell_bytes(count: int) -> str:
-    """`812 B`, `3.4 kB`, `120 MB`: powers of 1000, as disks are sold."""
+    """Format as `812 B`, `3.4 kB`, `120 MB`: powers of 1000, as for disks."""
     if count < 1000:
         return f"{count} B"
     size, units = count / 1000, ["kB", "MB", "GB", "TB"]
@@ -126,7 +128,7 @@ def spell_bytes(count: int) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Not `jobs.main`: that would keep this script's time as the last target's."""
+    """Run without `jobs.main`, which would record this script's time as the last target's."""
     if len(arguments) < 2 or arguments[0] in ("-h", "--help"):
         print((__doc__ or "").strip())
         sys.exit(0 if arguments[:1] in (["-h"], ["--help"]) else 2)

@@ -1,7 +1,7 @@
 """tables.py conf/score.yaml exp/RUN/score.SPLIT.json... tables/wer.md
 
-Score files, the baseline's first -> tables/wer.json, wer.txt (the %WER lines, then each run's
-difference from the baseline with its interval and p) and wer.md.
+Compare score files, the baseline's first. Writes tables/wer.json, wer.txt (the %WER lines, then
+each run's difference from the baseline with its interval and p) and wer.md.
 """
 
 import asr_train.interrupt  # noqa: F401

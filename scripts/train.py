@@ -3,11 +3,11 @@
     train.py shards/TRAIN/index.json shards/DEV/index.json conf/run/RUN.yaml exp/RUN/model.json
 
 Resumes from the run's newest checkpoint, in exp/RUN/ckpt/; a run that had ended with another number
-of workers starts over. Started plainly or by torchrun. WORKERS=n, else comm.workers, is how many
-workers train together (else one per process); the processes that torchrun starts share them evenly,
-and a single process hosts all: the result is the same, to the bit. DEVICE=cpu, cuda or cuda:N
-chooses the device (else the GPU if there is one); JOBS=n the threads of a machine's processes
-together.
+of workers starts over. Runs alone or under torchrun. The number of workers that train together is
+WORKERS=n, else comm.workers, else one per process. The processes of torchrun share them evenly; a
+single process hosts all, and the result is bit-identical. DEVICE=cpu, cuda or cuda:N chooses the
+device (default: the GPU if there is one); JOBS=n is the number of threads of all processes of a
+machine together.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -40,7 +40,7 @@ def stage(train_index: str, dev_index: str, settings: str, output: str) -> str |
     if run.comm.method is schema.Method.sgd and workers > 1:
         if int(os.environ.get("RANK", "0")):
             return None
-        print(f"comm.method=sgd is for one worker: of {workers}, the others do nothing", flush=True)
+        print(f"comm.method=sgd trains one worker: the other {workers - 1} stay idle", flush=True)
         workers = 1
         os.environ["WORLD_SIZE"] = "1"
     if Path(output).name != "model.json":
@@ -52,35 +52,35 @@ def stage(train_index: str, dev_index: str, settings: str, output: str) -> str |
     with alone_in(folder) if leads else contextlib.nullcontext():
         if leads:
             forget_other_workers(folder, workers)
-        # Before the processes meet: while one of them does this, the others would wait too long
+        # Before the process group forms: the others would time out while one pretrains
         initial = pretrained(run, *splits, folder, device, leads)
         exchange = open_exchange(workers, device, run.comm.timeout_seconds)
         if leads:
             files.write_json(folder / "run.json", description(run, device, exchange))
         train(run, *splits, folder, device, exchange, initial)
-        exchange.barrier()  # process 0 holds what the others meet by
+        exchange.barrier()  # process 0 hosts the store that the others use
         close_exchange()
     return f"train: {folder.name}: finished" if leads else None
 
 
 def chosen_workers(settings: int | None) -> int:
-    """WORKERS, else what the settings say, else one per process."""
+    """Return WORKERS, else the number in the settings, else one per process."""
     wish = os.environ.get("WORKERS") or str(settings or os.environ.get("WORLD_SIZE", "1"))
     if not wish.isdigit() or int(wish) < 1:
-        raise ValueError(f"WORKERS is {wish!r}; it must be a whole number from 1")
+        raise ValueError(f"WORKERS is {wish!r}; it must be a positive whole number")
     return int(wish)
 
 
 def forget_other_workers(folder: Path, workers: int) -> None:
     """Remove the checkpoints of a run that ended with another number of workers.
 
-    One that was interrupted goes on with those there are now (docs/distributed.md); one that ended
-    has nothing to go on with, and its model is not what so many workers make.
+    An interrupted run continues with the present number (docs/distributed.md). A finished one has
+    no steps left, and its model is not the result of the new number.
     """
-    told = folder / "run.json"
-    if not ((folder / "model.json").exists() and told.exists()):
+    path = folder / "run.json"
+    if not ((folder / "model.json").exists() and path.exists()):
         return
-    before = files.read_json(told)["workers"]
+    before = files.read_json(path)["workers"]
     if before != workers:
         print(
             f"train: {folder.name} had ended with {before} workers; with {workers} it starts over"
@@ -92,7 +92,7 @@ def forget_other_workers(folder: Path, workers: int) -> None:
 def description(
     run: schema.RunSettings, device: torch.device, exchange: Exchange
 ) -> dict[str, object]:
-    """What one needs to know to repeat the run."""
+    """Return what is needed to repeat the run."""
     return {
         "settings": schema.plain(run),
         "command": shlex.join(["train.py", *sys.argv[1:]]),
@@ -112,6 +112,6 @@ def description(
 
 
 if __name__ == "__main__":
-    # What makes cuBLAS deterministic; read when the GPU is first used
+    # Makes cuBLAS deterministic; read when the GPU is first used
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     jobs.main(stage, __doc__)

@@ -1,9 +1,9 @@
 """tune.py MODEL conf/decode.yaml conf/normaliser.yaml lang/index.json feats/DEV.jsonl.gz OUTPUT
 
-MODEL is exp/RUN/model.json, OUTPUT exp/RUN/tuned.json, or exp/RUN-bigram/tuned.json with another
-grammar: acoustic scale, insertion penalty and LM
-weight with the fewest word errors on DEV, words normalised as in scoring; and the decoding graph
-made with them (exp/RUN/graph/). TEST only meets the choice.
+MODEL is exp/RUN/model.json; OUTPUT is exp/RUN/tuned.json, or exp/RUN-bigram/tuned.json with another
+grammar. Choose the acoustic scale, insertion penalty and LM weight with the fewest word errors on
+DEV, words normalised as in scoring, and write the decoding graph made with them (exp/RUN/graph/).
+TEST has no part in the choice.
 """
 
 import asr_train.interrupt  # noqa: F401

@@ -261,7 +261,7 @@ def test_audio_that_cannot_be_read_is_named(work):
     cut = cuts_of(work, "dev")[1]
     source = cut["recording"]["sources"][0]["source"]
     (work / source).write_bytes(b"no sound")
-    refused(work, "feats dev", f"{cut['id']}: {source} cannot be read", "mend, delete or drop it")
+    refused(work, "feats dev", f"{cut['id']}: {source} cannot be read", "repair or drop it")
 
 
 def test_audio_that_became_shorter_is_said_with_both_lengths(work):
@@ -351,7 +351,7 @@ def test_splits_with_other_features_are_not_trained_on(work):
 
 
 def test_alignments_of_other_lengths_are_refused_with_both(work):
-    """The features were made anew with another shift, the alignments not."""
+    """The features were made again with another shift, the alignments not."""
     utterance = read_jsonl(work / "feats/dev.jsonl.gz")[0]
     other_feats(work, "dev", shift_seconds=0.0125)
     frames = {r["id"]: r["features"]["num_frames"] for r in read_jsonl(work / "feats/dev.jsonl.gz")}

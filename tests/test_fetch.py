@@ -170,7 +170,7 @@ def test_an_archive_cannot_write_where_it_likes(server, tmp_path):
 
 def test_a_link_in_an_archive_is_refused(server, tmp_path):
     server.content = archive((f"{TOP}/recordings/1_evil_0.wav", None))
-    with pytest.raises(fetch.FetchError, match=r"1_evil_0\.wav is no plain file"):
+    with pytest.raises(fetch.FetchError, match=r"1_evil_0\.wav is not a regular file"):
         fetch.fetch("fsdd", str(tmp_path), server.url)
     assert not (tmp_path / "utterances.tsv").exists()
 
@@ -296,7 +296,7 @@ def test_librispeech_comes_with_both_of_its_models(server, tmp_path, monkeypatch
 
 def test_another_archive_than_was_published_is_refused(server, tmp_path, monkeypatch):
     published(monkeypatch, LIBRI)
-    with pytest.raises(fetch.FetchError, match=r"had md5 .* is published, and is deleted"):
+    with pytest.raises(fetch.FetchError, match=r"had md5 .* is published; it is deleted"):
         fetch.fetch("mini_librispeech", str(tmp_path), server.folder)
     assert everything(tmp_path) == set()
 

@@ -124,7 +124,7 @@ def test_ctrl_c_ends_a_stage_at_once_with_one_line():
     os.killpg(parent.pid, signal.SIGINT)
     _, said = parent.communicate(timeout=20)
     assert parent.returncode == 1
-    assert said == "-c: interrupted; make goes on from here\n"
+    assert said == "-c: interrupted; make resumes from here\n"
     assert not any(map(lives, workers))
 
 
@@ -141,7 +141,7 @@ def test_ctrl_c_ends_a_script_that_still_imports_with_one_line(tmp_path):
     assert script.stdout.readline() == "loading\n"
     script.send_signal(signal.SIGINT)
     _, said = script.communicate(timeout=20)
-    assert (script.returncode, said) == (1, "feats: interrupted; make goes on from here\n")
+    assert (script.returncode, said) == (1, "feats: interrupted; make resumes from here\n")
 
 
 @pytest.mark.parametrize("script", sorted(ROOT.glob("scripts/[!b]*.py")), ids=lambda p: p.stem)
@@ -167,7 +167,7 @@ def test_ctrl_c_ends_several_processes_with_one_line(tmp_path):
     assert [launcher.stdout.readline() for _ in range(2)] == ["up\n"] * 2
     os.killpg(launcher.pid, signal.SIGINT)
     _, said = launcher.communicate(timeout=60)
-    assert (launcher.returncode, said) == (1, "train: interrupted; make goes on from here\n")
+    assert (launcher.returncode, said) == (1, "train: interrupted; make resumes from here\n")
 
 
 def test_who_imports_us_keeps_ones_own_ctrl_c():

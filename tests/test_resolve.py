@@ -22,11 +22,11 @@ from scripts.resolve import CONF, resolve, settings
         ("decode.beem=3", "did you mean decode.beam"),
         ("decode.beam=x", "decode.beam is 'x'; it must be a number"),
         ("decode.beam=-1", "decode.beam is -1.0; it must be positive"),
-        ("foo.bar=1", "foo is no setting; .*allowed there: .*corpus"),
+        ("foo.bar=1", "foo is not a setting; .*allowed there: .*corpus"),
         ("model=dnn_9", "allowed: .*dnn_4x256"),
         ("lang.lexicon.source=web", "allowed: cmudict, file, letters"),
         ("beam", "group.key=value"),
-        ("+decode.x=1", "decode.x is no setting"),
+        ("+decode.x=1", "decode.x is not a setting"),
     ],
 )
 def test_a_bad_override_is_refused(override, message):
@@ -62,7 +62,7 @@ def test_other_lists_and_texts_stay_what_they_are():
 
 @pytest.mark.parametrize("workers", ["0", "-1", "two", "1.5"])
 def test_workers_that_cannot_be_are_refused_before_any_stage(tmp_path, workers):
-    with pytest.raises(SettingsError, match=f"WORKERS is '{workers}'; it must be a whole number"):
+    with pytest.raises(SettingsError, match=f"WORKERS is '{workers}'; it must be a positive"):
         resolve(str(tmp_path), "dnn", f"WORKERS={workers}")
     assert not list(tmp_path.iterdir())
 
@@ -168,13 +168,13 @@ def test_a_recipes_numbers_for_systems_that_are_left_out_change_nothing():
     assert sat.gmm["sat"].gaussians == 1000
     assert tri == replace(sat, gmm={name: sat.gmm[name] for name in ("mono", "tri")})
     for key in ("gmm.sat.gaussians", "gmm.sat.passes", "+gmm.sat.passes", "gmm.lda.passes"):
-        with pytest.raises(SettingsError, match=r"gmm\.(sat|lda) is no setting.*: mono, tri$"):
+        with pytest.raises(SettingsError, match=r"gmm\.(sat|lda) is not a setting.*: mono, tri$"):
             settings("dnn", [*given, "gmm=tri", f"{key}=9"])
 
 
 def test_a_recipe_has_no_numbers_for_a_system_that_does_not_exist(own_recipe):
     own_recipe("gmm: {trie: {gaussians: 9}}")
-    with pytest.raises(SettingsError, match=r"gmm\.trie is no setting"):
+    with pytest.raises(SettingsError, match=r"gmm\.trie is not a setting"):
         settings("dnn", ["recipe=own"])
 
 
@@ -445,7 +445,7 @@ def test_what_is_said_on_the_command_line_counts_on_a_finished_folder(
         (["RUNS=gtcc"], "RUNS names 'gtcc'.*did you mean 'gtc'"),
         (["GMMS=mono tree"], "GMMS names 'tree'.*there are: lda, mono, sat, tri"),
         (["SET=gmm=tri"], "SET says gmm=tri, but the last of GMMS='mono' is mono; name the sys"),
-        (["WORKERS=0"], "WORKERS is '0'; it must be a whole number from 1"),
+        (["WORKERS=0"], "WORKERS is '0'; it must be a positive whole number"),
         (["SET=optim.rate=1", "SET=optim.epochs=2"], "SET is given twice, and only the last"),
         (["WORKER=2"], r"there is no variable WORKER here \(did you mean WORKERS\?\); `make help`"),
     ],

@@ -47,7 +47,7 @@ def test_settings_survive_being_plain_data():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"beem": 1.0}, "decode.beem is no setting; did you mean decode.beam"),
+        ({"beem": 1.0}, "decode.beem is not a setting; did you mean decode.beam"),
         ({"beam": "x"}, "decode.beam is 'x'; it must be a number"),
         ({"beam": True}, "decode.beam is True"),
         ({"beam": -1}, "decode.beam is -1.0; it must be positive"),
@@ -170,7 +170,7 @@ def test_a_narrower_retry_is_refused():
         (
             "mono",
             {"lda": {"dims": 40, "silence": False, "mllt_passes": []}},
-            "neither tree nor lda",
+            "cannot have tree, lda",
         ),
         ("mono", {"front": None}, "gmm.mono: a system with .* so it needs a front"),
         ("lda", {"front": None}, "gmm.lda.lda needs gmm.lda.front.splice above 0"),
@@ -212,7 +212,7 @@ def test_systems_of_gaussians_that_cannot_be_are_refused(name, change, message):
         ("dnn_4x512", "dnn.dropout=1.0", r"model.dnn.dropout is 1.0; it must lie in \[0, 0.9\]"),
         ("lstm_2x128", "lstm.dropout=-0.1", r"model.lstm.dropout is -0.1; it must lie in"),
         ("lstm_2x128", "lstm.layers=1", None),
-        ("lstm_2x128", "lstm.dropout=0.1 lstm.layers=1", "model.lstm.layers is 1; it stands"),
+        ("lstm_2x128", "lstm.dropout=0.1 lstm.layers=1", "model.lstm.layers is 1; it applies"),
     ],
 )
 def test_dropout_is_a_share_and_stands_between_layers(name, change, message):

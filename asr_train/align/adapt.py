@@ -1,10 +1,10 @@
-"""Speakers' transforms (fMLLR): utterances and their words -> a matrix a speaker -> adapted frames.
+"""Speaker transforms (fMLLR): utterances and their words -> a matrix per speaker -> adapted frames.
 
     words --align--> paths --shares, sums by speaker--> fmllr --> Adapted, which reads utterances
 
-The words are transcripts, or what a first pass heard: nothing here looks at `Utterance.words`. A
-system of adapted frames holds the Gaussians of unadapted ones too (Kaldi's final.alimdl): they
-align before there are transforms, and score the speakers who have none.
+The words are transcripts or the result of a first pass; `Utterance.words` is not read. A system of
+adapted frames also holds the Gaussians of unadapted frames (Kaldi's final.alimdl), which align
+before there are transforms and score speakers without one.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ import numpy as np
 from asr_train.align.front import Read
 from asr_train.align.gmm import Gmm, Mixtures, shares
 from asr_train.align.transforms import AffineSums, Transform, adapted, fmllr
-from asr_train.align.viterbi import Aligned, Outcome, Said, Scores, align_all
+from asr_train.align.viterbi import Aligned, Outcome, Scores, Spoken, align_all
 from asr_train.data.features import Utterance
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
@@ -29,12 +29,12 @@ CHUNK = 50  # utterances in memory at once
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """Reads utterances as the model's speaker might have said them.
+    """Reads utterances, each adapted by its speaker's transform.
 
     Attributes:
         plain: utterance -> x_TD, unadapted.
-        speakers: their transforms; who is not among them has none.
-        gain: nats per frame that they win over those before (`estimated`), or over the Gaussians
+        speakers: their transforms; the others have none.
+        gain: nats per frame gained over the transforms before (`estimated`), or over the Gaussians
             of unadapted frames (`adapt`).
     """
 
@@ -43,22 +43,22 @@ class Adapted:
     gain: float = 0.0
 
     def matrix(self, utterance: Utterance) -> np.ndarray | None:
-        """The speaker's [D, D + 1]; None: the frames stay as they are."""
+        """Return the speaker's matrix [D, D + 1]; None if the frames stay unadapted."""
         found = self.speakers.get(utterance.speaker)
         return None if found is None or found.kept is not None else found.matrix
 
     def __call__(self, utterance: Utterance) -> np.ndarray:
-        """x_TD, float32."""
+        """Return x_TD, float32."""
         x_TD, matrix_DE = self.plain(utterance), self.matrix(utterance)
         return x_TD if matrix_DE is None else adapted(x_TD, matrix_DE)
 
     def logdet(self, utterance: Utterance) -> float:
-        """Nats a frame by which densities grow, since the transform shrinks what is between."""
+        """Return log|det A| in nats per frame, by which densities of adapted frames grow."""
         matrix_DE = self.matrix(utterance)
         return 0.0 if matrix_DE is None else float(np.linalg.slogdet(matrix_DE[:, :-1])[1])
 
     def summary(self) -> dict[str, Any]:
-        """How many speakers have a transform, what it wins, and why the others have none."""
+        """Summarise how many speakers have a transform, its gain, and why others have none."""
         kept = [[name, t.kept] for name, t in self.speakers.items() if t.kept is not None]
         return {
             "speakers": len(self.speakers),
@@ -76,22 +76,22 @@ def estimated(
     settings: FmllrSettings,
     paths: Iterable[tuple[Utterance, Outcome | None]],
 ) -> Adapted:
-    """New transforms, one a speaker, from state paths.
+    """Estimate new transforms, one per speaker, from state paths.
 
     Args:
-        read: as adapted so far.
-        sharing: whose shares of those frames count.
-        target: as many Gaussians, towards which the unadapted frames are moved.
+        read: the present adaptation.
+        sharing: the Gaussians that give the shares of the adapted frames.
+        target: as many Gaussians, towards which the unadapted frames are transformed.
         states: of both, and of the paths.
     """
     weight_S = np.ones(states.num_states)
     weight_S[states.of(SILENCE)] = settings.silence_weight
-    sharing.terms, sharing.first_S  # noqa: B018 - made once, before the workers fork
+    sharing.terms, sharing.first_S  # noqa: B018 - cached before the workers fork
     by_speaker: dict[str, list[tuple[Utterance, np.ndarray]]] = {}
     for utterance, outcome in paths:
-        said = by_speaker.setdefault(utterance.speaker, [])
+        aligned = by_speaker.setdefault(utterance.speaker, [])
         if isinstance(outcome, Aligned):
-            said.append((utterance, outcome.states_T))
+            aligned.append((utterance, outcome.states_T))
 
     def sums_of(some: Iterable[tuple[Utterance, np.ndarray]]) -> AffineSums:
         from scipy.sparse import diags_array  # slow to import
@@ -109,9 +109,9 @@ def estimated(
     def one(speaker: str) -> Transform:
         d = target.mean_GD.shape[1]
         sums = AffineSums(0.0, np.zeros((d, d + 1)), np.zeros((d, d + 1, d + 1)))
-        said = by_speaker[speaker]
-        for start in range(0, len(said), CHUNK):
-            sums = sums + sums_of(said[start : start + CHUNK])
+        aligned = by_speaker[speaker]
+        for start in range(0, len(aligned), CHUNK):
+            sums = sums + sums_of(aligned[start : start + CHUNK])
         before = read.speakers.get(speaker)
         return fmllr(sums, settings.min_frames, start_DE=None if before is None else before.matrix)
 
@@ -123,7 +123,7 @@ def estimated(
 
 
 def scores(model: Mixtures, read: Adapted) -> Callable[[Utterance], Scores]:
-    """What the model says of utterances: a function utterance -> its `Scores`."""
+    """Return a function utterance -> its `Scores` by the model."""
 
     def of(utterance: Utterance) -> Scores:
         gmm = model.gmm
@@ -135,32 +135,34 @@ def scores(model: Mixtures, read: Adapted) -> Callable[[Utterance], Scores]:
     return of
 
 
-def adapt(model: Mixtures, plain: Read, said: list[Said], lang: Lang, ali: AliSettings) -> Adapted:
-    """The transforms of these utterances' speakers, towards a system of adapted frames.
+def adapt(
+    model: Mixtures, plain: Read, spoken: list[Spoken], lang: Lang, ali: AliSettings
+) -> Adapted:
+    """Return the transforms of these utterances' speakers towards a system of adapted frames.
 
-    Estimated from an alignment by the Gaussians of unadapted frames, and once more from one that
-    is adapted itself.
+    They are estimated from an alignment by the Gaussians of unadapted frames, and again from an
+    adapted alignment.
     """
     assert model.adaptive is not None
-    settings, utterances = model.adaptive.settings, [utterance for utterance, _ in said]
+    settings, utterances = model.adaptive.settings, [utterance for utterance, _ in spoken]
     read, aligned = Adapted(plain), []
     for sharing in (model.adaptive.unadapted, model.gmm):
         score, loop_S = scores(model, read), model.gmm.loop_S
-        aligned.append(align_all(score, said, lang, model.states, loop_S, ali))
+        aligned.append(align_all(score, spoken, lang, model.states, loop_S, ali))
         paths = zip(utterances, aligned[-1], strict=True)
         read = estimated(read, sharing, model.gmm, model.states, settings, paths)
     return replace(read, gain=_gain(*aligned))
 
 
 def _gain(before: list[Outcome], after: list[Outcome]) -> float:
-    """Nats a frame, of the utterances that were aligned both times."""
+    """Return the gain in nats per frame over the utterances that were aligned both times."""
     pairs = zip(before, after, strict=True)
     both = [(b, a) for b, a in pairs if isinstance(b, Aligned) and isinstance(a, Aligned)]
     return sum(a.loglik - b.loglik for b, a in both) / max(1, sum(len(a.states_T) for _, a in both))
 
 
 def speakers_line(summary: dict[str, Any]) -> str:
-    """`Adapted.summary` for the eye."""
+    """Format `Adapted.summary` for the terminal."""
     named = "; ".join(f"{name}: {why}" for name, why in summary["kept"][:3])
     return (
         f"{summary['adapted']} of {summary['speakers']} speakers adapted, "

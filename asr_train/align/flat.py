@@ -1,15 +1,17 @@
-"""Flat start: one Gaussian a state, from transcripts alone.
+"""Flat start: one Gaussian per state, estimated from transcripts alone.
 
-    utterances of few words --forward-backward--> every frame's share of every state --> Gaussians
+    utterances of few words --forward-backward--> each frame's share of each state --> Gaussians
 
-Baum-Welch re-estimation, from Gaussians that are all alike: only the order of the states and how
-long phones usually last tell them apart. Utterances of few words leave the least open, so they
-come first; the Viterbi passes of `align.gmm` then go on with all. Against the true phone times of
+Baum-Welch re-estimation from Gaussians that are all alike: only the order of the states and the
+usual durations of phones tell them apart. Utterances of few words are the least ambiguous, so they
+come first; the Viterbi passes of `align.train` continue with all. Against the true phone times of
 spoken digits, this start halves the boundary errors of an even division of each utterance.
 """
 
 import math
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 
 import numba
 import numpy as np
@@ -22,17 +24,17 @@ from asr_train.lang.lexicon import SILENCE
 
 TOGETHER = 16  # utterances at a time
 NEVER = -1e30  # a log-probability; -inf would turn differences into NaN
-FAR = 50.0  # nats; e^-50 of a number is below a double's last digit
+FAR = 50.0  # nats; below this difference the smaller summand is lost in a double's rounding
 VOWELS = "AA AE AH AO AW AX AY EH ER EY IH IY OW OY UH UW"  # ARPAbet
 CONSONANTS = "B CH D DH F G HH JH K L M N NG P R S SH T TH V W Y Z ZH"
-# Usual seconds in one of a phone's states, three to a phone, in clear speech.
+# Usual seconds per state in clear speech; a phone has three states.
 VOWEL_SECONDS, CONSONANT_SECONDS, SILENCE_SECONDS, OTHER_SECONDS = 0.05, 0.02, 0.05, 0.04
 
 
 def usual_loops(lang: Lang, shift_seconds: float) -> np.ndarray:
-    """Each state's probability to be followed by itself, from how long phones usually last.
+    """Return each state's self-loop probability, from the usual durations of phones.
 
-    Only whether an ARPAbet phone is a vowel counts; phones of other alphabets are all alike.
+    Only vowels and consonants of ARPAbet are told apart; other phones are treated alike.
     """
     loops = []
     for phone in lang.states.phones:
@@ -49,10 +51,10 @@ def usual_loops(lang: Lang, shift_seconds: float) -> np.ndarray:
 
 
 def easiest(utterances: list[Utterance], lang: Lang, most: int, seconds: float) -> list[Utterance]:
-    """The utterances of the fewest words (then frames) that fit their transcripts.
+    """Select the utterances of the fewest words (then frames) that fit their transcripts.
 
     Args:
-        most: so many at most; `seconds`: so much speech at most, yet at least one utterance.
+        most: number of utterances at most; `seconds`: speech at most, but at least one utterance.
     """
     fit = [u for u in utterances if unfit(u.words.split(), u.frames, lang) is None]
     fit = [u for u in fit if len(row_of_states(u.words.split(), lang)) <= u.frames]
@@ -62,7 +64,7 @@ def easiest(utterances: list[Utterance], lang: Lang, most: int, seconds: float) 
 
 
 def row_of_states(words: list[str], lang: Lang) -> np.ndarray:
-    """Silence, and each word's shortest pronunciation with a silence after it: int64 [N]."""
+    """Return silence, then each word's shortest pronunciation and silence: int64 [N]."""
     silence = list(lang.states.of(SILENCE))
     row = list(silence)
     for word in words:
@@ -79,12 +81,12 @@ def posteriors(
     silence: range,
     silence_probability: float,
 ) -> tuple[list[np.ndarray], float]:
-    """Forward-backward over rows of states in which every silence may be passed by.
+    """Run forward-backward over sequences of states in which each silence is optional.
 
     Args:
         rows: `row_of_states` of each utterance.
         scores: float [T, S] of each, log-likelihoods in nats.
-        silence: the states of silence, as they stand in the rows.
+        silence: the states of silence.
         silence_probability: of each silence.
     Returns:
         Each utterance's probabilities [T, N] of being at the n-th state of its row, and the sum
@@ -96,7 +98,7 @@ def posteriors(
     for row_N, scores_TS in zip(rows, scores, strict=True):
         emit_TN = scores_TS[:, row_N].astype(np.float64)
         stay_N, leave_N = np.log(loop_S)[row_N], np.log1p(-loop_S)[row_N]
-        # What entering a node costs: from the one before it, and from the one before a silence.
+        # Log-probability of entering a node: from the one before, and from before a silence.
         next_N = np.where(row_N == silence[0], pause, 0.0)
         skip_N = np.full(len(row_N), NEVER)
         skip_N[size:][row_N[:-size] == silence[0]] = none
@@ -115,7 +117,7 @@ def posteriors(
 
 @numba.njit(cache=True, nogil=True)
 def _sum(x: float, y: float) -> float:
-    """log(exp(x) + exp(y)), quick where the smaller one does not count."""
+    """Return log(exp(x) + exp(y)), quickly if one of them is negligible."""
     distance = x - y
     if distance > FAR:
         return x
@@ -136,7 +138,7 @@ def _forward(
     far: int,
     alpha_TN: np.ndarray,
 ) -> None:
-    """Fill alpha_TN, of which the first frame is there; a silence is passed by `far` nodes."""
+    """Fill alpha_TN from its first frame; skipping a silence goes `far` nodes ahead."""
     frames, nodes = emit_TN.shape
     for t in range(1, frames):
         for n in range(nodes):
@@ -158,7 +160,7 @@ def _backward(
     far: int,
     beta_TN: np.ndarray,
 ) -> None:
-    """Fill beta_TN, of which the last frame is there."""
+    """Fill beta_TN from its last frame."""
     frames, nodes = emit_TN.shape
     for t in range(frames - 2, -1, -1):
         for n in range(nodes):
@@ -179,13 +181,13 @@ def flat_start(
     lang: Lang,
     loop_S: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """One pass: how much of which frames each state has.
+    """Run one pass of Baum-Welch statistics.
 
     Args:
         scores: x_TD -> log-likelihoods [T, S] by the present Gaussians.
         read: utterance -> x_TD.
     Returns:
-        Per state: frames [S], sum [S, D] and sum of squares [S, D]; and the log-likelihood.
+        Per state: frames [S], sums [S, D] and sums of squares [S, D]; and the log-likelihood.
     """
     rows = {u.id: row_of_states(u.words.split(), lang) for u in utterances}
     alike = sorted(utterances, key=lambda u: (u.frames, u.id))  # little padding
@@ -207,16 +209,13 @@ def flat_start(
         x_XD = np.concatenate(xs).astype(np.float64)
         return share_XS.sum(0), share_XS.T @ x_XD, share_XS.T @ (x_XD * x_XD), loglik
 
-    results = list(parallel_map(one, chunks, ""))
-    frames_S, sum_SD, squares_SD, loglik = results[0]
-    for more in results[1:]:
-        frames_S, sum_SD = frames_S + more[0], sum_SD + more[1]
-        squares_SD, loglik = squares_SD + more[2], loglik + more[3]
+    columns = zip(*parallel_map(one, chunks, ""), strict=True)
+    frames_S, sum_SD, squares_SD, loglik = (reduce(add, column) for column in columns)
     return frames_S, sum_SD, squares_SD, loglik
 
 
 def _by_state(share_TN: np.ndarray, row: np.ndarray, num_states: int) -> np.ndarray:
-    """Shares of a row's places, added up by state: [T, S]."""
+    """Add up the shares of a sequence's places by state: [T, S]."""
     place_NS = np.zeros((len(row), num_states))
     place_NS[np.arange(len(row)), row] = 1
     return share_TN @ place_NS

@@ -1,4 +1,4 @@
-"""What the Gaussians see of an utterance.
+"""The front end of Gaussian systems.
 
 feats_TF --normalise--> cepstra --deltas--> x_TD
                                 --spliced frames, one matrix (LDA, MLLT)--> x_TD
@@ -17,18 +17,18 @@ Read = Callable[[Utterance], np.ndarray]  # utterance -> x_TD, float32
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """From stored features to what Gaussians are estimated on.
+    """Turns stored features into the frames that Gaussians are estimated on.
 
     Attributes:
         settings: of cepstra, deltas, normalisation and splicing.
-        transform_dD: float32 [d, D], applied last, to spliced frames say; None: nothing.
+        transform_dD: float32 [d, D], applied last; None: no transform.
     """
 
     settings: FrontSettings
     transform_dD: np.ndarray | None = None
 
     def __call__(self, feats: Feats) -> Read:
-        """A function utterance -> x_TD."""
+        """Return a function utterance -> x_TD."""
         own = self.settings
         normalise = feats.normaliser(own.norm)
 

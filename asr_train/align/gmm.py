@@ -2,7 +2,7 @@
 
     x_TD --gaussians--> scores_TS        aligned frames --count--> Counts --estimate, split--> Gmm
 
-Knows nothing of utterances; align.train says which frames belong to which state.
+Knows nothing of utterances; align.train decides which frames belong to which state.
 """
 
 import heapq
@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from asr_train.align.front import Front
+from asr_train.align.transforms import Summed
 from asr_train.checks import check_shape
 from asr_train.files import check_part, part, read_json, replacing, write_json
 from asr_train.lang.states import States
@@ -25,19 +26,19 @@ from asr_train.schema import FeatsSettings, FmllrSettings, FrontSettings, build,
 if TYPE_CHECKING:
     from scipy.sparse import csr_array  # slow to import: only where it is used
 
-PERTURB = 0.1  # standard deviations by which the halves of a split Gaussian move apart
+PERTURB = 0.1  # standard deviations by which the two halves of a split Gaussian are moved
 SEED = 1
 
 
 @dataclass(frozen=True)
 class Gmm:
-    """Diagonal Gaussians, each belonging to one state; those of a state are neighbours.
+    """Diagonal Gaussians, each of one state; those of a state are adjacent.
 
     Attributes:
-        state_G: int64 [G], rising; every state has at least one.
+        state_G: int64 [G], non-decreasing; every state has at least one.
         weight_G: float64 [G], summing to 1 in each state.
         mean_GD, variance_GD: float64 [G, D].
-        loop_S: float64 [S], each state's probability to be followed by itself.
+        loop_S: float64 [S], self-loop probability of each state.
     """
 
     state_G: np.ndarray
@@ -52,12 +53,12 @@ class Gmm:
 
     @cached_property
     def first_S(self) -> np.ndarray:
-        """Int64 [S + 1]: the first Gaussian of each state, and their number."""
+        """First Gaussian of each state, and the number of Gaussians: int64 [S + 1]."""
         return np.searchsorted(self.state_G, np.arange(self.num_states + 1))
 
     @cached_property
     def terms(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What log densities are made of: constant [G], linear and square terms [G, D], float32."""
+        """Terms of the log densities: constant [G], linear and square terms [G, D], float32."""
         precision_GD = 1 / self.variance_GD
         constant_G = np.log(self.weight_G) - 0.5 * (
             np.log(2 * np.pi * self.variance_GD) + self.mean_GD**2 * precision_GD
@@ -66,13 +67,13 @@ class Gmm:
         return terms[0].astype(np.float32), terms[1].astype(np.float32), terms[2].astype(np.float32)
 
     def gaussians(self, x_TD: np.ndarray, rows: Any = slice(None)) -> np.ndarray:
-        """log(weight * density) of Gaussians, all or some `rows`: float32 [T, G]."""
+        """Return log(weight * density) of Gaussians, all or some `rows`: float32 [T, G]."""
         constant_G, linear_GD, square_GD = (term[rows] for term in self.terms)
         log_TG: np.ndarray = x_TD @ linear_GD.T + (x_TD * x_TD) @ square_GD.T + constant_G
         return log_TG
 
     def scores(self, x_TD: np.ndarray, states: np.ndarray | None = None) -> np.ndarray:
-        """Log-likelihood of states, all or some, in nats: float32 [T, S]."""
+        """Return log-likelihoods of states, all or some, in nats: float32 [T, S]."""
         check_shape("frames for the Gaussians", x_TD, None, self.mean_GD.shape[1])
         if states is None:
             states = np.arange(self.num_states)
@@ -88,7 +89,7 @@ class Gmm:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Summed):
     """Sufficient statistics of some frames; they add up."""
 
     occupancy_G: np.ndarray
@@ -96,15 +97,6 @@ class Counts:
     squares_GD: np.ndarray
     frames_S: np.ndarray
     visits_S: np.ndarray  # times a state was entered
-
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(
-            self.occupancy_G + other.occupancy_G,
-            self.sum_GD + other.sum_GD,
-            self.squares_GD + other.squares_GD,
-            self.frames_S + other.frames_S,
-            self.visits_S + other.visits_S,
-        )
 
 
 def count(
@@ -114,13 +106,13 @@ def count(
     visits_S: np.ndarray,
     summed_ND: np.ndarray | None = None,
 ) -> Counts:
-    """Sums over frames, shared among the Gaussians of each frame's state.
+    """Sum frames, shared among the Gaussians of each frame's state.
 
     Args:
         x_ND: float32 [N, D], frames of one or more utterances.
-        state_N: int [N], the state of each.
+        state_N: int [N], the state of each frame.
         visits_S: float [S], times each state was entered.
-        summed_ND: the same frames otherwise (unadapted, say), which are summed in their place.
+        summed_ND: the same frames in another form (unadapted), which are summed instead.
     """
     summed_ND = x_ND if summed_ND is None else summed_ND
     occupancy_G = np.zeros(len(gmm.state_G))
@@ -137,7 +129,7 @@ def count(
 def _by_state(
     gmm: Gmm, x_ND: np.ndarray, state_N: np.ndarray
 ) -> Iterator[tuple[np.ndarray, slice, np.ndarray]]:
-    """By state: its frames, its Gaussians, and their shares of each frame, float64 [n, G]."""
+    """Yield per state its frames, its Gaussians, and their shares of each frame, float64 [n, G]."""
     order_N = np.argsort(state_N, kind="stable")
     bounds_S = np.searchsorted(state_N[order_N], np.arange(gmm.num_states + 1))
     for s in np.flatnonzero(np.diff(bounds_S)):
@@ -149,7 +141,7 @@ def _by_state(
 
 
 def shares(gmm: Gmm, x_ND: np.ndarray, state_N: np.ndarray) -> "csr_array":
-    """How much of each frame belongs to each Gaussian of its state: [N, G], rows summing to 1."""
+    """Return the share of each Gaussian of its state in each frame: [N, G]; rows sum to 1."""
     from scipy.sparse import csr_array
 
     rows, columns, values = [], [], []
@@ -165,7 +157,7 @@ def shares(gmm: Gmm, x_ND: np.ndarray, state_N: np.ndarray) -> "csr_array":
 
 
 def replace_rows(gmm: Gmm, rows: slice | np.ndarray) -> Gmm:
-    """Some of the Gaussians; the states stay as they are."""
+    """Select some of the Gaussians; the states stay."""
     return replace(
         gmm,
         state_G=gmm.state_G[rows],
@@ -176,10 +168,10 @@ def replace_rows(gmm: Gmm, rows: slice | np.ndarray) -> Gmm:
 
 
 def estimate(gmm: Gmm, counts: Counts, floor_D: np.ndarray, min_count: float) -> Gmm:
-    """Maximum likelihood from the sums.
+    """Estimate by maximum likelihood from the sums.
 
     A Gaussian with fewer than `min_count` frames is removed, unless it is its state's best one;
-    a state that saw no frame keeps its parameters.
+    a state without frames keeps its parameters.
     """
     order = np.lexsort((-counts.occupancy_G, gmm.state_G))
     alive_G = counts.occupancy_G >= min_count
@@ -187,7 +179,7 @@ def estimate(gmm: Gmm, counts: Counts, floor_D: np.ndarray, min_count: float) ->
     occupancy_G1 = np.maximum(counts.occupancy_G, 1e-10)[:, None]
     mean_GD = counts.sum_GD / occupancy_G1
     variance_GD = np.maximum(counts.squares_GD / occupancy_G1 - mean_GD**2, floor_D)
-    poor_G = counts.occupancy_G < 2  # nothing to learn from: as before
+    poor_G = counts.occupancy_G < 2  # too few frames: keep the parameters
     mean_GD[poor_G], variance_GD[poor_G] = gmm.mean_GD[poor_G], gmm.variance_GD[poor_G]
     weight_G = np.maximum(counts.occupancy_G, 1e-3) * alive_G
     total_S = np.bincount(gmm.state_G, weight_G, gmm.num_states)
@@ -204,7 +196,7 @@ def estimate(gmm: Gmm, counts: Counts, floor_D: np.ndarray, min_count: float) ->
 def split(gmm: Gmm, frames_S: np.ndarray, target: int, power: float, min_count: float) -> Gmm:
     """Halve the heaviest Gaussians of the states that deserve more, up to `target` in all.
 
-    A state's number goes with its frames to `power`, as long as each has `min_count` frames.
+    A state's share grows with its frames to `power`; each Gaussian keeps at least `min_count`.
     """
     have_S = np.bincount(gmm.state_G, minlength=gmm.num_states)
     want_S = np.ones(gmm.num_states, np.int64)
@@ -241,10 +233,10 @@ def split(gmm: Gmm, frames_S: np.ndarray, target: int, power: float, min_count: 
 
 @dataclass(frozen=True, slots=True)
 class SpeakerAdaptive:
-    """What a system of adapted frames needs besides.
+    """What a system of adapted frames needs in addition.
 
     Attributes:
-        unadapted: the same Gaussians, place by place, as unadapted frames have them.
+        unadapted: the same Gaussians, in the same order, estimated on unadapted frames.
         settings: how a speaker's transform is estimated.
     """
 
@@ -254,10 +246,10 @@ class SpeakerAdaptive:
 
 @dataclass(frozen=True, slots=True)
 class Mixtures:
-    """A trained system: what it sees, its mixtures, and the states they are of.
+    """A trained system: front end, mixtures, and their states.
 
     Attributes:
-        adaptive: where the mixtures are of frames that each speaker's transform adapts.
+        adaptive: set if the mixtures are of speaker-adapted frames.
     """
 
     front: Front
@@ -270,7 +262,7 @@ def save_gmm(path: Path, model: Mixtures, feats: FeatsSettings, about: dict[str,
     """Write gmm.safetensors and then `path`, the model.json that names it.
 
     Args:
-        about: what model.json says besides.
+        about: further entries of model.json.
     """
     tensors = path.parent / "gmm.safetensors"
     gmm, transform_dD, adaptive = model.gmm, model.front.transform_dD, model.adaptive
@@ -309,11 +301,11 @@ def _arrays(gmm: Gmm) -> dict[str, np.ndarray]:
 
 
 def load_gmm(path: Path) -> Mixtures:
-    """The system that a model.json names.
+    """Load the system that a model.json names.
 
     Raises:
-        ValueError: if a file is damaged, or the states have another hash than it says.
-        KeyError: what model.json lacks.
+        ValueError: if a file is damaged, or the states' hash differs from the recorded one.
+        KeyError: for a missing entry of model.json.
     """
     about = read_json(path)
     tensors = check_part(path.parent, about["parts"][0], remake=path)

@@ -1,7 +1,7 @@
-"""`ali/SPLIT.jsonl.gz`: the state path of every utterance, how each fared, and how good they are.
+"""`ali/SPLIT.jsonl.gz`: state paths of all utterances, their status, and their quality.
 
-The manifest is lhotse's: the cuts of the features manifest with a temporal array `ali` each. A
-table of all utterances, lost ones too, lies beside it, and a report for the eye.
+The manifest is lhotse's: the cuts of the features manifest, each with a temporal array `ali`.
+Beside it are a table of all utterances, including lost ones, and a report.
 """
 
 import io
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from asr_train.align.transforms import Summed
 from asr_train.align.viterbi import Aligned, Lost
 from asr_train.checks import too_many_lost
 from asr_train.data.features import Utterance, open_h5
@@ -31,8 +32,8 @@ from asr_train.lang.states import States
 from asr_train.schema import FeatsSettings
 
 Outcome = Aligned | Lost
-LONG = 40  # frames of one phone, above which something is odd
-SAME = {"AX": "AH"}  # a lexicon may tell them apart or not
+LONG = 40  # frames of one phone; more are suspicious
+SAME = {"AX": "AH"}  # phones that count as equal
 Segment = tuple[str, float, float]  # phone, start and end in seconds
 
 
@@ -44,13 +45,13 @@ def write_alignments(
     states: States | None,
     about: dict[str, Any],
 ) -> None:
-    """Write paths, table and index, and the manifest last.
+    """Write paths, status table and index, and the manifest last.
 
     Args:
-        outcomes: one an utterance, in their order.
-        states: those of the model that aligned; None: another program's, of which `about` says
-            "num_states" and "states_hash", and whose phones nobody knows.
-        about: the model's name ("model") and "self_loops", each state's.
+        outcomes: one per utterance, in order.
+        states: those of the model that aligned; None: of another program, with "num_states" and
+            "states_hash" in `about` and unknown phones.
+        about: the model's name ("model") and each state's "self_loops".
     """
     folder = manifest.with_name(manifest.name.removesuffix(".jsonl.gz"))
     store = folder / "states.h5"
@@ -74,9 +75,9 @@ def _store(
     shift_seconds: float,
     states: States | None,
 ) -> list[dict[str, Any]]:
-    """Arrays by utterance, as lhotse's NumpyHdf5Writer lays them out, and the manifest's rows.
+    """Store arrays by utterance in the layout of lhotse's NumpyHdf5Writer; return manifest rows.
 
-    In memory first: the HDF5 library makes a mess of a full disk.
+    The file is built in memory: the HDF5 library handles full disks badly.
     """
     import h5py
     from lhotse.array import Array, TemporalArray
@@ -101,7 +102,7 @@ def _store(
 def _items(
     utterance: Utterance, outcome: Aligned, shift_seconds: float, states: States
 ) -> dict[str, list[list[Any]]]:
-    """Phones and words as lhotse's alignment items: symbol, start, duration, score (none)."""
+    """Return phones and words as lhotse alignment items: symbol, start, duration, no score."""
     return {
         kind: [[symbol, start, round(end - start, 6), None] for symbol, start, end in segments]
         for kind, segments in (
@@ -138,26 +139,26 @@ class Alignments:
 
     @property
     def ids(self) -> set[str]:
-        """Utterances that have a path."""
+        """The utterances that have a path."""
         return set(self._rows)
 
     def load(self, utt_id: str) -> np.ndarray:
-        """int32 [T], a state a frame."""
+        """Return int32 [T], one state per frame."""
         array = self._rows[utt_id]["custom"]["ali"]["array"]
         ali_T: np.ndarray = open_h5(array["storage_path"], os.getpid())[array["storage_key"]][:]
         return ali_T
 
 
 def open_ali(manifest: Path | str) -> Alignments:
-    """Open `ali/SPLIT.jsonl.gz`, after comparing its parts' sizes with the index."""
+    """Open `ali/SPLIT.jsonl.gz`, after comparing its parts with the index."""
     return Alignments(manifest)
 
 
-# --- how good they are --------------------------------------------------------------------------
+# --- quality ------------------------------------------------------------------------------------
 
 
 def true_phones(row: dict[str, Any]) -> list[Segment] | None:
-    """An utterance's phones as the corpus knows them; None where it does not."""
+    """Return an utterance's phones from the corpus; None if it has none."""
     known = (row["supervisions"][0].get("alignment") or {}).get("phone")
     if not known:
         return None
@@ -166,22 +167,19 @@ def true_phones(row: dict[str, Any]) -> list[Segment] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Boundaries:
-    """How far aligned phone boundaries lie from the true ones; they add up.
+class Boundaries(Summed):
+    """Distances of aligned phone boundaries from the true ones; instances add up.
 
     Attributes:
-        errors: seconds, aligned minus true, of each boundary whose phone is matched.
-        unmatched: true phones that the alignment pronounces otherwise.
+        errors: seconds, aligned minus true, of each boundary of a matched phone.
+        unmatched: true phones that the alignment pronounces differently.
     """
 
     errors: tuple[float, ...] = ()
     unmatched: int = 0
 
-    def __add__(self, other: "Boundaries") -> "Boundaries":
-        return Boundaries(self.errors + other.errors, self.unmatched + other.unmatched)
-
     def summary(self) -> dict[str, Any] | None:
-        """Median and shares of the absolute errors; None where nothing could be compared."""
+        """Return median and shares of the absolute errors; None without any."""
         if not self.errors:
             return None
         off = np.abs(self.errors)
@@ -197,9 +195,9 @@ class Boundaries:
 
 
 def compare(aligned: list[Segment], true: list[Segment]) -> Boundaries:
-    """Match two phone strings by least edits; compare where matched phones start and end.
+    """Match two phone strings by edit distance; compare starts and ends of matched phones.
 
-    Silences do not count, yet the edges of the phones beside them do.
+    Silences are ignored, but not the edges of the phones beside them.
     """
     from kaldialign import align
 
@@ -219,7 +217,7 @@ def compare(aligned: list[Segment], true: list[Segment]) -> Boundaries:
 
 
 def phones_in_seconds(states: States, outcome: Aligned, shift_seconds: float) -> list[Segment]:
-    """A path's phones, silence included, with start and end in seconds."""
+    """Return a path's phones, silence included, with start and end in seconds."""
     starts = [*outcome.phones_N3[:, 1].tolist(), len(outcome.states_T)]
     return [
         (
@@ -232,7 +230,7 @@ def phones_in_seconds(states: States, outcome: Aligned, shift_seconds: float) ->
 
 
 def words_in_seconds(words: list[str], outcome: Aligned, shift_seconds: float) -> list[Segment]:
-    """A path's words with start and end in seconds."""
+    """Return a path's words with start and end in seconds."""
     starts = [*outcome.phones_N3[:, 1].tolist(), len(outcome.states_T)]
     found: dict[int, list[int]] = {}
     for i, place in enumerate(outcome.phones_N3[:, 2].tolist()):
@@ -249,7 +247,7 @@ def _seconds(frames: int, shift_seconds: float) -> float:
 
 
 def durations(kept: list[tuple[Utterance, Aligned]], states: States) -> dict[str, Any]:
-    """How long phones came out: what is very short or very long points to a wrong transcript."""
+    """Summarise phone durations: very short or long ones point to a wrong transcript."""
     frames = [
         np.diff([*o.phones_N3[:, 1], len(o.states_T)])[o.phones_N3[:, 0] > 0] for _, o in kept
     ]
@@ -272,7 +270,7 @@ def report(
     states: States,
     shift_seconds: float,
 ) -> dict[str, Any]:
-    """What `ali/SPLIT.report.json` says, the example's picture left out."""
+    """Return the content of `ali/SPLIT.report.json`, without the example's picture."""
     silence = set(states.of(SILENCE))
     pairs = list(zip(utterances, outcomes, strict=True))
     lost = [[u.id, o.reason] for u, o in pairs if isinstance(o, Lost)]
@@ -298,11 +296,11 @@ def report(
 
 
 def check_lost(what: str, lost: list[list[str]], utterances: int, limit: float) -> None:
-    """Stop where more than `limit` of the utterances are lost; name the first and their reasons."""
+    """Raise ValueError if more than `limit` of the utterances are lost, with the first reasons."""
     if too_many_lost(len(lost), utterances, limit):
         named = "; ".join(f"{u}: {reason}" for u, reason in lost[:3])
         raise ValueError(
             f"{what}: {len(lost)} of {utterances} utterances could not be aligned, more than the "
-            f"share ali.max_lost_share={limit:g} allows ({named}); mend the transcripts or the "
+            f"share ali.max_lost_share={limit:g} allows ({named}); correct the transcripts or the "
             "lexicon, or set ali.max_lost_share; with little to train on, ali.retry_beam=1e9"
         )

@@ -1,4 +1,4 @@
-"""Training of one system of Gaussian mixtures: from a flat start, or from the system before it.
+"""Training of a system of Gaussian mixtures: from a flat start, or from the system before it.
 
     flat start | (system before --align--> phones in context --tree--> states --> one Gaussian each)
     pass: align (Viterbi) -> sums of the aligned frames -> new Gaussians, more of them
@@ -11,6 +11,8 @@ utterances form fixed chunks, whose sums are added in order.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import Any, TypeVar
 
 import numpy as np
@@ -68,7 +70,7 @@ class Job:
         return self.feats.utterances
 
     def chunks(self) -> list[range]:
-        """Neighbouring utterances, by place; they are summed together."""
+        """Return ranges of adjacent utterances that are summed together."""
         n = len(self.utterances)
         return [range(i, min(i + CHUNK, n)) for i in range(0, n, CHUNK)]
 
@@ -81,18 +83,18 @@ def train(
     before: Mixtures | None,
     log: Log,
 ) -> tuple[Mixtures, list[Outcome]]:
-    """Train a system.
+    """Train a system of Gaussian mixtures.
 
     Args:
-        before: the system to start from; None: a flat start, as the settings say.
-        log: gets a row per pass: those of the start (`flat_pass` or `start`), then with
-            realigned, gaussians, seconds; of passes that align anew, with loglik_per_frame, lost,
-            retried and moved (the share of frames whose state changed); where speakers are adapted,
-            with what became of them (`speakers`).
+        before: the system to start from; None: a flat start.
+        log: receives a row per pass: those of the start (`flat_pass` or `start`), then with
+            realigned, gaussians, seconds; of passes that realign, with loglik_per_frame, lost,
+            retried and moved (the share of frames whose state changed); with speaker adaptation,
+            with a summary of it (`speakers`).
     Returns:
         The system, and the last alignment of each utterance.
     Raises:
-        ValueError: if nothing can be trained on, or the tree cannot be as large as asked for.
+        ValueError: if there is nothing to train on, or too few leaves for the tree.
     """
     job = Job(feats, lang, settings, ali, log)
     start = _start_flat(job) if before is None else _start_from(job, before)
@@ -101,11 +103,11 @@ def train(
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What the passes begin with.
+    """The state before the first pass.
 
     Attributes:
-        outcomes: None: not yet aligned.
-        floor_D: of the variances.
+        outcomes: None if not yet aligned.
+        floor_D: lower limit of the variances.
     """
 
     model: Mixtures
@@ -118,7 +120,7 @@ class Start:
 
 
 def _start_flat(job: Job) -> Start:
-    """One Gaussian a monophone state; all states are alike at first."""
+    """Start with one Gaussian per monophone state; all states are alike at first."""
     feats, lang, flat = job.feats, job.lang, job.settings.flat
     assert flat is not None
     assert job.settings.front is not None
@@ -157,7 +159,7 @@ def _start_flat(job: Job) -> Start:
 
 
 def _moments(read: Read, utterances: list[Utterance]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance over some 200 utterances."""
+    """Return mean and variance over about 200 utterances."""
     some = utterances[:: max(1, len(utterances) // 200)]
     x_ND = np.concatenate([read(u) for u in some]).astype(np.float64)
     return x_ND.mean(0), x_ND.var(0) + LEAST_VARIANCE
@@ -167,13 +169,13 @@ def _moments(read: Read, utterances: list[Utterance]) -> tuple[np.ndarray, np.nd
 
 
 def _start_from(job: Job, before: Mixtures) -> Start:
-    """One Gaussian a state of the new system, from alignments by the one before."""
+    """Start with one Gaussian per state of the new system, from alignments by the one before."""
     start = time.time()
     settings = job.settings
     read, outcomes = _aligned_by(job, before)
     aligned = [o for o in outcomes if isinstance(o, Aligned)]
     if not aligned:
-        raise ValueError("the system before aligned not one utterance; is it of this corpus?")
+        raise ValueError("the system before aligned no utterance; is it of this corpus?")
     row: dict[str, Any] = {
         "start": "the system before",
         "loglik_per_frame": round(
@@ -204,19 +206,19 @@ def _start_from(job: Job, before: Mixtures) -> Start:
 
 
 def _aligned_by(job: Job, before: Mixtures) -> tuple[Adapted, list[Outcome | None]]:
-    """The alignments by another system, and how it read the utterances."""
-    said, read = transcripts(job.utterances), Adapted(before.front(job.feats))
+    """Return how the system before read the utterances, and its alignments."""
+    spoken, read = transcripts(job.utterances), Adapted(before.front(job.feats))
     if before.adaptive is not None:
-        read = adapt(before, read.plain, said, job.lang, job.ali)
-    before.gmm.terms, before.gmm.first_S  # noqa: B018 - made once, before the workers fork
+        read = adapt(before, read.plain, spoken, job.lang, job.ali)
+    before.gmm.terms, before.gmm.first_S  # noqa: B018 - cached before the workers fork
     score, loop_S = scores(before, read), before.gmm.loop_S
-    return read, list(align_all(score, said, job.lang, before.states, loop_S, job.ali))
+    return read, list(align_all(score, spoken, job.lang, before.states, loop_S, job.ali))
 
 
 def triphone_keys(outcome: Aligned) -> np.ndarray:
-    """Left phone, phone, right phone and position of each frame: int32 [T, 4].
+    """Return left phone, phone, right phone and position of each frame: int32 [T, 4].
 
-    Outside the utterance there is silence; silence itself has no neighbours.
+    The neighbours at the ends of an utterance are silence; silence itself has none.
     """
     phone_N = outcome.phones_N3[:, 0]
     edge = np.zeros(1, np.int32)
@@ -229,13 +231,13 @@ def triphone_keys(outcome: Aligned) -> np.ndarray:
 
 
 def _entries(outcome: Aligned) -> np.ndarray:
-    """Frames at which a state is entered: its phone or position begins there."""
+    """Return the frames at which a state is entered: a phone or position begins there."""
     place_T = outcome.phone_of_frames() * 64 + outcome.position_T
     return np.flatnonzero(np.diff(place_T, prepend=-1))
 
 
 def _with_states(outcome: Aligned, states: States) -> Aligned:
-    """The same path in the states of another system."""
+    """Express a path in the states of another system."""
     left_T, phone_T, right_T, position_T = triphone_keys(outcome).T
     return replace(outcome, states_T=states.table_LPRJ[left_T, phone_T, right_T, position_T])
 
@@ -247,7 +249,7 @@ def _summed(
     of: Callable[[np.ndarray, np.ndarray], Sums],
     without: Sequence[int] = (),
 ) -> Iterator[Sums]:
-    """`of`(frames, their states) of the aligned utterances of each chunk that has any, in order.
+    """Yield `of`(frames, their states) of the aligned utterances of each chunk, in order.
 
     Args:
         without: states whose frames are left out.
@@ -268,7 +270,7 @@ def _summed(
 
 
 def _triphones(job: Job, read: Read, outcomes: list[Outcome | None]) -> Stats:
-    """Sums of the frames of every phone in context, by position."""
+    """Sum the frames of every phone in context, by position."""
 
     def one(chunk: range) -> Stats | None:
         sums, any_aligned = StatsSum(), False
@@ -286,7 +288,7 @@ def _triphones(job: Job, read: Read, outcomes: list[Outcome | None]) -> Stats:
 
 
 def stats_visits(outcomes: Sequence[Outcome | None], stats: Stats) -> np.ndarray:
-    """How often each of the triphone states was entered: float64 [K]."""
+    """Count how often each triphone state was entered: float64 [K]."""
     place = {tuple(key): k for k, key in enumerate(stats.key_K4.tolist())}
     visits_K = np.zeros(len(place))
     for outcome in outcomes:
@@ -299,9 +301,9 @@ def stats_visits(outcomes: Sequence[Outcome | None], stats: Stats) -> np.ndarray
 def _one_gaussian_each(
     stats: Stats, visits_K: np.ndarray, states: States, settings: GmmSettings
 ) -> tuple[Gmm, np.ndarray]:
-    """The mean and variance of each state's frames, and the variances' floor.
+    """Return one Gaussian per state with its frames' mean and variance, and the variance floor.
 
-    A state that no frame was aligned with gets those of all frames.
+    A state without frames gets those of all frames.
     """
     left_K, phone_K, right_K, position_K = stats.key_K4.T
     state_K = states.table_LPRJ[left_K, phone_K, right_K, position_K]
@@ -326,40 +328,36 @@ def _one_gaussian_each(
 
 
 def _left_out(job: Job, states: States) -> Sequence[int]:
-    """States whose frames the statistics of LDA and MLLT leave out."""
+    """Return the states whose frames are left out of the statistics of LDA and MLLT."""
     assert job.settings.lda is not None
     return () if job.settings.lda.silence else states.of(SILENCE)
 
 
 def _lda(job: Job, front: Front, outcomes: list[Outcome | None], states: States) -> np.ndarray:
-    """The projection of spliced frames that tells the states of the system before apart."""
+    """Estimate the projection of spliced frames that separates the previous system's states."""
     assert job.settings.lda is not None
-    total: Classes | None = None
-    for classes in _summed(
+    sums = _summed(
         job,
         front(job.feats),
         outcomes,
         lambda x_ND, states_N: Classes.of(x_ND, states_N, states.num_states),
         _left_out(job, states),
-    ):
-        total = classes if total is None else total + classes
-    assert total is not None
+    )
+    total: Classes = reduce(add, sums)
     return lda(total, job.settings.lda.dims).astype(np.float32)
 
 
 def _mllt(job: Job, model: Mixtures, outcomes: list[Outcome | None]) -> tuple[Mixtures, float]:
-    """Turn the features so that diagonal covariances fit them better; the means turn with them."""
+    """Transform the features so that diagonal covariances fit better; transform the means too."""
     gmm = model.gmm
-    total: FullSums | None = None
-    for sums in _summed(
+    sums = _summed(
         job,
         model.front(job.feats),
         outcomes,
         lambda x_ND, states_N: FullSums.of(x_ND, shares(gmm, x_ND, states_N), gmm.variance_GD),
         _left_out(job, model.states),
-    ):
-        total = sums if total is None else total + sums
-    assert total is not None
+    )
+    total: FullSums = reduce(add, sums)
     turn = mllt(total, gmm.mean_GD, gmm.variance_GD)
     assert model.front.transform_dD is not None
     turned_dD = (turn.matrix @ model.front.transform_dD).astype(np.float32)
@@ -369,7 +367,7 @@ def _mllt(job: Job, model: Mixtures, outcomes: list[Outcome | None]) -> tuple[Mi
 
 
 def _readapted(job: Job, model: Mixtures, read: Adapted, outcomes: list[Outcome | None]) -> Adapted:
-    """Every speaker's transform towards the model, whose frames `read` has adapted so far."""
+    """Estimate every speaker's transform towards the model; `read` is the present adaptation."""
     assert job.settings.fmllr is not None
     paths = zip(job.utterances, outcomes, strict=True)
     return estimated(read, model.gmm, model.gmm, model.states, job.settings.fmllr, paths)
@@ -383,10 +381,10 @@ def _unadapted(
     counts: Counts,
     floor_D: np.ndarray,
 ) -> Gmm:
-    """The Gaussians that unadapted frames have, shared as the adapted ones are.
+    """Estimate the Gaussians of unadapted frames, with the shares of the adapted ones.
 
     Args:
-        counts: of the adapted frames, shared among the Gaussians of `gmm`.
+        counts: of the adapted frames, by the Gaussians of `gmm`.
     """
     d = gmm.mean_GD.shape[1]
 
@@ -395,10 +393,7 @@ def _unadapted(
         return count(gmm, x_ND, states_N, np.zeros(gmm.num_states), plain_ND)
 
     both = lambda u: np.hstack([read(u), read.plain(u)])  # noqa: E731
-    total: Counts | None = None
-    for sums in _summed(job, both, outcomes, of):
-        total = sums if total is None else total + sums
-    assert total is not None
+    total: Counts = reduce(add, _summed(job, both, outcomes, of))
     return estimate(gmm, replace(total, visits_S=counts.visits_S), floor_D, job.settings.min_count)
 
 
@@ -406,7 +401,7 @@ def _unadapted(
 
 
 def _passes(job: Job, begin: Start) -> tuple[Mixtures, list[Outcome]]:
-    """Re-estimate as often as the settings say."""
+    """Run all re-estimation passes."""
     model, read, outcomes, floor_D = begin.model, begin.read, begin.outcomes, begin.floor_D
     own, s = job.settings, model.states.num_states
     last_growth = max(1, round(own.passes * own.grown_by))
@@ -425,7 +420,7 @@ def _passes(job: Job, begin: Start) -> tuple[Mixtures, list[Outcome]]:
             "realigned": realign,
             "gaussians": len(gmm.state_G),
         }
-        if realign:  # else it would be the likelihood of an earlier pass
+        if realign:  # otherwise this is the likelihood of an earlier pass
             row |= {
                 "loglik_per_frame": round(loglik / max(1.0, float(counts.frames_S.sum())), 4),
                 "lost": sum(isinstance(o, Lost) for o in outcomes),
@@ -449,7 +444,7 @@ def _passes(job: Job, begin: Start) -> tuple[Mixtures, list[Outcome]]:
 def _pass(
     job: Job, model: Mixtures, read: Adapted, outcomes: list[Outcome | None], realign: bool
 ) -> tuple[list[Outcome | None], Counts, float]:
-    """One look at all utterances: new alignments (if `realign`), their sums and likelihood."""
+    """Go through all utterances: alignments (new if `realign`), their sums and likelihood."""
     gmm = model.gmm
     gmm.terms, gmm.first_S, ready()
 
@@ -471,9 +466,7 @@ def _pass(
 
     results = list(parallel_map(one, job.chunks(), ""))
     new = [outcome for some, _ in results for outcome in some]
-    counts = results[0][1]
-    for _, more in results[1:]:
-        counts = counts + more
+    counts: Counts = reduce(add, (more for _, more in results))
     loglik = sum(o.loglik for o in new if isinstance(o, Aligned))
     return new, counts, loglik
 

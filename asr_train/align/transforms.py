@@ -1,32 +1,41 @@
-"""Frames and what they are aligned with -> **linear transforms** of features: LDA, MLLT, fMLLR.
+"""Aligned frames -> **linear transforms** of features: LDA, MLLT, fMLLR.
 
     Classes (frames, class of each)      --lda-->   matrix_ED, fewer and better dimensions
     FullSums (frames, Gaussian shares)   --mllt-->  matrix_DD, in which covariances are diagonal
-    AffineSums (a speaker's frames)      --fmllr--> matrix_DE, towards the model's speaker
+    AffineSums (a speaker's frames)      --fmllr--> matrix_DE, towards the model
 
-Each kind of sums is made of a chunk of frames by `of`, and adds up. Shares (gamma_NG) say how much
-of a frame belongs to each Gaussian; they are dense or scipy.sparse, as `gmm.shares` makes them.
-Knows nothing of how utterances are read, aligned or spread over processes.
+`of` makes sums of a chunk of frames, and sums add up. Shares (gamma_NG) are the probabilities of
+the Gaussians in each frame, dense or scipy.sparse as from `gmm.shares`. Knows nothing of how
+utterances are read, aligned or distributed over processes.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 
 from asr_train.checks import check_shape
 
 BLOCK = 2048  # frames whose products of dimensions are in memory at once
-SINGULAR = 1e-12  # least to largest eigenvalue; below, float64 cannot invert
+SINGULAR = 1e-12  # smallest over largest eigenvalue that float64 can invert
 SWEEPS = 200  # over all rows of a matrix
-SETTLED = 1e-7  # nats per frame that a sweep still wins
+SETTLED = 1e-7  # gain in nats per frame below which sweeps end
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """Statistics that add up, field by field."""
+
+    def __add__(self, other: Self) -> Self:
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return type(self)(*(own + more for own, more in pairs))
 
 
 # --- LDA ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Classes:
+class Classes(Summed):
     """Sums of frames by class, for `lda`.
 
     Attributes:
@@ -41,7 +50,7 @@ class Classes:
 
     @staticmethod
     def of(x_ND: np.ndarray, class_N: np.ndarray, num_classes: int) -> "Classes":
-        """Of some frames (here usually spliced ones), with the class (tied state) of each."""
+        """Sum frames (usually spliced), with the class (tied state) of each."""
         check_shape("classes of the frames", class_N, len(x_ND))
         x_ND = x_ND.astype(np.float64)
         count_C = np.bincount(class_N, minlength=num_classes).astype(np.float64)
@@ -53,15 +62,8 @@ class Classes:
             sum_CD[seen_c] = np.add.reduceat(x_ND[order_N], first_c)
         return Classes(count_C, sum_CD, x_ND.T @ x_ND)
 
-    def __add__(self, other: "Classes") -> "Classes":
-        return Classes(
-            self.count_C + other.count_C,
-            self.sum_CD + other.sum_CD,
-            self.square_DD + other.square_DD,
-        )
-
     def covariances(self) -> tuple[np.ndarray, np.ndarray]:
-        """Within and between classes: float64 [D, D] each; their sum is that of all frames."""
+        """Return covariances within and between classes: float64 [D, D]; they sum to the total."""
         frames = self.count_C.sum()
         mean_D = self.sum_CD.sum(0) / frames
         seen = self.count_C > 0
@@ -74,19 +76,19 @@ class Classes:
 
 
 def lda(classes: Classes, dims: int) -> np.ndarray:
-    """The directions that tell the classes apart best (Haeb-Umbach and Ney, 1992).
+    """Return the directions that best separate the classes (Haeb-Umbach and Ney, 1992).
 
-    After `x @ matrix_ED.T` the covariance within classes is the unit matrix and that between them
-    is diagonal and falling, so that diagonal Gaussians suit them. Each row's largest element is
-    positive, which makes the answer unique.
+    After `x @ matrix_ED.T` the covariance within classes is the identity, and that between them is
+    diagonal and decreasing, which suits diagonal Gaussians. Each row's largest element is positive,
+    which makes the result unique.
 
     Args:
-        dims: E, how many directions to keep; more than C - 1 carry nothing.
+        dims: E, the number of directions; at most C - 1 are informative.
     Returns:
         matrix_ED, float64.
     Raises:
-        ValueError: for too few classes, more directions than dimensions, or dimensions that
-            depend on each other within classes.
+        ValueError: for too few classes, more directions than dimensions, or linearly dependent
+            dimensions within classes.
     """
     if not 1 <= dims <= len(classes.square_DD):
         raise ValueError(
@@ -114,9 +116,9 @@ def lda(classes: Classes, dims: int) -> np.ndarray:
 
 
 def _moments(weight_ND: np.ndarray, x_NE: np.ndarray) -> np.ndarray:
-    """Sum of weight_d x x' over frames, for each d: float64 [D, E, E].
+    """Sum weight_d x x' over frames, for each d: float64 [D, E, E].
 
-    Of each symmetric matrix one half is computed, by one matrix product for all d.
+    One half of each symmetric matrix is computed, by one matrix product for all d.
     """
     dims, width = weight_ND.shape[1], x_NE.shape[1]
     i, j = np.triu_indices(width)
@@ -131,7 +133,7 @@ def _moments(weight_ND: np.ndarray, x_NE: np.ndarray) -> np.ndarray:
 
 
 def _inverses(name: str, moment_DEE: np.ndarray) -> np.ndarray:
-    """The inverse of each d's matrix; ValueError where one is singular."""
+    """Return the inverse of each d's matrix; raise ValueError if one is singular."""
     values_DE, vectors_DEE = np.linalg.eigh(moment_DEE)
     poor = np.flatnonzero(~(values_DE[:, 0] > SINGULAR * values_DE[:, -1]))
     if len(poor):
@@ -148,8 +150,8 @@ def _inverses(name: str, moment_DEE: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class FullSums:
-    """What full covariances of all Gaussians would say, summed as `mllt` needs it.
+class FullSums(Summed):
+    """Statistics of the Gaussians' full covariances, as `mllt` needs them.
 
     Attributes:
         count_G: float64 [G], frames of each Gaussian.
@@ -164,7 +166,7 @@ class FullSums:
 
     @staticmethod
     def of(x_ND: np.ndarray, gamma_NG: Any, variance_GD: np.ndarray) -> "FullSums":
-        """Of some frames; all chunks with the same Gaussians."""
+        """Sum frames; all chunks must use the same Gaussians."""
         check_shape("shares of the frames", gamma_NG, len(x_ND), len(variance_GD))
         x_ND = x_ND.astype(np.float64)
         return FullSums(
@@ -173,17 +175,10 @@ class FullSums:
             _moments(gamma_NG @ (1 / variance_GD), x_ND),
         )
 
-    def __add__(self, other: "FullSums") -> "FullSums":
-        return FullSums(
-            self.count_G + other.count_G,
-            self.sum_GD + other.sum_GD,
-            self.moment_DDD + other.moment_DDD,
-        )
-
     def scatter(self, mean_GD: np.ndarray, variance_GD: np.ndarray) -> np.ndarray:
-        """For each d, the sum of gamma / variance_gd * (x - mean)(x - mean)': [D, D, D].
+        """Return, for each d, the sum of gamma / variance_gd * (x - mean)(x - mean)': [D, D, D].
 
-        (x - m)(x - m)' is multiplied out, so that no Gaussian's covariance is ever stored.
+        The product is expanded, so that no Gaussian's covariance is stored.
         """
         scatter_DDD = self.moment_DDD.copy()
         half_GD = self.sum_GD - 0.5 * self.count_G[:, None] * mean_GD
@@ -195,14 +190,14 @@ class FullSums:
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """A transform, and what it wins.
+    """A transform, and its gain.
 
     Attributes:
-        matrix: float64 [D, D], or [D, D + 1] where the last column is added to all frames.
-        frames: that it was estimated from.
-        gain_S: float64 [S], nats per frame over what it began with, the identity where nothing else
-            is said, after each sweep; never falling.
-        kept: why it is the identity, where it had to be.
+        matrix: float64 [D, D], or [D, D + 1] with a last column that is added to all frames.
+        frames: number of frames that it was estimated from.
+        gain_S: float64 [S], nats per frame over the start (the identity by default) after each
+            sweep; non-decreasing.
+        kept: the reason if it is the identity.
     """
 
     matrix: np.ndarray
@@ -212,24 +207,24 @@ class Transform:
 
     @property
     def gain_per_frame(self) -> float:
-        """Nats, with the log-determinant that makes likelihoods comparable."""
+        """Gain in nats, including the log-determinant that makes likelihoods comparable."""
         return float(self.gain_S[-1]) if len(self.gain_S) else 0.0
 
 
 def mllt(
     sums: FullSums, mean_GD: np.ndarray, variance_GD: np.ndarray, sweeps: int = SWEEPS
 ) -> Transform:
-    """The square transform under which the Gaussians' diagonal covariances fit best (Gales, 1999).
+    """Return the square transform that best fits diagonal covariances (Gales, 1999).
 
-    Maximises, over M, the likelihood of frames M x under means M mean and the variances as they
-    are: frames * log|det M| - 1/2 sum_d m_d G_d m_d', row by row; also called a global semi-tied
-    covariance. Afterwards means are `mean_GD @ matrix.T`, and variances are estimated anew.
+    Maximises, over M, the likelihood of frames M x under means M mean and fixed variances:
+    frames * log|det M| - 1/2 sum_d m_d G_d m_d', row by row; also called a global semi-tied
+    covariance. Afterwards means are `mean_GD @ matrix.T`, and variances are re-estimated.
 
     Args:
         mean_GD, variance_GD: of the Gaussians that `sums` were made with.
-        sweeps: over the rows, at most; fewer where they settle.
+        sweeps: over the rows, at most; fewer if they converge.
     Raises:
-        ValueError: where frames are too few for full covariances.
+        ValueError: if there are too few frames for full covariances.
     """
     check_shape("means for MLLT", mean_GD, *sums.sum_GD.shape)
     check_shape("variances for MLLT", variance_GD, *sums.sum_GD.shape)
@@ -262,8 +257,8 @@ def _settled(gains: list[float]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class AffineSums:
-    """Sums of one speaker's frames for `fmllr`; E = D + 1, the last one a constant 1.
+class AffineSums(Summed):
+    """Sums of one speaker's frames for `fmllr`; E = D + 1, the last a constant 1.
 
     Attributes:
         count: frames, weighted by their shares.
@@ -279,9 +274,9 @@ class AffineSums:
     def of(
         x_ND: np.ndarray, gamma_NG: Any, mean_GD: np.ndarray, variance_GD: np.ndarray
     ) -> "AffineSums":
-        """Of some frames, untransformed even where the shares came from transformed ones.
+        """Sum untransformed frames, even if the shares came from transformed ones.
 
-        A frame whose shares sum to less than 1 (silence, say) counts less.
+        A frame whose shares sum to less than 1, for example silence, has less weight.
         """
         check_shape("shares of the frames", gamma_NG, len(x_ND), len(variance_GD))
         x_NE = np.column_stack([x_ND.astype(np.float64), np.ones(len(x_ND))])
@@ -292,28 +287,21 @@ class AffineSums:
             _moments(gamma_NG @ (1 / variance_GD), x_NE),
         )
 
-    def __add__(self, other: "AffineSums") -> "AffineSums":
-        return AffineSums(
-            self.count + other.count,
-            self.linear_DE + other.linear_DE,
-            self.moment_DEE + other.moment_DEE,
-        )
-
 
 def fmllr(
     sums: AffineSums, min_count: float, sweeps: int = SWEEPS, start_DE: np.ndarray | None = None
 ) -> Transform:
-    """The affine transform of a speaker's frames that makes them likeliest (Gales, 1998).
+    """Return the affine transform of a speaker's frames with maximum likelihood (Gales, 1998).
 
     Constrained MLLR: maximises, over W = [A b], the likelihood of A x + b with log|det A| added:
     count * log|det A| + sum_d (w_d k_d' - 1/2 w_d G_d w_d'), row by row.
 
     Args:
-        min_count: frames, below which the speaker keeps the identity; `kept` says so.
-        sweeps: over the rows, at most; fewer where they settle.
-        start_DE: to begin with, an earlier one; None: the identity.
+        min_count: frames below which the speaker keeps the identity; `kept` has the reason.
+        sweeps: over the rows, at most; fewer if they converge.
+        start_DE: an earlier transform to start from; None: the identity.
     Returns:
-        W, which `adapted` applies. The identity, too, where the frames do not differ enough.
+        W, for `adapted`. Also the identity if the statistics are singular.
     """
     dims = len(sums.linear_DE)
     identity_DE = np.eye(dims, dims + 1)
@@ -340,7 +328,7 @@ def fmllr(
 def _affine_row(
     cofactor_E: np.ndarray, linear_E: np.ndarray, inverse_EE: np.ndarray, count: float
 ) -> np.ndarray:
-    """The best row while all others stay: (alpha p + k) G^-1, alpha by a quadratic equation."""
+    """Return the best row with all others fixed: (alpha p + k) G^-1, alpha from a quadratic."""
     across_E = cofactor_E @ inverse_EE
     a, b = float(across_E @ cofactor_E), float(across_E @ linear_E)
     root = np.sqrt(b * b + 4 * a * count)
@@ -357,7 +345,7 @@ def _fmllr_objective(matrix_DE: np.ndarray, sums: AffineSums) -> float:
 
 
 def adapted(x_TD: np.ndarray, matrix_DE: np.ndarray) -> np.ndarray:
-    """A x + b for every frame, in the type of x."""
+    """Return A x + b for every frame, in the type of x."""
     check_shape("fMLLR matrix", matrix_DE, x_TD.shape[1], x_TD.shape[1] + 1)
     adapted_TD: np.ndarray = (x_TD @ matrix_DE[:, :-1].T + matrix_DE[:, -1]).astype(x_TD.dtype)
     return adapted_TD

@@ -1,11 +1,11 @@
-"""Statistics of triphone states -> **tied states**: questions derived, trees grown (lang.tree).
+"""Statistics of triphone states -> **tied states**: derive questions, grow trees (lang.tree).
 
     phones and frames --triphone_keys, StatsSum--> Stats --questions, grow--> Tree, Growth
 
-Each triphone state is one diagonal Gaussian; a split wins the likelihood that two Gaussians have
-over one (Young, Odell and Woodland 1994). The most winning split of all trees is made first, and
-questions come from clustering phones (as in Kaldi's cluster-phones and build-tree). Knows nothing
-of files, lexicons or of the mixtures trained afterwards.
+Each triphone state is one diagonal Gaussian; a split gains the likelihood of two Gaussians over one
+(Young, Odell and Woodland, 1994). The best split over all trees is made first. Questions come from
+clustering phones (as in Kaldi's cluster-phones and build-tree). Knows nothing of files, lexicons or
+the mixtures trained afterwards.
 """
 
 import heapq
@@ -19,7 +19,7 @@ from asr_train.checks import check_shape
 from asr_train.lang.tree import CENTRE, LEFT, RIGHT, Tree
 from asr_train.schema import QuestionStates, TreeSettings
 
-ROUNDING = 1e-9  # of a likelihood; what wins less than this wins nothing
+ROUNDING = 1e-9  # relative to the likelihood; smaller gains count as none
 COLUMN = {LEFT: 0, CENTRE: 1, RIGHT: 2}  # of a key: (left, centre, right, position)
 
 
@@ -27,7 +27,7 @@ COLUMN = {LEFT: 0, CENTRE: 1, RIGHT: 2}  # of a key: (left, centre, right, posit
 
 
 class TreeError(ValueError):
-    """The settings of a tree do not fit the phones; begins with the setting's name."""
+    """Settings of a tree that do not fit the phones; the message begins with the setting's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Stats:
 
     @staticmethod
     def of(key_T4: np.ndarray, x_TD: np.ndarray) -> "Stats":
-        """Of some frames, with the triphone state of each."""
+        """Sum frames, with the triphone state of each."""
         check_shape("triphone keys", key_T4, len(x_TD), 4)
         key_K4, inverse_T = np.unique(key_T4, axis=0, return_inverse=True)
         order_T = np.argsort(inverse_T.reshape(-1), kind="stable")
@@ -65,12 +65,12 @@ class Stats:
         )
 
     def matrix(self) -> np.ndarray:
-        """float64 [K, 1 + 2D]: count, sums and squares side by side, as they are pooled."""
+        """Return count, sums and squares side by side: float64 [K, 1 + 2D]."""
         return np.column_stack([self.count_K, self.sum_KD, self.squares_KD])
 
 
 class StatsSum:
-    """Adds up the Stats of many chunks of frames; memory goes with the states seen, not frames."""
+    """Adds up the Stats of many chunks; memory grows with the states seen, not with frames."""
 
     def __init__(self) -> None:
         self._row: dict[tuple[int, ...], int] = {}
@@ -87,10 +87,10 @@ class StatsSum:
             if len(self._sum_RM):
                 grown[: len(self._sum_RM)] = self._sum_RM
             self._sum_RM = grown
-        self._sum_RM[rows] += sum_KM  # a key is in `stats` once, so no row is there twice
+        self._sum_RM[rows] += sum_KM  # keys are unique, so no row occurs twice
 
     def total(self) -> Stats:
-        """All that was added, in the order of the keys."""
+        """Return the total, in the order of the keys."""
         if not self._row:
             raise ValueError("no frames for the tree; is every utterance lost?")
         key_K4 = np.array(list(self._row), np.int32)
@@ -101,10 +101,10 @@ class StatsSum:
 
 
 def loglik(stats_NM: np.ndarray, floor_D: np.ndarray) -> np.ndarray:
-    """Log-likelihood of pooled frames under their best Gaussian: float64 [N], nats.
+    """Return the log-likelihood of pooled frames under their best Gaussian: float64 [N], nats.
 
-    The Gaussian is the likeliest with diagonal covariance and no variance below `floor_D`, so
-    that a split never loses, floored or not.
+    The Gaussian has diagonal covariance and no variance below `floor_D`, so that a split never
+    loses likelihood.
 
     Args:
         stats_NM: float64 [N, 1 + 2D], count, sums, squares.
@@ -122,7 +122,7 @@ def loglik(stats_NM: np.ndarray, floor_D: np.ndarray) -> np.ndarray:
 
 
 def variance_floor(stats: Stats, share: float) -> np.ndarray:
-    """`share` of the variance over all frames: float64 [D]."""
+    """Return `share` of the variance over all frames: float64 [D]."""
     frames = stats.count_K.sum()
     mean_D = stats.sum_KD.sum(0) / frames
     floor_D: np.ndarray = share * (stats.squares_KD.sum(0) / frames - mean_D**2)
@@ -130,7 +130,7 @@ def variance_floor(stats: Stats, share: float) -> np.ndarray:
         worst = int(np.argmin(floor_D))
         raise ValueError(
             f"dimension {worst} of the frames has variance {floor_D[worst] / share:.3g}; "
-            "it carries nothing, so leave it out of the features"
+            "it carries no information, so leave it out of the features"
         )
     return floor_D
 
@@ -141,11 +141,10 @@ def variance_floor(stats: Stats, share: float) -> np.ndarray:
 def questions(
     stats: Stats, states_P: Sequence[int], which: QuestionStates, floor_D: np.ndarray
 ) -> np.ndarray:
-    """Sets of similar phones: bool [Q, P], no set twice, none the complement of another.
+    """Return sets of similar phones: bool [Q, P], without duplicates or complements.
 
-    Every phone alone, then every cluster that arises where the two clusters whose union loses the
-    least likelihood are joined until one is left. Silence, which is a class of its own, and phones
-    never seen are in no cluster.
+    They are single phones, and all clusters of agglomerative clustering by least loss of
+    likelihood. Silence, a class of its own, and unseen phones are in no cluster.
     """
     phones = len(states_P)
     sets = list(np.eye(phones, dtype=bool))
@@ -158,14 +157,14 @@ def questions(
         sets += _clusters(pooled_PM, floor_D)
     kept: dict[bytes, np.ndarray] = {}
     for set_P in sets:
-        canonical = set_P if not set_P[0] else ~set_P  # a set and its complement ask the same
+        canonical = set_P if not set_P[0] else ~set_P  # a set and its complement are one question
         if 0 < set_P.sum() < phones:
             kept.setdefault(canonical.tobytes(), set_P)
     return np.array(list(kept.values())).reshape(-1, phones)
 
 
 def _clusters(pooled_PM: np.ndarray, floor_D: np.ndarray) -> list[np.ndarray]:
-    """The unions made on the way from single phones to all of them."""
+    """Return the unions made on the way from single phones to all of them."""
     seen_P = pooled_PM[:, 0] > 0
     members = list(np.eye(len(pooled_PM), dtype=bool)[seen_P])
     unions = []
@@ -176,7 +175,7 @@ def _clusters(pooled_PM: np.ndarray, floor_D: np.ndarray) -> list[np.ndarray]:
 
 
 def _joins(stats_NM: np.ndarray, floor_D: np.ndarray, limit: float) -> list[tuple[int, int]]:
-    """Pairs (a < b) joined into a, cheapest first, while a union loses less than `limit` nats."""
+    """Return pairs (a < b) joined into a, cheapest first, while the loss is below `limit` nats."""
     stats_NM = stats_NM.copy()
     size = len(stats_NM)
     loglik_N = loglik(stats_NM, floor_D)
@@ -204,7 +203,7 @@ def _joins(stats_NM: np.ndarray, floor_D: np.ndarray, limit: float) -> list[tupl
 def _loss(
     stats_NM: np.ndarray, loglik_N: np.ndarray, a: int, others: np.ndarray, floor_D: np.ndarray
 ) -> np.ndarray:
-    """What is lost by joining `a` with each of the others."""
+    """Return the loss of joining `a` with each of the others."""
     loss_N: np.ndarray = (
         loglik_N[a] + loglik_N[others] - loglik(stats_NM[a] + stats_NM[others], floor_D)
     )
@@ -219,11 +218,11 @@ class Growth:
     """How trees were grown, and the sums at their leaves, from which one Gaussian each starts.
 
     Attributes:
-        stopped: why no split was made any more: leaves, min_gain, or min_count (no question leaves
-            enough frames on both sides, or none wins anything).
+        stopped: why splitting ended: leaves, min_gain, or min_count (no question leaves enough
+            frames on both sides, or none gains anything).
         roots, splits, merged: of which leaves = roots + splits - merged.
-        gain_per_frame: nats won over one Gaussian a root, after merging.
-        least_gain: nats of the split that won least, over all frames; 0 without splits.
+        gain_per_frame: nats gained over one Gaussian per root, after merging.
+        least_gain: gain in nats of the worst split, over all frames; 0 without splits.
         leaves_of: phone -> leaves of its roots.
         starved: (phone, position, frames) of roots with fewer frames than a leaf needs.
         count_L, sum_LD, squares_LD: sums over each leaf's frames.
@@ -243,7 +242,7 @@ class Growth:
     squares_LD: np.ndarray
 
     def plain(self) -> dict[str, Any]:
-        """All but the sums, for JSON."""
+        """Return all but the sums, for JSON."""
         return {
             "leaves": len(self.count_L),
             "stopped": self.stopped,
@@ -261,12 +260,12 @@ class Growth:
 
 @dataclass(slots=True)
 class _Node:
-    """A node while trees grow."""
+    """A node of a growing tree."""
 
     rows: np.ndarray  # of the statistics
     centres: int  # phones that start from its root
     loglik: float
-    split: tuple[int, int] | None = None  # question and side, once asked
+    split: tuple[int, int] | None = None  # question and side; None: a leaf
     yes: int = -1
     no: int = -1
     leaf: int = -1
@@ -282,13 +281,13 @@ class _Forest:
         self.nodes: list[_Node] = []
 
     def add(self, rows: np.ndarray, centres: int) -> int:
-        """A new leaf; returns its number."""
+        """Add a leaf; return its number."""
         pooled_1M = self.sum_KM[rows].sum(0, keepdims=True)
         self.nodes.append(_Node(rows, centres, float(loglik(pooled_1M, self.floor_D)[0])))
         return len(self.nodes) - 1
 
     def best_split(self, number: int) -> tuple[float, int, int] | None:
-        """The gain in nats, question and side of the best split that leaves enough frames."""
+        """Return gain in nats, question and side of the best split that leaves enough frames."""
         node = self.nodes[number]
         sum_KM = self.sum_KM[node.rows]
         total_M = sum_KM.sum(0)
@@ -309,7 +308,7 @@ class _Forest:
         return (gain, question, sides[side]) if gain > ROUNDING * abs(node.loglik) else None
 
     def _by_phone(self, rows: np.ndarray, sum_KM: np.ndarray, side: int) -> np.ndarray:
-        """Sums [P, M] by the phone on that side."""
+        """Sum by the phone on that side: [P, M]."""
         phone_K = self.key_K4[rows, COLUMN[side]]
         order_K = np.argsort(phone_K, kind="stable")
         phones, first = np.unique(phone_K[order_K], return_index=True)
@@ -318,7 +317,7 @@ class _Forest:
         return sum_PM
 
     def split(self, number: int, question: int, side: int) -> tuple[int, int]:
-        """Ask the question there; returns the new leaves."""
+        """Split a leaf by a question; return the new leaves."""
         node = self.nodes[number]
         answer_K = self.questions_QP[question, self.key_K4[node.rows, COLUMN[side]]]
         node.split = (question, side)
@@ -327,7 +326,7 @@ class _Forest:
         return node.yes, node.no
 
     def below(self, root: int) -> list[int]:
-        """The root and all nodes under it, `yes` first."""
+        """Return the root and all nodes under it, `yes` first."""
         order, todo = [], [root]
         while todo:
             order.append(todo.pop())
@@ -345,17 +344,17 @@ def grow(
 ) -> tuple[Tree, Growth]:
     """Tie triphone states to a target number of leaves.
 
-    Every (phone, position) is a root; one queue over all of them makes the most winning split
-    next, until there are `settings.leaves` leaves or no split wins and leaves enough frames.
-    Silence (phone 0) is not split. A context that was never seen gets the leaf that its answers
-    lead to. Equal statistics give an equal tree.
+    Every (phone, position) is a root. One queue over all of them yields the best split next, until
+    there are `settings.leaves` leaves or no split gains likelihood and leaves enough frames.
+    Silence (phone 0) is not split. An unseen context gets the leaf that its answers lead to. Equal
+    statistics give an equal tree.
 
     Args:
         states_P: int [P], HMM states (positions) of each phone.
         phones: [P], their names, for `settings.share` and messages.
     Raises:
-        ValueError: for a key that is no state of these phones, an unknown phone in `share`, or
-            fewer leaves wanted than there are roots.
+        ValueError: for a key that is not a state of these phones, an unknown phone in `share`, or
+            fewer leaves than roots.
     """
     _check(stats, states_P, phones)
     floor_D = variance_floor(stats, settings.variance_floor)
@@ -390,7 +389,7 @@ def _check(stats: Stats, states_P: Sequence[int], phones: Sequence[str]) -> None
     if len(wrong):
         key = stats.key_K4[wrong[0]].tolist()
         raise ValueError(
-            f"triphone statistics: (left, centre, right, position) = {key} is no state of the "
+            f"triphone statistics: (left, centre, right, position) = {key} is not a state of the "
             f"{len(phones)} phones; were they collected with another lexicon or topology?"
         )
 
@@ -398,7 +397,7 @@ def _check(stats: Stats, states_P: Sequence[int], phones: Sequence[str]) -> None
 def _groups(
     share: list[list[str]], states_P: Sequence[int], phones: Sequence[str]
 ) -> list[list[int]]:
-    """Lists of phones with common roots, in the order of their first phone."""
+    """Return lists of phones with common roots, in the order of their first phone."""
     own: dict[int, list[int]] = {p: [p] for p in range(len(phones))}
     for group in share:
         for name in group:
@@ -416,7 +415,7 @@ def _groups(
 
 
 def _roots(forest: _Forest, states_P: Sequence[int], groups: list[list[int]]) -> np.ndarray:
-    """A leaf for each group and position; returns the node numbers, -1 where there is none."""
+    """Add a leaf for each group and position; return node numbers, -1 if there is none."""
     root_PJ = np.full((len(states_P), max(states_P)), -1, np.int32)
     group_P = np.zeros(len(states_P), np.int64)
     for group in groups:
@@ -433,7 +432,7 @@ def _roots(forest: _Forest, states_P: Sequence[int], groups: list[list[int]]) ->
 
 
 def _split(forest: _Forest, roots: list[int], settings: TreeSettings) -> tuple[list[float], str]:
-    """Make the best split until there are enough leaves; returns the gains, and why it ended."""
+    """Make the best split until there are enough leaves; return the gains, and why it ended."""
     queue: list[tuple[float, int, int, int]] = []
     short = "min_count"
 
@@ -458,7 +457,7 @@ def _split(forest: _Forest, roots: list[int], settings: TreeSettings) -> tuple[l
 
 
 def _merge(forest: _Forest, root: int, limit: float) -> int:
-    """Give leaves of one root a common id where their union loses less; returns how many go."""
+    """Merge leaves of one root whose union loses less than `limit`; return the number merged."""
     leaves = forest.leaves(root)
     stats_LM = np.stack([forest.sum_KM[forest.nodes[n].rows].sum(0) for n in leaves])
     joined = _joins(stats_LM, forest.floor_D, limit)
@@ -466,12 +465,12 @@ def _merge(forest: _Forest, root: int, limit: float) -> int:
     for a, b in joined:
         into = [a if i == b else i for i in into]
     for n, i in zip(leaves, into, strict=True):
-        forest.nodes[n].leaf = leaves[i]  # a node number, until ids are given out
+        forest.nodes[n].leaf = leaves[i]  # a node number; `_finish` replaces it by an id
     return len(joined)
 
 
 def _finish(forest: _Forest, roots: list[int], root_PJ: np.ndarray) -> Tree:
-    """Number nodes and leaves as one meets them, `yes` first."""
+    """Number nodes and leaves depth-first, `yes` first."""
     order = [n for root in roots for n in forest.below(root)]
     place = {n: i for i, n in enumerate(order)}
     place[-1] = -1

@@ -1,4 +1,4 @@
-"""Best state path through one utterance, or through many; and how it failed."""
+"""Best state path through one utterance, or through many; and reasons for failure."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from asr_train.schema import AliSettings
 from asr_train.search.forced import forced_path, ready
 from asr_train.search.transcript import transcript_graph
 
-CHUNK = 20  # utterances handed to a worker at a time
-# Ids of states [n] and a span of frames [t] -> their scores, float32 [t, n].
+CHUNK = 20  # utterances per task of a worker process
+# State ids [n] and a span of frames [t] -> their scores, float32 [t, n]
 Scores = Callable[[np.ndarray, slice], np.ndarray]
-Said = tuple[Utterance, list[str]]  # and the words to align it with
+Spoken = tuple[Utterance, list[str]]  # an utterance and the words to align it with
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class Aligned:
     Attributes:
         states_T: int32 [T].
         position_T: int8 [T], the state's position in its phone.
-        phones_N3: int32 [phones, 3]: phone, first frame, place of its word in the transcript
+        phones_N3: int32 [phones, 3]: phone, first frame, index of its word in the transcript
             (-1: silence).
-        loglik: nats, of the whole utterance, at scale 1; acoustic and transition.
-        retried: it needed the wider beam.
+        loglik: nats, of the whole utterance at scale 1, acoustic and transition.
+        retried: whether it needed the wider beam.
     """
 
     states_T: np.ndarray
@@ -39,17 +39,17 @@ class Aligned:
     retried: bool
 
     def phone_of_frames(self) -> np.ndarray:
-        """Int [T]: the place in `phones_N3` of each frame."""
+        """Return the index into `phones_N3` of each frame: int [T]."""
         starts = self.phones_N3[:, 1]
         return np.repeat(np.arange(len(starts)), np.diff([*starts, len(self.states_T)]))
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """An utterance without a path, and why.
+    """An utterance without a path.
 
     Attributes:
-        for_good: no model could align it.
+        for_good: whether no model could align it.
     """
 
     reason: str
@@ -60,16 +60,16 @@ Outcome = Aligned | Lost
 
 
 def fewest_frames(words: list[str], lang: Lang) -> int:
-    """Frames below which a transcript cannot be passed through: one a state, no silence.
+    """Return the fewest frames of a transcript: one per state, no silence.
 
     Raises:
-        KeyError: the first word that has no pronunciation.
+        KeyError: for the first word without a pronunciation.
     """
     return lang.states.phone_states * sum(min(map(len, lang.lexicon.prons[w])) for w in words)
 
 
 def unfit(words: list[str], frames: int, lang: Lang) -> Lost | None:
-    """Why a transcript cannot be aligned with so many frames, whatever the model says."""
+    """Return why no model could align a transcript with so many frames, or None."""
     if not words:
         return Lost("empty transcript", for_good=True)
     unknown = [w for w in words if w not in lang.lexicon.prons]
@@ -94,10 +94,10 @@ def align(
     Args:
         words: the transcript.
         frames: of the utterance, T.
-        scores: of the states that the transcript needs, log-likelihoods in nats, unscaled, a
+        scores: log-likelihoods in nats, unscaled, of the states that the transcript needs, for a
             window of frames at a time.
         states: of the model.
-        loop_S: each state's probability to be followed by itself.
+        loop_S: self-loop probability of each state.
     """
     if (lost := unfit(words, frames, lang)) is not None:
         return lost
@@ -123,32 +123,32 @@ def align(
     return Lost(f"no path within a beam of {settings.retry_beam:g}; is the transcript right?")
 
 
-def transcripts(utterances: Iterable[Utterance]) -> list[Said]:
-    """Utterances with the words that their transcripts have."""
+def transcripts(utterances: Iterable[Utterance]) -> list[Spoken]:
+    """Pair utterances with the words of their transcripts."""
     return [(u, u.words.split()) for u in utterances]
 
 
 def align_all(
     score: Callable[[Utterance], Scores],
-    said: list[Said],
+    spoken: list[Spoken],
     lang: Lang,
     states: States,
     loop_S: np.ndarray,
     settings: AliSettings,
     what: str = "",
 ) -> list[Outcome]:
-    """`align` of many utterances, in worker processes.
+    """Align many utterances in worker processes; see `align`.
 
     Args:
         score: utterance -> its scores.
-        what: shown with the progress; "": nothing is shown.
+        what: label of the progress bar; "": none is shown.
     """
 
-    def some(chunk: list[Said]) -> list[Outcome]:
+    def some(chunk: list[Spoken]) -> list[Outcome]:
         return [
             align(words, u.frames, score(u), lang, states, loop_S, settings) for u, words in chunk
         ]
 
     ready()
-    chunks = [said[i : i + CHUNK] for i in range(0, len(said), CHUNK)]
+    chunks = [spoken[i : i + CHUNK] for i in range(0, len(spoken), CHUNK)]
     return [outcome for done in parallel_map(some, chunks, what) for outcome in done]

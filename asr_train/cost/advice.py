@@ -1,7 +1,7 @@
-"""A wish (network, cluster, number of workers) -> **Plan**: which method, blocks and groups pay.
+"""A request (network, cluster, workers) -> **Plan**: recommended method, blocks and groups.
 
-Speed alone is simulated. Where several methods are about as fast, the one that stays nearest to
-plain SGD is advised: papers lose most accuracy with long blocks and many separate models.
+Only speed is simulated. Of methods that are about equally fast, the one nearest to plain SGD is
+advised: in the papers, long blocks and many separate models lose most accuracy.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,11 +22,11 @@ from asr_train.cost.plan import (
 )
 from asr_train.facts import Traffic
 
-NEAR = 0.9  # of the fastest method's frames/s: then a method that is nearer to SGD is advised
-NEAR_BLOCK = 0.95  # of the longest block's frames/s: then a shorter block is
-STEPS = 20  # simulated at least, where there are no blocks
+NEAR = 0.9  # share of the fastest method's frames/s above which a method nearer to SGD is advised
+NEAR_BLOCK = 0.95  # share of the longest block's frames/s above which a shorter block is advised
+STEPS = 20  # simulated at least, without blocks
 DRAWS = 1280  # of a step's computing time, at least
-# By how near they stay to SGD with all workers' frames in one minibatch
+# By similarity to SGD with all workers' frames in one minibatch
 ORDER = (
     Traffic.none,
     Traffic.allreduce,
@@ -40,10 +40,10 @@ ORDER = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest:
-    """What is to be planned.
+    """The input of a plan.
 
     Attributes:
-        parameters, minibatch_frames: of the network; frames a worker and step.
+        parameters, minibatch_frames: of the network; frames per worker and step.
         frames_per_second: of one GPU, measured; None: from the cluster's peak and efficiency.
         density, codec: of gtc's messages; or `log`, a run's log.jsonl, whose messages are replayed.
         block_steps, group_sizes, kinds: to choose from.
@@ -78,7 +78,7 @@ class PlanRequest:
         return (coded_message(self.parameters, density or self.density, self.codec),)
 
     def work(self, cluster: ClusterSettings, density: float | None = None) -> Work:
-        """What a worker does in a step, there."""
+        """Return a worker's step on this cluster."""
         frame_seconds = FLOPS * self.parameters / cluster.gpu.flops
         fixed = cluster.gpu.fixed_ms * 1e-3
         if self.frames_per_second is not None:
@@ -100,13 +100,13 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All of it simulated.
+    """A plan; all speeds are simulated.
 
     Attributes:
         alone: one worker.
-        options: every method, block and group size, with the wished number of workers.
+        options: every method, block and group size, with the requested number of workers.
         advised: one of them.
-        curves: each kind's best by name, with 1, 2, 4, ... workers up to those wished.
+        curves: each kind's best by name, with 1, 2, 4, ... workers up to the requested number.
         densities: gtc's speed by the share of elements sent.
     """
 
@@ -117,23 +117,23 @@ class Plan:
     densities: Mapping[float, Speed]
 
 
-def methods(wish: PlanRequest) -> list[Scheme]:
-    """All that can be done with so many workers.
+def methods(request: PlanRequest) -> list[Scheme]:
+    """Return all methods that are possible with this number of workers.
 
     Raises:
-        ValueError: if none of the wished kinds can.
+        ValueError: if none of the requested kinds is possible.
     """
-    found = [method for method in _all_methods(wish) if method.traffic in wish.kinds]
+    found = [method for method in _all_methods(request) if method.traffic in request.kinds]
     if not found:
-        names = ", ".join(kind.value for kind in wish.kinds)
+        names = ", ".join(kind.value for kind in request.kinds)
         raise ValueError(
-            f"{wish.workers} workers cannot do any of {names}; allow further methods or groups"
+            f"{request.workers} workers cannot use any of {names}; allow further methods or groups"
         )
     return found
 
 
-def _all_methods(wish: PlanRequest) -> Iterator[Scheme]:
-    if wish.workers == 1:
+def _all_methods(request: PlanRequest) -> Iterator[Scheme]:
+    if request.workers == 1:
         yield Scheme(traffic=Traffic.none)
         return
     yield Scheme(traffic=Traffic.allreduce)
@@ -141,67 +141,67 @@ def _all_methods(wish: PlanRequest) -> Iterator[Scheme]:
     yield Scheme(traffic=Traffic.gtc)
     yield Scheme(traffic=Traffic.gtc_async, way=Way.direct)
     yield Scheme(traffic=Traffic.onebit, lag=1)
-    for block_steps in wish.block_steps:
+    for block_steps in request.block_steps:
         yield Scheme(traffic=Traffic.bmuf, block_steps=block_steps)
-        for size in wish.group_sizes:
-            if 1 < size < wish.workers and wish.workers % size == 0:
+        for size in request.group_sizes:
+            if 1 < size < request.workers and request.workers % size == 0:
                 yield Scheme(traffic=Traffic.bmuf_gtc, block_steps=block_steps, group_size=size)
 
 
-def plan(wish: PlanRequest, cluster: ClusterSettings, densities: Sequence[float]) -> Plan:
+def plan(request: PlanRequest, cluster: ClusterSettings, densities: Sequence[float]) -> Plan:
     """Simulate all options, and the kinds with fewer workers.
 
     Args:
-        densities: shares of elements sent, to compare.
+        densities: shares of elements sent, for comparison.
     Raises:
-        ValueError: if the cluster has fewer workers than wished, or numbers do not go together.
+        ValueError: if the cluster has too few workers, or numbers are inconsistent.
     """
-    work = wish.work(cluster)
+    work = request.work(cluster)
     known: Known = {}
 
     def speed(method: Scheme, workers: int, work: Work = work) -> Speed:
         steps = max(STEPS, DRAWS // workers)
-        return simulate(cluster, work, method, workers, steps, wish.seed, known)
+        return simulate(cluster, work, method, workers, steps, request.seed, known)
 
-    options = tuple(Option(method, speed(method, wish.workers)) for method in methods(wish))
+    options = tuple(Option(method, speed(method, request.workers)) for method in methods(request))
     curves = {}
     for best in best_of_each_kind(options):
-        counts = [w for w in worker_counts(wish.workers) if w % best.method.group_size == 0]
+        counts = [w for w in worker_counts(request.workers) if w % best.method.group_size == 0]
         fewer = [speed(best.method, workers) for workers in counts[:-1]]
         curves[best.method.name] = (*fewer, best.speed)
-    sparse = Scheme(traffic=Traffic.gtc) if wish.workers > 1 else Scheme(traffic=Traffic.none)
+    sparse = Scheme(traffic=Traffic.gtc) if request.workers > 1 else Scheme(traffic=Traffic.none)
     return Plan(
         alone=speed(Scheme(traffic=Traffic.none), 1),
         options=options,
         advised=advised(options),
         curves=curves,
         densities={
-            density: speed(sparse, wish.workers, wish.work(cluster, density))
+            density: speed(sparse, request.workers, request.work(cluster, density))
             for density in densities
         },
     )
 
 
 def worker_counts(most: int) -> list[int]:
-    """1, 2, 4, ... and `most`."""
+    """Return 1, 2, 4, ... and `most`."""
     return sorted({2**k for k in range(most.bit_length())} | {most})
 
 
 def best_of_each_kind(options: Sequence[Option]) -> list[Option]:
-    """The fastest of each, or one nearly as fast that is nearer to SGD; see `nearest`."""
+    """Return each kind's fastest option, or one nearly as fast that is nearer to SGD."""
     kinds = [kind for kind in ORDER if any(o.method.traffic is kind for o in options)]
     return [nearest([o for o in options if o.method.traffic is kind], NEAR_BLOCK) for kind in kinds]
 
 
 def advised(options: Sequence[Option]) -> Option:
-    """Of the kinds' best, the nearest to SGD that is about as fast as any."""
+    """Return the kind's best option nearest to SGD that is about as fast as any."""
     return nearest(best_of_each_kind(options), NEAR)
 
 
 def nearest(options: Sequence[Option], share: float) -> Option:
-    """The one nearest to SGD among those with this share of the fastest one's frames/s.
+    """Return the option nearest to SGD that reaches this share of the highest frames/s.
 
-    Nearer is what stands first in ORDER, then shorter blocks, then larger groups, then speed.
+    Options are compared by ORDER, then shorter blocks, then larger groups, then speed.
     """
     enough = share * max(option.speed.frames_per_second for option in options)
     return min(
@@ -216,22 +216,22 @@ def nearest(options: Sequence[Option], share: float) -> Option:
 
 
 def crossovers(curves: Mapping[str, Sequence[Speed]]) -> list[tuple[int, str]]:
-    """From how many workers on which method is the fastest of those that had so many."""
+    """Return the numbers of workers from which on another method is the fastest, and its name."""
     counts = sorted({speed.workers for speeds in curves.values() for speed in speeds} - {1})
     found: list[tuple[int, str]] = []
     for workers in counts:
-        there = {
+        speeds_of = {
             name: speed.frames_per_second
             for name, speeds in curves.items()
             for speed in speeds
             if speed.workers == workers
         }
-        best = max(there, key=there.__getitem__)
+        best = max(speeds_of, key=speeds_of.__getitem__)
         if not found or found[-1][1] != best:
             found.append((workers, best))
     return found
 
 
 def fastest_with(speeds: Sequence[Speed]) -> int:
-    """The number of workers with most frames/s: more are slower, or there were no more."""
+    """Return the number of workers with the highest frames/s."""
     return max(speeds, key=lambda speed: speed.frames_per_second).workers

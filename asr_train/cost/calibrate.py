@@ -1,7 +1,7 @@
-"""The papers' own speeds: conf/papers -> **rows**, each with what to simulate for it; and the fit.
+"""The papers' published speeds: conf/papers -> **rows** with what to simulate; and the fit.
 
-A few constants that the papers do not print are fitted on a few rows, named here; all other rows
-are predicted. Knows nothing of files and plots.
+A few constants that the papers do not print are fitted on the rows named here; all other rows are
+predicted. Knows nothing of files and plots.
 """
 
 import math
@@ -24,9 +24,9 @@ class Row:
     """A speed that a paper prints.
 
     Attributes:
-        published: frames a second over those of one worker, `reference`.
-        tau: of gtc's messages, where their size is not published: a constant gives it.
-        doubt: why the printed number itself may be wrong; such a row is never fitted on.
+        published: frames per second relative to those of one worker, `reference`.
+        tau: of gtc's messages, if their size is not published: a constant gives it.
+        doubt: why the printed number may be wrong; such a row is never fitted on.
     """
 
     label: str
@@ -41,14 +41,13 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A paper.
+    """A paper's rows and constants.
 
     Attributes:
-        start: the constants and where the search for them begins.
-        plain: the same constants as the hardware's data sheets alone would have them.
+        start: the constants, with their values at the start of the search.
+        plain: the same constants from the hardware's data sheets.
         fit_on: labels of the rows that they are fitted on.
-        others: further choices of as many rows, to see how much depends on that one.
-        share: of a message's elements by tau, of those at `start`'s tau.
+        others: alternative choices of rows, to see how much depends on the choice.
     """
 
     name: str
@@ -69,7 +68,7 @@ class Fit:
     fit_on: tuple[str, ...]
 
     def errors(self, rows: Sequence[Row], held_out: bool = True) -> dict[str, float]:
-        """Relative, of the rows that were not fitted on (or of those that were)."""
+        """Return relative errors of the rows that were not fitted on (or of those that were)."""
         return {
             row.label: self.simulated[row.label] / row.published - 1
             for row in rows
@@ -85,7 +84,7 @@ def mean_absolute(errors: Mapping[str, float]) -> float:
 
 
 def strom_2015(paper: Mapping[str, Any]) -> Case:
-    """Tables 2, 3 and 4 of Strom (2015): asynchronous, one K520 a node."""
+    """Return tables 2, 3 and 4 of Strom (2015): asynchronous, one K520 per node."""
     alone = float(paper["baseline"]["frames_per_second"])
     million = float(paper["model"]["parameters_millions"])
     kilobytes = {float(row[0]): float(row[2]) for row in paper["table_3_threshold"]["rows"]}
@@ -143,11 +142,11 @@ def strom_2015(paper: Mapping[str, Any]) -> Case:
 
 
 def ladkat_2019(paper: Mapping[str, Any], strom: Mapping[str, Any], lag: int = 0) -> Case:
-    """Tables 1 and 2 of Ladkat et al. (2019): 8 V100 a node, frames of 30 ms.
+    """Return tables 1 and 2 of Ladkat et al. (2019): 8 V100 per node, frames of 30 ms.
 
     Args:
-        strom: Strom (2015), whose table 3 says how a message's size depends on tau.
-        lag: steps by which messages may come late; the paper calls GTC synchronous.
+        strom: Strom (2015), whose table 3 relates a message's size to tau.
+        lag: steps by which messages may be late; the paper calls GTC synchronous.
     """
     features = paper["task"]["features"]
     shift = 1e-3 * features["shift_ms"] * features["subsample"]
@@ -166,7 +165,7 @@ def ladkat_2019(paper: Mapping[str, Any], strom: Mapping[str, Any], lag: int = 0
 
     def row(table: str, name: str, workers: int, block: int, speedup: float) -> Row:
         kind = Traffic[name.lower()]
-        size = size_of.get(kind, 0.0) / size_of[Traffic.gtc]  # the constant message_kb scales it
+        size = size_of.get(kind, 0.0) / size_of[Traffic.gtc]  # scaled by the constant message_kb
         shown = f"block {block}" if table == "table 2" else f"{workers} GPUs"
         return Row(
             label=f"{table}, {name.replace('_', '-')}, {shown}",
@@ -219,7 +218,7 @@ def ladkat_2019(paper: Mapping[str, Any], strom: Mapping[str, Any], lag: int = 0
 
 
 def seide_2014(paper: Mapping[str, Any]) -> Case:
-    """Table 5 of Seide et al. (2014, 1-bit): data parallel rows of the farm, 2 K20X a server.
+    """Return table 5 of Seide et al. (2014, 1-bit): data-parallel rows, 2 K20X per server.
 
     Nothing is fitted: conf/cluster/k20x_farm.yaml has the paper's own times.
     """
@@ -252,14 +251,14 @@ def seide_2014(paper: Mapping[str, Any]) -> Case:
 
 
 def _seide_times(paper: Mapping[str, Any]) -> tuple[float, float]:
-    """Fixed seconds of a step, and those of a frame: a line through table 1."""
+    """Return the fixed seconds of a step, and those of a frame: a line through table 1."""
     frames, milliseconds = zip(*[row[:2] for row in paper["table_1_subbatch"]["rows"]], strict=True)
     each, fixed = np.polyfit(frames, 1e-3 * np.array(milliseconds), 1)
     return float(fixed), float(each)
 
 
 def size_at(kilobytes: Sequence[tuple[float, float]], tau: float) -> float:
-    """A message's size at tau, between those known: straight lines in both logarithms."""
+    """Interpolate a message's size at tau, linearly in both logarithms."""
     known = sorted(kilobytes)
     taus, sizes = (np.log([pair[i] for pair in known]) for i in range(2))
     if not known[0][0] <= tau <= known[-1][0]:
@@ -273,7 +272,7 @@ def size_at(kilobytes: Sequence[tuple[float, float]], tau: float) -> float:
 def with_constants(
     cluster: ClusterSettings, work: Work, constants: Constants
 ) -> tuple[ClusterSettings, Work]:
-    """Both, with these instead of their own."""
+    """Return cluster and work with these constants."""
     gpu = replace(
         cluster.gpu,
         encode_ns=constants.get("encode_ns", cluster.gpu.encode_ns),
@@ -292,22 +291,22 @@ def with_constants(
 
 
 def simulated(row: Row, cluster: ClusterSettings, constants: Constants, steps: int) -> float:
-    """The row's speed-up."""
+    """Return the row's simulated speed-up."""
     cluster, work = with_constants(cluster, row.work, constants)
     speed = simulate(cluster, work, row.method, row.workers, steps)
     return speed.frames_per_second / row.reference
 
 
 def fit(case: Case, cluster: ClusterSettings, fit_on: Sequence[str]) -> Fit:
-    """The constants with which the rows of `fit_on` come out, in least squares of logarithms.
+    """Fit the constants on the rows of `fit_on`, by least squares of logarithms.
 
     Raises:
-        ValueError: if there are fewer rows than constants, or one has no such label.
+        ValueError: if there are fewer rows than constants, or an unknown label.
     """
     by_label = {row.label: row for row in case.rows}
     unknown = sorted(set(fit_on) - set(by_label))
     if unknown:
-        raise ValueError(f"{case.name} has no row {unknown}; there are {sorted(by_label)}")
+        raise ValueError(f"{case.name} has no row {unknown}; known: {sorted(by_label)}")
     if len(fit_on) < len(case.start):
         raise ValueError(f"{len(fit_on)} rows cannot fix {len(case.start)} constants; name more")
     names = list(case.start)

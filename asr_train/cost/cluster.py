@@ -1,8 +1,8 @@
 """Settings of a cluster: conf/cluster/NAME.yaml -> **ClusterSettings**, checked.
 
-Nodes are alike and hold `gpus_per_node` workers each. A worker talks to those of its node over
-its own link (`inside`), to others over its node's network interface (`between`). Knows nothing of
-networks that are trained on it, nor of methods.
+All nodes are equal, with `gpus_per_node` workers each. A worker reaches those of its node over its
+own link (`inside`), others over its node's network interface (`between`). Knows nothing of networks
+that are trained, nor of methods.
 """
 
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ def _not_negative(where: str, **values: float) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class GpuSettings:
-    """What one worker computes with."""
+    """The GPU of one worker."""
 
     name: str
-    peak_tflops: float  # 10^12 operations a second, of the arithmetic that training uses
-    efficiency: float  # share of the peak that a network's forward and backward pass reach
-    fixed_ms: float  # of a step, whatever its frames
-    jitter: float  # standard deviation of a step's seconds over their mean, drawn a step and worker
-    encode_ns: float  # a parameter: residual, threshold and writing of a message, also to the host
-    decode_ns: float  # an element received: reading and adding it
+    peak_tflops: float  # 10^12 operations per second, of the arithmetic used in training
+    efficiency: float  # share of the peak in a network's forward and backward pass
+    fixed_ms: float  # per step, independent of its frames
+    jitter: float  # standard deviation of a step's seconds over their mean, per step and worker
+    encode_ns: float  # per parameter: residual, threshold, writing a message, copying to the host
+    decode_ns: float  # per element received: reading and adding it
 
     def __post_init__(self) -> None:
         where = "cluster.gpu"
@@ -47,16 +47,16 @@ class GpuSettings:
 
     @property
     def flops(self) -> float:
-        """Operations a second that training reaches."""
+        """Operations per second reached in training."""
         return self.peak_tflops * 1e12 * self.efficiency
 
 
 @dataclass(kw_only=True, slots=True)
 class LinkSettings:
-    """Both directions at once have this bandwidth each."""
+    """A link with this bandwidth in each direction at the same time."""
 
     gbit_per_s: float
-    latency_us: float  # from the sending of a message to its first bit's arrival
+    latency_us: float  # from sending a message to the arrival of its first bit
 
     def __post_init__(self) -> None:
         _positive("cluster link", gbit_per_s=self.gbit_per_s)
@@ -73,14 +73,14 @@ class LinkSettings:
 
 @dataclass(kw_only=True, slots=True)
 class ClusterSettings:
-    sources: list[str]  # where the figures come from, and which are assumed
+    sources: list[str]  # sources of the values, and which are assumed
     gpus_per_node: int
     max_nodes: int
     gpu: GpuSettings
-    inside: LinkSettings | None = None  # each GPU's; null where a node has one GPU
-    bus_gbit_per_s: float | None = None  # of all GPUs of a node together; null: no such limit
-    between: LinkSettings | None = None  # each node's; null where there is one node
-    fabric_gbit_per_s: float | None = None  # of all nodes together; null: no such limit
+    inside: LinkSettings | None = None  # per GPU; null if nodes have one GPU
+    bus_gbit_per_s: float | None = None  # of all GPUs of a node together; null: no limit
+    between: LinkSettings | None = None  # per node; null if there is one node
+    fabric_gbit_per_s: float | None = None  # of all nodes together; null: no limit
 
     def __post_init__(self) -> None:
         where = "cluster"
@@ -105,13 +105,13 @@ class ClusterSettings:
 
 
 def read_cluster(name: str, folder: Path | str) -> ClusterSettings:
-    """The cluster of that name in `folder`, which is conf/cluster; or of a path that ends in .yaml.
+    """Read a cluster by its name in `folder` (conf/cluster), or from a path that ends in .yaml.
 
     Raises:
-        SettingsError: if there is none, naming those there are, or if its file is not right.
+        SettingsError: if it does not exist, with the known names, or its file is invalid.
     """
     path = Path(name) if name.endswith(".yaml") else Path(folder) / f"{name}.yaml"
     if not path.exists():
         known = ", ".join(sorted(p.stem for p in Path(folder).glob("*.yaml")))
-        raise SettingsError(f"cluster {name!r} has no file {path}; there are {known}")
+        raise SettingsError(f"cluster {name!r} has no file {path}; known: {known}")
     return load(ClusterSettings, path)

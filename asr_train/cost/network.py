@@ -1,12 +1,12 @@
 """A cluster's network, simulated: who sends how many bytes to whom -> **seconds**.
 
 in    ClusterSettings, and processes: generators that yield seconds to wait, or a Signal
-out   the clock, when all of them have ended; the bytes that left the nodes
+out   the clock at the end of all processes; the bytes that left the nodes
 
-Messages are flows. Flows that cross a link at the same time share it fairly (max-min: none can
-have more without another, which has no more than it, getting less), from event to event: a flow
-begins, a flow ends, a process waits no longer. A sender's copies of one message to many are one
-flow, which loads its links once a copy and arrives everywhere at once. Time depends on nothing but
+Messages are flows. Flows that cross a link at the same time share it fairly (max-min fairness)
+between
+events: the begin or end of a flow, the end of a wait. A sender's copies of one message to many are
+one flow, which loads its links once per copy and arrives everywhere at once. Time depends only on
 the arguments. Knows nothing of gradients, methods and networks to train.
 """
 
@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 from asr_train.cost.cluster import ClusterSettings
 
 Process = Generator["float | Signal", None, None]
-SAME_TIME = 1e-12  # seconds; events that lie no further apart than rounding are one
-FULL = 1e-9  # of its capacity, is what rounding may leave of a full link
+SAME_TIME = 1e-12  # seconds; events closer than rounding errors are simultaneous
+FULL = 1e-9  # share of its capacity that rounding may leave of a full link
 
 
 class Links:
     """The links of a cluster's first `workers` workers; nodes are filled one after the other.
 
     Attributes:
-        capacity_L: bytes a second of every link.
-    Raises:
-        ValueError: if the cluster has not so many workers.
+        capacity_L: bytes per second of every link.
+        Raises:
+            ValueError: if the cluster has fewer workers.
     """
 
     def __init__(self, cluster: ClusterSettings, workers: int) -> None:
@@ -58,7 +58,7 @@ class Links:
         return worker // self.cluster.gpus_per_node
 
     def loads(self, source: int, targets: Sequence[int]) -> "Loads":
-        """What a message from `source` to each of `targets` loads, and how late it begins."""
+        """Return the loads of a message from `source` to each of `targets`, and its latency."""
         key = (source, tuple(targets))
         if key not in self._loads:
             self._loads[key] = self._count(source, [t for t in targets if t != source])
@@ -81,9 +81,9 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Of one message.
+    """The loads of one message.
 
-    Attributes:
+    link_E, copies_E: the links that it crosses, and the copies on each.
         link_E, copies_E: the links it crosses, and how many copies of it cross each.
         latency_seconds: before its first byte arrives.
         leaving: copies that leave the sender's node.
@@ -106,14 +106,14 @@ def fair_rates(
     copies_E: NDArray[np.float64],
     flows: int,
 ) -> NDArray[np.float64]:
-    """Max-min fair rates by progressive filling: all rise alike until a link of theirs is full.
+    """Return max-min fair rates by progressive filling: all rise until one of their links is full.
 
     Args:
-        capacity_L: bytes a second of each link.
-        flow_E, link_E, copies_E: flow `flow_E[e]` crosses link `link_E[e]` with so many copies.
-        flows: how many there are; each crosses a link.
+        capacity_L: bytes per second of each link.
+        flow_E, link_E, copies_E: flow `flow_E[e]` crosses link `link_E[e]` with this many copies.
+        flows: their number; each crosses a link.
     Returns:
-        bytes a second of one copy, for each flow.
+        bytes per second of one copy, for each flow.
     """
     rate_F = np.zeros(flows)
     rising_F = np.ones(flows, dtype=bool)
@@ -131,7 +131,7 @@ def fair_rates(
 
 
 class Signal:
-    """Something that happens once; processes may wait for it."""
+    """An event that happens once; processes may wait for it."""
 
     def __init__(self) -> None:
         self.fired = False
@@ -141,19 +141,19 @@ class Signal:
         assert not self.fired
         self.fired = True
         waiting, self._waiting = self._waiting, []
-        for go_on in waiting:
-            go_on()
+        for resume in waiting:
+            resume()
 
-    def then(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on` when it happens: at once if it has."""
+    def then(self, resume: Callable[[], None]) -> None:
+        """Call `resume` when the event happens: at once if it has happened."""
         if self.fired:
-            go_on()
+            resume()
         else:
-            self._waiting.append(go_on)
+            self._waiting.append(resume)
 
 
 class Count(Signal):
-    """Happens when it was counted down to nothing."""
+    """An event that happens after `number` calls of `down`."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class Count(Signal):
 
 
 class Simulation:
-    """A clock, the processes that go by it, and the network they share.
+    """A clock, the processes that it drives, and the network that they share.
 
     Attributes:
         now: seconds since the beginning.
@@ -180,24 +180,24 @@ class Simulation:
         self.now = 0.0
         self.left_nodes = 0.0
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._number = 0  # of timers set: those of one time go in order
+        self._number = 0  # of timers: simultaneous ones fire in order
         self._running = 0
         self._flows: list[tuple[Loads, Signal]] = []
         self._left_F = np.zeros(0)  # bytes of a copy
-        self._rate_F: NDArray[np.float64] | None = np.zeros(0)  # None: to be found anew
+        self._rate_F: NDArray[np.float64] | None = np.zeros(0)  # None: must be recomputed
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (self.now + seconds, self._number, call))
         self._number += 1
 
     def spawn(self, process: Process) -> Signal:
-        """Let it run beside the others; the signal fires when it has ended."""
+        """Start a process; the signal fires at its end."""
         ended = Signal()
         self._running += 1
-        self._go_on(process, ended)
+        self._resume(process, ended)
         return ended
 
-    def _go_on(self, process: Process, ended: Signal) -> None:
+    def _resume(self, process: Process, ended: Signal) -> None:
         while True:
             try:
                 awaited = next(process)
@@ -207,14 +207,14 @@ class Simulation:
                 return
             if isinstance(awaited, Signal):
                 if not awaited.fired:
-                    awaited.then(lambda: self._go_on(process, ended))
+                    awaited.then(lambda: self._resume(process, ended))
                     return
             elif awaited > 0:
-                self.after(awaited, lambda: self._go_on(process, ended))
+                self.after(awaited, lambda: self._resume(process, ended))
                 return
 
     def send(self, source: int, targets: Sequence[int], size: float) -> Signal:
-        """`size` bytes to each target; the signal fires when they are there."""
+        """Send `size` bytes to each target; the signal fires on arrival."""
         loads = self.links.loads(source, targets)
         arrived = Signal()
         self.left_nodes += size * loads.leaving
@@ -233,10 +233,10 @@ class Simulation:
         self._rate_F = None
 
     def run(self) -> float:
-        """Until nothing is left to happen; returns the time by then.
+        """Run until no event is left; return the time.
 
         Raises:
-            RuntimeError: if processes wait for what will never happen.
+            RuntimeError: if processes wait for an event that cannot happen.
         """
         while self._timers or self._flows:
             done = self._advance()
@@ -245,11 +245,11 @@ class Simulation:
             while self._timers and self._timers[0][0] <= self.now + SAME_TIME:
                 heapq.heappop(self._timers)[2]()
         if self._running:
-            raise RuntimeError(f"{self._running} simulated processes wait for each other for ever")
+            raise RuntimeError(f"{self._running} simulated processes wait for each other forever")
         return self.now
 
     def _advance(self) -> list[Signal]:
-        """Move the clock to the next event; the flows that have ended by then."""
+        """Advance the clock to the next event; return the flows that end there."""
         seconds = self._timers[0][0] - self.now if self._timers else math.inf
         if not self._flows:
             self.now += seconds
@@ -269,8 +269,8 @@ class Simulation:
         return done
 
     def _rates(self) -> NDArray[np.float64]:
-        """Of each flow; those of one sender to the same receivers have one rate, found once."""
-        kinds: dict[int, int] = {}  # Loads, by identity: Links makes equal ones once
+        """Return each flow's rate; flows with the same loads have one rate, computed once."""
+        kinds: dict[int, int] = {}  # Loads by identity: Links caches them
         kind_F = [kinds.setdefault(id(loads), len(kinds)) for loads, _ in self._flows]
         loads_K = {kind: loads for kind, (loads, _) in zip(kind_F, self._flows, strict=True)}
         flows_K = np.bincount(kind_F).astype(float)
@@ -281,36 +281,36 @@ class Simulation:
         return rate_K[kind_F]
 
 
-# --- collectives: all of `ranks` begin now; the signal fires when the last of them has ended ------
+# --- collectives: all of `ranks` start now; the signal fires at the end of the last --------------
 
 
 def ring_allreduce(sim: Simulation, ranks: Sequence[int], size: float) -> Signal:
-    """The sum of everyone's `size` bytes, to everyone: a part of 1/p goes round the ring twice."""
+    """Sum `size` bytes of each rank, for all: parts of 1/p go round the ring twice."""
     p = len(ranks)
     return _ring(sim, ranks, [[size / p] * p] * (2 * (p - 1)))
 
 
 def ring_allgather(sim: Simulation, ranks: Sequence[int], sizes: Sequence[float]) -> Signal:
-    """Everyone's bytes, `sizes[i]` of `ranks[i]`, to everyone: handed on from one to the next."""
+    """Send each rank's bytes, `sizes[i]` of `ranks[i]`, to all: handed on round the ring."""
     p = len(ranks)
     return _ring(sim, ranks, [[sizes[(i - r) % p] for i in range(p)] for r in range(p - 1)])
 
 
 def direct_allgather(sim: Simulation, ranks: Sequence[int], sizes: Sequence[float]) -> Signal:
-    """Everyone's bytes to everyone, from peer to peer, all at once."""
-    all_there = Count(len(ranks))
+    """Send each rank's bytes to all, from peer to peer, all at once."""
+    all_arrived = Count(len(ranks))
     for rank, size in zip(ranks, sizes, strict=True):
-        sim.send(rank, ranks, size).then(all_there.down)
-    return all_there
+        sim.send(rank, ranks, size).then(all_arrived.down)
+    return all_arrived
 
 
 def broadcast(sim: Simulation, ranks: Sequence[int], size: float) -> Signal:
-    """The first one's bytes to all: who has them sends them on, so that holders double."""
+    """Send the first rank's bytes to all: the number of ranks that have them doubles each round."""
     return sim.spawn(_doubling(sim, ranks, size, outward=True))
 
 
 def tree_allreduce(sim: Simulation, ranks: Sequence[int], size: float) -> Signal:
-    """A sum at the first one by halving, then `broadcast`."""
+    """Sum at the first rank by halving, then `broadcast`."""
 
     def both() -> Process:
         yield sim.spawn(_doubling(sim, ranks, size, outward=False))
@@ -320,16 +320,15 @@ def tree_allreduce(sim: Simulation, ranks: Sequence[int], size: float) -> Signal
 
 
 def _ring(sim: Simulation, ranks: Sequence[int], sizes_RP: Sequence[Sequence[float]]) -> Signal:
-    """In round r, rank i sends `sizes_RP[r][i]` bytes to its neighbour, once it has sent and got
-    those of the round before."""
+    """Let rank i send `sizes_RP[r][i]` bytes to its neighbour after its round before."""
     p = len(ranks)
     arrived_RP = [[Signal() for _ in ranks] for _ in sizes_RP]  # at the receiver i
 
     def member(i: int) -> Process:
         for arrived_P, sizes_P in zip(arrived_RP, sizes_RP, strict=True):
-            there = arrived_P[(i + 1) % p]
-            sim.send(ranks[i], [ranks[(i + 1) % p]], sizes_P[i]).then(there.fire)
-            yield there
+            arrived = arrived_P[(i + 1) % p]
+            sim.send(ranks[i], [ranks[(i + 1) % p]], sizes_P[i]).then(arrived.fire)
+            yield arrived
             yield arrived_P[i]
 
     ended = Count(p)
@@ -339,20 +338,20 @@ def _ring(sim: Simulation, ranks: Sequence[int], sizes_RP: Sequence[Sequence[flo
 
 
 def _doubling(sim: Simulation, ranks: Sequence[int], size: float, outward: bool) -> Process:
-    """Rounds in which i and i + 2^k have to do with each other."""
+    """Run the rounds of exchange between i and i + 2^k."""
     p = len(ranks)
     rounds = [2**k for k in range(math.ceil(math.log2(p)))] if p > 1 else []
     for hop in rounds if outward else reversed(rounds):
         pairs = [(ranks[i], ranks[i + hop]) for i in range(min(hop, p - hop))]
-        there = Count(len(pairs))
+        arrived = Count(len(pairs))
         for near, far in pairs:
             source, target = (near, far) if outward else (far, near)
-            sim.send(source, [target], size).then(there.down)
-        yield there
+            sim.send(source, [target], size).then(arrived.down)
+        yield arrived
 
 
 def alone(links: Links, start: Callable[[Simulation], Signal]) -> tuple[float, float]:
-    """Seconds of a collective that has the network to itself, and the bytes that leave nodes."""
+    """Return the seconds of a collective alone on the network, and the bytes that leave nodes."""
     sim = Simulation(links)
     start(sim)
     return sim.run(), sim.left_nodes

@@ -1,16 +1,15 @@
-"""A network to train, a method, a cluster -> **Speed**: seconds a step, frames/s, bytes, speed-up.
+"""A network to train, a method, a cluster -> **Speed**: step seconds, frames/s, bytes, speed-up.
 
-Every step of every worker is simulated: its seconds of computing are drawn from a seed, its
-messages cross `cost.network`. All that comes out of here is simulated, and is to be labelled so.
-Knows nothing of accuracy, of which it only says what the papers found.
+Every step of every worker is simulated: its computing time is drawn from a seed, its messages cross
+`cost.network`. All results are simulated and must be labelled so. Knows nothing of accuracy.
 
     sgd         one worker
-    allreduce   dense gradients, summed round a ring or up and down a tree, every step
-    gtc         messages of all to all, every step: round a ring, or from peer to peer
-    gtc_async   the same from peer to peer, and nobody waits for a message
-    onebit      a bit a gradient: parts to their owners, sums back (Seide et al., 2014)
-    bmuf        every `block_steps` steps an all-reduce of weights (Ladkat et al., 2019)
-    bmuf_gtc    gtc inside groups, bmuf over one worker of each, then a broadcast in the group
+    allreduce   dense gradients, summed round a ring or along a tree, every step
+    gtc         messages from all to all, every step: round a ring, or from peer to peer
+    gtc_async   the same from peer to peer, without waiting for messages
+    onebit      one bit per element: parts to their owners, sums back (Seide et al., 2014)
+    bmuf        an all-reduce of weights every `block_steps` steps (Ladkat et al., 2019)
+    bmuf_gtc    gtc inside groups, bmuf across one worker of each, then a broadcast in the group
 """
 
 import math
@@ -37,27 +36,27 @@ from asr_train.cost.network import (
 from asr_train.facts import HEADER_BYTES, Traffic
 from asr_train.files import read_jsonl
 
-FLOPS = 6  # a parameter and frame: a multiply-add forward, two backward
-QUEUE = 4  # messages that a worker of gtc_async may have under way before it waits
-BYTES = 4  # of a float32
+FLOPS = 6  # per parameter and frame: a multiply-add forward, two backward
+QUEUE = 4  # messages of a worker of gtc_async in flight before it waits
+BYTES = 4  # per float32
 
 
 class Way(Enum):
-    """How a collective is done."""
+    """The algorithm of a collective."""
 
     ring = "ring"
-    tree = "tree"  # of sums only
-    direct = "direct"  # of messages only: from peer to peer
+    tree = "tree"  # for sums only
+    direct = "direct"  # for messages only: from peer to peer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scheme:
-    """What is exchanged when.
+    """What is exchanged, and when.
 
     Attributes:
         way: of gtc's messages (ring, direct) and of sums (ring, tree).
-        lag: steps by which gtc's messages (of onebit: half a step each) may come later than just
-            after their own step: what was sent in step s is needed before step s + 1 + lag.
+        lag: steps by which gtc's messages (for onebit: half a step each) may be late: a message of
+            step s is needed before step s + 1 + lag.
         block_steps, group_size: of bmuf and bmuf_gtc.
     """
 
@@ -77,7 +76,7 @@ class Scheme:
         if self.lag and waits and self.way is not Way.direct:
             raise ValueError(
                 f"lag is {self.lag} steps but way is {self.way.value}; only messages from peer to "
-                "peer (direct) may come late"
+                "peer (direct) may be late"
             )
 
     @property
@@ -89,7 +88,7 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class MessageSize:
-    """What a worker of gtc sends in a step."""
+    """The size of a gtc message."""
 
     size: float  # bytes
     elements: float
@@ -97,13 +96,13 @@ class MessageSize:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What one worker does in a step.
+    """A worker's step.
 
     Attributes:
         parameters: of the network.
-        frames: of a minibatch, a worker.
+        frames: of a minibatch, per worker.
         frame_seconds, fixed_seconds: a step takes frames * frame_seconds + fixed_seconds.
-        messages: of gtc; step s sends the one of number s, from the first again after the last.
+        messages: of gtc; step s sends the s-th, cyclically.
     """
 
     parameters: float
@@ -118,7 +117,7 @@ class Work:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
 
     def seconds(self, share: float = 1.0) -> float:
-        """Of computing a step with this share of the minibatch."""
+        """Return the computing time of a step with this share of the minibatch."""
         return self.fixed_seconds + share * self.frames * self.frame_seconds
 
     @property
@@ -133,13 +132,13 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Simulated. Bytes are a mean over steps.
+    """Simulated speed; bytes are means over steps.
 
     Attributes:
-        step_seconds: on average, what comes once a block included.
-        speedup: frames a second over those of one worker that exchanges nothing.
-        sent_bytes: a worker and step: its message, once, whoever gets it.
-        node_bytes: a step, out of a node's network interface.
+        step_seconds: on average, including exchanges between blocks.
+        speedup: frames per second relative to one worker without exchange.
+        sent_bytes: per worker and step: its message, once, however many receive it.
+        node_bytes: per step, out of a node's network interface.
     """
 
     workers: int
@@ -150,15 +149,15 @@ class Speed:
     node_bytes: float
 
 
-# --- what is sent -------------------------------------------------------------------------------
+# --- messages -----------------------------------------------------------------------------------
 
 
 def coded_message(parameters: float, density: float, codec: str) -> MessageSize:
-    """The message of `density * parameters` elements, in bytes as comm.codec writes it.
+    """Return the size of a message of `density * parameters` elements as comm.codec writes it.
 
     Args:
-        density: share of the parameters that a step sends, in (0, 1].
-        codec: packed32, tile16 or rice; what exceeds two bits a parameter is a map of two bits.
+        density: share of the parameters that are sent per step, in (0, 1].
+        codec: packed32, tile16 or rice; two bits per parameter at most.
     """
     if not 0 < density <= 1:
         raise ValueError(f"density is {density}; it must lie in (0, 1]")
@@ -166,7 +165,7 @@ def coded_message(parameters: float, density: float, codec: str) -> MessageSize:
     bits = {
         "packed32": 32 * elements,
         "tile16": 16 * elements + 16 * math.ceil(parameters / 2**15),
-        "rice": (math.log2(1 / density) + 2.5) * elements,  # about, as comm.codec says
+        "rice": (math.log2(1 / density) + 2.5) * elements,  # approximately
     }
     if codec not in bits:
         raise ValueError(f"codec is {codec!r}; allowed: {', '.join(bits)}")
@@ -174,7 +173,7 @@ def coded_message(parameters: float, density: float, codec: str) -> MessageSize:
 
 
 def logged_messages(path: Path | str) -> tuple[MessageSize, ...]:
-    """Those of a run's log.jsonl, one a row: a worker's mean over the steps of that row.
+    """Return the messages of a run's log.jsonl, one per row: a worker's mean over the row's steps.
 
     Raises:
         ValueError: if the run sent none.
@@ -199,16 +198,16 @@ def simulate(
     seed: int = 1,
     known: "Known | None" = None,
 ) -> Speed:
-    """The speed of `workers` workers after the first steps, in which a pipeline fills.
+    """Simulate `workers` workers, without the first steps, in which a pipeline fills.
 
     Args:
-        steps: that count, at least; bmuf takes whole blocks, at least two.
-        known: what other calls for the same cluster have found of collectives; is added to.
+        steps: to average over, at least; bmuf takes whole blocks, at least two.
+        known: cached results of collectives for the same cluster; is extended.
     Raises:
-        ValueError: if cluster, work and method do not go together; names both values.
+        ValueError: if cluster, work and method are inconsistent; names both values.
     """
     if method.traffic is Traffic.none and workers != 1:
-        raise ValueError(f"sgd has one worker, but {workers} were asked for")
+        raise ValueError(f"sgd has one worker, but {workers} were requested")
     if method.traffic is Traffic.bmuf_gtc and workers % method.group_size:
         raise ValueError(
             f"{workers} workers do not fill groups of {method.group_size}; "
@@ -226,7 +225,7 @@ Known = dict[object, tuple[float, float]]  # seconds of a collective, bytes that
 
 
 class _Run:
-    """One simulated training; `marks` is when each worker was about to begin each step."""
+    """One simulated training; `marks` are the times at which each worker begins each step."""
 
     def __init__(
         self,
@@ -254,12 +253,12 @@ class _Run:
         self.steps = (self.warm + steps) * self.parts
         self.seconds_WS = self._draw(seed)
         self.marks: list[list[float]] = [[] for _ in range(workers)]
-        self.extra_left = 0.0  # bytes out of nodes, of those
+        self.extra_left = 0.0  # bytes out of nodes in cached collectives
 
     def _draw(self, seed: int) -> np.ndarray:
-        """Log-normal with the cluster's jitter; a worker's draws do not depend on the others.
+        """Draw log-normal step times with the cluster's jitter, per worker.
 
-        A worker alone waits for nobody: its steps all take their mean.
+        A single worker waits for no other: its steps all take the mean.
         """
         if self.workers == 1:
             return np.full((1, self.steps), self.work.seconds(1 / self.parts))
@@ -275,7 +274,7 @@ class _Run:
 
     def play(self) -> None:
         if self.workers == 1 or self.method.traffic is Traffic.none:
-            self.sim.spawn(self._lonely())
+            self.sim.spawn(self._alone())
         else:
             for process in self._processes():
                 self.sim.spawn(process)
@@ -314,7 +313,7 @@ class _Run:
         sizes = [0.0] if alone_in_group else [m.size for m in self.work.messages]
         return blocks / (self.method.group_size if blocks else 1) + float(np.mean(sizes))
 
-    # --- one process a worker ---
+    # --- one process per worker ---
 
     def _processes(self) -> Iterator[Process]:
         everyone = range(self.workers)
@@ -343,7 +342,7 @@ class _Run:
             first, second = ([Count(self.workers) for _ in range(self.steps)] for _ in range(2))
             yield from (self._one_bit(w, first, second, lag) for w in everyone)
 
-    def _lonely(self) -> Process:
+    def _alone(self) -> Process:
         for step in range(self.steps + 1):
             for marks in self.marks:
                 marks.append(self.sim.now)
@@ -351,7 +350,7 @@ class _Run:
                 yield float(self.seconds_WS[0, step])
 
     def _blocks(self, worker: int, block_steps: int, meeting: "Meeting") -> Process:
-        """Alone for a block, then the meeting."""
+        """Compute for a block, then meet the others."""
         for step in range(self.steps):
             self.marks[worker].append(self.sim.now)
             yield float(self.seconds_WS[worker, step])
@@ -362,7 +361,7 @@ class _Run:
     def _compressed(
         self, worker: int, group: "_Group", block_steps: int, meeting: "Meeting | None"
     ) -> Process:
-        """A step's messages are waited for, all together, before the step they are due in."""
+        """Wait for all messages of a step before the step in which they are due."""
         encode, decode = self._encode_seconds(), self.cluster.gpu.decode_ns * 1e-9
         members, lag = len(group.ranks), self.method.lag
         read = 0  # steps of which the messages have been read
@@ -390,7 +389,7 @@ class _Run:
                 group.send(worker, step)
 
     def _asynchronous(self, worker: int, inbox: "Unread") -> Process:
-        """Reads what has come; waits for its own messages only, when too many are under way."""
+        """Read available messages; wait only if too many of the worker's own are in flight."""
         encode, decode = self._encode_seconds(), self.cluster.gpu.decode_ns * 1e-9
         sent: list[Signal] = []
         for step in range(self.steps + 1):
@@ -410,7 +409,7 @@ class _Run:
     def _one_bit(
         self, worker: int, first: Sequence[Count], second: Sequence[Count], lag: int
     ) -> Process:
-        """Parts to their owners, who add them up and send the sum, as coarse, to all."""
+        """Send parts to their owners, which add them up and send the quantised sums to all."""
         everyone = range(self.workers)
         part = self.work.dense_bytes / 32 / self.workers
 
@@ -426,7 +425,9 @@ class _Run:
             if step == self.steps:
                 return
             yield float(self.seconds_WS[worker, step])
-            yield 2 * self._encode_seconds()  # and decoding, a pass over all parameters each
+            yield (
+                2 * self._encode_seconds()
+            )  # encoding and decoding, a pass over all parameters each
             self.sim.spawn(exchange(step))
 
     def _encode_seconds(self) -> float:
@@ -437,7 +438,7 @@ class _Run:
     def _sum(self, ranks: Sequence[int]) -> Signal:
         reduce = tree_allreduce if self.method.way is Way.tree else ring_allreduce
         dense = self.work.dense_bytes
-        return self.collective(  # others than `ranks` wait for the end of it
+        return self.collective(  # the other workers wait for its end
             (reduce, dense), ranks, lambda sim, ranks: reduce(sim, ranks, dense), quiet=True
         )
 
@@ -446,10 +447,10 @@ class _Run:
 
         def both() -> Process:
             yield self._sum(leaders)
-            there = Count(len(leaders))
+            done = Count(len(leaders))
             for leader in leaders:
-                broadcast(self.sim, range(leader, leader + size), dense).then(there.down)
-            yield there
+                broadcast(self.sim, range(leader, leader + size), dense).then(done.down)
+            yield done
 
         return self.sim.spawn(both())
 
@@ -460,7 +461,7 @@ class _Run:
         start: Callable[[Simulation, Sequence[int]], Signal],
         quiet: bool,
     ) -> Signal:
-        """Start it; where it is to meet no other traffic, it is simulated once for each `key`."""
+        """Start a collective; one without other traffic is simulated once for each `key`."""
         if not quiet:
             return start(self.sim, ranks)
         if len(ranks) < self.workers:  # nodes are alike
@@ -476,7 +477,7 @@ class _Run:
         return over
 
     def private(self, ranks: Sequence[int]) -> bool:
-        """They share no link with others that may send at the same time."""
+        """Return whether `ranks` share no link with other workers that may send meanwhile."""
         if len(ranks) == self.workers:
             return True
         at_home = self.links.node(ranks[0]) == self.links.node(ranks[-1])
@@ -485,11 +486,11 @@ class _Run:
 
 
 class Meeting:
-    """Where workers wait for each other; then the exchange runs, and all go on when it has ended.
+    """A barrier followed by an exchange, for whose end all workers wait.
 
     Args:
-        size: how many they are.
-        exchange: starts it.
+        size: the number of workers.
+        exchange: starts the exchange.
     """
 
     def __init__(self, size: int, exchange: Callable[[], Signal]) -> None:
@@ -507,7 +508,7 @@ class Meeting:
 
 
 class _Group:
-    """Workers that send each other messages every step."""
+    """Workers that send each other messages in every step."""
 
     def __init__(self, run: _Run, ranks: Sequence[int]) -> None:
         self.ranks = ranks
@@ -516,11 +517,11 @@ class _Group:
         self._arrived = [Signal() for _ in range(run.steps)]
 
     def arrived(self, step: int) -> Signal:
-        """When all messages of that step are with all."""
+        """Return the signal for the arrival of all messages of a step."""
         return self._arrived[step]
 
     def send(self, worker: int, step: int) -> None:
-        """From peer to peer as soon as each is ready; round a ring when all are."""
+        """Send a message: directly when the worker is ready; round a ring when all are."""
         size = self._run.work.message(step).size
         if self._run.method.way is Way.direct:
             sent = self._run.sim.send(worker, self.ranks, size)
@@ -544,7 +545,7 @@ class _Group:
 
 
 class Unread:
-    """Elements that each worker has been sent and has not read yet."""
+    """Elements that each worker has received but not read."""
 
     def __init__(self, workers: int) -> None:
         self._came = 0.0
@@ -552,7 +553,7 @@ class Unread:
         self._read = [0.0] * workers
 
     def put(self, sender: int, elements: float) -> None:
-        """They are at all workers but the sender."""
+        """Add elements received by all workers but the sender."""
         self._came += elements
         self._own[sender] += elements
 

@@ -1,8 +1,8 @@
-"""The splits of a corpus, together -> **may it be computed with?** What one split cannot say.
+"""Checks of a corpus over all its splits, before anything is computed.
 
 in    manifests/SPLIT.jsonl.gz of every split, and what was dropped from them
-out   lines to read; or a CorpusError that names what is wrong, both values and a setting that helps
-Knows nothing of audio: data.intake has listened to each recording.
+out   lines to print; or a CorpusError that names the problem, both values and a remedy
+Knows nothing of audio: data.intake has read each recording.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ from asr_train.schema import (
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The manifest of a split, and what became of utterances that are not simply in it."""
+    """The manifest of a split, and remarks on its utterances."""
 
     name: str
     rows: list[dict[str, Any]]
@@ -44,25 +44,25 @@ class Split:
 
     @property
     def recorded(self) -> int:
-        """Utterances, without their likes at other speeds."""
-        said = (row["supervisions"][0] for row in self.rows)
-        return sum("speed" not in (s.get("custom") or {}) for s in said)
+        """The number of utterances, without speed copies."""
+        supervisions = (row["supervisions"][0] for row in self.rows)
+        return sum("speed" not in (s.get("custom") or {}) for s in supervisions)
 
     def __str__(self) -> str:
         words = [word for text in self.texts for word in text]
-        people = {row["supervisions"][0]["speaker"] for row in self.rows}
+        speakers = {row["supervisions"][0]["speaker"] for row in self.rows}
         rates = sorted({row["recording"]["sampling_rate"] for row in self.rows})
         minutes = sum(row["duration"] for row in self.rows) / 60
         return (
             f"{self.name}: {spelled(len(self.rows), 'utterance')}, "
-            f"{spelled(len(people), 'speaker')}, {minutes:.1f} minutes at "
+            f"{spelled(len(speakers), 'speaker')}, {minutes:.1f} minutes at "
             f"{', '.join(map(str, rates))} Hz, {spelled(len(words), 'word')} "
             f"({len(set(words))} different)"
         )
 
 
 def read_split(manifest: Path | str) -> Split:
-    """A manifest and the table beside it."""
+    """Read a manifest and the table beside it."""
     name = Path(manifest).name.removesuffix(".jsonl.gz")
     return Split(name, read_cuts(manifest), read_remarks(manifest))
 
@@ -73,13 +73,13 @@ def check(
     lexicon: LexiconSettings,
     max_lost_share: float,
 ) -> list[str]:
-    """What there is to say of a corpus.
+    """Check a corpus; return lines to print.
 
     Args:
-        splits: all of them; TRAIN and DEV first, which are aligned.
-        max_lost_share: of an aligned split's utterances that may have no alignment.
+        splits: all of them; TRAIN and DEV, which are aligned, come first.
+        max_lost_share: share of an aligned split's utterances that may lack an alignment.
     Raises:
-        CorpusError: if too much was dropped, or too many words have no pronunciation.
+        CorpusError: if too many utterances were dropped, or too many words have no pronunciation.
     """
     intake = corpus.folder or corpus.published
     dropped = [remark for split in splits for remark in split.remarks if remark.dropped]
@@ -93,33 +93,34 @@ def check(
 
 def _dropped(dropped: list[Remark], total: int, intake: IntakeSettings) -> str:
     share = len(dropped) / max(1, total)
-    said = (
+    message = (
         f"{len(dropped)} of {spelled(total, 'utterance')} dropped, a share of {share:.3f} where "
         f"{intake.GROUP}.max_dropped_share is {intake.max_dropped_share}"
     )
     if share > intake.max_dropped_share:
         raise CorpusError(
-            f"{said}: {reasons(dropped)}; all are in manifests/*.dropped.tsv: mend the corpus, or "
-            "raise the limit"
+            f"{message}: {reasons(dropped)}; all are in manifests/*.dropped.tsv: correct the "
+            "corpus, "
+            "or raise the limit"
         )
-    return said + (f": {reasons(dropped)}" if dropped else "")
+    return message + (f": {reasons(dropped)}" if dropped else "")
 
 
 def _pronounced(splits: Sequence[Split], lexicon: LexiconSettings, limit: float) -> str:
     words = {word for split in splits for text in split.texts for word in text}
     missing = set(Lexicon.from_settings(lexicon, words).missing)
-    said = f"{len(missing)} of {len(words)} different words without pronunciation"
+    message = f"{len(missing)} of {len(words)} different words without pronunciation"
     if not missing:
-        return said
-    said += f" (lang.lexicon.source={lexicon.source.value}): {few(_commonest(splits, missing))}"
+        return message
+    message += f" (lang.lexicon.source={lexicon.source.value}): {few(_commonest(splits, missing))}"
     for split in splits[:2]:
         lost = sum(any(word in missing for word in text) for text in split.texts)
         if too_many_lost(lost, len(split.rows), limit):
             raise CorpusError(
-                f"{said}; so {lost} of {len(split.rows)} utterances of {split.name} cannot be "
+                f"{message}; so {lost} of {len(split.rows)} utterances of {split.name} cannot be "
                 f"aligned, above ali.max_lost_share {limit}; {_remedy(lexicon)}"
             )
-    return said
+    return message
 
 
 def _commonest(splits: Sequence[Split], missing: set[str]) -> list[str]:
@@ -133,7 +134,7 @@ def _remedy(lexicon: LexiconSettings) -> str:
         return f"write them in letters, or set {own}"
     ways = []
     if lexicon.unknown not in (Unknown.espeak, Unknown.noise):
-        ways.append("lang.lexicon.unknown=espeak, which says them in English")
+        ways.append("lang.lexicon.unknown=espeak, which pronounces them in English")
     ways.append("lang.lexicon.source=letters, for other languages")
     ways.append(own if lexicon.file is None else f"add them to {lexicon.file}")
     return f"set {'; or '.join(ways)}"

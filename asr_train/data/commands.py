@@ -1,10 +1,10 @@
 """Sentences of a grammar (data.grammar), spoken by espeak-ng (data.synth) in rooms (data.room).
 
-    grammar file --sayable--> Grammar of words that espeak-ng says as the lexicon has them
-    (settings, split, number) --> one utterance, whatever the others are
-    so many of them, in order, that the split is as long as it shall be --> cuts with true times
+    grammar file --sayable--> Grammar of words that espeak-ng pronounces as in the lexicon
+    (settings, split, number) --> one utterance, independent of the others
+    utterances 0, 1, ... up to the wanted length of the split --> cuts with true times
 
-Knows nothing of other corpora; the same settings give the same bytes in any number of processes.
+Knows nothing of other corpora. Equal settings give equal bytes, with any number of processes.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,15 +24,15 @@ from asr_train.lang import g2p
 from asr_train.lang.lexicon import Lexicon
 from asr_train.schema import CommandsSettings, CorpusSettings, LexiconSettings, Unknown
 
-FIRST_BLOCK = 200  # utterances, from which the length of the rest is foreseen
+FIRST_BLOCK = 200  # utterances, from whose length the number of the rest is estimated
 
 
 def commands(
     settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_dir: Path | str
 ) -> PreparedSplit:
-    """Speak sentences into `audio_dir`/*.flac until they last as long as the settings say.
+    """Synthesise sentences into `audio_dir`/*.flac up to the length in the settings.
 
-    A killed run starts again and overwrites what it finds.
+    A killed run starts again and overwrites its files.
 
     Raises:
         CorpusError: for an unknown split.
@@ -41,7 +41,7 @@ def commands(
     wanted = settings.commands
     if split not in wanted.hours:
         raise CorpusError(
-            f"{split} is no split of corpus.commands, which has {', '.join(wanted.hours)}"
+            f"{split} is not a split of corpus.commands, which has {', '.join(wanted.hours)}"
         )
     grammar, notes = sayable(read_grammar(wanted.grammar), lexicon, wanted.max_phone_distance)
     low, high = wanted.words_per_minute
@@ -55,25 +55,25 @@ def commands(
 
     cuts = list(_as_long_as(3600 * wanted.hours[split], cut, f"speech of {split}"))
     for old in set(audio.glob("*.flac")) - {Path(c.recording.sources[0].source) for c in cuts}:
-        old.unlink()  # of a larger corpus, or behind the end of this one
+        old.unlink()  # of a larger corpus, or beyond the end of this one
     return PreparedSplit(split, cuts, notes=notes)
 
 
 def sayable(
     grammar: Grammar, lexicon: LexiconSettings, max_phone_distance: float
 ) -> tuple[Grammar, list[str]]:
-    """The grammar less the words that the lexicon lacks, or espeak-ng (en-us) says otherwise.
+    """Remove words from the grammar that the lexicon lacks, or espeak-ng pronounces differently.
 
     Args:
         lexicon: in ARPAbet.
-        max_phone_distance: edits between the two, a phone of the lexicon's variant.
-    Returns:
-        The grammar and, where something is left out, a note on it.
+        max_phone_distance: edits between the two, per phone of the lexicon's variant.
+        Returns:
+            The grammar and, if something is left out, a note.
     """
     prons = Lexicon.from_settings(_listed_only(lexicon), grammar.words).prons
-    said = g2p.spoken(prons, schwa=False)
+    spoken = g2p.spoken(prons, schwa=False)
     far = {
-        word: min(_distance(pron, said.get(word, ())) for pron in variants)
+        word: min(_distance(pron, spoken.get(word, ())) for pron in variants)
         for word, variants in prons.items()
     }
     left_out = {w for w in grammar.words if w not in prons or far[w] > max_phone_distance}
@@ -82,14 +82,14 @@ def sayable(
     unknown = sum(word not in prons for word in left_out)
     note = (
         f"grammar: {len(left_out)} of {len(grammar.words)} words left out, {unknown} of them "
-        f"without pronunciation, the others said otherwise by espeak-ng: "
+        f"without pronunciation, the others pronounced differently by espeak-ng: "
         f"{', '.join(sorted(left_out))}"
     )
     return grammar.without(left_out), [note]
 
 
 def _listed_only(lexicon: LexiconSettings) -> LexiconSettings:
-    """The same source, without guesses: those would agree with espeak-ng by themselves."""
+    """Return the same source without guesses, which would agree with espeak-ng anyway."""
     return LexiconSettings(
         source=lexicon.source,
         file=lexicon.file,
@@ -99,13 +99,13 @@ def _listed_only(lexicon: LexiconSettings) -> LexiconSettings:
     )
 
 
-def _distance(pron: g2p.Pronunciation, said: g2p.Pronunciation) -> float:
+def _distance(pron: g2p.Pronunciation, spoken: g2p.Pronunciation) -> float:
     plain = ["AH" if phone == "AX" else phone for phone in pron]
-    return float(kaldialign.edit_distance(plain, list(said))["total"]) / len(pron)
+    return float(kaldialign.edit_distance(plain, list(spoken))["total"]) / len(pron)
 
 
 def _as_long_as(seconds: float, cut: Callable[[int], MonoCut], what: str) -> Iterator[MonoCut]:
-    """cut(0), cut(1), ... until they last so many seconds together; the last one goes beyond."""
+    """Yield cut(0), cut(1), ... until they last so many seconds; the last one goes beyond."""
     first, total, count = 0, 0.0, FIRST_BLOCK
     while True:
         for made in parallel_map(cut, range(first, first + count), what):
@@ -135,12 +135,12 @@ def _command_cut(
 def command_utterance(
     words: list[str], voice: synth.Voice, settings: CommandsSettings, rng: np.random.Generator
 ) -> synth.Speech:
-    """A sentence between silences, perhaps with pauses and in a room, in noise, at some level.
+    """Synthesise a sentence between silences, with random pauses, room, noise and level.
 
     Returns:
-        Samples at `settings.sample_rate`; `about` says what was drawn.
-    Raises:
-        synth.SynthesisError: for words that espeak-ng runs together, or in sounds without a name.
+        Samples at `settings.sample_rate`; `about` has the values drawn.
+        Raises:
+            synth.SynthesisError: for words that espeak-ng merges, or sounds without a name.
     """
     spoken = synth.breaths(words, voice, rng, settings.pause_share, synth.open_names)
     margin = settings.margin_seconds

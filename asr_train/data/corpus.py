@@ -1,13 +1,13 @@
-"""What all corpora end in: **validated cuts** (lhotse's), one an utterance.
+"""The result of reading any corpus: **validated cuts** (lhotse's), one per utterance.
 
-    digits     speaks its recordings itself, with true word and phone times
-    commands   so does this, sentences of a grammar
+    digits     synthesises recordings, with true word and phone times
+    commands   synthesises sentences of a grammar
     folder     any folders with a tab-separated `utterances.tsv`
-    published  LibriSpeech, AN4, yesno, Switchboard as they come
-    write      what they made -> manifests/SPLIT.jsonl.gz, with SPLIT.dropped.tsv and .audio.tsv
+    published  LibriSpeech, AN4, yesno, Switchboard in their own layouts
+    write      their cuts -> manifests/SPLIT.jsonl.gz, with SPLIT.dropped.tsv and .audio.tsv
 
-The id of an utterance is that of its cut and supervision alike, and where a recording holds nothing
-else, of its recording. What a later stage could stumble over is dropped and listed, or refused.
+The id of an utterance is that of its cut and supervision, and of its recording if that holds
+nothing else. What a later stage could fail on is dropped and listed, or refused.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from asr_train.checks import spelled
 from asr_train.data.recordings import list_audio
 from asr_train.files import read_jsonl, read_text, write_bytes, write_jsonl, write_text
 
-KEPT = ("renamed", "no pronunciation")  # remarks on utterances that stay; all others are dropped
+KEPT = ("renamed", "no pronunciation")  # remarks on utterances that stay; others are dropped
 
 
 class CorpusError(ValueError):
@@ -36,13 +36,13 @@ class CorpusError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What became of an utterance that is not simply taken: a line of SPLIT.dropped.tsv."""
+    """A remark on an utterance that was dropped or changed: a line of SPLIT.dropped.tsv."""
 
     utt_id: str
     speaker: str
     path: str
-    what: str  # the kind, of which there are few
-    why: str  # in full
+    what: str  # the kind
+    why: str  # the details
 
     @property
     def dropped(self) -> bool:
@@ -51,20 +51,20 @@ class Remark:
 
 @dataclass(slots=True)
 class PreparedSplit:
-    """The cuts of one split, and what there is to say about them."""
+    """The cuts of one split, with remarks and notes."""
 
     split: str
     cuts: list[MonoCut]
     remarks: list[Remark] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # to print
-    audio: list[Path] = field(default_factory=list)  # recordings that somebody else may change
+    audio: list[Path] = field(default_factory=list)  # the user's recordings, which may change
 
     @property
     def dropped(self) -> int:
         return sum(remark.dropped for remark in self.remarks)
 
     def summary(self) -> str:
-        """One line."""
+        """Return one line."""
         texts = [cut.supervisions[0].text.split() for cut in self.cuts]
         different = len({w for words in texts for w in words})
         return (
@@ -80,7 +80,7 @@ def write(made: PreparedSplit, path: Path | str) -> None:
     """Write SPLIT.dropped.tsv and SPLIT.audio.tsv, then the manifest.
 
     Raises:
-        CorpusError: if nothing is left; SPLIT.dropped.tsv then says why.
+        CorpusError: if no cut is left; SPLIT.dropped.tsv then has the reasons.
     """
     table = dropped_table(path)
     write_text(table, "".join("\t".join(row) + "\n" for row in [REMARK, *map(_row, made.remarks)]))
@@ -102,7 +102,7 @@ def _row(r: Remark) -> tuple[str, ...]:
 
 
 def read_remarks(manifest: Path | str) -> list[Remark]:
-    """What `write` listed beside the manifest; nothing, if somebody else wrote that."""
+    """Read the remarks beside a manifest; none if another program wrote the manifest."""
     table = dropped_table(manifest)
     lines = read_text(table).split("\n")[1:-1] if table.exists() else []
     rows = (dict(zip(REMARK, line.split("\t"), strict=True)) for line in lines)
@@ -110,7 +110,7 @@ def read_remarks(manifest: Path | str) -> list[Remark]:
 
 
 def reasons(remarks: Sequence[Remark]) -> str:
-    """Why utterances were dropped, the commonest reason first, with an example of each."""
+    """Summarise why utterances were dropped, most frequent first, with an example of each."""
     dropped = [remark for remark in remarks if remark.dropped]
     kinds = Counter(remark.what for remark in dropped).most_common()
     first = {remark.what: remark for remark in reversed(dropped)}
@@ -118,36 +118,44 @@ def reasons(remarks: Sequence[Remark]) -> str:
 
 
 def read_cuts(manifest: Path | str) -> list[dict[str, Any]]:
-    """The rows of a manifest, made here or elsewhere.
+    """Read the rows of a manifest, made here or elsewhere.
 
     Raises:
-        CorpusError: for a cut that does not say, once, who says what.
+        CorpusError: for a cut that lacks one supervision with text and speaker.
     """
     rows = read_jsonl(manifest)
     for row in rows:
-        said = row.get("supervisions") or []
-        if len(said) == 1 and said[0].get("text") is not None and said[0].get("speaker"):
+        supervisions = row.get("supervisions") or []
+        if (
+            len(supervisions) == 1
+            and supervisions[0].get("text") is not None
+            and supervisions[0].get("speaker")
+        ):
             continue
-        has = f"{len(said)} supervisions" if len(said) != 1 else "no text or no speaker"
+        has = (
+            f"{len(supervisions)} supervisions"
+            if len(supervisions) != 1
+            else "no text or no speaker"
+        )
         raise CorpusError(
             f"{manifest}: the cut {row.get('id')} has {has}; it needs one supervision, with text "
-            "and speaker: mend or drop it, and run make again"
+            "and speaker: correct or drop it, and run make again"
         )
     return rows
 
 
 def dropped_table(path: Path | str) -> Path:
-    """Where `write` lists what was dropped from the manifest `path`."""
+    """Return the path of the table of dropped utterances beside a manifest."""
     return Path(path).with_name(Path(path).name.removesuffix(".jsonl.gz") + ".dropped.tsv")
 
 
 def audio_table(path: Path | str) -> Path:
-    """Where it lists the recordings; see `data.recordings`."""
+    """Return the path of the table of recordings; see `data.recordings`."""
     return Path(path).with_name(Path(path).name.removesuffix(".jsonl.gz") + ".audio.tsv")
 
 
 def write_flac(path: Path | str, wave_T: np.ndarray, rate: int, subtype: str) -> None:
-    """Write a recording whole. In memory first: libsndfile does not say why a disk refuses it."""
+    """Write a recording, built in memory: libsndfile does not say why writing to a disk fails."""
     content = io.BytesIO()
     soundfile.write(content, wave_T, rate, format="FLAC", subtype=subtype)
     write_bytes(path, content.getvalue())
@@ -156,13 +164,13 @@ def write_flac(path: Path | str, wave_T: np.ndarray, rate: int, subtype: str) ->
 def whole_recording(
     recording_id: str, audio: Path | str, rate: int, samples: int, channels: int = 1
 ) -> Recording:
-    """A recording in one file, by what its header says."""
+    """Describe a recording in one file, from its header's values."""
     source = AudioSource("file", list(range(channels)), str(audio))
     return Recording(recording_id, [source], rate, samples, samples / rate)
 
 
 def whole_cut(supervision: SupervisionSegment, recording: Recording) -> MonoCut:
-    """The cut of a whole recording, of which the first channel is meant."""
+    """Return the cut of a whole recording, of its first channel."""
     supervision.duration = recording.duration
     return MonoCut(
         supervision.id, 0.0, recording.duration, 0, supervisions=[supervision], recording=recording
@@ -170,11 +178,11 @@ def whole_cut(supervision: SupervisionSegment, recording: Recording) -> MonoCut:
 
 
 def hash_order(name: str) -> bytes:
-    """A key that sorts names in an order which is arbitrary, and always the same."""
+    """Return a sort key for an arbitrary but fixed order of names."""
     return hashlib.sha256(name.encode()).digest()
 
 
 def few(names: Sequence[str]) -> str:
-    """Some names, and how many there are beside."""
+    """List up to 8 names, and the number of others."""
     rest = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(names[:8]) + rest

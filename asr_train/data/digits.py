@@ -1,6 +1,6 @@
 """Digit strings spoken by espeak-ng (data.synth) -> cuts with true word and phone times.
 
-Knows nothing of other corpora; the same settings give the same bytes.
+Knows nothing of other corpora. Equal settings give equal bytes.
 """
 
 import hashlib
@@ -17,15 +17,15 @@ from asr_train.schema import CorpusSettings
 
 
 def digits(settings: CorpusSettings, split: str, audio_dir: Path | str) -> PreparedSplit:
-    """Speak digit strings into `audio_dir`/*.flac.
+    """Synthesise digit strings into `audio_dir`/*.flac.
 
-    The same settings give the same bytes. A killed run starts again and overwrites what it finds.
+    A killed run starts again and overwrites its files.
     """
     assert settings.digits is not None
     wanted = settings.digits
     if split not in wanted.utterances:
         raise CorpusError(
-            f"{split} is no split of corpus.digits, which has {', '.join(wanted.utterances)}"
+            f"{split} is not a split of corpus.digits, which has {', '.join(wanted.utterances)}"
         )
     voices = synth.cast(settings.seed, wanted.speakers)[split]
     audio = Path(audio_dir)
@@ -59,7 +59,7 @@ def _digit_cut(
 def spoken_cut(
     speech: synth.Speech, words: list[str], voice: synth.Voice, utt_id: str, audio: Path
 ) -> MonoCut:
-    """Write the speech to `audio`/`utt_id`.flac; its cut has the true times of words and phones."""
+    """Write speech to `audio`/`utt_id`.flac; return its cut, with true word and phone times."""
     path = audio / f"{utt_id}.flac"
     pcm_T = np.round(speech.samples_T * (2**15 - 1)).astype(np.int16)
     write_flac(path, pcm_T, speech.rate, "PCM_16")
@@ -84,5 +84,5 @@ def spoken_cut(
 
 
 def seed_of(*names: object) -> int:
-    """A seed for these names, whatever other seeds there are."""
+    """Return a seed that depends on these names only."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, names)).encode()).digest()[:8])

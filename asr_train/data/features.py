@@ -2,8 +2,8 @@
 
     manifests --log_mel--> feats/SPLIT.jsonl.gz --open_feats--> feats_TF
 
-Features (`data.logmel`) are stored once, unstacked and unnormalised, as lhotse features in HDF5;
-what a model wants of them (mean, variance, cepstra, deltas) is applied when they are read.
+Features (`data.logmel`) are stored once, unstacked and unnormalised, as lhotse features in HDF5.
+Mean, variance, cepstra and deltas are applied when they are read, as each model needs them.
 """
 
 import hashlib
@@ -37,21 +37,20 @@ from asr_train.schema import FeatsSettings, NormBy, NormSettings, build, plain
 def extract(
     cuts: list[Any], settings: FeatsSettings, path: Path
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Compute and store the features of some cuts in one HDF5 file, written whole.
+    """Compute and store the features of some cuts in one HDF5 file.
 
-    A file that already holds the features of these cuts, by these settings and of the same
-    recordings, is left as it is.
+    A file that already holds the features of these cuts, settings and recordings is kept.
 
     Returns:
-        The cuts' manifest rows with their features, and the index entry of the file with the
-        sums of its speakers.
+        The cuts' manifest rows with their features, and the file's index entry with the sums of its
+        speakers.
     Raises:
-        ValueError: for recordings slower than the settings' rate, or samples that are no numbers.
+        ValueError: for a sample rate below the settings', or samples that are not finite.
     """
     import h5py
 
     sources = [source.source for cut in cuts for source in cut.recording.sources]
-    known = {path: sha256(path) for path in dict.fromkeys(sources)}  # of many cuts, maybe
+    known = {path: sha256(path) for path in dict.fromkeys(sources)}  # cuts may share one
     audio = [known[path] for path in sources]
     made_from = hash_of([plain(settings), [cut.to_dict() for cut in cuts], audio])
     if not _holds(path, made_from, [cut.id for cut in cuts]):
@@ -78,22 +77,22 @@ def _holds(path: Path, made_from: str, ids: list[str]) -> bool:
             known = file.attrs.get("made_from") == made_from
             return bool(known and file.attrs.get("content") == _content(file, ids))
     except (OSError, KeyError, RuntimeError):
-        return False  # not HDF5, cut short, or changed
+        return False  # not HDF5, cut short, or modified
 
 
 def _content(file: Any, ids: list[str]) -> str:
-    """A name for the arrays of an HDF5 file."""
+    """Return a hash of the arrays of an HDF5 file."""
     return hash_of([hashlib.sha256(file[utt_id][:].tobytes()).hexdigest() for utt_id in ids])
 
 
 def _store(cuts: list[Any], settings: FeatsSettings, path: Path, made_from: str) -> None:
-    """Arrays by utterance, as lhotse's NumpyHdf5Writer lays them out.
+    """Store arrays by utterance in the layout of lhotse's NumpyHdf5Writer.
 
-    In memory first: a part is small, and the HDF5 library makes a mess of a full disk.
+    The file is built in memory: a part is small, and the HDF5 library handles full disks badly.
     """
     import h5py
 
-    from asr_train.data.logmel import LogMel  # brings torch, which reading does without
+    from asr_train.data.logmel import LogMel  # imports torch, which reading does without
 
     extractor, content = LogMel(settings), io.BytesIO()
     with h5py.File(content, "w") as file:
@@ -119,20 +118,22 @@ def _samples(cut: Any, rate: int) -> np.ndarray:
     from lhotse.audio.backend import audio_backend
 
     try:
-        with audio_backend("LibsndfileBackend"):  # as data.intake; lhotse's guess fails for .sph
+        with audio_backend("LibsndfileBackend"):  # as data.intake; lhotse's default fails for .sph
             wave_CN = cut.load_audio()
     except FileNotFoundError:
         raise
-    except Exception as error:  # lhotse's own kinds, whose texts fill a page
+    except Exception as error:  # lhotse's own kinds, with texts of a page
         audio = ", ".join(source.source for source in cut.recording.sources)
         raise ValueError(
             _shortened(cut)
-            or f"{cut.id}: {audio} cannot be read ({type(error).__name__}); mend, delete or drop it"
+            or f"{cut.id}: {audio} cannot be read ({type(error).__name__}); repair or drop it"
         ) from error
     wave_N = np.ascontiguousarray(wave_CN.mean(0), np.float32)
     if not np.isfinite(wave_N).all():
         where = int(np.flatnonzero(~np.isfinite(wave_N))[0])
-        raise ValueError(f"{cut.id}: sample {where} is {wave_N[where]}; mend or drop the recording")
+        raise ValueError(
+            f"{cut.id}: sample {where} is {wave_N[where]}; repair or drop the recording"
+        )
     if cut.sampling_rate == rate:
         return wave_N
     import torch
@@ -145,7 +146,7 @@ def _samples(cut: Any, rate: int) -> np.ndarray:
 
 
 def _shortened(cut: Any) -> str:
-    """What to say of a recording that has become shorter than its manifest says; else nothing."""
+    """Return a message if a recording is now shorter than in its manifest, else ""."""
     for source in [] if cut.recording.transforms else cut.recording.sources:
         try:
             found = soundfile.info(source.source)
@@ -155,7 +156,7 @@ def _shortened(cut: Any) -> str:
         if found.duration < had:
             return (
                 f"{cut.id}: {source.source} has {found.duration:.3f} s but had {had:.3f} s when "
-                "its manifest was made; run make again, which makes the manifest anew"
+                "its manifest was made; run make again to rebuild the manifest"
             )
     return ""
 
@@ -201,14 +202,14 @@ def write_index(
 
 
 def _folder(manifest: Path | str) -> Path:
-    """feats/dev.jsonl.gz -> feats/dev"""
+    """Return feats/dev for feats/dev.jsonl.gz."""
     path = Path(manifest)
     return path.with_name(path.name.removesuffix(".jsonl.gz"))
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Frames, and the sum and sum of squares of their features; they add up."""
+    """Number of frames, and sum and sum of squares of their features; instances add up."""
 
     frames: int
     sum_F: np.ndarray  # float64
@@ -240,7 +241,7 @@ class Sums:
         return Sums(values["frames"], np.array(values["sum"]), np.array(values["squares"]))
 
     def mean_and_scale(self, variance: bool) -> tuple[np.ndarray, np.ndarray]:
-        """What to subtract, and then to multiply by: float32 [F] each."""
+        """Return what to subtract, and then to multiply by: float32 [F] each."""
         mean_F = self.sum_F / max(1, self.frames)
         scale_F = np.ones_like(mean_F)
         if variance and self.frames > 1:
@@ -280,7 +281,7 @@ class Feats:
         return iter(self.utterances)
 
     def load(self, utterance: Utterance) -> np.ndarray:
-        """float32 [T, F], as stored."""
+        """Return features as stored: float32 [T, F]."""
         stored = utterance.row["features"]
         try:
             file = open_h5(stored["storage_path"], os.getpid())
@@ -293,7 +294,7 @@ class Feats:
         return feats_TF
 
     def normaliser(self, norm: NormSettings) -> Callable[[Utterance, np.ndarray], np.ndarray]:
-        """A function (utterance, feats_TF) -> feats_TF that takes mean (and variance) out."""
+        """Return a function (utterance, feats_TF) -> feats_TF that normalises by mean, variance."""
         by_speaker = {s: v.mean_and_scale(norm.variance) for s, v in self._speakers.items()}
 
         def apply(utterance: Utterance, feats_TF: np.ndarray) -> np.ndarray:
@@ -315,24 +316,26 @@ def open_feats(manifest: Path | str) -> Feats:
 
 
 def _utterance(row: dict[str, Any]) -> Utterance:
-    spoken = row["supervisions"][0]
+    supervision = row["supervisions"][0]
     frames = row["features"]["num_frames"]
-    return Utterance(row["id"], spoken["speaker"], spoken["text"], row["duration"], frames, row)
+    return Utterance(
+        row["id"], supervision["speaker"], supervision["text"], row["duration"], frames, row
+    )
 
 
 @cache
 def open_h5(path: str, process: int) -> Any:
-    """An HDF5 file for reading; forked processes must not share a handle, hence `process`."""
+    """Open an HDF5 file for reading; forked processes must not share a handle, hence `process`."""
     import h5py
 
     return h5py.File(path)
 
 
-# --- what the Gaussians see ---------------------------------------------------------------------
+# --- front end of the Gaussians -----------------------------------------------------------------
 
 
 def cepstra(feats_TF: np.ndarray, num_ceps: int, lifter: float = 22.0) -> np.ndarray:
-    """MFCCs from log-mel: float32 [T, num_ceps], liftered as in Kaldi (c0 stands for energy)."""
+    """Compute MFCCs from log-mel: float32 [T, num_ceps], liftered as in Kaldi (c0 is energy)."""
     num_mels = feats_TF.shape[1]
     if num_ceps > num_mels:
         raise ValueError(
@@ -354,9 +357,9 @@ def _dct(num_mels: int, num_ceps: int, lifter: float) -> np.ndarray:
 
 
 def spliced(feats_TF: np.ndarray, around: int) -> np.ndarray:
-    """Each frame between its neighbours, in order of time: [T, F * (2 * around + 1)].
+    """Splice each frame with its neighbours, in order of time: [T, F * (2 * around + 1)].
 
-    The first and the last frame are repeated where there is none before or after.
+    The first and the last frame are repeated at the edges.
     """
     if around == 0:
         return feats_TF
@@ -368,9 +371,9 @@ def spliced(feats_TF: np.ndarray, around: int) -> np.ndarray:
 def with_deltas(feats_TF: np.ndarray, order: int, window: int = 2) -> np.ndarray:
     """Append time differences up to `order`: float32 [T, F * (order + 1)], Kaldi's add-deltas.
 
-    A difference is the least-squares slope over 2 * window + 1 frames. Higher orders filter the
-    features themselves, by the slope's filter convolved with itself: the first and the last frame
-    are repeated, never their differences.
+    A difference is the least-squares slope over 2 * window + 1 frames. Higher orders convolve the
+    slope's filter with itself and filter the features: at the edges, the first and the last frame
+    are repeated, not their differences.
     """
     frames, ramp = len(feats_TF), np.arange(-window, window + 1.0)
     parts, filter_D = [feats_TF], np.ones(1)

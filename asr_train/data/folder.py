@@ -1,7 +1,7 @@
 """Folders with a tab-separated `utterances.tsv` -> cuts of one split.
 
-One folder is split by speaker; further ones train beside it, or have a test split of their own.
-`phone_labels` names a table of phones and their times, against which alignments are measured.
+One folder is split by speaker; further ones add training data, or have their own test splits.
+`phone_labels` names a table of phones and their times, with which alignments are compared.
 """
 
 import math
@@ -27,25 +27,25 @@ SPLITS = ("train", "dev", "test")
 TABLE = "utterances.tsv"
 COLUMNS = ("utt_id", "speaker", "path", "duration_seconds", "transcript")
 LABEL_COLUMNS = ("utt_id", "start_seconds", "end_seconds", "phone")
-PAUSES = ("PAU", "SIL")  # Festival's name, and ours
+PAUSES = ("PAU", "SIL")  # Festival's name, and SIL
 
 
 def folder(
     settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_dir: Path | str
 ) -> PreparedSplit:
-    """Take one split of the folders, after looking at each of its recordings.
+    """Read one split of the folders, and check each of its recordings.
 
     Args:
         audio_dir: for recordings of several channels that are mixed into one.
     Raises:
         CorpusError: for a broken table, duplicate ids, speakers that cannot be split, several
-            channels where they are refused; ValueError from the lexicon for refused words.
+            channels if they are refused; ValueError from the lexicon for refused words.
     """
     assert settings.folder is not None
     wanted = settings.folder
     splits = (*SPLITS, *wanted.more_tests)
     if split not in splits:
-        raise CorpusError(f"{split} is no split of a folder, which has {', '.join(splits)}")
+        raise CorpusError(f"{split} is not a split of a folder, which has {', '.join(splits)}")
     roots = _roots(wanted)
     tables = [tabled(root) for root in roots]
     prefixed = _tell_apart(roots, tables)
@@ -79,12 +79,12 @@ def _roots(settings: FolderSettings) -> list[Path]:
 
 
 def tabled(root: Path) -> list[Row]:
-    """The rows of a folder's table, in its order."""
+    """Read a folder's table; return its rows in order."""
     table = root / TABLE
     if not table.is_file():
         raise CorpusError(
             f"{table} is missing; CORPUS_DIR must be a folder with this table, its columns "
-            f"{', '.join(COLUMNS)} parted by tabs"
+            f"{', '.join(COLUMNS)} separated by tabs"
         )
     rows = [_row(root, number, value) for number, value in _lines(table, COLUMNS)]
     if not rows:
@@ -94,23 +94,23 @@ def tabled(root: Path) -> list[Row]:
 
 
 def _lines(table: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
-    """The lines of a table with tabs, by number and column.
+    """Yield the lines of a tab-separated table: number, and values by column.
 
     Raises:
-        CorpusError: for missing columns, or lines of another length.
+        CorpusError: for missing columns, or lines with another number of fields.
     """
     head, *lines = read_text(table).split("\n")
     if not head.strip():
         raise CorpusError(
-            f"{table} has no first line; it must name the columns {', '.join(wanted)}, parted by "
-            "tabs"
+            f"{table} has no first line; it must name the columns {', '.join(wanted)}, separated "
+            "by tabs"
         )
     columns = head.rstrip("\r").split("\t")
     missing = [column for column in wanted if column not in columns]
     if missing:
         raise CorpusError(
             f"{table} has the columns {', '.join(columns)} but lacks {', '.join(missing)}; "
-            "its first line must name them, parted by tabs"
+            "its first line must name them, separated by tabs"
         )
     for number, line in enumerate(lines, 2):
         if not line.strip():
@@ -147,8 +147,8 @@ def _number(table: Path, where: str, value: dict[str, str], column: str) -> floa
 
 
 def _tell_apart(roots: list[Path], tables: list[list[Row]]) -> list[str]:
-    """Put the folder's name before speakers and ids that an earlier folder has, and say so."""
-    said: list[str] = []
+    """Prefix speakers and ids that an earlier folder has with the folder's name; return notes."""
+    notes: list[str] = []
     for what in ("speaker", "utt_id"):
         taken = {getattr(row, what) for row in tables[0]}
         for root, table in zip(roots[1:], tables[1:], strict=True):
@@ -167,15 +167,15 @@ def _tell_apart(roots: list[Path], tables: list[list[Row]]) -> list[str]:
                     setattr(row, what, f"{prefix}-{getattr(row, what)}")
             taken |= {getattr(row, what) for row in table}
             if clash:
-                said.append(
+                notes.append(
                     f"  {root}: {len(clash)} {what}s of earlier folders too, "
                     f"now with {prefix}- before them: {few(clash)}"
                 )
-    return said
+    return notes
 
 
 def split_rows(tables: list[list[Row]], settings: FolderSettings) -> dict[str, list[Row]]:
-    """The rows of each split, in the order of the folders and their tables.
+    """Return the rows of each split, in the order of the folders and their tables.
 
     Args:
         tables: the rows of `dir`, of each of `more_dirs`, and of the folders of `more_tests`.
@@ -211,7 +211,7 @@ def split_rows(tables: list[list[Row]], settings: FolderSettings) -> dict[str, l
 
 
 def _label(roots: list[Path], tables: list[list[Row]], settings: FolderSettings) -> None:
-    """Give the rows their phones, where a folder has labels for them."""
+    """Assign phones to the rows, if a folder has labels for them."""
     name = settings.phone_labels
     assert name is not None
     found = [(root / name, rows) for root, rows in zip(roots, tables, strict=True)]
@@ -241,12 +241,12 @@ def _label(roots: list[Path], tables: list[list[Row]], settings: FolderSettings)
 
 
 def read_phone_labels(table: Path) -> dict[str, list[AlignmentItem]]:
-    """A table of utt_id, start_seconds, end_seconds, phone -> each utterance's phones in order.
+    """Read a table of utt_id, start_seconds, end_seconds, phone; return each utterance's phones.
 
-    Names become those of the CMU dictionary: upper case, no stress; Festival's `pau` is SIL.
+    Names become those of CMU's dictionary: upper case, without stress; Festival's `pau` is SIL.
 
     Raises:
-        CorpusError: for missing columns, or times that run backwards; names the line.
+        CorpusError: for missing columns, or decreasing times; names the line.
     """
     labels: dict[str, list[AlignmentItem]] = {}
     for where, value in _lines(table, LABEL_COLUMNS):
@@ -256,7 +256,7 @@ def read_phone_labels(table: Path) -> dict[str, list[AlignmentItem]]:
         if not before - 1e-6 <= start < end:
             raise CorpusError(
                 f"{table}, {where}: {value['phone']!r} of {value['utt_id']} lasts from {start} "
-                f"to {end} s, after one that ends at {before:.4f} s; times must go on"
+                f"to {end} s, after one that ends at {before:.4f} s; times must increase"
             )
         phone = value["phone"].upper().rstrip("012")
         phone = SILENCE if phone in PAUSES else phone

@@ -1,10 +1,10 @@
 """Sentences from a grammar in **JSGF** (the JSpeech Grammar Format, a W3C note of 2000).
 
-    grammar file --read_grammar--> Grammar --without(words)--> Grammar --draw(rng)--> a row of words
+    grammar file --read_grammar--> Grammar --without(words)--> Grammar --draw(rng)--> list of words
 
-Of JSGF: rules, one of them public, sequences, ( groups ), alternatives | with /weights/, comments
-and [ options ], taken half of the time. What could go on for ever (*, +, a rule within itself),
-tags and imports are refused. Knows nothing of phones, voices and settings.
+Supported are rules, one of them public, sequences, ( groups ), alternatives | with /weights/,
+comments and [ options ], taken half of the time. Unlimited repetition (*, +, recursive rules), tags
+and imports are refused. Knows nothing of phones, voices and settings.
 """
 
 import re
@@ -37,13 +37,13 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    parts: tuple["Node", ...]  # none: nothing is said
+    parts: tuple["Node", ...]  # may be empty
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     options: tuple["Node", ...]
-    weights: tuple[float, ...]  # beside each other; positive
+    weights: tuple[float, ...]  # relative; positive
 
 
 Node = Word | Rule | Sequence | Choice
@@ -51,18 +51,18 @@ Node = Word | Rule | Sequence | Choice
 
 @dataclass(frozen=True)
 class Grammar:
-    """The rules by name, and which of them makes a sentence. No rule is within itself."""
+    """Rules by name, and the one that makes a sentence. No rule is recursive."""
 
     start: str
     rules: dict[str, Node]
 
     @cached_property
     def words(self) -> list[str]:
-        """All words of the rules that sentences are made of, sorted."""
+        """All words of the rules in use, sorted."""
         return sorted({n.text for name in self._used() for n in _within(self.rules[name])})
 
     def without(self, words: set[str]) -> "Grammar":
-        """Less all alternatives that need one of the words.
+        """Remove all alternatives that need one of the words.
 
         Raises:
             GrammarError: if no sentence is left.
@@ -97,13 +97,13 @@ class Grammar:
         return Grammar(self.start, {k: v for k, v in kept.items() if v is not None})
 
     def draw(self, rng: np.random.Generator) -> list[str]:
-        """A sentence, by the weights."""
-        said: list[str] = []
+        """Draw a sentence, by the weights."""
+        words: list[str] = []
         todo: list[Node] = [Rule(self.start)]
         while todo:
             match todo.pop():
                 case Word(text):
-                    said.append(text)
+                    words.append(text)
                 case Rule(name):
                     todo.append(self.rules[name])
                 case Sequence(parts):
@@ -112,29 +112,7 @@ class Grammar:
                     ends = self._ends(choice)
                     at = np.searchsorted(ends, rng.random() * ends[-1], side="right")
                     todo.append(options[min(int(at), len(weights) - 1)])
-        return said
-
-    def derivations(self) -> int:
-        """Ways to make a sentence: as many sentences, unless one can be made in several ways."""
-        known: dict[str, int] = {}
-
-        def ways(node: Node) -> int:
-            match node:
-                case Word():
-                    return 1
-                case Rule(name):
-                    if name not in known:
-                        known[name] = ways(self.rules[name])
-                    return known[name]
-                case Sequence(parts):
-                    product = 1
-                    for part in parts:
-                        product *= ways(part)
-                    return product
-                case Choice(options):
-                    return sum(map(ways, options))
-
-        return ways(Rule(self.start))
+        return words
 
     def _ends(self, choice: Choice) -> np.ndarray:
         ends = self._sums.get(id(choice))
@@ -147,23 +125,23 @@ class Grammar:
         return {}
 
     def _used(self) -> list[str]:
-        """Rules that sentences are made of.
+        """Return the rules that sentences are made of.
 
         Raises:
-            GrammarError: for a rule that is not there, or within itself.
+            GrammarError: for a rule that is missing or recursive.
         """
         done: list[str] = []
 
         def visit(name: str, above: tuple[str, ...]) -> None:
             if name in above:
                 raise GrammarError(
-                    f"rule <{name}> is within itself ({' in '.join([name, *reversed(above)])}); "
-                    "sentences of any length are not supported, write them out"
+                    f"rule <{name}> is recursive ({' in '.join([name, *reversed(above)])}); "
+                    "sentences of unlimited length are not supported, write them out"
                 )
             if name in done:
                 return
             if name not in self.rules:
-                raise GrammarError(f"rule <{name}> is used in <{above[-1]}> but nowhere defined")
+                raise GrammarError(f"rule <{name}> is used in <{above[-1]}> but not defined")
             for inner in _rules_within(self.rules[name]):
                 visit(inner, (*above, name))
             done.append(name)
@@ -192,10 +170,10 @@ def _rules_within(node: Node) -> Iterator[str]:
 
 
 def read_grammar(path: Path | str) -> Grammar:
-    """The grammar of a file, with words in upper case; rules that no sentence needs are left out.
+    """Read a grammar file; words become upper case, and unused rules are left out.
 
     Raises:
-        GrammarError: for what is no JSGF or not supported; says where.
+        GrammarError: for text that is not JSGF or not supported; gives the line.
     """
     try:
         return parse_grammar(Path(path).read_text())
@@ -204,7 +182,7 @@ def read_grammar(path: Path | str) -> Grammar:
 
 
 def parse_grammar(text: str) -> Grammar:
-    """The grammar that a text in JSGF describes; see `read_grammar`."""
+    """Parse a text in JSGF; see `read_grammar`."""
     plain = _COMMENT.sub(lambda found: "\n" * found.group().count("\n"), text)
     head = _HEAD.match(plain)
     if not head:
@@ -222,7 +200,7 @@ def parse_grammar(text: str) -> Grammar:
             word = tokens.take()
             public.append(word[1:-1])
         if not word.startswith("<"):
-            raise GrammarError(f"line {tokens.line}: {word!r} where a <rule> must begin")
+            raise GrammarError(f"line {tokens.line}: {word!r}, but a <rule> must begin here")
         if word[1:-1] in rules:
             raise GrammarError(f"line {tokens.line}: rule {word} is defined twice")
         tokens.expect("=")
@@ -230,14 +208,14 @@ def parse_grammar(text: str) -> Grammar:
         tokens.expect(";")
     if len(public) != 1:
         raise GrammarError(
-            f"{len(public)} public rules ({', '.join(public)}); one must be: it makes the sentences"
+            f"{len(public)} public rules ({', '.join(public)}); exactly one makes the sentences"
         )
     grammar = Grammar(public[0], rules)
     return Grammar(public[0], {name: rules[name] for name in grammar._used()})
 
 
 class _Tokens:
-    """What is left of the text; `next` is None at its end."""
+    """The remaining tokens of a text; `next` is None at its end."""
 
     def __init__(self, text: str, start: int) -> None:
         self._found = _TOKEN.finditer(text, start)
@@ -275,7 +253,7 @@ class _Tokens:
     def expect(self, sign: str) -> None:
         line = self.line
         if (found := self.take()) != sign:
-            raise GrammarError(f"line {line}: {found!r} where {sign!r} must stand")
+            raise GrammarError(f"line {line}: {found!r}, but {sign!r} is expected")
 
 
 def _choice(tokens: _Tokens) -> Node:
@@ -294,7 +272,7 @@ def _sequence(tokens: _Tokens) -> Node:
     parts: list[Node] = []
     while tokens.next not in ("|", ")", "]", ";", None):
         if tokens.weight:
-            raise GrammarError(f"line {tokens.line}: a weight stands before an alternative")
+            raise GrammarError(f"line {tokens.line}: a weight must precede an alternative")
         token = tokens.take()
         if token in ("(", "["):
             inner = _choice(tokens)

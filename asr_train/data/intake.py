@@ -1,9 +1,9 @@
-"""Utterances as a corpus lists them -> **what can be used of them**, after listening to each.
+"""Utterances as listed by a corpus -> **usable cuts**, after reading each recording.
 
-    rows --unique_ids--> rows with ids that tars can hold
+    rows --unique_ids--> rows with ids that are valid in tar files
          --take--> PreparedSplit (cuts, remarks, notes); data.transcripts reads their texts
 
-Knows nothing of where the rows come from (data.folder and data.published read them) or of splits.
+Knows nothing of splits, or of the sources of rows (data.folder and data.published read them).
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ from asr_train.schema import Channel, IntakeSettings, LexiconSettings, Slower
 
 @dataclass(slots=True)
 class Row:
-    """An utterance as its corpus lists it: a whole recording or, with `start`, a part of one."""
+    """An utterance as listed by its corpus: a whole recording or, with `start`, a part of one."""
 
     utt_id: str
     speaker: str
@@ -43,17 +43,17 @@ class Row:
     path: str  # of `audio`, as the corpus names it
     seconds: float
     text: str
-    where: str  # the line that says so
+    where: str  # its line in the corpus
     start: float | None = None  # seconds
-    channel: int | None = None  # None: as the settings say
-    alignment: dict[str, list[AlignmentItem]] = field(default_factory=dict)  # as lhotse has it
-    was: str = ""  # the corpus's own id, where that could not stay
-    refused: str = ""  # why the text cannot be read
+    channel: int | None = None  # None: as in the settings
+    alignment: dict[str, list[AlignmentItem]] = field(default_factory=dict)  # lhotse's
+    was: str = ""  # the corpus's own id, if it was changed
+    refused: str = ""  # why the text cannot be used
 
 
 @dataclass(frozen=True, slots=True)
 class _Audio:
-    """What a recording is like; or, in `what` and `why`, why it cannot be used."""
+    """The properties of a recording; or, in `what` and `why`, the reason to drop it."""
 
     rate: int = 0
     samples: int = 0
@@ -64,16 +64,16 @@ class _Audio:
 
 
 def unique_ids(rows: Sequence[Row], source: Path | str) -> None:
-    """Take '.' and '/', where readers of tar files cut names, out of the ids.
+    """Replace '.' and '/', at which readers of tar files cut names, in the ids.
 
     Raises:
-        CorpusError: for an id that stands there twice, or would after that.
+        CorpusError: for duplicate ids, also after this replacement.
     """
     seen: dict[str, Row] = {}
     for row in rows:
         if seen.setdefault(row.utt_id, row) is not row:
             raise CorpusError(
-                f"{source}: the utterance id {row.utt_id!r} stands in {seen[row.utt_id].where} "
+                f"{source}: the utterance id {row.utt_id!r} is in {seen[row.utt_id].where} "
                 f"and in {row.where}; ids must differ"
             )
     owners = {name: name for name in seen}
@@ -97,17 +97,17 @@ def take(
     lexicon: LexiconSettings,
     audio_dir: Path,
 ) -> PreparedSplit:
-    """Look at each recording; what cannot be used is dropped and listed.
+    """Check each recording; unusable ones are dropped and listed.
 
     Args:
         audio_dir: for recordings of several channels that are mixed into one.
     Raises:
-        CorpusError: for several channels where they are refused; ValueError from the lexicon for
+        CorpusError: for several channels if they are refused; ValueError from the lexicon for
             refused words.
     """
-    said = _transcribe(split, rows, settings, lexicon)
+    notes = _transcribe(split, rows, settings, lexicon)
     audios = parallel_map(lambda row: _look(row, audio_dir, settings), rows, f"audio of {split}")
-    made = PreparedSplit(split, [], notes=said, audio=[row.audio for row in rows])
+    made = PreparedSplit(split, [], notes=notes, audio=[row.audio for row in rows])
     for row, audio in zip(rows, audios, strict=True):
         if row.was:
             made.remarks.append(_remark(row, "renamed", f"was {row.was}"))
@@ -122,7 +122,7 @@ def take(
 def _transcribe(
     split: str, rows: Sequence[Row], settings: IntakeSettings, lexicon: LexiconSettings
 ) -> list[str]:
-    """Have the rows say words; returns what to say of it."""
+    """Replace the rows' texts by words; return notes on changes."""
     words_of = Transcriber(settings, lexicon)
     changed = []
     for row in rows:
@@ -143,7 +143,7 @@ def _transcribe(
 
 
 def notes(made: PreparedSplit, parts: dict[str, list[Row]], source: Path | str) -> list[str]:
-    """What there is to say of one of a corpus's parts; with the first, of the corpus too."""
+    """Return notes on one part of a corpus; with the first part, also on the corpus."""
     notes = _corpus_notes(parts, source) if made.split == next(iter(parts)) else []
     rates = Counter(cut.sampling_rate for cut in made.cuts)
     if len(rates) > 1:
@@ -171,7 +171,7 @@ def _corpus_notes(parts: dict[str, list[Row]], source: Path | str) -> list[str]:
 
 
 def _look(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
-    """What a recording is like, by its header; what seems right is read from end to end."""
+    """Check a recording by its header and, if that is valid, by reading it."""
     path = row.audio
     if row.refused:
         return _Audio(what="digits", why=row.refused)
@@ -200,7 +200,7 @@ def _look(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
         return _Audio(what="other duration", why=why)
     if row.start is not None:
         if not 0 <= row.start < row.start + row.seconds <= seconds + tolerance:
-            why = f"{row.start:.3f} s and {row.seconds:.3f} s on, but the audio has {seconds:.3f} s"
+            why = f"{row.seconds:.3f} s from {row.start:.3f} s, but the audio has {seconds:.3f} s"
             return _Audio(what="outside the audio", why=why)
         seconds = min(row.seconds, seconds - row.start)
     for what, wrong, limit in (
@@ -210,7 +210,7 @@ def _look(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
         if wrong:
             return _Audio(what=what, why=f"{seconds:.3f} s, but {settings.GROUP}.{limit}")
     if row.channel is not None and row.channel >= info.channels:
-        why = f"{path} has {info.channels} channels, so none of the number {row.channel}"
+        why = f"{path} has {info.channels} channels, so no channel {row.channel}"
         return _Audio(what="missing channel", why=why)
     if row.channel is None and info.channels > 1 and settings.channel is Channel.refuse:
         raise CorpusError(
@@ -222,13 +222,13 @@ def _look(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
 
 
 def _said(path: Path, error: Exception) -> str:
-    """libsndfile's message, or the system's, which both may name the file."""
+    """Return libsndfile's message or the system's, without the file's name."""
     why = error.strerror if isinstance(error, OSError) else str(error)
     return f"{path}: {str(why).removeprefix(f'Error opening {str(path)!r}: ')}"
 
 
 def _listen(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) -> _Audio:
-    """Read an utterance; the channel that is meant, or the mean of all, must be sound."""
+    """Read an utterance; check its channel, or the mean of all channels."""
     path = row.audio
     first, count = 0, audio.samples
     if row.start is not None:
@@ -239,7 +239,7 @@ def _listen(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) 
     except (soundfile.LibsndfileError, OSError) as error:
         return _Audio(what="unreadable audio", why=_said(path, error))
     if len(wave_TC) != count:
-        why = f"{path} promises {count} samples but {len(wave_TC)} can be read"
+        why = f"{path} announces {count} samples but {len(wave_TC)} can be read"
         return _Audio(what="unreadable audio", why=why)
     mix = _mixes(row, audio, settings)
     wave_T = wave_TC.mean(1) if mix else wave_TC[:, row.channel or 0]
@@ -265,7 +265,7 @@ def _mixed(row: Row, audio_dir: Path) -> Path:
 def _cut(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) -> MonoCut:
     cut = _as_recorded(row, audio, audio_dir, settings)
     if audio.rate < settings.sample_rate:
-        cut = cut.resample(settings.sample_rate)  # whenever it is read
+        cut = cut.resample(settings.sample_rate)  # when it is read
     return cut
 
 
@@ -296,7 +296,7 @@ def _as_recorded(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSetti
 
 
 def _unknown_words(rows: Sequence[Row], kept: set[str], lexicon: LexiconSettings) -> list[Remark]:
-    """Utterances that the alignment will lose for want of a pronunciation."""
+    """Return remarks on utterances that cannot be aligned without a pronunciation."""
     rows = [row for row in rows if row.utt_id in kept]
     missing = set(Lexicon.from_settings(lexicon, {w for r in rows for w in r.text.split()}).missing)
     found = ((row, [w for w in row.text.split() if w in missing]) for row in rows)

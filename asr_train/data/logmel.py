@@ -1,4 +1,4 @@
-"""Waveform -> log-mel frames: `torchaudio.compliance.kaldi.fbank`, for many frames at once."""
+"""Waveform -> log-mel frames: `torchaudio.compliance.kaldi.fbank`, computed in blocks."""
 
 import math
 import zlib
@@ -10,10 +10,10 @@ import torch
 from asr_train.frames import num_frames, samples_of
 from asr_train.schema import FeatsSettings
 
-FULL_SCALE = 32768.0  # samples count as 16-bit integers, as in Kaldi: log-mel is mostly positive
+FULL_SCALE = 32768.0  # samples are scaled to 16-bit integers, as in Kaldi
 POVEY_POWER = 0.85
-BLOCK = 512  # frames at a time: spectra of more would leave the cache
-EPSILON = float(np.finfo(np.float32).eps)  # the least energy whose logarithm is taken
+BLOCK = 512  # frames at a time, whose spectra fit into the cache
+EPSILON = float(np.finfo(np.float32).eps)  # lower limit of energies
 
 
 class LogMel:
@@ -32,13 +32,13 @@ class LogMel:
         self.mels_HF = torch.from_numpy(_mel_weights(settings, self.fft)).float()
 
     def __call__(self, wave_N: np.ndarray, key: str = "") -> np.ndarray:
-        """The features of one waveform.
+        """Compute the features of one waveform.
 
         Args:
             wave_N: float32 [N] in [-1, 1], at the settings' sample rate.
-            key: seeds the dither, so that an utterance always gets the same.
+            key: seed of the dither, so that an utterance always gets the same.
         Returns:
-            float32 [T, F], natural logarithms; T as `frames.num_frames` says.
+            float32 [T, F], natural logarithms; T is `frames.num_frames`.
         """
         frames = num_frames(len(wave_N), self.shift)
         if frames == 0:
@@ -65,7 +65,7 @@ class LogMel:
 
 
 def _mel_weights(settings: FeatsSettings, fft: int) -> np.ndarray:
-    """Triangles of equal width in mel: float64 [fft / 2 + 1, F]."""
+    """Return triangular filters of equal width in mel: float64 [fft / 2 + 1, F]."""
     nyquist = settings.sample_rate / 2
     high = settings.high_hz if settings.high_hz > 0 else nyquist + settings.high_hz
     edges = np.linspace(_mel(settings.low_hz), _mel(high), settings.num_mels + 2)
@@ -75,7 +75,7 @@ def _mel_weights(settings: FeatsSettings, fft: int) -> np.ndarray:
     fall = (top - bins_H1) / (top - centre)
     weights_HF: np.ndarray = np.maximum(0, np.minimum(rise, fall))
     weights_HF[-1] = 0  # Kaldi's banks leave out the bin at half the sample rate
-    assert (weights_HF.sum(0) > 0).all(), "schema.FeatsSettings lets no bin be empty"
+    assert (weights_HF.sum(0) > 0).all(), "schema.FeatsSettings excludes empty bins"
     return weights_HF
 
 

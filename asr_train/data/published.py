@@ -1,12 +1,12 @@
-"""Published corpora, as their archives unpack -> cuts of one split.
+"""Published corpora in their own layouts -> cuts of one split.
 
     librispeech  SUBSET/SPEAKER/CHAPTER/*.{flac,trans.txt}; mini_librispeech too
     yesno        60 WAV files whose names are their transcripts
     swbd         LDC97S62, swb_ms98_transcriptions; Hub5'00: LDC2002S09, LDC2002T43
     an4          etc/an4_{train,test}.{fileids,transcription}, wav/an4*_clstk/SPEAKER/*.sph
 
-lhotse reads all but AN4, which it does not know; what it leaves out is counted. All recordings are
-then listened to as those of a folder are.
+lhotse reads all but AN4, which it does not support; utterances that it leaves out are counted. All
+recordings are then checked like those of a folder.
 """
 
 import io
@@ -30,29 +30,29 @@ from asr_train.schema import (
     SplitBy,
 )
 
-Listed = tuple[list[Row], list[Remark]]  # utterances, and what could not become one
+Listed = tuple[list[Row], list[Remark]]  # utterances, and remarks on lost ones
 
 
 def published(
     settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_dir: Path | str
 ) -> PreparedSplit:
-    """Take one split, after looking at each of its recordings.
+    """Read one split, and check each of its recordings.
 
     Args:
         audio_dir: for recordings of several channels that are mixed into one.
     Raises:
-        CorpusError: for folders that are not laid out as the corpus is, or what `data.intake`
+        CorpusError: for folders that do not have the corpus's layout, or what `data.intake`
             refuses.
     """
     assert settings.published is not None
     wanted = settings.published
     if split not in wanted.splits:
         raise CorpusError(
-            f"{split} is no split of corpus.published, which has {', '.join(wanted.splits)}"
+            f"{split} is not a split of corpus.published, which has {', '.join(wanted.splits)}"
         )
     root = Path(wanted.dir)
     if not root.is_dir():
-        raise CorpusError(f"{root} is no folder; CORPUS_DIR must name that of {wanted.kind.value}")
+        raise CorpusError(f"{root} is not a folder; CORPUS_DIR must name {wanted.kind.value}'s")
     shared = split in ("train", "dev") and not wanted.splits["dev"]
     names = wanted.splits["train" if shared else split]
     listed = [READERS[wanted.kind](root, name) for name in names]
@@ -62,14 +62,14 @@ def published(
     intake.unique_ids(rows, root)
     parts = _spare_dev(rows, wanted) if shared else {split: rows}
     made = intake.take(split, parts[split], wanted, lexicon, Path(audio_dir))
-    if split != "dev" or not shared:  # else those of train would be listed twice
+    if split != "dev" or not shared:  # otherwise those of train would be listed twice
         made.remarks += [remark for _, some in listed for remark in some]
     made.notes = intake.notes(made, parts, f"{root}, {', '.join(names)}")
     return made
 
 
 def _spare_dev(rows: list[Row], settings: PublishedSettings) -> dict[str, list[Row]]:
-    """TRAIN and DEV out of what the corpus has for training, by hash of the names."""
+    """Split the corpus's training part into TRAIN and DEV, by hash of the names."""
     if settings.dev_by is SplitBy.utterances:
         dev = share_of([row.utt_id for row in rows], settings.dev_share, "utterance of train")
         return {
@@ -90,20 +90,20 @@ def _spare_dev(rows: list[Row], settings: PublishedSettings) -> dict[str, list[R
 
 @contextmanager
 def _prepared(name: str, root: Path) -> Iterator[None]:
-    """lhotse's prepare functions assert, warn and draw progress bars; here they fail in a line."""
+    """Turn failures of lhotse's prepare functions into one line; suppress warnings and bars."""
     from lhotse.audio.backend import audio_backend
 
     level = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # what is left out is counted by the caller
+    logging.disable(logging.WARNING)  # the caller counts what is left out
     try:
         with redirect_stderr(io.StringIO()), audio_backend("LibsndfileBackend"):
             yield
     except OSError:
         raise
-    except Exception as error:  # of many kinds: what is not as expected shows as anything
+    except Exception as error:  # of any kind if the layout is unexpected
         text = " ".join(str(error).split())
         raise CorpusError(
-            f"lhotse's prepare_{name} cannot take {root} ({type(error).__name__}: {text[:300]}); "
+            f"lhotse's prepare_{name} cannot read {root} ({type(error).__name__}: {text[:300]}); "
             "compare its files with the recipe's README"
         ) from error
     finally:
@@ -111,25 +111,25 @@ def _prepared(name: str, root: Path) -> Iterator[None]:
 
 
 def _rows(manifests: dict[str, Any], root: Path, text: Callable[[str], str]) -> list[Row]:
-    """lhotse's recordings and supervisions, in the order of their ids."""
+    """Convert lhotse's recordings and supervisions to rows, in the order of their ids."""
     recordings = {recording.id: recording for recording in manifests["recordings"]}
     rows = []
-    for said in sorted(manifests["supervisions"], key=lambda s: s.id):
-        recording = recordings[said.recording_id]
+    for supervision in sorted(manifests["supervisions"], key=lambda s: s.id):
+        recording = recordings[supervision.recording_id]
         audio = Path(recording.sources[0].source)
-        whole = recording.num_channels == 1 and said.duration == recording.duration
+        whole = recording.num_channels == 1 and supervision.duration == recording.duration
         rows.append(
             Row(
-                utt_id=said.id,
-                speaker=said.speaker or root.name,
+                utt_id=supervision.id,
+                speaker=supervision.speaker or root.name,
                 audio=audio,
                 path=_relative(audio, root),
-                seconds=said.duration,
-                text=text(said.text or ""),
+                seconds=supervision.duration,
+                text=text(supervision.text or ""),
                 where=_relative(audio, root),
-                start=None if whole else said.start,
-                channel=None if whole else said.channel,
-                alignment=said.alignment or {},
+                start=None if whole else supervision.start,
+                channel=None if whole else supervision.channel,
+                alignment=supervision.alignment or {},
             )
         )
     return rows
@@ -188,7 +188,7 @@ def _part(parts: dict[str, Any], subset: str, corpus: str) -> Any:
 
 MS98 = "swb_ms98_transcriptions"
 HUB5_MARKS = re.compile(r"""<(?:[^<>"]|"[^"]*")*>|\{[^}]*\}|\[[^\]]*\]|--+""")
-HUB5_PARTS = {"eval2000": "", "eval2000_swbd": "sw_", "eval2000_callhome": "en_"}  # ids begin so
+HUB5_PARTS = {"eval2000": "", "eval2000_swbd": "sw_", "eval2000_callhome": "en_"}  # id prefixes
 
 
 def _swbd(root: Path, subset: str) -> Listed:
@@ -200,14 +200,14 @@ def _swbd(root: Path, subset: str) -> Listed:
     for name in needed:
         if not (root / name).is_dir():
             raise CorpusError(
-                f"{root / name} is missing; CORPUS_DIR must hold {', '.join(needed)} (links will "
-                "do); see recipes/swbd/README.md"
+                f"{root / name} is missing; CORPUS_DIR must hold {', '.join(needed)} (or links to "
+                "them); see recipes/swbd/README.md"
             )
     if subset == "swbd":
         with _prepared("switchboard", root):
             manifests = prepare_switchboard(root / needed[0], root / MS98, absolute_paths=True)
         rows = _rows(manifests, root, ms98_text)
-        for row in rows:  # lhotse calls both sides A
+        for row in rows:  # lhotse names both sides A
             row.speaker = f"{row.audio.stem}-{'AB'[row.channel or 0]}"
         lines = _count_lines((root / MS98).rglob("*trans.text"), silence="[silence]")
         return rows, _left_out(lines - len(rows), "swbd", MS98)
@@ -215,7 +215,7 @@ def _swbd(root: Path, subset: str) -> Listed:
         manifests = prepare_eval2000(root, scratch, absolute_paths=True)
         listed = make_segments(root / "LDC2002T43" / "reference" / "english")
     rows = [row for row in _rows(manifests, root, hub5_text) if row.utt_id.startswith(prefix)]
-    lines = sum(said.id.startswith(prefix) for said in listed)
+    lines = sum(segment.id.startswith(prefix) for segment in listed)
     return rows, _left_out(lines - len(rows), subset, "LDC2002T43")
 
 
@@ -225,17 +225,17 @@ def _count_lines(tables: Iterable[Path], silence: str) -> int:
 
 
 def _left_out(count: int, part: str, where: str) -> list[Remark]:
-    """lhotse passes over transcripts without a recording; they are counted, for it names none."""
-    why = f"{where} has {count} segments more than recordings can be found for"
+    """Return remarks on transcripts without a recording, which lhotse skips without naming them."""
+    why = f"{where} has {count} more segments than there are recordings"
     return [Remark(f"{part}-{i}", "", "", "missing audio", why) for i in range(max(0, count))]
 
 
 def ms98_text(text: str) -> str:
-    """Words of the Mississippi State transcripts, upper case.
+    """Return the words of the Mississippi State transcripts, upper case.
 
-    As Kaldi's swbd1_map_words.pl has it, [laughter-yes] is YES, [it'n/isn't] IT'N, ab[solute]-
-    AB-, {yuppiedom} YUPPIEDOM and them_1 THEM. [noise], [laughter], [vocalized-noise] and the marks
-    of asides are no words: silence and the models of phones take their frames.
+    As in Kaldi's swbd1_map_words.pl, [laughter-yes] is YES, [it'n/isn't] IT'N, ab[solute]- AB-,
+    {yuppiedom} YUPPIEDOM and them_1 THEM. [noise], [laughter], [vocalized-noise] and the marks of
+    asides are not words: silence and the phone models absorb their frames.
     """
     return _upper(" ".join(filter(None, map(_ms98_word, text.split()))))
 
@@ -252,7 +252,7 @@ def _ms98_word(word: str) -> str:
 
 
 def hub5_text(text: str) -> str:
-    """Words of LDC's Hub5'00 transcripts, upper case, without marks of noise, doubt and name.
+    """Return the words of LDC's Hub5'00 transcripts, upper case, without annotation marks.
 
     `%um, <contraction e_form="[we=>we]['re=>are]">we're {laugh} ((going)) --` is UM WE'RE GOING.
     """
@@ -263,11 +263,11 @@ def hub5_text(text: str) -> str:
 
 # --- AN4 ----------------------------------------------------------------------------------------
 
-AN4_AUDIO = (".sph", ".wav", ".flac")  # with a header that says what they are
+AN4_AUDIO = (".sph", ".wav", ".flac")  # formats with a header
 
 
 def _an4(root: Path, subset: str) -> Listed:
-    """CMU's own lists: `fash/an251-fash-b` in one, `<s> YES </s> (an251-fash-b)` in the other."""
+    """Read CMU's lists: lines `fash/an251-fash-b` and `<s> YES </s> (an251-fash-b)`."""
     inner = root / "an4"
     root = inner if inner.is_dir() else root
     _part({"train": 0, "test": 0}, subset, "an4")
@@ -328,7 +328,7 @@ def _an4_audio(stem: Path) -> Path:
 
 
 def _seconds(audio: Path) -> float:
-    """What the header says, for the lists say nothing; what is not there is found by `intake`."""
+    """Return the header's duration, which the lists lack; `intake` reports missing files."""
     import soundfile
 
     try:

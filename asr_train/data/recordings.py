@@ -1,9 +1,9 @@
-"""Recordings that are not made here -> **which of them changed** since a manifest listed them.
+"""The user's recordings -> **which of them changed** since a manifest listed them.
 
-    manifests/SPLIT.audio.tsv    a line each: bytes, time of the last change in ns, SHA-256, path
+    manifests/SPLIT.audio.tsv    per line: bytes, time of last change in ns, SHA-256, path
 
-Size and time tell almost always, and are quick to ask for; where they differ, the content decides:
-a copy of a corpus has other times. Loads no library: every call of make asks.
+Size and time are compared first, which is quick; where they differ, the content decides, because a
+copy of a corpus has other times. Imports no library: every call of make runs this.
 """
 
 import os
@@ -17,7 +17,7 @@ ABSENT = "-"  # in place of a checksum
 
 
 def list_audio(paths: Iterable[Path], table: Path) -> None:
-    """Write the table, or remove an old one where there are no recordings to list."""
+    """Write the table; remove an old one if there are no recordings to list."""
     names = sorted({str(path) for path in paths})
     if not names:
         table.unlink(missing_ok=True)
@@ -27,10 +27,10 @@ def list_audio(paths: Iterable[Path], table: Path) -> None:
 
 
 def changed_audio(table: Path, keep: bool) -> list[str]:
-    """The listed recordings whose content is no more what it was.
+    """Return the listed recordings whose content changed.
 
     Args:
-        keep: note new times of an old content in the table, so that it is not read every time.
+        keep: whether to record new times of unchanged content, so that it is not read every time.
     """
     rows = [line.split("\t", 3) for line in read_text(table).splitlines()]
     changed, current, touched = [], [], False
@@ -57,7 +57,7 @@ def _stat(name: str) -> tuple[str, str]:
 def _sum(name: str) -> str:
     try:
         return sha256(name)
-    except OSError:  # missing, or not to be read; so the stage says by itself
+    except OSError:  # missing or unreadable; the stage reports it
         return ABSENT
 
 

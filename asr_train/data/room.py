@@ -1,8 +1,8 @@
-"""How a room answers: **impulse responses**, the direct sound and a tail that dies away.
+"""Room acoustics: **impulse responses** with a direct sound and a decaying tail.
 
-After Polack (1988): behind the first few milliseconds a room's answer is Gaussian noise under an
-exponential that falls by 60 dB in the reverberation time. The direct sound comes first and without
-delay, so that times of words and phones stay true.
+After Polack (1988): after the first few milliseconds a room's response is Gaussian noise with an
+exponential envelope that falls by 60 dB in the reverberation time. The direct sound comes first and
+without delay, so that times of words and phones stay true.
 """
 
 import math
@@ -10,20 +10,20 @@ import math
 import numpy as np
 from scipy.signal import lfilter
 
-FIRST_SECONDS = (0.002, 0.01)  # until the first reflection: 0.7 to 3.4 m of detour
+FIRST_SECONDS = (0.002, 0.01)  # until the first reflection: a detour of 0.7 to 3.4 m
 DECAY_NEPERS = 3 * math.log(10)  # 60 dB, of amplitude
-DAMPED = 0.5  # of a one-pole low-pass: walls and air take more of what is high
+DAMPED = 0.5  # coefficient of a one-pole low-pass: walls and air absorb high frequencies
 
 
 def room_response(
     rate: int, rt60_seconds: float, drr_db: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """An impulse response, float64; its first sample is 1, the direct sound.
+    """Draw an impulse response, float64; its first sample is 1, the direct sound.
 
     Args:
         rate: Hz.
-        rt60_seconds: in which the tail falls by 60 dB.
-        drr_db: direct sound to the tail, in energy.
+        rt60_seconds: time in which the tail falls by 60 dB.
+        drr_db: energy of the direct sound over that of the tail.
     """
     start = round(rng.uniform(*FIRST_SECONDS) * rate)
     count = max(1, round(rt60_seconds * rate))

@@ -1,4 +1,4 @@
-"""Cuts -> **the same at other speeds**, for training: pitch, formants and all times change.
+"""Cuts -> **copies at other speeds** for training: pitch, formants and all times change.
 
 lhotse resamples when the audio is read, so nothing is stored twice. (Ko, Peddinti, Povey,
 Khudanpur: "Audio augmentation for speech recognition", Interspeech 2015, with 0.9, 1.0 and 1.1.)
@@ -10,14 +10,13 @@ from asr_train.data.corpus import CorpusError, PreparedSplit
 
 
 def add_speeds(made: PreparedSplit, speeds: list[float], new_speakers: bool) -> PreparedSplit:
-    """Add each cut at each speed but 1.0, which all are already.
+    """Add a copy of each cut at each speed other than 1.0.
 
-    `a` at 0.9 is `a-sp09`: a tar's readers would cut a name at its dot. Word and phone times
-    change with the audio. The supervision's `custom` says the speed, for those who count words.
+    `a` at 0.9 is `a-sp09`, because tar readers cut names at a dot. Word and phone times change with
+    the audio. The supervision's `custom` records the speed, for counting words.
 
     Args:
-        new_speakers: `bob` at 0.9 is another speaker, `bob-sp09`, normalised by itself: his
-            spectrum has moved.
+        new_speakers: whether `bob` at 0.9 is another speaker, `bob-sp09`, normalised separately.
     Raises:
         CorpusError: if the corpus has such an id already.
     """
@@ -29,8 +28,9 @@ def add_speeds(made: PreparedSplit, speeds: list[float], new_speakers: bool) -> 
         clash = sorted(known & {cut.id for cut in cuts})
         if clash:
             raise CorpusError(
-                f"{clash[0]} is an utterance id of the corpus already, so none is left for the one "
-                f"at speed {speed}; rename it, or leave that out of corpus.speeds"
+                f"{clash[0]} is an utterance id of the corpus already, so the copy at speed "
+                f"{speed} cannot "
+                f"have it; rename it, or leave that speed out of corpus.speeds"
             )
         made.cuts += cuts
     if len(speeds) > 1:
@@ -46,9 +46,9 @@ def _at_speed(cut: MonoCut, speed: float, new_speakers: bool) -> MonoCut:
     fast = cut.perturb_speed(speed, affix_id=False)
     fast.id = speed_name(cut.id, speed)
     fast.recording.id = speed_name(cut.recording.id, speed)
-    (said,) = fast.supervisions
-    said.id, said.recording_id = fast.id, fast.recording.id
-    said.custom = {**(said.custom or {}), "speed": speed}  # its words were counted already
+    (supervision,) = fast.supervisions
+    supervision.id, supervision.recording_id = fast.id, fast.recording.id
+    supervision.custom = {**(supervision.custom or {}), "speed": speed}  # not counted again
     if new_speakers:
-        said.speaker = speed_name(said.speaker, speed)
+        supervision.speaker = speed_name(supervision.speaker, speed)
     return fast

@@ -1,4 +1,4 @@
-"""Speakers -> splits: named, every Nth, or by a hash of the name, the same on every machine.
+"""Speakers -> splits: by name, every Nth, or by a hash of the name, equal on every machine.
 
 Knows nothing of recordings.
 """
@@ -15,15 +15,15 @@ from asr_train.schema import FolderSettings, SplitBy
 def split_speakers(
     speakers: Sequence[str], settings: FolderSettings, more: Sequence[str] = ()
 ) -> dict[str, list[str]]:
-    """Which speakers are in train, dev and test: those named in the settings, else as drawn.
+    """Assign speakers to train, dev and test: as named in the settings, else by drawing.
 
-    TEST is every `test_every`th speaker in sorted order, if that is set. Else a hash of their names
-    orders the speakers; TEST takes its share from one end, then DEV, at least one each. A split
-    `by_utterances` has TRAIN's speakers.
+    If `test_every` is set, TEST has every Nth speaker in sorted order. Otherwise speakers are
+    ordered by a hash of their names; TEST takes its share from one end, then DEV, at least one
+    each. A split `by_utterances` has TRAIN's speakers.
 
     Args:
-        speakers: of the folder that DEV and TEST are drawn from, once an utterance.
-        more: of further folders; they train unless they are named.
+        speakers: of the folder that DEV and TEST are drawn from, once per utterance.
+        more: of further folders; they are in TRAIN unless they are named.
     Raises:
         CorpusError: for names that are not in the corpus, or too few speakers.
     """
@@ -54,7 +54,7 @@ def split_speakers(
 
 
 def by_utterances(settings: FolderSettings) -> list[str]:
-    """The splits that are shares of the training speakers' utterances, in the order of drawing."""
+    """Return the splits that are shares of the training speakers' utterances, in drawing order."""
     test = settings.test_by is SplitBy.utterances
     dev = settings.dev_by is SplitBy.utterances or (test and not settings.dev_speakers)
     return ["test"] * test + ["dev"] * dev
@@ -63,16 +63,16 @@ def by_utterances(settings: FolderSettings) -> list[str]:
 def _remedy(
     counts: dict[str, int], spare: int, speakers: Sequence[str], settings: FolderSettings
 ) -> str:
-    """A setting by which a split is possible after all."""
+    """Return a setting that makes a split possible."""
     where = settings.GROUP
     if max(counts.values()) > 1:
         return f"lower {where}.dev_share or test_share, or add speakers"
     others = sum(count for split, count in counts.items() if split != "dev")
     if "dev" in counts and others <= spare and min(Counter(speakers).values()) > 1:
-        return f"set {where}.dev_by=utterances: DEV is then some of the training speakers' own"
+        return f"set {where}.dev_by=utterances: DEV is then a share of the training speakers' own"
     if len(speakers) > 2:
         empty = f" and leave {where}.test_speakers empty" if settings.test_speakers else ""
-        return f"set {where}.test_by=utterances{empty}: TEST and DEV are then some of everybody's"
+        return f"set {where}.test_by=utterances{empty}: TEST and DEV are then shares of everybody's"
     return "add recordings: train, dev and test need an utterance each"
 
 
@@ -81,10 +81,10 @@ def _spell(counts: dict[str, int]) -> str:
 
 
 def further_test_speakers(speakers: Sequence[str], settings: FolderSettings) -> list[str]:
-    """Who of a further folder is held out for a test split of its own: every Nth, or a share.
+    """Return the speakers of a further folder to test on: every Nth, or a share.
 
     Raises:
-        CorpusError: if nobody would be left to train on.
+        CorpusError: if no speaker would be left to train on.
     """
     everyone = sorted(set(speakers))
     if settings.test_every is not None:
@@ -95,13 +95,13 @@ def further_test_speakers(speakers: Sequence[str], settings: FolderSettings) -> 
 def share_of(
     names: Sequence[str], share: float, what: str, remedy: str = "add recordings"
 ) -> set[str]:
-    """The share of these names, at least one, whose hashes come first.
+    """Select a share of these names, at least one, by their hashes.
 
     Args:
-        what: one of them, to speak of; "utterance", "speaker of train".
-        remedy: what helps if there are too few.
+        what: the noun for messages; "utterance", "speaker of train".
+        remedy: what to do if there are too few.
     Raises:
-        CorpusError: if no others would be left to train on.
+        CorpusError: if none would be left to train on.
     """
     count = max(1, round(share * len(names)))
     if count >= len(names):
@@ -114,14 +114,14 @@ def share_of(
 
 
 def _every(everyone: list[str], settings: FolderSettings) -> list[str]:
-    """The Nth, 2Nth, ... speaker."""
+    """Return the Nth, 2Nth, ... speaker."""
     assert settings.test_every is not None
     found = everyone[settings.test_every - 1 :: settings.test_every]
     both = sorted(set(found) & set(settings.dev_speakers))
     if both:
         raise CorpusError(
-            f"corpus.folder.dev_speakers names {few(both)}, whom test_every="
-            f"{settings.test_every} takes for test; name others for dev"
+            f"corpus.folder.dev_speakers names {few(both)}, but test_every="
+            f"{settings.test_every} takes them for test; name others for dev"
         )
     if not found:
         raise CorpusError(

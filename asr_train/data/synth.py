@@ -1,11 +1,11 @@
-"""Text -> **speech with known phone times**, by espeak-ng: the recordings of the embedded corpora.
+"""Text -> **speech with known phone times**, by espeak-ng: recordings of the embedded corpora.
 
     words, Voice --speak--> Speech, clean, at espeak's 22,050 Hz
     digits       --digit_utterance--> Speech with pauses, level and noise, at the corpus's rate
-    breaths      --in_a_row--> Speech with pauses --recorded--> samples as a microphone has them
+    breaths      --in_a_row--> Speech with pauses --recorded--> samples as recorded in a room
 
-Equal arguments give equal samples, in any process and whatever was spoken before
-(`lang.espeak` loads the library).
+Equal arguments give equal samples, in any process and after any other calls (`lang.espeak` reloads
+the library).
 """
 
 import ctypes
@@ -27,16 +27,16 @@ from asr_train.schema import DigitsSettings
 SILENCE = "SIL"
 DIGITS = ("ZERO", "OH", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE")
 
-# espeak's phoneme mnemonics (less stress marks) -> the phones of CMU's dictionary, for the digit
-# words. "" is the glide that espeak puts between vowels: the tail of the phone before it. Two
-# phones: an r-coloured vowel, cut where its spectrum changes most.
+# espeak's phoneme mnemonics (without stress marks) -> the phones of CMU's dictionary, for the digit
+# words. "" is espeak's glide between vowels, which belongs to the phone before it. Two phones: an
+# r-coloured vowel, cut where its spectrum changes most.
 PHONES = {
     **{"z": "Z", "r": "R", "r-": "R", "w": "W", "n": "N", "t": "T", "T": "TH", "f": "F", "v": "V"},
     **{"s": "S", "k": "K", "i@": "IH", "oU": "OW", "V": "AH", "u:": "UW", "i:": "IY", "aI": "AY"},
     **{"I": "IH", "E": "EH", "@": "AH", "eI": "EY", "o@": "AO", ";": ""},
 }
-# How English dialects differ from PHONES in these words; the keys are espeak's names. "0" is the
-# vowel of British `one`; in other words it would be AA or AO.
+# Differences of English dialects from PHONES in these words; the keys are espeak's names. "0" is
+# the vowel of British `one`; in other words it would be AA or AO.
 DIALECTS: dict[str, dict[str, str]] = {
     "en": {"0": "AH"},
     "en-029": {"0": "AH", "t[": "TH"},
@@ -47,13 +47,13 @@ DIALECTS: dict[str, dict[str, str]] = {
     "en-us": {"o@": "AO R"},
     "en-us-nyc": {},
 }
-# Of these, for open text: New York leaves out the h of HUMID, and espeak-ng that word's event.
+# For open text without New York, which drops the h of HUMID, and espeak-ng that word's event.
 OPEN_DIALECTS = tuple(dialect for dialect in DIALECTS if dialect != "en-us-nyc")
-# What they say beside lang.g2p.PHONES, which open text is named by, in 3,100 words.
+# Phonemes in 3,100 words that are not in lang.g2p.PHONES, which names the phones of open text.
 OTHER_PHONES = {"t[": "TH", "IR": "ER", "VR": "ER", "@5": "UH", "aI2": "AY", "w#": "W"}
-# Of espeak's 104 speakers those that sound like a human throat. Left out: whispers, croaks and
-# robots, doubles of others, Andy, who has no third formant, and "klatt 6", which draws its noise
-# from the C library's own rand.
+# Those of espeak's 104 speakers that sound human. Left out: whispers, croaks and robots, doubles of
+# others, Andy, who has no third formant, and "klatt 6", which draws its noise from the C library's
+# own rand.
 VARIANTS = (
     *("m1", "m2", "m3", "m4", "m5", "m6", "m7", "m8", "f1", "f2", "f3", "f4", "f5"),
     *("Alex", "Andrea", "Annie", "Denis", "Diogo", "Gene", "Henrique", "Hugo", "Jacky"),
@@ -66,22 +66,22 @@ VOWELS = {"AA", "AE", "AH", "AO", "AW", "AX", "AY", "EH", "ER", "EY", "IH", "IY"
 VOWELS |= {"UH", "UW"}
 SONORANTS = {"n", "r", "r-", "w", ";", "m", "N", "l", "l#", "j", "w#"}  # mnemonics
 STOPS = {"t", "t[", "k", "t2", "p", "b", "d", "g", "tS", "dZ"}
-CLOSURE_SECONDS = 0.1  # of stops at the slowest rate: 0.085 where it can be seen
-# Before a word, keeps espeak from saying it in one with the word before, unmarked ("on the"); with
-# it "on" is less reduced, so it stands only where it is needed.
+CLOSURE_SECONDS = 0.1  # of stops at the slowest rate: 0.085 where it is visible
+# Before a word, prevents espeak from merging it with the word before without an event ("on the");
+# "on" is then less reduced, so it is used only if needed.
 APART = "\N{WORD JOINER}"
-SHORT_SECONDS = 0.03  # a pause before a word, up to this, is no silence but the onset of the phone
+SHORT_SECONDS = 0.03  # a pause before a word, up to this, is the onset of the phone, not silence
 
-# Of digit_utterance: how a person reads numbers from a list.
-SPREAD = 0.1  # of rate and pitch from one utterance to the next, as a share of the voice's own
-PAUSE_SHARE = 0.2  # of the places between words
+# digit_utterance: a person reading numbers from a list
+SPREAD = 0.1  # of rate and pitch between utterances, relative to the voice's own
+PAUSE_SHARE = 0.2  # of the gaps between words
 PAUSE_SECONDS = (0.05, 0.4)
 MARGIN_SECONDS = (0.1, 0.4)  # before the first and after the last word
 NOISES = ("white", "pink", "babble", "hum")
 
 
 class SynthesisError(EspeakError):
-    """A voice, word or noise that is not to be had, or a phoneme that has no name here."""
+    """A voice, word or noise that is not available, or a phoneme without a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Voice:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A word or phone, and when it was said, in seconds."""
+    """A word or phone with its times in seconds."""
 
     label: str
     start: float
@@ -107,10 +107,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """Samples in [-1, 1] and what they say.
+    """Samples in [-1, 1] and their transcript.
 
     `phones` and `mnemonics` (the same in espeak's alphabet) cover all samples without gaps; `SIL`
-    is whatever lies around words. `about` holds what was drawn for this utterance.
+    is around words. `about` holds the values drawn for this utterance.
     """
 
     samples_T: np.ndarray  # float32
@@ -125,7 +125,7 @@ class Speech:
 
 
 def voices(seed: int, count: int) -> list[Voice]:
-    """`count` different voices."""
+    """Return `count` different voices."""
     return cast(seed, {"": count})[""]
 
 
@@ -135,10 +135,10 @@ def cast(
     words_per_minute: tuple[int, int] = (100, 165),
     dialects: Sequence[str] = tuple(DIALECTS),
 ) -> dict[str, list[Voice]]:
-    """Voices for each split; no two splits share a variant, which is what makes a timbre.
+    """Draw voices for each split; no two splits share a variant, which determines the timbre.
 
-    A split has its share of the variants. Where it needs more voices than that, the same variant
-    speaks other dialects, and then the same at another pitch and rate.
+    A split has its share of the variants. If it needs more voices, the same variant speaks other
+    dialects, and then the same ones at another pitch and rate.
 
     Raises:
         SynthesisError: if there are more splits than variants.
@@ -163,7 +163,7 @@ def cast(
 
 
 def _shares(speakers: dict[str, int], total: int) -> dict[str, int]:
-    """`total` divided in proportion to the speakers, at least one each."""
+    """Divide `total` in proportion to the speakers, at least one each."""
     shares = dict.fromkeys(speakers, 1)
     for _ in range(total - len(shares)):
         neediest = max(speakers, key=lambda split: speakers[split] / shares[split])
@@ -226,7 +226,7 @@ _CALLBACK = ctypes.CFUNCTYPE(
 def _synthesise(
     text: str, voice: Voice, seed: int
 ) -> tuple[np.ndarray, int, list[tuple[int, int, bytes]]]:
-    """int16 samples, their rate, and events (type, sample, name), in order of time."""
+    """Return int16 samples, their rate, and events (type, sample, name), in order of time."""
     chunks: list[bytes] = []
     events: list[tuple[int, int, bytes]] = []
 
@@ -238,11 +238,11 @@ def _synthesise(
             i += 1
         if samples and count:
             chunks.append(ctypes.string_at(samples, 2 * count))
-        return 0  # go on
+        return 0  # continue
 
-    callback = _CALLBACK(collect)  # must live until the library is done with it
+    callback = _CALLBACK(collect)  # must outlive the library's use
     name = f"{voice.dialect}+{voice.variant}"
-    said = text.encode() + b"\0"
+    encoded = text.encode() + b"\0"
     with loaded(PHONEME_EVENTS) as (lib, rate):
         lib.espeak_SetSynthCallback(callback)
         if lib.espeak_SetVoiceByName(name.encode()) != 0:
@@ -250,8 +250,8 @@ def _synthesise(
         lib.espeak_SetParameter(_RATE, voice.words_per_minute, 0)
         lib.espeak_SetParameter(_PITCH, voice.pitch, 0)
         lib.espeak_SetParameter(_RANGE, voice.pitch_range, 0)
-        lib.espeak_ng_SetRandSeed(ctypes.c_long(seed % 2**31))  # else seeded by the clock
-        lib.espeak_Synth(said, ctypes.c_size_t(len(said)), 0, 1, 0, UTF8, None, None)
+        lib.espeak_ng_SetRandSeed(ctypes.c_long(seed % 2**31))  # otherwise seeded by the clock
+        lib.espeak_Synth(encoded, ctypes.c_size_t(len(encoded)), 0, 1, 0, UTF8, None, None)
         lib.espeak_Synchronize()
     return np.frombuffer(b"".join(chunks), np.int16), rate, events
 
@@ -263,56 +263,56 @@ Names = Callable[[str, list[str], Voice], list[list[str]]]  # word, mnemonics ->
 
 
 def digit_names(word: str, marked: list[str], voice: Voice) -> list[list[str]]:
-    """The phones of a digit word, by PHONES and DIALECTS."""
+    """Return the phones of a digit word, by PHONES and DIALECTS."""
     known = PHONES | DIALECTS.get(voice.dialect, {})
     for mnemonic in map(_unmarked, marked):
         if mnemonic not in known:
             raise SynthesisError(
-                f"voice {voice.id}: espeak-ng said the phoneme {mnemonic!r} in {word!r}, "
+                f"voice {voice.id}: espeak-ng gave the phoneme {mnemonic!r} in {word!r}, "
                 "which has no ARPAbet name; add it to PHONES or DIALECTS in data/synth.py"
             )
     return [known[_unmarked(mnemonic)].split() for mnemonic in marked]
 
 
 def open_names(word: str, marked: list[str], voice: Voice) -> list[list[str]]:
-    """The phones of any English word, by lang.g2p's names of espeak's sounds."""
+    """Return the phones of any English word, by lang.g2p's names of espeak's sounds."""
     return g2p.named(word, marked, OTHER_PHONES)
 
 
 def speak(text: str, voice: Voice, seed: int, names: Names = digit_names) -> Speech:
-    """Say `text` in one breath, at espeak's rate and level, without noise.
+    """Synthesise `text` in one breath, at espeak's rate and level, without noise.
 
     Args:
-        text: words parted by spaces, made of phones that `names` has a name for.
-        seed: of espeak's breath and flutter; equal arguments give equal samples.
-    Raises:
-        SynthesisError: for a phoneme without ARPAbet name, or words that espeak did not mark.
+        text: words separated by spaces, whose phones have a name in `names`.
+            seed: of espeak's breath and flutter; equal arguments give equal samples.
+        Raises:
+            SynthesisError: for a phoneme without ARPAbet name, or words without an event.
     """
     words = text.upper().split()
     if not words:
-        raise SynthesisError(f"voice {voice.id}: there is no word to say in {text!r}")
+        raise SynthesisError(f"voice {voice.id}: there is no word in {text!r}")
     samples_T, rate, events = _synthesise(" ".join(words).lower(), voice, seed)
     if sum(kind == _WORD for kind, *_ in events) < len(words):
         samples_T, rate, events = _synthesise(f" {APART}".join(words).lower(), voice, seed)
     wave_T = samples_T.astype(np.float32) / 2**15
-    said = _said(words, events, voice, names)
-    _set_times(said, wave_T, rate)
-    starts = {p.word: p.start / rate for p in reversed(said)}
-    ends = {p.word: p.end / rate for p in said}
+    phones = _phones_of(words, events, voice, names)
+    _set_times(phones, wave_T, rate)
+    starts = {p.word: p.start / rate for p in reversed(phones)}
+    ends = {p.word: p.end / rate for p in phones}
     seconds = len(wave_T) / rate
-    spans = [Span(p.mnemonic, p.start / rate, p.end / rate) for p in said if p.end > p.start]
+    spans = [Span(p.mnemonic, p.start / rate, p.end / rate) for p in phones if p.end > p.start]
     return Speech(
         samples_T=wave_T,
         rate=rate,
         words=[Span(word, starts[i], ends[i]) for i, word in enumerate(words)],
-        phones=_with_silence(_arpabet(said, wave_T, rate), seconds),
+        phones=_with_silence(_arpabet(phones, wave_T, rate), seconds),
         mnemonics=_with_silence(spans, seconds),
     )
 
 
 @dataclass(slots=True)
 class _Phone:
-    """What espeak said of a phone. Times are in samples, words are counted from 0."""
+    """A phone from espeak's events. Times are in samples, words are numbered from 0."""
 
     mnemonic: str
     names: list[str]  # in ARPAbet; none for a glide, two for an r-coloured vowel
@@ -323,11 +323,11 @@ class _Phone:
     end: int = 0
 
 
-def _said(
+def _phones_of(
     words: list[str], events: list[tuple[int, int, bytes]], voice: Voice, names: Names
 ) -> list[_Phone]:
-    """The phones that the events speak of; `end` is set where a pause follows."""
-    said: list[_Phone] = []
+    """Return the phones of the events; `end` is set if a pause follows."""
+    phones: list[_Phone] = []
     marked: list[list[str]] = [[] for _ in words]  # mnemonics of each word
     word, word_event = -1, None
     for kind, sample, name in events:
@@ -336,42 +336,42 @@ def _said(
             continue
         mnemonic = name.decode()
         if not _unmarked(mnemonic).startswith("_"):
-            said.append(_Phone(_unmarked(mnemonic), [], word, word_event, sample))
+            phones.append(_Phone(_unmarked(mnemonic), [], word, word_event, sample))
             marked[min(word, len(words) - 1)].append(mnemonic)
             word_event = None
-        elif said and not said[-1].end:
-            said[-1].end = sample
-    if sorted({p.word for p in said}) != list(range(len(words))):
+        elif phones and not phones[-1].end:
+            phones[-1].end = sample
+    if sorted({p.word for p in phones}) != list(range(len(words))):
         raise SynthesisError(
             f"voice {voice.id}: espeak-ng marked {word + 1} words in {' '.join(words)!r}, "
             f"which has {len(words)}; synthesise shorter pieces"
         )
     named = [n for w, ms in zip(words, marked, strict=True) for n in names(w, ms, voice)]
-    for phone, its_names in zip(said, named, strict=True):
+    for phone, its_names in zip(phones, named, strict=True):
         phone.names = its_names
-    return said
+    return phones
 
 
 def _unmarked(mnemonic: str) -> str:
-    return mnemonic.lstrip("',%!=")  # marks of stress
+    return mnemonic.lstrip("',%!=")  # stress marks
 
 
-def _set_times(said: list[_Phone], wave_T: np.ndarray, rate: int) -> None:
-    said[0].start = said[0].event
-    for before, phone in pairwise(said):
+def _set_times(phones: list[_Phone], wave_T: np.ndarray, rate: int) -> None:
+    phones[0].start = phones[0].event
+    for before, phone in pairwise(phones):
         end, phone.start = _boundary(before, phone, wave_T, rate)
         before.end = before.end or end
-    said[-1].end = said[-1].end or len(wave_T)
+    phones[-1].end = phones[-1].end or len(wave_T)
 
 
 def _boundary(before: _Phone, phone: _Phone, wave_T: np.ndarray, rate: int) -> tuple[int, int]:
-    """Where one phone ends and the next one starts: the same sample, unless a pause parts them.
+    """Return the end of one phone and the start of the next: equal, unless there is a pause.
 
-    Events are exact to the sample, but they do not all stand where a phonetician would cut:
-    a stop's event is its burst, though the closure before it is the stop's as well; a vowel's
-    event after n, r or w comes after the transition, in which often all of the consonant lies,
-    even across words. There the cut is where the spectrum changes most between the two events.
-    A word's event comes before the 10 to 20 ms of silence with which most words begin.
+    Events are exact to the sample, but not always at the phonetic boundary: a stop's event is its
+    burst, though the closure before it belongs to the stop; a vowel's event after n, r or w comes
+    after the transition, which often contains all of the consonant, even across words. There the
+    cut is where the spectrum changes most between the two events. A word's event comes before the
+    10 to 20 ms of silence with which most words begin.
     """
     vowel = phone.names[:1] and phone.names[0] in VOWELS
     stop = phone.mnemonic in STOPS
@@ -391,11 +391,11 @@ def _boundary(before: _Phone, phone: _Phone, wave_T: np.ndarray, rate: int) -> t
 
 
 def _change(wave_T: np.ndarray, start: int, end: int, rate: int) -> int:
-    """The sample that best cuts start..end into two parts of steady spectrum.
+    """Return the sample that best divides start..end into two parts of steady spectrum.
 
-    Best: the least squared distance of log band energies to their mean, summed over both parts.
+    It minimises the squared distances of log band energies to their mean, summed over both parts.
     """
-    hop, width = rate // 500, rate // 60  # 2 ms; a window of 17 ms holds a period of any voice
+    hop, width = rate // 500, rate // 60  # 2 ms; a window of 17 ms holds a pitch period
     centres = np.arange(start, end, hop)
     if len(centres) < 2:
         return end
@@ -413,16 +413,16 @@ def _change(wave_T: np.ndarray, start: int, end: int, rate: int) -> int:
     return int(centres[1 + loss.argmin()]) - hop // 2
 
 
-def _arpabet(said: list[_Phone], wave_T: np.ndarray, rate: int) -> list[Span]:
-    """The phones of CMU's dictionary; espeak may use two for one of them, or one for two."""
+def _arpabet(phones: list[_Phone], wave_T: np.ndarray, rate: int) -> list[Span]:
+    """Return CMU's phones; espeak may use two for one of them, or one for two."""
     spans: list[Span] = []
     word = -1
-    for p in said:
+    for p in phones:
         if p.start == p.end:
-            continue  # an r that is written but not sounded
+            continue  # an r that is not sounded
         cuts = [p.start, p.end]
         if len(p.names) == 2:
-            quarter = (p.end - p.start) // 4  # its onset and end change more than its colour
+            quarter = (p.end - p.start) // 4  # onset and end change more than the colour
             cuts.insert(1, _change(wave_T, p.start + quarter, p.end - quarter, rate))
         names = p.names or [spans[-1].label]
         for name, start, end in zip(names, cuts, cuts[1:], strict=False):
@@ -435,7 +435,7 @@ def _arpabet(said: list[_Phone], wave_T: np.ndarray, rate: int) -> list[Span]:
 
 
 def _with_silence(spans: list[Span], seconds: float) -> list[Span]:
-    """The spans, and SIL where nothing is said."""
+    """Return the spans, with SIL in the gaps."""
     full: list[Span] = []
     at = 0.0
     for span in [*spans, Span("", seconds, seconds)]:
@@ -447,24 +447,24 @@ def _with_silence(spans: list[Span], seconds: float) -> list[Span]:
     return full
 
 
-# --- digits as they are said on a line ----------------------------------------------------------
+# --- digits in noise ----------------------------------------------------------------------------
 
 
 def digit_utterance(
     words: Sequence[str], voice: Voice, settings: DigitsSettings, seed: int
 ) -> Speech:
-    """Digits said in one or more breaths, between silences, at some level and in some noise.
+    """Synthesise digits in one or more breaths, between silences, at a random level and noise.
 
     Args:
         words: of DIGITS, at least one.
-        seed: of all that is drawn: breaths, pauses, rate and pitch around the voice's own, level,
-            noise and its ratio (`about` tells the last three).
+        seed: of all random values: breaths, pauses, rate and pitch around the voice's own, level,
+            noise and its ratio (`about` has the last three).
     Returns:
         Samples at `settings.sample_rate` whose highest peak is at the level drawn.
     """
     if not words or not set(words) <= set(DIGITS):
         raise SynthesisError(
-            f"{' '.join(words)!r} is no row of digits; allowed: {', '.join(DIGITS)}"
+            f"{' '.join(words)!r} is not a sequence of digits; allowed: {', '.join(DIGITS)}"
         )
     rng = np.random.default_rng(seed)
     speech = in_a_row(breaths(words, voice, rng), rng)
@@ -479,12 +479,12 @@ def recorded(
     rng: np.random.Generator,
     response_T: np.ndarray | None = None,
 ) -> Speech:
-    """The same words at another rate, in noise, at some level (`about` tells which).
+    """Return the same words at another rate, with noise, at a random level (see `about`).
 
     Args:
         rate: Hz.
-        snr_db, level_db: lowest and highest, drawn from: speech to noise, and the peak.
-        response_T: of the room, at `rate`; the first sample is the way without detour, 1.
+        snr_db, level_db: ranges to draw from: signal-to-noise ratio, and peak level.
+        response_T: of the room, at `rate`; the first sample is the direct sound, 1.
     """
     snr = round(rng.uniform(snr_db[0], snr_db[1]), 2)
     level = round(rng.uniform(level_db[0], level_db[1]), 2)
@@ -493,8 +493,10 @@ def recorded(
     clean_T = resample_poly(speech.samples_T.astype(float), rate // common, speech.rate // common)
     if response_T is not None:
         clean_T = fftconvolve(clean_T, response_T)[: len(clean_T)]
-    said = [clean_T[samples_of(w.start, rate) : samples_of(w.end, rate)] for w in speech.words]
-    power = np.mean(np.concatenate(said) ** 2) / 10 ** (snr / 10)
+    word_waves = [
+        clean_T[samples_of(w.start, rate) : samples_of(w.end, rate)] for w in speech.words
+    ]
+    power = np.mean(np.concatenate(word_waves) ** 2) / 10 ** (snr / 10)
     noisy_T = clean_T + math.sqrt(power) * noise(kind, len(clean_T), rate, rng)
     noisy_T *= 10 ** (level / 20) / np.abs(noisy_T).max()
     return replace(
@@ -512,10 +514,10 @@ def breaths(
     pause_share: float = PAUSE_SHARE,
     names: Names = digit_names,
 ) -> list[Speech]:
-    """The words in groups, as a person reads a long number; one manner for all of them.
+    """Synthesise words in groups, as a person reads a long number, with one rate and pitch.
 
     Args:
-        pause_share: of the places between words, where a group ends.
+        pause_share: share of the gaps between words at which a group ends.
     """
     manner = replace(
         voice,
@@ -535,7 +537,7 @@ def in_a_row(
     rng: np.random.Generator,
     margin_seconds: tuple[float, float] = MARGIN_SECONDS,
 ) -> Speech:
-    """Breaths one after the other, with true silence before, between and after them."""
+    """Concatenate breaths, with digital silence before, between and after them."""
     rate = spoken[0].rate
     pieces: list[np.ndarray] = [_pause(margin_seconds, rate, rng)]
     words: list[Span] = []
@@ -564,7 +566,7 @@ def _pause(seconds: tuple[float, float], rate: int, rng: np.random.Generator) ->
 
 
 def _later(spans: list[Span], seconds: float) -> list[Span]:
-    """What is said in these spans, shifted; silence is filled in again by `_with_silence`."""
+    """Shift these spans; drop silence, which `_with_silence` fills in again."""
     return [
         Span(span.label, span.start + seconds, span.end + seconds)
         for span in spans
@@ -576,7 +578,7 @@ def _later(spans: list[Span], seconds: float) -> list[Span]:
 
 
 def noise(kind: str, count: int, rate: int, rng: np.random.Generator) -> np.ndarray:
-    """`count` samples of one of NOISES, of mean power 1."""
+    """Return `count` samples of one of NOISES, with mean power 1."""
     if kind == "white":
         noise_T = rng.standard_normal(count)
     elif kind == "pink":
@@ -597,7 +599,7 @@ def _coloured(
     rng: np.random.Generator,
     gain: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
-    """Gaussian noise whose amplitude spectrum is `gain` of the frequency in Hz."""
+    """Return Gaussian noise whose amplitude spectrum is `gain` of the frequency in Hz."""
     padded = next_fast_len(count, real=True)
     hertz = rfftfreq(padded, 1 / rate)
     spectrum = rng.standard_normal(len(hertz)) + 1j * rng.standard_normal(len(hertz))
@@ -607,7 +609,7 @@ def _coloured(
 
 
 def _talker(count: int, rate: int, rng: np.random.Generator) -> np.ndarray:
-    """Noise with the long-term spectrum of speech, in the rhythm of syllables (3 to 6 a second)."""
+    """Return noise with the long-term spectrum and the rhythm of speech (3 to 6 syllables/s)."""
     rhythm = 2 * np.pi * rng.uniform(3, 6) * np.arange(count) / rate + rng.uniform(0, 2 * np.pi)
     voice_T = _coloured(count, rate, rng, lambda f: f / (f + 100) / (1 + (f / 500) ** 2) ** 0.75)
     talker_T: np.ndarray = voice_T * (1 + np.sin(rhythm)) ** 2
@@ -615,7 +617,7 @@ def _talker(count: int, rate: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _hum(count: int, rate: int, rng: np.random.Generator) -> np.ndarray:
-    """Mains at 50 or 60 Hz with overtones up to 2 kHz, and half as loud, pink noise."""
+    """Return mains hum at 50 or 60 Hz with harmonics up to 2 kHz, and quieter pink noise."""
     mains = float(rng.choice([50.0, 60.0]))
     radians = 2 * np.pi * mains * np.arange(count) / rate
     hum_T = np.zeros(count)

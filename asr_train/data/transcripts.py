@@ -1,8 +1,7 @@
-"""Transcripts as a corpus has them -> **words that a lexicon may know**; numbers are read out.
+"""Transcripts of a corpus -> **words that a lexicon may know**; numbers are spelled out.
 
-The rules are those of scoring (score.normalise), so what is taken off here costs no word error
-later. A word that the lexicon has as it stands (UH-HUH, 'TIS, <NOISE>) stays. Knows nothing of
-utterances.
+The rules are those of scoring (score.normalise), so what is removed here costs no word error later.
+A word in the lexicon (UH-HUH, 'TIS, <NOISE>) is kept. Knows nothing of utterances.
 """
 
 import re
@@ -22,35 +21,35 @@ POWERS = (10**9, "BILLION"), (10**6, "MILLION"), (1000, "THOUSAND"), (100, "HUND
 
 
 class DigitsError(ValueError):
-    """A transcript has digits that are not to be read, or cannot be."""
+    """A transcript has digits that are refused, or cannot be read."""
 
 
 class Transcriber:
-    """Text -> words, as the settings of a corpus say."""
+    """Turns text into words, by a corpus's settings."""
 
     def __init__(self, settings: IntakeSettings, lexicon: LexiconSettings) -> None:
         self.settings, self.lexicon = settings, lexicon
 
     @property
     def rule(self) -> str:
-        """The name of what is done."""
+        """The name of the normaliser."""
         return NORMALISERS[self.settings.normaliser]
 
     @cached_property
     def _known(self) -> frozenset[str]:
-        return odd_words(self.lexicon)  # may take a second; only where a text is not letters alone
+        return odd_words(self.lexicon)  # may take a second; only for texts with more than letters
 
     def __call__(self, text: str) -> list[str]:
-        """The words of one transcript.
+        """Return the words of one transcript.
 
         Raises:
-            DigitsError: naming the word and what to do.
+            DigitsError: names the word and what to do.
         """
         upper = text.upper().split()
         if self.settings.normaliser is NormaliserKind.plain or "".join(upper).isalpha():
             return upper
         words: list[str] = []
-        run: list[str] = []  # of tokens that the lexicon does not know: noises may go over several
+        run: list[str] = []  # tokens that the lexicon lacks: a noise mark may span several
         for token in [*text.split(), None]:
             if token is not None and token.upper() not in self._known:
                 run.append(token)
@@ -77,7 +76,9 @@ class Transcriber:
             case Digits.number:
                 whole, _, decimals = word.partition(".")
                 if not (whole + decimals).isdecimal() or len(whole) > 12:
-                    raise DigitsError(f"{word} is no number that can be read; write what was said")
+                    raise DigitsError(
+                        f"{word} is not a number that can be read; write what was said"
+                    )
                 tail = ["POINT", *map(_digit, decimals)] if decimals else []
                 return [*number_words(int(whole)), *tail]
 
@@ -89,7 +90,7 @@ def _digit(piece: str) -> str:
 
 
 def number_words(number: int) -> list[str]:
-    """A number below 10**12 in English.
+    """Spell a number below 10**12 in English.
 
     >>> " ".join(number_words(1108))
     'ONE THOUSAND ONE HUNDRED EIGHT'

@@ -1,6 +1,6 @@
-"""A pass without transforms -> words -> the speakers' transforms -> a pass with them, and again.
+"""First passes: decode without speaker transforms, estimate these from the words, and repeat.
 
-No transcript is looked at: a split's speakers are adapted to what was heard of them.
+Transcripts are not used: speakers are adapted to the words that were decoded.
 """
 
 import time
@@ -15,14 +15,15 @@ from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
 from asr_train.search.graph import Graph
 
-CHUNK = 8  # utterances handed to a worker at a time
-# Heard before the last one. Chosen on the test speaker of recipes/fsdd (4.6 % WER; with one 6.0 %),
-# for DEV has no errors there; speechocean's DEV does not tell one from two (61.8 and 61.7 %).
+CHUNK = 8  # utterances per task of a worker process
+# Passes before the last one. Chosen on the test speaker of recipes/fsdd (4.6 % WER; with one 6.0
+# %), for DEV has no errors there; speechocean's DEV does not separate one from two (61.8 and 61.7
+# %).
 PASSES = 2
 
 
 class Width(Protocol):
-    """How wide is searched."""
+    """The width of a search."""
 
     beam: float
     max_active: int
@@ -41,9 +42,8 @@ def adapted(
     Args:
         graph: HCLG, made with the choice's weight and penalty.
     Returns:
-        The scorer; and how many speakers were adapted, what that wins, why others were not
-        (`align.adapt.Adapted.summary`), the seconds of scoring and searching in the passes
-        before the last, and those of all by the clock.
+        The scorer; and a summary (`align.adapt.Adapted.summary`) with the seconds of scoring and
+        searching in the passes before the last, and their wall-clock time.
     """
     about: dict[str, Any] = {}
     start, seconds = time.time(), 0.0
@@ -51,8 +51,8 @@ def adapted(
         assert scorer.adapt is not None
         what = f"{scorer.run}: pass {number}"
         words, spent = _heard(scorer, lang, graph, choice, width, utterances, what)
-        said = list(zip(utterances, words, strict=True))
-        scorer, about = scorer.adapt(said, lang, ALIGNING)
+        spoken = list(zip(utterances, words, strict=True))
+        scorer, about = scorer.adapt(spoken, lang, ALIGNING)
         seconds += spent
     spent = round(time.time() - start, 3)
     return scorer, about | {"earlier_seconds": round(seconds, 3), "wall_seconds": spent}
@@ -67,7 +67,7 @@ def _heard(
     utterances: list[Utterance],
     what: str,
 ) -> tuple[list[list[str]], float]:
-    """The words of every utterance, and the seconds that scoring and searching took."""
+    """Return the words of every utterance, and the seconds of scoring and searching."""
     names = lang.lexicon.words
 
     def some(chunk: list[Utterance]) -> list[tuple[list[str], float]]:
@@ -86,5 +86,5 @@ def _heard(
 
 
 def heard_line(about: dict[str, Any]) -> str:
-    """What `adapted` says of the speakers, for the eye."""
+    """Format the summary of `adapted` for the terminal."""
     return f"earlier passes: {speakers_line(about)}, {about['wall_seconds']:.1f} s"

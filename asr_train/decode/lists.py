@@ -1,10 +1,10 @@
-"""Lists of values to choose from on DEV: which one is best, and how a list grows at its end."""
+"""Lists of values to choose from on DEV: the best value, and extension of a list at its end."""
 
-GROWN = 8  # values that a list may grow by
+GROWN = 8  # values by which a list may be extended
 
 
 def least(counts: list[int | None]) -> int:
-    """Where the fewest errors are: the middle of the longest run of neighbours that tie.
+    """Return the index with the fewest errors: the middle of the longest run of ties.
 
     Args:
         counts: errors by value, in the order of the values; None: not tried.
@@ -21,9 +21,9 @@ def least(counts: list[int | None]) -> int:
 
 
 def extend(values: list[float], at: int, geometric: bool) -> None:
-    """Add a value before the first or after the last, which is `at`, as far away as its neighbour.
+    """Add a value beyond the end `at`, at the distance of its neighbour.
 
-    A list that grows by a factor keeps the last one.
+    A geometric list keeps its factor.
     """
     last, near = (values[0], values[1]) if at == 0 else (values[-1], values[-2])
     new = last * last / near if geometric else 2 * last - near

@@ -14,14 +14,14 @@ from asr_train.model.store import load_model
 from asr_train.schema import NormSettings, build
 from asr_train.shards.batch import context_padded
 
-WHOLE = 12_000  # frames that go through a network at once; of longer ones, windows do
-RUN_IN = 300  # frames before a window, on which a network with memory begins
+WHOLE = 12_000  # frames that go through a network at once; longer utterances go in windows
+RUN_IN = 300  # frames before a window with which a recurrent network sets up its state
 
 
 def scorer_of(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
     """Load the network that a model.json (`about`) names.
 
-    This process's torch keeps to one thread from then on: the worker processes are the threads.
+    From then on, torch uses one thread in this process: worker processes run in parallel.
     """
     torch.set_num_threads(1)
     model, _ = load_model(path, torch.device("cpu"))

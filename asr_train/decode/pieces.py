@@ -1,9 +1,9 @@
-"""A recording -> the scores of its **pieces**: long ones are searched in parts, cut at pauses.
+"""A recording -> the scores of its **pieces**: long recordings are cut at pauses.
 
-The search holds a row of scores per frame, so its memory would go with a recording's length. A
-recording of more than LONGEST seconds is therefore cut where the model itself hears silence: at the
-frame between SHORTEST and PIECE seconds after the last cut around which silence is likeliest. The
-language model begins anew with each piece.
+The search holds all scores, so its memory would grow with a recording's length. A recording of more
+than LONGEST seconds is therefore cut where the model finds silence: at the frame between SHORTEST
+and PIECE seconds after the last cut at which silence is most likely. The language model starts
+again with each piece.
 """
 
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ from asr_train.data.features import Utterance
 from asr_train.decode.scorer import Scorer, known_states
 from asr_train.lang.lexicon import SILENCE
 
-LONGEST = 60.0  # seconds, searched whole
-SHORTEST, PIECE = 10.0, 30.0  # seconds of a piece of what is longer
-AROUND = 0.3  # seconds, over which silence is averaged
+LONGEST = 60.0  # seconds of a recording that is not cut
+SHORTEST, PIECE = 10.0, 30.0  # seconds of a piece of a longer one
+AROUND = 0.3  # seconds over which silence is averaged
 
 
 def pieces(scorer: Scorer, utterance: Utterance) -> Iterator[tuple[int, np.ndarray]]:
-    """Each piece's first frame, and its scores: float32 [t, S]."""
+    """Yield each piece's first frame, and its scores: float32 [t, S]."""
     if utterance.seconds <= LONGEST:
         yield 0, scorer.score(utterance)
         return
@@ -41,11 +41,11 @@ def pieces(scorer: Scorer, utterance: Utterance) -> Iterator[tuple[int, np.ndarr
 
 
 def quietest(scores_tS: np.ndarray, silent: list[int], around: int) -> int:
-    """The frame around which the states of silence are furthest ahead of all others.
+    """Return the frame at which silence has the largest margin over all other states.
 
     Args:
         silent: states of silence.
-        around: frames over which that is averaged.
+        around: frames over which the margin is averaged.
     """
     others = np.setdiff1d(np.arange(scores_tS.shape[1]), silent)
     ahead_t = scores_tS[:, silent].max(1) - scores_tS[:, others].max(1)

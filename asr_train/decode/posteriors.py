@@ -1,7 +1,7 @@
-"""Model and features -> scores_TS: what the search adds up, for Gaussians and networks alike.
+"""Model and features -> scores_TS for the search, for Gaussians and networks alike.
 
-A network's are log posteriors with the priors divided out, a mixture's log-likelihoods; both in
-nats, unscaled, up to a constant a frame.
+A network's scores are log posteriors with the priors divided out, a mixture's log-likelihoods; both
+in nats, unscaled, up to a constant per frame.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 from asr_train.align.adapt import Adapted, adapt, scores
 from asr_train.align.gmm import Mixtures, load_gmm
-from asr_train.align.viterbi import Said
+from asr_train.align.viterbi import Spoken
 from asr_train.data.features import Feats
 from asr_train.decode.scorer import Scorer, known_states
 from asr_train.files import DamagedFileError, read_json
@@ -19,10 +19,10 @@ from asr_train.search.graph import check_phones
 
 
 def load_scorer(path: Path | str, feats: Feats, lang: Lang | None) -> Scorer:
-    """Load the model that a model.json names, to score these features.
+    """Load the model of a model.json, to score these features.
 
     Args:
-        lang: whose phones the model must have; None: another program decodes, who knows them.
+        lang: whose phones the model must have; None: another program decodes the scores.
     Raises:
         ValueError: if the model was trained for other states or other features, or is damaged.
     """
@@ -33,7 +33,7 @@ def load_scorer(path: Path | str, feats: Feats, lang: Lang | None) -> Scorer:
         if about["kind"] == "gmm":
             scorer = _gaussians(path, about, feats)
         else:
-            from asr_train.decode.network import scorer_of  # brings torch, which others do without
+            from asr_train.decode.network import scorer_of  # imports torch
 
             scorer = scorer_of(path, about, feats)
     except KeyError as error:
@@ -61,8 +61,10 @@ def _gaussians(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
 
 
 def _of_mixtures(run: str, model: Mixtures, read: Adapted) -> Scorer:
-    def adapted(said: list[Said], lang: Lang, ali: AliSettings) -> tuple[Scorer, dict[str, Any]]:
-        found = adapt(model, read.plain, said, lang, ali)
+    def adapted(
+        spoken: list[Spoken], lang: Lang, ali: AliSettings
+    ) -> tuple[Scorer, dict[str, Any]]:
+        found = adapt(model, read.plain, spoken, lang, ali)
         return _of_mixtures(run, model, found), found.summary()
 
     return Scorer(

@@ -1,7 +1,7 @@
-"""N-best lists and a larger language model -> the words it prefers; its weight chosen on DEV.
+"""N-best lists and a larger language model -> the best words; the model's weight chosen on DEV.
 
 A sentence's graph cost holds pronunciations, transitions and lm_weight times the small model's
-cost; the large model's takes the place of the latter.
+cost; the large model's cost replaces the last of these.
 """
 
 import itertools
@@ -15,23 +15,23 @@ from asr_train.decode.lists import GROWN, extend
 from asr_train.score.normalise import Normaliser
 from asr_train.score.words import WordErrors
 
-Logprobs = Callable[[list[list[str]]], np.ndarray]  # of sentences with their ends: natural log
+Logprobs = Callable[[list[list[str]]], np.ndarray]  # sentences, with ends -> natural log
 
 
 @dataclass(frozen=True, slots=True)
 class Reweighed:
-    """How the large model is weighed."""
+    """The weights of rescoring."""
 
     lm_weight: float
-    penalty: float  # nats a word, on top of the graph's
+    penalty: float  # nats per word, in addition to the graph's
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An n-best list with both models' log-probabilities; arrays by sentence, nats.
+    """An n-best list with both models' log-probabilities; arrays by sentence, in nats.
 
     Attributes:
-        fixed: all costs but a language model's.
+        fixed: all costs but those of language models.
     """
 
     id: str
@@ -42,7 +42,7 @@ class Listed:
 
     @staticmethod
     def of(row: dict[str, Any], old: Logprobs, new: Logprobs, lm_weight: float) -> "Listed":
-        """From a row of nbest.SPLIT.jsonl.
+        """Convert a row of nbest.SPLIT.jsonl.
 
         Args:
             lm_weight: of the old model in the graph.
@@ -68,19 +68,19 @@ class Listed:
         )
 
     def costs(self, choice: Reweighed) -> np.ndarray:
-        """Nats, by sentence."""
+        """Return total costs in nats, by sentence."""
         return self.fixed - choice.lm_weight * self.new_logprob + choice.penalty * self.lengths
 
     def cheapest(self, choice: Reweighed) -> int:
-        """The cheapest sentence's place; -1 where the list is empty."""
+        """Return the index of the cheapest sentence; -1 if the list is empty."""
         return int(np.argmin(self.costs(choice))) if self.sentences else -1
 
     def words(self, place: int) -> list[str]:
-        """Of the sentence at a place; none at -1."""
+        """Return the words of the sentence at an index; none at -1."""
         return self.sentences[place] if place >= 0 else []
 
     def best(self, choice: Reweighed) -> tuple[list[str], float]:
-        """The words of the cheapest sentence, and its cost; no words where the list is empty."""
+        """Return the words and the cost of the cheapest sentence; no words if the list is empty."""
         n = self.cheapest(choice)
         return self.words(n), float(self.costs(choice)[n]) if n >= 0 else 0.0
 
@@ -92,13 +92,13 @@ def tune_rescoring(
     penalties: list[float],
     normaliser: Normaliser,
 ) -> tuple[Reweighed, list[tuple[Reweighed, WordErrors]], list[str]]:
-    """The weight and penalty with the fewest errors on these lists.
+    """Choose the weight and penalty with the fewest errors on these lists.
 
-    All pairs are tried. Of pairs that tie, the one nearest to the middle of them all is taken; a
-    list whose end is the best grows there, as in `decode.tune`.
+    All pairs are tried. Of pairs that tie, the one nearest to their mean is taken; a list whose end
+    is best is extended, as in `decode.tune`.
 
     Returns:
-        The choice, the errors of all pairs, and the lists whose end the choice is even so.
+        The choice, the errors of all pairs, and the lists whose end is chosen nevertheless.
     """
     references = [normaliser.reference(transcripts[listed.id]) for listed in lists]
     known: dict[tuple[int, int], WordErrors] = {}
@@ -135,7 +135,7 @@ def tune_rescoring(
 
 
 def _middle(axes: dict[str, list[float]], tried: dict[Reweighed, WordErrors]) -> tuple[int, ...]:
-    """Places on both axes of the best pair: of those that tie, the nearest to their mean."""
+    """Return both indices of the best pair: of those that tie, the nearest to their mean."""
     weights, penalties = axes.values()
     counts = np.array([[tried[Reweighed(w, p)].errors for p in penalties] for w in weights])
     tied_K2 = np.argwhere(counts == counts.min())

@@ -1,12 +1,12 @@
-"""Scales chosen on DEV: what is tried is decoded, the choice with the fewest errors is kept.
+"""Scales chosen on DEV: decode with each candidate, keep the one with the fewest errors.
 
 The acoustic scale weighs a frame's scores against the graph, the LM weight the grammar against
-pronunciations and durations; the insertion penalty is paid per word (positive: fewer words). One
-list after the other is walked, the other values staying as they are, until nothing improves: with
-63 combinations of spoken digits this found the best one in a third of the time. A walk goes from
-the best value so far to both sides, as long as one of the next two does better: the smallest scales
-of a long list are the slowest to search with, and seldom any good. Of values that tie, the middle
-one is taken; a list whose end is the best grows there.
+pronunciations and durations; the insertion penalty is paid per word (positive: fewer words). This
+is a coordinate search: one list after the other, with the other values fixed, until nothing
+improves. With 63 combinations on spoken digits it found the best one in a third of the time. Along
+a list it moves from the best value so far to both sides while one of the next two is better: the
+smallest scales are the slowest to search with, and seldom good. Of values that tie, the middle one
+is taken; a list whose end is best is extended.
 """
 
 from collections.abc import Callable
@@ -26,26 +26,26 @@ from asr_train.score.normalise import PLAIN, Normaliser
 from asr_train.score.words import WordErrors
 from asr_train.search.graph import Arrays, Graph, decoding_graph, with_penalty
 
-CHUNK = 4  # utterances handed to a worker at a time
-PATIENCE = 2  # values on each side that do no better, before the walk along a list ends
+CHUNK = 4  # utterances per task of a worker process
+PATIENCE = 2  # values on each side without improvement that end the search along a list
 ROUNDS = 4  # over all lists, at most
 LISTS = {
     "acoustic_scale": "acoustic_scales",
     "insertion_penalty": "insertion_penalties",
     "lm_weight": "lm_weights",
 }
-GEOMETRIC = {"acoustic_scale", "lm_weight"}  # lists that grow by a factor, so stay positive
+GEOMETRIC = {"acoustic_scale", "lm_weight"}  # lists that are extended by a factor
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What DEV chose.
+    """The result of tuning on DEV.
 
     Attributes:
         graph: HCLG, made with the choice's weight and penalty.
         tried: the errors of all choices, in the order tried.
-        grown: the lists that grew, with the values that they had in the end.
-        at_end: lists, by name, whose first or last value is the choice even so.
+        grown: the lists that were extended, with their final values.
+        at_end: names of lists whose first or last value is chosen nevertheless.
     """
 
     best: Choice
@@ -63,12 +63,12 @@ def tune(
     normaliser: Normaliser = PLAIN,
     log: Callable[[str], None] = lambda line: None,
 ) -> Tuned:
-    """Walk the settings' lists, one after the other, from the middle of each.
+    """Search the settings' lists, one after the other, from the middle of each.
 
-    Speakers are adapted once, to what a first pass with the middle values hears.
+    Speakers are adapted once, to the words of a first pass with the middle values.
 
     Args:
-        log: gets a line about every graph that is built, and about the speakers adapted.
+        log: receives a line about every graph that is built, and about speaker adaptation.
     """
     tried: dict[Choice, WordErrors] = {}
     graphs: dict[float, Arrays] = {}
@@ -122,10 +122,10 @@ def _walked(
     tried: dict[Choice, WordErrors],
     decoded: Callable[[list[Choice]], None],
 ) -> Choice:
-    """Walk along the lists, which may grow, until nothing improves; returns the best choice.
+    """Search along the lists, extending them, until nothing improves; return the best choice.
 
     Args:
-        tried: gets the errors of choices by `decoded`.
+        tried: receives the errors of choices by `decoded`.
     """
     longest = {name: len(values) + GROWN for name, values in lists.items()}
     for _ in range(ROUNDS):
@@ -153,7 +153,7 @@ def _walked(
 
 
 def middle(settings: DecodeSettings) -> Choice:
-    """What is tried first: the middle of each list."""
+    """Return the first candidate: the middle of each list."""
     lists = {name: sorted(getattr(settings, key)) for name, key in LISTS.items()}
     return Choice(**{name: values[len(values) // 2] for name, values in lists.items()})
 
@@ -166,9 +166,9 @@ def _errors(
     normaliser: Normaliser,
     choices: list[Choice],
     graph_of: Callable[[Choice], Arrays],
-    told: Callable[[int], Any] = lambda decodings: None,
+    advance: Callable[[int], Any] = lambda decodings: None,
 ) -> list[tuple[Choice, WordErrors]]:
-    """Decode all utterances with every choice; `told` of how many utterances were, on the way."""
+    """Decode all utterances with every choice; call `advance` with the number decoded."""
     arrays = {(c.lm_weight, c.insertion_penalty): graph_of(c) for c in choices}
     ready = {pair: Graph.of(graph) for pair, graph in arrays.items()}
     chunks = [utterances[i : i + CHUNK] for i in range(0, len(utterances), CHUNK)]
@@ -177,18 +177,18 @@ def _errors(
     def errors(chunk: list[Utterance]) -> list[WordErrors]:
         sums = [WordErrors()] * len(choices)
         for u in chunk:
-            said, found = normaliser.reference(u.words), [list[int]() for _ in choices]
+            reference, found = normaliser.reference(u.words), [list[int]() for _ in choices]
             for _, scores_TS in pieces(scorer, u):
                 for ids, c in zip(found, choices, strict=True):
                     graph, scale = ready[c.lm_weight, c.insertion_penalty], c.acoustic_scale
                     ids += search(graph, scores_TS, scale, settings.beam, settings.max_active)[0]
             for i, ids in enumerate(found):
-                heard = normaliser.hypothesis(" ".join(names[k - 1] for k in ids))
-                sums[i] += WordErrors.between(said, heard)
+                hypothesis = normaliser.hypothesis(" ".join(names[k - 1] for k in ids))
+                sums[i] += WordErrors.between(reference, hypothesis)
         return sums
 
     total = [WordErrors()] * len(choices)
     for chunk, sums in zip(chunks, parallel_map(errors, chunks, ""), strict=True):
         total = [a + b for a, b in zip(total, sums, strict=True)]
-        told(len(chunk) * len(choices))
+        advance(len(chunk) * len(choices))
     return list(zip(choices, total, strict=True))

@@ -1,8 +1,8 @@
-"""Scores and HCLG -> the words of a split, in worker processes: with times, and from lattices.
+"""Scores and HCLG -> the words of a split, in worker processes, with times.
 
-Without lattices FasterDecoder finds the best path; with them (nbest > 0) the search of our own
-does, and there are n-best lists, a confidence for each word and the lattice's oracle errors too.
-Word times come from aligning what was found.
+Without lattices, FasterDecoder finds the best path. With them (nbest > 0), our own search also
+gives n-best lists, a confidence for each word and the lattice's oracle errors. Word times come from
+an alignment of the words found.
 """
 
 import time
@@ -25,23 +25,23 @@ from asr_train.search.graph import Graph
 from asr_train.search.lattice import Lattice, Lattices, best_path
 from asr_train.search.nbest import lattice_oracle, list_oracle, nbest
 
-ALIGN_BEAM = 200.0  # nats, for the times of words
-WIDER = 2.0  # times the beam, for utterances whose search did not end where the graph ends
-CHUNK = 8  # utterances handed to a worker at a time
+ALIGN_BEAM = 200.0  # nats, for word times
+WIDER = 2.0  # factor of the beam for utterances whose search reached no final state
+CHUNK = 8  # utterances per task of a worker process
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How acoustic scores and graph are weighed against each other."""
+    """The weights of acoustic scores and graph."""
 
     acoustic_scale: float
-    insertion_penalty: float  # nats a word; in the graph
+    insertion_penalty: float  # nats per word; in the graph
     lm_weight: float  # in the graph
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is searched; as in `schema.DecodeSettings`."""
+    """The width of the search; as in `schema.DecodeSettings`."""
 
     beam: float
     max_active: int
@@ -51,16 +51,16 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """The words found in one utterance.
+    """The words decoded in one utterance.
 
     Attributes:
-        words: empty where the search found nothing.
-        words_at: word, start and duration in seconds, confidence (None without lattices); None
-            where the words could not be aligned.
+        words: empty if the search found nothing.
+        words_at: word, start and duration in seconds, confidence (None without lattices); None if
+            the words could not be aligned.
         graph_cost, acoustic_cost: nats, as weighed.
-        seconds: spent on scoring and searching; real_time_factor: of the utterance's length.
-        final: the search ended where the graph ends.
-        pieces: that the recording was searched in; see `decode.pieces`.
+        seconds: of scoring and searching; real_time_factor: relative to the utterance's length.
+        final: the search reached a final state.
+        pieces: number of pieces of the recording; see `decode.pieces`.
     """
 
     id: str
@@ -81,9 +81,9 @@ class Alternatives:
 
     Attributes:
         sentences: words, graph cost and acoustic cost of each, cheapest first.
-        complete: no cheaper row of words was left out.
-        oracle_errors, list_errors: edits from the transcript, where there is one, to the nearest
-            path of the lattice, and to the nearest of the list.
+        complete: no cheaper word sequence is missing.
+        oracle_errors, list_errors: edits from the transcript, if there is one, to the nearest path
+            of the lattice, and to the nearest sentence of the list.
         arcs: of the lattice.
     """
 
@@ -97,7 +97,7 @@ class Alternatives:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What was found in a piece of a recording; the lattice, where there are lattices."""
+    """The result for a piece of a recording."""
 
     words: list[str]
     graph_cost: float
@@ -110,7 +110,7 @@ class _Piece:
 def search(
     graph: Graph, scores_TS: np.ndarray, scale: float, beam: float, max_active: int
 ) -> tuple[list[int], float, float, bool]:
-    """Word ids, graph and acoustic cost, and whether the end was reached (wider beam included)."""
+    """Return word ids, graph and acoustic cost, and whether a final state was reached."""
     scaled_TS = scores_TS * np.float32(scale)
     found = None
     for width in (beam, beam * WIDER):
@@ -125,14 +125,14 @@ def search(
     return found.words, found.graph_cost, found.acoustic_cost, found.final
 
 
-# How what was found is aligned: as transcripts are, acoustics and transitions in full.
+# Alignment of decoded words: like transcripts, with unscaled acoustics and transitions
 ALIGNING = AliSettings(
     beam=ALIGN_BEAM, retry_beam=5 * ALIGN_BEAM, acoustic_scale=1.0, max_lost_share=1.0
 )
 
 
 class Recogniser:
-    """A model, its graph and how they are weighed; built before worker processes are forked.
+    """A model, its graph and their weights; built before worker processes are forked.
 
     Args:
         graph: HCLG, made with the choice's weight and penalty; with arrays if lattices are wanted.
@@ -159,7 +159,7 @@ class Recogniser:
             self._lattices = Lattices(graph.arrays, scorer.num_states)
 
     def __call__(self, utterance: Utterance) -> tuple[Hypothesis, Alternatives | None]:
-        """Decode one utterance, in pieces where it is long."""
+        """Decode one utterance, in pieces if it is long."""
         found, seconds = [], 0.0
         words_at: list[tuple[str, float, float, float | None]] | None = []
         start = time.perf_counter()
@@ -176,7 +176,7 @@ class Recogniser:
         alternatives = None
         if self._lattices is not None and len(found) == 1:
             alternatives = self._alternatives(utterance, found[0].lattice)
-        elif self._lattices is not None:  # lists of pieces do not make a list of the whole
+        elif self._lattices is not None:  # lists of pieces do not combine to one of the whole
             sentences = [(words, graph_cost, acoustic_cost)]
             arcs = sum(len(one.lattice.arcs_A) for one in found if one.lattice is not None)
             alternatives = Alternatives(utterance.id, sentences, False, None, None, arcs)
@@ -228,7 +228,7 @@ class Recogniser:
             return Alternatives(utterance.id, [], True, None, None, 0)
         listed = nbest(lattice, self._effort.nbest)
         known = self._lang.word_ids
-        said = [known.get(word, 0) for word in utterance.words.split()]  # 0: equals no word
+        reference = [known.get(word, 0) for word in utterance.words.split()]  # 0: equals no word
         return Alternatives(
             utterance.id,
             [
@@ -236,8 +236,8 @@ class Recogniser:
                 for s in listed.sentences
             ],
             listed.complete,
-            lattice_oracle(lattice, said).total if said else None,
-            list_oracle(listed.sentences, said).total if said else None,
+            lattice_oracle(lattice, reference).total if reference else None,
+            list_oracle(listed.sentences, reference).total if reference else None,
             len(lattice.arcs_A),
         )
 
@@ -268,7 +268,7 @@ class Recogniser:
 def transcribe(
     recognise: Recogniser, utterances: list[Utterance], what: str
 ) -> Iterator[tuple[Hypothesis, Alternatives | None]]:
-    """Decode utterances in their order, in worker processes."""
+    """Decode utterances in order, in worker processes."""
     chunks = [utterances[i : i + CHUNK] for i in range(0, len(utterances), CHUNK)]
     for found in parallel_map(lambda chunk: [recognise(u) for u in chunk], chunks, what):
         yield from found

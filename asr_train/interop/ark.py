@@ -1,8 +1,8 @@
-"""Kaldi's archives: `.ark`, `.ark.gz`, `.scp` <-> **(utterance, array)**, one after the other.
+"""Kaldi's archives: `.ark`, `.ark.gz`, `.scp` <-> **(utterance, array)**, one at a time.
 
 Matrices are float32 [rows, columns] (features, scores), integer vectors int32 [T] (alignments).
-kaldiio decodes and encodes single arrays; files are opened here. Its own openers are not called:
-they run what a name with '|' says, and unpickle what begins with PKL. Knows nothing of manifests.
+kaldiio decodes and encodes single arrays; files are opened here. Its own openers are not used: they
+execute names with '|', and unpickle what begins with PKL. Knows nothing of manifests.
 """
 
 import gzip
@@ -26,15 +26,15 @@ Keyed = Iterator[tuple[str, np.ndarray]]
 
 
 def read_matrices(path: Path | str) -> Keyed:
-    """Yield the matrices of an archive or of a list of places in archives (`.scp`).
+    """Yield the matrices of an archive, or of a list of places in archives (`.scp`).
 
     Binary (float, double, Kaldi's three compressions) or text.
 
     Returns:
         Utterance and float32 [rows, columns], in the file's order.
     Raises:
-        DamagedFileError: if it ends early or holds anything else; names file, utterance, byte.
-        ValueError: for an utterance that comes twice, or a list that names a command.
+        DamagedFileError: if it ends early or has other content; names file, utterance, byte.
+        ValueError: for a duplicate utterance, or a list that names a command.
     """
     return _read(Path(path), _matrix)
 
@@ -48,7 +48,7 @@ def _read(path: Path, decode: Callable[[BinaryIO], np.ndarray]) -> Keyed:
     seen: set[str] = set()
     for key, array in (_listed if path.suffix == ".scp" else _archived)(path, decode):
         if key in seen:
-            raise ValueError(f"{path}: the utterance {key} comes twice; ids must differ")
+            raise ValueError(f"{path}: the utterance {key} is there twice; ids must differ")
         seen.add(key)
         yield key, array
 
@@ -60,7 +60,7 @@ def _archived(path: Path, decode: Callable[[BinaryIO], np.ndarray]) -> Keyed:
 
 
 def _key(file: BinaryIO, path: Path) -> str:
-    """The word before the next array; empty at the end of the file."""
+    """Read the word before the next array; empty at the end of the file."""
     start, key = file.tell(), b""
     while (byte := file.read(1)) not in (b" ", b"\t", b""):
         key += byte
@@ -76,7 +76,7 @@ def _key(file: BinaryIO, path: Path) -> str:
 
 
 def _listed(path: Path, decode: Callable[[BinaryIO], np.ndarray]) -> Keyed:
-    """Look up the places that an .scp names, keeping the last archive open."""
+    """Look up the places in an .scp, keeping the last archive open."""
     last: tuple[Path, BinaryIO] | None = None
     try:
         for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -93,20 +93,18 @@ def _listed(path: Path, decode: Callable[[BinaryIO], np.ndarray]) -> Keyed:
 
 
 def _place(where: str, line: str) -> tuple[str, Path, int]:
-    """`utt feats.ark:123` -> its parts."""
+    """Split `utt feats.ark:123` into its parts."""
     key, _, place = line.strip().partition(" ")
     place = place.strip()
     if not key or not place:
         raise ValueError(f"{where} is {line!r}; it must be an utterance and a place in an archive")
     if "|" in (place[0], place[-1]):
         raise ValueError(
-            f"{where} is a command ({place}), and nothing that is read is run here; "
+            f"{where} is a command ({place}), and no input file can execute code; "
             "write an archive with copy-feats and read that"
         )
     if place.endswith("]"):
-        raise ValueError(
-            f"{where} names a part of a matrix ({place}); write it out with copy-feats"
-        )
+        raise ValueError(f"{where} names a part of a matrix ({place}); extract it with copy-feats")
     name, colon, offset = place.rpartition(":")
     if colon and offset.isdigit():
         return key, Path(name), int(offset)
@@ -117,7 +115,7 @@ def _opened(path: Path) -> BinaryIO:
     if path.suffix != ".gz":
         return open(path, "rb")
     try:
-        return io.BytesIO(gzip.decompress(path.read_bytes()))  # to be sought in, backwards too
+        return io.BytesIO(gzip.decompress(path.read_bytes()))  # must be seekable
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise _damaged(path, f"cannot be unpacked ({error})") from error
 
@@ -142,10 +140,10 @@ def _matrix(file: BinaryIO) -> np.ndarray:
     if head.startswith(MATRICES):
         return np.ascontiguousarray(_matio().read_matrix_or_vector(file), np.float32)
     if head.startswith(b"\0B") or not head.lstrip().startswith(b"["):
-        raise ValueError(f"{head!r} is no matrix")
+        raise ValueError(f"{head!r} is not a matrix")
     rows_TF: np.ndarray = _matio().read_ascii_mat(file)
     if rows_TF.ndim != 2:
-        raise ValueError("a vector is no matrix")
+        raise ValueError("a vector is not a matrix")
     return rows_TF.astype(np.float32)
 
 
@@ -155,7 +153,7 @@ def _int_vector(file: BinaryIO) -> np.ndarray:
         vector: np.ndarray = _matio().read_int32vector(file)
         return vector
     if head.startswith(b"\0B"):
-        raise ValueError(f"{_peek(file, 6)!r} is no vector of integers")
+        raise ValueError(f"{_peek(file, 6)!r} is not a vector of integers")
     line = file.readline()
     if not line.endswith(b"\n"):
         raise ValueError("the last line has no end")
@@ -172,19 +170,19 @@ def _peek(file: BinaryIO, count: int) -> bytes:
 
 
 def write_matrices(path: Path | str, matrices: Iterable[tuple[str, np.ndarray]]) -> int:
-    """Write a binary, uncompressed archive, and beside it the `.scp` that lists its places.
+    """Write a binary, uncompressed archive, and the `.scp` that lists its places.
 
     Args:
-        path: ends in .ark; it appears when all is written.
-        matrices: utterance and [rows, columns], neither zero; stored as float32.
-    Returns:
-        How many were written.
+        path: ends in .ark; written last.
+            matrices: utterance and [rows, columns], neither zero; stored as float32.
+        Returns:
+            The number written.
     Raises:
-        ValueError: for an id with a space, an id that comes twice, or an empty matrix.
+        ValueError: for an id with a space, a duplicate id, or an empty matrix.
     """
     path = Path(path)
     if path.suffix != ".ark":
-        raise ValueError(f"{path} must end in .ark: its list is named by .scp in that place")
+        raise ValueError(f"{path} must end in .ark: its list has .scp in that place")
     places: dict[str, int] = {}
     with replacing(path) as scratch:
         with open(scratch, "wb") as file:
@@ -195,7 +193,7 @@ def write_matrices(path: Path | str, matrices: Iterable[tuple[str, np.ndarray]])
                 file.write(f"{key} ".encode())
                 places[key] = file.tell()
                 _matio().write_array(file, np.ascontiguousarray(matrix, np.float32))
-        # The list first: who finds the archive finds both
+        # The list first: if the archive exists, so does the list
         where = os.path.abspath(path)
         lines = [f"{key} {where}:{places[key]}\n" for key in sorted(places, key=str.encode)]
         write_text(path.with_suffix(".scp"), "".join(lines))
@@ -203,9 +201,9 @@ def write_matrices(path: Path | str, matrices: Iterable[tuple[str, np.ndarray]])
 
 
 def write_int_vectors(path: Path | str, vectors: Iterable[tuple[str, np.ndarray]]) -> int:
-    """Write integer vectors, [T]: an archive where the name ends in `.ark`, else text (`ark,t`).
+    """Write integer vectors, [T]: an archive if the name ends in `.ark`, else text (`ark,t`).
 
-    A name in `.gz` is gzipped. Returns how many; raises as `write_matrices`.
+    A name in `.gz` is gzipped. Returns the number written; raises as `write_matrices`.
     """
     path = Path(path)
     binary = ".ark" in path.suffixes
@@ -225,9 +223,9 @@ def write_int_vectors(path: Path | str, vectors: Iterable[tuple[str, np.ndarray]
 
 def _check_key(key: str, seen: dict[str, int]) -> None:
     if key.split() != [key]:
-        raise ValueError(f"the utterance id {key!r} is empty or has a space, which Kaldi parts at")
+        raise ValueError(f"the utterance id {key!r} is empty or has a space, which Kaldi splits at")
     if key in seen:
-        raise ValueError(f"the utterance {key} comes twice; ids must differ")
+        raise ValueError(f"the utterance {key} is there twice; ids must differ")
 
 
 def _matio() -> Any:

@@ -1,9 +1,9 @@
-"""Words or phones at their times <-> **CTM**; references -> **STM**: NIST's formats, for sclite.
+"""Words or phones with their times -> **CTM**; references -> **STM**: NIST's formats, for sclite.
 
     CTM   recording channel start duration word confidence
     STM   recording channel speaker start end <label> words
 
-Channels count from 1; times are seconds from the recording's start.
+Channels are numbered from 1; times are seconds from the recording's start.
 """
 
 import math
@@ -13,14 +13,14 @@ from pathlib import Path
 from asr_train.files import DamagedFileError, write_text
 from asr_train.interop.times import Span, Timed
 
-Lane = tuple[str, int]  # recording, and channel counted from 0
+Lane = tuple[str, int]  # recording, and channel from 0
 
 
 def write_ctm(path: Path | str, utterances: Iterable[Timed]) -> int:
-    """Write one line a word, in order of recording, channel and time; returns how many.
+    """Write one line per word, in order of recording, channel and time; return their number.
 
-    A word without confidence gets 1. An utterance without words leaves no trace: a CTM cannot
-    tell it from one that was never decoded.
+    A word without confidence gets 1. An utterance without words has no line: in a CTM, it cannot be
+    distinguished from one that was never decoded.
     """
     rows = [(u.recording, u.channel + 1, span) for u in utterances for span in u.spans]
     rows.sort(key=lambda row: (row[0].encode(), row[1], row[2].start))
@@ -62,7 +62,7 @@ def read_ctm(path: Path | str) -> dict[Lane, list[Span]]:
 
 
 def write_stm(path: Path | str, utterances: Iterable[Timed]) -> int:
-    """Write one line an utterance, its reference words, in order of recording, channel and time."""
+    """Write one line per utterance, its reference, in order of recording, channel and time."""
     rows = sorted(utterances, key=lambda u: (u.recording.encode(), u.channel, u.start))
     lines = []
     for u in rows:
@@ -77,4 +77,6 @@ def write_stm(path: Path | str, utterances: Iterable[Timed]) -> int:
 def _check_words(where: str, *names: str) -> None:
     for name in names:
         if name.split() != [name]:
-            raise ValueError(f"{where}: {name!r} is empty or has a space, where CTM and STM part")
+            raise ValueError(
+                f"{where}: {name!r} is empty or has a space, a separator in CTM and STM"
+            )

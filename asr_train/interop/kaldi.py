@@ -1,10 +1,10 @@
 """Kaldi's data folders <-> **cuts**, or a folder with `utterances.tsv`.
 
     DATA_DIR --read_data_dir--> DataDir --cuts_of--> cuts --write_data_dir--> DATA_DIR
-                                DataDir --write_folder--> what `make folder` takes and validates
+                                DataDir --write_folder--> a corpus for `make folder`
 
-Nothing that wav.scp says is run. A command that only decodes one file (by flac, sph2pipe or sox) is
-understood, and the file read by libsndfile; any other is refused. Times come from the audio.
+No command of wav.scp is executed. One that only decodes a file (by flac, sph2pipe or sox) is
+recognised, and the file read by libsndfile; any other is refused. Times come from the audio.
 """
 
 import os
@@ -24,17 +24,17 @@ from asr_train.files import replacing, write_text
 from asr_train.frames import samples_of
 from asr_train.jobs import parallel_map
 
-OVERSHOOT_SECONDS = 0.5  # by which a segment may pass the end, as in Kaldi's extract-segments
-WHOLE_SECONDS = 1e-4  # a cut that ends so near to its recording's end holds all of it
+OVERSHOOT_SECONDS = 0.5  # of a segment past the recording's end, as in Kaldi's extract-segments
+WHOLE_SECONDS = 1e-4  # a cut that ends this near to its recording's end includes it
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a recording is.
+    """The location of a recording.
 
     Attributes:
         where: the line of wav.scp, for messages.
-        channel: counted from 0; None: there is one, or corpus.folder.channel says.
+        channel: from 0; None: there is one, or as in corpus.folder.channel.
     """
 
     where: str
@@ -44,7 +44,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """An utterance and its place in a recording; `end` None: up to the recording's end."""
+    """An utterance and its place in a recording; `end` is None for the recording's end."""
 
     id: str
     recording: str
@@ -59,7 +59,7 @@ class DataDir:
     """A data folder's content, in order of the utterances' ids.
 
     Attributes:
-        segmented: it has `segments`, else each utterance is the recording of its name.
+        segmented: whether it has `segments`; else each utterance is a recording of the same name.
     """
 
     folder: Path
@@ -72,14 +72,14 @@ class DataDir:
 
 
 def read_data_dir(folder: Path | str) -> DataDir:
-    """Read wav.scp, utt2spk, text and, where there is one, segments.
+    """Read wav.scp, utt2spk, text and, if it exists, segments.
 
     A relative path counts from the current folder, as in Kaldi, or else from the one two above
     the data folder (`s5` for `s5/data/train`).
 
     Raises:
-        CorpusError: for a missing file, a line that is not as it should be, an id that comes twice
-            or is in one file only, or a command in wav.scp that cannot be understood.
+        CorpusError: for a missing file, an invalid line, an id that is duplicate or in one file
+            only, or a command in wav.scp that is not recognised.
     """
     folder = Path(folder)
     wavs = _table(folder / "wav.scp")
@@ -113,11 +113,11 @@ def read_data_dir(folder: Path | str) -> DataDir:
 
 
 def _table(path: Path, empty: bool = False) -> dict[str, tuple[int, str]]:
-    """First word of each line -> number of the line, and its rest (which `empty` lets be empty)."""
+    """Read a table: first word of each line -> its line number and rest (empty if `empty`)."""
     if not path.is_file():
         raise CorpusError(
             f"{path} is missing; a Kaldi data folder has wav.scp, text and utt2spk, and segments "
-            "where utterances are parts of recordings"
+            "if utterances are parts of recordings"
         )
     rows: dict[str, tuple[int, str]] = {}
     try:
@@ -132,7 +132,7 @@ def _table(path: Path, empty: bool = False) -> dict[str, tuple[int, str]]:
             raise CorpusError(f"{path}, line {number} is {line!r}: something is missing in it")
         if key in rows:
             raise CorpusError(
-                f"{path}: {key} stands in line {rows[key][0]} and in line {number}; ids must differ"
+                f"{path}: {key} is in line {rows[key][0]} and in line {number}; ids must differ"
             )
         rows[key] = number, rest[0] if rest else ""
     return rows
@@ -143,7 +143,7 @@ def _check_same_ids(folder: Path, one: str, ones: set[str], other: str, others: 
         if ids:
             raise CorpusError(
                 f"{folder}: {len(ids)} of the utterances in {has} are not in {lacks}, the first is "
-                f"{min(ids)}; Kaldi's utils/fix_data_dir.sh takes them out of all files"
+                f"{min(ids)}; Kaldi's utils/fix_data_dir.sh removes them from all files"
             )
 
 
@@ -167,7 +167,7 @@ def _segment(
 
 
 def _source(where: str, value: str, folder: Path) -> Source:
-    """A path, or the file that a decoding command reads."""
+    """Return a path, or the file that a decoding command reads."""
     if value.endswith("|"):
         name, channel = _decoded_file(where, value)
     elif "|" in value[:1] or value == "-":
@@ -182,10 +182,10 @@ def _source(where: str, value: str, folder: Path) -> Source:
 
 
 def _decoded_file(where: str, command: str) -> tuple[str, int | None]:
-    """What a decoder's command reads: the file, and the channel where it names one."""
+    """Return the file that a decoder's command reads, and the channel if it names one."""
     refused = CorpusError(
-        f"{where} is the command `{command}`. Commands are not run here, and only these are "
-        "understood: flac -c -d -s FILE |, sph2pipe -f wav -p -c N FILE |, sox FILE -t wav - "
+        f"{where} is the command `{command}`. Commands are not executed, and only these are "
+        "recognised: flac -c -d -s FILE |, sph2pipe -f wav -p -c N FILE |, sox FILE -t wav - "
         "[remix N] |; write WAV files with Kaldi's wav-copy and name those"
     )
     try:
@@ -213,7 +213,7 @@ _FLAC = {"-c", "-d", "-s", "--silent", "--decode", "--stdout"}
 
 
 def _sorted(names: Iterable[str]) -> list[str]:
-    """In the order of the C locale, which Kaldi's tools rely on."""
+    """Sort as in the C locale, which Kaldi's tools need."""
     return sorted(names, key=str.encode)
 
 
@@ -221,11 +221,11 @@ def _sorted(names: Iterable[str]) -> list[str]:
 
 
 def cuts_of(data: DataDir) -> list[MonoCut]:
-    """One cut an utterance, with its recording's rate and length as the audio has them.
+    """Return one cut per utterance, with rate and length of its audio file.
 
     Raises:
-        CorpusError: if a recording is missing or cannot be read, has several channels of which
-            wav.scp names none, or ends before a segment does.
+        CorpusError: if a recording is missing or cannot be read, has several channels without a
+            choice in wav.scp, or ends before a segment.
     """
     recordings = _recordings(data)
     cuts = []
@@ -260,18 +260,18 @@ def _recordings(data: DataDir) -> dict[str, Recording]:
     if bad:
         raise CorpusError(
             f"{data.folder}: {len(bad)} of {len(used)} recordings cannot be read: {min(bad)}; "
-            "mend their lines, or take them out and call utils/fix_data_dir.sh"
+            "correct their lines, or remove them and call utils/fix_data_dir.sh"
         )
     return found
 
 
 def _end(u: Segment, recorded: float) -> float:
-    """When an utterance ends, in seconds; never after its recording."""
+    """Return the end of an utterance in seconds; never after its recording's end."""
     end = recorded if u.end is None else u.end
     if end > recorded + OVERSHOOT_SECONDS or u.start >= recorded:
         raise CorpusError(
             f"{u.id} lasts from {u.start} to {end} s, but its recording {u.recording} has "
-            f"{recorded:.3f} s; mend `segments`"
+            f"{recorded:.3f} s; correct `segments`"
         )
     return min(end, recorded)
 
@@ -282,14 +282,14 @@ def _end(u: Segment, recorded: float) -> float:
 def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
     """Write `utterances.tsv`, which `make folder CORPUS_DIR=...` validates and splits.
 
-    Recordings that are one utterance each stay where they are, named by their absolute paths.
-    Segments, and channels that wav.scp names, are cut out into `audio/UTT.flac` (lossless up to
-    24 bits). `speakers.NAME` lists the speakers of each data folder, NAME being its last part.
+    Recordings with one utterance each stay in place and are named by absolute paths. Segments, and
+    channels named by wav.scp, are extracted to `audio/UTT.flac` (lossless up to 24 bits).
+    `speakers.NAME` lists the speakers of each data folder, with NAME its last part.
 
     Returns:
         A line to print for each data folder.
     Raises:
-        CorpusError: as `cuts_of`; or for ids or names of folders that come twice.
+        CorpusError: as `cuts_of`; or for duplicate ids or names of folders.
     """
     folder = Path(folder)
     owners: dict[str, Path] = {}
@@ -302,8 +302,8 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
             file = _flac_name(cut.id)
             if file in owners:
                 raise CorpusError(
-                    f"{cut.id} of {data.folder} would be written as {file}, as an utterance of "
-                    f"{owners[file]} is already; ids must differ"
+                    f"{cut.id} of {data.folder} would be written to {file}, like an utterance of "
+                    f"{owners[file]}; ids must differ"
                 )
             owners[file] = data.folder
         rows += [
@@ -322,8 +322,8 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
 
 
 def _row(cut: MonoCut, path: Path | str) -> tuple[str, ...]:
-    spoken = cut.supervisions[0]
-    return cut.id, spoken.speaker, str(path), f"{cut.duration:.6f}", spoken.text
+    supervision = cut.supervisions[0]
+    return cut.id, supervision.speaker, str(path), f"{cut.duration:.6f}", supervision.text
 
 
 def _copied(data: DataDir) -> bool:
@@ -331,12 +331,12 @@ def _copied(data: DataDir) -> bool:
 
 
 def _flac_name(utt_id: str) -> str:
-    """A plain file name: an id may hold '/', and choose no folder."""
+    """Return a plain file name: an id may contain '/', but must not select a folder."""
     return utt_id.replace("/", "_").replace(".", "_") + ".flac"
 
 
 def _audio(data: DataDir, cuts: list[MonoCut], folder: Path) -> list[Path | str]:
-    """What `path` of utterances.tsv says for each cut, after cutting out what has to be."""
+    """Return the `path` of utterances.tsv for each cut, after extracting segments."""
     if not _copied(data):
         return [cut.recording.sources[0].source for cut in cuts]
     by_recording: dict[str, list[MonoCut]] = {}
@@ -362,8 +362,8 @@ def _cut_out(cut: MonoCut, source: Source, path: Path) -> None:
         rate = file.samplerate
     if len(wave_NC) < count:
         raise CorpusError(
-            f"{cut.id}: {source.path} promises {count} samples from {first} on, but only "
-            f"{len(wave_NC)} can be read; mend or take out {source.where}"
+            f"{cut.id}: {source.path} announces {count} samples from {first} on, but only "
+            f"{len(wave_NC)} can be read; repair or remove {source.where}"
         )
     if source.channel is not None:
         wave_NC = wave_NC[:, source.channel]
@@ -378,17 +378,17 @@ _SIXTEEN_BITS = {"PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW", "VORBIS", "MPEG_L
 
 
 def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
-    """Write a data folder as utils/validate_data_dir.sh wants it; wav.scp comes last.
+    """Write a data folder that passes utils/validate_data_dir.sh; wav.scp comes last.
 
-    WAV files are named by their paths. Kaldi reads nothing else by itself, so FLAC goes through
-    flac, and other kinds, or one channel of several, through sox. `segments` is written where a
-    cut is not all of a recording, or not called as it.
+    WAV files are named by their paths. Kaldi reads no other format itself, so FLAC is decoded by
+    flac, and other formats, or one channel of several, by sox. `segments` is written if a cut is
+    not a whole recording, or has another name.
 
     Returns:
-        What the user should know.
+        Notes for the user.
     Raises:
-        ValueError: for missing audio, ids or speakers that are empty or have spaces, ids that come
-            twice, no cuts at all, or cuts of one recording that take different channels.
+        ValueError: for missing audio, ids or speakers that are empty or have spaces, duplicate ids,
+            no cuts at all, or cuts of one recording with different channels.
     """
     folder = Path(folder)
     by_id = {cut.id: cut for cut in cuts}
@@ -400,21 +400,21 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
         for what, name in (("id", utt_id), ("speaker", speaker)):
             if name.split() != [name]:
                 raise ValueError(
-                    f"{utt_id}: the {what} {name!r} is empty or has a space, which Kaldi parts at"
+                    f"{utt_id}: the {what} {name!r} is empty or has a space, which Kaldi splits at"
                 )
     channels: dict[str, int] = {}
     for cut in cuts:
         if channels.setdefault(cut.recording_id, cut.channel) != cut.channel:
             raise ValueError(
                 f"{cut.id} takes channel {cut.channel} of {cut.recording_id}, but another cut "
-                f"takes {channels[cut.recording_id]}; give the channels recordings of their own"
+                f"takes {channels[cut.recording_id]}; give the channels separate recordings"
             )
     recordings = {cut.recording_id: cut.recording for cut in cuts}
     for recording in recordings.values():
         if not Path(recording.sources[0].source).exists():
             raise ValueError(
                 f"{recording.id}: {os.path.abspath(recording.sources[0].source)} is missing; paths "
-                "in a manifest count from the recipe's folder: call this from there"
+                "in a manifest are relative to the recipe's folder: call this from there"
             )
     of_speaker: dict[str, list[str]] = {}
     for utt_id, speaker in speakers.items():
@@ -439,7 +439,7 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
 
 
 def seconds_text(seconds: float) -> str:
-    """Microseconds' precision, at least two decimals: 2.00, 0.123456."""
+    """Format with a precision of microseconds and at least two decimals: 2.00, 0.123456."""
     whole, decimals = f"{seconds:.6f}".split(".")
     return f"{whole}.{decimals.rstrip('0').ljust(2, '0')}"
 
@@ -472,10 +472,10 @@ def _notes(order: list[str], speakers: dict[str, str], wavs: list[str]) -> list[
     by_speaker = sorted(order, key=lambda i: (speakers[i].encode(), i.encode()))
     if by_speaker != order:
         notes.append(
-            "the ids do not begin with their speakers, which Kaldi's sorting likes best; "
+            "the ids do not begin with their speakers, as Kaldi's sorting expects; "
             "call utils/validate_data_dir.sh with --no-feats --no-spk-sort"
         )
     programs = {wav.split()[0] for wav in wavs if wav.endswith("|")}
     if programs:
-        notes.append(f"wav.scp decodes with {' and '.join(_sorted(programs))}: Kaldi will need it")
+        notes.append(f"wav.scp decodes with {' and '.join(_sorted(programs))}: Kaldi needs it")
     return notes

@@ -1,9 +1,10 @@
-"""Our features and alignments <-> Kaldi's archives (interop.ark), utterance by utterance.
+"""Our features and alignments <-> Kaldi's archives (interop.ark), one utterance at a time.
 
     feats.ark + manifests/SPLIT.jsonl.gz --import_feats--> feats/SPLIT.jsonl.gz
     ali.txt   + feats/SPLIT.jsonl.gz     --import_ali-->   ali/SPLIT.jsonl.gz
 
-A state id here is a pdf-id there. Scores for Kaldi's decoder are `ark.write_matrices`' business.
+A state id here is a pdf-id in Kaldi. Scores for Kaldi's decoder are written by
+`ark.write_matrices`.
 """
 
 import math
@@ -30,7 +31,7 @@ UTTERANCES_A_PART = 200
 
 
 def feats_out(feats: Feats) -> Iterator[tuple[str, np.ndarray]]:
-    """Utterance and float32 [T, F], as stored, for `ark.write_matrices`."""
+    """Yield utterance and float32 [T, F], as stored, for `ark.write_matrices`."""
     return ((u.id, feats.load(u)) for u in feats)
 
 
@@ -40,14 +41,14 @@ def import_feats(
     """Store the matrices of an archive as the features of these cuts.
 
     Args:
-        archive: .ark, .ark.gz or .scp; its order does not matter.
-        settings: how they were computed; rate and bins are those of all further stages.
+        archive: .ark, .ark.gz or .scp, in any order.
+        settings: how they were computed; rate and bins hold for all further stages.
         manifest: feats/SPLIT.jsonl.gz, written last.
     Returns:
-        Frames stored, and utterances of the archive that no cut has.
+        Frames stored, and utterances of the archive without a cut.
     Raises:
         ValueError: if a cut has no features, or they have another width, values that are not
-            finite, or more frames away from the cut's duration than Kaldi's edges explain.
+            finite, or a number of frames that Kaldi's edges do not explain.
     """
     manifest = Path(manifest)
     folder = manifest.with_name(manifest.name.removesuffix(".jsonl.gz"))
@@ -77,7 +78,7 @@ def import_feats(
     if missing := sorted(by_id.keys() - rows.keys()):
         raise ValueError(
             f"{archive} lacks {len(missing)} of {len(by_id)} utterances, the first is "
-            f"{missing[0]}; compute their features too, or take them out of the manifest"
+            f"{missing[0]}; compute their features too, or remove them from the manifest"
         )
     frames = sum(s.frames for s in sums.values())
     speakers = {speaker: s.plain() for speaker, s in sums.items()}
@@ -92,7 +93,7 @@ def _check_feats(where: str, feats_TF: np.ndarray, seconds: float, settings: Fea
     if feats_TF.shape[1] != settings.num_mels:
         raise ValueError(
             f"{where} has {feats_TF.shape[1]} columns but feats.num_mels is {settings.num_mels}; "
-            "set it to what the archive holds"
+            "set it to the archive's width"
         )
     if not np.isfinite(feats_TF).all():
         t, f = np.argwhere(~np.isfinite(feats_TF))[0]
@@ -136,7 +137,7 @@ def _row(cut: MonoCut, frames: int, settings: FeatsSettings, path: Path) -> dict
 
 
 def ali_out(ali: Alignments) -> Iterator[tuple[str, np.ndarray]]:
-    """Utterance and int32 [T], by id, for `ark.write_int_vectors`."""
+    """Yield utterance and int32 [T], sorted by id, for `ark.write_int_vectors`."""
     return ((utt_id, ali.load(utt_id)) for utt_id in sorted(ali.ids, key=str.encode))
 
 
@@ -151,17 +152,17 @@ def import_ali(
     """Store pdf-ids as the alignment of these features.
 
     Args:
-        archive: integers of each utterance, `ali-to-pdf`'s output: text or binary.
+        archive: integers of each utterance, output of `ali-to-pdf`: text or binary.
         num_states: S, pdf-ids of the model that aligned.
         manifest: ali/SPLIT.jsonl.gz, written last.
-        model: what the index of another alignment says of these states (num_states, states_hash,
-            self_loops); else self-loops are counted, and the hash stands for S unknown states.
-        max_lost_share: of the utterances that may have no alignment.
+        model: entries of another alignment's index on these states (num_states, states_hash,
+            self_loops); else self-loops are counted, and the hash is that of S unknown states.
+        max_lost_share: share of utterances that may lack an alignment.
     Returns:
         Utterances with an alignment, and without.
     Raises:
-        ValueError: for ids not below S, another number of frames than the features have, or more
-            utterances without alignment than allowed.
+        ValueError: for ids not below S, another number of frames than the features', or too many
+            utterances without alignment.
     """
     paths: dict[str, np.ndarray] = {}
     frames = {u.id: u.frames for u in feats}
@@ -186,7 +187,7 @@ def import_ali(
 
 
 def _path(states_T: np.ndarray) -> Aligned:
-    """A path of which only the states are known, not the phones."""
+    """Return a path with states but unknown phones."""
     unknown = np.zeros(len(states_T), np.int8), np.zeros((0, 3), np.int32)
     return Aligned(states_T, *unknown, math.nan, False)
 
@@ -200,14 +201,15 @@ def _check_ali(where: str, states_T: np.ndarray, frames: int, num_states: int) -
     if len(states_T) and not 0 <= states_T.min() <= states_T.max() < num_states:
         raise ValueError(
             f"{where} has the ids {states_T.min()} to {states_T.max()} but the states are 0 to "
-            f"{num_states - 1}; are these transition-ids? Kaldi's ali-to-pdf makes pdf-ids of them"
+            f"{num_states - 1}; are these transition-ids? Kaldi's ali-to-pdf converts them to "
+            "pdf-ids"
         )
 
 
 def self_loops(paths: list[np.ndarray], num_states: int) -> np.ndarray:
-    """Each state's probability to be followed by itself, counted: float64 [S].
+    """Estimate each state's self-loop probability from counts: float64 [S].
 
-    One is added to both counts, so that a state that was never seen gets 1/2.
+    One is added to both counts, so that an unseen state gets 1/2.
     """
     stay_S, all_S = np.ones(num_states), np.full(num_states, 2.0)
     for path_T in paths:

@@ -1,7 +1,7 @@
-"""Words and phones at their times <-> **TextGrid**, which Praat shows over the spectrogram.
+"""Words and phones with their times <-> **TextGrid**, which Praat shows over the spectrogram.
 
-One file an utterance, one tier a kind, time counting from the utterance's start. praatio reads and
-writes; what it would repair by itself (overlaps, labels past the end) is refused here.
+One file per utterance, one tier per kind, times from the utterance's start. praatio reads and
+writes; what it would repair silently (overlaps, labels past the end) is refused here.
 """
 
 import os
@@ -12,7 +12,7 @@ from asr_train.extras import extra
 from asr_train.files import DamagedFileError, replacing
 from asr_train.interop.times import Span, Timed
 
-SLACK_SECONDS = 1e-5  # of rounding, by which neighbours may overlap
+SLACK_SECONDS = 1e-5  # of overlap by rounding
 
 
 def write_textgrid(
@@ -23,9 +23,9 @@ def write_textgrid(
     Args:
         tiers: name (words, phones) -> the same utterance with its spans, in time order.
         beyond_seconds: by which the last span may end past the audio, and is cut off: half a frame
-            shift for what frames were aligned to, for their number is rounded.
+            shift for aligned frames, whose number is rounded.
     Raises:
-        ValueError: if spans overlap, are empty, or lie outside the utterance.
+        ValueError: if spans overlap, are empty, or are outside the utterance.
     """
     with extra("textgrid", "a TextGrid"):
         from praatio.data_classes.interval_tier import IntervalTier
@@ -39,27 +39,27 @@ def write_textgrid(
             str(scratch),
             format="long_textgrid",
             includeBlankSpaces=True,
-            minimumIntervalLength=None,  # else praatio drops the short ones
+            minimumIntervalLength=None,  # otherwise praatio drops short ones
             reportingMode="error",
         )
 
 
 def _inside(timed: Timed, tier: str, beyond: float) -> list[tuple[float, float, str]]:
-    """(start, end, label) from the utterance's start; rounding past a neighbour is cut off."""
+    """Return (start, end, label) from the utterance's start; cut off overlaps by rounding."""
     rows: list[tuple[float, float, str]] = []
     last, whole = 0.0, round(timed.seconds, 6)
     for span in timed.spans:
         start, end = span.start - timed.start, span.end - timed.start
         what = f"{timed.id}: {span.label} in {tier} lasts from {start:.6f} to {end:.6f} s"
         if start < last - SLACK_SECONDS:
-            raise ValueError(f"{what}, but what is before it ends at {last:.6f}")
+            raise ValueError(f"{what}, but the one before it ends at {last:.6f}")
         if end > whole + beyond + SLACK_SECONDS:
             raise ValueError(f"{what}, but the utterance ends at {whole:.6f}")
         start, end = round(max(start, last), 6), round(min(end, whole), 6)
         if end <= start:
             raise ValueError(f"{what}; Praat has no empty intervals")
         if not span.label.strip():
-            raise ValueError(f"{what} and has no label, as only gaps have")
+            raise ValueError(f"{what} and has no label, which only gaps lack")
         rows.append((start, end, span.label))
         last = end
     return rows
@@ -77,12 +77,12 @@ def read_textgrid(path: Path | str, start: float = 0.0) -> dict[str, list[Span]]
         from praatio import textgrid
         from praatio.data_classes.interval_tier import IntervalTier
         from praatio.utilities.errors import PraatioException
-    os.stat(path)  # a missing file is not a damaged one
+    os.stat(path)  # raises FileNotFoundError
     try:
         grid = textgrid.openTextgrid(str(path), includeEmptyIntervals=False, reportingMode="error")
     except (PraatioException, ValueError, IndexError, KeyError, AttributeError) as error:
         why = " ".join(str(error).split())
-        raise DamagedFileError(f"{path} is no TextGrid that can be read ({why})") from error
+        raise DamagedFileError(f"{path} is not a readable TextGrid ({why})") from error
     return {
         tier.name: [
             Span(e.label, round(start + e.start, 9), round(e.end - e.start, 9))

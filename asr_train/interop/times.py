@@ -1,4 +1,4 @@
-"""Rows of manifests, alignments and hypotheses -> **what was said when**, for CTM and TextGrid.
+"""Rows of manifests, alignments and hypotheses -> **words and phones with times**.
 
 Times are seconds from the recording's start. Knows nothing of files.
 """
@@ -11,7 +11,7 @@ KINDS = "word", "phone"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A word or phone; start and duration in seconds, confidence within 0 and 1 where known."""
+    """A word or phone; start and duration in seconds, confidence within 0 and 1 if known."""
 
     label: str
     start: float
@@ -25,11 +25,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """An utterance's words or phones, and where in which recording it lies."""
+    """An utterance's words or phones, and its place in a recording."""
 
     id: str
     recording: str
-    channel: int  # counted from 0
+    channel: int  # from 0
     speaker: str
     start: float
     seconds: float
@@ -38,27 +38,27 @@ class Timed:
 
 
 def place_of(row: dict[str, Any], spans: tuple[Span, ...] = ()) -> Timed:
-    """A cut's row of a manifest, without or with given spans."""
-    spoken = row["supervisions"][0]
+    """Convert a manifest's row, without or with given spans."""
+    supervision = row["supervisions"][0]
     return Timed(
         row["id"],
         row["recording"]["id"],
         row["channel"],
-        spoken.get("speaker") or "",
+        supervision.get("speaker") or "",
         row["start"],
         row["duration"],
-        spoken.get("text") or "",
+        supervision.get("text") or "",
         spans,
     )
 
 
 def aligned(row: dict[str, Any], kind: str) -> Timed:
-    """The words or phones of a row's lhotse alignment (`ali/MODEL/SPLIT.jsonl.gz`, or true times).
+    """Return the words or phones of a row's lhotse alignment (aligned or true times).
 
     Args:
         kind: word or phone.
     Raises:
-        ValueError: if the row has none; names it.
+        ValueError: if the row has none.
     """
     items = (row["supervisions"][0].get("alignment") or {}).get(kind)
     if items is None:
@@ -70,13 +70,13 @@ def aligned(row: dict[str, Any], kind: str) -> Timed:
 
 
 def found(hyp: dict[str, Any], row: dict[str, Any]) -> Timed:
-    """A hypothesis' words at their times; its `words_at` counts from the utterance's start.
+    """Return a hypothesis' words with times; its `words_at` is relative to the utterance's start.
 
     Args:
         hyp: a row of hyp.SPLIT.jsonl.
-        row: of the manifest, the same utterance.
+        row: the manifest's row of the same utterance.
     Raises:
-        ValueError: if the hypothesis has no times, or times of other words.
+        ValueError: if the hypothesis has no times, or those of other words.
     """
     items = hyp.get("words_at", [] if not hyp["words"] else None)
     if items is None:
@@ -101,5 +101,5 @@ def _span(utt_id: str, item: list[Any]) -> Span:
         raise ValueError(f"{utt_id}: {label} starts at {start} s and lasts {seconds} s")
     confidence = rest[0] if rest else None
     if confidence is not None and not -1e-6 <= confidence <= 1 + 1e-6:
-        confidence = None  # an alignment's score, no probability
+        confidence = None  # an alignment's score, not a probability
     return Span(str(label), float(start), float(seconds), confidence)

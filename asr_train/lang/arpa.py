@@ -1,12 +1,12 @@
 """N-gram models with back-off: ARPA file <-> **arrays** -> probabilities of words and sentences.
 
-in    an ARPA file (plain or .gz), orders 1 to 5, or what `lang.ngram` estimated
-out   log10 probabilities; perplexity as SRILM's `ngram -ppl` counts it
+in    an ARPA file (plain or .gz), orders 1 to 5, or an estimate of `lang.ngram`
+out   log10 probabilities; perplexity as defined by SRILM's `ngram -ppl`
 Knows nothing of counts, smoothing or graphs.
 
-An n-gram of order n stands as one whole number: the place of its first n - 1 words in the order
-below, times V, plus the id of its last word. Sorted, these are the n-grams in the order of their
-ids, so that a look-up is a binary search, and 64 bits are enough whatever the order.
+An n-gram of order n is stored as one integer: the index of its first n - 1 words in the order
+below, times V, plus the id of its last word. Sorted by it, n-grams are in the order of their ids,
+so that a look-up is a binary search, and 64 bits suffice for any order.
 """
 
 import gc
@@ -26,14 +26,14 @@ from asr_train.files import DamagedFileError, replacing
 
 BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
 MAX_ORDER = 5
-NEVER = -99.0  # log10 of what an ARPA file gives a zero: nothing predicts <s>
+NEVER = -99.0  # log10 of a zero probability in an ARPA file: nothing predicts <s>
 CHUNK = 20_000  # lines read or written at a time
 
 Sentence = Sequence[str]
 
 
 class Perplexity(NamedTuple):
-    """What a text costs; unknown words are counted, and left out of the perplexity."""
+    """Perplexity of a text; unknown words are counted, and left out of the perplexity."""
 
     perplexity: float  # 10 ** (-log10 P / (words - oovs + sentences))
     words: int
@@ -43,12 +43,12 @@ class Perplexity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ngrams:
-    """All n-grams of one order, N of them, in the order of their ids.
+    """All n-grams of one order, N of them, sorted by their ids.
 
     Attributes:
-        key_N: int64, context's place in the order below * V + last word; of order 1, the word.
+        key_N: int64, index of the context in the order below * V + last word; of order 1, the word.
         logp_N: log10 P(last word | the others).
-        backoff_N: log10 of the weight that a longer n-gram's absence costs; 0 where none is known.
+        backoff_N: log10 of the back-off weight; 0 if there is none.
     """
 
     key_N: np.ndarray
@@ -65,7 +65,7 @@ class NgramModel:
 
     Attributes:
         words: the vocabulary with <s> and </s>, in the order of the ids 0 to V - 1.
-        orders: one Ngrams an order; the first holds every word.
+        orders: one Ngrams per order; the first holds every word.
     """
 
     words: list[str]
@@ -78,26 +78,26 @@ class NgramModel:
 
     @property
     def order(self) -> int:
-        """Words of the longest n-grams."""
+        """The highest order."""
         return len(self.orders)
 
     @property
     def counts(self) -> list[int]:
-        """N-grams of each order."""
+        """The number of n-grams of each order."""
         return [len(ngrams.key_N) for ngrams in self.orders]
 
     @cached_property
     def id_of(self) -> dict[str, int]:
-        """word -> its id."""
+        """Word -> id."""
         return {word: i for i, word in enumerate(self.words)}
 
     @cached_property
     def unknown(self) -> int:
-        """The id that stands for all other words; -1 where the model has none."""
+        """The id that stands for all other words; -1 if the model has none."""
         return self.id_of.get(UNKNOWN, self.id_of.get(UNKNOWN.upper(), -1))
 
     def ids(self, n: int) -> np.ndarray:
-        """int32 [N, n]: the words of all n-grams of order n."""
+        """Return the words of all n-grams of order n: int32 [N, n]."""
         place_N = np.arange(len(self.orders[n - 1].key_N))
         columns = []
         for ngrams in reversed(self.orders[:n]):
@@ -106,10 +106,10 @@ class NgramModel:
         return np.stack(columns[::-1], axis=1)
 
     def find(self, n: int, context_T: np.ndarray, word_T: np.ndarray) -> np.ndarray:
-        """int64 [T]: places among the n-grams of order n, -1 where there is no such n-gram.
+        """Return indices among the n-grams of order n, -1 if not found: int64 [T].
 
         Args:
-            context_T: places of the first n - 1 words in the order below, -1 where not there.
+            context_T: indices of the first n - 1 words in the order below, -1 if not found.
             word_T: ids of the last words, -1 where unknown.
         """
         if n == 1:
@@ -117,17 +117,17 @@ class NgramModel:
         return _search(self.orders[n - 1].key_N, context_T, word_T, len(self.words))
 
     def conditional(self, ids_TK: np.ndarray) -> np.ndarray:
-        """float64 [T]: log10 P(last word | the K - 1 before it) of each row, with back-off.
+        """Return log10 P(last word | the K - 1 before it) of each row, with back-off: float64 [T].
 
-        Words of more than the model's order are of no effect. An id of -1 is nothing that the
-        model knows: as a last word it has probability zero, before that it ends the context.
+        Words beyond the model's order have no effect. An id of -1 is unknown to the model: as a
+        last word it has probability zero, before that it ends the context.
         """
         K = min(ids_TK.shape[1], self.order)
         word_T = ids_TK[:, -1]
         logp_T = np.where(word_T >= 0, self.orders[0].logp_N[word_T].astype(np.float64), -np.inf)
         for n in range(2, K + 1):
             if not self.counts[n - 2]:
-                break  # no contexts, so nothing longer either
+                break  # without contexts there is nothing longer
             context_T = self.place(ids_TK[:, -n:-1])
             logp_T += np.where(context_T >= 0, self.orders[n - 2].backoff_N[context_T], 0.0)
             found_T = self.find(n, context_T, word_T)
@@ -136,7 +136,7 @@ class NgramModel:
         return logp_T
 
     def place(self, ids_TK: np.ndarray) -> np.ndarray:
-        """int64 [T]: the place of each row among the n-grams of order K; -1 where not there."""
+        """Return the index of each row among the n-grams of order K, -1 if not found: int64 [T]."""
         place_T = ids_TK[:, 0].astype(np.int64)
         for n in range(2, ids_TK.shape[1] + 1):
             place_T = self.find(n, place_T, ids_TK[:, n - 1])
@@ -145,12 +145,12 @@ class NgramModel:
     def word_logprobs(
         self, sentences: Iterable[Sentence]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What each word and each sentence's end costs; T of them in all.
+        """Return the log-probability of each word and each sentence end; T in all.
 
-        A word that the model does not know has the probability of <unk>, or zero without one.
+        An unknown word has the probability of <unk>, or zero without one.
 
         Returns:
-            log10 P, float64 [T]; the sentence it is of, int64 [T]; whether it is unknown, bool [T].
+            log10 P, float64 [T]; the sentence's index, int64 [T]; whether it is unknown, bool [T].
         """
         get = self.id_of.get
         begin, end = self.id_of[BEGIN], self.id_of[END]
@@ -161,21 +161,25 @@ class NgramModel:
         id_T, length_S = np.array(known, np.int64), np.array(lengths, np.int64)
         sentence_T = np.repeat(np.arange(len(length_S)), length_S)
         start_T = np.repeat(np.cumsum(length_S) - length_S, length_S)
-        since_T = np.arange(len(id_T)) - start_T  # words since the sentence began
+        since_T = np.arange(len(id_T)) - start_T  # words since the sentence's begin
         unknown_T = (id_T < 0) | (id_T == self.unknown)
         id_T[id_T < 0] = self.unknown
         window_TK = np.full((len(id_T), self.order), -1, np.int64)
         for back in range(min(self.order, len(id_T))):
             inside = since_T[back:] >= back
             window_TK[back:, -1 - back] = np.where(inside, id_T[: len(id_T) - back], -1)
-        said = since_T > 0
-        return self.conditional(window_TK[said]), sentence_T[said], unknown_T[said]
+        after_begin = since_T > 0
+        return (
+            self.conditional(window_TK[after_begin]),
+            sentence_T[after_begin],
+            unknown_T[after_begin],
+        )
 
     def logprobs(self, sentences: Iterable[Sentence]) -> np.ndarray:
-        """float64 [S]: log10 P of whole sentences, their ends included.
+        """Return log10 P of whole sentences, including their ends: float64 [S].
 
         Raises:
-            ValueError: for a word out of the vocabulary of a model without <unk>.
+            ValueError: for a word outside of the vocabulary of a model without <unk>.
         """
         sentences = list(sentences)
         logp_T, sentence_T, unknown_T = self.word_logprobs(sentences)
@@ -183,20 +187,16 @@ class NgramModel:
             words = sentences[sentence_T[np.argmax(unknown_T)]]
             word = next(word for word in words if word not in self.id_of)
             raise ValueError(
-                f"the language model knows neither {word!r} nor {UNKNOWN}; make it anew with a "
+                f"the language model knows neither {word!r} nor {UNKNOWN}; make it again with a "
                 f"vocabulary that holds both, or leave the word out"
             )
         return np.bincount(sentence_T, logp_T, len(sentences))
 
-    def logprob(self, words: Sentence) -> float:
-        """log10 P of one sentence, its end included; see `logprobs`."""
-        return float(self.logprobs([words])[0])
-
     def perplexity(self, sentences: Iterable[Sentence]) -> Perplexity:
-        """Perplexity with unknown words left out, as SRILM's `ngram -ppl` has it."""
+        """Return the perplexity without unknown words, as SRILM's `ngram -ppl` does."""
         logp_T, sentence_T, unknown_T = self.word_logprobs(sentences)
         if len(logp_T) == 0:
-            raise ValueError("no sentences to take the perplexity of: has this split transcripts?")
+            raise ValueError("no sentences to compute perplexity on; has this split transcripts?")
         count = int(sentence_T[-1]) + 1
         oovs = int(unknown_T.sum())
         value = 10 ** (-logp_T[~unknown_T].sum() / (len(logp_T) - oovs))
@@ -204,7 +204,7 @@ class NgramModel:
 
 
 def _search(key_N: np.ndarray, context_T: np.ndarray, word_T: np.ndarray, base: int) -> np.ndarray:
-    """Places in `key_N` (sorted) of context * base + word; -1 where not there or either is -1."""
+    """Return indices in `key_N` (sorted) of context * base + word; -1 if not found."""
     if len(key_N) == 0:
         return np.full(len(word_T), -1, np.int64)
     key_T = context_T * base + word_T
@@ -217,7 +217,7 @@ def _search(key_N: np.ndarray, context_T: np.ndarray, word_T: np.ndarray, base: 
 
 
 def write_arpa(path: Path | str, model: NgramModel) -> None:
-    """Write the model; a name in `.gz` is gzipped. Equal models give equal bytes."""
+    """Write the model, gzipped if the name ends in `.gz`. Equal models give equal bytes."""
     with replacing(path) as scratch:
         if str(path).endswith(".gz"):
             with open(scratch, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
@@ -254,15 +254,15 @@ def read_arpa(path: Path | str) -> NgramModel:
     """Read a model, `CHUNK` lines at a time; probabilities become float32.
 
     Raises:
-        DamagedFileError: if the file is cut short or says what cannot be; names the line.
+        DamagedFileError: if the file is cut short or inconsistent; names the line.
     """
-    with _open(path) as file, _no_collector():
+    with open_text(path) as file, _no_collector():
         return _Reader(file, path).model()
 
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Without Python's search for cycles, which takes 40 % of the time here and finds none."""
+    """Disable Python's search for cycles, which takes 40 % of the time here and finds none."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -272,14 +272,15 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _open(path: Path | str) -> TextIO:
+def open_text(path: Path | str) -> TextIO:
+    """Open a text file, plain or .gz."""
     if str(path).endswith(".gz"):
         return gzip.open(path, "rt", encoding="utf-8")
     return open(path, encoding="utf-8")
 
 
 class _Reader:
-    """One pass through an ARPA file; counts lines, so that errors can name them."""
+    """Reads an ARPA file once; counts lines, so that errors can name them."""
 
     def __init__(self, file: TextIO, path: Path | str) -> None:
         self.file, self.path, self.line = file, path, 0
@@ -298,9 +299,9 @@ class _Reader:
         return NgramModel(self.words, self.orders)
 
     def _header(self) -> list[int]:
-        """The counts of n-grams; leaves the reader behind the line `\\1-grams:`."""
+        """Return the numbers of n-grams; stop after the line `\\1-grams:`."""
         while self._next(or_end="it has no line \\data\\; is it an ARPA file?") != "\\data\\":
-            pass  # what stands before is a comment
+            pass  # text before this line is a comment
         counts: list[int] = []
         while not (text := self._next()).startswith("\\"):
             name, _, count = text.partition("=")
@@ -308,7 +309,7 @@ class _Reader:
                 self._fail(f"{text!r} should be 'ngram {len(counts) + 1}=' and a count")
             counts.append(int(count))
         if not 1 <= len(counts) <= MAX_ORDER:
-            self._fail(f"{len(counts)} orders are listed; 1 to {MAX_ORDER} can be read")
+            self._fail(f"{len(counts)} orders are listed; 1 to {MAX_ORDER} are supported")
         if text != "\\1-grams:":
             self._fail(f"{text!r} should be \\1-grams:")
         if not counts[0]:
@@ -316,7 +317,7 @@ class _Reader:
         return counts
 
     def _section(self, n: int, count: int, highest: bool) -> Ngrams:
-        """The n-grams of order n, sorted; the line `\\n-grams:` of the first is read already."""
+        """Return the n-grams of order n, sorted; the first line `\\n-grams:` is read already."""
         if n > 1 and (text := self._next()) != f"\\{n}-grams:":
             self._fail(f"{text!r} should be \\{n}-grams: after the {n - 1}-grams that are listed")
         parts = []
@@ -334,11 +335,11 @@ class _Reader:
         twice = np.flatnonzero(key_N[1:] == key_N[:-1])
         if len(twice):
             first, second = sorted(line_N[order_N[twice[0] : twice[0] + 2]].tolist())
-            self._fail(f"this {n}-gram stands in line {first} already", second)
+            self._fail(f"this {n}-gram is in line {first} already", second)
         return Ngrams(key_N, logp_N[order_N], backoff_N[order_N])
 
     def _rows(self, n: int, count: int) -> tuple[list[list[str]], np.ndarray]:
-        """Up to CHUNK lines, cut into fields, and their numbers; `count` are still to come."""
+        """Return up to CHUNK lines as fields, with line numbers; `count` lines are left."""
         before = self.line
         try:
             lines = list(itertools.islice(self.file, min(CHUNK, count)))
@@ -346,7 +347,7 @@ class _Reader:
             self._broken(error)
         self.line += len(lines)
         if not lines:
-            self._fail(f"the file ends where {count} more {n}-grams should come")
+            self._fail(f"the file ends, but {count} more {n}-grams are missing")
         rows = [line.split() for line in lines]
         line_N = np.arange(before + 1, self.line + 1, dtype=np.int32)
         if not all(rows):
@@ -357,7 +358,7 @@ class _Reader:
     def _values(
         self, n: int, rows: list[list[str]], line_N: np.ndarray, highest: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Keys, log10 P and back-offs of rows; a wrong one ends in an error that names its line."""
+        """Return keys, log10 P and back-offs of rows; fail with the line number of a wrong one."""
         if not rows:
             return np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.float32)
         if set(map(len, rows)) != {n + 2}:
@@ -390,7 +391,7 @@ class _Reader:
                 int(line_N[i]),
             )
         if highest:
-            backoff_N = np.zeros_like(backoff_N)  # some tools write one, which means nothing
+            backoff_N = np.zeros_like(backoff_N)  # some tools write one, without meaning
         return context_N * len(self.words) + ids[-1], logp_N, backoff_N
 
     def _unigrams(self, words: Sequence[str], line_N: np.ndarray) -> np.ndarray:
@@ -429,7 +430,7 @@ class _Reader:
         )
 
     def _next(self, or_end: str = "the file ends too soon, without \\end\\") -> str:
-        """The next line that is not empty."""
+        """Return the next line that is not empty."""
         while True:
             try:
                 text = self.file.readline()
@@ -443,12 +444,12 @@ class _Reader:
 
     def _broken(self, error: Exception) -> NoReturn:
         raise DamagedFileError(
-            f"{self.path}, after line {self.line}: cannot be unpacked ({error}); "
-            "put a whole file there, in UTF-8, and run make again"
+            f"{self.path}, after line {self.line}: cannot be read ({error}); "
+            "replace it by a complete file in UTF-8, and run make again"
         ) from error
 
     def _fail(self, what: str, line: int | None = None) -> NoReturn:
         raise DamagedFileError(
             f"{self.path}, line {self.line if line is None else line}: {what}; "
-            "make the file anew and run make again"
+            "correct the file and run make again"
         )

@@ -1,7 +1,7 @@
-"""espeak-ng, the library: loaded afresh, and put away again.
+"""The espeak-ng library, loaded for each use and unloaded afterwards.
 
-Library and voices come with the wheel `espeakng_loader`; nothing is read from the system. What is
-said with it is the business of `lang.g2p` (words -> phones) and `data.synth` (words -> speech).
+Library and voices come with the wheel `espeakng_loader`; nothing is read from the system.
+`lang.g2p` (words -> phones) and `data.synth` (words -> speech) use it.
 """
 
 import ctypes
@@ -22,21 +22,20 @@ _one_at_a_time = RLock()  # the library has one state for all threads
 
 
 class EspeakError(ValueError):
-    """espeak-ng did not say what it was asked to say, or said what has no name here."""
+    """espeak-ng failed, or gave a phoneme that has no name here."""
 
 
 @contextmanager
 def loaded(options: int = 0) -> Iterator[tuple[ctypes.CDLL, int]]:
-    """The library, loaded afresh, and its sample rate in Hz.
+    """Load the library; yield it and its sample rate in Hz.
 
-    espeak-ng keeps much between calls (phases, echo, flutter, noise), even across its own
-    Initialize; only unloading it makes what it says independent of what it said before. It costs
-    0.4 ms.
+    espeak-ng keeps state between calls (phases, echo, flutter, noise), even across its own
+    Initialize; only unloading it makes its output independent of earlier calls. This costs 0.4 ms.
 
     Args:
-        options: flags of espeak_Initialize, PHONEME_EVENTS for one.
+        options: flags of espeak_Initialize, for example PHONEME_EVENTS.
     Raises:
-        EspeakError: without voices, or where another module of this process holds the library.
+        EspeakError: without voices, or if another module of this process holds the library.
     """
     path = espeakng_loader.get_library_path()
     with _one_at_a_time:
@@ -52,8 +51,8 @@ def loaded(options: int = 0) -> Iterator[tuple[ctypes.CDLL, int]]:
             dlclose(lib._handle)
         if _resident(path):
             raise EspeakError(
-                f"{path} stays loaded (by another module of this process?), so that what it says "
-                "would depend on what was said before; call it in a process of its own"
+                f"{path} stays loaded (by another module of this process?), so that its output "
+                "would depend on earlier calls; use a separate process"
             )
 
 

@@ -1,12 +1,12 @@
-"""Words that a dictionary lacks -> **pronunciations** in ARPAbet, by espeak-ng's American English.
+"""Words missing in a dictionary -> **pronunciations** in ARPAbet, by espeak-ng's American English.
 
 in    words in upper case; the dictionary, for inflections of its words (VILLAGER -> VILLAGERS')
-out   word -> pronunciation; a word of other than Latin letters and digits has none
+out   word -> pronunciation; words with other than Latin letters and digits have none
 Knows nothing of settings and files.
 
-Held out from CMU's dictionary, 3,000 random words (tests/lang/test_g2p.py prints this): 8.7 % of
-the phones differ from the closest variant, and 34 % of the words. Of inflections 1.5 % of the
-phones differ (5.3 % as espeak says them), of other words 11.4 %.
+On 3,000 random words held out from CMU's dictionary (tests/lang/test_g2p.py prints this), 8.7 % of
+the phones differ from the closest variant, and 34 % of the words. For inflections 1.5 % of the
+phones differ (5.3 % with espeak alone), for other words 11.4 %.
 """
 
 import ctypes
@@ -21,9 +21,9 @@ from asr_train.lang.espeak import UTF8, EspeakError, loaded
 
 Pronunciation = tuple[str, ...]
 
-# espeak's mnemonics of en-us, less stress marks -> ARPAbet. "": a pause, or the glide that espeak
-# puts between vowels. Here is all that it says of CMU's 126,000 words and of 306,000 rows of random
-# letters and digits; vowels go to what CMU has most often in their place.
+# espeak's mnemonics of en-us, without stress marks -> ARPAbet. "": a pause, or espeak's glide
+# between vowels. These are all phonemes in CMU's 126,000 words and in 306,000 strings of random
+# letters and digits; vowels are mapped to CMU's most frequent phone in their place.
 PHONES = {
     **{"p": "P", "t": "T", "t#": "T", "t2": "T", "?": "T", "k": "K", "b": "B", "d": "D", "g": "G"},
     **{"tS": "CH", "dZ": "JH", "f": "F", "T": "TH", "s": "S", "S": "SH", "h": "HH"},
@@ -40,10 +40,10 @@ PHONES = {
 # All phones of CMU's dictionary, and AX, its unstressed AH.
 ARPABET = frozenset(" ".join(PHONES.values()).split())
 UNSTRESSED = {"V": "AX"}
-BEFORE_R = {"a": "EH", "@": "ER", "i@": "IH"}  # r follows
-R_COLOURED = ("R", "ER")  # take up an R that follows: espeak links by it, CMU does not
+BEFORE_R = {"a": "EH", "@": "ER", "i@": "IH"}  # before an r
+R_COLOURED = ("R", "ER")  # absorb a following R: espeak inserts a linking r, CMU does not
 
-# How an inflected word ends -> what the stem has there, and the sound that the ending adds.
+# Ending of an inflected word -> the stem's letters in its place, and the ending's sound.
 INFLECTIONS = (
     *(("'S", "", "Z"), ("S'", "S", ""), ("IES", "Y", "Z"), ("ES", "", "Z"), ("S", "", "Z")),
     *(("IED", "Y", "D"), ("ED", "", "D"), ("ED", "E", "D"), ("ING", "", "NG"), ("ING", "E", "NG")),
@@ -53,22 +53,23 @@ VOICELESS = {"P", "T", "K", "F", "TH", "S", "SH", "CH"}
 SHORTEST_STEM = 3  # letters
 
 _VOICE = b"en-us"
-_SEPARATOR = "\t"  # between phonemes: no mnemonic has it
+_SEPARATOR = "\t"  # between phonemes; in no mnemonic
 
 
 def pronounce(
     words: Iterable[str], dictionary: Mapping[str, Sequence[Pronunciation]], schwa: bool
 ) -> dict[str, Pronunciation]:
-    """One pronunciation a word: of its stem in the dictionary with an ending, else `spoken`.
+    """Return one pronunciation per word: of a stem in the dictionary with an ending, else `spoken`.
 
-    Of several stems and variants (RATED: RAT or RATE?) the one closest to what espeak says.
+    Of several stems and variants (RATED: RAT or RATE?), the one closest to espeak's output is
+    taken.
 
     Args:
         words: in upper case.
         dictionary: word -> its variants in ARPAbet, with AX if `schwa`.
-        schwa: unstressed AH is AX, a phone of its own.
+        schwa: whether unstressed AH is AX, a separate phone.
     Returns:
-        Without words that have sounds of other languages only, or none.
+        Pronunciations; none for words with only foreign sounds, or without sounds.
     """
     guessed = spoken(words, schwa)
     for word, guess in guessed.items():
@@ -84,7 +85,7 @@ def _distance(one: Pronunciation, other: Pronunciation) -> int:
 def _inflected(
     word: str, dictionary: Mapping[str, Sequence[Pronunciation]]
 ) -> Iterator[Pronunciation]:
-    """What the word would be as inflection of words in the dictionary, or of their inflections."""
+    """Yield the word's pronunciations as an inflection of words in the dictionary."""
     for ending, letters, sound in INFLECTIONS:
         if not word.endswith(ending) or (ending == "S" and word.endswith("SS")):
             continue
@@ -97,7 +98,7 @@ def _inflected(
 
 
 def _ending(last: str, sound: str) -> Pronunciation:
-    """The phones of an ending after the stem's last phone."""
+    """Return the phones of an ending after the stem's last phone."""
     if sound == "Z":
         return ("IH", "Z") if last in SIBILANTS else ("S",) if last in VOICELESS else ("Z",)
     if sound == "D":
@@ -106,9 +107,9 @@ def _ending(last: str, sound: str) -> Pronunciation:
 
 
 def spoken(words: Iterable[str], schwa: bool) -> dict[str, Pronunciation]:
-    """What espeak says of each word by itself; without those that it has no English sounds for.
+    """Return espeak's pronunciation of each word by itself; omit words without English sounds.
 
-    The same in any order, process and thread.
+    The result does not depend on order, process and thread.
     """
     prons = {}
     with loaded() as (lib, _):
@@ -120,7 +121,7 @@ def spoken(words: Iterable[str], schwa: bool) -> dict[str, Pronunciation]:
                 continue
             try:
                 pron = arpabet(word, _mnemonics(lib, word))
-            except EspeakError:  # a sound of another language: the word stays unknown, and listed
+            except EspeakError:  # a foreign sound: the word stays unknown
                 continue
             if pron:
                 prons[word] = pron if schwa else tuple("AH" if p == "AX" else p for p in pron)
@@ -128,10 +129,10 @@ def spoken(words: Iterable[str], schwa: bool) -> dict[str, Pronunciation]:
 
 
 def is_latin(word: str) -> bool:
-    """Whether the word is one to read: Latin letters and digits, with '.&- only between them.
+    """Return whether the word can be read: Latin letters and digits, with '.&- only between them.
 
-    An apostrophe may stand at the ends as well, and a point at the end. Of other scripts espeak
-    names the script, of brackets nothing: <UNK> and [NOISE] are no words.
+    An apostrophe is also allowed at the ends, and a point at the end. In other scripts, espeak
+    reads the script's name; brackets have no sound: <UNK> and [NOISE] are not words.
     """
     word = word.replace("’", "'")
     return bool(re.fullmatch(r"'?[^\W_]+(['.&-][^\W_]+)*['.]?", word)) and all(map(_latin, word))
@@ -143,30 +144,30 @@ def _latin(letter: str) -> bool:
 
 
 def _mnemonics(lib: ctypes.CDLL, word: str) -> list[str]:
-    """espeak's phonemes, with their marks of stress."""
+    """Return espeak's phonemes, with stress marks."""
     text = ctypes.c_char_p(word.replace("’", "'").lower().encode())
     clauses = []
-    while text.value is not None:  # each call moves the pointer past a clause, after the last to 0
-        said = lib.espeak_TextToPhonemes(ctypes.byref(text), UTF8, ord(_SEPARATOR) << 8)
-        clauses.append(said.decode())
+    while text.value is not None:  # each call moves the pointer past a clause, finally to 0
+        output = lib.espeak_TextToPhonemes(ctypes.byref(text), UTF8, ord(_SEPARATOR) << 8)
+        clauses.append(output.decode())
     return " ".join(clauses).split()
 
 
 def arpabet(word: str, mnemonics: Iterable[str]) -> Pronunciation:
-    """espeak's phonemes of en-us, with their marks of stress, by CMU's names; see `named`."""
+    """Convert espeak's phonemes of en-us, with stress marks, to CMU's names; see `named`."""
     return tuple(name for names in named(word, mnemonics) for name in names)
 
 
 def named(
     word: str, mnemonics: Iterable[str], others: Mapping[str, str] | None = None
 ) -> list[list[str]]:
-    """espeak's phonemes, with their marks of stress, by CMU's names: none to two names for each.
+    """Convert espeak's phonemes, with stress marks, to CMU's names: up to two for each.
 
     Args:
         word: for the message.
-        others: names of sounds that en-us has not.
-    Raises:
-        EspeakError: for a phoneme that has no name in PHONES, nor in `others`.
+            others: names of sounds that en-us lacks.
+        Raises:
+            EspeakError: for a phoneme without a name in PHONES or `others`.
     """
     known = {**PHONES, **(others or {})}
     marked = list(mnemonics)
@@ -176,7 +177,7 @@ def named(
         names = known.get(mnemonic)
         if names is None:
             raise EspeakError(
-                f"espeak-ng said the phoneme {mnemonic!r} in {word!r}, which has no ARPAbet name; "
+                f"espeak-ng gave the phoneme {mnemonic!r} in {word!r}, which has no ARPAbet name; "
                 "add it to PHONES in lang/g2p.py, or the word to lang.lexicon.file"
             )
         if plain[i + 1 : i + 2] in (["r"], ["r-"]):
@@ -189,7 +190,7 @@ def named(
 
 
 def _known(mnemonic: str, known: Mapping[str, str]) -> str:
-    """Less marks of stress, and less the length of AAAH."""
+    """Remove stress marks, and lengthening as in AAAH."""
     mnemonic = mnemonic.lstrip("',%!=")
     while mnemonic not in known and mnemonic.endswith(":"):
         mnemonic = mnemonic[:-1]

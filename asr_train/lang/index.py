@@ -15,14 +15,14 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Lang:
-    """What may be said and how it is pronounced.
+    """Words, pronunciations, states and grammar.
 
     Attributes:
-        lexicon: see its class.
+        lexicon: the pronunciations.
         states: of monophones; models that tie states in context have their own.
-        grammar: its settings, the words of a loop filled in.
-        arpa: the n-gram model's file, where the grammar is one.
-        silence_probability: of a silence at each place where one may stand.
+        grammar: its settings, with the words of a loop filled in.
+        arpa: the n-gram model's file, if the grammar is one.
+        silence_probability: of each optional silence.
     """
 
     lexicon: Lexicon
@@ -38,13 +38,13 @@ class Lang:
 
     @cached_property
     def hash(self) -> str:
-        """A name for lexicon, states and silence; the grammar is not in it."""
+        """Return a hash of lexicon, states and silence; it does not cover the grammar."""
         prons = {word: [list(p) for p in ps] for word, ps in self.lexicon.prons.items()}
         return hash_of([prons, self.states.hash, self.silence_probability])
 
 
 def write_lang(path: Path | str, lang: Lang) -> None:
-    """Write the index; the ARPA file, if any, must lie beside it already."""
+    """Write the index; the ARPA file, if any, must be in the same folder."""
     content: dict[str, Any] = {
         "format": FORMAT,
         "hash": lang.hash,
@@ -66,7 +66,7 @@ def load_lang(path: Path | str) -> Lang:
     """Read what `write_lang` wrote.
 
     Raises:
-        ValueError: for another format, or content that does not have the hash it states.
+        ValueError: for another format, or if the content does not have the recorded hash.
     """
     content = read_json(path)
     if content.get("format") != FORMAT:
@@ -92,7 +92,7 @@ def load_lang(path: Path | str) -> Lang:
 
 
 def grammar_words(settings: GrammarSettings, arpa: Path | None) -> list[str]:
-    """The words that the grammar itself names: a loop's list, or an ARPA file's unigrams."""
+    """Return the words that the grammar names: a loop's list, or an ARPA file's unigrams."""
     if settings.kind is GrammarKind.loop:
         return [word.upper() for word in settings.words]
     assert arpa is not None

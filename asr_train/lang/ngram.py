@@ -1,12 +1,12 @@
-"""Sentences -> counts of n-grams -> **a back-off model** (`lang.arpa` writes and asks it).
+"""Sentences -> counts of n-grams -> **a back-off model** (`lang.arpa` writes and queries it).
 
-in    text: files (plain or .gz) with one sentence a line, and lists of words
+in    text: files (plain or .gz) with one sentence per line, and lists of words
 out   an NgramModel: interpolated modified Kneser-Ney or Witten-Bell, with entropy pruning
-Knows nothing of files' names, pronunciations or graphs.
+Knows nothing of file names, pronunciations or graphs.
 
-Own code, because no maintained wheel trains such models: kenlm's package has the source of its
-trainer but builds only what asks models, kaldilm only converts them, knlm (last release 2019) has a
-format of its own and no wheel.
+No maintained wheel trains such models: kenlm's package contains the source of its trainer but
+builds only the query code, kaldilm only converts models, knlm (last release 2019) has its own
+format and no wheel.
 
 Chen and Goodman (An empirical study of smoothing techniques for language modeling, Computer Speech
 and Language 13, 1999), with h' for h without its first word and c for counts:
@@ -14,9 +14,9 @@ and Language 13, 1999), with h' for h without its first word and c for counts:
     p(w | h) = (c(hw) - D(c(hw))) / sum_v c(hv) + gamma(h) p(w | h')
     gamma(h) = sum_v D(c(hv)) / sum_v c(hv)
 
-D takes three values an order, for counts of 1, 2, and 3 or more. Below the highest order, c(hw) is
+D has three values per order, for counts of 1, 2, and 3 or more. Below the highest order, c(hw) is
 the number of different words before hw, unless hw begins with <s>, which no word precedes. Below
-the words stands the uniform distribution over the vocabulary with </s> and <unk>, without <s>.
+unigrams is the uniform distribution over the vocabulary with </s> and <unk>, without <s>.
 
 Witten-Bell (their eq. 16), with t(h) for the number of different words after h and plain counts at
 all orders:
@@ -30,17 +30,25 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
 from asr_train.files import DamagedFileError, read_jsonl
-from asr_train.lang.arpa import BEGIN, END, NEVER, UNKNOWN, NgramModel, Ngrams, Sentence
+from asr_train.lang.arpa import (
+    BEGIN,
+    END,
+    NEVER,
+    UNKNOWN,
+    NgramModel,
+    Ngrams,
+    Sentence,
+    open_text,
+)
 from asr_train.schema import Smoothing
 
-FALL_BACK = (0.5, 1.0, 1.5)  # discounts where the text is too small to estimate them
-TINY = 1e-12  # probability; what is left over is never less, though rounding may say so
-BLOCK = 1_000_000  # words kept as a list before they become an array, an eighth of the size
+FALL_BACK = (0.5, 1.0, 1.5)  # discounts for texts too small to estimate them
+TINY = 1e-12  # least probability left over, against rounding
+BLOCK = 1_000_000  # words kept as a list before conversion to an array, an eighth of the size
 B, E, U = 0, 1, 2  # ids of <s>, </s> and <unk>
 MARKS = {BEGIN, END, BEGIN.upper(), END.upper()}
 
@@ -54,7 +62,7 @@ class Text:
 
     Attributes:
         words: the vocabulary: <s>, </s>, <unk>, then all others sorted.
-        id_T: int32 ids; what is not in the vocabulary is <unk>.
+        id_T: int32 ids; words outside of the vocabulary are <unk>.
     """
 
     words: list[str]
@@ -62,12 +70,12 @@ class Text:
 
     @property
     def sentences(self) -> int:
-        """Sentences."""
+        """Number of sentences."""
         return int((self.id_T == E).sum())
 
     @property
     def num_words(self) -> int:
-        """Words, without the sentences' ends."""
+        """Number of words, without the sentences' ends."""
         return len(self.id_T) - 2 * self.sentences
 
     @staticmethod
@@ -76,13 +84,13 @@ class Text:
         vocabulary: Iterable[str] | None = None,
         most_frequent: int | None = None,
     ) -> "Text":
-        """Number the words of sentences; <unk> or <UNK> is a word that nobody knows.
+        """Number the words of sentences; <unk> or <UNK> is an unknown word.
 
         Args:
-            vocabulary: the words to know; None: those of the sentences.
-            most_frequent: how many of these to know; None: all. Of equal counts, the first in
-                sorted order stays.
-        Raises:
+            vocabulary: the known words; None: those of the sentences.
+                most_frequent: how many of these to keep; None: all. Of equal counts, the first in
+                    sorted order is kept.
+            Raises:
             ValueError: without any sentence, or if one holds <s> or </s>.
         """
         seen: defaultdict[str, int] = defaultdict()
@@ -94,7 +102,7 @@ class Text:
             if not MARKS.isdisjoint(sentence):
                 raise ValueError(
                     f"sentence {number} of the text, {' '.join(sentence)[:60]!r}, holds {BEGIN} or "
-                    f"{END} as a word; take it out: a line is a sentence by itself"
+                    f"{END} as a word; remove it: a line is a sentence by itself"
                 )
             parts.append(B)
             parts.extend(map(seen.__getitem__, sentence))
@@ -120,13 +128,13 @@ class Text:
 
 
 def read_sentences(paths: Iterable[Path | str]) -> Iterator[list[str]]:
-    """The lines of text files (plain or .gz) as upper-case words; empty lines are left out.
+    """Yield the lines of text files (plain or .gz) as upper-case words, without empty lines.
 
     Raises:
-        DamagedFileError: for a file that is cut short or is not UTF-8.
+        DamagedFileError: for a file that is cut short or not UTF-8.
     """
     for path in paths:
-        with _open(path) as file:
+        with open_text(path) as file:
             try:
                 for line in file:
                     if words := line.upper().split():
@@ -138,26 +146,20 @@ def read_sentences(paths: Iterable[Path | str]) -> Iterator[list[str]]:
                 ) from error
 
 
-def _open(path: Path | str) -> TextIO:
-    if str(path).endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8")
-    return open(path, encoding="utf-8")
-
-
 def spoken(manifest: str) -> list[list[str]]:
-    """The transcripts of a split, as upper-case words; without empty ones and copies at a speed."""
-    spoken = [s for cut in read_jsonl(manifest) for s in cut["supervisions"]]
-    originals = [s for s in spoken if "speed" not in (s.get("custom") or {})]
+    """Return a split's transcripts as upper-case words, without empty ones and speed copies."""
+    supervisions = [s for cut in read_jsonl(manifest) for s in cut["supervisions"]]
+    originals = [s for s in supervisions if "speed" not in (s.get("custom") or {})]
     return [words for s in originals if (words := s["text"].upper().split())]
 
 
 def sentences_of(manifests: list[str]) -> set[tuple[str, ...]]:
-    """The different transcripts of some splits."""
+    """Return the different transcripts of some splits."""
     return {tuple(words) for manifest in manifests for words in spoken(manifest)}
 
 
 def without(sentences: Iterable[list[str]], apart: set[tuple[str, ...]]) -> Iterator[list[str]]:
-    """The sentences that are not among those."""
+    """Yield the sentences that are not in `apart`."""
     return (words for words in sentences if tuple(words) not in apart)
 
 
@@ -166,12 +168,12 @@ def without(sentences: Iterable[list[str]], apart: set[tuple[str, ...]]) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The different n-grams of one order in a text, N of them, in the order of their ids.
+    """The different n-grams of one order in a text, N of them, sorted by their ids.
 
     Attributes:
         key_N: int64, as in `arpa.Ngrams`.
-        count_N: int64, how often each stands in the text.
-        suffix_N: int64, the place in the order below of all but the first word.
+        count_N: int64, occurrences in the text.
+        suffix_N: int64, index in the order below of all but the first word.
     """
 
     key_N: np.ndarray
@@ -179,16 +181,16 @@ class Counts:
     suffix_N: np.ndarray
 
     def context(self, base: int) -> np.ndarray:
-        """int64 [N]: the place in the order below of all but the last word."""
+        """Return the index in the order below of all but the last word: int64 [N]."""
         return self.key_N // base
 
 
 def count_ngrams(text: Text, order: int) -> list[Counts]:
-    """Count the n-grams of orders 1 to `order`; none crosses a sentence's end."""
+    """Count the n-grams of orders 1 to `order`; none crosses a sentence end."""
     base = len(text.words)
     count_V = np.bincount(text.id_T, minlength=base)
     result = [Counts(np.arange(base), count_V, np.zeros(base, np.int64))]
-    place_T = text.id_T.astype(np.int64)  # of the n-gram that ends at t, -1 where it would cross
+    place_T = text.id_T.astype(np.int64)  # of the n-gram that ends at t, -1 if it would cross
     for _ in range(order - 1):
         inside_T = np.zeros(len(place_T), bool)
         inside_T[1:] = (place_T[:-1] >= 0) & (text.id_T[1:] != B)
@@ -196,7 +198,7 @@ def count_ngrams(text: Text, order: int) -> list[Counts]:
         keys_T = place_T[at_T - 1] * base + text.id_T[at_T]
         key_N, inverse_T, count_N = np.unique(keys_T, return_inverse=True, return_counts=True)
         suffix_N = np.zeros(len(key_N), np.int64)
-        suffix_N[inverse_T] = place_T[at_T]  # every occurrence says the same
+        suffix_N[inverse_T] = place_T[at_T]  # the same for every occurrence
         result.append(Counts(key_N, count_N, suffix_N))
         place_T = np.full(len(place_T), -1, np.int64)
         place_T[at_T] = inverse_T
@@ -204,7 +206,7 @@ def count_ngrams(text: Text, order: int) -> list[Counts]:
 
 
 def _adjusted(counts: list[Counts], base: int) -> list[np.ndarray]:
-    """int64 [N] an order: what Kneser-Ney counts; see the module's docstring."""
+    """Return the counts of Kneser-Ney, int64 [N] per order; see the module's docstring."""
     begins_N = np.arange(base) == B
     adjusted = []
     for n, here in enumerate(counts, 1):
@@ -216,23 +218,23 @@ def _adjusted(counts: list[Counts], base: int) -> list[np.ndarray]:
             before_N = np.bincount(counts[n].suffix_N, minlength=len(here.key_N))
             count_N = np.where(begins_N, here.count_N, before_N)
         if n == 1:
-            count_N[B] = 0  # nothing predicts it
+            count_N[B] = 0  # never predicted
         adjusted.append(count_N)
     return adjusted
 
 
 def _plain(counts: list[Counts]) -> list[np.ndarray]:
-    """int64 [N] per order: as counted; nothing predicts <s>."""
+    """Return plain counts, int64 [N] per order; <s> is never predicted."""
     first = counts[0].count_N.copy()
     first[B] = 0
     return [first, *(here.count_N for here in counts[1:])]
 
 
 def discounts(count_N: np.ndarray) -> tuple[float, float, float]:
-    """D for counts of 1, 2, and 3 or more (Chen and Goodman 1999, eq. 26).
+    """Return D for counts of 1, 2, and 3 or more (Chen and Goodman, 1999, eq. 26).
 
-    Where n-grams of count 1, 2 or 3 are missing, or a discount comes out not above 0, as with tiny
-    or repetitive texts, all three are FALL_BACK.
+    If no n-gram has a count of 1, 2 or 3, or a discount is not positive, as with tiny or repetitive
+    texts, all three are FALL_BACK.
     """
     n1, n2, n3, n4 = (int((count_N == k).sum()) for k in (1, 2, 3, 4))
     if not (n1 and n2 and n3):
@@ -251,21 +253,21 @@ def estimate(
     min_counts: Sequence[int] | None = None,
     smoothing: Smoothing = Smoothing.kneser_ney,
 ) -> NgramModel:
-    """An interpolated model, in float64.
+    """Estimate an interpolated model, in float64.
 
     Args:
         words: the vocabulary of the text.
         counts: of all orders of the model.
-        min_counts: an order; n-grams that the text has less often give their mass to the back-off.
-            The first is 1 (the vocabulary decides on words), and none is above the next.
+        min_counts: per order; the mass of n-grams with smaller counts goes to the back-off. The
+            first is 1 (the vocabulary selects words), and they are non-decreasing.
     """
     base = len(words)
     min_counts = [1] * len(counts) if min_counts is None else list(min_counts)
-    assert min_counts == sorted(min_counts)  # a kept n-gram needs its first words kept
+    assert min_counts == sorted(min_counts)  # the context of a kept n-gram must be kept
     assert len(min_counts) == len(counts)
     assert min_counts[0] == 1
     p_N = np.full(base, 1 / (base - 1))  # of the order below; first uniform over all but <s>
-    place_N = np.arange(base)  # in the model, of each n-gram of the order below that it keeps
+    place_N = np.arange(base)  # index in the model of each n-gram of the order below; -1: dropped
     contexts = 1
     orders: list[Ngrams] = []
     plainly = smoothing is Smoothing.witten_bell
@@ -299,15 +301,15 @@ def estimate(
 
 
 def prune(model: NgramModel, threshold: float) -> NgramModel:
-    """Take out n-grams that hardly change the distribution, and compute all back-offs anew.
+    """Remove n-grams that hardly change the distribution, and recompute all back-offs.
 
-    Stolcke (Entropy-based pruning of backoff language models, 1998): an n-gram goes if without it
-    the model's perplexity would rise by less than the share `threshold`, each n-gram looked at by
-    itself. Words stay, and so do n-grams that a longer one begins with.
+    Stolcke (Entropy-based pruning of backoff language models, 1998): an n-gram is removed if the
+    model's perplexity would rise by less than the share `threshold`, each n-gram considered by
+    itself. Words are kept, and so are the contexts of kept n-grams.
 
-    Histories are weighed by what the model gives them, as in the paper. Kneser-Ney's lower orders
-    do not tell how frequent a word is (Chelba et al., 2010); yet counts as weights, tried on a
-    million words of LibriSpeech, helped only where a sixth of the n-grams or fewer stayed.
+    Histories are weighed by the model's probabilities, as in the paper. Kneser-Ney's lower orders
+    do not reflect word frequencies (Chelba et al., 2010); but weighing by counts, tried on a
+    million words of LibriSpeech, helped only when a sixth of the n-grams or fewer were kept.
     """
     keeps = [np.ones(count, bool) for count in model.counts]
     for n in range(model.order, 1, -1):
@@ -320,7 +322,7 @@ def prune(model: NgramModel, threshold: float) -> NgramModel:
 
 
 def _history_logp(model: NgramModel, n: int) -> np.ndarray:
-    """float64 [N]: log10 P of the n-grams of order n as rows of words; P(<s>) counts as P(</s>)."""
+    """Return log10 P of the n-grams of order n as sequences, with P(</s>) for <s>: float64 [N]."""
     ids_NK = model.ids(n)
     first_N = np.where(ids_NK[:, :1] == model.id_of[BEGIN], model.id_of[END], ids_NK[:, :1])
     logp_N = model.conditional(first_N)
@@ -330,7 +332,7 @@ def _history_logp(model: NgramModel, n: int) -> np.ndarray:
 
 
 def _masses(model: NgramModel, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """What the n-grams of order n take: P(w|h) and P(w|h') [N], and what both leave in h [C]."""
+    """Return, for order n, P(w|h) and P(w|h') [N], and the mass that both leave in h [C]."""
     ngrams, contexts = model.orders[n - 1], model.counts[n - 2]
     context_N = ngrams.key_N // len(model.words)
     p_N = 10.0 ** ngrams.logp_N.astype(np.float64)
@@ -341,7 +343,7 @@ def _masses(model: NgramModel, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def _relative_entropy(model: NgramModel, n: int, share_C: np.ndarray) -> np.ndarray:
-    """float64 [N]: nats a word that each n-gram of order n is worth (Stolcke 1998)."""
+    """Return the value of each n-gram of order n, in nats per word: float64 [N]."""
     context_N = model.orders[n - 1].key_N // len(model.words)
     p_N, lower_N, left_C, left_lower_C = _masses(model, n)
     left_N = left_C[context_N]
@@ -353,7 +355,7 @@ def _relative_entropy(model: NgramModel, n: int, share_C: np.ndarray) -> np.ndar
 
 
 def _kept(model: NgramModel, keeps: list[np.ndarray]) -> NgramModel:
-    """The model without the n-grams that are not kept; the back-offs are as they were."""
+    """Return the model without the n-grams that are not kept, with unchanged back-offs."""
     base, orders = len(model.words), []
     new_place_N = np.arange(base)
     for n, (ngrams, keep_N) in enumerate(zip(model.orders, keeps, strict=True), 1):
@@ -366,9 +368,9 @@ def _kept(model: NgramModel, keeps: list[np.ndarray]) -> NgramModel:
 
 
 def normalised(model: NgramModel) -> NgramModel:
-    """The model with the back-offs that make each history's distribution sum to one."""
+    """Return the model with back-offs that make each history's distribution sum to one."""
     orders = list(model.orders)
-    for n in range(2, model.order + 1):  # from below: each order's back-offs need those before it
+    for n in range(2, model.order + 1):  # upward: an order's back-offs need the lower ones
         contexts = model.counts[n - 2]
         _, _, left_C, left_lower_C = _masses(NgramModel(model.words, orders[:n]), n)
         followed_C = np.bincount(orders[n - 1].key_N // len(model.words), minlength=contexts) > 0
@@ -377,11 +379,11 @@ def normalised(model: NgramModel) -> NgramModel:
     return NgramModel(model.words, orders)
 
 
-# --- two models in one --------------------------------------------------------------------------
+# --- mixtures -----------------------------------------------------------------------------------
 
 
 def best_weight(first_T: np.ndarray, second_T: np.ndarray, passes: int = 100) -> float:
-    """The first model's share in the mixture that makes a text likeliest; EM from equal shares.
+    """Return the first model's weight in the mixture with maximum likelihood of a text, by EM.
 
     Args:
         first_T, second_T: log10 P of the text's words by each model; see `word_logprobs`.
@@ -396,10 +398,10 @@ def best_weight(first_T: np.ndarray, second_T: np.ndarray, passes: int = 100) ->
 
 
 def mixed(first: NgramModel, second: NgramModel, weight: float) -> NgramModel:
-    """One back-off model of two with the same words and order.
+    """Merge two models with the same words and order into one back-off model.
 
-    N-grams that either has get weight * first + (1 - weight) * second; all other words follow by
-    back-off, so that these only come near the mixture (as with SRILM's `ngram -mix-lm`).
+    N-grams of either model get weight * first + (1 - weight) * second; all others follow by
+    back-off, so they only approximate the mixture (as with SRILM's `ngram -mix-lm`).
     """
     assert first.words == second.words
     assert first.order == second.order
@@ -423,6 +425,6 @@ def train(
     threshold: float = 0.0,
     smoothing: Smoothing = Smoothing.kneser_ney,
 ) -> NgramModel:
-    """A model of the text, pruned where a threshold is given; see `estimate` and `prune`."""
+    """Train a model on the text, pruned if there is a threshold; see `estimate` and `prune`."""
     model = estimate(text.words, count_ngrams(text, order), min_counts, smoothing)
     return prune(model, threshold) if threshold > 0 else model

@@ -1,9 +1,9 @@
 """Phones -> HMM states -> the ids that models predict.
 
-Every phone is a row of states from left to right, each with a self-loop; silence has its own
-number of them. Without a tree each (phone, position) is a state of its own (monophone); with one,
-a state is a leaf of the tree (senone), found by the phone, its neighbours and the position. Ids
-count from 0, silence first; silence's states do not depend on its neighbours.
+Every phone has a sequence of states from left to right, each with a self-loop; silence has a
+different number of them. Without a tree, each (phone, position) is a state (monophone); with one, a
+state is a leaf of the tree (senone), determined by the phone, its neighbours and the position. Ids
+start from 0, silence first; silence's states do not depend on its neighbours.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ class States:
     """The states of a set of phones.
 
     Attributes:
-        phones: names; the first is SIL, which as a neighbour also stands for an utterance's edge.
-        phone_states, silence_states: states a phone, and of silence.
+        phones: names; the first is SIL, which also stands for the neighbour at an utterance's edge.
+        phone_states, silence_states: states per phone, and of silence.
         tree: ties the states of phones in context; None: monophones.
     Raises:
-        ValueError: if the tree is of other phones or positions.
+        ValueError: if the tree belongs to other phones or positions.
     """
 
     phones: tuple[str, ...]
@@ -54,25 +54,25 @@ class States:
 
     @property
     def num_states(self) -> int:
-        """S, the number of ids."""
+        """S, the number of state ids."""
         if self.tree is not None:
             return self.tree.num_leaves
         return self.silence_states + (len(self.phones) - 1) * self.phone_states
 
     @cached_property
     def hash(self) -> str:
-        """Models, graphs and alignments carry this, and are refused where it differs."""
+        """A hash, recorded in models, graphs and alignments, and compared when they are loaded."""
         return hash_of(list(self.plain().values()))
 
     def positions(self, phone: int) -> int:
-        """How many states the phone has a row."""
+        """Return the number of states of a phone."""
         return self.silence_states if phone == 0 else self.phone_states
 
     @cached_property
     def table_LPRJ(self) -> np.ndarray:
-        """Int32 [P, P, P, J]: the state of (left phone, phone, right phone, position); -1: none.
+        """The state of (left phone, phone, right phone, position): int32 [P, P, P, J]; -1: none.
 
-        Without a tree the left and right axes are views of one element.
+        Without a tree, the left and right axes are broadcast.
         """
         if self.tree is not None:
             return self.tree.table()
@@ -84,19 +84,19 @@ class States:
         return np.broadcast_to(table_PJ[None, :, None], (p, p, p, most))
 
     def ids(self, left: int, phone: int, right: int) -> list[int]:
-        """The states of a phone between two others, in order of time; phones by their place."""
+        """Return the states of a phone between two others (indices of phones), in order of time."""
         found: list[int] = self.table_LPRJ[left, phone, right, : self.positions(phone)].tolist()
         return found
 
     def of(self, phone: str) -> range:
-        """The ids of a phone whose states do not depend on neighbours, in order of time."""
+        """Return the ids of a phone whose states do not depend on neighbours, in order of time."""
         p = self.phones.index(phone)
-        assert p == 0 or not self.tied, f"{phone} has other states between other neighbours"
+        assert p == 0 or not self.tied, f"{phone} has context-dependent states"
         ids = self.ids(0, p, 0)
         return range(ids[0], ids[-1] + 1)
 
     def plain(self) -> dict[str, Any]:
-        """What `from_plain` takes back: for JSON."""
+        """Return plain data for JSON, which `from_plain` reads."""
         tree = None if self.tree is None else self.tree.plain()
         return {
             "phones": list(self.phones),
@@ -107,18 +107,18 @@ class States:
 
     @staticmethod
     def from_plain(content: dict[str, Any]) -> "States":
-        """The states that `plain` described."""
+        """Rebuild the states from plain data."""
         tree = None if content["tree"] is None else Tree.from_plain(content["tree"])
         phones = tuple(content["phones"])
         return States(phones, content["phone_states"], content["silence_states"], tree)
 
     @staticmethod
     def stored(about: dict[str, Any], path: Path | str) -> "States":
-        """The states in a JSON file (`states`), which must have the hash it states (`states_hash`).
+        """Read states from a JSON file (`states`), and check their hash (`states_hash`).
 
         Raises:
-            ValueError: if they do not; gives both hashes.
-            KeyError: what the file lacks.
+            ValueError: if the hash differs; gives both.
+            KeyError: for a missing entry.
         """
         states = States.from_plain(about["states"])
         if states.hash != about["states_hash"]:

@@ -1,9 +1,9 @@
-"""Phones in context -> **tied states**: trees of yes/no questions about the neighbouring phones.
+"""Phones in context -> **tied states**: trees of yes/no questions about neighbouring phones.
 
     (left, centre, right, position) --find, table--> leaf      Tree <--plain--> JSON
 
-Phones count from 0 and silence is phone 0; as a neighbour it also stands for the utterance's edge.
-Knows nothing of how a tree is grown (align.tree) nor of what is modelled at its leaves.
+Phones are numbered from 0, silence is phone 0; it also stands for the neighbour at an utterance's
+edge. Knows nothing of how a tree is grown (align.tree) nor of what is modelled at its leaves.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from asr_train.checks import check_shape
-from asr_train.files import hash_of
 
 FORMAT = 1
-LEFT, RIGHT, CENTRE = 0, 1, 2  # whom a question is about
+LEFT, RIGHT, CENTRE = 0, 1, 2  # the phone that a question is about
 SIDES = 3
 
 
@@ -23,20 +22,20 @@ SIDES = 3
 class Tree:
     """For each (centre phone, position), a binary tree of questions; its leaves are tied states.
 
-    Leaves count from 0 in the order in which one meets them walking through the roots, by phone
-    and then position, each from the top and into `yes` first. Silence is phone 0 and asks nothing,
-    so its leaves come first, one a position. Merged leaves are several nodes with one leaf id.
+    Leaves are numbered depth-first, by phone and then position of the roots, `yes` before `no`.
+    Silence asks no questions, so its leaves come first, one per position. Merged leaves are several
+    nodes with one leaf id.
 
     Attributes:
         questions_QP: bool [Q, P], sets of phones.
-        question_N: int32 [N], the question that node n asks; -1: the node is a leaf.
-        side_N: int8 [N], whom it is about: 0 the left phone, 1 the right one, 2 the centre
-            (where several centres start from the same root).
+        question_N: int32 [N], the question of node n; -1: the node is a leaf.
+        side_N: int8 [N], the phone it is about: 0 the left one, 1 the right one, 2 the centre (if
+            several centres share a root).
         yes_N, no_N: int32 [N], the next node; -1 at leaves.
-        leaf_N: int32 [N], the leaf's id; -1 where a question is asked.
-        root_PJ: int32 [P, J], the node where (phone, position) starts; -1: no such position.
+        leaf_N: int32 [N], the leaf's id; -1 at questions.
+        root_PJ: int32 [P, J], the root of (phone, position); -1: no such position.
     Raises:
-        ValueError: if these do not form trees; says which node, question or leaf is wrong.
+        ValueError: if these do not form trees; names the wrong node, question or leaf.
     """
 
     questions_QP: np.ndarray
@@ -60,13 +59,8 @@ class Tree:
     def num_phones(self) -> int:
         return len(self.root_PJ)
 
-    @property
-    def hash(self) -> str:
-        """Models, graphs and alignments carry this, and are refused where it differs."""
-        return hash_of(self.plain())
-
     def find(self, left: int, centre: int, right: int, position: int) -> int:
-        """The leaf of one phone in its context, asking question by question.
+        """Return the leaf of a phone in context.
 
         Raises:
             ValueError: if the phone has no such position.
@@ -84,7 +78,7 @@ class Tree:
         return int(self.leaf_N[node])
 
     def table(self) -> np.ndarray:
-        """Every leaf at once: int32 [P, P, P, J] by (left, centre, right, position); -1 pads."""
+        """Return all leaves: int32 [P, P, P, J] by (left, centre, right, position); -1 pads."""
         phones, positions = self.root_PJ.shape
         table_PPPJ = np.full((phones, phones, phones, positions), -1, np.int32)
         for box in self._boxes():
@@ -92,16 +86,8 @@ class Tree:
             here_PPP[np.ix_(box.left_p, box.centre_p, box.right_p)] = box.leaf
         return table_PPPJ
 
-    def origins(self) -> np.ndarray:
-        """int32 [L, 2]: each leaf's centre phone (the first, where roots are shared), position."""
-        origin_L2 = np.full((self.num_leaves, 2), -1, np.int32)
-        for box in self._boxes():
-            if origin_L2[box.leaf, 0] < 0 or box.centre_p[0] < origin_L2[box.leaf, 0]:
-                origin_L2[box.leaf] = box.centre_p[0], box.position
-        return origin_L2
-
     def _boxes(self) -> list["_Box"]:
-        """What each leaf node answers for: all of left x centre x right, in no other node's box."""
+        """Return the contexts of each leaf node: disjoint products of left x centre x right."""
         every_P = np.ones(self.num_phones, bool)
         boxes = []
         roots, first_R = np.unique(self.root_PJ, return_index=True)
@@ -126,7 +112,7 @@ class Tree:
         return boxes
 
     def plain(self) -> dict[str, Any]:
-        """As JSON-able data, which `from_plain` takes back; a question is its list of phones."""
+        """Return JSON-able data, which `from_plain` reads; a question is its list of phones."""
         return {
             "format": FORMAT,
             "phones": self.num_phones,
@@ -141,10 +127,10 @@ class Tree:
 
     @staticmethod
     def from_plain(content: Any) -> "Tree":
-        """Make the tree that `plain` described.
+        """Rebuild a tree from plain data.
 
         Raises:
-            ValueError: for another format, missing or wrong content; says what is wrong.
+            ValueError: for another format, missing or wrong content.
         """
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             found = content.get("format") if isinstance(content, dict) else type(content).__name__
@@ -154,7 +140,7 @@ class Tree:
             )
         phones = content.get("phones")
         if not isinstance(phones, int) or isinstance(phones, bool) or phones < 1:
-            raise ValueError(f"the tree's phones is {phones!r}; it must be a number above zero")
+            raise ValueError(f"the tree's phones is {phones!r}; it must be a positive number")
         return Tree(
             _questions(content, phones),
             _whole(content, "question", 1, np.int32),
@@ -168,7 +154,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """The contexts of one leaf node: lists of phone ids, one position."""
+    """The contexts of one leaf node: lists of phone ids, and a position."""
 
     left_p: np.ndarray
     centre_p: np.ndarray
@@ -177,11 +163,11 @@ class _Box:
     leaf: int
 
 
-# --- what must hold -----------------------------------------------------------------------------
+# --- checks -------------------------------------------------------------------------------------
 
 
 def _whole(content: dict[str, Any], name: str, dims: int, dtype: type) -> np.ndarray:
-    """An array of whole numbers out of JSON lists."""
+    """Convert JSON lists to an array of integers."""
     try:
         array = np.array(content.get(name))
     except ValueError:  # rows of unequal lengths
@@ -228,7 +214,7 @@ def _check_shapes(tree: Tree) -> None:
 
 
 def _check_nodes(tree: Tree) -> None:
-    """Every node is either a leaf or a question, and names only what is there."""
+    """Check that every node is a leaf or a question, and refers to existing nodes."""
     nodes = len(tree.question_N)
     for n in range(nodes):
         question, leaf = int(tree.question_N[n]), int(tree.leaf_N[n])
@@ -253,7 +239,7 @@ def _check_nodes(tree: Tree) -> None:
 
 
 def _check_paths(tree: Tree) -> None:
-    """Every node is reached once, no leaf id is left out, and silence asks nothing."""
+    """Check that every node is reached once, no leaf id is missing, and silence asks nothing."""
     roots = np.unique(tree.root_PJ[tree.root_PJ >= 0])
     asking = tree.leaf_N < 0
     reached_N = np.bincount(
@@ -262,10 +248,10 @@ def _check_paths(tree: Tree) -> None:
     if (reached_N != 1).any():
         node = int(np.flatnonzero(reached_N != 1)[0])
         raise ValueError(
-            f"tree: node {node} is reached from {reached_N[node]} places; it must be from one"
+            f"tree: node {node} is reached from {reached_N[node]} places; it must be one"
         )
     todo, seen = roots.tolist(), 0
-    while todo:  # with one way to each node, a node never seen is part of a cycle
+    while todo:  # with one way to each node, an unreached node is part of a cycle
         node, seen = todo.pop(), seen + 1
         if asking[node]:
             todo += [int(tree.yes_N[node]), int(tree.no_N[node])]
@@ -274,7 +260,7 @@ def _check_paths(tree: Tree) -> None:
     leaves = np.unique(tree.leaf_N[~asking])
     if len(leaves) != leaves[-1] + 1:
         missing = np.setdiff1d(np.arange(leaves[-1]), leaves)
-        raise ValueError(f"tree: leaf {missing[0]} is missing, but leaf {leaves[-1]} is there")
+        raise ValueError(f"tree: leaf {missing[0]} is missing, but leaf {leaves[-1]} exists")
     for root in roots:
         if len(positions := np.unique(np.nonzero(tree.root_PJ == root)[1])) > 1:
             raise ValueError(f"tree: node {root} is the root of several positions, {positions}")
@@ -283,5 +269,5 @@ def _check_paths(tree: Tree) -> None:
         if root >= 0 and not (tree.leaf_N[root] == position and alone):
             raise ValueError(
                 f"tree: position {position} of silence has leaf {tree.leaf_N[root]}; it must be a "
-                f"leaf of its own, {position}"
+                f"separate leaf, {position}"
             )

@@ -19,11 +19,11 @@ from asr_train.schema import DnnSettings, Nonlinearity
 class CentredSigmoid(nn.Module):
     """sigmoid(x) - 1/2.
 
-    The 1/2 only moves into the next layer's bias, so the network computes what one of plain
-    sigmoids can. But hidden values whose mean is not zero make SGD ill-conditioned (LeCun et al.,
-    Efficient BackProp, 1998): on fsdd, 91 classes, rate 0.008 and minibatch 256, the first epoch
-    of 7 layers of 256 ended with 74 % frame accuracy on held-out speech, and with 50 % (the
-    silence's share) from plain sigmoids, whatever the first weights.
+    The 1/2 could move into the next layer's bias, so the function class is that of plain sigmoids.
+    But hidden values with a mean other than zero make SGD ill-conditioned (LeCun et al., Efficient
+    BackProp, 1998): on fsdd, 91 classes, rate 0.008 and minibatch 256, the first epoch of 7 layers
+    of 256 reached 74 % frame accuracy on held-out speech, and 50 % (the share of silence) with
+    plain sigmoids, whatever the initial weights.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,15 +36,15 @@ class Dnn(Normalised):
     Args:
         settings: of `conf/model`.
         num_mels, num_states: sizes of a frame and of the output.
-        mean_F, var_F: of TRAIN, [num_mels]; part of the model, and taken out of every frame.
-        seed: of the first weights.
+        mean_F, var_F: of TRAIN, [num_mels]; part of the model, and normalised out of every frame.
+        seed: of the initial weights.
     Raises:
         ValueError: if their shapes are wrong or a variance is not positive.
     """
 
     is_recurrent = False
     stride = 1  # frames from one output to the next
-    piece = warm = 0  # of networks that read utterances from left to right
+    piece = warm = 0  # for recurrent networks
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Dnn(Normalised):
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
-        """float32 [B, T, num_mels] -> [B, T - context_left - context_right, num_states]."""
+        """Map float32 [B, T, num_mels] to [B, T - context_left - context_right, num_states]."""
         normal_BTF = self.normal(feats_BTF)
         windows_BTF = splice(normal_BTF, self.context_left, self.context_right)
         hidden_NF = windows_BTF.flatten(0, 1)
@@ -77,24 +77,24 @@ class Dnn(Normalised):
         return logits_BTS
 
     def every_frame(self, feats_BTF: Tensor) -> Tensor:
-        """The same: each frame has its logits."""
+        """Return logits of every frame, as `forward` does."""
         logits_BTS: Tensor = self(feats_BTF)
         return logits_BTS
 
 
 class Undrawn(nn.Linear):
-    """Its weights are yet to be drawn. nn.utils.skip_init does as much, but imports sympy: 3 s."""
+    """A layer without initial weights. nn.utils.skip_init does the same, but imports sympy: 3 s."""
 
     def reset_parameters(self) -> None:
         pass
 
 
 def splice(feats_BTF: Tensor, left: int, right: int, step: int = 1) -> Tensor:
-    """Each frame with its neighbours, oldest first: [B, T, F] -> [B, T - left - right, window * F].
+    """Stack each frame with its neighbours: [B, T, F] -> [B, T - left - right, window * F].
 
-    With a step, only every step-th of them.
+    Neighbours are in order of time. With a step, only every step-th window is kept.
 
-    Only frames whose window lies within the T frames are left: for all frames of an utterance, pad
+    Only frames whose window lies within the T frames remain: for all frames of an utterance, pad
     its ends first (`shards.batch.context_padded`). A minibatch of single windows is not copied.
 
     Raises:
@@ -111,10 +111,10 @@ def splice(feats_BTF: Tensor, left: int, right: int, step: int = 1) -> Tensor:
 
 
 def initialise(layers: list[nn.Linear], nonlinearity: Nonlinearity, seed: int) -> None:
-    """First weights that keep the size of signals and gradients through many layers.
+    """Draw initial weights that preserve the size of signals and gradients through many layers.
 
-    Uniform, as wide as Glorot and Bengio (2010) say for tanh, times 4 for the sigmoid, whose slope
-    at 0 is 1/4; for ReLU as He et al. (2015). The output layer is zero: the first loss is
+    Uniform, with the range of Glorot and Bengio (2010) for tanh, times 4 for the sigmoid, whose
+    slope at 0 is 1/4; for ReLU as in He et al. (2015). The output layer is zero: the first loss is
     log(num_states), and no layer starts with large random gradients.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -132,12 +132,12 @@ def initialise(layers: list[nn.Linear], nonlinearity: Nonlinearity, seed: int) -
 
 
 def layer_sizes(settings: DnnSettings, num_mels: int, num_states: int) -> list[tuple[int, int]]:
-    """Inputs and outputs of each layer; the first one's are a stacked window."""
+    """Return inputs and outputs of each layer; the first one's inputs are a stacked window."""
     window = settings.context_left + 1 + settings.context_right
     sizes = [window * num_mels, *[settings.width] * settings.layers, num_states]
     return list(itertools.pairwise(sizes))
 
 
 def num_parameters(settings: DnnSettings, num_mels: int, num_states: int) -> int:
-    """Weights and biases of a `Dnn`, without building it."""
+    """Count weights and biases of a `Dnn`, without building it."""
     return sum((n + 1) * m for n, m in layer_sizes(settings, num_mels, num_states))

@@ -1,6 +1,6 @@
 """Logits and alignments -> **frame cross-entropy**, summed over real frames, and frames correct.
 
-The sum, not the mean, is what papers' rates per frame belong to; and sums of parts add up, over
+Papers' learning rates per frame belong to the sum, not to the mean; sums also add up over
 minibatches and over workers.
 """
 
@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-IGNORED = -100  # no state's id; stands where there is no frame
+IGNORED = -100  # target of padding; not a state id
 
 
 def frame_loss(logits_BTS: Tensor, ali_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy in nats and the number of frames whose best state is the aligned one.
+    """Return the cross-entropy in nats, and the number of correctly classified frames.
 
     Args:
-        logits_BTS: float32, finite where there is no frame, too.
-        ali_BT: int64 state ids, of any value where there is no frame.
-        mask_BT: bool, where there is a frame.
+        logits_BTS: float32, finite in padding, too.
+        ali_BT: int64 state ids; ignored in padding.
+        mask_BT: bool, false in padding.
     Returns:
         float32 [], differentiable; int64 [].
     """

@@ -1,11 +1,11 @@
-"""A recurrent network over stacked, thinned-out frames: log-mel frames -> **logits of HMM states**.
+"""A recurrent network over stacked, subsampled frames: log-mel frames -> **logits of HMM states**.
 
 in    feats_BTF    float32 log-mel as in the shards; T counts the context frames at both ends
 out   logits_BTS   float32, one row every `stride` frames: of frames 0, stride, 2 stride, ...
-`stack` neighbouring frames stand side by side, and every `subsample`-th such window goes on into
-the layers. A frame's logits come `delay` windows after its own, so that the network has heard a
-little of what follows (Sak et al., 2014; Ladkat et al., 2019). State flows forward only: what
-stands after an utterance in a row changes nothing in it. Knows nothing of losses or shards.
+`stack` adjacent frames are concatenated, and every `subsample`-th such window goes to the layers. A
+frame's logits come `delay` windows after its own, so that the network has seen some future frames
+(Sak et al., 2014; Ladkat et al., 2019). State flows forward only: padding after an utterance does
+not change its logits. Knows nothing of losses or shards.
 """
 
 import math
@@ -26,13 +26,13 @@ class Lstm(Normalised):
     Args:
         settings: of `conf/model`.
         num_mels, num_states: sizes of a frame and of the output.
-        mean_F, var_F: of TRAIN, [num_mels]; part of the model, and taken out of every frame.
-        seed: of the first weights.
+        mean_F, var_F: of TRAIN, [num_mels]; part of the model, and normalised out of every frame.
+        seed: of the initial weights.
     Attributes:
-        context_left, context_right: frames that must stand before and after those of interest.
+        context_left, context_right: frames needed before and after those of interest.
         stride: frames from one output to the next.
         piece, warm: outputs that it is trained on at once, and those before them that only set up
-            its state.
+            the state.
     Raises:
         ValueError: if their shapes are wrong or a variance is not positive.
     """
@@ -51,7 +51,7 @@ class Lstm(Normalised):
         super().__init__(num_mels, mean_F, var_F)
         self.delay, self.stride = settings.delay, settings.subsample
         self.piece, self.warm = settings.piece, settings.warm
-        self._before = (settings.stack - 1) // 2  # a window's frames on either side of its own
+        self._before = (settings.stack - 1) // 2  # frames of a window before its own frame
         self._after = settings.stack - 1 - self._before
         self.context_left = self._before
         self.context_right = self._after + settings.delay * settings.subsample
@@ -65,12 +65,12 @@ class Lstm(Normalised):
             dropout=settings.dropout,
             device="meta",
         )
-        self.cells = cells.to_empty(device="cpu")  # drawn just below
+        self.cells = cells.to_empty(device="cpu")  # initialised below
         self.output = nn.utils.skip_init(nn.Linear, settings.width, num_states)
         initialise(self.cells, self.output, seed)
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
-        """float32 [B, T, num_mels] -> [B, K, num_states], of every `stride`-th frame.
+        """Map float32 [B, T, num_mels] to [B, K, num_states], one output per `stride` frames.
 
         K = ceil((T - context_left - context_right) / stride).
         """
@@ -81,11 +81,11 @@ class Lstm(Normalised):
         return logits_BKS
 
     def every_frame(self, feats_BTF: Tensor) -> Tensor:
-        """float32 [B, T, num_mels] -> [B, T - context_left - context_right, num_states].
+        """Map float32 [B, T, num_mels] to [B, T - context_left - context_right, num_states].
 
-        Reads the row `stride` times, each time from one frame later on, so that every frame is kept
-        once. Nothing is repeated or interpolated: a frame's logits are those that `forward` gives
-        it, at any time, at `stride` times the work.
+        Runs the network `stride` times, each time one frame later, so that every frame is the main
+        frame of a window once. A frame's logits are exactly those of `forward`, at `stride` times
+        the work.
         """
         frames = feats_BTF.shape[1] - self.context_left - self.context_right
         kept = -(-frames // self.stride)
@@ -98,10 +98,10 @@ class Lstm(Normalised):
 
 
 def initialise(cells: nn.LSTM, output: nn.Linear, seed: int) -> None:
-    """First weights: uniform as Glorot and Bengio (2010) say for each gate.
+    """Draw initial weights: uniform, as in Glorot and Bengio (2010), for each gate.
 
-    Forget gates begin open, with a bias of 1 (Jozefowicz et al., 2015); torch has two biases, of
-    which one begins at 0. The output layer is zero: the first loss is log(num_states).
+    Forget gates start open, with a bias of 1 (Jozefowicz et al., 2015); torch has two biases, one
+    of which starts at 0. The output layer is zero: the first loss is log(num_states).
     """
     generator = torch.Generator().manual_seed(seed)
     width = cells.hidden_size
@@ -119,7 +119,7 @@ def initialise(cells: nn.LSTM, output: nn.Linear, seed: int) -> None:
 
 
 def num_parameters(settings: LstmSettings, num_mels: int, num_states: int) -> int:
-    """Weights and biases of an `Lstm`, without building it."""
+    """Count weights and biases of an `Lstm`, without building it."""
     width = settings.width
     inputs = settings.stack * num_mels + (settings.layers - 1) * width  # of all layers
     cells = GATES * width * (inputs + settings.layers * (width + 2))

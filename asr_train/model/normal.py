@@ -1,8 +1,8 @@
-"""What every network does to its frames first: TRAIN's mean and variance are **taken out** of them.
+"""The first step of every network: **normalise** frames by TRAIN's mean and variance.
 
 in    feats_BTF     float32 log-mel as in the shards
 out   normal_BTF    float32, every bin of mean 0 and variance 1 over TRAIN
-Both statistics are part of the model, so whoever has it need not know how it was trained.
+Both statistics are part of the model, so they need not be known elsewhere.
 """
 
 import torch
@@ -12,7 +12,7 @@ from asr_train.checks import check_shape
 
 
 class Normalised(nn.Module):
-    """A network over such frames.
+    """A network over normalised frames.
 
     Args:
         mean_F, var_F: of TRAIN, [num_mels].

@@ -1,7 +1,7 @@
-"""A network by its settings, and as files: model.pt (tensors) and model.json (all else).
+"""Networks built from settings, and as files: model.pt (tensors) and model.json (all else).
 
-model.json is written last and lists size and SHA-256 of model.pt: if it exists, the model is whole.
-No tensor file can run code (`weights_only`), and equal weights give equal bytes.
+model.json is written last and lists size and SHA-256 of model.pt: if it exists, the model is
+complete. No tensor file can execute code (`weights_only`), and equal weights give equal bytes.
 """
 
 from pathlib import Path
@@ -28,15 +28,15 @@ def build_model(
     var_F: Tensor,
     seed: int,
 ) -> Model:
-    """The network that the settings name, on the CPU; arguments as in `Dnn`."""
+    """Build the network of the settings on the CPU; arguments as in `Dnn`."""
     if settings.lstm is not None:
         return Lstm(settings.lstm, num_mels, num_states, mean_F, var_F, seed)
-    assert settings.dnn is not None  # one of the two is there, as schema checks
+    assert settings.dnn is not None  # schema checks that one of the two is set
     return Dnn(settings.dnn, num_mels, num_states, mean_F, var_F, seed)
 
 
 def num_parameters(settings: ModelSettings, num_mels: int, num_states: int) -> int:
-    """Weights and biases of a network, without building it."""
+    """Count weights and biases of a network, without building it."""
     if settings.lstm is not None:
         return lstm.num_parameters(settings.lstm, num_mels, num_states)
     assert settings.dnn is not None
@@ -44,14 +44,14 @@ def num_parameters(settings: ModelSettings, num_mels: int, num_states: int) -> i
 
 
 def hand_over(source: Model, target: Model) -> None:
-    """Let `target` begin with the layers of `source`, in place.
+    """Initialise `target` with the layers of `source`, in place.
 
-    A feed-forward network may have more hidden layers than its source: then it takes over those
-    that are there, the others stay as they were drawn, and so does its output layer, which has
-    learned nothing of what they say (Seide et al., 2011, discriminative pre-training).
+    A feed-forward network may have more hidden layers than its source. Then it takes over the
+    layers that exist; the others keep their initial weights, and so does the output layer, which
+    was trained on other inputs (Seide et al., 2011, discriminative pre-training).
 
     Raises:
-        ValueError: if layers do not fit; names one and both shapes.
+        ValueError: if layers do not match; names one and both shapes.
     """
     found, wanted = source.state_dict(), target.state_dict()
     if isinstance(source, Dnn) and isinstance(target, Dnn):
@@ -64,15 +64,15 @@ def hand_over(source: Model, target: Model) -> None:
 
 
 def save_model(folder: Path | str, model: Model, about: dict[str, Any]) -> Path:
-    """Write model.pt, then model.json; returns the latter's path.
+    """Write model.pt, then model.json; return the path of the latter.
 
     Args:
-        about: what model.json says beside the file: "run", "model" (settings as plain data),
-            "priors", "feats", "norm", "states_hash", "frames", "steps", "dev".
+        about: further entries of model.json: "run", "model" (settings as plain data), "priors",
+            "feats", "norm", "states_hash", "frames", "steps", "dev".
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # Clones, for parameters may be views of one large vector, which would be stored whole
+    # Clones, because parameters may be views of one large vector, which would be stored whole
     tensors = {name: tensor.cpu().clone() for name, tensor in model.state_dict().items()}
     save_tensors(folder / "model.pt", tensors)
     part = files.part(folder / "model.pt", folder)
@@ -86,11 +86,11 @@ def save_model(folder: Path | str, model: Model, about: dict[str, Any]) -> Path:
 def load_model(
     path: Path | str, device: torch.device | str = "cpu"
 ) -> tuple[Model, dict[str, Any]]:
-    """The network of a model.json, and what that says of it.
+    """Load the network of a model.json; return it and the entries.
 
     Raises:
-        DamagedFileError: if model.pt is missing, was changed, or model.json has not all entries.
-        ValueError: if the parameters are not those of the settings; names one and both shapes.
+        DamagedFileError: if model.pt is missing or changed, or model.json lacks an entry.
+        ValueError: if the parameters do not match the settings; names one and both shapes.
     """
     path = Path(path)
     about = files.read_json(path)
@@ -100,7 +100,7 @@ def load_model(
         listed = {"path": about["file"], "bytes": about["bytes"], "sha256": about["sha256"]}
     except (KeyError, TypeError) as error:
         raise files.DamagedFileError(
-            f"{path} is no model ({error!r}); delete it and run make again"
+            f"{path} is not a model ({error!r}); delete it and run make again"
         ) from error
     tensors = load_tensors(files.check_part(path.parent, listed, remake=path))
     model = build_model(settings, *sizes, torch.zeros(sizes[0]), torch.ones(sizes[0]), seed=0)
@@ -110,21 +110,21 @@ def load_model(
 
 
 def save_tensors(path: Path, content: dict[str, Any]) -> None:
-    """Write tensors and plain data whole, or leave `path` as it was.
+    """Write tensors and plain data; `path` stays unchanged on failure.
 
     Raises:
-        OSError: if there is no room, or no right, to write there.
+        OSError: if the disk is full or not writable.
     """
     with files.replacing(path) as scratch:
         try:
             torch.save(content, scratch)
-        except RuntimeError as error:  # how torch says that a write failed
+        except RuntimeError as error:  # torch's exception for a failed write
             reason = str(error).split("\n")[0]
             raise OSError(f"{path} cannot be written ({reason}): is the disk full?") from error
 
 
 def load_tensors(path: Path) -> dict[str, Any]:
-    """What torch.save wrote, if it is tensors and plain data; nothing in it can run.
+    """Read tensors and plain data that torch.save wrote; nothing in the file is executed.
 
     Raises:
         DamagedFileError: if torch cannot read it.
@@ -132,7 +132,7 @@ def load_tensors(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         return found
-    except Exception as error:  # torch raises many kinds: RuntimeError, UnpicklingError, KeyError
+    except Exception as error:  # RuntimeError, UnpicklingError, KeyError, ...
         reason = str(error).split("\n")[0]
         raise files.DamagedFileError(
             f"{path} holds no tensors that torch can read safely ({reason}); "
@@ -145,7 +145,7 @@ def _check_tensors(path: Path, found: dict[str, Tensor], wanted: dict[str, Tenso
     if missing := sorted(wanted.keys() - found.keys()):
         raise ValueError(f"{path} lacks {', '.join(missing)}; {hint}")
     if unknown := sorted(found.keys() - wanted.keys()):
-        raise ValueError(f"{path} has {', '.join(unknown)}, which the model has not; {hint}")
+        raise ValueError(f"{path} has {', '.join(unknown)}, unknown to the model; {hint}")
     for name, tensor in wanted.items():
         if found[name].shape != tensor.shape:
             raise ValueError(

@@ -1,6 +1,6 @@
-"""A paper's table -> its **picture**: ours beside what the paper prints, or curves by epoch.
+"""A paper's table -> its **picture**: ours beside the printed numbers, or curves by epoch.
 
-Knows what `paper.table` makes, and nothing of runs.
+Knows the content of `paper.table`, and nothing of runs.
 """
 
 import textwrap
@@ -14,12 +14,12 @@ from asr_train.paper.table import JsonRow, TableDict, rows_shown
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BESIDE = 0.015  # of its place: how far a kind of rows stands from the one before it
+BESIDE = 0.015  # relative shift between kinds of rows
 Value = Callable[[JsonRow], float | None]
 
 
 def plot(table: TableDict, path: Path | str) -> None:
-    """Write a PNG: of a table two panels, of a figure one."""
+    """Write a PNG: two panels for a table, one for a figure."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -52,7 +52,7 @@ def plot(table: TableDict, path: Path | str) -> None:
 
 
 def _changes(ax: "Axes", table: TableDict) -> None:
-    """Relative WER reductions; ours with their intervals."""
+    """Draw relative WER reductions; ours with their intervals."""
 
     def ours(row: JsonRow) -> float | None:
         found = row["ours"]["wer_reduction"]
@@ -70,7 +70,7 @@ def _changes(ax: "Axes", table: TableDict) -> None:
 
 
 def _sizes_or_speeds(ax: "Axes", table: TableDict) -> None:
-    """The compression ratio where the paper prints it, else speed-ups, ours simulated."""
+    """Draw the compression ratio if the paper prints it, else speed-ups, ours simulated."""
 
     def speedup(row: JsonRow) -> float | None:
         return (row["ours"]["simulated"] or {}).get("speedup")
@@ -83,7 +83,7 @@ def _sizes_or_speeds(ax: "Axes", table: TableDict) -> None:
     of_paper = _printed("compression_ratio")
     if any(of_paper(row) for row in rows) or not any(map(speedup, rows)):
         _series(ax, table, ratio, of_paper)
-        ax.set_ylabel("compression ratio, to 4 bytes a parameter")
+        ax.set_ylabel("compression ratio, to 4 bytes per parameter")
     else:
         _series(ax, table, speedup, _printed("relative_speed", "speedup_frames_per_second"))
         ax.set_ylabel("speed-up on the paper's cluster; ours simulated")
@@ -92,7 +92,7 @@ def _sizes_or_speeds(ax: "Axes", table: TableDict) -> None:
 
 
 def _plain_log(ax: "Axes") -> None:
-    """A logarithmic axis whose numbers have no exponents."""
+    """Make the axis logarithmic, with numbers without exponents."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     ax.set_yscale("log")
@@ -102,7 +102,7 @@ def _plain_log(ax: "Axes") -> None:
 
 
 def _printed(*keys: str) -> Value:
-    """What the paper prints in one of these columns."""
+    """Return the printed value of one of these columns."""
     return lambda row: next((row["paper"][key] for key in keys if key in row["paper"]), None)
 
 
@@ -113,14 +113,14 @@ def _series(
     printed: Value,
     limits: Callable[[JsonRow], tuple[float, float]] | None = None,
 ) -> None:
-    """Rows of one kind have a colour; ours are filled, the paper's hollow."""
+    """Draw rows in a colour per kind; ours are filled, the paper's hollow."""
     rows = table["rows"]
     key = _number_key(table)
     names = [_name(row, table) for row in rows]
     for number, name in enumerate(dict.fromkeys(names)):
         places = [i for i, found in enumerate(names) if found == name]
         colour = f"C{number % 10}"
-        for value, said, fill in ((ours, "ours", "full"), (printed, "paper", "none")):
+        for value, whose, fill in ((ours, "ours", "full"), (printed, "paper", "none")):
             shown = [
                 (place, found, rows[i])
                 for i in places
@@ -144,7 +144,7 @@ def _series(
                 linewidth=1,
                 capsize=3,
                 markersize=6,
-                label=", ".join(filter(None, (name, said))),
+                label=", ".join(filter(None, (name, whose))),
             )
     if key is None:
         ax.set_xticks(range(len(rows)), [r["label"] for r in rows], rotation=30, ha="right")
@@ -158,7 +158,7 @@ def _series(
 
 
 def _number_key(table: TableDict) -> str | None:
-    """What rows are numbered by, if all of them are."""
+    """Return the key by which all rows have a number, if there is one."""
     for key in reversed(table["keys"]):
         if all(_place(row, key) is not None for row in table["rows"]):
             return str(key)
@@ -166,7 +166,7 @@ def _number_key(table: TableDict) -> str | None:
 
 
 def _place(row: JsonRow, key: str) -> float | None:
-    """The row's number by that key; workers are known of rows that the paper does not print."""
+    """Return the row's number by that key; for rows that are not printed, simulated workers."""
     value = row["paper"].get(key)
     if value is None and not row["paper"] and key in ("nodes", "gpus"):
         value = (row["ours"]["simulated"] or {}).get("workers")
@@ -174,7 +174,7 @@ def _place(row: JsonRow, key: str) -> float | None:
 
 
 def _name(row: JsonRow, table: TableDict) -> str:
-    """Of its curve: its keys that are words; "" where the axis has the labels."""
+    """Return the curve's name: its keys that are words; "" if the axis has the labels."""
     if _number_key(table) is None:
         return ""
     if not row["paper"]:
@@ -187,7 +187,7 @@ def _name(row: JsonRow, table: TableDict) -> str:
 
 
 def _curves(ax: "Axes", table: TableDict) -> None:
-    """WER by epoch if models of epochs were decoded, else frame errors beside the baseline's."""
+    """Draw WER by epoch if epochs were decoded, else frame errors relative to the baseline's."""
     rows = rows_shown(table)
     if any(row["ours"]["wer_by_epoch"] for row in rows):
         lines = [(row, [100 * wer for wer in row["ours"]["wer_by_epoch"]]) for row in rows]

@@ -1,9 +1,9 @@
-"""A paper's settings files -> the **runs that its tables need**, and which row is which.
+"""A paper's settings files -> the **runs that its tables need**, and their rows.
 
-A folder of recipes/ holds paper.yaml, what all of its tables share, and a file a table. Rows say
-the paper's own numbers; a scale says by what they are multiplied, so that the same row stands for
-40 workers of the paper or for 4 of a laptop. A run is named after paper and settings, so that rows
-of several tables that are the same run share it. Knows nothing of how runs are trained.
+A folder of recipes/ holds paper.yaml, common to all of its tables, and a file per table. Rows
+contain the paper's own numbers; a scale multiplies them, so that the same row stands for 40 workers
+of the paper or for 4 on a laptop. A run is named after paper and settings, so that equal rows of
+several tables share a run. Knows nothing of how runs are trained.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,12 +21,11 @@ WORKERS = "comm.workers"
 
 @dataclass(kw_only=True, slots=True)
 class ScaleSettings:
-    """How far a paper's runs are scaled down.
+    """The scaling of a paper's runs.
 
     Attributes:
-        settings: overrides of all runs, beside the paper's.
-        times: what numbers of rows are multiplied by, by their key; whole numbers stay whole, and
-            do not fall below 1.
+        settings: overrides of all runs, in addition to the paper's.
+        times: factors of rows' numbers, by key; whole numbers stay whole and at least 1.
         seeds: every run is trained once with each.
     """
 
@@ -44,13 +43,13 @@ class ScaleSettings:
 
 @dataclass(kw_only=True, slots=True)
 class PaperSettings:
-    """What the tables of a paper share.
+    """The settings common to a paper's tables.
 
     Attributes:
         paper: the name of its file in conf/papers/.
         cluster: of conf/cluster/, whose speed is simulated.
         settings: overrides of all runs, at the paper's scale.
-        runs: a file of conf/run/ or conf/comm/ -> what its rows set where they say nothing else.
+        runs: a file of conf/run/ or conf/comm/ -> default values of its rows.
     """
 
     paper: str
@@ -67,8 +66,8 @@ class RowSettings:
 
     Attributes:
         run: a file of conf/run/ or conf/comm/.
-        set: its settings, as the paper has them.
-        paper: values that name the row in the paper's table; empty: the paper has no such row.
+        set: its settings, with the paper's values.
+        paper: values that identify the row in the paper's table; empty: no such row.
         label: of the row; "": its values in the paper.
     """
 
@@ -84,9 +83,9 @@ class TableSettings:
 
     Attributes:
         table: its key in the paper's file.
-        baseline: what the rows are compared with.
-        decode_epochs: the model of every epoch is decoded, for a figure of word errors.
-        times: by scale, factors of this table that differ from the scale's own.
+        baseline: the run that rows are compared with.
+        decode_epochs: whether to decode the model of every epoch, for a figure of word errors.
+        times: by scale, factors of this table that override the scale's.
     """
 
     table: str
@@ -103,8 +102,8 @@ class Run:
 
     Attributes:
         base: a file of conf/run/ or conf/comm/.
-        values: of its settings, scaled, by their keys.
-        overrides: all of them as Hydra takes them.
+        values: of its settings, scaled, by key.
+        overrides: all of them for Hydra.
     """
 
     name: str
@@ -114,26 +113,26 @@ class Run:
 
     @property
     def epochs(self) -> int:
-        """As the settings say.
+        """The number of epochs in the settings.
 
         Raises:
-            SettingsError: if they do not.
+            SettingsError: if there is none.
         """
-        said = [o.partition("=")[2] for o in self.overrides if o.startswith("optim.epochs=")]
-        if not said or not said[-1].isdigit():
+        found = [o.partition("=")[2] for o in self.overrides if o.startswith("optim.epochs=")]
+        if not found or not found[-1].isdigit():
             raise SettingsError(
                 f"{self.name} is decoded after every epoch, but optim.epochs is "
-                f"{said[-1] if said else 'not set'}; give a number in paper.yaml"
+                f"{found[-1] if found else 'not set'}; give a number in paper.yaml"
             )
-        return int(said[-1])
+        return int(found[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a table, and its runs, a seed each."""
+    """A row of a table, and its runs, one per seed."""
 
     label: str
-    paper: dict[str, Any] | None  # all that the paper prints of it; None: it has no such row
+    paper: dict[str, Any] | None  # all that is printed in its row; None: there is no such row
     runs: tuple[Run, ...]
 
 
@@ -142,10 +141,9 @@ class Table:
     """A table with its runs.
 
     Attributes:
-        name: of its file, and of what is made of it.
-        paper: PaperSettings.
-        scale: its name, and what it says.
-        baselines: a seed each; row i of a seed is compared with baseline i.
+        name: of its file, and of its outputs.
+        scale: its name.
+        baselines: one per seed; run i of a row is compared with baseline i.
     """
 
     name: str
@@ -157,18 +155,18 @@ class Table:
 
     @property
     def runs(self) -> list[Run]:
-        """All of them, the baselines first; one may come several times."""
+        """All runs, the baselines first; may contain duplicates."""
         return [*self.baselines, *(run for row in self.rows for run in row.runs)]
 
 
 def read_tables(paths: Iterable[Path | str], scale: str, papers: Path) -> list[Table]:
-    """The tables of these files, which lie beside their paper.yaml.
+    """Read tables from these files, which are beside their paper.yaml.
 
     Args:
         scale: one of the paper's `scales`.
-        papers: the folder of what papers print.
+        papers: the folder of printed numbers.
     Raises:
-        SettingsError: if a file does not say what it should, or two runs of one name differ.
+        SettingsError: if a file is invalid, or two runs of one name differ.
     """
     tables = [_read_table(Path(path), scale, papers) for path in paths]
     named: dict[str, Run] = {}
@@ -176,15 +174,15 @@ def read_tables(paths: Iterable[Path | str], scale: str, papers: Path) -> list[T
         if named.setdefault(run.name, run) != run:
             raise SettingsError(
                 f"two runs are named {run.name}, with {run.overrides} and with "
-                f"{named[run.name].overrides}; a name must say what differs"
+                f"{named[run.name].overrides}; a name must show the difference"
             )
     return tables
 
 
 def _read_table(path: Path, scale: str, papers: Path) -> Table:
     if not path.exists():
-        there = sorted(p.stem for p in path.parent.glob("*.yaml") if p.stem != "paper")
-        raise SettingsError(f"{path} is not there; TABLES may be {', '.join(there) or 'nothing'}")
+        known = sorted(p.stem for p in path.parent.glob("*.yaml") if p.stem != "paper")
+        raise SettingsError(f"{path} is missing; TABLES may be {', '.join(known) or 'nothing'}")
     paper = load(PaperSettings, path.with_name("paper.yaml"))
     settings = load(TableSettings, path)
     if scale not in paper.scales:
@@ -211,12 +209,12 @@ def run_of(
     seed: int,
     times: Mapping[str, float] = MappingProxyType({}),
 ) -> Run:
-    """The run of a row: the paper's numbers times the scale's.
+    """Return the run of a row: the paper's numbers times the scale's factors.
 
     Args:
-        times: factors in place of the scale's, of what the row itself sets.
+        times: factors that override the scale's, for the row's own settings.
     Raises:
-        SettingsError: if paper.yaml does not know the run, or a value is none.
+        SettingsError: if the run is not in paper.yaml, or a value is neither a number nor a word.
     """
     if row.run not in paper.runs:
         raise SettingsError(
@@ -224,11 +222,11 @@ def run_of(
         )
     usual = paper.runs[row.run]
     factors = paper.scales[scale].times
-    unsaid = {key: _times(key, v, factors) for key, v in usual.items()}
+    defaults = {key: _times(key, v, factors) for key, v in usual.items()}
     own = {key: _times(key, v, {**factors, **times}) for key, v in row.set.items()}
-    values = {**unsaid, **own}
-    said = {key: v for key, v in values.items() if unsaid.get(key) != v or key == WORKERS}
-    words = [f"{key.rpartition('.')[2]}{_spelled(v)}" for key, v in sorted(said.items())]
+    values = {**defaults, **own}
+    shown = {key: v for key, v in values.items() if defaults.get(key) != v or key == WORKERS}
+    words = [f"{key.rpartition('.')[2]}{_spelled(v)}" for key, v in sorted(shown.items())]
     return Run(
         "-".join([paper.paper, row.run, *words, f"seed{seed}"]),
         row.run,
@@ -263,7 +261,7 @@ def _label(named: dict[str, Any]) -> str:
 
 
 def printed_rows(paper: dict[str, Any], table: str) -> list[dict[str, Any]]:
-    """A table of a paper's file, a dict a row; none for a figure, of which there are no numbers.
+    """Return the rows of a printed table as dicts; none for a figure.
 
     Raises:
         SettingsError: if the paper has no such table.
@@ -278,5 +276,5 @@ def printed_rows(paper: dict[str, Any], table: str) -> list[dict[str, Any]]:
 
 
 def matching(rows: Sequence[dict[str, Any]], named: dict[str, Any]) -> dict[str, Any] | None:
-    """The row with these values; None if there is none."""
+    """Return the row with these values; None if there is none."""
     return next((r for r in rows if all(r.get(k) == v for k, v in named.items())), None)

@@ -1,9 +1,8 @@
-"""A finished run and the paper's hardware -> the row's **speed, simulated** for the paper's size.
+"""A finished run and the paper's hardware -> the row's **simulated speed** at the paper's size.
 
-Network, minibatch, workers, block and group are the paper's; only how many gradients exceed the
-threshold is what our run found: its share of the parameters, at 32 bits each, as the paper sends
-them. Rows that a paper prints come out as results/PAPER/speed.md has them if that share is the
-paper's. Knows nothing of accuracy.
+Network, minibatch, workers, block and group are the paper's; only the share of sent elements is
+that of our run, at 32 bits each, as in the paper. A printed row has the speed in
+results/PAPER/speed.md if that share is the paper's. Knows nothing of accuracy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,10 +24,10 @@ from asr_train.schema import CommSettings, build
 
 
 def case_of(paper: str, papers: Path) -> Case | None:
-    """What was fitted on the paper's speeds; None for a paper without.
+    """Return the case fitted on the paper's speeds; None for a paper without.
 
     Args:
-        papers: the folder of what papers print.
+        papers: the folder of printed numbers.
     """
     if paper == "strom2015":
         return strom_2015(read_yaml(papers / "strom2015.yaml"))
@@ -45,15 +44,15 @@ def simulated(
     printed: Mapping[str, Any] | None,
     runs: Sequence[Trained],
 ) -> dict[str, Any] | None:
-    """The row at the paper's scale; None if its runs do not say what has to be known.
+    """Simulate the row at the paper's scale; None if its runs lack needed values.
 
     Args:
-        usual: what rows of this run set where they say nothing else.
-        printed: all that the paper prints of the row.
-        runs: of the row, a seed each.
+        usual: default values of the run's rows.
+        printed: all that is printed in the row.
+        runs: of the row, one per seed.
     Returns:
-        Beside the speed, what it was simulated for; `speedup` is over one worker of the paper's
-        first network, as the paper counts it.
+        The speed and what it was simulated for; `speedup` is relative to one worker of the paper's
+        first network, as in the paper.
     """
     comm = at_paper_scale(runs[0].about["settings"]["comm"], {**usual, **row.set})
     if comm.workers is None:
@@ -61,7 +60,7 @@ def simulated(
     method = method_of(comm, comm.workers, case)
     shares = [density(run) for run in runs]
     known = [share for share in shares if share is not None]
-    # Groups of one have nobody to send to
+    # Groups of one send nothing
     group = method.group_size if method.traffic.in_groups else comm.workers
     needs = method.traffic.is_sparse and group > 1
     if needs and len(known) < len(shares):
@@ -81,7 +80,7 @@ def simulated(
 
 
 def at_paper_scale(comm: Mapping[str, Any], values: Mapping[str, Any]) -> CommSettings:
-    """A run's settings with the paper's values, by their keys, instead of the scaled ones."""
+    """Return a run's settings with the paper's values instead of the scaled ones."""
     settings = deepcopy(dict(comm))
     for key, value in values.items():
         group, *path = key.split(".")
@@ -94,9 +93,9 @@ def at_paper_scale(comm: Mapping[str, Any], values: Mapping[str, Any]) -> CommSe
 
 
 def method_of(comm: CommSettings, workers: int, case: Case) -> plan.Scheme:
-    """How the simulator has the method: as it was fitted.
+    """Return the simulator's method, as it was fitted.
 
-    GTC is the paper's: Strom's workers do not wait for each other, even where ours did.
+    GTC is the paper's: Strom's workers do not wait for each other, even if ours did.
     """
     facts = comm.method.facts
     traffic = facts.traffic
@@ -114,9 +113,9 @@ def method_of(comm: CommSettings, workers: int, case: Case) -> plan.Scheme:
 
 
 def work_of(case: Case, printed: Mapping[str, Any] | None, share: float) -> Work:
-    """A worker's step: of the paper's network, or of the one that this row of it has.
+    """Return a worker's step with the paper's network, or with that of the printed row.
 
-    Seconds grow with the parameters, as in `calibrate`.
+    Its seconds are proportional to the parameters, as in `calibrate`.
     """
     first = case.rows[0].work
     parameters = 1e6 * (printed or {}).get("parameters_millions", first.parameters / 1e6)
@@ -130,9 +129,9 @@ def work_of(case: Case, printed: Mapping[str, Any] | None, share: float) -> Work
 
 
 def density(run: Trained) -> float | None:
-    """Elements of GTC's messages a worker and step, of all parameters; None: none were sent.
+    """Return the elements per worker and step of GTC's messages over all parameters, or None.
 
-    The log of bmuf_gtc counts a block's weights as well: all of them, of one worker a group.
+    The log of bmuf_gtc also counts a block's weights: all of them, for one worker per group.
     """
     found, comm = measured(run), build(CommSettings, run.about["settings"]["comm"], "comm")
     density: float | None = found["density"]

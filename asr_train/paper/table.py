@@ -1,10 +1,10 @@
-"""Finished runs -> a **paper's table**: each row's own numbers beside what the paper prints.
+"""Finished runs -> a **paper's table**: our numbers beside the printed ones.
 
 A run has one score of a held-out split; row and baseline of a seed are compared over the same
 speakers, and seeds are drawn as speakers are. Changes are relative reductions in percent, positive
-where the row is better, as the papers print them. Speeds of a cluster are simulated (paper.speed)
-and say so; what this machine took stands beside them. Knows log.jsonl, run.json and score files as
-`report.exchange` does; knows nothing of how runs come about.
+if the row is better, as in the papers. Speeds of a cluster are simulated (paper.speed) and labelled
+so, beside this machine's measured times. Knows log.jsonl, run.json and score files as
+`report.exchange` does; knows nothing of how runs are trained.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ JsonRow = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row's settings and what its runs left, a seed each."""
+    """A row's settings and the results of its runs, one per seed."""
 
     label: str
     settings: RowSettings
@@ -48,17 +48,16 @@ def paper_table(
     about: Mapping[str, Any],
     papers: Path,
 ) -> TableDict:
-    """What `tables/PAPER-TABLE.json` holds.
+    """Return the content of `tables/PAPER-TABLE.json`.
 
     Args:
         trained: by the name of the run.
-        epochs: a run's scores of TEST, one an epoch, by its name; read if the table wants them.
+        epochs: a run's TEST scores, one per epoch, by its name; read if the table needs them.
         cluster: the paper's, of conf/cluster.
-        about: when, where and with what the table was made: see `report.tables.provenance`; and
-            the command.
-        papers: the folder of what papers print.
+        about: provenance of the table (see `report.tables.provenance`) and the command.
+        papers: the folder of printed numbers.
     Raises:
-        ValueError: if a run, its score or those of its epochs are missing; names run and action.
+        ValueError: if a run, its score or those of its epochs are missing; says what to do.
         DamagedFileError: if a log has no row of training steps.
     """
 
@@ -105,7 +104,7 @@ def paper_table(
 def _found(run: Run, trained: Mapping[str, Trained], table: Table) -> Trained:
     if run.name not in trained:
         raise ValueError(
-            f"table {table.name} needs the run {run.name}, which is not there; run make in the "
+            f"table {table.name} needs the run {run.name}, which is missing; run make in the "
             f"recipe's folder with SCALE={table.scale} to train it"
         )
     return trained[run.name]
@@ -114,9 +113,9 @@ def _found(run: Run, trained: Mapping[str, Trained], table: Table) -> Trained:
 def _test_score(run: Trained) -> Score:
     found = [score for score in run.scores if held_out(score["split"])]
     if len(found) != 1:
-        said = ", ".join(score["split"] for score in found) or "none"
+        splits = ", ".join(score["split"] for score in found) or "none"
         raise ValueError(
-            f"{run.run} has {len(found)} scores of held-out splits ({said}), but a row has one; "
+            f"{run.run} has {len(found)} scores of held-out splits ({splits}), but a row has one; "
             "run make in the recipe's folder to decode it, with one TEST split"
         )
     return found[0]
@@ -133,7 +132,7 @@ def _epochs_of(run: Trained, epochs: Mapping[str, Sequence[Score]]) -> Sequence[
 
 
 def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
-    """A row's numbers: means over its seeds, None where there is nothing to say."""
+    """Return a row's numbers: means over its seeds, None for unknown values."""
     found = [measured(run) for run in row.runs]
     first = found[0]
 
@@ -188,7 +187,7 @@ def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
 
 
 def _method_numbers(run: Trained) -> dict[str, float | None]:
-    """Those that the papers' tables vary."""
+    """Return the numbers that the papers' tables vary."""
     comm = build(CommSettings, run.about["settings"]["comm"], "comm")
     facts = comm.method.facts
     in_groups = facts.traffic.in_groups
@@ -200,12 +199,12 @@ def _method_numbers(run: Trained) -> dict[str, float | None]:
 
 
 def _frame_errors(run: Trained) -> list[float]:
-    """Of DEV, as fractions, after each epoch."""
+    """Return DEV's frame errors, as fractions, after each epoch."""
     return [1 - row["dev_accuracy"] for row in run.log if "dev_accuracy" in row]
 
 
 def _frames(run: Trained) -> int:
-    """That a run was trained on, all epochs together."""
+    """Return the number of frames trained on in all epochs."""
     return int(_last(run, "frames") or 0)
 
 
@@ -219,7 +218,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _by_epoch(series: Sequence[Sequence[float]]) -> list[float]:
-    """The mean over the seeds that came so far."""
+    """Return means by epoch over the seeds that reached it."""
     return [
         sum(known) / len(known)
         for values in zip_longest(*series)
@@ -232,7 +231,7 @@ def _by_epoch(series: Sequence[Sequence[float]]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A name, and a row's text there."""
+    """A heading, and the text of a row in this column."""
 
     name: str
     cell: Callable[[JsonRow], str]
@@ -281,7 +280,7 @@ def _wer_cell(row: JsonRow) -> str:
     return f"{mean} ({', '.join(each)})" if len(each) > 1 else mean
 
 
-# What rows have beside what the paper prints: by name, so that a column comes once
+# Columns of ours, by name, so that none is repeated
 WORKERS = Column("workers", _ours("workers", str), "workers")
 WER = Column("WER %", _wer_cell, "WER %")
 REDUCTION = Column("relative WER reduction %", _reduction_cell, "WER reduction %")
@@ -296,7 +295,7 @@ BLOCK = Column("block size", _ours("block_steps", str))
 GROUP = Column("group size", _ours("group_size", str))
 MILLIONS = Column("million parameters", _ours("parameters", lambda x: f"{x:.3g}", 1e-6))
 
-BESIDE = {  # of the paper's columns -> what stands beside its number
+BESIDE = {  # the paper's columns -> our columns beside them
     "nodes": (WORKERS,),
     "gpus": (WORKERS,),
     "tau": (THRESHOLD,),
@@ -314,7 +313,7 @@ BESIDE = {  # of the paper's columns -> what stands beside its number
 
 
 def columns(table: TableDict) -> list[Column]:
-    """The row's name; the paper's columns, ours beside; then what the paper does not print."""
+    """Return the row's name; the paper's columns with ours beside; then our other columns."""
     printed = list(dict.fromkeys(key for row in table["rows"] for key in row["paper"]))
     keys = table["keys"]
     found = [
@@ -325,7 +324,7 @@ def columns(table: TableDict) -> list[Column]:
     for key in [*keys, *(key for key in printed if key not in keys)]:
         beside = BESIDE.get(key, ())
         shown |= {column.name for column in beside}
-        if beside or key not in keys:  # else the name says it
+        if beside or key not in keys:  # otherwise it is in the row's name
             found.append(_printed_column(key, beside))
     virtual = any(row["ours"]["virtual_seconds"] is not None for row in table["rows"])
     rest = [
@@ -339,7 +338,7 @@ def columns(table: TableDict) -> list[Column]:
         RATIO,
         Column("elements per step", _ours("elements_a_minibatch", digits)),
         Column("density", _ours("density", lambda x: f"{x:.2g}")),
-        Column("minibatch, frames a worker", _ours("minibatch_frames", str)),
+        Column("minibatch, frames per worker", _ours("minibatch_frames", str)),
         FRAMES,
         MINUTES,
         *([Column("virtual seconds", _ours("virtual_seconds", digits))] if virtual else []),
@@ -367,8 +366,8 @@ def _words(key: str) -> str:
 def _printed_column(key: str, beside: Sequence[Column]) -> Column:
     def cell(row: JsonRow) -> str:
         value = row["paper"].get(key)
-        said = text(value, lambda x: f"{x:,}" if isinstance(x, int) else str(x))
-        return " / ".join([said.replace("-", "−"), *(column.cell(row) for column in beside)])
+        printed = text(value, lambda x: f"{x:,}" if isinstance(x, int) else str(x))
+        return " / ".join([printed.replace("-", "−"), *(column.cell(row) for column in beside)])
 
     names = [column.name.partition(", ")[2] or "ours" for column in beside]
     short = next((column.short for column in beside if column.short), "")
@@ -376,7 +375,7 @@ def _printed_column(key: str, beside: Sequence[Column]) -> Column:
 
 
 def rows_shown(table: TableDict) -> list[JsonRow]:
-    """The rows, and before them the baseline if it is none of them."""
+    """Return the rows, after the baseline if it is not one of them."""
     base, rows = table["baseline"], table["rows"]
     if any(row["ours"]["runs"] == base["ours"]["runs"] for row in rows):
         return list(rows)
@@ -384,7 +383,7 @@ def rows_shown(table: TableDict) -> list[JsonRow]:
 
 
 def markdown(table: TableDict) -> str:
-    """The table as people read it."""
+    """Format the table as Markdown."""
     shown = columns(table)
     cells = [[column.cell(row) for column in shown] for row in rows_shown(table)]
     names = [column.name for column in shown]
@@ -392,57 +391,58 @@ def markdown(table: TableDict) -> str:
 
 
 def plain(table: TableDict) -> str:
-    """For a terminal: what fits in its width."""
+    """Format the main columns for a terminal."""
     shown = [column for column in columns(table) if column.short]
     cells = [[column.cell(row) for column in shown] for row in rows_shown(table)]
-    said = "a / b: the paper's / ours; ours of speed-ups are simulated\n"
-    return aligned([[column.short for column in shown], *cells]) + said
+    explanation = "a / b: the paper's / ours; ours of speed-ups are simulated\n"
+    return aligned([[column.short for column in shown], *cells]) + explanation
 
 
 def notes(table: TableDict) -> list[str]:
-    """What the columns mean, what the numbers are of, and what deserves a doubt."""
+    """Explain the columns and numbers, with caveats."""
     base = table["baseline"]["ours"]
     rows = [row["ours"] for row in rows_shown(table)]
-    said = [
-        "Paper: as printed, of the paper's size; ours: of this scale, "
-        f"{table['scale']}; {DASH}: not printed, or nothing to say.",
+    lines = [
+        f"Paper: as printed, at the paper's size; ours: at scale {table['scale']}; {DASH}: not "
+        "printed, or unknown.",
         _reduction_note(base, table),
         f"WER: of {base['split']}, {base['utterances']:,} utterances, {base['words']:,} words"
         f"{', a mean over seeds' if base['seeds'] > 1 else ''}; "
-        f"{base['seeds']} seed{'s' if base['seeds'] > 1 else ''} a row. "
+        f"{base['seeds']} seed{'s' if base['seeds'] > 1 else ''} per row. "
         "Frame errors: of DEV, after the last epoch.",
         _size_note(rows),
-        "KB, ratio, elements and density: what a worker sends a step, messages with headers, "
-        "on average over the run; weights of blocks included. The ratio is to 4 bytes a parameter.",
+        "KB, ratio, elements and density: what a worker sends per step, messages with headers, "
+        "averaged over the run; including weights of blocks. The ratio is to 4 bytes per "
+        "parameter.",
     ]
     virtual = any(ours["processes"] < ours["workers"] for ours in rows)
-    said.append(
-        "This machine: training steps alone, by its clock"
+    lines.append(
+        "This machine: training steps only, by its clock"
         + (
-            "; all workers share it, several in a process, so this is no speed of a cluster."
+            "; several workers share a process, so this is not the speed of a cluster."
             if virtual
             else "."
         )
     )
     if any(ours["virtual_seconds"] is not None for ours in rows):
-        said.append("Virtual seconds: what the run's simulated clock says of its asynchronous run.")
-    said += _simulated_notes(table)
+        lines.append("Virtual seconds: the simulated clock of an asynchronous run.")
+    lines += _simulated_notes(table)
     if any(ours["wer_by_epoch"] for ours in rows):
-        said += [_epochs_line(row) for row in rows_shown(table)]
-    return [*said, f"{made(table)[:-1]}: `{table['command']}`."]
+        lines += [_epochs_line(row) for row in rows_shown(table)]
+    return [*lines, f"{made(table)[:-1]}: `{table['command']}`."]
 
 
 def _reduction_note(base: dict[str, Any], table: TableDict) -> str:
     found, draws = base["wer_reduction"], table["bootstrap"]
     if found is None:
-        return "The baseline made no error, so that no relative WER reduction can be said."
+        return "The baseline made no error, so there is no relative WER reduction."
     seeds = " and seeds" if base["seeds"] > 1 else ""
     return (
-        "Relative reductions: errors less than those of the baseline "
-        f"({', '.join(base['runs'])}), in percent of them; positive: better, as the papers print. "
+        "Relative reductions: errors fewer than those of the baseline "
+        f"({', '.join(base['runs'])}), in percent of them; positive: better, as in the papers. "
         f"In brackets the 95 % interval, a bootstrap over {found['units']} {found['over']}{seeds} "
         f"({draws['bootstrap']} draws, seed {draws['seed']}), the same for row and baseline; "
-        "*: it does not hold 0. p is two-sided."
+        "*: it excludes 0. p is two-sided."
     )
 
 
@@ -452,7 +452,7 @@ def _size_note(rows: Sequence[dict[str, Any]]) -> str:
     frames = sorted({round(ours["frames_an_epoch"]) for ours in rows})
     return (
         f"Trained: networks of {_listed(sizes)} parameters, for {_listed(epochs)} epochs of "
-        f"{_range(frames)} frames, minibatches of {_listed(batches)} frames a worker."
+        f"{_range(frames)} frames, minibatches of {_listed(batches)} frames per worker."
     )
 
 
@@ -473,13 +473,13 @@ def _simulated_notes(table: TableDict) -> list[str]:
     methods = ", ".join(dict.fromkeys(f["method"] for f in found))
     sizes = ", ".join(dict.fromkeys(f"{f['parameters'] / 1e6:g}" for f in found))
     frames = ", ".join(dict.fromkeys(f"{f['minibatch_frames']:,}" for f in found))
-    late = ", also where our workers waited for each other" if "gtc_async" in methods else ""
+    late = ", even if our workers waited for each other" if "gtc_async" in methods else ""
     return [
         f"Simulated, not measured: the paper's workers ({table['gpu']}, conf/cluster/"
         f"{table['cluster']}.yaml with its fitted constants), network ({sizes} million "
         f"parameters), minibatch ({frames} frames) and method ({methods}{late}); only the density "
         "is that of our run, at 32 bits per element. Speed-ups are over one worker of the paper's "
-        "first network. How well the paper's own speeds are simulated: "
+        "first network. Accuracy of simulation for the paper's own speeds: "
         f"results/{table['paper']}/speed.md."
     ]
 

@@ -1,9 +1,10 @@
-"""Logs and scores of network runs -> the **table of exchanges**: what a method sends, and costs.
+"""Logs and scores of network runs -> the **table of exchanges**: what methods send, and its cost.
 
-A row a run: its method, word and frame errors, what a worker sent, and where a step's time went. A
-run of one worker has nothing to send, and dashes there. The baseline is the first run that trained
-alone, else the first; the others are compared with it by the paired bootstrap of `report.tables`.
-Knows the formats of log.jsonl (train.log), run.json (scripts/train.py) and score files.
+A row per run: its method, word and frame errors, what a worker sent, and the parts of a step's
+time. A run of one worker sends nothing and has dashes there. The baseline is the first run of one
+worker, or else the first; the others are compared with it by the paired bootstrap of
+`report.tables`. Knows the formats of log.jsonl (train.log), run.json (scripts/train.py) and score
+files.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,12 +31,12 @@ PARTS = ("compute", "compress", "wait", "decode")
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a network run left.
+    """The results of a network run.
 
     Attributes:
         about: run.json.
         log: rows of log.jsonl.
-        scores: its score files, a split each.
+        scores: its score files, one per split.
     """
 
     run: str
@@ -47,10 +48,10 @@ class Trained:
 def exchange_table(
     runs: Sequence[Trained], settings: ScoreSettings, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """What `tables/exchange.json` holds.
+    """Return the content of `tables/exchange.json`.
 
     Args:
-        about: when, where and with what the table was made: see `tables.provenance`.
+        about: provenance of the table: see `tables.provenance`.
     Raises:
         ValueError: if there is no run.
         DamagedFileError: if a log has no row of training steps.
@@ -79,10 +80,10 @@ def exchange_table(
 
 
 def measured(run: Trained) -> Row:
-    """What a run's log says, over all of its steps; None where there is nothing to say.
+    """Summarise a run's log over all of its steps; None for unknown values.
 
-    Bytes are a worker's, on average. `message_bytes` are messages with their headers, each once,
-    whoever gets it; `wire_bytes` have padding and lengths as well.
+    Bytes are averages over workers. `message_bytes` are messages with their headers, each counted
+    once, however many receive it; `wire_bytes` include padding and lengths.
     """
     rows, steps = _counted(run)
     total = sum(steps)
@@ -114,7 +115,7 @@ def measured(run: Trained) -> Row:
         "shares": _shares(rows, sums, seconds),
     }
     if message_bytes:
-        assert parameters is not None  # the log has the ratio wherever something was sent
+        assert parameters is not None  # the log has the ratio if something was sent
         found["compression_ratio"] = 4 * parameters * total / message_bytes
         found["bits_an_element"] = 8 * message_bytes / elements if elements else None
         found["density"] = elements / total / parameters
@@ -122,19 +123,19 @@ def measured(run: Trained) -> Row:
 
 
 def _counted(run: Trained) -> tuple[list[Row], list[int]]:
-    """The rows of training steps, and how many steps each is a mean of."""
+    """Return the rows of training steps, and the number of steps that each averages."""
     rows = [row for row in run.log if "sent_bits" in row]
     if not rows:
         raise DamagedFileError(
             f"the log of {run.run} has no row of training steps; delete exp/{run.run} and run make "
-            "again to train it anew"
+            "again to train it again"
         )
     before = [0, *(row["step"] for row in rows)]
     return rows, [row["step"] - last for row, last in zip(rows, before, strict=False)]
 
 
 def _parameters(rows: Iterable[Row]) -> int | None:
-    """Of the network, from a ratio to dense messages of 32 bits each; None if nothing was sent."""
+    """Derive the number of parameters from the compression ratio; None if nothing was sent."""
     for row in rows:
         if row["compression_ratio"] is not None:
             parameters: int = round(row["compression_ratio"] * row["sent_bits"] / 32)
@@ -143,7 +144,7 @@ def _parameters(rows: Iterable[Row]) -> int | None:
 
 
 def _shares(rows: Sequence[Row], sums: Any, seconds: float) -> dict[str, float] | None:
-    """Of a step's time; None for a log that has it not, of before it was kept."""
+    """Return the parts of a step's time; None for old logs without them."""
     if not seconds or any("compress_seconds" not in row for row in rows):
         return None
     compress, transfer = sums("compress_seconds"), sums("transfer_seconds")
@@ -157,7 +158,7 @@ def _shares(rows: Sequence[Row], sums: Any, seconds: float) -> dict[str, float] 
 
 
 def method_words(settings: Row, workers: int) -> str:
-    """`gtc tau 4 rice`: a method and the numbers that decide what it sends."""
+    """Describe a method with the numbers that determine what it sends: `gtc tau 4 rice`."""
     comm = build(CommSettings, settings)
     facts, words = comm.method.facts, [comm.method.value]
     if "allreduce" in facts.needs and comm.allreduce is not None:
@@ -175,7 +176,7 @@ def method_words(settings: Row, workers: int) -> str:
 
 
 def _splits(run: Trained, baseline: Trained, settings: ScoreSettings) -> dict[str, Row]:
-    """WER of held-out splits, by split; beside the baseline's."""
+    """Return the WER of held-out splits, and its comparison with the baseline."""
     base = {score["split"]: score for score in baseline.scores}
     found = {}
     for score in run.scores:
@@ -192,7 +193,7 @@ def _splits(run: Trained, baseline: Trained, settings: ScoreSettings) -> dict[st
 
 
 def columns(splits: Sequence[str], baseline: str) -> list[str]:
-    """Of `cells`."""
+    """Return the headings of `cells`."""
     rates = []
     for split in splits:
         rates += [f"WER %, {split}", "95 % interval", f"points from {baseline} (p)"]
@@ -206,7 +207,7 @@ def columns(splits: Sequence[str], baseline: str) -> list[str]:
 
 
 def cells(ours: Row, splits: Sequence[str], baseline: str) -> list[str]:
-    """A row's texts, one a column."""
+    """Format a row as one text per column."""
     rates: list[str] = []
     for split in splits:
         found = ours["splits"].get(split)
@@ -235,52 +236,55 @@ def _rate_cells(found: Row, is_baseline: bool) -> list[str]:
 
 
 def text(value: Any, spell: Callable[[Any], str]) -> str:
-    """A value's text; a dash for None."""
+    """Format a value; a dash for None."""
     return DASH if value is None else spell(value)
 
 
 def digits(value: float) -> str:
-    """Three of them, without an exponent."""
+    """Format with three digits, without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def notes(table: Mapping[str, Any]) -> list[str]:
-    """What the columns mean, and what deserves a doubt."""
+    """Explain the columns and caveats."""
     rows = [row["ours"] for row in table["rows"]]
     sizes = sorted({ours["parameters"] for ours in rows if ours["parameters"]})
-    said = [
-        "Sent: a worker's messages with their headers, each once, whoever gets it, on average over "
-        "workers; on the wire: padding and lengths as well. Dense: 4 bytes a parameter and "
+    lines = [
+        "Sent: a worker's messages with their headers, each once, however many receive it, "
+        "averaged "
+        "over workers; on the wire: with padding and lengths. Dense: 4 bytes per parameter and "
         "minibatch" + (f" ({', '.join(f'{n:,}' for n in sizes)} parameters)." if sizes else "."),
-        "Density: elements sent per minibatch, of all parameters. Frames/s: of all workers, by the "
-        "clock of the process that keeps the log.",
+        "Density: elements sent per minibatch, relative to all parameters. Frames/s: of all "
+        "workers, "
+        "by the clock of the process that writes the log.",
         "Compress: gradients to messages. Wait: for other processes, and for the reader. Decode: "
-        "the rest of the exchange, adding up included.",
-        f"Points: WER less that of {table['baseline']}, its 95 % interval and two-sided p "
+        "the rest of the exchange, including summation.",
+        f"Points: WER minus that of {table['baseline']}, its 95 % interval and two-sided p "
         "(paired bootstrap, as in wer.md).",
     ]
     virtual = [ours["run"] for ours in rows if ours["processes"] < ours["workers"]]
     if virtual:
-        said.append(
-            f"{', '.join(virtual)}: several workers in a process, so that nothing crosses a wire "
-            "and frames/s is what one machine does for all of them, not the speed of a cluster."
+        lines.append(
+            f"{', '.join(virtual)}: several workers in a process, so that no data crosses a "
+            "network "
+            "and frames/s is that of one machine for all of them, not the speed of a cluster."
         )
-    said += [f"{line}." for line in seeds.lines(table["seeds"])]
-    return [*said, made(dict(table))]
+    lines += [f"{line}." for line in seeds.lines(table["seeds"])]
+    return [*lines, made(dict(table))]
 
 
 def markdown(table: Mapping[str, Any]) -> str:
-    """The table as people read it."""
+    """Format the table as Markdown."""
     title = "What the workers exchanged"
     return as_markdown(title, table["columns"], text_rows(table), notes(table))
 
 
 def text_rows(table: Mapping[str, Any]) -> list[list[str]]:
-    """All rows' texts."""
+    """Format all rows."""
     return [cells(row["ours"], table["splits"], table["baseline"]) for row in table["rows"]]
 
 
-TERMINAL = {  # shorter names of columns
+TERMINAL = {  # shorter headings
     "dev frame accuracy %": "dev acc %",
     "KB per minibatch": "KB/step",
     "dense / sent": "ratio",
@@ -292,7 +296,7 @@ TERMINAL = {  # shorter names of columns
 
 
 def plain(table: Mapping[str, Any]) -> str:
-    """For a terminal: what fits in its width, and then means over seeds."""
+    """Format the main columns for a terminal, and then means over seeds."""
     rates = {f"WER %, {split}": f"WER % {split}" for split in table["splits"]}
     names = {"run": "run", "workers": "workers", **rates, **TERMINAL}
     places = [table["columns"].index(name) for name in names]

@@ -1,8 +1,7 @@
-"""Tables of many recipes and papers, as Markdown with pictures -> **one HTML page** of all of them.
+"""Tables of many recipes and papers, as Markdown with pictures -> **one HTML page**.
 
-The page is one file: pictures are inside it. HTML in the tables stays text, and links that could
-run a script lead nowhere. How it looks: gather.html.j2. Knows formats, not folders: see
-scripts/gather.py.
+The page is one file with pictures inside. HTML in the tables is escaped, and links that could run a
+script are disabled. Layout: gather.html.j2. Knows formats, not folders: see scripts/gather.py.
 """
 
 import base64
@@ -17,10 +16,10 @@ from asr_train.report.page import render
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A table.
+    """A table as Markdown.
 
     Attributes:
-        source: where it lies, for the reader.
+        source: its path, for the reader.
         text: Markdown that begins with a title.
         picture: PNG, if there is one.
     """
@@ -31,7 +30,7 @@ class Document:
 
 
 def gathered_page(groups: Iterable[tuple[str, Iterable[Document]]]) -> str:
-    """The page, a section a group (a recipe, a paper) in the order given."""
+    """Return the page, with a section per group (a recipe, a paper) in the order given."""
     shown = [(name, [_article(document) for document in documents]) for name, documents in groups]
     return render("gather.html.j2", groups=shown)
 
@@ -53,7 +52,7 @@ def _html(text: str) -> str:
     for pattern in ("html", "image_link", "image_reference", "short_image_ref"):
         reader.inlinePatterns.deregister(pattern)
     levels = {"<h1>": "<h3>", "</h1>": "</h3>", "<h2>": "<h4>", "</h2>": "</h4>"}
-    html = reader.convert(re.sub(r"^!\[.*\n", "", text, flags=re.MULTILINE))  # files it has not
+    html = reader.convert(re.sub(r"^!\[.*\n", "", text, flags=re.MULTILINE))  # without its images
     for level, lower in levels.items():
         html = html.replace(level, lower)
     return re.sub(r'<a href="(?!https?://|#|[\w./#-]*")[^"]*"', "<a", html)

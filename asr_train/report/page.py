@@ -1,9 +1,9 @@
 """Table, logs, alignment report, stage times -> **one HTML page** and its pictures.
 
-The page is one file: no network, no script. Pictures are SVG whose colours follow the reader's
-light or dark setting, and PNG files beside the page for READMEs. Equal inputs give equal bytes.
-What is not there yet is said in words. Here it is said what the page shows, in page.html.j2 how.
-Knows formats, not folders: see scripts/report.py.
+The page is one file without network access or scripts. Pictures are SVG with colours for light and
+dark mode, and PNG files beside the page for READMEs. Equal inputs give equal bytes. Missing inputs
+are named in the text. This module selects what the page shows, page.html.j2 lays it out. Knows
+formats, not folders: see scripts/report.py.
 """
 
 import io
@@ -38,10 +38,10 @@ DARK = {
             strict=True,
         )
     ),
-}  # the same colours on a dark page
+}  # the same colours in dark mode
 STYLE: dict[Any, Any] = {
     "font.size": 9.5,
-    "text.parse_math": False,  # a '$' in a transcript is a dollar
+    "text.parse_math": False,  # '$' in a transcript is not math
     "text.color": INK,
     "axes.labelcolor": FAINT,
     "axes.edgecolor": GRID,
@@ -63,14 +63,14 @@ STYLE: dict[Any, Any] = {
     "figure.constrained_layout.use": True,
     "svg.fonttype": "none",  # text stays text
 }
-NARROW = 4.6  # inches: a phone shows its letters at nearly full size
+NARROW = 4.6  # inches: readable on a phone
 LISTED_LOST = 20
 DRAWN_POINTS = 300  # of a training curve; more are averaged
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One drawing; `name` is its file name beside the page, `alt` says what it shows."""
+    """One drawing; `name` is its file name beside the page, `alt` its description."""
 
     name: str
     figure: Figure
@@ -78,7 +78,7 @@ class Picture:
     caption: str
 
     def png(self) -> bytes:
-        """For READMEs: on white, without a time stamp."""
+        """Return a PNG for READMEs: on white, without a time stamp."""
         buffer = io.BytesIO()
         with rc_context(STYLE):
             self.figure.savefig(
@@ -88,11 +88,11 @@ class Picture:
 
     @property
     def kind(self) -> str:
-        """Its class in the style sheet."""
+        """The picture's class in the style sheet."""
         return self.name.split("_")[0]
 
     def svg(self) -> str:
-        """For the page: its colours are CSS variables, its letters the page's."""
+        """Return an SVG for the page: colours are CSS variables, the font is the page's."""
         buffer = io.StringIO()
         with rc_context(STYLE | {"svg.hashsalt": self.name}):
             self.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -100,7 +100,7 @@ class Picture:
 
 
 def _inline(svg: str, name: str, alt: str) -> str:
-    """matplotlib's file as an element of a page: ids are unique there, colours can change."""
+    """Convert matplotlib's file to an element of a page, with unique ids and CSS colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg).replace("xlink:href=", "href=")
@@ -115,7 +115,7 @@ def _inline(svg: str, name: str, alt: str) -> str:
 
 
 def _variables() -> list[tuple[str, str]]:
-    """Each colour of the drawings and its CSS variable."""
+    """Return each colour of the drawings and its CSS variable."""
     series = [(colour, f"s{i}") for i, colour in enumerate(SERIES)]
     return [(INK, "ink"), (FAINT, "faint"), (GRID, "grid"), *series]
 
@@ -124,13 +124,13 @@ def _variables() -> list[tuple[str, str]]:
 
 
 def colour_of(run: str, runs: Sequence[str]) -> str:
-    """A run has one colour in all pictures; the baseline is grey."""
+    """Return a run's colour, the same in all pictures; the baseline is grey."""
     i = list(runs).index(run)
     return SERIES[0] if i == 0 else SERIES[1 + (i - 1) % (len(SERIES) - 1)]
 
 
 def draw_wer(table: Row) -> Picture:
-    """WER with its interval: a panel a split, a line a run."""
+    """Draw WERs with intervals: a panel per split, a line per run."""
     rows = [row["ours"] for row in table["rows"]]
     splits = list(dict.fromkeys(row["split"] for row in rows))
     runs = list(dict.fromkeys(row["run"] for row in rows))
@@ -167,15 +167,15 @@ def _draw_rate(ax: Axes, y: int, row: Row, colour: str) -> None:
 
 
 def draw_bytes(table: Row, runs: Sequence[str]) -> Picture | None:
-    """WER on the last held-out split against what a worker sends per minibatch; None: nobody sends.
+    """Draw WER on the last held-out split against bytes per worker and minibatch.
 
-    Runs that send nothing are lines across.
+    Runs that send nothing are horizontal lines. None if no run sends anything.
     """
     split = table["splits"][-1] if table["splits"] else None
     rows = [row["ours"] for row in table["rows"] if split in row["ours"]["splits"]]
     if not any(row["message_bytes_a_minibatch"] for row in rows):
         return None
-    said = []
+    parts = []
     with rc_context(STYLE):
         figure = Figure(figsize=(NARROW, 3.1))
         ax = figure.subplots()
@@ -193,7 +193,7 @@ def draw_bytes(table: Row, runs: Sequence[str]) -> Picture | None:
                 ax.annotate(
                     row["run"], (sent / 1e3, wer), (6, 4), textcoords="offset points", size=8.5
                 )
-            said.append(f"{row['run']} {wer:.2f} %, {(sent or 0) / 1e3:.3g} KB")
+            parts.append(f"{row['run']} {wer:.2f} %, {(sent or 0) / 1e3:.3g} KB")
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter("{x:g}")
         ax.minorticks_off()
@@ -204,17 +204,17 @@ def draw_bytes(table: Row, runs: Sequence[str]) -> Picture | None:
     return Picture(
         "bytes",
         figure,
-        f"Word error rate on {split} against what a worker sends per minibatch: {'; '.join(said)}",
+        f"Word error rate on {split} against what a worker sends per minibatch: {'; '.join(parts)}",
         "A bar is the 95 % interval; a dashed line is a run of one worker, which sends nothing.",
     )
 
 
 def draw_curves(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> list[Picture]:
-    """Loss, frame accuracy and rate against frames seen, of all runs that have a log."""
+    """Draw loss, frame accuracy and rate against frames seen, for all runs with a log."""
     return [
         _draw_curve(logs, runs, "loss", "loss (nats per frame)", 1.0),
         _draw_curve(logs, runs, "accuracy", "frame accuracy (%)", 100.0),
-        _draw_curve(logs, runs, "rate", "learning rate (a frame)", 1.0),
+        _draw_curve(logs, runs, "rate", "learning rate (per frame)", 1.0),
     ]
 
 
@@ -224,12 +224,12 @@ def _draw_curve(
     with rc_context(STYLE):
         figure = Figure(figsize=(NARROW, 3.1))
         ax = figure.subplots()
-        said = []
+        parts = []
         for run in logs:
             colour = colour_of(run, runs)
             train_XY, dev_XY = training_curve(logs[run], key), dev_curve(logs[run], key)
             dev_XY[:, 1] *= factor
-            faint = len(dev_XY) > 0  # beside dev's line, which is the one to read
+            faint = len(dev_XY) > 0  # behind dev's line
             ax.plot(
                 train_XY[:, 0],
                 train_XY[:, 1] * factor,
@@ -240,18 +240,18 @@ def _draw_curve(
             )
             if len(dev_XY):
                 ax.plot(*dev_XY.T, "o-", color=colour, markersize=4, label=run)
-                said.append(f"{run} dev from {dev_XY[0, 1]:.3g} to {dev_XY[-1, 1]:.3g}")
+                parts.append(f"{run} dev from {dev_XY[0, 1]:.3g} to {dev_XY[-1, 1]:.3g}")
         if key == "rate":
             _mark_rates(ax, {row["rate"] for rows in logs.values() for row in rows})
         ax.set_title(title)
         ax.set_xlabel("frames seen (millions)")
         ax.legend()
-    alt = f"{title} against frames seen. {'; '.join(said)}".strip()
+    alt = f"{title} against frames seen. {'; '.join(parts)}".strip()
     return Picture(f"curve_{key}", figure, alt, "")
 
 
 def _mark_rates(ax: Axes, rates: set[float]) -> None:
-    """A logarithmic axis whose ticks are rates that were used, at most seven of them."""
+    """Make the axis logarithmic, with at most seven of the rates as ticks."""
     ordered = sorted(rates, reverse=True)
     ticks = ordered[:: math.ceil(len(ordered) / 7)]
     ax.set_yscale("log")
@@ -260,7 +260,7 @@ def _mark_rates(ax: Axes, rates: set[float]) -> None:
 
 
 def training_curve(rows: Sequence[Row], key: str) -> np.ndarray:
-    """Millions of frames seen and `key` of training rows, averaged to at most DRAWN_POINTS."""
+    """Return millions of frames seen and `key` of training rows, averaged to DRAWN_POINTS."""
     points = [
         (row["frames"] / 1e6, row[key])
         for row in rows
@@ -272,7 +272,7 @@ def training_curve(rows: Sequence[Row], key: str) -> np.ndarray:
 
 
 def dev_curve(rows: Sequence[Row], key: str) -> np.ndarray:
-    """Millions of frames seen and `dev_KEY` at each epoch's end."""
+    """Return millions of frames seen and `dev_KEY` at each epoch's end."""
     train = [(row["step"], row["frames"]) for row in rows if "dev_loss" not in row]
     steps, frames = zip(*train, strict=True) if train else ((0,), (0,))
     points = [
@@ -284,7 +284,7 @@ def dev_curve(rows: Sequence[Row], key: str) -> np.ndarray:
 
 
 def draw_times(times: Sequence[Row]) -> Picture:
-    """Seconds of each stage; a bar's pieces are the stage's outputs."""
+    """Draw the seconds of each stage; a bar's pieces are the stage's outputs."""
     stages = list(dict.fromkeys(row["stage"] for row in times))
     totals = {s: sum(row["seconds"] for row in times if row["stage"] == s) for s in stages}
     with rc_context(STYLE):
@@ -310,7 +310,7 @@ def draw_times(times: Sequence[Row]) -> Picture:
 
 
 def draw_utterance(model: str, split: str, example: Row) -> Picture:
-    """Log-mel of one utterance; aligned phones above, true ones below, boundaries in between."""
+    """Draw an utterance's log-mel; aligned phones above, true ones below, with boundaries."""
     feats_TF = np.array(example["logmel"], np.float32)
     seconds = len(feats_TF) * example["shift_seconds"]
     strips = [("aligned", example["aligned"], SERIES[1])]
@@ -344,15 +344,16 @@ def draw_utterance(model: str, split: str, example: Row) -> Picture:
         axes[0].set_title(_shortened(" ".join(_words(example)), int(13 * width)))
         axes[-1].set_xlim(0, seconds)
         axes[-1].set_xlabel("seconds")
-    below = "true ones below" if len(strips) == 2 else "true ones are not known"
+    below = "true ones below" if len(strips) == 2 else "true ones are unknown"
     phones = " ".join(phone for phone, _, _ in example["aligned"])
     alt = (
         f"Log-mel energies of {example['id']}, {seconds:.2f} s, with aligned phones above "
         f"({phones}); {below}"
     )
     caption = (
-        f"{example['id']}: log-mel energy (brighter is louder), phone boundaries as {model} "
-        f"aligned them (upper half){', and true (lower half)' if len(strips) == 2 else ''}."
+        f"{example['id']}: log-mel energy (brighter is louder), phone boundaries aligned by "
+        f"{model} "
+        f"(upper half){', and true ones (lower half)' if len(strips) == 2 else ''}."
     )
     return Picture(f"utterance_{split}", figure, alt, caption)
 
@@ -389,15 +390,15 @@ def build_page(
     times: Sequence[Row],
     exchanged: Row | None = None,
 ) -> tuple[str, list[Picture]]:
-    """The page's HTML, and the pictures to be kept beside it.
+    """Return the page's HTML, and the pictures to store beside it.
 
     Args:
         name: of the recipe.
-        table: what `tables.wer_table` made.
+        table: from `tables.wer_table`.
         alignments: `ali/MODEL/SPLIT.report.json`, any number, in the order of the models.
         logs: each run's `log.jsonl`.
         times: `jobs.stage_times`.
-        exchanged: what `exchange.exchange_table` made; None: there is no network.
+        exchanged: from `exchange.exchange_table`; None: there is no network.
     """
     runs = list(dict.fromkeys([*(row["ours"]["run"] for row in table["rows"]), *logs]))
     shown = {
@@ -414,7 +415,7 @@ def build_page(
 
 
 def render(template: str, **content: Any) -> str:
-    """A page by a template of this folder; text in `content` stays text, whatever it holds."""
+    """Render a template of this folder; text in `content` is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("asr_train.report", ""),
         autoescape=True,
@@ -427,7 +428,7 @@ def render(template: str, **content: Any) -> str:
 
 
 def headline(table: Row) -> str:
-    """The result in a sentence: the best run on the last held-out split, beside the baseline."""
+    """Summarise in a sentence: the best run on the last held-out split, against the baseline."""
     rows = [row["ours"] for row in table["rows"]]
     splits = [row["split"] for row in rows]
     split = ([s for s in splits if held_out(s)] or splits)[-1]
@@ -435,7 +436,7 @@ def headline(table: Row) -> str:
     verb = "is best with" if splits.count(split) > 1 else "makes"
     text = (
         f"On {split}, {best['run']} {verb} {100 * best['wer']:.2f} % word errors "
-        f"({best['errors']} on {best['words']} words)"
+        f"({best['errors']:,} errors in {best['words']:,} words)"
     )
     if best["ci95"] is not None:
         text += f", 95 % interval {percent_interval(best['ci95'])} %"
@@ -457,7 +458,7 @@ def _shown_wer(table: Row) -> Row:
 
 
 def _shown_exchange(table: Row, runs: Sequence[str]) -> Row:
-    """What workers sent; with a drawing where any sent something."""
+    """Return the exchange table, with a drawing if any run sent something."""
     return {
         "picture": draw_bytes(table, runs),
         "columns": table["columns"],
@@ -467,15 +468,15 @@ def _shown_exchange(table: Row, runs: Sequence[str]) -> Row:
 
 
 def _shown_learning(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> Row:
-    """Curves, and each network's last word; runs without a log are named."""
-    said = [_learning_words(run, logs[run]) for run in logs]
+    """Return the curves and each network's final numbers; name runs without a log."""
+    lines = [_learning_words(run, logs[run]) for run in logs]
     silent = [run for run in runs if run not in logs]
     if silent:
         verb = "keeps" if len(silent) == 1 else "keep"
-        said.append(f"{', '.join(silent)} {verb} no training log of steps.")
+        lines.append(f"{', '.join(silent)} {verb} no training log of steps.")
     drawn = {run: rows for run, rows in logs.items() if rows}
     return {
-        "said": said or ["No network was trained."],
+        "lines": lines or ["No network was trained."],
         "pictures": draw_curves(drawn, runs) if drawn else [],
     }
 
@@ -484,7 +485,7 @@ def _learning_words(run: str, rows: Sequence[Row]) -> str:
     train = [row for row in rows if "dev_loss" not in row]
     dev = [row for row in rows if "dev_loss" in row]
     if not train:
-        return f"{run}: its log is empty so far."
+        return f"{run}: its log is still empty."
     text = f"{run}: {train[-1]['step']:,} steps, {train[-1]['frames'] / 1e6:.2f} million frames"
     if not dev:
         return f"{text}; its log has no dev loss yet."
@@ -510,9 +511,9 @@ BOUNDARY_COLUMNS = ("median, ms", "in 20 ms, %", "in 25 ms, %", "in 50 ms, %")
 
 
 def alignment_table(alignments: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Columns and a row a report: how well each model aligned each split.
+    """Return columns and a row per report: how well each model aligned each split.
 
-    Errors at phone boundaries have columns where any report has true times to compare with.
+    Boundary errors have columns if any report has true times.
     """
     bounds = any(ali["boundaries"] for ali in alignments)
     columns = [*ALIGNED_COLUMNS, *(BOUNDARY_COLUMNS if bounds else ())]
@@ -544,12 +545,12 @@ def _boundary_cells(ali: Row) -> list[str]:
 
 
 def alignment_notes(alignments: Sequence[Row]) -> list[str]:
-    """What the columns mean, and what they leave out."""
+    """Explain the columns and caveats."""
     notes = [
-        "Nats a frame: log-likelihood, acoustic and transition; to be compared only between "
-        "Gaussian systems that see the same features.",
-        "Shortest phones: those that took no more frames than they have states. Long phones: those "
-        "that the aligner's report calls long. Silence left out; both point to wrong transcripts.",
+        "Nats per frame: log-likelihood, acoustic and transition; comparable only between "
+        "Gaussian systems with the same features.",
+        "Shortest phones: with no more frames than states. Long phones: above the limit of the "
+        "aligner's report. Silence is left out; both point to wrong transcripts.",
     ]
     compared = [ali for ali in alignments if ali["boundaries"]]
     if compared:
@@ -560,16 +561,16 @@ def alignment_notes(alignments: Sequence[Row]) -> list[str]:
         notes.append(f"Boundaries of matched phones, aligned against true times: {counts}.")
     if len(compared) < len(alignments):
         names = [f"{ali['model']}, {ali['split']}" for ali in alignments if not ali["boundaries"]]
-        notes.append(f"True phone times are not known: {'; '.join(names)}.")
+        notes.append(f"True phone times are unknown: {'; '.join(names)}.")
     return notes
 
 
 def _shown_alignments(alignments: Sequence[Row], networks: Sequence[str]) -> Row | None:
-    """One table of all reports, the lost utterances, and an utterance by the last Gaussians.
+    """Return a table of all reports, the lost utterances, and an utterance by the last Gaussians.
 
     Args:
         alignments: in the order of the models.
-        networks: the runs that are no Gaussian mixtures.
+        networks: the runs that are not Gaussian mixtures.
     """
     if not alignments:
         return None
@@ -600,7 +601,7 @@ def _lost(ali: Row) -> Row:
 
 
 def alignment_markdown(alignments: Sequence[Row]) -> str:
-    """The table of all alignment reports for READMEs."""
+    """Format the table of all alignment reports for READMEs."""
     columns, rows = alignment_table(alignments)
     lines = [columns, ["---"] * 2 + ["--:"] * (len(columns) - 2), *rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)

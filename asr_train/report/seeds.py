@@ -1,8 +1,8 @@
-"""Runs that differ in their seed alone -> **their mean**, beside the baseline's of the same seeds.
+"""Runs that differ in their seed only -> **their mean**, compared with the baseline's same seeds.
 
-`make NAME RUNS='sgd gtc' SEEDS='1 2 3'` names runs sgd-seed1, gtc-seed1, ... A single seed's word
-errors wander by more than most methods differ, so what is compared are all seeds together: speakers
-are drawn as in every comparison, and seeds beside them (`score.words.reduction`).
+`make NAME RUNS='sgd gtc' SEEDS='1 2 3'` names runs sgd-seed1, gtc-seed1, ... Word errors vary more
+between seeds than between most methods, so all seeds are compared together: seeds are drawn in
+addition to speakers (`score.words.reduction`).
 """
 
 import re
@@ -17,7 +17,7 @@ NAME = re.compile(r"(.+)-seed(\d+)(-.+)?")
 
 
 def run_and_seed(name: str) -> tuple[str, int] | None:
-    """`gtc-seed2-realign1` -> gtc-realign1, 2; None: the name tells no seed."""
+    """Split `gtc-seed2-realign1` into gtc-realign1 and 2; None: the name has no seed."""
     found = NAME.fullmatch(name)
     return None if found is None else (found[1] + (found[3] or ""), int(found[2]))
 
@@ -25,11 +25,11 @@ def run_and_seed(name: str) -> tuple[str, int] | None:
 def over_seeds(
     scores: Iterable[Score], baseline: str, settings: ScoreSettings
 ) -> list[dict[str, Any]]:
-    """A row a run of two seeds or more and held-out split, in the order in which they first appear.
+    """Return a row per run (with at least two seeds) and held-out split, in order of appearance.
 
     Args:
         scores: of all runs and splits.
-        baseline: a run, with its seed or without; who has the same seeds is compared with it.
+        baseline: a run, with or without its seed; runs with the same seeds are compared with it.
     """
     found: dict[tuple[str, str], dict[int, Score]] = {}
     for score in scores:
@@ -54,8 +54,8 @@ def over_seeds(
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """`gtc, test: 3.05 % over seeds 1, 2 (3.12, 2.98); errors against sgd: +4.1 % (...), p 0.3`."""
-    said = []
+    """Format `gtc, test: 3.05 % over seeds 1, 2 (3.12, 2.98); errors against sgd: +4.1 % ...`."""
+    lines = []
     for row in rows:
         wers = ", ".join(f"{100 * wer:.2f}" for wer in row["wer_by_seed"])
         text = (
@@ -69,5 +69,5 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 f"; errors against {found['run']}: {more}, p {found['p']:.2g}, paired over "
                 f"{found['units']} {found['over']} and the seeds"
             )
-        said.append(text)
-    return said
+        lines.append(text)
+    return lines

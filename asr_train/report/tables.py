@@ -1,8 +1,8 @@
-"""Score files of all runs -> the **WER table**: rows run x split, each beside the first run.
+"""Score files of all runs -> the **WER table**: rows run x split, compared with the first run.
 
-A row's rates are fractions, as in score files; only the Markdown shows percent. The first run is
-the baseline (the GMM): every other run of a held-out split is compared with it by a paired
-bootstrap. Tables say when, with which commit, settings and machine they were made.
+A row's rates are fractions, as in score files; only Markdown has percentages. The first run is the
+baseline (the GMM): every other run is compared with it on held-out splits by a paired bootstrap.
+Tables record date, commit, settings and machine.
 """
 
 import os
@@ -56,16 +56,16 @@ Score = dict[str, Any]  # what scripts/score.py writes
 
 
 def read_score(path: Path | str) -> Score:
-    """One score file.
+    """Read a score file.
 
     Raises:
-        DamagedFileError: if it lacks a field; names both.
+        DamagedFileError: if it lacks a field.
     """
     score: Score = read_json(path)
     lacking = [key for key in _NEEDED if key not in score]
     if lacking:
         raise DamagedFileError(
-            f"{path} has no {', '.join(lacking)}; delete it and run make again to score anew"
+            f"{path} has no {', '.join(lacking)}; delete it and run make again to score again"
         )
     return score
 
@@ -73,12 +73,12 @@ def read_score(path: Path | str) -> Score:
 def wer_table(
     scores: Sequence[Score], settings: ScoreSettings, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """What `tables/wer.json` holds; splits stand in the order in which they first appear.
+    """Return the content of `tables/wer.json`; splits are in order of appearance.
 
     Args:
-        about: when, where and with what the table was made: see `provenance`.
+        about: provenance of the table: see `provenance`.
     Raises:
-        ValueError: if two scores are of the same run and split, or normalised words differently.
+        ValueError: if two scores are of the same run and split, or of different normalisers.
     """
     _check_scores(scores)
     splits = list(dict.fromkeys(score["split"] for score in scores))
@@ -108,14 +108,14 @@ def wer_table(
 
 
 def held_out(split: str) -> bool:
-    """Not a split on which scales were chosen; those are named dev or valid, something beside."""
+    """Return whether scales were not chosen on this split; those are named dev or valid."""
     return not any(word in split.lower() for word in ("dev", "valid"))
 
 
 def against(base: Score, score: Score, settings: ScoreSettings) -> dict[str, Any] | None:
-    """A run beside the baseline, on the same draws of the same units; None for one utterance.
+    """Compare a run with the baseline, on the same draws of the same units; None for one utterance.
 
-    Units are speakers where the split has MIN_PAIRED_SPEAKERS of them, else utterances.
+    Units are speakers if the split has MIN_PAIRED_SPEAKERS of them, else utterances.
     """
     try:
         over, base_units = units(scored(base), MIN_PAIRED_SPEAKERS)
@@ -131,10 +131,10 @@ def against(base: Score, score: Score, settings: ScoreSettings) -> dict[str, Any
 def wer_reduction(
     own: Sequence[Score], base: Sequence[Score], settings: ScoreSettings
 ) -> dict[str, Any] | None:
-    """Of the baseline's errors, in percent, by a run of the same seeds; None if it made none.
+    """Return the reduction of the baseline's errors, in percent; None if it has none.
 
     Args:
-        own, base: scores of the same split, a seed each, in the same order.
+        own, base: scores of the same split, one per seed, in the same order.
     """
     over, _ = units(scored(base[0]), MIN_PAIRED_SPEAKERS)
 
@@ -160,15 +160,15 @@ def wer_reduction(
 
 
 def markdown(table: dict[str, Any]) -> str:
-    """The table as people read it, with all that is needed to read it right below."""
+    """Format the table with its notes as Markdown."""
     rows = [cells(row["ours"], table["baseline"]) for row in table["rows"]]
     return as_markdown("Word error rates", table["columns"], rows, notes(table))
 
 
 def as_markdown(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], said: Iterable[str]
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str]
 ) -> str:
-    """A table whose first two columns are names, and below it what is to be said of it."""
+    """Format a table whose first two columns are names, with notes below it."""
     lines = [
         f"# {title}",
         "",
@@ -176,13 +176,13 @@ def as_markdown(
         _line(["---" if i < 2 else "---:" for i in range(len(columns))]),
         *map(_line, rows),
         "",
-        *(f"- {note}" for note in said),
+        *(f"- {note}" for note in notes),
     ]
     return "\n".join(lines) + "\n"
 
 
 def cells(ours: dict[str, Any], baseline: str) -> list[str]:
-    """A row's texts, one a column; a value that is not known is an en dash."""
+    """Format a row as one text per column; an unknown value is an en dash."""
     return [
         ours["run"],
         ours["split"],
@@ -197,37 +197,39 @@ def cells(ours: dict[str, Any], baseline: str) -> list[str]:
 
 
 def notes(table: dict[str, Any]) -> list[str]:
-    """How the rows were counted and compared, and what deserves a doubt."""
+    """Explain how the rows were counted and compared, with caveats."""
     rows = [row["ours"] for row in table["rows"]]
     draws = table["bootstrap"]["bootstrap"]
     over = sorted({ours["ci_over"] for ours in rows if ours["ci_over"]})
-    said = [
+    lines = [
         f"Interval: 95 %, bootstrap over {' or '.join(over) or 'nothing'} ({draws} draws, seed "
         f"{table['bootstrap']['seed']}); utterances are drawn where speakers are fewer than "
         f"{MIN_SPEAKERS}, in comparisons fewer than {MIN_PAIRED_SPEAKERS}.",
-        f"Points from baseline: WER less that of {table['baseline']}, on the same draws; p is "
+        f"Points from baseline: WER minus that of {table['baseline']}, on the same draws; p is "
         "two-sided. Scales were chosen on the dev split, so only other splits are compared.",
         f"Errors: cheapest edits with the costs of {table['costs']}; words normalised by "
-        f"{table['normaliser']}. RTF: seconds of decoding a second of speech, all processes added.",
+        f"{table['normaliser']}. RTF: seconds of decoding per second of speech, over all "
+        "processes.",
     ]
-    said += [f"{text}." for text in comparison_lines(table)]
+    lines += [f"{text}." for text in comparison_lines(table)]
     for ours in rows:
         if ours.get("search_failures"):
-            said.append(
+            lines.append(
                 f"{ours['run']}, {ours['split']}: {ours['search_failures']} of "
-                f"{ours['utterances']} utterances reached no final state within the beam; what "
-                "was found by then is scored."
+                f"{ours['utterances']} utterances reached no final state within the beam; the best "
+                "partial path is scored."
             )
         if ours["errors"] == 0:
-            said.append(
-                f"{ours['run']}, {ours['split']}: no error was made, so the interval cannot tell "
-                f"how rare one is; up to about {300 / ours['words']:.2f} % would fit too."
+            lines.append(
+                f"{ours['run']}, {ours['split']}: there are no errors, so the bootstrap gives no "
+                "upper "
+                f"limit; rates up to about {300 / ours['words']:.2f} % are plausible."
             )
-    return [*said, made(table)]
+    return [*lines, made(table)]
 
 
 def made(table: dict[str, Any]) -> str:
-    """When and with what."""
+    """Return the table's provenance as a sentence."""
     return (
         f"Made {table['date']} at commit {table['commit']}, settings {table['settings']}, "
         f"on {table['machine']}."
@@ -235,7 +237,7 @@ def made(table: dict[str, Any]) -> str:
 
 
 def wer_lines(table: dict[str, Any]) -> list[str]:
-    """Kaldi's line for each row."""
+    """Return Kaldi's line for each row."""
     return [
         wer_line(_errors(row["ours"]), f"exp/{row['ours']['run']} {row['ours']['split']}")
         for row in table["rows"]
@@ -243,7 +245,7 @@ def wer_lines(table: dict[str, Any]) -> list[str]:
 
 
 def comparison_lines(table: dict[str, Any]) -> list[str]:
-    """`dnn against gmm, test: −2.10 points (−2.53 to −1.20), p 0.0002, paired over 12 speakers`."""
+    """Format `dnn against gmm, test: −2.10 points (−2.53 to −1.20), p 0.0002, paired over ...`."""
     lines = []
     for ours in (row["ours"] for row in table["rows"]):
         if (found := ours["against"]) is not None:
@@ -257,12 +259,12 @@ def comparison_lines(table: dict[str, Any]) -> list[str]:
 
 
 def percent_interval(limits: Sequence[float] | None) -> str:
-    """`2.10 – 3.45`, of two fractions."""
+    """Format `2.10 – 3.45`, from two fractions."""
     return "–" if limits is None else f"{100 * limits[0]:.2f} – {100 * limits[1]:.2f}"
 
 
 def spell_seconds(seconds: float) -> str:
-    """`4.2 s`, `3 min 05 s`, `2 h 07 min`: as one would say it."""
+    """Format `4.2 s`, `3 min 05 s` or `2 h 07 min`."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -290,7 +292,7 @@ def _check_scores(scores: Sequence[Score]) -> None:
 
 
 def scored(score: Score) -> list[Scored]:
-    """A score's utterances."""
+    """Return a score's utterances."""
     return [
         Scored(utt_id, row["speaker"], _errors(row))
         for utt_id, row in score["by_utterance"].items()
@@ -317,7 +319,7 @@ def _number(value: float | None) -> str:
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """For a terminal: columns as wide as their longest text, the first one to the left."""
+    """Align columns for a terminal, the first one to the left."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "".join(
         "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) + "\n"
@@ -329,11 +331,11 @@ def _line(texts: Sequence[str]) -> str:
     return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
 
 
-# --- when, where, with what ---------------------------------------------------------------------
+# --- provenance ---------------------------------------------------------------------------------
 
 
 def provenance(conf: Path | str) -> dict[str, str]:
-    """Date, commit, a hash of all settings in the folder of `conf`, and the machine."""
+    """Return date, commit, a hash of all settings in the folder of `conf`, and the machine."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(Path(asr_train.__file__).parent.parent),
@@ -343,9 +345,9 @@ def provenance(conf: Path | str) -> dict[str, str]:
 
 
 def commit(root: Path) -> str:
-    """The short commit of the repository at `root`; `+`: with changes; `unknown` outside git."""
+    """Return the short commit of the repository at `root`; `+`: modified; `unknown` outside git."""
     top = _git(root, "rev-parse", "--show-toplevel")
-    if top is None or Path(top).resolve() != root.resolve():  # installed into another repository
+    if top is None or Path(top).resolve() != root.resolve():  # inside another repository
         return "unknown"
     head = _git(root, "rev-parse", "--short", "HEAD")
     if head is None:
@@ -364,13 +366,13 @@ def _git(root: Path, *words: str) -> str | None:
 
 
 def settings_hash(folder: Path) -> str:
-    """One name for what all settings files of a work folder say, whatever their layout."""
+    """Return a hash of all settings files of a work folder."""
     files = sorted(folder.rglob("*.yaml"))
     return hash_of({path.relative_to(folder).as_posix(): read_yaml(path) for path in files})
 
 
 def machine() -> str:
-    """Processor, cores and system, for a time means nothing without them."""
+    """Describe processor, cores and system."""
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

@@ -1,9 +1,9 @@
 """Settings as dataclasses, checked when built; `conf/` holds the numbers. Imports no torch.
 
-`Config` has one field a group of `conf/`, a file each here; what a number means is said beside it
-in `conf/`, and here only where that does not say it. `build` makes it from plain data: an unknown
-key, a wrong type or an impossible value is a SettingsError that names key, value and what is
-allowed.
+`Config` has a field for each group of `conf/`, with a file each here. The comments in `conf/` say
+what a number means; comments here only add what is missing there. `build` makes it from plain data:
+an unknown key, a wrong type or an impossible value is a SettingsError that names key, value and
+what is allowed.
 """
 
 from asr_train.facts import Method

@@ -1,4 +1,4 @@
-"""How workers exchange what they learned: conf/comm."""
+"""Exchange between workers: conf/comm."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,37 +8,37 @@ from asr_train.schema.fields import SettingsError, at, positive, within
 
 
 class Wire(Enum):
-    """What dense gradients are rounded to before they are sent."""
+    """The type to which dense gradients are rounded before they are sent."""
 
     fp32 = "fp32"
     bf16 = "bf16"
 
 
 class Codec(Enum):
-    """How the elements of a message are written; see `comm.codec`."""
+    """The encoding of a message's elements; see `comm.codec`."""
 
     packed32 = "packed32"  # 32 bits each, as in the paper
     tile16 = "tile16"  # 16 bits each
-    rice = "rice"  # about log2 of the gap, and 2.5 bits
+    rice = "rice"  # about log2 of the gap, plus 2.5 bits
 
 
 class Capacity(Enum):
-    """How long the messages of a step may be."""
+    """The limit on the lengths of a step's messages."""
 
-    fixed = "fixed"  # as the step before suggests: one collective; what does not fit waits
-    exact = "exact"  # as long as they have to be: the lengths are exchanged first
+    fixed = "fixed"  # estimated from the last step: one collective; what does not fit is kept
+    exact = "exact"  # no limit: the lengths are exchanged first
 
 
 class BlockForm(Enum):
-    """What becomes of the average of the workers' weights; see `comm.blocks`."""
+    """The update of the model from the average of the workers' weights; see `comm.blocks`."""
 
     classical = "classical"  # block momentum
-    chen_huo = "chen_huo"  # Nesterov: workers look ahead of the model
-    printed = "printed"  # equation (4) of Ladkat et al. (2019) as it stands
+    chen_huo = "chen_huo"  # Nesterov: workers start ahead of the model
+    printed = "printed"  # equation (4) of Ladkat et al. (2019) as printed
 
 
 class BlockVelocity(Enum):
-    """What becomes of a worker's momentum (optim.momentum) at the end of a block."""
+    """The treatment of a worker's momentum (optim.momentum) at the end of a block."""
 
     reset = "reset"
     keep = "keep"
@@ -51,7 +51,7 @@ class AllreduceSettings:
 
 @dataclass(kw_only=True, slots=True)
 class AdaptiveSettings:
-    """The threshold follows the share of elements that exceed it; see `comm.gtc`."""
+    """A threshold that follows the share of elements that exceed it; see `comm.gtc`."""
 
     density: float
     band: float
@@ -76,7 +76,7 @@ class GtcSettings:
 
 @dataclass(kw_only=True, slots=True)
 class VirtualTimeSettings:
-    """How long things would take, where all workers live in one process."""
+    """Simulated durations, with all workers in one process."""
 
     step_seconds: float
     speed_spread: float
@@ -127,7 +127,7 @@ class BmufSettings:
             within(0, 0.9999, eta=self.eta)
 
     def momentum(self, models: int) -> float:
-        """eta, for so many models averaged."""
+        """Return eta for this number of averaged models."""
         if self.eta is not None:
             return self.eta
         eta = 1 - self.zeta / (self.c * models)
@@ -139,22 +139,22 @@ class BmufSettings:
         return eta
 
 
-MOST_CHOSEN = 8  # workers of a group, where the number is not set
+MOST_CHOSEN = 8  # workers per group, if the number is not set
 
 
 @dataclass(kw_only=True, slots=True)
 class CommSettings:
-    """A method, and the settings of what it is made of."""
+    """A method, and the settings of its components."""
 
     method: Method
     workers: int | None = None  # that train together; null: WORKERS
-    timeout_seconds: float = 300.0  # without an answer from another process: an error
-    check_steps: int = 1000  # replicas are compared every so many steps
+    timeout_seconds: float = 300.0  # without an answer from another process
+    check_steps: int = 1000  # interval at which replicas are compared
     allreduce: AllreduceSettings | None = None
     model_averaging: ModelAveragingSettings | None = None
     gtc: GtcSettings | None = None
     bmuf: BmufSettings | None = None
-    # Workers that share a model in bmuf_gtc; 0: as many as `group_of` chooses
+    # Workers that share a model in bmuf_gtc; 0: chosen by `group_of`
     group_size: int | None = None
     asynchronous: AsynchronousSettings | None = None
 
@@ -169,24 +169,25 @@ class CommSettings:
                 )
         if self.group_size is not None and self.group_size < 0:
             raise SettingsError(
-                f"{at('group_size')} is {self.group_size}; it must be positive, or 0 to have it "
-                "chosen"
+                f"{at('group_size')} is {self.group_size}; it must be positive, or 0 to choose it "
+                "automatically"
             )
         is_fixed = self.gtc is not None and self.gtc.capacity is Capacity.fixed
         if self.method.facts.traffic.is_asynchronous and is_fixed:
             raise SettingsError(
                 f"{at('gtc.capacity')} is fixed, but messages of {at('method')}="
-                f"{self.method.value} are as long as they have to be; set it to exact"
+                f"{self.method.value} have no fixed length; set it to exact"
             )
 
     def group_of(self, workers: int) -> int:
-        """Workers that share a model in bmuf_gtc, of so many.
+        """Return the number of workers that share a model in bmuf_gtc.
 
-        Chosen: the largest divisor of the workers that leaves two groups and is not above 8, the
-        paper's (Ladkat et al., 2019); 1, which is BMUF, for a prime number.
+        If it is 0 in the settings, it is the largest divisor of the workers that leaves two groups
+        and is at most 8, as in the paper (Ladkat et al., 2019); 1, which is BMUF, for a prime
+        number.
 
         Raises:
-            SettingsError: if a size that was set does not divide the workers.
+            SettingsError: if the group size in the settings does not divide the workers.
         """
         assert self.group_size is not None
         sizes = [size for size in range(1, workers + 1) if workers % size == 0]
@@ -197,6 +198,6 @@ class CommSettings:
         if self.group_size not in sizes:
             raise SettingsError(
                 f"{workers} workers do not make groups of comm.group_size={self.group_size}; "
-                f"choose one of {', '.join(map(str, sizes))}, or 0 to have it chosen"
+                f"choose one of {', '.join(map(str, sizes))}, or 0 to choose it automatically"
             )
         return self.group_size

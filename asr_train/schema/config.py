@@ -1,4 +1,4 @@
-"""All settings of a recipe, one field a group of `conf/`."""
+"""All settings of a recipe, one field per group of `conf/`."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class Config:
     lang: LangSettings
     lm: LmSettings
     feats: FeatsSettings
-    gmm: dict[str, GmmSettings]  # by name, each grown from the one before it
+    gmm: dict[str, GmmSettings]  # by name, each trained from the one before it
     ali: AliSettings
     shards: ShardsSettings
     model: ModelSettings
@@ -37,6 +37,7 @@ class Config:
     def __post_init__(self) -> None:
         if self.lang.grammar.kind is GrammarKind.ngram and self.lm.small is None:
             raise SettingsError(
-                "lang.grammar.kind is ngram but lm.small is null; choose a model, say lm=trigram"
+                "lang.grammar.kind is ngram but lm.small is null; choose a model, for example "
+                "lm=trigram"
             )
-        RunSettings(model=self.model, optim=self.optim, comm=self.comm)  # checks what groups share
+        RunSettings(model=self.model, optim=self.optim, comm=self.comm)  # checks combinations

@@ -1,4 +1,4 @@
-"""Where recordings come from: conf/corpus."""
+"""Sources of recordings: conf/corpus."""
 
 import re
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from asr_train.schema.score import NormaliserKind
 
 @dataclass(kw_only=True, slots=True)
 class DigitsSettings:
-    """Digit strings spoken by espeak-ng; see `data.synth`."""
+    """Digit strings synthesised by espeak-ng; see `data.synth`."""
 
     speakers: dict[str, int]  # split -> voices
     utterances: dict[str, int]  # split -> utterances
-    words: list[int]  # fewest and most words an utterance
+    words: list[int]  # fewest and most words per utterance
     sample_rate: int  # Hz
-    snr_db: list[float]  # speech to noise, drawn an utterance
+    snr_db: list[float]  # signal to noise, drawn per utterance
     level_db: list[float]
 
     def __post_init__(self) -> None:
@@ -39,10 +39,10 @@ class DigitsSettings:
 
 @dataclass(kw_only=True, slots=True)
 class CommandsSettings:
-    """Sentences of a grammar spoken by espeak-ng; see `data.commands`."""
+    """Sentences of a grammar synthesised by espeak-ng; see `data.commands`."""
 
     grammar: str
-    max_phone_distance: float  # words that espeak says farther from the lexicon are left out
+    max_phone_distance: float  # words that espeak pronounces less like the lexicon are left out
     speakers: dict[str, int]  # split -> voices
     hours: dict[str, float]  # split -> hours of speech
     words_per_minute: list[int]
@@ -52,7 +52,7 @@ class CommandsSettings:
     room_share: float
     rt60_seconds: list[float]
     drr_db: list[float]
-    snr_db: list[float]  # speech to noise, drawn an utterance
+    snr_db: list[float]  # signal to noise, drawn per utterance
     level_db: list[float]
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class CommandsSettings:
 
 
 class Channel(Enum):
-    """What becomes of a recording with several channels."""
+    """The treatment of recordings with several channels."""
 
     refuse = "refuse"
     first = "first"
@@ -86,32 +86,32 @@ class Channel(Enum):
 
 
 class SplitBy(Enum):
-    """What DEV or TEST is made of."""
+    """The unit of DEV's or TEST's share."""
 
-    speakers = "speakers"  # who are in no other split
-    utterances = "utterances"  # of the training speakers, where these are too few to spare one
+    speakers = "speakers"  # which are in no other split
+    utterances = "utterances"  # of the training speakers, if there are too few to spare one
 
 
 class Slower(Enum):
-    """What becomes of a recording slower than the features want."""
+    """The treatment of recordings with a lower sample rate than the features."""
 
-    drop = "drop"  # and list: its upper bands would be empty
+    drop = "drop"  # and list: their upper bands would be empty
     resample = "resample"
 
 
 class Digits(Enum):
-    """What becomes of a transcript with digits, where its normaliser is not plain."""
+    """The treatment of transcripts with digits, if the normaliser is not plain."""
 
-    refuse = "refuse"  # dropped and listed: how it was said is not known
+    refuse = "refuse"  # dropped and listed: the spoken words are unknown
     each = "each"  # 108 is ONE ZERO EIGHT
     number = "number"  # 108 is ONE HUNDRED EIGHT
 
 
 @dataclass(kw_only=True, slots=True)
 class IntakeSettings:
-    """What recordings must be like, and what DEV is taken from; see `data.intake`."""
+    """Requirements on recordings, and the source of DEV; see `data.intake`."""
 
-    GROUP: ClassVar[str]  # where in conf/ these stand, for messages of stages
+    GROUP: ClassVar[str]  # the group's path in conf/, for messages of stages
     dev_by: SplitBy
     dev_share: float  # of the speakers or of TRAIN's utterances, at least one
     normaliser: NormaliserKind  # of the transcripts
@@ -119,7 +119,7 @@ class IntakeSettings:
     sample_rate: int  # Hz, that of the features
     slower: Slower
     channel: Channel
-    duration_tolerance_seconds: float  # between what the corpus says and the audio itself
+    duration_tolerance_seconds: float  # between the corpus's table and the audio
     min_seconds: float  # shorter utterances are dropped, and listed
     max_seconds: float
     max_dropped_share: float
@@ -134,12 +134,12 @@ class FolderSettings(IntakeSettings):
     """Folders with `utterances.tsv`; see `data.folder`."""
 
     GROUP: ClassVar[str] = "corpus.folder"
-    dir: str  # the folder of DEV and TEST, and of training; CORPUS_DIR in make
+    dir: str  # the folder of DEV and TEST, and of TRAIN; CORPUS_DIR in make
     more_dirs: list[str]
     more_tests: dict[str, str]
     dev_speakers: list[str]
     test_speakers: list[str]
-    test_by: SplitBy  # utterances: so is DEV, unless its speakers are named
+    test_by: SplitBy  # utterances: also for DEV, unless its speakers are named
     test_share: float  # of the speakers or of the utterances, at least one
     test_every: int | None
     phone_labels: str | None
@@ -173,7 +173,7 @@ class FolderSettings(IntakeSettings):
             if not re.fullmatch("test_[a-z0-9_]+", split):
                 raise SettingsError(
                     f"{at('more_tests')} has the split {split!r}; "
-                    "its name must be test_ and then small letters, digits or _"
+                    "its name must be test_ followed by small letters, digits or _"
                 )
 
 
@@ -188,12 +188,12 @@ class Published(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class PublishedSettings(IntakeSettings):
-    """A published corpus as it comes; see `data.published`."""
+    """A published corpus in its own layout; see `data.published`."""
 
     GROUP: ClassVar[str] = "corpus.published"
     kind: Published
     dir: str
-    splits: dict[str, list[str]]  # split -> the corpus's own parts; dev: []: some of train's
+    splits: dict[str, list[str]]  # split -> the corpus's own parts; dev: []: a share of train
 
     def __post_init__(self) -> None:
         self.check()
@@ -213,17 +213,18 @@ class PublishedSettings(IntakeSettings):
                 other = owner.setdefault(part, split)
                 if other != split and not (other.startswith("test") and split.startswith("test")):
                     raise SettingsError(
-                        f"{at('splits')}: {part} is in {other} and in {split}; what is trained or "
-                        "tuned on cannot be tested on"
+                        f"{at('splits')}: {part} is in {other} and in {split}; training or tuning "
+                        "data "
+                        "cannot be tested on"
                     )
 
 
 @dataclass(kw_only=True, slots=True)
 class CorpusSettings:
-    """Where recordings come from: exactly one of the kinds."""
+    """The source of recordings: exactly one of the kinds."""
 
     seed: int
-    speeds: list[float]  # TRAIN once at each; 1.0: as it is
+    speeds: list[float]  # of copies of TRAIN; must hold 1.0
     speed_speakers: bool
     digits: DigitsSettings | None = None
     commands: CommandsSettings | None = None

@@ -1,4 +1,4 @@
-"""Search, and what is tuned on DEV: conf/decode."""
+"""Search, and tuning on DEV: conf/decode."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from asr_train.schema.fields import SettingsError, at, not_negative, positive
 
 @dataclass(kw_only=True, slots=True)
 class DecodeSettings:
-    """The lists are walked on DEV, one after the other, and grow where the best value is at their
-    end; see `decode.tune`."""
+    """Search settings; the lists are searched on DEV, one after the other, and extended if the best
+    value is at their end (`decode.tune`)."""
 
     beam: float  # nats
     max_active: int
@@ -28,8 +28,9 @@ class DecodeSettings:
         positive(lattice_beam=self.lattice_beam)
         if self.transition_scale != 1:
             raise SettingsError(
-                f"{at('transition_scale')} is {self.transition_scale}, but every state here has "
-                "one way out, whose cost is 0 at any scale; leave it at 1.0"
+                f"{at('transition_scale')} is {self.transition_scale}, but every state has only "
+                "one way "
+                "out, of cost 0 at any scale; leave it at 1.0"
             )
         if not 0 <= self.self_loop_scale <= 10:
             raise SettingsError(

@@ -1,4 +1,4 @@
-"""Features, and how they are normalised: conf/feats."""
+"""Features and their normalisation: conf/feats."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,7 +9,7 @@ from asr_train.schema.fields import SettingsError, at, here, not_negative, posit
 
 @dataclass(kw_only=True, slots=True)
 class FeatsSettings:
-    """Log-mel filter banks as `torchaudio.compliance.kaldi.fbank` computes them."""
+    """Log-mel filter banks as in `torchaudio.compliance.kaldi.fbank`."""
 
     sample_rate: int
     num_mels: int
@@ -42,14 +42,14 @@ class FeatsSettings:
         if self.num_mels > most:
             raise SettingsError(
                 f"{at('num_mels')} is {self.num_mels}, but with {at('sample_rate')} "
-                f"{self.sample_rate} and {at('window_seconds')} {self.window_seconds} no more than "
-                f"{most} bins each have a point of the spectrum; set {at('num_mels')}={most} or "
-                "fewer"
+                f"{self.sample_rate} and {at('window_seconds')} {self.window_seconds} only {most} "
+                "bins "
+                f"contain a point of the spectrum each; set {at('num_mels')}={most} or fewer"
             )
 
 
 class NormBy(Enum):
-    """Over which frames mean and variance are taken."""
+    """The frames over which mean and variance are computed."""
 
     none = "none"
     utterance = "utterance"
@@ -59,4 +59,4 @@ class NormBy(Enum):
 @dataclass(kw_only=True, slots=True)
 class NormSettings:
     by: NormBy
-    variance: bool  # scale to unit variance, beside a mean of zero
+    variance: bool  # whether to scale to unit variance, in addition to zero mean

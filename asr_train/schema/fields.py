@@ -1,25 +1,25 @@
-"""How a class refuses a value: it names its own field, and `at` puts the group's path in front.
+"""Refusal of values: a class names its own field, and `at` prefixes the path of its group.
 
     build: Config --"gmm.tri.tree"--> TreeSettings checks --at("leaves")--> gmm.tri.tree.leaves
 
-`build` says where a class stands in the settings, while the class checks itself. So a message names
-the override that sets the value, also where one class stands at several places.
+`build` sets the path of a class in the settings while the class checks itself. So a message names
+the override that sets the value, even if a class occurs at several places.
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_WHERE = ContextVar("_WHERE", default="")  # the dotted path of what is being built
+_WHERE = ContextVar("_WHERE", default="")  # the dotted path of the class being built
 
 
 class SettingsError(ValueError):
-    """A setting is unknown, has the wrong type or cannot be right."""
+    """A setting is unknown, has the wrong type or an impossible value."""
 
 
 @contextmanager
 def standing(where: str) -> Iterator[None]:
-    """Names of fields within are those of the group `where`."""
+    """Set the path of the group in which fields are named."""
     before = _WHERE.set(where)
     try:
         yield
@@ -28,12 +28,12 @@ def standing(where: str) -> Iterator[None]:
 
 
 def at(name: str) -> str:
-    """The dotted path of a field of the class that checks itself; its name if built alone."""
+    """Return the dotted path of a field of the class being built; its name if built alone."""
     return dotted(_WHERE.get(), name)
 
 
 def here() -> str:
-    """The dotted path of the class that checks itself."""
+    """Return the dotted path of the class being built."""
     return _WHERE.get() or "settings"
 
 

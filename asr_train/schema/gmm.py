@@ -9,7 +9,7 @@ from asr_train.schema.fields import SettingsError, at, here, not_negative, posit
 
 @dataclass(kw_only=True, slots=True)
 class FrontSettings:
-    """What Gaussians see of the stored log-mel; see `align.front`."""
+    """Features for Gaussians, computed from the stored log-mel; see `align.front`."""
 
     num_ceps: int
     deltas: int
@@ -35,17 +35,17 @@ class FlatSettings:
 
 
 class QuestionStates(Enum):
-    """Which states of a phone say which phones are alike."""
+    """The states of a phone by which phones are clustered."""
 
     middle = "middle"
-    all = "all"  # first, middle and last, each with questions of its own
+    all = "all"  # first, middle and last, each with its own questions
 
 
 @dataclass(kw_only=True, slots=True)
 class TreeSettings:
     """How triphone states are tied; see `align.tree`."""
 
-    leaves: int  # in all, silence's included; merging leaves fewer
+    leaves: int  # in all, including silence's; merging leaves fewer
     min_count: float
     min_gain: float
     variance_floor: float
@@ -65,11 +65,11 @@ class TreeSettings:
 
 @dataclass(kw_only=True, slots=True)
 class LdaSettings:
-    """Spliced frames projected so that states come apart; see `align.transforms`."""
+    """A projection of spliced frames that separates states; see `align.transforms`."""
 
     dims: int
     silence: bool
-    mllt_passes: list[int]  # after which the projection is turned to suit diagonal covariances
+    mllt_passes: list[int]  # passes after which MLLT is estimated
 
     def __post_init__(self) -> None:
         positive(dims=self.dims)
@@ -77,7 +77,7 @@ class LdaSettings:
 
 @dataclass(kw_only=True, slots=True)
 class FmllrSettings:
-    """Frames adapted by an affine transform a speaker; see `align.adapt`."""
+    """Frames adapted by an affine transform per speaker; see `align.adapt`."""
 
     passes: list[int]
     min_frames: float
@@ -90,13 +90,13 @@ class FmllrSettings:
 
 @dataclass(kw_only=True, slots=True)
 class GmmSettings:
-    """One system of Gaussian mixtures, grown from a flat start or from the system before it."""
+    """A system of Gaussian mixtures, trained from a flat start or from the system before it."""
 
     front: FrontSettings | None
-    flat: FlatSettings | None = None  # the first system's start
-    tree: TreeSettings | None = None  # ties triphone states; null: the states stay as they are
+    flat: FlatSettings | None = None  # of the first system
+    tree: TreeSettings | None = None  # ties triphone states; null: the states of the system before
     lda: LdaSettings | None = None
-    fmllr: FmllrSettings | None = None  # null: all speakers are taken as they are
+    fmllr: FmllrSettings | None = None  # null: no speaker adaptation
     passes: int
     gaussians: int  # in all, reached at the share `grown_by` of the passes
     grown_by: float
@@ -115,7 +115,7 @@ class GmmSettings:
         if self.flat is not None and (self.front is None or any(s is not None for s in later)):
             raise SettingsError(
                 f"{here()}: a system with a flat start has no system before it, so it needs a "
-                "front, and can have neither tree nor lda nor fmllr; give those to the next system"
+                "front, and cannot have tree, lda or fmllr; set those for the next system"
             )
         if self.lda is not None and (self.front is None or self.front.splice == 0):
             raise SettingsError(
@@ -123,14 +123,15 @@ class GmmSettings:
             )
         if self.fmllr is not None and self.front is not None:
             raise SettingsError(
-                f"{at('fmllr')} needs {at('front')}=null: the first transforms are towards the "
-                "Gaussians of the system before, which must see the same"
+                f"{at('fmllr')} needs {at('front')}=null: the first transforms are estimated "
+                "towards "
+                "the Gaussians of the system before, which must have the same front end"
             )
 
 
 @dataclass(kw_only=True, slots=True)
 class AliSettings:
-    """How transcripts are aligned, in training and after it."""
+    """The alignment of transcripts, in training and afterwards."""
 
     beam: float  # nats
     retry_beam: float

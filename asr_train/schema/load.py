@@ -1,4 +1,4 @@
-"""Plain data <-> settings, checked: an unknown key, a wrong type, an impossible value."""
+"""Plain data <-> settings: checks for unknown keys, wrong types and impossible values."""
 
 import difflib
 import types
@@ -15,10 +15,10 @@ Settings = TypeVar("Settings")
 
 
 def build(cls: type[Settings], values: Any, where: str = "") -> Settings:
-    """Make the dataclass `cls` from nested dicts.
+    """Build the dataclass `cls` from nested dicts.
 
     Raises:
-        SettingsError: naming the dotted key, its value and what is allowed there.
+        SettingsError: names the dotted key, its value and what is allowed.
     """
     hints = typing.get_type_hints(cls)
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
@@ -38,15 +38,15 @@ def build(cls: type[Settings], values: Any, where: str = "") -> Settings:
 
 
 def unknown_key(dotted: str, known: typing.Iterable[str]) -> str:
-    """What to say of a key that is not there."""
+    """Return the message for an unknown key."""
     *groups, key = dotted.split(".")
     near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
     hint = f"did you mean {'.'.join([*groups, near[0]])}? " if near else ""
-    return f"{dotted} is no setting; {hint}allowed there: {listed(known)}"
+    return f"{dotted} is not a setting; {hint}allowed there: {listed(known)}"
 
 
 def load(cls: type[Settings], path: Path | str) -> Settings:
-    """Build `cls` from a file that `resolve.py` wrote."""
+    """Build `cls` from a file written by `resolve.py`."""
     try:
         return build(cls, read_yaml(path))
     except SettingsError as error:
@@ -54,7 +54,7 @@ def load(cls: type[Settings], path: Path | str) -> Settings:
 
 
 def plain(settings: Any) -> Any:
-    """The nested dicts that `build` takes back: for files and hashes."""
+    """Convert settings to nested dicts, which `build` reads: for files and hashes."""
     if is_dataclass(settings):
         return {f.name: plain(getattr(settings, f.name)) for f in fields(settings)}
     if isinstance(settings, Enum):

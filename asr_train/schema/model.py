@@ -28,13 +28,13 @@ class DnnSettings:
 
 @dataclass(kw_only=True, slots=True)
 class LstmSettings:
-    """What the network sees of an utterance is counted in kept frames, each of `stack` frames."""
+    """An LSTM over stacked frames; lengths are in kept frames, each of `stack` frames."""
 
     layers: int
     width: int
     stack: int
-    subsample: int  # every so-manieth of the stacked frames is kept
-    delay: int  # kept frames that it hears beyond the one whose state it says
+    subsample: int  # one of this many stacked frames is kept
+    delay: int  # kept frames after the one whose state is predicted
     piece: int  # kept frames; longer utterances are cut for training
     warm: int
     dropout: float = 0.0
@@ -47,14 +47,14 @@ class LstmSettings:
         within(0, 10_000, warm=self.warm)
         if self.dropout > 0 and self.layers == 1:
             raise SettingsError(
-                f"{at('dropout')} is {self.dropout} but {at('layers')} is 1; it stands between "
-                "layers, so set it to 0 or take more of them"
+                f"{at('dropout')} is {self.dropout} but {at('layers')} is 1; it applies between "
+                "layers, so set it to 0 or use more layers"
             )
 
 
 @dataclass(kw_only=True, slots=True)
 class ModelSettings:
-    """One kind."""
+    """Exactly one kind of network."""
 
     dnn: DnnSettings | None = None
     lstm: LstmSettings | None = None
@@ -64,5 +64,5 @@ class ModelSettings:
         if len(given) != 1:
             kinds = listed(f.name for f in fields(self))
             raise SettingsError(
-                f"{here()} holds {given or 'nothing'}; it needs one kind of {kinds}"
+                f"{here()} holds {given or 'nothing'}; it needs exactly one of {kinds}"
             )

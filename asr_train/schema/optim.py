@@ -1,4 +1,4 @@
-"""How a network learns: conf/optim."""
+"""Training of networks: conf/optim."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -10,24 +10,24 @@ class Halving(Enum):
     """When the rate is halved."""
 
     each_epoch = "each_epoch"  # after every epoch from the last of `hold_epochs` on
-    newbob = "newbob"  # after `hold_epochs`, each epoch from the first that helped too little
+    newbob = "newbob"  # after `hold_epochs`, each epoch from the first with too little gain
 
 
 class Scaling(Enum):
-    """What becomes of the rate where n workers' gradients are added up; see `train.schedule`."""
+    """The scaling of the rate for the sum of n workers' gradients; see `train.schedule`."""
 
-    sum = "sum"  # it stays: an update is n times as large (Strom, 2015)
-    sqrt = "sqrt"  # over the root of n (Krizhevsky, 2014)
-    mean = "mean"  # over n: an update is as large as a single worker's
+    sum = "sum"  # none: an update is n times as large (Strom, 2015)
+    sqrt = "sqrt"  # divided by the root of n (Krizhevsky, 2014)
+    mean = "mean"  # divided by n: an update is as large as a single worker's
 
 
 @dataclass(kw_only=True, slots=True)
 class PhaseSettings:
-    """The beginning of training, with other minibatches."""
+    """A first part of training with other minibatches."""
 
     until: float  # epochs from the beginning
     minibatch_frames: int
-    workers: int | None = None  # that have minibatches, at most; null: all
+    workers: int | None = None  # limit of those that have minibatches; null: all
 
     def __post_init__(self) -> None:
         positive(until=self.until, minibatch_frames=self.minibatch_frames)
@@ -37,9 +37,9 @@ class PhaseSettings:
 
 @dataclass(kw_only=True, slots=True)
 class PretrainSettings:
-    """What a single worker does before the run, on a part of TRAIN; see `train.pretrain`."""
+    """Training by a single worker before the run, on a part of TRAIN; see `train.pretrain`."""
 
-    share: float  # of the shards of TRAIN that the run learns from
+    share: float  # of the shards of TRAIN that the run uses
     epochs: int  # of each network that is trained
     layer_by_layer: bool  # with 1, 2, ... hidden layers; false: the whole network at once
     rate: float | None = None  # per frame; null: optim.rate
@@ -55,7 +55,7 @@ class PretrainSettings:
 
 @dataclass(kw_only=True, slots=True)
 class OptimSettings:
-    """SGD on gradients summed over the frames of a minibatch, so `rate` is per frame."""
+    """SGD on gradients summed over the frames of a minibatch, so that `rate` is per frame."""
 
     rate: float  # per frame
     momentum: float
@@ -73,7 +73,7 @@ class OptimSettings:
     max_norm: float | None = None
     scaling: Scaling = Scaling.sum
     warmup_epochs: float = 0.0
-    warmup_from: float | None = None  # share of the rate; null: 1 / gradients that are added up
+    warmup_from: float | None = None  # share of the rate; null: 1 / number of summed gradients
     phases: list[PhaseSettings] = field(default_factory=list)
     pretrain: PretrainSettings | None = None
     share: float = 1.0

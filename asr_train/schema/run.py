@@ -1,4 +1,4 @@
-"""One row of a table: a network, how it learns and what its workers exchange."""
+"""One run: a network, its training and the exchange between workers."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from asr_train.schema.optim import OptimSettings
 
 @dataclass(kw_only=True, slots=True)
 class RunSettings:
-    """One row of a table: a network and how it is trained."""
+    """One run: a network and how it is trained."""
 
     model: ModelSettings
     optim: OptimSettings
@@ -21,13 +21,13 @@ class RunSettings:
         if traffic.has_blocks and any(p.workers is not None for p in self.optim.phases):
             raise SettingsError(
                 f"optim.phases limits the workers, but comm.method={self.comm.method.value} takes "
-                "the mean of all workers' models, idle ones included; set workers to null there"
+                "the mean of all workers' models, including idle ones; set workers to null there"
             )
         if traffic.is_asynchronous and self.optim.momentum:
             raise SettingsError(
                 f"optim.momentum is {self.optim.momentum}, but comm.method="
-                f"{self.comm.method.value} is for plain SGD: momentum would depend on the order in "
-                "which messages come; set it to 0"
+                f"{self.comm.method.value} is for plain SGD: momentum would depend on the order of "
+                "messages; set it to 0"
             )
         pretrain = self.optim.pretrain
         if pretrain is not None and pretrain.layer_by_layer and self.model.dnn is None:

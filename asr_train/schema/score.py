@@ -1,4 +1,4 @@
-"""Word errors, and the texts that are compared: conf/score."""
+"""Word errors, and the normalisation of texts: conf/score."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,11 +7,11 @@ from asr_train.schema.fields import SettingsError, at, positive
 
 
 class NormaliserKind(Enum):
-    """What is done to a text, at intake or before two are compared; see `score.normalise`."""
+    """The normalisation of a text, at intake or before scoring; see `score.normalise`."""
 
     plain = "plain"  # upper case, nothing else
-    words = "words"  # punctuation goes, too
-    english = "english"  # punctuation, hyphens, hesitations, parts of words as in Hub5 scoring
+    words = "words"  # also removes punctuation
+    english = "english"  # punctuation, hyphens, hesitations, partial words as in Hub5 scoring
 
 
 @dataclass(kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class ScoreSettings:
 
     @property
     def draws(self) -> dict[str, int]:
-        """What intervals and comparisons depend on, as score files and tables say it."""
+        """The settings on which intervals and comparisons depend, for score files and tables."""
         return {"bootstrap": self.bootstrap, "seed": self.seed}
 
     def __post_init__(self) -> None:

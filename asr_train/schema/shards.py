@@ -1,4 +1,4 @@
-"""What training reads: conf/shards."""
+"""Shards, the input of training: conf/shards."""
 
 from dataclasses import dataclass
 

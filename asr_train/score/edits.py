@@ -1,28 +1,29 @@
-"""Two word lists -> their **cheapest edits**: counts, and the alignment to look at.
+"""Two word lists -> their **cheapest edits**: counts and alignment.
 
 Costs and choices among equally cheap alignments are NIST sclite's: 4 for a substitution, 3 for an
-insertion or a deletion, 2 to leave out an optional word, which is no error; traced from the end, a
-pair before a deletion before an insertion, but an insertion where the two cost the same. Three
-substitutions cost what two insertions and two deletions do, so this choice is part of a total.
-Kaldi's compute-wer counts every edit as 1. Knows nothing of utterances or rates.
+insertion or a deletion, 2 for the omission of an optional word, which is not an error. Traced from
+the end, a pair precedes a deletion and a deletion an insertion, but an insertion is preferred to a
+deletion of equal cost. Three substitutions cost as much as two insertions and two deletions, so
+this choice affects totals. Kaldi's compute-wer counts every edit as 1. Knows nothing of utterances
+or rates.
 """
 
 from collections.abc import Sequence
 
-COSTS = "sclite"  # as score files name them
+COSTS = "sclite"  # the name in score files
 SUBSTITUTION = 4
 MISSING = 3  # an insertion or a deletion
-OPTIONAL = 2  # of a word that may be left out
+OPTIONAL = 2  # of omitting an optional word
 _PAIR, _DELETE, _INSERT = range(3)
 Pair = tuple[str | None, str | None]  # reference and hypothesis word; None: missing
 
 
 class Marked(str):
-    """A word whose marks mean something, written as sclite's options -D and -F read it.
+    """A word with marks, written as for sclite's options -D and -F.
 
-    `(WORD)` may be left out; `WOR-` is part of any word that begins so, `-ORD` of any that ends
-    so; `(WOR-)` is both, but `(-ORD)` may only be left out. Words that are not Marked are only
-    letters, whatever they look like.
+    `(WORD)` is optional; `WOR-` matches any word that begins with it, `-ORD` any that ends with it;
+    `(WOR-)` is both, but `(-ORD)` is only optional. In words that are not Marked, these characters
+    have no meaning.
     """
 
     __slots__ = ()
@@ -37,20 +38,14 @@ class Marked(str):
 
     @property
     def bare(self) -> str:
-        """Without parentheses."""
+        """The word without parentheses."""
         return str(self[1:-1] if self.optional else self)
 
 
-def read_marks(word: str) -> str:
-    """`word`, Marked if sclite -D -F would take it so."""
-    marked = Marked(word)
-    return marked if marked.optional or marked.partial else word
-
-
 def count_edits(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[int, int, int, int]:
-    """Correct words, substitutions, deletions and insertions.
+    """Count correct words, substitutions, deletions and insertions.
 
-    An optional word that is missing on the other side is a correct word, as sclite counts it.
+    A missing optional word counts as correct, as in sclite.
     """
     if list(reference) == list(hypothesis):
         return len(reference), 0, 0, 0
@@ -59,7 +54,7 @@ def count_edits(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[in
 
 
 def edit_mark(word: str | None, found: str | None) -> str:
-    """`S`, `D` or `I`; nothing for a pair that is no error."""
+    """Return `S`, `D` or `I`; "" for a pair that is not an error."""
     if word is None or found is None:
         lone = found if word is None else word
         if isinstance(lone, Marked) and lone.optional:
@@ -69,7 +64,7 @@ def edit_mark(word: str | None, found: str | None) -> str:
 
 
 def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[Pair]:
-    """Pairs of reference and hypothesis words; None where a word was inserted or deleted."""
+    """Return pairs of reference and hypothesis words; None for an insertion or a deletion."""
     moves = _best_moves(reference, hypothesis)
     r, h = len(reference), len(hypothesis)
     pairs: list[Pair] = []
@@ -87,7 +82,7 @@ def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[Pai
 
 
 def _best_moves(reference: Sequence[str], hypothesis: Sequence[str]) -> list[bytearray]:
-    """The last edit of the cheapest way to each pair of prefixes."""
+    """Return the last edit of the cheapest way to each pair of prefixes."""
     insert_H = [_cost_of_missing(found) for found in hypothesis]
     above = [0]
     for cost in insert_H:
@@ -120,7 +115,7 @@ def _cost_of_missing(word: str) -> int:
 
 
 def _same(word: str, found: str) -> bool:
-    """Equal; or one is marked as a part, and the other begins or ends with it."""
+    """Compare words; one that is marked as a part matches by its beginning or end."""
     if not isinstance(word, Marked) and not isinstance(found, Marked):
         return word == found
     a = word.bare if isinstance(word, Marked) else word
@@ -135,7 +130,7 @@ def _same(word: str, found: str) -> bool:
 
 
 def show_alignment(pairs: Sequence[Pair]) -> tuple[str, str, str]:
-    """Three lines of equal width: reference, hypothesis, and a letter under each edit.
+    """Return three lines of equal width: reference, hypothesis, and a letter below each edit.
 
     >>> show_alignment([("ONE", "ONE"), ("SIX", None), (None, "OH")])
     ('ONE SIX **', 'ONE *** OH', '    D   I ')

@@ -1,25 +1,25 @@
-"""Transcripts and recognisers' texts -> **word lists that may be compared**, by a named rule.
+"""Transcripts and recognised texts -> **word lists for comparison**, by a named rule.
 
-in    a reference text, or the words a recogniser found
+in    a reference text, or the words of a hypothesis
 out   words for `score.edits`; in references some are Marked as optional or as parts of words
-A name stands for one behaviour and goes into every score file: a change in what is done to a text
-is a new number in the name, because rates of two names do not compare. `upper-1` changes only the
-case; `words-1` takes punctuation off in any language, as the last four lines below say, and leaves
-accents and hesitations as they are. `en-1` is for English, after NIST's Hub5 scoring:
+A name stands for one behaviour and is recorded in every score file: any change of a rule needs a
+new number in its name, because rates under two names are not comparable. `upper-1` changes only the
+case; `words-1` removes punctuation in any language, as in the last four lines below, and keeps
+accents and hesitations. `en-1` is for English, after NIST's Hub5 scoring:
 
     upper case; accents off; curly apostrophes made straight
     hesitations (UH, UM, MHM, ...): %HESITATION
-    WOR-, (WOR-), (-ORD): a part of a word; a hyphen alone is nothing. Only those that end in a
-    hyphen match the words that begin so, as in sclite
-    [noise] and <noise>: left out, also within a word: TH[AT]- is TH-
-    - / _ between letters: a space; so are dashes of other lengths
+    WOR-, (WOR-), (-ORD): a part of a word; a lone hyphen is removed. Only parts that end in a
+    hyphen match the words that begin with them, as in sclite
+    [noise] and <noise>: removed, also within a word: TH[AT]- is TH-
+    - / _ between letters: a space, as are dashes of other lengths
     & is AND, % is PERCENT
-    other punctuation: left out, but for apostrophes within words and points within numbers
+    other punctuation: removed, except apostrophes within words and points within numbers
 
-Hesitations and parts of words are optional in a reference and left out of a hypothesis, so neither
-saying nor missing them is an error, and the words that a rate counts are the reference's alone. A
-mapping file then rewrites rows of words on both sides. At intake (`transcribed`) the same rules
-leave hesitations and parts of words as they were said. Knows nothing of utterances or rates.
+Hesitations and parts of words are optional in a reference and removed from a hypothesis, so neither
+recognising nor missing them is an error, and a rate counts only the reference's other words. A
+mapping file then rewrites word sequences on both sides. At intake (`transcribed`) the same rules
+keep hesitations and parts of words. Knows nothing of utterances or rates.
 """
 
 import re
@@ -43,7 +43,7 @@ NORMALISERS = {
 HESITATION = Marked("(%HESITATION)")
 _HESITATIONS = "UH UHH UM UMM UHM ER ERM EH HM HMM MM MMM MHM MMHM MM-HM MM-HMM UM-HM UM-HUM"
 HESITATIONS = frozenset(_HESITATIONS.split())
-_ONE_WORD = {"UH-HUH": "UHHUH", "UH-UH": "UHUH"}  # yes and no: no hesitation
+_ONE_WORD = {"UH-HUH": "UHHUH", "UH-UH": "UHUH"}  # yes and no, not hesitations
 Words = tuple[str, ...]
 
 _APOSTROPHES = str.maketrans(dict.fromkeys("‘’‛ʹʼʻ`´′＇", "'"))
@@ -56,13 +56,13 @@ _LINE_CONTEXT = re.compile(r"/\s*\[\s*\]\s*__\s*\[\s*\]\s*$")
 
 @dataclass(frozen=True, slots=True)
 class Normaliser:
-    """Text -> words, for each side; `name` says all that was done."""
+    """Text -> words for each side, with the name of the rule."""
 
     name: str
     reference: Callable[[str], list[str]]
 
     def hypothesis(self, text: str) -> list[str]:
-        """As a reference, less all that a reference may do without."""
+        """Return the words of a hypothesis: as a reference's, without optional ones."""
         return [
             word
             for word in self.reference(text)
@@ -71,7 +71,7 @@ class Normaliser:
 
 
 def words(text: str) -> list[str]:
-    """`words-1`; see above.
+    """Apply `words-1`; see above.
 
     >>> words("One, one: twenty-one (o’clock).")
     ['ONE', 'ONE', 'TWENTY', 'ONE', "O'CLOCK"]
@@ -83,7 +83,7 @@ def words(text: str) -> list[str]:
 
 
 def _kept(piece: str) -> Iterator[str]:
-    """Letters with their marks, digits, apostrophes, points between digits."""
+    """Yield letters with their marks, digits, apostrophes, points between digits."""
     for i, c in enumerate(piece):
         is_point = c == "." and piece[i - 1 : i].isdigit() and piece[i + 1 : i + 2].isdigit()
         if is_point or c == "'" or unicodedata.category(c)[0] in "LMN":
@@ -94,9 +94,10 @@ PLAIN = Normaliser(NORMALISER, normalise)
 
 
 def load_normaliser(settings: NormaliserSettings) -> Normaliser:
-    """The settings' rule, with its mapping file if there is one.
+    """Return the settings' rule, with its mapping file if there is one.
 
-    The name of a mapped rule ends in the file's name and a hash of its rules: `en-1+hub5-0a1b2c3d`.
+    The name of a mapped rule ends with the file's name and a hash of its rules:
+    `en-1+hub5-0a1b2c3d`.
 
     Raises:
         ValueError: if a line of the mapping file is wrong; names file and line.
@@ -114,9 +115,9 @@ def load_normaliser(settings: NormaliserSettings) -> Normaliser:
 
 
 def transcribed(text: str, kind: NormaliserKind) -> list[str]:
-    """The words of a transcript at intake, as they were said: no word is Marked.
+    """Return the words of a transcript at intake; none is Marked.
 
-    Scoring them by the same rule is scoring the text itself.
+    Scoring these words by the same rule is equivalent to scoring the text.
 
     >>> transcribed("Uh, the twenty-third -- I ca[n't]- can’t.", NormaliserKind.english)
     ['UH', 'THE', 'TWENTY', 'THIRD', 'I', 'CA-', "CAN'T"]
@@ -131,7 +132,7 @@ def transcribed(text: str, kind: NormaliserKind) -> list[str]:
 
 
 def _tokens(text: str) -> list[str]:
-    """What stands between spaces and dashes, without noises; signs that are said are words."""
+    """Split at spaces and dashes, without noises; spoken signs become words."""
     text = _BREAK.sub(" ", _TAG.sub("", text))
     text = text.replace(HESITATION.bare, " UH ").replace("&", " AND ").replace("%", " PERCENT ")
     return text.split()
@@ -141,7 +142,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def english(text: str) -> list[str]:
-    """`en-1` of a reference; see above.
+    """Apply `en-1` to a reference; see above.
 
     >>> english("Uh, the twenty-third -- I ca[n't]- can’t.")
     ['(%HESITATION)', 'THE', 'TWENTY', 'THIRD', 'I', '(CA-)', "CAN'T"]
@@ -150,19 +151,19 @@ def english(text: str) -> list[str]:
 
 
 def _english(text: str) -> list[str]:
-    """Tokens in upper case, without accents."""
+    """Return tokens in upper case, without accents."""
     text = text.translate(_APOSTROPHES)
-    for _ in range(2):  # some letters come apart only once they are in upper case
+    for _ in range(2):  # some letters decompose only in upper case
         parts = unicodedata.normalize("NFKD", text)
         text = "".join(c for c in parts if not unicodedata.combining(c)).upper()
     return _tokens(text.translate(_APOSTROPHES).translate(_HYPHENS))
 
 
 def _words_of(token: str, marks: bool = True) -> list[str]:
-    """What stands between two spaces, of which each hyphen makes two.
+    """Return the words of a token, split at hyphens.
 
     Args:
-        marks: else hesitations and parts of words are left as they were said.
+        marks: whether to mark hesitations and parts of words.
     """
     core = "".join(_KEPT.findall(token))
     if core.strip("'-") in HESITATIONS:
@@ -182,7 +183,7 @@ def _words_of(token: str, marks: bool = True) -> list[str]:
 
 
 def rewrite(words: list[str], rules: Mapping[Words, Words]) -> list[str]:
-    """Each row of words that has a rule, replaced: from the left, the longest first, once."""
+    """Replace word sequences that have a rule: from the left, the longest first, once."""
     longest = max(map(len, rules), default=0)
     made: list[str] = []
     start = 0
@@ -200,19 +201,19 @@ def rewrite(words: list[str], rules: Mapping[Words, Words]) -> list[str]:
 
 
 def read_mapping(path: Path | str) -> dict[Words, Words]:
-    """Rules of a file in the form of NIST's GLM, as far as words are replaced by words.
+    """Read rules in the form of NIST's GLM that replace words by words.
 
-        ;; a comment, also at the end of a line; lines that begin with * are GLM's headers
-        CAN'T => CANNOT
-        [I'VE] => [I HAVE] / [ ] __ [ ]     brackets and an empty context may stand there
-        YOU KNOW => (YOU) (KNOW)            optional in a reference, left out of a hypothesis
-        NOISE =>                            left out on both sides
+            ;; a comment, also at the end of a line; lines that begin with * are GLM's headers
+            CAN'T => CANNOT
+            [I'VE] => [I HAVE] / [ ] __ [ ]     brackets and an empty context are allowed
+            YOU KNOW => (YOU) (KNOW)            optional in a reference, removed from a hypothesis
+            NOISE =>                            removed on both sides
 
-    Both sides of `=>` go through `english` first.
+    Both sides of `=>` are normalised by `english` first.
 
     Raises:
-        ValueError: if a line is none of these, or two lines disagree; names file and line.
-            Also if the file is missing or not UTF-8.
+        ValueError: if a line is invalid, or two lines disagree; names file and line. Also if the
+            file is missing or not UTF-8.
     """
     rules: dict[Words, Words] = {}
     first: dict[Words, int] = {}
@@ -223,7 +224,7 @@ def read_mapping(path: Path | str) -> dict[Words, Words]:
         try:
             old, new = _rule(text)
             if rules.setdefault(old, new) != new:
-                raise ValueError(f"line {first[old]} maps {' '.join(old)} otherwise; keep one")
+                raise ValueError(f"line {first[old]} maps {' '.join(old)} differently; keep one")
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
         first.setdefault(old, number)
@@ -247,7 +248,7 @@ def _rule(text: str) -> tuple[Words, Words]:
     if "{" in text:
         raise ValueError(
             f"{text!r} has alternatives, with which the number of reference words would depend on "
-            "what was found; map all of them to one form, a line each"
+            "the hypothesis; map all of them to one form, one per line"
         )
     left, right = (part.strip() for part in text.split("=>"))
     right = _LINE_CONTEXT.sub("", right).strip()
@@ -259,13 +260,13 @@ def _rule(text: str) -> tuple[Words, Words]:
     marked = [word for word in old if isinstance(word, Marked)]
     if marked:
         raise ValueError(
-            f"{text!r} is about {marked[0]}, which {ENGLISH} makes optional by itself; leave it out"
+            f"{text!r} concerns {marked[0]}, which {ENGLISH} makes optional already; leave it out"
         )
     return tuple(old), tuple(w for token in _unbracketed(right).split() for w in _target(token))
 
 
 def _target(token: str) -> list[str]:
-    """Words after `=>`: a word in parentheses is optional."""
+    """Return the words after `=>`: a word in parentheses is optional."""
     words = english(token)
     if token.startswith("(") and token.endswith(")"):
         return [w if isinstance(w, Marked) else Marked(f"({w})") for w in words]

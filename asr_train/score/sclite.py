@@ -1,11 +1,11 @@
-"""Scored utterances -> **NIST sclite's forms**: trn files, and its table of speakers.
+"""Scored utterances -> **NIST sclite's formats**: trn files, and its table of speakers.
 
-Whoever doubts our counts can run sclite on the two trn files:
+To check our counts, run sclite on the two trn files:
 
     sctk sclite -s -D -F -r score.test.ref.trn trn -h score.test.hyp.trn trn -i rm -o rsum stdout
 
--D (optional words) and -F (parts of words) go with a normaliser that marks words, not with plain
-words. sclite gives `{ / } @ * ;` and `:` meanings of its own; `en-1` leaves none of them.
+-D (optional words) and -F (parts of words) belong to a normaliser that marks words, not to plain
+words. `{ / } @ * ;` and `:` have special meanings in sclite; `en-1` removes all of them.
 """
 
 import re
@@ -19,10 +19,10 @@ _WIDTH = 8  # of a number's column
 
 
 def trn_id(utt_id: str, speaker: str) -> str:
-    """`speaker-utt`, where sclite finds the speaker before the first hyphen.
+    """Return `speaker-utt`; sclite takes the speaker from before the first hyphen.
 
-    An id that already begins so stays; hyphens of a speaker's name become underscores, as do
-    parentheses and spaces, which end an id.
+    An id that already begins with the speaker is kept. Hyphens in a speaker's name become
+    underscores, as do parentheses and spaces, which end an id.
 
     >>> trn_id("1272-128104-0003", "1272"), trn_id("utt 7", "mary-ann")
     ('1272-128104-0003', 'mary_ann-utt_7')
@@ -33,10 +33,10 @@ def trn_id(utt_id: str, speaker: str) -> str:
 
 
 def trn(rows: Iterable[tuple[str, str, Sequence[str]]]) -> str:
-    """Lines `words (speaker-utt)` of utterance id, speaker and words.
+    """Format lines `words (speaker-utt)` of utterance id, speaker and words.
 
     Raises:
-        ValueError: if two utterances would go by one id.
+        ValueError: if two utterances would have the same id.
     """
     lines = []
     taken: dict[str, str] = {}
@@ -52,17 +52,17 @@ def trn(rows: Iterable[tuple[str, str, Sequence[str]]]) -> str:
 
 
 def row(errors: WordErrors) -> list[int]:
-    """The numbers of COUNTS."""
+    """Return the numbers of COUNTS."""
     return [getattr(errors, name) for name in COUNTS]
 
 
 def speakers_tsv(scored: Sequence[Scored]) -> str:
-    """A line a speaker: name, utterances, counts, utterances with an error."""
-    spoken, wrong = _sentences(scored)
+    """Format a line per speaker: name, utterances, counts, utterances with an error."""
+    utterances, wrong = _sentences(scored)
     return _tsv(
         ["speaker", "utterances", *COUNTS, "utterances_wrong"],
         (
-            [name, spoken[name], *row(errors), wrong[name]]
+            [name, utterances[name], *row(errors), wrong[name]]
             for name, errors in by_speaker(scored).items()
         ),
     )
@@ -71,7 +71,7 @@ def speakers_tsv(scored: Sequence[Scored]) -> str:
 def utterances_tsv(
     scored: Sequence[Scored], pairs: dict[str, tuple[Sequence[str], Sequence[str]]]
 ) -> str:
-    """A line an utterance: id, speaker, counts, and both word lists as they were compared."""
+    """Format a line per utterance: id, speaker, counts, and both normalised word lists."""
     return _tsv(
         ["id", "speaker", *COUNTS, "reference", "hypothesis"],
         ([s.utt_id, s.speaker, *row(s.errors), *map(" ".join, pairs[s.utt_id])] for s in scored),
@@ -79,9 +79,9 @@ def utterances_tsv(
 
 
 def speaker_table(scored: Sequence[Scored]) -> str:
-    """sclite's `rsum`: raw counts by speaker and their sum; below it, percent (`sum`)."""
-    spoken, wrong = _sentences(scored)
-    rows = [(name, spoken[name], e, wrong[name]) for name, e in by_speaker(scored).items()]
+    """Format sclite's `rsum`: raw counts by speaker and their sum; then percentages (`sum`)."""
+    utterances, wrong = _sentences(scored)
+    rows = [(name, utterances[name], e, wrong[name]) for name, e in by_speaker(scored).items()]
     rows.append(("Sum", len(scored), total(s.errors for s in scored), sum(wrong.values())))
     raw = [[name, *map(str, [count, *row(e), bad])] for name, count, e, bad in rows]
     percent = [
@@ -110,13 +110,13 @@ def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _sentences(scored: Sequence[Scored]) -> tuple[dict[str, int], dict[str, int]]:
-    """Utterances of each speaker: all, and those with an error."""
-    spoken: dict[str, int] = {}
+    """Count the utterances of each speaker: all, and those with an error."""
+    utterances: dict[str, int] = {}
     wrong: dict[str, int] = {}
     for s in scored:
-        spoken[s.speaker] = spoken.get(s.speaker, 0) + 1
+        utterances[s.speaker] = utterances.get(s.speaker, 0) + 1
         wrong[s.speaker] = wrong.get(s.speaker, 0) + (s.errors.errors > 0)
-    return spoken, wrong
+    return utterances, wrong
 
 
 def _tsv(head: Sequence[str], rows: Iterable[Sequence[str | int]]) -> str:

@@ -1,9 +1,9 @@
 """Edits of utterances -> **WordErrors** of speakers and splits, their 95 % intervals, comparisons.
 
-Speakers are drawn with replacement (Bisani and Ney, 2004): words of one speaker err together, so
-an interval over utterances would be too narrow. With fewer than 5 speakers nothing is left to
-draw from, and utterances are drawn instead; the answer says which. Two runs are compared over
-speakers only from 10 on. Knows nothing of files.
+Speakers are drawn with replacement (Bisani and Ney, 2004): errors on words of one speaker are
+correlated, so an interval over utterances would be too narrow. Utterances are drawn instead if
+there are fewer than 5 speakers, in comparisons of two runs fewer than 10; the result says which.
+Knows nothing of files.
 """
 
 from collections import Counter
@@ -14,20 +14,20 @@ import numpy as np
 
 from asr_train.score.edits import align_words, count_edits, edit_mark
 
-MIN_SPEAKERS = 5  # fewer are no sample of speakers
-MIN_PAIRED_SPEAKERS = 10  # a p-value of fewer would be surer than it has reason to be
-NORMALISER = "upper-1"  # a change in `normalise` is a new name: rates of two names do not compare
-_DRAWN_NUMBERS = 1 << 22  # drawn at once: 32 MB
+MIN_SPEAKERS = 5  # fewer are not a sample of speakers
+MIN_PAIRED_SPEAKERS = 10  # with fewer, a p-value would be overconfident
+NORMALISER = "upper-1"  # change it with `normalise`: rates under two names are not comparable
+_DRAWN_NUMBERS = 1 << 22  # at a time: 32 MB
 
 
 def normalise(text: str) -> list[str]:
-    """`upper-1`: words in upper case, any white space between them."""
+    """Apply `upper-1`: words in upper case, separated by white space."""
     return text.upper().split()
 
 
 @dataclass(frozen=True, slots=True)
 class WordErrors:
-    """Edits from references to hypotheses; counts add up, so a rate is taken last."""
+    """Edits from references to hypotheses; counts add up, so rates are computed last."""
 
     correct: int = 0
     substitutions: int = 0
@@ -36,7 +36,7 @@ class WordErrors:
 
     @classmethod
     def between(cls, reference: Sequence[str], hypothesis: Sequence[str]) -> "WordErrors":
-        """The cheapest edits of one utterance."""
+        """Count the cheapest edits of one utterance."""
         return cls(*count_edits(reference, hypothesis))
 
     def __add__(self, other: "WordErrors") -> "WordErrors":
@@ -49,7 +49,7 @@ class WordErrors:
 
     @property
     def words(self) -> int:
-        """Reference words."""
+        """Number of reference words."""
         return self.correct + self.substitutions + self.deletions
 
     @property
@@ -58,7 +58,7 @@ class WordErrors:
 
     @property
     def rate(self) -> float:
-        """Errors a reference word; may exceed 1."""
+        """Errors per reference word; may exceed 1."""
         if self.words == 0:
             raise ValueError("no reference words to score: has this split transcripts?")
         return self.errors / self.words
@@ -74,7 +74,7 @@ class Scored:
 
 
 def total(errors: Iterable[WordErrors]) -> WordErrors:
-    """The sum of all counts."""
+    """Add up all counts."""
     return sum(errors, WordErrors())
 
 
@@ -83,7 +83,7 @@ def by_utterance(scored: Iterable[Scored]) -> dict[str, WordErrors]:
 
 
 def by_speaker(scored: Iterable[Scored]) -> dict[str, WordErrors]:
-    """Sums over each speaker's utterances, speakers in order of name."""
+    """Add up each speaker's utterances; speakers are sorted by name."""
     sums: dict[str, WordErrors] = {}
     for row in scored:
         sums[row.speaker] = sums.get(row.speaker, WordErrors()) + row.errors
@@ -93,7 +93,7 @@ def by_speaker(scored: Iterable[Scored]) -> dict[str, WordErrors]:
 def units(
     scored: Sequence[Scored], enough: int = MIN_SPEAKERS
 ) -> tuple[str, dict[str, WordErrors]]:
-    """What the bootstrap draws: "speakers", or "utterances" where there are not `enough`."""
+    """Return the bootstrap's units: "speakers", or "utterances" if speakers are too few."""
     speakers = by_speaker(scored)
     if len(speakers) >= enough:
         return "speakers", speakers
@@ -103,7 +103,7 @@ def units(
 def confusions(
     pairs: Iterable[tuple[Sequence[str], Sequence[str]]], most: int, kinds: str = "SDI"
 ) -> list[tuple[str | None, str | None, int]]:
-    """The most frequent edits: reference word, hypothesis word (None: missing), how often.
+    """Return the most frequent edits: reference and hypothesis word (None: missing), and count.
 
     Args:
         kinds: which to count: substitutions, deletions, insertions.
@@ -119,7 +119,7 @@ def confusions(
 
 
 def wer_line(errors: WordErrors, name: str) -> str:
-    """The line that Kaldi's compute-wer and best_wer.sh print.
+    """Format the line of Kaldi's compute-wer and best_wer.sh.
 
     >>> wer_line(WordErrors(1459, 35, 6, 8), "exp/gtc")
     '%WER 3.27 [ 49 / 1500, 8 ins, 6 del, 35 sub ] exp/gtc'
@@ -130,21 +130,21 @@ def wer_line(errors: WordErrors, name: str) -> str:
     )
 
 
-# --- how sure -----------------------------------------------------------------------------------
+# --- intervals and comparisons ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Run B against run A over the same units, all drawn alike."""
+    """Run B compared with run A over the same units and draws."""
 
-    difference: float  # B's rate less A's, a fraction: negative where B is better
+    difference: float  # B's rate minus A's, a fraction: negative if B is better
     ci95: tuple[float, float]  # of the difference
     better: float  # share of draws in which B has fewer errors, ties counted half
-    p: float  # two-sided: how easily the difference could have had the other sign
+    p: float  # two-sided, of the difference's sign
 
 
 def interval(errors: Sequence[WordErrors], draws: int, seed: int) -> tuple[float, float]:
-    """The 95 % interval of the rate over `draws` samples of these units, drawn with replacement.
+    """Return the 95 % interval of the rate, by bootstrap over these units.
 
     Raises:
         ValueError: if there is only one unit, or no reference word.
@@ -157,7 +157,7 @@ def interval(errors: Sequence[WordErrors], draws: int, seed: int) -> tuple[float
 def compare(
     a: Mapping[str, WordErrors], b: Mapping[str, WordErrors], draws: int, seed: int
 ) -> Comparison:
-    """Paired bootstrap of two runs over the same units, by name.
+    """Compare two runs over the same units, by name, with a paired bootstrap.
 
     Raises:
         ValueError: if the runs were not scored on the same units with the same references.
@@ -178,12 +178,12 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """Of A's errors by B: (A - B) / A, a fraction, positive where B is better."""
+    """Reduction of A's errors by B: (A - B) / A, a fraction, positive if B is better."""
 
-    relative: float  # of the errors of all pairs added up
-    by_pair: tuple[float | None, ...]  # None: A made no error
+    relative: float  # of the summed errors of all pairs
+    by_pair: tuple[float | None, ...]  # None: A has no error
     ci95: tuple[float, float]
-    p: float  # as of a Comparison
+    p: float  # as in Comparison
 
 
 def reduction(
@@ -191,18 +191,18 @@ def reduction(
     draws: int,
     seed: int,
 ) -> Reduction:
-    """Paired bootstrap of runs A and B that were trained several times, with a seed a pair.
+    """Compare runs A and B that were trained with several seeds, with a paired bootstrap.
 
-    Units are drawn, the same ones as by `compare`, and pairs beside: another speaker or another
-    seed might have been there as well. A draw's errors are added up before they are divided.
+    Both units (the same as by `compare`) and pairs are drawn, as both speakers and seeds are
+    samples. A draw's errors are summed before they are divided.
 
     Args:
-        pairs: errors of A and of B by unit, all of the same units.
+        pairs: errors of A and of B by unit, one pair per seed, all of the same units.
     Raises:
-        ValueError: if there is no pair, units or references differ, or A made no error at all.
+        ValueError: if there is no pair, units or references differ, or A has no error at all.
     """
     if not pairs:
-        raise ValueError("no pair of runs to compare; score one seed at least")
+        raise ValueError("no pair of runs to compare; score at least one seed")
     first = pairs[0][0]
     for errors in (errors for pair in pairs for errors in pair):
         _check_pair(first, errors)
@@ -213,7 +213,7 @@ def reduction(
     )
     totals_RS = counts_RSU.sum(axis=2)
     if totals_RS[0].sum() == 0:
-        raise ValueError("the baseline made no error, so no share of them can be saved")
+        raise ValueError("the baseline has no error, so there is no relative reduction")
     of_pairs = np.random.default_rng([seed, 1])
     shares = []
     for times_DU in _drawn(len(names), draws, seed):
@@ -235,12 +235,12 @@ def reduction(
 def _draw_rates(
     runs: Sequence[Sequence[WordErrors]], draws: int, seed: int
 ) -> tuple[np.ndarray, ...]:
-    """Each run's rate in each of `draws` samples; the same units are drawn for all runs."""
+    """Return each run's rate in each of `draws` samples; units are drawn for all runs alike."""
     count = len(runs[0])
     errors_RU = np.array([[unit.errors for unit in run] for run in runs], np.int64)
     words_U = np.array([unit.words for unit in runs[0]], np.int64)
     rates = [
-        # A draw of nothing but utterances without words has no rate; it counts as one word.
+        # A draw without reference words has no rate; it counts as one word.
         errors_RU @ times_DU.T / np.maximum(times_DU @ words_U, 1)
         for times_DU in _drawn(count, draws, seed)
     ]
@@ -248,9 +248,9 @@ def _draw_rates(
 
 
 def _drawn(count: int, draws: int, seed: int) -> Iterator[np.ndarray]:
-    """How often each of `count` units is drawn, some draws at a time.
+    """Yield how often each of `count` units is drawn, in blocks of draws.
 
-    The same as drawing `count` of them one by one.
+    This is equivalent to drawing `count` of them one by one.
     """
     rng = np.random.default_rng(seed)
     step = max(1, _DRAWN_NUMBERS // count)
@@ -259,10 +259,10 @@ def _drawn(count: int, draws: int, seed: int) -> Iterator[np.ndarray]:
 
 
 def _two_sided(difference_D: np.ndarray) -> float:
-    """How easily a difference could have had the other sign."""
+    """Return the two-sided p-value of a difference's sign."""
     below, above = int((difference_D < 0).sum()), int((difference_D > 0).sum())
     draws = len(difference_D)
-    # One is added above and below, as if the truth were one more draw: p is never 0.
+    # Adding 1 to both counts the observed value as a draw: p is never 0.
     return min(1.0, 2 * (draws - max(below, above) + 1) / (draws + 1))
 
 
@@ -285,7 +285,7 @@ def _check_pair(a: Mapping[str, WordErrors], b: Mapping[str, WordErrors]) -> Non
     if unpaired:
         raise ValueError(
             f"{len(a)} and {len(b)} units cannot be paired: {', '.join(unpaired[:3])} "
-            "stand in one run only; score both runs on the same split"
+            "are in one run only; score both runs on the same split"
         )
     for name in sorted(a):
         if a[name].words != b[name].words:

@@ -1,6 +1,6 @@
-"""Scores and graph -> best path; the only user of kaldi_decoder.
+"""Scores and graph -> best path. Only this module uses kaldi_decoder.
 
-kaldi_decoder's traps are dealt with here: it keeps a bare reference to the graph, does not check
+It handles kaldi_decoder's traps: the decoder keeps a bare reference to the graph, does not check
 labels against the matrix, and holds the interpreter's lock (so: processes, not threads).
 """
 
@@ -17,10 +17,10 @@ class Path:
     """The cheapest path through a graph.
 
     Attributes:
-        columns_T: int32 [T], the column of the scores (the state) that each frame took.
+        columns_T: int32 [T], the column of the scores (the state) at each frame.
         words: ids.
         graph_cost, acoustic_cost: nats; the acoustic one at the scale of the scores.
-        final: it ends where the graph ends; if not, the words are those of the best token.
+        final: it ends in a final state; if not, the words are those of the best token.
     """
 
     columns_T: np.ndarray
@@ -31,7 +31,7 @@ class Path:
 
 
 def check_labels(top_label: int, num_states: int) -> None:
-    """A graph's largest input label has a column in the model's scores, else ValueError."""
+    """Raise ValueError unless a graph's largest input label has a column in the scores."""
     if top_label > num_states:
         raise ValueError(
             f"the graph has states up to {top_label - 1} but the model has {num_states}; "
@@ -40,7 +40,7 @@ def check_labels(top_label: int, num_states: int) -> None:
 
 
 def check_scores(scores_TS: np.ndarray, num_states: int) -> None:
-    """Scores are frames of finite numbers, one a state, else ValueError."""
+    """Raise ValueError unless scores are finite, with a column per state and at least one frame."""
     if scores_TS.ndim != 2 or scores_TS.shape[1] != num_states or not len(scores_TS):
         raise ValueError(f"scores are {list(scores_TS.shape)}; they must be [frames, {num_states}]")
     if not np.isfinite(scores_TS).all():
@@ -55,17 +55,17 @@ class Beam:
         graph: a kaldifst transducer; input labels are states + 1.
         num_states: columns of the score matrices.
         beam: nats, at the scale of the scores.
-        max_active: tokens a frame.
-        top_label: the graph's largest input label, where the caller knows it.
+        max_active: tokens per frame.
+        top_label: the graph's largest input label.
     Raises:
-        ValueError: if the graph has labels beyond the matrix, which the decoder would read past.
+        ValueError: if the graph has labels beyond the matrix, which the decoder would not notice.
     """
 
     def __init__(
         self, graph: Any, num_states: int, beam: float, max_active: int, top_label: int
     ) -> None:
         check_labels(top_label, num_states)
-        self._graph = graph  # the decoder keeps a bare reference: without this, a crash
+        self._graph = graph  # the decoder keeps a bare reference only
         self._num_states = num_states
         options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active)
         self._decoder = kaldi_decoder.FasterDecoder(graph, options)
@@ -76,9 +76,9 @@ class Beam:
         Args:
             scores_TS: float32 [T, S], scaled log-likelihoods in nats; finite.
         Returns:
-            The best path; None if no token lived to the last frame.
+            The best path; None if no token survives to the last frame.
         Raises:
-            ValueError: for a wrong number of columns, or scores that are no numbers.
+            ValueError: for a wrong number of columns, or scores that are not finite.
         """
         check_scores(scores_TS, self._num_states)
         self._decoder.decode(kaldi_decoder.DecodableCtc(np.ascontiguousarray(scores_TS)))
@@ -92,8 +92,3 @@ class Beam:
             return None
         columns_T = np.array(labels, np.int32) - 1
         return Path(columns_T, list(words), weight.value1, weight.value2, final)
-
-
-def beam_of(graph: Any, num_states: int, beam: float, max_active: int, labels: np.ndarray) -> Beam:
-    """A `Beam` over a graph whose input labels are at hand."""
-    return Beam(graph, num_states, beam, max_active, int(labels.max(initial=0)))

@@ -1,8 +1,8 @@
-"""Lattice -> how **sure** each word of a path is: posteriors by forward and backward sums.
+"""Lattice -> **confidences** of the words of a path: posteriors by forward and backward sums.
 
-A path's word at a frame is the last one whose label it has passed. Labels of one graph stand at
-the same place of a word wherever it is said, so the same word in two paths overlaps in time
-as its labels do. Knows words as ids.
+A path's word at a frame is the last one whose label it has passed. A graph's labels occur at the
+same place in a word, so the same word in two paths overlaps in time as its labels do. Knows words
+as ids.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from asr_train.search.lattice import Lattice, Sentence
 
 
 def confidences(lattice: Lattice, sentence: Sentence, scale: float = 1.0) -> list[float]:
-    """Each word's posterior in [0, 1]: at its best frame, of all paths that say it there.
+    """Return each word's posterior in [0, 1]: at its best frame, over all paths with it there.
 
     This is C_max of Wessel, Schlueter, Macherey and Ney (2001), section IV: arcs of the same word
     are added where they overlap, at one frame at a time, so that the sum is a probability.
@@ -29,8 +29,8 @@ def confidences(lattice: Lattice, sentence: Sentence, scale: float = 1.0) -> lis
     }
     found = []
     for word, start, end in zip(sentence.words, sentence.starts, sentence.ends, strict=True):
-        # A label at the end of its word may be followed by the next word's in the same frame:
-        # then the word has no frame of its own, and its labels there are counted instead.
+        # A label at the end of its word may be followed by the next word's in the same frame. The
+        # word then has no frame of its own, and its labels at that frame are counted instead.
         at_T, label_T = posteriors[word]
         best = at_T[start:end].max() if end > start else label_T[start]
         found.append(min(1.0, float(best)))
@@ -38,7 +38,7 @@ def confidences(lattice: Lattice, sentence: Sentence, scale: float = 1.0) -> lis
 
 
 def arc_probabilities(lattice: Lattice, scale: float = 1.0) -> np.ndarray:
-    """float64 [arcs]: how probably a path that has come to an arc's source goes on by the arc."""
+    """Return the probability of each arc, given its source: float64 [arcs]."""
     probability_A: np.ndarray = _arc_probabilities(lattice.arcs_A, lattice.final_N, scale)
     return probability_A
 
@@ -46,13 +46,13 @@ def arc_probabilities(lattice: Lattice, scale: float = 1.0) -> np.ndarray:
 def word_posterior(
     lattice: Lattice, probability_A: np.ndarray, word: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How probably a word is said at each frame.
+    """Return the probability of a word at each frame.
 
     Args:
-        probability_A: of `arc_probabilities`.
+        probability_A: from `arc_probabilities`.
     Returns:
-        float64 [T], paths whose last label is the word; over all words they sum to at most 1.
-        float64 [T + 1], paths that pass its label at this frame.
+        float64 [T], of paths whose last label is the word; over all words at most 1.
+        float64 [T + 1], of paths that pass its label at this frame.
     """
     at_T: np.ndarray
     label_T: np.ndarray
@@ -79,7 +79,7 @@ def _arc_probabilities(arcs_A: Any, final_N: Any, scale: float) -> Any:
 
 @numba.njit(cache=True, nogil=True)
 def _word_posterior(arcs_A: Any, frame_N: Any, probability_A: Any, word: int, frames: int) -> Any:
-    reach_N, said_N = np.zeros(len(frame_N)), np.zeros(len(frame_N))
+    reach_N, spoken_N = np.zeros(len(frame_N)), np.zeros(len(frame_N))
     reach_N[0] = 1.0
     at_T, label_T = np.zeros(frames), np.zeros(frames + 1)
     for a in range(len(arcs_A)):
@@ -89,10 +89,10 @@ def _word_posterior(arcs_A: Any, frame_N: Any, probability_A: Any, word: int, fr
             passing = reach_N[arc.source] * probability_A[a]
             label_T[frame_N[arc.source]] += passing
         elif arc.olabel == 0:
-            passing = said_N[arc.source] * probability_A[a]
+            passing = spoken_N[arc.source] * probability_A[a]
         else:
             continue
-        said_N[arc.target] += passing
+        spoken_N[arc.target] += passing
         if arc.ilabel:
             at_T[frame_N[arc.source]] += passing
     return at_T, label_T

@@ -5,10 +5,10 @@ in    graph    Arrays (search.graph) without epsilons: label k + 1 is place k of
 out   Forced   the label of every frame, and the costs
 Knows nothing of words, phones or models.
 
-Kaldi's decoders want a column for each label (so frames times places of the transcript), the scores
-of all frames at once, and keep every token: ten minutes took 22 GB. Here scores come in windows, a
-label reads the column of its state, and after each window what no live token came from is dropped,
-so that memory goes with frames plus tokens, not with their product.
+Kaldi's decoders need a column per label (frames times places of the transcript), the scores of all
+frames at once, and keep every token: ten minutes took 22 GB. Here scores come in windows, a label
+reads the column of its state, and after each window the history that no live token refers to is
+dropped, so that memory grows with frames plus tokens, not with their product.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class Forced:
     """The cheapest complete path.
 
     Attributes:
-        places_T: int32 [T], the label of each frame, less one.
+        places_T: int32 [T], the label of each frame, minus 1.
         graph_cost, acoustic_cost: nats; the acoustic one unscaled.
     """
 
@@ -48,12 +48,12 @@ def forced_path(
     scale: float,
     beam: float,
 ) -> Forced | None:
-    """Find the cheapest path that ends where the graph ends; None: none within the beam.
+    """Find the cheapest path that ends in a final state; None if the beam has none.
 
     Args:
         column_K: the column of the scores that each place reads.
         frames: T, at least 1.
-        scores: a span of frames -> their scores; asked for span after span.
+        scores: a span of frames -> their scores; called for consecutive spans.
         scale: of the scores.
         beam: nats above a frame's cheapest token, at that scale.
     """
@@ -95,7 +95,7 @@ def forced_path(
 
 @cache
 def ready() -> None:
-    """Load the compiled code (or, once per installation, compile it) before workers are forked."""
+    """Load or compile the compiled code before workers are forked."""
     arcs_A = np.array([(1, 0, 0.0, 1), (1, 0, 0.0, 1)], ARC)
     graph = Arrays(0, np.array([np.inf, 0.0], np.float32), np.array([0, 1]), arcs_A)
     column_K = np.zeros(1, np.int64)
@@ -104,8 +104,7 @@ def ready() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """Tokens of the last frame: their node, cost in all, unscaled acoustic cost, and place in the
-    history."""
+    """Tokens of the last frame: node, total cost, unscaled acoustic cost, index in the history."""
 
     node: np.ndarray
     cost: np.ndarray
@@ -140,7 +139,7 @@ def _advance(
     place_H: Any,
     before_H: Any,
 ) -> Any:
-    """Move all tokens over the frames of a window; `place_H` and `before_H` get a row a token."""
+    """Move all tokens over the frames of a window; append a row per token to the history."""
     size = len(slot_N)
     now_node, now_cost = np.empty(size, np.int32), np.empty(size)
     now_acoustic, now_back = np.empty(size), np.empty(size, np.int64)
@@ -196,7 +195,7 @@ def _advance(
 
 @numba.njit(cache=True, nogil=True)
 def _collected(back: Any, place_H: Any, before_H: Any) -> Any:
-    """The history without what no live token came from; `back` and `before_H` are renumbered."""
+    """Return the history that live tokens refer to; renumber `back` and `before_H`."""
     wanted_H = np.zeros(len(place_H), np.bool_)
     for i in range(len(back)):
         if back[i] >= 0:
@@ -219,7 +218,7 @@ def _collected(back: Any, place_H: Any, before_H: Any) -> Any:
 
 @numba.njit(cache=True, nogil=True)
 def _traced(last: int, frames: int, place_H: Any, before_H: Any) -> Any:
-    """The places of the path that ends in row `last`, one a frame."""
+    """Return the places of the path that ends in row `last`, one per frame."""
     places_T = np.empty(frames, np.int32)
     h = last
     for t in range(frames - 1, -1, -1):

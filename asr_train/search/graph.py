@@ -1,8 +1,8 @@
 """Lexicon, states, grammar -> HCLG.
 
-Labels on the input side are state ids + 1 (0 is epsilon), so that a matrix with a column a state
-goes straight into kaldi_decoder's DecodableCtc, which reads column label - 1. Labels on the
-output side are word ids, 1 and up in the order of the lexicon.
+Input labels are state ids + 1 (0 is epsilon), so that a matrix with a column per state can be
+passed to kaldi_decoder's DecodableCtc, which reads column label - 1. Output labels are word ids,
+from 1 in the order of the lexicon.
 
 The order of construction is Kaldi's (mkgraph.sh): min(det(H o C o det(L o G))), self-loops last.
 """
@@ -47,8 +47,8 @@ class Arrays:
 
     Attributes:
         start: the first state; states count from 0.
-        final_N: float32 [states], the cost of ending there; infinite where none ends.
-        source_A: int64 [arcs], the state that each arc leaves.
+        final_N: float32 [states], the cost of ending there; infinite if not final.
+        source_A: int64 [arcs], the source state of each arc.
         arcs_A: `ARC` [arcs].
     """
 
@@ -59,7 +59,7 @@ class Arrays:
 
 
 def to_arrays(fst: Any) -> Arrays:
-    """Take a kaldifst transducer apart."""
+    """Convert a kaldifst transducer."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fst"
         const = fst if isinstance(fst, kaldifst.StdConstFst) else kaldifst.StdConstFst(fst)
@@ -68,10 +68,10 @@ def to_arrays(fst: Any) -> Arrays:
 
 
 def read_arrays(path: Path) -> Arrays:
-    """Take a ConstFst file apart."""
+    """Read a ConstFst file."""
     content = path.read_bytes()
     at = 4
-    for _ in range(2):  # the names of the transducer's and the arcs' types
+    for _ in range(2):  # skip the type names of the transducer and its arcs
         at += 4 + struct.unpack_from("<i", content, at)[0]
     version, _flags, _, start, states, arcs = struct.unpack_from("<iiQqqq", content, at)
     assert version == VERSION
@@ -83,7 +83,7 @@ def read_arrays(path: Path) -> Arrays:
 
 
 def write_const(path: Path, arrays: Arrays) -> None:
-    """Write a ConstFst file; arcs leave each state in the order of their input labels."""
+    """Write a ConstFst file; each state's arcs are sorted by input label."""
     order = np.lexsort((arrays.arcs_A["ilabel"], arrays.source_A))
     arcs_A, source_A = arrays.arcs_A[order], arrays.source_A[order]
     states_N = np.zeros(len(arrays.final_N), STATE)
@@ -99,7 +99,7 @@ def write_const(path: Path, arrays: Arrays) -> None:
 
 
 def to_vector(arrays: Arrays) -> Any:
-    """Put a transducer together that kaldifst can change."""
+    """Convert to a kaldifst transducer that can be modified."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fst"
         write_const(path, arrays)
@@ -107,7 +107,7 @@ def to_vector(arrays: Arrays) -> Any:
 
 
 def to_const(arrays: Arrays) -> Any:
-    """The same for searching only: half the memory, and quicker."""
+    """Convert to a kaldifst transducer for search: half the memory, and faster."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fst"
         write_const(path, arrays)
@@ -115,7 +115,7 @@ def to_const(arrays: Arrays) -> Any:
 
 
 def _compiled(lines: list[str], start: int) -> Any:
-    """From AT&T text; the text's first line decides the start state."""
+    """Compile AT&T text; its first line determines the start state."""
     first = [line for line in lines if line.split()[0] == str(start)][:1]
     rest = [line for line in lines if line not in first]
     return kaldifst.compile("\n".join(first + rest) + "\n", acceptor=False)
@@ -124,22 +124,22 @@ def _compiled(lines: list[str], start: int) -> Any:
 def transition_costs(
     loop_S: np.ndarray, self_loop_scale: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Nats for entering a state (which pays for leaving it: all do) and for staying a frame.
+    """Return costs in nats of entering a state (including that of leaving it) and of staying.
 
     Both are scaled, as by Kaldi's add-self-loops (`GetScaledTransitionLogProb` in hmm-utils.cc):
 
         staying   self_loop_scale * -log p
         leaving   self_loop_scale * -log(1 - p) + transition_scale * -log(this way out of all)
 
-    A state has one way out here, so the last term is 0 whatever its scale. Training graphs have
-    1.0 beside unscaled acoustics, decoding graphs 0.1 beside acoustics scaled by about as much.
+    A state has one way out here, so the last term is 0 at any scale. Training graphs use 1.0 with
+    unscaled acoustics, decoding graphs 0.1 with acoustics scaled by about as much.
     """
     p_S = np.clip(np.asarray(loop_S, np.float64), 1e-3, 1 - 1e-3)
     return self_loop_scale * -np.log1p(-p_S), self_loop_scale * -np.log(p_S)
 
 
 def silence_costs(lang: Lang) -> tuple[float, float]:
-    """Nats for a silence where one may stand, and for none."""
+    """Return the costs in nats of an optional silence, and of its absence."""
     return -math.log(lang.silence_probability), -math.log1p(-lang.silence_probability)
 
 
@@ -147,10 +147,10 @@ def silence_costs(lang: Lang) -> tuple[float, float]:
 
 
 def lexicon_fst(lang: Lang) -> tuple[Any, list[int]]:
-    """L: phones -> words, with disambiguation symbols that make it determinisable.
+    """Return L: phones -> words, with disambiguation symbols that make it determinisable.
 
-    Phones are 1 ... P, then the disambiguation symbols; the first of them, P + 1, is #0, which
-    stands for the grammar's back-off and carries word V + 1.
+    Phones are 1 ... P, then the disambiguation symbols. The first of these, P + 1, is #0, which
+    stands for the grammar's back-off and outputs word V + 1.
 
     Returns:
         StdVectorFst sorted by words, and the ids of the disambiguation symbols.
@@ -187,7 +187,7 @@ def lexicon_fst(lang: Lang) -> tuple[Any, list[int]]:
 
 
 def _disambiguation(lang: Lang) -> dict[tuple[str, tuple[str, ...]], int]:
-    """1, 2, ... for pronunciations that another word has too, or that begin another one."""
+    """Number pronunciations that occur for another word too, or begin another one: 1, 2, ..."""
     prons = [(word, pron) for word, ps in lang.lexicon.prons.items() for pron in ps]
     beginnings = {pron[:n] for _, pron in prons for n in range(1, len(pron))}
     counts: dict[tuple[str, ...], int] = {}
@@ -203,7 +203,7 @@ def _disambiguation(lang: Lang) -> dict[tuple[str, tuple[str, ...]], int]:
 
 
 def grammar_fst(lang: Lang, lm_weight: float) -> Any:
-    """G: an acceptor of words; costs are lm_weight * -log p."""
+    """Return G, an acceptor of words; costs are lm_weight * -log p."""
     if lang.grammar.kind is GrammarKind.loop:
         fst = _loop(lang, lang.grammar)
     else:
@@ -218,7 +218,7 @@ def grammar_fst(lang: Lang, lm_weight: float) -> Any:
 
 
 def _loop(lang: Lang, grammar: GrammarSettings) -> Any:
-    """Each word, and the end where it is allowed, with the same probability."""
+    """Return a loop with equal probabilities of each word and, where it is allowed, of the end."""
     ids = {word: i for i, word in enumerate(lang.lexicon.words, 1)}
     cost = math.log(len(grammar.words) + 1)
     last = grammar.max_words if grammar.max_words is not None else 1
@@ -234,8 +234,8 @@ def _loop(lang: Lang, grammar: GrammarSettings) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what C++ code says on standard error: kaldilm tells of each section that it reads."""
+def quiet() -> Iterator[None]:
+    """Suppress what C++ code prints on standard error: kaldilm reports each section it reads."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -248,14 +248,14 @@ def _quiet() -> Iterator[None]:
 
 
 def _arpa(lang: Lang) -> Any:
-    import kaldilm  # only here: it is needed for ARPA files alone
+    import kaldilm  # only needed for ARPA files
 
     assert lang.arpa is not None
     symbols = ["<eps>", *lang.lexicon.words, "#0"]
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "words.txt"
         table.write_text("".join(f"{word} {i}\n" for i, word in enumerate(symbols)))
-        with _quiet():
+        with quiet():
             text = kaldilm.arpa2fst(
                 input_arpa=str(lang.arpa),
                 disambig_symbol="#0",
@@ -263,17 +263,17 @@ def _arpa(lang: Lang) -> Any:
                 ilabel_sort=True,
             )
     fst = kaldifst.compile(text, acceptor=False)
-    arrays = to_arrays(fst)  # the back-off's #0 stands on the input side; L passes it on as V + 1
+    arrays = to_arrays(fst)  # the back-off's #0 is an input label; L passes it on as V + 1
     return to_vector(arrays)
 
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """What the input labels of (C o) L o G stand for.
+    """The meaning of the input labels of (C o) L o G.
 
     Attributes:
         rows: label -> states of a phone (in context), in order of time, as ids of `_Hmm`.
-        marks: labels that disambiguate, and C's own; they are removed at the end.
+        marks: labels that disambiguate, including C's own; they are removed at the end.
     """
 
     rows: dict[int, tuple[int, ...]]
@@ -282,7 +282,7 @@ class _Units:
 
 @dataclass(frozen=True, slots=True)
 class _Hmm:
-    """States told apart by phone and position, though a tree may tie them across phones.
+    """States distinguished by phone and position, even if a tree ties them across phones.
 
     With them, input strings determine phones, so that transducers can be determinised.
 
@@ -314,7 +314,7 @@ class _Hmm:
 
 
 def states_fst(hmm: _Hmm, units: _Units, enter_S: np.ndarray) -> Any:
-    """H: ids of `hmm` + 1 -> units, forward only; entering a state pays for leaving it."""
+    """Return H: ids of `hmm` + 1 -> units, without loops; entering a state pays for leaving it."""
     enter = enter_S[hmm.state_H].tolist()
     lines, free = [], 1
     for unit, row in units.rows.items():
@@ -333,15 +333,15 @@ def states_fst(hmm: _Hmm, units: _Units, enter_S: np.ndarray) -> Any:
 
 
 def _in_context(lg: Any, marks: list[int], states: States, hmm: _Hmm) -> tuple[Any, _Units]:
-    """C o L o G, and its labels: phones between neighbours, those with equal states as one."""
+    """Return C o L o G and its labels: phones in context, with one label for equal states."""
     clg, windows = kaldifst.compose_context(marks, 3, 1, lg)
-    first: dict[tuple[int, ...], int] = {}  # states (which tell the phone) -> their label
+    first: dict[tuple[int, ...], int] = {}  # states (which determine the phone) -> their label
     rows: dict[int, tuple[int, ...]] = {}
     label_of = np.arange(len(windows), dtype=np.int32)
     context_marks = []
     for label, window in enumerate(windows):
         if len(window) == 3:
-            left, phone, right = (max(0, w - 1) for w in window)  # 0: the edge, as silence
+            left, phone, right = (max(0, w - 1) for w in window)  # the edge counts as silence
             row = hmm.row(states, left, phone, right)
             label_of[label] = first.setdefault(row, label)
             rows[first[row]] = row
@@ -362,17 +362,17 @@ def decoding_graph(
     smaller: bool = True,
     self_loop_scale: float = SELF_LOOP_SCALE,
 ) -> Arrays:
-    """HCLG with self-loops.
+    """Return HCLG with self-loops.
 
     Args:
         states: of the model; of the same phones as `lang`.
-        loop_S: float [S], each state's probability to be followed by itself.
-        lm_weight: times the grammar's costs.
-        smaller: minimise the graph (a third of the time for a fifth of its size).
-        self_loop_scale: times the costs of staying in and of leaving a state.
+        loop_S: float [S], self-loop probability of each state.
+        lm_weight: factor of the grammar's costs.
+        smaller: whether to minimise the graph (a third of the time for a fifth of its size).
+        self_loop_scale: factor of the costs of staying in and of leaving a state.
     Raises:
-        ValueError: if the grammar allows no sentence of words in the lexicon, or `states` is of
-            other phones.
+        ValueError: if the grammar allows no sentence of words in the lexicon, or the phones of
+            `states` differ.
     """
     check_phones(lang, states)
     lexicon, marks = lexicon_fst(lang)
@@ -408,7 +408,7 @@ def decoding_graph(
 
 
 def check_phones(lang: Lang, states: States) -> None:
-    """A model's states must be of the phones that the lang folder has.
+    """Check that a model's states are of the phones of the lang folder.
 
     Raises:
         ValueError: if they differ, naming the first difference.
@@ -425,17 +425,17 @@ def check_phones(lang: Lang, states: States) -> None:
 
 
 def with_penalty(graph: Arrays, insertion_penalty: float) -> Arrays:
-    """The same graph with each word dearer by so many nats (or cheaper, if negative)."""
+    """Return the graph with an additional cost per word (in nats, negative: a bonus)."""
     arcs_A = graph.arcs_A.copy()
     arcs_A["weight"][arcs_A["olabel"] > 0] += np.float32(insertion_penalty)
     return Arrays(graph.start, graph.final_N, graph.source_A, arcs_A)
 
 
 def with_self_loops(graph: Arrays, stay_S: np.ndarray) -> Arrays:
-    """Let every state be stayed in, at the cost `stay_S`: a loop behind each arc that enters one.
+    """Add a self-loop of cost `stay_S` after each arc that enters a state.
 
-    A node that is entered by one label only gets the loop itself. Else each label gets a node
-    of its own, with the loop, and an epsilon arc to the node that they share.
+    A node that is entered by one label only gets the loop itself. Otherwise each label gets its own
+    node, with the loop and an epsilon arc to the shared node.
     """
     arcs_A = graph.arcs_A.copy()
     nodes = len(graph.final_N)
@@ -470,7 +470,7 @@ def with_self_loops(graph: Arrays, stay_S: np.ndarray) -> Arrays:
 
 
 def grammar_hash(lang: Lang) -> str:
-    """A name for what may be said."""
+    """Return a hash of the grammar."""
     arpa = None if lang.arpa is None else sha256(lang.arpa)
     own = lang.grammar
     return hash_of([own.kind.name, own.words, own.min_words, own.max_words, arpa])
@@ -479,7 +479,7 @@ def grammar_hash(lang: Lang) -> str:
 def write_graph(
     path: Path, graph: Arrays, lang: Lang, states: States, about: dict[str, Any]
 ) -> None:
-    """Write HCLG.fst and then `path`, the JSON that says what its labels mean."""
+    """Write HCLG.fst and then `path`, the JSON that describes it."""
     binary = path.with_suffix(".fst")
     with replacing(binary) as scratch:
         write_const(scratch, graph)
@@ -501,12 +501,12 @@ def write_graph(
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A decoding graph for searching.
+    """A decoding graph for search.
 
     Attributes:
         fst: StdConstFst.
         top_label: the largest input label.
-        arrays: the same graph, where lattices are wanted.
+        arrays: the same graph, if lattices are wanted.
     """
 
     fst: Any
@@ -515,22 +515,22 @@ class Graph:
 
     @staticmethod
     def of(arrays: Arrays) -> "Graph":
-        """Of a graph in memory."""
+        """Convert a graph in memory."""
         return Graph(to_const(arrays), top_label(arrays), arrays)
 
 
 def top_label(graph: Arrays) -> int:
-    """The largest input label: it must not exceed the model's states."""
+    """Return the largest input label, which must not exceed the number of the model's states."""
     return int(np.max(graph.arcs_A["ilabel"], initial=0))
 
 
 def load_graph(path: Path, lang: Lang, states: States, arrays: bool) -> Graph:
-    """A graph that was made for this `lang` and these states.
+    """Load a graph that was made for this `lang` and these states.
 
     Args:
         arrays: whether lattices are wanted.
     Raises:
-        ValueError: if it was made for another one; says which hash differs.
+        ValueError: if it was made for others; names the hash that differs.
     """
     about = read_json(path)
     wanted = {

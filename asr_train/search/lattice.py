@@ -5,12 +5,12 @@ in    graph      Arrays (search.graph): input labels are states + 1, 0 is epsilo
 out   Lattice    nodes in topological order, each with its frame; arcs with labels and costs
 Knows nothing of words beyond their ids, of language models, or of files.
 
-Compiled with numba, because kaldi_decoder's lattice decoder has no limit on active tokens. The
-search keeps tokens (graph node and cost) of each frame, and no links: the arcs between two frames'
-tokens are found again in the graph, when all that can still be pruned has been. Every CHUNK frames
-the tokens which are not within `lattice_beam` of the best path to *some* live token are dropped;
-a path within `lattice_beam` of the best complete one never is (Ljolje, Pereira and Riley 1999,
-section 2; Povey et al. 2012, section 4).
+Compiled with numba, because kaldi_decoder's lattice decoder does not limit active tokens. The
+search keeps the tokens (graph node and cost) of each frame, but no links: the arcs between the
+tokens of two frames are looked up in the graph again after pruning. Every CHUNK frames, tokens that
+are not within `lattice_beam` of the best path to *some* live token are dropped; a path within
+`lattice_beam` of the best complete one is always kept (Ljolje, Pereira and Riley, 1999, section 2;
+Povey et al., 2012, section 4).
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ LINK = np.dtype(
         ("acoustic", "<f4"),
     ]
 )
-SLACK_BINS = 256  # steps in which the lattice beam is narrowed where max_arcs asks for it
+SLACK_BINS = 256  # steps in which the lattice beam is narrowed to respect max_arcs
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +41,17 @@ class Lattice:
     """All paths near the best one, as an acyclic graph.
 
     Attributes:
-        frame_N: int32 [nodes], frames consumed on the way to each node; never falls. Node 0 is
-            the start, and every node lies on a path from it to an end.
-        final_N: float64 [nodes], the cost of ending there, nats; infinite where no path ends.
+        frame_N: int32 [nodes], frames consumed before each node; non-decreasing. Node 0 is the
+            start, and every node lies on a path from it to an end.
+        final_N: float64 [nodes], the cost of ending there, nats; infinite if not final.
         arcs_A: `LINK` [arcs], by source; a target comes after its source. Costs in nats, the
             acoustic one at the scale of the scores (0 for epsilon arcs).
-        loops_A: bool [arcs], the arc stays in a graph node (an HMM's self-loop).
+        loops_A: bool [arcs], whether the arc stays in a graph node (an HMM's self-loop).
         cost: of the best path, nats.
-        final: it ends where the graph ends; if not, paths end anywhere, at no cost.
-        beam: nats above the best path within which every path that the search saw is kept; less
-            than was asked for where the lattice would have had more than `max_arcs` arcs.
-        active_T: int32 [T], tokens that went on from each frame.
+        final: it ends in a final state; if not, paths end anywhere, at no cost.
+        beam: nats above the best path within which every path of the search is kept; narrower than
+            requested if the lattice would have had more than `max_arcs` arcs.
+        active_T: int32 [T], active tokens of each frame.
     """
 
     frame_N: np.ndarray
@@ -69,11 +69,11 @@ class Lattice:
         return len(self.active_T)
 
     def arc_offsets(self) -> np.ndarray:
-        """int64 [nodes + 1]: where each node's arcs begin in `arcs_A`."""
+        """Return the first arc of each node in `arcs_A`: int64 [nodes + 1]."""
         return np.searchsorted(self.arcs_A["source"], np.arange(len(self.frame_N) + 1))
 
     def costs_to_end(self) -> np.ndarray:
-        """float64 [nodes]: the cheapest cost from each node to an end."""
+        """Return the cheapest cost from each node to an end: float64 [nodes]."""
         cost_N: np.ndarray = _to_end(self.arcs_A, self.final_N)
         return cost_N
 
@@ -81,8 +81,8 @@ class Lattice:
 class Lattices:
     """Time-synchronous beam search that keeps alternatives.
 
-    Built before worker processes are forked, it shares the graph with them. Compiled code is
-    loaded (or, once an installation, compiled) here, not in each worker.
+    If built before worker processes are forked, it shares the graph and the compiled code with
+    them.
 
     Args:
         graph: input labels are states + 1.
@@ -128,22 +128,22 @@ class Lattices:
     ) -> Lattice | None:
         """Search one utterance.
 
-        Memory: 20 bytes a token for up to `2 * chunk * max_active` tokens and those that pruning
-        spares, 25 bytes an arc of the result.
+        Memory: 20 bytes per token for up to `2 * chunk * max_active` tokens and those that survive
+        pruning, 25 bytes per arc of the result.
 
         Args:
             scores_TS: float32 [T, S], scaled log-likelihoods in nats; finite.
             beam: nats, at the scale of the scores.
-            max_active: tokens that go on from a frame; beside them go only tokens from which an
-                epsilon arc of negative cost leads to one of them.
+            max_active: active tokens per frame, not counting those from which an epsilon arc of
+                negative cost leads to an active one.
             lattice_beam: nats above the best path's cost.
-            min_active: tokens that go on from a frame even outside of the beam.
-            max_arcs: of the lattice; where it is too small the lattice gets a narrower beam.
+            min_active: tokens that stay active even outside of the beam.
+            max_arcs: of the lattice; if it has more, the lattice beam is narrowed.
             chunk: frames between prunings; the result does not depend on it.
         Returns:
-            The lattice; None if no token lived to the last frame.
+            The lattice; None if no token survives to the last frame.
         Raises:
-            ValueError: for a wrong number of columns, scores that are no numbers, or beams and
+            ValueError: for a wrong number of columns, scores that are not finite, or beams and
                 limits that are not positive.
         """
         check_scores(scores_TS, self._num_states)
@@ -198,7 +198,7 @@ class Lattices:
 
     @staticmethod
     def _width(search: tuple[Any, ...], beam: float, max_arcs: int) -> tuple[float, int]:
-        """The lattice beam, narrowed where more than `max_arcs` are inside, and the arcs inside."""
+        """Return the lattice beam, narrowed to respect `max_arcs`, and the arcs inside."""
         bins = np.zeros(SLACK_BINS, np.int64)
         counting = (np.empty(0, np.int32), np.empty(0, LINK), bins)
         count = links(*(*search, beam, *counting))
@@ -214,13 +214,13 @@ class Sentence:
 
     Attributes:
         words: ids.
-        starts, ends: frames at which the path passes each word's label, and the next word's (or
-            T). Labels stand where determinisation left them, often some phones into their word;
-            an alignment of the words gives their own times.
+        starts, ends: frames at which the path passes the label of each word and of the next (or T).
+            Labels stand where determinisation left them, often some phones into their word; an
+            alignment of the words gives their actual times.
         states_T: int32 [T], the state of each frame.
-        entered_T: bool [T], the frame enters its state; else it stays there.
+        entered_T: bool [T], whether the frame enters its state or stays in it.
         graph_cost, acoustic_cost: nats; the acoustic one at the scale of the scores.
-        final: it ends where the graph ends.
+        final: it ends in a final state.
     """
 
     words: list[int]
@@ -234,19 +234,19 @@ class Sentence:
 
     @property
     def cost(self) -> float:
-        """Nats."""
+        """Total cost in nats."""
         return self.graph_cost + self.acoustic_cost
 
 
 def best_path(lattice: Lattice) -> Sentence:
-    """The cheapest path of a lattice."""
+    """Return the cheapest path of a lattice."""
     to_end_N = lattice.costs_to_end()
     arcs = _best_arcs(lattice.arcs_A, lattice.arc_offsets(), lattice.final_N, to_end_N)
     return sentence_of(lattice, arcs)
 
 
 def sentence_of(lattice: Lattice, arcs: np.ndarray) -> Sentence:
-    """What the arcs of a complete path say."""
+    """Return the sentence of a complete path's arcs."""
     links = lattice.arcs_A[arcs]
     speech = links["ilabel"] > 0
     spoken = links["olabel"] > 0
@@ -265,10 +265,10 @@ def sentence_of(lattice: Lattice, arcs: np.ndarray) -> Sentence:
 
 
 def epsilon_heights(graph: Arrays) -> np.ndarray:
-    """int64 [nodes]: epsilon arcs on the longest way of them from each node; 0 where none leaves.
+    """Return each node's longest chain of epsilon arcs: int64 [nodes]; 0 if none leaves.
 
     Raises:
-        ValueError: if epsilon arcs form a cycle: a path could run through it for ever.
+        ValueError: if epsilon arcs form a cycle, which a path could follow forever.
     """
     empty = graph.arcs_A["ilabel"] == 0
     source, target = graph.source_A[empty], graph.arcs_A["next"][empty]
@@ -280,7 +280,7 @@ def epsilon_heights(graph: Arrays) -> np.ndarray:
         if not ready.any():
             raise ValueError(
                 f"epsilon arcs form a cycle through node {int(source[0])} or a node after it; "
-                "the grammar or the lexicon has a way that consumes no speech and returns"
+                "the grammar or the lexicon has a cycle that consumes no speech"
             )
         np.maximum.at(height_N, source[ready], height_N[target[ready]] + 1)
         source, target = source[~ready], target[~ready]
@@ -293,7 +293,7 @@ def epsilon_heights(graph: Arrays) -> np.ndarray:
 @numba.njit(cache=True, nogil=True)
 def _to_end(arcs_A: Any, final_N: Any) -> Any:
     cost_N = final_N.copy()
-    for a in range(len(arcs_A) - 1, -1, -1):  # by source, and targets come after it
+    for a in range(len(arcs_A) - 1, -1, -1):  # sorted by source; targets come after it
         arc = arcs_A[a]
         cost = arc.graph + np.float64(arc.acoustic) + cost_N[arc.target]
         cost_N[arc.source] = min(cost_N[arc.source], cost)
@@ -302,7 +302,7 @@ def _to_end(arcs_A: Any, final_N: Any) -> Any:
 
 @numba.njit(cache=True, nogil=True)
 def _best_arcs(arcs_A: Any, first_N: Any, final_N: Any, to_end_N: Any) -> Any:
-    """The best path's arcs; it ends in the first node where ending is as cheap as going on."""
+    """Return the best path's arcs; it ends at the first node where ending is cheapest."""
     arcs = [0 for _ in range(0)]
     node = 0
     while to_end_N[node] < final_N[node]:

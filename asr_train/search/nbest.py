@@ -1,4 +1,4 @@
-"""Lattice -> **n-best list** of distinct word rows; oracle errors. Knows words as ids."""
+"""Lattice -> **n-best list** of distinct word sequences; oracle errors. Knows words as ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from kaldialign import edit_distance
 
 from asr_train.search.lattice import Lattice, Sentence, sentence_of
 
-MAX_WORK = 2_000_000  # partial paths an n-best search may make: at most 200 bytes each
+MAX_WORK = 2_000_000  # partial paths of an n-best search, of at most 200 bytes each
 ROUNDING = 1e-6  # nats
-_EDIT, _SUB, _DEL = 1 << 42, 1 << 28, 1 << 14  # counts in one integer: edits, then kinds of them
-MAX_WORDS = (1 << 14) - 1  # that one such count can hold
+_EDIT, _SUB, _DEL = 1 << 42, 1 << 28, 1 << 14  # one integer holds edits, then each kind
+MAX_WORDS = (1 << 14) - 1  # the largest such count
 
 
 @dataclass(frozen=True, slots=True)
 class NBest:
-    """Distinct word rows by cost.
+    """Distinct word sequences by cost.
 
     Attributes:
-        sentences: the cheapest path of each row, cheapest first.
-        complete: no cheaper row was left out. False where the work limit ended the search: the
-            list is then right but short.
+        sentences: the cheapest path of each word sequence, cheapest first.
+        complete: no cheaper sequence is missing. False if the work limit ended the search: the list
+            is then correct but short.
     """
 
     sentences: list[Sentence]
@@ -31,15 +31,15 @@ class NBest:
 
 
 def nbest(lattice: Lattice, count: int, max_work: int = MAX_WORK) -> NBest:
-    """The cheapest distinct word rows within the lattice's beam.
+    """Find the cheapest distinct word sequences within the lattice's beam.
 
-    A best-first search (A*) whose estimate is the exact cost to the end. Of all ways to say the
-    same words as far as a node only the first to come there goes on, which is the cheapest; so
-    every path that is followed is one of a row in the list.
+    A best-first search (A*) whose estimate is the exact cost to the end. Of all partial paths with
+    the same words at a node, only the first one, which is the cheapest, is extended. So every
+    extended path is that of a sequence in the list.
 
     Args:
-        count: rows wanted; fewer come where the beam has no more.
-        max_work: partial paths that may be made in all.
+        count: sequences wanted; the beam may have fewer.
+        max_work: limit of all partial paths.
     """
     if count < 1:
         raise ValueError(f"an n-best list of {count} was asked for; it needs at least 1")
@@ -74,13 +74,13 @@ class Edits:
 
 
 def lattice_oracle(lattice: Lattice, reference: Sequence[int]) -> Edits:
-    """The fewest edits to any path of the lattice, and of these the fewest substitutions.
+    """Return the fewest edits to any path of the lattice, among these the fewest substitutions.
 
-    Every edit counts 1 (Levenshtein), so the sum is at most the errors of any path however they
-    are aligned.
+    Every edit counts 1 (Levenshtein), so the sum is at most the errors of any path, however
+    aligned.
 
     Args:
-        reference: word ids; a word that the lexicon does not have is any negative number.
+        reference: word ids; a word that is not in the lexicon is any negative number.
     Raises:
         ValueError: for a reference, or a path, of more than MAX_WORDS words.
     """
@@ -98,7 +98,7 @@ def lattice_oracle(lattice: Lattice, reference: Sequence[int]) -> Edits:
 
 
 def list_oracle(sentences: Sequence[Sentence], reference: Sequence[int]) -> Edits:
-    """The fewest edits to any sentence of a list, counted as `lattice_oracle` counts them."""
+    """Return the fewest edits to any sentence of a list, as counted by `lattice_oracle`."""
     if not sentences:
         return Edits(0, len(reference), 0)
     found = [edit_distance(list(reference), s.words) for s in sentences]
@@ -111,7 +111,7 @@ def list_oracle(sentences: Sequence[Sentence], reference: Sequence[int]) -> Edit
 
 @numba.njit(cache=True, nogil=True)
 def _slot(keys: Any, key: Any) -> int:
-    """Where `key` is in an open table of a power of 2, or the free place (-1) for it."""
+    """Return the index of `key` in an open hash table, or of the free slot (-1) for it."""
     mask = len(keys) - 1
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     at = int(mixed >> np.uint64(20)) & mask
@@ -142,7 +142,7 @@ def _push(heap: Any, keys: Any, size: int, key: float, item: int) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def _pop(heap: Any, keys: Any, size: int) -> int:
-    """Take the item with the smallest key out of a heap of `size`."""
+    """Remove the item with the smallest key from a heap of `size`."""
     top: int = heap[0]
     item, key, at = heap[size - 1], keys[size - 1], 0
     while 2 * at + 1 < size - 1:
@@ -168,9 +168,9 @@ def _doubled(array: Any) -> Any:
 def _astar(
     arcs_A: Any, first_N: Any, final_N: Any, to_end_N: Any, count: int, beam: float, max_work: int
 ) -> Any:
-    """The arcs of the cheapest path of each row of words, and whether the limit was not met."""
+    """Return the arcs of the cheapest path of each word sequence, and whether all were found."""
     size = 1 << 12
-    node_P, said_P, from_P, arc_P = (  # partial paths: where, words so far, parent, last arc
+    node_P, words_P, from_P, arc_P = (  # partial paths: node, words so far, parent, last arc
         np.empty(size, np.int32),
         np.empty(size, np.int32),
         np.empty(size, np.int32),
@@ -179,8 +179,8 @@ def _astar(
     cost_P, heap, keys = np.empty(size), np.empty(size, np.int32), np.empty(size)
     word_keys, word_ids = np.full(size, -1, np.int64), np.empty(size, np.int32)
     seen_keys, seen_ids = np.full(4 * size, -1, np.int64), np.empty(4 * size, np.int32)
-    end, rows, seen = len(final_N), 1, 0  # `rows` of words have a number; 0 is the empty row
-    node_P[0], said_P[0], from_P[0], arc_P[0], cost_P[0] = 0, 0, -1, -1, 0.0
+    end, sequences, seen = len(final_N), 1, 0  # numbered word sequences; 0 is the empty one
+    node_P[0], words_P[0], from_P[0], arc_P[0], cost_P[0] = 0, 0, -1, -1, 0.0
     paths, waiting = 1, 1
     heap[0], keys[0] = 0, to_end_N[0]
     limit = to_end_N[0] + beam
@@ -188,8 +188,8 @@ def _astar(
     while waiting and len(found) < count:
         p = _pop(heap, keys, waiting)
         waiting -= 1
-        node, said = node_P[p], said_P[p]
-        key = np.int64(said) << 32 | np.int64(node)
+        node, words = node_P[p], words_P[p]
+        key = np.int64(words) << 32 | np.int64(node)
         at = _slot(seen_keys, key)
         if seen_keys[at] == key:
             continue
@@ -207,7 +207,7 @@ def _astar(
             found.append(arcs)
             continue
         while paths + first_N[node + 1] - first_N[node] + 1 > len(node_P):
-            node_P, said_P, from_P = _doubled(node_P), _doubled(said_P), _doubled(from_P)
+            node_P, words_P, from_P = _doubled(node_P), _doubled(words_P), _doubled(from_P)
             arc_P, cost_P, heap, keys = (
                 _doubled(arc_P),
                 _doubled(cost_P),
@@ -217,7 +217,7 @@ def _astar(
         if paths >= max_work:
             return found, False
         if cost_P[p] + final_N[node] <= limit:
-            node_P[paths], said_P[paths], from_P[paths], arc_P[paths] = end, said, p, -1
+            node_P[paths], words_P[paths], from_P[paths], arc_P[paths] = end, words, p, -1
             cost_P[paths] = cost_P[p] + final_N[node]
             _push(heap, keys, waiting, cost_P[paths], paths)
             paths, waiting = paths + 1, waiting + 1
@@ -226,21 +226,26 @@ def _astar(
             cost = cost_P[p] + (arc.graph + np.float64(arc.acoustic))
             if cost + to_end_N[arc.target] > limit:
                 continue
-            row = said
+            next_words = words
             if arc.olabel:
-                key = np.int64(said) << 32 | np.int64(arc.olabel)
+                key = np.int64(words) << 32 | np.int64(arc.olabel)
                 at = _slot(word_keys, key)
                 if word_keys[at] != key:
-                    word_keys[at], word_ids[at] = key, rows
-                    rows += 1
-                    if 2 * rows > len(word_keys):
+                    word_keys[at], word_ids[at] = key, sequences
+                    sequences += 1
+                    if 2 * sequences > len(word_keys):
                         word_keys, word_ids = _rehashed(word_keys, word_ids)
                         at = _slot(word_keys, key)
-                row = word_ids[at]
-            key = np.int64(row) << 32 | np.int64(arc.target)
+                next_words = word_ids[at]
+            key = np.int64(next_words) << 32 | np.int64(arc.target)
             if seen_keys[_slot(seen_keys, key)] == key:
                 continue
-            node_P[paths], said_P[paths], from_P[paths], arc_P[paths] = arc.target, row, p, a
+            node_P[paths], words_P[paths], from_P[paths], arc_P[paths] = (
+                arc.target,
+                next_words,
+                p,
+                a,
+            )
             cost_P[paths] = cost
             _push(heap, keys, waiting, cost + to_end_N[arc.target], paths)
             paths, waiting = paths + 1, waiting + 1
@@ -249,7 +254,7 @@ def _astar(
 
 @numba.njit(cache=True, nogil=True)
 def _edits(arcs_A: Any, first_N: Any, final_N: Any, reference_R: Any, rows: int) -> Any:
-    """The cheapest edits, packed; a ring of `rows` holds all nodes that an arc can reach."""
+    """Return the fewest edits, packed; a ring of `rows` holds all nodes within an arc's reach."""
     length, never = len(reference_R), np.int64(1) << 62
     edits_NR = np.full((rows, length + 1), never, np.int64)
     edits_NR[0, 0] = 0

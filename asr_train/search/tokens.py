@@ -1,9 +1,10 @@
 """Beam search, compiled: graph and scores -> the **tokens** of all frames -> the arcs between them.
 
-A token is a graph node with the cheapest cost of coming there; a token's slack is what the best
-path through it costs more than the best path. Tokens of all frames (H) lie in a row: states_H,
-costs_H, slack_H; frame t's are [first_T[t], first_T[t + 1]). Within a frame they fall in height, so
-that epsilon arcs lead forward. Knows nothing of words; search.lattice owns the arrays.
+A token is a graph node with the cheapest cost of reaching it; a token's slack is the cost of the
+best path through it minus that of the best path. The tokens of all frames (H) are concatenated:
+states_H, costs_H, slack_H; frame t has [first_T[t], first_T[t + 1]). Within a frame they are sorted
+by decreasing height, so that epsilon arcs lead forward. Knows nothing of words; search.lattice owns
+the arrays.
 """
 
 from typing import Any, NamedTuple
@@ -11,20 +12,20 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-CHUNK = 32  # frames between two prunings: so many frames' tokens are held unpruned, twice
-SPARE_BEAM = 0.5  # nats; Kaldi's beam_delta: what a frame cut by max_active leaves to the next one
-ROUNDING = 1e-6  # nats; early pruning must not drop what the last one, summing otherwise, keeps
+CHUNK = 32  # frames between prunings; up to twice as many frames are unpruned
+SPARE_BEAM = 0.5  # nats; Kaldi's beam_delta: added to the beam after a frame limited by max_active
+ROUNDING = 1e-6  # nats; early pruning must not drop what the last one keeps
 
 
 class Graph(NamedTuple):
-    """A decoding graph in the order that the search wants.
+    """A decoding graph, ordered for the search.
 
-    Nodes are numbered by height, the number of epsilon arcs on the longest way of them that begins
-    there; nodes below `plain` have none.
+    Nodes are sorted by height, the number of epsilon arcs in the longest chain of them from the
+    node; nodes below `plain` have none.
 
     Attributes:
-        first_N: int32 [nodes + 1]; node n's arcs are [first[n], first[n + 1]).
-        emit_N: int32 [nodes]: from here on they are no epsilons.
+        first_N: int32 [nodes + 1]; node n has the arcs [first[n], first[n + 1]).
+        emit_N: int32 [nodes]: the first arc that is not an epsilon.
         arcs_A: search.graph's `ARC` [arcs].
         height_N: int32 [nodes].
     """
@@ -39,7 +40,7 @@ class Graph(NamedTuple):
 
 @numba.njit(cache=True, nogil=True)
 def grown(array: Any, size: int) -> Any:
-    """The array with room for `size` elements or more."""
+    """Return the array with room for `size` elements or more."""
     new = np.empty(max(size, 2 * len(array)), array.dtype)
     new[: len(array)] = array
     return new
@@ -57,7 +58,7 @@ def _close(
     queued: Any,
     cutoff: float,
 ) -> int:
-    """Follow epsilon arcs from a frame's tokens until no cost falls; returns the new count."""
+    """Follow epsilon arcs from a frame's tokens until no cost decreases; return the new count."""
     first_N, emit_N, arcs_A, plain = graph.first_N, graph.emit_N, graph.arcs_A, graph.plain
     head, waiting, size = 0, 0, len(queue)
     for i in range(count):
@@ -97,9 +98,9 @@ def _close(
 
 @numba.njit(cache=True, nogil=True)
 def kth_smallest(values: Any, count: int, k: int) -> float:
-    """The k-th smallest (from 0) of the first `count` values, which change places.
+    """Return the k-th smallest (from 0) of the first `count` values, which are reordered.
 
-    Hoare's selection; np.partition would do, but takes numba 14 s to compile.
+    Hoare's selection; np.partition would do, but numba takes 14 s to compile it.
     """
     low, high = 0, count - 1
     while low < high:
@@ -134,7 +135,7 @@ def _cutoffs(
     max_active: int,
     min_active: int,
 ) -> tuple[float, float, int]:
-    """Where to cut a frame's tokens, the beam for the next frame, and how many ties may pass."""
+    """Return a frame's cutoff, the next frame's beam, and how many ties at the cutoff to keep."""
     best = np.inf
     for i in range(count):
         best = min(best, costs[i])
@@ -172,11 +173,11 @@ def _keep(
     order: Any,
     starts: Any,
 ) -> int:
-    """The tokens that stay, by falling height, in `order`; returns their number.
+    """Write the tokens to keep, by decreasing height, to `order`; return their number.
 
-    Of tokens that cost just `cut`, higher ones go first: where an epsilon arc is free, its source
-    is not dropped before its target. A token whose cost came through one that is cut (over an arc
-    of negative cost) brings that one along.
+    Of tokens that cost exactly `cut`, higher ones are kept first: the source of an epsilon arc of
+    cost 0 is not dropped before its target. A token whose cost came through a dropped one (over an
+    arc of negative cost) keeps that one, too.
     """
     height_N, plain = graph.height_N, graph.plain
     starts[:] = 0
@@ -223,9 +224,9 @@ def forward(
     lattice_beam: float,
     chunk: int,
 ) -> Any:
-    """The tokens of all frames: states_H, costs_H, first_T [T + 2], active_T [T].
+    """Return the tokens of all frames: states_H, costs_H, first_T [T + 2], active_T [T].
 
-    Where no token lived to the end, the last frame has none.
+    If no token survives to the end, the last frame has none.
     """
     first_N, emit_N, arcs_A = graph.first_N, graph.emit_N, graph.arcs_A
     nodes, frames = len(emit_N), len(scores_TS)
@@ -320,11 +321,11 @@ def backward(
     since: int,
     slot_N: Any,
 ) -> None:
-    """Set tokens' slack, from the last frame of `first_T` down to frame `since`.
+    """Set the slack of tokens, from the last frame of `first_T` down to frame `since`.
 
-    A token's slack is what the best path through it costs more than the best path. The last
-    frame's is given; infinite slack marks tokens outside of the lattice beam. `slot_N` is all -1,
-    before and after.
+    The last frame's is given; infinite slack marks tokens outside of the lattice beam. `slot_N` is
+    all
+    -1, before and after.
     """
     first_N, emit_N, arcs_A = graph.first_N, graph.emit_N, graph.arcs_A
     last = len(first_T) - 2
@@ -371,7 +372,7 @@ def _backward_epsilons(
     border: int,
     slot_N: Any,
 ) -> None:
-    """Let slack flow back over a frame's epsilon arcs."""
+    """Propagate slack backward over a frame's epsilon arcs."""
     first_N, emit_N, arcs_A = graph.first_N, graph.emit_N, graph.arcs_A
     for h in range(border - 1, here - 1, -1):
         s = states_H[h]
@@ -401,7 +402,7 @@ def _prune(
     since: int,
     slot_N: Any,
 ) -> None:
-    """Drop tokens from which no path within the lattice beam leads to the last frame's."""
+    """Drop tokens from which no path within the lattice beam leads to the last frame."""
     backward(
         graph,
         scores_TS,
@@ -436,10 +437,10 @@ def links(
     links_A: Any,
     bins: Any,
 ) -> int:
-    """Visit all arcs between tokens whose slack is at most `width`; returns their number.
+    """Visit all arcs between tokens whose slack is at most `width`; return their number.
 
-    Either `bins` counts them by slack, or (where it is empty) `links_A` gets them; `node_H` gives
-    the tokens' node numbers.
+    Either `bins` counts them by slack, or (if it is empty) they are written to `links_A`; `node_H`
+    has the tokens' node numbers.
     """
     first_N, emit_N, arcs_A = graph.first_N, graph.emit_N, graph.arcs_A
     count, last, step = 0, len(first_T) - 2, max(width, ROUNDING) / max(1, len(bins))

@@ -1,7 +1,7 @@
-"""A transcript -> its training graph: all ways to pronounce it, silence wherever it may stand.
+"""A transcript -> its training graph: all pronunciations, with optional silence between words.
 
-Every place in it has a label of its own, so that a path says not only the state of each frame but
-also which phone of which word it belongs to, whatever states are tied to each other.
+Every place in it has its own label, so that a path gives not only the state of each frame but also
+its phone and word, whatever states are tied to each other.
 """
 
 import itertools
@@ -17,15 +17,15 @@ from asr_train.search.graph import ARC, Arrays, silence_costs, transition_costs
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A training graph and what its labels mean; label k + 1 is entry k of each array.
+    """A training graph and the meaning of its labels; label k + 1 is entry k of each array.
 
     Attributes:
         graph: without epsilons; a node is entered by one label, and output labels are word ids.
         state_K: int32, the state.
         position_K: int8, its position in the phone.
-        node_K: int32, the phone in context that it belongs to: a run of one node is one phone.
-        phone_N, word_N: int32, of each node, its phone and the place of its word in the
-            transcript; -1 for silence.
+        node_K: int32, its phone in context: a run of one node is one phone.
+        phone_N, word_N: int32, the phone of each node, and the index of its word in the transcript;
+            -1 for silence.
     """
 
     graph: Arrays
@@ -36,7 +36,7 @@ class Transcript:
     word_N: np.ndarray
 
     def phones(self, label_T: np.ndarray) -> np.ndarray:
-        """A path's phones, int32 [phones, 3]: phone, first frame, place of its word or -1."""
+        """Return a path's phones: int32 [phones, 3] of phone, first frame, index of word or -1."""
         node_T = self.node_K[label_T]
         starts = np.flatnonzero(np.diff(node_T, prepend=-1))
         nodes = node_T[starts]
@@ -45,33 +45,33 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True)
 class _Phone:
-    """A phone at its place in the transcript, before its neighbours are known."""
+    """A phone in the transcript, without its context."""
 
     phone: int
-    word: int  # place in the transcript; -1: silence
-    output: int  # word id, at the first phone of a word; else 0
+    word: int  # index in the transcript; -1: silence
+    output: int  # word id for the first phone of a word, else 0
 
 
-END = -1  # stands for the graph's end among what may follow
+END = -1  # the end of the graph, as a successor
 
 
 def transcript_graph(
     words: list[str], lang: Lang, states: States, loop_S: np.ndarray
 ) -> Transcript:
-    """The training graph of a transcript.
+    """Build the training graph of a transcript.
 
     Args:
         words: the transcript, not empty.
         states: those of the model, of `lang`'s phones.
-        loop_S: float [S], each state's probability to be followed by itself.
+        loop_S: float [S], self-loop probability of each state.
     Raises:
-        KeyError: the first word that has no pronunciation.
+        KeyError: for the first word without a pronunciation.
     """
     places, first, follow = _phones(words, lang)
     nodes, arcs = _in_context(places, first, follow, states.tied)
     enter_S, stay_S = transition_costs(loop_S)
     state, position, owner = [], [], []
-    heads, tails = [], []  # of a node's first and last position: label, which is its FST state too
+    heads, tails = [], []  # labels of a node's first and last position, also their FST states
     rows = []  # source, ilabel, olabel, weight, target
     for n, (place, left, right) in enumerate(nodes):
         for j, s in enumerate(states.ids(left, places[place].phone, right)):
@@ -110,7 +110,7 @@ def transcript_graph(
 def _phones(
     words: list[str], lang: Lang
 ) -> tuple[list[_Phone], list[tuple[int, float]], list[list[tuple[int, float]]]]:
-    """The transcript's phones, which may come first, and which may follow each: (place, cost)."""
+    """Return the transcript's phones, those that may come first, and the successors of each."""
     word_ids = lang.word_ids
     phone_ids = {phone: p for p, phone in enumerate(lang.states.phones)}
     silent, spoken = silence_costs(lang)
@@ -123,7 +123,7 @@ def _phones(
         return len(places) - 1
 
     first: list[tuple[int, float]] = []
-    open_ends = [first]  # where what comes next is to be noted down
+    open_ends = [first]  # lists to which the next places are added
     for place, word in enumerate([*words, None]):
         pause = add(_Phone(0, -1, 0))
         for ends in open_ends:
@@ -153,11 +153,11 @@ def _in_context(
     follow: list[list[tuple[int, float]]],
     tied: bool,
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, float]]]:
-    """Phones between their neighbours, and arcs between those.
+    """Put phones in context.
 
     Returns:
-        Nodes (place, left phone, right phone), neighbours 0 where they do not matter; and arcs
-        (node, node, cost), END for where the graph begins and ends.
+        Nodes (place, left phone, right phone), with neighbours 0 where they do not matter; and
+        arcs (node, node, cost), with END for the start and the end of the graph.
     """
     nodes: dict[tuple[int, int, int], int] = {}
     arcs: list[tuple[int, int, float]] = []
@@ -174,7 +174,7 @@ def _in_context(
         return 0 if place == END else places[place].phone
 
     def rights(place: int) -> list[int]:
-        """Neighbours to the right between which the place tells apart."""
+        """Return the right neighbours that the place distinguishes."""
         if not tied or places[place].phone == 0:
             return [0]
         return sorted({phone(after) for after, _ in follow[place]})

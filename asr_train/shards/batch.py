@@ -2,9 +2,9 @@
 
 `pad` is for networks that read utterances, and for evaluation. `FramePools` is for networks that
 see one frame and its neighbours: it draws frames at random from a pool of a few utterances, in an
-order that (seed, epoch, worker) decides, and goes on from any batch. `Sequences` does the same for
-networks that read utterances: whole ones, or pieces of long ones.
-Frames are stored once; their windows are views into the pool, gathered on the device.
+order determined by (seed, epoch, worker), and can start at any batch. `Sequences` does the same for
+networks that read utterances: whole ones, or pieces of long ones. Frames are stored once; their
+windows are views into the pool, gathered on the device.
 """
 
 import itertools
@@ -24,22 +24,22 @@ Device = torch.device | str
 
 @dataclass(frozen=True, slots=True, eq=False)  # tensors have no single truth value
 class Batch:
-    """What a network is trained on in one step.
+    """The input and targets of one training step.
 
-    From `FramePools`, B counts frames: feats_BTF holds each one's window, ali_BT and mask_BT have
-    T = 1, the frame itself. From `pad`, B counts utterances and T is the same in all three. From
-    `Sequences`, B counts utterances or pieces of them, T is that of the network's outputs, and
+    From `FramePools`, B counts frames: feats_BTF has each one's window, ali_BT and mask_BT have T =
+    1, the frame itself. From `pad`, B counts utterances and T is the same in all three. From
+    `Sequences`, B counts utterances or pieces of them, T counts the network's outputs, and
     feats_BTF has the frames that it needs for them.
     """
 
-    feats_BTF: torch.Tensor  # float32; zeros where there is no frame
-    ali_BT: torch.Tensor  # int64 state ids; 0 where there is no frame
-    mask_BT: torch.Tensor  # bool: there is a frame
+    feats_BTF: torch.Tensor  # float32; zeros in padding
+    ali_BT: torch.Tensor  # int64 state ids; 0 in padding
+    mask_BT: torch.Tensor  # bool; false in padding
     frames: int  # the mask's sum
 
 
 def pad(samples: Sequence[Sample], device: Device = "cpu") -> Batch:
-    """Whole utterances in their order, the shorter ones padded with zeros at their ends.
+    """Pad whole utterances with zeros at their ends, in order.
 
     Raises:
         ValueError: if there is no sample.
@@ -60,23 +60,23 @@ def pad(samples: Sequence[Sample], device: Device = "cpu") -> Batch:
 def context_padded(
     feats_TF: npt.NDArray[np.float32] | torch.Tensor, left: int, right: int
 ) -> torch.Tensor:
-    """One utterance [1, left + T + right, F]; its edges repeat the first and the last frame."""
+    """Return one utterance [1, left + T + right, F]; its edges repeat the first and last frame."""
     feats_TF = torch.as_tensor(feats_TF)
     times = torch.arange(-left, len(feats_TF) + right).clamp(0, len(feats_TF) - 1)
     return feats_TF[times.to(feats_TF.device)][None]
 
 
 class FramePools:
-    """Iterate over Batches of single frames, each with its context window.
+    """Yields Batches of single frames, each with its context window.
 
-    A pool is a run of the worker's samples, of about `pool_frames`; the pools of an epoch are as
-    equal as whole utterances allow. Each pool's frames are permuted; the minibatches cut the row of
-    all pools, one after the other, into pieces of `minibatch_frames`. So every frame comes exactly
-    once an epoch, and only the last minibatch may be short; one that straddles two pools takes its
-    frames from both. Where pools begin and how many frames lie before them follows from the index,
-    so a position needs no more than a pool's first sample and the batches that began in it.
+    A pool is a sequence of the worker's samples, of about `pool_frames`; the pools of an epoch are
+    as equal as whole utterances allow. Each pool's frames are permuted; the concatenation of all
+    pools is cut into minibatches of `minibatch_frames`. So every frame occurs exactly once per
+    epoch, and only the last minibatch may be short; one that spans two pools takes its frames from
+    both. The begin of each pool and the frames before it follow from the index, so a position needs
+    only a pool's first sample and the number of batches that began in it.
 
-    Iterating again goes on after the last batch, as a new FramePools would from `position`.
+    Iterating again continues after the last batch, like a new FramePools from `position`.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class FramePools:
         start_batch: int = 0,
         device: Device = "cpu",
     ) -> None:
-        """Plan one worker's epoch; reads nothing yet.
+        """Plan one worker's epoch; nothing is read yet.
 
         Args:
-            context_left, context_right: frames of a window before and after its own; an
+            context_left, context_right: frames of a window before and after its main frame; an
                 utterance's edges repeat its first and last frame.
             seed, worker, workers, epoch: as in `Shards.samples`.
-            start_sample, start_batch: what `position` returned.
+            start_sample, start_batch: from `position`.
         Raises:
-            ValueError: if a size cannot be, or the position is not one of this epoch's.
+            ValueError: if a size is impossible, or the position does not exist in this epoch.
         """
         if context_left < 0 or context_right < 0:
             raise ValueError(
@@ -128,11 +128,11 @@ class FramePools:
         self._position = start_sample, start_batch
 
     def position(self) -> tuple[int, int]:
-        """`start_sample` and `start_batch` of a FramePools that yields just what is left."""
+        """Return `start_sample` and `start_batch` of a FramePools that yields the rest."""
         return self._position
 
     def seek(self, batches: int) -> None:
-        """Go on as if so many minibatches of the epoch, or all of them, had been taken."""
+        """Continue after this number of minibatches of the epoch."""
         at = batches * self.minibatch_frames
         if at >= self.num_frames:
             self._position = self._firsts[-1], 0
@@ -142,7 +142,7 @@ class FramePools:
         self._position = first, inside // self.minibatch_frames
 
     def _offset(self, first: int) -> int:
-        """Where in its pool the first minibatch begins: those before take the frames up to it."""
+        """Return where the first minibatch that begins in this pool starts in it."""
         return int(-self._before[first] % self.minibatch_frames)
 
     def _check_position(self, sample: int, batch: int) -> None:
@@ -154,7 +154,7 @@ class FramePools:
                 if batch >= 0 and self._offset(sample) + batch * self.minibatch_frames < size:
                     return
             raise ValueError(
-                f"sample {sample}, batch {batch} is no position of worker {self._order[1]} of "
+                f"sample {sample}, batch {batch} is not a position of worker {self._order[1]} of "
                 f"{self._order[2]} in epoch {self._order[3]}; was the checkpoint made with other "
                 "shards, pools, minibatches or workers?"
             )
@@ -163,7 +163,7 @@ class FramePools:
         sample, batch = self._position
         samples = self._shards.samples(*self._order, start=sample)
         at = self._offset(sample) + batch * self.minibatch_frames
-        held: list[Batch] = []  # the beginning of a minibatch that the pool before could not fill
+        held: list[Batch] = []  # the begin of a minibatch that the last pool did not fill
         for first, last in itertools.pairwise(self._firsts[self._firsts.index(sample) :]):
             run = list(itertools.islice(samples, last - first))
             pool = _Pool(run, *self._context, self._generator(first), self._device)
@@ -188,11 +188,11 @@ class FramePools:
 
 
 def _pool_firsts(before: npt.NDArray[np.int64], pool_frames: int) -> list[int]:
-    """Each pool's first sample, then the number of samples.
+    """Return each pool's first sample, then the number of samples.
 
     All pools of an epoch are about equal, and near `pool_frames`: a short last one would train on
-    a few utterances alone (182,000 frames: DEV accuracy 60.6 % with pools of 60,000 and the rest,
-    73.8 % with three equal ones).
+    few utterances (182,000 frames: DEV accuracy 60.6 % with pools of 60,000 and the rest, 73.8 %
+    with three equal ones).
     """
     pools = max(1, round(int(before[-1]) / pool_frames))
     ends = np.searchsorted(before, np.arange(1, pools + 1) * int(before[-1]) / pools)
@@ -200,7 +200,7 @@ def _pool_firsts(before: npt.NDArray[np.int64], pool_frames: int) -> list[int]:
 
 
 class _Pool:
-    """Some utterances' frames in random order, and a view of each one's window."""
+    """Some utterances' frames in random order, with a view of each one's window."""
 
     def __init__(
         self,
@@ -218,12 +218,14 @@ class _Pool:
         edges_N = np.repeat(np.arange(len(samples)) * (left + right), lengths)
         start_N = torch.from_numpy(np.arange(self.num_frames) + edges_N)
         ali_N = torch.from_numpy(np.concatenate([s.ali_T for s in samples]).astype(np.int64))
-        order_N = torch.randperm(self.num_frames, generator=generator)  # on the CPU: same anywhere
+        order_N = torch.randperm(
+            self.num_frames, generator=generator
+        )  # on the CPU: same everywhere
         self._start_N = start_N[order_N].to(device)
         self._ali_N = ali_N[order_N].to(device)
 
     def gather(self, first: int, last: int) -> Batch:
-        """Frames `first` to `last` of the permuted pool, or as many of them as there are."""
+        """Return frames `first` to `last` of the permuted pool, or as many as there are."""
         ali_B = self._ali_N[first:last]
         feats_BTF = splice.windows(self._rows_RF, self._start_N[first:last], self._window)
         return Batch(
@@ -235,7 +237,7 @@ class _Pool:
 
 
 def _side_by_side(samples: Sequence[Sample], left: int, right: int) -> npt.NDArray[np.float32]:
-    """All utterances' features, each with its edges repeated, so that a window is a run of rows."""
+    """Concatenate utterances with repeated edges, so that every window is a run of rows."""
     num_rows = sum(left + len(sample.ali_T) + right for sample in samples)
     rows_RF = np.empty((num_rows, samples[0].feats_TF.shape[1]), np.float32)
     row = 0
@@ -264,10 +266,10 @@ class Cut:
     """How utterances become rows for a network that reads them from left to right.
 
     Attributes:
-        left, right: frames that it needs before the first and after the last one of interest.
+        left, right: frames needed before the first and after the last frame of interest.
         stride: frames from one output to the next.
-        piece: outputs that are trained on at once; more are cut into equal pieces.
-        warm: outputs before a piece that the network passes through to set up its state.
+        piece: outputs that are trained on at once; longer utterances are cut into equal pieces.
+        warm: outputs before a piece that only set up the network's state.
     """
 
     left: int
@@ -297,18 +299,18 @@ class _Piece:
 
 
 class Sequences:
-    """Iterate over Batches of utterances, or of pieces of long ones.
+    """Yields Batches of utterances, or of pieces of long ones.
 
-    Utterances are trained on whole, from a state of zeros, so that no state has to be carried from
-    batch to batch: the order may be random, gradients are exact, and a run goes on from any batch
-    with nothing but its number. Utterances are short (2 s on average in Ladkat et al., 2019); one
-    with more outputs than `cut.piece` is cut, and each piece sets up its state on the `cut.warm`
-    outputs before it, which count for nothing.
+    Utterances are trained on whole, from a state of zeros, so that no state is carried between
+    batches: the order may be random, gradients are exact, and a run can continue at any batch given
+    its number. Utterances are short (2 s on average in Ladkat et al., 2019); one with more outputs
+    than `cut.piece` is cut, and each piece sets up its state on the `cut.warm` outputs before it,
+    which have no targets.
 
     In each epoch an utterance is read from another of its first `stride` frames on, so that after
-    `stride` epochs each of its frames was kept once. A minibatch has about `minibatch_frames`
-    outputs: a pool's pieces are sorted by length, so that little is padded, cut into runs of equal
-    numbers of outputs, and the runs are permuted. All of it follows from the index.
+    `stride` epochs each frame was used once. A minibatch has about `minibatch_frames` outputs: a
+    pool's pieces are sorted by length, to reduce padding, cut into runs of equal numbers of
+    outputs, and the runs are permuted. All of it follows from the index.
     """
 
     def __init__(
@@ -324,14 +326,14 @@ class Sequences:
         epoch: int,
         device: Device = "cpu",
     ) -> None:
-        """Plan one worker's epoch; reads nothing yet.
+        """Plan one worker's epoch; nothing is read yet.
 
         Args:
             pool_frames: of the features.
             minibatch_frames: outputs.
             seed, worker, workers, epoch: as in `Shards.samples`.
         Raises:
-            ValueError: if a size cannot be.
+            ValueError: if a size is impossible.
         """
         if not (minibatch_frames >= 1 and cut.stride >= 1 and cut.piece >= 1):
             raise ValueError(
@@ -352,7 +354,7 @@ class Sequences:
         self._next = 0
 
     def seek(self, batches: int) -> None:
-        """Go on as if so many minibatches of the epoch, or all of them, had been taken."""
+        """Continue after this number of minibatches of the epoch."""
         self._next = min(batches, self.num_batches)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -374,7 +376,7 @@ class Sequences:
         first: int,
         minibatch_frames: int,
     ) -> list[list[_Piece]]:
-        """The minibatches of a pool, in their order."""
+        """Return the minibatches of a pool, in order."""
         seed, worker, _, epoch = self._order
         pieces = [
             piece
@@ -409,7 +411,7 @@ class Sequences:
         for b, piece in enumerate(pieces):
             sample = samples[piece.sample]
             start = piece.phase + (piece.first - piece.warm) * cut.stride
-            # Both ends repeat the first and the last frame
+            # The edges repeat the first and the last frame
             feats_BTF[b] = sample.feats_TF[np.clip(start + times_R, 0, len(sample.ali_T) - 1)]
             states = sample.ali_T[piece.phase :: cut.stride][piece.first : piece.last]
             ali_BT[b, piece.warm : piece.columns] = states
@@ -423,7 +425,7 @@ class Sequences:
 
 
 def _pieces(sample: int, frames: int, turn: int, cut: Cut) -> Iterator[_Piece]:
-    """An utterance's rows; `turn` chooses the frame from which on it is read."""
+    """Yield an utterance's rows; `turn` selects the frame at which reading starts."""
     phase = turn % min(cut.stride, frames)
     outputs = -(-(frames - phase) // cut.stride)
     count = -(-outputs // cut.piece)

@@ -1,11 +1,11 @@
-"""Where shards lie -> **their bytes**: a folder, http(s)://, or s3://.
+"""Locations of shards -> **their bytes**: a folder, http(s)://, or s3://.
 
-A path without `://` is a folder's. HTTP needs nothing but Python; S3 is read by s3fs, an extra
+A path without `://` is a folder. HTTP needs only Python; S3 is read by s3fs, an extra
 (`pip install 'asr-train[s3]'`), with the credentials, region and AWS_ENDPOINT_URL that botocore
-finds. What comes from afar is held in memory while it is unpacked, never on disk; it is read anew
-each epoch, and compared with the checksum of its index each time, as files are the first time.
-A read that fails, stops short or differs is tried again, ATTEMPTS times in all with growing pauses.
-Knows nothing of what the bytes mean.
+finds. Remote shards are held in memory while they are unpacked, never on disk; they are read again
+each epoch, and checked against the index each time, as files are the first time. A failed,
+incomplete or wrong read is repeated, up to ATTEMPTS times with growing pauses. Knows nothing of the
+content.
 """
 
 import hashlib
@@ -26,22 +26,22 @@ ATTEMPTS = 5
 FIRST_PAUSE_SECONDS = 1.0  # after a failure; twice as long after the next: 15 s in all
 TIMEOUT_SECONDS = 60.0  # without a byte
 
-Place = Path | str  # a str is an address
+Place = Path | str  # a str is a URL
 
 
 class FetchError(OSError):
-    """An address cannot be read."""
+    """A URL cannot be read."""
 
 
 class _AbsentError(Exception):
-    """Asking again would not help."""
+    """A failure for which repetition is useless."""
 
 
 def place(path: Path | str) -> Place:
-    """What a user wrote: an address, or a path.
+    """Parse a user's path or URL.
 
     Raises:
-        ValueError: if it is an address of a kind that is not read.
+        ValueError: for an unsupported kind of URL.
     """
     kind, sep, _ = str(path).partition("://")
     if not sep:
@@ -55,12 +55,12 @@ def place(path: Path | str) -> Place:
 
 
 def read_index(path: Place) -> Any:
-    """The content of an index.json.
+    """Return the content of an index.json.
 
     Raises:
         DamagedFileError: if it is not JSON.
         FetchError: if it cannot be read.
-        FileNotFoundError: if there is no such file.
+        FileNotFoundError: if the file does not exist.
     """
     if isinstance(path, Path):
         return read_json(path)
@@ -72,12 +72,12 @@ def read_index(path: Place) -> Any:
 
 
 def open_part(index: Place, listed: dict[str, Any], unseen: bool) -> tuple[str, BinaryIO]:
-    """A part that an index lists, after comparing it with its entry; and its name, for messages.
+    """Open a part that an index lists, after checking it; return its name for messages, too.
 
     Args:
-        unseen: this process has not compared the checksum of the file yet.
+        unseen: whether this process has not yet checked the file's checksum.
     Raises:
-        DamagedFileError: if it is not what the index says, however often it was read.
+        DamagedFileError: if it differs from the index after all attempts.
         FetchError: if it cannot be read.
     """
     if isinstance(index, Path):
@@ -104,16 +104,16 @@ def _checked(address: str, listed: dict[str, Any]) -> bytes:
 
 
 def _tried(address: str, read: Callable[[], bytes]) -> bytes:
-    """What `read` gives, at the first attempt that succeeds."""
+    """Call `read` until it succeeds."""
     began = time.monotonic()
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return read()
         except _AbsentError as error:
-            raise FetchError(f"{address} cannot be read: {error}; look at the address") from error
+            raise FetchError(f"{address} cannot be read: {error}; check the address") from error
         except ImportError:
             raise
-        except Exception as error:  # each library has kinds of its own
+        except Exception as error:  # libraries have various kinds
             last = error
         if attempt < ATTEMPTS:
             time.sleep(FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
@@ -121,8 +121,9 @@ def _tried(address: str, read: Callable[[], bytes]) -> bytes:
         raise last
     raise FetchError(
         f"{address} could not be read in {ATTEMPTS} attempts over {time.monotonic() - began:.0f} s "
-        f"(the last: {type(last).__name__}: {last}); is the server up? Start again: training goes "
-        "on from the last checkpoint"
+        f"(the last: {type(last).__name__}: {last}); is the server up? Start again: training "
+        "resumes "
+        "from the last checkpoint"
     ) from last
 
 
@@ -147,7 +148,7 @@ def _read_s3(address: str) -> bytes:
     with extra("s3", address):
         import s3fs
     timeouts = {"connect_timeout": TIMEOUT_SECONDS, "read_timeout": TIMEOUT_SECONDS}
-    # No listings are kept, and no retries hidden below ours
+    # No cached listings, and no hidden retries
     system = s3fs.S3FileSystem(config_kwargs={**timeouts, "retries": {"max_attempts": 0}})
     system.retries = 1
     try:

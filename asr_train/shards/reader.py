@@ -1,10 +1,10 @@
-"""Tars and their index -> **Samples in an order that (seed, epoch) decides**; workers, resuming.
+"""Tars and their index -> **Samples in an order determined by (seed, epoch)**, by worker.
 
 The order of an epoch permutes the shards, and then the samples inside each shard, so that a reader
-holds one shard at a time. Without a seed it is the order in which samples were stored. Worker w of
-W reads the w-th of W contiguous parts of that order, whose sizes differ by at most one sample:
-every sample is read by exactly one worker, whatever W is, and nothing is dropped or repeated.
-All of it follows from the index; so a reader starts anywhere without decoding what comes before.
+holds one shard at a time. Without a seed it is the stored order. Worker w of W reads the w-th of W
+contiguous parts of that order, whose sizes differ by at most one sample: every sample is read by
+exactly one worker, for any W, and none is dropped or repeated. All of it follows from the index, so
+a reader can start anywhere without decoding what comes before.
 """
 
 import copy
@@ -24,8 +24,8 @@ from asr_train.shards.place import open_part, place, read_index
 from asr_train.shards.sample import Record, Sample, check_num_states, from_record
 from asr_train.shards.writer import FORMAT, VERSION
 
-# Of a bin. float16 rounds log-mels around 16 by up to 2**-7, a variance of 2e-5: what varies less
-# than this says nothing, and dividing by it would blow up rounding errors
+# Per bin. float16 rounds log-mels around 16 by up to 2**-7, a variance of 2e-5: smaller variances
+# are rounding errors, and dividing by them would amplify these
 VARIANCE_FLOOR = 1e-4
 
 
@@ -50,17 +50,17 @@ class Shards:
     """A split's shards.
 
     Args:
-        index_path: of index.json; tars lie beside it. A path, or an address: see `shards.place`.
+        index_path: of index.json; tars are beside it. A path or a URL: see `shards.place`.
     Attributes:
-        index: what `writer.write_shards` wrote.
+        index: as written by `writer.write_shards`.
         num_samples, num_frames, num_mels, num_states: totals, sizes.
         mean_F, var_F: of the features over all frames; variances are at least VARIANCE_FLOOR.
-        priors_S: each state's share of the frames; a state never seen counts as one frame, for
-            decoding divides by it.
-        about: what the writer was told of the features.
-    Raises:
-        DamagedFileError: if the index is not one, or contradicts itself.
-        FetchError: if it is far away and cannot be read.
+        priors_S: each state's share of the frames; an unseen state counts as one frame, because
+                decoding divides by it.
+            about: the writer's description of the features.
+        Raises:
+            DamagedFileError: if the index is invalid or inconsistent.
+            FetchError: if it is remote and cannot be read.
     """
 
     def __init__(self, index_path: Path | str) -> None:
@@ -71,7 +71,7 @@ class Shards:
         except DamagedFileError:
             raise
         except (KeyError, TypeError, ValueError) as error:
-            raise self._damaged(f"is no index of shards ({error!r})") from error
+            raise self._damaged(f"is not an index of shards ({error!r})") from error
         self._opened: set[int] = set()  # shards whose checksum this process has compared
         self._last_order: tuple[tuple[int | None, int], npt.NDArray[np.int64]] | None = None
         self._span = 0.0, 1.0
@@ -100,7 +100,7 @@ class Shards:
             ("states", self.num_states, len(index["state_frames"])),
         ):
             if total != found:
-                raise self._damaged(f"promises {total} {name} but lists {found}")
+                raise self._damaged(f"states {total} {name} but lists {found}")
         self.mean_F = np.array(index["mean"], np.float32)
         self.var_F = np.maximum(np.array(index["var"], np.float32), np.float32(VARIANCE_FLOOR))
         counts_S = np.maximum(np.array(index["state_frames"], np.float64), 1)
@@ -110,12 +110,12 @@ class Shards:
     def _damaged(self, what: str) -> DamagedFileError:
         return DamagedFileError(f"{self.path} {what}; delete it and run make again")
 
-    # --- parts of it -----------------------------------------------------------------------------
+    # --- subsets ---------------------------------------------------------------------------------
 
     def span(self, first: float, last: float) -> "Shards":
-        """The same shards, of which an epoch reads a share: that much of its order of samples.
+        """Return the same shards restricted to a share of each epoch's order of samples.
 
-        Spans that meet share no sample, and leave none out.
+        Adjacent spans are disjoint and complete.
         """
         assert 0 <= first < last <= 1
         part = copy.copy(self)
@@ -124,9 +124,9 @@ class Shards:
         return part
 
     def some(self, share: float) -> "Shards":
-        """Some of the tars, at equal distances: about this share of them, and at least one.
+        """Return the shards restricted to some tars, at equal distances: about this share.
 
-        Mean, variance and priors stay those of all.
+        Mean, variance and priors stay those of all tars.
         """
         parts = self.index["parts"]
         count = max(1, round(share * len(parts)))
@@ -143,10 +143,10 @@ class Shards:
         found._opened, found._last_order = set(), None
         return found
 
-    # --- the order law ---------------------------------------------------------------------------
+    # --- order -----------------------------------------------------------------------------------
 
     def order(self, seed: int | None, epoch: int) -> npt.NDArray[np.int64]:
-        """The samples of an epoch (or of the span of it), as positions in the stored order."""
+        """Return the samples of an epoch (within the span), as positions in the stored order."""
         if seed is None:
             return self._within_span(np.arange(self.num_samples))
         if self._last_order is None or self._last_order[0] != (seed, epoch):
@@ -159,24 +159,24 @@ class Shards:
         return order_N[first:last]
 
     def _permuted(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """Sort by random keys: raw bits stay the same over NumPy's versions, `permutation` may not.
+        """Sort by random keys: raw bits are equal in all versions of NumPy, unlike `permutation`.
 
-        Equal keys, which 64 bits hardly ever give, keep the stored order.
+        Equal keys, which are very rare with 64 bits, keep the stored order.
         """
         bits = np.random.Philox(np.random.SeedSequence([seed, epoch]))
         shard_key_M = bits.random_raw(len(self.index["parts"]))
         sample_key_N = bits.random_raw(self.num_samples)
         rank_M = np.empty(len(shard_key_M), np.int64)
         rank_M[np.argsort(shard_key_M, kind="stable")] = np.arange(len(shard_key_M))
-        return np.lexsort([sample_key_N, rank_M[self._shard_N]])  # the last key counts most
+        return np.lexsort([sample_key_N, rank_M[self._shard_N]])  # the last key is the primary one
 
     def part(
         self, seed: int | None, worker: int, workers: int, epoch: int
     ) -> npt.NDArray[np.int64]:
-        """What one worker reads in an epoch: its slice of `order`.
+        """Return one worker's part of an epoch: its slice of `order`.
 
         Raises:
-            ValueError: if there are more workers than samples, or no such worker or epoch.
+            ValueError: if there are more workers than samples, or worker or epoch do not exist.
         """
         if not 0 <= worker < workers:
             raise ValueError(f"worker {worker} of {workers}: it must be 0 to {workers - 1}")
@@ -184,7 +184,7 @@ class Shards:
         count = last - first
         if workers > count:
             raise ValueError(
-                f"{self.path} has {count} samples for {workers} workers, of whom some "
+                f"{self.path} has {count} samples for {workers} workers, some of which "
                 f"would have none; use at most {count} workers"
             )
         if epoch < 0 or (seed is not None and seed < 0):
@@ -195,11 +195,11 @@ class Shards:
     def frames(
         self, seed: int | None, worker: int, workers: int, epoch: int
     ) -> npt.NDArray[np.int64]:
-        """The frames of each sample that `samples` yields with the same arguments."""
+        """Return the frames of each sample that `samples` yields with the same arguments."""
         return self._frames_N[self.part(seed, worker, workers, epoch)]
 
     def plan(self, workers: int, seed: int | None = None, epoch: int = 0) -> Plan:
-        """What each of `workers` gets in an epoch."""
+        """Return what each of `workers` reads in an epoch."""
         frames = [self.frames(seed, w, workers, epoch) for w in range(workers)]
         return Plan([len(f) for f in frames], [int(f.sum()) for f in frames])
 
@@ -208,14 +208,14 @@ class Shards:
     def samples(
         self, seed: int | None, worker: int, workers: int, epoch: int, start: int = 0
     ) -> Iterator[Sample]:
-        """One worker's samples of an epoch: the same arguments give the same samples.
+        """Yield one worker's samples of an epoch; equal arguments give equal samples.
 
         Args:
             seed: of the order; None: as stored.
-            start: how many of this worker's samples to leave out at the beginning, unread.
-        Raises:
-            ValueError: if the arguments cannot be; see `part`.
-            DamagedFileError: while reading, if a tar or a sample is not what the index says.
+                start: the number of this worker's samples to skip without reading.
+            Raises:
+                ValueError: for impossible arguments; see `part`.
+                DamagedFileError: while reading, if a tar or a sample does not match the index.
         """
         part = self.part(seed, worker, workers, epoch)
         if not 0 <= start <= len(part):
@@ -230,12 +230,12 @@ class Shards:
             wanted = list(group)
             path, records = self._records(int(shard), wanted)
             for position in wanted:
-                # Popped: a shard's bytes are given back as it is read, which counts where one
-                # process holds many virtual workers
+                # Popped: a shard's memory is freed as it is read, which matters if one process
+                # hosts many virtual workers
                 yield self._sample(path, position, records.pop(self._ids[position], None))
 
     def _records(self, shard: int, wanted: list[int]) -> tuple[str, dict[str, Record]]:
-        """The undecoded records of a shard's `wanted` samples."""
+        """Return the undecoded records of a shard's `wanted` samples."""
         listed = self.index["parts"][shard]
         unseen = shard not in self._opened
         path, opened = open_part(self.path, listed, unseen)
@@ -244,7 +244,7 @@ class Shards:
         unwanted = known - {self._ids[position] for position in wanted}
         records: dict[str, Record] = {}
         with opened as file:
-            # webdataset's own iteration over an open file: its `gopen` would run `pipe:` names
+            # webdataset's iteration over an open file: its `gopen` would run `pipe:` names
             members = tariterators.tar_file_expander(
                 [{"url": path, "stream": file}],
                 select_files=lambda name: name.split(".", 1)[0] not in unwanted,
@@ -254,7 +254,7 @@ class Shards:
                     sample_id = record.pop("__key__")
                     del record["__url__"]
                     if sample_id not in known or sample_id in records:
-                        raise ValueError(f"sample {sample_id!r} comes twice or is not in the index")
+                        raise ValueError(f"sample {sample_id!r} is duplicate or not in the index")
                     records[sample_id] = record
             except (ValueError, EOFError, tarfile.TarError) as error:
                 raise DamagedFileError(

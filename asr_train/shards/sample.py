@@ -1,11 +1,11 @@
-"""One utterance as it is stored: features and alignment <-> **Sample** <-> a webdataset record.
+"""A stored utterance: features and alignment <-> **Sample** <-> a webdataset record.
 
 A record maps three keys to bytes, so that any tar reader can use them:
-    feats.npy   float16 [T, F]   log-mel, normalised as the index says
+    feats.npy   float16 [T, F]   log-mel, normalised as stated in the index
     ali.npy     int16 [T]        state ids
     words.txt   UTF-8            the transcript
 Both directions apply the same checks. Nothing is unpickled, and no other key is accepted:
-webdataset's default decoders would run what a `.pkl` or `.pth` says.
+webdataset's default decoders would execute a `.pkl` or `.pth`.
 """
 
 import io
@@ -29,14 +29,14 @@ class Sample:
     id: str
     feats_TF: npt.NDArray[np.float32]
     ali_T: npt.NDArray[np.int32]
-    words: str  # between spaces
+    words: str  # separated by spaces
 
 
 def to_record(sample: Sample, num_states: int) -> Record:
-    """What a tar holds of `sample`; features lose what float16 cannot keep.
+    """Convert a sample to a record; features are rounded to float16.
 
     Raises:
-        ValueError: if `from_record` could not give the sample back; see there.
+        ValueError: if `from_record` could not restore the sample; see there.
     """
     check_num_states(num_states)
     _check_id(sample.id)
@@ -56,12 +56,12 @@ def to_record(sample: Sample, num_states: int) -> Record:
 
 
 def from_record(sample_id: str, record: Record, num_states: int) -> Sample:
-    """The sample of a record that `to_record` made, or of one like it.
+    """Convert a record from `to_record`, or one like it, to a sample.
 
     Raises:
-        ValueError: naming the utterance, if its id or keys are not those of a record, an array
-            cannot be read without pickle or has the wrong type, lengths differ, a feature is
-            not finite or a state is not in [0, num_states).
+        ValueError: names the utterance, if its id or keys are invalid, an array needs pickle or has
+            the wrong type, lengths differ, a feature is not finite or a state is not in
+            [0, num_states).
     """
     _check_id(sample_id)
     if set(record) != set(KEYS):
@@ -80,7 +80,7 @@ def from_record(sample_id: str, record: Record, num_states: int) -> Sample:
 
 
 def check_num_states(num_states: int) -> None:
-    """State ids 0 to `num_states` - 1 fit what is stored, else ValueError."""
+    """Raise ValueError unless state ids 0 to `num_states` - 1 fit the stored type."""
     if not 1 <= num_states <= MAX_STATES:
         raise ValueError(
             f"{num_states} states cannot be stored as int16, which holds 1 to {MAX_STATES}; "
@@ -110,7 +110,7 @@ def _check_id(sample_id: str) -> None:
 
 
 def _check(sample: Sample, num_states: int) -> None:
-    """Lengths agree, features are finite and states exist."""
+    """Check that lengths agree, features are finite and states exist."""
     feats_TF, ali_T = sample.feats_TF, sample.ali_T
     if feats_TF.ndim != 2 or ali_T.ndim != 1 or not np.issubdtype(ali_T.dtype, np.integer):
         raise ValueError(
@@ -124,10 +124,10 @@ def _check(sample: Sample, num_states: int) -> None:
         )
     if feats_TF.size == 0:
         raise ValueError(
-            f"{sample.id}: {feats_TF.shape[0]} frames of {feats_TF.shape[1]} bins hold nothing; "
+            f"{sample.id}: {feats_TF.shape[0]} frames of {feats_TF.shape[1]} bins are empty; "
             "leave it out in data/corpus.py"
         )
-    # One sum sees them all: float32 cannot overflow from float16 values, and keeps NaN and infinity
+    # One sum detects both: float32 cannot overflow from float16 values, and keeps NaN and infinity
     with np.errstate(invalid="ignore"):
         total = feats_TF.sum(dtype=np.float32)
     if not np.isfinite(total):
@@ -151,13 +151,13 @@ def _npy(array: np.ndarray) -> bytes:
 
 
 def _array(sample_id: str, record: Record, key: str, dtype: type) -> np.ndarray:
-    """A view of an array in npy format; one dtype, so never a pickle."""
+    """Return a view of an array in npy format; with a fixed dtype, so never a pickle."""
     content = record[key]
     try:
         size = 10 + int.from_bytes(content[8:10], "little")  # magic, version, length; the header
         shape, is_fortran, found = _header(content[:size])
         if found != dtype:
-            raise ValueError(f"it holds {found}, but a sample has {np.dtype(dtype)} there")
+            raise ValueError(f"it holds {found}, but {np.dtype(dtype)} is expected")
         flat = np.frombuffer(content, found, offset=size)
         return flat.reshape(shape, order="F" if is_fortran else "C")
     except ValueError as error:
@@ -166,7 +166,7 @@ def _array(sample_id: str, record: Record, key: str, dtype: type) -> np.ndarray:
         ) from error
 
 
-@lru_cache(maxsize=10_000)  # one a length; parsing it, as np.load does, takes as long as the rest
+@lru_cache(maxsize=10_000)  # one per length; np.load's parsing takes as long as the rest
 def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
     file = io.BytesIO(head)
     if (version := np.lib.format.read_magic(file)) != (1, 0):

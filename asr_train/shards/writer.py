@@ -1,10 +1,10 @@
 """Samples -> **tars and their index**: counts, checksums, feature mean and variance, state counts.
 
-in    Samples, in the order in which they are stored
+in    Samples, in storage order
 out   00000.tar, 00001.tar, ...   webdataset tars; see shards.sample
-      index.json                  written last: if it exists, all it lists is there
-Equal samples give equal bytes: tars carry no time, user or machine. Sums are taken over the values
-as stored (rounded to float16), in float64 and in stored order.
+      index.json                  written last: if it exists, all tars are complete
+Equal samples give equal bytes: tars have no time, user or machine. Sums are over the stored values
+(rounded to float16), in float64 and in storage order.
 """
 
 import itertools
@@ -23,7 +23,7 @@ VERSION = 1
 
 
 class _Totals:
-    """What the index says of all samples together."""
+    """The index's totals over all samples."""
 
     def __init__(self, num_states: int) -> None:
         self.num_mels = 0
@@ -80,25 +80,25 @@ def write_shards(
     left_out: Iterable[str] = (),
     total: int | None = None,
 ) -> dict[str, Any]:
-    """Write `samples` as tars beside `index_path`, then the index; returns the index.
+    """Write `samples` as tars beside `index_path`, then the index; return the index.
 
-    The old index goes first, so that a killed run leaves none; what an earlier run with more
-    shards left is removed when the new index stands.
+    The old index is deleted first, so that a killed run leaves none; tars of an earlier run with
+    more shards are removed after the new index is written.
 
     Args:
         samples: read once, one at a time.
-        utterances_per_shard: in each tar but the last, which may have fewer.
-        num_states: that the model has; ids are below it.
-        about: plain data that readers get as it is (settings of the features, say).
-        left_out: ids of the utterances that are missing here, for the index.
-        total: how many samples come, for the progress bar.
+        utterances_per_shard: in each tar; the last may have fewer.
+        num_states: of the model.
+        about: plain data for readers, for example settings of the features.
+        left_out: ids of utterances that are not stored, for the index.
+        total: number of samples, for the progress bar.
     Raises:
-        ValueError: if there is no sample, an id comes twice, the number of bins changes, or
+        ValueError: if there is no sample, an id is duplicate, the number of bins changes, or
             `sample.to_record` refuses a sample.
     """
     check_num_states(num_states)
     if utterances_per_shard < 1:
-        raise ValueError(f"{utterances_per_shard} utterances a shard; there must be at least one")
+        raise ValueError(f"{utterances_per_shard} utterances per shard; there must be at least one")
     index_path = Path(index_path)
     index_path.parent.mkdir(parents=True, exist_ok=True)
     index_path.unlink(missing_ok=True)
@@ -109,7 +109,7 @@ def write_shards(
         for number, shard in enumerate(_batched(shown, utterances_per_shard))
     ]
     if not parts:
-        raise ValueError(f"{index_path}: there are no samples to write; look at the ali stage")
+        raise ValueError(f"{index_path}: there are no samples to write; check the ali stage")
     index = {
         "format": FORMAT,
         "version": VERSION,
@@ -124,7 +124,7 @@ def write_shards(
 
 
 def _batched(samples: Iterable[Sample], size: int) -> Iterator[Iterator[Sample]]:
-    """Cut into runs of `size`, each to be used up before the next; none is empty."""
+    """Cut into runs of `size`, each to be consumed before the next; none is empty."""
     iterator = iter(samples)
     for first in iterator:
         yield itertools.chain([first], itertools.islice(iterator, size - 1))
@@ -135,7 +135,7 @@ def _write_tar(path: Path, samples: Iterable[Sample], totals: _Totals) -> dict[s
     with (
         files.replacing(path) as scratch,
         open(scratch, "wb") as file,
-        # Without an encoder and a time: bytes go in as they are, and are the same every time
+        # Without encoder and time: bytes are stored unchanged, and equal every time
         TarWriter(file, encoder=False, mtime=0) as tar,
     ):
         for sample in samples:

@@ -29,7 +29,7 @@ def test_settings_are_plain_data_and_back(tmp_path):
         ({"between": None}, "max_nodes is 64 but cluster.between is null"),
         ({"fabric_gbit_per_s": -1.0}, "fabric_gbit_per_s is -1.0"),
         ({"between": {"gbit_per_s": 0, "latency_us": 1}}, "gbit_per_s is 0"),
-        ({"nodes": 3}, "nodes is no setting; .*allowed there: sources, gpus_per_node"),
+        ({"nodes": 3}, "nodes is not a setting; .*allowed there: sources, gpus_per_node"),
     ],
 )
 def test_what_cannot_be_is_refused(changed, said):

@@ -58,7 +58,7 @@ def test_densities_are_the_papers():
     "arguments, said",
     [
         (("cluster=moon",), "cluster 'moon' has no file .*there are ec2_g2, h200_100g"),
-        (("cluser=ec2_g2",), "cluser is no setting; did you mean cluster"),
+        (("cluser=ec2_g2",), "cluser is not a setting; did you mean cluster"),
         (("64",), "'64' is not KEY=VALUE"),
         (("workers=many",), "workers is 'many'; it must be a whole number"),
         (("workers=4096",), "4096 workers, but the cluster has 64 nodes of 8 GPUs"),
@@ -67,7 +67,7 @@ def test_densities_are_the_papers():
             "model 'resnet' is neither a number of parameters nor one of dnn_4x256",
         ),
         (("blocks=50,x",), "blocks is '50,x'; it must be whole numbers: 25,50,100,200"),
-        (("tau=4", "density=0.1"), "tau and density all say what GTC sends; give one of them"),
+        (("tau=4", "density=0.1"), "tau and density all set what GTC sends; give one of them"),
         (("tau=40",), "tau is 40.0; sizes are known from 2.0 to 15.0"),
         (("density=2",), "density is 2.0; it must lie in"),
         (("codec=zip",), "codec is 'zip'; allowed"),

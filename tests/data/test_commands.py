@@ -209,7 +209,7 @@ def test_words_that_espeak_runs_together_are_still_parted():
 
 def test_an_unknown_split_is_refused(tmp_path, made_with):
     settings, lexicon = made_with
-    with pytest.raises(CorpusError, match=r"tset is no split .* train, dev"):
+    with pytest.raises(CorpusError, match=r"tset is not a split .* train, dev"):
         commands(settings(), lexicon, "tset", tmp_path)
 
 

@@ -93,7 +93,7 @@ def test_no_speaker_of_digits_is_in_two_splits(tmp_path):
 
 
 def test_an_unknown_split_of_digits_is_refused(tmp_path):
-    with pytest.raises(CorpusError, match=r"tset is no split .* train, dev"):
+    with pytest.raises(CorpusError, match=r"tset is not a split .* train, dev"):
         digits(tiny(), "tset", tmp_path)
 
 

@@ -147,12 +147,12 @@ def test_a_table_in_latin_1_is_refused_with_its_line(folder):
 
 def test_duplicate_ids_are_refused_with_both_lines(folder):
     folder.rows[3][0] = "ann-one"
-    with pytest.raises(CorpusError, match="'ann-one' stands in line 2 and in line 5"):
+    with pytest.raises(CorpusError, match="'ann-one' is in line 2 and in line 5"):
         folder.made()
 
 
 def test_an_unknown_split_of_a_folder_is_refused(folder):
-    with pytest.raises(CorpusError, match=r"eval is no split .* train, dev, test"):
+    with pytest.raises(CorpusError, match=r"eval is not a split .* train, dev, test"):
         folder.made("eval")
 
 

@@ -144,7 +144,9 @@ def test_what_is_trained_on_is_not_tested_on():
         made(Published.librispeech, Path("x"), "test", splits)
 
 
-@pytest.mark.parametrize("split, says", [("tset", "tset is no split"), ("train", "is no folder")])
+@pytest.mark.parametrize(
+    "split, says", [("tset", "tset is not a split"), ("train", "is not a folder")]
+)
 def test_what_is_not_there_is_refused(tmp_path, split, says):
     with pytest.raises(CorpusError, match=says):
         made(Published.librispeech, tmp_path / "gone", split, LIBRI)

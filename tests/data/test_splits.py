@@ -181,7 +181,7 @@ def test_fewer_speakers_than_every_nth_are_refused():
 
 
 def test_dev_speakers_that_every_nth_takes_are_refused():
-    with pytest.raises(CorpusError, match=r"dev_speakers names b, whom test_every=2 takes"):
+    with pytest.raises(CorpusError, match=r"dev_speakers names b, but test_every=2 takes"):
         split_speakers(["a", "b", "c", "d"], shares(test_every=2, dev_speakers=["b"]))
 
 
@@ -190,7 +190,7 @@ def test_dev_speakers_that_every_nth_takes_are_refused():
     [
         ({"test_every": 1}, "it must be 2 or more"),
         ({"test_every": 5, "test_speakers": ["a"]}, "leave one of them empty"),
-        ({"more_tests": {"test": "x"}}, "its name must be test_ and then"),
+        ({"more_tests": {"test": "x"}}, "its name must be test_ followed"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(changes, says):

@@ -58,7 +58,7 @@ def test_digits_are_refused_with_the_settings_that_read_them(words_of):
     assert words_of("call 108, 3.5", digits=Digits.number) == (
         "CALL ONE HUNDRED EIGHT THREE POINT FIVE"
     )
-    with pytest.raises(DigitsError, match="5TH is no number"):
+    with pytest.raises(DigitsError, match="5TH is not a number"):
         words_of("5th", digits=Digits.number)
 
 

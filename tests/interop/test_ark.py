@@ -166,9 +166,9 @@ def test_a_damaged_gzip_is_named(tmp_path):
 def test_one_kind_is_not_taken_for_another(tmp_path):
     write_int_vectors(tmp_path / "a.ark", VECTORS.items())
     write_matrices(tmp_path / "f.ark", MATRICES.items())
-    with pytest.raises(DamagedFileError, match="is no matrix"):
+    with pytest.raises(DamagedFileError, match="is not a matrix"):
         list(read_matrices(tmp_path / "a.ark"))
-    with pytest.raises(DamagedFileError, match="no vector of integers"):
+    with pytest.raises(DamagedFileError, match="not a vector of integers"):
         list(read_int_vectors(tmp_path / "f.ark"))
     (tmp_path / "words.txt").write_text("utt-0 HELLO\n")
     with pytest.raises(DamagedFileError, match="HELLO"):
@@ -214,7 +214,7 @@ def test_an_archive_whose_name_is_a_command_is_only_a_name(tmp_path):
 def test_ids_must_differ_and_be_words(tmp_path):
     one = np.ones((2, 2), np.float32)
     for rows, message in (
-        ([("a", one), ("a", one)], "a comes twice"),
+        ([("a", one), ("a", one)], "a is there twice"),
         ([("a b", one)], "has a space"),
         ([("a", one[:0])], r"shape \[0, 2\]"),
     ):
@@ -222,7 +222,7 @@ def test_ids_must_differ_and_be_words(tmp_path):
             write_matrices(tmp_path / "f.ark", rows)
         assert not list(tmp_path.iterdir())  # nothing half-written
     (tmp_path / "a.txt").write_text("u 1 2\nu 3\n")
-    with pytest.raises(ValueError, match="u comes twice"):
+    with pytest.raises(ValueError, match="u is there twice"):
         list(read_int_vectors(tmp_path / "a.txt"))
 
 

@@ -308,7 +308,7 @@ def test_relative_paths_count_from_the_recipe_as_kaldis_do(tmp_path, cuts, monke
     "name, change, message",
     [
         ("text", None, r"text is missing"),
-        ("text", "anna-1 ONE\nanna-1 TWO\n", r"text: anna-1 stands in line 1 and in line 2"),
+        ("text", "anna-1 ONE\nanna-1 TWO\n", r"text: anna-1 is in line 1 and in line 2"),
         ("text", "anna-1 ONE\n\nanna-2 TWO\n", r"text, line 2 is ''"),
         ("text", "anna-1 ONE\nanna-2 TWO\n", r"1 of the utterances in segments are not in text.*b"),
         ("utt2spk", "anna-1 anna\nanna-2\nben-1 ben\n", r"utt2spk, line 2"),

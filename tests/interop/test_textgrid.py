@@ -138,7 +138,7 @@ def test_a_short_phone_is_kept(tmp_path):
 @pytest.mark.parametrize("content", ["", "no TextGrid", PRAAT[:300], PRAAT.replace("1.5", "x")])
 def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "u.TextGrid").write_text(content)
-    with pytest.raises(DamagedFileError, match=r"u\.TextGrid is no TextGrid"):
+    with pytest.raises(DamagedFileError, match=r"u\.TextGrid is not a readable TextGrid"):
         read_textgrid(tmp_path / "u.TextGrid")
 
 

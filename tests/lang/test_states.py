@@ -63,7 +63,7 @@ def test_silence_comes_first_and_does_not_depend_on_its_neighbours(tied):
     assert all(tied.ids(left, 0, right) == [0, 1, 2, 3, 4] for left, _, right in contexts(tied))
     assert tied.of("SIL") == range(5)
     assert tied.table_LPRJ[:, 1:].max() >= 5
-    with pytest.raises(AssertionError, match="B has other states between other neighbours"):
+    with pytest.raises(AssertionError, match="B has context-dependent states"):
         tied.of("B")
 
 

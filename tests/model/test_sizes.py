@@ -10,7 +10,6 @@ from asr_train import files, schema
 from asr_train.model.store import num_parameters
 
 CONF = Path(__file__).parents[2] / "conf"
-PAPERS = Path(__file__).parents[3] / "shared" / "papers"
 
 
 def millions(name: str, num_mels: int, num_states: int) -> float:
@@ -40,9 +39,7 @@ def test_the_papers_networks_have_the_papers_numbers_of_parameters(
 
 @pytest.fixture
 def papers() -> dict:
-    if not PAPERS.is_dir():
-        pytest.skip("the papers' figures are not here (../shared/papers)")
-    return {p.stem: files.read_yaml(p) for p in PAPERS.glob("*.yaml")}
+    return {path.stem: files.read_yaml(path) for path in (CONF / "papers").glob("*.yaml")}
 
 
 def test_strom_2015(papers):

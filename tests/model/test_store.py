@@ -121,5 +121,5 @@ def test_an_index_that_lacks_an_entry_is_damaged(tmp_path):
     listed = json.loads(path.read_text())
     del listed["sha256"]
     path.write_text(json.dumps(listed))
-    with pytest.raises(DamagedFileError, match=r"is no model \(KeyError\('sha256'\)\)"):
+    with pytest.raises(DamagedFileError, match=r"is not a model \(KeyError\('sha256'\)\)"):
         load_model(path)

@@ -251,7 +251,7 @@ def test_a_missing_run_is_named_with_what_to_do(nodes):
     trained = all_finished(nodes)
     name = nodes.rows[2].runs[0].name
     del trained[name]
-    with pytest.raises(ValueError, match=rf"{name}, which is not there; run make .*SCALE=small"):
+    with pytest.raises(ValueError, match=rf"{name}, which is missing; run make .*SCALE=small"):
         tabulated(nodes, trained)
 
 

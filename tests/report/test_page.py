@@ -181,7 +181,7 @@ def test_what_is_not_there_yet_is_said_in_words(work):
 def test_an_empty_log_and_one_without_dev_loss_are_said_in_words(work, inputs):
     write_jsonl(work / "exp/dnn/empty/log.jsonl", [])
     text = outline(make_report(work, "tables/wer.json", "exp/dnn/empty/log.jsonl")).text
-    assert "empty: its log is empty so far" in text
+    assert "empty: its log is still empty" in text
     inputs["logs"]["dnn"] = inputs["logs"]["dnn"][:3]
     html, _ = page.build_page(**inputs)
     assert "its log has no dev loss yet" in outline(html).text
@@ -190,10 +190,10 @@ def test_an_empty_log_and_one_without_dev_loss_are_said_in_words(work, inputs):
 def test_the_utterance_shown_is_of_the_last_gaussian_system(inputs):
     _, pictures = page.build_page(**inputs)
     (shown,) = [p for p in pictures if p.name.startswith("utterance")]
-    assert "as tri aligned them" in shown.caption
+    assert "aligned by tri" in shown.caption
     inputs["alignments"] = inputs["alignments"][2:]  # a network alone
     _, pictures = page.build_page(**inputs)
-    assert any("as dnn aligned them" in p.caption for p in pictures)
+    assert any("aligned by dnn" in p.caption for p in pictures)
 
 
 def test_reports_with_and_without_true_times_share_a_table(inputs):
@@ -201,7 +201,7 @@ def test_reports_with_and_without_true_times_share_a_table(inputs):
     text = outline(page.build_page(**inputs)[0]).text
     assert "31.0 14.4 7 unknown tri dev" in text
     assert "31.0 14.4 7 9.4 86.1" in text
-    assert "True phone times are not known: mono, dev." in text
+    assert "True phone times are unknown: mono, dev." in text
 
 
 def test_the_table_of_alignments_lies_beside_the_page(work, html):
@@ -220,7 +220,7 @@ def test_unknown_true_times_and_missing_stage_times_are_said_in_words(inputs):
     inputs["alignments"][0]["example"]["true"] = None
     inputs["times"] = []
     text = outline(page.build_page(**inputs)[0]).text
-    assert "True phone times are not known: mono, dev." in text
+    assert "True phone times are unknown: mono, dev." in text
     assert "Every utterance was aligned" in text
     assert "median, ms" not in text
     assert "No stage has left its time" in text

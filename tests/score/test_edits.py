@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kaldialign import edit_distance
+from marks import read_marks
 
 from asr_train.score.edits import (
     Marked,
     align_words,
     count_edits,
     edit_mark,
-    read_marks,
     show_alignment,
 )
 

@@ -215,7 +215,7 @@ def test_the_name_follows_the_rules_not_their_layout(mapped):
         (" => B", "has no word before '=>'"),
         ("A => { B / C }", "has alternatives"),
         ("A => B / [ X ] __ [ ]", "has a context"),
-        ("UH => OH", r"makes optional by itself"),
+        ("UH => OH", r"makes optional already"),
         ("can't => can", "line 1 maps CAN'T otherwise"),
     ],
 )

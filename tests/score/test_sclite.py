@@ -7,9 +7,9 @@ import shutil
 import subprocess
 
 import pytest
+from marks import read_marks
 
 from asr_train.schema import NormaliserKind, NormaliserSettings
-from asr_train.score.edits import read_marks
 from asr_train.score.normalise import PLAIN, load_normaliser
 from asr_train.score.sclite import (
     speaker_table,

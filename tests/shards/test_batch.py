@@ -183,7 +183,7 @@ def test_each_pool_is_mixed_in_its_own_way(shards):
 def test_what_is_no_position_is_refused(shards, position):
     sample, batch = position
     with pytest.raises(
-        ValueError, match=f"sample {sample}, batch {batch} is no position of worker"
+        ValueError, match=f"sample {sample}, batch {batch} is not a position of worker"
     ):
         pools(shards, start_sample=sample, start_batch=batch)
 

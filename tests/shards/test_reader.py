@@ -276,13 +276,13 @@ def test_a_missing_sample_is_named(index_path, tar):
 def test_a_sample_of_another_shard_is_named(index_path, tar):
     add_member(tar, "utt000.words.txt", b"")
     patch_index(index_path, "00001.tar")
-    with pytest.raises(DamagedFileError, match=r"00001.tar: sample 'utt000' comes twice or is not"):
+    with pytest.raises(DamagedFileError, match=r"00001.tar: sample 'utt000' is duplicate or not"):
         read_all(index_path)
 
 
 def test_a_sample_that_comes_twice_is_named(index_path, tar):
     rewritten(index_path, tar, lambda members: [*members, members[0]])
-    with pytest.raises(DamagedFileError, match=r"00001.tar: sample 'utt003' comes twice"):
+    with pytest.raises(DamagedFileError, match=r"00001.tar: sample 'utt003' is duplicate"):
         read_all(index_path)
 
 
@@ -324,11 +324,11 @@ def test_a_foreign_key_is_refused_and_never_unpickled(index_path, tar, name):
     [
         ({"version": 2}, "version 2, but this code reads 'asr-train shards' version 1"),
         ({"format": None}, "is None version 1"),
-        ({"num_samples": 12}, "promises 12 samples but lists 13"),
-        ({"num_frames": 62}, "promises 62 frames but lists 63"),
-        ({"mean": [0.0]}, "promises 3 bins but lists 1"),
-        ({"state_frames": [1]}, "promises 50 states but lists 1"),
-        ({"parts": None}, "is no index of shards"),
+        ({"num_samples": 12}, "states 12 samples but lists 13"),
+        ({"num_frames": 62}, "states 62 frames but lists 63"),
+        ({"mean": [0.0]}, "states 3 bins but lists 1"),
+        ({"state_frames": [1]}, "states 50 states but lists 1"),
+        ({"parts": None}, "is not an index of shards"),
     ],
 )
 def test_an_index_that_contradicts_itself_is_refused(index_path, values, reason):

@@ -120,7 +120,7 @@ def test_more_states_than_int16_holds_are_refused():
         ({"ali.npy": npy(np.array([Bomb()] * 4), allow_pickle=True)}, "ali.npy cannot be read"),
         (
             {"ali.npy": npy(np.zeros(4, np.int64))},
-            r"ali.npy cannot be read \(it holds int64, but a sample has int16",
+            r"ali.npy cannot be read \(it holds int64, but int16",
         ),
         ({"feats.npy": npy(np.zeros((4, 3)))}, "it holds float64"),
         ({"feats.npy": npy(np.zeros((4, 3), np.float16))[:-1]}, "feats.npy cannot be read"),

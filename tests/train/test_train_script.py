@@ -101,7 +101,7 @@ def test_a_run_that_ended_starts_over_with_other_workers(splits, tmp_path):
 def test_sgd_uses_one_of_several_workers_and_says_so(splits, tmp_path):
     done = call(splits, tmp_path, WORKERS="3")
     assert done.returncode == 0, done.stderr
-    assert "sgd is for one worker: of 3, the others do nothing" in done.stdout
+    assert "sgd trains one worker: the other 2 stay idle" in done.stdout
 
 
 @pytest.mark.parametrize(
