@@ -9,7 +9,6 @@ TEST has no part in the choice.
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
-import time
 from pathlib import Path
 
 from asr_train.data.features import open_feats
@@ -25,7 +24,6 @@ from asr_train.search.graph import write_graph
 
 
 def tuned(model: str, conf: str, normaliser: str, language: str, features: str, output: str) -> str:
-    start = time.time()
     settings = load(DecodeSettings, conf)
     normalised = load_normaliser(load(NormaliserSettings, normaliser))
     feats, lang = open_feats(features), load_lang(language)
@@ -37,8 +35,7 @@ def tuned(model: str, conf: str, normaliser: str, language: str, features: str, 
         settings,
         normalised,
         lambda line: print(
-            f"tune: {scorer.run}: {line}, {time.time() - start:.1f} s, peak memory "
-            f"{peak_megabytes():.0f} MB",
+            f"tune: {scorer.run}: {line}, peak memory {peak_megabytes():.0f} MB",
             flush=True,
         ),
     )

@@ -9,6 +9,7 @@ smallest scales are the slowest to search with, and seldom good. Of values that 
 is taken; a list whose end is best is extended.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -75,6 +76,7 @@ def tune(
 
     def graph_of(choice: Choice) -> Arrays:
         if choice.lm_weight not in graphs:
+            start = time.time()
             built = decoding_graph(
                 lang,
                 known_states(scorer),
@@ -84,7 +86,8 @@ def tune(
                 settings.self_loop_scale,
             )
             graphs[choice.lm_weight] = built
-            log(f"graph: {len(built.final_N)} nodes, {len(built.arcs_A)} arcs")
+            seconds = time.time() - start
+            log(f"graph: {len(built.final_N)} nodes, {len(built.arcs_A)} arcs, {seconds:.1f} s")
         return with_penalty(graphs[choice.lm_weight], choice.insertion_penalty)
 
     best = middle(settings)
