@@ -245,7 +245,7 @@ def test_replicas_that_drift_apart_stop_the_run(splits, tmp_path):
 
     for error in together(tmp_path / "run", splits, "gtc", 2, 2, before=drift):
         assert isinstance(error, ReplicaError)
-        assert "workers 1 have another layers.2.bias than worker 0" in str(error)
+        assert "workers 1 have a different layers.2.bias than worker 0" in str(error)
 
 
 # --- another number of workers ------------------------------------------------------------------
