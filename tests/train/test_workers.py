@@ -292,7 +292,7 @@ def test_another_number_of_workers_keeps_what_is_owed(
         after.method.replicas[0].optimizer.velocity_P,
         before.method.replicas[0].optimizer.velocity_P,
     )
-    assert f"(norm {np.linalg.norm(owed(before)[0]):.4g} a model)" in said
+    assert f"(norm {np.linalg.norm(owed(before)[0]):.4g} per model)" in said
     virtual(folder, splits, "gtc", workers)
     assert said in capsys.readouterr().out
     assert json.loads((folder / "model.json").read_text())["dev"]["accuracy"] > 0.8
