@@ -1,12 +1,12 @@
-"""**Checksums** of payloads, where they lie: bytes -> one 32-bit number each.
+"""**Checksums** of payloads, on their device: bytes -> one 32-bit number each.
 
 in    payloads     uint8 [B] each; lengths may differ
 out   sums_W       int64 [W], below 2**32, on the payloads' device
-A payload is cut into 32-bit words, zeros filling up the last. Word i is mixed with its place,
+A payload is cut into 32-bit words, the last one padded with zeros. Word i is mixed with its index,
 m(w_i + (i + 1) * 0x9E3779B9 mod 2**32), where m is the finalizer of MurmurHash3 (Appleby, public
 domain), and the sum modulo 2**32 of all is the checksum. As m is a bijection, a change inside one
-word, so any single bit, is always noticed; any other with a probability of 1 - 2**-32. Unlike a
-CRC it needs no order, and the host need not see the payload. A payload's length is not in it.
+word, so of any single bit, is always detected; any other with a probability of 1 - 2**-32. Unlike
+a CRC it needs no order, and no copy to the host. It does not include the payload's length.
 """
 
 from collections.abc import Sequence

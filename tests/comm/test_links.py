@@ -369,7 +369,7 @@ def test_a_launcher_that_calls_itself_loopback_is_reached_by_other_machines(monk
 
 
 def test_a_launcher_that_has_no_address_is_named():
-    with pytest.raises(ExchangeError, match=r"no way to 'nobody\.invalid'.*MASTER_ADDR"):
+    with pytest.raises(ExchangeError, match=r"no route to 'nobody\.invalid'.*MASTER_ADDR"):
         links._facing("nobody.invalid")
 
 
