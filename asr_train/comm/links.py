@@ -115,11 +115,11 @@ class Links:
             message_B = torch.frombuffer(bytearray(event.content), dtype=torch.uint8)
             return Arrived(event.process, message_B)
         reason = event.content.decode(errors="replace")
-        who = f"process {event.process} of {self.processes}"
+        sender = f"process {event.process} of {self.processes}"
         if event.what is What.error:
-            raise ExchangeError(f"{who} stopped: {reason}")
+            raise ExchangeError(f"{sender} stopped: {reason}")
         raise ExchangeError(
-            f"{who} is gone ({reason}); look at its output, then start again: training resumes "
+            f"{sender} is gone ({reason}); look at its output, then start again: training resumes "
             "from the last checkpoint"
         )
 
@@ -343,8 +343,8 @@ def _hearing(
     """Identify a connection, a step whenever it can be read; return its process, None: refused."""
     with contextlib.suppress(OSError, EOFError):
         hello = yield from _coming(connection, _HELLO.size)
-        greeting, process, whom = _HELLO.unpack(hello)
-        if greeting != GREETING or whom != me or process not in missing:
+        greeting, process, listener = _HELLO.unpack(hello)
+        if greeting != GREETING or listener != me or process not in missing:
             return None  # without an answer
         theirs = yield from _coming(connection, NONCE_BYTES)
         nonces = theirs + secrets.token_bytes(NONCE_BYTES)

@@ -165,7 +165,7 @@ def compress(grad: Any, residual: Any, kept: Any, threshold: float) -> tuple[Any
 
 @numba.njit(cache=True, nogil=True)
 def first_wrong(words: Any, size: int) -> Any:
-    """The first hit that is not above the one before, or not below `size`; else how many."""
+    """Return the first place where indices do not ascend below `size`, else their number."""
     before = np.int64(-1)
     for first in range(0, len(words), CHUNK):
         last = min(first + CHUNK, len(words))

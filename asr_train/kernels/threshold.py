@@ -57,7 +57,7 @@ def compress(grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tenso
         threshold: one quantum (tau), in units of grad_P; a positive float32.
         kept_P: float32 [P], overwritten: the next residual.
     Returns:
-        words_K, int32 [K], and whether all was finite. What exceeds one quantum waits a step.
+        words_K, int32 [K], and whether all was finite. What exceeds one quantum stays in kept_P.
     Raises:
         ValueError: if shapes or dtypes differ, or the threshold is out of range.
     """

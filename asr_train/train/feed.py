@@ -108,12 +108,12 @@ class Feed:
     def _reader(self, phase: _Phase, worker: int) -> FramePools | Sequences:
         optim, seen, epoch, device = self._settings
         sizes = {"pool_frames": optim.pool_frames, "minibatch_frames": phase.minibatch_frames}
-        who = {"seed": optim.seed, "worker": worker, "workers": phase.workers, "epoch": epoch}
+        order = {"seed": optim.seed, "worker": worker, "workers": phase.workers, "epoch": epoch}
         if isinstance(seen, Cut):
-            return Sequences(phase.shards, seen, **sizes, **who, device=device)
+            return Sequences(phase.shards, seen, **sizes, **order, device=device)
         left, right = seen.left, seen.right
         return FramePools(
-            phase.shards, context_left=left, context_right=right, **sizes, **who, device=device
+            phase.shards, context_left=left, context_right=right, **sizes, **order, device=device
         )
 
 
