@@ -1,8 +1,8 @@
-"""Workers that **do not wait for each other**: what `virtual_time` and `real_time` have in common.
+"""**Asynchronous workers**: what `virtual_time` and `real_time` have in common.
 
-A method with such workers is driven by `run`, in place of the two hooks of comm.method: it takes
-some steps of every worker, in whatever order they come to them, and ends with a drain, after which
-all messages are everywhere and all models are the same. In between, there is no common model.
+`run` drives them, in place of `reduce` and `apply` of comm.method: each worker takes some steps at
+its own pace; then a drain delivers all messages, after which all models are identical. In between,
+there is no common model.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ class Staleness:
     """How far a worker was ahead of the others, over some steps."""
 
     steps: int = 0
-    ahead: int = 0  # of the slowest worker whose messages it had, added up over its steps
+    ahead: int = 0  # of the slowest worker whose messages it had; summed over its steps
     most: int = 0
-    waited_seconds: float = 0.0  # for others that were too far behind, and for drains
-    now: float = 0.0  # virtual time at the end, since the run began; 0 if time is real
+    waited_seconds: float = 0.0  # for workers that were too far behind, and for drains
+    now: float = 0.0  # virtual time at the end, since the run began; 0 in real time
 
     def begin_step(self, ahead: int) -> None:
         """Count a step."""
@@ -46,21 +46,21 @@ class Staleness:
 
 
 class GradientSource(Protocol):
-    """Where gradients come from; steps count from 0 at the beginning of the run."""
+    """Computes gradients; steps count from 0 at the beginning of the run."""
 
     def gradient(self, worker: int, step: int) -> Gradient:
-        """At the weights that `AsyncWorkers.run` has put there; overwritten by the next."""
+        """Return the gradient at the weights that `run` has set; the next call overwrites it."""
 
     def finished(self, worker: int, step: int, is_finite: bool) -> None:
-        """Its message was sent; if it was not finite, an empty one."""
+        """Note that the gradient's message was sent: an empty one if it was not finite."""
 
 
 class AsyncWorkers(Reducer):
     """The workers hosted here, as a group's reducer.
 
     Attributes:
-        sent, leads: by local worker, since they were last taken.
-        seconds: of this process, since they were last taken, by `exchange.PARTS`.
+        sent, leads: by local worker, since they were last reset.
+        seconds: of this process, since they were last reset, by `exchange.PARTS`.
     """
 
     def __init__(self, peers: Sequence[Peer]) -> None:
@@ -73,30 +73,30 @@ class AsyncWorkers(Reducer):
     def run(
         self, weights_P: Tensor, first: int, steps: int, rate: Rate, learner: GradientSource
     ) -> None:
-        """Each worker takes `steps` steps, then all messages are delivered.
+        """Take `steps` steps with each worker, then deliver all messages.
 
         Args:
-            weights_P: that all begin with, float32 [P]. Holds those of the worker whose gradient
-                is asked for, and in the end those that all have.
+            weights_P: float32 [P]: the weights that all begin with; during the call, those of the
+                worker whose gradient is computed; on return, the final weights of all.
             first: the number of the first step.
-            rate: of a step.
+            rate: the learning rate of a step.
         Raises:
             MessageError: if a message is damaged or not of this run.
-            ReplicaError: if workers that are hosted here differ after the drain.
+            ReplicaError: if local workers differ after the drain.
             ExchangeError: if another process does not answer in time.
         """
 
     def close(self, error: BaseException | None) -> None:
-        """Leave; `error` is why, if it is not the end."""
+        """Leave the other processes; `error` is the reason, None at the end of the run."""
 
     def take_lead(self, worker: int) -> Staleness:
-        """How far a local worker was ahead since the last call."""
+        """Return how far a local worker was ahead since the last call."""
         lead, self.leads[worker] = self.leads[worker], Staleness(now=self.leads[worker].now)
         return lead
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Count the seconds inside."""
+        """Count the seconds spent inside."""
         began = time.perf_counter()
         yield
         self.seconds[part] += time.perf_counter() - began
@@ -104,19 +104,19 @@ class AsyncWorkers(Reducer):
     # --- as a reducer -----------------------------------------------------------------------------
 
     def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
-        raise AssertionError("workers that do not wait for each other have no common step: run()")
+        raise AssertionError("asynchronous workers have no common step; call run()")
 
     def measures(self, worker: int) -> tuple[float, float]:
         peer = self.peers[worker]
         return peer.tau, float(peer.residual_P.square().sum(dtype=torch.float64))
 
     def group_state(self) -> dict[str, Any]:
-        """After a drain; the same on all workers."""
+        """Return the state after a drain, the same on all workers."""
         peer = next(iter(self.peers.values()))
         return {"tau": peer.tau, "densities": list(peer.densities)}
 
     def load_group_state(self, state: dict[str, Any]) -> None:
-        for peer in self.peers.values() if state else ():  # none from a worker that was alone
+        for peer in self.peers.values() if state else ():  # empty from a run with one worker
             peer.tau = state["tau"]
             peer.densities.clear()
             peer.densities.extend(state["densities"])
@@ -128,6 +128,6 @@ class AsyncWorkers(Reducer):
         }
 
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
-        if "owed" in state:  # not from a worker that was alone
+        if "owed" in state:  # absent from a run with one worker
             self.peers[worker].residual_P.copy_(state["owed"]["residual_P"])
         self.leads[worker] = Staleness(*state.get("lead", ()))

@@ -1,4 +1,4 @@
-"""**Block momentum**: every few steps, all groups' weights -> the model, and what to go on from.
+"""**Block momentum**: every few steps, all groups' weights -> the model, and the next start.
 
     W(t)    the model            S(t)    where workers begin block t + 1
     G(t)  = mean of the workers' weights - S(t-1)            (2)
@@ -6,9 +6,9 @@
     classical   W(t) = W(t-1) + D(t)                 S(t) = W(t)
     chen_huo    W(t) = W(t-1) + D(t)                 S(t) = W(t) + eta D(t)      Nesterov
     printed     W(t) = W(t-1) + D(t) + eta D(t)      S(t) = W(t)
-The numbers are Ladkat et al.'s (2019), whose equation (4) is `printed`: it moves the model by
-(1 + eta) D(t) a block, while Chen and Huo (2016) only look ahead. With eta = 0 and zeta = 1 all
-three are plain averaging, and are computed as such, without rounding.
+Equation numbers are those of Ladkat et al. (2019), whose equation (4) is `printed`: it moves the
+model by (1 + eta) D(t) per block, while Chen and Huo (2016) only look ahead. With eta = 0 and
+zeta = 1 all three are plain averaging, and are computed as such, without rounding.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from asr_train.schema import BlockForm, BlockVelocity
 
 
 class BlockMomentum:
-    """The arithmetic, on whole vectors."""
+    """The arithmetic of block momentum, on whole vectors."""
 
     def __init__(self, form: BlockForm, eta: float, zeta: float, weights_P: Tensor) -> None:
         self.form, self.eta, self.zeta = form, eta, zeta
@@ -33,10 +33,10 @@ class BlockMomentum:
         self.delta_P = torch.zeros_like(weights_P)
 
     def step(self, mean_P: Tensor) -> Tensor:
-        """Take in the mean of the weights at the end of a block.
+        """Update the model with the workers' mean weights at the end of a block.
 
         Returns:
-            S, where workers begin the next one, in the memory of mean_P.
+            S, where workers begin the next block, in the memory of mean_P.
         """
         if self.eta == 0 and self.zeta == 1:
             self.delta_P = mean_P - self.weights_P
@@ -53,15 +53,15 @@ class BlockMomentum:
 
 
 class MomentumBlocks:
-    """One model a group, exchanged every `block_steps` steps.
+    """One model per group; groups exchange them every `block_steps` steps.
 
     The first worker of each group sends its weights; all workers get the sum, and compute the rest
-    alike.
+    identically.
 
     Args:
         exchange: of all workers.
         leaders: the first worker of each group.
-        velocity: what becomes of the workers' momentum at the end of a block.
+        velocity: what happens to the workers' momentum at the end of a block.
     """
 
     def __init__(
@@ -84,18 +84,18 @@ class MomentumBlocks:
         self.momentum = BlockMomentum(self.form, self.eta, self.zeta, weights_P)
 
     def after_update(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None:
-        """Count a step; at the last one of a block, exchange. Skipped steps count."""
+        """Count a step; exchange models at the last step of a block. Skipped steps count."""
         self.position += 1
         if self.position == self.block_steps:
             self.finish(replicas, sent)
 
     def finish(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None:
-        """End the block here, unless none has begun; all replicas are the same then."""
+        """End the block here, unless none has begun; all replicas are identical then."""
         if self.position == 0:
             return
         assert self.momentum is not None
         ours = [worker for worker in self.leaders if worker in self.exchange.local]
-        # A group whose first worker lives elsewhere has a replica here, but does not send it
+        # A group whose first worker is hosted elsewhere has a replica here that is not sent
         led = replicas[len(replicas) - len(ours) :]
         size = len(self.momentum.weights_P)
         mean_P = self.exchange.sum((r.weights_P for r in led), size, self.leaders)
@@ -112,7 +112,7 @@ class MomentumBlocks:
         self.blocks += 1
 
     def exported(self) -> Tensor:
-        """W: what is evaluated and kept."""
+        """Return W, the weights to evaluate and to keep."""
         assert self.momentum is not None
         return self.momentum.weights_P
 
@@ -126,7 +126,7 @@ class MomentumBlocks:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        if not state:  # of a single model; `begin` has been told its weights
+        if not state:  # of a run with a single model, whose weights `begin` was given
             return
         assert self.momentum is not None
         self.momentum.weights_P.copy_(state["weights_P"])

@@ -1,8 +1,8 @@
-"""A model's parameters <-> **one flat vector**, always in the same order; gradients alike.
+"""A model's parameters <-> **one flat vector**, always in the same order; gradients likewise.
 
-All that methods and the optimizer do is arithmetic on `weights_P` and `grad_P`; the model reads
-and its backward pass writes them in place, for its tensors are views. One network can stand for
-many workers' models: `point_at` lets it compute with other weights. Knows nothing of networks.
+Methods and the optimizer only do arithmetic on `weights_P` and `grad_P`; the model's tensors are
+views of them, so that it reads weights, and its backward pass writes gradients, in place. One
+network can serve many workers: `point_at` gives it other weights. Knows nothing of networks.
 """
 
 import zlib
@@ -24,10 +24,10 @@ class Slot:
 
 
 def slots(named: Sequence[tuple[str, nn.Parameter]]) -> tuple[list[Slot], torch.device]:
-    """Where named parameters lie in a flat vector, one after the other, and their device.
+    """Return where named parameters lie in a flat vector, one after the other, and their device.
 
     Raises:
-        ValueError: if one is not float32, or they are on several devices, or there is none.
+        ValueError: if one is not float32, they are on several devices, or there are none.
     """
     if not named:
         raise ValueError("there are no parameters to train")
@@ -48,8 +48,7 @@ class Bucket:
     """The flat vectors of a model that is on its device already, float32 [P] each.
 
     Attributes:
-        table: a Slot a parameter, without gaps, in the order in which the model registers them:
-            the same for the same model, whatever was trained, stored or sent before.
+        table: one Slot per parameter, without gaps, in the order in which the model registers them.
     Raises:
         ValueError: if a parameter is not float32, or they are on several devices.
     """
@@ -68,20 +67,20 @@ class Bucket:
         self.zero_grad()
 
     def point_at(self, weights_P: Tensor) -> None:
-        """Let the model compute with `weights_P`, float32 [P], which is `self.weights_P` then."""
+        """Make the model compute with `weights_P`, float32 [P], and set `self.weights_P` to it."""
         self.weights_P = weights_P
         for slot, (parameter, _) in zip(self.table, self._grads, strict=True):
             parameter.data = self.view(weights_P, slot)
 
     @staticmethod
     def view(vector_P: Tensor, slot: Slot) -> Tensor:
-        """A parameter's part of a flat vector, in the parameter's shape; shares its memory."""
+        """Return a parameter's part of a flat vector in the parameter's shape; shares memory."""
         return vector_P[slot.offset : slot.offset + slot.numel].view(slot.shape)
 
     def zero_grad(self) -> None:
-        """Before a backward pass: no gradient, and gradients go to `grad_P` again.
+        """Set gradients to zero before a backward pass, and direct them to `grad_P` again.
 
-        The latter because `Module.zero_grad` and `Optimizer.zero_grad` drop them by default.
+        `Module.zero_grad` and `Optimizer.zero_grad` drop the gradient tensors by default.
         """
         self.grad_P.zero_()
         for parameter, grad in self._grads:
@@ -89,12 +88,12 @@ class Bucket:
                 parameter.grad = grad
 
     def checksums(self, vector_P: Tensor) -> list[int]:
-        """The CRC-32 of each parameter's part of a flat vector, in the order of the table."""
+        """Return the CRC-32 of each parameter's part of a flat vector, in the table's order."""
         content = vector_P.cpu().numpy()
         return [zlib.crc32(content[s.offset : s.offset + s.numel].data) for s in self.table]
 
     def name_of(self, element: int) -> str:
-        """The parameter that an element of the flat vectors belongs to, for messages."""
+        """Return the name of the parameter that an element belongs to, for error messages."""
         for slot in self.table:
             if slot.offset <= element < slot.offset + slot.numel:
                 return slot.name

@@ -1,18 +1,18 @@
-"""Hits <-> **messages**: a header, then packed words, tile words or Golomb-Rice codes of gaps.
+"""Sent elements <-> **messages**: a header, then packed words, tile words or Golomb-Rice codes.
 
-in    words_K     int32 [K] as in kernels.threshold: index and sign, by rising index
-out   message_B   uint8 [B]: HEADER_BYTES of header, then at most a quarter byte a parameter
-What would be longer than that is sent as a map of two bits a parameter. A message that was cut
-or changed, by a single bit anywhere, is refused; so is one whose checksum is right but whose hits
-could not have been written here: what is read is as safe to decode as what `words_K` says above.
-Checksums (kernels.checksum) are made on the device; the payload's is compared there, too, and the
-header's by the host, which has to read headers anyway: all workers' in one copy.
-Knows nothing of gradients or of who sends. docs/distributed.md has the layout, byte by byte.
+in    words_K     int32 [K] as in kernels.threshold: index and sign, in ascending order of index
+out   message_B   uint8 [B]: HEADER_BYTES of header, then at most a quarter byte per parameter
+A payload that would be longer is sent as a map of two bits per parameter. A message that was cut
+or changed, even by one bit, is refused; so is one whose checksum is right but whose elements break
+the rules of `words_K`: what is read is safe to decode.
+Checksums (kernels.checksum) are computed on the device; the payload's is compared there, too, and
+the header's on the host, which reads all workers' headers in one copy.
+Knows nothing of gradients or senders. docs/distributed.md has the layout, byte by byte.
 
-    packed32   32 bits a hit: 31 of index, one of sign (Strom, 2015, section 2.6)
-    tile16     16 bits a hit: 15 of offset in a tile of 32,768, one of sign; 16 bits a tile
-    rice       about log2(gap) + 2.5 bits a hit: Golomb-Rice codes of the gaps between indices
-    map        2 bits a parameter: none, plus, minus
+    packed32   32 bits per element: 31 of index, one of sign (Strom, 2015, section 2.6)
+    tile16     16 bits per element: 15 of offset in a tile of 32,768, one of sign; 16 per tile
+    rice       about log2(gap) + 2.5 bits per element: Golomb-Rice codes of gaps between indices
+    map        2 bits per parameter: none, plus, minus
 """
 
 import math
@@ -39,7 +39,7 @@ assert _LAYOUT.size + CHECKSUM_BYTES == HEADER_BYTES
 
 
 class MessageError(ValueError):
-    """A message is damaged, or not the one that is due."""
+    """A message is damaged, or not the one expected."""
 
 
 class Kind(IntEnum):
@@ -53,9 +53,9 @@ class Kind(IntEnum):
 
 class Flags(IntFlag):
     none = 0
-    not_finite = 1  # this worker's gradient; nothing is sent, and nobody takes this step
+    not_finite = 1  # this worker's gradient; nothing is sent, and synchronous workers skip the step
     end_of_data = 2  # this worker has no frames left in this epoch
-    overflow = 4  # some hits did not fit and wait for the next step
+    overflow = 4  # some elements did not fit and wait for the next step
 
 
 _ALL_FLAGS = int(Flags.not_finite | Flags.end_of_data | Flags.overflow)
@@ -63,7 +63,7 @@ _ALL_FLAGS = int(Flags.not_finite | Flags.end_of_data | Flags.overflow)
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a message says of itself."""
+    """The header of a message."""
 
     step: int
     worker: int
@@ -71,7 +71,7 @@ class Header:
     size: int  # parameters
     tau: float
     frames: int  # that the gradient is a sum over
-    wanted: int  # hits; `count` of them are in the message
+    wanted: int  # elements above the threshold; `count` of them are in the message
     flags: Flags = Flags.none
     kind: Kind = Kind.packed32
     parameter: int = 0  # rice's
@@ -89,11 +89,11 @@ class Header:
 
 
 class Checks:
-    """What is wrong with messages: an error at once, or one that a device keeps until it is asked.
+    """Checks of messages that raise at once, or whose result stays on the device until `ask`.
 
     Args:
-        deferred: nothing waits for the device before `ask`. Until then a message that is wrong
-            stands for its count of elements, the first ones, which are safe to decode.
+        deferred: nothing waits for the device before `ask`. Until then a wrong message decodes to
+            as many elements as it promises, the model's first ones, which is safe.
     """
 
     def __init__(self, deferred: bool = False) -> None:
@@ -101,10 +101,10 @@ class Checks:
         self._wrong: Tensor | None = None  # bool []
 
     def refuse_if(self, is_wrong: Tensor | bool, why: Callable[[], str]) -> None:
-        """Take note of a condition; `why` is the error's text.
+        """Refuse messages if a condition holds; `why` returns the error's text.
 
         Raises:
-            ValueError: if it holds, unless that is to be asked for later.
+            ValueError: if it holds and is not deferred.
         """
         if isinstance(is_wrong, Tensor) and self.deferred:
             self._wrong = is_wrong if self._wrong is None else self._wrong | is_wrong
@@ -112,7 +112,7 @@ class Checks:
             raise ValueError(why())
 
     def harmless(self, words_K: Tensor) -> Tensor:
-        """Return these elements, or others if anything was wrong since `ask`, int32 [K]."""
+        """Return these elements, or safe ones if anything was wrong since `ask`, int32 [K]."""
         if self._wrong is None:
             return words_K
         first_K = torch.arange(len(words_K), dtype=torch.int32, device=words_K.device)
@@ -137,7 +137,7 @@ class Checks:
 
 
 def write(words_K: Tensor, header: Header, kind: Kind) -> Tensor:
-    """A message with these hits; `header` gives all but how they are coded."""
+    """Return a message with these elements; `header` gives all but their coding."""
     check_size(header.size)
     kind, parameter, payload_B = encode(words_K, header.size, kind)
     header = replace(
@@ -180,12 +180,11 @@ def write_fixed(fixed: Fixed, header: Header, is_finite: bool) -> Tensor:
 def read(message_B: Tensor) -> tuple[Header, Tensor]:
     """Return the header and the elements of a message; bytes after its payload are padding.
 
-    Whoever knows which message is due compares `read_headers` with that first, and then calls
-    `read_words`.
+    A caller that knows which message is due compares `read_headers` with it before `read_words`.
 
     Raises:
-        MessageError: if it is cut short, of another version, or a bit was changed; or if it was
-            made wrong, whatever its checksums say.
+        MessageError: if it is cut short, of another version, changed in any bit, or invalid in
+            spite of correct checksums.
     """
     headers = read_headers([message_B])
     return headers[0], read_words(headers, [message_B], Checks())[0]
@@ -229,11 +228,11 @@ def _header(content: bytes, length: int) -> Header:
             f"{where} is of kind {kind} with flags {flags:#x}, but kinds end at {max(Kind)} and "
             f"flags at {_ALL_FLAGS:#x}; do all workers run the same code?"
         )
-    # A worker's number may be above the workers that exchange: those of a group keep theirs.
+    # A worker's number may exceed `workers`: in a group, workers keep their numbers in the run
     if not count <= wanted <= size or not 0 < tau < math.inf:
         raise MessageError(
             f"{where} has {count} of {wanted} elements among {size} "
-            f"parameters, threshold {tau}; none may be more than what it is of, and the threshold "
+            f"parameters, threshold {tau}; each number may be at most the next, and the threshold "
             "must be positive and finite: do all workers run the same code?"
         )
     return Header(
@@ -254,11 +253,11 @@ def read_words(
 ) -> list[Tensor]:
     """Return the elements of messages whose headers were read, int32 [K] each.
 
-    How many waits for a device that takes does not depend on how many messages there are, and with
-    deferred checks it takes none.
+    The number of waits for a device does not depend on the number of messages; with deferred checks
+    there are none.
 
     Raises:
-        MessageError: as `read`; of a condition that `checks` does not defer.
+        MessageError: as `read`, unless `checks` defers it.
     """
     payloads = [
         message_B[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
@@ -287,23 +286,23 @@ def read_words(
 
 
 def map_bytes(size: int) -> int:
-    """The most bytes of a payload: two bits a parameter."""
+    """Return the most bytes of a payload: two bits per parameter."""
     return -(-size // 4)
 
 
 def smallest_capacity(kind: Kind, size: int) -> int:
-    """Payload bytes in which some hits fit whatever they are: the tiles' table, and 64 words."""
+    """Return payload bytes that always fit some elements: the tiles' table, and 64 words."""
     table = 2 * -(-size // TILE) if kind is Kind.tile16 else 0
     return min(map_bytes(size), table + 256)
 
 
 def payload_bytes(words_K: Tensor, size: int, kind: Kind) -> int:
-    """How long `encode` makes these hits, without doing it."""
+    """Return the bytes that `encode` would take for these elements, without encoding them."""
     return -(-_plan(words_K, size, kind)[2] // 8)
 
 
 def _plan(words_K: Tensor, size: int, kind: Kind) -> tuple[Kind, int, int]:
-    """The kind to use, its parameter, and the payload's bits."""
+    """Return the kind to use, its parameter, and the payload's bits."""
     parameter, bits = 0, 32 * len(words_K)
     if kind is Kind.tile16:
         bits = 16 * (len(words_K) + -(-size // TILE))
@@ -315,9 +314,9 @@ def _plan(words_K: Tensor, size: int, kind: Kind) -> tuple[Kind, int, int]:
 
 
 def encode(words_K: Tensor, size: int, kind: Kind) -> tuple[Kind, int, Tensor]:
-    """Hits -> the kind that was used, its parameter, and the payload.
+    """Encode elements; return the kind that was used, its parameter, and the payload.
 
-    The map takes over where `kind` would be longer.
+    The map replaces `kind` where that would be longer.
     """
     kind, parameter, bits = _plan(words_K, size, kind)
     if kind is Kind.map:
@@ -332,10 +331,10 @@ def encode(words_K: Tensor, size: int, kind: Kind) -> tuple[Kind, int, Tensor]:
 def decode(
     kind: Kind, parameter: int, payload_B: Tensor, count: int, size: int, checks: Checks
 ) -> Tensor:
-    """Return what `encode` had, int32 [K].
+    """Return the elements that `encode` was given, int32 [K].
 
-    How many elements are promised is compared with how many bytes are there before there is room
-    made for any: so no more is allocated than a small multiple of what came.
+    The promised count is compared with the payload's length before memory is allocated, which so
+    never exceeds a small multiple of what was received.
 
     Raises:
         MessageError: if the payload is not `count` elements in ascending order below `size`, unless
@@ -371,12 +370,11 @@ def decode(
 def fitting(
     words_K: Tensor, size: int, kind: Kind, capacity: int, turn: int
 ) -> tuple[Tensor, Tensor]:
-    """Hits -> those that a payload of `capacity` bytes has room for, and those that must wait.
+    """Split elements into those that fit into a payload of `capacity` bytes, and those that wait.
 
-    For packed32 that is capacity / 4 of them: a map has no place in a message of words.
-
-    Whose turn it is is chosen from the element `turn` on and then from the beginning, so that who
-    waited comes first when `turn` is the first one that waits. Both stay sorted.
+    They are chosen from the index `turn` on, then from the beginning: if `turn` is the first that
+    waited, those that waited go first. Those that fit are sorted; the others are in their turn.
+    A payload of packed32 has room for capacity / 4 elements: it is never a map here.
     """
 
     def bytes_of(some_K: Tensor) -> int:
@@ -390,7 +388,7 @@ def fitting(
     rolled_K = words_K.roll(-first)
     count = len(words_K)
     while True:
-        # By share first, as if all codes were equally long; then less, until it fits
+        # First in proportion, as if all codes were equally long; then fewer, until they fit
         count = min(count - 1, int(count * capacity / needed))
         sent_K = _sorted(rolled_K[:count])
         needed = bytes_of(sent_K)
@@ -432,7 +430,7 @@ def _write_tiles(words_K: Tensor, size: int) -> Tensor:
     counts_M = torch.zeros(-(-size // TILE), dtype=torch.int64, device=words_K.device)
     counts_M.index_add_(0, index_K // TILE, torch.ones_like(index_K))  # unlike bincount, no wait
     offset_K = (index_K % TILE).to(torch.int32) - TILE * is_negative_K.to(torch.int32)
-    # A full tile's 32,768 hits wrap to a negative number, and back in reading
+    # A full tile's count of 32,768 wraps to a negative number, and back when read
     return torch.cat([counts_M.to(torch.int16), offset_K.to(torch.int16)]).view(torch.uint8)
 
 

@@ -1,13 +1,13 @@
-"""GTC as a **DDP communication hook**, for anybody's training script.
+"""GTC as a **DDP communication hook**, for any training script.
 
     ddp = DistributedDataParallel(model)
     gtc = GtcHook(model, GtcSettings(threshold=..., codec=Codec.rice, capacity=Capacity.fixed))
     ddp.register_comm_hook(gtc, GtcHook.hook)
 
-Backward then leaves in every `.grad` what GTC makes of all ranks' gradients. What is kept is keyed
-by parameter, not by DDP's buckets: those are rebuilt after the first step and follow settings that
-have nothing to do with it. So the exchange takes place once a step, when the last bucket is there.
-Gradients are means over ranks, as DDP's are; the threshold is in units of a rank's own gradient.
+After backward, every `.grad` holds what all ranks sent by GTC, as a mean over ranks like DDP's.
+State is kept by parameter, not by DDP's bucket, because buckets are rebuilt after the first step
+and depend on unrelated settings. So the exchange takes place once per step, when the last bucket is
+ready. The threshold is in units of a rank's own gradient.
 """
 
 from dataclasses import astuple
@@ -32,21 +32,21 @@ class GtcHook:
     Args:
         model: the module that DDP wraps, on its device; only parameters that need a gradient count.
         settings: of GTC.
-        timeout_seconds: without an answer from another rank: an ExchangeError. That holds for gloo,
-            and for NCCL with TORCH_NCCL_BLOCKING_WAIT=1 in the environment; else NCCL's watchdog
-            ends the process after that time.
-        process_group: the one that DDP was given, of which all ranks make a hook; None: all ranks.
-            The hook makes another group of the same ranks: with this one DDP goes on as it does.
-        start_iter: the first so many steps are plain all-reduces, as with torch's PowerSGD hook;
-            nothing is owed from them.
+        timeout_seconds: how long to wait for another rank before an ExchangeError, with gloo, or
+            with NCCL and TORCH_NCCL_BLOCKING_WAIT=1 in the environment; else NCCL's watchdog ends
+            the process after that time.
+        process_group: the one that DDP was given; all its ranks make a hook. None: all ranks. The
+            hook exchanges in a new group of the same ranks.
+        start_iter: how many steps at the beginning are plain all-reduces, as with torch's PowerSGD
+            hook; they leave no residual.
     Attributes:
-        loss_scale: what the loss was multiplied by (`GradScaler.get_scale()`), if it was; set it
-            before backward. A step in which any rank's gradient is not finite gives NaN on all, so
-            that a GradScaler skips it everywhere; residuals stay as they were.
+        loss_scale: factor that the loss was multiplied by (`GradScaler.get_scale()`); set it before
+            backward. If any rank's gradient is not finite, all ranks get NaN, so that a GradScaler
+            skips the step everywhere; residuals stay unchanged.
         sent: bits, elements and overflows of this rank so far.
     Raises:
-        ValueError: if a parameter is not float32, or there are more than messages can number, or
-            this rank is not in the group.
+        ValueError: if a parameter is not float32, there are more than messages can number, or this
+            rank is not in the group.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class GtcHook:
         size = table[-1].offset + table[-1].numel
         self._place = {p: slot for slot, (_, p) in zip(table, named, strict=True)}
         self._grad_P = torch.zeros(size, device=device)
-        everybody = dist.distributed_c10d._get_default_group()
-        self._group = everybody if process_group is None else process_group
+        default_group = dist.distributed_c10d._get_default_group()
+        self._group = default_group if process_group is None else process_group
         if dist.get_rank(self._group) < 0:
             raise ValueError(
                 f"rank {dist.get_rank()} is not in process_group; make a hook, and DDP, only where "
@@ -74,7 +74,7 @@ class GtcHook:
         hosts = [range(0)] * dist.get_world_size()
         for worker, rank in enumerate(members):
             hosts[rank] = range(worker, worker + 1)
-        # DDP's own collectives go another way. Other ranks need not come here, nor wait
+        # Apart from DDP's own collectives; ranks outside the group need not call this
         group = dist.new_group(
             members,
             timeout=timedelta(seconds=timeout_seconds),
@@ -90,7 +90,7 @@ class GtcHook:
 
     @staticmethod
     def hook(state: "GtcHook", bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """What DDP calls with each bucket; all are answered when the last one is there."""
+        """Take a bucket from DDP; all futures of a step are completed at its last bucket."""
         is_dense = state._steps < state._start_iter
         state._steps += bucket.is_last()
         if is_dense:
@@ -118,8 +118,8 @@ class GtcHook:
             for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
                 slot = self._place[cast(nn.Parameter, parameter)]
                 grad.copy_(total_P[slot.offset : slot.offset + slot.numel].view_as(grad))
-                # DDP leaves it as it is where no rank used the parameter in this step; yet what was
-                # still owed to it has just been sent
+                # DDP does not touch .grad where no rank used the parameter in this step; but some
+                # of its residual may just have been sent
                 if parameter.grad is None:
                     parameter.grad = grad.clone()
                 else:
@@ -141,8 +141,8 @@ class GtcHook:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave on the same rank."""
-        self._steps = state.get("steps", self._start_iter)  # none: from before there was a warm-up
+        """Restore what `state_dict` returned on the same rank."""
+        self._steps = state.get("steps", self._start_iter)  # absent in states of older versions
         self.sent = Sent(*state["sent"])
         self._gtc.load_group_state(state["group"])
         self._gtc.load_worker_state(self._rank, state["worker"])

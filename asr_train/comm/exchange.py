@@ -1,9 +1,9 @@
-"""The **collectives** among W workers, whoever hosts them. Counts bits.
+"""The **collectives** among W workers, wherever they are hosted. Counts bits.
 
-A process hosts some of the workers: one each under torchrun (`comm.processes`), all of them
-(`comm.loopback`), or a few each. Collectives take one value per worker that is hosted here, and
-give all workers' values in the order of workers, or their sum in that order: so the bits do not
-depend on who hosts whom. Every process calls them in the same order, from one thread at a time.
+A process hosts one worker (`comm.processes`, under torchrun), all (`comm.loopback`), or some.
+Collectives take one value per local worker, and return all workers' values in the order of workers,
+or their sum in that order: so results are bit-identical however workers are spread over processes.
+All processes call them in the same order, from one thread at a time.
 """
 
 import contextlib
@@ -14,29 +14,29 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-PARTS = ("compress", "transfer")  # of an exchange, whose seconds are counted
+PARTS = ("compress", "transfer")  # parts of an exchange that are timed
 
 
 class ExchangeError(ConnectionError):
-    """Another process did not answer in time, or is gone."""
+    """Another process did not answer in time, or has ended."""
 
 
 class ReplicaError(ValueError):
-    """Workers that share a model do not have the same one."""
+    """Workers that share a model have different weights."""
 
 
 class Exchange(ABC):
-    """The workers `members`, of whom this process hosts `local`.
+    """The workers `members`, of which this process hosts `local`.
 
     Attributes:
-        members: all of them, by their numbers in the run.
+        members: all workers, by their numbers in the run.
         local: those hosted here; both are consecutive.
-        device: where tensors lie that come from here.
-        wire_bits: by local worker, what it put on the wire, padding included; what goes to all
+        device: of the tensors that collectives return.
+        wire_bits: by local worker, bits that it put on the wire, padding included; what goes to all
             counts once.
-        processes: that host them.
-        seconds: of this process so far: `transfer` in collectives, which wait for the slowest, and
-            what users of the exchange add, each under a name of `PARTS`.
+        processes: number of processes that host them.
+        seconds: of this process so far, by `PARTS`: `transfer` in collectives, which wait for the
+            slowest, and what users of the exchange add.
     """
 
     processes = 1
@@ -51,46 +51,46 @@ class Exchange(ABC):
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Count the seconds inside; a GPU's as far as they are waited for."""
+        """Count the seconds spent inside; of a GPU's work, those that the host waits for."""
         began = time.perf_counter()
         yield
         self.seconds[part] += time.perf_counter() - began
 
-    # --- what the two kinds differ in -------------------------------------------------------------
+    # --- what subclasses implement ----------------------------------------------------------------
 
     @abstractmethod
     def _all(self, rows_LB: Tensor) -> Tensor:
-        """uint8 [local, B] -> uint8 [members, B]."""
+        """Gather uint8 [local, B] to uint8 [members, B]."""
 
     @abstractmethod
     def _scatter(self, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-        """As `scatter`, but counts nothing."""
+        """Scatter as `scatter`, without counting."""
 
     @abstractmethod
     def _sum(
         self, vectors: Iterable[Tensor], size: int, senders: Sequence[int], wire: torch.dtype
     ) -> Tensor:
-        """As `sum`, but counts nothing."""
+        """Add up as `sum`, without counting."""
 
     @abstractmethod
     def barrier(self) -> None:
-        """Until all are here."""
+        """Wait until all members have called this."""
 
     @abstractmethod
     def groups(self, size: int) -> list["Exchange"]:
-        """The members cut into groups of `size`: exchanges of those that have a worker here."""
+        """Cut the members into groups of `size`; return those that have a worker here."""
 
     # --- what is built on it ----------------------------------------------------------------------
 
     def gather(self, messages: Sequence[Tensor], capacity: int | None = None) -> list[Tensor]:
-        """Everybody's message.
+        """Gather the messages of all members.
 
         Args:
             messages: of the local workers in their order, uint8 [B]; lengths may differ.
-            capacity: bytes that all messages are padded to, the same on all workers; None: they
-                tell each other how long the longest is, which takes one more collective.
+            capacity: bytes that all messages are padded to, the same on all workers; None: the
+                longest message's, which takes one more collective.
         Returns:
-            A message a member; with a capacity, padded.
+            One message per member; with a capacity, padded.
         """
         assert len(messages) == len(self.local)
         if capacity is not None:
@@ -104,11 +104,11 @@ class Exchange(ABC):
         return [row[:size] for row, size in zip(gathered, found, strict=True)]
 
     def scatter(self, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-        """Send each member its own part (all-to-all), as where each owns some of the parameters.
+        """Send each member its own part (all-to-all), for example of the parameters that it owns.
 
         Args:
-            parts: by local worker and member, uint8 [B of that member]: how long a member's part is
-                does not depend on who sends it.
+            parts: by local worker and member, uint8 [B of that member]: a part's length depends on
+                its receiver alone.
         Returns:
             By local worker, the parts that all members sent it, in their order.
         """
@@ -125,26 +125,26 @@ class Exchange(ABC):
         senders: Sequence[int] | None = None,
         wire: torch.dtype = torch.float32,
     ) -> Tensor:
-        """((v0 + v1) + v2) + ... in the order of workers, in float32; all members get it.
+        """Return ((v0 + v1) + v2) + ... in the order of workers, in float32, on all members.
 
         Args:
-            vectors: float32 [P] of those senders that are local, in their order; asked for one
-                by one, and each may be overwritten when the next is asked for.
+            vectors: float32 [P] of the local senders, in their order; consumed one by one, and
+                each may be overwritten when the next is requested.
             size: P.
-            senders: the members that have one; None: all.
-            wire: what vectors, and then their sum, are rounded to before they are sent.
+            senders: the members that have a vector; None: all.
+            wire: type that vectors, and then their sum, are rounded to before they are sent.
         """
         senders = list(self.members) if senders is None else list(senders)
         self._count(8 * wire.itemsize * size, [w for w in senders if w in self.local])
         return self._sum(vectors, size, senders, wire)
 
     def numbers(self, rows: Sequence[Sequence[float]]) -> list[list[float]]:
-        """A row of float64 of each local worker -> those of all; rows are equally long."""
+        """Gather a row of float64 from each worker; rows are equally long."""
         rows_LK = torch.tensor(rows, dtype=torch.float64, device=self.device)
         return self._all(rows_LK.view(torch.uint8)).view(torch.float64).tolist()
 
     def broadcast(self, content: bytes | None) -> bytes:
-        """What the first member's process says; the others say None."""
+        """Return what the first member's process passes; the others pass None."""
         is_first = self.members[0] in self.local
         assert (content is not None) == is_first
         empty = torch.zeros(0, dtype=torch.uint8, device=self.device)
@@ -155,10 +155,10 @@ class Exchange(ABC):
         return bytes(self.gather(messages)[0].cpu().numpy())
 
     def check_same(self, checksums: Sequence[int], names: Sequence[str], what: str) -> None:
-        """All processes have the same checksums.
+        """Check that all processes have the same checksums.
 
         Raises:
-            ReplicaError: naming who differs from the first member, and where first.
+            ReplicaError: with the workers that differ from the first, and the first difference.
         """
         rows_LN = torch.tensor(list(checksums), dtype=torch.int64, device=self.device)
         rows_LN = rows_LN.repeat(len(self.local), 1)
@@ -169,7 +169,7 @@ class Exchange(ABC):
         others = [self.members[w] for w in differs_WN.any(1).nonzero().flatten().tolist()]
         first = int(differs_WN.any(0).nonzero()[0])
         raise ReplicaError(
-            f"{what}: workers {', '.join(map(str, others))} have another {names[first]} than "
+            f"{what}: workers {', '.join(map(str, others))} have a different {names[first]} than "
             f"worker {self.members[0]} ({int(differs_WN.any(0).sum())} of {len(names)} parameters "
             "differ); do all machines have the same software and hardware? The last checkpoint "
             "is sound"
@@ -187,12 +187,12 @@ class Exchange(ABC):
 
 
 def hosted(workers: int, process: int, processes: int) -> range:
-    """The workers that a process hosts: as equal shares as there are."""
+    """Return the workers that a process hosts, in shares as equal as possible."""
     return range(workers * process // processes, workers * (process + 1) // processes)
 
 
 def added(vectors: Iterable[Tensor]) -> Tensor:
-    """Their sum from the left, in float32."""
+    """Return the sum of vectors, added from the left in float32."""
     total_P: Tensor | None = None
     for vector_P in vectors:
         if total_P is None:

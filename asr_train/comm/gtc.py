@@ -1,13 +1,12 @@
 """**Gradient threshold compression**: a group's gradients -> messages -> the gradient of all.
 
-Each worker owes the others its residual and its gradient; of every element that exceeds tau it
-sends one quantum and keeps the rest (Strom, 2015, section 2.6). It applies its own message like the
-others', never its own gradient. All messages are decoded to whole counts, and one multiplication
-by tau makes a gradient of them: so replicas stay the same to the bit.
+Each worker owes the others the sum of its residual and its gradient; of every element that exceeds
+tau it sends one quantum and keeps the rest (Strom, 2015, section 2.6). It applies its own message
+like the others', never its own gradient. All messages are decoded to integer counts, which are
+multiplied by tau once: so replicas stay bit-identical.
 
-A step that anybody's gradient makes impossible leaves all residuals as they were: the new ones are
-written beside the old and change places with them only when all messages are there. So a worker
-takes 2 P floats.
+If any worker's gradient is not finite, all residuals stay as they were: new ones are written beside
+the old, and replace them only when all messages have arrived. So a worker takes 2 P floats.
 """
 
 import math
@@ -26,15 +25,15 @@ from asr_train.comm.reducers import Gradient, Quanta, Reducer, Sent
 from asr_train.facts import HEADER_BYTES
 from asr_train.kernels import threshold
 
-CHECK_STEPS = 100  # between two looks at whether a GPU found messages sound
-SLACK = 1.25  # room in a message over what the longest of the step before took
+CHECK_STEPS = 100  # between waits for a GPU's checks of messages
+SLACK = 1.25  # room in a message, relative to the longest of the previous step
 
 
 class Gtc(Reducer):
     """The reducer of a group of several workers, for flat vectors of `size` elements.
 
     Attributes:
-        tau: of the next step; common to all the group.
+        tau: of the next step; the same in the whole group.
         capacity: bytes of payload that the next step's messages have room for.
         residuals: by local worker, float32 [P].
     Raises:
@@ -49,12 +48,11 @@ class Gtc(Reducer):
         self.capacity = codec.map_bytes(size)
         self.step = 0
         self.residuals = {w: self._zeros() for w in exchange.local}
-        self._kept = {w: self._zeros() for w in exchange.local}  # trade places with residuals
+        self._kept = {w: self._zeros() for w in exchange.local}  # swapped with residuals
         self._on_device = exchange.device.type != "cpu"
         self._checks = codec.Checks(deferred=self._on_device)
-        self._turn: dict[int, int | Tensor] = dict.fromkeys(
-            exchange.local, 0
-        )  # the element that goes first if room is short
+        # The element that goes first if room is short; on a GPU it may lie there
+        self._turn: dict[int, int | Tensor] = dict.fromkeys(exchange.local, 0)
 
     def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Quanta | None:
         """Return all messages' quanta; None if any gradient is not finite.
@@ -62,7 +60,7 @@ class Gtc(Reducer):
         Adding them up overwrites the last of the gradients.
 
         Raises:
-            MessageError: if a message is damaged or not the one that is due.
+            MessageError: if a message is damaged or not the one expected.
         """
         messages = []
         turns = dict(self._turn)
@@ -77,22 +75,24 @@ class Gtc(Reducer):
         received = self.exchange.gather(messages, room)
         headers, words = self._read(received, self.size)
         self._count(headers, sent)
-        found = self._taken(headers, words, total_P)
-        if found is None:
+        quanta = self._end_step(headers, words, total_P)
+        if quanta is None:
             self._turn = turns
-        return found
+        return quanta
 
-    def _taken(self, headers: list[Header], words: list[Tensor], room_P: Tensor) -> Quanta | None:
-        """End the step with what all messages say; if one forbids it, as if it had not been."""
+    def _end_step(
+        self, headers: list[Header], words: list[Tensor], room_P: Tensor
+    ) -> Quanta | None:
+        """Return all messages' quanta, and swap residuals; None if any gradient is not finite."""
         self.step += 1
         if self.step % CHECK_STEPS == 0:
             self.check()
         if any(header.flags & Flags.not_finite for header in headers):
             return None
-        found = Quanta(words, self.tau, room_P)
         self.residuals, self._kept = self._kept, self.residuals
+        quanta = Quanta(words, self.tau, room_P)
         self._plan_next(headers)
-        return found
+        return quanta
 
     def _count(self, headers: list[Header], sent: dict[int, Sent]) -> None:
         """Count what the local workers sent."""
@@ -103,9 +103,9 @@ class Gtc(Reducer):
             own.overflows += bool(header.flags & Flags.overflow)
 
     def _device_message(self, worker: int, gradient: Gradient) -> Tensor:
-        """Return `_message` where it is packed32 of a fixed length, without waiting for a device.
+        """Return `_message` for packed32 of a fixed length, without waiting for the device.
 
-        What is beyond the count is zeros.
+        Zeros follow the elements.
         """
         flags = Flags.none if gradient.frames else Flags.end_of_data
         turn = torch.as_tensor(self._turn[worker], device=self.exchange.device)
@@ -118,7 +118,7 @@ class Gtc(Reducer):
         return codec.write_fixed(fixed, header, gradient.is_finite)
 
     def _message(self, worker: int, gradient: Gradient) -> Tensor:
-        """Return what a local worker sends; write what it keeps."""
+        """Return a local worker's message; write the residual that it keeps."""
         grad_P, residual_P, kept_P = gradient.grad_P, self.residuals[worker], self._kept[worker]
         flags = Flags.none if gradient.frames else Flags.end_of_data
         words_K = torch.empty(0, dtype=torch.int32, device=grad_P.device)
@@ -157,7 +157,7 @@ class Gtc(Reducer):
         )
 
     def _read(self, messages: list[Tensor], size: int) -> tuple[list[Header], list[Tensor]]:
-        """Headers and hits of all workers' messages about `size` parameters."""
+        """Return headers and elements of all workers' messages about `size` parameters."""
         headers = codec.read_headers(messages)
         for worker, header in zip(self.exchange.members, headers, strict=True):
             found = (header.step, header.worker, header.workers, header.size, header.tau)
@@ -165,18 +165,18 @@ class Gtc(Reducer):
             if found != wanted:
                 raise MessageError(
                     "a message says (step, worker, workers, parameters, tau) "
-                    f"{found} but {wanted} is due; were all workers started from the same "
+                    f"{found} but {wanted} is expected; were all workers started from the same "
                     "checkpoint and settings?"
                 )
         return headers, codec.read_words(headers, messages, self._checks)
 
     def _plan_next(self, headers: list[Header]) -> None:
-        """Capacity and tau, from what all workers know alike."""
+        """Choose the next step's capacity and tau from the headers, the same on all workers."""
         longest = max(math.ceil(h.payload_bytes * h.wanted / max(1, h.count)) for h in headers)
-        wish = 2 ** math.ceil(math.log2(max(1.0, SLACK * longest)))
-        if wish > self.capacity:
-            self.capacity = wish
-        elif 4 * wish <= self.capacity:  # not at once, so as not to go up and down
+        wanted = 2 ** math.ceil(math.log2(max(1.0, SLACK * longest)))
+        if wanted > self.capacity:
+            self.capacity = wanted
+        elif 4 * wanted <= self.capacity:  # shrink late, so as not to oscillate
             self.capacity //= 2
         least, most = codec.smallest_capacity(self.kind, self.size), codec.map_bytes(self.size)
         self.capacity = min(most, max(least, self.capacity))
@@ -190,27 +190,27 @@ class Gtc(Reducer):
     # --- state ------------------------------------------------------------------------------------
 
     def measures(self, worker: int) -> tuple[float, float]:
-        """tau, and the sum of squares of a local worker's residual."""
+        """Return tau, and the sum of squares of a local worker's residual."""
         return self.tau, float(self.residuals[worker].square().sum(dtype=torch.float64))
 
     def group_state(self) -> dict[str, Any]:
         return {"tau": self.tau, "capacity": self.capacity, "step": self.step}
 
     def load_group_state(self, state: dict[str, Any]) -> None:
-        if state:  # none from a worker that was alone
+        if state:  # empty from a run with one worker
             self.tau, self.capacity, self.step = state["tau"], state["capacity"], state["step"]
 
     def worker_state(self, worker: int) -> dict[str, Any]:
         return {"owed": {"residual_P": self.residuals[worker]}, "turn": int(self._turn[worker])}
 
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
-        if "owed" in state:  # not from a worker that was alone
+        if "owed" in state:  # absent from a run with one worker
             self.residuals[worker].copy_(state["owed"]["residual_P"])
         self._turn[worker] = state.get("turn", 0)
 
 
 def adapted(tau: float, density: float, settings: schema.AdaptiveSettings) -> float:
-    """tau a step on: up where more elements than wanted exceed it, down where fewer; a float32."""
+    """Return the next step's tau, a float32: raised if the density is too high, else lowered."""
     if density > settings.density * settings.band:
         tau *= settings.factor
     elif density < settings.density / settings.band:

@@ -1,13 +1,12 @@
-"""**TCP between processes**: one connection a pair; whole messages go both ways, nobody waits.
+"""**TCP between processes**: one connection per pair; messages go both ways without waiting.
 
-What is sent is written by a thread, and what comes is read by another, a pair for each of the other
-processes. A process that dies is noticed at once, as its connections end without a goodbye; one
-that stops because of an error tells the others why.
+Each connection has a thread that writes and a thread that reads. A process that dies is noticed at
+once, as its connections end without a goodbye; one that stops because of an error sends the reason.
 
 Processes find each other by an exchange, which also gives them a secret of the run. The secret is
-never sent here: both ends of a connection prove that they know it, for numbers that the other one
-has just drawn. docs/distributed.md says what that protects and what it does not.
-Knows nothing of what the messages say.
+never sent on a connection: both ends prove that they know it, for a nonce that the other has just
+drawn. docs/distributed.md says what that protects and what it does not.
+Knows nothing of the content of messages.
 """
 
 import contextlib
@@ -32,27 +31,27 @@ from torch import Tensor
 
 from asr_train.comm.exchange import Exchange, ExchangeError
 
-_FRAME = struct.Struct("<BI")  # what, bytes
+_FRAME = struct.Struct("<BI")  # What, bytes that follow
 FRAME_BYTES = _FRAME.size
-_HELLO = struct.Struct("<8sII")  # what this is; who connects, with whom
+_HELLO = struct.Struct("<8sII")  # greeting; process that connects, process that listens
 GREETING = b"asr-tr 2"
 NONCE_BYTES = 32
 PROOF_BYTES = hashlib.sha256().digest_size
-LONGEST_WORD = 2**16  # bytes of a reason why
-HELLO_SECONDS = 10.0  # for who connects to prove who it is, all in all
-MOST_GUESTS = 256  # that are heard at once; one more, and the oldest is turned away
-FAREWELL_SECONDS = 5.0  # for what was sent before the end to be on its way
+LONGEST_WORD = 2**16  # bytes of an error's text
+HELLO_SECONDS = 10.0  # in all, for a connecting process to prove its identity
+MOST_GUESTS = 256  # unproven connections at once; with one more, the oldest is closed
+FAREWELL_SECONDS = 5.0  # at the end, to finish sending
 
 
 class What(IntEnum):
     message = 1
-    goodbye = 2  # all is well, nothing more comes
+    goodbye = 2  # end without an error
     error = 3  # why the sender stops
-    lost = 4  # never sent: the connection ended; why
+    lost = 4  # never sent: why the connection ended
 
 
 class Event(NamedTuple):
-    """What came from a process."""
+    """A frame received from a process, or the loss of its connection."""
 
     process: int
     what: What
@@ -60,7 +59,7 @@ class Event(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """A message and who sent it, as its connection proved."""
+    """A message and its sender, as proved on its connection."""
 
     process: int
     message_B: Tensor  # uint8 [B]
@@ -70,12 +69,12 @@ class Links:
     """Connections with all other processes.
 
     Args:
-        exchange: of the processes' workers, one each.
+        exchange: of all workers, one per process.
         longest: bytes of a message.
     Attributes:
-        me: which process this is.
+        me: the number of this process.
     Raises:
-        ExchangeError: if not all are connected in `timeout_seconds`.
+        ExchangeError: if not all are connected within `timeout_seconds`.
     """
 
     def __init__(self, exchange: Exchange, timeout_seconds: float, longest: int) -> None:
@@ -97,16 +96,16 @@ class Links:
             self._writers.append(writer)
 
     def send(self, message_B: Tensor) -> None:
-        """To all others; goes on at once."""
+        """Send a message to all other processes, without waiting."""
         content = message_B.cpu().numpy().tobytes()
         for outbox in self._outboxes.values():
             outbox.put((What.message, content))
 
     def receive(self, seconds: float) -> Arrived | None:
-        """The next message of anybody; None: none came in so many seconds.
+        """Return the next message from any process; None if none arrives in so many seconds.
 
         Raises:
-            ExchangeError: if a process is gone, or stopped because of an error.
+            ExchangeError: if a process has ended, or stopped because of an error.
         """
         try:
             event = self._events.get(timeout=seconds) if seconds else self._events.get_nowait()
@@ -116,19 +115,19 @@ class Links:
             message_B = torch.frombuffer(bytearray(event.content), dtype=torch.uint8)
             return Arrived(event.process, message_B)
         reason = event.content.decode(errors="replace")
-        who = f"process {event.process} of {self.processes}"
+        sender = f"process {event.process} of {self.processes}"
         if event.what is What.error:
-            raise ExchangeError(f"{who} stopped: {reason}")
+            raise ExchangeError(f"{sender} stopped: {reason}")
         raise ExchangeError(
-            f"{who} is gone ({reason}); look at its output, then start again: training goes on "
+            f"{sender} is gone ({reason}); look at its output, then start again: training resumes "
             "from the last checkpoint"
         )
 
     def close(self, error: BaseException | None) -> None:
-        """Say goodbye, or why not; waits a little for what was sent before."""
-        word = (What.goodbye, b"") if error is None else (What.error, _reason(error))
+        """Send a goodbye, or the error's text; wait a little for what was sent before."""
+        last = (What.goodbye, b"") if error is None else (What.error, _reason(error))
         for outbox in self._outboxes.values():
-            outbox.put(word)
+            outbox.put(last)
             outbox.put(None)
         deadline = time.monotonic() + FAREWELL_SECONDS
         for writer in self._writers:
@@ -151,7 +150,7 @@ class Links:
                 what, size = _FRAME.unpack(_exactly(connection, FRAME_BYTES))
                 longest = self._longest if what == What.message else LONGEST_WORD
                 if what not in (What.message, What.goodbye, What.error) or size > longest:
-                    raise ValueError(f"it sent {size} bytes of kind {what}, at most {longest} fit")
+                    raise ValueError(f"it sent {size} bytes of kind {what}; the most is {longest}")
                 content = _exactly(connection, size)
                 if what == What.goodbye:
                     return
@@ -170,7 +169,7 @@ def _reason(error: BaseException) -> bytes:
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
-    """So many bytes; raises EOFError if the connection ends before."""
+    """Read so many bytes; raise EOFError if the connection ends before."""
     content = bytearray(size)
     view = memoryview(content)
     while view:
@@ -185,15 +184,15 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def connected(exchange: Exchange, timeout_seconds: float) -> dict[int, socket.socket]:
-    """A connection with each other process: made by the higher one, taken by the lower one."""
+    """Return connections to all other processes: the higher number connects, the lower accepts."""
     me, deadline = exchange.local[0], time.monotonic() + timeout_seconds
     leads = me == exchange.members[0]
     secret = exchange.broadcast(secrets.token_bytes(32) if leads else None)
     found: dict[int, socket.socket] = {}
     launcher = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    address = _own_address(me, _said(exchange, _facing(launcher)))
+    address = _own_address(me, _gathered(exchange, _facing(launcher)))
     with _listening(address) as listener:
-        places = _said(exchange, listener.getsockname()[:2])
+        places = _gathered(exchange, listener.getsockname()[:2])
         for process in (p for p in exchange.members if p < me):
             host, port = places[process]
             found[process] = _reach(process, host, port, me, secret, deadline)
@@ -202,15 +201,15 @@ def connected(exchange: Exchange, timeout_seconds: float) -> dict[int, socket.so
     return found
 
 
-def _said(exchange: Exchange, own: Any) -> list[Any]:
-    """What each process says, as JSON."""
+def _gathered(exchange: Exchange, own: Any) -> list[Any]:
+    """Gather plain data from each process, as JSON."""
     content = bytearray(json.dumps(own).encode())
     rows = exchange.gather([torch.frombuffer(content, dtype=torch.uint8)])
     return [json.loads(bytes(row.cpu().numpy())) for row in rows]
 
 
 def _facing(host: str) -> str:
-    """This machine's own address on its way to another one, of IPv4 or IPv6."""
+    """Return this machine's own address on its route to a host, in IPv4 or IPv6."""
     reason: OSError = socket.gaierror("no address")
     try:
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
@@ -223,16 +222,16 @@ def _facing(host: str) -> str:
     except socket.gaierror as error:
         reason = error
     raise ExchangeError(
-        f"this machine finds no way to {host!r}, where the launcher is (MASTER_ADDR): {reason}; "
+        f"this machine has no route to {host!r}, where the launcher is (MASTER_ADDR): {reason}; "
         "start all processes by torchrun, with an endpoint that each machine can reach"
     ) from reason
 
 
 def _own_address(me: int, facing: Sequence[str]) -> str:
-    """Where to listen: on the one interface that faces the launcher.
+    """Return where to listen: on the one interface that faces the launcher.
 
-    Its own machine may take its name for a loopback address, where nobody else would reach it; then
-    it is the interface that faces another machine.
+    On the launcher's machine its name may resolve to a loopback address, which others cannot reach;
+    then it is the interface that faces another machine.
     """
     outside = [a for a in facing if not ipaddress.ip_address(a).is_loopback]
     return _facing(outside[0]) if outside and facing[me] not in outside else facing[me]
@@ -246,11 +245,11 @@ def _listening(address: str) -> Iterator[socket.socket]:
 
 
 def _proof(secret: bytes, role: bytes, connects: int, listens: int, nonces: bytes) -> bytes:
-    """What only who knows the secret can say, once, as one of two processes.
+    """Return the proof that one end of a connection knows the secret.
 
     Args:
-        role: of the two ends, so that neither proof is of use to the other.
-        nonces: of who connects, then of who listens.
+        role: of that end, so that its proof is of no use to the other.
+        nonces: of the end that connects, then of the one that listens.
     """
     return hmac.digest(secret, _HELLO.pack(GREETING, connects, listens) + role + nonces, "sha256")
 
@@ -258,7 +257,7 @@ def _proof(secret: bytes, role: bytes, connects: int, listens: int, nonces: byte
 def _reach(
     process: int, host: str, port: int, me: int, secret: bytes, deadline: float
 ) -> socket.socket:
-    """Connect with a process, and prove each other."""
+    """Connect to a process; both ends prove that they know the secret."""
     left, ours = max(0.1, deadline - time.monotonic()), secrets.token_bytes(NONCE_BYTES)
     try:
         connection = socket.create_connection((host, port), timeout=left)
@@ -274,14 +273,14 @@ def _reach(
     if not hmac.compare_digest(proof, _proof(secret, b"listens", me, process, nonces)):
         connection.close()
         raise ExchangeError(
-            f"who answers for process {process} at {host}, port {port}, does not know this run's "
-            "secret; does anything stand between the machines?"
+            f"what answers as process {process} at {host}, port {port}, does not know this run's "
+            "secret; is there a proxy between the machines?"
         )
     return connection
 
 
 class _Guest(NamedTuple):
-    """Who has connected and not proved yet who it is."""
+    """A connection whose process has not proved its identity yet."""
 
     hearing: Generator[None, None, int | None]
     until: float
@@ -290,12 +289,12 @@ class _Guest(NamedTuple):
 def _admitted(
     listener: socket.socket, me: int, wanted: set[int], secret: bytes, deadline: float
 ) -> dict[int, socket.socket]:
-    """Connections of the wanted processes; who is not one of them is turned away.
+    """Accept connections of the wanted processes, and close all others.
 
-    All who connect are heard beside each other: nobody waits for one who says nothing.
+    They are served concurrently: one that sends nothing delays no other.
     """
     found: dict[int, socket.socket] = {}
-    guests: dict[socket.socket, _Guest] = {}  # by age
+    guests: dict[socket.socket, _Guest] = {}  # the oldest first
     listener.setblocking(False)
     while missing := wanted - found.keys():
         now = time.monotonic()
@@ -311,7 +310,7 @@ def _admitted(
         first = min([deadline, *(until for _, until in guests.values())])
         for connection in _ready([listener, *guests], first - now):
             if connection is listener:
-                with contextlib.suppress(OSError):  # it is gone again
+                with contextlib.suppress(OSError):  # closed by the other end
                     guest, _ = listener.accept()
                     guest.setblocking(False)
                     hearing = _hearing(guest, me, missing, secret)
@@ -331,7 +330,7 @@ def _admitted(
 
 
 def _ready(connections: Iterable[socket.socket], seconds: float) -> list[socket.socket]:
-    """Those on which there is something to read, within so many seconds."""
+    """Return the connections that can be read, after at most so many seconds."""
     with selectors.DefaultSelector() as waiting:
         for connection in connections:
             waiting.register(connection, selectors.EVENT_READ, connection)
@@ -341,12 +340,12 @@ def _ready(connections: Iterable[socket.socket], seconds: float) -> list[socket.
 def _hearing(
     connection: socket.socket, me: int, missing: set[int], secret: bytes
 ) -> Generator[None, None, int | None]:
-    """Goes on whenever something can be read; which process connected, or None: a stranger."""
+    """Identify a connection, a step whenever it can be read; return its process, None: refused."""
     with contextlib.suppress(OSError, EOFError):
         hello = yield from _coming(connection, _HELLO.size)
-        greeting, process, whom = _HELLO.unpack(hello)
-        if greeting != GREETING or whom != me or process not in missing:
-            return None  # without a word
+        greeting, process, listener = _HELLO.unpack(hello)
+        if greeting != GREETING or listener != me or process not in missing:
+            return None  # without an answer
         theirs = yield from _coming(connection, NONCE_BYTES)
         nonces = theirs + secrets.token_bytes(NONCE_BYTES)
         connection.sendall(nonces[NONCE_BYTES:])
@@ -358,7 +357,7 @@ def _hearing(
 
 
 def _coming(connection: socket.socket, size: int) -> Generator[None, None, bytes]:
-    """As `_exactly`, of a connection that does not block."""
+    """Read as `_exactly`, from a connection that does not block."""
     content = b""
     while len(content) < size:
         yield

@@ -1,7 +1,7 @@
-"""The collectives for **W workers that live in one process**: nothing has to be moved.
+"""The collectives for **W workers in one process**: nothing has to be moved.
 
-They give the same values as `processes.Processes`, to the bit, and count the same bits, so that a
-run of 128 workers can be had, exactly, where there is one CPU or one GPU.
+They return the same values as `processes.Processes`, bit for bit, and count the same bits: so one
+CPU or GPU reproduces a run of 128 workers exactly.
 """
 
 from collections.abc import Iterable, Sequence

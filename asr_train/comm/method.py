@@ -1,6 +1,6 @@
 """**What every method does in a step**: gradients -> an update of each group's model -> blocks.
 
-A method says which workers share a model (a group), makes an update of a group's gradients
+A method says which workers share a model (a group), turns a group's gradients into an update
 (`reduce`), applies it, and may change the models afterwards (`after_update`). It holds the models
 and optimizers of the groups that have a worker in this process. Gradients come one by one, so that
 many workers need only one gradient's memory. Knows nothing of networks or shards.
@@ -21,7 +21,7 @@ from asr_train.comm.reducers import Gradient, Reducer, Sent, Update
 
 
 class Blocks(Protocol):
-    """All groups' models -> what they continue from, every few steps."""
+    """All groups' models -> the models that they continue from, every few steps."""
 
     def begin(self, weights_P: Tensor) -> None: ...
     def after_update(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None: ...
@@ -32,18 +32,17 @@ class Blocks(Protocol):
 
 
 class ExchangeMethod:
-    """What the workers hosted here exchange; each of `comm.methods` is one, with other parts.
+    """The exchange among workers; each of `comm.methods` is one, with parts of its own.
 
     Args:
         exchange: of all workers.
-        groups: of those that have a worker here.
-        reducers: one a group.
-        blocks: None: groups never meet (or there is only one).
+        groups: those that have a worker here.
+        reducers: one per group.
+        blocks: None: groups never exchange models (or there is only one).
     Attributes:
-        replicas: one a group, once `begin` was called.
-        ahead: of workers that do not wait for each other: drives them, in place of `reduce` and
-            `apply`.
-        notice: what a user should know of it when a run starts; None: nothing.
+        replicas: one per group, once `begin` was called.
+        ahead: drives asynchronous workers, in place of `reduce` and `apply`; None: synchronous.
+        notice: line to print when a run starts; None: nothing.
     """
 
     ahead: AsyncWorkers | None = None
@@ -72,7 +71,7 @@ class ExchangeMethod:
             group: its place in `groups`.
             gradients: of the group's local workers, in their order; asked for one by one.
         Returns:
-            None if a gradient was not finite: all of the group skip this step.
+            None if a gradient was not finite: the whole group skips this step.
         """
         with self._counted(self.groups[group]):
             return self.reducers[group].reduce(gradients, self.sent)
@@ -83,20 +82,20 @@ class ExchangeMethod:
         replica.optimizer.apply(replica.weights_P, update, rate)
 
     def after_update(self) -> None:
-        """Change the models, where it is time to, once all groups' are updated or skipped."""
+        """Exchange models if a block ends, once all groups have updated theirs or skipped."""
         if self.blocks is not None:
             with self._counted(self.exchange):
                 self.blocks.after_update(self.replicas, self.sent)
 
     def check(self) -> None:
-        """Raise MessageError if an update was made of a damaged message, before it is kept."""
+        """Raise MessageError if an update came from a damaged message; call before saving."""
         for reducer in self.reducers:
             reducer.check()
 
     # --- the beginning, and the ends of epochs ----------------------------------------------------
 
     def begin(self, weights_P: Tensor, momentum: float) -> None:
-        """Take the weights that all workers begin with, in place for the first group here.
+        """Set the weights that all workers begin with; the first group here uses them in place.
 
         Args:
             momentum: of the optimizer; 0: none.
@@ -108,7 +107,7 @@ class ExchangeMethod:
             self.blocks.begin(weights_P)
 
     def end_epoch(self) -> None:
-        """Let all replicas be the same: a block that has begun ends here."""
+        """Make all replicas identical, by ending a block that has begun."""
         if self.blocks is not None:
             with self._counted(self.exchange):
                 self.blocks.finish(self.replicas, self.sent)
@@ -118,19 +117,19 @@ class ExchangeMethod:
         return self.replicas[0].weights_P if self.blocks is None else self.blocks.exported()
 
     def close(self, error: BaseException | None) -> None:
-        """Leave the other processes; `error` is why, if it is not the end."""
+        """Leave the other processes; `error` is the reason, None at the end of the run."""
         if self.ahead is not None:
             self.ahead.close(error)
 
     # --- counts and state -------------------------------------------------------------------------
 
     def take_sent(self, worker: int) -> Sent:
-        """What a local worker sent since the last call."""
+        """Return what a local worker sent since the last call."""
         sent, self.sent[worker] = self.sent[worker], Sent()
         return sent
 
     def take_seconds(self) -> dict[str, float]:
-        """Of this process in the parts of its exchanges since the last call; see `Exchange`."""
+        """Return this process's seconds since the last call, by part of `exchange.PARTS`."""
         seconds, self.seconds = self.seconds, dict.fromkeys(PARTS, 0.0)
         return seconds
 
@@ -144,19 +143,19 @@ class ExchangeMethod:
             self.seconds[part] += exchange.seconds[part] - seconds[part]
 
     def measures(self, worker: int) -> tuple[float, float]:
-        """A local worker's threshold, and the sum of squares of what it owes."""
+        """Return a local worker's threshold, and the sum of squares of what it owes."""
         return self.reducers[self.group_of(worker)].measures(worker)
 
     def group_of(self, worker: int) -> int:
-        """The place in `groups` of a local worker's group."""
+        """Return the place in `groups` of a local worker's group."""
         return next(i for i, group in enumerate(self.groups) if worker in group.local)
 
     def shared_state(self) -> dict[str, Any]:
-        """Tensors and plain data that are the same on all workers."""
+        """Return tensors and plain data that are the same on all workers."""
         return {} if self.blocks is None else self.blocks.state()
 
     def load_shared_state(self, state: dict[str, Any]) -> None:
-        """Takes what `shared_state` gave."""
+        """Restore what `shared_state` returned."""
         if self.blocks is not None:
             self.blocks.load_state(state)
 
@@ -170,7 +169,7 @@ class ExchangeMethod:
         }
 
     def load_group_states(self, group: int, states: list[dict[str, Any]]) -> None:
-        """Take what `group_state` gave: of this group, or of all groups of another number.
+        """Restore what `group_state` returned: for this group, or for all groups of another run.
 
         In the latter case the model and the optimizer's state are the groups' mean.
         """
@@ -180,23 +179,23 @@ class ExchangeMethod:
         self.reducers[group].load_group_state(states[0]["reducer"])
 
     def worker_state(self, worker: int) -> dict[str, Any]:
-        """What is a local worker's own."""
+        """Return a local worker's own state."""
         return {
             "sent": list(astuple(self.sent[worker])),
             **self.reducers[self.group_of(worker)].worker_state(worker),
         }
 
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
-        """Takes what `worker_state` gave."""
+        """Restore what `worker_state` returned."""
         self.sent[worker] = Sent(*state["sent"])
         self.reducers[self.group_of(worker)].load_worker_state(worker, state)
 
     def load_resized(self, states: Iterable[dict[str, Any]], models: int) -> float:
         """Take over workers' states from a run with another number of workers.
 
-        What all of them owed, per model, is dealt out to those who share one now, a slice of the
-        elements each, so that nothing is rounded; on models that are averaged it will count as much
-        as it would have. Vectors that were cut into the workers' parts are cut anew.
+        What all of them owed, per model, is divided among the workers that now share one, a slice
+        of the elements each, so that nothing is rounded; where models are averaged, its effect is
+        the same. Vectors that were cut into the workers' parts are cut anew.
 
         Args:
             states: the `worker_state` of each worker of that run, in order.

@@ -53,9 +53,7 @@ class Momentum:
         return {} if self.velocity_P is None else {"velocity_P": self.velocity_P}
 
     def load_states(self, states: list[dict[str, Any]]) -> None:
-        """Continue from what `state` gave: of this group, or of all groups of another number, whose
-        mean it takes.
-        """
+        """Restore one `state`, or the mean of several groups' where their number has changed."""
         if self.velocity_P is not None:
             self.velocity_P.copy_(mean([state["velocity_P"] for state in states]))
 
@@ -69,7 +67,7 @@ class Replica:
 
 
 def mean(vectors: list[Tensor]) -> Tensor:
-    """Return the mean of vectors [P], added up in order; a single one stays as it is."""
+    """Return the mean of vectors [P], added up in order; a copy of a single one."""
     total_P = vectors[0].clone()
     for vector_P in vectors[1:]:
         total_P += vector_P

@@ -1,20 +1,20 @@
-"""**Asynchronous GTC**, "dead reckoning": a worker that counts whatever messages it has.
+"""**Asynchronous GTC**, "dead reckoning": a worker that applies whatever messages it has.
 
-in    gradients, and the other workers' messages, in any order, some perhaps twice
-out   messages, one a step; the weights by what is known here
+in    gradients, and the other workers' messages, in any order, possibly repeated
+out   messages, one per step; the weights by all messages received so far
 
-A message of step n is worth rate(n) * tau(n) a quantum, whenever it is read. When all workers'
-messages of a step are here, their whole numbers are added up and move the base, step after step:
-what synchronous GTC does, to the bit. Later steps, of which some are missing, count on top:
+A quantum of step n is worth rate(n) * tau(n), whenever its message is read. When all workers'
+messages of a step have arrived, their integer counts are added up and move the base, step by step:
+bit for bit what synchronous GTC does. Later, incomplete steps are applied on top:
 
     weights = base - sum over open steps of rate * tau * counts
-So workers that have the same messages have the same weights, to the bit; after a drain all do.
+So workers with the same messages have bit-identical weights; after a drain all do.
 
 With a staleness of S, a worker that begins step m has all messages of steps before m - S, and uses
-none of steps from m + S on. So S = 0 *is* synchronous GTC, however long messages take. And all
-workers know alike what was sent before m - S: an adaptive tau of step m follows that.
+none of steps from m + S on. So S = 0 *is* synchronous GTC, however long messages take. As all
+workers have the messages before m - S, an adaptive tau of step m depends on those.
 
-Knows nothing of time or wires. Plain SGD only: momentum would depend on the order of messages.
+Knows nothing of time or transport. Plain SGD only: momentum would depend on the order of messages.
 """
 
 from collections import deque
@@ -32,18 +32,18 @@ from asr_train.comm.gtc import adapted
 from asr_train.comm.reducers import Gradient, Sent
 from asr_train.kernels import decode, threshold
 
-Rate = Callable[[int], float]  # of a step: per frame, the same on all workers
+Rate = Callable[[int], float]  # step -> learning rate per frame, the same on all workers
 
 
 @dataclass(slots=True)
 class Inbox:
-    """Which of one worker's numbered messages have come: in any order, some perhaps twice."""
+    """Which of one worker's numbered messages have arrived, in any order, possibly repeated."""
 
-    next: int = 0  # all before it are here
+    next: int = 0  # all before it have arrived
     ahead: set[int] = field(default_factory=set)
 
     def take(self, number: int) -> bool:
-        """Whether the message is new."""
+        """Note that a message has arrived; return whether it is new."""
         if number < self.next or number in self.ahead:
             return False
         self.ahead.add(number)
@@ -55,36 +55,36 @@ class Inbox:
 
 @dataclass(slots=True)
 class SharedScratch:
-    """A vector [P] to work in, which peers of one process share: none needs it for long."""
+    """A vector [P] to work in that the peers of a process share: each needs it only briefly."""
 
     vector_P: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """As `Peer.read` gives it."""
+    """A message as `Peer.read` returns it."""
 
     header: Header
     words_K: Tensor
 
     @property
     def is_finite(self) -> bool:
-        """Whether the gradient was; if not, the message is empty."""
+        """Whether the gradient was finite; if not, the message is empty."""
         return not self.header.flags & Flags.not_finite
 
 
 class Peer:
-    """One worker.
+    """One asynchronous worker.
 
     Args:
         worker, workers: its number, and how many there are.
         spare: float32 [P].
         staleness: S.
     Attributes:
-        base_P: the weights by all steps whose messages are all here.
-        residual_P: what was never sent.
+        base_P: the weights by all complete steps.
+        residual_P: what has not been sent yet.
         tau: of the next step.
-        densities: of the last steps in the base, those that tau has not followed yet.
+        densities: of the last steps in the base that tau does not reflect yet.
     """
 
     def __init__(
@@ -108,41 +108,41 @@ class Peer:
         self._open: dict[int, dict[int, Message]] = {}  # by step and worker
 
     def begin(self, step: int, weights_P: Tensor, rate: Rate) -> None:
-        """At the beginning, and after each drain: go on from these weights with this step.
+        """Continue from these weights with this step, at the beginning and after each drain.
 
         Others may have begun before, and sent messages.
         """
-        if step != self.number:  # the run was not begun here
+        if step != self.number:  # the run was resumed
             assert not self._open
             self._inboxes = [Inbox(step) for _ in range(self.workers)]
         assert self.base_step == step, "begin before a drain"
         self.base_P.copy_(weights_P)
         self._rate = rate
 
-    # --- what is known here -----------------------------------------------------------------------
+    # --- what this worker knows -------------------------------------------------------------------
 
     @property
     def number(self) -> int:
-        """The step that comes next: its own messages before that count."""
+        """The next step: its own messages of all steps before have been received here."""
         return self._inboxes[self.worker].next
 
     @property
     def base_step(self) -> int:
-        """All messages of the steps before are in the base."""
+        """The first incomplete step: all steps before are in the base."""
         return min(inbox.next for inbox in self._inboxes)
 
     @property
     def lead(self) -> int:
-        """Steps that it is ahead of the slowest worker whose messages it has."""
+        """Steps by which it is ahead of the slowest worker, as its messages show."""
         return self.number - self.base_step
 
     @property
     def may_go_on(self) -> bool:
-        """Whether nobody is too far behind for another step."""
+        """Whether no worker is too far behind for another step."""
         return self.lead <= self.staleness
 
     def missing(self, step: int) -> list[int]:
-        """The workers of whom not all messages of the steps before this one are here."""
+        """Return the workers of which a message of the steps before this one is missing."""
         return [worker for worker, inbox in enumerate(self._inboxes) if inbox.next < step]
 
     def weights(self, out_P: Tensor) -> None:
@@ -157,10 +157,10 @@ class Peer:
     # --- messages ---------------------------------------------------------------------------------
 
     def learn(self, gradient: Gradient, sent: Sent) -> Tensor:
-        """A gradient -> the message for all, which counts here when it is received here, too.
+        """Return the message of a gradient for all workers; this one applies it in `receive`, too.
 
-        One that is not finite is dropped: its message is empty, the residual stays as it was. The
-        others may have gone on, so that, unlike in synchronous GTC, theirs are not.
+        A gradient that is not finite is dropped: its message is empty, the residual stays as it
+        was. Unlike in synchronous GTC, the others' are kept: they may have continued already.
         """
         self._follow_density()
         words_K = torch.empty(0, dtype=torch.int32, device=gradient.grad_P.device)
@@ -190,18 +190,17 @@ class Peer:
         return message_B
 
     def read(self, message_B: Tensor, sender: int) -> Message:
-        """What worker `sender` sent, for `receive`.
+        """Decode a message of worker `sender`, for `receive`.
 
         Raises:
-            MessageError: if it is damaged, speaks for another worker, is of another run or of a
-                step that the sender cannot have come to; before any of its hits are looked at.
+            MessageError: if it is damaged, names another worker, is of another run or of a step
+                that the sender cannot have reached; raised before its elements are decoded.
         """
         (header,) = codec.read_headers([message_B])
         if header.worker != sender:
             raise MessageError(
                 f"worker {self.worker} got a message of worker {header.worker} from worker "
-                f"{sender}, which may speak for itself only; were all started with the same "
-                "settings?"
+                f"{sender}, which may send only its own; were all started with the same settings?"
             )
         self._check(header)
         (words_K,) = codec.read_words([header], [message_B], codec.Checks())
@@ -212,22 +211,22 @@ class Peer:
         if found != wanted:
             raise MessageError(
                 f"worker {self.worker} got a message of worker {header.worker} with (workers, "
-                f"parameters) {found} but {wanted} is due; were all started with the same settings?"
+                f"parameters) {found}, not {wanted}; were all started with the same settings?"
             )
-        # Who begins step m has all messages of the steps before m - S, those of this worker, too
+        # A worker that begins step m has all messages of steps before m - S, this worker's, too
         if header.step > self.number + self.staleness:
             raise MessageError(
                 f"worker {self.worker} got worker {header.worker}'s message of step {header.step} "
-                f"but has taken {self.number} steps itself, and nobody is more than "
+                f"but has taken {self.number} steps itself, and no worker is more than "
                 f"{self.staleness} ahead (comm.asynchronous.staleness); were all started from the "
                 "same checkpoint and settings?"
             )
 
     def receive(self, message: Message) -> bool:
-        """Take in a worker's message, its own or another's; False: it had come before.
+        """Apply a worker's message, its own or another's; return False if it had arrived before.
 
         Raises:
-            MessageError: if it is of another run, threshold or time.
+            MessageError: if it is of another run or threshold, or too far ahead.
         """
         header = message.header
         self._check(header)
@@ -240,7 +239,7 @@ class Peer:
         return True
 
     def _close(self, step: int, messages: Sequence[Message]) -> None:
-        """Put a step that is complete into the base, with the operations of synchronous GTC."""
+        """Move the base by a complete step, with the operations of synchronous GTC."""
         taus = [message.header.tau for message in messages]
         if len(set(taus)) > 1:
             raise MessageError(
@@ -254,7 +253,7 @@ class Peer:
             self.densities.append(wanted / (self.workers * self.size))
 
     def _follow_density(self) -> None:
-        """tau of the step that comes next, by the steps that all workers must have by then."""
+        """Set tau of the next step by the steps that all workers must have received by then."""
         first = self.base_step - len(self.densities)
         for _ in range(first, min(self.base_step, self.number - self.staleness)):
             assert self.adaptive is not None

@@ -1,4 +1,4 @@
-"""The collectives for **workers in several processes**; only here is torch.distributed called."""
+"""The collectives for **workers in several processes**, by torch.distributed (gloo or NCCL)."""
 
 import contextlib
 import os
@@ -13,14 +13,14 @@ from torch import Tensor
 from asr_train.comm.exchange import Exchange, ExchangeError, added, hosted
 from asr_train.comm.loopback import Loopback
 
-FEWEST_SECONDS = 1.0  # that a process waits to hear who else has not been answered
+FEWEST_SECONDS = 1.0  # that a process waits to learn which others got no answer either
 
 
 class Processes(Exchange):
-    """Workers in several processes, of which torch.distributed (gloo or NCCL) knows.
+    """Workers in several processes, which have joined torch.distributed.
 
     Args:
-        members, hosts: all members, and those that each process of the run hosts.
+        members, hosts: all members, and the workers that each process of the run hosts.
         group: of torch.distributed; None: all processes.
     """
 
@@ -54,15 +54,15 @@ class Processes(Exchange):
     def _sum(
         self, vectors: Iterable[Tensor], size: int, senders: Sequence[int], wire: torch.dtype
     ) -> Tensor:
-        """Each process adds up one slice of the vectors in order, and then all get all slices."""
+        """Add up one slice of the vectors per process, in order, and then gather all slices."""
         ours = sum(sender in self.local for sender in senders)
-        # With one vector here, it lies as it is to be sent; more have to be copied side by side
+        # A single vector is sent from where it is; several have to be copied side by side
         kept = [v.to(wire) if ours == 1 else v.to(wire, copy=True) for v in vectors]
         assert len(kept) == ours
         slices = [hosted(size, p, len(self._ranks)) for p in range(len(self._ranks))]
-        none = torch.empty(0, dtype=wire, device=self.device)
+        empty = torch.empty(0, dtype=wire, device=self.device)
         parts = [v[s.start : s.stop] for s in slices for v in kept]
-        sent = kept[0] if ours == 1 else torch.cat([none, *parts])
+        sent = kept[0] if ours == 1 else torch.cat([empty, *parts])
         my_size = len(slices[self._me])
         counts = [sum(sender in share for sender in senders) for share in self._shares]
         got = self._all_to_all(
@@ -94,7 +94,7 @@ class Processes(Exchange):
         return list(received.values())
 
     def _all_to_all(self, sent: Tensor, out: Sequence[int], into: Sequence[int]) -> Tensor:
-        """Send the first out[0] elements to the first process and so on; into: what comes back."""
+        """Send out[p] elements to the p-th process, in order, and receive into[p] from it."""
         got = torch.empty(sum(into), dtype=sent.dtype, device=self.device)
         with self._answered("all_to_all"):
             dist.all_to_all_single(got, sent, list(into), list(out), group=self._group)
@@ -112,7 +112,7 @@ class Processes(Exchange):
                 if self._me == self._ranks.index(ranks[0]):
                     found.append(Loopback(members, self.device))
                 continue
-            # All processes make all groups, in the same order
+            # torch requires all processes to make all groups, in the same order
             group = dist.new_group(ranks, timeout=timedelta(seconds=self.timeout_seconds))
             if dist.get_rank() in ranks:
                 where = (self._hosts, self.device, self.timeout_seconds, group)
@@ -121,13 +121,13 @@ class Processes(Exchange):
 
     @contextlib.contextmanager
     def _answered(self, what: str) -> Iterator[None]:
-        """Whatever fails inside becomes an ExchangeError that says who did not answer."""
+        """Turn any failure inside into an ExchangeError that names the processes to blame."""
         self._calls += 1
         began = time.monotonic()
         try:
             with self.timed("transfer"):
                 yield
-        except RuntimeError as error:  # of which torch.distributed's own errors are kinds
+        except RuntimeError as error:  # the base class of torch.distributed's errors
             waited = time.monotonic() - began
             silent = self._silent()
             who = f"process {', '.join(map(str, silent))}" if silent else "another process"
@@ -135,13 +135,13 @@ class Processes(Exchange):
             raise ExchangeError(
                 f"{who} of {dist.get_world_size()} did not answer in {waited:.1f} s "
                 f"(comm.timeout_seconds is {self.timeout_seconds:g}; {what}, call {self._calls}: "
-                f"{reason}); look at its output, then start again: training goes on from the "
+                f"{reason}); look at its output, then start again: training resumes from the "
                 "last checkpoint"
             ) from error
 
     def _silent(self) -> list[int]:
-        """The processes that do not say within a moment that they, too, wait in vain."""
-        with contextlib.suppress(Exception):  # the store may be gone with the process that held it
+        """Return the processes that do not report within FEWEST_SECONDS that they wait, too."""
+        with contextlib.suppress(Exception):  # the store may have ended with its process
             store = dist.distributed_c10d._get_default_store()
             store.set(f"asr_train/waiting/{dist.get_rank()}", "")
             time.sleep(FEWEST_SECONDS)
@@ -156,10 +156,10 @@ def _overlap(a: range, b: range) -> range:
 
 
 def open_exchange(workers: int | None, device: torch.device, timeout_seconds: float) -> Exchange:
-    """The exchange of a run, by what torchrun says in the environment.
+    """Return the exchange of a run, by the environment variables of torchrun.
 
     Args:
-        workers: None: one a process.
+        workers: None: one per process.
     Raises:
         ValueError: if there are more processes than workers.
     """
@@ -172,7 +172,7 @@ def open_exchange(workers: int | None, device: torch.device, timeout_seconds: fl
         )
     if processes == 1:
         return Loopback(range(workers), device)
-    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # an error, not an abort
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # raise an error instead of aborting
     if not dist.is_initialized():
         try:
             _join("nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout_seconds))
@@ -190,7 +190,7 @@ def _join(backend: str, timeout: timedelta) -> None:
     """Join torch.distributed under keys of this start alone.
 
     torchrun keeps its store over restarts, and with it the addresses of processes that were killed:
-    who reads one of those waits for a dead process.
+    a process that reads one of those waits in vain.
     """
     store, rank, processes = next(dist.rendezvous("env://", timeout=timeout))
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

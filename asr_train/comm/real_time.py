@@ -1,7 +1,7 @@
 """Asynchronous workers of several processes, one each, in **real time**: messages go over TCP.
 
-What a worker knows when it begins a step depends on how fast all are; so, unless the staleness is
-0, no two runs give the same bits.
+Which messages a worker has when it begins a step depends on timing; so, unless the staleness is 0,
+runs are not reproducible.
 """
 
 import time
@@ -16,7 +16,7 @@ from asr_train.comm.peers import Peer, Rate
 
 
 class RealTime(AsyncWorkers):
-    """The worker of this process, and its links with the others'."""
+    """The worker of this process, and its connections to the others."""
 
     def __init__(self, peer: Peer, links: Links) -> None:
         super().__init__([peer])
@@ -28,7 +28,7 @@ class RealTime(AsyncWorkers):
         peer, worker = self.peer, self.peer.worker
         peer.begin(first, weights_P, rate)
         for step in range(first, first + steps):
-            # As `may_go_on` has it
+            # The condition of `may_go_on`
             self._wait(lambda step=step: peer.missing(step - peer.staleness))  # type: ignore[misc]
             self.leads[worker].begin_step(peer.lead)
             peer.weights(weights_P)
@@ -47,10 +47,10 @@ class RealTime(AsyncWorkers):
         self.links.close(error)
 
     def _wait(self, missing: Callable[[], list[int]]) -> None:
-        """Take in what has come, and then more until nobody is missing.
+        """Receive what has arrived, and then more until no worker is missing.
 
         Raises:
-            ExchangeError: if for comm.timeout_seconds nothing comes from those who are.
+            ExchangeError: if for comm.timeout_seconds nothing arrives from those that are.
         """
         while self._take(0.0) is not None:
             pass
@@ -64,7 +64,7 @@ class RealTime(AsyncWorkers):
         self.leads[self.peer.worker].waited_seconds += time.monotonic() - began
 
     def _take(self, seconds: float) -> int | None:
-        """Take in the next message; whose it was."""
+        """Receive the next message; return its sender."""
         with self.timed("transfer"):
             arrived = self.links.receive(seconds)
         if arrived is None:
@@ -78,6 +78,6 @@ class RealTime(AsyncWorkers):
             f"process {', '.join(map(str, late))} of {self.links.processes} did not answer in "
             f"{waited:.1f} s (comm.timeout_seconds is {self.links.timeout_seconds:g}; its messages "
             f"up to step {self.peer.base_step} are here, and worker {self.peer.worker} has taken "
-            f"{self.peer.number}); look at its output, then start again: training goes on from the "
+            f"{self.peer.number}); look at its output, then start again: training resumes from the "
             "last checkpoint"
         )

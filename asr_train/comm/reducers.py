@@ -1,5 +1,6 @@
-"""A step's **gradients and who adds them up**: what reducers take and give, and those of whole
-gradients. Knows nothing of networks, shards or how weights are updated.
+"""A step's **gradients and their reducers**: inputs and outputs, and reducers of whole gradients.
+
+Knows nothing of networks, shards or how weights are updated.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +17,7 @@ from asr_train.kernels import decode
 
 @dataclass(slots=True)
 class Gradient:
-    """What one worker learned in a step; `grad_P` is overwritten by the next worker's."""
+    """One worker's gradient of a step; the next worker's overwrites `grad_P`."""
 
     grad_P: Tensor  # summed over its frames
     frames: int
@@ -25,10 +26,10 @@ class Gradient:
 
 @dataclass(slots=True)
 class Quanta:
-    """A group's hits that are not added up yet: their counts, times tau, are its gradient.
+    """A group's sent elements, not added up yet: their counts, times tau, are its gradient.
 
     Attributes:
-        messages: int32 [K] a worker, as kernels.threshold has them.
+        messages: int32 [K] per worker, as in kernels.threshold.
         room_P: float32 [P], which `dense` overwrites.
     """
 
@@ -37,18 +38,18 @@ class Quanta:
     room_P: Tensor
 
     def dense(self) -> Tensor:
-        """The gradient, float32 [P]."""
+        """Return the gradient, float32 [P]."""
         decode.total(self.messages, self.tau, self.room_P)
         return self.room_P
 
     def descend(self, weights_P: Tensor, rate: float) -> None:
-        """weights_P -= rate * dense(), to the bit; touches only weights that were sent for."""
+        """Compute weights_P -= rate * dense(), bit for bit; touches only weights that change."""
         decode.update(self.messages, self.tau, rate, weights_P)
 
 
 @dataclass(slots=True)
 class Step:
-    """A group's step that the reducer's own optimizer has made; the rate alone is missing."""
+    """A group's step by the reducer's own optimizer, not yet multiplied by the rate."""
 
     step_P: Tensor
 
@@ -74,41 +75,41 @@ class Sent:
 
 
 class Reducer(ABC):
-    """A group's gradients -> the update of its model. As it stands, with nothing to remember."""
+    """A group's gradients -> the update of its model. This base class has no state."""
 
     @abstractmethod
     def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Update | None:
-        """Return the update, the same on all of the group; may be a tensor that came in.
+        """Return the update, the same on all of the group; may be one of the given tensors.
 
         Args:
             gradients: of the group's local workers, in their order; asked for one by one.
             sent: by worker; gets what it sent.
         Returns:
-            None if any worker's gradient is not finite: all of the group skip the step.
+            None if any worker's gradient is not finite: the whole group skips the step.
         """
 
     def check(self) -> None:  # noqa: B027
-        """Wait for checks that a device has not been asked for yet; raises what they found."""
+        """Wait for deferred checks of the device; raise what they found."""
 
     def group_state(self) -> dict[str, Any]:
         """Return what is the same on all workers of the group."""
         return {}
 
     def load_group_state(self, state: dict[str, Any]) -> None:
-        """Take what `group_state` gave."""
+        """Restore what `group_state` returned."""
         return  # there is none
 
     def worker_state(self, worker: int) -> dict[str, Any]:
-        """Return what is a local worker's own.
+        """Return a local worker's own state.
 
-        Two entries outlive a change of the number of workers, dictionaries of tensors by name:
+        Two entries survive a change of the number of workers, dictionaries of tensors by name:
         `owed`, float32 [P] each, whose sum over workers counts, and `parts`, float32 [`part_of`]
-        each, which are one vector [P] cut among the group's workers. All others begin anew.
+        each, one vector [P] cut among the group's workers. All others start afresh.
         """
         return {}
 
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
-        """Take what `worker_state` gave."""
+        """Restore what `worker_state` returned."""
         return  # there is none
 
     def part_of(self, place: int, workers: int, size: int) -> range:
@@ -121,10 +122,10 @@ class Reducer(ABC):
 
 
 class Alone(Reducer):
-    """The reducer of a worker that shares its model with nobody: its gradient, as it is.
+    """The reducer of a worker that does not share its model: its gradient, unchanged.
 
-    If it goes on from a run in which several shared a model, what they still owed each other counts
-    once, with its next gradient.
+    If it resumes a run in which several shared a model, what they still owed each other is added
+    once, to its next gradient.
     """
 
     def __init__(self) -> None:
@@ -165,5 +166,5 @@ class Dense(Reducer):
 
 
 def _poisoned(gradient: Gradient) -> Tensor:
-    """So that the sum tells all workers of one whose loss alone is not finite."""
+    """Return NaN for a gradient whose loss alone is not finite, so that the sum tells all."""
     return gradient.grad_P if gradient.is_finite else gradient.grad_P.fill_(torch.nan)

@@ -1,8 +1,8 @@
-"""Asynchronous workers of one process, in **virtual time**: the same every time.
+"""Asynchronous workers of one process, in **virtual time**: reproducible.
 
-How long steps and messages take is drawn, each by itself, from the seed, the worker and the step;
-so nothing has to be remembered for a run to go on after a drain, but what time it is. Gradients are
-computed when a step begins, by the weights of that time; their messages leave when it ends.
+The duration of each step and message is drawn from the seed, the worker and the step; so a run that
+resumes after a drain needs only the current time. Gradients are computed when a step begins, at the
+weights of that time; their messages are sent when it ends.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from asr_train.comm.peers import Message, Peer, Rate
 
 
 class Draw(IntEnum):
-    """What random numbers are for."""
+    """The uses of random numbers."""
 
     speed = 0
     step = 1
@@ -30,10 +30,10 @@ class Draw(IntEnum):
 
 
 class VirtualTime(AsyncWorkers):
-    """All workers.
+    """All workers of a run.
 
     Attributes:
-        now: seconds since the run began.
+        now: virtual seconds since the run began.
     """
 
     def __init__(self, peers: Sequence[Peer], settings: schema.VirtualTimeSettings) -> None:
@@ -47,7 +47,7 @@ class VirtualTime(AsyncWorkers):
         for peer in self.peers.values():
             peer.begin(first, weights_P, rate)
         self._weights_P, self._stop, self._learner = weights_P, first + steps, learner
-        self._events: list[tuple[float, int, int, Message]] = []  # when, which, for whom, what
+        self._events: list[tuple[float, int, int, Message]] = []  # time, order, receiver, message
         self._posted = 0
         self._idle_since = dict.fromkeys(self.peers, self.now)
         for worker in self.peers:
@@ -62,7 +62,7 @@ class VirtualTime(AsyncWorkers):
         self._end()
 
     def _begin_step(self, worker: int) -> None:
-        """Unless it has none left, or others are too far behind."""
+        """Begin a worker's next step, unless none is left or others are too far behind."""
         peer = self.peers[worker]
         if peer.number == self._stop or not peer.may_go_on:
             return
@@ -89,7 +89,7 @@ class VirtualTime(AsyncWorkers):
                 self._post(delays[other], other, message)
 
     def _post(self, seconds: float, worker: int, message: Message) -> None:
-        """What is posted first comes first, of two that come at the same time."""
+        """Deliver a message after so many seconds; at equal times, in the order of posting."""
         self._posted += 1
         heapq.heappush(self._events, (self.now + float(seconds), self._posted, worker, message))
 
@@ -98,7 +98,7 @@ class VirtualTime(AsyncWorkers):
         self.leads[worker].now = self.now
 
     def _end(self) -> None:
-        """After the drain."""
+        """Check that all weights are identical after the drain, and return them in `weights_P`."""
         first = self.peers[0]
         for worker, peer in self.peers.items():
             assert not peer.missing(self._stop)
@@ -106,8 +106,8 @@ class VirtualTime(AsyncWorkers):
         others = [w for w, p in self.peers.items() if not torch.equal(p.base_P, first.base_P)]
         if others:
             raise ReplicaError(
-                f"step {self._stop}: workers {', '.join(map(str, others))} have other weights than "
-                "worker 0 after a drain, though all have the same messages"
+                f"step {self._stop}: after a drain, weights of workers "
+                f"{', '.join(map(str, others))} differ from worker 0's in spite of equal messages"
             )
         self._weights_P.copy_(first.base_P)
         del self._weights_P, self._learner
@@ -117,11 +117,11 @@ class VirtualTime(AsyncWorkers):
 
     def load_group_state(self, state: dict[str, Any]) -> None:
         super().load_group_state(state)
-        self.now = state.get("now", 0.0)  # not from workers in processes
+        self.now = state.get("now", 0.0)  # absent from a run in real time
 
 
 def step_seconds(settings: schema.VirtualTimeSettings, workers: int) -> list[float]:
-    """By worker, how long its steps usually take."""
+    """Return the median seconds of each worker's steps."""
     found = []
     for worker in range(workers):
         noise = draws(settings.seed, Draw.speed, worker, 0).standard_normal()
@@ -131,5 +131,5 @@ def step_seconds(settings: schema.VirtualTimeSettings, workers: int) -> list[flo
 
 
 def draws(seed: int, what: Draw, worker: int, step: int) -> np.random.Generator:
-    """Random numbers that these whole numbers name."""
+    """Return a generator of random numbers, seeded by these integers."""
     return np.random.default_rng([seed, what, worker, step])

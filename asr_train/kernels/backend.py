@@ -4,7 +4,7 @@
     cpu         compiled by numba, on torch.get_num_threads() threads
     triton      on a GPU; or anywhere in Triton's interpreter, for tests (TRITON_INTERPRET=1)
 The environment's ASR_KERNELS, or `forced`, names one for all kernels; else the device decides.
-Where numba is not installed the CPU has the reference, and says so once.
+Without numba, a CPU runs the reference, with one warning.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ VARIABLE = "ASR_KERNELS"
 
 
 class Backend(Enum):
-    """Each computes the same bits from inputs whose sums are exact."""
+    """The backends, whose results are bit-identical for inputs whose sums are exact."""
 
     reference = "reference"
     cpu = "cpu"
@@ -37,7 +37,7 @@ _forced: Backend | None = None
 
 @contextlib.contextmanager
 def forced(backend: Backend) -> Iterator[None]:
-    """All kernels called inside run on this one; stronger than the environment."""
+    """Run all kernels called inside on this backend; overrides the environment."""
     global _forced
     before, _forced = _forced, backend
     try:
@@ -47,29 +47,29 @@ def forced(backend: Backend) -> Iterator[None]:
 
 
 def choose(tensor: Tensor) -> Backend:
-    """The backend for tensors like this one.
+    """Return the backend for tensors like this one.
 
     Raises:
-        ValueError: if the one that was asked for cannot work on its device, or does not exist.
+        ValueError: if the requested one does not exist, or cannot work on the tensor's device.
     """
     wanted = _forced or _from_environment()
     kind = tensor.device.type
     if wanted is None:
         if kind == "cuda" and has_triton():
             return Backend.triton
-        return Backend.cpu if kind == "cpu" and _has_numba_else_says() else Backend.reference
+        return Backend.cpu if kind == "cpu" and _has_numba_or_warns() else Backend.reference
     if wanted is Backend.cpu and kind != "cpu":
-        raise ValueError(f"{VARIABLE}=cpu was asked for but a tensor is on {tensor.device}")
+        raise ValueError(f"{VARIABLE} is cpu but a tensor is on {tensor.device}")
     if wanted is Backend.triton and kind != "cuda" and not is_interpreted():
         raise ValueError(
-            f"{VARIABLE}=triton was asked for but a tensor is on {tensor.device}; "
+            f"{VARIABLE} is triton but a tensor is on {tensor.device}; "
             "set TRITON_INTERPRET=1 to run Triton's interpreter there"
         )
     return wanted
 
 
 def launches(function: Callable[..., Result]) -> Callable[..., Result]:
-    """A function that launches Triton kernels does so on its tensors' GPU, whichever is current."""
+    """Decorate a function so that it launches Triton kernels on its tensors' GPU."""
 
     @functools.wraps(function)
     def launch(*given: Any) -> Result:
@@ -81,7 +81,7 @@ def launches(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def is_interpreted() -> bool:
-    """Triton kernels run on the CPU, slowly, one program after the other."""
+    """Return whether Triton kernels run on the CPU, slowly, one program after the other."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -96,7 +96,7 @@ def has_numba() -> bool:
 
 
 @functools.cache
-def _has_numba_else_says() -> bool:
+def _has_numba_or_warns() -> bool:
     if not has_numba():
         warnings.warn(
             "numba is not installed: kernels on the CPU are plain PyTorch, and several times "

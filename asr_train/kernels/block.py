@@ -1,4 +1,4 @@
-"""**Block momentum** in one pass: workers' mean weights -> the model, and where they go on from.
+"""**Block momentum** in one pass: workers' mean weights -> the model, and their next start.
 
 in    mean_P                 float32 [P]: of the workers' weights at the end of a block
       weights_P, delta_P     float32 [P]: the model, and its last movement; changed in place
@@ -6,10 +6,10 @@ out   start_P                float32 [P]: where workers begin the next block
     start = W + look * D              of the block that ends
     D <- eta * D + zeta * (mean - start)
     W <- W + ahead * D                start <- W + look * D
-comm.blocks has the meanings of the forms: `classical` looks 0 and goes 1 ahead, `chen_huo` looks
-eta, `printed` goes 1 + eta ahead. A product that is added to something is not rounded by itself, as
-in torch's add with alpha on processors that have such an instruction; eta * D is. 24 bytes an
-element: three vectors read and three written. Knows nothing of workers or blocks.
+comm.blocks explains the forms: `classical` has look = 0 and ahead = 1, `chen_huo` has look = eta,
+`printed` has ahead = 1 + eta. Products that are added are not rounded first (fused multiply-add, as
+in torch's add with alpha on processors that have it); eta * D is. 24 bytes per element: three
+vectors read and three written. Knows nothing of workers or blocks.
 """
 
 import numpy as np
@@ -31,7 +31,7 @@ def step(
     ahead: float = 1.0,
     look: float = 0.0,
 ) -> None:
-    """Take in the mean at the end of a block; start_P may be mean_P, or weights_P if look is 0.
+    """Update the model by the mean; start_P may be mean_P, or weights_P if look is 0.
 
     Raises:
         ValueError: if shapes or dtypes differ, or are not float32.
@@ -64,7 +64,7 @@ def step_reference(
     ahead: float,
     look: float,
 ) -> None:
-    """`step`, an equation after the other."""
+    """Compute `step`, one equation after the other."""
     gain_P = mean_P - _start(weights_P, delta_P, look)
     delta_P.mul_(eta).add_(gain_P, alpha=zeta)
     weights_P.add_(delta_P, alpha=ahead)

@@ -1,12 +1,12 @@
-"""**Checksums** of payloads, where they lie: bytes -> one 32-bit number each.
+"""**Checksums** of payloads, on their device: bytes -> one 32-bit number each.
 
 in    payloads     uint8 [B] each; lengths may differ
 out   sums_W       int64 [W], below 2**32, on the payloads' device
-A payload is cut into 32-bit words, zeros filling up the last. Word i counts as m(w_i * (2 i S + 1)
-mod 2**32), where S is 0x9E3779B9 and m the finalizer of MurmurHash3 (Appleby, public domain), and
-the sum modulo 2**32 of all is the checksum. As both are bijections, a change inside one word, so
-any single bit, is always noticed; any other with a probability of 1 - 2**-32. Unlike a CRC it needs
-no order, and the host need not see the payload. Zeros at the end do not count, nor does the length.
+A payload is cut into 32-bit words, the last one padded with zeros. Word i counts as m(w_i * (2 i S
++ 1) mod 2**32), where S is 0x9E3779B9 and m the finalizer of MurmurHash3 (Appleby, public domain);
+the sum modulo 2**32 of all is the checksum. As both are bijections, a change inside one word, so of
+any single bit, is always detected; any other with a probability of 1 - 2**-32. Unlike a CRC it
+needs no order, and no copy to the host. Zeros at the end and the payload's length do not count.
 """
 
 import struct

@@ -1,9 +1,9 @@
-"""The kernels for **CPUs**, compiled by numba: NumPy arrays -> the same bits as the references.
+"""The kernels for **CPUs**, compiled by numba: NumPy arrays; bit-identical with the references.
 
 Each works on a range of elements without the interpreter's lock; `in_parts` gives one range to
 each of torch.get_num_threads() threads. These are Python's own: numba's parallel loops would
 abort a process that was forked after the first one, and one that calls from two threads.
-Imported only where numba is wanted. See threshold, decode, rice, onebit and block for meanings.
+Imported only where numba is needed. threshold, decode, rice, onebit and block document them.
 """
 
 import math
@@ -20,10 +20,10 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 Result = TypeVar("Result")
-GRAIN = 1 << 19  # elements; to wake another thread for fewer takes longer than they do
-CHUNK = 512  # elements that stay in the first cache between two looks at them
-TILE = 1 << 13  # elements whose int32 counts stay in the first cache
-CROWD = 64  # elements a hit; where there are fewer, all are looked at in turn, which is faster
+GRAIN = 1 << 19  # elements per thread; fewer take less time than waking the thread
+CHUNK = 512  # elements that stay in the L1 cache between two passes
+TILE = 1 << 13  # elements whose int32 counts stay in the L1 cache
+CROWD = 64  # elements per sent element; with fewer, a pass over all elements is faster
 _INDEX = np.int32(2**31 - 1)
 _SIGN = np.int32(-(2**31))
 
@@ -35,16 +35,16 @@ def _forget_pool() -> None:
     _pool = None
 
 
-os.register_at_fork(after_in_child=_forget_pool)  # threads stay behind in the parent
+os.register_at_fork(after_in_child=_forget_pool)  # a child process has no threads
 
 
 def in_parts(
     size: int, step: int, work: Callable[[int, int], Result], weight: int = 1
 ) -> list[Result]:
-    """`work(begin, end)` for ranges that make up [0, size), in order; `step` divides each begin.
+    """Return `work(begin, end)` of ranges that make up [0, size); `step` divides each begin.
 
     Args:
-        weight: elements that one of `size` stands for.
+        weight: elements per unit of `size`.
     """
     global _pool
     count = max(1, min(torch.get_num_threads(), size * weight // GRAIN, size // step))
@@ -62,9 +62,9 @@ def in_parts(
 
 @intrinsic
 def _intrinsic_above(typing: Any, array: Any, first: Any, bound: Any) -> Any:
-    """uint64 whose bit j says |array[first + j]| > bound; float32, [64] from `first` on.
+    """Return uint64 whose bit j is |array[first + j]| > bound; float32, [64] from `first` on.
 
-    LLVM makes one comparison a register of it, which it does not of a loop over bits.
+    LLVM compiles this, unlike a loop over bits, to one comparison per register.
     """
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -86,7 +86,7 @@ def _intrinsic_above(typing: Any, array: Any, first: Any, bound: Any) -> Any:
 
 @intrinsic
 def _intrinsic_lowest(typing: Any, bits: Any) -> Any:
-    """The place of the lowest one among 64 bits, not all zero."""
+    """Return the index of the lowest set bit of 64, not all zero."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
@@ -96,7 +96,7 @@ def _intrinsic_lowest(typing: Any, bits: Any) -> Any:
 
 @intrinsic
 def _intrinsic_fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c in float32, rounded once."""
+    """Return a * b + c in float32, rounded once."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.fma(*arguments)
@@ -104,7 +104,7 @@ def _intrinsic_fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
     return types.float32(types.float32, types.float32, types.float32), code
 
 
-# Without the first argument, which numba gives
+# For mypy: without the first argument, which numba supplies
 _above: Callable[..., Any] = _intrinsic_above
 _lowest: Callable[..., Any] = _intrinsic_lowest
 _fma: Callable[..., Any] = _intrinsic_fma
@@ -114,7 +114,7 @@ _fma: Callable[..., Any] = _intrinsic_fma
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _take(kept: Any, i: Any, threshold: Any, words: Any, at: int) -> None:
-    # No branch: which sign comes next is not to be guessed
+    # No branch: signs are unpredictable
     owed = kept[i]
     kept[i] = owed - math.copysign(threshold, owed)
     words[at] = np.int32(i) | (np.int32(owed < 0) << np.int32(31))
@@ -124,7 +124,7 @@ def _take(kept: Any, i: Any, threshold: Any, words: Any, at: int) -> None:
 def _compress(
     grad: Any, residual: Any, kept: Any, threshold: Any, words: Any, begin: int, end: int
 ) -> Any:
-    """Hits to words[begin:]; returns how many, and whether all is finite."""
+    """Write selected elements to words[begin:]; return how many, and whether all is finite."""
     infinity = np.float32(np.inf)
     at, finite = begin, np.int64(0)
     for first in range(begin, end, CHUNK):
@@ -151,9 +151,9 @@ def _compress(
 
 
 def compress(grad: Any, residual: Any, kept: Any, threshold: float) -> tuple[Any, bool]:
-    """As threshold.compress: int32 words, and whether all is finite."""
+    """Compute threshold.compress: int32 words, and whether all is finite."""
     size, tau = len(grad), np.float32(threshold)
-    scratch = np.empty(size, np.int32)  # of which only what is written ever takes memory
+    scratch = np.empty(size, np.int32)  # takes physical memory only where written
 
     def work(begin: int, end: int) -> tuple[int, int, bool]:
         return begin, *_compress(grad, residual, kept, tau, scratch, begin, end)
@@ -165,11 +165,11 @@ def compress(grad: Any, residual: Any, kept: Any, threshold: float) -> tuple[Any
 
 @numba.njit(cache=True, nogil=True)
 def first_wrong(words: Any, size: int) -> Any:
-    """The first hit that is not above the one before, or not below `size`; else how many."""
+    """Return the first place where indices do not ascend below `size`, else their number."""
     before = np.int64(-1)
     for first in range(0, len(words), CHUNK):
         last = min(first + CHUNK, len(words))
-        # No way out inside, so that several are compared at once
+        # No early exit, so that the loop is vectorised
         good = True
         for i in range(max(first, 1), last):
             good &= (words[i] & _INDEX) > (words[i - 1] & _INDEX)
@@ -188,7 +188,7 @@ def first_wrong(words: Any, size: int) -> Any:
 
 @numba.njit(cache=True, nogil=True)
 def _first_at(words: Any, low: int, high: int, index: int) -> Any:
-    """The first of words[low:high] that lies at `index` or beyond."""
+    """Return the first of words[low:high] at `index` or beyond."""
     while low < high:
         middle = (low + high) // 2
         if (words[middle] & _INDEX) < index:
@@ -207,7 +207,7 @@ def _add(words: Any, counts: Any, begin: int, end: int) -> None:
 
 
 def add(words: Any, counts: Any) -> None:
-    """As threshold.decode."""
+    """Compute threshold.decode."""
     in_parts(len(counts), TILE, lambda begin, end: _add(words, counts, begin, end))
 
 
@@ -215,10 +215,10 @@ def add(words: Any, counts: Any) -> None:
 def _each_tile(
     words: Any, starts: Any, tau: Any, step: Any, updates: bool, out: Any, begin: int, end: int
 ) -> Any:
-    """Messages are words[starts[w]:starts[w + 1]]; out = tau * count, or += step times that.
+    """Compute out = tau * count, or out += step times that, from words[starts[w]:starts[w + 1]].
 
     Returns:
-        How many hits lay in the range.
+        The number of sent elements in the range.
     """
     workers = len(starts) - 1
     at = np.empty(workers, np.int64)
@@ -233,8 +233,8 @@ def _each_tile(
         hits = 0
         for w in range(workers):
             i = before[w] = at[w]
-            # Unsigned: what lies before the tile is beyond it, too. So hits that do not rise are
-            # left over, but nothing outside of the tile is written
+            # Unsigned: an index before the tile counts as beyond it. So elements out of order are
+            # left over, but nothing outside the tile is written
             while i < starts[w + 1] and np.uint64((words[i] & _INDEX) - first) < room:
                 counts[(words[i] & _INDEX) - first] += np.int32(1) + (words[i] >> 31) * np.int32(2)
                 i += 1
@@ -264,7 +264,7 @@ def _each_tile(
 
 
 def each_tile(messages: list[Any], tau: float, rate: float | None, out: Any) -> int:
-    """As decode.total, or decode.update if there is a rate; returns how many hits were decoded."""
+    """Compute decode.total, or with a rate decode.update; return how many elements were decoded."""
     starts = np.cumsum([0, *map(len, messages)])
     words = np.concatenate([*messages, np.empty(0, np.int32)])
     quantum, step, updates = np.float32(tau), np.float32(-(rate or 0.0)), rate is not None
@@ -280,7 +280,7 @@ def each_tile(messages: list[Any], tau: float, rate: float | None, out: Any) -> 
 
 @numba.njit(cache=True, nogil=True)
 def rice_high(words: Any, low: int) -> Any:
-    """The gaps' high parts added up, for three numbers of low bits from `low` on."""
+    """Return the sum of the gaps' high parts, for three numbers of low bits from `low` on."""
     a = b = c = np.int64(0)
     before = np.int64(-1)
     for i in range(len(words)):
@@ -295,7 +295,7 @@ def rice_high(words: Any, low: int) -> Any:
 
 @numba.njit(cache=True, nogil=True)
 def _rice_write(words: Any, low: int, unary: int, bits: Any) -> None:
-    """`bits`: uint64, zeros; `unary` bits of them are the high parts, and the rest the low ones."""
+    """Write codes to `bits`, uint64 zeros: `unary` bits of high parts, and then the low parts."""
     mask, width = np.int64((1 << low) - 1), low + 1
     before, end = np.int64(-1), np.int64(-1)
     at = np.int64(unary)
@@ -314,19 +314,19 @@ def _rice_write(words: Any, low: int, unary: int, bits: Any) -> None:
 
 
 def rice_write(words: Any, low: int, unary: int) -> Any:
-    """As rice.write; `unary`: the bits of all high parts."""
+    """Compute rice.write; `unary`: the bits of all high parts."""
     total = unary + len(words) * (low + 1)
     bits = np.zeros(-(-total // 64) + 1, np.uint64)
     _rice_write(words, low, unary, bits)
     return bits.view(np.uint8)[: -(-total // 8)].copy()
 
 
-BEYOND = -2  # what `rice_read` says of codes that reach beyond the last element
+BEYOND = -2  # returned by `rice_read` for codes that reach beyond the last element
 
 
 @numba.njit(cache=True, nogil=True)
 def _rice_read(bits: Any, num_bits: int, low: int, size: int, words: Any) -> Any:
-    """Returns the bits that it needs; -1 if there are fewer codes than `words` has room for."""
+    """Return the number of bits needed; -1 if there are fewer codes than `words` has room for."""
     count, width = len(words), low + 1
     read, end = 0, np.int64(-1)
     for i in range(len(bits)):
@@ -345,7 +345,7 @@ def _rice_read(bits: Any, num_bits: int, low: int, size: int, words: Any) -> Any
     needed = at + count * width
     if needed > num_bits:
         return needed
-    if at - count > np.int64(size) >> low:  # else no sum below overflows, and no int32 above did
+    if at - count > np.int64(size) >> low:  # else sums below, and int32 above, do not overflow
         return BEYOND
     mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
     index = np.int64(-1)
@@ -362,7 +362,7 @@ def _rice_read(bits: Any, num_bits: int, low: int, size: int, words: Any) -> Any
 
 
 def rice_read(payload: Any, count: int, low: int, size: int) -> tuple[Any, int]:
-    """The words, and the bits they took, which may be more than there are, or -1, or BEYOND."""
+    """Return the words, and the number of bits needed, or -1, or BEYOND; see `_rice_read`."""
     bits = np.zeros(-(-len(payload) // 8) + 1, np.uint64)
     bits.view(np.uint8)[: len(payload)] = payload
     words = np.empty(count, np.int32)
@@ -371,7 +371,7 @@ def rice_read(payload: Any, count: int, low: int, size: int) -> tuple[Any, int]:
 
 # --- one bit --------------------------------------------------------------------------------------
 
-COLUMNS = 64  # of one pass over the rows: two passes over so many find them in the second cache
+COLUMNS = 64  # of one pass over the rows: so many stay in the L2 cache for the second pass
 
 
 @numba.njit(cache=True, nogil=True)
@@ -411,7 +411,7 @@ def _quantise(
 
 
 def quantise(grad: Any, residual: Any, kept: Any) -> tuple[Any, Any]:
-    """As onebit.quantise: bits and means."""
+    """Compute onebit.quantise: bits and means."""
     rows, columns = grad.shape
     bits = np.empty((rows, -(-columns // 8)), np.uint8)
     means = np.empty((2, columns), np.float32)
@@ -442,7 +442,7 @@ def _add_up(bits: Any, means: Any, out: Any, begin: int, end: int) -> None:
 
 
 def add_up(bits: Any, means: Any, out: Any) -> None:
-    """As onebit.add_up."""
+    """Compute onebit.add_up."""
     rows, columns = out.shape
     in_parts(rows, 1, lambda begin, end: _add_up(bits, means, out, begin, end), weight=columns)
 
@@ -475,7 +475,7 @@ def _block_step(
 
 
 def block_step(mean: Any, weights: Any, delta: Any, start: Any, *factors: Any) -> None:
-    """As block.step; `factors`: float32."""
+    """Compute block.step; `factors`: float32."""
     eta, zeta, ahead, look = factors
     in_parts(
         len(mean),
@@ -501,7 +501,7 @@ def _mixed(words: Any) -> Any:
 
 
 def checksum(payload: Any) -> int:
-    """As checksum.checksum_reference."""
+    """Compute checksum.checksum_reference."""
     whole = len(payload) // 4 * 4
     words = np.frombuffer(payload[:whole].tobytes(), np.uint32)
     rest = np.zeros(4, np.uint8)

@@ -1,10 +1,10 @@
-"""All workers' hits at once -> **counts**, times a factor, as a gradient or straight into weights.
+"""All workers' sent elements -> **counts**, times a factor, as a gradient or a weight update.
 
-in    messages    int32 [K] a worker, as in kernels.threshold, by rising index
-out   out_P       float32 [P]: tau * count, where count is hits up less hits down; or
+in    messages    int32 [K] per worker, as in kernels.threshold, in ascending order of index
+out   out_P       float32 [P]: tau * count, where count is positive less negative elements; or
       weights_P   float32 [P]: less rate times that
-Counts are whole numbers, so replicas are the same to the bit whatever the order of messages. A tile
-of counts is made at a time: no worker's hits are ever a dense vector. Knows nothing of workers.
+Counts are integers, so replicas are bit-identical whatever the order of messages. Counts are made
+tile by tile, so no message becomes a dense vector. Knows nothing of workers.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def total(messages: Messages, tau: float, out_P: Tensor) -> None:
 
 
 def total_reference(messages: Messages, tau: float, out_P: Tensor) -> None:
-    """`total`, worker by worker."""
+    """Compute `total`, worker by worker."""
     out_P.zero_()
     for words_K in messages:
         index_K, is_negative_K = threshold.from_words(words_K)
@@ -38,11 +38,10 @@ def total_reference(messages: Messages, tau: float, out_P: Tensor) -> None:
 
 
 def update(messages: Messages, tau: float, rate: float, weights_P: Tensor) -> None:
-    """weights_P -= rate * (tau * counts), a step of plain SGD with the gradient of `total`.
+    """Compute weights_P -= rate * (tau * counts), plain SGD with the gradient of `total`.
 
-    tau * count is rounded; its product with the rate is not rounded by itself, as in torch's add
-    with alpha on processors that have such an instruction. Weights whose count is zero are not
-    touched.
+    tau * count is rounded; its product with the rate is not (fused multiply-add, as in torch's add
+    with alpha on processors that have it). Weights whose count is zero are not touched.
 
     Args:
         rate: positive.
@@ -53,7 +52,7 @@ def update(messages: Messages, tau: float, rate: float, weights_P: Tensor) -> No
 
 
 def update_reference(messages: Messages, tau: float, rate: float, weights_P: Tensor) -> None:
-    """`update`, by way of a dense gradient."""
+    """Compute `update` by a dense gradient."""
     grad_P = torch.empty_like(weights_P)
     total_reference(messages, tau, grad_P)
     weights_P.add_(grad_P, alpha=-rate)
@@ -66,7 +65,7 @@ def _run(messages: Messages, tau: float, rate: float | None, out_P: Tensor) -> N
         raise ValueError(f"decode needs contiguous float32 but out_P is {out_P.dtype}")
     for words_K in messages:
         if words_K.dtype is not torch.int32:
-            raise ValueError(f"hits are int32 but a message's are {words_K.dtype}")
+            raise ValueError(f"sent elements are int32 but a message's are {words_K.dtype}")
     backend = choose(out_P)
     if backend is Backend.cpu:
         from asr_train.kernels import compiled
@@ -75,9 +74,8 @@ def _run(messages: Messages, tau: float, rate: float | None, out_P: Tensor) -> N
         found = compiled.each_tile(arrays, tau, rate, out_P.detach().numpy())
         if found != sum(map(len, arrays)):
             raise ValueError(
-                f"{sum(map(len, arrays))} hits among {len(out_P)} elements, of which only {found} "
-                "lie by rising index below the last: codec.read refuses such a message; what was "
-                "written is to be thrown away"
+                f"only {found} of {sum(map(len, arrays))} sent elements ascend within the "
+                f"{len(out_P)} parameters: codec.read refuses such messages; discard the result"
             )
     elif backend is Backend.triton:
         from asr_train.kernels import gpu_hits

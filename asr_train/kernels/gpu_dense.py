@@ -1,8 +1,8 @@
 """The kernels for **GPUs** behind onebit, block, splice and checksum, in Triton.
 
 Each reads its inputs and writes its outputs once; a matrix of more than MAX_ROWS rows is read twice
-by the one-bit quantiser, because a column no longer fits on the chip. Elements of one matrix are
-numbered in 32 bits, which leaves registers for them; there are at most 2**31 - 1.
+by the one-bit quantiser, because a column no longer fits on the chip. Elements of one matrix, at
+most 2**31 - 1, are numbered in 32 bits to save registers.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from torch import Tensor
 
 from asr_train.kernels.backend import launches
 
-COLUMNS = tl.constexpr(8)  # a byte of bits; and 32 bytes, the least that memory moves
+COLUMNS = tl.constexpr(8)  # a byte of bits; and 32 bytes, the least memory transaction
 MAX_ROWS = 4096  # of which a program holds 8 columns
-ROWS = 1024  # a step of longer columns
-BLOCK = 1024  # elements a program
+ROWS = 1024  # per step of longer columns
+BLOCK = 1024  # elements per program
 
 
 @triton.jit
 def _sides(owed, inside):
-    """Sums and numbers, by column: negative elements, and the others."""
+    """Return sums and numbers by column: of the negative elements, and of the others."""
     high = inside & (owed >= 0)
-    low = inside & ~(owed >= 0)  # a NaN too, so that a mean tells of it
+    low = inside & ~(owed >= 0)  # a NaN too, so that it shows in a mean
     return (
         tl.sum(tl.where(low, owed, 0.0), 0),
         tl.sum(low.to(tl.int32), 0),
@@ -99,17 +99,17 @@ def _quantise_long(
 
 
 def warps(rows: int) -> int:
-    """So many that a thread holds 16 elements of 8 columns, or as few as there can be.
+    """Return warps so that a thread holds 16 elements of 8 columns, within 4 to 32 warps.
 
-    With 32 a thread takes 180 registers and more; with 4,096 rows it cannot have as many, and 256
-    bytes of it spill (sm_90, see tests/kernels/test_gpu_code.py).
+    With 32 elements a thread takes 180 registers and more; with 4,096 rows it cannot have as many,
+    and 256 bytes of it spill (sm_90, see tests/kernels/test_gpu_code.py).
     """
     return max(4, min(32, rows // 64))
 
 
 @launches
 def quantise(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> tuple[Tensor, Tensor]:
-    """As onebit.quantise: bits and means. Sums are float32, so means may differ in the last bit."""
+    """Compute onebit.quantise: bits and means; the float32 sums may differ in the last bit."""
     rows, columns = grad_RC.shape
     row_bytes = triton.cdiv(columns, 8)
     bits = torch.empty(rows, row_bytes, dtype=torch.uint8, device=grad_RC.device)
@@ -154,7 +154,7 @@ def _add_up(
 
 @launches
 def add_up(bits_WRB: Tensor, means_W2C: Tensor, out_RC: Tensor) -> None:
-    """As onebit.add_up."""
+    """Compute onebit.add_up."""
     rows, columns = out_RC.shape
     workers, _, row_bytes = bits_WRB.shape
     wide = min(128, triton.next_power_of_2(columns))
@@ -205,7 +205,7 @@ def _block_step(mean, weights, delta, start, n, eta, zeta, ahead, look, BLOCK: t
 def block_step(
     mean_P: Tensor, weights_P: Tensor, delta_P: Tensor, start_P: Tensor, *factors: float
 ) -> None:
-    """As block.step."""
+    """Compute block.step."""
     size = mean_P.numel()
     _block_step[(triton.cdiv(size, BLOCK),)](
         *(mean_P, weights_P, delta_P, start_P, size, *factors, BLOCK), enable_fp_fusion=False
@@ -222,7 +222,7 @@ def _windows(rows, starts, out, width, length, BLOCK: tl.constexpr):
 
 @launches
 def windows(rows_RF: Tensor, start_B: Tensor, window: int) -> Tensor:
-    """As splice.windows."""
+    """Compute splice.windows."""
     width = rows_RF.shape[1]
     out = torch.empty(len(start_B), window, width, device=rows_RF.device)
     if len(start_B):
@@ -235,7 +235,7 @@ def windows(rows_RF: Tensor, start_B: Tensor, window: int) -> Tensor:
 
 @triton.jit
 def _checksum(content, starts, lengths, sums, blocks, BLOCK: tl.constexpr):
-    """sums[w, b]: of the mixed words of block b of payload w."""
+    """Write to sums[w, b] the sum of the mixed words of block b of payload w."""
     w = tl.program_id(1)
     b = tl.program_id(0)
     i = b * BLOCK + tl.arange(0, BLOCK)
@@ -256,7 +256,7 @@ def _checksum(content, starts, lengths, sums, blocks, BLOCK: tl.constexpr):
 
 @launches
 def checksums(payloads: Sequence[Tensor], out_W: Tensor) -> None:
-    """As checksum.checksums; overwrites out_W, int64."""
+    """Compute checksum.checksums; overwrite out_W, int64."""
     device = out_W.device
     lengths_W = torch.tensor([len(p) for p in payloads], dtype=torch.int64, device=device)
     starts_W = lengths_W.cumsum(0) - lengths_W

@@ -1,14 +1,14 @@
 """The kernels for **GPUs** behind threshold and decode, in Triton.
 
-Compression reads residual and gradient and writes what is kept, once each (12 bytes an element; 10
-with bfloat16 gradients), and a bit an element that says where hits are. A scan over the tiles'
-counts then gives each tile its place in the message, and the hits are picked out of the bits, 32
-elements per step. Decoding first finds where each tile's hits begin in every message, all tiles at
-once, because a search is a chain of loads that wait for each other.
+Compression reads residual and gradient and writes what is kept, once each (12 bytes per element; 10
+with bfloat16 gradients), and one bit per element that marks hits, the elements to send. A scan over
+the tiles' counts then gives each tile its place in the message, and hits are extracted from the
+bits, 32 elements per step. Decoding first finds where each tile's hits begin in every message, all
+tiles at once, because a search is a chain of dependent loads.
 Nothing depends on the order in which programs run, and nothing waits for the host.
 
-A mask that ends at any number of elements keeps loads from being 16 bytes wide; so tiles that are
-WHOLE have one whose end the compiler knows, and only the last one is masked by the number.
+A mask with a variable end keeps loads from being 16 bytes wide; so WHOLE tiles have a mask whose
+end the compiler knows, and only the last tile has a variable one.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ from torch import Tensor
 
 from asr_train.kernels.backend import launches
 
-BLOCK = 4096  # elements a program compresses
-GROUP = 8  # of those whose hits a program picks out
+BLOCK = 4096  # elements that a program compresses
+GROUP = 8  # such blocks whose hits a program extracts
 TILE = 2048  # elements whose counts a program decodes
-CHUNK = 128  # hits it takes at once
-TEAM = 32  # workers it looks at at once; with 64 registers spill
-BOUNDS = 128  # tiles that a program finds the beginnings of
-WARPS = 8  # a program; with 4, compression takes 203 registers a thread and keeps others out
+CHUNK = 128  # hits that it decodes at once
+TEAM = 32  # workers that it decodes at once; with 64, registers spill
+BOUNDS = 128  # tiles whose first hits a program finds
+WARPS = 8  # per program; with 4, compression takes 203 registers per thread, which lowers occupancy
 _INDEX = tl.constexpr(2**31 - 1)
 _SIGN = tl.constexpr(-(2**31))
-Marked = tuple[Tensor, Tensor, Tensor, Tensor]  # marks, counts a tile, their ends, is all finite?
+Marked = tuple[Tensor, Tensor, Tensor, Tensor]  # marks, counts per tile, their ends, is_finite
 
 
 # --- compress -------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def _mark(grad, residual, kept, marks, counts, wrong, n, threshold, BLOCK: tl.co
 
 @triton.jit
 def _ones(bits):
-    """How many bits of each int32 are one."""
+    """Return how many bits of each int32 are set."""
     x = bits.to(tl.uint32, bitcast=True)
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
@@ -86,7 +86,7 @@ def _ones(bits):
 
 @triton.jit
 def _hits_before(marks, tile, offset, BLOCK: tl.constexpr):
-    """Hits of a tile that lie before its element `offset`."""
+    """Return the number of a tile's hits before its element `offset`."""
     word = tl.arange(0, BLOCK // 32)
     lane = tl.arange(0, 32)
     bits = (tl.load(marks + tile * (BLOCK // 32) + word)[:, None] >> lane[None, :]) & 1
@@ -116,9 +116,9 @@ def _expand(
     is_there = word < num_tiles * (BLOCK // 32) - first_word
     bits = tl.load(marks + first_word + word, is_there, 0)
     ones = _ones(bits)
-    # Among all hits, of a word's next one
+    # Rank of a word's next hit among all hits
     rank = tl.load(ends + tile) - tl.load(counts + tile) + tl.cumsum(ones, 0) - ones
-    # Whose turn it is: ranks from `origin` on, and then from 0
+    # Hits are sent in turn: ranks from `origin` on, and then from 0
     total = tl.load(ends + num_tiles - 1)
     excess = total - capacity
     origin = total * 0
@@ -127,17 +127,17 @@ def _expand(
         first = at // BLOCK
         inner = _hits_before(marks, first, at - first * BLOCK, BLOCK)
         origin = tl.load(ends + first) - tl.load(counts + first) + inner
-    straight = excess >= origin  # all that are sent lie in one piece, after those who wait
+    straight = excess >= origin  # those sent have consecutive ranks, after some that wait
     skipped = tl.where(straight, origin, tl.maximum(excess, 0))
     rounds = tl.max(ones, 0)
-    while rounds > 0:  # each takes every word's lowest hit
+    while rounds > 0:  # each round takes every word's lowest hit
         hit = bits != 0
         index = (first_word + word) * 32 + _ones(~bits & (bits - 1))
         turned = tl.where(rank < origin, rank + total, rank) - origin
         sent = hit & (turned < capacity)
-        # The place in the message: rank less those before that wait
+        # Place in the message: the rank, less the waiting hits before
         place = tl.where((rank < origin) & (excess < origin), rank, rank - skipped)
-        # What is left of a hit has its sign: |owed| > threshold, strictly
+        # The residual of a hit has its sign: |owed| > threshold, strictly
         is_negative = tl.load(kept + index, hit, 0.0) < 0
         tl.store(words + place, index.to(tl.int32) | tl.where(is_negative, _SIGN, 0), sent)
         if excess > 0:
@@ -184,7 +184,7 @@ def _expanded(
 def compress(
     grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor
 ) -> tuple[Tensor, bool]:
-    """As threshold.compress; waits for the device once, to learn how long the message is."""
+    """Compute threshold.compress; waits for the device once, for the message's length."""
     marked = _marked(grad_P, residual_P, threshold, kept_P)
     count, is_finite = torch.stack([marked[2][-1], marked[3].long()]).tolist()
     words_K = torch.empty(count, dtype=torch.int32, device=grad_P.device)
@@ -202,7 +202,7 @@ def compress_fixed(
     capacity: int,
     turn: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As threshold.compress_fixed; never waits."""
+    """Compute threshold.compress_fixed; never waits."""
     marked = _marked(grad_P, residual_P, threshold, kept_P)
     words_C = torch.zeros(capacity, dtype=torch.int32, device=grad_P.device)
     next_turn = _expanded(grad_P, residual_P, kept_P, marked, words_C, capacity, turn)
@@ -214,7 +214,7 @@ def compress_fixed(
 
 @triton.jit
 def _find(words, starts, lengths, firsts, num_tiles, TILE: tl.constexpr, BOUNDS: tl.constexpr):
-    """firsts[w, m]: how many of worker w's hits lie before tile m; one more tile than there are."""
+    """Write to firsts[w, m] how many of worker w's hits lie before tile m, m up to num_tiles."""
     w = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BOUNDS + tl.arange(0, BOUNDS)
     inside = m <= num_tiles
@@ -281,7 +281,7 @@ def _decode(
         row = firsts + w.to(tl.int64) * (num_tiles + 1) + tile
         low = tl.load(row, inside, 0)
         size = tl.load(row + 1, inside, 0) - low
-        # The team's hits of the tile in one row: which worker's is the j-th, and where is it?
+        # The TEAM workers' hits in the tile as one row: find the j-th one's worker and position
         end = tl.cumsum(size, 0)
         shift = tl.load(starts + w, inside, 0) + (low - (end - size))
         hits = tl.sum(size, 0)
@@ -307,7 +307,7 @@ def _decode(
 
 @launches
 def decode(messages: Sequence[Tensor], tau: float, rate: float | None, out_P: Tensor) -> None:
-    """As decode.total, or decode.update if there is a rate."""
+    """Compute decode.total, or decode.update if there is a rate."""
     lengths = [len(words_K) for words_K in messages]
     words = torch.cat([*messages, torch.empty(0, dtype=torch.int32, device=out_P.device)])
     lengths_W = torch.tensor(lengths, dtype=torch.int64, device=out_P.device)
@@ -318,11 +318,11 @@ def decode(messages: Sequence[Tensor], tau: float, rate: float | None, out_P: Te
 def decode_fixed(
     words_WC: Tensor, lengths_W: Tensor, tau: float, rate: float | None, out_P: Tensor
 ) -> None:
-    """`decode` of messages as threshold.compress_fixed made them; never waits.
+    """Compute `decode` of messages made by threshold.compress_fixed; never waits.
 
     Args:
         words_WC: int32 [workers, capacity], as gathered.
-        lengths_W: int64 [workers] on the device; hits beyond capacity are not there.
+        lengths_W: int64 [workers] on the device; lengths beyond capacity are cut to it.
     """
     workers, capacity = words_WC.shape
     starts_W = torch.arange(workers, device=out_P.device) * capacity
@@ -350,5 +350,5 @@ def _decode_rows(
         TEAM=min(TEAM, triton.next_power_of_2(max(1, workers))),
         UPDATES=rate is not None,
         num_warps=WARPS,
-        enable_fp_fusion=False,  # but for the multiply-add that it says
+        enable_fp_fusion=False,  # apart from explicit tl.fma
     )

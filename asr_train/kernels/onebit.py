@@ -1,11 +1,11 @@
-"""One-bit quantiser: a gradient matrix -> **a bit an element, two means a column**; and back.
+"""One-bit quantiser: a gradient matrix <-> **one bit per element, two means per column**.
 
 in    grad_RC, residual_RC   a layer's [outputs, inputs]; a bias is [outputs, 1]
 out   bits_RB                uint8 [R, C / 8 rounded up]: column 8 b + j is bit j of byte b
       means_2C               float32: by column, of its negative elements, of the others
       kept_RC                float32, the next step's residual
 A column is one input's weights to all outputs; the threshold is 0 and each side is rebuilt as its
-mean (Seide et al., 2014, section 3.1). Means that are not finite say that some input was not.
+mean (Seide et al., 2014, section 3.1). If some input is not finite, a mean is not.
 Knows nothing of messages, layers or workers.
 """
 
@@ -28,7 +28,7 @@ class OneBit(NamedTuple):
 
 
 def quantise(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> OneBit:
-    """Quantise owed = residual + grad; kept_RC gets what that loses.
+    """Quantise owed = residual + grad; kept_RC gets the quantisation error.
 
     Args:
         grad_RC: float32 or bfloat16.
@@ -59,7 +59,7 @@ def quantise(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> OneBit:
 
 
 def quantise_reference(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> OneBit:
-    """`quantise`, by tensors. Sums are in float64, so that their order hardly counts."""
+    """Compute `quantise` by tensors. Sums are in float64, so that their order hardly matters."""
     torch.add(residual_RC, grad_RC, out=kept_RC)
     is_high_RC = kept_RC >= 0
     owed_RC = kept_RC.double()
@@ -105,7 +105,7 @@ def add_up(matrices: Sequence[OneBit], out_RC: Tensor) -> None:
 
 
 def add_up_reference(matrices: Sequence[OneBit], out_RC: Tensor) -> None:
-    """`add_up`, worker by worker."""
+    """Compute `add_up`, worker by worker."""
     out_RC.zero_()
     for bits_RB, means_2C in matrices:
         is_high_RC = _unpacked(bits_RB, out_RC.shape[1])

@@ -1,9 +1,9 @@
-"""**Golomb-Rice codes** of the gaps between hits: sorted words -> bits, and back.
+"""**Golomb-Rice codes** of the gaps between sent elements: sorted words -> bits, and back.
 
-in    words_K     int32 [K] as in kernels.threshold, by rising index
+in    words_K     int32 [K] as in kernels.threshold, in ascending order of index
 out   payload_B   uint8: first all gaps' high parts in unary, then all low parts with their signs
-The same bits as one code after the other, but in an order in which no code has to be read to find
-the next one. Knows nothing of messages; comm.codec says how long they may be.
+The same bits as one code after the other, but ordered so that codes can be read in parallel.
+Knows nothing of messages; comm.codec says how long they may be.
 """
 
 import torch
@@ -18,11 +18,11 @@ _MORE = "more ends of codes than those"
 
 
 def best_parameter(words_K: Tensor) -> tuple[int, int]:
-    """The number of low bits for which the codes are shortest, and the bits they take."""
+    """Return the number of low bits for which codes are shortest, and their bits in all."""
     count = len(words_K)
     if not count:
         return 0, 0
-    elements = int(words_K[-1]) & (2**31 - 1)  # without hit, before the last hit, about
+    elements = int(words_K[-1]) & (2**31 - 1)  # before the last sent one
     middle = max(1, (elements + 1 - count) // count).bit_length() - 1
     first = max(0, middle - 1)
     sizes = {
@@ -44,7 +44,7 @@ def _high(words_K: Tensor, first: int) -> list[int]:
 
 
 def write(words_K: Tensor, parameter: int, bits: int) -> Tensor:
-    """Hits -> uint8 [bits / 8, rounded up]; parameter and bits as `best_parameter` gave them."""
+    """Write elements as uint8 [bits / 8, rounded up]; other arguments from `best_parameter`."""
     if choose(words_K) is Backend.cpu:
         from asr_train.kernels import compiled
 
@@ -54,7 +54,7 @@ def write(words_K: Tensor, parameter: int, bits: int) -> Tensor:
 
 
 def write_reference(words_K: Tensor, parameter: int) -> Tensor:
-    """`write`, by tensors; also what runs on a GPU."""
+    """Compute `write` by tensors; also used on a GPU."""
     gaps_K, count = _gaps(words_K), len(words_K)
     ends_K = (gaps_K >> parameter).cumsum(0) + torch.arange(count, device=words_K.device)
     unary = int(ends_K[-1]) + 1 if count else 0
@@ -71,20 +71,20 @@ def write_reference(words_K: Tensor, parameter: int) -> Tensor:
 def read(
     payload_B: Tensor, count: int, parameter: int, size: int, refuse_if: RefuseIf = refuse_if
 ) -> Tensor:
-    """Return what `write` had: `count` hits among `size` elements, int32.
+    """Return what `write` was given: `count` sent elements among `size`, int32.
 
     Args:
-        refuse_if: takes note of what the reference, which never waits for a device, finds wrong.
+        refuse_if: called with the checks of the reference, which never waits for a device.
     Raises:
-        ValueError: if the payload is not as long as so many codes are, or they reach beyond the
-            last element; before more is allocated than a small multiple of the payload.
+        ValueError: if the payload's length does not match the codes, or they reach beyond the last
+            element; before more is allocated than a small multiple of the payload.
     """
     bits = 8 * len(payload_B)
     if parameter > MOST_LOW_BITS:
         raise ValueError(
             f"Rice codes have {parameter} low bits but an index has {MOST_LOW_BITS}; {_SAME_CODE}"
         )
-    if count * (parameter + 2) > bits:  # what a code has at least, with its sign
+    if count * (parameter + 2) > bits:  # the shortest code, with its sign
         raise _wrong_length(count, bits, f"at least {count * (parameter + 2)}")
     if choose(payload_B) is not Backend.cpu:
         return read_reference(payload_B, count, parameter, size, refuse_if)
@@ -100,7 +100,7 @@ def read(
 def read_reference(
     payload_B: Tensor, count: int, parameter: int, size: int, refuse_if: RefuseIf
 ) -> Tensor:
-    """`read`, by tensors; also what runs on a GPU."""
+    """Compute `read` by tensors; also used on a GPU."""
     if not count:
         refuse_if(len(payload_B) > 0, lambda: str(_wrong_length(0, 8 * len(payload_B), "0")))
         return torch.empty(0, dtype=torch.int32, device=payload_B.device)
@@ -113,7 +113,7 @@ def read_reference(
         (unary == 0) | ((needed + 7) // 8 != len(payload_B)),
         lambda: str(_wrong_length(count, len(bits), f"{int(needed)}" if unary else _MORE)),
     )
-    # Without the first condition sums might overflow
+    # Without this condition sums might overflow
     high_K = ends_K.diff(prepend=ends_K.new_tensor([-1])) - 1
     too_high = unary - count > size >> parameter
     refuse_if(too_high, lambda: str(_beyond(count, size)))
@@ -127,7 +127,7 @@ def read_reference(
 
 
 def _check_length(count: int, bits: int, needed: int | None) -> None:
-    """`needed` bits, filled up to whole bytes, are there; None: not even so many codes."""
+    """Check that there are `needed` bits, in whole bytes; None: there are too few codes."""
     if needed is None:
         raise _wrong_length(count, bits, _MORE)
     if -(-needed // 8) != bits // 8:
@@ -148,7 +148,7 @@ def _beyond(count: int, size: int) -> ValueError:
 
 
 def _gaps(words_K: Tensor) -> Tensor:
-    """How many elements without hit lie before each hit."""
+    """Return how many elements that are not sent lie before each one that is."""
     index_K, _ = from_words(words_K)
     return index_K.diff(prepend=index_K.new_tensor([-1])) - 1
 

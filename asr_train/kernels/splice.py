@@ -18,8 +18,8 @@ def windows(rows_RF: Tensor, start_B: Tensor, window: int) -> Tensor:
     """Copy rows start to start + window of each.
 
     Raises:
-        ValueError: if a shape or dtype is wrong. On a CPU also if a window does not lie within the
-            rows (a GPU is not waited for: shards.batch makes the starts).
+        ValueError: if a shape or dtype is wrong; on a CPU also if a window is not within the rows
+            (this never waits for a GPU: shards.batch makes the starts).
     """
     check_shape("rows_RF", rows_RF, None, None)
     check_shape("start_B", start_B, None)
@@ -49,5 +49,5 @@ def windows(rows_RF: Tensor, start_B: Tensor, window: int) -> Tensor:
 
 
 def windows_reference(rows_RF: Tensor, start_B: Tensor, window: int) -> Tensor:
-    """`windows`, by a view in which a row stands in as many windows as a window has rows."""
+    """Compute `windows` by a view in which windows overlap."""
     return rows_RF.unfold(0, window, 1).transpose(1, 2).index_select(0, start_B)

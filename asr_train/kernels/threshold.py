@@ -1,12 +1,13 @@
-"""Threshold quantiser: gradients -> **hits** (and what is kept); hits -> integer counts.
+"""Threshold quantiser: gradients -> **sent elements** and residuals; elements -> integer counts.
 
 in    grad_P, residual_P   one worker's flat bucket of P parameters; float32, gradients or bfloat16
-out   words_K              int32, a hit each, by rising index: 31 bits of index, then the sign bit
+out   words_K              int32, one per sent element, in ascending order of index: 31 bits of
+                           index, then the sign bit
       kept_P               float32, the next step's residual
-Knows nothing of messages, workers or models. `encode_reference` and `decode_reference` are the
-paper's words; `compress` and `decode` are what runs, on the backend that kernels.backend chooses,
-and equal them bit for bit. `compress_fixed` is for messages of fixed length: it never waits for
-the device, so that it can be part of a CUDA graph.
+Knows nothing of messages, workers or models. `encode_reference` and `decode_reference` follow the
+paper; `compress` and `decode` run on the backend that kernels.backend chooses, and equal them bit
+for bit. `compress_fixed` is for messages of fixed length: it never waits for the device, so that it
+can be part of a CUDA graph.
 """
 
 import math
@@ -20,27 +21,27 @@ from asr_train.checks import check_positive, check_same, check_shape
 from asr_train.kernels.backend import Backend, choose
 
 MAX_ELEMENTS = 2**31 - 1  # an index has 31 bits
-SMALLEST = 2.0**-126  # threshold; what is below has fewer bits
+SMALLEST = 2.0**-126  # threshold: smaller float32 are subnormal, with fewer bits
 _INDEX = 2**31 - 1  # mask
 _SIGN = -(2**31)  # int32 with the highest bit alone
 
 
 def encode_reference(grad_P: Tensor, residual_P: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """int8 [P] in {-1, 0, 1} and the new residual (Strom, 2015, 2.6); bounds are strict."""
+    """Return int8 [P] in {-1, 0, 1} and the new residual (Strom, 2015, 2.6); bounds are strict."""
     owed_P = residual_P + grad_P
     code_P = (owed_P > threshold).to(torch.int8) - (owed_P < -threshold).to(torch.int8)
     return code_P, owed_P - threshold * code_P
 
 
 class Compressed(NamedTuple):
-    """What `compress` found."""
+    """The result of `compress`."""
 
     words_K: Tensor
     is_finite: bool  # all of residual + gradient; if not, kept_P must not be used
 
 
 def encode(grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor) -> Tensor:
-    """`compress`, for a gradient that is known to be finite; returns words_K."""
+    """Compute `compress` of a gradient that is known to be finite; return words_K."""
     return compress(grad_P, residual_P, threshold, kept_P).words_K
 
 
@@ -54,11 +55,11 @@ def compress(grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tenso
         grad_P: this worker's summed gradient, float32 or bfloat16 [P].
         residual_P: what was never sent, float32 [P]; stays as it is.
         threshold: one quantum (tau), in units of grad_P; a positive float32.
-        kept_P: float32 [P], overwritten: the residual to go on with.
+        kept_P: float32 [P], overwritten: the next residual.
     Returns:
-        words_K, int32 [K], and whether all was finite. What exceeds one quantum waits a step.
+        words_K, int32 [K], and whether all was finite. What exceeds one quantum stays in kept_P.
     Raises:
-        ValueError: if shapes or dtypes differ, or the threshold cannot be.
+        ValueError: if shapes or dtypes differ, or the threshold is out of range.
     """
     _check("threshold.compress", grad_P, residual_P, threshold, kept_P)
     backend = choose(grad_P) if len(grad_P) else Backend.reference
@@ -80,7 +81,7 @@ def compress(grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tenso
 def compress_reference(
     grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor
 ) -> Compressed:
-    """`compress`, by tensors."""
+    """Compute `compress` by tensors."""
     torch.add(residual_P, grad_P, out=kept_P)
     is_finite = bool(kept_P.isfinite().all())
     index_K = (kept_P.abs() > threshold).nonzero().flatten()
@@ -90,10 +91,10 @@ def compress_reference(
 
 
 class Fixed(NamedTuple):
-    """What `compress_fixed` found, all on the device."""
+    """The result of `compress_fixed`, on the device."""
 
-    words_C: Tensor  # int32 [capacity]; of them, the first min(wanted, capacity) are hits, sorted
-    wanted: Tensor  # int64 []: hits there were
+    words_C: Tensor  # int32 [capacity]; the first min(wanted, capacity) are sent elements, sorted
+    wanted: Tensor  # int64 []: elements above the threshold
     turn: Tensor  # int64 []: the first element that waits, or what `turn` was
     is_finite: Tensor  # bool []
 
@@ -106,13 +107,13 @@ def compress_fixed(
     capacity: int,
     turn: Tensor,
 ) -> Fixed:
-    """`compress` into a message of room for `capacity` hits; what finds none is owed again.
+    """Compress into a message of `capacity` elements; what does not fit stays in the residual.
 
-    If there are more hits than room, they take their turns: from the element `turn` on, and then
-    from the beginning, so that who waits comes first the next time.
+    If there are too many, they take turns: from the element `turn` on, and then from the beginning,
+    so that those that wait come first the next time.
 
     Args:
-        capacity: hits, at least one.
+        capacity: elements, at least one.
         turn: int64 [] on the same device, in [0, P).
     Raises:
         ValueError: as `compress`; if the capacity is not positive.
@@ -143,16 +144,16 @@ def compress_fixed(
 
 
 def take_back(grad_P: Tensor, residual_P: Tensor, kept_P: Tensor, words_K: Tensor) -> None:
-    """These hits of `encode` are not sent after all: kept_P owes them again, to the bit.
+    """Undo the selection of these elements by `encode`: kept_P owes them again, bit for bit.
 
-    The sum is made anew, because (owed - threshold) + threshold may round.
+    The sum is recomputed, because (owed - threshold) + threshold may round.
     """
     index_K, _ = from_words(words_K)
     kept_P[index_K] = residual_P[index_K] + grad_P[index_K]
 
 
 def decode_reference(messages: list[Tensor], size: int) -> Tensor:
-    """Each element's number of positive hits less its negative ones, int64 [size], one by one."""
+    """Return each parameter's positive less negative elements, int64 [size], one by one."""
     counts = [0] * size
     for words_K in messages:
         for word in words_K.tolist():
@@ -161,10 +162,10 @@ def decode_reference(messages: list[Tensor], size: int) -> Tensor:
 
 
 def decode(words_K: Tensor, counts_P: Tensor) -> None:
-    """Add one worker's hits to `counts_P`, float32 [P].
+    """Add one worker's sent elements to `counts_P`, float32 [P].
 
-    Whole numbers below 2**24 add exactly in float32, so the order of workers does not count.
-    kernels.decode takes all workers' hits at once.
+    Integers below 2**24 add exactly in float32, so the order of workers does not matter.
+    kernels.decode takes all workers' elements at once.
     """
     if choose(counts_P) is Backend.cpu:
         from asr_train.kernels import compiled
@@ -179,7 +180,7 @@ RefuseIf = Callable[[Tensor | bool, Callable[[], str]], None]  # a condition, an
 
 
 def refuse_if(is_wrong: Tensor | bool, why: Callable[[], str]) -> None:
-    """Raise ValueError at once if a condition holds, which waits for its device."""
+    """Raise ValueError at once if a condition holds; waits for its device."""
     if is_wrong:
         raise ValueError(why())
 
@@ -187,7 +188,7 @@ def refuse_if(is_wrong: Tensor | bool, why: Callable[[], str]) -> None:
 def check_words(words_K: Tensor, size: int, refuse_if: RefuseIf = refuse_if) -> None:
     """Refuse elements that do not ascend strictly below `size`; raises ValueError.
 
-    Decoders rely on it: they search in them and write where they say.
+    Decoders rely on it: they search in elements, and write at their indices.
     """
     if not len(words_K):
         return
@@ -206,25 +207,25 @@ def check_words(words_K: Tensor, size: int, refuse_if: RefuseIf = refuse_if) -> 
         around = [f"{word & _INDEX:d}" for word in words_K[max(0, at - 1) : at + 1].tolist()]
         return (
             f"element {at} of {len(words_K)} has the index {around[-1]} among {size}, after "
-            f"{around[0] if at else 'none'}; indices ascend and end below the model's size: do "
-            "all workers train the same model?"
+            f"{around[0] if at else 'none'}; indices must ascend below the model's size: do all "
+            "workers train the same model?"
         )
 
     refuse_if(wrong < len(words_K), why)
 
 
 def to_words(index_K: Tensor, is_negative_K: Tensor) -> Tensor:
-    """Indices and signs -> int32 [K]."""
+    """Pack indices and signs into int32 [K]."""
     return index_K.to(torch.int32) | (is_negative_K.to(torch.int32) * _SIGN)
 
 
 def from_words(words_K: Tensor) -> tuple[Tensor, Tensor]:
-    """int32 [K] -> indices int64 [K], is_negative bool [K]."""
+    """Unpack int32 [K] into indices int64 [K] and is_negative bool [K]."""
     return (words_K & _INDEX).to(torch.int64), words_K < 0
 
 
 def check_size(size: int) -> None:
-    """A model's parameters can be numbered in a message, else ValueError."""
+    """Raise ValueError if a model has more parameters than a message can number."""
     if size > MAX_ELEMENTS:
         raise ValueError(
             f"the model has {size:,} parameters but a message's 31-bit indices reach "

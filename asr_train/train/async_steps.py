@@ -1,8 +1,8 @@
-"""Training of **workers that do not wait for each other**, from one drain to the next.
+"""Training of **asynchronous workers**, from one drain to the next.
 
-The loop takes a step of all workers at a time; here each of them takes its steps up to the next
-drain in its own time, which `comm.async_workers` knows. Rows of the log that fall in between are
-kept, worker by worker, until all workers have come that far.
+The loop takes one step with all workers at a time; here each worker takes its steps up to the next
+drain at its own pace (`comm.async_workers`). Rows of the log in between are kept per worker until
+all workers have come that far.
 """
 
 import time
@@ -26,14 +26,14 @@ def run_ahead(
     optim: OptimSettings,
     advance: Callable[[int], None],
 ) -> dict[int, list[WorkerTotals]]:
-    """Steps of workers that do not wait for each other, up to a checkpoint or the epoch's end.
+    """Take steps with asynchronous workers, up to a checkpoint or the epoch's end.
 
-    All models are the same then, and in `state`.
+    All models are identical then, and in `state`.
 
     Args:
-        advance: told of frames, as they are learned from.
+        advance: called with numbers of frames, as they are learned from.
     Returns:
-        By steps taken, what the workers hosted here had done: for rows of the log in between.
+        By steps taken, the local workers' totals, for rows of the log in between.
     """
     progress, method = state.progress, state.method
     weights_P = method.replicas[0].weights_P
@@ -78,7 +78,7 @@ def run_ahead(
 
 
 class MinibatchResult(NamedTuple):
-    """From one minibatch."""
+    """The result of one minibatch."""
 
     gradient: Gradient
     frames: int
@@ -90,12 +90,12 @@ class AsyncSteps:
     """A `comm.async_workers.GradientSource`, for the steps before `stop`.
 
     Args:
-        compute: of (worker, step); overwritten by the next.
-        skipped: told (worker, step, loss in nats) of a gradient that was not finite.
-        take: what a worker did since it was last asked.
-        log_steps: between rows.
+        compute: (worker, step) -> result, whose gradient the next call overwrites.
+        skipped: called with (worker, step, loss in nats) for a gradient that was not finite.
+        take: worker -> its totals since the last call.
+        log_steps: steps between rows.
     Attributes:
-        rows: by steps taken and worker, what had been done then; of steps before `stop`.
+        rows: by steps taken and worker, the worker's totals; of steps before `stop`.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class AsyncSteps:
         self._left = time.perf_counter()
 
     def gradient(self, worker: int, step: int) -> Gradient:
-        """At the weights that the bucket points at."""
+        """Compute the gradient at the weights that the bucket points at."""
         began = time.perf_counter()
         self._state.since_log[worker].exchange_seconds += began - self._left
         self._learned[worker] = self._compute(worker, step)
@@ -124,7 +124,7 @@ class AsyncSteps:
         return self._learned[worker].gradient
 
     def finished(self, worker: int, step: int, is_finite: bool) -> None:
-        """Count it."""
+        """Count a step whose message was sent."""
         counts, learned = self._state.since_log[worker], self._learned.pop(worker)
         counts.steps += 1
         if is_finite:
@@ -138,6 +138,6 @@ class AsyncSteps:
             self.rows.setdefault(taken, {})[worker] = self._take(worker)
 
     def end(self) -> None:
-        """After the drain."""
+        """Count the seconds of the drain."""
         first = next(iter(self._state.since_log.values()))
         first.exchange_seconds += time.perf_counter() - self._left

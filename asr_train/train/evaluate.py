@@ -1,4 +1,4 @@
-"""A network on DEV: **loss and frame accuracy**, over every frame, a share of them per worker."""
+"""Evaluation on DEV: **loss and frame accuracy** over all frames, a share of them per worker."""
 
 from collections.abc import Iterator
 
@@ -19,10 +19,10 @@ DEV_FRAMES = 4096  # evaluated at once; one utterance if that is longer
 def evaluate(
     model: Model, shards: Shards, device: torch.device, exchange: Exchange | None = None
 ) -> tuple[float, float]:
-    """Mean cross-entropy in nats per frame, and the share of frames whose best state is right.
+    """Return the mean cross-entropy in nats per frame, and the frame accuracy.
 
-    Over every frame, so that networks can be compared that are trained on every frame or on fewer.
-    Workers evaluate a part each; who have no utterance, none.
+    Over all frames, so that networks trained on all frames or on fewer can be compared. Each worker
+    evaluates a part; if there are fewer utterances than workers, some have none.
     """
     exchange = exchange or Loopback(range(1), device)
     was_training = model.training
@@ -46,9 +46,9 @@ def evaluate(
 def whole_utterances(
     shards: Shards, model: Model, device: torch.device, worker: int, workers: int
 ) -> Iterator[Batch]:
-    """A worker's utterances, about DEV_FRAMES at once; see `side_by_side` and `end_to_end`.
+    """Yield a worker's utterances, about DEV_FRAMES at once; see `side_by_side` and `end_to_end`.
 
-    What a recurrent network heard of one utterance must not colour the next.
+    A recurrent network must not carry its state from one utterance to the next.
     """
     join = side_by_side if model.is_recurrent else end_to_end
     left, right = model.context_left, model.context_right
@@ -63,9 +63,7 @@ def whole_utterances(
 
 
 def end_to_end(samples: list[Sample], left: int, right: int, device: torch.device) -> Batch:
-    """Utterances in one long row [1, T, F], which takes no padding; windows that straddle two of
-    them are masked.
-    """
+    """Join utterances in a row [1, T, F] without padding; windows that straddle two are masked."""
     gap_T = torch.zeros(left + right, dtype=torch.int64)
     feats, alis, masks = [], [], []
     for sample in samples:
@@ -83,7 +81,7 @@ def end_to_end(samples: list[Sample], left: int, right: int, device: torch.devic
 
 
 def side_by_side(samples: list[Sample], left: int, right: int, device: torch.device) -> Batch:
-    """A row each, as long as the longest one needs; edges repeat the first and the last frame."""
+    """Put each utterance in a row, padded to the longest; edges repeat the first and last frame."""
     padded = pad(samples)
     longest = padded.ali_BT.shape[1]
     feats = [context_padded(s.feats_TF, left, right + longest - len(s.ali_T)) for s in samples]

@@ -1,9 +1,9 @@
-"""An epoch's **minibatches for the workers hosted here**: as many steps for each of all workers.
+"""An epoch's **minibatches for the workers hosted here**: equally many steps for all workers.
 
 Planned from the shards' index before anything is read. Every frame comes once; so workers with
-fewer frames run out of minibatches a little earlier, and take part in the last steps with nothing:
-nobody waits for a gradient that does not come. An epoch may have parts (optim.phases), with
-other minibatches and with fewer workers that read; those that do not take part with nothing.
+fewer frames run out of minibatches a little earlier, and take part in the last steps with a zero
+gradient, so that no worker waits for them. An epoch may have parts (optim.phases), with other
+minibatches and fewer workers that read; the others take part with a zero gradient.
 """
 
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ from asr_train.train.state import RunState
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Frames before and after each one that the network sees."""
+    """Numbers of frames before and after each one that the network sees."""
 
     left: int
     right: int
 
 
 def seen_by(model: Model) -> Windows | Cut:
-    """What a network is to be given: single frames in their windows, or utterances."""
+    """Return what a network takes as input: single frames in their windows, or utterances."""
     if model.is_recurrent:
         left, right = model.context_left, model.context_right
         return Cut(left, right, model.stride, model.piece, model.warm)
@@ -34,20 +34,20 @@ def seen_by(model: Model) -> Windows | Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """A part of an epoch's order of samples, and who reads it in what minibatches."""
+    """A part of an epoch's order of samples, the workers that read it, and their minibatches."""
 
     shards: Shards
     minibatch_frames: int
-    workers: int  # that read; the others have nothing
+    workers: int  # that read
     first_step: int  # of the epoch
     batches: list[int]  # by worker that reads
 
 
 class Feed:
-    """One epoch.
+    """The minibatches of one epoch.
 
     Args:
-        seen: what the network is to be given.
+        seen: what the network takes as input.
         workers: of the run.
         local: those hosted here.
     Attributes:
@@ -81,12 +81,12 @@ class Feed:
         self.start(0)
 
     def start(self, step: int) -> None:
-        """Begin to read; so many steps of the epoch have been taken already."""
+        """Begin to read after so many steps of the epoch."""
         self._at = dict.fromkeys(self._local, step)
         self._readers: dict[int, tuple[_Phase, Iterator[Batch]]] = {}
 
     def next(self, worker: int) -> Batch | None:
-        """A local worker's next minibatch; None: it has had all of its own."""
+        """Return a local worker's next minibatch; None: it has none left."""
         step = self._at[worker]
         self._at[worker] += 1
         phase = self._phase(step)
@@ -99,7 +99,7 @@ class Feed:
         return next(self._readers[worker][1], None)
 
     def reading(self, step: int) -> int:
-        """How many workers have minibatches in that part of the epoch."""
+        """Return how many workers have minibatches in that part of the epoch."""
         return self._phase(step).workers
 
     def _phase(self, step: int) -> _Phase:
@@ -108,17 +108,17 @@ class Feed:
     def _reader(self, phase: _Phase, worker: int) -> FramePools | Sequences:
         optim, seen, epoch, device = self._settings
         sizes = {"pool_frames": optim.pool_frames, "minibatch_frames": phase.minibatch_frames}
-        who = {"seed": optim.seed, "worker": worker, "workers": phase.workers, "epoch": epoch}
+        order = {"seed": optim.seed, "worker": worker, "workers": phase.workers, "epoch": epoch}
         if isinstance(seen, Cut):
-            return Sequences(phase.shards, seen, **sizes, **who, device=device)
+            return Sequences(phase.shards, seen, **sizes, **order, device=device)
         left, right = seen.left, seen.right
         return FramePools(
-            phase.shards, context_left=left, context_right=right, **sizes, **who, device=device
+            phase.shards, context_left=left, context_right=right, **sizes, **order, device=device
         )
 
 
 def phases(optim: OptimSettings, epoch: int) -> Iterator[tuple[float, float, int, int | None]]:
-    """An epoch's parts: from and to which share of it, minibatch, and how many workers at most."""
+    """Yield an epoch's parts: first and last share of it, minibatch frames, and most workers."""
     first = 0.0
     for phase in optim.phases:
         last = min(1.0, phase.until - epoch)
@@ -130,6 +130,6 @@ def phases(optim: OptimSettings, epoch: int) -> Iterator[tuple[float, float, int
 
 
 def when(state: RunState, feed: Feed, epoch_step: int) -> tuple[float, int]:
-    """For the schedule: epochs done before a step, and gradients that are added up in it."""
+    """Return the schedule's arguments: epochs before a step, and gradients added up in it."""
     done = state.progress.epoch + epoch_step / state.progress.epoch_steps
     return done, min(len(state.method.groups[0]), feed.reading(epoch_step))

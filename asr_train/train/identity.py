@@ -1,4 +1,4 @@
-"""What decides the bits of a run: its **identity**, the splits that fit together, torch's modes."""
+"""What determines a run's results: its **identity**, splits that match, and torch's modes."""
 
 import os
 from typing import Any
@@ -9,11 +9,11 @@ from asr_train import files, jobs, schema
 from asr_train.schema import RunSettings
 from asr_train.shards.reader import Shards
 
-ABOUT = ("feats", "norm", "states_hash")  # of the shards: decoding must find the same again
+ABOUT = ("feats", "norm", "states_hash")  # of the shards: must be the same in decoding
 
 
 def check_same_task(train_shards: Shards, dev_shards: Shards) -> None:
-    """Both splits have the same features and states, else ValueError."""
+    """Raise ValueError unless both splits have the same features and states."""
     for name in ("num_mels", "num_states"):
         ours, theirs = getattr(train_shards, name), getattr(dev_shards, name)
         if ours != theirs:
@@ -39,15 +39,16 @@ def identity(
     dev_shards: Shards,
     initial: dict[str, Any] | None = None,
 ) -> str:
-    """A name for all that decides what training gives, but for the number of workers, which a
-    run may change; indexes list their parts' checksums.
+    """Return a hash of all that determines a run's results, except the number of workers.
+
+    A run may change that number. Indexes of shards contain checksums of their data.
 
     Args:
         initial: model.json of the network that it begins with.
     """
     settings = schema.plain(run)
     for name in ("timeout_seconds", "check_steps", "workers"):
-        del settings["comm"][name]  # decide nothing
+        del settings["comm"][name]  # do not matter
     indexes = [train_shards.index, dev_shards.index]
     content = {"run": settings, "shards": indexes}
     if initial is not None:
@@ -56,9 +57,9 @@ def identity(
 
 
 def same_bits_every_time(device: torch.device) -> None:
-    """From here on torch is as parallel as JOBS says, and deterministic on a GPU as on a CPU.
+    """Set torch's number of threads by JOBS, and make it deterministic on a GPU as on a CPU.
 
-    The processes of a machine, of which torchrun tells, share the JOBS.
+    The processes of a machine, counted by torchrun, share the JOBS.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(max(1, jobs.num_jobs() // processes))

@@ -1,29 +1,29 @@
-"""What a run says of itself: log.jsonl, TensorBoard events, a progress bar, a line an epoch.
+"""What a run reports: log.jsonl, TensorBoard events, a progress bar, a line per epoch.
 
-log.jsonl has a row every `optim.log_steps` steps, over the steps since the row before:
+log.jsonl has a row every `optim.log_steps` steps, over the steps since the previous row:
     step, epoch, frames     so far; epochs count from 1, frames of skipped steps are left out
     loss, accuracy          nats per frame and share of frames; null if all steps were skipped
-    rate, minibatch         per frame; frames a step, of all workers
-    sent_bits, elements_sent, compression_ratio    a step and worker, on average: messages with
-                            their headers, once, whoever gets them; the ratio is dense fp32 bits
-                            over these, null where nothing is sent
-    wire_bits               a step and worker: padding, lengths and everything else included
-    step_seconds, compute_seconds, exchange_seconds, wait_seconds    a step of the process that
-                            writes this, of all the workers in it; it waits for the reader
-    compress_seconds, transfer_seconds    of exchange_seconds: making messages; sending them and
-                            waiting for others'. The rest is reading and adding up. A GPU's work
-                            counts where it is waited for
-    skipped                 steps whose gradient was not finite, of a worker on average
+    rate, minibatch         per frame; frames per step, of all workers
+    sent_bits, elements_sent, compression_ratio    per step and worker, on average: messages with
+                            their headers, counted once for all receivers; the ratio is dense fp32
+                            bits over these, null where nothing is sent
+    wire_bits               per step and worker: padding, lengths and everything else included
+    step_seconds, compute_seconds, exchange_seconds, wait_seconds    per step of the process that
+                            writes this, for all its workers; wait: for the reader
+    compress_seconds, transfer_seconds    of exchange_seconds: encoding messages; sending them and
+                            waiting for others'. The rest is decoding and adding up. A GPU's work
+                            counts where the host waits for it
+    skipped                 steps whose gradient was not finite, mean over workers
     overflows               messages without room for all their elements, of all workers
     threshold, residual_norm    tau of GTC, and the norm of what a worker has not sent (root mean
                             square over workers); null in methods without
     staleness_mean, staleness_max    steps that a worker was ahead of the slowest one whose messages
                             it had, when it began a step; these four only of asynchronous methods
-    peer_wait_seconds       a step and worker: for others that were too far behind, and for drains
-    simulated_seconds       since the run began, in virtual time, of which peer_wait_seconds are
-                            then, too; null if time is real
+    peer_wait_seconds       per step and worker: for workers too far behind, and for drains
+    simulated_seconds       since the run began, in virtual time, as peer_wait_seconds then are;
+                            null in real time
 and a row at the end of each epoch: epoch, step, dev_loss, dev_accuracy, rate, workers, and
-weights_crc32, which replicas and repeated runs can be compared by.
+weights_crc32, to compare replicas and repeated runs.
 """
 
 import json
@@ -43,12 +43,12 @@ from asr_train.train.state import Interval, Progress
 
 
 class RunLog:
-    """Everything a run writes beside its checkpoints and model.
+    """Everything that a run writes besides its checkpoints and model.
 
     Args:
         folder: of the run.
-        progress: where the run goes on: what an earlier process wrote after that is cut off, so
-            that no row comes twice.
+        progress: where the run resumes: rows that an earlier process wrote after that are removed,
+            so that none comes twice.
         total_frames: of all epochs, for the bar.
     """
 
@@ -71,11 +71,11 @@ class RunLog:
 
     @property
     def bytes(self) -> int:
-        """The length of log.jsonl."""
+        """The length of log.jsonl in bytes."""
         return self._file.tell()
 
     def advance(self, frames: int) -> None:
-        """Move the bar."""
+        """Advance the progress bar."""
         self._bar.update(frames)
 
     def row(self, row: dict[str, Any]) -> None:
@@ -105,13 +105,13 @@ class RunLog:
 
 
 def say(line: str) -> None:
-    """Print a line, above the bar where there is one."""
+    """Print a line, above the progress bar if there is one."""
     tqdm.write(line)
     sys.stdout.flush()
 
 
 class NoLog:
-    """Of the processes that write none: worker 0's does."""
+    """The log of all processes but worker 0's: nothing is written."""
 
     bytes = 0
 
@@ -144,9 +144,9 @@ class Totals:
     """What all workers did in some steps.
 
     Attributes:
-        interval: its steps and seconds are of the process that writes the log, `skipped` is a sum
-            over workers like all else.
-        lead: None: they are in step with each other.
+        interval: steps and seconds are of the process that writes the log; all else, including
+            `skipped`, is summed over workers.
+        lead: None: workers are synchronous.
     """
 
     workers: int
@@ -160,7 +160,7 @@ class Totals:
 def train_row(
     totals: Totals, progress: Progress, rate: float, num_parameters: int
 ) -> dict[str, Any]:
-    """A row over the steps of `totals`."""
+    """Return a row of the log over the steps of `totals`."""
     interval, sent = totals.interval, totals.sent
     steps, workers = interval.steps, totals.workers
     learned = steps - interval.skipped / workers
@@ -205,7 +205,7 @@ def _lead_numbers(lead: Staleness) -> dict[str, Any]:
 
 
 def dev_row(progress: Progress, rate: float, workers: int, crc32: int) -> dict[str, Any]:
-    """A row at the end of an epoch; `rate` was that epoch's, and `crc32` is of the weights."""
+    """Return the row of a finished epoch; `rate` was that epoch's, and `crc32` is the weights'."""
     return {
         "epoch": progress.epoch,
         "step": progress.step,
@@ -220,19 +220,19 @@ def dev_row(progress: Progress, rate: float, workers: int, crc32: int) -> dict[s
 def epoch_line(
     interval: Interval, progress: Progress, rate: float, epochs: int, workers: int
 ) -> str:
-    """What a reader of a log wants to know of a finished epoch; `rate` was that epoch's."""
+    """Return the line to print for a finished epoch; `rate` was that epoch's."""
     loss, accuracy = interval.mean_loss(), interval.accuracy()
-    learned = "all steps skipped" if loss is None else f"loss {loss:.3f}, {accuracy:.1%} right"
+    learned = "all steps skipped" if loss is None else f"loss {loss:.3f}, accuracy {accuracy:.1%}"
     return (
         f"epoch {progress.epoch}/{epochs}: step {progress.step}, rate {rate:g}, {learned}; "
-        f"DEV loss {progress.dev_loss:.3f}, {progress.dev_accuracy:.1%} right; "
+        f"DEV loss {progress.dev_loss:.3f}, accuracy {progress.dev_accuracy:.1%}; "
         f"{interval.frames / max(interval.seconds(), 1e-9):,.0f} frames/s"
         + (f"; {interval.skipped / workers:g} steps skipped" if interval.skipped else "")
     )
 
 
 def _events(folder: Path, step: int) -> Any:
-    """TensorBoard's writer, or None where it is not installed: log.jsonl says all that it would."""
+    """Return TensorBoard's writer; None if it is not installed: log.jsonl has its numbers."""
     if step == 0:
         shutil.rmtree(folder, ignore_errors=True)  # of a run that is being started over
     try:

@@ -1,10 +1,9 @@
 """The **main path of training**: shards -> minibatches -> gradients -> updates -> model.json.
 
-`train` and the `step` it repeats read from top to bottom. They know the order of things; what the
-things are is in model, comm, shards and the modules beside this one. A process trains for all the
-workers that its exchange says it hosts. The same settings, shards and number of workers give the
-same bits on a CPU with the same number of threads, however the workers are spread over processes,
-and however often they are killed.
+`train` and the `step` it repeats read from top to bottom. They define the order of operations; the
+operations are in model, comm, shards and the modules beside this one. A process trains with all
+workers that it hosts. Results on a CPU are bit-identical for the same settings, shards, threads and
+number of workers, however the workers are spread over processes, and however often they are killed.
 """
 
 import contextlib
@@ -45,7 +44,7 @@ def train(
     exchange: Exchange | None = None,
     initial: Path | None = None,
 ) -> Path:
-    """Train a network as `run` says, going on from its newest checkpoint if there is one.
+    """Train a network as `run` says, resuming from its newest checkpoint if there is one.
 
     Args:
         train_shards: read in another order each epoch.
@@ -53,18 +52,18 @@ def train(
         folder: of the run, whose name it has; all processes share it. Gets ckpt/, log.jsonl,
             tensorboard/, models of epochs if they are kept, model.pt and, last of all, model.json.
         exchange: of all workers; None: a single one.
-        initial: model.json of a network whose layers this one begins with; None: drawn at random.
+        initial: model.json of a network whose layers this one begins with; None: random weights.
     Returns:
         The path of model.json.
     Raises:
-        ValueError: if the two splits do not fit together, or the method so many workers.
+        ValueError: if the splits do not match, or the method cannot have so many workers.
         NotFiniteError: if no gradient was finite MAX_SKIPPED steps in a row, or a weight is not.
-        DamagedFileError: if a shard is not what its index says, or no checkpoint is whole.
+        DamagedFileError: if a shard does not match its index, or no checkpoint is intact.
         ExchangeError: if another process does not answer in time.
-        ReplicaError: if models that must be the same differ.
+        ReplicaError: if models that must be identical differ.
     """
     exchange = exchange or Loopback(range(1), device)
-    leads = exchange.members[0] in exchange.local  # writes what is written once
+    leads = exchange.members[0] in exchange.local  # this process writes the run's files
     workers = len(exchange)
     check_same_task(train_shards, dev_shards)
     same_bits_every_time(device)
@@ -109,10 +108,10 @@ def train(
                 say(line)
 
         tell(
-            f"{folder.name}: {num_parameters:,} parameters, {train_shards.num_frames:,} frames an "
+            f"{folder.name}: {num_parameters:,} parameters, {train_shards.num_frames:,} frames per "
             f"epoch, {device} and {torch.get_num_threads()} threads, "
             + (f"{workers} workers, {len(exchange.local)} of them here, " if workers > 1 else "")
-            + (f"going on after step {progress.step}" if progress.step else "from the beginning")
+            + (f"resuming after step {progress.step}" if progress.step else "from the beginning")
         )
         tell(changed)
         tell(method.notice)
@@ -173,7 +172,7 @@ def train(
                     check_replicas(state)
                     for row_step, taken in sorted(rows.items()):
                         write_row(row_step, taken)
-                # The epoch's last row has what its end sends, too
+                # The epoch's last row, written below, also counts what its end sends
                 if progress.step % optim.log_steps == 0 and progress.epoch_step < feed.num_steps:
                     write_row(progress.step)
                 if progress.step % optim.checkpoint_steps == 0:
@@ -208,7 +207,7 @@ def train(
 
 
 def check_replicas(state: RunState) -> None:
-    """Those who share a model in several processes have the same one, else ReplicaError."""
+    """Raise ReplicaError if processes that share a model have different weights."""
     names = [slot.name for slot in state.bucket.table]
     for group, replica in zip(state.method.groups, state.method.replicas, strict=True):
         if len(group.local) < len(group.members):
@@ -217,5 +216,5 @@ def check_replicas(state: RunState) -> None:
 
 
 def start_step(done: int, of: int, steps: int) -> int:
-    """Where to go on in an epoch of `steps` of which `done` `of` some other number were taken."""
+    """Return where to resume in an epoch of `steps`, of which `done` `of` another number were."""
     return done if of in (0, steps) else round(done / of * steps)

@@ -1,10 +1,10 @@
-"""Before a run: a single worker on a **part of TRAIN** -> model.json that the run begins with.
+"""**Pretraining** by a single worker on a part of TRAIN -> model.json that a run begins with.
 
 Layer by layer (Strom, 2015; Seide et al., 2011): a network of one hidden layer is trained, then
 one of two that begins with that layer, and so on up to the run's own. Or, for block momentum, the
-whole network on a part of TRAIN (Ladkat et al., 2019: 250 of 2000 hours on one GPU). Each is
-a run of its own, in a folder of its own, that goes on from its newest checkpoint. Runs that begin
-with the same network share it.
+whole network on a part of TRAIN (Ladkat et al., 2019: 250 of 2000 hours on one GPU). Each is a run
+in a folder of its own, and resumes from its newest checkpoint. Runs that begin with the same
+network share it.
 """
 
 import time
@@ -31,13 +31,13 @@ def pretrained(
     device: torch.device,
     leads: bool,
 ) -> Path | None:
-    """The model.json that a run begins with; None: it begins at random.
+    """Return the model.json that a run begins with; None: random weights.
 
     Args:
-        folder: of the run, which all processes share; beside it, in pretrained/HASH, lies what it
-            begins with, where the hash names settings and data.
-        leads: whether this process trains it; the others wait until it is there, for as long as
-            it takes: who started them ends them if the one that trains dies.
+        folder: of the run, which all processes share; the network is beside it, in pretrained/HASH,
+            a hash of settings and data.
+        leads: whether this process trains it; the others wait for it without a limit: their
+            launcher ends them if the one that trains dies.
     Raises:
         as `train.loop.train`.
     """
@@ -62,7 +62,7 @@ def pretrained(
 
 
 def stages(run: RunSettings) -> Iterator[tuple[str, RunSettings]]:
-    """The networks that are trained, one after the other: a folder's name, and settings."""
+    """Yield the networks to train, one after the other: a folder's name, and settings."""
     given = run.optim.pretrain
     assert given is not None
     optim = replace(

@@ -1,4 +1,4 @@
-"""What a training process asks of its machine: a device, a folder of its own, an end in time."""
+"""A training process and its machine: device, lock of its folder, end with its launcher."""
 
 import contextlib
 import ctypes
@@ -15,10 +15,10 @@ PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def die_with_launcher() -> None:
-    """Under torchrun on Linux: no process of a run outlives the one that started it.
+    """Let this process end with its launcher: torchrun, on Linux.
 
-    torchrun ends its processes when one of them dies, but cannot if it is killed itself; then they
-    would go on beside those of the next start.
+    torchrun ends its processes when one of them dies, but not if it is killed itself; then they
+    would keep running beside those of the next start.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -26,10 +26,10 @@ def die_with_launcher() -> None:
 
 @contextlib.contextmanager
 def alone_in(folder: Path, waits: bool = False) -> Iterator[None]:
-    """No other process trains in this folder, as far as its file system knows of locks.
+    """Lock a folder against other training processes, if its file system has locks.
 
     Raises:
-        ValueError: if one does, and this one does not wait for its end.
+        ValueError: if another process has locked it, and this one does not wait.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as file:
@@ -45,18 +45,18 @@ def alone_in(folder: Path, waits: bool = False) -> Iterator[None]:
 
 
 def chosen_device() -> torch.device:
-    """DEVICE, else the GPU if there is one; of several, each process of a machine has its own."""
+    """Return DEVICE, else the GPU if there is one; of several, each local process has its own."""
     has_gpu = torch.cuda.is_available()
-    wish = os.environ.get("DEVICE") or ("cuda" if has_gpu else "cpu")
+    name = os.environ.get("DEVICE") or ("cuda" if has_gpu else "cpu")
     try:
-        device = torch.device(wish)
+        device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"DEVICE is {wish!r}; it must be cpu, cuda or cuda:N") from error
+        raise ValueError(f"DEVICE is {name!r}; it must be cpu, cuda or cuda:N") from error
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"DEVICE is {wish!r}; it must be cpu, cuda or cuda:N")
+        raise ValueError(f"DEVICE is {name!r}; it must be cpu, cuda or cuda:N")
     found = torch.cuda.device_count() if has_gpu else 0
     if device.type == "cuda" and (device.index or 0) >= found:
-        raise ValueError(f"DEVICE is {wish} but torch finds {found} GPUs; try DEVICE=cpu")
+        raise ValueError(f"DEVICE is {name} but torch finds {found} GPUs; try DEVICE=cpu")
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % found)
         torch.cuda.set_device(device)

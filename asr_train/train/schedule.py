@@ -1,12 +1,12 @@
-"""The learning rate from what was seen so far; knows nothing of networks or files.
+"""The learning rate, by epochs and DEV losses so far; knows nothing of networks or files.
 
 Gradients are sums over frames and over workers, so `optim.rate` is per frame, and n workers' update
 at the same rate is n times as large: the linear scaling rule of Goyal et al. (2017), which holds up
-to some size and then diverges. Two things keep the first epochs from it, and both are settings:
-    optim.scaling         sum: the rate as it is. sqrt: over the root of n (Krizhevsky, 2014: the
-                          variance of an update stays). mean: over n.
-    optim.warmup_epochs   the rate rises in a straight line, from 1 / n of it, which is a single
-                          worker's update, to all of it (Goyal et al., 2017, section 2.2).
+to some size and then diverges. Two settings prevent that in the first epochs:
+    optim.scaling         sum: the rate as it is. sqrt: divided by the root of n (Krizhevsky, 2014:
+                          the variance of an update stays the same). mean: divided by n.
+    optim.warmup_epochs   the rate rises linearly, from 1 / n of it, which is a single worker's
+                          update, to all of it (Goyal et al., 2017, section 2.2).
 n is the number of workers whose gradients are added up: all for gtc and allreduce, a group for
 bmuf_gtc, one for bmuf and model_averaging, whose workers each take their own steps.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from asr_train.schema import Halving, OptimSettings, Scaling
 
-# rate * frames an update, above which training with gradients added up is likely to diverge. On
+# rate * frames per update above which training with added gradients is likely to diverge. On
 # digits, 8 workers of 256 frames, DEV accuracy of dnn_4x256 after an epoch (one worker: 77.3 %):
 #   allreduce   2.0 (mean) 71.6 %   5.8 (sqrt) 28.1 %, with warm-up over the epoch 73.1 %
 #   gtc, tau 4  2.0 70.2 %   5.8 75.5 %   16.4 (sum) 30.8 %, with warm-up over half of it 33.2 %
@@ -26,7 +26,7 @@ MOST_AN_UPDATE, MOST_WITH_WARMUP = 5.0, 10.0
 
 @dataclass(slots=True)
 class _State:
-    rate: float  # of the epoch to come, per frame; before scaling and warm-up
+    rate: float  # of the current epoch, per frame; before scaling and warm-up
     epochs: int = 0  # finished
     is_halving: bool = False
     last_loss: float | None = None  # of DEV
@@ -37,9 +37,9 @@ class Schedule:
     """`optim.rate` for `hold_epochs` epochs (at least the first), then halved.
 
     each_epoch: after every epoch from then on (Strom, 2015).
-    newbob: once DEV's loss fell by less than the share `newbob_gain` of what it was an epoch
-    before, and after every epoch from then on. With a `min_rate`, the run is finished when the rate
-    would fall below it (min-rate newbob; Ladkat et al., 2019).
+    newbob: once DEV's loss fell by less than the share `newbob_gain` of its previous value, and
+    after every epoch from then on. With a `min_rate`, the run is finished when the rate would fall
+    below it (min-rate newbob; Ladkat et al., 2019).
     """
 
     def __init__(self, settings: OptimSettings) -> None:
@@ -49,29 +49,29 @@ class Schedule:
 
     @property
     def rate(self) -> float:
-        """Of the step that is being taken, or comes next; per frame."""
+        """The rate of the current or next step, per frame."""
         return self._state.rate * self._share
 
     @property
     def is_finished(self) -> bool:
-        """No epoch is to come."""
+        """Whether no epoch is left."""
         return self._state.is_finished or self._state.epochs >= self.settings.epochs
 
     def rate_at(self, epochs: float, added_up: int) -> float:
-        """Of a step of this epoch, with the arguments of `begin_step`."""
+        """Return the rate of a step of this epoch, with the arguments of `begin_step`."""
         return self._state.rate * share(self.settings, epochs, added_up)
 
     def begin_step(self, epochs: float, added_up: int) -> None:
         """Set the rate of a step.
 
         Args:
-            epochs: that were done before it.
-            added_up: workers whose gradients are.
+            epochs: done before it.
+            added_up: number of workers whose gradients are added up.
         """
         self._share = share(self.settings, epochs, added_up)
 
     def end_epoch(self, dev_loss: float) -> None:
-        """Take in DEV's loss in nats per frame after an epoch."""
+        """Update the schedule by DEV's loss in nats per frame after an epoch."""
         state, last_loss = self._state, self._state.last_loss
         state.epochs += 1
         if state.epochs >= self.settings.hold_epochs:
@@ -89,16 +89,16 @@ class Schedule:
         return last_loss - loss >= self.settings.newbob_gain * last_loss  # False for a NaN
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data for a checkpoint."""
+        """Return plain data for a checkpoint."""
         return asdict(self._state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self._state = _State(**state)
 
 
 def share(settings: OptimSettings, epochs: float, added_up: int) -> float:
-    """Of the rate, that is used after so many epochs where so many gradients are added up."""
+    """Return the share of the rate to use after so many epochs with so many gradients added up."""
     full = {
         Scaling.sum: 1.0,
         Scaling.sqrt: 1 / math.sqrt(added_up),
@@ -112,7 +112,7 @@ def share(settings: OptimSettings, epochs: float, added_up: int) -> float:
 
 
 def warning(settings: OptimSettings, added_up: int) -> str | None:
-    """What to say of a run that may well diverge; None: nothing."""
+    """Return a warning for a run that is likely to diverge, else None."""
     frames = settings.minibatch_frames * added_up
     size = settings.rate * share(settings, math.inf, added_up) * frames
     most = MOST_WITH_WARMUP if settings.warmup_epochs else MOST_AN_UPDATE

@@ -1,13 +1,13 @@
-"""What checkpoints hold, and which one a run goes on from.
+"""The state of a run, its checkpoints, and which of them it resumes from.
 
 RunState is all that the next step depends on: weights, momentum, schedule, method, the place in
 the epoch, counters. Random numbers need no state: they are drawn anew from (seed, step, worker).
-Checkpoints keeps the newest few in a folder, a file a worker:
+Checkpoints keeps the newest few in a folder, one file per worker:
     step-00001000.pt        worker 0's: tensors and plain data, by torch.save
-    step-00001000.w001.pt   worker 1's, and so on; what a group or all share is in its first one's
+    step-00001000.w001.pt   worker 1's, and so on; the state of a group is in its first worker's
     step-00001000.json      written after them: sizes, SHA-256, step, and the run it belongs to
-A checkpoint is used if all are there and agree; so a kill at any moment leaves the one before.
-Which processes host which workers does not matter: files are those of workers.
+A checkpoint is used if all files exist and match; so a kill at any moment leaves the previous one.
+Files belong to workers, so it does not matter which processes host them.
 """
 
 import contextlib
@@ -62,25 +62,23 @@ class Interval:
             setattr(self, name, getattr(self, name) + value)
 
     def mean_loss(self) -> float | None:
-        """Nats a frame; None if all steps were skipped."""
+        """Return nats per frame; None if all steps were skipped."""
         return self.loss / self.frames if self.frames else None
 
     def accuracy(self) -> float | None:
-        """The share of frames whose best state is right; None if all steps were skipped."""
+        """Return the share of frames whose best state is correct; None if all were skipped."""
         return self.correct / self.frames if self.frames else None
 
     def seconds(self) -> float:
-        """All of its steps."""
+        """Return the seconds of all its steps."""
         return self.compute_seconds + self.exchange_seconds + self.wait_seconds
 
 
 class Stopwatch:
-    """Adds the seconds inside a `with` to a field of an Interval; those of one inside another count
-    in the inner one alone.
-    """
+    """Adds the seconds inside a `with` to a field of an Interval, without those nested in it."""
 
     def __init__(self) -> None:
-        self._inner = 0.0  # seconds that have been counted inside of the current one
+        self._inner = 0.0  # seconds already counted inside the current one
 
     @contextlib.contextmanager
     def __call__(self, counts: Interval, name: str) -> Iterator[None]:
@@ -96,12 +94,12 @@ class Stopwatch:
 
 @dataclass(slots=True)
 class Progress:
-    """Where a run stands, in plain numbers; the same on all workers."""
+    """How far a run has come, in plain numbers; the same on all workers."""
 
-    epoch: int = 0  # finished ones
-    epoch_step: int = 0  # steps of the epoch that is being trained
-    epoch_steps: int = 0  # that it has in all
-    step: int = 0  # skipped ones count
+    epoch: int = 0  # finished epochs
+    epoch_step: int = 0  # steps taken in the current epoch
+    epoch_steps: int = 0  # steps of the current epoch in all
+    step: int = 0  # steps taken, including skipped ones
     frames: int = 0  # of all workers, up to the last row of the log
     dev_loss: float | None = None  # at the end of the last epoch, nats per frame
     dev_accuracy: float | None = None
@@ -113,8 +111,8 @@ class RunState:
     """A run in memory: what is shared, and what belongs to the workers hosted here.
 
     Attributes:
-        skipped_in_row: one a group of `method.groups`.
-        since_log: by local worker; seconds are those of the process, of which some stand in each.
+        skipped_in_row: one per group of `method.groups`.
+        since_log: by local worker; its seconds are a part of the process's.
         in_epoch: of all workers, up to the last row of the log.
     """
 
@@ -131,7 +129,7 @@ class RunState:
     def fresh(
         cls, bucket: Bucket, method: ExchangeMethod, schedule: Schedule, momentum: float
     ) -> "RunState":
-        """At the beginning: all workers have the model's weights."""
+        """Create the state at the beginning: all workers have the model's weights."""
         state = cls(bucket, method, schedule)
         state.skipped_in_row = [0] * len(method.groups)
         state.since_log = {worker: Interval() for worker in method.exchange.local}
@@ -139,10 +137,10 @@ class RunState:
         return state
 
     def contents(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Tensors and plain data for each local worker's part of a checkpoint, one by one.
+        """Return tensors and plain data for each local worker's part of a checkpoint, one by one.
 
         Raises:
-            NotFiniteError: if a weight is not finite: nothing could go on from there.
+            NotFiniteError: if a weight is not finite: no run could resume from there.
         """
         self.method.check()
         for replica in self.method.replicas:
@@ -171,10 +169,10 @@ class RunState:
             yield worker, content
 
     def restore(self, saved: "Saved") -> str | None:
-        """Go on from a checkpoint, in place.
+        """Resume from a checkpoint, in place.
 
         Returns:
-            What to say of a checkpoint of another number of workers; None if it is the same.
+            A notice if the checkpoint has another number of workers, else None.
         """
         self._restore_shared(saved.load(0)["shared"])
         if saved.workers != len(self.method.exchange):
@@ -196,7 +194,7 @@ class RunState:
         self.in_epoch = Interval(**shared["in_epoch"])
 
     def _restore_resized(self, saved: "Saved") -> str:
-        """From another number of workers: all go on from the mean of the models."""
+        """Resume from another number of workers: all continue from the mean of the models."""
         groups = [c["group"] for c in map(saved.load, range(saved.workers)) if "group" in c]
         for number in range(len(self.method.groups)):
             self.method.load_group_states(number, [group["method"] for group in groups])
@@ -214,17 +212,17 @@ class RunState:
             self.since_log[0] = counted
         return (
             f"the checkpoint is of {saved.workers} workers and {len(groups)} models, this run has "
-            f"{len(self.method.exchange)} workers; they go on from the models' mean, and what was "
-            f"not yet sent (norm {squares**0.5:.4g} a model) is dealt out among them"
+            f"{len(self.method.exchange)} workers; they continue from the models' mean, and what "
+            f"was not yet sent (norm {squares**0.5:.4g} per model) is divided among them"
         )
 
 
 def check_finite(what: str, vector_P: Tensor, bucket: Bucket, step: int) -> None:
-    """All elements are numbers, else NotFiniteError with the first one's parameter and value."""
+    """Raise NotFiniteError, with the first parameter and value, if an element is not finite."""
     if torch.isfinite(vector_P.sum()):  # one NaN or infinity makes the sum one
         return
     is_bad_P = ~torch.isfinite(vector_P)
-    if not is_bad_P.any():  # large, but numbers
+    if not is_bad_P.any():  # large but finite
         return
     element = int(is_bad_P.nonzero()[0])
     raise NotFiniteError(
@@ -243,7 +241,7 @@ class Saved:
     parts: list[dict[str, Any]]  # by worker
 
     def load(self, worker: int) -> dict[str, Any]:
-        """A worker's part.
+        """Load a worker's part.
 
         Raises:
             DamagedFileError: if torch cannot read it safely.
@@ -255,8 +253,8 @@ class Checkpoints:
     """The checkpoints of one run in `folder`, which all processes share.
 
     Args:
-        identity: names settings and data; those of another identity cannot be gone on from.
-        keep: how many of the newest stay.
+        identity: hash of settings and data; a run resumes only from checkpoints with its own.
+        keep: how many of the newest to keep.
         exchange: of all workers; None: one.
     """
 
@@ -270,11 +268,11 @@ class Checkpoints:
         self._leads = self.exchange.members[0] in self.exchange.local
 
     def save(self, step: int, contents: Iterator[tuple[int, dict[str, Any]]]) -> None:
-        """Write a checkpoint whole, then let the oldest go; all processes call it."""
+        """Write a checkpoint, then remove the oldest; all processes call it."""
         stem = f"step-{step:08d}"
         index = self.folder / f"{stem}.json"
         if self._leads:
-            index.unlink(missing_ok=True)  # while it would not fit its parts
+            index.unlink(missing_ok=True)  # it will not match its parts until all are written
         self.exchange.barrier()
         listed = []
         for worker, content in contents:
@@ -289,9 +287,9 @@ class Checkpoints:
                 self._remove(old)
 
     def newest(self) -> Saved | None:
-        """The newest whole checkpoint; None: start from the beginning. All processes call it.
+        """Return the newest intact checkpoint, or None; all processes call it.
 
-        Says which ones it passes over, and why, and removes them: those of other settings or data,
+        Prints which ones it skips, and why, and removes them: those of other settings or data,
         unfinished ones, and damaged ones that are newer than the one returned.
 
         Raises:
@@ -300,29 +298,29 @@ class Checkpoints:
         if self._leads:
             self._remove_others()
         names = [path.name for path in self._newest_first()] if self._leads else []
-        said = self.exchange.broadcast(json.dumps(names).encode() if self._leads else None)
+        content = self.exchange.broadcast(json.dumps(names).encode() if self._leads else None)
         damaged: list[tuple[Path, str]] = []
-        for name in json.loads(said):
+        for name in json.loads(content):
             path = self.folder / name
             saved, reason = self._checked(path)
-            reasons = [_from_message(m) for m in self.exchange.gather(self._said(reason))]
+            reasons = [_from_message(m) for m in self.exchange.gather(self._messages(reason))]
             if reason := next(filter(None, reasons), ""):
                 damaged.append((path, reason))
                 continue
             assert saved is not None
             for other, reason in damaged if self._leads else []:
-                print(f"checkpoint passed over and removed: {reason}", flush=True)
+                print(f"checkpoint skipped and removed: {reason}", flush=True)
                 self._remove(other)
             return saved
         if damaged:
             raise DamagedFileError(
-                f"no checkpoint in {self.folder} is whole: {damaged[0][1]}. "
+                f"no checkpoint in {self.folder} is intact: {damaged[0][1]}. "
                 f"To start over, delete {self.folder}"
             )
         return None
 
     def _checked(self, path: Path) -> tuple[Saved | None, str]:
-        """A checkpoint, or what is wrong with it; each process compares some of the parts."""
+        """Return a checkpoint, or what is wrong with it; each process checks some of the parts."""
         try:
             listed = files.read_json(path)
             try:
@@ -340,11 +338,11 @@ class Checkpoints:
         first = self.exchange.members[0]
         return [worker - first for worker in self.exchange.local]
 
-    def _said(self, reason: str) -> list[Tensor]:
+    def _messages(self, reason: str) -> list[Tensor]:
         return [_as_message(reason, self.exchange.device) for _ in self.exchange.local]
 
     def _remove_others(self) -> None:
-        """Whatever this run cannot go on from, yet is no damage."""
+        """Remove files that are undamaged, but that this run cannot resume from."""
         for path in self.folder.glob(".tmp.step-*"):
             path.unlink()
         listed = {path.stem for path in self._newest_first()}
@@ -366,22 +364,22 @@ class Checkpoints:
         try:
             return bool(files.read_json(path)["identity"] == self.identity)
         except (DamagedFileError, KeyError, TypeError):
-            return True  # as far as one can tell: `newest` says what is wrong with it
+            return True  # possibly: `newest` reports what is wrong with it
 
     def _newest_first(self) -> list[Path]:
-        """The indexes; their names sort by step."""
+        """Return the paths of the indexes, whose names sort by step."""
         return sorted(self.folder.glob("step-*.json"), reverse=True)
 
     def _remove(self, path: Path) -> None:
-        path.unlink()  # first: without it the others are just unfinished
+        path.unlink()  # first: without it the other files are an unfinished checkpoint
         for part in self.folder.glob(f"{path.stem}.*pt"):
             part.unlink()
 
 
 def _as_message(content: Any, device: torch.device) -> Tensor:
-    """Plain data as bytes that an exchange can gather."""
-    said = json.dumps(content).encode()
-    return torch.frombuffer(bytearray(said), dtype=torch.uint8).to(device)
+    """Encode plain data as bytes that an exchange can gather."""
+    message = bytearray(json.dumps(content).encode())
+    return torch.frombuffer(message, dtype=torch.uint8).to(device)
 
 
 def _from_message(message_B: Tensor) -> Any:

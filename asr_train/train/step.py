@@ -16,15 +16,15 @@ from asr_train.shards.batch import Batch
 from asr_train.train.log import say
 from asr_train.train.state import NotFiniteError, RunState, check_finite
 
-MAX_SKIPPED = 100  # steps in a row; who fails so often will not recover
-NextBatch = Callable[[int], Batch | None]  # of a worker; None: it has had all
+MAX_SKIPPED = 100  # steps in a row; a run that skips so many will not recover
+NextBatch = Callable[[int], Batch | None]  # worker -> minibatch; None: none is left
 
 
 def step(model: Model, next_batch: NextBatch, state: RunState, optim: OptimSettings) -> int:
-    """One minibatch of each worker: forward, backward, exchange, update; counted in `state`.
+    """Take a step: each worker's minibatch forward and backward, exchange, update, counts.
 
     Returns:
-        How many frames the workers hosted here learned from.
+        The number of frames that the workers hosted here learned from.
     Raises:
         NotFiniteError: at the last of MAX_SKIPPED skipped steps in a row.
     """
@@ -68,11 +68,11 @@ def gradients(
     step: int,
     learned: dict[int, tuple[int, float, int]],
 ) -> Iterator[Gradient]:
-    """Each worker's gradient, one after the other in the same memory; zeros without a minibatch.
+    """Yield each worker's gradient, all in the same memory; zeros without a minibatch.
 
     Args:
-        optim: the seed of random numbers in the network, and how long a gradient may be.
-        step: which is being taken, from 1.
+        optim: has the seed of random numbers in the network, and a gradient's largest norm.
+        step: number of the current step, from 1.
         learned: gets frames, loss in nats and correct frames of each worker.
     """
     bucket, counts = state.bucket, state.since_log[workers[0]]
@@ -89,7 +89,7 @@ def gradients(
 def one_gradient(
     model: Model, batch: Batch | None, bucket: Bucket, optim: OptimSettings, seed: int
 ) -> tuple[Gradient, tuple[int, float, int]]:
-    """A minibatch's gradient, in the bucket; its frames, loss in nats and correct frames."""
+    """Return a minibatch's gradient, in the bucket; its frames, loss in nats, correct frames."""
     bucket.zero_grad()
     if batch is None:
         return Gradient(bucket.grad_P, 0), (0, 0.0, 0)
@@ -107,9 +107,9 @@ def one_gradient(
 
 
 def seed_of(seed: int, step: int, worker: int) -> int:
-    """Of the random numbers in the network: a worker's own wherever it lives, and after a restart.
+    """Return the seed of a worker's random numbers in a step, the same in any process and start.
 
-    Hashed, for torch's generator of a CPU takes the lowest 32 bits of a seed alone.
+    Hashed, because torch's generator on a CPU uses only the lowest 32 bits of a seed.
     """
     (bits,) = np.random.SeedSequence([seed, step, worker]).generate_state(1, np.uint64)
     return int(bits)
@@ -118,25 +118,27 @@ def seed_of(seed: int, step: int, worker: int) -> int:
 def shorten(grad_P: Tensor, longest: float) -> None:
     """Scale a gradient, in place, to an L2 norm of at most `longest` (Pascanu et al., 2013).
 
-    One whose norm is not finite, or too long for float32, is finite nowhere then, and is skipped.
+    If the norm is not finite, or overflows float32, no element is then finite: the step is skipped.
     """
     norm = torch.linalg.vector_norm(grad_P)
     grad_P.mul_(torch.where(norm.isfinite(), (longest / norm).clamp(max=1.0), norm))
 
 
 def skip(state: RunState, group: int, losses: dict[int, float], step: int, who: str | None) -> None:
-    """Leave a group's weights and momentum as they are, and say so; too often is an error.
+    """Count and report a step that leaves a group's weights and momentum as they are.
 
     Args:
         losses: in nats, of the workers hosted here that skip it.
-        who: to say so of; None: another process says it.
+        who: the group, for the report; None: another process reports.
+    Raises:
+        NotFiniteError: at the last of MAX_SKIPPED skipped steps in a row.
     """
     state.skipped_in_row[group] += 1
     for worker in losses:
         state.since_log[worker].skipped += 1
     if who is not None:
-        said = ", ".join(str(loss) for loss in losses.values())
-        say(f"step {step} is skipped{who}: its loss is {said}, or a gradient not finite")
+        text = ", ".join(str(loss) for loss in losses.values())
+        say(f"step {step} is skipped{who}: its loss is {text}, or a gradient is not finite")
     if state.skipped_in_row[group] >= MAX_SKIPPED:
         check_finite("the weights", state.method.replicas[group].weights_P, state.bucket, step)
         check_finite("the gradient", state.bucket.grad_P, state.bucket, step)

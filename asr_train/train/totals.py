@@ -1,4 +1,4 @@
-"""What **all workers did since the last row of the log**, gathered from their processes."""
+"""**Totals of all workers since the last row of the log**, gathered from their processes."""
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
@@ -10,9 +10,9 @@ from asr_train.train.state import Interval, RunState
 
 
 def take(state: RunState, worker: int) -> WorkerTotals:
-    """What a local worker did since it was last asked; its counts start over."""
+    """Return what a local worker did since the last call, and reset its counts."""
     counts, state.since_log[worker] = state.since_log[worker], Interval()
-    seconds = state.method.take_seconds()  # of the process; the next worker's are none
+    seconds = state.method.take_seconds()  # of the process; zeros for its other workers
     counts.compress_seconds += seconds["compress"]
     counts.transfer_seconds += seconds["transfer"]
     tau, squares = state.method.measures(worker)
@@ -23,7 +23,7 @@ def take(state: RunState, worker: int) -> WorkerTotals:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What one worker tells the others, in numbers."""
+    """What one worker sends to the others, in numbers."""
 
     skipped: int
     frames: int
@@ -51,10 +51,10 @@ class _Row:
 
 
 def gathered(state: RunState, taken: Sequence[WorkerTotals] | None = None) -> Totals:
-    """What all workers did since the last row of the log; None: up to now.
+    """Return what all workers did since the last row of the log.
 
     Args:
-        taken: of the local workers, in their order.
+        taken: totals of the local workers, in their order; None: up to now.
     """
     exchange = state.method.exchange
     if taken is None:

@@ -124,7 +124,7 @@ def test_replicas_that_differ_are_named_with_the_first_parameter():
 
     for error in forked.run(check, 3, 3):
         assert isinstance(error, ReplicaError)
-        assert "step 30: workers 2 have another a.bias than worker 0 (1 of 3" in str(error)
+        assert "step 30: workers 2 have a different a.bias than worker 0 (1 of 3" in str(error)
 
 
 @pytest.mark.parametrize("is_dead", [True, False], ids=["dead", "hung"])

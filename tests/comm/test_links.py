@@ -87,7 +87,7 @@ def test_a_goodbye_is_no_error_and_a_killed_process_is_one_at_once():
         return str(raised.value)
 
     found = forked.run(main, 3, 3)
-    assert "training goes on from the last checkpoint" in found[0]
+    assert "training resumes from the last checkpoint" in found[0]
     assert found[2] == -signal.SIGKILL
 
 
@@ -98,7 +98,7 @@ def test_what_is_longer_than_any_message_is_refused():
             ours.send(torch.zeros(101, dtype=torch.uint8))
             exchange.barrier()
             return None
-        with pytest.raises(ExchangeError, match="sent 101 bytes of kind 1, at most 100 fit"):
+        with pytest.raises(ExchangeError, match="sent 101 bytes of kind 1; the most is 100"):
             ours.receive(PATIENCE_SECONDS)
         exchange.barrier()
         return "refused"
@@ -369,7 +369,7 @@ def test_a_launcher_that_calls_itself_loopback_is_reached_by_other_machines(monk
 
 
 def test_a_launcher_that_has_no_address_is_named():
-    with pytest.raises(ExchangeError, match=r"no way to 'nobody\.invalid'.*MASTER_ADDR"):
+    with pytest.raises(ExchangeError, match=r"no route to 'nobody\.invalid'.*MASTER_ADDR"):
         links._facing("nobody.invalid")
 
 

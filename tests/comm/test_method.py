@@ -288,7 +288,7 @@ def test_a_group_size_that_is_not_set_is_chosen_and_said(workers, size):
     method = method_of("bmuf_gtc", workers, group_size=0)
     assert len(method.groups) == workers // size
     assert all(len(group) == size for group in method.groups)
-    assert method.notice == f"bmuf_gtc: {workers // size} groups of {size}, a model each"
+    assert method.notice == f"bmuf_gtc: {workers // size} groups of {size}, one model each"
 
 
 def test_a_negative_group_size_is_refused():

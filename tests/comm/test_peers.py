@@ -124,7 +124,7 @@ def test_a_debt_that_overflows_is_not_sent_and_not_kept():
 
 def test_messages_of_another_run_are_refused():
     sender, receiver = begun(3)[0], begun(2)[1]
-    with pytest.raises(MessageError, match=rf"\(3, {SIZE}\) but \(2, {SIZE}\) is due"):
+    with pytest.raises(MessageError, match=rf"\(3, {SIZE}\), not \(2, {SIZE}\)"):
         receiver.receive(message(sender, 0))
     one, two = begun(2)
     two.tau = 2.0
@@ -153,7 +153,7 @@ def test_a_message_of_a_step_that_nobody_can_have_come_to_is_refused(staleness, 
         sender.receive(sender.read(message_B, 0))
         if step > staleness:
             before_P = weights(receiver)
-            refusal = r"step {} but has taken {} steps itself, and nobody is more than {} ahead"
+            refusal = r"step {} but has taken {} steps itself, and no worker is more than {} ahead"
             with pytest.raises(MessageError, match=refusal.format(step, 0, staleness)):
                 receiver.receive(Message(*codec.read(message_B)))
             with monkeypatch.context() as patch:

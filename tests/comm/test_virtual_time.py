@@ -189,7 +189,7 @@ def test_replicas_that_differ_after_a_drain_are_named():
         return random_gradient(worker, step)
 
     run.learner.of = gradient
-    with pytest.raises(ReplicaError, match="step 6: workers 2 have other weights than worker 0"):
+    with pytest.raises(ReplicaError, match="weights of workers 2 differ from worker 0"):
         run.steps(6)
 
 

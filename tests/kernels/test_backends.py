@@ -288,7 +288,7 @@ def _total(sent, size):
 
 
 def test_what_cannot_be_decoded_is_refused():
-    with pytest.raises(ValueError, match=r"hits are int32 but a message's are torch.int64"):
+    with pytest.raises(ValueError, match="sent elements are int32 but a message"):
         decode.total([torch.zeros(3, dtype=torch.int64)], 1.0, torch.zeros(5))
     with pytest.raises(ValueError, match=r"contiguous float32 but out_P is torch.float64"):
         decode.update([], 1.0, 1.0, torch.zeros(5, dtype=torch.float64))
@@ -347,16 +347,16 @@ def test_a_backend_that_cannot_be_is_refused(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with forced(Backend.triton), pytest.raises(ValueError, match="a tensor is on cpu"):
         choose(torch.zeros(1))
-    with forced(Backend.cpu), pytest.raises(ValueError, match=r"cpu was asked for .* on meta"):
+    with forced(Backend.cpu), pytest.raises(ValueError, match=r"is cpu but a tensor is on meta"):
         choose(torch.zeros(1, device="meta"))
 
 
 def test_without_numba_the_reference_runs_and_says_so(monkeypatch):
     monkeypatch.setattr(backend, "has_numba", lambda: False)
-    backend._has_numba_else_says.cache_clear()
+    backend._has_numba_or_warns.cache_clear()
     with pytest.warns(UserWarning, match="numba is not installed"):
         assert choose(torch.zeros(1)) is Backend.reference
-    backend._has_numba_else_says.cache_clear()
+    backend._has_numba_or_warns.cache_clear()
 
 
 def test_kernels_load_without_numba_and_triton():

@@ -286,7 +286,7 @@ def test_replicas_that_drift_apart_stop_the_run(splits, tmp_path):
 
     for error in together(tmp_path / "run", splits, comm(), before=drift):
         assert isinstance(error, ReplicaError)
-        assert "workers 1 have another layers.2.bias than worker 0" in str(error)
+        assert "workers 1 have a different layers.2.bias than worker 0" in str(error)
 
 
 def strike(rank, at, number):

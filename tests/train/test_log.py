@@ -85,7 +85,7 @@ def test_the_epochs_line_and_row_say_how_dev_did():
     }
     line = epoch_line(INTERVAL, PROGRESS, 0.5, epochs=3, workers=1)
     assert line == (
-        "epoch 1/3: step 30, rate 0.5, loss 2.000, 25.0% right; DEV loss 1.250, 62.5% right; "
+        "epoch 1/3: step 30, rate 0.5, loss 2.000, accuracy 25.0%; DEV loss 1.250, accuracy 62.5%; "
         "57 frames/s; 1 steps skipped"
     )
 

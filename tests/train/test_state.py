@@ -91,7 +91,7 @@ def test_if_all_are_damaged_nothing_is_thrown_away(tmp_path):
     for path in tmp_path.glob("*.pt"):
         cut_short(path)
     before = names(tmp_path)
-    with pytest.raises(DamagedFileError, match=r"no checkpoint .* is whole: .* delete"):
+    with pytest.raises(DamagedFileError, match=r"no checkpoint .* is intact: .* delete"):
         checkpoints.newest()
     assert names(tmp_path) == before
 

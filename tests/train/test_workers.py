@@ -245,7 +245,7 @@ def test_replicas_that_drift_apart_stop_the_run(splits, tmp_path):
 
     for error in together(tmp_path / "run", splits, "gtc", 2, 2, before=drift):
         assert isinstance(error, ReplicaError)
-        assert "workers 1 have another layers.2.bias than worker 0" in str(error)
+        assert "workers 1 have a different layers.2.bias than worker 0" in str(error)
 
 
 # --- another number of workers ------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_another_number_of_workers_keeps_what_is_owed(
         after.method.replicas[0].optimizer.velocity_P,
         before.method.replicas[0].optimizer.velocity_P,
     )
-    assert f"(norm {np.linalg.norm(owed(before)[0]):.4g} a model)" in said
+    assert f"(norm {np.linalg.norm(owed(before)[0]):.4g} per model)" in said
     virtual(folder, splits, "gtc", workers)
     assert said in capsys.readouterr().out
     assert json.loads((folder / "model.json").read_text())["dev"]["accuracy"] > 0.8

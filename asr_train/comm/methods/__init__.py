@@ -1,4 +1,4 @@
-"""The methods, a file each, which ends in `METHOD`: the class; `facts.Method` is their table."""
+"""The methods: one file each, which ends in `METHOD`, its class; `facts.Method` is their table."""
 
 from importlib import import_module
 
@@ -9,17 +9,17 @@ from asr_train.facts import Method
 
 
 def method_class(method: Method) -> type[ExchangeMethod]:
-    """What `comm/methods/NAME.py` calls METHOD."""
+    """Return the class that `comm/methods/NAME.py` calls METHOD."""
     found: type[ExchangeMethod] = import_module(f"{__name__}.{method.value}").METHOD
     return found
 
 
 def build(settings: schema.CommSettings, exchange: Exchange, size: int) -> ExchangeMethod:
-    """The method that the settings name, for flat vectors of `size` elements.
+    """Build the method that the settings name, for flat vectors of `size` elements.
 
     Raises:
         ValueError: if it cannot work with so many workers or parameters.
     """
-    make: type = method_class(settings.method)  # whose arguments are these, unlike its base's
+    make: type = method_class(settings.method)  # takes these arguments, unlike its base class
     method: ExchangeMethod = make(settings, exchange, size)
     return method

@@ -1,6 +1,6 @@
 """All-reduce: every step, the sum of all workers' gradients. One model for all.
 
-W workers with minibatches of n frames do what one worker does with W * n frames.
+W workers with minibatches of n frames compute what one worker does with W * n frames.
 """
 
 import torch

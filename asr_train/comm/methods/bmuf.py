@@ -1,4 +1,4 @@
-"""BMUF: each worker trains alone; every few steps their mean moves the model, with momentum.
+"""BMUF: workers train alone; every few steps their mean weights move the model, with momentum.
 
 Chen and Huo (2016); as one tier of Ladkat et al. (2019). See `comm.blocks`.
 """
@@ -11,7 +11,7 @@ from asr_train.comm.reducers import Alone
 
 
 class Bmuf(ExchangeMethod):
-    """A model a worker."""
+    """One model per worker."""
 
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
         groups = exchange.groups(1)
@@ -25,7 +25,7 @@ METHOD = Bmuf
 def momentum_blocks(
     settings: schema.CommSettings, exchange: Exchange, group_size: int
 ) -> Blocks | None:
-    """Block momentum across groups; None for a single one, which has no other to meet."""
+    """Return block momentum across groups; None for a single group."""
     given = settings.bmuf
     assert given is not None  # as schema checks
     leaders = exchange.members[::group_size]

@@ -1,7 +1,7 @@
 """BMUF-GTC: GTC every step within groups, BMUF every few steps across them (Ladkat et al., 2019).
 
-Groups of one are BMUF, and a single group is GTC, both to the bit. What a worker still owes its
-group at the end of a block stays in its residual, and counts in the next block.
+Groups of one are BMUF, and a single group is GTC, both bit for bit. What a worker still owes its
+group at the end of a block stays in its residual for the next block.
 """
 
 from asr_train import schema
@@ -12,7 +12,7 @@ from asr_train.comm.methods.gtc import gtc_reducer
 
 
 class BmufGtc(ExchangeMethod):
-    """A model a group; raises SettingsError if the workers do not make whole groups."""
+    """One model per group; raises SettingsError if the workers do not make whole groups."""
 
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
         group_size = settings.group_of(len(exchange))
@@ -22,7 +22,7 @@ class BmufGtc(ExchangeMethod):
             exchange, groups, reducers, momentum_blocks(settings, exchange, group_size)
         )
         count = len(exchange) // group_size
-        self.notice = f"bmuf_gtc: {count} groups of {group_size}, a model each"
+        self.notice = f"bmuf_gtc: {count} groups of {group_size}, one model each"
 
 
 METHOD = BmufGtc

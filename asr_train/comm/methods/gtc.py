@@ -1,6 +1,6 @@
-"""GTC: every step, what exceeds a threshold of each worker's gradient and residual.
+"""GTC: every step, the elements of gradient plus residual that exceed a threshold.
 
-One model for all workers (Strom, 2015), in step with each other.
+One model for all workers, which are synchronous (Strom, 2015).
 """
 
 from asr_train import schema
@@ -11,7 +11,7 @@ from asr_train.comm.reducers import Alone, Reducer
 
 
 class GtcMethod(ExchangeMethod):
-    """A lone worker has nobody to send to, and uses its gradient as it is: plain SGD."""
+    """A lone worker uses its gradient as it is: plain SGD."""
 
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
         super().__init__(exchange, [exchange], [gtc_reducer(settings, exchange, size)])
@@ -21,7 +21,7 @@ METHOD = GtcMethod
 
 
 def gtc_reducer(settings: schema.CommSettings, group: Exchange, size: int) -> Reducer:
-    """Of a group that shares a model."""
+    """Return the reducer of a group that shares a model."""
     assert settings.gtc is not None
     if len(group) == 1:
         return Alone()

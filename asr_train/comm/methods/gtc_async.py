@@ -1,6 +1,6 @@
-"""Asynchronous GTC: every worker sends to every other, and waits for none but the very slow.
+"""Asynchronous GTC: workers send to each other, and wait only for those too far behind.
 
-Strom (2015), who calls it dead reckoning; see `comm.peers`. A process hosts one worker, or all.
+Strom (2015) calls it dead reckoning; see `comm.peers`. A process hosts one worker, or all.
 """
 
 import torch
@@ -41,7 +41,7 @@ METHOD = GtcAsync
 
 
 def workers_of(settings: schema.CommSettings, exchange: Exchange, size: int) -> AsyncWorkers:
-    """Those hosted here, with nothing learned yet."""
+    """Return the workers hosted here, in their initial state."""
     given = settings.asynchronous
     assert settings.gtc is not None
     assert given is not None  # as schema checks
@@ -55,7 +55,7 @@ def workers_of(settings: schema.CommSettings, exchange: Exchange, size: int) -> 
     if exchange.processes < len(exchange):
         raise ValueError(
             f"comm.method=gtc_async: {exchange.processes} processes host {len(exchange)} workers, "
-            "but asynchronous ones live in a process each, or all in one; start as many processes "
+            "but asynchronous ones need one process each, or one for all; start as many processes "
             "as workers, or one (VIRTUAL=1)"
         )
     longest = HEADER_BYTES + codec.map_bytes(size)

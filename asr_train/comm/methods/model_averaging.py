@@ -1,4 +1,4 @@
-"""Model averaging: each worker trains alone; every few steps all go on from the mean."""
+"""Model averaging: workers train alone; every few steps all continue from the mean."""
 
 from asr_train import schema
 from asr_train.comm.blocks import MomentumBlocks
@@ -9,7 +9,7 @@ from asr_train.schema import BlockForm
 
 
 class ModelAveraging(ExchangeMethod):
-    """A model a worker."""
+    """One model per worker."""
 
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
         given = settings.model_averaging
