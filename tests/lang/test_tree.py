@@ -80,6 +80,23 @@ def test_origins_are_the_first_phone_and_the_position_of_each_leaf(tree):
             assert origin == [-1, -1]
 
 
+def test_a_merged_leaf_is_of_the_first_phone_of_all_its_parts():
+    """Phones 1 and 2 share a root that asks which of them it is; both answers are one leaf."""
+    question, side, yes, no, leaf = (
+        np.array(column, np.int32)
+        for column in (
+            [-1, 0, -1, -1],
+            [0, 2, 0, 0],
+            [-1, 2, -1, -1],
+            [-1, 3, -1, -1],
+            [0, -1, 1, 1],
+        )
+    )
+    asked_QP, root_PJ = np.array([[False, False, True]]), np.array([[0], [1], [1]], np.int32)
+    tree = Tree(asked_QP, question, side.astype(np.int8), yes, no, leaf, root_PJ)
+    assert tree.origins().tolist() == [[0, 0], [1, 0]]
+
+
 def test_json_brings_back_the_same_tree(tree):
     back = Tree.from_plain(json.loads(json.dumps(tree.plain())))
     for name in Tree.__slots__:
