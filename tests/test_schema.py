@@ -158,6 +158,7 @@ def test_a_rate_of_learning_is_positive():
 
 def test_a_narrower_retry_is_refused():
     values = plain(settings("dnn", []).ali)
+    build(AliSettings, values | {"retry_beam": values["beam"]}, "ali")  # none at all is fine
     with pytest.raises(SettingsError, match="wider"):
         build(AliSettings, values | {"retry_beam": 1.0}, "ali")
 

@@ -79,6 +79,16 @@ def test_five_frames_give_what_one_computes_by_hand():
     assert new.weight_G.tolist() == [1, 1]
 
 
+def test_shares_are_of_adapted_frames_and_sums_of_the_others():
+    means_GD, ones_GD = np.array([[0.0], [9]]), np.ones((2, 1))
+    gmm = Gmm(np.zeros(2, int), np.full(2, 0.5), means_GD, ones_GD, np.ones(1))
+    adapted_ND, plain_ND = np.array([[[0], [9], [9]], [[9], [2], [4]]], np.float32)
+    found = count(gmm, adapted_ND, np.zeros(3, int), np.ones(1), plain_ND)
+    np.testing.assert_allclose(found.occupancy_G, [1, 2])
+    np.testing.assert_allclose(found.sum_GD, [[9], [6]])
+    np.testing.assert_allclose(found.squares_GD, [[81], [20]])
+
+
 def test_re_estimation_never_lowers_the_likelihood(rng):
     gmm, x_ND = random_gmm(rng), rng.standard_normal((2000, DIMS)).astype(np.float32)
     state_N, visits_S = rng.integers(0, 5, 2000), np.ones(5)

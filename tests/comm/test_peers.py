@@ -108,6 +108,8 @@ def test_the_threshold_follows_steps_that_all_must_have():
     assert taus[0] == taus[1]  # nothing was known of any step
     assert taus[1] < taus[2] < taus[3]  # more was sent than the density allows
     assert group[0].densities == group[1].densities
+    wanted = sum(found.header.wanted for found in sent[4])  # of the last step that both have
+    assert group[0].densities[-1] == wanted / (2 * SIZE)
 
 
 def test_a_debt_that_overflows_is_not_sent_and_not_kept():

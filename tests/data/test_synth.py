@@ -256,6 +256,18 @@ def test_what_is_no_row_of_digits_is_refused(words):
         synth.digit_utterance(words, plain(), SETTINGS, seed=0)
 
 
+def test_rate_and_pitch_spread_to_both_sides_of_the_voices_own(monkeypatch):
+    said = []
+    monkeypatch.setattr(synth, "speak", lambda text, voice, seed, names: said.append(voice))
+    for seed in range(300):
+        synth.breaths(["ONE"], plain(rate=200), np.random.default_rng(seed))
+    rates, pitches = ([getattr(v, key) for v in said] for key in ("words_per_minute", "pitch"))
+    assert 180 <= min(rates) <= 183
+    assert 217 <= max(rates) <= 220
+    assert (min(pitches), max(pitches)) == (45, 55)
+    assert abs(np.corrcoef(rates, pitches)[0, 1]) < 0.2  # each is drawn by itself
+
+
 @pytest.mark.parametrize("rate", [8000, 16000, 44100])
 def test_an_utterance_has_its_level_rate_and_silences(rate):
     wanted = DigitsSettings(

@@ -142,6 +142,11 @@ def test_self_loops_are_those_that_made_the_path():
     assert np.allclose(self_loops([path_T], 4), [*loops, 0.5], atol=0.02)
 
 
+def test_the_last_frame_of_a_path_neither_stays_nor_leaves():
+    paths = [np.array([0, 0, 0, 1]), np.array([0, 2, 2])]
+    assert self_loops(paths, 4).tolist() == [(1 + 2) / (2 + 4), 1 / 2, (1 + 1) / (2 + 1), 1 / 2]
+
+
 def test_ids_that_are_no_pdf_ids_are_refused(feats, tmp_path):
     paths = paths_of(feats)
     paths["u1"][7] = STATES

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from slow_ngram import SlowKneserNey, random_text
 
-from asr_train.files import DamagedFileError
+from asr_train.files import DamagedFileError, write_jsonl
 from asr_train.lang.arpa import NgramModel
 from asr_train.lang.ngram import (
     FALL_BACK,
@@ -19,6 +19,7 @@ from asr_train.lang.ngram import (
     mixed,
     prune,
     read_sentences,
+    spoken,
     train,
     without,
 )
@@ -327,6 +328,17 @@ def test_text_that_cannot_be_read_is_named(tmp_path, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DamagedFileError, match=f"{name} cannot be read"):
         list(read_sentences([tmp_path / name]))
+
+
+def test_copies_at_another_speed_are_no_further_sentences(tmp_path):
+    said = [
+        {"text": "one Two"},
+        {"text": "one Two", "custom": {"speed": 0.9}},
+        {"text": "six", "custom": {"room": "small"}},
+        {"text": " ", "custom": None},
+    ]
+    write_jsonl(tmp_path / "train.jsonl.gz", [{"supervisions": [one]} for one in said])
+    assert spoken(str(tmp_path / "train.jsonl.gz")) == [["ONE", "TWO"], ["SIX"]]
 
 
 @pytest.mark.parametrize("mark", ["<s>", "</s>", "<S>", "</S>"])

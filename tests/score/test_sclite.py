@@ -190,6 +190,10 @@ def test_the_table_to_read_has_the_sums_of_its_rows(scored_pairs):
     assert all(sum(column[:-1]) == column[-1] for column in columns)
     whole = total(s.errors for s in scored)
     assert percent[-1][-2] == f"{100 * whole.rate:.1f}"
+    for counts, shares in zip(raw[1:], percent[1:], strict=True):
+        said, words, *edits, wrong = map(int, counts[1:])
+        of = [(n, words) for n in edits] + [(wrong, said)]  # sentences, of the speaker's own
+        assert shares[1:] == [counts[1], counts[2], *(f"{100 * n / all_:.1f}" for n, all_ in of)]
 
 
 @pytest.mark.parametrize(

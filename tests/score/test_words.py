@@ -258,6 +258,15 @@ def test_seeds_that_disagree_have_an_interval_from_one_to_the_other():
     assert found.ci95 == pytest.approx((-1, 0.5))
 
 
+def test_seeds_are_drawn_independently_of_speakers():
+    """B helps speaker i with seed i alone: were both drawn alike, no draw could save less."""
+    a = {f"s{i:02d}": WordErrors(40, 10) for i in range(12)}
+    pairs = [(a, {**a, name: WordErrors(50)}) for name in a]
+    found = reduction(pairs, DRAWS, 1)
+    assert found.relative == pytest.approx(1 / 12)
+    assert found.ci95[0] < 0.05 < found.relative < found.ci95[1]
+
+
 def test_a_reduction_does_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
     a, b = speakers(20, 0.2), speakers(20, 0.15, seed=1)
     whole = reduction([(a, b), (b, a)], 300, 1)
