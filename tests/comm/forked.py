@@ -14,10 +14,14 @@ from asr_train.comm.exchange import Exchange
 from asr_train.comm.processes import close_exchange, open_exchange
 
 CPU = torch.device("cpu")
+PATIENCE_SECONDS = 300  # for what takes a second on an idle machine
 
 
 def run(
-    function: Callable[[Exchange], Any], workers: int, processes: int, timeout_seconds: float = 30
+    function: Callable[[Exchange], Any],
+    workers: int,
+    processes: int,
+    timeout_seconds: float = PATIENCE_SECONDS,
 ) -> list[Any]:
     """`function(exchange)` in each process -> what each returned, or the exception it raised.
 
@@ -42,7 +46,7 @@ def run(
             child.join()
             results.append(child.exitcode)
     for child in children:  # after all were heard: they wait for each other at the end
-        child.join(60)
+        child.join(PATIENCE_SECONDS)
     return results
 
 

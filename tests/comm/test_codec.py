@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,8 +18,6 @@ from asr_train.kernels.backend import Backend, forced
 from asr_train.kernels.checksum import checksum_of, checksums
 from asr_train.kernels.threshold import from_words, to_words
 
-settings.register_profile("compiled", deadline=None)  # the first call compiles
-settings.load_profile("compiled")
 DOCUMENT = Path(__file__).parents[2] / "docs/distributed.md"
 CODECS = [Kind.packed32, Kind.tile16, Kind.rice, Kind.map]
 
@@ -289,7 +287,13 @@ class LargestTensor(TorchDispatchMode):
 # A byte has up to 4 hits; their words are 32 bits and torch's own indices 64. The reference, which
 # is for GPUs, makes 64 bits of each bit.
 @pytest.mark.parametrize(
-    "backend, messages, most", [(Backend.cpu, 10_000, 32), (Backend.reference, 2_000, 64)]
+    "backend, messages, most",
+    [
+        (Backend.cpu, 1_000, 32),
+        (Backend.reference, 300, 64),
+        pytest.param(Backend.cpu, 10_000, 32, marks=pytest.mark.slow),
+        pytest.param(Backend.reference, 2_000, 64, marks=pytest.mark.slow),
+    ],
 )
 def test_corrupted_messages_with_right_checksums_are_refused_or_sound(backend, messages, most):
     rng = random.Random(0)

@@ -4,18 +4,22 @@ import multiprocessing
 import os
 import signal
 import time
+from datetime import timedelta
+from types import SimpleNamespace
 
 import forked
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from forked import PATIENCE_SECONDS
 
+import asr_train.comm.processes
 from asr_train.comm.exchange import ExchangeError, ReplicaError, hosted
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.processes import open_exchange
 
 SIZE = 1001
-PATIENCE_SECONDS = 60
 
 
 def vector(worker: int) -> torch.Tensor:
@@ -129,8 +133,12 @@ def test_replicas_that_differ_are_named_with_the_first_parameter():
 
 @pytest.mark.parametrize("is_dead", [True, False], ids=["dead", "hung"])
 def test_a_process_that_does_not_answer_is_named_in_the_time_stated(is_dead):
-    """One that hangs does so until the others have said that they wait no longer."""
-    said = multiprocessing.get_context("fork").Semaphore(0)
+    """One that hangs does so until the others have said that they wait no longer.
+
+    They hear of each other that they wait in vain however long that takes, and not in a second.
+    """
+    fork = multiprocessing.get_context("fork")
+    said, both = fork.Semaphore(0), fork.Barrier(2, timeout=PATIENCE_SECONDS)
 
     def main(exchange):
         exchange.barrier()
@@ -138,13 +146,19 @@ def test_a_process_that_does_not_answer_is_named_in_the_time_stated(is_dead):
             if is_dead:
                 os.kill(os.getpid(), signal.SIGKILL)
             return [said.acquire(timeout=PATIENCE_SECONDS) for _ in range(2)]
+        sleep = lambda seconds: both.wait()  # noqa: E731
+        asr_train.comm.processes.time = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+        exchange.timeout_seconds = 2  # from here on; to find each other took what it took
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2))
         try:
             exchange.barrier()
         except ExchangeError as error:
+            both.wait()  # process 0 holds what they say to each other
+            asr_train.comm.processes.time = time
             said.release()
             return str(error)
 
-    results = forked.run(main, 3, 3, timeout_seconds=2)
+    results = forked.run(main, 3, 3)
     assert results[1] == (-signal.SIGKILL if is_dead else [True, True])
     for rank in (0, 2):
         assert "process 1 of 3 did not answer in" in results[rank]

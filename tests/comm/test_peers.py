@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_async import ADAPTIVE, BEGIN_P, RATE, begun
 from small_methods import SIZE, random_gradient
@@ -38,7 +38,6 @@ def test_an_inbox_knows_up_to_where_all_are_there(order):
         assert inbox.next == next(n for n in range(6) if n not in came)
 
 
-@settings(deadline=None)  # kernels may be compiled first
 @given(st.permutations(range(12)), st.lists(st.integers(0, 11), max_size=6))
 def test_messages_may_be_reordered_and_doubled(order, again):
     """Also while steps are open: two who have the same messages have the same weights."""

@@ -7,6 +7,7 @@ import time
 import forked
 import pytest
 import torch
+from forked import PATIENCE_SECONDS
 from small_async import BEGIN_P, RATE, GradientSource, Run, settings
 from small_methods import SIZE, dyadic_gradient, random_gradient
 
@@ -17,7 +18,6 @@ from asr_train.comm.real_time import RealTime
 from asr_train.comm.reducers import Gradient, Sent
 
 STEPS = 25
-PATIENCE_SECONDS = 60
 FORK = multiprocessing.get_context("fork")
 
 

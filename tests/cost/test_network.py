@@ -135,7 +135,7 @@ def test_copies_of_a_message_load_the_senders_link_once_each():
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rates_fill_links_and_no_flow_could_have_more(data):
     count, flows = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 7))
     capacity_L = np.array(data.draw(st.lists(st.floats(1, 100), min_size=count, max_size=count)))
@@ -163,7 +163,7 @@ def test_rates_fill_links_and_no_flow_could_have_more(data):
 @given(
     st.integers(2, 9), st.floats(1e3, 1e7), st.lists(st.floats(0.1, 100), min_size=2, max_size=5)
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_more_bandwidth_is_never_slower(p, n, gbits):
     for collective, argument in (
         (ring_allreduce, n),

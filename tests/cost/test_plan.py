@@ -96,7 +96,7 @@ def test_one_worker_exchanges_nothing(method):
     st.floats(0.1, 100),
     st.integers(0, 5),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_nobody_is_faster_than_as_many_workers_alone(method, workers, jitter, gbits, seed):
     cluster = nodes(gbit_per_s=gbits, jitter=jitter, encode_ns=0.1, decode_ns=1.0)
     speed = simulate(cluster, WORK, method, workers, steps=10, seed=seed)
@@ -108,7 +108,7 @@ def test_nobody_is_faster_than_as_many_workers_alone(method, workers, jitter, gb
     st.lists(st.floats(0.1, 100), min_size=2, max_size=4),
     st.floats(0.0, 0.5),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_more_bandwidth_is_never_slower(method, gbits, jitter):
     taken = [
         simulate(nodes(gbit_per_s=g, jitter=jitter), WORK, method, 8, steps=10).step_seconds

@@ -1,8 +1,8 @@
 """data.digits: speech that is whole, valid and the same again, however its making was broken."""
 
+import itertools
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -56,21 +56,30 @@ def test_digits_do_not_depend_on_the_number_of_jobs(tmp_path, monkeypatch):
 
 
 def test_a_killed_run_leaves_no_half_file_and_starts_again(tmp_path, monkeypatch):
+    """It is killed when its fourth file is written and has no name yet."""
     monkeypatch.setenv("JOBS", "1")
     monkeypatch.chdir(tmp_path)
-    settings = tiny(utterances=40)
+    settings = tiny(utterances=8)
     whole = digits(settings, "train", Path("whole"))
     child = os.fork()
     if child == 0:
-        digits(settings, "train", Path("killed"))
-        os._exit(0)
-    deadline = time.time() + 20
-    while len(list(Path("killed").glob("[!.]*.flac"))) < 3 and time.time() < deadline:
-        time.sleep(0.001)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    finished = {n: b for n, b in files(Path("killed")).items() if not n.startswith(".tmp.")}
-    assert 3 <= len(finished) < 40
+        original, calls = os.replace, itertools.count(1)
+
+        def replace(*paths):
+            if next(calls) == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+            original(*paths)
+
+        os.replace = replace
+        try:
+            digits(settings, "train", Path("killed"))
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    found = files(Path("killed"))
+    finished = {n: b for n, b in found.items() if not n.startswith(".tmp.")}
+    assert (len(found), len(finished)) == (4, 3)
     assert finished.items() <= files(Path("whole")).items()
     again = digits(settings, "train", Path("killed"))
     assert files(Path("killed")) == files(Path("whole"))

@@ -73,7 +73,7 @@ def threads(request, monkeypatch):
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=range(2))
+@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.slow)])
 def dyadic(request):
     """Draws multiples of 2**-8 below 4: float32 adds and subtracts those without rounding."""
     rng = torch.Generator().manual_seed(request.param)

@@ -124,7 +124,9 @@ def test_all_elements_are_hits_or_none_is(both, size):
             assert torch.equal(kept_P, sign_P * (0.5 if hits else 1.0))
 
 
-@pytest.mark.parametrize("size", [1, 100, BLOCK + 1, 2 * BLOCK])
+@pytest.mark.parametrize(
+    "size", [1, 100, BLOCK + 1, pytest.param(2 * BLOCK, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("tau", [2**-8, 2.0, 100.0])
 def test_hits_beyond_capacity_wait_and_take_turns(both, dyadic, size, tau):
     grad_P, residual_P = dyadic(size), dyadic(size)

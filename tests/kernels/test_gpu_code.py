@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.slow  # 14 kernels are compiled
 
 # A program holds 8 columns of so many rows; with a thousand threads there is no room for all
 SPILLED = {"quantise_2048": 32, "quantise_4096": 256}  # bytes a thread, at most

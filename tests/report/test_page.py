@@ -82,6 +82,12 @@ def inputs(work):
     }
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pages without their pictures, which take most of the time, where only words are looked at."""
+    monkeypatch.setattr(page.Picture, "svg", lambda picture: "")
+
+
 def test_the_page_is_well_formed_and_needs_no_other_file(html):
     elements = outline(html).elements
     assert "http" not in html.lower()
@@ -172,13 +178,13 @@ def test_names_and_words_cannot_become_markup(inputs):
     assert "$x_1$" in parsed.text
 
 
-def test_what_is_not_there_yet_is_said_in_words(work):
+def test_what_is_not_there_yet_is_said_in_words(work, undrawn):
     text = outline(make_report(work, "tables/wer.json")).text
     assert "No alignment report was given" in text
     assert "mono, dnn keep no training log" in text
 
 
-def test_an_empty_log_and_one_without_dev_loss_are_said_in_words(work, inputs):
+def test_an_empty_log_and_one_without_dev_loss_are_said_in_words(work, inputs, undrawn):
     write_jsonl(work / "exp/dnn/empty/log.jsonl", [])
     text = outline(make_report(work, "tables/wer.json", "exp/dnn/empty/log.jsonl")).text
     assert "empty: its log is still empty" in text
@@ -187,7 +193,7 @@ def test_an_empty_log_and_one_without_dev_loss_are_said_in_words(work, inputs):
     assert "its log has no dev loss yet" in outline(html).text
 
 
-def test_the_utterance_shown_is_of_the_last_gaussian_system(inputs):
+def test_the_utterance_shown_is_of_the_last_gaussian_system(inputs, undrawn):
     _, pictures = page.build_page(**inputs)
     (shown,) = [p for p in pictures if p.name.startswith("utterance")]
     assert "aligned by tri" in shown.caption
@@ -196,7 +202,7 @@ def test_the_utterance_shown_is_of_the_last_gaussian_system(inputs):
     assert any("aligned by dnn" in p.caption for p in pictures)
 
 
-def test_reports_with_and_without_true_times_share_a_table(inputs):
+def test_reports_with_and_without_true_times_share_a_table(inputs, undrawn):
     inputs["alignments"][0]["boundaries"] = None
     text = outline(page.build_page(**inputs)[0]).text
     assert "31.0 14.4 7 unknown tri dev" in text
@@ -214,7 +220,7 @@ def test_the_table_of_alignments_lies_beside_the_page(work, html):
     assert all(" ".join(row) in text for row in cells[2:])
 
 
-def test_unknown_true_times_and_missing_stage_times_are_said_in_words(inputs):
+def test_unknown_true_times_and_missing_stage_times_are_said_in_words(inputs, undrawn):
     inputs["alignments"] = inputs["alignments"][:1]
     inputs["alignments"][0] |= {"boundaries": None, "lost": []}
     inputs["alignments"][0]["example"]["true"] = None
@@ -226,7 +232,7 @@ def test_unknown_true_times_and_missing_stage_times_are_said_in_words(inputs):
     assert "No stage has left its time" in text
 
 
-def test_many_lost_utterances_are_counted_and_some_listed(inputs):
+def test_many_lost_utterances_are_counted_and_some_listed(inputs, undrawn):
     inputs["alignments"][1]["lost"] = [[f"u{i:03d}", "too short"] for i in range(50)]
     text = outline(page.build_page(**inputs)[0]).text
     assert "tri, dev: 50 utterances lost (62.5 %)" in text

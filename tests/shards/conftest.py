@@ -2,14 +2,10 @@
 
 from collections.abc import Callable
 
-import hypothesis
 import pytest
 from numbered import write
 
 from asr_train.shards.reader import Shards
-
-hypothesis.settings.register_profile("patient", deadline=None)  # machines under load are slow
-hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

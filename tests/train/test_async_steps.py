@@ -58,16 +58,16 @@ def virtual(folder, splits, given, workers=4, **optim):
     loop.train(settings(given, **optim), *splits, folder, CPU, Loopback(range(workers), CPU))
 
 
-def together(folder, splits, given, workers=2, timeout_seconds=30, before=None, **optim):
+def together(folder, splits, given, workers=2, before=None, **optim):
     """In a process each; `before` is called in each."""
 
     def main(exchange):
         if before is not None:
             before(exchange)
-        run = settings({**given, "timeout_seconds": float(timeout_seconds)}, **optim)
+        run = settings({**given, "timeout_seconds": forked.PATIENCE_SECONDS}, **optim)
         loop.train(run, *splits, folder, CPU, exchange)
 
-    return forked.run(main, workers, workers, timeout_seconds)
+    return forked.run(main, workers, workers)
 
 
 def rows(folder) -> list[dict]:
@@ -251,12 +251,19 @@ def test_processes_without_staleness_give_the_files_of_virtual_workers(splits, t
 
 
 def test_processes_that_do_not_wait_end_with_the_same_model(splits, tmp_path):
-    """One is held up at random; all of the checkpoints say so, and hashes are compared."""
+    """One is held up until the others are as far ahead as they may be, and then now and then; all
+    of the checkpoints say so, and hashes are compared."""
+    ahead = multiprocessing.get_context("fork").Semaphore(0)
 
     def slow(exchange):
-        original = AsyncSteps.gradient
+        original, calls = AsyncSteps.gradient, []
 
         def gradient(self, worker, step):
+            calls.append(1)
+            if worker != 1 and len(calls) == 5:
+                ahead.release()
+            if worker == 1 and len(calls) == 1:
+                assert all(ahead.acquire(timeout=forked.PATIENCE_SECONDS) for _ in range(2))
             if worker == 1:
                 time.sleep(0.01)
             return original(self, worker, step)
@@ -335,7 +342,7 @@ def test_a_hung_process_is_an_error_in_the_stated_time(splits, tmp_path):
             stretch._state.method.ahead.links.timeout_seconds = 1.0
             waits.set()
         if (worker, len(calls)) == (1, 15):
-            assert waits.wait(60)
+            assert waits.wait(forked.PATIENCE_SECONDS)
             os.kill(os.getpid(), signal.SIGSTOP)
         return original(stretch, worker, step)
 

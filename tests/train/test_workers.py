@@ -57,7 +57,7 @@ def virtual(folder, splits, name, workers, **optim):
     return loop.train(run, *splits, folder, CPU, Loopback(range(workers), CPU))
 
 
-def together(folder, splits, name, workers, processes, timeout_seconds=30, before=None, **optim):
+def together(folder, splits, name, workers, processes, before=None, **optim):
     """In processes; `before` is called in each."""
 
     def main(exchange):
@@ -66,7 +66,7 @@ def together(folder, splits, name, workers, processes, timeout_seconds=30, befor
         run = settings(COMM[name], epochs=2, **optim)
         loop.train(run, *splits, folder, CPU, exchange)
 
-    return forked.run(main, workers, processes, timeout_seconds)
+    return forked.run(main, workers, processes)
 
 
 def rows(folder) -> list[dict]:
@@ -223,7 +223,7 @@ def test_a_killed_worker_stops_the_others_and_all_go_on_to_the_same_bytes(
 
             loop.step = step
 
-    results = together(folder, splits, name, 4, 4, timeout_seconds=5, before=deadly)
+    results = together(folder, splits, name, 4, 4, before=deadly)
     assert results[2] == -signal.SIGKILL
     assert all(isinstance(results[rank], ExchangeError) for rank in (0, 1, 3))
     assert "process" in str(results[0])
