@@ -52,6 +52,16 @@ def made(kind: Published, root: Path, split: str, splits=None, **changes) -> Pre
     return published(settings, lexicon(root.parent), split, root / "mixed")
 
 
+def test_parts_may_be_in_several_tests_but_in_no_other_two_splits(tmp_path):
+    splits = {"train": ["a"], "dev": ["b"], "test": ["c"], "test_all": ["c", "d"]}
+    values = {**INTAKE, "normaliser": NormaliserKind.plain, "max_dropped_share": 0.5}
+    values |= {"kind": Published.an4, "dir": str(tmp_path)}
+    assert PublishedSettings(**values, splits=splits).splits == splits
+    for shared in ({"dev": ["a"]}, {"test": ["b"]}, {"test_all": ["a"]}):
+        with pytest.raises(SettingsError, match=r"cannot be tested on"):
+            PublishedSettings(**values, splits=splits | shared)
+
+
 def readable(made: PreparedSplit, folder: Path) -> list[dict]:
     """What lhotse makes of the manifest, after the features could be computed."""
     write(made, folder / "split.jsonl.gz")

@@ -143,6 +143,7 @@ def test_neither_order_nor_process_nor_thread_changes_a_word():
 STEMS = {
     "GORK": [("G", "AO", "R", "K")],
     "GLEB": [("G", "L", "EH", "B")],
+    "GLOD": [("G", "L", "AA", "D")],
     "ZIBBET": [("Z", "IH", "B", "EH", "T")],
     "FLISH": [("F", "L", "IH", "SH")],
     "PLONE": [("P", "L", "AO", "N"), ("P", "L", "OW", "N")],
@@ -163,6 +164,7 @@ STEMS = {
         ("GORKED", "GORK", "T"),
         ("GLEBBED", "GLEB", "D"),
         ("ZIBBETED", "ZIBBET", "IH D"),
+        ("GLODDED", "GLOD", "IH D"),
         ("GLEBBING", "GLEB", "IH NG"),
         ("DRABYING", "DRABY", "IH NG"),
     ],

@@ -124,6 +124,17 @@ def test_rates_of_two_seeds_are_their_mean_and_each_meets_its_own_baseline(tmp_p
     assert "speakers and seeds" in markdown(content)
 
 
+def test_a_mean_by_epoch_is_over_the_seeds_that_came_so_far(tmp_path):
+    table = a_table(tmp_path, "strom2015", "table_2_nodes", NODES, seeds=[1, 2])
+    trained = all_finished(table)
+    first, second = table.rows[2].runs
+    trained[first.name] = finished(first, accuracy=0.7)
+    ended = finished(second, accuracy=0.6)
+    trained[second.name] = replace(ended, log=ended.log[:2])  # after an epoch
+    found = ours(tabulated(table, trained), "20")
+    assert found["frame_error_by_epoch"] == pytest.approx([(0.5 + 0.6) / 2, 0.4, 0.3])
+
+
 def test_a_baseline_without_errors_leaves_dashes(nodes):
     content = tabulated(nodes, all_finished(nodes, errors=0))
     assert ours(content, "20")["wer_reduction"] is None

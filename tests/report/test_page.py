@@ -262,6 +262,14 @@ def test_the_headline_names_the_best_run_on_the_held_out_split(inputs):
     assert f"{-100 * best['against']['difference']:.2f} points fewer than mono" in text
 
 
+def test_the_headline_is_of_the_last_of_several_held_out_splits(inputs):
+    rows = inputs["table"]["rows"]
+    row = next(row for row in rows if row["label"] == "dnn, test")
+    further = {**row, "ours": {**row["ours"], "split": "test_far"}}
+    text = page.headline({**inputs["table"], "rows": [*rows, further]})
+    assert text.startswith("On test_far, dnn makes ")
+
+
 def test_each_run_has_its_own_colour_and_the_baseline_is_grey():
     colours = [page.colour_of(run, list(ERROR_RATE)) for run in ERROR_RATE]
     assert colours[0] == page.SERIES[0]

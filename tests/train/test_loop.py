@@ -350,7 +350,11 @@ def test_dropout_is_of_training_alone(splits, tmp_path):
     run = tiny.settings(epochs=1, dropout=0.5)
     path = loop.train(run, *splits, tmp_path / "run", CPU)
     model, about = load_model(path)
-    assert loop.evaluate(model, splits[1], CPU) == (about["dev"]["loss"], about["dev"]["accuracy"])
+    wanted = about["dev"]["loss"], about["dev"]["accuracy"]
+    for is_training in (False, True):
+        model.train(is_training)
+        assert loop.evaluate(model, splits[1], CPU) == wanted
+        assert model.training == is_training  # it goes on as it was
     feats_BTF = torch.randn(1, 40, tiny.NUM_MELS)
     model.train()
     assert not torch.equal(model(feats_BTF), model(feats_BTF))
