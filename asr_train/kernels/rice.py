@@ -98,7 +98,7 @@ def read(
 
 
 def read_reference(
-    payload_B: Tensor, count: int, parameter: int, size: int, refuse_if: RefuseIf
+    payload_B: Tensor, count: int, parameter: int, size: int, refuse_if: RefuseIf = refuse_if
 ) -> Tensor:
     """Compute `read` by tensors; also used on a GPU."""
     if not count:

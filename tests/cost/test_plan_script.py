@@ -57,7 +57,7 @@ def test_densities_are_the_papers():
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (("cluster=moon",), "cluster 'moon' has no file .*there are ec2_g2, h200_100g"),
+        (("cluster=moon",), "cluster 'moon' has no file .*known: ec2_g2, h200_100g"),
         (("cluser=ec2_g2",), "cluser is not a setting; did you mean cluster"),
         (("64",), "'64' is not KEY=VALUE"),
         (("workers=many",), "workers is 'many'; it must be a whole number"),

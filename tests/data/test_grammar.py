@@ -110,7 +110,7 @@ def test_without_a_word_no_sentence_has_it_and_all_others_stay():
         (f"{HEAD}public <a> = b* ;", r"line 3: '\*' is not supported"),
         (f"{HEAD}public <a> = b {{tag}} ;", "line 3: '{' is not supported"),
         (f"{HEAD}public <a> = b | ;", "line 3: an alternative is empty"),
-        (f"{HEAD}public <a> = (b | c ;", "';' but '\\)' is expected"),
+        (f"{HEAD}public <a> = (b | c ;", "';', but '\\)' is expected"),
         (f"{HEAD}public <a> = b", "ends within a rule"),
         (f"{HEAD}public <a> = b\n<c> = d ;", "is a ; missing before"),
         (f"{HEAD}public <a> = b /2/ c ;", "a weight must precede an alternative"),

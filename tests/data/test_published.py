@@ -138,7 +138,7 @@ def test_recordings_are_listened_to_as_those_of_a_folder(libri):
 def test_a_recording_that_lhotse_cannot_read_is_named(libri):
     broken = libri / "LibriSpeech/dev-clean-2/84/198/84-198-0000.flac"
     broken.write_bytes(b"no sound")
-    with pytest.raises(CorpusError, match=r"prepare_librispeech cannot take .*84-198-0000"):
+    with pytest.raises(CorpusError, match=r"prepare_librispeech cannot read .*84-198-0000"):
         made(Published.librispeech, libri, "test", LIBRI)
 
 
@@ -184,7 +184,7 @@ def test_yesno_has_its_words_in_its_names(yesno):
 
 def test_a_yesno_that_is_not_whole_is_refused(yesno):
     (yesno / "waves_yesno/0_0_0_0_0_0_0_0.wav").unlink()
-    with pytest.raises(CorpusError, match=r"prepare_yesno cannot take .*waves_yesno"):
+    with pytest.raises(CorpusError, match=r"prepare_yesno cannot read .*waves_yesno"):
         made(Published.yesno, yesno, "test")
 
 

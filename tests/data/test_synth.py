@@ -258,7 +258,7 @@ def test_nothing_to_say_is_refused(text):
 
 @pytest.mark.parametrize("words", [[], ["TEN"], ["one"]])
 def test_what_is_no_row_of_digits_is_refused(words):
-    with pytest.raises(synth.SynthesisError, match="no row of digits"):
+    with pytest.raises(synth.SynthesisError, match="not a sequence of digits"):
         synth.digit_utterance(words, plain(), SETTINGS, seed=0)
 
 

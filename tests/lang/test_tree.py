@@ -132,7 +132,7 @@ DAMAGE = {
     "twice": (point_back, "reached from 2 places|reached from 0 places"),
     "unreached": (lambda c: c["root"][1].__setitem__(2, c["root"][1][1]), "reached from 0 places"),
     "cycle": (one_question_to_itself, "reached from 2 places"),
-    "leaf": (lambda c: c["leaf"].__setitem__(0, 999), "leaf 0 is missing, but leaf 999 is there"),
+    "leaf": (lambda c: c["leaf"].__setitem__(0, 999), "leaf 0 is missing, but leaf 999 exists"),
     "silence": (
         lambda c: c["leaf"].__setitem__(slice(0, 2), [1, 0]),
         "position 0 of silence has leaf 1",

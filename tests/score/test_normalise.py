@@ -216,7 +216,7 @@ def test_the_name_follows_the_rules_not_their_layout(mapped):
         ("A => { B / C }", "has alternatives"),
         ("A => B / [ X ] __ [ ]", "has a context"),
         ("UH => OH", r"makes optional already"),
-        ("can't => can", "line 1 maps CAN'T otherwise"),
+        ("can't => can", "line 1 maps CAN'T differently"),
     ],
 )
 def test_a_wrong_line_is_refused_by_file_and_line(tmp_path, line, message):

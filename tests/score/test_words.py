@@ -281,6 +281,6 @@ def test_a_reduction_needs_pairs_of_the_same_units_and_errors_to_reduce():
     with pytest.raises(ValueError, match="cannot be paired"):
         reduction([(a, a), (a, speakers(13, 0.2))], 100, 1)
     perfect = {name: WordErrors(e.words) for name, e in a.items()}
-    with pytest.raises(ValueError, match="made no error"):
+    with pytest.raises(ValueError, match="has no error"):
         reduction([(perfect, a)], 100, 1)
     assert reduction([(perfect, a), (a, a)], 100, 1).by_pair == (None, 0)

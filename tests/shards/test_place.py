@@ -127,7 +127,7 @@ def test_a_tar_that_is_not_what_the_index_says_is_refused_as_on_disk(folder, ser
 
 
 def test_what_is_not_there_is_asked_for_once(server):
-    with pytest.raises(FetchError, match=r"none.json cannot be read: HTTP 404 .*look at the addr"):
+    with pytest.raises(FetchError, match=r"none.json cannot be read: HTTP 404 .*check the addr"):
         Shards(f"{server.url}/none.json")
     assert server.asked == ["/none.json"]
 

@@ -113,7 +113,7 @@ def test_a_failed_run_leaves_no_index_and_no_scratch_file(tmp_path):
     [
         ([], {}, "index.json: there are no samples"),
         ([utterance(0, 3, 4), utterance(1, 3, 5)], {}, "utt001: 5 feature bins but .* have 4"),
-        ([utterance(0, 3)], {"utterances_per_shard": 0}, "0 utterances a shard"),
+        ([utterance(0, 3)], {"utterances_per_shard": 0}, "0 utterances per shard"),
         ([utterance(0, 3)], {"num_states": 40000}, "40000 states"),
         ([utterance(0, 3)], {"num_states": 2}, "utt000: states 0 to 2"),
     ],

@@ -107,7 +107,11 @@ def test_sgd_uses_one_of_several_workers_and_says_so(splits, tmp_path):
 @pytest.mark.parametrize(
     "environment, output, message",
     [
-        ({"WORKERS": "two"}, "exp/a/model.json", "WORKERS is 'two'; it must be a whole number"),
+        (
+            {"WORKERS": "two"},
+            "exp/a/model.json",
+            "WORKERS is 'two'; it must be a positive whole number",
+        ),
         ({"DEVICE": "tpu9000"}, "exp/a/model.json", "DEVICE is 'tpu9000'"),
         ({"DEVICE": "cuda:99"}, "exp/a/model.json", "DEVICE is cuda:99 but torch finds"),
         ({}, "exp/a/model.pt", "it must be the model.json of a run's folder"),
