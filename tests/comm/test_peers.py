@@ -139,9 +139,7 @@ def test_a_message_speaks_for_its_sender_only_and_before_its_hits_are_looked_at(
     message_B = two.learn(Gradient(random_gradient(1, 0), 10), Sent())
     assert one.read(message_B, 1).header.worker == 1
     monkeypatch.setattr(codec, "read_words", None)
-    with pytest.raises(
-        MessageError, match=r"message of worker 1 from worker 2, which may send only its own"
-    ):
+    with pytest.raises(MessageError, match=r"message of worker 1 from worker 2, which may send"):
         one.read(message_B, 2)
     with pytest.raises(MessageError, match=r"message of worker 1 from worker 0"):
         three.read(message_B, 0)
