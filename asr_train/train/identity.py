@@ -9,6 +9,7 @@ from asr_train import files, jobs, schema
 from asr_train.schema import RunSettings
 from asr_train.shards.reader import Shards
 
+FORMAT = 2  # of checkpoints: one of another format is of another run
 ABOUT = ("feats", "norm", "states_hash")  # of the shards: must be the same in decoding
 
 
@@ -50,7 +51,7 @@ def identity(
     for name in ("timeout_seconds", "check_steps", "workers"):
         del settings["comm"][name]  # do not matter
     indexes = [train_shards.index, dev_shards.index]
-    content = {"run": settings, "shards": indexes}
+    content = {"format": FORMAT, "run": settings, "shards": indexes}
     if initial is not None:
         content["initial"] = initial["sha256"]
     return files.hash_of(content)

@@ -16,7 +16,7 @@ from asr_train.comm.methods import build
 from asr_train.comm.optimizer import Momentum
 from asr_train.model.store import build_model, load_model, load_tensors
 from asr_train.shards.batch import FramePools, context_padded
-from asr_train.train import evaluate, loop, state
+from asr_train.train import evaluate, identity, loop, state
 from asr_train.train import step as steps
 from asr_train.train.schedule import Schedule
 from asr_train.train.state import Interval, NotFiniteError, RunState
@@ -203,7 +203,9 @@ def test_other_shards_start_a_run_over(splits, tmp_path, monkeypatch):
     other = tiny.shards(tmp_path / "other", seed=3, count=5)
     assert loop.identity(run, train, dev) == loop.identity(tiny.settings(), train, dev)
     names = [loop.identity(run, a, b) for a, b in [(train, dev), (other, dev), (train, other)]]
-    assert len(set(names)) == 3
+    monkeypatch.setattr(identity, "FORMAT", identity.FORMAT + 1)  # another version's checkpoints
+    names.append(loop.identity(run, train, dev))
+    assert len(set(names)) == 4
 
 
 # --- a step -------------------------------------------------------------------------------------
