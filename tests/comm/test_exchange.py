@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 import time
 from datetime import timedelta
@@ -161,7 +162,8 @@ def test_a_process_that_does_not_answer_is_named_in_the_time_stated(is_dead):
     results = forked.run(main, 3, 3)
     assert results[1] == (-signal.SIGKILL if is_dead else [True, True])
     for rank in (0, 2):
-        assert "process 1 of 3 did not answer in" in results[rank]
+        # Where a machine is busy, the other one may be late to tell that it waits, too
+        assert re.match(r"process (0, )?1(, 2)? of 3 did not answer in", results[rank])
         assert "comm.timeout_seconds is 2" in results[rank]
 
 
