@@ -41,9 +41,10 @@ TARGETS := $(filter $W/manifests/% $W/lm/% $W/lang/% $W/feats/% $W/ali/$(ALIGNER
   $W/exp/%/model.json,$(TARGETS)) $W/exp/$(SCALES)/tuned.json \
   $(foreach r,$(NETS) $(EPOCHS),$(foreach s,$(TEST),$(addprefix $W/exp/$r/,hyp.$s.jsonl score.$s.json))) \
   $(MADE)
-# First what all runs share, with every core; then the runs, side by side.
+# First what all runs share, with every core; then a look at the ratios; then the runs, side by side.
 paper:
 	+@$(MAKE) $(CHECKED) $(foreach s,$(TRAIN) $(DEV),$W/shards/$(ALIGNER)/$s/index.json) $W/feats/$(TEST).jsonl.gz
+	+@$(MAKE) $(MADE:.md=.ratios.json)
 	+@$(MAKE) -j$(SIDE) JOBS=1 paper-tables
 	@cat $(MADE:.md=.txt); echo "tables and pictures: $W/tables"
 	$(if $(RESULTS),@mkdir -p $(RESULTS); for t in $(TABLES); do for e in md json png; do \
@@ -58,8 +59,11 @@ endef
 $(foreach e,$(EPOCHS),$(eval $(call epoch_rule,$e)))
 
 define paper_rule # $1 is the table
-$W/tables/$(PAPER)-$1%md: $(CURDIR)/$1.yaml $(CURDIR)/paper.yaml $C/score.yaml \
+$W/tables/$(PAPER)-$1.ratios%json: $(CURDIR)/$1.yaml $W/shards/$(ALIGNER)/$(TRAIN)/index.json $(CURDIR)/paper.yaml \
+  $(foreach n,$(NAMED_$1),$(if $(findstring /epochs/,$n),,$C/run/$n.yaml))
+	$Q$$(PY) $$S/ratios.py $$(SCALE) $$(wordlist 1,2,$$^) $$C/run $$@
+$W/tables/$(PAPER)-$1%md: $(CURDIR)/$1.yaml $W/tables/$(PAPER)-$1.ratios.json $(CURDIR)/paper.yaml $C/score.yaml \
   $(foreach r,$(NAMED_$1),$W/exp/$r/model.json $(TEST:%=$W/exp/$r/score.%.json))
-	$Q$$(PY) $$S/paper.py $$(SCALE) $$< $$C/score.yaml $$W/exp $$@
+	$Q$$(PY) $$S/paper.py $$(SCALE) $$(wordlist 1,2,$$^) $$C/score.yaml $$W/exp $$@
 endef
 $(foreach t,$(TABLES),$(eval $(call paper_rule,$t)))

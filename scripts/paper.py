@@ -1,6 +1,7 @@
 """Make a paper's table: our results beside the published ones.
 
-    paper.py SCALE recipes/PAPER/TABLE.yaml conf/score.yaml exp tables/PAPER-TABLE.md
+    paper.py SCALE recipes/PAPER/TABLE.yaml tables/PAPER-TABLE.ratios.json conf/score.yaml exp
+        tables/PAPER-TABLE.md
 
 CORPUS in the environment names the recipe whose speech was used. Reads
 exp/RUN/{run.json,log.jsonl,score.SPLIT.json}; also writes .json, .txt and .png.
@@ -25,7 +26,7 @@ from asr_train.schema import ScoreSettings, load
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
 
-def paper(scale: str, file: str, conf: str, exp: str, output: str) -> None:
+def paper(scale: str, file: str, ratios: str, conf: str, exp: str, output: str) -> None:
     (table,) = read_tables([file], scale, CONF / "papers")
     names = list(dict.fromkeys(run.name for run in table.runs))
     decoded = table.settings.decode_epochs
@@ -37,6 +38,7 @@ def paper(scale: str, file: str, conf: str, exp: str, output: str) -> None:
         read_cluster(table.paper.cluster, CONF / "cluster"),
         provenance(conf) | {"command": command(Path(file), scale)},
         CONF / "papers",
+        read_json(ratios),
     )
     path = Path(output)
     write_json(path.with_suffix(".json"), found)

@@ -63,7 +63,7 @@ def test_runs_share_what_they_begin_with_and_tables_share_runs(make, strom):
     planned = trained(make("strom2015", work, "-n", "paper-tables"))
     assert len(planned) == len(set(planned))
     assert not set(planned) & set(runs)
-    assert {"strom2015-gtc-workers8-seed1", "strom2015-gtc-threshold2.25-workers4-seed1"} <= set(
+    assert {"strom2015-gtc-workers8-seed1", "strom2015-gtc-threshold0.2812-workers4-seed1"} <= set(
         planned
     )
 

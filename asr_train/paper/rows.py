@@ -7,12 +7,13 @@ several tables share a run. Knows nothing of how runs are trained.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from asr_train.files import read_yaml
+from asr_train.paper.ratios import RATIOS
 from asr_train.schema import SettingsError, load
 
 Value = int | float | str | bool
@@ -27,11 +28,13 @@ class ScaleSettings:
         settings: overrides of all runs, in addition to the paper's.
         times: factors of rows' numbers, by key; whole numbers stay whole and at least 1.
         seeds: every run is trained once with each.
+        unlike: the reason why a ratio is far from the paper's, by its name in `paper.ratios`.
     """
 
     settings: list[str] = field(default_factory=list)
     times: dict[str, float] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=lambda: [1])
+    unlike: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -39,6 +42,7 @@ class ScaleSettings:
         for key, factor in self.times.items():
             if not factor > 0:
                 raise SettingsError(f"scales.*.times.{key} is {factor}; it must be positive")
+        _check_ratios("scales.*.unlike", self.unlike)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -49,15 +53,22 @@ class PaperSettings:
         paper: the name of its file in conf/papers/.
         cluster: of conf/cluster/, whose speed is simulated.
         settings: overrides of all runs, at the paper's scale.
+        epoch_frames: frames (outputs of the network) of the paper's epoch.
+        ratios: those of `paper.ratios.RATIOS` that the paper's effects depend on.
         runs: a file of conf/run/ or conf/comm/ -> default values of its rows.
     """
 
     paper: str
     title: str
     cluster: str
+    epoch_frames: float
+    ratios: list[str]
     settings: list[str]
     runs: dict[str, dict[str, Any]]
     scales: dict[str, ScaleSettings]
+
+    def __post_init__(self) -> None:
+        _check_ratios("ratios", self.ratios)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -69,12 +80,17 @@ class RowSettings:
         set: its settings, with the paper's values.
         paper: values that identify the row in the paper's table; empty: no such row.
         label: of the row; "": its values in the paper.
+        unlike: reasons for its ratios, in addition to the scale's.
     """
 
     run: str
     set: dict[str, Any] = field(default_factory=dict)
     paper: dict[str, Any] = field(default_factory=dict)
     label: str = ""
+    unlike: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_ratios("rows.*.unlike", self.unlike)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -238,6 +254,17 @@ def run_of(
             f"optim.seed={seed}",
         ),
     )
+
+
+def unscaled(row: RowSettings, paper: PaperSettings) -> Run:
+    """Return the run of a row with the paper's own numbers."""
+    return run_of(row, replace(paper, scales={"": ScaleSettings()}), "", 1)
+
+
+def _check_ratios(key: str, names: Iterable[str]) -> None:
+    for name in names:
+        if name not in RATIOS:
+            raise SettingsError(f"{key} has {name!r}; ratios are {', '.join(RATIOS)}")
 
 
 def _times(key: str, value: Any, factors: Mapping[str, float]) -> Value:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.cost.cluster import ClusterSettings
+from asr_train.paper.ratios import MOST_OFF, RATIOS, off
 from asr_train.paper.rows import RowSettings, Run, Table
-from asr_train.paper.speed import case_of, simulated
+from asr_train.paper.speed import case_of, density, simulated
 from asr_train.report.exchange import DASH, RECEIVED, Trained, digits, measured, text
 from asr_train.report.tables import Score, aligned, as_markdown, held_out, made, wer_reduction
 from asr_train.schema import CommSettings, ScoreSettings, build
@@ -47,6 +48,7 @@ def paper_table(
     cluster: ClusterSettings,
     about: Mapping[str, Any],
     papers: Path,
+    ratios: Mapping[str, Mapping[str, Any]],
 ) -> TableDict:
     """Return the content of `tables/PAPER-TABLE.json`.
 
@@ -56,6 +58,7 @@ def paper_table(
         cluster: the paper's, of conf/cluster.
         about: provenance of the table (see `report.tables.provenance`) and the command.
         papers: the folder of printed numbers.
+        ratios: by the label of a row, the paper's and ours; see `paper.ratios.compared`.
     Raises:
         ValueError: if a run, its score or those of its epochs are missing; says what to do.
         DamagedFileError: if a log has no row of training steps.
@@ -81,7 +84,10 @@ def paper_table(
         if case is not None:
             usual = table.paper.runs[row.settings.run]
             ours["simulated"] = simulated(case, cluster, row.settings, usual, row.printed, row.runs)
-        return {"label": row.label, "paper": row.printed or {}, "ours": ours, "measured": True}
+        return {
+            **{"label": row.label, "paper": row.printed or {}, "ours": ours, "measured": True},
+            "ratios": {**ratios.get(row.label, {}), **_quanta(row, ratios.get(row.label, {}))},
+        }
 
     content: TableDict = {
         "paper": table.paper.paper,
@@ -99,6 +105,20 @@ def paper_table(
         **about,
     }
     return {**content, "columns": [column.name for column in columns(content)]}
+
+
+def _quanta(row: _Row, ratios: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the elements sent per parameter, worker and epoch: the paper's and ours, if known.
+
+    The paper prints compression ratios, with 32 bits per element.
+    """
+    share = density(row.runs[0])
+    ratio = (row.printed or {}).get("compression_ratio")
+    if share is None or ratio is None or "step_share" not in ratios:
+        return {}
+    steps = measured(row.runs[0])["steps"] / max(1, len(_frame_errors(row.runs[0])))
+    printed = 1 / ratio / ratios["step_share"]["paper"]
+    return {"quanta": {"paper": printed, "ours": share * steps, "why": None}}
 
 
 def _found(run: Run, trained: Mapping[str, Trained], table: Table) -> Trained:
@@ -403,7 +423,7 @@ def markdown(table: TableDict) -> str:
     shown = columns(table)
     cells = [[column.cell(row) for column in shown] for row in rows_shown(table)]
     names = [column.name for column in shown]
-    return as_markdown(table["title"], names, cells, notes(table))
+    return as_markdown(table["title"], names, cells, notes(table)) + _ratios_markdown(table)
 
 
 def plain(table: TableDict) -> str:
@@ -411,7 +431,44 @@ def plain(table: TableDict) -> str:
     shown = [column for column in columns(table) if column.short]
     cells = [[column.cell(row) for column in shown] for row in rows_shown(table)]
     explanation = "a / b: the paper's / ours; ours of speed-ups are simulated\n"
-    return aligned([[column.short for column in shown], *cells]) + explanation
+    ratios = _ratio_cells(table)
+    return (
+        aligned([[column.short for column in shown], *cells])
+        + explanation
+        + (f"ratios, the paper's / ours:\n{aligned(ratios)}" if ratios else "")
+    )
+
+
+def _ratio_cells(table: TableDict) -> list[list[str]]:
+    """Return the headings and rows of the table of ratios; none for a table without."""
+    rows = [row for row in rows_shown(table) if row.get("ratios")]
+    names = [name for name in RATIOS if any(name in row["ratios"] for row in rows)]
+    lines = [["row", *(RATIOS[name].words for name in names)]]
+    for row in rows:
+        found = [row["ratios"].get(name) for name in names]
+        lines.append([row["label"], *map(_ratio_cell, found)])
+    return lines if rows else []
+
+
+def _ratio_cell(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return DASH
+    mark = " †" if found["why"] and off(found["paper"], found["ours"]) > MOST_OFF else ""
+    return f"{found['paper']:.3g} / {found['ours']:.3g}{mark}"
+
+
+def _ratios_markdown(table: TableDict) -> str:
+    lines = _ratio_cells(table)
+    if not lines:
+        return ""
+    reasons = {
+        f"{RATIOS[name].words}: {found['why']}"
+        for row in rows_shown(table)
+        for name, found in row["ratios"].items()
+        if found["why"]
+    }
+    explanation = f"The paper's / ours. †: more than {MOST_OFF:g} times off, for the reason below."
+    return "\n#" + as_markdown("Ratios", lines[0], lines[1:], [explanation, *sorted(reasons)])
 
 
 def notes(table: TableDict) -> list[str]:

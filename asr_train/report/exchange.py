@@ -9,6 +9,7 @@ files.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from asr_train.files import DamagedFileError
@@ -275,7 +276,7 @@ def text(value: Any, spell: Callable[[Any], str]) -> str:
 
 def digits(value: float) -> str:
     """Format with three digits, without an exponent."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 100 else format(Decimal(f"{value:.3g}"), "f")
 
 
 def notes(table: Mapping[str, Any]) -> list[str]:

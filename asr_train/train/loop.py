@@ -115,7 +115,7 @@ def train(
         )
         tell(changed)
         tell(method.notice)
-        tell(warning(optim, len(method.groups[0])))
+        tell(warning(optim, len(method.groups[0]), run.comm.method.facts.traffic.is_sparse))
 
         def write_row(step: int, taken: Sequence[WorkerTotals] | None = None) -> None:
             totals = gathered(state, taken)

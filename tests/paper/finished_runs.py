@@ -23,6 +23,7 @@ ABOUT = {
 P = 100_000  # parameters
 STEPS = 40  # an epoch
 EPOCHS = 3
+SHARE = {"paper": 1e-4, "ours": 2e-3, "why": "little data"}
 FRAMES = 64  # a step and worker
 GTC = {"threshold": 4.0, "codec": "rice", "capacity": "exact", "adaptive": None}
 BMUF = {
@@ -82,6 +83,7 @@ def a_table(
     scale = {"times": about["times"], "seeds": seeds or [1]}
     settings = {
         **{"paper": paper, "title": paper, "cluster": about["cluster"], "settings": []},
+        **{"epoch_frames": 368e6, "ratios": ["step_share"]},
         **{"runs": about["runs"], "scales": {"small": scale}},
     }
     content = {"table": table, "title": table, "baseline": {"run": "sgd"}, "rows": rows, **more}
@@ -172,7 +174,8 @@ def tabulated(
 ) -> dict[str, Any]:
     settings = build(ScoreSettings, {"bootstrap": 500, "seed": 1, "normaliser": {"kind": "plain"}})
     return paper_table(
-        table, trained, epochs or {}, settings, cluster_of(table), ABOUT, CONF / "papers"
+        *(table, trained, epochs or {}, settings, cluster_of(table), ABOUT, CONF / "papers"),
+        {row.label: {"step_share": SHARE} for row in table.rows},
     )
 
 

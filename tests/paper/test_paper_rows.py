@@ -24,6 +24,8 @@ PAPER = {
     "paper": "strom",
     "title": "A paper",
     "cluster": "ec2_g2",
+    "epoch_frames": 1e6,
+    "ratios": ["step_share"],
     "settings": ["model=dnn_5x1536"],
     "runs": {"sgd": {}, "gtc": {"comm.gtc.threshold": 4.0, "comm.workers": 40}},
     "scales": {
@@ -128,6 +130,8 @@ def test_whole_numbers_stay_whole_and_words_stay(key, value, factor, scaled):
         paper="p",
         title="",
         cluster="",
+        epoch_frames=1.0,
+        ratios=[],
         settings=[],
         runs={"gtc": {}},
         scales={"s": ScaleSettings(times={key: factor})},

@@ -328,16 +328,21 @@ def every_table(tmp_path):
 
 
 def test_texts_have_a_cell_a_column_and_json_comes_back(tmp_path):
+    keys = {"label", "paper", "ours", "measured", "ratios"}
     for content in every_table(tmp_path):
         assert json.loads(json.dumps(content, allow_nan=False)) == content
-        assert all(set(row) == {"label", "paper", "ours", "measured"} for row in content["rows"])
-        lines = [line for line in markdown(content).splitlines() if line.startswith("|")]
+        assert all(set(row) == keys for row in content["rows"])
+        own, _, ratios = markdown(content).partition("\n## Ratios\n")
+        lines = [line for line in own.splitlines() if line.startswith("|")]
         count = len(rows_shown(content))
+        assert ratios.count("\n|") == 2 + len(content["rows"])  # of the baseline none are given
         assert len(lines) == 2 + count
         assert {line.count("|") for line in lines} == {len(content["columns"]) + 1}
         assert "Made 2025-01-01 at commit abc1234" in markdown(content)
         assert "Simulated, not measured" in markdown(content)
-        assert len(plain(content).splitlines()) == 2 + count
+        own, _, ratios = plain(content).partition("ratios, the paper's / ours:\n")
+        assert len(own.splitlines()) == 2 + count
+        assert len(ratios.splitlines()) == 1 + len(content["rows"])
 
 
 def test_the_baseline_is_a_row_where_the_table_has_none(tmp_path):

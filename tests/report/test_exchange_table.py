@@ -118,7 +118,7 @@ def test_every_column_has_its_unit():
         "KB received per step": "0.9",  # of three others
         "bf16 / received": "3.33",
         "GB received, all workers": "0.000216",
-        "minutes at 1 / 10 Gb/s": "7.2e-06 / 7.2e-07",
+        "minutes at 1 / 10 Gb/s": "0.0000072 / 0.00000072",
         "bits per element": "40",
         "density": "0.03",
         "frames/s": "5,000",

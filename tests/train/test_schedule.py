@@ -122,19 +122,20 @@ def test_a_run_is_finished_after_its_epochs():
 
 
 @pytest.mark.parametrize(
-    "workers, scaling, warmup, warns",
+    "workers, scaling, warmup, is_bounded, warns",
     [
-        (1, "sum", 0.0, False),
-        (2, "sum", 0.0, False),
-        (8, "sum", 1.0, True),
-        (8, "sqrt", 0.0, True),
-        (8, "sqrt", 1.0, False),
-        (8, "mean", 0.0, False),
+        (1, "sum", 0.0, False, False),
+        (2, "sum", 0.0, False, False),
+        (8, "sum", 1.0, True, True),
+        (8, "sqrt", 0.0, True, True),
+        (8, "sqrt", 1.0, True, False),
+        (8, "sqrt", 1.0, False, True),
+        (8, "mean", 0.0, False, False),
     ],
 )
-def test_a_run_that_may_well_diverge_is_told_so(workers, scaling, warmup, warns):
+def test_a_run_that_may_well_diverge_is_told_so(workers, scaling, warmup, is_bounded, warns):
     optim = {"rate": 0.008, "minibatch_frames": 256, "scaling": scaling, "warmup_epochs": warmup}
-    said = warning(tiny.settings(**optim).optim, workers)
+    said = warning(tiny.settings(**optim).optim, workers, is_bounded)
     assert (said is not None) == warns
     if said:
         size = {"sum": "16.4", "sqrt": "5.79"}[scaling]

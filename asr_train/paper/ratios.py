@@ -1,0 +1,173 @@
+"""A run's settings and the size of its data -> the **ratios** that a paper's effects depend on.
+
+A row that is scaled down shows what the paper shows only if these ratios are kept, not if its sizes
+are. The same functions are applied to the paper's settings with the paper's data and to ours.
+Knows nothing of results.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asr_train.schema import Halving, OptimSettings, RunSettings, SettingsError
+
+MOST_OFF = 10.0  # times; a ratio that differs more needs a reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A run, with what several ratios need.
+
+    Attributes:
+        epoch_frames: frames (outputs of the network) per epoch.
+        added_up: workers whose gradients are added up.
+    """
+
+    run: RunSettings
+    epoch_frames: float
+    workers: int
+    added_up: int
+
+    @property
+    def step_frames(self) -> int:
+        """The frames of a step of all workers, after the phases of the beginning."""
+        return self.workers * self.run.optim.minibatch_frames
+
+    @property
+    def rate(self) -> float:
+        """The scaled rate per frame in the first whole epoch after the phases."""
+        optim = self.run.optim
+        first = math.ceil(optim.phases[-1].until) if optim.phases else 0
+        return rate_in(optim, first) * optim.scaling.factor(self.added_up)
+
+    @property
+    def threshold(self) -> float | None:
+        gtc, needs = self.run.comm.gtc, self.run.comm.method.facts.needs
+        return gtc.threshold if gtc is not None and "gtc" in needs else None
+
+    @property
+    def block_steps(self) -> int | None:
+        blocks = self.run.comm.method.facts.blocks
+        return None if blocks is None else getattr(self.run.comm, blocks).block_steps
+
+
+def _shape(run: RunSettings, epoch_frames: float) -> _Shape:
+    facts, workers = run.comm.method.facts, run.comm.workers or 1
+    added_up = workers if facts.blocks is None else 1
+    if facts.traffic.in_groups:
+        added_up = run.comm.group_of(workers)
+    return _Shape(run, epoch_frames, workers, added_up)
+
+
+def rate_in(optim: OptimSettings, epoch: int) -> float:
+    """Return the rate of an epoch (from 0) before scaling; of newbob that before it halves."""
+    halvings = max(0, epoch + 1 - optim.hold_epochs)
+    return optim.rate * (0.5**halvings if optim.halving is Halving.each_epoch else 1.0)
+
+
+def _updates(shape: _Shape) -> float:
+    steps = 0.0
+    for epoch in range(shape.run.optim.epochs):
+        for first, last, frames, most in shape.run.optim.parts(epoch):
+            workers = min(shape.workers, most or shape.workers)
+            steps += (last - first) * shape.epoch_frames / (workers * frames)
+    return steps
+
+
+def _pretraining(shape: _Shape) -> float | None:
+    pretrain = shape.run.optim.pretrain
+    return None if pretrain is None else pretrain.share * pretrain.epochs
+
+
+def _last_rate(shape: _Shape) -> float:
+    optim = shape.run.optim
+    if optim.halving is Halving.newbob:
+        return optim.min_rate / optim.rate
+    return rate_in(optim, optim.epochs - 1) / optim.rate
+
+
+def _growth(shape: _Shape) -> float:
+    optim = shape.run.optim
+    frames = [optim.minibatch_frames, *(phase.minibatch_frames for phase in optim.phases)]
+    return optim.minibatch_frames / min(frames)
+
+
+def _blocks(shape: _Shape) -> float | None:
+    steps = shape.block_steps
+    return None if steps is None else shape.epoch_frames / shape.step_frames / steps
+
+
+def _per_frame(shape: _Shape) -> float | None:
+    tau = shape.threshold
+    return None if tau is None else tau / shape.run.optim.minibatch_frames
+
+
+def _cap(shape: _Shape) -> float | None:
+    tau = shape.threshold
+    return None if tau is None else shape.rate * tau * shape.added_up
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio: its heading, and its value for a run; None if that has none."""
+
+    words: str
+    of: Callable[[_Shape], float | None]
+
+
+RATIOS = {
+    "step_share": Ratio("frames per step / epoch", lambda s: s.step_frames / s.epoch_frames),
+    "updates": Ratio("steps of the run", _updates),
+    "threshold_per_frame": Ratio("threshold / minibatch frames", _per_frame),
+    "quanta": Ratio("elements sent per parameter, worker and epoch", lambda s: None),  # measured
+    "update_size": Ratio(
+        "rate x frames per update", lambda s: s.rate * s.added_up * s.run.optim.minibatch_frames
+    ),
+    "largest_move": Ratio("rate x threshold x workers", _cap),
+    "blocks": Ratio("blocks per epoch", _blocks),
+    "pretraining": Ratio("pre-training / epoch", _pretraining),
+    "last_rate": Ratio("last / first rate", _last_rate),
+    "growth": Ratio("last / first minibatch", _growth),
+}
+
+
+def ratios(run: RunSettings, epoch_frames: float) -> dict[str, float]:
+    """Return those of RATIOS that the run's method has, by name."""
+    shape = _shape(run, epoch_frames)
+    found = {name: ratio.of(shape) for name, ratio in RATIOS.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def compared(
+    label: str,
+    names: Sequence[str],
+    paper: Mapping[str, float],
+    ours: Mapping[str, float],
+    reasons: Mapping[str, str],
+) -> dict[str, dict[str, Any]]:
+    """Return both values of each named ratio, and the reason stated for a difference.
+
+    Raises:
+        SettingsError: if a ratio is more than MOST_OFF times off without a reason; says what to do.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        if name not in paper or name not in ours:
+            continue
+        times = off(paper[name], ours[name])
+        if times > MOST_OFF and name not in reasons:
+            raise SettingsError(
+                f"row {label}: {RATIOS[name].words} is {ours[name]:.3g}, where the paper has "
+                f"{paper[name]:.3g}: {times:.0f} times off, which changes what the row shows; "
+                f"change the scale's settings, or state the reason as unlike.{name} of the scale "
+                "or row"
+            )
+        found[name] = {"paper": paper[name], "ours": ours[name], "why": reasons.get(name)}
+    return found
+
+
+def off(paper: float, ours: float) -> float:
+    """Return how many times one is the other, at least 1."""
+    low, high = sorted([paper, ours])
+    return high / low if low > 0 else (1.0 if high == low else math.inf)

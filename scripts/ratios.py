@@ -1,0 +1,66 @@
+"""Compare the ratios of a paper's table with those of our runs, before these are trained.
+
+    ratios.py SCALE recipes/PAPER/TABLE.yaml shards/TRAIN/index.json conf/run
+        tables/PAPER-TABLE.ratios.json
+
+A ratio that is more than ten times off without a stated reason is refused.
+"""
+
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
+from collections.abc import Iterator
+from pathlib import Path
+
+from asr_train import compose
+from asr_train.files import read_json, write_json
+from asr_train.jobs import main
+from asr_train.paper.ratios import RATIOS, compared, off, ratios
+from asr_train.paper.rows import PaperSettings, RowSettings, Run, Table, read_tables, unscaled
+from asr_train.schema import RunSettings, load
+
+
+def stage(scale: str, file: str, train_index: str, conf: str, output: str) -> str:
+    (table,) = read_tables([file], scale, compose.CONF / "papers")
+    frames = float(read_json(train_index)["num_frames"])
+    found = {
+        label: compared(
+            label,
+            table.paper.ratios,
+            ratios(of_paper(row, table.paper), table.paper.epoch_frames),
+            of_ours(load(RunSettings, Path(conf, f"{run.name}.yaml")), frames),
+            table.paper.scales[scale].unlike | row.unlike,
+        )
+        for label, row, run in rows(table)
+    }
+    write_json(output, found)
+    times, label, name = max(
+        (off(both["paper"], both["ours"]), label, name)
+        for label, row in found.items()
+        for name, both in row.items()
+    )
+    return f"{table.name}: furthest off: {RATIOS[name].words} of row {label}, {times:.3g} times"
+
+
+def rows(table: Table) -> Iterator[tuple[str, RowSettings, Run]]:
+    """Yield the label, settings and first run of the baseline and of each row."""
+    yield "baseline", table.settings.baseline, table.baselines[0]
+    for row, settings in zip(table.rows, table.settings.rows, strict=True):
+        yield row.label, settings, row.runs[0]
+
+
+def of_paper(row: RowSettings, paper: PaperSettings) -> RunSettings:
+    """Return the settings of a row at the paper's scale."""
+    run = unscaled(row, paper)
+    config = compose.settings(run.base, list(run.overrides))
+    return RunSettings(model=config.model, optim=config.optim, comm=config.comm)
+
+
+def of_ours(run: RunSettings, frames: float) -> dict[str, float]:
+    """Return the ratios of a run with these frames of TRAIN."""
+    outputs = frames * run.optim.share
+    return ratios(run, outputs / (run.model.lstm.subsample if run.model.lstm else 1))
+
+
+if __name__ == "__main__":
+    main(stage, __doc__)
