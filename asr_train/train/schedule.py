@@ -21,7 +21,7 @@ from asr_train.schema import Halving, OptimSettings
 # digits, 8 workers of 256 frames, DEV accuracy of dnn_4x256 after an epoch (one worker: 77.3 %):
 #   allreduce   2.0 (mean) 71.6 %   5.8 (sqrt) 28.1 %, with warm-up over the epoch 73.1 %
 #   gtc, tau 4  2.0 70.2 %   5.8 75.5 %   16.4 (sum) 30.8 %, with warm-up over half of it 33.2 %
-# After warm-up, allreduce of 5.8 diverges in the second epoch with one seed of two, as does one worker
+# After warm-up, allreduce of 5.8 diverges in epoch 2 with one seed of two, as does one worker
 # with minibatches of 2,048 frames; gtc, whose updates are bounded by the threshold, does not.
 MOST_AN_UPDATE, MOST_BOUNDED = 5.0, 10.0
 
