@@ -22,6 +22,7 @@ from webdataset import tariterators
 from asr_train.files import DamagedFileError
 from asr_train.shards.place import open_part, place, read_index
 from asr_train.shards.sample import Record, Sample, check_num_states, from_record
+from asr_train.shards.shares import Positions, shares
 from asr_train.shards.writer import FORMAT, VERSION
 
 # Per bin. float16 rounds log-mels around 16 by up to 2**-7, a variance of 2e-5: smaller variances
@@ -74,6 +75,7 @@ class Shards:
             raise self._damaged(f"is not an index of shards ({error!r})") from error
         self._opened: set[int] = set()  # shards whose checksum this process has compared
         self._last_order: tuple[tuple[int | None, int], npt.NDArray[np.int64]] | None = None
+        self._last_parts: tuple[tuple[int | None, int, int], list[Positions]] | None = None
         self._span = 0.0, 1.0
 
     def _take_index(self) -> None:
@@ -120,7 +122,7 @@ class Shards:
         assert 0 <= first < last <= 1
         part = copy.copy(self)
         part._span = first, last
-        part._last_order = None
+        part._last_order = part._last_parts = None
         return part
 
     def some(self, share: float) -> "Shards":
@@ -140,7 +142,7 @@ class Shards:
             "num_frames": sum(frames),
         }
         found._take_index()
-        found._opened, found._last_order = set(), None
+        found._opened, found._last_order, found._last_parts = set(), None, None
         return found
 
     # --- order -----------------------------------------------------------------------------------
@@ -173,7 +175,7 @@ class Shards:
     def part(
         self, seed: int | None, worker: int, workers: int, epoch: int
     ) -> npt.NDArray[np.int64]:
-        """Return one worker's part of an epoch: its slice of `order`.
+        """Return one worker's part of an epoch, with about as many frames as the others'.
 
         Raises:
             ValueError: if there are more workers than samples, or worker or epoch do not exist.
@@ -189,8 +191,11 @@ class Shards:
             )
         if epoch < 0 or (seed is not None and seed < 0):
             raise ValueError(f"seed {seed}, epoch {epoch}: they must not be negative")
-        first, last = (count * w // workers for w in (worker, worker + 1))
-        return self.order(seed, epoch)[first:last]
+        if self._last_parts is None or self._last_parts[0] != (seed, epoch, workers):
+            order = self.order(seed, epoch)
+            parts = shares(order, self._shard_N, self._frames_N, workers)
+            self._last_parts = (seed, epoch, workers), parts
+        return self._last_parts[1][worker]
 
     def frames(
         self, seed: int | None, worker: int, workers: int, epoch: int
