@@ -19,9 +19,11 @@ from asr_train.cost.calibrate import (
     fit,
     ladkat_2019,
     mean_absolute,
+    null_model,
     predicted,
     seide_2014,
     strom_2015,
+    strom_contradictions,
 )
 from asr_train.cost.cluster import ClusterSettings, read_cluster
 from asr_train.files import hash_of, read_yaml, replacing, write_json, write_text
@@ -55,13 +57,16 @@ def run(name: str, folder: str) -> None:
     cluster = read_cluster(CLUSTERS[name], CONF / "cluster")
     began = time.perf_counter()
     fits = [fit(case, cluster, rows) for rows in (case.fit_on, *case.others)]
+    null = null_model(case)
     content = {
         "paper": name,
         "table": "speed",
         "simulated": True,
-        "columns": ["row", "paper", "simulated", "error %", "used"],
-        "rows": rows_of(case, fits[0]),
+        "columns": ["row", "paper", "simulated", "error %", "one constant", "error %", "used"],
+        "rows": rows_of(case, fits[0], null),
         "fits": [fit_of(case, found) for found in fits],
+        "one_constant": fit_of(case, null),
+        "contradictions": strom_contradictions(strom) if name == "strom2015" else {},
         "aim": AIM,
         "cluster": CLUSTERS[name],
         "date": time.strftime("%Y-%m-%d"),
@@ -86,7 +91,7 @@ def run(name: str, folder: str) -> None:
     print((target / "speed.md").read_text())
 
 
-def rows_of(case: Case, found: Fit) -> list[dict[str, Any]]:
+def rows_of(case: Case, found: Fit, null: Fit) -> list[dict[str, Any]]:
     return [
         {
             "label": row.label,
@@ -94,6 +99,8 @@ def rows_of(case: Case, found: Fit) -> list[dict[str, Any]]:
             "ours": {
                 "speedup": found.simulated[row.label],
                 "error": found.simulated[row.label] / row.published - 1,
+                "one_constant": null.simulated[row.label],
+                "one_constant_error": null.simulated[row.label] / row.published - 1,
                 "used": "fitted" if row.label in found.fit_on else "predicted",
                 "doubt": row.doubt,
             },
@@ -124,7 +131,7 @@ def fit_of(case: Case, found: Fit) -> dict[str, Any]:
 
 
 def markdown(case: Case, cluster: ClusterSettings, content: dict[str, Any]) -> str:
-    first = content["fits"][0]
+    first, null = content["fits"][0], content["one_constant"]
     error, count = first["mean_absolute_error"], len(case.rows)
     reached = "reached" if error <= AIM else "missed"
     fitted = "Nothing was fitted; all rows are predicted."
@@ -141,17 +148,27 @@ def markdown(case: Case, cluster: ClusterSettings, content: dict[str, Any]) -> s
         "by us.",
         "",
         f"**Mean absolute error of the predicted rows: {error:.1%}** (largest "
-        f"{first['largest_error']:+.1%}; aim {AIM:.0%}: {reached}).",
+        f"{first['largest_error']:+.1%}; aim {AIM:.0%}: {reached}). "
+        f"**One constant instead of a simulator: {null['mean_absolute_error']:.1%}** (largest "
+        f"{null['largest_error']:+.1%}). It predicts {null['constants']['efficiency']:.3g} times "
+        "the number of workers, over the size of the network relative to the first row's"
+        f"{', and was taken from the first fitted row' if case.fit_on else ''}.",
         "",
-        "| row | paper | simulated | error % | used |",
-        "|---|---:|---:|---:|---|",
+        "| row | paper | simulated | error % | one constant | error % | used |",
+        "|---|---:|---:|---:|---:|---:|---|",
         *(line_of(row) for row in content["rows"]),
         "",
     ]
-    lines += [f"- {row.label}: {row.doubt}." for row in case.rows if row.doubt]
-    if any(row.doubt for row in case.rows):
-        sure = first["mean_absolute_error_without_doubtful_rows"]
-        lines += [f"- Without the doubtful rows, the predicted ones' error is {sure:.1%}.", ""]
+    if content["contradictions"]:
+        lines += ["The paper contradicts itself by more than 7 % in these rows:", ""]
+        lines += [f"- {label}: {doubt}." for label, doubt in content["contradictions"].items()]
+        sure = "mean_absolute_error_without_doubtful_rows"
+        lines += [
+            "",
+            f"Without those among the predicted rows, the simulator's error is {first[sure]:.1%}, "
+            f"that of one constant {null[sure]:.1%}.",
+            "",
+        ]
     lines += fitted_lines(case, content) if case.start else []
     lines += [
         *NOTES[case.name](content),
@@ -195,7 +212,8 @@ def line_of(row: dict[str, Any]) -> str:
     mark = " (doubtful)" if ours["doubt"] else ""
     return (
         f"| {row['label']} | {row['paper']['speedup']:.4g} | {ours['speedup']:.1f} | "
-        f"{100 * ours['error']:+.1f} | {ours['used']}{mark} |"
+        f"{100 * ours['error']:+.1f} | {ours['one_constant']:.1f} | "
+        f"{100 * ours['one_constant_error']:+.1f} | {ours['used']}{mark} |"
     )
 
 

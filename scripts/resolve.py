@@ -10,7 +10,7 @@ one of these with another seed (RUN-seedN), or a row of a paper's table, whose s
 
 A settings file is rewritten only when its content changes, so that make reruns only the stages that
 a change affects. It is never older than the files that it names (a lexicon, text, a mapping):
-editing one counts as a change, though make does not know the file. Only this script uses Hydra.
+editing one counts as a change, though make does not know the file.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -19,26 +19,19 @@ import asr_train.interrupt  # noqa: F401
 import os
 import re
 import sys
-import types
-import typing
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
+from asr_train import compose
 from asr_train.choices import Choices, check_known
 from asr_train.files import write_yaml
 from asr_train.jobs import main
 from asr_train.paper.rows import Run, read_tables
-from asr_train.schema import Config, Method, SettingsError, build, plain, unknown_key
+from asr_train.schema import Config, Method, SettingsError, plain
 
 VARIABLE = re.compile(r"[A-Z]+=")
-CONF = Path(__file__).resolve().parents[1] / "conf"
 
 
 def resolve(folder: str, runs: str, *overrides: str) -> None:
@@ -48,7 +41,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
     given = [o for o in overrides if o not in files_of_tables and o not in variables]
     choices = Choices.of(variables)
     for name in choices.gmms:
-        systems = sorted(p.stem for p in (CONF / "gmm").glob("*.yaml"))
+        systems = sorted(p.stem for p in (compose.CONF / "gmm").glob("*.yaml"))
         check_known("GMMS", name, systems, "is no file of conf/gmm")
     check_aligner(choices, given)
     workers = workers_of(variables)
@@ -57,7 +50,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
     for name in runs.split() or ["dnn"]:
         run = named.get(name)
         base, more = _with_seed(name) if run is None else (run.base, run.overrides)
-        composed[name] = settings(base, [*given, *more])
+        composed[name] = compose.settings(base, [*given, *more])
         check_outside(composed[name], workers)
     files: dict[str, Any] = {}
     inputs: dict[str, list[tuple[str, str]]] = {}
@@ -160,53 +153,9 @@ def runs_of_tables(names: list[str]) -> dict[str, Run]:
     found = {}
     for name in names:
         path, _, scale = name.rpartition("@")
-        for table in read_tables([path], scale, CONF / "papers"):
+        for table in read_tables([path], scale, compose.CONF / "papers"):
             found |= {run.name: run for run in table.runs}
     return found
-
-
-def settings(run: str, overrides: list[str]) -> Config:
-    """Compose and check the settings of one run.
-
-    Raises:
-        SettingsError: naming the key, its value and what is allowed.
-    """
-    rows, exchanges = ({p.stem for p in (CONF / kind).glob("*.yaml")} for kind in ("run", "comm"))
-    known = sorted(rows | exchanges | {method.value for method in Method})
-    check_known("RUNS", run, known, "is no file of conf/run or conf/comm and no method")
-    if run in rows:
-        chosen = [f"run={run}"]
-    else:
-        chosen = [f"comm={run}"] if run in exchanges else ["comm=sgd", f"comm.method={run}"]
-    for override in overrides:
-        if "=" not in override:
-            raise SettingsError(f"SET holds {override!r}; it takes group.key=value or group=file")
-    try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose("config", [*chosen, *map(as_text, overrides)])
-        values: Any = OmegaConf.to_container(config, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise SettingsError(_cause(error, overrides)) from error
-    values["gmm"] = without_left_out(values["gmm"], overrides)
-    return build(Config, values)
-
-
-def without_left_out(gmm: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """Return the systems of conf/gmm/NAME.yaml up to NAME, the last that is trained.
-
-    Later ones are present only because the recipe has numbers for them.
-
-    Raises:
-        SettingsError: if an override sets numbers for them, or there is no such system.
-    """
-    chosen = [o.partition("=")[2] for o in overrides if o.startswith("gmm=")]
-    names = list(gmm)
-    trained = names[: names.index(chosen[-1] if chosen else "mono") + 1]  # config.yaml has mono
-    for name in names[len(trained) :]:
-        is_overridden = any(re.match(rf"\+*gmm\.{name}[.=]", override) for override in overrides)
-        if is_overridden or not (CONF / "gmm" / f"{name}.yaml").exists():
-            raise SettingsError(unknown_key(f"gmm.{name}", trained))
-    return {name: gmm[name] for name in trained}
 
 
 def check_outside(config: Config, workers: int) -> None:
@@ -244,48 +193,6 @@ def inputs_of(config: Config) -> dict[str, list[tuple[str, str]]]:
         "score": [mapping],
     }
     return {name: [(k, p) for k, p in files if p is not None] for name, files in named.items()}
-
-
-def as_text(override: str) -> str:
-    """Return the override, quoted where text is wanted, so that Hydra takes 1183 as a name."""
-    key, sign, value = override.partition("=")
-    hint: Any = Config
-    for name in key.lstrip("+").split("."):
-        hint = typing.get_type_hints(hint).get(name) if is_dataclass(hint) else None
-        inner = [a for a in typing.get_args(hint) if a is not type(None)]
-        hint = inner[0] if isinstance(hint, types.UnionType) and len(inner) == 1 else hint
-    items = re.fullmatch(r"\[([^\[\]'\"]+)\]", value)
-    if hint == list[str] and items:
-        return f"{key}{sign}[{','.join(map(_quoted, items[1].split(',')))}]"
-    is_number = re.fullmatch(r"[-+]?[\d_.]+(e[-+]?\d+)?", value, re.IGNORECASE)
-    return f"{key}{sign}{_quoted(value)}" if hint is str and is_number else override
-
-
-def _quoted(value: str) -> str:
-    return f"'{value.strip()}'"
-
-
-def _cause(error: Exception, overrides: list[str]) -> str:
-    """Return Hydra's message, with the nearest key if one was not found."""
-    text = str(error)
-    missing = re.search(r"Could not override '([^']+)'", text)
-    if missing:
-        *groups, key = missing.group(1).split(".")
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            chosen = [o for o in overrides if "." not in o.split("=")[0]]
-            node: Any = OmegaConf.to_container(compose("config", chosen))
-        node["gmm"] = without_left_out(node["gmm"], overrides)
-        for depth, group in enumerate(groups):
-            if group not in node:
-                return unknown_key(".".join(groups[: depth + 1]), [str(k) for k in node])
-            node = node[group] if isinstance(node[group], dict) else {}  # null or a leaf
-        return unknown_key(".".join([*groups, key]), [str(k) for k in node])
-    absent = re.search(r"Could not find '([^']+)'", text)
-    if absent:
-        group = CONF / Path(absent.group(1)).parent
-        allowed = ", ".join(sorted(p.stem for p in group.glob("*.yaml")))
-        return f"{absent.group(1)}.yaml is not in conf/; allowed: {allowed}"
-    return text
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ import numpy as np
 from toy import path_of
 
 from asr_train.align.train import train
+from asr_train.compose import settings
 from asr_train.data.features import Utterance
 from asr_train.schema import GmmSettings, build, plain
-from scripts.resolve import settings
 
 CONFIG = settings("dnn", ["gmm=sat"])
 WORDS = ("A", "AB", "ABC", "C")

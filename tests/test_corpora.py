@@ -18,9 +18,9 @@ from folders import (
     speechocean,
 )
 
+from asr_train.compose import settings
 from asr_train.files import read_jsonl, write_yaml
 from asr_train.schema import plain
-from scripts.resolve import settings
 
 ROOT = Path(__file__).parents[1]
 STAGE = runpy.run_path(str(ROOT / "scripts" / "manifests.py"))["manifests"]

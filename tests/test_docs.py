@@ -131,6 +131,6 @@ def test_the_method_of_the_contributors_guide_keeps_the_contract_in_three_edits(
     assert tested.returncode == 0, tested.stdout[-3000:]
     assert tested.stdout.count(".") >= 9
     resolve = (
-        f"from scripts.resolve import settings; print(settings('{name}', []).comm.method.value)"
+        f"from asr_train.compose import settings; print(settings('{name}', []).comm.method.value)"
     )
     assert run("-c", resolve).stdout == f"{name}\n"

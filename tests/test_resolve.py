@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from asr_train.compose import CONF, settings
 from asr_train.files import read_yaml
 from asr_train.schema import Config, SettingsError
-from scripts.resolve import CONF, resolve, settings
+from scripts.resolve import resolve
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_a_recipe_has_no_numbers_for_a_system_that_does_not_exist(own_recipe):
 def own_recipe(tmp_path, monkeypatch):
     """A function that writes conf/recipe/own.yaml, in a copy of conf/."""
     shutil.copytree(CONF, tmp_path / "settings")
-    monkeypatch.setattr("scripts.resolve.CONF", tmp_path / "settings")
+    monkeypatch.setattr("asr_train.compose.CONF", tmp_path / "settings")
 
     def write(text: str) -> None:
         path = tmp_path / "settings/recipe/own.yaml"

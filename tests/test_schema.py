@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from asr_train.compose import settings
 from asr_train.data.logmel import LogMel
 from asr_train.files import write_yaml
 from asr_train.schema import (
@@ -23,7 +24,6 @@ from asr_train.schema import (
     load,
     plain,
 )
-from scripts.resolve import settings
 
 DECODE = {
     "beam": 16.0,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from asr_train.comm.exchange import PARTS
+from asr_train.comm.links import FRAME_BYTES
 from asr_train.comm.peers import Peer, Rate
 from asr_train.comm.reducers import Gradient, Reducer, Sent
 
@@ -100,6 +101,10 @@ class AsyncWorkers(Reducer):
         began = time.perf_counter()
         yield
         self.seconds[part] += time.perf_counter() - began
+
+    def _count_receivers(self, worker: int, message_bytes: int, workers: int) -> None:
+        """Count a message for all who receive it, at its sender: when it arrives is chance."""
+        self.sent[worker].received_bits += 8 * (workers - 1) * (FRAME_BYTES + message_bytes)
 
     # --- as a reducer -----------------------------------------------------------------------------
 

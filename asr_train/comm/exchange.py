@@ -32,8 +32,9 @@ class Exchange(ABC):
         members: all workers, by their numbers in the run.
         local: those hosted here; both are consecutive.
         device: of the tensors that collectives return.
-        wire_bits: by local worker, bits that it put on the wire, padding included; what goes to all
-            counts once.
+        received_bits: by local worker, bits that it received from others, padding and lengths
+            included, as if each worker had a process of its own: of a gather of B bytes
+            8 (W - 1) B, of a sum 2 (W - 1) / W of its vector (reduce-scatter and all-gather).
         processes: number of processes that host them.
         seconds: of this process so far, by `PARTS`: `transfer` in collectives, which wait for the
             slowest, and what users of the exchange add.
@@ -43,7 +44,7 @@ class Exchange(ABC):
 
     def __init__(self, members: range, local: range, device: torch.device) -> None:
         self.members, self.local, self.device = members, local, device
-        self.wire_bits = dict.fromkeys(local, 0)
+        self.received_bits = dict.fromkeys(local, 0)
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
     def __len__(self) -> int:
@@ -95,12 +96,12 @@ class Exchange(ABC):
         assert len(messages) == len(self.local)
         if capacity is not None:
             gathered = self._all(self._padded(messages, capacity))
-            self._count(8 * capacity, self.local)
+            self._count_gathered(capacity)
             return list(gathered)
         sizes = torch.tensor([len(message) for message in messages])[:, None].to(self.device)
         found = self._all(sizes.view(torch.uint8)).view(torch.int64).flatten().tolist()
         gathered = self._all(self._padded(messages, max(found)))
-        self._count(8 * (8 + max(found)), self.local)
+        self._count_gathered(8 + max(found))  # lengths have 8 bytes
         return [row[:size] for row, size in zip(gathered, found, strict=True)]
 
     def scatter(self, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
@@ -113,9 +114,9 @@ class Exchange(ABC):
             By local worker, the parts that all members sent it, in their order.
         """
         assert len(parts) == len(self.local)
-        for worker, own in zip(self.local, parts, strict=True):
-            others = (p for to, p in zip(self.members, own, strict=True) if to != worker)
-            self._count(8 * sum(map(len, others)), [worker])
+        for worker in self.local:
+            part = parts[0][worker - self.members[0]]
+            self.received_bits[worker] += 8 * (len(self) - 1) * len(part)
         return self._scatter(parts)
 
     def sum(
@@ -135,7 +136,10 @@ class Exchange(ABC):
             wire: type that vectors, and then their sum, are rounded to before they are sent.
         """
         senders = list(self.members) if senders is None else list(senders)
-        self._count(8 * wire.itemsize * size, [w for w in senders if w in self.local])
+        for worker in self.local:
+            own = len(hosted(size, worker - self.members[0], len(self)))
+            others = len(senders) - (worker in senders)
+            self.received_bits[worker] += 8 * wire.itemsize * (others * own + size - own)
         return self._sum(vectors, size, senders, wire)
 
     def numbers(self, rows: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -175,9 +179,9 @@ class Exchange(ABC):
             "is sound"
         )
 
-    def _count(self, bits: int, workers: Iterable[int]) -> None:
-        for worker in workers:
-            self.wire_bits[worker] += bits
+    def _count_gathered(self, message_bytes: int) -> None:
+        for worker in self.local:
+            self.received_bits[worker] += 8 * (len(self) - 1) * message_bytes
 
     def _padded(self, messages: Sequence[Tensor], size: int) -> Tensor:
         rows_LB = torch.zeros(len(messages), size, dtype=torch.uint8, device=self.device)

@@ -135,10 +135,10 @@ class ExchangeMethod:
 
     @contextlib.contextmanager
     def _counted(self, exchange: Exchange) -> Iterator[None]:
-        before, seconds = dict(exchange.wire_bits), dict(exchange.seconds)
+        before, seconds = dict(exchange.received_bits), dict(exchange.seconds)
         yield
-        for worker, bits in exchange.wire_bits.items():
-            self.sent[worker].wire_bits += bits - before[worker]
+        for worker, bits in exchange.received_bits.items():
+            self.sent[worker].received_bits += bits - before[worker]
         for part in PARTS:
             self.seconds[part] += exchange.seconds[part] - seconds[part]
 

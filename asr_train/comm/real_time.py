@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asr_train.comm.async_workers import AsyncWorkers, GradientSource
 from asr_train.comm.exchange import ExchangeError
-from asr_train.comm.links import FRAME_BYTES, Links
+from asr_train.comm.links import Links
 from asr_train.comm.peers import Peer, Rate
 
 
@@ -36,7 +36,7 @@ class RealTime(AsyncWorkers):
             with self.timed("compress"):
                 message_B = peer.learn(gradient, self.sent[worker])
             self.links.send(message_B)
-            self.sent[worker].wire_bits += 8 * (FRAME_BYTES + len(message_B))
+            self._count_receivers(worker, len(message_B), self.links.processes)
             message = peer.read(message_B, worker)
             peer.receive(message)
             learner.finished(worker, step, message.is_finite)

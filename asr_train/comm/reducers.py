@@ -59,19 +59,19 @@ Update = Tensor | Quanta | Step  # a Tensor is a gradient, float32 [P], the sum 
 
 @dataclass(slots=True)
 class Sent:
-    """What a worker sent to others."""
+    """What a worker sent to others, each message once, and what it received from them."""
 
     bits: int = 0  # headers included
     elements: int = 0  # gradient or weight values
     overflows: int = 0  # messages that had no room for all their elements
-    wire_bits: int = 0  # padding and lengths included
+    received_bits: int = 0  # padding and lengths included
 
     def add(self, other: "Sent") -> None:
         """Count what another worker sent, too."""
         self.bits += other.bits
         self.elements += other.elements
         self.overflows += other.overflows
-        self.wire_bits += other.wire_bits
+        self.received_bits += other.received_bits
 
 
 class Reducer(ABC):

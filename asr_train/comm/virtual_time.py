@@ -17,7 +17,6 @@ from torch import Tensor
 from asr_train import schema
 from asr_train.comm.async_workers import AsyncWorkers, GradientSource
 from asr_train.comm.exchange import ReplicaError
-from asr_train.comm.links import FRAME_BYTES
 from asr_train.comm.peers import Message, Peer, Rate
 
 
@@ -72,7 +71,7 @@ class VirtualTime(AsyncWorkers):
         gradient = self._learner.gradient(worker, peer.number)
         with self.timed("compress"):
             message_B = peer.learn(gradient, self.sent[worker])
-        self.sent[worker].wire_bits += 8 * (FRAME_BYTES + len(message_B))
+        self._count_receivers(worker, len(message_B), len(self.peers))
         noise = draws(self.settings.seed, Draw.step, worker, peer.number).standard_normal()
         seconds = self._step_seconds[worker] * np.exp(self.settings.step_spread * noise)
         self._post(seconds, worker, peer.read(message_B, worker))

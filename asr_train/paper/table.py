@@ -16,7 +16,7 @@ from typing import Any
 from asr_train.cost.cluster import ClusterSettings
 from asr_train.paper.rows import RowSettings, Run, Table
 from asr_train.paper.speed import case_of, simulated
-from asr_train.report.exchange import DASH, Trained, digits, measured, text
+from asr_train.report.exchange import DASH, RECEIVED, Trained, digits, measured, text
 from asr_train.report.tables import Score, aligned, as_markdown, held_out, made, wer_reduction
 from asr_train.schema import CommSettings, ScoreSettings, build
 
@@ -178,6 +178,7 @@ def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
         "compression_ratio": mean("compression_ratio"),
         "elements_a_minibatch": mean("elements_a_minibatch"),
         "density": mean("density"),
+        **{key: mean(key) for key in RECEIVED},
         "minibatch_frames": optim.get("minibatch_frames"),
         "frames_an_epoch": _frames(row.runs[0]) / max(1, len(frame_errors[0])),
         "frames_a_second": mean("frames_a_second"),
@@ -286,6 +287,17 @@ WER = Column("WER %", _wer_cell, "WER %")
 REDUCTION = Column("relative WER reduction %", _reduction_cell, "WER reduction %")
 KILOBYTES = Column("KB per minibatch", _ours("message_bytes_a_minibatch", digits, 1e-3), "KB")
 RATIO = Column("compression ratio", _ours("compression_ratio", digits), "ratio")
+KILOBYTES_RECEIVED = Column(
+    "KB received per step", _ours("received_bytes_a_minibatch", digits, 1e-3), "KB received"
+)
+BELOW_BF16 = Column("bf16 / received", _ours("bf16_over_received", digits))
+GIGABYTES_RECEIVED = Column(
+    "GB received, all workers", _ours("received_bytes_all_workers", digits, 1e-9)
+)
+TRANSFER = Column(
+    "minutes at 1 / 10 Gb/s",
+    lambda row: text(row["ours"]["minutes_at_1_gbps"], lambda x: f"{digits(x)} / {digits(x / 10)}"),
+)
 FRAMES = Column("frames/s, this machine", _ours("frames_a_second", lambda x: f"{x:,.0f}"))
 SIMULATED_FRAMES = Column("frames/s, simulated", _simulated("frames_per_second"))
 MINUTES = Column("minutes, this machine", _ours("minutes", digits))
@@ -336,6 +348,10 @@ def columns(table: TableDict) -> list[Column]:
         Column("relative frame error reduction %", _ours("frame_error_reduction_percent", _one)),
         KILOBYTES,
         RATIO,
+        KILOBYTES_RECEIVED,
+        BELOW_BF16,
+        GIGABYTES_RECEIVED,
+        TRANSFER,
         Column("elements per step", _ours("elements_a_minibatch", digits)),
         Column("density", _ours("density", lambda x: f"{x:.2g}")),
         Column("minibatch, frames per worker", _ours("minibatch_frames", str)),
@@ -413,7 +429,9 @@ def notes(table: TableDict) -> list[str]:
         _size_note(rows),
         "KB, ratio, elements and density: what a worker sends per step, messages with headers, "
         "averaged over the run; including weights of blocks. The ratio is to 4 bytes per "
-        "parameter.",
+        "parameter. Received: what arrives at a worker from all others; bf16 / received: ring "
+        "all-reduce of bf16 gradients receives so many times as much; minutes: in which a worker "
+        "receives the whole run's at that rate.",
     ]
     virtual = any(ours["processes"] < ours["workers"] for ours in rows)
     lines.append(

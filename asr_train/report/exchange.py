@@ -26,6 +26,13 @@ from asr_train.schema import CommSettings, ScoreSettings, build
 
 Row = dict[str, Any]
 DASH = "–"
+BF16_BYTES = 2
+RECEIVED = (
+    "received_bytes_a_minibatch",
+    "bf16_over_received",
+    "received_bytes_all_workers",
+    "minutes_at_1_gbps",
+)
 PARTS = ("compute", "compress", "wait", "decode")
 
 
@@ -83,7 +90,8 @@ def measured(run: Trained) -> Row:
     """Summarise a run's log over all of its steps; None for unknown values.
 
     Bytes are averages over workers. `message_bytes` are messages with their headers, each counted
-    once, however many receive it; `wire_bytes` include padding and lengths.
+    once, however many receive it, as the papers do; `received_bytes` are all that arrives from
+    others, padding and lengths included, and tell what the network has to carry.
     """
     rows, steps = _counted(run)
     total = sum(steps)
@@ -106,7 +114,7 @@ def measured(run: Trained) -> Row:
         "dev_accuracy": dev[-1]["dev_accuracy"] if dev else None,
         "message_bytes": message_bytes or None,
         "message_bytes_a_minibatch": message_bytes / total or None,
-        "wire_bytes_a_minibatch": sums("wire_bits") / 8 / total or None,
+        **_received(rows, sums, total, parameters, run.about["workers"]),
         "compression_ratio": None,
         "bits_an_element": None,
         "elements_a_minibatch": elements / total or None,
@@ -141,6 +149,25 @@ def _parameters(rows: Iterable[Row]) -> int | None:
             parameters: int = round(row["compression_ratio"] * row["sent_bits"] / 32)
             return parameters
     return None
+
+
+def _received(
+    rows: Sequence[Row], sums: Any, steps: int, parameters: int | None, workers: int
+) -> Row:
+    """Return `RECEIVED`; None where nothing arrived, and for old logs, which do not have it."""
+    known = all("received_bits" in row for row in rows)
+    received_bytes = sums("received_bits") / 8 if known else 0
+    if not received_bytes:
+        return dict.fromkeys(RECEIVED)
+    assert parameters is not None
+    ring_bytes = 2 * (workers - 1) / workers * BF16_BYTES * parameters * steps
+    numbers = (
+        received_bytes / steps,
+        ring_bytes / received_bytes,
+        workers * received_bytes,
+        8 * received_bytes / 1e9 / 60,
+    )
+    return dict(zip(RECEIVED, numbers, strict=True))
 
 
 def _shares(rows: Sequence[Row], sums: Any, seconds: float) -> dict[str, float] | None:
@@ -200,8 +227,10 @@ def columns(splits: Sequence[str], baseline: str) -> list[str]:
     return [
         *("run", "method", "workers"),
         *rates,
-        *("dev frame accuracy %", "MB sent per worker", "KB per minibatch", "KB on the wire"),
-        *("dense / sent", "bits per element", "density", "frames/s"),
+        *("dev frame accuracy %", "MB sent per worker", "KB per minibatch"),
+        *("dense / sent", "KB received per step", "bf16 / received", "GB received, all workers"),
+        "minutes at 1 / 10 Gb/s",
+        *("bits per element", "density", "frames/s"),
         "compute / compress / wait / decode %",
     ]
 
@@ -218,8 +247,12 @@ def cells(ours: Row, splits: Sequence[str], baseline: str) -> list[str]:
         text(ours["dev_accuracy"], lambda x: f"{100 * x:.2f}"),
         text(ours["message_bytes"], lambda x: digits(x / 1e6)),
         text(ours["message_bytes_a_minibatch"], lambda x: digits(x / 1e3)),
-        text(ours["wire_bytes_a_minibatch"], lambda x: digits(x / 1e3)),
-        *(text(ours[key], digits) for key in ("compression_ratio", "bits_an_element")),
+        text(ours["compression_ratio"], digits),
+        text(ours["received_bytes_a_minibatch"], lambda x: digits(x / 1e3)),
+        text(ours["bf16_over_received"], digits),
+        text(ours["received_bytes_all_workers"], lambda x: digits(x / 1e9)),
+        text(ours["minutes_at_1_gbps"], lambda x: f"{digits(x)} / {digits(x / 10)}"),
+        text(ours["bits_an_element"], digits),
         text(ours["density"], lambda x: f"{x:.2g}"),
         text(ours["frames_a_second"], lambda x: f"{x:,.0f}"),
         text(ours["shares"], lambda x: " / ".join(f"{100 * x[part]:.0f}" for part in PARTS)),
@@ -251,12 +284,15 @@ def notes(table: Mapping[str, Any]) -> list[str]:
     sizes = sorted({ours["parameters"] for ours in rows if ours["parameters"]})
     lines = [
         "Sent: a worker's messages with their headers, each once, however many receive it, "
-        "averaged "
-        "over workers; on the wire: with padding and lengths. Dense: 4 bytes per parameter and "
-        "minibatch" + (f" ({', '.join(f'{n:,}' for n in sizes)} parameters)." if sizes else "."),
+        "averaged over workers, as in the papers. Dense: 4 bytes per parameter and minibatch"
+        + (f" ({', '.join(f'{n:,}' for n in sizes)} parameters)." if sizes else "."),
+        "Received: what arrives at a worker from all others, with padding and lengths: W - 1 "
+        "messages of an all-gather, 2 (W - 1) / W of a vector that is added up. bf16 / received: "
+        "ring all-reduce of bf16 gradients receives so many times as much. GB received: of the "
+        "whole run. Minutes: in which a worker receives its share of them at that rate, without "
+        "latency.",
         "Density: elements sent per minibatch, relative to all parameters. Frames/s: of all "
-        "workers, "
-        "by the clock of the process that writes the log.",
+        "workers, by the clock of the process that writes the log.",
         "Compress: gradients to messages. Wait: for other processes, and for the reader. Decode: "
         "the rest of the exchange, including summation.",
         f"Points: WER minus that of {table['baseline']}, its 95 % interval and two-sided p "
@@ -288,8 +324,8 @@ TERMINAL = {  # shorter headings
     "dev frame accuracy %": "dev acc %",
     "KB per minibatch": "KB/step",
     "dense / sent": "ratio",
-    "bits per element": "bits/elem",
-    "density": "density",
+    "KB received per step": "KB received",
+    "bf16 / received": "bf16/received",
     "frames/s": "frames/s",
     "compute / compress / wait / decode %": "comp/press/wait/decode %",
 }

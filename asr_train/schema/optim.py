@@ -1,5 +1,7 @@
 """Training of networks: conf/optim."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -19,6 +21,10 @@ class Scaling(Enum):
     sum = "sum"  # none: an update is n times as large (Strom, 2015)
     sqrt = "sqrt"  # divided by the root of n (Krizhevsky, 2014)
     mean = "mean"  # divided by n: an update is as large as a single worker's
+
+    def factor(self, n: int) -> float:
+        """Return the factor of the rate where n gradients are added up."""
+        return {Scaling.sum: 1.0, Scaling.sqrt: 1 / math.sqrt(n), Scaling.mean: 1 / n}[self]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -108,3 +114,14 @@ class OptimSettings:
                 f"{at('pool_frames')} is {self.pool_frames}, below "
                 f"{at('minibatch_frames')} {self.minibatch_frames}; a pool holds many minibatches"
             )
+
+    def parts(self, epoch: int) -> Iterator[tuple[float, float, int, int | None]]:
+        """Yield the parts of an epoch: first and last share, minibatch frames, most workers."""
+        first = 0.0
+        for phase in self.phases:
+            last = min(1.0, phase.until - epoch)
+            if last > first:
+                yield first, last, phase.minibatch_frames, phase.workers
+                first = last
+        if first < 1:
+            yield first, 1.0, self.minibatch_frames, None

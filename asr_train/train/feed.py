@@ -69,7 +69,7 @@ class Feed:
         self._local = local
         self._phases: list[_Phase] = []
         self.num_steps = self.fewest = 0
-        for first, last, minibatch_frames, most in phases(optim, epoch):
+        for first, last, minibatch_frames, most in optim.parts(epoch):
             part = shards.span(first, last)
             reading = min(workers, most or workers)
             phase = _Phase(part, minibatch_frames, reading, self.num_steps, [])
@@ -115,18 +115,6 @@ class Feed:
         return FramePools(
             phase.shards, context_left=left, context_right=right, **sizes, **order, device=device
         )
-
-
-def phases(optim: OptimSettings, epoch: int) -> Iterator[tuple[float, float, int, int | None]]:
-    """Yield an epoch's parts: first and last share of it, minibatch frames, and most workers."""
-    first = 0.0
-    for phase in optim.phases:
-        last = min(1.0, phase.until - epoch)
-        if last > first:
-            yield first, last, phase.minibatch_frames, phase.workers
-            first = last
-    if first < 1:
-        yield first, 1.0, optim.minibatch_frames, None
 
 
 def when(state: RunState, feed: Feed, epoch_step: int) -> tuple[float, int]:

@@ -15,7 +15,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from asr_train.schema import Halving, OptimSettings, Scaling
+from asr_train.schema import Halving, OptimSettings
 
 # rate * frames per update above which training with added gradients is likely to diverge. On
 # digits, 8 workers of 256 frames, DEV accuracy of dnn_4x256 after an epoch (one worker: 77.3 %):
@@ -99,11 +99,7 @@ class Schedule:
 
 def share(settings: OptimSettings, epochs: float, added_up: int) -> float:
     """Return the share of the rate to use after so many epochs with so many gradients added up."""
-    full = {
-        Scaling.sum: 1.0,
-        Scaling.sqrt: 1 / math.sqrt(added_up),
-        Scaling.mean: 1 / added_up,
-    }[settings.scaling]
+    full = settings.scaling.factor(added_up)
     if epochs >= settings.warmup_epochs:
         return full
     first = settings.warmup_from if settings.warmup_from is not None else 1 / added_up

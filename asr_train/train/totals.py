@@ -42,9 +42,9 @@ class _Row:
     def unpacked(numbers: Sequence[float]) -> "_Row":
         skipped, frames, loss, correct, threshold, squares, *rest = numbers
         size = len(fields(Sent))
-        bits, elements, overflows, wire_bits = map(int, rest[:size])
+        bits, elements, overflows, received_bits = map(int, rest[:size])
         steps, ahead, most, waited_seconds, now = rest[size:]
-        sent = Sent(bits, elements, overflows, wire_bits)
+        sent = Sent(bits, elements, overflows, received_bits)
         lead = Staleness(int(steps), int(ahead), int(most), waited_seconds, now)
         counts = int(skipped), int(frames), loss, int(correct)
         return _Row(*counts, sent, threshold, squares, lead)

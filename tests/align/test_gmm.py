@@ -6,9 +6,9 @@ from toy import tied, toy_lang
 
 from asr_train.align.front import Front
 from asr_train.align.gmm import Counts, Gmm, Mixtures, count, estimate, load_gmm, save_gmm, split
+from asr_train.compose import settings
 from asr_train.files import read_json
 from asr_train.schema import plain
-from scripts.resolve import settings
 
 CONFIG = settings("dnn", [])
 DIMS = 4

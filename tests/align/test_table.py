@@ -21,10 +21,10 @@ from asr_train.align.table import (
     write_alignments,
 )
 from asr_train.align.viterbi import Aligned, Lost, align
+from asr_train.compose import settings
 from asr_train.data.features import Utterance
 from asr_train.lang.states import States
 from asr_train.schema import AliSettings
-from scripts.resolve import settings
 
 FEATS = settings("dnn", []).feats
 STATES = States(("SIL", "a", "b"), 3, 5)

@@ -15,11 +15,11 @@ from asr_train.align.train import Job, _mllt, _one_gaussian_each, train
 from asr_train.align.transforms import Classes, FullSums
 from asr_train.align.tree import Stats
 from asr_train.align.viterbi import Aligned, Lost
+from asr_train.compose import settings
 from asr_train.data.features import Utterance
 from asr_train.lang.states import States
 from asr_train.lang.tree import LEFT, Tree
 from asr_train.schema import GmmSettings, build, plain
-from scripts.resolve import settings
 
 CONFIG = settings("dnn", ["gmm=tri"])
 CONFIG_LDA = settings("dnn", ["gmm=lda"])

@@ -60,7 +60,7 @@ def everything(exchange) -> dict:
     found = {"all": collectives(exchange)}
     for group in exchange.groups(2):
         found[tuple(group.members)] = collectives(group)
-    return {"found": found, "bits": exchange.wire_bits, "local": list(exchange.local)}
+    return {"found": found, "bits": exchange.received_bits, "local": list(exchange.local)}
 
 
 def assert_same(a, b):

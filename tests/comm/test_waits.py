@@ -67,7 +67,7 @@ class OneOfMany(Loopback):
     def __init__(self, messages) -> None:
         super().__init__(range(len(messages)), CPU)
         self.local, self.messages = range(1), messages
-        self.wire_bits = {0: 0}
+        self.received_bits = {0: 0}
 
     def gather(self, messages, capacity=None):
         assert len(messages) == 1

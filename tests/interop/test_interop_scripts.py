@@ -12,6 +12,7 @@ from interop.made import cut_of, noise
 from praatio import textgrid
 
 from asr_train.align.table import open_ali
+from asr_train.compose import settings
 from asr_train.data.features import extract, open_feats, write_index
 from asr_train.decode.posteriors import load_scorer
 from asr_train.files import read_json, write_jsonl
@@ -22,7 +23,6 @@ from asr_train.model.store import build_model, save_model
 from asr_train.schema import ModelSettings, NormBy, NormSettings, build, plain
 from scripts.export import KINDS, export
 from scripts.import_kaldi import import_kaldi
-from scripts.resolve import settings
 
 STATES = 7
 FEATS = dataclasses.replace(

@@ -10,6 +10,7 @@ import soundfile
 from interop.made import cut_of, noise
 from lhotse.kaldi import load_kaldi_data_dir
 
+from asr_train.compose import settings
 from asr_train.data import corpus
 from asr_train.data.corpus import CorpusError
 from asr_train.data.folder import SPLITS
@@ -21,7 +22,6 @@ from asr_train.interop.kaldi import (
     write_data_dir,
     write_folder,
 )
-from scripts.resolve import settings
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import pytest
 from interop.made import cut_of, noise
 
 from asr_train.align.table import open_ali
+from asr_train.compose import settings
 from asr_train.data.features import extract, open_feats, write_index
 from asr_train.files import write_jsonl
 from asr_train.interop.ark import write_int_vectors, write_matrices
 from asr_train.interop.stores import ali_out, feats_out, import_ali, import_feats, self_loops
 from asr_train.schema import NormBy, NormSettings
-from scripts.resolve import settings
 
 FEATS = dataclasses.replace(settings("dnn", []).feats, sample_rate=8000, low_hz=20, high_hz=0)
 STATES = 11

@@ -2,12 +2,12 @@
 
 import pytest
 
+from asr_train.compose import settings
 from asr_train.files import read_json, write_json, write_jsonl, write_yaml
 from asr_train.lang.index import load_lang
 from asr_train.lang.lexicon import NOISE
 from asr_train.schema import plain
 from scripts.lang import lang
-from scripts.resolve import settings
 
 TEXTS = ("ONE COVID", "ZERO XQZ ONE")
 

@@ -6,13 +6,13 @@ import pytest
 from slow_ngram import random_text
 from toy import toy_lang
 
+from asr_train.compose import settings
 from asr_train.files import check_part, read_json, read_jsonl, write_jsonl, write_yaml
 from asr_train.lang.arpa import read_arpa
 from asr_train.lang.index import load_lang, write_lang
 from asr_train.schema import LmSettings, SettingsError, build, plain
 from scripts.bigram import bigram
 from scripts.lm import lm
-from scripts.resolve import settings
 
 
 @pytest.fixture

@@ -118,7 +118,8 @@ def log(workers: int, density: float, accuracy: float, virtual: bool = False) ->
         rows.append(
             {
                 **{"step": step, "epoch": epoch, "frames": step * FRAMES * workers},
-                **{"sent_bits": bits, "elements_sent": density * P, "wire_bits": bits},
+                **{"sent_bits": bits, "elements_sent": density * P},
+                "received_bits": (workers - 1) * bits,
                 "compression_ratio": 32 * P / bits if bits else None,
                 **{"step_seconds": 0.02, "compute_seconds": 0.01, "exchange_seconds": 0.008},
                 **{"wait_seconds": 0.002, "compress_seconds": 0.003, "transfer_seconds": 0.001},

@@ -165,6 +165,8 @@ def test_numbers_are_shown_in_the_units_of_their_columns(nodes):
     row = shown(tabulated(nodes, all_finished(nodes, density=0.002)), "20")
     assert row["KB per minibatch"] == "0.275"
     assert row["elements per step"] == "200"
+    assert row["KB received per step"] == "0.275"  # of one other worker
+    assert row["bf16 / received"] == "727"  # 2 bytes for each of 100,000 parameters
     assert row["density"] == "0.002"
     assert row["DEV frame error %"] == "40.00"
     assert row["minutes: paper / this machine"] == "323 / 0.04"

@@ -30,7 +30,7 @@ def row(step, bits, elements, frames, **changes):
         "sent_bits": bits,
         "elements_sent": elements,
         "compression_ratio": 32 * P / bits if bits else None,
-        "wire_bits": 2 * bits,
+        "received_bits": 6 * bits,
         "step_seconds": 0.02,
         "compute_seconds": 0.01,
         "exchange_seconds": 0.008,
@@ -57,12 +57,25 @@ def test_totals_weigh_each_row_by_its_steps():
     assert ours["parameters"] == P
     assert ours["message_bytes"] == bits / 8
     assert ours["message_bytes_a_minibatch"] == pytest.approx(bits / 8 / 60)
-    assert ours["wire_bytes_a_minibatch"] == pytest.approx(2 * bits / 8 / 60)
     assert ours["compression_ratio"] == pytest.approx(32 * P * 60 / bits)
     assert ours["bits_an_element"] == pytest.approx(bits / elements)
     assert ours["density"] == pytest.approx(elements / 60 / P)
     assert ours["frames_a_second"] == pytest.approx(6000 / (60 * 0.02))
     assert ours["dev_accuracy"] == 0.625
+
+
+def test_what_a_worker_receives_is_set_against_the_ring():
+    """8,000 bits per step, beside 2 * 3/4 * 16 bits for each of 1,000 parameters."""
+    received = [r | {"received_bits": 8000} if "sent_bits" in r else r for r in LOG]
+    ours = exchange.measured(Trained("gtc", about({"method": "gtc", "gtc": GTC}), received, []))
+    assert ours["received_bytes_a_minibatch"] == 1000
+    assert ours["bf16_over_received"] == pytest.approx(3.0)
+    assert ours["received_bytes_all_workers"] == 4 * 60 * 1000
+    assert ours["minutes_at_1_gbps"] == pytest.approx(60 * 8000 / 1e9 / 60)
+    old = [{k: v for k, v in r.items() if k != "received_bits"} for r in LOG]
+    ours = exchange.measured(Trained("gtc", about({"method": "gtc", "gtc": GTC}), old, []))
+    assert [ours[key] for key in exchange.RECEIVED] == [None] * 4
+    assert ours["compression_ratio"] is not None
 
 
 def test_shares_of_time_add_up_to_all_of_it():
@@ -79,9 +92,9 @@ def test_who_sends_nothing_has_dashes_there():
     table = exchange.exchange_table([run], build(ScoreSettings, SETTINGS), ABOUT)
     (cells,) = exchange.text_rows(table)
     shown = dict(zip(table["columns"], cells, strict=True))
-    for column in ("MB sent per worker", "KB per minibatch", "KB on the wire"):
+    for column in ("MB sent per worker", "KB per minibatch", "KB received per step"):
         assert shown[column] == "–"
-    for column in ("dense / sent", "bits per element", "density"):
+    for column in ("dense / sent", "bf16 / received", "bits per element", "density"):
         assert shown[column] == "–"
     assert shown["dev frame accuracy %"] == "50.00"
     assert shown["frames/s"] == "5,000"
@@ -101,8 +114,11 @@ def test_every_column_has_its_unit():
         },
         "MB sent per worker": "0.009",  # 72,000 bits
         "KB per minibatch": "0.15",
-        "KB on the wire": "0.3",
         "dense / sent": "26.7",
+        "KB received per step": "0.9",  # of three others
+        "bf16 / received": "3.33",
+        "GB received, all workers": "0.000216",
+        "minutes at 1 / 10 Gb/s": "7.2e-06 / 7.2e-07",
         "bits per element": "40",
         "density": "0.03",
         "frames/s": "5,000",

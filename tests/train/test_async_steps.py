@@ -169,7 +169,7 @@ def test_without_staleness_it_is_synchronous_gtc_to_the_bit(splits, tmp_path, ad
     for a, b in zip(found, wanted, strict=True):
         assert a.keys() - b.keys() == (set() if "dev_loss" in a else LEAD)
         # One logs the threshold of the last step, the other that of the next one
-        for name in b.keys() - {"wire_bits", "threshold"}:
+        for name in b.keys() - {"received_bits", "threshold"}:
             same = b[name] if name == "weights_crc32" else pytest.approx(b[name], rel=1e-12)
             assert a[name] == same, name
 

@@ -36,7 +36,7 @@ def test_a_row_has_means_a_frame_and_a_step():
         "sent_bits": 128.0,
         "elements_sent": 4.0,
         "compression_ratio": 2.5,  # 32 * 10 bits per step over 128
-        "wire_bits": 140.0,
+        "received_bits": 140.0,
         "step_seconds": 0.35,
         "compute_seconds": 0.2,
         "exchange_seconds": 0.1,
@@ -51,12 +51,12 @@ def test_a_row_has_means_a_frame_and_a_step():
 
 
 def test_of_several_workers_messages_are_averaged_and_frames_added():
-    both, sent = Interval(steps=5, skipped=2, frames=200), Sent(1280, 40, wire_bits=1400.0)
+    both, sent = Interval(steps=5, skipped=2, frames=200), Sent(1280, 40, received_bits=1400.0)
     totals = Totals(2, both, sent, threshold=4.0, squares=18.0)
     row = train_row(totals, PROGRESS, 0.5, 10)
     assert row["residual_norm"] == 3.0  # root mean square over workers
     assert row["minibatch"] == 50.0
-    assert (row["sent_bits"], row["elements_sent"], row["wire_bits"]) == (128.0, 4.0, 140.0)
+    assert (row["sent_bits"], row["elements_sent"], row["received_bits"]) == (128.0, 4.0, 140.0)
     assert (row["compression_ratio"], row["skipped"]) == (2.5, 1)
 
 

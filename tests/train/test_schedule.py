@@ -3,7 +3,7 @@ import tiny
 import torch
 
 from asr_train.schema import SettingsError
-from asr_train.train.feed import Feed, Windows, phases
+from asr_train.train.feed import Feed, Windows
 from asr_train.train.schedule import Schedule, warning
 
 NAN = float("nan")
@@ -155,9 +155,9 @@ SECOND = {"until": 1.5, "minibatch_frames": 16, "workers": None}
 
 def test_an_epoch_has_the_parts_that_the_settings_say():
     optim = phased(FIRST, SECOND)
-    assert list(phases(optim, 0)) == [(0.0, 0.25, 8, 2), (0.25, 1.0, 16, None)]
-    assert list(phases(optim, 1)) == [(0.0, 0.5, 16, None), (0.5, 1.0, 64, None)]
-    assert list(phases(optim, 2)) == [(0.0, 1.0, 64, None)]
+    assert list(optim.parts(0)) == [(0.0, 0.25, 8, 2), (0.25, 1.0, 16, None)]
+    assert list(optim.parts(1)) == [(0.0, 0.5, 16, None), (0.5, 1.0, 64, None)]
+    assert list(optim.parts(2)) == [(0.0, 1.0, 64, None)]
 
 
 def test_in_every_part_all_frames_come_once_and_only_some_workers_read(splits):

@@ -1,0 +1,104 @@
+"""conf/ and overrides -> the checked **settings** of one run. Only this module uses Hydra."""
+
+import re
+import types
+import typing
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from asr_train.choices import check_known
+from asr_train.schema import Config, Method, SettingsError, build, unknown_key
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+
+
+def settings(run: str, overrides: list[str]) -> Config:
+    """Compose and check the settings of one run.
+
+    Raises:
+        SettingsError: naming the key, its value and what is allowed.
+    """
+    rows, exchanges = ({p.stem for p in (CONF / kind).glob("*.yaml")} for kind in ("run", "comm"))
+    known = sorted(rows | exchanges | {method.value for method in Method})
+    check_known("RUNS", run, known, "is no file of conf/run or conf/comm and no method")
+    if run in rows:
+        chosen = [f"run={run}"]
+    else:
+        chosen = [f"comm={run}"] if run in exchanges else ["comm=sgd", f"comm.method={run}"]
+    for override in overrides:
+        if "=" not in override:
+            raise SettingsError(f"SET holds {override!r}; it takes group.key=value or group=file")
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = compose("config", [*chosen, *map(as_text, overrides)])
+        values: Any = OmegaConf.to_container(config, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise SettingsError(_cause(error, overrides)) from error
+    values["gmm"] = without_left_out(values["gmm"], overrides)
+    return build(Config, values)
+
+
+def without_left_out(gmm: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """Return the systems of conf/gmm/NAME.yaml up to NAME, the last that is trained.
+
+    Later ones are present only because the recipe has numbers for them.
+
+    Raises:
+        SettingsError: if an override sets numbers for them, or there is no such system.
+    """
+    chosen = [o.partition("=")[2] for o in overrides if o.startswith("gmm=")]
+    names = list(gmm)
+    trained = names[: names.index(chosen[-1] if chosen else "mono") + 1]  # config.yaml has mono
+    for name in names[len(trained) :]:
+        is_overridden = any(re.match(rf"\+*gmm\.{name}[.=]", override) for override in overrides)
+        if is_overridden or not (CONF / "gmm" / f"{name}.yaml").exists():
+            raise SettingsError(unknown_key(f"gmm.{name}", trained))
+    return {name: gmm[name] for name in trained}
+
+
+def as_text(override: str) -> str:
+    """Return the override, quoted where text is wanted, so that Hydra takes 1183 as a name."""
+    key, sign, value = override.partition("=")
+    hint: Any = Config
+    for name in key.lstrip("+").split("."):
+        hint = typing.get_type_hints(hint).get(name) if is_dataclass(hint) else None
+        inner = [a for a in typing.get_args(hint) if a is not type(None)]
+        hint = inner[0] if isinstance(hint, types.UnionType) and len(inner) == 1 else hint
+    items = re.fullmatch(r"\[([^\[\]'\"]+)\]", value)
+    if hint == list[str] and items:
+        return f"{key}{sign}[{','.join(map(_quoted, items[1].split(',')))}]"
+    is_number = re.fullmatch(r"[-+]?[\d_.]+(e[-+]?\d+)?", value, re.IGNORECASE)
+    return f"{key}{sign}{_quoted(value)}" if hint is str and is_number else override
+
+
+def _quoted(value: str) -> str:
+    return f"'{value.strip()}'"
+
+
+def _cause(error: Exception, overrides: list[str]) -> str:
+    """Return Hydra's message, with the nearest key if one was not found."""
+    text = str(error)
+    missing = re.search(r"Could not override '([^']+)'", text)
+    if missing:
+        *groups, key = missing.group(1).split(".")
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            chosen = [o for o in overrides if "." not in o.split("=")[0]]
+            node: Any = OmegaConf.to_container(compose("config", chosen))
+        node["gmm"] = without_left_out(node["gmm"], overrides)
+        for depth, group in enumerate(groups):
+            if group not in node:
+                return unknown_key(".".join(groups[: depth + 1]), [str(k) for k in node])
+            node = node[group] if isinstance(node[group], dict) else {}  # null or a leaf
+        return unknown_key(".".join([*groups, key]), [str(k) for k in node])
+    absent = re.search(r"Could not find '([^']+)'", text)
+    if absent:
+        group = CONF / Path(absent.group(1)).parent
+        allowed = ", ".join(sorted(p.stem for p in group.glob("*.yaml")))
+        return f"{absent.group(1)}.yaml is not in conf/; allowed: {allowed}"
+    return text
