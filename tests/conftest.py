@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Settings and fixtures for all tests."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 ROOT = Path(__file__).parents[1]
 
-# A first call compiles, and a busy machine is slow: no example fails because of its time
+# First calls compile, and a busy machine is slow: examples have no time limit
 hypothesis.settings.register_profile(
     "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -20,13 +20,13 @@ hypothesis.settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(items):
-    """Whole recipes first: side by side with the rest, they are what takes longest."""
+    """Run whole recipes first: in parallel with the rest, they take longest."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture
 def shared_data():
-    """A folder of real speech beside the checkout; skips where it is not there."""
+    """A folder of real speech beside the checkout; tests are skipped if it does not exist."""
 
     def find(name: str) -> Path:
         folder = ROOT.parent / "shared" / "data" / name

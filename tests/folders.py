@@ -1,6 +1,6 @@
-"""A small folder for each recipe, laid out as its corpus is.
+"""A small folder for each recipe, in the layout of its corpus.
 
-`FOLDERS[recipe](root, talk)` makes it; `talk` says what is said there, and how that sounds.
+`FOLDERS[recipe](root, talk)` makes it; `talk` has the sentences and makes their samples.
 """
 
 import gzip
@@ -30,23 +30,23 @@ SENTENCES = (
 
 @dataclass(frozen=True)
 class Talk:
-    """What people say, and how it sounds."""
+    """Sentences, and how to make their samples."""
 
     texts: Sequence[str]
     at: Callable[[int], Say]  # a sample rate in Hz -> a text -> samples
 
     def by(self, people: Iterable[str]) -> dict[str, list[str]]:
-        """Each says every text."""
+        """Return every text for each speaker."""
         return {person: list(self.texts) for person in people}
 
     def sides(self, marked: Callable[[str], str]) -> list[list[str]]:
-        """Both sides of a conversation."""
+        """Return both sides of a conversation."""
         texts = [marked(text) for text in self.texts]
         return [texts, texts[::-1]]
 
 
 def spoken(seed: int = 3, count: int = 8) -> Talk:
-    """By espeak-ng in some voices in turn, between short silences, in faint noise."""
+    """Return speech of espeak-ng in several voices in turn, with short silences and faint noise."""
     people = itertools.cycle(voices(seed, count))
 
     def at(rate: int) -> Say:
@@ -61,7 +61,7 @@ def spoken(seed: int = 3, count: int = 8) -> Talk:
     return Talk(SENTENCES, at)
 
 
-# Nothing can be learned from noise: for all but training.
+# Noise cannot be learned: for all tests but those of training.
 NOISE = Talk(("ONE TWO", "THREE"), lambda rate: lambda text: np.repeat(noise(text), rate // 8000))
 
 
@@ -70,7 +70,7 @@ def table(root: Path, talk: Talk, people: Iterable[str], rate: int = WIDE) -> No
 
 
 def text_of(talk: Talk, path: Path) -> None:
-    """Further text for language models."""
+    """Write further text for language models."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(path, "wt") if path.suffix == ".gz" else open(path, "w") as file:
         file.writelines(f"{text}\n" for text in talk.texts)

@@ -1,4 +1,4 @@
-"""Small folders laid out as published corpora are: their names, lists and markup, others' speech.
+"""Small folders in the layouts of published corpora: names, lists and markup, with other speech.
 
 `say` makes the samples of a sentence; noise by default, which is enough for all but training.
 """
@@ -20,7 +20,7 @@ FORMATS = {".flac": "FLAC", ".wav": "WAV", ".sph": "NIST"}
 
 
 def noise(text: str) -> np.ndarray:
-    """A quarter of a second a word."""
+    """Return a quarter of a second of noise per word."""
     rng = np.random.default_rng(zlib.crc32(text.encode()))
     return rng.uniform(-0.5, 0.5, RATE // 4 * max(1, len(text.split())))
 
@@ -36,7 +36,7 @@ def lines(path: Path, *content: str) -> None:
 
 
 def table(root: Path, said: Said, say: Say = noise, rate: int = RATE) -> None:
-    """A folder with utterances.tsv."""
+    """Write a folder with utterances.tsv."""
     rows = ["utt_id\tspeaker\tpath\tduration_seconds\ttranscript"]
     for speaker, texts in said.items():
         for number, text in enumerate(texts):
@@ -48,7 +48,7 @@ def table(root: Path, said: Said, say: Say = noise, rate: int = RATE) -> None:
 
 
 def librispeech(root: Path, parts: Mapping[str, Said], say: Say = noise, rate: int = RATE) -> None:
-    """LibriSpeech/SUBSET/READER/CHAPTER/READER-CHAPTER-NUMBER.flac and .trans.txt."""
+    """Write LibriSpeech/SUBSET/READER/CHAPTER/READER-CHAPTER-NUMBER.flac and .trans.txt."""
     for subset, said in parts.items():
         for reader, texts in said.items():
             chapter = root / "LibriSpeech" / subset / reader / "198"
@@ -60,7 +60,7 @@ def librispeech(root: Path, parts: Mapping[str, Said], say: Say = noise, rate: i
 
 
 def yesno(root: Path, say: Say = noise, rate: int = RATE) -> None:
-    """60 recordings of eight words; their names say which are YES."""
+    """Write 60 recordings of eight words; their names tell which are YES."""
     for number in range(60):
         bits = f"{number * 4:08b}"
         text = " ".join("YES" if bit == "1" else "NO" for bit in bits)
@@ -74,7 +74,7 @@ def an4(
     rate: int = RATE,
     suffix: str = ".sph",
 ) -> None:
-    """an4/etc/an4_{train,test}.{fileids,transcription}; only train's texts are in <s> </s>."""
+    """Write an4/etc/an4_{train,test}.{fileids,transcription}; only train's have <s> </s>."""
     for subset, said in parts.items():
         folder = {"train": "an4_clstk", "test": "an4test_clstk"}[subset]
         files, spoken = [], []
@@ -91,7 +91,7 @@ def an4(
 
 
 def _conversation(texts: Sequence[Sequence[str]], say: Say, rate: int, plain: Callable[[str], str]):
-    """Two sides that take turns: samples [T, 2], and (side, start, end, text) of each turn."""
+    """Return two sides in turn: samples [T, 2], and (side, start, end, text) of each turn."""
     turns = [(side, text) for pair in zip(*texts, strict=True) for side, text in enumerate(pair)]
     waves, spans, at = [], [], 0
     for side, text in turns:
@@ -111,7 +111,7 @@ def switchboard(
     rate: int = RATE,
     plain: Callable[[str], str] = str,
 ) -> None:
-    """LDC97S62 and swb_ms98_transcriptions: number (2001) -> the sentences of side A and of B.
+    """Write LDC97S62 and swb_ms98_transcriptions: number (2001) -> sentences of sides A and B.
 
     Args:
         plain: marked text -> the words to say.
@@ -140,7 +140,7 @@ def hub5(
     rate: int = RATE,
     plain: Callable[[str], str] = str,
 ) -> None:
-    """LDC2002S09 and LDC2002T43: name (sw_4390, en_4156) -> the sentences of side A and of B."""
+    """Write LDC2002S09 and LDC2002T43: name (sw_4390, en_4156) -> sentences of sides A and B."""
     for name, sides in said.items():
         wave_TC, spans = _conversation(sides, say, rate, plain)
         record(root / f"LDC2002S09/hub5e_00/english/{name}.sph", wave_TC, rate, "ULAW")
@@ -152,7 +152,7 @@ def hub5(
 
 
 def language_models(root: Path, texts: Sequence[str]) -> None:
-    """LibriSpeech's 3-gram.pruned.1e-7.arpa.gz and 4-gram.arpa.gz, but of these texts."""
+    """Write LibriSpeech's pruned trigram and 4-gram, but trained on these texts."""
     text = Text.of([text.split() for text in texts])
     root.mkdir(parents=True)
     for name, order in (("3-gram.pruned.1e-7", 3), ("4-gram", 4)):

@@ -1,4 +1,4 @@
-"""Ports for the drills of several processes."""
+"""Ports for tests with several processes."""
 
 import random
 import socket
@@ -7,12 +7,12 @@ RANGE = range(20_000, 30_000)
 
 
 def free_port() -> int:
-    """One of this machine that nobody listens on.
+    """Return a free port of this machine.
 
-    Not one that the system picks: it hands those to the next who connects anywhere, even to the
-    very port that is asked for, and then the process it was meant for cannot have it.
+    It is not chosen by the system, which also gives such ports to outgoing connections, so that the
+    process for which it was meant could not use it.
     """
-    # Not of a seed, which others may have, too.
+    # Not from a seed, which other processes may use, too.
     for port in random.SystemRandom().sample(RANGE, len(RANGE)):
         with socket.socket() as one:
             try:

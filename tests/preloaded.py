@@ -1,7 +1,7 @@
 """A Python for make's PY whose processes are forked from one that has imported everything.
 
-A stage of a tiny corpus works for less than a second, but imports torch, lhotse and others for two.
-The scripts run as they are: the same arguments, environment and folder, a process each.
+A stage of a tiny corpus takes less than a second, but importing torch, lhotse and others takes two.
+The scripts are unchanged: the same arguments, environment and folder, one process each.
 
     preloaded.py serve SOCKET               runs until its standard input ends
     preloaded.py run SOCKET SCRIPT ARG...   what make calls
@@ -20,13 +20,13 @@ ROOT = Path(__file__).parents[1]
 
 @contextmanager
 def preloaded(folder: Path) -> Iterator[str]:
-    """The command that stands for `python`; its socket is in `folder`."""
+    """Yield the command that replaces `python`; its socket is in `folder`."""
     import subprocess
 
     path = folder / "python.socket"
     command = [sys.executable, __file__, "serve", str(path)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
-    env |= {"OMP_WAIT_POLICY": "PASSIVE"}  # as in recipes/stages.mk: libraries look but once
+    env |= {"OMP_WAIT_POLICY": "PASSIVE"}  # as in recipes/stages.mk: waiting threads do not spin
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
     ) as server:
@@ -38,7 +38,7 @@ def preloaded(folder: Path) -> Iterator[str]:
 
 
 def run(path: str, *command: str) -> int:
-    """Have the command run, with this process's own streams; its exit status."""
+    """Run the command with this process's own streams; return its exit status."""
     request = {"command": command, "folder": os.getcwd(), "environment": dict(os.environ)}
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(path)
@@ -56,14 +56,14 @@ def serve(path: str) -> int:
 
     for script in sorted(ROOT.glob("scripts/[!b]*.py")):  # no benchmarks
         runpy.run_path(str(script), run_name="preloaded")
-    # What they import where it is needed.
+    # Imported by functions when needed.
     import lhotse.recipes  # noqa: F401
     import scipy.sparse  # noqa: F401
 
     import asr_train.data.commands
     import asr_train.data.digits  # noqa: F401
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies: nobody waits for them
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen(64)
@@ -81,7 +81,7 @@ def serve(path: str) -> int:
 
 
 def _work(client: socket.socket) -> None:
-    """Do what is asked; does not return."""
+    """Execute the request; does not return."""
     import runpy
     import traceback
 

@@ -1,4 +1,4 @@
-"""Made-up speech of several speakers, and systems trained on it."""
+"""Synthetic features of several speakers, and systems trained on them."""
 
 import numpy as np
 from toy import path_of
@@ -14,9 +14,9 @@ DIMS = 6
 
 
 class Speakers:
-    """Speech of several speakers; as `data.features.Feats`. Each state is a Gaussian of its own.
+    """Features of several speakers; replaces `data.features.Feats`. Each state is a Gaussian.
 
-    A speaker's frames are an affine change of the speech that all have in common, unless `alike`.
+    A speaker's frames are an affine transform of those that all have in common, unless `alike`.
     The states' means are `apart` standard deviations from each other.
     """
 

@@ -1,5 +1,5 @@
 """A stage that gets bad input, or cannot write, ends with one line that names the item and the next
-action, and leaves no output, whole or half.
+action, and leaves no output, complete or partial.
 
 Stages run as their scripts do, in forked children that have the libraries loaded already.
 """
@@ -30,7 +30,7 @@ from asr_train.lang.index import load_lang, write_lang
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_SECONDS = 300  # for what takes seconds on an idle machine
-COMMANDS = {  # as recipes/stages.mk has them; the last path is the output
+COMMANDS = {  # as in recipes/stages.mk; the last path is the output
     "manifests": "conf/corpus.yaml conf/lexicon.yaml manifests/{}.jsonl.gz",
     "check": "conf/corpus.yaml conf/lexicon.yaml conf/ali.yaml manifests/train.jsonl.gz "
     "manifests/dev.jsonl.gz manifests/check.txt",
@@ -63,7 +63,7 @@ CHAIN = [
 
 @dataclass
 class Ended:
-    """How a child ended."""
+    """The result of a child process."""
 
     code: int
     out: str
@@ -71,7 +71,7 @@ class Ended:
 
 
 def paths_of(call: str) -> list[str]:
-    """`feats dev` -> the script's arguments, relative to a work folder."""
+    """Return the script's arguments, relative to a work folder: for example of `feats dev`."""
     stage, *which = call.split()
     return [word.format(*which * 3) for word in COMMANDS[stage].split()]
 
@@ -107,7 +107,7 @@ def finished(tmp_path_factory) -> Path:
     """A work folder in which all stages have run, on very little speech."""
     work = tmp_path_factory.mktemp("finished")
     conf = [
-        "lang.lexicon.source=letters",  # the dictionary takes a second to read
+        "lang.lexicon.source=letters",  # reading the dictionary takes a second
         "corpus.digits.speakers={train:3,dev:2}",
         "corpus.digits.utterances={train:20,dev:4}",
         *("gmm.mono.passes=3", "gmm.mono.gaussians=70", "optim.epochs=1", "model.dnn.width=16"),
@@ -122,16 +122,16 @@ def finished(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def work(finished, tmp_path) -> Path:
-    """A copy that a test may spoil."""
+    """A copy that a test may damage."""
     return shutil.copytree(finished, tmp_path / "work")
 
 
 def refused(work: Path, call: str, *says: str, **limits: int) -> None:
-    """The stage fails with one line that says all of this, and leaves nothing."""
+    """Check that the stage fails with one line that contains all of this, and leaves no output."""
     output = work / paths_of(call)[-1]
     if output.parent.is_dir():
         output.unlink(missing_ok=True)
-    if call == "train":  # from the beginning: a finished run has no need of shards
+    if call == "train":  # from the beginning: a finished run does not read shards
         shutil.rmtree(output.parent, ignore_errors=True)
     ended = run(work, call, **limits)
     assert ended.code == 1, ended
@@ -226,7 +226,7 @@ def test_a_flipped_bit_is_noticed_with_both_checksums(work, call, file):
 
 
 def test_features_that_changed_are_computed_anew(work):
-    """Advice to run the stage again would be of no use if it kept the damaged part."""
+    """The advice to rerun the stage would be useless if it kept the damaged part."""
     part = work / "feats/dev/part-00000.h5"
     whole = part.read_bytes()
     part.write_bytes(whole[:-100] + bytes(100))
@@ -312,7 +312,7 @@ def change_json(path: Path, **entries) -> None:
 
 
 def other_lang(work: Path) -> None:
-    """Four states a phone in place of three."""
+    """Use four states per phone instead of three."""
     lang = load_lang(work / "lang/index.json")
     states = replace(lang.states, phone_states=4)
     write_lang(work / "lang/index.json", replace(lang, states=states))
@@ -352,7 +352,7 @@ def test_splits_with_other_features_are_not_trained_on(work):
 
 
 def test_alignments_of_other_lengths_are_refused_with_both(work):
-    """The features were made again with another shift, the alignments not."""
+    """The features were computed again with another shift, the alignments were not."""
     utterance = read_jsonl(work / "feats/dev.jsonl.gz")[0]
     other_feats(work, "dev", shift_seconds=0.0125)
     frames = {r["id"]: r["features"]["num_frames"] for r in read_jsonl(work / "feats/dev.jsonl.gz")}
@@ -424,17 +424,17 @@ WRITING = [call for call in CHAIN if not call.endswith(" train")]
 
 @pytest.mark.parametrize("call", [c for c in WRITING if not c.startswith(("tune", "check"))])
 def test_a_full_disk_is_said_and_leaves_nothing(work, call):
-    """As far as a limit on the size of files is like one; tune also writes to the system's /tmp."""
+    """A limit on the size of files stands for a full disk; tune also writes to /tmp."""
     stage = call.split()[0]
     kept = {"manifests": "audio/dev", "feats": "feats/dev", "train": "exp/dnn"}
-    if stage in kept:  # what the stage would find already written
+    if stage in kept:  # else the stage would find it already written
         shutil.rmtree(work / kept[stage])
     refused(work, call, "space", most_bytes=400)
 
 
 @pytest.mark.parametrize("call", WRITING)
 def test_an_output_that_cannot_be_written_is_named(work, call):
-    """A file lies where its folder should be."""
+    """There is a file where its folder should be."""
     *inputs, output = (work / path for path in paths_of(call))
     folder = output.parent
     if any(folder in path.parents for path in inputs):

@@ -1,4 +1,4 @@
-"""The benchmarks of kernels and of training steps run, compare before they time, and say it all."""
+"""The benchmarks of kernels and of training steps run, and compare results before timing."""
 
 import json
 import sys

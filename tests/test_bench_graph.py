@@ -1,4 +1,4 @@
-"""The benchmark of graphs builds what the stages build, and counts it right."""
+"""The benchmark of graphs builds the graphs of the stages, and counts correctly."""
 
 import json
 import sys

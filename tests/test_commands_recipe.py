@@ -1,4 +1,4 @@
-"""recipes/commands with SIZE=tiny, and less of it: from the grammar to the %WER lines."""
+"""recipes/commands with SIZE=tiny and reduced settings: from the grammar to the %WER lines."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from asr_train.files import read_json, read_jsonl
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-QUICK = [  # four minutes of speech, few passes; how good the rates are is nothing they can tell
+QUICK = [  # four minutes of speech, few passes; the error rates have no meaning
     *("corpus.commands.hours.train=0.06", "corpus.commands.hours.dev=0.008"),
     *("corpus.commands.hours.test=0.008", "corpus.commands.speakers.train=20"),
     *("gmm.mono.flat.passes=4", "gmm.mono.passes=5", "gmm.mono.gaussians=150"),
@@ -26,7 +26,7 @@ SYSTEMS, SPLITS = ("mono", "tri", "dnn"), ("dev", "test")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> tuple[Path, str]:
-    """A finished run's work folder and what it said."""
+    """A finished run's work folder and its output."""
     folder = tmp_path_factory.mktemp("commands")
     inherited = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "DEBUG")}
     with preloaded(folder) as python:
@@ -55,7 +55,7 @@ def test_it_ends_with_a_line_for_every_system_and_split(run):
         manifest = read_jsonl(work / f"manifests/{split}.jsonl.gz")
         assert score["utterances"] == len(manifest)
         if system != "dnn":  # which needs more than four minutes of speech
-            assert 0 < int(errors) < int(words)  # it hears something
+            assert 0 < int(errors) < int(words)  # some words are recognised
     assert "grammar: 15 of 3141 words left out" in said
 
 

@@ -1,5 +1,5 @@
-"""Every recipe that needs recordings takes a folder laid out as its corpus is, through its own
-settings and the manifests stage; and says what is missing where there is none."""
+"""Every recipe that needs recordings reads a folder in its corpus's layout with its own settings in
+the manifests stage, or reports what is missing."""
 
 import re
 import runpy
@@ -24,7 +24,7 @@ from asr_train.schema import plain
 
 ROOT = Path(__file__).parents[1]
 STAGE = runpy.run_path(str(ROOT / "scripts" / "manifests.py"))["manifests"]
-COUNTS = {  # utterances a split, where everybody says two
+COUNTS = {  # utterances per split, where each speaker has two
     "fsdd": {"train": 9, "dev": 1, "test": 2},
     "folder": {"train": 16, "dev": 2, "test": 2},
     "speechocean": {"train": 14, "dev": 2, "test": 4},
@@ -49,7 +49,7 @@ def make(recipe: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def variables(recipe: str, *arguments: str) -> tuple[list[str], list[str]]:
-    """The recipe's settings, and its splits."""
+    """Return the recipe's settings, and its splits."""
     shown = "show: ; @echo '$(SETTINGS)' ; echo '$(TRAIN) $(EVAL)'"
     ended = make(recipe, f"--eval={shown}", *arguments, "show")
     assert ended.returncode == 0, ended.stderr
@@ -134,7 +134,7 @@ def test_all_is_planned_and_missing_at_first(recipe, tmp_path):
 
 
 def systems(recipe: str, *arguments: str) -> list[str]:
-    """The models that the recipe tests, with those whose n-best lists are scored anew."""
+    """Return the models that the recipe tests, with those whose n-best lists are rescored."""
     ended = make(recipe, "--eval=show: ; @echo '$(MODELS) $(RESCORED)'", *arguments, "show")
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.split()

@@ -1,7 +1,7 @@
 """Recipes that need recordings, from a small folder of their layout to the %WER lines.
 
-What is said there was said by espeak-ng. How good the rates are is nothing that so little speech
-can tell; that every stage takes what the one before it left, for each corpus, split and system, is.
+The speech is synthesised by espeak-ng, and is too little for meaningful error rates. The tests
+check that every stage reads the output of the previous one, for each corpus, split and system.
 """
 
 import os
@@ -38,15 +38,15 @@ ALL = "mono tri lda"
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked of a recipe, and the rows that its table must have."""
+    """Arguments of a recipe, and the rows that its table must have."""
 
     systems: list[str]
     splits: list[str] = field(default_factory=lambda: ["dev", "test"])
     asked: list[str] = field(default_factory=lambda: ["GMMS=mono"])
 
 
-# Together: every kind of system, split, scoring and language model. The other recipes' stages are
-# these; that their corpora are read, and what they plan, is in test_corpora.
+# Together: every kind of system, split, scoring and language model. The other recipes have the same
+# stages; test_corpora checks that their corpora are read, and what they plan.
 CASES = {
     "mini_librispeech": Case(["mono", "dnn", "dnn-realign1", "dnn-realign1-rescored"]),
     "an4": Case(["mono", "tri", "lda", "dnn"], asked=[f"GMMS={ALL}"]),
@@ -66,7 +66,7 @@ def python(tmp_path_factory):
 
 
 def make(recipe: str, *arguments: str) -> str:
-    """What `make` printed."""
+    """Return what `make` printed."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "DEBUG")}
     ended = subprocess.run(
         ["make", "-C", str(ROOT / "recipes" / recipe), *arguments],
@@ -101,7 +101,7 @@ def test_a_recipe_goes_from_its_corpus_to_word_error_rates(recipe, tmp_path, pyt
         manifest = read_jsonl(work / f"manifests/{split}.jsonl.gz")
         assert row["ours"]["utterances"] == len(manifest) > 0
         assert (row["ours"]["errors"], row["ours"]["words"]) == (int(errors), int(words))
-        assert 0 <= int(errors) < int(words)  # it hears something
+        assert 0 <= int(errors) < int(words)  # some words are recognised
         assert f"| {run} | {split} | {rate} |" in table
         assert rate in page
     assert not re.search(

@@ -1,4 +1,4 @@
-"""The prose beside the code: its links lead somewhere, and it is plain technical English."""
+"""Documents have working links, and are plain technical English."""
 
 import os
 import re
@@ -35,13 +35,13 @@ PHRASES = (
 
 
 def prose(path: Path) -> str:
-    """A document without its code, on one line; of a makefile, what `make help` prints."""
+    """Return a document without its code, on one line; of a makefile, what `make help` prints."""
     text = path.read_text(encoding="utf-8")
     if path in HELP:
         text = "\n".join(re.findall(r"^## (.*)", text, re.MULTILINE))
     else:
         text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
-        text = re.sub(r"not \"nats a frame\"", "", text)  # CONTRIBUTING says what not to write
+        text = re.sub(r"not \"nats a frame\"", "", text)  # CONTRIBUTING quotes what not to write
     return " ".join(text.split())
 
 
@@ -51,7 +51,7 @@ def links(path: Path) -> list[str]:
 
 
 def anchors(path: Path) -> set[str]:
-    """Of its headings, as GitHub makes them."""
+    """Return the anchors of its headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
 

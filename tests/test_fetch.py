@@ -1,4 +1,4 @@
-"""scripts/fetch.py: a download goes on where it was broken, and an archive chooses no paths."""
+"""scripts/fetch.py: an interrupted download is resumed, and an archive cannot choose paths."""
 
 import gzip
 import hashlib
@@ -29,7 +29,7 @@ def wav(samples: int) -> bytes:
 
 
 def archive(*members: tuple[str, bytes | None]) -> bytes:
-    """A .tar.gz as GitHub sends it; None makes a link to /etc/passwd."""
+    """Return a .tar.gz in GitHub's form; None makes a link to /etc/passwd."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, content in members:
@@ -56,11 +56,11 @@ jackson-7-32\tjackson\trecordings/7_jackson_32.wav\t0.5000\tSEVEN
 
 
 class Server:
-    """One archive over HTTP on this machine; can hang up early, and can ignore Range."""
+    """Serves one archive over HTTP on this machine; can close early, and can ignore Range."""
 
     def __init__(self) -> None:
         self.content, self.hang_up_after, self.ranges = GOOD, 10**9, True
-        self.models = MODEL  # what is sent for a name in .arpa.gz
+        self.models = MODEL  # content for names in .arpa.gz
         self.asked: list[str | None] = []
         outer = self
 
@@ -211,7 +211,7 @@ SMALL = "3-gram.pruned.1e-7.arpa.gz"
 
 
 def published(monkeypatch, content: bytes) -> None:
-    """Let both parts of mini_librispeech be this archive."""
+    """Make both parts of mini_librispeech this archive."""
     digest = hashlib.md5(content).hexdigest()
     parts = dict.fromkeys(fetch.MINI_LIBRISPEECH, f"md5:{digest}")
     monkeypatch.setattr(fetch, "MINI_LIBRISPEECH", parts)
@@ -237,7 +237,7 @@ def test_parts_are_compared_unpacked_and_not_fetched_again(server, tmp_path, mon
 
 @pytest.fixture
 def only_models(monkeypatch):
-    """Of mini_librispeech, nothing but language models are fetched."""
+    """Fetch only language models of mini_librispeech."""
     monkeypatch.setattr(fetch, "MINI_LIBRISPEECH", {})
 
 

@@ -1,4 +1,4 @@
-"""Files are whole or absent, equal content gives equal bytes, and damage is named."""
+"""Files are complete or absent, equal content gives equal bytes, and damage is named."""
 
 import gzip
 import os

@@ -1,4 +1,4 @@
-"""Seconds, samples and frames are rounded in one way."""
+"""Conversions between seconds, samples and frames are rounded consistently."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What make sees of a corpus: paths with a space, closed folders, recordings that change."""
+"""How make handles a corpus: paths with a space, unreadable folders, recordings that change."""
 
 import os
 import re
@@ -72,7 +72,7 @@ def test_a_folder_that_may_not_be_read_is_not_called_empty():
 
 @pytest.fixture
 def checked(tmp_path):
-    """A folder of noises that was checked, and what make is asked for."""
+    """A folder of noises that was checked, and arguments of make."""
     layouts.table(tmp_path / "c", {name: ["one, two.", "three!"] for name in "abcdef"})
     asked = [f"CORPUS_DIR={tmp_path / 'c'}", f"W={tmp_path / 'w'}", "JOBS=1"]
     asked.append("SET=lang.lexicon.source=letters feats=telephone")
@@ -84,7 +84,7 @@ def checked(tmp_path):
 
 
 def plan(*asked: str) -> list[str]:
-    """What stages would make."""
+    """Return the commands that make would run for stages."""
     ended = make(ROOT / "recipes/folder", "-n", "table", *asked)
     assert ended.returncode == 0, ended.stderr
     commands = re.findall(r"scripts/(\w+)\.py .* (\S+)$", ended.stdout, re.MULTILINE)
@@ -98,7 +98,7 @@ def test_recordings_that_change_are_taken_anew_and_status_says_so(checked, tmp_p
     assert plan(*checked) == []
     listed = (tmp_path / "w/manifests/test.audio.tsv").read_text()
     audio = Path(listed.splitlines()[0].split("\t")[3])
-    os.utime(audio, (9, 9))  # as a copy of the corpus has it
+    os.utime(audio, (9, 9))  # as in a copy of the corpus
     assert plan(*checked) == []
     wave, rate = soundfile.read(audio)
     soundfile.write(audio, wave[::-1], rate)

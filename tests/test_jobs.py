@@ -13,7 +13,7 @@ import pytest
 from asr_train.jobs import num_jobs, parallel_map
 
 ROOT = Path(__file__).parents[1]
-PATIENCE_SECONDS = 300  # for what takes a second on an idle machine; what ends early sleeps longer
+PATIENCE_SECONDS = 300  # for what takes a second on an idle machine; what is killed sleeps longer
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_a_failing_stage_says_why_in_one_line():
 
 
 def stage(code: str, **environment: str) -> subprocess.Popen:
-    """`code` defines stage(output); the output is named `out`."""
+    """Start a stage: `code` defines stage(output); the output is named `out`."""
     return subprocess.Popen(
         [
             sys.executable,
@@ -108,7 +108,7 @@ def lives(process: int) -> bool:
 
 
 def test_workers_die_with_a_killed_parent():
-    """An orphan would go on writing the files that the next try writes."""
+    """An orphan would continue to write the files that the next try writes."""
     parent = stage(BUSY)
     workers = [int(parent.stdout.readline()) for _ in range(2)]
     parent.kill()
@@ -130,7 +130,7 @@ def test_ctrl_c_ends_a_stage_at_once_with_one_line():
 
 
 def test_ctrl_c_ends_a_script_that_still_imports_with_one_line(tmp_path):
-    """torch is stood in for by a module that never ends to load."""
+    """torch is replaced by a module whose import never ends."""
     (tmp_path / "torch.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(900)")
     script = subprocess.Popen(
         [sys.executable, ROOT / "scripts/feats.py", "a", "b", "c"],
@@ -209,7 +209,7 @@ def test_whatever_goes_wrong_is_one_line(code, message):
 
 
 def test_an_error_that_cannot_travel_is_still_told():
-    """Its class takes two arguments, but gives one on: unpickling it fails."""
+    """Its class takes two arguments, but passes one on: unpickling it fails."""
     code = """
 class Odd(Exception):
     def __init__(self, a, b): super().__init__(a)

@@ -1,4 +1,4 @@
-"""Imports go down the layers only, never up or sideways; some layers must do without others."""
+"""Imports only go down the layers, never up or sideways; some layers must not import others."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ from asr_train.shards.place import read_index
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "asr_train"
 BASE = {"schema", "facts", "extras", "files", "frames", "checks", "jobs", "interrupt"}
-BELOW = {  # what each package may import, beside the base and itself
+BELOW = {  # what each package may import, in addition to the base and itself
     "paper": {"report", "score", "cost"},
     "train": {"shards", "model", "comm"},
     "decode": {"shards", "model", "search", "align", "data", "lang", "score"},
@@ -40,7 +40,7 @@ BELOW = {  # what each package may import, beside the base and itself
 
 
 def imported(path: Path) -> set[str]:
-    """The packages and base modules of ours that a file imports, wherever it does."""
+    """Return our packages and base modules that a file imports anywhere."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("asr_train"):
@@ -140,7 +140,7 @@ def test_a_layer_loads_without(modules, absent):
 
 
 def files_imported(path: Path, modules: dict[str, Path]) -> set[str]:
-    """The modules of ours that a file imports, wherever it does."""
+    """Return our modules that a file imports anywhere."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:

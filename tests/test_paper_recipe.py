@@ -1,5 +1,4 @@
-"""The papers' tables from make, at SCALE=tiny on spoken digits: what is made, shared, and not made
-again."""
+"""The papers' tables from make, at SCALE=tiny on spoken digits: what is made, shared or kept."""
 
 import os
 import re
@@ -16,12 +15,12 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_SECONDS = 900
-SETTINGS = "gmm.mono.passes=12 gmm.mono.flat.passes=6"  # what is learned from matters little here
+SETTINGS = "gmm.mono.passes=12 gmm.mono.flat.passes=6"  # alignments need not be good
 
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory) -> Iterator[Callable[..., str]]:
-    """A call of a paper's recipe, of which what make printed is returned."""
+    """A function that calls make for a paper's recipe and returns its output."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "DEBUG")}
     with preloaded(tmp_path_factory.mktemp("python")) as python:
 
@@ -44,20 +43,20 @@ def make(tmp_path_factory) -> Iterator[Callable[..., str]]:
 
 
 def trained(said: str) -> list[str]:
-    """The runs that make trained."""
+    """Return the runs that make trained."""
     return re.findall(r"train\.py .*/exp/([^/ ]+)/model\.json", said)
 
 
 @pytest.fixture(scope="module")
 def strom(make, tmp_path_factory) -> tuple[Path, str]:
-    """The work folder of a figure, and what was said on the way."""
+    """The work folder of a figure, and the output of make."""
     work = tmp_path_factory.mktemp("papers") / "work"
     return work, make("strom2015", work, "TABLES=figure1", f"RESULTS={work / 'results'}")
 
 
 def test_runs_share_what_they_begin_with_and_tables_share_runs(make, strom):
     work, said = strom
-    runs = sorted(trained(said))  # side by side, so said in either order
+    runs = sorted(trained(said))  # they run in parallel, so in either order
     assert runs == ["strom2015-gtc-workers4-seed1", "strom2015-sgd-workers1-seed1"]
     assert len(re.findall(r"^layers-1: ", said, re.MULTILINE)) == 1
     planned = trained(make("strom2015", work, "-n", "paper-tables"))
@@ -118,7 +117,7 @@ def test_what_is_finished_is_not_made_again(make, strom):
 
 @pytest.fixture(scope="module")
 def two_tiers(make, strom) -> Path:
-    """The work folder of groups of several sizes, on the same features and alignments."""
+    """The work folder of groups of several sizes, with the same features and alignments."""
     work, _ = strom
     said = make("ladkat2019", work, "TABLES=table3")
     assert not re.findall(r"scripts/(?:feats|gmm|ali|shards)\.py", said)

@@ -1,5 +1,5 @@
-"""The whole chain, recipes/digits with SIZE=tiny: its outputs, its plans, and what becomes of it
-when stages run side by side, are killed, or find damage."""
+"""The whole pipeline, recipes/digits with SIZE=tiny: its outputs and plans, and its behaviour if
+stages run in parallel, are killed, or read damaged files."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 GMMS, NETS, SPLITS = ("mono", "tri"), ("dnn", "dnn-realign1"), ("dev", "test")
 RUNS = (*GMMS, *NETS)
-SETTINGS = [  # little speech: few leaves, Gaussians and passes; the laws are those of any size
+SETTINGS = [  # little speech: few leaves, Gaussians and passes; the laws hold for any size
     "gmm=tri",
     *("gmm.mono.gaussians=150", "gmm.mono.passes=12"),
     *("gmm.tri.tree.leaves=90", "gmm.tri.tree.min_count=40", "gmm.tri.tree.min_gain=50"),
@@ -41,7 +41,7 @@ SETTINGS = [  # little speech: few leaves, Gaussians and passes; the laws are th
     *(
         "optim.epochs=4",
         "decode.acoustic_scales=[0.1,0.2]",
-        "decode.insertion_penalties=[2.0]",  # DEV is 106 words: no choice to be had
+        "decode.insertion_penalties=[2.0]",  # DEV is 106 words, too few for a choice
     ),
 ]
 STAGES = {
@@ -55,7 +55,7 @@ class Recipe:
     """recipes/digits with SIZE=tiny; its work folder always has the same path, a link.
 
     Args:
-        python: what make calls for its stages.
+        python: the command that make calls for its stages.
     """
 
     def __init__(self, root: Path, python: str) -> None:
@@ -64,7 +64,7 @@ class Recipe:
         self.variables += [f"GMMS={' '.join(GMMS)}", "REALIGN=1"]
 
     def use(self, name: str) -> Path:
-        """Let the work folder be the folder of this name."""
+        """Make the work folder a link to the folder of this name."""
         folder = self.root / name
         folder.mkdir(exist_ok=True)
         self.work.unlink(missing_ok=True)
@@ -72,7 +72,7 @@ class Recipe:
         return folder
 
     def start(self, *arguments: str, said=subprocess.PIPE) -> subprocess.Popen:
-        """`make` as the leader of a process group; stderr goes where stdout goes.
+        """Start `make` as the leader of a process group; stderr goes where stdout goes.
 
         An argument `SET=...` adds to the settings of all runs.
         """
@@ -85,12 +85,12 @@ class Recipe:
             stdout=said,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**inherited, "JOBS": "2"},  # which says how many threads train, too
+            env={**inherited, "JOBS": "2"},  # which is also the number of training threads
             start_new_session=True,
         )
 
     def make(self, *arguments: str, fails: bool = False) -> str:
-        """What `make` printed."""
+        """Return what `make` printed."""
         process = self.start(*arguments)
         said, _ = process.communicate(timeout=PATIENCE_SECONDS)
         assert (process.returncode != 0) == fails, said[-3000:]
@@ -98,7 +98,7 @@ class Recipe:
 
 
 def stages_in(said: str) -> list[str]:
-    """The stages whose commands make printed."""
+    """Return the stages whose commands make printed."""
     return [name for name in re.findall(r"scripts/(\w+)\.py ", said) if name in STAGES]
 
 
@@ -111,14 +111,14 @@ def recipe(tmp_path_factory) -> Iterator[Recipe]:
 
 @pytest.fixture(scope="module")
 def unbroken(recipe) -> tuple[Path, str]:
-    """A finished run and what it said; only for reading."""
+    """A finished run and its output; only for reading."""
     folder = recipe.use("unbroken")
     return folder, recipe.make()
 
 
 @pytest.fixture
 def finished(recipe, unbroken) -> Path:
-    """The work folder of the finished run; tests leave it as it was."""
+    """The work folder of the finished run; tests leave it unchanged."""
     recipe.use("unbroken")
     return recipe.work
 
@@ -140,7 +140,7 @@ def test_it_ends_with_a_line_for_every_run_and_split(unbroken):
     assert set(stages_in(said)) == STAGES
 
 
-# Measured with these settings: 13.4, 12.6, 7.7 and 6.9 % of 246 words, whose own intervals are
+# Measured with these settings: 13.4, 12.6, 7.7 and 6.9 % of 246 words, with intervals of
 # +- 4 and more (with those of conf/: 5.7 to 8.9 %).
 @pytest.mark.parametrize("run", RUNS)
 def test_word_error_rates_are_believable(finished, run):
@@ -175,7 +175,7 @@ def test_scores_and_table_have_their_fields_and_agree(finished):
 
 def test_every_stage_left_what_the_next_one_reads(finished):
     lang = load_lang(finished / "lang/index.json")
-    sizes = {"train": 200, "dev": 30, "test": 60}  # as conf/corpus/digits_tiny.yaml says
+    sizes = {"train": 200, "dev": 30, "test": 60}  # as in conf/corpus/digits_tiny.yaml
     for split, size in sizes.items():
         feats = open_feats(finished / f"feats/{split}.jsonl.gz")
         cuts = read_jsonl(finished / f"manifests/{split}.jsonl.gz")
@@ -220,7 +220,7 @@ def test_a_graph_is_refused_with_the_tree_of_another_system(finished):
 
 
 class Page(HTMLParser):
-    """Counts elements, and keeps all that a browser would fetch."""
+    """Counts elements, and keeps all links that a browser would fetch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ def test_again_runs_no_stage(recipe, finished):
 
 
 def rows_of(said: str) -> dict[str, str]:
-    """What `make status` says: output -> its state."""
+    """Return the rows of `make status`: output -> its state."""
     rows = [line.split() for line in said.splitlines()]
     return {row[-1]: row[0] for row in rows if row and row[0] in ("done", "stale", "missing")}
 
@@ -304,7 +304,7 @@ def test_status_names_what_a_setting_would_make_stale_and_changes_nothing(
 
 
 def test_a_plan_does_not_disturb_a_running_make(recipe, finished):
-    """Planning with other settings leaves alone the files that stages are about to read."""
+    """Planning with other settings leaves the files unchanged that stages are about to read."""
     conf = {path: path.read_bytes() for path in (finished / "conf").rglob("*.yaml")}
     recipe.make("-n", "SET=decode.beam=12 optim.rate=0.1")
     assert {path: path.read_bytes() for path in (finished / "conf").rglob("*.yaml")} == conf
@@ -331,11 +331,11 @@ def test_a_plan_does_not_disturb_a_running_make(recipe, finished):
                 *["tables", "exchange", "report"],
             ],
         ),
-        ("audio feats shards exp/dnn/ckpt", []),  # bulky, and of no more use
+        ("audio feats shards exp/dnn/ckpt", []),  # large, and no longer needed
     ],
 )
 def test_just_what_is_missing_is_made_again(recipe, unbroken, gone, stages):
-    """As after a kill, or after making room."""
+    """As after a kill, or after files were removed to free space."""
     folder = copy_of(recipe, unbroken, "partial")
     for pattern in gone.split():
         for path in folder.glob(pattern):
@@ -344,7 +344,7 @@ def test_just_what_is_missing_is_made_again(recipe, unbroken, gone, stages):
 
 
 def copy_of(recipe: Recipe, unbroken: tuple[Path, str], name: str) -> Path:
-    """A copy of the finished run, to be spoilt, is the work folder from now on."""
+    """Make a copy of the finished run, to be damaged, the work folder from now on."""
     shutil.rmtree(recipe.root / name, ignore_errors=True)
     shutil.copytree(unbroken[0], recipe.root / name)
     return recipe.use(name)
@@ -368,14 +368,14 @@ def test_clean_removes_a_work_folder_and_nothing_else(recipe, tmp_path):
 # --- the same bytes, side by side and however often it is killed --------------------------------
 
 TIMED = {"real_time_factor", "seconds"}
-VARYING = [  # what holds dates or seconds
+VARYING = [  # what contains dates or seconds
     *("log/*", "report/*", "tables/*"),
     *("exp/*/log.jsonl", "exp/*/passes.jsonl", "exp/*/tensorboard/*", "exp/*/ckpt/*"),
 ]
 
 
 def content_of(folder: Path) -> dict[str, object]:
-    """All that two runs have to agree on."""
+    """Return all content that must be equal in two runs."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
@@ -399,7 +399,7 @@ def differing(one: dict[str, object], two: dict[str, object]) -> list[str]:
     return sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
 
 
-MOMENTS = [  # a sign that a stage is at work (a file, or what make prints), and seconds after it
+MOMENTS = [  # a sign that a stage is at work (a file, or output of make), and seconds after it
     ("audio/train/*.flac", 2.0),
     ("feats.py .*feats/train", 2.0),
     ("gmm: mono: pass", 2.0),
@@ -414,7 +414,7 @@ MOMENTS = [  # a sign that a stage is at work (a file, or what make prints), and
 
 
 def kill_after(recipe: Recipe, sign: str, seconds: float, log: Path) -> None:
-    """Start make, wait for the sign, and some, and kill make and all its children at once."""
+    """Start make, wait for the sign and some seconds, and kill make and its children at once."""
     with open(log, "w+") as file:
         process = recipe.start("-j2", said=file)
         deadline = time.time() + PATIENCE_SECONDS
@@ -431,15 +431,15 @@ def kill_after(recipe: Recipe, sign: str, seconds: float, log: Path) -> None:
 def test_side_by_side_and_killed_in_every_stage_it_gives_the_bytes_of_the_unbroken_run(
     recipe, unbroken, tmp_path
 ):
-    """One run at -j2, killed ten times; the moments are drawn anew every time.
+    """One run at -j2, killed ten times; the moments are drawn again in every test run.
 
-    Its stages are make's own children, so that they die with it.
+    Its stages are children of make, so that they end with it.
     """
     recipe = Recipe(recipe.root, sys.executable)
     folder = recipe.use("killed")
     for sign, longest in MOMENTS:
         seconds = random.uniform(0, longest)
-        print(f"killed {seconds:.3f} s after {sign}")  # pytest shows it where the test fails
+        print(f"killed {seconds:.3f} s after {sign}")  # pytest shows it if the test fails
         kill_after(recipe, sign, seconds, tmp_path / "said")
     recipe.make("-j2")
     assert not [path for path in folder.rglob(".tmp.*") if path.parent.name != "log"]

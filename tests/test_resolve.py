@@ -110,7 +110,7 @@ def test_an_unknown_run_is_refused():
         settings("nosuch", [])
 
 
-# cluster and papers are no stage's settings: see tests/cost; recipe and run take from other groups
+# cluster and papers are settings of no stage: see tests/cost; recipe and run override other groups
 APART = ("recipe", "run", "cluster", "papers")
 
 
@@ -181,7 +181,7 @@ def test_a_recipe_has_no_numbers_for_a_system_that_does_not_exist(own_recipe):
 
 @pytest.fixture
 def own_recipe(tmp_path, monkeypatch):
-    """Writes conf/recipe/own.yaml, in a copy of conf/."""
+    """A function that writes conf/recipe/own.yaml, in a copy of conf/."""
     shutil.copytree(CONF, tmp_path / "settings")
     monkeypatch.setattr("asr_train.compose.CONF", tmp_path / "settings")
 
@@ -222,7 +222,7 @@ def test_only_the_file_of_a_changed_setting_is_rewritten(tmp_path):
 
 @pytest.fixture
 def plan(tmp_path):
-    """The stages that `make -n` would run in recipes/digits, by the name of the script."""
+    """A function that returns the stages of `make -n` in recipes/digits, by the script's name."""
     recipe = CONF.parent / "recipes" / "digits"
 
     def run(*arguments: str) -> list[str]:
@@ -242,7 +242,7 @@ def plan(tmp_path):
 
 
 def test_each_system_and_each_pass_learns_from_the_one_before(plan, tmp_path):
-    """Two trainings more with REALIGN=2, each on the last one's alignments; TEST has none."""
+    """REALIGN=2 adds two trainings, each on the alignments of the previous one; TEST has none."""
     stages = plan("GMMS=mono tri lda", "SET=gmm=lda", "REALIGN=2")
     assert (stages.count("gmm"), stages.count("train")) == (3, 3)
     made = {
@@ -267,7 +267,7 @@ def test_each_system_and_each_pass_learns_from_the_one_before(plan, tmp_path):
 
 
 def test_models_are_decoded_with_a_bigram_where_told_so(plan, tmp_path):
-    """Tuned and decoded with its graph; no model is trained anew for it."""
+    """They are tuned and decoded with its graph; no model is trained again for it."""
     text = tmp_path / "text.txt"
     text.write_text("ONE TWO\n")
     own = ["SET=gmm=tri lm=trigram lang.grammar.kind=ngram lm.text=[" + str(text) + "]"]
@@ -331,7 +331,7 @@ def test_a_recipe_that_was_finished_without_the_check_is_only_checked(plan, tmp_
 
 
 def finish(plan, work: Path, *arguments: str, runs=("dnn",)) -> None:
-    """Pretend that all stages of a call ran, in the order of the plan."""
+    """Write the outputs of all stages of a call, in the order of the plan."""
     plan(*arguments)
     begin = time.time() - 1000
     for path in work.rglob("*.yaml"):
@@ -400,10 +400,10 @@ PRINTED = {"tables", "exchange", "report"}
 @pytest.mark.parametrize(
     "before, after, stages",
     [
-        # What make prints is of this call, though every file of it is there already.
+        # make prints what belongs to this call, even if every file of it exists.
         ("RUNS=sgd gtc", "RUNS=gtc", PRINTED),
         ("RUNS=gtc", "RUNS=gtc", set()),
-        ("RUNS=gtc WORKERS=2 VIRTUAL=1", "RUNS=gtc WORKERS=2", set()),  # processes are free
+        ("RUNS=gtc WORKERS=2 VIRTUAL=1", "RUNS=gtc WORKERS=2", set()),  # any number of processes
         (
             "RUNS=gtc WORKERS=2 VIRTUAL=1",
             "RUNS=gtc WORKERS=8 VIRTUAL=1",

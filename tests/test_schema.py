@@ -1,4 +1,4 @@
-"""Settings are refused by dotted key, value and what is allowed; plain data come back the same."""
+"""Wrong settings are refused with key, value and what is allowed; plain data are kept."""
 
 import contextlib
 import re
@@ -158,7 +158,7 @@ def test_a_rate_of_learning_is_positive():
 
 def test_a_narrower_retry_is_refused():
     values = plain(settings("dnn", []).ali)
-    build(AliSettings, values | {"retry_beam": values["beam"]}, "ali")  # none at all is fine
+    build(AliSettings, values | {"retry_beam": values["beam"]}, "ali")  # equal is allowed
     with pytest.raises(SettingsError, match="wider"):
         build(AliSettings, values | {"retry_beam": 1.0}, "ali")
 

@@ -1,4 +1,4 @@
-"""Laws of scripts/status.py, on a made-up work folder and plan."""
+"""Laws of scripts/status.py, with a synthetic work folder and plan."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ python tables.py work/exp/dnn/score.test.json {here}/work/tables/wer.md
 
 @pytest.fixture
 def recipe(tmp_path):
-    """recipes/digits with five of seven outputs there, two of which the plan makes again."""
+    """recipes/digits with five of seven outputs present, two of which the plan makes again."""
     here = tmp_path / "recipes/digits"
     for name in [*TARGETS[:4], TARGETS[6]]:
         (here / name).parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def run(here, *arguments, **environment):
 
 
 def rows_of(done):
-    """Each target's row: state first, path last."""
+    """Return each target's row: state first, path last."""
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()[1:-1]]
     return {row[-1]: row for row in rows}

@@ -1,4 +1,4 @@
-"""A toy language: few words, with homophones, beginnings of others, and variants."""
+"""A toy language: few words, with homophones, words that begin others, and variants."""
 
 import itertools
 from dataclasses import replace
@@ -15,7 +15,7 @@ from asr_train.schema import GrammarKind, GrammarSettings
 PRONS = {
     "A": (("a",),),
     "AB": (("a", "b"),),
-    "ALSO": (("a", "b"),),  # sounds like AB
+    "ALSO": (("a", "b"),),  # a homophone of AB
     "ABC": (("a", "b", "c"),),
     "C": (("c",), ("c", "a")),
 }
@@ -24,7 +24,7 @@ PRONS = {
 def toy_lang(
     words=tuple(PRONS), min_words=1, max_words=None, phone_states=3, silence_states=5, arpa=None
 ) -> Lang:
-    """The language of any row of these words, or of an ARPA file."""
+    """Return the language of any sequence of these words, or of an ARPA file."""
     lexicon = Lexicon({word: PRONS[word] for word in sorted(PRONS)})
     kind = GrammarKind.loop if arpa is None else GrammarKind.arpa
     grammar = GrammarSettings(
@@ -39,7 +39,7 @@ def toy_lang(
 
 
 def random_tree(states: States, rng, share=(), depth=2) -> Tree:
-    """A tree over the phones of `states`: each root asks `depth` random questions in a row.
+    """Return a tree over the phones of `states`: each root asks `depth` random questions in a row.
 
     Args:
         share: phones (ids) that start from the same roots, whose first question tells them apart
@@ -56,7 +56,7 @@ def random_tree(states: States, rng, share=(), depth=2) -> Tree:
         return len(rows) - 1
 
     def asked(side: int, members, yes, no) -> int:
-        """`yes` and `no` make what follows; leaves count into `yes` first."""
+        """Add a question between `yes` and `no`; leaves are added to `yes` first."""
         questions.append(np.isin(np.arange(phones), members))
         rows.append([len(questions) - 1, side, -1, -1, -1])
         node = len(rows) - 1
@@ -91,23 +91,23 @@ def random_tree(states: States, rng, share=(), depth=2) -> Tree:
 
 
 def tied(lang: Lang, rng, share=(), depth=2) -> States:
-    """The language's states, tied by a random tree."""
+    """Return the language's states, tied by a random tree."""
     return replace(lang.states, tree=random_tree(lang.states, rng, share, depth))
 
 
 def phone_of_state(states: States) -> np.ndarray:
-    """Int [S]: the phone of each state, where states do not depend on neighbours."""
+    """Return int [S]: the phone of each state, if states do not depend on neighbours."""
     return np.repeat(np.arange(len(states.phones)), [len(states.of(p)) for p in states.phones])
 
 
 def rows_of(states: States, phones: list[int]) -> list[list[int]]:
-    """The states of each of a row of phones, by its neighbours; at the edges there is silence."""
+    """Return the states of each phone, by its neighbours; at the edges there is silence."""
     around = [0, *phones, 0]
     return [states.ids(*around[i : i + 3]) for i in range(len(phones))]
 
 
 def path_of(lang: Lang, words, rng, stay=2, silence=True, states=None) -> np.ndarray:
-    """A random state path through a transcript; silence may stand before, between and after."""
+    """Draw a state path through a transcript; silence may be before, between and after words."""
     phones = []
     for word in [None, *words]:
         if word is not None:
@@ -121,20 +121,20 @@ def path_of(lang: Lang, words, rng, stay=2, silence=True, states=None) -> np.nda
 
 
 def scores_of(path_T: np.ndarray, num_states: int, rng, margin=8.0) -> np.ndarray:
-    """Noise, with the path's state `margin` nats above."""
+    """Draw noise, with the path's state `margin` nats above it."""
     scores_TS = rng.standard_normal((len(path_T), num_states)).astype(np.float32)
     scores_TS[np.arange(len(path_T)), path_T] += margin
     return scores_TS
 
 
 def scorer_of(states: States, loop_S: np.ndarray, scores: dict[str, np.ndarray]) -> Scorer:
-    """A model whose scores, by utterance id, are given."""
+    """Return a model with given scores, by utterance id."""
     some = lambda u: lambda ids, span: scores[u.id][span][:, ids]  # noqa: E731
     return Scorer("dnn", states.num_states, states, loop_S, some)
 
 
 def cheapest(graph, scores_TS: np.ndarray) -> float:
-    """The exact cost of the best complete path by dynamic programming over all arcs."""
+    """Return the cost of the best complete path, by dynamic programming over all arcs."""
     arcs, source = graph.arcs_A, graph.source_A
     empty = arcs["ilabel"] == 0
 
@@ -158,6 +158,6 @@ def cheapest(graph, scores_TS: np.ndarray) -> float:
 
 
 def all_sentences(words, longest):
-    """Every row of up to `longest` words."""
+    """Yield every sequence of up to `longest` words."""
     for length in range(1, longest + 1):
         yield from itertools.product(words, repeat=length)

@@ -114,7 +114,7 @@ class ModelAveragingSettings:
 
 @dataclass(kw_only=True, slots=True)
 class BmufSettings:
-    block_steps: int  # between exchanges; an epoch's last block may be shorter
+    block_steps: int
     form: BlockForm
     zeta: float
     c: float
@@ -147,14 +147,13 @@ class CommSettings:
     """A method, and the settings of its components."""
 
     method: Method
-    workers: int | None = None  # that train together; null: WORKERS
-    timeout_seconds: float = 300.0  # without an answer from another process
-    check_steps: int = 1000  # interval at which replicas are compared
+    workers: int | None = None
+    timeout_seconds: float = 300.0  # maximum wait for another process
+    check_steps: int = 1000  # interval at which replicas are compared; steps
     allreduce: AllreduceSettings | None = None
     model_averaging: ModelAveragingSettings | None = None
     gtc: GtcSettings | None = None
     bmuf: BmufSettings | None = None
-    # Workers that share a model in bmuf_gtc; 0: chosen by `group_of`
     group_size: int | None = None
     asynchronous: AsynchronousSettings | None = None
 

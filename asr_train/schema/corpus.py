@@ -13,11 +13,11 @@ from asr_train.schema.score import NormaliserKind
 class DigitsSettings:
     """Digit strings synthesised by espeak-ng; see `data.synth`."""
 
-    speakers: dict[str, int]  # split -> voices
-    utterances: dict[str, int]  # split -> utterances
-    words: list[int]  # fewest and most words per utterance
-    sample_rate: int  # Hz
-    snr_db: list[float]  # signal to noise, drawn per utterance
+    speakers: dict[str, int]
+    utterances: dict[str, int]
+    words: list[int]
+    sample_rate: int
+    snr_db: list[float]
     level_db: list[float]
 
     def __post_init__(self) -> None:
@@ -42,17 +42,17 @@ class CommandsSettings:
     """Sentences of a grammar synthesised by espeak-ng; see `data.commands`."""
 
     grammar: str
-    max_phone_distance: float  # words that espeak pronounces less like the lexicon are left out
-    speakers: dict[str, int]  # split -> voices
-    hours: dict[str, float]  # split -> hours of speech
+    max_phone_distance: float
+    speakers: dict[str, int]
+    hours: dict[str, float]
     words_per_minute: list[int]
     pause_share: float
     margin_seconds: list[float]
-    sample_rate: int  # Hz
+    sample_rate: int
     room_share: float
     rt60_seconds: list[float]
     drr_db: list[float]
-    snr_db: list[float]  # signal to noise, drawn per utterance
+    snr_db: list[float]
     level_db: list[float]
 
     def __post_init__(self) -> None:
@@ -113,14 +113,14 @@ class IntakeSettings:
 
     GROUP: ClassVar[str]  # the group's path in conf/, for messages of stages
     dev_by: SplitBy
-    dev_share: float  # of the speakers or of TRAIN's utterances, at least one
-    normaliser: NormaliserKind  # of the transcripts
+    dev_share: float
+    normaliser: NormaliserKind
     digits: Digits
-    sample_rate: int  # Hz, that of the features
+    sample_rate: int
     slower: Slower
     channel: Channel
-    duration_tolerance_seconds: float  # between the corpus's table and the audio
-    min_seconds: float  # shorter utterances are dropped, and listed
+    duration_tolerance_seconds: float
+    min_seconds: float
     max_seconds: float
     max_dropped_share: float
 
@@ -134,13 +134,13 @@ class FolderSettings(IntakeSettings):
     """Folders with `utterances.tsv`; see `data.folder`."""
 
     GROUP: ClassVar[str] = "corpus.folder"
-    dir: str  # the folder of DEV and TEST, and of TRAIN; CORPUS_DIR in make
+    dir: str
     more_dirs: list[str]
     more_tests: dict[str, str]
     dev_speakers: list[str]
     test_speakers: list[str]
-    test_by: SplitBy  # utterances: also for DEV, unless its speakers are named
-    test_share: float  # of the speakers or of the utterances, at least one
+    test_by: SplitBy
+    test_share: float
     test_every: int | None
     phone_labels: str | None
 
@@ -193,7 +193,7 @@ class PublishedSettings(IntakeSettings):
     GROUP: ClassVar[str] = "corpus.published"
     kind: Published
     dir: str
-    splits: dict[str, list[str]]  # split -> the corpus's own parts; dev: []: a share of train
+    splits: dict[str, list[str]]
 
     def __post_init__(self) -> None:
         self.check()
@@ -224,7 +224,7 @@ class CorpusSettings:
     """The source of recordings: exactly one of the kinds."""
 
     seed: int
-    speeds: list[float]  # of copies of TRAIN; must hold 1.0
+    speeds: list[float]
     speed_speakers: bool
     digits: DigitsSettings | None = None
     commands: CommandsSettings | None = None

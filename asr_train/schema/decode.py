@@ -10,7 +10,7 @@ class DecodeSettings:
     """Search settings; the lists are searched on DEV, one after the other, and extended if the best
     value is at their end (`decode.tune`)."""
 
-    beam: float  # nats
+    beam: float
     max_active: int
     acoustic_scales: list[float]
     insertion_penalties: list[float]

@@ -59,4 +59,4 @@ class NormBy(Enum):
 @dataclass(kw_only=True, slots=True)
 class NormSettings:
     by: NormBy
-    variance: bool  # whether to scale to unit variance, in addition to zero mean
+    variance: bool

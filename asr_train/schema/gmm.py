@@ -14,7 +14,7 @@ class FrontSettings:
     num_ceps: int
     deltas: int
     norm: NormSettings
-    splice: int = 0  # frames on each side, for LDA
+    splice: int = 0
 
     def __post_init__(self) -> None:
         within(0, 2, deltas=self.deltas)
@@ -45,7 +45,7 @@ class QuestionStates(Enum):
 class TreeSettings:
     """How triphone states are tied; see `align.tree`."""
 
-    leaves: int  # in all, including silence's; merging leaves fewer
+    leaves: int
     min_count: float
     min_gain: float
     variance_floor: float
@@ -69,7 +69,7 @@ class LdaSettings:
 
     dims: int
     silence: bool
-    mllt_passes: list[int]  # passes after which MLLT is estimated
+    mllt_passes: list[int]
 
     def __post_init__(self) -> None:
         positive(dims=self.dims)
@@ -98,7 +98,7 @@ class GmmSettings:
     lda: LdaSettings | None = None
     fmllr: FmllrSettings | None = None  # null: no speaker adaptation
     passes: int
-    gaussians: int  # in all, reached at the share `grown_by` of the passes
+    gaussians: int
     grown_by: float
     realign_first: int
     realign_every: int
@@ -133,7 +133,7 @@ class GmmSettings:
 class AliSettings:
     """The alignment of transcripts, in training and afterwards."""
 
-    beam: float  # nats
+    beam: float
     retry_beam: float
     acoustic_scale: float
     max_lost_share: float

@@ -58,8 +58,8 @@ class GrammarKind(Enum):
 class GrammarSettings:
     kind: GrammarKind
     words: list[str]
-    min_words: int  # 1: an empty sentence is not in the loop
-    max_words: int | None  # of the loop; null: no limit
+    min_words: int
+    max_words: int | None
     file: str | None
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class LangSettings:
     lexicon: LexiconSettings
     grammar: GrammarSettings
     silence_probability: float
-    phone_states: int  # left to right, each with a self-loop
+    phone_states: int
     silence_states: int
 
     def __post_init__(self) -> None:

@@ -17,9 +17,9 @@ class Smoothing(Enum):
 class NgramSettings:
     """An n-gram model; see `lang.ngram`."""
 
-    order: int  # the highest
+    order: int
     smoothing: Smoothing = Smoothing.kneser_ney
-    min_counts: list[int]  # per order; rarer n-grams are left out
+    min_counts: list[int]
     prune: float
     file: str | None = None  # an ARPA file, plain or .gz, instead of training
 
@@ -40,9 +40,9 @@ class NgramSettings:
 class BigramSettings:
     """A Witten-Bell bigram, as used for measurements with Kaldi; see `scripts/bigram.py`."""
 
-    text: list[str]  # files, plain or .gz, one sentence per line; converted to upper case
-    vocabulary: int | None  # number of most frequent words; null: all
-    without_eval: bool  # whether to remove the sentences of DEV and TEST from the text
+    text: list[str]
+    vocabulary: int | None
+    without_eval: bool
 
     def __post_init__(self) -> None:
         if self.vocabulary is not None:
@@ -53,13 +53,13 @@ class BigramSettings:
 class LmSettings:
     """Language models of open text; without any, the grammar is a loop or a file."""
 
-    text: list[str]  # files, plain or .gz, one sentence per line; converted to upper case
+    text: list[str]
     transcripts: bool
     mix: bool
     vocabulary: int | None
-    without_eval: bool  # whether to remove DEV's and TEST's sentences from text and transcripts
-    small: NgramSettings | None  # for the decoding graph; null: no model at all
-    big: NgramSettings | None  # for rescoring n-best lists
+    without_eval: bool
+    small: NgramSettings | None
+    big: NgramSettings | None
     bigram: BigramSettings | None = None  # for the runs in BIGRAM; in a separate settings file
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ class DnnSettings:
     layers: int
     width: int
     nonlinearity: Nonlinearity
-    context_left: int  # frames
+    context_left: int
     context_right: int
     dropout: float = 0.0
 
@@ -33,9 +33,9 @@ class LstmSettings:
     layers: int
     width: int
     stack: int
-    subsample: int  # one of this many stacked frames is kept
-    delay: int  # kept frames after the one whose state is predicted
-    piece: int  # kept frames; longer utterances are cut for training
+    subsample: int
+    delay: int
+    piece: int
     warm: int
     dropout: float = 0.0
 

@@ -31,9 +31,9 @@ class Scaling(Enum):
 class PhaseSettings:
     """A first part of training with other minibatches."""
 
-    until: float  # epochs from the beginning
+    until: float
     minibatch_frames: int
-    workers: int | None = None  # limit of those that have minibatches; null: all
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         positive(until=self.until, minibatch_frames=self.minibatch_frames)
@@ -45,11 +45,11 @@ class PhaseSettings:
 class PretrainSettings:
     """Training by a single worker before the run, on a part of TRAIN; see `train.pretrain`."""
 
-    share: float  # of the shards of TRAIN that the run uses
-    epochs: int  # of each network that is trained
-    layer_by_layer: bool  # with 1, 2, ... hidden layers; false: the whole network at once
-    rate: float | None = None  # per frame; null: optim.rate
-    minibatch_frames: int | None = None  # null: optim.minibatch_frames
+    share: float
+    epochs: int
+    layer_by_layer: bool
+    rate: float | None = None
+    minibatch_frames: int | None = None
 
     def __post_init__(self) -> None:
         within(1e-6, 1, share=self.share)
@@ -63,7 +63,7 @@ class PretrainSettings:
 class OptimSettings:
     """SGD on gradients summed over the frames of a minibatch, so that `rate` is per frame."""
 
-    rate: float  # per frame
+    rate: float
     momentum: float
     minibatch_frames: int
     epochs: int
@@ -79,7 +79,7 @@ class OptimSettings:
     max_norm: float | None = None
     scaling: Scaling = Scaling.sum
     warmup_epochs: float = 0.0
-    warmup_from: float | None = None  # share of the rate; null: 1 / number of summed gradients
+    warmup_from: float | None = None
     phases: list[PhaseSettings] = field(default_factory=list)
     pretrain: PretrainSettings | None = None
     share: float = 1.0

@@ -17,7 +17,7 @@ class NormaliserKind(Enum):
 @dataclass(kw_only=True, slots=True)
 class NormaliserSettings:
     kind: NormaliserKind
-    mapping: str | None = None  # file of lines `FROM => TO`: contractions, spellings
+    mapping: str | None = None
 
     def __post_init__(self) -> None:
         if self.mapping is not None and self.kind is not NormaliserKind.english:
@@ -29,7 +29,7 @@ class NormaliserSettings:
 
 @dataclass(kw_only=True, slots=True)
 class ScoreSettings:
-    bootstrap: int  # draws of speakers for the 95 % interval
+    bootstrap: int
     seed: int
     normaliser: NormaliserSettings
 

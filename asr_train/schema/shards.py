@@ -9,7 +9,7 @@ from asr_train.schema.fields import positive
 @dataclass(kw_only=True, slots=True)
 class ShardsSettings:
     utterances: int
-    norm: NormSettings  # applied to the features before they are stored
+    norm: NormSettings
 
     def __post_init__(self) -> None:
         positive(utterances=self.utterances)

@@ -1,4 +1,4 @@
-"""Speakers who are affine changes of each other are alike adapted; few frames change nothing."""
+"""Speakers that are affine transforms of each other get equal adapted frames."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from asr_train.align.gmm import Mixtures, load_gmm, save_gmm
 from asr_train.align.viterbi import Aligned, align_all, transcripts
 from asr_train.schema import GmmSettings
 
-SHORT = "s3"  # the speaker who says too little
+SHORT = "s3"  # the speaker with too few frames
 ARRAYS = ("state_G", "weight_G", "mean_GD", "variance_GD", "loop_S")
 
 
@@ -28,10 +28,10 @@ def lang():
 
 @pytest.fixture(scope="module")
 def chain(lang):
-    """Speakers who differ; mono, and after it one more system without and one with adaptation."""
+    """Different speakers; mono, then one system without and one with adaptation."""
     feats = Speakers(lang)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JOBS", "1")  # so little is done faster than processes are forked
+        patch.setenv("JOBS", "1")  # so little work takes less time than forking processes
         mono, *_ = trained(feats, lang, system("mono"))
         plainly = trained(feats, lang, unadapted(), mono)
         sat = trained(feats, lang, system("sat"), mono)
@@ -43,7 +43,7 @@ def unadapted(**change) -> GmmSettings:
 
 
 def loglik(model: Mixtures, read: Adapted, feats, lang) -> float:
-    """Nats a frame of the true words."""
+    """Nats per frame of the correct words."""
     said = transcripts(feats.utterances)
     score, loop_S = scores(model, read), model.gmm.loop_S
     found = align_all(score, said, lang, model.states, loop_S, CONFIG.ali)
@@ -52,7 +52,7 @@ def loglik(model: Mixtures, read: Adapted, feats, lang) -> float:
 
 
 def test_adapted_speakers_are_as_likely_as_if_they_were_one(chain, lang):
-    """With the determinants that make their likelihoods comparable; without them none would be."""
+    """Includes the determinants, without which their likelihoods would not be comparable."""
     feats, _, (_, _, plain_rows), (*_, rows) = chain
     alike = Speakers(lang, alike=True)
     *_, one_rows = trained(alike, lang, unadapted(), trained(alike, lang, system("mono"))[0])
@@ -60,7 +60,7 @@ def test_adapted_speakers_are_as_likely_as_if_they_were_one(chain, lang):
     changes = [c for s, c in feats.change.items() for u in feats.utterances if u.speaker == s]
     frames = [u.frames for s in feats.change for u in feats.utterances if u.speaker == s]
     logdets = [np.linalg.slogdet(c[:, :-1])[1] for c in changes]
-    best -= np.average(logdets, weights=frames)  # what the changes do to densities
+    best -= np.average(logdets, weights=frames)  # the transforms' effect on densities
     assert best > without + 0.5
     assert rows[-1]["loglik_per_frame"] > without + 0.8 * (best - without)
 
@@ -78,7 +78,7 @@ def test_adaptation_finds_the_states_that_made_the_speech(chain):
 def test_speakers_of_few_frames_are_listed_and_read_as_they_are(chain):
     *_, (_, _, rows) = chain
     said = [row["speakers"] for row in rows if "speakers" in row]
-    assert len(said) == 3  # the start, and two passes
+    assert len(said) == 3  # the initial estimate, and two passes
     for speakers in said:
         assert (speakers["speakers"], speakers["adapted"]) == (4, 3)
         ((name, why),) = speakers["kept"]
@@ -123,12 +123,12 @@ def test_the_number_of_processes_changes_nothing(chain, lang, monkeypatch):
 
 @pytest.fixture(scope="module")
 def new(lang):
-    """Other speakers, whom no training has heard."""
+    """Speakers that are not in the training data."""
     return Speakers(lang, seed=5, prefix="new")
 
 
 def test_new_speakers_become_likelier_adapted(chain, new, lang):
-    """Even where a third of the words they are adapted to are wrong; most where all are right."""
+    """Even if a third of the words used for adaptation are wrong; best if all are right."""
     *_, (model, *_) = chain
     read, said = model.front(new), transcripts(new.utterances)
     heard = [(u, words if n % 3 else ["ABC", "C", "A", "AB"]) for n, (u, words) in enumerate(said)]
@@ -188,11 +188,11 @@ def test_silence_counts_as_much_as_it_is_said_to(chain, lang):
 
 
 def test_a_system_may_follow_an_adapted_one(chain, lang):
-    """Aligned by it as adapted; what it sees itself is as its own settings say."""
+    """It is aligned with the adapted frames; its own front end follows its own settings."""
     feats, *_, (sat, *_) = chain
     again, _, rows = trained(feats, lang, system("sat", passes=2), sat)
     assert rows[0]["loglik_per_frame"] == pytest.approx(loglik_of(sat, feats, lang), abs=1e-3)
-    assert rows[0]["speakers"]["gain_per_frame"] < 0.1  # they were adapted to this already
+    assert rows[0]["speakers"]["gain_per_frame"] < 0.1  # the frames were already adapted to this
     assert again.adaptive is not None
     after, *_ = trained(feats, lang, unadapted(passes=2), sat)
     assert after.adaptive is None

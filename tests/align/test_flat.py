@@ -1,4 +1,4 @@
-"""The flat start's shares are exact probabilities, and lead to the states."""
+"""The flat start's posteriors are exact probabilities, and training converges to the states."""
 
 import itertools
 
@@ -14,7 +14,7 @@ SILENCE = range(1)
 
 
 def by_enumeration(row, scores_TS, loop_S, p):
-    """Every path through the row, each silence (a single state 0) taken or passed by."""
+    """Enumerate every path through the row, each silence (a single state 0) taken or skipped."""
     places = range(len(row))
     total, share_TN = 0.0, np.zeros((len(scores_TS), len(row)))
     silences = [n for n in places if row[n] == 0]

@@ -1,4 +1,4 @@
-"""Gaussians do what Viterbi training should: likelihoods rise, sums add up, files come back."""
+"""Viterbi training of Gaussians: likelihoods rise, sums add up, files are lossless."""
 
 import numpy as np
 import pytest
@@ -68,14 +68,14 @@ def test_one_gaussian_becomes_mean_and_variance_of_its_frames(rng):
 
 
 def test_five_frames_give_what_one_computes_by_hand():
-    """The first state is entered once, the second twice; what does not vary lies at its floor."""
+    """The first state is entered once, the second twice; constant dimensions are at the floor."""
     gmm = Gmm(np.arange(2), np.ones(2), np.zeros((2, 2)), np.ones((2, 2)), np.full(2, 0.9))
     x_ND = np.array([[0, 1], [1, 1], [5, 1], [7, 4], [9, 6]], np.float32)
     counts = count(gmm, x_ND, np.array([0, 0, 0, 1, 1]), np.array([1.0, 2.0]))
     new = estimate(gmm, counts, np.array([0.5, 0.25]), 1)
     np.testing.assert_allclose(new.mean_GD, [[2, 1], [8, 5]])
     np.testing.assert_allclose(new.variance_GD, [[26 / 3 - 4, 0.25], [1, 1]])
-    np.testing.assert_allclose(new.loop_S, [3 / 5, 1 / 4])  # a frame more that stays, one leaves
+    np.testing.assert_allclose(new.loop_S, [3 / 5, 1 / 4])  # one more frame stays, one leaves
     assert new.weight_G.tolist() == [1, 1]
 
 
@@ -102,14 +102,14 @@ def test_re_estimation_never_lowers_the_likelihood(rng):
 
 def test_starved_gaussians_go_but_every_state_keeps_one(rng):
     gmm, x_ND = random_gmm(rng), rng.standard_normal((30, DIMS)).astype(np.float32)
-    state_N = np.zeros(30, int)  # states 1 to 4 see nothing
+    state_N = np.zeros(30, int)  # states 1 to 4 have no frames
     new = estimate(gmm, count(gmm, x_ND, state_N, np.ones(5)), np.full(DIMS, 1e-3), 20)
     assert set(new.state_G) == set(range(5))
     np.testing.assert_allclose(np.bincount(new.state_G, new.weight_G), 1)
 
 
 def test_of_starved_gaussians_a_state_keeps_the_one_with_most_frames():
-    """And one that a single frame fell to stays as it was: nothing varies in it."""
+    """A Gaussian with a single frame stays as it was, since its variance would be zero."""
     gmm = Gmm(np.array([0, 0, 1]), np.array([0.5, 0.5, 1]), *np.full((2, 3, 1), 7.0), np.ones(2))
     ones_S, sums = np.ones(2), np.array([[3.0], [10.0], [4.0]])
     counts = Counts(
@@ -167,7 +167,7 @@ def saved(rng, path, transform_dD=None) -> Mixtures:
 
 @pytest.mark.parametrize("projected", [False, True])
 def test_a_saved_model_comes_back(rng, tmp_path, projected):
-    """With its tree, and what it sees of an utterance."""
+    """Including its tree and its front end."""
     transform_dD = rng.standard_normal((4, 6)).astype(np.float32)
     model = saved(rng, tmp_path / "model.json", transform_dD if projected else None)
     back, about = load_gmm(tmp_path / "model.json"), read_json(tmp_path / "model.json")

@@ -1,4 +1,4 @@
-"""Growing finds the rule that made the data, wins more with more leaves and starves none."""
+"""Growing finds the rule behind the data, gains more with more leaves, keeps leaves large."""
 
 import itertools
 import json
@@ -42,7 +42,7 @@ def class_of(phone: int) -> int:
 
 
 def rule(left, centre, right, position) -> tuple:
-    """What decides the sound of a triphone state: its own phone, and a class of neighbour."""
+    """Return what determines a triphone state's distribution: phone, and class of neighbour."""
     if centre == 0:
         return centre, position
     if position == 0:
@@ -53,7 +53,7 @@ def rule(left, centre, right, position) -> tuple:
 
 
 def ruled_stats(rng, unseen=0.3, noise=0.03) -> Stats:
-    """Statistics of a language that follows the rule, some of its triphones missing."""
+    """Return statistics of a language that follows the rule, without some of its triphones."""
     of_phone = 8 * np.array([np.eye(DIMS)[class_of(p)] for p in range(8)])
     of_phone = of_phone + 0.5 * rng.standard_normal((8, DIMS))
     keys = [(0, 0, 0, j) for j in range(5)]
@@ -136,7 +136,7 @@ def test_questions_hold_the_classes_and_every_phone(rng, which):
 
 
 def test_clusters_are_joined_where_the_union_loses_least(rng):
-    """Against pooling the frames of every pair of clusters anew at each step."""
+    """Compared with pooling the frames of every pair of clusters at each step."""
     mean_PD, count_P = 3 * rng.standard_normal((9, DIMS)), rng.integers(10, 500, 9).astype(float)
     stats = Stats(
         np.array([(0, p, 0, 0) for p in range(9)]),
@@ -155,7 +155,7 @@ def test_clusters_are_joined_where_the_union_loses_least(rng):
         one, two = min(pairs, key=lambda pair: fit(pair[0]) + fit(pair[1]) - fit(pair[0] | pair[1]))
         clusters = [c for c in clusters if c not in (one, two)] + [one | two]
         wanted.add(one | two)
-    wanted.discard(frozenset(range(1, 9)))  # all but silence, as silence's own question asks
+    wanted.discard(frozenset(range(1, 9)))  # all but silence, which has its own question
     found = questions(stats, [1] * 9, QuestionStates.middle, floor_D)
     sets = {frozenset(np.flatnonzero(q).tolist()) for q in found}
     assert sets == wanted | {frozenset({p}) for p in range(9)}
@@ -253,7 +253,7 @@ def test_the_first_split_is_the_best_of_all(rng):
 
 
 def test_merging_joins_what_a_split_of_the_other_side_pulled_apart():
-    """Where left and right both must be (un)voiced, three of four corners sound alike."""
+    """If left and right must both be (un)voiced, three of four cases have one distribution."""
     rng = np.random.default_rng(5)
     keys, counts, means = [(0, 0, 0, j) for j in range(5)], [500.0] * 5, [np.zeros(DIMS)] * 5
     for left, centre, right, j in every_context():
@@ -265,7 +265,7 @@ def test_merging_joins_what_a_split_of_the_other_side_pulled_apart():
     stats = Stats(
         np.array(keys), count_K, mean_KD * count_K[:, None], (mean_KD**2 + 1) * count_K[:, None]
     )
-    target = ROOTS + 2 * 21  # VOWELS on one side, then on the other: three leaves for two sounds
+    target = ROOTS + 2 * 21  # VOWELS on one side, then on the other: 3 leaves, 2 distributions
     tree, growth = grow(stats, STATES, settings(leaves=target, merge=True), PHONES)
     apart, unmerged = grow(stats, STATES, settings(leaves=target), PHONES)
     assert apart.num_leaves == target

@@ -1,4 +1,4 @@
-"""Alignments come back as they were stored, and their errors are measured as defined."""
+"""Stored alignments are read back unchanged, and their errors are measured as defined."""
 
 from itertools import pairwise
 
@@ -43,7 +43,7 @@ def utterance(name: str, frames: int, alignment=None) -> Utterance:
 
 
 def aligned(phones, loglik, retried=False) -> Aligned:
-    """Of (phone, frames, place of its word); a phone's states share its frames evenly."""
+    """Return an alignment of (phone, frames, place of its word), with frames shared evenly."""
     states, position, rows = [], [], []
     for phone, frames, word in phones:
         rows.append([STATES.phones.index(phone), len(states), word])
@@ -107,7 +107,7 @@ def test_lhotse_finds_phones_and_words_where_the_path_has_them(stored):
 
 
 def test_the_true_phones_of_a_corpus_are_not_those_of_the_path(tmp_path):
-    """The manifest of alignments has the path's; the truth stays in that of the features."""
+    """The manifest of alignments has the path's phones; that of the features the true ones."""
     true = [["a", 0.0, 0.05, None], ["b", 0.05, 0.15, None]]
     u = utterance("u1", 20, true)
     path = aligned([("a", 12, 0), ("b", 8, 1)], -1.0)
@@ -120,7 +120,7 @@ def test_the_true_phones_of_a_corpus_are_not_those_of_the_path(tmp_path):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_phones_and_words_of_an_aligned_utterance_lie_end_to_end(seed):
-    """Of a path that the aligner found, with states tied in context."""
+    """For a path of the aligner, with states tied in context."""
     rng = np.random.default_rng(seed)
     lang = toy_lang()
     states = tied(lang, rng)

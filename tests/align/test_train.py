@@ -1,4 +1,4 @@
-"""Training raises likelihoods, finds states and their contexts, and loses no utterance silently."""
+"""Training raises likelihoods, finds states and contexts, and reports every lost utterance."""
 
 import copy
 import itertools
@@ -27,7 +27,7 @@ WORDS = ("A", "AB", "ABC", "C")
 
 
 def after_silence(states: States) -> States:
-    """States that depend on whether a phone comes first after a silence (or the edge)."""
+    """Return states that depend on whether a phone is the first after a silence (or the edge)."""
     questions_QP = np.eye(1, len(states.phones), dtype=bool)
     rows = [[-1, 0, -1, -1, s] for s in range(states.silence_states)]
     root_PJ = np.full((len(states.phones), max(states.silence_states, states.phone_states)), -1)
@@ -46,7 +46,7 @@ def after_silence(states: States) -> States:
 
 
 class FakeFeats:
-    """Features whose every state is a Gaussian of its own; as `data.features.Feats`."""
+    """Features in which every state is a different Gaussian; replaces `data.features.Feats`."""
 
     def __init__(self, lang, states=None, utterances=60, seed=0):
         rng = np.random.default_rng(seed)
@@ -75,7 +75,7 @@ FRONT = {"num_ceps": 0, "deltas": 0}
 
 
 def system(name, **change) -> GmmSettings:
-    """Settings for made-up speech; those of the tree in `tree`."""
+    """Return settings for synthetic data; `tree` changes those of the tree."""
     values = plain(CONFIG.gmm[name])
     values["front"] |= FRONT
     values |= {"passes": 8, "gaussians": 14, **change}
@@ -87,7 +87,7 @@ def system(name, **change) -> GmmSettings:
     return build(GmmSettings, values)
 
 
-FEW = {"passes": 3}  # of a flat start, where it matters little what comes out of it
+FEW = {"passes": 3}  # of a flat start, for tests that do not depend on its quality
 
 
 def train_on(feats, lang, own=None, before: Mixtures | None = None):
@@ -98,7 +98,7 @@ def train_on(feats, lang, own=None, before: Mixtures | None = None):
 
 @pytest.fixture(autouse=True)
 def one_job(monkeypatch):
-    """So little is done faster than processes are forked, each of which compiles or loads."""
+    """Use one process: so little work takes less time than forking."""
     monkeypatch.setenv("JOBS", "1")
 
 
@@ -119,7 +119,7 @@ def test_training_from_a_flat_start_finds_the_states():
 
 @pytest.fixture(scope="module")
 def chain():
-    """Speech whose states depend on what is before them; mono, and tri trained after it."""
+    """Speech whose states depend on what precedes them; mono, and tri trained after it."""
     lang = toy_lang()
     feats = FakeFeats(lang, after_silence(lang.states), utterances=110)
     with pytest.MonkeyPatch.context() as patch:
@@ -130,7 +130,7 @@ def chain():
 
 
 def test_tied_states_raise_the_likelihood_with_as_many_gaussians(chain):
-    """Of speech whose states do depend on their neighbours."""
+    """For speech whose states do depend on their neighbours."""
     _, (mono, _, mono_rows), (tri, _, tri_rows) = chain
     assert len(tri.gmm.state_G) <= len(mono.gmm.state_G) == 23
     gained = tri_rows[-1]["loglik_per_frame"] - mono_rows[-1]["loglik_per_frame"]
@@ -140,7 +140,7 @@ def test_tied_states_raise_the_likelihood_with_as_many_gaussians(chain):
 
 
 def test_passes_that_do_not_realign_log_no_likelihood(chain):
-    """It would be that of the pass before, whose Gaussians made the alignment."""
+    """It would be the likelihood of the previous pass, whose Gaussians made the alignment."""
     _, (_, _, rows), _ = chain
     passes = [row for row in rows if "pass" in row]
     assert {row["realigned"] for row in passes} == {True, False}
@@ -151,7 +151,7 @@ def test_passes_that_do_not_realign_log_no_likelihood(chain):
 
 @pytest.mark.parametrize("silence", [True, False])
 def test_silence_counts_in_the_statistics_of_lda_and_mllt_where_told_so(monkeypatch, silence):
-    """Both see every other frame: counted here, from the frames aligned with silence or not."""
+    """Both use every other frame; counted here from the frames aligned with silence or not."""
     lang = toy_lang()
     feats = FakeFeats(lang, utterances=60)
     mono = train_on(feats, lang, system("mono", passes=6))
@@ -183,7 +183,7 @@ def test_silence_counts_in_the_statistics_of_lda_and_mllt_where_told_so(monkeypa
 
 
 def seen_contexts(outcomes) -> list[tuple[int, int, int]]:
-    """Phones between neighbours, as aligned, that occur more than now and then."""
+    """Return the aligned phones and neighbours that occur more than occasionally."""
     count = {}
     for o in outcomes:
         phones = [0, *o.phones_N3[:, 0].tolist(), 0]
@@ -207,7 +207,7 @@ def test_the_tree_tells_the_contexts_apart_that_made_the_speech(chain):
 
 
 def test_alignments_are_in_the_states_of_the_phones_neighbours(chain):
-    """Of the system trained last, and nearly those that made the speech."""
+    """The states of the last system, which are nearly those that generated the speech."""
     feats, _, (tri, outcomes, _) = chain
     right = []
     for u, o in zip(feats.utterances, outcomes, strict=True):
@@ -265,7 +265,7 @@ def test_passes_realign_at_first_and_then_every_few_up_to_the_last():
 
 
 def test_mllt_turns_frames_and_means_alike_and_gains_what_it_says(chain):
-    """Of mixed dimensions; one Gaussian a state, which its frames share with no other."""
+    """For mixed dimensions, with one Gaussian per state."""
     feats, (mono, outcomes, _), _ = chain
     rng = np.random.default_rng(0)
     mix_DD = (np.eye(6) + 0.5 * rng.standard_normal((6, 6))).astype(np.float32)
@@ -335,7 +335,7 @@ def test_the_number_of_processes_changes_nothing(chain, monkeypatch, name):
 
 
 def spoilt(lang, *places, utterances=20):
-    """Speech of which some transcripts have a word without pronunciation."""
+    """Return speech in which some transcripts have a word without a pronunciation."""
     feats = FakeFeats(lang, utterances=utterances)
     for i in places:
         bad = feats.utterances[i]
@@ -344,7 +344,7 @@ def spoilt(lang, *places, utterances=20):
 
 
 def test_utterances_that_cannot_be_trained_on_are_lost_by_name(monkeypatch):
-    """In every system; even where all the neighbours that are summed together are lost."""
+    """In every system, even if all utterances of a chunk are lost."""
     monkeypatch.setattr(asr_train.align.train, "CHUNK", 5)
     lang, places = toy_lang(), {3, 10, 11, 12, 13, 14}
     feats = spoilt(lang, *places)

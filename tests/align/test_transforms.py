@@ -1,4 +1,4 @@
-"""Transforms have their textbook properties; objectives are those of the frames themselves."""
+"""Transforms have their textbook properties; objectives equal those computed from the frames."""
 
 import numpy as np
 import pytest
@@ -110,7 +110,7 @@ def test_what_lda_cannot_do_is_refused(rng):
 
 
 def some_gaussians(rng, states=4, each=3):
-    """(state_G, weight_G, mean_GD, variance_GD)."""
+    """Return (state_G, weight_G, mean_GD, variance_GD)."""
     return (
         np.repeat(np.arange(states), each),
         rng.dirichlet(np.ones(each), states).reshape(-1),
@@ -120,12 +120,12 @@ def some_gaussians(rng, states=4, each=3):
 
 
 def gaussian_shares(x_ND, state_N, *gaussians):
-    """Each frame's shares among the Gaussians of its state."""
+    """Return each frame's posteriors over the Gaussians of its state."""
     return shares_of(Gmm(*gaussians, np.full(4, 0.5)), x_ND, state_N)
 
 
 def drawn(rng, gaussians, frames):
-    """Frames of the Gaussians, and the state of each."""
+    """Draw frames from the Gaussians; return them and the state of each."""
     state_G, weight_G, mean_GD, variance_GD = gaussians
     g = rng.choice(len(weight_G), frames, p=weight_G / weight_G.sum())
     noise = rng.standard_normal((frames, DIMS))
@@ -133,7 +133,7 @@ def drawn(rng, gaussians, frames):
 
 
 def fit(x_ND, gamma_NG, mean_GD, variance_GD) -> float:
-    """Log-likelihood of the frames, shared among the Gaussians: the oracle of all objectives."""
+    """Return the expected log-likelihood of the frames: the oracle of all objectives."""
     total = 0.0
     for g, (mean_D, variance_D) in enumerate(zip(mean_GD, variance_GD, strict=True)):
         total += gamma_NG[:, g] @ norm.logpdf(x_ND, mean_D, np.sqrt(variance_D)).sum(1)
@@ -162,7 +162,7 @@ def test_no_frames_have_no_shares(rng):
 
 
 def test_mllt_gains_what_the_frames_gain(rng):
-    """Sums of chunks, sparse shares, blocks and cofactors against plain densities."""
+    """Chunked sums, sparse posteriors, blocks and cofactors, compared with plain densities."""
     gaussians = some_gaussians(rng)
     x_ND, state_N = drawn(rng, gaussians, 2500)
     x_ND = x_ND @ some_matrix(rng).T
@@ -210,7 +210,7 @@ def test_no_row_of_mllts_answer_can_be_improved(rng):
 
 
 def test_mllt_finds_the_rotation_that_mixed_independent_dimensions(rng):
-    """By turns with means and variances, as in training; then rows undo the mixing, up to order."""
+    """Alternating with means and variances, as in training; rows undo the mixing, up to order."""
     each, states = 4000, 6
     variance_SD = np.exp(1.5 * rng.standard_normal((states, DIMS)))
     mix_DD = np.linalg.qr(rng.standard_normal((DIMS, DIMS)))[0]
@@ -262,7 +262,7 @@ def test_fmllr_gains_what_the_frames_gain(rng):
     x_ND, state_N = drawn(rng, gaussians, 2500)
     x_ND = (x_ND @ some_matrix(rng).T + rng.standard_normal(DIMS)).astype(np.float32)
     shares = gaussian_shares(x_ND, state_N, *gaussians)
-    shares = shares * np.where(state_N == 0, 0.01, 1)[:, None]  # silence hardly counts
+    shares = shares * np.where(state_N == 0, 0.01, 1)[:, None]  # silence has a small weight
     halves = [slice(0, 1300), slice(1300, None)]
     sums = [AffineSums.of(x_ND[h], shares.tocsr()[h], mean_GD, variance_GD) for h in halves]
     found = fmllr(sums[0] + sums[1], min_count=100)

@@ -1,4 +1,4 @@
-"""The aligned path is the likeliest one, and a failure says why."""
+"""The aligned path is the most likely one, and a failure states its reason."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_clear_scores_give_the_path_back(seed):
 def test_a_narrow_beam_is_retried_with_the_wider_one():
     words = ["ABC"] * 8
     path = [s for _ in words for phone in "abc" for s in LANG.states.of(phone)]
-    # A frame a state: only the path that never stays ends in time, and it looks bad half-way.
+    # One frame per state: only the path that never stays ends in time, and it is unlikely half-way.
     scores_TS = np.zeros((len(path), LANG.states.num_states), np.float32)
     scores_TS[np.arange(36, 72), path[36:]] = -20
     narrow = aligned(words, scores_TS, beam=5, retry_beam=6)

@@ -23,7 +23,7 @@ def run(
     processes: int,
     timeout_seconds: float = PATIENCE_SECONDS,
 ) -> list[Any]:
-    """`function(exchange)` in each process -> what each returned, or the exception it raised.
+    """Call `function(exchange)` in each process; return the results, or the exceptions raised.
 
     A process that died gives its exit code. Results are plain data or NumPy arrays.
     """
@@ -45,7 +45,7 @@ def run(
         except EOFError:
             child.join()
             results.append(child.exitcode)
-    for child in children:  # after all were heard: they wait for each other at the end
+    for child in children:  # after all results: processes wait for each other at the end
         child.join(PATIENCE_SECONDS)
     return results
 

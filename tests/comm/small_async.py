@@ -1,4 +1,4 @@
-"""Workers that do not wait for each other, with made-up gradients."""
+"""Workers that do not wait for each other, with synthetic gradients."""
 
 from collections.abc import Callable
 
@@ -47,7 +47,7 @@ def begun(workers: int, **changes) -> list[Peer]:
 
 
 class GradientSource:
-    """Gradients by a function of (worker, step, weights); what happened, in order.
+    """Gradients as a function of (worker, step, weights), and a record of the events, in order.
 
     Args:
         bad: (worker, step) whose gradient is not finite.
@@ -73,7 +73,7 @@ class GradientSource:
 
 
 class Run:
-    """Virtual workers; `gradient` is of (worker, step, weights)."""
+    """Virtual workers; `gradient` is a function of (worker, step, weights)."""
 
     def __init__(self, gradient: Callable, workers=4, begin_P=BEGIN_P, bad=(), **changes) -> None:
         self.method = build(settings(**changes), Loopback(range(workers), CPU), SIZE)

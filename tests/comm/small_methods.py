@@ -1,4 +1,4 @@
-"""Settings of every method, small; and training on made-up gradients, as train.loop does it."""
+"""Small settings of every method, and training on synthetic gradients, as in train.loop."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ BMUF = {
     "eta": None,
     "velocity": "reset",
 }
-TIMES = ("lead", "now")  # in states: of workers that do not wait for each other
+TIMES = ("lead", "now")  # keys of states of asynchronous workers
 SETTINGS: dict[str, dict[str, Any]] = {
     "sgd": {"method": "sgd"},
     "allreduce": {"method": "allreduce", "allreduce": {"wire": "fp32"}},
@@ -78,7 +78,7 @@ def method_of(
 
 
 def random_gradient(worker: int, step: int) -> torch.Tensor:
-    """Off any grid: another order of adding gives other bits."""
+    """Not on a grid: another order of summation changes the bits."""
     rng = torch.Generator().manual_seed(1000 * worker + step)
     return torch.randn(SIZE, generator=rng)
 
@@ -89,11 +89,11 @@ def dyadic_gradient(worker: int, step: int) -> torch.Tensor:
     return torch.randint(-127, 128, (SIZE,), generator=rng) / 2**6
 
 
-LARGE = 100_000  # elements, of whose messages capacity is not the least there can be
+LARGE = 100_000  # elements; messages of this size do not have the smallest possible capacity
 
 
 def bursts(worker: int, step: int) -> torch.Tensor:
-    """Ten hits a step, which lets the capacity fall to its least; from step 8 on ever more."""
+    """Ten sent elements per step, so that the capacity falls to its minimum; later more."""
     rng = torch.Generator().manual_seed(1000 * worker + step)
     hits = 10 if step < 8 else 1000 * 3 ** (step - 8)
     grad_P = torch.zeros(LARGE)
@@ -102,7 +102,7 @@ def bursts(worker: int, step: int) -> torch.Tensor:
 
 
 class Run:
-    """Workers with made-up gradients; `log` has a hash of all weights here after each step.
+    """Workers with synthetic gradients; `log` has a hash of all local weights after each step.
 
     Args:
         bad: (worker, step) whose gradient is not finite.
@@ -127,7 +127,7 @@ class Run:
         self.log: list[dict[int, str]] = []
 
     def gradients(self, workers: range) -> Iterator[Gradient]:
-        buffer_P = torch.empty(self.size)  # one for all, as in training
+        buffer_P = torch.empty(self.size)  # one buffer for all, as in training
         for worker in workers:
             buffer_P.copy_(self.gradient(worker, self.step))
             is_finite = (worker, self.step) not in self.bad
@@ -155,7 +155,7 @@ class Run:
         return self
 
     def hashes(self) -> dict[int, str]:
-        """By local worker: weights, velocity and the method's state."""
+        """Return the hash of weights, velocity and the method's state, by local worker."""
         found = {}
         for i, group in enumerate(self.method.groups):
             for worker in group.local:
@@ -177,7 +177,7 @@ class Run:
 
 
 def flat(*states: dict[str, Any]) -> Iterator[Any]:
-    """The values of states, and of states within them, without times."""
+    """Yield the values of states and nested states, except times."""
     for state in states:
         for name, value in state.items():
             if isinstance(value, dict):
@@ -187,7 +187,7 @@ def flat(*states: dict[str, Any]) -> Iterator[Any]:
 
 
 def dense(update: torch.Tensor | Quanta) -> torch.Tensor:
-    """An update as a gradient."""
+    """Return an update as a gradient."""
     return update.dense() if isinstance(update, Quanta) else update
 
 

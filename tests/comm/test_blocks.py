@@ -1,4 +1,4 @@
-"""Block momentum against torch's SGD and the printed equations; its special cases."""
+"""Block momentum compared with torch's SGD and the printed equations, and its special cases."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ ETA, ZETA = 0.75, 0.5
 
 
 def means(count=6):
-    """Of the weights at the end of each block, given where it began."""
+    """Return functions that give the mean of the weights at a block's end, from its start."""
     rng = torch.Generator().manual_seed(0)
     pulls = torch.randn(count, SIZE, generator=rng)
     return [lambda start_P, pull_P=pull_P: 0.9 * start_P + 0.1 * pull_P for pull_P in pulls]
@@ -130,6 +130,6 @@ def test_momentum_at_the_end_of_a_block_is_what_the_settings_say(velocity):
 def test_eta_follows_from_equation_5():
     given = schema.build(schema.BmufSettings, {**BMUF, "zeta": 1.0, "c": 2.0})
     assert given.momentum(16) == 1 - 1 / 32
-    assert method_of("bmuf_gtc", 8).blocks.eta == 1 - 1 / 4  # models are groups
+    assert method_of("bmuf_gtc", 8).blocks.eta == 1 - 1 / 4  # one model per group
     with pytest.raises(schema.SettingsError, match=r"zeta 4.0 and c 1.0 give 2 models .* of -1"):
         schema.build(schema.BmufSettings, {**BMUF, "zeta": 4.0}).momentum(2)

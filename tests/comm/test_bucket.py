@@ -45,7 +45,7 @@ def test_one_model_can_compute_with_other_weights():
     first_P, wanted = bucket.weights_P, model(X)
     second_P = torch.zeros_like(first_P)
     bucket.point_at(second_P)
-    assert bucket.weights_P is second_P  # which is what is checked and stored
+    assert bucket.weights_P is second_P  # which is the vector that is checked and stored
     assert not model(X).any()
     model(X).square().sum().backward()
     for name, grad in [(s.name, bucket.view(bucket.grad_P, s)) for s in bucket.table]:

@@ -116,7 +116,7 @@ def test_sizes_are_those_of_the_formats():
     assert sizes[Kind.packed32] == 4 * 1000
     assert sizes[Kind.tile16] == 2 * (1000 + 4)
     assert sizes[Kind.map] == 25_000
-    # Golomb-Rice codes of random gaps come within 0.5 bit of their entropy, and the sign has one
+    # Golomb-Rice codes of random gaps are within 0.5 bit of their entropy, plus 1 bit for the sign
     p = 0.01
     entropy = -math.log2(p) - (1 - p) / p * math.log2(1 - p) + 1
     assert entropy < 8 * sizes[Kind.rice] / 1000 < entropy + 0.5
@@ -125,7 +125,7 @@ def test_sizes_are_those_of_the_formats():
 def test_at_the_papers_density_a_hit_in_a_random_place_takes_12_to_13_bits():
     """Strom (2015): 14.6 M parameters, tau = 4, 69 KB per minibatch: one sent element in about 850.
 
-    The paper's 10 to 11 bits are of real hits, which lie closer together, in few rows.
+    The paper's 10 to 11 bits are for real sent elements, which are closer together, in few rows.
     """
     words_K = some(2_000_000, 2_000_000 // 850)
     bits = 8 * len(codec.encode(words_K, 2_000_000, Kind.rice)[2]) / len(words_K)
@@ -145,7 +145,7 @@ def test_what_does_not_fit_waits_and_comes_first_next_time(kind, capacity):
         seen[from_words(sent_K)[0]] += 1
         turn = int(from_words(waiting_K)[0][0])
         rounds += 1
-    assert rounds <= math.ceil(800 / len(sent_K)) + 1  # nobody waits while others go twice
+    assert rounds <= math.ceil(800 / len(sent_K)) + 1  # no element waits while others go twice
     assert seen.max() <= 2
 
 
@@ -213,7 +213,7 @@ def test_a_map_is_the_documented_one():
 
 # --- messages that nobody wrote here, with checksums that are right -------------------------------
 
-FIELDS = {  # docs/distributed.md: where a header has them
+FIELDS = {  # docs/distributed.md: offsets in the header
     **{"kind": (5, "B"), "flags": (6, "B"), "parameter": (7, "B"), "step": (8, "Q")},
     **{"worker": (16, "I"), "workers": (20, "I"), "size": (24, "I"), "tau": (28, "f")},
     **{"frames": (32, "I"), "wanted": (36, "I"), "count": (40, "I"), "payload": (44, "I")},
@@ -221,7 +221,7 @@ FIELDS = {  # docs/distributed.md: where a header has them
 
 
 def repaired(content: bytearray) -> torch.Tensor:
-    """With the checksums that its sender would have put there."""
+    """Return the content with the checksums that its sender would have written."""
     (payload,) = struct.unpack_from("<I", content, FIELDS["payload"][0])
     struct.pack_into("<I", content, 48, checksum_of(bytes(content[:48])))
     message_B = torch.frombuffer(content, dtype=torch.uint8)
@@ -239,7 +239,7 @@ def changed(message_B: torch.Tensor, **values) -> torch.Tensor:
 
 
 def corrupted(message_B: torch.Tensor, rng: random.Random) -> torch.Tensor:
-    """Some fields, bits, words or the length changed."""
+    """Return the message with some fields, bits, words or the length changed."""
     content = bytearray(message_B.numpy())
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         name = rng.choice([*FIELDS, *["payload bits"] * 8, *["payload words"] * 4, "length"])
@@ -252,7 +252,7 @@ def corrupted(message_B: torch.Tensor, rng: random.Random) -> torch.Tensor:
             for _ in range(rng.choice([1, 2, 30])):
                 if len(content) > HEADER_BYTES:
                     content[rng.randrange(HEADER_BYTES, len(content))] ^= 1 << rng.randrange(8)
-        elif name == "payload words":  # change places, or are the same
+        elif name == "payload words":  # are swapped, or equal
             places = range(HEADER_BYTES, len(content) - 3, rng.choice([2, 4]))
             if places:
                 a, b = rng.choice(places), rng.choice(places)
@@ -272,7 +272,7 @@ def corrupted(message_B: torch.Tensor, rng: random.Random) -> torch.Tensor:
 
 
 class LargestTensor(TorchDispatchMode):
-    """How many bytes the largest has that any operation gave."""
+    """Records the size in bytes of the largest tensor that any operation returned."""
 
     bytes = 0
 
@@ -284,8 +284,8 @@ class LargestTensor(TorchDispatchMode):
         return found
 
 
-# A byte has up to 4 hits; their words are 32 bits and torch's own indices 64. The reference, which
-# is for GPUs, makes 64 bits of each bit.
+# A byte has up to 4 sent elements, with words of 32 bits and torch's indices of 64. The reference,
+# which is for GPUs, expands each bit to 64 bits.
 @pytest.mark.parametrize(
     "backend, messages, most",
     [
@@ -306,14 +306,14 @@ def test_corrupted_messages_with_right_checksums_are_refused_or_sound(backend, m
             for count in (0, 1, 40, 500)
             for kind in CODECS
         ]
-        with LargestTensor():  # compiles and imports, now
+        with LargestTensor():  # compiles and imports beforehand
             for size, message_B in sound:
                 decode.total([codec.read(message_B)[1]], 1.0, torch.empty(size))
         tracemalloc.start()
         for _ in range(messages):
             size, message_B = rng.choice(sound)
             message_B = corrupted(message_B, rng)
-            room = most * len(message_B) + 20_000  # what Python itself takes
+            room = most * len(message_B) + 20_000  # memory that Python itself takes
             tracemalloc.reset_peak()
             before, _ = tracemalloc.get_traced_memory()
             words_K = None
@@ -348,7 +348,7 @@ def test_a_field_that_says_too_much_is_refused(kind, size, count):
     many = {"count": [0, count - 1, count + 1, 2**32 - 1], "wanted": [0, size + 1]}
     wrong = {"kind": [4, 255], "flags": [8, 128], "parameter": [32, 255]}
     if kind is not Kind.rice:
-        del wrong["parameter"]  # which nobody reads
+        del wrong["parameter"]  # which is not read
     for name, values in {**many, **wrong, "tau": [0.0, -1.0, math.inf, math.nan]}.items():
         for value in values:
             with pytest.raises(MessageError):

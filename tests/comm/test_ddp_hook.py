@@ -1,4 +1,4 @@
-"""In a DDP script of anybody's, GTC gives what it gives in ours, whatever DDP's buckets are."""
+"""In an independent DDP script, GTC gives the same result as in ours, for any DDP buckets."""
 
 import io
 import multiprocessing
@@ -26,12 +26,12 @@ STEPS, RANKS = 6, 2
 
 @pytest.fixture(autouse=True, scope="module")
 def optimisers_are_loaded():
-    """Here, once, and not in each process: torch.optim imports the compiler, in five seconds."""
+    """Import torch.optim once here, not in each process: it takes five seconds."""
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
 
 
 class Net(nn.Module):
-    """Several buckets' worth of layers; one is used in even steps only, or always."""
+    """Layers for several buckets; one is used in even steps only, or always."""
 
     def __init__(self, always=False):
         super().__init__()
@@ -65,7 +65,7 @@ def script(
     hooked=True,
     **options,
 ):
-    """What a user's own training is: DDP, the hook, torch's SGD."""
+    """Train as a user would: DDP, the hook, torch's SGD."""
 
     def main(exchange):
         rank = exchange.local[0]
@@ -112,7 +112,7 @@ def script(
 
 
 def ours(amp=False):
-    """The same with our own method and no DDP."""
+    """Train the same with our own method and without DDP."""
     model = Net()
     bucket = Bucket(model)
     method = method_of("gtc", RANKS, size=bucket.weights_P.numel() - 5, gtc=GTC)
@@ -143,7 +143,7 @@ CASES = {
     "amp": {"amp": True},
     "amp_small_buckets": {"amp": True, "bucket_cap_mb": 0.02},
     "always": {"always": True},
-    # DDP makes its buckets anew after the first step, where it need not look for what is unused
+    # DDP rebuilds its buckets after the first step, if it need not look for unused parameters
     "rebuilt": {"always": True, "find_unused_parameters": False, "bucket_cap_mb": 0.02},
     "static": {"always": True, "static_graph": True, "bucket_cap_mb": 0.02},
     "dense": {"hooked": False},
@@ -162,7 +162,7 @@ OURS = {"ours": {}, "ours_amp": {"amp": True}}
 
 @pytest.fixture(scope="module")
 def found():
-    """Weights, bits and skipped steps of each case; all in the same two processes."""
+    """Weights, bits and skipped steps of each case, all in the same two processes."""
 
     def main(exchange):
         return {
@@ -207,7 +207,7 @@ def test_buckets_loss_scales_and_restarts_change_nothing(found, case, same_as):
 @pytest.mark.parametrize("case, whole", [("micro", "plain"), ("rebuilt_micro", "rebuilt")])
 def test_gradients_accumulate_before_they_are_exchanged(found, case, whole):
     close = np.abs(found[case][0] - found[whole][0]) < 1e-6
-    assert close.mean() > 0.999  # another order of adding may move an element across the threshold
+    assert close.mean() > 0.999  # another order of sums may move an element across the threshold
 
 
 def test_a_step_that_one_rank_cannot_take_is_skipped_by_all(found):
@@ -224,7 +224,7 @@ def test_a_warm_up_is_plain_ddp(found):
 
 
 def test_each_of_two_groups_is_a_ddp_of_its_own():
-    """Ranks 0 and 2 of four have what two ranks have; 1 and 3 something else."""
+    """Ranks 0 and 2 of four have the results of two ranks; 1 and 3 have different data."""
 
     def train(ranks, rank, **given):
         model = Net(always=True)
@@ -258,7 +258,7 @@ def test_each_of_two_groups_is_a_ddp_of_its_own():
 
 @pytest.mark.parametrize("in_group", [False, True])
 def test_a_rank_that_does_not_answer_in_the_stated_time_is_an_error(in_group):
-    """Of three ranks, the last one takes no step until the others have given up."""
+    """Of three ranks, the last one takes no step until the others have raised their error."""
     gave_up = multiprocessing.get_context("fork").Semaphore(0)
 
     def main(exchange):
@@ -267,8 +267,8 @@ def test_a_rank_that_does_not_answer_in_the_stated_time_is_an_error(in_group):
         if in_group and rank == 0:
             return None
         model = Net(always=True)
-        # Groups are made in that time, too; so all begin together, and it is one that a busy
-        # machine has
+        # Groups are also created within that time; so all begin together, and the time is long
+        # enough for a busy machine
         dist.barrier(group if in_group else None)
         gtc = GtcHook(model, SETTINGS, 15.0, process_group=group if in_group else None)
         ddp = DistributedDataParallel(model, process_group=group if in_group else None)

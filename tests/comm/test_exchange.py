@@ -1,4 +1,4 @@
-"""Whoever hosts whom, collectives give the same bits; who does not answer is named in time."""
+"""Collectives are bit-identical for any placement; a process that does not answer is named."""
 
 import multiprocessing
 import os
@@ -24,12 +24,12 @@ SIZE = 1001
 
 
 def vector(worker: int) -> torch.Tensor:
-    """Not on a grid: other orders of adding would give other bits."""
+    """Not on a grid: another order of summation would change the bits."""
     return torch.randn(SIZE, generator=torch.Generator().manual_seed(worker)) * 10.0**worker
 
 
 def everything(exchange) -> dict:
-    """All collectives, among all and in groups of two; what comes out, and the bits."""
+    """Run all collectives, among all and in groups of two; return their results and bits sent."""
 
     def collectives(e):
         mine = list(e.local)
@@ -98,7 +98,7 @@ def test_one_process_gives_what_the_words_say():
     assert found["all"]["some"].tobytes() == some_P.numpy().tobytes()
     assert [len(m) for m in found["all"]["gather"]] == [0, 3, 6, 9, 12]
     assert {len(m) for m in found["all"]["capacity"]} == {20}
-    for worker, own in enumerate(found["all"]["scatter"]):  # a part's length is the receiver's
+    for worker, own in enumerate(found["all"]["scatter"]):  # a part has the receiver's length
         assert own == [(1 + worker) * [10 * w + worker] for w in range(5)]
     assert found["all"]["numbers"] == [[w, 1 / 3] for w in range(5)]
     assert found.keys() == {"all", (0, 1), (2, 3), (4,)}
@@ -134,9 +134,9 @@ def test_replicas_that_differ_are_named_with_the_first_parameter():
 
 @pytest.mark.parametrize("is_dead", [True, False], ids=["dead", "hung"])
 def test_a_process_that_does_not_answer_is_named_in_the_time_stated(is_dead):
-    """One that hangs does so until the others have said that they wait no longer.
+    """A process that hangs does so until the others have reported that they no longer wait.
 
-    They hear of each other that they wait in vain however long that takes, and not in a second.
+    They learn of each other's timeout however long that takes, not only within a second.
     """
     fork = multiprocessing.get_context("fork")
     said, both = fork.Semaphore(0), fork.Barrier(2, timeout=PATIENCE_SECONDS)
@@ -149,12 +149,12 @@ def test_a_process_that_does_not_answer_is_named_in_the_time_stated(is_dead):
             return [said.acquire(timeout=PATIENCE_SECONDS) for _ in range(2)]
         sleep = lambda seconds: both.wait()  # noqa: E731
         asr_train.comm.processes.time = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
-        exchange.timeout_seconds = 2  # from here on; to find each other took what it took
+        exchange.timeout_seconds = 2  # from here on, since finding each other may take longer
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2))
         try:
             exchange.barrier()
         except ExchangeError as error:
-            both.wait()  # process 0 holds what they say to each other
+            both.wait()  # process 0 holds the store through which they communicate
             asr_train.comm.processes.time = time
             said.release()
             return str(error)
@@ -162,7 +162,7 @@ def test_a_process_that_does_not_answer_is_named_in_the_time_stated(is_dead):
     results = forked.run(main, 3, 3)
     assert results[1] == (-signal.SIGKILL if is_dead else [True, True])
     for rank in (0, 2):
-        # Where a machine is busy, the other one may be late to tell that it waits, too
+        # On a busy machine, the other one may be late to report that it waits, too
         assert re.match(r"process (0, )?1(, 2)? of 3 did not answer in", results[rank])
         assert "comm.timeout_seconds is 2" in results[rank]
 

@@ -1,4 +1,4 @@
-"""Nothing is lost, whatever was sent, had no room or was dropped; tau finds its band."""
+"""Nothing is lost, whether sent, kept for lack of room or dropped; the density reaches its band."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ def test_a_step_is_that_of_the_paper():
 
 
 def crowded(run, bytes_of_room):
-    """As if steps with few elements had gone before."""
+    """Set the state as if steps with few elements had gone before."""
     (reducer,) = run.method.reducers
     reducer.capacity = bytes_of_room
     return reducer
@@ -85,7 +85,7 @@ def test_a_step_that_nobody_takes_changes_nobodys_turn(monkeypatch):
 
 
 def test_nobody_waits_for_ever():
-    """All elements owe at every step, and there is room for three."""
+    """All elements exceed tau at every step, and there is room for three."""
     gtc = {**GTC, "codec": "packed32", "threshold": 1.0}
     run = Run(method_of("gtc", 2, gtc=gtc), lambda *_: torch.full((SIZE,), 2.0), rate=1.0)
     run.replicas[0].weights_P = torch.zeros(SIZE)
@@ -93,7 +93,7 @@ def test_nobody_waits_for_ever():
     for _ in range(rounds):
         crowded(run, 12)
         run.steps(1)
-    assert set(run.weights()[0].tolist()) <= {-2.0, -4.0}  # of two workers; once, or once more
+    assert set(run.weights()[0].tolist()) <= {-2.0, -4.0}  # of two workers; once or twice
 
 
 def test_room_grows_with_what_was_wanted_and_shrinks_slowly(monkeypatch):
@@ -108,7 +108,7 @@ def test_room_grows_with_what_was_wanted_and_shrinks_slowly(monkeypatch):
         method.reduce(0, (Gradient(g, 1) for g in grads))
         return reducer.capacity
 
-    assert reducer.capacity == size // 4  # at first, all there can be
+    assert reducer.capacity == size // 4  # at first the maximum
     capacities = [step(10) for _ in range(8)]
     assert capacities == sorted(capacities, reverse=True)
     assert capacities[-1] == 256
@@ -122,12 +122,12 @@ def test_room_grows_with_what_was_wanted_and_shrinks_slowly(monkeypatch):
     "hits, after", [(2000, 16384), (1000, 8192), (600, 8192), (400, 4096), (10, 4096)]
 )
 def test_room_is_a_power_of_two_that_halves_where_a_quarter_of_it_is_enough(hits, after):
-    """Hits take four bytes each, and a quarter more is kept free for them."""
+    """Sent elements take four bytes each, and a quarter more is reserved."""
     method = method_of("gtc", 2, size=LARGE, gtc={**GTC, "codec": "packed32"})
     (reducer,) = method.reducers
     reducer.capacity = 8192
     grads = torch.zeros(2, LARGE)
-    grads[1, :hits] = 2.0  # room is for whoever wants most
+    grads[1, :hits] = 2.0  # the room follows the worker that needs most
     method.reduce(0, (Gradient(g, 1) for g in grads))
     assert reducer.capacity == after
 
@@ -179,7 +179,7 @@ def test_tau_moves_by_its_factor_outside_its_band_and_is_a_float32():
 
 
 def test_tau_follows_what_was_wanted_not_what_had_room():
-    """3,100 of 100,000 elements are hits, above 2 % times 1.5; 64 of them are sent."""
+    """3,100 of 100,000 elements exceed tau, more than 2 % times 1.5; 64 of them are sent."""
     adaptive = {"density": 0.02, "band": 1.5, "factor": 1.25}
     gtc = {**GTC, "codec": "packed32", "adaptive": adaptive}
     method = method_of("gtc", 2, size=LARGE, gtc=gtc)
@@ -202,7 +202,7 @@ def test_a_message_of_another_step_or_threshold_is_refused():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(codec, "write", late)
-        patch.setattr(codec, "read_words", None)  # headers alone are looked at
+        patch.setattr(codec, "read_words", None)  # only headers are read
         with pytest.raises(MessageError, match=r"\(0, 1, 2, 203, 1.0\) but \(1, 1, 2, 203, 1.0\)"):
             run.steps(1)
     assert reducer.kind is Kind.rice

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """Plain DDP, its allreduce hook and GTC, a step more than times and bytes leave out."""
+    """Plain DDP, its allreduce hook and GTC, for one step more than times and bytes leave out."""
     work = tmp_path_factory.mktemp("hooks")
     recipe = ["make", "-C", str(ROOT / "recipes/ddp_hook"), f"PY={sys.executable}", f"W={work}"]
     done = subprocess.run(
@@ -31,12 +31,12 @@ def test_ways_to_exchange_are_compared_by_loss_bytes_and_time(table):
     assert list(ours) == ["plain DDP", "allreduce hook", "GTC hook, density 0.01"]
     assert all(f"| {label} |" in text for label in ours)
     plain, hook, gtc = ours.values()
-    assert plain["losses"] == hook["losses"]  # the same sums, whoever asks for them
-    assert gtc["losses"][0] == plain["losses"][0]  # the same weights and minibatch to begin with
+    assert plain["losses"] == hook["losses"]  # the same sums, with and without the hook
+    assert gtc["losses"][0] == plain["losses"][0]  # the same initial weights and minibatch
     for row in ours.values():
         assert row["losses"][-1] < row["losses"][0]
         assert row["step_seconds"] > 0
-    if plain["sent_bytes"] is not None:  # where the system counts them
+    if plain["sent_bytes"] is not None:  # if the system counts them
         dense = 4 * found["parameters"]
         assert dense <= plain["sent_bytes"] < 1.05 * dense
         assert gtc["sent_bytes"] < dense / 20

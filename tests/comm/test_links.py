@@ -1,4 +1,4 @@
-"""Messages between processes: all come, whole and in order, and who is gone is named."""
+"""Messages between processes arrive whole and in order, and a process that ends is named."""
 
 import contextlib
 import os
@@ -59,7 +59,7 @@ def test_sending_does_not_wait_for_who_does_not_read():
         if ours.me == 0:
             for _ in range(50):  # far more than sockets hold
                 ours.send(content)
-        exchange.barrier()  # the other reads nothing before all was sent
+        exchange.barrier()  # the other reads nothing until all was sent
         if ours.me == 1:
             assert len(received(ours, 50)) == 50
         exchange.barrier()
@@ -75,7 +75,7 @@ def test_a_goodbye_is_no_error_and_a_killed_process_is_one_at_once():
             ours.close(None)
         exchange.barrier()
         if ours.me == 0:
-            assert ours.receive(0.2) is None  # what process 1 said has come, or comes later
+            assert ours.receive(0.2) is None  # messages of process 1 arrive before or after
         exchange.barrier()
         if ours.me == 2:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -111,7 +111,7 @@ Stranger = Callable[[socket.socket], bytes]
 
 
 def met(*strangers: Stranger, **constants) -> list[bytes]:
-    """Two processes connect, after strangers have; what each stranger was told by process 0."""
+    """Connect two processes after strangers have; return what process 0 sent each stranger."""
 
     def main(exchange):
         for name, value in constants.items():
@@ -139,7 +139,7 @@ def met(*strangers: Stranger, **constants) -> list[bytes]:
 
 
 def heard(connection: socket.socket, size: int = 1000) -> bytes:
-    """What is said, until so many bytes or the end of the connection."""
+    """Return what is received, up to this size or the end of the connection."""
     found = b""
     with contextlib.suppress(OSError):
         while len(found) < size and (part := connection.recv(size - len(found))):
@@ -161,7 +161,7 @@ def nothing(connection):
 
 
 def what_it_is_told(connection):
-    """With the number of the process that is waited for, as often as it is told something."""
+    """The number of the process that is waited for, as often as it is notified."""
     told = heard(connection, 20)
     with contextlib.suppress(OSError):
         connection.sendall(told[:16] + struct.pack("<I", 1))
@@ -195,7 +195,7 @@ def test_strangers_who_say_something_else_are_told_nothing():
 
 
 def test_an_echo_is_no_proof():
-    """One who is polite gets a number, and proves nothing by saying that, or anything, again."""
+    """A peer that echoes gets a number; echoing that, or anything, is no proof."""
 
     def echo(connection):
         connection.sendall(hello(1, 0))
@@ -213,7 +213,7 @@ SECRET = bytes(range(32))
 
 @contextlib.contextmanager
 def waiting(wanted: set[int], me: int = 0, seconds: float = PATIENCE_SECONDS):
-    """A process that admits others: where, and what it will have found."""
+    """A process that admits others: its address, and what it will have received."""
     with links._listening("127.0.0.1") as listener, ThreadPoolExecutor(1) as pool:
         deadline = time.monotonic() + seconds
         found = pool.submit(links._admitted, listener, me, wanted, SECRET, deadline)
@@ -226,7 +226,7 @@ def reach(where, me: int = 1, process: int = 0, secret: bytes = SECRET) -> socke
 
 @contextlib.contextmanager
 def between(where, change=lambda number, content: content):
-    """One through whom everything goes: where, and what was said, by who connects and listens."""
+    """A relay between the two sides: its address, and what each side sent."""
     said: list[bytes] = []
 
     def pass_on(listener):
@@ -275,7 +275,7 @@ def test_another_secret_is_refused(secret):
 
 
 def test_a_proof_is_of_one_process_only():
-    """Even to one who can change what is said on its way."""
+    """Even for a relay that can change the content."""
 
     def as_another(number, content):
         return hello(2, 0, content[16:]) if number == 0 else content
@@ -294,7 +294,7 @@ def test_who_listens_proves_itself_too(answer):
         connection, _ = listener.accept()
         with connection:
             nonce = heard(connection, 48)[16:]
-            connection.sendall(nonce)  # whose proof could then be that of both
+            connection.sendall(nonce)  # whose proof would then be valid for both
             proof = heard(connection, 32)
             connection.sendall(proof if answer == "echo" else bytes(32))
 
@@ -319,7 +319,7 @@ def test_who_speaks_slowly_is_turned_away_all_the_same(monkeypatch):
                         break
         assert time.monotonic() < deadline
         assert not found.done()
-        monkeypatch.undo()  # the next one has all the time that there is
+        monkeypatch.undo()  # the next one has the full time
         reach(where).close()
         assert list(found.result()) == [1]
 
@@ -358,7 +358,7 @@ def test_who_listens_does_so_where_the_launcher_is(launcher):
 
 
 def test_a_launcher_that_calls_itself_loopback_is_reached_by_other_machines(monkeypatch):
-    """Debian's machines do. Their own address is then the one that faces the others."""
+    """As on Debian. The address that faces the other machines is used then."""
     asked = []
     monkeypatch.setattr(links, "_facing", lambda host: asked.append(host) or "10.0.0.1")
     facing = ["127.0.1.1", "127.0.1.1", "10.0.0.2", "10.0.0.3"]

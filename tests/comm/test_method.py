@@ -1,4 +1,4 @@
-"""What holds of every method."""
+"""Laws of all methods."""
 
 import copy
 from pathlib import Path
@@ -112,7 +112,7 @@ def test_where_messages_overflow_a_run_goes_on_with_their_capacity_and_turns(nam
 
 
 def resumed(first, second):
-    """`second`, which has not begun, with all that `first` would store."""
+    """Return `second`, a new run, with all state that `first` would store."""
     second.step = first.step
     second.method.load_shared_state(copy.deepcopy(first.method.shared_state()))
     for i, group in enumerate(first.method.groups):
@@ -128,7 +128,7 @@ def test_what_was_owed_by_others_counts_once_where_a_worker_goes_on_alone(name):
     method = method_of(name, 1)
     owed = {"residual_P": torch.full((SIZE,), 0.5)}
     method.load_worker_state(0, {"sent": [0, 0, 0, 0], "owed": owed})
-    found = Run(method, dyadic_gradient, rate=1.0, bad={(0, 0)})  # which does not lose it
+    found = Run(method, dyadic_gradient, rate=1.0, bad={(0, 0)})  # but does not lose it
     found.replicas[0].weights_P.zero_()
     found.steps(6)
     all_P = 0.5 + sum(dyadic_gradient(0, step) for step in range(1, 6))
@@ -223,7 +223,7 @@ def test_what_is_sent_is_counted_by_worker(name):
 
 
 def test_messages_of_fixed_length_are_counted_with_their_padding():
-    """And exact ones with how long the longest is; headers have 56 bytes."""
+    """Exact messages are counted with the longest length; headers have 56 bytes."""
     fixed = Run(method_of("gtc", 2, size=LARGE), bursts).steps(2).method.take_sent(1)
     assert fixed.received_bits == 8 * (56 + 25_000) + 8 * (56 + 12_500)
     assert fixed.bits < 2 * 8 * (56 + 30)
@@ -259,7 +259,7 @@ def test_bf16_rounds_what_is_sent_and_nothing_else():
     method = method_of("allreduce_bf16", 2)
     grads = [torch.full((SIZE,), 1 + 2.0**-7), torch.full((SIZE,), 2.0**-12)]
     total_P = method.reduce(0, (Gradient(g, 1) for g in grads))
-    assert torch.equal(total_P, grads[0])  # whose 8 bits are kept, to which 2**-12 adds nothing
+    assert torch.equal(total_P, grads[0])  # 8 bits are kept, to which 2**-12 adds nothing
 
 
 def test_sgd_refuses_several_workers():
@@ -269,7 +269,7 @@ def test_sgd_refuses_several_workers():
 
 def test_asynchronous_workers_live_in_a_process_each_or_all_in_one():
     def refused(exchange):
-        exchange.barrier()  # who leaves early disturbs those that are still to join
+        exchange.barrier()  # leaving early would disturb processes that are still connecting
         return method_of("gtc_async", exchange)
 
     for error in forked.run(refused, 4, 3):

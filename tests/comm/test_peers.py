@@ -1,4 +1,4 @@
-"""Whatever the order of messages, who has the same ones has the same weights."""
+"""Workers that have received the same messages have the same weights, whatever the order."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from asr_train.comm.reducers import Gradient, Sent
 
 
 def message(peer: Peer, step: int) -> Message:
-    """Its next one, which counts there, too."""
+    """Return the peer's next message, which it applies to itself, too."""
     message_B = peer.learn(Gradient(random_gradient(peer.worker, step), 10), Sent())
     found = peer.read(message_B, peer.worker)
     peer.receive(found)
@@ -40,7 +40,7 @@ def test_an_inbox_knows_up_to_where_all_are_there(order):
 
 @given(st.permutations(range(12)), st.lists(st.integers(0, 11), max_size=6))
 def test_messages_may_be_reordered_and_doubled(order, again):
-    """Also while steps are open: two who have the same messages have the same weights."""
+    """Also while steps are open."""
     one, two, three = begun(3, staleness=9)
     messages = [message(peer, step) for step in range(6) for peer in (one, two)]
     received = begun(3, staleness=9)[2]
@@ -63,7 +63,7 @@ def test_a_message_counts_at_once_unless_it_is_too_far_ahead():
     before_P = weights(receiver)
     first, second, third = (message(sender, step) for step in range(3))
     receiver.receive(third)
-    assert torch.equal(weights(receiver), before_P)  # of step 2; the receiver comes to step 0
+    assert torch.equal(weights(receiver), before_P)  # of step 2; the receiver reaches step 0
     receiver.receive(second)
     after_P = weights(receiver)
     assert not torch.equal(after_P, before_P)
@@ -100,11 +100,11 @@ def test_the_threshold_follows_steps_that_all_must_have():
     for step in range(6):
         sent.append([message(peer, step) for peer in group])
         assert sent[-1][0].header.tau == sent[-1][1].header.tau
-        for peer in group:  # the other's message of the step before
+        for peer in group:  # the other's message of the previous step
             for found in sent[max(0, step - 1)]:
                 peer.receive(found)
     taus = [found[0].header.tau for found in sent]
-    assert taus[0] == taus[1]  # nothing was known of any step
+    assert taus[0] == taus[1]  # no message of any step was known
     assert taus[1] < taus[2] < taus[3]  # more was sent than the density allows
     assert group[0].densities == group[1].densities
     wanted = sum(found.header.wanted for found in sent[4])  # of the last step that both have
@@ -147,7 +147,7 @@ def test_a_message_speaks_for_its_sender_only_and_before_its_hits_are_looked_at(
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_message_of_a_step_that_nobody_can_have_come_to_is_refused(staleness, monkeypatch):
-    """The bound, to the step; whatever is refused changes nothing."""
+    """The bound is exact to the step; a refused message changes nothing."""
     sender, receiver = begun(2, staleness=staleness)
     for step in range(3 + staleness):
         message_B = sender.learn(Gradient(random_gradient(0, step), 10), Sent())
@@ -165,7 +165,7 @@ def test_a_message_of_a_step_that_nobody_can_have_come_to_is_refused(staleness, 
         else:
             assert receiver.receive(receiver.read(message_B, 0))
     assert receiver.missing(staleness + 2) == [0, 1]
-    message(receiver, 0)  # a step on, one more is possible
+    message(receiver, 0)  # one step later, one more is possible
     (header,) = codec.read_headers([message_B])
     far = 1 + staleness
     words_K = torch.empty(0, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Asynchronous workers in processes, with messages that come late and in another order."""
+"""Asynchronous workers in processes, with delayed and reordered messages."""
 
 import multiprocessing
 import random
@@ -23,12 +23,12 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.fixture(autouse=True, scope="module")
 def kernels_are_compiled():
-    """Here, once, and not in each process."""
+    """Compile once here and not in each process."""
     Run(looking, workers=2).steps(1)
 
 
 class Late:
-    """Links whose messages come later, some twice, and in another order."""
+    """Links whose messages arrive late, some twice, and in another order."""
 
     def __init__(self, links, seed: int, longest: float) -> None:
         self.links, self.random, self.longest = links, random.Random(seed), longest
@@ -53,7 +53,7 @@ class Late:
 
 
 def real(exchange, gradient, staleness=3, late=None, begin_P=BEGIN_P, stretches=(STEPS,)):
-    """What came of it, and how far ahead this worker was."""
+    """Train; return the result, and how far ahead this worker was."""
     method = build(settings(staleness), exchange, SIZE)
     ahead, worker = method.ahead, exchange.local[0]
     assert isinstance(ahead, RealTime)
@@ -88,7 +88,7 @@ def ran(function, workers):
 
 @pytest.mark.parametrize("workers, late", [(2, 0.0), (3, 0.01), (4, 0.03)])
 def test_after_a_drain_all_replicas_are_the_same(workers, late):
-    """Also where some go on to the next steps while others still wait for messages."""
+    """Also if some continue with the next steps while others still wait for messages."""
     stretches = (10, 1, 14)
     found = ran(lambda e: real(e, looking, late=late, stretches=stretches), workers)
     for one in found:
@@ -99,7 +99,7 @@ def test_after_a_drain_all_replicas_are_the_same(workers, late):
 
 @pytest.mark.parametrize("staleness", [0, 1, 4])
 def test_nobody_is_further_ahead_than_the_bound(staleness):
-    """Worker 0 takes its first step once the others are as far ahead as they may be."""
+    """Worker 0 takes its first step once the others have reached the bound."""
     ahead = FORK.Semaphore(0)
 
     def gradient(worker, step, weights_P):
@@ -116,7 +116,7 @@ def test_nobody_is_further_ahead_than_the_bound(staleness):
 
 
 def test_without_staleness_it_is_the_virtual_run_to_the_bit():
-    """Which is synchronous GTC; at each step, with messages late and out of order."""
+    """It is synchronous GTC at each step, even with late and reordered messages."""
     wanted = Run(looking, workers=3, staleness=0).steps(STEPS)
     for worker, one in enumerate(ran(lambda e: real(e, looking, 0, late=0.01), 3)):
         assert one["weights"].tobytes() == wanted.weights_P.numpy().tobytes()
@@ -136,7 +136,7 @@ def test_what_was_sent_and_what_is_kept_is_all_there_was():
 
 
 def test_who_is_late_is_named_with_what_is_missing():
-    """Worker 1 takes four steps, and none more until worker 0 waits no longer."""
+    """Worker 1 takes four steps, and no more until worker 0 has stopped waiting."""
     over = FORK.Event()
 
     def main(exchange):
@@ -144,7 +144,7 @@ def test_who_is_late_is_named_with_what_is_missing():
         weights_P = BEGIN_P.clone()
 
         def gradient(worker, step, weights_P):
-            if (worker, step) == (0, 6):  # the last it comes to
+            if (worker, step) == (0, 6):  # the last step that it reaches
                 method.ahead.links.timeout_seconds = 1.0
             if (worker, step) == (1, 4):
                 assert over.wait(PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""A run with another number of workers: each residual and each cut vector is dealt out anew."""
+"""Resuming with another number of workers: residuals and partitions are redistributed."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,7 +15,7 @@ SIZE = 11
 
 
 class Owners(Reducer):
-    """Two residuals per worker, and a squared gradient and a velocity that it has a part of.
+    """Has two residuals per worker, and owns a part of a squared gradient and of a velocity.
 
     Parts are cut at multiples of three elements, as columns of a matrix would be.
     """
@@ -50,7 +50,7 @@ def method(workers: int, group_size: int) -> ExchangeMethod:
 def test_what_is_owed_is_conserved_and_parts_are_cut_anew(before, after):
     old, new = method(*before), method(*after)
     rng = torch.Generator().manual_seed(0)
-    squares_P = torch.arange(SIZE) + 1.0  # the same in all groups: their mean is it
+    squares_P = torch.arange(SIZE) + 1.0  # the same in all groups, so it is their mean
     models, total = len(old.groups), dict.fromkeys(("first", "second"), torch.zeros(SIZE))
     for group, reducer in zip(old.groups, old.reducers, strict=True):
         for place, worker in enumerate(group.local):
@@ -78,7 +78,7 @@ def test_a_step_that_the_reducer_made_gets_no_momentum_twice():
         made.apply(0, update, rate=0.25)
     assert torch.equal(made.replicas[0].weights_P, torch.full((SIZE,), -1.0))
     made.apply(0, torch.ones(SIZE), rate=0.25)
-    made.apply(0, torch.ones(SIZE), rate=0.25)  # a gradient does: 1, then 1.5
+    made.apply(0, torch.ones(SIZE), rate=0.25)  # the result of one gradient: 1, then 1.5
     assert torch.equal(made.replicas[0].weights_P, torch.full((SIZE,), -1 - 0.25 * 2.5))
 
 

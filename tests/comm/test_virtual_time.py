@@ -1,4 +1,4 @@
-"""Asynchronous workers of one process: laws of dead reckoning, under any speeds and delays."""
+"""Asynchronous workers of one process: laws of dead reckoning, for any speeds and delays."""
 
 import copy
 from collections import defaultdict
@@ -23,12 +23,12 @@ def made_up(worker, step, weights_P):
 
 
 def looking(worker, step, weights_P):
-    """At the weights, and so at what has arrived."""
+    """Return a gradient that depends on the weights, and so on the messages received."""
     return random_gradient(worker, step) + weights_P
 
 
 def synchronous(gradient, steps, adaptive=None, rate=lambda step: RATE):
-    """As train.loop does it, with gtc; the weights after each step, and the method."""
+    """Train as train.loop does, with gtc; return the weights after each step, and the method."""
     method = method_of("gtc", 4, gtc={**GTC, "adaptive": adaptive})
     run = small_methods.Run(method)
     run.replicas[0].weights_P = BEGIN_P.clone()
@@ -59,7 +59,7 @@ def test_after_a_drain_all_replicas_are_the_same(seed, delay):
     "time", [{"delay_seconds": 0.0, "speed_spread": 0.0}, {"delay_seconds": 5.0, **SLOW}]
 )
 def test_without_staleness_it_is_synchronous_gtc_to_the_bit(adaptive, time):
-    """However long messages take, at every step, with a rate that changes at each."""
+    """For any delays of messages at each step, with a rate that changes at each step."""
 
     def rate(step):
         return 0.01 / (3 + step)
@@ -76,7 +76,7 @@ def test_without_staleness_it_is_synchronous_gtc_to_the_bit(adaptive, time):
 
 
 def test_order_and_delays_do_not_change_what_made_up_gradients_give():
-    """Gradients that do not look at the weights: it is synchronous GTC, whatever comes when."""
+    """Gradients that do not depend on the weights: the result is that of synchronous GTC."""
     seen, _ = synchronous(made_up, 12)
     for seed, delay in [(0, 0.0), (1, 3.0), (2, 50.0)]:
         run = Run(made_up, seed=seed, delay_seconds=delay, **SLOW).steps(12)
@@ -110,7 +110,7 @@ def test_nobody_is_further_ahead_than_the_bound(staleness):
 
     def gradient(worker, step, weights_P):
         others = [len([1 for w, *_ in run.learner.done if w == o]) for o in range(4)]
-        ahead.append(step - min(others))  # of what they have done, which is no less than heard
+        ahead.append(step - min(others))  # of the steps done, which is at least what is known
         return random_gradient(worker, step)
 
     run.learner.of = gradient
@@ -121,7 +121,7 @@ def test_nobody_is_further_ahead_than_the_bound(staleness):
     assert [lead.steps for lead in leads] == [20] * 4
     assert all(lead.ahead <= 20 * staleness for lead in leads)
     waits = [lead.waited_seconds for lead in leads]
-    assert min(waits[:3]) > waits[3]  # the slow worker waits the least
+    assert min(waits[:3]) > waits[3]  # the slow worker waits least
     assert run.ahead.now == max(lead.now for lead in leads)
 
 
@@ -135,7 +135,7 @@ def test_more_staleness_takes_less_time_where_speeds_differ_by_chance():
 
 
 def test_a_slow_worker_sets_the_pace_whatever_the_staleness():
-    """Bounded staleness forgives hiccups; a worker that is always slow must be waited for."""
+    """Bounded staleness evens out short delays; a worker that is always slow must be waited for."""
     alone = {"speed_spread": 0.0, "step_spread": 0.0, "delay_seconds": 0.0, "slowdown": 3.0}
     for staleness in (0, 4):
         assert Run(made_up, staleness=staleness, **alone).steps(40).ahead.now == pytest.approx(120)
@@ -197,7 +197,7 @@ def test_no_random_number_of_a_run_is_drawn_twice(monkeypatch):
     names = []
     monkeypatch.setattr(virtual_time, "draws", lambda *name: names.append(name) or draws(*name))
     Run(made_up).steps(6).steps(4)
-    assert len(set(names)) == len(names) == 4 + 2 * 4 * 10  # speeds; steps, and their delays
+    assert len(set(names)) == len(names) == 4 + 2 * 4 * 10  # speeds; steps and their delays
 
 
 def test_random_numbers_depend_on_what_they_are_for():

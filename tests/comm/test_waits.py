@@ -1,7 +1,7 @@
-"""How often a step of GTC waits for its device, and what it does with damaged messages until then.
+"""How often a step of GTC waits for its device, and how it treats damaged messages until then.
 
-The reference backend is what eager PyTorch does on a GPU; every read of a tensor's value by the
-host would be a wait there, and so would an operation whose result has a size that is data.
+The reference backend does what eager PyTorch does on a GPU, where the host waits whenever it reads
+a tensor's value, and for operations whose result's size depends on data.
 """
 
 import pytest
@@ -22,7 +22,7 @@ SIZED_BY_DATA = ("aten::nonzero", "aten::masked_select", "aten::_unique2", "aten
 
 
 class Waits(TorchDispatchMode):
-    """Counts them; `of` has the names, one per wait."""
+    """Counts waits; `of` has the names, one per wait."""
 
     def __init__(self, monkeypatch) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def gradients(workers):
 
 
 class OneOfMany(Loopback):
-    """Worker 0 alone is here; the others' messages were written before."""
+    """Only worker 0 exists; the others' messages were written before."""
 
     def __init__(self, messages) -> None:
         super().__init__(range(len(messages)), CPU)
@@ -75,7 +75,7 @@ class OneOfMany(Loopback):
 
 
 def written(workers, codec_name, threshold):
-    """All messages of a step, and the settings they were made with."""
+    """Return all messages of a step, and their settings."""
     gtc_settings = {"threshold": threshold, "codec": codec_name, "capacity": "exact"}
     method = method_of("gtc", workers, size=SIZE, gtc=gtc_settings)
     (reducer,) = method.reducers
@@ -106,16 +106,16 @@ def test_how_often_a_step_waits_does_not_depend_on_the_number_of_workers(
                 weights_P = torch.zeros(SIZE)
                 update.descend(weights_P, 0.5)
                 alone.check()
-            assert len(waits.of) == 1  # the checks', of all steps since the last
+            assert len(waits.of) == 1  # for the checks of all steps since the last
             assert bool(weights_P.any())
     assert counted[2] == counted[8] == counted[64]
     assert counted[2].count("cpu") == 1  # all headers
-    # Of its own message: how many elements, and how long their Rice codes are
+    # For its own message: the number of elements, and the length of their Rice codes
     assert len(counted[2]) <= {"rice": 9}.get(codec_name, 3), counted[2]
 
 
 class Recorded(Loopback):
-    """Keeps what was sent."""
+    """Records what was sent."""
 
     def __init__(self, workers) -> None:
         super().__init__(range(workers), CPU)
@@ -129,7 +129,7 @@ class Recorded(Loopback):
 
 @pytest.mark.parametrize("bad", [set(), {(1, 4), (0, 9)}])
 def test_messages_made_on_the_device_are_those_of_the_host(bad, monkeypatch):
-    """With little room, ever more elements, and gradients that are not finite."""
+    """With little room, increasing numbers of elements, and gradients that are not finite."""
     found = []
     for on_device in (False, True):
         exchange = Recorded(2)
@@ -148,7 +148,7 @@ def test_messages_made_on_the_device_are_those_of_the_host(bad, monkeypatch):
 
 
 def test_a_step_whose_messages_are_made_on_the_device_waits_once(monkeypatch):
-    """For the headers; what the reference itself waits for is not a device's."""
+    """It waits for the headers; waits of the reference itself are not counted."""
     compress_fixed = threshold.compress_fixed
     exchange = Loopback(range(1), CPU)
     alone = gtc.Gtc(

@@ -1,4 +1,4 @@
-"""Clusters of round numbers."""
+"""Clusters with round numbers."""
 
 from asr_train.cost.cluster import ClusterSettings, GpuSettings, LinkSettings
 
@@ -17,7 +17,7 @@ def flat(
     fabric_gbit_per_s: float | None = None,
     **changed: float,
 ) -> ClusterSettings:
-    """One GPU a node, links of 1 GB/s; `changed` is of the GPU."""
+    """One GPU per node, links of 1 GB/s; `changed` is of the GPU."""
     return ClusterSettings(
         sources=[],
         gpus_per_node=1,

@@ -1,4 +1,4 @@
-"""Advice follows from speeds: near SGD where that is free, apart where networks are slow."""
+"""Advice follows from speeds: close to SGD if that costs nothing, far from it on slow networks."""
 
 import pytest
 from cost.clusters import flat, nodes

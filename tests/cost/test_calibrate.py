@@ -1,4 +1,4 @@
-"""Rows are the papers', the fit finds constants that it does not know, predictions hold."""
+"""Rows are the papers', the fit finds constants that it does not know, predictions are accurate."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -135,7 +135,7 @@ def test_rows_that_were_not_fitted_on_come_out(name, label):
 
 
 def made_up() -> tuple[Case, dict[str, float]]:
-    """Rows of a cluster whose constants are known."""
+    """Return rows of a cluster with known constants."""
     truth = {"encode_ns": 2.0, "decode_ns": 3.0}
     work = Work(parameters=1e7, frames=1000, frame_seconds=1e-4, messages=(MessageSize(1e5, 2e6),))
     rows = []

@@ -1,4 +1,4 @@
-"""A cluster's file is right or refused by the key that is wrong."""
+"""A cluster's file is valid, or an error names the wrong key."""
 
 from pathlib import Path
 

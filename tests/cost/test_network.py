@@ -1,4 +1,4 @@
-"""Simulated exchanges take what closed forms say, links are shared fairly, nothing is lost."""
+"""Simulated exchanges take the time of closed forms, links are shared fairly, nothing is lost."""
 
 import math
 from itertools import pairwise
@@ -23,7 +23,7 @@ from asr_train.cost.network import (
     tree_allreduce,
 )
 
-RATE = 1e9  # bytes a second of flat()'s links
+RATE = 1e9  # bytes per second of flat()'s links
 LATENCY = 1e-4
 
 
@@ -151,7 +151,7 @@ def test_rates_fill_links_and_no_flow_could_have_more(data):
     rate_F = fair_rates(capacity_L, flow_E, link_E, copies_E, flows)
     used_L = np.bincount(link_E, copies_E * rate_F[flow_E], count)
     assert (used_L <= capacity_L * (1 + 1e-6)).all()
-    for f in range(flows):  # a full link of its own, on which none has more than it
+    for f in range(flows):  # a saturated link of its own, on which no other flow is faster
         mine = link_E[flow_E == f]
         assert any(
             used_L[link] >= capacity_L[link] * (1 - 1e-6)

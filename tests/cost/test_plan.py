@@ -1,4 +1,4 @@
-"""Simulated steps take what closed forms say; special cases are other methods; bounds hold."""
+"""Simulated steps take the time of closed forms; special cases equal other methods; bounds hold."""
 
 import math
 from dataclasses import replace
@@ -62,7 +62,7 @@ def test_steps_of_synchronous_methods_take_their_closed_forms(p):
 
 @pytest.mark.parametrize("size", [1e5, 1e7, 4e7])
 def test_what_overlaps_costs_only_what_exceeds_computing(size):
-    """From peer to peer: (p - 1) copies go out of each worker's link while it computes."""
+    """From peer to peer: (p - 1) copies leave each worker's link while it computes."""
     p = 5
     work = replace(WORK, messages=(MessageSize(size, 0.0),))
     wanted = max(COMPUTE, (p - 1) * size / RATE)
@@ -127,11 +127,11 @@ def test_groups_of_one_are_bmuf(lag, way):
 
 
 def test_one_group_is_gtc():
-    """Its single leader has nobody to average with; what remains is the block's broadcast."""
+    """Its single leader has nobody to average with; the block's broadcast remains."""
     cluster = nodes(gpus=8, jitter=0.3, encode_ns=1.0, decode_ns=2.0)
     steps, gtc = 20, Scheme(traffic=Traffic.gtc)
     one_group = Scheme(traffic=Traffic.bmuf_gtc, block_steps=10, group_size=8)
-    broadcast = 3 * DENSE / (10 * RATE) / 10  # three rounds, a tenth of them a step
+    broadcast = 3 * DENSE / (10 * RATE) / 10  # three rounds, a tenth of them per step
     assert simulate(cluster, WORK, one_group, 8, steps).step_seconds == pytest.approx(
         simulate(cluster, WORK, gtc, 8, steps).step_seconds + broadcast
     )
@@ -184,7 +184,7 @@ def test_a_seed_gives_one_speed():
 
 
 def test_a_workers_draws_do_not_depend_on_how_many_there_are():
-    """With blocks as long as the run, the slowest worker's sum of draws is the run's time."""
+    """With blocks as long as the run, its time is the slowest worker's sum of draws."""
     method = Scheme(traffic=Traffic.bmuf, block_steps=20)
     cluster = flat(1e9, jitter=0.3)
     taken = [simulate(cluster, WORK, method, w, steps=20).step_seconds for w in (2, 4, 8, 16)]

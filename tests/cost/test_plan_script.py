@@ -1,4 +1,4 @@
-"""scripts/plan.py: what it writes, and what it says of wrong input."""
+"""scripts/plan.py: its output, and its messages for wrong input."""
 
 import pytest
 from hydra import compose, initialize_config_dir

@@ -1,4 +1,4 @@
-"""What tests of corpora share."""
+"""Fixtures for tests of corpora."""
 
 from pathlib import Path
 

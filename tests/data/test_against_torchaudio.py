@@ -1,11 +1,11 @@
 """Features of speech against torchaudio's Kaldi-compatible ones, which share no code with ours.
 
-Where they differ, and why:
+Differences, and their reasons:
 - Rounding: both work in float32. A bin that is 20 nats below its frame's loudest keeps few digits
   of its energy. The largest differences are there, and grow as bins become narrow: 3e-4 nats with
-  23 bins, 9e-4 with 40, 2e-3 with 80. Both are as far from what torchaudio gives in float64.
+  23 bins, 9e-4 with 40, 2e-3 with 80. Both differ as much from torchaudio's results in float64.
 - Edges: ours are Kaldi's with snip_edges=false. With snip_edges=true, its default, frames inside
-  are the same, from another sample on; those that reach beyond the recording are absent.
+  are the same, but begin at another sample; those that reach beyond the recording are absent.
 - Dither: ours is seeded by the utterance, Kaldi's is not: only its average effect is equal.
 - Energy: ours keeps c0, as torchaudio does unless use_energy is set; Kaldi's default replaces it
   by the frame's log energy.
@@ -30,7 +30,7 @@ from asr_train.schema import FeatsSettings, FrontSettings, NormBy, NormSettings
 
 RATE = 16000
 NUM_CEPS = 13
-LOGMEL = {23: 1e-3, 40: 3e-3, 80: 6e-3}  # bins -> tolerance in nats, three times what was found
+LOGMEL = {23: 1e-3, 40: 3e-3, 80: 6e-3}  # bins -> nats, three times the largest difference
 CEPSTRA = 3e-3  # likewise: sums over 23 bins, which the lifter multiplies by up to 12
 
 
@@ -60,7 +60,7 @@ def wave_N(request, synthesised):
 
 
 def theirs(of, wave_N, num_mels=23, snip_edges=False, dither=0.0, **more) -> np.ndarray:
-    """`of` is kaldi.fbank or kaldi.mfcc; in the precision of `wave_N`."""
+    """Call `of`, kaldi.fbank or kaldi.mfcc, in the precision of `wave_N`."""
     found = of(
         torch.from_numpy(wave_N)[None] * FULL_SCALE,
         num_mel_bins=num_mels,
@@ -99,7 +99,7 @@ def test_cepstra_of_speech_are_kaldis(wave_N):
 
 
 def test_dither_does_on_average_what_kaldis_does():
-    """Of silence, all there is: 2000 frames, of means whose standard error is about 0.02."""
+    """For silence, features are dither only: 2000 frames, standard error of means about 0.02."""
     silence_N = np.zeros(20 * RATE, np.float32)
     ours_TF = LogMel(settings(dither=1.0))(silence_N, "an utterance")
     torch.manual_seed(0)
@@ -109,7 +109,7 @@ def test_dither_does_on_average_what_kaldis_does():
 
 
 def stored(wave_N, rate, folder):
-    """The features of one recording, as the feats stage stores them."""
+    """Return the features of one recording, as stored by the feats stage."""
     soundfile.write(folder / "u.wav", wave_N, rate, subtype="FLOAT")
     recording = Recording.from_file(folder / "u.wav", recording_id="u")
     cut = MonoCut("u", 0.0, recording.duration, 0, recording=recording)
@@ -124,10 +124,10 @@ def stored(wave_N, rate, folder):
 
 
 def test_what_gaussians_see_is_made_of_torchaudios_parts(wave_N, tmp_path):
-    """Cepstra less their mean, and two orders of deltas.
+    """Cepstra minus their mean, and two orders of deltas.
 
-    torchaudio's deltas of deltas repeat the deltas' first and last frame, and Kaldi's, as ours, the
-    cepstra's: four frames at each end may differ.
+    torchaudio's deltas of deltas repeat the first and last frame of the deltas; Kaldi's and ours,
+    those of the cepstra: four frames at each end may differ.
     """
     feats = stored(wave_N, RATE, tmp_path)
     norm = NormSettings(by=NormBy.utterance, variance=False)
@@ -146,10 +146,10 @@ def test_what_gaussians_see_is_made_of_torchaudios_parts(wave_N, tmp_path):
 
 
 def test_a_faster_recording_has_the_features_of_the_slower_one(wave_N, tmp_path):
-    """SciPy makes 48 kHz of it, and extraction 16 kHz again, by torchaudio.functional.resample.
+    """SciPy resamples to 48 kHz, and extraction to 16 kHz again, by torchaudio.functional.resample.
 
-    Bins from 5.5 kHz on lie in the slopes of the two filters; the recording's ends are mirrored
-    by one and taken as silence by the other.
+    Bins from 5.5 kHz on are in the slopes of the two filters. One of them mirrors the recording's
+    ends, the other takes them as silence.
     """
     fast_N = resample_poly(wave_N.astype(np.float64), 3, 1).astype(np.float32)
     feats = stored(fast_N, 3 * RATE, tmp_path)

@@ -1,4 +1,4 @@
-"""data.check: what no split can say alone; and the script that asks it, before anything else."""
+"""data.check: what concerns several splits; and the script that calls it before anything else."""
 
 import shutil
 
@@ -93,7 +93,7 @@ def test_a_cut_of_somebody_elses_must_say_who_says_what(folder, tmp_path, spoil,
 @pytest.mark.parametrize("name", ["alphanumeric_digits"])
 @pytest.mark.parametrize("people", [1, 2])
 def test_few_real_speakers_are_usable_as_the_message_says(shared_data, tmp_path, name, people):
-    """What is advised is done, and then it works."""
+    """With the advised setting it works."""
     lines = (shared_data(name) / "utterances.tsv").read_text().splitlines()[:7]
     folder = Noises(tmp_path / "corpus", ())
     for i, line in enumerate(lines[1:]):

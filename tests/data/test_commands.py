@@ -1,5 +1,4 @@
-"""data.commands: as long as it shall be, the same in any number of processes, said as the lexicon
-has it."""
+"""data.commands: the requested hours, reproducible, with the lexicon's pronunciations."""
 
 from pathlib import Path
 
@@ -97,7 +96,7 @@ def test_commands_are_cuts_that_lhotse_reads_with_true_times(tmp_path, made_with
         heard = ["AH" if p.symbol == "AX" else p.symbol for p in phones if p.symbol != "SIL"]
         listed = [p for word in supervision.text.split() for p in PRONS[word]]
         far = kaldialign.edit_distance(listed, heard)["total"]
-        assert far <= 0.5 * len(listed)  # dialects have vowels of their own
+        assert far <= 0.5 * len(listed)  # dialects have different vowels
         edits += far
         total += len(listed)
         assert words[0].start >= 0.05
@@ -133,7 +132,7 @@ def test_a_split_is_as_long_as_it_shall_be_and_a_longer_one_begins_alike(tmp_pat
     again = commands(settings(8 / 3600), lexicon, "train", tmp_path).cuts
     assert sorted(files(tmp_path)) == sorted(
         ["lexicon.txt", "small.gram", *(f"{c.id}.flac" for c in again)]
-    )  # what was longer is gone
+    )  # files of the longer split are removed
 
 
 def test_no_timbre_is_in_two_splits_and_all_voices_speak(tmp_path, made_with):

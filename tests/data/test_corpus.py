@@ -1,4 +1,4 @@
-"""data.corpus and its stage: what is written is whole, or the disk says why not."""
+"""data.corpus and its stage: output is complete, or an error gives the system's reason."""
 
 import errno
 import resource

@@ -1,4 +1,4 @@
-"""data.digits: speech that is whole, valid and the same again, however its making was broken."""
+"""data.digits: speech is complete, valid and reproducible, however its creation was interrupted."""
 
 import itertools
 import os
@@ -56,7 +56,7 @@ def test_digits_do_not_depend_on_the_number_of_jobs(tmp_path, monkeypatch):
 
 
 def test_a_killed_run_leaves_no_half_file_and_starts_again(tmp_path, monkeypatch):
-    """It is killed when its fourth file is written and has no name yet."""
+    """It is killed when its fourth file is written but not yet renamed."""
     monkeypatch.setenv("JOBS", "1")
     monkeypatch.chdir(tmp_path)
     settings = tiny(utterances=8)

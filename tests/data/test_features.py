@@ -1,4 +1,4 @@
-"""Log-mel as Kaldi's, whatever the length; stored once, read back as it was."""
+"""Log-mel equals Kaldi's for any length; features are stored once and read back unchanged."""
 
 from copy import deepcopy
 
@@ -118,7 +118,7 @@ def test_deltas_inside_are_torchaudios():
 
 def test_second_deltas_at_the_edges_are_kaldis():
     """Kaldi's DeltaFeatures: nine taps on the features, whose first and last frame are repeated."""
-    taps = {0: -10, 1: -4, 2: 1, 3: 4, 4: 4}  # times 100; j and -j alike
+    taps = {0: -10, 1: -4, 2: 1, 3: 4, 4: 4}  # times 100; the same for j and -j
     feats_TF = LogMel(settings())(noise(1600))
     last = len(feats_TF) - 1
     for t in range(len(feats_TF)):
@@ -270,7 +270,7 @@ def test_a_finished_part_whose_arrays_were_changed_is_made_anew(corpus, tmp_path
 
 
 def test_a_finished_part_whose_recordings_changed_is_made_anew(corpus, tmp_path):
-    """The cuts are the same, and one of them is half as loud."""
+    """The cuts are the same, but one of them is half as loud."""
     path, cuts = tmp_path / "part.h5", corpus(*TWO)
     extract(deepcopy(cuts), settings(), path)
     with h5py.File(path) as file:

@@ -1,4 +1,4 @@
-"""data.folder: tables become cuts, of one folder or of several; broken ones are refused."""
+"""data.folder: one or several folders become cuts; broken tables are refused."""
 
 import re
 
@@ -173,7 +173,7 @@ def test_fsdd_is_taken_whole(shared_data, tmp_path):
 
 
 def test_speakers_are_split_as_kaldi_was_tested(shared_data, tmp_path):
-    """The same number of speakers and of words in their test."""
+    """The same numbers of test speakers and of their words."""
     for name, count, words in (("speechocean762", 21, 1316), ("librispeech_mini", 46, 1568)):
         table = tabled(shared_data(name))
         parts = split_rows([table], folders(test_every=5))
@@ -200,7 +200,7 @@ def test_the_phones_of_arctic_are_those_of_the_dictionary(shared_data):
 
 @pytest.fixture
 def other(tmp_path) -> Noises:
-    """Speakers dan, eve and fay, and nobody else."""
+    """Only the speakers dan, eve and fay."""
     root = tmp_path / "other"
     root.mkdir()
     noises = Noises(root, ("dan", "eve", "fay"))

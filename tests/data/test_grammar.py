@@ -1,4 +1,4 @@
-"""data.grammar: JSGF as it is written, drawn by its weights, counted without drawing."""
+"""data.grammar: JSGF is parsed, drawn by its weights, and counted without drawing."""
 
 from collections import Counter
 from itertools import product
@@ -39,7 +39,7 @@ def drawn(text: str, count: int, seed: int = 0) -> Counter[str]:
 
 
 def derivations(grammar: Grammar) -> int:
-    """Ways to make a sentence."""
+    """Return the number of derivations of a sentence."""
 
     def ways(node: Node) -> int:
         match node:
@@ -129,7 +129,7 @@ def test_the_commands_are_many():
     assert len(grammar.words) > 3000
     said = {" ".join(grammar.draw(rng)) for _ in range(20000)}
     assert len(said) > 18000
-    # If there were only n sentences, 20,000 draws would meet again more often than by n equal ones.
+    # With only n sentences, 20,000 draws would repeat more often than for n equally likely ones.
     again = 20000 - len(said)
-    assert 20000**2 / 2 / again > 100_000  # of n equally likely ones, 20000^2 / 2n meet again
+    assert 20000**2 / 2 / again > 100_000  # for n equally likely ones, 20000^2 / 2n repeat
     assert derivations(grammar) > 10**9

@@ -1,4 +1,4 @@
-"""data.intake: what cannot be used is dropped and listed, by what is wrong with it."""
+"""data.intake: what cannot be used is dropped and listed, with its reason."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,7 @@ def no_bytes(folder: Noises) -> None:
 
 
 def no_path(folder: Noises) -> None:
-    """Whatever the system says of it, as of a folder that may not be read."""
+    """Whatever error the system raises, as for a folder that must not be read."""
     folder.rows[0][2] = "x" * 300
 
 
@@ -138,7 +138,7 @@ def test_a_split_of_which_nothing_is_left_is_refused(folder, tmp_path):
 
 
 def part(folder: Noises, seconds=0.25, **changes) -> PreparedSplit:
-    """A quarter of the first recording's half second, from 0.1 s on."""
+    """Prepare a quarter of the first recording's half second, from 0.1 s on."""
     audio = folder.root / folder.rows[0][2]
     row = Row("a", "ann", audio, "0.wav", seconds, "ONE", "line 1", **{"start": 0.1, **changes})
     return take("train", [row], folders(), lexicon(folder.root), folder.root)

@@ -1,4 +1,4 @@
-"""data.published: folders laid out as the corpora are, and what is missing or broken in them.
+"""data.published: folders in the layouts of published corpora, with missing or broken parts.
 
 The recordings are noises; the layouts, names and markup are those of the corpora.
 """
@@ -63,7 +63,7 @@ def test_parts_may_be_in_several_tests_but_in_no_other_two_splits(tmp_path):
 
 
 def readable(made: PreparedSplit, folder: Path) -> list[dict]:
-    """What lhotse makes of the manifest, after the features could be computed."""
+    """Return what lhotse reads from the manifest, after checking that features can be computed."""
     write(made, folder / "split.jsonl.gz")
     cuts = CutSet.from_file(folder / "split.jsonl.gz")
     validate(cuts)
@@ -74,7 +74,7 @@ def readable(made: PreparedSplit, folder: Path) -> list[dict]:
 
 
 def texts(made: PreparedSplit) -> dict[str, tuple[str, str]]:
-    """id -> speaker and words."""
+    """Return id -> speaker and words."""
     said = [cut.supervisions[0] for cut in made.cuts]
     return {s.id: (s.speaker, s.text) for s in said}
 
@@ -265,7 +265,7 @@ def test_switchboards_sides_are_speakers_of_their_own(swbd):
         for number in ("2001", "2005")
         for side in "AB"
         for words in ("ONE TWO TH-", "SIX")
-    ]  # silences are no utterances
+    ]  # silences are not utterances
     for row in readable(train, swbd):
         (spoken,) = row["supervisions"]
         assert row["channel"] == spoken["channel"] == "AB".index(spoken["speaker"][-1])

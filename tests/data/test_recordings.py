@@ -1,4 +1,4 @@
-"""data.recordings: a recording whose content changed is named; one with another time is not."""
+"""data.recordings: a recording with changed content is named; one with only another time is not."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def shorter(path: Path) -> None:
 
 
 def other(path: Path) -> None:
-    """Of the same size."""
+    """Write another recording of the same size."""
     path.write_bytes(b"SOUND")
     os.utime(path, (9, 9))
 
@@ -67,7 +67,7 @@ def test_a_manifest_lists_all_recordings_of_a_folder_dropped_ones_too(folder, tm
 
 
 def marks(work: Path, conf: str = "conf") -> tuple[str, str, float]:
-    """What the script says; the mark that the manifest depends on, and its time."""
+    """Return the script's output, the file that the manifest depends on, and its time."""
     script = [sys.executable, ROOT / "scripts/recordings.py", work / conf / "audio", work / "m"]
     done = subprocess.run(
         [*script, "train"],
@@ -91,5 +91,5 @@ def test_the_mark_is_old_until_a_recording_changes_and_stays_until_the_next(list
     assert f"{listed}/c changed since {listed}/m/train.jsonl.gz was made" in said
     assert when > 0
     assert marks(listed)[1:] == (mark, when)
-    list_audio([listed / "a b", listed / "c"], listed / "m/train.audio.tsv")  # the manifest, anew
+    list_audio([listed / "a b", listed / "c"], listed / "m/train.audio.tsv")  # manifest rewritten
     assert marks(listed) == ("", mark, when)

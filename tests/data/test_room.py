@@ -1,4 +1,4 @@
-"""data.room: the direct sound first, then a tail of the energy and length that was asked for."""
+"""data.room: first the direct sound, then a tail of the requested energy and length."""
 
 import numpy as np
 import pytest
@@ -15,9 +15,9 @@ def test_a_room_has_the_ratio_and_the_decay_asked_for(seed, rt60_seconds, drr_db
     response_T = room_response(RATE, rt60_seconds, drr_db, np.random.default_rng(seed))
     tail_T = response_T[1:]
     assert response_T[0] == 1
-    assert not tail_T[: round(0.002 * RATE) - 1].any()  # nothing comes at once
+    assert not tail_T[: round(0.002 * RATE) - 1].any()  # nothing right after the direct sound
     assert -10 * np.log10(np.sum(tail_T**2)) == pytest.approx(drr_db)
-    # Schroeder (1965): what is still to come falls along a straight line in dB
+    # Schroeder (1965): the remaining energy falls along a straight line in dB
     left_db = 10 * np.log10(np.cumsum(tail_T[::-1] ** 2)[::-1] / np.sum(tail_T**2))
     first = int(np.flatnonzero(tail_T)[0])
     half = int(np.flatnonzero(left_db < -30)[0]) - first

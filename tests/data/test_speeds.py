@@ -1,4 +1,4 @@
-"""data.speeds: at another speed all times and frequencies change by one factor, and the names."""
+"""data.speeds: a speed changes all times and frequencies by one factor, and the names."""
 
 from pathlib import Path
 

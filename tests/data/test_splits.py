@@ -1,4 +1,4 @@
-"""data.splits: who is in which split is the same everywhere, and nobody is in two."""
+"""data.splits: the splits are the same everywhere, and no speaker is in two."""
 
 from pathlib import Path
 
@@ -172,7 +172,7 @@ def test_every_nth_speaker_in_sorted_order_is_for_test(people, every, count):
     assert splits["test"] == names[every - 1 :: every]
     assert len(splits["test"]) == count
     dev = split_speakers(names, shares(0.1, test_speakers=splits["test"]))
-    assert splits == dev  # whoever says it, the others are drawn alike
+    assert splits == dev  # named or not, the others are drawn alike
 
 
 def test_fewer_speakers_than_every_nth_are_refused():

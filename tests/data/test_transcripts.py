@@ -1,4 +1,4 @@
-"""data.transcripts: what is no word goes, what the lexicon has stays, numbers are read."""
+"""data.transcripts: non-words are removed, words of the lexicon stay, numbers are spelled out."""
 
 import pytest
 from noises import folders, lexicon

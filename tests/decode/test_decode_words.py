@@ -1,4 +1,4 @@
-"""The words of clear scores come back; a search that ends badly is widened, and then says so."""
+"""The words of clear scores are found; a failed search is repeated with a wider beam."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ def graph(lang, loop_S):
 
 
 def utterances_of(lang, count, seed=0):
-    """Utterances with clear scores by their id; of words that sound like no others."""
+    """Return utterances with clear scores by id, of words without homophones."""
     rng = np.random.default_rng(seed)
     made, scores = [], {}
     for n in range(count):
@@ -59,11 +59,11 @@ def test_the_costs_are_those_of_the_cheapest_path_as_weighed(lang, graph, scale)
     assert graph_cost + acoustic_cost == pytest.approx(wanted, abs=1e-3)
 
 
-OTHERS = 30  # paths; the decoder keeps the best 20 tokens whatever the beam
+OTHERS = 30  # paths; the decoder keeps the best 20 tokens for any beam
 
 
 def two_ends(margin: float):
-    """The graph ends after the first state, word 7; all others, word 8, are `margin` nats better.
+    """Return a graph whose end, word 7, is `margin` nats worse than its other paths, word 8.
 
     Returns:
         The graph and the scores of four frames.
@@ -79,7 +79,7 @@ def two_ends(margin: float):
     "margin, words, final", [(9.0, [7], True), (16.0, [7], True), (40.0, [8], False)]
 )
 def test_a_search_that_misses_the_end_is_tried_with_twice_the_beam(margin, words, final):
-    """Once the end is more than 10 nats behind it is missed; once more than 20, twice."""
+    """An end more than 10 nats behind is missed once; one more than 20 behind, twice."""
     fst, scores_TS = two_ends(margin)
     once = Beam(fst, OTHERS + 1, 10.0, ALL, OTHERS + 1).best_path(scores_TS)
     assert once.final == (margin < 10)
@@ -133,7 +133,7 @@ def test_the_rows_do_not_depend_on_the_number_of_processes(lang, graph, loop_S, 
 
 
 def test_words_stand_where_they_were_said(lang, graph, loop_S):
-    """Of a path with clear scores, times are those of the path's phones."""
+    """For a path with clear scores, times are those of the path's phones."""
     rng = np.random.default_rng(3)
     words = ["C", "ABC", "A"]
     states = [s for w in words for p in lang.lexicon.prons[w][0] for s in lang.states.of(p)]

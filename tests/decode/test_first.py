@@ -1,4 +1,4 @@
-"""A first pass finds words; adapted to them, speakers are understood better."""
+"""A first pass finds words; adaptation to them lowers the error rate."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from asr_train.search.graph import Graph, decoding_graph
 
 CHOICE = Choice(acoustic_scale=0.5, insertion_penalty=0.0, lm_weight=1.0)
 EFFORT = Effort(beam=40.0, max_active=5000, lattice_beam=8.0, nbest=0)
-WORDS = ("A", "ABC")  # no two rows of them sound alike
+WORDS = ("A", "ABC")  # no two sequences of them are homophones
 APART = 1.2  # standard deviations: little, so that there are errors
 
 
@@ -35,7 +35,7 @@ def lang():
 
 @pytest.fixture(scope="module")
 def new(lang):
-    """Speakers whom no training has heard."""
+    """Speakers that are not in the training data."""
     return Speakers(lang, seed=5, prefix="new", apart=APART, words=WORDS)
 
 
@@ -77,7 +77,7 @@ def errors(scorer, lang, graph, utterances) -> int:
 
 
 def test_adapted_speakers_are_understood_better(scorer, lang, graph, new):
-    """Nearly as well as when they are adapted to what they really said."""
+    """The result is nearly as good as with adaptation to the reference words."""
     before = errors(scorer, lang, graph, new.utterances)
     heard, about = adapted(scorer, lang, graph, CHOICE, EFFORT, new.utterances)
     told, _ = scorer.adapt(transcripts(new.utterances), lang, ALIGNING)
@@ -108,7 +108,7 @@ def test_transcripts_are_not_looked_at(scorer, lang, graph, new):
 
 
 def test_tuning_adapts_to_what_its_middle_choice_hears(scorer, lang, new):
-    """Once: all choices are decoded with the same transforms, which no transcript makes."""
+    """Once: all choices are decoded with the same transforms, made without transcripts."""
     scales, others = [0.3, 0.5, 0.7], {"insertion_penalties": [0.0], "lm_weights": [1.0]}
     own = replace(CONFIG.decode, beam=40.0, acoustic_scales=scales, **others)
     lines = []
@@ -123,7 +123,7 @@ def test_tuning_adapts_to_what_its_middle_choice_hears(scorer, lang, new):
 
 
 def test_until_it_is_adapted_it_scores_with_the_gaussians_of_unadapted_frames(scorer, lang, new):
-    """And so for speakers who said too little, also after."""
+    """Also afterwards for speakers with too few frames."""
     short = [u for u in new.utterances if u.speaker == "new3"]
     after, about = scorer.adapt(transcripts(new.utterances), lang, ALIGNING)
     assert [name for name, _ in about["kept"]] == ["new3"]

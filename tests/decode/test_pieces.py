@@ -1,4 +1,4 @@
-"""Long recordings are searched in pieces, cut where the model hears silence."""
+"""Long recordings are searched in pieces, cut where the model finds silence."""
 
 import itertools
 from dataclasses import replace
@@ -19,7 +19,7 @@ MARGIN = 15.0
 
 
 def recording(lang, minutes, seed=0):
-    """Words with half a second of silence after each: utterance, scorer, where words are."""
+    """Return words with half a second of silence after each: utterance, scorer, times of words."""
     rng = np.random.default_rng(seed)
     silence = np.repeat(list(lang.states.of("SIL")), 10)
     words, path, at = [], [silence], []
@@ -104,7 +104,7 @@ def test_words_and_times_of_a_long_recording_are_those_said(lang, nbest):
 
 
 def test_costs_and_seconds_of_pieces_add_up_and_every_piece_must_end(lang, monkeypatch):
-    """By a clock that is a second later whenever it is looked at."""
+    """The clock advances by a second at each call."""
     u, scorer, _ = recording(lang, 1.5)
     count = len(list(pieces(scorer, u)))
     clock = SimpleNamespace(perf_counter=itertools.count().__next__)
@@ -117,4 +117,4 @@ def test_costs_and_seconds_of_pieces_add_up_and_every_piece_must_end(lang, monke
     assert (found.pieces, found.seconds) == (count, count)
     assert found.real_time_factor == pytest.approx(count / u.seconds, abs=1e-5)
     assert (found.graph_cost, found.acoustic_cost) == (2.0 * count, 3.0 * count)
-    assert not found.final  # the first one did not, the others did
+    assert not found.final  # the first one did not end, the others did

@@ -1,4 +1,4 @@
-"""A scorer gives what the search adds up, and only for the states and features it was made for."""
+"""A scorer gives the scores of the search, only for states and features of its model."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ LSTM = {"layers": 2, "width": 16, "stack": 3, "subsample": 3, "delay": 2, "piece
 
 @pytest.fixture
 def network(lang, feats, priors_S, tmp_path):
-    """A model.json whose network has weights drawn at random, its output layer too."""
+    """A model.json whose network has random weights, including its output layer."""
     return random_network(lang, feats, priors_S, tmp_path, {"dnn": DNN})
 
 
@@ -75,7 +75,7 @@ def random_network(lang, feats, priors_S, tmp_path, values):
 
 @pytest.fixture
 def gaussians(lang, feats, tmp_path):
-    """A model.json with two Gaussians a state."""
+    """A model.json with two Gaussians per state."""
     front = Front(FrontSettings(num_ceps=4, deltas=1, norm=NORM))
     rng = np.random.default_rng(2)
     num_states, size = lang.states.num_states, 8
@@ -154,7 +154,7 @@ def test_scores_of_some_states_are_their_columns(request, kind, lang, feats):
 def test_windows_of_a_long_utterance_score_as_all_of_it(
     request, kind, run_in, lang, feats, monkeypatch
 ):
-    """A network with memory hears all that is before a window here."""
+    """A recurrent network has all preceding windows as input."""
     scorer = load_scorer(request.getfixturevalue(kind), feats, lang)
     whole = [scorer.score(utterance) for utterance in feats]
     monkeypatch.setattr("asr_train.decode.network.WHOLE", 0)

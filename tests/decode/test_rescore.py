@@ -1,4 +1,4 @@
-"""A larger language model takes the small one's place in n-best lists; its weight is DEV's best."""
+"""A larger language model replaces the small one in n-best lists; its weight is chosen on DEV."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def logprobs(table):
 
 
 def listed(utt_id="u", weight=2.0, acoustic=(10.0, 10.5, 11.0)):
-    """Sentences whose graph cost is nothing but the old model's."""
+    """Return sentences whose graph cost is only that of the old model."""
     sentences = [
         [text.split(), -weight * OLD[text], cost] for text, cost in zip(OLD, acoustic, strict=True)
     ]
@@ -47,7 +47,7 @@ def test_an_empty_list_gives_no_words():
 
 
 def test_the_weight_with_the_fewest_errors_is_chosen():
-    """A B from a weight of 1/6 on: 11 + w against A's 10 + 4 w and B's 10.5 + 2.5 w is cheapest."""
+    """A B is best from a weight of 1/6 on: 11 + w against A's 10 + 4 w and B's 10.5 + 2.5 w."""
     lists, said = [listed("u"), listed("v")], {"u": "A B", "v": "a b"}
     best, tried, at_end = tune_rescoring(lists, said, [0.1, 0.2, 0.5, 1.0], [-0.1, 0.0, 0.1], PLAIN)
     errors = {(c.lm_weight, c.penalty): e.errors for c, e in tried}
@@ -58,7 +58,7 @@ def test_the_weight_with_the_fewest_errors_is_chosen():
 
 
 def test_lists_of_rescoring_grow_where_their_end_is_the_best():
-    """A B (11 + 2 p) from A (10 + p) on: a penalty p below -1, nearly, at so small a weight."""
+    """A B (11 + 2 p) is better than A (10 + p) for a penalty p below about -1."""
     best, tried, at_end = tune_rescoring([listed("u")], {"u": "A B"}, [0.01], [-1.0, 0.0], PLAIN)
     errors = {c.penalty: e.errors for c, e in tried}
     assert errors == {0.0: 1, -1.0: 0, -2.0: 0, -3.0: 0}
@@ -67,7 +67,7 @@ def test_lists_of_rescoring_grow_where_their_end_is_the_best():
 
 
 def test_a_list_of_weights_grows_by_its_factor():
-    """Of the second list, A B is cheapest from a weight of 1.5 on."""
+    """In the second list, A B is best from a weight of 1.5 on."""
     lists = [listed("u"), listed("v", acoustic=(10.0, 14.5, 100.0))]
     said = {"u": "A B", "v": "A B"}
     best, tried, at_end = tune_rescoring(lists, said, [1.0, 2.0], [0.0], PLAIN)

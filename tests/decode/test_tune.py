@@ -1,4 +1,4 @@
-"""The choice with the fewest errors on DEV is kept, whoever counts, and ties are broken alike."""
+"""The choice with the fewest errors on DEV is kept; ties are broken deterministically."""
 
 import itertools
 from dataclasses import replace
@@ -20,7 +20,7 @@ from asr_train.score.words import WordErrors
 from asr_train.search.beam import Beam
 from asr_train.search.graph import decoding_graph, to_vector, top_label, with_penalty
 
-WORDS = ("A", "AB", "ABC")  # no two rows of them sound alike
+WORDS = ("A", "AB", "ABC")  # no two sequences of them are homophones
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def settings(**changes) -> DecodeSettings:
 
 
 def dev(lang, count, margin) -> tuple[Scorer, list[Utterance]]:
-    """Utterances whose states stand out by `margin` nats from noise of deviation 1."""
+    """Return utterances whose states exceed noise of deviation 1 by `margin` nats."""
     rng = np.random.default_rng(7)
     made, scores = [], {}
     for n in range(count):
@@ -58,7 +58,7 @@ def dev(lang, count, margin) -> tuple[Scorer, list[Utterance]]:
 
 @pytest.fixture(scope="module")
 def noisy(lang):
-    """A choice among 18 or more on DEV data with errors, and all that led to it."""
+    """A choice among 18 or more on DEV data with errors, with all intermediate results."""
     scorer, made = dev(lang, 14, margin=1.5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JOBS", "1")
@@ -78,7 +78,7 @@ def graph_of(lang, scorer, choice):
 
 
 def errors_of(lang, scorer, made, choice) -> int:
-    """Counted without `tune`: one choice, utterance by utterance, its pairs counted."""
+    """Count without `tune`: one choice, utterance by utterance."""
     graph = graph_of(lang, scorer, choice)
     beam = Beam(to_vector(graph), scorer.num_states, 60.0, 5000, top_label(graph))
     errors = 0
@@ -105,7 +105,7 @@ KEYS = ("acoustic_scales", "insertion_penalties", "lm_weights")
 
 
 def test_only_choices_of_the_lists_are_tried_and_none_twice(noisy):
-    """Of the lists as they were in the end."""
+    """The lists are those after extension."""
     *_, tuned = noisy
     own = settings()
     lists = [tuned.grown.get(key, getattr(own, key)) for key in KEYS]
@@ -115,7 +115,7 @@ def test_only_choices_of_the_lists_are_tried_and_none_twice(noisy):
 
 
 def test_no_value_of_any_list_does_better_than_the_best_choice(noisy):
-    """All of them were tried with the best choice's other values: there it ends."""
+    """All of them were tried with the other values of the best choice."""
     *_, tuned = noisy
     counts = {choice: errors.errors for choice, errors in tuned.tried}
     own = settings()
@@ -127,7 +127,7 @@ def test_no_value_of_any_list_does_better_than_the_best_choice(noisy):
 
 @pytest.fixture
 def counted(lang, monkeypatch):
-    """`tune` with errors that are made up, and every choice that it had decoded."""
+    """`tune` with given errors, and every choice that it decoded."""
 
     def run(errors_of_choice, **lists):
         decoded = []
@@ -147,7 +147,7 @@ def counted(lang, monkeypatch):
 def test_the_best_of_all_combinations_is_found_where_errors_add_up_over_the_lists(
     counted, monkeypatch, seed
 ):
-    """However the values are ordered, in one round and another that sees it stay."""
+    """For any order of the values, in one round and a second one without change."""
     rng = np.random.default_rng(seed)
     lists = {
         "acoustic_scales": rng.permutation([0.05, 0.1, 0.2, 0.4, 0.8]).tolist(),
@@ -173,7 +173,7 @@ def test_a_long_list_is_walked_until_two_in_a_row_do_no_better(counted, best_sca
     bump = {
         0.3: 35,
         0.7: 35,
-    }  # worse than both neighbours, which a walk of patience 1 would not pass
+    }  # worse than both neighbours, which a search of patience 1 would not pass
 
     def errors(choice):
         return round(100 * abs(choice.acoustic_scale - best_scale)) + bump.get(
@@ -188,11 +188,11 @@ def test_a_long_list_is_walked_until_two_in_a_row_do_no_better(counted, best_sca
     if best_scale == 0.5:
         assert sorted(choice.acoustic_scale for choice in decoded) == [0.3, 0.4, 0.5, 0.6, 0.7]
     else:
-        assert len(decoded) == 8  # the list grew by one, which is no better
+        assert len(decoded) == 8  # the list was extended by one, which is no better
 
 
 def test_a_list_is_tried_again_where_another_ones_choice_changed_it(counted):
-    """The scale that suits the first penalty is not the one that suits the best penalty."""
+    """The best scale for the first penalty is not the best one for the best penalty."""
 
     def errors(choice):
         wanted = 4.0 if choice.insertion_penalty == 5 else 1.0
@@ -221,7 +221,7 @@ def test_the_best_choice_has_the_fewest_errors(noisy):
     *_, tuned = noisy
     counts = {choice: errors.errors for choice, errors in tuned.tried}
     assert counts[tuned.best] == min(counts.values())
-    assert len(set(counts.values())) > 2  # else there was nothing to choose
+    assert len(set(counts.values())) > 2  # else there was no choice to make
 
 
 def test_the_graph_is_that_of_the_best_choice(lang, noisy):
@@ -258,7 +258,7 @@ def test_of_values_that_tie_the_middle_of_the_longest_run_is_taken(counts, place
 
 
 def test_a_tie_over_a_whole_list_keeps_its_middle(lang):
-    """Clear scores: no choice makes an error, so nothing grows."""
+    """Scores are clear: no choice makes an error, so no list is extended."""
     scorer, made = dev(lang, 3, margin=20.0)
     lists = {"acoustic_scales": [0.3, 0.5, 1.0], "insertion_penalties": [-1.0, 0.0, 1.0]}
     found = tune(scorer, lang, made, settings(**lists, lm_weights=[0.5, 0.8, 1.5]))

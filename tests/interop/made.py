@@ -10,7 +10,7 @@ from lhotse.supervision import AlignmentItem
 
 
 def noise(path: Path, seconds: float, rate=8000, channels=1, seed=0) -> np.ndarray:
-    """Write 16-bit noise; returns its samples, int16 [N, C]."""
+    """Write 16-bit noise; return its samples, int16 [N, C]."""
     rng = np.random.default_rng(seed)
     wave_NC = rng.integers(-9000, 9000, (round(seconds * rate), channels)).astype(np.int16)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -19,7 +19,7 @@ def noise(path: Path, seconds: float, rate=8000, channels=1, seed=0) -> np.ndarr
 
 
 def cut_of(utt_id: str, path: Path, speaker: str, text: str, start=0.0, seconds=None) -> MonoCut:
-    """A cut with word times that split it evenly, one phone a letter."""
+    """Return a cut with word times that split it evenly, one phone per letter."""
     info = soundfile.info(path)
     recording = Recording(
         path.stem,

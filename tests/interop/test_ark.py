@@ -1,4 +1,4 @@
-"""Archives: what is written is read, by Kaldi's own code too; damage is named, nothing runs."""
+"""Archives are read back unchanged, also by Kaldi's own code; nothing is executed."""
 
 import gzip
 import pickle
@@ -117,7 +117,7 @@ def archive(tmp_path):
 
 
 def boundaries(content: bytes) -> set[int]:
-    """Where an archive may end well: after each matrix."""
+    """Return the positions at which an archive may validly end: after each matrix."""
     ends, end = {0}, 0
     for key, matrix in MATRICES.items():
         end += len(key) + 1 + 15 + matrix.nbytes
@@ -220,7 +220,7 @@ def test_ids_must_differ_and_be_words(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             write_matrices(tmp_path / "f.ark", rows)
-        assert not list(tmp_path.iterdir())  # nothing half-written
+        assert not list(tmp_path.iterdir())  # no partial file
     (tmp_path / "a.txt").write_text("u 1 2\nu 3\n")
     with pytest.raises(ValueError, match="u is there twice"):
         list(read_int_vectors(tmp_path / "a.txt"))

@@ -1,4 +1,4 @@
-"""CTM and STM: times come back, from alignments and hypotheses; sclite counts as we do."""
+"""CTM and STM: times are kept, for alignments and hypotheses; sclite gives the same counts."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def rows(tmp_path):
 
 
 def hypothesis(row, words, confidence=0.75):
-    """Words at even times from the utterance's start."""
+    """Return words at even times from the utterance's start."""
     each = row["duration"] / (len(words) + 1)
     at = [[w, round(each * (i + 0.5), 3), round(each, 3), confidence] for i, w in enumerate(words)]
     return {"id": row["id"], "words": words, "words_at": at}

@@ -1,4 +1,4 @@
-"""scripts/export.py and import_kaldi.py: out of a work folder, and back into another."""
+"""scripts/export.py and import_kaldi.py: from one work folder to another."""
 
 import dataclasses
 import json
@@ -52,12 +52,12 @@ def work(tmp_path):
 
 
 def frames_of(row: dict, shift: float) -> float:
-    """The end of the last frame, in seconds."""
+    """Return the end of the last frame, in seconds."""
     return round(row["duration"] / shift) * shift
 
 
 def test_textgrids_of_all_lengths_are_read_by_praatio_and_replace_a_folder(work, tmp_path):
-    """Alignments end with the last frame, up to half a shift before or past the audio."""
+    """Alignments end with the last frame, up to half a shift before or after the audio's end."""
     rows = []
     for i, samples in enumerate(range(4000, 4080, 7)):
         path = tmp_path / f"bob-{i}.wav"

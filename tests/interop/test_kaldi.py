@@ -1,4 +1,4 @@
-"""Data folders: there and back unchanged, as Kaldi's validation and lhotse's reader want them."""
+"""Data folders: unchanged after export and import, and valid for Kaldi and lhotse."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ from asr_train.interop.kaldi import (
 
 @pytest.fixture
 def cuts(tmp_path):
-    """Recordings that are one utterance each; ids whose order locales disagree on."""
+    """Recordings of one utterance each; ids whose order depends on the locale."""
     audio = tmp_path / "audio"
     names = ["anna-B1", "anna-a1", "anna-a_1", "anna-a-1", "ben-1", "ben-10", "ben-2"]
     for i, name in enumerate(names):
@@ -98,7 +98,7 @@ def test_lhotse_reads_what_we_write(tmp_path, request, kind):
 
 @pytest.mark.parametrize("kind", ["cuts", "parts"])
 def test_files_agree_and_are_sorted_as_kaldis_validation_asks(tmp_path, request, kind):
-    """What utils/validate_data_dir.sh asks of each file, by the same tools."""
+    """The checks of utils/validate_data_dir.sh on each file, by the same tools."""
     data = tmp_path / "data"
     write_data_dir(request.getfixturevalue(kind), data)
     checks = """
@@ -221,7 +221,7 @@ def test_other_commands_are_refused_and_not_run(tmp_path, cuts, command):
 
 
 def taken(folder, **more) -> list[corpus.PreparedSplit]:
-    """All splits of the folder, as scripts/manifests.py takes them."""
+    """Prepare all splits of the folder, as scripts/manifests.py does."""
     named = [f"corpus.folder.dir={folder}", "corpus.folder.max_dropped_share=0"]
     resolved = settings(
         "dnn", ["corpus=folder", "feats=telephone", *named, *(f"{k}={v}" for k, v in more.items())]
@@ -348,7 +348,7 @@ def test_a_segment_ends_with_its_recording(tmp_path, parts):
     write_data_dir(parts, tmp_path / "data")
     table = tmp_path / "data" / "segments"
     good = table.read_text()
-    for end in ("-1", "2.3"):  # to the end; over it by less than Kaldi allows
+    for end in ("-1", "2.3"):  # to the end; past it by less than Kaldi allows
         table.write_text(good.replace("ben-1 call2 0.50 2.00", f"ben-1 call2 0.50 {end}"))
         assert cuts_of(read_data_dir(tmp_path / "data"))[-1].end == pytest.approx(2.0)
     table.write_text(good.replace("ben-1 call2 0.50 2.00", "ben-1 call2 0.50 2.6"))

@@ -1,4 +1,4 @@
-"""Features and alignments: into archives and back into stores that the stages read."""
+"""Features and alignments: into archives, and back into the stores that the stages read."""
 
 import dataclasses
 import math
@@ -172,4 +172,4 @@ def test_missing_alignments_are_lost_by_name(feats, tmp_path):
     assert import_ali(tmp_path / "a.txt", feats, STATES, manifest, max_lost_share=0.5) == (2, 1)
     rows = (tmp_path / "ali" / "dev.status.tsv").read_text().splitlines()[1:]
     assert [row.split("\t")[1] for row in rows] == ["ok", "lost", "ok"]
-    assert math.isnan(float(rows[0].split("\t")[3]))  # whoever aligned it knows
+    assert math.isnan(float(rows[0].split("\t")[3]))  # it is known only to the aligner

@@ -1,4 +1,4 @@
-"""TextGrids: times come back, gaps are empty intervals, and Praat's own layout is read."""
+"""TextGrids: times are kept, gaps are empty intervals, and Praat's own layout is read."""
 
 import pytest
 from interop.made import cut_of, noise
@@ -120,7 +120,7 @@ def test_what_praat_cannot_show_is_refused(tmp_path, spans, message):
 
 
 def test_what_ends_within_half_a_frame_past_the_audio_is_cut_off(tmp_path):
-    """Their number is rounded: 1.496 s have 150 frames of 10 ms."""
+    """The number of frames is rounded: 1.496 s have 150 frames of 10 ms."""
     tiers = {"words": timed([Span("A", 0.1, 1.4)], seconds=1.496)}
     with pytest.raises(ValueError, match=r"A in words .*1\.5.*utterance ends at 1\.496"):
         write_textgrid(tmp_path / "u.TextGrid", tiers)

@@ -1,4 +1,4 @@
-"""Backends side by side; without a GPU, Triton's kernels run in its interpreter."""
+"""Fixtures to compare backends; without a GPU, Triton's kernels run in its interpreter."""
 
 import os
 
@@ -17,7 +17,7 @@ COMPILED = [Backend.triton] if DEVICE == "cuda" else [Backend.cpu, Backend.trito
 
 @pytest.fixture(autouse=True)
 def rounded_once(monkeypatch):
-    """Let the interpreter's multiply-add be one: it rounds the product, unlike a GPU's.
+    """Make the interpreter's multiply-add fused: it rounds the product, unlike a GPU's.
 
     In float64 the product of two float32 is exact; rounding the sum twice differs from rounding it
     once in about one of 2**29 cases.
@@ -35,7 +35,7 @@ def rounded_once(monkeypatch):
 
 @pytest.fixture(params=COMPILED, ids=lambda b: b.value)
 def both(request):
-    """Calls a function on the reference and on a compiled backend, and returns both results."""
+    """A function that returns another's results on the reference and on a compiled backend."""
 
     def run(function):
         with forced(Backend.reference):
@@ -49,10 +49,10 @@ def both(request):
 
 @pytest.fixture(params=[2, 3])
 def threads(request, monkeypatch):
-    """So many threads of the CPU, each worth waking for 8192 elements.
+    """Number of CPU threads, of which each gets at least 8192 elements.
 
     Returns:
-        How many there are, and a list that gets the number of parts that each call is cut into.
+        The number, and a list to which each call adds its number of parts.
     """
     if DEVICE != "cpu":
         pytest.skip("threads are the CPU's")
@@ -75,13 +75,13 @@ def threads(request, monkeypatch):
 
 @pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.slow)])
 def dyadic(request):
-    """Draws multiples of 2**-8 below 4: float32 adds and subtracts those without rounding."""
+    """Draw multiples of 2**-8 below 4: float32 adds and subtracts those without rounding."""
     rng = torch.Generator().manual_seed(request.param)
     return lambda *shape: (torch.randint(-1023, 1024, shape, generator=rng) / 2**8).to(DEVICE)
 
 
 def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Of float32: also the sign of zero; any NaN equals any other."""
+    """Compare float32 values including the sign of zero; any NaN equals any other."""
     nan = found.isnan() & wanted.isnan()
     return torch.equal(
         found.masked_fill(nan, 0.0).view(torch.int32),

@@ -1,8 +1,8 @@
-"""Compile the Triton kernels for a GPU that need not be there, and print what the code is like:
+"""Compile the Triton kernels, for which no GPU is needed, and print properties of the code:
 
     {kernel: {registers, spilled (bytes), shared (bytes), instructions (all, SASS), loads (widths in
     bits of loads from global memory), flushes (denormals), fused (multiply-adds), atomics}}
-Run without TRITON_INTERPRET. Pointers are to whole allocations (16 bytes), sizes are any.
+Run without TRITON_INTERPRET. Pointers are aligned to 16 bytes, sizes are arbitrary.
 """
 
 import collections

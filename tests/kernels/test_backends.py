@@ -1,4 +1,4 @@
-"""Every backend gives the reference's bits: compression, decoding, and which backend it is."""
+"""Every backend is bit-identical to the reference; and how the backend is chosen."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def test_messages_and_residuals_are_the_references(both, dyadic, size, tau, dtyp
 
 
 def test_odd_values_are_the_references(both):
-    """At tau, either zero, denormals, all hits, none, infinite, NaN, and sums that overflow."""
+    """At tau, both zeros, denormals, all elements, none, infinite, NaN, and sums that overflow."""
     odd = [4.0, -4.0, 4.000001, -4.000001, 0.0, -0.0, 1e-45, -1e-45, 1e-39, 8.0, 3.4e38, -3.4e38]
     odd += [2.0**-126, -(2.0**-126), 1.2e-38, -1.2e-38]
     for extra in ([], [float("inf")], [-float("inf")], [float("nan")]):
@@ -65,7 +65,7 @@ def test_arbitrary_values_are_the_references(both):
 
 @pytest.mark.parametrize("tau, least, most", [(2.0**-9, 0.99, 1.0), (7.5, 0.001, 0.01)])
 def test_parts_of_several_threads_make_up_the_whole(threads, dyadic, tau, least, most):
-    """Every hit counts once, those at borders too, be they many or few."""
+    """Every sent element counts once, also at borders, for few and for many."""
     size, (count, parts) = 3 * 2**13 + 777, threads
     grad_P, residual_P, weights_P = dyadic(size), dyadic(size), dyadic(size)
     with forced(Backend.cpu):

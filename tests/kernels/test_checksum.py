@@ -11,7 +11,7 @@ def payload(length: int, seed: int = 0) -> torch.Tensor:
 
 
 def by_the_words(content: bytes) -> int:
-    """The module's words, in plain integers."""
+    """Compute the checksum from the module's docstring, in plain integers."""
     total = 0
     for i in range(0, len(content), 4):
         x = int.from_bytes(content[i : i + 4], "little") * (i // 2 * 0x9E3779B9 + 1) % 2**32

@@ -1,4 +1,4 @@
-"""One bit, block momentum and windows: laws, and every backend's bits."""
+"""One-bit quantisation, block momentum and windows: laws, and bit-identical backends."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_what_is_sent_and_what_is_kept_is_what_was_owed(both, dyadic, shape):
         torch.testing.assert_close(kept_RC + out_RC, owed_RC, rtol=0, atol=1e-6)
         high = (owed_RC >= 0).cpu().numpy()
         assert np.array_equal(bits.cpu().numpy(), np.packbits(high, axis=1, bitorder="little"))
-        # Each side loses nothing on the average
+        # Each side loses nothing on average
         assert kept_RC.sum(0).abs().max() < 1e-5 * shape[0]
         assert (means[1] >= 0).all()
         assert (means[0] <= 0).all()

@@ -1,7 +1,7 @@
-"""What the compiler makes of the Triton kernels for sm_90; no GPU is needed for that.
+"""The code that is compiled from the Triton kernels for sm_90; needs no GPU.
 
-The interpreter shows that they compute the right thing; this, that they compile at all, and laws
-that it cannot see: what is rounded where, and what would keep memory waiting.
+Tests in the interpreter show that results are correct. These show that the kernels compile, and
+check what the interpreter cannot: rounding, and the width of memory accesses.
 """
 
 import json
@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("triton")
 pytestmark = pytest.mark.slow  # 14 kernels are compiled
 
-# A program holds 8 columns of so many rows; with a thousand threads there is no room for all
-SPILLED = {"quantise_2048": 32, "quantise_4096": 256}  # bytes a thread, at most
+# A program holds 8 columns of so many rows, which do not fit the registers of a thousand threads
+SPILLED = {"quantise_2048": 32, "quantise_4096": 256}  # maximum bytes per thread
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_denormals_are_not_flushed_to_zero(code):
 
 
 def test_products_are_rounded_as_the_references_are(code):
-    """Only those that say so fuse a product with a sum."""
+    """Only kernels that document it fuse a product with a sum."""
     fused = {name for name, c in code.items() if c["fused"]}
     assert fused == {"block_step", "update_4"}
 
@@ -58,6 +58,6 @@ def test_registers_do_not_spill(code):
 
 
 def test_compression_leaves_room_for_other_programs(code):
-    """65,536 registers a multiprocessor: at least two programs of 256 threads."""
+    """Of 65,536 registers per multiprocessor: at least two programs of 256 threads."""
     for name in ("mark", "mark_bf16", "expand", "decode_4", "decode_32"):
         assert code[name]["registers"] * 256 * 2 <= 65536, name

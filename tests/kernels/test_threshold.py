@@ -15,7 +15,7 @@ from asr_train.kernels.threshold import (
 
 @pytest.fixture(params=range(3))
 def dyadic(request):
-    """Draws multiples of 2**-8 below 4: float32 adds and subtracts those without rounding."""
+    """Draw multiples of 2**-8 below 4: float32 adds and subtracts those without rounding."""
     rng = torch.Generator().manual_seed(request.param)
     return lambda n: torch.randint(-1023, 1024, (n,), generator=rng) / 2**8
 

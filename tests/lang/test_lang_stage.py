@@ -1,4 +1,4 @@
-"""scripts/lang.py says which words it guessed, and keeps them in the index."""
+"""scripts/lang.py reports which words it guessed, and keeps them in the index."""
 
 import pytest
 
@@ -14,7 +14,7 @@ TEXTS = ("ONE COVID", "ZERO XQZ ONE")
 
 @pytest.fixture
 def stage(tmp_path):
-    """Run the stage with a policy for unknown words; returns the index's path and the line."""
+    """Run the stage with a policy for unknown words; return the index's path and the output."""
     manifest, conf, models = (tmp_path / n for n in ("train.jsonl.gz", "lang.yaml", "lm.json"))
     write_jsonl(manifest, [{"supervisions": [{"text": text}]} for text in TEXTS])
     write_json(models, {})

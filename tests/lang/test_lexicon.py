@@ -1,4 +1,4 @@
-"""Every word is pronounced by its source, or named as missing."""
+"""Every word gets a pronunciation of its source, or is reported as missing."""
 
 import pytest
 

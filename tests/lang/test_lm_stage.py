@@ -1,4 +1,4 @@
-"""The lm stage writes models with checksums and their perplexity, or says that there is none."""
+"""The lm stage writes models with checksums and their perplexity, or reports that there is none."""
 
 import gzip
 
@@ -17,7 +17,7 @@ from scripts.lm import lm
 
 @pytest.fixture
 def stage(tmp_path):
-    """Runs the stage on ten transcripts a split; the rest is text of its own."""
+    """Run the stage on ten transcripts per split, with separate text."""
     sentences = random_text(0, 220, 30, 2)
     for name, some in (("train", sentences[:10]), ("dev", [*sentences[10:20], ["NEVERSAID"]])):
         rows = [{"id": str(i), "supervisions": [{"text": " ".join(s)}]} for i, s in enumerate(some)]
@@ -65,7 +65,7 @@ def test_text_and_transcripts_are_each_optional(stage, tmp_path):
 
 
 def test_sentences_of_dev_and_test_are_taken_out_where_told_so(stage, tmp_path):
-    """Their words stay known, whoever else says them."""
+    """Their words stay in the vocabulary."""
     dev = [r["supervisions"][0]["text"] for r in read_jsonl(tmp_path / "dev.jsonl.gz")]
     (tmp_path / "prompts.txt").write_text("\n".join([*dev, "A B", "B C"]) + "\n")
     args = ("lm=trigram", f"lm.text=[{tmp_path}/prompts.txt]", "lm.transcripts=false")

@@ -1,4 +1,4 @@
-"""Modified Kneser-Ney is the paper's and a published toolkit's; pruning takes the least worth."""
+"""Modified Kneser-Ney equals the paper's and KenLM's; pruning removes the least useful."""
 
 import gzip
 import itertools
@@ -27,7 +27,7 @@ from asr_train.schema import Smoothing
 
 
 def histories(model: NgramModel) -> np.ndarray:
-    """All contexts that the model knows, and one that it does not, as rows of order - 1 ids."""
+    """Return all contexts of the model, and an unknown one, as rows of order - 1 ids."""
     K = model.order - 1
     rows = [np.full((1, K), -1)]
     for n in range(1, model.order):
@@ -37,7 +37,7 @@ def histories(model: NgramModel) -> np.ndarray:
 
 
 def distributions(model: NgramModel, known: NgramModel | None = None) -> np.ndarray:
-    """P(word | history) for all histories (those of `known`) and all words but <s>, [H, V - 1]."""
+    """P(word | history) for all histories (those of `known`) and words but <s>: [H, V - 1]."""
     rows, V = histories(known or model), len(model.words)
     ids = np.hstack([np.repeat(rows, V, axis=0), np.tile(np.arange(V), len(rows))[:, None]])
     p_HV = 10.0 ** model.conditional(ids).reshape(len(rows), V)
@@ -87,7 +87,7 @@ def test_witten_bell_is_the_papers_formula():
 
 
 def test_witten_bell_of_speechocean_is_the_model_that_kaldi_was_measured_with(shared_data):
-    """Perplexity 125 on the test speakers' sentences, which were taken out of the text."""
+    """Perplexity 125 on the test speakers' sentences, which were removed from the text."""
     folder = shared_data("speechocean762")
     rows = [r.split("\t") for r in (folder / "utterances.tsv").read_text().splitlines()[1:]]
     held_out = sorted({row[1] for row in rows})[4::5]
@@ -217,7 +217,7 @@ def test_ngrams_of_a_text_are_counted_within_sentences():
 
 
 def worth(model: NgramModel, row: np.ndarray, history_p: float) -> float:
-    """By how much perplexity rises without one n-gram, from the whole distributions."""
+    """Return the rise of perplexity without one n-gram, from the whole distributions."""
     n, V, begin = len(row), len(model.words), model.id_of["<s>"]
     words = np.array([v for v in range(V) if v != begin])
     full = np.hstack([np.tile(row[:-1], (len(words), 1)), words[:, None]])
@@ -260,7 +260,7 @@ def test_nothing_is_pruned_at_zero_and_only_words_are_left_at_one():
 
 @pytest.fixture(params=[1, 2, 3])
 def two(request):
-    """Two models of one order and vocabulary from texts of their own."""
+    """Two models of one order and vocabulary, from different texts."""
     texts = [random_text(9, 150, 15, 2), random_text(10, 40, 15, 1)]
     words = Text.of(itertools.chain(*texts)).words
     return [train(Text.of(text, words), request.param) for text in texts]
@@ -353,7 +353,7 @@ def test_no_text_makes_no_model():
 
 
 def test_a_million_words_are_no_burden(shared_data):
-    """Sizes of a published text; its perplexity is finite, and falls with the order."""
+    """Sizes for a published text; its perplexity is finite, and falls with the order."""
     path = shared_data("librispeech_mini") / "lm_text.txt.gz"
     sentences = list(itertools.islice(read_sentences([path]), 20_000))
     text, held_out = Text.of(sentences[:18_000]), sentences[18_000:]

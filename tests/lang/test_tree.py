@@ -1,4 +1,4 @@
-"""A tree answers for every context, at once as step by step; broken files are refused."""
+"""A tree gives the same answer for all contexts at once as for each; broken files are refused."""
 
 import itertools
 import json
@@ -10,7 +10,7 @@ from asr_train.lang.tree import Tree
 
 
 def random_tree(rng, states_P, groups=(), splits=40) -> Tree:
-    """Any tree of questions; `groups` are phones that share their roots."""
+    """Return a random tree of questions; `groups` are phones that share their roots."""
     phones = len(states_P)
     questions_QP = rng.random((12, phones)) < 0.4
     nodes, root_PJ = [], np.full((phones, max(states_P)), -1, np.int32)
@@ -98,7 +98,7 @@ def point_back(content):
 
 
 def one_question_to_itself(content):
-    """Two more nodes that only lead to each other."""
+    """Add two nodes that only lead to each other."""
     n = len(content["leaf"])
     for name, two in {
         "question": [0, 0],

@@ -22,7 +22,7 @@ def make(seed=0, mean_F=None, var_F=None, settings=SETTINGS) -> Dnn:
 
 
 def random_output(model: Dnn) -> Dnn:
-    """The output layer starts at zero, where logits would say nothing."""
+    """Make the output layer random: it starts at zero, where all logits are equal."""
     with torch.no_grad():
         model.layers[-1].weight.normal_(generator=torch.Generator().manual_seed(1))
     return model

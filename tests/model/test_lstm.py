@@ -1,4 +1,4 @@
-"""An output is its frame's own: whatever stands beside it, and from wherever the row is read."""
+"""An output depends neither on other utterances of the batch nor on where reading starts."""
 
 import math
 
@@ -15,7 +15,7 @@ from asr_train.schema import LstmSettings, ModelSettings, SettingsError, plain
 from asr_train.shards.batch import context_padded
 
 F, S = 5, 7
-EXACT = {"rtol": 1e-5, "atol": 1e-6}  # float32 sums of another order
+EXACT = {"rtol": 1e-5, "atol": 1e-6}  # float32 sums in another order
 
 
 def settings(**changes: int) -> LstmSettings:
@@ -32,7 +32,7 @@ def settings(**changes: int) -> LstmSettings:
 
 
 def make(seed: int = 0, mean_F=None, var_F=None, **changes: int) -> Lstm:
-    """With a random output layer: it starts at zero, where logits would say nothing."""
+    """Make an LSTM with a random output layer: it starts at zero, where all logits are equal."""
     mean_F = torch.zeros(F) if mean_F is None else mean_F
     var_F = torch.ones(F) if var_F is None else var_F
     model = Lstm(settings(**changes), F, S, mean_F, var_F, seed)
@@ -57,7 +57,7 @@ shapes = st.fixed_dictionaries(
 @given(shapes, st.integers(1, 20))
 @examples(max_examples=30)
 def test_frame_k_times_the_stride_is_said_once_the_delay_has_been_heard(shape, frames):
-    """The same by hand: cells that step from window to window, with an index for each."""
+    """Compared with LSTM cells called window by window, with an index for each."""
     model, feats_TF = make(**shape), noise(frames, F)
     stack, every, delay = shape["stack"], shape["subsample"], shape["delay"]
     state, said = None, []
@@ -115,10 +115,10 @@ def test_nothing_that_comes_after_the_delay_is_heard():
     row_BTF = padded(model, feats_TF)
     before = model(row_BTF)[0]
     changed_BTF = row_BTF.clone()
-    frame = 12  # of the row; windows are 3 wide
+    frame = 12  # of the utterance; windows are 3 wide
     changed_BTF[0, model.context_left + frame] += 1
     differs_K = (model(changed_BTF)[0] != before).any(1)
-    # Output k hears windows up to that of frame 3 * (k + delay), whose last frame is one further on
+    # Output k depends on windows up to that of frame 3 * (k + delay), whose last frame is one later
     assert differs_K.tolist() == [3 * (k + 2) + 1 >= frame for k in range(7)]
 
 

@@ -1,4 +1,4 @@
-"""The networks of conf/model that stand for the papers' have the papers' sizes."""
+"""The networks of conf/model that reproduce the papers' have the papers' sizes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a paper's runs leave, made up in memory: scores of chosen errors, logs of chosen bytes."""
+"""Results of a paper's runs, made up in memory: scores with given errors, logs with given bytes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,10 +21,10 @@ ABOUT = {
     "command": "make strom2015-table2 SCALE=small",
 }
 P = 100_000  # parameters
-STEPS = 40  # an epoch
+STEPS = 40  # per epoch
 EPOCHS = 3
 SHARE = {"paper": 1e-4, "ours": 2e-3, "why": "little data"}
-FRAMES = 64  # a step and worker
+FRAMES = 64  # per step and worker
 GTC = {"threshold": 4.0, "codec": "rice", "capacity": "exact", "adaptive": None}
 BMUF = {
     **{"block_steps": 50, "form": "chen_huo", "zeta": 1.0, "c": 1.0, "eta": None},
@@ -78,7 +78,7 @@ def a_table(
     seeds: list[int] | None = None,
     **more: Any,
 ) -> Table:
-    """A table of that paper, read from files as a recipe has them."""
+    """Return a table of that paper, read from files as in a recipe."""
     about = PAPERS[paper]
     scale = {"times": about["times"], "seeds": seeds or [1]}
     settings = {
@@ -95,7 +95,7 @@ def a_table(
 def score(
     run: str, each: int = 6, split: str = "test", speakers: int = 12, **by_speaker: int
 ) -> dict[str, Any]:
-    """Ten utterances a speaker of 10 words; `each` errors a speaker, a third more or less."""
+    """Return a score: per speaker ten utterances of 10 words, and about `each` errors."""
     by_utterance = {}
     for s in range(speakers):
         wrong = by_speaker.get(f"s{s}", each + (s % 3 - 1) * (each // 3))
@@ -112,7 +112,7 @@ def score(
 
 
 def log(workers: int, density: float, accuracy: float, virtual: bool = False) -> list[dict]:
-    """Of three epochs; frame accuracy comes to `accuracy`."""
+    """Return the log of three epochs; the final frame accuracy is `accuracy`."""
     rows: list[dict[str, Any]] = []
     bits = 11 * density * P
     for epoch in range(1, EPOCHS + 1):
@@ -134,7 +134,7 @@ def log(workers: int, density: float, accuracy: float, virtual: bool = False) ->
 
 
 def finished(run: Run, density: float = 0.002, accuracy: float = 0.6, errors: int = 6) -> Trained:
-    """The run as its settings have it."""
+    """Return a finished run with these settings."""
     comm: dict[str, Any] = {"method": run.base} | {k: _copy(v) for k, v in COMM[run.base].items()}
     for key, value in run.values.items():
         group, *path, last = key.split(".")
@@ -146,7 +146,7 @@ def finished(run: Run, density: float = 0.002, accuracy: float = 0.6, errors: in
         inner[last] = value
     workers = int(run.values["comm.workers"])
     sends = density if workers > 1 and "gtc" in run.base else 0.0
-    if "bmuf" in run.base:  # whole weights, of one worker a group
+    if "bmuf" in run.base:  # all weights, from one worker per group
         made = build(CommSettings, comm)
         group = made.group_of(workers) if run.base == "bmuf_gtc" else 1
         sends += -(-STEPS // comm["bmuf"]["block_steps"]) / STEPS / group

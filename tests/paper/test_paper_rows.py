@@ -1,4 +1,4 @@
-"""Rows of the papers' tables become runs: names, scales, seeds, sharing, and what is refused."""
+"""Rows of the papers' tables become runs: names, scales, seeds, shared runs, and errors."""
 
 from pathlib import Path
 
@@ -145,7 +145,7 @@ def test_a_table_may_scale_what_its_rows_set_in_another_way(tmp_path):
     table = {**TABLE, "times": {"small": {"comm.gtc.threshold": 1.0}}}
     (table,) = read(folder_with(tmp_path, table1=table), "small", "table1")
     assert table.rows[2].runs[0].values["comm.gtc.threshold"] == 8.0
-    assert table.rows[1].runs[0].values["comm.gtc.threshold"] == 2.0  # as usual for the run
+    assert table.rows[1].runs[0].values["comm.gtc.threshold"] == 2.0  # the run's default
 
 
 def test_names_are_good_for_make_and_a_shell(tmp_path):

@@ -117,7 +117,7 @@ def test_rates_of_two_seeds_are_their_mean_and_each_meets_its_own_baseline(tmp_p
     assert found["wer"] == pytest.approx(sum(rates) / 2)
     assert found["wer_reduction"]["percent_by_seed"] == pytest.approx([50, 0])
     low, high = found["wer_reduction"]["ci95"]
-    assert (low, high) == pytest.approx((0, 50))  # a draw may have either seed twice
+    assert (low, high) == pytest.approx((0, 50))  # a draw may contain either seed twice
     assert low < found["wer_reduction"]["percent"] == pytest.approx(100 * 3 / 18)
     assert found["frame_error_reduction_percent"] == pytest.approx((25 + 0) / 2)
     assert shown(content, "20")["WER %"] == "7.50 (3.00, 12.00)"
@@ -161,7 +161,7 @@ def test_numbers_are_the_logs(nodes):
 
 
 def test_numbers_are_shown_in_the_units_of_their_columns(nodes):
-    """200 elements of 11 bits a step; three epochs of 40 steps of 20 ms."""
+    """200 elements of 11 bits per step; three epochs of 40 steps of 20 ms."""
     row = shown(tabulated(nodes, all_finished(nodes, density=0.002)), "20")
     assert row["KB per minibatch"] == "0.275"
     assert row["elements per step"] == "200"
@@ -193,7 +193,7 @@ def test_gtc_of_one_worker_sends_nothing_and_has_dashes(nodes):
 
 @pytest.mark.parametrize("case", ["strom2015", "ladkat2019"])
 def test_the_papers_rows_are_simulated_as_they_were_fitted(case):
-    """With the paper's density: its work and its method, for every row that was predicted."""
+    """With the paper's density: the same work and method, for every row that was predicted."""
     found = speed.case_of(case, CONF / "papers")
     for row in found.rows:
         millions = {"parameters_millions": row.work.parameters / 1e6}
@@ -251,7 +251,7 @@ def test_who_says_no_number_of_workers_is_not_simulated(nodes):
 def test_weights_of_blocks_are_no_messages_of_gtc(tmp_path):
     rows = [METHODS[3]]
     table = a_table(tmp_path, "ladkat2019", "table_1_workers", rows)
-    (run,) = table.rows[0].runs  # 8 workers, groups of 8, blocks of 5: 8 blocks an epoch
+    (run,) = table.rows[0].runs  # 8 workers, groups of 8, blocks of 5: 8 blocks per epoch
     sent = finished(run, density=0.002)
     assert sent.log[0]["elements_sent"] == pytest.approx((0.002 + 8 / STEPS / 8) * P)
     assert speed.density(sent) == pytest.approx(0.002)

@@ -1,7 +1,7 @@
-"""A recipe's work folder as a finished run leaves it, made up: for the tests of table and page.
+"""A synthetic work folder of a finished run, for tests of table and page.
 
 Digit strings with errors at a set rate, a log of SGD that converges, an alignment that misses
-the true boundaries by 12 ms: the files' formats are the stages', the numbers plausible.
+the true boundaries by 12 ms: the files have the stages' formats and plausible numbers.
 """
 
 import json
@@ -18,7 +18,7 @@ from asr_train.files import write_json, write_jsonl, write_yaml
 WORDS = ["ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE"]
 PHONES = {"ONE": "W AH N", "FIVE": "F AY V", "SEVEN": "S EH V AH N", "TWO": "T UW"}
 SPLITS = {"dev": 10, "test": 12}  # speakers
-UTTERANCES = 8  # a speaker
+UTTERANCES = 8  # per speaker
 ERROR_RATE = {"mono": 0.08, "dnn": 0.025}
 MODELS = ("mono", "tri", "dnn")  # that aligned DEV
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -26,7 +26,7 @@ SETTINGS = {"bootstrap": 1000, "seed": 1, "normaliser": {"kind": "plain"}}
 
 
 def script(name: str) -> ModuleType:
-    """A stage's script as a module, so that its function can be called."""
+    """Return a stage's script as a module, so that its function can be called."""
     import importlib.util
 
     spec = importlib.util.spec_from_file_location(f"script_{name}", SCRIPTS / f"{name}.py")
@@ -39,7 +39,7 @@ def script(name: str) -> ModuleType:
 
 
 def make_work(work: Path) -> Path:
-    """Fill `work` up to what the table needs; returns it."""
+    """Fill `work` with all that the table needs; return it."""
     write_yaml(work / "conf/score.yaml", SETTINGS)
     write_yaml(work / "conf/decode.yaml", {"beam": 16.0})
     for split, speakers in SPLITS.items():
@@ -56,7 +56,7 @@ def make_work(work: Path) -> Path:
 
 
 def make_tables(work: Path) -> Path:
-    """Score all runs and tabulate them by the scripts; returns `tables/wer.json`."""
+    """Score all runs and tabulate them by the scripts; return `tables/wer.json`."""
     scores = []
     for split in SPLITS:
         for run in ERROR_RATE:

@@ -1,4 +1,4 @@
-"""Laws of the table of exchanges: its numbers are the logs', over all steps of every worker."""
+"""Laws of the table of exchanges: its numbers are the logs', over all steps and workers."""
 
 import re
 
@@ -169,7 +169,7 @@ def test_a_method_is_named_with_what_decides_its_messages(comm, workers, words):
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """As fake_work leaves it; `dnn` trained alone, `mono` stands for a run of four workers."""
+    """The folder of fake_work; `dnn` has one worker, `mono` stands for a run of four."""
     work = make_work(tmp_path_factory.mktemp("exchange") / "work")
     for split in ("dev", "test"):
         for run in ("mono", "dnn"):

@@ -1,4 +1,4 @@
-"""The page of all tables: nothing is lost, and nothing in them is taken for HTML."""
+"""The page of all tables: nothing is lost, and no content of them is interpreted as HTML."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ TEXT = """# Words
 
 
 class Tags(HTMLParser):
-    """What a browser would see."""
+    """Collects tags and text as a browser would."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

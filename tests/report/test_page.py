@@ -1,4 +1,4 @@
-"""Laws of the page: one whole file that needs nothing else, and holds the numbers given."""
+"""Laws of the page: one self-contained file with the given numbers."""
 
 import re
 from html.parser import HTMLParser
@@ -15,7 +15,7 @@ VOID = {"meta", "br", "img", "hr", "input", "link"}
 
 
 class Outline(HTMLParser):
-    """Every element with its attributes, all text, and whether elements nest."""
+    """Collects every element with its attributes and all text, and whether elements nest."""
 
     def __init__(self):
         super().__init__()
@@ -72,7 +72,7 @@ def html(work):
 
 @pytest.fixture
 def inputs(work):
-    """What `build_page` takes, to be changed."""
+    """Arguments of `build_page`, to be changed by tests."""
     return {
         "name": "digits",
         "table": read_json(work / "tables/wer.json"),
@@ -84,7 +84,7 @@ def inputs(work):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """Pages without their pictures, which take most of the time, where only words are looked at."""
+    """Pages without pictures, which take most of the time, for tests of words."""
     monkeypatch.setattr(page.Picture, "svg", lambda picture: "")
 
 
@@ -137,7 +137,7 @@ def test_the_page_holds_the_alignments_and_the_logs_numbers(html):
 
 def test_equal_inputs_give_equal_bytes(work, html):
     before = {p.name: p.read_bytes() for p in (work / "report").iterdir()}
-    # The stage keeps its own time once it is done; a second page must not differ by that.
+    # The stage records its own time after it ends; a second page must not differ by that.
     row = {"stage": "report", "output": "report/index.html", "seconds": 1, "finished": "2025"}
     write_json(work / "log/report_index.html.json", row)
     make_report(work, *ALL)
@@ -158,7 +158,7 @@ def test_drawings_follow_the_readers_colours(html):
     light, dark = html.split("@media (prefers-color-scheme: dark)")[:2]
     dark = dark.split("}")[0]
     assert all(f"{name}: #" in light and f"{name}: #" in dark for name in used)
-    # White stays: the boundaries upon the log-mel, which is dark in both.
+    # White stays: the boundaries on the log-mel picture, which is dark in both.
     assert set(re.findall(r"#[0-9a-f]{6}\b", drawn)) <= {"#ffffff"}
 
 
@@ -197,7 +197,7 @@ def test_the_utterance_shown_is_of_the_last_gaussian_system(inputs, undrawn):
     _, pictures = page.build_page(**inputs)
     (shown,) = [p for p in pictures if p.name.startswith("utterance")]
     assert "aligned by tri" in shown.caption
-    inputs["alignments"] = inputs["alignments"][2:]  # a network alone
+    inputs["alignments"] = inputs["alignments"][2:]  # only a network
     _, pictures = page.build_page(**inputs)
     assert any("aligned by dnn" in p.caption for p in pictures)
 

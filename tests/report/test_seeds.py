@@ -1,4 +1,4 @@
-"""Laws of means over seeds: runs are told apart by their names, and compared seed by seed."""
+"""Laws of means over seeds: runs are grouped by their names, and compared seed by seed."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ DRAWS = build(ScoreSettings, SETTINGS)
 
 
 def score(run: str, errors_U: np.ndarray, split: str = "test") -> dict:
-    """Twelve speakers say ten words each."""
+    """Return a score of twelve speakers with ten words each."""
     counts = {"words": 10, "insertions": 0, "deletions": 0}
     rows = {
         f"u{n}": {"speaker": f"s{n}", "substitutions": int(e), "errors": int(e), **counts}

@@ -1,4 +1,4 @@
-"""Laws of the WER table: its numbers are the score files', beside the right baseline."""
+"""Laws of the WER table: its numbers are those of the score files, with the right baseline."""
 
 import re
 import subprocess
@@ -126,7 +126,7 @@ def test_the_markdown_says_when_with_what_and_what_went_wrong(scores):
 
 
 def test_no_error_is_not_shown_as_certainty(scores):
-    """Of 600 words, a rate of 3 in 600 gives none with a probability of a twentieth."""
+    """With 600 words, a rate of 3 in 600 gives no error with a probability of a twentieth."""
     score = dict(scores[0], errors=0, words=600, wer=0.0, ci95=[0.0, 0.0])
     text = tables.markdown(wer_table([score]))
     assert "rates up to about 0.50 % are plausible" in text
@@ -186,7 +186,7 @@ def git(folder, *words):
 def test_the_commit_says_whether_files_were_changed(tmp_path):
     assert tables.commit(tmp_path) == "unknown"
     git(tmp_path, "init")
-    assert tables.commit(tmp_path) == "unknown"  # nothing is committed yet
+    assert tables.commit(tmp_path) == "unknown"  # there is no commit yet
     (tmp_path / "a.txt").write_text("1")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "first")

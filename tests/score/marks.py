@@ -4,6 +4,6 @@ from asr_train.score.edits import Marked
 
 
 def read_marks(word: str) -> str:
-    """Return `word`, Marked if sclite -D -F treats it so."""
+    """Return `word`, as Marked if sclite -D -F treats it so."""
     marked = Marked(word)
     return marked if marked.optional or marked.partial else word

@@ -20,7 +20,7 @@ SUBSTITUTION = 4  # sclite's costs
 
 
 def cheapest(reference, hypothesis):
-    """The lowest cost of any edits, tried one by one."""
+    """Return the lowest cost of any edits, found by exhaustive search."""
     if not reference or not hypothesis:
         return DELETION * len(reference) + INSERTION * len(hypothesis)
     same = reference[0] == hypothesis[0]
@@ -69,7 +69,7 @@ def test_long_lists_cost_what_another_library_says(a, b):
 
 
 def test_of_equally_cheap_edits_those_of_sclite_are_taken():
-    # Found by sclite 2.4.10; three substitutions cost what two insertions and two deletions do.
+    # Found by sclite 2.4.10; three substitutions cost as much as two insertions and two deletions.
     assert count_edits([*"abba"], [*"cccab"]) == (1, 3, 0, 1)
     assert count_edits([*"ccadb"], [*"dbed"]) == (2, 0, 3, 2)
     assert count_edits([*"deebdbbd"], [*"cddeceb"]) == (3, 3, 2, 1)

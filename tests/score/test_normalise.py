@@ -1,4 +1,4 @@
-"""Laws of the normalisers: what does not count, what may be left out, what a mapping may say."""
+"""Laws of the normalisers: what is ignored, what is optional, and what a mapping may contain."""
 
 import pytest
 from hypothesis import given
@@ -72,7 +72,7 @@ def test_words_keep_letters_of_any_alphabet_with_their_marks(text, words):
 
 @given(TEXTS)
 def test_scoring_what_was_transcribed_is_scoring_the_text(text):
-    """Nothing that scoring looks at is lost at intake."""
+    """Intake removes nothing that scoring uses."""
     for kind in NormaliserKind:
         said = transcribed(text, kind)
         rule = load_normaliser(NormaliserSettings(kind=kind))
@@ -100,7 +100,7 @@ def test_words_are_upper_case_and_of_letters_digits_and_apostrophes_within(text)
 
 @given(TEXTS)
 def test_a_text_is_no_error_against_itself(text):
-    """Whatever a reference leaves optional, a recogniser that found it all is right."""
+    """A hypothesis with all optional words of the reference has no errors."""
     words = ENGLISH.reference(text)
     assert count_edits(words, ENGLISH.hypothesis(text)) == (len(words), 0, 0, 0)
 
@@ -153,8 +153,8 @@ def test_only_words_that_may_be_left_out_are_marked():
 @pytest.mark.parametrize(
     "said, found, edits",
     [
-        ("th- that", "that", (2, 0, 0, 0)),  # the part is left out
-        ("th- that", "the that", (2, 0, 0, 0)),  # or heard as a word that begins so
+        ("th- that", "that", (2, 0, 0, 0)),  # the part is omitted
+        ("th- that", "the that", (2, 0, 0, 0)),  # or recognised as a word with this beginning
         ("th- that", "a that", (1, 1, 0, 0)),
         ("(-at) that", "that", (2, 0, 0, 0)),
         ("(-at) that", "cat that", (1, 1, 0, 0)),  # as in sclite

@@ -1,4 +1,4 @@
-"""Laws of scripts/pool.py: folds add up, whatever their sizes, or are refused."""
+"""Laws of scripts/pool.py: folds of any size are added up, or refused."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def counted(words: int, errors: int) -> dict[str, int]:
 
 
 def score(run: str, speaker: str, wrong: int, utterances: int = 10):
-    """A score file of one speaker with one word an utterance, the first `wrong` of them errors."""
+    """Write a score file of one speaker, a word per utterance, the first `wrong` of them errors."""
     return {
         "run": run,
         "split": "test",
@@ -54,7 +54,7 @@ def test_counts_are_pooled_and_rates_averaged():
 def test_the_interval_is_over_speakers_from_five_on(names, over):
     ours = pooled(folds("gmm", **dict.fromkeys(names, 2)), SETTINGS)["runs"]["gmm"]
     assert ours["ci_over"] == over
-    # Speakers who are all alike leave nothing to draw; their utterances do not.
+    # Equal speakers give an interval of length 0; their utterances do not.
     assert (ours["ci95"][0] == ours["ci95"][1]) == (over == "speakers")
 
 

@@ -1,4 +1,4 @@
-"""Laws of sclite's forms; where sclite is there, our counts are its, utterance by utterance."""
+"""Laws of sclite's formats; if sclite is installed, counts of each utterance equal its own."""
 
 import csv
 import random
@@ -29,13 +29,13 @@ ENGLISH = load_normaliser(NormaliserSettings(kind=NormaliserKind.english))
 
 
 def score(pairs, speakers=3):
-    """Rows of (id, speaker, reference, hypothesis) and their errors."""
+    """Return rows of (id, speaker, reference, hypothesis) and their errors."""
     rows = [(f"u{i:04d}", f"s{i % speakers}", *pair) for i, pair in enumerate(pairs)]
     return rows, [Scored(i, who, WordErrors.between(ref, hyp)) for i, who, ref, hyp in rows]
 
 
 def run_sclite(folder, rows, options):
-    """sclite's counts (correct, sub, del, ins) by trn id, and its sums over all and by speaker."""
+    """Return sclite's counts (correct, sub, del, ins) by trn id, their sum, sums by speaker."""
     (folder / "ref.trn").write_text(trn((i, who, ref) for i, who, ref, _ in rows))
     (folder / "hyp.trn").write_text(trn((i, who, hyp) for i, who, _, hyp in rows))
     command = [*SCLITE, "-s", *options, "-r", "ref.trn", "trn", "-h", "hyp.trn", "trn", "-i", "rm"]
@@ -85,7 +85,7 @@ def check_parity(folder, pairs, options=()):
     "vocabulary, longest", [("ab", 7), ("abcde", 12), ("abcdefghijklmnop", 30)]
 )
 def test_random_lists_count_as_sclite_counts_them(tmp_path, seed, vocabulary, longest):
-    """Few words and long lists have many equally cheap alignments; some lists are empty."""
+    """With few words, long lists have many equally cheap alignments; some lists are empty."""
     draw = random.Random(seed)
     pairs = [
         [draw.choices(vocabulary, k=draw.randrange(longest + 1)) for _ in range(2)]
@@ -128,7 +128,7 @@ WORDS = _TEXT.split()
 
 
 def sentence(draw, longest):
-    """Words as frequent as in text: the n-th about 1/n times."""
+    """Draw words as frequent as in text: the n-th about 1/n times."""
     weights = [1 / n for n in range(1, len(WORDS) + 1)]
     return draw.choices(WORDS, weights, k=draw.randrange(1, longest))
 

@@ -1,4 +1,4 @@
-"""Laws of scripts/score.py: what a score file holds, and what it refuses."""
+"""Laws of scripts/score.py: the content of a score file, and what is refused."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def settings(**normaliser):
 
 @pytest.fixture
 def stage(tmp_path):
-    """Writes both sides and runs the script on them; returns the finished process."""
+    """Write both sides and run the script on them; return the finished process."""
     write_yaml(tmp_path / "score.yaml", settings())
 
     def run(found, said=SAID, header=HEADER, final=True):
@@ -76,7 +76,7 @@ def test_totals_are_the_sums_of_utterances_and_of_speakers(stage, tmp_path):
         for key in ("words", "errors", "insertions", "deletions", "substitutions"):
             assert sum(row[key] for row in score[part].values()) == score[key]
     assert (len(score["by_utterance"]), len(score["by_speaker"])) == (12, 6)
-    assert score | HEADER == score  # what the decoder said of itself is kept
+    assert score | HEADER == score  # what the decoder reported is kept
 
 
 def test_the_text_beside_shows_every_utterance_and_its_edits(stage, tmp_path):

@@ -31,7 +31,7 @@ lists_of_errors = st.lists(word_errors, min_size=1, max_size=12)
 
 
 def speakers(count, rate, seed=0, words=60):
-    """Speakers whose words err independently at `rate`, some speakers at twice of it."""
+    """Draw speakers whose words err independently at `rate`, some speakers at twice the rate."""
     draw = random.Random(seed)
     made = {}
     for i in range(count):
@@ -252,14 +252,14 @@ def test_the_same_share_of_every_speaker_has_no_interval():
 def test_seeds_that_disagree_have_an_interval_from_one_to_the_other():
     a = {f"s{i}": WordErrors(50, 4 * i) for i in range(1, 12)}
     half = {name: WordErrors(e.words - e.errors // 2, e.errors // 2) for name, e in a.items()}
-    found = reduction([(a, half), (half, a)], 300, 1)  # half the errors, and twice of them
+    found = reduction([(a, half), (half, a)], 300, 1)  # half the errors, and twice as many
     assert found.relative == 0
     assert found.by_pair == (0.5, -1)
     assert found.ci95 == pytest.approx((-1, 0.5))
 
 
 def test_seeds_are_drawn_independently_of_speakers():
-    """B helps speaker i with seed i alone: were both drawn alike, no draw could save less."""
+    """B helps speaker i with seed i only: if both were drawn alike, all draws had this gain."""
     a = {f"s{i:02d}": WordErrors(40, 10) for i in range(12)}
     pairs = [(a, {**a, name: WordErrors(50)}) for name in a]
     found = reduction(pairs, DRAWS, 1)

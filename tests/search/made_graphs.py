@@ -8,14 +8,14 @@ STATES, WORDS = 4, 3
 
 
 def random_graph(rng, nodes=7, arcs=22, least=0.0) -> Arrays:
-    """Arcs anywhere, loops and parallel ones included; epsilons only lead to higher nodes.
+    """Draw arcs anywhere, including loops and parallel ones; epsilons only lead to higher nodes.
 
     Args:
         least: of the costs of arcs, nats.
     """
     arcs_A = np.zeros(arcs, ARC)
     source_A = rng.integers(0, nodes, arcs)
-    source_A[:nodes] = np.arange(nodes)  # each node can be left
+    source_A[:nodes] = np.arange(nodes)  # each node has an arc that leaves it
     arcs_A["next"] = rng.integers(0, nodes, arcs)
     arcs_A["ilabel"] = rng.integers(1, STATES + 1, arcs)
     empty = (rng.random(arcs) < 0.3) & (arcs_A["next"] > source_A)
@@ -55,7 +55,7 @@ def all_paths(graph: Arrays, scores_TS: np.ndarray):
 
 
 def cheapest_rows(graph: Arrays, scores_TS: np.ndarray) -> list[tuple[float, tuple[int, ...]]]:
-    """The cheapest cost of each row of words, sorted."""
+    """Return the lowest cost of each word sequence, sorted."""
     best: dict[tuple[int, ...], float] = {}
     for cost, words, _ in all_paths(graph, scores_TS):
         best[words] = min(cost, best.get(words, np.inf))

@@ -1,4 +1,4 @@
-"""Posteriors are the shares of all paths, weighed by their costs."""
+"""Posteriors are shares of all paths, weighted by their costs."""
 
 import numpy as np
 import pytest

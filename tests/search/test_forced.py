@@ -1,4 +1,4 @@
-"""The best path through a transcript's graph, window by window, in memory that goes with frames."""
+"""The best path through a transcript's graph, window by window; memory grows with frames only."""
 
 import tracemalloc
 
@@ -16,7 +16,7 @@ WORDS = ["C", "ABC", "A", "C"]
 
 
 def made(seed, words=WORDS, margin=1.0, stay=8):
-    """A transcript's graph, and scores of its places' states."""
+    """Return a transcript's graph, and scores of its states."""
     rng = np.random.default_rng(seed)
     lang = toy_lang()
     states = tied(lang, rng)
@@ -30,7 +30,7 @@ def made(seed, words=WORDS, margin=1.0, stay=8):
 @pytest.mark.parametrize("window", [1, 7, 1000])
 @pytest.mark.parametrize("scale", [1.0, 0.1])
 def test_the_path_is_kaldis(monkeypatch, seed, window, scale):
-    """Of FasterDecoder, which wants a column a label and all scores at once."""
+    """Compared with FasterDecoder, which needs a column per label and all scores at once."""
     monkeypatch.setattr(asr_train.search.forced, "WINDOW", window)
     transcript, scores_TS = made(seed)
     labels = len(transcript.state_K)
@@ -70,7 +70,7 @@ def test_scores_that_are_no_numbers_are_refused_by_frame(monkeypatch):
 
 
 def test_memory_goes_with_frames_not_with_frames_times_places():
-    """30,000 frames of 7,200 places: tokens within the beam are thousands a frame at first."""
+    """30,000 frames of 7,200 places: at first, thousands of tokens per frame are in the beam."""
     rng = np.random.default_rng(0)
     words = rng.choice(["ABC", "C", "A"], 900).tolist()
     transcript, scores_TS = made(0, words, margin=30.0, stay=10)

@@ -1,4 +1,4 @@
-"""HCLG accepts what grammar, lexicon and states allow, at the cost they give it."""
+"""HCLG accepts what grammar, lexicon and states allow, at the cost that they define."""
 
 import math
 from dataclasses import replace
@@ -35,7 +35,7 @@ def loops(lang):
 
 
 def words_cost(lang, words, scores_TS, loop_S, states=None) -> float:
-    """The exact cost of a transcript, its variants and silences left open, without a grammar."""
+    """Return the cost of a transcript with any variants and silences, without a grammar."""
     graph = transcript_graph(list(words), lang, states or lang.states, loop_S)
     return cheapest(graph.graph, scores_TS[:, graph.state_K])
 
@@ -60,7 +60,7 @@ def test_the_decoding_graph_costs_what_the_best_transcript_costs(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("share", [(), (1, 2), (2, 3)])
 def test_with_tied_states_it_costs_what_the_best_transcript_costs(seed, share):
-    """Across words; even where phones share roots, so that other words have the same states."""
+    """Across words; also if phones share roots, so that different words have the same states."""
     rng = np.random.default_rng(seed)
     lang = toy_lang(phone_states=1, silence_states=2)
     states = tied(lang, rng, share)
@@ -96,7 +96,7 @@ def test_clear_scores_of_tied_states_give_the_words_back(share):
 
 
 def test_words_whose_phones_are_tied_all_over_are_told_apart_by_the_grammar_alone():
-    """Where a and b have the same states everywhere, A and another word B sound alike."""
+    """If a and b have the same states everywhere, A and another word B are homophones."""
     lang = toy_lang(("A", "B"), max_words=1, phone_states=1, silence_states=2)
     prons = {**lang.lexicon.prons, "B": (("b",),)}
     lang = replace(lang, lexicon=Lexicon({w: prons[w] for w in sorted(prons)}))
@@ -133,7 +133,7 @@ def test_the_search_finds_the_cheapest_path(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_clear_scores_give_the_words_back(seed):
     rng = np.random.default_rng(seed)
-    lang = toy_lang(words=("A", "ALSO", "ABC"))  # nothing else sounds like a row of these
+    lang = toy_lang(words=("A", "ALSO", "ABC"))  # no other sequence of these is a homophone
     words = [lang.grammar.words[i] for i in rng.integers(0, 3, 6)]
     path_T = path_of(lang, words, rng)
     scores_TS = scores_of(path_T, lang.states.num_states, rng)
@@ -236,10 +236,10 @@ def test_entering_and_staying_are_paid_by_their_probabilities():
 
 
 def kaldis_cost(loop_S, path_T, self_loop_scale):
-    """Of a state path, by `GetScaledTransitionLogProb` of Kaldi's hmm-utils.cc.
+    """Return the cost of a state path by `GetScaledTransitionLogProb` of Kaldi's hmm-utils.cc.
 
     A self-loop costs self_loop_scale * -log p. A way out costs self_loop_scale * -log(1 - p), plus
-    transition_scale * -log(its share among the ways out), which is 0 where there is one.
+    transition_scale * -log(its share among the ways out), which is 0 if there is only one.
     """
     cost = 0.0
     for t, s in enumerate(path_T):
@@ -250,7 +250,7 @@ def kaldis_cost(loop_S, path_T, self_loop_scale):
 
 @pytest.mark.parametrize("scale", [0.0, 0.1, 1.0])
 def test_a_path_costs_what_it_costs_in_kaldis_graph(scale):
-    """C = c a, after half a second of silence or none, worked out by hand; `scale` 0.1 is Kaldi's.
+    """C = c a, after half a second of silence or none, computed by hand; `scale` 0.1 is Kaldi's.
 
     Both words of a loop of one word, or its end, have probability 1/2; C has two pronunciations;
     a silence has probability 0.4, none 0.6. From the search, from lattices, and from n-best lists.
@@ -281,7 +281,7 @@ def test_a_path_costs_what_it_costs_in_kaldis_graph(scale):
 
 
 def test_decoding_graphs_have_kaldis_self_loop_scale_unless_told_otherwise():
-    """And training graphs have 1.0."""
+    """Training graphs have 1.0."""
     lang = toy_lang()
     default, tenth, whole = (
         decoding_graph(lang, lang.states, loops(lang), **more).arcs_A["weight"].sum()

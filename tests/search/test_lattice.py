@@ -13,7 +13,7 @@ from asr_train.search.nbest import nbest
 from asr_train.search.tokens import forward, kth_smallest
 
 SEEDS = range(6)
-AMPLE = {"beam": 1000.0, "max_active": 10**6}  # nats, tokens: nothing is cut
+AMPLE = {"beam": 1000.0, "max_active": 10**6}  # nats, tokens: nothing is pruned
 TOY_STATES = 14
 
 
@@ -62,7 +62,7 @@ def test_random_graphs_are_searched_exactly(seed, least):
 @pytest.mark.parametrize("least", [0.0, -1.0])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_path_s_costs_are_those_of_its_states_and_arcs(seed, least):
-    """Also where tokens are cut, and where a cut one lives on through a negative epsilon."""
+    """Also if tokens are pruned, and if a pruned one survives through a negative epsilon."""
     rng = np.random.default_rng(seed)
     graph = random_graph(rng, nodes=40, arcs=200, least=least)
     scores_TS = random_scores(rng, frames=12)

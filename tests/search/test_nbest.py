@@ -1,4 +1,4 @@
-"""N-best lists are sorted, distinct and exact; rescoring and oracles are what they are called."""
+"""N-best lists are sorted, distinct and exact; rescoring and oracles follow their definitions."""
 
 import itertools
 
@@ -126,7 +126,7 @@ def test_an_empty_list_deletes_the_reference():
 
 
 def test_kinds_of_edits_are_told_apart():
-    _, _, lattice = searched(0, width=0.0)  # the best path alone
+    _, _, lattice = searched(0, width=0.0)  # only the best path
     words = best_path(lattice).words
     assert len(words) >= 2
     assert lattice_oracle(lattice, [*words, -1]) == Edits(0, 1, 0)

@@ -1,4 +1,4 @@
-"""A transcript's graph holds every way to say it, once; its labels tell which phone is where."""
+"""A transcript's graph holds every pronunciation once; its labels tell which phone is where."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ def loops(states):
 
 
 def ways(lang, words):
-    """Every row of (phone, word or -1), with its cost: pronunciations, and silences or none."""
+    """Yield every sequence of (phone, word or -1), with variants and silences, and its cost."""
     prons = [lang.lexicon.prons[word] for word in words]
     ids = {phone: p for p, phone in enumerate(lang.states.phones)}
     for said in itertools.product(*prons):
@@ -35,7 +35,7 @@ def ways(lang, words):
 
 
 def straight(states_N, scores_TS, loop_S) -> tuple[float, list[int]]:
-    """The cheapest way through a row of states from left to right: cost, first frames of each."""
+    """Return the cheapest path through states from left to right: cost, first frames of each."""
     enter_N, stay_N = -np.log(1 - loop_S[states_N]), -np.log(loop_S[states_N])
     cost_N = np.full(len(states_N), np.inf)
     cost_N[0] = enter_N[0] - scores_TS[0, states_N[0]]
@@ -52,7 +52,7 @@ def straight(states_N, scores_TS, loop_S) -> tuple[float, list[int]]:
 
 
 def by_hand(lang, states, words, scores_TS, loop_S):
-    """The cheapest of all ways: its cost, and its phones with first frame and word."""
+    """Return the cheapest of all ways: its cost, and its phones with first frame and word."""
     best = (np.inf, None)
     for row, cost in ways(lang, words):
         places = rows_of(states, [phone for phone, _ in row])
@@ -79,7 +79,7 @@ def best_path(graph, scores_TS):
 @pytest.mark.parametrize("kind", ["plain", "tied", "shared"])
 @pytest.mark.parametrize("margin", [0.0, 1.5])
 def test_the_best_path_is_the_cheapest_of_all_ways_to_say_it(seed, kind, margin):
-    """Each phone in the states that it has between its neighbours; phones() says which it was."""
+    """Each phone has the states of its context; phones() tells which phone it was."""
     rng = np.random.default_rng(seed)
     lang = toy_lang(phone_states=2, silence_states=2)
     share = (1, 2) if kind == "shared" else ()
@@ -114,7 +114,7 @@ def test_a_tree_that_asks_nothing_costs_what_monophones_cost(seed):
 
 
 def paths_of(graph) -> Counter:
-    """All ways from start to end without self-loops: a row of (state, position, phone, word)."""
+    """Count all paths without self-loops, as sequences of (state, position, phone, word)."""
     arrays = graph.graph
     leaving = {}
     for source, arc in zip(arrays.source_A.tolist(), arrays.arcs_A.tolist(), strict=True):
@@ -172,7 +172,7 @@ def test_a_repeated_phone_is_two_phones(kind, frames):
 
 
 def test_a_phone_of_one_state_that_repeats_is_two_phones():
-    """Of equal states only the places in the transcript tell the phones apart."""
+    """Among equal states, only the places in the transcript distinguish the phones."""
     lang = toy_lang(phone_states=1, silence_states=1)
     scores_TS = np.zeros((7, lang.states.num_states), np.float32)
     scores_TS[:, 0] = -50

@@ -10,7 +10,7 @@ from asr_train.shards.reader import Shards
 
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory) -> Callable[[tuple[int, ...], int], Shards]:
-    """(frames of each utterance, utterances a shard) -> Shards, newly opened."""
+    """A function of (frames of each utterance, utterances per shard) that opens such Shards."""
     made = {}
 
     def make(lengths: tuple[int, ...], per_shard: int) -> Shards:

@@ -1,4 +1,4 @@
-"""Samples whose numbers say where they come from, so that tests can see what became of them."""
+"""Samples whose values tell where they come from."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ NUM_STATES = 50
 
 
 def utterance(number: int, frames: int, num_mels: int = 3) -> Sample:
-    """Frame t of utterance n is [n, t, ...]: whole numbers that float16 keeps."""
+    """Return a sample whose frame t is [n, t, ...]: whole numbers that float16 represents."""
     feats_TF = np.zeros((frames, num_mels), np.float32)
     feats_TF[:, 0] = number
     feats_TF[:, 1] = np.arange(frames)
@@ -21,7 +21,7 @@ def utterance(number: int, frames: int, num_mels: int = 3) -> Sample:
 
 
 def write(folder: Path, lengths: Sequence[int], per_shard: int) -> Path:
-    """Shards of utterances with these frames; returns the index's path."""
+    """Write shards of utterances with these frames; return the index's path."""
     write_shards(
         (utterance(n, frames) for n, frames in enumerate(lengths)),
         folder / "index.json",

@@ -1,4 +1,4 @@
-"""Every frame comes once an epoch with its window, and a position yields just what is left."""
+"""Every frame is used once per epoch with its window; a position yields the remaining ones."""
 
 import itertools
 
@@ -90,7 +90,7 @@ def test_only_the_last_minibatch_is_short(shards, s):
     assert (len(sizes), sum(sizes)) == (epoch.num_batches, epoch.num_frames)
 
 
-@hypothesis.settings(max_examples=40)  # each goes on from every position
+@hypothesis.settings(max_examples=40)  # each resumes from every position
 @given(settings())
 def test_a_position_yields_just_what_is_left_bit_for_bit(shards, s):
     epoch = pools(shards, **s)
@@ -129,7 +129,7 @@ def test_the_minibatch_cuts_the_same_row_of_frames(shards, s, minibatch):
 
 @given(settings())
 def test_pools_are_runs_of_samples_and_about_equal(shards, s):
-    """A pool's frames come before the next one's, so the utterances of each form a block."""
+    """A pool's frames come before the next one's, so the utterances of each are consecutive."""
     read = samples(shards, s)
     rows = torch.cat([b.feats_BTF[:, s["context_left"], 0] for b in pools(shards, **s)]).int()
     sizes, at = [], 0
@@ -164,11 +164,11 @@ def test_frames_are_mixed_within_a_pool_and_differ_by_seed_and_epoch(shards):
     assert len({tuple(r) for r in rows}) == 4
     for frames in rows:
         changes = sum(a[0] != b[0] for a, b in itertools.pairwise(frames))
-        assert changes > 40  # sorted by utterance there would be 12; at random, some 56
+        assert changes > 40  # sorted by utterance there would be 12; at random, about 56
 
 
 def test_each_pool_is_mixed_in_its_own_way(shards):
-    """Utterances of the same length, each a pool: only the permutation can tell them apart."""
+    """Each utterance is a pool, and all have the same length, so only the permutations differ."""
     data = shards((30, 30, 30, 30), 4)
     found = []
     for seed, epoch, worker in itertools.product((0, 1), repeat=3):

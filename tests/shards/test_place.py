@@ -1,4 +1,4 @@
-"""Shards from afar are those on disk; failures are tried again, and then say what failed.
+"""Remote shards equal local ones; failures are retried, then reported with their cause.
 
 The servers are started here, on the loopback.
 """
@@ -22,7 +22,7 @@ LENGTHS = (5, 9, 2, 7, 7, 1, 4, 3)
 
 @pytest.fixture(autouse=True)
 def nearby(monkeypatch):
-    """No pauses, and no proxy in between."""
+    """No pauses between tries, and no proxy."""
     monkeypatch.setattr(place, "FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(place, "TIMEOUT_SECONDS", 5.0)
     for name in ("no_proxy", "NO_PROXY"):
@@ -36,7 +36,7 @@ def folder(tmp_path):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves a folder; `ills` are what becomes of the next replies of a tar, in order."""
+    """Serves a folder; `ills` are the failures of the next replies for a tar, in order."""
 
     def __init__(self, folder):
         self.ills: list[str] = []
@@ -157,10 +157,10 @@ def test_other_addresses_are_refused(address):
 
 @pytest.fixture
 def bucket(folder, monkeypatch):
-    """A server that talks S3, and the shards in its bucket."""
+    """A server with the S3 interface, and the shards in its bucket."""
     moto = pytest.importorskip("moto.server", reason="moto is not installed")
     s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
-    s3fs.S3FileSystem.clear_instance_cache()  # of another server's
+    s3fs.S3FileSystem.clear_instance_cache()  # of another server
     import boto3
 
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -60,7 +60,7 @@ def test_the_plan_is_what_workers_read(shards, seed, epoch, workers):
 def test_a_reader_starts_anywhere(shards, seed, epoch, split, data):
     whole = list(shards(LENGTHS, PER_SHARD).samples(seed, *split, epoch))
     start = data.draw(st.integers(0, len(whole)))
-    rest = list(shards(LENGTHS, PER_SHARD).samples(seed, *split, epoch, start))  # opened anew
+    rest = list(shards(LENGTHS, PER_SHARD).samples(seed, *split, epoch, start))  # opened again
     assert ids(rest) == ids(whole[start:])
     for a, b in zip(rest, whole[start:], strict=True):
         np.testing.assert_array_equal(a.feats_TF, b.feats_TF)
@@ -115,7 +115,7 @@ def test_the_order_outlives_versions(shards):
 
 
 def test_parts_of_shards_have_orders_of_their_own(tmp_path):
-    """Also where the whole's order is known already."""
+    """Also if the order of the whole is known already."""
     data = Shards(write(tmp_path, LENGTHS, PER_SHARD))
     whole = data.order(3, 0).tolist()
     assert data.span(0, 0.5).order(3, 0).tolist() == whole[:6]
@@ -126,7 +126,7 @@ def test_parts_of_shards_have_orders_of_their_own(tmp_path):
 
 
 def test_some_of_the_shards_are_compared_with_checksums_of_their_own(tmp_path):
-    """The second of two is the third of five: that one was read does not vouch for the other."""
+    """The second of two is the third of five: checking one does not cover the other."""
     data = Shards(write(tmp_path, LENGTHS, PER_SHARD))
     next(data.samples(None, 0, 1, 0, start=3))  # opens the second
     some = data.some(0.4)
@@ -159,7 +159,7 @@ def test_mean_variance_and_priors_are_fit_to_divide_by(shards):
     np.testing.assert_allclose(data.var_F[:2], data.index["var"][:2], rtol=1e-6)
     assert min(data.index["state_frames"]) == 0
     assert data.priors_S.min() > 0
-    frames_S = [max(1, frames) for frames in data.index["state_frames"]]  # none counts as one
+    frames_S = [max(1, frames) for frames in data.index["state_frames"]]  # at least one
     np.testing.assert_allclose(data.priors_S, np.array(frames_S) / sum(frames_S), rtol=1e-12)
     assert data.priors_S.sum() == pytest.approx(1, abs=1e-12)
     assert data.about == {"states_hash": "abc"}
@@ -190,7 +190,7 @@ def read_all(index_path):
 
 
 def patch_index(index_path, tar=None, **values):
-    """Change an index; with `tar`, let it agree with that tar's present bytes."""
+    """Change an index; with `tar`, update the values that depend on that tar's current bytes."""
     index = {**read_json(index_path), **values}
     for part in index["parts"] if tar else []:
         if part["path"] == tar:
@@ -259,7 +259,7 @@ def test_a_tar_that_was_truncated_before_it_was_listed_is_noticed(index_path, ta
 
 
 def rewritten(index_path, tar, change):
-    """Give the tar the members that `change` returns, and the index its checksum."""
+    """Replace the tar's members by those that `change` returns, and update the index's checksum."""
     with tarfile.open(tar) as old:
         members = [(m, old.extractfile(m).read()) for m in old.getmembers()]
     with tarfile.open(tar, "w") as new:
@@ -348,7 +348,7 @@ def test_something_else_is_no_index(index_path):
 
 def test_states_are_those_of_the_index(index_path):
     counts = read_json(index_path)["state_frames"]
-    assert counts[-1] > 0  # else the model below would do
+    assert counts[-1] > 0  # else the model below would fit
     patch_index(index_path, num_states=NUM_STATES - 1, state_frames=counts[:-1])
     with pytest.raises(DamagedFileError, match=r"tar: utt\d+: states .* but the model has states"):
         read_all(index_path)

@@ -1,4 +1,4 @@
-"""The record of a sample gives it back, and refuses what it could not give back."""
+"""The record of a sample is read back unchanged; what cannot be stored is refused."""
 
 import io
 import pickle

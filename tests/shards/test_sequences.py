@@ -1,4 +1,4 @@
-"""Every kept frame is learned once an epoch, with what the network needs to hear around it."""
+"""Every kept frame is trained on once per epoch, with the context that the network needs."""
 
 import itertools
 
@@ -43,7 +43,7 @@ def columns_of(batch, b: int) -> list[int]:
 
 
 def learned(batches, cut: Cut):
-    """(utterance, frame) of every output that counts, found from the features themselves."""
+    """Return (utterance, frame) of every output that counts, from the features themselves."""
     for batch in batches:
         assert batch.frames == int(batch.mask_BT.sum())
         rows = cut.left + (batch.ali_BT.shape[1] - 1) * cut.stride + 1 + cut.right
@@ -78,7 +78,7 @@ def test_in_as_many_epochs_as_the_stride_every_frame_is_kept_once(shards, stride
         (number, t)
         for epoch in range(stride)
         for number, t, _ in learned(Sequences(shards(LENGTHS, 3), cut, **who, epoch=epoch), cut)
-        if LENGTHS[number] >= stride  # of a shorter one, some frames come again
+        if LENGTHS[number] >= stride  # in a shorter one, some frames are repeated
     ]
     wanted = {(n, t) for n, frames in enumerate(LENGTHS) for t in range(frames) if frames >= stride}
     assert len(found) == len(set(found))
@@ -96,9 +96,9 @@ def test_a_row_holds_all_that_is_to_be_heard_and_repeats_only_an_utterances_ends
             assert last + 1 - first <= cut.piece
             number, t, _ = batch.feats_BTF[b, cut.left + first * cut.stride].int().tolist()
             feats_TF = torch.from_numpy(utterance(number, LENGTHS[number]).feats_TF)
-            is_beginning = t < cut.stride  # with nothing before it to warm up on
+            is_beginning = t < cut.stride  # with nothing before it to initialise the state
             assert (first == 0) == (is_beginning or cut.warm == 0)
-            if first < cut.warm:  # as far as there is anything to warm up on
+            if first < cut.warm:  # as far as there are frames for it
                 assert t - first * cut.stride < cut.stride
             start = t - first * cut.stride - cut.left
             stop = t + (last - first) * cut.stride + 1 + cut.right

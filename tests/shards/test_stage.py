@@ -33,7 +33,7 @@ FEATS = FeatsSettings(
 
 
 def cut(folder, number):
-    """Noise of 100 ms and more, of two speakers."""
+    """Return a cut of noise of 100 ms and more, of two speakers."""
     noise_N = np.random.default_rng(number).normal(0, 0.1, RATE // 10 + 97 * number)
     path = folder / f"u{number}.wav"
     soundfile.write(path, noise_N, RATE)
@@ -58,7 +58,7 @@ def cut(folder, number):
 
 @pytest.fixture
 def work(tmp_path):
-    """Features of seven utterances, as the stages before leave them."""
+    """Features of seven utterances, as written by the previous stages."""
     rows, about = extract([cut(tmp_path, n) for n in range(7)], FEATS, tmp_path / "feats/dev/a.h5")
     write_index(tmp_path / "feats/dev.jsonl.gz", FEATS, [tmp_path / "feats/dev/a.h5"], [about])
     write_jsonl(tmp_path / "feats/dev.jsonl.gz", rows)
@@ -72,7 +72,7 @@ def states_of(utterance):
 
 
 def aligned(states_T):
-    """Silence throughout, whatever the states."""
+    """Return an alignment whose phones are all silence, whatever the states."""
     silence_N3 = np.array([[0, 0, -1]], np.int32)
     return Aligned(states_T, np.zeros(len(states_T), np.int8), silence_N3, -1.0, False)
 
@@ -121,7 +121,7 @@ def test_shards_hold_normalised_features_states_and_words(work):
 
 
 def test_the_stored_order_is_not_that_of_the_manifest(work):
-    """Manifests go by speaker; neighbours in a shard should not."""
+    """Manifests are sorted by speaker; neighbours in a shard should not be."""
     align(work)
     ids = [sample.id for sample in run(work).samples(None, 0, 1, 0)]
     assert ids != sorted(ids)

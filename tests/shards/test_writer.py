@@ -1,4 +1,4 @@
-"""The same bytes whatever happened before, and totals that are those of the tars."""
+"""Bytes do not depend on what happened before, and totals are those of the tars."""
 
 import multiprocessing
 import os
@@ -160,7 +160,7 @@ def test_killed_at_any_call_a_rerun_gives_the_bytes_of_an_unbroken_run(tmp_path)
         folder = tmp_path / f"killed{when}"
         write(folder, (*LENGTHS, 3, 3), 2)  # an earlier run, larger and with other lengths
         assert run_child(folder, when) == -signal.SIGKILL
-        if (folder / "index.json").exists():  # then all it lists is there, old or new
+        if (folder / "index.json").exists():  # then all that it lists exists, old or new
             for part in read_json(folder / "index.json")["parts"]:
                 check_part(folder, part)
         write(folder, LENGTHS, 2)

@@ -8,7 +8,7 @@ from asr_train.shards.reader import Shards
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
-    """Threads of torch would not live in forked children."""
+    """Threads of torch do not survive in forked children."""
     monkeypatch.setenv("JOBS", "1")
 
 

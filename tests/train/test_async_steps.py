@@ -60,7 +60,7 @@ def virtual(folder, splits, given, workers=4, **optim):
 
 
 def together(folder, splits, given, workers=2, before=None, **optim):
-    """In a process each; `before` is called in each."""
+    """Train with one process per worker; `before` is called in each."""
 
     def main(exchange):
         if before is not None:
@@ -72,7 +72,7 @@ def together(folder, splits, given, workers=2, before=None, **optim):
 
 
 def rows(folder) -> list[dict]:
-    """Without times, but for those that are simulated."""
+    """Return the log without times, except simulated ones."""
     found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     for row in found:
         for name in ("step", "compute", "exchange", "wait", "compress", "transfer"):
@@ -92,7 +92,7 @@ def few_threads(monkeypatch):
 
 @pytest.fixture(scope="module")
 def unbroken(splits, tmp_path_factory):
-    """Of four virtual workers."""
+    """A run of four virtual workers."""
     os.environ["JOBS"] = "1"
     folder = tmp_path_factory.mktemp("exp") / "unbroken"
     virtual(folder, splits, comm(adaptive=ADAPTIVE))
@@ -121,7 +121,7 @@ def test_the_log_says_how_far_ahead_workers_were(unbroken):
     lines = map(json.loads, (unbroken / "log.jsonl").read_text().splitlines())
     timed = [row for row in lines if "dev_loss" not in row]
     assert all(row["compress_seconds"] > 0 == row["transfer_seconds"] for row in timed)
-    # Over all steps only: an exchange counts in the row of the gradient that comes after it
+    # Only for sums over all steps: an exchange counts in the row of the gradient that follows it
     steps = [b - a for a, b in pairwise([0, *(row["step"] for row in timed)])]
     compress, exchange = (
         sum(row[name] * n for row, n in zip(timed, steps, strict=True))
@@ -131,7 +131,7 @@ def test_the_log_says_how_far_ahead_workers_were(unbroken):
 
 
 def test_checkpoints_are_due_at_the_same_steps_in_every_epoch(unbroken, splits):
-    """At multiples of ten and at the ends of epochs, which are none; the newest three stay."""
+    """At multiples of ten and at the ends of epochs, which are no multiples; three are kept."""
     steps = max(-(-n // 32) for n in splits[0].plan(4, seed=0, epoch=0).frames)
     assert 10 < steps < 20 < 2 * steps < 30
     found = sorted(int(path.stem[5:]) for path in (unbroken / "ckpt").glob("*.json"))
@@ -168,7 +168,7 @@ def test_without_staleness_it_is_synchronous_gtc_to_the_bit(splits, tmp_path, ad
     assert (found_weights, found_about) == (weights, about)
     for a, b in zip(found, wanted, strict=True):
         assert a.keys() - b.keys() == (set() if "dev_loss" in a else LEAD)
-        # The threshold is the last step's in one, and in the other the next one's
+        # One logs the threshold of the last step, the other that of the next one
         for name in b.keys() - {"received_bits", "threshold"}:
             same = b[name] if name == "weights_crc32" else pytest.approx(b[name], rel=1e-12)
             assert a[name] == same, name
@@ -258,8 +258,8 @@ def test_processes_without_staleness_give_the_files_of_virtual_workers(splits, t
 
 
 def test_processes_that_do_not_wait_end_with_the_same_model(splits, tmp_path):
-    """One is held up until the others are as far ahead as they may be, and then now and then; all
-    of the checkpoints say so, and hashes are compared."""
+    """One is delayed until the others have reached the bound, and then occasionally; all
+    checkpoints are compared by hashes."""
     ahead = multiprocessing.get_context("fork").Semaphore(0)
 
     def slow(exchange):
@@ -304,7 +304,7 @@ def test_replicas_that_drift_apart_stop_the_run(splits, tmp_path):
 
 
 def strike(rank, at, number):
-    """A signal for a process, at its step `at`."""
+    """Return a hook that sends a process a signal at its step `at`."""
 
     def before(exchange):
         original, calls = AsyncSteps.gradient, []
@@ -327,7 +327,7 @@ def test_a_killed_process_stops_the_others_which_go_on_from_the_checkpoint(split
     assert found.pop(rank) == -signal.SIGKILL
     for error in found:
         assert isinstance(error, ExchangeError)
-        # As soon as it is; after comm.timeout_seconds it "did not answer"
+        # At once; after comm.timeout_seconds it "did not answer"
         assert f"process {rank} of 3 is gone" in str(error)
     assert not (folder / "model.json").exists()
     run = settings(comm())
@@ -339,7 +339,7 @@ def test_a_killed_process_stops_the_others_which_go_on_from_the_checkpoint(split
 
 
 def test_a_hung_process_is_an_error_in_the_stated_time(splits, tmp_path):
-    """It stops in its 15th step, when the other is in its 17th and may go no further."""
+    """It stops in its 15th step, when the other is in its 17th and has reached the bound."""
     pids, waits = multiprocessing.Array("i", 2), multiprocessing.get_context("fork").Event()
     run, original, calls = settings(comm()), AsyncSteps.gradient, []
 
@@ -359,7 +359,7 @@ def test_a_hung_process_is_an_error_in_the_stated_time(splits, tmp_path):
         try:
             loop.train(run, *splits, tmp_path / "run", CPU, exchange)
         finally:
-            os.kill(pids[1], signal.SIGKILL)  # which no other signal reaches
+            os.kill(pids[1], signal.SIGKILL)  # no other signal has an effect
 
     found = forked.run(main, 2, 2)
     assert found[1] == -signal.SIGKILL

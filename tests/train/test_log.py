@@ -35,7 +35,7 @@ def test_a_row_has_means_a_frame_and_a_step():
         "minibatch": 25.0,
         "sent_bits": 128.0,
         "elements_sent": 4.0,
-        "compression_ratio": 2.5,  # 32 * 10 bits a step over 128
+        "compression_ratio": 2.5,  # 32 * 10 bits per step over 128
         "received_bits": 140.0,
         "step_seconds": 0.35,
         "compute_seconds": 0.2,

@@ -29,7 +29,7 @@ def trained(folder, splits, **optim):
 
 
 def rows(folder) -> list[dict]:
-    """Of the log, without what no two runs agree on."""
+    """Return the log without what differs between runs."""
     found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in found]
 
@@ -74,7 +74,7 @@ def test_the_log_has_a_row_an_interval_and_a_row_an_epoch(unbroken, splits):
 
 
 def test_the_logs_rates_are_those_of_the_rows_last_steps(splits, tmp_path):
-    """While it rises from half of it: the row of step n has what step n took."""
+    """While it rises from half of it: the row of step n has the rate of step n."""
     trained(tmp_path / "run", splits, epochs=1, warmup_epochs=1.0, warmup_from=0.5)
     steps = math.ceil(splits[0].num_frames / 32)
     inside = [row for row in rows(tmp_path / "run") if "dev_loss" not in row]
@@ -138,8 +138,8 @@ def killed(folder, splits, module, name: str, call: int, after: bool, monkeypatc
         (Momentum, "apply", 37, False),  # in the middle of an epoch
         (loop, "evaluate", 1, True),  # between the last step of an epoch and its checkpoint
         (loop, "evaluate", 3, False),
-        (torch, "save", 3, True),  # a checkpoint has its new name not yet
-        (state.files, "write_json", 4, False),  # a checkpoint is whole, its index is not there
+        (torch, "save", 3, True),  # a checkpoint is not yet renamed
+        (state.files, "write_json", 4, False),  # a checkpoint is complete, its index is missing
         (state.files, "write_json", 4, True),
         (loop, "save_model", 1, False),
     ],
@@ -356,7 +356,7 @@ def test_dropout_is_of_training_alone(splits, tmp_path):
     for is_training in (False, True):
         model.train(is_training)
         assert loop.evaluate(model, splits[1], CPU) == wanted
-        assert model.training == is_training  # it goes on as it was
+        assert model.training == is_training  # it is as before
     feats_BTF = torch.randn(1, 40, tiny.NUM_MELS)
     model.train()
     assert not torch.equal(model(feats_BTF), model(feats_BTF))

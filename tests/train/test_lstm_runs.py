@@ -1,4 +1,4 @@
-"""Recurrent networks in the same loop: exact, restartable, the same bits wherever workers live."""
+"""Recurrent networks in the same loop: exact, restartable, the same for any placement."""
 
 import json
 import math

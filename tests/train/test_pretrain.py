@@ -1,4 +1,4 @@
-"""What a single worker learned on a part of TRAIN is what the run begins with."""
+"""A run begins with the result of a single worker's training on a part of TRAIN."""
 
 import dataclasses
 import json
@@ -83,7 +83,7 @@ def test_a_deeper_network_takes_the_hidden_layers_and_a_new_output(splits):
 
 @pytest.mark.parametrize("lstm", [None, tiny.LSTM], ids=["dnn", "lstm"])
 def test_the_whole_network_on_a_part_is_where_the_run_goes_on(splits, tmp_path, lstm):
-    run = settings(WHOLE, lstm=lstm, rate=1e-9)  # which changes nothing by itself
+    run = settings(WHOLE, lstm=lstm, rate=1e-9)  # so small that it changes nothing by itself
     initial = begin(run, splits, tmp_path / "run")
     before = json.loads(initial.read_text())["dev"]
     loop.train(run, *splits, tmp_path / "run", CPU, initial=initial)

@@ -10,7 +10,7 @@ NAN = float("nan")
 
 
 def rates(losses: list[float], **optim) -> list[float]:
-    """Of the first epoch, and after each loss on DEV."""
+    """Return the rates of the first epoch, and after each loss on DEV."""
     schedule = Schedule(tiny.settings(rate=8.0, **optim).optim)
     seen = [schedule.rate]
     for loss in losses:
@@ -30,11 +30,11 @@ def test_the_rate_is_halved_after_every_epoch_once_it_was_held(hold_epochs, want
 @pytest.mark.parametrize(
     "losses, wanted",
     [
-        ([3.0, 2.0, 1.0, 0.5], [8, 8, 8, 8, 8]),  # it still helps
-        ([3.0, 2.0, 1.99, 1.0], [8, 8, 8, 4, 2]),  # halves on, whatever helps later
+        ([3.0, 2.0, 1.0, 0.5], [8, 8, 8, 8, 8]),  # the loss still falls enough
+        ([3.0, 2.0, 1.99, 1.0], [8, 8, 8, 4, 2]),  # halves from then on, at any loss
         ([3.0, 3.1, 1.0, 0.5], [8, 8, 4, 2, 1]),
         ([3.0, NAN, 1.0, 0.5], [8, 8, 4, 2, 1]),
-        ([2.0, 1.75, 1.0], [8, 8, 8, 8]),  # a fall by just the gain is enough
+        ([2.0, 1.75, 1.0], [8, 8, 8, 8]),  # a fall of exactly the gain is enough
     ],
 )
 def test_newbob_halves_every_epoch_from_the_first_that_helped_too_little(losses, wanted):
@@ -93,7 +93,7 @@ def test_the_rate_rises_in_a_straight_line_from_a_single_workers_update():
     assert steps_rates(points, 4, warmup_epochs=1.0, scaling="sqrt") == [2.0, 2.5, 3.0, 4.0, 4.0]
     assert steps_rates(points, 4, warmup_epochs=1.0, scaling="mean") == [2.0] * 5
     falls = {"warmup_epochs": 1.0, "scaling": "mean", "warmup_from": 0.5}
-    assert steps_rates(points, 4, **falls) == [2.0] * 5  # it does not
+    assert steps_rates(points, 4, **falls) == [2.0] * 5  # it does not fall
     assert steps_rates(points, 1, warmup_epochs=1.0) == [8.0] * 5
     assert steps_rates(points, 1, warmup_epochs=1.0, warmup_from=0.5) == [4.0, 5.0, 6.0, 8.0, 8.0]
 

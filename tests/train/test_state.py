@@ -14,7 +14,7 @@ def content(step: int) -> dict:
 
 
 def one(step: int) -> Iterator:
-    """Of a run with one worker."""
+    """Return the state of a run with one worker."""
     yield 0, content(step)
 
 

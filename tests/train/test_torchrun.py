@@ -1,4 +1,4 @@
-"""Drills under torchrun: whoever is killed, the next start ends with the bytes of a virtual run."""
+"""Processes killed under torchrun: a restarted run is byte-identical to a virtual one."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ ASYNC = {
     **GTC,
     "method": "gtc_async",
     "asynchronous": {
-        "staleness": 0,  # so that the bytes are always the same
+        "staleness": 0,  # so that results are byte-identical
         "virtual_time": {
             "step_seconds": 1.0,
             "speed_spread": 0.1,
@@ -81,13 +81,13 @@ class Run:
         assert not self.model.exists()
 
     def worker(self, rank: int) -> int:
-        """Its process id, once the run has checkpoints."""
+        """Return its process id, once the run has checkpoints."""
         self.wait_for_checkpoint()
         for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             try:
                 stat = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
                 environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            except OSError:  # it ended meanwhile
+            except OSError:  # it ended in the meantime
                 continue
             if int(stat[1]) == self.process.pid and f"RANK={rank}".encode() in environment:
                 return pid
@@ -127,10 +127,10 @@ def start_two_launchers(run: Run) -> subprocess.Popen:
     """Start torchrun's elastic launch with one or two nodes, both on this machine.
 
     Returns the second launcher once the run has begun; the first is `run.process`. Torch's
-    rendezvous can fail where the second launcher comes after the first has begun alone: the first
+    rendezvous can fail if the second launcher starts after the first has begun alone: the first
     waits a minute for the second's role_info, then ends. Therefore both start at once and the
-    first waits half a minute for the second; a failure of that kind, which is before any code of
-    ours, is tried again, three times in all.
+    first waits half a minute for the second. A failure of this kind, which is before any code of
+    ours, is retried: three tries in total.
     """
     launcher = ["-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1"]
     launcher += ["--rdzv-backend", "c10d", "--rdzv-id", "drill", "--max-restarts", "3"]
@@ -156,7 +156,7 @@ def start_two_launchers(run: Run) -> subprocess.Popen:
             output = f"{error}\nThe second launcher:\n{second.communicate()[0]}"
             if failures == 3 or "torchelastic/role_info" not in str(error):
                 raise AssertionError(output) from error
-            print(output)  # pytest shows it where the test fails
+            print(output)  # pytest shows it if the test fails
 
 
 def test_a_run_goes_on_with_the_launchers_that_are_left(splits, tmp_path, unbroken):
@@ -178,7 +178,7 @@ def test_a_killed_launcher_takes_its_workers_along(splits, tmp_path, unbroken):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert not run.model.exists()
-    run.start()  # in another way: both workers in one process
+    run.start()  # with another placement: both workers in one process
     assert run.finish() == unbroken
 
 
@@ -233,7 +233,7 @@ def test_a_killed_worker_of_those_that_do_not_wait(splits, tmp_path, unbroken_as
 
 
 def test_workers_that_do_not_wait_take_no_longer_than_stated_to_notice_a_hung_one(splits, tmp_path):
-    """And go on from the checkpoint, to the end."""
+    """The run then resumes from the checkpoint to its end."""
     comm = {**ASYNC, "asynchronous": {**ASYNC["asynchronous"], "staleness": 3}}
     run = Run(splits, tmp_path, comm=comm, **SHORTER)
     run.torchrun()

@@ -39,7 +39,7 @@ def call(
 
 
 def here(command, environment) -> subprocess.CompletedProcess:
-    """The script in this process, which has imported torch."""
+    """Run the script in this process, which has imported torch."""
     said, error, code = io.StringIO(), io.StringIO(), 0
     interrupted = signal.getsignal(signal.SIGINT)
     with (
@@ -73,7 +73,7 @@ def test_the_script_trains_and_says_what_it_ran(splits, tmp_path):
 def test_torchrun_gives_the_bytes_of_virtual_workers(splits, tmp_path):
     virtual = call(splits, tmp_path, "exp/virtual/model.json", GTC, WORKERS="3")
     assert virtual.returncode == 0, virtual.stderr
-    # JOBS are a machine's, so each of two processes gets one thread
+    # JOBS are per machine, so each of two processes gets one thread
     work = {"WORKERS": "3", "JOBS": "2", "ASR_WORK": str(tmp_path)}
     real = call(splits, tmp_path, "exp/real/model.json", GTC, 2, **work)
     assert real.returncode == 0, real.stderr

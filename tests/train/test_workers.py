@@ -1,4 +1,4 @@
-"""Several workers: the same bits wherever they live and however often they are killed."""
+"""Several workers: bit-identical for any placement, and however often they are killed."""
 
 import itertools
 import json
@@ -48,7 +48,7 @@ COMM = {
 
 
 def settings(comm=None, **optim):
-    """With dropout, whose random numbers must be the same wherever a worker lives."""
+    """Return settings with dropout; its random numbers must not depend on a worker's placement."""
     return tiny.settings(comm, dropout=0.1, **optim)
 
 
@@ -58,7 +58,7 @@ def virtual(folder, splits, name, workers, **optim):
 
 
 def together(folder, splits, name, workers, processes, before=None, **optim):
-    """In processes; `before` is called in each."""
+    """Train in several processes; `before` is called in each."""
 
     def main(exchange):
         if before is not None:
@@ -81,7 +81,7 @@ def outcome(folder):
 
 @pytest.fixture(scope="module")
 def unbroken(splits, tmp_path_factory):
-    """A run of each method with four workers, made when first asked for."""
+    """A run of each method with four workers, made at its first use."""
     made = {}
 
     def get(name):
@@ -129,7 +129,7 @@ def test_the_log_says_what_was_sent(unbroken):
 
 
 def test_the_log_counts_what_the_last_block_sends(unbroken):
-    """Epochs end with a shorter block; their last rows have it."""
+    """Epochs end with a shorter block, which their last rows include."""
     folder = unbroken("bmuf")
     steps = [row["step"] for row in rows(folder) if "dev_loss" in row]
     blocks = sum(-(-(b - a) // BMUF["block_steps"]) for a, b in itertools.pairwise([0, *steps]))
@@ -163,7 +163,7 @@ def test_processes_give_the_files_of_virtual_workers(unbroken, splits, tmp_path,
 
 
 def assert_same(a, b):
-    """But for the times it took."""
+    """Compare all but times."""
     assert type(a) is type(b)
     if isinstance(a, dict):
         assert a.keys() == b.keys()
@@ -198,7 +198,7 @@ def killed(folder, splits, name, call, monkeypatch):
 @pytest.mark.parametrize("name", COMM)
 def test_a_killed_run_goes_on_to_the_same_bytes(unbroken, splits, tmp_path, monkeypatch, name):
     folder = tmp_path / "killed"
-    updates = {"bmuf": 4, "bmuf_gtc": 2}.get(name, 1)  # a step
+    updates = {"bmuf": 4, "bmuf_gtc": 2}.get(name, 1)  # per step
     for call in (13, 6, 2):
         killed(folder, splits, name, call * updates, monkeypatch)
     virtual(folder, splits, name, 4)
@@ -228,7 +228,7 @@ def test_a_killed_worker_stops_the_others_and_all_go_on_to_the_same_bytes(
     assert all(isinstance(results[rank], ExchangeError) for rank in (0, 1, 3))
     assert "process" in str(results[0])
     assert not (folder / "model.json").exists()
-    virtual(folder, splits, name, 4)  # which may go on where processes stopped
+    virtual(folder, splits, name, 4)  # which may resume where processes stopped
     assert outcome(folder) == outcome(unbroken(name))
 
 
@@ -265,7 +265,7 @@ def fresh(name, workers) -> RunState:
 
 
 def owed(state: RunState) -> list[np.ndarray]:
-    """By group, what its workers have not sent."""
+    """Return the residuals of each group's workers."""
     found = []
     for group in state.method.groups:
         states = [state.method.worker_state(w).get("owed", {}) for w in group.local]
@@ -345,7 +345,7 @@ def test_a_restored_run_stands_where_it_stood(tmp_path):
 
 
 def test_steps_of_a_row_are_counted_once_with_another_number_of_workers(tmp_path):
-    """Frames of all workers are added up; the steps they took together are not."""
+    """Frames of all workers are added up; steps that they take together are counted once."""
     before, after = fresh("gtc", 4), fresh("gtc", 2)
     for worker in range(4):
         before.since_log[worker] = Interval(steps=6, frames=100 + worker)

@@ -1,4 +1,4 @@
-"""A task that a small network learns in a second: each state is a cloud of frames."""
+"""A task that a small network learns in a second: each state is a cluster of frames."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ ABOUT = {"feats": {"num_mels": NUM_MELS}, "norm": {"by": "none"}, "states_hash":
 
 
 def samples(seed: int, count: int) -> Iterator[Sample]:
-    """Utterances of 9 to 45 frames; the clouds' centres lie three times as wide as they are."""
+    """Yield utterances of 9 to 45 frames; the centres' deviation is three times the clusters'."""
     centre_SF = 3 * np.random.default_rng(0).standard_normal((NUM_STATES, NUM_MELS))
     rng = np.random.default_rng(seed)
     for n in range(count):
@@ -25,7 +25,7 @@ def samples(seed: int, count: int) -> Iterator[Sample]:
 
 
 def shards(folder: Path, seed: int, count: int, **about: object) -> Shards:
-    """Those utterances, written and opened."""
+    """Write those utterances and open them."""
     write_shards(
         samples(seed, count),
         folder / "index.json",
@@ -51,7 +51,7 @@ LSTM = {
 def settings(
     comm: dict | None = None, lstm: dict | None = None, dropout: float = 0.0, **optim: object
 ) -> schema.RunSettings:
-    """A network of two small layers for three epochs; `optim` changes how it is trained.
+    """Return a network of two small layers for three epochs; `optim` changes how it is trained.
 
     Args:
         dropout: of the feed-forward network.
