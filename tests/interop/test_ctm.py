@@ -67,8 +67,10 @@ def test_lines_go_by_recording_then_channel_then_time(tmp_path):
     """Two sides of a call that speak in turn, and a recording before it."""
     timed = [
         Timed("u", name, channel, "anna", start, 1.0, "HI", (Span("HI", start, 0.5),))
-        for name, channel, start in [("b", 1, 0.0), ("b", 0, 3.0), ("b", 1, 2.0), ("b", 0, 1.0)]
-        + [("a", 0, 9.0)]
+        for name, channel, start in (
+            *(("b", 1, 0.0), ("b", 0, 3.0), ("b", 1, 2.0), ("b", 0, 1.0)),
+            ("a", 0, 9.0),
+        )
     ]
     wanted = [("a", 0, 9.0), ("b", 0, 1.0), ("b", 0, 3.0), ("b", 1, 0.0), ("b", 1, 2.0)]
     write_ctm(tmp_path / "a.ctm", timed)
