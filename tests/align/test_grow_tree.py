@@ -161,6 +161,20 @@ def test_clusters_are_joined_where_the_union_loses_least(rng):
     assert sets == wanted | {frozenset({p}) for p in range(9)}
 
 
+def test_phones_are_clustered_at_the_positions_that_are_named():
+    """Each of three positions pairs four phones in another way."""
+    pairs = [({1, 2}, {3, 4}), ({1, 3}, {2, 4}), ({1, 4}, {2, 3})]
+    keys = [(0, phone, 0, j) for phone in range(1, 5) for j in range(3)]
+    mean_K1 = np.array([[9.0 * (p in pairs[j][0]) + 0.1 * p] for _, p, _, j in keys])
+    count_K = np.full(len(keys), 100.0)
+    stats = Stats(np.array(keys), count_K, 100 * mean_K1, 100 * (mean_K1**2 + 1))
+    for which, places in ((QuestionStates.middle, [1]), (QuestionStates.all, [0, 1, 2])):
+        found = questions(stats, [5, 3, 3, 3, 3], which, variance_floor(stats, 0.01))
+        clusters = [set(np.flatnonzero(q).tolist()) for q in found if q.sum() == 2]
+        wanted = [pair for j in places for pair in pairs[j]]
+        assert sorted(map(sorted, clusters)) == sorted(map(sorted, wanted))
+
+
 def test_a_phone_never_seen_is_only_a_question_of_its_own(rng):
     stats = ruled_stats(rng)
     seen = stats.key_K4[:, 1] != 7

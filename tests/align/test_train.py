@@ -264,6 +264,14 @@ def test_passes_realign_at_first_and_then_every_few_up_to_the_last():
     assert realigned == [1, 2, 5, 8]
 
 
+def test_gaussians_grow_evenly_over_their_share_of_the_passes():
+    """From one for each of 14 states to 30: four more after each of the first half of 8 passes."""
+    own = system("mono", passes=8, gaussians=30, grown_by=0.5, min_count=2.0, flat=FEW)
+    _, _, rows = train_on(FakeFeats(toy_lang(), utterances=20), toy_lang(), own)
+    grown = [row["gaussians"] for row in rows if "pass" in row]
+    assert grown == [14, 18, 22, 26, 30, 30, 30, 30]
+
+
 def test_mllt_turns_frames_and_means_alike_and_gains_what_it_says(chain):
     """For mixed dimensions, with one Gaussian per state."""
     feats, (mono, outcomes, _), _ = chain

@@ -2,11 +2,15 @@
 
 import pytest
 import torch
-from small_methods import BMUF, GTC, SIZE, Run, method_of
+from small_methods import BMUF, CPU, GTC, SIZE, Run, method_of
 
 from asr_train import schema
-from asr_train.comm.blocks import BlockMomentum
-from asr_train.schema import BlockForm
+from asr_train.comm.blocks import BlockMomentum, MomentumBlocks
+from asr_train.comm.exchange import hosted
+from asr_train.comm.loopback import Loopback
+from asr_train.comm.optimizer import Momentum, Replica
+from asr_train.comm.reducers import Sent
+from asr_train.schema import BlockForm, BlockVelocity
 
 ETA, ZETA = 0.75, 0.5
 
@@ -113,6 +117,31 @@ def test_the_mean_is_over_models_not_over_workers():
     assert not torch.equal(a, b)
     for weights_P in run.weights():
         torch.testing.assert_close(weights_P, (a + b) / 2)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, 6])
+def test_a_groups_model_is_sent_where_its_first_worker_is(processes):
+    """Six workers in groups of two; a process may host half of one group and all of another."""
+    for process in range(processes):
+        exchange, given = Loopback(range(6), CPU), []
+        exchange.local = local = hosted(6, process, processes)
+
+        def total(vectors, size, senders, given=given):
+            given += [int(vector_P[0]) for vector_P in vectors]
+            return torch.zeros(size)
+
+        exchange.sum = total
+        groups = MomentumBlocks(
+            exchange, [0, 2, 4], 3, BlockForm.classical, ETA, ZETA, BlockVelocity.keep
+        )
+        groups.begin(torch.zeros(SIZE))
+        models = [torch.full((SIZE,), float(n)) for n in sorted({w // 2 for w in local})]
+        replicas = [Replica(model_P, Momentum(model_P, 0.0)) for model_P in models]
+        sent = {worker: Sent() for worker in local}
+        for _ in range(3):
+            groups.after_update(replicas, sent)
+        assert given == [w // 2 for w in local if w % 2 == 0]
+        assert [sent[w].elements for w in local] == [SIZE * (w % 2 == 0) for w in local]
 
 
 def test_residuals_live_on_across_the_end_of_a_block():

@@ -168,6 +168,7 @@ def test_jitter_is_around_a_mean_of_one_and_the_later_of_two_takes_the_closed_fo
         (Scheme(traffic=Traffic.allreduce), DENSE),
         (Scheme(traffic=Traffic.onebit), DENSE / 32),
         (Scheme(traffic=Traffic.onebit, lag=1), DENSE / 16),
+        (Scheme(traffic=Traffic.gtc), MESSAGE.size),
         (Scheme(traffic=Traffic.bmuf, block_steps=5), DENSE / 5),
         (Scheme(traffic=Traffic.bmuf_gtc, block_steps=5, group_size=4), DENSE / 20 + MESSAGE.size),
         (Scheme(traffic=Traffic.bmuf_gtc, block_steps=5), DENSE / 5),
@@ -191,20 +192,28 @@ def test_a_workers_draws_do_not_depend_on_how_many_there_are():
     assert taken == sorted(taken)
 
 
-def test_bytes_out_of_a_node():
-    p = 8
-    cluster = flat()
-    assert simulate(
-        cluster, WORK, Scheme(traffic=Traffic.allreduce), p
-    ).node_bytes == pytest.approx(2 * (p - 1) / p * DENSE)
-    direct = Scheme(traffic=Traffic.gtc, way=Way.direct)
-    for method in (Scheme(traffic=Traffic.gtc), direct):
-        found = simulate(cluster, WORK, method, p)
-        assert found.node_bytes == pytest.approx((p - 1) * MESSAGE.size)
-        assert found.sent_bytes == MESSAGE.size
-    ring = simulate(nodes(), WORK, Scheme(traffic=Traffic.gtc), p)  # two nodes of four
-    assert ring.node_bytes == pytest.approx((p - 1) * MESSAGE.size)
-    assert simulate(nodes(), WORK, direct, p).node_bytes == pytest.approx(16 * MESSAGE.size)
+DIRECT = Scheme(traffic=Traffic.gtc, way=Way.direct)
+
+
+@pytest.mark.parametrize(
+    "method, gpus, left",
+    [
+        (Scheme(traffic=Traffic.allreduce), 1, 2 * 7 / 8 * DENSE),
+        (Scheme(traffic=Traffic.bmuf, block_steps=5), 1, 2 * 7 / 8 * DENSE / 5),
+        (Scheme(traffic=Traffic.onebit), 1, 2 * 7 / 8 * DENSE / 32),
+        (Scheme(traffic=Traffic.onebit, lag=1), 1, 2 * 7 / 8 * DENSE / 16),
+        (Scheme(traffic=Traffic.onebit), 4, 2 * 4 * 4 / 8 * DENSE / 32),
+        (Scheme(traffic=Traffic.gtc), 1, 7 * MESSAGE.size),
+        (DIRECT, 1, 7 * MESSAGE.size),
+        (Scheme(traffic=Traffic.gtc_async, way=Way.direct), 1, 7 * MESSAGE.size),
+        (Scheme(traffic=Traffic.gtc), 4, 7 * MESSAGE.size),
+        (DIRECT, 4, 16 * MESSAGE.size),
+    ],
+)
+def test_bytes_out_of_a_node_a_step(method, gpus, left):
+    """Eight workers, each with a node of its own or four on each of two."""
+    cluster = flat() if gpus == 1 else nodes(gpus)
+    assert simulate(cluster, WORK, method, 8).node_bytes == pytest.approx(left)
 
 
 def test_messages_of_a_log_are_replayed_in_turn(tmp_path):

@@ -178,8 +178,13 @@ def test_stored_features_are_read_back(corpus, tmp_path):
 
 
 def test_lhotse_loads_the_same_features(corpus, tmp_path):
-    manifest = stored(corpus(*TWO), tmp_path, settings())
+    """Of a whole recording, and of a part that begins within one."""
+    cuts = corpus(*TWO)
+    cuts[1].start, cuts[1].duration = 0.2, 0.3
+    cuts[1].supervisions[0].duration = 0.3
+    manifest = stored(cuts, tmp_path, settings())
     ours = open_feats(manifest)
+    assert [u.frames for u in ours] == [100, 30]
     for cut, utterance in zip(CutSet.from_file(manifest), ours, strict=True):
         validate(cut)
         assert np.array_equal(cut.load_features(), ours.load(utterance))

@@ -10,7 +10,7 @@ from interop.made import cut_of, noise
 
 from asr_train.files import DamagedFileError
 from asr_train.interop.ctm import read_ctm, write_ctm, write_stm
-from asr_train.interop.times import Span, aligned, found, place_of
+from asr_train.interop.times import Span, Timed, aligned, found, place_of
 from asr_train.score.words import WordErrors
 
 
@@ -61,6 +61,23 @@ def test_a_line_is_as_nist_says(tmp_path):
     )
     write_stm(tmp_path / "a.stm", [place_of(row)])
     assert (tmp_path / "a.stm").read_text() == "7654 2 anna 11.000 13.000 <NA> HELLO THERE\n"
+
+
+def test_lines_go_by_recording_then_channel_then_time(tmp_path):
+    """Two sides of a call that speak in turn, and a recording before it."""
+    timed = [
+        Timed("u", name, channel, "anna", start, 1.0, "HI", (Span("HI", start, 0.5),))
+        for name, channel, start in (
+            *(("b", 1, 0.0), ("b", 0, 3.0), ("b", 1, 2.0), ("b", 0, 1.0)),
+            ("a", 0, 9.0),
+        )
+    ]
+    wanted = [("a", 0, 9.0), ("b", 0, 1.0), ("b", 0, 3.0), ("b", 1, 0.0), ("b", 1, 2.0)]
+    write_ctm(tmp_path / "a.ctm", timed)
+    write_stm(tmp_path / "a.stm", timed)
+    for name, start_field in (("a.ctm", 2), ("a.stm", 3)):
+        lines = [line.split() for line in (tmp_path / name).read_text().splitlines()]
+        assert [(f[0], int(f[1]) - 1, float(f[start_field])) for f in lines] == wanted
 
 
 def test_hypotheses_count_from_their_utterance(rows, tmp_path):

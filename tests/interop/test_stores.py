@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from interop.made import cut_of, noise
+from lhotse import CutSet
 
 from asr_train.align.table import open_ali
 from asr_train.compose import settings
@@ -25,7 +26,11 @@ def cuts(tmp_path):
     for i in range(3):
         noise(tmp_path / "audio" / f"u{i}.wav", 0.4 + 0.2 * i, seed=i)
     paths = [tmp_path / "audio" / f"u{i}.wav" for i in range(3)]
-    return [cut_of(p.stem, p, ["anna", "ben"][i % 2], "ONE TWO") for i, p in enumerate(paths)]
+    starts = 0.0, 0.0, 0.2  # the last one begins within its recording
+    return [
+        cut_of(p.stem, p, ["anna", "ben"][i % 2], "ONE TWO", start=starts[i])
+        for i, p in enumerate(paths)
+    ]
 
 
 @pytest.fixture
@@ -65,6 +70,8 @@ def test_features_come_back(feats, cuts, tmp_path, name):
         )
         ours, theirs = (f.normaliser(speaker)(w, f.load(w)) for f, w in ((feats, u), (again, v)))
         assert np.allclose(ours, theirs, atol=1e-5)
+    for cut, u in zip(CutSet.from_file(manifest), feats, strict=True):
+        assert np.array_equal(cut.load_features(), feats.load(u))
 
 
 def test_many_utterances_fill_several_parts(feats, cuts, tmp_path, monkeypatch):

@@ -98,6 +98,28 @@ def test_without_a_schwa_it_is_an_unstressed_ah():
         assert without[word] == tuple("AH" if p == "AX" else p for p in with_schwa[word])
 
 
+@pytest.mark.parametrize(
+    "mnemonics, phones",
+    [
+        ("t 'a t", "T AE T"),
+        ("'a r-", "EH R"),
+        ("'a r", "EH R"),
+        ("@ r-", "ER"),
+        ("@ r", "ER"),
+        ("i@ r-", "IH R"),
+        ("'i@", "IY AX"),
+        ("A@ r-", "AA R"),  # one R for both
+        ("3 r", "ER"),
+        ("3 ; r", "ER"),
+        ("V p", "AX P"),
+        ("'V p", "AH P"),
+        ("'i::", "IY"),
+    ],
+)
+def test_sounds_before_an_r_and_without_stress_have_names_of_their_own(mnemonics, phones):
+    assert " ".join(arpabet("X", mnemonics.split())) == phones
+
+
 def test_a_phoneme_without_a_name_is_refused():
     with pytest.raises(espeak.EspeakError, match=r"phoneme 'Q' in 'LOCH'.*PHONES"):
         arpabet("LOCH", ["l", "'0", "Q"])

@@ -47,6 +47,16 @@ def test_unknown_words_are_missing_or_spelled(unknown):
         assert lexicon.prons["XQZ"] == (("EH", "K", "S", "K", "Y", "UW", "Z", "IY"),)
 
 
+@pytest.mark.parametrize(
+    "word, pron", [("AB", ("x", "y", "z")), ("B'A", ("y", "z", "x")), ("AC", None)]
+)
+def test_letters_are_named_with_or_without_a_point(tmp_path, word, pron):
+    (tmp_path / "lexicon.txt").write_text("A x\nA x x\nB. y z\n")
+    source = {"source": LexiconSource.file, "file": str(tmp_path / "lexicon.txt")}
+    lexicon = Lexicon.from_settings(settings(**source, unknown=Unknown.letters), [word])
+    assert lexicon.prons == ({} if pron is None else {word: (pron,)})
+
+
 def test_unknown_words_can_be_refused_by_name():
     with pytest.raises(ValueError, match=r"1 of 2 words.*XQZ"):
         Lexicon.from_settings(settings(unknown=Unknown.refuse), ["XQZ", "ONE"])

@@ -138,6 +138,7 @@ def test_the_number_of_reference_words_does_not_depend_on_what_was_found(said, f
         ("[laughter] so <noise> so", "SO SO"),
         ("minus -5 and 5-", "MINUS 5 AND 5"),
         ("... ?!", ""),
+        ("(-5) 7- (-ord)", "5 7 (-ORD)"),  # numbers are no parts of words
     ],
 )
 def test_known_texts(text, words):

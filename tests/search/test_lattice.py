@@ -182,6 +182,30 @@ def test_a_search_that_does_not_end_where_the_graph_does_says_so(toy):
     assert np.array_equal(path.states_T, begun)
 
 
+@pytest.mark.parametrize(
+    "ends, width, cost, kept",
+    [
+        ([0.5, 0.0, 3.0], 0.0, 0.5, [(0.0, 0.5)]),
+        ([0.5, 0.0, 3.0], 2.0, 0.5, [(0.0, 0.5), (1.0, 0.0)]),
+        ([0.5, 0.0, 3.0], 3.0, 0.5, [(0.0, 0.5), (0.25, 3.0), (1.0, 0.0)]),
+        ([np.inf, 2.0, np.inf], 9.0, 3.0, [(1.0, 2.0)]),
+        ([np.inf] * 3, 0.5, 0.0, [(0.0, 0.0), (0.25, 0.0)]),  # none: anywhere, at no cost
+    ],
+)
+def test_paths_end_at_the_costs_of_the_graphs_final_states(ends, width, cost, kept):
+    """Three arcs of costs 0, 1 and 0.25, each to an end of its own; the beam counts both costs."""
+    arcs_A = np.zeros(3, ARC)
+    arcs_A["ilabel"], arcs_A["next"], arcs_A["weight"] = 1, [1, 2, 3], [0, 1, 0.25]
+    final_N = np.array([np.inf, *ends], np.float32)
+    lattices = Lattices(Arrays(0, final_N, np.zeros(3, np.int64), arcs_A), 1)
+    lattice = lattices.decode(np.zeros((1, 1), np.float32), **AMPLE, lattice_beam=width)
+    arcs = lattice.arcs_A
+    found = zip(arcs["graph"].tolist(), lattice.final_N[arcs["target"]].tolist(), strict=True)
+    assert sorted(found) == kept
+    assert lattice.cost == best_path(lattice).cost == cost
+    assert lattice.final == np.isfinite(min(ends))
+
+
 def test_nothing_is_found_where_no_path_is_as_long_as_the_scores():
     arcs_A = np.zeros(1, ARC)
     arcs_A["ilabel"], arcs_A["next"] = 1, 1

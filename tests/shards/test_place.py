@@ -60,6 +60,8 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         ill = self.server.ills.pop(0) if self.path.endswith(".tar") and self.server.ills else ""
         if ill == "busy":
             return self.send_error(503)
+        if ill.isdigit():
+            return self.send_error(int(ill))
         if ill == "gone":
             return self.connection.close()
         if ill in ("short", "other"):
@@ -130,6 +132,16 @@ def test_what_is_not_there_is_asked_for_once(server):
     with pytest.raises(FetchError, match=r"none.json cannot be read: HTTP 404 .*check the addr"):
         Shards(f"{server.url}/none.json")
     assert server.asked == ["/none.json"]
+
+
+@pytest.mark.parametrize(
+    "code, asked", [(400, 1), (401, 1), (403, 1), (404, 1), (410, 1), (500, 5)]
+)
+def test_a_refusal_is_final_and_a_server_in_trouble_is_asked_again(server, code, asked):
+    server.ills = [str(code)] * 9
+    with pytest.raises(FetchError, match=f"HTTP.* {code}"):
+        list(everything(Shards(f"{server.url}/index.json")))
+    assert len(server.asked) == 1 + asked
 
 
 def test_a_server_that_is_down_is_named(folder, server):

@@ -98,6 +98,7 @@ def test_a_row_holds_all_that_is_to_be_heard_and_repeats_only_an_utterances_ends
             feats_TF = torch.from_numpy(utterance(number, LENGTHS[number]).feats_TF)
             is_beginning = t < cut.stride  # with nothing before it to initialise the state
             assert (first == 0) == (is_beginning or cut.warm == 0)
+            assert t >= first * cut.stride  # no warm-up before the utterance begins
             if first < cut.warm:  # as far as there are frames for it
                 assert t - first * cut.stride < cut.stride
             start = t - first * cut.stride - cut.left

@@ -211,6 +211,7 @@ def test_a_pool_may_be_a_single_minibatch():
     "given, message",
     [
         ([SECOND, FIRST], r"phases end at \[1.5, 0.25\] epochs; each must end later"),
+        ([FIRST, FIRST], r"phases end at \[0.25, 0.25\] epochs; each must end later"),
         (
             [{**FIRST, "minibatch_frames": 501}],
             "of 501 frames, above optim.pool_frames",
