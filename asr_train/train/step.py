@@ -118,8 +118,8 @@ def seed_of(seed: int, step: int, worker: int) -> int:
 def generator_of(device: torch.device) -> torch.Generator:
     """Return a device's default generator, which dropout draws from.
 
-    Without a GPU, torch.manual_seed formats the call stack for every kind of device and keeps it, at
-    0.3 ms and some memory a call.
+    torch.manual_seed seeds all devices, and formats the call stack for each kind that it has not
+    found yet: 0.1 to 0.4 ms at every step.
     """
     if device.type == "cpu":
         return torch.default_generator
