@@ -5,7 +5,7 @@ predicted. Knows nothing of files and plots.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from asr_train.cost.plan import MessageSize, Scheme, Way, Work, simulate
 from asr_train.facts import Traffic
 
 Constants = dict[str, float]
+LADKAT_MESSAGE_KB = 238.0  # of GTC at tau 8, as fitted: results/ladkat2019/speed.md
 DOUBT = 0.075  # numbers of a row that differ by more contradict each other
 
 
@@ -49,6 +50,7 @@ class Case:
         plain: the same constants from the hardware's data sheets.
         fit_on: labels of the rows that they are fitted on.
         others: alternative choices of rows, to see how much depends on the choice.
+        density: tau -> the share of elements that GTC sends in the paper's runs.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Case:
     fit_on: tuple[str, ...]
     others: tuple[tuple[str, ...], ...]
     steps: int
+    density: Callable[[float], float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,7 @@ def strom_2015(paper: Mapping[str, Any]) -> Case:
             ("table 2, 20 nodes", "table 2, 80 nodes", "table 3, tau 2"),
         ),
         steps=24,
+        density=lambda tau: 1e3 * size_at(list(kilobytes.items()), tau) / (4e6 * million),
     )
 
 
@@ -235,6 +239,13 @@ def ladkat_2019(paper: Mapping[str, Any], strom: Mapping[str, Any], lag: int = 0
             ),
         ),
         steps=30,
+        density=lambda tau: (
+            1e3
+            * LADKAT_MESSAGE_KB
+            * size_at(kilobytes, tau)
+            / size_of[Traffic.gtc]
+            / (4 * work.parameters)
+        ),
     )
 
 

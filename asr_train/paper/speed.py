@@ -1,11 +1,11 @@
-"""A finished run and the paper's hardware -> the row's **simulated speed** at the paper's size.
+"""A row of a paper's table and the paper's hardware -> its **simulated speed**.
 
-Network, minibatch, workers, block and group are the paper's; only the share of sent elements is
-that of our run, at 32 bits each, as in the paper. A printed row has the speed in
-results/PAPER/speed.md if that share is the paper's. Knows nothing of accuracy.
+Network, minibatch, workers, block, group and the share of sent elements (at 32 bits each) are all
+the paper's: a density of ours belongs to a network of ours. So a printed row has the speed in
+results/PAPER/speed.md. Knows nothing of accuracy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
@@ -42,30 +42,30 @@ def simulated(
     row: RowSettings,
     usual: Mapping[str, Any],
     printed: Mapping[str, Any] | None,
-    runs: Sequence[Trained],
+    settings: Mapping[str, Any],
 ) -> dict[str, Any] | None:
-    """Simulate the row at the paper's scale; None if its runs lack needed values.
+    """Simulate the row at the paper's scale; None if the number of workers is unknown.
 
     Args:
         usual: default values of the run's rows.
         printed: all that is printed in the row.
-        runs: of the row, one per seed.
+        settings: of the exchange in our run (comm), for what rows do not set.
     Returns:
         The speed and what it was simulated for; `speedup` is relative to one worker of the paper's
         first network, as in the paper.
     """
-    comm = at_paper_scale(runs[0].about["settings"]["comm"], {**usual, **row.set})
+    comm = at_paper_scale(settings, {**usual, **row.set})
     if comm.workers is None:
         return None
     method = method_of(comm, comm.workers, case)
-    shares = [density(run) for run in runs]
-    known = [share for share in shares if share is not None]
     # Groups of one send nothing
     group = method.group_size if method.traffic.in_groups else comm.workers
-    needs = method.traffic.is_sparse and group > 1
-    if needs and len(known) < len(shares):
-        return None
-    share = sum(known) / len(known) if needs else None
+    share = None
+    if method.traffic.is_sparse and group > 1:
+        assert comm.gtc is not None
+        assert case.density is not None
+        ratio = (printed or {}).get("compression_ratio")
+        share = 1 / ratio if ratio else case.density(comm.gtc.threshold)
     work = work_of(case, printed, share or 0.0)
     speed = plan.simulate(cluster, work, method, comm.workers, case.steps)
     return {

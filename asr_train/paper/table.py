@@ -83,7 +83,15 @@ def paper_table(
         ours["simulated"] = None
         if case is not None:
             usual = table.paper.runs[row.settings.run]
-            ours["simulated"] = simulated(case, cluster, row.settings, usual, row.printed, row.runs)
+            comm = row.runs[0].about["settings"]["comm"]
+            found = simulated(case, cluster, row.settings, usual, row.printed, comm)
+            if found is not None:
+                frames = _mean([_frames(run) for run in row.runs])
+                alone = _mean([_frames(run) for run in base.runs])
+                found["speedup_total"] = (
+                    found["speedup"] * alone / frames if alone and frames else None
+                )
+            ours["simulated"] = found
         return {
             **{"label": row.label, "paper": row.printed or {}, "ours": ours, "measured": True},
             "ratios": {**ratios.get(row.label, {}), **_quanta(row, ratios.get(row.label, {}))},
@@ -162,9 +170,9 @@ def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
     frame_errors = [_frame_errors(run) for run in row.runs]
     base_errors = [_frame_errors(run) for run in base.runs]
     optim = row.runs[0].about["settings"].get("optim", {})
-    seconds = [
-        numbers["frames_a_second"] and _frames(run) / numbers["frames_a_second"]
-        for run, numbers in zip(row.runs, found, strict=True)
+    seconds = [numbers["cpu_seconds"] for numbers in found]
+    speeds = [
+        second and _frames(run) / second for run, second in zip(row.runs, seconds, strict=True)
     ]
     virtual = [_last(run, "simulated_seconds") for run in row.runs]
     return {
@@ -201,8 +209,9 @@ def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
         **{key: mean(key) for key in RECEIVED},
         "minibatch_frames": optim.get("minibatch_frames"),
         "frames_an_epoch": _frames(row.runs[0]) / max(1, len(frame_errors[0])),
-        "frames_a_second": mean("frames_a_second"),
-        "minutes": _mean([second and second / 60 for second in seconds]),
+        "staleness": mean("staleness"),
+        "frames_a_cpu_second": _mean(speeds),
+        "cpu_minutes": _mean([second and second / 60 for second in seconds]),
         "virtual_seconds": _mean(virtual),
     }
 
@@ -318,9 +327,12 @@ TRANSFER = Column(
     "minutes at 1 / 10 Gb/s",
     lambda row: text(row["ours"]["minutes_at_1_gbps"], lambda x: f"{digits(x)} / {digits(x / 10)}"),
 )
-FRAMES = Column("frames/s, this machine", _ours("frames_a_second", lambda x: f"{x:,.0f}"))
+FRAMES = Column(
+    "frames/s, CPU of this machine", _ours("frames_a_cpu_second", lambda x: f"{x:,.0f}")
+)
 SIMULATED_FRAMES = Column("frames/s, simulated", _simulated("frames_per_second"))
-MINUTES = Column("minutes, this machine", _ours("minutes", digits))
+MINUTES = Column("minutes, CPU of this machine", _ours("cpu_minutes", digits))
+TOTAL = Column("speed-up in total time, simulated", _simulated("speedup_total"))
 SPEEDUP = Column("speed-up, simulated", _simulated("speedup"), "speed-up")
 THRESHOLD = Column("threshold", _ours("threshold", lambda x: f"{x:g}"))
 BLOCK = Column("block size", _ours("block_steps", str))
@@ -337,6 +349,7 @@ BESIDE = {  # the paper's columns -> our columns beside them
     "frames_per_second": (SIMULATED_FRAMES, FRAMES),
     "relative_speed": (SPEEDUP,),
     "speedup_frames_per_second": (SPEEDUP,),
+    "speedup_total_time": (TOTAL,),
     "elapsed_minutes": (MINUTES,),
     "update_kb_per_minibatch": (KILOBYTES,),
     "compression_ratio": (RATIO,),
@@ -358,7 +371,10 @@ def columns(table: TableDict) -> list[Column]:
         shown |= {column.name for column in beside}
         if beside or key not in keys:  # otherwise it is in the row's name
             found.append(_printed_column(key, beside))
-    virtual = any(row["ours"]["virtual_seconds"] is not None for row in table["rows"])
+    virtual, late = (
+        any(row["ours"][key] is not None for row in table["rows"])
+        for key in ("virtual_seconds", "staleness")
+    )
     rest = [
         WORKERS,
         WER,
@@ -377,6 +393,7 @@ def columns(table: TableDict) -> list[Column]:
         Column("minibatch, frames per worker", _ours("minibatch_frames", str)),
         FRAMES,
         MINUTES,
+        *([Column("mean staleness, steps", _ours("staleness", digits))] if late else []),
         *([Column("virtual seconds", _ours("virtual_seconds", digits))] if virtual else []),
         SPEEDUP,
     ]
@@ -492,11 +509,11 @@ def notes(table: TableDict) -> list[str]:
     ]
     virtual = any(ours["processes"] < ours["workers"] for ours in rows)
     lines.append(
-        "This machine: training steps only, by its clock"
+        "CPU of this machine: CPU seconds of training steps"
         + (
-            "; several workers share a process, so this is not the speed of a cluster."
+            ", of all workers that share a process; not the speed of a cluster."
             if virtual
-            else "."
+            else ", of the process that writes the log."
         )
     )
     if any(ours["virtual_seconds"] is not None for ours in rows):
@@ -548,13 +565,13 @@ def _simulated_notes(table: TableDict) -> list[str]:
     methods = ", ".join(dict.fromkeys(f["method"] for f in found))
     sizes = ", ".join(dict.fromkeys(f"{f['parameters'] / 1e6:g}" for f in found))
     frames = ", ".join(dict.fromkeys(f"{f['minibatch_frames']:,}" for f in found))
-    late = ", even if our workers waited for each other" if "gtc_async" in methods else ""
     return [
-        f"Simulated, not measured: the paper's workers ({table['gpu']}, conf/cluster/"
+        f"Simulated, not measured, and all the paper's: workers ({table['gpu']}, conf/cluster/"
         f"{table['cluster']}.yaml with its fitted constants), network ({sizes} million "
-        f"parameters), minibatch ({frames} frames) and method ({methods}{late}); only the density "
-        "is that of our run, at 32 bits per element. Speed-ups are over one worker of the paper's "
-        "first network. Accuracy of simulation for the paper's own speeds: "
+        f"parameters), minibatch ({frames} frames), method ({methods}) and density at the row's "
+        "threshold, at 32 bits per element. Speed-ups are over one worker of the paper's first "
+        "network; in total time: times the frames that our baseline was trained on over those of "
+        "our row. Accuracy of simulation for the paper's own speeds: "
         f"results/{table['paper']}/speed.md."
     ]
 

@@ -121,6 +121,8 @@ def measured(run: Trained) -> Row:
         "elements_a_minibatch": elements / total or None,
         "density": None,
         "frames_a_second": rows[-1]["frames"] / seconds if seconds else None,
+        "cpu_seconds": sums("cpu_seconds") if all("cpu_seconds" in row for row in rows) else None,
+        "staleness": _staleness(rows, steps),
         "shares": _shares(rows, sums, seconds),
     }
     if message_bytes:
@@ -169,6 +171,14 @@ def _received(
         8 * received_bytes / 1e9 / 60,
     )
     return dict(zip(RECEIVED, numbers, strict=True))
+
+
+def _staleness(rows: Sequence[Row], steps: Sequence[int]) -> float | None:
+    """Return how many steps workers were ahead of the slowest, on average; None if they waited."""
+    if any("staleness_mean" not in row for row in rows):
+        return None
+    total: float = sum(row["staleness_mean"] * n for row, n in zip(rows, steps, strict=True))
+    return total / sum(steps)
 
 
 def _shares(rows: Sequence[Row], sums: Any, seconds: float) -> dict[str, float] | None:

@@ -14,7 +14,7 @@ from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
 from asr_train.train.feed import Feed, when
 from asr_train.train.log import WorkerTotals
-from asr_train.train.state import RunState
+from asr_train.train.state import Interval, RunState
 from asr_train.train.step import gradients, skip
 from asr_train.train.totals import take
 
@@ -113,14 +113,13 @@ class AsyncSteps:
         self._compute, self._skipped, self._take = compute, skipped, take
         self._advance = advance
         self._learned: dict[int, MinibatchResult] = {}
-        self._left = time.perf_counter()
+        self._left, self._left_cpu = time.perf_counter(), time.process_time()
 
     def gradient(self, worker: int, step: int) -> Gradient:
         """Compute the gradient at the weights that the bucket points at."""
-        began = time.perf_counter()
-        self._state.since_log[worker].exchange_seconds += began - self._left
+        self._count_exchange(self._state.since_log[worker])
         self._learned[worker] = self._compute(worker, step)
-        self._left = time.perf_counter()
+        self._left, self._left_cpu = time.perf_counter(), time.process_time()
         return self._learned[worker].gradient
 
     def finished(self, worker: int, step: int, is_finite: bool) -> None:
@@ -139,5 +138,8 @@ class AsyncSteps:
 
     def end(self) -> None:
         """Count the seconds of the drain."""
-        first = next(iter(self._state.since_log.values()))
-        first.exchange_seconds += time.perf_counter() - self._left
+        self._count_exchange(next(iter(self._state.since_log.values())))
+
+    def _count_exchange(self, counts: Interval) -> None:
+        counts.exchange_seconds += time.perf_counter() - self._left
+        counts.cpu_seconds += time.process_time() - self._left_cpu

@@ -14,6 +14,7 @@ log.jsonl has a row every `optim.log_steps` steps, over the steps since the prev
     compress_seconds, transfer_seconds    of exchange_seconds: encoding messages; sending them and
                             waiting for others'. The rest is decoding and adding up. A GPU's work
                             counts where the host waits for it
+    cpu_seconds             per step: CPU time of the process that writes this, of all its threads
     skipped                 steps whose gradient was not finite, mean over workers
     overflows               messages without room for all their elements, of all workers
     threshold, residual_norm    tau of GTC, and the norm of what a worker has not sent (root mean
@@ -172,6 +173,7 @@ def train_row(
         "wait_seconds": interval.wait_seconds,
         "compress_seconds": interval.compress_seconds,
         "transfer_seconds": interval.transfer_seconds,
+        "cpu_seconds": interval.cpu_seconds,
     }
     has_threshold = totals.threshold > 0
     dense_bits = 32 * num_parameters * steps * workers

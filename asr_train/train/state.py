@@ -49,6 +49,7 @@ class Interval:
     wait_seconds: float = 0.0  # for the reader
     compress_seconds: float = 0.0  # of the exchange
     transfer_seconds: float = 0.0  # of the exchange
+    cpu_seconds: float = 0.0  # of all threads of the process, during the first three
 
     def add_frames(self, frames: int, loss: float, correct: int) -> None:
         """Count what one step learned from."""
@@ -75,21 +76,26 @@ class Interval:
 
 
 class Stopwatch:
-    """Adds the seconds inside a `with` to a field of an Interval, without those nested in it."""
+    """Adds the seconds inside a `with` to a field of an Interval, without those nested in it.
+
+    Also the process's CPU seconds to `cpu_seconds`, which do not depend on other work beside it.
+    """
 
     def __init__(self) -> None:
-        self._inner = 0.0  # seconds already counted inside the current one
+        self._inner = self._inner_cpu = 0.0  # seconds already counted inside the current one
 
     @contextlib.contextmanager
     def __call__(self, counts: Interval, name: str) -> Iterator[None]:
-        outer, self._inner = self._inner, 0.0
-        began = time.perf_counter()
+        outer, outer_cpu = self._inner, self._inner_cpu
+        self._inner = self._inner_cpu = 0.0
+        began, began_cpu = time.perf_counter(), time.process_time()
         try:
             yield
         finally:
-            seconds = time.perf_counter() - began
+            seconds, cpu = time.perf_counter() - began, time.process_time() - began_cpu
             setattr(counts, name, getattr(counts, name) + seconds - self._inner)
-            self._inner = outer + seconds
+            counts.cpu_seconds += cpu - self._inner_cpu
+            self._inner, self._inner_cpu = outer + seconds, outer_cpu + cpu
 
 
 @dataclass(slots=True)

@@ -125,6 +125,7 @@ def log(workers: int, density: float, accuracy: float, virtual: bool = False) ->
                 "compression_ratio": 32 * P / bits if bits else None,
                 **{"step_seconds": 0.02, "compute_seconds": 0.01, "exchange_seconds": 0.008},
                 **{"wait_seconds": 0.002, "compress_seconds": 0.003, "transfer_seconds": 0.001},
+                "cpu_seconds": 0.015,
                 **({"simulated_seconds": 4.0 * epoch} if virtual else {}),
             }
         )

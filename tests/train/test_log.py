@@ -19,6 +19,7 @@ INTERVAL = Interval(
     wait_seconds=0.25,
     compress_seconds=0.4,
     transfer_seconds=0.1,
+    cpu_seconds=1.5,
 )
 
 
@@ -43,6 +44,7 @@ def test_a_row_has_means_a_frame_and_a_step():
         "wait_seconds": 0.05,
         "compress_seconds": 0.08,
         "transfer_seconds": 0.02,
+        "cpu_seconds": 0.3,
         "skipped": 1,
         "overflows": 3,
         "threshold": 4.0,
