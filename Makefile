@@ -39,7 +39,8 @@ $(RECIPES): .venv/.ready
 
 ## make strom2015                  a paper's tables and figures beside ours: strom2015, ladkat2019
 ## make strom2015-table3           one of these (table2, table3, table4, figure1; table1, ...)
-##   SCALE=tiny, small, full       minutes; an evening on 2 cores (default); the paper's own sizes
+##   SCALE=tiny, small, medium, full   minutes; a night on 2 cores (default); 24 hours of speech, for a
+##                                 GPU; the paper's own sizes, for a corpus of 1,000 hours
 ##   CORPUS=a recipe               whose speech to use (default: commands)
 $(PAPERS): .venv/.ready
 	@$(MAKE) -C recipes/$@ paper $(FOLDERS)

@@ -31,7 +31,7 @@ endif
 include ../$(CORPUS)/Makefile
 
 ## In a paper's folder, or from the root as `make PAPER` and `make PAPER-TABLE`:
-##   SCALE=tiny, small, full    TABLES='table2 figure1'    CORPUS=recipe whose speech to use
+##   SCALE=tiny, small, medium, full    TABLES='table2 figure1'    CORPUS=recipe whose speech to use
 ##   SIDE=runs side by side     RESULTS=folder to copy the tables to
 .PHONY: paper paper-tables
 RESULTS ?=

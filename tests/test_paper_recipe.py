@@ -57,14 +57,14 @@ def strom(make, tmp_path_factory) -> tuple[Path, str]:
 def test_runs_share_what_they_begin_with_and_tables_share_runs(make, strom):
     work, said = strom
     runs = sorted(trained(said))  # they run in parallel, so in either order
-    assert runs == ["strom2015-gtc-workers4-seed1", "strom2015-sgd-workers1-seed1"]
+    names = "strom2015-gtc_async-workers4-epochs2-seed1", "strom2015-sgd-workers1-epochs2-seed1"
+    assert runs == sorted(names)
     assert len(re.findall(r"^layers-1: ", said, re.MULTILINE)) == 1
     planned = trained(make("strom2015", work, "-n", "paper-tables"))
     assert len(planned) == len(set(planned))
     assert not set(planned) & set(runs)
-    assert {"strom2015-gtc-workers8-seed1", "strom2015-gtc-threshold0.2812-workers4-seed1"} <= set(
-        planned
-    )
+    some = "strom2015-gtc-workers8-seed1", "strom2015-gtc_async-threshold0.2812-workers4-seed1"
+    assert set(some) <= set(planned)
 
 
 def test_status_tells_of_a_papers_own_outputs(make, strom, tmp_path):
@@ -87,6 +87,18 @@ def test_rows_have_the_papers_numbers_and_ours(strom, two_tiers):
     for end in ("md", "json", "png"):
         copied = (strom[0] / "results" / f"figure1.{end}").read_bytes()
         assert copied == (strom[0] / "tables" / f"strom2015-figure1.{end}").read_bytes()
+
+
+def test_ratios_are_compared_before_runs_are_trained(strom):
+    work, said = strom
+    assert said.index("scripts/ratios.py") < said.index("scripts/train.py")
+    found = read_json(work / "tables" / "strom2015-figure1.ratios.json")
+    assert found.keys() == {"baseline", "40 nodes"}
+    assert found["40 nodes"]["growth"] == {"paper": 4, "ours": 4, "why": None}
+    assert found["40 nodes"]["updates"]["why"]
+    shown = (work / "tables" / "strom2015-figure1.md").read_text()
+    assert "## Ratios" in shown
+    assert "last / first minibatch" in shown
 
 
 def test_a_figure_has_the_words_wrong_after_every_epoch(strom):
@@ -135,5 +147,5 @@ def test_two_tiers_with_groups_of_several_sizes(two_tiers):
 
 
 def test_an_unknown_table_stops_make_and_says_what_there_is(make, tmp_path):
-    with pytest.raises(AssertionError, match=r"TABLES may be figure1, table2, table3, table4"):
+    with pytest.raises(AssertionError, match=r"TABLES may be figure1, staleness, table2, table3, table4"):
         make("strom2015", tmp_path / "w", "TABLES=table7")

@@ -7,8 +7,9 @@
     chen_huo    W(t) = W(t-1) + D(t)                 S(t) = W(t) + eta D(t)      Nesterov
     printed     W(t) = W(t-1) + D(t) + eta D(t)      S(t) = W(t)
 Equation numbers are those of Ladkat et al. (2019), whose equation (4) is `printed`: it moves the
-model by (1 + eta) D(t) per block, while Chen and Huo (2016) only look ahead. With eta = 0 and
-zeta = 1 all three are plain averaging, and are computed as such, without rounding.
+model by (1 + eta) D(t) per block, which is classical block momentum with zeta (1 + eta), while Chen
+and Huo (2016) only look ahead. With eta = 0 and zeta = 1 all three are plain averaging, and are
+computed as such, without rounding.
 """
 
 from collections.abc import Sequence

@@ -67,6 +67,12 @@ def test_equation_4_as_it_is_printed():
         assert torch.equal(start_P, momentum.weights_P)
 
 
+def test_equation_4_is_classical_momentum_with_a_larger_block_rate():
+    twice = blocks(BlockForm.classical, zeta=ZETA * (1 + ETA))
+    for (_, start_P), (_, other_P) in zip(blocks(BlockForm.printed), twice, strict=True):
+        torch.testing.assert_close(start_P, other_P, rtol=1e-6, atol=4e-7)
+
+
 @pytest.mark.parametrize("form", BlockForm)
 def test_without_momentum_a_block_is_the_mean_to_the_bit(form):
     mean_P = torch.linspace(-1, 1, SIZE)
