@@ -20,7 +20,6 @@ from unittest.mock import patch
 
 import torch
 from bench_kernels import ALONE, DEVICE, about, markdown, seconds_of
-from resolve import settings
 from torch import Tensor
 
 from asr_train import schema
@@ -31,6 +30,7 @@ from asr_train.comm.loopback import Loopback
 from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.methods.sgd import Sgd
 from asr_train.comm.reducers import Gradient, Quanta, Sent
+from asr_train.compose import settings
 from asr_train.files import replacing, write_json
 from asr_train.kernels import threshold
 from asr_train.model.store import Model, build_model

@@ -1,6 +1,7 @@
 """Settings and fixtures for all tests."""
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -9,6 +10,10 @@ import pytest
 # As in recipes/stages.mk
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Ignored in what a shell starts in the background; tests of Ctrl-C need what a terminal gives
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parents[1]
 
