@@ -75,7 +75,7 @@ def rows(folder) -> list[dict]:
     """Return the log without times, except simulated ones."""
     found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     for row in found:
-        for name in ("step", "compute", "exchange", "wait", "compress", "transfer"):
+        for name in ("step", "compute", "exchange", "wait", "compress", "transfer", "cpu"):
             row.pop(f"{name}_seconds", None)
     return found
 
