@@ -41,7 +41,6 @@ def prose(path: Path) -> str:
         text = "\n".join(re.findall(r"^## (.*)", text, re.MULTILINE))
     else:
         text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
-        text = re.sub(r"not \"nats a frame\"", "", text)  # CONTRIBUTING quotes what not to write
     return " ".join(text.split())
 
 

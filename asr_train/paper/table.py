@@ -17,7 +17,15 @@ from asr_train.cost.cluster import ClusterSettings
 from asr_train.paper.ratios import MOST_OFF, RATIOS, off
 from asr_train.paper.rows import RowSettings, Run, Table
 from asr_train.paper.speed import case_of, density, simulated
-from asr_train.report.exchange import DASH, RECEIVED, Trained, digits, measured, text
+from asr_train.report.exchange import (
+    DASH,
+    RECEIVED,
+    Trained,
+    at_both_rates,
+    digits,
+    measured,
+    text,
+)
 from asr_train.report.tables import Score, aligned, as_markdown, held_out, made, wer_reduction
 from asr_train.schema import CommSettings, ScoreSettings, build
 
@@ -120,7 +128,7 @@ def _quanta(row: _Row, ratios: Mapping[str, Any]) -> dict[str, Any]:
 
     The paper prints compression ratios, with 32 bits per element.
     """
-    share = density(row.runs[0])
+    share = _mean([density(run) for run in row.runs])
     ratio = (row.printed or {}).get("compression_ratio")
     if share is None or ratio is None or "step_share" not in ratios:
         return {}
@@ -323,10 +331,7 @@ BELOW_BF16 = Column("bf16 / received", _ours("bf16_over_received", digits))
 GIGABYTES_RECEIVED = Column(
     "GB received, all workers", _ours("received_bytes_all_workers", digits, 1e-9)
 )
-TRANSFER = Column(
-    "minutes at 1 / 10 Gb/s",
-    lambda row: text(row["ours"]["minutes_at_1_gbps"], lambda x: f"{digits(x)} / {digits(x / 10)}"),
-)
+TRANSFER = Column("minutes at 1 / 10 Gb/s", _ours("minutes_at_1_gbps", at_both_rates))
 FRAMES = Column(
     "frames/s, CPU of this machine", _ours("frames_a_cpu_second", lambda x: f"{x:,.0f}")
 )
@@ -470,7 +475,7 @@ def _ratio_cells(table: TableDict) -> list[list[str]]:
 def _ratio_cell(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return DASH
-    mark = " †" if found["why"] and off(found["paper"], found["ours"]) > MOST_OFF else ""
+    mark = " †" if off(found["paper"], found["ours"]) > MOST_OFF else ""
     return f"{found['paper']:.3g} / {found['ours']:.3g}{mark}"
 
 
@@ -484,7 +489,7 @@ def _ratios_markdown(table: TableDict) -> str:
         for name, found in row["ratios"].items()
         if found["why"]
     }
-    explanation = f"The paper's / ours. †: more than {MOST_OFF:g} times off, for the reason below."
+    explanation = f"The paper's / ours. †: more than {MOST_OFF:g} times off; reasons are below."
     return "\n#" + as_markdown("Ratios", lines[0], lines[1:], [explanation, *sorted(reasons)])
 
 

@@ -262,7 +262,7 @@ def cells(ours: Row, splits: Sequence[str], baseline: str) -> list[str]:
         text(ours["received_bytes_a_minibatch"], lambda x: digits(x / 1e3)),
         text(ours["bf16_over_received"], digits),
         text(ours["received_bytes_all_workers"], lambda x: digits(x / 1e9)),
-        text(ours["minutes_at_1_gbps"], lambda x: f"{digits(x)} / {digits(x / 10)}"),
+        text(ours["minutes_at_1_gbps"], at_both_rates),
         text(ours["bits_an_element"], digits),
         text(ours["density"], lambda x: f"{x:.2g}"),
         text(ours["frames_a_second"], lambda x: f"{x:,.0f}"),
@@ -287,6 +287,11 @@ def text(value: Any, spell: Callable[[Any], str]) -> str:
 def digits(value: float) -> str:
     """Format with three digits, without an exponent."""
     return f"{value:,.0f}" if value >= 100 else format(Decimal(f"{value:.3g}"), "f")
+
+
+def at_both_rates(minutes: float) -> str:
+    """Format the minutes at 1 Gb/s, and those at 10."""
+    return f"{digits(minutes)} / {digits(minutes / 10)}"
 
 
 def notes(table: Mapping[str, Any]) -> list[str]:

@@ -34,7 +34,8 @@ def shares(
     done = 0
     for first, last in _runs(shard_N[order]):
         own = int(frames[first:last].sum())
-        touched = range(int(done / share), min(workers, int((done + own) / share) + 1))
+        most = workers - 1
+        touched = range(min(most, int(done / share)), min(most, int((done + own) / share)) + 1)
         for worker in touched:
             end = min(done + own, (worker + 1) * share)
             lacking[worker] += max(0.0, end - max(done, worker * share))

@@ -1,10 +1,10 @@
-"""Somebody else's network under DDP, with five ways to exchange its gradients, in one run.
+"""Compare ways to exchange the gradients of a DDP network that is not ours, in one run.
 
     torchrun --standalone --nproc-per-node 2 compare_hooks.py OUTPUT.md [--steps 300] [--only GTC]
 
 A torchaudio Conformer learns the state of each frame, by plain DDP and by torch's allreduce, fp16
 and PowerSGD hooks and by GTC; each begins with the same weights and sees the same minibatches.
-Writes OUTPUT.md and OUTPUT.json: loss, bytes that a process writes to its sockets, time a step.
+Writes OUTPUT.md and OUTPUT.json: loss, bytes that a process writes to its sockets, time per step.
 What a script of your own needs for GTC is in `by_gtc`, and `loss.backward()` stays as it is.
 """
 
@@ -95,7 +95,7 @@ class Recogniser(nn.Module):
 
 
 class Speech:
-    """Made up: rows of states, each a cloud of frames that the state before it moves."""
+    """Synthetic sequences of states; frames are Gaussian; the previous state shifts the mean."""
 
     def __init__(self) -> None:
         rng = torch.Generator().manual_seed(0)
@@ -129,9 +129,9 @@ class Speech:
 
 @dataclass
 class Run:
-    """What one way of exchanging took; lists have an entry a step."""
+    """The results of one training; lists have an entry per step."""
 
-    loss: list[float] = field(default_factory=list)  # nats a frame, this rank's minibatch
+    loss: list[float] = field(default_factory=list)  # nats per frame, of this rank's minibatch
     seconds: list[float] = field(default_factory=list)
     sent: list[int] = field(default_factory=list)  # bytes
     dev_loss: float = 0.0
@@ -165,14 +165,14 @@ def train(label: str, speech: Speech, steps: int) -> Run:
 
 
 def minibatches(speech: Speech, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """This rank's own."""
+    """Yield this rank's minibatches."""
     for step in range(steps):
         yield speech.batch(1 + step * dist.get_world_size() + dist.get_rank())
 
 
 @torch.inference_mode()
 def evaluate(model: nn.Module, speech: Speech) -> tuple[float, float]:
-    """Nats a frame, and the share of frames that are right, on speech that nobody trained on."""
+    """Return nats per frame and frame accuracy on held-out speech."""
     model.eval()
     feats_BTF, states_BT = speech.batch(-1, utterances=24)
     logits = model(feats_BTF).flatten(0, 1)
@@ -181,7 +181,7 @@ def evaluate(model: nn.Module, speech: Speech) -> tuple[float, float]:
 
 
 def bytes_written() -> int:
-    """Of this process so far; 0 where the system does not say."""
+    """Return the bytes that this process wrote so far; 0 if the system does not report them."""
     if not IO.exists():
         return 0
     return int(IO.read_text().split("wchar:")[1].split()[0])
@@ -197,7 +197,7 @@ def mean_over_ranks(value: float) -> float:
 
 COLUMNS = (
     *("exchange", "train loss, last steps", "dev loss", "dev frame accuracy %"),
-    *("KB sent a step", "dense / sent", "ms a step"),
+    *("KB sent per step", "dense / sent", "ms per step"),
 )
 
 
@@ -238,8 +238,9 @@ def markdown(table: dict[str, Any]) -> str:
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return (
         f"{text}\nAfter {table['steps']} steps of {table['ranks']} processes, "
-        f"{table['parameters']:,} parameters, {table['frames']} frames a process and step. Sent: "
-        "what a process writes to its sockets, protocol included, a step on average; "
+        f"{table['parameters']:,} parameters, {table['frames']} frames per process and step. Sent: "
+        "what a process writes to its sockets per step, on average, protocol included (with two "
+        "processes also what it receives); "
         f"times are medians; both without the first {WARM_UP} steps. Gloo on one machine: "
         f"{table['machine']}.\n"
     )
@@ -247,9 +248,13 @@ def markdown(table: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("output", type=Path, help="a .md; .json lies beside it")
+    parser.add_argument(
+        "output", type=Path, help="path of the table, .md; .json is written beside it"
+    )
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--only", nargs="*", default=[""], help="of the ways whose names hold one")
+    parser.add_argument(
+        "--only", nargs="*", default=[""], help="only methods whose names contain one of these"
+    )
     given = parser.parse_args()
     labels = [label for label in METHODS if any(word in label for word in given.only)]
     if not labels:

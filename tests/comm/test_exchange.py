@@ -105,6 +105,28 @@ def test_one_process_gives_what_the_words_say():
     assert (found["all"]["said"], found["all"]["silence"]) == (b"abc", b"")
 
 
+def test_what_each_worker_receives_is_counted():
+    """By hand, for four workers; the processes' counts are compared with these above."""
+
+    def received(call):
+        exchange = Loopback(range(4), forked.CPU)
+        call(exchange)
+        return list(exchange.received_bits.values())
+
+    messages = [torch.zeros(3 * w, dtype=torch.uint8) for w in range(4)]
+    parts = [[torch.zeros(1 + to, dtype=torch.uint8) for to in range(4)] for _ in range(4)]
+    vectors = [torch.zeros(1000)] * 4
+    # Three others' messages, padded to 9 bytes, and their lengths
+    assert received(lambda e: e.gather(messages)) == [8 * 3 * (9 + 8)] * 4
+    assert received(lambda e: e.gather(messages, 20)) == [8 * 3 * 20] * 4
+    assert received(lambda e: e.scatter(parts)) == [8 * 3 * size for size in (1, 2, 3, 4)]
+    # 250 elements of each of three others, and then the sums of the other 750
+    assert received(lambda e: e.sum(iter(vectors), 1000)) == [32 * 2 * 750] * 4
+    assert received(lambda e: e.sum(iter(vectors), 1000, wire=torch.bfloat16)) == [16 * 2 * 750] * 4
+    some = received(lambda e: e.sum(iter(vectors[:2]), 1000, [0, 2]))
+    assert some == [32 * (250 * others + 750) for others in (1, 2, 1, 2)]
+
+
 def test_vectors_may_be_overwritten_when_the_next_is_asked_for():
     buffer_P = torch.empty(SIZE)
 

@@ -50,6 +50,12 @@ def test_one_sample_each_however_long():
     assert sorted(len(part) for part in parts) == [1, 1, 1, 1]
 
 
+def test_a_shard_without_frames_goes_to_the_last_worker():
+    parts = shares(np.arange(3), np.array([0, 0, 1]), np.array([5, 5, 0]), 2)
+    assert sorted(len(part) for part in parts) == [1, 2]
+    assert 2 in parts[1]
+
+
 def test_one_long_sample_does_not_leave_others_without():
     frames_N = np.array([10, 9000, 10, 12, 14])
     parts = shares(np.arange(5), np.array([0, 0, 1, 1, 1]), frames_N, 4)
