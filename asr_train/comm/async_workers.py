@@ -83,7 +83,6 @@ class AsyncWorkers(Reducer):
             rate: the learning rate of a step.
         Raises:
             MessageError: if a message is damaged or not of this run.
-            ReplicaError: if local workers differ after the drain.
             ExchangeError: if another process does not answer in time.
         """
 

@@ -18,7 +18,7 @@ Knows nothing of time or transport. Plain SGD only: momentum would depend on the
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,8 +29,9 @@ from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.codec import Flags, Header, Kind, MessageError
 from asr_train.comm.gtc import adapted
+from asr_train.comm.ledger import Ledger, Words
 from asr_train.comm.reducers import Gradient, Sent
-from asr_train.kernels import decode, threshold
+from asr_train.kernels import threshold
 
 Rate = Callable[[int], float]  # step -> learning rate per frame, the same on all workers
 
@@ -53,13 +54,6 @@ class Inbox:
         return True
 
 
-@dataclass(slots=True)
-class SharedScratch:
-    """A vector [P] to work in that the peers of a process share: each needs it only briefly."""
-
-    vector_P: Tensor
-
-
 @dataclass(frozen=True, slots=True)
 class Message:
     """A message as `Peer.read` returns it."""
@@ -78,10 +72,11 @@ class Peer:
 
     Args:
         worker, workers: its number, and how many there are.
-        spare: float32 [P].
         staleness: S.
+        ledger: of all peers of this process.
     Attributes:
         base_P: the weights by all complete steps.
+        base_step: the first incomplete step: all steps before are in the base.
         residual_P: what has not been sent yet.
         tau: of the next step.
         densities: of the last steps in the base that tau does not reflect yet.
@@ -93,17 +88,18 @@ class Peer:
         workers: int,
         settings: schema.GtcSettings,
         staleness: int,
-        spare: SharedScratch,
+        ledger: Ledger,
     ) -> None:
-        self.size = len(spare.vector_P)
+        self.size = len(ledger.spare_P)
         threshold.check_size(self.size)
         self.worker, self.workers, self.staleness = worker, workers, staleness
         self.kind, self.adaptive = Kind[settings.codec.name], settings.adaptive
         self.tau = float(np.float32(settings.threshold))
-        self.base_P = torch.zeros_like(spare.vector_P)
-        self.residual_P = torch.zeros_like(spare.vector_P)
+        self.residual_P = torch.zeros_like(ledger.spare_P)
+        self.base_P = self.residual_P  # until `begin`
+        self.base_step = 0
         self.densities: deque[float] = deque()
-        self._spare = spare
+        self._ledger = ledger
         self._inboxes = [Inbox() for _ in range(workers)]
         self._open: dict[int, dict[int, Message]] = {}  # by step and worker
 
@@ -115,8 +111,9 @@ class Peer:
         if step != self.number:  # the run was resumed
             assert not self._open
             self._inboxes = [Inbox(step) for _ in range(self.workers)]
+            self.base_step = step
         assert self.base_step == step, "begin before a drain"
-        self.base_P.copy_(weights_P)
+        self.base_P = self._ledger.begin(step, weights_P)
         self._rate = rate
 
     # --- what this worker knows -------------------------------------------------------------------
@@ -125,11 +122,6 @@ class Peer:
     def number(self) -> int:
         """The next step: its own messages of all steps before have been received here."""
         return self._inboxes[self.worker].next
-
-    @property
-    def base_step(self) -> int:
-        """The first incomplete step: all steps before are in the base."""
-        return min(inbox.next for inbox in self._inboxes)
 
     @property
     def lead(self) -> int:
@@ -150,9 +142,8 @@ class Peer:
         out_P.copy_(self.base_P)
         for step, messages in sorted(self._open.items()):
             if step < self.number + self.staleness:
-                found = _by_worker(messages)
-                words = [message.words_K for message in found]
-                decode.update(words, found[0].header.tau, self._rate(step), out_P)
+                tau = next(iter(messages.values())).header.tau
+                self._ledger.update(step, _words(messages), tau, self._rate(step), out_P)
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -167,12 +158,12 @@ class Peer:
         is_finite = gradient.is_finite
         if is_finite:
             compressed = threshold.compress(
-                gradient.grad_P, self.residual_P, self.tau, self._spare.vector_P
+                gradient.grad_P, self.residual_P, self.tau, self._ledger.spare_P
             )
             is_finite = compressed.is_finite  # what is owed may overflow, too
         if is_finite:
             words_K = compressed.words_K
-            self.residual_P, self._spare.vector_P = self._spare.vector_P, self.residual_P
+            self.residual_P, self._ledger.spare_P = self._ledger.spare_P, self.residual_P
         flags = Flags.none if gradient.frames else Flags.end_of_data
         header = Header(
             step=self.number,
@@ -204,6 +195,7 @@ class Peer:
             )
         self._check(header)
         (words_K,) = codec.read_words([header], [message_B], codec.Checks())
+        self._ledger.add(header.step, header.worker, words_K)
         return Message(header, words_K)
 
     def _check(self, header: Header) -> None:
@@ -230,26 +222,26 @@ class Peer:
         """
         header = message.header
         self._check(header)
-        inbox, before = self._inboxes[header.worker], self.base_step
-        if not inbox.take(header.step):
+        if not self._inboxes[header.worker].take(header.step):
             return False
         self._open.setdefault(header.step, {})[header.worker] = message
-        for step in range(before, self.base_step):
-            self._close(step, _by_worker(self._open.pop(step)))
+        while len(self._open.get(self.base_step, ())) == self.workers:
+            self._close(self.base_step, self._open.pop(self.base_step))
+            self.base_step += 1
         return True
 
-    def _close(self, step: int, messages: Sequence[Message]) -> None:
-        """Move the base by a complete step, with the operations of synchronous GTC."""
-        taus = [message.header.tau for message in messages]
+    def _close(self, step: int, messages: dict[int, Message]) -> None:
+        """Move the base by a complete step, with the result of synchronous GTC."""
+        taus = [messages[worker].header.tau for worker in sorted(messages)]
         if len(set(taus)) > 1:
             raise MessageError(
                 f"the workers' messages of step {step} have the thresholds {taus}, which must be "
                 "the same; were all started from the same checkpoint and settings?"
             )
-        words = [message.words_K for message in messages]
-        decode.update(words, taus[0], self._rate(step), self.base_P)
+        words, rate = _words(messages), self._rate(step)
+        self.base_P = self._ledger.close(step, words, taus[0], rate, self.base_P)
         if self.adaptive is not None:
-            wanted = sum(message.header.wanted for message in messages)
+            wanted = sum(message.header.wanted for message in messages.values())
             self.densities.append(wanted / (self.workers * self.size))
 
     def _follow_density(self) -> None:
@@ -260,5 +252,5 @@ class Peer:
             self.tau = adapted(self.tau, self.densities.popleft(), self.adaptive)
 
 
-def _by_worker(messages: dict[int, Message]) -> list[Message]:
-    return [messages[worker] for worker in sorted(messages)]
+def _words(messages: dict[int, Message]) -> Words:
+    return {worker: message.words_K for worker, message in messages.items()}

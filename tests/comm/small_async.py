@@ -6,9 +6,10 @@ import torch
 from small_methods import CPU, SIZE
 
 from asr_train import schema
+from asr_train.comm.ledger import Ledger
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
-from asr_train.comm.peers import Peer, SharedScratch
+from asr_train.comm.peers import Peer
 from asr_train.comm.reducers import Gradient
 from asr_train.comm.virtual_time import VirtualTime
 
@@ -35,8 +36,8 @@ def settings(staleness: int = 3, adaptive: dict | None = None, **time) -> schema
 
 def peers(workers: int, staleness: int = 3, adaptive: dict | None = None) -> list[Peer]:
     gtc = settings(staleness, adaptive).gtc
-    spare = SharedScratch(torch.zeros(SIZE))
-    return [Peer(worker, workers, gtc, staleness, spare) for worker in range(workers)]
+    ledger = Ledger(torch.zeros(SIZE), staleness + 1)
+    return [Peer(worker, workers, gtc, staleness, ledger) for worker in range(workers)]
 
 
 def begun(workers: int, **changes) -> list[Peer]:

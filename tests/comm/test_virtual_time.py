@@ -11,7 +11,6 @@ from small_methods import SIZE, dyadic_gradient, method_of, random_gradient
 
 from asr_train.comm import virtual_time
 from asr_train.comm.async_workers import Staleness
-from asr_train.comm.exchange import ReplicaError
 from asr_train.comm.peers import Peer
 from asr_train.comm.virtual_time import Draw, draws
 
@@ -178,19 +177,6 @@ def test_leads_of_workers_add_up_to_the_time_of_the_last():
     lead = Staleness(steps=2, ahead=3, most=2, waited_seconds=1.5, now=10.0)
     lead.add(Staleness(steps=4, ahead=1, most=1, waited_seconds=0.5, now=12.0))
     assert lead == Staleness(steps=6, ahead=4, most=2, waited_seconds=2.0, now=12.0)
-
-
-def test_replicas_that_differ_after_a_drain_are_named():
-    run = Run(made_up)
-
-    def gradient(worker, step, weights_P):
-        if (worker, step) == (2, 3):
-            run.ahead.peers[2].base_P[5] += 1e-3
-        return random_gradient(worker, step)
-
-    run.learner.of = gradient
-    with pytest.raises(ReplicaError, match="weights of workers 2 differ from worker 0"):
-        run.steps(6)
 
 
 def test_no_random_number_of_a_run_is_drawn_twice(monkeypatch):

@@ -9,9 +9,10 @@ from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.async_workers import AsyncWorkers
 from asr_train.comm.exchange import PARTS, Exchange
+from asr_train.comm.ledger import Ledger
 from asr_train.comm.links import Links
 from asr_train.comm.method import ExchangeMethod
-from asr_train.comm.peers import Peer, SharedScratch
+from asr_train.comm.peers import Peer
 from asr_train.comm.real_time import RealTime
 from asr_train.comm.reducers import Alone, Reducer
 from asr_train.comm.virtual_time import VirtualTime
@@ -45,9 +46,11 @@ def workers_of(settings: schema.CommSettings, exchange: Exchange, size: int) -> 
     given = settings.asynchronous
     assert settings.gtc is not None
     assert given is not None  # as schema checks
-    spare = SharedScratch(torch.zeros(size, device=exchange.device))
+    # A worker that begins step m has all messages before m - S
+    spread = given.staleness + 1 if len(exchange.local) > 1 else 0
+    ledger = Ledger(torch.zeros(size, device=exchange.device), spread)
     peers = [
-        Peer(worker, len(exchange), settings.gtc, given.staleness, spare)
+        Peer(worker, len(exchange), settings.gtc, given.staleness, ledger)
         for worker in exchange.local
     ]
     if exchange.processes == 1:
