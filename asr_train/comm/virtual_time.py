@@ -11,7 +11,6 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from asr_train import schema

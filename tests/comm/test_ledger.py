@@ -64,7 +64,8 @@ def test_a_late_worker_finds_the_base_or_makes_it():
         for worker, words_K in messages.items():
             ledger.add(step, worker, words_K)
         base_P = ledger.close(step, messages, TAU, RATE, base_P)
-        assert len(ledger._counts) <= 2 and len(ledger._bases) <= 3
+        assert len(ledger._counts) <= 2
+        assert len(ledger._bases) <= 3
     late_P = first_P
     for step in range(5):
         late_P = ledger.close(step, messages, TAU, RATE, late_P)
