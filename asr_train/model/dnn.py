@@ -58,8 +58,10 @@ class Dnn(Normalised):
         super().__init__(num_mels, mean_F, var_F)
         self.context_left, self.context_right = settings.context_left, settings.context_right
         self.num_states = num_states
-        sizes = layer_sizes(settings, num_mels, num_states)
-        layers: list[nn.Linear] = [Undrawn(n, m) for n, m in sizes]
+        layers: list[nn.Linear | LowRank] = [
+            Undrawn(n, m) if rank is None else LowRank(n, m, rank)
+            for n, m, rank in layer_sizes(settings, num_mels, num_states)
+        ]
         initialise(layers, settings.nonlinearity, seed)
         self.layers = nn.ModuleList(layers)
         kinds = {Nonlinearity.sigmoid: CentredSigmoid, Nonlinearity.relu: nn.ReLU}
@@ -89,6 +91,29 @@ class Undrawn(nn.Linear):
         pass
 
 
+class LowRank(nn.Module):
+    """A layer whose weights are a product of two matrices, [outputs, rank] and [rank, inputs].
+
+    Those of a trained network are its truncated singular value decomposition (`factors`); training
+    continues from there (Xue et al., 2013).
+    """
+
+    def __init__(self, inputs: int, outputs: int, rank: int) -> None:
+        super().__init__()
+        self.into, self.out = Undrawn(inputs, rank, bias=False), Undrawn(rank, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.out(self.into(x))
+        return y
+
+
+def factors(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return [outputs, rank] and [rank, inputs], whose product is nearest to a weight matrix."""
+    left, values, right = torch.linalg.svd(weight, full_matrices=False)
+    roots = values[:rank].sqrt()
+    return left[:, :rank] * roots, roots[:, None] * right[:rank]
+
+
 def splice(feats_BTF: Tensor, left: int, right: int, step: int = 1) -> Tensor:
     """Stack each frame with its neighbours: [B, T, F] -> [B, T - left - right, window * F].
 
@@ -110,7 +135,7 @@ def splice(feats_BTF: Tensor, left: int, right: int, step: int = 1) -> Tensor:
     return feats_BTF.unfold(1, window, step).transpose(2, 3).flatten(2)
 
 
-def initialise(layers: list[nn.Linear], nonlinearity: Nonlinearity, seed: int) -> None:
+def initialise(layers: list[nn.Linear | LowRank], nonlinearity: Nonlinearity, seed: int) -> None:
     """Draw initial weights that preserve the size of signals and gradients through many layers.
 
     Uniform, with the range of Glorot and Bengio (2010) for tanh, times 4 for the sigmoid, whose
@@ -119,25 +144,42 @@ def initialise(layers: list[nn.Linear], nonlinearity: Nonlinearity, seed: int) -
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for layer in layers[:-1]:
+        for layer in layers:
+            if isinstance(layer, LowRank):
+                bound = math.sqrt(3 / layer.into.in_features)  # preserves the variance
+                layer.into.weight.uniform_(-bound, bound, generator=generator)
+            outer = layer.out if isinstance(layer, LowRank) else layer
+            outer.bias.zero_()
+            if layer is layers[-1]:
+                outer.weight.zero_()
+                continue
             bound = (
-                4 * math.sqrt(6 / (layer.in_features + layer.out_features))
+                4 * math.sqrt(6 / (outer.in_features + outer.out_features))
                 if nonlinearity is Nonlinearity.sigmoid
-                else math.sqrt(6 / layer.in_features)
+                else math.sqrt(6 / outer.in_features)
             )
-            layer.weight.uniform_(-bound, bound, generator=generator)
-            layer.bias.zero_()
-        layers[-1].weight.zero_()
-        layers[-1].bias.zero_()
+            outer.weight.uniform_(-bound, bound, generator=generator)
 
 
-def layer_sizes(settings: DnnSettings, num_mels: int, num_states: int) -> list[tuple[int, int]]:
-    """Return inputs and outputs of each layer; the first one's inputs are a stacked window."""
+def layer_sizes(
+    settings: DnnSettings, num_mels: int, num_states: int
+) -> list[tuple[int, int, int | None]]:
+    """Return inputs, outputs and rank of each layer; the first one's inputs are a stacked window.
+
+    The first layer, and any that two factors would make no smaller, has no rank.
+    """
     window = settings.context_left + 1 + settings.context_right
     sizes = [window * num_mels, *[settings.width] * settings.layers, num_states]
-    return list(itertools.pairwise(sizes))
+    rank = settings.rank
+    return [
+        (n, m, None if rank is None or not number or rank * (n + m) >= n * m else rank)
+        for number, (n, m) in enumerate(itertools.pairwise(sizes))
+    ]
 
 
 def num_parameters(settings: DnnSettings, num_mels: int, num_states: int) -> int:
     """Count weights and biases of a `Dnn`, without building it."""
-    return sum((n + 1) * m for n, m in layer_sizes(settings, num_mels, num_states))
+    return sum(
+        m + (n * m if rank is None else rank * (n + m))
+        for n, m, rank in layer_sizes(settings, num_mels, num_states)
+    )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asr_train import files, schema
 from asr_train.model import dnn, lstm
-from asr_train.model.dnn import Dnn
+from asr_train.model.dnn import Dnn, LowRank, factors
 from asr_train.model.lstm import Lstm
 from asr_train.schema import ModelSettings
 
@@ -48,7 +48,8 @@ def hand_over(source: Model, target: Model) -> None:
 
     A feed-forward network may have more hidden layers than its source. Then it takes over the
     layers that exist; the others keep their initial weights, and so does the output layer, which
-    was trained on other inputs (Seide et al., 2011, discriminative pre-training).
+    was trained on other inputs (Seide et al., 2011, discriminative pre-training). Its layers of low
+    rank take over a truncated singular value decomposition of the source's (Xue et al., 2013).
 
     Raises:
         ValueError: if layers do not match; names one and both shapes.
@@ -58,9 +59,23 @@ def hand_over(source: Model, target: Model) -> None:
         hidden = len(source.layers) - 1
         if hidden < len(target.layers) - 1:
             found = {n: t for n, t in found.items() if not n.startswith(f"layers.{hidden}.")}
+        found = _factored(found, target)
+        if hidden < len(target.layers) - 1:
             wanted = {n: t for n, t in wanted.items() if n in found}
     _check_tensors(Path("the pre-trained network"), found, wanted)
     target.load_state_dict(found, strict=False)
+
+
+def _factored(tensors: dict[str, Tensor], target: Dnn) -> dict[str, Tensor]:
+    """Return tensors of full-rank layers as the factors that `target` has in their place."""
+    found = dict(tensors)
+    for number, layer in enumerate(target.layers):
+        name = f"layers.{number}"
+        if isinstance(layer, LowRank) and f"{name}.weight" in found:
+            out, into = factors(found.pop(f"{name}.weight"), layer.out.in_features)
+            found |= {f"{name}.out.weight": out, f"{name}.into.weight": into}
+            found[f"{name}.out.bias"] = found.pop(f"{name}.bias")
+    return found
 
 
 def save_model(folder: Path | str, model: Model, about: dict[str, Any]) -> Path:

@@ -2,9 +2,9 @@
 
 Layer by layer (Strom, 2015; Seide et al., 2011): a network of one hidden layer is trained, then
 one of two that begins with that layer, and so on up to the run's own. Or, for block momentum, the
-whole network on a part of TRAIN (Ladkat et al., 2019: 250 of 2000 hours on one GPU). Each is a run
-in a folder of its own, and resumes from its newest checkpoint. Runs that begin with the same
-network share it.
+whole network on a part of TRAIN (Ladkat et al., 2019: 250 of 2000 hours on one GPU). A network of
+low rank (`model.dnn.rank`) begins with a trained one of full rank. Each is a run in a folder of its
+own, and resumes from its newest checkpoint. Runs that begin with the same network share it.
 """
 
 import time
@@ -79,8 +79,10 @@ def stages(run: RunSettings) -> Iterator[tuple[str, RunSettings]]:
     )
     comm = CommSettings(method=Method.sgd)
     dnn = run.model.dnn
+    if dnn is not None:
+        dnn = replace(dnn, rank=None)
     if not given.layer_by_layer or dnn is None:
-        yield "whole", RunSettings(model=run.model, optim=optim, comm=comm)
+        yield "whole", RunSettings(model=replace(run.model, dnn=dnn), optim=optim, comm=comm)
         return
     for layers in range(1, dnn.layers + 1):
         model = replace(run.model, dnn=replace(dnn, layers=layers))

@@ -27,6 +27,9 @@ def millions(name: str, num_mels: int, num_states: int) -> float:
         ("dnn_5x2048", 20, 3030, 23.7),
         ("dnn_5x3072", 20, 3030, 48.1),  # the paper says 48.8
         ("dnn_7x2048_9304", 56, 9304, 45.5),  # seide2014: 46 M
+        ("dnn_7x2048_9304_relu", 56, 9304, 45.5),
+        ("dnn_7x2048_9304_svd", 56, 9304, 10.4),
+        ("dnn_7x4096", 56, 14000, 160.6),  # seide2014_1bit, table 6
         ("lstm_5x768", 64, 3183, 24.3),  # ladkat2019: 24 M; 93 MB are 24.4 M of 4 bytes
         ("lstm_2x128", 20, 65, 0.24),
     ],

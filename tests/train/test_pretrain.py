@@ -81,6 +81,48 @@ def test_a_deeper_network_takes_the_hidden_layers_and_a_new_output(splits):
         hand_over(network(3, 0), network(2, 0))
 
 
+def test_layers_of_low_rank_are_the_nearest_to_the_trained_ones():
+    """With the largest rank that saves anything, the network computes nearly the same."""
+    given = tiny.settings().model
+    sizes, ones = (tiny.NUM_MELS, 40), torch.ones(tiny.NUM_MELS)
+
+    def network(rank, seed):
+        dnn = dataclasses.replace(given.dnn, layers=3, width=40, rank=rank)
+        return build_model(dataclasses.replace(given, dnn=dnn), *sizes, ones, ones, seed)
+
+    source, feats_BTF = network(None, 0), torch.randn(2, 30, tiny.NUM_MELS)
+    torch.nn.init.normal_(source.layers[-1].weight)
+    errors = []
+    for rank in (2, 10, 19):
+        target = network(rank, 1)
+        hand_over(source, target)
+        assert torch.equal(target.layers[0].weight, source.layers[0].weight)
+        for own, full in zip(target.layers[1:], source.layers[1:], strict=True):
+            lost = torch.linalg.svdvals(full.weight)[rank:].square().sum().sqrt()
+            error = (own.out.weight @ own.into.weight - full.weight).norm()
+            torch.testing.assert_close(error, lost)  # Eckart and Young (1936)
+            assert torch.equal(own.out.bias, full.bias)
+        errors.append((target(feats_BTF) - source(feats_BTF)).norm().item())
+    assert errors[0] > errors[1] > errors[2] > 0
+
+
+def test_a_network_of_low_rank_begins_with_one_of_full_rank(splits, tmp_path):
+    run = settings(WHOLE)
+    dnn = dataclasses.replace(run.model.dnn, rank=5)
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, dnn=dnn))
+    initial = begin(run, splits, tmp_path / "run")
+    found, _ = load_model(initial)
+    assert not any("into" in name for name in found.state_dict())
+    loop.train(run, *splits, tmp_path / "run", CPU, initial=initial)
+    model, _ = load_model(tmp_path / "run" / "model.json")
+    assert {name for name in model.state_dict() if "into" in name}
+    before, after = (
+        json.loads(path.read_text())["dev"]["loss"]
+        for path in (initial, tmp_path / "run" / "model.json")
+    )
+    assert after < before
+
+
 @pytest.mark.parametrize("lstm", [None, tiny.LSTM], ids=["dnn", "lstm"])
 def test_the_whole_network_on_a_part_is_where_the_run_goes_on(splits, tmp_path, lstm):
     run = settings(WHOLE, lstm=lstm, rate=1e-9)  # so small that it changes nothing by itself
