@@ -101,7 +101,7 @@ bench-step: .venv/.ready
 
 ## make plan CLUSTER=p3.16xlarge MODEL=lstm_5x768 WORKERS=128
 ##                                 recommend method, block and group size: simulated frames/s, bytes,
-##                                 crossovers, in plan/ (clusters: conf/cluster/; model: docs/cost.md;
+##                                 crossovers, K-hat, in plan/ (clusters: conf/cluster/; model: docs/cost.md;
 ##                                 all options: .venv/bin/python scripts/plan.py -h)
 PLAN := CLUSTER MODEL WORKERS MINIBATCH TAU DENSITY LOG CODEC BLOCKS GROUPS METHODS FPS MELS OUTPUTS SEED OUT
 plan: .venv/.ready
