@@ -378,16 +378,20 @@ def simulated(row: Row, cluster: ClusterSettings, constants: Constants, steps: i
     return speed.frames_per_second / row.reference
 
 
-def null_model(case: Case) -> Fit:
+def null_model(case: Case, fit_on: Sequence[str] = ()) -> Fit:
     """Predict all speed-ups with one constant, as a yardstick for the simulator.
 
-    The speed-up is proportional to the workers over the parameters. The constant is that of the
-    first fitted row, or 1 if nothing is fitted.
+    The speed-up is proportional to the GPUs over the parameters. The constant is the geometric mean
+    over the rows of `fit_on`; without, that of the first fitted row.
     """
     size = case.rows[0].work.parameters
-    ideal = {row.label: row.workers * size / row.work.parameters for row in case.rows}
-    first = next((row for row in case.rows if row.label in case.fit_on[:1]), None)
-    constant = 1.0 if first is None else first.published / ideal[first.label]
+    ideal = {
+        row.label: row.workers * row.method.stripes * size / row.work.parameters
+        for row in case.rows
+    }
+    labels = fit_on or case.fit_on[:1]
+    shares = [row.published / ideal[row.label] for row in case.rows if row.label in labels]
+    constant = float(np.exp(np.mean(np.log(shares))))
     speedups = {label: constant * speedup for label, speedup in ideal.items()}
     return Fit({"efficiency": constant}, speedups, case.fit_on)
 

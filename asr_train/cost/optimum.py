@@ -98,6 +98,13 @@ def data_parallel_speedup(
     return alone_seconds(node, frames) / max(calc, comm)
 
 
+def lambda_conn_for(node: Node, nodes: float, frames: float, value_bytes: float) -> float:
+    """Return the lambda_conn with which `nodes` is K-hat of data parallelism."""
+    update_seconds = (node.passes + 1) * node.post_seconds
+    wanted = frames / 2 * node.frame_seconds / nodes + update_seconds
+    return wanted / (2 * _exchange(node, value_bytes, 1.0))
+
+
 def _exchange(node: Node, value_bytes: float, lambda_conn: float) -> float:
     """Return the seconds in which one copy of the gradient crosses a link."""
     return node.parameters * value_bytes / node.bytes_per_second * lambda_conn
