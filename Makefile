@@ -42,6 +42,8 @@ $(RECIPES): .venv/.ready
 ##   SCALE=tiny, small, medium, full   minutes; a night on 2 cores (default); 24 hours of speech, for a
 ##                                 GPU; the paper's own sizes, for a corpus of 1,000 hours
 ##   CORPUS=a recipe               whose speech to use (default: commands)
+## make seide2014_1bit             simulated speeds beside the paper's, in seconds; also
+##                                 seide2014_parallelizability
 $(PAPERS): .venv/.ready
 	@$(MAKE) -C recipes/$@ paper $(FOLDERS)
 $(foreach p,$(PAPERS),$p-%): .venv/.ready
@@ -101,7 +103,7 @@ bench-step: .venv/.ready
 
 ## make plan CLUSTER=p3.16xlarge MODEL=lstm_5x768 WORKERS=128
 ##                                 recommend method, block and group size: simulated frames/s, bytes,
-##                                 crossovers, in plan/ (clusters: conf/cluster/; model: docs/cost.md;
+##                                 crossovers, K-hat, in plan/ (clusters: conf/cluster/; model: docs/cost.md;
 ##                                 all options: .venv/bin/python scripts/plan.py -h)
 PLAN := CLUSTER MODEL WORKERS MINIBATCH TAU DENSITY LOG CODEC BLOCKS GROUPS METHODS FPS MELS OUTPUTS SEED OUT
 plan: .venv/.ready

@@ -1,5 +1,6 @@
 # A paper's tables, from runs of its own. A folder of recipes/ with paper.yaml and one file per table
-# sets the corpus's SIZE for a SCALE and includes this; the stages are those of CORPUS's recipe.
+# sets the corpus's SIZE for a SCALE and includes this; the stages are those of CORPUS's recipe. Tables with
+# `estimated: true` come from the cost model alone, in seconds: nothing is trained, and SCALE means nothing.
 SCALE  ?= small
 SEEDS  ?=
 CORPUS ?= commands
@@ -17,11 +18,13 @@ PAPER  := $(notdir $(CURDIR))
 ROOT   := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))/..)
 PY     ?= $(or $(wildcard $(ROOT)/.venv/bin/python),python)
 SIDE   ?= $(shell nproc)# runs trained side by side, one thread each
-NAMED  := $(foreach t,$(TABLES),$(eval NAMED_$t := $$(shell $$(PY) $$(ROOT)/scripts/rows.py $$(SCALE) $$(CURDIR)/$t.yaml))$(NAMED_$t))
-ifeq ($(strip $(NAMED)),)
+ESTIMATED := $(filter $(TABLES),$(notdir $(basename $(shell grep -l '^estimated: true' $(CURDIR)/*.yaml))))
+TRAINED := $(filter-out $(ESTIMATED),$(TABLES))
+NAMED  := $(foreach t,$(TRAINED),$(eval NAMED_$t := $$(shell $$(PY) $$(ROOT)/scripts/rows.py $$(SCALE) $$(CURDIR)/$t.yaml))$(NAMED_$t))
+ifneq ($(and $(TRAINED),$(if $(strip $(NAMED)),,none)),)
 $(error no runs: see above)
 endif
-FILES  := $(TABLES:%=$(CURDIR)/%.yaml@$(SCALE))
+FILES  := $(TRAINED:%=$(CURDIR)/%.yaml@$(SCALE))
 EPOCHS := $(foreach n,$(sort $(NAMED)),$(if $(findstring /epochs/,$n),$n))
 RUNS   := $(filter-out $(EPOCHS),$(sort $(NAMED)))
 SCALES := $(firstword $(NAMED))# the baseline's acoustic scale, for every row
@@ -30,7 +33,14 @@ GOAL   := paper
 ifneq ($(strip $(SEEDS)),)
 $(error SEEDS is '$(SEEDS)', but a paper's runs have the seeds of scales.$(SCALE) in $(PAPER)/paper.yaml; set them there)
 endif
+ifneq ($(TRAINED),)
 include ../$(CORPUS)/Makefile
+else
+TRAIN  := train
+DEV    := dev
+TEST   := test
+include $(ROOT)/recipes/stages.mk
+endif
 
 ## In a paper's folder, or from the root as `make PAPER` and `make PAPER-TABLE`:
 ##   SCALE=tiny, small, medium, full    TABLES='table2 figure1'    CORPUS=recipe whose speech to use
@@ -38,15 +48,16 @@ include ../$(CORPUS)/Makefile
 .PHONY: paper paper-tables
 RESULTS ?=
 MADE := $(TABLES:%=$W/tables/$(PAPER)-%.md)
+RATIOS := $(TRAINED:%=$W/tables/$(PAPER)-%.ratios.json)
 # What `make status` lists.
-TARGETS := $(filter $W/manifests/% $W/lm/% $W/lang/% $W/feats/% $W/ali/$(ALIGNER)/% $W/shards/% \
+TARGETS := $(if $(TRAINED),$(filter $W/manifests/% $W/lm/% $W/lang/% $W/feats/% $W/ali/$(ALIGNER)/% $W/shards/% \
   $W/exp/%/model.json,$(TARGETS)) $W/exp/$(SCALES)/tuned.json \
-  $(foreach r,$(NETS) $(EPOCHS),$(foreach s,$(TEST),$(addprefix $W/exp/$r/,hyp.$s.jsonl score.$s.json))) \
+  $(foreach r,$(NETS) $(EPOCHS),$(foreach s,$(TEST),$(addprefix $W/exp/$r/,hyp.$s.jsonl score.$s.json)))) \
   $(MADE)
 # First what all runs share, with every core; then a look at the ratios; then the runs, side by side.
 paper:
-	+@$(MAKE) $(CHECKED) $(foreach s,$(TRAIN) $(DEV),$W/shards/$(ALIGNER)/$s/index.json) $W/feats/$(TEST).jsonl.gz
-	+@$(MAKE) $(MADE:.md=.ratios.json)
+	$(if $(TRAINED),+@$(MAKE) $(CHECKED) $(foreach s,$(TRAIN) $(DEV),$W/shards/$(ALIGNER)/$s/index.json) $W/feats/$(TEST).jsonl.gz)
+	$(if $(TRAINED),+@$(MAKE) $(RATIOS))
 	+@$(MAKE) -j$(SIDE) JOBS=1 paper-tables
 	@cat $(MADE:.md=.txt); echo "tables and pictures: $W/tables"
 	$(if $(RESULTS),@mkdir -p $(RESULTS); for t in $(TABLES); do for e in md json png; do \
@@ -68,4 +79,7 @@ $W/tables/$(PAPER)-$1%md: $(CURDIR)/$1.yaml $W/tables/$(PAPER)-$1.ratios.json $(
   $(foreach r,$(NAMED_$1),$W/exp/$r/model.json $(TEST:%=$W/exp/$r/score.%.json))
 	$Q$$(PY) $$S/paper.py $$(SCALE) $$(wordlist 1,2,$$^) $$C/score.yaml $$W/exp $$@
 endef
-$(foreach t,$(TABLES),$(eval $(call paper_rule,$t)))
+$(foreach t,$(TRAINED),$(eval $(call paper_rule,$t)))
+$(ESTIMATED:%=$W/tables/$(PAPER)-%.md): $W/tables/$(PAPER)-%.md: $(CURDIR)/paper.yaml $(CURDIR)/%.yaml \
+  $(wildcard $(ROOT)/conf/papers/seide2014_*.yaml $(ROOT)/conf/cluster/k20x_*.yaml)
+	$Q$(PY) $S/estimate.py $(wordlist 1,2,$^) $@

@@ -1,8 +1,8 @@
-"""fit_cluster.py strom2015|ladkat2019|seide2014_1bit FOLDER
+"""fit_cluster.py strom2015|ladkat2019 FOLDER
 
 Fit the few constants of a simulated cluster on a few of the paper's own speeds, predict the others,
 and write speed.md, speed.json and speed.png into FOLDER. Takes minutes on one core. The constants
-are copied into conf/cluster by hand. For seide2014_1bit, nothing is fitted.
+are copied into conf/cluster by hand. Seide's speeds are tables of recipes/seide2014_1bit.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -21,7 +21,6 @@ from asr_train.cost.calibrate import (
     mean_absolute,
     null_model,
     predicted,
-    seide_2014,
     strom_2015,
     strom_contradictions,
 )
@@ -33,7 +32,7 @@ from asr_train.schema import plain
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
-CLUSTERS = {"strom2015": "ec2_g2", "ladkat2019": "p3.16xlarge", "seide2014_1bit": "k20x_farm"}
+CLUSTERS = {"strom2015": "ec2_g2", "ladkat2019": "p3.16xlarge"}
 AIM = 0.15
 UNITS = {
     "encode_ns": "ns per parameter: a step's work to make and send a message, beside computing",
@@ -52,8 +51,6 @@ def run(name: str, folder: str) -> None:
     if name == "ladkat2019":
         paper = read_yaml(CONF / "papers/ladkat2019.yaml")
         case, late = ladkat_2019(paper, strom), ladkat_2019(paper, strom, lag=1)
-    if name == "seide2014_1bit":
-        case = seide_2014(read_yaml(CONF / "papers/seide2014_1bit.yaml"))
     cluster = read_cluster(CLUSTERS[name], CONF / "cluster")
     began = time.perf_counter()
     fits = [fit(case, cluster, rows) for rows in (case.fit_on, *case.others)]
@@ -75,12 +72,11 @@ def run(name: str, folder: str) -> None:
         "settings": hash_of(plain(cluster)),
         "machine": machine(),
     }
-    if case.start:
-        bare = Fit(case.plain, predicted(case, cluster, case.plain), ())
-        no_fabric = fits[0].constants | {"fabric_gbit_per_s": case.plain["fabric_gbit_per_s"]}
-        found = predicted(case, cluster, no_fabric)
-        content["published_hardware_alone"] = fit_of(case, bare)
-        content["without_fabric"] = {"constants": no_fabric, "simulated": found}
+    bare = Fit(case.plain, predicted(case, cluster, case.plain), ())
+    no_fabric = fits[0].constants | {"fabric_gbit_per_s": case.plain["fabric_gbit_per_s"]}
+    found = predicted(case, cluster, no_fabric)
+    content["published_hardware_alone"] = fit_of(case, bare)
+    content["without_fabric"] = {"constants": no_fabric, "simulated": found}
     if late is not None:
         content["one_step_late"] = fit_of(late, fit(late, cluster, late.fit_on))
     content["seconds"] = round(time.perf_counter() - began, 1)
@@ -134,12 +130,10 @@ def markdown(case: Case, cluster: ClusterSettings, content: dict[str, Any]) -> s
     first, null = content["fits"][0], content["one_constant"]
     error, count = first["mean_absolute_error"], len(case.rows)
     reached = "reached" if error <= AIM else "missed"
-    fitted = "Nothing was fitted; all rows are predicted."
-    if case.start:
-        fitted = (
-            f"{len(case.start)} constants were fitted on {len(first['fitted_on'])} of {count} "
-            f"rows; the other {first['rows_predicted']} are predicted."
-        )
+    fitted = (
+        f"{len(case.start)} constants were fitted on {len(first['fitted_on'])} of {count} "
+        f"rows; the other {first['rows_predicted']} are predicted."
+    )
     lines = [
         f"# {case.name}: speeds, simulated",
         "",
@@ -152,7 +146,7 @@ def markdown(case: Case, cluster: ClusterSettings, content: dict[str, Any]) -> s
         f"**One constant instead of a simulator: {null['mean_absolute_error']:.1%}** (largest "
         f"{null['largest_error']:+.1%}). It predicts {null['constants']['efficiency']:.3g} times "
         "the number of workers, over the size of the network relative to the first row's"
-        f"{', and was taken from the first fitted row' if case.fit_on else ''}.",
+        ", and was taken from the first fitted row.",
         "",
         "| row | paper | simulated | error % | one constant | error % | used |",
         "|---|---:|---:|---:|---:|---:|---|",
@@ -169,7 +163,7 @@ def markdown(case: Case, cluster: ClusterSettings, content: dict[str, Any]) -> s
             f"that of one constant {null[sure]:.1%}.",
             "",
         ]
-    lines += fitted_lines(case, content) if case.start else []
+    lines += fitted_lines(case, content)
     lines += [
         *NOTES[case.name](content),
         "",
@@ -245,20 +239,6 @@ def strom_notes(content: dict[str, Any]) -> list[str]:
     ]
 
 
-def seide_notes(content: dict[str, Any]) -> list[str]:
-    return [
-        "## Remarks",
-        "",
-        "- Seconds of a step: a line through the paper's table 1; 9 ms more with quantisation, and "
-        "InfiniBand of 8 GB/s: all printed. Half batches as with double buffering: the fixed part "
-        "of a step counts twice.",
-        "- Rows with model parallelism (2 GPUs per model) are left out: the simulator has none.",
-        "- Rows with 16 nodes are simulated too fast: nothing here represents AdaGrad on the "
-        "parts, "
-        "nor any other cost beside the network that grows with the number of nodes.",
-    ]
-
-
 def ladkat_notes(content: dict[str, Any]) -> list[str]:
     bare = content["without_fabric"]["simulated"]
     return [
@@ -281,7 +261,7 @@ def ladkat_notes(content: dict[str, Any]) -> list[str]:
     ]
 
 
-NOTES = {"strom2015": strom_notes, "ladkat2019": ladkat_notes, "seide2014_1bit": seide_notes}
+NOTES = {"strom2015": strom_notes, "ladkat2019": ladkat_notes}
 
 
 def plot(content: dict[str, Any], path: Path) -> None:

@@ -1,6 +1,7 @@
 """plan.py KEY=VALUE...
 
-Recommend method, block and group size for a cluster: simulated frames/s, bytes and crossovers.
+Recommend method, block and group size for a cluster: simulated frames/s, bytes and crossovers, and
+K-hat, the number of workers up to which dividing a minibatch pays (Seide et al., 2014).
 Writes plan.md, plan.json and plan.png into the folder of out=.
 
   cluster=NAME     of conf/cluster, or a .yaml file            (p3.16xlarge)
@@ -22,6 +23,7 @@ Writes plan.md, plan.json and plan.png into the folder of out=.
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -112,6 +114,7 @@ def requested(given: Mapping[str, str]) -> PlanRequest:
         kinds=kinds(given["methods"]),
         frames_per_second=number(given, "fps") if given["fps"] else None,
         log=given["log"] or None,
+        activations=activations(given["model"]),
         seed=whole(given, "seed"),
     )
 
@@ -163,6 +166,14 @@ def parameters(given: Mapping[str, str]) -> float:
     return num_parameters(model_settings(name), whole(given, "mels"), whole(given, "outputs"))
 
 
+def activations(name: str) -> float:
+    """Return the values per frame between hidden layers of a DNN; 0 for another network."""
+    if not (CONF / "model" / f"{name}.yaml").exists():
+        return 0.0
+    dnn = model_settings(name).dnn
+    return 0.0 if dnn is None else float((dnn.layers - 1) * dnn.width)
+
+
 def model_settings(name: str) -> ModelSettings:
     """Load a file of conf/model, on top of those in its defaults list."""
     return build(ModelSettings, _merged(name), "model")
@@ -202,7 +213,20 @@ def content(request: PlanRequest, found: Plan, taus: Mapping[float, float]) -> d
             {"tau": tau, "density": density, **asdict(found.densities[density])}
             for tau, density in taus.items()
         ],
+        "optimal_workers": [
+            {
+                "minibatch_frames": one.frames,
+                "workers": {kind.value: finite(k) for kind, k in one.nodes.items()},
+                "stripes": None if one.stripes is None else finite(one.stripes),
+            }
+            for one in found.optima
+        ],
     }
+
+
+def finite(nodes: float) -> float | None:
+    """Return None for infinitely many, which JSON cannot say."""
+    return nodes if math.isfinite(nodes) else None
 
 
 def markdown(
@@ -239,7 +263,8 @@ def markdown(
             f"{size(speed.node_bytes)} |"
         )
     if request.workers > 1:
-        lines += ["", *curves(found), "", *regimes(found, taus), "", *accuracy()]
+        lines += ["", *curves(found), "", *optima(request, found), "", *regimes(found, taus), ""]
+        lines += accuracy()
     return "\n".join(lines) + "\n"
 
 
@@ -265,6 +290,33 @@ def curves(found: Plan) -> list[str]:
         lines.append(f"| {name} | {shown} | {fastest_with(speeds)} |")
     changes = [f"from {workers} workers on {name}" for workers, name in crossovers(found.curves)]
     return [*lines, "", f"Fastest: {'; '.join(changes)}."]
+
+
+def optima(request: PlanRequest, found: Plan) -> list[str]:
+    """Format K-hat, estimated in closed form: no jitter, no latency."""
+    kinds_ = list(found.optima[0].nodes)
+    names = [
+        f"{k.value}, block {max(request.block_steps)}" if k.has_blocks else k.value for k in kinds_
+    ]
+    striped = found.optima[0].stripes is not None
+    lines = [
+        "## K-hat: how many workers pay",
+        "",
+        "For a minibatch of all workers: the number of workers among which it may be divided "
+        "before the exchange takes longer than computing (Seide et al., 2014: T_calc = T_comm with "
+        "half batches). Above it, more workers bring nothing"
+        + ("; stripes: GPUs that the layers may be cut over instead." if striped else ".")
+        + " any: computing, of which a part is fixed, always hides the exchange.",
+        "",
+        "| frames, all workers | " + " | ".join([*names, "stripes"][: len(names) + striped]) + " |",
+        "|---:|" + "---:|" * (len(names) + striped),
+    ]
+    for one in found.optima:
+        values = [one.nodes[k] for k in kinds_]
+        values += [one.stripes] if one.stripes is not None else []
+        shown = " | ".join(f"{k:,.1f}" if math.isfinite(k) else "any" for k in values)
+        lines.append(f"| {one.frames:,.0f} | {shown} |")
+    return lines
 
 
 def regimes(found: Plan, taus: Mapping[float, float]) -> list[str]:

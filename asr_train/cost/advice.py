@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from asr_train.cost.cluster import ClusterSettings
+from asr_train.cost.optimum import Optimum, optimum
 from asr_train.cost.plan import (
     FLOPS,
     Known,
@@ -26,6 +27,7 @@ NEAR = 0.9  # share of the fastest method's frames/s above which a method nearer
 NEAR_BLOCK = 0.95  # share of the longest block's frames/s above which a shorter block is advised
 STEPS = 20  # simulated at least, without blocks
 DRAWS = 1280  # of a step's computing time, at least
+MINIBATCHES = (1024, 4096, 16384)  # frames of all workers; those of Seide et al. (2014)
 # By similarity to SGD with all workers' frames in one minibatch
 ORDER = (
     Traffic.none,
@@ -47,6 +49,7 @@ class PlanRequest:
         frames_per_second: of one GPU, measured; None: from the cluster's peak and efficiency.
         density, codec: of gtc's messages; or `log`, a run's log.jsonl, whose messages are replayed.
         block_steps, group_sizes, kinds: to choose from.
+        activations: values per frame that cross between the network's layers; 0: not known.
     """
 
     parameters: float
@@ -59,6 +62,7 @@ class PlanRequest:
     kinds: tuple[Traffic, ...] = ORDER
     frames_per_second: float | None = None
     log: str | None = None
+    activations: float = 0.0
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -80,14 +84,16 @@ class PlanRequest:
     def work(self, cluster: ClusterSettings, density: float | None = None) -> Work:
         """Return a worker's step on this cluster."""
         frame_seconds = FLOPS * self.parameters / cluster.gpu.flops
-        fixed = cluster.gpu.fixed_ms * 1e-3
+        fixed, start = cluster.gpu.fixed_ms * 1e-3, cluster.gpu.start_ms * 1e-3
         if self.frames_per_second is not None:
-            frame_seconds, fixed = 1 / self.frames_per_second, 0.0
+            frame_seconds, fixed, start = 1 / self.frames_per_second, 0.0, 0.0
         return Work(
             parameters=self.parameters,
             frames=self.minibatch_frames,
             frame_seconds=frame_seconds,
             fixed_seconds=fixed,
+            start_seconds=start,
+            activations=self.activations,
             messages=self.messages(density),
         )
 
@@ -108,6 +114,7 @@ class Plan:
         advised: one of them.
         curves: each kind's best by name, with 1, 2, 4, ... workers up to the requested number.
         densities: gtc's speed by the share of elements sent.
+        optima: K-hat by method, for MINIBATCHES and the requested minibatch of all workers.
     """
 
     alone: Speed
@@ -115,6 +122,7 @@ class Plan:
     advised: Option
     curves: Mapping[str, tuple[Speed, ...]]
     densities: Mapping[float, Speed]
+    optima: tuple[Optimum, ...]
 
 
 def methods(request: PlanRequest) -> list[Scheme]:
@@ -179,6 +187,10 @@ def plan(request: PlanRequest, cluster: ClusterSettings, densities: Sequence[flo
             density: speed(sparse, request.workers, request.work(cluster, density))
             for density in densities
         },
+        optima=tuple(
+            optimum(cluster, work, frames, max(request.block_steps))
+            for frames in sorted({*MINIBATCHES, request.workers * request.minibatch_frames})
+        ),
     )
 
 

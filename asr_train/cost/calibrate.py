@@ -249,44 +249,91 @@ def ladkat_2019(paper: Mapping[str, Any], strom: Mapping[str, Any], lag: int = 0
     )
 
 
-def seide_2014(paper: Mapping[str, Any]) -> Case:
-    """Return table 5 of Seide et al. (2014, 1-bit): data-parallel rows, 2 K20X per server.
+@dataclass(frozen=True, slots=True)
+class SubBatch:
+    """T_sub(n) of the 1-bit paper: seconds of a step with n frames on one GPU.
 
-    Nothing is fitted: conf/cluster/k20x_farm.yaml has the paper's own times.
+    Attributes:
+        fixed_seconds: passes over all parameters: 18.2 ms, printed.
+        start_seconds, frame_seconds: the rest, n T_frm(n) = start + n frame, fitted.
     """
-    columns = {"n2880_farm": 2880, "n16384_farm": 16384}
-    table = paper["table_5_data_x_model_kfps"]
-    by_name = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
-    rows = []
-    for name in ("8x1", "16x1"):
-        workers = int(name.split("x")[0])
-        for column, frames in columns.items():
-            alone = 1e3 * by_name["1x1"][column]
-            rows.append(
-                Row(
-                    label=f"table 5, {name}, minibatch {frames}",
-                    work=Work(
-                        parameters=1e6 * paper["model"]["parameters_millions"],
-                        frames=frames / workers,
-                        frame_seconds=_seide_times(paper)[1],
-                        fixed_seconds=_seide_times(paper)[0],
-                    ),
-                    method=Scheme(traffic=Traffic.onebit, lag=1),  # double buffering
-                    workers=workers,
-                    published=1e3 * by_name[name][column] / alone,
-                    reference=alone,
-                )
-            )
-    return Case(
-        name="seide2014_1bit", rows=tuple(rows), start={}, plain={}, fit_on=(), others=(), steps=30
+
+    fixed_seconds: float
+    start_seconds: float
+    frame_seconds: float
+
+    def seconds(self, frames: float) -> float:
+        return self.fixed_seconds + self.start_seconds + frames * self.frame_seconds
+
+
+SUB_BATCH_FIT = (256, 8192)  # frames; the rows of table 1 that T_sub is fitted on
+
+
+def sub_batch(paper: Mapping[str, Any]) -> SubBatch:
+    """Return T_sub(n), fitted on SUB_BATCH_FIT of the 1-bit paper's table 1."""
+    seconds = {row[0]: 1e-3 * row[1] for row in paper["table_1_subbatch"]["rows"]}
+    low, high = SUB_BATCH_FIT
+    each = (seconds[high] - seconds[low]) / (high - low)
+    fixed = 1e-3 * paper["cost"]["fixed_ms_no_parallelism"]
+    return SubBatch(fixed, seconds[low] - low * each - fixed, each)
+
+
+def seide_2014(paper: Mapping[str, Any], activations: float, server: bool = False) -> Case:
+    """Return tables 4 and 5 of Seide et al. (2014, 1-bit), speeds in thousands of frames/s.
+
+    Two constants are fitted on the rows with 2k and 92k frames of table 4 without double buffering;
+    T_sub is table 1's.
+
+    Args:
+        activations: per frame that cross between layers, printed in the ICASSP paper.
+        server: table 5 on one server of 8 GPUs; else table 4, and table 5 on servers of 2 GPUs.
+            Where table 4 was measured is not printed; it is taken as the latter.
+    """
+    sub = sub_batch(paper)
+    work = Work(
+        parameters=1e6 * paper["model"]["parameters_millions"],
+        frames=1,
+        frame_seconds=sub.frame_seconds,
+        fixed_seconds=sub.fixed_seconds,
+        start_seconds=sub.start_seconds,
+        activations=activations,
     )
 
+    def row(label: str, data: int, model: int, frames: float, kfps: float, double: bool) -> Row:
+        traffic = Traffic.onebit if data > 1 else Traffic.none
+        return Row(
+            label=label,
+            work=replace(work, frames=frames / data),
+            method=Scheme(traffic=traffic, lag=int(double and data > 1), stripes=model),
+            workers=data,
+            published=kfps,
+            reference=1e3,
+        )
 
-def _seide_times(paper: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the fixed seconds of a step, and those of a frame: a line through table 1."""
-    frames, milliseconds = zip(*[row[:2] for row in paper["table_1_subbatch"]["rows"]], strict=True)
-    each, fixed = np.polyfit(frames, 1e-3 * np.array(milliseconds), 1)
-    return float(fixed), float(each)
+    rows = []
+    small = paper["table_4_kfps_by_minibatch"]
+    for name, *values in small["rows"] if not server else []:
+        for size, kfps in zip(small["columns"][1:], values, strict=True):
+            if kfps is not None:
+                frames = 1024 * float(size[:-1])
+                rows.append(row(f"table 4, {name}, {size}", 4, 2, frames, kfps, name == "DB"))
+    table = paper["table_5_data_x_model_kfps"]
+    for name, *values in table["rows"]:
+        data, model = map(int, name.split("x"))
+        for column, kfps in zip(table["columns"][1:], values, strict=True):
+            size, place = column[1:].split("_")
+            if kfps is not None and (place == "8gpu") == server:
+                rows.append(row(f"table 5, {name}, {column}", data, model, int(size), kfps, True))
+    start = {"lambda_conn": 2.0, "exchange_ms": 10.0}
+    return Case(
+        name="seide2014_1bit",
+        rows=tuple(rows),
+        start={} if server else start,
+        plain={"lambda_conn": 1.0, "exchange_ms": 1e-9},
+        fit_on=() if server else ("table 4, no DB, 2k", "table 4, no DB, 92k"),
+        others=(),
+        steps=10,
+    )
 
 
 def size_at(kilobytes: Sequence[tuple[float, float]], tau: float) -> float:
@@ -310,9 +357,11 @@ def with_constants(
         encode_ns=constants.get("encode_ns", cluster.gpu.encode_ns),
         decode_ns=constants.get("decode_ns", cluster.gpu.decode_ns),
         jitter=constants.get("jitter", cluster.gpu.jitter),
+        exchange_ms=constants.get("exchange_ms", cluster.gpu.exchange_ms),
     )
     fabric = constants.get("fabric_gbit_per_s", cluster.fabric_gbit_per_s)
-    cluster = replace(cluster, gpu=gpu, fabric_gbit_per_s=fabric)
+    lambda_conn = constants.get("lambda_conn", cluster.lambda_conn)
+    cluster = replace(cluster, gpu=gpu, fabric_gbit_per_s=fabric, lambda_conn=lambda_conn)
     if (kilobytes := constants.get("message_kb")) is not None:
         scaled = (
             MessageSize(1e3 * kilobytes * m.size, 1e3 * kilobytes * m.elements)
@@ -329,16 +378,20 @@ def simulated(row: Row, cluster: ClusterSettings, constants: Constants, steps: i
     return speed.frames_per_second / row.reference
 
 
-def null_model(case: Case) -> Fit:
+def null_model(case: Case, fit_on: Sequence[str] = ()) -> Fit:
     """Predict all speed-ups with one constant, as a yardstick for the simulator.
 
-    The speed-up is proportional to the workers over the parameters. The constant is that of the
-    first fitted row, or 1 if nothing is fitted.
+    The speed-up is proportional to the GPUs over the parameters. The constant is the geometric mean
+    over the rows of `fit_on`; without, that of the first fitted row.
     """
     size = case.rows[0].work.parameters
-    ideal = {row.label: row.workers * size / row.work.parameters for row in case.rows}
-    first = next((row for row in case.rows if row.label in case.fit_on[:1]), None)
-    constant = 1.0 if first is None else first.published / ideal[first.label]
+    ideal = {
+        row.label: row.workers * row.method.stripes * size / row.work.parameters
+        for row in case.rows
+    }
+    labels = fit_on or case.fit_on[:1]
+    shares = [row.published / ideal[row.label] for row in case.rows if row.label in labels]
+    constant = float(np.exp(np.mean(np.log(shares))))
     speedups = {label: constant * speedup for label, speedup in ideal.items()}
     return Fit({"efficiency": constant}, speedups, case.fit_on)
 

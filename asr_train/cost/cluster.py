@@ -34,12 +34,15 @@ class GpuSettings:
     jitter: float  # standard deviation of a step's seconds over their mean, per step and worker
     encode_ns: float  # per parameter: residual, threshold, writing a message, copying to the host
     decode_ns: float  # per element received: reading and adding it
+    start_ms: float = 0.0  # per step: a network's pass beside its frames, as small ones fill no GPU
+    exchange_ms: float = 0.0  # per exchange of 1-bit parts, beside the links: waits and adding up
 
     def __post_init__(self) -> None:
         where = "cluster.gpu"
         _positive(where, peak_tflops=self.peak_tflops)
         _not_negative(where, fixed_ms=self.fixed_ms, encode_ns=self.encode_ns)
         _not_negative(where, decode_ns=self.decode_ns)
+        _not_negative(where, start_ms=self.start_ms, exchange_ms=self.exchange_ms)
         if not 0 < self.efficiency <= 1:
             raise SettingsError(f"{where}.efficiency is {self.efficiency}; it must lie in (0, 1]")
         if not 0 <= self.jitter <= 2:
@@ -81,10 +84,12 @@ class ClusterSettings:
     bus_gbit_per_s: float | None = None  # of all GPUs of a node together; null: no limit
     between: LinkSettings | None = None  # per node; null if there is one node
     fabric_gbit_per_s: float | None = None  # of all nodes together; null: no limit
+    lambda_conn: float = 1.0  # times that activations between stripes take over a link's time
 
     def __post_init__(self) -> None:
         where = "cluster"
         _positive(where, gpus_per_node=self.gpus_per_node, max_nodes=self.max_nodes)
+        _positive(where, lambda_conn=self.lambda_conn)
         for name, limit in (("bus", self.bus_gbit_per_s), ("fabric", self.fabric_gbit_per_s)):
             if limit is not None:
                 _positive(where, **{f"{name}_gbit_per_s": limit})

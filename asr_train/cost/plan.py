@@ -29,6 +29,7 @@ from asr_train.cost.network import (
     Simulation,
     alone,
     broadcast,
+    direct_allgather,
     ring_allgather,
     ring_allreduce,
     tree_allreduce,
@@ -58,6 +59,8 @@ class Scheme:
         lag: steps by which gtc's messages (for onebit: half a step each) may be late: a message of
             step s is needed before step s + 1 + lag.
         block_steps, group_size: of bmuf and bmuf_gtc.
+        stripes: GPUs per worker; the layers of its network are cut into so many stripes (Seide et
+            al., 2014), each of which exchanges with the same stripe of the other workers.
     """
 
     traffic: Traffic
@@ -65,9 +68,10 @@ class Scheme:
     lag: int = 0
     block_steps: int = 50
     group_size: int = 1
+    stripes: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("block_steps", "group_size"):
+        for name in ("block_steps", "group_size", "stripes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
         if self.lag < 0:
@@ -83,7 +87,8 @@ class Scheme:
     def name(self) -> str:
         blocks = f", block {self.block_steps}" if self.traffic.has_blocks else ""
         groups = f", groups of {self.group_size}" if self.traffic is Traffic.bmuf_gtc else ""
-        return self.traffic.value + groups + blocks
+        stripes = f", {self.stripes} stripes" if self.stripes > 1 else ""
+        return self.traffic.value + groups + blocks + stripes
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,9 @@ class Work:
     Attributes:
         parameters: of the network.
         frames: of a minibatch, per worker.
-        frame_seconds, fixed_seconds: a step takes frames * frame_seconds + fixed_seconds.
+        frame_seconds, fixed_seconds, start_seconds: a step on one GPU takes
+            frames * frame_seconds + fixed_seconds + start_seconds. Stripes share the first two.
+        activations: values per frame that cross between layers; stripes exchange them.
         messages: of gtc; step s sends the s-th, cyclically.
     """
 
@@ -109,6 +116,8 @@ class Work:
     frames: float
     frame_seconds: float
     fixed_seconds: float = 0.0
+    start_seconds: float = 0.0
+    activations: float = 0.0
     messages: tuple[MessageSize, ...] = field(default=())
 
     def __post_init__(self) -> None:
@@ -116,9 +125,10 @@ class Work:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
 
-    def seconds(self, share: float = 1.0) -> float:
+    def seconds(self, share: float = 1.0, stripes: int = 1) -> float:
         """Return the computing time of a step with this share of the minibatch."""
-        return self.fixed_seconds + share * self.frames * self.frame_seconds
+        split = self.fixed_seconds + share * self.frames * self.frame_seconds
+        return split / stripes + self.start_seconds
 
     @property
     def dense_bytes(self) -> float:
@@ -198,7 +208,8 @@ def simulate(
     seed: int = 1,
     known: "Known | None" = None,
 ) -> Speed:
-    """Simulate `workers` workers, without the first steps, in which a pipeline fills.
+    """Simulate `workers` workers of `method.stripes` GPUs each, without the first
+    steps, in which a pipeline fills.
 
     Args:
         steps: to average over, at least; bmuf takes whole blocks, at least two.
@@ -239,7 +250,8 @@ class _Run:
     ) -> None:
         self._known = known
         self.cluster, self.work, self.method, self.workers = cluster, work, method, workers
-        self.links = Links(cluster, workers)
+        self.stripes = method.stripes
+        self.links = Links(cluster, workers * self.stripes)
         self.sim = Simulation(self.links)
         self.parts = 1
         if method.traffic is Traffic.onebit:
@@ -260,8 +272,9 @@ class _Run:
 
         A single worker waits for no other: its steps all take the mean.
         """
+        mean = self.work.seconds(1 / self.parts, self.stripes)
         if self.workers == 1:
-            return np.full((1, self.steps), self.work.seconds(1 / self.parts))
+            return np.full((1, self.steps), mean)
         variance = math.log1p(self.cluster.gpu.jitter**2)
         normal_WS = np.stack(
             [
@@ -270,7 +283,7 @@ class _Run:
             ]
         )
         drawn_WS = np.exp(math.sqrt(variance) * normal_WS - variance / 2)
-        return drawn_WS * self.work.seconds(1 / self.parts)
+        return drawn_WS * mean
 
     def play(self) -> None:
         if self.workers == 1 or self.method.traffic is Traffic.none:
@@ -285,7 +298,7 @@ class _Run:
         taken = np.mean([marks[self.steps] - marks[warm] for marks in self.marks])
         counted = (self.steps - warm) / self.parts
         step_seconds = float(taken) / counted
-        whole = self.work.seconds() / self.work.seconds(1 / self.parts)
+        whole = self.work.seconds() / self.work.seconds(1 / self.parts, self.stripes)
         alone_seconds = whole * float(self.seconds_WS[:, warm:].mean())
         frames = self.workers * self.work.frames
         left = self.sim.left_nodes + self.extra_left
@@ -305,7 +318,7 @@ class _Run:
         if traffic is Traffic.allreduce:
             return dense
         if traffic is Traffic.onebit:
-            return dense / 32 * self.parts
+            return dense / 32 * self.parts  # all stripes together
         blocks = dense / self.method.block_steps if traffic.has_blocks else 0.0
         if traffic is Traffic.bmuf:
             return blocks
@@ -314,6 +327,37 @@ class _Run:
         return blocks / (self.method.group_size if blocks else 1) + float(np.mean(sizes))
 
     # --- one process per worker ---
+
+    def _compute(self, worker: int, step: int) -> Process:
+        """Compute a step; its stripes send each other activations, forward and backward."""
+        yield float(self.seconds_WS[worker, step])
+        if self.stripes > 1:
+            frames = self.work.frames / self.parts
+            values = self.work.activations * frames * self.cluster.lambda_conn
+            yield self._all_stripes(worker, 2 * BYTES * values / self.stripes)
+
+    def _all_stripes(self, worker: int, size: float) -> Signal:
+        """Send `size` bytes from each GPU of a worker to each other."""
+        ranks = range(worker * self.stripes, (worker + 1) * self.stripes)
+        return direct_allgather(self.sim, ranks, [size] * self.stripes)
+
+    def send(self, worker: int, targets: Sequence[int], size: float) -> Signal:
+        """Send a worker's message, each stripe its part to the same stripes of `targets`."""
+
+        def send(stripe: int) -> Signal:
+            ranks = _stripe(targets, stripe, self.stripes)
+            return self.sim.send(worker * self.stripes + stripe, ranks, size / self.stripes)
+
+        return self._by_stripe(send)
+
+    def _by_stripe(self, start: Callable[[int], Signal]) -> Signal:
+        """Start an exchange for each stripe; the signal fires when all are over."""
+        if self.stripes == 1:
+            return start(0)
+        over = Count(self.stripes)
+        for stripe in range(self.stripes):
+            start(stripe).then(over.down)
+        return over
 
     def _processes(self) -> Iterator[Process]:
         everyone = range(self.workers)
@@ -347,13 +391,13 @@ class _Run:
             for marks in self.marks:
                 marks.append(self.sim.now)
             if step < self.steps:
-                yield float(self.seconds_WS[0, step])
+                yield from self._compute(0, step)
 
     def _blocks(self, worker: int, block_steps: int, meeting: "Meeting") -> Process:
         """Compute for a block, then meet the others."""
         for step in range(self.steps):
             self.marks[worker].append(self.sim.now)
-            yield float(self.seconds_WS[worker, step])
+            yield from self._compute(worker, step)
             if (step + 1) % block_steps == 0:
                 yield meeting.arrive()
         self.marks[worker].append(self.sim.now)
@@ -383,7 +427,7 @@ class _Run:
             self.marks[worker].append(self.sim.now)
             if step == self.steps:
                 return
-            yield float(self.seconds_WS[worker, step])
+            yield from self._compute(worker, step)
             if members > 1:
                 yield encode
                 group.send(worker, step)
@@ -399,10 +443,10 @@ class _Run:
             self.marks[worker].append(self.sim.now)
             if step == self.steps:
                 return
-            yield float(self.seconds_WS[worker, step])
+            yield from self._compute(worker, step)
             yield encode
             message = self.work.message(step)
-            arrived = self.sim.send(worker, range(self.workers), message.size)
+            arrived = self.send(worker, range(self.workers), message.size)
             arrived.then(lambda w=worker, n=message.elements: inbox.put(w, n))  # type: ignore[misc]
             sent.append(arrived)
 
@@ -414,9 +458,10 @@ class _Run:
         part = self.work.dense_bytes / 32 / self.workers
 
         def exchange(step: int) -> Process:
-            self.sim.send(worker, everyone, part).then(first[step].down)
+            self.send(worker, everyone, part).then(first[step].down)
             yield first[step]
-            self.sim.send(worker, everyone, part).then(second[step].down)
+            yield 1e-3 * self.cluster.gpu.exchange_ms
+            self.send(worker, everyone, part).then(second[step].down)
 
         for step in range(self.steps + 1):
             if step - 1 - lag >= 0:
@@ -424,20 +469,20 @@ class _Run:
             self.marks[worker].append(self.sim.now)
             if step == self.steps:
                 return
-            yield float(self.seconds_WS[worker, step])
+            yield from self._compute(worker, step)
             yield (
                 2 * self._encode_seconds()
             )  # encoding and decoding, a pass over all parameters each
             self.sim.spawn(exchange(step))
 
     def _encode_seconds(self) -> float:
-        return self.cluster.gpu.encode_ns * 1e-9 * self.work.parameters
+        return self.cluster.gpu.encode_ns * 1e-9 * self.work.parameters / self.stripes
 
     # --- exchanges ---
 
     def _sum(self, ranks: Sequence[int]) -> Signal:
         reduce = tree_allreduce if self.method.way is Way.tree else ring_allreduce
-        dense = self.work.dense_bytes
+        dense = self.work.dense_bytes / self.stripes
         return self.collective(  # the other workers wait for its end
             (reduce, dense), ranks, lambda sim, ranks: reduce(sim, ranks, dense), quiet=True
         )
@@ -449,7 +494,12 @@ class _Run:
             yield self._sum(leaders)
             done = Count(len(leaders))
             for leader in leaders:
-                broadcast(self.sim, range(leader, leader + size), dense).then(done.down)
+                ranks = range(leader, leader + size)
+                self._by_stripe(
+                    lambda stripe, ranks=ranks: broadcast(  # type: ignore[misc]
+                        self.sim, _stripe(ranks, stripe, self.stripes), dense / self.stripes
+                    )
+                ).then(done.down)
             yield done
 
         return self.sim.spawn(both())
@@ -461,15 +511,23 @@ class _Run:
         start: Callable[[Simulation, Sequence[int]], Signal],
         quiet: bool,
     ) -> Signal:
-        """Start a collective; one without other traffic is simulated once for each `key`."""
+        """Start a collective in each stripe; without other traffic, simulate one of each `key`.
+
+        Args:
+            start: starts it on a simulation among GPUs, with a stripe's share of the bytes.
+        """
+
+        def begin(sim: Simulation) -> Signal:
+            return self._by_stripe(lambda stripe: start(sim, _stripe(ranks, stripe, self.stripes)))
+
         if not quiet:
-            return start(self.sim, ranks)
-        if len(ranks) < self.workers:  # nodes are alike
+            return begin(self.sim)
+        if len(ranks) < self.workers and self.stripes == 1:  # nodes are alike
             first = self.links.node(ranks[0]) * self.cluster.gpus_per_node
             ranks = [rank - first for rank in ranks]
-        key = (key, self.workers, tuple(ranks))
+        key = (key, self.workers, self.stripes, tuple(ranks))
         if key not in self._known:
-            self._known[key] = alone(self.links, lambda sim: start(sim, ranks))
+            self._known[key] = alone(self.links, begin)
         seconds, left = self._known[key]
         self.extra_left += left
         over = Signal()
@@ -480,9 +538,16 @@ class _Run:
         """Return whether `ranks` share no link with other workers that may send meanwhile."""
         if len(ranks) == self.workers:
             return True
+        if self.stripes > 1:
+            return False
         at_home = self.links.node(ranks[0]) == self.links.node(ranks[-1])
         whole_node = len(ranks) == self.cluster.gpus_per_node
         return at_home and (whole_node or self.cluster.bus_gbit_per_s is None)
+
+
+def _stripe(workers: Sequence[int], stripe: int, stripes: int) -> list[int]:
+    """Return the GPUs that hold a stripe of these workers' networks."""
+    return [worker * stripes + stripe for worker in workers]
 
 
 class Meeting:
@@ -524,13 +589,13 @@ class _Group:
         """Send a message: directly when the worker is ready; round a ring when all are."""
         size = self._run.work.message(step).size
         if self._run.method.way is Way.direct:
-            sent = self._run.sim.send(worker, self.ranks, size)
+            sent = self._run.send(worker, self.ranks, size)
             sent.then(lambda: self._count(step, self._arrived[step].fire))
         else:
             self._count(step, lambda: self._gather(size).then(self._arrived[step].fire))
 
     def _gather(self, size: float) -> Signal:
-        sizes = [size] * len(self.ranks)
+        sizes = [size / self._run.stripes] * len(self.ranks)
         return self._run.collective(
             ("gather", size),
             self.ranks,

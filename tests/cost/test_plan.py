@@ -81,6 +81,37 @@ def test_one_bit_with_two_half_batches_hides_its_exchange_and_pays_the_fixed_cos
     assert double.step_seconds == pytest.approx(0.12)
 
 
+def test_stripes_share_the_work_but_its_start_and_exchange_their_activations():
+    """Each of M GPUs sends its part of a frame's values to M - 1 others, forward and backward."""
+    work = replace(WORK, fixed_seconds=0.01, start_seconds=0.003, activations=1e4)
+    values = 2 * 1e4 * 4 * 1000 / RATE
+    for stripes in (2, 4):
+        striped = Scheme(traffic=Traffic.none, stripes=stripes)
+        cluster = replace(flat(), lambda_conn=1.5)
+        taken = simulate(cluster, work, striped, 1).step_seconds
+        wanted = 0.11 / stripes + 0.003 + 1.5 * values * (stripes - 1) / stripes
+        assert taken == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if not m.lag], ids=lambda m: m.name)
+def test_stripes_exchange_side_by_side_what_one_gpu_would_send(method):
+    """On links of their own, in 1/M of the time."""
+    split = replace(method, stripes=2)
+    work = replace(WORK, messages=(MessageSize(1e6, 0.0),))
+    one, two = (simulate(flat(), work, m, 8) for m in (method, split))
+    if method.traffic is not Traffic.gtc_async:  # which hides its exchange
+        assert two.step_seconds == pytest.approx(one.step_seconds / 2)
+    assert two.sent_bytes == one.sent_bytes
+    assert two.node_bytes * 2 == pytest.approx(one.node_bytes)
+
+
+def test_one_bit_waits_for_an_exchange_beside_the_links_unless_it_is_hidden():
+    cluster = flat(exchange_ms=20.0)
+    for lag, wanted in ((0, 0.12 + 2 * 0.75 * DENSE / 32 / RATE), (1, 0.1)):
+        speed = simulate(cluster, WORK, Scheme(traffic=Traffic.onebit, lag=lag), 4)
+        assert speed.step_seconds == pytest.approx(wanted)
+
+
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.name}, {m.way.value}, {m.lag}")
 def test_one_worker_exchanges_nothing(method):
     method = replace(method, group_size=1)

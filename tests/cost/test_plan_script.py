@@ -31,6 +31,10 @@ def test_it_writes_a_table_its_numbers_and_a_plot(tmp_path, capsys):
     assert (tmp_path / "plan.png").stat().st_size > 1000
     assert text in capsys.readouterr().out
     assert {row["workers"] for row in written["options"]} == {4}
+    optima = written["optimal_workers"]
+    assert [row["minibatch_frames"] for row in optima] == [1024, 4096, 8192, 16384]
+    assert optima[0]["workers"].keys() == {"allreduce", "1bit", "gtc", "bmuf"}
+    assert "K-hat" in text
 
 
 def test_only_the_methods_asked_for(tmp_path):
