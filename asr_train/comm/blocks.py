@@ -25,7 +25,7 @@ from asr_train.kernels import block
 from asr_train.schema import BlockForm, BlockVelocity
 
 
-class BlockMomentum:
+class BlockUpdate:
     """The arithmetic of block momentum, on whole vectors."""
 
     def __init__(self, form: BlockForm, eta: float, zeta: float, weights_P: Tensor) -> None:
@@ -77,12 +77,12 @@ class MomentumBlocks:
     ) -> None:
         self.exchange, self.leaders, self.block_steps = exchange, list(leaders), block_steps
         self.form, self.eta, self.zeta, self.velocity = form, eta, zeta, velocity
-        self.momentum: BlockMomentum | None = None
+        self.momentum: BlockUpdate | None = None
         self.position = 0  # steps into the block
         self.blocks = 0  # finished
 
     def begin(self, weights_P: Tensor) -> None:
-        self.momentum = BlockMomentum(self.form, self.eta, self.zeta, weights_P)
+        self.momentum = BlockUpdate(self.form, self.eta, self.zeta, weights_P)
 
     def after_update(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None:
         """Count a step; exchange models at the last step of a block. Skipped steps count."""

@@ -11,7 +11,6 @@ ready. The threshold is in units of a rank's own gradient.
 """
 
 from dataclasses import astuple
-from datetime import timedelta
 from typing import Any, cast
 
 import torch
@@ -21,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from asr_train.comm.bucket import slots
 from asr_train.comm.gtc import Gtc
-from asr_train.comm.processes import Processes
+from asr_train.comm.processes import of_group
 from asr_train.comm.reducers import Gradient, Sent
 from asr_train.schema import GtcSettings
 
@@ -62,26 +61,9 @@ class GtcHook:
         size = table[-1].offset + table[-1].numel
         self._place = {p: slot for slot, (_, p) in zip(table, named, strict=True)}
         self._grad_P = torch.zeros(size, device=device)
-        default_group = dist.distributed_c10d._get_default_group()
-        self._group = default_group if process_group is None else process_group
-        if dist.get_rank(self._group) < 0:
-            raise ValueError(
-                f"rank {dist.get_rank()} is not in process_group; make a hook, and DDP, only where "
-                "it is"
-            )
-        members = sorted(dist.get_process_group_ranks(self._group))  # as new groups have them
-        self._rank, self._ranks = members.index(dist.get_rank()), len(members)
-        hosts = [range(0)] * dist.get_world_size()
-        for worker, rank in enumerate(members):
-            hosts[rank] = range(worker, worker + 1)
-        # Apart from DDP's own collectives; ranks outside the group need not call this
-        group = dist.new_group(
-            members,
-            timeout=timedelta(seconds=timeout_seconds),
-            backend=dist.get_backend(self._group),
-            use_local_synchronization=process_group is not None,
-        )
-        exchange = Processes(range(self._ranks), hosts, device, timeout_seconds, group)
+        self._group = process_group or dist.distributed_c10d._get_default_group()
+        exchange = of_group(process_group, device, timeout_seconds)
+        (self._rank,), self._ranks = exchange.local, len(exchange)
         self._gtc = Gtc(exchange, size, settings)
         self._start_iter, self._steps = start_iter, 0
         self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []

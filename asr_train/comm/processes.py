@@ -186,6 +186,38 @@ def open_exchange(workers: int | None, device: torch.device, timeout_seconds: fl
     return Processes(range(workers), hosts, device, timeout_seconds)
 
 
+def of_group(
+    process_group: dist.ProcessGroup | None, device: torch.device, timeout_seconds: float
+) -> Processes:
+    """Return an exchange of one worker per rank of a group, for scripts with groups of their own.
+
+    Exchanges go through a new group of the same ranks, apart from the script's own collectives;
+    ranks outside need not call this.
+
+    Args:
+        process_group: all its ranks call this; None: all ranks.
+    Raises:
+        ValueError: if this rank is not in the group.
+    """
+    group = dist.distributed_c10d._get_default_group() if process_group is None else process_group
+    if dist.get_rank(group) < 0:
+        raise ValueError(
+            f"rank {dist.get_rank()} is not in process_group; make a hook, an optimizer and DDP "
+            "only where it is"
+        )
+    members = sorted(dist.get_process_group_ranks(group))  # as new groups have them
+    hosts = [range(0)] * dist.get_world_size()
+    for worker, rank in enumerate(members):
+        hosts[rank] = range(worker, worker + 1)
+    own = dist.new_group(
+        members,
+        timeout=timedelta(seconds=timeout_seconds),
+        backend=dist.get_backend(group),
+        use_local_synchronization=process_group is not None,
+    )
+    return Processes(range(len(members)), hosts, device, timeout_seconds, own)
+
+
 def _join(backend: str, timeout: timedelta) -> None:
     """Join torch.distributed under keys of this start alone.
 

@@ -5,7 +5,7 @@ import torch
 from small_methods import BMUF, CPU, GTC, SIZE, Run, method_of
 
 from asr_train import schema
-from asr_train.comm.blocks import BlockMomentum, MomentumBlocks
+from asr_train.comm.blocks import BlockUpdate, MomentumBlocks
 from asr_train.comm.exchange import hosted
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.optimizer import Momentum, Replica
@@ -24,7 +24,7 @@ def means(count=6):
 
 def blocks(form, eta=ETA, zeta=ZETA):
     start_P = torch.linspace(-1, 1, SIZE)
-    momentum = BlockMomentum(form, eta, zeta, start_P)
+    momentum = BlockUpdate(form, eta, zeta, start_P)
     for mean in means():
         start_P = momentum.step(mean(start_P))
         yield momentum, start_P.clone()

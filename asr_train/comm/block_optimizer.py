@@ -1,0 +1,169 @@
+"""**Block momentum around any optimizer**, for any training script.
+
+    optimizer = BlockMomentum(model, torch.optim.AdamW(model.parameters()), block_steps=50)
+    for minibatch in minibatches:  # each rank's own
+        optimizer.zero_grad()
+        loss_of(model, minibatch).backward()
+        optimizer.step()
+    with optimizer.exported():
+        evaluate(model)
+
+Each rank trains a model of its own; every `block_steps` steps the mean of the ranks' weights moves
+the common model, with momentum (Chen and Huo, 2016; `comm.blocks` has the equations). It stands
+where torch's PostLocalSGDOptimizer does, which it equals with eta 0 and zeta 1.
+
+Two tiers (Ladkat et al., 2019): DistributedDataParallel with a process group of ranks that share a
+model, perhaps with a GtcHook, and here the group of those that have the same place in theirs:
+
+    mesh = init_device_mesh("cuda", (groups, size), mesh_dim_names=("across", "within"))
+    ddp = DistributedDataParallel(model, process_group=mesh.get_group("within"))
+    optimizer = BlockMomentum(model, inner, process_group=mesh.get_group("across"), block_steps=50)
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from asr_train.comm.blocks import BlockUpdate
+from asr_train.comm.processes import of_group
+from asr_train.schema import BlockForm, BlockVelocity, BmufSettings
+
+
+class BlockMomentum(torch.optim.Optimizer):
+    """An optimizer whose ranks exchange models instead of gradients.
+
+    All ranks must call `step` equally often. A GradScaler skips it on some: there, skip it on all.
+
+    Args:
+        model: on its device, with the same weights on all ranks. Parameters with gradients are
+            exchanged; others, and buffers (running means of normalisation layers), are not.
+        optimizer: of the model's parameters; its state stays as it is at the end of a block.
+        process_group: ranks whose models are averaged; each of them makes one of these. None: all.
+        block_steps: steps between exchanges.
+        form: `chen_huo` looks ahead (Nesterov); `classical`, and equation (4) of Ladkat et al. as
+            `printed`, which moves the model 1 + eta times as far.
+        zeta: block learning rate.
+        eta: block momentum; None: 1 - zeta / ranks (Chen and Huo, 2016).
+        timeout_seconds: how long to wait for another rank before an ExchangeError; with NCCL its
+            watchdog ends the process after that time.
+    Attributes:
+        received_bytes: that this rank received from others so far.
+    Raises:
+        ValueError: if a number is out of its range, or this rank is not in the group.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        block_steps: int,
+        form: BlockForm | str = BlockForm.chen_huo,
+        zeta: float = 1.0,
+        eta: float | None = None,
+        timeout_seconds: float = 300.0,
+    ) -> None:
+        self.optimizer = optimizer
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        device = self._parameters[0].device
+        self._exchange = of_group(process_group, device, timeout_seconds)
+        given = BmufSettings(
+            block_steps=block_steps,
+            form=BlockForm(form),
+            zeta=zeta,
+            c=1.0,
+            eta=eta,
+            velocity=BlockVelocity.keep,
+        )
+        ranks = len(self._exchange)
+        self._update = BlockUpdate(given.form, given.momentum(ranks), zeta, self._weights())
+        self.block_steps, self._position = block_steps, 0
+
+    @property
+    def received_bytes(self) -> int:
+        return sum(self._exchange.received_bits.values()) // 8
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take a step of the inner optimizer, and end the block after `block_steps` of them."""
+        loss: float | None = self.optimizer.step(closure)  # type: ignore[arg-type]
+        self._position += 1
+        if self._position == self.block_steps:
+            self.end_block()
+        return loss
+
+    @torch.no_grad()
+    def end_block(self) -> None:
+        """Average the ranks' models and move the common one, unless no step was taken since.
+
+        Call it on all ranks where training ends, as the last block may be a part of one.
+        """
+        if self._position == 0:
+            return
+        self._position = 0
+        own_P = self._weights()
+        mean_P = self._exchange.sum([own_P], len(own_P)).div_(len(self._exchange))
+        self._set(self._update.step(mean_P))
+
+    @contextlib.contextmanager
+    def exported(self) -> Iterator[None]:
+        """Give the model the common weights, of the last finished block, to evaluate or to save."""
+        own_P = self._weights()
+        self._set(self._update.weights_P)
+        try:
+            yield
+        finally:
+            self._set(own_P)
+
+    def _weights(self) -> Tensor:
+        """Return a copy of the weights, float32 [P]."""
+        return torch.cat([p.detach().flatten().float() for p in self._parameters])
+
+    @torch.no_grad()
+    def _set(self, weights_P: Tensor) -> None:
+        parts = weights_P.split([p.numel() for p in self._parameters])
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.copy_(part.view_as(parameter))
+
+    # --- as an optimizer --------------------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.optimizer.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse: the exchanged vector cannot grow."""
+        raise ValueError(
+            "BlockMomentum exchanges the parameters that the model had when it was made; make "
+            "another one for a model with more"
+        )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """Return plain data and tensors. Save it on every rank, beside that rank's model."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "weights_P": self._update.weights_P,
+            "delta_P": self._update.delta_P,
+            "position": self._position,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.optimizer.load_state_dict(state_dict["optimizer"])
+        self._update.weights_P.copy_(state_dict["weights_P"])
+        self._update.delta_P.copy_(state_dict["delta_P"])
+        self._position = state_dict["position"]
+
+    def __repr__(self) -> str:
+        return f"BlockMomentum({self.optimizer!r}, block_steps={self.block_steps})"
