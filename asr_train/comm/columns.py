@@ -105,8 +105,7 @@ def by_rows(ordered: Tensor, blocks: Sequence[Block]) -> Tensor:
 
 def payload_bytes(blocks: Sequence[Block]) -> int:
     """Return the bytes of these blocks: 1 bit per element, 64 per column."""
-    bits = (b.rows * (b.columns // 8) + -(-b.rows * (b.columns % 8) // 8) for b in blocks)
-    return sum(8 * b.columns for b in blocks) + sum(bits)
+    return sum(8 * block.columns + -(-block.size // 8) for block in blocks)
 
 
 def write(quantised: Sequence[OneBit], device: torch.device) -> Tensor:
