@@ -1,8 +1,8 @@
 """The kernels for **GPUs** behind onebit, block, splice and checksum, in Triton.
 
 Each reads its inputs and writes its outputs once; a matrix of more than MAX_ROWS rows is read twice
-by the one-bit quantiser, because its columns no longer fit a program's registers. Elements of one matrix, at
-most 2**31 - 1, are numbered in 32 bits to save registers.
+by the one-bit quantiser, because its columns no longer fit a program's registers. Elements of one
+matrix, at most 2**31 - 1, are numbered in 32 bits to save registers.
 """
 
 from collections.abc import Sequence
