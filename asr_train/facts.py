@@ -81,6 +81,8 @@ class Method(Enum):
     gtc = "gtc", Facts(Traffic.gtc, ("gtc",))
     # The same, but workers do not wait for each other
     gtc_async = "gtc_async", Facts(Traffic.gtc_async, ("gtc", "asynchronous"))
+    # 1-bit SGD: one bit per element, summed by the owners of columns (Seide et al., 2014)
+    onebit = "onebit", Facts(Traffic.onebit, ("onebit",))
     # Model averaging with block momentum (Chen and Huo, 2016)
     bmuf = "bmuf", Facts(Traffic.bmuf, ("bmuf",), "bmuf")
     # gtc within groups, bmuf across them (Ladkat et al., 2019)

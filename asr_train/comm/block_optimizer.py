@@ -149,7 +149,7 @@ class BlockMomentum(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)
 
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self) -> dict[str, Any]:
         """Return plain data and tensors. Save it on every rank, beside that rank's model."""
         return {
             "optimizer": self.optimizer.state_dict(),

@@ -13,6 +13,7 @@ Knows nothing of gradients or senders. docs/distributed.md has the layout, byte 
     tile16     16 bits per element: 15 of offset in a tile of 32,768, one of sign; 16 per tile
     rice       about log2(gap) + 2.5 bits per element: Golomb-Rice codes of gaps between indices
     map        2 bits per parameter: none, plus, minus
+    columns    no sent elements but whole columns, 1 bit per parameter: see `comm.onebit`
 """
 
 import math
@@ -49,6 +50,7 @@ class Kind(IntEnum):
     packed32 = 1
     tile16 = 2
     rice = 3
+    columns = 4  # of comm.onebit
 
 
 class Flags(IntFlag):
@@ -140,13 +142,12 @@ def write(words_K: Tensor, header: Header, kind: Kind) -> Tensor:
     """Return a message with these elements; `header` gives all but their coding."""
     check_size(header.size)
     kind, parameter, payload_B = encode(words_K, header.size, kind)
-    header = replace(
-        header,
-        kind=kind,
-        parameter=parameter,
-        count=len(words_K),
-        payload_bytes=len(payload_B),
-    )
+    return enclose(payload_B, replace(header, kind=kind, parameter=parameter, count=len(words_K)))
+
+
+def enclose(payload_B: Tensor, header: Header) -> Tensor:
+    """Return a message with this payload; `header` gives all but its length."""
+    header = replace(header, payload_bytes=len(payload_B))
     head_B = torch.frombuffer(bytearray(header.to_bytes()), dtype=torch.uint8)
     sum_B = checksums([payload_B]).view(torch.uint8)[:CHECKSUM_BYTES]
     return torch.cat([head_B.to(payload_B.device), sum_B, payload_B])
@@ -259,6 +260,21 @@ def read_words(
     Raises:
         MessageError: as `read`, unless `checks` defers it.
     """
+    payloads = read_payloads(headers, messages, checks)
+    return [
+        decode(h.kind, h.parameter, payload_B, h.count, h.size, checks)
+        for h, payload_B in zip(headers, payloads, strict=True)
+    ]
+
+
+def read_payloads(
+    headers: Sequence[Header], messages: Sequence[Tensor], checks: Checks
+) -> list[Tensor]:
+    """Return the payloads of messages whose headers were read, uint8 [B] each.
+
+    Raises:
+        MessageError: if one was changed on the way, unless `checks` defers it.
+    """
     payloads = [
         message_B[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
         for header, message_B in zip(headers, messages, strict=True)
@@ -274,12 +290,9 @@ def read_words(
 
     try:
         checks.refuse_if((sums_W != promised_W).any(), why)
-        return [
-            decode(h.kind, h.parameter, payload_B, h.count, h.size, checks)
-            for h, payload_B in zip(headers, payloads, strict=True)
-        ]
     except ValueError as error:
-        raise error if isinstance(error, MessageError) else MessageError(str(error)) from None
+        raise MessageError(str(error)) from None
+    return payloads
 
 
 # --- payloads -----------------------------------------------------------------------------------
@@ -345,6 +358,11 @@ def decode(
         if kind is Kind.rice:
             words_K = rice.read(payload_B, count, parameter, size, checks.refuse_if)
             return checks.harmless(words_K)
+        if kind is Kind.columns:
+            raise ValueError(
+                "its payload is columns, but sent elements are due; were all workers started with "
+                "the same comm.method?"
+            )
         wanted = {
             Kind.map: map_bytes(size),
             Kind.packed32: 4 * count,

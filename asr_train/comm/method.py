@@ -16,8 +16,9 @@ from torch import Tensor
 
 from asr_train.comm.async_workers import AsyncWorkers
 from asr_train.comm.exchange import PARTS, Exchange, hosted
-from asr_train.comm.optimizer import Momentum, Replica, mean
+from asr_train.comm.optimizer import Adagrad, Momentum, Replica, Shape, adagrad_of, mean
 from asr_train.comm.reducers import Gradient, Reducer, Sent, Update
+from asr_train.schema import AdagradPlace, AdagradSettings
 
 
 class Blocks(Protocol):
@@ -61,8 +62,21 @@ class ExchangeMethod:
         self.sent = {worker: Sent() for worker in exchange.local}
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.replicas: list[Replica] = []
+        self.partial: dict[int, Adagrad] = {}  # by local worker: of its own gradient
 
     # --- a step -----------------------------------------------------------------------------------
+
+    def begin_step(self, reading: int, frames: int) -> None:
+        """Say what is known of the next step, the same on all workers.
+
+        Args:
+            reading: how many of each group's workers have minibatches in this part of training.
+            frames: of each of their minibatches.
+        """
+        for reducer in self.reducers:
+            reducer.begin_step(reading, reading * frames)
+        for replica in self.replicas:
+            replica.optimizer.frames = reading * frames
 
     def reduce(self, group: int, gradients: Iterable[Gradient]) -> Update | None:
         """Return the update of a group's model, the same on all of the group.
@@ -73,8 +87,26 @@ class ExchangeMethod:
         Returns:
             None if a gradient was not finite: the whole group skips this step.
         """
+        squares: dict[int, Tensor] = {}
+        if self.partial:
+            gradients = self._normalized(self.groups[group].local, gradients, squares)
         with self._counted(self.groups[group]):
-            return self.reducers[group].reduce(gradients, self.sent)
+            update = self.reducers[group].reduce(gradients, self.sent)
+        if update is not None:
+            for worker, squares_P in squares.items():
+                self.partial[worker].squares_P = squares_P
+        return update
+
+    def _normalized(
+        self, workers: range, gradients: Iterable[Gradient], squares: dict[int, Tensor]
+    ) -> Iterator[Gradient]:
+        """Yield gradients after AdaGrad; `squares` gets what its state is after them."""
+        for worker, gradient in zip(workers, gradients, strict=True):
+            adagrad = self.partial.get(worker)
+            if adagrad is not None and gradient.is_finite:
+                squares[worker] = adagrad.after(gradient.grad_P, gradient.frames)
+                gradient.grad_P.copy_(adagrad.normalized(gradient.grad_P, squares[worker]))
+            yield gradient
 
     def apply(self, group: int, update: Update, rate: float) -> None:
         """Change a group's model by what `reduce` returned; the rate is per frame."""
@@ -94,17 +126,54 @@ class ExchangeMethod:
 
     # --- the beginning, and the ends of epochs ----------------------------------------------------
 
-    def begin(self, weights_P: Tensor, momentum: float) -> None:
+    def begin(
+        self,
+        weights_P: Tensor,
+        momentum: float,
+        shapes: Sequence[Shape] | None = None,
+        adagrad: AdagradSettings | None = None,
+    ) -> None:
         """Set the weights that all workers begin with; the first group here uses them in place.
 
         Args:
             momentum: of the optimizer; 0: none.
+            shapes: of the parameters that the weights consist of; None: they are one vector.
+            adagrad: None: none.
+        Raises:
+            ValueError: if AdaGrad's place is for a single worker, but there are several.
         """
-        for number in range(len(self.groups)):
+        shapes = [tuple(weights_P.shape)] if shapes is None else shapes
+        shares = max(map(len, self.groups)) > 1
+        if adagrad is not None and adagrad.place is AdagradPlace.raw and shares:
+            raise ValueError(
+                "optim.adagrad.place is raw, which is for a single worker; choose partial or "
+                "aggregate"
+            )
+        of_workers = adagrad is not None and adagrad.place is AdagradPlace.partial and shares
+        for number, group in enumerate(self.groups):
             own_P = weights_P if number == 0 else weights_P.clone()
-            self.replicas.append(Replica(own_P, Momentum(own_P, momentum)))
+            if of_workers:
+                for worker in group.local:
+                    own = adagrad_of(adagrad, shapes, own_P)
+                    assert own is not None
+                    self.partial[worker] = own
+            of_model = None if of_workers else adagrad
+            self.replicas.append(self._replica(number, own_P, momentum, shapes, of_model))
         if self.blocks is not None:
             self.blocks.begin(weights_P)
+
+    def _replica(
+        self,
+        group: int,
+        weights_P: Tensor,
+        momentum: float,
+        shapes: Sequence[Shape],
+        adagrad: AdagradSettings | None,
+    ) -> Replica:
+        """Return a group's model and optimizer."""
+        return Replica(
+            weights_P, Momentum(weights_P, momentum, adagrad_of(adagrad, shapes, weights_P))
+        )
 
     def end_epoch(self) -> None:
         """Make all replicas identical, by ending a block that has begun."""
@@ -180,14 +249,16 @@ class ExchangeMethod:
 
     def worker_state(self, worker: int) -> dict[str, Any]:
         """Return a local worker's own state."""
-        return {
-            "sent": list(astuple(self.sent[worker])),
-            **self.reducers[self.group_of(worker)].worker_state(worker),
-        }
+        state = self.reducers[self.group_of(worker)].worker_state(worker)
+        if worker in self.partial:
+            state = {**state, "squares_P": self.partial[worker].squares_P}
+        return {"sent": list(astuple(self.sent[worker])), **state}
 
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
         """Restore what `worker_state` returned."""
         self.sent[worker] = Sent(*state["sent"])
+        if worker in self.partial and "squares_P" in state:  # else they begin anew
+            self.partial[worker].squares_P.copy_(state["squares_P"])
         self.reducers[self.group_of(worker)].load_worker_state(worker, state)
 
     def load_resized(self, states: Iterable[dict[str, Any]], models: int) -> float:

@@ -77,6 +77,9 @@ class Sent:
 class Reducer(ABC):
     """A group's gradients -> the update of its model. This base class has no state."""
 
+    def begin_step(self, reading: int, frames: int) -> None:  # noqa: B027
+        """Say how many of the group's workers have minibatches in the next step; their frames."""
+
     @abstractmethod
     def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Update | None:
         """Return the update, the same on all of the group; may be one of the given tensors.

@@ -8,7 +8,7 @@ Imported only where numba is needed. threshold, decode, rice, onebit and block d
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -84,6 +84,119 @@ def _intrinsic_above(typing: Any, array: Any, first: Any, bound: Any) -> Any:
     return types.uint64(array, types.int64, types.float32), code
 
 
+LANES = 16  # of a vector; LLVM cuts it into registers
+
+
+def _pointers(context: Any, builder: Any, kind: Any, array: Any, at: Any, of: Any) -> Iterator[Any]:
+    """Yield pointers to the vectors of 64 elements of an array, from `at` on."""
+    data = context.make_array(kind)(context, builder, array).data
+    for lane in range(0, 64, LANES):
+        place = builder.gep(data, [builder.add(at, ir.Constant(at.type, lane))])
+        yield builder.bitcast(place, ir.VectorType(of, LANES).as_pointer())
+
+
+@intrinsic
+def _intrinsic_sides(
+    typing: Any, grad: Any, residual: Any, kept: Any, at: Any,
+    low: Any, high: Any, count: Any, column: Any,
+) -> Any:  # fmt: skip
+    """Write kept = residual + grad, 64 elements from `at` on, and add up what is on either side.
+
+    What is not >= 0, a NaN too, is low. low, high (float32) and count (int32; of the high ones)
+    change from `column` on.
+    """
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = ir.IntType(32)
+        places = [arguments[3]] * 3 + [arguments[7]] * 3
+        arrays = arguments[:3] + arguments[4:7]
+        kinds = signature.args[:3] + signature.args[4:7]
+        rows = [
+            _pointers(context, builder, kind, array, at, of)
+            for kind, array, at, of in zip(
+                kinds, arrays, places, [ir.FloatType()] * 5 + [number], strict=True
+            )
+        ]
+        zeros = ir.Constant(ir.VectorType(ir.FloatType(), LANES), [0.0] * LANES)
+        for g, r, k, below, above, many in zip(*rows, strict=True):
+            owed = builder.fadd(builder.load(r, align=4), builder.load(g, align=4))
+            builder.store(owed, k, align=4)
+            is_high = builder.fcmp_ordered(">=", owed, zeros)
+            for into, part in (
+                (below, builder.select(is_high, zeros, owed)),
+                (above, builder.select(is_high, owed, zeros)),
+            ):
+                builder.store(builder.fadd(builder.load(into, align=4), part), into, align=4)
+            one = builder.sext(is_high, ir.VectorType(number, LANES))
+            builder.store(builder.sub(builder.load(many, align=4), one), many, align=4)
+        return context.get_dummy_value()
+
+    return types.void(grad, residual, kept, types.int64, low, high, count, types.int64), code
+
+
+@intrinsic
+def _intrinsic_rebuilt(typing: Any, kept: Any, at: Any, low: Any, high: Any, column: Any) -> Any:
+    """Subtract low or high, from `column` on, from 64 elements of kept; return which, as uint64."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        places = arguments[1], arguments[4], arguments[4]
+        arrays = arguments[0], *arguments[2:4]
+        kinds = signature.args[0], *signature.args[2:4]
+        rows = [
+            _pointers(context, builder, kind, array, at, ir.FloatType())
+            for kind, array, at in zip(kinds, arrays, places, strict=True)
+        ]
+        zeros = ir.Constant(ir.VectorType(ir.FloatType(), LANES), [0.0] * LANES)
+        mask = ir.Constant(word, 0)
+        for lane, (k, below, above) in enumerate(zip(*rows, strict=True)):
+            owed = builder.load(k, align=4)
+            is_high = builder.fcmp_ordered(">=", owed, zeros)
+            value = builder.select(
+                is_high, builder.load(above, align=4), builder.load(below, align=4)
+            )
+            builder.store(builder.fsub(owed, value), k, align=4)
+            bits = builder.zext(builder.bitcast(is_high, ir.IntType(LANES)), word)
+            mask = builder.or_(mask, builder.shl(bits, ir.Constant(word, lane * LANES)))
+        return mask
+
+    return types.uint64(kept, types.int64, low, high, types.int64), code
+
+
+@intrinsic
+def _intrinsic_add_sides(
+    typing: Any, bits: Any, byte: Any, means: Any, low: Any, high: Any, out: Any, at: Any
+) -> Any:
+    """Add to 64 elements of out means from `high` on where a bit is set, else from `low` on.
+
+    Args:
+        byte, low, high, at: places in the arrays before them, of uint8, float32 and float32.
+    """
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits, byte, means, low, high, out, at = arguments
+        number = ir.IntType(LANES)
+        data = context.make_array(signature.args[0])(context, builder, bits).data
+        words = builder.bitcast(builder.gep(data, [byte]), number.as_pointer())
+        rows = [
+            _pointers(context, builder, signature.args[kind], array, place, ir.FloatType())
+            for kind, array, place in ((2, means, low), (2, means, high), (5, out, at))
+        ]
+        for lane, (below, above, total) in enumerate(zip(*rows, strict=True)):
+            word = builder.gep(words, [ir.Constant(ir.IntType(64), lane)])
+            is_high = builder.bitcast(
+                builder.load(word, align=1), ir.VectorType(ir.IntType(1), LANES)
+            )
+            value = builder.select(
+                is_high, builder.load(above, align=4), builder.load(below, align=4)
+            )
+            builder.store(builder.fadd(builder.load(total, align=4), value), total, align=4)
+        return context.get_dummy_value()
+
+    place = types.int64
+    return types.void(bits, place, means, place, place, out, place), code
+
+
 @intrinsic
 def _intrinsic_lowest(typing: Any, bits: Any) -> Any:
     """Return the index of the lowest set bit of 64, not all zero."""
@@ -106,6 +219,9 @@ def _intrinsic_fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
 
 # For mypy: without the first argument, which numba supplies
 _above: Callable[..., Any] = _intrinsic_above
+_sides: Callable[..., Any] = _intrinsic_sides
+_rebuilt: Callable[..., Any] = _intrinsic_rebuilt
+_add_sides: Callable[..., Any] = _intrinsic_add_sides
 _lowest: Callable[..., Any] = _intrinsic_lowest
 _fma: Callable[..., Any] = _intrinsic_fma
 
@@ -371,43 +487,56 @@ def rice_read(payload: Any, count: int, low: int, size: int) -> tuple[Any, int]:
 
 # --- one bit --------------------------------------------------------------------------------------
 
-COLUMNS = 64  # of one pass over the rows: so many stay in the L2 cache for the second pass
+COLUMNS = 64  # of one call
+SUMMED = 32  # rows that are added up in float32; what results is in float64
+
+
+@numba.njit(cache=True, nogil=True)
+def _quantise_whole(
+    grad: Any, residual: Any, kept: Any, bits: Any, means: Any, begin: int, end: int
+) -> None:
+    """Quantise columns, a multiple of COLUMNS, row after row: a memory's fastest order."""
+    rows, columns = grad.shape
+    wide = end - begin
+    low, high = np.zeros(wide, np.float32), np.zeros(wide, np.float32)
+    lows, highs, count = np.zeros(wide), np.zeros(wide), np.zeros(wide, np.int32)
+    for first in range(0, rows, SUMMED):
+        for r in range(first, min(first + SUMMED, rows)):
+            for j in range(0, wide, COLUMNS):
+                _sides(grad, residual, kept, r * columns + begin + j, low, high, count, j)
+        for j in range(wide):
+            lows[j] += low[j]
+            highs[j] += high[j]
+        low[:] = np.float32(0)
+        high[:] = np.float32(0)
+    for j in range(wide):
+        low[j] = means[0, begin + j] = lows[j] / max(1, rows - count[j])
+        high[j] = means[1, begin + j] = highs[j] / max(1, count[j])
+    for r in range(rows):
+        for j in range(0, wide, COLUMNS):
+            mask = _rebuilt(kept, r * columns + begin + j, low, high, j)
+            for b in range(COLUMNS // 8):
+                bits[r, ((begin + j) >> 3) + b] = np.uint8(mask >> np.uint64(8 * b))
 
 
 @numba.njit(cache=True, nogil=True)
 def _quantise(
     grad: Any, residual: Any, kept: Any, bits: Any, means: Any, begin: int, end: int
 ) -> None:
-    rows = grad.shape[0]
-    zero = np.float32(0)
-    for first in range(begin, end, COLUMNS):
-        last = min(first + COLUMNS, end)
-        low, high, highs = np.zeros(COLUMNS), np.zeros(COLUMNS), np.zeros(COLUMNS)
-        for r in range(rows):
-            g, o, k = grad[r, first:last], residual[r, first:last], kept[r, first:last]
-            for j in range(last - first):
-                owed = o[j] + g[j]
-                k[j] = owed
-                low[j] += np.float64(zero if owed >= 0 else owed)
-                high[j] += np.float64(owed if owed >= 0 else zero)
-                highs[j] += 1.0 if owed >= 0 else 0.0
-        for j in range(last - first):
-            means[0, first + j] = low[j] / max(1.0, rows - highs[j])
-            means[1, first + j] = high[j] / max(1.0, highs[j])
-        below, above = means[0, first:last], means[1, first:last]
-        for r in range(rows):
-            k = kept[r, first:last]
-            for j in range(0, last - first, 8):
-                byte = np.int32(0)
-                if j + 8 <= last - first:
-                    for c in range(8):
-                        byte |= np.int32(k[j + c] >= 0) << np.int32(c)
-                else:
-                    for c in range(last - first - j):
-                        byte |= np.int32(k[j + c] >= 0) << np.int32(c)
-                bits[r, (first + j) >> 3] = byte
-            for j in range(last - first):
-                k[j] -= above[j] if k[j] >= 0 else below[j]
+    rows, rest = grad.shape[0], (end - begin) % COLUMNS
+    first = end - rest
+    if first > begin:
+        _quantise_whole(grad, residual, kept, bits, means, begin, first)
+    if rest:  # with columns of zeros beside them
+        wide = np.zeros((3, rows, COLUMNS), np.float32)
+        own_bits, own_means = np.empty((rows, 8), np.uint8), np.empty((2, COLUMNS), np.float32)
+        wide[0, :, :rest] = grad[:, first:end]
+        wide[1, :, :rest] = residual[:, first:end]
+        _quantise_whole(wide[0], wide[1], wide[2], own_bits, own_means, 0, COLUMNS)
+        kept[:, first:end] = wide[2, :, :rest]
+        means[:, first:end] = own_means[:, :rest]
+        own_bits[:, (rest - 1) >> 3] &= np.uint8(255 >> (-rest & 7))
+        bits[:, first >> 3 :] = own_bits[:, : (rest + 7) >> 3]
 
 
 def quantise(grad: Any, residual: Any, kept: Any) -> tuple[Any, Any]:
@@ -426,19 +555,22 @@ def quantise(grad: Any, residual: Any, kept: Any) -> tuple[Any, Any]:
 
 @numba.njit(cache=True, nogil=True)
 def _add_up(bits: Any, means: Any, out: Any, begin: int, end: int) -> None:
+    workers, rows, row_bytes = bits.shape
     columns = out.shape[1]
+    whole = columns // COLUMNS * COLUMNS
     for r in range(begin, end):
         row = out[r]
         row[:] = 0
-        for w in range(len(bits)):
-            sent, low, high = bits[w, r], means[w, 0], means[w, 1]
-            whole = columns // 8 * 8
-            for c in range(0, whole, 8):
-                byte = np.int32(sent[c >> 3])
-                for j in range(8):
-                    row[c + j] += high[c + j] if byte & (np.int32(1) << j) else low[c + j]
+        for w in range(workers):
+            byte, low = (w * rows + r) * row_bytes, 2 * w * columns
+            for c in range(0, whole, COLUMNS):
+                _add_sides(
+                    *(bits, byte + (c >> 3), means, low + c, low + columns + c),
+                    *(out, r * columns + c),
+                )
             for c in range(whole, columns):
-                row[c] += high[c] if (sent[c >> 3] >> (c & 7)) & 1 else low[c]
+                is_high = (bits[w, r, c >> 3] >> (c & 7)) & 1
+                row[c] += means[w, 1, c] if is_high else means[w, 0, c]
 
 
 def add_up(bits: Any, means: Any, out: Any) -> None:

@@ -1,8 +1,8 @@
 """The kernels for **GPUs** behind onebit, block, splice and checksum, in Triton.
 
 Each reads its inputs and writes its outputs once; a matrix of more than MAX_ROWS rows is read twice
-by the one-bit quantiser, because a column no longer fits on the chip. Elements of one matrix, at
-most 2**31 - 1, are numbered in 32 bits to save registers.
+by the one-bit quantiser, because its columns no longer fit a program's registers. Elements of one
+matrix, at most 2**31 - 1, are numbered in 32 bits to save registers.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torch import Tensor
 from asr_train.kernels.backend import launches
 
 COLUMNS = tl.constexpr(8)  # a byte of bits; and 32 bytes, the least memory transaction
-MAX_ROWS = 4096  # of which a program holds 8 columns
+MAX_ROWS = 1024  # of which a program holds 8 columns; with 2,048 its registers spill
 ROWS = 1024  # per step of longer columns
 BLOCK = 1024  # elements per program
 
@@ -99,12 +99,11 @@ def _quantise_long(
 
 
 def warps(rows: int) -> int:
-    """Return warps so that a thread holds 16 elements of 8 columns, within 4 to 32 warps.
+    """Return warps so that a thread holds 16 elements of 8 columns, at least 4.
 
-    With 32 elements a thread takes 180 registers and more; with 4,096 rows it cannot have as many,
-    and 256 bytes of it spill (sm_90, see tests/kernels/test_gpu_code.py).
+    With 32 elements a thread takes 180 registers and more (sm_90, see tests/kernels/gpu_code.py).
     """
-    return max(4, min(32, rows // 64))
+    return max(4, rows // 64)
 
 
 @launches
@@ -141,10 +140,10 @@ def _add_up(
     column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     total = tl.zeros([HIGH, WIDE], tl.float32)
-    for w in range(WORKERS):
-        at = (row + w * rows.to(tl.int64))[:, None] * row_bytes + (column // 8)[None, :]
+    for w in range(WORKERS):  # a size of 1 is a constant, which has no method `to`
+        at = (row + w * tl.cast(rows, tl.int64))[:, None] * row_bytes + (column // 8)[None, :]
         byte = tl.load(bits + at, inside, 0).to(tl.int32)
-        mean = means + 2 * w * columns.to(tl.int64) + column
+        mean = means + 2 * w * tl.cast(columns, tl.int64) + column
         low = tl.load(mean, column < columns, 0.0)
         high = tl.load(mean + columns, column < columns, 0.0)
         is_high = ((byte >> (column % 8)[None, :]) & 1) != 0

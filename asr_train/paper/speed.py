@@ -107,6 +107,7 @@ def method_of(comm: CommSettings, workers: int, case: Case) -> plan.Scheme:
     return plan.Scheme(
         traffic=traffic,
         way=Way.direct if traffic.is_sparse else Way.ring,
+        lag=comm.halves(workers) - 1,
         group_size=comm.group_of(workers) if traffic.in_groups else 1,
         **block_steps,
     )

@@ -208,6 +208,9 @@ def method_words(settings: Row, workers: int) -> str:
         adaptive = comm.gtc.adaptive
         tau = f"tau {comm.gtc.threshold:g}"
         words += [f"density {adaptive.density:g}" if adaptive else tau, comm.gtc.codec.value]
+    if "onebit" in facts.needs and comm.onebit is not None:
+        words += ["double buffering"] * comm.onebit.double_buffering
+        words += ["no error feedback"] * (not comm.onebit.error_feedback)
     if facts.blocks is not None:
         words.append(f"block {getattr(comm, facts.blocks).block_steps}")
     return " ".join(words)

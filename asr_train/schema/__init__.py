@@ -19,6 +19,7 @@ from asr_train.schema.comm import (
     CommSettings,
     GtcSettings,
     ModelAveragingSettings,
+    OneBitSettings,
     VirtualTimeSettings,
     Wire,
 )
@@ -60,12 +61,22 @@ from asr_train.schema.lang import (
 from asr_train.schema.lm import BigramSettings, LmSettings, NgramSettings, Smoothing
 from asr_train.schema.load import build, load, plain, unknown_key
 from asr_train.schema.model import DnnSettings, LstmSettings, ModelSettings, Nonlinearity
-from asr_train.schema.optim import Halving, OptimSettings, PhaseSettings, PretrainSettings, Scaling
+from asr_train.schema.optim import (
+    AdagradPlace,
+    AdagradSettings,
+    Halving,
+    OptimSettings,
+    PhaseSettings,
+    PretrainSettings,
+    Scaling,
+)
 from asr_train.schema.run import RunSettings
 from asr_train.schema.score import NormaliserKind, NormaliserSettings, ScoreSettings
 from asr_train.schema.shards import ShardsSettings
 
 __all__ = [
+    "AdagradPlace",
+    "AdagradSettings",
     "AdaptiveSettings",
     "AliSettings",
     "AllreduceSettings",
@@ -111,6 +122,7 @@ __all__ = [
     "NormSettings",
     "NormaliserKind",
     "NormaliserSettings",
+    "OneBitSettings",
     "OptimSettings",
     "PhaseSettings",
     "PretrainSettings",

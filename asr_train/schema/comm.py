@@ -75,6 +75,14 @@ class GtcSettings:
 
 
 @dataclass(kw_only=True, slots=True)
+class OneBitSettings:
+    """1-bit SGD; see `comm.onebit`."""
+
+    error_feedback: bool
+    double_buffering: bool
+
+
+@dataclass(kw_only=True, slots=True)
 class VirtualTimeSettings:
     """Simulated durations, with all workers in one process."""
 
@@ -153,6 +161,7 @@ class CommSettings:
     allreduce: AllreduceSettings | None = None
     model_averaging: ModelAveragingSettings | None = None
     gtc: GtcSettings | None = None
+    onebit: OneBitSettings | None = None
     bmuf: BmufSettings | None = None
     group_size: int | None = None
     asynchronous: AsynchronousSettings | None = None
@@ -177,6 +186,11 @@ class CommSettings:
                 f"{at('gtc.capacity')} is fixed, but messages of {at('method')}="
                 f"{self.method.value} have no fixed length; set it to exact"
             )
+
+    def halves(self, workers: int) -> int:
+        """Return into how many steps a minibatch is cut: 2 with double buffering, else 1."""
+        own = self.onebit if "onebit" in self.method.facts.needs else None
+        return 2 if own is not None and own.double_buffering and workers > 1 else 1
 
     def group_of(self, workers: int) -> int:
         """Return the number of workers that share a model in bmuf_gtc.

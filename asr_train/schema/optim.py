@@ -27,6 +27,28 @@ class Scaling(Enum):
         return {Scaling.sum: 1.0, Scaling.sqrt: 1 / math.sqrt(n), Scaling.mean: 1 / n}[self]
 
 
+class AdagradPlace(Enum):
+    """The gradient that AdaGrad normalizes (Seide et al., 2014, section 4)."""
+
+    raw = "raw"  # a single worker's, before momentum
+    smoothed = "smoothed"  # after momentum
+    partial = "partial"  # each worker's, before it is sent; a single worker's as `raw`
+    aggregate = "aggregate"  # the sum over workers, before momentum; a single worker's as `raw`
+
+
+@dataclass(kw_only=True, slots=True)
+class AdagradSettings:
+    """Normalization of gradients; see `comm.optimizer`."""
+
+    place: AdagradPlace
+    window_frames: float
+    floor: float
+
+    def __post_init__(self) -> None:
+        positive(window_frames=self.window_frames)
+        within(0, 1, floor=self.floor)
+
+
 @dataclass(kw_only=True, slots=True)
 class PhaseSettings:
     """A first part of training with other minibatches."""
@@ -82,6 +104,7 @@ class OptimSettings:
     warmup_from: float | None = None
     phases: list[PhaseSettings] = field(default_factory=list)
     pretrain: PretrainSettings | None = None
+    adagrad: AdagradSettings | None = None
     share: float = 1.0
     keep_epochs: bool = False
 

@@ -29,6 +29,11 @@ class RunSettings:
                 f"{self.comm.method.value} is for plain SGD: momentum would depend on the order of "
                 "messages; set it to 0"
             )
+        if traffic.is_asynchronous and self.optim.adagrad is not None:
+            raise SettingsError(
+                f"optim.adagrad is set, but comm.method={self.comm.method.value} is for plain SGD; "
+                "set it to null"
+            )
         pretrain = self.optim.pretrain
         if pretrain is not None and pretrain.layer_by_layer and self.model.dnn is None:
             raise SettingsError(

@@ -50,6 +50,7 @@ class Feed:
         seen: what the network takes as input.
         workers: of the run.
         local: those hosted here.
+        halves: into so many steps a minibatch of several workers is cut.
     Attributes:
         num_steps: of the epoch, for every worker.
         fewest: minibatches of the worker that has the fewest frames, of those that read.
@@ -64,6 +65,7 @@ class Feed:
         local: range,
         epoch: int,
         device: Device,
+        halves: int = 1,
     ) -> None:
         self._settings = optim, seen, epoch, device
         self._local = local
@@ -72,6 +74,8 @@ class Feed:
         for first, last, minibatch_frames, most in optim.parts(epoch):
             part = shards.span(first, last)
             reading = min(workers, most or workers)
+            if reading > 1:
+                minibatch_frames = max(1, minibatch_frames // halves)
             phase = _Phase(part, minibatch_frames, reading, self.num_steps, [])
             for worker in range(reading):
                 phase.batches.append(self._reader(phase, worker).num_batches)
@@ -101,6 +105,10 @@ class Feed:
     def reading(self, step: int) -> int:
         """Return how many workers have minibatches in that part of the epoch."""
         return self._phase(step).workers
+
+    def minibatch_frames(self, step: int) -> int:
+        """Return the frames of a minibatch in that part of the epoch."""
+        return self._phase(step).minibatch_frames
 
     def _phase(self, step: int) -> _Phase:
         return next(p for p in reversed(self._phases) if p.first_step <= step)

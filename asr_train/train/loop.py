@@ -85,7 +85,7 @@ def train(
     bucket = Bucket(model)
     num_parameters = bucket.weights_P.numel()
     method = build(run.comm, exchange, num_parameters)
-    state = RunState.fresh(bucket, method, Schedule(optim), optim.momentum)
+    state = RunState.fresh(bucket, method, Schedule(optim), optim.momentum, optim.adagrad)
 
     checkpoints = Checkpoints(
         folder / "ckpt",
@@ -150,6 +150,7 @@ def train(
                 exchange.local,
                 progress.epoch,
                 device,
+                run.comm.halves(workers),
             )
             if feed.fewest < feed.num_steps and not progress.epoch_step:
                 tell(
@@ -161,7 +162,9 @@ def train(
             feed.start(begin)
             while progress.epoch_step < progress.epoch_steps:
                 if method.ahead is None:
-                    state.schedule.begin_step(*when(state, feed, progress.epoch_step))
+                    done, reading = when(state, feed, progress.epoch_step)
+                    state.schedule.begin_step(done, reading)
+                    method.begin_step(reading, feed.minibatch_frames(progress.epoch_step))
                     frames = step(model, feed.next, state, optim)
                     progress.epoch_step += 1
                     log.advance(frames * workers // len(exchange.local))

@@ -28,6 +28,7 @@ from asr_train.comm.loopback import Loopback
 from asr_train.comm.method import ExchangeMethod
 from asr_train.files import DamagedFileError
 from asr_train.model.store import load_tensors, save_tensors
+from asr_train.schema import AdagradSettings
 from asr_train.train.schedule import Schedule
 
 
@@ -133,13 +134,19 @@ class RunState:
 
     @classmethod
     def fresh(
-        cls, bucket: Bucket, method: ExchangeMethod, schedule: Schedule, momentum: float
+        cls,
+        bucket: Bucket,
+        method: ExchangeMethod,
+        schedule: Schedule,
+        momentum: float,
+        adagrad: AdagradSettings | None = None,
     ) -> "RunState":
         """Create the state at the beginning: all workers have the model's weights."""
         state = cls(bucket, method, schedule)
         state.skipped_in_row = [0] * len(method.groups)
         state.since_log = {worker: Interval() for worker in method.exchange.local}
-        method.begin(bucket.weights_P, momentum)
+        shapes = [slot.shape for slot in bucket.table]
+        method.begin(bucket.weights_P, momentum, shapes, adagrad)
         return state
 
     def contents(self) -> Iterator[tuple[int, dict[str, Any]]]:

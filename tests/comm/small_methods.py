@@ -11,10 +11,11 @@ from asr_train.comm.exchange import Exchange
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.methods import build
-from asr_train.comm.reducers import Gradient, Quanta
+from asr_train.comm.reducers import Gradient, Quanta, Step, Update
 
 CPU = torch.device("cpu")
 SIZE = 203
+SHAPES = [(7, 19), (7,), (3, 18), (3, 3)]  # of parameters of so many elements
 GTC = {"threshold": 1.0, "codec": "rice", "capacity": "fixed"}
 BMUF = {
     "block_steps": 3,
@@ -57,6 +58,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
                 "seed": 0,
             },
         },
+    },
+    "onebit": {
+        "method": "onebit",
+        "onebit": {"error_feedback": True, "double_buffering": False},
+    },
+    "onebit_late": {
+        "method": "onebit",
+        "onebit": {"error_feedback": True, "double_buffering": True},
     },
     "bmuf": {"method": "bmuf", "bmuf": BMUF},
     "bmuf_printed": {"method": "bmuf", "bmuf": {**BMUF, "form": "printed", "velocity": "keep"}},
@@ -115,12 +124,14 @@ class Run:
         momentum: float = 0.0,
         rate: float = 0.125,
         bad: set[tuple[int, int]] = frozenset(),
+        adagrad: schema.AdagradSettings | None = None,
     ) -> None:
         self.method, self.gradient, self.rate = method, gradient, rate
         self.bad = bad
         self.size = len(gradient(0, 0))
         begin_P = torch.linspace(-1, 1, self.size)
-        method.begin(begin_P, momentum)
+        shapes = SHAPES if self.size == SIZE else None
+        method.begin(begin_P, momentum, shapes, adagrad)
         self.replicas = method.replicas
         self.step = 0
         self.skipped: list[int] = []
@@ -186,8 +197,10 @@ def flat(*states: dict[str, Any]) -> Iterator[Any]:
                 yield value
 
 
-def dense(update: torch.Tensor | Quanta) -> torch.Tensor:
+def dense(update: Update) -> torch.Tensor:
     """Return an update as a gradient."""
+    if isinstance(update, Step):
+        return update.step_P
     return update.dense() if isinstance(update, Quanta) else update
 
 

@@ -123,12 +123,12 @@ def resumed(first, second):
     return second
 
 
-@pytest.mark.parametrize("name", ["gtc", "bmuf"])
+@pytest.mark.parametrize("name", ["gtc", "onebit", "bmuf"])
 def test_what_was_owed_by_others_counts_once_where_a_worker_goes_on_alone(name):
     method = method_of(name, 1)
+    found = Run(method, dyadic_gradient, rate=1.0, bad={(0, 0)})  # but does not lose it
     owed = {"residual_P": torch.full((SIZE,), 0.5)}
     method.load_worker_state(0, {"sent": [0, 0, 0, 0], "owed": owed})
-    found = Run(method, dyadic_gradient, rate=1.0, bad={(0, 0)})  # but does not lose it
     found.replicas[0].weights_P.zero_()
     found.steps(6)
     all_P = 0.5 + sum(dyadic_gradient(0, step) for step in range(1, 6))
@@ -211,6 +211,8 @@ def test_what_is_sent_is_counted_by_worker(name):
         for one in sent:
             assert 0 < one.elements < 6 * SIZE
             assert one.bits > 6 * 8 * 56
+    elif "onebit" in name:  # see test_onebit
+        assert [one.elements for one in sent] == [6 * SIZE] * 4
     elif name == "allreduce_bf16":
         assert sent == [Sent(6 * dense // 2, 6 * SIZE, received_bits=3 * bits) for bits in ring]
     elif name == "allreduce":
@@ -240,10 +242,10 @@ def test_allreduce_is_one_worker_with_all_the_gradients():
     assert torch.equal(many.weights()[0], one.weights()[0])
 
 
-@pytest.mark.parametrize("name", sorted(SETTINGS.keys() - {"sgd", "gtc_async"}))
+@pytest.mark.parametrize("name", sorted(SETTINGS.keys() - {"sgd", "gtc_async", "onebit_late"}))
 def test_quanta_that_go_straight_into_the_weights_are_the_gradients_step_to_the_bit(name):
     whole, straight = method_of(name, 4), method_of(name, 4)
-    run = Run(whole)
+    run, _ = Run(whole), Run(straight)
     for _ in range(5):
         for group, members in enumerate(whole.groups):
             ours_P, theirs_P = torch.linspace(-1, 1, SIZE), torch.linspace(-1, 1, SIZE)

@@ -2,7 +2,8 @@
 
     {kernel: {registers, spilled (bytes), shared (bytes), instructions (all, SASS), loads (widths in
     bits of loads from global memory), flushes (denormals), fused (multiply-adds), atomics}}
-Run without TRITON_INTERPRET. Pointers are aligned to 16 bytes, sizes are arbitrary.
+Run without TRITON_INTERPRET. Pointers are aligned to 16 bytes, sizes are arbitrary. Each kernel is
+also compiled as a launch does if all sizes are 1, which makes them constants, or multiples of 16.
 """
 
 import collections
@@ -62,24 +63,25 @@ KERNELS = {
         {"content": "*u8", "starts": "*i64", "lengths": "*i64", "sums": "*i64"},
     ),
     "windows": (gpu_dense._windows, {"BLOCK": 512}, {"rows": "*fp32", "starts": "*i64"}),
-    **{
-        f"quantise_{rows}": (gpu_dense._quantise_held, {"ROWS": rows}, {})
-        for rows in (1024, 2048, gpu_dense.MAX_ROWS)
-    },
-    "quantise_long": (gpu_dense._quantise_long, {"ROWS": gpu_dense.ROWS}, {}),
+    "quantise_held": (gpu_dense._quantise_held, {"ROWS": gpu_dense.MAX_ROWS}, {}),
+    "quantise_long": (gpu_dense._quantise_long, {"ROWS": gpu_dense.ROWS, "rows": 4100}, {}),
 }
 
 
-def compiled(name: str) -> triton.compiler.CompiledKernel:
+def compiled(name: str, size: int | None = None) -> triton.compiler.CompiledKernel:
+    """Compile a kernel; a size is that of all integers that it is given, None: any."""
     function, constants, types = KERNELS[name]
+    kinds = {argument: {**TYPES, **types}.get(argument, "i32") for argument in function.arg_names}
+    if size == 1:
+        ones = [a for a, kind in kinds.items() if kind == "i32" and a not in constants]
+        constants = {**constants, **dict.fromkeys(ones, 1)}
     signature = {
-        argument: "constexpr" if argument in constants else {**TYPES, **types}.get(argument, "i32")
-        for argument in function.arg_names
+        argument: "constexpr" if argument in constants else kind for argument, kind in kinds.items()
     }
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, kind in enumerate(signature.values())
-        if kind.startswith("*")
+        if kind.startswith("*") or (size == 16 and kind == "i32")
     }
     options = {"enable_fp_fusion": not name.startswith(("decode", "update", "block_step"))}
     if name.startswith("quantise"):
@@ -96,6 +98,8 @@ def tool(name: str, *arguments: str) -> str:
 
 def facts(name: str) -> dict[str, object]:
     kernel = compiled(name)
+    for size in (1, 16):
+        compiled(name, size)
     ptx, sass = kernel.asm["ptx"], ""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])

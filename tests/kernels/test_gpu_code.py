@@ -1,7 +1,8 @@
 """The code that is compiled from the Triton kernels for sm_90; needs no GPU.
 
-Tests in the interpreter show that results are correct. These show that the kernels compile, and
-check what the interpreter cannot: rounding, and the width of memory accesses.
+Tests in the interpreter show that results are correct. These show that the kernels compile for
+any sizes, for sizes of 1 and for multiples of 16, as launches specialise them, and check what the
+interpreter cannot: rounding, and the width of memory accesses.
 """
 
 import json
@@ -13,10 +14,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.slow  # 14 kernels are compiled
-
-# A program holds 8 columns of so many rows, which do not fit the registers of a thousand threads
-SPILLED = {"quantise_2048": 32, "quantise_4096": 256}  # maximum bytes per thread
+pytestmark = pytest.mark.slow  # 16 kernels are compiled, three times each
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +50,7 @@ def test_vectors_of_any_length_move_16_bytes_at_once(code):
 
 
 def test_registers_do_not_spill(code):
-    found = {name: c["spilled"] for name, c in code.items() if c["spilled"]}
-    assert found.keys() <= SPILLED.keys()
-    assert all(found[name] <= SPILLED[name] for name in found)
+    assert {name: c["spilled"] for name, c in code.items() if c["spilled"]} == {}
 
 
 def test_compression_leaves_room_for_other_programs(code):

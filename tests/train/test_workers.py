@@ -42,6 +42,10 @@ COMM = {
         "method": "gtc",
         "gtc": {**GTC, "adaptive": {"density": 0.01, "band": 1.5, "factor": 1.05}},
     },
+    "onebit": {
+        "method": "onebit",
+        "onebit": {"error_feedback": True, "double_buffering": True},
+    },
     "bmuf": {"method": "bmuf", "bmuf": BMUF},
     "bmuf_gtc": {"method": "bmuf_gtc", "bmuf": BMUF, "gtc": GTC, "group_size": 2},
 }

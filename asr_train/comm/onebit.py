@@ -1,0 +1,502 @@
+"""**1-bit SGD**: a group's gradients -> messages to owners -> their steps -> the step of all.
+
+Every worker owns 1/K of the parameters: whole columns, a column being one input's weights to all
+outputs (a bias is one). In a step (Seide et al., 2014, sections 2 and 3)
+    1. each worker quantises gradient + residual and sends every owner its part,
+    2. an owner adds the parts up, unquantised, applies AdaGrad, then momentum,
+    3. quantises what results, plus a residual of its own, and sends it to all,
+    4. all apply what was sent: w <- w - rate * step.
+So replicas stay bit-identical. If anything is not finite, nobody's state changes: what is new lies
+beside the old until all messages have arrived.
+In a part of training where a single worker reads (optim.phases; the paper's cold start), nothing is
+quantised: its gradient is sent to all, and owners send their steps as they are.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asr_train import schema
+from asr_train.comm import codec
+from asr_train.comm.codec import Flags, Header, Kind, MessageError
+from asr_train.comm.columns import (
+    Block,
+    Layout,
+    by_columns,
+    by_rows,
+    is_finite,
+    payload_bytes,
+    read,
+    write,
+)
+from asr_train.comm.exchange import Exchange
+from asr_train.comm.optimizer import Adagrad, Shape
+from asr_train.comm.reducers import Gradient, Reducer, Sent, Step
+from asr_train.facts import HEADER_BYTES
+from asr_train.kernels import onebit
+from asr_train.kernels.onebit import OneBit
+from asr_train.schema import AdagradPlace
+
+CHECK_STEPS = 100  # between waits for a GPU's checks of messages
+TO_OWNER, FROM_OWNER = 0, 1  # a header's `parameter`
+
+
+# --- owners ---------------------------------------------------------------------------------------
+
+
+class Owner:
+    """The optimizer of a worker's own part, and its quantiser's residual.
+
+    Attributes:
+        velocity, residual: float32, blocks one after the other; None: none.
+    """
+
+    def __init__(
+        self,
+        blocks: list[Block],
+        momentum: float,
+        adagrad: schema.AdagradSettings | None,
+        has_residual: bool,
+        device: torch.device,
+    ) -> None:
+        self.blocks, self.momentum = blocks, momentum
+        self.size = sum(block.size for block in blocks)
+        self.velocity = torch.zeros(self.size, device=device) if momentum else None
+        self.residual = torch.zeros(self.size, device=device) if has_residual else None
+        self.adagrad: Adagrad | None = None
+        if adagrad is not None:
+            runs = [(block.matrix, block.size) for block in blocks]
+            self.adagrad = Adagrad(adagrad, runs, torch.empty(0, device=device))
+        self._new: dict[str, Any] = {}  # what `commit` takes over
+
+    @property
+    def smooths_first(self) -> bool:
+        return self.adagrad is not None and (self.adagrad.settings.place is AdagradPlace.smoothed)
+
+    def smoothed(self, gradient: Tensor) -> Tensor:
+        """Return the gradient after momentum; changes nothing before `commit`."""
+        if self.velocity is None:
+            return gradient
+        velocity = torch.mul(self.velocity, self.momentum).add_(gradient)
+        self._new["velocity"] = velocity
+        return velocity
+
+    def deviations(self, gradient: Tensor, frames: int, matrices: int) -> Tensor:
+        """Return the sums of sigma of AdaGrad after this gradient; changes nothing, too."""
+        assert self.adagrad is not None
+        self._new["squares"] = self.adagrad.after(gradient, frames)
+        return self.adagrad.sums(self._new["squares"], matrices)
+
+    def scaled(self, gradient: Tensor, mean_M: Tensor) -> Tensor:
+        """Return the gradient after AdaGrad."""
+        assert self.adagrad is not None
+        return self.adagrad.scaled(gradient, self._new["squares"], mean_M)
+
+    def quantised(self, step: Tensor, keeps: bool) -> list[OneBit]:
+        """Quantise a step and, if it keeps one, the residual."""
+        before = torch.zeros_like(step) if self.residual is None else self.residual
+        kept = torch.empty_like(step)
+        found = [onebit.quantise(b.of(step), b.of(before), b.of(kept)) for b in self.blocks]
+        if keeps:
+            self._new["residual"] = kept
+        return found
+
+    def unquantised(self, step: Tensor) -> Tensor:
+        """Return a step and the residual, if a run of several workers left one; so it ends."""
+        if self.residual is None:
+            return step
+        self._new["residual"] = None
+        return step + self.residual
+
+    def commit(self) -> None:
+        """Take over the state after this step."""
+        new, self._new = self._new, {}
+        self.velocity = new.get("velocity", self.velocity)
+        self.residual = new.get("residual", self.residual)
+        if self.adagrad is not None:
+            self.adagrad.squares_P = new.get("squares", self.adagrad.squares_P)
+
+    def forget(self) -> None:
+        """Stay as before this step."""
+        self._new = {}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state in the order of columns."""
+        squares = None if self.adagrad is None else self.adagrad.squares_P
+        state = {"velocity": self.velocity, "residual": self.residual, "squares": squares}
+        return {k: by_columns(v, self.blocks) for k, v in state.items() if v is not None}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        found = {name: by_rows(part, self.blocks) for name, part in state.items()}
+        if self.velocity is not None:
+            self.velocity = found.get("velocity", self.velocity)
+        self.residual = found.get("residual", self.residual)
+        if self.adagrad is not None:
+            self.adagrad.squares_P = found.get("squares", self.adagrad.squares_P)
+
+
+# --- the reducer ----------------------------------------------------------------------------------
+
+
+class OneBitSgd(Reducer):
+    """The reducer of a group, for flat vectors of `size` elements; `begin` comes first.
+
+    A single worker's gradient is neither quantised nor sent; it is AdaGrad and momentum alone.
+
+    Attributes:
+        rate: of the last step that was applied; for one that comes late.
+    """
+
+    def __init__(self, exchange: Exchange, size: int, settings: schema.OneBitSettings) -> None:
+        self.exchange, self.size, self.settings = exchange, size, settings
+        self.step, self.rate = 0, 0.0
+        self.reading, self.frames = len(exchange), len(exchange)
+        self.late_P: Tensor | None = None  # the last step, with double buffering
+        self._checks = codec.Checks(deferred=exchange.device.type != "cpu")
+
+    def begin(
+        self,
+        shapes: Sequence[Shape],
+        momentum: float,
+        adagrad: schema.AdagradSettings | None = None,
+    ) -> None:
+        """Begin with no residuals and no velocity.
+
+        Args:
+            shapes: of the parameters, whose elements are `size`.
+            adagrad: of the sum over workers; None: none.
+        """
+        group, device = self.exchange, self.exchange.device
+        self.layout = Layout(shapes)
+        assert self.layout.size == self.size
+        self.parts = [self.layout.blocks(place, len(group)) for place in range(len(group))]
+        self.sizes = [sum(block.size for block in blocks) for blocks in self.parts]
+        self.lengths = [payload_bytes(blocks) for blocks in self.parts]
+        self.is_alone = len(group) == 1
+        keeps = self.settings.error_feedback and not self.is_alone
+        self.residuals: dict[int, Tensor] = {}  # by local worker, float32 [P]
+        self._kept: dict[int, Tensor] = {}
+        if keeps:
+            self.residuals = {w: self._zeros() for w in group.local}
+            self._kept = {w: self._zeros() for w in group.local}  # swapped with residuals
+        elif not self.is_alone:
+            self._nothing_P, self._lost_P = self._zeros(), self._zeros()
+        self.owners = {
+            worker: Owner(self.parts[worker - group.members[0]], momentum, adagrad, keeps, device)
+            for worker in group.local
+        }
+
+    def begin_step(self, reading: int, frames: int) -> None:
+        self.reading, self.frames = reading, frames
+
+    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Step | None:
+        """Return the step of all; None if anything is not finite.
+
+        With double buffering it is that of the last call: zeros at first.
+
+        Raises:
+            MessageError: if a message is damaged or not the one expected.
+        """
+        is_plain = self.is_alone or self.reading == 1
+        if self.is_alone:
+            totals = self._own(gradients)
+        elif is_plain:
+            totals = self._dense(gradients, sent)
+        else:
+            totals = self._summed(gradients, sent)
+        step_P = None if totals is None else self._stepped(totals, is_plain, sent)
+        self.step += 1
+        if self.step % CHECK_STEPS == 0:
+            self.check()
+        if step_P is None:
+            for owner in self.owners.values():
+                owner.forget()
+            return None
+        for owner in self.owners.values():
+            owner.commit()
+        if self._kept and not is_plain:
+            self.residuals, self._kept = self._kept, self.residuals
+        if self.settings.double_buffering and not is_plain:
+            late_P, self.late_P = self.late_P, step_P
+            return Step(self._zeros() if late_P is None else late_P)
+        late_P = self.take_late()
+        return Step(step_P if late_P is None else late_P.add_(step_P))
+
+    def take_late(self) -> Tensor | None:
+        """Return the step that was not returned yet, float32 [P]; None: there is none."""
+        late_P, self.late_P = self.late_P, None
+        return late_P
+
+    def check(self) -> None:
+        """Raise MessageError if a message since the last call was damaged."""
+        self._checks.ask()
+
+    # --- from workers to owners -------------------------------------------------------------------
+
+    def _own(self, gradients: Iterable[Gradient]) -> dict[int, Tensor] | None:
+        """Return a single worker's gradient, and what several of another run owed each other."""
+        (gradient,) = gradients
+        if not gradient.is_finite:
+            return None
+        (worker,) = self.exchange.local
+        owed_P = self.residuals.pop(worker, None)
+        return {worker: gradient.grad_P if owed_P is None else gradient.grad_P.add_(owed_P)}
+
+    def _dense(
+        self, gradients: Iterable[Gradient], sent: dict[int, Sent]
+    ) -> dict[int, Tensor] | None:
+        """Return the local owners' parts of the gradient of the only worker that reads."""
+        first = self.exchange.members[0]
+        vectors = [
+            g.grad_P.clone() if g.is_finite else torch.full_like(g.grad_P, torch.nan)
+            for worker, g in zip(self.exchange.local, gradients, strict=True)
+            if worker == first  # the next gradient overwrites it
+        ]
+        total_P = self.exchange.sum(vectors, self.size, [first])
+        if first in self.exchange.local:
+            sent[first].bits += 32 * self.size
+            sent[first].elements += self.size
+        if not bool(torch.isfinite(total_P.sum())):
+            return None
+        return {w: self._part(total_P, owner.blocks) for w, owner in self.owners.items()}
+
+    def _part(self, vector_P: Tensor, blocks: Sequence[Block]) -> Tensor:
+        """Return a part of a flat vector."""
+        views = [self.layout.of(vector_P, b.matrix) for b in blocks]
+        cut = [v[:, b.first : b.first + b.columns] for v, b in zip(views, blocks, strict=True)]
+        return torch.cat([vector_P[:0], *(part.flatten() for part in cut)])
+
+    def _summed(
+        self, gradients: Iterable[Gradient], sent: dict[int, Sent]
+    ) -> dict[int, Tensor] | None:
+        """Return the local owners' sums of what all workers sent them."""
+        first = self.exchange.members[0]
+        messages = []
+        for worker, gradient in zip(self.exchange.local, gradients, strict=True):
+            with self.exchange.timed("compress"):
+                messages.append(self._messages(worker, gradient))
+            for place, message_B in enumerate(messages[-1]):
+                if place != worker - first:
+                    sent[worker].bits += 8 * len(message_B)
+                    sent[worker].elements += self.sizes[place]
+        received = self.exchange.scatter(messages)
+        totals, is_sound = {}, True
+        with self.exchange.timed("compress"):
+            for (worker, owner), mine in zip(self.owners.items(), received, strict=True):
+                place = worker - first
+                headers, payloads = self._read(mine, TO_OWNER, [place] * len(self.exchange))
+                is_sound &= not any(header.flags & Flags.not_finite for header in headers)
+                sources = [read(payload_B, owner.blocks) for payload_B in payloads]
+                total = torch.empty(owner.size, device=self.exchange.device)
+                for number, block in enumerate(owner.blocks):
+                    onebit.add_up([source[number] for source in sources], block.of(total))
+                totals[worker] = total
+        return totals if is_sound else None
+
+    def _messages(self, worker: int, gradient: Gradient) -> list[Tensor]:
+        """Return a local worker's messages to all owners; write the residual that it keeps."""
+        keeps = bool(self._kept)
+        residual_P = self.residuals[worker] if keeps else self._nothing_P
+        kept_P = self._kept[worker] if keeps else self._lost_P
+        is_sound, matrices = gradient.is_finite, []
+        if is_sound:
+            for number in range(len(self.layout.matrices)):
+                views = (self.layout.of(v, number) for v in (gradient.grad_P, residual_P, kept_P))
+                matrices.append(onebit.quantise(*views))
+            is_sound = is_finite(matrices)
+        flags = Flags.none if gradient.frames else Flags.end_of_data
+        return [
+            self._enclosed(
+                [block.quantised(matrices[block.matrix]) for block in blocks] if is_sound else None,
+                *(place, worker, gradient.frames, flags, TO_OWNER),
+            )
+            for place, blocks in enumerate(self.parts)
+        ]
+
+    # --- from owners to all -----------------------------------------------------------------------
+
+    def _stepped(
+        self, totals: dict[int, Tensor], is_plain: bool, sent: dict[int, Sent]
+    ) -> Tensor | None:
+        """Return the step of all, float32 [P]; None if anything is not finite."""
+        steps = self._optimized(totals, sent)
+        if self.is_alone:
+            ((worker, owner),) = self.owners.items()
+            return owner.unquantised(steps[worker])
+        if is_plain:
+            return self._gathered(steps, sent)
+        messages = []
+        with self.exchange.timed("compress"):
+            for worker, owner in self.owners.items():
+                quantised = owner.quantised(steps[worker], self.settings.error_feedback)
+                place = worker - self.exchange.members[0]
+                is_sound = is_finite(quantised)
+                messages.append(
+                    self._enclosed(
+                        quantised if is_sound else None,
+                        *(place, worker, 0, Flags.none, FROM_OWNER),
+                    )
+                )
+                sent[worker].bits += 8 * len(messages[-1])
+                sent[worker].elements += owner.size
+        received = self.exchange.gather(messages, HEADER_BYTES + max(self.lengths))
+        with self.exchange.timed("compress"):
+            headers, payloads = self._read(received, FROM_OWNER, range(len(self.exchange)))
+            if any(header.flags & Flags.not_finite for header in headers):
+                return None
+            return self._whole(
+                [read(payload_B, p) for payload_B, p in zip(payloads, self.parts, strict=True)]
+            )
+
+    def _optimized(self, totals: dict[int, Tensor], sent: dict[int, Sent]) -> dict[int, Tensor]:
+        """Return the local owners' steps: after AdaGrad and momentum, in either order."""
+
+        def smoothed(parts: dict[int, Tensor]) -> dict[int, Tensor]:
+            return {w: owner.smoothed(parts[w]) for w, owner in self.owners.items()}
+
+        owners = self.owners.values()
+        if any(owner.smooths_first for owner in owners):
+            return self._normalized(smoothed(totals), sent)
+        if any(owner.adagrad is not None for owner in owners):
+            return smoothed(self._normalized(totals, sent))
+        return smoothed(totals)
+
+    def _normalized(self, parts: dict[int, Tensor], sent: dict[int, Sent]) -> dict[int, Tensor]:
+        """Return parts after AdaGrad; owners tell each other their sums of sigma by matrix."""
+        sizes = [rows * columns for _, rows, columns in self.layout.matrices]
+        sums = [
+            owner.deviations(parts[w], self.frames, len(sizes)).view(torch.uint8)
+            for w, owner in self.owners.items()
+        ]
+        if not self.is_alone:
+            sums = self.exchange.gather(sums, 8 * len(sizes))
+            for worker in self.exchange.local:
+                sent[worker].bits += 64 * len(sizes)
+        mean_M = torch.zeros(len(sizes), dtype=torch.float64, device=self.exchange.device)
+        for sum_B in sums:  # in the order of owners
+            mean_M += sum_B.clone().view(torch.float64)
+        mean_M /= torch.tensor(sizes, dtype=torch.float64, device=mean_M.device)
+        return {w: owner.scaled(parts[w], mean_M) for w, owner in self.owners.items()}
+
+    def _gathered(self, steps: dict[int, Tensor], sent: dict[int, Sent]) -> Tensor:
+        """Return the step of all, from owners who send theirs as they are."""
+        messages = []
+        for worker, owner in self.owners.items():
+            messages.append(steps[worker].view(torch.uint8))
+            sent[worker].bits += 32 * owner.size
+            sent[worker].elements += owner.size
+        received = self.exchange.gather(messages, 4 * max(self.sizes))
+        step_P = self._zeros()
+        for blocks, message_B in zip(self.parts, received, strict=True):
+            size = 4 * sum(block.size for block in blocks)
+            part = message_B[:size].clone().view(torch.float32)
+            for b in blocks:
+                self.layout.of(step_P, b.matrix)[:, b.first : b.first + b.columns] = b.of(part)
+        return step_P
+
+    def _whole(self, sources: Sequence[Sequence[OneBit]]) -> Tensor:
+        """Return what all owners sent as one vector, float32 [P]."""
+        step_P = torch.empty(self.size, device=self.exchange.device)
+        found: list[list[OneBit]] = [[] for _ in self.layout.matrices]
+        for blocks, source in zip(self.parts, sources, strict=True):
+            for block, quantised in zip(blocks, source, strict=True):
+                found[block.matrix].append(quantised)
+        for number, cut in enumerate(found):
+            whole = OneBit(
+                torch.cat([q.bits_RB for q in cut], 1), torch.cat([q.means_2C for q in cut], 1)
+            )
+            onebit.add_up([whole], self.layout.of(step_P, number))
+        return step_P
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def _enclosed(
+        self,
+        quantised: list[OneBit] | None,
+        place: int,
+        worker: int,
+        frames: int,
+        flags: Flags,
+        way: int,
+    ) -> Tensor:
+        """Return a message about the part of the worker at `place`; None: it is not finite."""
+        device = self.exchange.device
+        if quantised is None:
+            payload_B = torch.zeros(self.lengths[place], dtype=torch.uint8, device=device)
+            flags |= Flags.not_finite
+        else:
+            payload_B = write(quantised, device)
+        header = Header(
+            step=self.step,
+            worker=worker,
+            workers=len(self.exchange),
+            size=self.size,
+            tau=1.0,
+            frames=frames,
+            wanted=self.sizes[place],
+            flags=flags,
+            kind=Kind.columns,
+            parameter=way,
+            count=self.sizes[place],
+        )
+        return codec.enclose(payload_B, header)
+
+    def _read(
+        self, messages: list[Tensor], way: int, places: Iterable[int]
+    ) -> tuple[list[Header], list[Tensor]]:
+        """Return headers and payloads of all workers' messages about the parts at `places`."""
+        headers = codec.read_headers(messages)
+        for worker, place, header in zip(self.exchange.members, places, headers, strict=True):
+            found = (
+                *(header.step, header.worker, header.workers, header.size),
+                *(header.kind, header.parameter, header.count, header.payload_bytes),
+            )
+            wanted = (
+                *(self.step, worker, len(self.exchange), self.size),
+                *(Kind.columns, way, self.sizes[place], self.lengths[place]),
+            )
+            if found != wanted:
+                raise MessageError(
+                    "a message says (step, worker, workers, parameters, kind, way, elements, "
+                    f"bytes) {tuple(map(int, found))} but {tuple(map(int, wanted))} is expected; "
+                    "were all workers started from the same checkpoint and settings?"
+                )
+        return headers, codec.read_payloads(headers, messages, self._checks)
+
+    def _zeros(self) -> Tensor:
+        return torch.zeros(self.size, device=self.exchange.device)
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def measures(self, worker: int) -> tuple[float, float]:
+        """Return no threshold, and the sum of squares of a local worker's residual."""
+        if worker not in self.residuals:
+            return 0.0, 0.0
+        return 0.0, float(self.residuals[worker].square().sum(dtype=torch.float64))
+
+    def group_state(self) -> dict[str, Any]:
+        late = {} if self.late_P is None else {"late_P": self.late_P, "rate": self.rate}
+        return {"step": self.step, **late}
+
+    def load_group_state(self, state: dict[str, Any]) -> None:
+        self.step, self.rate = state["step"], state.get("rate", 0.0)
+        self.late_P = state["late_P"].to(self.exchange.device) if "late_P" in state else None
+
+    def worker_state(self, worker: int) -> dict[str, Any]:
+        own = self.residuals.get(worker)
+        owed = {} if own is None else {"owed": {"residual_P": own}}
+        return {**owed, "parts": self.owners[worker].state()}
+
+    def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
+        if "owed" in state:
+            residual_P = state["owed"]["residual_P"]
+            if worker in self.residuals:
+                self.residuals[worker].copy_(residual_P)
+            else:
+                self.residuals[worker] = residual_P
+        self.owners[worker].load(state.get("parts", {}))
+
+    def part_of(self, place: int, workers: int, size: int) -> range:
+        return self.layout.range_of(place, workers)
