@@ -90,7 +90,7 @@ class BlockMomentum(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take a step of the inner optimizer, and end the block after `block_steps` of them."""
-        loss: float | None = self.optimizer.step(closure)  # type: ignore[arg-type]
+        loss: float | None = self.optimizer.step(closure)
         self._position += 1
         if self._position == self.block_steps:
             self.end_block()

@@ -43,7 +43,7 @@ class Quantiser:
         out_P, kept_P = torch.empty(SIZE), torch.empty(SIZE)
         for number in range(len(SHAPES)):
             views = (LAYOUT.of(v, number) for v in (vector_P, self.residual_P, kept_P))
-            sent = onebit.quantise_reference(*views)
+            sent = onebit.quantise(*views)
             onebit.add_up_reference([sent], LAYOUT.of(out_P, number))
         self.residual_P = kept_P
         return out_P
