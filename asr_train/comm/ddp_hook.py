@@ -1,15 +1,18 @@
-"""GTC as a **DDP communication hook**, for any training script.
+"""GTC and 1-bit SGD as **DDP communication hooks**, for any training script.
 
     ddp = DistributedDataParallel(model)
     gtc = GtcHook(model, GtcSettings(threshold=..., codec=Codec.rice, capacity=Capacity.fixed))
     ddp.register_comm_hook(gtc, GtcHook.hook)
 
-After backward, every `.grad` holds what all ranks sent by GTC, as a mean over ranks like DDP's.
+After backward, every `.grad` holds what all ranks sent, as a mean over ranks like DDP's.
 State is kept by parameter, not by DDP's bucket, because buckets are rebuilt after the first step
 and depend on unrelated settings. So the exchange takes place once per step, when the last bucket is
-ready. The threshold is in units of a rank's own gradient.
+ready. GTC's threshold is in units of a rank's own gradient.
 """
 
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any, cast
 
@@ -19,18 +22,20 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from asr_train.comm.bucket import slots
+from asr_train.comm.exchange import Exchange
 from asr_train.comm.gtc import Gtc
+from asr_train.comm.onebit import OneBitSgd
+from asr_train.comm.optimizer import Shape
 from asr_train.comm.processes import of_group
-from asr_train.comm.reducers import Gradient, Sent
-from asr_train.schema import GtcSettings
+from asr_train.comm.reducers import Gradient, Reducer, Sent, dense
+from asr_train.schema import GtcSettings, OneBitSettings
 
 
-class GtcHook:
-    """The state of the hook on one rank.
+class ReducerHook(ABC):
+    """The state of a hook on one rank; subclasses say how gradients are exchanged.
 
     Args:
         model: the module that DDP wraps, on its device; only parameters that need a gradient count.
-        settings: of GTC.
         timeout_seconds: how long to wait for another rank before an ExchangeError, with gloo, or
             with NCCL and TORCH_NCCL_BLOCKING_WAIT=1 in the environment; else NCCL's watchdog ends
             the process after that time.
@@ -51,7 +56,6 @@ class GtcHook:
     def __init__(
         self,
         model: nn.Module,
-        settings: GtcSettings,
         timeout_seconds: float = 300.0,
         process_group: dist.ProcessGroup | None = None,
         start_iter: int = 0,
@@ -64,14 +68,18 @@ class GtcHook:
         self._group = process_group or dist.distributed_c10d._get_default_group()
         exchange = of_group(process_group, device, timeout_seconds)
         (self._rank,), self._ranks = exchange.local, len(exchange)
-        self._gtc = Gtc(exchange, size, settings)
+        self._reducer = self._exchanging(exchange, [slot.shape for slot in table])
         self._start_iter, self._steps = start_iter, 0
         self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []
         self.loss_scale = 1.0
         self.sent = Sent()
 
+    @abstractmethod
+    def _exchanging(self, exchange: Exchange, shapes: Sequence[Shape]) -> Reducer:
+        """Return the reducer for parameters of these shapes."""
+
     @staticmethod
-    def hook(state: "GtcHook", bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def hook(state: "ReducerHook", bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Take a bucket from DDP; all futures of a step are completed at its last bucket."""
         is_dense = state._steps < state._start_iter
         state._steps += bucket.is_last()
@@ -92,8 +100,8 @@ class GtcHook:
     def _exchange(self) -> None:
         is_finite = bool(torch.isfinite(self._grad_P.sum()))
         gradient = Gradient(self._grad_P, frames=1, is_finite=is_finite)
-        quanta = self._gtc.reduce([gradient], {self._rank: self.sent})
-        total_P = self._grad_P.fill_(torch.nan) if quanta is None else quanta.dense()
+        update = self._reducer.reduce([gradient], {self._rank: self.sent})
+        total_P = self._grad_P.fill_(torch.nan) if update is None else dense(update)
         total_P.mul_(self.loss_scale / self._ranks)
         waiting, self._waiting = self._waiting, []
         for bucket, future in waiting:
@@ -114,17 +122,46 @@ class GtcHook:
         Raises:
             MessageError: if a message was damaged on the way since the last check.
         """
-        self._gtc.check()
+        self._reducer.check()
         return {
             "steps": self._steps,
             "sent": list(astuple(self.sent)),
-            "group": self._gtc.group_state(),
-            "worker": self._gtc.worker_state(self._rank),
+            "group": self._reducer.group_state(),
+            "worker": self._reducer.worker_state(self._rank),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned on the same rank."""
         self._steps = state.get("steps", self._start_iter)  # absent in states of older versions
         self.sent = Sent(*state["sent"])
-        self._gtc.load_group_state(state["group"])
-        self._gtc.load_worker_state(self._rank, state["worker"])
+        self._reducer.load_group_state(state["group"])
+        self._reducer.load_worker_state(self._rank, state["worker"])
+
+
+class GtcHook(ReducerHook):
+    """Gradient threshold compression (Strom, 2015).
+
+    Args:
+        settings: of GTC.
+    """
+
+    def __init__(self, model: nn.Module, settings: GtcSettings, *given: Any, **named: Any) -> None:
+        self._settings = settings
+        super().__init__(model, *given, **named)
+
+    def _exchanging(self, exchange: Exchange, shapes: Sequence[Shape]) -> Reducer:
+        return Gtc(exchange, sum(map(math.prod, shapes)), self._settings)
+
+
+class OneBitHook(ReducerHook):
+    """1-bit SGD (Seide et al., 2014): one bit per element and two values per column, both ways.
+
+    Ranks own the columns of each parameter's [outputs, inputs], and quantise the ranks' sum once
+    more. Momentum is the script's own optimizer's, so it comes after that.
+    """
+
+    def _exchanging(self, exchange: Exchange, shapes: Sequence[Shape]) -> Reducer:
+        settings = OneBitSettings(error_feedback=True, double_buffering=False)
+        reducer = OneBitSgd(exchange, sum(map(math.prod, shapes)), settings)
+        reducer.begin(shapes, momentum=0.0)
+        return reducer

@@ -57,6 +57,13 @@ class Step:
 Update = Tensor | Quanta | Step  # a Tensor is a gradient, float32 [P], the sum over the workers
 
 
+def dense(update: Update) -> Tensor:
+    """Return an update as a vector to subtract, not yet multiplied by the rate, float32 [P]."""
+    if isinstance(update, Step):
+        return update.step_P
+    return update.dense() if isinstance(update, Quanta) else update
+
+
 @dataclass(slots=True)
 class Sent:
     """What a worker sent to others, each message once, and what it received from them."""

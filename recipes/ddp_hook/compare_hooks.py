@@ -2,10 +2,11 @@
 
     torchrun --standalone --nproc-per-node 2 compare_hooks.py OUTPUT.md [--steps 300] [--only GTC]
 
-A torchaudio Conformer learns the state of each frame, by plain DDP and by torch's allreduce, fp16
-and PowerSGD hooks and by GTC; each begins with the same weights and sees the same minibatches.
-Writes OUTPUT.md and OUTPUT.json: loss, bytes that a process writes to its sockets, time per step.
-What a script of your own needs for GTC is in `by_gtc`, and `loss.backward()` stays as it is.
+A torchaudio Conformer learns the state of each frame, by plain DDP, by torch's allreduce, fp16 and
+PowerSGD hooks, by 1-bit SGD and by GTC; each begins with the same weights and sees the same
+minibatches. Writes OUTPUT.md and OUTPUT.json: loss, bytes that a process writes to its sockets,
+time per step. What a script of your own needs is in `by_gtc` or `by_one_bit`, and `loss.backward()`
+stays as it is.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 from torchaudio.models import Conformer
 
-from asr_train.comm.ddp_hook import GtcHook
+from asr_train.comm.ddp_hook import GtcHook, OneBitHook
 from asr_train.files import write_json, write_text
 from asr_train.report.tables import machine
 from asr_train.schema import AdaptiveSettings, Capacity, Codec, GtcSettings
@@ -51,6 +52,13 @@ def by_gtc(ddp: DistributedDataParallel, density: float) -> GtcHook:
     return gtc
 
 
+def by_one_bit(ddp: DistributedDataParallel) -> OneBitHook:
+    """One bit per element and two values per column; what quantisation loses is kept."""
+    one_bit = OneBitHook(ddp.module)
+    ddp.register_comm_hook(one_bit, OneBitHook.hook)
+    return one_bit
+
+
 def by_power_sgd(ddp: DistributedDataParallel, rank: int) -> None:
     """Matrices of that rank in place of gradients."""
     state = powerSGD_hook.PowerSGDState(
@@ -71,6 +79,7 @@ METHODS: dict[str, Callable[[DistributedDataParallel], Any]] = {
     "fp16 hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook),
     "PowerSGD hook, rank 4": lambda ddp: by_power_sgd(ddp, 4),
     "PowerSGD hook, rank 1": lambda ddp: by_power_sgd(ddp, 1),
+    "1-bit hook": by_one_bit,
     "GTC hook, density 0.01": lambda ddp: by_gtc(ddp, 0.01),
     "GTC hook, density 0.001": lambda ddp: by_gtc(ddp, 0.001),
 }

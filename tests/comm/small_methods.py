@@ -11,7 +11,7 @@ from asr_train.comm.exchange import Exchange
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.methods import build
-from asr_train.comm.reducers import Gradient, Quanta, Step, Update
+from asr_train.comm.reducers import Gradient
 
 CPU = torch.device("cpu")
 SIZE = 203
@@ -195,13 +195,6 @@ def flat(*states: dict[str, Any]) -> Iterator[Any]:
                 yield from flat(value)
             elif name not in TIMES:
                 yield value
-
-
-def dense(update: Update) -> torch.Tensor:
-    """Return an update as a gradient."""
-    if isinstance(update, Step):
-        return update.step_P
-    return update.dense() if isinstance(update, Quanta) else update
 
 
 class _OneByOne:

@@ -1,4 +1,4 @@
-"""In an independent DDP script, GTC gives the same result as in ours, for any DDP buckets."""
+"""In an independent DDP script, exchanges give what they give in ours, for any DDP buckets."""
 
 import io
 import multiprocessing
@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from asr_train import schema
 from asr_train.comm.bucket import Bucket
-from asr_train.comm.ddp_hook import GtcHook
+from asr_train.comm.ddp_hook import GtcHook, OneBitHook
 from asr_train.comm.exchange import ExchangeError
-from asr_train.comm.reducers import Gradient
+from asr_train.comm.reducers import Gradient, dense
 
 GTC = {"threshold": 0.25, "codec": "rice", "capacity": "fixed"}
 SETTINGS = schema.build(schema.GtcSettings, GTC)
@@ -63,6 +63,7 @@ def script(
     always=False,
     start_iter=0,
     hooked=True,
+    onebit=False,
     **options,
 ):
     """Train as a user would: DDP, the hook, torch's SGD."""
@@ -74,7 +75,11 @@ def script(
             model = Net(always)
             if weights is not None:
                 model.load_state_dict(weights)
-            gtc = GtcHook(model, SETTINGS, start_iter=start_iter)
+            gtc = (
+                OneBitHook(model, start_iter=start_iter)
+                if onebit
+                else GtcHook(model, SETTINGS, start_iter=start_iter)
+            )
             if state is not None:
                 gtc.load_state_dict(state)
             ddp = DistributedDataParallel(model, **{"find_unused_parameters": True, **options})
@@ -111,11 +116,14 @@ def script(
     return main
 
 
-def ours(amp=False):
+def ours(amp=False, onebit=False):
     """Train the same with our own method and without DDP."""
     model = Net()
     bucket = Bucket(model)
-    method = method_of("gtc", RANKS, size=bucket.weights_P.numel() - 5, gtc=GTC)
+    size = bucket.weights_P.numel() - 5
+    method = method_of("onebit", RANKS, size) if onebit else method_of("gtc", RANKS, size, gtc=GTC)
+    shapes = [slot.shape for slot in bucket.table if slot.name != "frozen"]
+    method.begin(torch.zeros(size), 0.0, shapes)
     is_frozen_P = torch.zeros(len(bucket.weights_P), dtype=torch.bool)
     (frozen,) = [slot for slot in bucket.table if slot.name == "frozen"]
     is_frozen_P[frozen.offset : frozen.offset + 5] = True
@@ -127,7 +135,7 @@ def ours(amp=False):
             yield Gradient(bucket.grad_P[~is_frozen_P], 8)
 
     for step in range(STEPS):
-        total_P = method.reduce(0, gradients(step)).dense()
+        total_P = dense(method.reduce(0, gradients(step)))
         bucket.weights_P[~is_frozen_P] -= 0.0625 * (total_P / RANKS)
     return bucket.weights_P.numpy(), method.take_sent(0).bits
 
@@ -142,6 +150,10 @@ CASES = {
     "views": {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.02},
     "amp": {"amp": True},
     "amp_small_buckets": {"amp": True, "bucket_cap_mb": 0.02},
+    "onebit": {"onebit": True},
+    "onebit_restarted": {"onebit": True, "restart_at": 3, "bucket_cap_mb": 0.02},
+    "onebit_scaled": {"onebit": True, "scale": 1024.0},
+    "onebit_broken": {"onebit": True, "broken_at": (1, 2)},
     "always": {"always": True},
     # DDP rebuilds its buckets after the first step, if it need not look for unused parameters
     "rebuilt": {"always": True, "find_unused_parameters": False, "bucket_cap_mb": 0.02},
@@ -157,7 +169,7 @@ CASES = {
         "micro": 4,
     },
 }
-OURS = {"ours": {}, "ours_amp": {"amp": True}}
+OURS = {"ours": {}, "ours_amp": {"amp": True}, "ours_onebit": {"onebit": True}}
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +189,9 @@ def found():
     return first
 
 
-@pytest.mark.parametrize("case, own", [("plain", "ours"), ("amp", "ours_amp")])
+@pytest.mark.parametrize(
+    "case, own", [("plain", "ours"), ("amp", "ours_amp"), ("onebit", "ours_onebit")]
+)
 def test_a_ddp_script_gives_what_our_own_method_gives(found, case, own):
     weights_P, bits = found[own]
     np.testing.assert_allclose(found[case][0], weights_P, rtol=0, atol=1e-6)
@@ -194,6 +208,7 @@ def test_bf16_is_another_run(found):
     [
         *(("small_buckets", "plain"), ("scaled", "plain"), ("restarted", "plain")),
         *(("views", "plain"), ("amp_small_buckets", "amp")),
+        *(("onebit_restarted", "onebit"), ("onebit_scaled", "onebit")),
         *(("rebuilt", "always"), ("static", "always")),
         *(("warmed_up_restarted", "warmed_up"), ("warmed_up_scaled", "warmed_up")),
         ("warm_up_small_buckets", "warm_up"),
@@ -210,9 +225,10 @@ def test_gradients_accumulate_before_they_are_exchanged(found, case, whole):
     assert close.mean() > 0.999  # another order of sums may move an element across the threshold
 
 
-def test_a_step_that_one_rank_cannot_take_is_skipped_by_all(found):
-    assert found["broken"][2] == [2]
-    assert np.isfinite(found["broken"][0]).all()
+@pytest.mark.parametrize("case", ["broken", "onebit_broken"])
+def test_a_step_that_one_rank_cannot_take_is_skipped_by_all(found, case):
+    assert found[case][2] == [2]
+    assert np.isfinite(found[case][0]).all()
 
 
 def test_a_warm_up_is_plain_ddp(found):

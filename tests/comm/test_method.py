@@ -13,7 +13,6 @@ from small_methods import (
     SIZE,
     Run,
     bursts,
-    dense,
     dyadic_gradient,
     flat,
     method_of,
@@ -25,7 +24,7 @@ from asr_train.comm import methods
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import method_class
 from asr_train.comm.optimizer import Momentum
-from asr_train.comm.reducers import Gradient, Sent
+from asr_train.comm.reducers import Gradient, Sent, dense
 from asr_train.facts import Method
 
 MANY = [name for name in SETTINGS if name != "sgd"]  # for several workers
