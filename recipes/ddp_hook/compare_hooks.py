@@ -3,10 +3,10 @@
     torchrun --standalone --nproc-per-node 2 compare_hooks.py OUTPUT.md [--steps 300] [--only GTC]
 
 A torchaudio Conformer learns the state of each frame, by plain DDP, by torch's allreduce, fp16 and
-PowerSGD hooks, by 1-bit SGD and by GTC; each begins with the same weights and sees the same
-minibatches. Writes OUTPUT.md and OUTPUT.json: loss, bytes that a process writes to its sockets,
-time per step. What a script of your own needs is in `by_gtc` or `by_one_bit`, and `loss.backward()`
-stays as it is.
+PowerSGD hooks, by 1-bit SGD and by GTC; and without DDP, by torch's post-local SGD and by block
+momentum. Each begins with the same weights and sees the same minibatches. Writes OUTPUT.md and
+OUTPUT.json: loss, bytes that a process writes to its sockets, time per step. What a script of your
+own needs is in the functions named `by_`, and `loss.backward()` stays as it is.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torchaudio.models import Conformer
 
+from asr_train.comm.block_optimizer import BlockMomentum
 from asr_train.comm.ddp_hook import GtcHook, OneBitHook
 from asr_train.files import write_json, write_text
 from asr_train.report.tables import machine
@@ -82,6 +87,24 @@ METHODS: dict[str, Callable[[DistributedDataParallel], Any]] = {
     "1-bit hook": by_one_bit,
     "GTC hook, density 0.01": lambda ddp: by_gtc(ddp, 0.01),
     "GTC hook, density 0.001": lambda ddp: by_gtc(ddp, 0.001),
+}
+BLOCK_STEPS = 10
+
+
+def by_post_local_sgd(model: nn.Module, optimizer: Optimizer) -> Optimizer:
+    """Each rank on its own; every few steps the mean of their models."""
+    return PostLocalSGDOptimizer(optimizer, PeriodicModelAverager(period=BLOCK_STEPS))
+
+
+def by_block_momentum(model: nn.Module, optimizer: Optimizer) -> Optimizer:
+    """The same, and the mean moves a common model, with momentum."""
+    return BlockMomentum(model, optimizer, block_steps=BLOCK_STEPS)
+
+
+# Without DDP: ranks exchange models
+AVERAGING: dict[str, Callable[[nn.Module, Optimizer], Optimizer]] = {
+    f"post-local SGD, every {BLOCK_STEPS} steps": by_post_local_sgd,
+    f"block momentum, every {BLOCK_STEPS} steps": by_block_momentum,
 }
 
 
@@ -148,13 +171,17 @@ class Run:
 
 
 def train(label: str, speech: Speech, steps: int) -> Run:
-    """A user's own loop: after `METHODS` nothing in it knows how gradients are exchanged."""
+    """A user's own loop: nothing in it but the first lines knows how ranks exchange what."""
     torch.manual_seed(0)
     model = Recogniser()
-    one_bucket = {"bucket_cap_mb": ONE_BUCKET_MB} if label.startswith("PowerSGD") else {}
-    ddp = DistributedDataParallel(model, **one_bucket)
-    METHODS[label](ddp)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    optimizer: Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    net: nn.Module = model
+    if label in AVERAGING:
+        optimizer = AVERAGING[label](model, optimizer)
+    else:
+        one_bucket = {"bucket_cap_mb": ONE_BUCKET_MB} if label.startswith("PowerSGD") else {}
+        net = DistributedDataParallel(model, **one_bucket)
+        METHODS[label](net)
     run = Run()
     dist.barrier()
     for step, (feats_BTF, states_BT) in enumerate(minibatches(speech, steps)):
@@ -162,14 +189,15 @@ def train(label: str, speech: Speech, steps: int) -> Run:
         for group in optimizer.param_groups:
             group["lr"] = 0.1 * min(1.0, (step + 1) / 50)
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(ddp(feats_BTF).flatten(0, 1), states_BT.flatten())
+        loss = nn.functional.cross_entropy(net(feats_BTF).flatten(0, 1), states_BT.flatten())
         loss.backward()
-        nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         run.sent.append(bytes_written() - written)
         run.seconds.append(time.perf_counter() - began)
         run.loss.append(loss.item())
-    run.dev_loss, run.dev_accuracy = evaluate(model, speech)
+    with optimizer.exported() if isinstance(optimizer, BlockMomentum) else nullcontext():
+        run.dev_loss, run.dev_accuracy = evaluate(model, speech)
     return run
 
 
@@ -265,9 +293,10 @@ def main() -> None:
         "--only", nargs="*", default=[""], help="only methods whose names contain one of these"
     )
     given = parser.parse_args()
-    labels = [label for label in METHODS if any(word in label for word in given.only)]
+    known = [*METHODS, *AVERAGING]
+    labels = [label for label in known if any(word in label for word in given.only)]
     if not labels:
-        sys.exit(f"--only {' '.join(given.only)} is in none of the names {', '.join(METHODS)}")
+        sys.exit(f"--only {' '.join(given.only)} is in none of the names {', '.join(known)}")
     if given.steps <= WARM_UP:
         sys.exit(f"--steps is {given.steps}; it must be more than the {WARM_UP} of the warm-up")
     dist.init_process_group("gloo")
