@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "asr_train"
 BASE = {"schema", "facts", "extras", "files", "frames", "checks", "jobs", "interrupt"}
 BELOW = {  # what each package may import, in addition to the base and itself
+    "bundle": {"decode", "search", "align", "data", "lang", "interop", "score"},
     "paper": {"report", "score", "cost"},
     "train": {"shards", "model", "comm"},
     "decode": {"shards", "model", "search", "align", "data", "lang", "score"},
