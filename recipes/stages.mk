@@ -107,6 +107,9 @@ BUNDLE  ?= $W/bundle/$(notdir $(CURDIR))-$(RUN).tar
 LICENCE ?=
 export LICENCE
 $(call one_word,BUNDLE,$(BUNDLE),name a file without one)
+ifneq ($(and $(filter RUN=%,$(MAKEOVERRIDES)),$(if $(filter bundle,$(MAKECMDGOALS)),,other)),)
+$(error RUN goes with `make bundle`; the networks to train are RUNS)
+endif
 ifeq ($(and $(filter bundle,$(MAKECMDGOALS)),$(if $(filter $(RUN),$(MODELS)),,wrong)),wrong)
 $(error RUN is '$(RUN)', which is none of this call's models: $(MODELS))
 endif

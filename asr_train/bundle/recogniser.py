@@ -45,6 +45,7 @@ class Transcript:
         final: the search reached a final state everywhere.
         pieces: in which a long recording was decoded, cut at pauses.
         alternatives: the best sentences, cheapest first; empty without confidences.
+        rate: Hz, the recording's own.
     """
 
     text: str
@@ -54,6 +55,7 @@ class Transcript:
     final: bool
     pieces: int
     alternatives: tuple[str, ...]
+    rate: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,11 @@ class Recogniser:
         """The sample rate in Hz that recordings are converted to; lower ones lack upper bands."""
         return self._feats.settings.sample_rate
 
+    @property
+    def shift_seconds(self) -> float:
+        """The distance of frames."""
+        return self._feats.settings.shift_seconds
+
     def transcribe(
         self, audio: Source, rate: int | None = None, channel: int | None = None
     ) -> Transcript:
@@ -142,7 +149,7 @@ class Recogniser:
             FileNotFoundError: for a missing file.
             AudioError: (a ValueError) if it cannot be used; names it.
         """
-        features_TF, seconds, _ = self.features(audio, rate, channel)
+        features_TF, seconds, own_rate = self.features(audio, rate, channel)
         try:
             utterance = self._feats.put("recording", "speaker", "", features_TF, seconds)
             scorer, lang = self._scorer, self._lang
@@ -155,7 +162,7 @@ class Recogniser:
                 self._graph,
                 self._choice,
                 self._effort,
-                self._feats.settings.shift_seconds,
+                self.shift_seconds,
                 self._lattices,
             )
             found, others = search(utterance)
@@ -170,6 +177,7 @@ class Recogniser:
             found.final,
             found.pieces,
             tuple(sentences),
+            own_rate,
         )
 
     def align(
@@ -237,7 +245,7 @@ class Recogniser:
         ]
 
     def _times(self, words: list[str], outcome: Aligned, seconds: float) -> Alignment:
-        shift = self._feats.settings.shift_seconds
+        shift = self.shift_seconds
 
         def spans(segments: list[tuple[str, float, float]]) -> tuple[Span, ...]:
             return tuple(Span(s, start, round(end - start, 6)) for s, start, end in segments)
