@@ -139,7 +139,7 @@ class Recogniser:
     ) -> Transcript:
         """Decode a recording of any length, format, rate and number of channels.
 
-        A recording of more than a minute is decoded in pieces, cut at pauses; an hour takes 1.5 GB.
+        A recording of more than a minute is decoded in pieces, cut at pauses; an hour takes 1.6 GB.
 
         Args:
             audio: path, open file, or samples [N] or [N, channels]: floats in [-1, 1] or integers.
