@@ -1,6 +1,7 @@
 """asr-train check, plan and recipe; and the files that a wheel brings for them."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -66,8 +67,14 @@ def test_recipe_calls_make_with_a_folder_here(tmp_path, capfd, monkeypatch):
 @pytest.mark.slow
 def test_the_wheel_is_enough_to_decode_and_to_train(tmp_path):
     """Unpacked somewhere else, it has the bundle, conf, recipes and scripts."""
+    source = tmp_path / "source"
+    for name in ("asr_train", "conf", "recipes", "scripts"):
+        ignored = shutil.ignore_patterns("work*", "__pycache__")
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*build, "-w", str(tmp_path), str(ROOT)], check=True)
+    subprocess.run([*build, "-w", str(tmp_path), str(source)], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
