@@ -72,7 +72,10 @@ def _run(name: str, arguments: list[str]) -> int:
     except Exception as error:
         if os.environ.get("DEBUG"):
             raise
-        print(f"asr-train {name}: {cause(error, 'the output')}", file=sys.stderr)
+        if isinstance(error, FileNotFoundError) and error.filename is not None:
+            complain(name, f"{error.filename} is missing")
+        else:
+            complain(name, cause(error, "the output"))
         return 1
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import layouts
 import pytest
+import soundfile
+from spoken import RATE, said
 
 from asr_train.command.main import main
 
@@ -65,7 +67,7 @@ def test_recipe_calls_make_with_a_folder_here(tmp_path, capfd, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_wheel_is_enough_to_decode_and_to_train(tmp_path):
+def test_the_wheel_is_enough_to_decode_and_to_plan_a_recipe(tmp_path):
     """Unpacked somewhere else, it has the bundle, conf, recipes and scripts."""
     source = tmp_path / "source"
     for name in ("asr_train", "conf", "recipes", "scripts"):
@@ -81,7 +83,12 @@ def test_the_wheel_is_enough_to_decode_and_to_train(tmp_path):
     env = {k: v for k, v in os.environ.items() if k != "MAKEFLAGS"}
     env["PYTHONPATH"] = str(tmp_path / "site")
     call = [sys.executable, "-m", "asr_train"]
-    for words in (["recipe", "digits", "SIZE=tiny", "-n"], ["check", "--help"]):
+    soundfile.write(tmp_path / "a.flac", said("NINE OH ONE").samples_T, RATE)
+    for words in (
+        ["recipe", "digits", "SIZE=tiny", "-n"],
+        ["check", "--help"],
+        ["decode", "digits", "a.flac"],
+    ):
         ended = subprocess.run(
             [*call, *words], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
         )
