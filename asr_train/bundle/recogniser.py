@@ -75,7 +75,9 @@ class Alignment:
 
 
 class Recogniser:
-    """A trained model that decodes recordings, and aligns texts with them.
+    """A trained model that decodes recordings, and aligns texts with them; one call at a time.
+
+    `manifest` is the content of bundle.json: recipe, run, wer, data_licence, versions, scales.
 
     >>> from asr_train import Recogniser
     >>> recogniser = Recogniser.load("digits", confidences=False)
