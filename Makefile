@@ -16,11 +16,11 @@ PAPERS := $(notdir $(patsubst %/paper.yaml,%,$(wildcard recipes/*/paper.yaml)))
 RECIPES := $(filter-out $(PAPERS),$(notdir $(patsubst %/Makefile,%,$(wildcard recipes/*/Makefile))))
 RECIPE ?= digits
 # Folders named on the command line count from here; make hands on all other variables by itself.
-FOLDERS = $(foreach v,CORPUS_DIR W MORE,$(if $($v),'$v=$(abspath $($v))'))
+FOLDERS = $(foreach v,CORPUS_DIR W MORE BUNDLE,$(if $($v),'$v=$(abspath $($v))'))
 
 FETCH := fsdd mini_librispeech librispeech an4 yesno
 
-.PHONY: help $(RECIPES) $(PAPERS) check status clean report test test-all lint format lock bench bench-step plan $(FETCH:%=fetch-%)
+.PHONY: help $(RECIPES) $(PAPERS) check bundle status clean report test test-all lint format lock bench bench-step plan $(FETCH:%=fetch-%)
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST) recipes/stages.mk
@@ -32,6 +32,7 @@ help:
 ##   MORE='path path'              more folders to train on (folder, speechocean, arctic, ...)
 ## make NAME CORPUS_DIR=path       any recipe of recipes/; its README describes data, licence and cost
 ## make check CORPUS_DIR=path      only check the recordings (RECIPE=fsdd: as that recipe would)
+## make bundle RECIPE=fsdd         pack its model, to decode and align anywhere (RUN=dnn, BUNDLE=path)
 ## make status RECIPE=fsdd         list done, stale and missing stages (default: digits)
 ## make clean RECIPE=fsdd          remove that recipe's work folder
 $(RECIPES): .venv/.ready
@@ -51,7 +52,7 @@ $(foreach p,$(PAPERS),$p-%): .venv/.ready
 
 check: .venv/.ready
 	@$(MAKE) -C recipes/$(if $(CORPUS_DIR),$(RECIPE:digits=folder),$(RECIPE)) $@ $(FOLDERS)
-status clean: .venv/.ready
+status clean bundle: .venv/.ready
 	@$(MAKE) -C recipes/$(RECIPE) $@ $(FOLDERS)
 
 ## make report                     all tables, of your runs and of results/, in report/index.html

@@ -13,9 +13,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from asr_train.choices import check_known
+from asr_train.places import ROOT
 from asr_train.schema import Config, Method, SettingsError, build, unknown_key
 
-CONF = Path(__file__).resolve().parents[1] / "conf"
+CONF = Path(ROOT) / "conf"
 
 
 def settings(run: str, overrides: list[str]) -> Config:

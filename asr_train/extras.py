@@ -8,7 +8,6 @@ PACKAGES = {  # an extra of pyproject.toml -> its package
     "kaldi": "kaldiio",
     "s3": "s3fs",
     "tensorboard": "tensorboard",
-    "textgrid": "praatio",
 }
 
 

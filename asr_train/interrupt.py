@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 
+from asr_train.places import ROOT
+
 
 def stop(*_: object) -> None:
     """End at once: there is nothing to clean up, and libraries swallow exceptions as they load."""
@@ -28,9 +30,8 @@ def begin() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-_SCRIPTS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts")
 if (
-    os.path.dirname(os.path.abspath(sys.argv[0])) == _SCRIPTS
+    os.path.dirname(os.path.abspath(sys.argv[0])) == os.path.join(ROOT, "scripts")
     and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 ):
     signal.signal(signal.SIGINT, stop)

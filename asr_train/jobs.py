@@ -186,12 +186,12 @@ def main(stage: Callable[..., str | None], usage: str) -> None:
     except Exception as error:
         if os.environ.get("DEBUG"):
             raise
-        sys.exit(f"{name}: {_cause(error, paths[-1])}")
+        sys.exit(f"{name}: {cause(error, paths[-1])}")
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # only Python's own shutdown is left
 
 
-def _cause(error: Exception, output: str) -> str:
+def cause(error: Exception, output: str) -> str:
     """Return one line: the cause, and what to do about it."""
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         return f"{error.filename} is missing; {_remake(str(error.filename))}"

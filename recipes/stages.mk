@@ -101,10 +101,25 @@ TARGETS := $(MANIFESTS) $(CHECKED) $W/lm/index.json $W/lang/index.json \
   $(foreach r,$(MODELS) $(BIGRAMS) $(RESCORED),$(EVAL:%=$W/exp/$r/hyp.%.jsonl)) $(SCORES) \
   $W/tables/wer.md $(EXCHANGE) $W/report/index.html
 
-.PHONY: help table check conf status clean
+# The model that `make bundle` packs, with the scales that it is decoded with.
+RUN     ?= $(lastword $(MODELS))
+BUNDLE  ?= $W/bundle/$(notdir $(CURDIR))-$(RUN).tar
+LICENCE ?=
+export LICENCE
+$(call one_word,BUNDLE,$(BUNDLE),name a file without one)
+ifneq ($(and $(filter RUN=%,$(MAKEOVERRIDES)),$(if $(filter bundle,$(MAKECMDGOALS)),,other)),)
+$(error RUN goes with `make bundle`; the networks to train are RUNS)
+endif
+ifeq ($(and $(filter bundle,$(MAKECMDGOALS)),$(if $(filter $(RUN),$(MODELS)),,wrong)),wrong)
+$(error RUN is '$(RUN)', which is none of this call's models: $(MODELS))
+endif
+
+.PHONY: help table check bundle conf status clean
 ## In a recipe's folder, or from the root with RECIPE=NAME:
 ##   make table    make the WER table and all it needs (-n: print the plan; -j2: stages in parallel)
 ##   make check    only check recordings, transcripts, speakers and words of all splits
+##   make bundle   pack a model, all that decoding needs, into work/bundle/NAME-RUN.tar: RUN=dnn
+##                 (BUNDLE=path: another file, or a folder; LICENCE='...': of your own data)
 ##   make status   list done, stale and missing stages, with time and size
 ##   make clean    remove the work folder
 ##   variables     W=work folder  V=1 (show commands)  SET='feats.num_mels=80 decode.beam=12'
@@ -118,6 +133,10 @@ table: $(CHECKED) $W/report/index.html
 	@cat $(SHOWN) $W/tables/wer.txt; echo "report: $(abspath $W/report/index.html)"
 check: $(CHECKED)
 	@cat $<
+bundle: $(CURDIR)/README.md $W/exp/$(RUN)/model.json \
+  $W/exp/$(if $(filter $(RUN),$(NETS)),$(or $(SCALES),$(RUN)),$(RUN))/tuned.json $W/lang/index.json \
+  $C/lexicon.yaml $(EVAL:%=$W/exp/$(RUN)/score.%.json)
+	$Q$(PY) $S/bundle.py $^ $(BUNDLE)
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 clean:

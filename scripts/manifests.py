@@ -9,42 +9,20 @@ import asr_train.interrupt  # noqa: F401
 # isort: split
 from pathlib import Path
 
-from asr_train.data.corpus import PreparedSplit, write
-from asr_train.data.folder import folder
-from asr_train.data.published import published
-from asr_train.data.speeds import add_speeds
+from asr_train.data.corpus import write
+from asr_train.data.prepare import prepare
 from asr_train.jobs import main
 from asr_train.schema import CorpusSettings, LexiconSettings, load
 
 
-def manifests(conf: str, lexicon_conf: str, output: str) -> str:
-    settings = load(CorpusSettings, conf)
-    lexicon = load(LexiconSettings, lexicon_conf)
+def manifests(conf: str, lexicon: str, output: str) -> str:
     split = Path(output).name.removesuffix(".jsonl.gz")
-    made = _made(settings, lexicon, split, Path(output).parent.parent / "audio" / split)
-    if split == "train":
-        add_speeds(made, settings.speeds, settings.speed_speakers)
+    audio_dir = Path(output).parent.parent / "audio" / split
+    made = prepare(load(CorpusSettings, conf), load(LexiconSettings, lexicon), split, audio_dir)
     for note in made.notes:
         print(note)
     write(made, output)
     return f"manifests: {made.summary()}"
-
-
-def _made(
-    settings: CorpusSettings, lexicon: LexiconSettings, split: str, audio_dir: Path
-) -> PreparedSplit:
-    # Speech synthesis needs libraries that are slow to import.
-    if settings.digits is not None:
-        from asr_train.data.digits import digits
-
-        return digits(settings, split, audio_dir)
-    if settings.commands is not None:
-        from asr_train.data.commands import commands
-
-        return commands(settings, lexicon, split, audio_dir)
-    if settings.folder is not None:
-        return folder(settings, lexicon, split, audio_dir)
-    return published(settings, lexicon, split, audio_dir)
 
 
 if __name__ == "__main__":

@@ -11,27 +11,17 @@ interval. Beside it are
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from asr_train.checks import spelled
 from asr_train.files import DamagedFileError, read_jsonl, write_json, write_text
 from asr_train.jobs import main
 from asr_train.schema import ScoreSettings, load
-from asr_train.score.edits import COSTS, align_words, show_alignment
+from asr_train.score.edits import COSTS
 from asr_train.score.normalise import load_normaliser
-from asr_train.score.sclite import speaker_table, speakers_tsv, trn, utterances_tsv
-from asr_train.score.words import (
-    Scored,
-    WordErrors,
-    by_speaker,
-    confusions,
-    interval,
-    total,
-    units,
-    wer_line,
-)
+from asr_train.score.sclite import speakers_tsv, trn, utterances_tsv
+from asr_train.score.summary import SHOWN_CONFUSIONS, closing_words, counted, counts, page, spread
+from asr_train.score.words import Scored, WordErrors, by_speaker, confusions, total, wer_line
 
 HEADER = (
     "run",
@@ -41,8 +31,6 @@ HEADER = (
     "insertion_penalty",
     "lm_weight",
 )
-SHOWN_CONFUSIONS = 20
-SHOWN_KINDS = {"S": "confusions", "D": "deletions", "I": "insertions"}
 
 
 def score(hyp: str, manifest: str, conf: str, output: str) -> str:
@@ -84,7 +72,8 @@ def score(hyp: str, manifest: str, conf: str, output: str) -> str:
     for suffix, text in beside.items():
         write_text(Path(output).with_suffix(f".{suffix}"), text)
     write_json(output, summary | details)
-    return f"{line}; {closing_words(summary)}"
+    missed = f"{summary['search_failures']} search failures (no final state reached)"
+    return f"{line}; {closing_words(summary)}; {missed}"
 
 
 def read_hypotheses(path: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -146,75 +135,6 @@ def check_same_utterances(
 
 def _first(names: list[str]) -> str:
     return f" ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" if names else ""
-
-
-def counted(errors: WordErrors) -> dict[str, int]:
-    """Return the counts by name, as score files hold them."""
-    return {
-        "words": errors.words,
-        "errors": errors.errors,
-        "insertions": errors.insertions,
-        "deletions": errors.deletions,
-        "substitutions": errors.substitutions,
-    }
-
-
-def counts(scored: Sequence[Scored]) -> dict[str, Any]:
-    """Return the totals of the split."""
-    errors = total(s.errors for s in scored)
-    return counted(errors) | {
-        "wer": errors.rate,
-        "utterances": len(scored),
-        "utterances_wrong": sum(s.errors.errors > 0 for s in scored),
-        "speakers": len(by_speaker(scored)),
-    }
-
-
-def spread(scored: Sequence[Scored], settings: ScoreSettings) -> dict[str, Any]:
-    """Return the 95 % interval and its units; null for a single utterance."""
-    over, drawn = units(scored)
-    if len(drawn) < 2:
-        return {"ci95": None, "ci_over": None}
-    low, high = interval(list(drawn.values()), settings.bootstrap, settings.seed)
-    return {"ci95": [low, high], "ci_over": over}
-
-
-def closing_words(summary: dict[str, Any]) -> str:
-    """Summarise, beside the rate, the interval, utterances with errors and search failures."""
-    if summary["ci95"] is None:
-        text = "no interval: it needs more than one utterance"
-    else:
-        low, high = (100 * limit for limit in summary["ci95"])
-        text = f"95 % interval {low:.2f} to {high:.2f} %, drawn over {summary['ci_over']}"
-    wrong, all_ = summary["utterances_wrong"], summary["utterances"]
-    text += f"; {wrong} of {spelled(all_, 'utterance')} with an error"
-    return f"{text}; {summary['search_failures']} search failures (no final state reached)"
-
-
-def page(line: str, scored: Sequence[Scored], pairs: dict[str, tuple[list[str], list[str]]]) -> str:
-    """Format the total, speakers, most frequent errors, then each utterance's alignment."""
-    parts = [line, "", speaker_table(scored)]
-    for kind, what in SHOWN_KINDS.items():
-        parts.append(f"most frequent {what}: times, said -> found (*: nothing)")
-        parts += [
-            f"{times:6d}  {word or '*'} -> {heard or '*'}"
-            for word, heard, times in confusions(pairs.values(), SHOWN_CONFUSIONS, kind)
-        ]
-        parts.append("")
-    parts.append("utterances")
-    for s in scored:
-        e = s.errors
-        said, heard, marks = show_alignment(align_words(*pairs[s.utt_id]))
-        parts += [
-            "",
-            f"{s.utt_id}  speaker {s.speaker}  {e.correct} correct, {e.substitutions} sub, "
-            f"{e.deletions} del, {e.insertions} ins",
-            f"  said  {said}".rstrip(),
-            f"  found {heard}".rstrip(),
-        ]
-        if e.errors:
-            parts.append(f"        {marks}".rstrip())
-    return "\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

@@ -13,14 +13,16 @@ import pytest
 
 from asr_train.extras import PACKAGES
 from asr_train.interop.ark import write_matrices
-from asr_train.interop.textgrid import read_textgrid, write_textgrid
 from asr_train.report.gather import Document, gathered_page
 from asr_train.shards.place import read_index
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "asr_train"
-BASE = {"schema", "facts", "extras", "files", "frames", "checks", "jobs", "interrupt"}
+BASE = {"schema", "facts", "extras", "files", "frames", "checks", "jobs", "interrupt", "places"}
 BELOW = {  # what each package may import, in addition to the base and itself
+    "command": {"bundle", "decode", "align", "data", "lang", "interop", "score", "report", "cost"}
+    | {"model", "compose", "choices"},
+    "bundle": {"decode", "search", "align", "data", "lang", "interop", "score"},
     "paper": {"report", "score", "cost"},
     "train": {"shards", "model", "comm"},
     "decode": {"shards", "model", "search", "align", "data", "lang", "score"},
@@ -104,8 +106,6 @@ def test_a_run_and_its_report_load_without_the_extras():
         ("gather", lambda path: gathered_page([("digits", [Document("a", "# A")])])),
         ("kaldi", lambda path: write_matrices(path / "a.ark", [("a", np.zeros((2, 2)))])),
         ("s3", lambda path: read_index("s3://speech/index.json")),
-        ("textgrid", lambda path: write_textgrid(path / "a.TextGrid", {})),
-        ("textgrid", lambda path: read_textgrid(path / "a.TextGrid")),
     ],
 )
 def test_without_an_extra_a_line_says_how_to_install_it(name, use, tmp_path, monkeypatch):

@@ -19,12 +19,15 @@ from pathlib import Path
 import pytest
 from preloaded import preloaded
 
+from asr_train import Recogniser
 from asr_train.align.gmm import load_gmm
 from asr_train.align.table import open_ali
+from asr_train.bundle.store import open_bundle
 from asr_train.data.features import open_feats
 from asr_train.decode.posteriors import load_scorer
 from asr_train.files import read_json, read_jsonl
 from asr_train.lang.index import load_lang
+from asr_train.score.words import WordErrors
 from asr_train.search.graph import load_graph
 from asr_train.shards.reader import Shards
 
@@ -209,6 +212,32 @@ def test_every_stage_left_what_the_next_one_reads(finished):
         assert {"step", "epoch", "frames", "loss", "accuracy", "rate", "minibatch"} <= set(rows[0])
         epochs = [row["dev_loss"] for row in rows if "dev_loss" in row]
         assert epochs[-1] < epochs[0]
+
+
+@pytest.mark.parametrize("run", ["tri", "dnn"])
+def test_a_bundle_hears_what_the_recipe_heard(recipe, finished, tmp_path, run):
+    """Nearly: it normalises by recording, and the recipe by speaker."""
+    paths = [tmp_path / name for name in ("a.tar", "b.tar", "folder")]
+    for path in paths:
+        assert "%WER" in recipe.make("bundle", f"RUN={run}", f"BUNDLE={path}")
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    recogniser = Recogniser.load(paths[0], confidences=False)
+    with open_bundle(paths[0]) as one, open_bundle(paths[2]) as other:
+        assert one.manifest == other.manifest
+        assert (
+            one.choice.acoustic_scale
+            == read_json(finished / f"exp/{run}/tuned.json")["acoustic_scale"]
+        )
+    heard = {
+        row["id"]: row["words"] for row in read_jsonl(finished / f"exp/{run}/hyp.test.jsonl")[1:]
+    }
+    errors, words = 0, 0
+    for cut in read_jsonl(finished / "manifests/test.jsonl.gz"):
+        said = cut["supervisions"][0]["text"].split()
+        found = recogniser.transcribe(cut["recording"]["sources"][0]["source"]).text.split()
+        errors += WordErrors.between(heard[cut["id"]], found).errors
+        words += len(said)
+    assert errors < 0.15 * words
 
 
 def test_a_graph_is_refused_with_the_tree_of_another_system(finished):

@@ -266,16 +266,17 @@ class Utterance:
 
 
 class Feats:
-    """The stored features of a split; see `open_feats`."""
+    """The stored features of a split; see `open_feats`.
 
-    def __init__(self, manifest: Path | str) -> None:
-        index = read_json(_folder(manifest) / "index.json")
-        for listed in index["parts"]:
-            check_part(_folder(manifest), listed, remake=manifest)
-        self.settings = build(FeatsSettings, index["settings"], f"{manifest}: settings")
-        self.frames: int = index["frames"]
-        self.utterances = [_utterance(row) for row in read_jsonl(manifest)]
-        self._speakers = {s: Sums.from_plain(v) for s, v in index["speakers"].items()}
+    Attributes:
+        frames: of all utterances.
+    """
+
+    def __init__(
+        self, settings: FeatsSettings, utterances: list[Utterance], speakers: dict[str, "Sums"]
+    ) -> None:
+        self.settings, self.utterances, self._speakers = settings, utterances, speakers
+        self.frames = sum(utterance.frames for utterance in utterances)
 
     def __iter__(self) -> Iterator[Utterance]:
         return iter(self.utterances)
@@ -295,15 +296,15 @@ class Feats:
 
     def normaliser(self, norm: NormSettings) -> Callable[[Utterance, np.ndarray], np.ndarray]:
         """Return a function (utterance, feats_TF) -> feats_TF that normalises by mean, variance."""
-        by_speaker = {s: v.mean_and_scale(norm.variance) for s, v in self._speakers.items()}
 
         def apply(utterance: Utterance, feats_TF: np.ndarray) -> np.ndarray:
             if norm.by is NormBy.none:
                 return feats_TF
             if norm.by is NormBy.speaker:
-                mean_F, scale_F = by_speaker[utterance.speaker]
+                sums = self._speakers[utterance.speaker]
             else:
-                mean_F, scale_F = Sums.of(feats_TF).mean_and_scale(norm.variance)
+                sums = Sums.of(feats_TF)
+            mean_F, scale_F = sums.mean_and_scale(norm.variance)
             normal_TF: np.ndarray = (feats_TF - mean_F) * scale_F
             return normal_TF
 
@@ -312,7 +313,14 @@ class Feats:
 
 def open_feats(manifest: Path | str) -> Feats:
     """Open `feats/SPLIT.jsonl.gz`, after comparing its parts' checksums with the index."""
-    return Feats(manifest)
+    index = read_json(_folder(manifest) / "index.json")
+    for listed in index["parts"]:
+        check_part(_folder(manifest), listed, remake=manifest)
+    return Feats(
+        build(FeatsSettings, index["settings"], f"{manifest}: settings"),
+        [_utterance(row) for row in read_jsonl(manifest)],
+        {speaker: Sums.from_plain(sums) for speaker, sums in index["speakers"].items()},
+    )
 
 
 def _utterance(row: dict[str, Any]) -> Utterance:
@@ -321,6 +329,37 @@ def _utterance(row: dict[str, Any]) -> Utterance:
     return Utterance(
         row["id"], supervision["speaker"], supervision["text"], row["duration"], frames, row
     )
+
+
+class Heard(Feats):
+    """Features in memory, of recordings that come and go."""
+
+    def __init__(self, settings: FeatsSettings) -> None:
+        super().__init__(settings, [], {})
+        self._feats: dict[str, np.ndarray] = {}
+
+    def put(
+        self, utt_id: str, speaker: str, words: str, feats_TF: np.ndarray, seconds: float
+    ) -> Utterance:
+        """Add an utterance; a speaker's mean and variance are those of the speaker's utterances."""
+        utterance = Utterance(utt_id, speaker, words, seconds, len(feats_TF), {})
+        self.utterances.append(utterance)
+        self.frames += len(feats_TF)
+        self._feats[utt_id] = feats_TF
+        zero = Sums.zero(self.settings.num_mels)
+        self._speakers[speaker] = self._speakers.get(speaker, zero) + Sums.of(feats_TF)
+        return utterance
+
+    def load(self, utterance: Utterance) -> np.ndarray:
+        """Return an utterance's features: float32 [T, F]."""
+        return self._feats[utterance.id]
+
+    def clear(self) -> None:
+        """Forget all utterances and speakers."""
+        self.utterances.clear()
+        self._speakers.clear()
+        self._feats.clear()
+        self.frames = 0
 
 
 @cache

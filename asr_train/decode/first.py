@@ -25,8 +25,11 @@ PASSES = 2
 class Width(Protocol):
     """The width of a search."""
 
-    beam: float
-    max_active: int
+    @property
+    def beam(self) -> float: ...  # nats
+
+    @property
+    def max_active(self) -> int: ...  # tokens per frame
 
 
 def adapted(

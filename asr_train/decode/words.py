@@ -137,6 +137,7 @@ class Recogniser:
     Args:
         graph: HCLG, made with the choice's weight and penalty; with arrays if lattices are wanted.
         shift_seconds: from one frame to the next.
+        lattices: the search in this graph; None: made from its arrays.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Recogniser:
         choice: Choice,
         effort: Effort,
         shift_seconds: float,
+        lattices: Lattices | None = None,
     ) -> None:
         self._scorer, self._lang, self._choice, self._effort = scorer, lang, choice, effort
         self._states = known_states(scorer)
@@ -155,8 +157,10 @@ class Recogniser:
         self._graph = graph
         self._lattices = None
         if effort.nbest:
-            assert graph.arrays is not None
-            self._lattices = Lattices(graph.arrays, scorer.num_states)
+            if lattices is None:
+                assert graph.arrays is not None
+                lattices = Lattices(graph.arrays, scorer.num_states)
+            self._lattices = lattices
 
     def __call__(self, utterance: Utterance) -> tuple[Hypothesis, Alternatives | None]:
         """Decode one utterance, in pieces if it is long."""

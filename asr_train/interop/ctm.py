@@ -10,14 +10,21 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from asr_train.files import DamagedFileError, write_text
+from asr_train.files import DamagedFileError, read_text, write_text
 from asr_train.interop.times import Span, Timed
 
 Lane = tuple[str, int]  # recording, and channel from 0
 
 
 def write_ctm(path: Path | str, utterances: Iterable[Timed]) -> int:
-    """Write one line per word, in order of recording, channel and time; return their number.
+    """Write `ctm_text` of utterances; return the number of lines."""
+    text = ctm_text(utterances)
+    write_text(path, text)
+    return text.count("\n")
+
+
+def ctm_text(utterances: Iterable[Timed]) -> str:
+    """Format one line per word, in order of recording, channel and time.
 
     A word without confidence gets 1. An utterance without words has no line: in a CTM, it cannot be
     distinguished from one that was never decoded.
@@ -26,8 +33,7 @@ def write_ctm(path: Path | str, utterances: Iterable[Timed]) -> int:
     rows.sort(key=lambda row: (row[0].encode(), row[1], row[2].start))
     for recording, _, span in rows:
         _check_words(recording, recording, span.label)
-    write_text(path, "".join(f"{r} {c} {_ctm(span)}\n" for r, c, span in rows))
-    return len(rows)
+    return "".join(f"{r} {c} {_ctm(span)}\n" for r, c, span in rows)
 
 
 def _ctm(span: Span) -> str:
@@ -72,6 +78,33 @@ def write_stm(path: Path | str, utterances: Iterable[Timed]) -> int:
         lines.append(f"{place} <NA> {u.text}".rstrip() + "\n")
     write_text(path, "".join(lines))
     return len(lines)
+
+
+def read_stm(path: Path | str) -> list[Timed]:
+    """Read an STM, in its order; the label may be missing, comments begin with ';;'.
+
+    Raises:
+        DamagedFileError: for a line with other fields; names file and line.
+    """
+    found = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if not line.strip() or line.startswith(";;"):
+            continue
+        try:
+            recording, channel, speaker, start, end, *words = line.split()
+            lane = {"A": 1, "B": 2}.get(channel) or int(channel)
+            times = float(start), float(end)
+            if not 0 <= times[0] <= times[1] < math.inf:
+                raise ValueError(f"it lasts from {start} to {end} s")
+        except ValueError as error:
+            raise DamagedFileError(f"{path}, line {number} is {line!r}: {error}") from error
+        if words and words[0].startswith("<") and words[0].endswith(">"):
+            words = words[1:]
+        utt_id = f"{recording}-{lane}-{start}"
+        seconds = round(times[1] - times[0], 9)
+        text = " ".join(words)
+        found.append(Timed(utt_id, recording, lane - 1, speaker, times[0], seconds, text, ()))
+    return found
 
 
 def _check_words(where: str, *names: str) -> None:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from asr_train.extras import extra
 from asr_train.files import DamagedFileError, replacing
 from asr_train.interop.times import Span, Timed
 
@@ -27,9 +26,9 @@ def write_textgrid(
     Raises:
         ValueError: if spans overlap, are empty, or are outside the utterance.
     """
-    with extra("textgrid", "a TextGrid"):
-        from praatio.data_classes.interval_tier import IntervalTier
-        from praatio.data_classes.textgrid import Textgrid
+    from praatio.data_classes.interval_tier import IntervalTier
+    from praatio.data_classes.textgrid import Textgrid
+
     grid = Textgrid()
     for name, timed in tiers.items():
         spans = _inside(timed, name, beyond_seconds)
@@ -73,10 +72,10 @@ def read_textgrid(path: Path | str, start: float = 0.0) -> dict[str, list[Span]]
     Raises:
         DamagedFileError: if it cannot be read.
     """
-    with extra("textgrid", "a TextGrid"):
-        from praatio import textgrid
-        from praatio.data_classes.interval_tier import IntervalTier
-        from praatio.utilities.errors import PraatioException
+    from praatio import textgrid
+    from praatio.data_classes.interval_tier import IntervalTier
+    from praatio.utilities.errors import PraatioException
+
     os.stat(path)  # raises FileNotFoundError
     try:
         grid = textgrid.openTextgrid(str(path), includeEmptyIntervals=False, reportingMode="error")

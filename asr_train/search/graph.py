@@ -38,6 +38,7 @@ STATE = np.dtype(
 )  # OpenFst's ConstFst on disk
 ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("weight", "<f4"), ("next", "<i4")])
 MAGIC, VERSION, EXPANDED = 2125659606, 2, 1
+HEADER = 256  # bytes that hold a header and its type names
 SELF_LOOP_SCALE = 0.1  # of decoding graphs, Kaldi's
 
 
@@ -69,17 +70,23 @@ def to_arrays(fst: Any) -> Arrays:
 
 def read_arrays(path: Path) -> Arrays:
     """Read a ConstFst file."""
-    content = path.read_bytes()
+    start, states_N, arcs_A = read_const(path)
+    source_A = np.repeat(np.arange(len(states_N)), states_N["arcs"])
+    return Arrays(start, states_N["final"].copy(), source_A, arcs_A)
+
+
+def read_const(path: Path) -> tuple[int, np.ndarray, np.ndarray]:
+    """Read a ConstFst file as it is: the start, `STATE` [states] and `ARC` [arcs]."""
+    with open(path, "rb") as file:
+        content = file.read(HEADER)
     at = 4
     for _ in range(2):  # skip the type names of the transducer and its arcs
         at += 4 + struct.unpack_from("<i", content, at)[0]
     version, _flags, _, start, states, arcs = struct.unpack_from("<iiQqqq", content, at)
     assert version == VERSION
     at += 40
-    states_N = np.frombuffer(content, STATE, states, at)
-    arcs_A = np.frombuffer(content, ARC, arcs, at + states * STATE.itemsize).copy()
-    source_A = np.repeat(np.arange(states), states_N["arcs"])
-    return Arrays(start, states_N["final"].copy(), source_A, arcs_A)
+    states_N = np.fromfile(path, STATE, states, offset=at)
+    return start, states_N, np.fromfile(path, ARC, arcs, offset=at + states_N.nbytes)
 
 
 def write_const(path: Path, arrays: Arrays) -> None:
@@ -532,6 +539,17 @@ def load_graph(path: Path, lang: Lang, states: States, arrays: bool) -> Graph:
     Raises:
         ValueError: if it was made for others; names the hash that differs.
     """
+    binary = check_graph(path, lang, states)
+    label = read_json(path)["top_label"]
+    return Graph(read_fst(binary), label, read_arrays(binary) if arrays else None)
+
+
+def check_graph(path: Path, lang: Lang, states: States) -> Path:
+    """Return the file of a graph that was made for this `lang` and these states.
+
+    Raises:
+        ValueError: if it was made for others; names the hash that differs.
+    """
     about = read_json(path)
     wanted = {
         "states_hash": states.hash,
@@ -544,6 +562,9 @@ def load_graph(path: Path, lang: Lang, states: States, arrays: bool) -> Graph:
                 f"{path} was made with {name} {about[name]} but model and lang folder have "
                 f"{value}; delete it and rerun the tune stage"
             )
-    binary = check_part(path.parent, about["graph"])
-    fst = kaldifst.StdConstFst.read(str(binary))
-    return Graph(fst, about["top_label"], read_arrays(binary) if arrays else None)
+    return check_part(path.parent, about["graph"])
+
+
+def read_fst(path: Path) -> Any:
+    """Read a ConstFst file as kaldifst's transducer for search."""
+    return kaldifst.StdConstFst.read(str(path))

@@ -14,13 +14,14 @@ Povey et al., 2012, section 4).
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 
 from asr_train.search.beam import check_labels, check_scores
-from asr_train.search.graph import Arrays
+from asr_train.search.graph import Arrays, read_const, write_const
 from asr_train.search.tokens import CHUNK, ROUNDING, Graph, backward, forward, links
 
 LINK = np.dtype(
@@ -78,6 +79,63 @@ class Lattice:
         return cost_N
 
 
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """A graph in the order of the search, and the cost of ending in each node: float64 [nodes]."""
+
+    graph: Graph
+    final_N: np.ndarray
+
+
+def ordered(graph: Arrays) -> Ordered:
+    """Order a graph for the search.
+
+    Raises:
+        ValueError: if epsilon arcs form a cycle.
+    """
+    height_N = epsilon_heights(graph)
+    order = np.argsort(height_N, kind="stable")  # nodes that epsilons leave come last
+    number_N = np.empty(len(order), np.int32)
+    number_N[order] = np.arange(len(order), dtype=np.int32)
+    source_A = number_N[graph.source_A]
+    by_source = np.lexsort((graph.arcs_A["ilabel"] > 0, source_A))
+    arcs_A = np.ascontiguousarray(graph.arcs_A[by_source])
+    arcs_A["next"] = number_N[arcs_A["next"]]
+    counts_N = np.bincount(source_A, minlength=len(order))
+    empty_N = np.bincount(source_A[graph.arcs_A["ilabel"] == 0], minlength=len(order))
+    first_N = np.concatenate([[0], np.cumsum(counts_N)])
+    found = Graph(
+        first_N=first_N.astype(np.int32),
+        emit_N=(first_N[:-1] + empty_N).astype(np.int32),
+        arcs_A=arcs_A,
+        height_N=height_N[order].astype(np.int32),
+        plain=int(np.count_nonzero(height_N == 0)),
+        start=int(number_N[graph.start]),
+    )
+    return Ordered(found, graph.final_N[order].astype(np.float64))
+
+
+def write_ordered(folder: Path, found: Ordered) -> list[Path]:
+    """Write a graph in the order of the search: HCLG.fst, OpenFst's ConstFst, and heights.npy."""
+    graph, paths = found.graph, [folder / "HCLG.fst", folder / "heights.npy"]
+    source_A = np.repeat(np.arange(len(graph.emit_N)), np.diff(graph.first_N))
+    final_N = found.final_N.astype(np.float32)
+    write_const(paths[0], Arrays(graph.start, final_N, source_A, graph.arcs_A))
+    np.save(paths[1], graph.height_N, allow_pickle=False)
+    return paths
+
+
+def read_ordered(folder: Path) -> Ordered:
+    """Read what `write_ordered` wrote, without sorting anything."""
+    start, states_N, arcs_A = read_const(folder / "HCLG.fst")
+    height_N = np.load(folder / "heights.npy", allow_pickle=False)
+    first_N = np.append(states_N["first"], len(arcs_A)).astype(np.int32)
+    emit_N = (states_N["first"] + states_N["iepsilons"]).astype(np.int32)
+    plain = int(np.count_nonzero(height_N == 0))
+    graph = Graph(first_N, emit_N, arcs_A, height_N, plain, start)
+    return Ordered(graph, states_N["final"].astype(np.float64))
+
+
 class Lattices:
     """Time-synchronous beam search that keeps alternatives.
 
@@ -85,35 +143,17 @@ class Lattices:
     them.
 
     Args:
-        graph: input labels are states + 1.
+        graph: input labels are states + 1; one that is ordered already is taken as it is.
         num_states: columns of the score matrices.
     Raises:
         ValueError: if the graph has labels beyond the matrix, or a cycle of epsilon arcs.
     """
 
-    def __init__(self, graph: Arrays, num_states: int) -> None:
-        check_labels(int(graph.arcs_A["ilabel"].max(initial=0)), num_states)
+    def __init__(self, graph: "Arrays | Ordered", num_states: int) -> None:
+        found = graph if isinstance(graph, Ordered) else ordered(graph)
+        check_labels(int(found.graph.arcs_A["ilabel"].max(initial=0)), num_states)
         self._num_states = num_states
-        height_N = epsilon_heights(graph)
-        order = np.argsort(height_N, kind="stable")  # nodes that epsilons leave come last
-        number_N = np.empty(len(order), np.int32)
-        number_N[order] = np.arange(len(order), dtype=np.int32)
-        source_A = number_N[graph.source_A]
-        by_source = np.lexsort((graph.arcs_A["ilabel"] > 0, source_A))
-        arcs_A = np.ascontiguousarray(graph.arcs_A[by_source])
-        arcs_A["next"] = number_N[arcs_A["next"]]
-        counts_N = np.bincount(source_A, minlength=len(order))
-        empty_N = np.bincount(source_A[graph.arcs_A["ilabel"] == 0], minlength=len(order))
-        first_N = np.concatenate([[0], np.cumsum(counts_N)])
-        self._final_N = graph.final_N[order].astype(np.float64)
-        self._graph = Graph(
-            first_N=first_N.astype(np.int32),
-            emit_N=(first_N[:-1] + empty_N).astype(np.int32),
-            arcs_A=arcs_A,
-            height_N=height_N[order].astype(np.int32),
-            plain=int(np.count_nonzero(height_N == 0)),
-            start=int(number_N[graph.start]),
-        )
+        self._graph, self._final_N = found.graph, found.final_N
         self.decode(np.zeros((1, num_states), np.float32), 1.0, 10, 1.0)  # compiles
 
     def decode(

@@ -1,13 +1,14 @@
-"""scripts/plan.py: its output, and its messages for wrong input."""
+"""asr-train plan: its output, and its messages for wrong input."""
 
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from asr_train import schema
+from asr_train.command.plan import CONF, density_at, model_settings
+from asr_train.command.plan import planned as run
 from asr_train.cost.cluster import read_cluster
 from asr_train.files import read_json
-from scripts.plan import CONF, density_at, model_settings, run
 
 CLUSTERS = sorted(path.stem for path in (CONF / "cluster").glob("*.yaml"))
 SMALL = ("workers=4", "blocks=5", "groups=2", "model=1M")

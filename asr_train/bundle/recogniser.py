@@ -1,0 +1,293 @@
+"""A bundle -> **words in a recording**, or the times of given words: the package's `Recogniser`.
+
+recording --samples_of--> LogMel --Heard--> Scorer --pieces, search--> Transcript
+                                                   --viterbi--> Alignment
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from asr_train.align.table import phones_in_seconds, words_in_seconds
+from asr_train.align.viterbi import Aligned, Lost, align_all
+from asr_train.bundle.audio import AudioError, Source, samples_of
+from asr_train.bundle.store import Bundle, open_bundle
+from asr_train.data.features import Heard
+from asr_train.data.logmel import LogMel
+from asr_train.decode.first import adapted
+from asr_train.decode.posteriors import load_scorer
+from asr_train.decode.scorer import known_states
+from asr_train.decode.words import ALIGNING
+from asr_train.decode.words import Recogniser as Search
+from asr_train.interop.times import Span
+from asr_train.lang.index import Lang
+from asr_train.lang.lexicon import Lexicon
+from asr_train.schema import NormaliserKind, Unknown
+from asr_train.score.normalise import transcribed
+from asr_train.search.graph import Graph, read_fst
+from asr_train.search.lattice import Lattices, read_ordered
+
+
+class AlignmentError(ValueError):
+    """A text that could not be aligned with its recording."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """The words of a recording.
+
+    Attributes:
+        words: with start and duration in seconds, and a confidence within 0 and 1 (None: the
+            recogniser was loaded without); empty if the words could not be aligned.
+        seconds: of the recording; search_seconds: of computing.
+        final: the search reached a final state everywhere.
+        pieces: in which a long recording was decoded, cut at pauses.
+        alternatives: the best sentences, cheapest first; empty without confidences.
+        rate: Hz, the recording's own.
+    """
+
+    text: str
+    words: tuple[Span, ...]
+    seconds: float
+    search_seconds: float
+    final: bool
+    pieces: int
+    alternatives: tuple[str, ...]
+    rate: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """The times of a text in its recording.
+
+    Attributes:
+        words, phones: with start and duration in seconds; phones include SIL.
+        seconds: of the recording.
+        loglik_per_frame: nats; far below that of other recordings, the text is wrong.
+    """
+
+    words: tuple[Span, ...]
+    phones: tuple[Span, ...]
+    seconds: float
+    loglik_per_frame: float
+
+
+class Recogniser:
+    """A trained model that decodes recordings, and aligns texts with them; one call at a time.
+
+    `manifest` is the content of bundle.json: recipe, run, wer, data_licence, versions, scales.
+
+    >>> from asr_train import Recogniser
+    >>> recogniser = Recogniser.load("digits", confidences=False)
+    >>> found = recogniser.transcribe(spoken("three oh nine", rate=44_100), rate=44_100)
+    >>> found.text
+    'THREE OH NINE'
+    >>> [span.label for span in recogniser.align(spoken("five"), "Five!").phones]
+    ['SIL', 'F', 'AY', 'V', 'SIL']
+    """
+
+    def __init__(self, opened: Bundle, confidences: bool = True) -> None:
+        """Load an open bundle's parts; see `load`."""
+        self.manifest = opened.manifest
+        self._lang, self._lexicon = opened.lang, opened.lexicon
+        self._feats = Heard(opened.feats)
+        self._logmel = LogMel(opened.feats)
+        self._scorer = load_scorer(opened.model, self._feats, opened.lang)
+        self._states = known_states(self._scorer)
+        known = opened.manifest["graph"]
+        if known["states_hash"] != self._states.hash:
+            raise ValueError(
+                f"the bundle's graph was made with states_hash {known['states_hash']} but its "
+                f"model has {self._states.hash}; make the bundle again"
+            )
+        self._choice, self._first_scale = opened.choice, opened.first_scale
+        fst, self._lattices = None, None
+        if not confidences or self._scorer.adapt is not None:
+            fst = read_fst(opened.folder / "HCLG.fst")
+        if confidences:
+            self._lattices = Lattices(read_ordered(opened.folder), self._scorer.num_states)
+        self._graph = Graph(fst, known["top_label"])
+        nbest = max(1, opened.effort.nbest) if confidences else 0
+        self._effort = replace(opened.effort, nbest=nbest)
+
+    @staticmethod
+    def load(bundle: Path | str, confidences: bool = True) -> "Recogniser":
+        """Open a bundle: a folder or .tar of `make bundle`, or one of the package (`digits`).
+
+        Args:
+            confidences: whether to search lattices, which give confidences and alternatives. This
+                search is compiled when it is first used, once per installation.
+        Raises:
+            FileNotFoundError: if there is no such bundle.
+            ValueError: if it is damaged, or of another version; says what to do.
+        """
+        with open_bundle(bundle) as opened:
+            return Recogniser(opened, confidences)
+
+    @property
+    def sample_rate(self) -> int:
+        """The sample rate in Hz that recordings are converted to; lower ones lack upper bands."""
+        return self._feats.settings.sample_rate
+
+    @property
+    def shift_seconds(self) -> float:
+        """The distance of frames."""
+        return self._feats.settings.shift_seconds
+
+    def transcribe(
+        self, audio: Source, rate: int | None = None, channel: int | None = None
+    ) -> Transcript:
+        """Decode a recording of any length, format, rate and number of channels.
+
+        A recording of more than a minute is decoded in pieces, cut at pauses; an hour takes 1.6 GB.
+
+        Args:
+            audio: path, open file, or samples [N] or [N, channels]: floats in [-1, 1] or integers.
+            rate: Hz, of samples; None: `sample_rate`.
+            channel: from 0; None: the mean of all.
+        Raises:
+            FileNotFoundError: for a missing file.
+            AudioError: (a ValueError) if it cannot be used; names it.
+        """
+        features_TF, seconds, own_rate = self.features(audio, rate, channel)
+        try:
+            utterance = self._feats.put("recording", "speaker", "", features_TF, seconds)
+            scorer, lang = self._scorer, self._lang
+            if scorer.adapt is not None:
+                first = replace(self._choice, acoustic_scale=self._first_scale)
+                scorer, _ = adapted(scorer, lang, self._graph, first, self._effort, [utterance])
+            search = Search(
+                scorer,
+                lang,
+                self._graph,
+                self._choice,
+                self._effort,
+                self.shift_seconds,
+                self._lattices,
+            )
+            found, others = search(utterance)
+        finally:
+            self._feats.clear()
+        sentences = [] if others is None else [" ".join(words) for words, *_ in others.sentences]
+        return Transcript(
+            " ".join(found.words),
+            tuple(Span(*item) for item in found.words_at or []),
+            round(seconds, 6),
+            found.seconds,
+            found.final,
+            found.pieces,
+            tuple(sentences),
+            own_rate,
+        )
+
+    def align(
+        self, audio: Source, text: str, rate: int | None = None, channel: int | None = None
+    ) -> Alignment:
+        """Return the times of a text's words and phones in a recording.
+
+        Punctuation is removed. Words that the bundle has no pronunciation of are looked up as in
+        the recipe (dictionary, then a guess); their phones must be the model's.
+
+        Args:
+            audio, rate, channel: as in `transcribe`.
+        Raises:
+            FileNotFoundError, AudioError: as in `transcribe`.
+            AlignmentError: (a ValueError) with the reason.
+        """
+        features_TF, seconds, _ = self.features(audio, rate, channel)
+        (found,) = self.align_features([Spoken("the recording", "", text, features_TF, seconds)])
+        if isinstance(found, AlignmentError):
+            raise found
+        return found
+
+    def features(
+        self, audio: Source, rate: int | None = None, channel: int | None = None
+    ) -> tuple[np.ndarray, float, int]:
+        """Return a recording's features: float32 [T, F]; its seconds; and its own rate in Hz."""
+        wave_N, own_rate = samples_of(audio, self.sample_rate, rate, channel)
+        features_TF = self._logmel(wave_N)
+        if not len(features_TF):
+            raise AudioError(
+                f"{audio if isinstance(audio, (str, Path)) else 'the recording'} has "
+                f"{len(wave_N)} samples at {self.sample_rate} Hz, less than a frame"
+            )
+        return features_TF, len(wave_N) / self.sample_rate, own_rate
+
+    def align_features(
+        self, spoken: "Sequence[Spoken]", what: str = ""
+    ) -> "list[Alignment | AlignmentError]":
+        """Align many texts in worker processes; speakers are normalised and adapted as a whole.
+
+        Args:
+            what: label of a progress bar; "": none is shown.
+        """
+        texts = [transcribed(one.text, NormaliserKind.words) for one in spoken]
+        lang = self._pronouncing({word for words in texts for word in words})
+        try:
+            utterances = [
+                self._feats.put(str(i), one.speaker, " ".join(words), one.features_TF, one.seconds)
+                for i, (one, words) in enumerate(zip(spoken, texts, strict=True))
+            ]
+            pairs = list(zip(utterances, texts, strict=True))
+            scorer = self._scorer
+            if scorer.adapt is not None:
+                scorer, _ = scorer.adapt(pairs, lang, ALIGNING)
+            outcomes = align_all(
+                scorer.scores, pairs, lang, self._states, scorer.loop_S, ALIGNING, what
+            )
+        finally:
+            self._feats.clear()
+        return [
+            AlignmentError(f"{one.name}: {outcome.reason}")
+            if isinstance(outcome, Lost)
+            else self._times(words, outcome, one.seconds)
+            for one, words, outcome in zip(spoken, texts, outcomes, strict=True)
+        ]
+
+    def _times(self, words: list[str], outcome: Aligned, seconds: float) -> Alignment:
+        shift = self.shift_seconds
+
+        def spans(segments: list[tuple[str, float, float]]) -> tuple[Span, ...]:
+            return tuple(Span(s, start, round(end - start, 6)) for s, start, end in segments)
+
+        return Alignment(
+            spans(words_in_seconds(words, outcome, shift)),
+            spans(phones_in_seconds(self._states, outcome, shift)),
+            round(seconds, 6),
+            outcome.loglik / len(outcome.states_T),
+        )
+
+    def _pronouncing(self, words: set[str]) -> Lang:
+        """Return the language with the pronunciations of further words, as far as known."""
+        known = self._lang.lexicon.prons
+        if self._lexicon is None or not (unknown := words - known.keys()):
+            return self._lang
+        settings = self._lexicon
+        if settings.unknown is Unknown.refuse:
+            settings = replace(settings, unknown=Unknown.lose)
+        phones = set(self._states.phones)
+        found = {
+            word: prons
+            for word, prons in Lexicon.from_settings(settings, unknown).prons.items()
+            if all(phones.issuperset(pron) for pron in prons)
+        }
+        lexicon = Lexicon(dict(sorted({**known, **found}.items())))
+        return replace(self._lang, lexicon=lexicon)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spoken:
+    """A text and the features of its recording.
+
+    Attributes:
+        name: for messages.
+        features_TF: as by `Recogniser.features`.
+    """
+
+    name: str
+    speaker: str
+    text: str
+    features_TF: np.ndarray
+    seconds: float

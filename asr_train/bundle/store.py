@@ -1,0 +1,265 @@
+"""A trained model as one **bundle**: a folder or a .tar that decodes and aligns anywhere.
+
+    bundle.json     manifest: versions, licence of the data, WER lines, scales, features, parts
+    model.json      the model, and its tensors: model.pt or gmm.safetensors
+    lang.json       words, pronunciations, phones
+    HCLG.fst        the decoding graph (OpenFst's ConstFst), in the order of the search
+    heights.npy     of its nodes
+
+Each part is listed with size and SHA-256, checked when the bundle is opened; the manifest has its
+own hash. No file can execute code. The grammar is in the graph alone.
+"""
+
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from asr_train import files
+from asr_train.decode.words import Choice, Effort
+from asr_train.files import DamagedFileError
+from asr_train.lang.index import Lang, load_lang, write_lang
+from asr_train.lang.states import States
+from asr_train.schema import (
+    FeatsSettings,
+    GrammarKind,
+    LexiconSettings,
+    LexiconSource,
+    SettingsError,
+    build,
+    plain,
+)
+from asr_train.search.graph import Arrays, top_label
+from asr_train.search.lattice import ordered, write_ordered
+
+FORMAT, VERSION = "asr-train bundle", 1
+MANIFEST = "bundle.json"
+SHIPPED = Path(__file__).with_name("shipped")  # bundles of the package: NAME.tar
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a bundle is made from.
+
+    Attributes:
+        name: the recipe's.
+        model: path of model.json; its tensors lie beside it.
+        graph: HCLG, made with the choice's weight and penalty.
+        first_scale: acoustic scale of the first passes of speaker-adapted systems.
+        lexicon: the source of further words' pronunciations.
+        about: versions, data_licence and wer (lines), for people.
+    """
+
+    name: str
+    model: Path
+    lang: Lang
+    states: States
+    graph: Arrays
+    choice: Choice
+    effort: Effort
+    first_scale: float
+    lexicon: LexiconSettings
+    about: dict[str, Any]
+
+
+def write_bundle(path: Path | str, made: Contents) -> dict[str, Any]:
+    """Write a bundle; return its manifest. A name that ends in `.tar` gives one file.
+
+    Equal contents give equal bytes.
+
+    Raises:
+        DamagedFileError: if the model is damaged.
+        FileExistsError: if `path` is a folder with other files.
+    """
+    path = Path(path)
+    if path.suffix != ".tar":
+        with files.replacing_folder(path, "*.*") as scratch:
+            return _write_parts(scratch, made)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        manifest = _write_parts(folder, made)
+        with files.replacing(path) as scratch, tarfile.open(scratch, "w") as tar:
+            for part in [MANIFEST, *(listed["path"] for listed in manifest["parts"])]:
+                member = tarfile.TarInfo(part)  # without times and owners
+                member.size = (folder / part).stat().st_size
+                with open(folder / part, "rb") as file:
+                    tar.addfile(member, file)
+    return manifest
+
+
+def _write_parts(folder: Path, made: Contents) -> dict[str, Any]:
+    about = files.read_json(made.model)
+    listed = about["parts"][0] if about["kind"] == "gmm" else about | {"path": about["file"]}
+    tensors = files.check_part(made.model.parent, listed, remake=made.model)
+    shutil.copyfile(tensors, folder / tensors.name)
+    shutil.copyfile(made.model, folder / "model.json")
+    grammar = made.lang.grammar
+    if made.lang.arpa is not None:  # it is in the graph; a path would name this machine's folders
+        grammar = replace(grammar, kind=GrammarKind.ngram, file=None)
+    lang = replace(made.lang, grammar=grammar, arpa=None)
+    write_lang(folder / "lang.json", lang)
+    graph = write_ordered(folder, ordered(made.graph))
+    paths = [folder / "model.json", folder / tensors.name, folder / "lang.json", *graph]
+    own_file = made.lexicon.source is LexiconSource.file  # elsewhere it is not there
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": made.name,
+        "run": about["run"],
+        **made.about,
+        "feats": about["feats"],
+        "choice": plain(made.choice),
+        "effort": plain(made.effort),
+        "first_scale": made.first_scale,
+        "lexicon": None if own_file else plain(made.lexicon),
+        "graph": {
+            "states_hash": made.states.hash,
+            "lang_hash": lang.hash,
+            "top_label": top_label(made.graph),
+            "nodes": len(made.graph.final_N),
+            "arcs": len(made.graph.arcs_A),
+        },
+        "parts": [files.part(path, folder) for path in paths],
+    }
+    manifest["hash"] = files.hash_of(manifest)
+    files.write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """An open bundle.
+
+    Attributes:
+        folder: where its parts lie while it is open.
+        manifest: content of bundle.json.
+        lexicon: None: only the words of `lang` have pronunciations.
+    """
+
+    folder: Path
+    manifest: dict[str, Any]
+    lang: Lang
+    feats: FeatsSettings
+    choice: Choice
+    effort: Effort
+    first_scale: float
+    lexicon: LexiconSettings | None
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model.json"
+
+
+def found_bundle(name: Path | str) -> Path:
+    """Return the path of a bundle: the one named, or a bundle of the package (`digits`).
+
+    Raises:
+        FileNotFoundError: if there is neither; names those of the package.
+    """
+    path, shipped = Path(name), SHIPPED / f"{name}.tar"
+    if path.exists():
+        return path
+    if len(path.parts) == 1 and shipped.exists():
+        return shipped
+    known = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.tar"))) or "none"
+    raise FileNotFoundError(
+        f"there is no bundle {name}; name a folder or .tar that `make bundle` wrote, or one of the "
+        f"package ({known})"
+    )
+
+
+@contextmanager
+def open_bundle(name: Path | str) -> Iterator[Bundle]:
+    """Open a bundle, after comparing every part with the manifest.
+
+    A .tar is unpacked into a temporary folder, which is removed when the block ends.
+
+    Raises:
+        FileNotFoundError: if there is no such bundle.
+        DamagedFileError: for a missing or changed part, or a manifest that is no bundle's; gives
+            both values.
+        ValueError: for another version of the format.
+    """
+    path = found_bundle(name)
+    if path.is_dir():
+        yield _checked(path, path)
+        return
+    with tempfile.TemporaryDirectory(prefix="asr-train-") as folder:
+        _unpack(path, Path(folder))
+        yield _checked(Path(folder), path)
+
+
+def _checked(folder: Path, named: Path) -> Bundle:
+    if not (folder / MANIFEST).exists():
+        raise DamagedFileError(f"{named} has no {MANIFEST}, so it is no bundle; {_AGAIN}")
+    manifest = files.read_json(folder / MANIFEST)
+    _check_version(manifest, named)
+    written = manifest.pop("hash", None)
+    if written != (found := files.hash_of(manifest)):
+        raise DamagedFileError(
+            f"{named}: {MANIFEST} says hash {written} but its content has {found}; {_AGAIN}"
+        )
+    try:
+        for listed in manifest["parts"]:
+            try:
+                files.check_part(folder, listed)
+            except DamagedFileError as error:
+                reason = str(error).replace(f"{folder}/", "").split("; delete")[0]
+                raise DamagedFileError(f"{named}: {reason}; {_AGAIN}") from error
+        lang = load_lang(folder / "lang.json")
+        if manifest["graph"]["lang_hash"] != lang.hash:
+            raise DamagedFileError(
+                f"{named}: its graph was made with lang_hash {manifest['graph']['lang_hash']} but "
+                f"lang.json has {lang.hash}; {_AGAIN}"
+            )
+        lexicon = manifest["lexicon"]
+        return Bundle(
+            folder,
+            manifest,
+            lang,
+            build(FeatsSettings, manifest["feats"], "feats"),
+            Choice(**manifest["choice"]),
+            Effort(**manifest["effort"]),
+            manifest["first_scale"],
+            None if lexicon is None else build(LexiconSettings, lexicon, "lexicon"),
+        )
+    except (KeyError, TypeError, SettingsError) as error:
+        raise DamagedFileError(
+            f"{named}: {MANIFEST} is incomplete ({error!r}); {_AGAIN}"
+        ) from error
+
+
+_AGAIN = "copy it anew, or make it again by: make bundle"
+
+
+def _check_version(manifest: Any, named: Path) -> None:
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DamagedFileError(f"{named}: {MANIFEST} is not that of a bundle; {_AGAIN}")
+    if manifest.get("version") != VERSION:
+        raise ValueError(
+            f"{named} has version {manifest.get('version')} of the format, this program reads "
+            f"{VERSION}; make the bundle again, or install the asr-train that wrote it "
+            f"({(manifest.get('versions') or {}).get('asr_train', 'unknown')})"
+        )
+
+
+def _unpack(path: Path, folder: Path) -> None:
+    """Unpack the plain files of a .tar, which may lie nowhere but in `folder`."""
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                name = PurePosixPath(member.name)
+                if not member.isfile() or len(name.parts) != 1 or name.name in ("", "..", "."):
+                    raise DamagedFileError(
+                        f"{path} has {member.name!r}, which is no plain file; {_AGAIN}"
+                    )
+                content = tar.extractfile(member)
+                assert content is not None
+                with open(folder / name, "wb") as file:
+                    shutil.copyfileobj(content, file, 1 << 20)
+    except (tarfile.TarError, EOFError) as error:
+        raise DamagedFileError(f"{path} cannot be unpacked ({error}); {_AGAIN}") from error

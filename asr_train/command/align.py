@@ -1,0 +1,60 @@
+"""Align a folder of recordings with their texts: the times of words and phones.
+
+FOLDER has recordings and, beside each, its text (NAME.lab or NAME.txt), in a sub-folder per speaker
+(MFA's layout) or all in one. BUNDLE is what `make bundle` wrote, or the name of one in the package:
+digits. The output folder has a TextGrid per recording, for Praat, in the same layout, and words.ctm
+and phones.ctm of all.
+
+example:
+  asr-train align english.tar interviews --output interviews-aligned
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from asr_train.command.main import complain, on_terminal
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", metavar="BUNDLE")
+    parser.add_argument("folder", metavar="FOLDER", type=Path)
+    parser.add_argument("-o", "--output", type=Path, help="default: FOLDER-aligned")
+    parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
+
+
+def run(options: argparse.Namespace) -> int:
+    from asr_train.bundle.folder import align_folder, read_folder, timed
+    from asr_train.bundle.recogniser import Recogniser
+    from asr_train.checks import spelled
+    from asr_train.interop.ctm import write_ctm
+    from asr_train.interop.textgrid import write_textgrid
+
+    if options.jobs is not None:
+        os.environ["JOBS"] = str(options.jobs)
+    output = options.output or options.folder.resolve().with_name(
+        f"{options.folder.resolve().name}-aligned"
+    )
+    items, problems = read_folder(options.folder)
+    for problem in problems:
+        complain("align", problem)
+    recogniser = Recogniser.load(options.bundle, confidences=False)
+    words, phones, seconds = [], [], 0.0
+    for item, found in align_folder(recogniser, items, on_terminal("aligning")):
+        if isinstance(found, ValueError):
+            complain("align", str(found))
+            problems.append(str(found))
+            continue
+        tiers = timed(item, found)
+        write_textgrid(output / f"{item.name}.TextGrid", tiers, recogniser.shift_seconds / 2)
+        words.append(tiers["words"])
+        phones.append(tiers["phones"])
+        seconds += found.seconds
+    write_ctm(output / "words.ctm", words)
+    write_ctm(output / "phones.ctm", phones)
+    speakers = len({item.speaker for item in items})
+    print(
+        f"align: {len(words)} of {spelled(len(items), 'recording')} of "
+        f"{spelled(speakers, 'speaker')}, {seconds / 60:.1f} minutes: {output}"
+    )
+    return 1 if problems else 0

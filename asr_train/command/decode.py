@@ -1,0 +1,113 @@
+"""Decode recordings with a bundle.
+
+FILE is a recording (wav, flac, mp3, ogg, ... at any rate), or - for standard input. BUNDLE is what
+`make bundle` wrote, or the name of one in the package: digits.
+
+  text   a line per file: its name without suffix, and its words
+  ctm    a line per word: recording, channel, start and duration in seconds, word, confidence
+  json   a line per file, with words, times, confidences and alternatives
+
+example:
+  asr-train decode digits call.wav other.flac
+  asr-train decode digits --format ctm --output all.ctm recordings/*.mp3
+"""
+
+import argparse
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from asr_train.command.main import complain, on_terminal
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", metavar="BUNDLE")
+    parser.add_argument("files", metavar="FILE", nargs="+")
+    parser.add_argument("-f", "--format", choices=["text", "ctm", "json"], default="text")
+    parser.add_argument("-o", "--output", default="-", help="file to write (-: standard output)")
+    parser.add_argument("--channel", type=int, help="from 0; default: the mean of all")
+    parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
+
+
+def run(options: argparse.Namespace) -> int:
+    from asr_train.bundle.recogniser import Recogniser
+    from asr_train.files import write_text
+    from asr_train.jobs import parallel_map
+
+    if options.jobs is not None:
+        os.environ["JOBS"] = str(options.jobs)
+    recogniser = Recogniser.load(options.bundle, confidences=options.format != "text")
+    stream = io.BytesIO(sys.stdin.buffer.read()) if "-" in options.files else None
+
+    def one(name: str) -> tuple[Any, str]:
+        try:
+            audio = stream if name == "-" and stream is not None else name
+            return recogniser.transcribe(audio, channel=options.channel), ""
+        except (ValueError, OSError) as error:
+            return None, str(error)
+
+    show = {"text": _text, "ctm": _ctm, "json": _json}[options.format]
+    texts, failed = [], 0
+    names = ids(options.files)
+    done = parallel_map(one, options.files, on_terminal("decoding"))
+    for file, (found, why) in zip(options.files, done, strict=True):
+        if found is None:
+            complain("decode", why)
+            failed += 1
+            continue
+        if found.rate < recogniser.sample_rate:
+            complain(
+                "decode",
+                f"{file} has {found.rate} Hz, below the model's {recogniser.sample_rate} Hz: its "
+                "upper bands are empty, so expect more errors",
+            )
+        shown = show(names[file], file, found, options.channel or 0)
+        if options.output == "-":
+            sys.stdout.write(shown)
+            sys.stdout.flush()
+        else:
+            texts.append(shown)
+    if options.output != "-":
+        write_text(options.output, "".join(texts))
+    return 1 if failed else 0
+
+
+def ids(files: list[str]) -> dict[str, str]:
+    """Return a name without spaces for each file: its stem, or its path if stems are not unique."""
+    stems = {file: "stdin" if file == "-" else Path(file).stem for file in files}
+    unique = len(set(stems.values())) == len(stems)
+    chosen = stems if unique else {f: str(Path(f).with_suffix("")).strip("/") for f in files}
+    return {file: "_".join(name.split()) for file, name in chosen.items()}
+
+
+def _text(name: str, file: str, found: Any, channel: int) -> str:
+    return f"{name} {found.text}".rstrip() + "\n"
+
+
+def _ctm(name: str, file: str, found: Any, channel: int) -> str:
+    from asr_train.interop.ctm import ctm_text
+    from asr_train.interop.times import Timed
+
+    timed = Timed(name, name, channel, "", 0.0, found.seconds, found.text, found.words)
+    return ctm_text([timed])
+
+
+def _json(name: str, file: str, found: Any, channel: int) -> str:
+    row = {
+        "id": name,
+        "file": file,
+        "text": found.text,
+        "seconds": found.seconds,
+        "rate": found.rate,
+        "final": found.final,
+        "pieces": found.pieces,
+        "words": [
+            {"word": s.label, "start": s.start, "seconds": s.seconds, "confidence": s.confidence}
+            for s in found.words
+        ],
+        "alternatives": list(found.alternatives),
+    }
+    return json.dumps(row, ensure_ascii=False) + "\n"

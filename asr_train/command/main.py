@@ -1,0 +1,89 @@
+"""The command `asr-train`: decode, align, check, score, plan, recipe.
+
+A command's module is imported when it runs, so that --help is quick. Exit codes: 0 done; 1 an
+error, or a file that could not be used; 2 a wrong call.
+"""
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from asr_train.jobs import cause
+
+COMMANDS = {
+    "decode": "recordings -> words, with times and confidences",
+    "align": "a folder of recordings and their texts -> times of words and phones",
+    "check": "check a folder of recordings before training on it",
+    "score": "word errors of hypotheses: sclite's totals, intervals, comparison of two",
+    "plan": "recommend an exchange method for a cluster (simulated)",
+    "recipe": "train: what `make NAME` does in a checkout",
+}
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line; exit with its code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(
+        "asr-train",
+        description="Train hybrid speech acoustic models, and use them.",
+        epilog="asr-train COMMAND --help describes a command, with an example.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    listed = parser.add_subparsers(metavar="COMMAND", dest="command")
+    for name, what in COMMANDS.items():
+        listed.add_parser(name, help=what, add_help=False)
+    options = parser.parse_args(given[:1])
+    if options.version:
+        from importlib.metadata import version
+
+        print(f"asr-train {version('asr-train')}")
+        sys.exit(0)
+    if options.command is None:
+        parser.print_help()
+        sys.exit(2)
+    sys.exit(_run(options.command, given[1:]))
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    module = importlib.import_module(f"asr_train.command.{name}")
+    parser = argparse.ArgumentParser(
+        f"asr-train {name}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.arguments(parser)
+    options = parser.parse_args(arguments)
+    try:
+        code: int = module.run(options)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print(f"asr-train {name}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # whoever read the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except AssertionError:
+        raise  # a bug in this project
+    except Exception as error:
+        if os.environ.get("DEBUG"):
+            raise
+        if isinstance(error, FileNotFoundError) and error.filename is not None:
+            complain(name, f"{error.filename} is missing")
+        else:
+            complain(name, cause(error, "the output"))
+        return 1
+
+
+def on_terminal(what: str) -> str:
+    """Return the label of a progress bar; "", which shows none, if nobody watches."""
+    return what if sys.stderr.isatty() else ""
+
+
+def complain(name: str, message: str) -> None:
+    """Print a line about one file; the others go on."""
+    print(f"asr-train {name}: {message}", file=sys.stderr)

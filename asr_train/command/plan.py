@@ -1,0 +1,403 @@
+"""Recommend method, block and group size for a cluster: simulated frames/s, bytes and crossovers.
+
+Also K-hat, the number of workers up to which dividing a minibatch pays (Seide et al., 2014).
+Writes plan.md, plan.json and plan.png into the folder of out=.
+
+  cluster=NAME     of conf/cluster, or a .yaml file            (p3.16xlarge)
+  model=NAME       of conf/model, or a number of parameters: 24M   (lstm_5x768)
+  workers=N        GPUs                                        (64)
+  minibatch=N      frames per worker and step, as the network counts them   (2048)
+  tau=T            what GTC sends: as in strom2015's table 3 at that tau, 2 to 15   (4)
+  density=P        or the share of the parameters: 0.001
+  log=PATH         or the log.jsonl of one of our runs, whose messages are replayed
+  codec=NAME       packed32, tile16 or rice                    (packed32)
+  blocks=N,N       steps between BMUF's exchanges              (25,50,100,200)
+  groups=N,N       workers per group of BMUF-GTC              (2,4,8)
+  methods=A,B      allreduce, gtc, 1bit, gtc_async, bmuf_gtc, bmuf   (all)
+  fps=N            frames/s of one GPU, measured; else by the cluster's file
+  mels=N outputs=N seed=N   the network's                      (64, 3183, 1)
+  out=FOLDER                                                   (plan)
+
+example:
+  asr-train plan cluster=p3.16xlarge model=lstm_5x768 workers=128
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from asr_train.cost.advice import NEAR, ORDER, Plan, PlanRequest, crossovers, fastest_with, plan
+from asr_train.cost.calibrate import size_at
+from asr_train.cost.cluster import ClusterSettings, read_cluster
+from asr_train.facts import Traffic
+from asr_train.files import read_yaml, replacing, write_json, write_text
+from asr_train.places import ROOT
+from asr_train.report.tables import commit, machine
+from asr_train.schema import ModelSettings, build, unknown_key
+
+CONF = Path(ROOT) / "conf"
+DEFAULTS = {
+    "cluster": "p3.16xlarge",
+    "model": "lstm_5x768",
+    "workers": "64",
+    "minibatch": "2048",
+    "tau": "",
+    "density": "",
+    "log": "",
+    "codec": "packed32",
+    "blocks": "25,50,100,200",
+    "groups": "2,4,8",
+    "methods": "",
+    "fps": "",
+    "mels": "64",
+    "outputs": "3183",
+    "seed": "1",
+    "out": "plan",
+}
+TAU = 4.0
+COMPARED = (2.0, 4.0, 9.0, 15.0)  # tau, of strom2015's table 3
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("settings", metavar="KEY=VALUE", nargs="*")
+
+
+def run(options: argparse.Namespace) -> int:
+    planned(*options.settings)
+    return 0
+
+
+def planned(*arguments: str) -> None:
+    given = parsed(arguments)
+    cluster = read_cluster(given["cluster"], CONF / "cluster")
+    request = requested(given)
+    taus = {tau: density_at(tau) for tau in COMPARED}
+    found = plan(request, cluster, list(taus.values()))
+    folder = Path(given["out"])
+    about = {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(Path(ROOT)),
+        "command": "make plan " + " ".join(f"{k.upper()}={v}" for k, v in given.items() if v),
+        "machine": machine(),
+    }
+    text = markdown(request, cluster, found, taus, given) + "\n" + made(about)
+    write_text(folder / "plan.md", text)
+    plot(found, folder / "plan.png", f"{given['model']} on {given['cluster']}: simulated")
+    write_json(folder / "plan.json", content(request, found, taus) | {"given": given, **about})
+    print(text)
+    print(f"written: {folder / 'plan.md'}, plan.json, plan.png")
+
+
+def parsed(arguments: tuple[str, ...]) -> dict[str, str]:
+    """Parse KEY=VALUE arguments over the defaults; an empty value selects the default."""
+    given = dict(DEFAULTS)
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals:
+            raise ValueError(f"{argument!r} is not KEY=VALUE; keys: {', '.join(DEFAULTS)}")
+        if key not in DEFAULTS:
+            raise ValueError(unknown_key(key, DEFAULTS))
+        if value:
+            given[key] = value
+    named = [key for key in ("tau", "density", "log") if given[key]]
+    if len(named) > 1:
+        raise ValueError(f"{' and '.join(named)} all set what GTC sends; give one of them")
+    return given
+
+
+def requested(given: Mapping[str, str]) -> PlanRequest:
+    tau = number(given, "tau") if given["tau"] else TAU
+    return PlanRequest(
+        parameters=parameters(given),
+        minibatch_frames=number(given, "minibatch"),
+        workers=whole(given, "workers"),
+        density=number(given, "density") if given["density"] else density_at(tau),
+        codec=given["codec"],
+        block_steps=wholes(given, "blocks"),
+        group_sizes=wholes(given, "groups"),
+        kinds=kinds(given["methods"]),
+        frames_per_second=number(given, "fps") if given["fps"] else None,
+        log=given["log"] or None,
+        activations=activations(given["model"]),
+        seed=whole(given, "seed"),
+    )
+
+
+def number(given: Mapping[str, str], key: str) -> float:
+    try:
+        return float(given[key])
+    except ValueError:
+        raise ValueError(f"{key} is {given[key]!r}; it must be a number") from None
+
+
+def whole(given: Mapping[str, str], key: str) -> int:
+    if not given[key].isdigit():
+        raise ValueError(f"{key} is {given[key]!r}; it must be a whole number")
+    return int(given[key])
+
+
+def wholes(given: Mapping[str, str], key: str) -> tuple[int, ...]:
+    parts = given[key].split(",")
+    if not all(part.isdigit() and int(part) for part in parts):
+        raise ValueError(f"{key} is {given[key]!r}; it must be whole numbers: {DEFAULTS[key]}")
+    return tuple(int(part) for part in parts)
+
+
+def kinds(names: str) -> tuple[Traffic, ...]:
+    allowed = {kind.value: kind for kind in ORDER}
+    unknown = [name for name in names.split(",") if name and name not in allowed]
+    if unknown:
+        raise ValueError(f"methods has {unknown[0]!r}; allowed: {', '.join(allowed)}")
+    return tuple(allowed[name] for name in names.split(",") if name) or ORDER
+
+
+def density_at(tau: float) -> float:
+    """Return the share of elements that strom2015 sent at that tau, with 32 bits each."""
+    paper = read_yaml(CONF / "papers/strom2015.yaml")
+    sizes = [(row[0], row[2]) for row in paper["table_3_threshold"]["rows"]]
+    density: float = 1e3 * size_at(sizes, tau) / (4e6 * paper["model"]["parameters_millions"])
+    return density
+
+
+def parameters(given: Mapping[str, str]) -> float:
+    """Return the number of parameters, of a model in conf/model or as given."""
+    name = given["model"]
+    try:
+        return 1e6 * float(name[:-1]) if name.endswith("M") else float(name)
+    except ValueError:
+        pass
+    from asr_train.model.store import num_parameters  # loads torch
+
+    return num_parameters(model_settings(name), whole(given, "mels"), whole(given, "outputs"))
+
+
+def activations(name: str) -> float:
+    """Return the values per frame between hidden layers of a DNN; 0 for another network."""
+    if not (CONF / "model" / f"{name}.yaml").exists():
+        return 0.0
+    dnn = model_settings(name).dnn
+    return 0.0 if dnn is None else float((dnn.layers - 1) * dnn.width)
+
+
+def model_settings(name: str) -> ModelSettings:
+    """Load a file of conf/model, on top of those in its defaults list."""
+    return build(ModelSettings, _merged(name), "model")
+
+
+def _merged(name: str) -> dict[str, Any]:
+    path = CONF / "model" / f"{name}.yaml"
+    if not path.exists():
+        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
+        raise ValueError(f"model {name!r} is neither a number of parameters nor one of {known}")
+    values = read_yaml(path)
+    merged: dict[str, Any] = {}
+    for below in values.pop("defaults", []):
+        if below != "_self_":
+            merged = _merged(below)
+    for kind, settings in values.items():
+        merged[kind] = merged.get(kind, {}) | settings
+    return merged
+
+
+# --- output --------------------------------------------------------------------------------------
+
+
+def content(request: PlanRequest, found: Plan, taus: Mapping[float, float]) -> dict[str, Any]:
+    return {
+        "simulated": True,
+        "wish": asdict(request) | {"kinds": [kind.value for kind in request.kinds]},
+        "alone": asdict(found.alone),
+        "options": [
+            {"method": o.method.name, "way": o.method.way.value, **asdict(o.speed)}
+            for o in found.options
+        ],
+        "advised": found.advised.method.name,
+        "curves": {name: [asdict(s) for s in speeds] for name, speeds in found.curves.items()},
+        "crossovers": [{"from_workers": w, "method": name} for w, name in crossovers(found.curves)],
+        "densities": [
+            {"tau": tau, "density": density, **asdict(found.densities[density])}
+            for tau, density in taus.items()
+        ],
+        "optimal_workers": [
+            {
+                "minibatch_frames": one.frames,
+                "workers": {kind.value: finite(k) for kind, k in one.nodes.items()},
+                "stripes": None if one.stripes is None else finite(one.stripes),
+            }
+            for one in found.optima
+        ],
+    }
+
+
+def finite(nodes: float) -> float | None:
+    """Return None for infinitely many, which JSON cannot say."""
+    return nodes if math.isfinite(nodes) else None
+
+
+def markdown(
+    request: PlanRequest,
+    cluster: ClusterSettings,
+    found: Plan,
+    taus: Mapping[float, float],
+    given: Mapping[str, str],
+) -> str:
+    best = found.advised
+    lines = [
+        f"# {request.workers} workers of {given['cluster']}: simulated",
+        "",
+        f"{request.parameters / 1e6:.1f} M parameters, {request.minibatch_frames:,.0f} frames per "
+        "worker "
+        f"and step; one worker ({cluster.gpu.name}): {found.alone.frames_per_second:,.0f} "
+        f"frames/s. {sent(request)} Nothing here is measured.",
+        "",
+        f"**Advice: {best.method.name}**: {best.speed.frames_per_second:,.0f} frames/s, "
+        f"{best.speed.speedup:.1f} times one worker, {size(best.speed.node_bytes)} out of a node "
+        f"per step. Of the methods with {NEAR:.0%} of the highest frames/s, it stays nearest to "
+        "SGD with one large minibatch.",
+        "",
+        "| method | collective | frames/s | speed-up | s per step | sent per worker and step | "
+        "out of a node per step |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for option in found.options:
+        method, speed = option.method, option.speed
+        name = f"**{method.name}**" if option is best else method.name
+        lines.append(
+            f"| {name} | {method.way.value} | {speed.frames_per_second:,.0f} | "
+            f"{speed.speedup:.1f} | {speed.step_seconds:.4f} | {size(speed.sent_bytes)} | "
+            f"{size(speed.node_bytes)} |"
+        )
+    if request.workers > 1:
+        lines += ["", *curves(found), "", *optima(request, found), "", *regimes(found, taus), ""]
+        lines += accuracy()
+    return "\n".join(lines) + "\n"
+
+
+def sent(request: PlanRequest) -> str:
+    if request.log is not None:
+        return f"GTC's messages are those of {request.log}, one row of it per step."
+    return f"GTC sends {request.density:.2g} of the elements, {request.codec}."
+
+
+def curves(found: Plan) -> list[str]:
+    counts = [speed.workers for speed in max(found.curves.values(), key=len)]
+    lines = [
+        "## Crossovers",
+        "",
+        "Frames/s by number of workers; block and group sizes as they are best with all workers.",
+        "",
+        "| method | " + " | ".join(map(str, counts)) + " | fastest with |",
+        "|---|" + "---:|" * (len(counts) + 1),
+    ]
+    for name, speeds in found.curves.items():
+        by_count = {speed.workers: f"{speed.frames_per_second:,.0f}" for speed in speeds}
+        shown = " | ".join(by_count.get(count, "–") for count in counts)
+        lines.append(f"| {name} | {shown} | {fastest_with(speeds)} |")
+    changes = [f"from {workers} workers on {name}" for workers, name in crossovers(found.curves)]
+    return [*lines, "", f"Fastest: {'; '.join(changes)}."]
+
+
+def optima(request: PlanRequest, found: Plan) -> list[str]:
+    """Format K-hat, estimated in closed form: no jitter, no latency."""
+    kinds_ = list(found.optima[0].nodes)
+    names = [
+        f"{k.value}, block {max(request.block_steps)}" if k.has_blocks else k.value for k in kinds_
+    ]
+    striped = found.optima[0].stripes is not None
+    lines = [
+        "## K-hat: how many workers pay",
+        "",
+        "For a minibatch of all workers: the number of workers among which it may be divided "
+        "before the exchange takes longer than computing (Seide et al., 2014: T_calc = T_comm with "
+        "half batches). Above it, more workers bring nothing"
+        + ("; stripes: GPUs that the layers may be cut over instead." if striped else ".")
+        + " any: computing, of which a part is fixed, always hides the exchange.",
+        "",
+        "| frames, all workers | " + " | ".join([*names, "stripes"][: len(names) + striped]) + " |",
+        "|---:|" + "---:|" * (len(names) + striped),
+    ]
+    for one in found.optima:
+        values = [one.nodes[k] for k in kinds_]
+        values += [one.stripes] if one.stripes is not None else []
+        shown = " | ".join(f"{k:,.1f}" if math.isfinite(k) else "any" for k in values)
+        lines.append(f"| {one.frames:,.0f} | {shown} |")
+    return lines
+
+
+def regimes(found: Plan, taus: Mapping[float, float]) -> list[str]:
+    lines = [
+        "## GTC by threshold",
+        "",
+        "Elements as in strom2015's table 3; gradients of another scale need another tau.",
+        "",
+        "| tau there | share sent | frames/s | sent per worker and step |",
+        "|---:|---:|---:|---:|",
+    ]
+    for tau, density in taus.items():
+        speed = found.densities[density]
+        lines.append(
+            f"| {tau:g} | {density:.2g} | {speed.frames_per_second:,.0f} | "
+            f"{size(speed.sent_bytes)} |"
+        )
+    return lines
+
+
+def accuracy() -> list[str]:
+    """Format what speed does not show: the relative WER reductions that ladkat2019 printed."""
+    paper = read_yaml(CONF / "papers/ladkat2019.yaml")
+    table_1 = {(row[0], row[1]): row[-1] for row in paper["table_1_workers"]["rows"]}
+    table_2 = {(row[0], row[1]): row[-1] for row in paper["table_2_block_size"]["rows"]}
+    names = {"GTC": "gtc", "BMUF": "bmuf, block 50", "BMUF_GTC": "bmuf_gtc, groups of 8, block 50"}
+    printed = "; ".join(f"{names[n]} {table_1[n, 128]:+g} %" for n in names)
+    blocks = ", ".join(f"{table_2['BMUF', b]:+g} % (block {b})" for b in (25, 50, 100, 200))
+    return [
+        "## What speed does not show",
+        "",
+        "Relative WER reduction against one GPU, as ladkat2019 printed it for 128 GPUs "
+        f"(negative: worse): {printed}. BMUF by block: {blocks}.",
+    ]
+
+
+def size(count: float) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def made(about: Mapping[str, str]) -> str:
+    return (
+        f"Made {about['date']} at commit {about['commit']} on {about['machine']}: "
+        f"`{about['command']}`. The model and its constants: docs/cost.md.\n"
+    )
+
+
+def plot(found: Plan, path: Path, title: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 5))
+    most = max(speed.workers for speeds in found.curves.values() for speed in speeds)
+    rate = found.alone.frames_per_second
+    axes.plot([1, most], [rate, most * rate], color="0.6", linewidth=0.8, label="linear")
+    for name, speeds in found.curves.items():
+        axes.plot(
+            [speed.workers for speed in speeds],
+            [speed.frames_per_second for speed in speeds],
+            marker="o",
+            markersize=3,
+            label=name,
+        )
+    axes.set(xscale="log", yscale="log", xlabel="workers", ylabel="frames/s", title=title)
+    axes.set_xscale("log", base=2)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    with replacing(path) as part:
+        figure.savefig(part, dpi=100)
+    pyplot.close(figure)

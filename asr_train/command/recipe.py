@@ -1,0 +1,54 @@
+"""Train with a recipe: what `make NAME` does in a checkout.
+
+NAME is a recipe or a paper (without it, they are listed); GOAL and VARIABLE=value are make's, and
+so are -n, -k and -jN. Results are in the folder NAME-work here; W=path names another. `asr-train
+recipe NAME help` lists goals and variables. It needs make and bash.
+
+example:
+  asr-train recipe digits SIZE=tiny
+  asr-train recipe folder CORPUS_DIR=recordings bundle RUN=dnn
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from asr_train.choices import check_known
+from asr_train.places import ROOT
+
+FOLDERS = ("CORPUS_DIR", "W", "BUNDLE")  # count from here
+LISTS = ("MORE", "TEXT")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?")
+    parser.add_argument("make", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="of make")
+
+
+def run(options: argparse.Namespace) -> int:
+    folder = Path(ROOT) / "recipes"
+    known = sorted(path.parent.name for path in folder.glob("*/Makefile"))
+    if options.name is None:
+        print("\n".join(known))
+        return 0
+    check_known("NAME", options.name, known, "is no recipe")
+    if (make := shutil.which("make")) is None:
+        raise ValueError("make is not installed; install it (Debian: apt-get install make)")
+    given = [_from_here(each) for each in options.make]
+    if not any(each.startswith("W=") for each in given):
+        size = [each.partition("=")[2] for each in given if each.startswith("SIZE=")]
+        given.append(f"W={Path.cwd() / '-'.join([options.name, 'work', *size])}")
+    command = [make, "--no-print-directory", "-C", str(folder / options.name)]
+    return subprocess.run([*command, f"PY={sys.executable}", *given], check=False).returncode
+
+
+def _from_here(argument: str) -> str:
+    """Return make's argument, its paths counted from the current folder."""
+    name, equals, value = argument.partition("=")
+    if equals and name in FOLDERS:
+        return f"{name}={Path(value).absolute()}"
+    if equals and name in LISTS:
+        return f"{name}={' '.join(str(Path(each).absolute()) for each in value.split())}"
+    return argument

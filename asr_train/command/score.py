@@ -1,0 +1,208 @@
+"""Count word errors of hypotheses against references, as NIST's sclite does.
+
+REF and HYP are text (a line per utterance: id, words), .trn (words, then the id in parentheses),
+.jsonl (of asr-train decode --format json), or REF.stm with HYP.ctm, of which a word belongs to the
+first segment that ends after the word's middle; - is text from standard input. Words are compared
+in upper case. The difference of a second HYP is tested by a paired bootstrap over speakers, or over
+utterances where there are few.
+
+  --speakers   a file with lines of id and speaker, for text (Kaldi's utt2spk)
+  --normalise  plain: upper case alone; words: no punctuation; english: also hesitations and parts
+               of words, as NIST's rules for Hub5
+
+example:
+  asr-train score ref.txt hyp.txt
+  asr-train score ref.stm first.ctm second.ctm --details errors.txt
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from asr_train.checks import spelled
+from asr_train.files import DamagedFileError, read_jsonl, read_text, read_yaml, write_text
+from asr_train.interop.ctm import read_ctm, read_stm
+from asr_train.interop.times import Timed
+from asr_train.places import ROOT
+from asr_train.schema import NormaliserKind, NormaliserSettings, ScoreSettings, build
+from asr_train.score.normalise import load_normaliser
+from asr_train.score.sclite import speaker_table
+from asr_train.score.summary import closing_words, counts, page, spread
+from asr_train.score.words import (
+    MIN_PAIRED_SPEAKERS,
+    Scored,
+    WordErrors,
+    compare,
+    total,
+    units,
+    wer_line,
+)
+
+Texts = dict[str, str]
+IGNORED = "IGNORE_TIME_SEGMENT_IN_SCORING"  # NIST's mark of a segment that does not count
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("reference", metavar="REF")
+    parser.add_argument("hypothesis", metavar="HYP")
+    parser.add_argument("second", metavar="HYP", nargs="?")
+    parser.add_argument("--speakers", metavar="FILE")
+    parser.add_argument("--normalise", choices=[k.value for k in NormaliserKind], default="plain")
+    parser.add_argument("--mapping", metavar="FILE", help="with english: lines FROM => TO")
+    parser.add_argument("--details", metavar="FILE", help="write the aligned errors")
+    parser.add_argument("--json", action="store_true", help="print numbers as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    settings = build(ScoreSettings, read_yaml(Path(ROOT) / "conf" / "score" / "default.yaml"))
+    kind = NormaliserKind(options.normalise)
+    normaliser = load_normaliser(NormaliserSettings(kind=kind, mapping=options.mapping))
+    names = [name for name in (options.hypothesis, options.second) if name is not None]
+    rows, lines, shown = [], [], []
+    for name in names:
+        references, found = _sides(options.reference, name)
+        speakers = _speakers(options.speakers, references)
+        pairs = {
+            utt_id: (normaliser.reference(text), normaliser.hypothesis(found[utt_id]))
+            for utt_id, (_, text) in references.items()
+        }
+        scored = [Scored(u, speakers[u], WordErrors.between(*pair)) for u, pair in pairs.items()]
+        line = wer_line(total(s.errors for s in scored), name)
+        summary = counts(scored) | spread(scored, settings) | {"normaliser": normaliser.name}
+        rows.append((scored, {"hypothesis": name} | summary))
+        lines += [line, closing_words(summary)]
+        shown.append(page(line, scored, pairs))
+    if options.details:
+        write_text(options.details, "\n".join(shown))
+    compared = _compared(rows[0][0], rows[1][0], settings) if len(rows) == 2 else None
+    if options.json:
+        content: Any = {"scores": [row for _, row in rows], "comparison": compared}
+        print(json.dumps(content, indent=2, ensure_ascii=False))
+        return 0
+    if len(rows) == 1:
+        print(speaker_table(rows[0][0]))
+    print("\n".join(lines))
+    if compared is not None:
+        low, high = (100 * limit for limit in compared["ci95"])
+        print(
+            f"{names[1]} minus {names[0]}: {100 * compared['difference']:+.2f} points, 95 % "
+            f"interval {low:+.2f} to {high:+.2f}, p = {compared['p']:.3g}, drawn over "
+            f"{compared['over']}"
+        )
+    return 0
+
+
+def _compared(
+    first: list[Scored], second: list[Scored], settings: ScoreSettings
+) -> dict[str, Any] | None:
+    over, ours = units(first, MIN_PAIRED_SPEAKERS)
+    _, theirs = units(second, MIN_PAIRED_SPEAKERS)
+    if len(ours) < 2:
+        raise ValueError("two hypotheses cannot be compared on one utterance; score more")
+    made = compare(ours, theirs, settings.bootstrap, settings.seed)
+    return {"difference": made.difference, "ci95": list(made.ci95), "p": made.p, "over": over}
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def _sides(reference: str, hypothesis: str) -> tuple[dict[str, tuple[str, str]], Texts]:
+    """Return speaker and text of each reference, and the text of each hypothesis."""
+    if reference.endswith(".stm") != hypothesis.endswith(".ctm"):
+        raise ValueError(
+            f"{reference} and {hypothesis} do not go together: a .ctm needs references with times, "
+            "in a .stm, and only these"
+        )
+    if reference.endswith(".stm"):
+        segments = read_stm(reference)
+        found = words_of(segments, hypothesis)
+        kept = {s.id: (s.speaker, s.text) for s in segments if s.text != IGNORED}
+        return kept, found
+    known, found = _texts(reference), _texts(hypothesis)
+    missing, unknown = known.keys() - found.keys(), found.keys() - known.keys()
+    if missing or unknown:
+        some = ", ".join(sorted(missing or unknown)[:3])
+        raise ValueError(
+            f"{reference} has {spelled(len(known), 'utterance')} and {hypothesis} "
+            f"{len(found)}: {len(missing)} missing, {len(unknown)} unknown ({some}); score the "
+            "same utterances"
+        )
+    is_trn = reference.endswith(".trn")  # sclite takes the speaker from before the first hyphen
+    return {u: (u.partition("-")[0] if is_trn else "", text) for u, text in known.items()}, found
+
+
+def words_of(segments: list[Timed], ctm: str) -> Texts:
+    """Return the words of a CTM by segment, assigned as by sclite.
+
+    A word belongs to the first segment that ends after the word's middle; after the last segment's
+    end, to the last.
+
+    Raises:
+        ValueError: for a recording without segments.
+    """
+    lanes: dict[tuple[str, int], list[Timed]] = {}
+    for segment in sorted(segments, key=lambda segment: segment.start):
+        lanes.setdefault((segment.recording, segment.channel), []).append(segment)
+    found: dict[str, list[str]] = {segment.id: [] for segment in segments}
+    if len(found) < len(segments):
+        raise ValueError("two segments of a channel begin at the same time; correct the .stm")
+    for lane, spans in read_ctm(ctm).items():
+        if lane not in lanes:
+            raise ValueError(
+                f"{ctm} has words of {lane[0]}, channel {lane[1] + 1}, of which the .stm has no "
+                "segment; score the same recordings"
+            )
+        for span in sorted(spans, key=lambda span: span.start):
+            middle = span.start + span.seconds / 2
+            later = (s for s in lanes[lane] if s.start + s.seconds > middle)
+            found[next(later, lanes[lane][-1]).id].append(span.label)
+    return {utt_id: " ".join(words) for utt_id, words in found.items()}
+
+
+def _texts(path: str) -> Texts:
+    """Read texts by utterance id."""
+    found: Texts = {}
+    for where, utt_id, text in _rows(path):
+        if utt_id in found:
+            raise DamagedFileError(f"{where} has {utt_id} a second time; ids must differ")
+        found[utt_id] = text
+    if not found:
+        raise DamagedFileError(f"{path} has no utterance")
+    return found
+
+
+def _rows(path: str) -> list[tuple[str, str, str]]:
+    if path.endswith(".jsonl"):
+        rows = read_jsonl(path)
+        if not all({"id", "text"} <= row.keys() for row in rows):
+            raise DamagedFileError(
+                f"{path} has lines without id and text; make it by: asr-train decode --format json"
+            )
+        return [(f"{path}, line {i}", row["id"], row["text"]) for i, row in enumerate(rows, 1)]
+    lines = (sys.stdin.read() if path == "-" else read_text(path)).splitlines()
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        if path.endswith(".trn"):
+            trn = re.fullmatch(r"(.*)\(([^()]+)\)\s*", line)
+            if trn is None:
+                raise DamagedFileError(f"{where} is {line!r}; it must end with an id: (ann-1)")
+            found.append((where, trn[2], trn[1]))
+        else:
+            utt_id, *words = line.split()
+            found.append((where, utt_id, " ".join(words)))
+    return found
+
+
+def _speakers(path: str | None, references: dict[str, tuple[str, str]]) -> Texts:
+    if path is None:
+        return {utt_id: speaker for utt_id, (speaker, _) in references.items()}
+    known = _texts(path)
+    if lacking := sorted(references.keys() - known.keys()):
+        raise ValueError(f"{path} has no speaker of {', '.join(lacking[:3])}; add a line for each")
+    return {utt_id: known[utt_id] for utt_id in references}

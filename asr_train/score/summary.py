@@ -1,0 +1,89 @@
+"""Scored utterances -> the **summary** of a split, as numbers, as a line and as a page."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from asr_train.checks import spelled
+from asr_train.schema import ScoreSettings
+from asr_train.score.edits import align_words, show_alignment
+from asr_train.score.sclite import speaker_table
+from asr_train.score.words import (
+    Scored,
+    WordErrors,
+    by_speaker,
+    confusions,
+    interval,
+    total,
+    units,
+)
+
+SHOWN_CONFUSIONS = 20
+SHOWN_KINDS = {"S": "confusions", "D": "deletions", "I": "insertions"}
+
+
+def counted(errors: WordErrors) -> dict[str, int]:
+    """Return the counts by name, as score files hold them."""
+    return {
+        "words": errors.words,
+        "errors": errors.errors,
+        "insertions": errors.insertions,
+        "deletions": errors.deletions,
+        "substitutions": errors.substitutions,
+    }
+
+
+def counts(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Return the totals of the split."""
+    errors = total(s.errors for s in scored)
+    return counted(errors) | {
+        "wer": errors.rate,
+        "utterances": len(scored),
+        "utterances_wrong": sum(s.errors.errors > 0 for s in scored),
+        "speakers": len(by_speaker(scored)),
+    }
+
+
+def spread(scored: Sequence[Scored], settings: ScoreSettings) -> dict[str, Any]:
+    """Return the 95 % interval and its units; null for a single utterance."""
+    over, drawn = units(scored)
+    if len(drawn) < 2:
+        return {"ci95": None, "ci_over": None}
+    low, high = interval(list(drawn.values()), settings.bootstrap, settings.seed)
+    return {"ci95": [low, high], "ci_over": over}
+
+
+def closing_words(summary: dict[str, Any]) -> str:
+    """Summarise, beside the rate, the interval and utterances with errors."""
+    if summary["ci95"] is None:
+        text = "no interval: it needs more than one utterance"
+    else:
+        low, high = (100 * limit for limit in summary["ci95"])
+        text = f"95 % interval {low:.2f} to {high:.2f} %, drawn over {summary['ci_over']}"
+    wrong, all_ = summary["utterances_wrong"], summary["utterances"]
+    return f"{text}; {wrong} of {spelled(all_, 'utterance')} with an error"
+
+
+def page(line: str, scored: Sequence[Scored], pairs: dict[str, tuple[list[str], list[str]]]) -> str:
+    """Format the total, speakers, most frequent errors, then each utterance's alignment."""
+    parts = [line, "", speaker_table(scored)]
+    for kind, what in SHOWN_KINDS.items():
+        parts.append(f"most frequent {what}: times, said -> found (*: nothing)")
+        parts += [
+            f"{times:6d}  {word or '*'} -> {heard or '*'}"
+            for word, heard, times in confusions(pairs.values(), SHOWN_CONFUSIONS, kind)
+        ]
+        parts.append("")
+    parts.append("utterances")
+    for s in scored:
+        e = s.errors
+        said, heard, marks = show_alignment(align_words(*pairs[s.utt_id]))
+        parts += [
+            "",
+            f"{s.utt_id}  speaker {s.speaker}  {e.correct} correct, {e.substitutions} sub, "
+            f"{e.deletions} del, {e.insertions} ins",
+            f"  said  {said}".rstrip(),
+            f"  found {heard}".rstrip(),
+        ]
+        if e.errors:
+            parts.append(f"        {marks}".rstrip())
+    return "\n".join(parts) + "\n"

@@ -1,0 +1,87 @@
+"""bundle.py README MODEL TUNED lang/index.json conf/lexicon.yaml score.SPLIT.json... OUTPUT
+
+OUTPUT is a .tar or a folder with all that decoding and aligning need: MODEL (exp/RUN/model.json),
+the decoding graph and scales of TUNED (exp/RUN/tuned.json), lexicon, feature settings, versions,
+WER lines and the licence of the data. The licence is the environment's LICENCE, else the paragraph
+of that name in README, the recipe's.
+"""
+
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
+import os
+import platform
+import re
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from asr_train.bundle.store import Contents, write_bundle
+from asr_train.decode.words import Choice, Effort
+from asr_train.files import read_json, read_text
+from asr_train.jobs import main
+from asr_train.lang.index import load_lang
+from asr_train.lang.states import States
+from asr_train.report.tables import commit
+from asr_train.schema import LexiconSettings, load
+from asr_train.score.words import WordErrors, wer_line
+from asr_train.search.graph import check_graph, read_arrays
+
+ROOT = Path(__file__).resolve().parents[1]
+UNKNOWN = "not stated; ask whoever made this bundle"
+
+
+def bundle(readme: str, model: str, tuned: str, language: str, lexicon: str, *paths: str) -> str:
+    *scores, output = paths
+    about, chosen, lang = read_json(model), read_json(tuned), load_lang(language)
+    if about["states"] is None:
+        raise ValueError(
+            f"{model} was trained on alignments of another program, which alone can decode its "
+            "scores; there is no bundle of it"
+        )
+    states = States.stored(about, model)
+    graph = check_graph(Path(tuned).parent / "graph" / "HCLG.json", lang, states)
+    manifest = write_bundle(
+        output,
+        Contents(
+            name=Path(readme).parent.name,
+            model=Path(model),
+            lang=lang,
+            states=states,
+            graph=read_arrays(graph),
+            choice=Choice(*(chosen[f.name] for f in fields(Choice))),
+            effort=Effort(*(chosen[f.name] for f in fields(Effort))),
+            first_scale=chosen["first_pass_scale"],
+            lexicon=load(LexiconSettings, lexicon),
+            about={
+                "wer": [wer_of(read_json(score)) for score in scores],
+                "data_licence": os.environ.get("LICENCE") or licence_of(Path(readme)),
+                "code_licence": "Apache-2.0",
+                "versions": {
+                    **{"asr_train": version("asr-train"), "commit": commit(ROOT)},
+                    **{"python": platform.python_version(), "torch": version("torch")},
+                },
+            },
+        ),
+    )
+    size = sum(part["bytes"] for part in manifest["parts"])
+    return f"bundle: {output}: {size / 1e6:.1f} MB; {'; '.join(manifest['wer'])}"
+
+
+def wer_of(score: dict[str, Any]) -> str:
+    names = ("substitutions", "deletions", "insertions")
+    correct = score["words"] - score["substitutions"] - score["deletions"]
+    errors = WordErrors(correct, *(score[name] for name in names))
+    return wer_line(errors, f"exp/{score['run']} {score['split']}")
+
+
+def licence_of(readme: Path) -> str:
+    """Return the paragraph of a recipe's README that begins with **Licence.**"""
+    text = read_text(readme) if readme.exists() else ""
+    found = re.search(r"^\*\*Licences?\.\*\* (.*?)(?:\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    return " ".join(found[1].split()) if found else UNKNOWN
+
+
+if __name__ == "__main__":
+    main(bundle, __doc__)

@@ -1,0 +1,137 @@
+"""The shipped bundle decodes and aligns digits that it never heard, in any form of recording."""
+
+import doctest
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from spoken import RATE, said
+from torchaudio.functional import resample
+
+from asr_train.bundle import recogniser as module
+from asr_train.bundle.audio import AudioError, resampled, samples_of
+from asr_train.bundle.recogniser import AlignmentError
+from asr_train.interop.times import Span
+
+TEXT = "THREE OH NINE SEVEN ONE"
+
+
+@pytest.fixture(scope="module")
+def speech():
+    return said(TEXT)
+
+
+def test_the_example_of_the_class_is_true():
+    names = {"spoken": lambda text, rate=RATE: said(text, rate).samples_T}
+    example = doctest.DocTestFinder().find(module.Recogniser, "Recogniser", globs=names)[0]
+    ran = doctest.DocTestRunner().run(example)
+    assert (ran.failed, ran.attempted) == (0, 5)
+
+
+def test_the_package_itself_is_light():
+    light = "import sys, asr_train; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", light], check=False).returncode == 0
+
+
+def test_words_stand_where_they_were_said_and_are_sure(recogniser, speech):
+    found = recogniser.transcribe(speech.samples_T, RATE)
+    assert found.text == TEXT
+    assert found.alternatives[0] == TEXT
+    assert found.final
+    for span, true in zip(found.words, speech.words, strict=True):
+        assert isinstance(span, Span)
+        assert abs(span.start - true.start) < 0.1
+        assert abs(span.end - true.end) < 0.1
+        assert 0.8 < span.confidence <= 1
+
+
+@pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG", "MP3"])
+@pytest.mark.parametrize("rate", [16_000, 44_100])
+def test_any_format_rate_and_channel_gives_the_same_words(recogniser, speech, tmp_path, form, rate):
+    wave = resample(torch.from_numpy(speech.samples_T), RATE, rate).numpy()
+    two = np.stack([np.zeros_like(wave), wave], 1)
+    path = tmp_path / f"a.{form.lower()}"
+    soundfile.write(path, two, rate, format=form)
+    assert recogniser.transcribe(path).text == TEXT
+    assert recogniser.transcribe(path, channel=1).text == TEXT
+    assert recogniser.transcribe(io.BytesIO(path.read_bytes())).text == TEXT
+
+
+def test_integers_are_samples_too(recogniser, speech):
+    pcm = np.round(speech.samples_T * 32767).astype(np.int16)
+    assert recogniser.transcribe(pcm).text == TEXT
+
+
+def test_aligned_phones_are_near_the_true_ones(recogniser, speech):
+    found = recogniser.align(speech.samples_T, "three, oh nine - SEVEN one.")
+    assert [span.label for span in found.words] == TEXT.split()
+    true = [span for span in speech.phones if span.label != "SIL"]
+    ours = [span for span in found.phones if span.label != "SIL"]
+    assert len(ours) == len(true)
+    starts = [abs(a.start - b.start) for a, b in zip(ours, true, strict=True)]
+    assert np.median(starts) < 0.03
+    assert max(starts) < 0.15
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("", "empty transcript"),
+        ("three zebra", "no pronunciation of ZEBRA"),
+        ("three " * 99, "its shortest pronunciation needs"),
+    ],
+)
+def test_a_text_that_cannot_be_aligned_says_why(recogniser, speech, text, says):
+    with pytest.raises(AlignmentError, match=says):
+        recogniser.align(speech.samples_T, text)
+
+
+@pytest.mark.parametrize(
+    "wave, options, says",
+    [
+        (np.zeros(0), {}, "has no samples"),
+        (np.zeros(9), {}, "less than a frame"),
+        (np.full(999, np.nan), {}, "NaN or infinite"),
+        (np.zeros((99, 2)), {"channel": 2}, "no channel 2: it has 2"),
+        (np.zeros((2, 2, 2)), {}, r"shape \[2, 2, 2\]"),
+    ],
+)
+def test_a_recording_that_cannot_be_used_is_refused(recogniser, wave, options, says):
+    with pytest.raises(AudioError, match=says):
+        recogniser.transcribe(wave, **options)
+
+
+def test_a_file_without_audio_is_named(recogniser, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"b\.wav is missing"):
+        recogniser.transcribe(tmp_path / "b.wav")
+    (tmp_path / "b.wav").write_text("no audio")
+    with pytest.raises(AudioError, match=r"b\.wav cannot be read as audio"):
+        recogniser.transcribe(tmp_path / "b.wav")
+
+
+@pytest.mark.parametrize("rates", [(8000, 16_000), (44_100, 16_000), (48_000, 16_000)])
+@pytest.mark.parametrize("seconds", [0.01, 10.0, 35.3])
+def test_resampling_in_blocks_is_resampling_of_the_whole(rates, seconds):
+    rng = np.random.default_rng(1)
+    wave = rng.normal(0, 0.1, int(rates[0] * seconds)).astype(np.float32)
+    whole = resample(torch.from_numpy(wave), *rates).numpy()
+    cuts = np.sort(rng.integers(0, len(wave), 7))
+    parts = np.concatenate(list(resampled(np.split(wave, cuts), *rates)))
+    assert parts.shape == whole.shape
+    assert np.abs(parts - whole).max() < 1e-5
+
+
+def test_long_recordings_are_read_in_blocks_and_decoded_in_pieces(recogniser, speech, tmp_path):
+    path = tmp_path / "long.flac"
+    soundfile.write(path, np.tile(speech.samples_T, 30), RATE)
+    assert len(samples_of(path, RATE)[0]) == 30 * len(speech.samples_T)
+    found = recogniser.transcribe(path)
+    assert found.pieces > 1
+    words = found.text.split()
+    assert abs(len(words) - 30 * 5) <= 3
+    assert [w.start for w in found.words] == sorted(w.start for w in found.words)
+    assert found.words[-1].end <= found.seconds + 0.01

@@ -1,0 +1,120 @@
+"""A bundle opens only as it was written; equal contents give equal bytes."""
+
+import tarfile
+
+import numpy as np
+import pytest
+from search.made_graphs import STATES, random_graph, random_scores
+
+from asr_train import Recogniser
+from asr_train.bundle.store import SHIPPED, open_bundle
+from asr_train.files import DamagedFileError, hash_of, read_json, write_json
+from asr_train.search.lattice import Lattices, ordered, read_ordered, write_ordered
+
+MEGABYTES = 3  # of the shipped bundle, at most
+DIGITS = SHIPPED / "digits.tar"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The shipped bundle as a folder."""
+    with tarfile.open(DIGITS) as tar:
+        tar.extractall(tmp_path / "digits", filter="data")
+    return tmp_path / "digits"
+
+
+def test_the_shipped_bundle_is_small_and_says_what_it_is():
+    assert DIGITS.stat().st_size < MEGABYTES * 1e6
+    with open_bundle("digits") as opened:
+        about = opened.manifest
+    assert about["name"] == "digits"
+    assert any(line.startswith("%WER ") and line.endswith("test") for line in about["wer"])
+    assert "espeak-ng" in about["data_licence"]
+    assert {"asr_train", "torch", "python"} <= about["versions"].keys()
+
+
+def test_a_folder_opens_as_the_tar_does(folder):
+    with open_bundle(folder) as ours, open_bundle(DIGITS) as theirs:
+        assert ours.manifest == theirs.manifest
+        assert ours.lang == theirs.lang
+
+
+@pytest.mark.parametrize("part", ["model.json", "model.pt", "lang.json", "HCLG.fst", "heights.npy"])
+def test_a_part_that_changed_or_is_missing_is_named(folder, part):
+    content = bytearray((folder / part).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / part).write_bytes(content)
+    with pytest.raises(DamagedFileError, match=f"{part} has SHA-256 .* copy it anew, or make"):
+        Recogniser.load(folder)
+    (folder / part).write_bytes(content[:-1])
+    with pytest.raises(DamagedFileError, match=f"{part} has .* bytes but its index says"):
+        Recogniser.load(folder)
+    (folder / part).unlink()
+    with pytest.raises(DamagedFileError, match=f"{part} is missing"):
+        Recogniser.load(folder)
+
+
+def changed(folder, **values):
+    """Change the manifest, and its hash with it."""
+    manifest = read_json(folder / "bundle.json") | values
+    manifest.pop("hash")
+    write_json(folder / "bundle.json", manifest | {"hash": hash_of(manifest)})
+
+
+@pytest.mark.parametrize(
+    "values, error, says",
+    [
+        ({"version": 9}, ValueError, "has version 9 of the format, this program reads 1"),
+        ({"format": "zip"}, DamagedFileError, "not that of a bundle"),
+        ({"choice": {}}, DamagedFileError, "is incomplete"),
+        ({"parts": [{}]}, DamagedFileError, "is incomplete"),
+        ({"feats": {"num_mels": "x"}}, DamagedFileError, "is incomplete"),
+    ],
+)
+def test_a_manifest_of_another_program_is_refused(folder, values, error, says):
+    changed(folder, **values)
+    with pytest.raises(error, match=says):
+        Recogniser.load(folder)
+
+
+def test_a_changed_scale_is_noticed(folder):
+    text = (folder / "bundle.json").read_text()
+    assert '"beam": 16.0' in text
+    (folder / "bundle.json").write_text(text.replace('"beam": 16.0', '"beam": 15.0'))
+    with pytest.raises(DamagedFileError, match=r"bundle\.json says hash .* but its content has"):
+        Recogniser.load(folder)
+
+
+def test_what_is_no_bundle_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no bundle .* \(digits\)"):
+        Recogniser.load(tmp_path / "none")
+    with pytest.raises(DamagedFileError, match=r"has no bundle\.json"):
+        Recogniser.load(tmp_path)
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(DIGITS.read_bytes()[:100_000])
+    with pytest.raises(DamagedFileError, match=r"cut\.tar"):
+        Recogniser.load(cut)
+
+
+def test_a_tar_writes_nowhere_but_in_its_folder(tmp_path):
+    bad = tmp_path / "bad.tar"
+    with tarfile.open(bad, "w") as tar:
+        tar.addfile(tarfile.TarInfo("../outside"))
+    with pytest.raises(DamagedFileError, match=r"'\.\./outside', which is no plain file"):
+        Recogniser.load(bad)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_stored_graph_is_searched_as_the_one_in_memory(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    made = ordered(random_graph(rng, nodes=30, arcs=120))
+    write_ordered(tmp_path, made)
+    again = read_ordered(tmp_path)
+    for name in ("first_N", "emit_N", "height_N", "plain", "start"):
+        assert np.array_equal(getattr(again.graph, name), getattr(made.graph, name)), name
+    scores_TS = random_scores(rng, frames=8)
+    first, second = (
+        Lattices(graph, STATES).decode(scores_TS, 1e3, 10**6, 5.0) for graph in (made, again)
+    )
+    assert first.cost == pytest.approx(second.cost)
+    assert len(first.arcs_A) == len(second.arcs_A)

@@ -1,0 +1,139 @@
+"""asr-train decode and align: what they print and write, and the lines for what they cannot use."""
+
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from spoken import RATE, said
+from torchaudio.functional import resample
+
+from asr_train.command.main import COMMANDS, main
+from asr_train.interop.ctm import read_ctm
+from asr_train.interop.textgrid import read_textgrid
+
+TEXTS = {"ann": "THREE OH NINE", "ben": "SEVEN ONE", "cat": "FIVE FIVE TWO EIGHT"}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Two speakers, their texts beside the recordings; and true times by name."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for seed, (name, text) in enumerate(TEXTS.items()):
+        path = folder / ("x y" if name == "ann" else "z") / f"{name}.flac"
+        path.parent.mkdir(exist_ok=True)
+        soundfile.write(path, said(text, seed=seed).samples_T, RATE)
+        path.with_suffix(".lab" if name == "ann" else ".txt").write_text(f"{text.lower()}.\n")
+    return folder
+
+
+def run(*arguments) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(a) for a in arguments])
+    return ended.value.code
+
+
+def test_each_command_has_help_with_an_example(capsys):
+    assert run("--help") == 0
+    listed = capsys.readouterr().out
+    assert all(f"\n    {name} " in listed for name in COMMANDS)
+    for name in COMMANDS:
+        assert run(name, "--help") == 0
+        assert f"example:\n  asr-train {name} " in capsys.readouterr().out
+
+
+def test_wrong_calls_exit_with_2(capsys):
+    assert run() == run("sing") == run("decode") == run("decode", "digits", "--format", "pdf") == 2
+
+
+def test_decode_prints_text_ctm_and_json(corpus, capsys):
+    files = sorted(corpus.rglob("*.flac"))
+    assert run("decode", "digits", *files) == 0
+    text = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
+    assert text == TEXTS
+    out = corpus.parent / "all.ctm"
+    assert run("decode", "digits", "-f", "ctm", "-o", out, *files) == 0
+    ctm = read_ctm(out)
+    assert {lane[0]: " ".join(s.label for s in spans) for lane, spans in ctm.items()} == TEXTS
+    assert all(0.5 < s.confidence <= 1 for spans in ctm.values() for s in spans)
+    assert run("decode", "digits", "--format", "json", files[0]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["text"], row["rate"]) == (TEXTS["ann"], RATE)
+    assert [w["word"] for w in row["words"]] == TEXTS["ann"].split()
+
+
+def test_the_module_reads_a_stream_at_another_rate(corpus):
+    """As a user calls it: in a process of its own, with a pipe."""
+    wave, _ = soundfile.read(next(corpus.rglob("ben.flac")), dtype="float32")
+    stream = io.BytesIO()
+    faster = resample(torch.from_numpy(wave), RATE, 22_050).numpy()
+    soundfile.write(stream, faster, 22_050, format="FLAC")
+    ended = subprocess.run(
+        [sys.executable, "-m", "asr_train", "decode", "digits", "-"],
+        input=stream.getvalue(),
+        capture_output=True,
+        check=False,
+    )
+    assert ended.stdout.decode() == f"stdin {TEXTS['ben']}\n"
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_file_that_cannot_be_used_costs_one_line_and_not_the_others(corpus, tmp_path, capsys):
+    (tmp_path / "bad.wav").write_text("no audio")
+    low = tmp_path / "low.wav"
+    soundfile.write(low, np.zeros(8000) + 0.001, 8000)
+    good = next(corpus.rglob("ben.flac"))
+    assert run("decode", "digits", tmp_path / "bad.wav", tmp_path / "no.wav", low, good) == 1
+    said_ = capsys.readouterr()
+    assert said_.out.splitlines()[-1] == f"ben {TEXTS['ben']}"
+    lines = said_.err.splitlines()
+    assert len(lines) == 3
+    assert "bad.wav cannot be read as audio" in lines[0]
+    assert "no.wav is missing" in lines[1]
+    assert "low.wav has 8000 Hz, below the model's 16000 Hz" in lines[2]
+
+
+def test_an_error_is_one_line(tmp_path, capsys):
+    assert run("decode", tmp_path, "a.wav") == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert run("align", "nothing", tmp_path) == 1
+    assert "has no recordings" in capsys.readouterr().err
+
+
+def test_align_keeps_the_layout_of_the_folder(corpus, tmp_path, capsys):
+    assert run("align", "digits", corpus, "-o", tmp_path / "out") == 0
+    assert "3 of 3 recordings of 2 speakers" in capsys.readouterr().out
+    grids = {p.relative_to(tmp_path / "out").as_posix() for p in tmp_path.rglob("*.TextGrid")}
+    assert grids == {"x y/ann.TextGrid", "z/ben.TextGrid", "z/cat.TextGrid"}
+    words = read_ctm(tmp_path / "out/words.ctm")
+    assert {lane[0] for lane in words} == {"x_y/ann", "z/ben", "z/cat"}
+    for seed, (name, text) in enumerate(TEXTS.items()):
+        true = said(text, seed=seed)
+        (path,) = tmp_path.rglob(f"{name}.TextGrid")
+        grid = read_textgrid(path)
+        assert [span.label for span in grid["words"]] == text.split()
+        for span, word in zip(grid["words"], true.words, strict=True):
+            assert abs(span.start - word.start) < 0.1
+        assert {span.label for span in grid["phones"]} > {"SIL"}
+
+
+def test_align_names_what_it_left_out(corpus, tmp_path, capsys):
+    folder = tmp_path / "c"
+    folder.mkdir()
+    wave = said(TEXTS["ben"]).samples_T
+    for name, text in {"good": "seven one", "bad": "seven zebra", "mute": None}.items():
+        soundfile.write(folder / f"{name}.wav", wave, RATE)
+        if text:
+            (folder / f"{name}.txt").write_text(text)
+    (folder / "alone.lab").write_text("ONE")
+    assert run("align", "digits", folder) == 1
+    said_ = capsys.readouterr()
+    assert "align: 1 of 2 recordings of 2 speakers" in said_.out
+    assert (tmp_path / "c-aligned/good.TextGrid").exists()
+    wanted = ("alone.lab has no recording", "mute.wav has no text", "bad: no pronunciation of ZEB")
+    assert all(part in said_.err for part in wanted)
+    assert said_.err.count("\n") == 3

@@ -1,0 +1,101 @@
+"""asr-train check, plan and recipe; and the files that a wheel brings for them."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import layouts
+import pytest
+import soundfile
+from spoken import RATE, said
+
+from asr_train.command.main import main
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(a) for a in arguments])
+    return ended.value.code
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    layouts.table(tmp_path / "a b", {name: ["one two", "three"] for name in "abcdef"})
+    return tmp_path / "a b"
+
+
+def test_check_prints_what_make_check_does(corpus, capsys):
+    own = ["feats=telephone", "lang.lexicon.source=letters"]
+    assert run("check", corpus, *own) == 0
+    out = capsys.readouterr().out
+    assert "check: 0 of 3 different words without pronunciation" in out
+    assert "check: 0 of 12 utterances dropped" in out
+    table = corpus / "utterances.tsv"
+    table.write_text(table.read_text() + "x\tz\tno.wav\t1.0\tone\n")
+    assert run("check", corpus, *own) == 1
+    error = capsys.readouterr().err
+    assert "1 missing audio" in error
+    assert error.count("\n") == 1
+
+
+def test_plan_writes_where_it_is_told(tmp_path, capsys):
+    given = "cluster=h200_10g", "workers=4", "blocks=5", "groups=2", "model=1M"
+    assert run("plan", *given, f"out={tmp_path}") == 0
+    assert (tmp_path / "plan.md").exists()
+    assert run("plan", "cluter=x") == 1
+    assert "did you mean cluster?" in capsys.readouterr().err
+
+
+def test_recipe_calls_make_with_a_folder_here(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MAKEFLAGS", raising=False)
+    assert run("recipe") == 0
+    assert {"digits", "folder", "strom2015"} <= set(capfd.readouterr().out.split())
+    assert run("recipe", "digits", "SIZE=tiny", "-n") == 0
+    out = capfd.readouterr().out
+    assert f"{tmp_path}/digits-work-tiny/exp/dnn/model.json" in out
+    assert (tmp_path / "digits-work-tiny/conf/decode.yaml").exists()
+    assert run("recipe", "digit") == 1
+    assert "did you mean 'digits'?" in capfd.readouterr().err
+    assert run("recipe", "digits", "RUN=sgd") == 2
+    assert "RUN goes with `make bundle`; the networks to train are RUNS" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_wheel_is_enough_to_decode_and_to_plan_a_recipe(tmp_path):
+    """Unpacked somewhere else, it has the bundle, conf, recipes and scripts."""
+    source = tmp_path / "source"
+    for name in ("asr_train", "conf", "recipes", "scripts"):
+        ignored = shutil.ignore_patterns("work*", "__pycache__")
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, "-w", str(tmp_path), str(source)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    env = {k: v for k, v in os.environ.items() if k != "MAKEFLAGS"}
+    env["PYTHONPATH"] = str(tmp_path / "site")
+    call = [sys.executable, "-m", "asr_train"]
+    soundfile.write(tmp_path / "a.flac", said("NINE OH ONE").samples_T, RATE)
+    for words in (
+        ["recipe", "digits", "SIZE=tiny", "-n"],
+        ["check", "--help"],
+        ["decode", "digits", "a.flac"],
+    ):
+        ended = subprocess.run(
+            [*call, *words], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+    assert (
+        f"{tmp_path}/site/asr_train/checkout/scripts"
+        in subprocess.run(
+            [*call, "recipe", "digits", "-n"], cwd=tmp_path, env=env, capture_output=True, text=True
+        ).stdout
+    )

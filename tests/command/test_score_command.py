@@ -1,0 +1,167 @@
+"""asr-train score: totals are sclite's for text, trn, and STM with CTM; two hypotheses compared."""
+
+import json
+import random
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from asr_train.command.main import main
+from asr_train.score.sclite import trn
+
+SCLITE = ["sclite"] if shutil.which("sclite") else ["sctk", "sclite"]  # Debian has one command
+needs_sclite = pytest.mark.skipif(
+    shutil.which(SCLITE[0]) is None, reason="no sclite here: apt-get install sctk"
+)
+WORDS = ["A", "B", "C", "D", "E", "F"]
+COUNTS = ("utterances", "words", "substitutions", "deletions", "insertions", "errors")
+
+
+def run(*arguments) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["score", *map(str, arguments)])
+    return ended.value.code
+
+
+def scores(capsys, *arguments):
+    assert run(*arguments, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def misheard(words, rng, rate=0.15):
+    found = []
+    for word in words:
+        if rng.random() > rate:
+            found.append(rng.choice(WORDS) if rng.random() < rate else word)
+        if rng.random() < rate / 2:
+            found.append(rng.choice(WORDS))
+    return found
+
+
+def texts(count, seed=1):
+    rng = random.Random(seed)
+    said = {f"s{i % 12}-u{i:04d}": rng.choices(WORDS, k=rng.randint(1, 9)) for i in range(count)}
+    return said, {utt_id: misheard(words, rng) for utt_id, words in said.items()}
+
+
+def write_text(path, rows):
+    path.write_text("".join(f"{utt_id} {' '.join(words)}\n" for utt_id, words in rows.items()))
+    return path
+
+
+def write_trn(path, rows):
+    path.write_text(trn((u, u.partition("-")[0], words) for u, words in rows.items()))
+    return path
+
+
+def timed(folder, seed):
+    """Write an STM and a CTM: segments with gaps, words at their edges and between them."""
+    rng = random.Random(seed)
+    stm, ctm = [], []
+    for recording in ("r1", "r2"):
+        time = 0.0
+        for number in range(40):
+            time += rng.choice([0.0, 0.5, 2.0])
+            words = rng.choices(WORDS, k=rng.randint(1, 6))
+            end = time + 0.4 * len(words)
+            speaker = f"s{number % 3}"
+            stm.append(f"{recording} 1 {speaker} {time:.3f} {end:.3f} <NA> {' '.join(words)}\n")
+            for place, word in enumerate(words):
+                if rng.random() < 0.85:
+                    at = max(0.0, time + 0.4 * place + rng.uniform(-0.1, 0.1))
+                    heard = rng.choice(WORDS) if rng.random() < 0.2 else word
+                    ctm.append((recording, at, heard))
+            if rng.random() < 0.2:
+                ctm.append((recording, end + 0.1, rng.choice(WORDS)))
+            time = end
+    (folder / "r.stm").write_text("".join(stm))
+    lines = [f"{r} 1 {at:.3f} 0.300 {word} 0.9\n" for r, at, word in sorted(ctm)]
+    (folder / "h.ctm").write_text("".join(lines))
+    return folder / "r.stm", folder / "h.ctm"
+
+
+def sclite(reference, hypothesis):
+    """Return sclite's own counts, in the order of COUNTS."""
+    kinds = [path.suffix[1:] for path in (reference, hypothesis)]
+    command = [*SCLITE, "-r", reference, kinds[0], "-h", hypothesis, kinds[1], "-i", "rm"]
+    ended = subprocess.run(
+        [*command, "-o", "rsum", "stdout"], capture_output=True, text=True, check=True
+    )
+    line = re.search(r"\| Sum +\|.*", ended.stdout)[0].replace("|", " ")
+    utterances, words, _, sub, dele, ins, errors = map(int, line.split()[1:8])
+    return [utterances, words, sub, dele, ins, errors]
+
+
+@needs_sclite
+def test_totals_of_2000_random_utterances_are_those_of_sclite(tmp_path, capsys):
+    said, heard = texts(2000)
+    sides = write_trn(tmp_path / "r.trn", said), write_trn(tmp_path / "h.trn", heard)
+    wanted = sclite(*sides)
+    text = write_text(tmp_path / "r.txt", said), write_text(tmp_path / "h.txt", heard)
+    for pair in (sides, text):
+        (found,) = scores(capsys, *pair)["scores"]
+        assert [found[name] for name in COUNTS] == wanted
+
+
+@needs_sclite
+@pytest.mark.parametrize("seed", range(4))
+def test_words_with_times_are_counted_as_by_sclite(tmp_path, capsys, seed):
+    pair = timed(tmp_path, seed)
+    (found,) = scores(capsys, *pair)["scores"]
+    assert [found[name] for name in COUNTS] == sclite(*pair)
+
+
+def test_speakers_are_the_units_where_there_are_enough(tmp_path, capsys):
+    said, heard = texts(60)
+    pair = write_text(tmp_path / "r", said), write_text(tmp_path / "h", heard)
+    assert scores(capsys, *pair)["scores"][0]["ci_over"] == "utterances"
+    who = write_text(tmp_path / "utt2spk", {u: [u.partition("-")[0]] for u in said})
+    (found,) = scores(capsys, *pair, "--speakers", who)["scores"]
+    assert found["ci_over"] == "speakers"
+    assert found["ci95"][0] < found["wer"] < found["ci95"][1]
+
+
+def test_the_better_of_two_is_found_with_its_p_value(tmp_path, capsys):
+    said, heard = texts(300)
+    worse = {u: misheard(words, random.Random(u), 0.5) for u, words in said.items()}
+    paths = [write_text(tmp_path / n, r) for n, r in (("r", said), ("h", heard), ("w", worse))]
+    compared = scores(capsys, *paths)["comparison"]
+    assert compared["difference"] > 0
+    assert compared["p"] < 0.01
+    details = tmp_path / "details.txt"
+    assert run(*paths, "--details", details) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"%WER [\d.]+ \[ \d+ / \d+, \d+ ins, \d+ del, \d+ sub \] ", out)
+    assert re.search(r"points, 95 % interval \+[\d.]+ to \+[\d.]+, p = 0\.\d+", out)
+    assert details.read_text().count("most frequent confusions") == 2
+
+
+def test_the_same_twice_differs_by_nothing(tmp_path, capsys):
+    said, heard = texts(50)
+    r, h = write_text(tmp_path / "r", said), write_text(tmp_path / "h", heard)
+    assert scores(capsys, r, h, h)["comparison"]["difference"] == 0
+    assert scores(capsys, r, r)["scores"][0]["errors"] == 0
+
+
+@pytest.mark.parametrize(
+    "files, says",
+    [
+        ({"r.txt": "a ONE\n", "h.txt": "b ONE\n"}, "1 missing, 1 unknown"),
+        ({"r.txt": "a ONE\na TWO\n", "h.txt": "a ONE\n"}, "line 2 has a a second time"),
+        ({"r.stm": "r 1 s 0 1 ONE\n", "h.txt": "a ONE\n"}, "do not go together"),
+        ({"r.stm": "r 1 s 2 1 ONE\n", "h.ctm": "r 1 0 1 ONE\n"}, r"lasts from 2 to 1 s"),
+        ({"r.stm": "r 1 s 0 1 ONE\n", "h.ctm": "q 1 0 1 ONE\n"}, "of which the .stm has no"),
+        ({"r.trn": "ONE\n", "h.trn": "ONE (a)\n"}, "must end with an id"),
+        ({"r.txt": "", "h.txt": ""}, "has no utterance"),
+        ({"r.txt": "a\n", "h.txt": "a\n"}, "no reference words"),
+    ],
+)
+def test_what_cannot_be_scored_costs_one_line(tmp_path, capsys, files, says):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert run(*(tmp_path / name for name in files)) == 1
+    error = capsys.readouterr().err
+    assert re.search(says, error)
+    assert error.count("\n") == 1
