@@ -146,6 +146,8 @@ class OneBitSgd(Reducer):
     A single worker's gradient is neither quantised nor sent; it is AdaGrad and momentum alone.
 
     Attributes:
+        delays: whether steps come one call late: double buffering, as in the settings. It may
+            change between calls; once it is off, the step that was late comes with the next.
         rate: of the last step that was applied; for one that comes late.
     """
 
@@ -153,7 +155,8 @@ class OneBitSgd(Reducer):
         self.exchange, self.size, self.settings = exchange, size, settings
         self.step, self.rate = 0, 0.0
         self.reading, self.frames = len(exchange), len(exchange)
-        self.late_P: Tensor | None = None  # the last step, with double buffering
+        self.delays = settings.double_buffering
+        self.late_P: Tensor | None = None  # the last step, if it is late
         self._checks = codec.Checks(deferred=exchange.device.type != "cpu")
 
     def begin(
@@ -194,7 +197,7 @@ class OneBitSgd(Reducer):
     def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Step | None:
         """Return the step of all; None if anything is not finite.
 
-        With double buffering it is that of the last call: zeros at first.
+        If it `delays`, it is that of the last call: zeros at first.
 
         Raises:
             MessageError: if a message is damaged or not the one expected.
@@ -218,7 +221,7 @@ class OneBitSgd(Reducer):
             owner.commit()
         if self._kept and not is_plain:
             self.residuals, self._kept = self._kept, self.residuals
-        if self.settings.double_buffering and not is_plain:
+        if self.delays and not is_plain:
             late_P, self.late_P = self.late_P, step_P
             return Step(self._zeros() if late_P is None else late_P)
         late_P = self.take_late()

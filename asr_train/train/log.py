@@ -176,6 +176,7 @@ def train_row(
         "cpu_seconds": interval.cpu_seconds,
     }
     has_threshold = totals.threshold > 0
+    keeps = has_threshold or totals.squares > 0  # onebit has no threshold
     dense_bits = 32 * num_parameters * steps * workers
     return {
         "step": progress.step,
@@ -193,7 +194,7 @@ def train_row(
         "skipped": interval.skipped / workers,
         "overflows": sent.overflows,
         "threshold": totals.threshold if has_threshold else None,
-        "residual_norm": math.sqrt(totals.squares / workers) if has_threshold else None,
+        "residual_norm": math.sqrt(totals.squares / workers) if keeps else None,
         **({} if totals.lead is None else _lead_numbers(totals.lead)),
     }
 

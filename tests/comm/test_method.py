@@ -96,6 +96,18 @@ def test_a_run_goes_on_from_its_state_to_the_same_bits(name, saved_at):
     assert second.log == unbroken.log[saved_at:]
 
 
+@pytest.mark.parametrize("place", ["partial", "aggregate", "smoothed"])
+@pytest.mark.parametrize("name", ["allreduce", "gtc", "onebit", "bmuf", "bmuf_gtc"])
+def test_adagrad_goes_on_from_its_state_with_every_method(name, place):
+    given = {"place": place, "window_frames": 30.0, "floor": 0.01}
+    adagrad = {"adagrad": schema.build(schema.AdagradSettings, given)}
+    unbroken = run(4, name, **adagrad)
+    assert unbroken.log[-1] != run(4, name).log[-1]
+    second = Run(method_of(name, 4), momentum=0.5, **adagrad)
+    second = resumed(run(4, name, steps=4, **adagrad), second)
+    assert second.steps(6).log == unbroken.log[4:]
+
+
 @pytest.mark.parametrize("name", ["gtc", "gtc_adaptive", "bmuf_gtc"])
 @pytest.mark.parametrize("saved_at", [5, 9])
 def test_where_messages_overflow_a_run_goes_on_with_their_capacity_and_turns(name, saved_at):

@@ -34,7 +34,7 @@ def adagrad(place: str, floor: float = 0.0) -> schema.AdagradSettings:
 
 
 class Quantiser:
-    """The paper's quantiser with error feedback, matrix by matrix."""
+    """The paper's quantiser with error feedback, on whole matrices."""
 
     def __init__(self):
         self.residual_P = torch.zeros(SIZE)
@@ -43,8 +43,7 @@ class Quantiser:
         out_P, kept_P = torch.empty(SIZE), torch.empty(SIZE)
         for number in range(len(SHAPES)):
             views = (LAYOUT.of(v, number) for v in (vector_P, self.residual_P, kept_P))
-            sent = onebit.quantise(*views)
-            onebit.add_up_reference([sent], LAYOUT.of(out_P, number))
+            onebit.add_up([onebit.quantise(*views)], LAYOUT.of(out_P, number))
         self.residual_P = kept_P
         return out_P
 
@@ -185,6 +184,14 @@ def test_double_buffering_is_a_loop_whose_updates_come_one_half_batch_late():
     assert torch.equal(run.weights()[0], weights_P.add_(waiting_P, alpha=-0.125))
     run.method.end_epoch()  # nothing is left
     assert torch.equal(run.weights()[0], weights_P)
+
+
+def test_double_buffering_that_is_switched_off_delays_nothing_more():
+    late, plain = (Run(method_of(name, 3), momentum=0.5) for name in ("onebit_late", "onebit"))
+    late.steps(3)
+    late.method.reducers[0].delays = False
+    late.steps(2)
+    torch.testing.assert_close(late.weights()[0], plain.steps(5).weights()[0])
 
 
 def settings(**changes):

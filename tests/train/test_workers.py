@@ -152,6 +152,15 @@ def test_the_parts_of_an_exchange_are_no_longer_than_all_of_it(unbroken):
         assert row["transfer_seconds"] == 0
 
 
+def test_a_cold_start_is_the_run_of_a_single_worker(splits, tmp_path):
+    """While only one worker reads, 1-bit SGD quantises nothing; see optim.phases."""
+    phases = [{"until": 2.0, "minibatch_frames": 32, "workers": 1}]
+    virtual(tmp_path / "four", splits, "onebit", 4, phases=phases)
+    loop.train(settings(epochs=2, phases=phases), *splits, tmp_path / "one", CPU)
+    models = [(tmp_path / name / "model.pt").read_bytes() for name in ("four", "one")]
+    assert models[0] == models[1]
+
+
 # --- the same bits ------------------------------------------------------------------------------
 
 
