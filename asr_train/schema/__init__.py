@@ -60,7 +60,15 @@ from asr_train.schema.lang import (
 from asr_train.schema.lm import BigramSettings, LmSettings, NgramSettings, Smoothing
 from asr_train.schema.load import build, load, plain, unknown_key
 from asr_train.schema.model import DnnSettings, LstmSettings, ModelSettings, Nonlinearity
-from asr_train.schema.optim import Halving, OptimSettings, PhaseSettings, PretrainSettings, Scaling
+from asr_train.schema.optim import (
+    AutoMinibatchSettings,
+    AutoRateSettings,
+    Halving,
+    OptimSettings,
+    PhaseSettings,
+    PretrainSettings,
+    Scaling,
+)
 from asr_train.schema.run import RunSettings
 from asr_train.schema.score import NormaliserKind, NormaliserSettings, ScoreSettings
 from asr_train.schema.shards import ShardsSettings
@@ -70,6 +78,8 @@ __all__ = [
     "AliSettings",
     "AllreduceSettings",
     "AsynchronousSettings",
+    "AutoMinibatchSettings",
+    "AutoRateSettings",
     "BigramSettings",
     "BlockForm",
     "BlockVelocity",
