@@ -35,6 +35,10 @@ class Ledger:
         self._read: dict[int, Words] = {}  # by step
         self._counts: dict[int, Tensor] = {}  # of `_read`, by step; float32 [P], integers
 
+    def forget(self) -> None:
+        """Forget all messages and bases: steps are taken anew from a state that was restored."""
+        self._bases, self._read, self._counts = {}, {}, {}
+
     def begin(self, step: int, weights_P: Tensor) -> Tensor:
         """Return the base to begin a step with; bases of other weights are forgotten."""
         base_P = self._bases.get(step)

@@ -42,10 +42,12 @@ class ExchangeMethod:
         blocks: None: groups never exchange models (or there is only one).
     Attributes:
         replicas: one per group, once `begin` was called.
+        halves: steps that a minibatch of several workers is cut into; 2 with double buffering.
         ahead: drives asynchronous workers, in place of `reduce` and `apply`; None: synchronous.
         notice: line to print when a run starts; None: nothing.
     """
 
+    halves: int = 1
     ahead: AsyncWorkers | None = None
     notice: str | None = None
 
@@ -77,6 +79,11 @@ class ExchangeMethod:
             reducer.begin_step(reading, reading * frames)
         for replica in self.replicas:
             replica.optimizer.frames = reading * frames
+
+    @contextlib.contextmanager
+    def undelayed(self) -> Iterator[None]:
+        """Apply every update at once, inside, where a method has late ones."""
+        yield
 
     def reduce(self, group: int, gradients: Iterable[Gradient]) -> Update | None:
         """Return the update of a group's model, the same on all of the group.

@@ -108,8 +108,9 @@ class Peer:
 
         Others may have begun before, and sent messages.
         """
-        if step != self.number:  # the run was resumed
+        if step != self.number:  # the run was resumed, or a state put back
             assert not self._open
+            self._ledger.forget()
             self._inboxes = [Inbox(step) for _ in range(self.workers)]
             self.base_step = step
         assert self.base_step == step, "begin before a drain"

@@ -264,7 +264,7 @@ def training_curve(rows: Sequence[Row], key: str) -> np.ndarray:
     points = [
         (row["frames"] / 1e6, row[key])
         for row in rows
-        if "dev_loss" not in row and row.get(key) is not None
+        if "frames" in row and row.get(key) is not None
     ]
     xy = np.array(points, np.float64).reshape(-1, 2)
     groups = min(len(xy), DRAWN_POINTS)
@@ -273,7 +273,7 @@ def training_curve(rows: Sequence[Row], key: str) -> np.ndarray:
 
 def dev_curve(rows: Sequence[Row], key: str) -> np.ndarray:
     """Return millions of frames seen and `dev_KEY` at each epoch's end."""
-    train = [(row["step"], row["frames"]) for row in rows if "dev_loss" not in row]
+    train = [(row["step"], row["frames"]) for row in rows if "frames" in row]
     steps, frames = zip(*train, strict=True) if train else ((0,), (0,))
     points = [
         (np.interp(row["step"], steps, frames) / 1e6, row[f"dev_{key}"])
@@ -470,6 +470,7 @@ def _shown_exchange(table: Row, runs: Sequence[str]) -> Row:
 def _shown_learning(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> Row:
     """Return the curves and each network's final numbers; name runs without a log."""
     lines = [_learning_words(run, logs[run]) for run in logs]
+    lines += [line for run in logs for line in _decision_words(run, logs[run])]
     silent = [run for run in runs if run not in logs]
     if silent:
         verb = "keeps" if len(silent) == 1 else "keep"
@@ -482,7 +483,7 @@ def _shown_learning(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> R
 
 
 def _learning_words(run: str, rows: Sequence[Row]) -> str:
-    train = [row for row in rows if "dev_loss" not in row]
+    train = [row for row in rows if "frames" in row]
     dev = [row for row in rows if "dev_loss" in row]
     if not train:
         return f"{run}: its log is still empty."
@@ -494,6 +495,28 @@ def _learning_words(run: str, rows: Sequence[Row]) -> str:
         f"{dev[-1]['dev_loss']:.3f} nats per frame, dev frame accuracy "
         f"{100 * dev[0]['dev_accuracy']:.1f} to {100 * dev[-1]['dev_accuracy']:.1f} %."
     )
+
+
+def _decision_words(run: str, rows: Sequence[Row]) -> list[str]:
+    """Return a line per controller (optim.auto_minibatch, auto_rate) with its decisions."""
+    by_kind = {
+        kind: [row for row in rows if row.get("decision") == kind] for kind in ("minibatch", "rate")
+    }
+    lines = []
+    if sizes := by_kind["minibatch"]:
+        shown = ", ".join(f"{row['minibatch_frames']:,} (step {row['step']:,})" for row in sizes)
+        before = sizes[0]["minibatch_frames_before"]
+        lines.append(
+            f"{run}: minibatch size by trial, frames per worker: {before:,}, then {shown}."
+        )
+    if rates := by_kind["rate"]:
+        shown = ", ".join(
+            f"{row['action']} (step {row['step']:,}, {100 * row['held_out_accuracy']:.1f} %, "
+            f"{row['new_rate']:g})"
+            for row in rates
+        )
+        lines.append(f"{run}: rate by held-out frame accuracy, and the rate from then on: {shown}.")
+    return lines
 
 
 ALIGNED_COLUMNS = (

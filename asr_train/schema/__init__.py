@@ -64,6 +64,8 @@ from asr_train.schema.model import DnnSettings, LstmSettings, ModelSettings, Non
 from asr_train.schema.optim import (
     AdagradPlace,
     AdagradSettings,
+    AutoMinibatchSettings,
+    AutoRateSettings,
     Halving,
     OptimSettings,
     PhaseSettings,
@@ -81,6 +83,8 @@ __all__ = [
     "AliSettings",
     "AllreduceSettings",
     "AsynchronousSettings",
+    "AutoMinibatchSettings",
+    "AutoRateSettings",
     "BigramSettings",
     "BlockForm",
     "BlockVelocity",

@@ -1,11 +1,11 @@
 """Training of networks: conf/optim."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from asr_train.schema.fields import SettingsError, at, positive, within
+from asr_train.schema.fields import SettingsError, at, not_negative, positive, within
 
 
 class Halving(Enum):
@@ -82,6 +82,53 @@ class PretrainSettings:
 
 
 @dataclass(kw_only=True, slots=True)
+class AutoMinibatchSettings:
+    """The choice of the minibatch size by trial; see `train.control`."""
+
+    every: float
+    trial: float
+    factors: list[float]
+    tolerance: float
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        within(1e-4, 1e4, every=self.every)
+        within(1e-6, 1, trial=self.trial)
+        positive(least=self.least, most=self.most)
+        not_negative(tolerance=self.tolerance)
+        if self.least > self.most:
+            raise SettingsError(f"{at('least')} is {self.least}, above {at('most')} {self.most}")
+        if 1.0 not in self.factors or min(self.factors) <= 0:
+            raise SettingsError(
+                f"{at('factors')} is {self.factors}; it needs 1.0, the size as it is, and positive "
+                "numbers beside it"
+            )
+
+    def begin(self, block: int) -> float:
+        """Return the epochs before a block; it begins with an epoch if that is close."""
+        epochs = block * self.every
+        return round(epochs) if abs(epochs - round(epochs)) < 0.1 * self.every else epochs
+
+    def block(self, epochs: float) -> int:
+        """Return the block after so many epochs, from 0."""
+        near = math.floor(epochs / self.every) + 1
+        return next(b for b in range(near, -1, -1) if self.begin(b) <= epochs + 1e-9)
+
+
+@dataclass(kw_only=True, slots=True)
+class AutoRateSettings:
+    """The control of the rate by held-out frame accuracy; see `train.control`."""
+
+    every: float
+    gain: float
+
+    def __post_init__(self) -> None:
+        within(1e-4, 1e4, every=self.every)
+        not_negative(gain=self.gain)
+
+
+@dataclass(kw_only=True, slots=True)
 class OptimSettings:
     """SGD on gradients summed over the frames of a minibatch, so that `rate` is per frame."""
 
@@ -105,6 +152,8 @@ class OptimSettings:
     phases: list[PhaseSettings] = field(default_factory=list)
     pretrain: PretrainSettings | None = None
     adagrad: AdagradSettings | None = None
+    auto_minibatch: AutoMinibatchSettings | None = None
+    auto_rate: AutoRateSettings | None = None
     share: float = 1.0
     keep_epochs: bool = False
 
@@ -137,9 +186,21 @@ class OptimSettings:
                 f"{at('pool_frames')} is {self.pool_frames}, below "
                 f"{at('minibatch_frames')} {self.minibatch_frames}; a pool holds many minibatches"
             )
+        auto = self.auto_minibatch
+        if auto is not None and ends and ends[-1] > auto.every:
+            raise SettingsError(
+                f"{at('phases')} end at {ends[-1]} epochs, after the first choice of "
+                f"{at('auto_minibatch')} at {auto.every}; let them end there, or before"
+            )
 
-    def parts(self, epoch: int) -> Iterator[tuple[float, float, int, int | None]]:
-        """Yield the parts of an epoch: first and last share, minibatch frames, most workers."""
+    def parts(
+        self, epoch: int, chosen: Sequence[int] = ()
+    ) -> Iterator[tuple[float, float, int, int | None]]:
+        """Yield the parts of an epoch: first and last share, minibatch frames, most workers.
+
+        Args:
+            chosen: sizes by choice of `auto_minibatch`; later parts have the last one's.
+        """
         first = 0.0
         for phase in self.phases:
             last = min(1.0, phase.until - epoch)
@@ -147,4 +208,18 @@ class OptimSettings:
                 yield first, last, phase.minibatch_frames, phase.workers
                 first = last
         if first < 1:
+            yield from self._blocks(epoch, first, chosen)
+
+    def _blocks(
+        self, epoch: int, first: float, chosen: Sequence[int]
+    ) -> Iterator[tuple[float, float, int, int | None]]:
+        """Cut the rest of an epoch where a minibatch size is chosen."""
+        if self.auto_minibatch is None:
             yield first, 1.0, self.minibatch_frames, None
+            return
+        sizes = [self.minibatch_frames, *chosen]
+        while first < 1:
+            block = self.auto_minibatch.block(epoch + first)
+            last = min(1.0, self.auto_minibatch.begin(block + 1) - epoch)
+            yield first, last, sizes[min(block, len(chosen))], None
+            first = last

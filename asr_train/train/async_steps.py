@@ -25,13 +25,16 @@ def run_ahead(
     state: RunState,
     optim: OptimSettings,
     advance: Callable[[int], None],
+    most: int,
+    rate: tuple[float, int] | None = None,
 ) -> dict[int, list[WorkerTotals]]:
-    """Take steps with asynchronous workers, up to a checkpoint or the epoch's end.
+    """Take steps with asynchronous workers, `most` of them, or up to a checkpoint.
 
     All models are identical then, and in `state`.
 
     Args:
         advance: called with numbers of frames, as they are learned from.
+        rate: the schedule's arguments for all steps; None: as the epoch goes on.
     Returns:
         By steps taken, the local workers' totals, for rows of the log in between.
     """
@@ -39,8 +42,7 @@ def run_ahead(
     weights_P = method.replicas[0].weights_P
     assert method.ahead is not None
     first, before = progress.step, progress.step - progress.epoch_step
-    left = progress.epoch_steps - progress.epoch_step
-    steps = min(left, optim.checkpoint_steps - first % optim.checkpoint_steps)
+    steps = min(most, optim.checkpoint_steps - first % optim.checkpoint_steps)
     others = len(method.exchange) // len(method.exchange.local)  # for each one here
 
     def compute(worker: int, step: int) -> MinibatchResult:
@@ -66,13 +68,13 @@ def run_ahead(
         weights_P,
         first,
         steps,
-        lambda step: state.schedule.rate_at(*when(state, feed, step - before)),
+        lambda step: state.schedule.rate_at(*(rate or when(state, feed, step - before))),
         stretch,
     )
     stretch.end()
     progress.step += steps
     progress.epoch_step += steps
-    state.schedule.begin_step(*when(state, feed, progress.epoch_step - 1))
+    state.schedule.begin_step(*(rate or when(state, feed, progress.epoch_step - 1)))
     local = method.exchange.local
     return {taken: [row[worker] for worker in local] for taken, row in stretch.rows.items()}
 

@@ -6,7 +6,7 @@ gradient, so that no worker waits for them. An epoch may have parts (optim.phase
 minibatches and fewer workers that read; the others take part with a zero gradient.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from asr_train.model.store import Model
@@ -36,6 +36,7 @@ def seen_by(model: Model) -> Windows | Cut:
 class _Phase:
     """A part of an epoch's order of samples, the workers that read it, and their minibatches."""
 
+    share: tuple[float, float]  # of the epoch: its begin and end
     shards: Shards
     minibatch_frames: int
     workers: int  # that read
@@ -50,6 +51,7 @@ class Feed:
         seen: what the network takes as input.
         workers: of the run.
         local: those hosted here.
+        parts: of the epoch, as `optim.parts` gives them; None: those without choices.
         halves: into so many steps a minibatch of several workers is cut.
     Attributes:
         num_steps: of the epoch, for every worker.
@@ -65,18 +67,19 @@ class Feed:
         local: range,
         epoch: int,
         device: Device,
+        parts: Iterable[tuple[float, float, int, int | None]] | None = None,
         halves: int = 1,
     ) -> None:
         self._settings = optim, seen, epoch, device
         self._local = local
         self._phases: list[_Phase] = []
         self.num_steps = self.fewest = 0
-        for first, last, minibatch_frames, most in optim.parts(epoch):
+        for first, last, minibatch_frames, most in optim.parts(epoch) if parts is None else parts:
             part = shards.span(first, last)
             reading = min(workers, most or workers)
             if reading > 1:
                 minibatch_frames = max(1, minibatch_frames // halves)
-            phase = _Phase(part, minibatch_frames, reading, self.num_steps, [])
+            phase = _Phase((first, last), part, minibatch_frames, reading, self.num_steps, [])
             for worker in range(reading):
                 phase.batches.append(self._reader(phase, worker).num_batches)
             self._phases.append(phase)
@@ -109,6 +112,15 @@ class Feed:
     def minibatch_frames(self, step: int) -> int:
         """Return the frames of a minibatch in that part of the epoch."""
         return self._phase(step).minibatch_frames
+
+    def part(self, step: int) -> tuple[float, float]:
+        """Return the shares of the epoch at which the part of a step begins and ends."""
+        return self._phase(step).share
+
+    def part_end(self, step: int) -> int:
+        """Return the first step of the next part, or the number of steps."""
+        later = [p.first_step for p in self._phases if p.first_step > step]
+        return min([*later, self.num_steps])
 
     def _phase(self, step: int) -> _Phase:
         return next(p for p in reversed(self._phases) if p.first_step <= step)

@@ -24,6 +24,11 @@ log.jsonl has a row every `optim.log_steps` steps, over the steps since the prev
     peer_wait_seconds       per step and worker: for workers too far behind, and for drains
     simulated_seconds       since the run began, in virtual time, as peer_wait_seconds then are;
                             null in real time
+a row for each decision of a controller (train.control), with `step`, `epoch` (from 1) and
+    decision                minibatch: `tried` (pairs of size and training frame accuracy, null if
+                            all steps were skipped), minibatch_frames_before, minibatch_frames, per
+                            worker. rate: `action` (keep, halve, revert), held_out_accuracy,
+                            held_out_accuracy_before, new_rate, before scaling and warm-up
 and a row at the end of each epoch: epoch, step, dev_loss, dev_accuracy, rate, workers, and
 weights_crc32, to compare replicas and repeated runs.
 """
@@ -84,7 +89,7 @@ class RunLog:
         """Write a row of log.jsonl, and its numbers as events."""
         self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._file.flush()
-        row = {k: v for k, v in row.items() if not isinstance(v, str)}
+        row = {k: v for k, v in row.items() if not isinstance(v, str | list)}
         if self._events is not None:
             for key, value in row.items():
                 if key != "step" and value is not None:

@@ -25,8 +25,9 @@ from asr_train.model.store import build_model, hand_over, load_model, save_model
 from asr_train.schema import RunSettings
 from asr_train.shards.reader import Shards
 from asr_train.train.async_steps import run_ahead
+from asr_train.train.control import Controllers
 from asr_train.train.evaluate import evaluate
-from asr_train.train.feed import Feed, seen_by, when
+from asr_train.train.feed import when
 from asr_train.train.identity import check_same_task, identity, same_bits_every_time
 from asr_train.train.log import NoLog, RunLog, WorkerTotals, dev_row, epoch_line, say, train_row
 from asr_train.train.schedule import Schedule, warning
@@ -141,17 +142,9 @@ def train(
             progress.log_bytes = log.bytes
             checkpoints.save(progress.step, state.contents())
 
+        control = Controllers(optim, model, state, train_shards, dev_shards, device, log.row, tell)
         while not state.schedule.is_finished:
-            feed = Feed(
-                train_shards,
-                optim,
-                seen_by(model),
-                workers,
-                exchange.local,
-                progress.epoch,
-                device,
-                run.comm.halves(workers),
-            )
+            feed = control.feed()
             if feed.fewest < feed.num_steps and not progress.epoch_step:
                 tell(
                     f"epoch {progress.epoch + 1}: {feed.num_steps} steps, but some workers have "
@@ -161,6 +154,14 @@ def train(
             progress.epoch_step, progress.epoch_steps = begin, feed.num_steps
             feed.start(begin)
             while progress.epoch_step < progress.epoch_steps:
+                if control.rate_is_due():
+                    control.set_rate()
+                if control.minibatch_is_due(feed):
+                    save_checkpoint()
+                    control.set_minibatch(feed)
+                    feed = control.feed()
+                    progress.epoch_steps = feed.num_steps
+                    feed.start(progress.epoch_step)
                 if method.ahead is None:
                     done, reading = when(state, feed, progress.epoch_step)
                     state.schedule.begin_step(done, reading)
@@ -171,7 +172,8 @@ def train(
                     if progress.step % run.comm.check_steps == 0:
                         check_replicas(state)
                 else:
-                    rows = run_ahead(model, feed, state, optim, log.advance)
+                    most = control.next_step(feed) - progress.epoch_step
+                    rows = run_ahead(model, feed, state, optim, log.advance, most)
                     check_replicas(state)
                     for row_step, taken in sorted(rows.items()):
                         write_row(row_step, taken)

@@ -76,6 +76,8 @@ def stages(run: RunSettings) -> Iterator[tuple[str, RunSettings]]:
         scaling=Scaling.sum,
         phases=[],
         pretrain=None,
+        auto_minibatch=None,
+        auto_rate=None,
     )
     comm = CommSettings(method=Method.sgd)
     dnn = run.model.dnn

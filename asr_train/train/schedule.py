@@ -42,6 +42,7 @@ class Schedule:
     newbob: once DEV's loss fell by less than the share `newbob_gain` of its previous value, and
     after every epoch from then on. With a `min_rate`, the run is finished when the rate would fall
     below it (min-rate newbob; Ladkat et al., 2019).
+    With `optim.auto_rate`, epochs change nothing; `train.control` halves, down to `min_rate`.
     """
 
     def __init__(self, settings: OptimSettings) -> None:
@@ -58,6 +59,15 @@ class Schedule:
     def is_finished(self) -> bool:
         """Whether no epoch is left."""
         return self._state.is_finished or self._state.epochs >= self.settings.epochs
+
+    @property
+    def unscaled_rate(self) -> float:
+        """The rate before scaling and warm-up, per frame."""
+        return self._state.rate
+
+    def halve(self) -> None:
+        """Halve the rate, but not to less than `min_rate`."""
+        self._state.rate = max(self._state.rate / 2, self.settings.min_rate)
 
     def rate_at(self, epochs: float, added_up: int) -> float:
         """Return the rate of a step of this epoch, with the arguments of `begin_step`."""
@@ -76,7 +86,7 @@ class Schedule:
         """Update the schedule by DEV's loss in nats per frame after an epoch."""
         state, last_loss = self._state, self._state.last_loss
         state.epochs += 1
-        if state.epochs >= self.settings.hold_epochs:
+        if state.epochs >= self.settings.hold_epochs and self.settings.auto_rate is None:
             state.is_halving = (
                 state.is_halving
                 or self.settings.halving is Halving.each_epoch

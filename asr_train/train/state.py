@@ -11,6 +11,7 @@ Files belong to workers, so it does not matter which processes host them.
 """
 
 import contextlib
+import copy
 import json
 import time
 from collections.abc import Iterator
@@ -114,6 +115,35 @@ class Progress:
 
 
 @dataclass(slots=True)
+class ControlState:
+    """What `train.control` decided; the same on all workers.
+
+    Attributes:
+        minibatches: frames per worker, by choice; the first is for data after the first block.
+        checks: of held-out accuracy, so far.
+        accuracy: at the check that `RunState.kept` is of; None: there was none.
+    """
+
+    minibatches: list[int] = field(default_factory=list)
+    checks: int = 0
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A copy of what the method knows here: models, optimizers, residuals.
+
+    Attributes:
+        groups: by place in `method.groups`.
+        workers: by local worker.
+    """
+
+    shared: dict[str, Any]
+    groups: list[dict[str, Any]]
+    workers: dict[int, dict[str, Any]]
+
+
+@dataclass(slots=True)
 class RunState:
     """A run in memory: what is shared, and what belongs to the workers hosted here.
 
@@ -121,6 +151,7 @@ class RunState:
         skipped_in_row: one per group of `method.groups`.
         since_log: by local worker; its seconds are a part of the process's.
         in_epoch: of all workers, up to the last row of the log.
+        kept: the method at the last check of held-out accuracy; None: there was none.
     """
 
     bucket: Bucket
@@ -131,6 +162,8 @@ class RunState:
     in_epoch: Interval = field(default_factory=Interval)
     skipped_in_row: list[int] = field(default_factory=list)
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    control: ControlState = field(default_factory=ControlState)
+    kept: Held | None = None
 
     @classmethod
     def fresh(
@@ -178,8 +211,58 @@ class RunState:
                     "schedule": self.schedule.state_dict(),
                     "progress": asdict(self.progress),
                     "in_epoch": asdict(self.in_epoch),
+                    "control": asdict(self.control),
                 }
+            if self.kept is not None:
+                content["worker_kept"] = self.kept.workers[worker]
+                if "group" in content:
+                    content["group"]["kept"] = self.kept.groups[group]
+                if "shared" in content:
+                    content["shared"]["kept"] = self.kept.shared
             yield worker, content
+
+    def held(self) -> Held:
+        """Return a copy of what the method knows here."""
+        method = self.method
+        method.check()
+        groups = [method.group_state(number) for number in range(len(method.groups))]
+        workers = {worker: method.worker_state(worker) for worker in method.exchange.local}
+        return copy.deepcopy(Held(method.shared_state(), groups, workers))
+
+    def put_back(self, held: Held) -> None:
+        """Restore what `held` returned; counts of what was sent go on."""
+        sent = dict(self.method.sent)
+        self._load(held)
+        self.method.sent = sent
+
+    def _load(self, held: Held) -> None:
+        held = copy.deepcopy(held)  # methods may keep what they load
+        self.method.load_shared_state(held.shared)
+        for number, state in enumerate(held.groups):
+            self.method.load_group_states(number, [state])
+        for worker, state in held.workers.items():
+            self.method.load_worker_state(worker, state)
+
+    @contextlib.contextmanager
+    def put_back_after(self) -> Iterator[None]:
+        """Put back all that the next step depends on, and all counts: steps inside leave no trace.
+
+        Random numbers are drawn from the number of the step, so they come again.
+        """
+        held, seconds = self.held(), self.method.take_seconds()
+        shared = copy.deepcopy(
+            (asdict(self.progress), self.schedule.state_dict(), self.since_log, self.in_epoch)
+        )
+        skipped = list(self.skipped_in_row)
+        yield
+        self._load(held)
+        progress, schedule, self.since_log, self.in_epoch = shared
+        for name, value in progress.items():  # in place: the loop and the log share it
+            setattr(self.progress, name, value)
+        self.schedule.load_state_dict(schedule)
+        self.skipped_in_row = skipped
+        self.method.take_seconds()
+        self.method.seconds = seconds
 
     def restore(self, saved: "Saved") -> str | None:
         """Resume from a checkpoint, in place.
@@ -187,17 +270,24 @@ class RunState:
         Returns:
             A notice if the checkpoint has another number of workers, else None.
         """
-        self._restore_shared(saved.load(0)["shared"])
+        shared = saved.load(0)["shared"]
+        self._restore_shared(shared)
         if saved.workers != len(self.method.exchange):
             return self._restore_resized(saved)
+        kept = Held(shared["kept"], [], {}) if "kept" in shared else None
         for number, group in enumerate(self.method.groups):
             state = saved.load(group.members[0])["group"]
             self.method.load_group_states(number, [state["method"]])
             self.skipped_in_row[number] = state["skipped_in_row"]
+            if kept is not None:
+                kept.groups.append(state["kept"])
         for worker in self.method.exchange.local:
             content = saved.load(worker)
             self.method.load_worker_state(worker, content["worker"])
             self.since_log[worker] = Interval(**content["since_log"])
+            if kept is not None:
+                kept.workers[worker] = content["worker_kept"]
+        self.kept = kept
         return None
 
     def _restore_shared(self, shared: dict[str, Any]) -> None:
@@ -205,9 +295,13 @@ class RunState:
         self.schedule.load_state_dict(shared["schedule"])
         self.progress = Progress(**shared["progress"])
         self.in_epoch = Interval(**shared["in_epoch"])
+        self.control = ControlState(**shared["control"])
 
     def _restore_resized(self, saved: "Saved") -> str:
-        """Resume from another number of workers: all continue from the mean of the models."""
+        """Resume from another number of workers: all continue from the mean of the models.
+
+        There is no model to revert to until held-out accuracy is checked again.
+        """
         groups = [c["group"] for c in map(saved.load, range(saved.workers)) if "group" in c]
         for number in range(len(self.method.groups)):
             self.method.load_group_states(number, [group["method"] for group in groups])

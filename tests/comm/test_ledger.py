@@ -70,3 +70,15 @@ def test_a_late_worker_finds_the_base_or_makes_it():
     for step in range(5):
         late_P = ledger.close(step, messages, TAU, RATE, late_P)
     assert torch.equal(late_P, base_P)
+
+
+def test_steps_that_are_taken_anew_count_their_own_messages():
+    ledger, messages = read()
+    base_P = ledger.begin(0, BEGIN_P)
+    ledger.close(0, messages, TAU, RATE, base_P)
+    ledger.forget()
+    others = {worker: words(worker, 1) for worker in range(WORKERS)}
+    for worker, words_K in others.items():
+        ledger.add(0, worker, words_K)
+    found_P = ledger.close(0, others, TAU, RATE, ledger.begin(0, BEGIN_P))
+    assert torch.equal(found_P, updated(others, BEGIN_P))

@@ -309,3 +309,19 @@ def test_dev_points_stand_at_the_frames_of_their_steps(inputs):
     dev = [row for row in rows if "dev_loss" in row]
     expected = [[frames[row["step"]] / 1e6, row["dev_loss"]] for row in dev]
     assert page.dev_curve(rows, "loss") == pytest.approx(np.array(expected))
+
+
+def test_decisions_of_controllers_are_lines_and_no_points(inputs, undrawn):
+    tried = {"tried": [[32, 0.5], [64, 0.5]], "minibatch_frames_before": 32}
+    checked = {"held_out_accuracy": 0.61, "held_out_accuracy_before": 0.62}
+    decided = [
+        {"step": 9, "epoch": 1, "decision": "minibatch", **tried, "minibatch_frames": 64},
+        {"step": 9, "epoch": 1, "decision": "rate", **checked, "action": "revert", "new_rate": 0.1},
+    ]
+    rows = inputs["logs"]["dnn"]
+    html, _ = page.build_page(**inputs | {"logs": {"dnn": [*decided, *rows]}})
+    text = outline(html).text
+    assert "dnn: frames per worker and minibatch, by trial: 32, then 64 (step 9)." in text
+    assert "revert (step 9, 61.0 %, 0.1)." in text
+    for curve in (page.training_curve, page.dev_curve):
+        assert np.array_equal(curve([*decided, *rows], "accuracy"), curve(rows, "accuracy"))

@@ -3,7 +3,8 @@
 One model for all workers, each of which owns a part of its optimizer (Seide et al., 2014).
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -22,6 +23,7 @@ class OneBitMethod(ExchangeMethod):
         assert settings.onebit is not None  # as schema checks
         self.owners = OneBitSgd(exchange, size, settings.onebit)
         super().__init__(exchange, [exchange], [self.owners])
+        self.halves = settings.halves(len(exchange))
 
     def _replica(
         self,
@@ -33,6 +35,13 @@ class OneBitMethod(ExchangeMethod):
     ) -> Replica:
         self.owners.begin(shapes, momentum, adagrad)
         return Replica(weights_P, Momentum(weights_P, 0.0))
+
+    @contextlib.contextmanager
+    def undelayed(self) -> Iterator[None]:
+        before = self.halves, self.owners.delays
+        self.halves, self.owners.delays = 1, False
+        yield
+        self.halves, self.owners.delays = before
 
     def apply(self, group: int, update: Update, rate: float) -> None:
         self.owners.rate = rate

@@ -1,0 +1,261 @@
+"""**Controllers** (Seide et al., 2014): the minibatch size by trial, the rate by held-out accuracy.
+
+optim.auto_minibatch  every so many epochs, several sizes are tried on the first data of what comes
+                      next, from the same state; all is put back after each try; the largest that
+                      does not hurt training frame accuracy is kept
+optim.auto_rate       every so many epochs, DEV's frame accuracy is measured: the rate is halved if
+                      it grew too slowly; if it fell, the model is reverted, too
+Both decide by numbers of all workers, so that all processes decide alike, and work with every
+exchange method. A decision is a row of the log. A run that is killed in a trial repeats it.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+import torch
+
+from asr_train.model.store import Model
+from asr_train.schema import AutoMinibatchSettings, AutoRateSettings, OptimSettings
+from asr_train.shards.reader import Shards
+from asr_train.train.async_steps import run_ahead
+from asr_train.train.evaluate import evaluate
+from asr_train.train.feed import Feed, seen_by, when
+from asr_train.train.state import Interval, RunState
+from asr_train.train.step import step
+
+CLOSE = 1e-9  # epochs; shares of an epoch are rounded
+
+
+class RateAction(Enum):
+    """What held-out accuracy asks for."""
+
+    keep = "keep"
+    halve = "halve"
+    revert = "revert"  # to the model at the last check; and halve, or it would go the same way
+
+
+def rate_action(before: float | None, now: float, gain: float) -> RateAction:
+    """Return what to do where held-out frame accuracy was `before`, and is `now`.
+
+    Args:
+        before: at the last check; None: this is the first.
+        gain: by which it must have grown to keep the rate.
+    """
+    if before is None or now - before >= gain:
+        return RateAction.keep
+    return RateAction.revert if now < before else RateAction.halve
+
+
+def largest_harmless(accuracies: Mapping[int, float | None], tolerance: float, current: int) -> int:
+    """Return the largest minibatch size that does not hurt; `current` if no size learned anything.
+
+    Args:
+        accuracies: training frame accuracy by size; None: all steps were skipped.
+        tolerance: accuracy below the best that does not count as hurt.
+    """
+    known = {size: accuracy for size, accuracy in accuracies.items() if accuracy is not None}
+    if not known:
+        return current
+    best = max(known.values())
+    return max(size for size, accuracy in known.items() if accuracy >= best - tolerance)
+
+
+class Controllers:
+    """The controllers of a run; without settings for them, nothing is ever due.
+
+    Args:
+        log: writes a row of log.jsonl.
+        tell: prints a line.
+    """
+
+    def __init__(
+        self,
+        optim: OptimSettings,
+        model: Model,
+        state: RunState,
+        train_shards: Shards,
+        dev_shards: Shards,
+        device: torch.device,
+        log: Callable[[dict[str, Any]], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._optim, self._model, self._state = optim, model, state
+        self._train_shards, self._dev_shards, self._device = train_shards, dev_shards, device
+        self._log, self._tell = log, tell
+
+    def feed(self) -> Feed:
+        """Return the minibatches of the current epoch, with the sizes chosen so far."""
+        epoch = self._state.progress.epoch
+        return self._feed_of(list(self._optim.parts(epoch, self._state.control.minibatches)))
+
+    def _feed_of(self, parts: list[tuple[float, float, int, int | None]]) -> Feed:
+        exchange = self._state.method.exchange
+        return Feed(
+            self._train_shards,
+            self._optim,
+            seen_by(self._model),
+            len(exchange),
+            exchange.local,
+            self._state.progress.epoch,
+            self._device,
+            parts,
+            self._state.method.halves,
+        )
+
+    def next_step(self, feed: Feed) -> int:
+        """Return the first step of the epoch after this one before which something may be due."""
+        progress, found = self._state.progress, [feed.num_steps]
+        if self._optim.auto_minibatch is not None:
+            found.append(feed.part_end(progress.epoch_step))
+        if (auto := self._optim.auto_rate) is not None:
+            epochs = (self._state.control.checks + 1) * auto.every - CLOSE - progress.epoch
+            found.append(math.ceil(epochs * progress.epoch_steps))
+        return max(progress.epoch_step + 1, min(found))
+
+    # --- rate -----------------------------------------------------------------------------------
+
+    def rate_is_due(self) -> bool:
+        auto = self._optim.auto_rate
+        return auto is not None and self._checks(auto) > self._state.control.checks
+
+    def _checks(self, auto: AutoRateSettings) -> int:
+        progress = self._state.progress
+        done = progress.epoch + progress.epoch_step / progress.epoch_steps
+        return math.floor((done + CLOSE) / auto.every)
+
+    def set_rate(self) -> None:
+        """Measure held-out accuracy, and act on it."""
+        auto, state = self._optim.auto_rate, self._state
+        assert auto is not None
+        control, progress = state.control, state.progress
+        self._finish_block()
+        state.bucket.point_at(state.method.exported())
+        exchange = state.method.exchange
+        _, accuracy = evaluate(self._model, self._dev_shards, self._device, exchange)
+        before, control.checks = control.accuracy, self._checks(auto)
+        action = rate_action(before, accuracy, auto.gain)
+        if action is RateAction.revert and state.kept is None:  # the number of workers has changed
+            action = RateAction.halve
+        if action is not RateAction.keep:
+            state.schedule.halve()
+        if action is RateAction.revert:
+            assert state.kept is not None
+            state.put_back(state.kept)
+        else:
+            control.accuracy, state.kept = accuracy, state.held()
+        rate = state.schedule.unscaled_rate
+        self._log(
+            {
+                "step": progress.step,
+                "epoch": progress.epoch + 1,
+                "decision": "rate",
+                "action": action.value,
+                "held_out_accuracy": accuracy,
+                "held_out_accuracy_before": before,
+                "new_rate": rate,
+            }
+        )
+        grown = "" if before is None else f" after {before:.2%}"
+        self._tell(
+            f"step {progress.step}: DEV frame accuracy {accuracy:.2%}{grown}: {action.value}; "
+            f"rate {rate:g}"
+        )
+
+    # --- minibatch size -------------------------------------------------------------------------
+
+    def minibatch_is_due(self, feed: Feed) -> bool:
+        auto = self._optim.auto_minibatch
+        return auto is not None and self._block(auto, feed) > len(self._state.control.minibatches)
+
+    def _block(self, auto: AutoMinibatchSettings, feed: Feed) -> int:
+        progress = self._state.progress
+        first, _ = feed.part(progress.epoch_step)
+        return auto.block(progress.epoch + first)
+
+    def set_minibatch(self, feed: Feed) -> None:
+        """Try several sizes, and choose one for what comes next."""
+        auto, state = self._optim.auto_minibatch, self._state
+        assert auto is not None
+        control, progress = state.control, state.progress
+        current = [self._optim.minibatch_frames, *control.minibatches][-1]
+        self._finish_block()
+        rate = when(state, feed, progress.epoch_step)
+        first, last = feed.part(progress.epoch_step)
+        workers = len(state.method.exchange)
+        most_of_samples = 1.5 * workers / self._train_shards.num_samples
+        last = min(last, first + max(auto.trial * auto.every, most_of_samples))
+        frames = (last - first) * self._train_shards.num_frames / self._model.stride / workers
+        accuracies = {
+            size: self._tried((first, last, size, None), rate)
+            for size in self.sizes(auto, current, int(frames))
+        }
+        chosen = largest_harmless(accuracies, auto.tolerance, current)
+        missed = self._block(auto, feed) - len(control.minibatches)  # 1, unless workers changed
+        control.minibatches += [chosen] * missed
+        self._log(
+            {
+                "step": progress.step,
+                "epoch": progress.epoch + 1,
+                "decision": "minibatch",
+                "tried": [[size, accuracy] for size, accuracy in accuracies.items()],
+                "minibatch_frames_before": current,
+                "minibatch_frames": chosen,
+            }
+        )
+        shown = ", ".join(
+            f"{size} {'–' if accuracy is None else f'{accuracy:.2%}'}"
+            for size, accuracy in accuracies.items()
+        )
+        self._tell(
+            f"step {progress.step}: training frame accuracy by minibatch size {shown}: {chosen} "
+            "frames per worker"
+        )
+
+    def sizes(self, auto: AutoMinibatchSettings, current: int, frames: int) -> list[int]:
+        """Return the sizes to try: of which the data, `frames` per worker, fill one minibatch."""
+        limit = min(auto.most, self._optim.pool_frames, frames)
+        asked = {max(auto.least, round(factor * current)) for factor in auto.factors}
+        return sorted({size for size in asked if size <= limit} | {current})
+
+    def _tried(
+        self, part: tuple[float, float, int, int | None], rate: tuple[float, int]
+    ) -> float | None:
+        """Train on a part of the epoch; return training frame accuracy, and put all back.
+
+        Updates are not late meanwhile (Seide et al., 2014, 1-bit, table 3: "no DB for minibatch
+        selection").
+        """
+        state, learned = self._state, Interval()
+        with state.put_back_after(), state.method.undelayed():
+            trial = self._feed_of([part])
+            state.since_log = {worker: Interval() for worker in state.since_log}
+            state.schedule.begin_step(*rate)
+            taken = 0
+            while taken < trial.num_steps:
+                if state.method.ahead is None:
+                    state.method.begin_step(trial.reading(taken), trial.minibatch_frames(taken))
+                    step(self._model, trial.next, state, self._optim)
+                    taken += 1
+                    continue
+                before, most = state.progress.step, trial.num_steps - taken
+                rows = run_ahead(
+                    self._model, trial, state, self._optim, lambda frames: None, most, rate
+                )
+                for totals in (one for row in rows.values() for one in row):
+                    learned.add(totals.counts)
+                taken += state.progress.step - before
+            for counts in state.since_log.values():
+                learned.add(counts)
+            row = [float(learned.frames), float(learned.correct)]
+            none = [[0.0, 0.0]] * (len(state.since_log) - 1)
+            numbers = state.method.exchange.numbers([row, *none])
+        frames, correct = (sum(column) for column in zip(*numbers, strict=True))
+        return correct / frames if frames else None
+
+    def _finish_block(self) -> None:
+        """Let workers that average models do so now, so that there is one model to judge."""
+        here = self._state.since_log[self._state.method.exchange.local[0]]
+        with self._state.stopwatch(here, "exchange_seconds"):
+            self._state.method.end_epoch()

@@ -1,0 +1,316 @@
+"""Controllers: their rules; a try leaves no trace; the same bytes anywhere and after a kill."""
+
+import json
+import multiprocessing
+import os
+import signal
+from itertools import pairwise
+
+import pytest
+import tiny
+import torch
+from comm import forked
+
+from asr_train.comm.bucket import Bucket
+from asr_train.comm.loopback import Loopback
+from asr_train.comm.methods import build
+from asr_train.comm.optimizer import Momentum
+from asr_train.model.store import build_model
+from asr_train.schema import SettingsError
+from asr_train.train import control, loop
+from asr_train.train.control import Controllers, RateAction, largest_harmless, rate_action
+from asr_train.train.feed import Feed, Windows
+from asr_train.train.schedule import Schedule
+from asr_train.train.state import RunState
+from asr_train.train.step import step
+
+CPU = torch.device("cpu")
+GTC = {"threshold": 0.5, "codec": "rice", "capacity": "fixed"}
+BMUF = {"block_steps": 4, "form": "chen_huo", "zeta": 1.0, "c": 1.0, "eta": None}
+COMM = {
+    "sgd": {"method": "sgd"},
+    "gtc": {"method": "gtc", "gtc": GTC},
+    "bmuf": {"method": "bmuf", "bmuf": {**BMUF, "velocity": "keep"}},
+    "gtc_async": {
+        "method": "gtc_async",
+        "gtc": {**GTC, "capacity": "exact"},
+        "asynchronous": {
+            "staleness": 2,
+            "virtual_time": {
+                **{"step_seconds": 0.1, "speed_spread": 0.1, "delay_seconds": 0.05, "seed": 1},
+                **{"step_spread": 0.1, "slowdown": 1.0},
+            },
+        },
+    },
+}
+MINIBATCH = {
+    **{"every": 0.4, "trial": 0.5, "factors": [0.5, 1.0, 2.0]},
+    **{"tolerance": 0.01, "least": 8, "most": 256},
+}
+RATE = {"every": 0.5, "gain": 0.05}
+BOTH = {"auto_minibatch": MINIBATCH, "auto_rate": RATE}
+
+
+def settings(name, **optim):
+    """Return settings with dropout, whose random numbers must come again after a try."""
+    momentum = 0.0 if name == "gtc_async" else 0.5
+    values = {"epochs": 2, "momentum": momentum, **BOTH, **optim}
+    return tiny.settings(COMM[name], dropout=0.1, **values)
+
+
+def workers_of(name) -> int:
+    return 1 if name == "sgd" else 4
+
+
+def trained(folder, splits, name, **optim):
+    exchange = Loopback(range(workers_of(name)), CPU)
+    return loop.train(settings(name, **optim), *splits, folder, CPU, exchange)
+
+
+def rows(folder) -> list[dict]:
+    found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in found]
+
+
+def decisions(folder, kind) -> list[dict]:
+    return [row for row in rows(folder) if row.get("decision") == kind]
+
+
+def outcome(folder):
+    about = json.loads((folder / "model.json").read_text())
+    return (folder / "model.pt").read_bytes(), {**about, "run": None}, rows(folder)
+
+
+@pytest.fixture(scope="module")
+def unbroken(splits, tmp_path_factory):
+    """A function: name of a method -> folder of a run that nothing broke."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("exp") / name
+            trained(made[name], splits, name)
+        return made[name]
+
+    return get
+
+
+# --- the rules ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "before, now, action",
+    [
+        (None, 0.1, "keep"),  # the first check
+        (0.40, 0.46, "keep"),
+        (0.40, 0.45, "keep"),  # as much as asked for
+        (0.40, 0.44, "halve"),
+        (0.40, 0.40, "halve"),
+        (0.40, 0.39, "revert"),
+    ],
+)
+def test_the_rate_follows_held_out_accuracy(before, now, action):
+    assert rate_action(before, now, gain=0.05 - 1e-9) is RateAction(action)
+
+
+@pytest.mark.parametrize(
+    "accuracies, chosen",
+    [
+        ({32: 0.5, 64: 0.5, 128: 0.5}, 128),
+        ({32: 0.5, 64: 0.495, 128: 0.48}, 64),  # within the tolerance of the best
+        ({32: 0.5, 64: 0.52, 128: 0.49}, 64),
+        ({32: 0.5, 64: 0.45, 128: 0.495}, 128),  # the largest, though one below it hurts
+        ({32: 0.5, 64: None}, 32),
+        ({32: None, 64: None}, 64),  # none learned: as it was
+    ],
+)
+def test_the_largest_size_that_does_not_hurt_is_chosen(accuracies, chosen):
+    assert largest_harmless(accuracies, tolerance=0.01, current=64) == chosen
+
+
+def test_sizes_fill_a_minibatch_and_stay_within_limits():
+    auto = settings("sgd").optim.auto_minibatch
+
+    def sizes(current: int, frames: int) -> list[int]:
+        controllers = Controllers.__new__(Controllers)
+        controllers._optim = settings("sgd").optim  # a pool of 500 frames
+        return controllers.sizes(auto, current, frames)
+
+    assert sizes(32, 1000) == [16, 32, 64]
+    assert sizes(32, 50) == [16, 32]
+    assert sizes(8, 1000) == [8, 16]
+    assert sizes(256, 1000) == [128, 256]
+    assert sizes(64, 10) == [64]  # always the one as it is
+
+
+@pytest.mark.parametrize("every", [0.0777, 0.25, 0.4, 1.0, 1.7, 3.0])
+def test_blocks_cut_epochs_without_gaps_and_choices_count_from_the_second(every):
+    optim = settings("sgd", epochs=4, auto_minibatch={**MINIBATCH, "every": every}).optim
+    chosen = [100 + block for block in range(1, 60)]
+    blocks = []
+    for epoch in range(4):
+        parts = list(optim.parts(epoch, chosen))
+        assert parts[0][0] == 0.0
+        assert parts[-1][1] == 1.0
+        assert all(a[1] == b[0] for a, b in pairwise(parts))
+        assert all(last - first > 0.09 * min(every, 1) for first, last, *_ in parts)
+        blocks += [size for _, _, size, _ in parts]
+    wanted = [optim.minibatch_frames, *chosen]
+    assert sorted(set(blocks), key=blocks.index) == wanted[: len(set(blocks))]
+    assert len(set(blocks)) == pytest.approx(4 / every, abs=1)
+    assert list(optim.parts(3))[-1][2] == optim.minibatch_frames  # none was chosen
+
+
+def test_phases_must_end_where_choices_begin():
+    phases = [{"until": 0.5, "minibatch_frames": 16}]
+    with pytest.raises(SettingsError, match=r"optim.phases end at 0.5 epochs, after the first cho"):
+        settings("sgd", phases=phases)
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMM)
+def test_every_method_decides_and_learns(unbroken, name):
+    folder = unbroken(name)
+    assert len(decisions(folder, "minibatch")) == 4  # at 0.4, 0.8, 1.2 and 1.6 epochs
+    assert len(decisions(folder, "rate")) == 3
+    for row in decisions(folder, "minibatch"):
+        accuracies = dict(map(tuple, row["tried"]))
+        before = row["minibatch_frames_before"]
+        assert row["minibatch_frames"] == largest_harmless(accuracies, 0.01, before)
+        assert len(accuracies) > 1
+    assert json.loads((folder / "model.json").read_text())["dev"]["accuracy"] > 0.4  # chance: 1/6
+
+
+@pytest.mark.parametrize("name", COMM)
+def test_all_frames_are_learned_from_once_an_epoch_and_tries_do_not_count(unbroken, splits, name):
+    last = [row for row in rows(unbroken(name)) if "frames" in row][-1]
+    assert last["frames"] == 2 * splits[0].num_frames
+
+
+@pytest.mark.parametrize("name", COMM)
+def test_a_try_leaves_no_trace(unbroken, splits, tmp_path, name, monkeypatch):
+    """A run that is told the accuracies, instead of trying, ends in the same weights."""
+    told = [row["tried"] for row in decisions(unbroken(name), "minibatch")]
+    scripted = iter([accuracy for tried in told for _, accuracy in tried])
+    monkeypatch.setattr(Controllers, "_tried", lambda *_: next(scripted))
+    trained(tmp_path / "told", splits, name)
+    assert outcome(tmp_path / "told") == outcome(unbroken(name))
+
+
+@pytest.mark.parametrize("name", ["gtc", "bmuf"])
+def test_processes_decide_as_virtual_workers_do(unbroken, splits, tmp_path, name):
+    def main(exchange):
+        loop.train(settings(name), *splits, tmp_path / "run", CPU, exchange)
+
+    assert forked.run(main, 4, 2) == [None] * 2
+    assert outcome(tmp_path / "run") == outcome(unbroken(name))
+
+
+@pytest.mark.parametrize(
+    "name, owner, method, call, after",
+    [
+        ("sgd", Momentum, "apply", 30, True),  # in a try
+        ("gtc", Momentum, "apply", 9, True),
+        ("bmuf", Controllers, "_tried", 2, True),
+        ("bmuf", Controllers, "_tried", 4, False),
+        ("gtc", control, "evaluate", 2, True),
+        ("gtc_async", Controllers, "_tried", 5, True),
+    ],
+)
+def test_a_run_killed_in_a_decision_ends_in_the_same_bytes(
+    unbroken, splits, tmp_path, monkeypatch, name, owner, method, call, after
+):
+    original, calls, folder = getattr(owner, method), [], tmp_path / "killed"
+
+    def deadly(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == call and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*args, **kwargs)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, deadly)
+        start = multiprocessing.get_context("fork").Process
+        child = start(target=trained, args=(folder, splits, name))
+        child.start()
+        child.join()
+    assert child.exitcode == -signal.SIGKILL
+    trained(folder, splits, name)
+    assert outcome(folder) == outcome(unbroken(name))
+
+
+# --- reverting ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sgd", "gtc", "bmuf"])
+def test_what_is_put_back_is_what_was_held(splits, name):
+    """Models, velocity, residuals and blocks: the same steps give the same bits."""
+    run, workers = settings(name), workers_of(name)
+    stds = (torch.from_numpy(numbers) for numbers in (splits[0].mean_F, splits[0].var_F))
+    model = build_model(run.model, tiny.NUM_MELS, tiny.NUM_STATES, *stds, 0)
+    bucket = Bucket(model)
+    exchange = Loopback(range(workers), CPU)
+    method = build(run.comm, exchange, bucket.weights_P.numel())
+    state = RunState.fresh(bucket, method, Schedule(run.optim), 0.5)
+
+    def steps(count: int, begin: int) -> list[torch.Tensor]:
+        feed = Feed(splits[0], run.optim, Windows(2, 1), workers, range(workers), 0, CPU)
+        feed.start(begin)
+        state.progress.step = begin
+        for _ in range(count):
+            step(model, feed.next, state, run.optim)
+        return [replica.weights_P.clone() for replica in method.replicas]
+
+    steps(5, 0)
+    held = state.held()
+    once = steps(4, 5)
+    for _ in range(2):
+        state.put_back(held)
+        for a, b in zip(once, steps(4, 5), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_fall_reverts_the_model_and_halves_the_rate(splits, tmp_path, monkeypatch):
+    """DEV's accuracy is told here: at the second check it fell, at the third it grew slowly."""
+    told, weights = iter([0.5, 0.4, 0.52]), []
+    monkeypatch.setattr(control, "evaluate", lambda *_: (1.0, next(told)))
+    original = Controllers.set_rate
+
+    def watched(self):
+        before = self._state.method.replicas[0].weights_P.clone()
+        original(self)
+        weights.append((before, self._state.method.replicas[0].weights_P.clone()))
+
+    monkeypatch.setattr(Controllers, "set_rate", watched)
+    trained(tmp_path / "run", splits, "gtc", min_rate=0.006)
+    found = decisions(tmp_path / "run", "rate")
+    assert [row["action"] for row in found] == ["keep", "revert", "halve"]
+    assert [row["new_rate"] for row in found] == [0.02, 0.01, 0.006]  # not below min_rate
+    assert [row["held_out_accuracy_before"] for row in found] == [None, 0.5, 0.5]
+    (first, kept), (fallen, reverted), (slow, stays) = weights
+    assert torch.equal(first, kept)
+    assert not torch.equal(fallen, reverted)
+    assert torch.equal(reverted, kept)
+    assert torch.equal(slow, stays)
+    ends = [row["rate"] for row in rows(tmp_path / "run") if "dev_loss" in row]
+    assert ends == [0.02, 0.006]  # ends of epochs halve nothing
+
+
+def test_another_number_of_workers_resumes_without_a_model_to_revert_to(splits, tmp_path):
+    folder = tmp_path / "run"
+
+    def stops(exchange):
+        raise RuntimeError("stop")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "epoch_line", stops)
+        with pytest.raises(TypeError):
+            trained(folder, splits, "gtc")
+    run = settings("gtc")
+    loop.train(run, *splits, folder, CPU, Loopback(range(2), CPU))
+    assert len(decisions(folder, "minibatch")) == 4
