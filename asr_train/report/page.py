@@ -242,7 +242,9 @@ def _draw_curve(
                 ax.plot(*dev_XY.T, "o-", color=colour, markersize=4, label=run)
                 parts.append(f"{run} dev from {dev_XY[0, 1]:.3g} to {dev_XY[-1, 1]:.3g}")
         if key == "rate":
-            _mark_rates(ax, {row["rate"] for rows in logs.values() for row in rows})
+            _mark_rates(
+                ax, {row["rate"] for rows in logs.values() for row in rows if "rate" in row}
+            )
         ax.set_title(title)
         ax.set_xlabel("frames seen (millions)")
         ax.legend()

@@ -321,7 +321,7 @@ def test_decisions_of_controllers_are_lines_and_no_points(inputs, undrawn):
     rows = inputs["logs"]["dnn"]
     html, _ = page.build_page(**inputs | {"logs": {"dnn": [*decided, *rows]}})
     text = outline(html).text
-    assert "dnn: frames per worker and minibatch, by trial: 32, then 64 (step 9)." in text
+    assert "dnn: minibatch size by trial, frames per worker: 32, then 64 (step 9)." in text
     assert "revert (step 9, 61.0 %, 0.1)." in text
     for curve in (page.training_curve, page.dev_curve):
         assert np.array_equal(curve([*decided, *rows], "accuracy"), curve(rows, "accuracy"))
