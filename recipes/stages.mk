@@ -135,7 +135,7 @@ check: $(CHECKED)
 	@cat $<
 bundle: $(CURDIR)/README.md $W/exp/$(RUN)/model.json \
   $W/exp/$(if $(filter $(RUN),$(NETS)),$(or $(SCALES),$(RUN)),$(RUN))/tuned.json $W/lang/index.json \
-  $C/lexicon.yaml $(EVAL:%=$W/exp/$(RUN)/score.%.json)
+  $C/lexicon.yaml $W/feats/$(TRAIN).jsonl.gz $(EVAL:%=$W/exp/$(RUN)/score.%.json)
 	$Q$(PY) $S/bundle.py $^ $(BUNDLE)
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)

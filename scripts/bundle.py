@@ -1,7 +1,8 @@
-"""bundle.py README MODEL TUNED lang/index.json conf/lexicon.yaml score.SPLIT.json... OUTPUT
+"""bundle.py README MODEL TUNED lang/index.json conf/lexicon.yaml feats/TRAIN.jsonl.gz
+    score.SPLIT.json... OUTPUT
 
 OUTPUT is a .tar or a folder with all that decoding and aligning need: MODEL (exp/RUN/model.json),
-the decoding graph and scales of TUNED (exp/RUN/tuned.json), lexicon, feature settings, versions,
+the decoding graph and scales of TUNED (exp/RUN/tuned.json), lexicon, features, versions,
 WER lines and the licence of the data. The licence is the environment's LICENCE, else the paragraph
 of that name in README, the recipe's.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.bundle.store import Contents, write_bundle
+from asr_train.data.features import total_sums
 from asr_train.decode.words import Choice, Effort
 from asr_train.files import read_json, read_text
 from asr_train.jobs import main
@@ -32,7 +34,9 @@ ROOT = Path(__file__).resolve().parents[1]
 UNKNOWN = "not stated; ask whoever made this bundle"
 
 
-def bundle(readme: str, model: str, tuned: str, language: str, lexicon: str, *paths: str) -> str:
+def bundle(
+    readme: str, model: str, tuned: str, language: str, lexicon: str, features: str, *paths: str
+) -> str:
     *scores, output = paths
     about, chosen, lang = read_json(model), read_json(tuned), load_lang(language)
     if about["states"] is None:
@@ -54,6 +58,7 @@ def bundle(readme: str, model: str, tuned: str, language: str, lexicon: str, *pa
             effort=Effort(*(chosen[f.name] for f in fields(Effort))),
             first_scale=chosen["first_pass_scale"],
             lexicon=load(LexiconSettings, lexicon),
+            frames=total_sums(features),
             about={
                 "wer": [wer_of(read_json(score)) for score in scores],
                 "data_licence": os.environ.get("LICENCE") or licence_of(Path(readme)),

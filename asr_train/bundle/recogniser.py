@@ -29,6 +29,10 @@ from asr_train.score.normalise import transcribed
 from asr_train.search.graph import Graph, read_fst
 from asr_train.search.lattice import Lattices, read_ordered
 
+# Of the training data, in the mean and variance of a recording or speaker; global_frames of Kaldi's
+# online-cmvn. Without them, digits of 2 s have four times as many errors.
+PRIOR_FRAMES = 200
+
 
 class AlignmentError(ValueError):
     """A text that could not be aligned with its recording."""
@@ -92,7 +96,7 @@ class Recogniser:
         """Load an open bundle's parts; see `load`."""
         self.manifest = opened.manifest
         self._lang, self._lexicon = opened.lang, opened.lexicon
-        self._feats = Heard(opened.feats)
+        self._feats = Heard(opened.feats, opened.frames.weighing(PRIOR_FRAMES))
         self._logmel = LogMel(opened.feats)
         self._scorer = load_scorer(opened.model, self._feats, opened.lang)
         self._states = known_states(self._scorer)

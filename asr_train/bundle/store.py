@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from asr_train import files
+from asr_train.data.features import Sums
 from asr_train.decode.words import Choice, Effort
 from asr_train.files import DamagedFileError
 from asr_train.lang.index import Lang, load_lang, write_lang
@@ -51,6 +52,7 @@ class Contents:
         graph: HCLG, made with the choice's weight and penalty.
         first_scale: acoustic scale of the first passes of speaker-adapted systems.
         lexicon: the source of further words' pronunciations.
+        frames: sums over the training data's features.
         about: versions, data_licence and wer (lines), for people.
     """
 
@@ -63,6 +65,7 @@ class Contents:
     effort: Effort
     first_scale: float
     lexicon: LexiconSettings
+    frames: Sums
     about: dict[str, Any]
 
 
@@ -112,6 +115,7 @@ def _write_parts(folder: Path, made: Contents) -> dict[str, Any]:
         "run": about["run"],
         **made.about,
         "feats": about["feats"],
+        "frames": made.frames.plain(),
         "choice": plain(made.choice),
         "effort": plain(made.effort),
         "first_scale": made.first_scale,
@@ -137,6 +141,7 @@ class Bundle:
     Attributes:
         folder: where its parts lie while it is open.
         manifest: content of bundle.json.
+        frames: sums over the training data's features.
         lexicon: None: only the words of `lang` have pronunciations.
     """
 
@@ -144,6 +149,7 @@ class Bundle:
     manifest: dict[str, Any]
     lang: Lang
     feats: FeatsSettings
+    frames: Sums
     choice: Choice
     effort: Effort
     first_scale: float
@@ -222,6 +228,7 @@ def _checked(folder: Path, named: Path) -> Bundle:
             manifest,
             lang,
             build(FeatsSettings, manifest["feats"], "feats"),
+            Sums.from_plain(manifest["frames"]),
             Choice(**manifest["choice"]),
             Effort(**manifest["effort"]),
             manifest["first_scale"],

@@ -229,6 +229,11 @@ class Sums:
             self.frames + other.frames, self.sum_F + other.sum_F, self.squares_F + other.squares_F
         )
 
+    def weighing(self, frames: int) -> "Sums":
+        """Return the sums of so many frames with the same mean and variance."""
+        share = frames / max(1, self.frames)
+        return Sums(frames, share * self.sum_F, share * self.squares_F)
+
     def plain(self) -> dict[str, Any]:
         return {
             "frames": self.frames,
@@ -323,6 +328,13 @@ def open_feats(manifest: Path | str) -> Feats:
     )
 
 
+def total_sums(manifest: Path | str) -> Sums:
+    """Return the sums of all speakers of `feats/SPLIT.jsonl.gz`."""
+    index = read_json(_folder(manifest) / "index.json")
+    sums = [Sums.from_plain(values) for values in index["speakers"].values()]
+    return sum(sums[1:], sums[0])
+
+
 def _utterance(row: dict[str, Any]) -> Utterance:
     supervision = row["supervisions"][0]
     frames = row["features"]["num_frames"]
@@ -332,10 +344,15 @@ def _utterance(row: dict[str, Any]) -> Utterance:
 
 
 class Heard(Feats):
-    """Features in memory, of recordings that come and go."""
+    """Features in memory, of recordings that come and go.
 
-    def __init__(self, settings: FeatsSettings) -> None:
+    Args:
+        prior: counted with each speaker's own frames, of which one short recording has too few.
+    """
+
+    def __init__(self, settings: FeatsSettings, prior: Sums) -> None:
         super().__init__(settings, [], {})
+        self._prior = prior
         self._feats: dict[str, np.ndarray] = {}
 
     def put(
@@ -346,8 +363,7 @@ class Heard(Feats):
         self.utterances.append(utterance)
         self.frames += len(feats_TF)
         self._feats[utt_id] = feats_TF
-        zero = Sums.zero(self.settings.num_mels)
-        self._speakers[speaker] = self._speakers.get(speaker, zero) + Sums.of(feats_TF)
+        self._speakers[speaker] = self._speakers.get(speaker, self._prior) + Sums.of(feats_TF)
         return utterance
 
     def load(self, utterance: Utterance) -> np.ndarray:

@@ -68,6 +68,7 @@ def changed(folder, **values):
         ({"format": "zip"}, DamagedFileError, "not that of a bundle"),
         ({"choice": {}}, DamagedFileError, "is incomplete"),
         ({"parts": [{}]}, DamagedFileError, "is incomplete"),
+        ({"frames": None}, DamagedFileError, "is incomplete"),
         ({"feats": {"num_mels": "x"}}, DamagedFileError, "is incomplete"),
     ],
 )
