@@ -133,10 +133,11 @@ table: $(CHECKED) $W/report/index.html
 	@cat $(SHOWN) $W/tables/wer.txt; echo "report: $(abspath $W/report/index.html)"
 check: $(CHECKED)
 	@cat $<
+# A settings file named here would make the manifests look through it to `conf`; see the note on patterns.
 bundle: $(CURDIR)/README.md $W/exp/$(RUN)/model.json \
   $W/exp/$(if $(filter $(RUN),$(NETS)),$(or $(SCALES),$(RUN)),$(RUN))/tuned.json $W/lang/index.json \
-  $C/lexicon.yaml $W/feats/$(TRAIN).jsonl.gz $(EVAL:%=$W/exp/$(RUN)/score.%.json)
-	$Q$(PY) $S/bundle.py $^ $(BUNDLE)
+  $W/feats/$(TRAIN).jsonl.gz $(EVAL:%=$W/exp/$(RUN)/score.%.json)
+	$Q$(PY) $S/bundle.py $(wordlist 1,4,$^) $C/lexicon.yaml $(wordlist 5,99,$^) $(BUNDLE)
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 clean:

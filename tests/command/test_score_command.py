@@ -89,7 +89,7 @@ def sclite(reference, hypothesis):
     ended = subprocess.run(
         [*command, "-o", "rsum", "stdout"], capture_output=True, text=True, check=True
     )
-    line = re.search(r"\| Sum +\|.*", ended.stdout)[0].replace("|", " ")
+    line = re.search(r"\| +Sum +\|.*", ended.stdout)[0].replace("|", " ")
     utterances, words, _, sub, dele, ins, errors = map(int, line.split()[1:8])
     return [utterances, words, sub, dele, ins, errors]
 
