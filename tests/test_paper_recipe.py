@@ -57,7 +57,8 @@ def strom(make, tmp_path_factory) -> tuple[Path, str]:
 def test_runs_share_what_they_begin_with_and_tables_share_runs(make, strom):
     work, said = strom
     runs = sorted(trained(said))  # they run in parallel, so in either order
-    names = "strom2015-gtc_async-workers4-epochs2-seed1", "strom2015-sgd-workers1-epochs2-seed1"
+    gtc = "strom2015-gtc_async-codecrice-workers4-epochs2-seed1"
+    names = gtc, "strom2015-sgd-workers1-epochs2-seed1"
     assert runs == sorted(names)
     assert len(re.findall(r"^layers-1: ", said, re.MULTILINE)) == 1
     planned = trained(make("strom2015", work, "-n", "paper-tables"))
@@ -93,9 +94,10 @@ def test_ratios_are_compared_before_runs_are_trained(strom):
     work, said = strom
     assert said.index("scripts/ratios.py") < said.index("scripts/train.py")
     found = read_json(work / "tables" / "strom2015-figure1.ratios.json")
-    assert found.keys() == {"baseline", "40 nodes"}
-    assert found["40 nodes"]["growth"] == {"paper": 4, "ours": 4, "why": None}
-    assert found["40 nodes"]["updates"]["why"]
+    nodes = "40 nodes, Golomb-Rice codes"
+    assert found.keys() == {"baseline", nodes}
+    assert found[nodes]["growth"] == {"paper": 4, "ours": 4, "why": None}
+    assert found[nodes]["updates"]["why"]
     shown = (work / "tables" / "strom2015-figure1.md").read_text()
     assert "## Ratios" in shown
     assert "last / first minibatch" in shown

@@ -10,6 +10,7 @@ import pytest
 import tiny
 import torch
 from comm import forked
+from tiny import outcome, rows
 
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.loopback import Loopback
@@ -67,18 +68,8 @@ def trained(folder, splits, name, **optim):
     return loop.train(settings(name, **optim), *splits, folder, CPU, exchange)
 
 
-def rows(folder) -> list[dict]:
-    found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in found]
-
-
 def decisions(folder, kind) -> list[dict]:
     return [row for row in rows(folder) if row.get("decision") == kind]
-
-
-def outcome(folder):
-    about = json.loads((folder / "model.json").read_text())
-    return (folder / "model.pt").read_bytes(), {**about, "run": None}, rows(folder)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from dataclasses import asdict
 import pytest
 import tiny
 import torch
+from tiny import outcome, rows
 
 from asr_train import files
 from asr_train.comm.bucket import Bucket
@@ -26,17 +27,6 @@ CPU = torch.device("cpu")
 
 def trained(folder, splits, **optim):
     return loop.train(tiny.settings(**optim), *splits, folder, CPU)
-
-
-def rows(folder) -> list[dict]:
-    """Return the log without what differs between runs."""
-    found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in found]
-
-
-def outcome(folder) -> tuple[bytes, dict, list[dict]]:
-    about = json.loads((folder / "model.json").read_text())
-    return (folder / "model.pt").read_bytes(), {**about, "run": None}, rows(folder)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Recurrent networks in the same loop: exact, restartable, the same for any placement."""
 
-import json
 import math
 import multiprocessing
 import os
@@ -10,6 +9,7 @@ import pytest
 import tiny
 import torch
 from comm import forked
+from tiny import outcome, rows
 
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.optimizer import Momentum
@@ -45,16 +45,6 @@ def settings(comm=None, **optim):
 def trained(folder, splits, comm=None, workers=1, exchange=None, **optim):
     exchange = exchange or Loopback(range(workers), CPU)
     return loop.train(settings(comm, **optim), *splits, folder, CPU, exchange)
-
-
-def rows(folder) -> list[dict]:
-    found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in found]
-
-
-def outcome(folder):
-    about = json.loads((folder / "model.json").read_text())
-    return (folder / "model.pt").read_bytes(), {**about, "run": None}, rows(folder)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 import tiny
 import torch
 from comm import forked
+from tiny import outcome, rows
 
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.exchange import ExchangeError, ReplicaError
@@ -71,16 +72,6 @@ def together(folder, splits, name, workers, processes, before=None, **optim):
         loop.train(run, *splits, folder, CPU, exchange)
 
     return forked.run(main, workers, processes)
-
-
-def rows(folder) -> list[dict]:
-    found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in found]
-
-
-def outcome(folder):
-    about = json.loads((folder / "model.json").read_text())
-    return (folder / "model.pt").read_bytes(), {**about, "run": None}, rows(folder)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """A task that a small network learns in a second: each state is a cluster of frames."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,3 +87,15 @@ def settings(
             "comm": comm or {"method": "sgd"},
         },
     )
+
+
+def rows(folder: Path) -> list[dict]:
+    """Return a run's log without what differs between runs."""
+    found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in found]
+
+
+def outcome(folder: Path) -> tuple[bytes, dict, list[dict]]:
+    """Return a run's weights, its model.json without the run's name, and its log."""
+    about = json.loads((folder / "model.json").read_text())
+    return (folder / "model.pt").read_bytes(), {**about, "run": None}, rows(folder)
