@@ -6,6 +6,7 @@ from contextlib import contextmanager
 PACKAGES = {  # an extra of pyproject.toml -> its package
     "gather": "markdown",
     "kaldi": "kaldiio",
+    "onnx": "onnx",
     "s3": "s3fs",
     "tensorboard": "tensorboard",
 }

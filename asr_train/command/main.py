@@ -1,4 +1,4 @@
-"""The command `asr-train`: decode, align, check, score, plan, recipe.
+"""The command `asr-train`: decode, align, check, score, export, plan, recipe.
 
 A command's module is imported when it runs, so that --help is quick. Exit codes: 0 done; 1 an
 error, or a file that could not be used; 2 a wrong call.
@@ -18,6 +18,7 @@ COMMANDS = {
     "align": "a folder of recordings and their texts -> times of words and phones",
     "check": "check a folder of recordings before training on it",
     "score": "word errors of hypotheses: sclite's totals, intervals, comparison of two",
+    "export": "a bundle's network as ONNX",
     "plan": "recommend an exchange method for a cluster (simulated)",
     "recipe": "train: what `make NAME` does in a checkout",
 }

@@ -1,0 +1,25 @@
+"""Write a bundle's network as ONNX, to score frames with another program.
+
+Takes frames as the decoder feeds them, and gives log posteriors with the priors divided out, in
+nats; context and stride are in the file's metadata. docs/use.md describes both.
+
+example:
+  asr-train export digits digits.onnx
+"""
+
+import argparse
+
+from asr_train.bundle.store import open_bundle
+from asr_train.decode.onnx import export_onnx
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", metavar="BUNDLE", help="path of a bundle, or one of the package")
+    parser.add_argument("output", metavar="OUT.onnx")
+
+
+def run(options: argparse.Namespace) -> int:
+    with open_bundle(options.bundle) as opened:
+        about = export_onnx(opened.model, options.output)
+    print(", ".join(f"{key} {value}" for key, value in about.items()) + f": {options.output}")
+    return 0

@@ -1,0 +1,71 @@
+"""A network exported as ONNX scores frames as ours does."""
+
+import numpy as np
+import pytest
+import torch
+
+from asr_train import schema
+from asr_train.command.main import main
+from asr_train.decode.onnx import export_onnx
+from asr_train.model.store import build_model, save_model
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+MELS, STATES = 6, 11
+DNN = {"layers": 3, "width": 24, "context_left": 3, "context_right": 2}
+LSTM = {"layers": 2, "width": 8, "stack": 3, "subsample": 2, "delay": 2, "piece": 5, "warm": 3}
+NETWORKS = {
+    "sigmoid": {"dnn": {**DNN, "nonlinearity": "sigmoid"}},
+    "relu": {"dnn": {**DNN, "nonlinearity": "relu", "dropout": 0.3}},
+    "low_rank": {"dnn": {**DNN, "nonlinearity": "relu", "rank": 4}},
+    "lstm": {"lstm": LSTM},
+    "lstm_stride_3": {"lstm": {**LSTM, "layers": 1, "stack": 4, "subsample": 3, "delay": 0}},
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_scores_are_those_of_our_network(tmp_path, name):
+    settings = schema.build(schema.ModelSettings, NETWORKS[name], "model")
+    torch.manual_seed(0)
+    model = build_model(settings, MELS, STATES, torch.randn(MELS), 1 + torch.rand(MELS), seed=1)
+    for parameter in model.parameters():  # the output layer begins with zeros
+        torch.nn.init.normal_(parameter, std=0.5)
+    priors_S = torch.rand(STATES).softmax(0)
+    about = {"model": schema.plain(settings), "run": name, "priors": priors_S.tolist()}
+    more = {"feats": {}, "norm": {}, "states": None, "self_loops": [0.5] * STATES}
+    saved = save_model(tmp_path, model, {**about, **more})
+    export_onnx(saved, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    found = session.get_modelmeta().custom_metadata_map
+    context = int(found["context_left"]) + int(found["context_right"])
+    assert (context, int(found["stride"])) == (
+        model.context_left + model.context_right,
+        model.stride,
+    )
+    model.eval()
+    for batch, frames in ((1, context + 1), (3, context + 40)):
+        feats_BTF = torch.randn(batch, frames, MELS)
+        with torch.inference_mode():
+            logp_BKS = torch.log_softmax(model(feats_BTF), 2)
+        wanted = (logp_BKS - priors_S.log()).numpy()
+        (scores,) = session.run(None, {"feats": feats_BTF.numpy()})
+        assert scores.shape == wanted.shape
+        np.testing.assert_allclose(scores, wanted, rtol=1e-5, atol=2e-5)  # float32
+
+
+def test_the_command_exports_the_packages_bundle(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["export", "digits", str(tmp_path / "digits.onnx")])
+    assert ended.value.code == 0
+    assert "context_left 8" in capsys.readouterr().out
+    session = onnxruntime.InferenceSession(tmp_path / "digits.onnx")
+    (inputs,), (outputs,) = session.get_inputs(), session.get_outputs()
+    assert (inputs.shape[2], outputs.shape[2]) == (20, 65)
+
+
+def test_gaussians_are_refused(tmp_path):
+    path = tmp_path / "model.json"
+    path.write_text('{"kind": "gmm"}')
+    with pytest.raises(ValueError, match="no operator"):
+        export_onnx(path, tmp_path / "model.onnx")
+    assert not (tmp_path / "model.onnx").exists()
