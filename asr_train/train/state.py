@@ -233,7 +233,7 @@ class RunState:
         """Restore what `held` returned; counts of what was sent go on."""
         sent = dict(self.method.sent)
         self._load(held)
-        self.method.sent = sent
+        self.method.sent.update(sent)  # in place: asynchronous workers share it
 
     def _load(self, held: Held) -> None:
         held = copy.deepcopy(held)  # methods may keep what they load

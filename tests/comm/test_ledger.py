@@ -44,6 +44,15 @@ def test_weights_by_some_messages_are_those_of_decode(have, count):
     assert torch.equal(weights_P, updated(some, BEGIN_P))
 
 
+def test_a_worker_that_lacks_one_message_does_not_add_up_the_others(monkeypatch):
+    ledger, messages = read()
+    del messages[2]
+    wanted_P, weights_P = updated(messages, BEGIN_P), BEGIN_P.clone()
+    monkeypatch.setattr(decode, "update", None)
+    ledger.update(0, messages, TAU, RATE, weights_P)
+    assert torch.equal(weights_P, wanted_P)
+
+
 def test_a_complete_step_is_added_up_once():
     ledger, messages = read()
     base_P = ledger.begin(0, BEGIN_P)

@@ -288,7 +288,7 @@ def test_a_payload_has_one_bit_per_element_and_two_floats_per_column():
         zeros = torch.zeros_like(matrix)
         quantised.append(onebit.quantise(matrix, zeros, torch.empty_like(matrix)))
     payload_B = write(quantised, CPU)
-    # (7, 19): 2 bytes a row, and 3 bits of each; (7, 1); (3, 18): 2 bytes a row, 2 bits; (3, 3)
+    # (7, 19): 2 bytes per row, and 3 bits of each; (7, 1); (3, 18): 2 bytes per row, 2 bits; (3, 3)
     assert len(payload_B) == payload_bytes(blocks) == 8 * (19 + 1 + 18 + 3) + 17 + 1 + 7 + 2
     for found, wanted in zip(read(payload_B, blocks), quantised, strict=True):
         assert torch.equal(found.bits_RB, wanted.bits_RB)

@@ -32,6 +32,10 @@ COMM = {
     "sgd": {"method": "sgd"},
     "gtc": {"method": "gtc", "gtc": GTC},
     "bmuf": {"method": "bmuf", "bmuf": {**BMUF, "velocity": "keep"}},
+    "onebit": {
+        "method": "onebit",
+        "onebit": {"error_feedback": True, "double_buffering": True},
+    },
     "gtc_async": {
         "method": "gtc_async",
         "gtc": {**GTC, "capacity": "exact"},
@@ -190,6 +194,23 @@ def test_a_try_leaves_no_trace(unbroken, splits, tmp_path, name, monkeypatch):
     assert outcome(tmp_path / "told") == outcome(unbroken(name))
 
 
+def test_updates_are_late_but_not_in_a_try(splits, tmp_path, monkeypatch):
+    """With double buffering, minibatches are halved and updates delayed, except in tries."""
+    seen = {loop: set(), control: set()}
+
+    def watched(module, original):
+        def noted(model, next_batch, state, optim):
+            seen[module].add((state.method.halves, state.method.owners.delays))
+            return original(model, next_batch, state, optim)
+
+        return noted
+
+    for module in seen:
+        monkeypatch.setattr(module, "step", watched(module, module.step))
+    trained(tmp_path / "run", splits, "onebit")
+    assert seen == {loop: {(2, True)}, control: {(1, False)}}
+
+
 @pytest.mark.parametrize("name", ["gtc", "bmuf"])
 def test_processes_decide_as_virtual_workers_do(unbroken, splits, tmp_path, name):
     def main(exchange):
@@ -238,7 +259,7 @@ def test_a_run_killed_in_a_decision_ends_in_the_same_bytes(
 # --- reverting ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["sgd", "gtc", "bmuf"])
+@pytest.mark.parametrize("name", ["sgd", "gtc", "bmuf", "onebit"])
 def test_what_is_put_back_is_what_was_held(splits, name):
     """Models, velocity, residuals and blocks: the same steps give the same bits."""
     run, workers = settings(name), workers_of(name)
@@ -266,7 +287,8 @@ def test_what_is_put_back_is_what_was_held(splits, name):
             assert torch.equal(a, b)
 
 
-def test_a_fall_reverts_the_model_and_halves_the_rate(splits, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["gtc", "gtc_async"])
+def test_a_fall_reverts_the_model_and_halves_the_rate(splits, tmp_path, monkeypatch, name):
     """DEV's accuracy is told here: at the second check it fell, at the third it grew slowly."""
     told, weights = iter([0.5, 0.4, 0.52]), []
     monkeypatch.setattr(control, "evaluate", lambda *_: (1.0, next(told)))
@@ -278,7 +300,8 @@ def test_a_fall_reverts_the_model_and_halves_the_rate(splits, tmp_path, monkeypa
         weights.append((before, self._state.method.replicas[0].weights_P.clone()))
 
     monkeypatch.setattr(Controllers, "set_rate", watched)
-    trained(tmp_path / "run", splits, "gtc", min_rate=0.006)
+    trained(tmp_path / "run", splits, name, min_rate=0.006)
+    assert all(row["sent_bits"] > 0 for row in rows(tmp_path / "run") if "sent_bits" in row)
     found = decisions(tmp_path / "run", "rate")
     assert [row["action"] for row in found] == ["keep", "revert", "halve"]
     assert [row["new_rate"] for row in found] == [0.02, 0.01, 0.006]  # not below min_rate
