@@ -67,7 +67,6 @@ def train(
     leads = exchange.members[0] in exchange.local  # this process writes the run's files
     workers = len(exchange)
     check_same_task(train_shards, dev_shards)
-    same_bits_every_time(device)
     optim = run.optim
 
     model = build_model(
@@ -85,6 +84,7 @@ def train(
     model.to(device)
     bucket = Bucket(model)
     num_parameters = bucket.weights_P.numel()
+    same_bits_every_time(device, num_parameters * optim.minibatch_frames)
     method = build(run.comm, exchange, num_parameters)
     state = RunState.fresh(bucket, method, Schedule(optim), optim.momentum, optim.adagrad)
 

@@ -369,3 +369,16 @@ def test_shards_that_do_not_say_what_they_hold_are_refused(tmp_path):
     shards = loop.Shards(tmp_path / "dev" / "index.json")
     with pytest.raises(ValueError, match="does not say 'states_hash'"):
         loop.train(tiny.settings(), shards, shards, tmp_path / "run", CPU)
+
+
+@pytest.mark.parametrize(
+    "processes, products, wanted",
+    [(1, 8 * 264_496, 1), (1, 2**24, 2), (1, 2**30, 6), (2, 2**30, 3), (8, 2**30, 1)],
+)
+def test_threads_follow_the_size_of_a_minibatch(monkeypatch, processes, products, wanted):
+    monkeypatch.setenv("JOBS", "6")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    set_to = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    identity.same_bits_every_time(torch.device("cpu"), products)
+    assert set_to == [wanted]
