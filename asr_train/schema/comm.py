@@ -29,6 +29,13 @@ class Capacity(Enum):
     exact = "exact"  # no limit: the lengths are exchanged first
 
 
+class Virtual(Enum):
+    """The computation of the gradients of several workers in one process."""
+
+    exact = "exact"  # one by one: the bits are those of a process for each
+    batched = "batched"  # together, where they share weights: much faster, last bits may differ
+
+
 class BlockForm(Enum):
     """The update of the model from the average of the workers' weights; see `comm.blocks`."""
 
@@ -156,6 +163,7 @@ class CommSettings:
 
     method: Method
     workers: int | None = None
+    virtual: Virtual = Virtual.exact
     timeout_seconds: float = 300.0  # maximum wait for another process
     check_steps: int = 1000  # interval at which replicas are compared; steps
     allreduce: AllreduceSettings | None = None
@@ -185,6 +193,11 @@ class CommSettings:
             raise SettingsError(
                 f"{at('gtc.capacity')} is fixed, but messages of {at('method')}="
                 f"{self.method.value} have no fixed length; set it to exact"
+            )
+        if self.method.facts.traffic.is_asynchronous and self.virtual is Virtual.batched:
+            raise SettingsError(
+                f"{at('virtual')} is batched, but workers of {at('method')}={self.method.value} "
+                "have weights of their own; set it to exact"
             )
 
     def halves(self, workers: int) -> int:

@@ -22,9 +22,10 @@ from asr_train.comm.exchange import Exchange
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
 from asr_train.model.store import build_model, hand_over, load_model, save_model
-from asr_train.schema import RunSettings
+from asr_train.schema import RunSettings, Virtual
 from asr_train.shards.reader import Shards
 from asr_train.train.async_steps import run_ahead
+from asr_train.train.batched import Batched
 from asr_train.train.control import Controllers
 from asr_train.train.evaluate import evaluate
 from asr_train.train.feed import when
@@ -84,9 +85,13 @@ def train(
     model.to(device)
     bucket = Bucket(model)
     num_parameters = bucket.weights_P.numel()
-    same_bits_every_time(device, num_parameters * optim.minibatch_frames)
+    is_batched = run.comm.virtual is Virtual.batched
+    together = len(exchange.local) if is_batched else 1
+    same_bits_every_time(device, num_parameters * optim.minibatch_frames * together)
     method = build(run.comm, exchange, num_parameters)
     state = RunState.fresh(bucket, method, Schedule(optim), optim.momentum, optim.adagrad)
+    if is_batched:
+        state.batched = Batched(model, bucket)
 
     checkpoints = Checkpoints(
         folder / "ckpt",

@@ -17,7 +17,7 @@ from asr_train.comm.methods import build
 from asr_train.comm.optimizer import Momentum
 from asr_train.model.store import build_model, load_model, load_tensors
 from asr_train.shards.batch import FramePools, context_padded
-from asr_train.train import evaluate, identity, loop, state
+from asr_train.train import batched, evaluate, identity, loop, state
 from asr_train.train import step as steps
 from asr_train.train.schedule import Schedule
 from asr_train.train.state import Interval, NotFiniteError, RunState
@@ -285,10 +285,10 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(splits, value,
 def test_a_gradient_without_a_norm_is_not_shortened_to_one_that_looks_sound(value):
     grad_P = torch.ones(5)
     grad_P[3] = value
-    steps.shorten(grad_P, 1.0)
+    batched.shorten(grad_P, 1.0)
     assert not grad_P.isfinite().any()
     zeros_P = torch.zeros(5)
-    steps.shorten(zeros_P, 1.0)
+    batched.shorten(zeros_P, 1.0)
     assert torch.equal(zeros_P, torch.zeros(5))
 
 
