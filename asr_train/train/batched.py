@@ -91,8 +91,9 @@ class Batched:
             if bias is not None:
                 torch.sum(delta_WNO, 1, out=grads_WP[:, bias.offset : bias.offset + bias.numel])
         self._inputs, self._outputs = {}, {}
-        for grad_P, batch in zip(grads_WP, batches, strict=True) if max_norm is not None else ():
-            shorten(grad_P, max_norm * batch.frames)
+        if max_norm is not None:
+            for grad_P, batch in zip(grads_WP, batches, strict=True):
+                shorten(grad_P, max_norm * batch.frames)
         correct_N = (logits_NS.detach().argmax(-1) == target_N).to(loss_N.dtype)
         columns = [loss_N.detach(), correct_N]
         sums_W = [column.unflatten(0, (workers, -1)).sum(1) for column in columns]

@@ -102,6 +102,7 @@ def test_networks_and_methods_that_cannot_are_refused(splits, tmp_path):
     with pytest.raises(ValueError, match=r"is batched, but parameter cells.weight_ih_l0"):
         loop.train(recurrent, *splits, tmp_path / "run", CPU)
     comm = {"method": "gtc_async", "gtc": {**GTC, "capacity": "exact"}, "virtual": "batched"}
-    comm["asynchronous"] = {"staleness": 1, "virtual_time": None}
+    times = ("step_seconds", "speed_spread", "step_spread", "slowdown", "delay_seconds", "seed")
+    comm["asynchronous"] = {"staleness": 1, "virtual_time": dict.fromkeys(times, 1)}
     with pytest.raises(schema.SettingsError, match=r"comm.virtual is batched, but workers of"):
         settings(comm, momentum=0.0)
