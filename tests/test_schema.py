@@ -89,6 +89,7 @@ def test_a_bad_value_is_refused_with_its_key(change, message):
         "optim.auto_minibatch.factors=[2.0] optim=seide2014_auto",
         "optim.auto_minibatch.least=300000 optim=seide2014_auto",
         "optim.auto_rate.gain=-1 optim=seide2014_auto",
+        "optim.divisors=[0.0] optim=seide2014_auto",
         "comm.gtc.threshold=0 comm=gtc",
         "comm.gtc.adaptive.band=0 comm=gtc_adaptive",
         "comm.asynchronous.virtual_time.slowdown=0 comm=gtc_async",

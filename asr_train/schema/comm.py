@@ -87,6 +87,7 @@ class OneBitSettings:
 
     error_feedback: bool
     double_buffering: bool
+    delayed_trials: bool = False
 
 
 @dataclass(kw_only=True, slots=True)

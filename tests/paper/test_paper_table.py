@@ -386,6 +386,43 @@ def test_what_the_paper_prints_stands_as_printed(tmp_path):
     assert shown(methods, "BMUF, 32")["gpus: paper / ours"] == "32 / 8"
 
 
+def test_words_wrong_after_each_pass_stand_beside_the_papers(tmp_path):
+    """A table of passes has a column per pass; what the controllers did is said below."""
+    row = {"run": "sgd", "paper": {"setup": "baseline"}}
+    table = a_table(
+        *(tmp_path, "seide2014_parallelizability", "table_2_wer_by_data_pass", [row]),
+        decode_epochs=True,
+    )
+    (name,) = {run.name for run in table.runs}
+    trained = all_finished(table)
+    grown = [dict(r) for r in trained[name].log]
+    for r in grown[4:]:
+        if "frames" in r:
+            r["frames"] = 64 * 80 + 512 * (r["step"] - 80)
+    trained = {name: replace(trained[name], log=grown)}
+    found = tabulated(table, trained, {name: [score(name, each) for each in (9, 6, 3)]})
+    cells = dict(zip(found["columns"], _cells(found), strict=True))
+    assert cells["WER % after epoch 1: paper / ours"] == "19.6 / 9.00"
+    assert cells["WER % after epoch 3: paper / ours"] == "16.9 / 3.00"
+    assert cells["WER % after epoch 7: paper / ours"] == f"16.0 / {DASH}"
+    said = "mean frames per step in each epoch 64, 64, 512; the rate was divided by 1, 2, 3 at"
+    assert said in markdown(found)
+
+
+def test_training_accuracy_is_that_of_the_last_epoch(tmp_path):
+    row = {"run": "sgd", "paper": {"configuration": "baseline (not parallel)"}}
+    columns = ["relu_wer", "relu_acc"]
+    table = a_table(tmp_path, "seide2014_1bit", "table_2_quantisation", [row], columns=columns)
+    found = tabulated(table, all_finished(table))
+    cells = dict(zip(found["columns"], _cells(found), strict=True))
+    assert cells["training frame accuracy %: paper / ours"] == "62.8 / 30.0"
+    assert not any("main" in name or "svd" in name for name in found["columns"])
+
+
+def _cells(table):
+    return [column.cell(table["rows"][0]) for column in columns(table)]
+
+
 def test_figures_have_their_series(tmp_path):
     first, second = both_figures(tmp_path)
     rates = [score("", 9 - n)["wer"] for n in range(EPOCHS)]
