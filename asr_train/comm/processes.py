@@ -172,7 +172,6 @@ def open_exchange(workers: int | None, device: torch.device, timeout_seconds: fl
         )
     if processes == 1:
         return Loopback(range(workers), device)
-    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # raise an error instead of aborting
     if not dist.is_initialized():
         try:
             _join("nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout_seconds))

@@ -73,3 +73,5 @@ def same_bits_every_time(device: torch.device, products: int) -> None:
     torch.set_num_threads(min(most, max(1, products // PRODUCTS_PER_THREAD)))
     if device.type == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
+        # Else every torch.empty is filled with NaN: a pass over memory that is written anyway
+        torch.utils.deterministic.fill_uninitialized_memory = False
