@@ -74,4 +74,4 @@ def same_bits_every_time(device: torch.device, products: int) -> None:
     if device.type == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
         # Else every torch.empty is filled with NaN: a pass over memory that is written anyway
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

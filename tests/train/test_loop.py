@@ -382,3 +382,14 @@ def test_threads_follow_the_size_of_a_minibatch(monkeypatch, processes, products
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
     identity.same_bits_every_time(torch.device("cpu"), products)
     assert set_to == [wanted]
+
+
+def test_on_a_gpu_torch_is_deterministic_without_filling_empty_tensors(monkeypatch):
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    try:
+        identity.same_bits_every_time(torch.device("cuda"), 1)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(False)
