@@ -456,7 +456,9 @@ def columns(table: TableDict) -> list[Column]:
         *([Column("virtual seconds", _ours("virtual_seconds", digits))] if virtual else []),
         SPEEDUP,
     ]
-    return found + [column for column in rest if column.name not in shown]
+    known = [column for column in rest if column.name not in shown]
+    rows = rows_shown(table)
+    return found + [c for c in known if any(c.cell(row) != DASH for row in rows)]
 
 
 WORDS = {
@@ -583,7 +585,7 @@ def notes(table: TableDict) -> list[str]:
     lines += _simulated_notes(table)
     if any(ours["wer_by_epoch"] for ours in rows):
         lines += [_epochs_line(row) for row in rows_shown(table)]
-    if any(_varies(ours["minibatch_by_epoch"][1:]) for ours in rows):
+    if any(_is_controlled(ours, base) for ours in rows):
         lines += [_control_line(row) for row in rows_shown(table)]
     return [*lines, f"{made(table)[:-1]}: `{table['command']}`."]
 
@@ -640,8 +642,13 @@ def _simulated_notes(table: TableDict) -> list[str]:
     ]
 
 
-def _varies(sizes: Sequence[float]) -> bool:
-    return bool(sizes) and max(sizes) > 1.2 * min(sizes)
+def _is_controlled(ours: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
+    """Return whether rates, or the frames of a worker's step, are not the baseline's."""
+    pairs = zip(ours["minibatch_by_epoch"], base["minibatch_by_epoch"], strict=False)
+    share = ours["workers"] if ours["minibatch_frames"] == base["minibatch_frames"] else 1
+    return ours["rate_divisors"] != base["rate_divisors"] or any(
+        max(own / share, other) > 1.2 * min(own / share, other) for own, other in pairs
+    )
 
 
 def _control_line(row: JsonRow) -> str:
