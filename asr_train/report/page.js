@@ -252,13 +252,13 @@ function utteranceRow(row, now) {
   const open = make("button", { type: "button", "aria-expanded": "false", "aria-label": `Listen to ${utterance.id}` }, "▶");
   const cells = [
     make("td", {}, open),
-    make("td", { class: "number" }, String(row.errors)),
-    make("td", { class: "number", hidden: !compared }, String(row.otherErrors ?? "")),
-    make("td", { class: "number" }, String(utterance.words.length)),
+    make("td", { class: "number", "data-label": "errors" }, String(row.errors)),
+    make("td", { class: "number", "data-label": "other", hidden: !compared }, String(row.otherErrors ?? "")),
+    make("td", { class: "number", "data-label": "words" }, String(utterance.words.length)),
     spoken,
     make("td", { class: "name" }, utterance.id),
-    make("td", { class: "name" }, utterance.speaker),
-    make("td", { class: "number" }, utterance.seconds.toFixed(1)),
+    make("td", { class: "name", "data-label": "speaker" }, utterance.speaker),
+    make("td", { class: "number", "data-label": "seconds" }, utterance.seconds.toFixed(1)),
   ];
   const line = make("tr", {}, ...cells);
   open.addEventListener("click", () => {
@@ -375,9 +375,10 @@ async function spectrum(box, audio, utterance, heard, run) {
   };
   wide.append(...(heard.said ? [strip("reference words", heard.said)] : []), canvas, now, strip(`words of ${run}`, heard.found[run]));
   const place = make("div", { class: "spectrum", tabindex: "0" }, wide);
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   const above = heard.said ? "reference words above, " : "";
   const below = `words of ${run} below`;
-  box.append(place, make("p", { class: "notes" }, `Spectrogram, 0 to ${heard.rate / 2000} kHz, dark is loud; ${above}${heard.found[run] ? below : "word times of this run are unknown"}. A word plays from there.`));
+  box.append(place, make("p", { class: "notes" }, `Spectrogram, 0 to ${heard.rate / 2000} kHz, ${dark ? "bright" : "dark"} is loud; ${above}${heard.found[run] ? below : "word times of this run are unknown"}. A word plays from there.`));
   audio.addEventListener("timeupdate", () => {
     now.hidden = false;
     now.style.left = `${(100 * audio.currentTime) / utterance.seconds}%`;
@@ -391,18 +392,18 @@ async function spectrum(box, audio, utterance, heard, run) {
 
 // --- two runs, speakers, confusions --------------------------------------------------------------
 
-function cellsOf(row) {
-  return make("tr", {}, ...row.map((cell, i) =>
-    make(i ? "td" : "th", i ? { class: typeof cell === "string" && /[a-z]/i.test(cell) ? "text" : "number" } : { scope: "row", class: "text" }, String(cell))));
-}
-
-function tableOf(name, columns, rows, first = {}) {
-  const heads = columns.map((text, i) => make("th", { scope: "col", "data-first": i ? "descending" : "ascending" }, text));
-  const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows.map(cellsOf)));
+// A table whose first columns are texts, the others numbers.
+function tableOf(name, columns, rows, texts = 1) {
+  const kind = (i) => (i < texts ? "text" : "number");
+  const heads = columns.map((text, i) => make("th", {
+    scope: "col", class: kind(i), "data-first": i < texts ? "ascending" : "descending" }, text));
+  const lines = rows.map((row) => make("tr", {}, ...row.map((cell, i) =>
+    make(i ? "td" : "th", i ? { class: kind(i) } : { scope: "row", class: "text" }, String(cell)))));
+  const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...lines));
   headings(table, (column, direction) => sortRows(table, column, direction));
   const save = () => download(`${name}.csv`, [columns, ...rows]);
   return [
-    make("div", { class: `scroll ${rows.length > 14 ? "tall" : ""}`, tabindex: "0", ...first }, table),
+    make("div", { class: `scroll ${rows.length > 12 ? "tall" : ""}`, tabindex: "0" }, table),
     make("div", { class: "below" }, make("button", { type: "button", onclick: save, "aria-label": `Save ${name}.csv` }, "Save as CSV")),
   ];
 }
@@ -432,13 +433,15 @@ function showComparison() {
   const differ = keys.filter((key) => mine[key] !== theirs[key]).map((key) => [key, mine[key] ?? "–", theirs[key] ?? "–"]);
   const show = (key) => () => { form.show.value = key; list(); byId("utterances").scrollIntoView(); };
   place.replaceChildren(
-    make("h3", {}, `${a} against ${b}`),
-    ...texts.map((text) => make("p", {}, text)),
-    make("div", { class: "below" },
-      make("button", { type: "button", onclick: show("won") }, `Show ${count(won)} won`),
-      make("button", { type: "button", onclick: show("lost") }, `Show ${count(lost)} lost`)),
-    make("h3", {}, "Settings that differ"),
-    ...(differ.length ? tableOf(`settings-${a}-${b}`, ["setting", a, b], differ) : [make("p", {}, "None.")]),
+    make("div", {},
+      make("h3", {}, `${a} against ${b}`),
+      ...texts.map((text) => make("p", {}, text)),
+      make("div", { class: "below" },
+        make("button", { type: "button", onclick: show("won") }, `Show ${count(won)} won`),
+        make("button", { type: "button", onclick: show("lost") }, `Show ${count(lost)} lost`))),
+    make("div", {},
+      make("h3", {}, "Settings that differ"),
+      ...(differ.length ? tableOf(`settings-${a}-${b}`, ["setting", a, b], differ, 3) : [make("p", {}, "None.")])),
   );
 }
 
@@ -473,7 +476,7 @@ function showConfusions() {
   }
   const rows = found.map(([said, heard, times]) => [said ?? "∗", heard ?? "∗", times]);
   const name = `confusions-${form.run.value}-${form.split.value}`;
-  place.replaceChildren(...tableOf(name, ["said", "found", "times"], rows));
+  place.replaceChildren(...tableOf(name, ["said", "found", "times"], rows, 2));
   for (const row of place.querySelector("tbody").rows) {
     const [said, heard] = [row.cells[0].textContent, row.cells[1].textContent];
     const find = () => { form.find.value = `${said} > ${heard}`; list(); byId("utterances").scrollIntoView(); };
@@ -546,7 +549,7 @@ function ticks(low, high, wanted) {
   return found;
 }
 
-const LEFT = 52, RIGHT = 10, TOP = 8, BOTTOM = 34, HEIGHT = 260;
+const LEFT = 62, RIGHT = 10, TOP = 8, BOTTOM = 34, HEIGHT = 260;
 
 // A chart of curves in place of a picture: drag over it, or use the buttons, to zoom.
 function chart(place, { title, x, y, log, curves }) {
@@ -573,7 +576,7 @@ function chart(place, { title, x, y, log, curves }) {
     toY = (v) => TOP + ((high - scale(v)) / (high - low)) * (HEIGHT - TOP - BOTTOM);
     const picture = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `${title}: curves` });
     const clip = `clip-${place.id}`;
-    picture.append(svg("clipPath", { id: clip }, svg("rect", { x: LEFT, y: TOP, width: width - LEFT - RIGHT, height: HEIGHT - TOP - BOTTOM })));
+    picture.append(svg("clipPath", { id: clip }, svg("rect", { x: LEFT, y: TOP, width: width - LEFT - RIGHT + 4, height: HEIGHT - TOP - BOTTOM })));
     for (const v of ticks(low, high, 5)) {
       const value = log ? 10 ** v : v, at = toY(value);
       picture.append(svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: at, y2: at }),

@@ -476,6 +476,11 @@ class Work:
     runs: Sequence[Row] = ()
     command: str = ""
 
+    @property
+    def untrained(self) -> set[str]:
+        """Runs without steps of training: Gaussian mixtures, and other decodings of a model."""
+        return {*self.passes, *(run["name"] for run in self.runs if "decoding" in run["settings"])}
+
 
 @dataclass(frozen=True)
 class Script:
@@ -515,7 +520,7 @@ def build_page(
     shown = {
         "wer": _shown_wer(table),
         "exchange": None if exchanged is None else _shown_exchange(exchanged, runs),
-        "learning": _shown_learning(logs, runs),
+        "learning": _shown_learning(logs, [run for run in runs if run not in work.untrained]),
         "alignments": _shown_alignments(alignments, list(logs)),
         "times": _shown_times(times),
     }
@@ -594,8 +599,9 @@ def _shown_wer(table: Row) -> Row:
 
 
 def _known(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Row:
-    """Leave out columns that have only dashes."""
-    kept = [i for i in range(len(columns)) if any(row[i] != exchange.DASH for row in rows)]
+    """Leave out columns that have only dashes, or compare a lone run with itself."""
+    empty = {exchange.DASH, "baseline"}
+    kept = [i for i in range(len(columns)) if any(row[i] not in empty for row in rows)]
     return {
         "columns": [columns[i] for i in kept],
         "rows": [[row[i] for i in kept] for row in rows],
@@ -605,11 +611,13 @@ def _known(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Row:
 def _shown_exchange(table: Row, runs: Sequence[str]) -> Row:
     """Return the exchange table, with a drawing if any run sent something."""
     silent = not any(row["ours"]["message_bytes"] for row in table["rows"])
+    unused = ("Sent:", "Received:", "Density:") if silent else ()
+    unused += ("Points:",) if len(table["rows"]) == 1 else ()
     return {
         "silent": silent,
         "picture": draw_bytes(table, runs),
         **_known(table["columns"], exchange.text_rows(table)),
-        "notes": exchange.notes(table)[2 if silent else 0 : -1],
+        "notes": [note for note in exchange.notes(table)[:-1] if not note.startswith(unused)],
     }
 
 
