@@ -246,9 +246,10 @@ function listUtterances() {
 function utteranceRow(row, now) {
   const { utterance } = row;
   const compared = now.other >= 0 && now.other !== now.run;
-  const name = (run) => (compared ? now.split.runs[run] : null);
-  const spoken = make("td", { class: "spoken" }, alignment(utterance.words, utterance.edits[now.run], name(now.run)));
-  if (compared) spoken.append(alignment(utterance.words, utterance.edits[now.other], name(now.other)));
+  const shown = compared && row.differ ? [now.run, now.other] : [now.run];
+  const name = (run) => (!compared ? null : row.differ ? now.split.runs[run] : `${form.run.value} and ${form.other.value}`);
+  const spoken = make("td", { class: "spoken" },
+    ...shown.map((run) => alignment(utterance.words, utterance.edits[run], name(run))));
   const open = make("button", { type: "button", "aria-expanded": "false", "aria-label": `Listen to ${utterance.id}` }, "▶");
   const cells = [
     make("td", {}, open),

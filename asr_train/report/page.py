@@ -608,15 +608,25 @@ def _known(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Row:
     }
 
 
+def _parts(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Row]:
+    """Split the table of exchanges in two, which a screen has room for: errors, and the rest."""
+    cut = columns.index("dev frame accuracy %") + 1
+    rest = [0, *range(cut, len(columns))]
+    return [
+        _known(columns[:cut], [row[:cut] for row in rows]),
+        _known([columns[i] for i in rest], [[row[i] for i in rest] for row in rows]),
+    ]
+
+
 def _shown_exchange(table: Row, runs: Sequence[str]) -> Row:
     """Return the exchange table, with a drawing if any run sent something."""
     silent = not any(row["ours"]["message_bytes"] for row in table["rows"])
-    unused = ("Sent:", "Received:", "Density:") if silent else ()
+    unused: tuple[str, ...] = ("Sent:", "Received:", "Density:") if silent else ()
     unused += ("Points:",) if len(table["rows"]) == 1 else ()
     return {
         "silent": silent,
         "picture": draw_bytes(table, runs),
-        **_known(table["columns"], exchange.text_rows(table)),
+        "tables": _parts(table["columns"], exchange.text_rows(table)),
         "notes": [note for note in exchange.notes(table)[:-1] if not note.startswith(unused)],
     }
 
