@@ -249,8 +249,9 @@ def flat(settings: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 def links(model: Path, own: Path, splits: Sequence[str], folder: Path) -> Iterator[tuple[str, str]]:
     """Yield name and address, relative to the page, of the files of a run that exist."""
-    parts = [part["path"] for part in read_json(model).get("parts", [])]
-    of_model = [*FILES, *parts]
+    stored = read_json(model)
+    network = [stored["file"]] if "file" in stored else []
+    of_model = [*FILES, *network, *(part["path"] for part in stored.get("parts", []))]
     of_split = [f"{kind}.{split}.{suffix}" for split in splits for kind, suffix in OF_SPLIT]
     for path in [*(model.with_name(name) for name in of_model), *(own / name for name in of_split)]:
         if path.exists():

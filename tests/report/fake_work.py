@@ -92,8 +92,13 @@ def make_whole(work: Path) -> list[str]:
             | {"lost": 0, "retried": 1, "moved": 0.0413, "seconds": 2.0},
         ],
     )
-    write_json(work / "exp/mono/model.json", {"gmm": {"passes": 2, "gaussians": 120}, "parts": []})
-    write_json(work / "exp/dnn/model.json", {"parts": [{"path": "model.pt"}]})
+    write_json(
+        work / "exp/mono/model.json",
+        {"gmm": {"passes": 2, "gaussians": 120}, "parts": [{"path": "g.safetensors"}]},
+    )
+    (work / "exp/mono/g.safetensors").write_bytes(b"")
+    write_json(work / "exp/dnn/model.json", {"kind": "dnn", "file": "model.pt"})
+    (work / "exp/dnn/model.pt").write_bytes(b"")
     settings = {"model": {"dnn": {"layers": 2}, "lstm": None}, "optim": {"rate": 0.008}}
     about = {"settings": settings, "workers": 1, "device": "cpu", "device_name": None}
     write_json(work / "exp/dnn/run.json", about | {"versions": {"torch": "2.11"}})

@@ -188,7 +188,8 @@ def test_the_page_has_passes_settings_commands_and_addresses(work, html, data):
     assert data["settings"]["mono"]["gmm.gaussians"] == "120"
     addresses = [a["href"] for tag, a in outline(html).elements if tag == "a"]
     files = [at for at in addresses if not at.startswith("#")]
-    assert "../exp/dnn/log.jsonl" in files
+    assert {f"../exp/dnn/{name}" for name in ("log.jsonl", "model.pt", "run.json")} <= set(files)
+    assert "../exp/mono/g.safetensors" in files
     assert all((work / "report" / at).exists() for at in files)
 
 
