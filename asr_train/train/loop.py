@@ -128,7 +128,9 @@ def train(
             progress.frames += totals.interval.frames
             epoch_step = progress.epoch_step - (progress.step - step)
             rate = state.schedule.rate_at(*when(state, feed, epoch_step - 1))
-            log.row(train_row(totals, replace(progress, step=step), rate, num_parameters))
+            row = train_row(totals, replace(progress, step=step), rate, num_parameters)
+            check_row(row)
+            log.row(row)
             state.in_epoch.add(totals.interval)
 
         def about() -> dict[str, Any]:
@@ -223,6 +225,15 @@ def check_replicas(state: RunState) -> None:
         if len(group.local) < len(group.members):
             checksums = state.bucket.checksums(replica.weights_P)
             group.check_same(checksums, names, f"step {state.progress.step}")
+
+
+def check_row(row: dict[str, Any]) -> None:
+    """Raise NotFiniteError if a number of a row of the log is not finite: the run has diverged."""
+    for name, value in row.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise NotFiniteError(
+                f"{name} is {value} at step {row['step']}: training diverges; lower optim.rate"
+            )
 
 
 def start_step(done: int, of: int, steps: int) -> int:
