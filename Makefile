@@ -20,7 +20,7 @@ FOLDERS = $(foreach v,CORPUS_DIR W MORE BUNDLE,$(if $($v),'$v=$(abspath $($v))')
 
 FETCH := fsdd mini_librispeech librispeech an4 yesno
 
-.PHONY: help $(RECIPES) $(PAPERS) check bundle status clean report test test-all lint format lock bench bench-step plan $(FETCH:%=fetch-%)
+.PHONY: help $(RECIPES) $(PAPERS) check bundle status clean report docs test test-all lint format lock bench bench-step plan $(FETCH:%=fetch-%)
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST) recipes/stages.mk
@@ -65,6 +65,11 @@ report: .venv/.ready
 ##                                 LMS='3-gram.pruned.1e-7 4-gram'), an4, yesno
 $(FETCH:%=fetch-%): fetch-%: .venv/.ready
 	@$(BIN)/python scripts/fetch.py $* $(or $(CORPUS_DIR),data/$*)
+
+## make docs                       build the documentation as a site, in site/index.html; no network
+docs: .venv/.ready
+	@$(BIN)/sphinx-build -q -E -W --keep-going -c docs -d build/doctrees . site
+	@echo "documentation: $(CURDIR)/site/index.html"
 
 ## make test                       run all tests but whole recipes, launchers and kill drills
 ## make test-all                   run all tests

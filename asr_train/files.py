@@ -8,11 +8,13 @@ import gzip
 import hashlib
 import io
 import json
+import mmap
 import os
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -184,10 +186,52 @@ def read_yaml(path: Path | str) -> Any:
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A file, or a part of one, such as a member of a .tar.
+
+    Attributes:
+        offset, size: of its content in the file; bytes.
+    """
+
+    path: Path
+    offset: int
+    size: int
+
+    @staticmethod
+    def of(path: Path) -> "Region":
+        """Return all of a file."""
+        return Region(path, 0, path.stat().st_size)
+
+    def sha256(self) -> str:
+        """Return the content's SHA-256, as 64 hexadecimal digits."""
+        digest, buffer, left = hashlib.sha256(), memoryview(bytearray(1 << 18)), self.size
+        with open(self.path, "rb", buffering=0) as file:
+            file.seek(self.offset)
+            while left and (count := file.readinto(buffer[: min(left, len(buffer))])):
+                digest.update(buffer[:count])
+                left -= count
+        return digest.hexdigest()
+
+    def mapped(self) -> memoryview:
+        """Map the content into memory: it is read where it is used. What is written stays there.
+
+        Until then, the file may be deleted or replaced by renaming, but not changed in place.
+        """
+        before = self.offset % mmap.ALLOCATIONGRANULARITY
+        with open(self.path, "rb") as file:
+            pages = mmap.mmap(
+                file.fileno(),
+                self.size + before,
+                access=mmap.ACCESS_COPY,
+                offset=self.offset - before,
+            )
+        return memoryview(pages)[before:]
+
+
 def sha256(path: Path | str) -> str:
     """Return the file's SHA-256, as 64 hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return Region.of(Path(path)).sha256()
 
 
 def hash_of(content: Any) -> str:
@@ -224,14 +268,25 @@ def check_part(
         raise DamagedFileError(
             f"{path} is missing, but its index lists it; delete {remake} and run make again"
         )
-    if path.stat().st_size != listed["bytes"]:
+    check_region(Region.of(path), listed, path, content, remake)
+    return path
+
+
+def check_region(
+    region: Region,
+    listed: dict[str, Any],
+    named: Path | str,
+    content: bool = True,
+    remake: Path | str = "the .json beside it",
+) -> None:
+    """Check a listed part, wherever it lies, as `check_part` does."""
+    if region.size != listed["bytes"]:
         raise DamagedFileError(
-            f"{path} has {path.stat().st_size} bytes but its index says {listed['bytes']}; "
+            f"{named} has {region.size} bytes but its index says {listed['bytes']}; "
             f"delete {remake} and run make again"
         )
-    if content and (found := sha256(path)) != listed["sha256"]:
+    if content and (found := region.sha256()) != listed["sha256"]:
         raise DamagedFileError(
-            f"{path} has SHA-256 {found[:12]}... but its index says {listed['sha256'][:12]}...: "
+            f"{named} has SHA-256 {found[:12]}... but its index says {listed['sha256'][:12]}...: "
             f"its content changed; delete {remake} and run make again"
         )
-    return path

@@ -176,7 +176,7 @@ def main(output: str, words: str = "5000") -> None:
         graph = decoding_graph(lang, lang.states, np.full(lang.states.num_states, 0.6))
         fst = kaldifst.StdConstFst(to_vector(graph))
     built = time.perf_counter()
-    lattices = Lattices(graph, lang.states.num_states)
+    lattices = Lattices(graph, lang.states.num_states).compile()
     size = {"nodes": len(graph.final_N), "arcs": len(graph.arcs_A)}
     seconds = {"graph": built - start, "lattices": time.perf_counter() - built}
     print(

@@ -26,8 +26,8 @@ from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import Lexicon
 from asr_train.schema import NormaliserKind, Unknown
 from asr_train.score.normalise import transcribed
-from asr_train.search.graph import Graph, read_fst
-from asr_train.search.lattice import Lattices, read_ordered
+from asr_train.search.graph import Graph, to_fst
+from asr_train.search.lattice import Lattices, view_ordered
 
 # Of the training data, in the mean and variance of a recording or speaker; global_frames of Kaldi's
 # online-cmvn. Without them, digits of 2 s have four times as many errors.
@@ -107,18 +107,19 @@ class Recogniser:
                 f"model has {self._states.hash}; make the bundle again"
             )
         self._choice, self._first_scale = opened.choice, opened.first_scale
-        fst, self._lattices = None, None
-        if not confidences or self._scorer.adapt is not None:
-            fst = read_fst(opened.folder / "HCLG.fst")
-        if confidences:
-            self._lattices = Lattices(read_ordered(opened.folder), self._scorer.num_states)
-        self._graph = Graph(fst, known["top_label"])
+        self._label = known["top_label"]
+        self._mapped = opened.fst.mapped(), opened.heights.mapped()
+        self._confidences = confidences
+        self._searched: tuple[Graph, Lattices | None] | None = None
         nbest = max(1, opened.effort.nbest) if confidences else 0
         self._effort = replace(opened.effort, nbest=nbest)
 
     @staticmethod
     def load(bundle: Path | str, confidences: bool = True) -> "Recogniser":
         """Open a bundle: a folder or .tar of `make bundle`, or one of the package (`digits`).
+
+        Its graph is mapped into memory: as long as the recogniser is used, the bundle may be
+        deleted or replaced by renaming (as `make bundle` does), but not be changed in place.
 
         Args:
             confidences: whether to search lattices, which give confidences and alternatives. This
@@ -129,6 +130,24 @@ class Recogniser:
         """
         with open_bundle(bundle) as opened:
             return Recogniser(opened, confidences)
+
+    def prepare(self) -> tuple[Graph, Lattices | None]:
+        """Get ready the search, as the first transcription does; return its graph, and lattices.
+
+        The search for the best path copies its graph; the one for lattices uses it where it is
+        mapped, and is compiled, or loaded if it was compiled before (a second). Call this before
+        worker processes are forked: they share the result.
+        """
+        if self._searched is None:
+            fst, heights = self._mapped
+            lattices = None
+            if self._confidences:
+                graph = view_ordered(fst, heights, self._label)
+                lattices = Lattices(graph, self._scorer.num_states).compile()
+            alone = lattices is None or self._scorer.adapt is not None
+            self._searched = Graph(to_fst(fst) if alone else None, self._label), lattices
+            del self._mapped
+        return self._searched
 
     @property
     def sample_rate(self) -> int:
@@ -156,20 +175,21 @@ class Recogniser:
             AudioError: (a ValueError) if it cannot be used; names it.
         """
         features_TF, seconds, own_rate = self.features(audio, rate, channel)
+        graph, lattices = self.prepare()
         try:
             utterance = self._feats.put("recording", "speaker", "", features_TF, seconds)
             scorer, lang = self._scorer, self._lang
             if scorer.adapt is not None:
                 first = replace(self._choice, acoustic_scale=self._first_scale)
-                scorer, _ = adapted(scorer, lang, self._graph, first, self._effort, [utterance])
+                scorer, _ = adapted(scorer, lang, graph, first, self._effort, [utterance])
             search = Search(
                 scorer,
                 lang,
-                self._graph,
+                graph,
                 self._choice,
                 self._effort,
                 self.shift_seconds,
-                self._lattices,
+                lattices,
             )
             found, others = search(utterance)
         finally:

@@ -7,13 +7,15 @@
     heights.npy     of its nodes
 
 Each part is listed with size and SHA-256, checked when the bundle is opened; the manifest has its
-own hash. No file can execute code. The grammar is in the graph alone.
+own hash. No file can execute code. The grammar is in the graph alone. The graph is mapped into
+memory where it lies, also within a .tar.
 """
 
 import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -22,7 +24,7 @@ from typing import Any
 from asr_train import files
 from asr_train.data.features import Sums
 from asr_train.decode.words import Choice, Effort
-from asr_train.files import DamagedFileError
+from asr_train.files import DamagedFileError, Region
 from asr_train.lang.index import Lang, load_lang, write_lang
 from asr_train.lang.states import States
 from asr_train.schema import (
@@ -39,6 +41,7 @@ from asr_train.search.lattice import ordered, write_ordered
 
 FORMAT, VERSION = "asr-train bundle", 1
 MANIFEST = "bundle.json"
+GRAPH = ("HCLG.fst", "heights.npy")  # parts that are mapped
 SHIPPED = Path(__file__).with_name("shipped")  # bundles of the package: NAME.tar
 
 
@@ -139,13 +142,16 @@ class Bundle:
     """An open bundle.
 
     Attributes:
-        folder: where its parts lie while it is open.
+        folder: where its small parts lie while it is open.
+        fst, heights: where the graph is, also later.
         manifest: content of bundle.json.
         frames: sums over the training data's features.
         lexicon: None: only the words of `lang` have pronunciations.
     """
 
     folder: Path
+    fst: Region
+    heights: Region
     manifest: dict[str, Any]
     lang: Lang
     feats: FeatsSettings
@@ -182,7 +188,8 @@ def found_bundle(name: Path | str) -> Path:
 def open_bundle(name: Path | str) -> Iterator[Bundle]:
     """Open a bundle, after comparing every part with the manifest.
 
-    A .tar is unpacked into a temporary folder, which is removed when the block ends.
+    The small parts of a .tar are unpacked into a temporary folder, which is removed when the block
+    ends.
 
     Raises:
         FileNotFoundError: if there is no such bundle.
@@ -192,14 +199,13 @@ def open_bundle(name: Path | str) -> Iterator[Bundle]:
     """
     path = found_bundle(name)
     if path.is_dir():
-        yield _checked(path, path)
+        yield _checked(path, path, {p: Region.of(path / p) for p in GRAPH if (path / p).exists()})
         return
     with tempfile.TemporaryDirectory(prefix="asr-train-") as folder:
-        _unpack(path, Path(folder))
-        yield _checked(Path(folder), path)
+        yield _checked(Path(folder), path, _unpack(path, Path(folder)))
 
 
-def _checked(folder: Path, named: Path) -> Bundle:
+def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:
     if not (folder / MANIFEST).exists():
         raise DamagedFileError(f"{named} has no {MANIFEST}, so it is no bundle; {_AGAIN}")
     manifest = files.read_json(folder / MANIFEST)
@@ -210,13 +216,25 @@ def _checked(folder: Path, named: Path) -> Bundle:
             f"{named}: {MANIFEST} says hash {written} but its content has {found}; {_AGAIN}"
         )
     try:
-        for listed in manifest["parts"]:
+        with ThreadPoolExecutor(1) as beside:  # the largest part, while the words are read
+
+            def check(listed: dict[str, Any]) -> None:
+                if listed["path"] in graph:
+                    files.check_region(graph[listed["path"]], listed, listed["path"])
+                else:
+                    files.check_part(folder, listed)
+
+            large = [listed for listed in manifest["parts"] if listed["path"] == GRAPH[0]]
+            checks = beside.map(check, large)
             try:
-                files.check_part(folder, listed)
+                for listed in manifest["parts"]:
+                    if listed not in large:
+                        check(listed)
+                lang = load_lang(folder / "lang.json")
+                list(checks)
             except DamagedFileError as error:
                 reason = str(error).replace(f"{folder}/", "").split("; delete")[0]
                 raise DamagedFileError(f"{named}: {reason}; {_AGAIN}") from error
-        lang = load_lang(folder / "lang.json")
         if manifest["graph"]["lang_hash"] != lang.hash:
             raise DamagedFileError(
                 f"{named}: its graph was made with lang_hash {manifest['graph']['lang_hash']} but "
@@ -225,6 +243,8 @@ def _checked(folder: Path, named: Path) -> Bundle:
         lexicon = manifest["lexicon"]
         return Bundle(
             folder,
+            graph[GRAPH[0]],
+            graph[GRAPH[1]],
             manifest,
             lang,
             build(FeatsSettings, manifest["feats"], "feats"),
@@ -254,19 +274,25 @@ def _check_version(manifest: Any, named: Path) -> None:
         )
 
 
-def _unpack(path: Path, folder: Path) -> None:
-    """Unpack the plain files of a .tar, which may lie nowhere but in `folder`."""
+def _unpack(path: Path, folder: Path) -> dict[str, Region]:
+    """Unpack the plain files of a .tar, which may lie nowhere but in `folder`; find the graph's."""
+    graph = {}
     try:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
                 name = PurePosixPath(member.name)
-                if not member.isfile() or len(name.parts) != 1 or name.name in ("", "..", "."):
+                is_plain = member.isfile() and not member.issparse()
+                if not is_plain or len(name.parts) != 1 or name.name in ("", "..", "."):
                     raise DamagedFileError(
                         f"{path} has {member.name!r}, which is no plain file; {_AGAIN}"
                     )
+                if name.name in GRAPH:
+                    graph[name.name] = Region(path, member.offset_data, member.size)
+                    continue
                 content = tar.extractfile(member)
                 assert content is not None
                 with open(folder / name, "wb") as file:
                     shutil.copyfileobj(content, file, 1 << 20)
     except (tarfile.TarError, EOFError) as error:
         raise DamagedFileError(f"{path} cannot be unpacked ({error}); {_AGAIN}") from error
+    return graph

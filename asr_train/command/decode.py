@@ -40,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
     if options.jobs is not None:
         os.environ["JOBS"] = str(options.jobs)
     recogniser = Recogniser.load(options.bundle, confidences=options.format != "text")
+    recogniser.prepare()
     stream = io.BytesIO(sys.stdin.buffer.read()) if "-" in options.files else None
 
     def one(name: str) -> tuple[Any, str]:

@@ -159,7 +159,7 @@ class Recogniser:
         if effort.nbest:
             if lattices is None:
                 assert graph.arrays is not None
-                lattices = Lattices(graph.arrays, scorer.num_states)
+                lattices = Lattices(graph.arrays, scorer.num_states).compile()
             self._lattices = lattices
 
     def __call__(self, utterance: Utterance) -> tuple[Hypothesis, Alternatives | None]:

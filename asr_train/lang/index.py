@@ -39,8 +39,7 @@ class Lang:
     @cached_property
     def hash(self) -> str:
         """Return a hash of lexicon, states and silence; it does not cover the grammar."""
-        prons = {word: [list(p) for p in ps] for word, ps in self.lexicon.prons.items()}
-        return hash_of([prons, self.states.hash, self.silence_probability])
+        return hash_of([self.lexicon.prons, self.states.hash, self.silence_probability])
 
 
 def write_lang(path: Path | str, lang: Lang) -> None:

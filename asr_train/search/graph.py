@@ -78,15 +78,26 @@ def read_arrays(path: Path) -> Arrays:
 def read_const(path: Path) -> tuple[int, np.ndarray, np.ndarray]:
     """Read a ConstFst file as it is: the start, `STATE` [states] and `ARC` [arcs]."""
     with open(path, "rb") as file:
-        content = file.read(HEADER)
+        at, start, states, arcs = _const_header(file.read(HEADER))
+    states_N = np.fromfile(path, STATE, states, offset=at)
+    return start, states_N, np.fromfile(path, ARC, arcs, offset=at + states_N.nbytes)
+
+
+def view_const(content: memoryview) -> tuple[int, np.ndarray, np.ndarray]:
+    """View a ConstFst file's content as by `read_const`, without a copy."""
+    at, start, states, arcs = _const_header(bytes(content[:HEADER]))
+    states_N = np.frombuffer(content, STATE, states, at)
+    return start, states_N, np.frombuffer(content, ARC, arcs, at + states_N.nbytes)
+
+
+def _const_header(content: bytes) -> tuple[int, int, int, int]:
+    """Return where a ConstFst's states begin, and its start, states and arcs."""
     at = 4
     for _ in range(2):  # skip the type names of the transducer and its arcs
         at += 4 + struct.unpack_from("<i", content, at)[0]
     version, _flags, _, start, states, arcs = struct.unpack_from("<iiQqqq", content, at)
     assert version == VERSION
-    at += 40
-    states_N = np.fromfile(path, STATE, states, offset=at)
-    return start, states_N, np.fromfile(path, ARC, arcs, offset=at + states_N.nbytes)
+    return at + 40, start, states, arcs
 
 
 def write_const(path: Path, arrays: Arrays) -> None:
@@ -568,3 +579,11 @@ def check_graph(path: Path, lang: Lang, states: States) -> Path:
 def read_fst(path: Path) -> Any:
     """Read a ConstFst file as kaldifst's transducer for search."""
     return kaldifst.StdConstFst.read(str(path))
+
+
+def to_fst(content: memoryview) -> Any:
+    """Read a ConstFst file's content as kaldifst's transducer for search, which copies it."""
+    with tempfile.TemporaryDirectory(prefix="asr-train-") as folder:
+        path = Path(folder) / "fst"
+        path.write_bytes(content)
+        return read_fst(path)

@@ -13,6 +13,7 @@ are not within `lattice_beam` of the best path to *some* live token are dropped;
 Povey et al., 2012, section 4).
 """
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numba
 import numpy as np
 
 from asr_train.search.beam import check_labels, check_scores
-from asr_train.search.graph import Arrays, read_const, write_const
+from asr_train.search.graph import Arrays, top_label, view_const, write_const
 from asr_train.search.tokens import CHUNK, ROUNDING, Graph, backward, forward, links
 
 LINK = np.dtype(
@@ -81,10 +82,16 @@ class Lattice:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """A graph in the order of the search, and the cost of ending in each node: float64 [nodes]."""
+    """A graph in the order of the search.
+
+    Attributes:
+        final_N: float64 [nodes], the cost of ending in each node.
+        top_label: the largest input label.
+    """
 
     graph: Graph
     final_N: np.ndarray
+    top_label: int
 
 
 def ordered(graph: Arrays) -> Ordered:
@@ -112,7 +119,7 @@ def ordered(graph: Arrays) -> Ordered:
         plain=int(np.count_nonzero(height_N == 0)),
         start=int(number_N[graph.start]),
     )
-    return Ordered(found, graph.final_N[order].astype(np.float64))
+    return Ordered(found, graph.final_N[order].astype(np.float64), top_label(graph))
 
 
 def write_ordered(folder: Path, found: Ordered) -> list[Path]:
@@ -125,22 +132,28 @@ def write_ordered(folder: Path, found: Ordered) -> list[Path]:
     return paths
 
 
-def read_ordered(folder: Path) -> Ordered:
-    """Read what `write_ordered` wrote, without sorting anything."""
-    start, states_N, arcs_A = read_const(folder / "HCLG.fst")
-    height_N = np.load(folder / "heights.npy", allow_pickle=False)
-    first_N = np.append(states_N["first"], len(arcs_A)).astype(np.int32)
-    emit_N = (states_N["first"] + states_N["iepsilons"]).astype(np.int32)
+def view_ordered(fst: memoryview, heights: memoryview, top_label: int) -> Ordered:
+    """View what `write_ordered` wrote, without a copy of the arcs and without sorting anything.
+
+    Args:
+        fst, heights: content of the files.
+        top_label: the largest input label.
+    """
+    start, states_N, arcs_A = view_const(fst)
+    height_N = np.load(io.BytesIO(heights), allow_pickle=False)
+    first_N = np.empty(len(states_N) + 1, np.int32)
+    first_N[:-1], first_N[-1] = states_N["first"], len(arcs_A)
+    emit_N = first_N[:-1] + states_N["iepsilons"].astype(np.int32)
     plain = int(np.count_nonzero(height_N == 0))
     graph = Graph(first_N, emit_N, arcs_A, height_N, plain, start)
-    return Ordered(graph, states_N["final"].astype(np.float64))
+    return Ordered(graph, states_N["final"].astype(np.float64), top_label)
 
 
 class Lattices:
     """Time-synchronous beam search that keeps alternatives.
 
-    If built before worker processes are forked, it shares the graph and the compiled code with
-    them.
+    Worker processes share the graph, and the compiled code if `compile` was called before they are
+    forked.
 
     Args:
         graph: input labels are states + 1; one that is ordered already is taken as it is.
@@ -151,10 +164,14 @@ class Lattices:
 
     def __init__(self, graph: "Arrays | Ordered", num_states: int) -> None:
         found = graph if isinstance(graph, Ordered) else ordered(graph)
-        check_labels(int(found.graph.arcs_A["ilabel"].max(initial=0)), num_states)
+        check_labels(found.top_label, num_states)
         self._num_states = num_states
         self._graph, self._final_N = found.graph, found.final_N
-        self.decode(np.zeros((1, num_states), np.float32), 1.0, 10, 1.0)  # compiles
+
+    def compile(self) -> "Lattices":
+        """Compile the search, or load it where it was compiled before: a second per process."""
+        self.decode(np.zeros((1, self._num_states), np.float32), 1.0, 10, 1.0)
+        return self
 
     def decode(
         self,

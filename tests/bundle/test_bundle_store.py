@@ -5,14 +5,16 @@ import tarfile
 import numpy as np
 import pytest
 from search.made_graphs import STATES, random_graph, random_scores
+from spoken import RATE, said
 
 from asr_train import Recogniser
 from asr_train.bundle.store import SHIPPED, open_bundle
-from asr_train.files import DamagedFileError, hash_of, read_json, write_json
-from asr_train.search.lattice import Lattices, ordered, read_ordered, write_ordered
+from asr_train.files import DamagedFileError, Region, hash_of, read_json, replacing, write_json
+from asr_train.search.lattice import Lattices, ordered, view_ordered, write_ordered
 
 MEGABYTES = 3  # of the shipped bundle, at most
 DIGITS = SHIPPED / "digits.tar"
+TEXT = "THREE OH NINE"
 
 
 @pytest.fixture
@@ -52,6 +54,27 @@ def test_a_part_that_changed_or_is_missing_is_named(folder, part):
     (folder / part).unlink()
     with pytest.raises(DamagedFileError, match=f"{part} is missing"):
         Recogniser.load(folder)
+
+
+@pytest.mark.parametrize("part", ["HCLG.fst", "heights.npy", "lang.json"])
+def test_a_part_that_changed_within_a_tar_is_named(tmp_path, part):
+    content = bytearray(DIGITS.read_bytes())
+    with tarfile.open(DIGITS) as tar:
+        member = tar.getmember(part)
+    content[member.offset_data + member.size // 2] ^= 1
+    (tmp_path / "digits.tar").write_bytes(content)
+    with pytest.raises(DamagedFileError, match=f"{part} has SHA-256 .* copy it anew, or make"):
+        Recogniser.load(tmp_path / "digits.tar")
+
+
+@pytest.mark.parametrize("confidences", [False, True])
+def test_an_open_bundle_may_be_replaced_by_renaming(tmp_path, confidences):
+    path = tmp_path / "digits.tar"
+    path.write_bytes(DIGITS.read_bytes())
+    opened = Recogniser.load(path, confidences)
+    with replacing(path) as scratch:
+        scratch.write_bytes(b"another")
+    assert opened.transcribe(said(TEXT).samples_T, RATE).text == TEXT
 
 
 def changed(folder, **values):
@@ -109,8 +132,8 @@ def test_a_tar_writes_nowhere_but_in_its_folder(tmp_path):
 def test_a_stored_graph_is_searched_as_the_one_in_memory(tmp_path, seed):
     rng = np.random.default_rng(seed)
     made = ordered(random_graph(rng, nodes=30, arcs=120))
-    write_ordered(tmp_path, made)
-    again = read_ordered(tmp_path)
+    paths = write_ordered(tmp_path, made)
+    again = view_ordered(*(Region.of(path).mapped() for path in paths), made.top_label)
     for name in ("first_N", "emit_N", "height_N", "plain", "start"):
         assert np.array_equal(getattr(again.graph, name), getattr(made.graph, name)), name
     scores_TS = random_scores(rng, frames=8)

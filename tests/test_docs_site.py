@@ -1,0 +1,62 @@
+"""The site builds without a warning, loads nothing from elsewhere, and names every setting."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+from settings_reference import groups, reference  # noqa: E402
+
+from asr_train.compose import settings  # noqa: E402
+from asr_train.schema import plain  # noqa: E402
+
+GROUPS = list(groups(ROOT / "conf"))
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.name)
+def test_every_setting_has_a_meaning(group):
+    """From a comment in conf/ or in the schema: its own, or that of the mapping around it."""
+    said = group.meanings
+    silent = [
+        setting.path
+        for setting in group.settings
+        if not setting.is_group and not said[setting.path]
+        if not said.get(setting.path.rpartition(".")[0])
+    ]
+    assert not silent, f"say in conf/ or asr_train/schema what these mean: {silent}"
+
+
+def test_printed_defaults_are_the_values_of_a_composed_run():
+    printed = dict(
+        re.findall(
+            r"{confval} (optim\.\w+)\n:type:.*\n:default: `([^`]*)`", reference(ROOT / "conf")
+        )
+    )
+    assert len(printed) >= 20
+    composed = plain(settings("dnn", []).optim)
+    for path, value in printed.items():
+        assert composed[path.removeprefix("optim.")] == yaml.safe_load(value), path
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly_and_needs_no_network(tmp_path):
+    site = tmp_path / "site"
+    words = ["-m", "sphinx", "-q", "-E", "-W", "--keep-going", "-c", "docs"]
+    command = [sys.executable, *words, "-d", str(tmp_path / "doctrees"), str(ROOT), str(site)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr[-3000:]
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 40
+    for page in pages:
+        loaded = re.findall(
+            r'<(?:script|img|iframe|link)\b[^>]*?(?:src|href)="(?:https?:)?//[^"]*"',
+            page.read_text(encoding="utf-8"),
+        )
+        assert not loaded, f"{page.relative_to(site)} loads {loaded}"
+    settings_page = (site / "docs/settings.html").read_text(encoding="utf-8")
+    assert 'id="confval-optim.rate"' in settings_page
