@@ -9,6 +9,7 @@ from torch import Tensor
 
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.reducers import Gradient
+from asr_train.comm.stripes import Stripes
 from asr_train.model.loss import frame_loss
 from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
@@ -97,10 +98,10 @@ def one_gradient(
     loss, correct = frame_loss(model(batch.feats_BTF), batch.ali_BT, batch.mask_BT)
     loss.backward()
     if optim.max_norm is not None:
-        shorten(bucket.grad_P, optim.max_norm * batch.frames)
+        shorten(bucket.grad_P, optim.max_norm * batch.frames, bucket.stripes)
     # One NaN or infinity makes the sum one; all three numbers come from the device in one copy
     loss_nats, num_correct, grad_sum = torch.stack(
-        [loss.detach(), correct.to(loss.dtype), bucket.grad_P.sum()]
+        [loss.detach(), correct.to(loss.dtype), bucket.total(bucket.grad_P.sum())]
     ).tolist()
     gradient = Gradient(bucket.grad_P, batch.frames, math.isfinite(loss_nats + grad_sum))
     return gradient, (batch.frames, loss_nats, int(num_correct))
@@ -127,12 +128,14 @@ def generator_of(device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[index]
 
 
-def shorten(grad_P: Tensor, longest: float) -> None:
+def shorten(grad_P: Tensor, longest: float, stripes: Stripes | None = None) -> None:
     """Scale a gradient, in place, to an L2 norm of at most `longest` (Pascanu et al., 2013).
 
     If the norm is not finite, or overflows float32, no element is then finite: the step is skipped.
     """
     norm = torch.linalg.vector_norm(grad_P)
+    if stripes is not None:
+        norm = stripes.total(norm.square()).sqrt()
     grad_P.mul_(torch.where(norm.isfinite(), (longest / norm).clamp(max=1.0), norm))
 
 

@@ -1,0 +1,135 @@
+"""A `Dnn` cut into **stripes**, one per process: model parallelism (Seide et al., 2014).
+
+in, out   as those of `Dnn`: all processes get the same frames, and all logits
+
+"On parallelizability of stochastic gradient descent for speech DNNs", on model parallelism: every
+layer is cut into stripes, a stripe's units are computed where its weights are, and all activations
+are exchanged between layers. So all matrices, [outputs, inputs], and biases are cut by outputs
+(torch's ColwiseParallel, whose columns are those of the transposed matrix). Cutting every second
+matrix by inputs (RowwiseParallel) would need half as many exchanges, but of sums over stripes in
+place of activations, with full nonlinear layers in between computed by all; the paper has stripes.
+
+As there, a minibatch is two halves: while one half's activations travel, the other half's are
+computed, and likewise errors on the way back. What overlaps is what the backend moves in the
+background: NCCL on its own stream, gloo in its own threads, for which there must be cores left.
+gloo has no reduce-scatter of its own: torch makes one from an all-reduce, of twice the bytes.
+Knows nothing of workers: data parallelism is in comm.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+from asr_train.model.dnn import Dnn, LowRank
+from asr_train.model.normal import Normalised
+
+WHOLE, STRIPE = [Replicate()], [Shard(1)]  # of activations, [N, F]
+
+
+class StripedDnn(Dnn):
+    """The stripe of a network that this process holds; parameters are DTensors.
+
+    Args:
+        whole: with the same weights in all processes; its layers are cut in place, without any
+            exchange.
+        mesh: of the processes that hold one stripe each, one-dimensional.
+        parts: of a minibatch, whose computation and exchange overlap.
+    Raises:
+        ValueError: if a layer has fewer outputs than there are stripes.
+    """
+
+    def __init__(self, whole: Dnn, mesh: DeviceMesh, parts: int = 2) -> None:
+        Normalised.__init__(self, whole.num_mels, whole.mean_F, whole.var_F)
+        self.context_left, self.context_right = whole.context_left, whole.context_right
+        self.num_states, self.layers = whole.num_states, whole.layers
+        self.nonlinearity, self.dropout = whole.nonlinearity, whole.dropout
+        self.mesh, self.parts = mesh, parts
+        self._matrices: list[tuple[nn.Linear, bool]] = []  # and whether a hidden layer ends there
+        plan: dict[str, Any] = {}
+        for number, layer in enumerate(whole.layers):
+            is_hidden = number < len(whole.layers) - 1
+            names = ["into", "out"] if isinstance(layer, LowRank) else [""]
+            for name in names:
+                path = f"layers.{number}.{name}".rstrip(".")
+                linear = self.get_submodule(path)
+                assert isinstance(linear, nn.Linear)
+                if linear.out_features < mesh.size():
+                    raise ValueError(
+                        f"{path} has {linear.out_features} outputs but comm.stripes is "
+                        f"{mesh.size()}; each stripe needs one at least: lower comm.stripes"
+                    )
+                plan[path] = ColwiseParallel(use_local_output=False)
+                self._matrices.append((linear, is_hidden and name == names[-1]))
+        parallelize_module(self, mesh, plan, src_data_rank=None)  # None: all have the weights
+
+    def outputs(self, hidden_NF: Tensor) -> Tensor:
+        """Map stacked windows to logits, the same in all processes."""
+        halves = []
+        for half_NF in hidden_NF.chunk(self.parts):
+            whole_NF = DTensor.from_local(half_NF, self.mesh, WHOLE, run_check=False)
+            halves.append(_Travelling(whole_NF, whole_NF))
+        for linear, is_hidden in self._matrices:
+            masks = self._masks(hidden_NF, linear.out_features) if is_hidden else None
+            for number, half in enumerate(halves):
+                stripe_NF = linear(half.arrived())
+                if is_hidden:
+                    stripe_NF = self.nonlinearity(stripe_NF)
+                if masks is not None:
+                    stripe_NF = stripe_NF * masks[number]
+                halves[number] = _Travelling.sent(stripe_NF)
+        return torch.cat([half.arrived().to_local() for half in halves])
+
+    def _masks(self, hidden_NF: Tensor, units: int) -> list[DTensor] | None:
+        """Return dropout's factors for each half, drawn as the whole network draws them."""
+        if not self.training or not self.dropout.p:
+            return None
+        mask_NF = self.dropout(hidden_NF.new_ones(len(hidden_NF), units))
+        return [
+            DTensor.from_local(part, self.mesh, WHOLE, run_check=False).redistribute(
+                placements=STRIPE  # takes columns, and sends nothing
+            )
+            for part in mask_NF.chunk(self.parts)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Travelling:
+    """Activations, [N, F]: the stripe computed here, and all stripes once they have arrived."""
+
+    stripe_NF: DTensor
+    whole_NF: DTensor  # torch waits for it at its first use
+
+    @staticmethod
+    def sent(stripe_NF: DTensor) -> "_Travelling":
+        """Begin to gather the stripes of all processes."""
+        with torch.no_grad():
+            whole_NF = stripe_NF.redistribute(placements=WHOLE, async_op=True)
+        return _Travelling(stripe_NF, whole_NF)
+
+    def arrived(self) -> DTensor:
+        """Return the activations of all stripes; differentiable."""
+        found: DTensor = _Arrived.apply(self.stripe_NF, [self.whole_NF])  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Arrived(torch.autograd.Function):
+    """The end of an exchange in the forward pass, which is where the one of errors begins.
+
+    torch's own `redistribute` is one node of the graph for both ends, and backward passes run nodes
+    in reverse order. Where it stands, for the forward pass to overlap, behind a layer, the errors'
+    exchange would begin right before the half that waits for it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, stripe_NF: DTensor, whole: list[DTensor]) -> DTensor:
+        return whole[0]
+
+    @staticmethod
+    def backward(ctx: Any, *errors: Any) -> tuple[DTensor, None]:
+        (error_NF,) = errors
+        return error_NF.redistribute(placements=STRIPE, async_op=True), None
