@@ -1,6 +1,6 @@
 """A `Dnn` cut into **stripes**, one per process: model parallelism (Seide et al., 2014).
 
-in, out   as those of `Dnn`: all processes get the same frames, and all logits
+in, out   as those of `Dnn`; all processes get the same frames, and each has its states' logits
 
 "On parallelizability of stochastic gradient descent for speech DNNs", on model parallelism: every
 layer is cut into stripes, a stripe's units are computed where its weights are, and all activations
@@ -13,7 +13,8 @@ As there, a minibatch is two halves: while one half's activations travel, the ot
 computed, and likewise errors on the way back. What overlaps is what the backend moves in the
 background: NCCL on its own stream, gloo in its own threads, for which there must be cores left.
 gloo has no reduce-scatter of its own: torch makes one from an all-reduce, of twice the bytes.
-Knows nothing of workers: data parallelism is in comm.
+The softmax is shared, too (torch's `loss_parallel`, which the loss and its backward pass need
+around them): logits are not exchanged. Knows nothing of workers: data parallelism is in comm.
 """
 
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn import functional
 
 from asr_train.model.dnn import Dnn, LowRank
 from asr_train.model.normal import Normalised
@@ -68,12 +70,12 @@ class StripedDnn(Dnn):
         parallelize_module(self, mesh, plan, src_data_rank=None)  # None: all have the weights
 
     def outputs(self, hidden_NF: Tensor) -> Tensor:
-        """Map stacked windows to logits, the same in all processes."""
+        """Map stacked windows to logits, a DTensor [N, num_states] cut by states."""
         halves = []
         for half_NF in hidden_NF.chunk(self.parts):
             whole_NF = DTensor.from_local(half_NF, self.mesh, WHOLE, run_check=False)
             halves.append(_Travelling(whole_NF, whole_NF))
-        for linear, is_hidden in self._matrices:
+        for linear, is_hidden in self._matrices[:-1]:
             masks = self._masks(hidden_NF, linear.out_features) if is_hidden else None
             for number, half in enumerate(halves):
                 stripe_NF = linear(half.arrived())
@@ -82,7 +84,8 @@ class StripedDnn(Dnn):
                 if masks is not None:
                     stripe_NF = stripe_NF * masks[number]
                 halves[number] = _Travelling.sent(stripe_NF)
-        return torch.cat([half.arrived().to_local() for half in halves])
+        last, _ = self._matrices[-1]
+        return torch.cat([last(half.arrived()) for half in halves])
 
     def _masks(self, hidden_NF: Tensor, units: int) -> list[DTensor] | None:
         """Return dropout's factors for each half, drawn as the whole network draws them."""
@@ -133,3 +136,23 @@ class _Arrived(torch.autograd.Function):
     def backward(ctx: Any, *errors: Any) -> tuple[DTensor, None]:
         (error_NF,) = errors
         return error_NF.redistribute(placements=STRIPE, async_op=True), None
+
+
+def loss_of_stripes(logits_BTS: Any, target_BT: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """Return what `loss.frame_loss` does, the same in all processes; inside `loss_parallel`.
+
+    A frame's largest logits and sums of exponentials are exchanged; its logits are not.
+    """
+    mesh = logits_BTS.device_mesh
+    target_N = DTensor.from_local(target_BT.flatten(), mesh, WHOLE, run_check=False)
+    loss: Any = functional.cross_entropy(
+        logits_BTS.flatten(0, 1), target_N, ignore_index=ignored, reduction="sum"
+    )
+    most_BT, state_BT = logits_BTS.detach().to_local().max(-1)
+    state_BT += mesh.get_local_rank() * -(-logits_BTS.shape[-1] // mesh.size())
+    most_BTM, state_BTM = (
+        DTensor.from_local(own_BT[..., None], mesh, [Shard(2)], run_check=False).full_tensor()
+        for own_BT in (most_BT, state_BT)
+    )
+    best_BT = state_BTM.gather(2, most_BTM.argmax(-1, keepdim=True))[..., 0]
+    return loss.to_local(), (best_BT == target_BT).sum()

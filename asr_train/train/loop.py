@@ -91,7 +91,9 @@ def train(
     model.to(device)
     num_parameters = sum(p.numel() for p in model.parameters())
     if stripes is not None:
-        from asr_train.model.stripes import StripedDnn  # torch.distributed.tensor takes 2 s
+        from torch.distributed.tensor.parallel import loss_parallel  # 2 s
+
+        from asr_train.model.stripes import StripedDnn
 
         assert isinstance(model, Dnn)  # schema checks it
         model = StripedDnn(model, stripes.mesh["model"])
@@ -116,6 +118,7 @@ def train(
         stack.enter_context(log)
         if stripes is not None:
             stack.enter_context(stripes.answered())
+            stack.enter_context(loss_parallel())
         stack.push(lambda kind, error, trace: method.close(error))
 
         def tell(line: str | None) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch._dynamo  # which DTensor imports late; once, before processes fork
 from comm import forked
 from tiny import outcome, rows
+from torch.distributed.tensor.parallel import loss_parallel
 
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.exchange import ExchangeError
@@ -51,7 +52,7 @@ def few_threads(monkeypatch):
 
 
 def settings(name, stripes=2, **more):
-    few = {"epochs": 2, "minibatch_frames": 128, "checkpoint_steps": 4}
+    few = {"epochs": 1, "minibatch_frames": 128, "checkpoint_steps": 4}
     return tiny.settings({**COMM[name], "stripes": stripes}, **{**few, **more})
 
 
@@ -119,6 +120,7 @@ def learned(model, stripes=None):
     step.shorten(bucket.grad_P, 1.0, stripes)
     with torch.inference_mode():
         logits_BTS = model.eval()(feats_BTF)
+        logits_BTS = logits_BTS.full_tensor() if stripes else logits_BTS
     grads = [p.grad.full_tensor() if stripes else p.grad for p in model.parameters()]
     return [loss.item(), correct.item(), *(t.numpy().copy() for t in (*grads, logits_BTS))]
 
@@ -134,7 +136,8 @@ def learned(model, stripes=None):
 def test_stripes_learn_what_the_whole_network_learns(more, stripes):
     def main(opened):
         model = StripedDnn(network(**more), opened.mesh["model"])
-        return learned(model, opened)
+        with loss_parallel():
+            return learned(model, opened)
 
     wanted = learned(network(**more))
     for found in forked.run(main, 1, stripes, stripes=stripes):
@@ -182,7 +185,7 @@ def test_every_method_works_between_stripes(splits, tmp_path, name):
     assert len(parts[0]) == 2 * workers * len(list(tmp_path.glob("four/ckpt/*.json")))
     learned, wanted = (rows(tmp_path / folder) for folder in ("two", "whole"))
     if name == "onebit":  # a column's two values are its stripe's, so it quantises differently
-        assert learned[-1]["dev_accuracy"] > 0.6  # chance: 1/6
+        assert learned[-1]["dev_accuracy"] > 0.5  # chance: 1/6
         return
     assert learned[-1]["dev_loss"] == pytest.approx(wanted[-1]["dev_loss"], rel=0.05)
     # All elements are treated alike, but for gtc a gradient may just miss the threshold
@@ -192,7 +195,8 @@ def test_every_method_works_between_stripes(splits, tmp_path, name):
         assert_close(tmp_path / "two", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("name", ["gtc", slow("onebit"), slow("bmuf")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gtc", "onebit", "bmuf"])
 def test_a_killed_stripe_ends_the_run_which_goes_on_to_the_same_bytes(splits, tmp_path, name):
     def deadly(stripes):
         if stripes.index == 1:
@@ -200,7 +204,7 @@ def test_a_killed_stripe_ends_the_run_which_goes_on_to_the_same_bytes(splits, tm
 
             def step(*args):
                 calls.append(1)
-                if len(calls) == 7:
+                if len(calls) == 6:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return original(*args)
 
