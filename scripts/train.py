@@ -115,7 +115,8 @@ def description(run: schema.RunSettings, device: torch.device, workers: int) -> 
         "cores": os.cpu_count(),
         "threads": jobs.num_jobs(),
         "workers": workers,
-        "processes": started(),
+        "processes": started() // run.comm.stripes,  # of one stripe
+        "stripes": run.comm.stripes,
     }
 
 

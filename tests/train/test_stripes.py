@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 
 import pytest
 import tiny
@@ -19,6 +20,7 @@ from asr_train.model.loss import frame_loss
 from asr_train.model.store import build_model, load_model, load_tensors
 from asr_train.model.stripes import StripedDnn
 from asr_train.schema import ModelSettings, build
+from asr_train.shards.batch import Batch
 from asr_train.train import loop, step
 
 CPU = torch.device("cpu")
@@ -153,6 +155,23 @@ def test_a_layer_with_fewer_outputs_than_stripes_is_refused():
         assert "layers.1.into has 2 outputs but comm.stripes is 3" in str(error)
 
 
+def test_a_gradient_that_is_not_finite_in_one_stripe_is_so_in_all():
+    """Else the others would take the step that this one skips."""
+
+    def main(opened):
+        model = StripedDnn(network(), opened.mesh["model"])
+        if opened.index == 1:
+            model.layers[0].bias.register_hook(lambda error: error * torch.nan)
+        ali_BT, mask_BT = torch.zeros(1, 5, dtype=torch.int64), torch.ones(1, 5, dtype=torch.bool)
+        batch = Batch(torch.ones(1, 8, tiny.NUM_MELS), ali_BT, mask_BT, 5)
+        with loss_parallel():
+            bucket = Bucket(model, opened)
+            found, _ = step.one_gradient(model, batch, bucket, tiny.settings().optim, seed=1)
+        return found.is_finite, bool(found.grad_P.isfinite().all())
+
+    assert forked.run(main, 1, 2, stripes=2) == [(False, True), (False, False)]
+
+
 # --- runs -----------------------------------------------------------------------------------------
 
 
@@ -219,3 +238,16 @@ def test_a_killed_stripe_ends_the_run_which_goes_on_to_the_same_bytes(splits, tm
     assert (tmp_path / "killed" / "ckpt" / "step-00000004.s01.w001.pt").exists()
     cut(tmp_path / "killed", splits, name, 2, 2)
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "unbroken")
+
+
+@pytest.mark.slow
+def test_a_stripe_that_hangs_is_an_error_in_the_stated_time(splits, tmp_path):
+    def main(stripes):
+        if stripes.index == 1:
+            loop.step = lambda *_: time.sleep(30)
+        run = settings("sgd")
+        loop.train(run, *splits, tmp_path / "run", CPU, stripes.exchange, stripes=stripes)
+
+    error, _ = forked.run(main, 1, 2, timeout_seconds=10, stripes=2)
+    assert isinstance(error, ExchangeError)
+    assert "process 1 of 2 did not answer (comm.timeout_seconds is 10; activations" in str(error)

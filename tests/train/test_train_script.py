@@ -94,7 +94,7 @@ def test_torchrun_trains_a_network_in_stripes_and_leaves_other_workers_idle(spli
     assert "sgd trains one worker: the other 1 stay idle" in done.stdout
     assert done.stdout.count("2 stripes of each") == done.stdout.count("epoch 1/1: step") == 1
     said = json.loads((tmp_path / "exp/a/run.json").read_text())
-    assert (said["workers"], said["processes"]) == (1, 2)
+    assert (said["workers"], said["processes"], said["stripes"]) == (1, 1, 2)
     model, _ = load_model(tmp_path / "exp/a/model.json")
     assert model.layers[0].weight.shape == (16, 16)
 
