@@ -6,8 +6,8 @@ in, out   as those of `Dnn`; all processes get the same frames, and each has its
 layer is cut into stripes, a stripe's units are computed where its weights are, and all activations
 are exchanged between layers. So all matrices, [outputs, inputs], and biases are cut by outputs
 (torch's ColwiseParallel, whose columns are those of the transposed matrix). Cutting every second
-matrix by inputs (RowwiseParallel) would need half as many exchanges, but of sums over stripes in
-place of activations, with full nonlinear layers in between computed by all; the paper has stripes.
+matrix by inputs (RowwiseParallel) takes half as many exchanges; but each is an all-reduce, of twice
+the bytes, and the paper has stripes.
 
 As there, a minibatch is two halves: while one half's activations travel, the other half's are
 computed, and likewise errors on the way back. What overlaps is what the backend moves in the
@@ -42,7 +42,7 @@ class StripedDnn(Dnn):
         mesh: of the processes that hold one stripe each, one-dimensional.
         parts: of a minibatch, whose computation and exchange overlap.
     Raises:
-        ValueError: if a layer has fewer outputs than there are stripes.
+        ValueError: if a layer has too few outputs for each stripe to have some.
     """
 
     def __init__(self, whole: Dnn, mesh: DeviceMesh, parts: int = 2) -> None:
@@ -60,10 +60,12 @@ class StripedDnn(Dnn):
                 path = f"layers.{number}.{name}".rstrip(".")
                 linear = self.get_submodule(path)
                 assert isinstance(linear, nn.Linear)
-                if linear.out_features < mesh.size():
+                units = _most(linear.out_features, mesh)
+                if units * (mesh.size() - 1) >= linear.out_features:
                     raise ValueError(
                         f"{path} has {linear.out_features} outputs but comm.stripes is "
-                        f"{mesh.size()}; each stripe needs one at least: lower comm.stripes"
+                        f"{mesh.size()}: stripes of {units} leave none for the last; lower "
+                        "comm.stripes, or change the layer's size"
                     )
                 plan[path] = ColwiseParallel(use_local_output=False)
                 self._matrices.append((linear, is_hidden and name == names[-1]))
@@ -149,10 +151,15 @@ def loss_of_stripes(logits_BTS: Any, target_BT: Tensor, ignored: int) -> tuple[T
         logits_BTS.flatten(0, 1), target_N, ignore_index=ignored, reduction="sum"
     )
     most_BT, state_BT = logits_BTS.detach().to_local().max(-1)
-    state_BT += mesh.get_local_rank() * -(-logits_BTS.shape[-1] // mesh.size())
+    state_BT += mesh.get_local_rank() * _most(logits_BTS.shape[-1], mesh)
     most_BTM, state_BTM = (
         DTensor.from_local(own_BT[..., None], mesh, [Shard(2)], run_check=False).full_tensor()
         for own_BT in (most_BT, state_BT)
     )
     best_BT = state_BTM.gather(2, most_BTM.argmax(-1, keepdim=True))[..., 0]
     return loss.to_local(), (best_BT == target_BT).sum()
+
+
+def _most(outputs: int, mesh: DeviceMesh) -> int:
+    """Return the outputs of every stripe but the last, which may have fewer, as torch cuts them."""
+    return -(-outputs // mesh.size())

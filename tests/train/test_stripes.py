@@ -147,12 +147,12 @@ def test_stripes_learn_what_the_whole_network_learns(more, stripes):
             torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
-def test_a_layer_with_fewer_outputs_than_stripes_is_refused():
+def test_a_layer_that_leaves_a_stripe_without_outputs_is_refused():
     def main(opened):
-        StripedDnn(network(rank=2), opened.mesh["model"])
+        StripedDnn(network(rank=4), opened.mesh["model"])
 
     for error in forked.run(main, 1, 3, stripes=3):
-        assert "layers.1.into has 2 outputs but comm.stripes is 3" in str(error)
+        assert "layers.1.into has 4 outputs but comm.stripes is 3: stripes of 2 leave" in str(error)
 
 
 def test_a_gradient_that_is_not_finite_in_one_stripe_is_so_in_all():
