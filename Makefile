@@ -43,8 +43,9 @@ $(RECIPES): .venv/.ready
 ##   SCALE=tiny, small, medium, full   minutes; a night on 2 cores (default); 24 hours of speech, for a
 ##                                 GPU; the paper's own sizes, for a corpus of 1,000 hours
 ##   CORPUS=a recipe               whose speech to use (default: commands)
-## make seide2014_1bit             simulated speeds beside the paper's, in seconds; also
-##                                 seide2014_parallelizability
+##   DRY_RUN=1                     a few steps of each run on random frames: seconds, memory, hours per row
+## make seide2014_1bit             also seide2014_parallelizability; -table1, -table4, -table5 and -estimates are
+##                                 simulated in seconds, the others train
 $(PAPERS): .venv/.ready
 	@$(MAKE) -C recipes/$@ paper $(FOLDERS)
 $(foreach p,$(PAPERS),$p-%): .venv/.ready

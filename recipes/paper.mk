@@ -45,7 +45,13 @@ endif
 ## In a paper's folder, or from the root as `make PAPER` and `make PAPER-TABLE`:
 ##   SCALE=tiny, small, medium, full    TABLES='table2 figure1'    CORPUS=recipe whose speech to use
 ##   SIDE=runs side by side     RESULTS=folder to copy the tables to
+##   DRY_RUN=1                  a few steps of each run on random frames instead: seconds, memory, hours per row
 .PHONY: paper paper-tables
+DRY_RUN ?=
+PASS_HOURS_OF_tiny := 0.15
+PASS_HOURS_OF_small := 3.1
+PASS_HOURS_OF_medium := 24
+PASS_HOURS ?= $(or $(PASS_HOURS_OF_$(SCALE)),1000)
 RESULTS ?=
 MADE := $(TABLES:%=$W/tables/$(PAPER)-%.md)
 RATIOS := $(TRAINED:%=$W/tables/$(PAPER)-%.ratios.json)
@@ -55,6 +61,12 @@ TARGETS := $(if $(TRAINED),$(filter $W/manifests/% $W/lm/% $W/lang/% $W/feats/% 
   $(foreach r,$(NETS) $(EPOCHS),$(foreach s,$(TEST),$(addprefix $W/exp/$r/,hyp.$s.jsonl score.$s.json)))) \
   $(MADE)
 # First what all runs share, with every core; then a look at the ratios; then the runs, side by side.
+ifneq ($(DRY_RUN),)
+paper:
+	@mkdir -p $W/tables
+	@$(foreach t,$(TRAINED),$(PY) $S/dry_run.py $(SCALE) $(CURDIR)/$t.yaml $(PASS_HOURS) $W/tables/$(PAPER)-$t.dry-run.md && \
+	  cat $W/tables/$(PAPER)-$t.dry-run.md && ) true
+else
 paper:
 	$(if $(TRAINED),+@$(MAKE) $(CHECKED) $(foreach s,$(TRAIN) $(DEV),$W/shards/$(ALIGNER)/$s/index.json) $W/feats/$(TEST).jsonl.gz)
 	$(if $(TRAINED),+@$(MAKE) $(RATIOS))
@@ -62,6 +74,7 @@ paper:
 	@cat $(MADE:.md=.txt); echo "tables and pictures: $W/tables"
 	$(if $(RESULTS),@mkdir -p $(RESULTS); for t in $(TABLES); do for e in md json png; do \
 	  cp $W/tables/$(PAPER)-$$t.$$e $(RESULTS)/$$t.$$e; done; done)
+endif
 paper-tables: $(MADE)
 
 # The model of an epoch comes with the run, before its last; it is decoded as the run is. Touched, it

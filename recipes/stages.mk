@@ -235,11 +235,13 @@ $W/tables/wer%md: $C/score.yaml $C/shown.yaml $(SCORES)
 $W/tables/exchange%md: $C/score.yaml $C/shown.yaml $(NETS:%=$W/exp/%/model.json) \
   $(foreach r,$(NETS),$(EVAL:%=$W/exp/$r/score.%.json))
 	$Q$(PY) $S/exchange.py $(filter-out %/shown.yaml,$^) $@
-$W/report/index.html: $W/tables/wer.md $(EXCHANGE) $(MODELS:%=$W/ali/%/$(DEV).jsonl.gz) $(NETS:%=$W/exp/%/model.json)
-	$Q$(PY) $S/report.py $W/tables/wer.json $(EXCHANGE:.md=.json) $(ALIGNED) $(NETS:%=$W/exp/%/log.jsonl) $@
-
 # ASR_GOAL: what to call, from the root, to have all done.
-status: export ASR_GOAL := $(notdir $(CURDIR)) $(filter-out RECIPE=%,$(MAKEOVERRIDES))
+$W/report/index%html status: export ASR_GOAL := $(notdir $(CURDIR)) $(filter-out RECIPE=%,$(MAKEOVERRIDES))
+$W/report/index%html: $W/tables/wer.md $(EXCHANGE) $(MODELS:%=$W/ali/%/$(DEV).jsonl.gz) \
+  $(MODELS:%=$W/exp/%/model.json) $(SCORES) $(MANIFESTS) $C/score.yaml
+	$Q$(PY) $S/report.py $W/tables/wer.json $(EXCHANGE:.md=.json) $(ALIGNED) $(NETS:%=$W/exp/%/log.jsonl) \
+	  $(GMMS:%=$W/exp/%/passes.jsonl) $(filter $W/exp/% $W/manifests/%,$^) $C/score.yaml $@
+
 status:
 	@mkdir -p $W && $(MAKE) -n $(GOAL) > $W/.status
 	@$(PY) $S/status.py $W/.status $(TARGETS); rm -rf $W/.status $W/.plan

@@ -60,8 +60,6 @@ class Worker:
     """One worker of a group: a network, and what it is trained on."""
 
     def __init__(self, name: str, frames: int) -> None:
-        if not ALONE:
-            same_bits_every_time(torch.device(DEVICE))
         run = settings("gtc", [f"model={name}"])
         self.optim = run.optim
         num_mels, num_states = TASKS[name.split("_")[0]]
@@ -70,6 +68,8 @@ class Worker:
         self.model.to(DEVICE)
         self.bucket = Bucket(self.model)
         self.size = len(self.bucket.weights_P)
+        if not ALONE:
+            same_bits_every_time(torch.device(DEVICE), self.size * frames)
         exchange = Loopback(range(1), torch.device(DEVICE))
         method: ExchangeMethod = Sgd(run.comm, exchange, self.size)
         self.state = RunState.fresh(self.bucket, method, Schedule(run.optim), momentum=0.0)

@@ -129,6 +129,19 @@ def test_what_is_finished_is_not_made_again(make, strom):
     assert (work / "tables" / "strom2015-figure1.md").exists()
 
 
+def test_one_bit_from_a_trained_network_of_low_rank(make, strom):
+    """It has the other paper's features and alignments, and only the printed columns it is for."""
+    work, _ = strom
+    said = make("seide2014_1bit", work, "TABLES=table2_svd")
+    assert not re.findall(r"scripts/(?:feats|gmm|ali|shards)\.py", said)
+    table = read_json(work / "tables" / "seide2014_1bit-table2_svd.json")
+    printed = [(row["paper"]["svd_ll_wer"], row["paper"]["svd_ll_acc"]) for row in table["rows"]]
+    assert printed == [(17.6, 61.5), (17.7, 61.3)]
+    assert [row["ours"]["workers"] for row in table["rows"]] == [1, 4]
+    assert all(0.1 < row["ours"]["train_accuracy"] < 1 for row in table["rows"])
+    assert "main_wer" not in table["rows"][0]["paper"]
+
+
 @pytest.fixture(scope="module")
 def two_tiers(make, strom) -> Path:
     """The work folder of groups of several sizes, with the same features and alignments."""

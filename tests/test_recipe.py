@@ -258,6 +258,8 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.count[tag] = self.count.get(tag, 0) + 1
+        if tag == "a":
+            return  # only followed by the reader
         fetching = [v for k, v in attrs if k in ("src", "href") and v and not v.startswith("#")]
         self.fetched += [v for v in fetching if not v.startswith("data:")]
 

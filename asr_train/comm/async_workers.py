@@ -8,7 +8,8 @@ there is no common model.
 import contextlib
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from asr_train.comm.exchange import PARTS
 from asr_train.comm.links import FRAME_BYTES
-from asr_train.comm.peers import Peer, Rate
+from asr_train.comm.peers import Message, Rate, Sender, Thresholds
 from asr_train.comm.reducers import Gradient, Reducer, Sent
 
 
@@ -49,8 +50,11 @@ class Staleness:
 class GradientSource(Protocol):
     """Computes gradients; steps count from 0 at the beginning of the run."""
 
-    def gradient(self, worker: int, step: int) -> Gradient:
-        """Return the gradient at the weights that `run` has set; the next call overwrites it."""
+    def gradient(self, worker: int, step: int, set_weights: Callable[[], None]) -> Gradient:
+        """Return the gradient at the weights that `set_weights` sets; the next call overwrites it.
+
+        A worker without a minibatch needs no weights.
+        """
 
     def finished(self, worker: int, step: int, is_finite: bool) -> None:
         """Note that the gradient's message was sent: an empty one if it was not finite."""
@@ -64,8 +68,8 @@ class AsyncWorkers(Reducer):
         seconds: of this process, since they were last reset, by `exchange.PARTS`.
     """
 
-    def __init__(self, peers: Sequence[Peer]) -> None:
-        self.peers = {peer.worker: peer for peer in peers}
+    def __init__(self, peers: Sequence[Sender], thresholds: Thresholds) -> None:
+        self.peers, self.thresholds = {peer.worker: peer for peer in peers}, thresholds
         self.sent = {worker: Sent() for worker in self.peers}
         self.leads = {worker: Staleness() for worker in self.peers}
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -77,8 +81,8 @@ class AsyncWorkers(Reducer):
         """Take `steps` steps with each worker, then deliver all messages.
 
         Args:
-            weights_P: float32 [P]: the weights that all begin with; during the call, those of the
-                worker whose gradient is computed; on return, the final weights of all.
+            weights_P: float32 [P]: the weights that all begin with; during the call, what
+                `set_weights` sets; on return, the final weights of all.
             first: the number of the first step.
             rate: the learning rate of a step.
         Raises:
@@ -101,9 +105,12 @@ class AsyncWorkers(Reducer):
         yield
         self.seconds[part] += time.perf_counter() - began
 
-    def _count_receivers(self, worker: int, message_bytes: int, workers: int) -> None:
-        """Count a message for all who receive it, at its sender: when it arrives is chance."""
-        self.sent[worker].received_bits += 8 * (workers - 1) * (FRAME_BYTES + message_bytes)
+    def _count(self, message: Message, message_bytes: int) -> None:
+        """Count a message, for all who receive it, too: when it arrives there is chance."""
+        others, sent = message.header.workers - 1, self.sent[message.header.worker]
+        sent.bits += 8 * message_bytes
+        sent.elements += len(message.words_K)
+        sent.received_bits += 8 * others * (FRAME_BYTES + message_bytes)
 
     # --- as a reducer -----------------------------------------------------------------------------
 
@@ -111,19 +118,17 @@ class AsyncWorkers(Reducer):
         raise AssertionError("asynchronous workers have no common step; call run()")
 
     def measures(self, worker: int) -> tuple[float, float]:
-        peer = self.peers[worker]
-        return peer.tau, float(peer.residual_P.square().sum(dtype=torch.float64))
+        residual_P = self.peers[worker].residual_P
+        return self.thresholds.tau, float(residual_P.square().sum(dtype=torch.float64))
 
     def group_state(self) -> dict[str, Any]:
         """Return the state after a drain, the same on all workers."""
-        peer = next(iter(self.peers.values()))
-        return {"tau": peer.tau, "densities": list(peer.densities)}
+        return {"tau": self.thresholds.tau, "densities": list(self.thresholds.densities)}
 
     def load_group_state(self, state: dict[str, Any]) -> None:
-        for peer in self.peers.values() if state else ():  # empty from a run with one worker
-            peer.tau = state["tau"]
-            peer.densities.clear()
-            peer.densities.extend(state["densities"])
+        if state:  # empty from a run with one worker
+            self.thresholds.tau = state["tau"]
+            self.thresholds.densities = deque(state["densities"])
 
     def worker_state(self, worker: int) -> dict[str, Any]:
         return {
@@ -133,5 +138,5 @@ class AsyncWorkers(Reducer):
 
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
         if "owed" in state:  # absent from a run with one worker
-            self.peers[worker].residual_P.copy_(state["owed"]["residual_P"])
+            self.peers[worker].owe(state["owed"]["residual_P"])
         self.leads[worker] = Staleness(*state.get("lead", ()))

@@ -1,92 +1,111 @@
 """The **counts of asynchronous messages**, kept once for all workers of a process.
 
-in    each message's sent elements, when it is read: int32 [K], as in kernels.threshold
-out   weights by any workers' messages of a step; the base after a complete step, float32 [P]
+in    each message's sent elements: int32 [K], as in kernels.threshold
+out   the weights by any workers' messages of some steps; the base after a complete step
 
-A complete step moves the base of all workers alike. Of an open step, most workers have most
-messages: what a worker lacks is taken back from the counts of all messages read here, if that takes
-fewer elements than adding up what it has. Counts are integers, so the weights are the same to the
-bit either way. Knows nothing of headers, time or transport.
+All float32 [P]. A complete step moves the base of all workers alike. Of an open step, most workers
+have most messages: what a worker lacks is taken back from the counts of all messages, if that takes
+fewer elements than adding up what it has. Counts are integers, and those of steps with the same
+threshold and rate are added up before they are multiplied: so the weights are the same to the bit
+for the same messages. Knows nothing of headers, time or transport.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from asr_train.kernels import decode, threshold
 
-Words = dict[int, Tensor]  # by worker
-
 
 class Ledger:
-    """What the workers of a process share.
+    """Messages and bases of the open steps.
 
     Args:
-        spare_P: float32 [P].
-        spread: steps by which the workers' bases may differ: sums are kept for so long.
+        size: P.
     Attributes:
-        spare_P: to work in; each worker needs it only briefly.
+        spare_P: float32 [P], to work in; each worker needs it only briefly.
     """
 
-    def __init__(self, spare_P: Tensor, spread: int) -> None:
-        self.spare_P, self.spread = spare_P, spread
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.spare_P = torch.zeros(size, device=device)
         self._bases: dict[int, Tensor] = {}  # by the step that begins with it
-        self._read: dict[int, Words] = {}  # by step
-        self._counts: dict[int, Tensor] = {}  # of `_read`, by step; float32 [P], integers
+        self._words: dict[int, dict[int, Tensor]] = {}  # by step and worker
+        self._counts_NP = torch.zeros((0, size), device=device)  # of `_words`
+        self._rows: dict[int, int] = {}  # of `_counts_NP`, by step
 
     def forget(self) -> None:
-        """Forget all messages and bases: steps are taken anew from a state that was restored."""
-        self._bases, self._read, self._counts = {}, {}, {}
+        """Forget all messages and bases."""
+        self._bases, self._words, self._rows = {}, {}, {}
 
-    def begin(self, step: int, weights_P: Tensor) -> Tensor:
-        """Return the base to begin a step with; bases of other weights are forgotten."""
-        base_P = self._bases.get(step)
-        if base_P is None or not torch.equal(base_P, weights_P):
-            base_P = weights_P.clone()
-            self._bases = {step: base_P}
-        return base_P
+    def begin(self, step: int, weights_P: Tensor) -> None:
+        """Take these weights as the only base."""
+        self._bases = {step: weights_P.clone()}
+
+    def base(self, step: int) -> Tensor:
+        """Return the base that a step begins with: the weights by all messages of those before."""
+        return self._bases[step]
 
     def add(self, step: int, worker: int, words_K: Tensor) -> None:
-        """Count a message, unless it was counted before."""
-        read = self._read.setdefault(step, {})
-        if worker in read:
-            return
-        read[worker] = words_K
-        if step not in self._counts:
-            self._counts[step] = torch.zeros_like(self.spare_P)
-        threshold.decode(words_K, self._counts[step])
+        """Keep and count a worker's message of a step, its only one."""
+        if step not in self._words:
+            self._words[step], self._rows[step] = {}, self._free_row()
+            self._counts_NP[self._rows[step]].zero_()
+        assert worker not in self._words[step]
+        self._words[step][worker] = words_K
+        threshold.decode(words_K, self._counts_NP[self._rows[step]])
 
-    def update(self, step: int, words: Words, tau: float, rate: float, weights_P: Tensor) -> None:
-        """Compute kernels.decode.update with these workers' messages of a step."""
-        read = self._read.get(step, {})
-        lacking = [words_K for worker, words_K in read.items() if worker not in words]
-        saved = _elements(words.values()) - _elements(lacking)
-        if not words.keys() <= read.keys() or 2 * saved < len(weights_P):  # four passes over P
-            decode.update(list(words.values()), tau, rate, weights_P)
-            return
-        torch.neg(self._counts[step], out=self.spare_P)
-        for words_K in lacking:
-            threshold.decode(words_K, self.spare_P)
-        weights_P.add_(self.spare_P.mul_(tau), alpha=rate)
-
-    def close(self, step: int, words: Words, tau: float, rate: float, base_P: Tensor) -> Tensor:
-        """Return the base after a complete step: the one that another worker made, if it is kept.
+    def weights(
+        self,
+        step: int,
+        known: Mapping[int, Collection[int]],
+        worth: Callable[[int], tuple[float, float]],
+        out_P: Tensor,
+    ) -> None:
+        """Write the base of a step, moved by messages of it and of later steps.
 
         Args:
-            words: of all workers.
-            base_P: before the step; stays as it is.
+            known: the workers whose messages count, by step.
+            worth: step -> threshold and learning rate of its quanta.
         """
-        if step + 1 not in self._bases:
-            after_P = base_P.clone()
-            self.update(step, words, tau, rate, after_P)
-            self._bases[step + 1] = after_P
-        for old in [s for s in self._read if s <= step - self.spread]:
-            del self._read[old], self._counts[old]
-        for old in [s for s in self._bases if s <= step - self.spread]:
-            del self._bases[old]
-        return self._bases[step + 1]
+        base_P = self._bases[step]
+        sums: dict[tuple[float, float], tuple[list[int], list[Tensor], list[Tensor]]] = {}
+        for number, workers in sorted(known.items()):
+            words = self._words[number]
+            if not workers:
+                continue
+            rows, plus, minus = sums.setdefault(worth(number), ([], [], []))
+            lacking = [words_K for worker, words_K in words.items() if worker not in workers]
+            if 2 * len(lacking) < len(words):
+                rows.append(self._rows[number])
+                minus += lacking
+            else:
+                plus += [words_K for worker, words_K in words.items() if worker in workers]
+        for (tau, rate), (rows, plus, minus) in sums.items():
+            decode.combine(base_P, self._counts_NP, rows, plus, minus, tau, rate, out_P)
+            base_P = out_P
+        if base_P is not out_P:
+            out_P.copy_(base_P)
 
+    def close(self, step: int, tau: float, rate: float) -> None:
+        """Make the next step's base from all messages of this one, which are all here."""
+        after_P = torch.empty_like(self.spare_P)
+        rows = [self._rows[step]]
+        decode.combine(self._bases[step], self._counts_NP, rows, [], [], tau, rate, after_P)
+        self._bases[step + 1] = after_P
 
-def _elements(messages: Iterable[Tensor]) -> int:
-    return sum(map(len, messages))
+    def drop(self, before: int) -> None:
+        """Forget the messages and bases of all steps before this one."""
+        for kept in (self._bases, self._words, self._rows):
+            for old in [step for step in kept if step < before]:
+                del kept[old]
+
+    def _free_row(self) -> int:
+        """Return a row that no step uses; add rows if there is none."""
+        used = set(self._rows.values())
+        free = next((row for row in range(len(self._counts_NP)) if row not in used), None)
+        if free is None:
+            free = len(self._counts_NP)
+            more_NP = self.spare_P.new_zeros((1, len(self.spare_P)))
+            self._counts_NP = torch.cat([self._counts_NP, more_NP])
+        return free

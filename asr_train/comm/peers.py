@@ -8,7 +8,8 @@ messages of a step have arrived, their integer counts are added up and move the 
 bit for bit what synchronous GTC does. Later, incomplete steps are applied on top:
 
     weights = base - sum over open steps of rate * tau * counts
-So workers with the same messages have bit-identical weights; after a drain all do.
+Steps with the same rate and tau are added up first, as integers. So workers with the same messages
+have bit-identical weights; after a drain all do.
 
 With a staleness of S, a worker that begins step m has all messages of steps before m - S, and uses
 none of steps from m + S on. So S = 0 *is* synchronous GTC, however long messages take. As all
@@ -18,7 +19,7 @@ Knows nothing of time or transport. Plain SGD only: momentum would depend on the
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,11 +30,47 @@ from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.codec import Flags, Header, Kind, MessageError
 from asr_train.comm.gtc import adapted
-from asr_train.comm.ledger import Ledger, Words
-from asr_train.comm.reducers import Gradient, Sent
+from asr_train.comm.ledger import Ledger
+from asr_train.comm.reducers import Gradient
 from asr_train.kernels import threshold
 
 Rate = Callable[[int], float]  # step -> learning rate per frame, the same on all workers
+
+
+class Thresholds:
+    """tau of each step, the same on all workers: of step m, it depends on steps before m - S.
+
+    Attributes:
+        tau: of the latest step that was asked for.
+        densities: of the last complete steps that tau does not reflect yet.
+    """
+
+    def __init__(self, settings: schema.GtcSettings, staleness: int) -> None:
+        self.adaptive, self.staleness = settings.adaptive, staleness
+        self.tau = float(np.float32(settings.threshold))
+        self.densities: deque[float] = deque()
+        self._closed = 0  # steps
+        self._taus: dict[int, float] = {}  # by step, of those that a worker may still ask for
+
+    def begin(self, step: int) -> None:
+        """Continue with this step; all before are complete."""
+        self._closed, self._taus = step, {}
+
+    def close(self, density: float) -> None:
+        """Note the share of elements that were above tau in the next complete step."""
+        self._closed += 1
+        if self.adaptive is not None:
+            self.densities.append(density)
+
+    def of(self, step: int) -> float:
+        """Return tau of a step; the first worker to ask may be up to S steps ahead of the last."""
+        if step not in self._taus:
+            while self.densities and self._closed - len(self.densities) < step - self.staleness:
+                assert self.adaptive is not None
+                self.tau = adapted(self.tau, self.densities.popleft(), self.adaptive)
+            self._taus[step] = self.tau
+            self._taus.pop(step - self.staleness - 2, None)
+        return self._taus[step]
 
 
 @dataclass(slots=True)
@@ -56,7 +93,7 @@ class Inbox:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message as `Peer.read` returns it."""
+    """A message's content: as `Peer.read` returns it, or before `codec.write` encodes it."""
 
     header: Header
     words_K: Tensor
@@ -67,19 +104,14 @@ class Message:
         return not self.header.flags & Flags.not_finite
 
 
-class Peer:
-    """One asynchronous worker.
+class Sender:
+    """What one asynchronous worker sends, and what it has not sent yet.
 
     Args:
         worker, workers: its number, and how many there are.
-        staleness: S.
-        ledger: of all peers of this process.
+        thresholds, ledger: of all workers of this process, or its own.
     Attributes:
-        base_P: the weights by all complete steps.
-        base_step: the first incomplete step: all steps before are in the base.
         residual_P: what has not been sent yet.
-        tau: of the next step.
-        densities: of the last steps in the base that tau does not reflect yet.
     """
 
     def __init__(
@@ -87,21 +119,73 @@ class Peer:
         worker: int,
         workers: int,
         settings: schema.GtcSettings,
-        staleness: int,
+        thresholds: Thresholds,
         ledger: Ledger,
     ) -> None:
         self.size = len(ledger.spare_P)
         threshold.check_size(self.size)
-        self.worker, self.workers, self.staleness = worker, workers, staleness
-        self.kind, self.adaptive = Kind[settings.codec.name], settings.adaptive
-        self.tau = float(np.float32(settings.threshold))
+        self.worker, self.workers = worker, workers
+        self.kind = Kind[settings.codec.name]
+        self.thresholds, self.ledger = thresholds, ledger
         self.residual_P = torch.zeros_like(ledger.spare_P)
-        self.base_P = self.residual_P  # until `begin`
+        self._below = 0.0  # a threshold that no element of the residual exceeds; 0: none is known
+
+    def owe(self, residual_P: Tensor) -> None:
+        """Begin with what another worker has not sent, float32 [P]."""
+        self.residual_P.copy_(residual_P)
+        self._below = 0.0
+
+    def learn(self, step: int, gradient: Gradient) -> Message:
+        """Return what a step's gradient sends to all workers, this one among them.
+
+        A gradient that is not finite is dropped: its message is empty, the residual stays as it
+        was. Unlike in synchronous GTC, the others' are kept: they may have continued already.
+        """
+        tau = self.thresholds.of(step)
+        words_K = torch.empty(0, dtype=torch.int32, device=gradient.grad_P.device)
+        is_finite = gradient.is_finite
+        if is_finite and (gradient.frames or tau != self._below):  # else all of it stays
+            spare_P = self.ledger.spare_P
+            compressed = threshold.compress(gradient.grad_P, self.residual_P, tau, spare_P)
+            is_finite = compressed.is_finite  # what is owed may overflow, too
+            if is_finite:
+                words_K = compressed.words_K
+                self.residual_P, self.ledger.spare_P = spare_P, self.residual_P
+                self._below = 0.0 if len(words_K) else tau
+        flags = Flags.none if gradient.frames else Flags.end_of_data
+        header = Header(
+            step=step,
+            worker=self.worker,
+            workers=self.workers,
+            size=self.size,
+            tau=tau,
+            frames=gradient.frames,
+            wanted=len(words_K),
+            flags=flags if is_finite else flags | Flags.not_finite,
+        )
+        return Message(header, words_K)
+
+
+class Peer(Sender):
+    """One asynchronous worker, and what it has received.
+
+    Attributes:
+        base_step: the first incomplete step: all steps before are in the base.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        workers: int,
+        settings: schema.GtcSettings,
+        thresholds: Thresholds,
+        ledger: Ledger,
+    ) -> None:
+        super().__init__(worker, workers, settings, thresholds, ledger)
+        self.staleness = thresholds.staleness
         self.base_step = 0
-        self.densities: deque[float] = deque()
-        self._ledger = ledger
         self._inboxes = [Inbox() for _ in range(workers)]
-        self._open: dict[int, dict[int, Message]] = {}  # by step and worker
+        self._open: dict[int, dict[int, Header]] = {}  # by step and worker
 
     def begin(self, step: int, weights_P: Tensor, rate: Rate) -> None:
         """Continue from these weights with this step, at the beginning and after each drain.
@@ -110,14 +194,20 @@ class Peer:
         """
         if step != self.number:  # the run was resumed, or a state put back
             assert not self._open
-            self._ledger.forget()
+            self.ledger.forget()
             self._inboxes = [Inbox(step) for _ in range(self.workers)]
             self.base_step = step
         assert self.base_step == step, "begin before a drain"
-        self.base_P = self._ledger.begin(step, weights_P)
+        self.ledger.begin(step, weights_P)
+        self.thresholds.begin(step)
         self._rate = rate
 
     # --- what this worker knows -------------------------------------------------------------------
+
+    @property
+    def base_P(self) -> Tensor:
+        """The weights by all complete steps."""
+        return self.ledger.base(self.base_step)
 
     @property
     def number(self) -> int:
@@ -140,46 +230,15 @@ class Peer:
 
     def weights(self, out_P: Tensor) -> None:
         """Write the weights that its next step begins with, float32 [P]."""
-        out_P.copy_(self.base_P)
-        for step, messages in sorted(self._open.items()):
-            if step < self.number + self.staleness:
-                tau = next(iter(messages.values())).header.tau
-                self._ledger.update(step, _words(messages), tau, self._rate(step), out_P)
+        last = self.number + self.staleness
+        known = {step: headers for step, headers in self._open.items() if step < last}
+
+        def worth(step: int) -> tuple[float, float]:
+            return next(iter(self._open[step].values())).tau, self._rate(step)
+
+        self.ledger.weights(self.base_step, known, worth, out_P)
 
     # --- messages ---------------------------------------------------------------------------------
-
-    def learn(self, gradient: Gradient, sent: Sent) -> Tensor:
-        """Return the message of a gradient for all workers; this one applies it in `receive`, too.
-
-        A gradient that is not finite is dropped: its message is empty, the residual stays as it
-        was. Unlike in synchronous GTC, the others' are kept: they may have continued already.
-        """
-        self._follow_density()
-        words_K = torch.empty(0, dtype=torch.int32, device=gradient.grad_P.device)
-        is_finite = gradient.is_finite
-        if is_finite:
-            compressed = threshold.compress(
-                gradient.grad_P, self.residual_P, self.tau, self._ledger.spare_P
-            )
-            is_finite = compressed.is_finite  # what is owed may overflow, too
-        if is_finite:
-            words_K = compressed.words_K
-            self.residual_P, self._ledger.spare_P = self._ledger.spare_P, self.residual_P
-        flags = Flags.none if gradient.frames else Flags.end_of_data
-        header = Header(
-            step=self.number,
-            worker=self.worker,
-            workers=self.workers,
-            size=self.size,
-            tau=self.tau,
-            frames=gradient.frames,
-            wanted=len(words_K),
-            flags=flags if is_finite else flags | Flags.not_finite,
-        )
-        message_B = codec.write(words_K, header, self.kind)
-        sent.bits += 8 * len(message_B)
-        sent.elements += len(words_K)
-        return message_B
 
     def read(self, message_B: Tensor, sender: int) -> Message:
         """Decode a message of worker `sender`, for `receive`.
@@ -196,7 +255,6 @@ class Peer:
             )
         self._check(header)
         (words_K,) = codec.read_words([header], [message_B], codec.Checks())
-        self._ledger.add(header.step, header.worker, words_K)
         return Message(header, words_K)
 
     def _check(self, header: Header) -> None:
@@ -225,33 +283,26 @@ class Peer:
         self._check(header)
         if not self._inboxes[header.worker].take(header.step):
             return False
-        self._open.setdefault(header.step, {})[header.worker] = message
+        self.ledger.add(header.step, header.worker, message.words_K)
+        self._open.setdefault(header.step, {})[header.worker] = header
         while len(self._open.get(self.base_step, ())) == self.workers:
             self._close(self.base_step, self._open.pop(self.base_step))
             self.base_step += 1
+            self.ledger.drop(self.base_step)
         return True
 
-    def _close(self, step: int, messages: dict[int, Message]) -> None:
+    def _close(self, step: int, headers: dict[int, Header]) -> None:
         """Move the base by a complete step, with the result of synchronous GTC."""
-        taus = [messages[worker].header.tau for worker in sorted(messages)]
+        taus = [headers[worker].tau for worker in sorted(headers)]
         if len(set(taus)) > 1:
             raise MessageError(
                 f"the workers' messages of step {step} have the thresholds {taus}, which must be "
                 "the same; were all started from the same checkpoint and settings?"
             )
-        words, rate = _words(messages), self._rate(step)
-        self.base_P = self._ledger.close(step, words, taus[0], rate, self.base_P)
-        if self.adaptive is not None:
-            wanted = sum(message.header.wanted for message in messages.values())
-            self.densities.append(wanted / (self.workers * self.size))
-
-    def _follow_density(self) -> None:
-        """Set tau of the next step by the steps that all workers must have received by then."""
-        first = self.base_step - len(self.densities)
-        for _ in range(first, min(self.base_step, self.number - self.staleness)):
-            assert self.adaptive is not None
-            self.tau = adapted(self.tau, self.densities.popleft(), self.adaptive)
+        self.ledger.close(step, taus[0], self._rate(step))
+        self.thresholds.close(density(headers.values(), self.size))
 
 
-def _words(messages: dict[int, Message]) -> Words:
-    return {worker: message.words_K for worker, message in messages.items()}
+def density(headers: Collection[Header], size: int) -> float:
+    """Return the share of elements above the threshold in a step's messages."""
+    return sum(header.wanted for header in headers) / (len(headers) * size)

@@ -200,7 +200,6 @@ def join(device: torch.device, timeout_seconds: float) -> None:
     Raises:
         ExchangeError: if the others do not in time.
     """
-    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # raise an error instead of aborting
     if dist.is_initialized():
         return
     try:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from asr_train.comm import codec
 from asr_train.comm.async_workers import AsyncWorkers, GradientSource
 from asr_train.comm.exchange import ExchangeError
 from asr_train.comm.links import Links
@@ -19,7 +20,7 @@ class RealTime(AsyncWorkers):
     """The worker of this process, and its connections to the others."""
 
     def __init__(self, peer: Peer, links: Links) -> None:
-        super().__init__([peer])
+        super().__init__([peer], peer.thresholds)
         self.peer, self.links = peer, links
 
     def run(
@@ -31,13 +32,12 @@ class RealTime(AsyncWorkers):
             # The condition of `may_go_on`
             self._wait(lambda step=step: peer.missing(step - peer.staleness))  # type: ignore[misc]
             self.leads[worker].begin_step(peer.lead)
-            peer.weights(weights_P)
-            gradient = learner.gradient(worker, step)
+            gradient = learner.gradient(worker, step, lambda: peer.weights(weights_P))
             with self.timed("compress"):
-                message_B = peer.learn(gradient, self.sent[worker])
+                message = peer.learn(step, gradient)
+                message_B = codec.write(message.words_K, message.header, peer.kind)
             self.links.send(message_B)
-            self._count_receivers(worker, len(message_B), self.links.processes)
-            message = peer.read(message_B, worker)
+            self._count(message, len(message_B))
             peer.receive(message)
             learner.finished(worker, step, message.is_finite)
         self._wait(lambda: peer.missing(first + steps))
@@ -69,7 +69,7 @@ class RealTime(AsyncWorkers):
             arrived = self.links.receive(seconds)
         if arrived is None:
             return None
-        message_B = arrived.message_B.to(self.peer.base_P.device)
+        message_B = arrived.message_B.to(self.peer.residual_P.device)
         self.peer.receive(self.peer.read(message_B, arrived.process))
         return arrived.process
 

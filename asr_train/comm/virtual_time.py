@@ -2,7 +2,8 @@
 
 The duration of each step and message is drawn from the seed, the worker and the step; so a run that
 resumes after a drain needs only the current time. Gradients are computed when a step begins, at the
-weights of that time; their messages are sent when it ends.
+weights of that time; their messages are sent when it ends, and counted as they would be encoded. A
+table says when each worker has a message.
 """
 
 import heapq
@@ -11,19 +12,49 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from asr_train import schema
+from asr_train.comm import codec
 from asr_train.comm.async_workers import AsyncWorkers, GradientSource
-from asr_train.comm.peers import Message, Peer, Rate
+from asr_train.comm.codec import Flags, Header
+from asr_train.comm.peers import Rate, Sender, Thresholds, density
+from asr_train.facts import HEADER_BYTES
 
 
 class Draw(IntEnum):
     """The uses of random numbers."""
 
     speed = 0
-    step = 1
-    delay = 2
+    step = 1  # its duration, then its message's delays
+
+
+class OpenStep:
+    """The messages of one step, and when they arrive.
+
+    Attributes:
+        headers: by sender; of messages that are made, if not yet sent.
+        arrival_WW: virtual seconds, by sender and receiver; infinite for a message not yet sent.
+        complete_W: when each worker has all messages of this step and of those before; None: some
+            are not yet sent.
+        waiting: workers that need them all, and did not when some were not yet sent.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.headers: dict[int, Header] = {}
+        self.arrival_WW = np.full((workers, workers), np.inf)
+        self.complete_W: npt.NDArray[np.float64] | None = None
+        self.waiting: list[int] = []
+        self.unsent = workers
+
+    def is_complete(self, worker: int, now: float) -> bool:
+        """Return whether a worker has all messages of this step and of those before."""
+        return self.complete_W is not None and bool(self.complete_W[worker] <= now)
+
+    def arrived(self, worker: int, now: float) -> set[int]:
+        """Return the senders whose message of this step a worker has."""
+        return set(np.flatnonzero(self.arrival_WW[:, worker] <= now).tolist())
 
 
 class VirtualTime(AsyncWorkers):
@@ -33,74 +64,140 @@ class VirtualTime(AsyncWorkers):
         now: virtual seconds since the run began.
     """
 
-    def __init__(self, peers: Sequence[Peer], settings: schema.VirtualTimeSettings) -> None:
-        super().__init__(peers)
+    def __init__(
+        self, peers: Sequence[Sender], thresholds: Thresholds, settings: schema.VirtualTimeSettings
+    ) -> None:
+        super().__init__(peers, thresholds)
         self.settings, self.now = settings, 0.0
+        self._ledger, self._staleness = peers[0].ledger, thresholds.staleness
         self._step_seconds = step_seconds(settings, len(peers))
 
     def run(
         self, weights_P: Tensor, first: int, steps: int, rate: Rate, learner: GradientSource
     ) -> None:
-        for peer in self.peers.values():
-            peer.begin(first, weights_P, rate)
-        self._weights_P, self._stop, self._learner = weights_P, first + steps, learner
-        self._events: list[tuple[float, int, int, Message]] = []  # time, order, receiver, message
-        self._posted = 0
+        self._ledger.forget()
+        self._ledger.begin(first, weights_P)
+        self.thresholds.begin(first)
+        self._weights_P, self._rate, self._learner = weights_P, rate, learner
+        self._first, self._stop = first, first + steps
+        self._open: dict[int, OpenStep] = {}
+        self._next = dict.fromkeys(self.peers, first)  # step
+        self._delays: dict[int, npt.NDArray[np.float64]] = {}  # of the message being made
         self._idle_since = dict.fromkeys(self.peers, self.now)
+        self._events: list[tuple[float, int, int]] = []  # time, order, worker
+        self._posted = 0
         for worker in self.peers:
-            self._begin_step(worker)
+            self._post(self.now, worker)
         while self._events:
-            self.now, _, worker, message = heapq.heappop(self._events)
-            self.peers[worker].receive(message)
-            if message.header.worker == worker:
-                self._end_step(message)
-            if worker in self._idle_since:
+            self.now, _, worker = heapq.heappop(self._events)
+            if worker not in self._idle_since:
+                self._end_step(worker)
+            if self._next[worker] < self._stop and self._may_begin(worker):
                 self._begin_step(worker)
         self._end()
 
+    def _may_begin(self, worker: int) -> bool:
+        """Return whether no worker is too far behind; else see to it that this one is asked again.
+
+        A worker that begins step m has all messages of steps before m - S.
+        """
+        needed = self._next[worker] - self._staleness - 1
+        if needed < self._first or self._open[needed].is_complete(worker, self.now):
+            return True
+        complete_W = self._open[needed].complete_W
+        if complete_W is None:
+            self._open[needed].waiting.append(worker)
+        else:
+            self._post(complete_W[worker], worker)
+        return False
+
     def _begin_step(self, worker: int) -> None:
-        """Begin a worker's next step, unless none is left or others are too far behind."""
-        peer = self.peers[worker]
-        if peer.number == self._stop or not peer.may_go_on:
-            return
+        peer, step, base = self.peers[worker], self._next[worker], self._base_step(worker)
         self._end_wait(worker)
-        self.leads[worker].begin_step(peer.lead)
-        peer.weights(self._weights_P)
-        gradient = self._learner.gradient(worker, peer.number)
+        self.leads[worker].begin_step(step - base)
+
+        def set_weights() -> None:
+            known = {
+                number: self._open[number].arrived(worker, self.now)
+                for number in range(base, step + self._staleness)
+                if number in self._open
+            }
+            self._ledger.weights(base, known, self._worth, self._weights_P)
+
+        gradient = self._learner.gradient(worker, step, set_weights)
         with self.timed("compress"):
-            message_B = peer.learn(gradient, self.sent[worker])
-        self._count_receivers(worker, len(message_B), len(self.peers))
-        noise = draws(self.settings.seed, Draw.step, worker, peer.number).standard_normal()
-        seconds = self._step_seconds[worker] * np.exp(self.settings.step_spread * noise)
-        self._post(seconds, worker, peer.read(message_B, worker))
+            message = peer.learn(step, gradient)
+            payload_bytes = codec.payload_bytes(message.words_K, peer.size, peer.kind)
+        self._count(message, HEADER_BYTES + payload_bytes)
+        self._ledger.add(step, worker, message.words_K)
+        if step not in self._open:
+            self._open[step] = OpenStep(len(self.peers))
+        self._open[step].headers[worker] = message.header
+        rng = draws(self.settings.seed, Draw.step, worker, step)
+        seconds = np.exp(self.settings.step_spread * rng.standard_normal())
+        self._delays[worker] = rng.standard_exponential(len(self.peers))
+        self._post(self.now + self._step_seconds[worker] * seconds, worker)
 
-    def _end_step(self, message: Message) -> None:
-        worker, step = message.header.worker, message.header.step
-        self._idle_since[worker] = self.now
-        self.leads[worker].now = self.now
-        self._learner.finished(worker, step, message.is_finite)
-        rng = draws(self.settings.seed, Draw.delay, worker, step)
-        delays = self.settings.delay_seconds * rng.standard_exponential(len(self.peers))
-        for other in self.peers:
-            if other != worker:
-                self._post(delays[other], other, message)
+    def _end_step(self, worker: int) -> None:
+        step = self._next[worker]
+        self._next[worker] += 1
+        self._idle_since[worker] = self.leads[worker].now = self.now
+        opened = self._open[step]
+        arrival_W = self.now + self.settings.delay_seconds * self._delays[worker]
+        arrival_W[worker] = self.now
+        opened.arrival_WW[worker] = arrival_W
+        opened.unsent -= 1
+        not_finite = opened.headers[worker].flags & Flags.not_finite
+        self._learner.finished(worker, step, not not_finite)
+        if not opened.unsent:
+            self._close(step)
 
-    def _post(self, seconds: float, worker: int, message: Message) -> None:
-        """Deliver a message after so many seconds; at equal times, in the order of posting."""
+    def _close(self, step: int) -> None:
+        """Move the base by a step of which all messages are sent, with that of synchronous GTC."""
+        opened = self._open[step]
+        opened.complete_W = opened.arrival_WW.max(0)
+        if step - 1 in self._open:
+            before_W = self._open[step - 1].complete_W
+            assert before_W is not None
+            opened.complete_W = np.maximum(opened.complete_W, before_W)
+        self._ledger.close(step, *self._worth(step))
+        self.thresholds.close(density(opened.headers.values(), len(self._weights_P)))
+        for worker in opened.waiting:
+            self._post(max(self.now, opened.complete_W[worker]), worker)
+        oldest = min(self._next.values()) - self._staleness
+        self._ledger.drop(oldest)
+        for old in [number for number in self._open if number < oldest - 1]:
+            del self._open[old]
+
+    def _base_step(self, worker: int) -> int:
+        """Return the first step of which a worker lacks a message now."""
+        step = max(self._first, self._next[worker] - self._staleness)
+        while step in self._open and self._open[step].is_complete(worker, self.now):
+            step += 1
+        return step
+
+    def _worth(self, step: int) -> tuple[float, float]:
+        """Return the threshold and the rate of a step's quanta."""
+        return next(iter(self._open[step].headers.values())).tau, self._rate(step)
+
+    def _post(self, time: float, worker: int) -> None:
+        """See to a worker at a time; at equal times, in the order of posting."""
         self._posted += 1
-        heapq.heappush(self._events, (self.now + float(seconds), self._posted, worker, message))
+        heapq.heappush(self._events, (float(time), self._posted, worker))
 
     def _end_wait(self, worker: int) -> None:
         self.leads[worker].waited_seconds += self.now - self._idle_since.pop(worker)
         self.leads[worker].now = self.now
 
     def _end(self) -> None:
-        """Return the weights after the drain, the same for all, in `weights_P`."""
-        for worker, peer in self.peers.items():
-            assert not peer.missing(self._stop)
+        """Wait for all messages; return the weights, then the same for all, in `weights_P`."""
+        complete_W = self._open[self._stop - 1].complete_W
+        assert complete_W is not None
+        self.now = max(self.now, float(complete_W.max()))
+        for worker in self.peers:
             self._end_wait(worker)
-        self._weights_P.copy_(self.peers[0].base_P)
-        del self._weights_P, self._learner
+        self._weights_P.copy_(self._ledger.base(self._stop))
+        del self._weights_P, self._rate, self._learner
 
     def group_state(self) -> dict[str, Any]:
         return {**super().group_state(), "now": self.now}

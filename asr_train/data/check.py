@@ -12,14 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.checks import spelled, too_many_lost
-from asr_train.data.corpus import (
-    CorpusError,
-    Remark,
-    few,
-    read_cuts,
-    read_remarks,
-    reasons,
-)
+from asr_train.data.corpus import CorpusError, few, read_cuts
+from asr_train.data.remarks import Remark, read_remarks, reasons
 from asr_train.lang.lexicon import Lexicon
 from asr_train.schema import (
     CorpusSettings,

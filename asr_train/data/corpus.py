@@ -12,7 +12,6 @@ nothing else. What a later stage could fail on is dropped and listed, or refused
 
 import hashlib
 import io
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,28 +24,12 @@ from lhotse.audio import AudioSource
 
 from asr_train.checks import spelled
 from asr_train.data.recordings import list_audio
-from asr_train.files import read_jsonl, read_text, write_bytes, write_jsonl, write_text
-
-KEPT = ("renamed", "no pronunciation")  # remarks on utterances that stay; others are dropped
+from asr_train.data.remarks import REMARK, Remark, dropped_table, reasons
+from asr_train.files import read_jsonl, write_bytes, write_jsonl, write_text
 
 
 class CorpusError(ValueError):
     """A corpus that cannot be used as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """A remark on an utterance that was dropped or changed: a line of SPLIT.dropped.tsv."""
-
-    utt_id: str
-    speaker: str
-    path: str
-    what: str  # the kind
-    why: str  # the details
-
-    @property
-    def dropped(self) -> bool:
-        return self.what not in KEPT
 
 
 @dataclass(slots=True)
@@ -94,27 +77,8 @@ def write(made: PreparedSplit, path: Path | str) -> None:
     write_jsonl(path, (cut.to_dict() for cut in made.cuts))
 
 
-REMARK = "utt_id", "speaker", "path", "fate", "what", "why"
-
-
 def _row(r: Remark) -> tuple[str, ...]:
     return r.utt_id, r.speaker, r.path, "dropped" if r.dropped else "kept", r.what, r.why
-
-
-def read_remarks(manifest: Path | str) -> list[Remark]:
-    """Read the remarks beside a manifest; none if another program wrote the manifest."""
-    table = dropped_table(manifest)
-    lines = read_text(table).split("\n")[1:-1] if table.exists() else []
-    rows = (dict(zip(REMARK, line.split("\t"), strict=True)) for line in lines)
-    return [Remark(**{k: v for k, v in row.items() if k != "fate"}) for row in rows]
-
-
-def reasons(remarks: Sequence[Remark]) -> str:
-    """Summarise why utterances were dropped, most frequent first, with an example of each."""
-    dropped = [remark for remark in remarks if remark.dropped]
-    kinds = Counter(remark.what for remark in dropped).most_common()
-    first = {remark.what: remark for remark in reversed(dropped)}
-    return "; ".join(f"{n} {what} ({first[what].utt_id}: {first[what].why})" for what, n in kinds)
 
 
 def read_cuts(manifest: Path | str) -> list[dict[str, Any]]:
@@ -142,11 +106,6 @@ def read_cuts(manifest: Path | str) -> list[dict[str, Any]]:
             "and speaker: correct or drop it, and run make again"
         )
     return rows
-
-
-def dropped_table(path: Path | str) -> Path:
-    """Return the path of the table of dropped utterances beside a manifest."""
-    return Path(path).with_name(Path(path).name.removesuffix(".jsonl.gz") + ".dropped.tsv")
 
 
 def audio_table(path: Path | str) -> Path:

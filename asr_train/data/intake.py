@@ -18,15 +18,14 @@ from lhotse.supervision import AlignmentItem
 
 from asr_train.checks import spelled
 from asr_train.data.corpus import (
-    KEPT,
     CorpusError,
     PreparedSplit,
-    Remark,
     few,
     whole_cut,
     whole_recording,
     write_flac,
 )
+from asr_train.data.remarks import KEPT, Remark
 from asr_train.data.transcripts import DigitsError, Transcriber
 from asr_train.jobs import parallel_map
 from asr_train.lang.lexicon import Lexicon

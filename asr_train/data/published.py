@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.data import intake
-from asr_train.data.corpus import CorpusError, PreparedSplit, Remark, few
+from asr_train.data.corpus import CorpusError, PreparedSplit, few
 from asr_train.data.intake import Row
+from asr_train.data.remarks import Remark
 from asr_train.data.splits import share_of
 from asr_train.schema import (
     CorpusSettings,

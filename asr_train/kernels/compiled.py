@@ -391,6 +391,52 @@ def each_tile(messages: list[Any], tau: float, rate: float | None, out: Any) -> 
     return sum(in_parts(len(out), TILE, work))
 
 
+@numba.njit(cache=True, nogil=True)
+def _combine(
+    base: Any, counts: Any, rows: Any, words: Any, starts: Any, added: int, tau: Any, step: Any,
+    out: Any, begin: int, end: int,
+) -> None:  # fmt: skip
+    """Compute out = base + step * (tau * c); the first `added` messages count positive."""
+    messages = len(starts) - 1
+    at = np.empty(messages, np.int64)
+    for m in range(messages):
+        at[m] = _first_at(words, starts[m], starts[m + 1], begin)
+    total = np.empty(TILE, np.float32)
+    for first in range(begin, end, TILE):
+        last = min(first + TILE, end)
+        room = np.uint64(last - first)
+        total[:] = 0
+        for row in rows:
+            made = counts[row, first:last]
+            for j in range(last - first):
+                total[j] += made[j]
+        for m in range(messages):
+            one = np.float32(1 if m < added else -1)
+            i, stop = at[m], starts[m + 1]
+            while i < stop and np.uint64((words[i] & _INDEX) - first) < room:  # as in _each_tile
+                total[(words[i] & _INDEX) - first] += -one if words[i] < 0 else one
+                i += 1
+            at[m] = i
+        before, after = base[first:last], out[first:last]
+        for j in range(last - first):
+            after[j] = _fma(tau * total[j], step, before[j])
+
+
+def combine(
+    base: Any, counts: Any, out: Any, rows: Any, plus: list[Any], minus: list[Any],
+    tau: float, rate: float,
+) -> None:  # fmt: skip
+    """Compute decode.combine."""
+    starts = np.cumsum([0, *map(len, plus), *map(len, minus)])
+    words = np.concatenate([*plus, *minus, np.empty(0, np.int32)])
+    which, numbers = np.array(rows, np.int64), (np.float32(tau), np.float32(-rate))
+
+    def work(begin: int, end: int) -> None:
+        _combine(base, counts, which, words, starts, len(plus), *numbers, out, begin, end)
+
+    in_parts(len(out), TILE, work)
+
+
 # --- Golomb-Rice codes ----------------------------------------------------------------------------
 
 

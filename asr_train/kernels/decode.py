@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from asr_train.checks import check_shape
+from asr_train.checks import check_same, check_shape
 from asr_train.kernels import threshold
 from asr_train.kernels.backend import Backend, choose
 
@@ -58,7 +58,66 @@ def update_reference(messages: Messages, tau: float, rate: float, weights_P: Ten
     weights_P.add_(grad_P, alpha=-rate)
 
 
-def _run(messages: Messages, tau: float, rate: float | None, out_P: Tensor) -> None:
+def combine(
+    base_P: Tensor,
+    counts_NP: Tensor,
+    rows: Sequence[int],
+    plus: Messages,
+    minus: Messages,
+    tau: float,
+    rate: float,
+    out_P: Tensor,
+) -> None:
+    """Compute out_P = base_P - rate * (tau * c), products rounded as in `update`.
+
+    c is the sum of some counts that were made before, plus some messages' elements, less others'.
+
+    Args:
+        base_P: float32 [P]; may be out_P.
+        counts_NP: float32 [N, P], integers.
+        rows: of counts_NP: those to add up.
+        plus, minus: int32 [K] each, messages.
+    Raises:
+        ValueError: if a tensor's dtype or shape is wrong.
+    """
+    _check(out_P, [*plus, *minus])
+    check_same("decode.combine", base_P=base_P, out_P=out_P)
+    if counts_NP.shape[1:] != out_P.shape or counts_NP.dtype is not torch.float32:
+        raise ValueError(
+            f"decode.combine: counts_NP is {counts_NP.dtype} {list(counts_NP.shape)} but out_P "
+            f"has {len(out_P)} elements; they must agree"
+        )
+    if choose(out_P) is Backend.cpu and len(out_P):
+        from asr_train.kernels import compiled
+
+        vectors = base_P.numpy(), counts_NP.numpy(), out_P.numpy()
+        added, taken = ([words_K.numpy() for words_K in side] for side in (plus, minus))
+        compiled.combine(*vectors, rows, added, taken, tau, rate)
+        return
+    combine_reference(base_P, counts_NP, rows, plus, minus, tau, rate, out_P)
+
+
+def combine_reference(
+    base_P: Tensor,
+    counts_NP: Tensor,
+    rows: Sequence[int],
+    plus: Messages,
+    minus: Messages,
+    tau: float,
+    rate: float,
+    out_P: Tensor,
+) -> None:
+    """Compute `combine`, message by message."""
+    negative_P = torch.zeros_like(out_P)
+    for words_K in minus:
+        threshold.decode(words_K, negative_P)
+    total_P = counts_NP[list(rows)].sum(0).sub_(negative_P)
+    for words_K in plus:
+        threshold.decode(words_K, total_P)
+    torch.add(base_P, total_P.mul_(tau), alpha=-rate, out=out_P)
+
+
+def _check(out_P: Tensor, messages: Messages) -> None:
     check_shape("out_P", out_P, None)
     threshold.check_size(len(out_P))
     if out_P.dtype is not torch.float32 or not out_P.is_contiguous():
@@ -66,6 +125,10 @@ def _run(messages: Messages, tau: float, rate: float | None, out_P: Tensor) -> N
     for words_K in messages:
         if words_K.dtype is not torch.int32:
             raise ValueError(f"sent elements are int32 but a message's are {words_K.dtype}")
+
+
+def _run(messages: Messages, tau: float, rate: float | None, out_P: Tensor) -> None:
+    _check(out_P, messages)
     backend = choose(out_P)
     if backend is Backend.cpu:
         from asr_train.kernels import compiled

@@ -16,7 +16,7 @@ from asr_train.files import read_yaml
 from asr_train.paper.ratios import RATIOS
 from asr_train.schema import SettingsError, load
 
-Value = int | float | str | bool
+Value = int | float | str | bool | None | dict[str, Any]
 WORKERS = "comm.workers"
 
 
@@ -102,6 +102,7 @@ class TableSettings:
         baseline: the run that rows are compared with.
         decode_epochs: whether to decode the model of every epoch, for a figure of word errors.
         times: by scale, factors of this table that override the scale's.
+        columns: of the printed table, to show; empty: all.
     """
 
     table: str
@@ -110,6 +111,7 @@ class TableSettings:
     rows: list[RowSettings]
     decode_epochs: bool = False
     times: dict[str, dict[str, float]] = field(default_factory=dict)
+    columns: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,14 @@ def _read_table(path: Path, scale: str, papers: Path) -> Table:
         found = matching(printed, row.paper) if row.paper else None
         if row.paper and found is None:
             raise SettingsError(f"{path}: {settings.table} has no row with {row.paper}")
+        if found is not None and settings.columns:
+            missing = [key for key in settings.columns if key not in found]
+            if missing:
+                raise SettingsError(
+                    f"{path}: {settings.table} has no column {missing[0]}; {', '.join(found)}"
+                )
+            shown = (*row.paper, *settings.columns)
+            found = {key: value for key, value in found.items() if key in shown}
         rows.append(Row(row.label or _label(row.paper), found, runs(row)))
     return Table(path.stem, settings, paper, scale, runs(settings.baseline), tuple(rows))
 
@@ -230,7 +240,7 @@ def run_of(
     Args:
         times: factors that override the scale's, for the row's own settings.
     Raises:
-        SettingsError: if the run is not in paper.yaml, or a value is neither a number nor a word.
+        SettingsError: if the run is not in paper.yaml, or a value is a list.
     """
     if row.run not in paper.runs:
         raise SettingsError(
@@ -241,8 +251,15 @@ def run_of(
     defaults = {key: _times(key, v, factors) for key, v in usual.items()}
     own = {key: _times(key, v, {**factors, **times}) for key, v in row.set.items()}
     values = {**defaults, **own}
-    shown = {key: v for key, v in values.items() if defaults.get(key) != v or key == WORKERS}
-    words = [f"{key.rpartition('.')[2]}{_spelled(v)}" for key, v in sorted(shown.items())]
+    shown = {
+        key: v
+        for key, v in values.items()
+        if key == WORKERS or key not in defaults or defaults[key] != v
+    }
+    words = [
+        key.rpartition(".")[2] + ("" if isinstance(v, dict) else _spelled(v))
+        for key, v in sorted(shown.items())
+    ]
     return Run(
         "-".join([paper.paper, row.run, *words, f"seed{seed}"]),
         row.run,
@@ -268,9 +285,11 @@ def _check_ratios(key: str, names: Iterable[str]) -> None:
 
 
 def _times(key: str, value: Any, factors: Mapping[str, float]) -> Value:
-    if not isinstance(value, int | float | str | bool):
-        raise SettingsError(f"{key} is {value!r}; it must be a number or a word")
-    if key not in factors or isinstance(value, str | bool):
+    if isinstance(value, dict):
+        return {inner: _times(f"{key}.{inner}", v, factors) for inner, v in value.items()}
+    if not isinstance(value, int | float | str | bool | None):
+        raise SettingsError(f"{key} is {value!r}; it must be a number, a word, or settings by name")
+    if key not in factors or isinstance(value, str | bool | None):
         return value
     if isinstance(value, int):
         return max(1, round(value * factors[key]))
@@ -278,6 +297,10 @@ def _times(key: str, value: Any, factors: Mapping[str, float]) -> Value:
 
 
 def _spelled(value: Value) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_spelled(v)}" for key, v in value.items()) + "}"
+    if value is None:
+        return "null"
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -210,6 +210,9 @@ def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
             ]
         ),
         "wer_by_epoch": _by_epoch([[score["wer"] for score in scores] for scores in row.epochs]),
+        "train_accuracy": _mean([_train_accuracy(run) for run in row.runs]),
+        "rate_divisors": _divisors(row.runs[0]),
+        "minibatch_by_epoch": _by_epoch([_minibatches(run) for run in row.runs]),
         "message_bytes_a_minibatch": mean("message_bytes_a_minibatch"),
         "compression_ratio": mean("compression_ratio"),
         "elements_a_minibatch": mean("elements_a_minibatch"),
@@ -240,6 +243,37 @@ def _method_numbers(run: Trained) -> dict[str, float | None]:
 def _frame_errors(run: Trained) -> list[float]:
     """Return DEV's frame errors, as fractions, after each epoch."""
     return [1 - row["dev_accuracy"] for row in run.log if "dev_accuracy" in row]
+
+
+def _train_accuracy(run: Trained) -> float | None:
+    """Return the share of frames that were right in the last epoch, while it was trained."""
+    rows = [row for row in run.log if "accuracy" in row]
+    epochs = {row["epoch"] for row in rows}
+    before = 0
+    right = frames = 0.0
+    for row in rows:
+        if row["epoch"] == max(epochs):
+            right += row["accuracy"] * (row["frames"] - before)
+            frames += row["frames"] - before
+        before = row["frames"]
+    return right / frames if frames else None
+
+
+def _divisors(run: Trained) -> list[float]:
+    """Return the first rate over the rate at the end of each epoch."""
+    rates = [row["rate"] for row in run.log if "dev_accuracy" in row]
+    first = run.about["settings"].get("optim", {}).get("rate")
+    return [first / rate for rate in rates] if first and all(rates) else []
+
+
+def _minibatches(run: Trained) -> list[float]:
+    """Return the mean number of frames of all workers per step in each epoch."""
+    ends = {row["epoch"]: (row["step"], row["frames"]) for row in run.log if "frames" in row}
+    found, before = [], (0, 0)
+    for _, end in sorted(ends.items()):
+        found.append((end[1] - before[1]) / max(1, end[0] - before[0]))
+        before = end
+    return found
 
 
 def _frames(run: Trained) -> int:
@@ -345,6 +379,21 @@ BLOCK = Column("block size", _ours("block_steps", str))
 GROUP = Column("group size", _ours("group_size", str))
 MILLIONS = Column("million parameters", _ours("parameters", lambda x: f"{x:.3g}", 1e-6))
 
+TRAIN_ACCURACY = Column(
+    "training frame accuracy %", _ours("train_accuracy", lambda x: f"{x:.1f}", 100), "accuracy"
+)
+
+
+def _after(epoch: int) -> Column:
+    """Return the column of the WER after an epoch (from 1)."""
+
+    def cell(row: JsonRow) -> str:
+        found = row["ours"]["wer_by_epoch"]
+        return f"{100 * found[epoch - 1]:.2f}" if len(found) >= epoch else DASH
+
+    return Column(f"WER % after epoch {epoch}", cell, f"WER % {epoch}")
+
+
 BESIDE = {  # the paper's columns -> our columns beside them
     "nodes": (WORKERS,),
     "gpus": (WORKERS,),
@@ -360,6 +409,9 @@ BESIDE = {  # the paper's columns -> our columns beside them
     "update_kb_per_minibatch": (KILOBYTES,),
     "compression_ratio": (RATIO,),
     "relative_wer_reduction_percent": (REDUCTION,),
+    **{name: (WER,) for name in ("wer", "main_wer", "relu_wer", "svd_ll_wer")},
+    **{name: (TRAIN_ACCURACY,) for name in ("acc", "main_acc", "relu_acc", "svd_ll_acc")},
+    **{f"pass_{n}": (_after(n),) for n in range(1, 8)},
 }
 
 
@@ -404,10 +456,15 @@ def columns(table: TableDict) -> list[Column]:
         *([Column("virtual seconds", _ours("virtual_seconds", digits))] if virtual else []),
         SPEEDUP,
     ]
-    return found + [column for column in rest if column.name not in shown]
+    known = [column for column in rest if column.name not in shown]
+    rows = rows_shown(table)
+    return found + [c for c in known if any(c.cell(row) != DASH for row in rows)]
 
 
 WORDS = {
+    **{name: WER.name for name in ("wer", "main_wer", "relu_wer", "svd_ll_wer")},
+    **{name: TRAIN_ACCURACY.name for name in ("acc", "main_acc", "relu_acc", "svd_ll_acc")},
+    **{f"pass_{n}": _after(n).name for n in range(1, 8)},
     "frames_per_second": "frames/s",
     "elapsed_minutes": "minutes",
     "relative_speed": "speed-up",
@@ -528,6 +585,8 @@ def notes(table: TableDict) -> list[str]:
     lines += _simulated_notes(table)
     if any(ours["wer_by_epoch"] for ours in rows):
         lines += [_epochs_line(row) for row in rows_shown(table)]
+    if any(_is_controlled(ours, base) for ours in rows):
+        lines += [_control_line(row) for row in rows_shown(table)]
     return [*lines, f"{made(table)[:-1]}: `{table['command']}`."]
 
 
@@ -581,6 +640,24 @@ def _simulated_notes(table: TableDict) -> list[str]:
         "our row. Accuracy of simulation for the paper's own speeds: "
         f"results/{table['paper']}/speed.md."
     ]
+
+
+def _is_controlled(ours: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
+    """Return whether rates, or the frames of a worker's step, are not the baseline's."""
+    pairs = zip(ours["minibatch_by_epoch"], base["minibatch_by_epoch"], strict=False)
+    share = ours["workers"] if ours["minibatch_frames"] == base["minibatch_frames"] else 1
+    return ours["rate_divisors"] != base["rate_divisors"] or any(
+        max(own / share, other) > 1.2 * min(own / share, other) for own, other in pairs
+    )
+
+
+def _control_line(row: JsonRow) -> str:
+    sizes = ", ".join(f"{size:,.0f}" for size in row["ours"]["minibatch_by_epoch"])
+    divisors = ", ".join(f"{divisor:g}" for divisor in row["ours"]["rate_divisors"])
+    return (
+        f"{row['label']}: mean frames per step in each epoch {sizes}; the rate was divided by "
+        f"{divisors or DASH} at the end of each."
+    )
 
 
 def _epochs_line(row: JsonRow) -> str:

@@ -310,8 +310,8 @@ def notes(table: Mapping[str, Any]) -> list[str]:
         "ring all-reduce of bf16 gradients receives so many times as much. GB received: of the "
         "whole run. Minutes: in which a worker receives its share of them at that rate, without "
         "latency.",
-        "Density: elements sent per minibatch, relative to all parameters. Frames/s: of all "
-        "workers, by the clock of the process that writes the log.",
+        "Density: elements sent per minibatch, relative to all parameters.",
+        "Frames/s: of all workers, by the clock of the process that writes the log.",
         "Compress: gradients to messages. Wait: for other processes, and for the reader. Decode: "
         "the rest of the exchange, including summation.",
         f"Points: WER minus that of {table['baseline']}, its 95 % interval and two-sided p "

@@ -1,17 +1,21 @@
-"""Table, logs, alignment report, stage times -> **one HTML page** and its pictures.
+"""Tables, logs, utterances, data, settings, stage times -> **one HTML page** and its pictures.
 
-The page is one file without network access or scripts. Pictures are SVG with colours for light and
-dark mode, and PNG files beside the page for READMEs. Equal inputs give equal bytes. Missing inputs
-are named in the text. This module selects what the page shows, page.html.j2 lays it out. Knows
+The page is one file that needs no network. Pictures are SVG with colours for light and dark mode,
+and PNG files beside the page for READMEs. Equal inputs give equal bytes. Missing inputs are named
+in the text. This module selects what the page shows, page.html.j2 lays it out, and page.js makes it
+a place to work: it reads the page's data, and a policy in the page lets no other script run. Knows
 formats, not folders: see scripts/report.py.
 """
 
+import base64
+import hashlib
 import io
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
+from importlib.resources import files
 from typing import Any
 
 import jinja2
@@ -66,6 +70,12 @@ STYLE: dict[Any, Any] = {
 NARROW = 4.6  # inches: readable on a phone
 LISTED_LOST = 20
 DRAWN_POINTS = 300  # of a training curve; more are averaged
+ZOOMED_POINTS = 1500  # the same, of a chart that zooms
+CURVES = (  # key of the log, title, factor
+    ("loss", "loss (nats per frame)", 1.0),
+    ("accuracy", "frame accuracy (%)", 100.0),
+    ("rate", "learning rate (per frame)", 1.0),
+)
 
 
 @dataclass(frozen=True)
@@ -211,11 +221,7 @@ def draw_bytes(table: Row, runs: Sequence[str]) -> Picture | None:
 
 def draw_curves(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> list[Picture]:
     """Draw loss, frame accuracy and rate against frames seen, for all runs with a log."""
-    return [
-        _draw_curve(logs, runs, "loss", "loss (nats per frame)", 1.0),
-        _draw_curve(logs, runs, "accuracy", "frame accuracy (%)", 100.0),
-        _draw_curve(logs, runs, "rate", "learning rate (per frame)", 1.0),
-    ]
+    return [_draw_curve(logs, runs, *curve) for curve in CURVES]
 
 
 def _draw_curve(
@@ -261,16 +267,17 @@ def _mark_rates(ax: Axes, rates: set[float]) -> None:
     ax.minorticks_off()
 
 
-def training_curve(rows: Sequence[Row], key: str) -> np.ndarray:
-    """Return millions of frames seen and `key` of training rows, averaged to DRAWN_POINTS."""
+def training_curve(rows: Sequence[Row], key: str, most: int = DRAWN_POINTS) -> np.ndarray:
+    """Return millions of frames seen and `key` of training rows, averaged to `most` points."""
     points = [
         (row["frames"] / 1e6, row[key])
         for row in rows
         if "frames" in row and row.get(key) is not None
     ]
     xy = np.array(points, np.float64).reshape(-1, 2)
-    groups = min(len(xy), DRAWN_POINTS)
-    return np.array([part.mean(0) for part in np.array_split(xy, groups or 1)]).reshape(-1, 2)
+    if not len(xy):
+        return xy
+    return np.array([part.mean(0) for part in np.array_split(xy, min(len(xy), most))])
 
 
 def dev_curve(rows: Sequence[Row], key: str) -> np.ndarray:
@@ -381,7 +388,111 @@ def _shortened(text: str, letters: int) -> str:
     return text if len(text) <= letters else text[: letters - 1] + "…"
 
 
+def curves(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> dict[str, Row]:
+    """Return the points of `draw_curves` for charts that zoom, by the chart's id."""
+    return {
+        f"chart_{key}": {
+            "title": title,
+            "x": "frames seen (millions)",
+            "y": title,
+            "log": key == "rate",
+            "curves": [
+                {
+                    "name": run,
+                    "colour": _variable(colour_of(run, runs)),
+                    "points": _points(training_curve(rows, key, ZOOMED_POINTS), factor),
+                    "dots": _points(dev_curve(rows, key), factor),
+                }
+                for run, rows in logs.items()
+                if rows
+            ],
+        }
+        for key, title, factor in CURVES
+    }
+
+
+def passes_curves(passes: Mapping[str, Sequence[Row]]) -> dict[str, Row]:
+    """Return a chart per Gaussian system: log-likelihood per frame after each pass."""
+    return {
+        f"chart_passes_{i}": {
+            "title": f"{system}: log-likelihood (nats per frame)",
+            "x": "pass",
+            "y": "log-likelihood (nats per frame)",
+            "log": False,
+            "curves": [
+                {
+                    "name": system,
+                    "colour": _variable(SERIES[1]),
+                    "points": [],
+                    "dots": [
+                        [at, _finite(row["loglik_per_frame"])]
+                        for at, row in enumerate(rows)
+                        if row.get("loglik_per_frame") is not None
+                    ],
+                }
+            ],
+        }
+        for i, (system, rows) in enumerate(passes.items())
+    }
+
+
+def _variable(colour: str) -> str:
+    return dict(_variables())[colour]
+
+
+def _points(points_XY: np.ndarray, factor: float) -> list[list[float | None]]:
+    return [[_finite(x), _finite(y * factor)] for x, y in points_XY]
+
+
+def _finite(value: float) -> float | None:
+    """Round for the page; None for what JSON has no number for."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
 # --- the page -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a page has beside tables and logs; all may be empty.
+
+    Attributes:
+        splits: `utterances.of_split` by split, its utterances with the address of their `audio`.
+        heard: by split and utterance, sounds in the page: `flac` (base64), `rate` in Hz, `found`
+            (by run: words with start, seconds, confidence), `said` (the same of true times).
+        embedded: a sentence on which sounds are in the page.
+        card: from `card.data_card`.
+        passes: rows of passes.jsonl of Gaussian systems.
+        runs: `name`, `settings` (names with dots, and values as text), `facts` (pairs) and `files`
+            (pairs of name and address) of each.
+        command: that made all of it.
+    """
+
+    splits: Mapping[str, Row] = field(default_factory=dict)
+    heard: Mapping[str, Mapping[str, Row]] = field(default_factory=dict)
+    embedded: str = ""
+    card: Row | None = None
+    passes: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    runs: Sequence[Row] = ()
+    command: str = ""
+
+    @property
+    def untrained(self) -> set[str]:
+        """Runs without steps of training: Gaussian mixtures, and other decodings of a model."""
+        return {*self.passes, *(run["name"] for run in self.runs if "decoding" in run["settings"])}
+
+
+@dataclass(frozen=True)
+class Script:
+    """The page's script, and its hash for the page's policy: no other may run."""
+
+    text: str
+    sha256: str
+
+    @staticmethod
+    def read() -> "Script":
+        text = "\n" + files("asr_train.report").joinpath("page.js").read_text("utf-8")
+        return Script(text, base64.b64encode(hashlib.sha256(text.encode()).digest()).decode())
 
 
 def build_page(
@@ -391,6 +502,7 @@ def build_page(
     logs: Mapping[str, Sequence[Row]],
     times: Sequence[Row],
     exchanged: Row | None = None,
+    work: Work | None = None,
 ) -> tuple[str, list[Picture]]:
     """Return the page's HTML, and the pictures to store beside it.
 
@@ -401,16 +513,35 @@ def build_page(
         logs: each run's `log.jsonl`.
         times: `jobs.stage_times`.
         exchanged: from `exchange.exchange_table`; None: there is no network.
+        work: further content; None: none.
     """
+    work = work or Work()
     runs = list(dict.fromkeys([*(row["ours"]["run"] for row in table["rows"]), *logs]))
     shown = {
         "wer": _shown_wer(table),
         "exchange": None if exchanged is None else _shown_exchange(exchanged, runs),
-        "learning": _shown_learning(logs, runs),
+        "learning": _shown_learning(logs, [run for run in runs if run not in work.untrained]),
         "alignments": _shown_alignments(alignments, list(logs)),
         "times": _shown_times(times),
     }
-    html = render("page.html.j2", name=name, lead=headline(table), made=made(table), **shown)
+    charts = curves(logs, runs) | passes_curves(work.passes)
+    html = render(
+        "page.html.j2",
+        name=name,
+        lead=headline(table),
+        made=made(table),
+        work=work,
+        gmm=_shown_passes(work.passes),
+        script=Script.read(),
+        data={
+            "splits": work.splits,
+            "split": best_run(table)["split"],
+            "settings": {run["name"]: run["settings"] for run in work.runs},
+            "heard": work.heard,
+            "charts": charts,
+        },
+        **shown,
+    )
     sections = [section for section in shown.values() if section is not None]
     drawn = [p for s in sections for p in [s.get("picture"), *s.get("pictures", [])]]
     return html, [picture for picture in drawn if picture is not None]
@@ -429,15 +560,22 @@ def render(template: str, **content: Any) -> str:
     return environment.get_template(template).render(colours=colours, **content) + "\n"
 
 
-def headline(table: Row) -> str:
-    """Summarise in a sentence: the best run on the last held-out split, against the baseline."""
+def best_run(table: Row) -> Row:
+    """Return the row of the best run on the last held-out split."""
     rows = [row["ours"] for row in table["rows"]]
     splits = [row["split"] for row in rows]
     split = ([s for s in splits if held_out(s)] or splits)[-1]
-    best = min((row for row in rows if row["split"] == split), key=lambda row: row["wer"])
-    verb = "is best with" if splits.count(split) > 1 else "makes"
+    best: Row = min((row for row in rows if row["split"] == split), key=lambda row: row["wer"])
+    return best
+
+
+def headline(table: Row) -> str:
+    """Summarise in a sentence: the best run on the last held-out split, against the baseline."""
+    best = best_run(table)
+    rivals = [row for row in table["rows"] if row["ours"]["split"] == best["split"]]
+    verb = "is best with" if len(rivals) > 1 else "makes"
     text = (
-        f"On {split}, {best['run']} {verb} {100 * best['wer']:.2f} % word errors "
+        f"On {best['split']}, {best['run']} {verb} {100 * best['wer']:.2f} % word errors "
         f"({best['errors']:,} errors in {best['words']:,} words)"
     )
     if best["ci95"] is not None:
@@ -453,19 +591,43 @@ def headline(table: Row) -> str:
 def _shown_wer(table: Row) -> Row:
     return {
         "picture": draw_wer(table),
-        "columns": table["columns"],
-        "rows": [cells(row["ours"], table["baseline"]) for row in table["rows"]],
+        **_known(
+            table["columns"], [cells(row["ours"], table["baseline"]) for row in table["rows"]]
+        ),
         "notes": notes(table)[:-1],
     }
 
 
+def _known(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Row:
+    """Leave out columns that have only dashes, or compare a lone run with itself."""
+    empty = {exchange.DASH, "baseline"}
+    kept = [i for i in range(len(columns)) if any(row[i] not in empty for row in rows)]
+    return {
+        "columns": [columns[i] for i in kept],
+        "rows": [[row[i] for i in kept] for row in rows],
+    }
+
+
+def _parts(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Row]:
+    """Split the table of exchanges in two, which a screen has room for: errors, and the rest."""
+    cut = columns.index("dev frame accuracy %") + 1
+    rest = [0, *range(cut, len(columns))]
+    return [
+        _known(columns[:cut], [row[:cut] for row in rows]),
+        _known([columns[i] for i in rest], [[row[i] for i in rest] for row in rows]),
+    ]
+
+
 def _shown_exchange(table: Row, runs: Sequence[str]) -> Row:
     """Return the exchange table, with a drawing if any run sent something."""
+    silent = not any(row["ours"]["message_bytes"] for row in table["rows"])
+    unused: tuple[str, ...] = ("Sent:", "Received:", "Density:") if silent else ()
+    unused += ("Points:",) if len(table["rows"]) == 1 else ()
     return {
+        "silent": silent,
         "picture": draw_bytes(table, runs),
-        "columns": table["columns"],
-        "rows": exchange.text_rows(table),
-        "notes": exchange.notes(table)[:-1],
+        "tables": _parts(table["columns"], exchange.text_rows(table)),
+        "notes": [note for note in exchange.notes(table)[:-1] if not note.startswith(unused)],
     }
 
 
@@ -631,6 +793,58 @@ def alignment_markdown(alignments: Sequence[Row]) -> str:
     lines = [columns, ["---"] * 2 + ["--:"] * (len(columns) - 2), *rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{table}\n\n" + "\n".join(f"- {note}" for note in alignment_notes(alignments)) + "\n"
+
+
+def _shown_passes(passes: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """Return each Gaussian system's table of passes, and the id of its chart."""
+    return [
+        {
+            "name": system,
+            "chart": f"chart_passes_{i}",
+            "columns": PASS_COLUMNS,
+            "rows": [_pass_cells(row) for row in rows],
+        }
+        for i, (system, rows) in enumerate(passes.items())
+        if rows
+    ]
+
+
+PASS_COLUMNS = (
+    "pass",
+    "aligned",
+    "nats per frame",
+    "Gaussians",
+    "frames moved, %",
+    "lost",
+    "wider beam",
+    "time",
+)
+
+
+def _pass_cells(row: Row) -> list[str]:
+    """Format a row of passes.jsonl: a flat pass, the start from another system, or a pass."""
+    if "flat_pass" in row:
+        name, how = f"flat {row['flat_pass']}", "all paths"
+    elif "start" in row:
+        name, how = "start", f"by {row['start']}"
+    else:
+        name, how = str(row["pass"]), "anew" if row.get("realigned", True) else "as before"
+    values = {
+        "loglik_per_frame": lambda x: f"{x:.3f}".replace("-", "−"),
+        "gaussians": lambda x: f"{x:,}",
+        "moved": lambda x: f"{100 * x:.2f}",
+        "lost": lambda x: f"{x:,}",
+        "retried": lambda x: f"{x:,}",
+        "seconds": spell_seconds,
+    }
+    return [
+        name,
+        how,
+        *(
+            "" if row.get(key) is None else exchange.text(row[key], spell)
+            for key, spell in values.items()
+        ),
+    ]
 
 
 def _shown_times(times: Sequence[Row]) -> Row | None:

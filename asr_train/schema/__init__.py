@@ -20,6 +20,7 @@ from asr_train.schema.comm import (
     GtcSettings,
     ModelAveragingSettings,
     OneBitSettings,
+    Virtual,
     VirtualTimeSettings,
     Wire,
 )
@@ -143,6 +144,7 @@ __all__ = [
     "SplitBy",
     "TreeSettings",
     "Unknown",
+    "Virtual",
     "VirtualTimeSettings",
     "Wire",
     "build",

@@ -29,6 +29,13 @@ class Capacity(Enum):
     exact = "exact"  # no limit: the lengths are exchanged first
 
 
+class Virtual(Enum):
+    """The computation of the gradients of several workers in one process."""
+
+    exact = "exact"  # one by one: the bits are those of a process for each
+    batched = "batched"  # together, where they share weights: much faster, last bits may differ
+
+
 class BlockForm(Enum):
     """The update of the model from the average of the workers' weights; see `comm.blocks`."""
 
@@ -80,6 +87,7 @@ class OneBitSettings:
 
     error_feedback: bool
     double_buffering: bool
+    delayed_trials: bool = False
 
 
 @dataclass(kw_only=True, slots=True)
@@ -158,6 +166,7 @@ class CommSettings:
     workers: int | None = None
     # Left out of files at its default, so that runs without it stay those of earlier versions
     stripes: int = field(default=1, metadata={LEFT_OUT: True})
+    virtual: Virtual = Virtual.exact
     timeout_seconds: float = 300.0  # maximum wait for another process
     check_steps: int = 1000  # interval at which replicas are compared; steps
     allreduce: AllreduceSettings | None = None
@@ -188,6 +197,11 @@ class CommSettings:
             raise SettingsError(
                 f"{at('gtc.capacity')} is fixed, but messages of {at('method')}="
                 f"{self.method.value} have no fixed length; set it to exact"
+            )
+        if self.method.facts.traffic.is_asynchronous and self.virtual is Virtual.batched:
+            raise SettingsError(
+                f"{at('virtual')} is batched, but workers of {at('method')}={self.method.value} "
+                "have weights of their own; set it to exact"
             )
 
     def halves(self, workers: int) -> int:

@@ -9,10 +9,11 @@ from asr_train.schema.fields import SettingsError, at, not_negative, positive, w
 
 
 class Halving(Enum):
-    """When the rate is halved."""
+    """When the rate becomes lower."""
 
     each_epoch = "each_epoch"  # after every epoch from the last of `hold_epochs` on
     newbob = "newbob"  # after `hold_epochs`, each epoch from the first with too little gain
+    listed = "listed"  # it is divided by `divisors`, one per epoch
 
 
 class Scaling(Enum):
@@ -154,6 +155,7 @@ class OptimSettings:
     adagrad: AdagradSettings | None = None
     auto_minibatch: AutoMinibatchSettings | None = None
     auto_rate: AutoRateSettings | None = None
+    divisors: list[float] = field(default_factory=list)
     share: float = 1.0
     keep_epochs: bool = False
 
@@ -163,6 +165,13 @@ class OptimSettings:
             raise SettingsError(
                 f"{at('min_rate')} is {self.min_rate}; it must lie in [0, {at('rate')} {self.rate}]"
             )
+        if (self.halving is Halving.listed) != bool(self.divisors):
+            raise SettingsError(
+                f"{at('divisors')} is {self.divisors} and {at('halving')} is {self.halving.value}; "
+                "a list of divisors, one per epoch, belongs to listed and to nothing else"
+            )
+        for divisor in self.divisors:
+            positive(divisors=divisor)
         within(0, 1e6, warmup_epochs=self.warmup_epochs)
         if self.warmup_from is not None:
             within(1e-9, 1, warmup_from=self.warmup_from)
@@ -192,6 +201,10 @@ class OptimSettings:
                 f"{at('phases')} end at {ends[-1]} epochs, after the first choice of "
                 f"{at('auto_minibatch')} at {auto.every}; let them end there, or before"
             )
+
+    def listed_rate(self, epoch: int) -> float:
+        """Return the rate of an epoch (from 0) by `divisors`, the last of which stays."""
+        return self.rate / self.divisors[min(epoch, len(self.divisors) - 1)]
 
     def parts(
         self, epoch: int, chosen: Sequence[int] = ()

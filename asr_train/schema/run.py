@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from asr_train.schema.comm import CommSettings
+from asr_train.schema.comm import CommSettings, Virtual
 from asr_train.schema.fields import SettingsError
 from asr_train.schema.model import ModelSettings
 from asr_train.schema.optim import OptimSettings
@@ -59,6 +59,11 @@ class RunSettings:
                 f"comm.stripes is {stripes}, but the stripes of comm.method="
                 f"{self.comm.method.value} would know different messages; set it to 1, or choose "
                 "gtc"
+            )
+        if self.comm.virtual is Virtual.batched:
+            raise SettingsError(
+                f"comm.stripes is {stripes}, but comm.virtual=batched is for whole networks; set "
+                "it to exact"
             )
         if self.optim.adagrad is not None:
             raise SettingsError(

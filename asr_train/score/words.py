@@ -9,6 +9,7 @@ Knows nothing of files.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -149,9 +150,15 @@ def interval(errors: Sequence[WordErrors], draws: int, seed: int) -> tuple[float
     Raises:
         ValueError: if there is only one unit, or no reference word.
     """
-    _check_units(errors)
-    (rates_D,) = _draw_rates([errors], draws, seed)
-    return _middle_95(rates_D)
+    return intervals([errors], draws, seed)[0]
+
+
+def intervals(
+    runs: Sequence[Sequence[WordErrors]], draws: int, seed: int
+) -> list[tuple[float, float]]:
+    """Return each run's `interval` over the same units, which are drawn once for all."""
+    _check_units(runs[0])
+    return [_middle_95(rates_D) for rates_D in _draw_rates(runs, draws, seed)]
 
 
 def compare(
@@ -162,14 +169,30 @@ def compare(
     Raises:
         ValueError: if the runs were not scored on the same units with the same references.
     """
-    _check_pair(a, b)
-    names = sorted(a)
-    paired = [[a[name] for name in names], [b[name] for name in names]]
-    _check_units(paired[0])
-    a_D, b_D = _draw_rates(paired, draws, seed)
-    difference_D = b_D - a_D
+    return compare_all({"a": a, "b": b}, draws, seed)["a", "b"]
+
+
+def compare_all(
+    runs: Mapping[str, Mapping[str, WordErrors]], draws: int, seed: int
+) -> dict[tuple[str, str], Comparison]:
+    """Return the `compare` of each run with every later one; units are drawn once for all."""
+    first, *later = runs.values()
+    for errors in later:
+        _check_pair(first, errors)
+    names = sorted(first)
+    units_RU = [[errors[name] for name in names] for errors in runs.values()]
+    _check_units(units_RU[0])
+    rate_R = {run: total(errors).rate for run, errors in zip(runs, units_RU, strict=True)}
+    rates_RD = dict(zip(runs, _draw_rates(units_RU, draws, seed), strict=True))
+    return {
+        (a, b): _comparison(rate_R[b] - rate_R[a], rates_RD[b] - rates_RD[a])
+        for a, b in combinations(runs, 2)
+    }
+
+
+def _comparison(difference: float, difference_D: np.ndarray) -> Comparison:
     return Comparison(
-        difference=total(paired[1]).rate - total(paired[0]).rate,
+        difference=difference,
         ci95=_middle_95(difference_D),
         better=float((difference_D < 0).mean() + (difference_D == 0).mean() / 2),
         p=_two_sided(difference_D),

@@ -15,7 +15,7 @@ from asr_train.schema import OptimSettings
 from asr_train.train.feed import Feed, when
 from asr_train.train.log import WorkerTotals
 from asr_train.train.state import Interval, RunState
-from asr_train.train.step import gradients, skip
+from asr_train.train.step import one_gradient, seed_of, skip
 from asr_train.train.totals import take
 
 
@@ -45,11 +45,17 @@ def run_ahead(
     steps = min(most, optim.checkpoint_steps - first % optim.checkpoint_steps)
     others = len(method.exchange) // len(method.exchange.local)  # for each one here
 
-    def compute(worker: int, step: int) -> MinibatchResult:
-        learned: dict[int, tuple[int, float, int]] = {}
-        only = range(worker, worker + 1)
-        found = gradients(model, feed.next, state, only, optim, step + 1, learned)
-        return MinibatchResult(next(found), *learned[worker])
+    def compute(worker: int, step: int, set_weights: Callable[[], None]) -> MinibatchResult:
+        counts = state.since_log[worker]
+        with state.stopwatch(counts, "wait_seconds"):
+            batch = feed.next(worker)
+        if batch is not None:
+            with state.stopwatch(counts, "exchange_seconds"):
+                set_weights()
+        with state.stopwatch(counts, "compute_seconds"):
+            seed = seed_of(optim.seed, step + 1, worker)
+            gradient, learned = one_gradient(model, batch, state.bucket, optim, seed)
+        return MinibatchResult(gradient, *learned)
 
     def skipped(worker: int, step: int, loss: float) -> None:
         skip(state, 0, {worker: loss}, step + 1, f" by worker {worker}")
@@ -92,7 +98,7 @@ class AsyncSteps:
     """A `comm.async_workers.GradientSource`, for the steps before `stop`.
 
     Args:
-        compute: (worker, step) -> result, whose gradient the next call overwrites.
+        compute: (worker, step, what sets its weights) -> result; the next call overwrites it.
         skipped: called with (worker, step, loss in nats) for a gradient that was not finite.
         take: worker -> its totals since the last call.
         log_steps: steps between rows.
@@ -104,7 +110,7 @@ class AsyncSteps:
         self,
         state: RunState,
         stop: int,
-        compute: Callable[[int, int], MinibatchResult],
+        compute: Callable[[int, int, Callable[[], None]], MinibatchResult],
         skipped: Callable[[int, int, float], None],
         take: Callable[[int], WorkerTotals],
         log_steps: int,
@@ -117,10 +123,10 @@ class AsyncSteps:
         self._learned: dict[int, MinibatchResult] = {}
         self._left, self._left_cpu = time.perf_counter(), time.process_time()
 
-    def gradient(self, worker: int, step: int) -> Gradient:
-        """Compute the gradient at the weights that the bucket points at."""
+    def gradient(self, worker: int, step: int, set_weights: Callable[[], None]) -> Gradient:
+        """Compute the gradient at the weights that the bucket points at, once they are set."""
         self._count_exchange(self._state.since_log[worker])
-        self._learned[worker] = self._compute(worker, step)
+        self._learned[worker] = self._compute(worker, step, set_weights)
         self._left, self._left_cpu = time.perf_counter(), time.process_time()
         return self._learned[worker].gradient
 

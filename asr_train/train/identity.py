@@ -10,6 +10,7 @@ from asr_train.schema import RunSettings
 from asr_train.shards.reader import Shards
 
 FORMAT = 2  # of checkpoints: one of another format is of another run
+PRODUCTS_PER_THREAD = 2**23  # about 1.5 ms forward and backward
 ABOUT = ("feats", "norm", "states_hash")  # of the shards: must be the same in decoding
 
 
@@ -57,12 +58,20 @@ def identity(
     return files.hash_of(content)
 
 
-def same_bits_every_time(device: torch.device) -> None:
+def same_bits_every_time(device: torch.device, products: int) -> None:
     """Set torch's number of threads by JOBS, and make it deterministic on a GPU as on a CPU.
 
-    The processes of a machine, counted by torchrun, share the JOBS.
+    The processes of a machine, counted by torchrun, share the JOBS. Threads that are woken for a
+    small minibatch save little or nothing: with 8 frames of 250,000 parameters, two threads take 85
+    to 230 % of one's time, with 256 frames 73 %.
+
+    Args:
+        products: of a minibatch: a network's parameters times frames.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(max(1, jobs.num_jobs() // processes))
+    most = max(1, jobs.num_jobs() // processes)
+    torch.set_num_threads(min(most, max(1, products // PRODUCTS_PER_THREAD)))
     if device.type == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
+        # Else every torch.empty is filled with NaN: a pass over memory that is written anyway
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -24,9 +24,10 @@ from asr_train.comm.methods import build
 from asr_train.comm.stripes import Stripes
 from asr_train.model.dnn import Dnn
 from asr_train.model.store import build_model, hand_over, load_model, save_model
-from asr_train.schema import RunSettings
+from asr_train.schema import RunSettings, Virtual
 from asr_train.shards.reader import Shards
 from asr_train.train.async_steps import run_ahead
+from asr_train.train.batched import Batched
 from asr_train.train.control import Controllers
 from asr_train.train.evaluate import evaluate
 from asr_train.train.feed import when
@@ -73,7 +74,6 @@ def train(
     leads = everyone.members[0] in everyone.local  # this process writes the run's files
     workers = len(exchange)
     check_same_task(train_shards, dev_shards)
-    same_bits_every_time(device)
     optim = run.optim
 
     model = build_model(
@@ -98,8 +98,13 @@ def train(
         assert isinstance(model, Dnn)  # schema checks it
         model = StripedDnn(model, stripes.mesh["model"])
     bucket = Bucket(model, stripes)
+    is_batched = run.comm.virtual is Virtual.batched
+    together = len(exchange.local) if is_batched else 1
+    same_bits_every_time(device, num_parameters * optim.minibatch_frames * together)
     method = build(run.comm, exchange, bucket.weights_P.numel())
     state = RunState.fresh(bucket, method, Schedule(optim), optim.momentum, optim.adagrad)
+    if is_batched:
+        state.batched = Batched(model, bucket)
 
     checkpoints = Checkpoints(
         folder / "ckpt",

@@ -71,6 +71,7 @@ def stages(run: RunSettings) -> Iterator[tuple[str, RunSettings]]:
         minibatch_frames=given.minibatch_frames or run.optim.minibatch_frames,
         epochs=given.epochs,
         halving=Halving.each_epoch,
+        divisors=[],
         hold_epochs=given.epochs,  # at the same rate
         min_rate=0.0,
         scaling=Scaling.sum,

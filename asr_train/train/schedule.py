@@ -42,12 +42,14 @@ class Schedule:
     newbob: once DEV's loss fell by less than the share `newbob_gain` of its previous value, and
     after every epoch from then on. With a `min_rate`, the run is finished when the rate would fall
     below it (min-rate newbob; Ladkat et al., 2019).
+    listed: instead, `optim.rate` divided by the epoch's entry of `optim.divisors`.
     With `optim.auto_rate`, epochs change nothing; `train.control` halves, down to `min_rate`.
     """
 
     def __init__(self, settings: OptimSettings) -> None:
         self.settings = settings
-        self._state = _State(settings.rate)
+        is_listed = settings.halving is Halving.listed and settings.auto_rate is None
+        self._state = _State(settings.listed_rate(0) if is_listed else settings.rate)
         self._share = 1.0
 
     @property
@@ -86,7 +88,9 @@ class Schedule:
         """Update the schedule by DEV's loss in nats per frame after an epoch."""
         state, last_loss = self._state, self._state.last_loss
         state.epochs += 1
-        if state.epochs >= self.settings.hold_epochs and self.settings.auto_rate is None:
+        if self.settings.halving is Halving.listed and self.settings.auto_rate is None:
+            state.rate = self.settings.listed_rate(state.epochs)
+        elif state.epochs >= self.settings.hold_epochs and self.settings.auto_rate is None:
             state.is_halving = (
                 state.is_halving
                 or self.settings.halving is Halving.each_epoch

@@ -32,6 +32,7 @@ from asr_train.comm.stripes import Stripes
 from asr_train.files import DamagedFileError
 from asr_train.model.store import load_tensors, save_tensors
 from asr_train.schema import AdagradSettings
+from asr_train.train.batched import Batched
 from asr_train.train.schedule import Schedule
 
 
@@ -154,6 +155,8 @@ class RunState:
         since_log: by local worker; its seconds are a part of the process's.
         in_epoch: of all workers, up to the last row of the log.
         kept: the method at the last check of held-out accuracy; None: there was none.
+        batched: computes gradients of workers that share weights; None: they are computed one by
+            one.
     """
 
     bucket: Bucket
@@ -166,6 +169,7 @@ class RunState:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     control: ControlState = field(default_factory=ControlState)
     kept: Held | None = None
+    batched: Batched | None = None
 
     @classmethod
     def fresh(

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.reducers import Gradient
-from asr_train.comm.stripes import Stripes
 from asr_train.model.loss import frame_loss
 from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
 from asr_train.shards.batch import Batch
+from asr_train.train.batched import Batched, shorten
 from asr_train.train.log import say
 from asr_train.train.state import NotFiniteError, RunState, check_finite
 
@@ -69,7 +69,7 @@ def gradients(
     step: int,
     learned: dict[int, tuple[int, float, int]],
 ) -> Iterator[Gradient]:
-    """Yield each worker's gradient, all in the same memory; zeros without a minibatch.
+    """Yield each worker's gradient, which the next one may overwrite; zeros without a minibatch.
 
     Args:
         optim: has the seed of random numbers in the network, and a gradient's largest norm.
@@ -77,6 +77,9 @@ def gradients(
         learned: gets frames, loss in nats and correct frames of each worker.
     """
     bucket, counts = state.bucket, state.since_log[workers[0]]
+    if state.batched is not None and len(workers) > 1:
+        yield from _together(state.batched, next_batch, state, workers, optim, step, learned)
+        return
     for worker in workers:
         with state.stopwatch(counts, "wait_seconds"):
             batch = next_batch(worker)
@@ -85,6 +88,40 @@ def gradients(
                 model, batch, bucket, optim, seed_of(optim.seed, step, worker)
             )
         yield gradient
+
+
+def _together(
+    batched: Batched,
+    next_batch: NextBatch,
+    state: RunState,
+    workers: range,
+    optim: OptimSettings,
+    step: int,
+    learned: dict[int, tuple[int, float, int]],
+) -> Iterator[Gradient]:
+    """Yield what `gradients` does; several workers' at a time go through the network."""
+    counts = state.since_log[workers[0]]
+    for chunk in batched.chunks(workers):
+        with state.stopwatch(counts, "wait_seconds"):
+            found = [(worker, next_batch(worker)) for worker in chunk]
+        batches = {worker: batch for worker, batch in found if batch is not None}
+        grads: dict[int, tuple[Tensor, list[float]]] = {}
+        with state.stopwatch(counts, "compute_seconds"):
+            if len(batches) < len(chunk):
+                state.bucket.zero_grad()
+            if batches:
+                generator = generator_of(state.bucket.grad_P.device)
+                generator.manual_seed(seed_of(optim.seed, step, chunk[0]))
+                grads_WP, numbers = batched.gradients(list(batches.values()), optim.max_norm)
+                grads = dict(zip(batches, zip(grads_WP, numbers, strict=True), strict=True))
+        for worker in chunk:
+            if worker not in grads:
+                learned[worker] = (0, 0.0, 0)
+                yield Gradient(state.bucket.grad_P, 0)
+                continue
+            (grad_P, (loss, correct, grad_sum)), frames = grads[worker], batches[worker].frames
+            learned[worker] = (frames, loss, int(correct))
+            yield Gradient(grad_P, frames, math.isfinite(loss + grad_sum))
 
 
 def one_gradient(
@@ -126,17 +163,6 @@ def generator_of(device: torch.device) -> torch.Generator:
         return torch.default_generator
     index = torch.cuda.current_device() if device.index is None else device.index
     return torch.cuda.default_generators[index]
-
-
-def shorten(grad_P: Tensor, longest: float, stripes: Stripes | None = None) -> None:
-    """Scale a gradient, in place, to an L2 norm of at most `longest` (Pascanu et al., 2013).
-
-    If the norm is not finite, or overflows float32, no element is then finite: the step is skipped.
-    """
-    norm = torch.linalg.vector_norm(grad_P)
-    if stripes is not None:
-        norm = stripes.total(norm.square()).sqrt()
-    grad_P.mul_(torch.where(norm.isfinite(), (longest / norm).clamp(max=1.0), norm))
 
 
 def skip(state: RunState, group: int, losses: dict[int, float], step: int, who: str | None) -> None:

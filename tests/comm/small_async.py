@@ -9,7 +9,7 @@ from asr_train import schema
 from asr_train.comm.ledger import Ledger
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
-from asr_train.comm.peers import Peer
+from asr_train.comm.peers import Peer, Thresholds
 from asr_train.comm.reducers import Gradient
 from asr_train.comm.virtual_time import VirtualTime
 
@@ -36,8 +36,10 @@ def settings(staleness: int = 3, adaptive: dict | None = None, **time) -> schema
 
 def peers(workers: int, staleness: int = 3, adaptive: dict | None = None) -> list[Peer]:
     gtc = settings(staleness, adaptive).gtc
-    ledger = Ledger(torch.zeros(SIZE), staleness + 1)
-    return [Peer(worker, workers, gtc, staleness, ledger) for worker in range(workers)]
+    return [
+        Peer(worker, workers, gtc, Thresholds(gtc, staleness), Ledger(SIZE, CPU))
+        for worker in range(workers)
+    ]
 
 
 def begun(workers: int, **changes) -> list[Peer]:
@@ -52,16 +54,20 @@ class GradientSource:
 
     Args:
         bad: (worker, step) whose gradient is not finite.
+        idle: (worker, step) without a minibatch.
     """
 
-    def __init__(self, gradient: Callable, weights_P: torch.Tensor, bad=()) -> None:
-        self.of, self.weights_P, self.bad = gradient, weights_P, bad
+    def __init__(self, gradient: Callable, weights_P: torch.Tensor, bad=(), idle=()) -> None:
+        self.of, self.weights_P, self.bad, self.idle = gradient, weights_P, bad, idle
         self.begun: list[tuple[int, int]] = []
         self.seen: dict[tuple[int, int], torch.Tensor] = {}
         self.done: list[tuple[int, int, bool]] = []
 
-    def gradient(self, worker: int, step: int) -> Gradient:
+    def gradient(self, worker: int, step: int, set_weights: Callable[[], None]) -> Gradient:
         self.begun.append((worker, step))
+        if (worker, step) in self.idle:
+            return Gradient(torch.zeros(SIZE), 0)
+        set_weights()
         self.seen[worker, step] = self.weights_P.clone()
         grad_P = self.of(worker, step, self.weights_P).clone()
         is_finite = (worker, step) not in self.bad
@@ -76,12 +82,14 @@ class GradientSource:
 class Run:
     """Virtual workers; `gradient` is a function of (worker, step, weights)."""
 
-    def __init__(self, gradient: Callable, workers=4, begin_P=BEGIN_P, bad=(), **changes) -> None:
+    def __init__(
+        self, gradient: Callable, workers=4, begin_P=BEGIN_P, bad=(), idle=(), **changes
+    ) -> None:
         self.method = build(settings(**changes), Loopback(range(workers), CPU), SIZE)
         assert isinstance(self.method.ahead, VirtualTime)
         self.ahead: VirtualTime = self.method.ahead
         self.weights_P = begin_P.clone()
-        self.learner = GradientSource(gradient, self.weights_P, bad)
+        self.learner = GradientSource(gradient, self.weights_P, bad, idle)
         self.step = 0
 
     def steps(self, count: int, rate: Callable[[int], float] = lambda step: RATE) -> "Run":

@@ -203,7 +203,8 @@ class _OneByOne:
     def __init__(self, run: Run) -> None:
         self.run = run
 
-    def gradient(self, worker: int, step: int) -> Gradient:
+    def gradient(self, worker: int, step: int, set_weights: Callable[[], None]) -> Gradient:
+        set_weights()
         return next(self.run.gradients(range(worker, worker + 1)))
 
     def finished(self, worker: int, step: int, is_finite: bool) -> None:

@@ -12,15 +12,19 @@ from small_methods import SIZE, random_gradient
 from asr_train.comm import codec
 from asr_train.comm.codec import Kind, MessageError
 from asr_train.comm.peers import Inbox, Message, Peer
-from asr_train.comm.reducers import Gradient, Sent
+from asr_train.comm.reducers import Gradient
+from asr_train.kernels import threshold
 
 
 def message(peer: Peer, step: int) -> Message:
     """Return the peer's next message, which it applies to itself, too."""
-    message_B = peer.learn(Gradient(random_gradient(peer.worker, step), 10), Sent())
-    found = peer.read(message_B, peer.worker)
+    found = peer.learn(step, Gradient(random_gradient(peer.worker, step), 10))
     peer.receive(found)
     return found
+
+
+def encoded(message: Message) -> torch.Tensor:
+    return codec.write(message.words_K, message.header, Kind.rice)
 
 
 def weights(peer: Peer) -> torch.Tensor:
@@ -106,9 +110,9 @@ def test_the_threshold_follows_steps_that_all_must_have():
     taus = [found[0].header.tau for found in sent]
     assert taus[0] == taus[1]  # no message of any step was known
     assert taus[1] < taus[2] < taus[3]  # more was sent than the density allows
-    assert group[0].densities == group[1].densities
+    assert group[0].thresholds.densities == group[1].thresholds.densities
     wanted = sum(found.header.wanted for found in sent[4])  # of the last step that both have
-    assert group[0].densities[-1] == wanted / (2 * SIZE)
+    assert group[0].thresholds.densities[-1] == wanted / (2 * SIZE)
 
 
 def test_a_debt_that_overflows_is_not_sent_and_not_kept():
@@ -116,11 +120,27 @@ def test_a_debt_that_overflows_is_not_sent_and_not_kept():
     (peer,) = begun(1)
     largest = torch.finfo(torch.float32).max
     peer.residual_P[3] = largest
-    before_P, sent = peer.residual_P.clone(), Sent()
-    found, words_K = codec.read(peer.learn(Gradient(torch.full((SIZE,), largest), 10), sent))
-    assert found.flags == codec.Flags.not_finite
-    assert (len(words_K), found.wanted, sent.elements) == (0, 0, 0)
+    before_P = peer.residual_P.clone()
+    found = peer.learn(0, Gradient(torch.full((SIZE,), largest), 10))
+    assert not found.is_finite
+    assert (len(found.words_K), found.header.wanted) == (0, 0)
     assert torch.equal(peer.residual_P, before_P)
+
+
+def test_a_worker_without_a_minibatch_sends_what_it_still_owes_and_then_nothing():
+    """Until no element is above the threshold, also after what it owes has changed."""
+    (peer,) = begun(1)
+    nothing = Gradient(torch.zeros(SIZE), 0)
+    for owed_P in (torch.full((SIZE,), 2.5), torch.full((SIZE,), -1.5)):
+        peer.owe(owed_P)
+        sums_P = torch.zeros(SIZE)
+        for step in range(4):
+            found = peer.learn(step, nothing)
+            threshold.decode(found.words_K, sums_P)
+            assert found.header.flags == codec.Flags.end_of_data
+        assert len(found.words_K) == 0
+        assert torch.equal(sums_P + peer.residual_P, owed_P)
+        assert float(peer.residual_P.abs().max()) <= 1.0
 
 
 def test_messages_of_another_run_are_refused():
@@ -128,7 +148,7 @@ def test_messages_of_another_run_are_refused():
     with pytest.raises(MessageError, match=rf"\(3, {SIZE}\), not \(2, {SIZE}\)"):
         receiver.receive(message(sender, 0))
     one, two = begun(2)
-    two.tau = 2.0
+    two.thresholds.tau = 2.0
     one.receive(message(two, 0))
     with pytest.raises(MessageError, match=r"of step 0 have the thresholds \[1.0, 2.0\]"):
         message(one, 0)
@@ -136,7 +156,7 @@ def test_messages_of_another_run_are_refused():
 
 def test_a_message_speaks_for_its_sender_only_and_before_its_hits_are_looked_at(monkeypatch):
     one, two, three = begun(3)
-    message_B = two.learn(Gradient(random_gradient(1, 0), 10), Sent())
+    message_B = encoded(two.learn(0, Gradient(random_gradient(1, 0), 10)))
     assert one.read(message_B, 1).header.worker == 1
     monkeypatch.setattr(codec, "read_words", None)
     with pytest.raises(MessageError, match=r"message of worker 1 from worker 2, which may send"):
@@ -150,8 +170,7 @@ def test_a_message_of_a_step_that_nobody_can_have_come_to_is_refused(staleness, 
     """The bound is exact to the step; a refused message changes nothing."""
     sender, receiver = begun(2, staleness=staleness)
     for step in range(3 + staleness):
-        message_B = sender.learn(Gradient(random_gradient(0, step), 10), Sent())
-        sender.receive(sender.read(message_B, 0))
+        message_B = encoded(message(sender, step))
         if step > staleness:
             before_P = weights(receiver)
             refusal = r"step {} but has taken {} steps itself, and no worker is more than {} ahead"

@@ -11,11 +11,12 @@ from forked import PATIENCE_SECONDS
 from small_async import BEGIN_P, RATE, GradientSource, Run, settings
 from small_methods import SIZE, dyadic_gradient, random_gradient
 
+from asr_train.comm import codec
 from asr_train.comm.codec import MessageError
 from asr_train.comm.exchange import ExchangeError
 from asr_train.comm.methods import build
 from asr_train.comm.real_time import RealTime
-from asr_train.comm.reducers import Gradient, Sent
+from asr_train.comm.reducers import Gradient
 
 STEPS = 25
 FORK = multiprocessing.get_context("fork")
@@ -174,7 +175,8 @@ def test_a_process_that_speaks_for_another_is_refused():
         peer.begin(0, BEGIN_P, lambda step: RATE)
         if exchange.local[0] == 2:
             peer.worker = 1
-            links.send(peer.learn(Gradient(random_gradient(1, 0), 10), Sent()))
+            found = peer.learn(0, Gradient(random_gradient(1, 0), 10))
+            links.send(codec.write(found.words_K, found.header, peer.kind))
             exchange.barrier()
             return None
         try:

@@ -1,18 +1,18 @@
 """Asynchronous workers of one process: laws of dead reckoning, for any speeds and delays."""
 
 import copy
-from collections import defaultdict
 
 import pytest
 import small_methods
 import torch
-from small_async import ADAPTIVE, BEGIN_P, GTC, RATE, Run
+from small_async import ADAPTIVE, BEGIN_P, GTC, RATE, Run, begun
 from small_methods import SIZE, dyadic_gradient, method_of, random_gradient
 
-from asr_train.comm import virtual_time
+from asr_train.comm import codec, virtual_time
 from asr_train.comm.async_workers import Staleness
-from asr_train.comm.peers import Peer
-from asr_train.comm.virtual_time import Draw, draws
+from asr_train.comm.links import FRAME_BYTES
+from asr_train.comm.peers import Sender
+from asr_train.comm.virtual_time import Draw, VirtualTime, draws
 
 SLOW = {"slowdown": 4.0}
 
@@ -42,10 +42,8 @@ def synchronous(gradient, steps, adaptive=None, rate=lambda step: RATE):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("delay", [0.0, 0.5, 20.0])
-def test_after_a_drain_all_replicas_are_the_same(seed, delay):
+def test_a_drain_delivers_all_messages(seed, delay):
     run = Run(looking, bad={(1, 5)}, seed=seed, delay_seconds=delay).steps(12)
-    for peer in run.ahead.peers.values():
-        assert torch.equal(peer.base_P, run.weights_P)
     assert run.weights_P.isfinite().all()
     assert not torch.equal(run.weights_P, BEGIN_P)
     assert sorted(run.learner.done) == [
@@ -71,7 +69,7 @@ def test_without_staleness_it_is_synchronous_gtc_to_the_bit(adaptive, time):
             assert torch.equal(run.learner.seen[worker, step], seen[step - 1])
         assert torch.equal(run.residuals[worker], method.worker_state(worker)["owed"]["residual_P"])
     if adaptive:
-        assert run.ahead.peers[0].tau != GTC["threshold"]
+        assert run.ahead.thresholds.tau != GTC["threshold"]
 
 
 def test_order_and_delays_do_not_change_what_made_up_gradients_give():
@@ -161,16 +159,74 @@ def test_a_run_goes_on_from_its_state_to_the_same_bits(saved_at, adaptive):
         assert second.method.take_sent(worker) == whole.method.take_sent(worker)
 
 
-def test_a_message_takes_a_time_of_its_own_to_each_worker(monkeypatch):
-    run, arrived, receive = Run(made_up), defaultdict(set), Peer.receive
+@pytest.mark.parametrize("time", [{}, {"delay_seconds": 0.0}, {"speed_spread": 1.0, **SLOW}])
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+def test_weights_are_those_of_a_worker_that_receives_each_message_when_it_arrives(staleness, time):
+    """Worker by worker, `peers.Peer` has the same weights at the beginning of each step."""
+    steps, sent = 8, {}
+    run = Run(looking, staleness=staleness, **time)
+    learn, close, arrival = Sender.learn, VirtualTime._close, {}
 
-    def noted(peer, message):
-        arrived[message.header.worker, message.header.step].add(run.ahead.now)
-        return receive(peer, message)
+    def noted(sender, step, gradient):
+        sent[sender.worker, step] = learn(sender, step, gradient)
+        return sent[sender.worker, step]
 
-    monkeypatch.setattr(Peer, "receive", noted)
-    run.steps(3)
-    assert [len(times) for times in arrived.values()] == [4] * 12
+    begun_at = {}
+    gradient = run.learner.gradient
+
+    def at(worker, step, set_weights):
+        begun_at[worker, step] = run.ahead.now
+        return gradient(worker, step, set_weights)
+
+    def closed(ahead, step):
+        arrival[step] = ahead._open[step].arrival_WW.copy()
+        close(ahead, step)
+
+    run.learner.gradient = at
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sender, "learn", noted)
+        patch.setattr(VirtualTime, "_close", closed)
+        run.steps(steps)
+    times = {time for times_WW in arrival.values() for time in times_WW.flatten().tolist()}
+    assert len(times) == 4 * steps * (4 if run.ahead.settings.delay_seconds else 1)
+    for peer in begun(4, staleness=staleness):
+        due = sorted(
+            (arrival[step][worker, peer.worker], worker != peer.worker, step, worker)
+            for worker, step in sent
+        )
+        for step in range(steps):
+            now = begun_at[peer.worker, step]
+            while due and due[0][0] <= now:
+                _, _, number, worker = due.pop(0)
+                peer.receive(sent[worker, number])
+            weights_P = torch.empty(SIZE)
+            peer.weights(weights_P)
+            assert torch.equal(weights_P, run.learner.seen[peer.worker, step])
+
+
+@pytest.mark.parametrize("codec_name", ["packed32", "tile16", "rice"])
+def test_messages_are_counted_as_they_would_be_encoded(codec_name, monkeypatch):
+    monkeypatch.setitem(GTC, "codec", codec_name)
+    found, learn = [], Sender.learn
+
+    def noted(sender, step, gradient):
+        found.append((sender, learn(sender, step, gradient)))
+        return found[-1][1]
+
+    monkeypatch.setattr(Sender, "learn", noted)
+    run = Run(made_up).steps(3)
+    sizes = [len(codec.write(m.words_K, m.header, peer.kind)) for peer, m in found]
+    assert sum(run.ahead.sent[worker].bits for worker in range(4)) == 8 * sum(sizes)
+    received = sum(run.ahead.sent[worker].received_bits for worker in range(4))
+    assert received == 8 * 3 * sum(size + FRAME_BYTES for size in sizes)
+
+
+def test_a_worker_without_a_minibatch_asks_for_no_weights_and_changes_nothing():
+    idle = {(2, step) for step in range(12)}
+    run = Run(looking, idle=idle).steps(12)
+    assert not any(worker == 2 for worker, _ in run.learner.seen)
+    assert (2, 11, True) in run.learner.done
+    assert run.ahead.sent[2].elements == 0
 
 
 def test_leads_of_workers_add_up_to_the_time_of_the_last():
@@ -183,14 +239,13 @@ def test_no_random_number_of_a_run_is_drawn_twice(monkeypatch):
     names = []
     monkeypatch.setattr(virtual_time, "draws", lambda *name: names.append(name) or draws(*name))
     Run(made_up).steps(6).steps(4)
-    assert len(set(names)) == len(names) == 4 + 2 * 4 * 10  # speeds; steps and their delays
+    assert len(set(names)) == len(names) == 4 + 4 * 10  # speeds, steps
 
 
 def test_random_numbers_depend_on_what_they_are_for():
     names = [
         (0, Draw.speed, 0, 0),
         (0, Draw.step, 0, 0),
-        (0, Draw.delay, 0, 0),
         (1, Draw.step, 0, 0),
     ]
     names += [(0, Draw.step, 1, 0), (0, Draw.step, 0, 1)]

@@ -211,6 +211,28 @@ def test_decoding_is_the_references(both, dyadic, size, workers, density):
     assert same_bits(moved_P[counts_P == 0], weights_P[counts_P == 0])
 
 
+@pytest.mark.parametrize("size", [1, 8192, 3 * 8192 + 1])
+@pytest.mark.parametrize("density", [0.003, 0.3])
+def test_counts_that_were_made_before_and_messages_combine(both, dyadic, size, density):
+    """Adding a message and taking it back changes nothing; out may be the base."""
+    sent, base_P = messages(size, 7, density), dyadic(size)
+    counts_NP = torch.full((3, size), 9.0, device=DEVICE)
+    for row, some in ((0, sent[:3]), (2, sent[3:5])):
+        decode.total(some, 1.0, counts_NP[row])
+    wanted_P = base_P.clone()
+    decode.update(sent[1:], 0.3, 0.7, wanted_P)
+
+    def run():
+        out_P, same_P = torch.full_like(base_P, 9.0), base_P.clone()
+        plus, minus = [*sent[5:], sent[0]], [sent[0], sent[0]]
+        decode.combine(base_P, counts_NP, [0, 2], plus, minus, 0.3, 0.7, out_P)
+        decode.combine(same_P, counts_NP, [], sent[1:], [], 0.3, 0.7, same_P)
+        return out_P, same_P
+
+    for found_P in (*both(run)[0], *both(run)[1]):
+        assert torch.equal(found_P, wanted_P)
+
+
 def test_fixed_messages_decode_like_others(dyadic):
     from asr_train.kernels import gpu_hits
 
@@ -294,6 +316,8 @@ def test_what_cannot_be_decoded_is_refused():
         decode.total([torch.zeros(3, dtype=torch.int64)], 1.0, torch.zeros(5))
     with pytest.raises(ValueError, match=r"contiguous float32 but out_P is torch.float64"):
         decode.update([], 1.0, 1.0, torch.zeros(5, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"counts_NP is torch.float32 \[2, 4\] but out_P has 5"):
+        decode.combine(torch.zeros(5), torch.zeros(2, 4), [0], [], [], 1.0, 1.0, torch.zeros(5))
     half_P = torch.zeros(3, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="float32 in one row"):
         compress(half_P, half_P, 1.0, half_P)

@@ -67,6 +67,16 @@ PAPERS = {
         },
         "times": {"comm.workers": 0.25, "comm.bmuf.block_steps": 0.1},
     },
+    "seide2014_parallelizability": {
+        "cluster": "k20x_server",
+        "runs": {"sgd": {"comm.workers": 1}},
+        "times": {},
+    },
+    "seide2014_1bit": {
+        "cluster": "k20x_farm",
+        "runs": {"sgd": {"comm.workers": 1}},
+        "times": {},
+    },
 }
 
 
@@ -120,7 +130,7 @@ def log(workers: int, density: float, accuracy: float, virtual: bool = False) ->
         rows.append(
             {
                 **{"step": step, "epoch": epoch, "frames": step * FRAMES * workers},
-                **{"sent_bits": bits, "elements_sent": density * P},
+                **{"sent_bits": bits, "elements_sent": density * P, "accuracy": epoch / 10},
                 "received_bits": (workers - 1) * bits,
                 "compression_ratio": 32 * P / bits if bits else None,
                 **{"step_seconds": 0.02, "compute_seconds": 0.01, "exchange_seconds": 0.008},
@@ -130,7 +140,12 @@ def log(workers: int, density: float, accuracy: float, virtual: bool = False) ->
             }
         )
         right = accuracy - 0.1 * (EPOCHS - epoch)
-        rows.append({"epoch": epoch, "step": step, "dev_loss": 1.0, "dev_accuracy": right})
+        rows.append(
+            {
+                **{"epoch": epoch, "step": step, "dev_loss": 1.0, "dev_accuracy": right},
+                "rate": 0.008 / epoch,
+            }
+        )
     return rows
 
 
@@ -151,7 +166,7 @@ def finished(run: Run, density: float = 0.002, accuracy: float = 0.6, errors: in
         made = build(CommSettings, comm)
         group = made.group_of(workers) if run.base == "bmuf_gtc" else 1
         sends += -(-STEPS // comm["bmuf"]["block_steps"]) / STEPS / group
-    settings = {"comm": comm, "optim": {"minibatch_frames": FRAMES}}
+    settings = {"comm": comm, "optim": {"minibatch_frames": FRAMES, "rate": 0.008}}
     return Trained(
         run.name,
         {"settings": settings, "workers": workers, "processes": 1},

@@ -141,6 +141,32 @@ def test_whole_numbers_stay_whole_and_words_stay(key, value, factor, scaled):
     assert type(found) is type(scaled)
 
 
+def test_a_row_may_take_settings_away_or_give_several_at_once(tmp_path):
+    """Numbers inside are scaled, too; a name shows which settings there are, not their values."""
+    row = {
+        "run": "gtc",
+        "set": {"optim.adagrad": None, "optim.pretrain": {"epochs": 2, "rate": None, "frames": 64}},
+    }
+    paper = PAPER | {"scales": {"small": {"times": {"optim.pretrain.frames": 0.25}}}}
+    folder = folder_with(tmp_path, paper, table1=TABLE | {"rows": [row]})
+    (run,) = read(folder, "small", "table1")[0].rows[0].runs
+    assert run.name == "strom-gtc-workers40-adagradnull-pretrain-seed1"
+    assert run.overrides[-3:] == (
+        "optim.adagrad=null",
+        "optim.pretrain={epochs:2,rate:null,frames:16}",
+        "optim.seed=1",
+    )
+
+
+def test_a_table_may_show_some_of_the_printed_columns(tmp_path):
+    folder = folder_with(tmp_path, table1=TABLE | {"columns": ["wer"]})
+    rows = read(folder, "full", "table1")[0].rows
+    assert rows[1].paper == {"nodes": 40, "wer": 1.6}
+    folder_with(tmp_path, table1=TABLE | {"columns": ["speed"]})
+    with pytest.raises(SettingsError, match="table_1 has no column speed; nodes, tau, wer"):
+        read(folder, "full", "table1")
+
+
 def test_a_table_may_scale_what_its_rows_set_in_another_way(tmp_path):
     table = {**TABLE, "times": {"small": {"comm.gtc.threshold": 1.0}}}
     (table,) = read(folder_with(tmp_path, table1=table), "small", "table1")

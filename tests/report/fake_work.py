@@ -12,8 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import soundfile
 
-from asr_train.files import write_json, write_jsonl, write_yaml
+from asr_train.files import read_jsonl, write_json, write_jsonl, write_yaml
 
 WORDS = ["ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE"]
 PHONES = {"ONE": "W AH N", "FIVE": "F AY V", "SEVEN": "S EH V AH N", "TWO": "T UW"}
@@ -65,6 +66,70 @@ def make_tables(work: Path) -> Path:
     return work / "tables/wer.json"
 
 
+def make_whole(work: Path) -> list[str]:
+    """Fill `work` with all that a page can show; return the inputs of report.py in it.
+
+    An utterance has a quote, markup and a percent sign in its names and words; the recording of
+    another is gone.
+    """
+    make_work(work)
+    write_jsonl(work / "manifests/train.jsonl.gz", manifest("train", 3))
+    remarks = ["utt_id\tspeaker\tpath\tfate\twhat\twhy", "a\tb\tc\tdropped\tempty text\tno <words>"]
+    (work / "manifests/train.dropped.tsv").write_text("\n".join(remarks) + "\n")
+    for split in SPLITS:
+        path = work / f"manifests/{split}.jsonl.gz"
+        write_jsonl(path, [recorded(work, split, cut) for cut in read_jsonl(path)])
+    hyp = work / "exp/dnn/hyp.test.jsonl"
+    header, first, *rows = read_jsonl(hyp)
+    write_jsonl(hyp, [header, first | {"words": ["</script><b>", "=1+1", "ONE", "SIX"]}, *rows])
+    make_tables(work)
+    write_jsonl(
+        work / "exp/mono/passes.jsonl",
+        [
+            {"flat_pass": 1, "utterances": 24, "loglik_per_frame": -70.5, "seconds": 1.5},
+            {"pass": 1, "realigned": False, "gaussians": 90, "seconds": 0.5},
+            {"pass": 2, "realigned": True, "gaussians": 120, "loglik_per_frame": -61.25}
+            | {"lost": 0, "retried": 1, "moved": 0.0413, "seconds": 2.0},
+        ],
+    )
+    write_json(
+        work / "exp/mono/model.json",
+        {"gmm": {"passes": 2, "gaussians": 120}, "parts": [{"path": "g.safetensors"}]},
+    )
+    (work / "exp/mono/g.safetensors").write_bytes(b"")
+    write_json(work / "exp/dnn/model.json", {"kind": "dnn", "file": "model.pt"})
+    (work / "exp/dnn/model.pt").write_bytes(b"")
+    settings = {"model": {"dnn": {"layers": 2}, "lstm": None}, "optim": {"rate": 0.008}}
+    about = {"settings": settings, "workers": 1, "device": "cpu", "device_name": None}
+    write_json(work / "exp/dnn/run.json", about | {"versions": {"torch": "2.11"}})
+    return [
+        "tables/wer.json",
+        *(f"ali/{model}/dev.report.json" for model in MODELS),
+        *("exp/dnn/log.jsonl", "exp/mono/passes.jsonl"),
+        *(f"exp/{run}/model.json" for run in ERROR_RATE),
+        *(f"exp/{run}/score.{split}.json" for run in ERROR_RATE for split in SPLITS),
+        *(f"manifests/{split}.jsonl.gz" for split in ("train", *SPLITS)),
+        "conf/score.yaml",
+    ]
+
+
+def recorded(work: Path, split: str, cut: dict[str, Any]) -> dict[str, Any]:
+    """Return the cut with a recording of noise, and its words at equal distances."""
+    rate, seconds = 8000, cut["duration"]
+    path = work / f"audio/{split}/{cut['id']} 'loud' 100%.flac"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng(len(cut["id"]))
+    wave = 0.1 * draw.standard_normal(round(seconds * rate))
+    if cut["id"] != "test01-000":
+        soundfile.write(path, wave, rate)
+    source = {"type": "file", "channels": [0], "source": str(path)}
+    about = {"id": cut["id"], "sources": [source], "sampling_rate": rate, "duration": seconds}
+    words = cut["supervisions"][0]["text"].split()
+    times = [[word, round(0.2 + 0.45 * i, 3), 0.45, None] for i, word in enumerate(words)]
+    supervision = cut["supervisions"][0] | {"alignment": {"word": times}}
+    return cut | {"supervisions": [supervision], "recording": about}
+
+
 def score_one(work: Path, run: str, split: str) -> str:
     output = f"{work}/exp/{run}/score.{split}.json"
     hyp, manifest = f"{work}/exp/{run}/hyp.{split}.jsonl", f"{work}/manifests/{split}.jsonl.gz"
@@ -105,7 +170,9 @@ def hypotheses(run: str, split: str, cuts: list[dict[str, Any]]) -> list[dict[st
             found.insert(draw.randint(0, len(found)), draw.choice(WORDS))
         costs = {"graph_cost": 12.5, "acoustic_cost": 810.0, "frames": 250, "seconds": 0.07}
         final = not (run == "mono" and number == 3)
-        rows.append({"id": cut["id"], "words": found, **costs, "final": final})
+        at = [[word, round(0.2 + 0.3 * i, 2), 0.3, 0.9] for i, word in enumerate(found)]
+        heard = {"words": found, "words_at": at}
+        rows.append({"id": cut["id"], **heard, **costs, "final": final})
     return rows
 
 

@@ -239,6 +239,20 @@ def test_the_page_shows_table_and_drawing(table, work):
     assert "gtc tau 4 rice" in html
 
 
+def test_a_lone_worker_has_a_sentence_and_no_dashes(table, work, monkeypatch):
+    monkeypatch.setattr(page.Picture, "svg", lambda picture: "")
+    silent = {**table, "rows": [r for r in table["rows"] if r["label"] == "dnn"]}
+    wer = read_json(work / "tables/wer.json")
+    html, _ = page.build_page("digits", wer, [], {}, [], silent)
+    shown = html[html.index('<section id="exchange">') :]
+    shown = shown[: shown.index("</section>")]
+    assert "Every run has one worker, so nothing was sent." in shown
+    assert "frames/s" in shown
+    assert not re.search(r"<td[^>]*>(–|baseline)</td>", shown)
+    assert "Density" not in shown
+    assert "minibatch" not in shown
+
+
 def test_a_drawn_interval_is_that_of_the_table_in_percent(table):
     score = next(r for r in table["rows"] if r["label"] == "mono")["ours"]["splits"]["test"]
     (ax,) = page.draw_bytes(table, ["mono", "dnn"]).figure.axes

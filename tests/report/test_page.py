@@ -1,5 +1,8 @@
 """Laws of the page: one self-contained file with the given numbers."""
 
+import base64
+import hashlib
+import json
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -19,7 +22,7 @@ class Outline(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.open, self.elements, self.texts = [], [], []
+        self.open, self.elements, self.texts, self.scripts = [], [], [], []
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
@@ -33,7 +36,9 @@ class Outline(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if not self.open or self.open[-1] != "style":
+        if self.open and self.open[-1] == "script":
+            self.scripts.append(data)
+        elif not self.open or self.open[-1] != "style":
             self.texts.append(data)
 
     @property
@@ -89,12 +94,17 @@ def undrawn(monkeypatch):
 
 
 def test_the_page_is_well_formed_and_needs_no_other_file(html):
-    elements = outline(html).elements
-    assert "http" not in html.lower()
-    assert not {"script", "link", "iframe", "object", "base"} & {tag for tag, _ in elements}
+    parsed = outline(html)
+    elements, (_, script) = parsed.elements, parsed.scripts
+    assert not re.search("https?:", html.replace(script, "").lower())
+    assert not {"link", "iframe", "object", "base"} & {tag for tag, _ in elements}
+    (policy,) = (a["content"] for _, a in elements if "http-equiv" in a)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert "default-src 'none'" in policy
+    assert f"script-src 'sha256-{digest}'" in policy  # no other script may run
     for _, attributes in elements:
         for name in ("src", "href", "xlink:href", "srcset", "data"):
-            assert re.match(r"(#|data:image/png;base64,|$)", attributes.get(name) or "")
+            assert re.match(r"(#|\.\./exp/|data:image/png;base64,|$)", attributes.get(name) or "")
     assert "@import" not in html
     assert set(re.findall(r"url\((.)", html)) <= {"#"}
 
@@ -102,7 +112,7 @@ def test_the_page_is_well_formed_and_needs_no_other_file(html):
 def test_every_reference_inside_the_page_has_one_target(html):
     ids = re.findall(r' id="([^"]*)"', html)
     assert len(ids) == len(set(ids))
-    wanted = set(re.findall(r'(?:url\(|href=")#([^")]*)', html))
+    wanted = set(re.findall(r'(?:url\(|href=")#([^")]*)', html[: html.rindex("<script>")]))
     assert wanted <= set(ids)
 
 
@@ -173,7 +183,9 @@ def test_names_and_words_cannot_become_markup(inputs):
     inputs["times"][0]["output"] = bad
     html, _ = page.build_page(**inputs)
     parsed = outline(html)
-    assert "script" not in {tag for tag, _ in parsed.elements}
+    data, _ = parsed.scripts
+    assert bad in {curve["name"] for curve in json.loads(data)["charts"]["chart_loss"]["curves"]}
+    assert "<" not in data
     assert bad in parsed.text
     assert "$x_1$" in parsed.text
 

@@ -146,10 +146,10 @@ def test_a_finite_step_ends_the_row_of_skipped_ones():
         state.skipped_in_row[0] += 1
 
     others = {"skipped": skipped, "take": None, "log_steps": 100, "advance": lambda frames: None}
-    stretch = AsyncSteps(state, 100, lambda worker, step: learned, **others)
+    stretch = AsyncSteps(state, 100, lambda worker, step, _: learned, **others)
     seen = []
     for step, is_finite in enumerate([False, False, True, False]):
-        stretch.gradient(0, step)
+        stretch.gradient(0, step, lambda: None)
         stretch.finished(0, step, is_finite)
         seen.append(state.skipped_in_row[0])
     assert seen == [1, 2, 0, 1]
@@ -265,7 +265,7 @@ def test_processes_that_do_not_wait_end_with_the_same_model(splits, tmp_path):
     def slow(exchange):
         original, calls = AsyncSteps.gradient, []
 
-        def gradient(self, worker, step):
+        def gradient(self, worker, step, *rest):
             calls.append(1)
             if worker != 1 and len(calls) == 5:
                 ahead.release()
@@ -273,7 +273,7 @@ def test_processes_that_do_not_wait_end_with_the_same_model(splits, tmp_path):
                 assert all(ahead.acquire(timeout=forked.PATIENCE_SECONDS) for _ in range(2))
             if worker == 1:
                 time.sleep(0.01)
-            return original(self, worker, step)
+            return original(self, worker, step, *rest)
 
         AsyncSteps.gradient = gradient
 
@@ -291,10 +291,10 @@ def test_replicas_that_drift_apart_stop_the_run(splits, tmp_path):
     def drift(exchange):
         original = Peer._close
 
-        def close(self, step, messages):
-            original(self, step, messages)
+        def close(self, step, headers):
+            original(self, step, headers)
             if self.worker == 1:
-                self.base_P[-1] += 1e-3
+                self.ledger.base(step + 1)[-1] += 1e-3
 
         Peer._close = close
 
@@ -343,7 +343,7 @@ def test_a_hung_process_is_an_error_in_the_stated_time(splits, tmp_path):
     pids, waits = multiprocessing.Array("i", 2), multiprocessing.get_context("fork").Event()
     run, original, calls = settings(comm()), AsyncSteps.gradient, []
 
-    def gradient(stretch, worker, step):
+    def gradient(stretch, worker, step, *rest):
         calls.append(1)
         if (worker, len(calls)) == (0, 17):
             stretch._state.method.ahead.links.timeout_seconds = 1.0
@@ -351,7 +351,7 @@ def test_a_hung_process_is_an_error_in_the_stated_time(splits, tmp_path):
         if (worker, len(calls)) == (1, 15):
             assert waits.wait(forked.PATIENCE_SECONDS)
             os.kill(os.getpid(), signal.SIGSTOP)
-        return original(stretch, worker, step)
+        return original(stretch, worker, step, *rest)
 
     def main(exchange):
         pids[exchange.local[0]] = os.getpid()
@@ -391,17 +391,17 @@ def test_a_process_that_stops_because_of_an_error_tells_the_others(splits, tmp_p
 
 def test_gradients_that_are_never_finite_are_an_error(splits, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(steps, "MAX_SKIPPED", 5)
-    original, calls = steps.gradients, []
+    original, calls = steps.one_gradient, []
 
     def broken(*args):
-        for gradient in original(*args):
-            calls.append(1)
-            if len(calls) > 12:
-                gradient.grad_P[0] = torch.nan
-                gradient.is_finite = False
-            yield gradient
+        gradient, learned = original(*args)
+        calls.append(1)
+        if len(calls) > 12:
+            gradient.grad_P[0] = torch.nan
+            gradient.is_finite = False
+        return gradient, learned
 
-    monkeypatch.setattr(async_steps, "gradients", broken)
+    monkeypatch.setattr(async_steps, "one_gradient", broken)
     with pytest.raises(NotFiniteError, match="the gradient of layers"):
         virtual(tmp_path / "run", splits, comm())
     assert "is skipped by worker" in capsys.readouterr().out

@@ -194,8 +194,10 @@ def test_a_try_leaves_no_trace(unbroken, splits, tmp_path, name, monkeypatch):
     assert outcome(tmp_path / "told") == outcome(unbroken(name))
 
 
-def test_updates_are_late_but_not_in_a_try(splits, tmp_path, monkeypatch):
-    """With double buffering, minibatches are halved and updates delayed, except in tries."""
+@pytest.mark.parametrize("delayed", [False, True])
+def test_updates_are_late_but_not_in_a_try(splits, tmp_path, monkeypatch, delayed):
+    """With double buffering, minibatches are halved and updates delayed; in tries if it is said."""
+    monkeypatch.setitem(COMM["onebit"]["onebit"], "delayed_trials", delayed)
     seen = {loop: set(), control: set()}
 
     def watched(module, original):
@@ -208,7 +210,7 @@ def test_updates_are_late_but_not_in_a_try(splits, tmp_path, monkeypatch):
     for module in seen:
         monkeypatch.setattr(module, "step", watched(module, module.step))
     trained(tmp_path / "run", splits, "onebit")
-    assert seen == {loop: {(2, True)}, control: {(1, False)}}
+    assert seen == {loop: {(2, True)}, control: {(2, True) if delayed else (1, False)}}
 
 
 @pytest.mark.parametrize("name", ["gtc", "bmuf"])

@@ -17,7 +17,7 @@ from asr_train.comm.methods import build
 from asr_train.comm.optimizer import Momentum
 from asr_train.model.store import build_model, load_model, load_tensors
 from asr_train.shards.batch import FramePools, context_padded
-from asr_train.train import evaluate, identity, loop, state
+from asr_train.train import batched, evaluate, identity, loop, state
 from asr_train.train import step as steps
 from asr_train.train.schedule import Schedule
 from asr_train.train.state import Interval, NotFiniteError, RunState
@@ -285,10 +285,10 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(splits, value,
 def test_a_gradient_without_a_norm_is_not_shortened_to_one_that_looks_sound(value):
     grad_P = torch.ones(5)
     grad_P[3] = value
-    steps.shorten(grad_P, 1.0)
+    batched.shorten(grad_P, 1.0)
     assert not grad_P.isfinite().any()
     zeros_P = torch.zeros(5)
-    steps.shorten(zeros_P, 1.0)
+    batched.shorten(zeros_P, 1.0)
     assert torch.equal(zeros_P, torch.zeros(5))
 
 
@@ -369,3 +369,27 @@ def test_shards_that_do_not_say_what_they_hold_are_refused(tmp_path):
     shards = loop.Shards(tmp_path / "dev" / "index.json")
     with pytest.raises(ValueError, match="does not say 'states_hash'"):
         loop.train(tiny.settings(), shards, shards, tmp_path / "run", CPU)
+
+
+@pytest.mark.parametrize(
+    "processes, products, wanted",
+    [(1, 8 * 264_496, 1), (1, 2**24, 2), (1, 2**30, 6), (2, 2**30, 3), (8, 2**30, 1)],
+)
+def test_threads_follow_the_size_of_a_minibatch(monkeypatch, processes, products, wanted):
+    monkeypatch.setenv("JOBS", "6")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    set_to = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    identity.same_bits_every_time(torch.device("cpu"), products)
+    assert set_to == [wanted]
+
+
+def test_on_a_gpu_torch_is_deterministic_without_filling_empty_tensors(monkeypatch):
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    try:
+        identity.same_bits_every_time(torch.device("cuda"), 1)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -52,6 +52,15 @@ def test_newbob_compares_with_the_epoch_before_not_with_the_best_one():
     assert rates(losses, halving="newbob", hold_epochs=3, newbob_gain=0.125) == wanted
 
 
+def test_a_list_of_divisors_says_the_rate_of_each_epoch_and_its_last_entry_stays():
+    listed = {"halving": "listed", "divisors": [1.0, 2.0, 40.0], "hold_epochs": 9}
+    assert rates([3.0, 4.0, 3.0], **listed) == [8, 4, 0.2, 0.2]
+    assert rates([], halving="listed", divisors=[4.0]) == [2.0]
+    for wrong in ({"halving": "listed"}, {"halving": "newbob", "divisors": [1.0]}):
+        with pytest.raises(SettingsError, match="belongs to listed and to nothing else"):
+            rates([], **wrong)
+
+
 @pytest.mark.parametrize("halving", ["each_epoch", "newbob"])
 def test_a_restored_schedule_goes_on_alike(halving):
     losses = [3.0, 2.0, 1.99, 1.5, 1.0]

@@ -22,6 +22,7 @@ from asr_train.model.stripes import StripedDnn
 from asr_train.schema import ModelSettings, build
 from asr_train.shards.batch import Batch
 from asr_train.train import loop, step
+from asr_train.train.batched import shorten
 
 CPU = torch.device("cpu")
 # Sums are in another order: matrices have other shapes, and errors are added up over stripes.
@@ -119,7 +120,7 @@ def learned(model, stripes=None):
     torch.manual_seed(5)
     loss, correct = frame_loss(model(feats_BTF), ali_BT, torch.ones(3, 5, dtype=torch.bool))
     loss.backward()
-    step.shorten(bucket.grad_P, 1.0, stripes)
+    shorten(bucket.grad_P, 1.0, stripes)
     with torch.inference_mode():
         logits_BTS = model.eval()(feats_BTF)
         logits_BTS = logits_BTS.full_tensor() if stripes else logits_BTS

@@ -3,8 +3,6 @@
 Strom (2015) calls it dead reckoning; see `comm.peers`. A process hosts one worker, or all.
 """
 
-import torch
-
 from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.async_workers import AsyncWorkers
@@ -12,7 +10,7 @@ from asr_train.comm.exchange import PARTS, Exchange
 from asr_train.comm.ledger import Ledger
 from asr_train.comm.links import Links
 from asr_train.comm.method import ExchangeMethod
-from asr_train.comm.peers import Peer
+from asr_train.comm.peers import Peer, Sender, Thresholds
 from asr_train.comm.real_time import RealTime
 from asr_train.comm.reducers import Alone, Reducer
 from asr_train.comm.virtual_time import VirtualTime
@@ -46,15 +44,12 @@ def workers_of(settings: schema.CommSettings, exchange: Exchange, size: int) -> 
     given = settings.asynchronous
     assert settings.gtc is not None
     assert given is not None  # as schema checks
-    # A worker that begins step m has all messages before m - S
-    spread = given.staleness + 1 if len(exchange.local) > 1 else 0
-    ledger = Ledger(torch.zeros(size, device=exchange.device), spread)
-    peers = [
-        Peer(worker, len(exchange), settings.gtc, given.staleness, ledger)
-        for worker in exchange.local
-    ]
+    ledger = Ledger(size, exchange.device)
+    thresholds = Thresholds(settings.gtc, given.staleness)
+    about = len(exchange), settings.gtc, thresholds, ledger
     if exchange.processes == 1:
-        return VirtualTime(peers, given.virtual_time)
+        senders = [Sender(worker, *about) for worker in exchange.local]
+        return VirtualTime(senders, thresholds, given.virtual_time)
     if exchange.processes < len(exchange):
         raise ValueError(
             f"comm.method=gtc_async: {exchange.processes} processes host {len(exchange)} workers, "
@@ -62,4 +57,5 @@ def workers_of(settings: schema.CommSettings, exchange: Exchange, size: int) -> 
             "as workers, or one (VIRTUAL=1)"
         )
     longest = HEADER_BYTES + codec.map_bytes(size)
-    return RealTime(peers[0], Links(exchange, settings.timeout_seconds, longest))
+    links = Links(exchange, settings.timeout_seconds, longest)
+    return RealTime(Peer(exchange.local[0], *about), links)

@@ -23,7 +23,10 @@ class OneBitMethod(ExchangeMethod):
         assert settings.onebit is not None  # as schema checks
         self.owners = OneBitSgd(exchange, size, settings.onebit)
         super().__init__(exchange, [exchange], [self.owners])
-        self.halves = settings.halves(len(exchange))
+        self.halves, self._delays_trials = (
+            settings.halves(len(exchange)),
+            settings.onebit.delayed_trials,
+        )
 
     def _replica(
         self,
@@ -38,6 +41,9 @@ class OneBitMethod(ExchangeMethod):
 
     @contextlib.contextmanager
     def undelayed(self) -> Iterator[None]:
+        if self._delays_trials:
+            yield
+            return
         before = self.halves, self.owners.delays
         self.halves, self.owners.delays = 1, False
         yield

@@ -1,0 +1,108 @@
+"""Gradients of workers that share weights: computed together, they are those of one at a time."""
+
+import json
+
+import pytest
+import tiny
+import torch
+from test_workers import CPU, GTC, settings
+
+from asr_train import schema
+from asr_train.comm.bucket import Bucket
+from asr_train.comm.loopback import Loopback
+from asr_train.model.store import build_model, load_tensors
+from asr_train.shards.batch import Batch
+from asr_train.train import batched, loop
+from asr_train.train.batched import Batched
+from asr_train.train.step import one_gradient
+
+NETWORKS = {
+    "sigmoid": {},
+    "relu": {"nonlinearity": "relu"},
+    "low rank": {"layers": 3, "rank": 5},
+}
+
+
+def network(run):
+    mean_F, var_F = torch.zeros(tiny.NUM_MELS), torch.ones(tiny.NUM_MELS)
+    model = build_model(run.model, tiny.NUM_MELS, tiny.NUM_STATES, mean_F, var_F, seed=3)
+    return model, Bucket(model)
+
+
+def minibatch(frames, generator, padding=0):
+    """Return single frames in windows of four; the last ones are padding."""
+    mask_BT = torch.arange(frames)[:, None] < frames - padding
+    ali_BT = torch.randint(tiny.NUM_STATES, (frames, 1), generator=generator)
+    feats_BTF = torch.randn(frames, 4, tiny.NUM_MELS, generator=generator)
+    return Batch(feats_BTF, ali_BT, mask_BT, frames - padding)
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.01])
+@pytest.mark.parametrize("dnn", NETWORKS.values(), ids=NETWORKS)
+def test_gradients_are_those_of_one_at_a_time(dnn, max_norm):
+    """Within rounding; of minibatches of several lengths, and again in the same memory."""
+    run = tiny.settings(max_norm=max_norm)
+    for name, value in dnn.items():
+        value = schema.Nonlinearity(value) if name == "nonlinearity" else value
+        setattr(run.model.dnn, name, value)
+    model, bucket = network(run)
+    together, generator = Batched(model, bucket), torch.Generator().manual_seed(0)
+    for sizes in ((8, 8, 8, 8, 8), (8, 1, 5), (3,)):
+        batches = [minibatch(n, generator, padding=n == 5) for n in sizes]
+        grads_WP, numbers = together.gradients(batches, max_norm)
+        for grad_P, (loss, correct, total), batch in zip(grads_WP, numbers, batches, strict=True):
+            wanted, learned = one_gradient(model, batch, bucket, run.optim, 0)
+            torch.testing.assert_close(grad_P, wanted.grad_P, atol=1e-5, rtol=1e-4)
+            assert (batch.frames, correct) == (learned[0], learned[2])
+            assert loss == pytest.approx(learned[1], rel=1e-5)
+            assert total == pytest.approx(float(grad_P.sum()), abs=1e-4)
+
+
+def test_only_the_worker_whose_gradient_is_not_finite_says_so():
+    run = tiny.settings()
+    together, generator = Batched(*network(run)), torch.Generator().manual_seed(0)
+    batches = [minibatch(4, generator) for _ in range(3)]
+    batches[1].feats_BTF[0, 0, 0] = torch.inf
+    grads_WP, numbers = together.gradients(batches, None)
+    finite = [bool(torch.tensor(sum(row)).isfinite()) for row in numbers]
+    assert finite == [True, False, True]
+    assert [bool(grad_P.isfinite().all()) for grad_P in grads_WP] == finite
+
+
+def trained(folder, splits, virtual, workers=5, **optim):
+    comm = {"method": "gtc", "gtc": {**GTC, "threshold": 0.05}, "virtual": virtual}
+    run = tiny.settings(comm, momentum=0.0, epochs=2, **optim)
+    return loop.train(run, *splits, folder, CPU, Loopback(range(workers), CPU))
+
+
+def test_a_run_is_the_same_up_to_rounding_whatever_is_computed_at_a_time(
+    splits, tmp_path, monkeypatch
+):
+    """Workers without a minibatch take part, also in a part of the epoch where few read."""
+    phases = [{"until": 0.5, "minibatch_frames": 16, "workers": 2}]
+    dev = {}
+    for name, virtual, room in (("a", "exact", 0), ("b", "batched", 2**22), ("c", "batched", 900)):
+        monkeypatch.setitem(batched.ROOM, "cpu", room)
+        about = json.loads(trained(tmp_path / name, splits, virtual, phases=phases).read_text())
+        dev[name] = about["dev"]
+        assert about["frames"] == 2 * splits[0].num_frames
+    for name in "bc":
+        assert dev[name]["loss"] == pytest.approx(dev["a"]["loss"], rel=0.05)
+    assert dev["a"]["accuracy"] > 0.5  # chance: 1/6
+    same = trained(tmp_path / "again", splits, "batched", phases=phases).parent
+    assert _weights(same) == _weights(tmp_path / "c")
+
+
+def _weights(folder):
+    return {name: t.numpy().tobytes() for name, t in load_tensors(folder / "model.pt").items()}
+
+
+def test_networks_and_methods_that_cannot_are_refused(splits, tmp_path):
+    recurrent = tiny.settings({"method": "sgd", "virtual": "batched"}, lstm=tiny.LSTM)
+    with pytest.raises(ValueError, match=r"is batched, but parameter cells.weight_ih_l0"):
+        loop.train(recurrent, *splits, tmp_path / "run", CPU)
+    comm = {"method": "gtc_async", "gtc": {**GTC, "capacity": "exact"}, "virtual": "batched"}
+    times = ("step_seconds", "speed_spread", "step_spread", "slowdown", "delay_seconds", "seed")
+    comm["asynchronous"] = {"staleness": 1, "virtual_time": dict.fromkeys(times, 1)}
+    with pytest.raises(schema.SettingsError, match=r"comm.virtual is batched, but workers of"):
+        settings(comm, momentum=0.0)
