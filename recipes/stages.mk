@@ -21,7 +21,9 @@ V     ?=# 1: commands are shown
 Q     := $(if $V,,@)
 WORKERS ?= 1# that train together
 VIRTUAL ?=# 1: all of them in one process; else one each
-NPROC ?= $(if $(VIRTUAL),1,$(WORKERS))
+STRIPES ?= 1# processes that each worker's network is cut over
+HOSTS := $(if $(VIRTUAL),1,$(WORKERS))
+NPROC ?= $(if $(filter-out 1,$(STRIPES)),$(shell expr $(HOSTS) '*' $(STRIPES)),$(HOSTS))
 START = $(PY) $(if $(filter-out 1,$(NPROC)),$S/launch.py --standalone --nproc-per-node $(NPROC))
 SPEECH ?=# what lies in the folder of recordings that are not made here
 INPUTS ?=# files of the corpus that the manifests are made from
@@ -88,7 +90,7 @@ SHOWN    := $(if $(strip $(word 2,$(NETS)) $(and $(NETS),$(filter-out 1,$(WORKER
 # change of them reruns what depends on them.
 SHOWS   := $(MODELS) $(BIGRAMS) $(RESCORED) $(EPOCHS)
 CHOICES := 'GMMS=$(GMMS)' 'NETS=$(NETS)' 'SCALES=$(SCALES)' 'RESCORE=$(RESCORE)' 'BIGRAM=$(BIGRAM)' \
-  'EPOCHS=$(EPOCHS)' 'WORKERS=$(WORKERS)'
+  'EPOCHS=$(EPOCHS)' 'WORKERS=$(WORKERS)' 'STRIPES=$(STRIPES)'
 SCORES  := $(foreach r,$(SHOWS),$(EVAL:%=$W/exp/$r/score.%.json))
 ALIGNED := $(MODELS:%=$W/ali/%/$(DEV).report.json)
 MANIFESTS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz)
@@ -129,6 +131,7 @@ endif
 ##                 RESCORE='dnn' (rescore n-best lists with lm.big)  BIGRAM='tri dnn' (also decode with a bigram)
 ##                 SCALES=run whose scales, chosen on DEV, are used for all networks
 ##                 WORKERS=training workers, one process each; VIRTUAL=1: all in one process, bit-identical
+##                 STRIPES=processes that each worker's network is cut over (model parallelism)
 table: $(CHECKED) $W/report/index.html
 	@cat $(SHOWN) $W/tables/wer.txt; echo "report: $(abspath $W/report/index.html)"
 check: $(CHECKED)

@@ -3,10 +3,11 @@
 
 Compose conf/ and the overrides, check every value, and write one file per stage into work/conf.
 recipe=NAME picks conf/recipe/NAME.yaml, a recipe's numbers; other overrides take precedence.
-Arguments with names in capitals are make's variables (`choices.Choices`, WORKERS). Two kinds of
-files depend on them: shown.yaml (what this call shows) and scales/RUN.yaml (whose scales a run is
-decoded with). A run is a file of conf/run/, an exchange method (a file of conf/comm/ or its name),
-one of these with another seed (RUN-seedN), or a row of a paper's table, whose settings come last.
+Arguments with names in capitals are make's variables (`choices.Choices`, WORKERS, STRIPES). Two
+kinds of files depend on them: shown.yaml (what this call shows) and scales/RUN.yaml (whose scales a
+run is decoded with). A run is a file of conf/run/, an exchange method (a file of conf/comm/ or its
+name), one of these with another seed (RUN-seedN), or a row of a paper's table, whose settings come
+last.
 
 A settings file is rewritten only when its content changes, so that make reruns only the stages that
 a change affects. It is never older than the files that it names (a lexicon, text, a mapping):
@@ -44,7 +45,9 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         systems = sorted(p.stem for p in (compose.CONF / "gmm").glob("*.yaml"))
         check_known("GMMS", name, systems, "is no file of conf/gmm")
     check_aligner(choices, given)
-    workers = workers_of(variables)
+    workers, stripes = (whole_number(name, variables) for name in ("WORKERS", "STRIPES"))
+    if stripes > 1:
+        given.insert(0, f"comm.stripes={stripes}")
     named = runs_of_tables(files_of_tables)
     composed = {}
     for name in runs.split() or ["dnn"]:
@@ -91,15 +94,15 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
             os.utime(path, ns=(edited, edited))
 
 
-def workers_of(variables: list[str]) -> int:
-    """Return the value of WORKERS, else 1.
+def whole_number(name: str, variables: list[str]) -> int:
+    """Return the value of a variable of make, else 1.
 
     Raises:
         SettingsError: if it is not a positive whole number.
     """
-    value = next((each.partition("=")[2] for each in variables if each.startswith("WORKERS=")), "1")
+    value = next((each.partition("=")[2] for each in variables if each.startswith(f"{name}=")), "1")
     if not value.isdecimal() or int(value) < 1:
-        raise SettingsError(f"WORKERS is {value!r}; it must be a positive whole number")
+        raise SettingsError(f"{name} is {value!r}; it must be a positive whole number")
     return int(value)
 
 

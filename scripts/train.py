@@ -5,9 +5,10 @@
 Resumes from the run's newest checkpoint, in exp/RUN/ckpt/; a run that had ended with another number
 of workers starts over. Runs alone or under torchrun. The number of workers that train together is
 WORKERS=n, else comm.workers, else one per process. The processes of torchrun share them evenly; a
-single process hosts all, and the result is bit-identical. DEVICE=cpu, cuda or cuda:N chooses the
-device (default: the GPU if there is one); JOBS=n is the number of threads of all processes of a
-machine together.
+single process hosts all, and the result is bit-identical. With comm.stripes=M, each network is cut
+into the stripes of M processes, and the number of processes is a multiple of M. DEVICE=cpu, cuda or
+cuda:N chooses the device (default: the GPU if there is one); JOBS=n is the number of threads of all
+processes of a machine together.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -25,8 +26,8 @@ import numpy
 import torch
 
 from asr_train import files, jobs, schema
-from asr_train.comm.exchange import Exchange
-from asr_train.comm.processes import close_exchange, open_exchange
+from asr_train.comm.processes import close_exchange, open_exchange, started
+from asr_train.comm.stripes import open_stripes
 from asr_train.shards.reader import Shards
 from asr_train.train.loop import train
 from asr_train.train.pretrain import pretrained
@@ -36,36 +37,45 @@ from asr_train.train.process import alone_in, chosen_device, die_with_launcher
 def stage(train_index: str, dev_index: str, settings: str, output: str) -> str | None:
     die_with_launcher()
     run = schema.load(schema.RunSettings, settings)
-    workers = chosen_workers(run.comm.workers)
+    count = run.comm.stripes
+    workers = chosen_workers(run.comm.workers, count)
+    leads = os.environ.get("RANK", "0") == "0"
     if run.comm.method is schema.Method.sgd and workers > 1:
-        if int(os.environ.get("RANK", "0")):
+        if int(os.environ.get("RANK", "0")) >= count:
             return None
-        print(f"comm.method=sgd trains one worker: the other {workers - 1} stay idle", flush=True)
+        if leads:
+            print(
+                f"comm.method=sgd trains one worker: the other {workers - 1} stay idle", flush=True
+            )
         workers = 1
-        os.environ["WORLD_SIZE"] = "1"
+        os.environ["WORLD_SIZE"] = str(count)
     if Path(output).name != "model.json":
         raise ValueError(f"the output is {output}; it must be the model.json of a run's folder")
     device = chosen_device()
     folder = Path(output).resolve().parent
     splits = Shards(train_index).some(run.optim.share), Shards(dev_index)
-    leads = os.environ.get("RANK", "0") == "0"
     with alone_in(folder) if leads else contextlib.nullcontext():
         if leads:
             forget_other_workers(folder, workers)
         # Before the process group forms: the others would time out while one pretrains
         initial = pretrained(run, *splits, folder, device, leads)
-        exchange = open_exchange(workers, device, run.comm.timeout_seconds)
+        where = device, run.comm.timeout_seconds
+        stripes = open_stripes(workers, count, *where) if count > 1 else None
+        exchange = open_exchange(workers, *where) if stripes is None else stripes.exchange
         if leads:
-            files.write_json(folder / "run.json", description(run, device, exchange))
-        train(run, *splits, folder, device, exchange, initial)
-        exchange.barrier()  # process 0 hosts the store that the others use
+            files.write_json(folder / "run.json", description(run, device, workers))
+        train(run, *splits, folder, device, exchange, initial, stripes)
+        (
+            exchange if stripes is None else stripes.everyone
+        ).barrier()  # process 0 hosts the store that the others use
         close_exchange()
     return f"train: {folder.name}: finished" if leads else None
 
 
-def chosen_workers(settings: int | None) -> int:
-    """Return WORKERS, else the number in the settings, else one per process."""
-    wish = os.environ.get("WORKERS") or str(settings or os.environ.get("WORLD_SIZE", "1"))
+def chosen_workers(settings: int | None, stripes: int) -> int:
+    """Return WORKERS, else the number in the settings, else one per process that has no stripes."""
+    whole = max(1, started() // stripes)
+    wish = os.environ.get("WORKERS") or str(settings or whole)
     if not wish.isdigit() or int(wish) < 1:
         raise ValueError(f"WORKERS is {wish!r}; it must be a positive whole number")
     return int(wish)
@@ -89,9 +99,7 @@ def forget_other_workers(folder: Path, workers: int) -> None:
         (folder / "model.json").unlink()
 
 
-def description(
-    run: schema.RunSettings, device: torch.device, exchange: Exchange
-) -> dict[str, object]:
+def description(run: schema.RunSettings, device: torch.device, workers: int) -> dict[str, object]:
     """Return what is needed to repeat the run."""
     return {
         "settings": schema.plain(run),
@@ -106,8 +114,9 @@ def description(
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "threads": jobs.num_jobs(),
-        "workers": len(exchange),
-        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+        "workers": workers,
+        "processes": started() // run.comm.stripes,  # of one stripe
+        "stripes": run.comm.stripes,
     }
 
 

@@ -18,7 +18,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(bench_kernels, "BUDGET", 0.0)
     monkeypatch.setattr(bench_kernels, "compiled_mark", lambda: (None, "left out"))
     yield bench_kernels
-    for name in ("bench_kernels", "bench_step", "resolve"):
+    for name in ("bench_kernels", "bench_step", "bench_stripes", "resolve"):
         sys.modules.pop(name, None)
 
 
@@ -67,3 +67,16 @@ def test_a_steps_parts_are_all_there(kernels, tmp_path, monkeypatch):
         assert 1e-4 < row["density"] < 1e-1
         assert min(row["step_seconds"].values()) > 0
     assert (tmp_path / "steps.md").read_text().count("\n| ") == 4  # head, rule, two rows
+
+
+@pytest.mark.slow
+def test_stripes_are_measured_beside_one_process(kernels, tmp_path):
+    import bench_stripes
+
+    bench_stripes.main(str(tmp_path), "16=32")
+    rows = json.loads((tmp_path / "stripes.json").read_text())["rows"]
+    assert [row["setup"] for row in rows] == list(bench_stripes.SETUPS)
+    for row in rows:
+        assert row["loss"] == pytest.approx(rows[0]["loss"], rel=bench_stripes.CLOSE)
+        assert row["frames_per_second"].keys() == set(bench_stripes.PHASES)
+    assert (tmp_path / "stripes.md").read_text().count("\n| ") == 2 + len(rows)

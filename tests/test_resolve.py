@@ -318,6 +318,16 @@ def test_a_papers_runs_have_their_own_seeds():
     assert "SEEDS is '1 2', but a paper's runs have the seeds of scales.small" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "said, processes",
+    [("WORKERS=2", 2), ("WORKERS=3 STRIPES=2", 6), ("WORKERS=3 STRIPES=2 VIRTUAL=1", 2)],
+)
+def test_each_stripe_of_each_worker_has_a_process_unless_workers_are_virtual(plan, said, processes):
+    plan("RUNS=gtc", *said.split())
+    (trained,) = [c for c in plan.commands if "train.py" in " ".join(c)]
+    assert trained[trained.index("--nproc-per-node") + 1] == str(processes)
+
+
 def test_all_splits_are_looked_at_before_anything_is_computed(plan):
     stages = plan()
     assert stages[:4] == ["manifests", "manifests", "manifests", "check"]
@@ -410,6 +420,11 @@ PRINTED = {"tables", "exchange", "report"}
             {"train", "ali", "tune", "decode", "score", *PRINTED},
         ),
         ("RUNS=sgd WORKERS=2 VIRTUAL=1", "RUNS=sgd WORKERS=8 VIRTUAL=1", set()),  # always one
+        (
+            "RUNS=gtc WORKERS=2",
+            "RUNS=gtc WORKERS=2 STRIPES=2",
+            {"launch", "ali", "tune", "decode", "score", *PRINTED},
+        ),
         ("RUNS=sgd gtc", "RUNS=sgd gtc SCALES=sgd", {"decode", "score", *PRINTED}),
         ("RUNS=sgd gtc SCALES=sgd", "RUNS=sgd gtc", {"decode", "score", *PRINTED}),
         ("RUNS=dnn", "RUNS=dnn EPOCHS=dnn/epochs/3", {"decode", "score", *PRINTED}),
@@ -447,6 +462,8 @@ def test_what_is_said_on_the_command_line_counts_on_a_finished_folder(
         (["GMMS=mono tree"], "GMMS names 'tree'.*there are: lda, mono, sat, tri"),
         (["SET=gmm=tri"], "SET says gmm=tri, but the last of GMMS='mono' is mono; name the sys"),
         (["WORKERS=0"], "WORKERS is '0'; it must be a positive whole number"),
+        (["STRIPES=two"], "STRIPES is 'two'; it must be a positive whole number"),
+        (["RUNS=lstm", "STRIPES=2"], "comm.stripes is 2, but only layers of model.dnn can be cut"),
         (["SET=optim.rate=1", "SET=optim.epochs=2"], "SET is given twice, and only the last"),
         (["WORKER=2"], r"there is no variable WORKER here \(did you mean WORKERS\?\); `make help`"),
     ],

@@ -44,6 +44,12 @@ def test_settings_survive_being_plain_data():
     assert build(Config, plain(config)) == config
 
 
+def test_without_stripes_the_files_are_those_of_earlier_versions():
+    """Else an update of the software would train every network anew."""
+    assert "stripes" not in plain(settings("gtc", []).comm)
+    assert plain(settings("gtc", ["comm.stripes=2"]).comm)["stripes"] == 2
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -95,6 +101,12 @@ def test_a_bad_value_is_refused_with_its_key(change, message):
         "comm.asynchronous.virtual_time.slowdown=0 comm=gtc_async",
         "comm.bmuf.block_steps=0 comm=bmuf_gtc",
         "comm.group_size=-1 comm=bmuf_gtc",
+        "comm.stripes=0",
+        "comm.stripes=2 model=lstm_2x128",
+        "comm.stripes=257 model=dnn_4x256",
+        "comm.stripes=2 comm.virtual=batched",
+        "comm.stripes=2 comm=gtc_async optim.momentum=0",
+        "comm.stripes=2 optim.adagrad={place:raw,window_frames:9,floor:0.1}",
         "decode.nbest=-1",
         "score.bootstrap=0",
         "score.normaliser.mapping=x",

@@ -2,15 +2,20 @@
 
 Methods and the optimizer only do arithmetic on `weights_P` and `grad_P`; the model's tensors are
 views of them, so that it reads weights, and its backward pass writes gradients, in place. One
-network can serve many workers: `point_at` gives it other weights. Knows nothing of networks.
+network can serve many workers: `point_at` gives it other weights. Of a model that is cut into
+stripes (its parameters are torch's DTensors), a bucket holds this process's. Knows nothing of
+networks.
 """
 
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from asr_train.comm.stripes import Stripes
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,7 @@ class Slot:
     shape: tuple[int, ...]
 
 
-def slots(named: Sequence[tuple[str, nn.Parameter]]) -> tuple[list[Slot], torch.device]:
+def slots(named: Sequence[tuple[str, Tensor]]) -> tuple[list[Slot], torch.device]:
     """Return where named parameters lie in a flat vector, one after the other, and their device.
 
     Raises:
@@ -47,30 +52,38 @@ def slots(named: Sequence[tuple[str, nn.Parameter]]) -> tuple[list[Slot], torch.
 class Bucket:
     """The flat vectors of a model that is on its device already, float32 [P] each.
 
+    Args:
+        stripes: that the model is cut into; None: it is whole.
     Attributes:
         table: one Slot per parameter, without gaps, in the order in which the model registers them.
     Raises:
         ValueError: if a parameter is not float32, or they are on several devices.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        named = list(model.named_parameters())
+    def __init__(self, model: nn.Module, stripes: Stripes | None = None) -> None:
+        named = [(name, _held(p)) for name, p in model.named_parameters()]
+        self.stripes = stripes
         self.table, device = slots(named)
         size = self.table[-1].offset + self.table[-1].numel
         self.weights_P = torch.empty(size, device=device)
         self.grad_P = torch.zeros(size, device=device)
+        self._held = [tensor for _, tensor in named]
         self._grads: list[tuple[nn.Parameter, Tensor]] = []
-        for slot, (_, parameter) in zip(self.table, named, strict=True):
-            self.view(self.weights_P, slot).copy_(parameter.detach())
-            self._grads.append((parameter, self.view(self.grad_P, slot)))
+        for slot, held, parameter in zip(self.table, self._held, model.parameters(), strict=True):
+            self.view(self.weights_P, slot).copy_(held.detach())
+            self._grads.append((parameter, _as(parameter, self.view(self.grad_P, slot))))
         self.point_at(self.weights_P)
         self.zero_grad()
 
     def point_at(self, weights_P: Tensor) -> None:
         """Make the model compute with `weights_P`, float32 [P], and set `self.weights_P` to it."""
         self.weights_P = weights_P
-        for slot, (parameter, _) in zip(self.table, self._grads, strict=True):
-            parameter.data = self.view(weights_P, slot)
+        for slot, held in zip(self.table, self._held, strict=True):
+            held.data = self.view(weights_P, slot)
+
+    def total(self, number: Tensor) -> Tensor:
+        """Return the sum of a number over all stripes of the model; in place."""
+        return number if self.stripes is None else self.stripes.total(number)
 
     @staticmethod
     def view(vector_P: Tensor, slot: Slot) -> Tensor:
@@ -98,3 +111,21 @@ class Bucket:
             if slot.offset <= element < slot.offset + slot.numel:
                 return slot.name
         raise IndexError(f"element {element} of {self.grad_P.numel()}")
+
+
+def _held(parameter: Any) -> Tensor:
+    """Return what this process holds of a parameter: it, or a DTensor's tensor."""
+    with torch.no_grad():  # else it would be a copy with a gradient of its own
+        held: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return held
+
+
+def _as(parameter: Any, held: Tensor) -> Tensor:
+    """Return a tensor as the kind that a parameter is."""
+    if not hasattr(parameter, "from_local"):
+        return held
+    size = {"shape": parameter.shape, "stride": parameter.stride()}
+    cut: Tensor = parameter.from_local(
+        held, parameter.device_mesh, parameter.placements, run_check=False, **size
+    )
+    return cut

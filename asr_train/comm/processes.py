@@ -112,8 +112,10 @@ class Processes(Exchange):
                 if self._me == self._ranks.index(ranks[0]):
                     found.append(Loopback(members, self.device))
                 continue
-            # torch requires all processes to make all groups, in the same order
-            group = dist.new_group(ranks, timeout=timedelta(seconds=self.timeout_seconds))
+            if self._group is None:  # all processes make all groups, in the same order
+                group = new_group(ranks, self.timeout_seconds)
+            elif dist.get_rank() in ranks:  # those outside this exchange make others
+                group = new_group(ranks, self.timeout_seconds, is_local=True)
             if dist.get_rank() in ranks:
                 where = (self._hosts, self.device, self.timeout_seconds, group)
                 found.append(Processes(members, *where))
@@ -128,16 +130,20 @@ class Processes(Exchange):
             with self.timed("transfer"):
                 yield
         except RuntimeError as error:  # the base class of torch.distributed's errors
-            waited = time.monotonic() - began
-            silent = self._silent()
-            who = f"process {', '.join(map(str, silent))}" if silent else "another process"
-            reason = str(error).split("\n")[0]
-            raise ExchangeError(
-                f"{who} of {dist.get_world_size()} did not answer in {waited:.1f} s "
-                f"(comm.timeout_seconds is {self.timeout_seconds:g}; {what}, call {self._calls}: "
-                f"{reason}); look at its output, then start again: training resumes from the "
-                "last checkpoint"
-            ) from error
+            waited = f" in {time.monotonic() - began:.1f} s"
+            raise self.blamed(f"{what}, call {self._calls}", error, waited) from error
+
+    def blamed(self, what: str, error: Exception, waited: str = "") -> ExchangeError:
+        """Return the error of a failed collective, which names the processes that are silent."""
+        silent = self._silent()
+        who = f"process {', '.join(map(str, silent))}" if silent else "another process"
+        reason = str(error).split("\n")[0]
+        return ExchangeError(
+            f"{who} of {dist.get_world_size()} did not answer{waited} "
+            f"(comm.timeout_seconds is {self.timeout_seconds:g}; {what}: "
+            f"{reason}); look at its output, then start again: training resumes from the "
+            "last checkpoint"
+        )
 
     def _silent(self) -> list[int]:
         """Return the processes that do not report within FEWEST_SECONDS that they wait, too."""
@@ -163,26 +169,58 @@ def open_exchange(workers: int | None, device: torch.device, timeout_seconds: fl
     Raises:
         ValueError: if there are more processes than workers.
     """
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    processes = started()
     workers = processes if workers is None else workers
     if workers < processes:
-        raise ValueError(
-            f"{processes} processes were started for {workers} workers; each process hosts at "
-            f"least one: start {workers}, or raise WORKERS"
-        )
+        raise too_few(processes, workers)
     if processes == 1:
         return Loopback(range(workers), device)
-    if not dist.is_initialized():
-        try:
-            _join("nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout_seconds))
-        except (RuntimeError, ValueError) as error:
-            reason = str(error).split("\n")[0]
-            raise ExchangeError(
-                f"the {processes} processes did not find each other in {timeout_seconds:g} s "
-                f"({reason}); start all of them by torchrun"
-            ) from error
+    join(device, timeout_seconds)
     hosts = [hosted(workers, p, processes) for p in range(processes)]
     return Processes(range(workers), hosts, device, timeout_seconds)
+
+
+def started() -> int:
+    """Return the number of processes that torchrun started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def too_few(processes: int, workers: int, stripes: int = 1) -> ValueError:
+    """Return the error of a run with fewer workers than places for them."""
+    cut = f", whose networks are cut into {stripes} stripes" if stripes > 1 else ""
+    return ValueError(
+        f"{processes} processes were started for {workers} workers{cut}; each process hosts at "
+        f"least one: start {workers * stripes}, or raise WORKERS"
+    )
+
+
+def join(device: torch.device, timeout_seconds: float) -> None:
+    """Join torch.distributed, by the environment variables of torchrun.
+
+    Raises:
+        ExchangeError: if the others do not in time.
+    """
+    if dist.is_initialized():
+        return
+    try:
+        _join("nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout_seconds))
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).split("\n")[0]
+        raise ExchangeError(
+            f"the {started()} processes did not find each other in {timeout_seconds:g} s "
+            f"({reason}); start all of them by torchrun"
+        ) from error
+
+
+def new_group(
+    ranks: Sequence[int], timeout_seconds: float, is_local: bool = False
+) -> dist.ProcessGroup:
+    """Return a group of processes; with `is_local`, only these call this."""
+    timeout = timedelta(seconds=timeout_seconds)
+    group: dist.ProcessGroup = dist.new_group(
+        list(ranks), timeout=timeout, use_local_synchronization=is_local
+    )
+    return group
 
 
 def of_group(

@@ -72,11 +72,16 @@ class Dnn(Normalised):
         """Map float32 [B, T, num_mels] to [B, T - context_left - context_right, num_states]."""
         normal_BTF = self.normal(feats_BTF)
         windows_BTF = splice(normal_BTF, self.context_left, self.context_right)
-        hidden_NF = windows_BTF.flatten(0, 1)
+        logits_NS = self.outputs(windows_BTF.flatten(0, 1))
+        logits_BTS: Tensor = logits_NS.unflatten(0, windows_BTF.shape[:2])
+        return logits_BTS
+
+    def outputs(self, hidden_NF: Tensor) -> Tensor:
+        """Map stacked windows [N, window * num_mels] to logits [N, num_states]."""
         for layer in self.layers[:-1]:
             hidden_NF = self.dropout(self.nonlinearity(layer(hidden_NF)))
-        logits_BTS: Tensor = self.layers[-1](hidden_NF).unflatten(0, windows_BTF.shape[:2])
-        return logits_BTS
+        logits_NS: Tensor = self.layers[-1](hidden_NF)
+        return logits_NS
 
     def every_frame(self, feats_BTF: Tensor) -> Tensor:
         """Return logits of every frame, as `forward` does."""

@@ -78,17 +78,24 @@ def _factored(tensors: dict[str, Tensor], target: Dnn) -> dict[str, Tensor]:
     return found
 
 
-def save_model(folder: Path | str, model: Model, about: dict[str, Any]) -> Path:
+def save_model(
+    folder: Path | str, model: Model, about: dict[str, Any], writes: bool = True
+) -> Path:
     """Write model.pt, then model.json; return the path of the latter.
+
+    All processes that hold a stripe of a model call this, which gathers them; one of them writes.
+    The files are those of a model that is not cut.
 
     Args:
         about: further entries of model.json: "run", "model" (settings as plain data), "priors",
             "feats", "norm", "states_hash", "frames", "steps", "dev".
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     # Clones, because parameters may be views of one large vector, which would be stored whole
-    tensors = {name: tensor.cpu().clone() for name, tensor in model.state_dict().items()}
+    tensors = {name: _whole(t).cpu().clone() for name, t in model.state_dict().items()}
+    if not writes:
+        return folder / "model.json"
+    folder.mkdir(parents=True, exist_ok=True)
     save_tensors(folder / "model.pt", tensors)
     part = files.part(folder / "model.pt", folder)
     (kind,) = (name for name, value in about["model"].items() if value is not None)
@@ -96,6 +103,12 @@ def save_model(folder: Path | str, model: Model, about: dict[str, Any]) -> Path:
     sizes = {"num_mels": model.num_mels, "num_states": model.num_states}
     files.write_json(folder / "model.json", {**listed, **sizes, **about})
     return folder / "model.json"
+
+
+def _whole(tensor: Any) -> Tensor:
+    """Return a tensor; of one that is cut into stripes (torch's DTensor), gather them."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
 
 
 def load_model(

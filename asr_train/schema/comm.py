@@ -1,10 +1,10 @@
 """Exchange between workers: conf/comm."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from asr_train.facts import Method
-from asr_train.schema.fields import SettingsError, at, positive, within
+from asr_train.schema.fields import LEFT_OUT, SettingsError, at, positive, within
 
 
 class Wire(Enum):
@@ -164,6 +164,8 @@ class CommSettings:
 
     method: Method
     workers: int | None = None
+    # Left out of files at its default, so that runs without it stay those of earlier versions
+    stripes: int = field(default=1, metadata={LEFT_OUT: True})
     virtual: Virtual = Virtual.exact
     timeout_seconds: float = 300.0  # maximum wait for another process
     check_steps: int = 1000  # interval at which replicas are compared; steps
@@ -177,6 +179,7 @@ class CommSettings:
 
     def __post_init__(self) -> None:
         positive(timeout_seconds=self.timeout_seconds, check_steps=self.check_steps)
+        positive(stripes=self.stripes)
         if self.workers is not None:
             positive(workers=self.workers)
         for name in self.method.facts.needs:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+LEFT_OUT = "left_out"  # metadata of a field that `plain` leaves out where it has its default
 _WHERE = ContextVar("_WHERE", default="")  # the dotted path of the class being built
 
 

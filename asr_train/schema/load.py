@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from asr_train.files import read_yaml
-from asr_train.schema.fields import SettingsError, dotted, listed, standing
+from asr_train.schema.fields import LEFT_OUT, SettingsError, dotted, listed, standing
 
 Settings = TypeVar("Settings")
 
@@ -56,7 +56,11 @@ def load(cls: type[Settings], path: Path | str) -> Settings:
 def plain(settings: Any) -> Any:
     """Convert settings to nested dicts, which `build` reads: for files and hashes."""
     if is_dataclass(settings):
-        return {f.name: plain(getattr(settings, f.name)) for f in fields(settings)}
+        values = {f.name: getattr(settings, f.name) for f in fields(settings)}
+        for f in fields(settings):
+            if f.metadata.get(LEFT_OUT) and values[f.name] == f.default:
+                del values[f.name]
+        return {name: plain(value) for name, value in values.items()}
     if isinstance(settings, Enum):
         return settings.name
     if isinstance(settings, dict):

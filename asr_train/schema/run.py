@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from asr_train.schema.comm import CommSettings
+from asr_train.schema.comm import CommSettings, Virtual
 from asr_train.schema.fields import SettingsError
 from asr_train.schema.model import ModelSettings
 from asr_train.schema.optim import OptimSettings
@@ -39,4 +39,34 @@ class RunSettings:
             raise SettingsError(
                 "optim.pretrain.layer_by_layer is for model.dnn; set it to false, which trains the "
                 "whole network on a part of TRAIN"
+            )
+        if self.comm.stripes > 1:
+            self._check_stripes()
+
+    def _check_stripes(self) -> None:
+        stripes, dnn = self.comm.stripes, self.model.dnn
+        if dnn is None:
+            raise SettingsError(
+                f"comm.stripes is {stripes}, but only layers of model.dnn can be cut; set it to 1"
+            )
+        if stripes > min(dnn.width, dnn.rank or dnn.width):
+            raise SettingsError(
+                f"comm.stripes is {stripes}, but a layer of model.dnn has only "
+                f"{min(dnn.width, dnn.rank or dnn.width)} units; lower it"
+            )
+        if self.comm.method.facts.traffic.is_asynchronous:
+            raise SettingsError(
+                f"comm.stripes is {stripes}, but the stripes of comm.method="
+                f"{self.comm.method.value} would know different messages; set it to 1, or choose "
+                "gtc"
+            )
+        if self.comm.virtual is Virtual.batched:
+            raise SettingsError(
+                f"comm.stripes is {stripes}, but comm.virtual=batched is for whole networks; set "
+                "it to exact"
+            )
+        if self.optim.adagrad is not None:
+            raise SettingsError(
+                f"comm.stripes is {stripes}, but optim.adagrad takes means over whole matrices; "
+                "set one to 1, or the other to null"
             )

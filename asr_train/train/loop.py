@@ -21,6 +21,8 @@ from asr_train.comm.bucket import Bucket
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
+from asr_train.comm.stripes import Stripes
+from asr_train.model.dnn import Dnn
 from asr_train.model.store import build_model, hand_over, load_model, save_model
 from asr_train.schema import RunSettings, Virtual
 from asr_train.shards.reader import Shards
@@ -45,6 +47,7 @@ def train(
     device: torch.device,
     exchange: Exchange | None = None,
     initial: Path | None = None,
+    stripes: Stripes | None = None,
 ) -> Path:
     """Train a network as `run` says, resuming from its newest checkpoint if there is one.
 
@@ -53,8 +56,10 @@ def train(
         dev_shards: evaluated after each epoch, for the log and the schedule.
         folder: of the run, whose name it has; all processes share it. Gets ckpt/, log.jsonl,
             tensorboard/, models of epochs if they are kept, model.pt and, last of all, model.json.
-        exchange: of all workers; None: a single one.
+        exchange: of all workers; of networks that are cut, `stripes.exchange`; None: a single
+            worker.
         initial: model.json of a network whose layers this one begins with; None: random weights.
+        stripes: that each network is cut into, `comm.stripes` of them; None: it is whole.
     Returns:
         The path of model.json.
     Raises:
@@ -65,7 +70,8 @@ def train(
         ReplicaError: if models that must be identical differ.
     """
     exchange = exchange or Loopback(range(1), device)
-    leads = exchange.members[0] in exchange.local  # this process writes the run's files
+    everyone = exchange if stripes is None else stripes.everyone
+    leads = everyone.members[0] in everyone.local  # this process writes the run's files
     workers = len(exchange)
     check_same_task(train_shards, dev_shards)
     optim = run.optim
@@ -83,12 +89,19 @@ def train(
         source, handed_over = load_model(initial)
         hand_over(source, model)
     model.to(device)
-    bucket = Bucket(model)
-    num_parameters = bucket.weights_P.numel()
+    num_parameters = sum(p.numel() for p in model.parameters())
+    if stripes is not None:
+        from torch.distributed.tensor.parallel import loss_parallel  # 2 s
+
+        from asr_train.model.stripes import StripedDnn
+
+        assert isinstance(model, Dnn)  # schema checks it
+        model = StripedDnn(model, stripes.mesh["model"])
+    bucket = Bucket(model, stripes)
     is_batched = run.comm.virtual is Virtual.batched
     together = len(exchange.local) if is_batched else 1
     same_bits_every_time(device, num_parameters * optim.minibatch_frames * together)
-    method = build(run.comm, exchange, num_parameters)
+    method = build(run.comm, exchange, bucket.weights_P.numel())
     state = RunState.fresh(bucket, method, Schedule(optim), optim.momentum, optim.adagrad)
     if is_batched:
         state.batched = Batched(model, bucket)
@@ -98,6 +111,7 @@ def train(
         identity(run, train_shards, dev_shards, handed_over),
         optim.keep_checkpoints,
         exchange,
+        stripes,
     )
     saved = checkpoints.newest()
     changed = None if saved is None else state.restore(saved)
@@ -107,6 +121,9 @@ def train(
     with contextlib.ExitStack() as stack:
         log: RunLog | NoLog = RunLog(folder, progress, total_frames) if leads else NoLog()
         stack.enter_context(log)
+        if stripes is not None:
+            stack.enter_context(stripes.answered())
+            stack.enter_context(loss_parallel())
         stack.push(lambda kind, error, trace: method.close(error))
 
         def tell(line: str | None) -> None:
@@ -117,6 +134,7 @@ def train(
             f"{folder.name}: {num_parameters:,} parameters, {train_shards.num_frames:,} frames per "
             f"epoch, {device} and {torch.get_num_threads()} threads, "
             + (f"{workers} workers, {len(exchange.local)} of them here, " if workers > 1 else "")
+            + (f"{stripes.count} stripes of each, " if stripes is not None else "")
             + (f"resuming after step {progress.step}" if progress.step else "from the beginning")
         )
         tell(changed)
@@ -144,6 +162,11 @@ def train(
                 "workers": workers,
                 "dev": {"loss": progress.dev_loss, "accuracy": progress.dev_accuracy},
             }
+
+        def keep(folder: Path) -> Path:
+            if leads or stripes is not None:
+                save_model(folder, model, about(), leads)
+            return folder / "model.json"
 
         def save_checkpoint() -> None:
             progress.log_bytes = log.bytes
@@ -210,12 +233,12 @@ def train(
             log.row(dev_row(progress, rate, workers, crc32))
             tell(epoch_line(state.in_epoch, progress, rate, optim.epochs, workers))
             state.in_epoch = Interval()
-            if optim.keep_epochs and leads:
-                save_model(folder / "epochs" / str(progress.epoch), model, about())
+            if optim.keep_epochs:
+                keep(folder / "epochs" / str(progress.epoch))
             save_checkpoint()
 
-    bucket.point_at(method.exported())
-    return save_model(folder, model, about()) if leads else folder / "model.json"
+        bucket.point_at(method.exported())
+        return keep(folder)
 
 
 def check_replicas(state: RunState) -> None:

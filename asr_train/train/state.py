@@ -5,6 +5,7 @@ the epoch, counters. Random numbers need no state: they are drawn anew from (see
 Checkpoints keeps the newest few in a folder, one file per worker:
     step-00001000.pt        worker 0's: tensors and plain data, by torch.save
     step-00001000.w001.pt   worker 1's, and so on; the state of a group is in its first worker's
+    step-00001000.s01.pt, step-00001000.s01.w001.pt    of the second stripe of the models
     step-00001000.json      written after them: sizes, SHA-256, step, and the run it belongs to
 A checkpoint is used if all files exist and match; so a kill at any moment leaves the previous one.
 Files belong to workers, so it does not matter which processes host them.
@@ -27,6 +28,7 @@ from asr_train.comm.bucket import Bucket
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.method import ExchangeMethod
+from asr_train.comm.stripes import Stripes
 from asr_train.files import DamagedFileError
 from asr_train.model.store import load_tensors, save_tensors
 from asr_train.schema import AdagradSettings
@@ -367,32 +369,46 @@ class Checkpoints:
         identity: hash of settings and data; a run resumes only from checkpoints with its own.
         keep: how many of the newest to keep.
         exchange: of all workers; None: one.
+        stripes: that the models are cut into; None: they are whole.
     """
 
     def __init__(
-        self, folder: Path | str, identity: str, keep: int, exchange: Exchange | None = None
+        self,
+        folder: Path | str,
+        identity: str,
+        keep: int,
+        exchange: Exchange | None = None,
+        stripes: Stripes | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.identity = identity
         self.keep = keep
         self.exchange = exchange or Loopback(range(1), torch.device("cpu"))
+        self.stripes = stripes
+        if stripes is not None:
+            self.exchange = stripes.everyone
         self._leads = self.exchange.members[0] in self.exchange.local
 
     def save(self, step: int, contents: Iterator[tuple[int, dict[str, Any]]]) -> None:
         """Write a checkpoint, then remove the oldest; all processes call it."""
         stem = f"step-{step:08d}"
         index = self.folder / f"{stem}.json"
+        stripe = 0 if self.stripes is None else self.stripes.index
+        own = stem + (f".s{stripe:02d}" if stripe else "")
         if self._leads:
             index.unlink(missing_ok=True)  # it will not match its parts until all are written
         self.exchange.barrier()
         listed = []
         for worker, content in contents:
-            path = self.folder / (f"{stem}.w{worker:03d}.pt" if worker else f"{stem}.pt")
+            path = self.folder / (f"{own}.w{worker:03d}.pt" if worker else f"{own}.pt")
             save_tensors(path, content)
             listed.append(_as_message(files.part(path, self.folder), self.exchange.device))
         parts = [_from_message(message) for message in self.exchange.gather(listed)]
+        workers = len(parts)
+        if self.stripes is not None:
+            parts, workers = self.stripes.ordered(parts), len(parts) // self.stripes.count
         if self._leads:
-            about = {"step": step, "identity": self.identity, "workers": len(parts)}
+            about = {"step": step, "identity": self.identity, "workers": workers}
             files.write_json(index, {**about, "parts": parts})
             for old in self._newest_first()[self.keep :]:
                 self._remove(old)
@@ -435,10 +451,12 @@ class Checkpoints:
         try:
             listed = files.read_json(path)
             try:
-                saved = Saved(self.folder, listed["step"], listed["workers"], listed["parts"])
-                own = [w for w in range(saved.workers) if w % len(self.exchange) in self._mine()]
-                for worker in own:
-                    files.check_part(self.folder, saved.parts[worker])
+                parts, workers = listed["parts"], listed["workers"]
+                first = 0 if self.stripes is None else self.stripes.index * workers
+                saved = Saved(self.folder, listed["step"], workers, parts[first : first + workers])
+                for place in range(len(parts)):
+                    if place % len(self.exchange) in self._mine():
+                        files.check_part(self.folder, parts[place])
             except (KeyError, TypeError, IndexError) as error:
                 raise DamagedFileError(f"{path} lacks {error}") from error
         except DamagedFileError as error:

@@ -135,10 +135,10 @@ def one_gradient(
     loss, correct = frame_loss(model(batch.feats_BTF), batch.ali_BT, batch.mask_BT)
     loss.backward()
     if optim.max_norm is not None:
-        shorten(bucket.grad_P, optim.max_norm * batch.frames)
+        shorten(bucket.grad_P, optim.max_norm * batch.frames, bucket.stripes)
     # One NaN or infinity makes the sum one; all three numbers come from the device in one copy
     loss_nats, num_correct, grad_sum = torch.stack(
-        [loss.detach(), correct.to(loss.dtype), bucket.grad_P.sum()]
+        [loss.detach(), correct.to(loss.dtype), bucket.total(bucket.grad_P.sum())]
     ).tolist()
     gradient = Gradient(bucket.grad_P, batch.frames, math.isfinite(loss_nats + grad_sum))
     return gradient, (batch.frames, loss_nats, int(num_correct))

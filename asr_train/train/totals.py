@@ -56,22 +56,24 @@ def gathered(state: RunState, taken: Sequence[WorkerTotals] | None = None) -> To
     Args:
         taken: totals of the local workers, in their order; None: up to now.
     """
-    exchange = state.method.exchange
+    exchange, stripes = state.method.exchange, state.bucket.stripes
     if taken is None:
         taken = [take(state, worker) for worker in exchange.local]
+    everyone = exchange if stripes is None else stripes.everyone
+    numbers = everyone.numbers([_row_of(one).packed() for one in taken])
     rows = [
-        _Row.unpacked(numbers)
-        for numbers in exchange.numbers([_row_of(one).packed() for one in taken])
+        _Row.unpacked(row) for row in (numbers if stripes is None else stripes.ordered(numbers))
     ]
     lead, sent, here = Staleness(), Sent(), Interval()
     for one in taken:
         here.add(one.counts)
     here.steps //= len(exchange.local)
     here.skipped, here.frames, here.loss, here.correct = 0, 0, 0.0, 0
-    for row in rows:  # in the order of workers
+    for row in rows[: len(exchange)]:  # in the order of workers; further stripes have equal counts
         lead.add(row.lead)
         here.skipped += row.skipped
         here.add_frames(row.frames, row.loss, row.correct)
+    for row in rows:
         sent.add(row.sent)
     return Totals(
         len(exchange),

@@ -12,18 +12,22 @@ from ports import free_port
 
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.processes import close_exchange, open_exchange
+from asr_train.comm.stripes import Stripes, open_stripes
 
 CPU = torch.device("cpu")
 PATIENCE_SECONDS = 300  # for what takes a second on an idle machine
 
 
 def run(
-    function: Callable[[Exchange], Any],
+    function: Callable[[Exchange], Any] | Callable[[Stripes], Any],
     workers: int,
     processes: int,
     timeout_seconds: float = PATIENCE_SECONDS,
+    stripes: int = 1,
 ) -> list[Any]:
     """Call `function(exchange)` in each process; return the results, or the exceptions raised.
+
+    With more than one stripe, call `function(stripes)`.
 
     A process that died gives its exit code. Results are plain data or NumPy arrays.
     """
@@ -32,7 +36,7 @@ def run(
     pipes, children = [], []
     for rank in range(processes):
         ours, theirs = context.Pipe(duplex=False)
-        arguments = (function, workers, processes, rank, port, timeout_seconds, theirs)
+        arguments = (function, workers, processes, rank, port, timeout_seconds, stripes, theirs)
         child = context.Process(target=_child, args=arguments)
         child.start()
         theirs.close()
@@ -50,7 +54,7 @@ def run(
     return results
 
 
-def _child(function, workers, processes, rank, port, timeout_seconds, pipe) -> None:
+def _child(function, workers, processes, rank, port, timeout_seconds, stripes, pipe) -> None:
     torch.set_num_threads(1)
     os.environ.update(
         {
@@ -62,9 +66,13 @@ def _child(function, workers, processes, rank, port, timeout_seconds, pipe) -> N
         }
     )
     try:
-        exchange = open_exchange(workers, CPU, timeout_seconds)
-        pipe.send(function(exchange))
-        exchange.barrier()  # the first one holds the store
+        if stripes > 1:
+            opened = open_stripes(workers, stripes, CPU, timeout_seconds)
+            everyone = opened.everyone
+        else:
+            opened = everyone = open_exchange(workers, CPU, timeout_seconds)
+        pipe.send(function(opened))
+        everyone.barrier()  # the first one holds the store
         close_exchange()
     except Exception as error:
         traceback.print_exc()

@@ -12,6 +12,7 @@ import pytest
 import tiny
 
 from asr_train import files, jobs, schema
+from asr_train.model.store import load_model
 from scripts import train as train_script
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
@@ -83,6 +84,25 @@ def test_torchrun_gives_the_bytes_of_virtual_workers(splits, tmp_path):
     assert a.read_bytes() == b.read_bytes()
     said = json.loads((tmp_path / "exp/real/run.json").read_text())
     assert (said["workers"], said["processes"]) == (3, 2)
+
+
+@pytest.mark.slow
+def test_torchrun_trains_a_network_in_stripes_and_leaves_other_workers_idle(splits, tmp_path):
+    work = {"WORKERS": "2", "JOBS": "2", "ASR_WORK": str(tmp_path)}
+    done = call(splits, tmp_path, comm={"method": "sgd", "stripes": 2}, processes=4, **work)
+    assert done.returncode == 0, done.stderr
+    assert "sgd trains one worker: the other 1 stay idle" in done.stdout
+    assert done.stdout.count("2 stripes of each") == done.stdout.count("epoch 1/1: step") == 1
+    said = json.loads((tmp_path / "exp/a/run.json").read_text())
+    assert (said["workers"], said["processes"], said["stripes"]) == (1, 1, 2)
+    model, _ = load_model(tmp_path / "exp/a/model.json")
+    assert model.layers[0].weight.shape == (16, 16)
+
+
+def test_processes_that_make_no_whole_network_are_refused(splits, tmp_path):
+    done = call(splits, tmp_path, comm={**GTC, "stripes": 2}, WORKERS="2")
+    assert done.returncode == 1
+    assert "1 processes were started, but comm.stripes is 2: a worker's network" in done.stderr
 
 
 def test_a_run_that_ended_starts_over_with_other_workers(splits, tmp_path):
