@@ -1,7 +1,13 @@
 # A paper's tables, from runs of its own. A folder of recipes/ with paper.yaml and one file per table
-# sets the corpus's SIZE for a SCALE and includes this; the stages are those of CORPUS's recipe. Tables with
+# includes this; the stages are those of CORPUS's recipe. Tables with
 # `estimated: true` come from the cost model alone, in seconds: nothing is trained, and SCALE means nothing.
 SCALE  ?= small
+# The corpus's own word for its size
+SIZE_OF_tiny  := tiny
+SIZE_OF_small := default
+SIZE_OF_medium := large
+SIZE_OF_full  := large
+SIZE  ?= $(SIZE_OF_$(SCALE))
 SEEDS  ?=
 CORPUS ?= commands
 export CORPUS
