@@ -45,7 +45,12 @@ def _high(words_K: Tensor, first: int) -> list[int]:
 
 def write(words_K: Tensor, parameter: int, bits: int) -> Tensor:
     """Write elements as uint8 [bits / 8, rounded up]; other arguments from `best_parameter`."""
-    if choose(words_K) is Backend.cpu:
+    backend = choose(words_K)
+    if backend is Backend.triton:
+        from asr_train.kernels import gpu_rice
+
+        return gpu_rice.write(words_K, parameter, bits)
+    if backend is Backend.cpu:
         from asr_train.kernels import compiled
 
         unary = bits - len(words_K) * (parameter + 1)
@@ -54,7 +59,7 @@ def write(words_K: Tensor, parameter: int, bits: int) -> Tensor:
 
 
 def write_reference(words_K: Tensor, parameter: int) -> Tensor:
-    """Compute `write` by tensors; also used on a GPU."""
+    """Compute `write` by tensors."""
     gaps_K, count = _gaps(words_K), len(words_K)
     ends_K = (gaps_K >> parameter).cumsum(0) + torch.arange(count, device=words_K.device)
     unary = int(ends_K[-1]) + 1 if count else 0
@@ -100,30 +105,64 @@ def read(
 def read_reference(
     payload_B: Tensor, count: int, parameter: int, size: int, refuse_if: RefuseIf = refuse_if
 ) -> Tensor:
-    """Compute `read` by tensors; also used on a GPU."""
+    """Compute `read` by tensors; on a GPU, kernels find and read the codes."""
     if not count:
         refuse_if(len(payload_B) > 0, lambda: str(_wrong_length(0, 8 * len(payload_B), "0")))
         return torch.empty(0, dtype=torch.int32, device=payload_B.device)
-    bits = ((payload_B[:, None] >> _bit_places(payload_B)) & 1).flatten()
+    bits = _Words(payload_B) if choose(payload_B) is Backend.triton else _Bits(payload_B)
     # The unary part ends with the count-th one; if there are fewer, with -1
-    ends_K = torch.nonzero_static(bits, size=count, fill_value=-1).flatten()
-    width, unary = parameter + 1, ends_K[-1] + 1
-    needed = unary + count * width
+    ends_K = bits.ends(count)
+    unary = ends_K[-1] + 1
+    needed = unary + count * (parameter + 1)
     refuse_if(
         (unary == 0) | ((needed + 7) // 8 != len(payload_B)),
-        lambda: str(_wrong_length(count, len(bits), f"{int(needed)}" if unary else _MORE)),
+        lambda: str(_wrong_length(count, 8 * len(payload_B), f"{int(needed)}" if unary else _MORE)),
     )
     # Without this condition sums might overflow
     high_K = ends_K.diff(prepend=ends_K.new_tensor([-1])) - 1
     too_high = unary - count > size >> parameter
     refuse_if(too_high, lambda: str(_beyond(count, size)))
-    at_KW = unary + torch.arange(count * width, device=bits.device).view(count, width)
-    low_bits = bits[at_KW.clamp_(max=len(bits) - 1)].to(torch.int64)
-    low_K = (low_bits << torch.arange(width, device=bits.device)).sum(1)
+    low_K = bits.low(ends_K, parameter)
     gaps_K = (high_K << parameter) + (low_K >> 1)
     index_K = (gaps_K + 1).cumsum(0) - 1
     refuse_if(index_K[-1] >= size, lambda: str(_beyond(count, size)))
     return to_words(index_K, (low_K & 1).bool())
+
+
+class _Bits:
+    """A payload as tensors: a byte per bit."""
+
+    def __init__(self, payload_B: Tensor) -> None:
+        self._bits = ((payload_B[:, None] >> _bit_places(payload_B)) & 1).flatten()
+
+    def ends(self, count: int) -> Tensor:
+        """Return the places of the first `count` ones, int64; -1 for missing ones."""
+        return torch.nonzero_static(self._bits, size=count, fill_value=-1).flatten()
+
+    def low(self, ends_K: Tensor, parameter: int) -> Tensor:
+        """Return the low parts with their signs, which follow the last of these ends, int64 [K]."""
+        count, width, device = len(ends_K), parameter + 1, ends_K.device
+        at_KW = ends_K[-1] + 1 + torch.arange(count * width, device=device).view(count, width)
+        low_bits = self._bits[at_KW.clamp_(max=len(self._bits) - 1)].to(torch.int64)
+        return (low_bits << torch.arange(width, device=device)).sum(1)
+
+
+class _Words:
+    """A payload for the kernels of a GPU: 32 bits at a time."""
+
+    def __init__(self, payload_B: Tensor) -> None:
+        padded_B = torch.nn.functional.pad(payload_B, (0, -len(payload_B) % 4))
+        self._words = padded_B.contiguous().view(torch.int32)
+
+    def ends(self, count: int) -> Tensor:
+        from asr_train.kernels import gpu_rice
+
+        return gpu_rice.ends(self._words, count)
+
+    def low(self, ends_K: Tensor, parameter: int) -> Tensor:
+        from asr_train.kernels import gpu_rice
+
+        return gpu_rice.read_low(self._words, ends_K, parameter)
 
 
 def _check_length(count: int, bits: int, needed: int | None) -> None:

@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from asr_train.kernels import gpu_dense, gpu_hits
+from asr_train.kernels import gpu_dense, gpu_hits, gpu_rice
 
 HOPPER = GPUTarget("cuda", 90, 32)
 TYPES = {
@@ -47,6 +47,8 @@ TYPES = {
 }
 HITS = {"BLOCK": gpu_hits.BLOCK}
 DECODE = {"TILE": gpu_hits.TILE, "CHUNK": gpu_hits.CHUNK, "UPDATES": False}
+RICE = {"BLOCK": gpu_rice.BLOCK}
+PAYLOAD = {"payload": "*i32", "words": "i32"}
 KERNELS = {
     "mark": (gpu_hits._mark, HITS, {}),
     "mark_bf16": (gpu_hits._mark, HITS, {"grad": "*bf16"}),
@@ -63,6 +65,15 @@ KERNELS = {
         {"content": "*u8", "starts": "*i64", "lengths": "*i64", "sums": "*i64"},
     ),
     "windows": (gpu_dense._windows, {"BLOCK": 512}, {"rows": "*fp32", "starts": "*i64"}),
+    "rice_split": (gpu_rice._split, RICE, {"steps": "*i64", "codes": "*i64"}),
+    "rice_pack": (
+        gpu_rice._pack,
+        {**RICE, "CODES": 5},
+        {"firsts": "*i64", "codes": "*i64", "out": "*i32", "words": "i32", "unary": "i64"},
+    ),
+    "rice_count": (gpu_rice._count_ones, RICE, {**PAYLOAD, "ones": "*i32"}),
+    "rice_find": (gpu_rice._find_ends, RICE, {**PAYLOAD, "ranks": "*i64"}),
+    "rice_low": (gpu_rice._read_low, RICE, {**PAYLOAD, "codes": "*i64"}),
     "quantise_held": (gpu_dense._quantise_held, {"ROWS": gpu_dense.MAX_ROWS}, {}),
     "quantise_long": (gpu_dense._quantise_long, {"ROWS": gpu_dense.ROWS, "rows": 4100}, {}),
 }
