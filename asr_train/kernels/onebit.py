@@ -14,6 +14,7 @@ Knows nothing of messages, layers or workers.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,6 +126,8 @@ def _places(like: Tensor) -> Tensor:
 
 def packed(is_high_RC: Tensor) -> Tensor:
     """Return bits_RB of a bool matrix."""
+    if is_high_RC.device.type == "cpu":
+        return torch.from_numpy(np.packbits(is_high_RC.numpy(), axis=1, bitorder="little"))
     columns = is_high_RC.shape[1]
     whole = torch.nn.functional.pad(is_high_RC.to(torch.uint8), (0, -columns % 8))
     bits_RB: Tensor = (whole.unflatten(1, (-1, 8)) << _places(whole)).sum(2, dtype=torch.uint8)
@@ -133,4 +136,7 @@ def packed(is_high_RC: Tensor) -> Tensor:
 
 def unpacked(bits_RB: Tensor, columns: int) -> Tensor:
     """Return the bool matrix [R, columns] that `packed` was given."""
+    if bits_RB.device.type == "cpu":
+        bits = np.unpackbits(bits_RB.numpy(), axis=1, count=columns, bitorder="little")
+        return torch.from_numpy(bits.view(np.bool_))
     return ((bits_RB[..., None] >> _places(bits_RB)) & 1).flatten(1)[:, :columns].bool()
