@@ -237,12 +237,12 @@ $W/tables/exchange%md: $C/score.yaml $C/shown.yaml $(NETS:%=$W/exp/%/model.json)
 	$Q$(PY) $S/exchange.py $(filter-out %/shown.yaml,$^) $@
 # ASR_GOAL: what to call, from the root, to have all done.
 $W/report/index.html status: export ASR_GOAL := $(notdir $(CURDIR)) $(filter-out RECIPE=%,$(MAKEOVERRIDES))
-# Not a pattern: models that no explicit rule names are intermediate files for make, which then takes an alignment by a
-# missing one for current. wer.md depends on score.yaml.
-$W/report/index.html: $W/tables/wer.md $(EXCHANGE) $(MODELS:%=$W/ali/%/$(DEV).jsonl.gz) \
-  $(MODELS:%=$W/exp/%/model.json) $(SCORES) $(MANIFESTS)
+# wer.md depends on the scores, manifests and score.yaml that are read here. An explicit rule that named these would
+# upset the plans of -n, and a pattern would make models intermediate files: an alignment by a missing one would be
+# taken for current.
+$W/report/index.html: $W/tables/wer.md $(EXCHANGE) $(MODELS:%=$W/ali/%/$(DEV).jsonl.gz) $(NETS:%=$W/exp/%/model.json)
 	$Q$(PY) $S/report.py $W/tables/wer.json $(EXCHANGE:.md=.json) $(ALIGNED) $(NETS:%=$W/exp/%/log.jsonl) \
-	  $(GMMS:%=$W/exp/%/passes.jsonl) $(filter $W/exp/% $W/manifests/%,$^) $C/score.yaml $@
+	  $(GMMS:%=$W/exp/%/passes.jsonl) $(MODELS:%=$W/exp/%/model.json) $(SCORES) $(MANIFESTS) $C/score.yaml $@
 
 status:
 	@mkdir -p $W && $(MAKE) -n $(GOAL) > $W/.status
