@@ -72,6 +72,7 @@ paper:
 	@mkdir -p $W/tables
 	@$(foreach t,$(TRAINED),$(PY) $S/dry_run.py $(SCALE) $(CURDIR)/$t.yaml $(PASS_HOURS) $W/tables/$(PAPER)-$t.dry-run.md && \
 	  cat $W/tables/$(PAPER)-$t.dry-run.md && ) true
+	@$(if $(ESTIMATED),echo "nothing is trained for $(ESTIMATED)")
 else
 paper:
 	$(if $(TRAINED),+@$(MAKE) $(CHECKED) $(foreach s,$(TRAIN) $(DEV),$W/shards/$(ALIGNER)/$s/index.json) $W/feats/$(TEST).jsonl.gz)

@@ -65,9 +65,8 @@ def stage(train_index: str, dev_index: str, settings: str, output: str) -> str |
         if leads:
             files.write_json(folder / "run.json", description(run, device, workers))
         train(run, *splits, folder, device, exchange, initial, stripes)
-        (
-            exchange if stripes is None else stripes.everyone
-        ).barrier()  # process 0 hosts the store that the others use
+        everyone = exchange if stripes is None else stripes.everyone
+        everyone.barrier()  # process 0 hosts the store that the others use
         close_exchange()
     return f"train: {folder.name}: finished" if leads else None
 
@@ -113,7 +112,7 @@ def description(run: schema.RunSettings, device: torch.device, workers: int) -> 
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "machine": platform.machine(),
         "cores": os.cpu_count(),
-        "threads": jobs.num_jobs(),
+        "jobs": jobs.num_jobs(),  # the most threads of all processes
         "workers": workers,
         "processes": started() // run.comm.stripes,  # of one stripe
         "stripes": run.comm.stripes,

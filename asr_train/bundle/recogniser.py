@@ -26,7 +26,7 @@ from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import Lexicon
 from asr_train.schema import NormaliserKind, Unknown
 from asr_train.score.normalise import transcribed
-from asr_train.search.graph import Graph, to_fst
+from asr_train.search.graph import Graph, check_const, to_fst
 from asr_train.search.lattice import Lattices, view_ordered
 
 # Of the training data, in the mean and variance of a recording or speaker; global_frames of Kaldi's
@@ -137,9 +137,13 @@ class Recogniser:
         The search for the best path copies its graph; the one for lattices uses it where it is
         mapped, and is compiled, or loaded if it was compiled before (a second). Call this before
         worker processes are forked: they share the result.
+
+        Raises:
+            ValueError: if the graph leads beyond its nodes, or the states of the model.
         """
         if self._searched is None:
             fst, heights = self._mapped
+            check_const(fst, self._scorer.num_states)
             lattices = None
             if self._confidences:
                 graph = view_ordered(fst, heights, self._label)

@@ -213,6 +213,7 @@ def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
         "train_accuracy": _mean([_train_accuracy(run) for run in row.runs]),
         "rate_divisors": _divisors(row.runs[0]),
         "minibatch_by_epoch": _by_epoch([_minibatches(run) for run in row.runs]),
+        "is_controlled": bool(optim.get("auto_minibatch") or optim.get("auto_rate")),
         "message_bytes_a_minibatch": mean("message_bytes_a_minibatch"),
         "compression_ratio": mean("compression_ratio"),
         "elements_a_minibatch": mean("elements_a_minibatch"),
@@ -585,7 +586,7 @@ def notes(table: TableDict) -> list[str]:
     lines += _simulated_notes(table)
     if any(ours["wer_by_epoch"] for ours in rows):
         lines += [_epochs_line(row) for row in rows_shown(table)]
-    if any(_is_controlled(ours, base) for ours in rows):
+    if any(ours["is_controlled"] for ours in rows):
         lines += [_control_line(row) for row in rows_shown(table)]
     return [*lines, f"{made(table)[:-1]}: `{table['command']}`."]
 
@@ -640,15 +641,6 @@ def _simulated_notes(table: TableDict) -> list[str]:
         "our row. Accuracy of simulation for the paper's own speeds: "
         f"results/{table['paper']}/speed.md."
     ]
-
-
-def _is_controlled(ours: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
-    """Return whether rates, or the frames of a worker's step, are not the baseline's."""
-    pairs = zip(ours["minibatch_by_epoch"], base["minibatch_by_epoch"], strict=False)
-    share = ours["workers"] if ours["minibatch_frames"] == base["minibatch_frames"] else 1
-    return ours["rate_divisors"] != base["rate_divisors"] or any(
-        max(own / share, other) > 1.2 * min(own / share, other) for own, other in pairs
-    )
 
 
 def _control_line(row: JsonRow) -> str:

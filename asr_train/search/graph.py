@@ -90,6 +90,44 @@ def view_const(content: memoryview) -> tuple[int, np.ndarray, np.ndarray]:
     return start, states_N, np.frombuffer(content, ARC, arcs, at + states_N.nbytes)
 
 
+def check_const(content: memoryview, states: int) -> None:
+    """Check a ConstFst file's content from elsewhere: a search must stay within its arrays.
+
+    Args:
+        states: of the network; input labels are at most that.
+    Raises:
+        ValueError: if it is no ConstFst as `write_const` makes it, or an arc leads, or has a label,
+            beyond what there is.
+    """
+    try:
+        at, start, nodes, arcs = _const_header(bytes(content[:HEADER]))
+    except (struct.error, AssertionError):
+        raise ValueError("HCLG.fst has no header of OpenFst's ConstFst") from None
+    size = at + nodes * STATE.itemsize + arcs * ARC.itemsize
+    if min(nodes, arcs) < 0 or size != len(content):
+        raise ValueError(
+            f"HCLG.fst has {len(content)} bytes, but {size} are needed for the {nodes} nodes and "
+            f"{arcs} arcs of its header"
+        )
+    _, states_N, arcs_A = view_const(content)
+    first_N = np.cumsum(states_N["arcs"], dtype=np.int64) - states_N["arcs"]
+    most = {"next": nodes - 1, "ilabel": states, "olabel": 2**31 - 1}
+    tops = {field: int(arcs_A[field].view("<u4").max(initial=0)) for field in most}  # -1 is large
+    for field, top in tops.items():
+        if top > most[field]:
+            raise ValueError(f"HCLG.fst has an arc with {field} {top}, above {most[field]}")
+    whole = bool((states_N["iepsilons"] <= states_N["arcs"]).all())
+    listed = int(first_N[-1] + states_N["arcs"][-1]) if nodes else 0
+    if (
+        not (0 <= start < nodes and listed == arcs and whole)
+        or (states_N["first"] != first_N).any()
+    ):
+        raise ValueError(
+            f"HCLG.fst starts in node {start} of {nodes}, whose arcs are {listed} of {arcs}, or "
+            "are not in the order of the nodes"
+        )
+
+
 def _const_header(content: bytes) -> tuple[int, int, int, int]:
     """Return where a ConstFst's states begin, and its start, states and arcs."""
     at = 4

@@ -138,9 +138,16 @@ def view_ordered(fst: memoryview, heights: memoryview, top_label: int) -> Ordere
     Args:
         fst, heights: content of the files.
         top_label: the largest input label.
+    Raises:
+        ValueError: if there are more or fewer heights than nodes.
     """
     start, states_N, arcs_A = view_const(fst)
     height_N = np.load(io.BytesIO(heights), allow_pickle=False)
+    if height_N.shape != states_N.shape or height_N.dtype != np.int32:
+        raise ValueError(
+            f"heights.npy has {height_N.dtype} {list(height_N.shape)}, but HCLG.fst has "
+            f"{len(states_N)} nodes, with an int32 each"
+        )
     first_N = np.empty(len(states_N) + 1, np.int32)
     first_N[:-1], first_N[-1] = states_N["first"], len(arcs_A)
     emit_N = first_N[:-1] + states_N["iepsilons"].astype(np.int32)

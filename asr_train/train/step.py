@@ -1,11 +1,11 @@
 """**One step**: a minibatch of each worker, gradients, what the method returns, the update."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.reducers import Gradient
@@ -77,51 +77,45 @@ def gradients(
         learned: gets frames, loss in nats and correct frames of each worker.
     """
     bucket, counts = state.bucket, state.since_log[workers[0]]
-    if state.batched is not None and len(workers) > 1:
-        yield from _together(state.batched, next_batch, state, workers, optim, step, learned)
-        return
-    for worker in workers:
+    batched = state.batched if len(workers) > 1 else None
+    for chunk in ([w] for w in workers) if batched is None else batched.chunks(workers):
         with state.stopwatch(counts, "wait_seconds"):
-            batch = next_batch(worker)
+            batches = [next_batch(worker) for worker in chunk]
         with state.stopwatch(counts, "compute_seconds"):
-            gradient, learned[worker] = one_gradient(
-                model, batch, bucket, optim, seed_of(optim.seed, step, worker)
-            )
-        yield gradient
+            seed = seed_of(optim.seed, step, chunk[0])
+            if batched is None:
+                found = [one_gradient(model, batches[0], bucket, optim, seed)]
+            else:
+                found = several_gradients(batched, batches, bucket, optim, seed)
+        for worker, (gradient, numbers) in zip(chunk, found, strict=True):
+            learned[worker] = numbers
+            yield gradient
 
 
-def _together(
+def several_gradients(
     batched: Batched,
-    next_batch: NextBatch,
-    state: RunState,
-    workers: range,
+    batches: Sequence[Batch | None],
+    bucket: Bucket,
     optim: OptimSettings,
-    step: int,
-    learned: dict[int, tuple[int, float, int]],
-) -> Iterator[Gradient]:
-    """Yield what `gradients` does; several workers' at a time go through the network."""
-    counts = state.since_log[workers[0]]
-    for chunk in batched.chunks(workers):
-        with state.stopwatch(counts, "wait_seconds"):
-            found = [(worker, next_batch(worker)) for worker in chunk]
-        batches = {worker: batch for worker, batch in found if batch is not None}
-        grads: dict[int, tuple[Tensor, list[float]]] = {}
-        with state.stopwatch(counts, "compute_seconds"):
-            if len(batches) < len(chunk):
-                state.bucket.zero_grad()
-            if batches:
-                generator = generator_of(state.bucket.grad_P.device)
-                generator.manual_seed(seed_of(optim.seed, step, chunk[0]))
-                grads_WP, numbers = batched.gradients(list(batches.values()), optim.max_norm)
-                grads = dict(zip(batches, zip(grads_WP, numbers, strict=True), strict=True))
-        for worker in chunk:
-            if worker not in grads:
-                learned[worker] = (0, 0.0, 0)
-                yield Gradient(state.bucket.grad_P, 0)
-                continue
-            (grad_P, (loss, correct, grad_sum)), frames = grads[worker], batches[worker].frames
-            learned[worker] = (frames, loss, int(correct))
-            yield Gradient(grad_P, frames, math.isfinite(loss + grad_sum))
+    seed: int,
+) -> list[tuple[Gradient, tuple[int, float, int]]]:
+    """Return what `one_gradient` does of several workers' minibatches, computed together."""
+    some = [batch for batch in batches if batch is not None]
+    if len(some) < len(batches):
+        bucket.zero_grad()
+    found: Iterator[Any] = iter(())
+    if some:
+        generator_of(bucket.grad_P.device).manual_seed(seed)
+        found = zip(*batched.gradients(some, optim.max_norm), strict=True)
+    results = []
+    for batch in batches:
+        if batch is None:
+            results.append((Gradient(bucket.grad_P, 0), (0, 0.0, 0)))
+            continue
+        grad_P, (loss, correct, grad_sum) = next(found)
+        gradient = Gradient(grad_P, batch.frames, math.isfinite(loss + grad_sum))
+        results.append((gradient, (batch.frames, loss, int(correct))))
+    return results
 
 
 def one_gradient(

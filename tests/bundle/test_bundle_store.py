@@ -9,7 +9,16 @@ from spoken import RATE, said
 
 from asr_train import Recogniser
 from asr_train.bundle.store import SHIPPED, open_bundle
-from asr_train.files import DamagedFileError, Region, hash_of, read_json, replacing, write_json
+from asr_train.files import (
+    DamagedFileError,
+    Region,
+    hash_of,
+    read_json,
+    replacing,
+    sha256,
+    write_json,
+)
+from asr_train.search.graph import check_const, view_const
 from asr_train.search.lattice import Lattices, ordered, view_ordered, write_ordered
 
 MEGABYTES = 3  # of the shipped bundle, at most
@@ -99,6 +108,45 @@ def test_a_manifest_of_another_program_is_refused(folder, values, error, says):
     changed(folder, **values)
     with pytest.raises(error, match=says):
         Recogniser.load(folder)
+
+
+@pytest.mark.parametrize("confidences", [False, True])
+@pytest.mark.parametrize(
+    "field, value, says",
+    [
+        ("next", 10**6, "an arc with next 1000000, above"),
+        ("next", -1, "an arc with next 4294967295, above"),
+        ("ilabel", 5000, "an arc with ilabel 5000, above"),
+    ],
+)
+def test_a_graph_that_leads_beyond_its_arrays_is_refused(folder, field, value, says, confidences):
+    """Also if all its checksums are right: a bundle may come from anybody."""
+    path = folder / "HCLG.fst"
+    content = bytearray(path.read_bytes())
+    _, _, arcs_A = view_const(memoryview(content))
+    arcs_A[field][len(arcs_A) // 2] = value
+    path.write_bytes(content)
+    parts = read_json(folder / "bundle.json")["parts"]
+    for part in parts:
+        if part["path"] == path.name:
+            part["sha256"] = sha256(path)
+    changed(folder, parts=parts)
+    opened = Recogniser.load(folder, confidences)
+    with pytest.raises(ValueError, match=says):
+        opened.prepare()
+
+
+def test_a_graph_whose_nodes_do_not_share_out_its_arcs_is_refused(folder):
+    content = bytearray((folder / "HCLG.fst").read_bytes())
+    check_const(memoryview(content), 10**6)
+    for field, value in (("first", 7), ("arcs", 10**6), ("iepsilons", 10**6)):
+        changed_B = bytearray(content)
+        view_const(memoryview(changed_B))[1][field][3] = value
+        with pytest.raises(ValueError, match="or are not in the order of the nodes"):
+            check_const(memoryview(changed_B), 10**6)
+    for length, says in ((10, "no header"), (-16, "are needed for the")):
+        with pytest.raises(ValueError, match=says):
+            check_const(memoryview(content[:length]), 10**6)
 
 
 def test_a_changed_scale_is_noticed(folder):

@@ -80,11 +80,21 @@ def test_a_run_is_the_same_up_to_rounding_whatever_is_computed_at_a_time(
 ):
     """Workers without a minibatch take part, also in a part of the epoch where few read."""
     phases = [{"until": 0.5, "minibatch_frames": 16, "workers": 2}]
-    dev = {}
+    dev, together = {}, []
+    gradients = Batched.gradients
+
+    def noted(self, batches, max_norm):
+        together.append(batches)
+        return gradients(self, batches, max_norm)
+
+    monkeypatch.setattr(Batched, "gradients", noted)
     for name, virtual, room in (("a", "exact", 0), ("b", "batched", 2**22), ("c", "batched", 900)):
         monkeypatch.setitem(batched.ROOM, "cpu", room)
         about = json.loads(trained(tmp_path / name, splits, virtual, phases=phases).read_text())
         dev[name] = about["dev"]
+        most = max((len(batches) for batches in together), default=0)
+        assert most == {"a": 0, "b": 5, "c": 1}[name]
+        together.clear()
         assert about["frames"] == 2 * splits[0].num_frames
     for name in "bc":
         assert dev[name]["loss"] == pytest.approx(dev["a"]["loss"], rel=0.05)

@@ -292,6 +292,12 @@ def test_a_gradient_without_a_norm_is_not_shortened_to_one_that_looks_sound(valu
     assert torch.equal(zeros_P, torch.zeros(5))
 
 
+def test_a_row_of_the_log_that_is_not_finite_names_its_number_and_step():
+    loop.check_row({"step": 7, "loss": 1.5, "residual_norm": None})
+    with pytest.raises(state.NotFiniteError, match=r"residual_norm is inf at step 7: .*optim.rate"):
+        loop.check_row({"step": 7, "loss": 1.5, "residual_norm": float("inf")})
+
+
 def test_too_many_skipped_steps_in_a_row_stop_the_run(splits, monkeypatch):
     monkeypatch.setattr(steps, "MAX_SKIPPED", 3)
     model, run_state = new_state(splits)

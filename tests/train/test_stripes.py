@@ -10,6 +10,8 @@ import tiny
 import torch
 import torch._dynamo  # which DTensor imports late; once, before processes fork
 from comm import forked
+from test_workers import COMM as WHOLE
+from test_workers import CPU
 from tiny import outcome, rows
 from torch.distributed.tensor.parallel import loss_parallel
 
@@ -24,29 +26,9 @@ from asr_train.shards.batch import Batch
 from asr_train.train import loop, step
 from asr_train.train.batched import shorten
 
-CPU = torch.device("cpu")
 # Sums are in another order: matrices have other shapes, and errors are added up over stripes.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-GTC = {"threshold": 0.5, "codec": "rice", "capacity": "fixed"}
-BMUF = {
-    "block_steps": 4,
-    "form": "chen_huo",
-    "zeta": 1.0,
-    "c": 1.0,
-    "eta": None,
-    "velocity": "reset",
-}
-COMM = {
-    "sgd": {"method": "sgd"},
-    "allreduce": {"method": "allreduce", "allreduce": {"wire": "fp32"}},
-    "gtc": {"method": "gtc", "gtc": GTC},
-    "onebit": {
-        "method": "onebit",
-        "onebit": {"error_feedback": True, "double_buffering": True},
-    },
-    "bmuf": {"method": "bmuf", "bmuf": BMUF},
-    "bmuf_gtc": {"method": "bmuf_gtc", "bmuf": BMUF, "gtc": GTC, "group_size": 2},
-}
+COMM = {"sgd": {"method": "sgd"}, **WHOLE}
 
 
 @pytest.fixture(autouse=True)

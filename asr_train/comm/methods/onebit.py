@@ -23,10 +23,8 @@ class OneBitMethod(ExchangeMethod):
         assert settings.onebit is not None  # as schema checks
         self.owners = OneBitSgd(exchange, size, settings.onebit)
         super().__init__(exchange, [exchange], [self.owners])
-        self.halves, self._delays_trials = (
-            settings.halves(len(exchange)),
-            settings.onebit.delayed_trials,
-        )
+        self.halves = settings.halves(len(exchange))
+        self._delays_trials = settings.onebit.delayed_trials
 
     def _replica(
         self,
