@@ -1,18 +1,27 @@
 """bench_step.py FOLDER [MODEL=FRAMES,FRAMES ...]
 
-Compare a whole training step of plain SGD with one of GTC on one device, and time each part.
-Writes FOLDER/steps.json and steps.md. The GTC step is that of one worker of a group: it compresses
-its gradient, writes a message, reads and checks one, and updates the weights that it names. No data
-crosses a network, and a real group would read one message per worker; reading 15 more is timed
-separately. Frames and their states are random; tau is such that one element in a thousand exceeds
-it. Each time is the shortest of several rounds, in which SGD and GTC alternate. THREADS=1 works as
-in bench_kernels.py.
+Compare a whole training step of plain SGD with one of GTC on one device, and time each part; then
+time a step by every method. Writes FOLDER/steps.json and steps.md. The GTC step is that of one
+worker of a group: it compresses its gradient, writes a message, reads and checks one, and updates
+the weights that it names. No data crosses a network, and a real group would read one message per
+worker; reading 15 more is timed separately. Frames and their states are random; tau is such that
+one element in a thousand exceeds it. Each time is the shortest of several rounds, in which SGD and
+GTC alternate. THREADS=1 works as in bench_kernels.py.
+
+Steps by every method are those of two virtual workers on this device (one for SGD; four in groups
+of two for bmuf_gtc), per worker, the mean over the steps of a block: all that training does but the
+link and the reader. Their share of the GEMM peak is 6 products per weight and frame (forward and
+backward), over what a product of two large square matrices reaches in the same run. PRECISIONS in
+the environment lists optim.precision (default: fp32, and bf16 on a GPU).
 """
 
 import contextlib
+import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,21 +37,38 @@ from asr_train.comm.bucket import Bucket
 from asr_train.comm.gtc import Gtc
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.method import ExchangeMethod
+from asr_train.comm.methods import build
 from asr_train.comm.methods.sgd import Sgd
 from asr_train.comm.reducers import Gradient, Quanta, Sent
 from asr_train.compose import settings
 from asr_train.files import replacing, write_json
 from asr_train.kernels import threshold
 from asr_train.model.store import Model, build_model
+from asr_train.schema import Precision
 from asr_train.shards.batch import Batch
+from asr_train.train.batched import rounded
 from asr_train.train.identity import same_bits_every_time
 from asr_train.train.schedule import Schedule
 from asr_train.train.state import RunState
-from asr_train.train.step import gradients
+from asr_train.train.step import gradients, step
 
 FRAMES = "256,512,1024" if DEVICE == "cpu" else "1024,2048,8192"
-CASES = (f"dnn_5x1536={FRAMES}", f"lstm_5x768={FRAMES}")  # strom2015's and ladkat2019's
-TASKS = {"dnn": (20, 3030), "lstm": (64, 3183)}  # mels and states
+LARGE = ("dnn_7x2048_9304=1024", "dnn_7x4096=1024")  # of seide2014_1bit, on a GPU
+CASES = (  # strom2015's and ladkat2019's first
+    *(f"dnn_5x1536={FRAMES}", f"lstm_5x768={FRAMES}"),
+    *(LARGE if DEVICE == "cuda" else ()),
+)
+TASKS = {  # mels and states
+    "dnn_7x2048_9304": (56, 9304),
+    "dnn_7x4096": (56, 14000),
+    "lstm_5x768": (64, 3183),
+}
+OTHERS = (20, 3030)
+PRECISIONS = os.environ.get("PRECISIONS", "fp32,bf16" if DEVICE == "cuda" else "fp32")
+METHODS = {"sgd": 1, "allreduce": 2, "gtc": 2, "onebit": 2, "bmuf": 2, "bmuf_gtc": 4}  # workers
+BLOCK = 50 if DEVICE == "cuda" else 4  # steps of a block, over which times are averaged
+BLOCKS = 3  # of which the median counts
+SQUARE = 8192 if DEVICE == "cuda" else 2048  # of the product that shows the peak
 OUTPUTS = 64  # per row that a recurrent network reads
 DENSITY = 1e-3
 WORKERS = 16  # messages that are read, for the time of more than one
@@ -50,7 +76,7 @@ SETTLING = 3  # steps before tau is fixed
 ROUNDS = 6 if DEVICE == "cpu" else 50
 MORE_ROUNDS = 30  # for parts that are short beside forward and backward
 PARTS: dict[str, tuple[ModuleType, str]] = {
-    "compress": (threshold, "compress"),
+    "compress": (threshold, "compress_rows"),
     "write message": (codec, "write"),
     "read message": (codec, "read_words"),
 }
@@ -62,7 +88,7 @@ class Worker:
     def __init__(self, name: str, frames: int) -> None:
         run = settings("gtc", [f"model={name}"])
         self.optim = run.optim
-        num_mels, num_states = TASKS[name.split("_")[0]]
+        num_mels, num_states = TASKS.get(name, OTHERS)
         mean_F, var_F = torch.zeros(num_mels), torch.ones(num_mels)
         self.model = build_model(run.model, num_mels, num_states, mean_F, var_F, seed=1)
         self.model.to(DEVICE)
@@ -186,14 +212,64 @@ def more_messages(worker: Worker) -> float:
     return taken(WORKERS) - taken(1)
 
 
+def peak(precision: Precision) -> float:
+    """Return the products and sums per second of a product of two square matrices."""
+    a, b = torch.randn(2, SQUARE, SQUARE, device=DEVICE)
+    with rounded(precision, torch.device(DEVICE)):
+        seconds = min(seconds_of(lambda: torch.mm(a, b)) for _ in range(MORE_ROUNDS))
+    return float(2 * SQUARE**3 / seconds)
+
+
+def by_method(name: str, frames: int, tau: float, precision: Precision) -> dict[str, Any]:
+    """Return the seconds of a worker's step by every method."""
+    worker = Worker(name, frames)
+    weights_P = worker.bucket.weights_P.clone()
+    batch, optim = worker.batch, replace(worker.optim, precision=precision, rate=1e-9)
+    same_bits_every_time(torch.device(DEVICE), worker.size * frames, precision)
+    weights = sum(p.numel() for p in worker.model.parameters() if p.ndim == 2)
+    times = batch.ali_BT.numel() if worker.model.stride == 1 else batch.feats_BTF[..., 0].numel()
+    seconds = {}
+    for method, workers in METHODS.items():
+        exchange = Loopback(range(workers), torch.device(DEVICE))
+        comm = settings(method, ["comm.group_size=2"] if method == "bmuf_gtc" else []).comm
+        if comm.gtc is not None:
+            comm.gtc.threshold = tau
+            if DEVICE == "cuda":
+                comm.gtc.capacity = schema.Capacity.fixed
+        if comm.bmuf is not None:
+            comm.bmuf.block_steps = BLOCK
+        worker.bucket.weights_P.copy_(weights_P)
+        built = build(comm, exchange, worker.size)
+        state = RunState.fresh(worker.bucket, built, Schedule(optim), momentum=0.0)
+
+        def a_block(state: RunState = state, workers: int = workers) -> None:
+            for _ in range(BLOCK):
+                state.method.begin_step(workers, frames * workers)
+                step(worker.model, lambda _: batch, state, optim)
+
+        blocks = [seconds_of(a_block) for _ in range(BLOCKS)]
+        seconds[method] = statistics.median(blocks) / BLOCK / workers
+    return {
+        "model": name,
+        "parameters": worker.size,
+        "frames": frames,
+        "precision": precision.value,
+        "tau": tau,
+        "step_seconds": seconds,
+        "overhead": {m: s / seconds["sgd"] - 1 for m, s in seconds.items()},
+        "frames_per_second": {m: frames / s for m, s in seconds.items()},
+        "products_per_second": 6 * weights * times / seconds["sgd"],
+    }
+
+
 def measured(name: str, frames: int) -> dict[str, Any]:
     worker = Worker(name, frames)
     worker.settle()
     best = {"sgd": float("inf"), "gtc": float("inf")}
     steps, before = 0, worker.sent.elements
     for round_ in range(ROUNDS + 1):
-        for how, step in (("sgd", worker.by_sgd), ("gtc", worker.by_gtc)):
-            seconds = seconds_of(step)
+        for how, by in (("sgd", worker.by_sgd), ("gtc", worker.by_gtc)):
+            seconds = seconds_of(by)
             steps += how == "gtc"
             best[how] = min(best[how], seconds) if round_ else best[how]
     density = (worker.sent.elements - before) / steps / worker.size
@@ -209,6 +285,7 @@ def measured(name: str, frames: int) -> dict[str, Any]:
         "overhead": best["gtc"] / best["sgd"] - 1,
         "overhead_by_parts": added / plain,
         "part_seconds": found,
+        "tau": worker.gtc.tau,
         f"{WORKERS - 1}_more_messages_seconds": more_messages(worker),
     }
 
@@ -234,16 +311,44 @@ def table(rows: list[dict[str, Any]]) -> str:
     return markdown(head, lines, text_columns=(0,))
 
 
+def methods_table(rows: list[dict[str, Any]], peaks: dict[str, float]) -> str:
+    """Format steps by every method as Markdown."""
+    head = ["model", "frames", "precision", *(f"{method} ms" for method in METHODS)]
+    head += ["gtc costs", "frames/s of sgd", "TFLOP/s of sgd", "of the GEMM peak"]
+    lines = [
+        [
+            f"{row['model']}, {row['parameters'] / 1e6:.1f} M",
+            f"{row['frames']}",
+            row["precision"],
+            *(f"{1e3 * row['step_seconds'][method]:.2f}" for method in METHODS),
+            f"{100 * row['overhead']['gtc']:+.1f} %",
+            f"{row['frames_per_second']['sgd']:,.0f}",
+            f"{row['products_per_second'] / 1e12:.3g}",
+            f"{100 * row['products_per_second'] / peaks[row['precision']]:.0f} %",
+        ]
+        for row in rows
+    ]
+    return markdown(head, lines, text_columns=(0, 2))
+
+
 def main(folder: str, *cases: str) -> None:
     began, facts = time.time(), about()
-    rows = []
+    precisions = [Precision(name) for name in PRECISIONS.split(",")]
+    peaks = {precision.value: peak(precision) for precision in precisions}
+    rows, methods = [], []
     for case in cases or CASES:
-        name, frames = case.split("=")
-        rows += [measured(name, int(count)) for count in frames.split(",")]
+        name, counts = case.split("=")
+        for frames in map(int, counts.split(",")):
+            rows.append(measured(name, frames))
+            tau = rows[-1]["tau"]
+            methods += [by_method(name, frames, tau, precision) for precision in precisions]
+    facts |= {f"GEMM peak {name}, TFLOP/s": round(p / 1e12, 3) for name, p in peaks.items()}
     facts["seconds"] = round(time.time() - began)
-    text = table(rows) + "\n\n" + "\n".join(f"- {key}: {value}" for key, value in facts.items())
+    text = table(rows) + "\n\n## By method, per worker\n\n" + methods_table(methods, peaks)
+    text += "\n\n" + "\n".join(f"- {key}: {value}" for key, value in facts.items())
     print(text)
-    write_json(Path(folder) / "steps.json", {"about": facts, "steps": rows})
+    content = {"about": facts, "peaks": peaks, "steps": rows, "methods": methods}
+    write_json(Path(folder) / "steps.json", content)
     with replacing(Path(folder) / "steps.md") as part:
         part.write_text(f"# A training step by SGD and by GTC\n\n{text}\n")
 

@@ -58,15 +58,23 @@ def test_a_steps_parts_are_all_there(kernels, tmp_path, monkeypatch):
 
     monkeypatch.setattr(bench_step, "ROUNDS", 1)
     monkeypatch.setattr(bench_step, "MORE_ROUNDS", 1)
+    for name, value in {"BLOCK": 1, "BLOCKS": 1, "SQUARE": 128, "PRECISIONS": "fp32,bf16"}.items():
+        monkeypatch.setattr(bench_step, name, value)
     threads = torch.get_num_threads()
     bench_step.main(str(tmp_path), "dnn_4x256=32", "lstm_2x128=64")
     torch.set_num_threads(threads)
-    for row in json.loads((tmp_path / "steps.json").read_text())["steps"]:
+    found = json.loads((tmp_path / "steps.json").read_text())
+    assert [row["precision"] for row in found["methods"]] == ["fp32", "bf16"] * 2
+    for row in found["methods"]:
+        assert row["step_seconds"].keys() == bench_step.METHODS.keys()
+        assert min(row["step_seconds"].values()) > 0
+        assert row["products_per_second"] > 0
+    for row in found["steps"]:
         wanted = {"forward, backward", "update", "decode and update", "other"}
         assert row["part_seconds"].keys() == wanted | bench_step.PARTS.keys()
         assert 1e-4 < row["density"] < 1e-1
         assert min(row["step_seconds"].values()) > 0
-    assert (tmp_path / "steps.md").read_text().count("\n| ") == 4  # head, rule, two rows
+    assert (tmp_path / "steps.md").read_text().count("\n| ") == 4 + 6  # heads, rules, rows
 
 
 @pytest.mark.slow

@@ -105,6 +105,7 @@ def test_a_bad_value_is_refused_with_its_key(change, message):
         "comm.stripes=2 model=lstm_2x128",
         "comm.stripes=257 model=dnn_4x256",
         "comm.stripes=2 comm.virtual=batched",
+        "comm.stripes=2 optim.precision=bf16",
         "comm.stripes=2 comm=gtc_async optim.momentum=0",
         "comm.stripes=2 optim.adagrad={place:raw,window_frames:9,floor:0.1}",
         "decode.nbest=-1",

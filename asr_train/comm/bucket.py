@@ -49,6 +49,11 @@ def slots(named: Sequence[tuple[str, Tensor]]) -> tuple[list[Slot], torch.device
     return table, device
 
 
+def rows(count: int, size: int, device: torch.device) -> Tensor:
+    """Return float32 [count, size], uninitialised; each row begins at a multiple of 64 bytes."""
+    return torch.empty(count, -(-size // 16) * 16, device=device)[:, :size]
+
+
 class Bucket:
     """The flat vectors of a model that is on its device already, float32 [P] each.
 
@@ -80,10 +85,6 @@ class Bucket:
         self.weights_P = weights_P
         for slot, held in zip(self.table, self._held, strict=True):
             held.data = self.view(weights_P, slot)
-
-    def total(self, number: Tensor) -> Tensor:
-        """Return the sum of a number over all stripes of the model; in place."""
-        return number if self.stripes is None else self.stripes.total(number)
 
     @staticmethod
     def view(vector_P: Tensor, slot: Slot) -> Tensor:

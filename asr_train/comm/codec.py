@@ -153,16 +153,14 @@ def enclose(payload_B: Tensor, header: Header) -> Tensor:
     return torch.cat([head_B.to(payload_B.device), sum_B, payload_B])
 
 
-def write_fixed(fixed: Fixed, header: Header, is_finite: bool) -> Tensor:
+def write_fixed(fixed: Fixed, header: Header) -> Tensor:
     """Return a packed32 message with room for C elements, made on the device without waiting.
 
     Args:
         fixed: what `threshold.compress_fixed` found.
         header: gives all but what `fixed` knows.
-        is_finite: what the host knows of the gradient.
     """
-    device = fixed.words_C.device
-    is_sent = fixed.is_finite if is_finite else torch.zeros_like(fixed.is_finite)
+    device, is_sent = fixed.words_C.device, fixed.is_finite
     wanted = torch.where(is_sent, fixed.wanted, 0)
     count = wanted.clamp(max=len(fixed.words_C))
     flags = torch.where(is_sent, 0, int(Flags.not_finite))

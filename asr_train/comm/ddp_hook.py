@@ -98,9 +98,7 @@ class ReducerHook(ABC):
         return future
 
     def _exchange(self) -> None:
-        is_finite = bool(torch.isfinite(self._grad_P.sum()))
-        gradient = Gradient(self._grad_P, frames=1, is_finite=is_finite)
-        update = self._reducer.reduce([gradient], {self._rank: self.sent})
+        update = self._reducer.reduce([Gradient(self._grad_P, frames=1)], {self._rank: self.sent})
         total_P = self._grad_P.fill_(torch.nan) if update is None else dense(update)
         total_P.mul_(self.loss_scale / self._ranks)
         waiting, self._waiting = self._waiting, []

@@ -10,7 +10,7 @@ the old, and replace them only when all messages have arrived. So a worker takes
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from asr_train import schema
 from asr_train.comm import codec
+from asr_train.comm.bucket import rows
 from asr_train.comm.codec import Flags, Header, Kind, MessageError
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.reducers import Gradient, Quanta, Reducer, Sent
@@ -35,7 +36,7 @@ class Gtc(Reducer):
     Attributes:
         tau: of the next step; the same in the whole group.
         capacity: bytes of payload that the next step's messages have room for.
-        residuals: by local worker, float32 [P].
+        residuals: by local worker, float32 [P], rows of one matrix.
     Raises:
         ValueError: if there are more elements than a message can number.
     """
@@ -47,8 +48,9 @@ class Gtc(Reducer):
         self.tau = float(np.float32(settings.threshold))
         self.capacity = codec.map_bytes(size)
         self.step = 0
-        self.residuals = {w: self._zeros() for w in exchange.local}
-        self._kept = {w: self._zeros() for w in exchange.local}  # swapped with residuals
+        self._residuals_WP, self._kept_WP = (
+            rows(len(exchange.local), size, exchange.device).zero_() for _ in range(2)
+        )  # swapped after each step
         self._on_device = exchange.device.type != "cpu"
         self._checks = codec.Checks(deferred=self._on_device)
         # The element that goes first if room is short; on a GPU it may lie there
@@ -62,14 +64,24 @@ class Gtc(Reducer):
         Raises:
             MessageError: if a message is damaged or not the one expected.
         """
-        messages = []
+        messages: list[Tensor] = []
         turns = dict(self._turn)
         is_fixed = self.settings.capacity is schema.Capacity.fixed
         waits_for_none = self._on_device and is_fixed and self.kind is Kind.packed32
-        write = self._device_message if waits_for_none else self._message
+        compressed = self._compressed_fixed if waits_for_none else self._compressed
+        found: Iterator[Any] = iter(())
+        left = 0  # workers whose gradients are compressed, and not yet written
         for worker, gradient in zip(self.exchange.local, gradients, strict=True):
             with self.exchange.timed("compress"):
-                messages.append(write(worker, gradient))
+                if not left:
+                    rows_WP = (
+                        gradient.grad_P[None] if gradient.rows_WP is None else gradient.rows_WP
+                    )
+                    left = len(rows_WP)
+                    first = worker - self.exchange.local[0]
+                    found = iter(compressed(slice(first, first + left), rows_WP))
+                left -= 1
+                messages.append(self._message(worker, gradient, next(found)))
             total_P = gradient.grad_P
         room = HEADER_BYTES + self.capacity if is_fixed else None
         received = self.exchange.gather(messages, room)
@@ -89,7 +101,7 @@ class Gtc(Reducer):
             self.check()
         if any(header.flags & Flags.not_finite for header in headers):
             return None
-        self.residuals, self._kept = self._kept, self.residuals
+        self._residuals_WP, self._kept_WP = self._kept_WP, self._residuals_WP
         quanta = Quanta(words, self.tau, room_P)
         self._plan_next(headers)
         return quanta
@@ -102,39 +114,45 @@ class Gtc(Reducer):
             own.elements += header.count
             own.overflows += bool(header.flags & Flags.overflow)
 
-    def _device_message(self, worker: int, gradient: Gradient) -> Tensor:
-        """Return `_message` for packed32 of a fixed length, without waiting for the device.
+    @property
+    def residuals(self) -> dict[int, Tensor]:
+        return dict(zip(self.exchange.local, self._residuals_WP, strict=True))
 
-        Zeros follow the elements.
-        """
-        flags = Flags.none if gradient.frames else Flags.end_of_data
-        turn = torch.as_tensor(self._turn[worker], device=self.exchange.device)
-        vectors = gradient.grad_P, self.residuals[worker]
-        fixed = threshold.compress_fixed(
-            *vectors, self.tau, self._kept[worker], self.capacity // 4, turn
+    def _compressed(self, places: slice, grads_WP: Tensor) -> list[threshold.Compressed]:
+        """Compress gradients of the local workers at `places`; write what they keep."""
+        residuals_WP, kept_WP = self._residuals_WP[places], self._kept_WP[places]
+        return threshold.compress_rows(grads_WP, residuals_WP, self.tau, kept_WP)
+
+    def _compressed_fixed(self, places: slice, grads_WP: Tensor) -> list[threshold.Fixed]:
+        """Do so for packed32 messages of a fixed length, without waiting for the device."""
+        turns = [self._turn[worker] for worker in self.exchange.local[places]]
+        turns_W = torch.stack([torch.as_tensor(t, device=grads_WP.device) for t in turns])
+        residuals_WP, kept_WP = self._residuals_WP[places], self._kept_WP[places]
+        return threshold.compress_fixed_rows(
+            *(grads_WP, residuals_WP, self.tau, kept_WP, self.capacity // 4, turns_W)
         )
-        self._turn[worker] = fixed.turn
-        header = self._header(worker, self.size, gradient.frames, 0, flags)
-        return codec.write_fixed(fixed, header, gradient.is_finite)
 
-    def _message(self, worker: int, gradient: Gradient) -> Tensor:
-        """Return a local worker's message; write the residual that it keeps."""
-        grad_P, residual_P, kept_P = gradient.grad_P, self.residuals[worker], self._kept[worker]
+    def _message(
+        self, worker: int, gradient: Gradient, found: threshold.Compressed | threshold.Fixed
+    ) -> Tensor:
+        """Return a local worker's message."""
         flags = Flags.none if gradient.frames else Flags.end_of_data
-        words_K = torch.empty(0, dtype=torch.int32, device=grad_P.device)
-        is_finite = gradient.is_finite
-        if is_finite:
-            compressed = threshold.compress(grad_P, residual_P, self.tau, kept_P)
-            is_finite = compressed.is_finite  # what is owed may overflow, too
-            words_K = compressed.words_K if is_finite else words_K
+        if isinstance(found, threshold.Fixed):
+            self._turn[worker] = found.turn
+            header = self._header(worker, self.size, gradient.frames, 0, flags)
+            return codec.write_fixed(found, header)
+        words_K, is_finite = found
         if not is_finite:
+            words_K = words_K[:0]
             flags |= Flags.not_finite
         wanted = len(words_K)
         if self.settings.capacity is schema.Capacity.fixed:
             room = (words_K, self.size, self.kind, self.capacity, int(self._turn[worker]))
             words_K, waiting_K = codec.fitting(*room)
             if len(waiting_K):
-                threshold.take_back(grad_P, residual_P, kept_P, waiting_K)
+                place = worker - self.exchange.local[0]
+                residual_P, kept_P = self._residuals_WP[place], self._kept_WP[place]
+                threshold.take_back(gradient.grad_P, residual_P, kept_P, waiting_K)
                 self._turn[worker] = int(threshold.from_words(waiting_K)[0][0])
                 flags |= Flags.overflow
         header = self._header(worker, self.size, gradient.frames, wanted, flags)
@@ -183,9 +201,6 @@ class Gtc(Reducer):
         if (adaptive := self.settings.adaptive) is not None:
             density = sum(h.wanted for h in headers) / (len(headers) * self.size)
             self.tau = adapted(self.tau, density, adaptive)
-
-    def _zeros(self) -> Tensor:
-        return torch.zeros(self.size, device=self.exchange.device)
 
     # --- state ------------------------------------------------------------------------------------
 

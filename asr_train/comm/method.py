@@ -8,7 +8,7 @@ many workers need only one gradient's memory. Knows nothing of networks or shard
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any, Protocol
 
 import torch
@@ -110,10 +110,10 @@ class ExchangeMethod:
         """Yield gradients after AdaGrad; `squares` gets what its state is after them."""
         for worker, gradient in zip(workers, gradients, strict=True):
             adagrad = self.partial.get(worker)
-            if adagrad is not None and gradient.is_finite:
+            if adagrad is not None and gradient.is_finite():
                 squares[worker] = adagrad.after(gradient.grad_P, gradient.frames)
                 gradient.grad_P.copy_(adagrad.normalized(gradient.grad_P, squares[worker]))
-            yield gradient
+            yield replace(gradient, rows_WP=None)  # the others' are not normalised yet
 
     def apply(self, group: int, update: Update, rate: float) -> None:
         """Change a group's model by what `reduce` returned; the rate is per frame."""

@@ -241,7 +241,7 @@ class OneBitSgd(Reducer):
     def _own(self, gradients: Iterable[Gradient]) -> dict[int, Tensor] | None:
         """Return a single worker's gradient, and what several of another run owed each other."""
         (gradient,) = gradients
-        if not gradient.is_finite:
+        if not gradient.is_finite():
             return None
         (worker,) = self.exchange.local
         owed_P = self.residuals.pop(worker, None)
@@ -253,7 +253,7 @@ class OneBitSgd(Reducer):
         """Return the local owners' parts of the gradient of the only worker that reads."""
         first = self.exchange.members[0]
         vectors = [
-            g.grad_P.clone() if g.is_finite else torch.full_like(g.grad_P, torch.nan)
+            g.grad_P.clone()
             for worker, g in zip(self.exchange.local, gradients, strict=True)
             if worker == first  # the next gradient overwrites it
         ]
@@ -303,12 +303,11 @@ class OneBitSgd(Reducer):
         keeps = bool(self._kept)
         residual_P = self.residuals[worker] if keeps else self._nothing_P
         kept_P = self._kept[worker] if keeps else self._lost_P
-        is_sound, matrices = gradient.is_finite, []
-        if is_sound:
-            for number in range(len(self.layout.matrices)):
-                views = (self.layout.of(v, number) for v in (gradient.grad_P, residual_P, kept_P))
-                matrices.append(onebit.quantise(*views))
-            is_sound = is_finite(matrices)
+        matrices = []
+        for number in range(len(self.layout.matrices)):
+            views = (self.layout.of(v, number) for v in (gradient.grad_P, residual_P, kept_P))
+            matrices.append(onebit.quantise(*views))
+        is_sound = is_finite(matrices)  # a mean over elements that are not all finite is not
         flags = Flags.none if gradient.frames else Flags.end_of_data
         return [
             self._enclosed(

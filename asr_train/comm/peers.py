@@ -143,13 +143,12 @@ class Sender:
         """
         tau = self.thresholds.of(step)
         words_K = torch.empty(0, dtype=torch.int32, device=gradient.grad_P.device)
-        is_finite = gradient.is_finite
-        if is_finite and (gradient.frames or tau != self._below):  # else all of it stays
+        is_finite = True
+        if gradient.frames or tau != self._below:  # else all of it stays
             spare_P = self.ledger.spare_P
-            compressed = threshold.compress(gradient.grad_P, self.residual_P, tau, spare_P)
-            is_finite = compressed.is_finite  # what is owed may overflow, too
+            found_K, is_finite = threshold.compress(gradient.grad_P, self.residual_P, tau, spare_P)
             if is_finite:
-                words_K = compressed.words_K
+                words_K = found_K
                 self.residual_P, self.ledger.spare_P = spare_P, self.residual_P
                 self._below = 0.0 if len(words_K) else tau
         flags = Flags.none if gradient.frames else Flags.end_of_data

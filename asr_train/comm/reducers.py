@@ -17,11 +17,24 @@ from asr_train.kernels import decode
 
 @dataclass(slots=True)
 class Gradient:
-    """One worker's gradient of a step; the next worker's overwrites `grad_P`."""
+    """One worker's gradient of a step; the next worker's overwrites `grad_P`.
 
-    grad_P: Tensor  # summed over its frames
+    Where the loss is not finite, the first element is NaN: kernels that read the gradient anyway
+    say so, without a wait for the loss.
+
+    Attributes:
+        grad_P: float32 [P], summed over its frames.
+        rows_WP: float32 [W, P], this and the next workers' gradients, if they are there already;
+            None: only this one is.
+    """
+
+    grad_P: Tensor
     frames: int
-    is_finite: bool = True
+    rows_WP: Tensor | None = None
+
+    def is_finite(self) -> bool:
+        """Return whether all elements are finite; reads them all, and waits for the device."""
+        return bool(self.grad_P.sum().isfinite())  # one NaN or infinity makes the sum one
 
 
 @dataclass(slots=True)
@@ -143,7 +156,7 @@ class Alone(Reducer):
 
     def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
         (gradient,) = gradients
-        if not gradient.is_finite:
+        if not gradient.is_finite():
             return None
         if self.owed_P is not None:
             gradient.grad_P += self.owed_P
@@ -168,13 +181,9 @@ class Dense(Reducer):
         self.exchange, self.size, self.wire = exchange, size, wire
 
     def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
-        total_P = self.exchange.sum(map(_poisoned, gradients), self.size, wire=self.wire)
+        vectors = (gradient.grad_P for gradient in gradients)
+        total_P = self.exchange.sum(vectors, self.size, wire=self.wire)
         for worker in self.exchange.local:
             sent[worker].bits += 8 * self.wire.itemsize * self.size
             sent[worker].elements += self.size
         return total_P if bool(torch.isfinite(total_P.sum())) else None
-
-
-def _poisoned(gradient: Gradient) -> Tensor:
-    """Return NaN for a gradient whose loss alone is not finite, so that the sum tells all."""
-    return gradient.grad_P if gradient.is_finite else gradient.grad_P.fill_(torch.nan)

@@ -3,8 +3,9 @@
 Compression reads residual and gradient and writes what is kept, once each (12 bytes per element; 10
 with bfloat16 gradients), and one bit per element that marks hits, the elements to send. A scan over
 the tiles' counts then gives each tile its place in the message, and hits are extracted from the
-bits, 32 elements per step. Decoding first finds where each tile's hits begin in every message, all
-tiles at once, because a search is a chain of dependent loads.
+bits, 32 elements per step. Several workers' vectors take the same launches. Decoding first finds
+where each tile's hits begin in every message, all tiles at once, because a search is a chain of
+dependent loads.
 Nothing depends on the order in which programs run, and nothing waits for the host.
 
 A mask with a variable end keeps loads from being 16 bytes wide; so WHOLE tiles have a mask whose
@@ -29,7 +30,8 @@ BOUNDS = 128  # tiles whose first hits a program finds
 WARPS = 8  # per program; with 4, compression takes 203 registers per thread, which lowers occupancy
 _INDEX = tl.constexpr(2**31 - 1)
 _SIGN = tl.constexpr(-(2**31))
-Marked = tuple[Tensor, Tensor, Tensor, Tensor]  # marks, counts per tile, their ends, is_finite
+# marks; counts per row and tile, their ends within the row; is_finite per row
+Marked = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 # --- compress -------------------------------------------------------------------------------------
@@ -66,8 +68,29 @@ def _mark_tile(
 
 
 @triton.jit
-def _mark(grad, residual, kept, marks, counts, wrong, n, threshold, BLOCK: tl.constexpr):
+def _mark(
+    grad,
+    residual,
+    kept,
+    marks,
+    counts,
+    wrong,
+    n,
+    grad_stride,
+    residual_stride,
+    kept_stride,
+    num_tiles,
+    threshold,
+    BLOCK: tl.constexpr,
+):
     tile = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(1).to(tl.int64)
+    grad += row * grad_stride
+    residual += row * residual_stride
+    kept += row * kept_stride
+    marks += row * num_tiles * (BLOCK // 32)
+    counts += row * num_tiles
+    wrong += row * num_tiles
     if tile * BLOCK + BLOCK <= n:
         _mark_tile(grad, residual, kept, marks, counts, wrong, tile, n, threshold, BLOCK, True)
     else:
@@ -103,13 +126,27 @@ def _expand(
     counts,
     ends,
     turn,
+    starts,
     words,
     next_turn,
     num_tiles,
+    grad_stride,
+    residual_stride,
+    kept_stride,
     capacity,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
+    row = tl.program_id(1).to(tl.int64)
+    grad += row * grad_stride
+    residual += row * residual_stride
+    kept += row * kept_stride
+    marks += row * num_tiles * (BLOCK // 32)
+    counts += row * num_tiles
+    ends += row * num_tiles
+    turn += row
+    next_turn += row
+    words += tl.load(starts + row)
     tile = tl.program_id(0).to(tl.int64) * GROUP
     first_word = tile * (BLOCK // 32)
     word = tl.arange(0, GROUP * (BLOCK // 32))
@@ -151,62 +188,86 @@ def _expand(
         rounds -= 1
 
 
-def _marked(grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor) -> Marked:
-    size, device = grad_P.numel(), grad_P.device
+def _strides(*matrices: Tensor) -> list[int]:
+    """Return the rows' distances; of a single row 0, which a launch knows to be a multiple of 16.
+
+    Rows at multiples of 16 elements are read 16 bytes at a time.
+    """
+    return [matrix.stride(0) if len(matrix) > 1 else 0 for matrix in matrices]
+
+
+def _marked(grads_WP: Tensor, residuals_WP: Tensor, threshold: float, kept_WP: Tensor) -> Marked:
+    (workers, size), device = grads_WP.shape, grads_WP.device
     num_tiles = triton.cdiv(size, BLOCK)
-    marks = torch.empty(num_tiles * (BLOCK // 32), dtype=torch.int32, device=device)
-    counts_M = torch.empty(num_tiles, dtype=torch.int32, device=device)
-    wrong_M = torch.empty_like(counts_M)
-    tensors = (grad_P, residual_P, kept_P, marks, counts_M, wrong_M)
-    _mark[(num_tiles,)](*tensors, size, threshold, BLOCK, num_warps=WARPS)
-    return marks, counts_M, counts_M.cumsum(0), (wrong_M == 0).all()
+    marks = torch.empty(workers * num_tiles * (BLOCK // 32), dtype=torch.int32, device=device)
+    counts_WM = torch.empty(workers, num_tiles, dtype=torch.int32, device=device)
+    wrong_WM = torch.empty_like(counts_WM)
+    matrices = (grads_WP, residuals_WP, kept_WP)
+    _mark[(num_tiles, workers)](
+        *(*matrices, marks, counts_WM, wrong_WM, size, *_strides(*matrices), num_tiles, threshold),
+        BLOCK,
+        num_warps=WARPS,
+    )
+    return marks, counts_WM, counts_WM.cumsum(1), (wrong_WM == 0).all(1)
 
 
 def _expanded(
-    grad_P: Tensor,
-    residual_P: Tensor,
-    kept_P: Tensor,
+    grads_WP: Tensor,
+    residuals_WP: Tensor,
+    kept_WP: Tensor,
     marked: Marked,
+    starts_W: Tensor,
     words: Tensor,
     capacity: int,
-    turn: Tensor,
+    turns_W: Tensor,
 ) -> Tensor:
-    marks, counts_M, ends_M, _ = marked
-    next_turn = turn.clone()
-    num_tiles = len(counts_M)
-    tensors = (grad_P, residual_P, kept_P, marks, counts_M, ends_M, turn, words, next_turn)
-    grid = (triton.cdiv(num_tiles, GROUP),)
-    _expand[grid](*tensors, num_tiles, capacity, BLOCK, GROUP, num_warps=WARPS)
-    return next_turn
+    marks, counts_WM, ends_WM, _ = marked
+    next_turns_W = turns_W.clone()
+    workers, num_tiles = counts_WM.shape
+    matrices = (grads_WP, residuals_WP, kept_WP)
+    tensors = (*matrices, marks, counts_WM, ends_WM, turns_W, starts_W, words, next_turns_W)
+    grid = (triton.cdiv(num_tiles, GROUP), workers)
+    sizes = (num_tiles, *_strides(*matrices), capacity)
+    _expand[grid](*tensors, *sizes, BLOCK, GROUP, num_warps=WARPS)
+    return next_turns_W
 
 
 @launches
-def compress(
-    grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor
-) -> tuple[Tensor, bool]:
-    """Compute threshold.compress; waits for the device once, for the message's length."""
-    marked = _marked(grad_P, residual_P, threshold, kept_P)
-    count, is_finite = torch.stack([marked[2][-1], marked[3].long()]).tolist()
-    words_K = torch.empty(count, dtype=torch.int32, device=grad_P.device)
-    turn = torch.zeros((), dtype=torch.int64, device=grad_P.device)
-    _expanded(grad_P, residual_P, kept_P, marked, words_K, count, turn)
-    return words_K, bool(is_finite)
+def compress_rows(
+    grads_WP: Tensor, residuals_WP: Tensor, threshold: float, kept_WP: Tensor
+) -> list[tuple[Tensor, bool]]:
+    """Compute threshold.compress_rows; waits for the device once, for the messages' lengths."""
+    marked = _marked(grads_WP, residuals_WP, threshold, kept_WP)
+    counts_W = marked[2][:, -1]
+    pairs = torch.stack([counts_W, marked[3].long()], 1).tolist()
+    counts = [count for count, _ in pairs]
+    words = torch.empty(sum(counts), dtype=torch.int32, device=grads_WP.device)
+    starts_W = counts_W.cumsum(0) - counts_W
+    turns_W = torch.zeros_like(counts_W)
+    _expanded(
+        *(grads_WP, residuals_WP, kept_WP, marked, starts_W, words, max(counts), turns_W),
+    )
+    is_finite = (bool(flag) for _, flag in pairs)
+    return list(zip(words.split(counts), is_finite, strict=True))
 
 
 @launches
-def compress_fixed(
-    grad_P: Tensor,
-    residual_P: Tensor,
+def compress_fixed_rows(
+    grads_WP: Tensor,
+    residuals_WP: Tensor,
     threshold: float,
-    kept_P: Tensor,
+    kept_WP: Tensor,
     capacity: int,
-    turn: Tensor,
+    turns_W: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute threshold.compress_fixed; never waits."""
-    marked = _marked(grad_P, residual_P, threshold, kept_P)
-    words_C = torch.zeros(capacity, dtype=torch.int32, device=grad_P.device)
-    next_turn = _expanded(grad_P, residual_P, kept_P, marked, words_C, capacity, turn)
-    return words_C, marked[2][-1], next_turn, marked[3]
+    """Compute threshold.compress_fixed_rows; never waits."""
+    marked = _marked(grads_WP, residuals_WP, threshold, kept_WP)
+    words_WC = torch.zeros(len(grads_WP), capacity, dtype=torch.int32, device=grads_WP.device)
+    starts_W = torch.arange(len(grads_WP), device=grads_WP.device) * capacity
+    next_turns_W = _expanded(
+        *(grads_WP, residuals_WP, kept_WP, marked, starts_W, words_WC, capacity, turns_W),
+    )
+    return words_WC, marked[2][:, -1], next_turns_W, marked[3]
 
 
 # --- decode ---------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ from asr_train.schema.optim import (
     Halving,
     OptimSettings,
     PhaseSettings,
+    Precision,
     PretrainSettings,
     Scaling,
 )
@@ -130,6 +131,7 @@ __all__ = [
     "OneBitSettings",
     "OptimSettings",
     "PhaseSettings",
+    "Precision",
     "PretrainSettings",
     "Published",
     "PublishedSettings",

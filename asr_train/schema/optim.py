@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from asr_train.schema.fields import SettingsError, at, not_negative, positive, within
+from asr_train.schema.fields import LEFT_OUT, SettingsError, at, not_negative, positive, within
 
 
 class Halving(Enum):
@@ -14,6 +14,14 @@ class Halving(Enum):
     each_epoch = "each_epoch"  # after every epoch from the last of `hold_epochs` on
     newbob = "newbob"  # after `hold_epochs`, each epoch from the first with too little gain
     listed = "listed"  # it is divided by `divisors`, one per epoch
+
+
+class Precision(Enum):
+    """Of the products of a network's forward and backward pass."""
+
+    fp32 = "fp32"
+    tf32 = "tf32"  # on a GPU; elsewhere as fp32
+    bf16 = "bf16"  # by torch.autocast
 
 
 class Scaling(Enum):
@@ -158,6 +166,7 @@ class OptimSettings:
     divisors: list[float] = field(default_factory=list)
     share: float = 1.0
     keep_epochs: bool = False
+    precision: Precision = field(default=Precision.fp32, metadata={LEFT_OUT: True})
 
     def __post_init__(self) -> None:
         positive(rate=self.rate, minibatch_frames=self.minibatch_frames)

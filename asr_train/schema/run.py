@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from asr_train.schema.comm import CommSettings, Virtual
 from asr_train.schema.fields import SettingsError
 from asr_train.schema.model import ModelSettings
-from asr_train.schema.optim import OptimSettings
+from asr_train.schema.optim import OptimSettings, Precision
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,6 +64,11 @@ class RunSettings:
             raise SettingsError(
                 f"comm.stripes is {stripes}, but comm.virtual=batched is for whole networks; set "
                 "it to exact"
+            )
+        if self.optim.precision is Precision.bf16:
+            raise SettingsError(
+                f"comm.stripes is {stripes}, but optim.precision=bf16 is for whole networks; set "
+                "it to fp32 or tf32"
             )
         if self.optim.adagrad is not None:
             raise SettingsError(

@@ -7,15 +7,14 @@ all workers have come that far.
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from asr_train.comm.reducers import Gradient
 from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
 from asr_train.train.feed import Feed, when
 from asr_train.train.log import WorkerTotals
-from asr_train.train.state import Interval, RunState
-from asr_train.train.step import one_gradient, seed_of, skip
+from asr_train.train.state import Interval, Learned, RunState
+from asr_train.train.step import Result, one_gradient, seed_of, skip
 from asr_train.train.totals import take
 
 
@@ -45,7 +44,7 @@ def run_ahead(
     steps = min(most, optim.checkpoint_steps - first % optim.checkpoint_steps)
     others = len(method.exchange) // len(method.exchange.local)  # for each one here
 
-    def compute(worker: int, step: int, set_weights: Callable[[], None]) -> MinibatchResult:
+    def compute(worker: int, step: int, set_weights: Callable[[], None]) -> Result:
         counts = state.since_log[worker]
         with state.stopwatch(counts, "wait_seconds"):
             batch = feed.next(worker)
@@ -54,8 +53,7 @@ def run_ahead(
                 set_weights()
         with state.stopwatch(counts, "compute_seconds"):
             seed = seed_of(optim.seed, step + 1, worker)
-            gradient, learned = one_gradient(model, batch, state.bucket, optim, seed)
-        return MinibatchResult(gradient, *learned)
+            return one_gradient(model, batch, state.bucket, optim, seed)
 
     def skipped(worker: int, step: int, loss: float) -> None:
         skip(state, 0, {worker: loss}, step + 1, f" by worker {worker}")
@@ -85,15 +83,6 @@ def run_ahead(
     return {taken: [row[worker] for worker in local] for taken, row in stretch.rows.items()}
 
 
-class MinibatchResult(NamedTuple):
-    """The result of one minibatch."""
-
-    gradient: Gradient
-    frames: int
-    loss: float  # nats
-    correct: int  # frames
-
-
 class AsyncSteps:
     """A `comm.async_workers.GradientSource`, for the steps before `stop`.
 
@@ -110,7 +99,7 @@ class AsyncSteps:
         self,
         state: RunState,
         stop: int,
-        compute: Callable[[int, int, Callable[[], None]], MinibatchResult],
+        compute: Callable[[int, int, Callable[[], None]], Result],
         skipped: Callable[[int, int, float], None],
         take: Callable[[int], WorkerTotals],
         log_steps: int,
@@ -120,15 +109,15 @@ class AsyncSteps:
         self._state, self._stop, self._log_steps = state, stop, log_steps
         self._compute, self._skipped, self._take = compute, skipped, take
         self._advance = advance
-        self._learned: dict[int, MinibatchResult] = {}
+        self._learned: dict[int, Learned] = {}
         self._left, self._left_cpu = time.perf_counter(), time.process_time()
 
     def gradient(self, worker: int, step: int, set_weights: Callable[[], None]) -> Gradient:
         """Compute the gradient at the weights that the bucket points at, once they are set."""
         self._count_exchange(self._state.since_log[worker])
-        self._learned[worker] = self._compute(worker, step, set_weights)
+        gradient, self._learned[worker] = self._compute(worker, step, set_weights)
         self._left, self._left_cpu = time.perf_counter(), time.process_time()
-        return self._learned[worker].gradient
+        return gradient
 
     def finished(self, worker: int, step: int, is_finite: bool) -> None:
         """Count a step whose message was sent."""
@@ -136,10 +125,10 @@ class AsyncSteps:
         counts.steps += 1
         if is_finite:
             self._state.skipped_in_row[0] = 0
-            counts.add_frames(learned.frames, learned.loss, learned.correct)
+            self._state.count(worker, learned)
             self._advance(learned.frames)
         else:
-            self._skipped(worker, step, learned.loss)
+            self._skipped(worker, step, float(learned.sums_2[0]))
         taken = step + 1
         if taken % self._log_steps == 0 and taken < self._stop:
             self.rows.setdefault(taken, {})[worker] = self._take(worker)

@@ -10,6 +10,7 @@ per-example gradient computations"). Sums have another order than in `step.one_g
 last bits may differ. For networks whose parameters are all those of linear layers.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from asr_train.comm.bucket import Bucket
+from asr_train.comm.bucket import Bucket, rows
 from asr_train.comm.stripes import Stripes
 from asr_train.model.loss import IGNORED
 from asr_train.model.store import Model
+from asr_train.schema import Precision
 from asr_train.shards.batch import Batch
 
 ROOM = {"cpu": 2**22, "cuda": 2**30}  # elements of gradients at a time: 16 MB, about a cache; 4 GB
@@ -31,11 +33,13 @@ class Batched:
 
     Args:
         bucket: of the model.
+        precision: of its products.
     Raises:
         ValueError: if a parameter does not belong to a linear layer.
     """
 
-    def __init__(self, model: Model, bucket: Bucket) -> None:
+    def __init__(self, model: Model, bucket: Bucket, precision: Precision = Precision.fp32) -> None:
+        self._precision = precision
         self._model, self._layers = model, [m for m in model.modules() if isinstance(m, nn.Linear)]
         slots = {slot.name: slot for slot in bucket.table}
         names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -60,23 +64,22 @@ class Batched:
         for first in range(0, len(workers), self._most):
             yield workers[first : first + self._most]
 
-    def gradients(
-        self, batches: Sequence[Batch], max_norm: float | None
-    ) -> tuple[Tensor, list[list[float]]]:
+    def gradients(self, batches: Sequence[Batch], max_norm: float | None) -> tuple[Tensor, Tensor]:
         """Compute workers' gradients at the weights that the model has.
 
         Args:
             max_norm: the largest L2 norm of a gradient, per frame.
         Returns:
-            float32 [W, P], which the next call overwrites; by worker, loss in nats, number of
-            correct frames, and the gradient's sum.
+            float32 [W, P], which the next call overwrites; and [W, 2], by worker the loss in nats
+            and the number of correct frames.
         """
         workers, most = len(batches), max(len(batch.ali_BT) for batch in batches)
         feats_NTF = torch.cat([_padded(batch.feats_BTF, most) for batch in batches])
         target_N = torch.cat(
             [_padded(_target(batch), most, IGNORED) for batch in batches]
         ).flatten()
-        logits_NS = self._forward(feats_NTF).flatten(0, 1)
+        with rounded(self._precision, feats_NTF.device):
+            logits_NS = self._forward(feats_NTF).flatten(0, 1).float()
         loss_N = functional.cross_entropy(
             logits_NS, target_N, ignore_index=IGNORED, reduction="none"
         )
@@ -85,12 +88,16 @@ class Batched:
         grads_WP = self._room(workers)
         for layer, delta_NO, (weight, bias) in zip(self._layers, deltas, self._slots, strict=True):
             delta_WNO = delta_NO.unflatten(0, (workers, -1))
-            input_WNI = self._inputs[layer].unflatten(0, (workers, -1))
+            input_WNI = self._inputs[layer].unflatten(0, (workers, -1)).to(delta_NO.dtype)
             weight_WOI = grads_WP[:, weight.offset : weight.offset + weight.numel]
             weight_WOI = weight_WOI.unflatten(1, weight.shape)
-            torch.bmm(delta_WNO.transpose(1, 2), input_WNI, out=weight_WOI)
+            if delta_NO.dtype is weight_WOI.dtype:
+                torch.bmm(delta_WNO.transpose(1, 2), input_WNI, out=weight_WOI)
+            else:
+                weight_WOI.copy_(torch.bmm(delta_WNO.transpose(1, 2), input_WNI))
             if bias is not None:
-                torch.sum(delta_WNO, 1, out=grads_WP[:, bias.offset : bias.offset + bias.numel])
+                bias_WO = grads_WP[:, bias.offset : bias.offset + bias.numel]
+                torch.sum(delta_WNO, 1, dtype=bias_WO.dtype, out=bias_WO)
         self._inputs, self._outputs = {}, {}
         if max_norm is not None:
             for grad_P, batch in zip(grads_WP, batches, strict=True):
@@ -98,8 +105,7 @@ class Batched:
         correct_N = (logits_NS.detach().argmax(-1) == target_N).to(loss_N.dtype)
         columns = [loss_N.detach(), correct_N]
         sums_W = [column.unflatten(0, (workers, -1)).sum(1) for column in columns]
-        numbers: list[list[float]] = torch.stack([*sums_W, grads_WP.sum(1)], 1).tolist()
-        return grads_WP, numbers
+        return grads_WP, torch.stack(sums_W, 1)
 
     def _forward(self, feats_NTF: Tensor) -> Tensor:
         def keep(layer: nn.Module, given: Any, output: Tensor) -> None:
@@ -116,8 +122,15 @@ class Batched:
     def _room(self, workers: int) -> Tensor:
         if self._grads_WP is None or len(self._grads_WP) < workers:
             device = next(self._model.parameters()).device
-            self._grads_WP = torch.empty(workers, self._size, device=device)
+            self._grads_WP = rows(workers, self._size, device)
         return self._grads_WP[:workers]
+
+
+def rounded(precision: Precision, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which products have a run's precision, as far as torch's modes do not."""
+    if precision is not Precision.bf16:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
 
 
 def shorten(grad_P: Tensor, longest: float, stripes: Stripes | None = None) -> None:

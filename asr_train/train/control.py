@@ -246,6 +246,7 @@ class Controllers:
                 for totals in (one for row in rows.values() for one in row):
                     learned.add(totals.counts)
                 taken += state.progress.step - before
+            state.settle()
             for counts in state.since_log.values():
                 learned.add(counts)
             row = [float(learned.frames), float(learned.correct)]

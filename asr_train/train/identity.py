@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from asr_train import files, jobs, schema
-from asr_train.schema import RunSettings
+from asr_train.schema import Precision, RunSettings
 from asr_train.shards.reader import Shards
 
 FORMAT = 2  # of checkpoints: one of another format is of another run
@@ -58,7 +58,9 @@ def identity(
     return files.hash_of(content)
 
 
-def same_bits_every_time(device: torch.device, products: int) -> None:
+def same_bits_every_time(
+    device: torch.device, products: int, precision: Precision = Precision.fp32
+) -> None:
     """Set torch's number of threads by JOBS, and make it deterministic on a GPU as on a CPU.
 
     The processes of a machine, counted by torchrun, share the JOBS. Threads that are woken for a
@@ -72,6 +74,8 @@ def same_bits_every_time(device: torch.device, products: int) -> None:
     most = max(1, jobs.num_jobs() // processes)
     torch.set_num_threads(min(most, max(1, products // PRODUCTS_PER_THREAD)))
     if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = precision is Precision.tf32
+        torch.backends.cudnn.allow_tf32 = precision is Precision.tf32  # True by default
         torch.use_deterministic_algorithms(True, warn_only=True)
         # Else every torch.empty is filled with NaN: a pass over memory that is written anyway
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -100,11 +100,12 @@ def train(
     bucket = Bucket(model, stripes)
     is_batched = run.comm.virtual is Virtual.batched
     together = len(exchange.local) if is_batched else 1
-    same_bits_every_time(device, num_parameters * optim.minibatch_frames * together)
+    products = num_parameters * optim.minibatch_frames * together
+    same_bits_every_time(device, products, optim.precision)
     method = build(run.comm, exchange, bucket.weights_P.numel())
     state = RunState.fresh(bucket, method, Schedule(optim), optim.momentum, optim.adagrad)
     if is_batched:
-        state.batched = Batched(model, bucket)
+        state.batched = Batched(model, bucket, optim.precision)
 
     checkpoints = Checkpoints(
         folder / "ckpt",

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ from asr_train.model.store import load_tensors, save_tensors
 from asr_train.schema import AdagradSettings
 from asr_train.train.batched import Batched
 from asr_train.train.schedule import Schedule
+
+FETCHED = 100  # steps of workers whose losses come from the device in one copy
 
 
 class NotFiniteError(ValueError):
@@ -55,12 +57,6 @@ class Interval:
     compress_seconds: float = 0.0  # of the exchange
     transfer_seconds: float = 0.0  # of the exchange
     cpu_seconds: float = 0.0  # of all threads of the process, during the first three
-
-    def add_frames(self, frames: int, loss: float, correct: int) -> None:
-        """Count what one step learned from."""
-        self.frames += frames
-        self.loss += loss
-        self.correct += correct
 
     def add(self, other: "Interval") -> None:
         """Count the steps of another interval."""
@@ -101,6 +97,13 @@ class Stopwatch:
             setattr(counts, name, getattr(counts, name) + seconds - self._inner)
             counts.cpu_seconds += cpu - self._inner_cpu
             self._inner, self._inner_cpu = outer + seconds, outer_cpu + cpu
+
+
+class Learned(NamedTuple):
+    """What a worker's minibatch showed: its frames, and what is summed over them."""
+
+    frames: int
+    sums_2: Tensor  # float32: loss in nats, correct frames; still on the device
 
 
 @dataclass(slots=True)
@@ -152,7 +155,9 @@ class RunState:
 
     Attributes:
         skipped_in_row: one per group of `method.groups`.
-        since_log: by local worker; its seconds are a part of the process's.
+        since_log: by local worker, once `settle` was called; its seconds are a part of the
+            process's.
+        unsettled: sums that since_log lacks, by worker.
         in_epoch: of all workers, up to the last row of the log.
         kept: the method at the last check of held-out accuracy; None: there was none.
         batched: computes gradients of workers that share weights; None: they are computed one by
@@ -164,6 +169,7 @@ class RunState:
     schedule: Schedule
     progress: Progress = field(default_factory=Progress)
     since_log: dict[int, Interval] = field(default_factory=dict)
+    unsettled: list[tuple[int, Tensor]] = field(default_factory=list)
     in_epoch: Interval = field(default_factory=Interval)
     skipped_in_row: list[int] = field(default_factory=list)
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
@@ -188,6 +194,22 @@ class RunState:
         method.begin(bucket.weights_P, momentum, shapes, adagrad)
         return state
 
+    def count(self, worker: int, learned: Learned) -> None:
+        """Count what a step learned from; its loss, later."""
+        self.since_log[worker].frames += learned.frames
+        self.unsettled.append((worker, learned.sums_2))
+        if len(self.unsettled) >= FETCHED:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the losses of all steps so far, and count them."""
+        if self.unsettled:
+            rows = torch.stack([sums_2 for _, sums_2 in self.unsettled]).tolist()
+            for (worker, _), (loss, correct) in zip(self.unsettled, rows, strict=True):
+                self.since_log[worker].loss += loss
+                self.since_log[worker].correct += int(correct)
+            self.unsettled.clear()
+
     def contents(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Return tensors and plain data for each local worker's part of a checkpoint, one by one.
 
@@ -195,6 +217,7 @@ class RunState:
             NotFiniteError: if a weight is not finite: no run could resume from there.
         """
         self.method.check()
+        self.settle()
         for replica in self.method.replicas:
             check_finite("the weights", replica.weights_P, self.bucket, self.progress.step)
         return self._contents()
@@ -255,12 +278,14 @@ class RunState:
 
         Random numbers are drawn from the number of the step, so they come again.
         """
+        self.settle()
         held, seconds = self.held(), self.method.take_seconds()
         shared = copy.deepcopy(
             (asdict(self.progress), self.schedule.state_dict(), self.since_log, self.in_epoch)
         )
         skipped = list(self.skipped_in_row)
         yield
+        self.unsettled.clear()
         self._load(held)
         progress, schedule, self.since_log, self.in_epoch = shared
         for name, value in progress.items():  # in place: the loop and the log share it

@@ -1,11 +1,10 @@
 """**One step**: a minibatch of each worker, gradients, what the method returns, the update."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.reducers import Gradient
@@ -13,12 +12,13 @@ from asr_train.model.loss import frame_loss
 from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
 from asr_train.shards.batch import Batch
-from asr_train.train.batched import Batched, shorten
+from asr_train.train.batched import Batched, rounded, shorten
 from asr_train.train.log import say
-from asr_train.train.state import NotFiniteError, RunState, check_finite
+from asr_train.train.state import Learned, NotFiniteError, RunState, check_finite
 
 MAX_SKIPPED = 100  # steps in a row; a run that skips so many will not recover
 NextBatch = Callable[[int], Batch | None]  # worker -> minibatch; None: none is left
+Result = tuple[Gradient, Learned]
 
 
 def step(model: Model, next_batch: NextBatch, state: RunState, optim: OptimSettings) -> int:
@@ -37,14 +37,14 @@ def step(model: Model, next_batch: NextBatch, state: RunState, optim: OptimSetti
         for worker in group.local:
             state.since_log[worker].steps += 1
         bucket.point_at(replica.weights_P)
-        learned: dict[int, tuple[int, float, int]] = {}
+        learned: dict[int, Learned] = {}
         with state.stopwatch(counts, "exchange_seconds"):
             update = method.reduce(
                 number,
                 gradients(model, next_batch, state, group.local, optim, progress.step, learned),
             )
         if update is None:
-            losses = {worker: loss for worker, (_, loss, _) in learned.items()}
+            losses = {worker: float(one.sums_2[0]) for worker, one in learned.items()}
             leader = group.members[0]
             who = "" if len(method.exchange) == 1 else f" by the group of worker {leader}"
             skip(state, number, losses, progress.step, who if leader in losses else None)
@@ -52,9 +52,9 @@ def step(model: Model, next_batch: NextBatch, state: RunState, optim: OptimSetti
         state.skipped_in_row[number] = 0
         with state.stopwatch(counts, "compute_seconds"):
             method.apply(number, update, state.schedule.rate)
-        for worker, numbers in learned.items():
-            state.since_log[worker].add_frames(*numbers)
-            frames += numbers[0]
+        for worker, one in learned.items():
+            state.count(worker, one)
+            frames += one.frames
     with state.stopwatch(state.since_log[method.exchange.local[0]], "exchange_seconds"):
         method.after_update()
     return frames
@@ -67,14 +67,14 @@ def gradients(
     workers: range,
     optim: OptimSettings,
     step: int,
-    learned: dict[int, tuple[int, float, int]],
+    learned: dict[int, Learned],
 ) -> Iterator[Gradient]:
     """Yield each worker's gradient, which the next one may overwrite; zeros without a minibatch.
 
     Args:
         optim: has the seed of random numbers in the network, and a gradient's largest norm.
         step: number of the current step, from 1.
-        learned: gets frames, loss in nats and correct frames of each worker.
+        learned: gets what each worker's minibatch showed.
     """
     bucket, counts = state.bucket, state.since_log[workers[0]]
     batched = state.batched if len(workers) > 1 else None
@@ -87,8 +87,8 @@ def gradients(
                 found = [one_gradient(model, batches[0], bucket, optim, seed)]
             else:
                 found = several_gradients(batched, batches, bucket, optim, seed)
-        for worker, (gradient, numbers) in zip(chunk, found, strict=True):
-            learned[worker] = numbers
+        for worker, (gradient, one) in zip(chunk, found, strict=True):
+            learned[worker] = one
             yield gradient
 
 
@@ -98,44 +98,52 @@ def several_gradients(
     bucket: Bucket,
     optim: OptimSettings,
     seed: int,
-) -> list[tuple[Gradient, tuple[int, float, int]]]:
+) -> list[Result]:
     """Return what `one_gradient` does of several workers' minibatches, computed together."""
     some = [batch for batch in batches if batch is not None]
     if len(some) < len(batches):
         bucket.zero_grad()
-    found: Iterator[Any] = iter(())
+    found: Iterator[tuple[Tensor, Tensor]] = iter(())
     if some:
         generator_of(bucket.grad_P.device).manual_seed(seed)
-        found = zip(*batched.gradients(some, optim.max_norm), strict=True)
+        grads_WP, sums_W2 = batched.gradients(some, optim.max_norm)
+        found = zip(grads_WP, sums_W2, strict=True)
     results = []
     for batch in batches:
-        if batch is None:
-            results.append((Gradient(bucket.grad_P, 0), (0, 0.0, 0)))
-            continue
-        grad_P, (loss, correct, grad_sum) = next(found)
-        gradient = Gradient(grad_P, batch.frames, math.isfinite(loss + grad_sum))
-        results.append((gradient, (batch.frames, loss, int(correct))))
+        results.append(_nothing(bucket) if batch is None else _result(bucket, batch, *next(found)))
+    if len(some) == len(batches):
+        results[0][0].rows_WP = grads_WP
     return results
 
 
 def one_gradient(
     model: Model, batch: Batch | None, bucket: Bucket, optim: OptimSettings, seed: int
-) -> tuple[Gradient, tuple[int, float, int]]:
-    """Return a minibatch's gradient, in the bucket; its frames, loss in nats, correct frames."""
+) -> Result:
+    """Return a minibatch's gradient, in the bucket; never waits for the device."""
     bucket.zero_grad()
     if batch is None:
-        return Gradient(bucket.grad_P, 0), (0, 0.0, 0)
+        return _nothing(bucket)
     generator_of(batch.feats_BTF.device).manual_seed(seed)
-    loss, correct = frame_loss(model(batch.feats_BTF), batch.ali_BT, batch.mask_BT)
+    with rounded(optim.precision, bucket.grad_P.device):
+        logits_BTS = model(batch.feats_BTF).float()
+    loss, correct = frame_loss(logits_BTS, batch.ali_BT, batch.mask_BT)
     loss.backward()
     if optim.max_norm is not None:
         shorten(bucket.grad_P, optim.max_norm * batch.frames, bucket.stripes)
-    # One NaN or infinity makes the sum one; all three numbers come from the device in one copy
-    loss_nats, num_correct, grad_sum = torch.stack(
-        [loss.detach(), correct.to(loss.dtype), bucket.total(bucket.grad_P.sum())]
-    ).tolist()
-    gradient = Gradient(bucket.grad_P, batch.frames, math.isfinite(loss_nats + grad_sum))
-    return gradient, (batch.frames, loss_nats, int(num_correct))
+    sums_2 = torch.stack([loss.detach(), correct.to(loss.dtype)])
+    return _result(bucket, batch, bucket.grad_P, sums_2)
+
+
+def _result(bucket: Bucket, batch: Batch, grad_P: Tensor, sums_2: Tensor) -> Result:
+    known = sums_2[0]
+    if bucket.stripes is not None:  # all stripes must skip a step together
+        known = known + bucket.stripes.total(grad_P.sum())
+    grad_P[:1].masked_fill_(~known.isfinite(), torch.nan)
+    return Gradient(grad_P, batch.frames), Learned(batch.frames, sums_2)
+
+
+def _nothing(bucket: Bucket) -> Result:
+    return Gradient(bucket.grad_P, 0), Learned(0, bucket.grad_P.new_zeros(2))
 
 
 def seed_of(seed: int, step: int, worker: int) -> int:

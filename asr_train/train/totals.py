@@ -11,6 +11,7 @@ from asr_train.train.state import Interval, RunState
 
 def take(state: RunState, worker: int) -> WorkerTotals:
     """Return what a local worker did since the last call, and reset its counts."""
+    state.settle()
     counts, state.since_log[worker] = state.since_log[worker], Interval()
     seconds = state.method.take_seconds()  # of the process; zeros for its other workers
     counts.compress_seconds += seconds["compress"]
@@ -72,7 +73,9 @@ def gathered(state: RunState, taken: Sequence[WorkerTotals] | None = None) -> To
     for row in rows[: len(exchange)]:  # in the order of workers; further stripes have equal counts
         lead.add(row.lead)
         here.skipped += row.skipped
-        here.add_frames(row.frames, row.loss, row.correct)
+        here.frames += row.frames
+        here.loss += row.loss
+        here.correct += row.correct
     for row in rows:
         sent.add(row.sent)
     return Totals(

@@ -70,10 +70,9 @@ class GradientSource:
         set_weights()
         self.seen[worker, step] = self.weights_P.clone()
         grad_P = self.of(worker, step, self.weights_P).clone()
-        is_finite = (worker, step) not in self.bad
-        if not is_finite:
+        if (worker, step) in self.bad:
             grad_P[3] = torch.nan
-        return Gradient(grad_P, 10, is_finite)
+        return Gradient(grad_P, 10)
 
     def finished(self, worker: int, step: int, is_finite: bool) -> None:
         self.done.append((worker, step, is_finite))

@@ -141,10 +141,9 @@ class Run:
         buffer_P = torch.empty(self.size)  # one buffer for all, as in training
         for worker in workers:
             buffer_P.copy_(self.gradient(worker, self.step))
-            is_finite = (worker, self.step) not in self.bad
-            if not is_finite:
+            if (worker, self.step) in self.bad:
                 buffer_P[7] = torch.nan
-            yield Gradient(buffer_P, 10 + worker, is_finite)
+            yield Gradient(buffer_P, 10 + worker)
 
     def steps(self, count: int) -> "Run":
         for _ in range(count):

@@ -7,7 +7,7 @@ a tensor's value, and for operations whose result's size depends on data.
 import pytest
 import torch
 from small_methods import CPU, GTC, LARGE, Run, bursts, method_of
-from torch.utils._python_dispatch import TorchDispatchMode
+from waits import Waits
 
 from asr_train.comm import codec, gtc
 from asr_train.comm.codec import HEADER_BYTES, Checks, Kind, MessageError
@@ -17,43 +17,6 @@ from asr_train.kernels import threshold
 from asr_train.kernels.backend import Backend, forced
 
 SIZE = 20_000
-READS = ("cpu", "tolist", "item", "__bool__", "__int__", "__float__", "__index__")
-SIZED_BY_DATA = ("aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::bincount")
-
-
-class Waits(TorchDispatchMode):
-    """Counts waits; `of` has the names, one per wait."""
-
-    def __init__(self, monkeypatch) -> None:
-        super().__init__()
-        self.of: list[str] = []
-        self._inside = False
-        for name in READS:
-            monkeypatch.setattr(torch.Tensor, name, self._counted(name))
-
-    def _counted(self, name):
-        original = getattr(torch.Tensor, name)
-
-        def read(*args, **kwargs):
-            outer, self._inside = self._inside, True  # one may call another
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._inside = outer
-                if not outer:
-                    self.of.append(name)
-
-        return read
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.name() in SIZED_BY_DATA:
-            self.of.append(func.name())
-        by_mask = func.name() == "aten::index.Tensor" and any(
-            i is not None and i.dtype is torch.bool for i in args[1]
-        )
-        if by_mask or (func.name() == "aten::repeat_interleave.Tensor" and not kwargs):
-            self.of.append(func.name())
-        return func(*args, **(kwargs or {}))
 
 
 def gradients(workers):
@@ -149,7 +112,7 @@ def test_messages_made_on_the_device_are_those_of_the_host(bad, monkeypatch):
 
 def test_a_step_whose_messages_are_made_on_the_device_waits_once(monkeypatch):
     """It waits for the headers; waits of the reference itself are not counted."""
-    compress_fixed = threshold.compress_fixed
+    compress_fixed_rows = threshold.compress_fixed_rows
     exchange = Loopback(range(1), CPU)
     alone = gtc.Gtc(
         exchange, SIZE, method_of("gtc", 2, gtc={**GTC, "codec": "packed32"}).reducers[0].settings
@@ -159,11 +122,11 @@ def test_a_step_whose_messages_are_made_on_the_device_waits_once(monkeypatch):
 
         def unseen(*given):
             before = list(waits.of)
-            fixed = compress_fixed(*given)
+            fixed = compress_fixed_rows(*given)
             waits.of = before
             return fixed
 
-        patch.setattr(threshold, "compress_fixed", unseen)
+        patch.setattr(threshold, "compress_fixed_rows", unseen)
         assert alone.reduce(gradients(1), {0: Sent()}) is not None
     assert waits.of == ["cpu"]
 

@@ -2,8 +2,9 @@
 
     {kernel: {registers, spilled (bytes), shared (bytes), instructions (all, SASS), loads (widths in
     bits of loads from global memory), flushes (denormals), fused (multiply-adds), atomics}}
-Run without TRITON_INTERPRET. Pointers are aligned to 16 bytes, sizes are arbitrary. Each kernel is
-also compiled as a launch does if all sizes are 1, which makes them constants, or multiples of 16.
+Run without TRITON_INTERPRET. Pointers are aligned to 16 bytes, rows are multiples of 16 elements
+apart (0 where there is one: see comm.bucket.rows), sizes are arbitrary. Each kernel is also
+compiled as a launch does if all sizes are 1, which makes them constants, or multiples of 16.
 """
 
 import collections
@@ -33,6 +34,8 @@ TYPES = {
     "next_turn": "*i64",
     "words": "*i32",
     "starts": "*i64",
+    "num_tiles": "i32",
+    **dict.fromkeys(("grad_stride", "residual_stride", "kept_stride"), "i32"),
     "lengths": "*i64",
     "firsts": "*i32",
     "out": "*fp32",
@@ -85,14 +88,15 @@ def compiled(name: str, size: int | None = None) -> triton.compiler.CompiledKern
     kinds = {argument: {**TYPES, **types}.get(argument, "i32") for argument in function.arg_names}
     if size == 1:
         ones = [a for a, kind in kinds.items() if kind == "i32" and a not in constants]
+        ones = [a for a in ones if not a.endswith("_stride")]
         constants = {**constants, **dict.fromkeys(ones, 1)}
     signature = {
         argument: "constexpr" if argument in constants else kind for argument, kind in kinds.items()
     }
     aligned = {
         (place,): [["tt.divisibility", 16]]
-        for place, kind in enumerate(signature.values())
-        if kind.startswith("*") or (size == 16 and kind == "i32")
+        for place, (argument, kind) in enumerate(signature.items())
+        if kind.startswith("*") or (kind == "i32" and (size == 16 or argument.endswith("_stride")))
     }
     options = {"enable_fp_fusion": not name.startswith(("decode", "update", "block_step"))}
     if name.startswith("quantise"):

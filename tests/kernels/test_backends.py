@@ -9,7 +9,13 @@ from kernels.conftest import DEVICE, same_bits
 
 from asr_train.kernels import backend, decode, threshold
 from asr_train.kernels.backend import Backend, choose, forced
-from asr_train.kernels.threshold import compress, compress_fixed, from_words
+from asr_train.kernels.threshold import (
+    compress,
+    compress_fixed,
+    compress_fixed_rows,
+    compress_rows,
+    from_words,
+)
 
 BLOCK = 4096  # of the GPU's kernel; 512 and 64 are the CPU's
 SIZES = [1, 63, 64, 65, 511, 513, BLOCK - 1, BLOCK, 3 * BLOCK + 1]
@@ -36,6 +42,46 @@ def test_messages_and_residuals_are_the_references(both, dyadic, size, tau, dtyp
     assert fine
     assert fine2
     assert torch.equal(residual_P, before_P)
+
+
+@pytest.mark.parametrize(
+    "size, stride", [(5, 5), (BLOCK + 7, BLOCK + 16), (8 * BLOCK + 9, 9 * BLOCK)]
+)
+def test_rows_of_several_workers_are_those_of_one_at_a_time(both, size, stride):
+    """The second row has nothing to send, the third a NaN; rows are apart."""
+    rng = torch.Generator().manual_seed(size)
+    matrices = torch.randn(2, 4, stride, generator=rng).to(DEVICE)[:, :, :size]
+    grads_WP, residuals_WP = matrices
+    grads_WP[1], residuals_WP[1] = 0.0, 0.0
+    grads_WP[2, size // 2] = torch.nan
+    turns_W = torch.tensor([0, 1, 2, size - 1], device=DEVICE)
+
+    def rows(compressed, *more):
+        kept_WP = torch.full((4, stride), 7.0, device=DEVICE)[:, :size]
+        return compressed(grads_WP, residuals_WP, 1.5, kept_WP, *more), kept_WP
+
+    def singly(compressed, *more):
+        def run(*given):
+            vectors, turns = zip(*given[:2], given[3], strict=True), (more or [[]])[-1]
+            return [
+                compressed(
+                    grad_P, residual_P, 1.5, kept_P, *more[:-1], *([turns[w]] if more else [])
+                )
+                for w, (grad_P, residual_P, kept_P) in enumerate(vectors)
+            ]
+
+        return run
+
+    for form, one, more in (
+        (compress_rows, compress, ()),
+        (compress_fixed_rows, compress_fixed, (size // 20 + 1, turns_W)),
+    ):
+        wanted, wanted_WP = rows(singly(one, *more))
+        for found, kept_WP in both(lambda: rows(form, *more)):  # noqa: B023
+            assert same_bits(kept_WP.contiguous(), wanted_WP.contiguous())
+            for ours, theirs in zip(found, wanted, strict=True):
+                for a, b in zip(ours, theirs, strict=True):
+                    assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
 
 
 def test_odd_values_are_the_references(both):
@@ -359,10 +405,10 @@ def test_kernels_are_launched_where_their_tensors_are(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "device_of", On)
     grad_P, kept_P = torch.ones(2, 7, device=DEVICE)
-    gpu_hits.compress(grad_P, torch.zeros_like(grad_P), 4.0, kept_P)
+    gpu_hits.compress_rows(grad_P[None], torch.zeros_like(grad_P)[None], 4.0, kept_P[None])
     gpu_hits.decode([torch.zeros(1, dtype=torch.int32, device=DEVICE)], 1.0, None, kept_P)
     gpu_dense.windows(grad_P[:, None], torch.zeros(1, dtype=torch.int64, device=DEVICE), 2)
-    assert [t.shape for t in seen] == [(7,), (7,), (7, 1)]
+    assert [t.shape for t in seen] == [(1, 7), (7,), (7, 1)]
     for module in (gpu_hits, gpu_dense):
         for name, made in vars(module).items():
             if callable(made) and not name.startswith("_") and made.__module__ == module.__name__:

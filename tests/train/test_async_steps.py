@@ -22,8 +22,8 @@ from asr_train.comm.reducers import Gradient
 from asr_train.model.store import load_tensors
 from asr_train.train import async_steps, loop
 from asr_train.train import step as steps
-from asr_train.train.async_steps import AsyncSteps, MinibatchResult
-from asr_train.train.state import Checkpoints, Interval, NotFiniteError
+from asr_train.train.async_steps import AsyncSteps
+from asr_train.train.state import Checkpoints, Interval, Learned, NotFiniteError
 
 CPU = torch.device("cpu")
 GTC = {"threshold": 0.5, "codec": "rice", "capacity": "exact"}
@@ -139,21 +139,22 @@ def test_checkpoints_are_due_at_the_same_steps_in_every_epoch(unbroken, splits):
 
 
 def test_a_finite_step_ends_the_row_of_skipped_ones():
+    seen: list[int] = []
     state = SimpleNamespace(since_log={0: Interval()}, skipped_in_row=[0])
-    learned = MinibatchResult(Gradient(torch.zeros(1), 5), 5, 1.0, 2)
+    state.count = lambda worker, learned: seen.append(learned.frames)
+    result = Gradient(torch.zeros(1), 5), Learned(5, torch.tensor([1.0, 2.0]))
 
     def skipped(worker, step, loss):
         state.skipped_in_row[0] += 1
 
     others = {"skipped": skipped, "take": None, "log_steps": 100, "advance": lambda frames: None}
-    stretch = AsyncSteps(state, 100, lambda worker, step, _: learned, **others)
-    seen = []
+    stretch = AsyncSteps(state, 100, lambda worker, step, _: result, **others)
     for step, is_finite in enumerate([False, False, True, False]):
         stretch.gradient(0, step, lambda: None)
         stretch.finished(0, step, is_finite)
         seen.append(state.skipped_in_row[0])
-    assert seen == [1, 2, 0, 1]
-    assert (state.since_log[0].steps, state.since_log[0].frames) == (4, 5)
+    assert seen == [1, 2, 5, 0, 1]
+    assert state.since_log[0].steps == 4
 
 
 @pytest.mark.parametrize("adaptive", [None, ADAPTIVE])
@@ -398,7 +399,6 @@ def test_gradients_that_are_never_finite_are_an_error(splits, tmp_path, monkeypa
         calls.append(1)
         if len(calls) > 12:
             gradient.grad_P[0] = torch.nan
-            gradient.is_finite = False
         return gradient, learned
 
     monkeypatch.setattr(async_steps, "one_gradient", broken)

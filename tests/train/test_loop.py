@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 from tiny import outcome, rows
+from waits import Waits
 
 from asr_train import files
 from asr_train.comm.bucket import Bucket
@@ -279,6 +280,39 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(splits, value,
     assert (counts.steps, counts.skipped) == (3, 1)
     assert counts.frames == good.frames + last.frames
     assert run_state.skipped_in_row == [0]
+
+
+def test_a_step_whose_loss_alone_is_not_finite_is_skipped(splits, monkeypatch, capsys):
+    original = steps.frame_loss
+
+    def infinite(*given):
+        loss, correct = original(*given)
+        return loss + torch.inf, correct
+
+    model, run_state = new_state(splits)
+    before_P = run_state.bucket.weights_P.clone()
+    monkeypatch.setattr(steps, "frame_loss", infinite)
+    taken(model, minibatches(splits, 1)[0], run_state)
+    assert torch.equal(run_state.bucket.weights_P, before_P)
+    assert "its loss is inf" in capsys.readouterr().out
+
+
+def test_losses_are_fetched_every_so_many_steps(splits, monkeypatch):
+    """A step of SGD waits once, to know whether its gradient is finite."""
+    monkeypatch.setattr(state, "FETCHED", 3)
+    model, run_state = new_state(splits)
+    found = []
+    for batch in minibatches(splits, 4):
+        with monkeypatch.context() as patch, Waits(patch) as waits:
+            taken(model, batch, run_state)
+        found.append(waits.of)
+    assert found == [["__bool__"], ["__bool__"], ["__bool__", "tolist"], ["__bool__"]]
+    assert len(run_state.unsettled) == 1
+    counts = run_state.since_log[0]
+    before = counts.loss
+    run_state.settle()
+    assert counts.loss > before > 0
+    assert counts.frames > counts.correct > 0
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])

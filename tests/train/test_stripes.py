@@ -150,9 +150,9 @@ def test_a_gradient_that_is_not_finite_in_one_stripe_is_so_in_all():
         with loss_parallel():
             bucket = Bucket(model, opened)
             found, _ = step.one_gradient(model, batch, bucket, tiny.settings().optim, seed=1)
-        return found.is_finite, bool(found.grad_P.isfinite().all())
+        return found.is_finite()
 
-    assert forked.run(main, 1, 2, stripes=2) == [(False, True), (False, False)]
+    assert forked.run(main, 1, 2, stripes=2) == [False, False]
 
 
 # --- runs -----------------------------------------------------------------------------------------
