@@ -20,7 +20,7 @@ FOLDERS = $(foreach v,CORPUS_DIR W MORE BUNDLE,$(if $($v),'$v=$(abspath $($v))')
 
 FETCH := fsdd mini_librispeech librispeech an4 yesno
 
-.PHONY: help $(RECIPES) $(PAPERS) check bundle status clean report docs test test-all lint format lock bench bench-step plan $(FETCH:%=fetch-%)
+.PHONY: help $(RECIPES) $(PAPERS) check bundle status clean report docs test test-all lint format lock bench bench-step gpu gpu-wheels plan $(FETCH:%=fetch-%)
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST) recipes/stages.mk
@@ -107,6 +107,16 @@ bench: .venv/.ready
 bench-step: .venv/.ready
 	@mkdir -p $(RESULTS)
 	@$(BIN)/python scripts/bench_step.py $(RESULTS)
+
+## make gpu                        what a GPU must show: tests, kernels, steps, runs of two papers, in pieces
+##                                 of 8 minutes that resume, into results/gpu; PIECE=b: one anew
+##   PY=python3                    without .venv: with torch, Triton, numpy, and wheels in .wheels for the rest
+## make gpu-wheels                 fetch these wheels (Python 3.12, Linux), to take along
+GPU_WORK ?= work-gpu
+gpu: $(if $(PY),,.venv/.ready)
+	@$(or $(PY),$(BIN)/python) scripts/gpu.py $(if $(shell command -v nvidia-smi),results/gpu,build/gpu) $(GPU_WORK) $(PIECE)
+gpu-wheels: .venv/.ready
+	@$(BIN)/python scripts/gpu_wheels.py requirements.lock .wheels
 
 ## make plan CLUSTER=p3.16xlarge MODEL=lstm_5x768 WORKERS=128
 ##                                 recommend method, block and group size: simulated frames/s, bytes,

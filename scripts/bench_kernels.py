@@ -10,6 +10,7 @@ its CPU time is measured, which depends little on other load.
 
 import contextlib
 import datetime
+import importlib.util
 import os
 import platform
 import subprocess
@@ -177,6 +178,11 @@ def compression(v: Vectors, mark: Callable[..., Any] | None) -> list[dict[str, A
                 "PowerSGD, rank 2": lambda: power_sgd(grad_RC, q_CK),  # noqa: B023
                 "sign packing": lambda: sign_packed(g, r, kept),
             }
+            if DEVICE == "cuda" and importlib.util.find_spec("cupy") is not None:
+                import cupy
+
+                view_P = cupy.from_dlpack(g)
+                calls["CuPy flatnonzero alone"] = lambda: cupy.flatnonzero(abs(view_P) > tau)  # noqa: B023
         floor = 12 + 4 * density
         rows += entries("compress", v.size, timed(calls), floor, density=density)
     return rows

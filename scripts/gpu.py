@@ -1,0 +1,333 @@
+"""Run what a GPU must show, in pieces that resume.
+
+    gpu.py FOLDER WORK [PIECE...]
+
+Pieces: a (tests of kernels and of steps), b (kernels beside a copy), c (training steps), d
+(strom2015's network with up to 80 workers), e (ladkat2019's LSTM with up to 128). Each stops after
+LIMIT seconds (default 480) and goes on from there at the next call; one that is complete is not run
+again unless it is named. Writes FOLDER/PIECE.json and PIECE.md, with the device, the driver, the
+date and the commit. WORK keeps speech, features and runs. Without a GPU, all of it runs on the CPU
+and in Triton's interpreter at tiny sizes, which shows that it works; times are then "not measured".
+
+Needs torch, Triton, numpy and numba, pytest for a, and what scripts/gpu_wheels.py lists: packages
+that are not installed are taken from wheels in .wheels, if that folder is there.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+HAS_GPU = torch.cuda.is_available()
+LIMIT = float(os.environ.get("LIMIT", "480"))
+HOURS = os.environ.get("HOURS", "8")  # of speech
+TAUS = (2, 6, 9, 12, 15)  # strom2015's table 3, beside 4
+STROM = ["feats=logmel20", "model=dnn_5x1536", "optim=strom2015", "optim.precision=tf32"]
+# The paper has 64 mel bins; with these 20, both networks learn from the same shards
+LADKAT = ["feats=logmel20", "model=lstm_5x768", "optim=ladkat2019", "optim.precision=tf32"]
+# Sizes of a check without a GPU; workers are a tenth
+TINY_STROM = ["model.dnn.width=32", "optim.phases=[]", "optim.minibatch_frames=64"]
+TINY_LADKAT = ["model.lstm.width=32", "model.lstm.layers=1", "optim.minibatch_frames=64"]
+
+RUNS = "exp"  # folder of WORK
+Command = list[str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a piece: commands, one after the other, and what they found."""
+
+    name: str
+    commands: list[Command]
+    found: Callable[[], Any]
+
+
+# --- pieces ---------------------------------------------------------------------------------------
+
+
+def tests(work: Path) -> Iterator[Part]:
+    for name in ("backends", "dense", "rice", "checksum", "threshold", "device_steps"):
+        report = work / f"tests-{name}.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        file = str(ROOT / "tests" / "kernels" / f"test_{name}.py")
+        yield Part(name, [[*command, f"--junitxml={report}", file]], lambda r=report: outcomes(r))
+
+
+def outcomes(report: Path) -> dict[str, Any]:
+    """Return how many tests passed, and why others did not."""
+    (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
+    counts = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors")}
+    skipped = [case.find("skipped") for case in suite.iter("testcase")]
+    reasons = sorted({one.get("message", "") for one in skipped if one is not None})
+    return {**counts, "skipped": sum(one is not None for one in skipped), "reasons": reasons}
+
+
+def kernels(work: Path) -> Iterator[Part]:
+    for millions in ("1", "14.6", "46", "160", "1000") if HAS_GPU else ("0.02",):
+        folder = work / f"kernels-{millions}"
+        command = script("bench_kernels.py", str(folder), millions)
+        yield Part(
+            f"{millions} M", [["mkdir", "-p", str(folder)], command], reader(folder, "kernels")
+        )
+
+
+def steps(work: Path) -> Iterator[Part]:
+    import bench_step
+
+    for case in bench_step.CASES if HAS_GPU else ("dnn_4x256=32",):
+        folder = work / f"steps-{case.split('=')[0]}"
+        command = script("bench_step.py", str(folder), case)
+        yield Part(case, [["mkdir", "-p", str(folder)], command], reader(folder, "steps"))
+
+
+def strom(work: Path) -> Iterator[Part]:
+    yield speech(work.parent)
+    share = 1 if HAS_GPU else 10
+    tiny = [] if HAS_GPU else TINY_STROM
+    epochs = [f"optim.epochs={10 if HAS_GPU else 1}"]
+    yield trained(work, "one worker", "sgd", 1, [*STROM, *tiny, *epochs])
+    for workers, tau in [(10, 4), (40, 4), (80, 4), *((40, tau) for tau in TAUS)]:
+        own = [f"comm.gtc.threshold={tau / (1 if HAS_GPU else 16)}", "comm.virtual=batched"]
+        label = f"{workers} workers, tau {tau}"
+        yield trained(work, label, "gtc", workers // share, [*STROM, *tiny, *epochs, *own])
+    short = ["optim.epochs=1", f"comm.gtc.threshold={4 / (1 if HAS_GPU else 16)}"]
+    label = "80 workers, tau 4, one by one, one epoch"
+    yield trained(work, label, "gtc", 80 // share, [*STROM, *tiny, *short])
+
+
+def ladkat(work: Path) -> Iterator[Part]:
+    yield speech(work.parent)
+    share, tiny = (1, []) if HAS_GPU else (8, TINY_LADKAT)
+    common = [*LADKAT, *tiny, f"optim.epochs={4 if HAS_GPU else 1}"]
+    yield trained(work, "one worker", "sgd", 1, common)
+    for workers in (16, 64, 128):
+        for method, own in (
+            ("gtc", ["comm.gtc.threshold=8"]),
+            ("bmuf", ["comm.bmuf.block_steps=5"]),  # so that an epoch has many blocks
+            ("bmuf_gtc", ["comm.bmuf.block_steps=5", "comm.group_size=2"]),
+        ):
+            label = f"{method}, {workers} workers"
+            yield trained(work, label, method, workers // share, [*common, *own])
+
+
+PIECES: dict[str, tuple[str, Callable[[Path], Iterator[Part]]]] = {
+    "a": ("Tests of kernels and of one step of every method", tests),
+    "b": ("Kernels beside a copy and their peers", kernels),
+    "c": ("Training steps by every method", steps),
+    "d": ("strom2015's network, virtual workers", strom),
+    "e": ("ladkat2019's LSTM, virtual workers", ladkat),
+}
+
+
+def script(name: str, *arguments: str) -> Command:
+    return [sys.executable, str(ROOT / "scripts" / name), *arguments]
+
+
+def reader(folder: Path, name: str) -> Callable[[], Any]:
+    return lambda: json.loads((folder / f"{name}.json").read_text())
+
+
+def speech(work: Path) -> Part:
+    """Of all pieces: synthesise, align and shard sentences of `commands` (digits without a GPU)."""
+    recipe, more = ("commands", [f"HOURS={HOURS}"]) if HAS_GPU else ("digits", ["SIZE=tiny"])
+    indexes = [str(index(work, split)) for split in ("train", "dev")]
+    command = ["make", "-C", str(ROOT / "recipes" / recipe), f"W={work / 'speech'}"]
+    command += [f"PY={sys.executable}", "GMMS=mono tri", "REALIGN=0", "SET=feats=logmel20", *more]
+    return Part("speech", [[*command, *indexes]], lambda: frames_of(work))
+
+
+def index(work: Path, split: str) -> Path:
+    return work / "speech" / "shards" / "tri" / split / "index.json"
+
+
+def frames_of(work: Path) -> dict[str, Any]:
+    from asr_train.shards.reader import Shards
+
+    splits = {split: Shards(index(work, split)) for split in ("train", "dev")}
+    return {
+        "states": splits["train"].num_states,
+        **{split: shards.num_frames for split, shards in splits.items()},
+    }
+
+
+def trained(work: Path, label: str, base: str, workers: int, overrides: list[str]) -> Part:
+    """Train virtual workers by scripts/train.py, which resumes."""
+    name = label.replace(", ", "-").replace(" ", "_")
+    folder = work / RUNS / name
+    settings = folder.with_suffix(".yaml")
+    arguments = [*overrides, f"comm.workers={workers}", "optim.checkpoint_steps=200"]
+    command = script("gpu.py", "--settings", base, str(settings), *arguments)
+    splits = [str(index(work.parent, split)) for split in ("train", "dev")]
+    train = script("train.py", *splits, str(settings))
+    return Part(label, [command, [*train, str(folder / "model.json")]], lambda: logged(folder))
+
+
+def write_settings(base: str, path: str, *overrides: str) -> None:
+    """Write a run's settings, as scripts/resolve.py does for make."""
+    from asr_train import compose, files, schema
+
+    config = compose.settings(base, list(overrides))
+    run = schema.RunSettings(model=config.model, optim=config.optim, comm=config.comm)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    files.write_yaml(path, schema.plain(run))
+
+
+def logged(folder: Path) -> dict[str, Any]:
+    """Return what a run's log shows: of its last quarter, and of its last epoch."""
+    from asr_train.files import read_jsonl
+
+    rows = read_jsonl(folder / "log.jsonl")
+    taken = [row for row in rows if "sent_bits" in row]
+    dev = [row for row in rows if "dev_accuracy" in row]
+    last = taken[-max(1, len(taken) // 4) :]
+    mean = {
+        name: sum(row[name] for row in last) / len(last)
+        for name in ("step_seconds", "sent_bits", "minibatch")
+    }
+    model = json.loads((folder / "model.json").read_text())
+    dense = [row["compression_ratio"] for row in last if row["compression_ratio"]]
+    return {
+        "workers": model["workers"],
+        "steps": taken[-1]["step"],
+        "compression_ratio": len(dense) / sum(1 / ratio for ratio in dense) if dense else None,
+        "frames_per_second": mean["minibatch"] / mean["step_seconds"],
+        "dev_accuracy": [row["dev_accuracy"] for row in dev],
+        "dev_loss": [row["dev_loss"] for row in dev],
+    }
+
+
+# --- running --------------------------------------------------------------------------------------
+
+
+def run_piece(piece: str, folder: Path, work: Path, anew: bool) -> bool:
+    """Run what is left of a piece; return whether it is complete."""
+    from bench_kernels import about
+
+    from asr_train.files import read_json, write_json, write_text
+
+    title, parts_of = PIECES[piece]
+    path, facts = folder / f"{piece}.json", {**about(), "driver": driver()}
+    found: dict[str, Any] = read_json(path) if path.exists() else {}
+    if found.get("complete") and found["about"]["device"] == facts["device"] and not anew:
+        print(f"{piece}: complete since {found['about']['date']}; PIECE={piece} runs it again")
+        return True
+    is_resumed = (
+        bool(found) and not found["complete"] and found["about"]["commit"] == facts["commit"]
+    )
+    done: dict[str, Any] = found["parts"] if is_resumed else {}
+    if not is_resumed:
+        shutil.rmtree(work / piece, ignore_errors=True)
+    (work / piece).mkdir(parents=True, exist_ok=True)
+    ends, parts = time.monotonic() + LIMIT, list(parts_of(work / piece))
+    for part in parts:
+        if part.name in done:
+            continue
+        print(f"{piece}: {part.name}", flush=True)
+        for command in part.commands:
+            code = limited(command, ends - time.monotonic())
+            if code is None:
+                print(f"{piece}: {len(done)} of {len(parts)} parts after {LIMIT:g} s; run it again")
+                return False
+            if code and piece != "a":  # tests that fail are a result
+                raise SystemExit(f"{piece}: {part.name} failed: {' '.join(command)}")
+        done[part.name] = part.found()
+        complete = len(done) == len(parts)
+        record = {"title": title, "about": facts, "complete": complete, "parts": done}
+        write_json(path, record)
+        write_text(path.with_suffix(".md"), markdown(record))
+    return True
+
+
+def limited(command: Command, seconds: float) -> int | None:
+    """Run a command; return its code, None if it took longer."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as process:
+        try:
+            return process.wait(max(1.0, seconds))
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                return None
+            raise
+
+
+def driver() -> str:
+    if not HAS_GPU:
+        return "none"
+    query = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """Format a piece's parts; the numbers of b and c are in tables of their own."""
+    import bench_kernels
+    import bench_step
+
+    parts, facts = record["parts"], record["about"]
+    lines = [f"# {record['title']}", ""]
+    first = next(iter(parts.values()))
+    if "kernels" in first:
+        rows = [row for part in parts.values() for row in part["kernels"]]
+        codes = [row for part in parts.values() for row in part["rice"]]
+        lines.append(bench_kernels.table(rows, codes))
+    elif "methods" in first:
+        for part in parts.values():
+            lines += [bench_step.table(part["steps"]), ""]
+            lines += [bench_step.methods_table(part["methods"], part["peaks"]), ""]
+    else:
+        for name, part in parts.items():
+            shown = ", ".join(f"{key} {spelt(value)}" for key, value in part.items())
+            lines.append(f"- **{name}**: {shown}")
+    speed = [] if HAS_GPU else ["- times: not measured (no GPU; tiny sizes show that it works)"]
+    return "\n".join([*lines, "", *(f"- {k}: {v}" for k, v in facts.items()), *speed, ""])
+
+
+def spelt(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(spelt, value)) + "]"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def unpack_wheels() -> None:
+    """Put wheels of .wheels on the path, where a package is missing."""
+    wheels = sorted((ROOT / ".wheels").glob("*.whl"))
+    site = ROOT / "build" / "wheels"
+    if wheels and not site.exists() and importlib.util.find_spec("hydra") is None:
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps"]
+        subprocess.run([*pip, "--target", str(site), *map(str, wheels)], check=True)
+    if site.exists():
+        sys.path.insert(2, str(site))
+
+
+def main(folder: str, work: str, *pieces: str) -> None:
+    unknown = [piece for piece in pieces if piece not in PIECES]
+    if unknown:
+        raise SystemExit(f"PIECE is {unknown[0]!r}; it must be one of {', '.join(PIECES)}")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for piece in pieces or PIECES:
+        if not run_piece(piece, Path(folder).resolve(), Path(work).resolve(), bool(pieces)):
+            break
+
+
+if __name__ == "__main__":
+    unpack_wheels()
+    if sys.argv[1:2] == ["--settings"]:
+        write_settings(*sys.argv[2:])
+    elif len(sys.argv) < 3:
+        sys.exit(__doc__)
+    else:
+        main(*sys.argv[1:])

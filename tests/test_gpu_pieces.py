@@ -1,0 +1,95 @@
+"""`make gpu`: its pieces stop at their limit, resume, and are complete once."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import gpu
+
+    yield gpu
+    for name in ("gpu", "bench_kernels", "bench_step"):
+        sys.modules.pop(name, None)
+
+
+def touching(path: Path) -> list[str]:
+    return [sys.executable, "-c", f"open({str(path)!r}, 'a').write('x')"]
+
+
+def test_a_piece_goes_on_after_its_limit_and_is_complete_once(gpu, tmp_path, monkeypatch, capsys):
+    work, folder = tmp_path / "work", tmp_path / "results"
+    once, is_slow = tmp_path / "once", [True]
+
+    def parts(of: Path):
+        yield gpu.Part("quick", [touching(once)], lambda: {"seconds": 1.25})
+        wait = [sys.executable, "-c", "import time; time.sleep(1000)"]
+        yield gpu.Part("slow", [wait if is_slow[0] else touching(once)], lambda: {"runs": 7})
+
+    monkeypatch.setitem(gpu.PIECES, "b", ("Some numbers", parts))
+    monkeypatch.setattr(gpu, "LIMIT", 1.0)
+    gpu.main(str(folder), str(work), "b")
+    record = json.loads((folder / "b.json").read_text())
+    assert not record["complete"]
+    assert record["parts"] == {"quick": {"seconds": 1.25}}
+    assert "1 of 2 parts after 1 s; run it again" in capsys.readouterr().out
+    is_slow[0] = False
+    monkeypatch.setattr(gpu, "LIMIT", 1000.0)
+    gpu.main(str(folder), str(work), "b")
+    record = json.loads((folder / "b.json").read_text())
+    assert record["complete"]
+    assert record["parts"]["slow"] == {"runs": 7}
+    assert once.read_text() == "xx"  # the first part was not run again
+    assert record["about"].keys() >= {"device", "driver", "date", "commit", "gpu"}
+    text = (folder / "b.md").read_text()
+    assert "- **quick**: seconds 1.25" in text
+    assert ("not measured" in text) != gpu.HAS_GPU
+    monkeypatch.setattr(gpu, "PIECES", {"b": gpu.PIECES["b"]})
+    gpu.main(str(folder), str(work))  # complete: nothing to do
+    assert once.read_text() == "xx"
+    assert "PIECE=b runs it again" in capsys.readouterr().out
+    gpu.main(str(folder), str(work), "b")  # named: from the beginning
+    assert once.read_text() == "xxxx"
+
+
+def test_a_part_that_fails_stops_the_piece(gpu, tmp_path, monkeypatch):
+    failing = [sys.executable, "-c", "raise SystemExit(3)"]
+    part = gpu.Part("bad", [failing], dict)
+    monkeypatch.setitem(gpu.PIECES, "c", ("Steps", lambda work: iter([part])))
+    with pytest.raises(SystemExit, match="c: bad failed"):
+        gpu.main(str(tmp_path / "results"), str(tmp_path / "work"), "c")
+    assert not (tmp_path / "results" / "c.json").exists()
+
+
+def test_an_unknown_piece_is_refused(gpu, tmp_path):
+    with pytest.raises(SystemExit, match="PIECE is 'x'; it must be one of a, b, c, d, e"):
+        gpu.main(str(tmp_path), str(tmp_path), "x")
+
+
+def test_runs_are_those_of_the_papers(gpu, tmp_path):
+    """The settings of all runs of both networks compose."""
+    for piece in ("d", "e"):
+        parts = list(gpu.PIECES[piece][1](tmp_path / piece))
+        assert len({part.name for part in parts}) == len(parts) > 9
+        for part in parts[1:]:
+            _, _, _, base, path, *overrides = part.commands[0]
+            gpu.write_settings(base, path, *overrides)
+            assert Path(path).read_text().startswith("model:")
+
+
+def test_outcomes_of_tests_are_counted(gpu, tmp_path):
+    path = tmp_path / "report.xml"
+    path.write_text(
+        '<testsuites><testsuite tests="3" failures="1" errors="0"><testcase/><testcase>'
+        '<failure/></testcase><testcase><skipped message="needs a GPU"/></testcase></testsuite>'
+        "</testsuites>"
+    )
+    found = gpu.outcomes(path)
+    assert (found["tests"], found["failures"], found["skipped"]) == (3, 1, 1)
+    assert found["reasons"] == ["needs a GPU"]
