@@ -253,7 +253,9 @@ def run_piece(piece: str, folder: Path, work: Path, anew: bool) -> bool:
 
 def limited(command: Command, seconds: float) -> int | None:
     """Run a command; return its code, None if it took longer."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    # Variables of this make are not the recipe's
+    environment = {key: value for key, value in os.environ.items() if "MAKE" not in key}
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as process:
         try:
             return process.wait(max(1.0, seconds))
