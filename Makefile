@@ -18,7 +18,7 @@ RECIPE ?= digits
 # Folders named on the command line count from here; make hands on all other variables by itself.
 FOLDERS = $(foreach v,CORPUS_DIR W MORE BUNDLE,$(if $($v),'$v=$(abspath $($v))'))
 
-FETCH := fsdd mini_librispeech librispeech an4 yesno
+FETCH := fsdd speechocean mini_librispeech librispeech an4 yesno
 
 .PHONY: help $(RECIPES) $(PAPERS) check bundle status clean report docs test test-all lint format lock bench bench-step gpu gpu-wheels plan $(FETCH:%=fetch-%)
 
@@ -61,7 +61,7 @@ report: .venv/.ready
 	@mkdir -p report && $(BIN)/python scripts/gather.py $(CURDIR) report/index.html
 
 ## make fetch-fsdd                 download the Free Spoken Digit Dataset into data/fsdd; also
-##                                 mini_librispeech, librispeech (PARTS='dev-clean ...',
+##                                 speechocean, mini_librispeech, librispeech (PARTS='dev-clean ...',
 ##                                 LMS='3-gram.pruned.1e-7 4-gram'), an4, yesno
 $(FETCH:%=fetch-%): fetch-%: .venv/.ready
 	@$(BIN)/python scripts/fetch.py $* $(or $(CORPUS_DIR),data/$*)

@@ -7,6 +7,7 @@ NAME: fsdd               the Free Spoken Digit Dataset (CC BY-SA 4.0), 21 MB
                          LMS names: 3-gram.pruned.1e-7 (35 MB) if it is not set
       librispeech        LibriSpeech (CC BY 4.0): the parts that PARTS names, 7 GB if it is not set;
                          language models as above, and 4-gram (1.4 GB)
+      speechocean        speechocean762 (Apache 2.0), the whole corpus, 0.5 GB
       an4                CMU's census corpus, 64 MB
       yesno              60 recordings of a speaker's Hebrew yes and no, 5 MB
 
@@ -78,6 +79,13 @@ LIBRISPEECH = {  # as torchaudio.datasets.librispeech has them
     "train-clean-360": "sha256:146a56496217e96c14334a160df97fffedd6e0a04e66b9c5af0d40be3c792ecf",
     "train-other-500": "sha256:ddb22f27f96ec163645d53215559df6aa36515f26e01dd70798188350adcb6d2",
 }
+SPEECHOCEAN = (
+    "https://codeload.github.com/jimbozhang/speechocean762/tar.gz/"
+    "613968e3b0b789fc33936fb5eba1973176ba7d11"
+)
+SPEECHOCEAN_RECORDINGS = 5000  # of that commit, in two official halves
+SPEECHOCEAN_TABLE = re.compile(r"[^/]+/(train|test)/(text|utt2spk|wav\.scp|spk2age|spk2gender)")
+SPEECHOCEAN_AUDIO = re.compile(r"[^/]+/(WAVE/SPEAKER\d+/\d+\.WAV)")
 LMS = "https://www.openslr.org/resources/11"  # which publishes no checksums
 NGRAMS = ("3-gram.pruned.1e-7", "3-gram.pruned.3e-7", "3-gram", "4-gram")
 SMALL, BOTH = "3-gram.pruned.1e-7", "3-gram.pruned.1e-7 4-gram"  # what the recipes take
@@ -122,11 +130,74 @@ def fsdd(folder: Path, url: str) -> None:
         raise FetchError(f"{url or FSDD} has no recordings/DIGIT_SPEAKER_NUMBER.wav; wrong URL?")
     if not url and len(rows) != FSDD_RECORDINGS:
         print(f"fetch: {len(rows)} recordings, but this commit had {FSDD_RECORDINGS}")
-    lines = [COLUMNS, *sorted(rows)]
-    write_text(table, "".join("\t".join(line) + "\n" for line in lines))
+    _write_table(table, COLUMNS, sorted(rows))
     archive.unlink()
     speakers = len({row[1] for row in rows})
     print(f"fetch: {len(rows)} recordings of {speakers} speakers in {folder}")
+
+
+def speechocean(folder: Path, url: str) -> None:
+    """Write the recordings unchanged, and tables of utterances, speakers and sentences.
+
+    The official TEST speakers are in official_test_speakers.txt.
+    """
+    table = folder / "utterances.tsv"
+    if table.exists():
+        print(f"fetch: {table} is there already; delete it to fetch speechocean again")
+        return
+    archive, source = folder / "speechocean762.tar.gz", url or SPEECHOCEAN
+    if not archive.exists():
+        _download(source, archive)
+    halves: dict[str, dict[str, dict[str, str]]] = {"train": {}, "test": {}}
+    for member, content in _members(archive, SPEECHOCEAN_TABLE):
+        lines = (line.split(maxsplit=1) for line in content.decode().splitlines())
+        halves[member[1]][member[2]] = {key: value.strip() for key, value in lines}
+    recordings: dict[str, tuple[str, str]] = {}  # path -> half and utterance
+    for half, tables in halves.items():
+        if missing := {"text", "utt2spk", "wav.scp"} - set(tables):
+            archive.unlink()
+            raise FetchError(f"{source} has no {half}/{min(missing)}; wrong URL?")
+        recordings |= {path: (half, utt_id) for utt_id, path in tables["wav.scp"].items()}
+    rows = []
+    for member, content in _members(archive, SPEECHOCEAN_AUDIO):
+        if member[1] not in recordings:  # 245 have no transcript
+            continue
+        half, utt_id = recordings.pop(member[1])
+        tables = halves[half]
+        write_bytes(folder / member[1], content)
+        seconds = f"{soundfile.info(folder / member[1]).duration:.4f}"
+        speaker = f"so{tables['utt2spk'][utt_id]}"
+        transcript = tables["text"][utt_id]
+        rows.append((f"{speaker}-{utt_id}", speaker, member[1], seconds, transcript))
+    if recordings:
+        raise FetchError(f"{source} lacks {min(recordings)} and {len(recordings) - 1} more")
+    if not url and len(rows) != SPEECHOCEAN_RECORDINGS:
+        print(f"fetch: {len(rows)} recordings, but this commit had {SPEECHOCEAN_RECORDINGS}")
+    speakers = {
+        f"so{name}": (
+            tables.get("spk2gender", {}).get(name, ""),
+            tables["spk2age"].get(name, ""),
+            half,
+        )
+        for half, tables in halves.items()
+        for name in sorted(set(tables["utt2spk"].values()))
+    }
+    _write_table(
+        folder / "speakers.tsv",
+        ("speaker", "gender", "age", "official_part"),
+        ((name, *about) for name, about in sorted(speakers.items())),
+    )
+    official = sorted(name for name, (*_, half) in speakers.items() if half == "test")
+    write_text(folder / "official_test_speakers.txt", "".join(f"{name}\n" for name in official))
+    sentences = sorted({row[4] for row in rows})
+    write_text(folder / "lm_text.txt", "".join(f"{sentence}\n" for sentence in sentences))
+    _write_table(table, COLUMNS, sorted(rows))
+    archive.unlink()
+    print(f"fetch: {len(rows)} recordings of {len(speakers)} speakers in {folder}")
+
+
+def _write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    write_text(path, "".join("\t".join(line) + "\n" for line in (columns, *rows)))
 
 
 def mini_librispeech(folder: Path, url: str) -> None:
@@ -184,7 +255,8 @@ def yesno(folder: Path, url: str) -> None:
 
 
 CORPORA: dict[str, Callable[[Path, str], None]] = {
-    corpus.__name__: corpus for corpus in (fsdd, mini_librispeech, librispeech, an4, yesno)
+    corpus.__name__: corpus
+    for corpus in (fsdd, speechocean, mini_librispeech, librispeech, an4, yesno)
 }
 
 

@@ -57,6 +57,24 @@ def variables(recipe: str, *arguments: str) -> tuple[list[str], list[str]]:
     return conf.split(), splits.split()
 
 
+def test_the_whole_speechocean_is_tested_on_its_official_speakers(tmp_path):
+    speechocean(tmp_path, NOISE)
+    speakers = sorted(row.split("\t")[1] for row in utterances(tmp_path))
+    chosen = speakers[:4]
+    (tmp_path / "official_test_speakers.txt").write_text("".join(f"{s}\n" for s in chosen))
+    official, _ = variables("speechocean", f"CORPUS_DIR={tmp_path}")
+    found = settings("dnn", official).corpus.folder
+    assert (found.test_every, set(found.test_speakers)) == (None, set(chosen))
+    fifth, _ = variables("speechocean", f"CORPUS_DIR={tmp_path}", "SPLIT=fifth")
+    assert settings("dnn", fifth).corpus.folder.test_every == 5
+    ended = make("speechocean", f"CORPUS_DIR={tmp_path}", "SPLIT=half", "help")
+    assert "SPLIT is half; it must be official or fifth" in ended.stderr
+
+
+def utterances(folder: Path) -> list[str]:
+    return (folder / "utterances.tsv").read_text().splitlines()[1:]
+
+
 def test_every_recipe_with_a_corpus_of_its_own_is_tried_here():
     recipes = {path.parent.name for path in ROOT.glob("recipes/*/Makefile")}
     papers = {path.parent.name for path in ROOT.glob("recipes/*/paper.yaml")}

@@ -98,8 +98,66 @@ def server() -> Iterator[Server]:
     server.http.server_close()
 
 
+SO = "speechocean762-613968e"
+
+
+def spoken(**changes: bytes) -> bytes:
+    """Return speechocean762 with two speakers, and a recording that has no transcript."""
+    files = {
+        "WAVE/SPEAKER0003/000030012.WAV": wav(4000),
+        "WAVE/SPEAKER0001/000010011.WAV": wav(2400),
+    }
+    files["WAVE/SPEAKER0001/000010099.WAV"] = wav(800)
+    for half, speaker, utt_id, words in (
+        ("train", "0001", "000010011", "WE CALL IT BEAR"),
+        ("test", "0003", "000030012", "A CAT"),
+    ):
+        files[f"{half}/text"] = f"{utt_id}\t{words}\n".encode()
+        files[f"{half}/utt2spk"] = f"{utt_id} {speaker}\n".encode()
+        files[f"{half}/wav.scp"] = f"{utt_id}\tWAVE/SPEAKER{speaker}/{utt_id}.WAV\n".encode()
+        files[f"{half}/spk2age"] = f"{speaker}\t6\n".encode()
+        files[f"{half}/spk2gender"] = f"{speaker}\tm\n".encode()
+    files |= {name.replace("__", "/"): content for name, content in changes.items()}
+    return archive(*((f"{SO}/{name}", content) for name, content in files.items() if content))
+
+
 def everything(folder: Path) -> set[str]:
     return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_speechocean_becomes_a_folder_with_its_official_halves(server, tmp_path):
+    server.content = spoken()
+    fetch.fetch("speechocean", str(tmp_path), server.url)
+    lines = [line.split("\t") for line in (tmp_path / "utterances.tsv").read_text().splitlines()]
+    assert lines[1:] == [
+        [
+            "so0001-000010011",
+            "so0001",
+            "WAVE/SPEAKER0001/000010011.WAV",
+            "0.3000",
+            "WE CALL IT BEAR",
+        ],
+        ["so0003-000030012", "so0003", "WAVE/SPEAKER0003/000030012.WAV", "0.5000", "A CAT"],
+    ]
+    assert (tmp_path / "official_test_speakers.txt").read_text() == "so0003\n"
+    assert (tmp_path / "lm_text.txt").read_text() == "A CAT\nWE CALL IT BEAR\n"
+    assert "so0003\tm\t6\ttest\n" in (tmp_path / "speakers.tsv").read_text()
+    assert not list(tmp_path.rglob("000010099.WAV"))  # has no transcript
+    assert not list(tmp_path.glob("*.tar.gz"))
+
+
+@pytest.mark.parametrize(
+    "changes, match",
+    [
+        ({"test__text": b""}, "has no test/text; wrong URL"),
+        ({"WAVE__SPEAKER0003__000030012.WAV": b""}, "lacks WAVE/SPEAKER0003/000030012.WAV"),
+    ],
+)
+def test_a_speechocean_that_lacks_a_file_is_refused(server, tmp_path, changes, match):
+    server.content = spoken(**changes)
+    with pytest.raises(fetch.FetchError, match=match):
+        fetch.fetch("speechocean", str(tmp_path), server.url)
+    assert not (tmp_path / "utterances.tsv").exists()
 
 
 def test_fsdd_becomes_a_folder_with_utterances(server, tmp_path):
