@@ -107,7 +107,6 @@ def test_a_bad_value_is_refused_with_its_key(change, message):
         "comm.stripes=2 comm.virtual=batched",
         "comm.stripes=2 optim.precision=bf16",
         "comm.stripes=2 comm=gtc_async optim.momentum=0",
-        "comm.stripes=2 optim.adagrad={place:raw,window_frames:9,floor:0.1}",
         "decode.nbest=-1",
         "score.bootstrap=0",
         "score.normaliser.mapping=x",

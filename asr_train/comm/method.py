@@ -16,7 +16,7 @@ from torch import Tensor
 
 from asr_train.comm.async_workers import AsyncWorkers
 from asr_train.comm.exchange import PARTS, Exchange, hosted
-from asr_train.comm.optimizer import Adagrad, Momentum, Replica, Shape, adagrad_of, mean
+from asr_train.comm.optimizer import Adagrad, Momentum, Replica, Shape, Total, adagrad_of, mean
 from asr_train.comm.reducers import Gradient, Reducer, Sent, Update
 from asr_train.schema import AdagradPlace, AdagradSettings
 
@@ -65,6 +65,7 @@ class ExchangeMethod:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.replicas: list[Replica] = []
         self.partial: dict[int, Adagrad] = {}  # by local worker: of its own gradient
+        self.total: Total | None = None  # set before `begin` if models are cut into stripes
 
     # --- a step -----------------------------------------------------------------------------------
 
@@ -161,7 +162,7 @@ class ExchangeMethod:
             own_P = weights_P if number == 0 else weights_P.clone()
             if of_workers:
                 for worker in group.local:
-                    own = adagrad_of(adagrad, shapes, own_P)
+                    own = adagrad_of(adagrad, shapes, own_P, self.total)
                     assert own is not None
                     self.partial[worker] = own
             of_model = None if of_workers else adagrad
@@ -178,9 +179,8 @@ class ExchangeMethod:
         adagrad: AdagradSettings | None,
     ) -> Replica:
         """Return a group's model and optimizer."""
-        return Replica(
-            weights_P, Momentum(weights_P, momentum, adagrad_of(adagrad, shapes, weights_P))
-        )
+        own = adagrad_of(adagrad, shapes, weights_P, self.total)
+        return Replica(weights_P, Momentum(weights_P, momentum, own))
 
     def end_epoch(self) -> None:
         """Make all replicas identical, by ending a block that has begun."""

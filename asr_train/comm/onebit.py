@@ -32,7 +32,7 @@ from asr_train.comm.columns import (
     write,
 )
 from asr_train.comm.exchange import Exchange
-from asr_train.comm.optimizer import Adagrad, Shape
+from asr_train.comm.optimizer import Adagrad, Shape, Total, means
 from asr_train.comm.reducers import Gradient, Reducer, Sent, Step
 from asr_train.facts import HEADER_BYTES
 from asr_train.kernels import onebit
@@ -164,13 +164,16 @@ class OneBitSgd(Reducer):
         shapes: Sequence[Shape],
         momentum: float,
         adagrad: schema.AdagradSettings | None = None,
+        total: Total | None = None,
     ) -> None:
         """Begin with no residuals and no velocity.
 
         Args:
             shapes: of the parameters, whose elements are `size`.
             adagrad: of the sum over workers; None: none.
+            total: over the stripes of a model; None: it is whole.
         """
+        self._total = total
         group, device = self.exchange, self.exchange.device
         self.layout = Layout(shapes)
         assert self.layout.size == self.size
@@ -376,10 +379,11 @@ class OneBitSgd(Reducer):
             sums = self.exchange.gather(sums, 8 * len(sizes))
             for worker in self.exchange.local:
                 sent[worker].bits += 64 * len(sizes)
-        mean_M = torch.zeros(len(sizes), dtype=torch.float64, device=self.exchange.device)
+        sums_M = torch.zeros(len(sizes), dtype=torch.float64, device=self.exchange.device)
         for sum_B in sums:  # in the order of owners
-            mean_M += sum_B.clone().view(torch.float64)
-        mean_M /= torch.tensor(sizes, dtype=torch.float64, device=mean_M.device)
+            sums_M += sum_B.clone().view(torch.float64)
+        sizes_M = torch.tensor(sizes, dtype=torch.float64, device=sums_M.device)
+        mean_M = means(sums_M, sizes_M, self._total)
         return {w: owner.scaled(parts[w], mean_M) for w, owner in self.owners.items()}
 
     def _gathered(self, steps: dict[int, Tensor], sent: dict[int, Sent]) -> Tensor:

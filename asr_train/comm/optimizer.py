@@ -12,7 +12,7 @@ than that share of its matrix's mean.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from asr_train.comm.reducers import Quanta, Step, Update
 from asr_train.schema import AdagradPlace, AdagradSettings
 
 Shape = tuple[int, ...]  # of a parameter
+Total = Callable[[Tensor], Tensor]  # a tensor's sum over the stripes of a model; may be in place
 
 
 class Adagrad:
@@ -31,14 +32,19 @@ class Adagrad:
     Args:
         runs: the matrices that the vector consists of: number and elements; numbers may recur.
         like: has the vector's device.
+        total: of a model that is cut into stripes, of whose matrices a part is here.
     Attributes:
         squares_P: the low-pass of g^2, float32 [P].
     """
 
     def __init__(
-        self, settings: AdagradSettings, runs: Sequence[tuple[int, int]], like: Tensor
+        self,
+        settings: AdagradSettings,
+        runs: Sequence[tuple[int, int]],
+        like: Tensor,
+        total: Total | None = None,
     ) -> None:
-        self.settings, self.runs = settings, list(runs)
+        self.settings, self.runs, self._total = settings, list(runs), total
         self.squares_P = torch.zeros(sum(n for _, n in runs), device=like.device)
 
     def after(self, grad_P: Tensor, frames: int) -> Tensor:
@@ -66,7 +72,7 @@ class Adagrad:
         return torch.cat([grad_P[:0], *parts])
 
     def normalized(self, grad_P: Tensor, squares_P: Tensor) -> Tensor:
-        """Return `scaled` where all elements of the matrices are here."""
+        """Return `scaled` where all elements of the matrices are here, or in other stripes."""
         numbers, counts = zip(*self.runs, strict=True)
         sizes_M = torch.zeros(max(numbers) + 1, dtype=torch.float64, device=grad_P.device)
         sizes_M.index_add_(
@@ -74,19 +80,35 @@ class Adagrad:
             torch.tensor(numbers, device=grad_P.device),
             torch.tensor(counts, dtype=torch.float64, device=grad_P.device),
         )
-        return self.scaled(grad_P, squares_P, self.sums(squares_P, len(sizes_M)) / sizes_M)
+        return self.scaled(
+            grad_P, squares_P, means(self.sums(squares_P, len(sizes_M)), sizes_M, self._total)
+        )
 
     def _cut(self, vector_P: Tensor) -> Sequence[Tensor]:
         return torch.split(vector_P, [elements for _, elements in self.runs])
 
 
+def means(sums_M: Tensor, sizes_M: Tensor, total: Total | None) -> Tensor:
+    """Return each matrix's mean, from its sum and its number of elements, float64 [matrices].
+
+    A parameter that all stripes hold counts once for each, in both.
+    """
+    if total is not None:
+        sums_M, sizes_M = total(torch.stack([sums_M, sizes_M]))
+    return sums_M / sizes_M
+
+
 def adagrad_of(
-    settings: AdagradSettings | None, shapes: Sequence[Shape], like_P: Tensor
+    settings: AdagradSettings | None,
+    shapes: Sequence[Shape],
+    like_P: Tensor,
+    total: Total | None = None,
 ) -> Adagrad | None:
     """Return AdaGrad of a whole vector, whose parameters have these shapes; None: no settings."""
     if settings is None:
         return None
-    return Adagrad(settings, [(m, math.prod(shape)) for m, shape in enumerate(shapes)], like_P)
+    runs = [(m, math.prod(shape)) for m, shape in enumerate(shapes)]
+    return Adagrad(settings, runs, like_P, total)
 
 
 class Momentum:

@@ -70,8 +70,3 @@ class RunSettings:
                 f"comm.stripes is {stripes}, but optim.precision=bf16 is for whole networks; set "
                 "it to fp32 or tf32"
             )
-        if self.optim.adagrad is not None:
-            raise SettingsError(
-                f"comm.stripes is {stripes}, but optim.adagrad takes means over whole matrices; "
-                "set one to 1, or the other to null"
-            )

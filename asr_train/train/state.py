@@ -191,6 +191,8 @@ class RunState:
         state.skipped_in_row = [0] * len(method.groups)
         state.since_log = {worker: Interval() for worker in method.exchange.local}
         shapes = [slot.shape for slot in bucket.table]
+        if bucket.stripes is not None:
+            method.total = bucket.stripes.total
         method.begin(bucket.weights_P, momentum, shapes, adagrad)
         return state
 

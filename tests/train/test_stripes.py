@@ -67,8 +67,8 @@ def assert_close(ours, theirs):
         torch.testing.assert_close(ours[name], tensor, **CLOSE)
 
 
-def slow(name):
-    return pytest.param(name, marks=pytest.mark.slow)
+def slow(*given):
+    return pytest.param(*given, marks=pytest.mark.slow)
 
 
 # --- the network ----------------------------------------------------------------------------------
@@ -195,6 +195,25 @@ def test_every_method_works_between_stripes(splits, tmp_path, name):
     assert sent[0] == pytest.approx(sent[1], rel=0.01)
     if name in ("allreduce", "bmuf"):
         assert_close(tmp_path / "two", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "name, workers, place",
+    [
+        ("allreduce", 2, "aggregate"),
+        slow("allreduce", 2, "partial"),
+        slow("sgd", 1, "raw"),
+        slow("onebit", 2, "smoothed"),
+    ],
+)
+def test_adagrad_takes_means_over_all_stripes(splits, tmp_path, name, workers, place):
+    more = {"adagrad": {"place": place, "window_frames": 500, "floor": 0.1}, "rate": 0.004}
+    virtual(tmp_path / "whole", splits, name, workers, **more)
+    assert cut(tmp_path / "cut", splits, name, workers, 2, **more) == [None] * 2
+    if name != "onebit":  # which quantises each stripe's columns by themselves
+        return assert_close(tmp_path / "cut", tmp_path / "whole")
+    ours, theirs = (rows(tmp_path / folder)[-1]["dev_loss"] for folder in ("cut", "whole"))
+    assert ours == pytest.approx(theirs, rel=0.1)
 
 
 @pytest.mark.slow

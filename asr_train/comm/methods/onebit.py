@@ -34,7 +34,7 @@ class OneBitMethod(ExchangeMethod):
         shapes: Sequence[Shape],
         adagrad: schema.AdagradSettings | None,
     ) -> Replica:
-        self.owners.begin(shapes, momentum, adagrad)
+        self.owners.begin(shapes, momentum, adagrad, self.total)
         return Replica(weights_P, Momentum(weights_P, 0.0))
 
     @contextlib.contextmanager
