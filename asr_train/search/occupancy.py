@@ -87,7 +87,7 @@ def smbr(
 
 def has_path(arcs_A: np.ndarray, ali_T: np.ndarray) -> bool:
     """Return whether the lattice has a path of these states."""
-    return bool(_has_path(arcs_A, _frame_of_node(arcs_A), ali_T))
+    return bool(_has_path(arcs_A, frame_of_node(arcs_A), ali_T))
 
 
 def check_arcs(arcs_A: np.ndarray, frames: int, num_states: int) -> None:
@@ -121,7 +121,7 @@ def check_arcs(arcs_A: np.ndarray, frames: int, num_states: int) -> None:
     loose_N[:-1] |= ~left_N[:-1]
     if loose_N.any():
         raise ValueError(f"node {int(np.argmax(loose_N))} lies on no path from start to end")
-    frame_N = _frame_of_node(arcs_A)
+    frame_N = frame_of_node(arcs_A)
     steps_A = frame_N[target_A] - frame_N[source_A] != (arcs_A["state"] != EMPTY)
     _first(steps_A, arcs_A, "joins nodes of other frames than it consumes")
     if frame_N[-1] != frames:
@@ -142,7 +142,7 @@ def _checked(
     boost: float,
 ) -> Sums:
     scores_TS = np.ascontiguousarray(scores_TS, np.float64)
-    sums = Sums(*_sums(arcs_A, _frame_of_node(arcs_A), scores_TS, ali_T, counted_S, float(boost)))
+    sums = Sums(*_sums(arcs_A, frame_of_node(arcs_A), scores_TS, ali_T, counted_S, float(boost)))
     if sums.reference == -np.inf:
         raise ValueError("the reference is no path of the lattice")
     return sums
@@ -152,7 +152,7 @@ def _checked(
 
 
 @numba.njit(cache=True, nogil=True)
-def _frame_of_node(arcs_A: Any) -> Any:
+def frame_of_node(arcs_A: Any) -> Any:
     """Return the frames consumed before each node, by the last arc that enters it."""
     frame_N = np.zeros(arcs_A[-1].target + 1, np.int64)  # the last arc leads to the end
     for a in range(len(arcs_A)):
