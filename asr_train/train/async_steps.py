@@ -54,7 +54,9 @@ def run_ahead(
                 set_weights()
         with state.stopwatch(counts, "compute_seconds"):
             seed = seed_of(optim.seed, step + 1, worker)
-            gradient, learned = one_gradient(model, batch, state.bucket, optim, seed)
+            gradient, learned = one_gradient(
+                model, batch, state.bucket, optim, seed, state.objective
+            )
         return MinibatchResult(gradient, *learned)
 
     def skipped(worker: int, step: int, loss: float) -> None:

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.reducers import Gradient
-from asr_train.model.loss import frame_loss
 from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
 from asr_train.shards.batch import Batch
 from asr_train.train.batched import Batched, shorten
 from asr_train.train.log import say
+from asr_train.train.objective import CROSS_ENTROPY, Objective
 from asr_train.train.state import NotFiniteError, RunState, check_finite
 
 MAX_SKIPPED = 100  # steps in a row; a run that skips so many will not recover
@@ -85,7 +85,7 @@ def gradients(
             batch = next_batch(worker)
         with state.stopwatch(counts, "compute_seconds"):
             gradient, learned[worker] = one_gradient(
-                model, batch, bucket, optim, seed_of(optim.seed, step, worker)
+                model, batch, bucket, optim, seed_of(optim.seed, step, worker), state.objective
             )
         yield gradient
 
@@ -125,14 +125,19 @@ def _together(
 
 
 def one_gradient(
-    model: Model, batch: Batch | None, bucket: Bucket, optim: OptimSettings, seed: int
+    model: Model,
+    batch: Batch | None,
+    bucket: Bucket,
+    optim: OptimSettings,
+    seed: int,
+    objective: Objective = CROSS_ENTROPY,
 ) -> tuple[Gradient, tuple[int, float, int]]:
     """Return a minibatch's gradient, in the bucket; its frames, loss in nats, correct frames."""
     bucket.zero_grad()
     if batch is None:
         return Gradient(bucket.grad_P, 0), (0, 0.0, 0)
     generator_of(batch.feats_BTF.device).manual_seed(seed)
-    loss, correct = frame_loss(model(batch.feats_BTF), batch.ali_BT, batch.mask_BT)
+    loss, correct = objective(objective.logits(model, batch), batch)
     loss.backward()
     if optim.max_norm is not None:
         shorten(bucket.grad_P, optim.max_norm * batch.frames, bucket.stripes)
