@@ -24,6 +24,8 @@ class Choices:
         scales: the run whose scales, chosen on DEV, all networks use; "": each its own.
         rescore, bigram: models that are also rescored, or decoded with a bigram.
         epochs: models of single epochs, RUN/epochs/N, that are also decoded.
+        sequence: objectives that runs are trained further with, as RUN-OBJECTIVE.
+        initial: the run that these begin with; "": each with its own.
     """
 
     gmms: list[str] = field(default_factory=lambda: ["mono"])
@@ -32,6 +34,8 @@ class Choices:
     rescore: list[str] = field(default_factory=list)
     bigram: list[str] = field(default_factory=list)
     epochs: list[str] = field(default_factory=list)
+    sequence: list[str] = field(default_factory=list)
+    initial: str = ""
 
     @staticmethod
     def of(arguments: Iterable[str]) -> "Choices":
@@ -44,7 +48,7 @@ class Choices:
         for each in arguments:
             name, _, text = each.partition("=")
             words = text.split()
-            values[name.lower()] = " ".join(words) if name == "SCALES" else words
+            values[name.lower()] = " ".join(words) if name in ("SCALES", "INITIAL") else words
         known = {f.name for f in fields(Choices)}
         found = Choices(**{name: value for name, value in values.items() if name in known})
         found._check()
@@ -76,8 +80,9 @@ class Choices:
         for name, words in (("RESCORE", self.rescore), ("BIGRAM", self.bigram)):
             for word in words:
                 check_known(name, word, self.models)
-        if self.scales:
-            check_known("SCALES", self.scales, self.nets)
+        for name, run in (("SCALES", self.scales), ("INITIAL", self.initial)):
+            if run:
+                check_known(name, run, self.nets)
         for word in self.epochs:
             run, _, number = word.partition("/epochs/")
             if not re.fullmatch(r"[1-9]\d*", number):

@@ -66,7 +66,15 @@ ALIGNER := $(lastword $(GMMS))
 # With SEEDS each run is trained once with every one of them, as RUN-seedN.
 SEEDS   ?=
 SEEDED  := $(if $(SEEDS),$(foreach r,$(RUNS),$(SEEDS:%=$r-seed%)),$(RUNS))
-NETS    := $(foreach r,$(SEEDED),$r $(PASSES:%=$r-realign%))
+# Objectives of conf/objective that each run is trained further with, as RUN-OBJECTIVE, from the network
+# and the lattices of the run INITIAL; empty: its own.
+SEQUENCE ?=
+INITIAL  ?=
+ifneq ($(and $(SEEDS),$(filter $(INITIAL),$(RUNS))),)
+override INITIAL := $(INITIAL)-seed$(firstword $(SEEDS))
+endif
+INITIALS := $(if $(SEQUENCE),$(or $(INITIAL),$(SEEDED)))
+NETS    := $(foreach r,$(SEEDED),$r $(PASSES:%=$r-realign%) $(SEQUENCE:%=$r-%))
 MODELS  := $(GMMS) $(NETS)
 # Models whose alignments something is trained on: the last of GMMS, and all passes but the last.
 TEACHERS := $(sort $(ALIGNER) $(if $(PASSES),$(filter-out %-realign$(REALIGN),$(NETS))))
@@ -90,7 +98,7 @@ SHOWN    := $(if $(strip $(word 2,$(NETS)) $(and $(NETS),$(filter-out 1,$(WORKER
 # change of them reruns what depends on them.
 SHOWS   := $(MODELS) $(BIGRAMS) $(RESCORED) $(EPOCHS)
 CHOICES := 'GMMS=$(GMMS)' 'NETS=$(NETS)' 'SCALES=$(SCALES)' 'RESCORE=$(RESCORE)' 'BIGRAM=$(BIGRAM)' \
-  'EPOCHS=$(EPOCHS)' 'WORKERS=$(WORKERS)' 'STRIPES=$(STRIPES)'
+  'EPOCHS=$(EPOCHS)' 'SEQUENCE=$(SEQUENCE)' 'INITIAL=$(INITIAL)' 'WORKERS=$(WORKERS)' 'STRIPES=$(STRIPES)'
 SCORES  := $(foreach r,$(SHOWS),$(EVAL:%=$W/exp/$r/score.%.json))
 ALIGNED := $(MODELS:%=$W/ali/%/$(DEV).report.json)
 MANIFESTS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz)
@@ -98,6 +106,8 @@ CHECKED := $W/manifests/check.txt# comes before anything is computed, but that i
 TARGETS := $(MANIFESTS) $(CHECKED) $W/lm/index.json $W/lang/index.json \
   $(foreach s,$(TRAIN) $(EVAL),$W/feats/$s.jsonl.gz) $(GMMS:%=$W/exp/%/model.json) \
   $(foreach m,$(TEACHERS),$(foreach s,$(TRAIN) $(DEV),$W/ali/$m/$s.jsonl.gz $W/shards/$m/$s/index.json)) \
+  $(if $(INITIALS),$W/lang-weak/index.json) $(foreach s,$(TRAIN) $(DEV),$(INITIALS:%=$W/shards/%-lattices/$s/index.json)) \
+  $(filter-out $(TEACHERS:%=$W/ali/%/$(TRAIN).jsonl.gz),$(INITIALS:%=$W/ali/%/$(TRAIN).jsonl.gz)) \
   $(NETS:%=$W/exp/%/model.json) $(patsubst %,$W/exp/%/tuned.json,$(MODELS) $(BIGRAMS) $(RESCORED)) \
   $(foreach m,$(filter-out $(TEACHERS),$(MODELS)),$W/ali/$m/$(DEV).jsonl.gz) \
   $(foreach r,$(MODELS) $(BIGRAMS) $(RESCORED),$(EVAL:%=$W/exp/$r/hyp.%.jsonl)) $(SCORES) \
@@ -128,6 +138,8 @@ endif
 ##                 JOBS=processes per stage, and threads of training (default: the number of cores)
 ##                 GMMS='mono tri lda sat'  RUNS='dnn'  REALIGN=realignment passes with the network
 ##                 SEEDS='1 2 3' (train each run three times; means over seeds)
+##                 SEQUENCE='mmi smbr' (train each run further with these objectives: dnn-mmi, dnn-smbr)
+##                 INITIAL=run that all of these begin with (default: each with its own)
 ##                 RESCORE='dnn' (rescore n-best lists with lm.big)  BIGRAM='tri dnn' (also decode with a bigram)
 ##                 SCALES=run whose scales, chosen on DEV, are used for all networks
 ##                 WORKERS=training workers, one process each; VIRTUAL=1: all in one process, bit-identical
@@ -188,16 +200,27 @@ endef
 $(foreach m,$(MODELS),$(eval $(call ali_rules,$m)))
 
 # Resumes from the run's newest checkpoint; model.json is the last thing it writes.
-define net_rule # $1 is the run, $2 whose alignments it learns, $3 its settings
-$W/exp/$1/model%json: $W/shards/$2/$(TRAIN)/index.json $W/shards/$2/$(DEV)/index.json $C/run/$3.yaml
+define net_rule # $1 is the run, $2 whose alignments it learns, $3 its settings, $4 the network it begins with
+$W/exp/$1/model%json: $W/shards/$2/$(TRAIN)/index.json $W/shards/$2/$(DEV)/index.json $C/run/$3.yaml $4
 	$Q$$(START) $S/train.py $$^ $$@
 endef
 define run_rules # $1 is the run
 $(call net_rule,$1,$(ALIGNER),$1)
 $(foreach n,$(PASSES),$(call net_rule,$1-realign$n,$1$(if $(filter-out 1,$n),-realign$(shell expr $n - 1)),$1)
 )
+$(foreach o,$(SEQUENCE),$(call net_rule,$1-$o,$(or $(INITIAL),$1)-lattices,$1-$o,$W/exp/$(or $(INITIAL),$1)/model.json)
+)
 endef
 $(foreach r,$(SEEDED),$(eval $(call run_rules,$r)))
+# What competes with the transcripts of TRAIN and DEV, found with a weak language model.
+$W/lang-weak/index%json: $C/lattices.yaml $W/lang/index.json $W/manifests/$(TRAIN).jsonl.gz
+	$Q$(PY) $S/weak.py $^ $@
+define lattice_rule # $1 is the run that decodes; its own alignments are the references
+$W/shards/$1-lattices/%/index.json: $W/feats/%.jsonl.gz $W/ali/$1/%.jsonl.gz $C/shards.yaml \
+  $W/exp/$1/model.json $W/exp/$1/tuned.json $W/lang-weak/index.json $C/decode.yaml $C/lattices.yaml
+	$Q$$(PY) $S/shards.py $$^ $$@
+endef
+$(foreach i,$(INITIALS),$(eval $(call lattice_rule,$i)))
 # Scales are chosen on DEV alone; TEST only meets the choice, and needs no alignment.
 $W/exp/%/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml $W/lang/index.json \
   $W/feats/$(DEV).jsonl.gz

@@ -7,15 +7,12 @@ lexicon; pronunciations, and hence all models, stay as they are.
 """
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
-from asr_train.files import replacing
 from asr_train.jobs import main
-from asr_train.lang.arpa import write_arpa
-from asr_train.lang.index import load_lang, write_lang
+from asr_train.lang.index import load_lang, write_ngram_lang
 from asr_train.lang.ngram import Text, read_sentences, sentences_of, spoken, train, without
-from asr_train.schema import BigramSettings, GrammarKind, GrammarSettings, Smoothing, load
+from asr_train.schema import BigramSettings, Smoothing, load
 
 
 def bigram(conf: str, language: str, *paths: str) -> str:
@@ -29,13 +26,7 @@ def bigram(conf: str, language: str, *paths: str) -> str:
     vocabulary = ranked[: settings.vocabulary]
     text = Text.of(without(read_sentences(settings.text), apart), vocabulary)
     model = train(text, 2, smoothing=Smoothing.witten_bell)
-    arpa = Path(output).parent / "G.arpa"
-    with replacing(arpa) as scratch:
-        write_arpa(scratch, model)
-    grammar = GrammarSettings(
-        kind=GrammarKind.ngram, words=[], min_words=1, max_words=None, file=None
-    )
-    write_lang(output, replace(lang, grammar=grammar, arpa=arpa))
+    write_ngram_lang(output, lang, model)
     summary = f"bigram: {' + '.join(map(str, model.counts))} n-grams"
     for manifest in manifests:
         found = model.perplexity(spoken(manifest))

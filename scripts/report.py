@@ -41,7 +41,7 @@ HEARD = 20  # utterances whose sound is in the page
 HEARD_BYTES = 4_000_000  # of all of them, before base64 adds a third
 FILES = ("model.json", "run.json", "log.jsonl", "passes.jsonl", "tuned.json")  # that a run may have
 OF_SPLIT = (("score", "txt"), ("score", "json"), ("hyp", "jsonl"), ("hyp", "ctm"))
-NETWORK = ("model", "optim", "comm")  # groups of run.json's settings
+NETWORK = ("model", "optim", "comm", "objective")  # groups of run.json's settings
 
 
 def report(table: str, *paths: str) -> str:

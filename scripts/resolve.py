@@ -6,8 +6,8 @@ recipe=NAME picks conf/recipe/NAME.yaml, a recipe's numbers; other overrides tak
 Arguments with names in capitals are make's variables (`choices.Choices`, WORKERS, STRIPES). Two
 kinds of files depend on them: shown.yaml (what this call shows) and scales/RUN.yaml (whose scales a
 run is decoded with). A run is a file of conf/run/, an exchange method (a file of conf/comm/ or its
-name), one of these with another seed (RUN-seedN), or a row of a paper's table, whose settings come
-last.
+name), one of these with another seed (RUN-seedN), one of these trained further with an objective of
+conf/objective (RUN-mmi, RUN-seedN-mmi), or a row of a paper's table, whose settings come last.
 
 A settings file is rewritten only when its content changes, so that make reruns only the stages that
 a change affects. It is never older than the files that it names (a lexicon, text, a mapping):
@@ -30,7 +30,7 @@ from asr_train.choices import Choices, check_known
 from asr_train.files import write_yaml
 from asr_train.jobs import main
 from asr_train.paper.rows import Run, read_tables
-from asr_train.schema import Config, Method, SettingsError, plain
+from asr_train.schema import Config, Method, RunSettings, SettingsError, plain
 
 VARIABLE = re.compile(r"[A-Z]+=")
 
@@ -45,15 +45,19 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         systems = sorted(p.stem for p in (compose.CONF / "gmm").glob("*.yaml"))
         check_known("GMMS", name, systems, "is no file of conf/gmm")
     check_aligner(choices, given)
+    objectives = sorted(p.stem for p in (compose.CONF / "objective").glob("*.yaml"))
+    for name in choices.sequence:
+        check_known("SEQUENCE", name, objectives, "is no file of conf/objective")
     workers, stripes = (whole_number(name, variables) for name in ("WORKERS", "STRIPES"))
     if stripes > 1:
         given.insert(0, f"comm.stripes={stripes}")
     named = runs_of_tables(files_of_tables)
-    composed = {}
+    composed, begins = {}, {}
     for name in runs.split() or ["dnn"]:
-        run = named.get(name)
-        base, more = _with_seed(name) if run is None else (run.base, run.overrides)
-        composed[name] = compose.settings(base, [*given, *more])
+        begins[name], objective = _continued(name, choices)
+        run = named.get(begins[name] or name)
+        base, more = _with_seed(begins[name] or name) if run is None else (run.base, run.overrides)
+        composed[name] = compose.settings(base, [*given, *more, *objective])
         check_outside(composed[name], workers)
     files: dict[str, Any] = {}
     inputs: dict[str, list[tuple[str, str]]] = {}
@@ -67,6 +71,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
             "feats": config.feats,
             "ali": config.ali,
             "shards": config.shards,
+            "lattices": config.lattices,
             "decode": config.decode,
             "score": config.score,
             "normaliser": config.score.normaliser,
@@ -82,7 +87,10 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         if config.comm.workers is None:
             alone = config.comm.method is Method.sgd
             config.comm.workers = 1 if alone else workers
-        files[f"run/{run}"] = {k: plain(getattr(config, k)) for k in ("model", "optim", "comm")}
+        settings = RunSettings(model=config.model, optim=config.optim, comm=config.comm)
+        if begins[run]:
+            settings = settings.continued(config.objective, choices.initial or begins[run])
+        files[f"run/{run}"] = plain(settings)
     files["shown"] = {"runs": choices.shown}
     for run in [*choices.models, *choices.epochs]:
         files[f"scales/{run}"] = {"scales": choices.scales_of(run)}
@@ -143,6 +151,14 @@ def check_lists(choices: Choices, config: Config) -> None:
             f"BIGRAM names {choices.bigram[0]}, but lm.bigram.text is empty: there is no text to "
             "learn a bigram from; set lm.text, or leave BIGRAM out"
         )
+
+
+def _continued(name: str, choices: Choices) -> tuple[str, list[str]]:
+    """Split `gtc-mmi` into gtc, a run that is trained further, and an override of the objective."""
+    run, _, objective = name.rpartition("-")
+    if run in choices.nets and objective in choices.sequence:
+        return run, [f"objective={objective}"]
+    return "", []
 
 
 def _with_seed(name: str) -> tuple[str, list[str]]:

@@ -1,6 +1,7 @@
 """Train a network.
 
-    train.py shards/TRAIN/index.json shards/DEV/index.json conf/run/RUN.yaml exp/RUN/model.json
+    train.py shards/TRAIN/index.json shards/DEV/index.json conf/run/RUN.yaml \\
+        [exp/INITIAL/model.json] exp/RUN/model.json
 
 Resumes from the run's newest checkpoint, in exp/RUN/ckpt/; a run that had ended with another number
 of workers starts over. Runs alone or under torchrun. The number of workers that train together is
@@ -8,7 +9,7 @@ WORKERS=n, else comm.workers, else one per process. The processes of torchrun sh
 single process hosts all, and the result is bit-identical. With comm.stripes=M, each network is cut
 into the stripes of M processes, and the number of processes is a multiple of M. DEVICE=cpu, cuda or
 cuda:N chooses the device (default: the GPU if there is one); JOBS=n is the number of threads of all
-processes of a machine together.
+processes of a machine together. Sequence training begins with the network of the run INITIAL.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -34,9 +35,11 @@ from asr_train.train.pretrain import pretrained
 from asr_train.train.process import alone_in, chosen_device, die_with_launcher
 
 
-def stage(train_index: str, dev_index: str, settings: str, output: str) -> str | None:
+def stage(train_index: str, dev_index: str, settings: str, *paths: str) -> str | None:
     die_with_launcher()
+    *given, output = paths
     run = schema.load(schema.RunSettings, settings)
+    initial = begins_with(run, settings, given)
     count = run.comm.stripes
     workers = chosen_workers(run.comm.workers, count)
     leads = os.environ.get("RANK", "0") == "0"
@@ -58,7 +61,7 @@ def stage(train_index: str, dev_index: str, settings: str, output: str) -> str |
         if leads:
             forget_other_workers(folder, workers)
         # Before the process group forms: the others would time out while one pretrains
-        initial = pretrained(run, *splits, folder, device, leads)
+        initial = initial or pretrained(run, *splits, folder, device, leads)
         where = device, run.comm.timeout_seconds
         stripes = open_stripes(workers, count, *where) if count > 1 else None
         exchange = open_exchange(workers, *where) if stripes is None else stripes.exchange
@@ -69,6 +72,21 @@ def stage(train_index: str, dev_index: str, settings: str, output: str) -> str |
         everyone.barrier()  # process 0 hosts the store that the others use
         close_exchange()
     return f"train: {folder.name}: finished" if leads else None
+
+
+def begins_with(run: schema.RunSettings, settings: str, given: list[str]) -> Path | None:
+    """Return the model.json that a run of sequence training begins with.
+
+    Raises:
+        ValueError: if it is not of the run that the settings name.
+    """
+    runs = [files.read_json(path)["run"] for path in given]
+    if runs != [name for name in (run.initial,) if name is not None]:
+        raise ValueError(
+            f"{settings} names {run.initial or 'no run'} to begin with, but is given "
+            f"{', '.join(runs) or 'none'}; delete {settings} and run make again"
+        )
+    return Path(given[0]) if given else None
 
 
 def chosen_workers(settings: int | None, stripes: int) -> int:

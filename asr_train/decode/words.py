@@ -22,7 +22,7 @@ from asr_train.schema import AliSettings
 from asr_train.search.beam import Beam
 from asr_train.search.confidence import confidences
 from asr_train.search.graph import Graph
-from asr_train.search.lattice import Lattice, Lattices, best_path
+from asr_train.search.lattice import MAX_ARCS, Lattice, Lattices, best_path
 from asr_train.search.nbest import lattice_oracle, list_oracle, nbest
 
 ALIGN_BEAM = 200.0  # nats, for word times
@@ -125,6 +125,21 @@ def search(
     return found.words, found.graph_cost, found.acoustic_cost, found.final
 
 
+def lattice_of(
+    lattices: Lattices, scaled_TS: np.ndarray, effort: Effort, max_arcs: int = MAX_ARCS
+) -> Lattice | None:
+    """Search scaled scores, with a wider beam if no final state is reached."""
+    found = None
+    for width in (effort.beam, effort.beam * WIDER):
+        lattice = lattices.decode(
+            scaled_TS, width, effort.max_active, effort.lattice_beam, max_arcs=max_arcs
+        )
+        found = lattice or found
+        if lattice is not None and lattice.final:
+            break
+    return found
+
+
 # Alignment of decoded words: like transcripts, with unscaled acoustics and transitions
 ALIGNING = AliSettings(
     beam=ALIGN_BEAM, retry_beam=5 * ALIGN_BEAM, acoustic_scale=1.0, max_lost_share=1.0
@@ -206,26 +221,14 @@ class Recogniser:
             )
             words = [self._names[i - 1] for i in ids]
             return _Piece(words, graph_cost, acoustic_cost, final, None, None)
-        lattice = self._lattice(scores_TS)
+        scaled_TS = scores_TS * np.float32(self._choice.acoustic_scale)
+        lattice = lattice_of(self._lattices, scaled_TS, self._effort)
         if lattice is None:
             return _Piece([], 0.0, 0.0, False, [], None)
         best = best_path(lattice)
         words = [self._names[i - 1] for i in best.words]
         sure = confidences(lattice, best)
         return _Piece(words, best.graph_cost, best.acoustic_cost, best.final, sure, lattice)
-
-    def _lattice(self, scores_TS: np.ndarray) -> Lattice | None:
-        assert self._lattices is not None
-        scaled_TS = scores_TS * np.float32(self._choice.acoustic_scale)
-        found = None
-        for width in (self._effort.beam, self._effort.beam * WIDER):
-            lattice = self._lattices.decode(
-                scaled_TS, width, self._effort.max_active, self._effort.lattice_beam
-            )
-            found = lattice or found
-            if lattice is not None and lattice.final:
-                break
-        return found
 
     def _alternatives(self, utterance: Utterance, lattice: Lattice | None) -> Alternatives:
         if lattice is None:

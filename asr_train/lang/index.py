@@ -1,11 +1,12 @@
 """`lang/index.json`: words, phones, states and grammar, with the ids of all later stages."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from asr_train.files import check_part, hash_of, part, read_json, write_json
+from asr_train.files import check_part, hash_of, part, read_json, replacing, write_json
+from asr_train.lang.arpa import NgramModel, write_arpa
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, GrammarSettings, build, plain
@@ -59,6 +60,17 @@ def write_lang(path: Path | str, lang: Lang) -> None:
         "lexicon": {w: [" ".join(p) for p in ps] for w, ps in lang.lexicon.prons.items()},
     }
     write_json(path, content)
+
+
+def write_ngram_lang(path: Path | str, lang: Lang, model: NgramModel) -> None:
+    """Write the same language with an n-gram model as its grammar, in G.arpa beside the index."""
+    arpa = Path(path).parent / "G.arpa"
+    with replacing(arpa) as scratch:
+        write_arpa(scratch, model)
+    grammar = GrammarSettings(
+        kind=GrammarKind.ngram, words=[], min_words=1, max_words=None, file=None
+    )
+    write_lang(path, replace(lang, grammar=grammar, arpa=arpa))
 
 
 def load_lang(path: Path | str) -> Lang:

@@ -62,6 +62,7 @@ from asr_train.schema.lang import (
 from asr_train.schema.lm import BigramSettings, LmSettings, NgramSettings, Smoothing
 from asr_train.schema.load import build, load, plain, unknown_key
 from asr_train.schema.model import DnnSettings, LstmSettings, ModelSettings, Nonlinearity
+from asr_train.schema.objective import Criterion, LatticesSettings, ObjectiveSettings
 from asr_train.schema.optim import (
     AdagradPlace,
     AdagradSettings,
@@ -98,6 +99,7 @@ __all__ = [
     "CommandsSettings",
     "Config",
     "CorpusSettings",
+    "Criterion",
     "DecodeSettings",
     "Digits",
     "DigitsSettings",
@@ -114,6 +116,7 @@ __all__ = [
     "Halving",
     "IntakeSettings",
     "LangSettings",
+    "LatticesSettings",
     "LdaSettings",
     "LexiconSettings",
     "LexiconSource",
@@ -128,6 +131,7 @@ __all__ = [
     "NormSettings",
     "NormaliserKind",
     "NormaliserSettings",
+    "ObjectiveSettings",
     "OneBitSettings",
     "OptimSettings",
     "PhaseSettings",

@@ -11,6 +11,7 @@ from asr_train.schema.gmm import AliSettings, GmmSettings
 from asr_train.schema.lang import GrammarKind, LangSettings
 from asr_train.schema.lm import LmSettings
 from asr_train.schema.model import ModelSettings
+from asr_train.schema.objective import LatticesSettings, ObjectiveSettings
 from asr_train.schema.optim import OptimSettings
 from asr_train.schema.run import RunSettings
 from asr_train.schema.score import ScoreSettings
@@ -31,6 +32,8 @@ class Config:
     model: ModelSettings
     optim: OptimSettings
     comm: CommSettings
+    lattices: LatticesSettings
+    objective: ObjectiveSettings  # of the runs in SEQUENCE
     decode: DecodeSettings
     score: ScoreSettings
 

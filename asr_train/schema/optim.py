@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from asr_train.schema.fields import LEFT_OUT, SettingsError, at, not_negative, positive, within
@@ -210,6 +210,23 @@ class OptimSettings:
                 f"{at('phases')} end at {ends[-1]} epochs, after the first choice of "
                 f"{at('auto_minibatch')} at {auto.every}; let them end there, or before"
             )
+
+    def at_one_rate(self, rate: float, minibatch_frames: int, epochs: int) -> "OptimSettings":
+        """Return the settings of a training at a constant rate, without phases or controllers."""
+        return replace(
+            self,
+            rate=rate,
+            minibatch_frames=minibatch_frames,
+            epochs=epochs,
+            halving=Halving.each_epoch,
+            divisors=[],
+            hold_epochs=epochs,
+            min_rate=0.0,
+            phases=[],
+            pretrain=None,
+            auto_minibatch=None,
+            auto_rate=None,
+        )
 
     def listed_rate(self, epoch: int) -> float:
         """Return the rate of an epoch (from 0) by `divisors`, the last of which stays."""

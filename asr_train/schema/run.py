@@ -1,22 +1,38 @@
 """One run: a network, its training and the exchange between workers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from asr_train.schema.comm import CommSettings, Virtual
-from asr_train.schema.fields import SettingsError
+from asr_train.schema.fields import LEFT_OUT, SettingsError
 from asr_train.schema.model import ModelSettings
+from asr_train.schema.objective import ObjectiveSettings
 from asr_train.schema.optim import OptimSettings, Precision
 
 
 @dataclass(kw_only=True, slots=True)
 class RunSettings:
-    """One run: a network and how it is trained."""
+    """One run: a network and how it is trained.
+
+    Attributes:
+        objective: of sequence training; None: frame cross-entropy.
+        initial: name of the run that sequence training begins with.
+    """
 
     model: ModelSettings
     optim: OptimSettings
     comm: CommSettings
+    objective: ObjectiveSettings | None = field(default=None, metadata={LEFT_OUT: True})
+    initial: str | None = field(default=None, metadata={LEFT_OUT: True})
+
+    def continued(self, objective: ObjectiveSettings, initial: str) -> "RunSettings":
+        """Return the settings of sequence training from run `initial` on."""
+        own = objective.rate, objective.minibatch_frames, objective.epochs
+        optim = self.optim.at_one_rate(*own)
+        return replace(self, optim=optim, objective=objective, initial=initial)
 
     def __post_init__(self) -> None:
+        if self.objective is not None:
+            self._check_objective()
         traffic = self.comm.method.facts.traffic
         if traffic.has_blocks and any(p.workers is not None for p in self.optim.phases):
             raise SettingsError(
@@ -42,6 +58,15 @@ class RunSettings:
             )
         if self.comm.stripes > 1:
             self._check_stripes()
+
+    def _check_objective(self) -> None:
+        for name, value in (("stripes", self.comm.stripes), ("virtual", self.comm.virtual)):
+            if value not in (1, Virtual.exact):
+                raise SettingsError(
+                    f"comm.{name} is {getattr(value, 'value', value)}, but sequence training "
+                    "computes each worker's gradient by itself, on a whole network; set "
+                    f"comm.{name}={'1' if name == 'stripes' else 'exact'}"
+                )
 
     def _check_stripes(self) -> None:
         stripes, dnn = self.comm.stripes, self.model.dnn

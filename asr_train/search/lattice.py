@@ -35,6 +35,7 @@ LINK = np.dtype(
         ("acoustic", "<f4"),
     ]
 )
+MAX_ARCS = 20_000_000  # of a lattice
 SLACK_BINS = 256  # steps in which the lattice beam is narrowed to respect max_arcs
 
 
@@ -187,7 +188,7 @@ class Lattices:
         max_active: int,
         lattice_beam: float,
         min_active: int = 20,
-        max_arcs: int = 20_000_000,
+        max_arcs: int = MAX_ARCS,
         chunk: int = CHUNK,
     ) -> Lattice | None:
         """Search one utterance.

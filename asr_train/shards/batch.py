@@ -36,6 +36,8 @@ class Batch:
     ali_BT: torch.Tensor  # int64 state ids; 0 in padding
     mask_BT: torch.Tensor  # bool; false in padding
     frames: int  # the mask's sum
+    # `STATE_ARC`, one per row; of whole utterances, all of whose frames are outputs
+    lattices: tuple[npt.NDArray[np.void], ...] | None = None
 
 
 def pad(samples: Sequence[Sample], device: Device = "cpu") -> Batch:
@@ -54,7 +56,19 @@ def pad(samples: Sequence[Sample], device: Device = "cpu") -> Batch:
         feats_BTF[b, : lengths_B[b]] = torch.from_numpy(sample.feats_TF)
         ali_BT[b, : lengths_B[b]] = torch.from_numpy(sample.ali_T)
     mask_BT = torch.arange(size[1]) < lengths_B[:, None]
-    return Batch(feats_BTF.to(device), ali_BT.to(device), mask_BT.to(device), int(lengths_B.sum()))
+    return Batch(
+        feats_BTF.to(device),
+        ali_BT.to(device),
+        mask_BT.to(device),
+        int(lengths_B.sum()),
+        lattices_of(samples),
+    )
+
+
+def lattices_of(samples: Sequence[Sample]) -> tuple[npt.NDArray[np.void], ...] | None:
+    """Return the samples' lattices; None if any has none."""
+    found = tuple(s.lattice_A for s in samples if s.lattice_A is not None)
+    return found if len(found) == len(samples) else None
 
 
 def context_padded(
@@ -416,11 +430,14 @@ class Sequences:
             states = sample.ali_T[piece.phase :: cut.stride][piece.first : piece.last]
             ali_BT[b, piece.warm : piece.columns] = states
             mask_BT[b, piece.warm : piece.columns] = True
+        read = [samples[piece.sample] for piece in pieces]
+        whole = all(p.frames == len(s.ali_T) for p, s in zip(pieces, read, strict=True))
         return Batch(
             torch.from_numpy(feats_BTF).to(self._device),
             torch.from_numpy(ali_BT).to(self._device),
             torch.from_numpy(mask_BT).to(self._device),
             sum(piece.frames for piece in pieces),
+            lattices_of(read) if whole else None,
         )
 
 

@@ -109,6 +109,11 @@ class Shards:
         self.priors_S: npt.NDArray[np.float64] = counts_S / counts_S.sum()
         self.about: dict[str, Any] = index["about"]
 
+    @property
+    def has_lattices(self) -> bool:
+        """Whether each sample has a lattice, for sequence training."""
+        return "lattices" in self.about
+
     def _damaged(self, what: str) -> DamagedFileError:
         return DamagedFileError(f"{self.path} {what}; delete it and run make again")
 
@@ -277,6 +282,12 @@ class Shards:
             sample = from_record(sample_id, record, self.num_states)
         except ValueError as error:
             raise DamagedFileError(f"{path}: {error}") from error
+        if (sample.lattice_A is not None) != self.has_lattices:
+            found, listed = ("a", "none") if sample.lattice_A is not None else ("no", "one of each")
+            raise DamagedFileError(
+                f"{path}: sample {sample_id!r} has {found} lattice but the index says {listed}; "
+                f"{hint}"
+            )
         if sample.feats_TF.shape != (frames, self.num_mels):
             found = "{} frames of {} bins".format(*sample.feats_TF.shape)
             raise DamagedFileError(

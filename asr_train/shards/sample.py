@@ -4,6 +4,8 @@ A record maps three keys to bytes, so that any tar reader can use them:
     feats.npy   float16 [T, F]   log-mel, normalised as stated in the index
     ali.npy     int16 [T]        state ids
     words.txt   UTF-8            the transcript
+and a fourth in shards for sequence training:
+    lat.npy     STATE_ARC [A]    the lattice of states that compete (search.occupancy)
 Both directions apply the same checks. Nothing is unpickled, and no other key is accepted:
 webdataset's default decoders would execute a `.pkl` or `.pth`.
 """
@@ -15,9 +17,14 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from asr_train.search.occupancy import STATE_ARC, check_arcs, has_path
+
 KEYS = ("ali.npy", "feats.npy", "words.txt")
+LATTICE = "lat.npy"
 MAX_STATES = np.iinfo(np.int16).max  # state ids are stored as int16
-MAX_ID_BYTES = 100 - max(len("." + key) for key in KEYS)  # of a member's name in a plain tar
+MAX_ID_BYTES = 100 - max(
+    len("." + key) for key in (*KEYS, LATTICE)
+)  # of a member's name in a plain tar
 
 Record = dict[str, bytes]
 
@@ -30,6 +37,7 @@ class Sample:
     feats_TF: npt.NDArray[np.float32]
     ali_T: npt.NDArray[np.int32]
     words: str  # separated by spaces
+    lattice_A: npt.NDArray[np.void] | None = None  # `STATE_ARC`; ali_T is one of its paths
 
 
 def to_record(sample: Sample, num_states: int) -> Record:
@@ -46,12 +54,15 @@ def to_record(sample: Sample, num_states: int) -> Record:
             np.asarray(sample.feats_TF).astype(np.float16, order="C"),
             np.asarray(sample.ali_T),
             sample.words,
+            sample.lattice_A,
         )
     _check(stored, num_states)
+    lattice = {} if stored.lattice_A is None else {LATTICE: _npy(stored.lattice_A)}
     return {
         "feats.npy": _npy(stored.feats_TF),
         "ali.npy": _npy(stored.ali_T.astype(np.int16)),
         "words.txt": sample.words.encode(),
+        **lattice,
     }
 
 
@@ -60,11 +71,11 @@ def from_record(sample_id: str, record: Record, num_states: int) -> Sample:
 
     Raises:
         ValueError: names the utterance, if its id or keys are invalid, an array needs pickle or has
-            the wrong type, lengths differ, a feature is not finite or a state is not in
-            [0, num_states).
+            the wrong type, lengths differ, a feature is not finite, a state is not in
+            [0, num_states), or the lattice is damaged or lacks the alignment.
     """
     _check_id(sample_id)
-    if set(record) != set(KEYS):
+    if set(record) - {LATTICE} != set(KEYS):
         raise ValueError(
             f"{sample_id}: the record has {', '.join(sorted(record)) or 'nothing'} but a sample "
             f"has {', '.join(KEYS)}; rerun the shards stage of this split"
@@ -74,6 +85,8 @@ def from_record(sample_id: str, record: Record, num_states: int) -> Sample:
         _array(sample_id, record, "feats.npy", np.float16).astype(np.float32, order="C"),
         _array(sample_id, record, "ali.npy", np.int16).astype(np.int32),
         _words(sample_id, record),
+        # A copy: compiled code would be compiled again for arrays that are read-only
+        _array(sample_id, record, LATTICE, STATE_ARC).copy() if LATTICE in record else None,
     )
     _check(sample, num_states)
     return sample
@@ -142,6 +155,19 @@ def _check(sample: Sample, num_states: int) -> None:
             f"{sample.id}: states {low} to {high} but the model has states 0 to {num_states - 1}; "
             "rerun the ali stage of this split"
         )
+    if sample.lattice_A is not None:
+        _check_lattice(sample, sample.lattice_A, num_states)
+
+
+def _check_lattice(sample: Sample, arcs_A: np.ndarray, num_states: int) -> None:
+    try:
+        check_arcs(arcs_A, len(sample.ali_T), num_states)
+        if not has_path(arcs_A, sample.ali_T):
+            raise ValueError("the alignment is none of its paths")
+    except ValueError as error:
+        raise ValueError(
+            f"{sample.id}: its lattice is damaged: {error}; rerun the shards stage of this split"
+        ) from error
 
 
 def _npy(array: np.ndarray) -> bytes:
@@ -150,7 +176,7 @@ def _npy(array: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def _array(sample_id: str, record: Record, key: str, dtype: type) -> np.ndarray:
+def _array(sample_id: str, record: Record, key: str, dtype: npt.DTypeLike) -> np.ndarray:
     """Return a view of an array in npy format; with a fixed dtype, so never a pickle."""
     content = record[key]
     try:

@@ -53,7 +53,7 @@ def run_ahead(
                 set_weights()
         with state.stopwatch(counts, "compute_seconds"):
             seed = seed_of(optim.seed, step + 1, worker)
-            return one_gradient(model, batch, state.bucket, optim, seed)
+            return one_gradient(model, batch, state.bucket, optim, seed, state.objective)
 
     def skipped(worker: int, step: int, loss: float) -> None:
         skip(state, 0, {worker: loss}, step + 1, f" by worker {worker}")

@@ -95,7 +95,7 @@ class Controllers:
         return Feed(
             self._train_shards,
             self._optim,
-            seen_by(self._model),
+            seen_by(self._model, self._state.objective.whole),
             len(exchange),
             exchange.local,
             self._state.progress.epoch,
@@ -133,7 +133,9 @@ class Controllers:
         self._finish_block()
         state.bucket.point_at(state.method.exported())
         exchange = state.method.exchange
-        _, accuracy = evaluate(self._model, self._dev_shards, self._device, exchange)
+        _, accuracy = evaluate(
+            self._model, self._dev_shards, self._device, exchange, state.objective
+        )
         before, control.checks = control.accuracy, self._checks(auto)
         action = rate_action(before, accuracy, auto.gain)
         if action is RateAction.revert and state.kept is None:  # the number of workers has changed

@@ -6,20 +6,24 @@ import torch
 
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.loopback import Loopback
-from asr_train.model.loss import frame_loss
 from asr_train.model.store import Model
 from asr_train.shards.batch import Batch, context_padded, pad
 from asr_train.shards.reader import Shards
 from asr_train.shards.sample import Sample
+from asr_train.train.objective import CROSS_ENTROPY, Objective
 
 DEV_FRAMES = 4096  # evaluated at once; one utterance if that is longer
 
 
 @torch.inference_mode()
 def evaluate(
-    model: Model, shards: Shards, device: torch.device, exchange: Exchange | None = None
+    model: Model,
+    shards: Shards,
+    device: torch.device,
+    exchange: Exchange | None = None,
+    objective: Objective = CROSS_ENTROPY,
 ) -> tuple[float, float]:
-    """Return the mean cross-entropy in nats per frame, and the frame accuracy.
+    """Return the mean loss per frame (cross-entropy: nats), and the frame accuracy.
 
     Over all frames, so that networks trained on all frames or on fewer can be compared. Each worker
     evaluates a part; if there are fewer utterances than workers, some have none.
@@ -31,10 +35,14 @@ def evaluate(
     rows = []
     for worker in exchange.local:
         loss, correct = 0.0, 0
-        batches = whole_utterances(shards, model, device, worker, parts) if worker < parts else ()
+        rowwise = model.is_recurrent or objective.whole
+        batches = (
+            whole_utterances(shards, model, device, worker, parts, rowwise)
+            if worker < parts
+            else ()
+        )
         for batch in batches:
-            logits_BTS = model.every_frame(batch.feats_BTF)
-            batch_loss, batch_correct = frame_loss(logits_BTS, batch.ali_BT, batch.mask_BT)
+            batch_loss, batch_correct = objective(model.every_frame(batch.feats_BTF), batch)
             loss += batch_loss.item()
             correct += int(batch_correct.item())
         rows.append([loss, correct])
@@ -44,13 +52,15 @@ def evaluate(
 
 
 def whole_utterances(
-    shards: Shards, model: Model, device: torch.device, worker: int, workers: int
+    shards: Shards, model: Model, device: torch.device, worker: int, workers: int, rowwise: bool
 ) -> Iterator[Batch]:
     """Yield a worker's utterances, about DEV_FRAMES at once; see `side_by_side` and `end_to_end`.
 
-    A recurrent network must not carry its state from one utterance to the next.
+    Args:
+        rowwise: side by side: a recurrent network must not carry its state from one utterance to
+            the next, and a lattice is of one row.
     """
-    join = side_by_side if model.is_recurrent else end_to_end
+    join = side_by_side if rowwise else end_to_end
     left, right = model.context_left, model.context_right
     held: list[Sample] = []
     for sample in shards.samples(None, worker, workers, epoch=0):
@@ -90,4 +100,5 @@ def side_by_side(samples: list[Sample], left: int, right: int, device: torch.dev
         padded.ali_BT.to(device),
         padded.mask_BT.to(device),
         padded.frames,
+        padded.lattices,
     )

@@ -6,6 +6,7 @@ gradient, so that no worker waits for them. An epoch may have parts (optim.phase
 minibatches and fewer workers that read; the others take part with a zero gradient.
 """
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -24,12 +25,18 @@ class Windows:
     right: int
 
 
-def seen_by(model: Model) -> Windows | Cut:
-    """Return what a network takes as input: single frames in their windows, or utterances."""
+def seen_by(model: Model, whole: bool = False) -> Windows | Cut:
+    """Return what a network takes as input: single frames in their windows, or utterances.
+
+    Args:
+        whole: the objective needs the outputs of all frames of whole utterances.
+    """
+    left, right = model.context_left, model.context_right
+    if whole:
+        return Cut(left, right, stride=1, piece=sys.maxsize, warm=0)
     if model.is_recurrent:
-        left, right = model.context_left, model.context_right
         return Cut(left, right, model.stride, model.piece, model.warm)
-    return Windows(model.context_left, model.context_right)
+    return Windows(left, right)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,11 @@ def check_same_task(train_shards: Shards, dev_shards: Shards) -> None:
                 f"{train_shards.path} has {name} {ours} but {dev_shards.path} has {theirs}; "
                 "rerun the shards stage of both"
             )
+    if train_shards.about.get("lattices") != dev_shards.about.get("lattices"):
+        raise ValueError(
+            f"{train_shards.path} and {dev_shards.path} have lattices that were made otherwise; "
+            "delete both and run make again"
+        )
     for name in ABOUT:
         for shards in (train_shards, dev_shards):
             if name not in shards.about:

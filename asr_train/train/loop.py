@@ -33,6 +33,7 @@ from asr_train.train.evaluate import evaluate
 from asr_train.train.feed import when
 from asr_train.train.identity import check_same_task, identity, same_bits_every_time
 from asr_train.train.log import NoLog, RunLog, WorkerTotals, dev_row, epoch_line, say, train_row
+from asr_train.train.objective import objective_of
 from asr_train.train.schedule import Schedule, warning
 from asr_train.train.state import Checkpoints, Interval, NotFiniteError, RunState, check_finite
 from asr_train.train.step import step
@@ -74,7 +75,7 @@ def train(
     leads = everyone.members[0] in everyone.local  # this process writes the run's files
     workers = len(exchange)
     check_same_task(train_shards, dev_shards)
-    optim = run.optim
+    optim, objective = run.optim, objective_of(run.objective, train_shards)
 
     model = build_model(
         run.model,
@@ -104,6 +105,7 @@ def train(
     same_bits_every_time(device, products, optim.precision)
     method = build(run.comm, exchange, bucket.weights_P.numel())
     state = RunState.fresh(bucket, method, Schedule(optim), optim.momentum, optim.adagrad)
+    state.objective = objective
     if is_batched:
         state.batched = Batched(model, bucket, optim.precision)
 
@@ -118,7 +120,8 @@ def train(
     changed = None if saved is None else state.restore(saved)
     progress = state.progress
 
-    total_frames = optim.epochs * train_shards.num_frames // model.stride
+    stride = 1 if objective.whole else model.stride
+    total_frames = optim.epochs * train_shards.num_frames // stride
     with contextlib.ExitStack() as stack:
         log: RunLog | NoLog = RunLog(folder, progress, total_frames) if leads else NoLog()
         stack.enter_context(log)
@@ -222,7 +225,9 @@ def train(
             check_replicas(state)
             bucket.point_at(method.exported())
             check_finite("the weights", bucket.weights_P, bucket, progress.step)
-            progress.dev_loss, progress.dev_accuracy = evaluate(model, dev_shards, device, exchange)
+            progress.dev_loss, progress.dev_accuracy = evaluate(
+                model, dev_shards, device, exchange, objective
+            )
             if not math.isfinite(progress.dev_loss):
                 raise NotFiniteError(
                     f"DEV's loss is {progress.dev_loss} at step {progress.step}; lower optim.rate"

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from asr_train import files, schema
-from asr_train.schema import CommSettings, Halving, Method, RunSettings, Scaling
+from asr_train.schema import CommSettings, Method, RunSettings, Scaling
 from asr_train.shards.reader import Shards
 from asr_train.train.loop import train
 from asr_train.train.process import alone_in
@@ -65,21 +65,10 @@ def stages(run: RunSettings) -> Iterator[tuple[str, RunSettings]]:
     """Yield the networks to train, one after the other: a folder's name, and settings."""
     given = run.optim.pretrain
     assert given is not None
-    optim = replace(
-        run.optim,
-        rate=given.rate or run.optim.rate,
-        minibatch_frames=given.minibatch_frames or run.optim.minibatch_frames,
-        epochs=given.epochs,
-        halving=Halving.each_epoch,
-        divisors=[],
-        hold_epochs=given.epochs,  # at the same rate
-        min_rate=0.0,
-        scaling=Scaling.sum,
-        phases=[],
-        pretrain=None,
-        auto_minibatch=None,
-        auto_rate=None,
-    )
+    rate = given.rate or run.optim.rate
+    minibatch_frames = given.minibatch_frames or run.optim.minibatch_frames
+    optim = run.optim.at_one_rate(rate, minibatch_frames, given.epochs)
+    optim = replace(optim, scaling=Scaling.sum)
     comm = CommSettings(method=Method.sgd)
     dnn = run.model.dnn
     if dnn is not None:

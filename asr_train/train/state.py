@@ -33,6 +33,7 @@ from asr_train.files import DamagedFileError
 from asr_train.model.store import load_tensors, save_tensors
 from asr_train.schema import AdagradSettings
 from asr_train.train.batched import Batched
+from asr_train.train.objective import CROSS_ENTROPY, Objective
 from asr_train.train.schedule import Schedule
 
 FETCHED = 100  # steps of workers whose losses come from the device in one copy
@@ -162,6 +163,7 @@ class RunState:
         kept: the method at the last check of held-out accuracy; None: there was none.
         batched: computes gradients of workers that share weights; None: they are computed one by
             one.
+        objective: what is minimised.
     """
 
     bucket: Bucket
@@ -176,6 +178,7 @@ class RunState:
     control: ControlState = field(default_factory=ControlState)
     kept: Held | None = None
     batched: Batched | None = None
+    objective: Objective = CROSS_ENTROPY
 
     @classmethod
     def fresh(

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.reducers import Gradient
-from asr_train.model.loss import frame_loss
 from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
 from asr_train.shards.batch import Batch
 from asr_train.train.batched import Batched, rounded, shorten
 from asr_train.train.log import say
+from asr_train.train.objective import CROSS_ENTROPY, Objective
 from asr_train.train.state import Learned, NotFiniteError, RunState, check_finite
 
 MAX_SKIPPED = 100  # steps in a row; a run that skips so many will not recover
@@ -84,7 +84,7 @@ def gradients(
         with state.stopwatch(counts, "compute_seconds"):
             seed = seed_of(optim.seed, step, chunk[0])
             if batched is None:
-                found = [one_gradient(model, batches[0], bucket, optim, seed)]
+                found = [one_gradient(model, batches[0], bucket, optim, seed, state.objective)]
             else:
                 found = several_gradients(batched, batches, bucket, optim, seed)
         for worker, (gradient, one) in zip(chunk, found, strict=True):
@@ -117,16 +117,21 @@ def several_gradients(
 
 
 def one_gradient(
-    model: Model, batch: Batch | None, bucket: Bucket, optim: OptimSettings, seed: int
+    model: Model,
+    batch: Batch | None,
+    bucket: Bucket,
+    optim: OptimSettings,
+    seed: int,
+    objective: Objective = CROSS_ENTROPY,
 ) -> Result:
-    """Return a minibatch's gradient, in the bucket; never waits for the device."""
+    """Return a minibatch's gradient, in the bucket; with cross-entropy, without a wait."""
     bucket.zero_grad()
     if batch is None:
         return _nothing(bucket)
     generator_of(batch.feats_BTF.device).manual_seed(seed)
     with rounded(optim.precision, bucket.grad_P.device):
-        logits_BTS = model(batch.feats_BTF).float()
-    loss, correct = frame_loss(logits_BTS, batch.ali_BT, batch.mask_BT)
+        logits_BTS = objective.logits(model, batch).float()
+    loss, correct = objective(logits_BTS, batch)
     loss.backward()
     if optim.max_norm is not None:
         shorten(bucket.grad_P, optim.max_norm * batch.frames, bucket.stripes)

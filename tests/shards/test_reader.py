@@ -352,3 +352,11 @@ def test_states_are_those_of_the_index(index_path):
     patch_index(index_path, num_states=NUM_STATES - 1, state_frames=counts[:-1])
     with pytest.raises(DamagedFileError, match=r"tar: utt\d+: states .* but the model has states"):
         read_all(index_path)
+
+
+def test_a_lattice_that_is_missing_is_named(index_path):
+    index = read_json(index_path)
+    index["about"]["lattices"] = {}
+    index_path.write_text(json.dumps(index))
+    with pytest.raises(DamagedFileError, match=r"'utt\d+' has no lattice but the index says one"):
+        list(Shards(index_path).samples(None, 0, 1, 0))

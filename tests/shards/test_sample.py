@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_lattices import random_arcs
 from numbered import NUM_STATES, utterance
 
-from asr_train.shards.sample import KEYS, MAX_STATES, Sample, from_record, to_record
+from asr_train.shards.sample import KEYS, LATTICE, MAX_STATES, Sample, from_record, to_record
 
 
 def changed(**values):
@@ -52,6 +53,43 @@ def test_a_record_gives_the_sample_back_but_for_float16(sample_id, words, frames
     np.testing.assert_array_equal(back.feats_TF, feats_TF.astype(np.float16))
     np.testing.assert_array_equal(back.ali_T, ali_T)
     assert to_record(back, NUM_STATES) == record
+
+
+def with_lattice(ali_T=(3, 3, 1, 0)):
+    """Return a sample with a lattice, of which `ali_T` is a path."""
+    ali_T = np.array(ali_T, np.int32)
+    arcs_A = random_arcs(np.random.default_rng(0), ali_T, NUM_STATES)
+    return changed(ali_T=ali_T, lattice_A=arcs_A)
+
+
+def test_a_record_gives_a_lattice_back():
+    sample = with_lattice()
+    record = to_record(sample, NUM_STATES)
+    back = from_record("a", record, NUM_STATES)
+    np.testing.assert_array_equal(back.lattice_A, sample.lattice_A)
+    assert to_record(back, NUM_STATES) == record
+    assert record.keys() - to_record(changed(), NUM_STATES).keys() == {LATTICE}
+
+
+def test_a_lattice_that_cannot_be_learned_from_is_refused_both_ways():
+    sample, other = with_lattice(), with_lattice((4, 4, 4, 4))
+    says = "utt001: its lattice is damaged: the alignment is none of its paths; rerun the shards"
+    with pytest.raises(ValueError, match=says):
+        to_record(changed(ali_T=sample.ali_T, lattice_A=other.lattice_A), NUM_STATES)
+    record = to_record(sample, NUM_STATES)
+    broken_A = sample.lattice_A.copy()
+    broken_A["state"][-2] = NUM_STATES
+    for content, reason in (
+        (to_record(other, NUM_STATES)[LATTICE], "the alignment is none of its paths"),
+        (npy(broken_A), "arc .* has a state outside of -1 to 49"),
+        (npy(sample.lattice_A[:2]), "its lattice is damaged"),
+        (npy(sample.lattice_A[:0]), "one at least"),
+        (npy(sample.lattice_A)[:-1], "lat.npy cannot be read"),
+        (npy(np.zeros((4, 4), np.int32)), "lat.npy cannot be read .it holds int32"),
+        (pickle.dumps(Bomb()), "lat.npy cannot be read"),
+    ):
+        with pytest.raises(ValueError, match=f"utt: .*{reason}"):
+            from_record("utt", {**record, LATTICE: content}, NUM_STATES)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from asr_train.comm.methods import build
 from asr_train.comm.optimizer import Momentum
 from asr_train.model.store import build_model, load_model, load_tensors
 from asr_train.shards.batch import FramePools, context_padded
-from asr_train.train import batched, evaluate, identity, loop, state
+from asr_train.train import batched, evaluate, identity, loop, objective, state
 from asr_train.train import step as steps
 from asr_train.train.schedule import Schedule
 from asr_train.train.state import Interval, NotFiniteError, RunState
@@ -283,7 +283,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(splits, value,
 
 
 def test_a_step_whose_loss_alone_is_not_finite_is_skipped(splits, monkeypatch, capsys):
-    original = steps.frame_loss
+    original = objective.frame_loss
 
     def infinite(*given):
         loss, correct = original(*given)
@@ -291,7 +291,7 @@ def test_a_step_whose_loss_alone_is_not_finite_is_skipped(splits, monkeypatch, c
 
     model, run_state = new_state(splits)
     before_P = run_state.bucket.weights_P.clone()
-    monkeypatch.setattr(steps, "frame_loss", infinite)
+    monkeypatch.setattr(objective, "frame_loss", infinite)
     taken(model, minibatches(splits, 1)[0], run_state)
     assert torch.equal(run_state.bucket.weights_P, before_P)
     assert "its loss is inf" in capsys.readouterr().out

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from made_lattices import random_arcs
 
 from asr_train import schema
 from asr_train.shards.reader import Shards
@@ -12,6 +14,7 @@ from asr_train.shards.sample import Sample
 from asr_train.shards.writer import write_shards
 
 NUM_MELS, NUM_STATES = 4, 6
+KAPPA = 0.5  # the scale of scores against lattices
 ABOUT = {"feats": {"num_mels": NUM_MELS}, "norm": {"by": "none"}, "states_hash": "abc"}
 
 
@@ -25,10 +28,15 @@ def samples(seed: int, count: int) -> Iterator[Sample]:
         yield Sample(f"utt{n:03d}", feats_TF.astype(np.float32), ali_T.astype(np.int32), "A")
 
 
-def shards(folder: Path, seed: int, count: int, **about: object) -> Shards:
-    """Write those utterances and open them."""
+def shards(folder: Path, seed: int, count: int, lattices: bool = False, **about: object) -> Shards:
+    """Write those utterances, with random lattices if asked for, and open them."""
+    found = samples(seed, count)
+    if lattices:
+        rng = np.random.default_rng(seed)
+        found = (replace(s, lattice_A=random_arcs(rng, s.ali_T, NUM_STATES)) for s in found)
+        about["lattices"] = {"acoustic_scale": KAPPA, "silence": [0]}
     write_shards(
-        samples(seed, count),
+        found,
         folder / "index.json",
         utterances_per_shard=20,
         num_states=NUM_STATES,
