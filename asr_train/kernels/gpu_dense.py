@@ -44,17 +44,21 @@ def _owed(grad, residual, at, inside):
 
 
 @triton.jit
-def _write(owed, low_mean, high_mean, kept, at, inside, bits, row, rows, row_bytes, place):
+def _write(owed, low_mean, high_mean, kept, at, inside, bits, row, bits_stride, place):
     high = owed >= 0
     value = tl.where(high, high_mean[None, :], low_mean[None, :])
     tl.store(kept + at, owed - value, inside)
     shift = tl.arange(0, COLUMNS)
     byte = tl.sum((high & inside).to(tl.int32) << shift[None, :], 1)
-    tl.store(bits + row.to(tl.int64) * row_bytes + place, byte.to(tl.uint8), row < rows)
+    # One byte of each row, row by row: 16 at once. Strides are multiples of 16, unlike rows
+    first = bits + place.to(tl.int64) * bits_stride
+    tl.store(first + row, byte.to(tl.uint8), row < bits_stride)
 
 
 @triton.jit
-def _quantise_held(grad, residual, kept, bits, means, rows, columns, row_bytes, ROWS: tl.constexpr):
+def _quantise_held(
+    grad, residual, kept, bits, means, rows, columns, bits_stride, ROWS: tl.constexpr
+):
     place = tl.program_id(0)
     column = place * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.arange(0, ROWS)
@@ -65,12 +69,12 @@ def _quantise_held(grad, residual, kept, bits, means, rows, columns, row_bytes, 
     low_mean, high_mean = _mean(low, lows), _mean(high, highs)
     tl.store(means + column, low_mean, column < columns)
     tl.store(means + columns + column, high_mean, column < columns)
-    _write(owed, low_mean, high_mean, kept, at, inside, bits, row, rows, row_bytes, place)
+    _write(owed, low_mean, high_mean, kept, at, inside, bits, row, bits_stride, place)
 
 
 @triton.jit
 def _quantise_long(
-    grad, residual, kept, bits, means, rows: tl.constexpr, columns, row_bytes, ROWS: tl.constexpr
+    grad, residual, kept, bits, means, rows: tl.constexpr, columns, bits_stride, ROWS: tl.constexpr
 ):
     place = tl.program_id(0)
     column = place * COLUMNS + tl.arange(0, COLUMNS)
@@ -95,7 +99,7 @@ def _quantise_long(
         inside = (row < rows)[:, None] & (column < columns)[None, :]
         at = row[:, None] * columns + column[None, :]
         owed = _owed(grad, residual, at, inside)
-        _write(owed, low_mean, high_mean, kept, at, inside, bits, row, rows, row_bytes, place)
+        _write(owed, low_mean, high_mean, kept, at, inside, bits, row, bits_stride, place)
 
 
 def warps(rows: int) -> int:
@@ -111,17 +115,18 @@ def quantise(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> tuple[Ten
     """Compute onebit.quantise: bits and means; the float32 sums may differ in the last bit."""
     rows, columns = grad_RC.shape
     row_bytes = triton.cdiv(columns, 8)
-    bits = torch.empty(rows, row_bytes, dtype=torch.uint8, device=grad_RC.device)
+    stride = triton.cdiv(rows, 16) * 16
+    bits_BR = torch.empty(row_bytes, stride, dtype=torch.uint8, device=grad_RC.device)
     means = torch.empty(2, columns, dtype=torch.float32, device=grad_RC.device)
     is_held = rows <= MAX_ROWS
     kernel = _quantise_held if is_held else _quantise_long
     held = triton.next_power_of_2(rows) if is_held else ROWS
     kernel[(row_bytes,)](
-        *(grad_RC, residual_RC, kept_RC, bits, means, rows, columns, row_bytes),
+        *(grad_RC, residual_RC, kept_RC, bits_BR, means, rows, columns, stride),
         ROWS=held,
         num_warps=warps(held),
     )
-    return bits, means
+    return bits_BR[:, :rows].t().contiguous(), means
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """Compile the Triton kernels, for which no GPU is needed, and print properties of the code:
 
     {kernel: {registers, spilled (bytes), shared (bytes), instructions (all, SASS), loads (widths in
-    bits of loads from global memory), flushes (denormals), fused (multiply-adds), atomics}}
+    bits of loads from global memory), stores, flushes (denormals), fused (multiply-adds), atomics}}
 Run without TRITON_INTERPRET. Pointers are aligned to 16 bytes, rows are multiples of 16 elements
 apart (0 where there is one: see comm.bucket.rows), sizes are arbitrary. Each kernel is also
 compiled as a launch does if all sizes are 1, which makes them constants, or multiples of 16.
@@ -35,7 +35,7 @@ TYPES = {
     "words": "*i32",
     "starts": "*i64",
     "num_tiles": "i32",
-    **dict.fromkeys(("grad_stride", "residual_stride", "kept_stride"), "i32"),
+    **dict.fromkeys(("grad_stride", "residual_stride", "kept_stride", "bits_stride"), "i32"),
     "lengths": "*i64",
     "firsts": "*i32",
     "out": "*fp32",
@@ -123,16 +123,20 @@ def facts(name: str) -> dict[str, object]:
         sass = tool("cuobjdump", "-sass", file.name)
     (used,) = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", usage)
     registers, stack, shared, local = map(int, used)
-    widths = collections.Counter(
-        int(vector or 1) * int(bits)
-        for vector, bits in re.findall(r"ld\.global\S*?(?:\.v(\d))?\.b(\d+)", ptx)
-    )
+    widths = {
+        which: collections.Counter(
+            int(vector or 1) * int(bits)
+            for vector, bits in re.findall(rf"{which}\.global\S*?(?:\.v(\d))?\.b(\d+)", ptx)
+        )
+        for which in ("ld", "st")
+    }
     return {
         "registers": registers,
         "spilled": stack + local,
         "shared": max(shared, kernel.metadata.shared),
         "instructions": len(re.findall(r"^\s+/\*[0-9a-f]{4}\*/", sass, re.MULTILINE)),
-        "loads": dict(widths),
+        "loads": dict(widths["ld"]),
+        "stores": dict(widths["st"]),
         "flushes": len(re.findall(r"\.ftz\.", ptx)),
         "fused": len(re.findall(r"\bfma\.rn\.f32", ptx)),
         "atomics": len(re.findall(r"\b(?:atom|red)\.global", ptx)),

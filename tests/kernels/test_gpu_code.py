@@ -49,6 +49,12 @@ def test_vectors_of_any_length_move_16_bytes_at_once(code):
         assert code[name]["loads"].get("128", 0) > 0, name
 
 
+def test_bits_of_many_rows_are_stored_at_once(code):
+    """Two bytes per thread: a warp writes 64 that lie side by side, and no single ones."""
+    for name in ("quantise_held", "quantise_long"):
+        assert code[name]["stores"].keys() == {"16", "32"}
+
+
 def test_registers_do_not_spill(code):
     assert {name: c["spilled"] for name, c in code.items() if c["spilled"]} == {}
 
