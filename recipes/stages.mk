@@ -73,8 +73,9 @@ INITIAL  ?=
 ifneq ($(and $(SEEDS),$(filter $(INITIAL),$(RUNS))),)
 override INITIAL := $(INITIAL)-seed$(firstword $(SEEDS))
 endif
+SEQUENCED := $(foreach r,$(SEEDED),$(SEQUENCE:%=$r-%))
 INITIALS := $(if $(SEQUENCE),$(or $(INITIAL),$(SEEDED)))
-NETS    := $(foreach r,$(SEEDED),$r $(PASSES:%=$r-realign%) $(SEQUENCE:%=$r-%))
+NETS    := $(strip $(foreach r,$(SEEDED),$r $(PASSES:%=$r-realign%)) $(SEQUENCED))
 MODELS  := $(GMMS) $(NETS)
 # Models whose alignments something is trained on: the last of GMMS, and all passes but the last.
 TEACHERS := $(sort $(ALIGNER) $(if $(PASSES),$(filter-out %-realign$(REALIGN),$(NETS))))
@@ -164,7 +165,7 @@ clean:
 # keeps each settings file at least as new as the files it names, so an edit of one reruns the stages.
 # '+' runs these lines under -n too, so that the plan it prints is true.
 conf:
-	+@$(PY) $S/resolve.py $C '$(SEEDED)' $(FILES) $(CHOICES) $(SETTINGS)
+	+@$(PY) $S/resolve.py $C '$(strip $(SEEDED) $(SEQUENCED))' $(FILES) $(CHOICES) $(SETTINGS)
 	$(if $(SPEECH),+@$(PY) $S/recordings.py $C/audio $W/manifests $(TRAIN) $(EVAL))
 $C/%.yaml: conf ; +@:
 

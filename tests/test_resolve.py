@@ -266,6 +266,30 @@ def test_each_system_and_each_pass_learns_from_the_one_before(plan, tmp_path):
     assert reports == [f"ali/{m}/dev.report.json" for m in models]
 
 
+def test_runs_are_trained_further_with_an_objective(plan, tmp_path):
+    """All begin with INITIAL and learn from its lattices; without it, each with its own."""
+    inside = lambda p: p.removeprefix(f"{tmp_path}/w/")  # noqa: E731
+    for said, initials in (([], ["dnn", "gtc"]), (["INITIAL=dnn"], ["dnn", "dnn"])):
+        stages = plan("RUNS=dnn gtc", "SEQUENCE=mmi smbr", "WORKERS=2", "VIRTUAL=1", *said)
+        assert (stages.count("train"), stages.count("weak")) == (6, 1)
+        made = {inside(c[-1]): list(map(inside, c[1:-1])) for c in plan.commands}
+        for run, initial in zip(["dnn", "gtc"], initials, strict=True):
+            splits = [f"shards/{initial}-lattices/{s}/index.json" for s in ("train", "dev")]
+            for path in splits:
+                assert {f"exp/{initial}/{n}.json" for n in ("model", "tuned")} < set(made[path])
+                assert "lang-weak/index.json" in made[path]
+            for name in ("mmi", "smbr"):
+                *inputs, settings, model = made[f"exp/{run}-{name}/model.json"]
+                assert (inputs[-2:], model) == (splits, f"exp/{initial}/model.json")
+                assert settings.endswith(f"/run/{run}-{name}.yaml")
+                found = read_yaml(tmp_path / "w" / settings)
+                assert (found["initial"], found["objective"]["criterion"]) == (initial, name)
+                assert found["comm"]["method"] == {"dnn": "sgd", "gtc": "gtc"}[run]
+                assert found["optim"]["rate"] == found["objective"]["rate"]
+        assert sum("-lattices/" in path for path in made) == 2 * len(set(initials))
+    assert "objective" not in read_yaml(tmp_path / "w/conf/run/dnn.yaml")
+
+
 def test_models_are_decoded_with_a_bigram_where_told_so(plan, tmp_path):
     """They are tuned and decoded with its graph; no model is trained again for it."""
     text = tmp_path / "text.txt"
@@ -457,6 +481,8 @@ def test_what_is_said_on_the_command_line_counts_on_a_finished_folder(
         (["BIGRAM=dnn"], "BIGRAM names dnn, but lm.bigram.text is empty.*set lm.text"),
         (["EPOCHS=dnn"], "EPOCHS names 'dnn'; it takes RUN/epochs/N"),
         (["EPOCHS=dn/epochs/2"], "EPOCHS names 'dn'.*did you mean 'dnn'"),
+        (["SEQUENCE=mmo"], "SEQUENCE names 'mmo'.*did you mean 'mmi'"),
+        (["SEQUENCE=mmi", "INITIAL=dn"], "INITIAL names 'dn'.*did you mean 'dnn'"),
         (["REALIGN=abc"], "REALIGN is 'abc'; it must be a whole number from 0 to 9"),
         (["RUNS=gtcc"], "RUNS names 'gtcc'.*did you mean 'gtc'"),
         (["GMMS=mono tree"], "GMMS names 'tree'.*there are: lda, mono, sat, tri"),

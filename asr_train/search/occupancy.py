@@ -7,8 +7,8 @@ in    arcs_A       `STATE_ARC`: all paths of states that compete in an utterance
 out   loss         float, to be minimised
       slope_TS     float64, its derivative with respect to scores_TS; each frame's sum is 0
 Sums over paths go forward and backward over the arcs (Povey, 2003, "Discriminative training for
-large vocabulary speech recognition", section 6.1). Knows nothing of networks, words or files; needs
-NumPy and numba alone.
+large vocabulary speech recognition"). Knows nothing of networks, words or files; needs NumPy and
+numba alone.
 """
 
 from typing import Any, NamedTuple
@@ -53,9 +53,9 @@ def mmi(
         slope = gamma_den - gamma_num
 
     With a boost this is boosted MMI (Povey et al., 2008, "Boosted MMI for model and feature-space
-    discriminative training", equation 2). The paper subtracts boost * accuracy, which adds a
-    constant; with errors the loss is never negative. An error is a counted frame in another state
-    than the reference's.
+    discriminative training"). The paper subtracts boost * accuracy, which differs by a constant;
+    with errors the loss is never negative. An error is a counted frame in another state than the
+    reference's; the paper counts phones.
 
     Raises:
         ValueError: if the reference is no path of the lattice.
@@ -75,8 +75,8 @@ def smbr(
         slope(t, s) = -sum_{arcs of s at t} gamma(arc) (c(arc) - c_average)
 
     This is state-level minimum Bayes risk: c(arc) is the expected accuracy of the paths through an
-    arc (Vesely et al., 2013, "Sequence-discriminative training of deep neural networks", equations
-    8 to 10; Gibson and Hain, 2006).
+    arc (Vesely et al., 2013, "Sequence-discriminative training of deep neural networks"; Gibson and
+    Hain, 2006).
 
     Raises:
         ValueError: if the reference is no path of the lattice.

@@ -57,7 +57,7 @@ class SequenceObjective(Objective):
         loss = (1 - smoothing) * loss of the lattices + smoothing * cross-entropy
 
     This is F-smoothing (Su, Li, Yu and Seide, 2013, "Error back propagation for sequence training
-    of context-dependent deep networks", equation 11). A frame's scores are as in decoding,
+    of context-dependent deep networks"). A frame's scores are as in decoding,
     kappa * (log softmax - log prior). Their derivative by the logits is kappa times the slope by
     the scores: a slope's sum over states is 0, so the softmax's normaliser adds nothing.
     """

@@ -1,15 +1,28 @@
 """Lattices for sequence training hold their reference, at the graph's own costs."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import toy
 
+from asr_train.align.front import Front
+from asr_train.align.gmm import Gmm, Mixtures, save_gmm
+from asr_train.align.table import write_alignments
+from asr_train.align.viterbi import Aligned
 from asr_train.data.features import Utterance
 from asr_train.decode.lattices import Competitors, state_arcs
 from asr_train.decode.words import Choice, Effort
+from asr_train.files import write_json, write_jsonl, write_yaml
+from asr_train.lang.arpa import read_arpa
+from asr_train.lang.index import load_lang, write_lang
+from asr_train.schema import FrontSettings, NormBy, NormSettings, plain
 from asr_train.search.graph import decoding_graph
 from asr_train.search.lattice import Lattices
-from asr_train.search.occupancy import EMPTY, check_arcs, frame_of_node
+from asr_train.search.occupancy import EMPTY, check_arcs, frame_of_node, has_path
+from asr_train.shards.reader import Shards
+from scripts.shards import shards
+from scripts.weak import weak
 
 SCALE = 0.3
 WIDE = Effort(beam=200.0, max_active=10_000, lattice_beam=200.0, nbest=0)
@@ -87,3 +100,67 @@ def test_a_lattices_arcs_end_in_one_node(lang, graph):
     ends = np.isfinite(lattice.final_N).sum()
     assert len(arcs_A) == len(lattice.arcs_A) + ends
     assert (arcs_A["target"] == arcs_A["target"].max()).sum() == ends
+
+
+@pytest.fixture
+def work(lang, feats, tmp_path):
+    """The files of earlier stages: Gaussians, their alignments, the language, and settings."""
+    rng, states = np.random.default_rng(2), lang.states.num_states
+    norm = NormSettings(by=NormBy.speaker, variance=True)
+    gmm = Gmm(
+        np.arange(states),
+        np.ones(states),
+        rng.standard_normal((states, 4)),
+        np.ones((states, 4)),
+        np.full(states, 0.6),
+    )
+    front = Front(FrontSettings(num_ceps=4, deltas=0, norm=norm))
+    path = tmp_path / "exp/mono/model.json"
+    save_gmm(path, Mixtures(front, gmm, lang.states), feats.settings, {})
+    outcomes = []
+    for u in feats.utterances:
+        path_T = toy.path_of(lang, ["AB", "C"], rng, stay=1, silence=False)[: u.frames]
+        path_T = np.pad(path_T, (0, u.frames - len(path_T)), mode="edge")
+        silence_N3 = np.array([[0, 0, -1]], np.int32)
+        outcomes.append(Aligned(path_T, np.zeros(u.frames, np.int8), silence_N3, -1.0, False))
+    about = {"model": "mono", "self_loops": [0.6] * states}
+    ali = tmp_path / "ali/mono/dev.jsonl.gz"
+    write_alignments(ali, feats.utterances, outcomes, feats.settings, lang.states, about)
+    write_lang(tmp_path / "lang/index.json", lang)
+    rows = [{"supervisions": [{"text": text}]} for text in ("AB C", "AB C", "ABC", "AB NEVERHEARD")]
+    write_jsonl(tmp_path / "train.jsonl.gz", rows)
+    chosen = {"acoustic_scale": SCALE, "insertion_penalty": 0.5, "lm_weight": 1.0}
+    write_json(tmp_path / "exp/mono/tuned.json", {"run": "mono", **chosen})
+    write_yaml(tmp_path / "shards.yaml", {"utterances": 2, "norm": plain(norm)})
+    lists = ["acoustic_scales", "insertion_penalties", "lm_weights"]
+    lists = {key: [1.0] for key in [*lists, "rescore_lm_weights", "rescore_penalties"]}
+    effort = {"beam": 50.0, "max_active": 1000, "lattice_beam": 1.0, "nbest": 0, "minimise": True}
+    write_yaml(tmp_path / "decode.yaml", {**effort, **lists})
+    lattices = {"order": 2, "lattice_beam": 2.0, "arcs_per_frame": 300}
+    write_yaml(tmp_path / "lattices.yaml", lattices)
+    return tmp_path
+
+
+def test_the_stages_add_lattices_and_count_what_they_leave_out(work, lang, feats):
+    paths = [str(work / p) for p in ("lattices.yaml", "lang/index.json", "train.jsonl.gz")]
+    assert "weak: order 2" in weak(*paths, str(work / "lang-weak/index.json"))
+    made = load_lang(work / "lang-weak/index.json")
+    assert made.hash == lang.hash  # the model fits
+    assert read_arpa(made.arpa).words == ["<s>", "</s>", "<unk>", "AB", "ABC", "C"]
+    stored = Path(feats.utterances[0].row["features"]["storage_path"])
+    inputs = ["ali/mono/dev.jsonl.gz", "shards.yaml", "exp/mono/model.json", "exp/mono/tuned.json"]
+    inputs += ["lang-weak/index.json", "decode.yaml", "lattices.yaml"]
+    output = work / "shards/mono-lattices/dev/index.json"
+    paths = [stored.parents[1] / "dev.jsonl.gz", *(work / p for p in inputs), output]
+    said = shards(*map(str, paths))
+    found = Shards(output)
+    assert found.has_lattices
+    whole = [u.id for u in feats.utterances if u.frames >= 15]  # all states of AB C
+    samples = list(found.samples(None, 0, 1, 0))
+    assert {s.id for s in samples} == set(whole)
+    assert sorted(found.index["left_out"]) == sorted({u.id for u in feats} - set(whole))
+    assert all(has_path(s.lattice_A, s.ali_T) for s in samples)
+    about = found.about["lattices"]
+    assert (about["run"], about["acoustic_scale"], about["silence"]) == ("mono", SCALE, [*range(5)])
+    assert f"of {len(whole)}" in said
+    assert "left out: the " in said
