@@ -10,7 +10,8 @@ date and the commit. WORK keeps speech, features and runs. Without a GPU, all of
 and in Triton's interpreter at tiny sizes, which shows that it works; times are then "not measured".
 
 Needs torch, Triton, numpy and numba, pytest for a, and what scripts/gpu_wheels.py lists: packages
-that are not installed are taken from wheels in .wheels, if that folder is there.
+that are not installed are taken from wheels in .wheels, if that folder is there. HOURS of speech
+(default 8) are synthesised; COMMIT names the commit where there is no repository.
 """
 
 import importlib.util
