@@ -114,7 +114,7 @@ bench-step: .venv/.ready
 ## make gpu-wheels                 fetch these wheels (Python 3.12, Linux), to take along
 GPU_WORK ?= work-gpu
 gpu: $(if $(PY),,.venv/.ready)
-	@$(or $(PY),$(BIN)/python) scripts/gpu.py $(if $(shell command -v nvidia-smi),results/gpu,build/gpu) $(GPU_WORK) $(PIECE)
+	@PYTHONPATH=. $(or $(PY),$(BIN)/python) scripts/gpu.py $(if $(shell command -v nvidia-smi),results/gpu,build/gpu) $(GPU_WORK) $(PIECE)
 gpu-wheels: .venv/.ready
 	@$(BIN)/python scripts/gpu_wheels.py requirements.lock .wheels
 

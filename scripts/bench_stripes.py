@@ -104,9 +104,12 @@ def _run(setup: str, width: int, frames: int, rank: int, store: str, output: Pat
         gradient()
         update()
 
+    def norm(square: torch.Tensor) -> float:
+        return (stripes.total(square) if stripes else square).sqrt().item()
+
     found: dict[str, Any] = {
         "loss": gradient().item(),
-        "norm": bucket.total(bucket.grad_P.double().square().sum()).sqrt().item(),
+        "norm": norm(bucket.grad_P.double().square().sum()),
     }
     seconds: dict[str, float] = {}
     calls: dict[str, Callable[[], Any]] = {"forward": forward, "gradient": gradient}

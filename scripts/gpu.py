@@ -14,6 +14,9 @@ that are not installed are taken from wheels in .wheels, if that folder is there
 (default 8) are synthesised; COMMIT names the commit where there is no repository.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import importlib.util
 import json
 import os
@@ -327,6 +330,7 @@ def main(folder: str, work: str, *pieces: str) -> None:
 
 
 if __name__ == "__main__":
+    asr_train.interrupt.begin()
     unpack_wheels()
     if sys.argv[1:2] == ["--settings"]:
         write_settings(*sys.argv[2:])

@@ -5,6 +5,9 @@ matplotlib, as wheels for Python 3.12 on Linux (x86-64), in the versions of the 
 60 MB, for a machine without a network.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 import re
 import subprocess
 import sys
