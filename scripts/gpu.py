@@ -14,7 +14,7 @@ that are not installed are taken from wheels in .wheels, if that folder is there
 (default 8) are synthesised; COMMIT names the commit where there is no repository.
 """
 
-import asr_train.interrupt  # noqa: F401
+import asr_train.interrupt
 
 # isort: split
 import importlib.util
