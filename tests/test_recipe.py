@@ -444,10 +444,10 @@ MOMENTS = [  # a sign that a stage is at work (a file, or output of make), and s
 ]
 
 
-def kill_after(recipe: Recipe, sign: str, seconds: float, log: Path) -> None:
+def kill_after(recipe: Recipe, sign: str, seconds: float, log: Path, *arguments: str) -> None:
     """Start make, wait for the sign and some seconds, and kill make and its children at once."""
     with open(log, "w+") as file:
-        process = recipe.start("-j2", said=file)
+        process = recipe.start("-j2", *arguments, said=file)
         deadline = time.time() + PATIENCE_SECONDS
         while not (any(recipe.work.glob(sign)) or re.search(sign, log.read_text())):
             assert process.poll() is None, f"make ended before {sign!r}:\n{log.read_text()[-2000:]}"
@@ -476,6 +476,29 @@ def test_side_by_side_and_killed_in_every_stage_it_gives_the_bytes_of_the_unbrok
     assert not [path for path in folder.rglob(".tmp.*") if path.parent.name != "log"]
     assert differing(content_of(folder), content_of(unbroken[0])) == []
     assert not stages_in(recipe.make())
+
+
+def test_sequence_training_on_its_own_lattices_resumes_to_the_same_bytes(
+    recipe, unbroken, tmp_path
+):
+    recipe = Recipe(recipe.root, sys.executable)
+    further = ("SEQUENCE=smbr", "SET=objective.epochs=2")
+    whole = copy_of(recipe, unbroken, "sequence")
+    said = recipe.make(*further)
+    assert stages_in(said).count("train") == 1
+    assert said.count("exp/dnn-smbr test") == 2  # when scored, and in the end
+    found = Shards(whole / "shards/dnn-lattices/train/index.json")
+    assert found.has_lattices
+    assert found.num_samples == Shards(whole / "shards/tri/train/index.json").num_samples
+    losses = [
+        row["dev_loss"] for row in read_jsonl(whole / "exp/dnn-smbr/log.jsonl") if "dev_loss" in row
+    ]
+    assert losses[1] < losses[0]
+    folder = copy_of(recipe, unbroken, "sequence-killed")
+    kill_after(recipe, "exp/dnn-smbr/ckpt/step-*.json", 0.0, tmp_path / "said", *further)
+    recipe.make(*further)
+    assert differing(content_of(folder), content_of(whole)) == []
+    assert not stages_in(recipe.make(*further))
 
 
 # --- a stage that fails -------------------------------------------------------------------------
