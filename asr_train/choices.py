@@ -22,7 +22,9 @@ class Choices:
         gmms: systems of Gaussians, each trained from the one before it.
         nets: networks to train, with those of further seeds and of realignment.
         scales: the run whose scales, chosen on DEV, all networks use; "": each its own.
-        rescore, bigram: models that are also rescored, or decoded with a bigram.
+        bigram, pronprobs: models that are also decoded with a bigram, or with learned probabilities
+            of pronunciations and silences.
+        rescore: models, or rows of `pronprobs`, that are also rescored.
         epochs: models of single epochs, RUN/epochs/N, that are also decoded.
         sequence: objectives that runs are trained further with, as RUN-OBJECTIVE.
         initial: the run that these begin with; "": each with its own.
@@ -33,6 +35,7 @@ class Choices:
     scales: str = ""
     rescore: list[str] = field(default_factory=list)
     bigram: list[str] = field(default_factory=list)
+    pronprobs: list[str] = field(default_factory=list)
     epochs: list[str] = field(default_factory=list)
     sequence: list[str] = field(default_factory=list)
     initial: str = ""
@@ -62,13 +65,18 @@ class Choices:
     @property
     def shown(self) -> list[str]:
         """The rows of the table of word errors, in order."""
-        bigrams = [f"{name}-bigram" for name in self.bigram]
         return [
             *self.models,
-            *bigrams,
+            *(f"{name}-bigram" for name in self.bigram),
+            *self.probable,
             *(f"{name}-rescored" for name in self.rescore),
             *self.epochs,
         ]
+
+    @property
+    def probable(self) -> list[str]:
+        """The rows decoded with learned probabilities."""
+        return [f"{name}-pronprobs" for name in self.pronprobs]
 
     def scales_of(self, run: str) -> str:
         """Return the run whose scales `run` is decoded with."""
@@ -77,7 +85,9 @@ class Choices:
         return run.partition("/epochs/")[0]
 
     def _check(self) -> None:
-        for name, words in (("RESCORE", self.rescore), ("BIGRAM", self.bigram)):
+        for word in self.rescore:
+            check_known("RESCORE", word, [*self.models, *self.probable])
+        for name, words in (("BIGRAM", self.bigram), ("PRONPROBS", self.pronprobs)):
             for word in words:
                 check_known(name, word, self.models)
         for name, run in (("SCALES", self.scales), ("INITIAL", self.initial)):

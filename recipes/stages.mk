@@ -92,13 +92,19 @@ RESCORED := $(RESCORE:%=%-rescored)
 # Models to decode with a Witten-Bell bigram as well, as MODEL-bigram; Kaldi was measured with one.
 BIGRAM  ?=
 BIGRAMS := $(BIGRAM:%=%-bigram)
+# Models to decode with probabilities of pronunciations and silences, too, counted in the alignments of
+# TRAIN, as MODEL-pronprobs.
+PRONPROBS ?=
+PROBABLE := $(PRONPROBS:%=%-pronprobs)
+OTHERWISE := $(BIGRAMS) $(PROBABLE) $(RESCORED)
 # What the networks' workers sent; printed where there is something to compare, or several workers.
 EXCHANGE := $(if $(NETS),$W/tables/exchange.md)
 SHOWN    := $(if $(strip $(word 2,$(NETS)) $(and $(NETS),$(filter-out 1,$(WORKERS)))),$W/tables/exchange.txt)
 # What this call shows. resolve.py checks these choices and writes them into settings files, so that a
 # change of them reruns what depends on them.
-SHOWS   := $(MODELS) $(BIGRAMS) $(RESCORED) $(EPOCHS)
+SHOWS   := $(MODELS) $(OTHERWISE) $(EPOCHS)
 CHOICES := 'GMMS=$(GMMS)' 'NETS=$(NETS)' 'SCALES=$(SCALES)' 'RESCORE=$(RESCORE)' 'BIGRAM=$(BIGRAM)' \
+  'PRONPROBS=$(PRONPROBS)' \
   'EPOCHS=$(EPOCHS)' 'SEQUENCE=$(SEQUENCE)' 'INITIAL=$(INITIAL)' 'WORKERS=$(WORKERS)' 'STRIPES=$(STRIPES)'
 SCORES  := $(foreach r,$(SHOWS),$(EVAL:%=$W/exp/$r/score.%.json))
 ALIGNED := $(MODELS:%=$W/ali/%/$(DEV).report.json)
@@ -109,9 +115,9 @@ TARGETS := $(MANIFESTS) $(CHECKED) $W/lm/index.json $W/lang/index.json \
   $(foreach m,$(TEACHERS),$(foreach s,$(TRAIN) $(DEV),$W/ali/$m/$s.jsonl.gz $W/shards/$m/$s/index.json)) \
   $(if $(INITIALS),$W/lang-weak/index.json) $(foreach s,$(TRAIN) $(DEV),$(INITIALS:%=$W/shards/%-lattices/$s/index.json)) \
   $(filter-out $(TEACHERS:%=$W/ali/%/$(TRAIN).jsonl.gz),$(INITIALS:%=$W/ali/%/$(TRAIN).jsonl.gz)) \
-  $(NETS:%=$W/exp/%/model.json) $(patsubst %,$W/exp/%/tuned.json,$(MODELS) $(BIGRAMS) $(RESCORED)) \
+  $(NETS:%=$W/exp/%/model.json) $(patsubst %,$W/exp/%/tuned.json,$(MODELS) $(OTHERWISE)) \
   $(foreach m,$(filter-out $(TEACHERS),$(MODELS)),$W/ali/$m/$(DEV).jsonl.gz) \
-  $(foreach r,$(MODELS) $(BIGRAMS) $(RESCORED),$(EVAL:%=$W/exp/$r/hyp.%.jsonl)) $(SCORES) \
+  $(foreach r,$(MODELS) $(OTHERWISE),$(EVAL:%=$W/exp/$r/hyp.%.jsonl)) $(SCORES) \
   $W/tables/wer.md $(EXCHANGE) $W/report/index.html
 
 # The model that `make bundle` packs, with the scales that it is decoded with.
@@ -123,8 +129,8 @@ $(call one_word,BUNDLE,$(BUNDLE),name a file without one)
 ifneq ($(and $(filter RUN=%,$(MAKEOVERRIDES)),$(if $(filter bundle,$(MAKECMDGOALS)),,other)),)
 $(error RUN goes with `make bundle`; the networks to train are RUNS)
 endif
-ifeq ($(and $(filter bundle,$(MAKECMDGOALS)),$(if $(filter $(RUN),$(MODELS)),,wrong)),wrong)
-$(error RUN is '$(RUN)', which is none of this call's models: $(MODELS))
+ifeq ($(and $(filter bundle,$(MAKECMDGOALS)),$(if $(filter $(RUN),$(MODELS) $(PROBABLE)),,wrong)),wrong)
+$(error RUN is '$(RUN)', which is none of this call's models: $(MODELS) $(PROBABLE))
 endif
 
 .PHONY: help table check bundle conf status clean
@@ -142,6 +148,7 @@ endif
 ##                 SEQUENCE='mmi smbr' (train each run further with these objectives: dnn-mmi, dnn-smbr)
 ##                 INITIAL=run that all of these begin with (default: each with its own)
 ##                 RESCORE='dnn' (rescore n-best lists with lm.big)  BIGRAM='tri dnn' (also decode with a bigram)
+##                 PRONPROBS='dnn' (also decode with learned probabilities of pronunciations and silences)
 ##                 SCALES=run whose scales, chosen on DEV, are used for all networks
 ##                 WORKERS=training workers, one process each; VIRTUAL=1: all in one process, bit-identical
 ##                 STRIPES=processes that each worker's network is cut over (model parallelism)
@@ -150,8 +157,9 @@ table: $(CHECKED) $W/report/index.html
 check: $(CHECKED)
 	@cat $<
 # A settings file named here would make the manifests look through it to `conf`; see the note on patterns.
-bundle: $(CURDIR)/README.md $W/exp/$(RUN)/model.json \
-  $W/exp/$(if $(filter $(RUN),$(NETS)),$(or $(SCALES),$(RUN)),$(RUN))/tuned.json $W/lang/index.json \
+bundle: $(CURDIR)/README.md $W/exp/$(RUN:%-pronprobs=%)/model.json \
+  $W/exp/$(if $(filter $(RUN),$(NETS)),$(or $(SCALES),$(RUN)),$(RUN))/tuned.json \
+  $W/lang$(if $(filter $(RUN),$(PROBABLE)),-pronprobs)/index.json \
   $W/feats/$(TRAIN).jsonl.gz $(EVAL:%=$W/exp/$(RUN)/score.%.json)
 	$Q$(PY) $S/bundle.py $(wordlist 1,4,$^) $C/lexicon.yaml $(wordlist 5,99,$^) $(BUNDLE)
 help:
@@ -177,6 +185,8 @@ $W/lm/index.json: $C/lm.yaml $(MANIFESTS) | $(CHECKED)
 	$Q$(PY) $S/lm.py $^ $@
 $W/lang-bigram/index.json: $C/bigram.yaml $W/lang/index.json $(filter-out %/$(TRAIN).jsonl.gz,$(MANIFESTS))
 	$Q$(PY) $S/bigram.py $^ $@
+$W/lang-pronprobs/index%json: $C/pronprobs.yaml $W/lang/index.json $W/ali/$(ALIGNER)/$(TRAIN).jsonl.gz
+	$Q$(PY) $S/pronprobs.py $^ $@
 $W/lang/index.json: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lang.yaml $W/lm/index.json
 	$Q$(PY) $S/lang.py $^ $@
 $W/feats/%.jsonl.gz: $W/manifests/%.jsonl.gz $C/feats.yaml | $(CHECKED)
@@ -226,9 +236,16 @@ $(foreach i,$(INITIALS),$(eval $(call lattice_rule,$i)))
 $W/exp/%/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml $W/lang/index.json \
   $W/feats/$(DEV).jsonl.gz
 	$Q$(PY) $S/tune.py $^ $@
-$W/exp/%-bigram/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml \
-  $W/lang-bigram/index.json $W/feats/$(DEV).jsonl.gz
-	$Q$(PY) $S/tune.py $^ $@
+define other_lang_rules # $1 is bigram or pronprobs
+$W/exp/%-$1/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml $W/lang-$1/index.json \
+  $W/feats/$(DEV).jsonl.gz
+	$Q$$(PY) $S/tune.py $$^ $$@
+$(foreach s,$(EVAL),$W/exp/%-$1/hyp.$s.jsonl: $W/exp/%/model.json $W/exp/%-$1/tuned.json $W/lang-$1/index.json \
+  $W/feats/$s.jsonl.gz
+	$Q$$(PY) $S/decode.py $$^ $$@
+)
+endef
+$(foreach o,bigram pronprobs,$(eval $(call other_lang_rules,$o)))
 $W/exp/%-rescored/tuned.json: $W/exp/%/hyp.$(DEV).jsonl $W/manifests/$(DEV).jsonl.gz \
   $C/decode.yaml $C/normaliser.yaml $W/lm/index.json
 	$Q$(PY) $S/rescore.py tune $^ $@
@@ -238,9 +255,6 @@ define eval_rules # $1 is the split; the pattern is the run
 $W/exp/%/hyp.$1.jsonl: $W/exp/%/model.json $W/exp/%/tuned.json $W/lang/index.json $W/feats/$1.jsonl.gz \
   $C/scales/%.yaml
 	$Q$$(PY) $S/decode.py $$(wordlist 1,4,$$^) $$@
-$W/exp/%-bigram/hyp.$1.jsonl: $W/exp/%/model.json $W/exp/%-bigram/tuned.json $W/lang-bigram/index.json \
-  $W/feats/$1.jsonl.gz
-	$Q$$(PY) $S/decode.py $$^ $$@
 $W/exp/%-rescored/hyp.$1.jsonl: $W/exp/%/hyp.$1.jsonl $W/exp/%-rescored/tuned.json $W/lm/index.json
 	$Q$$(PY) $S/rescore.py apply $$^ $$@
 $W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.yaml

@@ -202,9 +202,12 @@ def of_run(
 ) -> Row:
     """Return a run's settings, commands and files.
 
-    A run that only decodes otherwise (bigram, rescored, a model of one epoch) has its model's.
+    A run that only decodes otherwise (bigram, pronprobs, rescored, a model of one epoch) has its
+    model's.
     """
-    base = run if run in models else re.sub(r"(-bigram|-rescored|/epochs/\d+)$", "", run)
+    base = (
+        run if run in models else re.sub(r"((-bigram|-pronprobs|-rescored)+|/epochs/\d+)$", "", run)
+    )
     model = models.get(run) or models[base]
     about = model.with_name("run.json")
     trained = read_json(about) if about.exists() else {}

@@ -65,7 +65,8 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         shared = {
             "corpus": config.corpus,
             "lexicon": config.lang.lexicon,
-            "lang": config.lang,
+            "lang": replace(config.lang, pronprobs=None),
+            "pronprobs": config.lang.pronprobs,
             "lm": replace(config.lm, bigram=None),
             "bigram": config.lm.bigram,
             "feats": config.feats,
@@ -131,7 +132,7 @@ def check_aligner(choices: Choices, overrides: list[str]) -> None:
 
 
 def check_lists(choices: Choices, config: Config) -> None:
-    """Check that the settings name the models that RESCORE and BIGRAM need.
+    """Check that the settings name the models that RESCORE, BIGRAM and PRONPROBS need.
 
     Raises:
         SettingsError: naming the setting that is missing.
@@ -150,6 +151,11 @@ def check_lists(choices: Choices, config: Config) -> None:
         raise SettingsError(
             f"BIGRAM names {choices.bigram[0]}, but lm.bigram.text is empty: there is no text to "
             "learn a bigram from; set lm.text, or leave BIGRAM out"
+        )
+    if choices.pronprobs and config.lang.pronprobs is None:
+        raise SettingsError(
+            f"PRONPROBS names {choices.pronprobs[0]}, but lang.pronprobs is null; set its counts "
+            "as in conf/lang/words.yaml, or leave PRONPROBS out"
         )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from asr_train.decode.scorer import Scorer
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import Lexicon
+from asr_train.lang.pronprobs import Pronprobs
 from asr_train.lang.states import States
 from asr_train.lang.tree import CENTRE, LEFT, RIGHT, Tree
 from asr_train.schema import GrammarKind, GrammarSettings
@@ -36,6 +37,15 @@ def toy_lang(
     )
     states = States(tuple(lexicon.phones), phone_states, silence_states)
     return Lang(lexicon, states, grammar, arpa, 0.4)
+
+
+def random_pronprobs(lexicon: Lexicon, rng) -> Pronprobs:
+    """Draw probabilities of pronunciations and pauses, from 0.1 to 0.9, and factors up to 3."""
+
+    def drawn(high):
+        return {w: rng.uniform(0.1, high, len(ps)).tolist() for w, ps in lexicon.prons.items()}
+
+    return Pronprobs(drawn(0.9), drawn(0.9), drawn(3), drawn(3), *rng.uniform(0.1, 0.9, 3).tolist())
 
 
 def random_tree(states: States, rng, share=(), depth=2) -> Tree:

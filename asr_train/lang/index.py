@@ -1,6 +1,7 @@
 """`lang/index.json`: words, phones, states and grammar, with the ids of all later stages."""
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from asr_train.files import check_part, hash_of, part, read_json, replacing, write_json
 from asr_train.lang.arpa import NgramModel, write_arpa
 from asr_train.lang.lexicon import Lexicon
+from asr_train.lang.pronprobs import Pronprobs, Variant
 from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, GrammarSettings, build, plain
 
@@ -24,6 +26,8 @@ class Lang:
         grammar: its settings, with the words of a loop filled in.
         arpa: the n-gram model's file, if the grammar is one.
         silence_probability: of each optional silence.
+        pronprobs: learned probabilities of pronunciations and silences; None: a word's
+            pronunciations are equally likely, and so are all silences.
     """
 
     lexicon: Lexicon
@@ -31,6 +35,7 @@ class Lang:
     grammar: GrammarSettings
     arpa: Path | None
     silence_probability: float
+    pronprobs: Pronprobs | None = None
 
     @cached_property
     def word_ids(self) -> dict[str, int]:
@@ -40,7 +45,24 @@ class Lang:
     @cached_property
     def hash(self) -> str:
         """Return a hash of lexicon, states and silence; it does not cover the grammar."""
-        return hash_of([self.lexicon.prons, self.states.hash, self.silence_probability])
+        learned = [] if self.pronprobs is None else [asdict(self.pronprobs)]
+        return hash_of([self.lexicon.prons, self.states.hash, self.silence_probability, *learned])
+
+    def pron_cost(self, variant: Variant) -> float:
+        """Return the cost in nats of a pronunciation."""
+        if self.pronprobs is not None:
+            return self.pronprobs.cost(variant)
+        return math.log(len(self.lexicon.prons[variant[0]]))
+
+    def pause_costs(self, variant: Variant) -> tuple[float, float]:
+        """Return the costs in nats of a silence after a pronunciation or EDGE, and of none."""
+        if self.pronprobs is not None:
+            return self.pronprobs.pause_costs(variant)
+        return -math.log(self.silence_probability), -math.log1p(-self.silence_probability)
+
+    def entry_costs(self, variant: Variant) -> tuple[float, float]:
+        """Return what a pronunciation or EDGE costs more after a silence, and after none; nats."""
+        return (0.0, 0.0) if self.pronprobs is None else self.pronprobs.entry_costs(variant)
 
 
 def write_lang(path: Path | str, lang: Lang) -> None:
@@ -59,6 +81,8 @@ def write_lang(path: Path | str, lang: Lang) -> None:
         "guessed": list(lang.lexicon.guessed),
         "lexicon": {w: [" ".join(p) for p in ps] for w, ps in lang.lexicon.prons.items()},
     }
+    if lang.pronprobs is not None:
+        content["pronprobs"] = asdict(lang.pronprobs)
     write_json(path, content)
 
 
@@ -87,12 +111,15 @@ def load_lang(path: Path | str) -> Lang:
         )
     arpa = content["arpa"]
     prons = {w: tuple(tuple(p.split()) for p in ps) for w, ps in content["lexicon"].items()}
+    lexicon = Lexicon(prons, tuple(content["missing"]), tuple(content["guessed"]))
+    learned = content.get("pronprobs")
     lang = Lang(
-        Lexicon(prons, tuple(content["missing"]), tuple(content["guessed"])),
+        lexicon,
         States(tuple(content["phones"]), content["phone_states"], content["silence_states"]),
         build(GrammarSettings, content["grammar"], "grammar"),
         None if arpa is None else check_part(Path(path).parent, arpa),
         content["silence_probability"],
+        Pronprobs.checked(learned, lexicon, path) if learned is not None else None,
     )
     if lang.hash != content["hash"]:
         raise ValueError(

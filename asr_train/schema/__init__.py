@@ -57,6 +57,7 @@ from asr_train.schema.lang import (
     LangSettings,
     LexiconSettings,
     LexiconSource,
+    PronprobsSettings,
     Unknown,
 )
 from asr_train.schema.lm import BigramSettings, LmSettings, NgramSettings, Smoothing
@@ -137,6 +138,7 @@ __all__ = [
     "PhaseSettings",
     "Precision",
     "PretrainSettings",
+    "PronprobsSettings",
     "Published",
     "PublishedSettings",
     "QuestionStates",

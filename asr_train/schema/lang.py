@@ -1,9 +1,9 @@
 """Pronunciations and grammar: conf/lang."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
-from asr_train.schema.fields import SettingsError, at, positive, within
+from asr_train.schema.fields import LEFT_OUT, SettingsError, at, positive, within
 
 
 class LexiconSource(Enum):
@@ -74,12 +74,30 @@ class GrammarSettings:
 
 
 @dataclass(kw_only=True, slots=True)
+class PronprobsSettings:
+    """Counts added to those of alignments; see `lang.pronprobs.learned`."""
+
+    pron_count: float
+    silence_count: float
+    factor_count: float
+
+    def __post_init__(self) -> None:
+        positive(
+            pron_count=self.pron_count,
+            silence_count=self.silence_count,
+            factor_count=self.factor_count,
+        )
+
+
+@dataclass(kw_only=True, slots=True)
 class LangSettings:
     lexicon: LexiconSettings
     grammar: GrammarSettings
     silence_probability: float
     phone_states: int
     silence_states: int
+    # For the runs in PRONPROBS; in a separate settings file
+    pronprobs: PronprobsSettings | None = field(default=None, metadata={LEFT_OUT: True})
 
     def __post_init__(self) -> None:
         within(0.01, 0.99, silence_probability=self.silence_probability)

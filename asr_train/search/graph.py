@@ -24,6 +24,7 @@ import numpy as np
 from asr_train.files import check_part, hash_of, part, read_json, replacing, sha256, write_json
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import SILENCE
+from asr_train.lang.pronprobs import EDGE
 from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, GrammarSettings
 
@@ -194,11 +195,6 @@ def transition_costs(
     return self_loop_scale * -np.log1p(-p_S), self_loop_scale * -np.log(p_S)
 
 
-def silence_costs(lang: Lang) -> tuple[float, float]:
-    """Return the costs in nats of an optional silence, and of its absence."""
-    return -math.log(lang.silence_probability), -math.log1p(-lang.silence_probability)
-
-
 # --- HCLG ---------------------------------------------------------------------------------------
 
 
@@ -215,28 +211,34 @@ def lexicon_fst(lang: Lang) -> tuple[Any, list[int]]:
     backoff = len(phone_ids) + 1
     marks = _disambiguation(lang)
     silence_mark = backoff + 1 + max((m for m in marks.values()), default=0)
-    silent, spoken = silence_costs(lang)
-    start, loop, silence, marked = 0, 1, 2, 3
+    start, loop, silence, marked, quiet, free = 0, 1, 2, 3, 4, 5
+    if lang.pronprobs is None:
+        quiet, free = loop, 4  # what follows does not depend on whether there was silence
+    silent, spoken = lang.pause_costs(EDGE)
     lines = [
         f"{start} {loop} 0 0 {spoken}",
         f"{start} {marked} {phone_ids[SILENCE]} 0 {silent}",
         f"{silence} {marked} {phone_ids[SILENCE]} 0",
-        f"{marked} {loop} {silence_mark} 0",
-        f"{loop} {loop} {backoff} {len(lang.lexicon.prons) + 1}",
-        f"{loop} 0.0",
+        f"{marked} {quiet} {silence_mark} 0",
     ]
-    free = 4
+    between = {quiet: 0, loop: 1}  # nodes before words -> index into `Lang.entry_costs`
+    for node, before in between.items():
+        lines.append(f"{node} {node} {backoff} {len(lang.lexicon.prons) + 1}")
+        lines.append(f"{node} {lang.entry_costs(EDGE)[before]}")
     for w, (word, prons) in enumerate(lang.lexicon.prons.items(), 1):
-        for pron in prons:
+        for n, pron in enumerate(prons):
             labels = [phone_ids[p] for p in pron]
             if mark := marks.get((word, pron)):
                 labels.append(backoff + mark)
-            here, out, cost = loop, w, math.log(len(prons))
+            cost, entry = lang.pron_cost((word, n)), lang.entry_costs((word, n))
+            silent, spoken = lang.pause_costs((word, n))
+            heres, out = {node: cost + entry[before] for node, before in between.items()}, w
             for label in labels[:-1]:
-                lines.append(f"{here} {free} {label} {out} {cost}")
-                here, out, cost, free = free, 0, 0.0, free + 1
-            lines.append(f"{here} {loop} {labels[-1]} {out} {cost + spoken}")
-            lines.append(f"{here} {silence} {labels[-1]} {out} {cost + silent}")
+                lines += [f"{node} {free} {label} {out} {cost}" for node, cost in heres.items()]
+                heres, out, free = {free: 0.0}, 0, free + 1
+            for node, cost in heres.items():
+                lines.append(f"{node} {loop} {labels[-1]} {out} {cost + spoken}")
+                lines.append(f"{node} {silence} {labels[-1]} {out} {cost + silent}")
     fst = _compiled(lines, start)
     kaldifst.arcsort(fst, "olabel")
     return fst, list(range(backoff, silence_mark + 1))

@@ -5,14 +5,14 @@ its phone and word, whatever states are tied to each other.
 """
 
 import itertools
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from asr_train.lang.index import Lang
+from asr_train.lang.pronprobs import EDGE
 from asr_train.lang.states import States
-from asr_train.search.graph import ARC, Arrays, silence_costs, transition_costs
+from asr_train.search.graph import ARC, Arrays, transition_costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,6 @@ def _phones(
     """Return the transcript's phones, those that may come first, and the successors of each."""
     word_ids = lang.word_ids
     phone_ids = {phone: p for p, phone in enumerate(lang.states.phones)}
-    silent, spoken = silence_costs(lang)
     places: list[_Phone] = []
     follow: list[list[tuple[int, float]]] = []
 
@@ -123,26 +122,29 @@ def _phones(
         return len(places) - 1
 
     first: list[tuple[int, float]] = []
-    open_ends = [first]  # lists to which the next places are added
+    # Lists to which the next places are added, with the costs of a pause and of none
+    open_ends = [(first, lang.pause_costs(EDGE))]
     for place, word in enumerate([*words, None]):
         pause = add(_Phone(0, -1, 0))
-        for ends in open_ends:
+        for ends, (silent, _) in open_ends:
             ends.append((pause, silent))
+        befores = [(follow[pause], 0.0, 0), *((ends, costs[1], 1) for ends, costs in open_ends)]
         if word is None:
-            for ends in open_ends:
-                ends.append((END, spoken))
-            follow[pause].append((END, 0.0))
+            entry = lang.entry_costs(EDGE)
+            for ends, cost, before in befores:
+                ends.append((END, cost + entry[before]))
             break
         prons = lang.lexicon.prons[word]
         last = []
-        for pron in prons:
+        for n, pron in enumerate(prons):
             row = [add(_Phone(phone_ids[p], place, 0)) for p in pron]
             places[row[0]] = _Phone(phone_ids[pron[0]], place, word_ids[word])
-            for ends, cost in [*((ends, spoken) for ends in open_ends), (follow[pause], 0.0)]:
-                ends.append((row[0], cost + math.log(len(prons))))
+            entry = lang.entry_costs((word, n))
+            for ends, cost, before in befores:
+                ends.append((row[0], cost + lang.pron_cost((word, n)) + entry[before]))
             for a, b in itertools.pairwise(row):
                 follow[a].append((b, 0.0))
-            last.append(follow[row[-1]])
+            last.append((follow[row[-1]], lang.pause_costs((word, n))))
         open_ends = last
     return places, first, follow
 

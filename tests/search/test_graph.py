@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from toy import all_sentences, cheapest, path_of, scores_of, tied, toy_lang
+from toy import all_sentences, cheapest, path_of, random_pronprobs, scores_of, tied, toy_lang
 
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States
@@ -40,10 +40,13 @@ def words_cost(lang, words, scores_TS, loop_S, states=None) -> float:
     return cheapest(graph.graph, scores_TS[:, graph.state_K])
 
 
+@pytest.mark.parametrize("is_learned", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_decoding_graph_costs_what_the_best_transcript_costs(seed):
+def test_the_decoding_graph_costs_what_the_best_transcript_costs(seed, is_learned):
     rng = np.random.default_rng(seed)
     lang = toy_lang(phone_states=1, silence_states=2)
+    if is_learned:
+        lang = replace(lang, pronprobs=random_pronprobs(lang.lexicon, rng))
     loop_S = loops(lang)
     path_T = path_of(lang, ["C", "AB"], rng)
     scores_TS = scores_of(path_T, lang.states.num_states, rng, margin=2.0)

@@ -3,10 +3,11 @@
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from toy import cheapest, path_of, rows_of, scores_of, tied, toy_lang
+from toy import cheapest, path_of, random_pronprobs, rows_of, scores_of, tied, toy_lang
 
 from asr_train.search.beam import Beam
 from asr_train.search.graph import to_vector
@@ -24,14 +25,28 @@ def ways(lang, words):
     """Yield every sequence of (phone, word or -1), with variants and silences, and its cost."""
     prons = [lang.lexicon.prons[word] for word in words]
     ids = {phone: p for p, phone in enumerate(lang.states.phones)}
-    for said in itertools.product(*prons):
+    for said in itertools.product(*(range(len(ps)) for ps in prons)):
         for silent in itertools.product([False, True], repeat=len(words) + 1):
             row = [(0, -1)] * silent[0]
-            for w, pron in enumerate(said):
-                row += [(ids[p], w) for p in pron] + [(0, -1)] * silent[w + 1]
-            p = lang.silence_probability
-            cost = -sum(math.log(p if s else 1 - p) for s in silent)
-            yield row, cost + sum(math.log(len(ps)) for ps in prons)
+            for w, n in enumerate(said):
+                row += [(ids[p], w) for p in prons[w][n]] + [(0, -1)] * silent[w + 1]
+            yield row, -sum(math.log(p) for p in factors(lang, words, said, silent))
+
+
+def factors(lang, words, said, silent):
+    """Return the probabilities of pronunciations and silences, and their factors."""
+    variants, given = list(zip(words, said, strict=True)), lang.pronprobs
+    if given is None:
+        pauses, p = [1 / len(lang.lexicon.prons[word]) for word in words], lang.silence_probability
+        return pauses + [p if s else 1 - p for s in silent]
+    after = [given.start, *(given.pause[word][n] for word, n in variants)]
+    entry = [(given.after_word[w][n], given.after_silence[w][n]) for w, n in variants]
+    entry.append((given.end_after_word, given.end_after_silence))
+    return [
+        *(given.pron[word][n] for word, n in variants),
+        *(p if s else 1 - p for p, s in zip(after, silent, strict=True)),
+        *(pair[s] for pair, s in zip(entry, silent, strict=True)),
+    ]
 
 
 def straight(states_N, scores_TS, loop_S) -> tuple[float, list[int]]:
@@ -76,12 +91,14 @@ def best_path(graph, scores_TS):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("kind", ["plain", "tied", "shared"])
+@pytest.mark.parametrize("kind", ["plain", "tied", "shared", "learned"])
 @pytest.mark.parametrize("margin", [0.0, 1.5])
 def test_the_best_path_is_the_cheapest_of_all_ways_to_say_it(seed, kind, margin):
     """Each phone has the states of its context; phones() tells which phone it was."""
     rng = np.random.default_rng(seed)
     lang = toy_lang(phone_states=2, silence_states=2)
+    if kind == "learned":
+        lang = replace(lang, pronprobs=random_pronprobs(lang.lexicon, rng))
     share = (1, 2) if kind == "shared" else ()
     states = lang.states if kind == "plain" else tied(lang, rng, share)
     loop_S = loops(states)

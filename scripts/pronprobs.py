@@ -1,0 +1,47 @@
+"""pronprobs.py conf/pronprobs.yaml lang/index.json ali/MODEL/TRAIN.jsonl.gz
+    lang-pronprobs/index.json
+
+The output is the lang folder with probabilities of pronunciations, and of silence before and after
+each, counted in the alignments. Words, phones and grammar, and hence all models, stay as they are.
+"""
+
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from asr_train.files import read_jsonl, replacing
+from asr_train.jobs import main
+from asr_train.lang.index import load_lang, write_lang
+from asr_train.lang.pronprobs import learned, spoken
+from asr_train.schema import PronprobsSettings, load
+
+
+def pronprobs(conf: str, language: str, manifest: str, output: str) -> str:
+    settings, lang = load(PronprobsSettings, conf), load_lang(language)
+    lexicon = lang.lexicon
+    utterances = [spoken(row, lexicon) for row in read_jsonl(manifest)]
+    found = learned(utterances, lexicon, settings)
+    arpa = None
+    if lang.arpa is not None:
+        arpa = Path(output).parent / lang.arpa.name
+        with replacing(arpa) as scratch:
+            shutil.copyfile(lang.arpa, scratch)
+    write_lang(output, replace(lang, arpa=arpa, pronprobs=found))
+    words = sum(len(one.variants) for one in utterances)
+    pauses = sum(sum(one.pauses[1:-1]) for one in utterances)
+    inside = sum(len(one.pauses) - 2 for one in utterances)
+    varied = [row for row in found.pron.values() if len(row) > 1]
+    rare = sum(p < 0.1 for row in varied for p in row)
+    return (
+        f"pronprobs: {words:,} words of {len(utterances):,} utterances; silence in "
+        f"{pauses / max(1, inside):.1%} of the places between words, first in an utterance "
+        f"{found.start:.1%}; {len(varied)} words with variants, {rare} of which are below a tenth "
+        "of the word's most likely one"
+    )
+
+
+if __name__ == "__main__":
+    main(pronprobs, __doc__)
