@@ -5,7 +5,7 @@ from pathlib import Path
 from asr_train.data.corpus import PreparedSplit
 from asr_train.data.folder import folder
 from asr_train.data.published import published
-from asr_train.data.speeds import add_speeds
+from asr_train.data.speeds import add_speeds, change_volumes
 from asr_train.schema import CorpusSettings, LexiconSettings
 
 
@@ -22,6 +22,8 @@ def prepare(
     made = _read(settings, lexicon, split, audio_dir)
     if split == "train":
         add_speeds(made, settings.speeds, settings.speed_speakers)
+        if settings.volumes is not None:
+            change_volumes(made, settings.volumes, settings.seed)
     return made
 
 

@@ -2,8 +2,12 @@
 
 lhotse resamples when the audio is read, so nothing is stored twice. (Ko, Peddinti, Povey,
 Khudanpur: "Audio augmentation for speech recognition", Interspeech 2015, with 0.9, 1.0 and 1.1.)
+Volumes are changed in place.
 """
 
+import zlib
+
+import numpy as np
 from lhotse import MonoCut
 
 from asr_train.data.corpus import CorpusError, PreparedSplit
@@ -36,6 +40,22 @@ def add_speeds(made: PreparedSplit, speeds: list[float], new_speakers: bool) -> 
     if len(speeds) > 1:
         made.notes.append(f"  {made.split} at the speeds {', '.join(map(str, speeds))}")
     return made
+
+
+def change_volumes(made: PreparedSplit, volumes: list[float], seed: int) -> None:
+    """Scale each recording by a random factor, which its cut's id and the seed determine.
+
+    As Kaldi's utils/data/perturb_data_dir_volume.sh, which draws from 0.125 to 2, uniformly.
+
+    Args:
+        volumes: the smallest and the largest factor of amplitudes.
+    """
+    low, high = volumes
+    for n, cut in enumerate(made.cuts):
+        rng = np.random.default_rng([seed, zlib.crc32(cut.id.encode())])
+        factor = round(float(rng.uniform(low, high)), 4)
+        made.cuts[n] = cut.perturb_volume(factor, affix_id=False)
+    made.notes.append(f"  {made.split} at volumes from {low} to {high}")
 
 
 def speed_name(name: str, speed: float) -> str:

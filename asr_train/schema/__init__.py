@@ -75,6 +75,7 @@ from asr_train.schema.optim import (
     Precision,
     PretrainSettings,
     Scaling,
+    SpecAugmentSettings,
 )
 from asr_train.schema.run import RunSettings
 from asr_train.schema.score import NormaliserKind, NormaliserSettings, ScoreSettings
@@ -149,6 +150,7 @@ __all__ = [
     "ShardsSettings",
     "Slower",
     "Smoothing",
+    "SpecAugmentSettings",
     "SplitBy",
     "TreeSettings",
     "Unknown",

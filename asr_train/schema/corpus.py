@@ -1,11 +1,20 @@
 """Sources of recordings: conf/corpus."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
-from asr_train.schema.fields import SettingsError, at, here, interval, listed, positive, within
+from asr_train.schema.fields import (
+    LEFT_OUT,
+    SettingsError,
+    at,
+    here,
+    interval,
+    listed,
+    positive,
+    within,
+)
 from asr_train.schema.score import NormaliserKind
 
 
@@ -230,12 +239,19 @@ class CorpusSettings:
     commands: CommandsSettings | None = None
     folder: FolderSettings | None = None
     published: PublishedSettings | None = None
+    volumes: list[float] | None = field(default=None, metadata={LEFT_OUT: True})
 
     def __post_init__(self) -> None:
         kinds = [self.digits, self.commands, self.folder, self.published]
         if sum(kind is not None for kind in kinds) != 1:
             raise SettingsError(
                 f"{here()} needs exactly one of digits, commands, folder and published"
+            )
+        volumes = [1.0, 1.0] if self.volumes is None else self.volumes
+        if len(volumes) != 2 or not 0 < volumes[0] <= volumes[1] <= 100:
+            raise SettingsError(
+                f"{at('volumes')} is {self.volumes}; it must be the smallest and the largest "
+                "factor, from above 0 to 100"
             )
         for speed in self.speeds:
             within(0.5, 2.0, speeds=speed)

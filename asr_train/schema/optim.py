@@ -138,6 +138,22 @@ class AutoRateSettings:
 
 
 @dataclass(kw_only=True, slots=True)
+class SpecAugmentSettings:
+    """Masks of training samples; see `shards.masks`."""
+
+    freq_masks: int
+    freq_width: int
+    time_masks: int
+    time_width: int
+    time_share: float
+
+    def __post_init__(self) -> None:
+        not_negative(freq_masks=self.freq_masks, time_masks=self.time_masks)
+        positive(freq_width=self.freq_width, time_width=self.time_width)
+        within(0, 1, time_share=self.time_share)
+
+
+@dataclass(kw_only=True, slots=True)
 class OptimSettings:
     """SGD on gradients summed over the frames of a minibatch, so that `rate` is per frame."""
 
@@ -167,6 +183,7 @@ class OptimSettings:
     share: float = 1.0
     keep_epochs: bool = False
     precision: Precision = field(default=Precision.fp32, metadata={LEFT_OUT: True})
+    specaugment: SpecAugmentSettings | None = field(default=None, metadata={LEFT_OUT: True})
 
     def __post_init__(self) -> None:
         positive(rate=self.rate, minibatch_frames=self.minibatch_frames)

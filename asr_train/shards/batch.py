@@ -16,6 +16,8 @@ import numpy.typing as npt
 import torch
 
 from asr_train.kernels import splice
+from asr_train.schema import SpecAugmentSettings
+from asr_train.shards.masks import masked
 from asr_train.shards.reader import Shards
 from asr_train.shards.sample import Sample
 
@@ -108,6 +110,7 @@ class FramePools:
         start_sample: int = 0,
         start_batch: int = 0,
         device: Device = "cpu",
+        masks: SpecAugmentSettings | None = None,
     ) -> None:
         """Plan one worker's epoch; nothing is read yet.
 
@@ -116,6 +119,7 @@ class FramePools:
                 utterance's edges repeat its first and last frame.
             seed, worker, workers, epoch: as in `Shards.samples`.
             start_sample, start_batch: from `position`.
+            masks: of the samples.
         Raises:
             ValueError: if a size is impossible, or the position does not exist in this epoch.
         """
@@ -130,7 +134,7 @@ class FramePools:
                 "a minibatch needs at least one, a pool at least a minibatch"
             )
         self.minibatch_frames = minibatch_frames
-        self._shards, self._device = shards, device
+        self._shards, self._device, self._masks = shards, device, masks
         self._context = context_left, context_right
         self._order = seed, worker, workers, epoch
         frames_N = shards.frames(*self._order)
@@ -175,7 +179,7 @@ class FramePools:
 
     def __iter__(self) -> Iterator[Batch]:
         sample, batch = self._position
-        samples = self._shards.samples(*self._order, start=sample)
+        samples = _samples(self._shards, self._order, sample, self._masks)
         at = self._offset(sample) + batch * self.minibatch_frames
         held: list[Batch] = []  # the begin of a minibatch that the last pool did not fill
         for first, last in itertools.pairwise(self._firsts[self._firsts.index(sample) :]):
@@ -199,6 +203,15 @@ class FramePools:
         seed, worker, _, epoch = self._order
         (bits,) = np.random.SeedSequence([seed, epoch, worker, first]).generate_state(1, np.uint64)
         return torch.Generator().manual_seed(int(bits))
+
+
+def _samples(
+    shards: Shards, order: tuple[int, int, int, int], start: int, masks: SpecAugmentSettings | None
+) -> Iterator[Sample]:
+    """Return a worker's samples of an epoch from one of them on, with masks if there are any."""
+    samples = shards.samples(*order, start=start)
+    seed, _, _, epoch = order
+    return samples if masks is None else masked(samples, masks, seed, epoch)
 
 
 def _pool_firsts(before: npt.NDArray[np.int64], pool_frames: int) -> list[int]:
@@ -339,6 +352,7 @@ class Sequences:
         workers: int,
         epoch: int,
         device: Device = "cpu",
+        masks: SpecAugmentSettings | None = None,
     ) -> None:
         """Plan one worker's epoch; nothing is read yet.
 
@@ -346,6 +360,7 @@ class Sequences:
             pool_frames: of the features.
             minibatch_frames: outputs.
             seed, worker, workers, epoch: as in `Shards.samples`.
+            masks: of the samples.
         Raises:
             ValueError: if a size is impossible.
         """
@@ -354,7 +369,7 @@ class Sequences:
                 f"a minibatch has {minibatch_frames} outputs, a piece {cut.piece}, every "
                 f"{cut.stride} frames; all must be positive"
             )
-        self._shards, self._cut, self._device = shards, cut, device
+        self._shards, self._cut, self._device, self._masks = shards, cut, device, masks
         self._order = seed, worker, workers, epoch
         positions_N, frames_N = shards.part(*self._order), shards.frames(*self._order)
         before = np.concatenate([[0], np.cumsum(frames_N)])
@@ -377,7 +392,7 @@ class Sequences:
             skipped, done = max(0, self._next - done), done + len(plan)
             if skipped >= len(plan):
                 continue
-            samples = self._shards.samples(*self._order, start=first)
+            samples = _samples(self._shards, self._order, first, self._masks)
             run = list(itertools.islice(samples, last - first))
             for batch in plan[skipped:]:
                 self._next += 1

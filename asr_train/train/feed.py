@@ -9,6 +9,7 @@ minibatches and fewer workers that read; the others take part with a zero gradie
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
@@ -134,14 +135,19 @@ class Feed:
 
     def _reader(self, phase: _Phase, worker: int) -> FramePools | Sequences:
         optim, seen, epoch, device = self._settings
-        sizes = {"pool_frames": optim.pool_frames, "minibatch_frames": phase.minibatch_frames}
-        order = {"seed": optim.seed, "worker": worker, "workers": phase.workers, "epoch": epoch}
+        plan: dict[str, Any] = {
+            "pool_frames": optim.pool_frames,
+            "minibatch_frames": phase.minibatch_frames,
+            "seed": optim.seed,
+            "worker": worker,
+            "workers": phase.workers,
+            "epoch": epoch,
+            "device": device,
+            "masks": optim.specaugment,
+        }
         if isinstance(seen, Cut):
-            return Sequences(phase.shards, seen, **sizes, **order, device=device)
-        left, right = seen.left, seen.right
-        return FramePools(
-            phase.shards, context_left=left, context_right=right, **sizes, **order, device=device
-        )
+            return Sequences(phase.shards, seen, **plan)
+        return FramePools(phase.shards, context_left=seen.left, context_right=seen.right, **plan)
 
 
 def when(state: RunState, feed: Feed, epoch_step: int) -> tuple[float, int]:

@@ -19,7 +19,7 @@ from asr_train.data.corpus import (
 )
 from asr_train.data.features import extract
 from asr_train.data.folder import folder as read
-from asr_train.data.speeds import add_speeds
+from asr_train.data.speeds import add_speeds, change_volumes
 from asr_train.files import read_jsonl
 from asr_train.schema import FeatsSettings, SettingsError
 
@@ -137,3 +137,21 @@ def test_real_speech_at_three_speeds(shared_data, tmp_path):
     for cut in made.cuts:
         assert cut.load_audio().shape == (1, cut.num_samples)
         assert cut.supervisions[0].alignment["phone"][-1].end <= cut.duration + 0.05
+
+
+def test_a_volume_is_a_factor_of_amplitudes_that_id_and_seed_determine(made, tmp_path):
+    before = [cut.load_audio() for cut in made.cuts]
+    change_volumes(made, [0.125, 2.0], seed=1)
+    factors = []
+    for old, cut in zip(before, made.cuts, strict=True):
+        new = cut.load_audio()
+        factors.append(float(np.vdot(old, new) / np.vdot(old, old)))
+        np.testing.assert_allclose(new, factors[-1] * old, atol=1e-6)
+    assert len(set(factors)) == 3
+    assert 0.125 <= min(factors) < max(factors) <= 2.0
+    assert [cut.id for cut in made.cuts] == ["bob-one", "bob-one-sp09", "bob-one-sp11"]
+    again = PreparedSplit("train", [tone(tmp_path)])
+    change_volumes(again, [0.125, 2.0], seed=1)
+    np.testing.assert_array_equal(again.cuts[0].load_audio(), made.cuts[0].load_audio())
+    change_volumes(again, [0.125, 2.0], seed=2)
+    assert not np.allclose(again.cuts[0].load_audio(), made.cuts[0].load_audio())
