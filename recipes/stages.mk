@@ -4,7 +4,7 @@
 # and writes its OUTPUT last, by renaming: if that exists, all it lists is there.
 include $(dir $(lastword $(MAKEFILE_LIST)))paths.mk
 SHELL := bash
-.SHELLFLAGS := -euo pipefail -c
+.SHELLFLAGS := +B -euo pipefail -c# +B: no brace expansion, for a setting may be {a:1,b:2}
 MAKEFLAGS += --warn-undefined-variables --no-builtin-rules --no-print-directory
 GOAL ?= table
 .DEFAULT_GOAL := $(GOAL)
