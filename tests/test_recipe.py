@@ -478,11 +478,12 @@ def test_side_by_side_and_killed_in_every_stage_it_gives_the_bytes_of_the_unbrok
     assert not stages_in(recipe.make())
 
 
-def test_sequence_training_on_its_own_lattices_resumes_to_the_same_bytes(
+def test_what_a_finished_run_can_do_further_and_resumes_to_the_same_bytes(
     recipe, unbroken, tmp_path
 ):
+    """Sequence training on its own lattices; learned probabilities, which a bundle takes along."""
     recipe = Recipe(recipe.root, sys.executable)
-    further = ("SEQUENCE=smbr", "SET=objective.epochs=2")
+    further = ("SEQUENCE=smbr", "PRONPROBS=tri", "SET=objective.epochs=2")
     whole = copy_of(recipe, unbroken, "sequence")
     said = recipe.make(*further)
     assert stages_in(said).count("train") == 1
@@ -499,6 +500,14 @@ def test_sequence_training_on_its_own_lattices_resumes_to_the_same_bytes(
     recipe.make(*further)
     assert differing(content_of(folder), content_of(whole)) == []
     assert not stages_in(recipe.make(*further))
+    assert said.count("exp/tri-pronprobs test") == 2
+    plain, learned = (load_lang(whole / name / "index.json") for name in ("lang", "lang-pronprobs"))
+    assert plain.pronprobs is None
+    assert 0 < learned.pronprobs.start < 1
+    path = tmp_path / "b.tar"
+    recipe.make("bundle", "RUN=tri-pronprobs", f"BUNDLE={path}", *further)
+    with open_bundle(path) as bundle:
+        assert bundle.lang.pronprobs == learned.pronprobs
 
 
 # --- a stage that fails -------------------------------------------------------------------------
