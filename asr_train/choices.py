@@ -65,13 +65,18 @@ class Choices:
     @property
     def shown(self) -> list[str]:
         """The rows of the table of word errors, in order."""
-        return [
-            *self.models,
-            *(f"{name}-bigram" for name in self.bigram),
-            *self.probable,
-            *(f"{name}-rescored" for name in self.rescore),
-            *self.epochs,
-        ]
+        rescored = [f"{name}-rescored" for name in self.rescore]
+        return [*self._with_other_lang, *rescored, *self.epochs]
+
+    @property
+    def decoded(self) -> list[str]:
+        """Those that need a search of their own."""
+        return [*self._with_other_lang, *self.epochs]
+
+    @property
+    def _with_other_lang(self) -> list[str]:
+        bigrams = [f"{name}-bigram" for name in self.bigram]
+        return [*self.models, *bigrams, *self.probable]
 
     @property
     def probable(self) -> list[str]:

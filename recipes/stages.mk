@@ -86,7 +86,7 @@ ifneq ($(and $(SEEDS),$(filter $(SCALES),$(RUNS))),)
 override SCALES := $(SCALES)-seed$(firstword $(SEEDS))
 endif
 EPOCHS  ?=# models of single epochs, RUN/epochs/N, to decode as well
-# Runs whose n-best lists the larger language model (lm.big) scores anew.
+# Runs whose lattices are kept, and scored anew by the larger language model (lm.big).
 RESCORE ?=
 RESCORED := $(RESCORE:%=%-rescored)
 # Models to decode with a Witten-Bell bigram as well, as MODEL-bigram; Kaldi was measured with one.
@@ -147,7 +147,7 @@ endif
 ##                 SEEDS='1 2 3' (train each run three times; means over seeds)
 ##                 SEQUENCE='mmi smbr' (train each run further with these objectives: dnn-mmi, dnn-smbr)
 ##                 INITIAL=run that all of these begin with (default: each with its own)
-##                 RESCORE='dnn' (rescore n-best lists with lm.big)  BIGRAM='tri dnn' (also decode with a bigram)
+##                 RESCORE='dnn' (rescore lattices with lm.big)  BIGRAM='tri dnn' (also decode with a bigram)
 ##                 PRONPROBS='dnn' (also decode with learned probabilities of pronunciations and silences)
 ##                 SCALES=run whose scales, chosen on DEV, are used for all networks
 ##                 WORKERS=training workers, one process each; VIRTUAL=1: all in one process, bit-identical
@@ -241,21 +241,22 @@ $W/exp/%-$1/tuned.json: $W/exp/%/model.json $C/decode.yaml $C/normaliser.yaml $W
   $W/feats/$(DEV).jsonl.gz
 	$Q$$(PY) $S/tune.py $$^ $$@
 $(foreach s,$(EVAL),$W/exp/%-$1/hyp.$s.jsonl: $W/exp/%/model.json $W/exp/%-$1/tuned.json $W/lang-$1/index.json \
-  $W/feats/$s.jsonl.gz
+  $W/feats/$s.jsonl.gz $C/scales/%-$1.yaml
 	$Q$$(PY) $S/decode.py $$^ $$@
 )
 endef
 $(foreach o,bigram pronprobs,$(eval $(call other_lang_rules,$o)))
 $W/exp/%-rescored/tuned.json: $W/exp/%/hyp.$(DEV).jsonl $W/manifests/$(DEV).jsonl.gz \
-  $C/decode.yaml $C/normaliser.yaml $W/lm/index.json
+  $C/decode.yaml $C/normaliser.yaml $W/lang/index.json $W/lm/index.json
 	$Q$(PY) $S/rescore.py tune $^ $@
 
-# conf/scales/RUN.yaml says whose scales a run is decoded with.
+# conf/scales/RUN.yaml says whose scales a run is decoded with, and whether its lattices are kept.
 define eval_rules # $1 is the split; the pattern is the run
 $W/exp/%/hyp.$1.jsonl: $W/exp/%/model.json $W/exp/%/tuned.json $W/lang/index.json $W/feats/$1.jsonl.gz \
   $C/scales/%.yaml
-	$Q$$(PY) $S/decode.py $$(wordlist 1,4,$$^) $$@
-$W/exp/%-rescored/hyp.$1.jsonl: $W/exp/%/hyp.$1.jsonl $W/exp/%-rescored/tuned.json $W/lm/index.json
+	$Q$$(PY) $S/decode.py $$^ $$@
+$W/exp/%-rescored/hyp.$1.jsonl: $W/exp/%/hyp.$1.jsonl $W/exp/%-rescored/tuned.json $W/lang/index.json \
+  $W/lm/index.json
 	$Q$$(PY) $S/rescore.py apply $$^ $$@
 $W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.yaml
 	$Q$$(PY) $S/score.py $$^ $$@
@@ -264,7 +265,7 @@ $(foreach s,$(EVAL),$(eval $(call eval_rules,$s)))
 define scales_rule # $1 is the run, $2 the split
 $W/exp/$1/hyp.$2%jsonl: $W/exp/$1/model.json $W/exp/$(or $(SCALES),$(firstword $(subst /, ,$1)))/tuned.json \
   $W/lang/index.json $W/feats/$2.jsonl.gz $C/scales/$1.yaml
-	$Q$$(PY) $$S/decode.py $$(wordlist 1,4,$$^) $$@
+	$Q$$(PY) $$S/decode.py $$^ $$@
 endef
 $(foreach s,$(EVAL),$(foreach r,$(if $(SCALES),$(filter-out $(SCALES),$(NETS))) $(EPOCHS),\
   $(eval $(call scales_rule,$r,$s))))

@@ -1,7 +1,9 @@
-"""decode.py exp/RUN/model.json exp/RUN/tuned.json lang/index.json feats/SPLIT.jsonl.gz OUTPUT
+"""decode.py exp/RUN/model.json exp/RUN/tuned.json lang/index.json feats/SPLIT.jsonl.gz
+    [conf/scales/RUN.yaml] OUTPUT
 
 OUTPUT is exp/RUN/hyp.SPLIT.jsonl: a line of settings, then the words of every utterance. Beside it,
-hyp.SPLIT.ctm has the words' times and, with lattices, nbest.SPLIT.jsonl the alternatives.
+hyp.SPLIT.ctm has the words' times and, with lattices, nbest.SPLIT.jsonl the alternatives. The
+lattices themselves are in lattices.SPLIT.zip if conf/scales/RUN.yaml wants them.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -13,10 +15,11 @@ from pathlib import Path
 from asr_train.checks import spelled
 from asr_train.data.features import open_feats
 from asr_train.decode.first import adapted, heard_line
+from asr_train.decode.kept import write_lattices
 from asr_train.decode.posteriors import load_scorer
 from asr_train.decode.scorer import Scorer, known_states
 from asr_train.decode.words import Choice, Effort, Recogniser, transcribe
-from asr_train.files import part, read_json, write_jsonl
+from asr_train.files import part, read_json, read_yaml, write_jsonl
 from asr_train.interop.ctm import write_ctm
 from asr_train.interop.times import found as words_of
 from asr_train.jobs import main
@@ -24,19 +27,28 @@ from asr_train.lang.index import Lang, load_lang
 from asr_train.search.graph import Graph, load_graph
 
 
-def decode(model: str, tuned: str, language: str, features: str, output: str) -> str:
+def decode(model: str, tuned: str, language: str, features: str, *paths: str) -> str:
+    *scales, output = paths
+    keep = any(read_yaml(path).get("lattices", False) for path in scales)
     feats, lang = open_feats(features), load_lang(language)
     scorer = load_scorer(model, feats, lang)
     choice, first, effort, graph = _tuned(Path(tuned), scorer, lang)
     about = None
     if scorer.adapt is not None:
         scorer, about = adapted(scorer, lang, graph, first, effort, feats.utterances)
-    recognise = Recogniser(scorer, lang, graph, choice, effort, feats.settings.shift_seconds)
-    pairs = list(transcribe(recognise, feats.utterances, f"decoding with {scorer.run}"))
-    found = [hypothesis for hypothesis, _ in pairs]
-    alternatives = [a for _, a in pairs if a is not None]
+    shift = feats.settings.shift_seconds
+    recognise = Recogniser(scorer, lang, graph, choice, effort, shift, keep=keep)
     path = Path(output)
     split = path.name.removeprefix("hyp.").removesuffix(".jsonl")
+    pairs = transcribe(recognise, feats.utterances, f"decoding with {scorer.run}")
+    kept = path.with_name(f"lattices.{split}.zip")
+    if keep:
+        pairs = write_lattices(kept, lang, pairs)
+    found, alternatives = [], []
+    for hypothesis, others in pairs:
+        found.append(hypothesis)
+        if others is not None:
+            alternatives.append(others)
     seconds = sum(h.seconds for h in found) + (about["earlier_seconds"] if about else 0)
     factor = seconds / sum(u.seconds for u in feats.utterances)
     run = path.parent.name
@@ -45,8 +57,10 @@ def decode(model: str, tuned: str, language: str, features: str, output: str) ->
     oracle = ""
     if alternatives:
         listed = path.with_name(f"nbest.{split}.jsonl")
-        write_jsonl(listed, [asdict(a) for a in alternatives])
+        write_jsonl(listed, [a.row() for a in alternatives])
         header["nbest"] = part(listed, path.parent)
+        if keep:
+            header["lattices"] = part(kept, path.parent)
         known = [a for a in alternatives if a.oracle_errors is not None]
         words = sum(len(u.words.split()) for u in feats.utterances)
         if known and words:

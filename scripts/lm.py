@@ -2,7 +2,7 @@
     lm/index.json
 
 Train n-gram models of TRAIN's transcripts and other text: small.arpa for the decoding graph,
-big.arpa for rescoring n-best lists. The index has their perplexity on DEV's transcripts, or says
+big.arpa for rescoring lattices. The index has their perplexity on DEV's transcripts, or says
 that there is no model. TEST is read only if lm.without_eval is true, to remove its sentences from
 the text.
 """

@@ -1,30 +1,30 @@
-"""Score n-best lists with a larger language model.
+"""Score lattices with a larger language model.
 
     rescore.py tune exp/RUN/hyp.DEV.jsonl manifests/DEV.jsonl.gz conf/decode.yaml \\
-        conf/normaliser.yaml lm/index.json exp/RUN-rescored/tuned.json
-    rescore.py apply exp/RUN/hyp.SPLIT.jsonl exp/RUN-rescored/tuned.json lm/index.json \\
-        exp/RUN-rescored/hyp.SPLIT.jsonl
+        conf/normaliser.yaml lang/index.json lm/index.json exp/RUN-rescored/tuned.json
+    rescore.py apply exp/RUN/hyp.SPLIT.jsonl exp/RUN-rescored/tuned.json lang/index.json \\
+        lm/index.json exp/RUN-rescored/hyp.SPLIT.jsonl
 
-`tune` chooses the large model's weight on DEV; `apply` writes the best words at that weight.
+`tune` chooses the large model's weight on DEV; `apply` writes the best words at that weight. Both
+read lattices.SPLIT.zip beside the hypotheses.
 """
 
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
-import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from asr_train.decode.rescore import Listed, Logprobs, Reweighed, tune_rescoring
+from asr_train.decode.kept import KeptLattices
+from asr_train.decode.rescore import Rescored, Rescorer, Reweighed, tune_rescoring
 from asr_train.files import check_part, read_json, read_jsonl, write_json, write_jsonl
 from asr_train.jobs import main, parallel_map
 from asr_train.lang.arpa import read_arpa
+from asr_train.lang.index import load_lang
 from asr_train.schema import DecodeSettings, NormaliserSettings, load
 from asr_train.score.normalise import load_normaliser
-
-CHUNK = 50  # lists per task of a worker process
 
 
 def rescore(what: str, *paths: str) -> str:
@@ -33,13 +33,15 @@ def rescore(what: str, *paths: str) -> str:
     return STEPS[what](*paths)
 
 
-def tune(hyp: str, manifest: str, conf: str, normaliser: str, models: str, output: str) -> str:
+def tune(
+    hyp: str, manifest: str, conf: str, normaliser: str, language: str, models: str, output: str
+) -> str:
     settings = load(DecodeSettings, conf)
-    header, lists = listed(hyp, models)
+    split = Split(hyp, language, models)
     transcripts = {row["id"]: row["supervisions"][0]["text"] for row in read_jsonl(manifest)}
     best, tried, at_end = tune_rescoring(
-        lists,
-        transcripts,
+        lambda choices: ([each.words for each in row] for row, _ in split.rescored(choices)),
+        [transcripts[row["id"]] for row in split.rows],
         settings.rescore_lm_weights,
         settings.rescore_penalties,
         load_normaliser(load(NormaliserSettings, normaliser)),
@@ -47,63 +49,93 @@ def tune(hyp: str, manifest: str, conf: str, normaliser: str, models: str, outpu
     errors = dict(tried)[best]
     run = Path(output).parent.name
     rows = [{**asdict(c), "errors": e.errors, "words": e.words} for c, e in tried]
-    chosen = {"run": run, "of": header["run"], **asdict(best), "wer": errors.rate}
+    chosen = {"run": run, "of": split.header["run"], **asdict(best), "wer": errors.rate}
     write_json(output, {**chosen, "at_end": at_end, "tried": rows})
     return (
         f"rescore: {run}: LM weight {best.lm_weight:g}, penalty {best.penalty:g}: "
-        f"{errors.rate:.2%} WER on {header['split']} (of {len(tried)} choices)"
+        f"{errors.rate:.2%} WER on {split.header['split']} (of {len(tried)} choices)"
         + "".join(f"; the best of decode.{name} is at its end" for name in at_end)
     )
 
 
-def apply(hyp: str, tuned: str, models: str, output: str) -> str:
+def apply(hyp: str, tuned: str, language: str, models: str, output: str) -> str:
     chosen = read_json(tuned)
-    header, lists = listed(hyp, models)
+    split = Split(hyp, language, models)
+    header = split.header
     if chosen["of"] != header["run"]:
         raise ValueError(f"{tuned} is of the run {chosen['of']} but {hyp} is of {header['run']}")
     best = Reweighed(chosen["lm_weight"], chosen["penalty"])
-    rows = []
-    for row, each in zip(read_jsonl(hyp)[1:], lists, strict=True):
-        if row["id"] != each.id:
-            raise ValueError(f"{hyp} has {row['id']} where its n-best lists have {each.id}")
-        words, cost = each.best(best)
-        same = words == row["words"]
-        costs = {"graph_cost": cost - row["acoustic_cost"]} if same else {"graph_cost": cost}
-        if not same:  # the acoustic cost and the times are those of another path
-            costs |= {"acoustic_cost": 0.0, "words_at": None}
-        rows.append({**row, "words": words, **costs})
-    kept = {k: header[k] for k in ("split", "real_time_factor", "acoustic_scale")}
+    rows, narrower = [], []
+    for row, ((found,), seconds) in zip(split.rows, split.rescored([best]), strict=True):
+        if found.narrowed:
+            narrower.append(found.beam)
+        rows.append(
+            {
+                **row,
+                "words": found.words,
+                "words_at": row["words_at"] if found.words == row["words"] else None,
+                "graph_cost": found.cost - found.acoustic_cost,
+                "acoustic_cost": found.acoustic_cost,
+                "seconds": round(row["seconds"] + seconds, 4),
+            }
+        )
+    before, after = (sum(row["seconds"] for row in some) for some in (split.rows, rows))
+    factor = header["real_time_factor"] * (after / before if before else 1.0)
     penalty = header["insertion_penalty"] + best.penalty  # the total, as in other runs
-    about = {"run": chosen["run"], **kept, **asdict(best), "insertion_penalty": penalty}
-    write_jsonl(output, [about, *rows])
-    changed = sum(r["words_at"] is None for r in rows)
-    return f"rescore: {chosen['run']} {header['split']}: {changed} of {len(rows)} sentences changed"
+    about = {"run": chosen["run"], "split": header["split"], "real_time_factor": round(factor, 5)}
+    about |= {"acoustic_scale": header["acoustic_scale"], **asdict(best)}
+    write_jsonl(output, [{**about, "insertion_penalty": penalty, "narrowed": len(narrower)}, *rows])
+    changed = sum(r["words"] != was["words"] for r, was in zip(rows, split.rows, strict=True))
+    return (
+        f"rescore: {chosen['run']} {header['split']}: {changed} of {len(rows)} sentences changed, "
+        f"{after - before:.1f} s in all processes"
+        + (
+            f"; the lattices of {len(narrower)} were narrowed to expand them, to "
+            f"{min(narrower):.1f} nats at least"
+            if narrower
+            else ""
+        )
+    )
 
 
-def listed(hyp: str, models: str) -> tuple[dict[str, Any], list[Listed]]:
-    """Return the header of the hypotheses, and their n-best lists under both models."""
-    path, index = Path(hyp), read_json(models)
-    header = read_jsonl(path)[0]
-    if "nbest" not in header:
-        raise ValueError(f"{path} has no n-best lists; set decode.nbest, and run make again")
-    if index.get("big") is None:
-        raise ValueError(f"{models} has no large model; set lm.big, for example by lm=fourgram")
-    rows = read_jsonl(check_part(path.parent, header["nbest"], remake=path))
-    old = logprobs(check_part(Path(models).parent, index["small"], remake=models))
-    new = logprobs(check_part(Path(models).parent, index["big"], remake=models))
-    chunks = [rows[i : i + CHUNK] for i in range(0, len(rows), CHUNK)]
+class Split:
+    """The hypotheses of a split, their lattices and both language models.
 
-    def some(chunk: list[dict[str, Any]]) -> list[Listed]:
-        return [Listed.of(row, old, new, header["lm_weight"]) for row in chunk]
+    Raises:
+        ValueError: if there are no lattices or no such models.
+    """
 
-    found = parallel_map(some, chunks, f"rescoring {header['run']}")
-    return header, [each for some_lists in found for each in some_lists]
+    def __init__(self, hyp: str, language: str, models: str) -> None:
+        path, index, lang = Path(hyp), read_json(models), load_lang(language)
+        self.header, *self.rows = read_jsonl(path)
+        if "lattices" not in self.header:
+            raise ValueError(
+                f"{path} has no lattices; name its run in RESCORE, set decode.nbest, and run make "
+                "again"
+            )
+        if index.get("big") is None:
+            raise ValueError(f"{models} has no large model; set lm.big, for example by lm=fourgram")
+        if lang.arpa is None:
+            raise ValueError(
+                f"the grammar of {language} is no n-gram model that a larger one could replace; "
+                "set lang=sentences, or leave RESCORE out"
+            )
+        kept = check_part(path.parent, self.header["lattices"], remake=path)
+        big = check_part(Path(models).parent, index["big"], remake=models)
+        self._lattices = KeptLattices(kept, lang)
+        names, weight = lang.lexicon.words, self.header["lm_weight"]
+        self._rescorer = Rescorer(names, read_arpa(lang.arpa), read_arpa(big), weight)
 
+    def rescored(self, choices: list[Reweighed]) -> Iterator[tuple[list[Rescored], float]]:
+        """Yield each utterance's result per choice, and seconds, in worker processes."""
 
-def logprobs(arpa: Path) -> Logprobs:
-    """Return a function for natural log-probabilities of sentences by an ARPA file."""
-    model = read_arpa(arpa)
-    return lambda sentences: model.logprobs(sentences) * math.log(10)
+        def one(number: int) -> tuple[list[Rescored], float]:
+            start = time.perf_counter()
+            lattices = self._lattices.of(number, self.rows[number]["pieces"])
+            return self._rescorer(lattices, choices), time.perf_counter() - start
+
+        numbers = range(len(self.rows))
+        yield from parallel_map(one, numbers, f"rescoring {self.header['run']}")
 
 
 STEPS: dict[str, Callable[..., str]] = {"tune": tune, "apply": apply}

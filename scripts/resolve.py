@@ -5,9 +5,10 @@ Compose conf/ and the overrides, check every value, and write one file per stage
 recipe=NAME picks conf/recipe/NAME.yaml, a recipe's numbers; other overrides take precedence.
 Arguments with names in capitals are make's variables (`choices.Choices`, WORKERS, STRIPES). Two
 kinds of files depend on them: shown.yaml (what this call shows) and scales/RUN.yaml (whose scales a
-run is decoded with). A run is a file of conf/run/, an exchange method (a file of conf/comm/ or its
-name), one of these with another seed (RUN-seedN), one of these trained further with an objective of
-conf/objective (RUN-mmi, RUN-seedN-mmi), or a row of a paper's table, whose settings come last.
+run is decoded with, and whether its lattices are kept for rescoring). A run is a file of conf/run/,
+an exchange method (a file of conf/comm/ or its name), one of these with another seed (RUN-seedN),
+one of these trained further with an objective of conf/objective (RUN-mmi, RUN-seedN-mmi), or a row
+of a paper's table, whose settings come last.
 
 A settings file is rewritten only when its content changes, so that make reruns only the stages that
 a change affects. It is never older than the files that it names (a lexicon, text, a mapping):
@@ -93,8 +94,9 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
             settings = settings.continued(config.objective, choices.initial or begins[run])
         files[f"run/{run}"] = plain(settings)
     files["shown"] = {"runs": choices.shown}
-    for run in [*choices.models, *choices.epochs]:
-        files[f"scales/{run}"] = {"scales": choices.scales_of(run)}
+    for run in choices.decoded:
+        kept = {"lattices": True} if run in choices.rescore else {}
+        files[f"scales/{run}"] = {"scales": choices.scales_of(run), **kept}
     for name, value in files.items():
         path = Path(folder) / f"{name}.yaml"
         write_yaml(path, value)
@@ -144,8 +146,8 @@ def check_lists(choices: Choices, config: Config) -> None:
         )
     if choices.rescore and config.decode.nbest == 0:
         raise SettingsError(
-            f"RESCORE names {choices.rescore[0]}, but decode.nbest is 0: there are no lists to "
-            "rescore; set decode.nbest=100, or leave RESCORE out"
+            f"RESCORE names {choices.rescore[0]}, but decode.nbest is 0: there are no lattices "
+            "to rescore; set decode.nbest=100, or leave RESCORE out"
         )
     if choices.bigram and (config.lm.bigram is None or not config.lm.bigram.text):
         raise SettingsError(

@@ -152,7 +152,7 @@ def test_all_is_planned_and_missing_at_first(recipe, tmp_path):
 
 
 def systems(recipe: str, *arguments: str) -> list[str]:
-    """Return the models that the recipe tests, with those whose n-best lists are rescored."""
+    """Return the models that the recipe tests, with those that are rescored."""
     ended = make(recipe, "--eval=show: ; @echo '$(MODELS) $(RESCORED)'", *arguments, "show")
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.split()

@@ -1,21 +1,21 @@
-"""N-best lists and a larger language model -> the best words; the model's weight chosen on DEV.
+"""Lattices and a larger language model -> the best words; the model's weight chosen on DEV.
 
-A sentence's graph cost holds pronunciations, transitions and lm_weight times the small model's
-cost; the large model's cost replaces the last of these.
+A path's graph cost holds pronunciations, transitions and lm_weight times the small model's cost;
+the large model's cost replaces the last of these (`search.rescore`).
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from asr_train.decode.lists import GROWN, extend
+from asr_train.lang.arpa import NgramModel
 from asr_train.score.normalise import Normaliser
 from asr_train.score.words import WordErrors
-
-Logprobs = Callable[[list[list[str]]], np.ndarray]  # sentences, with ends -> natural log
+from asr_train.search.lattice import Lattice
+from asr_train.search.rescore import Model, expanded
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,99 +27,96 @@ class Reweighed:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """An n-best list with both models' log-probabilities; arrays by sentence, in nats.
+class Rescored:
+    """The words of an utterance under the larger model.
 
     Attributes:
-        fixed: all costs but those of language models.
+        cost, acoustic_cost: nats; as `search.rescore.Path`, summed over pieces.
+        beam: the narrowest of the lattices; nats. It is the search's unless expansions were too
+            large.
+        narrowed: number of lattices that were narrowed.
     """
 
-    id: str
-    sentences: list[list[str]]
-    fixed: np.ndarray
-    new_logprob: np.ndarray
-    lengths: np.ndarray
+    words: list[str]
+    cost: float
+    acoustic_cost: float
+    beam: float
+    narrowed: int
 
-    @staticmethod
-    def of(row: dict[str, Any], old: Logprobs, new: Logprobs, lm_weight: float) -> "Listed":
-        """Convert a row of nbest.SPLIT.jsonl.
 
-        Args:
-            lm_weight: of the old model in the graph.
-        Raises:
-            ValueError: if the old model forbids a sentence that its graph allowed.
-        """
-        sentences = [words for words, *_ in row["sentences"]]
-        olds = old(sentences)
-        if not np.isfinite(olds).all():
-            bad = int(np.flatnonzero(~np.isfinite(olds))[0])
-            raise ValueError(
-                f"{row['id']}: the graph's language model gives {' '.join(sentences[bad])!r} "
-                f"log-probability {olds[bad]}, but the graph allowed it; lm/ and exp/ belong to "
-                "different runs: delete the hypotheses and run make again"
-            )
-        costs = np.array([graph + acoustic for _, graph, acoustic in row["sentences"]])
-        return Listed(
-            row["id"],
-            sentences,
-            costs + lm_weight * olds,
-            new(sentences),
-            np.array([len(words) for words in sentences], np.float64),
-        )
+class Rescorer:
+    """Both models; built before worker processes are forked.
 
-    def costs(self, choice: Reweighed) -> np.ndarray:
-        """Return total costs in nats, by sentence."""
-        return self.fixed - choice.lm_weight * self.new_logprob + choice.penalty * self.lengths
+    Args:
+        names: the lexicon's words, numbered from 1 in lattices.
+        old: the graph's model, at the weight `lm_weight`.
+        new: the one to replace it.
+    """
 
-    def cheapest(self, choice: Reweighed) -> int:
-        """Return the index of the cheapest sentence; -1 if the list is empty."""
-        return int(np.argmin(self.costs(choice))) if self.sentences else -1
+    def __init__(
+        self, names: Sequence[str], old: NgramModel, new: NgramModel, lm_weight: float
+    ) -> None:
+        self._names, self._lm_weight = names, lm_weight
+        self._old, self._new = Model.of(old, names), Model.of(new, names)
 
-    def words(self, place: int) -> list[str]:
-        """Return the words of the sentence at an index; none at -1."""
-        return self.sentences[place] if place >= 0 else []
-
-    def best(self, choice: Reweighed) -> tuple[list[str], float]:
-        """Return the words and the cost of the cheapest sentence; no words if the list is empty."""
-        n = self.cheapest(choice)
-        return self.words(n), float(self.costs(choice)[n]) if n >= 0 else 0.0
+    def __call__(
+        self, lattices: Sequence[Lattice | None], choices: Sequence[Reweighed]
+    ) -> list[Rescored]:
+        """Rescore an utterance's pieces, each a sentence of its own; one result per choice."""
+        words: list[list[str]] = [[] for _ in choices]
+        costs_C2 = np.zeros((len(choices), 2))
+        beam, narrower = np.inf, 0
+        for lattice in lattices:
+            if lattice is None:
+                continue
+            found = expanded(lattice, self._old, self._new, self._lm_weight)
+            beam = min(beam, found.lattice.beam)
+            narrower += found.lattice is not lattice
+            for i, choice in enumerate(choices):
+                path = found.best(choice.lm_weight, choice.penalty)
+                words[i] += [self._names[k - 1] for k in path.words]
+                costs_C2[i] += path.cost, path.acoustic_cost
+        return [
+            Rescored(said, cost, acoustic_cost, float(beam), narrower)
+            for said, (cost, acoustic_cost) in zip(words, costs_C2.tolist(), strict=True)
+        ]
 
 
 def tune_rescoring(
-    lists: list[Listed],
-    transcripts: dict[str, str],
+    search: Callable[[list[Reweighed]], Iterable[list[list[str]]]],
+    transcripts: Sequence[str],
     weights: list[float],
     penalties: list[float],
     normaliser: Normaliser,
 ) -> tuple[Reweighed, list[tuple[Reweighed, WordErrors]], list[str]]:
-    """Choose the weight and penalty with the fewest errors on these lists.
+    """Choose the weight and penalty with the fewest errors.
 
     All pairs are tried. Of pairs that tie, the one nearest to their mean is taken; a list whose end
     is best is extended, as in `decode.tune`.
 
+    Args:
+        search: returns each utterance's words by choice, in the order of the transcripts.
     Returns:
         The choice, the errors of all pairs, and the lists whose end is chosen nevertheless.
     """
-    references = [normaliser.reference(transcripts[listed.id]) for listed in lists]
-    known: dict[tuple[int, int], WordErrors] = {}
+    references = [normaliser.reference(text) for text in transcripts]
     tried: dict[Reweighed, WordErrors] = {}
 
-    def errors_of(choice: Reweighed) -> WordErrors:
-        total = WordErrors()
-        for u, listed in enumerate(lists):
-            n = listed.cheapest(choice)
-            if (u, n) not in known:
-                heard = normaliser.hypothesis(" ".join(listed.words(n)))
-                known[u, n] = WordErrors.between(references[u], heard)
-            total += known[u, n]
-        return total
+    def try_all(choices: list[Reweighed]) -> None:
+        sums = [WordErrors()] * len(choices)
+        for reference, rows in zip(references, search(choices), strict=True):
+            known: dict[str, WordErrors] = {}
+            for i, heard in enumerate(map(" ".join, rows)):
+                if heard not in known:
+                    known[heard] = WordErrors.between(reference, normaliser.hypothesis(heard))
+                sums[i] += known[heard]
+        tried.update(zip(choices, sums, strict=True))
 
     axes = {"rescore_lm_weights": sorted(weights), "rescore_penalties": sorted(penalties)}
     longest = {name: len(values) + GROWN for name, values in axes.items()}
     while True:
-        for pair in itertools.product(*axes.values()):
-            if Reweighed(*pair) not in tried:
-                tried[Reweighed(*pair)] = errors_of(Reweighed(*pair))
+        pairs = [Reweighed(*pair) for pair in itertools.product(*axes.values())]
+        try_all([pair for pair in pairs if pair not in tried])
         chosen = _middle(axes, tried)
         ends = {
             name: at

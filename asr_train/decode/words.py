@@ -7,7 +7,8 @@ an alignment of the words found.
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from asr_train.search.confidence import confidences
 from asr_train.search.graph import Graph
 from asr_train.search.lattice import MAX_ARCS, Lattice, Lattices, best_path
 from asr_train.search.nbest import lattice_oracle, list_oracle, nbest
+from asr_train.search.pack import pack
 
 ALIGN_BEAM = 200.0  # nats, for word times
 WIDER = 2.0  # factor of the beam for utterances whose search reached no final state
@@ -85,6 +87,8 @@ class Alternatives:
         oracle_errors, list_errors: edits from the transcript, if there is one, to the nearest path
             of the lattice, and to the nearest sentence of the list.
         arcs: of the lattice.
+        lattices: packed (`search.pack`), of each piece, if they are wanted; b"" if the search found
+            nothing.
     """
 
     id: str
@@ -93,6 +97,11 @@ class Alternatives:
     oracle_errors: int | None
     list_errors: int | None
     arcs: int
+    lattices: tuple[bytes, ...] = ()
+
+    def row(self) -> dict[str, Any]:
+        """Return the row of nbest.SPLIT.jsonl: all but the lattices."""
+        return {name: value for name, value in asdict(self).items() if name != "lattices"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +162,7 @@ class Recogniser:
         graph: HCLG, made with the choice's weight and penalty; with arrays if lattices are wanted.
         shift_seconds: from one frame to the next.
         lattices: the search in this graph; None: made from its arrays.
+        keep: whether to return lattices, too.
     """
 
     def __init__(
@@ -164,12 +174,13 @@ class Recogniser:
         effort: Effort,
         shift_seconds: float,
         lattices: Lattices | None = None,
+        keep: bool = False,
     ) -> None:
         self._scorer, self._lang, self._choice, self._effort = scorer, lang, choice, effort
         self._states = known_states(scorer)
         self._shift = shift_seconds
         self._names = lang.lexicon.words
-        self._graph = graph
+        self._graph, self._keep = graph, keep
         self._lattices = None
         if effort.nbest:
             if lattices is None:
@@ -199,6 +210,9 @@ class Recogniser:
             sentences = [(words, graph_cost, acoustic_cost)]
             arcs = sum(len(one.lattice.arcs_A) for one in found if one.lattice is not None)
             alternatives = Alternatives(utterance.id, sentences, False, None, None, arcs)
+        if alternatives is not None and self._keep:
+            packed = tuple(b"" if one.lattice is None else pack(one.lattice) for one in found)
+            alternatives = replace(alternatives, lattices=packed)
         hypothesis = Hypothesis(
             utterance.id,
             words,

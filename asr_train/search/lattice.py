@@ -1,4 +1,4 @@
-"""Scores and graph -> **lattice**: every path near the best one, for n-best lists and confidences.
+"""Scores and graph -> **lattice**: every path near the best one, for n-best lists and rescoring.
 
 in    graph      Arrays (search.graph): input labels are states + 1, 0 is epsilon
       scores_TS  float32, scaled log-likelihoods in nats
@@ -14,7 +14,7 @@ Povey et al., 2012, section 4).
 """
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -329,6 +329,30 @@ def sentence_of(lattice: Lattice, arcs: np.ndarray) -> Sentence:
     )
 
 
+def narrowed(lattice: Lattice, beam: float) -> Lattice:
+    """Return the part of a lattice on paths within `beam` nats of its best path's cost."""
+    arcs_A, to_end_N = lattice.arcs_A, lattice.costs_to_end()
+    from_start_N = _from_start(arcs_A, len(to_end_N))
+    source_A, target_A = arcs_A["source"], arcs_A["target"]
+    cost_A = arcs_A["graph"] + arcs_A["acoustic"].astype(np.float64)
+    limit = to_end_N[0] + beam + ROUNDING
+    kept_A = from_start_N[source_A] + cost_A + to_end_N[target_A] <= limit
+    kept_N = from_start_N + to_end_N <= limit
+    number_N = (np.cumsum(kept_N) - 1).astype(np.int32)
+    kept_A &= kept_N[source_A] & kept_N[target_A]  # rounding, at the beam's border
+    inside_A = arcs_A[kept_A]
+    inside_A["source"], inside_A["target"] = number_N[source_A[kept_A]], number_N[target_A[kept_A]]
+    final_N = np.where(from_start_N + lattice.final_N <= limit, lattice.final_N, np.inf)
+    return replace(
+        lattice,
+        frame_N=lattice.frame_N[kept_N],
+        final_N=final_N[kept_N],
+        arcs_A=inside_A,
+        loops_A=lattice.loops_A[kept_A],
+        beam=min(beam, lattice.beam),
+    )
+
+
 def epsilon_heights(graph: Arrays) -> np.ndarray:
     """Return each node's longest chain of epsilon arcs: int64 [nodes]; 0 if none leaves.
 
@@ -362,6 +386,17 @@ def _to_end(arcs_A: Any, final_N: Any) -> Any:
         arc = arcs_A[a]
         cost = arc.graph + np.float64(arc.acoustic) + cost_N[arc.target]
         cost_N[arc.source] = min(cost_N[arc.source], cost)
+    return cost_N
+
+
+@numba.njit(cache=True, nogil=True)
+def _from_start(arcs_A: Any, nodes: int) -> Any:
+    cost_N = np.full(nodes, np.inf)
+    cost_N[0] = 0.0
+    for a in range(len(arcs_A)):
+        arc = arcs_A[a]
+        cost = cost_N[arc.source] + (arc.graph + np.float64(arc.acoustic))
+        cost_N[arc.target] = min(cost_N[arc.target], cost)
     return cost_N
 
 

@@ -8,6 +8,7 @@ import numba
 import numpy as np
 from kaldialign import edit_distance
 
+from asr_train.search.hashing import doubled, rehashed, slot
 from asr_train.search.lattice import Lattice, Sentence, sentence_of
 
 MAX_WORK = 2_000_000  # partial paths of an n-best search, of at most 200 bytes each
@@ -110,28 +111,6 @@ def list_oracle(sentences: Sequence[Sentence], reference: Sequence[int]) -> Edit
 
 
 @numba.njit(cache=True, nogil=True)
-def _slot(keys: Any, key: Any) -> int:
-    """Return the index of `key` in an open hash table, or of the free slot (-1) for it."""
-    mask = len(keys) - 1
-    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
-    at = int(mixed >> np.uint64(20)) & mask
-    while keys[at] != -1 and keys[at] != key:
-        at = (at + 1) & mask
-    return at
-
-
-@numba.njit(cache=True, nogil=True)
-def _rehashed(keys: Any, values: Any) -> Any:
-    new_keys = np.full(2 * len(keys), -1, np.int64)
-    new_values = np.empty(2 * len(keys), np.int32)
-    for i in range(len(keys)):
-        if keys[i] != -1:
-            at = _slot(new_keys, keys[i])
-            new_keys[at], new_values[at] = keys[i], values[i]
-    return new_keys, new_values
-
-
-@numba.njit(cache=True, nogil=True)
 def _push(heap: Any, keys: Any, size: int, key: float, item: int) -> None:
     at = size
     while at and keys[(at - 1) // 2] > key:
@@ -155,13 +134,6 @@ def _pop(heap: Any, keys: Any, size: int) -> int:
         at = child
     heap[at], keys[at] = item, key
     return top
-
-
-@numba.njit(cache=True, nogil=True)
-def _doubled(array: Any) -> Any:
-    new = np.empty(2 * len(array), array.dtype)
-    new[: len(array)] = array
-    return new
 
 
 @numba.njit(cache=True, nogil=True)
@@ -190,13 +162,13 @@ def _astar(
         waiting -= 1
         node, words = node_P[p], words_P[p]
         key = np.int64(words) << 32 | np.int64(node)
-        at = _slot(seen_keys, key)
+        at = slot(seen_keys, key)
         if seen_keys[at] == key:
             continue
         seen_keys[at] = key
         seen += 1
         if 2 * seen > len(seen_keys):
-            seen_keys, seen_ids = _rehashed(seen_keys, seen_ids)
+            seen_keys, seen_ids = rehashed(seen_keys, seen_ids)
         if node == end:
             length, q = 0, from_P[p]
             while from_P[q] >= 0:
@@ -207,12 +179,12 @@ def _astar(
             found.append(arcs)
             continue
         while paths + first_N[node + 1] - first_N[node] + 1 > len(node_P):
-            node_P, words_P, from_P = _doubled(node_P), _doubled(words_P), _doubled(from_P)
+            node_P, words_P, from_P = doubled(node_P), doubled(words_P), doubled(from_P)
             arc_P, cost_P, heap, keys = (
-                _doubled(arc_P),
-                _doubled(cost_P),
-                _doubled(heap),
-                _doubled(keys),
+                doubled(arc_P),
+                doubled(cost_P),
+                doubled(heap),
+                doubled(keys),
             )
         if paths >= max_work:
             return found, False
@@ -229,16 +201,16 @@ def _astar(
             next_words = words
             if arc.olabel:
                 key = np.int64(words) << 32 | np.int64(arc.olabel)
-                at = _slot(word_keys, key)
+                at = slot(word_keys, key)
                 if word_keys[at] != key:
                     word_keys[at], word_ids[at] = key, sequences
                     sequences += 1
                     if 2 * sequences > len(word_keys):
-                        word_keys, word_ids = _rehashed(word_keys, word_ids)
-                        at = _slot(word_keys, key)
+                        word_keys, word_ids = rehashed(word_keys, word_ids)
+                        at = slot(word_keys, key)
                 next_words = word_ids[at]
             key = np.int64(next_words) << 32 | np.int64(arc.target)
-            if seen_keys[_slot(seen_keys, key)] == key:
+            if seen_keys[slot(seen_keys, key)] == key:
                 continue
             node_P[paths], words_P[paths], from_P[paths], arc_P[paths] = (
                 arc.target,

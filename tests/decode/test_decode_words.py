@@ -8,9 +8,12 @@ import pytest
 import toy
 
 from asr_train.data.features import Utterance
+from asr_train.decode.kept import KeptLattices, write_lattices
 from asr_train.decode.words import Choice, Effort, Recogniser, search, transcribe
+from asr_train.files import DamagedFileError
 from asr_train.search.beam import Beam
 from asr_train.search.graph import Graph, decoding_graph
+from asr_train.search.nbest import nbest
 
 ALL = 10_000
 WIDE = 1e4
@@ -103,9 +106,9 @@ def test_a_graph_of_another_model_is_refused(lang, graph):
         search(Graph.of(graph), scores_TS, 1.0, 10.0, ALL)
 
 
-def all_of(lang, graph, loop_S, made, scores, nbest=0):
+def all_of(lang, graph, loop_S, made, scores, count=0):
     scorer = toy.scorer_of(lang.states, loop_S, scores)
-    effort = Effort(beam=40.0, max_active=ALL, lattice_beam=12.0, nbest=nbest)
+    effort = Effort(beam=40.0, max_active=ALL, lattice_beam=12.0, nbest=count)
     recognise = Recogniser(scorer, lang, Graph.of(graph), Choice(1.0, 0.0, 1.0), effort, SHIFT)
     return [
         (dataclasses.replace(row, seconds=0.0, real_time_factor=0.0), others)
@@ -122,14 +125,34 @@ def test_every_utterance_has_its_row_in_order(lang, graph, loop_S, count):
     ]
 
 
-@pytest.mark.parametrize("nbest", [0, 5])
-def test_the_rows_do_not_depend_on_the_number_of_processes(lang, graph, loop_S, monkeypatch, nbest):
+@pytest.mark.parametrize("count", [0, 5])
+def test_the_rows_do_not_depend_on_the_number_of_processes(lang, graph, loop_S, monkeypatch, count):
     made, scores = utterances_of(lang, 19, seed=1)
     found = []
     for jobs in "123":
         monkeypatch.setenv("JOBS", jobs)
-        found.append(all_of(lang, graph, loop_S, made, scores, nbest))
+        found.append(all_of(lang, graph, loop_S, made, scores, count))
     assert found[0] == found[1] == found[2]
+
+
+def test_kept_lattices_are_those_of_the_lists(lang, graph, loop_S, tmp_path):
+    made, scores = utterances_of(lang, 3)
+    scorer = toy.scorer_of(lang.states, loop_S, scores)
+    effort = Effort(beam=40.0, max_active=ALL, lattice_beam=12.0, nbest=5)
+    choice = Choice(1.0, 0.0, 1.0)
+    keep = Recogniser(scorer, lang, Graph.of(graph), choice, effort, SHIFT, keep=True)
+    path = tmp_path / "lattices.dev.zip"
+    found = list(write_lattices(path, lang, transcribe(keep, made, "")))
+    kept = KeptLattices(path, lang)
+    for number, (row, others) in enumerate(found):
+        (lattice,) = kept.of(number, row.pieces)
+        assert len(lattice.arcs_A) == others.arcs
+        listed = [[lang.lexicon.words[i - 1] for i in s.words] for s in nbest(lattice, 5).sentences]
+        assert listed == [words for words, *_ in others.sentences]
+        assert "lattices" not in others.row()
+    other = dataclasses.replace(lang, silence_probability=0.3)
+    with pytest.raises(DamagedFileError, match=f"{lang.hash}, but this one is {other.hash}"):
+        KeptLattices(path, other)
 
 
 def test_words_stand_where_they_were_said(lang, graph, loop_S):
@@ -160,7 +183,7 @@ def test_lattices_find_the_same_words_and_say_how_sure_they_are(lang, graph, loo
     }
     alone = all_of(lang, graph, loop_S, made, noisy)
     for (one, none), (row, others) in zip(
-        alone, all_of(lang, graph, loop_S, made, noisy, nbest=7), strict=True
+        alone, all_of(lang, graph, loop_S, made, noisy, count=7), strict=True
     ):
         assert none is None
         cost = one.graph_cost + one.acoustic_cost
@@ -176,5 +199,5 @@ def test_lattices_find_the_same_words_and_say_how_sure_they_are(lang, graph, loo
 def test_a_transcript_with_unknown_words_has_an_oracle_too(lang, graph, loop_S):
     (spoken,), scores = utterances_of(lang, 1)
     odd = dataclasses.replace(spoken, words=spoken.words + " NOSUCH")
-    ((_, others),) = all_of(lang, graph, loop_S, [odd], scores, nbest=5)
+    ((_, others),) = all_of(lang, graph, loop_S, [odd], scores, count=5)
     assert others.oracle_errors == 1

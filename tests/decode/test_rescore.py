@@ -1,65 +1,98 @@
-"""A larger language model replaces the small one in n-best lists; its weight is chosen on DEV."""
+"""A larger language model replaces the small one in lattices; its weight is chosen on DEV."""
+
+import itertools
 
 import numpy as np
 import pytest
 
-from asr_train.decode.rescore import Listed, Reweighed, tune_rescoring
+from asr_train.decode.rescore import Rescored, Rescorer, Reweighed, tune_rescoring
+from asr_train.lang.ngram import Text, train
 from asr_train.score.normalise import PLAIN
+from asr_train.search.lattice import LINK, Lattice
 
-OLD = {"A": -1.0, "A B": -3.0, "B": -2.0}
-NEW = {"A": -4.0, "A B": -1.0, "B": -2.5}
+NAMES = ["A", "B"]
+SENTENCES = {"A": 10.0, "A B": 10.5, "B": 11.0}  # the acoustic costs
+OLD = train(Text.of([["A"]] * 3 + [["A", "B"], ["B"]]), 2)
+NEW = train(Text.of([["A", "B"]] * 9 + [["A"], ["B"]]), 3)
+NATS = np.log(10)
 
 
-def logprobs(table):
-    return lambda sentences: np.array([table[" ".join(words)] for words in sentences])
+def lattice_of(acoustic=(10.0, 10.5, 11.0), weight=2.0):
+    """Return a lattice of the sentences, whose graph cost is only that of the old model."""
+    arcs = []
+    for text, cost in zip(SENTENCES, acoustic, strict=True):
+        graph = -weight * NATS * OLD.logprobs([text.split()])[0]
+        ids = [NAMES.index(word) + 1 for word in text.split()]
+        middle = {"A": 1, "A B": 2, "B": 3}[text]
+        arcs += [(0, middle, 1, ids[0], graph, cost), (middle, 4, 2, (*ids, 0)[1], 0.0, 0.0)]
+    arcs_A = np.array(sorted(arcs), LINK)
+    frame_N, final_N = np.array([0, 1, 1, 1, 2], np.int32), np.full(5, np.inf)
+    final_N[-1] = 0.0
+    active_T = np.ones(2, np.int32)
+    return Lattice(frame_N, final_N, arcs_A, np.zeros(6, bool), 0.0, True, 8.0, active_T)
 
 
-def listed(utt_id="u", weight=2.0, acoustic=(10.0, 10.5, 11.0)):
-    """Return sentences whose graph cost is only that of the old model."""
-    sentences = [
-        [text.split(), -weight * OLD[text], cost] for text, cost in zip(OLD, acoustic, strict=True)
-    ]
-    row = {"id": utt_id, "sentences": sentences}
-    return Listed.of(row, logprobs(OLD), logprobs(NEW), weight)
+RESCORER = Rescorer(NAMES, OLD, NEW, 2.0)
+
+
+def searching(*lattices):
+    def search(choices):
+        for lattice in lattices:
+            yield [found.words for found in RESCORER([lattice], choices)]
+
+    return search
 
 
 @pytest.mark.parametrize("lm_weight, penalty", [(0.0, 0.0), (1.0, 0.0), (2.0, 1.5), (0.3, -4.0)])
 def test_the_cost_is_acoustics_plus_the_new_model_and_the_penalty(lm_weight, penalty):
     costs = {
-        text: a - lm_weight * NEW[text] + penalty * len(text.split())
-        for text, a in zip(OLD, (10.0, 10.5, 11.0), strict=True)
+        text: a - lm_weight * NATS * NEW.logprobs([text.split()])[0] + penalty * len(text.split())
+        for text, a in SENTENCES.items()
     }
-    words, cost = listed().best(Reweighed(lm_weight, penalty))
-    assert cost == pytest.approx(min(costs.values()))
-    assert " ".join(words) == min(costs, key=costs.__getitem__)
+    (found,) = RESCORER([lattice_of()], [Reweighed(lm_weight, penalty)])
+    assert found.cost == pytest.approx(min(costs.values()), abs=1e-5)
+    assert " ".join(found.words) == min(costs, key=costs.__getitem__)
+    assert found.acoustic_cost == pytest.approx(SENTENCES[" ".join(found.words)])
 
 
-def test_the_same_model_at_its_weight_changes_nothing():
-    row = {"id": "u", "sentences": [[["A"], 5.0, 1.0], [["B"], 4.5, 2.0]]}
-    same = Listed.of(row, logprobs(OLD), logprobs(OLD), 0.7)
-    assert same.best(Reweighed(0.7, 0.0)) == (["A"], pytest.approx(6.0))
+def test_all_choices_at_once_are_each_by_itself():
+    choices = [Reweighed(*pair) for pair in itertools.product([0.0, 0.7, 3.0], [-2.0, 0.0, 2.0])]
+    found = RESCORER([lattice_of()], choices)
+    assert len({" ".join(each.words) for each in found}) > 1
+    assert found == [RESCORER([lattice_of()], [choice])[0] for choice in choices]
 
 
-def test_an_empty_list_gives_no_words():
-    assert Listed.of({"id": "u", "sentences": []}, logprobs(OLD), logprobs(NEW), 1.0).best(
-        Reweighed(1.0, 0.0)
-    ) == ([], 0.0)
+def test_pieces_are_sentences_and_one_where_nothing_was_found_is_empty():
+    choice = Reweighed(1.0, 0.0)
+    (one,) = RESCORER([lattice_of()], [choice])
+    (both,) = RESCORER([lattice_of(), None, lattice_of()], [choice])
+    assert both == Rescored(one.words * 2, 2 * one.cost, 2 * one.acoustic_cost, 8.0, 0)
+    (none,) = RESCORER([None], [choice])
+    assert (none.words, none.cost) == ([], 0.0)
+
+
+# --- tuning -------------------------------------------------------------------------------------
+
+# "A B" is better than "A" from this weight on, and for penalties below this one at no weight
+LEAST = 0.5 / (NATS * np.diff(NEW.logprobs([["A"], ["A", "B"]]))[0])
+PENALTY = -0.5
 
 
 def test_the_weight_with_the_fewest_errors_is_chosen():
-    """A B is best from a weight of 1/6 on: 11 + w against A's 10 + 4 w and B's 10.5 + 2.5 w."""
-    lists, said = [listed("u"), listed("v")], {"u": "A B", "v": "a b"}
-    best, tried, at_end = tune_rescoring(lists, said, [0.1, 0.2, 0.5, 1.0], [-0.1, 0.0, 0.1], PLAIN)
+    weights = [LEAST * factor for factor in (0.2, 0.6, 1.5, 3.0)]
+    search = searching(lattice_of(), lattice_of())
+    best, tried, at_end = tune_rescoring(search, ["A B", "a b"], weights, [-0.01, 0, 0.01], PLAIN)
     errors = {(c.lm_weight, c.penalty): e.errors for c, e in tried}
-    assert errors[0.1, 0.0] == 2
+    assert errors[weights[0], 0] == 2
     assert errors[best.lm_weight, best.penalty] == 0
-    assert best.lm_weight in (0.5, 1.0)  # the middle of those that tie, not the first
+    assert best.lm_weight in weights[2:]  # the middle of those that tie, not the first
     assert at_end == []
 
 
 def test_lists_of_rescoring_grow_where_their_end_is_the_best():
-    """A B (11 + 2 p) is better than A (10 + p) for a penalty p below about -1."""
-    best, tried, at_end = tune_rescoring([listed("u")], {"u": "A B"}, [0.01], [-1.0, 0.0], PLAIN)
+    best, tried, at_end = tune_rescoring(
+        searching(lattice_of()), ["A B"], [LEAST / 100], [2 * PENALTY, 0.0], PLAIN
+    )
     errors = {c.penalty: e.errors for c, e in tried}
     assert errors == {0.0: 1, -1.0: 0, -2.0: 0, -3.0: 0}
     assert best.penalty == -2.0  # the middle of those that tie
@@ -67,16 +100,10 @@ def test_lists_of_rescoring_grow_where_their_end_is_the_best():
 
 
 def test_a_list_of_weights_grows_by_its_factor():
-    """In the second list, A B is best from a weight of 1.5 on."""
-    lists = [listed("u"), listed("v", acoustic=(10.0, 14.5, 100.0))]
-    said = {"u": "A B", "v": "A B"}
-    best, tried, at_end = tune_rescoring(lists, said, [1.0, 2.0], [0.0], PLAIN)
-    assert {c.lm_weight: e.errors for c, e in tried} == {1.0: 1, 2.0: 0, 4.0: 0}
-    assert (best.lm_weight, at_end) == (2.0, [])
-
-
-def test_a_sentence_that_the_old_model_forbids_names_it():
-    forbid = logprobs({**OLD, "A B": -np.inf})
-    row = {"id": "u7", "sentences": [[["A", "B"], 1.0, 1.0]]}
-    with pytest.raises(ValueError, match=r"u7: .*'A B'.* different runs"):
-        Listed.of(row, forbid, logprobs(NEW), 1.0)
+    """In the second list, A B is best from a weight of four times as much on."""
+    search = searching(lattice_of(), lattice_of((10.0, 12.0, 100.0)))
+    weights = [3 * LEAST, 6 * LEAST]
+    best, tried, at_end = tune_rescoring(search, ["A B", "A B"], weights, [0.0], PLAIN)
+    assert [e.errors for _, e in tried] == [1, 0, 0]
+    assert sorted(c.lm_weight / LEAST for c, _ in tried) == pytest.approx([3, 6, 12], rel=1e-3)
+    assert (best.lm_weight / LEAST, at_end) == (pytest.approx(6, rel=1e-3), [])

@@ -1,0 +1,37 @@
+"""Compiled open hash tables and growing arrays: int64 keys -> int32 values."""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+
+@numba.njit(cache=True, nogil=True)
+def slot(keys: Any, key: Any) -> int:
+    """Return the index of `key` in an open hash table, or of the free slot (-1) for it."""
+    mask = len(keys) - 1
+    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+    at = int(mixed >> np.uint64(20)) & mask
+    while keys[at] != -1 and keys[at] != key:
+        at = (at + 1) & mask
+    return at
+
+
+@numba.njit(cache=True, nogil=True)
+def rehashed(keys: Any, values: Any) -> Any:
+    """Return a table of twice the size."""
+    new_keys = np.full(2 * len(keys), -1, np.int64)
+    new_values = np.empty(2 * len(keys), np.int32)
+    for i in range(len(keys)):
+        if keys[i] != -1:
+            at = slot(new_keys, keys[i])
+            new_keys[at], new_values[at] = keys[i], values[i]
+    return new_keys, new_values
+
+
+@numba.njit(cache=True, nogil=True)
+def doubled(array: Any) -> Any:
+    """Return an array of twice the length, with the same beginning."""
+    new = np.empty(2 * len(array), array.dtype)
+    new[: len(array)] = array
+    return new

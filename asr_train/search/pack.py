@@ -1,0 +1,66 @@
+"""Lattice <-> **bytes**: every array, in a .npz that NumPy can read; 6 bytes per arc."""
+
+import io
+import zipfile
+
+import numpy as np
+
+from asr_train.search.lattice import LINK, Lattice
+
+LEVEL = 1  # of zlib: the sizes of 1 and 6 differ by a twentieth, the times by a factor of four
+
+
+def pack(lattice: Lattice) -> bytes:
+    """Return a lattice as bytes; equal lattices give equal bytes.
+
+    Integers are stored as differences and all numbers by their bytes, first of all arcs the first
+    bytes, then the second ones: these are more alike, so that they compress better.
+    """
+    arcs_A, nodes = lattice.arcs_A, len(lattice.frame_N)
+    columns = {
+        "about": np.array([lattice.cost, lattice.final, lattice.beam]),
+        "frames": np.diff(lattice.frame_N, prepend=np.int32(0)),
+        "final": lattice.final_N,
+        "arcs": np.bincount(arcs_A["source"], minlength=nodes).astype(np.int32),
+        "jump": arcs_A["target"] - arcs_A["source"],
+        **{name: arcs_A[name] for name in ("ilabel", "olabel", "graph", "acoustic")},
+        "loops": np.packbits(lattice.loops_A),
+        "active": lattice.active_T,
+    }
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=LEVEL) as file:
+        for name, column in columns.items():
+            each = np.ascontiguousarray(column)
+            planes = each.view(np.uint8).reshape(len(each), each.itemsize).T
+            info = zipfile.ZipInfo(f"{name}.npy")  # without the time, which would be in the bytes
+            info.compress_type = zipfile.ZIP_DEFLATED
+            with file.open(info, "w") as member:
+                np.lib.format.write_array(member, np.ascontiguousarray(planes), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def unpack(content: bytes) -> Lattice:
+    """Return the lattice that `pack` was given."""
+    kinds = {name: LINK[name] for name in ("ilabel", "olabel", "graph", "acoustic")}
+    kinds |= {"about": np.dtype("<f8"), "final": np.dtype("<f8"), "loops": np.dtype("u1")}
+    found = {}
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        for name in file.files:
+            planes = np.ascontiguousarray(file[name].T)
+            found[name] = planes.view(kinds.get(name, np.dtype("<i4"))).reshape(-1)
+    arcs_A = np.empty(len(found["jump"]), LINK)
+    arcs_A["source"] = np.repeat(np.arange(len(found["arcs"]), dtype=np.int32), found["arcs"])
+    arcs_A["target"] = arcs_A["source"] + found["jump"]
+    for name in ("ilabel", "olabel", "graph", "acoustic"):
+        arcs_A[name] = found[name]
+    cost, final, beam = found["about"].tolist()
+    return Lattice(
+        np.cumsum(found["frames"], dtype=np.int32),
+        found["final"],
+        arcs_A,
+        np.unpackbits(found["loops"], count=len(arcs_A)).astype(bool),
+        cost,
+        bool(final),
+        beam,
+        found["active"],
+    )
