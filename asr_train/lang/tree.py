@@ -94,6 +94,18 @@ class Tree:
             here_PPP[np.ix_(box.left_p, box.centre_p, box.right_p)] = box.leaf
         return table_PPPJ
 
+    def reached(self) -> set[tuple[int, int, int]]:
+        """Return all (centre, position, leaf) that some context has."""
+        return {(int(p), box.position, box.leaf) for box in self._boxes() for p in box.centre_p}
+
+    def hears(self) -> list[bool]:
+        """Return whether the leaves of each phone depend on its neighbours; without the edge."""
+        asked_P = np.zeros(self.num_phones, bool)
+        for box in self._boxes():
+            if min(len(box.left_p), len(box.right_p)) < self.num_phones:
+                asked_P[box.centre_p] = True
+        return asked_P.tolist()[: None if self.leaves is None else -1]
+
     def _boxes(self) -> list["_Box"]:
         """Return the contexts of each leaf node: disjoint products of left x centre x right."""
         every_P = np.ones(self.num_phones, bool)

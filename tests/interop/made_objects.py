@@ -2,6 +2,7 @@
 
 import math
 import struct
+from pathlib import Path
 
 import numpy as np
 
@@ -169,3 +170,54 @@ def yesno_binary() -> bytes:
     }
     logs = [0.0, *np.log(YESNO_PROBABILITIES).tolist()]
     return model_binary(topo_binary(entries), YESNO_TRIPLES, logs)
+
+
+# --- whole models -------------------------------------------------------------------------------
+
+# A chain model: left biphones, one HMM state, whose further frames have a pdf-id of their own
+CHAIN_TOPO = """<Topology> <TopologyEntry> <ForPhones> 1 2 3 </ForPhones> <State> 0
+<ForwardPdfClass> 0 <SelfLoopPdfClass> 1 <Transition> 0 0.5 <Transition> 1 0.5 </State>
+<State> 1 </State> </TopologyEntry> </Topology>
+"""
+CHAIN_TREE = """ContextDependency 2 1 ToPdf TE 1 4 ( NULL TE -1 2 ( CE 0 CE 1 ) SE 0 [ 1 ]
+{ TE -1 2 ( CE 2 CE 3 ) TE -1 2 ( CE 4 CE 3 ) }
+TE -1 2 ( CE 5 SE 0 [ 0 ]
+{ CE 6 CE 3 }
+) )
+EndContextDependency """
+CHAIN_TUPLES = [(1, 0, 0, 1), (2, 0, 2, 3), (2, 0, 4, 3), (3, 0, 5, 3), (3, 0, 5, 6)]
+# Monophones that skip states, of which some have no self-loop, as in the Montreal Forced Aligner
+SKIP_TOPO = """<Topology> <TopologyEntry> <ForPhones> 1 2 3 </ForPhones>
+<State> 0 <PdfClass> 0 <Transition> 1 0.5 <Transition> 2 0.25 <Transition> 3 0.25 </State>
+<State> 1 <PdfClass> 1 <Transition> 1 0.5 <Transition> 2 0.5 </State>
+<State> 2 <PdfClass> 2 <Transition> 3 1 </State> <State> 3 </State>
+</TopologyEntry> </Topology>
+"""
+SKIP_TREE = """ContextDependency 1 0 ToPdf TE 0 4 ( NULL TE -1 3 ( CE 0 CE 1 CE 0 )
+TE -1 3 ( CE 2 CE 3 CE 4 ) TE -1 3 ( CE 5 CE 3 CE 6 ) )
+EndContextDependency """
+SKIP_TRIPLES = [
+    *((1, j, pdf) for j, pdf in enumerate((0, 1, 0))),
+    *((2, j, pdf) for j, pdf in enumerate((2, 3, 4))),
+    *((3, j, pdf) for j, pdf in enumerate((5, 3, 6))),
+]
+# topology, tree, transition-states, and the number of ways out of each
+MODELS = {
+    "yesno": (YESNO_TOPO, YESNO_TREE, YESNO_TRIPLES, [4, 4, 4, 4, 2] + [2] * 6),
+    "triphones": (TRI_TOPO, TRI_TREE, TRI_TRIPLES, [2] * len(TRI_TRIPLES)),
+    "chain": (CHAIN_TOPO, CHAIN_TREE, CHAIN_TUPLES, [2] * len(CHAIN_TUPLES)),
+    "skips": (SKIP_TOPO, SKIP_TREE, SKIP_TRIPLES, [3, 2, 1] * 3),
+}
+
+
+def write_model(folder: Path, name: str, seed: int = 0) -> None:
+    """Write tree, final.mdl (with drawn probabilities), phones.txt and a lexicon."""
+    topo, tree, rows, ways = MODELS[name]
+    rng = np.random.default_rng(seed)
+    drawn = [rng.uniform(0.2, 1, count) for count in ways]
+    chances = [p for some in drawn for p in (some / some.sum()).tolist()]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tree").write_bytes(tree_binary(tree))
+    (folder / "final.mdl").write_text(model_text(topo, rows, chances))
+    (folder / "phones.txt").write_text("<eps> 0\nSIL 1\nA 2\nB 3\n#0 4\n#1 5\n")
+    (folder / "lexiconp.txt").write_text("!SIL 1.0 SIL\none 0.75 A B\none 0.25 B\nTwo 1.0 B A\n")

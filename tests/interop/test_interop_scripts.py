@@ -22,6 +22,7 @@ from asr_train.interop.textgrid import read_textgrid
 from asr_train.model.store import build_model, save_model
 from asr_train.schema import ModelSettings, NormBy, NormSettings, build, plain
 from scripts.export import KINDS, export
+from scripts.import_kaldi import KINDS as IMPORTS
 from scripts.import_kaldi import import_kaldi
 
 STATES = 7
@@ -196,13 +197,13 @@ def test_wrong_calls_say_what_there_is(work):
     for kind in KINDS:
         with pytest.raises(ValueError, match=rf"an export of {kind} takes .* not 1"):
             export(kind, "a")
-    with pytest.raises(ValueError, match="no import of 'nix'; there are: data, feats, ali"):
+    with pytest.raises(ValueError, match="no import of 'nix'; there are: data, feats, st"):
         import_kaldi("nix", "a", "b")
-    for kind in ("data", "feats", "ali"):
+    for kind in IMPORTS:
         with pytest.raises(ValueError, match=f"an import of {kind} takes other paths"):
             import_kaldi(kind, "a")
-    with pytest.raises(ValueError, match=r"model\.json is neither a number of states nor"):
-        call(import_kaldi, "ali", work, "kaldi/ali.txt", "model.json", "feats/dev.jsonl.gz", "x")
+    with pytest.raises(ValueError, match=r"model\.pt is neither a number of states nor"):
+        call(import_kaldi, "ali", work, "kaldi/ali.txt", "model.pt", "feats/dev.jsonl.gz", "x")
 
 
 def test_a_hypothesis_of_another_split_is_refused(work):
