@@ -104,15 +104,14 @@ def lang(lexicon: str, states: str, language: str, output: str) -> None:
     grammar = replace(ours.grammar, words=[w for w in ours.grammar.words if w in known])
     phones = kaldis.monophones
     write_lang(output, Lang(found.lexicon, phones, grammar, arpa, ours.silence_probability))
-    lost = [
-        f"{len(found.lexicon.missing)} words have no pronunciation "
-        f"({', '.join(found.lexicon.missing[:SHOWN])})"
-    ] * bool(found.lexicon.missing)
-    lost += [f"{found.silent} pronunciations by silence left out"] * bool(found.silent)
-    lost += [f"the probabilities of {found.weighed} words' variants are not used"] * bool(
-        found.weighed
-    )
-    print("; ".join([f"import: {len(known)} words in {output}", *lost]))
+    lost = []
+    if missing := found.lexicon.missing:
+        lost.append(f"{len(missing)} without pronunciation ({', '.join(missing[:SHOWN])})")
+    if found.silent:
+        lost.append(f"{spelled(found.silent, 'pronunciation')} with silence left out")
+    if found.weighed:
+        lost.append(f"variants of {spelled(found.weighed, 'word')} had other probabilities")
+    print("; ".join([f"import: {spelled(len(known), 'word')} in {output}", *lost]))
 
 
 def scores(*paths: str) -> None:
