@@ -3,34 +3,46 @@
 Import what Kaldi made. KIND, its inputs and its output:
   data   DATA_DIR...  OUT_FOLDER      a corpus for `make folder CORPUS_DIR=OUT_FOLDER`
   feats  ARCHIVE  manifests/SPLIT.jsonl.gz  conf/feats.yaml  feats/SPLIT.jsonl.gz
+  states MODEL_DIR  LANG_DIR  states.json     tree and final.mdl; phones.txt
   ali    ARCHIVE  STATES  feats/SPLIT.jsonl.gz  ali/SPLIT.jsonl.gz
-ARCHIVE is .ark, .ark.gz or .scp; alignments are pdf-ids (by ali-to-pdf), also as text. STATES is
-their number, or an ali/OTHER.jsonl.gz with the same states: another split's, or an exported one's.
+  lang   LEXICON  states.json  lang/index.json  OUT/index.json
+  scores ARCHIVE...  states.json  exp/RUN/model.json    log-likelihoods of a network, to decode
+ARCHIVE is .ark, .ark.gz or .scp; of alignments also text, or a folder with ali.*.gz. STATES is a
+states.json if they are transition-ids. If they are pdf-ids (by ali-to-pdf), it is their number, or
+an ali/OTHER.jsonl.gz with the same states: another split's, or an exported one's. LEXICON is a
+lexicon.txt or lexiconp.txt; words and grammar are those of lang/index.json.
 """
 
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lhotse import CutSet
 
 from asr_train.align.table import open_ali
+from asr_train.checks import spelled
 from asr_train.data.features import open_feats
-from asr_train.files import read_json, read_jsonl
+from asr_train.files import read_json, read_jsonl, replacing
 from asr_train.interop.kaldi import read_data_dir, write_folder
-from asr_train.interop.stores import import_ali, import_feats
+from asr_train.interop.kaldi_states import lexicon_of, read_states, states_of, write_states
+from asr_train.interop.stores import import_ali, import_feats, import_scores
 from asr_train.jobs import main
+from asr_train.lang.index import Lang, grammar_words, load_lang, write_lang
 from asr_train.schema import FeatsSettings, load
 
 
 def import_kaldi(kind: str, *paths: str) -> None:
     if kind not in KINDS:
         raise ValueError(f"there is no import of {kind!r}; there are: {', '.join(KINDS)}")
-    if (kind == "data" and len(paths) < 2) or (kind != "data" and len(paths) != 4):
+    least, most, function = KINDS[kind]
+    if not least <= len(paths) <= most:
         raise ValueError(f"an import of {kind} takes other paths; see import_kaldi.py --help")
-    KINDS[kind](*paths)
+    function(*paths)
 
 
 def data(*paths: str) -> None:
@@ -47,25 +59,88 @@ def feats(archive: str, manifest: str, conf: str, output: str) -> None:
     print(f"import: {frames} frames of {len(cuts)} utterances{rest}")
 
 
+def states(model_dir: str, lang_dir: str, output: str) -> None:
+    found = states_of(model_dir, lang_dir)
+    write_states(output, found)
+    assert found.hmms is not None
+    print(
+        f"import: {found.num_states} pdf-ids of {spelled(len(found.phones), 'phone')} with "
+        f"{spelled(len(set(found.hmms.topology_P)), 'kind')} of HMM in {output}"
+    )
+
+
 def ali(archive: str, states: str, features: str, output: str) -> None:
-    model = None if states.isdigit() else _states_of(states)
-    num_states = int(states) if model is None else int(model["num_states"])
-    aligned, lost = import_ali(archive, open_feats(features), num_states, output, model)
+    model = known = None
+    if states.endswith(".json"):
+        known = read_states(states)
+        num_states = known.num_states
+    elif states.isdigit():
+        num_states = int(states)
+    else:
+        model = _states_of(states)
+        num_states = int(model["num_states"])
+    feats = open_feats(features)
+    aligned, lost = import_ali(archive, feats, num_states, output, model, states=known)
     table = Path(output).name.replace(".jsonl.gz", ".status.tsv")
     rest = f", {lost} have none (see {table})" if lost else ""
     print(f"import: alignments of {aligned} utterances{rest}")
 
 
+def lang(lexicon: str, states: str, language: str, output: str) -> None:
+    ours, kaldis = load_lang(language), read_states(states)
+    wanted = {*ours.lexicon.prons, *ours.lexicon.missing, *grammar_words(ours.grammar, ours.arpa)}
+    found = lexicon_of(lexicon, kaldis, wanted)
+    known = found.lexicon.prons
+    if not known:
+        raise ValueError(
+            f"{lexicon} has none of the {len(wanted)} words of {language}; words are compared in "
+            "upper case"
+        )
+    arpa = None
+    if ours.arpa is not None:
+        arpa = Path(output).parent / "G.arpa"
+        with replacing(arpa) as scratch:
+            shutil.copyfile(ours.arpa, scratch)
+    grammar = replace(ours.grammar, words=[w for w in ours.grammar.words if w in known])
+    phones = kaldis.monophones
+    write_lang(output, Lang(found.lexicon, phones, grammar, arpa, ours.silence_probability))
+    lost = []
+    if missing := found.lexicon.missing:
+        lost.append(f"{len(missing)} without pronunciation ({', '.join(missing[:SHOWN])})")
+    if found.silent:
+        lost.append(f"{spelled(found.silent, 'pronunciation')} with silence left out")
+    if found.weighed:
+        lost.append(f"variants of {spelled(found.weighed, 'word')} had other probabilities")
+    print("; ".join([f"import: {spelled(len(known), 'word')} in {output}", *lost]))
+
+
+def scores(*paths: str) -> None:
+    *archives, states, output = paths
+    count = import_scores(archives, read_states(states), output)
+    print(f"import: scores of {count} utterances in {Path(output).with_name('scores.h5')}")
+
+
 def _states_of(manifest: str) -> dict[str, Any]:
     """Return what an alignment's index has about its states."""
     if not manifest.endswith(".jsonl.gz"):
-        raise ValueError(f"{manifest} is neither a number of states nor an ali/OTHER.jsonl.gz")
+        raise ValueError(
+            f"{manifest} is neither a number of states nor an ali/OTHER.jsonl.gz nor a states.json"
+        )
     open_ali(manifest)  # raises if it is damaged
     index = read_json(Path(manifest.removesuffix(".jsonl.gz")) / "index.json")
     return {key: value for key, value in index.items() if key != "parts"}
 
 
-KINDS = {"data": data, "feats": feats, "ali": ali}
+SHOWN = 10  # words without pronunciation to print
+MANY = 10**6
+KINDS: dict[str, tuple[int, int, Callable[..., None]]] = {  # fewest and most paths
+    "data": (2, MANY, data),
+    "feats": (4, 4, feats),
+    "states": (3, 3, states),
+    "ali": (4, 4, ali),
+    "lang": (4, 4, lang),
+    "scores": (3, MANY, scores),
+}
 
 
 if __name__ == "__main__":

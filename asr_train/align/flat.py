@@ -9,7 +9,7 @@ spoken digits, this start halves the boundary errors of an even division of each
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add
 
@@ -78,7 +78,7 @@ def posteriors(
     rows: list[np.ndarray],
     scores: list[np.ndarray],
     loop_S: np.ndarray,
-    silence: range,
+    silence: Sequence[int],
     silence_probability: float,
 ) -> tuple[list[np.ndarray], float]:
     """Run forward-backward over sequences of states in which each silence is optional.

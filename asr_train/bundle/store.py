@@ -99,6 +99,11 @@ def write_bundle(path: Path | str, made: Contents) -> dict[str, Any]:
 
 def _write_parts(folder: Path, made: Contents) -> dict[str, Any]:
     about = files.read_json(made.model)
+    if about["kind"] == "scores":
+        raise ValueError(
+            f"{made.model} has scores of single recordings, by another program, and no network "
+            "for others; bundle a network that was trained here"
+        )
     listed = about["parts"][0] if about["kind"] == "gmm" else about | {"path": about["file"]}
     tensors = files.check_part(made.model.parent, listed, remake=made.model)
     shutil.copyfile(tensors, folder / tensors.name)

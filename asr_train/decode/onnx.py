@@ -61,10 +61,9 @@ def export_onnx(model: Path | str, path: Path | str) -> dict[str, str]:
         ImportError: if the package onnx is missing; names the command that installs it.
     """
     about = read_json(Path(model))
-    if about["kind"] == "gmm":
-        raise ValueError(
-            f"{model} has Gaussian mixtures, which ONNX has no operator for; export a network"
-        )
+    if about["kind"] in ("gmm", "scores"):
+        has = {"gmm": "Gaussian mixtures, which ONNX has no operator for", "scores": "scores alone"}
+        raise ValueError(f"{model} has {has[about['kind']]}; export a network")
     network, _ = load_model(Path(model))
     graph = _Graph()
     onnx = graph.onnx

@@ -1,19 +1,23 @@
 """Model and features -> scores_TS for the search, for Gaussians and networks alike.
 
 A network's scores are log posteriors with the priors divided out, a mixture's log-likelihoods; both
-in nats, unscaled, up to a constant per frame.
+in nats, unscaled, up to a constant per frame. Those of another program's network are looked up.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from asr_train.align.adapt import Adapted, adapt, scores
 from asr_train.align.gmm import Mixtures, load_gmm
-from asr_train.align.viterbi import Spoken
-from asr_train.data.features import Feats
+from asr_train.align.viterbi import Scores, Spoken
+from asr_train.data.features import Feats, Utterance, open_h5
 from asr_train.decode.scorer import Scorer, known_states
-from asr_train.files import DamagedFileError, read_json
+from asr_train.files import DamagedFileError, check_part, read_json
 from asr_train.lang.index import Lang
+from asr_train.lang.states import States
 from asr_train.schema import AliSettings, plain
 from asr_train.search.graph import check_phones
 
@@ -32,6 +36,8 @@ def load_scorer(path: Path | str, feats: Feats, lang: Lang | None) -> Scorer:
         _check_feats(path, about["feats"], plain(feats.settings))
         if about["kind"] == "gmm":
             scorer = _gaussians(path, about, feats)
+        elif about["kind"] == "scores":
+            scorer = _stored(path, about)
         else:
             from asr_train.decode.network import scorer_of  # imports torch
 
@@ -53,6 +59,29 @@ def _check_feats(path: Path, trained: dict[str, Any], given: dict[str, Any]) -> 
                 f"{path} was trained with feats.{key}={trained[key]} but these features have "
                 f"{given.get(key)}; run make again, which trains for these features"
             )
+
+
+def _stored(path: Path, about: dict[str, Any]) -> Scorer:
+    """Return a scorer that looks up what another program computed (interop.stores)."""
+    store = check_part(path.parent, about["file"], remake=path)
+
+    def scores(utterance: Utterance) -> Scores:
+        file = open_h5(str(store), os.getpid())
+        if utterance.id not in file:
+            raise ValueError(
+                f"{path} has no scores of {utterance.id}; import those of all splits to decode"
+            )
+        found = file[utterance.id]
+        if len(found) != utterance.frames:
+            raise ValueError(
+                f"{utterance.id}: {len(found)} frames of scores in {path} but "
+                f"{utterance.frames} feature frames; compute scores of every frame, of these "
+                "features"
+            )
+        return lambda states, span: found[span][:, states]
+
+    states, loop_S = States.stored(about, path), np.array(about["self_loops"])
+    return Scorer(about["run"], about["num_states"], states, loop_S, scores)
 
 
 def _gaussians(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:

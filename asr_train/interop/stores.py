@@ -1,14 +1,16 @@
 """Our features and alignments <-> Kaldi's archives (interop.ark), one utterance at a time.
 
-    feats.ark + manifests/SPLIT.jsonl.gz --import_feats--> feats/SPLIT.jsonl.gz
-    ali.txt   + feats/SPLIT.jsonl.gz     --import_ali-->   ali/SPLIT.jsonl.gz
+    feats.ark + manifests/SPLIT.jsonl.gz --import_feats-->  feats/SPLIT.jsonl.gz
+    ali.*.gz  + feats/SPLIT.jsonl.gz     --import_ali-->    ali/SPLIT.jsonl.gz
+    scores.ark + states.json             --import_scores--> exp/RUN/model.json
 
 A state id here is a pdf-id in Kaldi. Scores for Kaldi's decoder are written by
 `ark.write_matrices`.
 """
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,11 @@ from lhotse import Features, MonoCut
 from asr_train.align.table import Alignments, check_lost, write_alignments
 from asr_train.align.viterbi import Aligned, Lost
 from asr_train.data.features import Feats, Sums, write_index
-from asr_train.files import hash_of, replacing, write_jsonl
+from asr_train.files import hash_of, part, replacing, write_json, write_jsonl
 from asr_train.frames import frame_at
 from asr_train.interop.ark import read_int_vectors, read_matrices
+from asr_train.interop.kaldi_states import TransitionIds, about_states
+from asr_train.lang.states import States
 from asr_train.schema import FeatsSettings
 
 UTTERANCES_A_PART = 200
@@ -148,42 +152,64 @@ def import_ali(
     manifest: Path | str,
     model: dict[str, Any] | None = None,
     max_lost_share: float = 0.05,
+    states: States | None = None,
 ) -> tuple[int, int]:
-    """Store pdf-ids as the alignment of these features.
+    """Store pdf-ids, or transition-ids, as the alignment of these features.
 
     Args:
-        archive: integers of each utterance, output of `ali-to-pdf`: text or binary.
+        archive: integers of each utterance: text or binary, one archive or a folder of ali.*.gz.
         num_states: S, pdf-ids of the model that aligned.
         manifest: ali/SPLIT.jsonl.gz, written last.
         model: entries of another alignment's index on these states (num_states, states_hash,
             self_loops); else self-loops are counted, and the hash is that of S unknown states.
         max_lost_share: share of utterances that may lack an alignment.
+        states: Kaldi's, if the integers are transition-ids; None: they are pdf-ids (`ali-to-pdf`).
     Returns:
         Utterances with an alignment, and without.
     Raises:
         ValueError: for ids not below S, another number of frames than the features', or too many
             utterances without alignment.
     """
-    paths: dict[str, np.ndarray] = {}
-    frames = {u.id: u.frames for u in feats}
-    for key, states_T in read_int_vectors(archive):
-        if key not in frames:
+    paths: dict[str, Aligned] = {}
+    utterances = {u.id: u for u in feats}
+    ids = None if states is None else TransitionIds.of(states)
+    for key, ids_T in _vectors(Path(archive)):
+        if key not in utterances:
             continue
-        _check_ali(f"{archive}: {key}", states_T, frames[key], num_states)
-        paths[key] = states_T
-    outcomes: list[Aligned | Lost] = [
-        _path(paths[u.id]) if u.id in paths else Lost(f"not in {archive}") for u in feats
-    ]
+        where, utterance = f"{archive}: {key}", utterances[key]
+        if key in paths:
+            raise ValueError(f"{where} is in two archives; ids must differ")
+        _check_frames(where, ids_T, utterance.frames)
+        if ids is None:
+            _check_ids(where, ids_T, num_states)
+            paths[key] = _path(ids_T)
+        else:
+            paths[key] = ids.path(where, ids_T, utterance.words.split())
+    outcomes: list[Aligned | Lost] = [paths.get(u.id) or Lost(f"not in {archive}") for u in feats]
     lost = [[u.id, o.reason] for u, o in zip(feats, outcomes, strict=True) if isinstance(o, Lost)]
     check_lost(str(archive), lost, len(outcomes), max_lost_share)
+    if states is not None:
+        model = about_states(states)
     about = model or {
         "num_states": num_states,
         "states_hash": hash_of(["pdf-ids", num_states]),
-        "self_loops": self_loops(list(paths.values()), num_states).tolist(),
+        "self_loops": self_loops([p.states_T for p in paths.values()], num_states).tolist(),
     }
     about = {"model": f"imported from {Path(archive).name}", **about}
-    write_alignments(Path(manifest), feats.utterances, outcomes, feats.settings, None, about)
+    write_alignments(Path(manifest), feats.utterances, outcomes, feats.settings, states, about)
     return len(paths), len(lost)
+
+
+def _vectors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Read one archive, or all ali.*.gz of a folder, which Kaldi's alignment scripts write."""
+    if not path.is_dir():
+        return read_int_vectors(path)
+    archives = sorted(path.glob("ali.*.gz"))
+    if not archives:
+        raise ValueError(
+            f"{path} has no ali.*.gz; name a folder of steps/align_*.sh, or an archive"
+        )
+    return itertools.chain.from_iterable(map(read_int_vectors, archives))
 
 
 def _path(states_T: np.ndarray) -> Aligned:
@@ -192,17 +218,20 @@ def _path(states_T: np.ndarray) -> Aligned:
     return Aligned(states_T, *unknown, math.nan, False)
 
 
-def _check_ali(where: str, states_T: np.ndarray, frames: int, num_states: int) -> None:
-    if len(states_T) != frames:
+def _check_frames(where: str, ids_T: np.ndarray, frames: int) -> None:
+    if len(ids_T) != frames:
         raise ValueError(
-            f"{where} has {len(states_T)} frames but its features have {frames}; "
+            f"{where} has {len(ids_T)} frames but its features have {frames}; "
             "import the features that were aligned, or align these"
         )
+
+
+def _check_ids(where: str, states_T: np.ndarray, num_states: int) -> None:
     if len(states_T) and not 0 <= states_T.min() <= states_T.max() < num_states:
         raise ValueError(
             f"{where} has the ids {states_T.min()} to {states_T.max()} but the states are 0 to "
-            f"{num_states - 1}; are these transition-ids? Kaldi's ali-to-pdf converts them to "
-            "pdf-ids"
+            f"{num_states - 1}; are these transition-ids? Import the model's states and name "
+            "states.json in place of the number, or convert them with Kaldi's ali-to-pdf"
         )
 
 
@@ -218,3 +247,46 @@ def self_loops(paths: list[np.ndarray], num_states: int) -> np.ndarray:
         stay_S += np.bincount(before_T[before_T == after_T], minlength=num_states)
     loop_S: np.ndarray = stay_S / all_S
     return loop_S
+
+
+# --- scores -------------------------------------------------------------------------------------
+
+
+def import_scores(archives: Sequence[Path | str], states: States, path: Path | str) -> int:
+    """Store scores of another program's network as a model that decodes with these states.
+
+    Args:
+        archives: of all splits to decode: .ark, .ark.gz or .scp, in any order; per utterance
+            log-likelihoods in nats, [T, S]: log posteriors minus log priors.
+        path: exp/RUN/model.json, written last; scores.h5 is beside it.
+    Returns:
+        Utterances stored.
+    Raises:
+        ValueError: for another number of columns than pdf-ids, scores that are not finite, or an
+            utterance that is in two archives.
+    """
+    import h5py
+
+    path = Path(path)
+    store = path.with_name("scores.h5")
+    with replacing(store) as scratch, h5py.File(scratch, "w") as file:
+        for archive in archives:
+            for key, scores_TS in read_matrices(archive):
+                where = f"{archive}: {key}"
+                if scores_TS.shape[1] != states.num_states:
+                    raise ValueError(
+                        f"{where} has {scores_TS.shape[1]} columns but the model has "
+                        f"{states.num_states} pdf-ids; take states and scores of the same model"
+                    )
+                if not np.isfinite(scores_TS).all():
+                    t, s = np.argwhere(~np.isfinite(scores_TS))[0]
+                    raise ValueError(
+                        f"{where}: frame {t}, pdf-id {s} is {scores_TS[t, s]}; compute it again"
+                    )
+                if key in file:
+                    raise ValueError(f"{where} is in two archives; ids must differ")
+                file.create_dataset(key, data=scores_TS)
+        count = len(file)
+    about = {"kind": "scores", "run": path.parent.name, "file": part(store, path.parent)}
+    write_json(path, {**about, "feats": {}, **about_states(states)})
+    return count

@@ -4,8 +4,11 @@ Every phone has a sequence of states from left to right, each with a self-loop; 
 different number of them. Without a tree, each (phone, position) is a state (monophone); with one, a
 state is a leaf of the tree (senone), determined by the phone, its neighbours and the position. Ids
 start from 0, silence first; silence's states do not depend on its neighbours.
+
+States of another program (interop.kaldi_states) have its ids and HMMs (lang.hmms) instead.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from asr_train.files import hash_of
+from asr_train.lang.hmms import Hmm, Hmms, Way
 from asr_train.lang.lexicon import SILENCE
 from asr_train.lang.tree import Tree
 
@@ -23,9 +27,12 @@ class States:
     """The states of a set of phones.
 
     Attributes:
-        phones: names; the first is SIL, which also stands for the neighbour at an utterance's edge.
-        phone_states, silence_states: states per phone, and of silence.
+        phones: names; the first is SIL, which also stands for the neighbour at an utterance's edge
+            unless the tree has one of its own.
+        phone_states, silence_states: states per phone, and of silence. With `hmms`, the fewest
+            frames that any phone, and silence, can last.
         tree: ties the states of phones in context; None: monophones.
+        hmms: of another program, whose ids the tree has; None: from left to right.
     Raises:
         ValueError: if the tree belongs to other phones or positions.
     """
@@ -34,12 +41,20 @@ class States:
     phone_states: int
     silence_states: int
     tree: Tree | None = None
+    hmms: Hmms | None = None
 
     def __post_init__(self) -> None:
         assert self.phones[0] == SILENCE
         if self.tree is None:
+            if self.hmms is not None:
+                raise ValueError("states of another program need its tree; import them again")
             return
-        ours = [self.positions(p) for p in range(len(self.phones))]
+        if (self.hmms is None) != (self.tree.leaves is None):
+            raise ValueError("the states have a tree of another program, or HMMs, but not both")
+        if self.hmms is None:
+            ours = [self.positions(p) for p in range(len(self.phones))]
+        else:
+            ours = [*map(self.hmms.classes, range(len(self.hmms.topology_P))), 0]  # and the edge
         trees = (self.tree.root_PJ >= 0).sum(1).tolist()
         if trees != ours:
             raise ValueError(
@@ -66,7 +81,21 @@ class States:
 
     def positions(self, phone: int) -> int:
         """Return the number of states of a phone."""
+        if self.hmms is not None:
+            return len(self.hmms.topology(phone))
         return self.silence_states if phone == 0 else self.phone_states
+
+    @property
+    def edge(self) -> int:
+        """The phone that stands for the neighbour at an utterance's edge."""
+        return 0 if self.hmms is None else len(self.phones)
+
+    @cached_property
+    def hears_P(self) -> list[bool]:
+        """Whether the states of each phone depend on its neighbours."""
+        if self.tree is None or self.hmms is None:
+            return [self.tied and p != 0 for p in range(len(self.phones))]
+        return self.tree.hears()
 
     @cached_property
     def table_LPRJ(self) -> np.ndarray:
@@ -85,12 +114,39 @@ class States:
 
     def ids(self, left: int, phone: int, right: int) -> list[int]:
         """Return the states of a phone between two others (indices of phones), in order of time."""
+        assert self.hmms is None
         found: list[int] = self.table_LPRJ[left, phone, right, : self.positions(phone)].tolist()
         return found
 
-    def of(self, phone: str) -> range:
-        """Return the ids of a phone whose states do not depend on neighbours, in order of time."""
+    def hmm(self, left: int, phone: int, right: int) -> Hmm:
+        """Return the HMM of a phone between two others (indices of phones, or `edge`).
+
+        Raises:
+            ValueError: if a tree and transitions of another program do not go together.
+        """
+        if self.hmms is None or self.tree is None:
+            return Hmm.left_to_right(self.ids(left, phone, right))
+        classes = range(self.hmms.classes(phone))
+        return self.hmms.of(phone, tuple(self.tree.find(left, phone, right, j) for j in classes))
+
+    def ways(self) -> Iterator[Way]:
+        """Yield the ways out of all HMM states that a phone has in any context."""
+        if self.hmms is not None:
+            yield from self.hmms.ways()
+            return
+        for p in range(len(self.phones)):
+            for j in range(self.positions(p)):
+                for s in np.unique(self.table_LPRJ[:, p, :, j]).tolist():
+                    yield Way(p, j, j + 1, s, s, None, 0.0)
+
+    def of(self, phone: str) -> Sequence[int]:
+        """Return the ids of a phone, in order of time if its HMM is from left to right.
+
+        Its states must not depend on neighbours, except with `hmms`.
+        """
         p = self.phones.index(phone)
+        if self.hmms is not None:
+            return sorted({i for row in self.hmms.rows if row[0] == p for i in row[2:4] if i >= 0})
         assert p == 0 or not self.tied, f"{phone} has context-dependent states"
         ids = self.ids(0, p, 0)
         return range(ids[0], ids[-1] + 1)
@@ -98,11 +154,13 @@ class States:
     def plain(self) -> dict[str, Any]:
         """Return plain data for JSON, which `from_plain` reads."""
         tree = None if self.tree is None else self.tree.plain()
+        more = {} if self.hmms is None else {"hmms": self.hmms.plain()}
         return {
             "phones": list(self.phones),
             "phone_states": self.phone_states,
             "silence_states": self.silence_states,
             "tree": tree,
+            **more,
         }
 
     @staticmethod
@@ -110,7 +168,8 @@ class States:
         """Rebuild the states from plain data."""
         tree = None if content["tree"] is None else Tree.from_plain(content["tree"])
         phones = tuple(content["phones"])
-        return States(phones, content["phone_states"], content["silence_states"], tree)
+        hmms = Hmms.from_plain(content["hmms"]) if "hmms" in content else None
+        return States(phones, content["phone_states"], content["silence_states"], tree, hmms)
 
     @staticmethod
     def stored(about: dict[str, Any], path: Path | str) -> "States":

@@ -34,6 +34,9 @@ class Tree:
         yes_N, no_N: int32 [N], the next node; -1 at leaves.
         leaf_N: int32 [N], the leaf's id; -1 at questions.
         root_PJ: int32 [P, J], the root of (phone, position); -1: no such position.
+        leaves: of another program's tree, their number: it numbered them (silence has no special
+            ones, and questions may contradict each other), and the last phone is the utterance's
+            edge, which has no roots. None: a tree as described above.
     Raises:
         ValueError: if these do not form trees; names the wrong node, question or leaf.
     """
@@ -45,15 +48,20 @@ class Tree:
     no_N: np.ndarray
     leaf_N: np.ndarray
     root_PJ: np.ndarray
+    leaves: int | None = None
 
     def __post_init__(self) -> None:
         _check_shapes(self)
         _check_nodes(self)
         _check_paths(self)
+        if self.leaves is None:
+            _check_numbers(self)
+        elif self.leaf_N.max() >= self.leaves:
+            raise ValueError(f"tree: leaf {self.leaf_N.max()} of {self.leaves} leaves from 0")
 
     @property
     def num_leaves(self) -> int:
-        return int(self.leaf_N.max()) + 1
+        return int(self.leaf_N.max()) + 1 if self.leaves is None else self.leaves
 
     @property
     def num_phones(self) -> int:
@@ -86,6 +94,18 @@ class Tree:
             here_PPP[np.ix_(box.left_p, box.centre_p, box.right_p)] = box.leaf
         return table_PPPJ
 
+    def reached(self) -> set[tuple[int, int, int]]:
+        """Return all (centre, position, leaf) that some context has."""
+        return {(int(p), box.position, box.leaf) for box in self._boxes() for p in box.centre_p}
+
+    def hears(self) -> list[bool]:
+        """Return whether the leaves of each phone depend on its neighbours; without the edge."""
+        asked_P = np.zeros(self.num_phones, bool)
+        for box in self._boxes():
+            if min(len(box.left_p), len(box.right_p)) < self.num_phones:
+                asked_P[box.centre_p] = True
+        return asked_P.tolist()[: None if self.leaves is None else -1]
+
     def _boxes(self) -> list["_Box"]:
         """Return the contexts of each leaf node: disjoint products of left x centre x right."""
         every_P = np.ones(self.num_phones, bool)
@@ -113,6 +133,7 @@ class Tree:
 
     def plain(self) -> dict[str, Any]:
         """Return JSON-able data, which `from_plain` reads; a question is its list of phones."""
+        more = {} if self.leaves is None else {"leaves": self.leaves}
         return {
             "format": FORMAT,
             "phones": self.num_phones,
@@ -123,6 +144,7 @@ class Tree:
             "no": self.no_N.tolist(),
             "leaf": self.leaf_N.tolist(),
             "root": self.root_PJ.tolist(),
+            **more,
         }
 
     @staticmethod
@@ -141,6 +163,9 @@ class Tree:
         phones = content.get("phones")
         if not isinstance(phones, int) or isinstance(phones, bool) or phones < 1:
             raise ValueError(f"the tree's phones is {phones!r}; it must be a positive number")
+        leaves = content.get("leaves")
+        if leaves is not None and type(leaves) is not int:
+            raise ValueError(f"the tree's leaves is {leaves!r}; it must be a whole number")
         return Tree(
             _questions(content, phones),
             _whole(content, "question", 1, np.int32),
@@ -149,6 +174,7 @@ class Tree:
             _whole(content, "no", 1, np.int32),
             _whole(content, "leaf", 1, np.int32),
             _whole(content, "root", 2, np.int32),
+            leaves,
         )
 
 
@@ -208,8 +234,11 @@ def _check_shapes(tree: Tree) -> None:
     check_shape("tree: questions_QP", tree.questions_QP, None, tree.num_phones)
     for name in ("question_N", "side_N", "yes_N", "no_N", "leaf_N"):
         check_shape(f"tree: {name}", getattr(tree, name), len(tree.question_N))
-    if (tree.root_PJ[:, 0] < 0).any():
-        phone = int(np.flatnonzero(tree.root_PJ[:, 0] < 0)[0])
+    rootless = np.flatnonzero(tree.root_PJ[:, 0] < 0)
+    if tree.leaves is not None and rootless.tolist() == [tree.num_phones - 1]:
+        return
+    if len(rootless):
+        phone = int(rootless[0])
         raise ValueError(f"tree: phone {phone} has no root at its first position")
 
 
@@ -239,7 +268,7 @@ def _check_nodes(tree: Tree) -> None:
 
 
 def _check_paths(tree: Tree) -> None:
-    """Check that every node is reached once, no leaf id is missing, and silence asks nothing."""
+    """Check that every node is reached once, from roots of one position each."""
     roots = np.unique(tree.root_PJ[tree.root_PJ >= 0])
     asking = tree.leaf_N < 0
     reached_N = np.bincount(
@@ -257,13 +286,17 @@ def _check_paths(tree: Tree) -> None:
             todo += [int(tree.yes_N[node]), int(tree.no_N[node])]
     if seen != len(asking):
         raise ValueError(f"tree: {len(asking) - seen} of {len(asking)} nodes form a cycle")
-    leaves = np.unique(tree.leaf_N[~asking])
-    if len(leaves) != leaves[-1] + 1:
-        missing = np.setdiff1d(np.arange(leaves[-1]), leaves)
-        raise ValueError(f"tree: leaf {missing[0]} is missing, but leaf {leaves[-1]} exists")
     for root in roots:
         if len(positions := np.unique(np.nonzero(tree.root_PJ == root)[1])) > 1:
             raise ValueError(f"tree: node {root} is the root of several positions, {positions}")
+
+
+def _check_numbers(tree: Tree) -> None:
+    """Check that no leaf id is missing, and silence asks nothing."""
+    leaves = np.unique(tree.leaf_N[tree.leaf_N >= 0])
+    if len(leaves) != leaves[-1] + 1:
+        missing = np.setdiff1d(np.arange(leaves[-1]), leaves)
+        raise ValueError(f"tree: leaf {missing[0]} is missing, but leaf {leaves[-1]} exists")
     for position, root in enumerate(tree.root_PJ[0]):
         alone = (tree.leaf_N == position).sum() == 1 and not (tree.root_PJ[1:] == root).any()
         if root >= 0 and not (tree.leaf_N[root] == position and alone):

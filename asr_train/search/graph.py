@@ -22,6 +22,7 @@ import kaldifst
 import numpy as np
 
 from asr_train.files import check_part, hash_of, part, read_json, replacing, sha256, write_json
+from asr_train.lang.hmms import NONE, Hmm
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import SILENCE
 from asr_train.lang.pronprobs import EDGE
@@ -195,6 +196,28 @@ def transition_costs(
     return self_loop_scale * -np.log1p(-p_S), self_loop_scale * -np.log(p_S)
 
 
+def hmm_costs(
+    hmm: Hmm, enter_S: np.ndarray, stay_S: np.ndarray, self_loop_scale: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the costs of entering and of staying in each HMM state of a phone, in nats.
+
+    Args:
+        enter_S, stay_S: `transition_costs` of the model, for HMMs that have no own probabilities.
+    """
+    if hmm.stay is None:
+        ids = list(hmm.entered)
+        return enter_S[ids], stay_S[ids]
+    return own_costs(np.array(hmm.stay), self_loop_scale)
+
+
+def own_costs(stay_J: np.ndarray, self_loop_scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the same of self-loop probabilities that another program trained; 0: no self-loop."""
+    cost_J = np.full(len(stay_J), np.inf)
+    loops = stay_J > 0
+    cost_J[loops] = self_loop_scale * -np.log(stay_J[loops])
+    return self_loop_scale * -np.log(np.maximum(1 - stay_J, 1e-10)), cost_J
+
+
 # --- HCLG ---------------------------------------------------------------------------------------
 
 
@@ -325,64 +348,100 @@ def _arpa(lang: Lang) -> Any:
     return to_vector(arrays)
 
 
+_Row = tuple[tuple[int, int, int], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Units:
     """The meaning of the input labels of (C o) L o G.
 
     Attributes:
-        rows: label -> states of a phone (in context), in order of time, as ids of `_Hmm`.
+        rows: label -> the ways out of the HMM states of a phone (in context), by source: source,
+            target and id of `_Hmms`; target NONE: the phone ends.
         marks: labels that disambiguate, including C's own; they are removed at the end.
     """
 
-    rows: dict[int, tuple[int, ...]]
+    rows: dict[int, _Row]
     marks: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Hmm:
-    """States distinguished by phone and position, even if a tree ties them across phones.
+class _Hmms:
+    """Ways out of HMM states, distinguished by phone even if a tree ties states across phones.
 
     With them, input strings determine phones, so that transducers can be determinised.
 
     Attributes:
-        state_H: int32, the tied state of each.
-        ids: (phone, position, state) -> id.
+        enter_H: the cost of each: of leaving the state, and of this way among others.
+        class_H: those alike in both states and in the cost of staying are of one class.
+        labels_C, again_C: labels of a class: of a visit's first frame, and of its further ones.
+        stay_C: the cost of staying; infinite: there is no self-loop.
+        ids: (phone, source, target, state entered, state repeated) -> id.
+        made: what `row` returned, by phone, states entered and repeated.
     """
 
-    state_H: np.ndarray
-    ids: dict[tuple[int, int, int], int]
+    enter_H: np.ndarray
+    class_H: np.ndarray
+    labels_C: np.ndarray
+    again_C: np.ndarray
+    stay_C: np.ndarray
+    ids: dict[tuple[int, int, int, int, int], int]
+    made: dict[tuple[int, tuple[int, ...], tuple[int, ...]], _Row]
 
     @staticmethod
-    def of(states: States) -> "_Hmm":
-        found = sorted(
-            {
-                (p, j, int(s))
-                for p in range(len(states.phones))
-                for j in range(states.positions(p))
-                for s in np.unique(states.table_LPRJ[:, p, :, j])
-            },
-            key=lambda key: (key[2], key[:2]),
+    def of(states: States, loop_S: np.ndarray, self_loop_scale: float) -> "_Hmms":
+        ways = sorted(
+            states.ways(), key=lambda w: (w.entered, w.phone, w.source, w.target, w.repeated)
         )
-        state_H = np.array([s for *_, s in found], np.int32)
-        return _Hmm(state_H, {key: h for h, key in enumerate(found)})
+        if states.hmms is None:
+            of_S = transition_costs(loop_S, self_loop_scale)
+            enter_H, stay_H = (cost_S[[w.entered for w in ways]] for cost_S in of_S)
+        else:
+            enter_H, stay_H = own_costs(np.array([w.stay for w in ways]), self_loop_scale)
+        keys = [
+            (w.entered, w.repeated, stay) for w, stay in zip(ways, stay_H.tolist(), strict=True)
+        ]
+        class_of = {key: c for c, key in enumerate(sorted(set(keys)))}
+        return _Hmms(
+            enter_H + np.array([w.cost for w in ways]),
+            np.array([class_of[key] for key in keys], np.int32),
+            np.array([entered + 1 for entered, *_ in class_of], np.int32),
+            np.array([repeated + 1 for _, repeated, _ in class_of], np.int32),
+            np.array([stay for *_, stay in class_of]),
+            {(w.phone, w.source, w.target, w.entered, w.repeated): h for h, w in enumerate(ways)},
+            {},
+        )
 
-    def row(self, states: States, left: int, phone: int, right: int) -> tuple[int, ...]:
-        row = states.ids(left, phone, right)
-        return tuple(self.ids[phone, j, s] for j, s in enumerate(row))
+    def row(self, states: States, left: int, phone: int, right: int) -> _Row:
+        """Return the ways through a phone in its context."""
+        hmm = states.hmm(left, phone, right)
+        key = phone, hmm.entered, hmm.repeated
+        if key not in self.made:
+            self.made[key] = tuple(
+                (
+                    source,
+                    target if target < len(hmm.entered) else NONE,
+                    self.ids[phone, source, target, hmm.entered[source], hmm.repeated[source]],
+                )
+                for source, target, _ in hmm.ways
+            )
+        return self.made[key]
 
 
-def states_fst(hmm: _Hmm, units: _Units, enter_S: np.ndarray) -> Any:
-    """Return H: ids of `hmm` + 1 -> units, without loops; entering a state pays for leaving it."""
-    enter = enter_S[hmm.state_H].tolist()
+def states_fst(hmms: _Hmms, units: _Units) -> Any:
+    """Return H: ids of `hmms` + 1 -> units, without loops; entering a state pays for leaving it."""
+    enter = hmms.enter_H.tolist()
     lines, free = [], 1
     for unit, row in units.rows.items():
-        here, out = 0, unit
-        for j, h in enumerate(row):
-            there = 0 if j == len(row) - 1 else free
-            free += there != 0
-            lines.append(f"{here} {there} {h + 1} {out} {enter[h]}")
-            here, out = there, 0
-    for label, mark in enumerate(units.marks, len(hmm.state_H) + 1):
+        node = {0: 0, NONE: 0}  # the first HMM state is the hub, to which nothing but ends returns
+        for source, target, h in row:
+            for j in (source, target):
+                if j not in node:
+                    node[j] = free
+                    free += 1
+            out = unit if source == 0 else 0
+            lines.append(f"{node[source]} {node[target]} {h + 1} {out} {enter[h]}")
+    for label, mark in enumerate(units.marks, len(hmms.class_H) + 1):
         lines.append(f"0 0 {label} {mark}")
     lines.append("0 0.0")
     fst = _compiled(lines, 0)
@@ -390,17 +449,17 @@ def states_fst(hmm: _Hmm, units: _Units, enter_S: np.ndarray) -> Any:
     return fst
 
 
-def _in_context(lg: Any, marks: list[int], states: States, hmm: _Hmm) -> tuple[Any, _Units]:
+def _in_context(lg: Any, marks: list[int], states: States, hmms: _Hmms) -> tuple[Any, _Units]:
     """Return C o L o G and its labels: phones in context, with one label for equal states."""
     clg, windows = kaldifst.compose_context(marks, 3, 1, lg)
-    first: dict[tuple[int, ...], int] = {}  # states (which determine the phone) -> their label
-    rows: dict[int, tuple[int, ...]] = {}
+    first: dict[_Row, int] = {}  # ways (which determine the phone) -> their label
+    rows: dict[int, _Row] = {}
     label_of = np.arange(len(windows), dtype=np.int32)
     context_marks = []
     for label, window in enumerate(windows):
         if len(window) == 3:
-            left, phone, right = (max(0, w - 1) for w in window)  # the edge counts as silence
-            row = hmm.row(states, left, phone, right)
+            left, phone, right = (w - 1 if w else states.edge for w in window)
+            row = hmms.row(states, left, phone, right)
             label_of[label] = first.setdefault(row, label)
             rows[first[row]] = row
         elif label:
@@ -438,14 +497,13 @@ def decoding_graph(
     kaldifst.determinize_star(lg, use_log=True)
     kaldifst.minimize_encoded(lg)
     kaldifst.arcsort(lg, "ilabel")
-    hmm = _Hmm.of(states)
+    hmms = _Hmms.of(states, loop_S, self_loop_scale)
     if states.tied:
-        lg, units = _in_context(lg, marks, states, hmm)
+        lg, units = _in_context(lg, marks, states, hmms)
     else:
         phones = range(len(states.phones))
-        units = _Units({p + 1: hmm.row(states, 0, p, 0) for p in phones}, marks)
-    enter_S, stay_S = transition_costs(loop_S, self_loop_scale)
-    hlg = kaldifst.compose(states_fst(hmm, units, enter_S), lg)
+        units = _Units({p + 1: hmms.row(states, 0, p, 0) for p in phones}, marks)
+    hlg = kaldifst.compose(states_fst(hmms, units), lg)
     del lg
     kaldifst.determinize_star(hlg, use_log=True)
     arrays = to_arrays(hlg)
@@ -454,15 +512,18 @@ def decoding_graph(
             "the grammar allows no sentence: none of its words is in the lexicon "
             f"({len(lang.lexicon.prons)} words); see lang.grammar and lang.lexicon"
         )
-    arrays.arcs_A["ilabel"][arrays.arcs_A["ilabel"] > len(hmm.state_H)] = 0
+    arrays.arcs_A["ilabel"][arrays.arcs_A["ilabel"] > len(hmms.class_H)] = 0
     if smaller:
         hlg = to_vector(arrays)
         kaldifst.minimize_encoded(hlg)
         arrays = to_arrays(hlg)
     del hlg
-    labels = np.concatenate([[0], hmm.state_H + 1]).astype(np.int32)
-    arrays.arcs_A["ilabel"] = labels[arrays.arcs_A["ilabel"]]
-    return with_self_loops(arrays, stay_S)
+    classes = np.concatenate([[0], hmms.class_H + 1]).astype(np.int32)
+    arrays.arcs_A["ilabel"] = classes[arrays.arcs_A["ilabel"]]
+    graph = with_self_loops(arrays, hmms.stay_C, len(hmms.stay_C))
+    labels = np.concatenate([[0], hmms.labels_C, hmms.again_C]).astype(np.int32)
+    graph.arcs_A["ilabel"] = labels[graph.arcs_A["ilabel"]]
+    return graph
 
 
 def check_phones(lang: Lang, states: States) -> None:
@@ -489,11 +550,15 @@ def with_penalty(graph: Arrays, insertion_penalty: float) -> Arrays:
     return Arrays(graph.start, graph.final_N, graph.source_A, arcs_A)
 
 
-def with_self_loops(graph: Arrays, stay_S: np.ndarray) -> Arrays:
+def with_self_loops(graph: Arrays, stay_S: np.ndarray, beyond: int = 0) -> Arrays:
     """Add a self-loop of cost `stay_S` after each arc that enters a state.
 
     A node that is entered by one label only gets the loop itself. Otherwise each label gets its own
     node, with the loop and an epsilon arc to the shared node.
+
+    Args:
+        stay_S: by label - 1; infinite: no self-loop.
+        beyond: what the labels of loops exceed those of the arcs before them by.
     """
     arcs_A = graph.arcs_A.copy()
     nodes = len(graph.final_N)
@@ -511,15 +576,16 @@ def with_self_loops(graph: Arrays, stay_S: np.ndarray) -> Arrays:
     node_of_pair[split] = nodes + np.arange(split.sum())
     arcs_A["next"][emitting] = node_of_pair[inverse.reshape(-1)]
     loops = np.zeros(len(pairs), ARC)
-    loops["ilabel"], loops["next"] = pairs[:, 1], node_of_pair
+    loops["ilabel"], loops["next"] = pairs[:, 1] + beyond, node_of_pair
     loops["weight"] = stay_S[pairs[:, 1] - 1]
+    loops = loops[np.isfinite(loops["weight"])]
     bridges = np.zeros(split.sum(), ARC)
     bridges["next"] = pairs[split, 0]
     ends = np.full(split.sum(), np.inf, np.float32)
     return Arrays(
         graph.start,
         np.concatenate([graph.final_N, ends]),
-        np.concatenate([graph.source_A, node_of_pair, node_of_pair[split]]),
+        np.concatenate([graph.source_A, loops["next"], node_of_pair[split]]),
         np.concatenate([arcs_A, loops, bridges]),
     )
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from asr_train.lang.hmms import NONE
 from asr_train.lang.index import Lang
 from asr_train.lang.pronprobs import EDGE
 from asr_train.lang.states import States
-from asr_train.search.graph import ARC, Arrays, transition_costs
+from asr_train.search.graph import ARC, Arrays, hmm_costs, transition_costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,32 +69,46 @@ def transcript_graph(
         KeyError: for the first word without a pronunciation.
     """
     places, first, follow = _phones(words, lang)
-    nodes, arcs = _in_context(places, first, follow, states.tied)
-    enter_S, stay_S = transition_costs(loop_S)
-    state, position, owner = [], [], []
-    heads, tails = [], []  # labels of a node's first and last position, also their FST states
+    nodes, arcs = _in_context(places, first, follow, states)
+    costs = transition_costs(loop_S)
+    state: list[int] = []
+    position: list[int] = []
+    owner: list[int] = []
+    heads: list[tuple[int, float]] = []  # the label that enters a node, and its cost
+    tails: list[list[tuple[int, float]]] = []  # labels that end it; they are FST states, too
     rows = []  # source, ilabel, olabel, weight, target
     for n, (place, left, right) in enumerate(nodes):
-        for j, s in enumerate(states.ids(left, places[place].phone, right)):
-            state.append(s)
-            position.append(j)
-            owner.append(n)
-            label = len(state)
-            if j == 0:
-                heads.append(label)
-            else:
-                rows.append((label - 1, label, 0, enter_S[s], label))
-            rows.append((label, label, 0, stay_S[s], label))
-        tails.append(len(state))
+        hmm = states.hmm(left, places[place].phone, right)
+        enter_J, stay_J = hmm_costs(hmm, *costs)
+        label_J, last_J = [], []
+        for j, (entered, repeated) in enumerate(zip(hmm.entered, hmm.repeated, strict=True)):
+            own = [entered] if repeated in (entered, NONE) else [entered, repeated]
+            labels = range(len(state) + 1, len(state) + 1 + len(own))
+            state += own
+            position += [j] * len(own)
+            owner += [n] * len(own)
+            if repeated != NONE:
+                rows += [(label, labels[-1], 0, stay_J[j], labels[-1]) for label in labels]
+            label_J.append(labels[0])
+            last_J.append(labels)
+        heads.append((label_J[0], enter_J[0]))
+        tails.append([])
+        for source, target, cost in hmm.ways:
+            for label in last_J[source]:
+                if target == len(label_J):
+                    tails[n].append((label, cost))
+                else:
+                    there = label_J[target]
+                    rows.append((label, there, 0, cost + enter_J[target], there))
     final_N = np.full(len(state) + 1, np.inf, np.float32)
     for source, target, cost in arcs:
-        tail = 0 if source == END else tails[source]
-        if target == END:
-            final_N[tail] = cost
-            continue
-        label = heads[target]
-        output = places[nodes[target][0]].output
-        rows.append((tail, label, output, cost + enter_S[state[label - 1]], label))
+        for tail, end_cost in [(0, 0.0)] if source == END else tails[source]:
+            if target == END:
+                final_N[tail] = cost + end_cost
+                continue
+            label, enter_cost = heads[target]
+            output = places[nodes[target][0]].output
+            rows.append((tail, label, output, cost + end_cost + enter_cost, label))
     rows.sort(key=lambda row: row[0])
     source_A = np.array([row[0] for row in rows])
     arcs_A = np.array([row[1:] for row in rows], ARC)
@@ -153,7 +168,7 @@ def _in_context(
     places: list[_Phone],
     first: list[tuple[int, float]],
     follow: list[list[tuple[int, float]]],
-    tied: bool,
+    states: States,
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, float]]]:
     """Put phones in context.
 
@@ -173,11 +188,11 @@ def _in_context(
         return nodes[key]
 
     def phone(place: int) -> int:
-        return 0 if place == END else places[place].phone
+        return states.edge if place == END else places[place].phone
 
     def rights(place: int) -> list[int]:
         """Return the right neighbours that the place distinguishes."""
-        if not tied or places[place].phone == 0:
+        if not states.hears_P[places[place].phone]:
             return [0]
         return sorted({phone(after) for after, _ in follow[place]})
 
@@ -188,14 +203,15 @@ def _in_context(
             if place == END:
                 arcs.append((source, END, cost))
                 continue
-            own = left if tied and places[place].phone else 0
+            own = left if states.hears_P[places[place].phone] else 0
             for right in rights(place):
                 arcs.append((source, node(place, own, right), cost))
 
-    enter(END, 0, None, first)
+    enter(END, states.edge, None, first)
     while todo:
         key = todo.pop()
         place, _, right = key
-        sees = tied and places[place].phone != 0
-        enter(nodes[key], places[place].phone, right if sees else None, follow[place])
+        phone_here = places[place].phone
+        after = right if states.hears_P[phone_here] else None
+        enter(nodes[key], phone_here, after, follow[place])
     return list(nodes), arcs

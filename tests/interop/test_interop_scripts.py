@@ -1,28 +1,45 @@
 """scripts/export.py and import_kaldi.py: from one work folder to another."""
 
 import dataclasses
+import gzip
 import json
 
 import kaldi_native_io as kaldi
 import numpy as np
 import pytest
 import torch
+import toy
 import yaml
 from interop.made import cut_of, noise
+from interop.made_objects import YESNO_IDS, write_model
 from praatio import textgrid
 
 from asr_train.align.table import open_ali
 from asr_train.compose import settings
 from asr_train.data.features import extract, open_feats, write_index
 from asr_train.decode.posteriors import load_scorer
-from asr_train.files import read_json, write_jsonl
-from asr_train.interop.ark import write_int_vectors
+from asr_train.files import read_json, read_jsonl, write_jsonl
+from asr_train.interop.ark import write_int_vectors, write_matrices
 from asr_train.interop.ctm import read_ctm
 from asr_train.interop.textgrid import read_textgrid
+from asr_train.lang.index import write_lang
+from asr_train.lang.lexicon import Lexicon
 from asr_train.model.store import build_model, save_model
-from asr_train.schema import ModelSettings, NormBy, NormSettings, build, plain
+from asr_train.schema import (
+    ModelSettings,
+    NormaliserKind,
+    NormaliserSettings,
+    NormBy,
+    NormSettings,
+    build,
+    plain,
+)
+from scripts.decode import decode
 from scripts.export import KINDS, export
+from scripts.import_kaldi import KINDS as IMPORTS
 from scripts.import_kaldi import import_kaldi
+from scripts.shards import shards
+from scripts.tune import tuned
 
 STATES = 7
 FEATS = dataclasses.replace(
@@ -127,6 +144,66 @@ def test_alignments_come_in_and_go_out(work):
     assert open_ali(work / "ali/test.jsonl.gz").num_states == STATES
 
 
+def spoken_ids(frames: int) -> list[int]:
+    """Return transition-ids of YESNO: SIL, A B (one), SIL, B A (two), and SIL until the end."""
+    ids: list[int] = []
+    for phone in (1, 2, 3, 1, 3, 2, 1):
+        ways = [(0, 2), (2, 1), (1, 4), (4, 5)] if phone == 1 else [(0, 1), (1, 2), (2, 3)]
+        for j, to in ways:
+            loops = [YESNO_IDS.index((phone, j, j, PDF[phone] + j)) + 1] * (phone > 1)
+            ids += [YESNO_IDS.index((phone, j, to, PDF[phone] + j)) + 1, *loops]
+    last = YESNO_IDS.index((1, 4, 4, 4)) + 1
+    return ids + [last] * (frames - len(ids))
+
+
+PDF = {1: 0, 2: 5, 3: 8}  # the first pdf-id of each phone
+
+
+def test_transition_ids_and_scores_of_a_kaldi_model_are_decoded_here(work):
+    write_model(work / "kaldi", "yesno")
+    feats, ali = "feats/dev.jsonl.gz", "ali/dev.jsonl.gz"
+    paths = {u.id: spoken_ids(u.frames) for u in open_feats(work / feats)}
+    pdfs = {key: [YESNO_IDS[i - 1][3] for i in ids] for key, ids in paths.items()}
+    (work / "kaldi/ali").mkdir()
+    for n, (key, ids) in enumerate(paths.items(), 1):  # as steps/align_si.sh leaves them
+        with kaldi.Int32VectorWriter(f"ark:{work}/kaldi/ali.ark") as writer:
+            writer.write(key, ids)
+        packed = gzip.compress((work / "kaldi/ali.ark").read_bytes())
+        (work / f"kaldi/ali/ali.{n}.gz").write_bytes(packed)
+    call(import_kaldi, "states", work, "kaldi", "kaldi", "states.json")
+    call(import_kaldi, "ali", work, "kaldi/ali", "states.json", feats, ali)
+    stored = open_ali(work / ali)
+    assert {key: stored.load(key).tolist() for key in stored.ids} == pdfs
+    (work / "conf/shards.yaml").write_text(yaml.safe_dump(plain(settings("dnn", []).shards)))
+    shards(str(work / feats), str(work / ali), str(work / "conf/shards.yaml"), str(work / "s.json"))
+    assert read_json(work / "s.json")["about"]["states"]["phones"] == ["SIL", "A", "B"]
+
+    prons = {"OH": (("OW",),), "ONE": (("W", "N"),), "TWO": (("T", "UW"),)}  # of CMU's phones
+    ours = toy.toy_lang(words=tuple(prons))
+    write_lang(work / "lang/index.json", dataclasses.replace(ours, lexicon=Lexicon(prons)))
+    scores = [(key, 9.0 * np.eye(11)[states]) for key, states in pdfs.items()]
+    write_matrices(work / "kaldi/p.ark", scores)
+    call(
+        import_kaldi, "lang", work, "kaldi/lexiconp.txt", "states.json", "lang/index.json", "k.json"
+    )
+    call(import_kaldi, "scores", work, "kaldi/p.ark", "states.json", "exp/k/model.json")
+    for name, values in (
+        ("decode", settings("dnn", []).decode),
+        ("words", NormaliserSettings(kind=NormaliserKind.words)),
+    ):
+        (work / f"conf/{name}.yaml").write_text(yaml.safe_dump(plain(values)))
+    conf = [str(work / f"conf/{name}.yaml") for name in ("decode", "words")]
+    model, tune, language = (
+        str(work / n) for n in ("exp/k/model.json", "exp/k/tuned.json", "k.json")
+    )
+    tuned(model, *conf, language, str(work / feats), tune)
+    decode(model, tune, language, str(work / feats), str(work / "exp/k/hyp.dev.jsonl"))
+    _, *rows = read_jsonl(work / "exp/k/hyp.dev.jsonl")
+    assert [row["words"] for row in rows] == [["ONE", "TWO"]] * 2
+    starts = {"ONE": pdfs["anna-0"].index(5), "TWO": pdfs["anna-0"].index(8, 16)}
+    assert {word: round(start * 100) for word, start, *_ in rows[0]["words_at"]} == starts
+
+
 def test_scores_of_pdf_ids_go_to_kaldi(work):
     norm = NormSettings(by=NormBy.speaker, variance=True)
     values = {"layers": 1, "width": 4, "nonlinearity": "sigmoid"}
@@ -196,13 +273,13 @@ def test_wrong_calls_say_what_there_is(work):
     for kind in KINDS:
         with pytest.raises(ValueError, match=rf"an export of {kind} takes .* not 1"):
             export(kind, "a")
-    with pytest.raises(ValueError, match="no import of 'nix'; there are: data, feats, ali"):
+    with pytest.raises(ValueError, match="no import of 'nix'; there are: data, feats, st"):
         import_kaldi("nix", "a", "b")
-    for kind in ("data", "feats", "ali"):
+    for kind in IMPORTS:
         with pytest.raises(ValueError, match=f"an import of {kind} takes other paths"):
             import_kaldi(kind, "a")
-    with pytest.raises(ValueError, match=r"model\.json is neither a number of states nor"):
-        call(import_kaldi, "ali", work, "kaldi/ali.txt", "model.json", "feats/dev.jsonl.gz", "x")
+    with pytest.raises(ValueError, match=r"model\.pt is neither a number of states nor"):
+        call(import_kaldi, "ali", work, "kaldi/ali.txt", "model.pt", "feats/dev.jsonl.gz", "x")
 
 
 def test_a_hypothesis_of_another_split_is_refused(work):

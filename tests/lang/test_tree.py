@@ -72,7 +72,7 @@ def test_silence_hears_no_context_and_comes_first(tree):
 def test_json_brings_back_the_same_tree(tree):
     back = Tree.from_plain(json.loads(json.dumps(tree.plain())))
     for name in Tree.__slots__:
-        mine, theirs = getattr(tree, name), getattr(back, name)
+        mine, theirs = np.asarray(getattr(tree, name)), np.asarray(getattr(back, name))
         assert mine.dtype == theirs.dtype
         assert np.array_equal(mine, theirs)
     assert back.plain() == tree.plain()

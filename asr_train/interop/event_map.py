@@ -1,0 +1,314 @@
+"""Kaldi's `tree` -> **ContextDependency**: phones in context and a pdf-class -> pdf-id.
+
+An event has values of keys: PDF_CLASS, and 0 ... N - 1 for the phones of a window of N, of which
+the one at P is pronounced. Phones are Kaldi's, from 1; 0 is the place before or after an utterance.
+The format is that of src/tree/event-map.cc and context-dep.cc. `tree_of` converts to `lang.tree`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from asr_train.interop.objects import Objects
+from asr_train.lang.tree import CENTRE, LEFT, RIGHT, Tree
+
+PDF_CLASS = -1
+NONE = -1  # no node: Kaldi's NULL
+MOST = 2**27  # bits of the questions; real trees have a thousandth of it
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """`CE`: an answer."""
+
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """`SE`: whether a key's value is in a set leads to one of two nodes."""
+
+    key: int
+    values: frozenset[int]
+    yes: int
+    no: int
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`TE`: a key's value leads to the node in that place, or to none."""
+
+    key: int
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EventMap:
+    """Nodes that refer to each other by their places; no node's branches come after it."""
+
+    nodes: list[Constant | Split | Table]
+    root: int
+
+    def answer(self, event: Mapping[int, int]) -> int | None:
+        """Return the answer for an event, as Kaldi's `EventMap::Map`; None: it has none."""
+        place = self.root
+        while place != NONE:
+            node = self.nodes[place]
+            if isinstance(node, Constant):
+                return node.answer
+            value = event.get(node.key)
+            if value is None:
+                return None
+            if isinstance(node, Split):
+                place = node.yes if value in node.values else node.no
+            else:
+                place = node.nodes[value] if 0 <= value < len(node.nodes) else NONE
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ContextDependency:
+    """A window's `width` N, the `centre` P that is pronounced, and the map to pdf-ids."""
+
+    width: int
+    centre: int
+    to_pdf: EventMap
+
+    def pdf(self, window: Sequence[int], pdf_class: int) -> int | None:
+        """Return the pdf-id of a window of phones and a pdf-class."""
+        return self.to_pdf.answer({PDF_CLASS: pdf_class, **dict(enumerate(window))})
+
+
+def read_tree(path: Path | str) -> ContextDependency:
+    """Read a `tree`, binary or text (`copy-tree --binary=false`).
+
+    Raises:
+        DamagedFileError: if it is cut short, altered or something else; names the byte.
+    """
+    objects = Objects(path)
+    objects.expect("ContextDependency")
+    width, centre = objects.int32(), objects.int32()
+    if not 0 <= centre < width:
+        raise objects.damaged(f"place {centre} is pronounced in a window of {width} phones")
+    if objects.expect("ToPdf", "ToLength") == "ToLength":  # of old versions, which ignore it, too
+        read_event_map(objects)
+        objects.expect("ToPdf")
+    to_pdf = read_event_map(objects)
+    objects.expect("EndContextDependency")
+    if not objects.ended():
+        raise objects.damaged("something follows the tree")
+    return ContextDependency(width, centre, to_pdf)
+
+
+def read_event_map(objects: Objects) -> EventMap:
+    """Read nodes until the root is complete; without recursion, so that any depth is fine."""
+    nodes: list[Constant | Split | Table] = []
+    open_nodes: list[_Open] = []
+    while True:
+        done = NONE
+        kind = objects.expect("CE", "SE", "TE", "NULL")
+        if kind == "CE":
+            nodes.append(Constant(objects.int32()))
+            done = len(nodes) - 1
+        elif kind == "SE":
+            open_nodes.append(_Open(objects.int32(), frozenset(objects.int32s().tolist()), 2, []))
+            objects.expect("{")
+            continue
+        elif kind == "TE":
+            key, size = objects.int32(), objects.uint32()
+            objects.expect("(")
+            open_nodes.append(_Open(key, None, size, []))
+            if size:
+                continue
+        elif not open_nodes or open_nodes[-1].values is not None:
+            raise objects.damaged("NULL is where a node should be")
+        if kind != "TE" and open_nodes:
+            open_nodes[-1].branches.append(done)
+        while open_nodes and len(open_nodes[-1].branches) == open_nodes[-1].size:
+            one = open_nodes.pop()
+            objects.expect(")" if one.values is None else "}")
+            nodes.append(one.closed())
+            done = len(nodes) - 1
+            if open_nodes:
+                open_nodes[-1].branches.append(done)
+        if not open_nodes:
+            return EventMap(nodes, done)
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A split or (without values) a table whose branches are still read."""
+
+    key: int
+    values: frozenset[int] | None
+    size: int
+    branches: list[int]
+
+    def closed(self) -> Split | Table:
+        if self.values is None:
+            return Table(self.key, tuple(self.branches))
+        return Split(self.key, self.values, *self.branches)
+
+
+# --- conversion ---------------------------------------------------------------------------------
+
+
+def tree_of(
+    dependency: ContextDependency, phones: Sequence[int], classes: Sequence[int], pdfs: int
+) -> Tree:
+    """Convert to a tree over these phones and, as the last one, the edge of an utterance.
+
+    Args:
+        phones: Kaldi's numbers, in the order of the new ones.
+        classes: pdf-classes of each phone, the positions of the new tree.
+        pdfs: number of pdf-ids.
+    Returns:
+        A tree whose leaves are pdf-ids. The edge (Kaldi's 0) has no roots.
+    Raises:
+        ValueError: for a wider window than a neighbour on either side, or a context without a
+            pdf-id, or with one that is not below `pdfs`.
+    """
+    width, centre = dependency.width, dependency.centre
+    if centre > 1 or width - centre > 2:
+        raise ValueError(
+            f"the tree has a window of {width} phones of which the one at {centre} is pronounced; "
+            "only one neighbour on each side can be used here: train with "
+            "--context-width=3 --central-position=1"
+        )
+    return _Conversion(dependency, phones, pdfs).tree(classes)
+
+
+Sides = tuple[np.ndarray, ...]  # bool [P + 1] each: the left, right and centre phones of a node
+
+
+class _Conversion:
+    """Nodes of the new tree, as they come."""
+
+    def __init__(self, dependency: ContextDependency, phones: Sequence[int], pdfs: int) -> None:
+        self._map, self._pdfs, self._phones = dependency.to_pdf, pdfs, phones
+        centre = dependency.centre
+        sides = {centre - 1: LEFT, centre: CENTRE, centre + 1: RIGHT}
+        self._sides = {key: side for key, side in sides.items() if 0 <= key < dependency.width}
+        self._value_P = np.array([*phones, 0])  # of each new phone, the edge last
+        self._questions: dict[bytes, int] = {}
+        # question, side, yes, no, leaf
+        self._rows: list[list[int]] = []
+
+    def tree(self, classes: Sequence[int]) -> Tree:
+        root_PJ = np.full((len(self._phones) + 1, max(classes)), NONE, np.int32)
+        roots: dict[tuple[int, int], int] = {}
+        for p, count in enumerate(classes):
+            for j in range(count):
+                key = self._resolved(self._map.root, j, p), j
+                if key not in roots:
+                    sharing = {q for q, n in enumerate(classes) if j < n}
+                    same_P = np.array([q in sharing for q in range(len(self._phones) + 1)])
+                    for q in sharing:
+                        same_P[q] = self._resolved(self._map.root, j, q) == key[0]
+                    roots[key] = self._grown(*key, same_P)
+                root_PJ[p, j] = roots[key]
+        question_N, side_N, yes_N, no_N, leaf_N = np.array(self._rows, np.int32).T
+        width = len(self._value_P)
+        questions_QP = np.array([np.frombuffer(key, bool) for key in self._questions], bool)
+        return Tree(
+            questions_QP.reshape(-1, width),
+            question_N,
+            side_N.astype(np.int8),
+            yes_N,
+            no_N,
+            leaf_N,
+            root_PJ,
+            self._pdfs,
+        )
+
+    def _resolved(self, place: int, pdf_class: int, phone: int | None) -> int:
+        """Follow what the pdf-class, and the phone if it is given, answer."""
+        while place != NONE:
+            node = self._map.nodes[place]
+            if isinstance(node, Constant):
+                break
+            if node.key == PDF_CLASS:
+                value = pdf_class
+            elif phone is not None and self._sides.get(node.key) == CENTRE:
+                value = self._phones[phone]
+            else:
+                break
+            if isinstance(node, Split):
+                place = node.yes if value in node.values else node.no
+            else:
+                place = node.nodes[value] if value < len(node.nodes) else NONE
+        return place
+
+    def _grown(self, place: int, pdf_class: int, centre_P: np.ndarray) -> int:
+        """Add the nodes below a root of these centre phones; return its number."""
+        every_P = np.ones(len(self._value_P), bool)
+        root = len(self._rows)
+        todo: list[tuple[int, int, Sides]] = [(self._add(), place, (every_P, every_P, centre_P))]
+        while todo:
+            number, here, sides_SP = todo.pop()
+            here = self._resolved(here, pdf_class, None)
+            if here == NONE:
+                raise ValueError(self._missing(pdf_class, sides_SP))
+            node = self._map.nodes[here]
+            if isinstance(node, Constant):
+                if not 0 <= node.answer < self._pdfs:
+                    raise ValueError(
+                        f"the tree has pdf-id {node.answer}, but the transition model has "
+                        f"{self._pdfs} pdf-ids from 0; take tree and model of the same folder"
+                    )
+                self._rows[number][4] = node.answer
+                continue
+            side = self._sides.get(node.key)
+            if side is None:
+                raise ValueError(
+                    f"the tree asks about key {node.key}, but its window has the keys "
+                    f"{sorted(self._sides)}; is it damaged?"
+                )
+            yes_P, yes, no = self._question(here, sides_SP[side])
+            both = [
+                tuple(p & a if s == side else p for s, p in enumerate(sides_SP))
+                for a in (yes_P, ~yes_P)
+            ]
+            if not both[1][side].any():  # all that come here are in the set
+                todo.append((number, yes, both[0]))
+            elif not both[0][side].any():
+                todo.append((number, no, both[1]))
+            else:
+                asked = self._questions.setdefault(yes_P.tobytes(), len(self._questions))
+                if len(self._questions) * len(yes_P) > MOST:
+                    raise ValueError(
+                        f"the tree asks about {len(self._questions)} sets of {len(yes_P)} phones, "
+                        f"more than {MOST} bits; is it damaged?"
+                    )
+                one, other = self._add(), self._add()
+                self._rows[number] = [asked, side, one, other, NONE]
+                todo += [(other, no, both[1]), (one, yes, both[0])]
+        return root
+
+    def _add(self) -> int:
+        self._rows.append([NONE] * 5)
+        return len(self._rows) - 1
+
+    def _question(self, place: int, here_P: np.ndarray) -> tuple[np.ndarray, int, int]:
+        """Return a set of new phones, and the nodes for those in it and for all others.
+
+        Of a table, the set has the phones that lead where the first of those that come here does.
+        """
+        node = self._map.nodes[place]
+        assert not isinstance(node, Constant)
+        if isinstance(node, Split):
+            inside_P = np.array([value in node.values for value in self._value_P.tolist()])
+            return inside_P, node.yes, node.no
+        size = len(node.nodes)
+        to_P = np.array([node.nodes[v] if v < size else NONE for v in self._value_P.tolist()])
+        first = int(to_P[here_P][0])
+        return to_P == first, first, place
+
+    def _missing(self, pdf_class: int, sides_SP: Sides) -> str:
+        left, right, centre = (int(self._value_P[side_P][0]) for side_P in sides_SP)
+        return (
+            f"the tree has no pdf-id for pdf-class {pdf_class} of phone {centre} between {left} "
+            f"and {right} (Kaldi's numbers); take tree and model of the same folder"
+        )

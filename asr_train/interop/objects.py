@@ -1,0 +1,144 @@
+"""Kaldi's objects as files, binary or text -> **tokens, numbers and vectors**, one after the other.
+
+A binary file begins with a zero byte and `B`; each number then has its size in a byte before it. In
+text, all are separated by spaces (src/base/io-funcs-inl.h of Kaldi). Nothing read is executed, and
+a size is believed only as far as the file goes. Knows nothing of what the objects mean.
+"""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from asr_train.files import DamagedFileError, Region
+
+LONGEST = 64  # characters of a token or of a number in text
+_WORD = re.compile(rb"\s*([\[\]]|[^\s\[\]]{1,%d})" % LONGEST)
+INT, UINT, FLOAT = b"\x04", b"\xfc", b"\x04"  # the byte before a binary number
+_VECTORS = {"FV": "<f4", "DV": "<f8"}
+_LIMITS = np.iinfo(np.int32)
+
+
+class Objects:
+    """Reads the objects of a file in order; errors name the file and the byte."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path, self._at = Path(path), 0
+        region = Region.of(self.path)
+        self._content = region.mapped() if region.size else memoryview(b"")
+        self.binary = bytes(self._content[:2]) == b"\0B"
+        if self.binary:
+            self._at = 2
+
+    def damaged(self, what: str) -> DamagedFileError:
+        """Return the error that says what is wrong at this place."""
+        return DamagedFileError(
+            f"{self.path}, byte {self._at}: {what}; copy the file again, or write it as text with "
+            "Kaldi's --binary=false and look there"
+        )
+
+    def token(self) -> str:
+        """Read a word such as `<Topology>`."""
+        found = _WORD.match(self._content, self._at)
+        if found is None:
+            raise self.damaged("the file ends where a token should be")
+        word = found[1]
+        after = bytes(self._content[found.end() : found.end() + 1])
+        if self.binary and after != b" ":
+            raise self.damaged(f"{word[:20]!r} is no token, which a space follows")
+        if not word.isascii() or (after.strip() and word not in b"[]" and after not in b"[]"):
+            raise self.damaged(f"{word[:20]!r} is no token")
+        self._at = found.end() + self.binary
+        return word.decode()
+
+    def expect(self, *wanted: str) -> str:
+        """Read one of these tokens."""
+        at, found = self._at, self.token()
+        if found not in wanted:
+            self._at = at
+            raise self.damaged(f"{found!r} is where {' or '.join(wanted)} should be")
+        return found
+
+    def int32(self) -> int:
+        """Read a whole number of 32 bits."""
+        if self.binary:
+            return int.from_bytes(self._number(INT), "little", signed=True)
+        return self.whole(self.token())
+
+    def uint32(self) -> int:
+        """Read a whole number of 32 bits that is not negative."""
+        if self.binary:
+            return int.from_bytes(self._number(UINT), "little")
+        found = self.int32()
+        if found < 0:
+            raise self.damaged(f"{found} is negative")
+        return found
+
+    def float32(self) -> float:
+        """Read a real number."""
+        if self.binary:
+            return float(np.frombuffer(self._number(FLOAT), "<f4")[0])
+        return self._real(self.token())
+
+    def int32s(self) -> np.ndarray:
+        """Read a vector of whole numbers: int32 [n]."""
+        if self.binary:
+            return self._vector("<i4", self._taken(1), INT)
+        self.expect("[")
+        return np.array([self.whole(word) for word in self._until_closed()], np.int32)
+
+    def float32s(self) -> np.ndarray:
+        """Read a vector of real numbers: float32 [n]."""
+        if self.binary:
+            kind = _VECTORS[self.expect(*_VECTORS)]
+            numbers = self._vector(kind, self._taken(1), INT)
+        else:
+            self.expect("[")
+            numbers = np.array([self._real(word) for word in self._until_closed()])
+        with np.errstate(over="ignore"):  # a number too large becomes infinite
+            return numbers.astype(np.float32)
+
+    def whole(self, word: str) -> int:
+        """Return the whole number that a token of a text is."""
+        if not re.fullmatch(r"[+-]?[0-9]{1,11}", word):
+            raise self.damaged(f"{word!r} is no whole number")
+        if not _LIMITS.min <= (number := int(word)) <= _LIMITS.max:
+            raise self.damaged(f"{number} does not fit 32 bits")
+        return number
+
+    def ended(self) -> bool:
+        """Whether nothing but white space is left."""
+        return not bytes(self._content[self._at :]).strip()
+
+    def _taken(self, count: int) -> bytes:
+        taken = bytes(self._content[self._at : self._at + count])
+        if len(taken) < count:
+            raise self.damaged(f"the file ends {count - len(taken)} bytes early")
+        self._at += count
+        return taken
+
+    def _number(self, size: bytes) -> bytes:
+        if (found := self._taken(1)) != size:
+            raise self.damaged(f"a number's first byte is {found!r}, it must be {size!r}")
+        return self._taken(4)
+
+    def _vector(self, dtype: str, found: bytes, size: bytes) -> np.ndarray:
+        if found != size:
+            raise self.damaged(f"a vector's first byte is {found!r}, it must be {size!r}")
+        count = int.from_bytes(self._taken(4), "little", signed=True)
+        left = (len(self._content) - self._at) // np.dtype(dtype).itemsize
+        if not 0 <= count <= left:
+            raise self.damaged(f"a vector of {count} numbers, but the file has room for {left}")
+        return np.frombuffer(self._taken(count * np.dtype(dtype).itemsize), dtype)
+
+    def _until_closed(self) -> list[str]:
+        words = []
+        while (word := self.token()) != "]":
+            words.append(word)
+        return words
+
+    def _real(self, word: str) -> float:
+        try:
+            return float(word)
+        except ValueError:
+            raise self.damaged(f"{word!r} is no number") from None

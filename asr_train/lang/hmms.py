@@ -1,0 +1,234 @@
+"""HMMs of phones: the left-to-right ones here, and those of a model of another program.
+
+    (phone, states by class of its HMM states) --Hmms.of--> Hmm      Hmms <--plain--> JSON
+
+A class is a position of the tree (a pdf-class in Kaldi). States are given by their ids. Knows
+nothing of how a tree finds them (lang.states), nor of files of other programs (interop).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+NONE = -1  # no state: a HMM state that is never repeated
+
+
+@dataclass(frozen=True, slots=True)
+class Hmm:
+    """The HMM of a phone in its context; J HMM states, of which the first one is entered.
+
+    Attributes:
+        entered, repeated: the id of a visit's first frame, and of further ones, of each HMM state;
+            NONE: it has no self-loop.
+        ways: all ways out but self-loops, by source: source, target (J: the phone ends) and cost in
+            nats, relative to all ways out but the self-loop.
+        stay: self-loop probability of each HMM state; None: that of the state, in the model.
+    """
+
+    entered: tuple[int, ...]
+    repeated: tuple[int, ...]
+    ways: tuple[tuple[int, int, float], ...]
+    stay: tuple[float, ...] | None = None
+
+    @staticmethod
+    def left_to_right(ids: list[int]) -> "Hmm":
+        """Return an HMM with a self-loop and one way out per state."""
+        ways = tuple((j, j + 1, 0.0) for j in range(len(ids)))
+        return Hmm(tuple(ids), tuple(ids), ways)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way out of an HMM state: fields as in `Hmm`, the self-loop included in none."""
+
+    phone: int
+    source: int
+    target: int
+    entered: int
+    repeated: int
+    stay: float | None
+    cost: float
+
+
+HmmState = tuple[int, int, tuple[int, ...]]  # class entered, class repeated, targets
+
+
+@dataclass(frozen=True)
+class Hmms:
+    """The HMMs of another program's phones, with trained transitions.
+
+    Attributes:
+        topologies: different HMMs: of each HMM state, the classes of a visit's first frame and of
+            further ones, and its targets in order, itself included if it has a self-loop; the
+            number of HMM states means the phone's end.
+        topology_P: of each phone, its HMM in `topologies`.
+        rows: phone, HMM state, ids of first and further frames (NONE: no self-loop), and the
+            probability of each target. All transitions in a row, and rows in order, are numbered
+            from 1: Kaldi's transition-ids.
+    Raises:
+        ValueError: if these do not agree; names the topology or row.
+    """
+
+    topologies: tuple[tuple[HmmState, ...], ...]
+    topology_P: tuple[int, ...]
+    rows: tuple[tuple[int, int, int, int, tuple[float, ...]], ...]
+
+    def __post_init__(self) -> None:
+        for t, states in enumerate(self.topologies):
+            targets = [to for _, _, some in states for to in some]
+            classes = [c for pair in states for c in pair[:2]]
+            if not (
+                states
+                and all(0 <= to <= len(states) for to in targets)
+                and all(len(set(some)) == len(some) > 0 for *_, some in states)
+                and min(classes) >= 0
+            ):
+                raise ValueError(f"HMM {t} has states {states}; they must lead to each other")
+            if any(0 in some for *_, some in states[1:]):
+                raise ValueError(
+                    f"HMM {t} returns to its first state, which only a self-loop may do here"
+                )
+        if any(not 0 <= t < len(self.topologies) for t in self.topology_P):
+            raise ValueError(f"a phone has none of the {len(self.topologies)} HMMs")
+        for n, (phone, j, entered, repeated, chances) in enumerate(self.rows):
+            fits = 0 <= phone < len(self.topology_P) and 0 <= j < len(self.topology(phone))
+            targets = list(self.topology(phone)[j][2]) if fits else []
+            if (
+                not fits
+                or len(chances) != len(targets)
+                or entered < 0
+                or (repeated < 0 and (j in targets or repeated != NONE))
+                or not all(0 < p <= 1 for p in chances)
+            ):
+                raise ValueError(
+                    f"row {n} of the transitions, {(phone, j, entered, repeated, *chances)}, does "
+                    f"not fit its HMM, whose state leads to {targets}"
+                )
+
+    def topology(self, phone: int) -> tuple[HmmState, ...]:
+        """Return the HMM states of a phone."""
+        return self.topologies[self.topology_P[phone]]
+
+    def classes(self, phone: int) -> int:
+        """Return the number of classes of a phone."""
+        return self._classes[self.topology_P[phone]]
+
+    @cached_property
+    def _classes(self) -> list[int]:
+        return [1 + max(max(state[:2]) for state in states) for states in self.topologies]
+
+    def fewest_frames(self, phone: int) -> int:
+        """Return the number of HMM states on the shortest way through a phone."""
+        states = self.topology(phone)
+        reached, frames = {0}, 1
+        while len(states) not in (onward := {to for j in reached for to in states[j][2]}):
+            if frames > len(states):
+                raise ValueError(f"HMM {self.topology_P[phone]} never ends")
+            reached, frames = onward, frames + 1
+        return frames
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, int, int, int], tuple[float, ...]]:
+        return {row[:4]: row[4] for row in self.rows}
+
+    @cached_property
+    def _made(self) -> dict[tuple[int, tuple[int, ...]], Hmm]:
+        return {}
+
+    def of(self, phone: int, ids: tuple[int, ...]) -> Hmm:
+        """Return a phone's HMM in a context in which its classes have these ids.
+
+        Raises:
+            ValueError: if the transitions know no such HMM state.
+        """
+        key = phone, ids
+        if key not in self._made:
+            self._made[key] = self._make(phone, ids)
+        return self._made[key]
+
+    def _make(self, phone: int, ids: tuple[int, ...]) -> Hmm:
+        entered, repeated, ways, stay = [], [], [], []
+        for j, (enters, repeats, targets) in enumerate(self.topology(phone)):
+            pair = ids[enters], ids[repeats] if j in targets else NONE
+            # Without a self-loop, Kaldi may number the id of further frames or not
+            chances = self._known.get((phone, j, *pair))
+            if chances is None and pair[1] == NONE:
+                chances = self._known.get((phone, j, ids[enters], ids[repeats]))
+            if chances is None:
+                raise ValueError(
+                    f"the tree gives HMM state {j} of phone {phone} the ids {pair}, which no "
+                    "transition has; take tree and model of the same folder"
+                )
+            entered.append(pair[0])
+            repeated.append(pair[1])
+            more, loop = _ways(j, targets, chances)
+            ways += [(j, to, cost) for to, cost in more]
+            stay.append(loop)
+        return Hmm(tuple(entered), tuple(repeated), tuple(ways), tuple(stay))
+
+    def ways(self) -> Iterator[Way]:
+        """Yield all ways out of all HMM states, in order of `rows`."""
+        for phone, j, entered, repeated, chances in self.rows:
+            targets = self.topology(phone)[j][2]
+            more, loop = _ways(j, targets, chances)
+            again = repeated if j in targets else NONE
+            for to, cost in more:
+                yield Way(phone, j, to, entered, again, loop, cost)
+
+    def loops(self, states: int) -> np.ndarray:
+        """Return the mean self-loop probability of each id: float64 [S]; 1/2 if it has none."""
+        sums, counts = dict.fromkeys(range(states), 0.0), Counter[int]()
+        for way in self.ways():
+            if way.repeated != NONE and way.stay is not None:
+                sums[way.repeated] += way.stay
+                counts[way.repeated] += 1
+        return np.array([sums[s] / counts[s] if counts[s] else 0.5 for s in range(states)])
+
+    def plain(self) -> dict[str, Any]:
+        """Return JSON-able data, which `from_plain` reads."""
+        return {
+            "topologies": [
+                [[*pair, list(to)] for *pair, to in states] for states in self.topologies
+            ],
+            "topology": list(self.topology_P),
+            "transitions": [[*row[:4], *row[4]] for row in self.rows],
+        }
+
+    @staticmethod
+    def from_plain(content: Any) -> "Hmms":
+        """Rebuild from plain data.
+
+        Raises:
+            ValueError: for missing or wrong content.
+        """
+        try:
+            return Hmms(
+                tuple(
+                    tuple((int(a), int(b), tuple(int(to) for to in some)) for a, b, some in states)
+                    for states in content["topologies"]
+                ),
+                tuple(int(t) for t in content["topology"]),
+                tuple(
+                    (int(p), int(j), int(a), int(b), tuple(float(c) for c in chances))
+                    for p, j, a, b, *chances in content["transitions"]
+                ),
+            )
+        except (TypeError, KeyError) as error:
+            raise ValueError(
+                f"the HMMs of the states cannot be read ({error!r}); import them again"
+            ) from error
+
+
+def _ways(
+    j: int, targets: tuple[int, ...], chances: tuple[float, ...]
+) -> tuple[list[tuple[int, float]], float]:
+    """Return targets with costs relative to all but the self-loop, and the self-loop's chance."""
+    loop = chances[targets.index(j)] if j in targets else 0.0
+    rest = max(1 - loop, 1e-10)  # as in Kaldi's ComputeDerivedOfProbs
+    pairs = zip(targets, chances, strict=True)
+    return [(to, -math.log(chance / rest)) for to, chance in pairs if to != j], loop
