@@ -42,3 +42,14 @@ def spelled(count: int, what: str) -> str:
     """Spell a count: `1 speaker`, `2 speakers`, `2 speakers of train`."""
     noun, *rest = what.split(" ", 1)
     return " ".join([str(count), noun if count == 1 else f"{noun}s", *rest])
+
+
+def inputs_named(system: dict[str, str] | None) -> str:
+    """Name what a network reads: log-mel, or the frames of a speaker-adaptive system.
+
+    Args:
+        system: its "run" and the "sha256" of its Gaussians; None: log-mel.
+    """
+    if system is None:
+        return "log-mel"
+    return f"fMLLR frames of {system['run']} (SHA-256 {system['sha256'][:12]}...)"

@@ -54,7 +54,9 @@ def ali(features: str, language: str, model: str, conf: str, output: str) -> str
     summary["example"] = _example(feats, outcomes, states)
     summary["seconds"] = round(time.time() - start, 2)
     write_json(path.with_name(f"{split}.report.json"), summary)
-    write_alignments(path, feats.utterances, outcomes, feats.settings, states, about)
+    write_alignments(
+        path, feats.utterances, outcomes, feats.settings, states, about, scorer.speakers
+    )
     bounds = summary["boundaries"]
     kept = len(outcomes) - len(summary["lost"])
     return (

@@ -20,6 +20,7 @@ from typing import Any
 
 from asr_train.bundle.store import Contents, write_bundle
 from asr_train.data.features import total_sums
+from asr_train.decode.posteriors import first_system
 from asr_train.decode.words import Choice, Effort
 from asr_train.files import read_json, read_text
 from asr_train.jobs import main
@@ -46,6 +47,7 @@ def bundle(
         )
     states = States.stored(about, model)
     graph = check_graph(Path(tuned).parent / "graph" / "HCLG.json", lang, states)
+    adapts = about.get("fmllr") if about["kind"] != "gmm" else None
     manifest = write_bundle(
         output,
         Contents(
@@ -68,6 +70,7 @@ def bundle(
                     **{"python": platform.python_version(), "torch": version("torch")},
                 },
             },
+            first=None if adapts is None else first_system(Path(model), adapts),
         ),
     )
     size = sum(part["bytes"] for part in manifest["parts"])

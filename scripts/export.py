@@ -69,6 +69,12 @@ def posteriors(model: str, features: str, output: str) -> None:
     torch.set_num_threads(1)
     store = open_feats(features)
     scorer = load_scorer(model, store, None)
+    if scorer.first is not None:
+        raise ValueError(
+            f"{model} reads frames adapted to speakers by first passes of {scorer.first.run}, "
+            "which are part of decoding; export the posteriors of a network on log-mel "
+            "(shards.inputs=logmel)"
+        )
     if scorer.adapt is not None:
         print(f"export: {scorer.run}: scores of a first pass, without speaker adaptation")
     scores = ((u.id, scorer.score(u)) for u in progress(store, "scores", len(store.utterances)))

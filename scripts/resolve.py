@@ -31,7 +31,7 @@ from asr_train.choices import Choices, check_known
 from asr_train.files import write_yaml
 from asr_train.jobs import main
 from asr_train.paper.rows import Run, read_tables
-from asr_train.schema import Config, Method, RunSettings, SettingsError, plain
+from asr_train.schema import Config, Inputs, Method, RunSettings, SettingsError, plain
 
 VARIABLE = re.compile(r"[A-Z]+=")
 
@@ -86,6 +86,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
                 raise SettingsError(f"run {run} changes {name}, which all runs of a recipe share")
         inputs |= inputs_of(config)
         check_lists(choices, config)
+        check_inputs(choices, config)
         if config.comm.workers is None:
             alone = config.comm.method is Method.sgd
             config.comm.workers = 1 if alone else workers
@@ -158,6 +159,21 @@ def check_lists(choices: Choices, config: Config) -> None:
         raise SettingsError(
             f"PRONPROBS names {choices.pronprobs[0]}, but lang.pronprobs is null; set its counts "
             "as in conf/lang/words.yaml, or leave PRONPROBS out"
+        )
+
+
+def check_inputs(choices: Choices, config: Config) -> None:
+    """Check that the system that aligns for networks has the speaker transforms they need.
+
+    Raises:
+        SettingsError: if it is not speaker-adaptive.
+    """
+    aligner = config.gmm.get(choices.gmms[-1])
+    if config.shards.inputs is Inputs.fmllr and (aligner is None or aligner.fmllr is None):
+        raise SettingsError(
+            f"shards.inputs is fmllr, but {choices.gmms[-1]}, the last of GMMS="
+            f"'{' '.join(choices.gmms)}', is not speaker-adaptive; end GMMS with sat, for example "
+            "GMMS='mono tri lda sat', or set shards.inputs=logmel"
         )
 
 

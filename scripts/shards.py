@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from asr_train import files, jobs, schema
+from asr_train.align.front import Read, logmel
+from asr_train.align.speakers import Speakers
 from asr_train.align.table import Alignments, open_ali
 from asr_train.checks import spelled
 from asr_train.data.features import Feats, Utterance, open_feats
@@ -53,8 +55,10 @@ def shards(feats_path: str, ali_path: str, settings_path: str, *paths: str) -> s
             f"{len(ids)} of {ali_path}; are they of the same split? Rerun the ali stage"
         )
     utterances = sorted(aligned, key=_hash)
-    found = _Found(feats, ali, utterances, *search) if search else None
-    samples = _samples(feats, ali, utterances, settings.norm)
+    read, inputs = _inputs(feats, ali, settings, ali_path)
+    adapted = ali.speakers if settings.inputs is schema.Inputs.fmllr else None
+    found = _Found(feats, ali, adapted, utterances, *search) if search else None
+    samples = (Sample(u.id, read(u), ali.load(u.id), u.words) for u in utterances)
     index = write_shards(
         samples if found is None else found.added(samples, settings.utterances),
         index_path,
@@ -62,7 +66,7 @@ def shards(feats_path: str, ali_path: str, settings_path: str, *paths: str) -> s
         num_states=ali.num_states,
         about={
             "feats": schema.plain(feats.settings),
-            "norm": schema.plain(settings.norm),
+            **inputs,
             "states_hash": ali.states_hash,
             "states": ali.states,
             "self_loops": ali.self_loops,
@@ -82,13 +86,21 @@ def shards(feats_path: str, ali_path: str, settings_path: str, *paths: str) -> s
     )
 
 
-def _samples(
-    feats: Feats, ali: Alignments, utterances: list[Utterance], norm: schema.NormSettings
-) -> Iterator[Sample]:
-    normalise = feats.normaliser(norm)
-    for utterance in utterances:
-        feats_TF = normalise(utterance, feats.load(utterance))
-        yield Sample(utterance.id, feats_TF, ali.load(utterance.id), utterance.words)
+def _inputs(
+    feats: Feats, ali: Alignments, settings: schema.ShardsSettings, named: str
+) -> tuple[Read, dict[str, Any]]:
+    """Return how the network's inputs are read, and what the index says of them."""
+    if settings.inputs is schema.Inputs.logmel:
+        return logmel(feats, settings.norm), {"norm": schema.plain(settings.norm)}
+    if ali.speakers is None:
+        raise ValueError(
+            f"shards.inputs is fmllr, but {named} has no speaker transforms: its model is not "
+            "speaker-adaptive (GMMS='mono tri lda sat'), or aligned before they were stored; "
+            "delete it and run make again"
+        )
+    # Cepstra were normalised by the front end; the network normalises by TRAIN's mean and variance
+    norm = schema.NormSettings(by=schema.NormBy.none, variance=False)
+    return ali.speakers.read(feats), {"norm": schema.plain(norm), "fmllr": ali.speakers.system}
 
 
 class _Found:
@@ -103,6 +115,7 @@ class _Found:
         self,
         feats: Feats,
         ali: Alignments,
+        speakers: Speakers | None,
         utterances: list[Utterance],
         model: str,
         tuned: str,
@@ -111,12 +124,18 @@ class _Found:
         conf: str,
     ) -> None:
         lang, settings = load_lang(language), schema.load(schema.LatticesSettings, conf)
-        scorer, effort = load_scorer(model, feats, lang), schema.load(schema.DecodeSettings, decode)
+        scorer = load_scorer(model, feats, lang, speakers)
+        effort = schema.load(schema.DecodeSettings, decode)
         states, chosen = known_states(scorer), files.read_json(tuned)
         if states.hash != ali.states_hash:
             raise ValueError(
                 f"{model} has states {states.hash} but the alignments have {ali.states_hash}; "
                 "align with this model"
+            )
+        if scorer.first is not None:
+            raise ValueError(
+                f"{model} was trained on frames adapted by {scorer.first.run}, but shards.inputs "
+                "is logmel; delete it and run make again"
             )
         choice = Choice(*(chosen[f.name] for f in fields(Choice)))
         graph = decoding_graph(

@@ -77,14 +77,16 @@ class Recipe:
     def start(self, *arguments: str, said=subprocess.PIPE) -> subprocess.Popen:
         """Start `make` as the leader of a process group; stderr goes where stdout goes.
 
-        An argument `SET=...` adds to the settings of all runs.
+        An argument `SET=...` adds to the settings of all runs; other variables replace theirs.
         """
         more = [a.removeprefix("SET=") for a in arguments if a.startswith("SET=")]
         arguments = tuple(a for a in arguments if not a.startswith("SET="))
+        given = {a.partition("=")[0] for a in arguments}
+        variables = [v for v in self.variables if v.partition("=")[0] not in given]
         arguments += (f"SET={' '.join([*SETTINGS, *more])}",)
         inherited = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "DEBUG")}
         return subprocess.Popen(
-            ["make", "-C", str(ROOT / "recipes/digits"), *self.variables, *arguments],
+            ["make", "-C", str(ROOT / "recipes/digits"), *variables, *arguments],
             stdout=said,
             stderr=subprocess.STDOUT,
             text=True,
@@ -238,6 +240,43 @@ def test_a_bundle_hears_what_the_recipe_heard(recipe, finished, tmp_path, run):
         errors += WordErrors.between(heard[cut["id"]], found).errors
         words += len(said)
     assert errors < 0.15 * words
+
+
+ADAPTED = [  # a network on the frames of a speaker-adaptive system
+    *("GMMS=mono tri sat", "REALIGN=0", "SET=gmm=sat", "SET=shards.inputs=fmllr"),
+    *("SET=gmm.sat.gaussians=250", "SET=gmm.sat.passes=8", "SET=gmm.sat.fmllr.passes=[2,4]"),
+    *("SET=gmm.sat.fmllr.min_frames=200", "SET=optim.epochs=3"),
+]
+
+
+def test_a_network_on_adapted_frames_goes_from_shards_to_a_bundle(recipe, unbroken, tmp_path):
+    folder = copy_of(recipe, unbroken, "adapted")
+    said = recipe.make(*ADAPTED)
+    assert [stages_in(said).count(stage) for stage in ("gmm", "train", "tune")] == [1, 1, 2]
+    assert not stages_in(recipe.make(*ADAPTED))
+    logmel = [each for each in ADAPTED if "fmllr" not in each or "gmm" in each]
+    assert stages_in(recipe.make("-n", *logmel))[:4] == ["shards", "shards", "train", "tune"]
+    sat = read_json(folder / "exp/sat/model.json")
+    system = {"run": "sat", "sha256": sat["parts"][0]["sha256"]}
+    assert read_json(folder / "exp/dnn/model.json")["fmllr"] == system
+    header, *rows = read_jsonl(folder / "exp/dnn/hyp.test.jsonl")
+    assert header["speakers"]["adapted"] == header["speakers"]["speakers"] > 1
+    assert 0.005 < read_json(folder / "exp/dnn/score.test.json")["wer"] < 0.2
+    recipe.make("bundle", *ADAPTED, f"BUNDLE={tmp_path / 'dnn.tar'}")
+    recogniser = Recogniser.load(tmp_path / "dnn.tar", confidences=False)
+    speakers: dict[str, list] = {}
+    heard = {row["id"]: row["words"] for row in rows}
+    for cut in read_jsonl(folder / "manifests/test.jsonl.gz"):
+        features = recogniser.features(cut["recording"]["sources"][0]["source"])
+        mine = speakers.setdefault(cut["supervisions"][0]["speaker"], [])
+        mine.append((heard[cut["id"]], features))
+    errors = words = 0
+    for mine in speakers.values():
+        found = recogniser.transcribe_features([features for _, features in mine])
+        for (wanted, _), one in zip(mine, found, strict=True):
+            errors += WordErrors.between(wanted, one.text.split()).errors
+            words += len(wanted)
+    assert errors < 0.05 * words  # a prior in the mean, and the scale of the first passes
 
 
 def test_a_graph_is_refused_with_the_tree_of_another_system(finished):

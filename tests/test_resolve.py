@@ -105,6 +105,16 @@ def test_groups_that_do_not_go_together_are_refused_before_any_stage():
         settings("gtc_async", ["optim.momentum=0.9"])
 
 
+def test_adapted_frames_need_a_speaker_adaptive_system_to_align(tmp_path):
+    def resolved(*systems):
+        names = f"GMMS={' '.join(systems)}", f"gmm={systems[-1]}"
+        resolve(str(tmp_path), "dnn", *names, "shards.inputs=fmllr")
+
+    resolved("mono", "sat")
+    with pytest.raises(SettingsError, match=r"shards\.inputs is fmllr, but tri, the last of GMMS"):
+        resolved("mono", "tri")
+
+
 def test_an_unknown_run_is_refused():
     with pytest.raises(SettingsError, match=r"RUNS names 'nosuch'.*dnn"):
         settings("nosuch", [])

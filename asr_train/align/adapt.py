@@ -47,6 +47,10 @@ class Adapted:
         found = self.speakers.get(utterance.speaker)
         return None if found is None or found.kept is not None else found.matrix
 
+    def matrices(self) -> dict[str, np.ndarray]:
+        """Return the matrices of the speakers that are adapted."""
+        return {name: t.matrix for name, t in self.speakers.items() if t.kept is None}
+
     def __call__(self, utterance: Utterance) -> np.ndarray:
         """Return x_TD, float32."""
         x_TD, matrix_DE = self.plain(utterance), self.matrix(utterance)

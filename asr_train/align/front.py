@@ -1,4 +1,4 @@
-"""The front end of Gaussian systems.
+"""The front end of Gaussian systems, and of networks on log-mel.
 
 feats_TF --normalise--> cepstra --deltas--> x_TD
                                 --spliced frames, one matrix (LDA, MLLT)--> x_TD
@@ -10,9 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from asr_train.data.features import Feats, Utterance, cepstra, spliced, with_deltas
-from asr_train.schema import FrontSettings
+from asr_train.schema import FrontSettings, NormSettings
 
 Read = Callable[[Utterance], np.ndarray]  # utterance -> x_TD, float32
+
+
+def logmel(feats: Feats, norm: NormSettings) -> Read:
+    """Return a function utterance -> its stored features, normalised: float32 [T, F]."""
+    normalise = feats.normaliser(norm)
+    return lambda utterance: normalise(utterance, feats.load(utterance))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +36,10 @@ class Front:
     def __call__(self, feats: Feats) -> Read:
         """Return a function utterance -> x_TD."""
         own = self.settings
-        normalise = feats.normaliser(own.norm)
+        normalised = logmel(feats, own.norm)
 
         def read(utterance: Utterance) -> np.ndarray:
-            x_TD = normalise(utterance, feats.load(utterance))
+            x_TD = normalised(utterance)
             if own.num_ceps:
                 x_TD = cepstra(x_TD, own.num_ceps)
             x_TD = with_deltas(spliced(x_TD, own.splice), own.deltas)

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from asr_train.align.speakers import FILE as FMLLR
+from asr_train.align.speakers import Speakers, load_speakers, write_speakers
 from asr_train.align.transforms import Summed
 from asr_train.align.viterbi import Aligned, Lost
 from asr_train.checks import too_many_lost
@@ -44,6 +46,7 @@ def write_alignments(
     feats: FeatsSettings,
     states: States | None,
     about: dict[str, Any],
+    speakers: Speakers | None = None,
 ) -> None:
     """Write paths, status table and index, and the manifest last.
 
@@ -52,6 +55,7 @@ def write_alignments(
         states: those of the model that aligned; None: of another program, with "num_states" and
             "states_hash" in `about` and unknown phones.
         about: the model's name ("model") and each state's "self_loops".
+        speakers: the transforms with which a speaker-adaptive model aligned, for networks.
     """
     folder = manifest.with_name(manifest.name.removesuffix(".jsonl.gz"))
     store = folder / "states.h5"
@@ -65,7 +69,11 @@ def write_alignments(
             "states_hash": states.hash,
             "states": states.plain(),
         }
-    write_json(folder / "index.json", {**about, **described, "parts": [part(store, folder)]})
+    parts = [part(store, folder)]
+    if speakers is not None:
+        write_speakers(folder / FMLLR, speakers)
+        parts.append(part(folder / FMLLR, folder))
+    write_json(folder / "index.json", {**about, **described, "parts": parts})
     write_jsonl(manifest, rows)
 
 
@@ -124,7 +132,11 @@ def _status(utterances: list[Utterance], outcomes: list[Outcome]) -> str:
 
 
 class Alignments:
-    """The stored state paths of a split; see `open_ali`."""
+    """The stored state paths of a split; see `open_ali`.
+
+    Attributes:
+        speakers: the transforms of a speaker-adaptive model's alignments; None: of another model.
+    """
 
     def __init__(self, manifest: Path | str) -> None:
         folder = Path(manifest).with_name(Path(manifest).name.removesuffix(".jsonl.gz"))
@@ -136,6 +148,8 @@ class Alignments:
         self.states: dict[str, Any] | None = index["states"]
         self.self_loops: list[float] = index["self_loops"]
         self._rows = {row["id"]: row for row in read_jsonl(manifest)}
+        has_speakers = any(listed["path"] == FMLLR for listed in index["parts"])
+        self.speakers = load_speakers(folder / FMLLR) if has_speakers else None
 
     @property
     def ids(self) -> set[str]:

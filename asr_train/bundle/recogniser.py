@@ -178,14 +178,31 @@ class Recogniser:
             FileNotFoundError: for a missing file.
             AudioError: (a ValueError) if it cannot be used; names it.
         """
-        features_TF, seconds, own_rate = self.features(audio, rate, channel)
+        return self.transcribe_features([self.features(audio, rate, channel)])[0]
+
+    def transcribe_features(
+        self, recordings: Sequence[tuple[np.ndarray, float, int]]
+    ) -> list[Transcript]:
+        """Decode the recordings of one speaker, normalised and adapted as a whole.
+
+        A speaker-adaptive model needs five seconds of speech for a transform; with less, frames
+        stay unadapted.
+
+        Args:
+            recordings: of each, what `features` returns.
+        """
+        if not recordings:
+            return []
         graph, lattices = self.prepare()
         try:
-            utterance = self._feats.put("recording", "speaker", "", features_TF, seconds)
+            utterances = [
+                self._feats.put(str(i), "speaker", "", features_TF, seconds)
+                for i, (features_TF, seconds, _) in enumerate(recordings)
+            ]
             scorer, lang = self._scorer, self._lang
             if scorer.adapt is not None:
                 first = replace(self._choice, acoustic_scale=self._first_scale)
-                scorer, _ = adapted(scorer, lang, graph, first, self._effort, [utterance])
+                scorer, _ = adapted(scorer, lang, graph, first, self._effort, utterances)
             search = Search(
                 scorer,
                 lang,
@@ -195,20 +212,22 @@ class Recogniser:
                 self.shift_seconds,
                 lattices,
             )
-            found, others = search(utterance)
+            found = [search(utterance) for utterance in utterances]
         finally:
             self._feats.clear()
-        sentences = [] if others is None else [" ".join(words) for words, *_ in others.sentences]
-        return Transcript(
-            " ".join(found.words),
-            tuple(Span(*item) for item in found.words_at or []),
-            round(seconds, 6),
-            found.seconds,
-            found.final,
-            found.pieces,
-            tuple(sentences),
-            own_rate,
-        )
+        return [
+            Transcript(
+                " ".join(one.words),
+                tuple(Span(*item) for item in one.words_at or []),
+                round(seconds, 6),
+                one.seconds,
+                one.final,
+                one.pieces,
+                tuple(" ".join(words) for words, *_ in others.sentences) if others else (),
+                rate,
+            )
+            for (one, others), (_, seconds, rate) in zip(found, recordings, strict=True)
+        ]
 
     def align(
         self, audio: Source, text: str, rate: int | None = None, channel: int | None = None

@@ -2,6 +2,7 @@
 
     bundle.json     manifest: versions, licence of the data, WER lines, scales, features, parts
     model.json      the model, and its tensors: model.pt or gmm.safetensors
+    first.json      of a network over adapted frames: the system that adapts, in gmm.safetensors
     lang.json       words, pronunciations, phones
     HCLG.fst        the decoding graph (OpenFst's ConstFst), in the order of the search
     heights.npy     of its nodes
@@ -23,6 +24,7 @@ from typing import Any
 
 from asr_train import files
 from asr_train.data.features import Sums
+from asr_train.decode.posteriors import FIRST
 from asr_train.decode.words import Choice, Effort
 from asr_train.files import DamagedFileError, Region
 from asr_train.lang.index import Lang, load_lang, write_lang
@@ -57,6 +59,7 @@ class Contents:
         lexicon: the source of further words' pronunciations.
         frames: sums over the training data's features.
         about: versions, data_licence and wer (lines), for people.
+        first: model.json of the system that adapts the model's frames to speakers, if any.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Contents:
     lexicon: LexiconSettings
     frames: Sums
     about: dict[str, Any]
+    first: Path | None = None
 
 
 def write_bundle(path: Path | str, made: Contents) -> dict[str, Any]:
@@ -99,22 +103,16 @@ def write_bundle(path: Path | str, made: Contents) -> dict[str, Any]:
 
 def _write_parts(folder: Path, made: Contents) -> dict[str, Any]:
     about = files.read_json(made.model)
-    if about["kind"] == "scores":
-        raise ValueError(
-            f"{made.model} has scores of single recordings, by another program, and no network "
-            "for others; bundle a network that was trained here"
-        )
-    listed = about["parts"][0] if about["kind"] == "gmm" else about | {"path": about["file"]}
-    tensors = files.check_part(made.model.parent, listed, remake=made.model)
-    shutil.copyfile(tensors, folder / tensors.name)
-    shutil.copyfile(made.model, folder / "model.json")
+    models = _copied(made.model, folder / "model.json")
+    if made.first is not None:
+        models += _copied(made.first, folder / FIRST)
     grammar = made.lang.grammar
     if made.lang.arpa is not None:  # it is in the graph; a path would name this machine's folders
         grammar = replace(grammar, kind=GrammarKind.ngram, file=None)
     lang = replace(made.lang, grammar=grammar, arpa=None)
     write_lang(folder / "lang.json", lang)
     graph = write_ordered(folder, ordered(made.graph))
-    paths = [folder / "model.json", folder / tensors.name, folder / "lang.json", *graph]
+    paths = [*models, folder / "lang.json", *graph]
     own_file = made.lexicon.source is LexiconSource.file  # elsewhere it is not there
     manifest = {
         "format": FORMAT,
@@ -140,6 +138,22 @@ def _write_parts(folder: Path, made: Contents) -> dict[str, Any]:
     manifest["hash"] = files.hash_of(manifest)
     files.write_json(folder / MANIFEST, manifest)
     return manifest
+
+
+def _copied(model: Path, target: Path) -> list[Path]:
+    """Copy a model.json and its tensors, after checking them; return the copies."""
+    about = files.read_json(model)
+    if about["kind"] == "scores":
+        raise ValueError(
+            f"{model} has scores of single recordings, by another program, and no network for "
+            "others; bundle a network that was trained here"
+        )
+    listed = about["parts"][0] if about["kind"] == "gmm" else about | {"path": about["file"]}
+    tensors = files.check_part(model.parent, listed, remake=model)
+    copies = [target, target.with_name(tensors.name)]
+    for source, copy in zip((model, tensors), copies, strict=True):
+        shutil.copyfile(source, copy)
+    return copies
 
 
 @dataclass(frozen=True, slots=True)

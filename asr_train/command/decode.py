@@ -10,6 +10,7 @@ FILE is a recording (wav, flac, mp3, ogg, ... at any rate), or - for standard in
 example:
   asr-train decode digits call.wav other.flac
   asr-train decode digits --format ctm --output all.ctm recordings/*.mp3
+  asr-train decode english.tar --speaker-folders speakers/*/*.wav
 """
 
 import argparse
@@ -17,6 +18,7 @@ import io
 import json
 import os
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--format", choices=["text", "ctm", "json"], default="text")
     parser.add_argument("-o", "--output", default="-", help="file to write (-: standard output)")
     parser.add_argument("--channel", type=int, help="from 0; default: the mean of all")
+    parser.add_argument(
+        "--speaker-folders",
+        action="store_true",
+        help="the files of a folder are one speaker, normalised and adapted as a whole",
+    )
     parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
 
 
@@ -43,18 +50,26 @@ def run(options: argparse.Namespace) -> int:
     recogniser.prepare()
     stream = io.BytesIO(sys.stdin.buffer.read()) if "-" in options.files else None
 
-    def one(name: str) -> tuple[Any, str]:
-        try:
-            audio = stream if name == "-" and stream is not None else name
-            return recogniser.transcribe(audio, channel=options.channel), ""
-        except (ValueError, OSError) as error:
-            return None, str(error)
+    def speaker(files: list[str]) -> list[tuple[str, Any, str]]:
+        heard, lost = {}, {}
+        for name in files:
+            try:
+                audio = stream if name == "-" and stream is not None else name
+                heard[name] = recogniser.features(audio, channel=options.channel)
+            except (ValueError, OSError) as error:
+                lost[name] = str(error)
+        found = dict(zip(heard, recogniser.transcribe_features([*heard.values()]), strict=True))
+        return [(name, found.get(name), lost.get(name, "")) for name in files]
 
     show = {"text": _text, "ctm": _ctm, "json": _json}[options.format]
     texts, failed = [], 0
     names = ids(options.files)
-    done = parallel_map(one, options.files, on_terminal("decoding"))
-    for file, (found, why) in zip(options.files, done, strict=True):
+    speakers: dict[str, list[str]] = {}
+    for file in options.files:
+        who = os.path.dirname(file) if options.speaker_folders else file
+        speakers.setdefault(who, []).append(file)
+    done = parallel_map(speaker, [*speakers.values()], on_terminal("decoding"))
+    for file, found, why in chain.from_iterable(done):
         if found is None:
             complain("decode", why)
             failed += 1

@@ -1,6 +1,7 @@
 """First passes: decode without speaker transforms, estimate these from the words, and repeat.
 
-Transcripts are not used: speakers are adapted to the words that were decoded.
+Transcripts are not used: speakers are adapted to the words that were decoded. For a network over
+adapted frames, the speaker-adaptive system decodes them, with the network's graph.
 """
 
 import time
@@ -71,7 +72,7 @@ def _heard(
     what: str,
 ) -> tuple[list[list[str]], float]:
     """Return the words of every utterance, and the seconds of scoring and searching."""
-    names = lang.lexicon.words
+    names, scorer = lang.lexicon.words, scorer.first or scorer
 
     def some(chunk: list[Utterance]) -> list[tuple[list[str], float]]:
         found = []

@@ -1,25 +1,26 @@
-"""A network -> a Scorer: its log posteriors with the priors divided out, in nats."""
+"""A network -> Scorers: its log posteriors with the priors divided out, in nats."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from asr_train.align.front import Read
 from asr_train.align.viterbi import Scores
-from asr_train.data.features import Feats, Utterance
+from asr_train.data.features import Utterance
 from asr_train.decode.scorer import Scorer
 from asr_train.lang.states import States
 from asr_train.model.store import load_model
-from asr_train.schema import NormSettings, build
 from asr_train.shards.batch import context_padded
 
 WHOLE = 12_000  # frames that go through a network at once; longer utterances go in windows
 RUN_IN = 300  # frames before a window with which a recurrent network sets up its state
 
 
-def scorer_of(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
-    """Load the network that a model.json (`about`) names.
+def network_of(path: Path, about: dict[str, Any]) -> Callable[[Read], Scorer]:
+    """Load the network of a model.json (`about`): a function, how utterances are read -> `Scorer`.
 
     From then on, torch uses one thread in this process: worker processes run in parallel.
     """
@@ -27,7 +28,6 @@ def scorer_of(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
     model, _ = load_model(path, torch.device("cpu"))
     model.eval()
     left, right = model.context_left, model.context_right
-    normalise = feats.normaliser(build(NormSettings, about["norm"], f"{path}: norm"))
     log_priors_S = torch.log(torch.tensor(about["priors"], dtype=torch.float64)).float()
 
     def logp(padded_BTF: torch.Tensor) -> np.ndarray:
@@ -35,8 +35,8 @@ def scorer_of(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
             logits_TS = model.every_frame(padded_BTF)[0]
             return (torch.log_softmax(logits_TS, 1) - log_priors_S).numpy()
 
-    def scores(utterance: Utterance) -> Scores:
-        feats_TF = np.ascontiguousarray(normalise(utterance, feats.load(utterance)), np.float32)
+    def scores(read: Read, utterance: Utterance) -> Scores:
+        feats_TF = np.ascontiguousarray(read(utterance), np.float32)
         padded_BTF = context_padded(torch.from_numpy(feats_TF), left, right)
         frames = len(feats_TF)
         if frames <= WHOLE:
@@ -53,4 +53,5 @@ def scorer_of(path: Path, about: dict[str, Any], feats: Feats) -> Scorer:
 
     states = None if about["states"] is None else States.stored(about, path)
     loop_S = np.array(about["self_loops"])
-    return Scorer(about["run"], about["num_states"], states, loop_S, scores)
+    known = about["run"], about["num_states"], states, loop_S
+    return lambda read: Scorer(*known, lambda utterance: scores(read, utterance))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from asr_train.checks import inputs_named
 from asr_train.extras import extra
 from asr_train.files import read_json, replacing
 from asr_train.model.dnn import Dnn, LowRank
@@ -64,6 +65,11 @@ def export_onnx(model: Path | str, path: Path | str) -> dict[str, str]:
     if about["kind"] in ("gmm", "scores"):
         has = {"gmm": "Gaussian mixtures, which ONNX has no operator for", "scores": "scores alone"}
         raise ValueError(f"{model} has {has[about['kind']]}; export a network")
+    if about.get("fmllr") is not None:
+        raise ValueError(
+            f"{model} reads {inputs_named(about['fmllr'])}, which another program cannot make; "
+            "export a network on log-mel (shards.inputs=logmel)"
+        )
     network, _ = load_model(Path(model))
     graph = _Graph()
     onnx = graph.onnx

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from asr_train.align.speakers import Speakers
 from asr_train.align.viterbi import Scores, Spoken
 from asr_train.data.features import Utterance
 from asr_train.lang.index import Lang
@@ -25,9 +26,12 @@ class Scorer:
         scores: utterance -> its `Scores`: a function of state ids [n] and a span of frames [t] to
             float32 [t, n]. Work that is needed once per utterance is done when the function is
             made.
-        adapt: for a system of adapted frames: (utterances with words, language, alignment settings)
+        adapt: for a model of adapted frames: (utterances with words, language, alignment settings)
             -> a scorer adapted to their speakers, and a summary. Other speakers are scored with the
-            Gaussians of unadapted frames.
+            Gaussians of unadapted frames; by a network, their unadapted frames.
+        speakers: the transforms that it scores with, of a model of adapted frames.
+        first: the system that decodes the first passes of a network over its frames, and estimates
+            the transforms; None: the model itself.
     """
 
     run: str
@@ -38,6 +42,8 @@ class Scorer:
     adapt: "Callable[[list[Spoken], Lang, AliSettings], tuple[Scorer, dict[str, Any]]] | None" = (
         None
     )
+    speakers: Speakers | None = None
+    first: "Scorer | None" = None
 
     def score(self, utterance: Utterance) -> np.ndarray:
         """Return the scores of all frames and states: float32 [T, S]."""

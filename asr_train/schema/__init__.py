@@ -79,7 +79,7 @@ from asr_train.schema.optim import (
 )
 from asr_train.schema.run import RunSettings
 from asr_train.schema.score import NormaliserKind, NormaliserSettings, ScoreSettings
-from asr_train.schema.shards import ShardsSettings
+from asr_train.schema.shards import Inputs, ShardsSettings
 
 __all__ = [
     "AdagradPlace",
@@ -116,6 +116,7 @@ __all__ = [
     "GrammarSettings",
     "GtcSettings",
     "Halving",
+    "Inputs",
     "IntakeSettings",
     "LangSettings",
     "LatticesSettings",

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from asr_train import files, jobs, schema
+from asr_train.checks import inputs_named
 from asr_train.schema import Precision, RunSettings
 from asr_train.shards.reader import Shards
 
@@ -23,6 +24,7 @@ def check_same_task(train_shards: Shards, dev_shards: Shards) -> None:
                 f"{train_shards.path} has {name} {ours} but {dev_shards.path} has {theirs}; "
                 "rerun the shards stage of both"
             )
+    check_same_inputs(train_shards, f"{dev_shards.path} has", dev_shards.about)
     if train_shards.about.get("lattices") != dev_shards.about.get("lattices"):
         raise ValueError(
             f"{train_shards.path} and {dev_shards.path} have lattices that were made otherwise; "
@@ -38,6 +40,21 @@ def check_same_task(train_shards: Shards, dev_shards: Shards) -> None:
                 f"{train_shards.path} has {name} {ours} but {dev_shards.path} has {theirs}; "
                 "rerun the shards stage of both"
             )
+
+
+def check_same_inputs(shards: Shards, other: str, about: dict[str, Any]) -> None:
+    """Raise ValueError unless a network, or another split, has the inputs of these shards.
+
+    Args:
+        other: for the message: what is compared, and a verb.
+        about: its entries; "fmllr" names the system whose adapted frames are read, none log-mel.
+    """
+    ours, theirs = (each.get("fmllr") for each in (shards.about, about))
+    if ours != theirs:
+        raise ValueError(
+            f"{shards.path} has {inputs_named(ours)} but {other} {inputs_named(theirs)}; run "
+            "make again, with the same shards.inputs for both"
+        )
 
 
 def identity(

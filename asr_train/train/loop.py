@@ -31,7 +31,12 @@ from asr_train.train.batched import Batched
 from asr_train.train.control import Controllers
 from asr_train.train.evaluate import evaluate
 from asr_train.train.feed import when
-from asr_train.train.identity import check_same_task, identity, same_bits_every_time
+from asr_train.train.identity import (
+    check_same_inputs,
+    check_same_task,
+    identity,
+    same_bits_every_time,
+)
 from asr_train.train.log import NoLog, RunLog, WorkerTotals, dev_row, epoch_line, say, train_row
 from asr_train.train.objective import objective_of
 from asr_train.train.schedule import Schedule, warning
@@ -88,6 +93,7 @@ def train(
     handed_over = None
     if initial is not None:
         source, handed_over = load_model(initial)
+        check_same_inputs(train_shards, f"{initial} was trained on", handed_over)
         hand_over(source, model)
     model.to(device)
     num_parameters = sum(p.numel() for p in model.parameters())

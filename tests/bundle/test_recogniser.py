@@ -4,6 +4,7 @@ import doctest
 import io
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,6 +60,19 @@ def test_any_format_rate_and_channel_gives_the_same_words(recogniser, speech, tm
     assert recogniser.transcribe(path).text == TEXT
     assert recogniser.transcribe(path, channel=1).text == TEXT
     assert recogniser.transcribe(io.BytesIO(path.read_bytes())).text == TEXT
+
+
+def test_one_recording_of_a_speaker_is_decoded_as_alone(recogniser, speech):
+    """And with another of the same voice, in the order given."""
+    found = recogniser.features(speech.samples_T, RATE)
+    other = recogniser.features(said("TWO SIX", seed=2).samples_T, RATE)
+    (alone,) = recogniser.transcribe_features([found])
+    assert replace(alone, search_seconds=0) == replace(
+        recogniser.transcribe(speech.samples_T, RATE), search_seconds=0
+    )
+    both = recogniser.transcribe_features([found, other])
+    assert [one.text for one in both] == [TEXT, "TWO SIX"]
+    assert recogniser.transcribe_features([]) == []
 
 
 def test_integers_are_samples_too(recogniser, speech):

@@ -55,6 +55,8 @@ def test_decode_prints_text_ctm_and_json(corpus, capsys):
     assert run("decode", "digits", *files) == 0
     text = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
     assert text == TEXTS
+    assert run("decode", "digits", "--speaker-folders", "--jobs", 1, *files) == 0
+    assert dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines()) == TEXTS
     out = corpus.parent / "all.ctm"
     assert run("decode", "digits", "-f", "ctm", "-o", out, *files) == 0
     ctm = read_ctm(out)

@@ -42,6 +42,9 @@ def test_scores_are_those_of_our_network(tmp_path, name):
         model.context_left + model.context_right,
         model.stride,
     )
+    save_model(tmp_path, model, {**about, **more, "fmllr": {"run": "sat", "sha256": "abc"}})
+    with pytest.raises(ValueError, match=r"fMLLR frames of sat .*, which another program cannot"):
+        export_onnx(saved, tmp_path / "other.onnx")
     model.eval()
     for batch, frames in ((1, context + 1), (3, context + 40)):
         feats_BTF = torch.randn(batch, frames, MELS)

@@ -1,19 +1,24 @@
-"""A first pass finds words; adaptation to them lowers the error rate."""
+"""A first pass finds words; adaptation to them lowers the error rate, also of a network."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from speakers import CONFIG, Speakers, system, trained
+import torch
+from speakers import CONFIG, DIMS, Speakers, system, trained
 from toy import toy_lang
 
 from asr_train.align.gmm import save_gmm
+from asr_train.align.speakers import load_speakers, write_speakers
 from asr_train.align.viterbi import transcripts
 from asr_train.decode import first
 from asr_train.decode.first import adapted, heard_line
 from asr_train.decode.posteriors import load_scorer
 from asr_train.decode.tune import middle, tune
 from asr_train.decode.words import ALIGNING, Choice, Effort, Recogniser, transcribe
+from asr_train.files import read_json, write_json
+from asr_train.model.store import build_model, save_model
+from asr_train.schema import ModelSettings, build
 from asr_train.score.words import WordErrors
 from asr_train.search.graph import Graph, decoding_graph
 
@@ -135,3 +140,73 @@ def test_until_it_is_adapted_it_scores_with_the_gaussians_of_unadapted_frames(sc
 
 def test_other_systems_have_nothing_to_adapt(models, new, lang):
     assert load_scorer(models["mono"], new, lang).adapt is None
+
+
+# --- networks over adapted frames ---------------------------------------------------------------
+
+DNN = {"layers": 1, "width": 8, "nonlinearity": "relu", "context_left": 1, "context_right": 1}
+
+
+@pytest.fixture(scope="module")
+def network(models, lang):
+    """A network of random weights, beside the system whose frames it reads."""
+    states, sat = lang.states, read_json(models["sat"])
+    settings = build(ModelSettings, {"dnn": DNN})
+    sizes = torch.zeros(DIMS), torch.ones(DIMS)
+    model = build_model(settings, DIMS, states.num_states, *sizes, seed=1)
+    torch.nn.init.normal_(model.layers[-1].weight, generator=torch.Generator().manual_seed(2))
+    about = {"run": "dnn", "model": {"dnn": DNN}, "priors": [1.0] * states.num_states}
+    about |= {"feats": sat["feats"], "norm": {"by": "none", "variance": False}}
+    about |= {"states_hash": states.hash, "states": states.plain()}
+    about |= {"self_loops": [0.5] * states.num_states}
+    about["fmllr"] = {"run": "sat", "sha256": sat["parts"][0]["sha256"]}
+    return save_model(models["sat"].parents[1] / "dnn", model, about)
+
+
+def test_a_network_is_adapted_as_its_system_would_be(network, scorer, lang, graph, new):
+    """The system decodes the first passes: no error of the network has a part in them."""
+    loaded = load_scorer(network, new, lang)
+    assert loaded.first.run == "sat"
+    net, about = adapted(loaded, lang, graph, CHOICE, EFFORT, new.utterances)
+    sat, same = adapted(scorer, lang, graph, CHOICE, EFFORT, new.utterances)
+    assert about["adapted"] == same["adapted"] == 3
+    assert net.speakers.matrices.keys() == {"new0", "new1", "new2"}
+    for name, matrix_DE in sat.speakers.matrices.items():
+        assert np.array_equal(net.speakers.matrices[name], matrix_DE)
+
+
+def test_a_network_scores_in_decoding_what_it_read_in_training(network, lang, new, tmp_path):
+    """Given the same words: through the alignments' file, or the system beside the network."""
+    said = transcripts(new.utterances)
+    decoding, _ = load_scorer(network, new, lang).adapt(said, lang, ALIGNING)
+    sat, _ = load_scorer(network, new, lang).first.adapt(said, lang, ALIGNING)
+    write_speakers(tmp_path / "fmllr", sat.speakers)
+    stored = load_speakers(tmp_path / "fmllr")
+    training = load_scorer(network, new, lang, stored)
+    for u in new.utterances[:8]:
+        assert np.array_equal(stored.read(new)(u), decoding.speakers.read(new)(u))
+        assert np.array_equal(training.score(u), decoding.score(u))
+    before = load_scorer(network, new, lang)  # unadapted frames
+    plain_frames = replace(stored, matrices={})
+    assert np.array_equal(before.score(u), load_scorer(network, new, lang, plain_frames).score(u))
+    assert not np.array_equal(before.score(u), decoding.score(u))
+
+
+def test_another_system_than_in_training_is_refused(network, models, new, lang, tmp_path):
+    about = read_json(network)
+    own = about["fmllr"]["sha256"]
+    for name in (network.name, about["file"]):
+        (tmp_path / "exp/dnn").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "exp/dnn" / name).write_bytes((network.parent / name).read_bytes())
+    copied = tmp_path / "exp/dnn/model.json"
+    with pytest.raises(FileNotFoundError, match=r"fMLLR frames of sat .* but .*/sat/model.json is"):
+        load_scorer(copied, new, lang)
+    other = read_json(models["sat"])
+    other["parts"][0]["sha256"] = "b" * 64
+    write_json(tmp_path / "exp/sat/model.json", other)
+    with pytest.raises(ValueError, match=f"trained on .*{own[:12]}.* has fMLLR .*bbbbbbbbbbbb"):
+        load_scorer(copied, new, lang)
+    write_json(copied, {name: about[name] for name in about if name != "fmllr"})
+    speakers = load_scorer(models["sat"], new, lang).speakers
+    with pytest.raises(ValueError, match="was trained on log-mel but is given fMLLR frames of sat"):
+        load_scorer(copied, new, lang, speakers)

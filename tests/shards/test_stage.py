@@ -8,12 +8,14 @@ import pytest
 import soundfile
 from lhotse import MonoCut, Recording, SupervisionSegment
 
+from asr_train.align.front import Front
+from asr_train.align.speakers import Speakers
 from asr_train.align.table import write_alignments
 from asr_train.align.viterbi import Aligned, Lost
 from asr_train.data.features import extract, open_feats, write_index
 from asr_train.files import write_jsonl, write_yaml
 from asr_train.lang.states import States
-from asr_train.schema import FeatsSettings, NormBy, NormSettings, plain
+from asr_train.schema import FeatsSettings, FrontSettings, NormBy, NormSettings, plain
 from asr_train.shards.reader import Shards
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "shards.py"
@@ -77,11 +79,12 @@ def aligned(states_T):
     return Aligned(states_T, np.zeros(len(states_T), np.int8), silence_N3, -1.0, False)
 
 
-def align(work, lost=(), states=states_of):
+def align(work, lost=(), states=states_of, speakers=None):
     utterances = open_feats(work / "feats/dev.jsonl.gz").utterances
     outcomes = [Lost("no path") if u.id in lost else aligned(states(u)) for u in utterances]
     about = {"model": "mono", "self_loops": [0.5] * NUM_STATES}
-    write_alignments(work / "ali/mono/dev.jsonl.gz", utterances, outcomes, FEATS, STATES, about)
+    manifest = work / "ali/mono/dev.jsonl.gz"
+    write_alignments(manifest, utterances, outcomes, FEATS, STATES, about, speakers)
 
 
 def stage(work):
@@ -118,6 +121,34 @@ def test_shards_hold_normalised_features_states_and_words(work):
     about |= {"states": STATES.plain()}
     assert shards.about == about | {"self_loops": [0.5] * shards.num_states}
     assert "7 utterances" in said
+
+
+@pytest.fixture
+def fmllr(work):
+    """Settings for frames of a speaker-adaptive system, of which one speaker is adapted."""
+    norm = {"by": "speaker", "variance": True}
+    write_yaml(work / "shards.yaml", {"utterances": 3, "norm": norm, "inputs": "fmllr"})
+    own = NormSettings(by=NormBy.speaker, variance=False)
+    matrix_DE = np.random.default_rng(0).standard_normal((8, 9))
+    front = Front(FrontSettings(num_ceps=4, deltas=1, norm=own))
+    return Speakers({"run": "sat", "sha256": "abc"}, front, {"s1": matrix_DE})
+
+
+def test_shards_of_adapted_frames_hold_what_decoding_reads(work, fmllr):
+    align(work, speakers=fmllr)
+    shards, feats = run(work), open_feats(work / "feats/dev.jsonl.gz")
+    samples, read = {s.id: s for s in shards.samples(None, 0, 1, 0)}, fmllr.read(feats)
+    for utterance in feats:
+        stored_TF = read(utterance).astype(np.float16).astype(np.float32)
+        assert np.array_equal(samples[utterance.id].feats_TF, stored_TF)
+    assert shards.about["fmllr"] == fmllr.system
+    assert shards.about["norm"] == {"by": "none", "variance": False}
+
+
+def test_without_transforms_there_are_no_adapted_frames(work, fmllr):
+    align(work)
+    with pytest.raises(ValueError, match=r"fmllr, but .*mono/dev.jsonl.gz has no speaker transf"):
+        run(work)
 
 
 def test_the_stored_order_is_not_that_of_the_manifest(work):

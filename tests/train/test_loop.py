@@ -394,6 +394,23 @@ def test_dropout_is_of_training_alone(splits, tmp_path):
     assert torch.equal(model(feats_BTF), model(feats_BTF))
 
 
+FMLLR = {"fmllr": {"run": "sat", "sha256": "abc"}}
+
+
+def test_inputs_of_another_kind_are_refused(splits, tmp_path):
+    """Another split's, and those that the network to begin with was trained on."""
+    both = [tiny.shards(tmp_path / f"{n}", seed=n, count=5, **FMLLR) for n in (1, 3)]
+    says = r"has log-mel but .* has fMLLR frames of sat \(SHA-256 abc...\)"
+    with pytest.raises(ValueError, match=says):
+        loop.train(tiny.settings(), splits[0], both[1], tmp_path / "run", CPU)
+    one = tiny.settings(epochs=1)
+    made = loop.train(one, *both, tmp_path / "run", CPU)
+    assert files.read_json(made)["fmllr"] == FMLLR["fmllr"]
+    loop.train(one, *both, tmp_path / "again", CPU, initial=made)
+    with pytest.raises(ValueError, match=r"has log-mel but .*model.json was trained on fMLLR"):
+        loop.train(one, *splits, tmp_path / "other", CPU, initial=made)
+
+
 @pytest.mark.parametrize("about", [{"states_hash": "other"}, {"norm": {"by": "speaker"}}])
 def test_splits_of_different_tasks_are_refused(splits, tmp_path, about):
     other = tiny.shards(tmp_path / "dev", seed=3, count=5, **about)
