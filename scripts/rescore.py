@@ -14,8 +14,9 @@ import asr_train.interrupt  # noqa: F401
 # isort: split
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 from asr_train.decode.kept import KeptLattices
 from asr_train.decode.rescore import Rescored, Rescorer, Reweighed, tune_rescoring
@@ -44,6 +45,7 @@ def tune(
         [transcripts[row["id"]] for row in split.rows],
         settings.rescore_lm_weights,
         settings.rescore_penalties,
+        settings.rescore_mbr,
         load_normaliser(load(NormaliserSettings, normaliser)),
     )
     errors = dict(tried)[best]
@@ -52,7 +54,8 @@ def tune(
     chosen = {"run": run, "of": split.header["run"], **asdict(best), "wer": errors.rate}
     write_json(output, {**chosen, "at_end": at_end, "tried": rows})
     return (
-        f"rescore: {run}: LM weight {best.lm_weight:g}, penalty {best.penalty:g}: "
+        f"rescore: {run}: LM weight {best.lm_weight:g}, penalty {best.penalty:g}, "
+        f"{'least expected errors' if best.mbr else 'best path'}: "
         f"{errors.rate:.2%} WER on {split.header['split']} (of {len(tried)} choices)"
         + "".join(f"; the best of decode.{name} is at its end" for name in at_end)
     )
@@ -64,16 +67,17 @@ def apply(hyp: str, tuned: str, language: str, models: str, output: str) -> str:
     header = split.header
     if chosen["of"] != header["run"]:
         raise ValueError(f"{tuned} is of the run {chosen['of']} but {hyp} is of {header['run']}")
-    best = Reweighed(chosen["lm_weight"], chosen["penalty"])
+    best = Reweighed(*(chosen[each.name] for each in fields(Reweighed)))
     rows, narrower = [], []
-    for row, ((found,), seconds) in zip(split.rows, split.rescored([best]), strict=True):
+    for row, ((found,), seconds) in zip(split.rows, split.rescored([best], True), strict=True):
         if found.narrowed:
             narrower.append(found.beam)
         rows.append(
             {
                 **row,
                 "words": found.words,
-                "words_at": row["words_at"] if found.words == row["words"] else None,
+                "words_at": times(row, found),
+                "confidences": [round(c, 4) for c in found.confidences or []],
                 "graph_cost": found.cost - found.acoustic_cost,
                 "acoustic_cost": found.acoustic_cost,
                 "seconds": round(row["seconds"] + seconds, 4),
@@ -96,6 +100,14 @@ def apply(hyp: str, tuned: str, language: str, models: str, output: str) -> str:
             else ""
         )
     )
+
+
+def times(row: dict[str, Any], found: Rescored) -> list[list[Any]] | None:
+    """Return a row's words with times and new confidences; None if others are found."""
+    if found.words != row["words"] or row["words_at"] is None:
+        return None
+    pairs = zip(row["words_at"], found.confidences or [], strict=True)
+    return [[*word_at[:3], round(sure, 4)] for word_at, sure in pairs]
 
 
 class Split:
@@ -126,13 +138,16 @@ class Split:
         names, weight = lang.lexicon.words, self.header["lm_weight"]
         self._rescorer = Rescorer(names, read_arpa(lang.arpa), read_arpa(big), weight)
 
-    def rescored(self, choices: list[Reweighed]) -> Iterator[tuple[list[Rescored], float]]:
+    def rescored(
+        self, choices: list[Reweighed], confidences: bool = False
+    ) -> Iterator[tuple[list[Rescored], float]]:
         """Yield each utterance's result per choice, and seconds, in worker processes."""
 
         def one(number: int) -> tuple[list[Rescored], float]:
             start = time.perf_counter()
             lattices = self._lattices.of(number, self.rows[number]["pieces"])
-            return self._rescorer(lattices, choices), time.perf_counter() - start
+            found = self._rescorer(lattices, choices, confidences)
+            return found, time.perf_counter() - start
 
         numbers = range(len(self.rows))
         yield from parallel_map(one, numbers, f"rescoring {self.header['run']}")

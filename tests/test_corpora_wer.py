@@ -104,6 +104,11 @@ def test_a_recipe_goes_from_its_corpus_to_word_error_rates(recipe, tmp_path, pyt
         assert 0 <= int(errors) < int(words)  # some words are recognised
         assert f"| {run} | {split} | {rate} |" in table
         assert rate in page
+    for run, split in wanted:
+        if run.endswith("-rescored"):
+            about, *hyps = read_jsonl(work / f"exp/{run}/hyp.{split}.jsonl")
+            assert about["narrowed"] == 0
+            assert all(len(h["confidences"]) == len(h["words"]) for h in hyps)
     assert not re.search(
         r"scripts/(?!resolve|recordings)\w+\.py", make(recipe, "-n", *asked, "table")
     )

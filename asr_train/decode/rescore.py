@@ -15,6 +15,8 @@ from asr_train.lang.arpa import NgramModel
 from asr_train.score.normalise import Normaliser
 from asr_train.score.words import WordErrors
 from asr_train.search.lattice import Lattice
+from asr_train.search.mbr import ROUNDS, decide
+from asr_train.search.posterior import posterior
 from asr_train.search.rescore import Model, expanded
 
 
@@ -24,6 +26,7 @@ class Reweighed:
 
     lm_weight: float
     penalty: float  # nats per word, in addition to the graph's
+    mbr: bool = False  # the words of least expected errors, not those of the best path
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,8 @@ class Rescored:
     """The words of an utterance under the larger model.
 
     Attributes:
-        cost, acoustic_cost: nats; as `search.rescore.Path`, summed over pieces.
+        cost, acoustic_cost: of the best path, nats; as `search.rescore.Path`, summed over pieces.
+        confidences: of the words, from the posterior under the larger model; None if not wanted.
         beam: the narrowest of the lattices; nats. It is the search's unless expansions were too
             large.
         narrowed: number of lattices that were narrowed.
@@ -40,6 +44,7 @@ class Rescored:
     words: list[str]
     cost: float
     acoustic_cost: float
+    confidences: list[float] | None
     beam: float
     narrowed: int
 
@@ -60,10 +65,14 @@ class Rescorer:
         self._old, self._new = Model.of(old, names), Model.of(new, names)
 
     def __call__(
-        self, lattices: Sequence[Lattice | None], choices: Sequence[Reweighed]
+        self,
+        lattices: Sequence[Lattice | None],
+        choices: Sequence[Reweighed],
+        confidences: bool = False,
     ) -> list[Rescored]:
         """Rescore an utterance's pieces, each a sentence of its own; one result per choice."""
         words: list[list[str]] = [[] for _ in choices]
+        sure: list[list[float]] = [[] for _ in choices]
         costs_C2 = np.zeros((len(choices), 2))
         beam, narrower = np.inf, 0
         for lattice in lattices:
@@ -74,11 +83,22 @@ class Rescorer:
             narrower += found.lattice is not lattice
             for i, choice in enumerate(choices):
                 path = found.best(choice.lm_weight, choice.penalty)
-                words[i] += [self._names[k - 1] for k in path.words]
+                said = path.words
+                if choice.mbr or confidences:
+                    beam_here = found.lattice.beam
+                    paths = posterior(found, choice.lm_weight, choice.penalty, beam_here)
+                    decision = decide(paths, said, ROUNDS if choice.mbr else 0)
+                    said = decision.words
+                    sure[i] += decision.confidences
+                words[i] += [self._names[k - 1] for k in said]
                 costs_C2[i] += path.cost, path.acoustic_cost
         return [
-            Rescored(said, cost, acoustic_cost, float(beam), narrower)
-            for said, (cost, acoustic_cost) in zip(words, costs_C2.tolist(), strict=True)
+            Rescored(
+                said, cost, acoustic_cost, each if confidences else None, float(beam), narrower
+            )
+            for said, each, (cost, acoustic_cost) in zip(
+                words, sure, costs_C2.tolist(), strict=True
+            )
         ]
 
 
@@ -87,12 +107,14 @@ def tune_rescoring(
     transcripts: Sequence[str],
     weights: list[float],
     penalties: list[float],
+    mbr: list[bool],
     normaliser: Normaliser,
 ) -> tuple[Reweighed, list[tuple[Reweighed, WordErrors]], list[str]]:
     """Choose the weight and penalty with the fewest errors.
 
     All pairs are tried. Of pairs that tie, the one nearest to their mean is taken; a list whose end
-    is best is extended, as in `decode.tune`.
+    is best is extended, as in `decode.tune`. Then the best pair is tried with each of `mbr`; of
+    ties, False is taken.
 
     Args:
         search: returns each utterance's words by choice, in the order of the transcripts.
@@ -115,8 +137,8 @@ def tune_rescoring(
     axes = {"rescore_lm_weights": sorted(weights), "rescore_penalties": sorted(penalties)}
     longest = {name: len(values) + GROWN for name, values in axes.items()}
     while True:
-        pairs = [Reweighed(*pair) for pair in itertools.product(*axes.values())]
-        try_all([pair for pair in pairs if pair not in tried])
+        grid = [Reweighed(weight, nats) for weight, nats in itertools.product(*axes.values())]
+        try_all([choice for choice in grid if choice not in tried])
         chosen = _middle(axes, tried)
         ends = {
             name: at
@@ -125,7 +147,10 @@ def tune_rescoring(
         }
         growing = {name: at for name, at in ends.items() if len(axes[name]) < longest[name]}
         if not growing:
-            best = Reweighed(*(v[at] for v, at in zip(axes.values(), chosen, strict=True)))
+            weight, nats = (v[at] for v, at in zip(axes.values(), chosen, strict=True))
+            last = [Reweighed(weight, nats, each) for each in sorted(set(mbr))]
+            try_all([choice for choice in last if choice not in tried])
+            best = min(last, key=lambda choice: tried[choice].errors)
             return best, list(tried.items()), list(ends)
         for name, at in growing.items():
             extend(axes[name], at, name == "rescore_lm_weights")

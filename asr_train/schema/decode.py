@@ -1,6 +1,6 @@
 """Search, and tuning on DEV: conf/decode."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from asr_train.schema.fields import SettingsError, at, not_negative, positive
 
@@ -22,6 +22,7 @@ class DecodeSettings:
     lattice_beam: float
     rescore_lm_weights: list[float]
     rescore_penalties: list[float]
+    rescore_mbr: list[bool] = field(default_factory=lambda: [False])
 
     def __post_init__(self) -> None:
         positive(beam=self.beam, max_active=self.max_active)
@@ -44,6 +45,7 @@ class DecodeSettings:
             "lm_weights",
             "rescore_lm_weights",
             "rescore_penalties",
+            "rescore_mbr",
         ):
             if not getattr(self, name):
                 raise SettingsError(f"{at(name)} is empty; it needs at least one value")

@@ -8,8 +8,8 @@ import numba
 import numpy as np
 from kaldialign import edit_distance
 
-from asr_train.search.hashing import doubled, rehashed, slot
 from asr_train.search.lattice import Lattice, Sentence, sentence_of
+from asr_train.search.tables import doubled, pop, push, rehashed, slot
 
 MAX_WORK = 2_000_000  # partial paths of an n-best search, of at most 200 bytes each
 ROUNDING = 1e-6  # nats
@@ -111,32 +111,6 @@ def list_oracle(sentences: Sequence[Sentence], reference: Sequence[int]) -> Edit
 
 
 @numba.njit(cache=True, nogil=True)
-def _push(heap: Any, keys: Any, size: int, key: float, item: int) -> None:
-    at = size
-    while at and keys[(at - 1) // 2] > key:
-        heap[at], keys[at] = heap[(at - 1) // 2], keys[(at - 1) // 2]
-        at = (at - 1) // 2
-    heap[at], keys[at] = item, key
-
-
-@numba.njit(cache=True, nogil=True)
-def _pop(heap: Any, keys: Any, size: int) -> int:
-    """Remove the item with the smallest key from a heap of `size`."""
-    top: int = heap[0]
-    item, key, at = heap[size - 1], keys[size - 1], 0
-    while 2 * at + 1 < size - 1:
-        child = 2 * at + 1
-        if child + 1 < size - 1 and keys[child + 1] < keys[child]:
-            child += 1
-        if keys[child] >= key:
-            break
-        heap[at], keys[at] = heap[child], keys[child]
-        at = child
-    heap[at], keys[at] = item, key
-    return top
-
-
-@numba.njit(cache=True, nogil=True)
 def _astar(
     arcs_A: Any, first_N: Any, final_N: Any, to_end_N: Any, count: int, beam: float, max_work: int
 ) -> Any:
@@ -158,7 +132,7 @@ def _astar(
     limit = to_end_N[0] + beam
     found = [np.empty(0, np.int64) for _ in range(0)]
     while waiting and len(found) < count:
-        p = _pop(heap, keys, waiting)
+        p = pop(heap, keys, waiting)
         waiting -= 1
         node, words = node_P[p], words_P[p]
         key = np.int64(words) << 32 | np.int64(node)
@@ -191,7 +165,7 @@ def _astar(
         if cost_P[p] + final_N[node] <= limit:
             node_P[paths], words_P[paths], from_P[paths], arc_P[paths] = end, words, p, -1
             cost_P[paths] = cost_P[p] + final_N[node]
-            _push(heap, keys, waiting, cost_P[paths], paths)
+            push(heap, keys, waiting, cost_P[paths], paths)
             paths, waiting = paths + 1, waiting + 1
         for a in range(first_N[node], first_N[node + 1]):
             arc = arcs_A[a]
@@ -219,7 +193,7 @@ def _astar(
                 a,
             )
             cost_P[paths] = cost
-            _push(heap, keys, waiting, cost + to_end_N[arc.target], paths)
+            push(heap, keys, waiting, cost + to_end_N[arc.target], paths)
             paths, waiting = paths + 1, waiting + 1
     return found, True
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from asr_train.lang.arpa import UNKNOWN, NgramModel
 from asr_train.lang.histories import Histories, advance
-from asr_train.search.hashing import doubled, rehashed, slot
 from asr_train.search.lattice import Lattice, narrowed
+from asr_train.search.tables import doubled, rehashed, slot
 
 MAX_ARCS = 50_000_000  # of an expansion; about 5 bytes each
 NARROWING = 0.75  # factor of the lattice's beam while its expansion has more

@@ -1,5 +1,6 @@
 """A larger language model replaces the small one in lattices; its weight is chosen on DEV."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -66,7 +67,7 @@ def test_pieces_are_sentences_and_one_where_nothing_was_found_is_empty():
     choice = Reweighed(1.0, 0.0)
     (one,) = RESCORER([lattice_of()], [choice])
     (both,) = RESCORER([lattice_of(), None, lattice_of()], [choice])
-    assert both == Rescored(one.words * 2, 2 * one.cost, 2 * one.acoustic_cost, 8.0, 0)
+    assert both == Rescored(one.words * 2, 2 * one.cost, 2 * one.acoustic_cost, None, 8.0, 0)
     (none,) = RESCORER([None], [choice])
     assert (none.words, none.cost) == ([], 0.0)
 
@@ -81,7 +82,9 @@ PENALTY = -0.5
 def test_the_weight_with_the_fewest_errors_is_chosen():
     weights = [LEAST * factor for factor in (0.2, 0.6, 1.5, 3.0)]
     search = searching(lattice_of(), lattice_of())
-    best, tried, at_end = tune_rescoring(search, ["A B", "a b"], weights, [-0.01, 0, 0.01], PLAIN)
+    best, tried, at_end = tune_rescoring(
+        search, ["A B", "a b"], weights, [-0.01, 0, 0.01], [False], PLAIN
+    )
     errors = {(c.lm_weight, c.penalty): e.errors for c, e in tried}
     assert errors[weights[0], 0] == 2
     assert errors[best.lm_weight, best.penalty] == 0
@@ -91,7 +94,7 @@ def test_the_weight_with_the_fewest_errors_is_chosen():
 
 def test_lists_of_rescoring_grow_where_their_end_is_the_best():
     best, tried, at_end = tune_rescoring(
-        searching(lattice_of()), ["A B"], [LEAST / 100], [2 * PENALTY, 0.0], PLAIN
+        searching(lattice_of()), ["A B"], [LEAST / 100], [2 * PENALTY, 0.0], [False], PLAIN
     )
     errors = {c.penalty: e.errors for c, e in tried}
     assert errors == {0.0: 1, -1.0: 0, -2.0: 0, -3.0: 0}
@@ -103,7 +106,36 @@ def test_a_list_of_weights_grows_by_its_factor():
     """In the second list, A B is best from a weight of four times as much on."""
     search = searching(lattice_of(), lattice_of((10.0, 12.0, 100.0)))
     weights = [3 * LEAST, 6 * LEAST]
-    best, tried, at_end = tune_rescoring(search, ["A B", "A B"], weights, [0.0], PLAIN)
+    best, tried, at_end = tune_rescoring(search, ["A B", "A B"], weights, [0.0], [False], PLAIN)
     assert [e.errors for _, e in tried] == [1, 0, 0]
     assert sorted(c.lm_weight / LEAST for c, _ in tried) == pytest.approx([3, 6, 12], rel=1e-3)
     assert (best.lm_weight / LEAST, at_end) == (pytest.approx(6, rel=1e-3), [])
+
+
+# --- least expected errors ----------------------------------------------------------------------
+
+
+def test_words_of_least_expected_errors_have_confidences_of_the_posterior():
+    """A, A B and B at costs of 0, 0.1 and 0.2 nats: without a B there are the fewest errors."""
+    near = lattice_of((10.0, 10.1, 10.2))
+    choices = [Reweighed(0.0, 0.0), Reweighed(0.0, 0.0, mbr=True)]
+    share_P = np.exp([0.0, -0.1, -0.2]) / np.exp([0.0, -0.1, -0.2]).sum()
+    for found in RESCORER([near], choices, confidences=True):
+        assert found.words == ["A"]
+        assert found.confidences == pytest.approx([share_P[0] + share_P[1]], abs=1e-5)
+    choices = [dataclasses.replace(choice, penalty=-0.15) for choice in choices]  # A B is cheapest
+    best, decided = RESCORER([near], choices)
+    assert (best.words, best.confidences) == (["A", "B"], None)
+    assert decided.cost == best.cost
+
+
+@pytest.mark.parametrize("said, errors", [("A B", (1, 0)), ("A", (0, 1))])
+def test_least_expected_errors_are_chosen_where_dev_has_fewer_errors(said, errors):
+    def search(choices):
+        yield [["A", "B"] if choice.mbr else ["A"] for choice in choices]
+
+    best, tried, _ = tune_rescoring(search, [said], [1.0], [0.0], [True, False], PLAIN)
+    assert tuple(e.errors for _, e in tried) == errors
+    assert best.mbr == (errors[1] < errors[0])
+    best, _, _ = tune_rescoring(search, ["C"], [1.0], [0.0], [False, True], PLAIN)
+    assert not best.mbr

@@ -1,4 +1,4 @@
-"""Compiled open hash tables and growing arrays: int64 keys -> int32 values."""
+"""Compiled hash tables (int64 keys, int32 values), heaps and growing arrays."""
 
 from typing import Any
 
@@ -35,3 +35,30 @@ def doubled(array: Any) -> Any:
     new = np.empty(2 * len(array), array.dtype)
     new[: len(array)] = array
     return new
+
+
+@numba.njit(cache=True, nogil=True)
+def push(heap: Any, keys: Any, size: int, key: float, item: int) -> None:
+    """Add an item to a heap of `size`, whose arrays have room for it."""
+    at = size
+    while at and keys[(at - 1) // 2] > key:
+        heap[at], keys[at] = heap[(at - 1) // 2], keys[(at - 1) // 2]
+        at = (at - 1) // 2
+    heap[at], keys[at] = item, key
+
+
+@numba.njit(cache=True, nogil=True)
+def pop(heap: Any, keys: Any, size: int) -> int:
+    """Remove the item with the smallest key from a heap of `size`."""
+    top: int = heap[0]
+    item, key, at = heap[size - 1], keys[size - 1], 0
+    while 2 * at + 1 < size - 1:
+        child = 2 * at + 1
+        if child + 1 < size - 1 and keys[child + 1] < keys[child]:
+            child += 1
+        if keys[child] >= key:
+            break
+        heap[at], keys[at] = heap[child], keys[child]
+        at = child
+    heap[at], keys[at] = item, key
+    return top
