@@ -53,8 +53,13 @@ class States:
             raise ValueError("the states have a tree of another program, or HMMs, but not both")
         if self.hmms is None:
             ours = [self.positions(p) for p in range(len(self.phones))]
+        elif len(self.hmms.topology_P) != len(self.phones):
+            raise ValueError(
+                f"there are HMMs of {len(self.hmms.topology_P)} phones but {len(self.phones)} "
+                "phones; import the states again"
+            )
         else:
-            ours = [*map(self.hmms.classes, range(len(self.hmms.topology_P))), 0]  # and the edge
+            ours = [*map(self.hmms.classes, range(len(self.phones))), 0]  # and the edge
         trees = (self.tree.root_PJ >= 0).sum(1).tolist()
         if trees != ours:
             raise ValueError(
