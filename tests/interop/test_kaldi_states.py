@@ -240,6 +240,11 @@ def test_another_optional_silence_is_renamed(tmp_path):
     states = states_of(tmp_path, tmp_path)
     assert states.phones == ("SIL", "A", "B")
     assert states.of("SIL") == [5, 6, 7]
+    (tmp_path / "lexicon.txt").write_text("<PAUSE> sil\n")
+    assert lexicon_of(tmp_path / "lexicon.txt", states, ["<PAUSE>"]).silent == 1
+    (tmp_path / "tree").unlink()
+    with pytest.raises(ValueError, match=r"tree is missing; a model's folder has tree and final"):
+        states_of(tmp_path, tmp_path)
     assert (states.phone_states, states.silence_states) == (3, 3)  # A may last 0, 3, 4
 
 
