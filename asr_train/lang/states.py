@@ -130,7 +130,7 @@ class States:
             ValueError: if a tree and transitions of another program do not go together.
         """
         if self.hmms is None or self.tree is None:
-            return Hmm.left_to_right(self.ids(left, phone, right))
+            return Hmm.left_to_right(tuple(self.ids(left, phone, right)))
         classes = range(self.hmms.classes(phone))
         return self.hmms.of(phone, tuple(self.tree.find(left, phone, right, j) for j in classes))
 
