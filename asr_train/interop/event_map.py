@@ -198,17 +198,14 @@ class _Conversion:
 
     def tree(self, classes: Sequence[int]) -> Tree:
         root_PJ = np.full((len(self._phones) + 1, max(classes)), NONE, np.int32)
-        roots: dict[tuple[int, int], int] = {}
+        sharing: dict[tuple[int, int], list[int]] = {}  # node and class -> phones
         for p, count in enumerate(classes):
             for j in range(count):
-                key = self._resolved(self._map.root, j, p), j
-                if key not in roots:
-                    sharing = {q for q, n in enumerate(classes) if j < n}
-                    same_P = np.array([q in sharing for q in range(len(self._phones) + 1)])
-                    for q in sharing:
-                        same_P[q] = self._resolved(self._map.root, j, q) == key[0]
-                    roots[key] = self._grown(*key, same_P)
-                root_PJ[p, j] = roots[key]
+                sharing.setdefault((self._resolved(self._map.root, j, p), j), []).append(p)
+        for (place, j), phones in sharing.items():
+            centre_P = np.zeros(len(self._value_P), bool)
+            centre_P[phones] = True
+            root_PJ[phones, j] = self._grown(place, j, centre_P)
         question_N, side_N, yes_N, no_N, leaf_N = np.array(self._rows, np.int32).T
         width = len(self._value_P)
         questions_QP = np.array([np.frombuffer(key, bool) for key in self._questions], bool)

@@ -42,6 +42,12 @@ def states_of(model_dir: Path | str, lang_dir: Path | str) -> States:
             used here; names the phone.
     """
     model_dir, lang_dir = Path(model_dir), Path(lang_dir)
+    for path in (model_dir / "final.mdl", model_dir / "tree", lang_dir / "phones.txt"):
+        if not path.is_file():
+            raise ValueError(
+                f"{path} is missing; a model's folder has tree and final.mdl (or a link to it), a "
+                "lang dir has phones.txt"
+            )
     model = read_transition_model(model_dir / "final.mdl")
     phones = _phones(lang_dir, model)
     numbers = list(phones.values())
@@ -330,6 +336,7 @@ def lexicon_of(path: Path | str, states: States, wanted: Iterable[str]) -> Found
         if word not in asked:
             continue
         pron = _in_positions(tuple(phones), names)
+        pron = tuple(SILENCE if p not in names and p.upper() == SILENCE else p for p in pron)
         if unknown := [phone for phone in pron if phone not in names]:
             raise ValueError(
                 f"{path}, line {number}: the model has no phone {unknown[0]}, with or without "

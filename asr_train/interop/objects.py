@@ -6,6 +6,7 @@ a size is believed only as far as the file goes. Knows nothing of what the objec
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,7 @@ class Objects:
         if self.binary:
             return self._vector("<i4", self._taken(1), INT)
         self.expect("[")
-        return np.array([self.whole(word) for word in self._until_closed()], np.int32)
+        return np.fromiter(map(self.whole, self._until_closed()), np.int32)
 
     def float32s(self) -> np.ndarray:
         """Read a vector of real numbers: float32 [n]."""
@@ -94,7 +95,7 @@ class Objects:
             numbers = self._vector(kind, self._taken(1), INT)
         else:
             self.expect("[")
-            numbers = np.array([self._real(word) for word in self._until_closed()])
+            numbers = np.fromiter(map(self._real, self._until_closed()), np.float64)
         with np.errstate(over="ignore"):  # a number too large becomes infinite
             return numbers.astype(np.float32)
 
@@ -131,11 +132,9 @@ class Objects:
             raise self.damaged(f"a vector of {count} numbers, but the file has room for {left}")
         return np.frombuffer(self._taken(count * np.dtype(dtype).itemsize), dtype)
 
-    def _until_closed(self) -> list[str]:
-        words = []
+    def _until_closed(self) -> Iterator[str]:
         while (word := self.token()) != "]":
-            words.append(word)
-        return words
+            yield word
 
     def _real(self, word: str) -> float:
         try:

@@ -14,7 +14,7 @@ import numpy as np
 from asr_train.interop.objects import Objects
 
 NONE = -1  # no pdf-class, no pdf-id
-MOST_CLASSES = 64  # of a phone; Kaldi's silence has 5
+MOST = 127  # HMM states of a phone; paths store positions as int8. Kaldi's silence has 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,16 +256,15 @@ def _binary(objects: Objects) -> tuple[list[Entry], dict[int, int]]:
 def _check_entry(objects: Objects, phone: int, entry: Entry) -> None:
     """Check what Kaldi's HmmTopology::Check does."""
     where = f"the topology of phone {phone}"
-    if len(entry) < 2 or entry[-1].ways or entry[-1].enters != NONE:
+    if not 2 <= len(entry) <= MOST + 1 or entry[-1].ways or entry[-1].enters != NONE:
         raise objects.damaged(
-            f"{where} has {len(entry)} states; it must have at least two, of which only the last "
-            "one emits nothing and has no transitions"
+            f"{where} has {len(entry)} states; it must have 2 to {MOST + 1}, of which the last one "
+            "emits nothing and has no transitions"
         )
     classes = {c for s in entry if s.enters != NONE for c in (s.enters, s.repeats)}
-    if classes != set(range(len(classes))) or not 1 <= len(classes) <= MOST_CLASSES:
+    if not classes or classes != set(range(len(classes))):
         raise objects.damaged(
-            f"{where} has the pdf-classes {sorted(classes)[:9]}; they must count from 0, to at "
-            f"most {MOST_CLASSES - 1}"
+            f"{where} has the pdf-classes {sorted(classes)[:9]}; they must count from 0"
         )
     for j, state in enumerate(entry):
         targets = [to for to, _ in state.ways]

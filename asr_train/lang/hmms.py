@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,10 +36,10 @@ class Hmm:
     stay: tuple[float, ...] | None = None
 
     @staticmethod
-    def left_to_right(ids: list[int]) -> "Hmm":
+    @lru_cache(maxsize=100_000)  # made for every phone of every transcript
+    def left_to_right(ids: tuple[int, ...]) -> "Hmm":
         """Return an HMM with a self-loop and one way out per state."""
-        ways = tuple((j, j + 1, 0.0) for j in range(len(ids)))
-        return Hmm(tuple(ids), tuple(ids), ways)
+        return Hmm(ids, ids, tuple((j, j + 1, 0.0) for j in range(len(ids))))
 
 
 @dataclass(frozen=True, slots=True)

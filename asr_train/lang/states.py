@@ -53,8 +53,13 @@ class States:
             raise ValueError("the states have a tree of another program, or HMMs, but not both")
         if self.hmms is None:
             ours = [self.positions(p) for p in range(len(self.phones))]
+        elif len(self.hmms.topology_P) != len(self.phones):
+            raise ValueError(
+                f"there are HMMs of {len(self.hmms.topology_P)} phones but {len(self.phones)} "
+                "phones; import the states again"
+            )
         else:
-            ours = [*map(self.hmms.classes, range(len(self.hmms.topology_P))), 0]  # and the edge
+            ours = [*map(self.hmms.classes, range(len(self.phones))), 0]  # and the edge
         trees = (self.tree.root_PJ >= 0).sum(1).tolist()
         if trees != ours:
             raise ValueError(
@@ -125,7 +130,7 @@ class States:
             ValueError: if a tree and transitions of another program do not go together.
         """
         if self.hmms is None or self.tree is None:
-            return Hmm.left_to_right(self.ids(left, phone, right))
+            return Hmm.left_to_right(tuple(self.ids(left, phone, right)))
         classes = range(self.hmms.classes(phone))
         return self.hmms.of(phone, tuple(self.tree.find(left, phone, right, j) for j in classes))
 

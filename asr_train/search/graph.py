@@ -196,18 +196,17 @@ def transition_costs(
     return self_loop_scale * -np.log1p(-p_S), self_loop_scale * -np.log(p_S)
 
 
-def hmm_costs(
-    hmm: Hmm, enter_S: np.ndarray, stay_S: np.ndarray, self_loop_scale: float = 1.0
-) -> tuple[np.ndarray, np.ndarray]:
+def hmm_costs(hmm: Hmm, enter_S: np.ndarray, stay_S: np.ndarray) -> tuple[list[float], list[float]]:
     """Return the costs of entering and of staying in each HMM state of a phone, in nats.
 
     Args:
         enter_S, stay_S: `transition_costs` of the model, for HMMs that have no own probabilities.
     """
     if hmm.stay is None:
-        ids = list(hmm.entered)
-        return enter_S[ids], stay_S[ids]
-    return own_costs(np.array(hmm.stay), self_loop_scale)
+        ids = hmm.entered  # few: faster one by one
+        return [enter_S.item(s) for s in ids], [stay_S.item(s) for s in ids]
+    enter_J, stay_J = own_costs(np.array(hmm.stay), 1.0)
+    return enter_J.tolist(), stay_J.tolist()
 
 
 def own_costs(stay_J: np.ndarray, self_loop_scale: float) -> tuple[np.ndarray, np.ndarray]:

@@ -80,26 +80,29 @@ def transcript_graph(
     for n, (place, left, right) in enumerate(nodes):
         hmm = states.hmm(left, places[place].phone, right)
         enter_J, stay_J = hmm_costs(hmm, *costs)
-        label_J, last_J = [], []
+        begin, label_J, last_J = len(state), [], []  # the labels of a visit's first and last frame
         for j, (entered, repeated) in enumerate(zip(hmm.entered, hmm.repeated, strict=True)):
-            own = [entered] if repeated in (entered, NONE) else [entered, repeated]
-            labels = range(len(state) + 1, len(state) + 1 + len(own))
-            state += own
-            position += [j] * len(own)
-            owner += [n] * len(own)
+            state.append(entered)
+            position.append(j)
+            label_J.append(len(state))
+            if repeated not in (entered, NONE):
+                state.append(repeated)
+                position.append(j)
+                rows.append((len(state) - 1, len(state), 0, stay_J[j], len(state)))
             if repeated != NONE:
-                rows += [(label, labels[-1], 0, stay_J[j], labels[-1]) for label in labels]
-            label_J.append(labels[0])
-            last_J.append(labels)
+                rows.append((len(state), len(state), 0, stay_J[j], len(state)))
+            last_J.append(len(state))
+        owner += [n] * (len(state) - begin)
         heads.append((label_J[0], enter_J[0]))
-        tails.append([])
+        ends = []
         for source, target, cost in hmm.ways:
-            for label in last_J[source]:
+            for label in range(label_J[source], last_J[source] + 1):
                 if target == len(label_J):
-                    tails[n].append((label, cost))
+                    ends.append((label, cost))
                 else:
                     there = label_J[target]
                     rows.append((label, there, 0, cost + enter_J[target], there))
+        tails.append(ends)
     final_N = np.full(len(state) + 1, np.inf, np.float32)
     for source, target, cost in arcs:
         for tail, end_cost in [(0, 0.0)] if source == END else tails[source]:

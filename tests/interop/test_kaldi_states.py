@@ -240,6 +240,11 @@ def test_another_optional_silence_is_renamed(tmp_path):
     states = states_of(tmp_path, tmp_path)
     assert states.phones == ("SIL", "A", "B")
     assert states.of("SIL") == [5, 6, 7]
+    (tmp_path / "lexicon.txt").write_text("<PAUSE> sil\n")
+    assert lexicon_of(tmp_path / "lexicon.txt", states, ["<PAUSE>"]).silent == 1
+    (tmp_path / "tree").unlink()
+    with pytest.raises(ValueError, match=r"tree is missing; a model's folder has tree and final"):
+        states_of(tmp_path, tmp_path)
     assert (states.phone_states, states.silence_states) == (3, 3)  # A may last 0, 3, 4
 
 
@@ -294,6 +299,7 @@ def test_changed_states_are_refused(tmp_path):
         (lambda c: c["states"]["hmms"]["transitions"][0].__setitem__(0, 9), "row 0 of the trans"),
         (lambda c: c["states"]["hmms"].pop("topology"), "cannot be read .KeyError.'topology'"),
         (lambda c: c["states"]["hmms"]["topologies"][0][1].__setitem__(2, [0, 1]), "first state"),
+        (lambda c: c["states"]["phones"].pop(), "HMMs of 3 phones but 2 phones"),
         (lambda c: c["states"].pop("hmms"), "tree of another program, or HMMs, but not both"),
         (lambda c: c.update(format=0), "is no list of states in format 1"),
     ]:

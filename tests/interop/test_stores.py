@@ -7,14 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 from interop.made import cut_of, noise
+from interop.made_objects import write_model
 from lhotse import CutSet
 
 from asr_train.align.table import open_ali
 from asr_train.compose import settings
 from asr_train.data.features import extract, open_feats, write_index
+from asr_train.decode.posteriors import load_scorer
 from asr_train.files import write_jsonl
 from asr_train.interop.ark import write_int_vectors, write_matrices
-from asr_train.interop.stores import ali_out, feats_out, import_ali, import_feats, self_loops
+from asr_train.interop.kaldi_states import states_of
+from asr_train.interop.stores import (
+    ali_out,
+    feats_out,
+    import_ali,
+    import_feats,
+    import_scores,
+    self_loops,
+)
 from asr_train.schema import NormBy, NormSettings
 
 FEATS = dataclasses.replace(settings("dnn", []).feats, sample_rate=8000, low_hz=20, high_hz=0)
@@ -180,3 +190,54 @@ def test_missing_alignments_are_lost_by_name(feats, tmp_path):
     rows = (tmp_path / "ali" / "dev.status.tsv").read_text().splitlines()[1:]
     assert [row.split("\t")[1] for row in rows] == ["ok", "lost", "ok"]
     assert math.isnan(float(rows[0].split("\t")[3]))  # it is known only to the aligner
+
+
+# --- scores -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def yesno(tmp_path):
+    write_model(tmp_path / "yesno", "yesno")
+    return states_of(tmp_path / "yesno", tmp_path / "yesno")
+
+
+def test_scores_of_a_network_are_looked_up(feats, yesno, tmp_path):
+    rng = np.random.default_rng(0)
+    scores = {u.id: rng.normal(size=(u.frames, 11)).astype(np.float32) for u in feats}
+    parts = [tmp_path / "a.ark", tmp_path / "b.ark"]
+    write_matrices(parts[0], list(scores.items())[:1])
+    write_matrices(parts[1], list(scores.items())[1:])
+    assert import_scores(parts, yesno, tmp_path / "exp" / "k" / "model.json") == len(scores)
+    scorer = load_scorer(tmp_path / "exp" / "k" / "model.json", feats, None)
+    assert (scorer.run, scorer.num_states, scorer.states.hash) == ("k", 11, yesno.hash)
+    for u in feats:
+        assert np.array_equal(scorer.score(u), scores[u.id])
+        some = scorer.scores(u)(np.array([7, 2]), slice(3, 9))
+        assert np.array_equal(some, scores[u.id][3:9, [7, 2]])
+    u = feats.utterances[0]
+    with pytest.raises(ValueError, match=rf"{u.frames} frames of scores .* but 9 feature frames"):
+        scorer.score(dataclasses.replace(u, frames=9))
+    with pytest.raises(ValueError, match="has no scores of other; import those of all splits"):
+        scorer.score(dataclasses.replace(u, id="other"))
+    with pytest.raises(ValueError, match=r"b\.ark: u1 is in two archives"):
+        import_scores([*parts, parts[1]], yesno, tmp_path / "exp" / "k" / "model.json")
+
+
+@pytest.mark.parametrize(
+    "columns, value, message",
+    [
+        (10, 0.0, "has 10 columns but the model has 11 pdf-ids"),
+        (11, np.nan, "frame 0, pdf-id 0 is nan"),
+    ],
+)
+def test_scores_of_another_model_are_refused(yesno, tmp_path, columns, value, message):
+    write_matrices(tmp_path / "s.ark", [("u0", np.full((4, columns), value))])
+    with pytest.raises(ValueError, match=message):
+        import_scores([tmp_path / "s.ark"], yesno, tmp_path / "k" / "model.json")
+    assert not (tmp_path / "k" / "model.json").exists()
+    assert not list(tmp_path.glob("k/*"))
+
+
+def test_a_folder_without_alignments_is_refused(feats, yesno, tmp_path):
+    with pytest.raises(ValueError, match=r"yesno has no ali\.\*\.gz; name a folder of steps/align"):
+        import_ali(tmp_path / "yesno", feats, 11, tmp_path / "ali.jsonl.gz", states=yesno)

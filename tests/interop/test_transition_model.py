@@ -130,7 +130,7 @@ def test_a_model_cut_short_or_altered_raises_one_error(tmp_path, binary):
         ("1 4 4", "1 4 -4", "has pdf-ids .-4, -4"),
         ("[ 0", "[ 0 0.5", "have 30 ways out, but there are 31"),
         ("[ 0 -", "[ 0 ", "transition-id 1 has log-probability 1.38"),
-        ("<State> 5 </State>", "", "has 5 states; it must have at least two"),
+        ("<State> 5 </State>", "", "has 5 states; it must have 2 to 128"),
         ("<Transition> 4 0.75 <Transition> 5", "<Transition> 4 0.75 <Transition> 4", "to .4, 4."),
         ("<PdfClass> 4", "<PdfClass> 6", r"pdf-classes \[0, 1, 2, 3, 6\]"),
         ("\n1\n</For", "\n1 2\n</For", "phone 2 is in two entries"),

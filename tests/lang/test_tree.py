@@ -149,6 +149,31 @@ def test_what_is_no_tree_is_refused_by_name(kind):
         Tree.from_plain(content)
 
 
+def test_a_tree_of_another_program_has_its_own_leaves_and_an_edge(tree):
+    """Leaves are numbered there, and questions may ask about the edge, the last phone."""
+    content = tree.plain()
+    edge = content["phones"]
+    content |= {"phones": edge + 1, "leaves": 1000}
+    content["leaf"] = [999 - leaf if leaf >= 0 else -1 for leaf in content["leaf"]]
+    content["root"].append([-1] * len(content["root"][0]))
+    content["questions"][0].append(edge)
+    found = Tree.from_plain(content)
+    assert found.plain() == content
+    assert found.num_leaves == 1000
+    same = [(left, c, r, j) for left, c, r, j in np.argwhere(tree.table() >= 0).tolist()]
+    assert all(found.find(*at) == 999 - tree.find(*at) for at in same)
+    assert {leaf for *_, leaf in found.reached()} == set(999 - np.unique(tree.table())) - {1000}
+    with pytest.raises(ValueError, match="leaf 999 of 999 leaves from 0"):
+        Tree.from_plain(content | {"leaves": 999})
+
+
+def test_a_phone_hears_its_neighbours_if_any_leaf_depends_on_them(tree):
+    every = tree.table()
+    differs = (every != every[:1, :, :1]).any(axis=(0, 2, 3)).tolist()
+    assert differs == [a and b for a, b in zip(differs, tree.hears(), strict=True)]
+    assert not tree.hears()[0]
+
+
 def test_a_list_is_no_tree():
     with pytest.raises(ValueError, match="format list"):
         Tree.from_plain([1, 2])
