@@ -4,19 +4,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import toy
 
 from asr_train.align.front import Front
 from asr_train.align.gmm import Gmm, Mixtures, save_gmm
+from asr_train.align.speakers import Speakers
 from asr_train.align.table import write_alignments
 from asr_train.align.viterbi import Aligned
 from asr_train.data.features import Utterance
 from asr_train.decode.lattices import Competitors, state_arcs
 from asr_train.decode.words import Choice, Effort
-from asr_train.files import write_json, write_jsonl, write_yaml
+from asr_train.files import read_yaml, write_json, write_jsonl, write_yaml
 from asr_train.lang.arpa import read_arpa
 from asr_train.lang.index import load_lang, write_lang
-from asr_train.schema import FrontSettings, NormBy, NormSettings, plain
+from asr_train.model.store import build_model, save_model
+from asr_train.schema import FrontSettings, ModelSettings, NormBy, NormSettings, build, plain
 from asr_train.search.graph import decoding_graph
 from asr_train.search.lattice import Lattices
 from asr_train.search.occupancy import EMPTY, check_arcs, frame_of_node, has_path
@@ -25,6 +28,8 @@ from scripts.shards import shards
 from scripts.weak import weak
 
 SCALE = 0.3
+SYSTEM = {"run": "sat", "sha256": "abc"}
+DNN = {"layers": 1, "width": 8, "nonlinearity": "relu", "context_left": 1, "context_right": 1}
 WIDE = Effort(beam=200.0, max_active=10_000, lattice_beam=200.0, nbest=0)
 NARROW = Effort(beam=200.0, max_active=10_000, lattice_beam=0.5, nbest=0)
 
@@ -125,7 +130,8 @@ def work(lang, feats, tmp_path):
         outcomes.append(Aligned(path_T, np.zeros(u.frames, np.int8), silence_N3, -1.0, False))
     about = {"model": "mono", "self_loops": [0.6] * states}
     ali = tmp_path / "ali/mono/dev.jsonl.gz"
-    write_alignments(ali, feats.utterances, outcomes, feats.settings, lang.states, about)
+    speakers = Speakers(SYSTEM, front, {"s0": rng.standard_normal((4, 5))})
+    write_alignments(ali, feats.utterances, outcomes, feats.settings, lang.states, about, speakers)
     write_lang(tmp_path / "lang/index.json", lang)
     rows = [{"supervisions": [{"text": text}]} for text in ("AB C", "AB C", "ABC", "AB NEVERHEARD")]
     write_jsonl(tmp_path / "train.jsonl.gz", rows)
@@ -141,19 +147,24 @@ def work(lang, feats, tmp_path):
     return tmp_path
 
 
-def test_the_stages_add_lattices_and_count_what_they_leave_out(work, lang, feats):
+def with_lattices(work, feats, run) -> tuple[Shards, str]:
+    """Call both stages for a run; return the shards and what the last one said."""
     paths = [str(work / p) for p in ("lattices.yaml", "lang/index.json", "train.jsonl.gz")]
     assert "weak: order 2" in weak(*paths, str(work / "lang-weak/index.json"))
+    stored = Path(feats.utterances[0].row["features"]["storage_path"])
+    inputs = ["ali/mono/dev.jsonl.gz", "shards.yaml", f"exp/{run}/model.json"]
+    inputs += ["exp/mono/tuned.json", "lang-weak/index.json", "decode.yaml", "lattices.yaml"]
+    output = work / f"shards/{run}-lattices/dev/index.json"
+    paths = [stored.parents[1] / "dev.jsonl.gz", *(work / p for p in inputs), output]
+    said = shards(*map(str, paths))
+    return Shards(output), said
+
+
+def test_the_stages_add_lattices_and_count_what_they_leave_out(work, lang, feats):
+    found, said = with_lattices(work, feats, "mono")
     made = load_lang(work / "lang-weak/index.json")
     assert made.hash == lang.hash  # the model fits
     assert read_arpa(made.arpa).words == ["<s>", "</s>", "<unk>", "AB", "ABC", "C"]
-    stored = Path(feats.utterances[0].row["features"]["storage_path"])
-    inputs = ["ali/mono/dev.jsonl.gz", "shards.yaml", "exp/mono/model.json", "exp/mono/tuned.json"]
-    inputs += ["lang-weak/index.json", "decode.yaml", "lattices.yaml"]
-    output = work / "shards/mono-lattices/dev/index.json"
-    paths = [stored.parents[1] / "dev.jsonl.gz", *(work / p for p in inputs), output]
-    said = shards(*map(str, paths))
-    found = Shards(output)
     assert found.has_lattices
     whole = [u.id for u in feats.utterances if u.frames >= 15]  # all states of AB C
     samples = list(found.samples(None, 0, 1, 0))
@@ -164,3 +175,20 @@ def test_the_stages_add_lattices_and_count_what_they_leave_out(work, lang, feats
     assert (about["run"], about["acoustic_scale"], about["silence"]) == ("mono", SCALE, [*range(5)])
     assert f"of {len(whole)}" in said
     assert "left out: the " in said
+
+
+def test_a_network_on_adapted_frames_searches_with_the_transforms_of_its_shards(work, lang, feats):
+    """Which are in the alignments: the system that made them is not read."""
+    states, sizes = lang.states, (torch.zeros(4), torch.ones(4))
+    settings = build(ModelSettings, {"dnn": DNN})
+    model = build_model(settings, 4, states.num_states, *sizes, seed=1)
+    about = {"run": "dnn", "model": {"dnn": DNN}, "priors": [1.0] * states.num_states}
+    about |= {"feats": plain(feats.settings), "norm": {"by": "none", "variance": False}}
+    about |= {"states_hash": states.hash, "states": states.plain(), "fmllr": SYSTEM}
+    save_model(work / "exp/dnn", model, {**about, "self_loops": [0.6] * states.num_states})
+    with pytest.raises(FileNotFoundError, match=r"fMLLR frames of sat .*sat/model.json is missing"):
+        with_lattices(work, feats, "dnn")  # whose shards would hold log-mel
+    write_yaml(work / "shards.yaml", read_yaml(work / "shards.yaml") | {"inputs": "fmllr"})
+    found, _ = with_lattices(work, feats, "dnn")
+    assert found.has_lattices
+    assert (found.num_mels, found.about["fmllr"]) == (4, SYSTEM)
