@@ -153,7 +153,7 @@ def test_kept_lattices_are_those_of_the_lists(lang, graph, loop_S, tmp_path):
     KeptLattices(path, dataclasses.replace(lang, silence_probability=0.3))  # has the same words
     prons = {"AA": (("a",),), **lang.lexicon.prons}
     other = dataclasses.replace(lang, lexicon=dataclasses.replace(lang.lexicon, prons=prons))
-    with pytest.raises(DamagedFileError, match="numbers words as [0-9a-f]+, but the lang folder"):
+    with pytest.raises(DamagedFileError, match=r"numbers words as [0-9a-f]+, but the lang folder"):
         KeptLattices(path, other)
 
 
