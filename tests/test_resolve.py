@@ -320,6 +320,20 @@ def test_models_are_decoded_with_a_bigram_where_told_so(plan, tmp_path):
             assert "lang-bigram/index.json" in command
 
 
+def test_a_run_that_is_rescored_keeps_its_lattices(plan, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("ONE TWO\n")
+    own = f"lm=fourgram lang.grammar.kind=ngram lm.text=[{text}] decode.nbest=5"
+    plan(f"SET={own}", "RESCORE=dnn")
+    assert read_yaml(tmp_path / "w/conf/scales/dnn.yaml") == {"scales": "dnn", "lattices": True}
+    assert read_yaml(tmp_path / "w/conf/scales/mono.yaml") == {"scales": "mono"}
+    made = {c[-1].removeprefix(f"{tmp_path}/w/"): c[1:-1] for c in plan.commands}
+    assert f"{tmp_path}/w/conf/scales/dnn.yaml" in made["exp/dnn/hyp.dev.jsonl"]
+    for name in ("tuned.json", "hyp.test.jsonl"):
+        inputs = made[f"exp/dnn-rescored/{name}"]
+        assert {f"{tmp_path}/w/{each}/index.json" for each in ("lang", "lm")} <= set(inputs)
+
+
 def test_without_networks_there_are_gaussians_alone(plan):
     stages = plan("GMMS=mono tri", "RUNS=")
     assert (stages.count("gmm"), stages.count("tune"), stages.count("train")) == (2, 2, 0)

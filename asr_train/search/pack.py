@@ -1,4 +1,4 @@
-"""Lattice <-> **bytes**: every array, in a .npz that NumPy can read; 6 bytes per arc."""
+"""Lattice <-> **bytes**: every array, in a .npz that NumPy can read; 5 bytes per arc."""
 
 import io
 import zipfile
