@@ -44,7 +44,7 @@ class Hmm:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way out of an HMM state: fields as in `Hmm`, the self-loop included in none."""
+    """A way out of an HMM state of a phone that is not its self-loop; fields as in `Hmm`."""
 
     phone: int
     source: int
