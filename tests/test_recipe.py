@@ -276,6 +276,10 @@ def test_a_network_on_adapted_frames_goes_from_shards_to_a_bundle(recipe, unbrok
         for (wanted, _), one in zip(mine, found, strict=True):
             errors += WordErrors.between(wanted, one.text.split()).errors
             words += len(wanted)
+            assert not one.unadapted
+    features_TF, _, rate = mine[0][1]
+    (short,) = recogniser.transcribe_features([(features_TF[:100], 1.0, rate)])
+    assert "fewer than 200" in short.unadapted
     assert errors < 0.05 * words  # a prior in the mean, and the scale of the first passes
 
 

@@ -50,6 +50,7 @@ class Transcript:
         pieces: in which a long recording was decoded, cut at pauses.
         alternatives: the best sentences, cheapest first; empty without confidences.
         rate: Hz, the recording's own.
+        unadapted: why a speaker-adaptive model has no transform for its speaker; empty otherwise.
     """
 
     text: str
@@ -60,6 +61,7 @@ class Transcript:
     pieces: int
     alternatives: tuple[str, ...]
     rate: int
+    unadapted: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ class Recogniser:
         """Decode the recordings of one speaker, normalised and adapted as a whole.
 
         A speaker-adaptive model needs five seconds of speech for a transform; with less, frames
-        stay unadapted.
+        stay unadapted, and the transcripts say so.
 
         Args:
             recordings: of each, what `features` returns.
@@ -199,10 +201,11 @@ class Recogniser:
                 self._feats.put(str(i), "speaker", "", features_TF, seconds)
                 for i, (features_TF, seconds, _) in enumerate(recordings)
             ]
-            scorer, lang = self._scorer, self._lang
+            scorer, lang, unadapted = self._scorer, self._lang, ""
             if scorer.adapt is not None:
                 first = replace(self._choice, acoustic_scale=self._first_scale)
-                scorer, _ = adapted(scorer, lang, graph, first, self._effort, utterances)
+                scorer, about = adapted(scorer, lang, graph, first, self._effort, utterances)
+                unadapted = "; ".join(why for _, why in about["kept"])
             search = Search(
                 scorer,
                 lang,
@@ -225,6 +228,7 @@ class Recogniser:
                 one.pieces,
                 tuple(" ".join(words) for words, *_ in others.sentences) if others else (),
                 rate,
+                unadapted,
             )
             for (one, others), (_, seconds, rate) in zip(found, recordings, strict=True)
         ]

@@ -80,6 +80,13 @@ def run(options: argparse.Namespace) -> int:
                 f"{file} has {found.rate} Hz, below the model's {recogniser.sample_rate} Hz: its "
                 "upper bands are empty, so expect more errors",
             )
+        if found.unadapted:
+            complain(
+                "decode",
+                f"{file} is decoded without a transform of its speaker ({found.unadapted}), so "
+                "expect more errors; give all recordings of a speaker in a folder of their own, "
+                "with --speaker-folders",
+            )
         shown = show(names[file], file, found, options.channel or 0)
         if options.output == "-":
             sys.stdout.write(shown)
@@ -120,6 +127,7 @@ def _json(name: str, file: str, found: Any, channel: int) -> str:
         "rate": found.rate,
         "final": found.final,
         "pieces": found.pieces,
+        "unadapted": found.unadapted,
         "words": [
             {"word": s.label, "start": s.start, "seconds": s.seconds, "confidence": s.confidence}
             for s in found.words
