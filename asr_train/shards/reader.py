@@ -177,6 +177,12 @@ class Shards:
         rank_M[np.argsort(shard_key_M, kind="stable")] = np.arange(len(shard_key_M))
         return np.lexsort([sample_key_N, rank_M[self._shard_N]])  # the last key is the primary one
 
+    @property
+    def span_samples(self) -> int:
+        """The number of samples in the span."""
+        first, last = (round(share * self.num_samples) for share in self._span)
+        return last - first
+
     def part(
         self, seed: int | None, worker: int, workers: int, epoch: int
     ) -> npt.NDArray[np.int64]:
@@ -187,8 +193,7 @@ class Shards:
         """
         if not 0 <= worker < workers:
             raise ValueError(f"worker {worker} of {workers}: it must be 0 to {workers - 1}")
-        first, last = (round(share * self.num_samples) for share in self._span)
-        count = last - first
+        count = self.span_samples
         if workers > count:
             raise ValueError(
                 f"{self.path} has {count} samples for {workers} workers, some of which "

@@ -85,6 +85,10 @@ class Feed:
         for first, last, minibatch_frames, most in optim.parts(epoch) if parts is None else parts:
             part = shards.span(first, last)
             reading = min(workers, most or workers)
+            if (first, last) != (0.0, 1.0):  # too short a part for all is read by fewer
+                reading = min(reading, part.span_samples)
+            if reading == 0:
+                continue
             if reading > 1:
                 minibatch_frames = max(1, minibatch_frames // halves)
             phase = _Phase((first, last), part, minibatch_frames, reading, self.num_steps, [])

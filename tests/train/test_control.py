@@ -184,6 +184,17 @@ def test_all_frames_are_learned_from_once_an_epoch_and_tries_do_not_count(unbrok
     assert last["frames"] == 2 * splits[0].num_frames
 
 
+@pytest.mark.parametrize("name", ["onebit", "gtc_async"])
+def test_a_part_with_fewer_samples_than_workers_is_read_by_fewer(splits, tmp_path, name):
+    every = 0.97 / 3  # the end of the first epoch is a part of its own, with a sample or two
+    auto = {**MINIBATCH, "every": every}
+    assert 1 <= round(0.03 * splits[0].num_samples) < workers_of(name)
+    trained(tmp_path, splits, name, auto_minibatch=auto)
+    last = [row for row in rows(tmp_path) if "frames" in row][-1]
+    assert last["frames"] == 2 * splits[0].num_frames
+    assert len(decisions(tmp_path, "minibatch")) == 6
+
+
 @pytest.mark.parametrize("name", COMM)
 def test_a_try_leaves_no_trace(unbroken, splits, tmp_path, name, monkeypatch):
     """A run that is told the accuracies, instead of trying, ends in the same weights."""
