@@ -17,8 +17,9 @@ GMMS   ?= mono tri
 # 30,000 words, of commands' 60 voices: a difference of 2 % relative is visible.
 TEST_HOURS ?= $(if $(filter tiny,$(SCALE)),,2.6)
 endif
-REALIGN := 0
-TABLES ?= $(filter-out paper,$(basename $(notdir $(wildcard $(CURDIR)/*.yaml))))
+# CONDITIONS_TABLE: the test sets of a table that has several, of those that only commands has
+TABLES ?= $(filter-out paper $(if $(filter commands,$(CORPUS)),,$(CONDITIONAL)),$(basename $(notdir $(wildcard $(CURDIR)/*.yaml))))
+CONDITIONAL := $(patsubst CONDITIONS_%,%,$(filter CONDITIONS_%,$(.VARIABLES)))
 W      ?= work-$(SCALE)
 PAPER  := $(notdir $(CURDIR))
 ROOT   := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))/..)
@@ -32,7 +33,13 @@ $(error no runs: see above)
 endif
 FILES  := $(TRAINED:%=$(CURDIR)/%.yaml@$(SCALE))
 EPOCHS := $(foreach n,$(sort $(NAMED)),$(if $(findstring /epochs/,$n),$n))
-RUNS   := $(filter-out $(EPOCHS),$(sort $(NAMED)))
+RUNS   := $(sort $(patsubst %-realign1,%,$(filter-out $(EPOCHS),$(NAMED))))
+REALIGN := $(if $(filter %-realign1,$(NAMED)),1,0)# rules only: a table names the runs it needs
+CONDITIONS := $(filter-out human,$(sort $(foreach t,$(filter $(CONDITIONAL),$(TABLES)),$(CONDITIONS_$t))))
+ifneq ($(and $(CONDITIONS),$(filter-out commands,$(CORPUS))),)
+$(error $(filter $(CONDITIONAL),$(TABLES)) has test sets that only CORPUS=commands has, but CORPUS is $(CORPUS); leave CORPUS out)
+endif
+tests_of = $(if $(filter $1,$(CONDITIONAL)),$(CONDITIONS_$1:%=test_%),$(firstword $(TEST)))# of a table
 SCALES := $(firstword $(NAMED))# the baseline's acoustic scale, for every row
 VIRTUAL ?= 1
 GOAL   := paper
@@ -63,8 +70,8 @@ MADE := $(TABLES:%=$W/tables/$(PAPER)-%.md)
 RATIOS := $(TRAINED:%=$W/tables/$(PAPER)-%.ratios.json)
 # What `make status` lists.
 TARGETS := $(if $(TRAINED),$(filter $W/manifests/% $W/lm/% $W/lang/% $W/feats/% $W/ali/$(ALIGNER)/% $W/shards/% \
-  $W/exp/%/model.json,$(TARGETS)) $W/exp/$(SCALES)/tuned.json \
-  $(foreach r,$(NETS) $(EPOCHS),$(foreach s,$(TEST),$(addprefix $W/exp/$r/,hyp.$s.jsonl score.$s.json)))) \
+  $(NAMED:%=$W/exp/%/model.json),$(TARGETS)) $W/exp/$(SCALES)/tuned.json \
+  $(sort $(foreach t,$(TRAINED),$(foreach r,$(NAMED_$t),$(foreach s,$(call tests_of,$t),$(addprefix $W/exp/$r/,hyp.$s.jsonl score.$s.json)))))) \
   $(MADE)
 # First what all runs share, with every core; then a look at the ratios; then the runs, side by side.
 ifneq ($(DRY_RUN),)
@@ -75,7 +82,7 @@ paper:
 	@$(if $(ESTIMATED),echo "nothing is trained for $(ESTIMATED)")
 else
 paper:
-	$(if $(TRAINED),+@$(MAKE) $(CHECKED) $(foreach s,$(TRAIN) $(DEV),$W/shards/$(ALIGNER)/$s/index.json) $W/feats/$(TEST).jsonl.gz)
+	$(if $(TRAINED),+@$(MAKE) $(CHECKED) $(foreach s,$(TRAIN) $(DEV),$W/shards/$(ALIGNER)/$s/index.json) $(TEST:%=$W/feats/%.jsonl.gz))
 	$(if $(TRAINED),+@$(MAKE) $(RATIOS))
 	+@$(MAKE) -j$(SIDE) JOBS=1 paper-tables
 	@cat $(MADE:.md=.txt); echo "tables and pictures: $W/tables"
@@ -93,10 +100,10 @@ $(foreach e,$(EPOCHS),$(eval $(call epoch_rule,$e)))
 
 define paper_rule # $1 is the table
 $W/tables/$(PAPER)-$1.ratios%json: $(CURDIR)/$1.yaml $W/shards/$(ALIGNER)/$(TRAIN)/index.json $(CURDIR)/paper.yaml \
-  $(foreach n,$(NAMED_$1),$(if $(findstring /epochs/,$n),,$C/run/$n.yaml))
+  $(foreach n,$(NAMED_$1),$(if $(findstring /epochs/,$n),,$C/run/$(n:%-realign1=%).yaml))
 	$Q$$(PY) $$S/ratios.py $$(SCALE) $$(wordlist 1,2,$$^) $$C/run $$@
 $W/tables/$(PAPER)-$1%md: $(CURDIR)/$1.yaml $W/tables/$(PAPER)-$1.ratios.json $(CURDIR)/paper.yaml $C/score.yaml \
-  $(foreach r,$(NAMED_$1),$W/exp/$r/model.json $(TEST:%=$W/exp/$r/score.%.json))
+  $(foreach r,$(NAMED_$1),$W/exp/$r/model.json $(patsubst %,$W/exp/$r/score.%.json,$(call tests_of,$1)))
 	$Q$$(PY) $$S/paper.py $$(SCALE) $$(wordlist 1,2,$$^) $$C/score.yaml $$W/exp $$@
 endef
 $(foreach t,$(TRAINED),$(eval $(call paper_rule,$t)))

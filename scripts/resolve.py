@@ -30,7 +30,7 @@ from asr_train import compose
 from asr_train.choices import Choices, check_known
 from asr_train.files import write_yaml
 from asr_train.jobs import main
-from asr_train.paper.rows import Run, read_tables
+from asr_train.paper.rows import REALIGNED, Run, read_tables
 from asr_train.schema import Config, Inputs, Method, RunSettings, SettingsError, plain
 
 VARIABLE = re.compile(r"[A-Z]+=")
@@ -197,7 +197,7 @@ def runs_of_tables(names: list[str]) -> dict[str, Run]:
     for name in names:
         path, _, scale = name.rpartition("@")
         for table in read_tables([path], scale, compose.CONF / "papers"):
-            found |= {run.name: run for run in table.runs}
+            found |= {run.name.removesuffix(REALIGNED): run for run in table.runs}
     return found
 
 

@@ -166,3 +166,32 @@ def test_an_unknown_table_stops_make_and_says_what_there_is(make, tmp_path):
         AssertionError, match=r"TABLES may be figure1, staleness, table2, table3, table4"
     ):
         make("strom2015", tmp_path / "w", "TABLES=table7")
+
+
+def test_realigned_rows_and_several_test_sets(make, tmp_path):
+    """Table 6: a run learns its own alignments, and is decoded under every condition."""
+    work = tmp_path / "w"
+    said = make("seide2014_1bit", work, "-n", "TABLES=table6", "CORPUS=commands")
+    lines = [line.replace(f"{work}/", "").split() for line in said.splitlines()]
+    made = {words[-1]: words[:-1] for words in lines if any("/scripts/" in w for w in words)}
+    models = [name.split("/")[1] for name in made if re.fullmatch("exp/seide.*/model.json", name)]
+    again = [name for name in models if name.endswith("-realign1")]
+    assert sorted(again) == sorted(f"{name}-realign1" for name in set(models) - set(again))
+    assert len(again) == 3
+    for name in again:
+        teacher = name.removesuffix("-realign1")
+        inputs = made[f"exp/{name}/model.json"]
+        assert f"shards/{teacher}/train/index.json" in inputs
+        assert any(path.endswith(f"/run/{teacher}.yaml") for path in inputs)
+        assert f"exp/{teacher}/model.json" in made[f"ali/{teacher}/train.jsonl.gz"]
+    for name in models:
+        tested = {path.split(".")[1] for path in made if path.startswith(f"exp/{name}/score.")}
+        assert tested == {"test_clean", "test_room", "test_noise", "test_8khz"}
+
+
+def test_a_table_that_needs_commands_is_refused_or_left_out_with_another_corpus(make, tmp_path):
+    with pytest.raises(AssertionError, match="table6 has test sets that only CORPUS=commands has"):
+        make("seide2014_1bit", tmp_path / "w", "-n", "TABLES=table6")
+    said = make("seide2014_1bit", tmp_path / "w", "-n")
+    assert "seide2014_1bit-table3.md" in said
+    assert "table6" not in said

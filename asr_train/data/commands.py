@@ -3,27 +3,45 @@
     grammar file --sayable--> Grammar of words that espeak-ng pronounces as in the lexicon
     (settings, split, number) --> one utterance, independent of the others
     utterances 0, 1, ... up to the wanted length of the split --> cuts with true times
+    test_NAME: the utterances of test under another condition; test_human: a folder of recordings
 
 Knows nothing of other corpora. Equal settings give equal bytes, with any number of processes.
 """
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import kaldialign
 import numpy as np
 from lhotse import MonoCut
+from scipy.signal import resample_poly
 
-from asr_train.data import synth
+from asr_train.data import intake, synth
 from asr_train.data.corpus import CorpusError, PreparedSplit
 from asr_train.data.digits import seed_of, spoken_cut
+from asr_train.data.folder import tabled
 from asr_train.data.grammar import Grammar, read_grammar
+from asr_train.data.remarks import reasons
 from asr_train.data.room import room_response
 from asr_train.jobs import parallel_map
 from asr_train.lang import g2p
 from asr_train.lang.lexicon import Lexicon
-from asr_train.schema import CommandsSettings, CorpusSettings, LexiconSettings, Unknown
+from asr_train.schema import (
+    Channel,
+    CommandsSettings,
+    CorpusSettings,
+    Digits,
+    FolderSettings,
+    LexiconSettings,
+    NormaliserKind,
+    Slower,
+    SplitBy,
+    Unknown,
+)
 
+HUMAN = "test_human"
 FIRST_BLOCK = 200  # utterances, from whose length the number of the rest is estimated
 
 
@@ -32,31 +50,79 @@ def commands(
 ) -> PreparedSplit:
     """Synthesise sentences into `audio_dir`/*.flac up to the length in the settings.
 
-    A killed run starts again and overwrites its files.
+    `test_NAME` of the settings' conditions has the sentences of `test`; `test_human` is read from a
+    folder. A killed run starts again and overwrites its files.
 
     Raises:
         CorpusError: for an unknown split.
     """
     assert settings.commands is not None
     wanted = settings.commands
+    if split == HUMAN and wanted.human is not None:
+        return _human(wanted, lexicon, Path(audio_dir))
+    condition = wanted.conditions.get(split.removeprefix("test_"))
+    like = split  # the split whose sentences and voices it has
     if split not in wanted.hours:
-        raise CorpusError(
-            f"{split} is not a split of corpus.commands, which has {', '.join(wanted.hours)}"
-        )
+        if condition is None or "test" not in wanted.hours:
+            known = [*wanted.hours, *(f"test_{name}" for name in wanted.conditions)]
+            more = "" if wanted.human else f"; {HUMAN} needs corpus.commands.human (HUMAN in make)"
+            raise CorpusError(
+                f"{split} is not a split of corpus.commands, which has {', '.join(known)}{more}"
+            )
+        like, wanted = "test", wanted.under(condition)
     grammar, notes = sayable(read_grammar(wanted.grammar), lexicon, wanted.max_phone_distance)
     low, high = wanted.words_per_minute
     cast = synth.cast(settings.seed, wanted.speakers, (low, high), synth.OPEN_DIALECTS)
-    voices = cast[split]
+    voices = cast[like]
     audio = Path(audio_dir)
     audio.mkdir(parents=True, exist_ok=True)
 
     def cut(i: int) -> MonoCut:
-        return _command_cut(settings, grammar, split, voices[i % len(voices)], i, audio)
+        voice = voices[i % len(voices)]
+        rng = np.random.default_rng(seed_of(settings.seed, like, i))
+        words = grammar.draw(rng)
+        speech = command_utterance(words, voice, wanted, rng)
+        name = "".join(f"-{part}" for part in split.split("_")[1:])  # no id is in two test sets
+        return spoken_cut(speech, words, voice, f"{voice.id}{name}-{i:06d}", audio)
 
-    cuts = list(_as_long_as(3600 * wanted.hours[split], cut, f"speech of {split}"))
+    cuts = list(_as_long_as(3600 * wanted.hours[like], cut, f"speech of {split}"))
     for old in set(audio.glob("*.flac")) - {Path(c.recording.sources[0].source) for c in cuts}:
         old.unlink()  # of a larger corpus, or beyond the end of this one
     return PreparedSplit(split, cuts, notes=notes)
+
+
+def _human(settings: CommandsSettings, lexicon: LexiconSettings, audio_dir: Path) -> PreparedSplit:
+    """Return the recordings of a folder; none may be unusable."""
+    assert settings.human is not None
+    folder = FolderSettings(
+        dir=settings.human,
+        more_dirs=[],
+        more_tests={},
+        dev_speakers=[],
+        test_speakers=[],
+        test_by=SplitBy.speakers,
+        test_share=0.1,
+        test_every=None,
+        phone_labels=None,
+        dev_by=SplitBy.speakers,
+        dev_share=0.1,
+        normaliser=NormaliserKind.words,
+        digits=Digits.refuse,
+        sample_rate=settings.sample_rate,
+        slower=Slower.resample,
+        channel=Channel.mix,
+        duration_tolerance_seconds=0.05,
+        min_seconds=0.1,
+        max_seconds=40.0,
+        max_dropped_share=0.0,
+    )
+    made = intake.take(HUMAN, tabled(Path(folder.dir)), folder, lexicon, audio_dir)
+    if made.dropped:
+        raise CorpusError(
+            f"corpus.commands.human: {made.dropped} of {made.dropped + len(made.cuts)} recordings "
+            f"in {folder.dir} cannot be used: {reasons(made.remarks)}; correct or remove them"
+        )
+    return made
 
 
 def sayable(
@@ -117,21 +183,6 @@ def _as_long_as(seconds: float, cut: Callable[[int], MonoCut], what: str) -> Ite
         count = 1 + int((seconds - total) * first / total)
 
 
-def _command_cut(
-    settings: CorpusSettings,
-    grammar: Grammar,
-    split: str,
-    voice: synth.Voice,
-    number: int,
-    audio: Path,
-) -> MonoCut:
-    assert settings.commands is not None
-    rng = np.random.default_rng(seed_of(settings.seed, split, number))
-    words = grammar.draw(rng)
-    speech = command_utterance(words, voice, settings.commands, rng)
-    return spoken_cut(speech, words, voice, f"{voice.id}-{number:06d}", audio)
-
-
 def command_utterance(
     words: list[str], voice: synth.Voice, settings: CommandsSettings, rng: np.random.Generator
 ) -> synth.Speech:
@@ -152,8 +203,21 @@ def command_utterance(
         room["drr_db"] = round(_between(settings.drr_db, rng), 2)
         response_T = room_response(rate, room["rt60_seconds"], room["drr_db"], rng)
     heard = synth.recorded(speech, rate, settings.snr_db, settings.level_db, rng, response_T)
+    if settings.telephone_rate is not None:
+        heard = _telephoned(heard, settings.telephone_rate)
     heard.about.update(room)
     return heard
+
+
+def _telephoned(speech: synth.Speech, rate: int) -> synth.Speech:
+    """Return speech after sampling at a lower rate, which removes all above half of it."""
+    common = math.gcd(rate, speech.rate)
+    low, high = rate // common, speech.rate // common
+    narrow_T = resample_poly(speech.samples_T.astype(float), low, high)
+    samples_T = resample_poly(narrow_T, high, low)[: len(speech.samples_T)]
+    samples_T *= np.abs(speech.samples_T).max() / np.abs(samples_T).max()
+    about = speech.about | {"telephone_rate": rate}
+    return replace(speech, samples_T=samples_T.astype(np.float32), about=about)
 
 
 def _between(limits: list[float], rng: np.random.Generator) -> float:

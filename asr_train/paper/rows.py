@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from asr_train.files import read_yaml
+from asr_train.paper.hours import PassSettings
 from asr_train.paper.ratios import RATIOS
 from asr_train.schema import SettingsError, load
 
@@ -81,6 +82,7 @@ class RowSettings:
         paper: values that identify the row in the paper's table; empty: no such row.
         label: of the row; "": its values in the paper.
         unlike: reasons for its ratios, in addition to the scale's.
+        realign: whether it is trained once more, on the alignments of the run with these settings.
     """
 
     run: str
@@ -88,6 +90,7 @@ class RowSettings:
     paper: dict[str, Any] = field(default_factory=dict)
     label: str = ""
     unlike: dict[str, str] = field(default_factory=dict)
+    realign: bool = False
 
     def __post_init__(self) -> None:
         _check_ratios("rows.*.unlike", self.unlike)
@@ -103,6 +106,8 @@ class TableSettings:
         decode_epochs: whether to decode the model of every epoch, for a figure of word errors.
         times: by scale, factors of this table that override the scale's.
         columns: of the printed table, to show; empty: all.
+        splits: the paper's columns of WERs -> our test sets beside them; empty: one test set.
+        one_pass: what the hours of a pass are simulated for; None: they are not.
     """
 
     table: str
@@ -112,6 +117,11 @@ class TableSettings:
     decode_epochs: bool = False
     times: dict[str, dict[str, float]] = field(default_factory=dict)
     columns: list[str] = field(default_factory=list)
+    splits: dict[str, str] = field(default_factory=dict)
+    one_pass: PassSettings | None = None
+
+
+REALIGNED = "-realign1"  # ends the name of a run that make trains on another's alignments
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +129,7 @@ class Run:
     """A run of one seed.
 
     Attributes:
+        name: with REALIGNED, make trains on the alignments of the run without.
         base: a file of conf/run/ or conf/comm/.
         values: of its settings, scaled, by key.
         overrides: all of them for Hydra.
@@ -261,7 +272,7 @@ def run_of(
         for key, v in sorted(shown.items())
     ]
     return Run(
-        "-".join([paper.paper, row.run, *words, f"seed{seed}"]),
+        "-".join([paper.paper, row.run, *words, f"seed{seed}"]) + REALIGNED * row.realign,
         row.run,
         values,
         (

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.cost.cluster import ClusterSettings
+from asr_train.paper.hours import SET_FRAMES, hours_of_pass
 from asr_train.paper.ratios import MOST_OFF, RATIOS, off
 from asr_train.paper.rows import RowSettings, Run, Table
 from asr_train.paper.speed import case_of, density, simulated
@@ -29,6 +30,7 @@ from asr_train.report.exchange import (
 from asr_train.report.tables import Score, aligned, as_markdown, held_out, made, wer_reduction
 from asr_train.schema import CommSettings, ScoreSettings, build
 
+HUMAN = "test_human"  # of recordings that the user names
 TableDict = dict[str, Any]
 JsonRow = dict[str, Any]
 
@@ -44,7 +46,8 @@ class _Row:
     settings: RowSettings
     printed: dict[str, Any] | None
     runs: list[Trained]
-    scores: list[Score]
+    scores: list[Score]  # of all test sets of the table together
+    by_split: dict[str, list[Score]]  # of each test set that was decoded; empty: there is one
     epochs: list[Sequence[Score]]
 
 
@@ -77,7 +80,11 @@ def paper_table(
     ) -> _Row:
         found = [_found(run, trained, table) for run in runs]
         by_epoch = [_epochs_of(run, epochs) for run in found if table.settings.decode_epochs]
-        return _Row(label, row, printed, found, [_test_score(run) for run in found], by_epoch)
+        splits = list(table.settings.splits.values())
+        by_split = _by_split(found, splits) if splits else {}
+        scores = list(map(_pooled, zip(*by_split.values(), strict=True)))
+        scores = scores or [_test_score(run) for run in found]
+        return _Row(label, row, printed, found, scores, by_split, by_epoch)
 
     base = row_of("baseline", table.settings.baseline, None, table.baselines)
     rows = [
@@ -100,6 +107,7 @@ def paper_table(
                     found["speedup"] * alone / frames if alone and frames else None
                 )
             ours["simulated"] = found
+        ours["hours"] = _hours(row, table, papers.parent)
         return {
             **{"label": row.label, "paper": row.printed or {}, "ours": ours, "measured": True},
             "ratios": {**ratios.get(row.label, {}), **_quanta(row, ratios.get(row.label, {}))},
@@ -111,6 +119,7 @@ def paper_table(
         "name": table.name,
         "title": f"{table.paper.title}. {table.settings.title}",
         "figure": table.settings.table.startswith("figure"),
+        "splits": table.settings.splits,
         "scale": table.scale,
         "keys": list(dict.fromkeys(key for row in table.settings.rows for key in row.paper)),
         "cluster": table.paper.cluster,
@@ -121,6 +130,20 @@ def paper_table(
         **about,
     }
     return {**content, "columns": [column.name for column in columns(content)]}
+
+
+def _hours(row: _Row, table: Table, conf: Path) -> float | None:
+    """Return the simulated hours of the paper's pass, with the minibatches that our runs chose."""
+    one_pass, printed = table.settings.one_pass, row.printed
+    if one_pass is None or printed is None or "data_x_model" not in printed:
+        return None
+    found = []
+    for run in row.runs:
+        optim = run.about["settings"]["optim"]
+        cold = max((phase["until"] for phase in optim["phases"]), default=0.0) / optim["epochs"]
+        frames = optim["minibatch_frames"] * run.about["workers"]
+        found.append(hours_of_pass(run.log, frames, cold, printed["data_x_model"], one_pass, conf))
+    return _mean(found)
 
 
 def _quanta(row: _Row, ratios: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,6 +178,41 @@ def _test_score(run: Trained) -> Score:
             "run make in the recipe's folder to decode it, with one TEST split"
         )
     return found[0]
+
+
+def _by_split(runs: Sequence[Trained], splits: Sequence[str]) -> dict[str, list[Score]]:
+    """Return the scores, one per run, of these test sets; of `test_human` only if it was decoded.
+
+    Raises:
+        ValueError: if one is missing.
+    """
+    found: dict[str, list[Score]] = {}
+    for split in splits:
+        scores = [s for run in runs for s in run.scores if s["split"] == split]
+        if len(scores) == len(runs):
+            found[split] = scores
+        elif scores or split != HUMAN:
+            raise ValueError(
+                f"{runs[0].run} and its other seeds have {len(scores)} scores of {split}, but the "
+                f"row needs {len(runs)}; run make in the recipe's folder to decode it"
+            )
+    return found
+
+
+def _pooled(scores: Sequence[Score]) -> Score:
+    """Return the score of several test sets together."""
+    counts = {key: sum(score[key] for score in scores) for key in ("errors", "words", "utterances")}
+    return {
+        "run": scores[0]["run"],
+        "split": " + ".join(score["split"] for score in scores),
+        **counts,
+        "wer": counts["errors"] / max(1, counts["words"]),
+        "by_utterance": {
+            f"{score['split']}/{utt_id}": row
+            for score in scores
+            for utt_id, row in score["by_utterance"].items()
+        },
+    }
 
 
 def _epochs_of(run: Trained, epochs: Mapping[str, Sequence[Score]]) -> Sequence[Score]:
@@ -193,6 +251,10 @@ def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
         "utterances": row.scores[0]["utterances"],
         "wer": _mean([score["wer"] for score in row.scores]),
         "wer_by_seed": [score["wer"] for score in row.scores],
+        "wer_by_split": {
+            split: _mean([score["wer"] for score in scores])
+            for split, scores in row.by_split.items()
+        },
         "wer_reduction": wer_reduction(row.scores, base.scores, settings),
         "frame_error": _mean([errors[-1] if errors else None for errors in frame_errors]),
         "frame_error_reduction_percent": _mean(
@@ -314,7 +376,7 @@ class Column:
 
 def _ours(key: str, spell: Callable[[Any], str], factor: float = 1) -> Callable[[JsonRow], str]:
     def cell(row: JsonRow) -> str:
-        value = row["ours"][key]
+        value = row["ours"].get(key)
         return text(value if value is None or factor == 1 else factor * value, spell)
 
     return cell
@@ -380,6 +442,7 @@ BLOCK = Column("block size", _ours("block_steps", str))
 GROUP = Column("group size", _ours("group_size", str))
 MILLIONS = Column("million parameters", _ours("parameters", lambda x: f"{x:.3g}", 1e-6))
 
+HOURS = Column("hours, simulated", _ours("hours", digits), "hours")
 TRAIN_ACCURACY = Column(
     "training frame accuracy %", _ours("train_accuracy", lambda x: f"{x:.1f}", 100), "accuracy"
 )
@@ -395,6 +458,16 @@ def _after(epoch: int) -> Column:
     return Column(f"WER % after epoch {epoch}", cell, f"WER % {epoch}")
 
 
+def _of_split(split: str) -> Column:
+    """Return the column of the WER of one of several test sets."""
+
+    def cell(row: JsonRow) -> str:
+        wer = row["ours"]["wer_by_split"].get(split)
+        return DASH if wer is None else f"{100 * wer:.2f}"
+
+    return Column(f"ours, WER % of {split}", cell, split)
+
+
 BESIDE = {  # the paper's columns -> our columns beside them
     "nodes": (WORKERS,),
     "gpus": (WORKERS,),
@@ -407,6 +480,7 @@ BESIDE = {  # the paper's columns -> our columns beside them
     "speedup_frames_per_second": (SPEEDUP,),
     "speedup_total_time": (TOTAL,),
     "elapsed_minutes": (MINUTES,),
+    "hours": (HOURS,),
     "update_kb_per_minibatch": (KILOBYTES,),
     "compression_ratio": (RATIO,),
     "relative_wer_reduction_percent": (REDUCTION,),
@@ -426,7 +500,8 @@ def columns(table: TableDict) -> list[Column]:
     ]
     shown: set[str] = set()
     for key in [*keys, *(key for key in printed if key not in keys)]:
-        beside = BESIDE.get(key, ())
+        split = table.get("splits", {}).get(key)
+        beside = (_of_split(split),) if split else BESIDE.get(key, ())
         shown |= {column.name for column in beside}
         if beside or key not in keys:  # otherwise it is in the row's name
             found.append(_printed_column(key, beside))
@@ -584,6 +659,12 @@ def notes(table: TableDict) -> list[str]:
     if any(ours["virtual_seconds"] is not None for ours in rows):
         lines.append("Virtual seconds: the simulated clock of an asynchronous run.")
     lines += _simulated_notes(table)
+    if any(ours.get("hours") is not None for ours in rows):
+        lines.append(
+            "Hours: simulated, of one pass over the paper's speech by its hardware and network, "
+            f"with our runs' minibatches in multiples of {SET_FRAMES:,} frames; time for trying "
+            "sizes is left out."
+        )
     if any(ours["wer_by_epoch"] for ours in rows):
         lines += [_epochs_line(row) for row in rows_shown(table)]
     if any(ours["is_controlled"] for ours in rows):

@@ -28,6 +28,7 @@ from asr_train.schema.config import Config
 from asr_train.schema.corpus import (
     Channel,
     CommandsSettings,
+    ConditionSettings,
     CorpusSettings,
     Digits,
     DigitsSettings,
@@ -99,6 +100,7 @@ __all__ = [
     "Codec",
     "CommSettings",
     "CommandsSettings",
+    "ConditionSettings",
     "Config",
     "CorpusSettings",
     "Criterion",

@@ -1,7 +1,7 @@
 """Sources of recordings: conf/corpus."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import ClassVar
 
@@ -46,9 +46,29 @@ class DigitsSettings:
                 )
 
 
+TEST_SPLIT = re.compile("test_[a-z0-9_]+")  # names of further test splits
+
+
+@dataclass(kw_only=True, slots=True)
+class ConditionSettings:
+    """How else a further test set was recorded; None: as `test`."""
+
+    room_share: float | None = None
+    rt60_seconds: list[float] | None = None
+    drr_db: list[float] | None = None
+    snr_db: list[float] | None = None
+    level_db: list[float] | None = None
+    telephone_rate: int | None = None
+
+
 @dataclass(kw_only=True, slots=True)
 class CommandsSettings:
-    """Sentences of a grammar synthesised by espeak-ng; see `data.commands`."""
+    """Sentences of a grammar synthesised by espeak-ng; see `data.commands`.
+
+    Attributes:
+        conditions: of further test sets, `test_NAME`, with the sentences and voices of `test`.
+        human: a folder whose recordings are the test set `test_human`; None: there is none.
+    """
 
     grammar: str
     max_phone_distance: float
@@ -63,6 +83,9 @@ class CommandsSettings:
     drr_db: list[float]
     snr_db: list[float]
     level_db: list[float]
+    telephone_rate: int | None = None
+    conditions: dict[str, ConditionSettings] = field(default_factory=dict)
+    human: str | None = field(default=None, metadata={LEFT_OUT: True})
 
     def __post_init__(self) -> None:
         if not self.grammar:
@@ -84,6 +107,28 @@ class CommandsSettings:
             )
         for split, hours in self.hours.items():
             positive(**{f"hours.{split}": hours, f"speakers.{split}": self.speakers[split]})
+        if self.telephone_rate is not None:
+            within(1000, self.sample_rate, telephone_rate=self.telephone_rate)
+        for name, condition in self.conditions.items():
+            _check_test_split("conditions", f"test_{name}")
+            try:
+                self.under(condition)
+            except SettingsError as error:
+                raise SettingsError(f"{at('conditions')}.{name}: {error}") from error
+
+    def under(self, condition: ConditionSettings) -> "CommandsSettings":
+        """Return the settings of a test set that was recorded otherwise."""
+        given = {f.name: getattr(condition, f.name) for f in fields(condition)}
+        changed = {name: value for name, value in given.items() if value is not None}
+        return replace(self, conditions={}, **changed)
+
+
+def _check_test_split(key: str, split: str) -> None:
+    if not TEST_SPLIT.fullmatch(split):
+        raise SettingsError(
+            f"{at(key)} has the split {split!r}; "
+            "its name must be test_ followed by small letters, digits or _"
+        )
 
 
 class Channel(Enum):
@@ -179,11 +224,7 @@ class FolderSettings(IntakeSettings):
                 f"{self.test_speakers}; leave one of them empty"
             )
         for split in self.more_tests:
-            if not re.fullmatch("test_[a-z0-9_]+", split):
-                raise SettingsError(
-                    f"{at('more_tests')} has the split {split!r}; "
-                    "its name must be test_ followed by small letters, digits or _"
-                )
+            _check_test_split("more_tests", split)
 
 
 class Published(Enum):

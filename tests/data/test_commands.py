@@ -15,6 +15,7 @@ from asr_train.data.grammar import GrammarError, parse_grammar, read_grammar
 from asr_train.lang.lexicon import Lexicon
 from asr_train.schema import (
     CommandsSettings,
+    ConditionSettings,
     CorpusSettings,
     LexiconSettings,
     LexiconSource,
@@ -133,6 +134,81 @@ def test_a_split_is_as_long_as_it_shall_be_and_a_longer_one_begins_alike(tmp_pat
     assert sorted(files(tmp_path)) == sorted(
         ["lexicon.txt", "small.gram", *(f"{c.id}.flac" for c in again)]
     )  # files of the longer split are removed
+
+
+TESTED = {
+    "speakers": {"train": 2, "dev": 2, "test": 3},
+    "hours": {"train": 2 / 3600, "dev": 2 / 3600, "test": 8 / 3600},
+}
+CONDITIONS = {
+    "clean": ConditionSettings(room_share=0.0, snr_db=[60.0, 60.0]),
+    "noise": ConditionSettings(room_share=0.0, snr_db=[0.0, 0.0]),
+    "8khz": ConditionSettings(room_share=0.0, snr_db=[0.0, 0.0], telephone_rate=8000),
+}
+
+
+def test_a_further_test_set_has_the_sentences_and_voices_of_test(tmp_path, made_with):
+    settings, lexicon = made_with
+    conditions = settings(**TESTED, conditions=CONDITIONS)
+    made = {
+        split: commands(conditions, lexicon, split, tmp_path / split).cuts
+        for split in ("test", *(f"test_{name}" for name in CONDITIONS))
+    }
+    said = {
+        split: [(c.supervisions[0].text, c.supervisions[0].speaker, c.duration) for c in cuts]
+        for split, cuts in made.items()
+    }
+    assert all(same == said["test"] for same in said.values())
+    assert len({cut.id for cuts in made.values() for cut in cuts}) == 4 * len(made["test"])
+    assert made["test"][0].id == commands(settings(**TESTED), lexicon, "test", tmp_path).cuts[0].id
+    for clean, noisy, narrow in zip(*list(made.values())[1:], strict=True):
+        assert clean.supervisions[0].custom["snr_db"] == 60
+        power = {cut.id: spectrum(cut) for cut in (clean, noisy, narrow)}
+        above = {name: p[len(p) // 2 :].sum() / p.sum() for name, p in power.items()}
+        assert above[narrow.id] < 0.02 * above[noisy.id]  # nothing above half the telephone's rate
+        quietest = {cut.id: quiet_share(cut) for cut in (clean, noisy)}
+        assert quietest[clean.id] < 0.1 * quietest[noisy.id]
+
+
+def spectrum(cut):
+    return np.abs(np.fft.rfft(cut.load_audio()[0])) ** 2
+
+
+def quiet_share(cut):
+    """The quietest tenth of a second's power over the loudest's."""
+    wave_T = cut.load_audio()[0]
+    parts = np.array([np.mean(w**2) for w in np.array_split(wave_T, int(10 * cut.duration))])
+    return parts.min() / parts.max()
+
+
+def test_recordings_of_people_are_a_further_test_set(tmp_path, made_with):
+    settings, lexicon = made_with
+    folder = tmp_path / "people"
+    made = commands(settings(**TESTED), lexicon, "test", folder)
+    rows = [
+        (cut.id, cut.supervisions[0].speaker, f"{cut.id}.flac", f"{cut.duration}", "the lamp")
+        for cut in made.cuts
+    ]
+    columns = ("utt_id", "speaker", "path", "duration_seconds", "transcript")
+    table = folder / "utterances.tsv"
+    table.write_text("".join("\t".join(row) + "\n" for row in [columns, *rows]))
+    human = settings(**TESTED, human=str(folder))
+    found = commands(human, lexicon, "test_human", tmp_path / "audio").cuts
+    assert [c.id for c in found] == [c.id for c in made.cuts]
+    assert {c.supervisions[0].text for c in found} == {"THE LAMP"}
+    (folder / rows[0][2]).unlink()
+    with pytest.raises(CorpusError, match=r"1 of \d+ recordings in .* cannot be used"):
+        commands(human, lexicon, "test_human", tmp_path / "audio")
+    with pytest.raises(CorpusError, match=r"test_human needs corpus\.commands\.human"):
+        commands(settings(**TESTED), lexicon, "test_human", tmp_path / "audio")
+
+
+def test_a_condition_is_checked_as_the_corpus_is(made_with):
+    settings, _ = made_with
+    with pytest.raises(SettingsError, match=r"conditions.*loud.*snr_db"):
+        settings(**TESTED, conditions={"loud": ConditionSettings(snr_db=[9.0, 3.0])})
+    with pytest.raises(SettingsError, match="test_Room"):
+        settings(**TESTED, conditions={"Room": ConditionSettings()})
 
 
 def test_no_timbre_is_in_two_splits_and_all_voices_speak(tmp_path, made_with):

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from finished_runs import (
     BMUF,
@@ -21,6 +22,7 @@ from finished_runs import (
 )
 
 from asr_train.paper import speed
+from asr_train.paper.hours import PassSettings, hours_of_pass
 from asr_train.paper.plot import plot
 from asr_train.paper.rows import RowSettings
 from asr_train.paper.table import columns, markdown, plain, rows_shown
@@ -54,6 +56,78 @@ def shown(content, label):
     names = [column.name for column in columns(content)]
     row = next(row for row in rows_shown(content) if row["label"] == label)
     return dict(zip(names, [c.cell(row) for c in columns(content)], strict=True))
+
+
+# --- several test sets --------------------------------------------------------------------------
+
+SPLITS = {"hub5_00": "test_clean", "rt03s_fsh": "test_noise", "teleconf": "test_human"}
+PRODUCTION = [
+    {"run": "sgd", "paper": {"data_x_model": "1x1"}},
+    {"run": "sgd", "realign": True, "paper": {"data_x_model": "1x1 + realign"}},
+]
+
+
+@pytest.fixture
+def production(tmp_path):
+    one_pass = {"speech_hours": 3300, "parameters_millions": 160, "cluster": "k20x_farm"}
+    return a_table(
+        *(tmp_path, "seide2014_1bit", "table_6_production", PRODUCTION),
+        **{"splits": SPLITS, "one_pass": one_pass},
+    )
+
+
+def with_errors(table, errors):
+    """Finished runs with these errors in every test set of `errors`."""
+    trained = all_finished(table)
+    for run in trained.values():
+        run.about["settings"]["optim"] |= {"phases": [{"until": 1}], "epochs": EPOCHS}
+        run.scores[1:] = [
+            score(run.run, each, split) for split, each in errors[run.run.count("realign")].items()
+        ]
+    return trained
+
+
+def test_each_test_set_has_a_column_and_all_together_the_reduction(production):
+    content = tabulated(
+        production,
+        with_errors(
+            production,
+            [{"test_clean": 6, "test_noise": 24}, {"test_clean": 6, "test_noise": 9}],
+        ),
+    )
+    first, second = (row["label"] for row in content["rows"])
+    assert shown(content, first)["hub5 00: paper / WER % of test_clean"].startswith("14.5 / 6.")
+    assert shown(content, second)["rt03s fsh: paper / WER % of test_noise"].startswith("14.1 / 9.")
+    teleconf = next(name for name in shown(content, first) if name.startswith("teleconf"))
+    assert shown(content, first)[teleconf] == f"19.4 / {DASH}"  # no recordings of people
+    assert ours(content, second)["wer_reduction"]["percent"] == pytest.approx(50)
+    assert ours(content, second)["words"] == 2400
+    assert ours(content, second)["runs"][0].endswith("-seed1-realign1")
+
+
+def test_a_missing_test_set_is_named(production):
+    trained = with_errors(production, [{"test_clean": 6}, {"test_clean": 6}])
+    with pytest.raises(ValueError, match="0 scores of test_noise"):
+        tabulated(production, trained)
+
+
+def test_hours_follow_from_the_minibatches_that_a_run_chose():
+    settings = PassSettings(speech_hours=3300, parameters_millions=160, cluster="k20x_farm")
+
+    def hours(parallel, *sizes, cold_start=0.0):
+        frames = np.cumsum(np.array(sizes) * 1000)
+        log = [{"step": 1000 * i, "frames": int(f)} for i, f in enumerate(frames, 1)]
+        return hours_of_pass(log, 64, cold_start, parallel, settings, CONF)
+
+    alone = hours("1x1", 64)  # T_sub(1024), times the network's size
+    sub_batch = (18.2e-3 + 11.9e-3 + 1024 * 112.9e-6) * 160 / 46
+    assert alone == pytest.approx(3300 * 360_000 / 1024 * sub_batch / 3600, rel=0.01)
+    assert hours("1x1 + realign", 64) == alone
+    assert hours("10x2", 640) < hours("10x2", 64) < alone
+    assert hours("10x2", 64, 640, cold_start=0.05) > hours("10x2", 64, 640)
+    both = hours("10x2", 64, 64, 640)
+    assert hours("10x2", 640) < both < hours("10x2", 64)
+    assert hours("10x2") is None
 
 
 # --- changes ------------------------------------------------------------------------------------

@@ -1,0 +1,119 @@
+"""Minibatches that a run chose, the paper's hardware -> **simulated hours** of one pass.
+
+For table 6 of Seide et al. (2014, 1-bit): data x model parallelism on servers of two GPUs, with the
+constants fitted on table 4. The minibatch that a run was set to stands for the paper's 1,024
+frames, those chosen later for as many times that. Time for trying minibatch sizes is left out.
+Knows nothing of accuracy.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from asr_train.cost.calibrate import Row, fit, predicted, seide_2014
+from asr_train.cost.cluster import read_cluster
+from asr_train.cost.plan import Scheme
+from asr_train.facts import Traffic
+from asr_train.files import read_yaml
+
+SET_FRAMES = 1024  # of all workers together
+FRAMES_AN_HOUR = 360_000
+
+
+@dataclass(kw_only=True, slots=True)
+class PassSettings:
+    """The pass whose hours a table prints.
+
+    Attributes:
+        speech_hours: of TRAIN in the paper.
+        parameters_millions: of its network.
+        cluster: of conf/cluster.
+    """
+
+    speech_hours: float
+    parameters_millions: float
+    cluster: str
+
+
+def hours_of_pass(
+    log: Sequence[Mapping[str, Any]],
+    set_frames: int,
+    cold_start: float,
+    parallel: str,
+    settings: PassSettings,
+    conf: Path,
+) -> float | None:
+    """Return the simulated hours of one pass; None without a log of steps.
+
+    Args:
+        log: of our run, rows with `step` and `frames` so far.
+        set_frames: of a minibatch of all workers, in the run's settings.
+        cold_start: share of the run that one worker trained.
+        parallel: data x model parallelism as printed, "10x2".
+        conf: the folder of papers/ and cluster/.
+    """
+    sizes = _sizes(log, set_frames, cold_start)
+    if not sizes:
+        return None
+    data, model = map(int, parallel.partition(" ")[0].split("x"))
+    one_bit, icassp = (
+        read_yaml(conf / "papers" / f"{name}.yaml")
+        for name in ("seide2014_1bit", "seide2014_parallelizability")
+    )
+    case = seide_2014(one_bit, icassp["model"]["activations_passed_per_frame"])
+    larger = 1e6 * settings.parameters_millions / case.rows[0].work.parameters
+    usual = case.rows[0].work
+    work = replace(
+        usual,
+        parameters=larger * usual.parameters,
+        frame_seconds=larger * usual.frame_seconds,
+        fixed_seconds=larger * usual.fixed_seconds,
+        start_seconds=larger * usual.start_seconds,
+        activations=larger**0.5 * usual.activations,  # as the width
+    )
+    rows = []
+    for i, (frames, _, cold) in enumerate(sizes):
+        workers = 1 if cold else data
+        rows.append(
+            Row(
+                label=str(i),
+                work=replace(work, frames=frames / workers),
+                method=Scheme(
+                    traffic=Traffic.onebit if workers > 1 else Traffic.none,
+                    lag=int(workers > 1),
+                    stripes=model,
+                ),
+                workers=workers,
+                published=1.0,
+                reference=1.0,
+            )
+        )
+    cluster = read_cluster(settings.cluster, conf / "cluster")
+    constants = fit(case, cluster, case.fit_on).constants
+    speeds = predicted(replace(case, rows=tuple(rows)), cluster, constants)
+    whole = settings.speech_hours * FRAMES_AN_HOUR
+    seconds = sum(share * whole / speeds[str(i)] for i, (_, share, _) in enumerate(sizes))
+    return seconds / 3600
+
+
+def _sizes(
+    log: Sequence[Mapping[str, Any]], set_frames: int, cold_start: float
+) -> list[tuple[float, float, bool]]:
+    """Return the paper's frames per step, the share of the pass, and whether it is the cold start.
+
+    Intervals between rows of equal minibatches are one.
+    """
+    rows = [(row["step"], row["frames"]) for row in log if row.get("frames") and row.get("step")]
+    if not rows:
+        return []
+    total = rows[-1][1]
+    found: dict[tuple[float, bool], float] = {}
+    before = (0, 0)
+    for step, frames in rows:
+        if step > before[0]:
+            size = (frames - before[1]) / (step - before[0]) * SET_FRAMES / set_frames
+            key = (float(f"{size:.2g}"), before[1] / total < cold_start)
+            found[key] = found.get(key, 0.0) + (frames - before[1]) / total
+        before = (step, frames)
+    return [(size, share, cold) for (size, cold), share in found.items()]
