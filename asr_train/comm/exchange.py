@@ -47,6 +47,10 @@ class Exchange(ABC):
         self.received_bits = dict.fromkeys(local, 0)
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
+    def count_received(self, worker: int, message_bytes: int) -> None:
+        """Count that a local worker receives a message of this size from each other one."""
+        self.received_bits[worker] += 8 * (len(self) - 1) * message_bytes
+
     def __len__(self) -> int:
         return len(self.members)
 
@@ -116,7 +120,7 @@ class Exchange(ABC):
         assert len(parts) == len(self.local)
         for worker in self.local:
             part = parts[0][worker - self.members[0]]
-            self.received_bits[worker] += 8 * (len(self) - 1) * len(part)
+            self.count_received(worker, len(part))
         return self._scatter(parts)
 
     def sum(
@@ -181,7 +185,7 @@ class Exchange(ABC):
 
     def _count_gathered(self, message_bytes: int) -> None:
         for worker in self.local:
-            self.received_bits[worker] += 8 * (len(self) - 1) * message_bytes
+            self.count_received(worker, message_bytes)
 
     def _padded(self, messages: Sequence[Tensor], size: int) -> Tensor:
         rows_LB = torch.zeros(len(messages), size, dtype=torch.uint8, device=self.device)

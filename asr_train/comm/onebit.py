@@ -145,14 +145,24 @@ class OneBitSgd(Reducer):
 
     A single worker's gradient is neither quantised nor sent; it is AdaGrad and momentum alone.
 
+    Args:
+        is_direct: whether messages are counted but not made, if all workers are in this process;
+            the result is the same to the bit.
     Attributes:
         delays: whether steps come one call late: double buffering, as in the settings. It may
             change between calls; once it is off, the step that was late comes with the next.
         rate: of the last step that was applied; for one that comes late.
     """
 
-    def __init__(self, exchange: Exchange, size: int, settings: schema.OneBitSettings) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        size: int,
+        settings: schema.OneBitSettings,
+        is_direct: bool = False,
+    ) -> None:
         self.exchange, self.size, self.settings = exchange, size, settings
+        self._is_direct = is_direct and len(exchange.local) == len(exchange)
         self.step, self.rate = 0, 0.0
         self.reading, self.frames = len(exchange), len(exchange)
         self.delays = settings.double_buffering
@@ -279,16 +289,25 @@ class OneBitSgd(Reducer):
     ) -> dict[int, Tensor] | None:
         """Return the local owners' sums of what all workers sent them."""
         first = self.exchange.members[0]
-        messages = []
+        messages, quantised, is_sound = [], [], True
         for worker, gradient in zip(self.exchange.local, gradients, strict=True):
             with self.exchange.timed("compress"):
-                messages.append(self._messages(worker, gradient))
-            for place, message_B in enumerate(messages[-1]):
+                matrices = self._quantised(worker, gradient)
+                if self._is_direct:
+                    quantised.append(matrices)
+                    is_sound &= is_finite(matrices)
+                else:
+                    messages.append(self._messages(worker, gradient.frames, matrices))
+            for place in range(len(self.sizes)):
                 if place != worker - first:
-                    sent[worker].bits += 8 * len(message_B)
-                    sent[worker].elements += self.sizes[place]
+                    self._count(sent[worker], place)
+        if self._is_direct:
+            for worker, length in zip(self.owners, self.lengths, strict=True):
+                self.exchange.count_received(worker, HEADER_BYTES + length)
+            with self.exchange.timed("compress"):
+                return self._added_up(quantised) if is_sound else None
         received = self.exchange.scatter(messages)
-        totals, is_sound = {}, True
+        totals = {}
         with self.exchange.timed("compress"):
             for (worker, owner), mine in zip(self.owners.items(), received, strict=True):
                 place = worker - first
@@ -301,8 +320,20 @@ class OneBitSgd(Reducer):
                 totals[worker] = total
         return totals if is_sound else None
 
-    def _messages(self, worker: int, gradient: Gradient) -> list[Tensor]:
-        """Return a local worker's messages to all owners; write the residual that it keeps."""
+    def _added_up(self, quantised: Sequence[Sequence[OneBit]]) -> dict[int, Tensor]:
+        """Return the owners' sums of all workers' matrices."""
+        total_P = self._zeros()
+        for number, of_workers in enumerate(zip(*quantised, strict=True)):
+            onebit.add_up(of_workers, self.layout.of(total_P, number))
+        return {w: self._part(total_P, owner.blocks) for w, owner in self.owners.items()}
+
+    def _count(self, sent: Sent, place: int) -> None:
+        """Count a message about the part of the worker at `place`."""
+        sent.bits += 8 * (HEADER_BYTES + self.lengths[place])
+        sent.elements += self.sizes[place]
+
+    def _quantised(self, worker: int, gradient: Gradient) -> list[OneBit]:
+        """Quantise a local worker's gradient; write the residual that it keeps."""
         keeps = bool(self._kept)
         residual_P = self.residuals[worker] if keeps else self._nothing_P
         kept_P = self._kept[worker] if keeps else self._lost_P
@@ -310,12 +341,16 @@ class OneBitSgd(Reducer):
         for number in range(len(self.layout.matrices)):
             views = (self.layout.of(v, number) for v in (gradient.grad_P, residual_P, kept_P))
             matrices.append(onebit.quantise(*views))
+        return matrices
+
+    def _messages(self, worker: int, frames: int, matrices: Sequence[OneBit]) -> list[Tensor]:
+        """Return a local worker's messages to all owners."""
         is_sound = is_finite(matrices)  # a mean over elements that are not all finite is not
-        flags = Flags.none if gradient.frames else Flags.end_of_data
+        flags = Flags.none if frames else Flags.end_of_data
         return [
             self._enclosed(
                 [block.quantised(matrices[block.matrix]) for block in blocks] if is_sound else None,
-                *(place, worker, gradient.frames, flags, TO_OWNER),
+                *(place, worker, frames, flags, TO_OWNER),
             )
             for place, blocks in enumerate(self.parts)
         ]
@@ -332,20 +367,24 @@ class OneBitSgd(Reducer):
             return owner.unquantised(steps[worker])
         if is_plain:
             return self._gathered(steps, sent)
-        messages = []
+        messages, parts = [], []
         with self.exchange.timed("compress"):
             for worker, owner in self.owners.items():
-                quantised = owner.quantised(steps[worker], self.settings.error_feedback)
+                parts.append(owner.quantised(steps[worker], self.settings.error_feedback))
                 place = worker - self.exchange.members[0]
-                is_sound = is_finite(quantised)
-                messages.append(
-                    self._enclosed(
-                        quantised if is_sound else None,
-                        *(place, worker, 0, Flags.none, FROM_OWNER),
+                self._count(sent[worker], place)
+                if not self._is_direct:
+                    messages.append(
+                        self._enclosed(
+                            parts[-1] if is_finite(parts[-1]) else None,
+                            *(place, worker, 0, Flags.none, FROM_OWNER),
+                        )
                     )
-                )
-                sent[worker].bits += 8 * len(messages[-1])
-                sent[worker].elements += owner.size
+            if self._is_direct:
+                for worker in self.owners:
+                    self.exchange.count_received(worker, HEADER_BYTES + max(self.lengths))
+                is_sound = is_finite(q for part in parts for q in part)
+                return self._whole(parts) if is_sound else None
         received = self.exchange.gather(messages, HEADER_BYTES + max(self.lengths))
         with self.exchange.timed("compress"):
             headers, payloads = self._read(received, FROM_OWNER, range(len(self.exchange)))

@@ -349,3 +349,27 @@ def test_a_sum_that_overflows_stops_the_step_of_all(name):
     assert run.skipped == [0, 1]
     assert torch.equal(run.weights()[0], weights_P)
     assert not any(tensor.any() for tensor in kept(run))
+
+
+@pytest.mark.parametrize("place", [None, "aggregate", "partial"])
+@pytest.mark.parametrize("name", ["onebit", "onebit_late"])
+def test_workers_together_in_a_process_need_no_messages(name, place, monkeypatch):
+    """With virtual=batched: the same bits as by messages, and the same traffic."""
+    found = []
+    for virtual in ("exact", "batched"):
+        method = method_of(name, 3, virtual=virtual)
+        given = None if place is None else adagrad(place)
+        run = Run(method, momentum=0.5, adagrad=given, bad={(1, 2)})
+        if virtual == "batched":
+            monkeypatch.setattr(codec, "enclose", lambda *_: pytest.fail("a message was made"))
+        run.method.begin_step(1, 10)  # a cold start
+        run.steps(1)
+        run.method.begin_step(3, 10)
+        run.steps(7)
+        assert run.skipped == [2]
+        found.append((run.log, [run.method.take_sent(w) for w in range(3)]))
+    by_messages, direct = found
+    assert by_messages[0] == direct[0]
+    for one, other in zip(by_messages[1], direct[1], strict=True):
+        for count in ("bits", "elements", "received_bits"):
+            assert getattr(one, count) == getattr(other, count)

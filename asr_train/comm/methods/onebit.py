@@ -14,6 +14,7 @@ from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.onebit import OneBitSgd
 from asr_train.comm.optimizer import Momentum, Replica, Shape
 from asr_train.comm.reducers import Update
+from asr_train.schema import Virtual
 
 
 class OneBitMethod(ExchangeMethod):
@@ -21,7 +22,8 @@ class OneBitMethod(ExchangeMethod):
 
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
         assert settings.onebit is not None  # as schema checks
-        self.owners = OneBitSgd(exchange, size, settings.onebit)
+        is_direct = settings.virtual is Virtual.batched
+        self.owners = OneBitSgd(exchange, size, settings.onebit, is_direct)
         super().__init__(exchange, [exchange], [self.owners])
         self.halves = settings.halves(len(exchange))
         self._delays_trials = settings.onebit.delayed_trials
