@@ -514,8 +514,8 @@ def test_what_is_said_on_the_command_line_counts_on_a_finished_folder(
         (["WORKERS=0"], "WORKERS is '0'; it must be a positive whole number"),
         (["STRIPES=two"], "STRIPES is 'two'; it must be a positive whole number"),
         (["RUNS=lstm", "STRIPES=2"], "comm.stripes is 2, but only layers of model.dnn can be cut"),
-        (["SET=optim.rate=1", "SET=optim.epochs=2"], "SET is given twice, and only the last"),
-        (["WORKER=2"], r"there is no variable WORKER here \(did you mean WORKERS\?\); `make help`"),
+        (["SET=optim.rate=1", "SET=optim.epochs=2"], "SET is given twice, and make would use only the last"),
+        (["WORKER=2"], r"unknown variable WORKER \(did you mean WORKERS\?\); `make help`"),
     ],
 )
 def test_a_name_that_does_not_exist_is_refused_before_anything_runs(
