@@ -117,5 +117,5 @@ def check_known(
     raise SettingsError(
         f"{variable} names {word!r}, which {why}"
         + (f"; did you mean {near[0]!r}?" if near else "")
-        + f" (there are: {', '.join(known) or 'none'})"
+        + f" (known: {', '.join(known) or 'none'})"
     )

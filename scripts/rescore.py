@@ -55,9 +55,9 @@ def tune(
     write_json(output, {**chosen, "at_end": at_end, "tried": rows})
     return (
         f"rescore: {run}: LM weight {best.lm_weight:g}, penalty {best.penalty:g}, "
-        f"{'least expected errors' if best.mbr else 'best path'}: "
+        f"{'MBR' if best.mbr else 'best path'}: "
         f"{errors.rate:.2%} WER on {split.header['split']} (of {len(tried)} choices)"
-        + "".join(f"; the best of decode.{name} is at its end" for name in at_end)
+        + "".join(f"; the best value of decode.{name} is at the end of its list" for name in at_end)
     )
 
 
@@ -129,8 +129,8 @@ class Split:
             raise ValueError(f"{models} has no large model; set lm.big, for example by lm=fourgram")
         if lang.arpa is None:
             raise ValueError(
-                f"the grammar of {language} is no n-gram model that a larger one could replace; "
-                "set lang=sentences, or leave RESCORE out"
+                f"the grammar of {language} is not an n-gram model, so no larger one can replace "
+                "it; set lang=sentences, or leave RESCORE out"
             )
         kept = check_part(path.parent, self.header["lattices"], remake=path)
         big = check_part(Path(models).parent, index["big"], remake=models)

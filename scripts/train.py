@@ -94,7 +94,7 @@ def chosen_workers(settings: int | None, stripes: int) -> int:
     whole = max(1, started() // stripes)
     wish = os.environ.get("WORKERS") or str(settings or whole)
     if not wish.isdigit() or int(wish) < 1:
-        raise ValueError(f"WORKERS is {wish!r}; it must be a positive whole number")
+        raise ValueError(f"WORKERS is {wish!r}; it must be a positive integer")
     return int(wish)
 
 

@@ -226,7 +226,7 @@ def open_bundle(name: Path | str) -> Iterator[Bundle]:
 
 def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:
     if not (folder / MANIFEST).exists():
-        raise DamagedFileError(f"{named} has no {MANIFEST}, so it is no bundle; {_AGAIN}")
+        raise DamagedFileError(f"{named} has no {MANIFEST}, so it is not a bundle; {_AGAIN}")
     manifest = files.read_json(folder / MANIFEST)
     _check_version(manifest, named)
     written = manifest.pop("hash", None)
@@ -303,7 +303,7 @@ def _unpack(path: Path, folder: Path) -> dict[str, Region]:
                 is_plain = member.isfile() and not member.issparse()
                 if not is_plain or len(name.parts) != 1 or name.name in ("", "..", "."):
                     raise DamagedFileError(
-                        f"{path} has {member.name!r}, which is no plain file; {_AGAIN}"
+                        f"{path} has {member.name!r}, which is not a regular file; {_AGAIN}"
                     )
                 if name.name in GRAPH:
                     graph[name.name] = Region(path, member.offset_data, member.size)

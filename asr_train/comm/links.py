@@ -119,8 +119,8 @@ class Links:
         if event.what is What.error:
             raise ExchangeError(f"{sender} stopped: {reason}")
         raise ExchangeError(
-            f"{sender} is gone ({reason}); look at its output, then start again: training resumes "
-            "from the last checkpoint"
+            f"{sender} has ended ({reason}); look at its output, then start again: training "
+            "resumes from the last checkpoint"
         )
 
     def close(self, error: BaseException | None) -> None:

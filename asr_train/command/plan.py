@@ -136,14 +136,14 @@ def number(given: Mapping[str, str], key: str) -> float:
 
 def whole(given: Mapping[str, str], key: str) -> int:
     if not given[key].isdigit():
-        raise ValueError(f"{key} is {given[key]!r}; it must be a whole number")
+        raise ValueError(f"{key} is {given[key]!r}; it must be an integer")
     return int(given[key])
 
 
 def wholes(given: Mapping[str, str], key: str) -> tuple[int, ...]:
     parts = given[key].split(",")
     if not all(part.isdigit() and int(part) for part in parts):
-        raise ValueError(f"{key} is {given[key]!r}; it must be whole numbers: {DEFAULTS[key]}")
+        raise ValueError(f"{key} is {given[key]!r}; it must be integers: {DEFAULTS[key]}")
     return tuple(int(part) for part in parts)
 
 

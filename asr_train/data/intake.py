@@ -73,7 +73,7 @@ def unique_ids(rows: Sequence[Row], source: Path | str) -> None:
         if seen.setdefault(row.utt_id, row) is not row:
             raise CorpusError(
                 f"{source}: the utterance id {row.utt_id!r} is in {seen[row.utt_id].where} "
-                f"and in {row.where}; ids must differ"
+                f"and in {row.where}; ids must be unique"
             )
     owners = {name: name for name in seen}
     for old, row in seen.items():
@@ -238,7 +238,7 @@ def _listen(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) 
     except (soundfile.LibsndfileError, OSError) as error:
         return _Audio(what="unreadable audio", why=_said(path, error))
     if len(wave_TC) != count:
-        why = f"{path} announces {count} samples but {len(wave_TC)} can be read"
+        why = f"{path} declares {count} samples but {len(wave_TC)} can be read"
         return _Audio(what="unreadable audio", why=why)
     mix = _mixes(row, audio, settings)
     wave_T = wave_TC.mean(1) if mix else wave_TC[:, row.channel or 0]

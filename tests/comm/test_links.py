@@ -81,7 +81,7 @@ def test_a_goodbye_is_no_error_and_a_killed_process_is_one_at_once():
             os.kill(os.getpid(), signal.SIGKILL)
         if ours.me == 1:
             return None
-        with pytest.raises(ExchangeError, match=r"process 2 of 3 is gone") as raised:
+        with pytest.raises(ExchangeError, match=r"process 2 of 3 has ended") as raised:
             ours.receive(PATIENCE_SECONDS)
         return str(raised.value)
 
