@@ -18,7 +18,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from asr_train.decode.kept import KeptLattices
+from asr_train.decode.lattice_archive import LatticeArchive
 from asr_train.decode.rescore import Rescored, Rescorer, Reweighed, tune_rescoring
 from asr_train.files import check_part, read_json, read_jsonl, write_json, write_jsonl
 from asr_train.jobs import main, parallel_map
@@ -134,7 +134,7 @@ class Split:
             )
         kept = check_part(path.parent, self.header["lattices"], remake=path)
         big = check_part(Path(models).parent, index["big"], remake=models)
-        self._lattices = KeptLattices(kept, lang)
+        self._lattices = LatticeArchive(kept, lang)
         names, weight = lang.lexicon.words, self.header["lm_weight"]
         self._rescorer = Rescorer(names, read_arpa(lang.arpa), read_arpa(big), weight)
 

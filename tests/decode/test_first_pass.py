@@ -11,8 +11,8 @@ from toy import toy_lang
 from asr_train.align.gmm import save_gmm
 from asr_train.align.speakers import load_speakers, write_speakers
 from asr_train.align.viterbi import transcripts
-from asr_train.decode import first
-from asr_train.decode.first import adapted, heard_line
+from asr_train.decode import first_pass
+from asr_train.decode.first_pass import adaptation_line, adapted
 from asr_train.decode.posteriors import load_scorer
 from asr_train.decode.tune import middle, tune
 from asr_train.decode.words import ALIGNING, Choice, Effort, Recogniser, transcribe
@@ -93,14 +93,14 @@ def test_adapted_speakers_are_understood_better(scorer, lang, graph, new):
     assert (about["speakers"], about["adapted"]) == (4, 3)
     assert about["gain_per_frame"] > 0
     assert 0 < about["earlier_seconds"] < about["wall_seconds"] + 1
-    assert heard_line(about).startswith("earlier passes: 3 of 4 speakers adapted, ")
+    assert adaptation_line(about).startswith("earlier passes: 3 of 4 speakers adapted, ")
 
 
 def test_the_seconds_of_all_earlier_passes_are_counted(scorer, lang, graph, new, monkeypatch):
     silence = [[] for _ in new.utterances]
-    monkeypatch.setattr(first, "_heard", lambda *_: (silence, 2.0))
+    monkeypatch.setattr(first_pass, "_decoded", lambda *_: (silence, 2.0))
     _, about = adapted(scorer, lang, graph, CHOICE, EFFORT, new.utterances)
-    assert about["earlier_seconds"] == 2.0 * first.PASSES
+    assert about["earlier_seconds"] == 2.0 * first_pass.PASSES
 
 
 def test_transcripts_are_not_looked_at(scorer, lang, graph, new):
