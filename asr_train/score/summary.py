@@ -81,8 +81,8 @@ def page(line: str, scored: Sequence[Scored], pairs: dict[str, tuple[list[str], 
             "",
             f"{s.utt_id}  speaker {s.speaker}  {e.correct} correct, {e.substitutions} sub, "
             f"{e.deletions} del, {e.insertions} ins",
-            f"  said  {said}".rstrip(),
-            f"  found {heard}".rstrip(),
+            f"  ref   {said}".rstrip(),
+            f"  hyp   {heard}".rstrip(),
         ]
         if e.errors:
             parts.append(f"        {marks}".rstrip())
