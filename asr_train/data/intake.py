@@ -29,7 +29,7 @@ from asr_train.data.remarks import KEPT, Remark
 from asr_train.data.transcripts import DigitsError, Transcriber
 from asr_train.jobs import parallel_map
 from asr_train.lang.lexicon import Lexicon
-from asr_train.schema import Channel, IntakeSettings, LexiconSettings, Slower
+from asr_train.schema import Channel, IntakeSettings, LexiconSettings, LowRate
 
 
 @dataclass(slots=True)
@@ -184,13 +184,13 @@ def _look(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
         info = soundfile.info(path)
     except (soundfile.LibsndfileError, OSError) as error:
         return _Audio(what="unreadable audio", why=_said(path, error))
-    if info.samplerate < settings.sample_rate and settings.slower is Slower.drop:
+    if info.samplerate < settings.sample_rate and settings.low_rate is LowRate.drop:
         rate = info.samplerate
         lower = "feats=telephone" if rate == 8000 else f"feats.sample_rate={rate}"
         return _Audio(
             what="slow audio",
             why=f"{path} has {rate} Hz, below feats.sample_rate {settings.sample_rate}; if most "
-            f"have no more, set {lower}; else drop it, or set {settings.GROUP}.slower=resample",
+            f"have no more, set {lower}; else drop it, or set {settings.GROUP}.low_rate=resample",
         )
     seconds = info.frames / info.samplerate
     tolerance = settings.duration_tolerance_seconds

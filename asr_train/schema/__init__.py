@@ -33,9 +33,9 @@ from asr_train.schema.corpus import (
     DigitsSettings,
     FolderSettings,
     IntakeSettings,
+    LowRate,
     Published,
     PublishedSettings,
-    Slower,
     SplitBy,
 )
 from asr_train.schema.decode import DecodeSettings
@@ -124,6 +124,7 @@ __all__ = [
     "LexiconSettings",
     "LexiconSource",
     "LmSettings",
+    "LowRate",
     "LstmSettings",
     "Method",
     "ModelAveragingSettings",
@@ -149,7 +150,6 @@ __all__ = [
     "ScoreSettings",
     "SettingsError",
     "ShardsSettings",
-    "Slower",
     "Smoothing",
     "SpecAugmentSettings",
     "SplitBy",
