@@ -2,7 +2,7 @@
 
     bundle.json     manifest: versions, licence of the data, WER lines, scales, features, parts
     model.json      the model, and its tensors: model.pt or gmm.safetensors
-    first.json      of a network over adapted frames: the system that adapts, in gmm.safetensors
+    first.json      of a network on fMLLR features: the system that adapts, in gmm.safetensors
     lang.json       words, pronunciations, phones
     HCLG.fst        the decoding graph (OpenFst's ConstFst), in the order of the search
     heights.npy     of its nodes

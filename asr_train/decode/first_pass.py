@@ -1,7 +1,7 @@
 """First passes: decode without speaker transforms, estimate these from the words, and repeat.
 
-Transcripts are not used: speakers are adapted to the words that were decoded. For a network over
-adapted frames, the speaker-adaptive system decodes them, with the network's graph.
+Transcripts are not used: speakers are adapted to the words that were decoded. For a network on
+fMLLR features, the speaker-adaptive system decodes them, with the network's graph.
 """
 
 import time

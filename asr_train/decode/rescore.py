@@ -26,7 +26,7 @@ class Reweighed:
 
     lm_weight: float
     penalty: float  # nats per word, in addition to the graph's
-    mbr: bool = False  # the words of least expected errors, not those of the best path
+    mbr: bool = False  # minimum-Bayes-risk words, not those of the best path
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ def test_other_systems_have_nothing_to_adapt(models, new, lang):
     assert load_scorer(models["mono"], new, lang).adapt is None
 
 
-# --- networks over adapted frames ---------------------------------------------------------------
+# --- networks on fMLLR features ---------------------------------------------------------------
 
 DNN = {"layers": 1, "width": 8, "nonlinearity": "relu", "context_left": 1, "context_right": 1}
 
@@ -199,7 +199,9 @@ def test_another_system_than_in_training_is_refused(network, models, new, lang, 
         (tmp_path / "exp/dnn").mkdir(parents=True, exist_ok=True)
         (tmp_path / "exp/dnn" / name).write_bytes((network.parent / name).read_bytes())
     copied = tmp_path / "exp/dnn/model.json"
-    with pytest.raises(FileNotFoundError, match=r"fMLLR frames of sat .* but .*/sat/model.json is"):
+    with pytest.raises(
+        FileNotFoundError, match=r"fMLLR features of sat .* but .*/sat/model.json is"
+    ):
         load_scorer(copied, new, lang)
     other = read_json(models["sat"])
     other["parts"][0]["sha256"] = "b" * 64
@@ -208,5 +210,7 @@ def test_another_system_than_in_training_is_refused(network, models, new, lang, 
         load_scorer(copied, new, lang)
     write_json(copied, {name: about[name] for name in about if name != "fmllr"})
     speakers = load_scorer(models["sat"], new, lang).speakers
-    with pytest.raises(ValueError, match="was trained on log-mel but is given fMLLR frames of sat"):
+    with pytest.raises(
+        ValueError, match="was trained on log-mel but is given fMLLR features of sat"
+    ):
         load_scorer(copied, new, lang, speakers)

@@ -112,7 +112,7 @@ def test_a_list_of_weights_grows_by_its_factor():
     assert (best.lm_weight / LEAST, at_end) == (pytest.approx(6, rel=1e-3), [])
 
 
-# --- least expected errors ----------------------------------------------------------------------
+# --- minimum Bayes risk -------------------------------------------------------------------------
 
 
 def test_words_of_least_expected_errors_have_confidences_of_the_posterior():
