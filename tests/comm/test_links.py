@@ -177,7 +177,7 @@ def test_silent_strangers_delay_nobody():
 
 
 def test_there_is_room_behind_more_silent_strangers_than_are_heard():
-    assert met(*[nothing] * 8, HELLO_SECONDS=1000.0, MOST_GUESTS=3) == [b""] * 8
+    assert met(*[nothing] * 8, HELLO_SECONDS=1000.0, MOST_PENDING=3) == [b""] * 8
 
 
 HELLO = struct.Struct("<8sII")
