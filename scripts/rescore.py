@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.decode.lattice_archive import LatticeArchive
-from asr_train.decode.rescore import Rescored, Rescorer, Reweighed, tune_rescoring
+from asr_train.decode.rescore import Rescored, Rescorer, RescoringChoice, tune_rescoring
 from asr_train.files import check_part, read_json, read_jsonl, write_json, write_jsonl
 from asr_train.jobs import main, parallel_map
 from asr_train.lang.arpa import read_arpa
@@ -67,7 +67,7 @@ def apply(hyp: str, tuned: str, language: str, models: str, output: str) -> str:
     header = split.header
     if chosen["of"] != header["run"]:
         raise ValueError(f"{tuned} is of the run {chosen['of']} but {hyp} is of {header['run']}")
-    best = Reweighed(*(chosen[each.name] for each in fields(Reweighed)))
+    best = RescoringChoice(*(chosen[each.name] for each in fields(RescoringChoice)))
     rows, narrower = [], []
     for row, ((found,), seconds) in zip(split.rows, split.rescored([best], True), strict=True):
         if found.narrowed:
@@ -139,7 +139,7 @@ class Split:
         self._rescorer = Rescorer(names, read_arpa(lang.arpa), read_arpa(big), weight)
 
     def rescored(
-        self, choices: list[Reweighed], confidences: bool = False
+        self, choices: list[RescoringChoice], confidences: bool = False
     ) -> Iterator[tuple[list[Rescored], float]]:
         """Yield each utterance's result per choice, and seconds, in worker processes."""
 
