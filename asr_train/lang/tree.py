@@ -98,7 +98,7 @@ class Tree:
         """Return all (centre, position, leaf) that some context has."""
         return {(int(p), box.position, box.leaf) for box in self._boxes() for p in box.centre_p}
 
-    def hears(self) -> list[bool]:
+    def is_context_dependent(self) -> list[bool]:
         """Return whether the leaves of each phone depend on its neighbours; without the edge."""
         asked_P = np.zeros(self.num_phones, bool)
         for box in self._boxes():

@@ -170,8 +170,8 @@ def test_a_tree_of_another_program_has_its_own_leaves_and_an_edge(tree):
 def test_a_phone_hears_its_neighbours_if_any_leaf_depends_on_them(tree):
     every = tree.table()
     differs = (every != every[:1, :, :1]).any(axis=(0, 2, 3)).tolist()
-    assert differs == [a and b for a, b in zip(differs, tree.hears(), strict=True)]
-    assert not tree.hears()[0]
+    assert differs == [a and b for a, b in zip(differs, tree.is_context_dependent(), strict=True)]
+    assert not tree.is_context_dependent()[0]
 
 
 def test_a_list_is_no_tree():
