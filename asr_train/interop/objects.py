@@ -100,7 +100,7 @@ class Objects:
             return numbers.astype(np.float32)
 
     def whole(self, word: str) -> int:
-        """Return the whole number that a token of a text is."""
+        """Return the integer of a text token."""
         if not re.fullmatch(r"[+-]?[0-9]{1,11}", word):
             raise self.damaged(f"{word!r} is not an integer")
         if not _LIMITS.min <= (number := int(word)) <= _LIMITS.max:
