@@ -32,7 +32,7 @@ help:
 ##   MORE='path path'              more folders to train on (folder, speechocean, arctic, ...)
 ## make NAME CORPUS_DIR=path       any recipe of recipes/; its README describes data, licence and cost
 ## make check CORPUS_DIR=path      only check the recordings (RECIPE=fsdd: as that recipe would)
-## make bundle RECIPE=fsdd         pack its model, to decode and align anywhere (RUN=dnn, BUNDLE=path)
+## make bundle RECIPE=fsdd         pack its model for decoding and alignment anywhere (RUN=dnn, BUNDLE=path)
 ## make status RECIPE=fsdd         list done, stale and missing stages (default: digits)
 ## make clean RECIPE=fsdd          remove that recipe's work folder
 $(RECIPES): .venv/.ready
@@ -71,14 +71,14 @@ docs: .venv/.ready
 	@$(BIN)/sphinx-build -q -E -W --keep-going -c docs -d build/doctrees . site
 	@echo "documentation: $(CURDIR)/site/index.html"
 
-## make test                       run all tests but whole recipes, launchers and kill drills
+## make test                       run all tests except slow ones (whole recipes, launchers, kill and resume)
 ## make test-all                   run all tests
 test: .venv/.ready
 	@$(BIN)/python -m pytest $(BESIDE) -m 'not slow'
 test-all: .venv/.ready
 	@$(BIN)/python -m pytest $(BESIDE) --durations=25 --durations-min=5
-# Files of tests side by side; each keeps its fixtures, the long ones begin. One more than there are
-# cores, for drills of timeouts wait; four at most.
+# Test files run in parallel, each in one process (fixtures are shared), long ones first. One process more
+# than cores, because tests of timeouts wait; at most four.
 BESIDE := -n $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4))) --dist loadfile --no-loadscope-reorder
 
 ## make lint                       run ruff and mypy (format: reformat with ruff)
@@ -89,7 +89,7 @@ format: .venv/.ready
 
 # uv inside for speed; the packages are those of the lock file, checked by their hashes.
 .venv/.ready: requirements.lock pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not there; install Python 3.11 or newer, or call make with PYTHON=path" >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed; install Python 3.11 or newer, or call make with PYTHON=path" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"Python {v[0]}.{v[1]} is too old; install 3.11 or newer, or call make with PYTHON=path")'
 	@echo "setting up .venv (once, about 5 GB of packages)"
 	@$(PYTHON) -m venv .venv
@@ -98,7 +98,7 @@ format: .venv/.ready
 	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
-## make bench                      time kernels beside a copy and their peers (CPU: 3 minutes)
+## make bench                      benchmark the kernels against a copy and other libraries (CPU: 3 minutes)
 ## make bench-step                 time training steps of SGD and GTC; RESULTS=results/cpu (or gpu)
 RESULTS ?= results/$(if $(shell command -v nvidia-smi),gpu,cpu)
 bench: .venv/.ready
@@ -108,10 +108,10 @@ bench-step: .venv/.ready
 	@mkdir -p $(RESULTS)
 	@$(BIN)/python scripts/bench_step.py $(RESULTS)
 
-## make gpu                        what a GPU must show: tests, kernels, steps, runs of two papers, in pieces
-##                                 of 8 minutes that resume, into results/gpu; PIECE=b: one anew
+## make gpu                        tests and benchmarks for a GPU: kernels, steps, runs of two papers, in parts
+##                                 of 8 minutes that resume, into results/gpu; PIECE=b: repeat one part
 ##   PY=python3                    without .venv: with torch, Triton, numpy, and wheels in .wheels for the rest
-## make gpu-wheels                 fetch these wheels (Python 3.12, Linux), to take along
+## make gpu-wheels                 download these wheels (Python 3.12, Linux), for a machine without a network
 GPU_WORK ?= work-gpu
 gpu: $(if $(PY),,.venv/.ready)
 	@PYTHONPATH=. $(or $(PY),$(BIN)/python) scripts/gpu.py $(if $(shell command -v nvidia-smi),results/gpu,build/gpu) $(GPU_WORK) $(PIECE)

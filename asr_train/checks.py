@@ -52,4 +52,4 @@ def inputs_named(system: dict[str, str] | None) -> str:
     """
     if system is None:
         return "log-mel"
-    return f"fMLLR frames of {system['run']} (SHA-256 {system['sha256'][:12]}...)"
+    return f"fMLLR features of {system['run']} (SHA-256 {system['sha256'][:12]}...)"

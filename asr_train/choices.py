@@ -22,8 +22,8 @@ class Choices:
         gmms: systems of Gaussians, each trained from the one before it.
         nets: networks to train, with those of further seeds and of realignment.
         scales: the run whose scales, chosen on DEV, all networks use; "": each its own.
-        bigram, pronprobs: models that are also decoded with a bigram, or with learned probabilities
-            of pronunciations and silences.
+        bigram, pronprobs: models that are also decoded with a bigram, or with pronunciation
+            and silence probabilities.
         rescore: models, or rows of `pronprobs`, that are also rescored.
         epochs: models of single epochs, RUN/epochs/N, that are also decoded.
         sequence: objectives that runs are trained further with, as RUN-OBJECTIVE.
@@ -80,7 +80,7 @@ class Choices:
 
     @property
     def probable(self) -> list[str]:
-        """The rows decoded with learned probabilities."""
+        """The rows decoded with pronunciation and silence probabilities."""
         return [f"{name}-pronprobs" for name in self.pronprobs]
 
     def scales_of(self, run: str) -> str:
@@ -117,5 +117,5 @@ def check_known(
     raise SettingsError(
         f"{variable} names {word!r}, which {why}"
         + (f"; did you mean {near[0]!r}?" if near else "")
-        + f" (there are: {', '.join(known) or 'none'})"
+        + f" (known: {', '.join(known) or 'none'})"
     )

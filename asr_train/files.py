@@ -261,7 +261,7 @@ def check_part(
     Args:
         remake: the output to delete so that make makes the part again; for the message.
     Raises:
-        DamagedFileError: if the file is missing, cut short or changed; gives both values.
+        DamagedFileError: if the file is missing, truncated or changed; gives both values.
     """
     path: Path = Path(root) / listed["path"]
     if not path.exists():

@@ -19,8 +19,8 @@ import yaml
 
 from asr_train.schema import Config
 
-KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text"}
-PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
+KINDS = {int: "integer", float: "number", bool: "true or false", str: "string"}
+PLURALS = {int: "integers", float: "numbers", str: "strings"}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-# For recipes with recordings: CORPUS_DIR is their folder; a relative path counts from the repository's
-# root, wherever make is called. NEEDS is what must lie in it, GET how to obtain it. Where a recipe takes
-# them, MORE names further folders with utterances.tsv to train on, and TEXT the files that a language
-# model learns from, or the models themselves.
+# For recipes with recordings: CORPUS_DIR is their folder; a relative path is relative to the repository's
+# root, wherever make is called. NEEDS lists what it must contain, GET says how to obtain it. If a recipe
+# supports them, MORE names further folders with utterances.tsv to train on, and TEXT the text for language
+# models, or the models themselves.
 include $(dir $(lastword $(MAKEFILE_LIST)))paths.mk
 $(call one_word,CORPUS_DIR,$(CORPUS_DIR),name a link to it without one)
 MORE      ?=
@@ -13,13 +13,13 @@ SPEECH    := $(NEEDS:%=$(DATA)/%) $(MORE_DIRS:%=%/utterances.tsv)
 TEXTS     := $(foreach t,$(TEXT),$(call from_root,$t))
 NEEDED    := $(SPEECH) $(TEXTS)
 INPUTS    := $(wildcard $(filter-out %/.,$(SPEECH)))
-LACKING   := $(filter-out $(wildcard $(NEEDED)),$(NEEDED))
-CLOSED    := $(if $(LACKING),$(shell [ ! -d '$(DATA)' ] || [ -r '$(DATA)' -a -x '$(DATA)' ] || echo closed))
-ifneq ($(CLOSED),)
-$(error $(DATA) is a folder that you may not read: give yourself the right to it, or call make with another CORPUS_DIR)
+MISSING   := $(filter-out $(wildcard $(NEEDED)),$(NEEDED))
+UNREADABLE    := $(if $(MISSING),$(shell [ ! -d '$(DATA)' ] || [ -r '$(DATA)' -a -x '$(DATA)' ] || echo closed))
+ifneq ($(UNREADABLE),)
+$(error no permission to read the folder $(DATA): change its permissions, or call make with another CORPUS_DIR)
 endif
-ifneq ($(if $(filter help clean,$(MAKECMDGOALS)),,$(LACKING)),)
-$(error $(firstword $(LACKING)) is missing: $(GET), or call make with CORPUS_DIR=path of its folder)
+ifneq ($(if $(filter help clean,$(MAKECMDGOALS)),,$(MISSING)),)
+$(error $(firstword $(MISSING)) is missing: $(GET), or call make with CORPUS_DIR=path of the corpus)
 endif
 # Lists in settings are written [word,word].
 comma := ,

@@ -1,8 +1,8 @@
 # A paper's tables, from runs of its own. A folder of recipes/ with paper.yaml and one file per table
 # includes this; the stages are those of CORPUS's recipe. Tables with
-# `estimated: true` come from the cost model alone, in seconds: nothing is trained, and SCALE means nothing.
+# `estimated: true` come from the cost model alone, in seconds: nothing is trained, and SCALE has no effect.
 SCALE  ?= small
-# The corpus's own word for its size
+# The corresponding SIZE of the corpus's recipe
 SIZE_OF_tiny  := tiny
 SIZE_OF_small := default
 SIZE_OF_medium := large
@@ -24,12 +24,12 @@ W      ?= work-$(SCALE)
 PAPER  := $(notdir $(CURDIR))
 ROOT   := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))/..)
 PY     ?= $(or $(wildcard $(ROOT)/.venv/bin/python),python)
-SIDE   ?= $(shell nproc)# runs trained side by side, one thread each
+PARALLEL   ?= $(shell nproc)# runs trained in parallel, one thread each
 ESTIMATED := $(filter $(TABLES),$(notdir $(basename $(shell grep -l '^estimated: true' $(CURDIR)/*.yaml))))
 TRAINED := $(filter-out $(ESTIMATED),$(TABLES))
 NAMED  := $(foreach t,$(TRAINED),$(eval NAMED_$t := $$(shell $$(PY) $$(ROOT)/scripts/rows.py $$(SCALE) $$(CURDIR)/$t.yaml))$(NAMED_$t))
 ifneq ($(and $(TRAINED),$(if $(strip $(NAMED)),,none)),)
-$(error no runs: see above)
+$(error no runs; see the error above)
 endif
 FILES  := $(TRAINED:%=$(CURDIR)/%.yaml@$(SCALE))
 EPOCHS := $(foreach n,$(sort $(NAMED)),$(if $(findstring /epochs/,$n),$n))
@@ -57,7 +57,7 @@ endif
 
 ## In a paper's folder, or from the root as `make PAPER` and `make PAPER-TABLE`:
 ##   SCALE=tiny, small, medium, full    TABLES='table2 figure1'    CORPUS=recipe whose speech to use
-##   SIDE=runs side by side     RESULTS=folder to copy the tables to
+##   PARALLEL=runs trained at once   RESULTS=folder to copy the tables to
 ##   DRY_RUN=1                  a few steps of each run on random frames instead: seconds, memory, hours per row
 .PHONY: paper paper-tables
 DRY_RUN ?=
@@ -73,7 +73,7 @@ TARGETS := $(if $(TRAINED),$(filter $W/manifests/% $W/lm/% $W/lang/% $W/feats/% 
   $(NAMED:%=$W/exp/%/model.json),$(TARGETS)) $W/exp/$(SCALES)/tuned.json \
   $(sort $(foreach t,$(TRAINED),$(foreach r,$(NAMED_$t),$(foreach s,$(call tests_of,$t),$(addprefix $W/exp/$r/,hyp.$s.jsonl score.$s.json)))))) \
   $(MADE)
-# First what all runs share, with every core; then a look at the ratios; then the runs, side by side.
+# First the stages that all runs share, with every core; then the check of the ratios; then the runs, in parallel.
 ifneq ($(DRY_RUN),)
 paper:
 	@mkdir -p $W/tables
@@ -84,7 +84,7 @@ else
 paper:
 	$(if $(TRAINED),+@$(MAKE) $(CHECKED) $(foreach s,$(TRAIN) $(DEV),$W/shards/$(ALIGNER)/$s/index.json) $(TEST:%=$W/feats/%.jsonl.gz))
 	$(if $(TRAINED),+@$(MAKE) $(RATIOS))
-	+@$(MAKE) -j$(SIDE) JOBS=1 paper-tables
+	+@$(MAKE) -j$(PARALLEL) JOBS=1 paper-tables
 	@cat $(MADE:.md=.txt); echo "tables and pictures: $W/tables"
 	$(if $(RESULTS),@mkdir -p $(RESULTS); for t in $(TABLES); do for e in md json png; do \
 	  cp $W/tables/$(PAPER)-$$t.$$e $(RESULTS)/$$t.$$e; done; done)

@@ -22,27 +22,27 @@ Q     := $(if $V,,@)
 WORKERS ?= 1# that train together
 VIRTUAL ?=# 1: all of them in one process; else one each
 STRIPES ?= 1# processes that each worker's network is cut over
-HOSTS := $(if $(VIRTUAL),1,$(WORKERS))
-NPROC ?= $(if $(filter-out 1,$(STRIPES)),$(shell expr $(HOSTS) '*' $(STRIPES)),$(HOSTS))
+PROCESSES := $(if $(VIRTUAL),1,$(WORKERS))
+NPROC ?= $(if $(filter-out 1,$(STRIPES)),$(shell expr $(PROCESSES) '*' $(STRIPES)),$(PROCESSES))
 START = $(PY) $(if $(filter-out 1,$(NPROC)),$S/launch.py --standalone --nproc-per-node $(NPROC))
 SPEECH ?=# what lies in the folder of recordings that are not made here
 INPUTS ?=# files of the corpus that the manifests are made from
 CONF  ?=
 FILES ?=# a paper's tables that RUNS are named in, as TABLE.yaml@SCALE
-# Refuse a variable that no makefile sets by `?=`: a misspelt name would be ignored without a word.
-CHOSEN := $(sort $(shell sed -nE 's/^([A-Z_]+) *\?=.*/\1/p' $(MAKEFILE_LIST))) JOBS RECIPE DEBUG DEVICE THREADS
+# Refuse a variable that no makefile sets by `?=`: a misspelt name would be ignored silently.
+KNOWN := $(sort $(shell sed -nE 's/^([A-Z_]+) *\?=.*/\1/p' $(MAKEFILE_LIST))) JOBS RECIPE DEBUG DEVICE THREADS
 GIVEN  := $(foreach v,$(MAKEOVERRIDES),$(if $(findstring =,$v),'$(firstword $(subst =, ,$v))'))
-NOBODY := $(filter-out $(CHOSEN),$(if $(GIVEN),$(shell printf '%s\n' $(GIVEN) | grep -xE '[A-Z_]+')))
-ifneq ($(NOBODY),)
-$(error there is no variable $(firstword $(NOBODY)) here$(shell $(PY) -c 'import sys, difflib; \
+UNKNOWN := $(filter-out $(KNOWN),$(if $(GIVEN),$(shell printf '%s\n' $(GIVEN) | grep -xE '[A-Z_]+')))
+ifneq ($(UNKNOWN),)
+$(error unknown variable $(firstword $(UNKNOWN))$(shell $(PY) -c 'import sys, difflib; \
   print(*[f" (did you mean {name}?)" for name in difflib.get_close_matches(sys.argv[1], sys.argv[2:], 1)])' \
-  $(firstword $(NOBODY)) $(CHOSEN)); `make help` lists them)
+  $(firstword $(UNKNOWN)) $(KNOWN)); `make help` lists them)
 endif
 SETTINGS = gmm=$(ALIGNER) $(CONF) $(SET)# where two name one key, the later wins
 # C is the folder of settings files. A plan (-n) works on a copy of it, so that asking changes neither
 # what a make that runs at the same time reads, nor what is stale.
-PLANNED := $(and $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),$(wildcard $W/conf))
-C       := $W/$(if $(PLANNED),.plan$(shell rm -rf $W/.plan && cp -Rp $W/conf $W/.plan),conf)
+IS_PLAN := $(and $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),$(wildcard $W/conf))
+C       := $W/$(if $(IS_PLAN),.plan$(shell rm -rf $W/.plan && cp -Rp $W/conf $W/.plan),conf)
 export ASR_WORK := $W
 unexport WORKERS# each run's settings have it
 ifndef JOBS
@@ -59,7 +59,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 GMMS    ?= mono
 REALIGN ?= 0
 ifeq ($(filter $(REALIGN),0 1 2 3 4 5 6 7 8 9),)
-$(error REALIGN is '$(REALIGN)'; it must be a whole number from 0 to 9, passes of realignment)
+$(error REALIGN is '$(REALIGN)'; it must be an integer from 0 to 9, the number of realignment passes)
 endif
 PASSES  := $(shell seq $(REALIGN))
 ALIGNER := $(lastword $(GMMS))
@@ -78,7 +78,7 @@ INITIALS := $(if $(SEQUENCE),$(or $(INITIAL),$(SEEDED)))
 NETS    := $(strip $(foreach r,$(SEEDED),$r $(PASSES:%=$r-realign%)) $(SEQUENCED))
 MODELS  := $(GMMS) $(NETS)
 # Models whose alignments something is trained on: the last of GMMS, and all passes but the last.
-TEACHERS := $(sort $(ALIGNER) $(if $(PASSES),$(filter-out %-realign$(REALIGN),$(NETS))))
+ALIGN_TRAIN := $(sort $(ALIGNER) $(if $(PASSES),$(filter-out %-realign$(REALIGN),$(NETS))))
 # The run whose acoustic scale and penalties, chosen on DEV, all networks are decoded with; empty: each
 # takes its own. With SEEDS it is that run of the first seed.
 SCALES  ?=
@@ -95,29 +95,29 @@ BIGRAMS := $(BIGRAM:%=%-bigram)
 # Models to decode with probabilities of pronunciations and silences, too, counted in the alignments of
 # TRAIN, as MODEL-pronprobs.
 PRONPROBS ?=
-PROBABLE := $(PRONPROBS:%=%-pronprobs)
-OTHERWISE := $(BIGRAMS) $(PROBABLE) $(RESCORED)
+PRONPROB_MODELS := $(PRONPROBS:%=%-pronprobs)
+VARIANTS := $(BIGRAMS) $(PRONPROB_MODELS) $(RESCORED)
 # What the networks' workers sent; printed where there is something to compare, or several workers.
 EXCHANGE := $(if $(NETS),$W/tables/exchange.md)
-SHOWN    := $(if $(strip $(word 2,$(NETS)) $(and $(NETS),$(filter-out 1,$(WORKERS)))),$W/tables/exchange.txt)
+EXCHANGE_TEXT := $(if $(strip $(word 2,$(NETS)) $(and $(NETS),$(filter-out 1,$(WORKERS)))),$W/tables/exchange.txt)
 # What this call shows. resolve.py checks these choices and writes them into settings files, so that a
 # change of them reruns what depends on them.
-SHOWS   := $(MODELS) $(OTHERWISE) $(EPOCHS)
+SCORED  := $(MODELS) $(VARIANTS) $(EPOCHS)
 CHOICES := 'GMMS=$(GMMS)' 'NETS=$(NETS)' 'SCALES=$(SCALES)' 'RESCORE=$(RESCORE)' 'BIGRAM=$(BIGRAM)' \
   'PRONPROBS=$(PRONPROBS)' \
   'EPOCHS=$(EPOCHS)' 'SEQUENCE=$(SEQUENCE)' 'INITIAL=$(INITIAL)' 'WORKERS=$(WORKERS)' 'STRIPES=$(STRIPES)'
-SCORES  := $(foreach r,$(SHOWS),$(EVAL:%=$W/exp/$r/score.%.json))
+SCORES  := $(foreach r,$(SCORED),$(EVAL:%=$W/exp/$r/score.%.json))
 ALIGNED := $(MODELS:%=$W/ali/%/$(DEV).report.json)
 MANIFESTS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz)
 CHECKED := $W/manifests/check.txt# comes before anything is computed, but that it is new makes nothing stale
 TARGETS := $(MANIFESTS) $(CHECKED) $W/lm/index.json $W/lang/index.json \
   $(foreach s,$(TRAIN) $(EVAL),$W/feats/$s.jsonl.gz) $(GMMS:%=$W/exp/%/model.json) \
-  $(foreach m,$(TEACHERS),$(foreach s,$(TRAIN) $(DEV),$W/ali/$m/$s.jsonl.gz $W/shards/$m/$s/index.json)) \
+  $(foreach m,$(ALIGN_TRAIN),$(foreach s,$(TRAIN) $(DEV),$W/ali/$m/$s.jsonl.gz $W/shards/$m/$s/index.json)) \
   $(if $(INITIALS),$W/lang-weak/index.json) $(foreach s,$(TRAIN) $(DEV),$(INITIALS:%=$W/shards/%-lattices/$s/index.json)) \
-  $(filter-out $(TEACHERS:%=$W/ali/%/$(TRAIN).jsonl.gz),$(INITIALS:%=$W/ali/%/$(TRAIN).jsonl.gz)) \
-  $(NETS:%=$W/exp/%/model.json) $(patsubst %,$W/exp/%/tuned.json,$(MODELS) $(OTHERWISE)) \
-  $(foreach m,$(filter-out $(TEACHERS),$(MODELS)),$W/ali/$m/$(DEV).jsonl.gz) \
-  $(foreach r,$(MODELS) $(OTHERWISE),$(EVAL:%=$W/exp/$r/hyp.%.jsonl)) $(SCORES) \
+  $(filter-out $(ALIGN_TRAIN:%=$W/ali/%/$(TRAIN).jsonl.gz),$(INITIALS:%=$W/ali/%/$(TRAIN).jsonl.gz)) \
+  $(NETS:%=$W/exp/%/model.json) $(patsubst %,$W/exp/%/tuned.json,$(MODELS) $(VARIANTS)) \
+  $(foreach m,$(filter-out $(ALIGN_TRAIN),$(MODELS)),$W/ali/$m/$(DEV).jsonl.gz) \
+  $(foreach r,$(MODELS) $(VARIANTS),$(EVAL:%=$W/exp/$r/hyp.%.jsonl)) $(SCORES) \
   $W/tables/wer.md $(EXCHANGE) $W/report/index.html
 
 # The model that `make bundle` packs, with the scales that it is decoded with.
@@ -127,45 +127,45 @@ LICENCE ?=
 export LICENCE
 $(call one_word,BUNDLE,$(BUNDLE),name a file without one)
 ifneq ($(and $(filter RUN=%,$(MAKEOVERRIDES)),$(if $(filter bundle,$(MAKECMDGOALS)),,other)),)
-$(error RUN goes with `make bundle`; the networks to train are RUNS)
+$(error RUN is for `make bundle`; the networks to train are RUNS)
 endif
-ifeq ($(and $(filter bundle,$(MAKECMDGOALS)),$(if $(filter $(RUN),$(MODELS) $(PROBABLE)),,wrong)),wrong)
-$(error RUN is '$(RUN)', which is none of this call's models: $(MODELS) $(PROBABLE))
+ifeq ($(and $(filter bundle,$(MAKECMDGOALS)),$(if $(filter $(RUN),$(MODELS) $(PRONPROB_MODELS)),,wrong)),wrong)
+$(error RUN is '$(RUN)', which is not one of this call's models: $(MODELS) $(PRONPROB_MODELS))
 endif
 
 .PHONY: help table check bundle conf status clean
 ## In a recipe's folder, or from the root with RECIPE=NAME:
-##   make table    make the WER table and all it needs (-n: print the plan; -j2: stages in parallel)
+##   make table    make the WER table and its prerequisites (-n: print the plan; -j2: stages in parallel)
 ##   make check    only check recordings, transcripts, speakers and words of all splits
-##   make bundle   pack a model, all that decoding needs, into work/bundle/NAME-RUN.tar: RUN=dnn
-##                 (BUNDLE=path: another file, or a folder; LICENCE='...': of your own data)
+##   make bundle   pack a model, with all that decoding needs, into work/bundle/NAME-RUN.tar: RUN=dnn
+##                 (BUNDLE=path: another file, or a folder; LICENCE='...': licence of your own data)
 ##   make status   list done, stale and missing stages, with time and size
 ##   make clean    remove the work folder
 ##   variables     W=work folder  V=1 (show commands)  SET='feats.num_mels=80 decode.beam=12'
 ##                 JOBS=processes per stage, and threads of training (default: the number of cores)
 ##                 GMMS='mono tri lda sat'  RUNS='dnn'  REALIGN=realignment passes with the network
 ##                 SEEDS='1 2 3' (train each run three times; means over seeds)
-##                 SEQUENCE='mmi smbr' (train each run further with these objectives: dnn-mmi, dnn-smbr)
-##                 INITIAL=run that all of these begin with (default: each with its own)
+##                 SEQUENCE='mmi smbr' (sequence training of each run with these objectives: dnn-mmi, dnn-smbr)
+##                 INITIAL=initial run of sequence training (default: each run its own)
 ##                 RESCORE='dnn' (rescore lattices with lm.big)  BIGRAM='tri dnn' (also decode with a bigram)
-##                 PRONPROBS='dnn' (also decode with learned probabilities of pronunciations and silences)
+##                 PRONPROBS='dnn' (also decode with pronunciation and silence probabilities)
 ##                 SCALES=run whose scales, chosen on DEV, are used for all networks
 ##                 WORKERS=training workers, one process each; VIRTUAL=1: all in one process, bit-identical
-##                 STRIPES=processes that each worker's network is cut over (model parallelism)
+##                 STRIPES=processes per worker's network (model parallelism)
 table: $(CHECKED) $W/report/index.html
-	@cat $(SHOWN) $W/tables/wer.txt; echo "report: $(abspath $W/report/index.html)"
+	@cat $(EXCHANGE_TEXT) $W/tables/wer.txt; echo "report: $(abspath $W/report/index.html)"
 check: $(CHECKED)
 	@cat $<
 # A settings file named here would make the manifests look through it to `conf`; see the note on patterns.
 bundle: $(CURDIR)/README.md $W/exp/$(RUN:%-pronprobs=%)/model.json \
   $W/exp/$(if $(filter $(RUN),$(NETS)),$(or $(SCALES),$(RUN)),$(RUN))/tuned.json \
-  $W/lang$(if $(filter $(RUN),$(PROBABLE)),-pronprobs)/index.json \
+  $W/lang$(if $(filter $(RUN),$(PRONPROB_MODELS)),-pronprobs)/index.json \
   $W/feats/$(TRAIN).jsonl.gz $(EVAL:%=$W/exp/$(RUN)/score.%.json)
 	$Q$(PY) $S/bundle.py $(wordlist 1,4,$^) $C/lexicon.yaml $(wordlist 5,99,$^) $(BUNDLE)
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 clean:
-	@[ ! -e $W ] || [ -d $W/conf ] || { echo "$W has no conf/ in it, so it is no work folder; not removed" >&2; exit 1; }
+	@[ ! -e $W ] || [ -d $W/conf ] || { echo "$W contains no conf/, so it is not a work folder; not removed" >&2; exit 1; }
 	rm -rf $W
 
 # One settings file per stage, rewritten only when its content changes: a stage reruns when its own

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from asr_train.checks import spelled
 from asr_train.data.features import open_feats
-from asr_train.decode.first import adapted, heard_line
-from asr_train.decode.kept import write_lattices
+from asr_train.decode.first_pass import adaptation_line, adapted
+from asr_train.decode.lattice_archive import write_lattices
 from asr_train.decode.posteriors import load_scorer
 from asr_train.decode.scorer import Scorer, known_states
 from asr_train.decode.words import Choice, Effort, Recogniser, transcribe
@@ -87,7 +87,7 @@ def decode(model: str, tuned: str, language: str, features: str, *paths: str) ->
     return (
         f"decode: {run} {split}: {spelled(len(found), 'utterance')}, real-time factor {factor:.4f} "
         f"(highest {max(h.real_time_factor for h in found):.4f}){oracle}"
-        + (f"; {heard_line(about)}" if about else "")
+        + (f"; {adaptation_line(about)}" if about else "")
         + (f"; {len(cut)} long recordings in {sum(cut)} pieces, cut at pauses" if cut else "")
         + (f"; the search reached no final state in {len(missed)}: {missed[:5]}" if missed else "")
         + (f"; no times for {len(untimed)}: {untimed[:5]}" if untimed else "")

@@ -36,7 +36,7 @@ from asr_train.jobs import main, progress
 
 def export(kind: str, *paths: str) -> None:
     if kind not in KINDS:
-        raise ValueError(f"there is no export of {kind!r}; there are: {', '.join(KINDS)}")
+        raise ValueError(f"there is no export of {kind!r}; known: {', '.join(KINDS)}")
     counts, function = KINDS[kind]
     if len(paths) not in counts:
         wanted = " or ".join(str(count) for count in counts)

@@ -104,7 +104,7 @@ class FetchError(OSError):
 
 def fetch(name: str, folder: str, url: str = "") -> None:
     if name not in CORPORA:
-        raise ValueError(f"no corpus is named {name!r}; there are: {', '.join(CORPORA)}")
+        raise ValueError(f"{name!r} is not a known corpus; known: {', '.join(CORPORA)}")
     CORPORA[name](Path(folder), url or os.environ.get("FETCH_URL", ""))
 
 
@@ -112,7 +112,7 @@ def fsdd(folder: Path, url: str) -> None:
     """Write the recordings unchanged (8 kHz WAV), and utterances.tsv last."""
     table = folder / "utterances.tsv"
     if table.exists():
-        print(f"fetch: {table} is there already; delete it to fetch fsdd again")
+        print(f"fetch: {table} exists already; delete it to fetch fsdd again")
         return
     archive = folder / "fsdd.tar.gz"
     if not archive.exists():
@@ -143,7 +143,7 @@ def speechocean(folder: Path, url: str) -> None:
     """
     table = folder / "utterances.tsv"
     if table.exists():
-        print(f"fetch: {table} is there already; delete it to fetch speechocean again")
+        print(f"fetch: {table} exists already; delete it to fetch speechocean again")
         return
     archive, source = folder / "speechocean762.tar.gz", url or SPEECHOCEAN
     if not archive.exists():
@@ -220,7 +220,7 @@ def _wanted(variable: str, default: str, allowed: Iterable[str]) -> list[str]:
     wanted = os.environ.get(variable, default).split()
     for name in wanted:
         if name not in allowed:
-            raise ValueError(f"{variable} names {name!r}; there are: {', '.join(allowed)}")
+            raise ValueError(f"{variable} names {name!r}; allowed: {', '.join(allowed)}")
     return wanted
 
 
@@ -230,7 +230,7 @@ def _language_models(names: list[str], folder: Path, url: str) -> None:
         path = folder / "lm" / f"{name}.arpa.gz"
         done = path.with_name(f".{name}.fetched")
         if done.exists() and path.exists():
-            print(f"fetch: {path} is there already; delete it to fetch it again")
+            print(f"fetch: {path} exists already; delete it to fetch it again")
             continue
         source = f"{url or LMS}/{path.name}"
         if not path.exists():
@@ -241,7 +241,7 @@ def _language_models(names: list[str], folder: Path, url: str) -> None:
                 pass
         if not begins:
             path.unlink()
-            raise FetchError(f"{source} is no ARPA file, and is deleted; wrong URL?")
+            raise FetchError(f"{source} is not an ARPA file; it was deleted; wrong URL?")
         write_text(done, f"{source}\n")
         print(f"fetch: {path}")
 

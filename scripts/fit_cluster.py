@@ -45,7 +45,7 @@ UNITS = {
 
 def run(name: str, folder: str) -> None:
     if name not in CLUSTERS:
-        raise ValueError(f"{name!r} is no paper with speeds; known: {', '.join(CLUSTERS)}")
+        raise ValueError(f"{name!r} is not a paper with speeds; known: {', '.join(CLUSTERS)}")
     strom = read_yaml(CONF / "papers/strom2015.yaml")
     case, late = strom_2015(strom), None
     if name == "ladkat2019":

@@ -1,4 +1,4 @@
-"""Run what a GPU must show, in pieces that resume.
+"""Run the tests and benchmarks for a GPU, in parts that resume.
 
     gpu.py FOLDER WORK [PIECE...]
 

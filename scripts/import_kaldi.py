@@ -38,7 +38,7 @@ from asr_train.schema import FeatsSettings, load
 
 def import_kaldi(kind: str, *paths: str) -> None:
     if kind not in KINDS:
-        raise ValueError(f"there is no import of {kind!r}; there are: {', '.join(KINDS)}")
+        raise ValueError(f"there is no import of {kind!r}; known: {', '.join(KINDS)}")
     least, most, function = KINDS[kind]
     if not least <= len(paths) <= most:
         raise ValueError(f"an import of {kind} takes other paths; see import_kaldi.py --help")

@@ -157,7 +157,7 @@ def notes(table: dict[str, Any]) -> list[str]:
     runs, draws = table["runs"], table["bootstrap"]["bootstrap"]
     (base, first), *others = runs.items()
     lines = [
-        f"WER in percent (95 % interval), errors / words. All words: drawn over "
+        f"WER in percent (95 % interval), errors / words. All words: bootstrap over "
         f"{first['ci_over']} ({draws} draws, seed {table['bootstrap']['seed']}), which for so few "
         "speakers is a rough guide; a single fold: over its utterances, so for this speaker only.",
     ]

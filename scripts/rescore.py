@@ -18,8 +18,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from asr_train.decode.kept import KeptLattices
-from asr_train.decode.rescore import Rescored, Rescorer, Reweighed, tune_rescoring
+from asr_train.decode.lattice_archive import LatticeArchive
+from asr_train.decode.rescore import Rescored, Rescorer, RescoringChoice, tune_rescoring
 from asr_train.files import check_part, read_json, read_jsonl, write_json, write_jsonl
 from asr_train.jobs import main, parallel_map
 from asr_train.lang.arpa import read_arpa
@@ -55,9 +55,9 @@ def tune(
     write_json(output, {**chosen, "at_end": at_end, "tried": rows})
     return (
         f"rescore: {run}: LM weight {best.lm_weight:g}, penalty {best.penalty:g}, "
-        f"{'least expected errors' if best.mbr else 'best path'}: "
+        f"{'MBR' if best.mbr else 'best path'}: "
         f"{errors.rate:.2%} WER on {split.header['split']} (of {len(tried)} choices)"
-        + "".join(f"; the best of decode.{name} is at its end" for name in at_end)
+        + "".join(f"; the best value of decode.{name} is at the end of its list" for name in at_end)
     )
 
 
@@ -67,7 +67,7 @@ def apply(hyp: str, tuned: str, language: str, models: str, output: str) -> str:
     header = split.header
     if chosen["of"] != header["run"]:
         raise ValueError(f"{tuned} is of the run {chosen['of']} but {hyp} is of {header['run']}")
-    best = Reweighed(*(chosen[each.name] for each in fields(Reweighed)))
+    best = RescoringChoice(*(chosen[each.name] for each in fields(RescoringChoice)))
     rows, narrower = [], []
     for row, ((found,), seconds) in zip(split.rows, split.rescored([best], True), strict=True):
         if found.narrowed:
@@ -129,17 +129,17 @@ class Split:
             raise ValueError(f"{models} has no large model; set lm.big, for example by lm=fourgram")
         if lang.arpa is None:
             raise ValueError(
-                f"the grammar of {language} is no n-gram model that a larger one could replace; "
-                "set lang=sentences, or leave RESCORE out"
+                f"the grammar of {language} is not an n-gram model, so no larger one can replace "
+                "it; set lang=sentences, or leave RESCORE out"
             )
         kept = check_part(path.parent, self.header["lattices"], remake=path)
         big = check_part(Path(models).parent, index["big"], remake=models)
-        self._lattices = KeptLattices(kept, lang)
+        self._lattices = LatticeArchive(kept, lang)
         names, weight = lang.lexicon.words, self.header["lm_weight"]
         self._rescorer = Rescorer(names, read_arpa(lang.arpa), read_arpa(big), weight)
 
     def rescored(
-        self, choices: list[Reweighed], confidences: bool = False
+        self, choices: list[RescoringChoice], confidences: bool = False
     ) -> Iterator[tuple[list[Rescored], float]]:
         """Yield each utterance's result per choice, and seconds, in worker processes."""
 

@@ -110,11 +110,11 @@ def whole_number(name: str, variables: list[str]) -> int:
     """Return the value of a variable of make, else 1.
 
     Raises:
-        SettingsError: if it is not a positive whole number.
+        SettingsError: if it is not a positive integer.
     """
     value = next((each.partition("=")[2] for each in variables if each.startswith(f"{name}=")), "1")
     if not value.isdecimal() or int(value) < 1:
-        raise SettingsError(f"{name} is {value!r}; it must be a positive whole number")
+        raise SettingsError(f"{name} is {value!r}; it must be a positive integer")
     return int(value)
 
 

@@ -92,10 +92,10 @@ def begins_with(run: schema.RunSettings, settings: str, given: list[str]) -> Pat
 def chosen_workers(settings: int | None, stripes: int) -> int:
     """Return WORKERS, else the number in the settings, else one per process that has no stripes."""
     whole = max(1, started() // stripes)
-    wish = os.environ.get("WORKERS") or str(settings or whole)
-    if not wish.isdigit() or int(wish) < 1:
-        raise ValueError(f"WORKERS is {wish!r}; it must be a positive whole number")
-    return int(wish)
+    value = os.environ.get("WORKERS") or str(settings or whole)
+    if not value.isdigit() or int(value) < 1:
+        raise ValueError(f"WORKERS is {value!r}; it must be a positive integer")
+    return int(value)
 
 
 def forget_other_workers(folder: Path, workers: int) -> None:

@@ -70,10 +70,12 @@ def tuned(model: str, conf: str, normaliser: str, language: str, features: str, 
         f"graph: {len(graph.final_N)} nodes, {len(graph.arcs_A)} arcs, "
         f"{(path.parent / 'graph' / 'HCLG.fst').stat().st_size / 1e6:.1f} MB)"
         + "".join(
-            f"; decode.{name} grew to [{', '.join(f'{v:g}' for v in values)}]"
+            f"; decode.{name} was extended to [{', '.join(f'{v:g}' for v in values)}]"
             for name, values in found.grown.items()
         )
-        + "".join(f"; the best of decode.{name} is at its end" for name in found.at_end)
+        + "".join(
+            f"; the best value of decode.{name} is at the end of its list" for name in found.at_end
+        )
     )
 
 

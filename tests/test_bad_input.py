@@ -143,7 +143,7 @@ def refused(work: Path, call: str, *says: str, **limits: int) -> None:
     assert not list(work.rglob(".tmp.*"))
 
 
-# --- files that are not there, or cut short -----------------------------------------------------
+# --- files that are not there, or truncated -----------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ PHRASES = (
         r"is everything in place",
     ),
     *(r"\b1 speakers", r"to the same bits", r"where the time went", r"\bteams?\b(?!`)"),
+    *(r"adapted frames", r"learned probabilities", r"least expected errors", r"kill drills?"),
 )
 
 

@@ -250,7 +250,7 @@ def test_no_network_is_said_clearly(tmp_path):
 
 
 def test_an_unknown_corpus_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="'timit'; there are: fsdd"):
+    with pytest.raises(ValueError, match="'timit' is not a known corpus; known: fsdd"):
         fetch.fetch("timit", str(tmp_path))
 
 
@@ -315,7 +315,7 @@ def test_a_broken_download_of_a_language_model_goes_on(server, tmp_path, only_mo
     [
         (MODEL[:-4], "damaged"),
         (MODEL[:-8] + bytes(4) + MODEL[-4:], "damaged"),  # another checksum
-        (gzip.compress(b"<html>", mtime=0), "is no ARPA file"),
+        (gzip.compress(b"<html>", mtime=0), "is not an ARPA file"),
     ],
 )
 def test_a_damaged_language_model_is_deleted(server, tmp_path, only_models, content, why):
@@ -337,7 +337,7 @@ def test_unknown_language_models_are_refused_before_anything_is_fetched(
     server, tmp_path, monkeypatch, corpus
 ):
     monkeypatch.setenv("LMS", "5-gram")
-    with pytest.raises(ValueError, match=r"LMS names '5-gram'; there are: 3-gram\.pruned\.1e-7"):
+    with pytest.raises(ValueError, match=r"LMS names '5-gram'; allowed: 3-gram\.pruned\.1e-7"):
         fetch.fetch(corpus, str(tmp_path), server.folder)
     assert server.asked == []
 
@@ -374,6 +374,6 @@ def test_parts_that_do_not_exist_are_refused_before_anything_is_fetched(
     server, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("PARTS", "dev-clean train-clean-1000")
-    with pytest.raises(ValueError, match=r"PARTS names 'train-clean-1000'; there are: dev-clean"):
+    with pytest.raises(ValueError, match=r"PARTS names 'train-clean-1000'; allowed: dev-clean"):
         fetch.fetch("librispeech", str(tmp_path), server.folder)
     assert server.asked == []

@@ -498,7 +498,7 @@ def test_what_is_said_on_the_command_line_counts_on_a_finished_folder(
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        (["SCALES=nosuch"], "SCALES names 'nosuch'.*there are: dnn"),
+        (["SCALES=nosuch"], "SCALES names 'nosuch'.*known: dnn"),
         (["RUNS=gtc sgd", "SCALES=gt"], "SCALES names 'gt'.*did you mean 'gtc'"),
         (["RESCORE=dn"], "RESCORE names 'dn'.*did you mean 'dnn'"),
         (["RESCORE=dnn"], "RESCORE names dnn, but lm.big is null.*set lm=fourgram"),
@@ -507,15 +507,15 @@ def test_what_is_said_on_the_command_line_counts_on_a_finished_folder(
         (["EPOCHS=dn/epochs/2"], "EPOCHS names 'dn'.*did you mean 'dnn'"),
         (["SEQUENCE=mmo"], "SEQUENCE names 'mmo'.*did you mean 'mmi'"),
         (["SEQUENCE=mmi", "INITIAL=dn"], "INITIAL names 'dn'.*did you mean 'dnn'"),
-        (["REALIGN=abc"], "REALIGN is 'abc'; it must be a whole number from 0 to 9"),
+        (["REALIGN=abc"], "REALIGN is 'abc'; it must be an integer from 0 to 9"),
         (["RUNS=gtcc"], "RUNS names 'gtcc'.*did you mean 'gtc'"),
-        (["GMMS=mono tree"], "GMMS names 'tree'.*there are: lda, mono, sat, tri"),
+        (["GMMS=mono tree"], "GMMS names 'tree'.*known: lda, mono, sat, tri"),
         (["SET=gmm=tri"], "SET says gmm=tri, but the last of GMMS='mono' is mono; name the sys"),
-        (["WORKERS=0"], "WORKERS is '0'; it must be a positive whole number"),
-        (["STRIPES=two"], "STRIPES is 'two'; it must be a positive whole number"),
+        (["WORKERS=0"], "WORKERS is '0'; it must be a positive integer"),
+        (["STRIPES=two"], "STRIPES is 'two'; it must be a positive integer"),
         (["RUNS=lstm", "STRIPES=2"], "comm.stripes is 2, but only layers of model.dnn can be cut"),
-        (["SET=optim.rate=1", "SET=optim.epochs=2"], "SET is given twice, and only the last"),
-        (["WORKER=2"], r"there is no variable WORKER here \(did you mean WORKERS\?\); `make help`"),
+        (["SET=optim.rate=1", "SET=optim.epochs=2"], "SET is given twice, and make would use only"),
+        (["WORKER=2"], r"unknown variable WORKER \(did you mean WORKERS\?\); `make help`"),
     ],
 )
 def test_a_name_that_does_not_exist_is_refused_before_anything_runs(

@@ -57,7 +57,7 @@ def test_without_stripes_the_files_are_those_of_earlier_versions():
         ({"beam": "x"}, "decode.beam is 'x'; it must be a number"),
         ({"beam": True}, "decode.beam is True"),
         ({"beam": -1}, "decode.beam is -1.0; it must be positive"),
-        ({"max_active": 1.5}, "decode.max_active is 1.5; it must be a whole number"),
+        ({"max_active": 1.5}, "decode.max_active is 1.5; it must be an integer"),
         ({"acoustic_scales": 0.1}, "decode.acoustic_scales is 0.1; it must be a list"),
         ({"acoustic_scales": ["a"]}, r"decode.acoustic_scales\[0\] is 'a'"),
         ({"acoustic_scales": []}, "decode.acoustic_scales is empty"),

@@ -1,4 +1,4 @@
-"""Training of a system of Gaussian mixtures: from a flat start, or from the system before it.
+"""Training of a system of Gaussian mixtures: from a flat start, or from the previous one.
 
     flat start | (system before --align--> phones in context --tree--> states --> one Gaussian each)
     pass: align (Viterbi) -> sums of the aligned frames -> new Gaussians, more of them
@@ -165,7 +165,7 @@ def _moments(read: Read, utterances: list[Utterance]) -> tuple[np.ndarray, np.nd
     return x_ND.mean(0), x_ND.var(0) + LEAST_VARIANCE
 
 
-# --- from the system before ---------------------------------------------------------------------
+# --- from the previous system ---------------------------------------------------------------------
 
 
 def _start_from(job: Job, before: Mixtures) -> Start:
@@ -175,9 +175,9 @@ def _start_from(job: Job, before: Mixtures) -> Start:
     read, outcomes = _aligned_by(job, before)
     aligned = [o for o in outcomes if isinstance(o, Aligned)]
     if not aligned:
-        raise ValueError("the system before aligned no utterance; is it of this corpus?")
+        raise ValueError("the previous system aligned no utterance; was it trained on this corpus?")
     row: dict[str, Any] = {
-        "start": "the system before",
+        "start": "the previous system",
         "loglik_per_frame": round(
             sum(o.loglik for o in aligned) / sum(len(o.states_T) for o in aligned), 4
         ),
@@ -206,7 +206,7 @@ def _start_from(job: Job, before: Mixtures) -> Start:
 
 
 def _aligned_by(job: Job, before: Mixtures) -> tuple[Adapted, list[Outcome | None]]:
-    """Return how the system before read the utterances, and its alignments."""
+    """Return how the previous system read the utterances, and its alignments."""
     spoken, read = transcripts(job.utterances), Adapted(before.front(job.feats))
     if before.adaptive is not None:
         read = adapt(before, read.plain, spoken, job.lang, job.ali)

@@ -92,7 +92,7 @@ class StatsSum:
     def total(self) -> Stats:
         """Return the total, in the order of the keys."""
         if not self._row:
-            raise ValueError("no frames for the tree; is every utterance lost?")
+            raise ValueError("no frames for the tree; did all utterances fail to align?")
         key_K4 = np.array(list(self._row), np.int32)
         order_K = np.lexsort(key_K4.T[::-1])
         sum_KM = self._sum_RM[: len(key_K4)][order_K]

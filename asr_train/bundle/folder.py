@@ -40,7 +40,7 @@ def read_folder(folder: Path) -> tuple[list[Item], list[str]]:
         ValueError: if there is no recording.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; name one with recordings and their texts")
+        raise ValueError(f"{folder} is not a folder; name one with recordings and their texts")
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     audio = {path.with_suffix(""): path for path in paths if path.suffix.lower() in SUFFIXES}
     texts = {path.with_suffix(""): path for path in paths if path.suffix.lower() in TEXTS}

@@ -16,7 +16,7 @@ from asr_train.bundle.audio import AudioError, Source, samples_of
 from asr_train.bundle.store import Bundle, open_bundle
 from asr_train.data.features import Heard
 from asr_train.data.logmel import LogMel
-from asr_train.decode.first import adapted
+from asr_train.decode.first_pass import adapted
 from asr_train.decode.posteriors import load_scorer
 from asr_train.decode.scorer import known_states
 from asr_train.decode.words import ALIGNING

@@ -2,7 +2,7 @@
 
     bundle.json     manifest: versions, licence of the data, WER lines, scales, features, parts
     model.json      the model, and its tensors: model.pt or gmm.safetensors
-    first.json      of a network over adapted frames: the system that adapts, in gmm.safetensors
+    first.json      of a network on fMLLR features: the system that adapts, in gmm.safetensors
     lang.json       words, pronunciations, phones
     HCLG.fst        the decoding graph (OpenFst's ConstFst), in the order of the search
     heights.npy     of its nodes
@@ -226,7 +226,7 @@ def open_bundle(name: Path | str) -> Iterator[Bundle]:
 
 def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:
     if not (folder / MANIFEST).exists():
-        raise DamagedFileError(f"{named} has no {MANIFEST}, so it is no bundle; {_AGAIN}")
+        raise DamagedFileError(f"{named} has no {MANIFEST}, so it is not a bundle; {_AGAIN}")
     manifest = files.read_json(folder / MANIFEST)
     _check_version(manifest, named)
     written = manifest.pop("hash", None)
@@ -303,7 +303,7 @@ def _unpack(path: Path, folder: Path) -> dict[str, Region]:
                 is_plain = member.isfile() and not member.issparse()
                 if not is_plain or len(name.parts) != 1 or name.name in ("", "..", "."):
                     raise DamagedFileError(
-                        f"{path} has {member.name!r}, which is no plain file; {_AGAIN}"
+                        f"{path} has {member.name!r}, which is not a regular file; {_AGAIN}"
                     )
                 if name.name in GRAPH:
                     graph[name.name] = Region(path, member.offset_data, member.size)

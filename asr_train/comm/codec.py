@@ -95,7 +95,7 @@ class Checks:
 
     Args:
         deferred: nothing waits for the device before `ask`. Until then a wrong message decodes to
-            as many elements as it promises, the model's first ones, which is safe.
+            as many elements as it declares, the model's first ones, which is safe.
     """
 
     def __init__(self, deferred: bool = False) -> None:
@@ -129,9 +129,9 @@ class Checks:
         wrong, self._wrong = self._wrong, None
         if wrong is not None and bool(wrong):
             raise MessageError(
-                "a message of the last steps was changed on the way, or has indices that do not "
+                "a message of the last steps was changed in transit, or has indices that do not "
                 "ascend below the model's size; do all workers run the same code? Start again: "
-                "the last checkpoint is sound"
+                "the last checkpoint is valid"
             )
 
 
@@ -182,7 +182,7 @@ def read(message_B: Tensor) -> tuple[Header, Tensor]:
     A caller that knows which message is due compares `read_headers` with it before `read_words`.
 
     Raises:
-        MessageError: if it is cut short, of another version, changed in any bit, or invalid in
+        MessageError: if it is truncated, of another version, changed in any bit, or invalid in
             spite of correct checksums.
     """
     headers = read_headers([message_B])
@@ -195,7 +195,7 @@ def read_headers(messages: Sequence[Tensor]) -> list[Header]:
         if len(message_B) < HEADER_BYTES:
             raise MessageError(
                 f"a message has {len(message_B)} bytes but its header alone has {HEADER_BYTES}; "
-                "it was cut short on the way"
+                "it was truncated in transit"
             )
     heads = torch.stack([message_B[: _LAYOUT.size] for message_B in messages]).cpu().numpy()
     return [
@@ -219,8 +219,8 @@ def _header(content: bytes, length: int) -> Header:
         raise MessageError(f"the header of {where} {_changed(found, checksum)}")
     if HEADER_BYTES + payload_bytes > length:
         raise MessageError(
-            f"{where} has {length} bytes but promises {HEADER_BYTES + payload_bytes}; "
-            "it was cut short on the way"
+            f"{where} has {length} bytes but declares {HEADER_BYTES + payload_bytes}; "
+            "it was truncated in transit"
         )
     if kind not in set(Kind) or flags & ~_ALL_FLAGS:
         raise MessageError(
@@ -242,7 +242,7 @@ def _header(content: bytes, length: int) -> Header:
 
 def _changed(found: int, promised: int) -> str:
     return (
-        f"has the checksum {found:08x} but promises {promised:08x}: it was changed on the way; "
+        f"has the checksum {found:08x} but declares {promised:08x}: it was changed in transit; "
         "start again from the last checkpoint"
     )
 
@@ -271,7 +271,7 @@ def read_payloads(
     """Return the payloads of messages whose headers were read, uint8 [B] each.
 
     Raises:
-        MessageError: if one was changed on the way, unless `checks` defers it.
+        MessageError: if one was changed in transit, unless `checks` defers it.
     """
     payloads = [
         message_B[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
@@ -380,7 +380,7 @@ def decode(
         check_words(words_K, size, checks.refuse_if)
         return checks.harmless(words_K)
     except ValueError as error:
-        raise MessageError(f"a message is not sound: {error}") from None
+        raise MessageError(f"a message is invalid: {error}") from None
 
 
 def fitting(
@@ -432,7 +432,7 @@ def _read_map(payload_B: Tensor, count: int, size: int, checks: Checks) -> Tenso
     checks.refuse_if(
         (found != count) | (unknown > 0) | (beyond > 0),
         lambda: (
-            f"a map promises {count} elements among {size} parameters but has {int(found)}, "
+            f"a map declares {count} elements among {size} parameters but has {int(found)}, "
             f"{int(unknown)} of them with a sign that does not exist and {int(beyond)} beyond the "
             "last parameter; do all workers train the same model?"
         ),

@@ -118,7 +118,7 @@ class ReducerHook(ABC):
         """Return this rank's residual and what else its next step depends on; save all ranks'.
 
         Raises:
-            MessageError: if a message was damaged on the way since the last check.
+            MessageError: if a message was damaged in transit since the last check.
         """
         self._reducer.check()
         return {

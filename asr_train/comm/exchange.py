@@ -180,7 +180,7 @@ class Exchange(ABC):
             f"{what}: workers {', '.join(map(str, others))} have a different {names[first]} than "
             f"worker {self.members[0]} ({int(differs_WN.any(0).sum())} of {len(names)} parameters "
             "differ); do all machines have the same software and hardware? The last checkpoint "
-            "is sound"
+            "is valid"
         )
 
     def _count_gathered(self, message_bytes: int) -> None:

@@ -39,7 +39,7 @@ NONCE_BYTES = 32
 PROOF_BYTES = hashlib.sha256().digest_size
 LONGEST_WORD = 2**16  # bytes of an error's text
 HELLO_SECONDS = 10.0  # in all, for a connecting process to prove its identity
-MOST_GUESTS = 256  # unproven connections at once; with one more, the oldest is closed
+MOST_PENDING = 256  # unproven connections at once; with one more, the oldest is closed
 FAREWELL_SECONDS = 5.0  # at the end, to finish sending
 
 
@@ -119,8 +119,8 @@ class Links:
         if event.what is What.error:
             raise ExchangeError(f"{sender} stopped: {reason}")
         raise ExchangeError(
-            f"{sender} is gone ({reason}); look at its output, then start again: training resumes "
-            "from the last checkpoint"
+            f"{sender} has ended ({reason}); look at its output, then start again: training "
+            "resumes from the last checkpoint"
         )
 
     def close(self, error: BaseException | None) -> None:
@@ -142,7 +142,7 @@ class Links:
                 connection.sendall(_FRAME.pack(what, len(content)) + content)
             connection.shutdown(socket.SHUT_WR)
         except OSError as error:
-            self._lose(process, error)
+            self._disconnect(process, error)
 
     def _read(self, process: int, connection: socket.socket) -> None:
         try:
@@ -158,9 +158,9 @@ class Links:
                 if what == What.error:
                     return
         except (OSError, EOFError, ValueError) as error:
-            self._lose(process, error)
+            self._disconnect(process, error)
 
-    def _lose(self, process: int, error: Exception) -> None:
+    def _disconnect(self, process: int, error: Exception) -> None:
         self._events.put(Event(process, What.lost, str(error).encode()))
 
 
@@ -279,10 +279,10 @@ def _reach(
     return connection
 
 
-class _Guest(NamedTuple):
+class _Pending(NamedTuple):
     """A connection whose process has not proved its identity yet."""
 
-    hearing: Generator[None, None, int | None]
+    handshake: Generator[None, None, int | None]
     until: float
 
 
@@ -294,7 +294,7 @@ def _admitted(
     They are served concurrently: one that sends nothing delays no other.
     """
     found: dict[int, socket.socket] = {}
-    guests: dict[socket.socket, _Guest] = {}  # the oldest first
+    pending: dict[socket.socket, _Pending] = {}  # the oldest first
     listener.setblocking(False)
     while missing := wanted - found.keys():
         now = time.monotonic()
@@ -303,29 +303,29 @@ def _admitted(
                 f"processes {', '.join(map(str, sorted(missing)))} did not connect in time "
                 "(comm.timeout_seconds); look at their output"
             )
-        due = [guest for guest, (_, until) in guests.items() if until <= now]
-        for guest in due or list(guests)[: max(0, len(guests) - MOST_GUESTS)]:
-            del guests[guest]
-            guest.close()
-        first = min([deadline, *(until for _, until in guests.values())])
-        for connection in _ready([listener, *guests], first - now):
+        due = [caller for caller, (_, until) in pending.items() if until <= now]
+        for caller in due or list(pending)[: max(0, len(pending) - MOST_PENDING)]:
+            del pending[caller]
+            caller.close()
+        first = min([deadline, *(until for _, until in pending.values())])
+        for connection in _ready([listener, *pending], first - now):
             if connection is listener:
                 with contextlib.suppress(OSError):  # closed by the other end
-                    guest, _ = listener.accept()
-                    guest.setblocking(False)
-                    hearing = _hearing(guest, me, missing, secret)
-                    guests[guest] = _Guest(hearing, now + HELLO_SECONDS)
+                    caller, _ = listener.accept()
+                    caller.setblocking(False)
+                    handshake = _handshake(caller, me, missing, secret)
+                    pending[caller] = _Pending(handshake, now + HELLO_SECONDS)
                 continue
             try:
-                next(guests[connection].hearing)
+                next(pending[connection].handshake)
             except StopIteration as end:
-                del guests[connection]
+                del pending[connection]
                 if end.value is None or end.value in found:
                     connection.close()
                 else:
                     found[end.value] = connection
-    for guest in guests:
-        guest.close()
+    for caller in pending:
+        caller.close()
     return found
 
 
@@ -337,26 +337,26 @@ def _ready(connections: Iterable[socket.socket], seconds: float) -> list[socket.
         return [key.data for key, _ in waiting.select(seconds)]
 
 
-def _hearing(
+def _handshake(
     connection: socket.socket, me: int, missing: set[int], secret: bytes
 ) -> Generator[None, None, int | None]:
     """Identify a connection, a step whenever it can be read; return its process, None: refused."""
     with contextlib.suppress(OSError, EOFError):
-        hello = yield from _coming(connection, _HELLO.size)
+        hello = yield from _received(connection, _HELLO.size)
         greeting, process, listener = _HELLO.unpack(hello)
         if greeting != GREETING or listener != me or process not in missing:
             return None  # without an answer
-        theirs = yield from _coming(connection, NONCE_BYTES)
+        theirs = yield from _received(connection, NONCE_BYTES)
         nonces = theirs + secrets.token_bytes(NONCE_BYTES)
         connection.sendall(nonces[NONCE_BYTES:])
-        proof = yield from _coming(connection, PROOF_BYTES)
+        proof = yield from _received(connection, PROOF_BYTES)
         if hmac.compare_digest(proof, _proof(secret, b"connects", process, me, nonces)):
             connection.sendall(_proof(secret, b"listens", process, me, nonces))
             return int(process)
     return None
 
 
-def _coming(connection: socket.socket, size: int) -> Generator[None, None, bytes]:
+def _received(connection: socket.socket, size: int) -> Generator[None, None, bytes]:
     """Read as `_exactly`, from a connection that does not block."""
     content = b""
     while len(content) < size:

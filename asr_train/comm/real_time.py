@@ -58,7 +58,7 @@ class RealTime(AsyncWorkers):
         while late := missing():
             left = heard + self.links.timeout_seconds - time.monotonic()
             if left <= 0:
-                raise ExchangeError(self._complaint(late, time.monotonic() - heard))
+                raise ExchangeError(self._timeout_message(late, time.monotonic() - heard))
             if self._take(left) in late:
                 heard = time.monotonic()
         self.leads[self.peer.worker].waited_seconds += time.monotonic() - began
@@ -73,7 +73,7 @@ class RealTime(AsyncWorkers):
         self.peer.receive(self.peer.read(message_B, arrived.process))
         return arrived.process
 
-    def _complaint(self, late: list[int], waited: float) -> str:
+    def _timeout_message(self, late: list[int], waited: float) -> str:
         return (
             f"process {', '.join(map(str, late))} of {self.links.processes} did not answer in "
             f"{waited:.1f} s (comm.timeout_seconds is {self.links.timeout_seconds:g}; its messages "

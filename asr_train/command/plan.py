@@ -136,14 +136,14 @@ def number(given: Mapping[str, str], key: str) -> float:
 
 def whole(given: Mapping[str, str], key: str) -> int:
     if not given[key].isdigit():
-        raise ValueError(f"{key} is {given[key]!r}; it must be a whole number")
+        raise ValueError(f"{key} is {given[key]!r}; it must be an integer")
     return int(given[key])
 
 
 def wholes(given: Mapping[str, str], key: str) -> tuple[int, ...]:
     parts = given[key].split(",")
     if not all(part.isdigit() and int(part) for part in parts):
-        raise ValueError(f"{key} is {given[key]!r}; it must be whole numbers: {DEFAULTS[key]}")
+        raise ValueError(f"{key} is {given[key]!r}; it must be integers: {DEFAULTS[key]}")
     return tuple(int(part) for part in parts)
 
 
@@ -309,11 +309,11 @@ def optima(request: PlanRequest, found: Plan) -> list[str]:
     ]
     striped = found.optima[0].stripes is not None
     lines = [
-        "## K-hat: how many workers pay",
+        "## K-hat: the useful number of workers",
         "",
         "For a minibatch of all workers: the number of workers among which it may be divided "
         "before the exchange takes longer than computing (Seide et al., 2014: T_calc = T_comm with "
-        "half batches). Above it, more workers bring nothing"
+        "half batches). With more workers, training is not faster"
         + ("; stripes: GPUs that the layers may be cut over instead." if striped else ".")
         + " any: computing, of which a part is fixed, always hides the exchange.",
         "",
@@ -355,7 +355,7 @@ def accuracy() -> list[str]:
     printed = "; ".join(f"{names[n]} {table_1[n, 128]:+g} %" for n in names)
     blocks = ", ".join(f"{table_2['BMUF', b]:+g} % (block {b})" for b in (25, 50, 100, 200))
     return [
-        "## What speed does not show",
+        "## Accuracy",
         "",
         "Relative WER reduction against one GPU, as ladkat2019 printed it for 128 GPUs "
         f"(negative: worse): {printed}. BMUF by block: {blocks}.",

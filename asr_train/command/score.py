@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
         low, high = (100 * limit for limit in compared["ci95"])
         print(
             f"{names[1]} minus {names[0]}: {100 * compared['difference']:+.2f} points, 95 % "
-            f"interval {low:+.2f} to {high:+.2f}, p = {compared['p']:.3g}, drawn over "
+            f"interval {low:+.2f} to {high:+.2f}, p = {compared['p']:.3g}, bootstrap over "
             f"{compared['over']}"
         )
     return 0
@@ -167,7 +167,7 @@ def _texts(path: str) -> Texts:
     found: Texts = {}
     for where, utt_id, text in _rows(path):
         if utt_id in found:
-            raise DamagedFileError(f"{where} has {utt_id} a second time; ids must differ")
+            raise DamagedFileError(f"{where} has {utt_id} twice; ids must be unique")
         found[utt_id] = text
     if not found:
         raise DamagedFileError(f"{path} has no utterance")

@@ -363,22 +363,22 @@ class _Run:
         everyone = range(self.workers)
         traffic, lag = self.method.traffic, self.method.lag
         if traffic is Traffic.allreduce:
-            meeting = Meeting(self.workers, lambda: self._sum(everyone))
-            yield from (self._blocks(w, 1, meeting) for w in everyone)
+            barrier = Barrier(self.workers, lambda: self._sum(everyone))
+            yield from (self._blocks(w, 1, barrier) for w in everyone)
         elif traffic is Traffic.bmuf:
-            meeting = Meeting(self.workers, lambda: self._sum(everyone))
-            yield from (self._blocks(w, self.method.block_steps, meeting) for w in everyone)
+            barrier = Barrier(self.workers, lambda: self._sum(everyone))
+            yield from (self._blocks(w, self.method.block_steps, barrier) for w in everyone)
         elif traffic is Traffic.gtc:
             group = _Group(self, everyone)
             yield from (self._compressed(w, group, self.steps + 1, None) for w in everyone)
         elif traffic is Traffic.bmuf_gtc:
             size = self.method.group_size
             leaders = range(0, self.workers, size)
-            meeting = Meeting(self.workers, lambda: self._two_tiers(leaders))
+            barrier = Barrier(self.workers, lambda: self._two_tiers(leaders))
             for leader in leaders:
                 group = _Group(self, range(leader, leader + size))
                 for w in group.ranks:
-                    yield self._compressed(w, group, self.method.block_steps, meeting)
+                    yield self._compressed(w, group, self.method.block_steps, barrier)
         elif traffic is Traffic.gtc_async:
             inbox = Unread(self.workers)
             yield from (self._asynchronous(w, inbox) for w in everyone)
@@ -393,17 +393,17 @@ class _Run:
             if step < self.steps:
                 yield from self._compute(0, step)
 
-    def _blocks(self, worker: int, block_steps: int, meeting: "Meeting") -> Process:
+    def _blocks(self, worker: int, block_steps: int, barrier: "Barrier") -> Process:
         """Compute for a block, then meet the others."""
         for step in range(self.steps):
             self.marks[worker].append(self.sim.now)
             yield from self._compute(worker, step)
             if (step + 1) % block_steps == 0:
-                yield meeting.arrive()
+                yield barrier.arrive()
         self.marks[worker].append(self.sim.now)
 
     def _compressed(
-        self, worker: int, group: "_Group", block_steps: int, meeting: "Meeting | None"
+        self, worker: int, group: "_Group", block_steps: int, barrier: "Barrier | None"
     ) -> Process:
         """Wait for all messages of a step before the step in which they are due."""
         encode, decode = self._encode_seconds(), self.cluster.gpu.decode_ns * 1e-9
@@ -420,8 +420,8 @@ class _Run:
         for step in range(self.steps + 1):
             if step and step % block_steps == 0:
                 yield from read_until(step)
-                if meeting is not None:
-                    yield meeting.arrive()
+                if barrier is not None:
+                    yield barrier.arrive()
             else:
                 yield from read_until(step - lag)
             self.marks[worker].append(self.sim.now)
@@ -550,7 +550,7 @@ def _stripe(workers: Sequence[int], stripe: int, stripes: int) -> list[int]:
     return [worker * stripes + stripe for worker in workers]
 
 
-class Meeting:
+class Barrier:
     """A barrier followed by an exchange, for whose end all workers wait.
 
     Args:

@@ -35,8 +35,8 @@ from asr_train.schema import (
     Digits,
     FolderSettings,
     LexiconSettings,
+    LowRate,
     NormaliserKind,
-    Slower,
     SplitBy,
     Unknown,
 )
@@ -109,7 +109,7 @@ def _human(settings: CommandsSettings, lexicon: LexiconSettings, audio_dir: Path
         normaliser=NormaliserKind.words,
         digits=Digits.refuse,
         sample_rate=settings.sample_rate,
-        slower=Slower.resample,
+        low_rate=LowRate.resample,
         channel=Channel.mix,
         duration_tolerance_seconds=0.05,
         min_seconds=0.1,

@@ -77,7 +77,7 @@ def _holds(path: Path, made_from: str, ids: list[str]) -> bool:
             known = file.attrs.get("made_from") == made_from
             return bool(known and file.attrs.get("content") == _content(file, ids))
     except (OSError, KeyError, RuntimeError):
-        return False  # not HDF5, cut short, or modified
+        return False  # not HDF5, truncated, or modified
 
 
 def _content(file: Any, ids: list[str]) -> str:

@@ -29,7 +29,7 @@ from asr_train.data.remarks import KEPT, Remark
 from asr_train.data.transcripts import DigitsError, Transcriber
 from asr_train.jobs import parallel_map
 from asr_train.lang.lexicon import Lexicon
-from asr_train.schema import Channel, IntakeSettings, LexiconSettings, Slower
+from asr_train.schema import Channel, IntakeSettings, LexiconSettings, LowRate
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ def unique_ids(rows: Sequence[Row], source: Path | str) -> None:
         if seen.setdefault(row.utt_id, row) is not row:
             raise CorpusError(
                 f"{source}: the utterance id {row.utt_id!r} is in {seen[row.utt_id].where} "
-                f"and in {row.where}; ids must differ"
+                f"and in {row.where}; ids must be unique"
             )
     owners = {name: name for name in seen}
     for old, row in seen.items():
@@ -105,7 +105,7 @@ def take(
             refused words.
     """
     notes = _transcribe(split, rows, settings, lexicon)
-    audios = parallel_map(lambda row: _look(row, audio_dir, settings), rows, f"audio of {split}")
+    audios = parallel_map(lambda row: _inspect(row, audio_dir, settings), rows, f"audio of {split}")
     made = PreparedSplit(split, [], notes=notes, audio=[row.audio for row in rows])
     for row, audio in zip(rows, audios, strict=True):
         if row.was:
@@ -169,7 +169,7 @@ def _corpus_notes(parts: dict[str, list[Row]], source: Path | str) -> list[str]:
     return notes
 
 
-def _look(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
+def _inspect(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
     """Check a recording by its header and, if that is valid, by reading it."""
     path = row.audio
     if row.refused:
@@ -183,14 +183,14 @@ def _look(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
             return _Audio(what="unreadable audio", why=f"{path} is empty, it has 0 bytes")
         info = soundfile.info(path)
     except (soundfile.LibsndfileError, OSError) as error:
-        return _Audio(what="unreadable audio", why=_said(path, error))
-    if info.samplerate < settings.sample_rate and settings.slower is Slower.drop:
+        return _Audio(what="unreadable audio", why=_reason(path, error))
+    if info.samplerate < settings.sample_rate and settings.low_rate is LowRate.drop:
         rate = info.samplerate
         lower = "feats=telephone" if rate == 8000 else f"feats.sample_rate={rate}"
         return _Audio(
             what="slow audio",
             why=f"{path} has {rate} Hz, below feats.sample_rate {settings.sample_rate}; if most "
-            f"have no more, set {lower}; else drop it, or set {settings.GROUP}.slower=resample",
+            f"have no more, set {lower}; else drop it, or set {settings.GROUP}.low_rate=resample",
         )
     seconds = info.frames / info.samplerate
     tolerance = settings.duration_tolerance_seconds
@@ -217,16 +217,16 @@ def _look(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
             f"set {settings.GROUP}.channel to first or mix"
         )
     audio = _Audio(info.samplerate, info.frames, info.channels, seconds)
-    return _listen(row, audio, audio_dir, settings)
+    return _check_samples(row, audio, audio_dir, settings)
 
 
-def _said(path: Path, error: Exception) -> str:
+def _reason(path: Path, error: Exception) -> str:
     """Return libsndfile's message or the system's, without the file's name."""
     why = error.strerror if isinstance(error, OSError) else str(error)
     return f"{path}: {str(why).removeprefix(f'Error opening {str(path)!r}: ')}"
 
 
-def _listen(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) -> _Audio:
+def _check_samples(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) -> _Audio:
     """Read an utterance; check its channel, or the mean of all channels."""
     path = row.audio
     first, count = 0, audio.samples
@@ -236,9 +236,9 @@ def _listen(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) 
     try:
         wave_TC, _ = soundfile.read(path, count, first, dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError) as error:
-        return _Audio(what="unreadable audio", why=_said(path, error))
+        return _Audio(what="unreadable audio", why=_reason(path, error))
     if len(wave_TC) != count:
-        why = f"{path} announces {count} samples but {len(wave_TC)} can be read"
+        why = f"{path} declares {count} samples but {len(wave_TC)} can be read"
         return _Audio(what="unreadable audio", why=why)
     mix = _mixes(row, audio, settings)
     wave_T = wave_TC.mean(1) if mix else wave_TC[:, row.channel or 0]

@@ -2,7 +2,7 @@
 
 A network's scores are log posteriors with the priors divided out, a mixture's log-likelihoods; both
 in nats, unscaled, up to a constant per frame. Those of another program's network are looked up. A
-network over adapted frames (`shards.inputs=fmllr`) is adapted by the speaker-adaptive system that
+network on fMLLR features (`shards.inputs=fmllr`) is adapted by the speaker-adaptive system that
 made them, which lies beside it.
 """
 
@@ -38,7 +38,7 @@ def load_scorer(
 
     Args:
         lang: whose phones the model must have; None: another program decodes the scores.
-        speakers: the transforms, where they are known, for a network over adapted frames; None: it
+        speakers: the transforms, where they are known, for a network on fMLLR features; None: it
             scores unadapted frames until `Scorer.adapt`.
     Raises:
         ValueError: if the model was trained for other states or other features, or is damaged.

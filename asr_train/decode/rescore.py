@@ -21,12 +21,12 @@ from asr_train.search.rescore import Model, expanded
 
 
 @dataclass(frozen=True, slots=True)
-class Reweighed:
+class RescoringChoice:
     """The weights of rescoring."""
 
     lm_weight: float
     penalty: float  # nats per word, in addition to the graph's
-    mbr: bool = False  # the words of least expected errors, not those of the best path
+    mbr: bool = False  # minimum-Bayes-risk words, not those of the best path
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Rescorer:
     def __call__(
         self,
         lattices: Sequence[Lattice | None],
-        choices: Sequence[Reweighed],
+        choices: Sequence[RescoringChoice],
         confidences: bool = False,
     ) -> list[Rescored]:
         """Rescore an utterance's pieces, each a sentence of its own; one result per choice."""
@@ -103,13 +103,13 @@ class Rescorer:
 
 
 def tune_rescoring(
-    search: Callable[[list[Reweighed]], Iterable[list[list[str]]]],
+    search: Callable[[list[RescoringChoice]], Iterable[list[list[str]]]],
     transcripts: Sequence[str],
     weights: list[float],
     penalties: list[float],
     mbr: list[bool],
     normaliser: Normaliser,
-) -> tuple[Reweighed, list[tuple[Reweighed, WordErrors]], list[str]]:
+) -> tuple[RescoringChoice, list[tuple[RescoringChoice, WordErrors]], list[str]]:
     """Choose the weight and penalty with the fewest errors.
 
     All pairs are tried. Of pairs that tie, the one nearest to their mean is taken; a list whose end
@@ -122,9 +122,9 @@ def tune_rescoring(
         The choice, the errors of all pairs, and the lists whose end is chosen nevertheless.
     """
     references = [normaliser.reference(text) for text in transcripts]
-    tried: dict[Reweighed, WordErrors] = {}
+    tried: dict[RescoringChoice, WordErrors] = {}
 
-    def try_all(choices: list[Reweighed]) -> None:
+    def try_all(choices: list[RescoringChoice]) -> None:
         sums = [WordErrors()] * len(choices)
         for reference, rows in zip(references, search(choices), strict=True):
             known: dict[str, WordErrors] = {}
@@ -137,7 +137,7 @@ def tune_rescoring(
     axes = {"rescore_lm_weights": sorted(weights), "rescore_penalties": sorted(penalties)}
     longest = {name: len(values) + GROWN for name, values in axes.items()}
     while True:
-        grid = [Reweighed(weight, nats) for weight, nats in itertools.product(*axes.values())]
+        grid = [RescoringChoice(weight, nats) for weight, nats in itertools.product(*axes.values())]
         try_all([choice for choice in grid if choice not in tried])
         chosen = _middle(axes, tried)
         ends = {
@@ -148,7 +148,7 @@ def tune_rescoring(
         growing = {name: at for name, at in ends.items() if len(axes[name]) < longest[name]}
         if not growing:
             weight, nats = (v[at] for v, at in zip(axes.values(), chosen, strict=True))
-            last = [Reweighed(weight, nats, each) for each in sorted(set(mbr))]
+            last = [RescoringChoice(weight, nats, each) for each in sorted(set(mbr))]
             try_all([choice for choice in last if choice not in tried])
             best = min(last, key=lambda choice: tried[choice].errors)
             return best, list(tried.items()), list(ends)
@@ -156,10 +156,12 @@ def tune_rescoring(
             extend(axes[name], at, name == "rescore_lm_weights")
 
 
-def _middle(axes: dict[str, list[float]], tried: dict[Reweighed, WordErrors]) -> tuple[int, ...]:
+def _middle(
+    axes: dict[str, list[float]], tried: dict[RescoringChoice, WordErrors]
+) -> tuple[int, ...]:
     """Return both indices of the best pair: of those that tie, the nearest to their mean."""
     weights, penalties = axes.values()
-    counts = np.array([[tried[Reweighed(w, p)].errors for p in penalties] for w in weights])
+    counts = np.array([[tried[RescoringChoice(w, p)].errors for p in penalties] for w in weights])
     tied_K2 = np.argwhere(counts == counts.min())
     distance_K = np.abs(tied_K2 - tied_K2.mean(0)).sum(1)
     return tuple(int(at) for at in tied_K2[int(np.argmin(distance_K))])

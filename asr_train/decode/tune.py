@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from asr_train.data.features import Utterance
-from asr_train.decode.first import adapted, heard_line
+from asr_train.decode.first_pass import adaptation_line, adapted
 from asr_train.decode.lists import GROWN, extend, least
 from asr_train.decode.pieces import pieces
 from asr_train.decode.scorer import Scorer, known_states
@@ -93,7 +93,7 @@ def tune(
     best = middle(settings)
     if scorer.adapt is not None:
         scorer, about = adapted(scorer, lang, Graph.of(graph_of(best)), best, settings, utterances)
-        log(heard_line(about))
+        log(adaptation_line(about))
     lists = {name: sorted(getattr(settings, key)) for name, key in LISTS.items()}
     given = {name: list(values) for name, values in lists.items()}
     with progress_bar(f"tuning {scorer.run}", 0) as bar:

@@ -48,7 +48,7 @@ def _read(path: Path, decode: Callable[[BinaryIO], np.ndarray]) -> Keyed:
     seen: set[str] = set()
     for key, array in (_listed if path.suffix == ".scp" else _archived)(path, decode):
         if key in seen:
-            raise ValueError(f"{path}: the utterance {key} is there twice; ids must differ")
+            raise ValueError(f"{path}: the utterance {key} appears twice; ids must be unique")
         seen.add(key)
         yield key, array
 
@@ -127,7 +127,7 @@ def _decoded(
     try:
         return decode(file)
     except BROKEN as error:
-        why = " ".join(str(error).split()) or "it is cut short or changed"
+        why = " ".join(str(error).split()) or "it is truncated or changed"
         raise _damaged(path, f"cannot be read at {key}, byte {start} ({why[:200]})") from error
 
 
@@ -225,7 +225,7 @@ def _check_key(key: str, seen: dict[str, int]) -> None:
     if key.split() != [key]:
         raise ValueError(f"the utterance id {key!r} is empty or has a space, which Kaldi splits at")
     if key in seen:
-        raise ValueError(f"the utterance {key} is there twice; ids must differ")
+        raise ValueError(f"the utterance {key} appears twice; ids must be unique")
 
 
 def _matio() -> Any:

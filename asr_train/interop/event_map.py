@@ -85,7 +85,7 @@ def read_tree(path: Path | str) -> ContextDependency:
     """Read a `tree`, binary or text (`copy-tree --binary=false`).
 
     Raises:
-        DamagedFileError: if it is cut short, altered or something else; names the byte.
+        DamagedFileError: if it is truncated, altered or something else; names the byte.
     """
     objects = Objects(path)
     objects.expect("ContextDependency")

@@ -132,7 +132,7 @@ def _table(path: Path, empty: bool = False) -> dict[str, tuple[int, str]]:
             raise CorpusError(f"{path}, line {number} is {line!r}: something is missing in it")
         if key in rows:
             raise CorpusError(
-                f"{path}: {key} is in line {rows[key][0]} and in line {number}; ids must differ"
+                f"{path}: {key} is in line {rows[key][0]} and in line {number}; ids must be unique"
             )
         rows[key] = number, rest[0] if rest else ""
     return rows
@@ -303,7 +303,7 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
             if file in owners:
                 raise CorpusError(
                     f"{cut.id} of {data.folder} would be written to {file}, like an utterance of "
-                    f"{owners[file]}; ids must differ"
+                    f"{owners[file]}; ids must be unique"
                 )
             owners[file] = data.folder
         rows += [
@@ -362,7 +362,7 @@ def _cut_out(cut: MonoCut, source: Source, path: Path) -> None:
         rate = file.samplerate
     if len(wave_NC) < count:
         raise CorpusError(
-            f"{cut.id}: {source.path} announces {count} samples from {first} on, but only "
+            f"{cut.id}: {source.path} declares {count} samples from {first} on, but only "
             f"{len(wave_NC)} can be read; repair or remove {source.where}"
         )
     if source.channel is not None:

@@ -37,7 +37,7 @@ def states_of(model_dir: Path | str, lang_dir: Path | str) -> States:
     """Read `tree` and `final.mdl` of a model, `phones.txt` and the optional silence of a lang dir.
 
     Raises:
-        DamagedFileError: for a file that is cut short, altered or something else.
+        DamagedFileError: for a file that is truncated, altered or something else.
         ValueError: if they do not belong together, or the model has HMMs or a window that cannot be
             used here; names the phone.
     """
@@ -68,7 +68,7 @@ def read_symbols(path: Path) -> dict[str, int]:
     """Read lines of a symbol and its number (`phones.txt`, `words.txt`).
 
     Raises:
-        ValueError: for another line, or a symbol or number that is there twice.
+        ValueError: for another line, or a symbol or number that appears twice.
     """
     symbols: dict[str, int] = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
@@ -76,7 +76,7 @@ def read_symbols(path: Path) -> dict[str, int]:
         if len(fields) != 2 or not fields[1].isascii() or not fields[1].isdigit():
             raise ValueError(f"{path}, line {number} is {line!r}; it must be a symbol and a number")
         if fields[0] in symbols:
-            raise ValueError(f"{path}, line {number}: {fields[0]} is there twice; remove one")
+            raise ValueError(f"{path}, line {number}: {fields[0]} appears twice; remove one")
         symbols[fields[0]] = int(fields[1])
     if len(set(symbols.values())) < len(symbols):
         raise ValueError(f"{path} gives several symbols the same number; make it again")
@@ -175,7 +175,7 @@ def read_states(path: Path | str) -> States:
     content = read_json(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT or "states" not in content:
         raise ValueError(
-            f"{path} is no list of states in format {FORMAT}; import them with import_kaldi.py "
+            f"{path} is not a list of states in format {FORMAT}; import them with import_kaldi.py "
             "states"
         )
     states = States.stored(content, path)

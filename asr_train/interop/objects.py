@@ -46,9 +46,9 @@ class Objects:
         word = found[1]
         after = bytes(self._content[found.end() : found.end() + 1])
         if self.binary and after != b" ":
-            raise self.damaged(f"{word[:20]!r} is no token, which a space follows")
+            raise self.damaged(f"{word[:20]!r} is not a token, which a space follows")
         if not word.isascii() or (after.strip() and word not in b"[]" and after not in b"[]"):
-            raise self.damaged(f"{word[:20]!r} is no token")
+            raise self.damaged(f"{word[:20]!r} is not a token")
         self._at = found.end() + self.binary
         return word.decode()
 
@@ -61,13 +61,13 @@ class Objects:
         return found
 
     def int32(self) -> int:
-        """Read a whole number of 32 bits."""
+        """Read an integer of 32 bits."""
         if self.binary:
             return int.from_bytes(self._number(INT), "little", signed=True)
         return self.whole(self.token())
 
     def uint32(self) -> int:
-        """Read a whole number of 32 bits that is not negative."""
+        """Read an integer of 32 bits that is not negative."""
         if self.binary:
             return int.from_bytes(self._number(UINT), "little")
         found = self.int32()
@@ -82,7 +82,7 @@ class Objects:
         return self._real(self.token())
 
     def int32s(self) -> np.ndarray:
-        """Read a vector of whole numbers: int32 [n]."""
+        """Read a vector of integers: int32 [n]."""
         if self.binary:
             return self._vector("<i4", self._taken(1), INT)
         self.expect("[")
@@ -100,9 +100,9 @@ class Objects:
             return numbers.astype(np.float32)
 
     def whole(self, word: str) -> int:
-        """Return the whole number that a token of a text is."""
+        """Return the integer of a text token."""
         if not re.fullmatch(r"[+-]?[0-9]{1,11}", word):
-            raise self.damaged(f"{word!r} is no whole number")
+            raise self.damaged(f"{word!r} is not an integer")
         if not _LIMITS.min <= (number := int(word)) <= _LIMITS.max:
             raise self.damaged(f"{number} does not fit 32 bits")
         return number
@@ -140,4 +140,4 @@ class Objects:
         try:
             return float(word)
         except ValueError:
-            raise self.damaged(f"{word!r} is no number") from None
+            raise self.damaged(f"{word!r} is not a number") from None

@@ -178,7 +178,7 @@ def import_ali(
             continue
         where, utterance = f"{archive}: {key}", utterances[key]
         if key in paths:
-            raise ValueError(f"{where} is in two archives; ids must differ")
+            raise ValueError(f"{where} is in two archives; ids must be unique")
         _check_frames(where, ids_T, utterance.frames)
         if ids is None:
             _check_ids(where, ids_T, num_states)
@@ -284,7 +284,7 @@ def import_scores(archives: Sequence[Path | str], states: States, path: Path | s
                         f"{where}: frame {t}, pdf-id {s} is {scores_TS[t, s]}; compute it again"
                     )
                 if key in file:
-                    raise ValueError(f"{where} is in two archives; ids must differ")
+                    raise ValueError(f"{where} is in two archives; ids must be unique")
                 file.create_dataset(key, data=scores_TS)
         count = len(file)
     about = {"kind": "scores", "run": path.parent.name, "file": part(store, path.parent)}

@@ -93,7 +93,7 @@ def read_topology(path: Path | str) -> Topology:
     """Read a `topo`, text or binary.
 
     Raises:
-        DamagedFileError: if it is cut short, altered or something else; names the byte.
+        DamagedFileError: if it is truncated, altered or something else; names the byte.
     """
     return _topology(Objects(path))
 
@@ -102,7 +102,7 @@ def read_transition_model(path: Path | str) -> TransitionModel:
     """Read the beginning of a `.mdl`, binary or text (`copy-transition-model --binary=false`).
 
     Raises:
-        DamagedFileError: if it is cut short, altered or something else; names the byte.
+        DamagedFileError: if it is truncated, altered or something else; names the byte.
     """
     objects = Objects(path)
     objects.expect("<TransitionModel>")
@@ -246,7 +246,7 @@ def _binary(objects: Objects) -> tuple[list[Entry], dict[int, int]]:
             0 <= phone < len(index_of) and 0 <= index_of[phone] < len(entries)
         ):
             raise objects.damaged(
-                f"phone {phone} of the topology is there twice, or has none of the "
+                f"phone {phone} of the topology appears twice, or has none of the "
                 f"{len(entries)} entries"
             )
         entry_of[phone] = index_of[phone]

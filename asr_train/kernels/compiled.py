@@ -254,10 +254,10 @@ def _compress(
         finite += good
         whole = first + (last - first) // 64 * 64
         for i in range(first, whole, 64):
-            hits = _above(kept, i, threshold)
-            while hits:
-                _take(kept, i + np.int64(_lowest(hits)), threshold, words, at)
-                hits &= hits - np.uint64(1)
+            selected = _above(kept, i, threshold)
+            while selected:
+                _take(kept, i + np.int64(_lowest(selected)), threshold, words, at)
+                selected &= selected - np.uint64(1)
                 at += 1
         for i in range(whole, last):
             if abs(kept[i]) > threshold:
@@ -346,7 +346,7 @@ def _each_tile(
     for first in range(begin, end, TILE):
         last = min(first + TILE, end)
         room = np.uint64(last - first)
-        hits = 0
+        sent = 0
         for w in range(workers):
             i = before[w] = at[w]
             # Unsigned: an index before the tile counts as beyond it. So elements out of order are
@@ -354,11 +354,11 @@ def _each_tile(
             while i < starts[w + 1] and np.uint64((words[i] & _INDEX) - first) < room:
                 counts[(words[i] & _INDEX) - first] += np.int32(1) + (words[i] >> 31) * np.int32(2)
                 i += 1
-            hits += i - at[w]
+            sent += i - at[w]
             at[w] = i
-        total += hits
+        total += sent
         tile = out[first:last]
-        if hits * CROWD > last - first:
+        if sent * CROWD > last - first:
             for j in range(last - first):
                 quanta = tau * np.float32(counts[j])
                 if not updates:

@@ -141,9 +141,9 @@ def _run(messages: Messages, tau: float, rate: float | None, out_P: Tensor) -> N
                 f"{len(out_P)} parameters: codec.read refuses such messages; discard the result"
             )
     elif backend is Backend.triton:
-        from asr_train.kernels import gpu_hits
+        from asr_train.kernels import gpu_sparse
 
-        gpu_hits.decode(messages, tau, rate, out_P)
+        gpu_sparse.decode(messages, tau, rate, out_P)
     elif rate is None:
         total_reference(messages, tau, out_P)
     else:

@@ -76,9 +76,9 @@ def compress_rows(
         _check("threshold.compress", grad_P, residual_P, threshold, kept_P)
     backend = choose(grads_WP) if grads_WP.numel() else Backend.reference
     if backend is Backend.triton:
-        from asr_train.kernels import gpu_hits
+        from asr_train.kernels import gpu_sparse
 
-        found = gpu_hits.compress_rows(grads_WP, residuals_WP, threshold, kept_WP)
+        found = gpu_sparse.compress_rows(grads_WP, residuals_WP, threshold, kept_WP)
         return [Compressed(*one) for one in found]
     one_by_one = compress_reference if backend is Backend.reference else _compress_on_cpu
     return [
@@ -156,9 +156,9 @@ def compress_fixed_rows(
         _check("threshold.compress_fixed", grad_P, residual_P, threshold, kept_P)
     check_positive("capacity", capacity)
     if choose(grads_WP) is Backend.triton and grads_WP.numel():
-        from asr_train.kernels import gpu_hits
+        from asr_train.kernels import gpu_sparse
 
-        found = gpu_hits.compress_fixed_rows(
+        found = gpu_sparse.compress_fixed_rows(
             grads_WP, residuals_WP, threshold, kept_WP, capacity, turns_W
         )
         return [Fixed(*one) for one in zip(*found, strict=True)]

@@ -196,7 +196,9 @@ class NgramModel:
         """Return the perplexity without unknown words, as SRILM's `ngram -ppl` does."""
         logp_T, sentence_T, unknown_T = self.word_logprobs(sentences)
         if len(logp_T) == 0:
-            raise ValueError("no sentences to compute perplexity on; has this split transcripts?")
+            raise ValueError(
+                "no sentences to compute perplexity on; does this split have transcripts?"
+            )
         count = int(sentence_T[-1]) + 1
         oovs = int(unknown_T.sum())
         value = 10 ** (-logp_T[~unknown_T].sum() / (len(logp_T) - oovs))
@@ -254,7 +256,7 @@ def read_arpa(path: Path | str) -> NgramModel:
     """Read a model, `CHUNK` lines at a time; probabilities become float32.
 
     Raises:
-        DamagedFileError: if the file is cut short or inconsistent; names the line.
+        DamagedFileError: if the file is truncated or inconsistent; names the line.
     """
     with open_text(path) as file, _no_collector():
         return _Reader(file, path).model()

@@ -26,7 +26,7 @@ class Lang:
         grammar: its settings, with the words of a loop filled in.
         arpa: the n-gram model's file, if the grammar is one.
         silence_probability: of each optional silence.
-        pronprobs: learned probabilities of pronunciations and silences; None: a word's
+        pronprobs: pronunciation and silence probabilities; None: a word's
             pronunciations are equally likely, and so are all silences.
     """
 

@@ -131,7 +131,7 @@ def read_sentences(paths: Iterable[Path | str]) -> Iterator[list[str]]:
     """Yield the lines of text files (plain or .gz) as upper-case words, without empty lines.
 
     Raises:
-        DamagedFileError: for a file that is cut short or not UTF-8.
+        DamagedFileError: for a file that is truncated or not UTF-8.
     """
     for path in paths:
         with open_text(path) as file:

@@ -96,11 +96,11 @@ class States:
         return 0 if self.hmms is None else len(self.phones)
 
     @cached_property
-    def hears_P(self) -> list[bool]:
+    def is_context_dependent_P(self) -> list[bool]:
         """Whether the states of each phone depend on its neighbours."""
         if self.tree is None or self.hmms is None:
             return [self.tied and p != 0 for p in range(len(self.phones))]
-        return self.tree.hears()
+        return self.tree.is_context_dependent()
 
     @cached_property
     def table_LPRJ(self) -> np.ndarray:

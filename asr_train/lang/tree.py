@@ -98,7 +98,7 @@ class Tree:
         """Return all (centre, position, leaf) that some context has."""
         return {(int(p), box.position, box.leaf) for box in self._boxes() for p in box.centre_p}
 
-    def hears(self) -> list[bool]:
+    def is_context_dependent(self) -> list[bool]:
         """Return whether the leaves of each phone depend on its neighbours; without the edge."""
         asked_P = np.zeros(self.num_phones, bool)
         for box in self._boxes():
@@ -165,7 +165,7 @@ class Tree:
             raise ValueError(f"the tree's phones is {phones!r}; it must be a positive number")
         leaves = content.get("leaves")
         if leaves is not None and type(leaves) is not int:
-            raise ValueError(f"the tree's leaves is {leaves!r}; it must be a whole number")
+            raise ValueError(f"the tree's leaves is {leaves!r}; it must be an integer")
         return Tree(
             _questions(content, phones),
             _whole(content, "question", 1, np.int32),
@@ -201,7 +201,7 @@ def _whole(content: dict[str, Any], name: str, dims: int, dtype: type) -> np.nda
     limits = np.iinfo(dtype)
     if array.ndim != dims or array.dtype.kind != "i" or array.size == 0:
         raise ValueError(
-            f"the tree's {name} must be {'rows' if dims == 2 else 'a list'} of whole numbers; "
+            f"the tree's {name} must be {'rows' if dims == 2 else 'a list'} of integers; "
             "rerun the stage that grew it"
         )
     if array.min() < limits.min or array.max() > limits.max:

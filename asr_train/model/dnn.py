@@ -59,7 +59,7 @@ class Dnn(Normalised):
         self.context_left, self.context_right = settings.context_left, settings.context_right
         self.num_states = num_states
         layers: list[nn.Linear | LowRank] = [
-            Undrawn(n, m) if rank is None else LowRank(n, m, rank)
+            UninitialisedLinear(n, m) if rank is None else LowRank(n, m, rank)
             for n, m, rank in layer_sizes(settings, num_mels, num_states)
         ]
         initialise(layers, settings.nonlinearity, seed)
@@ -89,7 +89,7 @@ class Dnn(Normalised):
         return logits_BTS
 
 
-class Undrawn(nn.Linear):
+class UninitialisedLinear(nn.Linear):
     """A layer without initial weights. nn.utils.skip_init does the same, but imports sympy: 3 s."""
 
     def reset_parameters(self) -> None:
@@ -105,7 +105,10 @@ class LowRank(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, rank: int) -> None:
         super().__init__()
-        self.into, self.out = Undrawn(inputs, rank, bias=False), Undrawn(rank, outputs)
+        self.into, self.out = (
+            UninitialisedLinear(inputs, rank, bias=False),
+            UninitialisedLinear(rank, outputs),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.out(self.into(x))

@@ -43,7 +43,7 @@ def num_parameters(settings: ModelSettings, num_mels: int, num_states: int) -> i
     return dnn.num_parameters(settings.dnn, num_mels, num_states)
 
 
-def hand_over(source: Model, target: Model) -> None:
+def initialise_from(source: Model, target: Model) -> None:
     """Initialise `target` with the layers of `source`, in place.
 
     A feed-forward network may have more hidden layers than its source. Then it takes over the

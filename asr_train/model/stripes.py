@@ -76,7 +76,7 @@ class StripedDnn(Dnn):
         halves = []
         for half_NF in hidden_NF.chunk(self.parts):
             whole_NF = DTensor.from_local(half_NF, self.mesh, WHOLE, run_check=False)
-            halves.append(_Travelling(whole_NF, whole_NF))
+            halves.append(_Gathering(whole_NF, whole_NF))
         for linear, is_hidden in self._matrices[:-1]:
             masks = self._masks(hidden_NF, linear.out_features) if is_hidden else None
             for number, half in enumerate(halves):
@@ -85,7 +85,7 @@ class StripedDnn(Dnn):
                     stripe_NF = self.nonlinearity(stripe_NF)
                 if masks is not None:
                     stripe_NF = stripe_NF * masks[number]
-                halves[number] = _Travelling.sent(stripe_NF)
+                halves[number] = _Gathering.sent(stripe_NF)
         last, _ = self._matrices[-1]
         return torch.cat([last(half.arrived()) for half in halves])
 
@@ -103,18 +103,18 @@ class StripedDnn(Dnn):
 
 
 @dataclass(frozen=True, slots=True)
-class _Travelling:
+class _Gathering:
     """Activations, [N, F]: the stripe computed here, and all stripes once they have arrived."""
 
     stripe_NF: DTensor
     whole_NF: DTensor  # torch waits for it at its first use
 
     @staticmethod
-    def sent(stripe_NF: DTensor) -> "_Travelling":
+    def sent(stripe_NF: DTensor) -> "_Gathering":
         """Begin to gather the stripes of all processes."""
         with torch.no_grad():
             whole_NF = stripe_NF.redistribute(placements=WHOLE, async_op=True)
-        return _Travelling(stripe_NF, whole_NF)
+        return _Gathering(stripe_NF, whole_NF)
 
     def arrived(self) -> DTensor:
         """Return the activations of all stripes; differentiable."""

@@ -1,4 +1,4 @@
-// The page's script: tables that sort, utterances, two runs compared, sound, curves that zoom.
+// The page's script: sortable tables, utterances, comparison of two runs, audio, zoomable curves.
 // All texts enter the page as text, never as markup. The data are page.py's, in #data.
 "use strict";
 
@@ -125,7 +125,7 @@ function alignment(words, edits, label) {
     }
     const what = MEANING[mark] || "no error";
     line.append(
-      make("span", { class: `pair ${mark}`, title: `${what}: ${said ?? "nothing"}, found ${found ?? "nothing"}` },
+      make("span", { class: `pair ${mark}`, title: `${what}: reference ${said ?? "none"}, hypothesis ${found ?? "none"}` },
         make("s", {}, said ?? "∗"), make("span", {}, found ?? "∗")),
     );
   }
@@ -164,8 +164,8 @@ function fillRuns() {
 const SHOWS = {
   all: ["all", () => true],
   wrong: ["with errors", (row) => row.errors > 0],
-  won: ["won: fewer errors", (row) => row.errors < row.otherErrors],
-  lost: ["lost: more errors", (row) => row.errors > row.otherErrors],
+  won: ["better: fewer errors", (row) => row.errors < row.otherErrors],
+  lost: ["worse: more errors", (row) => row.errors > row.otherErrors],
   differ: ["different words", (row) => row.differ],
 };
 
@@ -428,7 +428,7 @@ function showComparison() {
     const [low, high] = [sign * pair[3], sign * pair[4]].sort((x, y) => x - y);
     texts.push(`95 % interval of the difference ${signed(low)} to ${signed(high)} points, p = ${pair[5].toPrecision(2)} ` +
       `(paired bootstrap over ${count(split.compared.units)} ${split.compared.over}).`);
-  } else texts.push("No p-value: scales were chosen on this split, or there is too little to draw from.");
+  } else texts.push("No p-value: scales were chosen on this split, or there are too few units for the bootstrap.");
   const [mine, theirs] = [data.settings[a] ?? {}, data.settings[b] ?? {}];
   const keys = [...new Set([...Object.keys(mine), ...Object.keys(theirs)])].sort();
   const differ = keys.filter((key) => mine[key] !== theirs[key]).map((key) => [key, mine[key] ?? "–", theirs[key] ?? "–"]);
@@ -438,8 +438,8 @@ function showComparison() {
       make("h3", {}, `${a} against ${b}`),
       ...texts.map((text) => make("p", {}, text)),
       make("div", { class: "below" },
-        make("button", { type: "button", onclick: show("won") }, `Show ${count(won)} won`),
-        make("button", { type: "button", onclick: show("lost") }, `Show ${count(lost)} lost`))),
+        make("button", { type: "button", onclick: show("won") }, `Show ${count(won)} better`),
+        make("button", { type: "button", onclick: show("lost") }, `Show ${count(lost)} worse`))),
     make("div", {},
       make("h3", {}, "Settings that differ"),
       ...(differ.length ? tableOf(`settings-${a}-${b}`, ["setting", a, b], differ, 3) : [make("p", {}, "None.")])),
@@ -477,14 +477,14 @@ function showConfusions() {
   }
   const rows = found.map(([said, heard, times]) => [said ?? "∗", heard ?? "∗", times]);
   const name = `confusions-${form.run.value}-${form.split.value}`;
-  place.replaceChildren(...tableOf(name, ["said", "found", "times"], rows, 2));
+  place.replaceChildren(...tableOf(name, ["reference", "hypothesis", "times"], rows, 2));
   for (const row of place.querySelector("tbody").rows) {
     const [said, heard] = [row.cells[0].textContent, row.cells[1].textContent];
     const find = () => { form.find.value = `${said} > ${heard}`; list(); byId("utterances").scrollIntoView(); };
     row.append(make("td", {}, make("button", { type: "button", onclick: find, "aria-label": `Show utterances with ${said} > ${heard}` }, "show")));
   }
   place.querySelector("thead tr").append(make("td"));
-  place.append(make("p", { class: "notes" }, "The most frequent; ∗ is no word: an insertion or a deletion."));
+  place.append(make("p", { class: "notes" }, "The most frequent; ∗ stands for no word: an insertion or a deletion."));
 }
 
 // --- choices ------------------------------------------------------------------------------------

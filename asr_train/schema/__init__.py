@@ -34,9 +34,9 @@ from asr_train.schema.corpus import (
     DigitsSettings,
     FolderSettings,
     IntakeSettings,
+    LowRate,
     Published,
     PublishedSettings,
-    Slower,
     SplitBy,
 )
 from asr_train.schema.decode import DecodeSettings
@@ -126,6 +126,7 @@ __all__ = [
     "LexiconSettings",
     "LexiconSource",
     "LmSettings",
+    "LowRate",
     "LstmSettings",
     "Method",
     "ModelAveragingSettings",
@@ -151,7 +152,6 @@ __all__ = [
     "ScoreSettings",
     "SettingsError",
     "ShardsSettings",
-    "Slower",
     "Smoothing",
     "SpecAugmentSettings",
     "SplitBy",

@@ -146,7 +146,7 @@ class SplitBy(Enum):
     utterances = "utterances"  # of the training speakers, if there are too few to spare one
 
 
-class Slower(Enum):
+class LowRate(Enum):
     """The treatment of recordings with a lower sample rate than the features."""
 
     drop = "drop"  # and list: their upper bands would be empty
@@ -171,7 +171,7 @@ class IntakeSettings:
     normaliser: NormaliserKind
     digits: Digits
     sample_rate: int
-    slower: Slower
+    low_rate: LowRate
     channel: Channel
     duration_tolerance_seconds: float
     min_seconds: float

@@ -90,11 +90,11 @@ class FmllrSettings:
 
 @dataclass(kw_only=True, slots=True)
 class GmmSettings:
-    """A system of Gaussian mixtures, trained from a flat start or from the system before it."""
+    """A system of Gaussian mixtures, trained from a flat start or from the previous one."""
 
     front: FrontSettings | None
     flat: FlatSettings | None = None  # of the first system
-    tree: TreeSettings | None = None  # ties triphone states; null: the states of the system before
+    tree: TreeSettings | None = None  # ties triphone states; null: those of the previous one
     lda: LdaSettings | None = None
     fmllr: FmllrSettings | None = None  # null: no speaker adaptation
     passes: int
@@ -114,7 +114,7 @@ class GmmSettings:
         later = (self.tree, self.lda, self.fmllr)
         if self.flat is not None and (self.front is None or any(s is not None for s in later)):
             raise SettingsError(
-                f"{here()}: a system with a flat start has no system before it, so it needs a "
+                f"{here()}: a system with a flat start has no previous system, so it needs a "
                 "front, and cannot have tree, lda or fmllr; set those for the next system"
             )
         if self.lda is not None and (self.front is None or self.front.splice == 0):
@@ -125,7 +125,7 @@ class GmmSettings:
             raise SettingsError(
                 f"{at('fmllr')} needs {at('front')}=null: the first transforms are estimated "
                 "towards "
-                "the Gaussians of the system before, which must have the same front end"
+                "the Gaussians of the previous system, which must have the same front end"
             )
 
 

@@ -31,7 +31,7 @@ class NgramSettings:
         counts = self.min_counts
         if len(counts) != self.order or counts[0] != 1 or counts != sorted(counts):
             raise SettingsError(
-                f"{at('min_counts')} is {counts}; it needs {self.order} whole numbers, one per "
+                f"{at('min_counts')} is {counts}; it needs {self.order} integers, one per "
                 "order, the first 1 and none above the next"
             )
 

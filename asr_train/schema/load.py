@@ -96,6 +96,6 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+        kind = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
         raise SettingsError(f"{where} is {value!r}; it must be {kind.get(hint, hint)}")
     return value

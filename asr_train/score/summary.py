@@ -58,7 +58,7 @@ def closing_words(summary: dict[str, Any]) -> str:
         text = "no interval: it needs more than one utterance"
     else:
         low, high = (100 * limit for limit in summary["ci95"])
-        text = f"95 % interval {low:.2f} to {high:.2f} %, drawn over {summary['ci_over']}"
+        text = f"95 % interval {low:.2f} to {high:.2f} %, bootstrap over {summary['ci_over']}"
     wrong, all_ = summary["utterances_wrong"], summary["utterances"]
     return f"{text}; {wrong} of {spelled(all_, 'utterance')} with an error"
 
@@ -67,7 +67,7 @@ def page(line: str, scored: Sequence[Scored], pairs: dict[str, tuple[list[str], 
     """Format the total, speakers, most frequent errors, then each utterance's alignment."""
     parts = [line, "", speaker_table(scored)]
     for kind, what in SHOWN_KINDS.items():
-        parts.append(f"most frequent {what}: times, said -> found (*: nothing)")
+        parts.append(f"most frequent {what}: times, reference -> hypothesis (*: none)")
         parts += [
             f"{times:6d}  {word or '*'} -> {heard or '*'}"
             for word, heard, times in confusions(pairs.values(), SHOWN_CONFUSIONS, kind)
@@ -81,8 +81,8 @@ def page(line: str, scored: Sequence[Scored], pairs: dict[str, tuple[list[str], 
             "",
             f"{s.utt_id}  speaker {s.speaker}  {e.correct} correct, {e.substitutions} sub, "
             f"{e.deletions} del, {e.insertions} ins",
-            f"  said  {said}".rstrip(),
-            f"  found {heard}".rstrip(),
+            f"  ref   {said}".rstrip(),
+            f"  hyp   {heard}".rstrip(),
         ]
         if e.errors:
             parts.append(f"        {marks}".rstrip())

@@ -61,7 +61,7 @@ class WordErrors:
     def rate(self) -> float:
         """Errors per reference word; may exceed 1."""
         if self.words == 0:
-            raise ValueError("no reference words to score: has this split transcripts?")
+            raise ValueError("no reference words to score: does this split have transcripts?")
         return self.errors / self.words
 
 
@@ -300,7 +300,7 @@ def _check_units(errors: Sequence[WordErrors]) -> None:
             f"{len(errors)} unit to draw from, but an interval needs 2; score more utterances"
         )
     if total(errors).words == 0:
-        raise ValueError("no reference words to score: has this split transcripts?")
+        raise ValueError("no reference words to score: does this split have transcripts?")
 
 
 def _check_pair(a: Mapping[str, WordErrors], b: Mapping[str, WordErrors]) -> None:

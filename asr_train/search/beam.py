@@ -45,7 +45,7 @@ def check_scores(scores_TS: np.ndarray, num_states: int) -> None:
         raise ValueError(f"scores are {list(scores_TS.shape)}; they must be [frames, {num_states}]")
     if not np.isfinite(scores_TS).all():
         frame = int(np.flatnonzero(~np.isfinite(scores_TS).all(1))[0])
-        raise ValueError(f"the scores of frame {frame} are not finite; is the model sound?")
+        raise ValueError(f"the scores of frame {frame} are not finite; was training stable?")
 
 
 class Beam:

@@ -120,7 +120,7 @@ def _check_window(window_nC: np.ndarray, begin: int, frames: int, columns: int) 
         )
     if not np.isfinite(window_nC).all():
         frame = begin + int(np.flatnonzero(~np.isfinite(window_nC).all(1))[0])
-        raise ValueError(f"the scores of frame {frame} are not finite; is the model sound?")
+        raise ValueError(f"the scores of frame {frame} are not finite; was training stable?")
 
 
 @numba.njit(cache=True, nogil=True)

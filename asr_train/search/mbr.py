@@ -1,4 +1,4 @@
-"""Posterior of paths -> **words of least expected errors** (minimum Bayes risk), and confidences.
+"""Posterior of paths -> **minimum-Bayes-risk words** (least expected errors), and confidences.
 
 in    Posterior (`search.posterior`): word sequences with probabilities, as an acyclic graph
 out   Decision: the words whose expected edit distance to a path is least, and their posteriors

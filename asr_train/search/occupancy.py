@@ -58,7 +58,7 @@ def mmi(
     reference's; the paper counts phones.
 
     Raises:
-        ValueError: if the reference is no path of the lattice.
+        ValueError: if the reference is not a path of the lattice.
     """
     sums = _checked(arcs_A, scores_TS, ali_T, counted_S, boost)
     slope_TS = sums.gamma_TS
@@ -79,7 +79,7 @@ def smbr(
     Hain, 2006).
 
     Raises:
-        ValueError: if the reference is no path of the lattice.
+        ValueError: if the reference is not a path of the lattice.
     """
     sums = _checked(arcs_A, scores_TS, ali_T, counted_S, 0.0)
     return float(counted_S[ali_T].sum()) - sums.accuracy, -sums.delta_TS
@@ -144,7 +144,7 @@ def _checked(
     scores_TS = np.ascontiguousarray(scores_TS, np.float64)
     sums = Sums(*_sums(arcs_A, frame_of_node(arcs_A), scores_TS, ali_T, counted_S, float(boost)))
     if sums.reference == -np.inf:
-        raise ValueError("the reference is no path of the lattice")
+        raise ValueError("the reference is not a path of the lattice")
     return sums
 
 

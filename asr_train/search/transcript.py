@@ -195,7 +195,7 @@ def _in_context(
 
     def rights(place: int) -> list[int]:
         """Return the right neighbours that the place distinguishes."""
-        if not states.hears_P[places[place].phone]:
+        if not states.is_context_dependent_P[places[place].phone]:
             return [0]
         return sorted({phone(after) for after, _ in follow[place]})
 
@@ -206,7 +206,7 @@ def _in_context(
             if place == END:
                 arcs.append((source, END, cost))
                 continue
-            own = left if states.hears_P[places[place].phone] else 0
+            own = left if states.is_context_dependent_P[places[place].phone] else 0
             for right in rights(place):
                 arcs.append((source, node(place, own, right), cost))
 
@@ -215,6 +215,6 @@ def _in_context(
         key = todo.pop()
         place, _, right = key
         phone_here = places[place].phone
-        after = right if states.hears_P[phone_here] else None
+        after = right if states.is_context_dependent_P[phone_here] else None
         enter(nodes[key], phone_here, after, follow[place])
     return list(nodes), arcs

@@ -128,7 +128,7 @@ def _check(sample: Sample, num_states: int) -> None:
     if feats_TF.ndim != 2 or ali_T.ndim != 1 or not np.issubdtype(ali_T.dtype, np.integer):
         raise ValueError(
             f"{sample.id}: features are {list(feats_TF.shape)} and alignments are "
-            f"{ali_T.dtype} {list(ali_T.shape)}; they must be [T, F] and whole numbers [T]"
+            f"{ali_T.dtype} {list(ali_T.shape)}; they must be [T, F] and integers [T]"
         )
     if len(feats_TF) != len(ali_T):
         raise ValueError(

@@ -35,7 +35,7 @@ class _Totals:
     def add(self, sample: Sample) -> None:
         if sample.id in self.frames:
             raise ValueError(
-                f"utterance id {sample.id!r} comes twice, with {self.frames[sample.id]} and "
+                f"utterance id {sample.id!r} appears twice, with {self.frames[sample.id]} and "
                 f"{len(sample.ali_T)} frames; rename one in data/corpus.py"
             )
         num_mels = sample.feats_TF.shape[1]

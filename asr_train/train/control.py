@@ -144,7 +144,7 @@ class Controllers:
             state.schedule.halve()
         if action is RateAction.revert:
             assert state.kept is not None
-            state.put_back(state.kept)
+            state.roll_back(state.kept)
         else:
             control.accuracy, state.kept = accuracy, state.held()
         rate = state.schedule.unscaled_rate
@@ -230,7 +230,7 @@ class Controllers:
         selection").
         """
         state, learned = self._state, Interval()
-        with state.put_back_after(), state.method.undelayed():
+        with state.roll_back_after(), state.method.undelayed():
             trial = self._feed_of([part])
             state.since_log = {worker: Interval() for worker in state.since_log}
             state.schedule.begin_step(*rate)

@@ -47,7 +47,7 @@ def check_same_inputs(shards: Shards, other: str, about: dict[str, Any]) -> None
 
     Args:
         other: for the message: what is compared, and a verb.
-        about: its entries; "fmllr" names the system whose adapted frames are read, none log-mel.
+        about: its entries; "fmllr" names the system whose fMLLR features are read, none log-mel.
     """
     ours, theirs = (each.get("fmllr") for each in (shards.about, about))
     if ours != theirs:

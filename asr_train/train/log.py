@@ -55,7 +55,7 @@ class RunLog:
     Args:
         folder: of the run.
         progress: where the run resumes: rows that an earlier process wrote after that are removed,
-            so that none comes twice.
+            so that none appears twice.
         total_frames: of all epochs, for the bar.
     """
 

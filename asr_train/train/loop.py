@@ -23,7 +23,7 @@ from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
 from asr_train.comm.stripes import Stripes
 from asr_train.model.dnn import Dnn
-from asr_train.model.store import build_model, hand_over, load_model, save_model
+from asr_train.model.store import build_model, initialise_from, load_model, save_model
 from asr_train.schema import RunSettings, Virtual
 from asr_train.shards.reader import Shards
 from asr_train.train.async_steps import run_ahead
@@ -94,7 +94,7 @@ def train(
     if initial is not None:
         source, handed_over = load_model(initial)
         check_same_inputs(train_shards, f"{initial} was trained on", handed_over)
-        hand_over(source, model)
+        initialise_from(source, model)
     model.to(device)
     num_parameters = sum(p.numel() for p in model.parameters())
     if stripes is not None:

@@ -263,7 +263,7 @@ class RunState:
         workers = {worker: method.worker_state(worker) for worker in method.exchange.local}
         return copy.deepcopy(Held(method.shared_state(), groups, workers))
 
-    def put_back(self, held: Held) -> None:
+    def roll_back(self, held: Held) -> None:
         """Restore what `held` returned; counts of what was sent go on."""
         sent = dict(self.method.sent)
         self._load(held)
@@ -278,7 +278,7 @@ class RunState:
             self.method.load_worker_state(worker, state)
 
     @contextlib.contextmanager
-    def put_back_after(self) -> Iterator[None]:
+    def roll_back_after(self) -> Iterator[None]:
         """Put back all that the next step depends on, and all counts: steps inside leave no trace.
 
         Random numbers are drawn from the number of the step, so they come again.

@@ -172,7 +172,7 @@ def test_a_tar_writes_nowhere_but_in_its_folder(tmp_path):
     bad = tmp_path / "bad.tar"
     with tarfile.open(bad, "w") as tar:
         tar.addfile(tarfile.TarInfo("../outside"))
-    with pytest.raises(DamagedFileError, match=r"'\.\./outside', which is no plain file"):
+    with pytest.raises(DamagedFileError, match=r"'\.\./outside', which is not a regular file"):
         Recogniser.load(bad)
 
 

@@ -82,7 +82,7 @@ def test_a_truncated_message_is_refused_and_padding_is_not(kind):
     words_K = some(300, 20)
     message_B = codec.write(words_K, header(300), kind)
     for length in range(len(message_B)):
-        with pytest.raises(MessageError, match="cut short"):
+        with pytest.raises(MessageError, match="truncated"):
             codec.read(message_B[:length])
     padded_B = torch.cat([message_B, torch.full((5,), 255, dtype=torch.uint8)])
     assert torch.equal(codec.read(padded_B)[1], words_K)
@@ -99,7 +99,7 @@ def test_a_tile_may_be_full_among_empty_ones():
 def test_what_is_wrong_is_said_with_both_values():
     message_B = codec.write(some(300, 20), header(300), Kind.rice)
     message_B[-1] ^= 1
-    with pytest.raises(MessageError, match=r"worker 1's message of step 7 .* \w{8} but promises"):
+    with pytest.raises(MessageError, match=r"worker 1's message of step 7 .* \w{8} but declares"):
         codec.read(message_B)
 
 

@@ -81,7 +81,7 @@ def test_a_goodbye_is_no_error_and_a_killed_process_is_one_at_once():
             os.kill(os.getpid(), signal.SIGKILL)
         if ours.me == 1:
             return None
-        with pytest.raises(ExchangeError, match=r"process 2 of 3 is gone") as raised:
+        with pytest.raises(ExchangeError, match=r"process 2 of 3 has ended") as raised:
             ours.receive(PATIENCE_SECONDS)
         return str(raised.value)
 
@@ -177,7 +177,7 @@ def test_silent_strangers_delay_nobody():
 
 
 def test_there_is_room_behind_more_silent_strangers_than_are_heard():
-    assert met(*[nothing] * 8, HELLO_SECONDS=1000.0, MOST_GUESTS=3) == [b""] * 8
+    assert met(*[nothing] * 8, HELLO_SECONDS=1000.0, MOST_PENDING=3) == [b""] * 8
 
 
 HELLO = struct.Struct("<8sII")

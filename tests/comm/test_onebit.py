@@ -323,7 +323,7 @@ def test_a_damaged_message_is_found(way, byte, monkeypatch):
 
     before = copy.deepcopy(list(flat(run.method.worker_state(0))))
     monkeypatch.setattr(codec, "enclose", damaged)
-    with pytest.raises(MessageError, match="changed on the way"):
+    with pytest.raises(MessageError, match="changed in transit"):
         run.steps(1)
     del before[:4]  # what it sent
     now = list(flat(run.method.worker_state(0)))[4:]

@@ -150,7 +150,7 @@ def test_a_payload_that_was_changed_is_harmless_until_the_device_is_asked(codec_
                 assert len(words_K) == header.count
                 assert bool((index_K.diff() > 0).all())
                 assert int(index_K[-1]) < SIZE
-            with pytest.raises(MessageError, match="the last checkpoint is sound"):
+            with pytest.raises(MessageError, match="the last checkpoint is valid"):
                 checks.ask()
             checks.ask()  # once
             with pytest.raises(MessageError, match="worker 1's message of step 0"):

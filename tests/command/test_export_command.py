@@ -43,7 +43,7 @@ def test_scores_are_those_of_our_network(tmp_path, name):
         model.stride,
     )
     save_model(tmp_path, model, {**about, **more, "fmllr": {"run": "sat", "sha256": "abc"}})
-    with pytest.raises(ValueError, match=r"fMLLR frames of sat .*, which another program cannot"):
+    with pytest.raises(ValueError, match=r"fMLLR features of sat .*, which another program cannot"):
         export_onnx(saved, tmp_path / "other.onnx")
     model.eval()
     for batch, frames in ((1, context + 1), (3, context + 40)):

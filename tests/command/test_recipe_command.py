@@ -63,7 +63,7 @@ def test_recipe_calls_make_with_a_folder_here(tmp_path, capfd, monkeypatch):
     assert run("recipe", "digit") == 1
     assert "did you mean 'digits'?" in capfd.readouterr().err
     assert run("recipe", "digits", "RUN=sgd") == 2
-    assert "RUN goes with `make bundle`; the networks to train are RUNS" in capfd.readouterr().err
+    assert "RUN is for `make bundle`; the networks to train are RUNS" in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def test_the_same_twice_differs_by_nothing(tmp_path, capsys):
     "files, says",
     [
         ({"r.txt": "a ONE\n", "h.txt": "b ONE\n"}, "1 missing, 1 unknown"),
-        ({"r.txt": "a ONE\na TWO\n", "h.txt": "a ONE\n"}, "line 2 has a a second time"),
+        ({"r.txt": "a ONE\na TWO\n", "h.txt": "a ONE\n"}, "line 2 has a twice"),
         ({"r.stm": "r 1 s 0 1 ONE\n", "h.txt": "a ONE\n"}, "do not go together"),
         ({"r.stm": "r 1 s 2 1 ONE\n", "h.ctm": "r 1 0 1 ONE\n"}, r"lasts from 2 to 1 s"),
         ({"r.stm": "r 1 s 0 1 ONE\n", "h.ctm": "q 1 0 1 ONE\n"}, "of which the .stm has no"),

@@ -72,7 +72,7 @@ def test_seides_speeds_come_out_with_two_constants(seide):
 
 
 def test_only_papers_with_a_case_are_fitted(tmp_path):
-    with pytest.raises(ValueError, match="'kaldi' is no paper with speeds"):
+    with pytest.raises(ValueError, match="'kaldi' is not a paper with speeds"):
         run("kaldi", str(tmp_path))
 
 

@@ -14,8 +14,8 @@ from asr_train.schema import (
     FolderSettings,
     LexiconSettings,
     LexiconSource,
+    LowRate,
     NormaliserKind,
-    Slower,
     SplitBy,
     Unknown,
 )
@@ -27,7 +27,7 @@ INTAKE = {
     "normaliser": NormaliserKind.words,
     "digits": Digits.refuse,
     "sample_rate": RATE,
-    "slower": Slower.drop,
+    "low_rate": LowRate.drop,
     "channel": Channel.refuse,
     "duration_tolerance_seconds": 0.05,
     "min_seconds": 0.1,

@@ -10,7 +10,7 @@ from noises import RATE, Noises, folders, ids, lexicon
 
 from asr_train.data.corpus import CorpusError, PreparedSplit, write
 from asr_train.data.intake import Row, take
-from asr_train.schema import Slower
+from asr_train.schema import LowRate
 
 
 def no_audio(folder: Noises) -> None:
@@ -109,7 +109,7 @@ def test_a_duration_within_the_tolerance_is_taken(folder):
 
 def test_a_slow_recording_is_resampled_where_the_settings_say_so(folder, tmp_path):
     half_as_fast(folder)
-    folder.overrides["slower"] = Slower.resample
+    folder.overrides["low_rate"] = LowRate.resample
     write(folder.made(), tmp_path / "train.jsonl.gz")
     cuts = list(CutSet.from_file(tmp_path / "train.jsonl.gz"))
     assert [cut.sampling_rate for cut in cuts] == [RATE, RATE]

@@ -8,7 +8,7 @@ import pytest
 import toy
 
 from asr_train.data.features import Utterance
-from asr_train.decode.kept import KeptLattices, write_lattices
+from asr_train.decode.lattice_archive import LatticeArchive, write_lattices
 from asr_train.decode.words import Choice, Effort, Recogniser, search, transcribe
 from asr_train.files import DamagedFileError
 from asr_train.search.beam import Beam
@@ -143,18 +143,18 @@ def test_kept_lattices_are_those_of_the_lists(lang, graph, loop_S, tmp_path):
     keep = Recogniser(scorer, lang, Graph.of(graph), choice, effort, SHIFT, keep=True)
     path = tmp_path / "lattices.dev.zip"
     found = list(write_lattices(path, lang, transcribe(keep, made, "")))
-    kept = KeptLattices(path, lang)
+    kept = LatticeArchive(path, lang)
     for number, (row, others) in enumerate(found):
         (lattice,) = kept.of(number, row.pieces)
         assert len(lattice.arcs_A) == others.arcs
         listed = [[lang.lexicon.words[i - 1] for i in s.words] for s in nbest(lattice, 5).sentences]
         assert listed == [words for words, *_ in others.sentences]
         assert "lattices" not in others.row()
-    KeptLattices(path, dataclasses.replace(lang, silence_probability=0.3))  # has the same words
+    LatticeArchive(path, dataclasses.replace(lang, silence_probability=0.3))  # has the same words
     prons = {"AA": (("a",),), **lang.lexicon.prons}
     other = dataclasses.replace(lang, lexicon=dataclasses.replace(lang.lexicon, prons=prons))
     with pytest.raises(DamagedFileError, match=r"numbers words as [0-9a-f]+, but the lang folder"):
-        KeptLattices(path, other)
+        LatticeArchive(path, other)
 
 
 def test_words_stand_where_they_were_said(lang, graph, loop_S):

@@ -186,7 +186,9 @@ def test_a_network_on_adapted_frames_searches_with_the_transforms_of_its_shards(
     about |= {"feats": plain(feats.settings), "norm": {"by": "none", "variance": False}}
     about |= {"states_hash": states.hash, "states": states.plain(), "fmllr": SYSTEM}
     save_model(work / "exp/dnn", model, {**about, "self_loops": [0.6] * states.num_states})
-    with pytest.raises(FileNotFoundError, match=r"fMLLR frames of sat .*sat/model.json is missing"):
+    with pytest.raises(
+        FileNotFoundError, match=r"fMLLR features of sat .*sat/model.json is missing"
+    ):
         with_lattices(work, feats, "dnn")  # whose shards would hold log-mel
     write_yaml(work / "shards.yaml", read_yaml(work / "shards.yaml") | {"inputs": "fmllr"})
     found, _ = with_lattices(work, feats, "dnn")

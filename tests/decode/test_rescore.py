@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from asr_train.decode.rescore import Rescored, Rescorer, Reweighed, tune_rescoring
+from asr_train.decode.rescore import Rescored, Rescorer, RescoringChoice, tune_rescoring
 from asr_train.lang.ngram import Text, train
 from asr_train.score.normalise import PLAIN
 from asr_train.search.lattice import LINK, Lattice
@@ -50,21 +50,23 @@ def test_the_cost_is_acoustics_plus_the_new_model_and_the_penalty(lm_weight, pen
         text: a - lm_weight * NATS * NEW.logprobs([text.split()])[0] + penalty * len(text.split())
         for text, a in SENTENCES.items()
     }
-    (found,) = RESCORER([lattice_of()], [Reweighed(lm_weight, penalty)])
+    (found,) = RESCORER([lattice_of()], [RescoringChoice(lm_weight, penalty)])
     assert found.cost == pytest.approx(min(costs.values()), abs=1e-5)
     assert " ".join(found.words) == min(costs, key=costs.__getitem__)
     assert found.acoustic_cost == pytest.approx(SENTENCES[" ".join(found.words)])
 
 
 def test_all_choices_at_once_are_each_by_itself():
-    choices = [Reweighed(*pair) for pair in itertools.product([0.0, 0.7, 3.0], [-2.0, 0.0, 2.0])]
+    choices = [
+        RescoringChoice(*pair) for pair in itertools.product([0.0, 0.7, 3.0], [-2.0, 0.0, 2.0])
+    ]
     found = RESCORER([lattice_of()], choices)
     assert len({" ".join(each.words) for each in found}) > 1
     assert found == [RESCORER([lattice_of()], [choice])[0] for choice in choices]
 
 
 def test_pieces_are_sentences_and_one_where_nothing_was_found_is_empty():
-    choice = Reweighed(1.0, 0.0)
+    choice = RescoringChoice(1.0, 0.0)
     (one,) = RESCORER([lattice_of()], [choice])
     (both,) = RESCORER([lattice_of(), None, lattice_of()], [choice])
     assert both == Rescored(one.words * 2, 2 * one.cost, 2 * one.acoustic_cost, None, 8.0, 0)
@@ -112,13 +114,13 @@ def test_a_list_of_weights_grows_by_its_factor():
     assert (best.lm_weight / LEAST, at_end) == (pytest.approx(6, rel=1e-3), [])
 
 
-# --- least expected errors ----------------------------------------------------------------------
+# --- minimum Bayes risk -------------------------------------------------------------------------
 
 
 def test_words_of_least_expected_errors_have_confidences_of_the_posterior():
     """A, A B and B at costs of 0, 0.1 and 0.2 nats: without a B there are the fewest errors."""
     near = lattice_of((10.0, 10.1, 10.2))
-    choices = [Reweighed(0.0, 0.0), Reweighed(0.0, 0.0, mbr=True)]
+    choices = [RescoringChoice(0.0, 0.0), RescoringChoice(0.0, 0.0, mbr=True)]
     share_P = np.exp([0.0, -0.1, -0.2]) / np.exp([0.0, -0.1, -0.2]).sum()
     for found in RESCORER([near], choices, confidences=True):
         assert found.words == ["A"]

@@ -214,7 +214,7 @@ def test_an_archive_whose_name_is_a_command_is_only_a_name(tmp_path):
 def test_ids_must_differ_and_be_words(tmp_path):
     one = np.ones((2, 2), np.float32)
     for rows, message in (
-        ([("a", one), ("a", one)], "a is there twice"),
+        ([("a", one), ("a", one)], "a appears twice"),
         ([("a b", one)], "has a space"),
         ([("a", one[:0])], r"shape \[0, 2\]"),
     ):
@@ -222,7 +222,7 @@ def test_ids_must_differ_and_be_words(tmp_path):
             write_matrices(tmp_path / "f.ark", rows)
         assert not list(tmp_path.iterdir())  # no partial file
     (tmp_path / "a.txt").write_text("u 1 2\nu 3\n")
-    with pytest.raises(ValueError, match="u is there twice"):
+    with pytest.raises(ValueError, match="u appears twice"):
         list(read_int_vectors(tmp_path / "a.txt"))
 
 

@@ -116,7 +116,7 @@ def test_a_tree_cut_short_or_altered_raises_one_error(tmp_path, binary):
         ("ContextDependency 1 0 ToPdf NULL EndContextDependency ", "NULL is where"),
         ("ContextDependency 1 0 ToPdf SE 0 [ 1 ] { NULL CE 1 }", "NULL is where"),
         ("ContextDependency 1 1 ToPdf CE 1 ", "place 1 is pronounced in a window of 1"),
-        ("ContextDependency 1 0 ToPdf CE " + "9" * 5000, "'9999.* is no token"),
+        ("ContextDependency 1 0 ToPdf CE " + "9" * 5000, "'9999.* is not a token"),
         ("ContextDependency 1 0 ToPdf CE 99999999999 ", "99999999999 does not fit 32 bits"),
         ("ContextDependency 1 0 ToPdf CE 0 EndContextDependency more", "something follows"),
         ("<TransitionModel> ", "'<TransitionModel>' is where ContextDependency should be"),

@@ -268,12 +268,12 @@ def test_times_go_out(work):
 
 
 def test_wrong_calls_say_what_there_is(work):
-    with pytest.raises(ValueError, match="no export of 'nix'; there are: data, feats"):
+    with pytest.raises(ValueError, match="no export of 'nix'; known: data, feats"):
         export("nix", "a", "b")
     for kind in KINDS:
         with pytest.raises(ValueError, match=rf"an export of {kind} takes .* not 1"):
             export(kind, "a")
-    with pytest.raises(ValueError, match="no import of 'nix'; there are: data, feats, st"):
+    with pytest.raises(ValueError, match="no import of 'nix'; known: data, feats, st"):
         import_kaldi("nix", "a", "b")
     for kind in IMPORTS:
         with pytest.raises(ValueError, match=f"an import of {kind} takes other paths"):

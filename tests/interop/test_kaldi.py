@@ -285,7 +285,7 @@ def test_ids_of_two_folders_must_differ(tmp_path, parts):
     write_data_dir(parts, tmp_path / "data")
     write_data_dir(parts[:1], tmp_path / "more")
     datas = [read_data_dir(tmp_path / name) for name in ("data", "more")]
-    with pytest.raises(CorpusError, match=r"anna-1 of .*more.*ids must differ"):
+    with pytest.raises(CorpusError, match=r"anna-1 of .*more.*ids must be unique"):
         write_folder(datas, tmp_path / "out")
     assert not (tmp_path / "out" / "utterances.tsv").exists()
 

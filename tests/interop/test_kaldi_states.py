@@ -253,7 +253,7 @@ def test_another_optional_silence_is_renamed(tmp_path):
     [
         ("SIL 1\nA 2\n", "has no phone 3, which is in the model's topology, as are 0 more"),
         ("SIL 1\nA 2\nB 2\n", "gives several symbols the same number"),
-        ("SIL 1\nSIL 2\n", "line 2: SIL is there twice"),
+        ("SIL 1\nSIL 2\n", "line 2: SIL appears twice"),
         ("SIL one\n", "line 1 is 'SIL one'; it must be a symbol and a number"),
     ],
 )
@@ -301,7 +301,7 @@ def test_changed_states_are_refused(tmp_path):
         (lambda c: c["states"]["hmms"]["topologies"][0][1].__setitem__(2, [0, 1]), "first state"),
         (lambda c: c["states"]["phones"].pop(), "HMMs of 3 phones but 2 phones"),
         (lambda c: c["states"].pop("hmms"), "tree of another program, or HMMs, but not both"),
-        (lambda c: c.update(format=0), "is no list of states in format 1"),
+        (lambda c: c.update(format=0), "is not a list of states in format 1"),
     ]:
         changed = json.loads(json.dumps(content))
         change(changed)

@@ -121,7 +121,7 @@ def test_a_model_cut_short_or_altered_raises_one_error(tmp_path, binary):
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("<Triples> 11", "<Triples> 2000000000", "'</Triples>' is no whole number"),
+        ("<Triples> 11", "<Triples> 2000000000", "'</Triples>' is not an integer"),
         ("<Triples> 11", "<Triples> -1", "'1' is where </Triples> should be"),
         ("1 4 4", "1 5 4", "phone 1, HMM state 5, which the topology has not, or which emits"),
         ("1 4 4", "7 4 4", "phone 7, HMM state 4, which the topology has not"),

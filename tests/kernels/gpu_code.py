@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from asr_train.kernels import gpu_dense, gpu_hits, gpu_rice
+from asr_train.kernels import gpu_dense, gpu_rice, gpu_sparse
 
 HOPPER = GPUTarget("cuda", 90, 32)
 TYPES = {
@@ -48,18 +48,18 @@ TYPES = {
     "rows": "i32",
     **dict.fromkeys(("threshold", "tau", "rate", "eta", "zeta", "ahead", "look"), "fp32"),
 }
-HITS = {"BLOCK": gpu_hits.BLOCK}
-DECODE = {"TILE": gpu_hits.TILE, "CHUNK": gpu_hits.CHUNK, "UPDATES": False}
+SELECT = {"BLOCK": gpu_sparse.BLOCK}
+DECODE = {"TILE": gpu_sparse.TILE, "CHUNK": gpu_sparse.CHUNK, "UPDATES": False}
 RICE = {"BLOCK": gpu_rice.BLOCK}
 PAYLOAD = {"payload": "*i32", "words": "i32"}
 KERNELS = {
-    "mark": (gpu_hits._mark, HITS, {}),
-    "mark_bf16": (gpu_hits._mark, HITS, {"grad": "*bf16"}),
-    "expand": (gpu_hits._expand, {**HITS, "GROUP": gpu_hits.GROUP}, {}),
-    "find": (gpu_hits._find, {"TILE": gpu_hits.TILE, "BOUNDS": gpu_hits.BOUNDS}, {}),
-    "decode_4": (gpu_hits._decode, {**DECODE, "TEAM": 4}, {}),
-    "decode_32": (gpu_hits._decode, {**DECODE, "TEAM": gpu_hits.TEAM}, {}),
-    "update_4": (gpu_hits._decode, {**DECODE, "TEAM": 4, "UPDATES": True}, {}),
+    "mark": (gpu_sparse._mark, SELECT, {}),
+    "mark_bf16": (gpu_sparse._mark, SELECT, {"grad": "*bf16"}),
+    "expand": (gpu_sparse._expand, {**SELECT, "GROUP": gpu_sparse.GROUP}, {}),
+    "find": (gpu_sparse._find, {"TILE": gpu_sparse.TILE, "BOUNDS": gpu_sparse.BOUNDS}, {}),
+    "decode_4": (gpu_sparse._decode, {**DECODE, "WORKERS": 4}, {}),
+    "decode_32": (gpu_sparse._decode, {**DECODE, "WORKERS": gpu_sparse.WORKERS}, {}),
+    "update_4": (gpu_sparse._decode, {**DECODE, "WORKERS": 4, "UPDATES": True}, {}),
     "add_up_4": (gpu_dense._add_up, {"WORKERS": 4, "HIGH": 16, "WIDE": 128}, {}),
     "block_step": (gpu_dense._block_step, {"BLOCK": gpu_dense.BLOCK}, {}),
     "checksum": (
@@ -102,7 +102,7 @@ def compiled(name: str, size: int | None = None) -> triton.compiler.CompiledKern
     if name.startswith("quantise"):
         options["num_warps"] = gpu_dense.warps(constants["ROWS"])
     elif name.startswith(("mark", "expand", "decode", "update")):
-        options["num_warps"] = gpu_hits.WARPS
+        options["num_warps"] = gpu_sparse.WARPS
     return triton.compile(ASTSource(function, signature, constants, aligned), HOPPER, options)
 
 

@@ -280,7 +280,7 @@ def test_counts_that_were_made_before_and_messages_combine(both, dyadic, size, d
 
 
 def test_fixed_messages_decode_like_others(dyadic):
-    from asr_train.kernels import gpu_hits
+    from asr_train.kernels import gpu_sparse
 
     size, capacity = 5000, 64
     sent = messages(size, 4, 0.01)
@@ -289,14 +289,14 @@ def test_fixed_messages_decode_like_others(dyadic):
         row_C[: len(words_K)] = words_K[:capacity]
     lengths_W = torch.tensor([len(m) for m in sent], device=DEVICE)
     out_P, wanted_P = torch.empty(2, size, device=DEVICE)
-    gpu_hits.decode_fixed(words_WC, lengths_W, 0.5, None, out_P)
+    gpu_sparse.decode_fixed(words_WC, lengths_W, 0.5, None, out_P)
     decode.total_reference([m[:capacity] for m in sent], 0.5, wanted_P)
     assert torch.equal(out_P, wanted_P)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 def test_a_graph_of_a_step_gives_the_same_as_its_calls(dyadic):
-    from asr_train.kernels import gpu_hits
+    from asr_train.kernels import gpu_sparse
 
     size, capacity = 5 * BLOCK + 3, 200
     grad_P, residual_P, weights_P = dyadic(size), dyadic(size), dyadic(size)
@@ -306,7 +306,7 @@ def test_a_graph_of_a_step_gives_the_same_as_its_calls(dyadic):
         kept_P = torch.empty_like(residual_P)
         fixed = compress_fixed(grad_P, residual_P, 3.0, kept_P, capacity, turn)
         lengths_W = fixed.wanted[None].clamp(max=capacity)
-        gpu_hits.decode_fixed(fixed.words_C[None], lengths_W, 0.5, 0.25, moved_P)
+        gpu_sparse.decode_fixed(fixed.words_C[None], lengths_W, 0.5, 0.25, moved_P)
         return kept_P
 
     wanted_P, moved_P = weights_P.clone(), weights_P.clone()
@@ -389,7 +389,7 @@ def test_the_environment_names_a_backend_and_a_wrong_name_is_refused(monkeypatch
 
 def test_kernels_are_launched_where_their_tensors_are(monkeypatch):
     """Not on the current GPU, which is another one after DEVICE=cuda:1."""
-    from asr_train.kernels import gpu_dense, gpu_hits
+    from asr_train.kernels import gpu_dense, gpu_sparse
 
     seen = []
 
@@ -405,11 +405,11 @@ def test_kernels_are_launched_where_their_tensors_are(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "device_of", On)
     grad_P, kept_P = torch.ones(2, 7, device=DEVICE)
-    gpu_hits.compress_rows(grad_P[None], torch.zeros_like(grad_P)[None], 4.0, kept_P[None])
-    gpu_hits.decode([torch.zeros(1, dtype=torch.int32, device=DEVICE)], 1.0, None, kept_P)
+    gpu_sparse.compress_rows(grad_P[None], torch.zeros_like(grad_P)[None], 4.0, kept_P[None])
+    gpu_sparse.decode([torch.zeros(1, dtype=torch.int32, device=DEVICE)], 1.0, None, kept_P)
     gpu_dense.windows(grad_P[:, None], torch.zeros(1, dtype=torch.int64, device=DEVICE), 2)
     assert [t.shape for t in seen] == [(1, 7), (7,), (7, 1)]
-    for module in (gpu_hits, gpu_dense):
+    for module in (gpu_sparse, gpu_dense):
         for name, made in vars(module).items():
             if callable(made) and not name.startswith("_") and made.__module__ == module.__name__:
                 assert hasattr(made, "__wrapped__") or name in ("warps",), name

@@ -113,10 +113,10 @@ def one_question_to_itself(content):
 DAMAGE = {
     "format": (lambda c: c.update(format=9), "format 9, this version reads 1"),
     "phones": (lambda c: c.update(phones="7"), "phones is '7'"),
-    "missing": (lambda c: c.pop("yes"), "yes must be a list of whole numbers"),
-    "text": (lambda c: c["leaf"].__setitem__(0, "x"), "leaf must be a list of whole numbers"),
-    "real": (lambda c: c["side"].__setitem__(0, 0.5), "side must be a list of whole numbers"),
-    "ragged": (lambda c: c["root"][2].append(1), "root must be rows of whole numbers"),
+    "missing": (lambda c: c.pop("yes"), "yes must be a list of integers"),
+    "text": (lambda c: c["leaf"].__setitem__(0, "x"), "leaf must be a list of integers"),
+    "real": (lambda c: c["side"].__setitem__(0, 0.5), "side must be a list of integers"),
+    "ragged": (lambda c: c["root"][2].append(1), "root must be rows of integers"),
     "huge": (lambda c: c["side"].__setitem__(0, 999), "side holds 0 to 999"),
     "lengths": (lambda c: cut(c, "no"), r"no_N has shape"),
     "phone": (lambda c: c["questions"][3].append(7), "question 3 is .* from 0 to 6"),
@@ -170,8 +170,8 @@ def test_a_tree_of_another_program_has_its_own_leaves_and_an_edge(tree):
 def test_a_phone_hears_its_neighbours_if_any_leaf_depends_on_them(tree):
     every = tree.table()
     differs = (every != every[:1, :, :1]).any(axis=(0, 2, 3)).tolist()
-    assert differs == [a and b for a, b in zip(differs, tree.hears(), strict=True)]
-    assert not tree.hears()[0]
+    assert differs == [a and b for a, b in zip(differs, tree.is_context_dependent(), strict=True)]
+    assert not tree.is_context_dependent()[0]
 
 
 def test_a_list_is_no_tree():

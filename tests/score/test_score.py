@@ -84,7 +84,7 @@ def test_the_text_beside_shows_every_utterance_and_its_edits(stage, tmp_path):
     text = (tmp_path / "score.test.txt").read_text()
     assert all(utt_id in text for utt_id in SAID)
     assert "     4  TWO -> *" in text
-    assert "  said  FOUR FIVE SIX\n  found FOUR NINE SIX\n             S" in text
+    assert "  ref   FOUR FIVE SIX\n  hyp   FOUR NINE SIX\n             S" in text
 
 
 def test_beside_the_score_stand_tables_whose_rows_add_up_to_it(stage, tmp_path):

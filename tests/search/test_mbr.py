@@ -81,7 +81,7 @@ def test_no_sequence_within_the_beam_is_missing(seed, beam, max_nodes):
     assert list(ratio.values()) == pytest.approx([max(ratio.values())] * len(ratio), rel=1e-4)
 
 
-# --- least expected errors ----------------------------------------------------------------------
+# --- minimum Bayes risk -------------------------------------------------------------------------
 
 
 def trie(rows):

@@ -88,7 +88,7 @@ def test_a_path_is_found_where_it_is(seed):
         other_T = rng.integers(S, size=T)
         assert has_path(arcs_A, other_T) == (tuple(other_T.tolist()) in there)
     lost_T = next(t for t in np.ndindex(*[S] * T) if t not in there)
-    with pytest.raises(ValueError, match="the reference is no path of the lattice"):
+    with pytest.raises(ValueError, match="the reference is not a path of the lattice"):
         mmi(arcs_A, np.zeros((T, S)), np.array(lost_T), np.ones(S, bool))
 
 

@@ -12,7 +12,7 @@ NUM_STATES = 50
 
 
 def utterance(number: int, frames: int, num_mels: int = 3) -> Sample:
-    """Return a sample whose frame t is [n, t, ...]: whole numbers that float16 represents."""
+    """Return a sample whose frame t is [n, t, ...]: integers that float16 represents."""
     feats_TF = np.zeros((frames, num_mels), np.float32)
     feats_TF[:, 0] = number
     feats_TF[:, 1] = np.arange(frames)

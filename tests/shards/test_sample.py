@@ -126,7 +126,7 @@ def test_ids_that_a_tar_would_change_are_refused_both_ways(sample_id, reason):
         ({"ali_T": np.int32([0, 1, NUM_STATES, 2])}, "states 0 to 50 but the model has .* to 49"),
         ({"ali_T": np.int32([0, -1, 3, 2])}, "states -1 to 3"),
         ({"ali_T": np.int64([0, 65536, 3, 2])}, "states 0 to 65536"),  # 0 as int16
-        ({"ali_T": np.zeros(4, np.float32)}, "whole numbers"),
+        ({"ali_T": np.zeros(4, np.float32)}, "integers"),
         ({"feats_TF": np.zeros(4, np.float32)}, r"features are \[4\]"),
         ({"feats_TF": np.zeros((0, 3)), "ali_T": np.zeros(0, np.int32)}, "0 frames of 3 bins"),
     ],

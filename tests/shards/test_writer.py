@@ -102,7 +102,7 @@ def test_leftovers_of_a_larger_run_are_removed(tmp_path):
 def test_a_failed_run_leaves_no_index_and_no_scratch_file(tmp_path):
     write(tmp_path, LENGTHS, 2)
     bad = [utterance(0, 3), utterance(1, 3), utterance(0, 4)]
-    with pytest.raises(ValueError, match="'utt000' comes twice, with 3 and 4 frames"):
+    with pytest.raises(ValueError, match="'utt000' appears twice, with 3 and 4 frames"):
         write_samples(tmp_path, bad)
     assert not (tmp_path / "index.json").exists()
     assert not list(tmp_path.glob(".tmp*"))

@@ -295,7 +295,7 @@ def test_what_is_put_back_is_what_was_held(splits, name):
     held = state.held()
     once = steps(4, 5)
     for _ in range(2):
-        state.put_back(held)
+        state.roll_back(held)
         for a, b in zip(once, steps(4, 5), strict=True):
             assert torch.equal(a, b)
 

@@ -400,7 +400,7 @@ FMLLR = {"fmllr": {"run": "sat", "sha256": "abc"}}
 def test_inputs_of_another_kind_are_refused(splits, tmp_path):
     """Another split's, and those that the network to begin with was trained on."""
     both = [tiny.shards(tmp_path / f"{n}", seed=n, count=5, **FMLLR) for n in (1, 3)]
-    says = r"has log-mel but .* has fMLLR frames of sat \(SHA-256 abc...\)"
+    says = r"has log-mel but .* has fMLLR features of sat \(SHA-256 abc...\)"
     with pytest.raises(ValueError, match=says):
         loop.train(tiny.settings(), splits[0], both[1], tmp_path / "run", CPU)
     one = tiny.settings(epochs=1)

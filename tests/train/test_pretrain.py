@@ -12,7 +12,7 @@ import torch
 
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.optimizer import Momentum
-from asr_train.model.store import build_model, hand_over, load_model
+from asr_train.model.store import build_model, initialise_from, load_model
 from asr_train.schema import PretrainSettings, SettingsError
 from asr_train.train import loop, pretrain
 from asr_train.train.schedule import Schedule
@@ -72,13 +72,13 @@ def test_a_deeper_network_takes_the_hidden_layers_and_a_new_output(splits):
         return build_model(model, *sizes, ones, ones, seed)
 
     source, target, drawn = network(2, 0), network(3, 1), network(3, 1)
-    hand_over(source, target)
+    initialise_from(source, target)
     for layer in (0, 1):
         assert torch.equal(target.layers[layer].weight, source.layers[layer].weight)
     for layer in (2, 3):
         assert torch.equal(target.layers[layer].weight, drawn.layers[layer].weight)
     with pytest.raises(ValueError, match=r"the pre-trained network has layers.3.bias"):
-        hand_over(network(3, 0), network(2, 0))
+        initialise_from(network(3, 0), network(2, 0))
 
 
 def test_layers_of_low_rank_are_the_nearest_to_the_trained_ones():
@@ -95,7 +95,7 @@ def test_layers_of_low_rank_are_the_nearest_to_the_trained_ones():
     errors = []
     for rank in (2, 10, 19):
         target = network(rank, 1)
-        hand_over(source, target)
+        initialise_from(source, target)
         assert torch.equal(target.layers[0].weight, source.layers[0].weight)
         for own, full in zip(target.layers[1:], source.layers[1:], strict=True):
             lost = torch.linalg.svdvals(full.weight)[rank:].square().sum().sqrt()

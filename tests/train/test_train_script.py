@@ -130,7 +130,7 @@ def test_sgd_uses_one_of_several_workers_and_says_so(splits, tmp_path):
         (
             {"WORKERS": "two"},
             "exp/a/model.json",
-            "WORKERS is 'two'; it must be a positive whole number",
+            "WORKERS is 'two'; it must be a positive integer",
         ),
         ({"DEVICE": "tpu9000"}, "exp/a/model.json", "DEVICE is 'tpu9000'"),
         ({"DEVICE": "cuda:99"}, "exp/a/model.json", "DEVICE is cuda:99 but torch finds"),

@@ -1,7 +1,7 @@
 """First passes: decode without speaker transforms, estimate these from the words, and repeat.
 
-Transcripts are not used: speakers are adapted to the words that were decoded. For a network over
-adapted frames, the speaker-adaptive system decodes them, with the network's graph.
+Transcripts are not used: speakers are adapted to the words that were decoded. For a network on
+fMLLR features, the speaker-adaptive system decodes them, with the network's graph.
 """
 
 import time
@@ -54,7 +54,7 @@ def adapted(
     for number in range(1, PASSES + 1):
         assert scorer.adapt is not None
         what = f"{scorer.run}: pass {number}"
-        words, spent = _heard(scorer, lang, graph, choice, width, utterances, what)
+        words, spent = _decoded(scorer, lang, graph, choice, width, utterances, what)
         spoken = list(zip(utterances, words, strict=True))
         scorer, about = scorer.adapt(spoken, lang, ALIGNING)
         seconds += spent
@@ -62,7 +62,7 @@ def adapted(
     return scorer, about | {"earlier_seconds": round(seconds, 3), "wall_seconds": spent}
 
 
-def _heard(
+def _decoded(
     scorer: Scorer,
     lang: Lang,
     graph: Graph,
@@ -89,6 +89,6 @@ def _heard(
     return [words for words, _ in done], sum(seconds for _, seconds in done)
 
 
-def heard_line(about: dict[str, Any]) -> str:
+def adaptation_line(about: dict[str, Any]) -> str:
     """Format the summary of `adapted` for the terminal."""
     return f"earlier passes: {speakers_line(about)}, {about['wall_seconds']:.1f} s"

@@ -11,8 +11,8 @@ from toy import toy_lang
 from asr_train.align.gmm import save_gmm
 from asr_train.align.speakers import load_speakers, write_speakers
 from asr_train.align.viterbi import transcripts
-from asr_train.decode import first
-from asr_train.decode.first import adapted, heard_line
+from asr_train.decode import first_pass
+from asr_train.decode.first_pass import adaptation_line, adapted
 from asr_train.decode.posteriors import load_scorer
 from asr_train.decode.tune import middle, tune
 from asr_train.decode.words import ALIGNING, Choice, Effort, Recogniser, transcribe
@@ -93,14 +93,14 @@ def test_adapted_speakers_are_understood_better(scorer, lang, graph, new):
     assert (about["speakers"], about["adapted"]) == (4, 3)
     assert about["gain_per_frame"] > 0
     assert 0 < about["earlier_seconds"] < about["wall_seconds"] + 1
-    assert heard_line(about).startswith("earlier passes: 3 of 4 speakers adapted, ")
+    assert adaptation_line(about).startswith("earlier passes: 3 of 4 speakers adapted, ")
 
 
 def test_the_seconds_of_all_earlier_passes_are_counted(scorer, lang, graph, new, monkeypatch):
     silence = [[] for _ in new.utterances]
-    monkeypatch.setattr(first, "_heard", lambda *_: (silence, 2.0))
+    monkeypatch.setattr(first_pass, "_decoded", lambda *_: (silence, 2.0))
     _, about = adapted(scorer, lang, graph, CHOICE, EFFORT, new.utterances)
-    assert about["earlier_seconds"] == 2.0 * first.PASSES
+    assert about["earlier_seconds"] == 2.0 * first_pass.PASSES
 
 
 def test_transcripts_are_not_looked_at(scorer, lang, graph, new):
@@ -142,7 +142,7 @@ def test_other_systems_have_nothing_to_adapt(models, new, lang):
     assert load_scorer(models["mono"], new, lang).adapt is None
 
 
-# --- networks over adapted frames ---------------------------------------------------------------
+# --- networks on fMLLR features ---------------------------------------------------------------
 
 DNN = {"layers": 1, "width": 8, "nonlinearity": "relu", "context_left": 1, "context_right": 1}
 
@@ -199,7 +199,9 @@ def test_another_system_than_in_training_is_refused(network, models, new, lang, 
         (tmp_path / "exp/dnn").mkdir(parents=True, exist_ok=True)
         (tmp_path / "exp/dnn" / name).write_bytes((network.parent / name).read_bytes())
     copied = tmp_path / "exp/dnn/model.json"
-    with pytest.raises(FileNotFoundError, match=r"fMLLR frames of sat .* but .*/sat/model.json is"):
+    with pytest.raises(
+        FileNotFoundError, match=r"fMLLR features of sat .* but .*/sat/model.json is"
+    ):
         load_scorer(copied, new, lang)
     other = read_json(models["sat"])
     other["parts"][0]["sha256"] = "b" * 64
@@ -208,5 +210,7 @@ def test_another_system_than_in_training_is_refused(network, models, new, lang, 
         load_scorer(copied, new, lang)
     write_json(copied, {name: about[name] for name in about if name != "fmllr"})
     speakers = load_scorer(models["sat"], new, lang).speakers
-    with pytest.raises(ValueError, match="was trained on log-mel but is given fMLLR frames of sat"):
+    with pytest.raises(
+        ValueError, match="was trained on log-mel but is given fMLLR features of sat"
+    ):
         load_scorer(copied, new, lang, speakers)

@@ -38,7 +38,7 @@ def _name(row: int, piece: int) -> str:
     return f"{row:06d}.{piece:04d}.npz"
 
 
-class KeptLattices:
+class LatticeArchive:
     """Reads what `write_lattices` wrote, in any process.
 
     Raises:

@@ -1,10 +1,10 @@
 """The kernels for **GPUs** behind threshold and decode, in Triton.
 
 Compression reads residual and gradient and writes what is kept, once each (12 bytes per element; 10
-with bfloat16 gradients), and one bit per element that marks hits, the elements to send. A scan over
-the tiles' counts then gives each tile its place in the message, and hits are extracted from the
+with bfloat16 gradients), and one bit per element that marks the elements to send. A scan over
+the tiles' counts then gives each tile its place in the message, and they are extracted from the
 bits, 32 elements per step. Several workers' vectors take the same launches. Decoding first finds
-where each tile's hits begin in every message, all tiles at once, because a search is a chain of
+where each tile's elements begin in every message, all tiles at once, because a search is a chain of
 dependent loads.
 Nothing depends on the order in which programs run, and nothing waits for the host.
 
@@ -22,11 +22,11 @@ from torch import Tensor
 from asr_train.kernels.backend import launches
 
 BLOCK = 4096  # elements that a program compresses
-GROUP = 8  # such blocks whose hits a program extracts
+GROUP = 8  # such blocks whose sent elements a program extracts
 TILE = 2048  # elements whose counts a program decodes
-CHUNK = 128  # hits that it decodes at once
-TEAM = 32  # workers that it decodes at once; with 64, registers spill
-BOUNDS = 128  # tiles whose first hits a program finds
+CHUNK = 128  # sent elements that it decodes at once
+WORKERS = 32  # workers that it decodes at once; with 64, registers spill
+BOUNDS = 128  # tiles whose first sent elements a program finds
 WARPS = 8  # per program; with 4, compression takes 203 registers per thread, which lowers occupancy
 _INDEX = tl.constexpr(2**31 - 1)
 _SIGN = tl.constexpr(-(2**31))
@@ -57,10 +57,10 @@ def _mark_tile(
     inside = i < (BLOCK if WHOLE else n - tile * BLOCK)
     at = tile * BLOCK + i
     owed = tl.load(residual + at, inside, 0.0) + tl.load(grad + at, inside, 0.0).to(tl.float32)
-    hit = tl.abs(owed) > threshold
+    selected = tl.abs(owed) > threshold
     left = tl.where(owed < 0, owed + threshold, owed - threshold)
-    tl.store(kept + at, tl.where(hit, left, owed), inside)
-    bits = hit.to(tl.int32)
+    tl.store(kept + at, tl.where(selected, left, owed), inside)
+    bits = selected.to(tl.int32)
     tl.store(marks + tile * (BLOCK // 32) + word, tl.sum(bits << lane[None, :], 1))
     tl.store(counts + tile, tl.sum(tl.sum(bits, 1), 0))
     finite = (tl.abs(owed) < float("inf")).to(tl.int32)
@@ -108,8 +108,8 @@ def _ones(bits):
 
 
 @triton.jit
-def _hits_before(marks, tile, offset, BLOCK: tl.constexpr):
-    """Return the number of a tile's hits before its element `offset`."""
+def _selected_before(marks, tile, offset, BLOCK: tl.constexpr):
+    """Return the number of a tile's selected elements before its element `offset`."""
     word = tl.arange(0, BLOCK // 32)
     lane = tl.arange(0, 32)
     bits = (tl.load(marks + tile * (BLOCK // 32) + word)[:, None] >> lane[None, :]) & 1
@@ -153,7 +153,7 @@ def _expand(
     is_there = word < num_tiles * (BLOCK // 32) - first_word
     bits = tl.load(marks + first_word + word, is_there, 0)
     ones = _ones(bits)
-    # Rank of a word's next hit among all hits
+    # Rank of a word's next element among all selected ones
     rank = tl.load(ends + tile) - tl.load(counts + tile) + tl.cumsum(ones, 0) - ones
     # Hits are sent in turn: ranks from `origin` on, and then from 0
     total = tl.load(ends + num_tiles - 1)
@@ -162,27 +162,27 @@ def _expand(
     if excess > 0:
         at = tl.load(turn)
         first = at // BLOCK
-        inner = _hits_before(marks, first, at - first * BLOCK, BLOCK)
+        inner = _selected_before(marks, first, at - first * BLOCK, BLOCK)
         origin = tl.load(ends + first) - tl.load(counts + first) + inner
     straight = excess >= origin  # those sent have consecutive ranks, after some that wait
     skipped = tl.where(straight, origin, tl.maximum(excess, 0))
     rounds = tl.max(ones, 0)
-    while rounds > 0:  # each round takes every word's lowest hit
-        hit = bits != 0
+    while rounds > 0:  # each round takes every word's lowest selected element
+        selected = bits != 0
         index = (first_word + word) * 32 + _ones(~bits & (bits - 1))
         turned = tl.where(rank < origin, rank + total, rank) - origin
-        sent = hit & (turned < capacity)
-        # Place in the message: the rank, less the waiting hits before
+        sent = selected & (turned < capacity)
+        # Place in the message: the rank, less the waiting elements before
         place = tl.where((rank < origin) & (excess < origin), rank, rank - skipped)
-        # The residual of a hit has its sign: |owed| > threshold, strictly
-        is_negative = tl.load(kept + index, hit, 0.0) < 0
+        # The residual of a selected element has its sign: |owed| > threshold, strictly
+        is_negative = tl.load(kept + index, selected, 0.0) < 0
         tl.store(words + place, index.to(tl.int32) | tl.where(is_negative, _SIGN, 0), sent)
         if excess > 0:
-            waits = hit & (turned >= capacity)
+            waits = selected & (turned >= capacity)
             owed = tl.load(residual + index, waits, 0.0)
             owed += tl.load(grad + index, waits, 0.0).to(tl.float32)
             tl.store(kept + index, owed, waits)
-            tl.store(next_turn + index * 0, index, hit & (turned == capacity))
+            tl.store(next_turn + index * 0, index, selected & (turned == capacity))
         bits = bits & (bits - 1)
         rank += 1
         rounds -= 1
@@ -275,7 +275,7 @@ def compress_fixed_rows(
 
 @triton.jit
 def _find(words, starts, lengths, firsts, num_tiles, TILE: tl.constexpr, BOUNDS: tl.constexpr):
-    """Write to firsts[w, m] how many of worker w's hits lie before tile m, m up to num_tiles."""
+    """Write to firsts[w, m] the number of elements of worker w before tile m, m up to num_tiles."""
     w = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BOUNDS + tl.arange(0, BOUNDS)
     inside = m <= num_tiles
@@ -329,37 +329,37 @@ def _decode(
     rate,
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
-    TEAM: tl.constexpr,
+    WORKERS: tl.constexpr,
     UPDATES: tl.constexpr,
 ):
     tile = tl.program_id(0).to(tl.int64)
     first = tile * TILE
     counts = tl.zeros([TILE], tl.int32)
-    team = tl.program_id(0) * 0
-    while team < workers:  # not range: the interpreter cannot take its end from a tensor
-        w = team + tl.arange(0, TEAM)
+    first_worker = tl.program_id(0) * 0
+    while first_worker < workers:  # not range: the interpreter cannot take its end from a tensor
+        w = first_worker + tl.arange(0, WORKERS)
         inside = w < workers
         row = firsts + w.to(tl.int64) * (num_tiles + 1) + tile
         low = tl.load(row, inside, 0)
         size = tl.load(row + 1, inside, 0) - low
-        # The TEAM workers' hits in the tile as one row: find the j-th one's worker and position
+        # The elements of these workers in the tile as one row: find the j-th one's worker
         end = tl.cumsum(size, 0)
         shift = tl.load(starts + w, inside, 0) + (low - (end - size))
-        hits = tl.sum(size, 0)
-        begin = hits * 0
-        while begin < hits:
+        elements = tl.sum(size, 0)
+        begin = elements * 0
+        while begin < elements:
             j = begin + tl.arange(0, CHUNK)
             owner = tl.sum((j[:, None] >= end[None, :]).to(tl.int32), 1)
-            mine = owner[:, None] == tl.arange(0, TEAM)[None, :]
+            mine = owner[:, None] == tl.arange(0, WORKERS)[None, :]
             at = j + tl.sum(tl.where(mine, shift[None, :], 0), 1)
-            word = tl.load(words + at, j < hits, 0)
+            word = tl.load(words + at, j < elements, 0)
             offset = ((word & _INDEX).to(tl.int64) - first).to(tl.int32)
-            offset = tl.where(j < hits, offset, 0)
-            up = tl.histogram(offset, TILE, mask=(j < hits) & (word >= 0))
-            down = tl.histogram(offset, TILE, mask=(j < hits) & (word < 0))
+            offset = tl.where(j < elements, offset, 0)
+            up = tl.histogram(offset, TILE, mask=(j < elements) & (word >= 0))
+            down = tl.histogram(offset, TILE, mask=(j < elements) & (word < 0))
             counts += up - down
             begin += CHUNK
-        team += TEAM
+        first_worker += WORKERS
     if first + TILE <= n:
         _put(out, counts, tau, rate, first, n, TILE, UPDATES, True)
     else:
@@ -408,7 +408,7 @@ def _decode_rows(
         *(words, starts_W, firsts, out_P, len(out_P), workers, num_tiles, tau, rate or 0.0),
         TILE=TILE,
         CHUNK=CHUNK,
-        TEAM=min(TEAM, triton.next_power_of_2(max(1, workers))),
+        WORKERS=min(WORKERS, triton.next_power_of_2(max(1, workers))),
         UPDATES=rate is not None,
         num_warps=WARPS,
         enable_fp_fusion=False,  # apart from explicit tl.fma
