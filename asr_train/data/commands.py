@@ -8,6 +8,7 @@ Knows nothing of other corpora. Equal settings give equal bytes, with any number
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import kaldialign
@@ -15,7 +16,7 @@ import numpy as np
 from lhotse import MonoCut
 
 from asr_train.data import synth
-from asr_train.data.corpus import CorpusError, PreparedSplit
+from asr_train.data.corpus import PreparedSplit, check_split
 from asr_train.data.digits import seed_of, spoken_cut
 from asr_train.data.grammar import Grammar, read_grammar
 from asr_train.data.room import room_response
@@ -39,10 +40,7 @@ def commands(
     """
     assert settings.commands is not None
     wanted = settings.commands
-    if split not in wanted.hours:
-        raise CorpusError(
-            f"{split} is not a split of corpus.commands, which has {', '.join(wanted.hours)}"
-        )
+    check_split(split, "corpus.commands", wanted.hours)
     grammar, notes = sayable(read_grammar(wanted.grammar), lexicon, wanted.max_phone_distance)
     low, high = wanted.words_per_minute
     cast = synth.cast(settings.seed, wanted.speakers, (low, high), synth.OPEN_DIALECTS)
@@ -70,7 +68,8 @@ def sayable(
         Returns:
             The grammar and, if something is left out, a note.
     """
-    prons = Lexicon.from_settings(_listed_only(lexicon), grammar.words).prons
+    listed = replace(lexicon, unknown=Unknown.lose)  # guesses would agree with espeak-ng anyway
+    prons = Lexicon.from_settings(listed, grammar.words).prons
     spoken = g2p.spoken(prons, schwa=False)
     far = {
         word: min(_distance(pron, spoken.get(word, ())) for pron in variants)
@@ -86,17 +85,6 @@ def sayable(
         f"{', '.join(sorted(left_out))}"
     )
     return grammar.without(left_out), [note]
-
-
-def _listed_only(lexicon: LexiconSettings) -> LexiconSettings:
-    """Return the same source without guesses, which would agree with espeak-ng anyway."""
-    return LexiconSettings(
-        source=lexicon.source,
-        file=lexicon.file,
-        unknown=Unknown.lose,
-        max_variants=lexicon.max_variants,
-        schwa=lexicon.schwa,
-    )
 
 
 def _distance(pron: g2p.Pronunciation, spoken: g2p.Pronunciation) -> float:
