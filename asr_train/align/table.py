@@ -4,7 +4,6 @@ The manifest is lhotse's: the cuts of the features manifest, each with a tempora
 Beside it are a table of all utterances, including lost ones, and a report.
 """
 
-import io
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -18,13 +17,12 @@ from asr_train.align.speakers import Speakers, load_speakers, write_speakers
 from asr_train.align.transforms import Summed
 from asr_train.align.viterbi import Aligned, Lost
 from asr_train.checks import too_many_lost
-from asr_train.data.features import Utterance, open_h5
+from asr_train.data.features import Utterance, folder_of, open_h5, write_h5
 from asr_train.files import (
     check_part,
     part,
     read_json,
     read_jsonl,
-    write_bytes,
     write_json,
     write_jsonl,
     write_text,
@@ -57,7 +55,7 @@ def write_alignments(
         about: the model's name ("model") and each state's "self_loops".
         speakers: the transforms with which a speaker-adaptive model aligned, for networks.
     """
-    folder = manifest.with_name(manifest.name.removesuffix(".jsonl.gz"))
+    folder = folder_of(manifest)
     store = folder / "states.h5"
     aligned = [(u, o) for u, o in zip(utterances, outcomes, strict=True) if isinstance(o, Aligned)]
     rows = _store(store, aligned, feats.shift_seconds, states)
@@ -83,27 +81,19 @@ def _store(
     shift_seconds: float,
     states: States | None,
 ) -> list[dict[str, Any]]:
-    """Store arrays by utterance in the layout of lhotse's NumpyHdf5Writer; return manifest rows.
-
-    The file is built in memory: the HDF5 library handles full disks badly.
-    """
-    import h5py
+    """Store state paths; return manifest rows."""
     from lhotse.array import Array, TemporalArray
 
-    content, rows = io.BytesIO(), []
-    with h5py.File(content, "w") as file:
-        for utterance, outcome in aligned:
-            file.create_dataset(utterance.id, data=outcome.states_T)
-            shape = list(outcome.states_T.shape)
-            array = Array("numpy_hdf5", str(path), utterance.id, shape)
-            start = utterance.row["start"]
-            stored = TemporalArray(array, 0, shift_seconds, start).to_dict()
-            spoken = utterance.row["supervisions"][0]
-            items = None if states is None else _items(utterance, outcome, shift_seconds, states)
-            supervisions = [{**spoken, "alignment": items}]
-            custom = {"custom": {"ali": stored}}
-            rows.append({**utterance.row, "supervisions": supervisions, **custom})
-    write_bytes(path, content.getvalue())
+    rows = []
+    for utterance, outcome in aligned:
+        array = Array("numpy_hdf5", str(path), utterance.id, list(outcome.states_T.shape))
+        stored = TemporalArray(array, 0, shift_seconds, utterance.row["start"]).to_dict()
+        spoken = utterance.row["supervisions"][0]
+        items = None if states is None else _items(utterance, outcome, shift_seconds, states)
+        supervisions = [{**spoken, "alignment": items}]
+        custom = {"custom": {"ali": stored}}
+        rows.append({**utterance.row, "supervisions": supervisions, **custom})
+    write_h5(path, {utterance.id: outcome.states_T for utterance, outcome in aligned})
     return rows
 
 
@@ -139,7 +129,7 @@ class Alignments:
     """
 
     def __init__(self, manifest: Path | str) -> None:
-        folder = Path(manifest).with_name(Path(manifest).name.removesuffix(".jsonl.gz"))
+        folder = folder_of(manifest)
         index = read_json(folder / "index.json")
         for listed in index["parts"]:
             check_part(folder, listed, remake=manifest)

@@ -189,6 +189,17 @@ def read(message_B: Tensor) -> tuple[Header, Tensor]:
     return headers[0], read_words(headers, [message_B], Checks())[0]
 
 
+def check_due(header: Header, **due: float) -> None:
+    """Raise MessageError unless these fields of a header have these values."""
+    found = {name: getattr(header, name) for name in due}
+    if found != due:
+        says, wanted = (tuple(+value for value in each.values()) for each in (found, due))
+        raise MessageError(
+            f"a message says ({', '.join(due)}) {says} but {wanted} is expected; were all workers "
+            "started from the same checkpoint and settings?"
+        )
+
+
 def read_headers(messages: Sequence[Tensor]) -> list[Header]:
     """Return the headers of messages, with a single wait for a device; raises as `read`."""
     for message_B in messages:

@@ -7,9 +7,11 @@ All processes call them in the same order, from one thread at a time.
 """
 
 import contextlib
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -150,6 +152,12 @@ class Exchange(ABC):
         """Gather a row of float64 from each worker; rows are equally long."""
         rows_LK = torch.tensor(rows, dtype=torch.float64, device=self.device)
         return self._all(rows_LK.view(torch.uint8)).view(torch.float64).tolist()
+
+    def plain(self, rows: Sequence[Any]) -> list[Any]:
+        """Gather plain data from each worker, as JSON."""
+        contents = [bytearray(json.dumps(row).encode()) for row in rows]
+        messages = [torch.frombuffer(c, dtype=torch.uint8).to(self.device) for c in contents]
+        return [json.loads(bytes(found_B.cpu().numpy())) for found_B in self.gather(messages)]
 
     def broadcast(self, content: bytes | None) -> bytes:
         """Return what the first member's process passes; the others pass None."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.bucket import rows
-from asr_train.comm.codec import Flags, Header, Kind, MessageError
+from asr_train.comm.codec import Flags, Header, Kind
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.reducers import Gradient, Quanta, Reducer, Sent
 from asr_train.facts import HEADER_BYTES
@@ -85,7 +85,7 @@ class Gtc(Reducer):
             total_P = gradient.grad_P
         room = HEADER_BYTES + self.capacity if is_fixed else None
         received = self.exchange.gather(messages, room)
-        headers, words = self._read(received, self.size)
+        headers, words = self._read(received)
         self._count(headers, sent)
         quanta = self._end_step(headers, words, total_P)
         if quanta is None:
@@ -139,7 +139,7 @@ class Gtc(Reducer):
         flags = Flags.none if gradient.frames else Flags.end_of_data
         if isinstance(found, threshold.Fixed):
             self._turn[worker] = found.turn
-            header = self._header(worker, self.size, gradient.frames, 0, flags)
+            header = self._header(worker, gradient.frames, 0, flags)
             return codec.write_fixed(found, header)
         words_K, is_finite = found
         if not is_finite:
@@ -155,37 +155,31 @@ class Gtc(Reducer):
                 threshold.take_back(gradient.grad_P, residual_P, kept_P, waiting_K)
                 self._turn[worker] = int(threshold.from_words(waiting_K)[0][0])
                 flags |= Flags.overflow
-        header = self._header(worker, self.size, gradient.frames, wanted, flags)
+        header = self._header(worker, gradient.frames, wanted, flags)
         return codec.write(words_K, header, self.kind)
 
     def check(self) -> None:
         """Raise MessageError if a message since the last call was damaged."""
         self._checks.ask()
 
-    def _header(self, worker: int, size: int, frames: int, wanted: int, flags: Flags) -> Header:
+    def _header(self, worker: int, frames: int, wanted: int, flags: Flags) -> Header:
         return Header(
             step=self.step,
             worker=worker,
             workers=len(self.exchange),
-            size=size,
+            size=self.size,
             tau=self.tau,
             frames=frames,
             wanted=wanted,
             flags=flags,
         )
 
-    def _read(self, messages: list[Tensor], size: int) -> tuple[list[Header], list[Tensor]]:
-        """Return headers and elements of all workers' messages about `size` parameters."""
+    def _read(self, messages: list[Tensor]) -> tuple[list[Header], list[Tensor]]:
+        """Return headers and elements of all workers' messages."""
         headers = codec.read_headers(messages)
         for worker, header in zip(self.exchange.members, headers, strict=True):
-            found = (header.step, header.worker, header.workers, header.size, header.tau)
-            wanted = (self.step, worker, len(self.exchange), size, self.tau)
-            if found != wanted:
-                raise MessageError(
-                    "a message says (step, worker, workers, parameters, tau) "
-                    f"{found} but {wanted} is expected; were all workers started from the same "
-                    "checkpoint and settings?"
-                )
+            place = {"step": self.step, "worker": worker, "workers": len(self.exchange)}
+            codec.check_due(header, **place, size=self.size, tau=self.tau)
         return headers, codec.read_words(headers, messages, self._checks)
 
     def _plan_next(self, headers: list[Header]) -> None:

@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import hmac
 import ipaddress
-import json
 import os
 import queue
 import secrets
@@ -24,7 +23,7 @@ import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -190,22 +189,15 @@ def connected(exchange: Exchange, timeout_seconds: float) -> dict[int, socket.so
     secret = exchange.broadcast(secrets.token_bytes(32) if leads else None)
     found: dict[int, socket.socket] = {}
     launcher = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    address = _own_address(me, _gathered(exchange, _facing(launcher)))
+    address = _own_address(me, exchange.plain([_facing(launcher)]))
     with _listening(address) as listener:
-        places = _gathered(exchange, listener.getsockname()[:2])
+        places = exchange.plain([listener.getsockname()[:2]])
         for process in (p for p in exchange.members if p < me):
             host, port = places[process]
             found[process] = _reach(process, host, port, me, secret, deadline)
         wanted = {p for p in exchange.members if p > me}
         found.update(_admitted(listener, me, wanted, secret, deadline))
     return found
-
-
-def _gathered(exchange: Exchange, own: Any) -> list[Any]:
-    """Gather plain data from each process, as JSON."""
-    content = bytearray(json.dumps(own).encode())
-    rows = exchange.gather([torch.frombuffer(content, dtype=torch.uint8)])
-    return [json.loads(bytes(row.cpu().numpy())) for row in rows]
 
 
 def _facing(host: str) -> str:

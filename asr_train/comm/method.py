@@ -9,27 +9,17 @@ many workers need only one gradient's memory. Knows nothing of networks or shard
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from asr_train.comm.async_workers import AsyncWorkers
+from asr_train.comm.blocks import MomentumBlocks
 from asr_train.comm.exchange import PARTS, Exchange, hosted
 from asr_train.comm.optimizer import Adagrad, Momentum, Replica, Shape, Total, adagrad_of, mean
 from asr_train.comm.reducers import Gradient, Reducer, Sent, Update
 from asr_train.schema import AdagradPlace, AdagradSettings
-
-
-class Blocks(Protocol):
-    """All groups' models -> the models that they continue from, every few steps."""
-
-    def begin(self, weights_P: Tensor) -> None: ...
-    def after_update(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None: ...
-    def finish(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None: ...
-    def exported(self) -> Tensor: ...
-    def state(self) -> dict[str, Any]: ...
-    def load_state(self, state: dict[str, Any]) -> None: ...
 
 
 class ExchangeMethod:
@@ -56,7 +46,7 @@ class ExchangeMethod:
         exchange: Exchange,
         groups: Sequence[Exchange],
         reducers: Sequence[Reducer],
-        blocks: Blocks | None = None,
+        blocks: MomentumBlocks | None = None,
     ) -> None:
         assert len(groups) == len(reducers)
         self.exchange, self.groups = exchange, list(groups)

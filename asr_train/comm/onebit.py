@@ -20,7 +20,7 @@ from torch import Tensor
 
 from asr_train import schema
 from asr_train.comm import codec
-from asr_train.comm.codec import Flags, Header, Kind, MessageError
+from asr_train.comm.codec import Flags, Header, Kind
 from asr_train.comm.columns import (
     Block,
     Layout,
@@ -494,20 +494,17 @@ class OneBitSgd(Reducer):
         """Return headers and payloads of all workers' messages about the parts at `places`."""
         headers = codec.read_headers(messages)
         for worker, place, header in zip(self.exchange.members, places, headers, strict=True):
-            found = (
-                *(header.step, header.worker, header.workers, header.size),
-                *(header.kind, header.parameter, header.count, header.payload_bytes),
+            codec.check_due(
+                header,
+                step=self.step,
+                worker=worker,
+                workers=len(self.exchange),
+                size=self.size,
+                kind=Kind.columns,
+                parameter=way,
+                count=self.sizes[place],
+                payload_bytes=self.lengths[place],
             )
-            wanted = (
-                *(self.step, worker, len(self.exchange), self.size),
-                *(Kind.columns, way, self.sizes[place], self.lengths[place]),
-            )
-            if found != wanted:
-                raise MessageError(
-                    "a message says (step, worker, workers, parameters, kind, way, elements, "
-                    f"bytes) {tuple(map(int, found))} but {tuple(map(int, wanted))} is expected; "
-                    "were all workers started from the same checkpoint and settings?"
-                )
         return headers, codec.read_payloads(headers, messages, self._checks)
 
     def _zeros(self) -> Tensor:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asr_train.comm.exchange import added
 from asr_train.comm.reducers import Quanta, Step, Update
 from asr_train.schema import AdagradPlace, AdagradSettings
 
@@ -184,7 +185,4 @@ class Replica:
 
 def mean(vectors: list[Tensor]) -> Tensor:
     """Return the mean of vectors [P], added up in order; a copy of a single one."""
-    total_P = vectors[0].clone()
-    for vector_P in vectors[1:]:
-        total_P += vector_P
-    return total_P if len(vectors) == 1 else total_P / len(vectors)
+    return added(vectors) if len(vectors) == 1 else added(vectors) / len(vectors)

@@ -104,6 +104,7 @@ class Message:
         return not self.header.flags & Flags.not_finite
 
 
+@dataclass(eq=False)
 class Sender:
     """What one asynchronous worker sends, and what it has not sent yet.
 
@@ -114,20 +115,17 @@ class Sender:
         residual_P: what has not been sent yet.
     """
 
-    def __init__(
-        self,
-        worker: int,
-        workers: int,
-        settings: schema.GtcSettings,
-        thresholds: Thresholds,
-        ledger: Ledger,
-    ) -> None:
-        self.size = len(ledger.spare_P)
+    worker: int
+    workers: int
+    settings: schema.GtcSettings
+    thresholds: Thresholds
+    ledger: Ledger
+
+    def __post_init__(self) -> None:
+        self.size = len(self.ledger.spare_P)
         threshold.check_size(self.size)
-        self.worker, self.workers = worker, workers
-        self.kind = Kind[settings.codec.name]
-        self.thresholds, self.ledger = thresholds, ledger
-        self.residual_P = torch.zeros_like(ledger.spare_P)
+        self.kind = Kind[self.settings.codec.name]
+        self.residual_P = torch.zeros_like(self.ledger.spare_P)
         self._below = 0.0  # a threshold that no element of the residual exceeds; 0: none is known
 
     def owe(self, residual_P: Tensor) -> None:
@@ -172,18 +170,11 @@ class Peer(Sender):
         base_step: the first incomplete step: all steps before are in the base.
     """
 
-    def __init__(
-        self,
-        worker: int,
-        workers: int,
-        settings: schema.GtcSettings,
-        thresholds: Thresholds,
-        ledger: Ledger,
-    ) -> None:
-        super().__init__(worker, workers, settings, thresholds, ledger)
-        self.staleness = thresholds.staleness
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.staleness = self.thresholds.staleness
         self.base_step = 0
-        self._inboxes = [Inbox() for _ in range(workers)]
+        self._inboxes = [Inbox() for _ in range(self.workers)]
         self._open: dict[int, dict[int, Header]] = {}  # by step and worker
 
     def begin(self, step: int, weights_P: Tensor, rate: Rate) -> None:
@@ -217,11 +208,6 @@ class Peer(Sender):
     def lead(self) -> int:
         """Steps by which it is ahead of the slowest worker, as its messages show."""
         return self.number - self.base_step
-
-    @property
-    def may_go_on(self) -> bool:
-        """Whether no worker is too far behind for another step."""
-        return self.lead <= self.staleness
 
     def missing(self, step: int) -> list[int]:
         """Return the workers of which a message of the steps before this one is missing."""

@@ -29,7 +29,7 @@ class RealTime(AsyncWorkers):
         peer, worker = self.peer, self.peer.worker
         peer.begin(first, weights_P, rate)
         for step in range(first, first + steps):
-            # The condition of `may_go_on`
+            # Until no worker is too far behind for another step
             self._wait(lambda step=step: peer.missing(step - peer.staleness))  # type: ignore[misc]
             self.leads[worker].begin_step(peer.lead)
             gradient = learner.gradient(worker, step, lambda: peer.weights(weights_P))

@@ -19,7 +19,7 @@ from lhotse import MonoCut
 from scipy.signal import resample_poly
 
 from asr_train.data import intake, synth
-from asr_train.data.corpus import CorpusError, PreparedSplit
+from asr_train.data.corpus import CorpusError, PreparedSplit, check_split
 from asr_train.data.digits import seed_of, spoken_cut
 from asr_train.data.folder import tabled
 from asr_train.data.grammar import Grammar, read_grammar
@@ -60,16 +60,14 @@ def commands(
     wanted = settings.commands
     if split == HUMAN and wanted.human is not None:
         return _human(wanted, lexicon, Path(audio_dir))
-    condition = wanted.conditions.get(split.removeprefix("test_"))
     like = split  # the split whose sentences and voices it has
     if split not in wanted.hours:
-        if condition is None or "test" not in wanted.hours:
-            known = [*wanted.hours, *(f"test_{name}" for name in wanted.conditions)]
-            more = "" if wanted.human else f"; {HUMAN} needs corpus.commands.human (HUMAN in make)"
-            raise CorpusError(
-                f"{split} is not a split of corpus.commands, which has {', '.join(known)}{more}"
-            )
-        like, wanted = "test", wanted.under(condition)
+        if split == HUMAN:
+            raise CorpusError(f"{HUMAN} needs corpus.commands.human, a folder (HUMAN in make)")
+        conditions = wanted.conditions if "test" in wanted.hours else {}
+        known = [*wanted.hours, *(f"test_{name}" for name in conditions)]
+        check_split(split, "corpus.commands", known)
+        like, wanted = "test", wanted.under(conditions[split.removeprefix("test_")])
     grammar, notes = sayable(read_grammar(wanted.grammar), lexicon, wanted.max_phone_distance)
     low, high = wanted.words_per_minute
     cast = synth.cast(settings.seed, wanted.speakers, (low, high), synth.OPEN_DIALECTS)
@@ -136,7 +134,8 @@ def sayable(
         Returns:
             The grammar and, if something is left out, a note.
     """
-    prons = Lexicon.from_settings(_listed_only(lexicon), grammar.words).prons
+    listed = replace(lexicon, unknown=Unknown.lose)  # guesses would agree with espeak-ng anyway
+    prons = Lexicon.from_settings(listed, grammar.words).prons
     spoken = g2p.spoken(prons, schwa=False)
     far = {
         word: min(_distance(pron, spoken.get(word, ())) for pron in variants)
@@ -152,17 +151,6 @@ def sayable(
         f"{', '.join(sorted(left_out))}"
     )
     return grammar.without(left_out), [note]
-
-
-def _listed_only(lexicon: LexiconSettings) -> LexiconSettings:
-    """Return the same source without guesses, which would agree with espeak-ng anyway."""
-    return LexiconSettings(
-        source=lexicon.source,
-        file=lexicon.file,
-        unknown=Unknown.lose,
-        max_variants=lexicon.max_variants,
-        schwa=lexicon.schwa,
-    )
 
 
 def _distance(pron: g2p.Pronunciation, spoken: g2p.Pronunciation) -> float:

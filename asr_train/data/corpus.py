@@ -12,7 +12,7 @@ nothing else. What a later stage could fail on is dropped and listed, or refused
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,12 @@ def whole_cut(supervision: SupervisionSegment, recording: Recording) -> MonoCut:
     return MonoCut(
         supervision.id, 0.0, recording.duration, 0, supervisions=[supervision], recording=recording
     )
+
+
+def check_split(split: str, where: str, splits: Iterable[str]) -> None:
+    """Raise CorpusError unless a split is one of those that the settings name."""
+    if split not in splits:
+        raise CorpusError(f"{split} is not a split of {where}, which has {', '.join(splits)}")
 
 
 def hash_order(name: str) -> bytes:

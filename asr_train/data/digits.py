@@ -11,7 +11,13 @@ from lhotse import MonoCut, SupervisionSegment
 from lhotse.supervision import AlignmentItem
 
 from asr_train.data import synth
-from asr_train.data.corpus import CorpusError, PreparedSplit, whole_cut, whole_recording, write_flac
+from asr_train.data.corpus import (
+    PreparedSplit,
+    check_split,
+    whole_cut,
+    whole_recording,
+    write_flac,
+)
 from asr_train.jobs import parallel_map
 from asr_train.schema import CorpusSettings
 
@@ -23,10 +29,7 @@ def digits(settings: CorpusSettings, split: str, audio_dir: Path | str) -> Prepa
     """
     assert settings.digits is not None
     wanted = settings.digits
-    if split not in wanted.utterances:
-        raise CorpusError(
-            f"{split} is not a split of corpus.digits, which has {', '.join(wanted.utterances)}"
-        )
+    check_split(split, "corpus.digits", wanted.utterances)
     voices = synth.cast(settings.seed, wanted.speakers)[split]
     audio = Path(audio_dir)
     audio.mkdir(parents=True, exist_ok=True)

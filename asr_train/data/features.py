@@ -10,7 +10,7 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,6 +30,8 @@ from asr_train.files import (
     write_json,
 )
 from asr_train.schema import FeatsSettings, NormBy, NormSettings, build, plain
+
+LIFTER = 22.0  # Kaldi's
 
 # --- the store ----------------------------------------------------------------------------------
 
@@ -60,7 +62,7 @@ def extract(
     with h5py.File(path) as file:
         for cut in cuts:
             feats_TF = file[cut.id][:]
-            rows.append(_with_features(cut, feats_TF, settings, path).to_dict())
+            rows.append(stored_in(path, cut, len(feats_TF), settings, "log-mel").to_dict())
             total = sums.setdefault(cut.supervisions[0].speaker, Sums.zero(settings.num_mels))
             sums[cut.supervisions[0].speaker] = total + Sums.of(feats_TF)
     speakers = {speaker: s.plain() for speaker, s in sums.items()}
@@ -75,37 +77,42 @@ def _holds(path: Path, made_from: str, ids: list[str]) -> bool:
     try:
         with h5py.File(path) as file:
             known = file.attrs.get("made_from") == made_from
-            return bool(known and file.attrs.get("content") == _content(file, ids))
+            content = _hash(file[utt_id][:] for utt_id in ids)
+            return bool(known and file.attrs.get("content") == content)
     except (OSError, KeyError, RuntimeError):
         return False  # not HDF5, truncated, or modified
 
 
-def _content(file: Any, ids: list[str]) -> str:
-    """Return a hash of the arrays of an HDF5 file."""
-    return hash_of([hashlib.sha256(file[utt_id][:].tobytes()).hexdigest() for utt_id in ids])
+def _hash(arrays: Iterable[np.ndarray]) -> str:
+    return hash_of([hashlib.sha256(array.tobytes()).hexdigest() for array in arrays])
 
 
 def _store(cuts: list[Any], settings: FeatsSettings, path: Path, made_from: str) -> None:
-    """Store arrays by utterance in the layout of lhotse's NumpyHdf5Writer.
+    from asr_train.data.logmel import LogMel  # imports torch, which reading does without
+
+    extractor, found = LogMel(settings), dict[str, np.ndarray]()
+    for cut in cuts:
+        found[cut.id] = extractor(_samples(cut, settings.sample_rate), cut.id)
+        if len(found[cut.id]) == 0:
+            raise ValueError(
+                f"{cut.id} has {cut.duration} seconds, less than half a frame shift of "
+                f"{settings.shift_seconds}; drop it with min_seconds of the corpus"
+            )
+    write_h5(path, found, content=_hash(found.values()), made_from=made_from)
+
+
+def write_h5(path: Path, arrays: Mapping[str, np.ndarray], **attributes: str) -> None:
+    """Write arrays by utterance in the layout of lhotse's NumpyHdf5Writer.
 
     The file is built in memory: a part is small, and the HDF5 library handles full disks badly.
     """
     import h5py
 
-    from asr_train.data.logmel import LogMel  # imports torch, which reading does without
-
-    extractor, content = LogMel(settings), io.BytesIO()
+    content = io.BytesIO()
     with h5py.File(content, "w") as file:
-        for cut in cuts:
-            feats_TF = extractor(_samples(cut, settings.sample_rate), cut.id)
-            if len(feats_TF) == 0:
-                raise ValueError(
-                    f"{cut.id} has {cut.duration} seconds, less than half a frame shift of "
-                    f"{settings.shift_seconds}; drop it with min_seconds of the corpus"
-                )
-            file.create_dataset(cut.id, data=feats_TF)
-        file.attrs["content"] = _content(file, [cut.id for cut in cuts])
-        file.attrs["made_from"] = made_from
+        for utt_id, array in arrays.items():
+            file.create_dataset(utt_id, data=array)
+        file.attrs.update(attributes)
     write_bytes(path, content.getvalue())
 
 
@@ -161,12 +168,13 @@ def _shortened(cut: Any) -> str:
     return ""
 
 
-def _with_features(cut: Any, feats_TF: np.ndarray, settings: FeatsSettings, path: Path) -> Any:
+def stored_in(path: Path, cut: Any, frames: int, settings: FeatsSettings, kind: str) -> Any:
+    """Return the cut after noting that its features are in this HDF5 file, under its id."""
     from lhotse import Features
 
     cut.features = Features(
-        type="log-mel",
-        num_frames=len(feats_TF),
+        type=kind,
+        num_frames=frames,
         num_features=settings.num_mels,
         frame_shift=settings.shift_seconds,
         sampling_rate=cut.sampling_rate,
@@ -185,7 +193,7 @@ def write_index(
     manifest: Path, settings: FeatsSettings, parts: list[Path], abouts: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Write `feats/SPLIT/index.json`: settings, parts, and each speaker's sums over all parts."""
-    folder = _folder(manifest)
+    folder = folder_of(manifest)
     speakers: dict[str, Sums] = {}
     for about in abouts:
         for speaker, sums in about["speakers"].items():
@@ -201,7 +209,7 @@ def write_index(
     return index
 
 
-def _folder(manifest: Path | str) -> Path:
+def folder_of(manifest: Path | str) -> Path:
     """Return feats/dev for feats/dev.jsonl.gz."""
     path = Path(manifest)
     return path.with_name(path.name.removesuffix(".jsonl.gz"))
@@ -318,9 +326,10 @@ class Feats:
 
 def open_feats(manifest: Path | str) -> Feats:
     """Open `feats/SPLIT.jsonl.gz`, after comparing its parts' checksums with the index."""
-    index = read_json(_folder(manifest) / "index.json")
+    folder = folder_of(manifest)
+    index = read_json(folder / "index.json")
     for listed in index["parts"]:
-        check_part(_folder(manifest), listed, remake=manifest)
+        check_part(folder, listed, remake=manifest)
     return Feats(
         build(FeatsSettings, index["settings"], f"{manifest}: settings"),
         [_utterance(row) for row in read_jsonl(manifest)],
@@ -330,7 +339,7 @@ def open_feats(manifest: Path | str) -> Feats:
 
 def total_sums(manifest: Path | str) -> Sums:
     """Return the sums of all speakers of `feats/SPLIT.jsonl.gz`."""
-    index = read_json(_folder(manifest) / "index.json")
+    index = read_json(folder_of(manifest) / "index.json")
     sums = [Sums.from_plain(values) for values in index["speakers"].values()]
     return sum(sums[1:], sums[0])
 
@@ -389,26 +398,24 @@ def open_h5(path: str, process: int) -> Any:
 # --- front end of the Gaussians -----------------------------------------------------------------
 
 
-def cepstra(feats_TF: np.ndarray, num_ceps: int, lifter: float = 22.0) -> np.ndarray:
+def cepstra(feats_TF: np.ndarray, num_ceps: int) -> np.ndarray:
     """Compute MFCCs from log-mel: float32 [T, num_ceps], liftered as in Kaldi (c0 is energy)."""
     num_mels = feats_TF.shape[1]
     if num_ceps > num_mels:
         raise ValueError(
             f"front.num_ceps is {num_ceps}, more than feats.num_mels {num_mels}; lower it"
         )
-    cepstra_TC: np.ndarray = feats_TF @ _dct(num_mels, num_ceps, lifter)
+    cepstra_TC: np.ndarray = feats_TF @ _dct(num_mels, num_ceps)
     return cepstra_TC
 
 
 @cache
-def _dct(num_mels: int, num_ceps: int, lifter: float) -> np.ndarray:
+def _dct(num_mels: int, num_ceps: int) -> np.ndarray:
     f, c = np.arange(num_mels)[:, None], np.arange(num_ceps)
     dct_FC = math.sqrt(2 / num_mels) * np.cos(math.pi / num_mels * (f + 0.5) * c)
     dct_FC[:, 0] = math.sqrt(1 / num_mels)
-    liftered_FC: np.ndarray = (dct_FC * (1 + lifter / 2 * np.sin(math.pi * c / lifter))).astype(
-        np.float32
-    )
-    return liftered_FC
+    liftered_FC: np.ndarray = dct_FC * (1 + LIFTER / 2 * np.sin(math.pi * c / LIFTER))
+    return liftered_FC.astype(np.float32)
 
 
 def spliced(feats_TF: np.ndarray, around: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from pathlib import Path
 from lhotse.supervision import AlignmentItem
 
 from asr_train.data import intake
-from asr_train.data.corpus import CorpusError, PreparedSplit, few
+from asr_train.data.corpus import CorpusError, PreparedSplit, check_split, few
 from asr_train.data.intake import Row
 from asr_train.data.splits import (
     by_utterances,
@@ -43,9 +43,7 @@ def folder(
     """
     assert settings.folder is not None
     wanted = settings.folder
-    splits = (*SPLITS, *wanted.more_tests)
-    if split not in splits:
-        raise CorpusError(f"{split} is not a split of a folder, which has {', '.join(splits)}")
+    check_split(split, "a folder", (*SPLITS, *wanted.more_tests))
     roots = _roots(wanted)
     tables = [tabled(root) for root in roots]
     prefixed = _tell_apart(roots, tables)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.data import intake
-from asr_train.data.corpus import CorpusError, PreparedSplit, few
+from asr_train.data.corpus import CorpusError, PreparedSplit, check_split, few
 from asr_train.data.intake import Row
 from asr_train.data.remarks import Remark
 from asr_train.data.splits import share_of
@@ -47,10 +47,7 @@ def published(
     """
     assert settings.published is not None
     wanted = settings.published
-    if split not in wanted.splits:
-        raise CorpusError(
-            f"{split} is not a split of corpus.published, which has {', '.join(wanted.splits)}"
-        )
+    check_split(split, "corpus.published", wanted.splits)
     root = Path(wanted.dir)
     if not root.is_dir():
         raise CorpusError(f"{root} is not a folder; CORPUS_DIR must name {wanted.kind.value}'s")
@@ -72,17 +69,16 @@ def published(
 def _spare_dev(rows: list[Row], settings: PublishedSettings) -> dict[str, list[Row]]:
     """Split the corpus's training part into TRAIN and DEV, by hash of the names."""
     if settings.dev_by is SplitBy.utterances:
-        dev = share_of([row.utt_id for row in rows], settings.dev_share, "utterance of train")
-        return {
-            "train": [row for row in rows if row.utt_id not in dev],
-            "dev": [row for row in rows if row.utt_id in dev],
-        }
-    speakers = sorted({row.speaker for row in rows})
-    by_utterances = f"set {settings.GROUP}.dev_by=utterances, or add speakers"
-    dev = share_of(speakers, settings.dev_share, "speaker of train", by_utterances)
+        names = [row.utt_id for row in rows]
+        dev = share_of(names, settings.dev_share, "utterance of train")
+    else:
+        names = [row.speaker for row in rows]
+        by_utterances = f"set {settings.GROUP}.dev_by=utterances, or add speakers"
+        dev = share_of(sorted(set(names)), settings.dev_share, "speaker of train", by_utterances)
+    pairs = list(zip(rows, names, strict=True))
     return {
-        "train": [row for row in rows if row.speaker not in dev],
-        "dev": [row for row in rows if row.speaker in dev],
+        "train": [row for row, name in pairs if name not in dev],
+        "dev": [row for row, name in pairs if name in dev],
     }
 
 

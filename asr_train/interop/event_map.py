@@ -5,7 +5,7 @@ the one at P is pronounced. Phones are Kaldi's, from 1; 0 is the place before or
 The format is that of src/tree/event-map.cc and context-dep.cc. `tree_of` converts to `lang.tree`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,22 +51,6 @@ class EventMap:
     nodes: list[Constant | Split | Table]
     root: int
 
-    def answer(self, event: Mapping[int, int]) -> int | None:
-        """Return the answer for an event, as Kaldi's `EventMap::Map`; None: it has none."""
-        place = self.root
-        while place != NONE:
-            node = self.nodes[place]
-            if isinstance(node, Constant):
-                return node.answer
-            value = event.get(node.key)
-            if value is None:
-                return None
-            if isinstance(node, Split):
-                place = node.yes if value in node.values else node.no
-            else:
-                place = node.nodes[value] if 0 <= value < len(node.nodes) else NONE
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class ContextDependency:
@@ -75,10 +59,6 @@ class ContextDependency:
     width: int
     centre: int
     to_pdf: EventMap
-
-    def pdf(self, window: Sequence[int], pdf_class: int) -> int | None:
-        """Return the pdf-id of a window of phones and a pdf-class."""
-        return self.to_pdf.answer({PDF_CLASS: pdf_class, **dict(enumerate(window))})
 
 
 def read_tree(path: Path | str) -> ContextDependency:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lhotse import Features, MonoCut
+from lhotse import MonoCut
 
 from asr_train.align.table import Alignments, check_lost, write_alignments
 from asr_train.align.viterbi import Aligned, Lost
-from asr_train.data.features import Feats, Sums, write_index
+from asr_train.data.features import Feats, Sums, folder_of, stored_in, write_h5, write_index
 from asr_train.files import hash_of, part, replacing, write_json, write_jsonl
 from asr_train.frames import frame_at
 from asr_train.interop.ark import read_int_vectors, read_matrices
@@ -55,7 +55,7 @@ def import_feats(
             finite, or a number of frames that Kaldi's edges do not explain.
     """
     manifest = Path(manifest)
-    folder = manifest.with_name(manifest.name.removesuffix(".jsonl.gz"))
+    folder = folder_of(manifest)
     by_id = {cut.id: cut for cut in cuts}
     rows: dict[str, dict[str, Any]] = {}
     parts: list[Path] = []
@@ -74,11 +74,12 @@ def import_feats(
     stream = wanted()
     while some := list(islice(stream, UTTERANCES_A_PART)):
         parts.append(folder / f"part-{len(parts):05d}.h5")
-        _store(some, parts[-1])
+        write_h5(parts[-1], {cut.id: feats_TF for cut, feats_TF in some})
         for cut, feats_TF in some:
             speaker = cut.supervisions[0].speaker or ""
             sums[speaker] = sums.get(speaker, Sums.zero(settings.num_mels)) + Sums.of(feats_TF)
-            rows[cut.id] = _row(cut, len(feats_TF), settings, parts[-1])
+            stored = stored_in(parts[-1], cut, len(feats_TF), settings, "kaldi")
+            rows[cut.id] = stored.to_dict()
     if missing := sorted(by_id.keys() - rows.keys()):
         raise ValueError(
             f"{archive} lacks {len(missing)} of {len(by_id)} utterances, the first is "
@@ -109,32 +110,6 @@ def _check_feats(where: str, feats_TF: np.ndarray, seconds: float, settings: Fea
             f"{where} has {len(feats_TF)} frames, but {seconds:.3f} s make {expected} at a shift "
             f"of {settings.shift_seconds} s; are these features of this recording?"
         )
-
-
-def _store(some: list[tuple[MonoCut, np.ndarray]], path: Path) -> None:
-    import h5py
-
-    with replacing(path) as scratch, h5py.File(scratch, "w") as file:
-        for cut, feats_TF in some:
-            file.create_dataset(cut.id, data=feats_TF)
-
-
-def _row(cut: MonoCut, frames: int, settings: FeatsSettings, path: Path) -> dict[str, Any]:
-    features = Features(
-        type="kaldi",
-        num_frames=frames,
-        num_features=settings.num_mels,
-        frame_shift=settings.shift_seconds,
-        sampling_rate=cut.sampling_rate,
-        start=cut.start,
-        duration=cut.duration,
-        storage_type="numpy_hdf5",
-        storage_path=str(path),
-        storage_key=cut.id,
-        recording_id=cut.recording_id,
-        channels=cut.channel,
-    )
-    return {**cut.to_dict(), "features": features.to_dict()}
 
 
 # --- alignments ---------------------------------------------------------------------------------

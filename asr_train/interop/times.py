@@ -6,8 +6,6 @@ Times are seconds from the recording's start. Knows nothing of files.
 from dataclasses import dataclass
 from typing import Any
 
-KINDS = "word", "phone"
-
 
 @dataclass(frozen=True, slots=True)
 class Span:

@@ -62,7 +62,6 @@ class TransitionModel:
         owner_I: int32, the index of the transition-state that a transition-id leaves.
         target_I: int32, the HMM state that it leads to.
         pdf_I: int32, the pdf-id of the frame it stands for.
-        loops_I: bool, whether it is a self-loop.
     """
 
     topology: Topology
@@ -71,22 +70,11 @@ class TransitionModel:
     owner_I: np.ndarray
     target_I: np.ndarray
     pdf_I: np.ndarray
-    loops_I: np.ndarray
-
-    @property
-    def num_ids(self) -> int:
-        """Return the number of transition-ids, which is the largest."""
-        return len(self.owner_I) - 1
 
     @property
     def num_pdfs(self) -> int:
         """Return the number of pdf-ids, as Kaldi counts them."""
         return int(self.state_N4[:, 2:].max()) + 1
-
-    @property
-    def phone_I(self) -> np.ndarray:
-        """The phone of each transition-id, int32; 0 for the unused entry."""
-        return np.concatenate([[0], self.state_N4[self.owner_I[1:], 0]]).astype(np.int32)
 
 
 def read_topology(path: Path | str) -> Topology:
@@ -148,7 +136,7 @@ def _model(
         raise objects.damaged(f"transition-id {at} has log-probability {logp_I[at]}, not <= 0")
     if len(set(map(tuple, rows))) < len(rows):
         raise objects.damaged("two transition-states are alike")
-    owner, target, pdf, loops = [NONE], [NONE], [NONE], [False]
+    owner, target, pdf = [NONE], [NONE], [NONE]
     for n, (phone, state, enters, repeats) in enumerate(rows):
         for to, _ in topology.of(phone)[state].ways:
             if to == state and repeats == NONE:
@@ -157,7 +145,6 @@ def _model(
                 )
             owner.append(n)
             target.append(to)
-            loops.append(to == state)
             pdf.append(repeats if to == state else enters)
     return TransitionModel(
         topology,
@@ -166,7 +153,6 @@ def _model(
         np.array(owner, np.int32),
         np.array(target, np.int32),
         np.array(pdf, np.int32),
-        np.array(loops),
     )
 
 

@@ -14,7 +14,7 @@ dropped, so that memory grows with frames plus tokens, not with their product.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -64,25 +64,11 @@ def forced_path(
     )
     slot_N = np.full(nodes, NONE, np.int32)
     place_H, before_H = np.zeros(0, np.int32), np.zeros(0, np.int64)
+    search = (first_N, graph.arcs_A, column_K, scale, beam)
     for begin in range(0, frames, WINDOW):
         window_nC = np.ascontiguousarray(scores(slice(begin, min(begin + WINDOW, frames))))
         _check_window(window_nC, begin, frames, int(column_K.max()) + 1)
-        node, cost, acoustic, back, place_H, before_H = _advance(
-            first_N,
-            graph.arcs_A,
-            column_K,
-            window_nC,
-            scale,
-            beam,
-            live.node,
-            live.cost,
-            live.acoustic,
-            live.back,
-            slot_N,
-            place_H,
-            before_H,
-        )
-        live = _Live(node, cost, acoustic, back)
+        live, place_H, before_H = _advance(search, window_nC, live, slot_N, place_H, before_H)
         place_H, before_H = _collected(live.back, place_H, before_H)
     end_cost = live.cost + graph.final_N[live.node]
     best = int(np.argmin(end_cost)) if len(end_cost) else NONE
@@ -102,8 +88,7 @@ def ready() -> None:
     forced_path(graph, column_K, 2, lambda span: np.zeros((2, 1), np.float32), 1.0, 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Live:
+class _Live(NamedTuple):
     """Tokens of the last frame: node, total cost, unscaled acoustic cost, index in the history."""
 
     node: np.ndarray
@@ -125,30 +110,23 @@ def _check_window(window_nC: np.ndarray, begin: int, frames: int, columns: int) 
 
 @numba.njit(cache=True, nogil=True)
 def _advance(
-    first_N: Any,
-    arcs_A: Any,
-    column_K: Any,
-    window_nC: Any,
-    scale: float,
-    beam: float,
-    node: Any,
-    cost: Any,
-    acoustic: Any,
-    back: Any,
-    slot_N: Any,
-    place_H: Any,
-    before_H: Any,
+    search: Any, window_nC: Any, live: _Live, slot_N: Any, place_H: Any, before_H: Any
 ) -> Any:
-    """Move all tokens over the frames of a window; append a row per token to the history."""
+    """Move all tokens over the frames of a window; append a row per token to the history.
+
+    Args:
+        search: first arcs by node, arcs, columns by place, scale and beam.
+    """
+    first_N, arcs_A, column_K, scale, beam = search
     size = len(slot_N)
     now_node, now_cost = np.empty(size, np.int32), np.empty(size)
     now_acoustic, now_back = np.empty(size), np.empty(size, np.int64)
     new_node, new_cost = np.empty(size, np.int32), np.empty(size)
     new_acoustic, new_back = np.empty(size), np.empty(size, np.int64)
     new_place = np.empty(size, np.int32)
-    count, used = len(node), len(place_H)
-    now_node[:count], now_cost[:count] = node, cost
-    now_acoustic[:count], now_back[:count] = acoustic, back
+    count, used = len(live.node), len(place_H)
+    now_node[:count], now_cost[:count] = live.node, live.cost
+    now_acoustic[:count], now_back[:count] = live.acoustic, live.back
     for t in range(len(window_nC)):
         best = np.inf
         for i in range(count):
@@ -183,14 +161,9 @@ def _advance(
         now_cost, new_cost = new_cost, now_cost
         now_acoustic, new_acoustic = new_acoustic, now_acoustic
         now_back, new_back = new_back, now_back
-    return (
-        now_node[:count].copy(),
-        now_cost[:count].copy(),
-        now_acoustic[:count].copy(),
-        now_back[:count].copy(),
-        place_H[:used].copy(),
-        before_H[:used].copy(),
-    )
+    now = now_node[:count].copy(), now_cost[:count].copy()
+    moved = _Live(*now, now_acoustic[:count].copy(), now_back[:count].copy())
+    return moved, place_H[:used].copy(), before_H[:used].copy()
 
 
 @numba.njit(cache=True, nogil=True)

@@ -158,10 +158,7 @@ def write_const(path: Path, arrays: Arrays) -> None:
 
 def to_vector(arrays: Arrays) -> Any:
     """Convert to a kaldifst transducer that can be modified."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "fst"
-        write_const(path, arrays)
-        return kaldifst.StdVectorFst(kaldifst.StdConstFst.read(str(path)))
+    return kaldifst.StdVectorFst(to_const(arrays))
 
 
 def to_const(arrays: Arrays) -> Any:
@@ -169,7 +166,7 @@ def to_const(arrays: Arrays) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fst"
         write_const(path, arrays)
-        return kaldifst.StdConstFst.read(str(path))
+        return read_fst(path)
 
 
 def _compiled(lines: list[str], start: int) -> Any:
@@ -342,9 +339,7 @@ def _arpa(lang: Lang) -> Any:
                 read_symbol_table=str(table),
                 ilabel_sort=True,
             )
-    fst = kaldifst.compile(text, acceptor=False)
-    arrays = to_arrays(fst)  # the back-off's #0 is an input label; L passes it on as V + 1
-    return to_vector(arrays)
+    return kaldifst.compile(text, acceptor=False)  # #0 is an input label, in L word V + 1
 
 
 _Row = tuple[tuple[int, int, int], ...]

@@ -23,7 +23,7 @@ import numpy as np
 
 from asr_train.search.beam import check_labels, check_scores
 from asr_train.search.graph import Arrays, top_label, view_const, write_const
-from asr_train.search.tokens import CHUNK, ROUNDING, Graph, backward, forward, links
+from asr_train.search.tokens import CHUNK, ROUNDING, Graph, Tokens, backward, forward, links
 
 LINK = np.dtype(
     [
@@ -236,18 +236,10 @@ class Lattices:
         cost = float(totals.min())
         slack_H = np.empty(len(states_H))
         slack_H[last] = totals - cost
-        backward(
-            self._graph,
-            scores_TS,
-            float(lattice_beam),
-            states_H,
-            costs_H,
-            slack_H,
-            first_T,
-            0,
-            np.full(len(self._final_N), -1, np.int32),
-        )
-        search = (self._graph, scores_TS, states_H, costs_H, slack_H, first_T)
+        tokens = Tokens(states_H, costs_H, slack_H, first_T)
+        slot_N = np.full(len(self._final_N), -1, np.int32)
+        backward(self._graph, scores_TS, float(lattice_beam), tokens, 0, slot_N)
+        search = (self._graph, scores_TS, tokens)
         width, count = self._width(search, float(lattice_beam), max_arcs)
         inside_H = slack_H <= width
         node_H = (np.cumsum(inside_H) - 1).astype(np.int32)

@@ -10,9 +10,9 @@ from kaldialign import edit_distance
 
 from asr_train.search.lattice import Lattice, Sentence, sentence_of
 from asr_train.search.tables import doubled, pop, push, rehashed, slot
+from asr_train.search.tokens import ROUNDING
 
 MAX_WORK = 2_000_000  # partial paths of an n-best search, of at most 200 bytes each
-ROUNDING = 1e-6  # nats
 _EDIT, _SUB, _DEL = 1 << 42, 1 << 28, 1 << 14  # one integer holds edits, then each kind
 MAX_WORDS = (1 << 14) - 1  # the largest such count
 

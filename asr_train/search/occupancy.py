@@ -176,16 +176,6 @@ def _has_path(arcs_A: Any, frame_N: Any, ali_T: Any) -> bool:
 
 
 @numba.njit(cache=True, nogil=True)
-def _added(a: float, b: float) -> float:
-    """Return log(exp(a) + exp(b))."""
-    high, low = max(a, b), min(a, b)
-    if low == -np.inf:
-        return high
-    total: float = high + np.log1p(np.exp(low - high))
-    return total
-
-
-@numba.njit(cache=True, nogil=True)
 def _sums(
     arcs_A: Any, frame_N: Any, scores_TS: Any, ali_T: Any, counted_S: Any, boost: float
 ) -> Any:
@@ -208,9 +198,9 @@ def _sums(
                 else:
                     way += boost
         way_A[a] = way
-        forward_N[u] = _added(forward_N[u], forward_N[s] + way)
+        forward_N[u] = np.logaddexp(forward_N[u], forward_N[s] + way)
         if is_reference:
-            reference_N[u] = _added(reference_N[u], reference_N[s] + way)
+            reference_N[u] = np.logaddexp(reference_N[u], reference_N[s] + way)
     total = forward_N[-1]
     before_N = np.zeros(nodes)  # expected accuracy from the start to each node
     for a in range(arcs):
@@ -224,7 +214,7 @@ def _sums(
     last = arcs - 1
     for a in range(arcs - 1, -1, -1):
         s, u = arcs_A[a].source, arcs_A[a].target
-        backward_N[s] = _added(backward_N[s], way_A[a] + backward_N[u])
+        backward_N[s] = np.logaddexp(backward_N[s], way_A[a] + backward_N[u])
         if a > 0 and arcs_A[a - 1].source == s:
             continue
         for b in range(a, last + 1):  # all arcs of this source: its backward sum is complete

@@ -38,6 +38,15 @@ class Graph(NamedTuple):
     start: int
 
 
+class Tokens(NamedTuple):
+    """The tokens of some frames, as above."""
+
+    states_H: Any
+    costs_H: Any
+    slack_H: Any
+    first_T: Any
+
+
 @numba.njit(cache=True, nogil=True)
 def grown(array: Any, size: int) -> Any:
     """Return the array with room for `size` elements or more."""
@@ -270,17 +279,8 @@ def forward(
             if len(slack_H) < len(states_H):
                 slack_H = np.empty(len(states_H))
             slack_H[here:end] = 0.0
-            _prune(
-                graph,
-                scores_TS,
-                lattice_beam,
-                states_H,
-                costs_H,
-                slack_H,
-                first_T[: t + 2],
-                since,
-                slot_N,
-            )
+            tokens = Tokens(states_H, costs_H, slack_H, first_T[: t + 2])
+            _prune(graph, scores_TS, lattice_beam, tokens, since, slot_N)
             best -= here - first_T[t]
             here, end = first_T[t], first_T[t + 1]
 
@@ -311,22 +311,14 @@ def forward(
 
 @numba.njit(cache=True, nogil=True)
 def backward(
-    graph: Graph,
-    scores_TS: Any,
-    lattice_beam: float,
-    states_H: Any,
-    costs_H: Any,
-    slack_H: Any,
-    first_T: Any,
-    since: int,
-    slot_N: Any,
+    graph: Graph, scores_TS: Any, lattice_beam: float, tokens: Tokens, since: int, slot_N: Any
 ) -> None:
-    """Set the slack of tokens, from the last frame of `first_T` down to frame `since`.
+    """Set the slack of tokens, from the last frame down to frame `since`.
 
     The last frame's is given; infinite slack marks tokens outside of the lattice beam. `slot_N` is
-    all
-    -1, before and after.
+    all -1, before and after.
     """
+    states_H, costs_H, slack_H, first_T = tokens
     first_N, emit_N, arcs_A = graph.first_N, graph.emit_N, graph.arcs_A
     last = len(first_T) - 2
     for t in range(last, since - 1, -1):
@@ -349,30 +341,15 @@ def backward(
         for h in range(border, end):
             slot_N[states_H[h]] = -1
         if graph.plain < len(emit_N):
-            _backward_epsilons(
-                graph,
-                lattice_beam,
-                states_H,
-                costs_H,
-                slack_H,
-                here,
-                border,
-                slot_N,
-            )
+            _backward_epsilons(graph, lattice_beam, tokens, here, border, slot_N)
 
 
 @numba.njit(cache=True, nogil=True)
 def _backward_epsilons(
-    graph: Graph,
-    lattice_beam: float,
-    states_H: Any,
-    costs_H: Any,
-    slack_H: Any,
-    here: int,
-    border: int,
-    slot_N: Any,
+    graph: Graph, lattice_beam: float, tokens: Tokens, here: int, border: int, slot_N: Any
 ) -> None:
     """Propagate slack backward over a frame's epsilon arcs."""
+    states_H, costs_H, slack_H, _ = tokens
     first_N, emit_N, arcs_A = graph.first_N, graph.emit_N, graph.arcs_A
     for h in range(border - 1, here - 1, -1):
         s = states_H[h]
@@ -392,28 +369,11 @@ def _backward_epsilons(
 
 @numba.njit(cache=True, nogil=True)
 def _prune(
-    graph: Graph,
-    scores_TS: Any,
-    lattice_beam: float,
-    states_H: Any,
-    costs_H: Any,
-    slack_H: Any,
-    first_T: Any,
-    since: int,
-    slot_N: Any,
+    graph: Graph, scores_TS: Any, lattice_beam: float, tokens: Tokens, since: int, slot_N: Any
 ) -> None:
     """Drop tokens from which no path within the lattice beam leads to the last frame."""
-    backward(
-        graph,
-        scores_TS,
-        lattice_beam,
-        states_H,
-        costs_H,
-        slack_H,
-        first_T,
-        since,
-        slot_N,
-    )
+    backward(graph, scores_TS, lattice_beam, tokens, since, slot_N)
+    states_H, costs_H, slack_H, first_T = tokens
     free, begin = first_T[since], first_T[since]
     for t in range(since, len(first_T) - 1):
         for h in range(begin, first_T[t + 1]):
@@ -428,10 +388,7 @@ def _prune(
 def links(
     graph: Graph,
     scores_TS: Any,
-    states_H: Any,
-    costs_H: Any,
-    slack_H: Any,
-    first_T: Any,
+    tokens: Tokens,
     width: float,
     node_H: Any,
     links_A: Any,
@@ -442,6 +399,7 @@ def links(
     Either `bins` counts them by slack, or (if it is empty) they are written to `links_A`; `node_H`
     has the tokens' node numbers.
     """
+    states_H, costs_H, slack_H, first_T = tokens
     first_N, emit_N, arcs_A = graph.first_N, graph.emit_N, graph.arcs_A
     count, last, step = 0, len(first_T) - 2, max(width, ROUNDING) / max(1, len(bins))
     now_N, next_N = np.full(len(emit_N), -1, np.int32), np.full(len(emit_N), -1, np.int32)

@@ -89,10 +89,7 @@ class FramePools:
     as equal as whole utterances allow. Each pool's frames are permuted; the concatenation of all
     pools is cut into minibatches of `minibatch_frames`. So every frame occurs exactly once per
     epoch, and only the last minibatch may be short; one that spans two pools takes its frames from
-    both. The begin of each pool and the frames before it follow from the index, so a position needs
-    only a pool's first sample and the number of batches that began in it.
-
-    Iterating again continues after the last batch, like a new FramePools from `position`.
+    both. All of it follows from the index. Iterating again continues after the last batch.
     """
 
     def __init__(
@@ -107,8 +104,6 @@ class FramePools:
         worker: int,
         workers: int,
         epoch: int,
-        start_sample: int = 0,
-        start_batch: int = 0,
         device: Device = "cpu",
         masks: SpecAugmentSettings | None = None,
     ) -> None:
@@ -118,10 +113,9 @@ class FramePools:
             context_left, context_right: frames of a window before and after its main frame; an
                 utterance's edges repeat its first and last frame.
             seed, worker, workers, epoch: as in `Shards.samples`.
-            start_sample, start_batch: from `position`.
             masks: of the samples.
         Raises:
-            ValueError: if a size is impossible, or the position does not exist in this epoch.
+            ValueError: if a size is impossible.
         """
         if context_left < 0 or context_right < 0:
             raise ValueError(
@@ -142,47 +136,22 @@ class FramePools:
         self._firsts = _pool_firsts(self._before, pool_frames)  # and, last, the end
         self.num_frames = int(self._before[-1])  # in the whole epoch, of this worker
         self.num_batches = -(-self.num_frames // minibatch_frames)
-        self._check_position(start_sample, start_batch)
-        self._position = start_sample, start_batch
-
-    def position(self) -> tuple[int, int]:
-        """Return `start_sample` and `start_batch` of a FramePools that yields the rest."""
-        return self._position
+        self._next = 0
 
     def seek(self, batches: int) -> None:
         """Continue after this number of minibatches of the epoch."""
-        at = batches * self.minibatch_frames
-        if at >= self.num_frames:
-            self._position = self._firsts[-1], 0
-            return
-        first = max(f for f in self._firsts[:-1] if self._before[f] <= at)
-        inside = at - int(self._before[first]) - self._offset(first)
-        self._position = first, inside // self.minibatch_frames
-
-    def _offset(self, first: int) -> int:
-        """Return where the first minibatch that begins in this pool starts in it."""
-        return int(-self._before[first] % self.minibatch_frames)
-
-    def _check_position(self, sample: int, batch: int) -> None:
-        is_end = (sample, batch) == (self._firsts[-1], 0)
-        if not is_end:
-            if sample in self._firsts[:-1]:
-                last = self._firsts[self._firsts.index(sample) + 1]
-                size = self._before[last] - self._before[sample]
-                if batch >= 0 and self._offset(sample) + batch * self.minibatch_frames < size:
-                    return
-            raise ValueError(
-                f"sample {sample}, batch {batch} is not a position of worker {self._order[1]} of "
-                f"{self._order[2]} in epoch {self._order[3]}; was the checkpoint made with other "
-                "shards, pools, minibatches or workers?"
-            )
+        self._next = min(batches, self.num_batches)
 
     def __iter__(self) -> Iterator[Batch]:
-        sample, batch = self._position
-        samples = _samples(self._shards, self._order, sample, self._masks)
-        at = self._offset(sample) + batch * self.minibatch_frames
+        done = self._next * self.minibatch_frames  # of the epoch's frames
+        if done >= self.num_frames:
+            return
+        pool_at = sum(self._before[first] <= done for first in self._firsts) - 1
+        firsts = self._firsts[pool_at:]
+        samples = _samples(self._shards, self._order, firsts[0], self._masks)
+        at = done - int(self._before[firsts[0]])
         held: list[Batch] = []  # the begin of a minibatch that the last pool did not fill
-        for first, last in itertools.pairwise(self._firsts[self._firsts.index(sample) :]):
+        for first, last in itertools.pairwise(firsts):
             run = list(itertools.islice(samples, last - first))
             pool = _Pool(run, *self._context, self._generator(first), self._device)
             while at < pool.num_frames:
@@ -190,13 +159,12 @@ class FramePools:
                 held.append(pool.gather(at, at + missing))
                 at += held[-1].frames
                 if held[-1].frames == missing:
-                    began = (at - self._offset(first)) // self.minibatch_frames
-                    self._position = (first, began) if at < pool.num_frames else (last, 0)
+                    self._next += 1
                     yield _joined(held)
                     held = []
             at = 0
         if held:
-            self._position = self._firsts[-1], 0
+            self._next += 1
             yield _joined(held)
 
     def _generator(self, first: int) -> torch.Generator:

@@ -11,7 +11,6 @@ import copy
 import itertools
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +27,6 @@ from asr_train.shards.writer import FORMAT, VERSION
 # Per bin. float16 rounds log-mels around 16 by up to 2**-7, a variance of 2e-5: smaller variances
 # are rounding errors, and dividing by them would amplify these
 VARIANCE_FLOOR = 1e-4
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What each worker reads in an epoch."""
-
-    samples: list[int]  # by worker
-    frames: list[int]
-    dropped: int = 0  # samples that no worker reads
-    repeated: int = 0  # samples that more than one reads
-
-    def __str__(self) -> str:
-        return (
-            f"{len(self.samples)} workers read {min(self.samples)} to {max(self.samples)} samples, "
-            f"{min(self.frames)} to {max(self.frames)} frames each; "
-            f"{self.dropped} samples are dropped, {self.repeated} repeated"
-        )
 
 
 class Shards:
@@ -212,11 +194,6 @@ class Shards:
     ) -> npt.NDArray[np.int64]:
         """Return the frames of each sample that `samples` yields with the same arguments."""
         return self._frames_N[self.part(seed, worker, workers, epoch)]
-
-    def plan(self, workers: int, seed: int | None = None, epoch: int = 0) -> Plan:
-        """Return what each of `workers` reads in an epoch."""
-        frames = [self.frames(seed, w, workers, epoch) for w in range(workers)]
-        return Plan([len(f) for f in frames], [int(f.sum()) for f in frames])
 
     # --- reading ---------------------------------------------------------------------------------
 

@@ -432,8 +432,8 @@ class Checkpoints:
         for worker, content in contents:
             path = self.folder / (f"{own}.w{worker:03d}.pt" if worker else f"{own}.pt")
             save_tensors(path, content)
-            listed.append(_as_message(files.part(path, self.folder), self.exchange.device))
-        parts = [_from_message(message) for message in self.exchange.gather(listed)]
+            listed.append(files.part(path, self.folder))
+        parts = self.exchange.plain(listed)
         workers = len(parts)
         if self.stripes is not None:
             parts, workers = self.stripes.ordered(parts), len(parts) // self.stripes.count
@@ -460,7 +460,7 @@ class Checkpoints:
         for name in json.loads(content):
             path = self.folder / name
             saved, reason = self._checked(path)
-            reasons = [_from_message(m) for m in self.exchange.gather(self._messages(reason))]
+            reasons = self.exchange.plain([reason] * len(self.exchange.local))
             if reason := next(filter(None, reasons), ""):
                 damaged.append((path, reason))
                 continue
@@ -497,9 +497,6 @@ class Checkpoints:
         first = self.exchange.members[0]
         return [worker - first for worker in self.exchange.local]
 
-    def _messages(self, reason: str) -> list[Tensor]:
-        return [_as_message(reason, self.exchange.device) for _ in self.exchange.local]
-
     def _remove_others(self) -> None:
         """Remove files that are undamaged, but that this run cannot resume from."""
         for path in self.folder.glob(".tmp.step-*"):
@@ -533,13 +530,3 @@ class Checkpoints:
         path.unlink()  # first: without it the other files are an unfinished checkpoint
         for part in self.folder.glob(f"{path.stem}.*pt"):
             part.unlink()
-
-
-def _as_message(content: Any, device: torch.device) -> Tensor:
-    """Encode plain data as bytes that an exchange can gather."""
-    message = bytearray(json.dumps(content).encode())
-    return torch.frombuffer(message, dtype=torch.uint8).to(device)
-
-
-def _from_message(message_B: Tensor) -> Any:
-    return json.loads(bytes(message_B.cpu().numpy()))

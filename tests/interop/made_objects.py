@@ -2,9 +2,12 @@
 
 import math
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+
+from asr_train.interop.event_map import NONE, PDF_CLASS, Constant, ContextDependency, Split
 
 # egs/yesno: a monophone system of SIL (5 states), Y and N (3 states); doc/hmm.dox
 YESNO_TOPO = """<Topology>
@@ -221,3 +224,21 @@ def write_model(folder: Path, name: str, seed: int = 0) -> None:
     (folder / "final.mdl").write_text(model_text(topo, rows, chances))
     (folder / "phones.txt").write_text("<eps> 0\nSIL 1\nA 2\nB 3\n#0 4\n#1 5\n")
     (folder / "lexiconp.txt").write_text("!SIL 1.0 SIL\none 0.75 A B\none 0.25 B\nTwo 1.0 B A\n")
+
+
+def pdf_of(tree: ContextDependency, window: Sequence[int], pdf_class: int) -> int | None:
+    """Return the pdf-id of a window of phones, as Kaldi's `EventMap::Map`; None: it has none."""
+    event = {PDF_CLASS: pdf_class, **dict(enumerate(window))}
+    place = tree.to_pdf.root
+    while place != NONE:
+        node = tree.to_pdf.nodes[place]
+        if isinstance(node, Constant):
+            return node.answer
+        value = event.get(node.key)
+        if value is None:
+            return None
+        if isinstance(node, Split):
+            place = node.yes if value in node.values else node.no
+        else:
+            place = node.nodes[value] if 0 <= value < len(node.nodes) else NONE
+    return None

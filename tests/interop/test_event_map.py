@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from interop.made_objects import TRI_TREE, YESNO_TREE, tree_binary, tri_pdf
+from interop.made_objects import TRI_TREE, YESNO_TREE, pdf_of, tree_binary, tri_pdf
 
 from asr_train.files import DamagedFileError
 from asr_train.interop.event_map import Constant, ContextDependency, read_tree, tree_of
@@ -28,7 +28,7 @@ def test_binary_is_text(tmp_path, text):
 
 def test_a_monophone_tree_gives_each_phone_its_pdfs(tmp_path):
     found = read_tree(tree_file(tmp_path, YESNO_TREE))
-    pdfs = {(p, j): found.pdf([p], j) for p in range(5) for j in range(6)}
+    pdfs = {(p, j): pdf_of(found, [p], j) for p in range(5) for j in range(6)}
     known = {(1, j): j for j in range(5)} | {
         (p, j): 3 * p - 1 + j for p in (2, 3) for j in range(3)
     }
@@ -40,7 +40,7 @@ def test_a_triphone_tree_answers_as_its_questions_read(tmp_path):
     tree = tree_of(found, [1, 2, 3], [1, 1, 1], 6)
     back = Tree.from_plain(json.loads(json.dumps(tree.plain())))
     for left, phone, right in itertools.product(range(4), range(1, 4), range(4)):
-        assert found.pdf([left, phone, right], 0) == tri_pdf(left, phone, right)
+        assert pdf_of(found, [left, phone, right], 0) == tri_pdf(left, phone, right)
         window = ((left or 4) - 1, phone - 1, (right or 4) - 1)  # the edge is the last one
         assert tree.find(*window, 0) == back.find(*window, 0) == tri_pdf(left, phone, right)
 
@@ -71,7 +71,7 @@ def test_a_converted_tree_equals_its_event_map_in_all_contexts(tmp_path, width, 
     for left, p, right in itertools.product(range(5), range(4), range(5)):
         window = [names[left], names[p], names[right]][1 - centre :][:width]
         for j in range(classes[p]):
-            assert tree.find(left, p, right, j) == found.pdf(window, j)
+            assert tree.find(left, p, right, j) == pdf_of(found, window, j)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_a_tree_of_any_depth_is_read_and_converted(tmp_path):
     deep = 20_000
     text = "ContextDependency 3 1 ToPdf " + "SE 0 [ 1 ]\n{ CE 1 " * deep + "CE 2 " + "}\n" * deep
     found = read_tree(tree_file(tmp_path, text + "EndContextDependency "))
-    assert found.pdf([1, 1, 1], 0) == 1
-    assert found.pdf([2, 1, 1], 0) == 2
+    assert pdf_of(found, [1, 1, 1], 0) == 1
+    assert pdf_of(found, [2, 1, 1], 0) == 2
     tree = tree_of(found, [1, 2], [1, 1], 3)
     assert [tree.find(left, 0, 0, 0) for left in range(3)] == [1, 2, 2]
 

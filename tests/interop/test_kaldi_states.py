@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from interop.made_objects import MODELS, YESNO_IDS, write_model
+from interop.made_objects import MODELS, YESNO_IDS, pdf_of, write_model
 
 from asr_train.decode.words import search
 from asr_train.interop.event_map import read_tree
@@ -54,7 +54,7 @@ def kaldis_cost(folder, phones, scores_TS, self_loop_scale=1.0) -> float:
         window = padded[i : i + 3][1 - tree.centre :][: tree.width]
         hmm = []
         for j, state in enumerate(model.topology.of(phone)[:-1]):
-            pdfs = tuple(tree.pdf(window, c) for c in (state.enters, state.repeats))
+            pdfs = tuple(pdf_of(tree, window, c) for c in (state.enters, state.repeats))
             (n,) = np.flatnonzero((model.state_N4 == (phone, j, *pdfs)).all(1))
             logs = dict(zip((to for to, _ in state.ways), model.logp_I[first_N[n] :], strict=False))
             loop = logs.pop(j, -math.inf)

@@ -6,7 +6,7 @@ Chen and Huo (2016); as one tier of Ladkat et al. (2019). See `comm.blocks`.
 from asr_train import schema
 from asr_train.comm.blocks import MomentumBlocks
 from asr_train.comm.exchange import Exchange
-from asr_train.comm.method import Blocks, ExchangeMethod
+from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.reducers import Alone
 
 
@@ -24,7 +24,7 @@ METHOD = Bmuf
 
 def momentum_blocks(
     settings: schema.CommSettings, exchange: Exchange, group_size: int
-) -> Blocks | None:
+) -> MomentumBlocks | None:
     """Return block momentum across groups; None for a single group."""
     given = settings.bmuf
     assert given is not None  # as schema checks
