@@ -42,7 +42,7 @@ def test_a_space_in_a_path_is_refused_in_one_line(where, tmp_path):
         (folder / "utterances.tsv").touch()
     goal = "folder" if where == ROOT else "table"
     asked = f"CORPUS_DIR={spaced}", f"W={tmp_path / 'w'}"
-    one_line(make(where, goal, *asked), f"CORPUS_DIR is '{spaced}', and make .*; name a link")
+    one_line(make(where, goal, *asked), f"CORPUS_DIR is '{spaced}', but make .*; name a link")
     asked = f"CORPUS_DIR={corpus}", f"W={spaced}"
     one_line(make(where, goal, *asked), f"W is '{spaced}', but make does not support")
 

@@ -435,7 +435,7 @@ def test_clean_removes_a_work_folder_and_nothing_else(recipe, tmp_path):
     (tmp_path / "other").mkdir()
     recipe.make("clean", f"W={tmp_path}/w")
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
-    assert "no work folder" in recipe.make("clean", f"W={tmp_path}/other", fails=True)
+    assert "is not a work folder" in recipe.make("clean", f"W={tmp_path}/other", fails=True)
     assert (tmp_path / "other").exists()
 
 

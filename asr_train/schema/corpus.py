@@ -51,14 +51,14 @@ TEST_SPLIT = re.compile("test_[a-z0-9_]+")  # names of further test splits
 
 @dataclass(kw_only=True, slots=True)
 class ConditionSettings:
-    """How else a further test set was recorded; None: as `test`."""
+    """Recording conditions of a further test set; null: those of `test`."""
 
-    room_share: float | None = None
-    rt60_seconds: list[float] | None = None
-    drr_db: list[float] | None = None
-    snr_db: list[float] | None = None
-    level_db: list[float] | None = None
-    telephone_rate: int | None = None
+    room_share: float | None = None  # share of the utterances with room reverberation
+    rt60_seconds: list[float] | None = None  # range of the reverberation time; seconds
+    drr_db: list[float] | None = None  # range of the direct-to-reverberant energy ratio; dB
+    snr_db: list[float] | None = None  # range of the signal-to-noise ratio; dB
+    level_db: list[float] | None = None  # range of the peak level relative to full scale; dB
+    telephone_rate: int | None = None  # sample rate of a telephone that speech went through; Hz
 
 
 @dataclass(kw_only=True, slots=True)
