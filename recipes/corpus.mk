@@ -6,7 +6,6 @@ include $(dir $(lastword $(MAKEFILE_LIST)))paths.mk
 $(call one_word,CORPUS_DIR,$(CORPUS_DIR),name a link to it without one)
 MORE      ?=
 TEXT      ?=
-from_root  = $(abspath $(if $(filter /%,$1),$1,../../$1))
 DATA      := $(call from_root,$(CORPUS_DIR))
 MORE_DIRS := $(foreach d,$(MORE),$(call from_root,$d))
 SPEECH    := $(NEEDS:%=$(DATA)/%) $(MORE_DIRS:%=%/utterances.tsv)

@@ -17,7 +17,6 @@ from asr_train.files import read_json, write_json
 from asr_train.jobs import main
 from asr_train.paper.ratios import RATIOS, compared, off, ratios
 from asr_train.paper.rows import (
-    REALIGNED,
     PaperSettings,
     RowSettings,
     Run,
@@ -36,7 +35,7 @@ def stage(scale: str, file: str, train_index: str, conf: str, output: str) -> st
             label,
             table.paper.ratios,
             ratios(of_paper(row, table.paper), table.paper.epoch_frames),
-            of_ours(load(RunSettings, settings_file(Path(conf), run)), frames),
+            of_ours(load(RunSettings, Path(conf, f"{run.settings_name}.yaml")), frames),
             table.paper.scales[scale].unlike | row.unlike,
         )
         for label, row, run in rows(table)
@@ -55,11 +54,6 @@ def rows(table: Table) -> Iterator[tuple[str, RowSettings, Run]]:
     yield "baseline", table.settings.baseline, table.baselines[0]
     for row, settings in zip(table.rows, table.settings.rows, strict=True):
         yield row.label, settings, row.runs[0]
-
-
-def settings_file(conf: Path, run: Run) -> Path:
-    """Return the file of a run's settings, which a realigned run shares."""
-    return conf / f"{run.name.removesuffix(REALIGNED)}.yaml"
 
 
 def of_paper(row: RowSettings, paper: PaperSettings) -> RunSettings:

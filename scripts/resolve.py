@@ -30,7 +30,7 @@ from asr_train import compose
 from asr_train.choices import Choices, check_known
 from asr_train.files import write_yaml
 from asr_train.jobs import main
-from asr_train.paper.rows import REALIGNED, Run, read_tables
+from asr_train.paper.rows import Run, read_tables
 from asr_train.schema import Config, Inputs, Method, RunSettings, SettingsError, plain
 
 VARIABLE = re.compile(r"[A-Z]+=")
@@ -197,7 +197,7 @@ def runs_of_tables(names: list[str]) -> dict[str, Run]:
     for name in names:
         path, _, scale = name.rpartition("@")
         for table in read_tables([path], scale, compose.CONF / "papers"):
-            found |= {run.name.removesuffix(REALIGNED): run for run in table.runs}
+            found |= {run.settings_name: run for run in table.runs}
     return found
 
 
@@ -220,10 +220,14 @@ def check_outside(config: Config, workers: int) -> None:
 def inputs_of(config: Config) -> dict[str, list[tuple[str, str]]]:
     """Return the files that settings name and stages read: settings file -> keys and paths."""
     commands, lang, lm = config.corpus.commands, config.lang, config.lm
+    human = commands and commands.human
     lexicon = ("lang.lexicon.file", lang.lexicon.file)
     mapping = ("score.normaliser.mapping", config.score.normaliser.mapping)
     named = {
-        "corpus": [("corpus.commands.grammar", commands and commands.grammar)],
+        "corpus": [
+            ("corpus.commands.grammar", commands and commands.grammar),
+            ("corpus.commands.human", human and f"{human}/utterances.tsv"),
+        ],
         "lexicon": [lexicon],
         "lang": [lexicon, ("lang.grammar.file", lang.grammar.file)],
         "lm": [

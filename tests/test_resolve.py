@@ -574,3 +574,21 @@ def test_planning_with_another_setting_touches_no_settings_file(plan, tmp_path):
     assert before
     assert "decode" in plan("SET=decode.beam=12")
     assert mtimes(tmp_path / "w" / "conf") == before
+
+
+def test_a_folder_of_peoples_recordings_must_be_there_and_its_table_counts(tmp_path):
+    (tmp_path / "some.gram").write_text("#JSGF V1.0;\npublic <a> = one ;\n")
+    people, work = tmp_path / "people", tmp_path / "conf"
+    given = [f"corpus.commands.grammar={tmp_path}/some.gram", f"corpus.commands.human={people}"]
+    with pytest.raises(SettingsError, match=r"corpus\.commands\.human is .*people/utterances\.tsv"):
+        resolve(str(work), "dnn", "recipe=commands", *given)
+    people.mkdir()
+    table = people / "utterances.tsv"
+    table.write_text("utt_id\n")
+    resolve(str(work), "dnn", "recipe=commands", *given)
+    before = mtimes(work)
+    later = max(before.values()) + 10**9
+    os.utime(table, ns=(later, later))
+    resolve(str(work), "dnn", "recipe=commands", *given)
+    changed = {name for name, when in mtimes(work).items() if when != before[name]}
+    assert changed == {"corpus.yaml"}

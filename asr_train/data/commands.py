@@ -29,6 +29,7 @@ from asr_train.jobs import parallel_map
 from asr_train.lang import g2p
 from asr_train.lang.lexicon import Lexicon
 from asr_train.schema import (
+    HUMAN,
     Channel,
     CommandsSettings,
     CorpusSettings,
@@ -41,7 +42,6 @@ from asr_train.schema import (
     Unknown,
 )
 
-HUMAN = "test_human"
 FIRST_BLOCK = 200  # utterances, from whose length the number of the rest is estimated
 
 

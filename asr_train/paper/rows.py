@@ -141,6 +141,11 @@ class Run:
     overrides: tuple[str, ...]
 
     @property
+    def settings_name(self) -> str:
+        """The name of its settings file, which a realigned run shares with the run before it."""
+        return self.name.removesuffix(REALIGNED)
+
+    @property
     def epochs(self) -> int:
         """The number of epochs in the settings.
 

@@ -28,9 +28,8 @@ from asr_train.report.exchange import (
     text,
 )
 from asr_train.report.tables import Score, aligned, as_markdown, held_out, made, wer_reduction
-from asr_train.schema import CommSettings, ScoreSettings, build
+from asr_train.schema import HUMAN, CommSettings, ScoreSettings, build
 
-HUMAN = "test_human"  # of recordings that the user names
 TableDict = dict[str, Any]
 JsonRow = dict[str, Any]
 

@@ -26,6 +26,7 @@ from asr_train.schema.comm import (
 )
 from asr_train.schema.config import Config
 from asr_train.schema.corpus import (
+    HUMAN,
     Channel,
     CommandsSettings,
     ConditionSettings,
@@ -83,6 +84,7 @@ from asr_train.schema.score import NormaliserKind, NormaliserSettings, ScoreSett
 from asr_train.schema.shards import Inputs, ShardsSettings
 
 __all__ = [
+    "HUMAN",
     "AdagradPlace",
     "AdagradSettings",
     "AdaptiveSettings",

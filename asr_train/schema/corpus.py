@@ -47,6 +47,7 @@ class DigitsSettings:
 
 
 TEST_SPLIT = re.compile("test_[a-z0-9_]+")  # names of further test splits
+HUMAN = "test_human"  # the test set of `CommandsSettings.human`
 
 
 @dataclass(kw_only=True, slots=True)
