@@ -28,12 +28,14 @@ class ScaleSettings:
     Attributes:
         settings: overrides of all runs, in addition to the paper's.
         times: factors of rows' numbers, by key; whole numbers stay whole and at least 1.
+        runs: default values chosen at this scale, by run of `paper.runs` and key; not scaled.
         seeds: every run is trained once with each.
         unlike: the reason why a ratio is far from the paper's, by its name in `paper.ratios`.
     """
 
     settings: list[str] = field(default_factory=list)
     times: dict[str, float] = field(default_factory=dict)
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=lambda: [1])
     unlike: dict[str, str] = field(default_factory=dict)
 
@@ -70,6 +72,12 @@ class PaperSettings:
 
     def __post_init__(self) -> None:
         _check_ratios("ratios", self.ratios)
+        for name, scale in self.scales.items():
+            if unknown := scale.runs.keys() - self.runs.keys():
+                raise SettingsError(
+                    f"scales.{name}.runs has {min(unknown)!r}; paper.yaml's runs are "
+                    f"{', '.join(self.runs)}"
+                )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -262,9 +270,9 @@ def run_of(
         raise SettingsError(
             f"a row has run {row.run!r}; paper.yaml's runs are {', '.join(paper.runs)}"
         )
-    usual = paper.runs[row.run]
+    usual, chosen = paper.runs[row.run], paper.scales[scale].runs.get(row.run, {})
     factors = paper.scales[scale].times
-    defaults = {key: _times(key, v, factors) for key, v in usual.items()}
+    defaults = {key: _times(key, v, factors) for key, v in usual.items()} | chosen
     own = {key: _times(key, v, {**factors, **times}) for key, v in row.set.items()}
     values = {**defaults, **own}
     shown = {

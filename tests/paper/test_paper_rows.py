@@ -174,6 +174,27 @@ def test_a_table_may_scale_what_its_rows_set_in_another_way(tmp_path):
     assert table.rows[1].runs[0].values["comm.gtc.threshold"] == 2.0  # the run's default
 
 
+def test_a_scale_may_choose_the_default_value_of_a_run_unscaled(tmp_path):
+    chosen = {"gtc": {"comm.gtc.threshold": 3.0, "optim.rate": 0.01}}
+    small = PAPER["scales"]["small"] | {"runs": chosen}
+    paper = PAPER | {"scales": {"small": small, "full": {}}}
+    (table,) = read(folder_with(tmp_path, paper, table1=TABLE), "small", "table1")
+    usual, own = (table.rows[n].runs[0] for n in (1, 2))
+    assert usual.values["comm.gtc.threshold"] == 3.0  # the paper's 4, halved, would be 2
+    assert "optim.rate=0.01" in usual.overrides
+    assert own.values["comm.gtc.threshold"] == 4.0  # a row's own value is scaled as ever
+    assert (usual.name, own.name) == (
+        "strom-gtc-workers4-seed1",
+        "strom-gtc-threshold4-workers4-seed1",
+    )
+    (table,) = read(folder_with(tmp_path, paper, table1=TABLE), "full", "table1")
+    assert table.rows[1].runs[0].values["comm.gtc.threshold"] == 4.0
+    paper["scales"]["small"]["runs"] = {"bmuf": {}}
+    folder_with(tmp_path, paper, table1=TABLE)
+    with pytest.raises(SettingsError, match=r"scales.small.runs has 'bmuf'; .* sgd, gtc"):
+        read(tmp_path, "full", "table1")
+
+
 def test_names_are_good_for_make_and_a_shell(tmp_path):
     (table,) = read(folder_with(tmp_path, table1=TABLE), "small", "table1")
     for run in table.runs:
