@@ -7,6 +7,7 @@ number of workers, however the workers are spread over processes, and however of
 """
 
 import contextlib
+import functools
 import math
 import zlib
 from collections.abc import Sequence
@@ -43,6 +44,8 @@ from asr_train.train.schedule import Schedule, warning
 from asr_train.train.state import Checkpoints, Interval, NotFiniteError, RunState, check_finite
 from asr_train.train.step import step
 from asr_train.train.totals import gathered
+
+MOST_SENT = 1 / 3  # of all elements, by a worker in a step; with 40 %, training failed
 
 
 def train(
@@ -150,6 +153,7 @@ def train(
         tell(changed)
         tell(method.notice)
         tell(warning(optim, len(method.groups[0]), run.comm.method.facts.traffic.is_sparse))
+        tell_once = functools.cache(tell)
 
         def write_row(step: int, taken: Sequence[WorkerTotals] | None = None) -> None:
             totals = gathered(state, taken)
@@ -159,6 +163,7 @@ def train(
             row = train_row(totals, replace(progress, step=step), rate, num_parameters)
             check_row(row)
             log.row(row)
+            tell_once(crowded(row, num_parameters, run.comm.gtc))
             state.in_epoch.add(totals.interval)
 
         def about() -> dict[str, Any]:
@@ -269,6 +274,26 @@ def check_row(row: dict[str, Any]) -> None:
             raise NotFiniteError(
                 f"{name} is {value} at step {row['step']}: training diverges; lower optim.rate"
             )
+
+
+def crowded(
+    row: dict[str, Any], num_parameters: int, settings: schema.GtcSettings | None
+) -> str | None:
+    """Return a warning for a row of the log if GTC's threshold is too low, else None.
+
+    An element exceeds it in almost every step then, is sent once, and its residual grows: what
+    arrives is ever older (recipes/ladkat2019/RESULTS.md).
+    """
+    tau = row["threshold"]
+    if tau is None or settings is None or settings.adaptive is not None:
+        return None
+    if row["elements_sent"] <= MOST_SENT * num_parameters:
+        return None
+    return (
+        f"warning: more than {MOST_SENT:.0%} of all elements exceed comm.gtc.threshold={tau:g} in "
+        "a step. An element is sent at most once per step, so residuals grow and training may "
+        f"fail; try comm.gtc.threshold={4 * tau:g}"
+    )
 
 
 def start_step(done: int, of: int, steps: int) -> int:

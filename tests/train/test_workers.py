@@ -302,6 +302,26 @@ def test_another_number_of_workers_keeps_what_is_owed(
     assert json.loads((folder / "model.json").read_text())["dev"]["accuracy"] > 0.8
 
 
+@pytest.mark.parametrize(
+    ("threshold", "adaptive", "warnings"),
+    [
+        (0.001, None, 1),  # almost every element exceeds it: said once, not in every row
+        (0.5, None, 0),
+        (0.001, {"density": 0.01, "band": 1.5, "factor": 1.05}, 0),  # it will rise
+    ],
+)
+def test_a_threshold_below_most_elements_is_warned_of(
+    splits, tmp_path, capsys, threshold, adaptive, warnings
+):
+    gtc = {"threshold": threshold, "codec": "tile16", "capacity": "exact", "adaptive": adaptive}
+    run = settings({"method": "gtc", "gtc": gtc}, epochs=1)
+    loop.train(run, *splits, tmp_path / "run", CPU, Loopback(range(2), CPU))
+    said = capsys.readouterr().out
+    named = "more than 33% of all elements exceed comm.gtc.threshold=0.001"
+    assert said.count(named) == warnings
+    assert ("try comm.gtc.threshold=0.004" in said) == bool(warnings)
+
+
 def test_models_that_are_averaged_owe_as_much_on_average(splits, tmp_path, monkeypatch):
     folder = tmp_path / "killed"
     killed(folder, splits, "bmuf_gtc", 31, monkeypatch)
