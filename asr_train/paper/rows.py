@@ -272,7 +272,8 @@ def run_of(
         )
     usual, chosen = paper.runs[row.run], paper.scales[scale].runs.get(row.run, {})
     factors = paper.scales[scale].times
-    defaults = {key: _times(key, v, factors) for key, v in usual.items()} | chosen
+    defaults = {key: _times(key, v, factors) for key, v in usual.items()}
+    defaults |= {key: _times(key, v, {}) for key, v in chosen.items()}
     own = {key: _times(key, v, {**factors, **times}) for key, v in row.set.items()}
     values = {**defaults, **own}
     shown = {

@@ -193,6 +193,10 @@ def test_a_scale_may_choose_the_default_value_of_a_run_unscaled(tmp_path):
     folder_with(tmp_path, paper, table1=TABLE)
     with pytest.raises(SettingsError, match=r"scales.small.runs has 'bmuf'; .* sgd, gtc"):
         read(tmp_path, "full", "table1")
+    paper["scales"]["small"]["runs"] = {"gtc": {"a.b": [1]}}
+    folder_with(tmp_path, paper, table1=TABLE)
+    with pytest.raises(SettingsError, match=r"a.b is \[1\]; it must be a number"):
+        read(tmp_path, "small", "table1")
 
 
 def test_names_are_good_for_make_and_a_shell(tmp_path):
