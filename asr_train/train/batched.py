@@ -25,7 +25,7 @@ from asr_train.model.store import Model
 from asr_train.schema import Precision
 from asr_train.shards.batch import Batch
 
-ROOM = {"cpu": 2**22, "cuda": 2**30}  # elements of gradients at a time: 16 MB, about a cache; 4 GB
+ROOM = {"cpu": 2**24, "cuda": 2**30}  # elements of gradients at a time: 64 MB, 4 GB
 
 
 class Batched:
