@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BESIDE = 0.015  # relative shift between kinds of rows
+FAILED = -50.0  # a relative WER reduction below it would hide all differences between other rows
 Value = Callable[[JsonRow], float | None]
 
 
@@ -52,11 +53,15 @@ def plot(table: TableDict, path: Path | str) -> None:
 
 
 def _changes(ax: "Axes", table: TableDict) -> None:
-    """Draw relative WER reductions; ours with their intervals."""
+    """Draw relative WER reductions; ours with their intervals, failed ones at the lower edge."""
 
-    def ours(row: JsonRow) -> float | None:
+    def percent(row: JsonRow) -> float | None:
         found = row["ours"]["wer_reduction"]
         return None if found is None else found["percent"]
+
+    def ours(row: JsonRow) -> float | None:
+        found = percent(row)
+        return None if found is None or found < FAILED else found
 
     def limits(row: JsonRow) -> tuple[float, float]:
         found = row["ours"]["wer_reduction"]
@@ -67,6 +72,16 @@ def _changes(ax: "Axes", table: TableDict) -> None:
     printed = _printed("relative_wer_reduction_percent")
     _series(ax, table, ours, printed, limits)
     ax.set_ylabel("relative WER reduction %")
+    key, edge = _number_key(table), ax.get_ylim()[0]
+    kinds = list(dict.fromkeys(_name(row, table) for row in table["rows"]))
+    for i, row in enumerate(table["rows"]):
+        found, place = percent(row), _place(row, key) if key else i
+        if found is not None and found < FAILED and place is not None:
+            kind = kinds.index(_name(row, table))
+            x = place * (1 + BESIDE * kind) if key else place
+            what = f"{row['label']}, ours: {found:.0f} %, below the axis"
+            ax.plot(x, edge, "v", color=f"C{kind % 10}", clip_on=False, label=what)
+    ax.set_ylim(bottom=edge)
 
 
 def _sizes_or_speeds(ax: "Axes", table: TableDict) -> None:

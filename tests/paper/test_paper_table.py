@@ -523,3 +523,24 @@ def test_pictures_are_drawn_of_tables_and_figures(tmp_path):
         plot(json.loads(json.dumps(content)), path)
         assert path.read_bytes().startswith(b"\x89PNG")
         assert path.stat().st_size > 5000
+
+
+def test_a_row_that_failed_does_not_hide_the_others(nodes, tmp_path, monkeypatch):
+    """It is drawn at the lower edge of an axis that the other rows determine, and named."""
+    from matplotlib import pyplot
+
+    content = tabulated(nodes, all_finished(nodes))
+    lowest = {}
+    for percent in (-40.0, -300.0):
+        content["rows"][2]["ours"]["wer_reduction"] = {"percent": percent, "ci95": [percent, 0.0]}
+        with monkeypatch.context() as patch:
+            patch.setattr(pyplot, "close", lambda figure: None)
+            plot(content, tmp_path / "t.png")
+        ax = pyplot.gcf().axes[0]
+        lowest[percent] = ax.get_ylim()[0]
+        failed = [line for line in ax.lines if "below the axis" in line.get_label()]
+        pyplot.close("all")
+    assert lowest[-40.0] < -40.0 < lowest[-300.0]
+    (line,) = failed
+    assert line.get_label() == "20, ours: -300 %, below the axis"
+    assert line.get_ydata() == [lowest[-300.0]]
