@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from asr_train.train.step import step
 from asr_train.train.totals import gathered
 
 MOST_SENT = 1 / 3  # of all elements, by a worker in a step; with 40 %, training failed
+MOST_KEPT = 10.0  # thresholds that each element of a residual has yet to send, root mean square
 
 
 def train(
@@ -163,7 +164,8 @@ def train(
             row = train_row(totals, replace(progress, step=step), rate, num_parameters)
             check_row(row)
             log.row(row)
-            tell_once(crowded(row, num_parameters, run.comm.gtc))
+            for line in remarks(row, num_parameters, run.comm.gtc):
+                tell_once(line)
             state.in_epoch.add(totals.interval)
 
         def about() -> dict[str, Any]:
@@ -276,24 +278,32 @@ def check_row(row: dict[str, Any]) -> None:
             )
 
 
-def crowded(
+def remarks(
     row: dict[str, Any], num_parameters: int, settings: schema.GtcSettings | None
-) -> str | None:
-    """Return a warning for a row of the log if GTC's threshold is too low, else None.
+) -> Iterator[str]:
+    """Yield warnings if a row of the log shows that GTC cannot send what it should.
 
-    An element exceeds it in almost every step then, is sent once, and its residual grows: what
-    arrives is ever older (recipes/ladkat2019/RESULTS.md).
+    If the threshold is too low, an element exceeds it in almost every step, is sent once, and its
+    residual grows: what arrives is ever older. So does an exploded gradient, which stays in the
+    residual until all of it is sent, long after the loss has recovered
+    (recipes/ladkat2019/RESULTS.md).
     """
     tau = row["threshold"]
-    if tau is None or settings is None or settings.adaptive is not None:
-        return None
-    if row["elements_sent"] <= MOST_SENT * num_parameters:
-        return None
-    return (
-        f"warning: more than {MOST_SENT:.0%} of all elements exceed comm.gtc.threshold={tau:g} in "
-        "a step. An element is sent at most once per step, so residuals grow and training may "
-        f"fail; try comm.gtc.threshold={4 * tau:g}"
-    )
+    if tau is None or settings is None:
+        return
+    if settings.adaptive is None and row["elements_sent"] > MOST_SENT * num_parameters:
+        yield (
+            f"warning: more than {MOST_SENT:.0%} of all elements exceed comm.gtc.threshold={tau:g} "
+            "in a step. An element is sent at most once per step, so residuals grow and training "
+            f"may fail; try comm.gtc.threshold={4 * tau:g}"
+        )
+    kept = (row["residual_norm"] or 0.0) / (tau * math.sqrt(num_parameters))
+    if kept > MOST_KEPT:
+        yield (
+            f"warning: residuals have more than {MOST_KEPT:g} times the threshold on every element "
+            "(root mean square), of which a step sends one. Either a gradient has exploded, and "
+            "goes on being sent: try optim.max_norm=1; or comm.gtc.threshold is too low"
+        )
 
 
 def start_step(done: int, of: int, steps: int) -> int:

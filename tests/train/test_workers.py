@@ -20,7 +20,7 @@ from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
 from asr_train.comm.optimizer import Momentum
 from asr_train.model.store import build_model, load_tensors
-from asr_train.train import loop
+from asr_train.train import batched, loop
 from asr_train.train import step as steps
 from asr_train.train.feed import Feed, Windows
 from asr_train.train.schedule import Schedule
@@ -320,6 +320,30 @@ def test_a_threshold_below_most_elements_is_warned_of(
     named = "more than 33% of all elements exceed comm.gtc.threshold=0.001"
     assert said.count(named) == warnings
     assert ("try comm.gtc.threshold=0.004" in said) == bool(warnings)
+
+
+@pytest.mark.parametrize("adaptive", [None, {"density": 0.5, "band": 1.5, "factor": 1.01}])
+def test_a_gradient_that_exploded_is_warned_of_while_its_residual_is_sent(
+    splits, tmp_path, capsys, monkeypatch, adaptive
+):
+    """The loss is finite, and training would go wrong without a word."""
+    one_gradient = steps.one_gradient
+
+    def exploded(model, batch, bucket, optim, seed, *more):
+        gradient, learned = one_gradient(model, batch, bucket, optim, seed, *more)
+        if seed == steps.seed_of(optim.seed, 5, 0):  # worker 0 in step 5
+            gradient.grad_P.mul_(1e5)
+            if optim.max_norm is not None:
+                batched.shorten(gradient.grad_P, optim.max_norm * gradient.frames)
+        return gradient, learned
+
+    monkeypatch.setattr(steps, "one_gradient", exploded)
+    gtc = {"threshold": 0.5, "codec": "packed32", "capacity": "exact", "adaptive": adaptive}
+    for max_norm in (None, 1.0):
+        run = settings({"method": "gtc", "gtc": gtc}, epochs=1, max_norm=max_norm, log_steps=5)
+        loop.train(run, *splits, tmp_path / f"{max_norm}", CPU, Loopback(range(2), CPU))
+        said = capsys.readouterr().out
+        assert said.count("goes on being sent: try optim.max_norm=1") == (max_norm is None)
 
 
 def test_models_that_are_averaged_owe_as_much_on_average(splits, tmp_path, monkeypatch):
