@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BESIDE = 0.015  # relative shift between kinds of rows
+SPAN = 5  # factor beyond which an axis is logarithmic
 FAILED = -50.0  # a relative WER reduction below it would hide all differences between other rows
 Value = Callable[[JsonRow], float | None]
 
@@ -102,7 +103,8 @@ def _sizes_or_speeds(ax: "Axes", table: TableDict) -> None:
     else:
         _series(ax, table, speedup, _printed("relative_speed", "speedup_frames_per_second"))
         ax.set_ylabel("speed-up on the paper's cluster; ours simulated")
-    if ax.containers:
+    low, high = ax.get_ylim()
+    if ax.containers and high > SPAN * max(low, 0):
         _plain_log(ax)
 
 
