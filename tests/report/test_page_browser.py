@@ -165,9 +165,8 @@ PLAYED = """new Promise((resolve) => {
   audio.addEventListener('timeupdate', () => {
     if (audio.currentTime > 0) resolve([audio.duration, audio.src.slice(0, 5)]);
   });
-  audio.addEventListener('error', () => resolve('error'));
   audio.muted = true;
-  audio.play();
+  audio.play().catch(() => resolve('error')); // also if it failed before this was asked
 })"""
 
 
