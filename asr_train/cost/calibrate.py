@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from asr_train.cost.cluster import ClusterSettings
 from asr_train.cost.plan import MessageSize, Scheme, Way, Work, simulate
@@ -402,6 +401,8 @@ def fit(case: Case, cluster: ClusterSettings, fit_on: Sequence[str]) -> Fit:
     Raises:
         ValueError: if there are fewer rows than constants, or an unknown label.
     """
+    from scipy.optimize import least_squares  # slow to import, and every make reads this module
+
     by_label = {row.label: row for row in case.rows}
     unknown = sorted(set(fit_on) - set(by_label))
     if unknown:
