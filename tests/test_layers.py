@@ -130,6 +130,8 @@ def test_without_an_extra_a_line_says_how_to_install_it(name, use, tmp_path, mon
         ("asr_train.align.train, asr_train.align.table, asr_train.decode.first_pass", "torch"),
         ("asr_train.decode.posteriors, asr_train.decode.tune, asr_train.decode.words", "torch"),
         ("asr_train.cost.plan, asr_train.cost.calibrate", "torch"),
+        # What every call of make imports: scipy.optimize would double its time
+        ("asr_train.compose, asr_train.paper.rows", "scipy"),
         ("asr_train.comm.methods, asr_train.comm.ddp_hook, asr_train.comm.peers", "yaml"),
         ("asr_train.train.loop, asr_train.model.store, asr_train.comm.methods", "lhotse"),
         ("asr_train.train.loop, asr_train.model.store, asr_train.comm.methods", "hydra"),
