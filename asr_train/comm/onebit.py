@@ -87,12 +87,13 @@ class Owner:
         """Return the sums of sigma of AdaGrad after this gradient; changes nothing, too."""
         assert self.adagrad is not None
         self._new["squares"] = self.adagrad.after(gradient, frames)
-        return self.adagrad.sums(self._new["squares"], matrices)
+        self._new["sigma"] = self._new["squares"].sqrt()
+        return self.adagrad.sums(self._new["sigma"], matrices)
 
     def scaled(self, gradient: Tensor, mean_M: Tensor) -> Tensor:
         """Return the gradient after AdaGrad."""
         assert self.adagrad is not None
-        return self.adagrad.scaled(gradient, self._new["squares"], mean_M)
+        return self.adagrad.scaled(gradient, self._new.pop("sigma"), mean_M)
 
     def quantised(self, step: Tensor, keeps: bool) -> list[OneBit]:
         """Quantise a step and, if it keeps one, the residual."""

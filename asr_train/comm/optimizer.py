@@ -23,6 +23,8 @@ from asr_train.comm.exchange import added
 from asr_train.comm.reducers import Quanta, Step, Update
 from asr_train.schema import AdagradPlace, AdagradSettings
 
+LEAST_SIGMA = 1e-20  # of an element whose gradient was always zero; 0 / 0 otherwise
+
 Shape = tuple[int, ...]  # of a parameter
 Total = Callable[[Tensor], Tensor]  # a tensor's sum over the stripes of a model; may be in place
 
@@ -47,43 +49,38 @@ class Adagrad:
     ) -> None:
         self.settings, self.runs, self._total = settings, list(runs), total
         self.squares_P = torch.zeros(sum(n for _, n in runs), device=like.device)
+        numbers = torch.tensor([number for number, _ in runs], dtype=torch.int64)
+        sizes = torch.tensor([elements for _, elements in runs], dtype=torch.float64)
+        self._numbers = numbers.to(like.device)
+        self._sizes_M = torch.bincount(numbers, weights=sizes).to(like.device)
 
     def after(self, grad_P: Tensor, frames: int) -> Tensor:
         """Return what `squares_P` is after a gradient of so many frames, which does not set it."""
         share = -math.expm1(-frames / self.settings.window_frames)
         return torch.lerp(self.squares_P, grad_P.square(), share)
 
-    def sums(self, squares_P: Tensor, matrices: int) -> Tensor:
+    def sums(self, sigma_P: Tensor, matrices: int) -> Tensor:
         """Return the sum of sigma over each matrix's elements here, float64 [matrices]."""
-        sums_M = torch.zeros(matrices, dtype=torch.float64, device=squares_P.device)
-        for (number, _), part in zip(self.runs, self._cut(squares_P), strict=True):
-            sums_M[number] += part.sqrt().sum(dtype=torch.float64)
+        sums_M = torch.zeros(matrices, dtype=torch.float64, device=sigma_P.device)
+        if self.runs:
+            parts = [part.sum(dtype=torch.float64) for part in self._cut(sigma_P)]
+            sums_M.index_add_(0, self._numbers, torch.stack(parts))
         return sums_M
 
-    def scaled(self, grad_P: Tensor, squares_P: Tensor, mean_M: Tensor) -> Tensor:
-        """Return g', given sigma^2 and the mean of sigma over each matrix."""
-        parts = []
-        for (number, _), grad, squares in zip(
-            self.runs, self._cut(grad_P), self._cut(squares_P), strict=True
-        ):
-            mean = mean_M[number].float()
-            factor = mean / torch.maximum(squares.sqrt(), self.settings.floor * mean)
-            # Without a floor, an element whose gradient was always zero has no sigma
-            parts.append(grad * factor.where(squares > 0, 1.0))
-        return torch.cat([grad_P[:0], *parts])
+    def scaled(self, grad_P: Tensor, sigma_P: Tensor, mean_M: Tensor) -> Tensor:
+        """Return g', given sigma and its mean over each matrix; in place of sigma."""
+        means_M = mean_M.float()
+        floors_M = (self.settings.floor * means_M).clamp_(min=LEAST_SIGMA)
+        for (number, _), part in zip(self.runs, self._cut(sigma_P), strict=True):
+            torch.maximum(part, floors_M[number], out=part)
+            torch.div(means_M[number], part, out=part)
+        return sigma_P.mul_(grad_P)
 
     def normalized(self, grad_P: Tensor, squares_P: Tensor) -> Tensor:
         """Return `scaled` where all elements of the matrices are here, or in other stripes."""
-        numbers, counts = zip(*self.runs, strict=True)
-        sizes_M = torch.zeros(max(numbers) + 1, dtype=torch.float64, device=grad_P.device)
-        sizes_M.index_add_(
-            0,
-            torch.tensor(numbers, device=grad_P.device),
-            torch.tensor(counts, dtype=torch.float64, device=grad_P.device),
-        )
-        return self.scaled(
-            grad_P, squares_P, means(self.sums(squares_P, len(sizes_M)), sizes_M, self._total)
-        )
+        sigma_P = squares_P.sqrt()
+        sums_M = self.sums(sigma_P, len(self._sizes_M))
+        return self.scaled(grad_P, sigma_P, means(sums_M, self._sizes_M, self._total))
 
     def _cut(self, vector_P: Tensor) -> Sequence[Tensor]:
         return torch.split(vector_P, [elements for _, elements in self.runs])

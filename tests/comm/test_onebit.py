@@ -119,17 +119,17 @@ def test_adagrad_of_one_worker(name, place):
 
 
 def test_adagrad_is_the_ratio_of_sigma_to_its_matrix_mean_and_has_a_floor():
-    shapes = [(2, 2), (2,)]
-    state = adagrad_of(adagrad("raw"), shapes, torch.zeros(6))
-    state.squares_P = torch.tensor([1.0, 4.0, 9.0, 0.0, 16.0, 16.0])
-    ones = torch.ones(6)
-    found = state.normalized(ones, state.squares_P)
-    torch.testing.assert_close(found, torch.tensor([1.5, 0.75, 0.5, 1.0, 1.0, 1.0]))
+    shapes = [(2, 2), (2,), (1,)]
+    state = adagrad_of(adagrad("raw"), shapes, torch.zeros(7))
+    state.squares_P = torch.tensor([1.0, 4.0, 9.0, 0.0, 16.0, 16.0, 0.0])
+    grad_P = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0])  # what was always zero stays zero
+    found = state.normalized(grad_P, state.squares_P)
+    torch.testing.assert_close(found, torch.tensor([1.5, 0.75, 0.5, 0.0, 1.0, 1.0, 0.0]))
     state.settings = adagrad("raw", floor=1.0)
-    found = state.normalized(ones, state.squares_P)
-    torch.testing.assert_close(found, torch.tensor([1.0, 0.75, 0.5, 1.0, 1.0, 1.0]))
+    found = state.normalized(grad_P, state.squares_P)
+    torch.testing.assert_close(found, torch.tensor([1.0, 0.75, 0.5, 0.0, 1.0, 1.0, 0.0]))
     before = state.squares_P.clone()
-    after = state.after(2 * ones, 300)  # as many as the window: 1 / e of the past remains
+    after = state.after(2 * torch.ones(7), 300)  # as many as the window: 1 / e of the past remains
     torch.testing.assert_close(after, before / math.e + 4 * (1 - 1 / math.e))
 
 
