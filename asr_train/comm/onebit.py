@@ -99,7 +99,8 @@ class Owner:
         """Quantise a step and, if it keeps one, the residual."""
         before = torch.zeros_like(step) if self.residual is None else self.residual
         kept = torch.empty_like(step)
-        found = [onebit.quantise(b.of(step), b.of(before), b.of(kept)) for b in self.blocks]
+        places = [(block.offset, block.rows, block.columns) for block in self.blocks]
+        found = onebit.quantise_all(places, step, before, kept)
         if keeps:
             self._new["residual"] = kept
         return found
@@ -338,11 +339,7 @@ class OneBitSgd(Reducer):
         keeps = bool(self._kept)
         residual_P = self.residuals[worker] if keeps else self._nothing_P
         kept_P = self._kept[worker] if keeps else self._lost_P
-        matrices = []
-        for number in range(len(self.layout.matrices)):
-            views = (self.layout.of(v, number) for v in (gradient.grad_P, residual_P, kept_P))
-            matrices.append(onebit.quantise(*views))
-        return matrices
+        return onebit.quantise_all(self.layout.matrices, gradient.grad_P, residual_P, kept_P)
 
     def _messages(self, worker: int, frames: int, matrices: Sequence[OneBit]) -> list[Tensor]:
         """Return a local worker's messages to all owners."""

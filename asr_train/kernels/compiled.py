@@ -566,6 +566,31 @@ def _quantise_whole(
 
 
 @numba.njit(cache=True, nogil=True)
+def _quantise_column(grad: Any, residual: Any, kept: Any, bits: Any, means: Any, c: int) -> None:
+    """Quantise a column that is alone in its byte, in the same order."""
+    rows = grad.shape[0]
+    lows, highs, count = np.float64(0), np.float64(0), 0
+    for first in range(0, rows, SUMMED):
+        low, high = np.float32(0), np.float32(0)
+        for r in range(first, min(first + SUMMED, rows)):
+            owed = residual[r, c] + grad[r, c]
+            kept[r, c] = owed
+            if owed >= 0:
+                high += owed
+                count += 1
+            else:
+                low += owed
+        lows += low
+        highs += high
+    means[0, c] = lows / max(1, rows - count)
+    means[1, c] = highs / max(1, count)
+    for r in range(rows):
+        is_high = kept[r, c] >= 0
+        kept[r, c] -= means[1, c] if is_high else means[0, c]
+        bits[r, c >> 3] = is_high
+
+
+@numba.njit(cache=True, nogil=True)
 def _quantise(
     grad: Any, residual: Any, kept: Any, bits: Any, means: Any, begin: int, end: int
 ) -> None:
@@ -573,7 +598,9 @@ def _quantise(
     first = end - rest
     if first > begin:
         _quantise_whole(grad, residual, kept, bits, means, begin, first)
-    if rest:  # with columns of zeros beside them
+    if rest == 1:  # as of every bias
+        _quantise_column(grad, residual, kept, bits, means, first)
+    elif rest:  # with columns of zeros beside them
         wide = np.zeros((3, rows, COLUMNS), np.float32)
         own_bits, own_means = np.empty((rows, 8), np.uint8), np.empty((2, COLUMNS), np.float32)
         wide[0, :, :rest] = grad[:, first:end]
@@ -596,6 +623,32 @@ def quantise(grad: Any, residual: Any, kept: Any) -> tuple[Any, Any]:
         lambda begin, end: _quantise(grad, residual, kept, bits, means, begin, end),
         weight=rows,
     )
+    return bits, means
+
+
+@numba.njit(cache=True, nogil=True)
+def _quantise_all(places: Any, grad: Any, residual: Any, kept: Any, bits: Any, means: Any) -> None:
+    byte, mean = 0, 0
+    for offset, rows, columns in places:
+        end, row_bytes = offset + rows * columns, (columns + 7) >> 3
+        _quantise(
+            grad[offset:end].reshape(rows, columns),
+            residual[offset:end].reshape(rows, columns),
+            kept[offset:end].reshape(rows, columns),
+            bits[byte : byte + rows * row_bytes].reshape(rows, row_bytes),
+            means[mean : mean + 2 * columns].reshape(2, columns),
+            *(0, columns),
+        )
+        byte += rows * row_bytes
+        mean += 2 * columns
+
+
+def quantise_all(places: Any, grad: Any, residual: Any, kept: Any) -> tuple[Any, Any]:
+    """Compute onebit.quantise_all on one thread: bits and means, matrix after matrix."""
+    rows, columns = places[:, 1], places[:, 2]
+    bits = np.empty(int((rows * ((columns + 7) >> 3)).sum()), np.uint8)
+    means = np.empty(2 * int(columns.sum()), np.float32)
+    _quantise_all(places, grad, residual, kept, bits, means)
     return bits, means
 
 

@@ -22,6 +22,8 @@ from asr_train.checks import check_same, check_shape
 from asr_train.kernels.backend import Backend, choose
 from asr_train.kernels.threshold import check_size
 
+MANY = 1 << 20  # elements, from which on several threads share a matrix
+
 
 class OneBit(NamedTuple):
     """A matrix in 1 + 64 / R bits per element."""
@@ -59,6 +61,46 @@ def quantise(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> OneBit:
     arrays = (t.detach().numpy() for t in (grad_RC.float(), residual_RC, kept_RC))
     bits, means = compiled.quantise(*arrays)
     return OneBit(torch.from_numpy(bits), torch.from_numpy(means))
+
+
+def quantise_all(
+    matrices: Sequence[tuple[int, int, int]], grad_P: Tensor, residual_P: Tensor, kept_P: Tensor
+) -> list[OneBit]:
+    """Quantise matrices in flat vectors one by one; small ones take a fraction of the time.
+
+    Args:
+        matrices: offset, rows and columns of each.
+        grad_P, residual_P, kept_P: float32; else as for `quantise`.
+    Raises:
+        ValueError: if sizes or dtypes are wrong.
+    """
+    vectors = {"grad_P": grad_P, "residual_P": residual_P, "kept_P": kept_P}
+    check_same("onebit.quantise_all", **vectors)
+    for name, vector_P in vectors.items():
+        check_shape(name, vector_P, max((o + r * c for o, r, c in matrices), default=0))
+        _check_float(name, vector_P)
+        if not vector_P.is_contiguous():
+            raise ValueError(f"onebit.quantise_all: {name} has gaps; call contiguous()")
+    is_shared = torch.get_num_threads() > 1 and grad_P.numel() > MANY
+    if is_shared or choose(grad_P) is not Backend.cpu:
+        return [
+            quantise(*(v[o : o + r * c].view(r, c) for v in vectors.values()))
+            for o, r, c in matrices
+        ]
+    check_size(grad_P.numel())
+    from asr_train.kernels import compiled
+
+    places = np.array(matrices, np.int64).reshape(-1, 3)
+    arrays = (v.detach().numpy() for v in vectors.values())
+    bits, means = map(torch.from_numpy, compiled.quantise_all(places, *arrays))
+    rows_bytes = [(r, -(-c // 8)) for _, r, c in matrices]
+    parts = zip(
+        rows_bytes,
+        bits.split([r * b for r, b in rows_bytes]),
+        means.split([2 * c for _, _, c in matrices]),
+        strict=True,
+    )
+    return [OneBit(b.view(shape), m.view(2, -1)) for shape, b, m in parts]
 
 
 def quantise_reference(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> OneBit:

@@ -8,7 +8,7 @@ from kernels.conftest import DEVICE, same_bits
 from asr_train.kernels import block, onebit, splice
 from asr_train.kernels.backend import Backend, forced
 
-SHAPES = [(1, 1), (1, 9), (5, 1), (33, 8), (70, 131), (1030, 3), (4100, 2)]
+SHAPES = [(1, 1), (1, 9), (5, 1), (33, 8), (70, 131), (1030, 3), (40, 65), (4100, 2)]
 
 
 def quantised(grad_RC, residual_RC):
@@ -24,6 +24,28 @@ def test_bits_means_and_residuals_are_the_references(both, dyadic, shape, dtype)
     assert torch.equal(bits, bits2)
     assert same_bits(means, means2)
     assert same_bits(kept, kept2)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_matrices_of_a_vector_are_quantised_as_one_by_one(both, dyadic, num_threads, monkeypatch):
+    monkeypatch.setattr(onebit, "MANY", 1000)  # two threads: one matrix after the other
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    sizes = [rows * columns for rows, columns in SHAPES]
+    grad_P, residual_P = dyadic(sum(sizes)), dyadic(sum(sizes))
+    offsets = np.cumsum([0, *sizes[:-1]]).tolist()
+
+    def run():
+        kept_P = torch.empty_like(grad_P)
+        places = [(at, *shape) for at, shape in zip(offsets, SHAPES, strict=True)]
+        return *onebit.quantise_all(places, grad_P, residual_P, kept_P), kept_P
+
+    for *found, kept_P in both(run):
+        for (bits, means), at, size, shape in zip(found, offsets, sizes, SHAPES, strict=True):
+            own = [v[at : at + size].view(shape) for v in (grad_P, residual_P, kept_P)]
+            wanted_bits, wanted_means, wanted_kept = quantised(*own[:2])
+            assert torch.equal(bits, wanted_bits)
+            assert same_bits(means, wanted_means)
+            assert same_bits(own[2], wanted_kept)
 
 
 def test_means_of_long_columns_lose_little(both):
@@ -118,6 +140,10 @@ def test_what_does_not_fit_is_refused():
         onebit.quantise(three.T, torch.zeros(3, 2), torch.zeros(3, 2))
     with pytest.raises(ValueError, match="at least one"):
         onebit.add_up([], two)
+    with pytest.raises(ValueError, match="residual_P has gaps"):
+        onebit.quantise_all([(0, 3, 2)], torch.zeros(6), torch.zeros(12)[::2], torch.zeros(6))
+    with pytest.raises(ValueError, match=r"grad_P has shape \[7\]; it must be \[6\]"):
+        onebit.quantise_all([(0, 3, 2)], *(torch.zeros(7) for _ in range(3)))
 
 
 # --- block momentum -------------------------------------------------------------------------------
