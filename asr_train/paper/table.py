@@ -689,8 +689,9 @@ def _size_note(rows: Sequence[dict[str, Any]]) -> str:
     sizes = sorted({ours["parameters"] for ours in rows if ours["parameters"]})
     epochs, batches = ({ours[key] for ours in rows} for key in ("epochs", "minibatch_frames"))
     frames = sorted({round(ours["frames_an_epoch"]) for ours in rows})
+    networks = f"networks of {_listed(sizes)} parameters, " if sizes else ""  # known if they send
     return (
-        f"Trained: networks of {_listed(sizes)} parameters, for {_listed(epochs)} epochs of "
+        f"Trained: {networks}for {_listed(epochs)} epochs of "
         f"{_range(frames)} frames, minibatches of {_listed(batches)} frames per worker."
     )
 
