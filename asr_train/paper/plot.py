@@ -4,9 +4,9 @@ Knows the content of `paper.table`, and nothing of runs.
 """
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from asr_train.files import replacing
 from asr_train.paper.table import JsonRow, TableDict, rows_shown
@@ -21,15 +21,19 @@ Value = Callable[[JsonRow], float | None]
 
 
 def plot(table: TableDict, path: Path | str) -> None:
-    """Write a PNG: two panels for a table, one for a figure."""
+    """Write a PNG: curves by epoch of a figure, or of a table that prints passes; else two panels,
+    the second if anything was sent or simulated.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels: list[Callable[[Axes, TableDict], None]] = [_changes, _sizes_or_speeds]
-    if table["figure"]:
+    panels: list[Callable[[Axes, TableDict], None]] = [_changes]
+    if table["figure"] or any(map(_passes, table["rows"])):
         panels = [_curves]
+    elif any(_ratio(row) or _speedup(row) for row in table["rows"]):
+        panels.append(_sizes_or_speeds)
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=(6.4 * len(panels), 5), squeeze=False, layout="constrained"
     )
@@ -87,25 +91,26 @@ def _changes(ax: "Axes", table: TableDict) -> None:
 
 def _sizes_or_speeds(ax: "Axes", table: TableDict) -> None:
     """Draw the compression ratio if the paper prints it, else speed-ups, ours simulated."""
-
-    def speedup(row: JsonRow) -> float | None:
-        return (row["ours"]["simulated"] or {}).get("speedup")
-
-    def ratio(row: JsonRow) -> float | None:
-        found: float | None = row["ours"]["compression_ratio"]
-        return found
-
     rows = table["rows"]
     of_paper = _printed("compression_ratio")
-    if any(of_paper(row) for row in rows) or not any(map(speedup, rows)):
-        _series(ax, table, ratio, of_paper)
+    if any(of_paper(row) for row in rows) or not any(map(_speedup, rows)):
+        _series(ax, table, _ratio, of_paper)
         ax.set_ylabel("compression ratio, to 4 bytes per parameter")
     else:
-        _series(ax, table, speedup, _printed("relative_speed", "speedup_frames_per_second"))
+        _series(ax, table, _speedup, _printed("relative_speed", "speedup_frames_per_second"))
         ax.set_ylabel("speed-up on the paper's cluster; ours simulated")
     low, high = ax.get_ylim()
     if ax.containers and high > SPAN * max(low, 0):
         _plain_log(ax)
+
+
+def _speedup(row: JsonRow) -> float | None:
+    return (row["ours"]["simulated"] or {}).get("speedup")
+
+
+def _ratio(row: JsonRow) -> float | None:
+    found: float | None = row["ours"]["compression_ratio"]
+    return found
 
 
 def _plain_log(ax: "Axes") -> None:
@@ -212,12 +217,23 @@ def _curves(ax: "Axes", table: TableDict) -> None:
     else:
         lines = [(row, row["ours"]["frame_error_over_baseline_by_epoch"]) for row in rows]
         ax.set_ylabel("frame error rate of DEV / the baseline's")
-    for row, values in lines:
-        _curve(ax, row["label"], values)
+    for i, (row, values) in enumerate(lines):
+        colour = "0.3" if row["label"] == "baseline" else f"C{i % 10}"
+        for whose, found, style in (("ours", values, "o-"), ("paper", _passes(row), "s:")):
+            if found:
+                ax.plot(
+                    range(1, 1 + len(found)),
+                    found,
+                    style,
+                    fillstyle="full" if whose == "ours" else "none",
+                    color=colour,
+                    markersize=4,
+                    label=f"{row['label']}, {whose}" if _passes(row) else row["label"],
+                )
     ax.set_xlabel("epoch")
     ax.set_xticks(range(1, 1 + max((len(values) for _, values in lines), default=1)))
 
 
-def _curve(ax: "Axes", label: str, values: Sequence[float]) -> None:
-    style: dict[str, Any] = {"color": "0.3"} if label == "baseline" else {}
-    ax.plot(range(1, 1 + len(values)), values, "o-", markersize=4, label=label, **style)
+def _passes(row: JsonRow) -> list[float]:
+    """Return the WER that the paper prints after each pass over the data."""
+    return [wer for key, wer in row["paper"].items() if key.startswith("pass_")]

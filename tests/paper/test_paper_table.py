@@ -525,21 +525,47 @@ def test_pictures_are_drawn_of_tables_and_figures(tmp_path):
         assert path.stat().st_size > 5000
 
 
-def test_a_row_that_failed_does_not_hide_the_others(nodes, tmp_path, monkeypatch):
-    """It is drawn at the lower edge of an axis that the other rows determine, and named."""
+@pytest.fixture
+def axes_of(tmp_path, monkeypatch):
+    """A function that draws a table and returns its panels."""
     from matplotlib import pyplot
 
+    def draw(content):
+        with monkeypatch.context() as patch:
+            patch.setattr(pyplot, "close", lambda figure: None)
+            plot(content, tmp_path / "t.png")
+        return pyplot.gcf().axes
+
+    yield draw
+    pyplot.close("all")
+
+
+def test_a_table_of_passes_is_drawn_by_epoch_with_the_printed_ones(axes_of, tmp_path):
+    content = both_figures(tmp_path)[0] | {"figure": False}
+    content["rows"][0]["paper"] = {"setup": "40 nodes", "pass_1": 12.5, "pass_2": 11.0}
+    (ax,) = axes_of(content)
+    drawn = {line.get_label(): list(line.get_ydata()) for line in ax.lines}
+    assert drawn["40 nodes, ours"] == pytest.approx([9.0, 8.0, 7.0])
+    assert drawn["40 nodes, paper"] == [12.5, 11.0]
+
+
+def test_no_panel_is_empty(axes_of, nodes):
+    content = tabulated(nodes, all_finished(nodes))
+    assert len(axes_of(content)) == 2
+    for row in content["rows"]:
+        row["ours"] |= {"compression_ratio": None, "simulated": None}
+    assert len(axes_of(content)) == 1
+
+
+def test_a_row_that_failed_does_not_hide_the_others(nodes, axes_of):
+    """It is drawn at the lower edge of an axis that the other rows determine, and named."""
     content = tabulated(nodes, all_finished(nodes))
     lowest = {}
     for percent in (-40.0, -300.0):
         content["rows"][2]["ours"]["wer_reduction"] = {"percent": percent, "ci95": [percent, 0.0]}
-        with monkeypatch.context() as patch:
-            patch.setattr(pyplot, "close", lambda figure: None)
-            plot(content, tmp_path / "t.png")
-        ax = pyplot.gcf().axes[0]
+        ax = axes_of(content)[0]
         lowest[percent] = ax.get_ylim()[0]
         failed = [line for line in ax.lines if "below the axis" in line.get_label()]
-        pyplot.close("all")
     assert lowest[-40.0] < -40.0 < lowest[-300.0]
     (line,) = failed
     assert line.get_label() == "20, ours: -300 %, below the axis"
