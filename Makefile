@@ -77,9 +77,9 @@ test: .venv/.ready
 	@$(BIN)/python -m pytest $(BESIDE) -m 'not slow'
 test-all: .venv/.ready
 	@$(BIN)/python -m pytest $(BESIDE) --durations=25 --durations-min=5
-# Test files run in parallel, each in one process (fixtures are shared), long ones first. Two processes more
-# than cores, because whole recipes and tests of timeouts wait a lot; at most four.
-BESIDE := -n $(shell n=$$(nproc); echo $$((n < 2 ? n + 2 : 4))) --dist loadfile --no-loadscope-reorder
+# Test files run in parallel, each in one process (fixtures are shared), long ones first. One process more
+# than cores, because tests of timeouts wait; at most four.
+BESIDE := -n $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4))) --dist loadfile --no-loadscope-reorder
 
 ## make lint                       run ruff and mypy (format: reformat with ruff)
 lint: .venv/.ready
