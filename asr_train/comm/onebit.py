@@ -63,6 +63,7 @@ class Owner:
     ) -> None:
         self.blocks, self.momentum = blocks, momentum
         self.size = sum(block.size for block in blocks)
+        self.places = [(block.offset, block.rows, block.columns) for block in blocks]
         self.velocity = torch.zeros(self.size, device=device) if momentum else None
         self.residual = torch.zeros(self.size, device=device) if has_residual else None
         self.adagrad: Adagrad | None = None
@@ -96,14 +97,22 @@ class Owner:
         return self.adagrad.scaled(gradient, self._new.pop("sigma"), mean_M)
 
     def quantised(self, step: Tensor, keeps: bool) -> list[OneBit]:
-        """Quantise a step and, if it keeps one, the residual."""
+        """Quantise a step; from `commit` on, what is lost is the residual, if it keeps one."""
+        return onebit.quantise_all(self.places, step, *self._residuals(step, keeps))
+
+    def rebuilt(self, step: Tensor, keeps: bool) -> Tensor | None:
+        """Return what all would read in `quantised`; None: it is not finite."""
+        total = onebit.Sum(self.places, self.size, step.device)
+        total.add(step, *self._residuals(step, keeps))
+        return total.take()
+
+    def _residuals(self, step: Tensor, keeps: bool) -> tuple[Tensor, Tensor]:
+        """Return the residual, and the memory of the next."""
         before = torch.zeros_like(step) if self.residual is None else self.residual
         kept = torch.empty_like(step)
-        places = [(block.offset, block.rows, block.columns) for block in self.blocks]
-        found = onebit.quantise_all(places, step, before, kept)
         if keeps:
             self._new["residual"] = kept
-        return found
+        return before, kept
 
     def unquantised(self, step: Tensor) -> Tensor:
         """Return a step and the residual, if a run of several workers left one; so it ends."""
@@ -278,7 +287,11 @@ class OneBitSgd(Reducer):
             sent[first].elements += self.size
         if not bool(torch.isfinite(total_P.sum())):
             return None
-        return {w: self._part(total_P, owner.blocks) for w, owner in self.owners.items()}
+        return self._parts(total_P)
+
+    def _parts(self, vector_P: Tensor) -> dict[int, Tensor]:
+        """Return the local owners' parts of a flat vector."""
+        return {w: self._part(vector_P, owner.blocks) for w, owner in self.owners.items()}
 
     def _part(self, vector_P: Tensor, blocks: Sequence[Block]) -> Tensor:
         """Return a part of a flat vector."""
@@ -291,23 +304,27 @@ class OneBitSgd(Reducer):
     ) -> dict[int, Tensor] | None:
         """Return the local owners' sums of what all workers sent them."""
         first = self.exchange.members[0]
-        messages, quantised, is_sound = [], [], True
+        messages, is_sound = [], True
+        direct = None
+        if self._is_direct:
+            direct = onebit.Sum(self.layout.matrices, self.size, self.exchange.device)
         for worker, gradient in zip(self.exchange.local, gradients, strict=True):
             with self.exchange.timed("compress"):
-                matrices = self._quantised(worker, gradient)
-                if self._is_direct:
-                    quantised.append(matrices)
-                    is_sound &= is_finite(matrices)
+                vectors = gradient.grad_P, *self._residuals(worker)
+                if direct is not None:
+                    direct.add(*vectors)
                 else:
+                    matrices = onebit.quantise_all(self.layout.matrices, *vectors)
                     messages.append(self._messages(worker, gradient.frames, matrices))
             for place in range(len(self.sizes)):
                 if place != worker - first:
                     self._count(sent[worker], place)
-        if self._is_direct:
+        if direct is not None:
             for worker, length in zip(self.owners, self.lengths, strict=True):
                 self.exchange.count_received(worker, HEADER_BYTES + length)
             with self.exchange.timed("compress"):
-                return self._added_up(quantised) if is_sound else None
+                total_P = direct.take()
+                return None if total_P is None else self._parts(total_P)
         received = self.exchange.scatter(messages)
         totals = {}
         with self.exchange.timed("compress"):
@@ -322,24 +339,16 @@ class OneBitSgd(Reducer):
                 totals[worker] = total
         return totals if is_sound else None
 
-    def _added_up(self, quantised: Sequence[Sequence[OneBit]]) -> dict[int, Tensor]:
-        """Return the owners' sums of all workers' matrices."""
-        total_P = self._zeros()
-        for number, of_workers in enumerate(zip(*quantised, strict=True)):
-            onebit.add_up(of_workers, self.layout.of(total_P, number))
-        return {w: self._part(total_P, owner.blocks) for w, owner in self.owners.items()}
-
     def _count(self, sent: Sent, place: int) -> None:
         """Count a message about the part of the worker at `place`."""
         sent.bits += 8 * (HEADER_BYTES + self.lengths[place])
         sent.elements += self.sizes[place]
 
-    def _quantised(self, worker: int, gradient: Gradient) -> list[OneBit]:
-        """Quantise a local worker's gradient; write the residual that it keeps."""
-        keeps = bool(self._kept)
-        residual_P = self.residuals[worker] if keeps else self._nothing_P
-        kept_P = self._kept[worker] if keeps else self._lost_P
-        return onebit.quantise_all(self.layout.matrices, gradient.grad_P, residual_P, kept_P)
+    def _residuals(self, worker: int) -> tuple[Tensor, Tensor]:
+        """Return a local worker's residual, and the memory of the next."""
+        if not self._kept:
+            return self._nothing_P, self._lost_P
+        return self.residuals[worker], self._kept[worker]
 
     def _messages(self, worker: int, frames: int, matrices: Sequence[OneBit]) -> list[Tensor]:
         """Return a local worker's messages to all owners."""
@@ -365,24 +374,25 @@ class OneBitSgd(Reducer):
             return owner.unquantised(steps[worker])
         if is_plain:
             return self._gathered(steps, sent)
-        messages, parts = [], []
+        keeps, messages, parts = self.settings.error_feedback, [], []
         with self.exchange.timed("compress"):
             for worker, owner in self.owners.items():
-                parts.append(owner.quantised(steps[worker], self.settings.error_feedback))
                 place = worker - self.exchange.members[0]
                 self._count(sent[worker], place)
-                if not self._is_direct:
-                    messages.append(
-                        self._enclosed(
-                            parts[-1] if is_finite(parts[-1]) else None,
-                            *(place, worker, 0, Flags.none, FROM_OWNER),
-                        )
-                    )
-            if self._is_direct:
-                for worker in self.owners:
+                if self._is_direct:
                     self.exchange.count_received(worker, HEADER_BYTES + max(self.lengths))
-                is_sound = is_finite(q for part in parts for q in part)
-                return self._whole(parts) if is_sound else None
+                    parts.append(owner.rebuilt(steps[worker], keeps))
+                    continue
+                matrices = owner.quantised(steps[worker], keeps)
+                messages.append(
+                    self._enclosed(
+                        matrices if is_finite(matrices) else None,
+                        *(place, worker, 0, Flags.none, FROM_OWNER),
+                    )
+                )
+            if self._is_direct:
+                sound = [part for part in parts if part is not None]
+                return self._joined(sound) if len(sound) == len(parts) else None
         received = self.exchange.gather(messages, HEADER_BYTES + max(self.lengths))
         with self.exchange.timed("compress"):
             headers, payloads = self._read(received, FROM_OWNER, range(len(self.exchange)))
@@ -431,10 +441,13 @@ class OneBitSgd(Reducer):
             sent[worker].bits += 32 * owner.size
             sent[worker].elements += owner.size
         received = self.exchange.gather(messages, 4 * max(self.sizes))
+        sized = zip(received, self.sizes, strict=True)
+        return self._joined([B[: 4 * size].clone().view(torch.float32) for B, size in sized])
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the flat vector of all owners' parts."""
         step_P = self._zeros()
-        for blocks, message_B in zip(self.parts, received, strict=True):
-            size = 4 * sum(block.size for block in blocks)
-            part = message_B[:size].clone().view(torch.float32)
+        for blocks, part in zip(self.parts, parts, strict=True):
             for b in blocks:
                 self.layout.of(step_P, b.matrix)[:, b.first : b.first + b.columns] = b.of(part)
         return step_P

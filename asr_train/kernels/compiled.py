@@ -97,70 +97,109 @@ def _pointers(context: Any, builder: Any, kind: Any, array: Any, at: Any, of: An
 
 @intrinsic
 def _intrinsic_sides(
-    typing: Any, grad: Any, residual: Any, kept: Any, at: Any,
+    typing: Any, grad: Any, residual: Any, kept: Any, at: Any, columns: Any, rows: Any,
     low: Any, high: Any, count: Any, column: Any,
 ) -> Any:  # fmt: skip
-    """Write kept = residual + grad, 64 elements from `at` on, and add up what is on either side.
+    """Write kept = residual + grad, 64 columns of some rows, and add up what is on either side.
 
-    What is not >= 0, a NaN too, is low. low, high (float32) and count (int32; of the high ones)
-    change from `column` on.
+    What is not >= 0, a NaN too, is low.
+
+    Args:
+        at: where the first row begins; the others follow after `columns` elements each.
+        low, high, count: float32, float32 and int32; from `column` on, they get the sums of low
+            elements, of high ones, and the number of high ones.
     """
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        grad, residual, kept, at, columns, rows, low, high, count, column = arguments
         number = ir.IntType(32)
-        places = [arguments[3]] * 3 + [arguments[7]] * 3
-        arrays = arguments[:3] + arguments[4:7]
-        kinds = signature.args[:3] + signature.args[4:7]
-        rows = [
-            _pointers(context, builder, kind, array, at, of)
-            for kind, array, at, of in zip(
-                kinds, arrays, places, [ir.FloatType()] * 5 + [number], strict=True
+        zeros = ir.Constant(ir.VectorType(ir.FloatType(), LANES), [0.0] * LANES)
+        none = ir.Constant(ir.VectorType(number, LANES), [0] * LANES)
+        kinds = signature.args
+        # Registers, for all rows
+        sums = [
+            [cgutils.alloca_once_value(builder, start) for start in (zeros, zeros, none)]
+            for _ in range(64 // LANES)
+        ]
+        with cgutils.for_range(builder, rows) as loop:
+            place = builder.add(at, builder.mul(loop.index, columns))
+            places = [
+                _pointers(context, builder, kind, array, place, ir.FloatType())
+                for kind, array in zip(kinds[:3], (grad, residual, kept), strict=True)
+            ]
+            for g, r, k, into in zip(*places, sums, strict=True):
+                owed = builder.fadd(builder.load(r, align=4), builder.load(g, align=4))
+                builder.store(owed, k, align=4)
+                is_high = builder.fcmp_ordered(">=", owed, zeros)
+                below, above, many = (builder.load(sum_) for sum_ in into)
+                one = builder.sext(is_high, ir.VectorType(number, LANES))
+                after = (
+                    builder.select(is_high, below, builder.fadd(below, owed)),
+                    builder.select(is_high, builder.fadd(above, owed), above),
+                    builder.sub(many, one),
+                )
+                for value, sum_ in zip(after, into, strict=True):
+                    builder.store(value, sum_)
+        outputs = [
+            _pointers(context, builder, kind, array, column, of)
+            for kind, array, of in zip(
+                kinds[6:9], (low, high, count), [ir.FloatType()] * 2 + [number], strict=True
             )
         ]
-        zeros = ir.Constant(ir.VectorType(ir.FloatType(), LANES), [0.0] * LANES)
-        for g, r, k, below, above, many in zip(*rows, strict=True):
-            owed = builder.fadd(builder.load(r, align=4), builder.load(g, align=4))
-            builder.store(owed, k, align=4)
-            is_high = builder.fcmp_ordered(">=", owed, zeros)
-            for into, part in (
-                (below, builder.select(is_high, zeros, owed)),
-                (above, builder.select(is_high, owed, zeros)),
-            ):
-                builder.store(builder.fadd(builder.load(into, align=4), part), into, align=4)
-            one = builder.sext(is_high, ir.VectorType(number, LANES))
-            builder.store(builder.sub(builder.load(many, align=4), one), many, align=4)
+        for *pointers, found in zip(*outputs, sums, strict=True):
+            for pointer, sum_ in zip(pointers, found, strict=True):
+                builder.store(builder.load(sum_), pointer, align=4)
         return context.get_dummy_value()
 
-    return types.void(grad, residual, kept, types.int64, low, high, count, types.int64), code
+    place = types.int64
+    arguments = grad, residual, kept, place, place, place, low, high, count, place
+    return types.void(*arguments), code
 
 
 @intrinsic
-def _intrinsic_rebuilt(typing: Any, kept: Any, at: Any, low: Any, high: Any, column: Any) -> Any:
-    """Subtract low or high, from `column` on, from 64 elements of kept; return which, as uint64."""
+def _intrinsic_rebuilt(
+    typing: Any, kept: Any, at: Any, low: Any, high: Any, column: Any, to: Any, place: Any
+) -> Any:
+    """Subtract low or high, from `column` on, from 64 elements of kept, and write which.
+
+    Args:
+        to: uint8: gets a bit of each, from the byte at `place` on; float32: from there on, what is
+            subtracted is added.
+    """
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = ir.IntType(64)
-        places = arguments[1], arguments[4], arguments[4]
-        arrays = arguments[0], *arguments[2:4]
-        kinds = signature.args[0], *signature.args[2:4]
+        kept, at, low, high, column, to, place = arguments
+        kinds, of = signature.args, ir.FloatType()
         rows = [
-            _pointers(context, builder, kind, array, at, ir.FloatType())
-            for kind, array, at in zip(kinds, arrays, places, strict=True)
-        ]
-        zeros = ir.Constant(ir.VectorType(ir.FloatType(), LANES), [0.0] * LANES)
-        mask = ir.Constant(word, 0)
-        for lane, (k, below, above) in enumerate(zip(*rows, strict=True)):
+            _pointers(context, builder, kind, array, begin, of)
+            for kind, array, begin in (
+                (kinds[0], kept, at), (kinds[2], low, column), (kinds[3], high, column)
+            )
+        ]  # fmt: skip
+        if is_bits := kinds[5].dtype == types.uint8:
+            data = context.make_array(kinds[5])(context, builder, to).data
+            words = builder.bitcast(builder.gep(data, [place]), ir.IntType(LANES).as_pointer())
+            rows.append(
+                builder.gep(words, [ir.Constant(place.type, i)]) for i in range(64 // LANES)
+            )
+        else:
+            rows.append(_pointers(context, builder, kinds[5], to, place, of))
+        zeros = ir.Constant(ir.VectorType(of, LANES), [0.0] * LANES)
+        for k, below, above, out in zip(*rows, strict=True):
             owed = builder.load(k, align=4)
             is_high = builder.fcmp_ordered(">=", owed, zeros)
             value = builder.select(
                 is_high, builder.load(above, align=4), builder.load(below, align=4)
             )
             builder.store(builder.fsub(owed, value), k, align=4)
-            bits = builder.zext(builder.bitcast(is_high, ir.IntType(LANES)), word)
-            mask = builder.or_(mask, builder.shl(bits, ir.Constant(word, lane * LANES)))
-        return mask
+            if is_bits:
+                builder.store(builder.bitcast(is_high, ir.IntType(LANES)), out, align=1)
+            else:
+                builder.store(builder.fadd(builder.load(out, align=4), value), out, align=4)
+        return context.get_dummy_value()
 
-    return types.uint64(kept, types.int64, low, high, types.int64), code
+    number = types.int64
+    return types.void(kept, number, low, high, number, to, number), code
 
 
 @intrinsic
@@ -537,36 +576,40 @@ COLUMNS = 64  # of one call
 SUMMED = 32  # rows that are added up in float32; what results is in float64
 
 
+# Where quantised elements go, `to`: bits, uint8 [R, C / 8 rounded up], or a sum, float32 [R, C]
+
+
 @numba.njit(cache=True, nogil=True)
 def _quantise_whole(
-    grad: Any, residual: Any, kept: Any, bits: Any, means: Any, begin: int, end: int
+    grad: Any, residual: Any, kept: Any, to: Any, means: Any, begin: int, end: int
 ) -> None:
-    """Quantise columns, a multiple of COLUMNS, row after row: a memory's fastest order."""
+    """Quantise columns, a multiple of COLUMNS, in strips of so many, SUMMED rows at a time."""
     rows, columns = grad.shape
     wide = end - begin
-    low, high = np.zeros(wide, np.float32), np.zeros(wide, np.float32)
-    lows, highs, count = np.zeros(wide), np.zeros(wide), np.zeros(wide, np.int32)
-    for first in range(0, rows, SUMMED):
-        for r in range(first, min(first + SUMMED, rows)):
-            for j in range(0, wide, COLUMNS):
-                _sides(grad, residual, kept, r * columns + begin + j, low, high, count, j)
+    low, high = np.empty(wide, np.float32), np.empty(wide, np.float32)
+    lows, highs = np.zeros(wide), np.zeros(wide)
+    count, counts = np.empty(wide, np.int32), np.zeros(wide, np.int32)
+    for r in range(0, rows, SUMMED):
+        summed = min(SUMMED, rows - r)
+        for j in range(0, wide, COLUMNS):
+            at = r * columns + begin + j
+            _sides(grad, residual, kept, at, columns, summed, low, high, count, j)
         for j in range(wide):
             lows[j] += low[j]
             highs[j] += high[j]
-        low[:] = np.float32(0)
-        high[:] = np.float32(0)
+            counts[j] += count[j]
     for j in range(wide):
-        low[j] = means[0, begin + j] = lows[j] / max(1, rows - count[j])
-        high[j] = means[1, begin + j] = highs[j] / max(1, count[j])
+        low[j] = means[0, begin + j] = lows[j] / max(1, rows - counts[j])
+        high[j] = means[1, begin + j] = highs[j] / max(1, counts[j])
     for r in range(rows):
         for j in range(0, wide, COLUMNS):
-            mask = _rebuilt(kept, r * columns + begin + j, low, high, j)
-            for b in range(COLUMNS // 8):
-                bits[r, ((begin + j) >> 3) + b] = np.uint8(mask >> np.uint64(8 * b))
+            at = r * columns + begin + j
+            place = r * to.shape[1] + ((begin + j) >> 3) if to.itemsize == 1 else at
+            _rebuilt(kept, at, low, high, j, to, place)
 
 
 @numba.njit(cache=True, nogil=True)
-def _quantise_column(grad: Any, residual: Any, kept: Any, bits: Any, means: Any, c: int) -> None:
+def _quantise_column(grad: Any, residual: Any, kept: Any, to: Any, means: Any, c: int) -> None:
     """Quantise a column that is alone in its byte, in the same order."""
     rows = grad.shape[0]
     lows, highs, count = np.float64(0), np.float64(0), 0
@@ -586,56 +629,64 @@ def _quantise_column(grad: Any, residual: Any, kept: Any, bits: Any, means: Any,
     means[1, c] = highs / max(1, count)
     for r in range(rows):
         is_high = kept[r, c] >= 0
-        kept[r, c] -= means[1, c] if is_high else means[0, c]
-        bits[r, c >> 3] = is_high
+        mean = means[1, c] if is_high else means[0, c]
+        kept[r, c] -= mean
+        if to.itemsize == 1:
+            to[r, c >> 3] = is_high
+        else:
+            to[r, c] += mean
 
 
 @numba.njit(cache=True, nogil=True)
 def _quantise(
-    grad: Any, residual: Any, kept: Any, bits: Any, means: Any, begin: int, end: int
+    grad: Any, residual: Any, kept: Any, to: Any, means: Any, begin: int, end: int
 ) -> None:
     rows, rest = grad.shape[0], (end - begin) % COLUMNS
     first = end - rest
     if first > begin:
-        _quantise_whole(grad, residual, kept, bits, means, begin, first)
+        _quantise_whole(grad, residual, kept, to, means, begin, first)
     if rest == 1:  # as of every bias
-        _quantise_column(grad, residual, kept, bits, means, first)
-    elif rest:  # with columns of zeros beside them
-        wide = np.zeros((3, rows, COLUMNS), np.float32)
-        own_bits, own_means = np.empty((rows, 8), np.uint8), np.empty((2, COLUMNS), np.float32)
+        _quantise_column(grad, residual, kept, to, means, first)
+    elif rest:  # with columns beside them whose bits are 0
+        wide = np.full((3, rows, COLUMNS), -1, np.float32)
+        own_to = np.zeros((rows, COLUMNS >> 3 if to.itemsize == 1 else COLUMNS), to.dtype)
+        own_means = np.empty((2, COLUMNS), np.float32)
         wide[0, :, :rest] = grad[:, first:end]
         wide[1, :, :rest] = residual[:, first:end]
-        _quantise_whole(wide[0], wide[1], wide[2], own_bits, own_means, 0, COLUMNS)
+        _quantise_whole(wide[0], wide[1], wide[2], own_to, own_means, 0, COLUMNS)
         kept[:, first:end] = wide[2, :, :rest]
         means[:, first:end] = own_means[:, :rest]
-        own_bits[:, (rest - 1) >> 3] &= np.uint8(255 >> (-rest & 7))
-        bits[:, first >> 3 :] = own_bits[:, : (rest + 7) >> 3]
+        if to.itemsize == 1:
+            to[:, first >> 3 :] = own_to[:, : (rest + 7) >> 3]
+        else:
+            to[:, first:end] += own_to[:, :rest]
 
 
-def quantise(grad: Any, residual: Any, kept: Any) -> tuple[Any, Any]:
-    """Compute onebit.quantise: bits and means."""
+def quantise(grad: Any, residual: Any, kept: Any, total: Any = None) -> tuple[Any, Any]:
+    """Compute onebit.quantise: bits and means. With `total`, what is sent is added to it."""
     rows, columns = grad.shape
-    bits = np.empty((rows, -(-columns // 8)), np.uint8)
+    to = np.empty((rows, -(-columns // 8)), np.uint8) if total is None else total
     means = np.empty((2, columns), np.float32)
     in_parts(
         columns,
         COLUMNS,
-        lambda begin, end: _quantise(grad, residual, kept, bits, means, begin, end),
+        lambda begin, end: _quantise(grad, residual, kept, to, means, begin, end),
         weight=rows,
     )
-    return bits, means
+    return to, means
 
 
 @numba.njit(cache=True, nogil=True)
-def _quantise_all(places: Any, grad: Any, residual: Any, kept: Any, bits: Any, means: Any) -> None:
+def _quantise_all(places: Any, grad: Any, residual: Any, kept: Any, to: Any, means: Any) -> None:
     byte, mean = 0, 0
     for offset, rows, columns in places:
         end, row_bytes = offset + rows * columns, (columns + 7) >> 3
+        first, wide = (byte, row_bytes) if to.itemsize == 1 else (offset, columns)
         _quantise(
             grad[offset:end].reshape(rows, columns),
             residual[offset:end].reshape(rows, columns),
             kept[offset:end].reshape(rows, columns),
-            bits[byte : byte + rows * row_bytes].reshape(rows, row_bytes),
+            to[first : first + rows * wide].reshape(rows, wide),
             means[mean : mean + 2 * columns].reshape(2, columns),
             *(0, columns),
         )
@@ -643,13 +694,19 @@ def _quantise_all(places: Any, grad: Any, residual: Any, kept: Any, bits: Any, m
         mean += 2 * columns
 
 
-def quantise_all(places: Any, grad: Any, residual: Any, kept: Any) -> tuple[Any, Any]:
-    """Compute onebit.quantise_all on one thread: bits and means, matrix after matrix."""
+def quantise_all(
+    places: Any, grad: Any, residual: Any, kept: Any, total: Any = None
+) -> tuple[Any, Any]:
+    """Compute onebit.quantise_all on one thread: bits and means, matrix after matrix.
+
+    With `total`, what is sent is added to it, and there are no bits.
+    """
     rows, columns = places[:, 1], places[:, 2]
-    bits = np.empty(int((rows * ((columns + 7) >> 3)).sum()), np.uint8)
+    if (to := total) is None:
+        to = np.empty(int((rows * ((columns + 7) >> 3)).sum()), np.uint8)
     means = np.empty(2 * int(columns.sum()), np.float32)
-    _quantise_all(places, grad, residual, kept, bits, means)
-    return bits, means
+    _quantise_all(places, grad, residual, kept, to, means)
+    return to, means
 
 
 @numba.njit(cache=True, nogil=True)

@@ -74,24 +74,13 @@ def quantise_all(
     Raises:
         ValueError: if sizes or dtypes are wrong.
     """
-    vectors = {"grad_P": grad_P, "residual_P": residual_P, "kept_P": kept_P}
-    check_same("onebit.quantise_all", **vectors)
-    for name, vector_P in vectors.items():
-        check_shape(name, vector_P, max((o + r * c for o, r, c in matrices), default=0))
-        _check_float(name, vector_P)
-        if not vector_P.is_contiguous():
-            raise ValueError(f"onebit.quantise_all: {name} has gaps; call contiguous()")
-    is_shared = torch.get_num_threads() > 1 and grad_P.numel() > MANY
-    if is_shared or choose(grad_P) is not Backend.cpu:
-        return [
-            quantise(*(v[o : o + r * c].view(r, c) for v in vectors.values()))
-            for o, r, c in matrices
-        ]
-    check_size(grad_P.numel())
+    vectors = _vectors(matrices, grad_P, residual_P, kept_P)
+    if _is_one_by_one(grad_P):
+        return [quantise(*(_matrix(v, place) for v in vectors)) for place in matrices]
     from asr_train.kernels import compiled
 
     places = np.array(matrices, np.int64).reshape(-1, 3)
-    arrays = (v.detach().numpy() for v in vectors.values())
+    arrays = (v.detach().numpy() for v in vectors)
     bits, means = map(torch.from_numpy, compiled.quantise_all(places, *arrays))
     rows_bytes = [(r, -(-c // 8)) for _, r, c in matrices]
     parts = zip(
@@ -101,6 +90,78 @@ def quantise_all(
         strict=True,
     )
     return [OneBit(b.view(shape), m.view(2, -1)) for shape, b, m in parts]
+
+
+class Sum:
+    """The **sum of what workers would send**, of which no message is made: `add_up`, to the bit.
+
+    On a CPU what is quantised is added at once, without bits in between.
+
+    Args:
+        matrices: offset, rows and columns of each.
+        size: of the flat vectors.
+    """
+
+    def __init__(
+        self, matrices: Sequence[tuple[int, int, int]], size: int, device: torch.device
+    ) -> None:
+        self.matrices = matrices
+        self._total_P = torch.zeros(size, device=device)
+        self._sums: list[Tensor] = []  # of means: one NaN or infinity makes a sum one
+        self._sent: list[list[OneBit]] = []  # where they are added at the end
+
+    def add(self, grad_P: Tensor, residual_P: Tensor, kept_P: Tensor) -> None:
+        """Quantise a worker's vector as `quantise_all` does, and add what it would send."""
+        if choose(grad_P) is not Backend.cpu:
+            self._sent.append(quantise_all(self.matrices, grad_P, residual_P, kept_P))
+            self._sums += [means_2C.sum() for _, means_2C in self._sent[-1]]
+            return
+        from asr_train.kernels import compiled
+
+        vectors = *_vectors(self.matrices, grad_P, residual_P, kept_P), self._total_P
+        if _is_one_by_one(grad_P):
+            for place in self.matrices:
+                arrays = (_matrix(v, place).detach().numpy() for v in vectors)
+                self._sums.append(torch.from_numpy(compiled.quantise(*arrays)[1]).sum())
+            return
+        places = np.array(self.matrices, np.int64).reshape(-1, 3)
+        _, means = compiled.quantise_all(places, *(v.detach().numpy() for v in vectors))
+        self._sums.append(torch.from_numpy(means).sum())
+
+    def take(self) -> Tensor | None:
+        """Return the sum, float32 [size]; None if anything was not finite. To be called once."""
+        for place, *sent in zip(self.matrices, *self._sent, strict=bool(self._sent)):
+            if sent:
+                add_up(sent, _matrix(self._total_P, place))
+        is_finite = not self._sums or bool(torch.isfinite(torch.stack(self._sums)).all())
+        return self._total_P if is_finite else None
+
+
+def _vectors(
+    matrices: Sequence[tuple[int, int, int]], grad_P: Tensor, residual_P: Tensor, kept_P: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the vectors, checked."""
+    vectors = {"grad_P": grad_P, "residual_P": residual_P, "kept_P": kept_P}
+    check_same("onebit.quantise_all", **vectors)
+    for name, vector_P in vectors.items():
+        check_shape(name, vector_P, max((o + r * c for o, r, c in matrices), default=0))
+        _check_float(name, vector_P)
+        if not vector_P.is_contiguous():
+            raise ValueError(f"onebit.quantise_all: {name} has gaps; call contiguous()")
+    check_size(grad_P.numel())
+    return grad_P, residual_P, kept_P
+
+
+def _is_one_by_one(grad_P: Tensor) -> bool:
+    """Return whether matrices are not quantised in one call: on a GPU, or by several threads."""
+    is_shared = torch.get_num_threads() > 1 and grad_P.numel() > MANY
+    return is_shared or choose(grad_P) is not Backend.cpu
+
+
+def _matrix(vector_P: Tensor, place: tuple[int, int, int]) -> Tensor:
+    """Return a matrix of a flat vector, [R, C]; shares memory."""
+    offset, rows, columns = place
+    return vector_P[offset : offset + rows * columns].view(rows, columns)
 
 
 def quantise_reference(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> OneBit:

@@ -9,6 +9,9 @@ from asr_train.kernels import block, onebit, splice
 from asr_train.kernels.backend import Backend, forced
 
 SHAPES = [(1, 1), (1, 9), (5, 1), (33, 8), (70, 131), (1030, 3), (40, 65), (4100, 2)]
+SIZES = [rows * columns for rows, columns in SHAPES]
+OFFSETS = np.cumsum([0, *SIZES[:-1]]).tolist()
+PLACES = [(at, *shape) for at, shape in zip(OFFSETS, SHAPES, strict=True)]
 
 
 def quantised(grad_RC, residual_RC):
@@ -30,17 +33,14 @@ def test_bits_means_and_residuals_are_the_references(both, dyadic, shape, dtype)
 def test_matrices_of_a_vector_are_quantised_as_one_by_one(both, dyadic, num_threads, monkeypatch):
     monkeypatch.setattr(onebit, "MANY", 1000)  # two threads: one matrix after the other
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
-    sizes = [rows * columns for rows, columns in SHAPES]
-    grad_P, residual_P = dyadic(sum(sizes)), dyadic(sum(sizes))
-    offsets = np.cumsum([0, *sizes[:-1]]).tolist()
+    grad_P, residual_P = dyadic(sum(SIZES)), dyadic(sum(SIZES))
 
     def run():
         kept_P = torch.empty_like(grad_P)
-        places = [(at, *shape) for at, shape in zip(offsets, SHAPES, strict=True)]
-        return *onebit.quantise_all(places, grad_P, residual_P, kept_P), kept_P
+        return *onebit.quantise_all(PLACES, grad_P, residual_P, kept_P), kept_P
 
     for *found, kept_P in both(run):
-        for (bits, means), at, size, shape in zip(found, offsets, sizes, SHAPES, strict=True):
+        for (bits, means), at, size, shape in zip(found, OFFSETS, SIZES, SHAPES, strict=True):
             own = [v[at : at + size].view(shape) for v in (grad_P, residual_P, kept_P)]
             wanted_bits, wanted_means, wanted_kept = quantised(*own[:2])
             assert torch.equal(bits, wanted_bits)
@@ -110,6 +110,47 @@ def test_sums_of_workers_are_the_references(both, dyadic, shape):
         return out_RC
 
     assert same_bits(*both(run))
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_sums_without_messages_are_those_of_messages(both, dyadic, num_threads, monkeypatch):
+    monkeypatch.setattr(onebit, "MANY", 1000)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    workers = [(dyadic(sum(SIZES)), dyadic(sum(SIZES))) for _ in range(3)]
+
+    def by_messages():
+        sent, kept = [], [torch.empty_like(grad_P) for grad_P, _ in workers]
+        for vectors, kept_P in zip(workers, kept, strict=True):
+            sent.append(onebit.quantise_all(PLACES, *vectors, kept_P))
+        total_P = torch.full_like(kept[0], 9.0)
+        for at, size, shape, *quantised in zip(OFFSETS, SIZES, SHAPES, *sent, strict=True):
+            onebit.add_up(quantised, total_P[at : at + size].view(shape))
+        return torch.stack([total_P, *kept])
+
+    def by_sum():
+        kept = [torch.empty_like(grad_P) for grad_P, _ in workers]
+        total = onebit.Sum(PLACES, sum(SIZES), kept[0].device)
+        for vectors, kept_P in zip(workers, kept, strict=True):
+            total.add(*vectors, kept_P)
+        return torch.stack([total.take(), *kept])
+
+    for found, wanted in zip(both(by_sum), both(by_messages), strict=True):
+        assert same_bits(found, wanted)
+
+
+@pytest.mark.parametrize("at", [OFFSETS[0], OFFSETS[-1]])
+def test_there_is_no_sum_of_what_is_not_finite(both, at):
+    grad_P, zeros_P = torch.ones(sum(SIZES), device=DEVICE), torch.zeros(sum(SIZES), device=DEVICE)
+    bad_P = grad_P.clone()
+    bad_P[at] = float("nan")
+
+    def run():
+        total = onebit.Sum(PLACES, sum(SIZES), grad_P.device)
+        for each_P in (grad_P, bad_P, grad_P):
+            total.add(each_P, zeros_P, torch.empty_like(each_P))
+        return total.take()
+
+    assert both(run) == (None, None)
 
 
 def test_parts_of_several_threads_make_up_the_whole(threads, dyadic):
