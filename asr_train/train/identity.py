@@ -88,8 +88,6 @@ def same_bits_every_time(
     The processes of a machine, counted by torchrun, share the JOBS. Threads that are woken for a
     small minibatch save little or nothing: with 8 frames of 250,000 parameters, two threads take 85
     to 230 % of one's time, with 256 frames 73 %.
-    On a CPU, numbers below 2**-126 become 0 from now on: with saturated sigmoids gradients are full
-    of them, and a step of a diverging run took 38 ms instead of 10.
 
     Args:
         products: of a minibatch: a network's parameters times frames.
@@ -97,7 +95,6 @@ def same_bits_every_time(
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     most = max(1, jobs.num_jobs() // processes)
     torch.set_num_threads(min(most, max(1, products // PRODUCTS_PER_THREAD)))
-    torch.set_flush_denormal(True)  # of this thread and those that it starts
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = precision is Precision.tf32
         torch.backends.cudnn.allow_tf32 = precision is Precision.tf32  # True by default
