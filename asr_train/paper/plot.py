@@ -95,10 +95,10 @@ def _sizes_or_speeds(ax: "Axes", table: TableDict) -> None:
     of_paper = _printed("compression_ratio")
     if any(of_paper(row) for row in rows) or not any(map(_speedup, rows)):
         _series(ax, table, _ratio, of_paper)
-        ax.set_ylabel("compression ratio, to 4 bytes per parameter")
+        ax.set_ylabel("compression ratio,\nto 4 bytes per parameter")
     else:
         _series(ax, table, _speedup, _printed("relative_speed", "speedup_frames_per_second"))
-        ax.set_ylabel("speed-up on the paper's cluster; ours simulated")
+        ax.set_ylabel("speed-up on the paper's cluster;\nours simulated")
     low, high = ax.get_ylim()
     if ax.containers and high > SPAN * max(low, 0):
         _plain_log(ax)
