@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr_train.files import replacing
-from asr_train.paper.table import JsonRow, TableDict, rows_shown
+from asr_train.paper.table import WERS, JsonRow, TableDict, rows_shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,8 +74,7 @@ def _changes(ax: "Axes", table: TableDict) -> None:
         return max(0.0, found["percent"] - low), max(0.0, high - found["percent"])
 
     ax.axhline(0, color="0.6", linewidth=0.8)
-    printed = _printed("relative_wer_reduction_percent")
-    _series(ax, table, ours, printed, limits)
+    _series(ax, table, ours, _printed_reduction(table), limits)
     ax.set_ylabel("relative WER reduction %")
     key, edge = _number_key(table), ax.get_ylim()[0]
     kinds = list(dict.fromkeys(_name(row, table) for row in table["rows"]))
@@ -121,6 +120,21 @@ def _plain_log(ax: "Axes") -> None:
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _printed_reduction(table: TableDict) -> Value:
+    """Return the printed reduction, else what follows from the printed WERs."""
+    printed, wer = _printed("relative_wer_reduction_percent"), _printed(*WERS)
+    runs = table["baseline"]["ours"]["runs"]
+    before = next((wer(row) for row in table["rows"] if row["ours"]["runs"] == runs), None)
+
+    def found(row: JsonRow) -> float | None:
+        after = wer(row)
+        if before is None or after is None:
+            return printed(row)
+        return 100 * (1 - after / before)
+
+    return found
 
 
 def _printed(*keys: str) -> Value:

@@ -30,9 +30,14 @@ class _Shape:
     added_up: int
 
     @property
-    def step_frames(self) -> int:
-        """The frames of a step of all workers, after the phases of the beginning."""
-        return self.workers * self.run.optim.minibatch_frames
+    def minibatch_frames(self) -> float:
+        """The frames of a worker's step, after the phases of the beginning."""
+        return self.run.optim.minibatch_frames / self.run.comm.halves(self.workers)
+
+    @property
+    def step_frames(self) -> float:
+        """The frames of a step of all workers."""
+        return self.workers * self.minibatch_frames
 
     @property
     def rate(self) -> float:
@@ -73,7 +78,8 @@ def _updates(shape: _Shape) -> float:
     for epoch in range(shape.run.optim.epochs):
         for first, last, frames, most in shape.run.optim.parts(epoch):
             workers = min(shape.workers, most or shape.workers)
-            steps += (last - first) * shape.epoch_frames / (workers * frames)
+            step_frames = workers * frames / shape.run.comm.halves(workers)
+            steps += (last - first) * shape.epoch_frames / step_frames
     return steps
 
 
@@ -102,7 +108,7 @@ def _blocks(shape: _Shape) -> float | None:
 
 def _per_frame(shape: _Shape) -> float | None:
     tau = shape.threshold
-    return None if tau is None else tau / shape.run.optim.minibatch_frames
+    return None if tau is None else tau / shape.minibatch_frames
 
 
 def _cap(shape: _Shape) -> float | None:
@@ -124,7 +130,7 @@ RATIOS = {
     "threshold_per_frame": Ratio("threshold / minibatch frames", _per_frame),
     "quanta": Ratio("elements sent per parameter, worker and epoch", lambda s: None),  # measured
     "update_size": Ratio(
-        "rate x frames per update", lambda s: s.rate * s.added_up * s.run.optim.minibatch_frames
+        "rate x frames per update", lambda s: s.rate * s.added_up * s.minibatch_frames
     ),
     "largest_move": Ratio("rate x threshold x workers", _cap),
     "blocks": Ratio("blocks per epoch", _blocks),

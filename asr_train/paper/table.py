@@ -418,6 +418,7 @@ def _wer_cell(row: JsonRow) -> str:
 # Columns of ours, by name, so that none is repeated
 WORKERS = Column("workers", _ours("workers", str), "workers")
 WER = Column("WER %", _wer_cell, "WER %")
+WERS = ("wer", "main_wer", "relu_wer", "svd_ll_wer")  # columns of the papers
 REDUCTION = Column("relative WER reduction %", _reduction_cell, "WER reduction %")
 KILOBYTES = Column("KB per minibatch", _ours("message_bytes_a_minibatch", digits, 1e-3), "KB")
 RATIO = Column("compression ratio", _ours("compression_ratio", digits), "ratio")
@@ -483,7 +484,7 @@ BESIDE = {  # the paper's columns -> our columns beside them
     "update_kb_per_minibatch": (KILOBYTES,),
     "compression_ratio": (RATIO,),
     "relative_wer_reduction_percent": (REDUCTION,),
-    **{name: (WER,) for name in ("wer", "main_wer", "relu_wer", "svd_ll_wer")},
+    **dict.fromkeys(WERS, (WER,)),
     **{name: (TRAIN_ACCURACY,) for name in ("acc", "main_acc", "relu_acc", "svd_ll_acc")},
     **{f"pass_{n}": (_after(n),) for n in range(1, 8)},
 }
@@ -537,7 +538,7 @@ def columns(table: TableDict) -> list[Column]:
 
 
 WORDS = {
-    **{name: WER.name for name in ("wer", "main_wer", "relu_wer", "svd_ll_wer")},
+    **dict.fromkeys(WERS, WER.name),
     **{name: TRAIN_ACCURACY.name for name in ("acc", "main_acc", "relu_acc", "svd_ll_acc")},
     **{f"pass_{n}": _after(n).name for n in range(1, 8)},
     "frames_per_second": "frames/s",

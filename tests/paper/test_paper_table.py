@@ -557,6 +557,15 @@ def test_no_panel_is_empty(axes_of, nodes):
     assert len(axes_of(content)) == 1
 
 
+def test_printed_error_rates_are_drawn_as_reductions(nodes, axes_of):
+    content = tabulated(nodes, all_finished(nodes))
+    assert content["rows"][0]["ours"]["runs"] == content["baseline"]["ours"]["runs"]
+    for row, wer in zip(content["rows"], (20.0, 19.0), strict=False):
+        row["paper"] = {"configuration": row["label"], "main_wer": wer}
+    (drawn,) = [c[0] for c in axes_of(content)[0].containers if c.get_label() == "paper"]
+    assert list(drawn.get_ydata()[:2]) == pytest.approx([0.0, 5.0])
+
+
 def test_a_row_that_failed_does_not_hide_the_others(nodes, axes_of):
     """It is drawn at the lower edge of an axis that the other rows determine, and named."""
     content = tabulated(nodes, all_finished(nodes))

@@ -72,6 +72,16 @@ def test_an_update_of_two_tiers_is_that_of_a_group():
     assert alone["update_size"] == pytest.approx(0.01 * 256)
 
 
+def test_double_buffering_has_twice_the_steps_and_half_the_frames():
+    rows = [
+        printed("seide2014_1bit", "onebit", comm__onebit__double_buffering=is_late)
+        for is_late in (False, True)
+    ]
+    assert rows[1]["updates"] == pytest.approx(2 * rows[0]["updates"])
+    for name in ("step_share", "update_size"):
+        assert rows[1][name] == pytest.approx(rows[0][name] / 2)
+
+
 def test_the_rate_is_that_of_the_first_epoch_after_the_phases():
     phases = "optim.phases=[{until:1.5,minibatch_frames:16,workers:null}]"
     run = composed("sgd", phases, "optim.rate=0.08", "optim.hold_epochs=1")
