@@ -60,8 +60,7 @@ class Layout:
 
     def of(self, vector_P: Tensor, matrix: int) -> Tensor:
         """Return a matrix of a flat vector, [R, C]; shares memory."""
-        offset, rows, columns = self.matrices[matrix]
-        return vector_P[offset : offset + rows * columns].view(rows, columns)
+        return onebit.matrix_of(vector_P, self.matrices[matrix])
 
     def blocks(self, place: int, workers: int) -> list[Block]:
         """Return what the worker at `place` owns: as near to 1/K as cuts of 8 columns allow."""

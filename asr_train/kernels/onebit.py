@@ -76,7 +76,7 @@ def quantise_all(
     """
     vectors = _vectors(matrices, grad_P, residual_P, kept_P)
     if _is_one_by_one(grad_P):
-        return [quantise(*(_matrix(v, place) for v in vectors)) for place in matrices]
+        return [quantise(*(matrix_of(v, place) for v in vectors)) for place in matrices]
     from asr_train.kernels import compiled
 
     places = np.array(matrices, np.int64).reshape(-1, 3)
@@ -121,7 +121,7 @@ class Sum:
         vectors = *_vectors(self.matrices, grad_P, residual_P, kept_P), self._total_P
         if _is_one_by_one(grad_P):
             for place in self.matrices:
-                arrays = (_matrix(v, place).detach().numpy() for v in vectors)
+                arrays = (matrix_of(v, place).detach().numpy() for v in vectors)
                 self._sums.append(torch.from_numpy(compiled.quantise(*arrays)[1]).sum())
             return
         places = np.array(self.matrices, np.int64).reshape(-1, 3)
@@ -130,9 +130,9 @@ class Sum:
 
     def take(self) -> Tensor | None:
         """Return the sum, float32 [size]; None if anything was not finite. To be called once."""
-        for place, *sent in zip(self.matrices, *self._sent, strict=bool(self._sent)):
-            if sent:
-                add_up(sent, _matrix(self._total_P, place))
+        if self._sent:
+            for place, *sent in zip(self.matrices, *self._sent, strict=True):
+                add_up(sent, matrix_of(self._total_P, place))
         is_finite = not self._sums or bool(torch.isfinite(torch.stack(self._sums)).all())
         return self._total_P if is_finite else None
 
@@ -158,7 +158,7 @@ def _is_one_by_one(grad_P: Tensor) -> bool:
     return is_shared or choose(grad_P) is not Backend.cpu
 
 
-def _matrix(vector_P: Tensor, place: tuple[int, int, int]) -> Tensor:
+def matrix_of(vector_P: Tensor, place: tuple[int, int, int]) -> Tensor:
     """Return a matrix of a flat vector, [R, C]; shares memory."""
     offset, rows, columns = place
     return vector_P[offset : offset + rows * columns].view(rows, columns)
