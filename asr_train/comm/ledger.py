@@ -71,9 +71,9 @@ class Ledger:
         base_P = self._bases[step]
         sums: dict[tuple[float, float], tuple[list[int], list[Tensor], list[Tensor]]] = {}
         for number, workers in sorted(known.items()):
-            words = self._words[number]
             if not workers:
                 continue
+            words = self._words[number]
             rows, plus, minus = sums.setdefault(worth(number), ([], [], []))
             lacking = [words_K for worker, words_K in words.items() if worker not in workers]
             if 2 * len(lacking) < len(words):

@@ -35,18 +35,21 @@ class OpenStep:
 
     Attributes:
         headers: by sender; of messages that are made, if not yet sent.
+        unsent: by sender, the messages that are made and not yet sent, int32 [K].
         arrival_WW: virtual seconds, by sender and receiver; infinite for a message not yet sent.
         complete_W: when each worker has all messages of this step and of those before; None: some
             are not yet sent.
         waiting: workers that need them all, and did not when some were not yet sent.
+        to_send: messages that are not yet sent, if made or not.
     """
 
     def __init__(self, workers: int) -> None:
         self.headers: dict[int, Header] = {}
+        self.unsent: dict[int, Tensor] = {}
         self.arrival_WW = np.full((workers, workers), np.inf)
         self.complete_W: npt.NDArray[np.float64] | None = None
         self.waiting: list[int] = []
-        self.unsent = workers
+        self.to_send = workers
 
     def is_complete(self, worker: int, now: float) -> bool:
         """Return whether a worker has all messages of this step and of those before."""
@@ -129,10 +132,10 @@ class VirtualTime(AsyncWorkers):
             message = peer.learn(step, gradient)
             payload_bytes = codec.payload_bytes(message.words_K, peer.size, peer.kind)
         self._count(message, HEADER_BYTES + payload_bytes)
-        self._ledger.add(step, worker, message.words_K)
         if step not in self._open:
             self._open[step] = OpenStep(len(self.peers))
-        self._open[step].headers[worker] = message.header
+        opened = self._open[step]
+        opened.headers[worker], opened.unsent[worker] = message.header, message.words_K
         rng = draws(self.settings.seed, Draw.step, worker, step)
         seconds = np.exp(self.settings.step_spread * rng.standard_normal())
         self._delays[worker] = rng.standard_exponential(len(self.peers))
@@ -143,13 +146,15 @@ class VirtualTime(AsyncWorkers):
         self._next[worker] += 1
         self._idle_since[worker] = self.leads[worker].now = self.now
         opened = self._open[step]
+        # Only now, so that most workers have most of what the ledger has counted
+        self._ledger.add(step, worker, opened.unsent.pop(worker))
         arrival_W = self.now + self.settings.delay_seconds * self._delays[worker]
         arrival_W[worker] = self.now
         opened.arrival_WW[worker] = arrival_W
-        opened.unsent -= 1
+        opened.to_send -= 1
         not_finite = opened.headers[worker].flags & Flags.not_finite
         self._learner.finished(worker, step, not not_finite)
-        if not opened.unsent:
+        if not opened.to_send:
             self._close(step)
 
     def _close(self, step: int) -> None:
