@@ -48,13 +48,25 @@ class Staleness:
 
 
 class GradientSource(Protocol):
-    """Computes gradients; steps count from 0 at the beginning of the run."""
+    """Computes gradients; steps count from 0 at the beginning of the run.
 
-    def gradient(self, worker: int, step: int, set_weights: Callable[[], None]) -> Gradient:
-        """Return the gradient at the weights that `set_weights` sets; the next call overwrites it.
+    Attributes:
+        most: gradients that may be outstanding; 0: none ever is.
+    """
 
-        A worker without a minibatch needs no weights.
+    most: int
+
+    def gradient(
+        self, worker: int, step: int, write_weights: Callable[[Tensor], None]
+    ) -> Gradient | None:
+        """Return the gradient at the weights that `write_weights` writes into a float32 [P].
+
+        The next call overwrites it. A worker without a minibatch needs no weights. None: `late`
+        returns it, and the worker's next step must not begin before.
         """
+
+    def late(self) -> Iterable[tuple[int, Gradient]]:
+        """Return all outstanding gradients, each with its worker; the next one may overwrite it."""
 
     def finished(self, worker: int, step: int, is_finite: bool) -> None:
         """Note that the gradient's message was sent: an empty one if it was not finite."""
@@ -81,8 +93,8 @@ class AsyncWorkers(Reducer):
         """Take `steps` steps with each worker, then deliver all messages.
 
         Args:
-            weights_P: float32 [P]: the weights that all begin with; during the call, what
-                `set_weights` sets; on return, the final weights of all.
+            weights_P: float32 [P]: the weights that all begin with; on return, the final weights of
+                all. In between, the learner may write to it.
             first: the number of the first step.
             rate: the learning rate of a step.
         Raises:

@@ -32,7 +32,8 @@ class RealTime(AsyncWorkers):
             # Until no worker is too far behind for another step
             self._wait(lambda step=step: peer.missing(step - peer.staleness))  # type: ignore[misc]
             self.leads[worker].begin_step(peer.lead)
-            gradient = learner.gradient(worker, step, lambda: peer.weights(weights_P))
+            gradient = learner.gradient(worker, step, peer.weights)
+            assert gradient is not None  # as there is one worker
             with self.timed("compress"):
                 message = peer.learn(step, gradient)
                 message_B = codec.write(message.words_K, message.header, peer.kind)

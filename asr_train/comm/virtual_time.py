@@ -1,9 +1,10 @@
 """Asynchronous workers of one process, in **virtual time**: reproducible.
 
 The duration of each step and message is drawn from the seed, the worker and the step; so a run that
-resumes after a drain needs only the current time. Gradients are computed when a step begins, at the
-weights of that time; their messages are sent when it ends, and counted as they would be encoded. A
-table says when each worker has a message.
+resumes after a drain needs only the current time. Gradients are computed at the weights that the
+worker has when its step begins, at once or when the first step ends whose gradient is outstanding:
+then those of all such steps together. Messages are sent when a step ends, and counted as they would
+be encoded. A table says when each worker has a message.
 """
 
 import heapq
@@ -20,6 +21,7 @@ from asr_train.comm import codec
 from asr_train.comm.async_workers import AsyncWorkers, GradientSource
 from asr_train.comm.codec import Flags, Header
 from asr_train.comm.peers import Rate, Sender, Thresholds, density
+from asr_train.comm.reducers import Gradient
 from asr_train.facts import HEADER_BYTES
 
 
@@ -81,7 +83,8 @@ class VirtualTime(AsyncWorkers):
         self._ledger.forget()
         self._ledger.begin(first, weights_P)
         self.thresholds.begin(first)
-        self._weights_P, self._rate, self._learner = weights_P, rate, learner
+        self._rate, self._learner = rate, learner
+        self._late: set[int] = set()  # workers whose gradients are outstanding
         self._first, self._stop = first, first + steps
         self._open: dict[int, OpenStep] = {}
         self._next = dict.fromkeys(self.peers, first)  # step
@@ -97,7 +100,7 @@ class VirtualTime(AsyncWorkers):
                 self._end_step(worker)
             if self._next[worker] < self._stop and self._may_begin(worker):
                 self._begin_step(worker)
-        self._end()
+        self._end(weights_P)
 
     def _may_begin(self, worker: int) -> bool:
         """Return whether no worker is too far behind; else see to it that this one is asked again.
@@ -115,33 +118,50 @@ class VirtualTime(AsyncWorkers):
         return False
 
     def _begin_step(self, worker: int) -> None:
-        peer, step, base = self.peers[worker], self._next[worker], self._base_step(worker)
+        step, base = self._next[worker], self._base_step(worker)
         self._end_wait(worker)
         self.leads[worker].begin_step(step - base)
 
-        def set_weights() -> None:
+        def write_weights(out_P: Tensor) -> None:
             known = {
                 number: self._open[number].arrived(worker, self.now)
                 for number in range(base, step + self._staleness)
                 if number in self._open
             }
-            self._ledger.weights(base, known, self._worth, self._weights_P)
+            self._ledger.weights(base, known, self._worth, out_P)
 
-        gradient = self._learner.gradient(worker, step, set_weights)
-        with self.timed("compress"):
-            message = peer.learn(step, gradient)
-            payload_bytes = codec.payload_bytes(message.words_K, peer.size, peer.kind)
-        self._count(message, HEADER_BYTES + payload_bytes)
         if step not in self._open:
             self._open[step] = OpenStep(len(self.peers))
-        opened = self._open[step]
-        opened.headers[worker], opened.unsent[worker] = message.header, message.words_K
+        gradient = self._learner.gradient(worker, step, write_weights)
+        if gradient is not None:
+            self._learn(worker, gradient)
+        else:
+            self._late.add(worker)
+            if len(self._late) == self._learner.most:
+                self._learn_late()
         rng = draws(self.settings.seed, Draw.step, worker, step)
         seconds = np.exp(self.settings.step_spread * rng.standard_normal())
         self._delays[worker] = rng.standard_exponential(len(self.peers))
         self._post(self.now + self._step_seconds[worker] * seconds, worker)
 
+    def _learn(self, worker: int, gradient: Gradient) -> None:
+        """Make the message of a worker's present step."""
+        peer, step = self.peers[worker], self._next[worker]
+        with self.timed("compress"):
+            message = peer.learn(step, gradient)
+            payload_bytes = codec.payload_bytes(message.words_K, peer.size, peer.kind)
+        self._count(message, HEADER_BYTES + payload_bytes)
+        opened = self._open[step]
+        opened.headers[worker], opened.unsent[worker] = message.header, message.words_K
+
+    def _learn_late(self) -> None:
+        for worker, gradient in self._learner.late():
+            self._learn(worker, gradient)
+        self._late.clear()
+
     def _end_step(self, worker: int) -> None:
+        if worker in self._late:
+            self._learn_late()
         step = self._next[worker]
         self._next[worker] += 1
         self._idle_since[worker] = self.leads[worker].now = self.now
@@ -166,7 +186,7 @@ class VirtualTime(AsyncWorkers):
             assert before_W is not None
             opened.complete_W = np.maximum(opened.complete_W, before_W)
         self._ledger.close(step, *self._worth(step))
-        self.thresholds.close(density(opened.headers.values(), len(self._weights_P)))
+        self.thresholds.close(density(opened.headers.values(), len(self._ledger.spare_P)))
         for worker in opened.waiting:
             self._post(max(self.now, opened.complete_W[worker]), worker)
         oldest = min(self._next.values()) - self._staleness
@@ -194,15 +214,15 @@ class VirtualTime(AsyncWorkers):
         self.leads[worker].waited_seconds += self.now - self._idle_since.pop(worker)
         self.leads[worker].now = self.now
 
-    def _end(self) -> None:
-        """Wait for all messages; return the weights, then the same for all, in `weights_P`."""
+    def _end(self, weights_P: Tensor) -> None:
+        """Wait for all messages; write the weights, then the same for all."""
         complete_W = self._open[self._stop - 1].complete_W
         assert complete_W is not None
         self.now = max(self.now, float(complete_W.max()))
         for worker in self.peers:
             self._end_wait(worker)
-        self._weights_P.copy_(self._ledger.base(self._stop))
-        del self._weights_P, self._rate, self._learner
+        weights_P.copy_(self._ledger.base(self._stop))
+        del self._rate, self._learner
 
     def group_state(self) -> dict[str, Any]:
         return {**super().group_state(), "now": self.now}

@@ -33,7 +33,7 @@ class Virtual(Enum):
     """The computation of the gradients of several workers in one process."""
 
     exact = "exact"  # one by one: the bits are those of a process for each
-    batched = "batched"  # together, where they share weights: much faster, last bits may differ
+    batched = "batched"  # together: much faster, last bits may differ
 
 
 class BlockForm(Enum):
@@ -197,11 +197,6 @@ class CommSettings:
             raise SettingsError(
                 f"{at('gtc.capacity')} is fixed, but messages of {at('method')}="
                 f"{self.method.value} have no fixed length; set it to exact"
-            )
-        if self.method.facts.traffic.is_asynchronous and self.virtual is Virtual.batched:
-            raise SettingsError(
-                f"{at('virtual')} is batched, but workers of {at('method')}={self.method.value} "
-                "have weights of their own; set it to exact"
             )
 
     def halves(self, workers: int) -> int:

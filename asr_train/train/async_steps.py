@@ -6,16 +6,23 @@ all workers have come that far.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from torch import Tensor
+
+from asr_train.comm.bucket import Bucket, rows
 from asr_train.comm.reducers import Gradient
 from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
+from asr_train.shards.batch import Batch
+from asr_train.train.batched import Batched
 from asr_train.train.feed import Feed, when
 from asr_train.train.log import WorkerTotals
 from asr_train.train.state import Interval, Learned, RunState
-from asr_train.train.step import Result, one_gradient, seed_of, skip
+from asr_train.train.step import Result, one_gradient, seed_of, several_gradients, skip
 from asr_train.train.totals import take
+
+WriteWeights = Callable[[Tensor], None]
 
 
 def run_ahead(
@@ -42,18 +49,30 @@ def run_ahead(
     assert method.ahead is not None
     first, before = progress.step, progress.step - progress.epoch_step
     steps = min(most, optim.checkpoint_steps - first % optim.checkpoint_steps)
-    others = len(method.exchange) // len(method.exchange.local)  # for each one here
+    local = method.exchange.local
+    others = len(method.exchange) // len(local)  # for each one here
+    outstanding = None
+    if state.batched is not None and len(local) > 1:
+        outstanding = Outstanding(state.batched, state.bucket, optim, len(local))
 
-    def compute(worker: int, step: int, set_weights: Callable[[], None]) -> Result:
+    def compute(worker: int, step: int, write_weights: WriteWeights) -> Result | None:
         counts = state.since_log[worker]
         with state.stopwatch(counts, "wait_seconds"):
             batch = feed.next(worker)
         if batch is not None:
             with state.stopwatch(counts, "exchange_seconds"):
-                set_weights()
+                if outstanding is not None:
+                    outstanding.add(worker, step, batch, write_weights)
+                    return None
+                write_weights(weights_P)
         with state.stopwatch(counts, "compute_seconds"):
             seed = seed_of(optim.seed, step + 1, worker)
             return one_gradient(model, batch, state.bucket, optim, seed, state.objective)
+
+    def late() -> list[tuple[int, Result]]:
+        assert outstanding is not None
+        with state.stopwatch(state.since_log[local[0]], "compute_seconds"):
+            return outstanding.compute()
 
     def skipped(worker: int, step: int, loss: float) -> None:
         skip(state, 0, {worker: loss}, step + 1, f" by worker {worker}")
@@ -63,6 +82,8 @@ def run_ahead(
         state,
         first + steps,
         compute,
+        late,
+        0 if outstanding is None else outstanding.most,
         skipped,
         lambda worker: take(state, worker),
         optim.log_steps,
@@ -79,15 +100,50 @@ def run_ahead(
     progress.step += steps
     progress.epoch_step += steps
     state.schedule.begin_step(*(rate or when(state, feed, progress.epoch_step - 1)))
-    local = method.exchange.local
     return {taken: [row[worker] for worker in local] for taken, row in stretch.rows.items()}
+
+
+class Outstanding:
+    """Minibatches of workers whose gradients are computed together, each at its own weights.
+
+    Args:
+        bucket: of the model.
+        workers: of this process.
+    Attributes:
+        most: minibatches.
+    """
+
+    def __init__(
+        self, batched: Batched, bucket: Bucket, optim: OptimSettings, workers: int
+    ) -> None:
+        self.most = min(batched.most, workers)
+        self._batched, self._bucket, self._optim = batched, bucket, optim
+        self._weights_WP = rows(self.most, len(bucket.weights_P), bucket.weights_P.device)
+        self._asked: list[tuple[int, int, Batch]] = []  # worker, step
+
+    def add(self, worker: int, step: int, batch: Batch, write_weights: WriteWeights) -> None:
+        """Take a worker's minibatch, and the weights that it has now."""
+        write_weights(self._weights_WP[len(self._asked)])
+        self._asked.append((worker, step, batch))
+
+    def compute(self) -> list[tuple[int, Result]]:
+        """Return all gradients, with their workers; the next call overwrites them."""
+        workers, steps, batches = zip(*self._asked, strict=True)
+        self._asked = []
+        seed = seed_of(self._optim.seed, steps[0] + 1, workers[0])
+        weights_WP = self._weights_WP[: len(workers)]
+        about = self._bucket, self._optim, seed, weights_WP
+        return list(zip(workers, several_gradients(self._batched, batches, *about), strict=True))
 
 
 class AsyncSteps:
     """A `comm.async_workers.GradientSource`, for the steps before `stop`.
 
     Args:
-        compute: (worker, step, what sets its weights) -> result; the next call overwrites it.
+        compute: (worker, step, what writes its weights) -> result, which the next call overwrites;
+            None: `late` returns it.
+        late: -> the results of all steps that are outstanding, with their workers.
+        most: steps that may be outstanding.
         skipped: called with (worker, step, loss in nats) for a gradient that was not finite.
         take: worker -> its totals since the last call.
         log_steps: steps between rows.
@@ -99,7 +155,9 @@ class AsyncSteps:
         self,
         state: RunState,
         stop: int,
-        compute: Callable[[int, int, Callable[[], None]], Result],
+        compute: Callable[[int, int, WriteWeights], Result | None],
+        late: Callable[[], list[tuple[int, Result]]],
+        most: int,
         skipped: Callable[[int, int, float], None],
         take: Callable[[int], WorkerTotals],
         log_steps: int,
@@ -107,17 +165,29 @@ class AsyncSteps:
     ) -> None:
         self.rows: dict[int, dict[int, WorkerTotals]] = {}
         self._state, self._stop, self._log_steps = state, stop, log_steps
-        self._compute, self._skipped, self._take = compute, skipped, take
-        self._advance = advance
+        self._compute, self._late, self.most = compute, late, most
+        self._skipped, self._take, self._advance = skipped, take, advance
         self._learned: dict[int, Learned] = {}
         self._left, self._left_cpu = time.perf_counter(), time.process_time()
 
-    def gradient(self, worker: int, step: int, set_weights: Callable[[], None]) -> Gradient:
-        """Compute the gradient at the weights that the bucket points at, once they are set."""
+    def gradient(self, worker: int, step: int, write_weights: WriteWeights) -> Gradient | None:
+        """Compute the gradient at the weights that are written, or later."""
         self._count_exchange(self._state.since_log[worker])
-        gradient, self._learned[worker] = self._compute(worker, step, set_weights)
+        result = self._compute(worker, step, write_weights)
         self._left, self._left_cpu = time.perf_counter(), time.process_time()
+        if result is None:
+            return None
+        gradient, self._learned[worker] = result
         return gradient
+
+    def late(self) -> Iterator[tuple[int, Gradient]]:
+        """Compute the gradients of all outstanding steps, then yield them with their workers."""
+        self._count_exchange(next(iter(self._state.since_log.values())))
+        results = self._late()
+        self._left, self._left_cpu = time.perf_counter(), time.process_time()
+        for worker, (gradient, learned) in results:
+            self._learned[worker] = learned
+            yield worker, gradient
 
     def finished(self, worker: int, step: int, is_finite: bool) -> None:
         """Count a step whose message was sent."""

@@ -1,13 +1,14 @@
-"""Gradients of **many virtual workers that share weights**, by one forward and backward pass.
+"""Gradients of **many virtual workers**, by one forward and backward pass.
 
-in    minibatches of several workers
+in    minibatches of several workers; their weights, if each has its own
 out   each worker's gradient, float32 [P], summed over its frames; its loss and correct frames
 
 Minibatches of 8 frames leave most of a processor idle. Here, all workers' frames go through the
 network together; the gradient of a layer's weights is a product of its inputs and of the gradients
 of its outputs, which batched products keep apart by worker (as in Goodfellow, 2015, "Efficient
-per-example gradient computations"). Sums have another order than in `step.one_gradient`, so the
-last bits may differ. For networks whose parameters are all those of linear layers.
+per-example gradient computations"). Workers with weights of their own (asynchronous ones) multiply
+theirs in the same way. Sums have another order than in `step.one_gradient`, so the last bits may
+differ. For networks whose parameters are all those of linear layers.
 """
 
 import contextlib
@@ -17,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
-from asr_train.comm.bucket import Bucket, rows
+from asr_train.comm.bucket import Bucket, Slot, rows
 from asr_train.comm.stripes import Stripes
 from asr_train.model.loss import IGNORED
 from asr_train.model.store import Model
@@ -26,6 +28,7 @@ from asr_train.schema import Precision
 from asr_train.shards.batch import Batch
 
 ROOM = {"cpu": 2**24, "cuda": 2**30}  # elements of gradients at a time: 64 MB, 4 GB
+_Slots = tuple[Slot, Slot | None]  # of a layer's weights and bias
 
 
 class Batched:
@@ -34,19 +37,20 @@ class Batched:
     Args:
         bucket: of the model.
         precision: of its products.
+    Attributes:
+        most: workers whose gradients are computed at a time.
     Raises:
         ValueError: if a parameter does not belong to a linear layer.
     """
 
     def __init__(self, model: Model, bucket: Bucket, precision: Precision = Precision.fp32) -> None:
-        self._precision = precision
-        self._model, self._layers = model, [m for m in model.modules() if isinstance(m, nn.Linear)]
+        self._model, self._precision = model, precision
         slots = {slot.name: slot for slot in bucket.table}
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._slots = []
-        for layer in self._layers:
+        self._layers: dict[int, _Slots] = {}  # by the id of the weights
+        for layer in (m for m in model.modules() if isinstance(m, nn.Linear)):
             bias = None if layer.bias is None else slots.pop(names[id(layer.bias)])
-            self._slots.append((slots.pop(names[id(layer.weight)]), bias))
+            self._layers[id(layer.weight)] = slots.pop(names[id(layer.weight)]), bias
         if slots:
             raise ValueError(
                 f"comm.virtual is batched, but parameter {next(iter(slots))} is not one of a "
@@ -54,21 +58,22 @@ class Batched:
                 "together; set comm.virtual=exact"
             )
         self._size = len(bucket.weights_P)
-        self._most = max(1, ROOM[bucket.weights_P.device.type] // self._size)  # workers at a time
+        self.most = max(1, ROOM[bucket.weights_P.device.type] // self._size)
         self._grads_WP: Tensor | None = None
-        self._inputs: dict[nn.Module, Tensor] = {}
-        self._outputs: dict[nn.Module, Tensor] = {}
 
     def chunks(self, workers: Sequence[int]) -> Iterator[Sequence[int]]:
         """Yield groups of workers whose gradients are computed at a time."""
-        for first in range(0, len(workers), self._most):
-            yield workers[first : first + self._most]
+        for first in range(0, len(workers), self.most):
+            yield workers[first : first + self.most]
 
-    def gradients(self, batches: Sequence[Batch], max_norm: float | None) -> tuple[Tensor, Tensor]:
-        """Compute workers' gradients at the weights that the model has.
+    def gradients(
+        self, batches: Sequence[Batch], max_norm: float | None, weights_WP: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute workers' gradients.
 
         Args:
             max_norm: the largest L2 norm of a gradient, per frame.
+            weights_WP: float32 [W, P], each worker's weights; None: those that the model has.
         Returns:
             float32 [W, P], which the next call overwrites; and [W, 2], by worker the loss in nats
             and the number of correct frames.
@@ -78,27 +83,27 @@ class Batched:
         target_N = torch.cat(
             [_padded(_target(batch), most, IGNORED) for batch in batches]
         ).flatten()
-        with rounded(self._precision, feats_NTF.device):
-            logits_NS = self._forward(feats_NTF).flatten(0, 1).float()
+        passed = _Products(self._layers, workers, weights_WP)
+        with rounded(self._precision, feats_NTF.device), passed:
+            logits_NS = self._model(feats_NTF).flatten(0, 1).float()
         loss_N = functional.cross_entropy(
             logits_NS, target_N, ignore_index=IGNORED, reduction="none"
         )
-        outputs = [self._outputs[layer] for layer in self._layers]
-        deltas = torch.autograd.grad(loss_N.sum(), outputs)
+        deltas = torch.autograd.grad(loss_N.sum(), passed.outputs)
         grads_WP = self._room(workers)
-        for layer, delta_NO, (weight, bias) in zip(self._layers, deltas, self._slots, strict=True):
+        for (weight, bias), input_NI, delta_NO in zip(
+            passed.slots, passed.inputs, deltas, strict=True
+        ):
             delta_WNO = delta_NO.unflatten(0, (workers, -1))
-            input_WNI = self._inputs[layer].unflatten(0, (workers, -1)).to(delta_NO.dtype)
-            weight_WOI = grads_WP[:, weight.offset : weight.offset + weight.numel]
-            weight_WOI = weight_WOI.unflatten(1, weight.shape)
+            input_WNI = input_NI.unflatten(0, (workers, -1)).to(delta_NO.dtype)
+            weight_WOI = _of_workers(grads_WP, weight)
             if delta_NO.dtype is weight_WOI.dtype:
                 torch.bmm(delta_WNO.transpose(1, 2), input_WNI, out=weight_WOI)
             else:
                 weight_WOI.copy_(torch.bmm(delta_WNO.transpose(1, 2), input_WNI))
             if bias is not None:
-                bias_WO = grads_WP[:, bias.offset : bias.offset + bias.numel]
+                bias_WO = _of_workers(grads_WP, bias)
                 torch.sum(delta_WNO, 1, dtype=bias_WO.dtype, out=bias_WO)
-        self._inputs, self._outputs = {}, {}
         if max_norm is not None:
             for grad_P, batch in zip(grads_WP, batches, strict=True):
                 shorten(grad_P, max_norm * batch.frames)
@@ -107,23 +112,56 @@ class Batched:
         sums_W = [column.unflatten(0, (workers, -1)).sum(1) for column in columns]
         return grads_WP, torch.stack(sums_W, 1)
 
-    def _forward(self, feats_NTF: Tensor) -> Tensor:
-        def keep(layer: nn.Module, given: Any, output: Tensor) -> None:
-            self._inputs[layer], self._outputs[layer] = given[0].detach(), output
-
-        hooks = [layer.register_forward_hook(keep) for layer in self._layers]
-        try:
-            logits: Tensor = self._model(feats_NTF)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return logits
-
     def _room(self, workers: int) -> Tensor:
         if self._grads_WP is None or len(self._grads_WP) < workers:
             device = next(self._model.parameters()).device
             self._grads_WP = rows(workers, self._size, device)
         return self._grads_WP[:workers]
+
+
+class _Products(TorchFunctionMode):
+    """A context that keeps what enters and leaves linear layers, in their order.
+
+    Args:
+        layers: by the id of a layer's weights, where its parameters lie in a row of weights_WP.
+        weights_WP: each worker's weights, to use in place of the layers'; None: these.
+    """
+
+    def __init__(self, layers: dict[int, _Slots], workers: int, weights_WP: Tensor | None) -> None:
+        super().__init__()
+        self._layers, self._workers, self._weights_WP = layers, workers, weights_WP
+        self.slots: list[_Slots] = []
+        self.inputs: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not functional.linear:
+            return func(*args, **(kwargs or {}))
+        input_NI, layer_weight, layer_bias = args  # as nn.Linear calls it
+        slots = weight, bias = self._layers[id(layer_weight)]
+        if self._weights_WP is None:
+            output_NO = functional.linear(input_NI, layer_weight, layer_bias)
+        else:
+            input_WNI = input_NI.unflatten(0, (self._workers, -1))
+            weight_WIO = _of_workers(self._weights_WP, weight).transpose(1, 2)
+            if bias is None:
+                output_NO = torch.bmm(input_WNI, weight_WIO).flatten(0, 1)
+            else:
+                bias_W1O = _of_workers(self._weights_WP, bias)[:, None]
+                output_NO = torch.baddbmm(bias_W1O, input_WNI, weight_WIO).flatten(0, 1)
+            output_NO.requires_grad_()  # of the first layer
+        self.slots.append(slots)
+        self.inputs.append(input_NI.detach())
+        self.outputs.append(output_NO)
+        return output_NO
+
+
+def _of_workers(rows_WP: Tensor, slot: Slot) -> Tensor:
+    """Return a parameter's part of each row, in the parameter's shape."""
+    part: Tensor = rows_WP[:, slot.offset : slot.offset + slot.numel].unflatten(1, slot.shape)
+    return part
 
 
 def rounded(precision: Precision, device: torch.device) -> contextlib.AbstractContextManager[Any]:

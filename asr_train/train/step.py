@@ -98,15 +98,20 @@ def several_gradients(
     bucket: Bucket,
     optim: OptimSettings,
     seed: int,
+    weights_WP: Tensor | None = None,
 ) -> list[Result]:
-    """Return what `one_gradient` does of several workers' minibatches, computed together."""
+    """Return what `one_gradient` does of several workers' minibatches, computed together.
+
+    Args:
+        weights_WP: of workers that all have a minibatch, as in `Batched.gradients`.
+    """
     some = [batch for batch in batches if batch is not None]
     if len(some) < len(batches):
         bucket.zero_grad()
     found: Iterator[tuple[Tensor, Tensor]] = iter(())
     if some:
         generator_of(bucket.grad_P.device).manual_seed(seed)
-        grads_WP, sums_W2 = batched.gradients(some, optim.max_norm)
+        grads_WP, sums_W2 = batched.gradients(some, optim.max_norm, weights_WP)
         found = zip(grads_WP, sums_W2, strict=True)
     results = []
     for batch in batches:

@@ -63,11 +63,13 @@ class GradientSource:
         self.seen: dict[tuple[int, int], torch.Tensor] = {}
         self.done: list[tuple[int, int, bool]] = []
 
-    def gradient(self, worker: int, step: int, set_weights: Callable[[], None]) -> Gradient:
+    most = 0
+
+    def gradient(self, worker: int, step: int, write_weights: Callable) -> Gradient:
         self.begun.append((worker, step))
         if (worker, step) in self.idle:
             return Gradient(torch.zeros(SIZE), 0)
-        set_weights()
+        write_weights(self.weights_P)
         self.seen[worker, step] = self.weights_P.clone()
         grad_P = self.of(worker, step, self.weights_P).clone()
         if (worker, step) in self.bad:
@@ -76,6 +78,31 @@ class GradientSource:
 
     def finished(self, worker: int, step: int, is_finite: bool) -> None:
         self.done.append((worker, step, is_finite))
+
+
+class LateSource(GradientSource):
+    """The same gradients, not before `late` asks for them; at most `most` are outstanding."""
+
+    def __init__(self, *args, most: int) -> None:
+        super().__init__(*args)
+        self.most = most
+        self.asked: list[tuple[int, int, torch.Tensor | None]] = []
+        self.together: list[int] = []
+
+    def gradient(self, worker: int, step: int, write_weights: Callable) -> Gradient | None:
+        if (worker, step) in self.idle:
+            return super().gradient(worker, step, write_weights)
+        weights_P = torch.empty(SIZE)
+        write_weights(weights_P)
+        self.asked.append((worker, step, weights_P))
+        assert len(self.asked) <= self.most
+        return None
+
+    def late(self):
+        asked, self.asked = self.asked, []
+        self.together.append(len(asked))
+        for worker, step, weights_P in asked:
+            yield worker, super().gradient(worker, step, lambda out_P, p=weights_P: out_P.copy_(p))
 
 
 class Run:

@@ -199,11 +199,13 @@ def flat(*states: dict[str, Any]) -> Iterator[Any]:
 class _OneByOne:
     """Gradients for workers that do not wait for each other."""
 
+    most = 0
+
     def __init__(self, run: Run) -> None:
         self.run = run
 
-    def gradient(self, worker: int, step: int, set_weights: Callable[[], None]) -> Gradient:
-        set_weights()
+    def gradient(self, worker: int, step: int, write_weights: Callable) -> Gradient:
+        write_weights(self.run.replicas[0].weights_P)
         return next(self.run.gradients(range(worker, worker + 1)))
 
     def finished(self, worker: int, step: int, is_finite: bool) -> None:

@@ -5,7 +5,7 @@ import copy
 import pytest
 import small_methods
 import torch
-from small_async import ADAPTIVE, BEGIN_P, GTC, RATE, Run, begun
+from small_async import ADAPTIVE, BEGIN_P, GTC, RATE, LateSource, Run, begun
 from small_methods import SIZE, dyadic_gradient, method_of, random_gradient
 
 from asr_train.comm import codec, virtual_time
@@ -174,9 +174,9 @@ def test_weights_are_those_of_a_worker_that_receives_each_message_when_it_arrive
     begun_at = {}
     gradient = run.learner.gradient
 
-    def at(worker, step, set_weights):
+    def at(worker, step, write_weights):
         begun_at[worker, step] = run.ahead.now
-        return gradient(worker, step, set_weights)
+        return gradient(worker, step, write_weights)
 
     def closed(ahead, step):
         arrival[step] = ahead._open[step].arrival_WW.copy()
@@ -227,6 +227,29 @@ def test_a_worker_without_a_minibatch_asks_for_no_weights_and_changes_nothing():
     assert not any(worker == 2 for worker, _ in run.learner.seen)
     assert (2, 11, True) in run.learner.done
     assert run.ahead.sent[2].elements == 0
+
+
+@pytest.mark.parametrize("adaptive", [None, ADAPTIVE])
+@pytest.mark.parametrize("most", [1, 3, 4])
+@pytest.mark.parametrize("time", [{}, {"delay_seconds": 0.0}, {"staleness": 0}, SLOW])
+def test_gradients_computed_together_make_the_same_run(time, most, adaptive):
+    """They may come as late as the first message that one of them makes is sent."""
+    about = {"bad": {(1, 5)}, "idle": {(2, 7), (0, 3)}, "adaptive": adaptive, **time}
+    wanted, found = Run(looking, **about).steps(7).steps(5), Run(looking, **about)
+    learner = found.learner
+    found.learner = LateSource(looking, found.weights_P, learner.bad, learner.idle, most=most)
+    found.steps(7).steps(5)
+    assert torch.equal(found.weights_P, wanted.weights_P)
+    assert found.learner.seen.keys() == wanted.learner.seen.keys()
+    for name, weights_P in wanted.learner.seen.items():
+        assert torch.equal(found.learner.seen[name], weights_P)
+    assert found.learner.done == wanted.learner.done
+    assert found.ahead.group_state() == wanted.ahead.group_state()
+    assert found.ahead.leads == wanted.ahead.leads
+    assert found.ahead.sent == wanted.ahead.sent
+    assert all(map(torch.equal, found.residuals, wanted.residuals))
+    assert max(found.learner.together) == most
+    assert sum(found.learner.together) == 4 * 12 - 2
 
 
 def test_leads_of_workers_add_up_to_the_time_of_the_last():

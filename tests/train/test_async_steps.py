@@ -20,9 +20,9 @@ from asr_train.comm.loopback import Loopback
 from asr_train.comm.peers import Peer
 from asr_train.comm.reducers import Gradient
 from asr_train.model.store import load_tensors
-from asr_train.train import async_steps, loop
+from asr_train.train import async_steps, batched, loop
 from asr_train.train import step as steps
-from asr_train.train.async_steps import AsyncSteps
+from asr_train.train.async_steps import AsyncSteps, Outstanding
 from asr_train.train.state import Checkpoints, Interval, Learned, NotFiniteError
 
 CPU = torch.device("cpu")
@@ -148,9 +148,9 @@ def test_a_finite_step_ends_the_row_of_skipped_ones():
         state.skipped_in_row[0] += 1
 
     others = {"skipped": skipped, "take": None, "log_steps": 100, "advance": lambda frames: None}
-    stretch = AsyncSteps(state, 100, lambda worker, step, _: result, **others)
+    stretch = AsyncSteps(state, 100, lambda worker, step, _: result, list, 0, **others)
     for step, is_finite in enumerate([False, False, True, False]):
-        stretch.gradient(0, step, lambda: None)
+        stretch.gradient(0, step, lambda out_P: None)
         stretch.finished(0, step, is_finite)
         seen.append(state.skipped_in_row[0])
     assert seen == [1, 2, 5, 0, 1]
@@ -184,32 +184,62 @@ def test_one_worker_is_plain_sgd(splits, tmp_path):
 # --- killed and resumed -------------------------------------------------------------------------
 
 
-def test_a_killed_virtual_run_goes_on_to_the_same_bytes(unbroken, splits, tmp_path, monkeypatch):
+def deadly(at):
+    """Return an AsyncSteps.gradient that ends the process at its call `at`."""
+    calls, original = [], AsyncSteps.gradient
+
+    def gradient(*args):
+        calls.append(1)
+        if len(calls) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args)
+
+    return gradient
+
+
+def killed(folder, splits, given, at):
+    """Train virtual workers until a call of AsyncSteps.gradient."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AsyncSteps, "gradient", deadly(at))
+        child = multiprocessing.get_context("fork").Process(
+            target=virtual, args=(folder, splits, given)
+        )
+        child.start()
+        child.join()
+    assert child.exitcode == -signal.SIGKILL
+
+
+def test_a_killed_virtual_run_goes_on_to_the_same_bytes(unbroken, splits, tmp_path):
     folder = tmp_path / "killed"
-
-    def deadly(at):
-        calls, original = [], AsyncSteps.gradient
-
-        def gradient(*args):
-            calls.append(1)
-            if len(calls) == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*args)
-
-        return gradient
-
     for at in (70, 45, 3):
-        with monkeypatch.context() as patch:
-            patch.setattr(AsyncSteps, "gradient", deadly(at))
-            child = multiprocessing.get_context("fork").Process(
-                target=virtual, args=(folder, splits, comm(adaptive=ADAPTIVE))
-            )
-            child.start()
-            child.join()
-        assert child.exitcode == -signal.SIGKILL
+        killed(folder, splits, comm(adaptive=ADAPTIVE), at)
     assert not (folder / "model.json").exists()
     virtual(folder, splits, comm(adaptive=ADAPTIVE))
     assert outcome(folder) == outcome(unbroken)
+
+
+@pytest.mark.parametrize(("room", "most"), [(2**24, 4), (1500, 2)])
+def test_gradients_computed_together_give_the_same_run_within_rounding(
+    unbroken, splits, tmp_path, monkeypatch, room, most
+):
+    """And the same bytes again, if it was killed."""
+    together, compute = [], Outstanding.compute
+
+    def noted(self):
+        together.append(len(self._asked))
+        return compute(self)
+
+    monkeypatch.setattr(Outstanding, "compute", noted)
+    monkeypatch.setitem(batched.ROOM, "cpu", room)
+    given = {**comm(adaptive=ADAPTIVE), "virtual": "batched"}
+    virtual(tmp_path / "whole", splits, given)
+    assert max(together) == most
+    found, wanted = (outcome(folder)[1]["dev"] for folder in (tmp_path / "whole", unbroken))
+    assert found["loss"] == pytest.approx(wanted["loss"], rel=0.05)
+    assert rows(tmp_path / "whole")[-2]["frames"] == 2 * splits[0].num_frames
+    killed(tmp_path / "killed", splits, given, 70)
+    virtual(tmp_path / "killed", splits, given)
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])

@@ -5,7 +5,7 @@ import json
 import pytest
 import tiny
 import torch
-from test_workers import CPU, GTC, settings
+from test_workers import CPU, GTC
 
 from asr_train import schema
 from asr_train.comm.bucket import Bucket
@@ -18,9 +18,16 @@ from asr_train.train.step import one_gradient
 
 NETWORKS = {
     "sigmoid": {},
-    "relu": {"nonlinearity": "relu"},
+    "relu": {"nonlinearity": schema.Nonlinearity.relu},
     "low rank": {"layers": 3, "rank": 5},
 }
+
+
+def settings_of(dnn, **optim):
+    run = tiny.settings(**optim)
+    for name, value in dnn.items():
+        setattr(run.model.dnn, name, value)
+    return run
 
 
 def network(run):
@@ -41,10 +48,7 @@ def minibatch(frames, generator, padding=0):
 @pytest.mark.parametrize("dnn", NETWORKS.values(), ids=NETWORKS)
 def test_gradients_are_those_of_one_at_a_time(dnn, max_norm):
     """Within rounding; of minibatches of several lengths, and again in the same memory."""
-    run = tiny.settings(max_norm=max_norm)
-    for name, value in dnn.items():
-        value = schema.Nonlinearity(value) if name == "nonlinearity" else value
-        setattr(run.model.dnn, name, value)
+    run = settings_of(dnn, max_norm=max_norm)
     model, bucket = network(run)
     together, generator = Batched(model, bucket), torch.Generator().manual_seed(0)
     for sizes in ((8, 8, 8, 8, 8), (8, 1, 5), (3,)):
@@ -54,6 +58,22 @@ def test_gradients_are_those_of_one_at_a_time(dnn, max_norm):
             wanted, learned = one_gradient(model, batch, bucket, run.optim, 0)
             torch.testing.assert_close(grad_P, wanted.grad_P, atol=1e-5, rtol=1e-4)
             torch.testing.assert_close(sums_2, learned.sums_2, atol=0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dnn", NETWORKS.values(), ids=NETWORKS)
+def test_each_worker_may_have_weights_of_its_own(dnn):
+    run = settings_of(dnn)
+    model, bucket = network(run)
+    before_P, generator = bucket.weights_P.clone(), torch.Generator().manual_seed(0)
+    batches = [minibatch(n, generator, padding=n == 5) for n in (8, 1, 5)]
+    weights_WP = before_P * (1 + 0.5 * torch.randn(3, len(before_P), generator=generator))
+    grads_WP, sums_W2 = Batched(model, bucket).gradients(batches, None, weights_WP)
+    assert torch.equal(bucket.weights_P, before_P)
+    for worker, (grad_P, sums_2) in enumerate(zip(grads_WP, sums_W2, strict=True)):
+        bucket.weights_P.copy_(weights_WP[worker])
+        wanted, learned = one_gradient(model, batches[worker], bucket, run.optim, 0)
+        torch.testing.assert_close(grad_P, wanted.grad_P, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(sums_2, learned.sums_2, atol=0, rtol=1e-5)
 
 
 def test_in_bfloat16_gradients_are_close_and_stay_float32():
@@ -95,9 +115,9 @@ def test_a_run_is_the_same_up_to_rounding_whatever_is_computed_at_a_time(
     dev, together = {}, []
     gradients = Batched.gradients
 
-    def noted(self, batches, max_norm):
+    def noted(self, batches, *about):
         together.append(batches)
-        return gradients(self, batches, max_norm)
+        return gradients(self, batches, *about)
 
     monkeypatch.setattr(Batched, "gradients", noted)
     for name, virtual, room in (("a", "exact", 0), ("b", "batched", 2**22), ("c", "batched", 900)):
@@ -119,12 +139,7 @@ def _weights(folder):
     return {name: t.numpy().tobytes() for name, t in load_tensors(folder / "model.pt").items()}
 
 
-def test_networks_and_methods_that_cannot_are_refused(splits, tmp_path):
+def test_networks_that_cannot_are_refused(splits, tmp_path):
     recurrent = tiny.settings({"method": "sgd", "virtual": "batched"}, lstm=tiny.LSTM)
     with pytest.raises(ValueError, match=r"is batched, but parameter cells.weight_ih_l0"):
         loop.train(recurrent, *splits, tmp_path / "run", CPU)
-    comm = {"method": "gtc_async", "gtc": {**GTC, "capacity": "exact"}, "virtual": "batched"}
-    times = ("step_seconds", "speed_spread", "step_spread", "slowdown", "delay_seconds", "seed")
-    comm["asynchronous"] = {"staleness": 1, "virtual_time": dict.fromkeys(times, 1)}
-    with pytest.raises(schema.SettingsError, match=r"comm.virtual is batched, but workers of"):
-        settings(comm, momentum=0.0)
