@@ -43,6 +43,8 @@ $(RECIPES): .venv/.ready
 ##   SCALE=tiny, small, medium, full   minutes; a night on 2 cores (default); 24 hours of speech, for a
 ##                                 GPU; the paper's own sizes, for a corpus of 1,000 hours
 ##   CORPUS=a recipe               whose speech to use (default: commands)
+##   RESULTS=folder                copy the tables there, and a record of each run to folder/records
+##   RECORDS=folder                read these records instead of training the runs again
 ##   DRY_RUN=1                     a few steps of each run on random frames: seconds, memory, hours per row
 ## make seide2014_1bit             also seide2014_parallelizability; -table1, -table4, -table5 and -estimates are
 ##                                 simulated in seconds, the others train

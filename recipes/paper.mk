@@ -1,6 +1,8 @@
 # A paper's tables, from runs of its own. A folder of recipes/ with paper.yaml and one file per table
 # includes this; the stages are those of CORPUS's recipe. Tables with
 # `estimated: true` come from the cost model alone, in seconds: nothing is trained, and SCALE has no effect.
+ROOT   := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))/..)
+include $(ROOT)/recipes/paths.mk
 SCALE  ?= small
 # The corresponding SIZE of the corpus's recipe
 SIZE_OF_tiny  := tiny
@@ -22,7 +24,6 @@ TABLES ?= $(filter-out paper $(if $(filter commands,$(CORPUS)),,$(CONDITIONAL)),
 CONDITIONAL := $(patsubst CONDITIONS_%,%,$(filter CONDITIONS_%,$(.VARIABLES)))
 W      ?= work-$(SCALE)
 PAPER  := $(notdir $(CURDIR))
-ROOT   := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))/..)
 PY     ?= $(or $(wildcard $(ROOT)/.venv/bin/python),python)
 PARALLEL   ?= $(shell nproc)# runs trained in parallel, one thread each
 ESTIMATED := $(filter $(TABLES),$(notdir $(basename $(shell grep -l '^estimated: true' $(CURDIR)/*.yaml))))
@@ -31,6 +32,16 @@ NAMED  := $(foreach t,$(TRAINED),$(eval NAMED_$t := $$(shell $$(PY) $$(ROOT)/scr
 ifneq ($(and $(TRAINED),$(if $(strip $(NAMED)),,none)),)
 $(error no runs; see the error above)
 endif
+# Runs that have a record in the folder RECORDS are not trained, but for the first baseline of each table: its scales
+# are for all, and records are compared with it.
+RECORDS ?=
+$(call one_word,RECORDS,$(RECORDS),name a folder without one)
+ifeq ($(if $(RECORDS),$(wildcard $(call from_root,$(RECORDS))/.),none needed),)
+$(error RECORDS is $(RECORDS), but $(call from_root,$(RECORDS)) is no folder; leave it out to train all runs)
+endif
+RECORDED := $(if $(RECORDS),$(filter-out $(foreach t,$(TRAINED),$(firstword $(NAMED_$t))),$(filter $(basename \
+  $(notdir $(wildcard $(call from_root,$(RECORDS))/*.jsonl))),$(NAMED))))
+to_train = $(filter-out $(RECORDED) $(RECORDED:%=%/epochs/%),$1)
 FILES  := $(TRAINED:%=$(CURDIR)/%.yaml@$(SCALE))
 EPOCHS := $(foreach n,$(sort $(NAMED)),$(if $(findstring /epochs/,$n),$n))
 RUNS   := $(sort $(patsubst %-realign1,%,$(filter-out $(EPOCHS),$(NAMED))))
@@ -57,7 +68,8 @@ endif
 
 ## In a paper's folder, or from the root as `make PAPER` and `make PAPER-TABLE`:
 ##   SCALE=tiny, small, medium, full    TABLES='table2 figure1'    CORPUS=recipe whose speech to use
-##   PARALLEL=runs trained at once   RESULTS=folder to copy the tables to
+##   PARALLEL=runs trained at once   RESULTS=folder to copy the tables, and the records of their runs, to
+##   RECORDS=folder of records: these runs are not trained (results/PAPER/records, or another machine's)
 ##   DRY_RUN=1                  a few steps of each run on random frames instead: seconds, memory, hours per row
 .PHONY: paper paper-tables
 DRY_RUN ?=
@@ -66,12 +78,13 @@ PASS_HOURS_OF_small := 3.1
 PASS_HOURS_OF_medium := 24
 PASS_HOURS ?= $(or $(PASS_HOURS_OF_$(SCALE)),1000)
 RESULTS ?=
+COPIES = $(call from_root,$(RESULTS))
 MADE := $(TABLES:%=$W/tables/$(PAPER)-%.md)
 RATIOS := $(TRAINED:%=$W/tables/$(PAPER)-%.ratios.json)
 # What `make status` lists.
 TARGETS := $(if $(TRAINED),$(filter $W/manifests/% $W/lm/% $W/lang/% $W/feats/% $W/ali/$(ALIGNER)/% $W/shards/% \
-  $(NAMED:%=$W/exp/%/model.json),$(TARGETS)) $W/exp/$(SCALES)/tuned.json \
-  $(sort $(foreach t,$(TRAINED),$(foreach r,$(NAMED_$t),$(foreach s,$(call tests_of,$t),$(addprefix $W/exp/$r/,hyp.$s.jsonl score.$s.json)))))) \
+  $(patsubst %,$W/exp/%/model.json,$(call to_train,$(NAMED))),$(TARGETS)) $W/exp/$(SCALES)/tuned.json \
+  $(sort $(foreach t,$(TRAINED),$(foreach r,$(call to_train,$(NAMED_$t)),$(foreach s,$(call tests_of,$t),$(addprefix $W/exp/$r/,hyp.$s.jsonl score.$s.json)))))) \
   $(MADE)
 # First the stages that all runs share, with every core; then the check of the ratios; then the runs, in parallel.
 ifneq ($(DRY_RUN),)
@@ -86,8 +99,9 @@ paper:
 	$(if $(TRAINED),+@$(MAKE) $(RATIOS))
 	+@$(MAKE) -j$(PARALLEL) JOBS=1 paper-tables
 	@cat $(MADE:.md=.txt); echo "tables and pictures: $W/tables"
-	$(if $(RESULTS),@mkdir -p $(RESULTS); for t in $(TABLES); do for e in md json png; do \
-	  cp $W/tables/$(PAPER)-$$t.$$e $(RESULTS)/$$t.$$e; done; done)
+	$(if $(RESULTS),@mkdir -p $(COPIES)$(if $(TRAINED),/records); for t in $(TABLES); do for e in md json png; do \
+	  cp $W/tables/$(PAPER)-$$t.$$e $(COPIES)/$$t.$$e; done; done; \
+	  $(if $(TRAINED),cp $(patsubst %,$W/tables/records/%.jsonl,$(filter-out $(EPOCHS),$(call to_train,$(NAMED)))) $(COPIES)/records))
 endif
 paper-tables: $(MADE)
 
@@ -98,13 +112,15 @@ $W/exp/$1/model%json: $W/exp/$(firstword $(subst /, ,$1))/model.json ; @test -e 
 endef
 $(foreach e,$(EPOCHS),$(eval $(call epoch_rule,$e)))
 
+records_of = $(patsubst %,$(call from_root,$(RECORDS))/%.jsonl,$(filter $(RECORDED),$(NAMED_$1)))
 define paper_rule # $1 is the table
 $W/tables/$(PAPER)-$1.ratios%json: $(CURDIR)/$1.yaml $W/shards/$(ALIGNER)/$(TRAIN)/index.json $(CURDIR)/paper.yaml \
   $(foreach n,$(NAMED_$1),$(if $(findstring /epochs/,$n),,$C/run/$(n:%-realign1=%).yaml))
 	$Q$$(PY) $$S/ratios.py $$(SCALE) $$(wordlist 1,2,$$^) $$C/run $$@
-$W/tables/$(PAPER)-$1%md: $(CURDIR)/$1.yaml $W/tables/$(PAPER)-$1.ratios.json $(CURDIR)/paper.yaml $C/score.yaml \
-  $(foreach r,$(NAMED_$1),$W/exp/$r/model.json $(patsubst %,$W/exp/$r/score.%.json,$(call tests_of,$1)))
-	$Q$$(PY) $$S/paper.py $$(SCALE) $$(wordlist 1,2,$$^) $$C/score.yaml $$W/exp $$@
+$W/tables/$(PAPER)-$1%md: $(CURDIR)/$1.yaml $W/tables/$(PAPER)-$1.ratios.json $C/score.yaml $C/decode.yaml \
+  $(CURDIR)/paper.yaml $W/shards/$(ALIGNER)/$(TRAIN)/index.json $(call records_of,$1) \
+  $(foreach r,$(call to_train,$(NAMED_$1)),$W/exp/$r/model.json $(patsubst %,$W/exp/$r/score.%.json,$(call tests_of,$1)))
+	$Q$$(PY) $$S/paper.py $$(SCALE) $$(wordlist 1,4,$$^) $$C/run $$(word 6,$$^) $$W/exp $(call records_of,$1) $$@
 endef
 $(foreach t,$(TRAINED),$(eval $(call paper_rule,$t)))
 $(ESTIMATED:%=$W/tables/$(PAPER)-%.md): $W/tables/$(PAPER)-%.md: $(CURDIR)/paper.yaml $(CURDIR)/%.yaml \

@@ -1,10 +1,11 @@
 """Make a paper's table: our results beside the published ones.
 
-    paper.py SCALE recipes/PAPER/TABLE.yaml tables/PAPER-TABLE.ratios.json conf/score.yaml exp
-        tables/PAPER-TABLE.md
+    paper.py SCALE recipes/PAPER/TABLE.yaml tables/PAPER-TABLE.ratios.json conf/score.yaml
+        conf/decode.yaml conf/run shards/TRAIN/index.json exp [RUN.jsonl ...] tables/PAPER-TABLE.md
 
-CORPUS in the environment names the recipe whose speech was used. Reads
-exp/RUN/{run.json,log.jsonl,score.SPLIT.json}; also writes .json, .txt and .png.
+CORPUS in the environment names the recipe whose speech was used. Runs were trained here
+(exp/RUN/{run.json,log.jsonl,score.SPLIT.json}), or elsewhere and have a record, RUN.jsonl. Also
+writes .json, .txt and .png of the table, and tables/records/RUN.jsonl of each run trained here.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -13,34 +14,65 @@ import asr_train.interrupt  # noqa: F401
 import os
 from pathlib import Path
 
+from asr_train import schema
 from asr_train.cost.cluster import read_cluster
 from asr_train.files import read_json, read_jsonl, write_json, write_text
 from asr_train.jobs import main
 from asr_train.paper.plot import plot
-from asr_train.paper.rows import Run, read_tables
+from asr_train.paper.records import Record, check_record, read_record, task_of, write_record
+from asr_train.paper.rows import read_tables
 from asr_train.paper.table import markdown, paper_table, plain
 from asr_train.report.exchange import Trained
 from asr_train.report.tables import Score, held_out, provenance, read_score
-from asr_train.schema import ScoreSettings, load
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
 
-def paper(scale: str, file: str, ratios: str, conf: str, exp: str, output: str) -> None:
+def paper(
+    scale: str,
+    file: str,
+    ratios: str,
+    conf: str,
+    decode: str,
+    settings: str,
+    index: str,
+    exp: str,
+    *more: str,
+) -> None:
+    *given, output = more
+    path = Path(output)
     (table,) = read_tables([file], scale, CONF / "papers")
-    names = list(dict.fromkeys(run.name for run in table.runs))
-    decoded = table.settings.decode_epochs
+    task = task_of(read_json(index))
+    decoding = schema.plain(schema.load(schema.DecodeSettings, decode))
+    about = provenance(conf)
+    runs = {run.name: run for run in table.runs}
+    records = {Path(name).stem: read_record(name) for name in given}
+    here = {
+        name: Record(finished(Path(exp, name)), by_epoch(Path(exp, name)), task, decoding, about)
+        for name in runs
+        if name not in records
+    }
+    usual = next(iter(here.values()))
+    for name, record in records.items():
+        wanted = schema.load(schema.RunSettings, Path(settings, f"{runs[name].settings_name}.yaml"))
+        check_record(record, usual, wanted, table.settings.decode_epochs)
+    both = here | records
     found = paper_table(
         table,
-        {name: finished(Path(exp, name)) for name in names},
-        {run.name: by_epoch(run, Path(exp)) for run in table.runs} if decoded else {},
-        load(ScoreSettings, conf),
+        {name: record.trained for name, record in both.items()},
+        {name: record.epochs for name, record in both.items()},
+        schema.load(schema.ScoreSettings, conf),
         read_cluster(table.paper.cluster, CONF / "cluster"),
-        provenance(conf) | {"command": command(Path(file), scale)},
+        about
+        | {
+            "command": command(Path(file), scale),
+            "elsewhere": [{"run": name} | record.made for name, record in records.items()],
+        },
         CONF / "papers",
         read_json(ratios),
     )
-    path = Path(output)
+    for name, record in here.items():
+        write_record(path.parent / "records" / f"{name}.jsonl", record)
     write_json(path.with_suffix(".json"), found)
     write_text(path.with_suffix(".txt"), plain(found))
     plot(found, path.with_suffix(".png"))
@@ -65,15 +97,10 @@ def finished(folder: Path) -> Trained:
     )
 
 
-def by_epoch(run: Run, exp: Path) -> list[Score]:
-    """Return the TEST score of each epoch's model."""
-    epochs = range(1, run.epochs + 1)
-    return [
-        score
-        for n in epochs
-        for score in map(read_score, (exp / run.name / "epochs" / str(n)).glob("score.*.json"))
-        if held_out(score["split"])
-    ]
+def by_epoch(folder: Path) -> list[Score]:
+    """Return the TEST score of each epoch's model; none if they were not decoded."""
+    paths = sorted(folder.glob("epochs/*/score.*.json"), key=lambda path: int(path.parent.name))
+    return [score for score in map(read_score, paths) if held_out(score["split"])]
 
 
 if __name__ == "__main__":

@@ -129,6 +129,28 @@ def test_what_is_finished_is_not_made_again(make, strom):
     assert (work / "tables" / "strom2015-figure1.md").exists()
 
 
+def test_runs_with_a_record_are_not_trained(make, strom, tmp_path):
+    """The records are those that RESULTS received, as from another machine."""
+    work, said = strom
+    records = work / "results" / "records"
+    assert {path.stem for path in records.iterdir()} == set(trained(said))
+    (gtc,) = (run for run in trained(said) if "gtc" in run)
+    table = work / "tables" / "strom2015-figure1.json"
+    before = read_json(table)["rows"][0]["ours"]
+    table.with_suffix(".md").unlink()
+    moved = (work / "exp" / gtc).rename(tmp_path / gtc)
+    try:
+        said = make("strom2015", work, "TABLES=figure1", f"RECORDS={records}")
+    finally:
+        moved.rename(work / "exp" / gtc)
+    assert trained(said) == []
+    assert "read from records" in table.with_suffix(".md").read_text()
+    after = read_json(table)["rows"][0]["ours"]
+    for key in ("runs", "wer", "wer_reduction", "wer_by_epoch", "parameters", "epochs"):
+        assert after[key] == before[key]
+    assert after["compression_ratio"] == pytest.approx(before["compression_ratio"])
+
+
 def test_one_bit_from_a_trained_network_of_low_rank(make, strom):
     """It has the other paper's features and alignments, and only the printed columns it is for."""
     work, _ = strom

@@ -29,7 +29,7 @@ class ScaleSettings:
         settings: overrides of all runs, in addition to the paper's.
         times: factors of rows' numbers, by key; whole numbers stay whole and at least 1.
         runs: default values chosen at this scale, by run of `paper.runs` and key; not scaled.
-        seeds: every run is trained once with each.
+        seeds: every run is trained once with each, but for rows that say otherwise.
         unlike: the reason why a ratio is far from the paper's, by its name in `paper.ratios`.
     """
 
@@ -40,8 +40,7 @@ class ScaleSettings:
     unlike: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise SettingsError(f"scales.*.seeds is {self.seeds}; it needs one or more, each once")
+        _check_seeds("scales.*.seeds", self.seeds)
         for key, factor in self.times.items():
             if not factor > 0:
                 raise SettingsError(f"scales.*.times.{key} is {factor}; it must be positive")
@@ -91,6 +90,7 @@ class RowSettings:
         label: of the row; "": its values in the paper.
         unlike: reasons for its ratios, in addition to the scale's.
         realign: whether it is trained once more, on the alignments of the run with these settings.
+        seeds: by scale, those of this row; else the scale's. The baseline needs those of all rows.
     """
 
     run: str
@@ -99,9 +99,12 @@ class RowSettings:
     label: str = ""
     unlike: dict[str, str] = field(default_factory=dict)
     realign: bool = False
+    seeds: dict[str, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_ratios("rows.*.unlike", self.unlike)
+        for scale, seeds in self.seeds.items():
+            _check_seeds(f"rows.*.seeds.{scale}", seeds)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -138,12 +141,14 @@ class Run:
 
     Attributes:
         name: with REALIGNED, make trains on the alignments of the run without.
+        seed: of its order of utterances and all other random numbers.
         base: a file of conf/run/ or conf/comm/.
         values: of its settings, scaled, by key.
         overrides: all of them for Hydra.
     """
 
     name: str
+    seed: int
     base: str
     values: dict[str, Value]
     overrides: tuple[str, ...]
@@ -185,7 +190,7 @@ class Table:
     Attributes:
         name: of its file, and of its outputs.
         scale: its name.
-        baselines: one per seed; run i of a row is compared with baseline i.
+        baselines: one per seed; a row's runs are compared with those of their seeds.
     """
 
     name: str
@@ -233,9 +238,10 @@ def _read_table(path: Path, scale: str, papers: Path) -> Table:
 
     def runs(row: RowSettings) -> tuple[Run, ...]:
         more = settings.times.get(scale, {})
-        return tuple(run_of(row, paper, scale, seed, more) for seed in paper.scales[scale].seeds)
+        seeds = row.seeds.get(scale, paper.scales[scale].seeds)
+        return tuple(run_of(row, paper, scale, seed, more) for seed in seeds)
 
-    rows = []
+    baselines, rows = runs(settings.baseline), []
     for row in settings.rows:
         found = matching(printed, row.paper) if row.paper else None
         if row.paper and found is None:
@@ -249,7 +255,14 @@ def _read_table(path: Path, scale: str, papers: Path) -> Table:
             shown = (*row.paper, *settings.columns)
             found = {key: value for key, value in found.items() if key in shown}
         rows.append(Row(row.label or _label(row.paper), found, runs(row)))
-    return Table(path.stem, settings, paper, scale, runs(settings.baseline), tuple(rows))
+        lacking = {run.seed for run in rows[-1].runs} - {run.seed for run in baselines}
+        if lacking:
+            raise SettingsError(
+                f"{path}: row {rows[-1].label!r} has seed {min(lacking)} at SCALE={scale}, but the "
+                f"baseline has {', '.join(str(run.seed) for run in baselines)}; add it to the "
+                "baseline's seeds"
+            )
+    return Table(path.stem, settings, paper, scale, baselines, tuple(rows))
 
 
 def run_of(
@@ -287,6 +300,7 @@ def run_of(
     ]
     return Run(
         "-".join([paper.paper, row.run, *words, f"seed{seed}"]) + REALIGNED * row.realign,
+        seed,
         row.run,
         values,
         (
@@ -301,6 +315,11 @@ def run_of(
 def unscaled(row: RowSettings, paper: PaperSettings) -> Run:
     """Return the run of a row with the paper's own numbers."""
     return run_of(row, replace(paper, scales={"": ScaleSettings()}), "", 1)
+
+
+def _check_seeds(key: str, seeds: list[int]) -> None:
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise SettingsError(f"{key} is {seeds}; it needs one or more, each once")
 
 
 def _check_ratios(key: str, names: Iterable[str]) -> None:

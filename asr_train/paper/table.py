@@ -8,7 +8,7 @@ so, beside this machine's measured times. Knows log.jsonl, run.json and score fi
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,23 @@ class _Row:
     label: str
     settings: RowSettings
     printed: dict[str, Any] | None
+    seeds: list[int]
     runs: list[Trained]
     scores: list[Score]  # of all test sets of the table together
     by_split: dict[str, list[Score]]  # of each test set that was decoded; empty: there is one
     epochs: list[Sequence[Score]]
+
+    def of_seeds(self, seeds: Sequence[int]) -> "_Row":
+        """Return only the results of these seeds, in their order."""
+        at = [self.seeds.index(seed) for seed in seeds]
+        return replace(
+            self,
+            seeds=list(seeds),
+            runs=[self.runs[i] for i in at],
+            scores=[self.scores[i] for i in at],
+            by_split={split: [scores[i] for i in at] for split, scores in self.by_split.items()},
+            epochs=[self.epochs[i] for i in at] if self.epochs else [],
+        )
 
 
 def paper_table(
@@ -75,7 +88,7 @@ def paper_table(
     """
 
     def row_of(
-        label: str, row: RowSettings, printed: dict[str, Any] | None, runs: Iterable[Run]
+        label: str, row: RowSettings, printed: dict[str, Any] | None, runs: Sequence[Run]
     ) -> _Row:
         found = [_found(run, trained, table) for run in runs]
         by_epoch = [_epochs_of(run, epochs) for run in found if table.settings.decode_epochs]
@@ -83,9 +96,10 @@ def paper_table(
         by_split = _by_split(found, splits) if splits else {}
         scores = list(map(_pooled, zip(*by_split.values(), strict=True)))
         scores = scores or [_test_score(run) for run in found]
-        return _Row(label, row, printed, found, scores, by_split, by_epoch)
+        seeds = [run.seed for run in runs]
+        return _Row(label, row, printed, seeds, found, scores, by_split, by_epoch)
 
-    base = row_of("baseline", table.settings.baseline, None, table.baselines)
+    baseline = row_of("baseline", table.settings.baseline, None, table.baselines)
     rows = [
         row_of(row.label, its, row.paper, row.runs)
         for row, its in zip(table.rows, table.settings.rows, strict=True)
@@ -93,6 +107,7 @@ def paper_table(
     case = case_of(table.paper.paper, papers)
 
     def json_row(row: _Row) -> JsonRow:
+        base = baseline.of_seeds(row.seeds)
         ours = ours_of(row, base, settings)
         ours["simulated"] = None
         if case is not None:
@@ -123,7 +138,7 @@ def paper_table(
         "keys": list(dict.fromkeys(key for row in table.settings.rows for key in row.paper)),
         "cluster": table.paper.cluster,
         "gpu": cluster.gpu.name,
-        "baseline": json_row(base),
+        "baseline": json_row(baseline),
         "rows": [json_row(row) for row in rows],
         "bootstrap": settings.draws,
         **about,
@@ -309,7 +324,7 @@ def _frame_errors(run: Trained) -> list[float]:
 
 def _train_accuracy(run: Trained) -> float | None:
     """Return the share of frames that were right in the last epoch, while it was trained."""
-    rows = [row for row in run.log if "accuracy" in row]
+    rows = [row for row in run.log if row.get("accuracy") is not None]  # null: all were skipped
     epochs = {row["epoch"] for row in rows}
     before = 0
     right = frames = 0.0
@@ -637,8 +652,7 @@ def notes(table: TableDict) -> list[str]:
         "printed, or unknown.",
         _reduction_note(base, table),
         f"WER: of {base['split']}, {base['utterances']:,} utterances, {base['words']:,} words"
-        f"{', a mean over seeds' if base['seeds'] > 1 else ''}; "
-        f"{base['seeds']} seed{'s' if base['seeds'] > 1 else ''} per row. "
+        f"{', a mean over seeds' if base['seeds'] > 1 else ''}; {_seeds_words(rows)} per row. "
         "Frame errors: of DEV, after the last epoch.",
         _size_note(rows),
         "KB, ratio, elements and density: what a worker sends per step, messages with headers, "
@@ -669,7 +683,22 @@ def notes(table: TableDict) -> list[str]:
         lines += [_epochs_line(row) for row in rows_shown(table)]
     if any(ours["is_controlled"] for ours in rows):
         lines += [_control_line(row) for row in rows_shown(table)]
+    if table.get("elsewhere"):
+        lines.append("Trained elsewhere, and read from records: " + _elsewhere(table["elsewhere"]))
     return [*lines, f"{made(table)[:-1]}: `{table['command']}`."]
+
+
+def _elsewhere(runs: Iterable[Mapping[str, str]]) -> str:
+    found = [
+        f"{run['run']} ({run['date']}, commit {run['commit']}, {run['machine']})" for run in runs
+    ]
+    return "; ".join(found) + "."
+
+
+def _seeds_words(rows: Sequence[dict[str, Any]]) -> str:
+    counts = sorted({ours["seeds"] for ours in rows})
+    numbers = " or ".join(", ".join(map(str, counts)).rsplit(", ", 1))
+    return f"{numbers} seed{'s' if counts[-1] > 1 else ''}"
 
 
 def _reduction_note(base: dict[str, Any], table: TableDict) -> str:

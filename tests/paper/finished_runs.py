@@ -187,10 +187,12 @@ def tabulated(
     table: Table,
     trained: Mapping[str, Trained],
     epochs: Mapping[str, list[dict[str, Any]]] | None = None,
+    **about: Any,
 ) -> dict[str, Any]:
     settings = build(ScoreSettings, {"bootstrap": 500, "seed": 1, "normaliser": {"kind": "plain"}})
+    about = ABOUT | about
     return paper_table(
-        *(table, trained, epochs or {}, settings, cluster_of(table), ABOUT, CONF / "papers"),
+        *(table, trained, epochs or {}, settings, cluster_of(table), about, CONF / "papers"),
         {row.label: {"step_share": SHARE} for row in table.rows},
     )
 

@@ -1,0 +1,251 @@
+"""Finished runs -> small **records**, so that a table can use runs that were trained elsewhere.
+
+    records/RUN.jsonl
+        a line with what identifies the run: its settings; the features, states and frames of TRAIN;
+        the search's settings; and date, commit and machine of the record
+        {"log": row}           its log, shortened to a few rows of steps per epoch
+        {"score": ...}         of each test set: word errors by speaker
+        {"epoch_score": ...}   of each epoch's model, if those were decoded
+
+A row of a shortened log averages over more steps, so that sums over the run and over each epoch
+stay the same. Knows nothing of make, and not how runs are trained.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asr_train.files import DamagedFileError, read_jsonl, write_jsonl
+from asr_train.report.exchange import Trained
+from asr_train.report.tables import Score, held_out, scored
+from asr_train.schema import RunSettings, build, plain
+from asr_train.score.words import MIN_PAIRED_SPEAKERS, units
+
+FORMAT = 1
+ROWS = 4  # of steps per epoch in a shortened log, at most
+SCALES = ("acoustic_scale", "insertion_penalty", "lm_weight", "normaliser")  # of a score
+_LAST = ("step", "epoch", "frames", "rate", "simulated_seconds")  # so far, or at the end
+_MEANS = (  # per step
+    *("sent_bits", "elements_sent", "received_bits", "staleness_mean", "step_seconds"),
+    *("compute_seconds", "exchange_seconds", "wait_seconds", "compress_seconds"),
+    *("transfer_seconds", "cpu_seconds"),
+)
+_DEV = ("epoch", "step", "dev_loss", "dev_accuracy", "rate")
+_ABOUT = ("settings", "workers", "processes")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A finished run.
+
+    Attributes:
+        trained: with scores of test sets only.
+        epochs: scores of the models of its epochs; may be empty.
+        task: features, states and frames of TRAIN; see `task_of`.
+        decoding: settings of the search.
+        made: date, commit and machine of the record.
+    """
+
+    trained: Trained
+    epochs: list[Score]
+    task: dict[str, Any]
+    decoding: dict[str, Any]
+    made: dict[str, str]
+
+
+def task_of(index: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what must be equal in all runs of a table: features, states and frames of TRAIN.
+
+    Args:
+        index: of the shards.
+    """
+    return {key: index[key] for key in ("num_mels", "num_states", "num_frames")}
+
+
+def write_record(path: Path | str, record: Record) -> None:
+    run = record.trained
+    first = {
+        "format": FORMAT,
+        "run": run.run,
+        "made": record.made,
+        "task": record.task,
+        "decoding": record.decoding,
+        "about": {key: run.about[key] for key in _ABOUT},
+    }
+    scores = [score for score in run.scores if held_out(score["split"])]
+    write_jsonl(
+        path,
+        [
+            first,
+            *({"log": row} for row in shortened(run.log)),
+            *({"score": _packed(score)} for score in scores),
+            *({"epoch_score": _packed(score)} for score in record.epochs),
+        ],
+    )
+
+
+def read_record(path: Path | str) -> Record:
+    """Read what `write_record` wrote.
+
+    Raises:
+        DamagedFileError: if it is incomplete, of another format, or of a run with another name.
+    """
+    rows, run = read_jsonl(path), Path(path).stem
+    about = {key: row.get(key) for row in rows[:1] for key in ("format", "run")}
+    if about != {"format": FORMAT, "run": run}:
+        raise DamagedFileError(
+            f"{path} is a record of format {about.get('format')} of the run {about.get('run')}, "
+            f"but one of format {FORMAT} of {run} is needed; delete it to train the run here"
+        )
+    try:
+        first, *rest = rows
+        return Record(
+            Trained(
+                run,
+                {key: first["about"][key] for key in _ABOUT},
+                [row["log"] for row in rest if "log" in row],
+                [_unpacked(run, row["score"]) for row in rest if "score" in row],
+            ),
+            [_unpacked(run, row["epoch_score"]) for row in rest if "epoch_score" in row],
+            *(first[key] for key in ("task", "decoding", "made")),
+        )
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise DamagedFileError(
+            f"{path} is not a record of a run ({type(error).__name__}: {error}); delete it to "
+            "train the run here"
+        ) from error
+
+
+def check_record(record: Record, usual: Record, settings: RunSettings, decode_epochs: bool) -> None:
+    """Raise ValueError unless a run's record can stand beside a run that was trained here.
+
+    That both were tested on the same words is checked when they are compared.
+
+    Args:
+        usual: of a run trained here.
+        settings: of the record's run, as it would be trained here.
+        decode_epochs: whether the table needs scores of epochs.
+    """
+    name, splits = record.trained.run, [score["split"] for score in record.trained.scores]
+    theirs = {
+        "settings": plain(build(RunSettings, record.trained.about["settings"])),
+        "decoding": record.decoding,
+        "TRAIN": record.task,
+        "scores": _scales(record.trained.scores[0]) if splits else None,
+    }
+    ours = {
+        "settings": plain(settings),
+        "decoding": usual.decoding,
+        "TRAIN": usual.task,
+        "scores": _scales(usual.trained.scores[0]),
+    }
+    remedy = "call make without RECORDS, or delete it, to train the run here"
+    for key, own, other in _differences("", ours, theirs):
+        raise ValueError(
+            f"the record of {name} was made with {key} {other!r}, but here it is {own!r}; {remedy}"
+        )
+    if decode_epochs and not record.epochs:
+        raise ValueError(f"the record of {name} has no scores of its epochs; {remedy}")
+
+
+def _differences(name: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for key in dict.fromkeys([*ours, *theirs]):
+            inner = f"{name}.{key}" if name else str(key)
+            yield from _differences(inner, ours.get(key), theirs.get(key))
+    elif ours != theirs:
+        yield name, ours, theirs
+
+
+# --- logs ---------------------------------------------------------------------------------------
+
+
+def shortened(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a log with at most ROWS rows of steps per epoch, and those of DEV."""
+    found: list[dict[str, Any]] = []
+    waiting: list[Mapping[str, Any]] = []  # rows of steps in the present epoch
+    before = {"step": 0, "frames": 0}
+    for row in log:
+        if "sent_bits" in row:
+            if waiting and row["epoch"] != waiting[-1]["epoch"]:
+                found += _merged(waiting, before)
+                waiting = []
+            waiting.append(row)
+        elif "dev_accuracy" in row:
+            found += _merged(waiting, before)
+            waiting = []
+            found.append({key: row[key] for key in _DEV if key in row})
+    return found + _merged(waiting, before)
+
+
+def _merged(rows: Sequence[Mapping[str, Any]], before: dict[str, int]) -> list[dict[str, Any]]:
+    """Return rows averaged over neighbours; `before` is the end of the previous rows."""
+    size = math.ceil(len(rows) / ROWS) or 1
+    return [_mean(rows[i : i + size], before) for i in range(0, len(rows), size)]
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], before: dict[str, int]) -> dict[str, Any]:
+    steps, frames = [], []
+    for row in rows:
+        steps.append(row["step"] - before["step"])
+        frames.append(row["frames"] - before["frames"])
+        before.update(step=row["step"], frames=row["frames"])
+    found: dict[str, Any] = {key: rows[-1][key] for key in _LAST if key in rows[-1]}
+    for key in _MEANS:
+        if all(key in row for row in rows):
+            found[key] = _average([row[key] for row in rows], steps)
+    known = [(row["accuracy"], n) for row, n in zip(rows, frames, strict=True) if n]
+    if known and all(accuracy is not None for accuracy, _ in known):
+        found["accuracy"] = _average(*zip(*known, strict=True))
+    dense = next((r["compression_ratio"] * r["sent_bits"] for r in rows if r["sent_bits"]), None)
+    found["compression_ratio"] = None if dense is None else dense / found["sent_bits"]
+    return found
+
+
+def _average(values: Iterable[float], weights: Sequence[float]) -> float:
+    mean = sum(x * n for x, n in zip(values, weights, strict=True)) / sum(weights)
+    return float(f"{mean:.8g}")
+
+
+# --- scores -------------------------------------------------------------------------------------
+
+
+def _scales(score: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: score.get(key) for key in SCALES}
+
+
+def _packed(score: Score) -> dict[str, Any]:
+    """Return a score by speaker, or by utterance if there are too few speakers to draw from."""
+    rows = scored(score)
+    over, errors = units(rows, MIN_PAIRED_SPEAKERS)
+    speakers = {row.utt_id: row.speaker for row in rows}
+    return {
+        "split": score["split"],
+        **_scales(score),
+        "utterances": score["utterances"],
+        "units": {  # speaker, words, substitutions, deletions, insertions
+            name: [
+                name if over == "speakers" else speakers[name],
+                *(e.words, e.substitutions, e.deletions, e.insertions),
+            ]
+            for name, e in errors.items()
+        },
+    }
+
+
+def _unpacked(run: str, packed: Mapping[str, Any]) -> Score:
+    rows = {
+        name: {
+            **{"speaker": speaker, "words": words, "errors": sub + dele + ins},
+            **{"substitutions": sub, "deletions": dele, "insertions": ins},
+        }
+        for name, (speaker, words, sub, dele, ins) in packed["units"].items()
+    }
+    words, errors = (sum(row[key] for row in rows.values()) for key in ("words", "errors"))
+    return {
+        **{"run": run, "split": packed["split"], "utterances": packed["utterances"]},
+        **_scales(packed),
+        **{"words": words, "errors": errors, "wer": errors / words, "by_utterance": rows},
+    }
