@@ -79,6 +79,7 @@ PASS_HOURS_OF_medium := 24
 PASS_HOURS ?= $(or $(PASS_HOURS_OF_$(SCALE)),1000)
 RESULTS ?=
 COPIES = $(call from_root,$(RESULTS))
+RECORDS_MADE = $(patsubst %,$W/tables/records/%.jsonl,$(sort $(filter-out $(EPOCHS),$(call to_train,$(NAMED)))))
 MADE := $(TABLES:%=$W/tables/$(PAPER)-%.md)
 RATIOS := $(TRAINED:%=$W/tables/$(PAPER)-%.ratios.json)
 # What `make status` lists.
@@ -101,7 +102,7 @@ paper:
 	@cat $(MADE:.md=.txt); echo "tables and pictures: $W/tables"
 	$(if $(RESULTS),@mkdir -p $(COPIES)$(if $(TRAINED),/records); for t in $(TABLES); do for e in md json png; do \
 	  cp $W/tables/$(PAPER)-$$t.$$e $(COPIES)/$$t.$$e; done; done; \
-	  $(if $(TRAINED),cp $(patsubst %,$W/tables/records/%.jsonl,$(filter-out $(EPOCHS),$(call to_train,$(NAMED)))) $(COPIES)/records))
+	  $(if $(TRAINED),cp $(RECORDS_MADE) $(COPIES)/records))
 endif
 paper-tables: $(MADE)
 
