@@ -47,7 +47,7 @@ from asr_train.model.store import Model, build_model
 from asr_train.schema import Precision
 from asr_train.shards.batch import Batch
 from asr_train.train.batched import rounded
-from asr_train.train.identity import same_bits_every_time
+from asr_train.train.identity import PrecisionError, check_precision, same_bits_every_time
 from asr_train.train.schedule import Schedule
 from asr_train.train.state import RunState
 from asr_train.train.step import gradients, step
@@ -225,6 +225,7 @@ def by_method(name: str, frames: int, tau: float, precision: Precision) -> dict[
     worker = Worker(name, frames)
     weights_P = worker.bucket.weights_P.clone()
     batch, optim = worker.batch, replace(worker.optim, precision=precision, rate=1e-9)
+    check_precision(precision, worker.model, torch.device(DEVICE))
     same_bits_every_time(torch.device(DEVICE), worker.size * frames, precision)
     weights = sum(p.numel() for p in worker.model.parameters() if p.ndim == 2)
     times = batch.ali_BT.numel() if worker.model.stride == 1 else batch.feats_BTF[..., 0].numel()
@@ -341,7 +342,11 @@ def main(folder: str, *cases: str) -> None:
         for frames in map(int, counts.split(",")):
             rows.append(measured(name, frames))
             tau = rows[-1]["tau"]
-            methods += [by_method(name, frames, tau, precision) for precision in precisions]
+            for precision in precisions:
+                try:
+                    methods.append(by_method(name, frames, tau, precision))
+                except PrecisionError as error:
+                    print(f"{case}, {precision.value}: not measured: {error}")
     facts |= {f"GEMM peak {name}, TFLOP/s": round(p / 1e12, 3) for name, p in peaks.items()}
     facts["seconds"] = round(time.time() - began)
     text = table(rows) + "\n\n## By method, per worker\n\n" + methods_table(methods, peaks)

@@ -53,7 +53,7 @@ def test_a_kernel_that_is_not_the_reference_is_not_timed(kernels, tmp_path, monk
         kernels.main(str(tmp_path), "0.05")
 
 
-def test_a_steps_parts_are_all_there(kernels, tmp_path, monkeypatch):
+def test_a_steps_parts_are_all_there(kernels, tmp_path, monkeypatch, capsys):
     import bench_step
 
     monkeypatch.setattr(bench_step, "ROUNDS", 1)
@@ -64,7 +64,10 @@ def test_a_steps_parts_are_all_there(kernels, tmp_path, monkeypatch):
     bench_step.main(str(tmp_path), "dnn_4x256=32", "lstm_2x128=64")
     torch.set_num_threads(threads)
     found = json.loads((tmp_path / "steps.json").read_text())
-    assert [row["precision"] for row in found["methods"]] == ["fp32", "bf16"] * 2
+    precisions = ["fp32", "bf16", "fp32"]
+    if "lstm_2x128=64, bf16: not measured" not in capsys.readouterr().out:  # by the CPU
+        precisions.append("bf16")
+    assert [row["precision"] for row in found["methods"]] == precisions
     for row in found["methods"]:
         assert row["step_seconds"].keys() == bench_step.METHODS.keys()
         assert min(row["step_seconds"].values()) > 0
@@ -74,7 +77,8 @@ def test_a_steps_parts_are_all_there(kernels, tmp_path, monkeypatch):
         assert row["part_seconds"].keys() == wanted | bench_step.PARTS.keys()
         assert 1e-4 < row["density"] < 1e-1
         assert min(row["step_seconds"].values()) > 0
-    assert (tmp_path / "steps.md").read_text().count("\n| ") == 4 + 6  # heads, rules, rows
+    rows = len(found["steps"]) + len(precisions)
+    assert (tmp_path / "steps.md").read_text().count("\n| ") == 4 + rows  # with heads, rules
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 import torch
+from torch import nn
 
 from asr_train import files, jobs, schema
 from asr_train.checks import inputs_named
@@ -78,6 +79,22 @@ def identity(
     if initial is not None:
         content["initial"] = initial["sha256"]
     return files.hash_of(content)
+
+
+class PrecisionError(ValueError):
+    """A network cannot be trained with a precision on this machine."""
+
+
+def check_precision(precision: Precision, model: nn.Module, device: torch.device) -> None:
+    """Raise PrecisionError for an LSTM in bf16 on a CPU whose oneDNN has no such LSTM."""
+    recurrent = any(isinstance(module, nn.LSTM) for module in model.modules())
+    if precision is not Precision.bf16 or not recurrent or device.type != "cpu":
+        return
+    if torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        raise PrecisionError(
+            "optim.precision is bf16, but torch trains an LSTM in bf16 only on a GPU or on a CPU "
+            "with AVX-512, which this one lacks; set optim.precision=fp32"
+        )
 
 
 def same_bits_every_time(

@@ -33,6 +33,7 @@ from asr_train.train.control import Controllers
 from asr_train.train.evaluate import evaluate
 from asr_train.train.feed import when
 from asr_train.train.identity import (
+    check_precision,
     check_same_inputs,
     check_same_task,
     identity,
@@ -111,6 +112,7 @@ def train(
     bucket = Bucket(model, stripes)
     is_batched = run.comm.virtual is Virtual.batched
     together = len(exchange.local) if is_batched else 1
+    check_precision(optim.precision, model, device)
     products = num_parameters * optim.minibatch_frames * together
     same_bits_every_time(device, products, optim.precision)
     method = build(run.comm, exchange, bucket.weights_P.numel())

@@ -14,9 +14,12 @@ from tiny import outcome, rows
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.optimizer import Momentum
 from asr_train.model.store import load_model
+from asr_train.schema import Precision
 from asr_train.shards.batch import context_padded
 from asr_train.train import loop
+from asr_train.train.batched import rounded
 from asr_train.train.feed import Feed, seen_by
+from asr_train.train.identity import PrecisionError, check_precision
 
 CPU = torch.device("cpu")
 GTC = {"method": "gtc", "gtc": {"threshold": 0.5, "codec": "rice", "capacity": "exact"}}
@@ -141,3 +144,32 @@ def test_all_workers_take_as_many_steps(unbroken, splits):
         for s, p in zip(samples, positions, strict=True)
     )
     assert frames == wanted
+
+
+# --- precision ----------------------------------------------------------------------------------
+
+
+def test_bf16_is_refused_exactly_where_torch_has_no_such_lstm():
+    lstm = torch.nn.LSTM(4, 3)
+
+    def works(call):
+        try:
+            call()
+        except (PrecisionError, RuntimeError):
+            return False
+        return True
+
+    def step():
+        with rounded(Precision.bf16, CPU):
+            lstm(torch.zeros(2, 1, 4))[0].sum().backward()
+
+    assert works(lambda: check_precision(Precision.bf16, lstm, CPU)) == works(step)
+    check_precision(Precision.fp32, lstm, CPU)
+    check_precision(Precision.bf16, torch.nn.Linear(4, 3), CPU)
+
+
+def test_a_run_in_bf16_says_what_to_do_before_it_begins(splits, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    with pytest.raises(PrecisionError, match=r"set optim\.precision=fp32"):
+        trained(tmp_path / "exp", splits, precision=Precision.bf16.name)
+    assert not list(tmp_path.glob("exp/ckpt*"))
