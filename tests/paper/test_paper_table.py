@@ -130,6 +130,14 @@ def test_hours_follow_from_the_minibatches_that_a_run_chose():
     assert hours("10x2") is None
 
 
+def test_an_interval_whose_steps_were_all_skipped_has_no_part_in_the_accuracy(nodes):
+    trained = all_finished(nodes)
+    expected = ours(tabulated(nodes, trained), "5")["train_accuracy"]
+    log = trained[nodes.rows[1].runs[0].name].log
+    log.append(log[-2] | {"step": log[-2]["step"] + STEPS, "accuracy": None})  # of equal frames
+    assert ours(tabulated(nodes, trained), "5")["train_accuracy"] == expected == 0.3
+
+
 # --- changes ------------------------------------------------------------------------------------
 
 
