@@ -1,8 +1,8 @@
 """Finished runs -> small **records**, so that a table can use runs that were trained elsewhere.
 
     records/RUN.jsonl
-        a line with what identifies the run: its settings; the features, states and frames of TRAIN;
-        the search's settings; and date, commit and machine of the record
+        a line with what identifies the run: its settings; the numbers of mel bins, states and
+        frames of TRAIN; the search's settings; and date, commit and machine of the record
         {"log": row}           its log, shortened to a few rows of steps per epoch
         {"score": ...}         of each test set: word errors by speaker
         {"epoch_score": ...}   of each epoch's model, if those were decoded
@@ -43,7 +43,7 @@ class Record:
     Attributes:
         trained: with scores of test sets only.
         epochs: scores of the models of its epochs; may be empty.
-        task: features, states and frames of TRAIN; see `task_of`.
+        task: numbers of mel bins, states and frames of TRAIN; see `task_of`.
         decoding: settings of the search.
         made: date, commit and machine of the record.
     """
@@ -56,7 +56,7 @@ class Record:
 
 
 def task_of(index: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what must be equal in all runs of a table: features, states and frames of TRAIN.
+    """Return numbers that are equal in all runs of a table: mel bins, states, frames of TRAIN.
 
     Args:
         index: of the shards.
@@ -121,7 +121,8 @@ def read_record(path: Path | str) -> Record:
 def check_record(record: Record, usual: Record, settings: RunSettings, decode_epochs: bool) -> None:
     """Raise ValueError unless a run's record can stand beside a run that was trained here.
 
-    That both were tested on the same words is checked when they are compared.
+    That both were tested on the same words is checked when they are compared. Alignments are not:
+    they are not in a record.
 
     Args:
         usual: of a run trained here.
