@@ -335,12 +335,22 @@ def seide_2014(paper: Mapping[str, Any], activations: float, server: bool = Fals
     )
 
 
+class UnknownSizeError(ValueError):
+    """The paper has no messages of this threshold."""
+
+
 def size_at(kilobytes: Sequence[tuple[float, float]], tau: float) -> float:
-    """Interpolate a message's size at tau, linearly in both logarithms."""
+    """Interpolate a message's size at tau, linearly in both logarithms.
+
+    Raises:
+        UnknownSizeError: if tau is outside the known thresholds.
+    """
     known = sorted(kilobytes)
     taus, sizes = (np.log([pair[i] for pair in known]) for i in range(2))
     if not known[0][0] <= tau <= known[-1][0]:
-        raise ValueError(f"tau is {tau}; sizes are known from {known[0][0]} to {known[-1][0]}")
+        raise UnknownSizeError(
+            f"tau is {tau}; sizes are known from {known[0][0]} to {known[-1][0]}"
+        )
     return float(np.exp(np.interp(math.log(tau), taus, sizes)))
 
 

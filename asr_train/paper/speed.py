@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.cost import plan
-from asr_train.cost.calibrate import Case, ladkat_2019, strom_2015
+from asr_train.cost.calibrate import Case, UnknownSizeError, ladkat_2019, strom_2015
 from asr_train.cost.cluster import ClusterSettings
 from asr_train.cost.plan import BYTES, MessageSize, Way, Work
 from asr_train.facts import Traffic
@@ -44,7 +44,7 @@ def simulated(
     printed: Mapping[str, Any] | None,
     settings: Mapping[str, Any],
 ) -> dict[str, Any] | None:
-    """Simulate the row at the paper's scale; None if the number of workers is unknown.
+    """Simulate the row at the paper's scale; None if its workers or messages are unknown.
 
     Args:
         usual: default values of the run's rows.
@@ -65,7 +65,10 @@ def simulated(
         assert comm.gtc is not None
         assert case.density is not None
         ratio = (printed or {}).get("compression_ratio")
-        share = 1 / ratio if ratio else case.density(comm.gtc.threshold)
+        try:
+            share = 1 / ratio if ratio else case.density(comm.gtc.threshold)
+        except UnknownSizeError:
+            return None
     work = work_of(case, printed, share or 0.0)
     speed = plan.simulate(cluster, work, method, comm.workers, case.steps)
     return {

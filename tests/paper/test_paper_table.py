@@ -350,6 +350,14 @@ def test_who_says_no_number_of_workers_is_not_simulated(nodes):
     assert speed.simulated(case, cluster_of(nodes), row, {}, None, comm) is None
 
 
+@pytest.mark.parametrize(("tau", "known"), [(15.0, True), (60.0, False)])
+def test_a_threshold_beyond_the_printed_ones_is_not_simulated(nodes, tau, known):
+    case = speed.case_of("strom2015", CONF / "papers")
+    row = RowSettings(run="gtc", set={"comm.workers": 40, "comm.gtc.threshold": tau})
+    found = speed.simulated(case, cluster_of(nodes), row, {}, None, _comm("gtc"))
+    assert (found is not None) == known
+
+
 def test_weights_of_blocks_are_no_messages_of_gtc(tmp_path):
     rows = [METHODS[3]]
     table = a_table(tmp_path, "ladkat2019", "table_1_workers", rows)
