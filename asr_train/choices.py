@@ -13,6 +13,8 @@ from typing import Any
 
 from asr_train.schema import SettingsError
 
+RECORDED = "-recorded"  # after a run that was trained elsewhere
+
 
 @dataclass(frozen=True, slots=True)
 class Choices:
@@ -21,7 +23,8 @@ class Choices:
     Attributes:
         gmms: systems of Gaussians, each trained from the one before it.
         nets: networks to train, with those of further seeds and of realignment.
-        scales: the run whose scales, chosen on DEV, all networks use; "": each its own.
+        scales: the run whose scales, chosen on DEV, all networks use; "": each its own. With
+            RECORDED at its end, they are those of its record.
         bigram, pronprobs: models that are also decoded with a bigram, or with pronunciation
             and silence probabilities.
         rescore: models, or rows of `pronprobs`, that are also rescored.
@@ -95,7 +98,8 @@ class Choices:
         for name, words in (("BIGRAM", self.bigram), ("PRONPROBS", self.pronprobs)):
             for word in words:
                 check_known(name, word, self.models)
-        for name, run in (("SCALES", self.scales), ("INITIAL", self.initial)):
+        scales = self.scales.removesuffix(RECORDED)
+        for name, run in (("SCALES", scales), ("INITIAL", self.initial)):
             if run:
                 check_known(name, run, self.nets)
         for word in self.epochs:

@@ -32,15 +32,13 @@ NAMED  := $(foreach t,$(TRAINED),$(eval NAMED_$t := $$(shell $$(PY) $$(ROOT)/scr
 ifneq ($(and $(TRAINED),$(if $(strip $(NAMED)),,none)),)
 $(error no runs; see the error above)
 endif
-# Runs that have a record in the folder RECORDS are not trained, but for the first baseline of each table: its scales
-# are for all, and records are compared with it.
+# Runs that have a record in the folder RECORDS are not trained.
 RECORDS ?=
 $(call one_word,RECORDS,$(RECORDS),name a folder without one)
 ifeq ($(if $(RECORDS),$(wildcard $(call from_root,$(RECORDS))/.),none needed),)
 $(error RECORDS is $(RECORDS), but $(call from_root,$(RECORDS)) is no folder; leave it out to train all runs)
 endif
-RECORDED := $(if $(RECORDS),$(filter-out $(foreach t,$(TRAINED),$(firstword $(NAMED_$t))),$(filter $(basename \
-  $(notdir $(wildcard $(call from_root,$(RECORDS))/*.jsonl))),$(NAMED))))
+RECORDED := $(if $(RECORDS),$(filter $(basename $(notdir $(wildcard $(call from_root,$(RECORDS))/*.jsonl))),$(NAMED)))
 to_train = $(filter-out $(RECORDED) $(RECORDED:%=%/epochs/%),$1)
 FILES  := $(TRAINED:%=$(CURDIR)/%.yaml@$(SCALE))
 EPOCHS := $(foreach n,$(sort $(NAMED)),$(if $(findstring /epochs/,$n),$n))
@@ -51,7 +49,9 @@ ifneq ($(and $(CONDITIONS),$(filter-out commands,$(CORPUS))),)
 $(error $(filter $(CONDITIONAL),$(TABLES)) has test sets that only CORPUS=commands has, but CORPUS is $(CORPUS); leave CORPUS out)
 endif
 tests_of = $(if $(filter $1,$(CONDITIONAL)),$(CONDITIONS_$1:%=test_%),$(firstword $(TEST)))# of a table
-SCALES := $(firstword $(NAMED))# the baseline's acoustic scale, for every row
+# The baseline's acoustic scale, for every row; those of its record are in a folder of their own.
+BASE   := $(firstword $(NAMED))
+SCALES := $(BASE)$(if $(filter $(BASE),$(RECORDED)),-recorded)
 VIRTUAL ?= 1
 GOAL   := paper
 ifneq ($(strip $(SEEDS)),)
@@ -84,7 +84,7 @@ MADE := $(TABLES:%=$W/tables/$(PAPER)-%.md)
 RATIOS := $(TRAINED:%=$W/tables/$(PAPER)-%.ratios.json)
 # What `make status` lists.
 TARGETS := $(if $(TRAINED),$(filter $W/manifests/% $W/lm/% $W/lang/% $W/feats/% $W/ali/$(ALIGNER)/% $W/shards/% \
-  $(patsubst %,$W/exp/%/model.json,$(call to_train,$(NAMED))),$(TARGETS)) $W/exp/$(SCALES)/tuned.json \
+  $(patsubst %,$W/exp/%/model.json,$(call to_train,$(NAMED))),$(TARGETS)) $(if $(call to_train,$(NAMED)),$W/exp/$(SCALES)/tuned.json) \
   $(sort $(foreach t,$(TRAINED),$(foreach r,$(call to_train,$(NAMED_$t)),$(foreach s,$(call tests_of,$t),$(addprefix $W/exp/$r/,hyp.$s.jsonl score.$s.json)))))) \
   $(MADE)
 # First the stages that all runs share, with every core; then the check of the ratios; then the runs, in parallel.
@@ -102,7 +102,7 @@ paper:
 	@cat $(MADE:.md=.txt); echo "tables and pictures: $W/tables"
 	$(if $(RESULTS),@mkdir -p $(COPIES)$(if $(TRAINED),/records); for t in $(TABLES); do for e in md json png; do \
 	  cp $W/tables/$(PAPER)-$$t.$$e $(COPIES)/$$t.$$e; done; done; \
-	  $(if $(TRAINED),cp $(RECORDS_MADE) $(COPIES)/records))
+	  $(if $(strip $(RECORDS_MADE)),cp $(RECORDS_MADE) $(COPIES)/records))
 endif
 paper-tables: $(MADE)
 
@@ -113,6 +113,11 @@ $W/exp/$1/model%json: $W/exp/$(firstword $(subst /, ,$1))/model.json ; @test -e 
 endef
 $(foreach e,$(EPOCHS),$(eval $(call epoch_rule,$e)))
 
+ifneq ($(filter %-recorded,$(SCALES)),)
+$W/exp/$(SCALES)/tuned.json: $W/exp/$(firstword $(call to_train,$(filter-out $(EPOCHS),$(NAMED))))/model.json \
+  $C/decode.yaml $C/normaliser.yaml $W/lang/index.json $W/feats/$(DEV).jsonl.gz $(call from_root,$(RECORDS))/$(BASE).jsonl
+	$Q$(PY) $S/tune.py $^ $@
+endif
 records_of = $(patsubst %,$(call from_root,$(RECORDS))/%.jsonl,$(filter $(RECORDED),$(NAMED_$1)))
 define paper_rule # $1 is the table
 $W/tables/$(PAPER)-$1.ratios%json: $(CURDIR)/$1.yaml $W/shards/$(ALIGNER)/$(TRAIN)/index.json $(CURDIR)/paper.yaml \

@@ -12,6 +12,7 @@ import asr_train.interrupt  # noqa: F401
 
 # isort: split
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from asr_train import schema
@@ -52,7 +53,7 @@ def paper(
         for name in runs
         if name not in records
     }
-    usual = next(iter(here.values()))
+    usual = replace(next(iter((here | records).values())), task=task, decoding=decoding)
     for name, record in records.items():
         wanted = schema.load(schema.RunSettings, Path(settings, f"{runs[name].settings_name}.yaml"))
         check_record(record, usual, wanted, table.settings.decode_epochs)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from preloaded import preloaded
 
-from asr_train.files import read_json, read_jsonl
+from asr_train.files import read_json, read_jsonl, write_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -134,21 +135,41 @@ def test_runs_with_a_record_are_not_trained(make, strom, tmp_path):
     work, said = strom
     records = work / "results" / "records"
     assert {path.stem for path in records.iterdir()} == set(trained(said))
-    (gtc,) = (run for run in trained(said) if "gtc" in run)
     table = work / "tables" / "strom2015-figure1.json"
     before = read_json(table)["rows"][0]["ours"]
     table.with_suffix(".md").unlink()
-    moved = (work / "exp" / gtc).rename(tmp_path / gtc)
+    moved = (work / "exp").rename(tmp_path / "exp")
     try:
-        said = make("strom2015", work, "TABLES=figure1", f"RECORDS={records}")
+        said = make("strom2015", work, "TABLES=figure1", f"RECORDS={records}", f"RESULTS={work}")
     finally:
-        moved.rename(work / "exp" / gtc)
-    assert trained(said) == []
+        shutil.rmtree(work / "exp", ignore_errors=True)
+        moved.rename(work / "exp")
+    assert set(re.findall(r"scripts/(\w+)\.py", said)) <= {"paper", "resolve"}
     assert "read from records" in table.with_suffix(".md").read_text()
     after = read_json(table)["rows"][0]["ours"]
     for key in ("runs", "wer", "wer_reduction", "wer_by_epoch", "parameters", "epochs"):
         assert after[key] == before[key]
     assert after["compression_ratio"] == pytest.approx(before["compression_ratio"])
+
+
+def test_a_recorded_baselines_scale_is_for_all_rows(make, strom, tmp_path):
+    work, said = strom
+    (name,) = (run for run in trained(said) if "sgd" in run)
+    (gtc,) = (run for run in trained(said) if "gtc" in run)
+    rows = read_jsonl(work / "results" / "records" / f"{name}.jsonl")
+    for row in rows:
+        for score in row.values():
+            if isinstance(score, dict) and "acoustic_scale" in score:
+                score["acoustic_scale"] = 0.123
+    write_jsonl(tmp_path / f"{name}.jsonl", rows)
+    said = make("strom2015", work, "TABLES=figure1", f"RECORDS={tmp_path}")
+    assert trained(said) == []
+    assert read_json(work / "exp" / f"{name}-recorded" / "tuned.json")["acoustic_scale"] == 0.123
+    assert read_jsonl(work / "exp" / gtc / "hyp.test.jsonl")[0]["acoustic_scale"] == 0.123
+    assert read_json(work / "exp" / name / "tuned.json")["acoustic_scale"] != 0.123
+    said = make("strom2015", work, "-n", "TABLES=figure1")
+    assert f"exp/{name}/tuned.json" in said  # without the record, its own again
+    assert f"exp/{gtc}/hyp.test.jsonl" in said
 
 
 def test_one_bit_from_a_trained_network_of_low_rank(make, strom):

@@ -125,7 +125,7 @@ def check_record(record: Record, usual: Record, settings: RunSettings, decode_ep
     they are not in a record.
 
     Args:
-        usual: of a run trained here.
+        usual: of a run trained here, or of the baseline, with what TRAIN and the search are here.
         settings: of the record's run, as it would be trained here.
         decode_epochs: whether the table needs scores of epochs.
     """
