@@ -122,9 +122,11 @@ def paper_table(
                 )
             ours["simulated"] = found
         ours["hours"] = _hours(row, table, papers.parent)
+        reasons = table.paper.scales[table.scale].unlike | row.settings.unlike
+        why = reasons.get("quanta")
         return {
             **{"label": row.label, "paper": row.printed or {}, "ours": ours, "measured": True},
-            "ratios": {**ratios.get(row.label, {}), **_quanta(row, ratios.get(row.label, {}))},
+            "ratios": {**ratios.get(row.label, {}), **_quanta(row, ratios.get(row.label, {}), why)},
         }
 
     content: TableDict = {
@@ -160,7 +162,7 @@ def _hours(row: _Row, table: Table, conf: Path) -> float | None:
     return _mean(found)
 
 
-def _quanta(row: _Row, ratios: Mapping[str, Any]) -> dict[str, Any]:
+def _quanta(row: _Row, ratios: Mapping[str, Any], why: str | None) -> dict[str, Any]:
     """Return the elements sent per parameter, worker and epoch: the paper's and ours, if known.
 
     The paper prints compression ratios, with 32 bits per element.
@@ -171,7 +173,7 @@ def _quanta(row: _Row, ratios: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     steps = measured(row.runs[0])["steps"] / max(1, len(_frame_errors(row.runs[0])))
     printed = 1 / ratio / ratios["step_share"]["paper"]
-    return {"quanta": {"paper": printed, "ours": share * steps, "why": None}}
+    return {"quanta": {"paper": printed, "ours": share * steps, "why": why}}
 
 
 def _found(run: Run, trained: Mapping[str, Trained], table: Table) -> Trained:

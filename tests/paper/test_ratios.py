@@ -155,11 +155,13 @@ def test_a_table_shows_its_ratios_and_the_reasons(tmp_path):
 def test_elements_sent_per_epoch_are_the_printed_and_the_measured_ones(tmp_path):
     """With 40 nodes at tau 4 the paper sends one in 846 elements in each of 8,984 steps."""
     row = {"run": "gtc", "set": {"comm.workers": 40}, "paper": {"tau": 4.0}}
+    row["unlike"] = {"quanta": "few parameters"}
     table = a_table(tmp_path, "strom2015", "table_3_threshold", [row])
     content = tabulated(table, all_finished(table, density=0.002))
     (found,) = (row["ratios"]["quanta"] for row in content["rows"])
     assert found["paper"] == pytest.approx(1 / 846 / SHARE["paper"])
     assert found["ours"] == pytest.approx(0.002 * 40)
+    assert f"- {RATIOS['quanta'].words}: few parameters" in markdown(content)
 
 
 def test_rows_that_share_a_run_keep_their_own_numbers_of_the_paper():
