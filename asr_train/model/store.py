@@ -91,8 +91,7 @@ def save_model(
             "feats", "norm", "states_hash", "frames", "steps", "dev".
     """
     folder = Path(folder)
-    # Clones, because parameters may be views of one large vector, which would be stored whole
-    tensors = {name: _whole(t).cpu().clone() for name, t in model.state_dict().items()}
+    tensors = {name: _whole(t).cpu() for name, t in model.state_dict().items()}
     if not writes:
         return folder / "model.json"
     folder.mkdir(parents=True, exist_ok=True)
@@ -145,10 +144,24 @@ def save_tensors(path: Path, content: dict[str, Any]) -> None:
     """
     with files.replacing(path) as scratch:
         try:
-            torch.save(content, scratch)
+            torch.save(_own(content), scratch)
         except RuntimeError as error:  # torch's exception for a failed write
             reason = str(error).split("\n")[0]
             raise OSError(f"{path} cannot be written ({reason}): is the disk full?") from error
+
+
+def _own(content: Any) -> Any:
+    """Return content whose tensors have memory of their own.
+
+    torch.save would write all that a view lies in: of one worker's row, the matrix of all workers.
+    """
+    if isinstance(content, dict):
+        return {name: _own(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [_own(value) for value in content]
+    if isinstance(content, Tensor) and content.untyped_storage().nbytes() > content.nbytes:
+        return content.clone()
+    return content
 
 
 def load_tensors(path: Path) -> dict[str, Any]:

@@ -166,6 +166,13 @@ def test_processes_give_the_files_of_virtual_workers(unbroken, splits, tmp_path,
         assert_same(load_tensors(a), load_tensors(b))
 
 
+def test_a_worker_writes_only_its_own_part_of_a_checkpoint(unbroken):
+    paths = list((unbroken("gtc") / "ckpt").glob("*.w*.pt"))
+    stored = [load_tensors(path)["worker"]["owed"]["residual_P"] for path in paths]
+    assert len(stored) >= 3
+    assert all(r.untyped_storage().nbytes() == r.nbytes for r in stored)
+
+
 def assert_same(a, b):
     """Compare all but times."""
     assert type(a) is type(b)
