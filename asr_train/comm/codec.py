@@ -323,13 +323,22 @@ def payload_bytes(words_K: Tensor, size: int, kind: Kind) -> int:
     return -(-_plan(words_K, size, kind)[2] // 8)
 
 
+def payload_bytes_of(count: int, size: int, kind: Kind) -> int:
+    """Return the bytes of so many elements in a kind for which their values do not matter."""
+    sizes = {
+        Kind.map: map_bytes(size),
+        Kind.packed32: 4 * count,
+        Kind.tile16: 2 * (-(-size // TILE) + count),
+    }
+    return sizes[kind]
+
+
 def _plan(words_K: Tensor, size: int, kind: Kind) -> tuple[Kind, int, int]:
     """Return the kind to use, its parameter, and the payload's bits."""
-    parameter, bits = 0, 32 * len(words_K)
-    if kind is Kind.tile16:
-        bits = 16 * (len(words_K) + -(-size // TILE))
-    elif kind is Kind.rice:
+    if kind is Kind.rice:
         parameter, bits = rice.best_parameter(words_K)
+    else:
+        parameter, bits = 0, 8 * payload_bytes_of(len(words_K), size, kind)
     if kind is Kind.map or -(-bits // 8) > map_bytes(size):
         return Kind.map, 0, 8 * map_bytes(size)
     return kind, parameter, bits
@@ -372,11 +381,7 @@ def decode(
                 "its payload is columns, but sent elements are due; were all workers started with "
                 "the same comm.method?"
             )
-        wanted = {
-            Kind.map: map_bytes(size),
-            Kind.packed32: 4 * count,
-            Kind.tile16: 2 * (-(-size // TILE) + count),
-        }[kind]
+        wanted = payload_bytes_of(count, size, kind)
         if len(payload_B) != wanted:
             raise ValueError(
                 f"{kind.name} of {count} elements among {size} parameters has {wanted} bytes but "

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 PARTS = ("compress", "transfer")  # parts of an exchange that are timed
+LENGTH_BYTES = 8  # of a message's length, where it is exchanged first
 
 
 class ExchangeError(ConnectionError):
@@ -107,7 +108,7 @@ class Exchange(ABC):
         sizes = torch.tensor([len(message) for message in messages])[:, None].to(self.device)
         found = self._all(sizes.view(torch.uint8)).view(torch.int64).flatten().tolist()
         gathered = self._all(self._padded(messages, max(found)))
-        self._count_gathered(8 + max(found))  # lengths have 8 bytes
+        self._count_gathered(LENGTH_BYTES + max(found))
         return [row[:size] for row, size in zip(gathered, found, strict=True)]
 
     def scatter(self, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:

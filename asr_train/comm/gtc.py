@@ -10,8 +10,9 @@ the old, and replace them only when all messages have arrived. So a worker takes
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,18 +22,23 @@ from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.bucket import rows
 from asr_train.comm.codec import Flags, Header, Kind
-from asr_train.comm.exchange import Exchange
-from asr_train.comm.reducers import Gradient, Quanta, Reducer, Sent
+from asr_train.comm.exchange import LENGTH_BYTES, Exchange
+from asr_train.comm.reducers import Counts, Gradient, Quanta, Reducer, Sent, Shared
 from asr_train.facts import HEADER_BYTES
 from asr_train.kernels import threshold
 
 CHECK_STEPS = 100  # between waits for a GPU's checks of messages
+Found = TypeVar("Found")
 SLACK = 1.25  # room in a message, relative to the longest of the previous step
 
 
 class Gtc(Reducer):
     """The reducer of a group of several workers, for flat vectors of `size` elements.
 
+    Args:
+        is_direct: whether messages are counted but not made where that is possible: on a CPU, if
+            all workers are in this process, and the number of its elements gives a message's
+            length. The result is the same to the bit.
     Attributes:
         tau: of the next step; the same in the whole group.
         capacity: bytes of payload that the next step's messages have room for.
@@ -41,7 +47,13 @@ class Gtc(Reducer):
         ValueError: if there are more elements than a message can number.
     """
 
-    def __init__(self, exchange: Exchange, size: int, settings: schema.GtcSettings) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        size: int,
+        settings: schema.GtcSettings,
+        is_direct: bool = False,
+    ) -> None:
         threshold.check_size(size)
         self.exchange, self.size, self.settings = exchange, size, settings
         self.kind = Kind[settings.codec.name]
@@ -53,10 +65,13 @@ class Gtc(Reducer):
         )  # swapped after each step
         self._on_device = exchange.device.type != "cpu"
         self._checks = codec.Checks(deferred=self._on_device)
+        is_here = is_direct and len(exchange.local) == len(exchange) and not self._on_device
+        is_exact = settings.capacity is schema.Capacity.exact and self.kind is not Kind.rice
+        self._counts_P = torch.zeros(size) if is_here and is_exact else None
         # The element that goes first if room is short; on a GPU it may lie there
         self._turn: dict[int, int | Tensor] = dict.fromkeys(exchange.local, 0)
 
-    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Quanta | None:
+    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Shared | None:
         """Return all messages' quanta; None if any gradient is not finite.
 
         Adding them up overwrites the last of the gradients.
@@ -64,47 +79,88 @@ class Gtc(Reducer):
         Raises:
             MessageError: if a message is damaged or not the one expected.
         """
+        if self._counts_P is not None:
+            return self._reduce_here(gradients, sent, self._counts_P)
         messages: list[Tensor] = []
         turns = dict(self._turn)
         is_fixed = self.settings.capacity is schema.Capacity.fixed
         waits_for_none = self._on_device and is_fixed and self.kind is Kind.packed32
-        compressed = self._compressed_fixed if waits_for_none else self._compressed
-        found: Iterator[Any] = iter(())
-        left = 0  # workers whose gradients are compressed, and not yet written
-        for worker, gradient in zip(self.exchange.local, gradients, strict=True):
+        compressed: Callable[[slice, Tensor], Sequence[threshold.Compressed | threshold.Fixed]] = (
+            self._compressed_fixed if waits_for_none else self._compressed
+        )
+        for worker, gradient, found in self._each(gradients, compressed):
             with self.exchange.timed("compress"):
-                if not left:
-                    rows_WP = (
-                        gradient.grad_P[None] if gradient.rows_WP is None else gradient.rows_WP
-                    )
-                    left = len(rows_WP)
-                    first = worker - self.exchange.local[0]
-                    found = iter(compressed(slice(first, first + left), rows_WP))
-                left -= 1
-                messages.append(self._message(worker, gradient, next(found)))
+                messages.append(self._message(worker, gradient, found))
             total_P = gradient.grad_P
         room = HEADER_BYTES + self.capacity if is_fixed else None
         received = self.exchange.gather(messages, room)
         headers, words = self._read(received)
         self._count(headers, sent)
-        quanta = self._end_step(headers, words, total_P)
-        if quanta is None:
+        if not self._end_step(headers):
             self._turn = turns
+            return None
+        quanta = Quanta(words, self.tau, total_P)
+        self._plan_next(headers)
         return quanta
 
-    def _end_step(
-        self, headers: list[Header], words: list[Tensor], room_P: Tensor
-    ) -> Quanta | None:
-        """Return all messages' quanta, and swap residuals; None if any gradient is not finite."""
+    def _reduce_here(
+        self, gradients: Iterable[Gradient], sent: dict[int, Sent], counts_P: Tensor
+    ) -> Counts | None:
+        """Do what `reduce` does; messages are counted but not made."""
+
+        def tallied(places: slice, grads_WP: Tensor) -> list[threshold.Tallied]:
+            residuals_WP, kept_WP = self._residuals_WP[places], self._kept_WP[places]
+            return threshold.tally_rows(grads_WP, residuals_WP, self.tau, kept_WP, counts_P)
+
+        counts_P.zero_()
+        headers: list[Header] = []
+        for worker, gradient, (count, is_finite) in self._each(gradients, tallied):
+            flags = Flags.none if gradient.frames else Flags.end_of_data
+            if not is_finite:
+                count, flags = 0, flags | Flags.not_finite
+            payload_bytes = codec.payload_bytes_of(count, self.size, self.kind)
+            header = self._header(worker, gradient.frames, count, flags)
+            payload_bytes = min(payload_bytes, codec.map_bytes(self.size))
+            headers.append(replace(header, count=count, payload_bytes=payload_bytes))
+        longest = HEADER_BYTES + max(header.payload_bytes for header in headers)
+        for worker in self.exchange.local:
+            self.exchange.count_received(worker, LENGTH_BYTES + longest)
+        self._count(headers, sent)
+        if not self._end_step(headers):
+            return None
+        counts = Counts(counts_P, self.tau)
+        self._plan_next(headers)
+        return counts
+
+    def _each(
+        self, gradients: Iterable[Gradient], compressed: Callable[[slice, Tensor], Sequence[Found]]
+    ) -> Iterator[tuple[int, Gradient, Found]]:
+        """Yield the local workers, their gradients, and what is found of these.
+
+        Args:
+            compressed: places of some workers, their gradients [W, P] -> what is found of each.
+        """
+        found: Iterator[Found] = iter(())
+        left = 0  # workers whose gradients are compressed, and not yet yielded
+        for worker, gradient in zip(self.exchange.local, gradients, strict=True):
+            if not left:
+                rows_WP = gradient.grad_P[None] if gradient.rows_WP is None else gradient.rows_WP
+                left = len(rows_WP)
+                first = worker - self.exchange.local[0]
+                with self.exchange.timed("compress"):
+                    found = iter(compressed(slice(first, first + left), rows_WP))
+            left -= 1
+            yield worker, gradient, next(found)
+
+    def _end_step(self, headers: list[Header]) -> bool:
+        """Swap residuals; return False, without that, if any gradient is not finite."""
         self.step += 1
         if self.step % CHECK_STEPS == 0:
             self.check()
         if any(header.flags & Flags.not_finite for header in headers):
-            return None
+            return False
         self._residuals_WP, self._kept_WP = self._kept_WP, self._residuals_WP
-        quanta = Quanta(words, self.tau, room_P)
-        self._plan_next(headers)
-        return quanta
+        return True
 
     def _count(self, headers: list[Header], sent: dict[int, Sent]) -> None:
         """Count what the local workers sent."""

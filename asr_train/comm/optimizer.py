@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from asr_train.comm.exchange import added
-from asr_train.comm.reducers import Quanta, Step, Update
+from asr_train.comm.reducers import Shared, Step, Update
 from asr_train.schema import AdagradPlace, AdagradSettings
 
 LEAST_SIGMA = 1e-20  # of an element whose gradient was always zero; 0 / 0 otherwise
@@ -132,7 +132,7 @@ class Momentum:
         if isinstance(update, Step):
             weights_P.add_(update.step_P, alpha=-rate)
             return
-        if isinstance(update, Quanta):
+        if isinstance(update, Shared):
             if self.velocity_P is None and self.adagrad is None:
                 update.descend(weights_P, rate)
                 return

@@ -61,20 +61,43 @@ class Quanta:
 
 
 @dataclass(slots=True)
+class Counts:
+    """A group's quanta that are added up already: times tau, they are its gradient.
+
+    Attributes:
+        counts_P: float32 [P], integers, which `dense` overwrites.
+    """
+
+    counts_P: Tensor
+    tau: float
+
+    def dense(self) -> Tensor:
+        """Return the gradient, float32 [P]."""
+        return self.counts_P.mul_(self.tau)
+
+    def descend(self, weights_P: Tensor, rate: float) -> None:
+        """Compute weights_P -= rate * dense(), bit for bit what Quanta does."""
+        parts: list[Tensor] = []
+        counts_1P = self.counts_P[None]
+        decode.combine(weights_P, counts_1P, [0], parts, parts, self.tau, rate, weights_P)
+
+
+@dataclass(slots=True)
 class Step:
     """A group's step by the reducer's own optimizer, not yet multiplied by the rate."""
 
     step_P: Tensor
 
 
-Update = Tensor | Quanta | Step  # a Tensor is a gradient, float32 [P], the sum over the workers
+Shared = Quanta | Counts
+Update = Tensor | Shared | Step  # a Tensor is a gradient, float32 [P], the sum over the workers
 
 
 def dense(update: Update) -> Tensor:
     """Return an update as a vector to subtract, not yet multiplied by the rate, float32 [P]."""
     if isinstance(update, Step):
         return update.step_P
-    return update.dense() if isinstance(update, Quanta) else update
+    return update.dense() if isinstance(update, Shared) else update
 
 
 @dataclass(slots=True)

@@ -319,6 +319,43 @@ def compress(grad: Any, residual: Any, kept: Any, threshold: float) -> tuple[Any
 
 
 @numba.njit(cache=True, nogil=True)
+def _tally(
+    grads: Any, residuals: Any, kept: Any, counts: Any, threshold: Any, begin: int, end: int
+) -> Any:
+    """Compute `tally` of a range of columns; int64 [2, W]: sent elements, and finite ones."""
+    infinity = np.float32(np.inf)
+    found = np.zeros((2, len(grads)), np.int64)
+    for w in range(len(grads)):
+        for first in range(begin, end, CHUNK):
+            last = min(first + CHUNK, end)
+            g, r, k = grads[w, first:last], residuals[w, first:last], kept[w, first:last]
+            c, many, good = counts[first:last], np.int32(0), np.int32(0)
+            for i in range(last - first):
+                owed = r[i] + g[i]
+                above, below = np.int32(owed > threshold), np.int32(owed < -threshold)
+                code = np.float32(above - below)
+                k[i] = owed - threshold * code  # exact: the code is -1, 0 or 1
+                c[i] += code
+                many += above + below
+                good += np.int32(abs(owed) < infinity)
+            found[0, w] += many
+            found[1, w] += good
+    return found
+
+
+def tally(grads: Any, residuals: Any, kept: Any, counts: Any, threshold: float) -> Any:
+    """Compute threshold.tally_rows; int64 [2, W]: sent elements, and finite ones."""
+    vectors, tau = (grads, residuals, kept, counts), np.float32(threshold)
+    parts = in_parts(
+        len(counts),
+        CHUNK,
+        lambda begin, end: _tally(*vectors, tau, begin, end),
+        weight=len(grads),
+    )
+    return sum(parts)
+
+
+@numba.njit(cache=True, nogil=True)
 def first_wrong(words: Any, size: int) -> Any:
     """Return the first place where indices do not ascend below `size`, else their number."""
     before = np.int64(-1)

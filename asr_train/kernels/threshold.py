@@ -110,6 +110,54 @@ def compress_reference(
     return Compressed(to_words(index_K, owed_K < 0), is_finite)
 
 
+class Tallied(NamedTuple):
+    """The result of `tally_rows` for one worker."""
+
+    sent: int  # elements
+    is_finite: bool  # as in Compressed
+
+
+def tally_rows(
+    grads_WP: Tensor, residuals_WP: Tensor, threshold: float, kept_WP: Tensor, counts_P: Tensor
+) -> list[Tallied]:
+    """Compute `compress_rows`, and `decode` what is sent, without a list of the sent elements.
+
+    For workers of one process, which exchange nothing; bit for bit the same.
+
+    Args:
+        counts_P: float32 [P]; gets all rows' sent elements. If a row is not finite, it must not be
+            used.
+    Raises:
+        ValueError: as `compress`.
+    """
+    check_same("threshold.tally_rows", residuals_WP=residuals_WP, kept_WP=kept_WP)
+    check_shape("grads_WP", grads_WP, *kept_WP.shape)
+    # The other rows lie as the first does
+    _check("threshold.tally_rows", grads_WP[0], residuals_WP[0], threshold, kept_WP[0])
+    check_same("threshold.tally_rows", counts_P=counts_P, kept_P=kept_WP[0])
+    if choose(counts_P) is not Backend.cpu:
+        return _tally_reference(grads_WP, residuals_WP, threshold, kept_WP, counts_P)
+    from asr_train.kernels import compiled
+
+    vectors = grads_WP.float(), residuals_WP, kept_WP, counts_P
+    grads, residuals, kept, counts = (v.detach().numpy() for v in vectors)
+    sent, finite = compiled.tally(grads, residuals, kept, counts, threshold)
+    size = len(counts_P)
+    return [Tallied(int(s), int(f) == size) for s, f in zip(sent, finite, strict=True)]
+
+
+def _tally_reference(
+    grads_WP: Tensor, residuals_WP: Tensor, threshold: float, kept_WP: Tensor, counts_P: Tensor
+) -> list[Tallied]:
+    """Compute `tally_rows` by lists of sent elements."""
+    each = zip(grads_WP, residuals_WP, kept_WP, strict=True)
+    found = [compress_reference(g, r, threshold, kept_P) for g, r, kept_P in each]
+    for words_K, _ in found:
+        index_K, is_negative_K = from_words(words_K)
+        counts_P.index_add_(0, index_K, 1 - 2 * is_negative_K.to(counts_P.dtype))
+    return [Tallied(len(words_K), is_finite) for words_K, is_finite in found]
+
+
 class Fixed(NamedTuple):
     """The result of `compress_fixed`, on the device."""
 

@@ -56,6 +56,7 @@ class Shards:
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged(f"is not an index of shards ({error!r})") from error
         self._opened: set[int] = set()  # shards whose checksum this process has compared
+        self._last_read: tuple[int, str, dict[str, Record]] | None = None  # what is left of a shard
         self._last_order: tuple[tuple[int | None, int], npt.NDArray[np.int64]] | None = None
         self._last_parts: tuple[tuple[int | None, int, int], list[Positions]] | None = None
         self._span = 0.0, 1.0
@@ -109,7 +110,7 @@ class Shards:
         assert 0 <= first < last <= 1
         part = copy.copy(self)
         part._span = first, last
-        part._last_order = part._last_parts = None
+        part._last_order = part._last_parts = part._last_read = None
         return part
 
     def some(self, share: float) -> "Shards":
@@ -129,7 +130,8 @@ class Shards:
             "num_frames": sum(frames),
         }
         found._take_index()
-        found._opened, found._last_order, found._last_parts = set(), None, None
+        found._opened, found._last_read = set(), None
+        found._last_order = found._last_parts = None
         return found
 
     # --- order -----------------------------------------------------------------------------------
@@ -227,20 +229,31 @@ class Shards:
                 yield self._sample(path, position, records.pop(self._ids[position], None))
 
     def _records(self, shard: int, wanted: list[int]) -> tuple[str, dict[str, Record]]:
-        """Return the undecoded records of a shard's `wanted` samples."""
+        """Return the undecoded records of a shard's `wanted` samples.
+
+        The others stay in memory until another shard is read: many virtual workers of one process
+        read one shard.
+        """
+        names = [self._ids[position] for position in wanted]
+        last, self._last_read = self._last_read, None
+        if last is None or last[0] != shard or not last[2].keys() >= set(names):
+            last = None  # frees the memory
+            last = shard, *self._all_records(shard)
+        self._last_read = last
+        _, path, rest = last
+        return path, {name: rest.pop(name) for name in names if name in rest}
+
+    def _all_records(self, shard: int) -> tuple[str, dict[str, Record]]:
+        """Read a shard."""
         listed = self.index["parts"][shard]
         unseen = shard not in self._opened
         path, opened = open_part(self.path, listed, unseen)
         self._opened.add(shard)
         known = {sample_id for sample_id, _ in listed["order"]}
-        unwanted = known - {self._ids[position] for position in wanted}
         records: dict[str, Record] = {}
         with opened as file:
             # webdataset's iteration over an open file: its `gopen` would run `pipe:` names
-            members = tariterators.tar_file_expander(
-                [{"url": path, "stream": file}],
-                select_files=lambda name: name.split(".", 1)[0] not in unwanted,
-            )
+            members = tariterators.tar_file_expander([{"url": path, "stream": file}])
             try:
                 for record in tariterators.group_by_keys(members):
                     sample_id = record.pop("__key__")

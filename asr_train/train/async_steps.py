@@ -6,7 +6,7 @@ all workers have come that far.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from asr_train.train.batched import Batched
 from asr_train.train.feed import Feed, when
 from asr_train.train.log import WorkerTotals
 from asr_train.train.state import Interval, Learned, RunState
-from asr_train.train.step import Result, one_gradient, seed_of, several_gradients, skip
+from asr_train.train.step import Result, computed, one_gradient, seed_of, several_gradients, skip
 from asr_train.train.totals import take
 
 WriteWeights = Callable[[Tensor], None]
@@ -69,10 +69,10 @@ def run_ahead(
             seed = seed_of(optim.seed, step + 1, worker)
             return one_gradient(model, batch, state.bucket, optim, seed, state.objective)
 
-    def late() -> list[tuple[int, Result]]:
+    def late() -> Iterator[tuple[int, Result]]:
         assert outstanding is not None
-        with state.stopwatch(state.since_log[local[0]], "compute_seconds"):
-            return outstanding.compute()
+        workers, results = outstanding.compute()
+        return zip(workers, computed(results, state, state.since_log[local[0]]), strict=True)
 
     def skipped(worker: int, step: int, loss: float) -> None:
         skip(state, 0, {worker: loss}, step + 1, f" by worker {worker}")
@@ -126,14 +126,14 @@ class Outstanding:
         write_weights(self._weights_WP[len(self._asked)])
         self._asked.append((worker, step, batch))
 
-    def compute(self) -> list[tuple[int, Result]]:
-        """Return all gradients, with their workers; the next call overwrites them."""
+    def compute(self) -> tuple[Sequence[int], Iterator[list[Result]]]:
+        """Return the workers, and their gradients as they are computed, in the same order."""
         workers, steps, batches = zip(*self._asked, strict=True)
         self._asked = []
         seed = seed_of(self._optim.seed, steps[0] + 1, workers[0])
         weights_WP = self._weights_WP[: len(workers)]
         about = self._bucket, self._optim, seed, weights_WP
-        return list(zip(workers, several_gradients(self._batched, batches, *about), strict=True))
+        return workers, several_gradients(self._batched, batches, *about)
 
 
 class AsyncSteps:
@@ -156,7 +156,7 @@ class AsyncSteps:
         state: RunState,
         stop: int,
         compute: Callable[[int, int, WriteWeights], Result | None],
-        late: Callable[[], list[tuple[int, Result]]],
+        late: Callable[[], Iterator[tuple[int, Result]]],
         most: int,
         skipped: Callable[[int, int, float], None],
         take: Callable[[int], WorkerTotals],
@@ -181,12 +181,15 @@ class AsyncSteps:
         return gradient
 
     def late(self) -> Iterator[tuple[int, Gradient]]:
-        """Compute the gradients of all outstanding steps, then yield them with their workers."""
-        self._count_exchange(next(iter(self._state.since_log.values())))
-        results = self._late()
-        self._left, self._left_cpu = time.perf_counter(), time.process_time()
-        for worker, (gradient, learned) in results:
-            self._learned[worker] = learned
+        """Compute the gradients of all outstanding steps; yield them with their workers."""
+        counts, results = next(iter(self._state.since_log.values())), self._late()
+        while True:
+            self._count_exchange(counts)
+            found = next(results, None)
+            self._left, self._left_cpu = time.perf_counter(), time.process_time()
+            if found is None:
+                return
+            worker, (gradient, self._learned[worker]) = found
             yield worker, gradient
 
     def finished(self, worker: int, step: int, is_finite: bool) -> None:

@@ -27,7 +27,8 @@ from asr_train.model.store import Model
 from asr_train.schema import Precision
 from asr_train.shards.batch import Batch
 
-ROOM = {"cpu": 2**24, "cuda": 2**30}  # elements of gradients at a time: 64 MB, 4 GB
+ROOM = {"cpu": 2**25, "cuda": 2**30}  # elements of gradients, or of workers' weights, in one pass
+AT_ONCE = {"cpu": 2**21, "cuda": 2**30}  # of gradients in memory; 8 MB stay in a CPU's cache
 _Slots = tuple[Slot, Slot | None]  # of a layer's weights and bias
 
 
@@ -38,7 +39,7 @@ class Batched:
         bucket: of the model.
         precision: of its products.
     Attributes:
-        most: workers whose gradients are computed at a time.
+        most: workers that go through the network together.
     Raises:
         ValueError: if a parameter does not belong to a linear layer.
     """
@@ -58,24 +59,25 @@ class Batched:
                 "together; set comm.virtual=exact"
             )
         self._size = len(bucket.weights_P)
-        self.most = max(1, ROOM[bucket.weights_P.device.type] // self._size)
-        self._grads_WP: Tensor | None = None
+        device = bucket.weights_P.device
+        self.most = max(1, ROOM[device.type] // self._size)
+        self._grads_WP = rows(max(1, AT_ONCE[device.type] // self._size), self._size, device)
 
     def chunks(self, workers: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Yield groups of workers whose gradients are computed at a time."""
+        """Yield groups of workers that go through the network together."""
         for first in range(0, len(workers), self.most):
             yield workers[first : first + self.most]
 
     def gradients(
         self, batches: Sequence[Batch], max_norm: float | None, weights_WP: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Compute workers' gradients.
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield workers' gradients, in their order, of some workers at a time.
 
         Args:
             max_norm: the largest L2 norm of a gradient, per frame.
             weights_WP: float32 [W, P], each worker's weights; None: those that the model has.
-        Returns:
-            float32 [W, P], which the next call overwrites; and [W, 2], by worker the loss in nats
+        Yields:
+            float32 [W, P], which the next ones overwrite; and [W, 2], by worker the loss in nats
             and the number of correct frames.
         """
         workers, most = len(batches), max(len(batch.ali_BT) for batch in batches)
@@ -90,33 +92,28 @@ class Batched:
             logits_NS, target_N, ignore_index=IGNORED, reduction="none"
         )
         deltas = torch.autograd.grad(loss_N.sum(), passed.outputs)
-        grads_WP = self._room(workers)
-        for (weight, bias), input_NI, delta_NO in zip(
-            passed.slots, passed.inputs, deltas, strict=True
-        ):
-            delta_WNO = delta_NO.unflatten(0, (workers, -1))
-            input_WNI = input_NI.unflatten(0, (workers, -1)).to(delta_NO.dtype)
-            weight_WOI = _of_workers(grads_WP, weight)
-            if delta_NO.dtype is weight_WOI.dtype:
-                torch.bmm(delta_WNO.transpose(1, 2), input_WNI, out=weight_WOI)
-            else:
-                weight_WOI.copy_(torch.bmm(delta_WNO.transpose(1, 2), input_WNI))
-            if bias is not None:
-                bias_WO = _of_workers(grads_WP, bias)
-                torch.sum(delta_WNO, 1, dtype=bias_WO.dtype, out=bias_WO)
-        if max_norm is not None:
-            for grad_P, batch in zip(grads_WP, batches, strict=True):
-                shorten(grad_P, max_norm * batch.frames)
         correct_N = (logits_NS.detach().argmax(-1) == target_N).to(loss_N.dtype)
         columns = [loss_N.detach(), correct_N]
-        sums_W = [column.unflatten(0, (workers, -1)).sum(1) for column in columns]
-        return grads_WP, torch.stack(sums_W, 1)
-
-    def _room(self, workers: int) -> Tensor:
-        if self._grads_WP is None or len(self._grads_WP) < workers:
-            device = next(self._model.parameters()).device
-            self._grads_WP = rows(workers, self._size, device)
-        return self._grads_WP[:workers]
+        sums_W2 = torch.stack([c.unflatten(0, (workers, -1)).sum(1) for c in columns], 1)
+        pairs = list(zip(passed.inputs, deltas, strict=True))
+        for first in range(0, workers, len(self._grads_WP)):
+            some = slice(first, min(first + len(self._grads_WP), workers))
+            grads_WP = self._grads_WP[: some.stop - first]
+            for (weight, bias), pair in zip(passed.slots, pairs, strict=True):
+                input_WNI, delta_WNO = (x.unflatten(0, (workers, -1))[some] for x in pair)
+                weight_WOI = _of_workers(grads_WP, weight)
+                if delta_WNO.dtype is weight_WOI.dtype:
+                    torch.bmm(delta_WNO.transpose(1, 2), input_WNI, out=weight_WOI)
+                else:
+                    input_WNI = input_WNI.to(delta_WNO.dtype)
+                    weight_WOI.copy_(torch.bmm(delta_WNO.transpose(1, 2), input_WNI))
+                if bias is not None:
+                    bias_WO = _of_workers(grads_WP, bias)
+                    torch.sum(delta_WNO, 1, dtype=bias_WO.dtype, out=bias_WO)
+            if max_norm is not None:
+                for grad_P, batch in zip(grads_WP, batches[some], strict=True):
+                    shorten(grad_P, max_norm * batch.frames)
+            yield grads_WP, sums_W2[some]
 
 
 class _Products(TorchFunctionMode):

@@ -14,7 +14,7 @@ from asr_train.shards.batch import Batch
 from asr_train.train.batched import Batched, rounded, shorten
 from asr_train.train.log import say
 from asr_train.train.objective import CROSS_ENTROPY, Objective
-from asr_train.train.state import Learned, NotFiniteError, RunState, check_finite
+from asr_train.train.state import Interval, Learned, NotFiniteError, RunState, check_finite
 
 MAX_SKIPPED = 100  # steps in a row; a run that skips so many will not recover
 NextBatch = Callable[[int], Batch | None]  # worker -> minibatch; None: none is left
@@ -81,15 +81,27 @@ def gradients(
     for chunk in ([w] for w in workers) if batched is None else batched.chunks(workers):
         with state.stopwatch(counts, "wait_seconds"):
             batches = [next_batch(worker) for worker in chunk]
-        with state.stopwatch(counts, "compute_seconds"):
-            seed = seed_of(optim.seed, step, chunk[0])
-            if batched is None:
-                found = [one_gradient(model, batches[0], bucket, optim, seed, state.objective)]
-            else:
-                found = several_gradients(batched, batches, bucket, optim, seed)
+        seed = seed_of(optim.seed, step, chunk[0])
+        if batched is None:
+            with state.stopwatch(counts, "compute_seconds"):
+                result = one_gradient(model, batches[0], bucket, optim, seed, state.objective)
+            found = iter([result])
+        else:
+            together = several_gradients(batched, batches, bucket, optim, seed)
+            found = computed(together, state, counts)
         for worker, (gradient, one) in zip(chunk, found, strict=True):
             learned[worker] = one
             yield gradient
+
+
+def computed(found: Iterator[list[Result]], state: RunState, counts: Interval) -> Iterator[Result]:
+    """Yield results one by one; the seconds until they are there count as computing."""
+    while True:
+        with state.stopwatch(counts, "compute_seconds"):
+            results = next(found, None)
+        if results is None:
+            return
+        yield from results
 
 
 def several_gradients(
@@ -99,26 +111,33 @@ def several_gradients(
     optim: OptimSettings,
     seed: int,
     weights_WP: Tensor | None = None,
-) -> list[Result]:
-    """Return what `one_gradient` does of several workers' minibatches, computed together.
+) -> Iterator[list[Result]]:
+    """Yield what `one_gradient` returns of several workers' minibatches, of some at a time.
+
+    The next ones overwrite them.
 
     Args:
         weights_WP: of workers that all have a minibatch, as in `Batched.gradients`.
     """
     some = [batch for batch in batches if batch is not None]
-    if len(some) < len(batches):
-        bucket.zero_grad()
     found: Iterator[tuple[Tensor, Tensor]] = iter(())
     if some:
         generator_of(bucket.grad_P.device).manual_seed(seed)
-        grads_WP, sums_W2 = batched.gradients(some, optim.max_norm, weights_WP)
-        found = zip(grads_WP, sums_W2, strict=True)
-    results = []
-    for batch in batches:
-        results.append(_nothing(bucket) if batch is None else _result(bucket, batch, *next(found)))
-    if len(some) == len(batches):
-        results[0][0].rows_WP = grads_WP
-    return results
+        found = batched.gradients(some, optim.max_norm, weights_WP)
+    if len(some) < len(batches):
+        bucket.zero_grad()
+    rest = iter(batches)
+    for grads_WP, sums_W2 in found:
+        grads_WP[:, :1].masked_fill_(~sums_W2[:, :1].isfinite(), torch.nan)
+        results: list[Result] = []
+        for grad_P, sums_2 in zip(grads_WP, sums_W2, strict=True):
+            while (batch := next(rest)) is None:
+                results.append(_nothing(bucket))
+            results.append((Gradient(grad_P, batch.frames), Learned(batch.frames, sums_2)))
+        if len(some) == len(batches):
+            results[0][0].rows_WP = grads_WP
+        yield results
+    yield [_nothing(bucket) for _ in rest]
 
 
 def one_gradient(

@@ -227,3 +227,27 @@ def test_a_step_whose_debt_overflows_is_nobodys():
     assert reducer.reduce(iter(gradients), run.method.sent) is None
     for found, wanted in zip(residuals(run), before, strict=True):
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("codec_name", ["packed32", "tile16"])
+@pytest.mark.parametrize("threshold", [2.0**-20, 0.5, 4.0])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_messages_that_are_counted_only_do_what_messages_do(codec_name, threshold, momentum):
+    """To the bit: weights, residuals, bits sent and received, capacity and adaptive threshold."""
+    adaptive = {"density": 0.01, "band": 1.5, "factor": 1.05}
+    gtc = {**GTC, "codec": codec_name, "threshold": threshold, "capacity": "exact"}
+    found = []
+    for is_counted in (True, False):
+        method = method_of("gtc", 3, gtc={**gtc, "adaptive": adaptive})
+        (reducer,) = method.reducers
+        assert reducer._counts_P is not None
+        if not is_counted:
+            reducer._counts_P = None
+        run = Run(method, random_gradient, momentum, bad={(1, 2)}).steps(6)
+        assert run.skipped == [2]
+        numbers = [method.take_sent(w) for w in range(3)], reducer.tau, reducer.capacity
+        found.append((run.weights()[0], *residuals(run), numbers))
+    (*ours, numbers), (*theirs, wanted) = found
+    assert numbers == wanted
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a.view(torch.int32), b.view(torch.int32))

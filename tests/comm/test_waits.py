@@ -9,6 +9,7 @@ import torch
 from small_methods import CPU, GTC, LARGE, Run, bursts, method_of
 from waits import Waits
 
+from asr_train import schema
 from asr_train.comm import codec, gtc
 from asr_train.comm.codec import HEADER_BYTES, Checks, Kind, MessageError
 from asr_train.comm.loopback import Loopback
@@ -37,15 +38,28 @@ class OneOfMany(Loopback):
         return [messages[0], *self.messages[1:]]
 
 
+class Recorded(Loopback):
+    """Records what was sent."""
+
+    def __init__(self, workers) -> None:
+        super().__init__(range(workers), CPU)
+        self.sent: list[bytes] = []
+
+    def gather(self, messages, capacity=None):
+        received = super().gather(messages, capacity)
+        self.sent += [bytes(message_B.numpy()) for message_B in received]
+        return received
+
+
 def written(workers, codec_name, threshold):
     """Return all messages of a step, and their settings."""
-    gtc_settings = {"threshold": threshold, "codec": codec_name, "capacity": "exact"}
-    method = method_of("gtc", workers, size=SIZE, gtc=gtc_settings)
-    (reducer,) = method.reducers
-    messages = []
-    reducer.exchange.gather = lambda m, capacity=None: messages.extend(m) or m
-    method.reduce(0, gradients(workers))
-    return messages, reducer.settings
+    given = {"threshold": threshold, "codec": codec_name, "capacity": "exact"}
+    exchange, settings = Recorded(workers), schema.build(schema.GtcSettings, given, "gtc")
+    gtc.Gtc(exchange, SIZE, settings).reduce(
+        gradients(workers), dict.fromkeys(range(workers), Sent())
+    )
+    contents = [torch.frombuffer(bytearray(sent), dtype=torch.uint8) for sent in exchange.sent]
+    return contents, settings
 
 
 CASES = [("packed32", 3.0), ("tile16", 3.0), ("rice", 3.0), ("packed32", 0.01)]  # the last: maps
@@ -75,19 +89,6 @@ def test_how_often_a_step_waits_does_not_depend_on_the_number_of_workers(
     assert counted[2].count("cpu") == 1  # all headers
     # For its own message: the number of elements, and the length of their Rice codes
     assert len(counted[2]) <= {"rice": 9}.get(codec_name, 3), counted[2]
-
-
-class Recorded(Loopback):
-    """Records what was sent."""
-
-    def __init__(self, workers) -> None:
-        super().__init__(range(workers), CPU)
-        self.sent: list[bytes] = []
-
-    def gather(self, messages, capacity=None):
-        received = super().gather(messages, capacity)
-        self.sent += [bytes(message_B.numpy()) for message_B in received]
-        return received
 
 
 @pytest.mark.parametrize("bad", [set(), {(1, 4), (0, 9)}])

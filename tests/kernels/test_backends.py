@@ -14,7 +14,9 @@ from asr_train.kernels.threshold import (
     compress_fixed,
     compress_fixed_rows,
     compress_rows,
+    decode_reference,
     from_words,
+    tally_rows,
 )
 
 BLOCK = 4096  # of the GPU's kernel; 512 and 64 are the CPU's
@@ -98,6 +100,32 @@ def test_odd_values_are_the_references(both):
                 assert torch.equal(words_K, words2_K)
                 assert same_bits(kept_P, kept2_P)
                 assert fine == fine2 == bool((residual_P + grad_P).isfinite().all())
+
+
+@pytest.mark.parametrize("size", [1, 65, 511, 3 * BLOCK + 1])
+@pytest.mark.parametrize("tau", [2**-8, 3.0, 100.0])
+@pytest.mark.parametrize("odd", [None, float("inf"), float("nan")])
+def test_a_tally_is_what_the_messages_add_up_to(both, dyadic, size, tau, odd):
+    """Also of rows that lie apart; only rows that are not finite say so."""
+    grads_WP = torch.empty(3, size + 16, device=DEVICE)[:, :size]
+    for grad_P in grads_WP:
+        grad_P.copy_(dyadic(size))
+    if odd is not None:
+        grads_WP[1, size // 2] = odd
+    residuals_WP = torch.stack([dyadic(size) for _ in range(3)])
+    wanted_WP = torch.empty_like(residuals_WP)
+    wanted = compress_rows(grads_WP, residuals_WP, tau, wanted_WP)
+
+    def tallied():
+        kept_WP, counts_P = torch.empty_like(residuals_WP), torch.ones(size, device=DEVICE)
+        return tally_rows(grads_WP, residuals_WP, tau, kept_WP, counts_P), kept_WP, counts_P
+
+    for found, kept_WP, counts_P in both(tallied):
+        assert [one.sent for one in found] == [len(words_K) for words_K, _ in wanted]
+        assert [one.is_finite for one in found] == [True, odd is None, True]
+        assert same_bits(kept_WP, wanted_WP)
+        total_P = decode_reference([words_K.cpu() for words_K, _ in wanted], size)
+        assert torch.equal(counts_P.cpu(), 1 + total_P.float())
 
 
 def test_arbitrary_values_are_the_references(both):

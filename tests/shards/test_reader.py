@@ -149,6 +149,20 @@ def test_what_was_consumed_is_neither_opened_nor_decoded(tmp_path, monkeypatch):
     assert ids(data.samples(3, 0, 1, 0, start=7)) == decoded == [f"utt{n:03d}" for n in order[7:]]
 
 
+def test_workers_of_one_process_read_each_shard_once(tmp_path, monkeypatch):
+    shards = Shards(write(tmp_path, [5] * 24, per_shard=8))
+    read, original = [], reader.open_part
+    monkeypatch.setattr(
+        reader, "open_part", lambda *given: read.append(given[1]["path"]) or original(*given)
+    )
+    for epoch in range(2):
+        each = [shards.samples(3, worker, 12, epoch) for worker in range(12)]
+        found = [ids(samples) for samples in each]
+        assert sorted(itertools.chain(*found)) == [f"utt{n:03d}" for n in range(24)]
+        assert sorted(read) == ["00000.tar", "00001.tar", "00002.tar"]
+        read.clear()
+
+
 def test_mean_variance_and_priors_are_fit_to_divide_by(shards):
     data = shards(LENGTHS, PER_SHARD)
     assert data.mean_F.dtype == data.var_F.dtype == np.float32

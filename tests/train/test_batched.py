@@ -36,6 +36,12 @@ def network(run):
     return model, Bucket(model)
 
 
+def all_of(found):
+    """Return gradients [W, P] and sums [W, 2] of all workers."""
+    grads, sums = zip(*((grads_WP.clone(), sums_W2) for grads_WP, sums_W2 in found), strict=True)
+    return torch.cat(grads), torch.cat(sums)
+
+
 def minibatch(frames, generator, padding=0):
     """Return single frames in windows of four; the last ones are padding."""
     mask_BT = torch.arange(frames)[:, None] < frames - padding
@@ -46,14 +52,15 @@ def minibatch(frames, generator, padding=0):
 
 @pytest.mark.parametrize("max_norm", [None, 0.01])
 @pytest.mark.parametrize("dnn", NETWORKS.values(), ids=NETWORKS)
-def test_gradients_are_those_of_one_at_a_time(dnn, max_norm):
+def test_gradients_are_those_of_one_at_a_time(dnn, max_norm, monkeypatch):
     """Within rounding; of minibatches of several lengths, and again in the same memory."""
     run = settings_of(dnn, max_norm=max_norm)
     model, bucket = network(run)
+    monkeypatch.setitem(batched.AT_ONCE, "cpu", 2 * len(bucket.weights_P))
     together, generator = Batched(model, bucket), torch.Generator().manual_seed(0)
     for sizes in ((8, 8, 8, 8, 8), (8, 1, 5), (3,)):
         batches = [minibatch(n, generator, padding=n == 5) for n in sizes]
-        grads_WP, sums_W2 = together.gradients(batches, max_norm)
+        grads_WP, sums_W2 = all_of(together.gradients(batches, max_norm))
         for grad_P, sums_2, batch in zip(grads_WP, sums_W2, batches, strict=True):
             wanted, learned = one_gradient(model, batch, bucket, run.optim, 0)
             torch.testing.assert_close(grad_P, wanted.grad_P, atol=1e-5, rtol=1e-4)
@@ -67,7 +74,8 @@ def test_each_worker_may_have_weights_of_its_own(dnn):
     before_P, generator = bucket.weights_P.clone(), torch.Generator().manual_seed(0)
     batches = [minibatch(n, generator, padding=n == 5) for n in (8, 1, 5)]
     weights_WP = before_P * (1 + 0.5 * torch.randn(3, len(before_P), generator=generator))
-    grads_WP, sums_W2 = Batched(model, bucket).gradients(batches, None, weights_WP)
+    found = Batched(model, bucket).gradients(batches, None, weights_WP)
+    grads_WP, sums_W2 = all_of(found)
     assert torch.equal(bucket.weights_P, before_P)
     for worker, (grad_P, sums_2) in enumerate(zip(grads_WP, sums_W2, strict=True)):
         bucket.weights_P.copy_(weights_WP[worker])
@@ -80,9 +88,10 @@ def test_in_bfloat16_gradients_are_close_and_stay_float32():
     run = tiny.settings()
     model, bucket = network(run)
     batches = [minibatch(8, torch.Generator().manual_seed(w)) for w in range(3)]
-    exact_WP, exact_W2 = Batched(model, bucket).gradients(batches, None)
+    exact_WP, exact_W2 = all_of(Batched(model, bucket).gradients(batches, None))
     run.optim.precision = schema.Precision.bf16
-    rounded_WP, sums_W2 = Batched(model, bucket, schema.Precision.bf16).gradients(batches, None)
+    together = Batched(model, bucket, schema.Precision.bf16)
+    rounded_WP, sums_W2 = all_of(together.gradients(batches, None))
     for exact_P, rounded_P, batch in zip(exact_WP, rounded_WP, batches, strict=True):
         alone = one_gradient(model, batch, bucket, run.optim, 0)[0].grad_P
         assert alone.dtype is rounded_P.dtype is torch.float32
@@ -97,7 +106,7 @@ def test_only_the_worker_whose_gradient_is_not_finite_says_so():
     together, generator = Batched(*network(run)), torch.Generator().manual_seed(0)
     batches = [minibatch(4, generator) for _ in range(3)]
     batches[1].feats_BTF[0, 0, 0] = torch.inf
-    grads_WP, _ = together.gradients(batches, None)
+    grads_WP, _ = all_of(together.gradients(batches, None))
     assert [bool(grad_P.isfinite().all()) for grad_P in grads_WP] == [True, False, True]
 
 

@@ -25,4 +25,4 @@ def gtc_reducer(settings: schema.CommSettings, group: Exchange, size: int) -> Re
     assert settings.gtc is not None
     if len(group) == 1:
         return Alone()
-    return Gtc(group, size, settings.gtc)
+    return Gtc(group, size, settings.gtc, is_direct=True)
