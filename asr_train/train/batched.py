@@ -59,9 +59,10 @@ class Batched:
                 "together; set comm.virtual=exact"
             )
         self._size = len(bucket.weights_P)
-        device = bucket.weights_P.device
-        self.most = max(1, ROOM[device.type] // self._size)
-        self._grads_WP = rows(max(1, AT_ONCE[device.type] // self._size), self._size, device)
+        self._device = bucket.weights_P.device
+        self.most = max(1, ROOM[self._device.type] // self._size)
+        self._at_once = max(1, AT_ONCE[self._device.type] // self._size)  # gradients
+        self._grads_WP = rows(0, self._size, self._device)
 
     def chunks(self, workers: Sequence[int]) -> Iterator[Sequence[int]]:
         """Yield groups of workers that go through the network together."""
@@ -96,16 +97,17 @@ class Batched:
         columns = [loss_N.detach(), correct_N]
         sums_W2 = torch.stack([c.unflatten(0, (workers, -1)).sum(1) for c in columns], 1)
         pairs = list(zip(passed.inputs, deltas, strict=True))
-        for first in range(0, workers, len(self._grads_WP)):
-            some = slice(first, min(first + len(self._grads_WP), workers))
+        if len(self._grads_WP) < (count := min(workers, self._at_once)):
+            self._grads_WP = rows(count, self._size, self._device)
+        for first in range(0, workers, self._at_once):
+            some = slice(first, min(first + self._at_once, workers))
             grads_WP = self._grads_WP[: some.stop - first]
             for (weight, bias), pair in zip(passed.slots, pairs, strict=True):
                 input_WNI, delta_WNO = (x.unflatten(0, (workers, -1))[some] for x in pair)
-                weight_WOI = _of_workers(grads_WP, weight)
+                weight_WOI, input_WNI = _of_workers(grads_WP, weight), input_WNI.to(delta_WNO.dtype)
                 if delta_WNO.dtype is weight_WOI.dtype:
                     torch.bmm(delta_WNO.transpose(1, 2), input_WNI, out=weight_WOI)
                 else:
-                    input_WNI = input_WNI.to(delta_WNO.dtype)
                     weight_WOI.copy_(torch.bmm(delta_WNO.transpose(1, 2), input_WNI))
                 if bias is not None:
                     bias_WO = _of_workers(grads_WP, bias)
