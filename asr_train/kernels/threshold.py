@@ -153,8 +153,7 @@ def _tally_reference(
     each = zip(grads_WP, residuals_WP, kept_WP, strict=True)
     found = [compress_reference(g, r, threshold, kept_P) for g, r, kept_P in each]
     for words_K, _ in found:
-        index_K, is_negative_K = from_words(words_K)
-        counts_P.index_add_(0, index_K, 1 - 2 * is_negative_K.to(counts_P.dtype))
+        decode(words_K, counts_P)
     return [Tallied(len(words_K), is_finite) for words_K, is_finite in found]
 
 

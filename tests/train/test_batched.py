@@ -131,6 +131,7 @@ def test_a_run_is_the_same_up_to_rounding_whatever_is_computed_at_a_time(
     monkeypatch.setattr(Batched, "gradients", noted)
     for name, virtual, room in (("a", "exact", 0), ("b", "batched", 2**22), ("c", "batched", 900)):
         monkeypatch.setitem(batched.ROOM, "cpu", room)
+        monkeypatch.setitem(batched.AT_ONCE, "cpu", 1300)  # two workers' gradients
         about = json.loads(trained(tmp_path / name, splits, virtual, phases=phases).read_text())
         dev[name] = about["dev"]
         most = max((len(batches) for batches in together), default=0)
