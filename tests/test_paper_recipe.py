@@ -206,7 +206,7 @@ def test_two_tiers_with_groups_of_several_sizes(two_tiers):
 
 def test_an_unknown_table_stops_make_and_says_what_there_is(make, tmp_path):
     with pytest.raises(
-        AssertionError, match=r"TABLES may be figure1, staleness, table2, table3, table4"
+        AssertionError, match=r"TABLES may be figure1, seeds, staleness, table2, table3, table4"
     ):
         make("strom2015", tmp_path / "w", "TABLES=table7")
 
