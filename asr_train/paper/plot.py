@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr_train.files import replacing
-from asr_train.paper.table import WERS, JsonRow, TableDict, rows_shown
+from asr_train.paper.claims import WERS
+from asr_train.paper.table import JsonRow, TableDict, rows_shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -107,6 +107,25 @@ class RowSettings:
             _check_seeds(f"rows.*.seeds.{scale}", seeds)
 
 
+BASELINE = "baseline"  # a claim's name for it, if it is not one of the rows
+
+
+@dataclass(kw_only=True, slots=True)
+class ClaimSettings:
+    """What the paper says of two rows.
+
+    Attributes:
+        row, against: their labels, or BASELINE.
+        claim: in words.
+        epoch: compare the models after it (from 1); None: the final ones.
+    """
+
+    row: str
+    against: str
+    claim: str
+    epoch: int | None = None
+
+
 @dataclass(kw_only=True, slots=True)
 class TableSettings:
     """One table or figure.
@@ -118,6 +137,7 @@ class TableSettings:
         times: by scale, factors of this table that override the scale's.
         columns: of the printed table, to show; empty: all.
         splits: the paper's columns of WERs -> our test sets beside them; empty: one test set.
+        claims: comparisons of two rows, shown below the table.
         one_pass: what the hours of a pass are simulated for; None: they are not.
     """
 
@@ -129,6 +149,7 @@ class TableSettings:
     times: dict[str, dict[str, float]] = field(default_factory=dict)
     columns: list[str] = field(default_factory=list)
     splits: dict[str, str] = field(default_factory=dict)
+    claims: list[ClaimSettings] = field(default_factory=list)
     one_pass: PassSettings | None = None
 
 
@@ -262,7 +283,31 @@ def _read_table(path: Path, scale: str, papers: Path) -> Table:
                 f"baseline has {', '.join(str(run.seed) for run in baselines)}; add it to the "
                 "baseline's seeds"
             )
+    _check_claims(path, settings, rows, baselines)
     return Table(path.stem, settings, paper, scale, baselines, tuple(rows))
+
+
+def _check_claims(
+    path: Path, settings: TableSettings, rows: Sequence[Row], baselines: Sequence[Run]
+) -> None:
+    seeds = {BASELINE: baselines} | {row.label: row.runs for row in rows}
+    for claim in settings.claims:
+        for label in (claim.row, claim.against):
+            if label not in seeds:
+                raise SettingsError(
+                    f"{path}: a claim is about the row {label!r}; rows are {', '.join(seeds)}"
+                )
+        if claim.epoch is not None and not (settings.decode_epochs and claim.epoch > 0):
+            raise SettingsError(
+                f"{path}: the claim {claim.claim!r} is about epoch {claim.epoch}; epochs count "
+                "from 1, and the table needs decode_epochs: true"
+            )
+        own, other = ({run.seed for run in seeds[x]} for x in (claim.row, claim.against))
+        if not own & other:
+            raise SettingsError(
+                f"{path}: {claim.row!r} has seeds {sorted(own)}, {claim.against!r} "
+                f"{sorted(other)}; the rows of a claim need a common one"
+            )
 
 
 def run_of(

@@ -14,9 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.cost.cluster import ClusterSettings
+from asr_train.paper.claims import (
+    WERS,
+    claims_lines,
+    claims_markdown,
+    compared,
+    interval,
+    p_value,
+    signed,
+)
 from asr_train.paper.hours import SET_FRAMES, hours_of_pass
 from asr_train.paper.ratios import MOST_OFF, RATIOS, off
-from asr_train.paper.rows import RowSettings, Run, Table
+from asr_train.paper.rows import BASELINE, ClaimSettings, RowSettings, Run, Table
 from asr_train.paper.speed import case_of, density, simulated
 from asr_train.report.exchange import (
     DASH,
@@ -99,7 +108,7 @@ def paper_table(
         seeds = [run.seed for run in runs]
         return _Row(label, row, printed, seeds, found, scores, by_split, by_epoch)
 
-    baseline = row_of("baseline", table.settings.baseline, None, table.baselines)
+    baseline = row_of(BASELINE, table.settings.baseline, None, table.baselines)
     rows = [
         row_of(row.label, its, row.paper, row.runs)
         for row, its in zip(table.rows, table.settings.rows, strict=True)
@@ -142,10 +151,30 @@ def paper_table(
         "gpu": cluster.gpu.name,
         "baseline": json_row(baseline),
         "rows": [json_row(row) for row in rows],
+        "claims": [_claim(c, [*rows, baseline], table, settings) for c in table.settings.claims],
         "bootstrap": settings.draws,
         **about,
     }
     return {**content, "columns": [column.name for column in columns(content)]}
+
+
+def _claim(
+    claim: ClaimSettings, rows: Sequence[_Row], table: Table, settings: ScoreSettings
+) -> dict[str, Any]:
+    """Return a claim's comparison over the seeds that both rows have."""
+    row, other = (next(r for r in rows if r.label == x) for x in (claim.row, claim.against))
+    own, base = _scores_by_seed(row, claim.epoch), _scores_by_seed(other, claim.epoch)
+    both = {seed: (own[seed], base[seed]) for seed in own if seed in base}
+    splits = list(table.settings.splits)
+    return compared(claim, both, (row.printed, other.printed), splits, settings)
+
+
+def _scores_by_seed(row: _Row, epoch: int | None) -> dict[int, Score]:
+    """Return a row's scores; after an epoch, those of the runs that have it."""
+    if epoch is None:
+        return dict(zip(row.seeds, row.scores, strict=True))
+    found = zip(row.seeds, row.epochs, strict=True)
+    return {seed: scores[epoch - 1] for seed, scores in found if len(scores) >= epoch}
 
 
 def _hours(row: _Row, table: Table, conf: Path) -> float | None:
@@ -406,26 +435,6 @@ def _speed(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
 
 
-def _one(value: float) -> str:
-    return f"{value:.1f}".replace("-", "−")
-
-
-def _reduction_cell(row: JsonRow) -> str:
-    found = row["ours"]["wer_reduction"]
-    if found is None:
-        return DASH
-    low, high = found["ci95"]
-    if low == high:
-        return _one(found["percent"])
-    star = "" if low <= 0 <= high else "*"
-    return f"{_one(found['percent'])}{star} ({_one(low)} to {_one(high)})"
-
-
-def _p_cell(row: JsonRow) -> str:
-    found = row["ours"]["wer_reduction"]
-    return DASH if found is None or found["ci95"][0] == found["ci95"][1] else f"{found['p']:.2g}"
-
-
 def _wer_cell(row: JsonRow) -> str:
     each = [f"{100 * wer:.2f}" for wer in row["ours"]["wer_by_seed"]]
     mean = f"{100 * row['ours']['wer']:.2f}"
@@ -435,8 +444,11 @@ def _wer_cell(row: JsonRow) -> str:
 # Columns of ours, by name, so that none is repeated
 WORKERS = Column("workers", _ours("workers", str), "workers")
 WER = Column("WER %", _wer_cell, "WER %")
-WERS = ("wer", "main_wer", "relu_wer", "svd_ll_wer")  # columns of the papers
-REDUCTION = Column("relative WER reduction %", _reduction_cell, "WER reduction %")
+REDUCTION = Column(
+    "relative WER reduction %",
+    lambda row: interval(row["ours"]["wer_reduction"]),
+    "WER reduction %",
+)
 KILOBYTES = Column("KB per minibatch", _ours("message_bytes_a_minibatch", digits, 1e-3), "KB")
 RATIO = Column("compression ratio", _ours("compression_ratio", digits), "ratio")
 KILOBYTES_RECEIVED = Column(
@@ -530,9 +542,9 @@ def columns(table: TableDict) -> list[Column]:
         WORKERS,
         WER,
         REDUCTION,
-        Column("p", _p_cell),
+        Column("p", lambda row: p_value(row["ours"]["wer_reduction"])),
         Column("DEV frame error %", _ours("frame_error", lambda x: f"{x:.2f}", 100), "DEV frame %"),
-        Column("relative frame error reduction %", _ours("frame_error_reduction_percent", _one)),
+        Column("relative frame error reduction %", _ours("frame_error_reduction_percent", signed)),
         KILOBYTES,
         RATIO,
         KILOBYTES_RECEIVED,
@@ -597,7 +609,11 @@ def markdown(table: TableDict) -> str:
     shown = columns(table)
     cells = [[column.cell(row) for column in shown] for row in rows_shown(table)]
     names = [column.name for column in shown]
-    return as_markdown(table["title"], names, cells, notes(table)) + _ratios_markdown(table)
+    return (
+        as_markdown(table["title"], names, cells, notes(table))
+        + claims_markdown(table["claims"])
+        + _ratios_markdown(table)
+    )
 
 
 def plain(table: TableDict) -> str:
@@ -605,10 +621,11 @@ def plain(table: TableDict) -> str:
     shown = [column for column in columns(table) if column.short]
     cells = [[column.cell(row) for column in shown] for row in rows_shown(table)]
     explanation = "a / b: the paper's / ours; ours of speed-ups are simulated\n"
-    ratios = _ratio_cells(table)
+    ratios, claims = _ratio_cells(table), claims_lines(table["claims"])
     return (
         aligned([[column.short for column in shown], *cells])
         + explanation
+        + (f"claims of the paper:\n{aligned(claims)}" if claims else "")
         + (f"ratios, the paper's / ours:\n{aligned(ratios)}" if ratios else "")
     )
 

@@ -1,0 +1,121 @@
+"""Two rows of a paper's table -> how they differ, beside what the paper prints.
+
+Columns compare each row with the baseline. What a paper claims is often about two other rows:
+larger groups against smaller ones, double buffering against none. Their intervals do not follow
+from those against the baseline, and are drawn here. Knows the settings and the printed rows, and
+nothing of how a table is laid out.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from asr_train.paper.rows import ClaimSettings
+from asr_train.report.exchange import DASH
+from asr_train.report.tables import Score, as_markdown, wer_reduction
+from asr_train.schema import ScoreSettings
+
+Printed = Mapping[str, Any]
+WERS = ("wer", "main_wer", "relu_wer", "svd_ll_wer")  # columns of the papers
+REDUCTION = "relative_wer_reduction_percent"
+COLUMNS = ["claim of the paper", "row", "against", "seeds", "fewer errors %: paper / ours", "p"]
+EXPLANATION = (
+    "Errors of the row fewer than those of the other, in percent of them, with 95 % intervals as "
+    "above; *: it excludes 0. Positive: the row is better. The paper's follow from its printed "
+    "word error rates or reductions; several test sets count alike."
+)
+
+
+def compared(
+    claim: ClaimSettings,
+    scores: Mapping[int, tuple[Score, Score]],
+    printed: tuple[Printed | None, Printed | None],
+    splits: Sequence[str],
+    settings: ScoreSettings,
+) -> dict[str, Any]:
+    """Return what the paper prints of a claim and what our runs say, as JSON.
+
+    Args:
+        scores: of the row and of the one that it is compared with, by seed.
+        printed: their rows in the paper; None if it has none.
+        splits: the paper's columns of several test sets.
+    """
+    pairs = list(scores.values())
+    ours = wer_reduction([a for a, _ in pairs], [b for _, b in pairs], settings) if pairs else None
+    return {
+        **{"claim": claim.claim, "row": claim.row, "against": claim.against, "epoch": claim.epoch},
+        "seeds": sorted(scores),
+        "paper": printed_reduction(*printed, splits, claim.epoch),
+        "ours": ours,
+    }
+
+
+def printed_reduction(
+    row: Printed | None,
+    against: Printed | None,
+    splits: Sequence[str] = (),
+    epoch: int | None = None,
+) -> float | None:
+    """Return by how many percent fewer errors the paper prints for a row than for another.
+
+    Args:
+        against: None is the paper's baseline, if reductions are printed.
+        splits: columns of several test sets; those that both rows have count alike.
+        epoch: of a table with a column per pass; None: the last.
+    """
+    if row is None:
+        return None
+    if row.get(REDUCTION) is not None:
+        base = (against or {REDUCTION: 0.0}).get(REDUCTION)
+        return None if base is None else 100 * (1 - (100 - row[REDUCTION]) / (100 - base))
+    passes = [key for key in row if key.startswith("pass_")]
+    keys = [f"pass_{epoch}"] if epoch else splits or [*WERS, *passes[-1:]]
+    known = [(row[key], (against or {}).get(key)) for key in keys if row.get(key) is not None]
+    both = [(own, other) for own, other in known if other is not None]
+    total = sum(other for _, other in both)
+    return 100 * (1 - sum(own for own, _ in both) / total) if total else None
+
+
+def claims_markdown(found: Sequence[Mapping[str, Any]]) -> str:
+    """Format the section of claims; "" if there is none."""
+    if not found:
+        return ""
+    return "\n#" + as_markdown("Claims", COLUMNS, map(_cells, found), [EXPLANATION])
+
+
+def claims_lines(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the headings and rows for a terminal; [] if there is none."""
+    return [["claim", *COLUMNS[1:]], *map(_cells, found)] if found else []
+
+
+def _cells(found: Mapping[str, Any]) -> list[str]:
+    after = f", epoch {found['epoch']}" if found["epoch"] else ""
+    paper, ours = found["paper"], found["ours"]
+    return [
+        found["claim"],
+        found["row"] + after,
+        found["against"] + after,
+        str(len(found["seeds"])),
+        f"{DASH if paper is None else signed(paper)} / {interval(ours)}",
+        p_value(ours),
+    ]
+
+
+def signed(percent: float) -> str:
+    """Format a change with one digit and a minus sign, not a hyphen."""
+    return f"{percent:.1f}".replace("-", "−")
+
+
+def interval(found: Mapping[str, Any] | None) -> str:
+    """Format a reduction with its interval, a star if it excludes 0."""
+    if found is None:
+        return DASH
+    low, high = found["ci95"]
+    if low == high:
+        return signed(found["percent"])
+    star = "" if low <= 0 <= high else "*"
+    return f"{signed(found['percent'])}{star} ({signed(low)} to {signed(high)})"
+
+
+def p_value(found: Mapping[str, Any] | None) -> str:
+    """Format the two-sided p of a reduction; a dash if nothing could be drawn."""
+    return DASH if found is None or found["ci95"][0] == found["ci95"][1] else f"{found['p']:.2g}"
