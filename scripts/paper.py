@@ -12,6 +12,7 @@ import asr_train.interrupt  # noqa: F401
 
 # isort: split
 import os
+from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def paper(
         wanted = schema.load(schema.RunSettings, Path(settings, f"{runs[name].settings_name}.yaml"))
         check_record(record, usual, wanted, table.settings.decode_epochs)
     both = here | records
+    splits = {score["split"] for record in both.values() for score in record.trained.scores}
     found = paper_table(
         table,
         {name: record.trained for name, record in both.items()},
@@ -66,7 +68,7 @@ def paper(
         read_cluster(table.paper.cluster, CONF / "cluster"),
         about
         | {
-            "command": command(Path(file), scale),
+            "command": command(Path(file), scale, splits),
             "elsewhere": [{"run": name} | record.made for name, record in records.items()],
         },
         CONF / "papers",
@@ -80,11 +82,13 @@ def paper(
     write_text(path, markdown(found))
 
 
-def command(file: Path, scale: str) -> str:
+def command(file: Path, scale: str, splits: Set[str]) -> str:
     """Return the command that makes the table, from the root."""
     words = ["make", f"{file.parent.name}-{file.stem}", f"SCALE={scale}"]
     if corpus := os.environ.get("CORPUS"):
         words.append(f"CORPUS={corpus}")
+    if schema.HUMAN in splits:
+        words.append("HUMAN=path")
     return " ".join(words)
 
 
