@@ -20,10 +20,11 @@ from asr_train import schema
 from asr_train.cost.cluster import read_cluster
 from asr_train.files import read_json, read_jsonl, write_json, write_text
 from asr_train.jobs import main
+from asr_train.paper.layout import markdown, plain
 from asr_train.paper.plot import plot
 from asr_train.paper.records import Record, check_record, read_record, task_of, write_record
 from asr_train.paper.rows import read_tables
-from asr_train.paper.table import markdown, paper_table, plain
+from asr_train.paper.table import paper_table
 from asr_train.report.exchange import Trained
 from asr_train.report.tables import Score, held_out, provenance, read_score
 

@@ -1,6 +1,6 @@
 """A paper's table -> its **picture**: ours beside the printed numbers, or curves by epoch.
 
-Knows the content of `paper.table`, and nothing of runs.
+Knows only the content of `paper.table`, and nothing of runs.
 """
 
 import textwrap
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from asr_train.files import replacing
 from asr_train.paper.claims import WERS
-from asr_train.paper.table import JsonRow, TableDict, rows_shown
+from asr_train.paper.layout import JsonRow, TableDict, rows_shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,7 +4,7 @@ import pytest
 from finished_runs import a_table, all_finished, finished, score, tabulated
 
 from asr_train.paper.claims import printed_reduction
-from asr_train.paper.table import markdown, plain
+from asr_train.paper.layout import markdown, plain
 from asr_train.schema import SettingsError
 
 NODES = [

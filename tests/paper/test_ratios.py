@@ -8,9 +8,9 @@ from test_paper_table import NODES, a_table
 
 from asr_train import compose
 from asr_train.files import read_json, write_json, write_yaml
+from asr_train.paper.layout import markdown, plain
 from asr_train.paper.ratios import RATIOS, compared, off, ratios
 from asr_train.paper.rows import PaperSettings, RowSettings, read_tables, run_of
-from asr_train.paper.table import markdown, plain
 from asr_train.schema import RunSettings, SettingsError, load
 from asr_train.schema import plain as plain_data
 from scripts.ratios import of_ours, of_paper, stage

@@ -8,6 +8,7 @@ from finished_runs import EPOCHS, P, a_table, all_finished, finished, log, score
 
 from asr_train.compose import settings
 from asr_train.files import DamagedFileError, read_jsonl, write_jsonl
+from asr_train.paper.layout import markdown
 from asr_train.paper.records import (
     ROWS,
     Record,
@@ -18,7 +19,6 @@ from asr_train.paper.records import (
     write_record,
 )
 from asr_train.paper.rows import RowSettings
-from asr_train.paper.table import markdown
 from asr_train.schema import RunSettings, SettingsError, build, plain
 from asr_train.score.words import MIN_PAIRED_SPEAKERS
 
