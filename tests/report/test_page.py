@@ -12,7 +12,7 @@ import pytest
 from fake_work import ERROR_RATE, MODELS, make_tables, make_work, script
 
 from asr_train.files import read_json, read_jsonl, write_json, write_jsonl
-from asr_train.report import page
+from asr_train.report import page, pictures
 
 VOID = {"meta", "br", "img", "hr", "input", "link"}
 
@@ -90,7 +90,7 @@ def inputs(work):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Pages without pictures, which take most of the time, for tests of words."""
-    monkeypatch.setattr(page.Picture, "svg", lambda picture: "")
+    monkeypatch.setattr(pictures.Picture, "svg", lambda picture: "")
 
 
 def test_the_page_is_well_formed_and_needs_no_other_file(html):
@@ -283,16 +283,16 @@ def test_the_headline_is_of_the_last_of_several_held_out_splits(inputs):
 
 
 def test_each_run_has_its_own_colour_and_the_baseline_is_grey():
-    colours = [page.colour_of(run, list(ERROR_RATE)) for run in ERROR_RATE]
-    assert colours[0] == page.SERIES[0]
+    colours = [pictures.colour_of(run, list(ERROR_RATE)) for run in ERROR_RATE]
+    assert colours[0] == pictures.SERIES[0]
     assert len(set(colours)) == len(colours)
 
 
 @pytest.mark.parametrize("count", [1, 7, 300, 1001])
 def test_a_long_training_curve_is_averaged_not_cut(count):
     rows = [{"step": i, "frames": 100 * i, "loss": float(i % 7)} for i in range(count)]
-    curve_XY = page.training_curve(rows, "loss")
-    assert len(curve_XY) == min(count, page.DRAWN_POINTS)
+    curve_XY = pictures.training_curve(rows, "loss")
+    assert len(curve_XY) == min(count, pictures.DRAWN_POINTS)
     weights = [len(part) for part in np.array_split(np.arange(count), len(curve_XY))]
     mean = np.average(curve_XY[:, 1], weights=weights)
     assert mean == pytest.approx(np.mean([row["loss"] for row in rows]))
@@ -300,7 +300,7 @@ def test_a_long_training_curve_is_averaged_not_cut(count):
 
 def test_drawn_rates_and_intervals_are_percent(inputs):
     table = inputs["table"]
-    lines = [line for ax in page.draw_wer(table).figure.axes for line in ax.lines]
+    lines = [line for ax in pictures.draw_wer(table).figure.axes for line in ax.lines]
     drawn = [line.get_xdata().tolist() for line in lines if len(line.get_xdata()) in (1, 2)]
     for row in (row["ours"] for row in table["rows"]):
         assert any(pytest.approx([100 * row["wer"]]) == at for at in drawn)
@@ -310,7 +310,7 @@ def test_drawn_rates_and_intervals_are_percent(inputs):
 def test_outputs_of_a_stage_stand_end_to_end():
     seconds = {"feats": [2.0, 3.0, 4.0], "lang": [1.0]}
     times = [{"stage": s, "seconds": n} for s, all_of_it in seconds.items() for n in all_of_it]
-    (ax,) = page.draw_times(times).figure.axes
+    (ax,) = pictures.draw_times(times).figure.axes
     bars = [(bar.get_x(), bar.get_width()) for bar in ax.patches]
     assert bars == [(0.0, 2.0), (2.0, 3.0), (5.0, 4.0), (0.0, 1.0)]
 
@@ -320,7 +320,7 @@ def test_dev_points_stand_at_the_frames_of_their_steps(inputs):
     frames = {row["step"]: row["frames"] for row in rows if "frames" in row}
     dev = [row for row in rows if "dev_loss" in row]
     expected = [[frames[row["step"]] / 1e6, row["dev_loss"]] for row in dev]
-    assert page.dev_curve(rows, "loss") == pytest.approx(np.array(expected))
+    assert pictures.dev_curve(rows, "loss") == pytest.approx(np.array(expected))
 
 
 def test_decisions_of_controllers_are_lines_and_no_points(inputs, undrawn):
@@ -335,5 +335,5 @@ def test_decisions_of_controllers_are_lines_and_no_points(inputs, undrawn):
     text = outline(html).text
     assert "dnn: minibatch size by trial, frames per worker: 32, then 64 (step 9)." in text
     assert "revert (step 9, 61.0 %, 0.1)." in text
-    for curve in (page.training_curve, page.dev_curve):
+    for curve in (pictures.training_curve, pictures.dev_curve):
         assert np.array_equal(curve([*decided, *rows], "accuracy"), curve(rows, "accuracy"))

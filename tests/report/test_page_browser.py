@@ -11,7 +11,7 @@ from fake_work import make_whole, script
 from test_page import outline
 
 from asr_train.files import read_json
-from asr_train.report import page
+from asr_train.report import pictures
 from asr_train.report.tables import read_score
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to open pages with")
@@ -36,8 +36,8 @@ def work(tmp_path_factory):
     work = tmp_path_factory.mktemp("seen") / "recipes/digits/work"
     inputs = make_whole(work)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page.Picture, "svg", lambda picture: "")
-        patch.setattr(page.Picture, "png", lambda picture: b"")
+        patch.setattr(pictures.Picture, "svg", lambda picture: "")
+        patch.setattr(pictures.Picture, "png", lambda picture: b"")
         script("report").report(*(f"{work}/{i}" for i in inputs), f"{work}/report/index.html")
     return work
 

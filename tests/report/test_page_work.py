@@ -13,7 +13,7 @@ from fake_work import ERROR_RATE, make_whole, script
 from test_page import outline
 
 from asr_train.files import read_json, read_jsonl, write_json
-from asr_train.report import page, utterances
+from asr_train.report import pictures, utterances
 from asr_train.report.tables import read_score
 from asr_train.schema import NormaliserKind, NormaliserSettings, ScoreSettings
 from asr_train.score.normalise import PLAIN, load_normaliser
@@ -32,8 +32,8 @@ def work(tmp_path_factory):
 def html(work):
     inputs = make_whole(work)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page.Picture, "svg", lambda picture: "")
-        patch.setattr(page.Picture, "png", lambda picture: b"")
+        patch.setattr(pictures.Picture, "svg", lambda picture: "")
+        patch.setattr(pictures.Picture, "png", lambda picture: b"")
         patch.setenv("ASR_GOAL", "digits RUNS='<dnn>'")
         script("report").report(*(f"{work}/{i}" for i in inputs), f"{work}/report/index.html")
     return (work / "report/index.html").read_text()
@@ -211,6 +211,6 @@ def test_texts_cannot_end_the_pages_data(html, data):
 
 def test_numbers_that_are_not_finite_stay_out_of_the_data(work):
     rows = [{"step": i, "frames": i, "loss": float("nan" if i else 1), "rate": 1.0} for i in (0, 1)]
-    write_json(work / "x.json", page.curves({"dnn": rows}, ["dnn"]))  # refuses NaN
+    write_json(work / "x.json", pictures.curves({"dnn": rows}, ["dnn"]))  # refuses NaN
     points = read_json(work / "x.json")["chart_loss"]["curves"][0]["points"]
     assert [y for _, y in points] == [1.0, None]
