@@ -23,9 +23,10 @@ from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States
 from asr_train.report.tables import machine
 from asr_train.schema import GrammarKind, GrammarSettings
+from asr_train.search.arrays import to_vector
 from asr_train.search.beam import Beam
 from asr_train.search.confidence import confidences
-from asr_train.search.graph import decoding_graph, quiet, to_vector
+from asr_train.search.graph import decoding_graph, quiet
 from asr_train.search.lattice import Lattices, best_path
 from asr_train.search.nbest import lattice_oracle, nbest
 

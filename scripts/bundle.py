@@ -29,7 +29,8 @@ from asr_train.lang.states import States
 from asr_train.report.tables import commit
 from asr_train.schema import LexiconSettings, load
 from asr_train.score.words import WordErrors, wer_line
-from asr_train.search.graph import check_graph, read_arrays
+from asr_train.search.arrays import read_arrays
+from asr_train.search.graph import check_graph
 
 ROOT = Path(__file__).resolve().parents[1]
 UNKNOWN = "not stated; ask whoever made this bundle"

@@ -26,7 +26,8 @@ from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import Lexicon
 from asr_train.schema import NormaliserKind, Unknown
 from asr_train.score.normalise import transcribed
-from asr_train.search.graph import Graph, check_const, to_fst
+from asr_train.search.arrays import check_const, to_fst
+from asr_train.search.graph import Graph
 from asr_train.search.lattice import Lattices, view_ordered
 
 # Of the training data, in the mean and variance of a recording or speaker; global_frames of Kaldi's

@@ -38,7 +38,7 @@ from asr_train.schema import (
     build,
     plain,
 )
-from asr_train.search.graph import Arrays, top_label
+from asr_train.search.arrays import Arrays, top_label
 from asr_train.search.lattice import ordered, write_ordered
 
 FORMAT, VERSION = "asr-train bundle", 1

@@ -12,7 +12,7 @@ import numpy as np
 from asr_train.data.features import Utterance
 from asr_train.decode.scorer import Scorer
 from asr_train.decode.words import Choice, Effort, lattice_of
-from asr_train.search.graph import Arrays
+from asr_train.search.arrays import Arrays
 from asr_train.search.lattice import Lattice, Lattices, best_path
 from asr_train.search.occupancy import EMPTY, STATE_ARC, frame_of_node, has_path
 

@@ -25,7 +25,8 @@ from asr_train.lang.index import Lang
 from asr_train.schema import DecodeSettings
 from asr_train.score.normalise import PLAIN, Normaliser
 from asr_train.score.words import WordErrors
-from asr_train.search.graph import Arrays, Graph, decoding_graph, with_penalty
+from asr_train.search.arrays import Arrays
+from asr_train.search.graph import Graph, decoding_graph, with_penalty
 
 CHUNK = 4  # utterances per task of a worker process
 PATIENCE = 2  # values on each side without improvement that end the search along a list

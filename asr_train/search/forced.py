@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from asr_train.search.graph import ARC, Arrays
+from asr_train.search.arrays import ARC, Arrays
 from asr_train.search.tokens import grown
 
 WINDOW = 2000  # frames whose scores are in memory at once

@@ -9,7 +9,6 @@ The order of construction is Kaldi's (mkgraph.sh): min(det(H o C o det(L o G))),
 
 import math
 import os
-import struct
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -28,145 +27,19 @@ from asr_train.lang.lexicon import SILENCE
 from asr_train.lang.pronprobs import EDGE
 from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, GrammarSettings
+from asr_train.search.arrays import (
+    ARC,
+    Arrays,
+    read_arrays,
+    read_fst,
+    to_arrays,
+    to_const,
+    to_vector,
+    top_label,
+    write_const,
+)
 
-STATE = np.dtype(
-    [
-        ("final", "<f4"),
-        ("first", "<u4"),
-        ("arcs", "<u4"),
-        ("iepsilons", "<u4"),
-        ("oepsilons", "<u4"),
-    ]
-)  # OpenFst's ConstFst on disk
-ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("weight", "<f4"), ("next", "<i4")])
-MAGIC, VERSION, EXPANDED = 2125659606, 2, 1
-HEADER = 256  # bytes that hold a header and its type names
 SELF_LOOP_SCALE = 0.1  # of decoding graphs, Kaldi's
-
-
-@dataclass(frozen=True, slots=True)
-class Arrays:
-    """A transducer as NumPy arrays: arcs sorted by source state.
-
-    Attributes:
-        start: the first state; states count from 0.
-        final_N: float32 [states], the cost of ending there; infinite if not final.
-        source_A: int64 [arcs], the source state of each arc.
-        arcs_A: `ARC` [arcs].
-    """
-
-    start: int
-    final_N: np.ndarray
-    source_A: np.ndarray
-    arcs_A: np.ndarray
-
-
-def to_arrays(fst: Any) -> Arrays:
-    """Convert a kaldifst transducer."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "fst"
-        const = fst if isinstance(fst, kaldifst.StdConstFst) else kaldifst.StdConstFst(fst)
-        const.write(str(path))
-        return read_arrays(path)
-
-
-def read_arrays(path: Path) -> Arrays:
-    """Read a ConstFst file."""
-    start, states_N, arcs_A = read_const(path)
-    source_A = np.repeat(np.arange(len(states_N)), states_N["arcs"])
-    return Arrays(start, states_N["final"].copy(), source_A, arcs_A)
-
-
-def read_const(path: Path) -> tuple[int, np.ndarray, np.ndarray]:
-    """Read a ConstFst file as it is: the start, `STATE` [states] and `ARC` [arcs]."""
-    with open(path, "rb") as file:
-        at, start, states, arcs = _const_header(file.read(HEADER))
-    states_N = np.fromfile(path, STATE, states, offset=at)
-    return start, states_N, np.fromfile(path, ARC, arcs, offset=at + states_N.nbytes)
-
-
-def view_const(content: memoryview) -> tuple[int, np.ndarray, np.ndarray]:
-    """View a ConstFst file's content as by `read_const`, without a copy."""
-    at, start, states, arcs = _const_header(bytes(content[:HEADER]))
-    states_N = np.frombuffer(content, STATE, states, at)
-    return start, states_N, np.frombuffer(content, ARC, arcs, at + states_N.nbytes)
-
-
-def check_const(content: memoryview, states: int) -> None:
-    """Check a ConstFst file's content from elsewhere: a search must stay within its arrays.
-
-    Args:
-        states: of the network; input labels are at most that.
-    Raises:
-        ValueError: if it is no ConstFst as `write_const` makes it, or an arc leads, or has a label,
-            beyond what there is.
-    """
-    try:
-        at, start, nodes, arcs = _const_header(bytes(content[:HEADER]))
-    except (struct.error, AssertionError):
-        raise ValueError("HCLG.fst has no header of OpenFst's ConstFst") from None
-    size = at + nodes * STATE.itemsize + arcs * ARC.itemsize
-    if min(nodes, arcs) < 0 or size != len(content):
-        raise ValueError(
-            f"HCLG.fst has {len(content)} bytes, but {size} are needed for the {nodes} nodes and "
-            f"{arcs} arcs of its header"
-        )
-    _, states_N, arcs_A = view_const(content)
-    first_N = np.cumsum(states_N["arcs"], dtype=np.int64) - states_N["arcs"]
-    most = {"next": nodes - 1, "ilabel": states, "olabel": 2**31 - 1}
-    tops = {field: int(arcs_A[field].view("<u4").max(initial=0)) for field in most}  # -1 is large
-    for field, top in tops.items():
-        if top > most[field]:
-            raise ValueError(f"HCLG.fst has an arc with {field} {top}, above {most[field]}")
-    whole = bool((states_N["iepsilons"] <= states_N["arcs"]).all())
-    listed = int(first_N[-1] + states_N["arcs"][-1]) if nodes else 0
-    if (
-        not (0 <= start < nodes and listed == arcs and whole)
-        or (states_N["first"] != first_N).any()
-    ):
-        raise ValueError(
-            f"HCLG.fst starts in node {start} of {nodes}, whose arcs are {listed} of {arcs}, or "
-            "are not in the order of the nodes"
-        )
-
-
-def _const_header(content: bytes) -> tuple[int, int, int, int]:
-    """Return where a ConstFst's states begin, and its start, states and arcs."""
-    at = 4
-    for _ in range(2):  # skip the type names of the transducer and its arcs
-        at += 4 + struct.unpack_from("<i", content, at)[0]
-    version, _flags, _, start, states, arcs = struct.unpack_from("<iiQqqq", content, at)
-    assert version == VERSION
-    return at + 40, start, states, arcs
-
-
-def write_const(path: Path, arrays: Arrays) -> None:
-    """Write a ConstFst file; each state's arcs are sorted by input label."""
-    order = np.lexsort((arrays.arcs_A["ilabel"], arrays.source_A))
-    arcs_A, source_A = arrays.arcs_A[order], arrays.source_A[order]
-    states_N = np.zeros(len(arrays.final_N), STATE)
-    states_N["final"] = arrays.final_N
-    states_N["arcs"] = np.bincount(source_A, minlength=len(states_N))
-    states_N["first"] = np.cumsum(states_N["arcs"]) - states_N["arcs"]
-    for field, label in (("iepsilons", "ilabel"), ("oepsilons", "olabel")):
-        states_N[field] = np.bincount(source_A[arcs_A[label] == 0], minlength=len(states_N))
-    names = b"".join(struct.pack("<i", len(n)) + n for n in (b"const", b"standard"))
-    sizes = struct.pack("<iiQqqq", VERSION, 0, EXPANDED, arrays.start, len(states_N), len(arcs_A))
-    content = struct.pack("<i", MAGIC) + names + sizes + states_N.tobytes() + arcs_A.tobytes()
-    path.write_bytes(content)
-
-
-def to_vector(arrays: Arrays) -> Any:
-    """Convert to a kaldifst transducer that can be modified."""
-    return kaldifst.StdVectorFst(to_const(arrays))
-
-
-def to_const(arrays: Arrays) -> Any:
-    """Convert to a kaldifst transducer for search: half the memory, and faster."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "fst"
-        write_const(path, arrays)
-        return read_fst(path)
 
 
 def _compiled(lines: list[str], start: int) -> Any:
@@ -637,11 +510,6 @@ class Graph:
         return Graph(to_const(arrays), top_label(arrays), arrays)
 
 
-def top_label(graph: Arrays) -> int:
-    """Return the largest input label, which must not exceed the number of the model's states."""
-    return int(np.max(graph.arcs_A["ilabel"], initial=0))
-
-
 def load_graph(path: Path, lang: Lang, states: States, arrays: bool) -> Graph:
     """Load a graph that was made for this `lang` and these states.
 
@@ -674,16 +542,3 @@ def check_graph(path: Path, lang: Lang, states: States) -> Path:
                 f"{value}; delete it and rerun the tune stage"
             )
     return check_part(path.parent, about["graph"])
-
-
-def read_fst(path: Path) -> Any:
-    """Read a ConstFst file as kaldifst's transducer for search."""
-    return kaldifst.StdConstFst.read(str(path))
-
-
-def to_fst(content: memoryview) -> Any:
-    """Read a ConstFst file's content as kaldifst's transducer for search, which copies it."""
-    with tempfile.TemporaryDirectory(prefix="asr-train-") as folder:
-        path = Path(folder) / "fst"
-        path.write_bytes(content)
-        return read_fst(path)

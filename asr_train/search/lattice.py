@@ -21,8 +21,8 @@ from typing import Any
 import numba
 import numpy as np
 
+from asr_train.search.arrays import Arrays, top_label, view_const, write_const
 from asr_train.search.beam import check_labels, check_scores
-from asr_train.search.graph import Arrays, top_label, view_const, write_const
 from asr_train.search.tokens import CHUNK, ROUNDING, Graph, Tokens, backward, forward, links
 
 LINK = np.dtype(

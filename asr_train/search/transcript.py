@@ -13,7 +13,8 @@ from asr_train.lang.hmms import NONE
 from asr_train.lang.index import Lang
 from asr_train.lang.pronprobs import EDGE
 from asr_train.lang.states import States
-from asr_train.search.graph import ARC, Arrays, hmm_costs, transition_costs
+from asr_train.search.arrays import ARC, Arrays
+from asr_train.search.graph import hmm_costs, transition_costs
 
 
 @dataclass(frozen=True, slots=True)

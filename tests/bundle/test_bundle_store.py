@@ -18,7 +18,7 @@ from asr_train.files import (
     sha256,
     write_json,
 )
-from asr_train.search.graph import check_const, view_const
+from asr_train.search.arrays import check_const, view_const
 from asr_train.search.lattice import Lattices, ordered, view_ordered, write_ordered
 
 MEGABYTES = 3  # of the shipped bundle, at most

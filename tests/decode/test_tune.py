@@ -17,8 +17,9 @@ from asr_train.schema import DecodeSettings, NormaliserKind, NormaliserSettings
 from asr_train.score.edits import align_words
 from asr_train.score.normalise import load_normaliser
 from asr_train.score.words import WordErrors
+from asr_train.search.arrays import to_vector, top_label
 from asr_train.search.beam import Beam
-from asr_train.search.graph import decoding_graph, to_vector, top_label, with_penalty
+from asr_train.search.graph import decoding_graph, with_penalty
 
 WORDS = ("A", "AB", "ABC")  # no two sequences of them are homophones
 

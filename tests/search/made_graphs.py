@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from asr_train.search.graph import ARC, Arrays
+from asr_train.search.arrays import ARC, Arrays
 
 STATES, WORDS = 4, 3
 

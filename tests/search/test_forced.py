@@ -7,9 +7,9 @@ import pytest
 from toy import path_of, scores_of, tied, toy_lang
 
 import asr_train.search.forced
+from asr_train.search.arrays import to_vector
 from asr_train.search.beam import Beam
 from asr_train.search.forced import forced_path, ready
-from asr_train.search.graph import to_vector
 from asr_train.search.transcript import transcript_graph
 
 WORDS = ["C", "ABC", "A", "C"]

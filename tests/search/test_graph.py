@@ -10,13 +10,12 @@ from toy import all_sentences, cheapest, path_of, random_pronprobs, scores_of, t
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States
 from asr_train.lang.tree import Tree
+from asr_train.search.arrays import to_arrays, to_vector
 from asr_train.search.beam import Beam
 from asr_train.search.graph import (
     check_phones,
     decoding_graph,
     load_graph,
-    to_arrays,
-    to_vector,
     transition_costs,
     with_penalty,
     with_self_loops,

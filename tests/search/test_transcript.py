@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from toy import cheapest, path_of, random_pronprobs, rows_of, scores_of, tied, toy_lang
 
+from asr_train.search.arrays import to_vector
 from asr_train.search.beam import Beam
-from asr_train.search.graph import to_vector
 from asr_train.search.transcript import transcript_graph
 
 SEEDS = range(4)
