@@ -6,7 +6,7 @@ import pytest
 from fake_work import SETTINGS, make_work, score_one, script
 
 from asr_train.files import DamagedFileError, read_json, write_json, write_jsonl
-from asr_train.report import exchange, page, tables
+from asr_train.report import exchange, page, pictures, tables
 from asr_train.report.exchange import Trained
 from asr_train.schema import ScoreSettings, build
 
@@ -229,10 +229,8 @@ def test_the_page_shows_table_and_drawing(table, work):
         *(f"{work}/exp/{r}/score.{s}.json" for r in ("mono", "dnn") for s in ("dev", "test")),
         f"{work}/tables/wer.md",
     )
-    html, pictures = page.build_page(
-        "digits", read_json(work / "tables/wer.json"), [], {}, [], table
-    )
-    (drawn,) = [picture for picture in pictures if picture.name == "bytes"]
+    html, every = page.build_page("digits", read_json(work / "tables/wer.json"), [], {}, [], table)
+    (drawn,) = [picture for picture in every if picture.name == "bytes"]
     assert re.search(r"mono [\d.]+ %, 0.15 KB", drawn.alt)
     assert re.search(r"dnn [\d.]+ %, 0 KB", drawn.alt)
     assert "compute / compress / wait / decode %" in html
@@ -240,7 +238,7 @@ def test_the_page_shows_table_and_drawing(table, work):
 
 
 def test_a_lone_worker_has_a_sentence_and_no_dashes(table, work, monkeypatch):
-    monkeypatch.setattr(page.Picture, "svg", lambda picture: "")
+    monkeypatch.setattr(pictures.Picture, "svg", lambda picture: "")
     silent = {**table, "rows": [r for r in table["rows"] if r["label"] == "dnn"]}
     wer = read_json(work / "tables/wer.json")
     html, _ = page.build_page("digits", wer, [], {}, [], silent)
@@ -255,7 +253,7 @@ def test_a_lone_worker_has_a_sentence_and_no_dashes(table, work, monkeypatch):
 
 def test_a_drawn_interval_is_that_of_the_table_in_percent(table):
     score = next(r for r in table["rows"] if r["label"] == "mono")["ours"]["splits"]["test"]
-    (ax,) = page.draw_bytes(table, ["mono", "dnn"]).figure.axes
+    (ax,) = pictures.draw_bytes(table, ["mono", "dnn"]).figure.axes
     drawn = [line.get_ydata().tolist() for line in ax.lines if line.get_xdata()[0] == 0.15]
     bar, point = sorted(drawn, key=len, reverse=True)
     assert bar == pytest.approx([100 * limit for limit in score["ci95"]])
@@ -264,4 +262,4 @@ def test_a_drawn_interval_is_that_of_the_table_in_percent(table):
 
 def test_where_nobody_sends_nothing_is_drawn(table):
     silent = {**table, "rows": [r for r in table["rows"] if r["label"] == "dnn"]}
-    assert page.draw_bytes(silent, ["dnn"]) is None
+    assert pictures.draw_bytes(silent, ["dnn"]) is None
