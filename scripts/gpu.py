@@ -11,7 +11,8 @@ and in Triton's interpreter at tiny sizes, which shows that it works; times are 
 
 Needs torch, Triton, numpy and numba, pytest for a, and what scripts/gpu_wheels.py lists: packages
 that are not installed are taken from wheels in .wheels, if that folder is there. HOURS of speech
-(default 8) are synthesised; COMMIT names the commit where there is no repository.
+(default 8) are synthesised, unless SHARDS names a folder with shards of 20 mel bins in train/ and
+dev/. COMMIT names the commit where there is no repository.
 """
 
 import asr_train.interrupt
@@ -38,10 +39,19 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 HAS_GPU = torch.cuda.is_available()
 LIMIT = float(os.environ.get("LIMIT", "480"))
 HOURS = os.environ.get("HOURS", "8")  # of speech
-TAUS = (2, 6, 9, 12, 15)  # strom2015's table 3, beside 4
+SHARDS = os.environ.get("SHARDS")
+STEPS = ("dnn_5x1536=1024", "lstm_5x768=2048", "dnn_7x2048_9304=1024", "dnn_7x4096=1024")
+TAUS = (2, 9, 15)  # of strom2015's table 3, beside 4
 STROM = ["feats=logmel20", "model=dnn_5x1536", "optim=strom2015", "optim.precision=tf32"]
+# Those of recipes/strom2015's SCALE=medium: tau is divided by 16 as well
+STROM += ["optim.minibatch_frames=64", "optim.rate=0.032", "optim.pretrain.minibatch_frames=64"]
+STROM += [
+    "optim.phases=[{until:0.166,minibatch_frames:16,workers:10},"
+    "{until:1.0,minibatch_frames:32,workers:10}]"
+]
 # The paper has 64 mel bins; with these 20, both networks learn from the same shards
 LADKAT = ["feats=logmel20", "model=lstm_5x768", "optim=ladkat2019", "optim.precision=tf32"]
+LADKAT += ["optim.minibatch_frames=256", "optim.max_norm=1"]  # of SCALE=medium, as tau's eighth
 # Sizes of a check without a GPU; workers are a tenth
 TINY_STROM = ["model.dnn.width=32", "optim.phases=[]", "optim.minibatch_frames=64"]
 TINY_LADKAT = ["model.lstm.width=32", "model.lstm.layers=1", "optim.minibatch_frames=64"]
@@ -63,11 +73,13 @@ class Part:
 
 
 def tests(work: Path) -> Iterator[Part]:
-    for name in ("backends", "dense", "rice", "checksum", "threshold", "device_steps"):
-        report = work / f"tests-{name}.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        file = str(ROOT / "tests" / "kernels" / f"test_{name}.py")
-        yield Part(name, [[*command, f"--junitxml={report}", file]], lambda r=report: outcomes(r))
+    report = work / "tests.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    if importlib.util.find_spec("xdist") is not None:  # kernels are compiled side by side
+        command += ["-n", str(min(8, os.cpu_count() or 1))]
+    names = ("backends", "dense", "rice", "checksum", "threshold", "device_steps")
+    files = [str(ROOT / "tests" / "kernels" / f"test_{name}.py") for name in names]
+    yield Part("all", [[*command, f"--junitxml={report}", *files]], lambda: outcomes(report))
 
 
 def outcomes(report: Path) -> dict[str, Any]:
@@ -80,18 +92,15 @@ def outcomes(report: Path) -> dict[str, Any]:
 
 
 def kernels(work: Path) -> Iterator[Part]:
-    for millions in ("1", "14.6", "46", "160", "1000") if HAS_GPU else ("0.02",):
-        folder = work / f"kernels-{millions}"
-        command = script("bench_kernels.py", str(folder), millions)
-        yield Part(
-            f"{millions} M", [["mkdir", "-p", str(folder)], command], reader(folder, "kernels")
-        )
+    for millions in (("1", "14.6", "46"), ("160",)) if HAS_GPU else (("0.02",),):
+        folder = work / f"kernels-{millions[0]}"
+        command = script("bench_kernels.py", str(folder), *millions)
+        label = ", ".join(f"{m} M" for m in millions)
+        yield Part(label, [["mkdir", "-p", str(folder)], command], reader(folder, "kernels"))
 
 
 def steps(work: Path) -> Iterator[Part]:
-    import bench_step
-
-    for case in bench_step.CASES if HAS_GPU else ("dnn_4x256=32",):
+    for case in STEPS if HAS_GPU else ("dnn_4x256=32",):
         folder = work / f"steps-{case.split('=')[0]}"
         command = script("bench_step.py", str(folder), case)
         yield Part(case, [["mkdir", "-p", str(folder)], command], reader(folder, "steps"))
@@ -101,27 +110,27 @@ def strom(work: Path) -> Iterator[Part]:
     yield speech(work.parent)
     share = 1 if HAS_GPU else 10
     tiny = [] if HAS_GPU else TINY_STROM
-    epochs = [f"optim.epochs={10 if HAS_GPU else 1}"]
-    yield trained(work, "one worker", "sgd", 1, [*STROM, *tiny, *epochs])
-    for workers, tau in [(10, 4), (40, 4), (80, 4), *((40, tau) for tau in TAUS)]:
-        own = [f"comm.gtc.threshold={tau / (1 if HAS_GPU else 16)}", "comm.virtual=batched"]
+    epochs = [f"optim.epochs={4 if HAS_GPU else 1}"]
+    for workers, tau in [(40, 4), (80, 4), *((40, tau) for tau in TAUS), (10, 4)]:
+        own = [f"comm.gtc.threshold={tau / 16}", "comm.virtual=batched"]
         label = f"{workers} workers, tau {tau}"
         yield trained(work, label, "gtc", workers // share, [*STROM, *tiny, *epochs, *own])
-    short = ["optim.epochs=1", f"comm.gtc.threshold={4 / (1 if HAS_GPU else 16)}"]
+    short = ["optim.epochs=1", "comm.gtc.threshold=0.25"]
     label = "80 workers, tau 4, one by one, one epoch"
     yield trained(work, label, "gtc", 80 // share, [*STROM, *tiny, *short])
+    yield trained(work, "one worker", "sgd", 1, [*STROM, *tiny, *epochs])
 
 
 def ladkat(work: Path) -> Iterator[Part]:
     yield speech(work.parent)
     share, tiny = (1, []) if HAS_GPU else (8, TINY_LADKAT)
-    common = [*LADKAT, *tiny, f"optim.epochs={4 if HAS_GPU else 1}"]
+    common = [*LADKAT, *tiny, "optim.epochs=1"]
     yield trained(work, "one worker", "sgd", 1, common)
-    for workers in (16, 64, 128):
+    for workers in (16, 128):
         for method, own in (
-            ("gtc", ["comm.gtc.threshold=8"]),
+            ("gtc", ["comm.gtc.threshold=1"]),
             ("bmuf", ["comm.bmuf.block_steps=5"]),  # so that an epoch has many blocks
-            ("bmuf_gtc", ["comm.bmuf.block_steps=5", "comm.group_size=2"]),
+            ("bmuf_gtc", ["comm.bmuf.block_steps=5", "comm.group_size=2", "comm.gtc.threshold=1"]),
         ):
             label = f"{method}, {workers} workers"
             yield trained(work, label, method, workers // share, [*common, *own])
@@ -146,6 +155,8 @@ def reader(folder: Path, name: str) -> Callable[[], Any]:
 
 def speech(work: Path) -> Part:
     """Of all pieces: synthesise, align and shard sentences of `commands` (digits without a GPU)."""
+    if SHARDS is not None:
+        return Part("speech", [], lambda: frames_of(work))
     recipe, more = ("commands", [f"HOURS={HOURS}"]) if HAS_GPU else ("digits", ["SIZE=tiny"])
     indexes = [str(index(work, split)) for split in ("train", "dev")]
     command = ["make", "-C", str(ROOT / "recipes" / recipe), f"W={work / 'speech'}"]
@@ -154,7 +165,8 @@ def speech(work: Path) -> Part:
 
 
 def index(work: Path, split: str) -> Path:
-    return work / "speech" / "shards" / "tri" / split / "index.json"
+    folder = work / "speech" / "shards" / "tri" if SHARDS is None else Path(SHARDS).resolve()
+    return folder / split / "index.json"
 
 
 def frames_of(work: Path) -> dict[str, Any]:
@@ -190,19 +202,20 @@ def write_settings(base: str, path: str, *overrides: str) -> None:
 
 
 def logged(folder: Path) -> dict[str, Any]:
-    """Return what a run's log shows: of its last quarter, and of its last epoch."""
+    """Return what a run's log shows: of its last epoch, and of DEV after each."""
     from asr_train.files import read_jsonl
 
     rows = read_jsonl(folder / "log.jsonl")
     taken = [row for row in rows if "sent_bits" in row]
     dev = [row for row in rows if "dev_accuracy" in row]
-    last = taken[-max(1, len(taken) // 4) :]
+    last = [row for row in taken if row["epoch"] == taken[-1]["epoch"]]
     mean = {
         name: sum(row[name] for row in last) / len(last)
         for name in ("step_seconds", "sent_bits", "minibatch")
     }
     model = json.loads((folder / "model.json").read_text())
     dense = [row["compression_ratio"] for row in last if row["compression_ratio"]]
+    most = json.loads((folder / "run.json").read_text()).get("most_gpu_bytes")
     return {
         "workers": model["workers"],
         "steps": taken[-1]["step"],
@@ -210,6 +223,7 @@ def logged(folder: Path) -> dict[str, Any]:
         "frames_per_second": mean["minibatch"] / mean["step_seconds"],
         "dev_accuracy": [row["dev_accuracy"] for row in dev],
         "dev_loss": [row["dev_loss"] for row in dev],
+        "most_gpu_gb": None if most is None else most / 1e9,
     }
 
 

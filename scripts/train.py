@@ -68,6 +68,10 @@ def stage(train_index: str, dev_index: str, settings: str, *paths: str) -> str |
         if leads:
             files.write_json(folder / "run.json", description(run, device, workers))
         train(run, *splits, folder, device, exchange, initial, stripes)
+        if leads and device.type == "cuda":
+            about = files.read_json(folder / "run.json")
+            about["most_gpu_bytes"] = torch.cuda.max_memory_allocated(device)
+            files.write_json(folder / "run.json", about)
         everyone = exchange if stripes is None else stripes.everyone
         everyone.barrier()  # process 0 hosts the store that the others use
         close_exchange()
