@@ -176,15 +176,12 @@ def compression(v: Vectors, mark: Callable[..., Any] | None) -> list[dict[str, A
             "eager torch": lambda: threshold.compress_reference(g, r, tau, kept),  # noqa: B023
         }
         if DEVICE == "cuda":
-            capacity, turn = 2 * len(words_K) + 1, torch.tensor(0, device=DEVICE)
-            calls["ours, fixed capacity"] = lambda: threshold.compress_fixed(  # noqa: B023
-                g,
-                r,
-                tau,
-                kept,
-                capacity,
-                turn,  # noqa: B023
-            )
+            fixed = (2 * len(words_K) + 1, torch.tensor(0, device=DEVICE))
+
+            def into_fixed(tau: float = tau, fixed: tuple[int, Tensor] = fixed) -> threshold.Fixed:
+                return threshold.compress_fixed(g, r, tau, kept, *fixed)
+
+            calls["ours, fixed capacity"] = into_fixed
         if mark is not None:
 
             def compiled() -> Tensor:

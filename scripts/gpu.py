@@ -79,6 +79,7 @@ def tests(work: Path) -> Iterator[Part]:
         command += ["-n", str(min(8, os.cpu_count() or 1))]
     names = ("backends", "dense", "rice", "checksum", "threshold", "device_steps")
     files = [str(ROOT / "tests" / "kernels" / f"test_{name}.py") for name in names]
+    files.append(str(ROOT / "tests" / "train" / "test_captured.py"))
     yield Part("all", [[*command, f"--junitxml={report}", *files]], lambda: outcomes(report))
 
 

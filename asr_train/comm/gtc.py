@@ -36,9 +36,9 @@ class Gtc(Reducer):
     """The reducer of a group of several workers, for flat vectors of `size` elements.
 
     Args:
-        is_direct: whether messages are counted but not made where that is possible: on a CPU, if
-            all workers are in this process, and the number of its elements gives a message's
-            length. The result is the same to the bit.
+        is_direct: whether messages are counted but not made where that is possible: if all workers
+            are in this process, and the number of its elements gives a message's length. The
+            result is the same to the bit.
     Attributes:
         tau: of the next step; the same in the whole group.
         capacity: bytes of payload that the next step's messages have room for.
@@ -65,9 +65,9 @@ class Gtc(Reducer):
         )  # swapped after each step
         self._on_device = exchange.device.type != "cpu"
         self._checks = codec.Checks(deferred=self._on_device)
-        is_here = is_direct and len(exchange.local) == len(exchange) and not self._on_device
+        is_here = is_direct and len(exchange.local) == len(exchange)
         is_exact = settings.capacity is schema.Capacity.exact and self.kind is not Kind.rice
-        self._counts_P = torch.zeros(size) if is_here and is_exact else None
+        self._counts_P = torch.zeros(size, device=exchange.device) if is_here and is_exact else None
         # The element that goes first if room is short; on a GPU it may lie there
         self._turn: dict[int, int | Tensor] = dict.fromkeys(exchange.local, 0)
 

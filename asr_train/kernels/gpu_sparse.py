@@ -3,9 +3,9 @@
 Compression reads residual and gradient and writes what is kept, once each (12 bytes per element; 10
 with bfloat16 gradients), and one bit per element that marks the elements to send. A scan over
 the tiles' counts then gives each tile its place in the message, and they are extracted from the
-bits, 32 elements per step. Several workers' vectors take the same launches. Decoding first finds
-where each tile's elements begin in every message, all tiles at once, because a search is a chain of
-dependent loads.
+bits, 32 elements per step. Several workers' vectors take the same launches. Decoding adds the sent
+elements to integer counts, by atomic operations, whose order does not matter for integers; the
+first to exchange an element's count for 0 then updates its weight.
 Nothing depends on the order in which programs run, and nothing waits for the host.
 
 A mask with a variable end keeps loads from being 16 bytes wide; so WHOLE tiles have a mask whose
@@ -23,14 +23,15 @@ from asr_train.kernels.backend import launches
 
 BLOCK = 4096  # elements that a program compresses
 GROUP = 8  # such blocks whose sent elements a program extracts
-TILE = 2048  # elements whose counts a program decodes
-CHUNK = 128  # sent elements that it decodes at once
-WORKERS = 32  # workers that it decodes at once; with 64, registers spill
-BOUNDS = 128  # tiles whose first sent elements a program finds
+SCAN = 4096  # blocks whose counts are summed at once
+TALLY = 1024  # elements of which a program counts what all workers send
+CHUNK = 1024  # sent elements that a program decodes
+ROOM = 16  # of so many elements, room is made for one sent element before their number is known
 WARPS = 8  # per program; with 4, compression takes 203 registers per thread, which lowers occupancy
+ANY = 2**31 - 1  # the capacity of messages of any length
 _INDEX = tl.constexpr(2**31 - 1)
 _SIGN = tl.constexpr(-(2**31))
-# marks; counts per row and tile, their ends within the row; is_finite per row
+# marks; counts per row and tile, their ends within the row; elements and not finite ones per row
 Marked = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -98,6 +99,28 @@ def _mark(
 
 
 @triton.jit
+def _scan(counts, wrong, ends, found, turn, next_turn, num_tiles, SCAN: tl.constexpr):
+    """Write a row's running sums of counts, and to found its elements and how many are wrong."""
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.arange(0, SCAN)
+    total = tl.zeros([1], tl.int64)
+    bad = tl.zeros([1], tl.int64)
+    first = row * 0
+    while first < num_tiles:
+        inside = first + tile < num_tiles
+        at = row * num_tiles + first + tile
+        count = tl.load(counts + at, inside, 0).to(tl.int64)
+        tl.store(ends + at, total + tl.cumsum(count, 0), inside)
+        total += tl.sum(count, 0)
+        bad += tl.sum(tl.load(wrong + at, inside, 0), 0)
+        first += SCAN
+    one = tl.arange(0, 1)
+    tl.store(found + 2 * row + one, total)
+    tl.store(found + 2 * row + 1 + one, bad)
+    tl.store(next_turn + row, tl.load(turn + row))
+
+
+@triton.jit
 def _ones(bits):
     """Return how many bits of each int32 are set."""
     x = bits.to(tl.uint32, bitcast=True)
@@ -125,8 +148,8 @@ def _expand(
     marks,
     counts,
     ends,
+    found,
     turn,
-    starts,
     words,
     next_turn,
     num_tiles,
@@ -134,8 +157,11 @@ def _expand(
     residual_stride,
     kept_stride,
     capacity,
+    room,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    FIXED: tl.constexpr,
 ):
     row = tl.program_id(1).to(tl.int64)
     grad += row * grad_stride
@@ -146,12 +172,16 @@ def _expand(
     ends += row * num_tiles
     turn += row
     next_turn += row
-    words += tl.load(starts + row)
+    if FIXED:
+        start = row * capacity
+    else:  # after all elements of the rows before
+        before = tl.arange(0, ROWS)
+        start = tl.sum(tl.load(found + 2 * before, before < row, 0), 0)
     tile = tl.program_id(0).to(tl.int64) * GROUP
     first_word = tile * (BLOCK // 32)
-    word = tl.arange(0, GROUP * (BLOCK // 32))
-    is_there = word < num_tiles * (BLOCK // 32) - first_word
-    bits = tl.load(marks + first_word + word, is_there, 0)
+    own = tl.arange(0, GROUP * (BLOCK // 32))
+    is_there = own < num_tiles * (BLOCK // 32) - first_word
+    bits = tl.load(marks + first_word + own, is_there, 0)
     ones = _ones(bits)
     # Rank of a word's next element among all selected ones
     rank = tl.load(ends + tile) - tl.load(counts + tile) + tl.cumsum(ones, 0) - ones
@@ -169,14 +199,15 @@ def _expand(
     rounds = tl.max(ones, 0)
     while rounds > 0:  # each round takes every word's lowest selected element
         selected = bits != 0
-        index = (first_word + word) * 32 + _ones(~bits & (bits - 1))
+        index = (first_word + own) * 32 + _ones(~bits & (bits - 1))
         turned = tl.where(rank < origin, rank + total, rank) - origin
         sent = selected & (turned < capacity)
         # Place in the message: the rank, less the waiting elements before
         place = tl.where((rank < origin) & (excess < origin), rank, rank - skipped)
         # The residual of a selected element has its sign: |owed| > threshold, strictly
         is_negative = tl.load(kept + index, selected, 0.0) < 0
-        tl.store(words + place, index.to(tl.int32) | tl.where(is_negative, _SIGN, 0), sent)
+        word = index.to(tl.int32) | tl.where(is_negative, _SIGN, 0)
+        tl.store(words + start + place, word, sent & (start + place < room))
         if excess > 0:
             waits = selected & (turned >= capacity)
             owed = tl.load(residual + index, waits, 0.0)
@@ -196,59 +227,71 @@ def _strides(*matrices: Tensor) -> list[int]:
     return [matrix.stride(0) if len(matrix) > 1 else 0 for matrix in matrices]
 
 
-def _marked(grads_WP: Tensor, residuals_WP: Tensor, threshold: float, kept_WP: Tensor) -> Marked:
+def _marked(
+    grads_WP: Tensor, residuals_WP: Tensor, threshold: float, kept_WP: Tensor, turns_W: Tensor
+) -> tuple[Marked, Tensor]:
+    """Write what is kept; return what is to be sent, and a copy of the turns."""
     (workers, size), device = grads_WP.shape, grads_WP.device
     num_tiles = triton.cdiv(size, BLOCK)
     marks = torch.empty(workers * num_tiles * (BLOCK // 32), dtype=torch.int32, device=device)
-    counts_WM = torch.empty(workers, num_tiles, dtype=torch.int32, device=device)
-    wrong_WM = torch.empty_like(counts_WM)
+    counts_WM, wrong_WM = torch.empty(2, workers, num_tiles, dtype=torch.int32, device=device)
     matrices = (grads_WP, residuals_WP, kept_WP)
     _mark[(num_tiles, workers)](
         *(*matrices, marks, counts_WM, wrong_WM, size, *_strides(*matrices), num_tiles, threshold),
         BLOCK,
         num_warps=WARPS,
     )
-    return marks, counts_WM, counts_WM.cumsum(1), (wrong_WM == 0).all(1)
+    ends_WM = torch.empty(workers, num_tiles, dtype=torch.int64, device=device)
+    found_W2 = torch.empty(workers, 2, dtype=torch.int64, device=device)
+    next_turns_W = torch.empty_like(turns_W)
+    tensors = (counts_WM, wrong_WM, ends_WM, found_W2, turns_W, next_turns_W)
+    _scan[(workers,)](*tensors, num_tiles, SCAN, num_warps=WARPS)
+    return (marks, counts_WM, ends_WM, found_W2), next_turns_W
 
 
-def _expanded(
-    grads_WP: Tensor,
-    residuals_WP: Tensor,
-    kept_WP: Tensor,
-    marked: Marked,
-    starts_W: Tensor,
+def _expand_to(
     words: Tensor,
     capacity: int,
+    vectors: tuple[Tensor, Tensor, Tensor],
+    marked: Marked,
     turns_W: Tensor,
-) -> Tensor:
-    marks, counts_WM, ends_WM, _ = marked
-    next_turns_W = turns_W.clone()
-    workers, num_tiles = counts_WM.shape
-    matrices = (grads_WP, residuals_WP, kept_WP)
-    tensors = (*matrices, marks, counts_WM, ends_WM, turns_W, starts_W, words, next_turns_W)
+    next_turns_W: Tensor,
+) -> None:
+    """Write sent elements: with a capacity in rows of that length, else row after row."""
+    workers, num_tiles = marked[1].shape
+    tensors = (*vectors, *marked, turns_W, words, next_turns_W)
     grid = (triton.cdiv(num_tiles, GROUP), workers)
-    sizes = (num_tiles, *_strides(*matrices), capacity)
-    _expand[grid](*tensors, *sizes, BLOCK, GROUP, num_warps=WARPS)
-    return next_turns_W
+    _expand[grid](
+        *(*tensors, num_tiles, *_strides(*vectors), capacity, len(words)),
+        BLOCK=BLOCK,
+        GROUP=GROUP,
+        ROWS=triton.next_power_of_2(workers),
+        FIXED=capacity != ANY,
+        num_warps=WARPS,
+    )
 
 
 @launches
 def compress_rows(
     grads_WP: Tensor, residuals_WP: Tensor, threshold: float, kept_WP: Tensor
 ) -> list[tuple[Tensor, bool]]:
-    """Compute threshold.compress_rows; waits for the device once, for the messages' lengths."""
-    marked = _marked(grads_WP, residuals_WP, threshold, kept_WP)
-    counts_W = marked[2][:, -1]
-    pairs = torch.stack([counts_W, marked[3].long()], 1).tolist()
+    """Compute threshold.compress_rows; waits for the device once, when all of it is under way.
+
+    Only if there are more sent elements than was room for, they are extracted once more.
+    """
+    vectors, (workers, size) = (grads_WP, residuals_WP, kept_WP), grads_WP.shape
+    turns_W = torch.empty(workers, dtype=torch.int64, device=grads_WP.device)  # nobody waits
+    marked, next_turns_W = _marked(*vectors[:2], threshold, kept_WP, turns_W)
+    room = workers * triton.cdiv(size, ROOM)
+    words = torch.empty(room, dtype=torch.int32, device=grads_WP.device)
+    _expand_to(words, ANY, vectors, marked, turns_W, next_turns_W)
+    pairs = marked[3].tolist()
     counts = [count for count, _ in pairs]
-    words = torch.empty(sum(counts), dtype=torch.int32, device=grads_WP.device)
-    starts_W = counts_W.cumsum(0) - counts_W
-    turns_W = torch.zeros_like(counts_W)
-    _expanded(
-        *(grads_WP, residuals_WP, kept_WP, marked, starts_W, words, max(counts), turns_W),
-    )
-    is_finite = (bool(flag) for _, flag in pairs)
-    return list(zip(words.split(counts), is_finite, strict=True))
+    if sum(counts) > room:
+        words = torch.empty(sum(counts), dtype=torch.int32, device=grads_WP.device)
+        _expand_to(words, ANY, vectors, marked, turns_W, next_turns_W)
+    is_finite = (wrong == 0 for _, wrong in pairs)
+    return list(zip(words[: sum(counts)].split(counts), is_finite, strict=True))
 
 
 @launches
@@ -261,118 +304,172 @@ def compress_fixed_rows(
     turns_W: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute threshold.compress_fixed_rows; never waits."""
-    marked = _marked(grads_WP, residuals_WP, threshold, kept_WP)
+    vectors = (grads_WP, residuals_WP, kept_WP)
+    marked, next_turns_W = _marked(*vectors[:2], threshold, kept_WP, turns_W)
     words_WC = torch.zeros(len(grads_WP), capacity, dtype=torch.int32, device=grads_WP.device)
-    starts_W = torch.arange(len(grads_WP), device=grads_WP.device) * capacity
-    next_turns_W = _expanded(
-        *(grads_WP, residuals_WP, kept_WP, marked, starts_W, words_WC, capacity, turns_W),
-    )
-    return words_WC, marked[2][:, -1], next_turns_W, marked[3]
+    _expand_to(words_WC.view(-1), capacity, vectors, marked, turns_W, next_turns_W)
+    wanted_W, wrong_W = marked[3].unbind(1)
+    return words_WC, wanted_W, next_turns_W, wrong_W == 0
+
+
+# --- tally ----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _tally_rows(
+    grad,
+    residual,
+    kept,
+    total,
+    sent,
+    wrong,
+    tile,
+    n,
+    workers,
+    grad_stride,
+    residual_stride,
+    kept_stride,
+    num_tiles,
+    threshold,
+    BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    i = tl.arange(0, BLOCK)
+    inside = i < (BLOCK if WHOLE else n - tile * BLOCK)
+    at = tile * BLOCK + i
+    counts = tl.load(total + at, inside, 0.0)
+    row = tile * 0
+    while row < workers:
+        own = tl.load(grad + row * grad_stride + at, inside, 0.0).to(tl.float32)
+        owed = tl.load(residual + row * residual_stride + at, inside, 0.0) + own
+        selected = tl.abs(owed) > threshold
+        left = tl.where(owed < 0, owed + threshold, owed - threshold)
+        tl.store(kept + row * kept_stride + at, tl.where(selected, left, owed), inside)
+        counts += tl.where(selected, tl.where(owed < 0, -1.0, 1.0), 0.0)
+        tl.store(sent + row * num_tiles + tile, tl.sum(selected.to(tl.int32), 0))
+        finite = (tl.abs(owed) < float("inf")).to(tl.int32)
+        tl.store(wrong + row * num_tiles + tile, BLOCK - tl.sum(finite, 0))
+        row += 1
+    tl.store(total + at, counts, inside)
+
+
+@triton.jit
+def _tally(
+    grad,
+    residual,
+    kept,
+    total,
+    sent,
+    wrong,
+    n,
+    workers,
+    grad_stride,
+    residual_stride,
+    kept_stride,
+    num_tiles,
+    threshold,
+    BLOCK: tl.constexpr,
+):
+    tile = tl.program_id(0).to(tl.int64)
+    if tile * BLOCK + BLOCK <= n:
+        _tally_rows(
+            grad, residual, kept, total, sent, wrong, tile, n, workers, grad_stride,
+            residual_stride, kept_stride, num_tiles, threshold, BLOCK, True,
+        )  # fmt: skip
+    else:
+        _tally_rows(
+            grad, residual, kept, total, sent, wrong, tile, n, workers, grad_stride,
+            residual_stride, kept_stride, num_tiles, threshold, BLOCK, False,
+        )  # fmt: skip
+
+
+@launches
+def tally_rows(
+    grads_WP: Tensor, residuals_WP: Tensor, threshold: float, kept_WP: Tensor, counts_P: Tensor
+) -> list[tuple[int, bool]]:
+    """Compute threshold.tally_rows; waits for the device once."""
+    (workers, size), device = grads_WP.shape, grads_WP.device
+    num_tiles = triton.cdiv(size, TALLY)
+    found_2WM = torch.empty(2, workers, num_tiles, dtype=torch.int32, device=device)
+    vectors = (grads_WP, residuals_WP, kept_WP)
+    sizes = (size, workers, *_strides(*vectors), num_tiles, threshold)
+    _tally[(num_tiles,)](*vectors, counts_P, *found_2WM, *sizes, TALLY)
+    sent_W, wrong_W = found_2WM.sum(2).tolist()
+    return [(sent, wrong == 0) for sent, wrong in zip(sent_W, wrong_W, strict=True)]
 
 
 # --- decode ---------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _find(words, starts, lengths, firsts, num_tiles, TILE: tl.constexpr, BOUNDS: tl.constexpr):
-    """Write to firsts[w, m] the number of elements of worker w before tile m, m up to num_tiles."""
-    w = tl.program_id(1).to(tl.int64)
-    m = tl.program_id(0) * BOUNDS + tl.arange(0, BOUNDS)
-    inside = m <= num_tiles
-    bound = m.to(tl.int64) * TILE
-    start = tl.load(starts + w)
-    high = tl.load(lengths + w) + bound * 0
-    low = high * 0
-    left = tl.max(high, 0)
-    while left > 0:
-        middle = (low + high) // 2
-        is_open = inside & (low < high)
-        index = (tl.load(words + start + middle, is_open, 0) & _INDEX).to(tl.int64)
-        low = tl.where(is_open & (index < bound), middle + 1, low)
-        high = tl.where(is_open & (index >= bound), middle, high)
-        left = left // 2
-    tl.store(firsts + w * (num_tiles + 1) + m, low.to(tl.int32), inside)
-
-
-@triton.jit
-def _put(
-    out,
-    counts,
-    tau,
-    rate,
-    first,
-    n,
-    TILE: tl.constexpr,
-    UPDATES: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
-    i = tl.arange(0, TILE)
-    is_here = i < (TILE if WHOLE else n - first)
-    if UPDATES:
-        moves = is_here & (counts != 0)
-        old = tl.load(out + first + i, moves, 0.0)
-        tl.store(out + first + i, tl.fma(tau * counts.to(tl.float32), -rate, old), moves)
+def _at_most(lengths, worker, capacity, FIXED: tl.constexpr):
+    if FIXED:
+        return tl.minimum(tl.load(lengths + worker), capacity)
     else:
-        tl.store(out + first + i, tau * counts.to(tl.float32), is_here)
+        return capacity
 
 
 @triton.jit
-def _decode(
+def _count(words, lengths, counts, n, capacity, FIXED: tl.constexpr, CHUNK: tl.constexpr):
+    """Add sent elements to integer counts."""
+    worker = tl.program_id(1).to(tl.int64)
+    k = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    inside = k < _at_most(lengths, worker, capacity, FIXED)
+    word = tl.load(words + worker * capacity + k, inside, 0)
+    index = word & _INDEX
+    one = tl.where(word < 0, -1, 1)
+    tl.atomic_add(counts + index.to(tl.int64), one, inside & (index < n), sem="relaxed")
+
+
+@triton.jit
+def _move(
     words,
-    starts,
-    firsts,
-    out,
+    lengths,
+    counts,
+    weights,
     n,
-    workers,
-    num_tiles,
+    capacity,
     tau,
     rate,
-    TILE: tl.constexpr,
+    FIXED: tl.constexpr,
     CHUNK: tl.constexpr,
-    WORKERS: tl.constexpr,
-    UPDATES: tl.constexpr,
 ):
-    tile = tl.program_id(0).to(tl.int64)
-    first = tile * TILE
-    counts = tl.zeros([TILE], tl.int32)
-    first_worker = tl.program_id(0) * 0
-    while first_worker < workers:  # not range: the interpreter cannot take its end from a tensor
-        w = first_worker + tl.arange(0, WORKERS)
-        inside = w < workers
-        row = firsts + w.to(tl.int64) * (num_tiles + 1) + tile
-        low = tl.load(row, inside, 0)
-        size = tl.load(row + 1, inside, 0) - low
-        # The elements of these workers in the tile as one row: find the j-th one's worker
-        end = tl.cumsum(size, 0)
-        shift = tl.load(starts + w, inside, 0) + (low - (end - size))
-        elements = tl.sum(size, 0)
-        begin = elements * 0
-        while begin < elements:
-            j = begin + tl.arange(0, CHUNK)
-            owner = tl.sum((j[:, None] >= end[None, :]).to(tl.int32), 1)
-            mine = owner[:, None] == tl.arange(0, WORKERS)[None, :]
-            at = j + tl.sum(tl.where(mine, shift[None, :], 0), 1)
-            word = tl.load(words + at, j < elements, 0)
-            offset = ((word & _INDEX).to(tl.int64) - first).to(tl.int32)
-            offset = tl.where(j < elements, offset, 0)
-            up = tl.histogram(offset, TILE, mask=(j < elements) & (word >= 0))
-            down = tl.histogram(offset, TILE, mask=(j < elements) & (word < 0))
-            counts += up - down
-            begin += CHUNK
-        first_worker += WORKERS
-    if first + TILE <= n:
-        _put(out, counts, tau, rate, first, n, TILE, UPDATES, True)
+    """Update weights by counts: each by the first of its elements to exchange the count for 0."""
+    worker = tl.program_id(1).to(tl.int64)
+    k = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    inside = k < _at_most(lengths, worker, capacity, FIXED)
+    index = tl.load(words + worker * capacity + k, inside, 0) & _INDEX
+    inside = inside & (index < n)
+    at = index.to(tl.int64)
+    count = tl.atomic_xchg(counts + at, tl.zeros([CHUNK], tl.int32), inside, sem="relaxed")
+    moves = inside & (count != 0)
+    old = tl.load(weights + at, moves, 0.0)
+    tl.store(weights + at, tl.fma(tau * count.to(tl.float32), -rate, old), moves)
+
+
+@triton.jit
+def _scale_tile(counts, out, first, n, tau, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    inside = i < (BLOCK if WHOLE else n - first)
+    count = tl.load(counts + first + i, inside, 0)
+    tl.store(out + first + i, tau * count.to(tl.float32), inside)
+
+
+@triton.jit
+def _scale(counts, out, n, tau, BLOCK: tl.constexpr):
+    """Write tau * counts, which may lie in the same memory."""
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    if first + BLOCK <= n:
+        _scale_tile(counts, out, first, n, tau, BLOCK, True)
     else:
-        _put(out, counts, tau, rate, first, n, TILE, UPDATES, False)
+        _scale_tile(counts, out, first, n, tau, BLOCK, False)
 
 
 @launches
 def decode(messages: Sequence[Tensor], tau: float, rate: float | None, out_P: Tensor) -> None:
     """Compute decode.total, or decode.update if there is a rate."""
-    lengths = [len(words_K) for words_K in messages]
     words = torch.cat([*messages, torch.empty(0, dtype=torch.int32, device=out_P.device)])
-    lengths_W = torch.tensor(lengths, dtype=torch.int64, device=out_P.device)
-    _decode_rows(words, lengths_W.cumsum(0) - lengths_W, lengths_W, tau, rate, out_P)
+    _decode(words[None], None, tau, rate, out_P)
 
 
 @launches
@@ -385,31 +482,30 @@ def decode_fixed(
         words_WC: int32 [workers, capacity], as gathered.
         lengths_W: int64 [workers] on the device; lengths beyond capacity are cut to it.
     """
-    workers, capacity = words_WC.shape
-    starts_W = torch.arange(workers, device=out_P.device) * capacity
-    lengths_W = lengths_W.clamp(max=capacity)
-    _decode_rows(words_WC.flatten(), starts_W, lengths_W, tau, rate, out_P)
+    _decode(words_WC, lengths_W, tau, rate, out_P)
 
 
-def _decode_rows(
-    words: Tensor,
-    starts_W: Tensor,
-    lengths_W: Tensor,
-    tau: float,
-    rate: float | None,
-    out_P: Tensor,
+def _decode(
+    words_WC: Tensor, lengths_W: Tensor | None, tau: float, rate: float | None, out_P: Tensor
 ) -> None:
-    workers, num_tiles = len(starts_W), triton.cdiv(len(out_P), TILE)
-    firsts = torch.empty(workers, num_tiles + 1, dtype=torch.int32, device=out_P.device)
-    if workers:
-        grid = (triton.cdiv(num_tiles + 1, BOUNDS), workers)
-        _find[grid](words, starts_W, lengths_W, firsts, num_tiles, TILE, BOUNDS)
-    _decode[(num_tiles,)](
-        *(words, starts_W, firsts, out_P, len(out_P), workers, num_tiles, tau, rate or 0.0),
-        TILE=TILE,
-        CHUNK=CHUNK,
-        WORKERS=min(WORKERS, triton.next_power_of_2(max(1, workers))),
-        UPDATES=rate is not None,
-        num_warps=WARPS,
-        enable_fp_fusion=False,  # apart from explicit tl.fma
-    )
+    """Decode rows of words; None: all of a row are sent elements."""
+    (workers, capacity), size = words_WC.shape, len(out_P)
+    if rate is None:
+        counts_P = out_P.view(torch.int32).zero_()
+    else:
+        counts_P = torch.zeros(size, dtype=torch.int32, device=out_P.device)
+    is_fixed = lengths_W is not None
+    given = (words_WC, lengths_W if is_fixed else words_WC, counts_P)
+    grid = (triton.cdiv(capacity, CHUNK), workers)
+    if words_WC.numel():
+        _count[grid](*given, size, capacity, FIXED=is_fixed, CHUNK=CHUNK)
+    if rate is None:
+        tiles = (triton.cdiv(size, TALLY),)
+        _scale[tiles](counts_P, out_P, size, tau, TALLY, enable_fp_fusion=False)
+    elif words_WC.numel():
+        _move[grid](
+            *(*given, out_P, size, capacity, tau, rate),
+            FIXED=is_fixed,
+            CHUNK=CHUNK,
+            enable_fp_fusion=False,  # apart from explicit tl.fma
+        )

@@ -135,8 +135,14 @@ def tally_rows(
     # The other rows lie as the first does
     _check("threshold.tally_rows", grads_WP[0], residuals_WP[0], threshold, kept_WP[0])
     check_same("threshold.tally_rows", counts_P=counts_P, kept_P=kept_WP[0])
-    if choose(counts_P) is not Backend.cpu:
+    backend = choose(counts_P)
+    if backend is Backend.reference:
         return _tally_reference(grads_WP, residuals_WP, threshold, kept_WP, counts_P)
+    if backend is Backend.triton:
+        from asr_train.kernels import gpu_sparse
+
+        rows = gpu_sparse.tally_rows(grads_WP, residuals_WP, threshold, kept_WP, counts_P)
+        return [Tallied(*row) for row in rows]
     from asr_train.kernels import compiled
 
     vectors = grads_WP.float(), residuals_WP, kept_WP, counts_P

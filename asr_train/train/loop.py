@@ -29,6 +29,7 @@ from asr_train.schema import RunSettings, Virtual
 from asr_train.shards.reader import Shards
 from asr_train.train.async_steps import run_ahead
 from asr_train.train.batched import Batched
+from asr_train.train.captured import captured_for
 from asr_train.train.control import Controllers
 from asr_train.train.evaluate import evaluate
 from asr_train.train.feed import when
@@ -120,6 +121,7 @@ def train(
     state.objective = objective
     if is_batched:
         state.batched = Batched(model, bucket, optim.precision)
+    state.captured = captured_for(model, device, objective, is_cut=stripes is not None)
 
     checkpoints = Checkpoints(
         folder / "ckpt",

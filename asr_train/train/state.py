@@ -33,6 +33,7 @@ from asr_train.files import DamagedFileError
 from asr_train.model.store import load_tensors, save_tensors
 from asr_train.schema import AdagradSettings
 from asr_train.train.batched import Batched
+from asr_train.train.captured import Captured
 from asr_train.train.objective import CROSS_ENTROPY, Objective
 from asr_train.train.schedule import Schedule
 
@@ -163,6 +164,7 @@ class RunState:
         kept: the method at the last check of held-out accuracy; None: there was none.
         batched: computes gradients of workers that share weights; None: they are computed one by
             one.
+        captured: records and replays the gradients of one worker after the other; None: nothing.
         objective: what is minimised.
     """
 
@@ -178,6 +180,7 @@ class RunState:
     control: ControlState = field(default_factory=ControlState)
     kept: Held | None = None
     batched: Batched | None = None
+    captured: Captured | None = None
     objective: Objective = CROSS_ENTROPY
 
     @classmethod

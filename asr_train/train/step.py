@@ -12,6 +12,7 @@ from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
 from asr_train.shards.batch import Batch
 from asr_train.train.batched import Batched, rounded, shorten
+from asr_train.train.captured import Captured
 from asr_train.train.log import say
 from asr_train.train.objective import CROSS_ENTROPY, Objective
 from asr_train.train.state import Interval, Learned, NotFiniteError, RunState, check_finite
@@ -84,7 +85,9 @@ def gradients(
         seed = seed_of(optim.seed, step, chunk[0])
         if batched is None:
             with state.stopwatch(counts, "compute_seconds"):
-                result = one_gradient(model, batches[0], bucket, optim, seed, state.objective)
+                result = one_gradient(
+                    *(model, batches[0], bucket, optim, seed, state.objective, state.captured)
+                )
             found = iter([result])
         else:
             together = several_gradients(batched, batches, bucket, optim, seed)
@@ -134,10 +137,13 @@ def several_gradients(
             while (batch := next(rest)) is None:
                 results.append(_nothing(bucket))
             results.append((Gradient(grad_P, batch.frames), Learned(batch.frames, sums_2)))
-        if len(some) == len(batches):
+        if len(results) == len(grads_WP):
             results[0][0].rows_WP = grads_WP
         yield results
-    yield [_nothing(bucket) for _ in rest]
+    none_left = [_nothing(bucket) for _ in rest]
+    if none_left:
+        none_left[0][0].rows_WP = bucket.grad_P.expand(len(none_left), -1)
+    yield none_left
 
 
 def one_gradient(
@@ -147,12 +153,30 @@ def one_gradient(
     optim: OptimSettings,
     seed: int,
     objective: Objective = CROSS_ENTROPY,
+    captured: Captured | None = None,
 ) -> Result:
-    """Return a minibatch's gradient, in the bucket; with cross-entropy, without a wait."""
-    bucket.zero_grad()
+    """Return a minibatch's gradient, in the bucket; with cross-entropy, without a wait.
+
+    Args:
+        captured: records what a GPU computes, and replays it; None: nothing does.
+    """
     if batch is None:
+        bucket.zero_grad()
         return _nothing(bucket)
     generator_of(batch.feats_BTF.device).manual_seed(seed)
+
+    def compute(batch: Batch) -> Tensor:
+        return _backward(model, batch, bucket, optim, objective)
+
+    sums_2 = compute(batch) if captured is None else captured.run(compute, batch, bucket.weights_P)
+    return Gradient(bucket.grad_P, batch.frames), Learned(batch.frames, sums_2)
+
+
+def _backward(
+    model: Model, batch: Batch, bucket: Bucket, optim: OptimSettings, objective: Objective
+) -> Tensor:
+    """Write the gradient to the bucket; return the loss and the number of correct frames."""
+    bucket.zero_grad()
     with rounded(optim.precision, bucket.grad_P.device):
         logits_BTS = objective.logits(model, batch).float()
     loss, correct = objective(logits_BTS, batch)
@@ -160,15 +184,11 @@ def one_gradient(
     if optim.max_norm is not None:
         shorten(bucket.grad_P, optim.max_norm * batch.frames, bucket.stripes)
     sums_2 = torch.stack([loss.detach(), correct.to(loss.dtype)])
-    return _result(bucket, batch, bucket.grad_P, sums_2)
-
-
-def _result(bucket: Bucket, batch: Batch, grad_P: Tensor, sums_2: Tensor) -> Result:
     known = sums_2[0]
     if bucket.stripes is not None:  # all stripes must skip a step together
-        known = known + bucket.stripes.total(grad_P.sum())
-    grad_P[:1].masked_fill_(~known.isfinite(), torch.nan)
-    return Gradient(grad_P, batch.frames), Learned(batch.frames, sums_2)
+        known = known + bucket.stripes.total(bucket.grad_P.sum())
+    bucket.grad_P[:1].masked_fill_(~known.isfinite(), torch.nan)
+    return sums_2
 
 
 def _nothing(bucket: Bucket) -> Result:

@@ -1,7 +1,8 @@
 """Compile the Triton kernels, for which no GPU is needed, and print properties of the code:
 
     {kernel: {registers, spilled (bytes), shared (bytes), instructions (all, SASS), loads (widths in
-    bits of loads from global memory), stores, flushes (denormals), fused (multiply-adds), atomics}}
+    bits of loads from global memory), stores, flushes (denormals), fused (multiply-adds), atomics
+    (instructions)}}
 Run without TRITON_INTERPRET. Pointers are aligned to 16 bytes, rows are multiples of 16 elements
 apart (0 where there is one: see comm.bucket.rows), sizes are arbitrary. Each kernel is also
 compiled as a launch does if all sizes are 1, which makes them constants, or multiples of 16.
@@ -37,7 +38,9 @@ TYPES = {
     "num_tiles": "i32",
     **dict.fromkeys(("grad_stride", "residual_stride", "kept_stride", "bits_stride"), "i32"),
     "lengths": "*i64",
-    "firsts": "*i32",
+    "found": "*i64",
+    "total": "*fp32",
+    "sent": "*i32",
     "out": "*fp32",
     "bits": "*u8",
     "means": "*fp32",
@@ -49,17 +52,20 @@ TYPES = {
     **dict.fromkeys(("threshold", "tau", "rate", "eta", "zeta", "ahead", "look"), "fp32"),
 }
 SELECT = {"BLOCK": gpu_sparse.BLOCK}
-DECODE = {"TILE": gpu_sparse.TILE, "CHUNK": gpu_sparse.CHUNK, "UPDATES": False}
+EXPAND = {**SELECT, "GROUP": gpu_sparse.GROUP, "ROWS": 8}
+DECODE = {"FIXED": True, "CHUNK": gpu_sparse.CHUNK}
 RICE = {"BLOCK": gpu_rice.BLOCK}
 PAYLOAD = {"payload": "*i32", "words": "i32"}
 KERNELS = {
     "mark": (gpu_sparse._mark, SELECT, {}),
     "mark_bf16": (gpu_sparse._mark, SELECT, {"grad": "*bf16"}),
-    "expand": (gpu_sparse._expand, {**SELECT, "GROUP": gpu_sparse.GROUP}, {}),
-    "find": (gpu_sparse._find, {"TILE": gpu_sparse.TILE, "BOUNDS": gpu_sparse.BOUNDS}, {}),
-    "decode_4": (gpu_sparse._decode, {**DECODE, "WORKERS": 4}, {}),
-    "decode_32": (gpu_sparse._decode, {**DECODE, "WORKERS": gpu_sparse.WORKERS}, {}),
-    "update_4": (gpu_sparse._decode, {**DECODE, "WORKERS": 4, "UPDATES": True}, {}),
+    "scan": (gpu_sparse._scan, {"SCAN": gpu_sparse.SCAN}, {}),
+    "expand": (gpu_sparse._expand, {**EXPAND, "FIXED": False}, {}),
+    "expand_fixed": (gpu_sparse._expand, {**EXPAND, "FIXED": True}, {}),
+    "tally": (gpu_sparse._tally, {"BLOCK": gpu_sparse.TALLY}, {}),
+    "count": (gpu_sparse._count, DECODE, {}),
+    "move": (gpu_sparse._move, DECODE, {}),
+    "scale": (gpu_sparse._scale, {"BLOCK": gpu_sparse.TALLY}, {}),
     "add_up_4": (gpu_dense._add_up, {"WORKERS": 4, "HIGH": 16, "WIDE": 128}, {}),
     "block_step": (gpu_dense._block_step, {"BLOCK": gpu_dense.BLOCK}, {}),
     "checksum": (
@@ -98,10 +104,10 @@ def compiled(name: str, size: int | None = None) -> triton.compiler.CompiledKern
         for place, (argument, kind) in enumerate(signature.items())
         if kind.startswith("*") or (kind == "i32" and (size == 16 or argument.endswith("_stride")))
     }
-    options = {"enable_fp_fusion": not name.startswith(("decode", "update", "block_step"))}
+    options = {"enable_fp_fusion": not name.startswith(("move", "scale", "block_step"))}
     if name.startswith("quantise"):
         options["num_warps"] = gpu_dense.warps(constants["ROWS"])
-    elif name.startswith(("mark", "expand", "decode", "update")):
+    elif name.startswith(("mark", "scan", "expand")):
         options["num_warps"] = gpu_sparse.WARPS
     return triton.compile(ASTSource(function, signature, constants, aligned), HOPPER, options)
 
@@ -139,7 +145,7 @@ def facts(name: str) -> dict[str, object]:
         "stores": dict(widths["st"]),
         "flushes": len(re.findall(r"\.ftz\.", ptx)),
         "fused": len(re.findall(r"\bfma\.rn\.f32", ptx)),
-        "atomics": len(re.findall(r"\b(?:atom|red)\.global", ptx)),
+        "atomics": sorted(set(re.findall(r"\b(?:atom|red)\.global\S*", ptx))),
     }
 
 

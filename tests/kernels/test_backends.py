@@ -128,6 +128,23 @@ def test_a_tally_is_what_the_messages_add_up_to(both, dyadic, size, tau, odd):
         assert torch.equal(counts_P.cpu(), 1 + total_P.float())
 
 
+def test_a_tally_of_workers_without_a_minibatch(both, dyadic):
+    """They share one gradient of zeros."""
+    size = BLOCK + 3
+    grads_WP = torch.zeros(size, device=DEVICE).expand(3, -1)
+    residuals_WP = torch.stack([dyadic(size) for _ in range(3)])
+
+    def tallied():
+        kept_WP, counts_P = torch.empty_like(residuals_WP), torch.zeros(size, device=DEVICE)
+        return tally_rows(grads_WP, residuals_WP, 2.0, kept_WP, counts_P), kept_WP, counts_P
+
+    (found, kept_WP, counts_P), (wanted, kept2_WP, counts2_P) = both(tallied)
+    assert found == wanted
+    assert 0 < found[0].sent < size
+    assert same_bits(kept_WP, kept2_WP)
+    assert torch.equal(counts_P, counts2_P)
+
+
 def test_arbitrary_values_are_the_references(both):
     rng = torch.Generator().manual_seed(0)
     grad_P, residual_P = torch.randn(2, 3 * BLOCK + 5, generator=rng).to(DEVICE)
