@@ -248,9 +248,10 @@ def dense(v: Vectors) -> list[dict[str, Any]]:
     check("1-bit", kept_P, wanted_P, rounds=1e-5)
     del wanted_P, wanted
 
+    bits, means = (torch.cat([t.flatten() for t in some]) for some in zip(*found, strict=True))
+
     def add_up() -> None:
-        for place, one in zip(layers, found, strict=True):
-            onebit.add_up([one] * WORKERS, onebit.matrix_of(out_P, place))
+        onebit.add_up_all(layers, [(bits, means)] * WORKERS, out_P)
 
     rows = []
     copy: Calls = {"copy": lambda: out_P.copy_(grad_P)}

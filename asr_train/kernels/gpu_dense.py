@@ -1,12 +1,16 @@
 """The kernels for **GPUs** behind onebit, block, splice and checksum, in Triton.
 
-Each reads its inputs and writes its outputs once; a matrix of more than MAX_ROWS rows is read twice
-by the one-bit quantiser, because its columns no longer fit a program's registers. Elements of one
-matrix, at most 2**31 - 1, are numbered in 32 bits to save registers.
+Each reads its inputs and writes its outputs once, but for the one-bit quantiser, which reads its
+inputs a second time, from a cache if they fit. All matrices of a vector take one launch, in which
+a program finds its own in a table on the device. Elements of one matrix, at most 2**31 - 1, are
+numbered in 32 bits to save registers.
 """
 
+import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -15,22 +19,58 @@ from torch import Tensor
 from asr_train.kernels.backend import launches
 
 COLUMNS = tl.constexpr(8)  # a byte of bits; and 32 bytes, the least memory transaction
-MAX_ROWS = 1024  # of which a program holds 8 columns; with 2,048 its registers spill
-ROWS = 1024  # per step of longer columns
+ROWS = 512  # of these columns that a program reads at once
+WARPS = 16  # two such programs have all registers of a multiprocessor
+HIGH, WIDE = 16, 128  # rows and columns of a tile that a program adds up
+ADD_WARPS = 8
 BLOCK = 1024  # elements per program
 
 
+class _Table(NamedTuple):
+    """Where matrices lie in flat vectors, and the sizes of what belongs to all."""
+
+    fields: Tensor  # int64 [7, M]: see `_find`; M is a power of two
+    num_bytes: int
+    num_means: int
+    num_strips: int
+    num_tiles: int
+
+
+@functools.lru_cache(maxsize=1024)
+def _table(matrices: tuple[tuple[int, int, int], ...], device: torch.device) -> _Table:
+    offset, rows, columns = np.array(matrices, np.int64).T
+    strips = -(-columns // 8)
+    tiles = -(-rows // HIGH) * -(-columns // WIDE)
+    sizes = np.stack([rows * strips, 2 * columns, strips, tiles])
+    ends = sizes.cumsum(1)
+    fields = np.full((7, triton.next_power_of_2(len(matrices))), np.iinfo(np.int64).max)
+    fields[:, : len(matrices)] = [offset, rows, columns, *(ends - sizes)]
+    return _Table(torch.from_numpy(fields).to(device), *ends[:, -1].tolist())
+
+
 @triton.jit
-def _sides(owed, inside):
-    """Return sums and numbers by column: of the negative elements, and of the others."""
-    high = inside & (owed >= 0)
-    low = inside & ~(owed >= 0)  # a NaN too, so that it shows in a mean
+def _find(table, FIRSTS: tl.constexpr, MATRICES: tl.constexpr):
+    """Return the program's matrix and its number therein; FIRSTS: 5 for strips, 6 for tiles."""
+    program = tl.program_id(0)
+    firsts = tl.load(table + FIRSTS * MATRICES + tl.arange(0, MATRICES))
+    own = table + tl.sum((firsts <= program).to(tl.int32), 0) - 1
     return (
-        tl.sum(tl.where(low, owed, 0.0), 0),
-        tl.sum(low.to(tl.int32), 0),
-        tl.sum(tl.where(high, owed, 0.0), 0),
-        tl.sum(high.to(tl.int32), 0),
+        tl.load(own),  # offset of its elements
+        tl.load(own + MATRICES).to(tl.int32),  # rows
+        tl.load(own + 2 * MATRICES).to(tl.int32),  # columns
+        tl.load(own + 3 * MATRICES),  # offset of its bits
+        tl.load(own + 4 * MATRICES),  # offset of its means
+        (program - tl.load(own + FIRSTS * MATRICES)).to(tl.int32),
     )
+
+
+@triton.jit
+def _owed(grad, residual, row, rows, column, columns):
+    """Return what is owed, 0 outside of the matrix; where it lies; and what is inside."""
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    at = row[:, None] * columns + column[None, :]
+    owed = tl.load(residual + at, inside, 0.0) + tl.load(grad + at, inside, 0.0).to(tl.float32)
+    return owed, at, inside
 
 
 @triton.jit
@@ -39,94 +79,60 @@ def _mean(total, count):
 
 
 @triton.jit
-def _owed(grad, residual, at, inside):
-    return tl.load(residual + at, inside, 0.0) + tl.load(grad + at, inside, 0.0).to(tl.float32)
-
-
-@triton.jit
-def _write(owed, low_mean, high_mean, kept, at, inside, bits, row, bits_stride, place):
-    high = owed >= 0
-    value = tl.where(high, high_mean[None, :], low_mean[None, :])
-    tl.store(kept + at, owed - value, inside)
-    shift = tl.arange(0, COLUMNS)
-    byte = tl.sum((high & inside).to(tl.int32) << shift[None, :], 1)
-    # One byte of each row, row by row: 16 at once. Strides are multiples of 16, unlike rows
-    first = bits + place.to(tl.int64) * bits_stride
-    tl.store(first + row, byte.to(tl.uint8), row < bits_stride)
-
-
-@triton.jit
-def _quantise_held(
-    grad, residual, kept, bits, means, rows, columns, bits_stride, ROWS: tl.constexpr
-):
-    place = tl.program_id(0)
-    column = place * COLUMNS + tl.arange(0, COLUMNS)
+def _quantise(grad, residual, kept, bits, means, table, MATRICES: tl.constexpr, ROWS: tl.constexpr):
+    """Quantise a strip of 8 columns."""
+    offset, rows, columns, bits_offset, means_offset, strip = _find(table, 5, MATRICES)
+    grad += offset
+    residual += offset
+    kept += offset
+    bits += bits_offset + strip
+    means += means_offset
     row = tl.arange(0, ROWS)
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    at = row[:, None] * columns + column[None, :]
-    owed = _owed(grad, residual, at, inside)
-    low, lows, high, highs = _sides(owed, inside)
-    low_mean, high_mean = _mean(low, lows), _mean(high, highs)
-    tl.store(means + column, low_mean, column < columns)
-    tl.store(means + columns + column, high_mean, column < columns)
-    _write(owed, low_mean, high_mean, kept, at, inside, bits, row, bits_stride, place)
-
-
-@triton.jit
-def _quantise_long(
-    grad, residual, kept, bits, means, rows: tl.constexpr, columns, bits_stride, ROWS: tl.constexpr
-):
-    place = tl.program_id(0)
-    column = place * COLUMNS + tl.arange(0, COLUMNS)
+    column = strip * COLUMNS + tl.arange(0, COLUMNS)
     low = tl.zeros([COLUMNS], tl.float32)
     high = tl.zeros([COLUMNS], tl.float32)
-    lows = tl.zeros([COLUMNS], tl.int32)
     highs = tl.zeros([COLUMNS], tl.int32)
-    for first in range(0, rows, ROWS):
-        row = first + tl.arange(0, ROWS)
-        inside = (row < rows)[:, None] & (column < columns)[None, :]
-        at = row[:, None] * columns + column[None, :]
-        a, b, c, d = _sides(_owed(grad, residual, at, inside), inside)
-        low += a
-        lows += b
-        high += c
-        highs += d
-    low_mean, high_mean = _mean(low, lows), _mean(high, highs)
-    tl.store(means + column, low_mean, column < columns)
-    tl.store(means + columns + column, high_mean, column < columns)
-    for first in range(0, rows, ROWS):
-        row = first + tl.arange(0, ROWS)
-        inside = (row < rows)[:, None] & (column < columns)[None, :]
-        at = row[:, None] * columns + column[None, :]
-        owed = _owed(grad, residual, at, inside)
-        _write(owed, low_mean, high_mean, kept, at, inside, bits, row, bits_stride, place)
-
-
-def warps(rows: int) -> int:
-    """Return warps so that a thread holds 16 elements of 8 columns, at least 4.
-
-    With 32 elements a thread takes 180 registers and more (sm_90, see tests/kernels/gpu_code.py).
-    """
-    return max(4, rows // 64)
+    first = tl.cast(0, tl.int32)
+    while first < rows:
+        owed, _, inside = _owed(grad, residual, first + row, rows, column, columns)
+        is_high = owed >= 0  # not a NaN, so that it shows in a mean
+        low += tl.sum(tl.where(is_high, 0.0, owed), 0)
+        high += tl.sum(tl.where(is_high, owed, 0.0), 0)
+        highs += tl.sum((is_high & inside).to(tl.int32), 0)
+        first += ROWS
+    low = _mean(low, rows - highs)
+    high = _mean(high, highs)
+    tl.store(means + column, low, column < columns)
+    tl.store(means + columns + column, high, column < columns)
+    row_bytes = tl.cdiv(columns, COLUMNS)
+    while first > 0:  # what was read last is likeliest in a cache
+        first -= ROWS
+        owed, at, inside = _owed(grad, residual, first + row, rows, column, columns)
+        is_high = owed >= 0
+        tl.store(kept + at, owed - tl.where(is_high, high[None, :], low[None, :]), inside)
+        shifts = tl.arange(0, COLUMNS)[None, :]
+        byte = tl.sum((is_high & inside).to(tl.int32) << shifts, 1).to(tl.uint8)
+        tl.store(bits + (first + row) * row_bytes, byte, first + row < rows)
 
 
 @launches
-def quantise(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute onebit.quantise: bits and means; the float32 sums may differ in the last bit."""
-    rows, columns = grad_RC.shape
-    row_bytes = triton.cdiv(columns, 8)
-    stride = triton.cdiv(rows, 16) * 16
-    bits_BR = torch.empty(row_bytes, stride, dtype=torch.uint8, device=grad_RC.device)
-    means = torch.empty(2, columns, dtype=torch.float32, device=grad_RC.device)
-    is_held = rows <= MAX_ROWS
-    kernel = _quantise_held if is_held else _quantise_long
-    held = triton.next_power_of_2(rows) if is_held else ROWS
-    kernel[(row_bytes,)](
-        *(grad_RC, residual_RC, kept_RC, bits_BR, means, rows, columns, stride),
-        ROWS=held,
-        num_warps=warps(held),
+def quantise_all(
+    matrices: Sequence[tuple[int, int, int]], grad_P: Tensor, residual_P: Tensor, kept_P: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute onebit.quantise_all; the float32 sums may differ in the last bit.
+
+    Returns:
+        The bits and the means of all matrices, one after the other.
+    """
+    table = _table(tuple(matrices), kept_P.device)
+    bits = torch.empty(table.num_bytes, dtype=torch.uint8, device=kept_P.device)
+    means = torch.empty(table.num_means, device=kept_P.device)
+    _quantise[(table.num_strips,)](
+        *(grad_P, residual_P, kept_P, bits, means, table.fields),
+        *(table.fields.shape[1], ROWS),
+        num_warps=WARPS,
     )
-    return bits_BR[:, :rows].t().contiguous(), means
+    return bits, means
 
 
 @triton.jit
@@ -134,37 +140,45 @@ def _add_up(
     bits,
     means,
     out,
-    rows,
-    columns,
-    row_bytes,
+    table,
+    num_bytes,
+    num_means,
+    MATRICES: tl.constexpr,
     WORKERS: tl.constexpr,
     HIGH: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * HIGH + tl.arange(0, HIGH)
-    column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    offset, rows, columns, bits_offset, means_offset, tile = _find(table, 6, MATRICES)
+    tiles = tl.cdiv(columns, WIDE)  # side by side
+    row = tile // tiles * HIGH + tl.arange(0, HIGH)
+    column = tile % tiles * WIDE + tl.arange(0, WIDE)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
+    byte_at = row[:, None] * tl.cdiv(columns, 8) + (column // 8)[None, :]
+    bits += bits_offset
+    means += means_offset
     total = tl.zeros([HIGH, WIDE], tl.float32)
-    for w in range(WORKERS):  # a size of 1 is a constant, which has no method `to`
-        at = (row + w * tl.cast(rows, tl.int64))[:, None] * row_bytes + (column // 8)[None, :]
-        byte = tl.load(bits + at, inside, 0).to(tl.int32)
-        mean = means + 2 * w * tl.cast(columns, tl.int64) + column
-        low = tl.load(mean, column < columns, 0.0)
-        high = tl.load(mean + columns, column < columns, 0.0)
+    for _ in range(WORKERS):
+        byte = tl.load(bits + byte_at, inside, 0).to(tl.int32)
+        low = tl.load(means + column, column < columns, 0.0)
+        high = tl.load(means + columns + column, column < columns, 0.0)
         is_high = ((byte >> (column % 8)[None, :]) & 1) != 0
         total += tl.where(is_high, high[None, :], low[None, :])
-    tl.store(out + row[:, None] * columns + column[None, :], total, inside)
+        bits += num_bytes
+        means += num_means
+    at = row[:, None] * columns + column[None, :]
+    tl.store(out + offset + at, total, inside)
 
 
 @launches
-def add_up(bits_WRB: Tensor, means_W2C: Tensor, out_RC: Tensor) -> None:
-    """Compute onebit.add_up."""
-    rows, columns = out_RC.shape
-    workers, _, row_bytes = bits_WRB.shape
-    wide = min(128, triton.next_power_of_2(columns))
-    high = 2048 // wide
-    _add_up[(triton.cdiv(rows, high), triton.cdiv(columns, wide))](
-        *(bits_WRB, means_W2C, out_RC, rows, columns, row_bytes), workers, high, wide
+def add_up(
+    matrices: Sequence[tuple[int, int, int]], bits_WN: Tensor, means_WN: Tensor, total_P: Tensor
+) -> None:
+    """Compute onebit.add_up_all, from workers' bits and means as `quantise_all` returns them."""
+    table = _table(tuple(matrices), total_P.device)
+    _add_up[(table.num_tiles,)](
+        *(bits_WN, means_WN, total_P, table.fields, table.num_bytes, table.num_means),
+        *(table.fields.shape[1], len(bits_WN), HIGH, WIDE),
+        num_warps=ADD_WARPS,
     )
 
 

@@ -7,7 +7,7 @@ out   bits_RB                uint8 [R, C / 8 rounded up]: column 8 b + j is bit 
 A column is one input's weights to all outputs; the threshold is 0 and each side is rebuilt as its
 mean (Seide et al., 2014, section 3.1). If some input is not finite, a mean is not.
 A mean's sum is in float64 in the reference; on a CPU in float32 over 32 rows at a time, and in
-float64 over these; on a GPU in float32, pairwise within 1,024 rows.
+float64 over these; on a GPU in float32, pairwise within 512 rows.
 Knows nothing of messages, layers or workers.
 """
 
@@ -22,6 +22,7 @@ from asr_train.checks import check_same, check_shape
 from asr_train.kernels.backend import Backend, choose
 from asr_train.kernels.threshold import check_size
 
+Matrices = Sequence[tuple[int, int, int]]  # offset, rows and columns of each
 MANY = 1 << 20  # elements, from which on several threads share a matrix
 
 
@@ -55,7 +56,9 @@ def quantise(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> OneBit:
     if backend is Backend.triton:
         from asr_train.kernels import gpu_dense
 
-        return OneBit(*gpu_dense.quantise(grad_RC, residual_RC, kept_RC))
+        whole = [(0, *grad_RC.shape)]
+        vectors = (t.view(-1) for t in (grad_RC, residual_RC, kept_RC))
+        return _split(whole, *gpu_dense.quantise_all(whole, *vectors))[0]
     from asr_train.kernels import compiled
 
     arrays = (t.detach().numpy() for t in (grad_RC.float(), residual_RC, kept_RC))
@@ -64,32 +67,53 @@ def quantise(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> OneBit:
 
 
 def quantise_all(
-    matrices: Sequence[tuple[int, int, int]], grad_P: Tensor, residual_P: Tensor, kept_P: Tensor
+    matrices: Matrices, grad_P: Tensor, residual_P: Tensor, kept_P: Tensor
 ) -> list[OneBit]:
-    """Quantise matrices in flat vectors one by one; small ones take a fraction of the time.
+    """Quantise matrices in flat vectors by one call; small ones take a fraction of the time.
 
     Args:
-        matrices: offset, rows and columns of each.
+        matrices: where they are.
         grad_P, residual_P, kept_P: float32; else as for `quantise`.
     Raises:
         ValueError: if sizes or dtypes are wrong.
     """
     vectors = _vectors(matrices, grad_P, residual_P, kept_P)
-    if _is_one_by_one(grad_P):
+    if _is_shared(grad_P):
         return [quantise(*(matrix_of(v, place) for v in vectors)) for place in matrices]
+    return _split(matrices, *_quantised(matrices, *vectors))
+
+
+def _quantised(matrices: Matrices, *vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the bits and the means of all matrices, one after the other."""
+    backend = choose(vectors[0])
+    if not matrices:
+        return vectors[0][:0].to(torch.uint8), vectors[0][:0]
+    if backend is Backend.reference:
+        found = [quantise_reference(*(matrix_of(v, p) for v in vectors)) for p in matrices]
+        bits, means = (torch.cat([t.flatten() for t in some]) for some in zip(*found, strict=True))
+        return bits, means
+    if backend is Backend.triton:
+        from asr_train.kernels import gpu_dense
+
+        return gpu_dense.quantise_all(matrices, *vectors)
     from asr_train.kernels import compiled
 
-    places = np.array(matrices, np.int64).reshape(-1, 3)
     arrays = (v.detach().numpy() for v in vectors)
-    bits, means = map(torch.from_numpy, compiled.quantise_all(places, *arrays))
-    rows_bytes = [(r, -(-c // 8)) for _, r, c in matrices]
-    parts = zip(
-        rows_bytes,
-        bits.split([r * b for r, b in rows_bytes]),
-        means.split([2 * c for _, _, c in matrices]),
-        strict=True,
-    )
-    return [OneBit(b.view(shape), m.view(2, -1)) for shape, b, m in parts]
+    bits, means = map(torch.from_numpy, compiled.quantise_all(_array(matrices), *arrays))
+    return bits, means
+
+
+def _split(matrices: Matrices, bits: Tensor, means: Tensor) -> list[OneBit]:
+    """Return each matrix's bits and means, of what `_quantised` returns; shares memory."""
+    found = []
+    byte, mean = bits.storage_offset(), means.storage_offset()
+    for _, rows, columns in matrices:  # as_strided takes half the time of split and view
+        row_bytes = -(-columns // 8)
+        bits_RB = bits.as_strided((rows, row_bytes), (row_bytes, 1), byte)
+        found.append(OneBit(bits_RB, means.as_strided((2, columns), (columns, 1), mean)))
+        byte += rows * row_bytes
+        mean += 2 * columns
+    return found
 
 
 class Sum:
@@ -98,64 +122,70 @@ class Sum:
     On a CPU what is quantised is added at once, without bits in between.
 
     Args:
-        matrices: offset, rows and columns of each.
+        matrices: where they are in the flat vectors.
         size: of the flat vectors.
     """
 
-    def __init__(
-        self, matrices: Sequence[tuple[int, int, int]], size: int, device: torch.device
-    ) -> None:
+    def __init__(self, matrices: Matrices, size: int, device: torch.device) -> None:
         self.matrices = matrices
         self._total_P = torch.zeros(size, device=device)
         self._sums: list[Tensor] = []  # of means: one NaN or infinity makes a sum one
-        self._sent: list[list[OneBit]] = []  # where they are added at the end
+        self._sent: list[tuple[Tensor, Tensor]] = []  # where they are added at the end
 
     def add(self, grad_P: Tensor, residual_P: Tensor, kept_P: Tensor) -> None:
         """Quantise a worker's vector as `quantise_all` does, and add what it would send."""
+        vectors = _vectors(self.matrices, grad_P, residual_P, kept_P)
         if choose(grad_P) is not Backend.cpu:
-            self._sent.append(quantise_all(self.matrices, grad_P, residual_P, kept_P))
-            self._sums += [means_2C.sum() for _, means_2C in self._sent[-1]]
+            self._sent.append(_quantised(self.matrices, *vectors))
+            self._sums.append(self._sent[-1][1].sum())
             return
         from asr_train.kernels import compiled
 
-        vectors = *_vectors(self.matrices, grad_P, residual_P, kept_P), self._total_P
-        if _is_one_by_one(grad_P):
+        if _is_shared(grad_P):
             for place in self.matrices:
-                arrays = (matrix_of(v, place).detach().numpy() for v in vectors)
-                self._sums.append(torch.from_numpy(compiled.quantise(*arrays)[1]).sum())
+                views = (matrix_of(v, place) for v in (*vectors, self._total_P))
+                means = compiled.quantise(*(v.detach().numpy() for v in views))[1]
+                self._sums.append(torch.from_numpy(means).sum())
             return
-        places = np.array(self.matrices, np.int64).reshape(-1, 3)
-        _, means = compiled.quantise_all(places, *(v.detach().numpy() for v in vectors))
+        arrays = (v.detach().numpy() for v in (*vectors, self._total_P))
+        _, means = compiled.quantise_all(_array(self.matrices), *arrays)
         self._sums.append(torch.from_numpy(means).sum())
 
     def take(self) -> Tensor | None:
         """Return the sum, float32 [size]; None if anything was not finite. To be called once."""
         if self._sent:
-            for place, *sent in zip(self.matrices, *self._sent, strict=True):
-                add_up(sent, matrix_of(self._total_P, place))
+            add_up_all(self.matrices, self._sent, self._total_P)
         is_finite = not self._sums or bool(torch.isfinite(torch.stack(self._sums)).all())
         return self._total_P if is_finite else None
 
 
 def _vectors(
-    matrices: Sequence[tuple[int, int, int]], grad_P: Tensor, residual_P: Tensor, kept_P: Tensor
+    matrices: Matrices, grad_P: Tensor, residual_P: Tensor, kept_P: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the vectors, checked."""
     vectors = {"grad_P": grad_P, "residual_P": residual_P, "kept_P": kept_P}
     check_same("onebit.quantise_all", **vectors)
     for name, vector_P in vectors.items():
-        check_shape(name, vector_P, max((o + r * c for o, r, c in matrices), default=0))
-        _check_float(name, vector_P)
-        if not vector_P.is_contiguous():
-            raise ValueError(f"onebit.quantise_all: {name} has gaps; call contiguous()")
+        _check_vector("onebit.quantise_all", name, vector_P, matrices)
     check_size(grad_P.numel())
     return grad_P, residual_P, kept_P
 
 
-def _is_one_by_one(grad_P: Tensor) -> bool:
-    """Return whether matrices are not quantised in one call: on a GPU, or by several threads."""
-    is_shared = torch.get_num_threads() > 1 and grad_P.numel() > MANY
-    return is_shared or choose(grad_P) is not Backend.cpu
+def _check_vector(where: str, name: str, vector_P: Tensor, matrices: Matrices) -> None:
+    check_shape(name, vector_P, max((o + r * c for o, r, c in matrices), default=0))
+    _check_float(name, vector_P)
+    if not vector_P.is_contiguous():
+        raise ValueError(f"{where}: {name} has gaps; call contiguous()")
+
+
+def _is_shared(grad_P: Tensor) -> bool:
+    """Return whether several of a CPU's threads quantise matrices, one by one."""
+    is_large = torch.get_num_threads() > 1 and grad_P.numel() > MANY
+    return is_large and choose(grad_P) is Backend.cpu
+
+
+def _array(matrices: Matrices) -> np.ndarray:
+    return np.array(matrices, np.int64).reshape(-1, 3)
 
 
 def matrix_of(vector_P: Tensor, place: tuple[int, int, int]) -> Tensor:
@@ -196,18 +226,45 @@ def add_up(matrices: Sequence[OneBit], out_RC: Tensor) -> None:
     if backend is Backend.reference:
         add_up_reference(matrices, out_RC)
         return
-    bits_WRB = torch.stack([m.bits_RB for m in matrices])
-    means_W2C = torch.stack([m.means_2C for m in matrices])
+    bits_WRB, means_W2C = (torch.stack(some) for some in zip(*matrices, strict=True))
     if not out_RC.is_contiguous():
         raise ValueError("onebit.add_up: out_RC has gaps or is transposed; call contiguous()")
     if backend is Backend.triton:
         from asr_train.kernels import gpu_dense
 
-        gpu_dense.add_up(bits_WRB, means_W2C, out_RC)
+        whole = [(0, rows, columns)]
+        gpu_dense.add_up(whole, bits_WRB.flatten(1), means_W2C.flatten(1), out_RC.view(-1))
         return
     from asr_train.kernels import compiled
 
     compiled.add_up(bits_WRB.numpy(), means_W2C.numpy(), out_RC.detach().numpy())
+
+
+def add_up_all(matrices: Matrices, sent: Sequence[tuple[Tensor, Tensor]], total_P: Tensor) -> None:
+    """Overwrite matrices in a flat vector as `add_up` does; on a GPU by one call.
+
+    Args:
+        matrices: where they are.
+        sent: by worker, the bits and the means of all matrices, flat, one after the other.
+        total_P: float32.
+    Raises:
+        ValueError: if sizes or dtypes are wrong, or there is no worker.
+    """
+    num_bytes = sum(rows * -(-columns // 8) for _, rows, columns in matrices)
+    num_means = 2 * sum(columns for _, _, columns in matrices)
+    for bits, means in sent:
+        check_shape("bits", bits, num_bytes)
+        check_shape("means", means, num_means)
+    _check_vector("onebit.add_up_all", "total_P", total_P, matrices)
+    if not (matrices and sent and choose(total_P) is Backend.triton):
+        by_worker = [_split(matrices, *one) for one in sent]
+        for number, place in enumerate(matrices):
+            add_up([one[number] for one in by_worker], matrix_of(total_P, place))
+        return
+    from asr_train.kernels import gpu_dense
+
+    bits_WN, means_WN = (torch.stack(some) for some in zip(*sent, strict=True))
+    gpu_dense.add_up(matrices, bits_WN, means_WN, total_P)
 
 
 def add_up_reference(matrices: Sequence[OneBit], out_RC: Tensor) -> None:

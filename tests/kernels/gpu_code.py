@@ -36,7 +36,7 @@ TYPES = {
     "words": "*i32",
     "starts": "*i64",
     "num_tiles": "i32",
-    **dict.fromkeys(("grad_stride", "residual_stride", "kept_stride", "bits_stride"), "i32"),
+    **dict.fromkeys(("grad_stride", "residual_stride", "kept_stride"), "i32"),
     "lengths": "*i64",
     "found": "*i64",
     "total": "*fp32",
@@ -44,6 +44,7 @@ TYPES = {
     "out": "*fp32",
     "bits": "*u8",
     "means": "*fp32",
+    "table": "*i64",
     "mean": "*fp32",
     "weights": "*fp32",
     "delta": "*fp32",
@@ -54,6 +55,8 @@ TYPES = {
 SELECT = {"BLOCK": gpu_sparse.BLOCK}
 EXPAND = {**SELECT, "GROUP": gpu_sparse.GROUP, "ROWS": 8}
 DECODE = {"FIXED": True, "CHUNK": gpu_sparse.CHUNK}
+QUANTISE = {"MATRICES": 32, "ROWS": gpu_dense.ROWS}
+ADD_UP = {"MATRICES": 32, "HIGH": gpu_dense.HIGH, "WIDE": gpu_dense.WIDE}
 RICE = {"BLOCK": gpu_rice.BLOCK}
 PAYLOAD = {"payload": "*i32", "words": "i32"}
 KERNELS = {
@@ -66,7 +69,10 @@ KERNELS = {
     "count": (gpu_sparse._count, DECODE, {}),
     "move": (gpu_sparse._move, DECODE, {}),
     "scale": (gpu_sparse._scale, {"BLOCK": gpu_sparse.TALLY}, {}),
-    "add_up_4": (gpu_dense._add_up, {"WORKERS": 4, "HIGH": 16, "WIDE": 128}, {}),
+    "quantise": (gpu_dense._quantise, QUANTISE, {}),
+    "quantise_bf16": (gpu_dense._quantise, {**QUANTISE, "MATRICES": 1}, {"grad": "*bf16"}),
+    "add_up_1": (gpu_dense._add_up, {**ADD_UP, "MATRICES": 1, "WORKERS": 1}, {}),
+    "add_up_4": (gpu_dense._add_up, {**ADD_UP, "WORKERS": 4}, {}),
     "block_step": (gpu_dense._block_step, {"BLOCK": gpu_dense.BLOCK}, {}),
     "checksum": (
         gpu_dense._checksum,
@@ -83,8 +89,6 @@ KERNELS = {
     "rice_count": (gpu_rice._count_ones, RICE, {**PAYLOAD, "ones": "*i32"}),
     "rice_find": (gpu_rice._find_ends, RICE, {**PAYLOAD, "ranks": "*i64"}),
     "rice_low": (gpu_rice._read_low, RICE, {**PAYLOAD, "codes": "*i64"}),
-    "quantise_held": (gpu_dense._quantise_held, {"ROWS": gpu_dense.MAX_ROWS}, {}),
-    "quantise_long": (gpu_dense._quantise_long, {"ROWS": gpu_dense.ROWS, "rows": 4100}, {}),
 }
 
 
@@ -106,7 +110,9 @@ def compiled(name: str, size: int | None = None) -> triton.compiler.CompiledKern
     }
     options = {"enable_fp_fusion": not name.startswith(("move", "scale", "block_step"))}
     if name.startswith("quantise"):
-        options["num_warps"] = gpu_dense.warps(constants["ROWS"])
+        options["num_warps"] = gpu_dense.WARPS
+    elif name.startswith("add_up"):
+        options["num_warps"] = gpu_dense.ADD_WARPS
     elif name.startswith(("mark", "scan", "expand")):
         options["num_warps"] = gpu_sparse.WARPS
     return triton.compile(ASTSource(function, signature, constants, aligned), HOPPER, options)

@@ -457,7 +457,7 @@ def test_kernels_are_launched_where_their_tensors_are(monkeypatch):
     for module in (gpu_sparse, gpu_dense):
         for name, made in vars(module).items():
             if callable(made) and not name.startswith("_") and made.__module__ == module.__name__:
-                assert hasattr(made, "__wrapped__") or name in ("warps",), name
+                assert hasattr(made, "__wrapped__"), name
 
 
 def test_a_backend_that_cannot_be_is_refused(monkeypatch):

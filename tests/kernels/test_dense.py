@@ -8,7 +8,7 @@ from kernels.conftest import DEVICE, same_bits
 from asr_train.kernels import block, onebit, splice
 from asr_train.kernels.backend import Backend, forced
 
-SHAPES = [(1, 1), (1, 9), (5, 1), (33, 8), (70, 131), (1030, 3), (40, 65), (4100, 2)]
+SHAPES = [(1, 1), (1, 9), (5, 1), (33, 8), (70, 131), (1030, 3), (40, 65), (4100, 2), (600, 1)]
 SIZES = [rows * columns for rows, columns in SHAPES]
 OFFSETS = np.cumsum([0, *SIZES[:-1]]).tolist()
 PLACES = [(at, *shape) for at, shape in zip(OFFSETS, SHAPES, strict=True)]
@@ -46,6 +46,29 @@ def test_matrices_of_a_vector_are_quantised_as_one_by_one(both, dyadic, num_thre
             assert torch.equal(bits, wanted_bits)
             assert same_bits(means, wanted_means)
             assert same_bits(own[2], wanted_kept)
+
+
+def test_elements_outside_of_matrices_stay_as_they_are(both, dyadic):
+    places = [(3, 20, 9), (200, 600, 1), (801, 2, 130)]
+    grad_P, residual_P = dyadic(1061), dyadic(1061)
+    is_outside_P = torch.ones(1061, dtype=torch.bool, device=DEVICE)
+    for place in places:
+        onebit.matrix_of(is_outside_P, place)[:] = False
+
+    def run():
+        kept_P, total_P, wanted_P = torch.full((3, 1061), 7.0, device=DEVICE)
+        found = onebit.quantise_all(places, grad_P, residual_P, kept_P)
+        sent = tuple(torch.cat([t.flatten() for t in some]) for some in zip(*found, strict=True))
+        later = tuple(torch.cat([t[:1], t])[1:] for t in sent)  # as a view into more memory
+        onebit.add_up_all(places, [sent, later], total_P)
+        for place, one in zip(places, found, strict=True):
+            onebit.add_up([one] * 2, onebit.matrix_of(wanted_P, place))
+        assert same_bits(total_P, wanted_P)
+        assert (kept_P[is_outside_P] == 7).all()
+        assert (total_P[is_outside_P] == 7).all()
+        return torch.stack([kept_P, total_P])
+
+    assert same_bits(*both(run))
 
 
 def test_means_of_long_columns_lose_little(both):
@@ -95,6 +118,16 @@ def test_means_tell_of_what_is_not_finite(both, value, rows):
     for _, means, _ in both(lambda: quantised(grad_RC, torch.zeros_like(grad_RC))):
         is_fine_C = means.isfinite().all(0)
         assert is_fine_C.tolist() == [c != 4 for c in range(9)]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_only_the_matrix_with_what_is_not_finite_tells_of_it(both, value):
+    grad_P, zeros_P = torch.ones(sum(SIZES), device=DEVICE), torch.zeros(sum(SIZES), device=DEVICE)
+    grad_P[OFFSETS[5] - 1] = value
+    for found in both(
+        lambda: onebit.quantise_all(PLACES, grad_P, zeros_P, torch.empty_like(grad_P))
+    ):
+        assert [bool(m.isfinite().all()) for _, m in found] == [n != 4 for n in range(len(SHAPES))]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -181,6 +214,10 @@ def test_what_does_not_fit_is_refused():
         onebit.quantise(three.T, torch.zeros(3, 2), torch.zeros(3, 2))
     with pytest.raises(ValueError, match="at least one"):
         onebit.add_up([], two)
+    with pytest.raises(ValueError, match="at least one"):
+        onebit.add_up_all([(0, 2, 2)], [], torch.zeros(4))
+    with pytest.raises(ValueError, match=r"means has shape \[3\]; it must be \[4\]"):
+        onebit.add_up_all([(0, 2, 2)], [(torch.zeros(2), torch.zeros(3))], torch.zeros(4))
     with pytest.raises(ValueError, match="residual_P has gaps"):
         onebit.quantise_all([(0, 3, 2)], torch.zeros(6), torch.zeros(12)[::2], torch.zeros(6))
     with pytest.raises(ValueError, match=r"grad_P has shape \[7\]; it must be \[6\]"):

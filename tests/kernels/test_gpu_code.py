@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.slow  # 16 kernels are compiled, three times each
+pytestmark = pytest.mark.slow  # 19 kernels are compiled, three times each
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +53,13 @@ def test_vectors_of_any_length_move_16_bytes_at_once(code):
         assert code[name]["loads"].get("128", 0) > 0, name
 
 
-def test_bits_of_many_rows_are_stored_at_once(code):
-    """Two bytes per thread: a warp writes 64 that lie side by side, and no single ones."""
-    for name in ("quantise_held", "quantise_long"):
-        assert code[name]["stores"].keys() == {"16", "32"}
-
-
 def test_registers_do_not_spill(code):
     assert {name: c["spilled"] for name, c in code.items() if c["spilled"]} == {}
 
 
-def test_compression_leaves_room_for_other_programs(code):
-    """Of 65,536 registers per multiprocessor: at least two programs of 256 threads."""
-    for name in ("mark", "mark_bf16", "expand", "expand_fixed"):
+def test_programs_leave_room_for_others(code):
+    """Of 65,536 registers per multiprocessor: at least two programs of 256 or 512 threads."""
+    for name in ("mark", "mark_bf16", "expand", "expand_fixed", "add_up_1", "add_up_4"):
         assert code[name]["registers"] * 256 * 2 <= 65536, name
+    for name in ("quantise", "quantise_bf16"):
+        assert code[name]["registers"] * 512 * 2 <= 65536, name
