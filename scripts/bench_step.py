@@ -68,14 +68,14 @@ TASKS = {  # mels and states
 OTHERS = (20, 3030)
 PRECISIONS = os.environ.get("PRECISIONS", "fp32,bf16" if DEVICE == "cuda" else "fp32")
 METHODS = {"sgd": 1, "allreduce": 2, "gtc": 2, "onebit": 2, "bmuf": 2, "bmuf_gtc": 4}  # workers
-BLOCK = 25 if DEVICE == "cuda" else 4  # steps of a block, over which times are averaged
+BLOCK = 10 if DEVICE == "cuda" else 4  # steps of a block, over which times are averaged
 BLOCKS = 3  # of which the median counts
 SQUARE = 8192 if DEVICE == "cuda" else 2048  # of the product that shows the peak
 OUTPUTS = 64  # per row that a recurrent network reads
 DENSITY = 1e-3
 WORKERS = 16  # messages that are read, for the time of more than one
 SETTLING = 3  # steps before tau is fixed
-ROUNDS = 6 if DEVICE == "cpu" else 30
+ROUNDS = 6 if DEVICE == "cpu" else 20
 MORE_ROUNDS = 30  # for parts that are short beside forward and backward
 PARTS: dict[str, tuple[ModuleType, str]] = {
     "compress": (threshold, "compress_rows"),

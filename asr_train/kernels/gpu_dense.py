@@ -18,10 +18,10 @@ from torch import Tensor
 
 from asr_train.kernels.backend import launches
 
-COLUMNS = tl.constexpr(8)  # a byte of bits; and 32 bytes, the least memory transaction
-ROWS = 512  # of these columns that a program reads at once
-WARPS = 16  # two such programs have all registers of a multiprocessor
-HIGH, WIDE = 16, 128  # rows and columns of a tile that a program adds up
+BYTES = 2  # of bits in a row of a strip that a program quantises: 8 columns each
+ROWS = 256  # of a strip that a program reads at once
+WARPS = 8
+HIGH, WIDE = 8, 32  # rows, and bytes of bits in a row, of a tile that a program adds up
 ADD_WARPS = 8
 BLOCK = 1024  # elements per program
 
@@ -39,9 +39,9 @@ class _Table(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def _table(matrices: tuple[tuple[int, int, int], ...], device: torch.device) -> _Table:
     offset, rows, columns = np.array(matrices, np.int64).T
-    strips = -(-columns // 8)
-    tiles = -(-rows // HIGH) * -(-columns // WIDE)
-    sizes = np.stack([rows * strips, 2 * columns, strips, tiles])
+    row_bytes = -(-columns // 8)
+    tiles = -(-rows // HIGH) * -(-row_bytes // WIDE)
+    sizes = np.stack([rows * row_bytes, 2 * columns, -(-row_bytes // BYTES), tiles])
     ends = sizes.cumsum(1)
     fields = np.full((7, triton.next_power_of_2(len(matrices))), np.iinfo(np.int64).max)
     fields[:, : len(matrices)] = [offset, rows, columns, *(ends - sizes)]
@@ -67,8 +67,8 @@ def _find(table, FIRSTS: tl.constexpr, MATRICES: tl.constexpr):
 @triton.jit
 def _owed(grad, residual, row, rows, column, columns):
     """Return what is owed, 0 outside of the matrix; where it lies; and what is inside."""
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    at = row[:, None] * columns + column[None, :]
+    inside = (row < rows)[:, None, None] & (column < columns)[None, :, :]
+    at = row[:, None, None] * columns + column[None, :, :]
     owed = tl.load(residual + at, inside, 0.0) + tl.load(grad + at, inside, 0.0).to(tl.float32)
     return owed, at, inside
 
@@ -79,19 +79,31 @@ def _mean(total, count):
 
 
 @triton.jit
-def _quantise(grad, residual, kept, bits, means, table, MATRICES: tl.constexpr, ROWS: tl.constexpr):
-    """Quantise a strip of 8 columns."""
+def _quantise(
+    grad,
+    residual,
+    kept,
+    bits,
+    means,
+    table,
+    MATRICES: tl.constexpr,
+    ROWS: tl.constexpr,
+    BYTES: tl.constexpr,
+):
+    """Quantise a strip of columns, by [row, byte, bit]."""
     offset, rows, columns, bits_offset, means_offset, strip = _find(table, 5, MATRICES)
     grad += offset
     residual += offset
     kept += offset
-    bits += bits_offset + strip
+    bits += bits_offset
     means += means_offset
     row = tl.arange(0, ROWS)
-    column = strip * COLUMNS + tl.arange(0, COLUMNS)
-    low = tl.zeros([COLUMNS], tl.float32)
-    high = tl.zeros([COLUMNS], tl.float32)
-    highs = tl.zeros([COLUMNS], tl.int32)
+    byte = strip * BYTES + tl.arange(0, BYTES)
+    bit = tl.arange(0, 8)
+    column = byte[:, None] * 8 + bit[None, :]
+    low = tl.zeros([BYTES, 8], tl.float32)
+    high = tl.zeros([BYTES, 8], tl.float32)
+    highs = tl.zeros([BYTES, 8], tl.int32)
     first = tl.cast(0, tl.int32)
     while first < rows:
         owed, _, inside = _owed(grad, residual, first + row, rows, column, columns)
@@ -104,15 +116,16 @@ def _quantise(grad, residual, kept, bits, means, table, MATRICES: tl.constexpr, 
     high = _mean(high, highs)
     tl.store(means + column, low, column < columns)
     tl.store(means + columns + column, high, column < columns)
-    row_bytes = tl.cdiv(columns, COLUMNS)
+    row_bytes = tl.cdiv(columns, 8)
     while first > 0:  # what was read last is likeliest in a cache
         first -= ROWS
         owed, at, inside = _owed(grad, residual, first + row, rows, column, columns)
         is_high = owed >= 0
-        tl.store(kept + at, owed - tl.where(is_high, high[None, :], low[None, :]), inside)
-        shifts = tl.arange(0, COLUMNS)[None, :]
-        byte = tl.sum((is_high & inside).to(tl.int32) << shifts, 1).to(tl.uint8)
-        tl.store(bits + (first + row) * row_bytes, byte, first + row < rows)
+        value = tl.where(is_high, high[None, :, :], low[None, :, :])
+        tl.store(kept + at, owed - value, inside)
+        packed = tl.sum((is_high & inside).to(tl.int32) << bit[None, None, :], 2).to(tl.uint8)
+        is_there = (first + row < rows)[:, None] & (byte < row_bytes)[None, :]
+        tl.store(bits + (first + row)[:, None] * row_bytes + byte[None, :], packed, is_there)
 
 
 @launches
@@ -129,7 +142,7 @@ def quantise_all(
     means = torch.empty(table.num_means, device=kept_P.device)
     _quantise[(table.num_strips,)](
         *(grad_P, residual_P, kept_P, bits, means, table.fields),
-        *(table.fields.shape[1], ROWS),
+        *(table.fields.shape[1], ROWS, BYTES),
         num_warps=WARPS,
     )
     return bits, means
@@ -149,23 +162,27 @@ def _add_up(
     WIDE: tl.constexpr,
 ):
     offset, rows, columns, bits_offset, means_offset, tile = _find(table, 6, MATRICES)
-    tiles = tl.cdiv(columns, WIDE)  # side by side
+    row_bytes = tl.cdiv(columns, 8)
+    tiles = tl.cdiv(row_bytes, WIDE)  # side by side
     row = tile // tiles * HIGH + tl.arange(0, HIGH)
-    column = tile % tiles * WIDE + tl.arange(0, WIDE)
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    byte_at = row[:, None] * tl.cdiv(columns, 8) + (column // 8)[None, :]
+    byte = tile % tiles * WIDE + tl.arange(0, WIDE)
+    bit = tl.arange(0, 8)
+    column = byte[:, None] * 8 + bit[None, :]
+    byte_at = row[:, None] * row_bytes + byte[None, :]
+    is_there = (row < rows)[:, None] & (byte < row_bytes)[None, :]
     bits += bits_offset
     means += means_offset
-    total = tl.zeros([HIGH, WIDE], tl.float32)
+    total = tl.zeros([HIGH, WIDE, 8], tl.float32)
     for _ in range(WORKERS):
-        byte = tl.load(bits + byte_at, inside, 0).to(tl.int32)
+        eight = tl.load(bits + byte_at, is_there, 0).to(tl.int32)
         low = tl.load(means + column, column < columns, 0.0)
         high = tl.load(means + columns + column, column < columns, 0.0)
-        is_high = ((byte >> (column % 8)[None, :]) & 1) != 0
-        total += tl.where(is_high, high[None, :], low[None, :])
+        is_high = ((eight[:, :, None] >> bit[None, None, :]) & 1) != 0
+        total += tl.where(is_high, high[None, :, :], low[None, :, :])
         bits += num_bytes
         means += num_means
-    at = row[:, None] * columns + column[None, :]
+    inside = (row < rows)[:, None, None] & (column < columns)[None, :, :]
+    at = row[:, None, None] * columns + column[None, :, :]
     tl.store(out + offset + at, total, inside)
 
 

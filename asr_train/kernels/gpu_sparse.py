@@ -1,9 +1,10 @@
 """The kernels for **GPUs** behind threshold and decode, in Triton.
 
 Compression reads residual and gradient and writes what is kept, once each (12 bytes per element; 10
-with bfloat16 gradients), and one bit per element that marks the elements to send. A scan over
-the tiles' counts then gives each tile its place in the message, and they are extracted from the
-bits, 32 elements per step. Several workers' vectors take the same launches. Decoding adds the sent
+with bfloat16 gradients), and one bit per element that marks the elements to send. They are then
+extracted from the bits, 32 elements per step, to their places in the message, which follow from the
+tiles' counts and their sums over SUPER tiles. Several workers' vectors take the same launches.
+Decoding adds the sent
 elements to integer counts, by atomic operations, whose order does not matter for integers; the
 first to exchange an element's count for 0 then updates its weight.
 Nothing depends on the order in which programs run, and nothing waits for the host.
@@ -22,17 +23,18 @@ from torch import Tensor
 from asr_train.kernels.backend import launches
 
 BLOCK = 4096  # elements that a program compresses
-GROUP = 8  # such blocks whose sent elements a program extracts
-SCAN = 4096  # blocks whose counts are summed at once
+GROUP = 4  # such blocks whose sent elements a program extracts
+SUPER = tl.constexpr(64)  # blocks whose counts are summed
 TALLY = 1024  # elements of which a program counts what all workers send
 CHUNK = 1024  # sent elements that a program decodes
 ROOM = 16  # of so many elements, room is made for one sent element before their number is known
-WARPS = 8  # per program; with 4, compression takes 203 registers per thread, which lowers occupancy
+WARPS = 8  # of a program that compresses a block
+FEW_WARPS = 4  # of one that extracts
 ANY = 2**31 - 1  # the capacity of messages of any length
 _INDEX = tl.constexpr(2**31 - 1)
 _SIGN = tl.constexpr(-(2**31))
-# marks; counts per row and tile, their ends within the row; elements and not finite ones per row
-Marked = tuple[Tensor, Tensor, Tensor, Tensor]
+# marks; counts per row and tile; per row, elements that are not finite, and then sums of counts
+Marked = tuple[Tensor, Tensor, Tensor]
 
 
 # --- compress -------------------------------------------------------------------------------------
@@ -45,7 +47,7 @@ def _mark_tile(
     kept,
     marks,
     counts,
-    wrong,
+    sums,
     tile,
     n,
     threshold,
@@ -63,9 +65,12 @@ def _mark_tile(
     tl.store(kept + at, tl.where(selected, left, owed), inside)
     bits = selected.to(tl.int32)
     tl.store(marks + tile * (BLOCK // 32) + word, tl.sum(bits << lane[None, :], 1))
-    tl.store(counts + tile, tl.sum(tl.sum(bits, 1), 0))
+    count = tl.sum(tl.sum(bits, 1), 0)
+    tl.store(counts + tile, count)
+    tl.atomic_add(sums + 1 + tile // SUPER, count, sem="relaxed")
     finite = (tl.abs(owed) < float("inf")).to(tl.int32)
-    tl.store(wrong + tile, BLOCK - tl.sum(tl.sum(finite, 1), 0))
+    wrong = BLOCK - tl.sum(tl.sum(finite, 1), 0)
+    tl.atomic_add(sums, wrong, mask=wrong > 0, sem="relaxed")
 
 
 @triton.jit
@@ -75,12 +80,13 @@ def _mark(
     kept,
     marks,
     counts,
-    wrong,
+    sums,
     n,
     grad_stride,
     residual_stride,
     kept_stride,
     num_tiles,
+    num_sums,
     threshold,
     BLOCK: tl.constexpr,
 ):
@@ -91,33 +97,21 @@ def _mark(
     kept += row * kept_stride
     marks += row * num_tiles * (BLOCK // 32)
     counts += row * num_tiles
-    wrong += row * num_tiles
+    sums += row * num_sums
     if tile * BLOCK + BLOCK <= n:
-        _mark_tile(grad, residual, kept, marks, counts, wrong, tile, n, threshold, BLOCK, True)
+        _mark_tile(grad, residual, kept, marks, counts, sums, tile, n, threshold, BLOCK, True)
     else:
-        _mark_tile(grad, residual, kept, marks, counts, wrong, tile, n, threshold, BLOCK, False)
+        _mark_tile(grad, residual, kept, marks, counts, sums, tile, n, threshold, BLOCK, False)
 
 
 @triton.jit
-def _scan(counts, wrong, ends, found, turn, next_turn, num_tiles, SCAN: tl.constexpr):
-    """Write a row's running sums of counts, and to found its elements and how many are wrong."""
-    row = tl.program_id(0).to(tl.int64)
-    tile = tl.arange(0, SCAN)
-    total = tl.zeros([1], tl.int64)
-    bad = tl.zeros([1], tl.int64)
-    first = row * 0
-    while first < num_tiles:
-        inside = first + tile < num_tiles
-        at = row * num_tiles + first + tile
-        count = tl.load(counts + at, inside, 0).to(tl.int64)
-        tl.store(ends + at, total + tl.cumsum(count, 0), inside)
-        total += tl.sum(count, 0)
-        bad += tl.sum(tl.load(wrong + at, inside, 0), 0)
-        first += SCAN
-    one = tl.arange(0, 1)
-    tl.store(found + 2 * row + one, total)
-    tl.store(found + 2 * row + 1 + one, bad)
-    tl.store(next_turn + row, tl.load(turn + row))
+def _before(counts, sums, tile, SUPERS: tl.constexpr):
+    """Return the number of selected elements in the tiles before this one."""
+    own = tile // SUPER
+    s = tl.arange(0, SUPERS)
+    t = own * SUPER + tl.arange(0, SUPER)
+    whole = tl.sum(tl.load(sums + 1 + s, s < own, 0), 0)
+    return (whole + tl.sum(tl.load(counts + t, t < tile, 0), 0)).to(tl.int64)
 
 
 @triton.jit
@@ -147,12 +141,13 @@ def _expand(
     kept,
     marks,
     counts,
-    ends,
-    found,
+    sums,
     turn,
     words,
+    found,
     next_turn,
     num_tiles,
+    num_sums,
     grad_stride,
     residual_stride,
     kept_stride,
@@ -160,8 +155,7 @@ def _expand(
     room,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    FIXED: tl.constexpr,
+    SUPERS: tl.constexpr,
 ):
     row = tl.program_id(1).to(tl.int64)
     grad += row * grad_stride
@@ -169,14 +163,10 @@ def _expand(
     kept += row * kept_stride
     marks += row * num_tiles * (BLOCK // 32)
     counts += row * num_tiles
-    ends += row * num_tiles
+    sums += row * num_sums
+    words += row * room
     turn += row
     next_turn += row
-    if FIXED:
-        start = row * capacity
-    else:  # after all elements of the rows before
-        before = tl.arange(0, ROWS)
-        start = tl.sum(tl.load(found + 2 * before, before < row, 0), 0)
     tile = tl.program_id(0).to(tl.int64) * GROUP
     first_word = tile * (BLOCK // 32)
     own = tl.arange(0, GROUP * (BLOCK // 32))
@@ -184,16 +174,22 @@ def _expand(
     bits = tl.load(marks + first_word + own, is_there, 0)
     ones = _ones(bits)
     # Rank of a word's next element among all selected ones
-    rank = tl.load(ends + tile) - tl.load(counts + tile) + tl.cumsum(ones, 0) - ones
+    rank = _before(counts, sums, tile, SUPERS) + tl.cumsum(ones, 0) - ones
     # Hits are sent in turn: ranks from `origin` on, and then from 0
-    total = tl.load(ends + num_tiles - 1)
+    s = tl.arange(0, SUPERS)
+    total = tl.sum(tl.load(sums + 1 + s, s < num_sums - 1, 0), 0).to(tl.int64)
     excess = total - capacity
     origin = total * 0
     if excess > 0:
         at = tl.load(turn)
         first = at // BLOCK
         inner = _selected_before(marks, first, at - first * BLOCK, BLOCK)
-        origin = tl.load(ends + first) - tl.load(counts + first) + inner
+        origin = _before(counts, sums, first, SUPERS) + inner
+    elif tile == 0:
+        tl.store(next_turn, tl.load(turn))
+    if tile == 0:
+        tl.store(found + 2 * row, total)
+        tl.store(found + 2 * row + 1, tl.load(sums).to(tl.int64))
     straight = excess >= origin  # those sent have consecutive ranks, after some that wait
     skipped = tl.where(straight, origin, tl.maximum(excess, 0))
     rounds = tl.max(ones, 0)
@@ -207,7 +203,7 @@ def _expand(
         # The residual of a selected element has its sign: |owed| > threshold, strictly
         is_negative = tl.load(kept + index, selected, 0.0) < 0
         word = index.to(tl.int32) | tl.where(is_negative, _SIGN, 0)
-        tl.store(words + start + place, word, sent & (start + place < room))
+        tl.store(words + place, word, sent & (place < room))
         if excess > 0:
             waits = selected & (turned >= capacity)
             owed = tl.load(residual + index, waits, 0.0)
@@ -227,48 +223,46 @@ def _strides(*matrices: Tensor) -> list[int]:
     return [matrix.stride(0) if len(matrix) > 1 else 0 for matrix in matrices]
 
 
-def _marked(
-    grads_WP: Tensor, residuals_WP: Tensor, threshold: float, kept_WP: Tensor, turns_W: Tensor
-) -> tuple[Marked, Tensor]:
-    """Write what is kept; return what is to be sent, and a copy of the turns."""
+def _marked(grads_WP: Tensor, residuals_WP: Tensor, threshold: float, kept_WP: Tensor) -> Marked:
+    """Write what is kept; return what is to be sent."""
     (workers, size), device = grads_WP.shape, grads_WP.device
     num_tiles = triton.cdiv(size, BLOCK)
     marks = torch.empty(workers * num_tiles * (BLOCK // 32), dtype=torch.int32, device=device)
-    counts_WM, wrong_WM = torch.empty(2, workers, num_tiles, dtype=torch.int32, device=device)
+    counts_WM = torch.empty(workers, num_tiles, dtype=torch.int32, device=device)
+    num_sums = 1 + triton.cdiv(num_tiles, SUPER.value)
+    sums_WS = torch.zeros(workers, num_sums, dtype=torch.int32, device=device)
     matrices = (grads_WP, residuals_WP, kept_WP)
-    _mark[(num_tiles, workers)](
-        *(*matrices, marks, counts_WM, wrong_WM, size, *_strides(*matrices), num_tiles, threshold),
-        BLOCK,
-        num_warps=WARPS,
-    )
-    ends_WM = torch.empty(workers, num_tiles, dtype=torch.int64, device=device)
-    found_W2 = torch.empty(workers, 2, dtype=torch.int64, device=device)
-    next_turns_W = torch.empty_like(turns_W)
-    tensors = (counts_WM, wrong_WM, ends_WM, found_W2, turns_W, next_turns_W)
-    _scan[(workers,)](*tensors, num_tiles, SCAN, num_warps=WARPS)
-    return (marks, counts_WM, ends_WM, found_W2), next_turns_W
+    sizes = (size, *_strides(*matrices), num_tiles, num_sums, threshold)
+    grid = (num_tiles, workers)
+    _mark[grid](*matrices, marks, counts_WM, sums_WS, *sizes, BLOCK, num_warps=WARPS)
+    return marks, counts_WM, sums_WS
 
 
-def _expand_to(
-    words: Tensor,
+def _expanded(
+    words_WR: Tensor,
     capacity: int,
     vectors: tuple[Tensor, Tensor, Tensor],
     marked: Marked,
     turns_W: Tensor,
-    next_turns_W: Tensor,
-) -> None:
-    """Write sent elements: with a capacity in rows of that length, else row after row."""
-    workers, num_tiles = marked[1].shape
-    tensors = (*vectors, *marked, turns_W, words, next_turns_W)
+) -> tuple[Tensor, Tensor]:
+    """Write sent elements, in a row each.
+
+    Returns:
+        int64 [W, 2], each row's elements and how many are not finite; and the next turns.
+    """
+    (workers, num_tiles), num_sums = marked[1].shape, marked[2].shape[1]
+    found_W2 = torch.empty(workers, 2, dtype=torch.int64, device=words_WR.device)
+    next_turns_W = torch.empty_like(turns_W)
+    tensors = (*vectors, *marked, turns_W, words_WR, found_W2, next_turns_W)
     grid = (triton.cdiv(num_tiles, GROUP), workers)
     _expand[grid](
-        *(*tensors, num_tiles, *_strides(*vectors), capacity, len(words)),
+        *(*tensors, num_tiles, num_sums, *_strides(*vectors), capacity, words_WR.shape[1]),
         BLOCK=BLOCK,
         GROUP=GROUP,
-        ROWS=triton.next_power_of_2(workers),
-        FIXED=capacity != ANY,
-        num_warps=WARPS,
+        SUPERS=triton.next_power_of_2(num_sums - 1),
+        num_warps=FEW_WARPS,
     )
+    return found_W2, next_turns_W
 
 
 @launches
@@ -280,18 +274,19 @@ def compress_rows(
     Only if there are more sent elements than was room for, they are extracted once more.
     """
     vectors, (workers, size) = (grads_WP, residuals_WP, kept_WP), grads_WP.shape
+    marked = _marked(grads_WP, residuals_WP, threshold, kept_WP)
     turns_W = torch.empty(workers, dtype=torch.int64, device=grads_WP.device)  # nobody waits
-    marked, next_turns_W = _marked(*vectors[:2], threshold, kept_WP, turns_W)
-    room = workers * triton.cdiv(size, ROOM)
-    words = torch.empty(room, dtype=torch.int32, device=grads_WP.device)
-    _expand_to(words, ANY, vectors, marked, turns_W, next_turns_W)
-    pairs = marked[3].tolist()
-    counts = [count for count, _ in pairs]
-    if sum(counts) > room:
-        words = torch.empty(sum(counts), dtype=torch.int32, device=grads_WP.device)
-        _expand_to(words, ANY, vectors, marked, turns_W, next_turns_W)
-    is_finite = (wrong == 0 for _, wrong in pairs)
-    return list(zip(words[: sum(counts)].split(counts), is_finite, strict=True))
+
+    def expanded(room: int) -> tuple[Tensor, list[list[int]]]:
+        words_WR = torch.empty(workers, room, dtype=torch.int32, device=grads_WP.device)
+        return words_WR, _expanded(words_WR, ANY, vectors, marked, turns_W)[0].tolist()
+
+    words_WR, pairs = expanded(triton.cdiv(size, ROOM))
+    longest = max(count for count, _ in pairs)
+    if longest > words_WR.shape[1]:
+        words_WR, _ = expanded(longest)
+    rows = zip(words_WR, pairs, strict=True)
+    return [(row_R[:count], wrong == 0) for row_R, (count, wrong) in rows]
 
 
 @launches
@@ -305,10 +300,10 @@ def compress_fixed_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute threshold.compress_fixed_rows; never waits."""
     vectors = (grads_WP, residuals_WP, kept_WP)
-    marked, next_turns_W = _marked(*vectors[:2], threshold, kept_WP, turns_W)
+    marked = _marked(grads_WP, residuals_WP, threshold, kept_WP)
     words_WC = torch.zeros(len(grads_WP), capacity, dtype=torch.int32, device=grads_WP.device)
-    _expand_to(words_WC.view(-1), capacity, vectors, marked, turns_W, next_turns_W)
-    wanted_W, wrong_W = marked[3].unbind(1)
+    found_W2, next_turns_W = _expanded(words_WC, capacity, vectors, marked, turns_W)
+    wanted_W, wrong_W = found_W2.unbind(1)
     return words_WC, wanted_W, next_turns_W, wrong_W == 0
 
 

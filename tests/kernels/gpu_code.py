@@ -29,8 +29,8 @@ TYPES = {
     "kept": "*fp32",
     "marks": "*i32",
     "counts": "*i32",
+    "sums": "*i32",
     "wrong": "*i32",
-    "ends": "*i64",
     "turn": "*i64",
     "next_turn": "*i64",
     "words": "*i32",
@@ -53,18 +53,16 @@ TYPES = {
     **dict.fromkeys(("threshold", "tau", "rate", "eta", "zeta", "ahead", "look"), "fp32"),
 }
 SELECT = {"BLOCK": gpu_sparse.BLOCK}
-EXPAND = {**SELECT, "GROUP": gpu_sparse.GROUP, "ROWS": 8}
+EXPAND = {**SELECT, "GROUP": gpu_sparse.GROUP, "SUPERS": 256}
 DECODE = {"FIXED": True, "CHUNK": gpu_sparse.CHUNK}
-QUANTISE = {"MATRICES": 32, "ROWS": gpu_dense.ROWS}
+QUANTISE = {"MATRICES": 32, "ROWS": gpu_dense.ROWS, "BYTES": gpu_dense.BYTES}
 ADD_UP = {"MATRICES": 32, "HIGH": gpu_dense.HIGH, "WIDE": gpu_dense.WIDE}
 RICE = {"BLOCK": gpu_rice.BLOCK}
 PAYLOAD = {"payload": "*i32", "words": "i32"}
 KERNELS = {
     "mark": (gpu_sparse._mark, SELECT, {}),
     "mark_bf16": (gpu_sparse._mark, SELECT, {"grad": "*bf16"}),
-    "scan": (gpu_sparse._scan, {"SCAN": gpu_sparse.SCAN}, {}),
-    "expand": (gpu_sparse._expand, {**EXPAND, "FIXED": False}, {}),
-    "expand_fixed": (gpu_sparse._expand, {**EXPAND, "FIXED": True}, {}),
+    "expand": (gpu_sparse._expand, EXPAND, {}),
     "tally": (gpu_sparse._tally, {"BLOCK": gpu_sparse.TALLY}, {}),
     "count": (gpu_sparse._count, DECODE, {}),
     "move": (gpu_sparse._move, DECODE, {}),
@@ -77,7 +75,7 @@ KERNELS = {
     "checksum": (
         gpu_dense._checksum,
         {"BLOCK": gpu_dense.BLOCK},
-        {"content": "*u8", "starts": "*i64", "lengths": "*i64", "sums": "*i64"},
+        {"content": "*u8", "sums": "*i64"},
     ),
     "windows": (gpu_dense._windows, {"BLOCK": 512}, {"rows": "*fp32", "starts": "*i64"}),
     "rice_split": (gpu_rice._split, RICE, {"steps": "*i64", "codes": "*i64"}),
@@ -113,7 +111,7 @@ def compiled(name: str, size: int | None = None) -> triton.compiler.CompiledKern
         options["num_warps"] = gpu_dense.WARPS
     elif name.startswith("add_up"):
         options["num_warps"] = gpu_dense.ADD_WARPS
-    elif name.startswith(("mark", "scan", "expand")):
+    elif name.startswith("mark"):
         options["num_warps"] = gpu_sparse.WARPS
     return triton.compile(ASTSource(function, signature, constants, aligned), HOPPER, options)
 
