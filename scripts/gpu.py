@@ -264,7 +264,8 @@ def run_piece(piece: str, folder: Path, work: Path, anew: bool) -> bool:
                 raise SystemExit(f"{piece}: {part.name} failed: {' '.join(command)}")
         done[part.name] = part.found()
         complete = len(done) == len(parts)
-        record = {"title": title, "about": facts, "complete": complete, "parts": done}
+        left = [one.name for one in parts if one.name not in done]
+        record = {"title": title, "about": facts, "complete": complete, "parts": done, "left": left}
         write_json(path, record)
         write_text(path.with_suffix(".md"), markdown(record))
     return True
@@ -313,6 +314,7 @@ def markdown(record: dict[str, Any]) -> str:
         for name, part in parts.items():
             shown = ", ".join(f"{key} {spelt(value)}" for key, value in part.items())
             lines.append(f"- **{name}**: {shown}")
+    lines += [f"\nNot measured yet: {', '.join(record['left'])}."] if record["left"] else []
     speed = [] if HAS_GPU else ["- times: not measured (no GPU; tiny sizes show that it works)"]
     return "\n".join([*lines, "", *(f"- {k}: {v}" for k, v in facts.items()), *speed, ""])
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from asr_train.kernels.backend import launches
 
-BYTES = 2  # of bits in a row of a strip that a program quantises: 8 columns each
-ROWS = 256  # of a strip that a program reads at once
-WARPS = 8
+BYTES = 4  # of bits in a row of a strip that a program quantises: 8 columns each
+ROWS = 64  # of a strip that a program reads at once
+WARPS = 4
 HIGH, WIDE = 8, 32  # rows, and bytes of bits in a row, of a tile that a program adds up
-ADD_WARPS = 8
+ADD_WARPS = 4
 BLOCK = 1024  # elements per program
 
 

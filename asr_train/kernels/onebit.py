@@ -7,7 +7,7 @@ out   bits_RB                uint8 [R, C / 8 rounded up]: column 8 b + j is bit 
 A column is one input's weights to all outputs; the threshold is 0 and each side is rebuilt as its
 mean (Seide et al., 2014, section 3.1). If some input is not finite, a mean is not.
 A mean's sum is in float64 in the reference; on a CPU in float32 over 32 rows at a time, and in
-float64 over these; on a GPU in float32, pairwise within 256 rows.
+float64 over these; on a GPU in float32, pairwise within 64 rows.
 Knows nothing of messages, layers or workers.
 """
 

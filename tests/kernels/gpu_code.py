@@ -31,6 +31,7 @@ TYPES = {
     "counts": "*i32",
     "sums": "*i32",
     "wrong": "*i32",
+    "ends": "*i64",
     "turn": "*i64",
     "next_turn": "*i64",
     "words": "*i32",
