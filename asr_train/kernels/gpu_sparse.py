@@ -4,9 +4,9 @@ Compression reads residual and gradient and writes what is kept, once each (12 b
 with bfloat16 gradients), and one bit per element that marks the elements to send. They are then
 extracted from the bits, 32 elements per step, to their places in the message, which follow from the
 tiles' counts and their sums over SUPER tiles. Several workers' vectors take the same launches.
-Decoding adds the sent
-elements to integer counts, by atomic operations, whose order does not matter for integers; the
-first to exchange an element's count for 0 then updates its weight.
+Workers of one process need no messages: their sent elements are tallied while they are compressed.
+Decoding adds sent elements to integer counts by atomic operations, whose order does not matter for
+integers; the first of a weight's elements to exchange the count for 0 then updates the weight.
 Nothing depends on the order in which programs run, and nothing waits for the host.
 
 A mask with a variable end keeps loads from being 16 bytes wide; so WHOLE tiles have a mask whose
