@@ -7,6 +7,7 @@ a tensor's value, and for operations whose result's size depends on data.
 import pytest
 import torch
 from small_methods import CPU, GTC, LARGE, Run, bursts, method_of
+from torch.utils._python_dispatch import TorchDispatchMode
 from waits import Waits
 
 from asr_train import schema
@@ -156,6 +157,52 @@ def test_a_payload_that_was_changed_is_harmless_until_the_device_is_asked(codec_
             checks.ask()  # once
             with pytest.raises(MessageError, match="worker 1's message of step 0"):
                 codec.read_words(headers, damaged(messages, 1, place), Checks())
+
+
+class Operations(TorchDispatchMode):
+    """Counts what a GPU would be asked to do."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += "view" not in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("threshold", [3.0, 100.0])  # some elements, none
+def test_packed_messages_are_read_together(threshold):
+    counted = []
+    for workers in (2, 8, 64):
+        messages, _ = written(workers, "packed32", threshold)
+        headers = codec.read_headers(messages)
+        wanted = codec.read_words(headers, messages, Checks())
+        checks = Checks(deferred=True)
+        payloads = codec.read_payloads(headers, messages, checks)
+        with Operations() as operations:
+            found = codec._read_packed(headers, payloads, checks)
+        counted.append(operations.count)
+        assert all(map(torch.equal, found, wanted))
+        checks.ask()
+    assert counted[0] == counted[1] == counted[2] > 0
+
+
+@pytest.mark.parametrize("places", [(5, 6), (5, 5), (3, SIZE), (6, 5)])
+def test_packed_elements_that_break_the_rules_are_found_when_the_device_is_asked(places):
+    """Of the second of two messages, whose checksums are right: descending, twice, too large."""
+    messages = []
+    for worker, index in enumerate((torch.tensor([7, 9]), torch.tensor([1, *places]))):
+        words_K = threshold.to_words(index, torch.zeros(len(index), dtype=torch.bool))
+        head = codec.Header(0, worker, 2, SIZE, tau=1.0, frames=1, wanted=len(index))
+        messages.append(codec.write(words_K, head, Kind.packed32))
+    checks = Checks(deferred=True)
+    found = codec.read_words(codec.read_headers(messages), messages, checks)
+    if places == (5, 6):
+        assert found[1].tolist() == [1, 5, 6]
+        checks.ask()
+        return
+    assert [words_K.tolist() for words_K in found] == [[0, 1], [0, 1, 2]]
+    with pytest.raises(MessageError, match="indices that do not ascend below the model's size"):
+        checks.ask()
 
 
 def test_a_step_asks_every_so_often_and_before_a_checkpoint(monkeypatch):
