@@ -112,6 +112,7 @@ bench-step: .venv/.ready
 
 ## make gpu                        tests and benchmarks for a GPU: kernels, steps, runs of two papers, in parts
 ##                                 of 8 minutes that resume, into results/gpu; PIECE=b: repeat one part
+##   SHARDS=folder                 ready shards of 20 mel bins in train/ and dev/, in place of synthesised speech
 ##   PY=python3                    without .venv: with torch, Triton, numpy, and wheels in .wheels for the rest
 ## make gpu-wheels                 download these wheels (Python 3.12, Linux), for a machine without a network
 GPU_WORK ?= work-gpu

@@ -75,6 +75,7 @@ def seconds_of(call: Callable[[], Any]) -> float:
 
 
 def seconds_on_device(call: Callable[[], Any]) -> float:
+    """Return a GPU's seconds; it waits first, so that the host's launches are ahead of it."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(AHEAD)
     begin.record()

@@ -123,8 +123,8 @@ class Checks:
         if self._wrong is None:
             return words_K
         if first_K is None:
-            first_K = torch.arange(len(words_K), device=words_K.device)
-        return torch.where(self._wrong, first_K.to(torch.int32), words_K)
+            first_K = torch.arange(len(words_K), dtype=torch.int32, device=words_K.device)
+        return torch.where(self._wrong, first_K, words_K)
 
     def ask(self) -> None:
         """Wait for the device.
@@ -429,11 +429,11 @@ def _read_packed(
     begins_W, counts_W = torch.tensor([begins, counts], device=words.device)
     begins_N = torch.repeat_interleave(begins_W, counts_W, output_size=len(words))
     place_N = torch.arange(len(words), device=words.device) - begins_N  # in its message
-    index_N = words & (2**31 - 1)
+    index_N, _ = from_words(words)
     is_wrong_N = index_N >= size
     is_wrong_N[1:] |= (index_N[1:] <= index_N[:-1]) & (place_N[1:] > 0)
-    checks.refuse_if(is_wrong_N.any(), str)
-    return list(checks.harmless(words, place_N).split(counts))
+    checks.refuse_if(is_wrong_N.any(), str)  # deferred: `ask` says why
+    return list(checks.harmless(words, place_N.to(torch.int32)).split(counts))
 
 
 def fitting(

@@ -16,8 +16,8 @@ from asr_train.train.step import one_gradient
 MELS, STATES = 8, 40
 
 
-def network(*changes):
-    run = compose.settings("sgd", ["model=dnn_4x256", *changes])
+def network(*changes, name="dnn_4x256"):
+    run = compose.settings("sgd", [f"model={name}", *changes])
     model = build_model(run.model, MELS, STATES, torch.zeros(MELS), torch.ones(MELS), seed=1)
     return model, run.optim
 
@@ -31,8 +31,10 @@ def minibatch(model, frames, seed, device):
     return Batch(feats_BTF.to(device), ali_BT.to(device), mask_BT.to(device), frames)
 
 
-def test_a_cpu_and_recurrent_networks_have_none():
+def test_a_cpu_recurrent_networks_and_stripes_have_none():
     model, _ = network()
+    lstm, _ = network(name="lstm_2x128")
+    assert captured_for(lstm, torch.device("cuda"), CROSS_ENTROPY, is_cut=False) is None
     assert captured_for(model, torch.device("cpu"), CROSS_ENTROPY, is_cut=False) is None
     assert captured_for(model, torch.device("cuda"), CROSS_ENTROPY, is_cut=True) is None
 
