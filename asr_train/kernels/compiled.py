@@ -289,7 +289,8 @@ def _compress(
         for i in range(last - first):
             owed = r[i] + g[i]
             k[i] = owed
-            good += np.int32(abs(owed) < infinity)
+            # numba adds int32 as int64, which would halve the elements of a register
+            good = np.int32(good + np.int32(abs(owed) < infinity))
         finite += good
         whole = first + (last - first) // 64 * 64
         for i in range(first, whole, 64):
