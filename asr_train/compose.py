@@ -100,6 +100,10 @@ def _cause(error: Exception, overrides: list[str]) -> str:
     absent = re.search(r"Could not find '([^']+)'", text)
     if absent:
         group = CONF / Path(absent.group(1)).parent
-        allowed = ", ".join(sorted(p.stem for p in group.glob("*.yaml")))
-        return f"{absent.group(1)}.yaml is not in conf/; allowed: {allowed}"
+        known = sorted(p.stem for p in group.glob("*.yaml"))
+        recipe, _, size = Path(absent.group(1)).name.rpartition("_")
+        if group.name == "recipe" and recipe in known:
+            sizes = [k.removeprefix(f"{recipe}_") for k in known if k.startswith(f"{recipe}_")]
+            return f"SIZE is {size}; {recipe} has {', '.join(['default', *sizes])}"
+        return f"{absent.group(1)}.yaml is not in conf/; allowed: {', '.join(known)}"
     return text

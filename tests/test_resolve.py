@@ -26,6 +26,8 @@ from scripts.resolve import resolve
         ("foo.bar=1", "foo is not a setting; .*allowed there: .*corpus"),
         ("model=dnn_9", "allowed: .*dnn_4x256"),
         ("lang.lexicon.source=web", "allowed: cmudict, file, letters"),
+        ("recipe=digits_huge", "^SIZE is huge; digits has default, large, tiny$"),
+        ("recipe=digitz", "allowed: .*digits, digits_large"),
         ("beam", "group.key=value"),
         ("+decode.x=1", "decode.x is not a setting"),
     ],
