@@ -35,7 +35,10 @@ def rounded_once(monkeypatch):
 
 @pytest.fixture(params=COMPILED, ids=lambda b: b.value)
 def both(request):
-    """A function that returns another's results on the reference and on a compiled backend."""
+    """A function that returns another's results on the reference and on a compiled backend.
+
+    Its attribute `backend` is the latter.
+    """
 
     def run(function):
         with forced(Backend.reference):
@@ -44,6 +47,7 @@ def both(request):
             found = function()
         return found, wanted
 
+    run.backend = request.param
     return run
 
 

@@ -30,7 +30,7 @@ def trained(name: str, device: torch.device, backend: Backend, together: bool = 
         exchange = Loopback(range(workers), device)
         method = method_of("gtc" if name in PACKED else name, exchange, size, **changes)
         method.begin(torch.linspace(-1, 1, size).to(device), 0.0, SHAPES)
-        for step in range(5):
+        for step in range(4):
             for number, group in enumerate(method.groups):
                 grads_WP = torch.stack([dyadic_gradient(w, step) for w in group.local]).to(device)
                 gradients = [Gradient(grad_P, 10) for grad_P in grads_WP]
