@@ -101,6 +101,11 @@ def _growth(shape: _Shape) -> float:
     return optim.minibatch_frames / min(frames)
 
 
+def _averaged(shape: _Shape) -> float | None:
+    adagrad = shape.run.optim.adagrad
+    return None if adagrad is None else adagrad.window_frames / shape.step_frames
+
+
 def _blocks(shape: _Shape) -> float | None:
     steps = shape.block_steps
     return None if steps is None else shape.epoch_frames / shape.step_frames / steps
@@ -137,6 +142,7 @@ RATIOS = {
     "pretraining": Ratio("pre-training / epoch", _pretraining),
     "last_rate": Ratio("last / first rate", _last_rate),
     "growth": Ratio("last / first minibatch", _growth),
+    "averaged": Ratio("steps in AdaGrad's time constant", _averaged),
 }
 
 

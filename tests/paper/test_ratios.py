@@ -82,6 +82,17 @@ def test_double_buffering_has_twice_the_steps_and_half_the_frames():
         assert rows[1][name] == pytest.approx(rows[0][name] / 2)
 
 
+@pytest.mark.parametrize("name", ["seide2014_parallelizability", "seide2014_1bit"])
+def test_adagrad_averages_over_as_many_steps_as_in_the_paper(name):
+    """2 hours are 720,000 frames, in minibatches of 1,024."""
+    row, about = RowSettings(run="sgd"), paper(name)
+    assert printed(name, "sgd")["averaged"] == pytest.approx(720_000 / 1024)
+    run = run_of(row, about, "small", 1)
+    own = composed(run.base, *run.overrides)
+    assert ratios(own, about.epoch_frames)["averaged"] == pytest.approx(720_000 / 1024, rel=1e-3)
+    assert "averaged" not in printed(name, "sgd", optim__adagrad=None)
+
+
 def test_the_rate_is_that_of_the_first_epoch_after_the_phases():
     phases = "optim.phases=[{until:1.5,minibatch_frames:16,workers:null}]"
     run = composed("sgd", phases, "optim.rate=0.08", "optim.hold_epochs=1")
