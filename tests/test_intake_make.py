@@ -91,6 +91,7 @@ def plan(*asked: str) -> list[str]:
     return [Path(out).name.split(".")[0] for stage, out in commands if stage == "manifests"]
 
 
+@pytest.mark.slow
 def test_recordings_that_change_are_taken_anew_and_status_says_so(checked, tmp_path):
     recipe = ROOT / "recipes/folder"
     again = make(recipe, "check", *checked)

@@ -535,7 +535,7 @@ def test_an_edited_mapping_is_tuned_and_scored_with_anew(plan, tmp_path):
     mapping = tmp_path / "en.glm"
     mapping.touch()
     arguments = f"SET=score.normaliser.kind=english score.normaliser.mapping={mapping}"
-    overrides = ["corpus=digits", "lang=digits", *arguments.removeprefix("SET=").split()]
+    overrides = ["recipe=digits", *arguments.removeprefix("SET=").split()]
     resolve(str(tmp_path / "w/conf"), "dnn", "GMMS=mono", "NETS=dnn", *overrides)
     finish(lambda: None, tmp_path / "w")
     os.utime(mapping, (0, 0))

@@ -7,7 +7,7 @@ Knows nothing of accuracy.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +16,10 @@ from asr_train.cost.cluster import read_cluster
 from asr_train.cost.plan import Scheme
 from asr_train.facts import Traffic
 from asr_train.files import read_yaml
+from asr_train.paper.rows import PassSettings
 
 SET_FRAMES = 1024  # of all workers together
 FRAMES_AN_HOUR = 360_000
-
-
-@dataclass(kw_only=True, slots=True)
-class PassSettings:
-    """The pass whose hours a table prints.
-
-    Attributes:
-        speech_hours: of TRAIN in the paper.
-        parameters_millions: of its network.
-        cluster: of conf/cluster.
-    """
-
-    speech_hours: float
-    parameters_millions: float
-    cluster: str
 
 
 def hours_of_pass(

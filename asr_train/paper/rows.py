@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 from asr_train.files import read_yaml
-from asr_train.paper.hours import PassSettings
 from asr_train.paper.ratios import RATIOS
 from asr_train.schema import SettingsError, load
 
@@ -124,6 +123,21 @@ class ClaimSettings:
     against: str
     claim: str
     epoch: int | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class PassSettings:
+    """The pass whose hours a table prints.
+
+    Attributes:
+        speech_hours: of TRAIN in the paper.
+        parameters_millions: of its network.
+        cluster: of conf/cluster.
+    """
+
+    speech_hours: float
+    parameters_millions: float
+    cluster: str
 
 
 @dataclass(kw_only=True, slots=True)

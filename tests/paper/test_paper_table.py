@@ -22,10 +22,10 @@ from finished_runs import (
 )
 
 from asr_train.paper import speed
-from asr_train.paper.hours import PassSettings, hours_of_pass
+from asr_train.paper.hours import hours_of_pass
 from asr_train.paper.layout import columns, markdown, plain, rows_shown
 from asr_train.paper.plot import plot
-from asr_train.paper.rows import RowSettings
+from asr_train.paper.rows import PassSettings, RowSettings
 from asr_train.report.exchange import DASH
 from asr_train.schema import CommSettings, build
 
