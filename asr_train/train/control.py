@@ -110,22 +110,22 @@ class Controllers:
         if self._optim.auto_minibatch is not None:
             found.append(feed.part_end(progress.epoch_step))
         if (auto := self._optim.auto_rate) is not None:
-            epochs = (self._state.control.checks + 1) * auto.every - CLOSE - progress.epoch
-            found.append(math.ceil(epochs * progress.epoch_steps))
+            epochs = (self._state.control.checks + 1) * auto.every - progress.epoch
+            found.append(feed.step_at(epochs))
         return max(progress.epoch_step + 1, min(found))
 
     # --- rate -----------------------------------------------------------------------------------
 
-    def rate_is_due(self) -> bool:
+    def rate_is_due(self, feed: Feed) -> bool:
         auto = self._optim.auto_rate
-        return auto is not None and self._checks(auto) > self._state.control.checks
+        return auto is not None and self._checks(auto, feed) > self._state.control.checks
 
-    def _checks(self, auto: AutoRateSettings) -> int:
+    def _checks(self, auto: AutoRateSettings, feed: Feed) -> int:
         progress = self._state.progress
-        done = progress.epoch + progress.epoch_step / progress.epoch_steps
+        done = progress.epoch + feed.share(progress.epoch_step)
         return math.floor((done + CLOSE) / auto.every)
 
-    def set_rate(self) -> None:
+    def set_rate(self, feed: Feed) -> None:
         """Measure held-out accuracy, and act on it."""
         auto, state = self._optim.auto_rate, self._state
         assert auto is not None
@@ -136,7 +136,7 @@ class Controllers:
         _, accuracy = evaluate(
             self._model, self._dev_shards, self._device, exchange, state.objective
         )
-        before, control.checks = control.accuracy, self._checks(auto)
+        before, control.checks = control.accuracy, self._checks(auto, feed)
         action = rate_action(before, accuracy, auto.gain)
         if action is RateAction.revert and state.kept is None:  # the number of workers has changed
             action = RateAction.halve

@@ -6,6 +6,7 @@ gradient, so that no worker waits for them. An epoch may have parts (optim.phase
 minibatches and fewer workers that read; the others take part with a zero gradient.
 """
 
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from asr_train.schema import OptimSettings
 from asr_train.shards.batch import Batch, Cut, Device, FramePools, Sequences
 from asr_train.shards.reader import Shards
 from asr_train.train.state import RunState
+
+ROUNDED = 1e-6  # steps; shares of an epoch are rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,23 @@ class Feed:
         """Return the shares of the epoch at which the part of a step begins and ends."""
         return self._phase(step).share
 
+    def share(self, step: int) -> float:
+        """Return the share of the epoch's data that comes before a step."""
+        if step in (0, self.num_steps):
+            return float(step > 0)
+        phase = self._phase(step)
+        first, last = phase.share
+        return first + (last - first) * ((step - phase.first_step) / max(phase.batches))
+
+    def step_at(self, share: float) -> int:
+        """Return the first step that so much of the epoch's data comes before."""
+        for phase in self._phases:
+            first, last = phase.share
+            if share <= last:
+                steps = (share - first) / (last - first) * max(phase.batches)
+                return phase.first_step + max(0, math.ceil(steps - ROUNDED))
+        return self.num_steps
+
     def part_end(self, step: int) -> int:
         """Return the first step of the next part, or the number of steps."""
         later = [p.first_step for p in self._phases if p.first_step > step]
@@ -155,6 +175,9 @@ class Feed:
 
 
 def when(state: RunState, feed: Feed, epoch_step: int) -> tuple[float, int]:
-    """Return the schedule's arguments: epochs before a step, and gradients added up in it."""
-    done = state.progress.epoch + epoch_step / state.progress.epoch_steps
+    """Return the schedule's arguments: epochs of data before a step, and gradients added up in it.
+
+    Steps of different parts have different numbers of frames, so steps are not counted.
+    """
+    done = state.progress.epoch + feed.share(epoch_step)
     return done, min(len(state.method.groups[0]), feed.reading(epoch_step))

@@ -11,7 +11,7 @@ from asr_train.checks import inputs_named
 from asr_train.schema import Precision, RunSettings
 from asr_train.shards.reader import Shards
 
-FORMAT = 2  # of checkpoints: one of another format is of another run
+FORMAT = 3  # of checkpoints: one of another format is of another run
 PRODUCTS_PER_THREAD = 2**23  # about 1.5 ms forward and backward
 ABOUT = ("feats", "norm", "states_hash")  # of the shards: must be the same in decoding
 

@@ -190,7 +190,7 @@ def train(
             return folder / "model.json"
 
         def save_checkpoint() -> None:
-            progress.log_bytes = log.bytes
+            progress.log_bytes, progress.share = log.bytes, feed.share(progress.epoch_step)
             checkpoints.save(progress.step, state.contents())
 
         control = Controllers(optim, model, state, train_shards, dev_shards, device, log.row, tell)
@@ -201,17 +201,16 @@ def train(
                     f"epoch {progress.epoch + 1}: {feed.num_steps} steps, but some workers have "
                     f"minibatches for only {feed.fewest}; they send nothing new in the others"
                 )
-            begin = start_step(progress.epoch_step, progress.epoch_steps, feed.num_steps)
-            progress.epoch_step, progress.epoch_steps = begin, feed.num_steps
-            feed.start(begin)
-            while progress.epoch_step < progress.epoch_steps:
-                if control.rate_is_due():
-                    control.set_rate()
+            if feed.share(progress.epoch_step) != progress.share:  # with other workers
+                progress.epoch_step = feed.step_at(progress.share)
+            feed.start(progress.epoch_step)
+            while progress.epoch_step < feed.num_steps:
+                if control.rate_is_due(feed):
+                    control.set_rate(feed)
                 if control.minibatch_is_due(feed):
                     save_checkpoint()
                     control.set_minibatch(feed)
                     feed = control.feed()
-                    progress.epoch_steps = feed.num_steps
                     feed.start(progress.epoch_step)
                 if method.ahead is None:
                     done, reading = when(state, feed, progress.epoch_step)
@@ -251,7 +250,7 @@ def train(
                 )
             rate = state.schedule.rate
             state.schedule.end_epoch(progress.dev_loss)
-            progress.epoch, progress.epoch_step, progress.epoch_steps = progress.epoch + 1, 0, 0
+            progress.epoch, progress.epoch_step, progress.share = progress.epoch + 1, 0, 0.0
             crc32 = zlib.crc32(bucket.weights_P.cpu().numpy().data)
             log.row(dev_row(progress, rate, workers, crc32))
             tell(epoch_line(state.in_epoch, progress, rate, optim.epochs, workers))
@@ -308,8 +307,3 @@ def remarks(
             "(root mean square), of which a step sends one. Either a gradient has exploded, and "
             "goes on being sent: try optim.max_norm=1; or comm.gtc.threshold is too low"
         )
-
-
-def start_step(done: int, of: int, steps: int) -> int:
-    """Return where to resume in an epoch of `steps`, of which `done` `of` another number were."""
-    return done if of in (0, steps) else round(done / of * steps)

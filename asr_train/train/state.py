@@ -114,7 +114,7 @@ class Progress:
 
     epoch: int = 0  # finished epochs
     epoch_step: int = 0  # steps taken in the current epoch
-    epoch_steps: int = 0  # steps of the current epoch in all
+    share: float = 0.0  # of the current epoch's data before them, at the last checkpoint
     step: int = 0  # steps taken, including skipped ones
     frames: int = 0  # of all workers, up to the last row of the log
     dev_loss: float | None = None  # at the end of the last epoch, nats per frame

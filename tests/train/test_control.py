@@ -300,6 +300,28 @@ def test_what_is_put_back_is_what_was_held(splits, name):
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("name", ["sgd", "gtc_async"])
+def test_held_out_accuracy_is_checked_every_so_many_frames(splits, tmp_path, monkeypatch, name):
+    """Whatever the sizes of minibatches: here 4 to 64 frames."""
+    sizes, found = iter([64, 4, 64, 16]), []
+    monkeypatch.setattr(control, "largest_harmless", lambda *_: next(sizes))
+
+    def due(self, feed):
+        progress, checks = self._state.progress, self._state.control.checks
+        begin, end = (feed.share(s) for s in (progress.epoch_step - 1, progress.epoch_step))
+        found.append((checks + 1, progress.epoch + begin, progress.epoch + end))
+        self._state.control.checks += 1
+
+    monkeypatch.setattr(Controllers, "set_rate", due)
+    every = {"auto_rate": {"every": 0.15, "gain": 0.0}}
+    phases = [{"until": 0.1, "minibatch_frames": 4, "workers": None}]
+    trained(tmp_path / "run", splits, name, **every, phases=phases)
+    assert [check for check, _, _ in found] == list(range(1, 14))
+    for check, before, now in found:
+        assert now >= check * 0.15 - 1e-6
+        assert before < check * 0.15 or now == int(now)
+
+
 @pytest.mark.parametrize("name", ["gtc", "gtc_async"])
 def test_a_fall_reverts_the_model_and_halves_the_rate(splits, tmp_path, monkeypatch, name):
     """DEV's accuracy is told here: at the second check it fell, at the third it grew slowly."""
@@ -307,9 +329,9 @@ def test_a_fall_reverts_the_model_and_halves_the_rate(splits, tmp_path, monkeypa
     monkeypatch.setattr(control, "evaluate", lambda *_: (1.0, next(told)))
     original = Controllers.set_rate
 
-    def watched(self):
+    def watched(self, feed):
         before = self._state.method.replicas[0].weights_P.clone()
-        original(self)
+        original(self, feed)
         weights.append((before, self._state.method.replicas[0].weights_P.clone()))
 
     monkeypatch.setattr(Controllers, "set_rate", watched)

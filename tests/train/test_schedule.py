@@ -204,6 +204,25 @@ def test_in_every_part_all_frames_come_once_and_only_some_workers_read(splits):
                 assert batch is None or torch.equal(found.feats_BTF, batch.feats_BTF)
 
 
+def test_the_share_of_an_epoch_that_is_done_counts_frames_not_steps(splits):
+    for optim, workers in ((phased(), 1), (phased(FIRST, SECOND), 3), (phased(FIRST), 1)):
+        feed = Feed(
+            splits[0], optim, Windows(0, 0), workers, range(workers), 0, torch.device("cpu")
+        )
+        done, shares = 0, []
+        for step in range(feed.num_steps):
+            shares.append(feed.share(step))
+            assert shares[-1] == pytest.approx(done / splits[0].num_frames, abs=0.06)
+            assert feed.step_at(shares[-1]) == step
+            batches = [feed.next(worker) for worker in range(workers)]
+            done += sum(batch.frames for batch in batches if batch is not None)
+        assert (shares[0], feed.share(feed.num_steps)) == (0.0, 1.0)
+        assert feed.step_at(1.0) == feed.num_steps
+        assert feed.step_at(1.5) == feed.num_steps
+        assert shares == sorted(shares)
+    assert feed.share(10) == 0.25 * 10 / (len([s for s in shares if s < 0.25]))
+
+
 def test_fewer_workers_than_a_part_asks_for_read_all_of_it(splits):
     feed = Feed(splits[0], phased(FIRST), Windows(0, 0), 1, range(1), 0, torch.device("cpu"))
     batches = [feed.next(0) for _ in range(feed.num_steps)]

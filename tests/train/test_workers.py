@@ -367,11 +367,6 @@ def test_models_that_are_averaged_owe_as_much_on_average(splits, tmp_path, monke
     assert torch.equal(after.method.exported(), before.method.exported())
 
 
-@pytest.mark.parametrize("done, of, steps, wanted", [(3, 10, 10, 3), (3, 10, 20, 6), (0, 0, 7, 0)])
-def test_the_share_of_an_epoch_that_is_done_stays(done, of, steps, wanted):
-    assert loop.start_step(done, of, steps) == wanted
-
-
 def stored(state: RunState, folder) -> Saved:
     checkpoints = Checkpoints(folder, "a", 1, state.method.exchange)
     checkpoints.save(7, state.contents())
