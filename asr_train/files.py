@@ -144,7 +144,7 @@ def read_jsonl(path: Path | str) -> list[dict[str, Any]]:
         content = Path(path).read_bytes()
         if str(path).endswith(".gz"):
             content = gzip.decompress(content)
-        lines = content.decode().splitlines()
+        lines = content.decode().removesuffix("\n").split("\n") if content else []
     except FileNotFoundError:
         raise
     except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:

@@ -23,6 +23,16 @@ def frame_at(seconds: float, shift_seconds: float) -> int:
     return int(seconds / shift_seconds + 0.5)
 
 
+def is_whole(shift_seconds: float, rate: int) -> bool:
+    """Return whether the shift is a whole number of samples, without which times would drift."""
+    return abs(shift_seconds * rate - round(shift_seconds * rate)) < 1e-6
+
+
+def whole_rate(rate: int, shift_seconds: float = 0.01) -> int:
+    """Return the highest sample rate up to `rate` at which the shift is whole; Hz; 0: none."""
+    return next((hz for hz in range(rate, 0, -1) if is_whole(shift_seconds, hz)), 0)
+
+
 def most_mels(rate: int, window_seconds: float, low_hz: float, high_hz: float, limit: int) -> int:
     """Return the most mel bins, up to `limit`, that each contain a point of the spectrum.
 

@@ -7,12 +7,14 @@ stages. DEV's words get pronunciations so that it can be aligned; the grammar do
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
+import gzip
 import shutil
 from pathlib import Path
 from typing import Any
 
 from asr_train.files import check_part, read_json, read_jsonl, replacing
 from asr_train.jobs import main
+from asr_train.lang.arpa import reading
 from asr_train.lang.index import Lang, grammar_words, write_lang
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States
@@ -27,8 +29,14 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
     arpa = None
     if model is not None:
         arpa = Path(output).parent / "G.arpa"
-        with replacing(arpa) as scratch:
-            shutil.copyfile(model, scratch)
+        opened = gzip.open if model.suffix == ".gz" else open
+        with (
+            reading(model),
+            opened(model, "rb") as source,
+            replacing(arpa) as scratch,
+            open(scratch, "wb") as copy,
+        ):
+            shutil.copyfileobj(source, copy)
     cuts = read_jsonl(manifest)
     spoken = _words(cuts)
     if not spoken:

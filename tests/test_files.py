@@ -35,7 +35,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_scratch(tmp_path):
 
 
 def test_jsonl_gives_back_the_rows_and_equal_bytes_at_any_time(tmp_path, monkeypatch):
-    rows = [{"id": "a", "x": 1.5}, {"id": "ü", "x": None}]
+    rows = [{"id": "a", "x": 1.5}, {"id": "ü", "x": None}, {"id": "a\u2028b\x85c"}]
     write_jsonl(tmp_path / "a.jsonl.gz", rows)
     monkeypatch.setattr("time.time", lambda: 1e9)
     write_jsonl(tmp_path / "b.jsonl.gz", rows)

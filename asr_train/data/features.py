@@ -29,6 +29,7 @@ from asr_train.files import (
     write_bytes,
     write_json,
 )
+from asr_train.frames import whole_rate
 from asr_train.schema import FeatsSettings, NormBy, NormSettings, build, plain
 
 LIFTER = 22.0  # Kaldi's
@@ -120,7 +121,7 @@ def _samples(cut: Any, rate: int) -> np.ndarray:
     if cut.sampling_rate < rate:
         raise ValueError(
             f"{cut.id} has {cut.sampling_rate} Hz, below feats.sample_rate {rate}: its upper bands "
-            f"would be empty; set feats.sample_rate={cut.sampling_rate}"
+            f"would be empty; set feats.sample_rate={whole_rate(cut.sampling_rate)}"
         )
     from lhotse.audio.backend import audio_backend
 

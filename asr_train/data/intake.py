@@ -27,6 +27,7 @@ from asr_train.data.corpus import (
 )
 from asr_train.data.remarks import KEPT, Remark
 from asr_train.data.transcripts import DigitsError, Transcriber
+from asr_train.frames import whole_rate
 from asr_train.jobs import parallel_map
 from asr_train.lang.lexicon import Lexicon
 from asr_train.schema import Channel, IntakeSettings, LexiconSettings, LowRate
@@ -186,7 +187,7 @@ def _inspect(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
         return _Audio(what="unreadable audio", why=_reason(path, error))
     if info.samplerate < settings.sample_rate and settings.low_rate is LowRate.drop:
         rate = info.samplerate
-        lower = "feats=telephone" if rate == 8000 else f"feats.sample_rate={rate}"
+        lower = "feats=telephone" if rate == 8000 else f"feats.sample_rate={whole_rate(rate)}"
         return _Audio(
             what="slow audio",
             why=f"{path} has {rate} Hz, below feats.sample_rate {settings.sample_rate}; if most "

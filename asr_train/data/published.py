@@ -126,7 +126,7 @@ def _rows(manifests: dict[str, Any], root: Path, text: Callable[[str], str]) -> 
                 where=_relative(audio, root),
                 start=None if whole else supervision.start,
                 channel=None if whole else supervision.channel,
-                alignment=supervision.alignment or {},
+                alignment=supervision.with_offset(-supervision.start).alignment or {},
             )
         )
     return rows

@@ -32,7 +32,7 @@ def changed_audio(table: Path, keep: bool) -> list[str]:
     Args:
         keep: whether to record new times of unchanged content, so that it is not read every time.
     """
-    rows = [line.split("\t", 3) for line in read_text(table).splitlines()]
+    rows = [line.split("\t", 3) for line in read_text(table).split("\n") if line]
     changed, current, touched = [], [], False
     for size, when, found, name in rows:
         now = _stat(name)

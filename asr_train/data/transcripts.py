@@ -46,7 +46,10 @@ class Transcriber:
             DigitsError: names the word and what to do.
         """
         upper = text.upper().split()
-        if self.settings.normaliser is NormaliserKind.plain or "".join(upper).isalpha():
+        letters = "".join(upper)
+        if self.settings.normaliser is NormaliserKind.plain or (
+            letters.isascii() and letters.isalpha()
+        ):
             return upper
         words: list[str] = []
         run: list[str] = []  # tokens that the lexicon lacks: a noise mark may span several

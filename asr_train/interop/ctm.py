@@ -48,7 +48,7 @@ def read_ctm(path: Path | str) -> dict[Lane, list[Span]]:
         DamagedFileError: for a line with other fields; names file and line.
     """
     found: dict[Lane, list[Span]] = {}
-    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip() or line.startswith(";;"):
             continue
         try:

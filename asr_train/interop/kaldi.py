@@ -20,7 +20,7 @@ from lhotse.audio import AudioSource
 
 from asr_train.data.corpus import CorpusError
 from asr_train.data.folder import COLUMNS
-from asr_train.files import replacing, write_text
+from asr_train.files import read_text, replacing, write_text
 from asr_train.frames import samples_of
 from asr_train.jobs import parallel_map
 
@@ -120,10 +120,7 @@ def _table(path: Path, empty: bool = False) -> dict[str, tuple[int, str]]:
             "if utterances are parts of recordings"
         )
     rows: dict[str, tuple[int, str]] = {}
-    try:
-        lines = path.read_bytes().decode().split("\n")
-    except UnicodeDecodeError as error:
-        raise CorpusError(f"{path} is not UTF-8 ({error}); convert it with iconv") from error
+    lines = read_text(path).split("\n")
     for number, line in enumerate(lines, 1):
         if not line and number == len(lines):
             continue
@@ -357,7 +354,9 @@ def _cut_out(cut: MonoCut, source: Source, path: Path) -> None:
         first = samples_of(cut.start, file.samplerate)
         count = samples_of(cut.start + cut.duration, file.samplerate) - first
         file.seek(first)
-        wave_NC = file.read(count, dtype="int32", always_2d=True)
+        # libsndfile does not scale floats when it reads integers
+        dtype = "float64" if file.subtype in ("FLOAT", "DOUBLE") else "int32"
+        wave_NC = file.read(count, dtype=dtype, always_2d=True)
         subtype = "PCM_16" if file.subtype in _SIXTEEN_BITS else "PCM_24"
         rate = file.samplerate
     if len(wave_NC) < count:
@@ -388,7 +387,8 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
         Notes for the user.
     Raises:
         ValueError: for missing audio, ids or speakers that are empty or have spaces, duplicate ids,
-            no cuts at all, or cuts of one recording with different channels.
+            no cuts at all, copies of another speed or volume, or cuts of one recording with
+            different channels.
     """
     folder = Path(folder)
     by_id = {cut.id: cut for cut in cuts}
@@ -411,6 +411,12 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
             )
     recordings = {cut.recording_id: cut.recording for cut in cuts}
     for recording in recordings.values():
+        if recording.transforms:
+            raise ValueError(
+                f"{recording.id} is a changed copy of {recording.sources[0].source}, such as of "
+                "another speed, which Kaldi's wav.scp cannot name; export a manifest made with "
+                "corpus.speeds=[1.0], and change speeds in Kaldi"
+            )
         if not Path(recording.sources[0].source).exists():
             raise ValueError(
                 f"{recording.id}: {os.path.abspath(recording.sources[0].source)} is missing; paths "

@@ -28,6 +28,7 @@ from asr_train.lang.tree import Tree
 
 FORMAT = 1
 POSITIONS = "_B", "_I", "_E", "_S"  # of a phone in its word: first, inner, last, only one
+_SILENCES = {SILENCE, *(SILENCE + position for position in POSITIONS)}
 
 
 # --- states -------------------------------------------------------------------------------------
@@ -335,16 +336,15 @@ def lexicon_of(path: Path | str, states: States, wanted: Iterable[str]) -> Found
             raise ValueError(f"{path}, line {number} is {line!r}, which has no phones; correct it")
         if word not in asked:
             continue
+        if any(phone.upper() in _SILENCES for phone in phones):
+            silent += 1
+            continue
         pron = _in_positions(tuple(phones), names)
-        pron = tuple(SILENCE if p not in names and p.upper() == SILENCE else p for p in pron)
         if unknown := [phone for phone in pron if phone not in names]:
             raise ValueError(
                 f"{path}, line {number}: the model has no phone {unknown[0]}, with or without "
                 f"{', '.join(POSITIONS)}; take the lexicon that it was trained with"
             )
-        if SILENCE in pron:
-            silent += 1
-            continue
         prons.setdefault(word, []).append(pron)
         if path.name.startswith("lexiconp"):
             chances.setdefault(word, set()).add(fields[1])

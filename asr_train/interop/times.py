@@ -3,7 +3,8 @@
 Times are seconds from the recording's start. Knows nothing of files.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -53,6 +54,8 @@ def place_of(row: dict[str, Any], spans: tuple[Span, ...] = ()) -> Timed:
 def aligned(row: dict[str, Any], kind: str) -> Timed:
     """Return the words or phones of a row's lhotse alignment (aligned or true times).
 
+    Its times are relative to the utterance's start, as in all cuts of lhotse.
+
     Args:
         kind: word or phone.
     Raises:
@@ -64,7 +67,7 @@ def aligned(row: dict[str, Any], kind: str) -> Timed:
             f"{row['id']} has no {kind} times; take the rows of ali/MODEL/SPLIT.jsonl.gz, and if "
             "these lack them, delete that file and run make again"
         )
-    return place_of(row, tuple(_span(row["id"], item) for item in items))
+    return _placed(row, items)
 
 
 def found(hyp: dict[str, Any], row: dict[str, Any]) -> Timed:
@@ -86,11 +89,13 @@ def found(hyp: dict[str, Any], row: dict[str, Any]) -> Timed:
             f"{hyp['id']} has the words {' '.join(hyp['words'])} but times of "
             f"{' '.join(item[0] for item in items)}; delete the hypotheses and decode again"
         )
-    spans = [_span(hyp["id"], item) for item in items]
-    return place_of(
-        row,
-        tuple(Span(s.label, s.start + row["start"], s.seconds, s.confidence) for s in spans),
-    )
+    return _placed(row, items)
+
+
+def _placed(row: dict[str, Any], items: Sequence[list[Any]]) -> Timed:
+    """Return the utterance with items whose times are relative to its start."""
+    spans = [_span(row["id"], item) for item in items]
+    return place_of(row, tuple(replace(s, start=s.start + row["start"]) for s in spans))
 
 
 def _span(utt_id: str, item: list[Any]) -> Span:

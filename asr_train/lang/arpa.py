@@ -275,10 +275,22 @@ def _no_collector() -> Iterator[None]:
 
 
 def open_text(path: Path | str) -> TextIO:
-    """Open a text file, plain or .gz."""
+    """Open a user's text file, plain or .gz, without its byte order mark."""
     if str(path).endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8")
-    return open(path, encoding="utf-8")
+        return gzip.open(path, "rt", encoding="utf-8-sig")
+    return open(path, encoding="utf-8-sig")
+
+
+@contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """Turn failures to read this text file into a DamagedFileError that names it."""
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
+        raise DamagedFileError(
+            f"{path} cannot be read ({error}); it must be UTF-8 text, "
+            "gzipped if its name ends in .gz"
+        ) from error
 
 
 class _Reader:

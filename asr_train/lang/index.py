@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.files import check_part, hash_of, part, read_json, replacing, write_json
-from asr_train.lang.arpa import NgramModel, write_arpa
+from asr_train.lang.arpa import NgramModel, open_text, reading, write_arpa
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.pronprobs import Pronprobs, Variant
 from asr_train.lang.states import States
@@ -135,7 +135,7 @@ def grammar_words(settings: GrammarSettings, arpa: Path | None) -> list[str]:
         return [word.upper() for word in settings.words]
     assert arpa is not None
     words, inside = [], False
-    with open(arpa) as file:
+    with reading(arpa), open_text(arpa) as file:
         for line in file:
             if line.startswith("\\"):
                 if inside:

@@ -135,7 +135,7 @@ def read_lexicon_file(path: Path | str) -> dict[str, list[Pronunciation]]:
     """
     source: dict[str, list[Pronunciation]] = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
-        fields = line.split("#")[0].split()
+        fields = re.split(r"(?:^|\s)#", line)[0].split()  # phones may have a #
         if not fields:
             continue
         word, *phones = fields
@@ -171,7 +171,8 @@ def _letters(word: str) -> Pronunciation:
 
 def _spelled(word: str, source: Source) -> list[Pronunciation]:
     """Return the names of the word's letters, if the source has all of them."""
-    names = [source.get(letter) or source.get(letter + ".") for letter in word if letter != "'"]
+    # In CMU's dictionary A is the article, A. the letter
+    names = [source.get(letter + ".") or source.get(letter) for letter in word if letter != "'"]
     if not names or not all(names):
         return []
     return [tuple(phone for name in names if name for phone in name[0])]

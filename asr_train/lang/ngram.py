@@ -24,8 +24,6 @@ all orders:
     p(w | h) = (c(hw) + t(h) p(w | h')) / (sum_v c(hv) + t(h))
 """
 
-import gzip
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from asr_train.files import DamagedFileError, read_jsonl
+from asr_train.files import read_jsonl
 from asr_train.lang.arpa import (
     BEGIN,
     END,
@@ -43,6 +41,7 @@ from asr_train.lang.arpa import (
     Ngrams,
     Sentence,
     open_text,
+    reading,
 )
 from asr_train.schema import Smoothing
 
@@ -134,16 +133,10 @@ def read_sentences(paths: Iterable[Path | str]) -> Iterator[list[str]]:
         DamagedFileError: for a file that is truncated or not UTF-8.
     """
     for path in paths:
-        with open_text(path) as file:
-            try:
-                for line in file:
-                    if words := line.upper().split():
-                        yield words
-            except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
-                raise DamagedFileError(
-                    f"{path} cannot be read ({error}); it must be UTF-8 text, "
-                    "gzipped if its name ends in .gz"
-                ) from error
+        with reading(path), open_text(path) as file:
+            for line in file:
+                if words := line.upper().split():
+                    yield words
 
 
 def spoken(manifest: str) -> list[list[str]]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from asr_train.frames import most_mels
+from asr_train.frames import is_whole, most_mels, whole_rate
 from asr_train.schema.fields import SettingsError, at, here, not_negative, positive, within
 
 
@@ -26,6 +26,18 @@ class FeatsSettings:
         positive(window_seconds=self.window_seconds, shift_seconds=self.shift_seconds)
         within(0, 1, preemphasis=self.preemphasis)
         not_negative(dither=self.dither)
+        if not is_whole(self.shift_seconds, self.sample_rate):
+            rate = whole_rate(self.sample_rate, self.shift_seconds)
+            raise SettingsError(
+                f"{at('shift_seconds')} {self.shift_seconds} is "
+                f"{self.shift_seconds * self.sample_rate:g} samples at {at('sample_rate')} "
+                f"{self.sample_rate}, so that times would drift; set "
+                + (
+                    f"{at('sample_rate')}={rate}, to which audio is resampled"
+                    if rate
+                    else f"{at('shift_seconds')}=0.01"
+                )
+            )
         nyquist = self.sample_rate / 2
         high = self.high_hz if self.high_hz > 0 else nyquist + self.high_hz
         if not 0 <= self.low_hz < high <= nyquist:

@@ -83,6 +83,9 @@ def test_dither_is_the_same_for_the_same_utterance_only():
 
 
 def test_too_many_bins_for_the_spectrum_are_refused():
+    drifts = "shift_seconds 0.01 is 110.25 samples at .*sample_rate 11025.*sample_rate=11000"
+    with pytest.raises(ValueError, match=drifts):
+        settings(sample_rate=11025)
     with pytest.raises(ValueError, match="num_mels is 200, but"):
         LogMel(settings(num_mels=200))
 

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def listed(tmp_path):
-    """Two recordings, `a b` and c, and their table."""
-    paths = [tmp_path / "a b", tmp_path / "c"]
+    """Three recordings, one with a separator of lines in its name, and their table."""
+    paths = [tmp_path / "a b", tmp_path / "c", tmp_path / "d\u2028e"]
     for path in paths:
         path.write_bytes(b"sound")
     list_audio(paths, tmp_path / "train.audio.tsv")

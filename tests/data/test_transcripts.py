@@ -24,6 +24,8 @@ def words_of(tmp_path):
         (NormaliserKind.words, "twenty-one [door slams] men & women", "TWENTY ONE MEN AND WOMEN"),
         (NormaliserKind.words, "हिन्दी।", "हिन्दी"),
         (NormaliserKind.english, "Uh, Zoë ca- can’t", "UH ZOE CA- CAN'T"),
+        (NormaliserKind.english, "Zoë likes cafés", "ZOE LIKES CAFES"),
+        (NormaliserKind.words, "canʼt stop", "CAN'T STOP"),
         (NormaliserKind.plain, "Stop.  one", "STOP. ONE"),
         (NormaliserKind.words, " -- ...", ""),
     ],

@@ -19,7 +19,7 @@ def noise(path: Path, seconds: float, rate=8000, channels=1, seed=0) -> np.ndarr
 
 
 def cut_of(utt_id: str, path: Path, speaker: str, text: str, start=0.0, seconds=None) -> MonoCut:
-    """Return a cut with word times that split it evenly, one phone per letter."""
+    """Return a cut with word times, from its start, that split it evenly; a phone per letter."""
     info = soundfile.info(path)
     recording = Recording(
         path.stem,
@@ -32,8 +32,8 @@ def cut_of(utt_id: str, path: Path, speaker: str, text: str, start=0.0, seconds=
     words = text.split()
     letters = "".join(words)
     alignment = {
-        "word": _even(words, start, seconds),
-        "phone": _even(list(letters), start, seconds),
+        "word": _even(words, seconds),
+        "phone": _even(list(letters), seconds),
     }
     spoken = SupervisionSegment(
         utt_id, path.stem, 0.0, seconds, text=text, speaker=speaker, alignment=alignment
@@ -41,9 +41,9 @@ def cut_of(utt_id: str, path: Path, speaker: str, text: str, start=0.0, seconds=
     return MonoCut(utt_id, start, seconds, 0, [spoken], recording=recording)
 
 
-def _even(labels: list[str], start: float, seconds: float) -> list[AlignmentItem]:
+def _even(labels: list[str], seconds: float) -> list[AlignmentItem]:
     each = seconds / (len(labels) + 2)  # as much silence before and after
     return [
-        AlignmentItem(label, round(start + each * (i + 1), 6), round(each, 6))
+        AlignmentItem(label, round(each * (i + 1), 6), round(each, 6))
         for i, label in enumerate(labels)
     ]

@@ -42,11 +42,13 @@ def test_alignments_come_back_in_order_of_time(rows, tmp_path, kind):
     assert list(lanes) == [("call1", 0), ("call2", 0)]
     assert sum(map(len, lanes.values())) == count
     expected = [
-        item for i in (1, 0) for item in rows[i]["supervisions"][0]["alignment"][kind]
-    ]  # anna-1 comes before anna-2
-    for span, (label, start, seconds, *_) in zip(lanes["call1", 0], expected, strict=True):
+        (row["start"], item)
+        for row in (rows[1], rows[0])  # anna-1 comes before anna-2
+        for item in row["supervisions"][0]["alignment"][kind]
+    ]
+    for span, (begin, (label, start, seconds, *_)) in zip(lanes["call1", 0], expected, strict=True):
         assert span.label == label
-        assert span.start == pytest.approx(start, abs=6e-4)
+        assert span.start == pytest.approx(begin + start, abs=6e-4)
         assert span.seconds == pytest.approx(seconds, abs=6e-4)
         assert span.confidence == 1
 

@@ -222,6 +222,10 @@ def test_phones_of_a_lexicon_get_positions_if_the_model_has_them(tmp_path):
         "ABBA": (("A_B", "B_I", "B_I", "A_E"),),
     }
     assert found.lexicon.missing == ("C",)
+    with_positions = type("Named", (), {"phones": (*names, "SIL_B", "SIL_E", "SIL_I", "SIL_S")})()
+    (tmp_path / "lexicon.txt").write_text("!SIL SIL\n<PAUSE> SIL_S\na A\n")
+    found = lexicon_of(tmp_path / "lexicon.txt", with_positions, ["A", "!SIL", "<PAUSE>"])
+    assert (list(found.lexicon.prons), found.silent) == (["A"], 2)
     with_chances = lexicon_of(tmp_path / "lexiconp.txt", states, ["ONE", "TWO", "!SIL"])
     assert with_chances.lexicon.prons == {"ONE": (("A", "B"), ("B",)), "TWO": (("B", "A"),)}
     assert (with_chances.silent, with_chances.weighed) == (1, 1)

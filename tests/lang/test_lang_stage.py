@@ -1,9 +1,11 @@
 """scripts/lang.py reports which words it guessed, and keeps them in the index."""
 
+import gzip
+
 import pytest
 
 from asr_train.compose import settings
-from asr_train.files import read_json, write_json, write_jsonl, write_yaml
+from asr_train.files import DamagedFileError, read_json, write_json, write_jsonl, write_yaml
 from asr_train.lang.index import load_lang
 from asr_train.lang.lexicon import NOISE
 from asr_train.schema import plain
@@ -45,6 +47,22 @@ def test_nothing_is_guessed_where_words_are_lost(stage):
     assert "without pronunciation: COVID, XQZ" in said
     assert "for example" not in said
     assert read_json(index)["guessed"] == []
+
+
+def test_a_packed_grammar_is_unpacked(tmp_path):
+    arpa = "\\data\\\nngram 1=3\n\n\\1-grams:\n-1 <s>\n-1 </s>\n-0.5 ONE\n\n\\end\\\n"
+    (tmp_path / "g.arpa.gz").write_bytes(gzip.compress(arpa.encode()))
+    write_jsonl(tmp_path / "t.jsonl.gz", [{"supervisions": [{"text": "ONE TWO"}]}])
+    write_json(tmp_path / "m", {})
+    grammar = ["lang.grammar.kind=arpa", f"lang.grammar.file={tmp_path / 'g.arpa.gz'}"]
+    write_yaml(tmp_path / "l.yaml", plain(settings("dnn", ["lang=words", *grammar]).lang))
+    names = [str(tmp_path / n) for n in ("t.jsonl.gz", "t.jsonl.gz", "l.yaml", "m", "index.json")]
+    lang(*names)
+    assert (tmp_path / "G.arpa").read_text() == arpa
+    assert load_lang(tmp_path / "index.json").arpa == tmp_path / "G.arpa"
+    (tmp_path / "g.arpa.gz").write_bytes(b"no gzip")
+    with pytest.raises(DamagedFileError, match=r"g\.arpa\.gz cannot be read"):
+        lang(*names)
 
 
 def test_words_of_dev_are_pronounced_yet_not_in_the_grammar(tmp_path):

@@ -57,6 +57,11 @@ def test_letters_are_named_with_or_without_a_point(tmp_path, word, pron):
     assert lexicon.prons == ({} if pron is None else {word: (pron,)})
 
 
+def test_letters_of_cmus_dictionary_are_not_words():
+    lexicon = Lexicon.from_settings(settings(unknown=Unknown.letters), ["ABQ"])
+    assert lexicon.prons["ABQ"] == (("EY", "B", "IY", "K", "Y", "UW"),)  # A as in ABC, not a man
+
+
 def test_unknown_words_can_be_refused_by_name():
     with pytest.raises(ValueError, match=r"1 of 2 words.*XQZ"):
         Lexicon.from_settings(settings(unknown=Unknown.refuse), ["XQZ", "ONE"])
@@ -112,10 +117,11 @@ def test_letters_pronounce_any_word():
 
 def test_a_lexicon_file_has_variants_and_comments(tmp_path):
     path = tmp_path / "lexicon.txt"
-    path.write_text("yes Y EH S\nyes(2) Y AE # short\n\n# nothing\nNO N OW\n")
+    path.write_text("yes Y EH S\nyes(2) Y AE # short\n\n# nothing\nNO N OW\nWATER w O: t# 3\n")
     assert read_lexicon_file(path) == {
         "YES": [("Y", "EH", "S"), ("Y", "AE")],
         "NO": [("N", "OW")],
+        "WATER": [("w", "O:", "t#", "3")],
     }
 
 
