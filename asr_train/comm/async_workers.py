@@ -110,6 +110,14 @@ class AsyncWorkers(Reducer):
         lead, self.leads[worker] = self.leads[worker], Staleness(now=self.leads[worker].now)
         return lead
 
+    def counted(self) -> Any:
+        """Return what goes on where workers are put back to an earlier state."""
+        return dict(self.leads)
+
+    def count_on(self, counted: Any) -> None:
+        """Go on from what `counted` returned."""
+        self.leads.update(counted)
+
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
         """Count the seconds spent inside."""

@@ -61,7 +61,7 @@ class Owner:
         has_residual: bool,
         device: torch.device,
     ) -> None:
-        self.blocks, self.momentum = blocks, momentum
+        self.blocks, self.momentum, self.device = blocks, momentum, device
         self.size = sum(block.size for block in blocks)
         self.places = [(block.offset, block.rows, block.columns) for block in blocks]
         self.velocity = torch.zeros(self.size, device=device) if momentum else None
@@ -140,7 +140,7 @@ class Owner:
         return {k: by_columns(v, self.blocks) for k, v in state.items() if v is not None}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        found = {name: by_rows(part, self.blocks) for name, part in state.items()}
+        found = {name: by_rows(part.to(self.device), self.blocks) for name, part in state.items()}
         if self.velocity is not None:
             self.velocity = found.get("velocity", self.velocity)
         self.residual = found.get("residual", self.residual)
@@ -548,7 +548,7 @@ class OneBitSgd(Reducer):
             if worker in self.residuals:
                 self.residuals[worker].copy_(residual_P)
             else:
-                self.residuals[worker] = residual_P
+                self.residuals[worker] = residual_P.to(self.exchange.device)
         self.owners[worker].load(state.get("parts", {}))
 
     def part_of(self, place: int, workers: int, size: int) -> range:

@@ -165,10 +165,13 @@ class Momentum:
         return state if self.adagrad is None else {**state, "squares_P": self.adagrad.squares_P}
 
     def load_states(self, states: list[dict[str, Any]]) -> None:
-        """Restore one `state`, or the mean of several groups' where their number has changed."""
+        """Restore one `state`, or the mean of several groups' where their number has changed.
+
+        AdaGrad begins anew after a run in which each worker of a group had its own.
+        """
         if self.velocity_P is not None:
             self.velocity_P.copy_(mean([state["velocity_P"] for state in states]))
-        if self.adagrad is not None:
+        if self.adagrad is not None and all("squares_P" in state for state in states):
             self.adagrad.squares_P.copy_(mean([state["squares_P"] for state in states]))
 
 

@@ -182,7 +182,7 @@ class Alone(Reducer):
         if not gradient.is_finite():
             return None
         if self.owed_P is not None:
-            gradient.grad_P += self.owed_P
+            gradient.grad_P += self.owed_P.to(gradient.grad_P.device)
             self.owed_P = None
         return gradient.grad_P
 

@@ -224,6 +224,13 @@ class VirtualTime(AsyncWorkers):
         weights_P.copy_(self._ledger.base(self._stop))
         del self._rate, self._learner
 
+    def counted(self) -> Any:
+        return super().counted(), self.now
+
+    def count_on(self, counted: Any) -> None:
+        leads, self.now = counted
+        super().count_on(leads)
+
     def group_state(self) -> dict[str, Any]:
         return {**super().group_state(), "now": self.now}
 

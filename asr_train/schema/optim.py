@@ -204,11 +204,14 @@ class OptimSettings:
         ends = [phase.until for phase in self.phases]
         if ends != sorted(set(ends)):
             raise SettingsError(f"{at('phases')} end at {ends} epochs; each must end later")
-        for phase in self.phases:
-            if phase.minibatch_frames > self.pool_frames:
+        sizes = [("phases", phase.minibatch_frames) for phase in self.phases]
+        if self.pretrain is not None:
+            sizes.append(("pretrain", self.pretrain.minibatch_frames or self.minibatch_frames))
+        for name, size in sizes:
+            if size > self.pool_frames:
                 raise SettingsError(
-                    f"{at('phases')} has minibatches of {phase.minibatch_frames} frames, above "
-                    f"{at('pool_frames')} {self.pool_frames}; a pool holds many minibatches"
+                    f"{at(name)} has minibatches of {size} frames, above {at('pool_frames')} "
+                    f"{self.pool_frames}; a pool holds many minibatches"
                 )
         if self.max_norm is not None:
             positive(max_norm=self.max_norm)

@@ -179,7 +179,10 @@ def _samples(
     """Return a worker's samples of an epoch from one of them on, with masks if there are any."""
     samples = shards.samples(*order, start=start)
     seed, _, _, epoch = order
-    return samples if masks is None else masked(samples, masks, seed, epoch)
+    if masks is None:
+        return samples
+    is_normalised = shards.about.get("norm", {}).get("by") != "none"
+    return masked(samples, masks, seed, epoch, 0.0 if is_normalised else shards.mean_F)
 
 
 def _pool_firsts(before: npt.NDArray[np.int64], pool_frames: int) -> list[int]:

@@ -205,10 +205,11 @@ def train_row(
 
 
 def _lead_numbers(lead: Staleness) -> dict[str, Any]:
+    steps = max(1, lead.steps)  # 0: resumed by other workers where an epoch ends
     return {
-        "staleness_mean": lead.ahead / lead.steps,
+        "staleness_mean": lead.ahead / steps,
         "staleness_max": int(lead.most),
-        "peer_wait_seconds": lead.waited_seconds / lead.steps,
+        "peer_wait_seconds": lead.waited_seconds / steps,
         "simulated_seconds": lead.now or None,
     }
 

@@ -189,9 +189,13 @@ def train(
                 save_model(folder, model, about(), leads)
             return folder / "model.json"
 
+        saved_step = None if saved is None else saved.step
+
         def save_checkpoint() -> None:
+            nonlocal saved_step
             progress.log_bytes, progress.share = log.bytes, feed.share(progress.epoch_step)
             checkpoints.save(progress.step, state.contents())
+            saved_step = progress.step
 
         control = Controllers(optim, model, state, train_shards, dev_shards, device, log.row, tell)
         while not state.schedule.is_finished:
@@ -208,7 +212,8 @@ def train(
                 if control.rate_is_due(feed):
                     control.set_rate(feed)
                 if control.minibatch_is_due(feed):
-                    save_checkpoint()
+                    if saved_step != progress.step:
+                        save_checkpoint()
                     control.set_minibatch(feed)
                     feed = control.feed()
                     feed.start(progress.epoch_step)
@@ -230,7 +235,9 @@ def train(
                 # The epoch's last row, written below, also counts what its end sends
                 if progress.step % optim.log_steps == 0 and progress.epoch_step < feed.num_steps:
                     write_row(progress.step)
-                if progress.step % optim.checkpoint_steps == 0:
+                # At the epoch's end one is saved below; twice, a kill could leave none
+                due = progress.step % optim.checkpoint_steps == 0
+                if due and progress.epoch_step < feed.num_steps:
                     save_checkpoint()
 
             here = state.since_log[exchange.local[0]]

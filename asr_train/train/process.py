@@ -59,5 +59,6 @@ def chosen_device() -> torch.device:
         raise ValueError(f"DEVICE is {name} but torch finds {found} GPUs; try DEVICE=cpu")
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % found)
-        torch.cuda.set_device(device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # whose streams `Captured` and Triton use
     return device

@@ -267,10 +267,13 @@ class RunState:
         return copy.deepcopy(Held(method.shared_state(), groups, workers))
 
     def roll_back(self, held: Held) -> None:
-        """Restore what `held` returned; counts of what was sent go on."""
-        sent = dict(self.method.sent)
+        """Restore what `held` returned; counts of what was sent, and a simulated clock, go on."""
+        ahead = self.method.ahead
+        sent, counted = dict(self.method.sent), None if ahead is None else ahead.counted()
         self._load(held)
         self.method.sent.update(sent)  # in place: asynchronous workers share it
+        if ahead is not None and counted is not None:
+            ahead.count_on(counted)
 
     def _load(self, held: Held) -> None:
         held = copy.deepcopy(held)  # methods may keep what they load

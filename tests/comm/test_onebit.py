@@ -236,6 +236,18 @@ def test_what_was_not_sent_is_kept_over_changes_of_workers(after):
         torch.testing.assert_close(sum(kept(second)) - second.weights()[0], all_P)
 
 
+def test_the_optimizers_state_comes_back_on_its_device():
+    """`meta` stands for a GPU: a checkpoint is read on the CPU."""
+    saved = Run(method_of("onebit", 2), momentum=0.5, adagrad=adagrad("aggregate")).steps(3)
+    meta = torch.device("meta")
+    method = method_of("onebit", Loopback(range(2), meta))
+    method.begin(torch.zeros(SIZE, device=meta), 0.5, SHAPES, adagrad("aggregate"))
+    method.load_worker_state(0, saved.method.worker_state(0))
+    owner = method.owners.owners[0]
+    found = owner.velocity, owner.residual, owner.adagrad.squares_P, method.owners.residuals[0]
+    assert {tensor.device for tensor in found} == {meta}
+
+
 def test_the_optimizers_state_moves_with_the_columns_to_their_new_owners():
     first = Run(method_of("onebit", 4), momentum=0.5, adagrad=adagrad("aggregate")).steps(5)
     states = [copy.deepcopy(first.method.worker_state(w)) for w in range(4)]

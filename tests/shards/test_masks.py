@@ -58,6 +58,17 @@ def test_the_sample_itself_and_its_targets_stay():
         assert (new.id, new.words) == (old.id, old.words)
 
 
+def test_a_mask_of_features_that_are_not_normalised_is_their_mean():
+    given, mean_F = samples(), np.arange(1.0, 1 + samples()[0].feats_TF.shape[1], dtype=np.float32)
+    for zeroed, filled in zip(
+        masked(given, settings(), 1, 0), masked(given, settings(), 1, 0, mean_F), strict=True
+    ):
+        at_TF = zeroed.feats_TF == 0
+        assert at_TF.any()
+        wanted_TF = np.where(at_TF, mean_F.astype(zeroed.feats_TF.dtype), zeroed.feats_TF)
+        assert np.array_equal(filled.feats_TF, wanted_TF)
+
+
 @pytest.mark.parametrize("kind", ["pools", "sequences"])
 def test_both_readers_give_masked_samples(shards, kind):
     opened, order = shards((5, 9, 2, 7), 2), {"seed": 1, "worker": 0, "workers": 1, "epoch": 3}

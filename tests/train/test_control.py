@@ -16,6 +16,7 @@ from asr_train.comm.bucket import Bucket
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
 from asr_train.comm.optimizer import Momentum
+from asr_train.comm.reducers import Gradient
 from asr_train.model.store import build_model
 from asr_train.schema import SettingsError
 from asr_train.train import control, loop
@@ -348,6 +349,33 @@ def test_a_fall_reverts_the_model_and_halves_the_rate(splits, tmp_path, monkeypa
     assert torch.equal(slow, stays)
     ends = [row["rate"] for row in rows(tmp_path / "run") if "dev_loss" in row]
     assert ends == [0.02, 0.006]  # ends of epochs halve nothing
+
+
+def test_a_simulated_clock_does_not_run_back_when_a_model_is_reverted():
+    bucket = Bucket(
+        build_model(settings("gtc_async").model, 4, 6, torch.zeros(4), torch.ones(4), 0)
+    )
+    method = build(settings("gtc_async").comm, Loopback(range(3), CPU), len(bucket.weights_P))
+    state = RunState.fresh(bucket, method, Schedule(settings("gtc_async").optim), 0.0)
+
+    class Source:
+        most = 0
+
+        def gradient(self, worker, step, write_weights):
+            write_weights(bucket.weights_P)
+            return Gradient(torch.ones_like(bucket.weights_P), 10)
+
+        def finished(self, worker, step, is_finite):
+            pass
+
+    method.ahead.run(bucket.weights_P, 0, 5, lambda step: 0.1, Source())
+    held, early = state.held(), method.ahead.now
+    method.ahead.run(bucket.weights_P, 5, 10, lambda step: 0.1, Source())
+    assert method.ahead.now > early > 0
+    now, steps = method.ahead.now, [method.ahead.leads[worker].steps for worker in range(3)]
+    state.roll_back(held)
+    assert method.ahead.now == now
+    assert [method.ahead.leads[worker].steps for worker in range(3)] == steps == [15] * 3
 
 
 def test_another_number_of_workers_resumes_without_a_model_to_revert_to(splits, tmp_path):

@@ -180,6 +180,24 @@ def test_a_finished_run_that_is_asked_for_again_takes_no_step(
     assert outcome(folder) == before
 
 
+def test_the_only_checkpoint_is_not_removed_before_there_is_another(splits, tmp_path, monkeypatch):
+    """At an epoch's last step, too, where the interval of checkpoints ends."""
+    steps, original, calls = -(-splits[0].num_frames // 32), state.save_tensors, []
+    run = tiny.settings(keep_checkpoints=1, checkpoint_steps=steps, epochs=2)
+
+    def failing(path, content):
+        calls.append(path.name)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        original(path, content)
+
+    monkeypatch.setattr(state, "save_tensors", failing)
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(run, *splits, tmp_path / "run", CPU)
+    assert calls == [f"step-{steps:08d}.pt", f"step-{2 * steps:08d}.pt"]
+    assert (tmp_path / "run" / "ckpt" / f"step-{steps:08d}.json").exists()
+
+
 def test_other_settings_start_a_run_over(splits, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "changed"
     killed(folder, splits, Momentum, "apply", 37, True, monkeypatch)

@@ -10,9 +10,11 @@ from unittest import mock
 
 import pytest
 import tiny
+import torch
 
 from asr_train import files, jobs, schema
 from asr_train.model.store import load_model
+from asr_train.train.process import chosen_device
 from scripts import train as train_script
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
@@ -122,6 +124,19 @@ def test_sgd_uses_one_of_several_workers_and_says_so(splits, tmp_path):
     done = call(splits, tmp_path, WORKERS="3")
     assert done.returncode == 0, done.stderr
     assert "sgd trains one worker: the other 2 stay idle" in done.stdout
+
+
+@pytest.mark.parametrize("said, rank, number", [("cuda:1", "0", 1), ("cuda", "3", 1), ("", "2", 0)])
+def test_the_chosen_gpu_is_torchs_current_one(monkeypatch, said, rank, number):
+    """Whose streams graphs of a step wait for."""
+    current = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setenv("DEVICE", said)
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    assert chosen_device() == torch.device("cuda", number)
+    assert current == [torch.device("cuda", number)]
 
 
 @pytest.mark.parametrize(

@@ -367,6 +367,19 @@ def test_models_that_are_averaged_owe_as_much_on_average(splits, tmp_path, monke
     assert torch.equal(after.method.exported(), before.method.exported())
 
 
+@pytest.mark.parametrize("name", ["allreduce", "gtc", "gtc_adaptive"])
+def test_one_worker_goes_on_from_several_that_had_adagrad_each(splits, tmp_path, name):
+    run = settings(
+        COMM[name], adagrad={"place": "partial", "window_frames": 1000, "floor": 0.01}, epochs=2
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "epoch_line", None)  # stops in the first epoch
+        with pytest.raises(TypeError):
+            loop.train(run, *splits, tmp_path / "run", CPU, Loopback(range(4), CPU))
+    loop.train(run, *splits, tmp_path / "run", CPU, Loopback(range(1), CPU))
+    assert [row["workers"] for row in rows(tmp_path / "run") if "dev_loss" in row] == [1, 1]
+
+
 def stored(state: RunState, folder) -> Saved:
     checkpoints = Checkpoints(folder, "a", 1, state.method.exchange)
     checkpoints.save(7, state.contents())
