@@ -12,7 +12,7 @@ import mmap
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +28,13 @@ def replacing(path: Path | str) -> Iterator[Path]:
     """Yield a scratch name beside `path`, which replaces `path` if the block succeeds.
 
     The scratch file keeps the suffix of `path`, on which many writers depend. A killed block leaves
-    `path` unchanged, and a scratch file that the next try overwrites.
+    `path` unchanged, and a scratch file that the next try overwrites. A link stays one; a device or
+    a pipe is written to as it is.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        yield path
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".tmp.{path.name}")
     try:
@@ -44,23 +48,21 @@ def replacing(path: Path | str) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing_folder(path: Path | str, holds: str) -> Iterator[Path]:
+def replacing_folder(path: Path | str, is_ours: Callable[[Path], bool]) -> Iterator[Path]:
     """Yield a scratch folder beside `path`, which replaces `path` if the block succeeds.
 
     Args:
-        holds: a pattern that every file in a folder to be replaced must match.
+        is_ours: whether a file in a folder to be replaced is one that an earlier call wrote.
     Raises:
-        FileExistsError: if any other file is in it.
+        FileExistsError: if anything else is in it.
     """
     path = Path(path)
     if path.exists():
-        others = (
-            [path] if not path.is_dir() else sorted(set(path.iterdir()) - set(path.glob(holds)))
-        )
-        if others:
+        inside = sorted(path.iterdir()) if path.is_dir() else [path]
+        if other := next((one for one in inside if not (one.is_file() and is_ours(one))), None):
             raise FileExistsError(
-                f"{others[0]} does not match {holds}, so {path} is not replaced; name another "
-                "folder"
+                f"{other} is none of the files written here before, so {path} is not replaced; "
+                "name another folder"
             )
     scratch, old = (path.with_name(f".{what}.{path.name}") for what in ("tmp", "old"))
     for left in (scratch, old):  # of a killed try

@@ -80,9 +80,9 @@ def parallel_map(
     """Map in forked processes; return results in the order of the items.
 
     Children inherit the parent's memory as it was at the call: large inputs need no copy, and
-    `function` may be a closure. Only results (and exceptions) are pickled, so they must be plain
-    data. The parent must not have started threads that hold locks (torch: `set_num_threads(1)`
-    first).
+    `function` may be a closure; if it maps, too, a worker does that alone. Only results (and
+    exceptions) are pickled, so they must be plain data. The parent must not have started threads
+    that hold locks (torch: `set_num_threads(1)` first).
 
     Workers die with the parent, however it is killed: an orphan would write the same files as the
     next run. Only the parent handles Ctrl-C; it kills them.
@@ -92,7 +92,7 @@ def parallel_map(
         Whatever `function` raised, for the first item that failed.
     """
     jobs = min(num_jobs(), len(items))
-    if jobs <= 1:
+    if jobs <= 1 or _in_worker:  # whose memory holds another call's function
         yield from progress(map(function, items), what, len(items))
         return
     global _function, _items
@@ -123,6 +123,7 @@ def parallel_map(
 
 _function: Any = None  # inherited by forked workers: closures cannot be pickled
 _items: Any = None
+_in_worker = False
 
 
 @contextmanager
@@ -139,6 +140,8 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h: the signal sent when the parent dies
 
 
 def _start_worker(parent: int) -> None:
+    global _in_worker
+    _in_worker = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

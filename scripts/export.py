@@ -115,7 +115,7 @@ def stm(manifest: str, output: str) -> None:
 
 def textgrid(manifest: str, output: str) -> None:
     rows = read_jsonl(manifest)
-    with replacing_folder(output, "*.TextGrid") as scratch:
+    with replacing_folder(output, lambda path: path.suffix == ".TextGrid") as scratch:
         for row in progress(rows, "TextGrids"):
             tiers = {"words": aligned(row, "word"), "phones": aligned(row, "phone")}
             shift = row.get("features", {}).get("frame_shift", 0.0)

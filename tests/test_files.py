@@ -34,6 +34,20 @@ def test_a_failed_write_leaves_the_old_file_and_no_scratch(tmp_path):
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
+def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):
+    (tmp_path / "link.txt").symlink_to(tmp_path / "real.txt")
+    write_text(tmp_path / "link.txt", "new")
+    assert (tmp_path / "link.txt").is_symlink()
+    assert (tmp_path / "real.txt").read_text() == "new"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_text(tmp_path / "pipe", "content")
+    assert os.read(reader, 99) == b"content"
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(os.listdir(tmp_path)) == ["link.txt", "pipe", "real.txt"]
+
+
 def test_jsonl_gives_back_the_rows_and_equal_bytes_at_any_time(tmp_path, monkeypatch):
     rows = [{"id": "a", "x": 1.5}, {"id": "ü", "x": None}, {"id": "a\u2028b\x85c"}]
     write_jsonl(tmp_path / "a.jsonl.gz", rows)

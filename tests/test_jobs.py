@@ -25,6 +25,11 @@ def test_results_come_in_the_order_of_the_items():
     assert list(parallel_map(lambda i: i * i, range(20), "")) == [i * i for i in range(20)]
 
 
+def test_an_item_may_map_items_of_its_own():
+    found = parallel_map(lambda a: list(parallel_map(lambda b: a * b, [1, 2, 3], "")), range(9), "")
+    assert list(found) == [[a, 2 * a, 3 * a] for a in range(9)]
+
+
 def test_items_are_worked_on_in_other_processes():
     seen = set(parallel_map(lambda i: os.getpid(), range(8), ""))
     assert os.getpid() not in seen

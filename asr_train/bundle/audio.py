@@ -65,7 +65,10 @@ def samples_of(
 
 def _scaled(wave: np.ndarray) -> np.ndarray:
     if np.issubdtype(wave.dtype, np.integer):
-        return wave.astype(np.float32) / np.float32(-float(np.iinfo(wave.dtype).min))
+        limits = np.iinfo(wave.dtype)
+        middle = (limits.max + 1) // 2 if limits.min == 0 else 0  # as in WAV files of 8 bits
+        full = np.float32(limits.max + 1 - middle)
+        return (wave.astype(np.float32) - np.float32(middle)) / full
     return wave.astype(np.float32)
 
 

@@ -5,7 +5,8 @@
 A recording that lies in FOLDER itself is a speaker of its own.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,23 +42,60 @@ def read_folder(folder: Path) -> tuple[list[Item], list[str]]:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name one with recordings and their texts")
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    audio = {path.with_suffix(""): path for path in paths if path.suffix.lower() in SUFFIXES}
-    texts = {path.with_suffix(""): path for path in paths if path.suffix.lower() in TEXTS}
+    paths = sorted(_files(folder))
+    audio, texts = (_by_name(paths, kinds) for kinds in (SUFFIXES, TEXTS))
     if not audio:
         raise ValueError(
             f"{folder} has no recordings (wav, flac, mp3, ogg, ...) among its {len(paths)} files"
         )
-    items = []
-    for stem in sorted(audio.keys() & texts.keys()):
-        name = stem.relative_to(folder)
-        speaker = name.parts[0] if len(name.parts) > 1 else f"{name}."
-        items.append(Item(name.as_posix(), speaker, audio[stem], texts[stem]))
-    problems = [
-        *(f"{audio[s]} has no text beside it ({s.name}.lab)" for s in audio.keys() - texts.keys()),
-        *(f"{texts[s]} has no recording beside it" for s in texts.keys() - audio.keys()),
-    ]
+    problems, items, called = [], [], dict[str, Item]()
+    for stem in sorted(audio.keys() | texts.keys()):
+        for same in (audio.get(stem, []), texts.get(stem, [])):
+            if len(same) > 1:
+                names = " and ".join(path.name for path in same)
+                problems.append(f"{stem.parent} has {names}; keep one of them")
+        if stem not in texts:
+            problems.append(f"{audio[stem][0]} has no text beside it ({stem.name}.lab)")
+        elif stem not in audio:
+            problems.append(f"{texts[stem][0]} has no recording beside it")
+        elif len(audio[stem]) == len(texts[stem]) == 1:
+            name = stem.relative_to(folder)
+            speaker = name.parts[0] if len(name.parts) > 1 else f"{name}."
+            item = Item(name.as_posix(), speaker, audio[stem][0], texts[stem][0])
+            other = called.setdefault(_label(item), item)
+            if other is item:
+                items.append(item)
+            else:
+                problems.append(
+                    f"{item.audio} and {other.audio} would both be called {_label(item)}; "
+                    "rename one of them"
+                )
     return items, sorted(problems)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield all files, also those in folders that are linked, once."""
+    seen = set()
+    for where, folders, names in os.walk(folder, followlinks=True):
+        if (place := os.path.realpath(where)) in seen:
+            folders.clear()
+            continue
+        seen.add(place)
+        yield from (Path(where, name) for name in names)
+
+
+def _by_name(paths: list[Path], kinds: Collection[str]) -> dict[Path, list[Path]]:
+    """Return the files of these suffixes by name without it."""
+    found: dict[Path, list[Path]] = {}
+    for path in paths:
+        if path.suffix.lower() in kinds and path.is_file():
+            found.setdefault(path.with_suffix(""), []).append(path)
+    return found
+
+
+def _label(item: Item) -> str:
+    """Return a name without spaces, for CTM."""
+    return "_".join(item.name.split())
 
 
 def align_folder(
@@ -97,8 +135,7 @@ def _load(recogniser: Recogniser, item: Item) -> Spoken | str:
 
 def timed(item: Item, found: Alignment) -> dict[str, Timed]:
     """Return the words and phones of a recording, for TextGrid and CTM."""
-    name = "_".join(item.name.split())
-    text = " ".join(span.label for span in found.words)
+    name, text = _label(item), " ".join(span.label for span in found.words)
     return {
         tier: Timed(name, name, 0, item.speaker, 0.0, found.seconds, text, spans)
         for tier, spans in (("words", found.words), ("phones", found.phones))

@@ -215,6 +215,7 @@ class Recogniser:
                 self._effort,
                 self.shift_seconds,
                 lattices,
+                spread=True,
             )
             found = [search(utterance) for utterance in utterances]
         finally:
@@ -260,10 +261,14 @@ class Recogniser:
         """Return a recording's features: float32 [T, F]; its seconds; and its own rate in Hz."""
         wave_N, own_rate = samples_of(audio, self.sample_rate, rate, channel)
         features_TF = self._logmel(wave_N)
+        name = audio if isinstance(audio, (str, Path)) else "the recording"
         if not len(features_TF):
             raise AudioError(
-                f"{audio if isinstance(audio, (str, Path)) else 'the recording'} has "
-                f"{len(wave_N)} samples at {self.sample_rate} Hz, less than a frame"
+                f"{name} has {len(wave_N)} samples at {self.sample_rate} Hz, less than a frame"
+            )
+        if not np.isfinite(features_TF).all():
+            raise AudioError(
+                f"{name} has samples of up to {np.abs(wave_N).max():g}, full scale is 1; repair it"
             )
         return features_TF, len(wave_N) / self.sample_rate, own_rate
 

@@ -87,7 +87,8 @@ def write_bundle(path: Path | str, made: Contents) -> dict[str, Any]:
     """
     path = Path(path)
     if path.suffix != ".tar":
-        with files.replacing_folder(path, "*.*") as scratch:
+        known = _names_in(path)
+        with files.replacing_folder(path, lambda file: file.name in known) as scratch:
             return _write_parts(scratch, made)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -99,6 +100,15 @@ def write_bundle(path: Path | str, made: Contents) -> dict[str, Any]:
                 with open(folder / part, "rb") as file:
                     tar.addfile(member, file)
     return manifest
+
+
+def _names_in(path: Path) -> set[str]:
+    """Return the names of a bundle's files in this folder; none if it holds no bundle."""
+    try:
+        manifest = files.read_json(path / MANIFEST)
+        return {MANIFEST, *(listed["path"] for listed in manifest["parts"])}
+    except (OSError, files.DamagedFileError, KeyError, TypeError):
+        return set()
 
 
 def _write_parts(folder: Path, made: Contents) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import io
 import json
 import os
 import sys
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,12 @@ def run(options: argparse.Namespace) -> int:
                 heard[name] = recogniser.features(audio, channel=options.channel)
             except (ValueError, OSError) as error:
                 lost[name] = str(error)
-        found = dict(zip(heard, recogniser.transcribe_features([*heard.values()]), strict=True))
+        try:
+            said = recogniser.transcribe_features([*heard.values()])
+        except ValueError as error:  # of all of them, as they are one speaker
+            lost |= {name: f"{name}: {error}" for name in heard}
+            heard, said = {}, []
+        found = dict(zip(heard, said, strict=True))
         return [(name, found.get(name), lost.get(name, "")) for name in files]
 
     show = {"text": _text, "ctm": _ctm, "json": _json}[options.format]
@@ -99,11 +105,25 @@ def run(options: argparse.Namespace) -> int:
 
 
 def ids(files: list[str]) -> dict[str, str]:
-    """Return a name without spaces for each file: its stem, or its path if stems are not unique."""
-    stems = {file: "stdin" if file == "-" else Path(file).stem for file in files}
-    unique = len(set(stems.values())) == len(stems)
-    chosen = stems if unique else {f: str(Path(f).with_suffix("")).strip("/") for f in files}
-    return {file: "_".join(name.split()) for file, name in chosen.items()}
+    """Return a different name without spaces for each file: its stem, its path without suffix, or
+    its path, the first of these that makes all different.
+
+    Raises:
+        ValueError: if none does.
+    """
+    files = [*dict.fromkeys(files)]
+    ways: list[Callable[[Path], str]] = [
+        lambda path: path.stem,
+        lambda path: str(path.with_suffix("")).strip("/"),
+        str,
+    ]
+    for way in ways:
+        names = {f: "_".join(("stdin" if f == "-" else way(Path(f))).split()) for f in files}
+        if len(set(names.values())) == len(files):
+            return names
+    name = next(name for name in names.values() if [*names.values()].count(name) > 1)
+    same = [file for file in files if names[file] == name]
+    raise ValueError(f"{' and '.join(same)} would both be called {name}; rename one of them")
 
 
 def _text(name: str, file: str, found: Any, channel: int) -> str:

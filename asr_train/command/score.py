@@ -119,7 +119,9 @@ def _sides(reference: str, hypothesis: str) -> tuple[dict[str, tuple[str, str]],
     if reference.endswith(".stm"):
         segments = read_stm(reference)
         found = words_of(segments, hypothesis)
-        kept = {s.id: (s.speaker, s.text) for s in segments if s.text != IGNORED}
+        kept = {s.id: (s.speaker, s.text) for s in segments if s.text.upper() != IGNORED}
+        for utt_id, (_, text) in kept.items():
+            _check_plain(f"{reference}, the segment {utt_id}", text)
         return kept, found
     known, found = _texts(reference), _texts(hypothesis)
     missing, unknown = known.keys() - found.keys(), found.keys() - known.keys()
@@ -130,8 +132,22 @@ def _sides(reference: str, hypothesis: str) -> tuple[dict[str, tuple[str, str]],
             f"{len(found)}: {len(missing)} missing, {len(unknown)} unknown ({some}); score the "
             "same utterances"
         )
-    is_trn = reference.endswith(".trn")  # sclite takes the speaker from before the first hyphen
-    return {u: (u.partition("-")[0] if is_trn else "", text) for u, text in known.items()}, found
+    is_trn = reference.endswith(".trn")
+    return {u: (_trn_speaker(u) if is_trn else "", text) for u, text in known.items()}, found
+
+
+def _trn_speaker(utt_id: str) -> str:
+    """Return what stands before the first hyphen, or else underscore, as sclite does."""
+    return utt_id.partition("-" if "-" in utt_id else "_")[0]
+
+
+def _check_plain(where: str, text: str) -> None:
+    """Refuse sclite's alternatives, which would count as words."""
+    if found := next((word for word in text.split() if word in ("{", "}", "@")), None):
+        raise DamagedFileError(
+            f"{where} has {found!r}: alternatives such as {{ two / three }} are not supported; "
+            "leave one of them, and no @"
+        )
 
 
 def words_of(segments: list[Timed], ctm: str) -> Texts:
@@ -192,6 +208,7 @@ def _rows(path: str) -> list[tuple[str, str, str]]:
             trn = re.fullmatch(r"(.*)\(([^()]+)\)\s*", line)
             if trn is None:
                 raise DamagedFileError(f"{where} is {line!r}; it must end with an id: (ann-1)")
+            _check_plain(where, trn[1])
             found.append((where, trn[2], trn[1]))
         else:
             utt_id, *words = line.split()

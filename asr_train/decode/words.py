@@ -163,6 +163,8 @@ class Recogniser:
         shift_seconds: from one frame to the next.
         lattices: the search in this graph; None: made from its arrays.
         keep: whether to return lattices, too.
+        spread: whether words that cannot be aligned, as in a piece of less than a frame per state,
+            are spread evenly over it; else the utterance has no times.
     """
 
     def __init__(
@@ -175,12 +177,13 @@ class Recogniser:
         shift_seconds: float,
         lattices: Lattices | None = None,
         keep: bool = False,
+        spread: bool = False,
     ) -> None:
         self._scorer, self._lang, self._choice, self._effort = scorer, lang, choice, effort
         self._states = known_states(scorer)
         self._shift = shift_seconds
         self._names = lang.lexicon.words
-        self._graph, self._keep = graph, keep
+        self._graph, self._keep, self._spread = graph, keep, spread
         self._lattices = None
         if effort.nbest:
             if lattices is None:
@@ -277,7 +280,12 @@ class Recogniser:
             ALIGNING,
         )
         if isinstance(found, Lost):
-            return None
+            each = len(scores_TS) * self._shift / len(words)
+            evenly: list[tuple[str, float, float, float | None]] = [
+                (word, round(begin + i * each, 6), round(each, 6), None)
+                for i, word in enumerate(words)
+            ]
+            return evenly if self._spread else None
         spans = words_in_seconds(words, found, self._shift)
         confidence = [None] * len(spans) if sure is None else [round(c, 4) for c in sure]
         return [

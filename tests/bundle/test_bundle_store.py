@@ -8,7 +8,8 @@ from search.made_graphs import STATES, random_graph, random_scores
 from spoken import RATE, said
 
 from asr_train import Recogniser
-from asr_train.bundle.store import SHIPPED, open_bundle
+from asr_train.bundle import store
+from asr_train.bundle.store import MANIFEST, SHIPPED, open_bundle
 from asr_train.files import (
     DamagedFileError,
     Region,
@@ -48,6 +49,24 @@ def test_a_folder_opens_as_the_tar_does(folder):
     with open_bundle(folder) as ours, open_bundle(DIGITS) as theirs:
         assert ours.manifest == theirs.manifest
         assert ours.lang == theirs.lang
+
+
+def test_only_a_bundle_is_replaced_by_a_bundle(folder, monkeypatch):
+    def write_parts(scratch, made):
+        (scratch / MANIFEST).write_text("{}")
+        return {}
+
+    monkeypatch.setattr(store, "_write_parts", write_parts)
+    (folder / "thesis.docx").write_text("x")
+    with pytest.raises(FileExistsError, match=r"thesis\.docx is none of the files written here"):
+        store.write_bundle(folder, None)
+    (folder / "thesis.docx").unlink()
+    store.write_bundle(folder, None)
+    assert [path.name for path in folder.iterdir()] == [MANIFEST]
+    other = folder.parent / "recordings"
+    (other / "session.1").mkdir(parents=True)
+    with pytest.raises(FileExistsError, match=r"session\.1 is none of"):
+        store.write_bundle(other, None)
 
 
 @pytest.mark.parametrize("part", ["model.json", "model.pt", "lang.json", "HCLG.fst", "heights.npy"])

@@ -78,6 +78,8 @@ def test_one_recording_of_a_speaker_is_decoded_as_alone(recogniser, speech):
 def test_integers_are_samples_too(recogniser, speech):
     pcm = np.round(speech.samples_T * 32767).astype(np.int16)
     assert recogniser.transcribe(pcm).text == TEXT
+    wave_N, _ = samples_of(np.array([0, 64, 128, 255], np.uint8), RATE)
+    assert wave_N.tolist() == [-1, -0.5, 0, 127 / 128]
 
 
 def test_aligned_phones_are_near_the_true_ones(recogniser, speech):

@@ -12,6 +12,7 @@ import torch
 from spoken import RATE, said
 from torchaudio.functional import resample
 
+from asr_train.command.decode import ids
 from asr_train.command.main import COMMANDS, main
 from asr_train.interop.ctm import read_ctm
 from asr_train.interop.textgrid import read_textgrid
@@ -88,15 +89,38 @@ def test_a_file_that_cannot_be_used_costs_one_line_and_not_the_others(corpus, tm
     (tmp_path / "bad.wav").write_text("no audio")
     low = tmp_path / "low.wav"
     soundfile.write(low, np.zeros(8000) + 0.001, 8000)
+    loud = np.random.default_rng(0).standard_normal(16_000).astype(np.float32) * 1e20
+    soundfile.write(tmp_path / "loud.wav", loud, 16_000, subtype="FLOAT")
     good = next(corpus.rglob("ben.flac"))
-    assert run("decode", "digits", tmp_path / "bad.wav", tmp_path / "no.wav", low, good) == 1
+    bad = [tmp_path / f"{name}.wav" for name in ("bad", "no", "loud")]
+    assert run("decode", "digits", *bad, low, good) == 1
     said_ = capsys.readouterr()
     assert said_.out.splitlines()[-1] == f"ben {TEXTS['ben']}"
     lines = said_.err.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert "bad.wav cannot be read as audio" in lines[0]
     assert "no.wav is missing" in lines[1]
-    assert "low.wav has 8000 Hz, below the model's 16000 Hz" in lines[2]
+    assert "loud.wav has samples of up to" in lines[2]
+    assert "low.wav has 8000 Hz, below the model's 16000 Hz" in lines[3]
+
+
+def test_every_word_has_a_time_even_where_there_is_no_time_for_it(tmp_path, capsys):
+    """15 ms are fewer frames than any word has states."""
+    soundfile.write(tmp_path / "s.wav", said(TEXTS["ben"]).samples_T[4000:4240], RATE)
+    assert run("decode", "digits", "--format", "json", tmp_path / "s.wav") == 0
+    row = json.loads(capsys.readouterr().out)
+    assert [word["word"] for word in row["words"]] == row["text"].split()
+    assert all(0 <= w["start"] <= w["start"] + w["seconds"] <= 0.021 for w in row["words"])
+
+
+def test_files_have_different_names_or_are_refused():
+    assert ids(["d/one.wav", "e/two.wav"]) == {"d/one.wav": "one", "e/two.wav": "two"}
+    assert ids(["d/one.wav", "/e/one.wav"]) == {"d/one.wav": "d/one", "/e/one.wav": "e/one"}
+    assert ids(["d/one.wav", "d/one.flac"])["d/one.flac"] == "d/one.flac"
+    assert ids(["x/a b.wav", "y/a_b.wav"]) == {"x/a b.wav": "x/a_b", "y/a_b.wav": "y/a_b"}
+    assert ids(["-", "a.wav", "a.wav"]) == {"-": "stdin", "a.wav": "a"}
+    with pytest.raises(ValueError, match=r"x/a b.wav and x/a_b.wav would both be called x/a_b"):
+        ids(["x/a b.wav", "x/a_b.wav"])
 
 
 def test_an_error_is_one_line(tmp_path, capsys):
@@ -132,10 +156,15 @@ def test_align_names_what_it_left_out(corpus, tmp_path, capsys):
         if text:
             (folder / f"{name}.txt").write_text(text)
     (folder / "alone.lab").write_text("ONE")
+    for name in ("twice.wav", "twice.flac"):
+        soundfile.write(folder / name, wave, RATE)
+    (folder / "twice.lab").write_text("SEVEN ONE")
+    (folder / "linked").symlink_to(corpus / "z")
     assert run("align", "digits", folder) == 1
     said_ = capsys.readouterr()
-    assert "align: 1 of 2 recordings of 2 speakers" in said_.out
+    assert "align: 3 of 4 recordings of 3 speakers" in said_.out
     assert (tmp_path / "c-aligned/good.TextGrid").exists()
     wanted = ("alone.lab has no recording", "mute.wav has no text", "bad: no pronunciation of ZEB")
+    wanted += ("c has twice.flac and twice.wav; keep one of them",)
     assert all(part in said_.err for part in wanted)
-    assert said_.err.count("\n") == 3
+    assert said_.err.count("\n") == 4

@@ -123,6 +123,24 @@ def test_speakers_are_the_units_where_there_are_enough(tmp_path, capsys):
     assert found["ci95"][0] < found["wer"] < found["ci95"][1]
 
 
+def test_a_trns_speaker_ends_at_the_first_hyphen_or_else_underscore(tmp_path, capsys):
+    for mark, who in (("_", {"ann", "ben"}), ("-", {"ann_1", "ann_2", "ben_1", "ben_2"})):
+        lines = [f"ONE ({name}_{n}{mark}x)\n" for name in ("ann", "ben") for n in (1, 2)]
+        for path in ("r.trn", "h.trn"):
+            (tmp_path / path).write_text("".join(lines))
+        assert run(tmp_path / "r.trn", tmp_path / "h.trn") == 0
+        table = capsys.readouterr().out
+        assert {w for w in re.findall(r"\b(?:ann|ben)(?:_\d)?\b", table)} == who
+
+
+def test_segments_to_be_ignored_may_be_named_in_lower_case(tmp_path, capsys):
+    ignored = "r 1 gap 0 2 <o,,unknown> ignore_time_segment_in_scoring\n"
+    (tmp_path / "r.stm").write_text(f"{ignored}r 1 ann 2 4 <o,f0,male> one two\n")
+    (tmp_path / "h.ctm").write_text("r 1 0.5 0.2 nine\nr 1 2.5 0.2 one\nr 1 3 0.2 two\n")
+    (found,) = scores(capsys, tmp_path / "r.stm", tmp_path / "h.ctm")["scores"]
+    assert (found["errors"], found["words"]) == (0, 2)
+
+
 def test_the_better_of_two_is_found_with_its_p_value(tmp_path, capsys):
     said, heard = texts(300)
     worse = {u: misheard(words, random.Random(u), 0.5) for u, words in said.items()}
@@ -154,6 +172,8 @@ def test_the_same_twice_differs_by_nothing(tmp_path, capsys):
         ({"r.stm": "r 1 s 2 1 ONE\n", "h.ctm": "r 1 0 1 ONE\n"}, r"lasts from 2 to 1 s"),
         ({"r.stm": "r 1 s 0 1 ONE\n", "h.ctm": "q 1 0 1 ONE\n"}, "of which the .stm has no"),
         ({"r.trn": "ONE\n", "h.trn": "ONE (a)\n"}, "must end with an id"),
+        ({"r.trn": "ONE { A / B } (a)\n", "h.trn": "A (a)\n"}, "line 1 has '{': alternatives"),
+        ({"r.stm": "r 1 s 0 1 ONE @\n", "h.ctm": "r 1 0 1 ONE\n"}, "segment r-1-0 has '@'"),
         ({"r.txt": "", "h.txt": ""}, "has no utterance"),
         ({"r.txt": "a\n", "h.txt": "a\n"}, "no reference words"),
     ],
