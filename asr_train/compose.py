@@ -34,7 +34,10 @@ def settings(run: str, overrides: list[str]) -> Config:
         chosen = [f"comm={run}"] if run in exchanges else ["comm=sgd", f"comm.method={run}"]
     for override in overrides:
         if "=" not in override:
-            raise SettingsError(f"SET holds {override!r}; it takes group.key=value or group=file")
+            raise SettingsError(
+                f"SET holds {override!r}; it takes group.key=value or group=file, "
+                "and lists and mappings without spaces"
+            )
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("config", [*chosen, *map(as_text, overrides)])

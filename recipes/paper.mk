@@ -12,6 +12,9 @@ SIZE_OF_full  := large
 SIZE  ?= $(SIZE_OF_$(SCALE))
 SEEDS  ?=
 CORPUS ?= commands
+ifeq ($(wildcard $(ROOT)/recipes/$(CORPUS)/Makefile),)
+$(error CORPUS is '$(CORPUS)', but recipes/ has no such recipe; it may be commands, digits, librispeech, ...)
+endif
 export CORPUS
 # Networks learn the alignments of the last of GMMS, once; for the tables in results/ that was tri.
 ifeq ($(CORPUS),commands)

@@ -36,7 +36,7 @@ UNKNOWN := $(filter-out $(KNOWN),$(if $(GIVEN),$(shell printf '%s\n' $(GIVEN) | 
 ifneq ($(UNKNOWN),)
 $(error unknown variable $(firstword $(UNKNOWN))$(shell $(PY) -c 'import sys, difflib; \
   print(*[f" (did you mean {name}?)" for name in difflib.get_close_matches(sys.argv[1], sys.argv[2:], 1)])' \
-  $(firstword $(UNKNOWN)) $(KNOWN)); `make help` lists them)
+  $(firstword $(UNKNOWN)) $(KNOWN)); `make help` and the recipe's README list them)
 endif
 SETTINGS = gmm=$(ALIGNER) $(CONF) $(SET)# where two name one key, the later wins
 # C is the folder of settings files. A plan (-n) works on a copy of it, so that asking changes neither
@@ -145,6 +145,7 @@ endif
 ##                 JOBS=processes per stage, and threads of training (default: the number of cores)
 ##                 GMMS='mono tri lda sat'  RUNS='dnn'  REALIGN=realignment passes with the network
 ##                 SEEDS='1 2 3' (train each run three times; means over seeds)
+##                 SIZE=tiny, default, large (digits, commands)  DEVICE=cpu, cuda, cuda:N  DEBUG=1 (whole tracebacks)
 ##                 SEQUENCE='mmi smbr' (sequence training of each run with these objectives: dnn-mmi, dnn-smbr)
 ##                 INITIAL=initial run of sequence training (default: each run its own)
 ##                 RESCORE='dnn' (rescore lattices with lm.big)  BIGRAM='tri dnn' (also decode with a bigram)
