@@ -26,6 +26,7 @@ def hours_of_pass(
     log: Sequence[Mapping[str, Any]],
     set_frames: int,
     cold_start: float,
+    halves: int,
     parallel: str,
     settings: PassSettings,
     conf: Path,
@@ -36,10 +37,11 @@ def hours_of_pass(
         log: of our run, rows with `step` and `frames` so far.
         set_frames: of a minibatch of all workers, in the run's settings.
         cold_start: share of the run that one worker trained.
+        halves: into so many steps a minibatch of several workers was cut.
         parallel: data x model parallelism as printed, "10x2".
         conf: the folder of papers/ and cluster/.
     """
-    sizes = _sizes(log, set_frames, cold_start)
+    sizes = _sizes(log, set_frames, cold_start, halves)
     if not sizes:
         return None
     data, model = map(int, parallel.partition(" ")[0].split("x"))
@@ -84,9 +86,9 @@ def hours_of_pass(
 
 
 def _sizes(
-    log: Sequence[Mapping[str, Any]], set_frames: int, cold_start: float
+    log: Sequence[Mapping[str, Any]], set_frames: int, cold_start: float, halves: int
 ) -> list[tuple[float, float, bool]]:
-    """Return the paper's frames per step, the share of the pass, and whether it is the cold start.
+    """Return the paper's frames per minibatch, the share of the pass, and whether it is cold start.
 
     Intervals between rows of equal minibatches are one.
     """
@@ -98,8 +100,9 @@ def _sizes(
     before = (0, 0)
     for step, frames in rows:
         if step > before[0]:
+            is_cold = before[1] / total < cold_start
             size = (frames - before[1]) / (step - before[0]) * SET_FRAMES / set_frames
-            key = (float(f"{size:.2g}"), before[1] / total < cold_start)
+            key = (float(f"{size * (1 if is_cold else halves):.2g}"), is_cold)
             found[key] = found.get(key, 0.0) + (frames - before[1]) / total
         before = (step, frames)
     return [(size, share, cold) for (size, cold), share in found.items()]

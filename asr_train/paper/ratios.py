@@ -96,9 +96,11 @@ def _last_rate(shape: _Shape) -> float:
 
 
 def _growth(shape: _Shape) -> float:
-    optim = shape.run.optim
-    frames = [optim.minibatch_frames, *(phase.minibatch_frames for phase in optim.phases)]
-    return optim.minibatch_frames / min(frames)
+    """Of a step of all workers: the last one's frames over the first one's."""
+    run = shape.run
+    _, _, frames, most = next(iter(run.optim.parts(0)))
+    workers = min(shape.workers, most or shape.workers)
+    return shape.step_frames / (workers * frames / run.comm.halves(workers))
 
 
 def _averaged(shape: _Shape) -> float | None:

@@ -44,7 +44,7 @@ def simulated(
     printed: Mapping[str, Any] | None,
     settings: Mapping[str, Any],
 ) -> dict[str, Any] | None:
-    """Simulate the row at the paper's scale; None if its workers or messages are unknown.
+    """Simulate the row at the paper's scale; None if its workers, network or messages are unknown.
 
     Args:
         usual: default values of the run's rows.
@@ -55,7 +55,8 @@ def simulated(
         first network, as in the paper.
     """
     comm = at_paper_scale(settings, {**usual, **row.set})
-    if comm.workers is None:
+    own_network = printed is None and any(key.startswith("model.") for key in row.set)
+    if comm.workers is None or own_network:
         return None
     method = method_of(comm, comm.workers, case)
     # Groups of one send nothing

@@ -164,8 +164,11 @@ def _hours(row: _Row, table: Table, conf: Path) -> float | None:
     for run in row.runs:
         optim = run.about["settings"]["optim"]
         cold = max((phase["until"] for phase in optim["phases"]), default=0.0) / optim["epochs"]
-        frames = optim["minibatch_frames"] * run.about["workers"]
-        found.append(hours_of_pass(run.log, frames, cold, printed["data_x_model"], one_pass, conf))
+        workers = run.about["workers"]
+        halves = build(CommSettings, run.about["settings"]["comm"], "comm").halves(workers)
+        frames = optim["minibatch_frames"] * workers
+        parallel = printed["data_x_model"]
+        found.append(hours_of_pass(run.log, frames, cold, halves, parallel, one_pass, conf))
     return _mean(found)
 
 
@@ -178,7 +181,7 @@ def _quanta(row: _Row, ratios: Mapping[str, Any], why: str | None) -> dict[str, 
     ratio = (row.printed or {}).get("compression_ratio")
     if share is None or ratio is None or "step_share" not in ratios:
         return {}
-    steps = measured(row.runs[0])["steps"] / max(1, len(_frame_errors(row.runs[0])))
+    steps = measured(row.runs[0])["sending_steps"] / max(1, len(_frame_errors(row.runs[0])))
     printed = 1 / ratio / ratios["step_share"]["paper"]
     return {"quanta": {"paper": printed, "ours": share * steps, "why": why}}
 

@@ -91,11 +91,13 @@ def measured(run: Trained) -> Row:
     """Summarise a run's log over all of its steps; None for unknown values.
 
     Bytes are averages over workers. `message_bytes` are messages with their headers, each counted
-    once, however many receive it, as the papers do; `received_bytes` are all that arrives from
-    others, padding and lengths included, and tell what the network has to carry.
+    once, however many receive it, as the papers do; per minibatch, over `sending_steps`, as a
+    worker that has no minibatch sends nothing. `received_bytes` are all that arrives from others,
+    padding and lengths included, and tell what the network has to carry.
     """
     rows, steps = _counted(run)
     total = sum(steps)
+    sending = sum(share * n for share, n in zip(_sending(run, rows), steps, strict=True))
 
     def sums(key: str) -> float:
         found: float = sum(row[key] * n for row, n in zip(rows, steps, strict=True))
@@ -111,14 +113,15 @@ def measured(run: Trained) -> Row:
         "workers": run.about["workers"],
         "processes": run.about["processes"],
         "steps": total,
+        "sending_steps": sending,
         "parameters": parameters,
         "dev_accuracy": dev[-1]["dev_accuracy"] if dev else None,
         "message_bytes": message_bytes or None,
-        "message_bytes_a_minibatch": message_bytes / total or None,
+        "message_bytes_a_minibatch": message_bytes / sending or None,
         **_received(rows, sums, total, parameters, run.about["workers"]),
         "compression_ratio": None,
         "bits_an_element": None,
-        "elements_a_minibatch": elements / total or None,
+        "elements_a_minibatch": elements / sending or None,
         "density": None,
         "frames_a_second": rows[-1]["frames"] / seconds if seconds else None,
         "cpu_seconds": sums("cpu_seconds") if all("cpu_seconds" in row for row in rows) else None,
@@ -127,9 +130,9 @@ def measured(run: Trained) -> Row:
     }
     if message_bytes:
         assert parameters is not None  # the log has the ratio if something was sent
-        found["compression_ratio"] = 4 * parameters * total / message_bytes
+        found["compression_ratio"] = 4 * parameters * sending / message_bytes
         found["bits_an_element"] = 8 * message_bytes / elements if elements else None
-        found["density"] = elements / total / parameters
+        found["density"] = elements / sending / parameters
     return found
 
 
@@ -143,6 +146,29 @@ def _counted(run: Trained) -> tuple[list[Row], list[int]]:
         )
     before = [0, *(row["step"] for row in rows)]
     return rows, [row["step"] - last for row, last in zip(rows, before, strict=False)]
+
+
+def _sending(run: Trained, rows: Sequence[Row]) -> list[float]:
+    """Return the share of workers that had minibatches, by row.
+
+    In the first parts of training (optim.phases) some may have none. Those of sparse messages then
+    send empty ones, which their averages over all workers include. Other methods send all the same.
+    """
+    phases = run.about["settings"].get("optim", {}).get("phases", [])
+    workers = run.about["workers"]
+    method = build(CommSettings, run.about["settings"]["comm"], "comm").method
+    traffic = method.facts.traffic
+    if not phases or not traffic.is_sparse or traffic.in_groups:
+        return [1.0] * len(rows)
+    ends = {row["epoch"]: row["frames"] for row in rows}  # the last of each epoch
+    whole = max(ends[epoch] - ends.get(epoch - 1, 0) for epoch in ends)
+    shares, before = [], 0.0
+    for row in rows:
+        now = row["epoch"] - 1 + (row["frames"] - ends.get(row["epoch"] - 1, 0)) / whole
+        part: Row = next((p for p in phases if (before + now) / 2 < p["until"]), {})
+        shares.append(min(workers, part.get("workers") or workers) / workers)
+        before = now
+    return shares
 
 
 def _parameters(rows: Iterable[Row]) -> int | None:

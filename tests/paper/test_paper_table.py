@@ -114,10 +114,10 @@ def test_a_missing_test_set_is_named(production):
 def test_hours_follow_from_the_minibatches_that_a_run_chose():
     settings = PassSettings(speech_hours=3300, parameters_millions=160, cluster="k20x_farm")
 
-    def hours(parallel, *sizes, cold_start=0.0):
+    def hours(parallel, *sizes, cold_start=0.0, halves=1):
         frames = np.cumsum(np.array(sizes) * 1000)
         log = [{"step": 1000 * i, "frames": int(f)} for i, f in enumerate(frames, 1)]
-        return hours_of_pass(log, 64, cold_start, parallel, settings, CONF)
+        return hours_of_pass(log, 64, cold_start, halves, parallel, settings, CONF)
 
     alone = hours("1x1", 64)  # T_sub(1024), times the network's size
     sub_batch = (18.2e-3 + 11.9e-3 + 1024 * 112.9e-6) * 160 / 46
@@ -128,6 +128,9 @@ def test_hours_follow_from_the_minibatches_that_a_run_chose():
     both = hours("10x2", 64, 64, 640)
     assert hours("10x2", 640) < both < hours("10x2", 64)
     assert hours("10x2") is None
+    assert hours("10x2", 32, halves=2) == hours("10x2", 64)
+    late = hours("10x2", 64, 32, 32, cold_start=0.4, halves=2)  # the first is no half
+    assert late == hours("10x2", 64, 64, cold_start=0.4)
 
 
 def test_an_interval_whose_steps_were_all_skipped_has_no_part_in_the_accuracy(nodes):

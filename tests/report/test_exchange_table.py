@@ -64,6 +64,26 @@ def test_totals_weigh_each_row_by_its_steps():
     assert ours["dev_accuracy"] == 0.625
 
 
+def test_workers_without_minibatches_do_not_make_messages_smaller():
+    """In the first epoch one worker of four reads, and sends 3,200 bits: on average 800."""
+    phases = [{"until": 0.5, "minibatch_frames": 2, "workers": 1}]
+    phases.append({"until": 1.0, "minibatch_frames": 4, "workers": 1})
+    log = [row(25, 800, 20, 5000), row(50, 800, 20, 5000), row(60, 3200, 80, 5000)]
+    places = zip(log, (5, 10, 20), (1, 1, 2), strict=True)
+    log = [r | {"frames": frames, "epoch": epoch} for r, frames, epoch in places]
+    settings = about({"method": "gtc", "gtc": GTC})
+    settings["settings"]["optim"] = {"phases": phases}
+    ours = exchange.measured(Trained("gtc", settings, log, []))
+    assert (ours["steps"], ours["sending_steps"]) == (60, 50 / 4 + 10)
+    assert ours["message_bytes_a_minibatch"] == pytest.approx(3200 / 8)
+    assert ours["compression_ratio"] == pytest.approx(32 * P / 3200)
+    assert ours["density"] == pytest.approx(80 / P)
+    assert ours["message_bytes"] == (50 * 800 + 10 * 3200) / 8
+    dense = about({"method": "allreduce", "allreduce": {"wire": "fp32"}})
+    dense["settings"]["optim"] = {"phases": phases}
+    assert exchange.measured(Trained("dense", dense, log, []))["sending_steps"] == 60
+
+
 def test_what_a_worker_receives_is_set_against_the_ring():
     """8,000 bits per step, beside 2 * 3/4 * 16 bits for each of 1,000 parameters."""
     received = [r | {"received_bits": 8000} if "sent_bits" in r else r for r in LOG]
