@@ -31,6 +31,8 @@ class Choices:
         epochs: models of single epochs, RUN/epochs/N, that are also decoded.
         sequence: objectives that runs are trained further with, as RUN-OBJECTIVE.
         initial: the run that these begin with; "": each with its own.
+        splits: that are decoded.
+        recorded: runs of a paper's tables that were trained elsewhere.
     """
 
     gmms: list[str] = field(default_factory=lambda: ["mono"])
@@ -42,6 +44,8 @@ class Choices:
     epochs: list[str] = field(default_factory=list)
     sequence: list[str] = field(default_factory=list)
     initial: str = ""
+    splits: list[str] = field(default_factory=list)
+    recorded: list[str] = field(default_factory=list)
 
     @staticmethod
     def of(arguments: Iterable[str]) -> "Choices":

@@ -128,7 +128,8 @@ $W/tables/$(PAPER)-$1.ratios%json: $(CURDIR)/$1.yaml $W/shards/$(ALIGNER)/$(TRAI
 	$Q$$(PY) $$S/ratios.py $$(SCALE) $$(wordlist 1,2,$$^) $$C/run $$@
 $W/tables/$(PAPER)-$1%md: $(CURDIR)/$1.yaml $W/tables/$(PAPER)-$1.ratios.json $C/score.yaml $C/decode.yaml \
   $(CURDIR)/paper.yaml $W/shards/$(ALIGNER)/$(TRAIN)/index.json $(call records_of,$1) \
-  $(foreach r,$(call to_train,$(NAMED_$1)),$W/exp/$r/model.json $(patsubst %,$W/exp/$r/score.%.json,$(call tests_of,$1)))
+  $(foreach r,$(call to_train,$(NAMED_$1)),$W/exp/$r/model.json $(patsubst %,$W/exp/$r/score.%.json,$(call tests_of,$1))) \
+  $C/recorded.yaml
 	$Q$$(PY) $$S/paper.py $$(SCALE) $$(wordlist 1,4,$$^) $$C/run $$(word 6,$$^) $$W/exp $(call records_of,$1) $$@
 endef
 $(foreach t,$(TRAINED),$(eval $(call paper_rule,$t)))

@@ -1,5 +1,9 @@
-# make splits names at spaces, so paths with a space are refused. $1 is the variable, $2 the path, $3 what to do.
-one_word = $(if $(word 2,$2),$(error $1 is '$2', but make does not support paths with spaces; $3))
+# make splits names at spaces, the shell and settings read some characters otherwise: such paths are refused. $1 is the
+# variable, $2 the path, $3 what to do.
+hash := \#
+ODD_CHARACTERS := & ; ( ) ' " ` $$ , = ~ $(hash) ! { } [ ] * ? < > | : %
+one_word = $(if $(word 2,$2),$(error $1 is '$2', but make does not support paths with spaces; $3))$(foreach \
+  c,$(ODD_CHARACTERS),$(if $(findstring $c,$2),$(error $1 is '$2', but paths with $c are not supported; $3)))
 $(call one_word,the checkout,$(CURDIR),move it to a folder without one)
 # A relative path is relative to the repository's root, wherever make is called.
 from_root = $(abspath $(if $(filter /%,$1),$1,../../$1))

@@ -78,7 +78,7 @@ INITIALS := $(if $(SEQUENCE),$(or $(INITIAL),$(SEEDED)))
 NETS    := $(strip $(foreach r,$(SEEDED),$r $(PASSES:%=$r-realign%)) $(SEQUENCED))
 MODELS  := $(GMMS) $(NETS)
 # Models whose alignments something is trained on: the last of GMMS, and all passes but the last.
-ALIGN_TRAIN := $(sort $(ALIGNER) $(if $(PASSES),$(filter-out %-realign$(REALIGN),$(NETS))))
+ALIGN_TRAIN := $(sort $(ALIGNER) $(if $(PASSES),$(filter-out %-realign$(REALIGN) $(SEQUENCED),$(NETS))))
 # The run whose acoustic scale and penalties, chosen on DEV, all networks are decoded with; empty: each
 # takes its own. With SEEDS it is that run of the first seed.
 SCALES  ?=
@@ -104,7 +104,7 @@ EXCHANGE_TEXT := $(if $(strip $(word 2,$(NETS)) $(and $(NETS),$(filter-out 1,$(W
 # change of them reruns what depends on them.
 SCORED  := $(MODELS) $(VARIANTS) $(EPOCHS)
 CHOICES := 'GMMS=$(GMMS)' 'NETS=$(NETS)' 'SCALES=$(SCALES)' 'RESCORE=$(RESCORE)' 'BIGRAM=$(BIGRAM)' \
-  'PRONPROBS=$(PRONPROBS)' \
+  'PRONPROBS=$(PRONPROBS)' 'SPLITS=$(EVAL)' 'RECORDED=$(RECORDED)' \
   'EPOCHS=$(EPOCHS)' 'SEQUENCE=$(SEQUENCE)' 'INITIAL=$(INITIAL)' 'WORKERS=$(WORKERS)' 'STRIPES=$(STRIPES)'
 SCORES  := $(foreach r,$(SCORED),$(EVAL:%=$W/exp/$r/score.%.json))
 ALIGNED := $(MODELS:%=$W/ali/%/$(DEV).report.json)
@@ -166,7 +166,7 @@ bundle: $(CURDIR)/README.md $W/exp/$(RUN:%-pronprobs=%)/model.json \
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 clean:
-	@[ ! -e $W ] || [ -d $W/conf ] || { echo "$W contains no conf/, so it is not a work folder; not removed" >&2; exit 1; }
+	@[ ! -e $W ] || [ -d $W/conf ] || ls -d $W/fold-*/conf >/dev/null 2>&1 || { echo "$W contains no conf/, so it is not a work folder; not removed" >&2; exit 1; }
 	rm -rf $W
 
 # One settings file per stage, rewritten only when its content changes: a stage reruns when its own
@@ -186,8 +186,8 @@ $W/lm/index.json: $C/lm.yaml $(MANIFESTS) | $(CHECKED)
 	$Q$(PY) $S/lm.py $^ $@
 $W/lang-bigram/index.json: $C/bigram.yaml $W/lang/index.json $(filter-out %/$(TRAIN).jsonl.gz,$(MANIFESTS))
 	$Q$(PY) $S/bigram.py $^ $@
-$W/lang-pronprobs/index%json: $C/pronprobs.yaml $W/lang/index.json $W/ali/$(ALIGNER)/$(TRAIN).jsonl.gz
-	$Q$(PY) $S/pronprobs.py $^ $@
+$W/lang-pronprobs/index%json: $C/pronprobs.yaml $W/lang/index.json $W/ali/$(ALIGNER)/$(TRAIN).jsonl.gz $C/from/pronprobs.yaml
+	$Q$(PY) $S/pronprobs.py $(wordlist 1,3,$^) $@
 $W/lang/index.json: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lang.yaml $W/lm/index.json
 	$Q$(PY) $S/lang.py $^ $@
 $W/feats/%.jsonl.gz: $W/manifests/%.jsonl.gz $C/feats.yaml | $(CHECKED)
@@ -195,10 +195,12 @@ $W/feats/%.jsonl.gz: $W/manifests/%.jsonl.gz $C/feats.yaml | $(CHECKED)
 # Rules for a single file are written as patterns, too (model%json). With an explicit target,
 # .SECONDARY would make make look through its settings file to `conf`, which is no file, and remake the
 # target every time.
+# conf/from/NAME.yaml says which system's alignments NAME begins with. Another system's may be there, and old: only
+# that file tells that they are not those that NAME was trained on.
 define gmm_rule # $1 is the system, $2 the one before it; Gaussian mixtures are runs like any other
 $W/exp/$1/model%json: $W/feats/$(TRAIN).jsonl.gz $W/lang/index.json $C/ali.yaml $C/gmm/$1.yaml \
-  $(if $2,$W/exp/$2/model.json)
-	$Q$$(PY) $S/gmm.py $$^ $$@
+  $(if $2,$W/exp/$2/model.json) $C/from/$1.yaml
+	$Q$$(PY) $S/gmm.py $$(filter-out $C/from/%,$$^) $$@
 endef
 before := # nothing
 $(foreach g,$(GMMS),$(eval $(call gmm_rule,$g,$(before)))$(eval before := $g))
@@ -212,12 +214,12 @@ endef
 $(foreach m,$(MODELS),$(eval $(call ali_rules,$m)))
 
 # Resumes from the run's newest checkpoint; model.json is the last thing it writes.
-define net_rule # $1 is the run, $2 whose alignments it learns, $3 its settings, $4 the network it begins with
-$W/exp/$1/model%json: $W/shards/$2/$(TRAIN)/index.json $W/shards/$2/$(DEV)/index.json $C/run/$3.yaml $4
-	$Q$$(START) $S/train.py $$^ $$@
+define net_rule # $1 is the run, $2 whose alignments it learns, $3 its settings, $4 the network it begins with, $5 see above
+$W/exp/$1/model%json: $W/shards/$2/$(TRAIN)/index.json $W/shards/$2/$(DEV)/index.json $C/run/$3.yaml $4 $5
+	$Q$$(START) $S/train.py $$(filter-out $C/from/%,$$^) $$@
 endef
 define run_rules # $1 is the run
-$(call net_rule,$1,$(ALIGNER),$1,)
+$(call net_rule,$1,$(ALIGNER),$1,,$C/from/$1.yaml)
 $(foreach n,$(PASSES),$(call net_rule,$1-realign$n,$1$(if $(filter-out 1,$n),-realign$(shell expr $n - 1)),$1,)
 )
 $(foreach o,$(SEQUENCE),$(call net_rule,$1-$o,$(or $(INITIAL),$1)-lattices,$1-$o,$W/exp/$(or $(INITIAL),$1)/model.json)

@@ -94,13 +94,21 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         if begins[run]:
             settings = settings.continued(config.objective, choices.initial or begins[run])
         files[f"run/{run}"] = plain(settings)
-    files["shown"] = {"runs": choices.shown}
+    files["shown"] = {"runs": choices.shown, "splits": choices.splits}
+    if files_of_tables:
+        files["recorded"] = {"runs": choices.recorded}
+    origins = dict(zip(choices.gmms, ["", *choices.gmms], strict=False))
+    origins |= {name: choices.gmms[-1] for name in ["pronprobs", *composed] if not begins.get(name)}
+    files |= {f"from/{name}": {"system": system} for name, system in origins.items()}
     for run in choices.decoded:
         kept = {"lattices": True} if run in choices.rescore else {}
         files[f"scales/{run}"] = {"scales": choices.scales_of(run), **kept}
     for name, value in files.items():
         path = Path(folder) / f"{name}.yaml"
+        is_new = not path.exists()
         write_yaml(path, value)
+        if is_new and name.startswith(("from/", "recorded")):
+            os.utime(path, (0, 0))  # what was made before there was such a file need not be again
         edited = max((os.stat(file).st_mtime_ns for _, file in inputs.get(name, ())), default=0)
         if edited > path.stat().st_mtime_ns:
             os.utime(path, ns=(edited, edited))

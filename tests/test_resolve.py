@@ -341,6 +341,29 @@ def test_without_networks_there_are_gaussians_alone(plan):
     assert (stages.count("gmm"), stages.count("tune"), stages.count("train")) == (2, 2, 0)
 
 
+@pytest.mark.parametrize(
+    "systems, remade",
+    [("mono tri", {"exp/dnn"}), ("mono lda", {"exp/lda", "exp/dnn"}), ("mono tri lda", set())],
+)
+def test_another_systems_network_is_not_taken_for_this_ones(plan, tmp_path, systems, remade):
+    """Alignments of all systems are there, and older than the network, which learnt lda's."""
+    conf, when = tmp_path / "w/conf", time.time() - 1000
+    for call in ("mono tri", "mono tri lda"):
+        given = f"GMMS={call}", "NETS=dnn", "SPLITS=dev test", "recipe=digits"
+        resolve(str(conf), "dnn", *given, f"gmm={call.split()[-1]}")
+        plan(f"GMMS={call}")
+        for path in (Path(command[-1]) for command in plan.commands if "resolve" not in command[0]):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            when += 1
+            os.utime(path, (when, when))
+        for path in conf.rglob("*.yaml"):
+            os.utime(path, (0, 0))
+    stages = plan(f"GMMS={systems}")
+    models = {Path(command[-1]) for command in plan.commands if stages}
+    assert {f"exp/{m.parent.name}" for m in models if m.name == "model.json"} == remade
+
+
 def test_with_seeds_each_run_is_trained_once_with_every_one(plan, tmp_path):
     plan("RUNS=sgd gtc", "SEEDS=1 2", "WORKERS=2", "REALIGN=1", "SCALES=sgd")
     trained = [c for c in plan.commands if "train.py" in " ".join(c)]
