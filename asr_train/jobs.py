@@ -16,6 +16,7 @@ import resource
 import shlex
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,6 +63,7 @@ def progress_bar(what: str, total: int | None) -> Any:
     """Return a bar as shown by `progress`, which the caller advances by `update`."""
     live = sys.stderr.isatty()
     tqdm.monitor_interval = 0  # no thread of its own: workers are forked
+    tqdm.set_lock(threading.RLock())  # its own is shared with workers: one may be killed with it
     return tqdm(
         desc=what,
         total=total,

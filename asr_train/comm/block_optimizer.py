@@ -139,6 +139,17 @@ class BlockMomentum(torch.optim.Optimizer):
     def state(self) -> Any:  # type: ignore[override]
         return self.optimizer.state
 
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Those of the inner optimizer, which schedules such as OneCycleLR look into."""
+        return self.optimizer.defaults
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        return self.optimizer.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        return self.optimizer.register_step_post_hook(hook)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: the exchanged vector cannot grow."""
         raise ValueError(

@@ -12,7 +12,7 @@ ready. GTC's threshold is in units of a rank's own gradient.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 from typing import Any, cast
 
@@ -88,8 +88,8 @@ class ReducerHook(ABC):
             state.sent.elements += bucket.buffer().numel()
             return allreduce_hook(state._group, bucket)
         future: torch.futures.Future[Tensor] = torch.futures.Future()
-        for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            slot = state._place[cast(nn.Parameter, parameter)]
+        for parameter, grad in _shaped(bucket):
+            slot = state._place[parameter]
             part = state._grad_P[slot.offset : slot.offset + slot.numel]
             torch.div(grad.flatten(), state.loss_scale, out=part)
         state._waiting.append((bucket, future))
@@ -102,17 +102,23 @@ class ReducerHook(ABC):
         total_P = self._grad_P.fill_(torch.nan) if update is None else dense(update)
         total_P.mul_(self.loss_scale / self._ranks)
         waiting, self._waiting = self._waiting, []
+        unused: list[tuple[nn.Parameter, Tensor]] = []
         for bucket, future in waiting:
-            for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
-                slot = self._place[cast(nn.Parameter, parameter)]
-                grad.copy_(total_P[slot.offset : slot.offset + slot.numel].view_as(grad))
+            for parameter, grad in _shaped(bucket):
+                slot = self._place[parameter]
+                grad.copy_(total_P[slot.offset : slot.offset + slot.numel].view(parameter.shape))
                 # DDP does not touch .grad where no rank used the parameter in this step; but some
                 # of its residual may just have been sent
                 if parameter.grad is None:
-                    parameter.grad = grad.clone()
+                    unused.append((parameter, grad.clone()))
                 else:
                     parameter.grad.copy_(grad)
             future.set_result(bucket.buffer())
+        self._grad_P.zero_()  # parameters that DDP ignores are in no bucket
+        if unused:
+            # DDP itself sets .grad of those that another rank used, at the end of backward
+            at_end = torch.autograd.Variable._execution_engine.queue_callback
+            at_end(lambda: at_end(lambda: _set_missing(unused)))  # after DDP's own callback
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's residual and what else its next step depends on; save all ranks'.
@@ -134,6 +140,30 @@ class ReducerHook(ABC):
         self.sent = Sent(*state["sent"])
         self._reducer.load_group_state(state["group"])
         self._reducer.load_worker_state(self._rank, state["worker"])
+
+
+def _shaped(bucket: dist.GradBucket) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Yield parameters and gradients, which lie in the bucket with the strides of the parameter."""
+    for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
+        if not parameter.is_contiguous() and _is_dense(parameter):
+            grad = grad.as_strided(parameter.shape, parameter.stride(), grad.storage_offset())
+        yield cast(nn.Parameter, parameter), grad
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether the elements lie one after the other, in some order of the dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _set_missing(grads: list[tuple[nn.Parameter, Tensor]]) -> None:
+    for parameter, grad in grads:
+        if parameter.grad is None:
+            parameter.grad = grad
 
 
 class GtcHook(ReducerHook):

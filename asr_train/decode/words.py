@@ -15,10 +15,11 @@ import numpy as np
 from asr_train.align.table import words_in_seconds
 from asr_train.align.viterbi import Lost, align
 from asr_train.data.features import Utterance
-from asr_train.decode.pieces import pieces
+from asr_train.decode.pieces import LONGEST, pieces
 from asr_train.decode.scorer import Scorer, known_states
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
+from asr_train.lang.lexicon import SILENCE
 from asr_train.schema import AliSettings
 from asr_train.search.beam import Beam
 from asr_train.search.confidence import confidences
@@ -198,6 +199,8 @@ class Recogniser:
         start = time.perf_counter()
         for frame, scores_TS in pieces(self._scorer, utterance):
             one = self._piece(scores_TS)
+            if utterance.seconds > LONGEST and one.words and self._is_silence(one, scores_TS):
+                one = replace(one, words=[], sure=None if one.sure is None else [])
             found.append(one)
             seconds += time.perf_counter() - start
             times = self._times(one.words, scores_TS, one.sure, frame * self._shift)
@@ -247,6 +250,15 @@ class Recogniser:
         sure = confidences(lattice, best)
         return _Piece(words, best.graph_cost, best.acoustic_cost, best.final, sure, lattice)
 
+    def _is_silence(self, one: _Piece, scores_TS: np.ndarray) -> bool:
+        """Return whether silence explains a piece at least as well as the words found in it.
+
+        A grammar may ask for a word in every sentence, but not every piece of a recording has one.
+        """
+        silent = list(self._states.of(SILENCE))
+        likelihood = scores_TS[:, silent].max(1).sum(dtype=np.float64)
+        return bool(-self._choice.acoustic_scale * likelihood <= one.acoustic_cost)
+
     def _alternatives(self, utterance: Utterance, lattice: Lattice | None) -> Alternatives:
         if lattice is None:
             return Alternatives(utterance.id, [], True, None, None, 0)
@@ -279,15 +291,15 @@ class Recogniser:
             self._scorer.loop_S,
             ALIGNING,
         )
+        confidence = [None] * len(words) if sure is None else [round(c, 4) for c in sure]
         if isinstance(found, Lost):
             each = len(scores_TS) * self._shift / len(words)
             evenly: list[tuple[str, float, float, float | None]] = [
-                (word, round(begin + i * each, 6), round(each, 6), None)
-                for i, word in enumerate(words)
+                (word, round(begin + i * each, 6), round(each, 6), c)
+                for i, (word, c) in enumerate(zip(words, confidence, strict=True))
             ]
             return evenly if self._spread else None
         spans = words_in_seconds(words, found, self._shift)
-        confidence = [None] * len(spans) if sure is None else [round(c, 4) for c in sure]
         return [
             (word, round(begin + start, 6), round(end - start, 6), c)
             for (word, start, end), c in zip(spans, confidence, strict=True)

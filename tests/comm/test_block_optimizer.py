@@ -245,6 +245,12 @@ def test_schedules_apply_and_wrong_numbers_and_new_parameters_are_refused():
         optimizer.step()
         schedule.step()
         assert optimizer.optimizer.param_groups[0]["lr"] == RATE / 2
+        taken = []
+        optimizer.register_step_post_hook(lambda *_: taken.append(1))
+        cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=RATE, total_steps=9)
+        optimizer.step()
+        cycle.step()
+        assert taken == [1]
         with pytest.raises(ValueError, match="when it was made"):
             optimizer.add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
         return "refused"

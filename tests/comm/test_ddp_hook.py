@@ -272,6 +272,49 @@ def test_each_of_two_groups_is_a_ddp_of_its_own():
     assert np.abs(one[0] - zero[0]).max() > 1e-3
 
 
+class Odd(nn.Module):
+    """A layer that one rank alone uses, in turns; and weights in another order of dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.turns, self.last = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 12)
+        self.image = nn.Conv2d(3, 2, 2)
+
+    def forward(self, x, mine):
+        hidden = self.first(x)
+        hidden = self.last(self.turns(hidden) if mine else hidden)
+        return self.image(hidden.view(-1, 3, 2, 2))
+
+
+@pytest.mark.parametrize("kind", ["gtc", "onebit"])
+def test_views_of_buckets_and_layouts_change_nothing(kind):
+    def train(rank, view, layout):
+        model = Odd().to(memory_format=layout)
+        hook = GtcHook(model, SETTINGS) if kind == "gtc" else OneBitHook(model)
+        ddp = DistributedDataParallel(
+            model, gradient_as_bucket_view=view, find_unused_parameters=True
+        )
+        ddp.register_comm_hook(hook, type(hook).hook)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.0625)
+        for step in range(STEPS):
+            rng = torch.Generator().manual_seed(10 * rank + step)
+            sgd.zero_grad()
+            ddp(torch.randn(4, 12, generator=rng), step % 2 == rank).square().sum().backward()
+            sgd.step()
+        return Bucket(model).weights_P.contiguous().numpy()
+
+    def main(exchange):
+        rank = exchange.local[0]
+        plain, strided = torch.contiguous_format, torch.channels_last
+        return [train(rank, *how) for how in ((False, plain), (True, plain), (True, strided))]
+
+    (first, *others), second = forked.run(main, 2, 2)
+    assert np.abs(first - Bucket(Odd()).weights_P.numpy()).max() > 1e-3
+    for found in (*others, *second):
+        np.testing.assert_allclose(found, first, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("in_group", [False, True])
 def test_a_rank_that_does_not_answer_in_the_stated_time_is_an_error(in_group):
     """Of three ranks, the last one takes no step until the others have raised their error."""

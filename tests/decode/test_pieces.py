@@ -18,8 +18,12 @@ SHIFT = 0.01
 MARGIN = 15.0
 
 
-def recording(lang, minutes, seed=0):
-    """Return words with half a second of silence after each: utterance, scorer, times of words."""
+def recording(lang, minutes, seed=0, pause=0):
+    """Return words with half a second of silence after each: utterance, scorer, times of words.
+
+    Args:
+        pause: of silence after the first word, further half seconds.
+    """
     rng = np.random.default_rng(seed)
     silence = np.repeat(list(lang.states.of("SIL")), 10)
     words, path, at = [], [silence], []
@@ -32,6 +36,9 @@ def recording(lang, minutes, seed=0):
         path += [said, silence]
         words.append(word)
         frames += len(said) + len(silence)
+        if len(words) == 1:
+            path[-1] = np.repeat(silence, 1 + pause)
+            frames += pause * len(silence)
     path_T = np.concatenate(path)
     scores = {"u": toy.scores_of(path_T, lang.states.num_states, rng, MARGIN)}
     loop_S = np.full(lang.states.num_states, 0.9)
@@ -101,6 +108,20 @@ def test_words_and_times_of_a_long_recording_are_those_said(lang, nbest):
         ((words, *_),) = alternatives.sentences
         assert words == found.words
         assert not alternatives.complete
+
+
+@pytest.mark.parametrize("nbest", [0, 5])
+def test_a_piece_without_speech_has_no_word_though_a_sentence_must(lang, nbest):
+    u, scorer, at = recording(lang, 2, pause=120)
+    graph = Graph.of(decoding_graph(lang, lang.states, scorer.loop_S))
+    effort = Effort(beam=30.0, max_active=1000, lattice_beam=5.0, nbest=nbest)
+    recognise = Recogniser(scorer, lang, graph, Choice(0.5, 0.0, 1.0), effort, SHIFT)
+    silent = [s for begin, s in pieces(scorer, u) if at[0][1] <= begin < begin + len(s) <= at[1][0]]
+    assert silent
+    assert recognise._piece(silent[0]).words
+    found, _ = recognise(u)
+    assert found.words == u.words.split()
+    assert [word for word, *_ in found.words_at] == found.words
 
 
 def test_costs_and_seconds_of_pieces_add_up_and_every_piece_must_end(lang, monkeypatch):
