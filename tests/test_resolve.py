@@ -559,7 +559,8 @@ def test_an_edited_mapping_is_tuned_and_scored_with_anew(plan, tmp_path):
     mapping.touch()
     arguments = f"SET=score.normaliser.kind=english score.normaliser.mapping={mapping}"
     overrides = ["recipe=digits", *arguments.removeprefix("SET=").split()]
-    resolve(str(tmp_path / "w/conf"), "dnn", "GMMS=mono", "NETS=dnn", *overrides)
+    given = "GMMS=mono", "NETS=dnn", "SPLITS=dev test"
+    resolve(str(tmp_path / "w/conf"), "dnn", *given, *overrides)
     finish(lambda: None, tmp_path / "w")
     os.utime(mapping, (0, 0))
     assert plan(arguments) == []
