@@ -60,6 +60,8 @@ GOAL   := paper
 ifneq ($(strip $(SEEDS)),)
 $(error SEEDS is '$(SEEDS)', but a paper's runs have the seeds of scales.$(SCALE) in $(PAPER)/paper.yaml; set them there)
 endif
+$(foreach v,SEQUENCE BIGRAM PRONPROBS RESCORE,$(if $(filter command,$(firstword $(origin $v))),$(error $v adds models \
+  that no table of a paper has; call make $(CORPUS) with it)))
 ifneq ($(TRAINED),)
 include ../$(CORPUS)/Makefile
 else

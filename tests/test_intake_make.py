@@ -47,6 +47,26 @@ def test_a_space_in_a_path_is_refused_in_one_line(where, tmp_path):
     one_line(make(where, goal, *asked), f"W is '{spaced}', but make does not support")
 
 
+@pytest.mark.parametrize("name", ["R&D", "a,b", "c(1)", "it's", "x;y", "50%", "a=b", "a:b", "a*"])
+def test_a_path_that_the_shell_or_settings_would_read_is_refused(tmp_path, name):
+    corpus = tmp_path / name
+    corpus.mkdir()
+    (corpus / "utterances.tsv").touch()
+    ended = make(ROOT / "recipes/folder", "-n", f"CORPUS_DIR={corpus}", f"W={tmp_path / 'w'}")
+    one_line(ended, r"CORPUS_DIR is '.*', but paths with . are not supported; name a link")
+
+
+@pytest.mark.parametrize("variable", ["TEXT", "MORE"])
+def test_files_that_a_recipe_does_not_read_are_refused(tmp_path, variable):
+    for name in ("corpus", "more"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "utterances.tsv").touch()
+    recipe = "folder" if variable == "TEXT" else "fsdd"
+    asked = (f"{k}={tmp_path / v}" for k, v in (("CORPUS_DIR", "corpus"), (variable, "more")))
+    asked = *asked, f"W={tmp_path / 'w'}"
+    one_line(make(ROOT / "recipes" / recipe, "-n", *asked), f"{variable} is .*reads no such files")
+
+
 def test_a_space_in_the_path_of_the_checkout_is_refused_in_one_line(tmp_path):
     checkout = tmp_path / "a b"
     for part in ("recipes/folder/Makefile", "recipes/digits/Makefile", "Makefile"):

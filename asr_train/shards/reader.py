@@ -1,10 +1,10 @@
 """Tars and their index -> **Samples in an order determined by (seed, epoch)**, by worker.
 
 The order of an epoch permutes the shards, and then the samples inside each shard, so that a reader
-holds one shard at a time. Without a seed it is the stored order. Worker w of W reads the w-th of W
-contiguous parts of that order, whose sizes differ by at most one sample: every sample is read by
-exactly one worker, for any W, and none is dropped or repeated. All of it follows from the index, so
-a reader can start anywhere without decoding what comes before.
+holds one shard at a time. Without a seed it is the stored order. Each of W workers reads a part of
+that order, with about as many frames as the others: every sample is read by exactly one worker, for
+any W, and none is dropped or repeated. All of it follows from the index, so a reader can start
+anywhere without decoding what comes before.
 """
 
 import copy
