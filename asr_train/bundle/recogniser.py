@@ -45,7 +45,8 @@ class Transcript:
 
     Attributes:
         words: with start and duration in seconds, and a confidence within 0 and 1 (None: the
-            recogniser was loaded without); empty if the words could not be aligned.
+            recogniser was loaded without). Words that could not be aligned, as in less than a frame
+            per state, are spread evenly over their piece of the recording.
         seconds: of the recording; search_seconds: of computing.
         final: the search reached a final state everywhere.
         pieces: in which a long recording was decoded, cut at pauses.

@@ -200,7 +200,7 @@ class Recogniser:
         for frame, scores_TS in pieces(self._scorer, utterance):
             one = self._piece(scores_TS)
             if utterance.seconds > LONGEST and one.words and self._is_silence(one, scores_TS):
-                one = replace(one, words=[], sure=None if one.sure is None else [])
+                one = _Piece([], one.graph_cost, one.acoustic_cost, one.final, [], None)
             found.append(one)
             seconds += time.perf_counter() - start
             times = self._times(one.words, scores_TS, one.sure, frame * self._shift)

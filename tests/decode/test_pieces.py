@@ -115,12 +115,15 @@ def test_a_piece_without_speech_has_no_word_though_a_sentence_must(lang, nbest):
     u, scorer, at = recording(lang, 2, pause=120)
     graph = Graph.of(decoding_graph(lang, lang.states, scorer.loop_S))
     effort = Effort(beam=30.0, max_active=1000, lattice_beam=5.0, nbest=nbest)
-    recognise = Recogniser(scorer, lang, graph, Choice(0.5, 0.0, 1.0), effort, SHIFT)
+    choice = Choice(0.5, 0.0, 1.0)
+    recognise = Recogniser(scorer, lang, graph, choice, effort, SHIFT, keep=nbest > 0)
     silent = [s for begin, s in pieces(scorer, u) if at[0][1] <= begin < begin + len(s) <= at[1][0]]
     assert silent
     assert recognise._piece(silent[0]).words
-    found, _ = recognise(u)
+    found, others = recognise(u)
     assert found.words == u.words.split()
+    if nbest:
+        assert [len(packed) for packed in others.lattices].count(0) == len(silent)
     assert [word for word, *_ in found.words_at] == found.words
 
 
