@@ -113,6 +113,8 @@ CHOICES := 'GMMS=$(GMMS)' 'NETS=$(NETS)' 'SCALES=$(SCALES)' 'RESCORE=$(RESCORE)'
 SCORES  := $(foreach r,$(SCORED),$(EVAL:%=$W/exp/$r/score.%.json))
 ALIGNED := $(MODELS:%=$W/ali/%/$(DEV).report.json)
 MANIFESTS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz)
+# Splits with all sentences that lm.without_eval=true removes from the text; without test sets that repeat them.
+LM_SPLITS ?= $(TRAIN) $(EVAL)
 CHECKED := $W/manifests/check.txt# comes before anything is computed, but that it is new makes nothing stale
 TARGETS := $(MANIFESTS) $(CHECKED) $W/lm/index.json $W/lang/index.json \
   $(foreach s,$(TRAIN) $(EVAL),$W/feats/$s.jsonl.gz) $(GMMS:%=$W/exp/%/model.json) \
@@ -184,11 +186,12 @@ $C/%.yaml: conf ; +@:
 
 $W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(if $(SPEECH),$C/audio/%.yaml) $(INPUTS)
 	$Q$(PY) $S/manifests.py $(wordlist 1,2,$^) $@
-$W/manifests/check%txt: $C/corpus.yaml $C/lexicon.yaml $C/ali.yaml $(MANIFESTS)
-	$Q$(PY) $S/check.py $^ $@
-$W/lm/index.json: $C/lm.yaml $(MANIFESTS) | $(CHECKED)
+$W/manifests/check%txt: $C/corpus.yaml $C/lexicon.yaml $C/ali.yaml $(MANIFESTS) $C/splits.yaml
+	$Q$(PY) $S/check.py $(filter-out %/splits.yaml,$^) $@
+$W/lm/index.json: $C/lm.yaml $(LM_SPLITS:%=$W/manifests/%.jsonl.gz) | $(CHECKED)
 	$Q$(PY) $S/lm.py $^ $@
-$W/lang-bigram/index.json: $C/bigram.yaml $W/lang/index.json $(filter-out %/$(TRAIN).jsonl.gz,$(MANIFESTS))
+$W/lang-bigram/index.json: $C/bigram.yaml $W/lang/index.json \
+  $(patsubst %,$W/manifests/%.jsonl.gz,$(filter-out $(TRAIN),$(LM_SPLITS)))
 	$Q$(PY) $S/bigram.py $^ $@
 $W/lang-pronprobs/index%json: $C/pronprobs.yaml $W/lang/index.json $W/ali/$(ALIGNER)/$(TRAIN).jsonl.gz $C/from/pronprobs.yaml
 	$Q$(PY) $S/pronprobs.py $(wordlist 1,3,$^) $@
@@ -276,11 +279,12 @@ $W/exp/$1/hyp.$2%jsonl: $W/exp/$1/model.json $W/exp/$(or $(SCALES),$(firstword $
 endef
 $(foreach s,$(EVAL),$(foreach r,$(if $(SCALES),$(filter-out $(SCALES),$(NETS))) $(EPOCHS),\
   $(eval $(call scales_rule,$r,$s))))
-$W/tables/wer%md: $C/score.yaml $C/shown.yaml $(SCORES)
-	$Q$(PY) $S/tables.py $(filter-out %/shown.yaml,$^) $@
-$W/tables/exchange%md: $C/score.yaml $C/shown.yaml $(NETS:%=$W/exp/%/model.json) \
+SHOWN := $C/shown.yaml $C/splits.yaml
+$W/tables/wer%md: $C/score.yaml $(SHOWN) $(SCORES)
+	$Q$(PY) $S/tables.py $(filter-out $(SHOWN),$^) $@
+$W/tables/exchange%md: $C/score.yaml $(SHOWN) $(NETS:%=$W/exp/%/model.json) \
   $(foreach r,$(NETS),$(EVAL:%=$W/exp/$r/score.%.json))
-	$Q$(PY) $S/exchange.py $(filter-out %/shown.yaml,$^) $@
+	$Q$(PY) $S/exchange.py $(filter-out $(SHOWN),$^) $@
 # ASR_GOAL: what to call, from the root, to have all done.
 $W/report/index.html status: export ASR_GOAL := $(notdir $(CURDIR)) $(filter-out RECIPE=%,$(MAKEOVERRIDES))
 # wer.md depends on the scores, manifests and score.yaml that are read here. An explicit rule that named these would

@@ -76,7 +76,10 @@ def paper(
         read_json(ratios),
     )
     for name, record in here.items():
-        write_record(path.parent / "records" / f"{name}.jsonl", record)
+        # Another table made at the same time may write the same record.
+        own = path.parent / "records" / f".{path.stem}.{name}.jsonl"
+        write_record(own, record)
+        own.replace(own.with_name(f"{name}.jsonl"))
     write_json(path.with_suffix(".json"), found)
     write_text(path.with_suffix(".txt"), plain(found))
     plot(found, path.with_suffix(".png"))

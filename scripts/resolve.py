@@ -3,9 +3,10 @@
 
 Compose conf/ and the overrides, check every value, and write one file per stage into work/conf.
 recipe=NAME picks conf/recipe/NAME.yaml, a recipe's numbers; other overrides take precedence.
-Arguments with names in capitals are make's variables (`choices.Choices`, WORKERS, STRIPES). Two
-kinds of files depend on them: shown.yaml (what this call shows) and scales/RUN.yaml (whose scales a
-run is decoded with, and whether its lattices are kept for rescoring). A run is a file of conf/run/,
+Arguments with names in capitals are make's variables (`choices.Choices`, WORKERS, STRIPES). Some
+files depend on them alone: shown.yaml and splits.yaml (what this call shows), from/NAME.yaml (whose
+alignments a model begins with) and scales/RUN.yaml (whose scales a run is decoded with, and whether
+its lattices are kept for rescoring). A run is a file of conf/run/,
 an exchange method (a file of conf/comm/ or its name), one of these with another seed (RUN-seedN),
 one of these trained further with an objective of conf/objective (RUN-mmi, RUN-seedN-mmi), or a row
 of a paper's table, whose settings come last.
@@ -94,7 +95,8 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         if begins[run]:
             settings = settings.continued(config.objective, choices.initial or begins[run])
         files[f"run/{run}"] = plain(settings)
-    files["shown"] = {"runs": choices.shown, "splits": choices.splits}
+    files["shown"] = {"runs": choices.shown}
+    files["splits"] = {"splits": choices.splits}
     if files_of_tables:
         files["recorded"] = {"runs": choices.recorded}
     origins = dict(zip(choices.gmms, ["", *choices.gmms], strict=False))

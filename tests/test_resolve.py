@@ -465,6 +465,17 @@ def test_a_changed_setting_reruns_just_the_stages_it_touches(plan, tmp_path, set
     assert set(plan(*([f"SET={setting}"] if setting else []))) == stages
 
 
+def test_a_further_test_set_of_the_same_sentences_trains_nothing_again(plan, tmp_path):
+    grammar = shutil.copy(CONF.parent / "recipes/commands/commands.gram", tmp_path)
+    os.utime(grammar, (0, 0))  # a clone's files are new
+    commands = ("-C", "../commands", "SIZE=tiny", "GMMS=mono", f"GRAMMAR={grammar}")
+    finish(plan, tmp_path / "w", *commands)
+    assert plan(*commands) == []
+    shown = {"score", "tables", "exchange", "report"}
+    decoded = {"manifests", "check", "feats", "decode"} | shown
+    assert set(plan(*commands, "CONDITIONS=noise")) == decoded
+
+
 def test_the_path_of_the_report_that_make_prints_exists_from_anywhere(tmp_path):
     recipe = CONF.parent / "recipes" / "digits"
     given = os.path.relpath(tmp_path / "w", recipe)
