@@ -79,7 +79,8 @@ class PlanRequest:
     def messages(self, density: float | None = None) -> tuple[MessageSize, ...]:
         if density is None and self.log is not None:
             return logged_messages(self.log)
-        return (coded_message(self.parameters, density or self.density, self.codec),)
+        sent = self.density if density is None else density
+        return (coded_message(self.parameters, sent, self.codec),)
 
     def work(self, cluster: ClusterSettings, density: float | None = None) -> Work:
         """Return a worker's step on this cluster."""
@@ -114,7 +115,8 @@ class Plan:
         advised: one of them.
         curves: each kind's best by name, with 1, 2, 4, ... workers up to the requested number.
         densities: gtc's speed by the share of elements sent.
-        optima: K-hat by method, for MINIBATCHES and the requested minibatch of all workers.
+        optima: K-hat by method, for MINIBATCHES and the requested minibatch of all workers; none
+            on a cluster of one GPU.
     """
 
     alone: Speed
@@ -190,6 +192,7 @@ def plan(request: PlanRequest, cluster: ClusterSettings, densities: Sequence[flo
         optima=tuple(
             optimum(cluster, work, frames, max(request.block_steps))
             for frames in sorted({*MINIBATCHES, request.workers * request.minibatch_frames})
+            if cluster.max_workers > 1
         ),
     )
 

@@ -4,10 +4,9 @@ in    ClusterSettings, and processes: generators that yield seconds to wait, or 
 out   the clock at the end of all processes; the bytes that left the nodes
 
 Messages are flows. Flows that cross a link at the same time share it fairly (max-min fairness)
-between
-events: the begin or end of a flow, the end of a wait. A sender's copies of one message to many are
-one flow, which loads its links once per copy and arrives everywhere at once. Time depends only on
-the arguments. Knows nothing of gradients, methods and networks to train.
+between events: the begin or end of a flow, the end of a wait. A sender's copies of one message to
+many are one flow, which loads its links once per copy and arrives everywhere at once. Time depends
+only on the arguments. Knows nothing of gradients, methods and networks to train.
 """
 
 import heapq
@@ -30,8 +29,8 @@ class Links:
 
     Attributes:
         capacity_L: bytes per second of every link.
-        Raises:
-            ValueError: if the cluster has fewer workers.
+    Raises:
+        ValueError: if the cluster has fewer workers.
     """
 
     def __init__(self, cluster: ClusterSettings, workers: int) -> None:
@@ -83,7 +82,7 @@ class Links:
 class Loads:
     """The loads of one message.
 
-    link_E, copies_E: the links that it crosses, and the copies on each.
+    Attributes:
         link_E, copies_E: the links it crosses, and how many copies of it cross each.
         latency_seconds: before its first byte arrives.
         leaving: copies that leave the sender's node.

@@ -238,10 +238,12 @@ def optimum(cluster: ClusterSettings, work: Work, frames: float, block_steps: in
 
 
 def ring_rate(cluster: ClusterSettings, nodes: float) -> float:
-    """Return bytes per second of each hop of a ring: one flow enters and leaves each node."""
-    if nodes <= cluster.gpus_per_node:
+    """Return bytes per second of each hop of a ring: one flow enters and leaves each node.
+
+    More workers than the cluster has: as if it had more nodes; a single node: more GPUs.
+    """
+    if nodes <= cluster.gpus_per_node or cluster.between is None:
         return _inside(cluster, nodes)
-    assert cluster.between is not None
     rates = [cluster.between.bytes_per_second]
     if cluster.gpus_per_node > 1:
         rates.append(_inside(cluster, cluster.gpus_per_node - 1))
@@ -251,11 +253,13 @@ def ring_rate(cluster: ClusterSettings, nodes: float) -> float:
 
 
 def peer_rate(cluster: ClusterSettings, nodes: float) -> float:
-    """Return bytes per second of a worker that sends to all others, as all others do."""
+    """Return bytes per second of a worker that sends to all others, as all others do.
+
+    Of more workers than the cluster has as in `ring_rate`.
+    """
     gpus = cluster.gpus_per_node
-    if nodes <= gpus:
+    if nodes <= gpus or cluster.between is None:
         return _inside(cluster, nodes)
-    assert cluster.between is not None
     leaving = (nodes - gpus) / (nodes - 1)
     rates = [cluster.between.bytes_per_second / gpus / leaving]
     if gpus > 1:

@@ -34,8 +34,8 @@ from asr_train.cost.network import (
     ring_allreduce,
     tree_allreduce,
 )
-from asr_train.facts import HEADER_BYTES, Traffic
-from asr_train.files import read_jsonl
+from asr_train.facts import HEADER_BYTES, Method, Traffic
+from asr_train.files import read_json, read_jsonl
 
 FLOPS = 6  # per parameter and frame: a multiply-add forward, two backward
 QUEUE = 4  # messages of a worker of gtc_async in flight before it waits
@@ -186,13 +186,14 @@ def logged_messages(path: Path | str) -> tuple[MessageSize, ...]:
     """Return the messages of a run's log.jsonl, one per row: a worker's mean over the row's steps.
 
     Raises:
-        ValueError: if the run sent none.
+        ValueError: if what the run sent is not only messages of GTC, as run.json beside it says.
     """
-    rows = [row for row in read_jsonl(path) if row.get("elements_sent")]
-    if not rows:
-        raise ValueError(
-            f"{path} has no row with elements_sent; take the log of a run of gtc or bmuf_gtc"
-        )
+    about = Path(path).with_name("run.json")
+    method = Method[read_json(about)["settings"]["comm"]["method"]] if about.exists() else None
+    rows = [row for row in read_jsonl(path) if row.get("elements_sent") and row.get("threshold")]
+    if not rows or method not in (None, Method.gtc, Method.gtc_async):
+        of = "without sent elements and a threshold" if method is None else f"of {method.value}"
+        raise ValueError(f"{path} is a log {of}; take that of a run of gtc or gtc_async")
     return tuple(MessageSize(row["sent_bits"] / 8, row["elements_sent"]) for row in rows)
 
 
@@ -208,8 +209,7 @@ def simulate(
     seed: int = 1,
     known: "Known | None" = None,
 ) -> Speed:
-    """Simulate `workers` workers of `method.stripes` GPUs each, without the first
-    steps, in which a pipeline fills.
+    """Simulate workers of `method.stripes` GPUs each, without the first steps that fill a pipeline.
 
     Args:
         steps: to average over, at least; bmuf takes whole blocks, at least two.
@@ -470,9 +470,8 @@ class _Run:
             if step == self.steps:
                 return
             yield from self._compute(worker, step)
-            yield (
-                2 * self._encode_seconds()
-            )  # encoding and decoding, a pass over all parameters each
+            # Encoding and decoding, a pass over all parameters each
+            yield 2 * self._encode_seconds()
             self.sim.spawn(exchange(step))
 
     def _encode_seconds(self) -> float:

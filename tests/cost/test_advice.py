@@ -1,5 +1,7 @@
 """Advice follows from speeds: close to SGD if that costs nothing, far from it on slow networks."""
 
+from dataclasses import replace
+
 import pytest
 from cost.clusters import flat, nodes
 
@@ -90,6 +92,15 @@ def test_a_measured_rate_takes_the_place_of_the_clusters():
 def test_one_worker_has_one_method():
     assert [m.traffic for m in methods(wish(workers=1))] == [Traffic.none]
     assert plan(wish(workers=1), flat(), [1e-3]).advised.speed.speedup == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("gpus, optima", [(1, 0), (8, 4)])
+def test_a_single_node_has_a_plan_though_k_hat_may_exceed_its_gpus(gpus, optima):
+    one = nodes(gpus)
+    one = replace(one, max_nodes=1, between=None, inside=one.inside if gpus > 1 else None)
+    found = plan(wish(workers=gpus, minibatch_frames=1e5, activations=1e3), one, [1e-3])
+    assert [k.stripes > gpus for k in found.optima] == [True] * optima
+    assert found.options[0].speed.workers == gpus
 
 
 def test_groups_that_do_not_divide_the_workers_are_left_out():

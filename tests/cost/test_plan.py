@@ -21,7 +21,7 @@ from asr_train.cost.plan import (
     logged_messages,
     simulate,
 )
-from asr_train.files import write_jsonl
+from asr_train.files import write_json, write_jsonl
 
 RATE, LATENCY = 1e9, 1e-4
 MESSAGE = MessageSize(1e5, 2.5e4)
@@ -249,8 +249,8 @@ def test_bytes_out_of_a_node_a_step(method, gpus, left):
 
 def test_messages_of_a_log_are_replayed_in_turn(tmp_path):
     rows = [
-        {"step": 1, "sent_bits": 8e5, "elements_sent": 2.5e4},
-        {"step": 2, "sent_bits": 2.4e6, "elements_sent": 7.5e4},
+        {"step": 1, "sent_bits": 8e5, "elements_sent": 2.5e4, "threshold": 4.0},
+        {"step": 2, "sent_bits": 2.4e6, "elements_sent": 7.5e4, "threshold": 4.0},
         {"epoch": 1, "dev_loss": 1.0},
     ]
     write_jsonl(tmp_path / "log.jsonl", rows)
@@ -262,9 +262,23 @@ def test_messages_of_a_log_are_replayed_in_turn(tmp_path):
     assert speed.sent_bytes == 2e5
 
 
-def test_a_log_without_messages_is_refused(tmp_path):
-    write_jsonl(tmp_path / "log.jsonl", [{"step": 1, "elements_sent": 0.0, "sent_bits": 0.0}])
-    with pytest.raises(ValueError, match=r"log.jsonl has no row with elements_sent; take"):
+@pytest.mark.parametrize(
+    "method, elements, threshold, said",
+    [
+        (None, 0.0, 4.0, "a log without sent elements and a threshold"),
+        (None, 1e6, None, "a log without sent elements and a threshold"),  # whole gradients
+        ("bmuf_gtc", 1e6, 4.0, "a log of bmuf_gtc"),  # whole models among the messages
+        ("gtc", 0.0, 4.0, "a log of gtc"),  # of one worker
+    ],
+)
+def test_a_log_of_anything_but_gtcs_messages_is_refused(
+    tmp_path, method, elements, threshold, said
+):
+    row = {"step": 1, "sent_bits": 32 * elements, "elements_sent": elements, "threshold": threshold}
+    write_jsonl(tmp_path / "log.jsonl", [row])
+    if method is not None:
+        write_json(tmp_path / "run.json", {"settings": {"comm": {"method": method}}})
+    with pytest.raises(ValueError, match=f"log.jsonl is {said}; take that of a run of gtc"):
         logged_messages(tmp_path / "log.jsonl")
 
 
