@@ -211,7 +211,7 @@ def logged(folder: Path) -> dict[str, Any]:
     dev = [row for row in rows if "dev_accuracy" in row]
     last = [row for row in taken if row["epoch"] == taken[-1]["epoch"]]
     mean = {
-        name: sum(row[name] for row in last) / len(last)
+        name: sum(row[name] or 0 for row in last) / len(last)  # no minibatch: all steps skipped
         for name in ("step_seconds", "sent_bits", "minibatch")
     }
     model = json.loads((folder / "model.json").read_text())
@@ -240,12 +240,12 @@ def run_piece(piece: str, folder: Path, work: Path, anew: bool) -> bool:
     title, parts_of = PIECES[piece]
     path, facts = folder / f"{piece}.json", {**about(), "driver": driver()}
     found: dict[str, Any] = read_json(path) if path.exists() else {}
-    if found.get("complete") and found["about"]["device"] == facts["device"] and not anew:
-        print(f"{piece}: complete since {found['about']['date']}; PIECE={piece} runs it again")
+    before = found.get("about", {})
+    is_here = before.get("device") == facts["device"]
+    if found.get("complete") and is_here and not anew:
+        print(f"{piece}: complete since {before['date']}; PIECE={piece} runs it again")
         return True
-    is_resumed = (
-        bool(found) and not found["complete"] and found["about"]["commit"] == facts["commit"]
-    )
+    is_resumed = is_here and not found["complete"] and before["commit"] == facts["commit"]
     done: dict[str, Any] = found["parts"] if is_resumed else {}
     if not is_resumed:
         shutil.rmtree(work / piece, ignore_errors=True)

@@ -58,6 +58,18 @@ def test_a_piece_goes_on_after_its_limit_and_is_complete_once(gpu, tmp_path, mon
     assert once.read_text() == "xxxx"
 
 
+def test_parts_that_were_measured_on_another_device_are_not_taken_over(gpu, tmp_path, monkeypatch):
+    once, record = tmp_path / "once", tmp_path / "results" / "b.json"
+    part = gpu.Part("quick", [touching(once)], dict)
+    monkeypatch.setitem(gpu.PIECES, "b", ("Some numbers", lambda work: iter([part])))
+    for device in ("here", "there"):
+        monkeypatch.setattr("bench_kernels.device_name", lambda: device)  # noqa: B023
+        gpu.main(str(record.parent), str(tmp_path / "work"), "b")
+        found = json.loads(record.read_text())
+        record.write_text(json.dumps({**found, "complete": False}))
+    assert once.read_text() == "xx"
+
+
 def test_a_part_that_fails_stops_the_piece(gpu, tmp_path, monkeypatch):
     failing = [sys.executable, "-c", "raise SystemExit(3)"]
     part = gpu.Part("bad", [failing], dict)
@@ -81,6 +93,15 @@ def test_runs_are_those_of_the_papers(gpu, tmp_path):
             _, _, _, base, path, *overrides = part.commands[0]
             gpu.write_settings(base, path, *overrides)
             assert Path(path).read_text().startswith("model:")
+
+
+def test_a_log_whose_last_steps_were_skipped_is_summarised(gpu, tmp_path):
+    row = {"step": 10, "epoch": 1, "step_seconds": 0.5, "sent_bits": 0.0, "compression_ratio": None}
+    rows = [{**row, "minibatch": 64.0}, {**row, "step": 20, "minibatch": None}]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "model.json").write_text('{"workers": 1}')
+    (tmp_path / "run.json").write_text("{}")
+    assert gpu.logged(tmp_path)["frames_per_second"] == 32 / 0.5
 
 
 def test_outcomes_of_tests_are_counted(gpu, tmp_path):
