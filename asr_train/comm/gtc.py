@@ -275,9 +275,12 @@ class Gtc(Reducer):
 
 
 def adapted(tau: float, density: float, settings: schema.AdaptiveSettings) -> float:
-    """Return the next step's tau, a float32: raised if the density is too high, else lowered."""
+    """Return the next step's tau, a float32: raised if the density is too high, else lowered.
+
+    It stays a threshold that kernels take, however long gradients are zero, or explode.
+    """
     if density > settings.density * settings.band:
         tau *= settings.factor
     elif density < settings.density / settings.band:
         tau /= settings.factor
-    return float(np.float32(tau))
+    return float(np.float32(min(max(tau, threshold.SMALLEST), threshold.LARGEST)))

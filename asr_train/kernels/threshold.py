@@ -10,7 +10,6 @@ for bit. `compress_fixed` is for messages of fixed length: it never waits for th
 can be part of a CUDA graph.
 """
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from asr_train.kernels.backend import Backend, choose
 
 MAX_ELEMENTS = 2**31 - 1  # an index has 31 bits
 SMALLEST = 2.0**-126  # threshold: smaller float32 are subnormal, with fewer bits
+LARGEST = torch.finfo(torch.float32).max
 _INDEX = 2**31 - 1  # mask
 _SIGN = -(2**31)  # int32 with the highest bit alone
 
@@ -38,11 +38,6 @@ class Compressed(NamedTuple):
 
     words_K: Tensor
     is_finite: bool  # all of residual + gradient; if not, kept_P must not be used
-
-
-def encode(grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor) -> Tensor:
-    """Compute `compress` of a gradient that is known to be finite; return words_K."""
-    return compress(grad_P, residual_P, threshold, kept_P).words_K
 
 
 def compress(grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor) -> Compressed:
@@ -247,7 +242,7 @@ def _fixed(
 
 
 def take_back(grad_P: Tensor, residual_P: Tensor, kept_P: Tensor, words_K: Tensor) -> None:
-    """Undo the selection of these elements by `encode`: kept_P owes them again, bit for bit.
+    """Undo the selection of these elements by `compress`: kept_P owes them again, bit for bit.
 
     The sum is recomputed, because (owed - threshold) + threshold may round.
     """
@@ -351,9 +346,9 @@ def _check(
         )
     if not all(t.is_contiguous() for t in (grad_P, residual_P, kept_P)):
         raise ValueError(f"{where}: a tensor has gaps between its elements; call contiguous()")
-    check_positive("threshold", threshold)
-    if not SMALLEST <= threshold < math.inf:
+    if not SMALLEST <= threshold <= LARGEST:
         raise ValueError(
-            f"threshold is {threshold}; it must be a normal float32, {SMALLEST:.3g} or more"
+            f"threshold is {threshold}; it must be positive and a normal float32, "
+            f"{SMALLEST:.3g} to {LARGEST:.3g}"
         )
     check_size(grad_P.numel())

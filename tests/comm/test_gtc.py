@@ -11,7 +11,14 @@ from asr_train.comm import codec
 from asr_train.comm.codec import HEADER_BYTES, Kind, MessageError
 from asr_train.comm.gtc import adapted
 from asr_train.comm.reducers import Gradient
-from asr_train.kernels.threshold import decode_reference, encode_reference, to_words
+from asr_train.kernels.threshold import (
+    LARGEST,
+    SMALLEST,
+    compress,
+    decode_reference,
+    encode_reference,
+    to_words,
+)
 
 
 def residuals(run):
@@ -176,6 +183,15 @@ def test_tau_moves_by_its_factor_outside_its_band_and_is_a_float32():
     assert adapted(5.0, 0.0049, settings) == 4.0
     odd = adapted(0.1, 1.0, settings)
     assert odd == float(torch.tensor(odd))
+
+
+@pytest.mark.parametrize("density, end", [(0.0, SMALLEST), (1.0, LARGEST)])
+def test_tau_stays_one_that_kernels_take_however_long_nothing_or_all_is_sent(density, end):
+    settings, tau = schema.AdaptiveSettings(density=0.01, band=2.0, factor=1.25), 4.0
+    for _ in range(450):
+        tau = adapted(tau, density, settings)
+    assert tau == end
+    compress(torch.zeros(1), torch.zeros(1), tau, torch.zeros(1))
 
 
 def test_tau_follows_what_was_wanted_not_what_had_room():

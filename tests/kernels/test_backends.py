@@ -412,7 +412,7 @@ def test_what_cannot_be_decoded_is_refused():
     half_P = torch.zeros(3, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="float32 in one row"):
         compress(half_P, half_P, 1.0, half_P)
-    with pytest.raises(ValueError, match="threshold is 1e-45; it must be a normal float32"):
+    with pytest.raises(ValueError, match="threshold is 1e-45; it must be positive and a normal"):
         compress(torch.zeros(1), torch.zeros(1), 1e-45, torch.zeros(1))
 
 

@@ -4,9 +4,9 @@ import torch
 from asr_train.kernels.threshold import (
     MAX_ELEMENTS,
     check_size,
+    compress,
     decode,
     decode_reference,
-    encode,
     encode_reference,
     from_words,
     take_back,
@@ -22,7 +22,7 @@ def dyadic(request):
 
 def encoded(grad_P, residual_P, threshold):
     kept_P = torch.empty_like(grad_P)
-    return encode(grad_P, residual_P, threshold, kept_P), kept_P
+    return compress(grad_P, residual_P, threshold, kept_P).words_K, kept_P
 
 
 def dense(words_K, size):
@@ -87,10 +87,10 @@ def test_counts_are_those_of_one_by_one_in_any_order(dyadic):
 def test_what_cannot_be_encoded_is_refused():
     one_P, two_P = torch.zeros(1), torch.zeros(2)
     with pytest.raises(ValueError, match="they must agree"):
-        encode(one_P, two_P, 1.0, one_P)
+        compress(one_P, two_P, 1.0, one_P)
     for threshold in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match=r"threshold is .* must be positive"):
-            encode(one_P, one_P.clone(), threshold, one_P.clone())
+            compress(one_P, one_P.clone(), threshold, one_P.clone())
     check_size(MAX_ELEMENTS)
     with pytest.raises(ValueError, match=r"2,147,483,648 parameters but .* reach 2,147,483,647"):
         check_size(MAX_ELEMENTS + 1)
