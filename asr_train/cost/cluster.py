@@ -9,18 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asr_train.schema import SettingsError, load
-
-
-def _positive(where: str, **values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise SettingsError(f"{where}.{name} is {value}; it must be positive")
-
-
-def _not_negative(where: str, **values: float) -> None:
-    for name, value in values.items():
-        if not value >= 0:
-            raise SettingsError(f"{where}.{name} is {value}; it must not be negative")
+from asr_train.schema.fields import at, not_negative, positive, within
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,15 +27,11 @@ class GpuSettings:
     exchange_ms: float = 0.0  # per exchange of 1-bit parts, beside the links: waits and adding up
 
     def __post_init__(self) -> None:
-        where = "cluster.gpu"
-        _positive(where, peak_tflops=self.peak_tflops)
-        _not_negative(where, fixed_ms=self.fixed_ms, encode_ns=self.encode_ns)
-        _not_negative(where, decode_ns=self.decode_ns)
-        _not_negative(where, start_ms=self.start_ms, exchange_ms=self.exchange_ms)
-        if not 0 < self.efficiency <= 1:
-            raise SettingsError(f"{where}.efficiency is {self.efficiency}; it must lie in (0, 1]")
-        if not 0 <= self.jitter <= 2:
-            raise SettingsError(f"{where}.jitter is {self.jitter}; it must lie in [0, 2]")
+        positive(peak_tflops=self.peak_tflops, efficiency=self.efficiency)
+        within(0, 1, efficiency=self.efficiency)
+        within(0, 2, jitter=self.jitter)
+        not_negative(fixed_ms=self.fixed_ms, start_ms=self.start_ms, exchange_ms=self.exchange_ms)
+        not_negative(encode_ns=self.encode_ns, decode_ns=self.decode_ns)
 
     @property
     def flops(self) -> float:
@@ -62,8 +47,8 @@ class LinkSettings:
     latency_us: float  # from sending a message to the arrival of its first bit
 
     def __post_init__(self) -> None:
-        _positive("cluster link", gbit_per_s=self.gbit_per_s)
-        _not_negative("cluster link", latency_us=self.latency_us)
+        positive(gbit_per_s=self.gbit_per_s)
+        not_negative(latency_us=self.latency_us)
 
     @property
     def bytes_per_second(self) -> float:
@@ -87,20 +72,18 @@ class ClusterSettings:
     lambda_conn: float = 1.0  # times that activations between stripes take over a link's time
 
     def __post_init__(self) -> None:
-        where = "cluster"
-        _positive(where, gpus_per_node=self.gpus_per_node, max_nodes=self.max_nodes)
-        _positive(where, lambda_conn=self.lambda_conn)
-        for name, limit in (("bus", self.bus_gbit_per_s), ("fabric", self.fabric_gbit_per_s)):
-            if limit is not None:
-                _positive(where, **{f"{name}_gbit_per_s": limit})
+        positive(gpus_per_node=self.gpus_per_node, max_nodes=self.max_nodes)
+        positive(lambda_conn=self.lambda_conn)
+        limits = {"bus": self.bus_gbit_per_s, "fabric": self.fabric_gbit_per_s}
+        positive(**{f"{name}_gbit_per_s": v for name, v in limits.items() if v is not None})
         if self.gpus_per_node > 1 and self.inside is None:
             raise SettingsError(
-                f"cluster.gpus_per_node is {self.gpus_per_node} but cluster.inside is null; "
+                f"{at('gpus_per_node')} is {self.gpus_per_node} but {at('inside')} is null; "
                 "give the link between the GPUs of a node"
             )
         if self.max_nodes > 1 and self.between is None:
             raise SettingsError(
-                f"cluster.max_nodes is {self.max_nodes} but cluster.between is null; "
+                f"{at('max_nodes')} is {self.max_nodes} but {at('between')} is null; "
                 "give the link between nodes"
             )
 

@@ -24,11 +24,11 @@ def test_settings_are_plain_data_and_back(tmp_path):
 @pytest.mark.parametrize(
     "changed, said",
     [
-        ({"gpus_per_node": 0}, "cluster.gpus_per_node is 0; it must be positive"),
-        ({"inside": None}, "gpus_per_node is 4 but cluster.inside is null"),
-        ({"between": None}, "max_nodes is 64 but cluster.between is null"),
+        ({"gpus_per_node": 0}, "gpus_per_node is 0; it must be positive"),
+        ({"inside": None}, "gpus_per_node is 4 but inside is null"),
+        ({"between": None}, "max_nodes is 64 but between is null"),
         ({"fabric_gbit_per_s": -1.0}, "fabric_gbit_per_s is -1.0"),
-        ({"between": {"gbit_per_s": 0, "latency_us": 1}}, "gbit_per_s is 0"),
+        ({"between": {"gbit_per_s": 0, "latency_us": 1}}, "between.gbit_per_s is 0"),
         ({"nodes": 3}, "nodes is not a setting; .*allowed there: sources, gpus_per_node"),
     ],
 )
@@ -40,7 +40,7 @@ def test_what_cannot_be_is_refused(changed, said):
 @pytest.mark.parametrize(
     "changed, said",
     [
-        ({"efficiency": 1.2}, r"gpu.efficiency is 1.2; it must lie in \(0, 1\]"),
+        ({"efficiency": 1.2}, r"gpu.efficiency is 1.2; it must lie in \[0, 1\]"),
         ({"jitter": -0.1}, "gpu.jitter is -0.1"),
         ({"peak_tflops": 0}, "gpu.peak_tflops is 0"),
         ({"encode_ns": -1}, "gpu.encode_ns is -1"),
