@@ -320,10 +320,15 @@ def map_bytes(size: int) -> int:
     return -(-size // 4)
 
 
+def largest_capacity(size: int) -> int:
+    """Return the most bytes that a payload needs room for: those of a map, and of a word."""
+    return max(4, map_bytes(size))
+
+
 def smallest_capacity(kind: Kind, size: int) -> int:
     """Return payload bytes that always fit some elements: the tiles' table, and 64 words."""
     table = 2 * -(-size // TILE) if kind is Kind.tile16 else 0
-    return min(map_bytes(size), table + 256)
+    return min(largest_capacity(size), table + 256)
 
 
 def payload_bytes(words_K: Tensor, size: int, kind: Kind) -> int:

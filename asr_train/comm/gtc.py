@@ -58,7 +58,7 @@ class Gtc(Reducer):
         self.exchange, self.size, self.settings = exchange, size, settings
         self.kind = Kind[settings.codec.name]
         self.tau = float(np.float32(settings.threshold))
-        self.capacity = codec.map_bytes(size)
+        self.capacity = codec.largest_capacity(size)
         self.step = 0
         self._residuals_WP, self._kept_WP = (
             rows(len(exchange.local), size, exchange.device).zero_() for _ in range(2)
@@ -246,8 +246,8 @@ class Gtc(Reducer):
             self.capacity = wanted
         elif 4 * wanted <= self.capacity:  # shrink late, so as not to oscillate
             self.capacity //= 2
-        least, most = codec.smallest_capacity(self.kind, self.size), codec.map_bytes(self.size)
-        self.capacity = min(most, max(least, self.capacity))
+        least = codec.smallest_capacity(self.kind, self.size)
+        self.capacity = min(codec.largest_capacity(self.size), max(least, self.capacity))
         if (adaptive := self.settings.adaptive) is not None:
             density = sum(h.wanted for h in headers) / (len(headers) * self.size)
             self.tau = adapted(self.tau, density, adaptive)

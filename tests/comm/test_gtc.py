@@ -103,6 +103,15 @@ def test_nobody_waits_for_ever():
     assert set(run.weights()[0].tolist()) <= {-2.0, -4.0}  # of two workers; once or twice
 
 
+@pytest.mark.parametrize("codec_name", ["packed32", "tile16", "rice"])
+@pytest.mark.parametrize("size", [1, 12, 13])
+def test_the_smallest_model_has_room_for_an_element(codec_name, size):
+    method = method_of("gtc", 2, size=size, gtc={**GTC, "codec": codec_name, "threshold": 0.5})
+    for _ in range(3):
+        method.reduce(0, (Gradient(torch.ones(size), 1) for _ in range(2)))
+    assert method.take_sent(0).elements >= 3
+
+
 def test_room_grows_with_what_was_wanted_and_shrinks_slowly(monkeypatch):
     gtc = {**GTC, "codec": "packed32"}
     size = 100_000
