@@ -406,20 +406,10 @@ def null_model(case: Case, fit_on: Sequence[str] = ()) -> Fit:
 
 
 def fit(case: Case, cluster: ClusterSettings, fit_on: Sequence[str]) -> Fit:
-    """Fit the constants on the rows of `fit_on`, by least squares of logarithms.
-
-    Raises:
-        ValueError: if there are fewer rows than constants, or an unknown label.
-    """
+    """Fit the constants on the rows of `fit_on`, by least squares of logarithms."""
     from scipy.optimize import least_squares  # slow to import, and every make reads this module
 
-    by_label = {row.label: row for row in case.rows}
-    unknown = sorted(set(fit_on) - set(by_label))
-    if unknown:
-        raise ValueError(f"{case.name} has no row {unknown}; known: {sorted(by_label)}")
-    if len(fit_on) < len(case.start):
-        raise ValueError(f"{len(fit_on)} rows cannot fix {len(case.start)} constants; name more")
-    names = list(case.start)
+    by_label, names = {row.label: row for row in case.rows}, list(case.start)
     if not names:
         return Fit({}, predicted(case, cluster, {}), ())
     rows = [by_label[label] for label in fit_on]

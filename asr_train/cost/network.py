@@ -339,7 +339,7 @@ def _ring(sim: Simulation, ranks: Sequence[int], sizes_RP: Sequence[Sequence[flo
 def _doubling(sim: Simulation, ranks: Sequence[int], size: float, outward: bool) -> Process:
     """Run the rounds of exchange between i and i + 2^k."""
     p = len(ranks)
-    rounds = [2**k for k in range(math.ceil(math.log2(p)))] if p > 1 else []
+    rounds = [2**k for k in range(math.ceil(math.log2(p)))]
     for hop in rounds if outward else reversed(rounds):
         pairs = [(ranks[i], ranks[i + hop]) for i in range(min(hop, p - hop))]
         arrived = Count(len(pairs))

@@ -286,11 +286,8 @@ class _Run:
         return drawn_WS * mean
 
     def play(self) -> None:
-        if self.workers == 1 or self.method.traffic is Traffic.none:
-            self.sim.spawn(self._alone())
-        else:
-            for process in self._processes():
-                self.sim.spawn(process)
+        for process in [self._alone()] if self.workers == 1 else self._processes():
+            self.sim.spawn(process)
         self.sim.run()
 
     def speed(self) -> Speed:
@@ -313,7 +310,7 @@ class _Run:
 
     def _sent_bytes(self) -> float:
         dense, traffic = self.work.dense_bytes, self.method.traffic
-        if self.workers == 1 or traffic is Traffic.none:
+        if self.workers == 1:
             return 0.0
         if traffic is Traffic.allreduce:
             return dense
@@ -388,8 +385,7 @@ class _Run:
 
     def _alone(self) -> Process:
         for step in range(self.steps + 1):
-            for marks in self.marks:
-                marks.append(self.sim.now)
+            self.marks[0].append(self.sim.now)
             if step < self.steps:
                 yield from self._compute(0, step)
 
