@@ -828,10 +828,6 @@ def _mixed(words: Any) -> Any:
 
 def checksum(payload: Any) -> int:
     """Compute checksum.checksum_reference."""
-    whole = len(payload) // 4 * 4
-    words = np.frombuffer(payload[:whole].tobytes(), np.uint32)
-    rest = np.zeros(4, np.uint8)
-    rest[: len(payload) - whole] = payload[whole:]
-    if whole < len(payload):
-        words = np.concatenate([words, rest.view(np.uint32)])
-    return int(_mixed(words))
+    padded = np.zeros(-(-len(payload) // 4) * 4, np.uint8)
+    padded[: len(payload)] = payload
+    return int(_mixed(padded.view(np.uint32)))

@@ -397,43 +397,22 @@ def tally_rows(
 
 
 @triton.jit
-def _at_most(lengths, worker, capacity, FIXED: tl.constexpr):
-    if FIXED:
-        return tl.minimum(tl.load(lengths + worker), capacity)
-    else:
-        return capacity
-
-
-@triton.jit
-def _count(words, lengths, counts, n, capacity, FIXED: tl.constexpr, CHUNK: tl.constexpr):
+def _count(words, counts, length, n, CHUNK: tl.constexpr):
     """Add sent elements to integer counts."""
-    worker = tl.program_id(1).to(tl.int64)
-    k = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    inside = k < _at_most(lengths, worker, capacity, FIXED)
-    word = tl.load(words + worker * capacity + k, inside, 0)
+    k = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    inside = k < length
+    word = tl.load(words + k, inside, 0)
     index = word & _INDEX
     one = tl.where(word < 0, -1, 1)
     tl.atomic_add(counts + index.to(tl.int64), one, inside & (index < n), sem="relaxed")
 
 
 @triton.jit
-def _move(
-    words,
-    lengths,
-    counts,
-    weights,
-    n,
-    capacity,
-    tau,
-    rate,
-    FIXED: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+def _move(words, counts, weights, length, n, tau, rate, CHUNK: tl.constexpr):
     """Update weights by counts: each by the first of its elements to exchange the count for 0."""
-    worker = tl.program_id(1).to(tl.int64)
-    k = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    inside = k < _at_most(lengths, worker, capacity, FIXED)
-    index = tl.load(words + worker * capacity + k, inside, 0) & _INDEX
+    k = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    inside = k < length
+    index = tl.load(words + k, inside, 0) & _INDEX
     inside = inside & (index < n)
     at = index.to(tl.int64)
     count = tl.atomic_xchg(counts + at, tl.zeros([CHUNK], tl.int32), inside, sem="relaxed")
@@ -464,43 +443,18 @@ def _scale(counts, out, n, tau, BLOCK: tl.constexpr):
 def decode(messages: Sequence[Tensor], tau: float, rate: float | None, out_P: Tensor) -> None:
     """Compute decode.total, or decode.update if there is a rate."""
     words = torch.cat([*messages, torch.empty(0, dtype=torch.int32, device=out_P.device)])
-    _decode(words[None], None, tau, rate, out_P)
-
-
-@launches
-def decode_fixed(
-    words_WC: Tensor, lengths_W: Tensor, tau: float, rate: float | None, out_P: Tensor
-) -> None:
-    """Compute `decode` of messages made by threshold.compress_fixed; never waits.
-
-    Args:
-        words_WC: int32 [workers, capacity], as gathered.
-        lengths_W: int64 [workers] on the device; lengths beyond capacity are cut to it.
-    """
-    _decode(words_WC, lengths_W, tau, rate, out_P)
-
-
-def _decode(
-    words_WC: Tensor, lengths_W: Tensor | None, tau: float, rate: float | None, out_P: Tensor
-) -> None:
-    """Decode rows of words; None: all of a row are sent elements."""
-    (workers, capacity), size = words_WC.shape, len(out_P)
+    size = len(out_P)
     if rate is None:
         counts_P = out_P.view(torch.int32).zero_()
     else:
         counts_P = torch.zeros(size, dtype=torch.int32, device=out_P.device)
-    is_fixed = lengths_W is not None
-    given = (words_WC, lengths_W if is_fixed else words_WC, counts_P)
-    grid = (triton.cdiv(capacity, CHUNK), workers)
-    if words_WC.numel():
-        _count[grid](*given, size, capacity, FIXED=is_fixed, CHUNK=CHUNK)
+    grid = (triton.cdiv(len(words), CHUNK),)
+    if len(words):
+        _count[grid](words, counts_P, len(words), size, CHUNK)
     if rate is None:
         tiles = (triton.cdiv(size, TALLY),)
         _scale[tiles](counts_P, out_P, size, tau, TALLY, enable_fp_fusion=False)
-    elif words_WC.numel():
-        _move[grid](
-            *(*given, out_P, size, capacity, tau, rate),
-            FIXED=is_fixed,
-            CHUNK=CHUNK,
-            enable_fp_fusion=False,  # apart from explicit tl.fma
-        )
+    elif len(words):
+        sizes = (len(words), size, tau, rate, CHUNK)
+        # Apart from explicit tl.fma
+        _move[grid](words, counts_P, out_P, *sizes, enable_fp_fusion=False)

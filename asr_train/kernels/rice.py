@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from asr_train.kernels.backend import Backend, choose
+from asr_train.kernels.onebit import packed, unpacked
 from asr_train.kernels.threshold import RefuseIf, from_words, refuse_if, to_words
 
 MOST_LOW_BITS = 31  # an index has no more
@@ -64,13 +65,12 @@ def write_reference(words_K: Tensor, parameter: int) -> Tensor:
     ends_K = (gaps_K >> parameter).cumsum(0) + torch.arange(count, device=words_K.device)
     unary = int(ends_K[-1]) + 1 if count else 0
     width = parameter + 1
-    bits = torch.zeros(unary + count * width, dtype=torch.uint8, device=words_K.device)
-    bits[ends_K] = 1
+    bits = torch.zeros(unary + count * width, dtype=torch.bool, device=words_K.device)
+    bits[ends_K] = True
     low_K = (gaps_K & ((1 << parameter) - 1)) * 2 + (words_K < 0)
     shift = torch.arange(width, device=words_K.device)
-    bits[unary:] = ((low_K[:, None] >> shift) & 1).flatten().to(torch.uint8)
-    padded = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).view(-1, 8)
-    return (padded << _bit_places(bits)).sum(1, dtype=torch.uint8)
+    bits[unary:] = ((low_K[:, None] >> shift) & 1).flatten().bool()
+    return packed(bits[None])[0]
 
 
 def read(
@@ -133,7 +133,7 @@ class _Bits:
     """A payload as tensors: a byte per bit."""
 
     def __init__(self, payload_B: Tensor) -> None:
-        self._bits = ((payload_B[:, None] >> _bit_places(payload_B)) & 1).flatten()
+        self._bits = unpacked(payload_B[None], 8 * len(payload_B))[0]
 
     def ends(self, count: int) -> Tensor:
         """Return the places of the first `count` ones, int64; -1 for missing ones."""
@@ -190,7 +190,3 @@ def _gaps(words_K: Tensor) -> Tensor:
     """Return how many elements that are not sent lie before each one that is."""
     index_K, _ = from_words(words_K)
     return index_K.diff(prepend=index_K.new_tensor([-1])) - 1
-
-
-def _bit_places(like: Tensor) -> Tensor:
-    return torch.arange(8, dtype=torch.uint8, device=like.device)

@@ -55,7 +55,7 @@ TYPES = {
 }
 SELECT = {"BLOCK": gpu_sparse.BLOCK}
 EXPAND = {**SELECT, "GROUP": gpu_sparse.GROUP, "SUPERS": 256}
-DECODE = {"FIXED": True, "CHUNK": gpu_sparse.CHUNK}
+DECODE = {"CHUNK": gpu_sparse.CHUNK}
 QUANTISE = {"MATRICES": 32, "ROWS": gpu_dense.ROWS, "BYTES": gpu_dense.BYTES}
 ADD_UP = {"MATRICES": 32, "HIGH": gpu_dense.HIGH, "WIDE": gpu_dense.WIDE}
 RICE = {"BLOCK": gpu_rice.BLOCK}
