@@ -63,13 +63,9 @@ def network(width: int) -> Dnn:
     return whole
 
 
+@loss_parallel()
 def run(setup: str, width: int, frames: int, rank: int, store: str, output: Path) -> None:
     """Measure as one of the processes; the first writes what all found."""
-    with loss_parallel():
-        _run(setup, width, frames, rank, store, output)
-
-
-def _run(setup: str, width: int, frames: int, rank: int, store: str, output: Path) -> None:
     processes, threads, parts = SETUPS[setup]
     torch.set_num_threads(threads)
     where = {"rank": rank, "world_size": processes, "timeout": TIMEOUT}

@@ -79,7 +79,6 @@ class MomentumBlocks:
         self.form, self.eta, self.zeta, self.velocity = form, eta, zeta, velocity
         self.momentum: BlockUpdate | None = None
         self.position = 0  # steps into the block
-        self.blocks = 0  # finished
 
     def begin(self, weights_P: Tensor) -> None:
         self.momentum = BlockUpdate(self.form, self.eta, self.zeta, weights_P)
@@ -110,7 +109,6 @@ class MomentumBlocks:
             if self.velocity is BlockVelocity.reset:
                 replica.optimizer.reset()
         self.position = 0
-        self.blocks += 1
 
     def exported(self) -> Tensor:
         """Return W, the weights to evaluate and to keep."""
@@ -123,7 +121,6 @@ class MomentumBlocks:
             "weights_P": self.momentum.weights_P,
             "delta_P": self.momentum.delta_P,
             "position": self.position,
-            "blocks": self.blocks,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -132,4 +129,4 @@ class MomentumBlocks:
         assert self.momentum is not None
         self.momentum.weights_P.copy_(state["weights_P"])
         self.momentum.delta_P.copy_(state["delta_P"])
-        self.position, self.blocks = state["position"], state["blocks"]
+        self.position = state["position"]

@@ -147,16 +147,13 @@ class ExchangeMethod:
                 "optim.adagrad.place is raw, which is for a single worker; choose partial or "
                 "aggregate"
             )
-        of_workers = adagrad is not None and adagrad.place is AdagradPlace.partial and shares
-        for number, group in enumerate(self.groups):
+        if adagrad is not None and adagrad.place is AdagradPlace.partial and shares:
+            for worker in self.exchange.local:
+                self.partial[worker] = adagrad_of(adagrad, shapes, weights_P, self.total)
+            adagrad = None  # of the models
+        for number in range(len(self.groups)):
             own_P = weights_P if number == 0 else weights_P.clone()
-            if of_workers:
-                for worker in group.local:
-                    own = adagrad_of(adagrad, shapes, own_P, self.total)
-                    assert own is not None
-                    self.partial[worker] = own
-            of_model = None if of_workers else adagrad
-            self.replicas.append(self._replica(number, own_P, momentum, shapes, of_model))
+            self.replicas.append(self._replica(number, own_P, momentum, shapes, adagrad))
         if self.blocks is not None:
             self.blocks.begin(weights_P)
 
@@ -169,7 +166,9 @@ class ExchangeMethod:
         adagrad: AdagradSettings | None,
     ) -> Replica:
         """Return a group's model and optimizer."""
-        own = adagrad_of(adagrad, shapes, weights_P, self.total)
+        own = None
+        if adagrad is not None:
+            own = adagrad_of(adagrad, shapes, weights_P, self.total)
         return Replica(weights_P, Momentum(weights_P, momentum, own))
 
     def end_epoch(self) -> None:

@@ -97,14 +97,12 @@ def means(sums_M: Tensor, sizes_M: Tensor, total: Total | None) -> Tensor:
 
 
 def adagrad_of(
-    settings: AdagradSettings | None,
+    settings: AdagradSettings,
     shapes: Sequence[Shape],
     like_P: Tensor,
     total: Total | None = None,
-) -> Adagrad | None:
-    """Return AdaGrad of a whole vector, whose parameters have these shapes; None: no settings."""
-    if settings is None:
-        return None
+) -> Adagrad:
+    """Return AdaGrad of a whole vector, whose parameters have these shapes."""
     runs = [(m, math.prod(shape)) for m, shape in enumerate(shapes)]
     return Adagrad(settings, runs, like_P, total)
 

@@ -108,15 +108,16 @@ class Processes(Exchange):
         for first in range(self.members.start, self.members.stop, size):
             members = range(first, min(first + size, self.members.stop))
             ranks = [r for r, host in enumerate(self._hosts) if _overlap(members, host)]
+            is_here = dist.get_rank() in ranks
             if len(ranks) == 1:
-                if self._me == self._ranks.index(ranks[0]):
+                if is_here:
                     found.append(Loopback(members, self.device))
                 continue
-            if self._group is None:  # all processes make all groups, in the same order
-                group = new_group(ranks, self.timeout_seconds)
-            elif dist.get_rank() in ranks:  # those outside this exchange make others
-                group = new_group(ranks, self.timeout_seconds, is_local=True)
-            if dist.get_rank() in ranks:
+            # Of all processes, all make all groups, in the same order; else each makes its own
+            if self._group is None or is_here:
+                is_local = self._group is not None
+                group = new_group(ranks, self.timeout_seconds, is_local)
+            if is_here:
                 where = (self._hosts, self.device, self.timeout_seconds, group)
                 found.append(Processes(members, *where))
         return found

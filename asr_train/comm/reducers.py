@@ -77,9 +77,7 @@ class Counts:
 
     def descend(self, weights_P: Tensor, rate: float) -> None:
         """Compute weights_P -= rate * dense(), bit for bit what Quanta does."""
-        parts: list[Tensor] = []
-        counts_1P = self.counts_P[None]
-        decode.combine(weights_P, counts_1P, [0], parts, parts, self.tau, rate, weights_P)
+        decode.combine(weights_P, self.counts_P[None], [0], [], [], self.tau, rate, weights_P)
 
 
 @dataclass(slots=True)
