@@ -15,6 +15,7 @@ export PATH := $(BIN):$(PATH)
 PAPERS := $(notdir $(patsubst %/paper.yaml,%,$(wildcard recipes/*/paper.yaml)))
 RECIPES := $(filter-out $(PAPERS),$(notdir $(patsubst %/Makefile,%,$(wildcard recipes/*/Makefile))))
 RECIPE ?= digits
+$(if $(filter $(RECIPE),$(RECIPES) $(PAPERS)),,$(error RECIPE is '$(RECIPE)'; it may be $(RECIPES) $(PAPERS)))
 # Folders named on the command line count from here; make hands on all other variables by itself.
 FOLDERS = $(foreach v,CORPUS_DIR W MORE BUNDLE,$(if $($v),'$v=$(abspath $($v))'))
 
@@ -35,6 +36,7 @@ help:
 ## make bundle RECIPE=fsdd         pack its model for decoding and alignment anywhere (RUN=dnn, BUNDLE=path)
 ## make status RECIPE=fsdd         list done, stale and missing stages (default: digits)
 ## make clean RECIPE=fsdd          remove that recipe's work folder
+## make ddp_hook                   GTC, 1-bit SGD and block momentum in a plain PyTorch script; no data
 $(RECIPES): .venv/.ready
 	@$(MAKE) -C recipes/$@ table $(FOLDERS)
 

@@ -13,11 +13,15 @@ TEXTS     := $(foreach t,$(TEXT),$(call from_root,$t))
 NEEDED    := $(SPEECH) $(TEXTS)
 INPUTS    := $(wildcard $(filter-out %/.,$(SPEECH)))
 MISSING   := $(filter-out $(wildcard $(NEEDED)),$(NEEDED))
+HELP      := $(filter help clean,$(MAKECMDGOALS))
+ifeq ($(or $(CORPUS_DIR),$(HELP)),)
+$(error CORPUS_DIR is not given; call make with CORPUS_DIR=path of a folder with $(NEEDS), $(GET))
+endif
 UNREADABLE    := $(if $(MISSING),$(shell [ ! -d '$(DATA)' ] || [ -r '$(DATA)' -a -x '$(DATA)' ] || echo closed))
 ifneq ($(UNREADABLE),)
 $(error no permission to read the folder $(DATA): change its permissions, or call make with another CORPUS_DIR)
 endif
-ifneq ($(if $(filter help clean,$(MAKECMDGOALS)),,$(MISSING)),)
+ifneq ($(if $(HELP),,$(MISSING)),)
 $(error $(firstword $(MISSING)) is missing: $(GET), or call make with CORPUS_DIR=path of the corpus)
 endif
 # Lists in settings are written [word,word].

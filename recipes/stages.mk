@@ -29,20 +29,23 @@ SPEECH ?=# what lies in the folder of recordings that are not made here
 INPUTS ?=# files of the corpus that the manifests are made from
 CONF  ?=
 FILES ?=# a paper's tables that RUNS are named in, as TABLE.yaml@SCALE
-# Refuse a variable that no makefile sets by `?=`: a misspelt name would be ignored silently.
+# Refuse a variable that no makefile sets by `?=`: a misspelt name, or a setting outside SET, would be ignored silently.
 KNOWN := $(sort $(shell sed -nE 's/^([A-Z_]+) *\?=.*/\1/p' $(MAKEFILE_LIST))) JOBS RECIPE DEBUG DEVICE THREADS
-GIVEN  := $(foreach v,$(MAKEOVERRIDES),$(if $(findstring =,$v),'$(firstword $(subst =, ,$v))'))
-UNKNOWN := $(filter-out $(KNOWN),$(if $(GIVEN),$(shell printf '%s\n' $(GIVEN) | grep -xE '[A-Z_]+')))
+# MAKEOVERRIDES has the words of values, too: SET='a=1 b=2' gives no variable b.
+GIVEN := $(foreach v,$(sort $(foreach w,$(MAKEOVERRIDES),$(firstword $(subst =, ,$w)))),$(if $(filter command,$(firstword $(origin $v))),'$v'))
+UNKNOWN := $(filter-out $(KNOWN),$(if $(GIVEN),$(shell printf '%s\n' $(GIVEN) | grep -xE '[A-Za-z_.]+')))
 ifneq ($(UNKNOWN),)
+IS_SETTING := $(wildcard $(ROOT)/conf/$(firstword $(subst ., ,$(UNKNOWN)))/.)
+$(if $(IS_SETTING),$(error $(firstword $(UNKNOWN)) is a setting, not a variable of make; call make with SET='$(firstword $(UNKNOWN))=...'))
 $(error unknown variable $(firstword $(UNKNOWN))$(shell $(PY) -c 'import sys, difflib; \
-  print(*[f" (did you mean {name}?)" for name in difflib.get_close_matches(sys.argv[1], sys.argv[2:], 1)])' \
+  print(*[f" (did you mean {name}?)" for name in difflib.get_close_matches(sys.argv[1].upper(), sys.argv[2:], 1)])' \
   $(firstword $(UNKNOWN)) $(KNOWN)); `make help` and the recipe's README list them)
 endif
 # MORE and TEXT are variables of all recipes with recordings, but some have no use for them.
 unused = $(if $2,$(if $(findstring $(firstword $2),$(CONF)),,$(error $1 is '$($1)', but this recipe reads no such files; leave it out)))
 $(call unused,MORE,$(MORE_DIRS))
 $(call unused,TEXT,$(TEXTS))
-SETTINGS = gmm=$(ALIGNER) $(CONF) $(SET)# where two name one key, the later wins
+SETTINGS = gmm=$(ALIGNER) $(CONF) $(strip $(SET))# where two name one key, the later wins
 # C is the folder of settings files. A plan (-n) works on a copy of it, so that asking changes neither
 # what a make that runs at the same time reads, nor what is stale.
 IS_PLAN := $(and $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),$(wildcard $W/conf))
@@ -140,7 +143,7 @@ $(error RUN is '$(RUN)', which is not one of this call's models: $(MODELS) $(PRO
 endif
 
 .PHONY: help table check bundle conf status clean
-## In a recipe's folder, or from the root with RECIPE=NAME:
+## In a recipe's folder, or from the root with RECIPE=NAME (table: make NAME):
 ##   make table    make the WER table and its prerequisites (-n: print the plan; -j2: stages in parallel)
 ##   make check    only check recordings, transcripts, speakers and words of all splits
 ##   make bundle   pack a model, with all that decoding needs, into work/bundle/NAME-RUN.tar: RUN=dnn

@@ -200,6 +200,6 @@ def main(output: str, words: str = "5000") -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
+    if len(sys.argv) not in (2, 3) or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
     main(*sys.argv[1:])

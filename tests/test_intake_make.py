@@ -67,6 +67,12 @@ def test_files_that_a_recipe_does_not_read_are_refused(tmp_path, variable):
     one_line(make(ROOT / "recipes" / recipe, "-n", *asked), f"{variable} is .*reads no such files")
 
 
+def test_a_folder_that_is_not_named_is_asked_for():
+    asked = make(ROOT / "recipes/folder")
+    one_line(asked, "CORPUS_DIR is not given; .* a folder with utterances.tsv")
+    one_line(make(ROOT, "check", "RECIPE=foldr"), "RECIPE is 'foldr'; it may be .* folder ")
+
+
 def test_a_space_in_the_path_of_the_checkout_is_refused_in_one_line(tmp_path):
     checkout = tmp_path / "a b"
     for part in ("recipes/folder/Makefile", "recipes/digits/Makefile", "Makefile"):

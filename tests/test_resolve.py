@@ -552,6 +552,11 @@ def test_what_is_said_on_the_command_line_counts_on_a_finished_folder(
         (["RUNS=lstm", "STRIPES=2"], "comm.stripes is 2, but only layers of model.dnn can be cut"),
         (["SET=optim.rate=1", "SET=optim.epochs=2"], "SET is given twice, and make would use only"),
         (["WORKER=2"], r"unknown variable WORKER \(did you mean WORKERS\?\); `make help`"),
+        (["set=optim.rate=1"], r"unknown variable set \(did you mean SET\?\); `make help`"),
+        (
+            ["SET=optim.epochs=2 corpus.seed=2", "optim.rate=1"],
+            r"optim.rate is a setting, .*call make with SET='optim.rate=...'",
+        ),
     ],
 )
 def test_a_name_that_does_not_exist_is_refused_before_anything_runs(

@@ -81,7 +81,7 @@ def tabled(root: Path) -> list[Row]:
     table = root / TABLE
     if not table.is_file():
         raise CorpusError(
-            f"{table} is missing; CORPUS_DIR must be a folder with this table, its columns "
+            f"{table} is missing; a folder of recordings must have this table, its columns "
             f"{', '.join(COLUMNS)} separated by tabs"
         )
     rows = [_row(root, number, value) for number, value in _lines(table, COLUMNS)]
