@@ -7,14 +7,13 @@ stages. DEV's words get pronunciations so that it can be aligned; the grammar do
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
-import gzip
 import shutil
 from pathlib import Path
 from typing import Any
 
 from asr_train.files import check_part, read_json, read_jsonl, replacing
 from asr_train.jobs import main
-from asr_train.lang.arpa import reading
+from asr_train.lang.arpa import open_text
 from asr_train.lang.index import Lang, grammar_words, write_lang
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States
@@ -26,17 +25,6 @@ SHOWN = 20  # words without pronunciation to print
 def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) -> str:
     settings = load(LangSettings, conf)
     model = _model(settings, Path(models))
-    arpa = None
-    if model is not None:
-        arpa = Path(output).parent / "G.arpa"
-        opened = gzip.open if model.suffix == ".gz" else open
-        with (
-            reading(model),
-            opened(model, "rb") as source,
-            replacing(arpa) as scratch,
-            open(scratch, "wb") as copy,
-        ):
-            shutil.copyfileobj(source, copy)
     cuts = read_jsonl(manifest)
     spoken = _words(cuts)
     if not spoken:
@@ -44,7 +32,16 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
             f"none of the {len(cuts)} utterances in {manifest} has a word in its transcript, so "
             "there is nothing to train on; correct the corpus, delete that file and run make again"
         )
-    allowed = grammar_words(settings.grammar, arpa) or sorted(spoken)
+    allowed = grammar_words(settings.grammar, model) or sorted(spoken)
+    arpa = None
+    if model is not None:  # a copy that arpa2fst reads: unpacked, with plain ends of lines
+        arpa = Path(output).parent / "G.arpa"
+        with (
+            open_text(model) as source,
+            replacing(arpa) as scratch,
+            open(scratch, "w", encoding="utf-8") as copy,
+        ):
+            shutil.copyfileobj(source, copy)
     lexicon = Lexicon.from_settings(
         settings.lexicon, spoken | set(allowed) | _words(read_jsonl(dev_manifest))
     )

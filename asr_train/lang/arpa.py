@@ -258,7 +258,7 @@ def read_arpa(path: Path | str) -> NgramModel:
     Raises:
         DamagedFileError: if the file is truncated or inconsistent; names the line.
     """
-    with open_text(path) as file, _no_collector():
+    with reading(path), open_text(path) as file, _no_collector():
         return _Reader(file, path).model()
 
 
@@ -288,7 +288,7 @@ def reading(path: Path | str) -> Iterator[None]:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
         raise DamagedFileError(
-            f"{path} cannot be read ({error}); it must be UTF-8 text, "
+            f"{path} cannot be read ({error}); it must be complete UTF-8 text, "
             "gzipped if its name ends in .gz"
         ) from error
 
@@ -355,10 +355,7 @@ class _Reader:
     def _rows(self, n: int, count: int) -> tuple[list[list[str]], np.ndarray]:
         """Return up to CHUNK lines as fields, with line numbers; `count` lines are left."""
         before = self.line
-        try:
-            lines = list(itertools.islice(self.file, min(CHUNK, count)))
-        except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
-            self._broken(error)
+        lines = list(itertools.islice(self.file, min(CHUNK, count)))
         self.line += len(lines)
         if not lines:
             self._fail(f"the file ends, but {count} more {n}-grams are missing")
@@ -446,21 +443,12 @@ class _Reader:
     def _next(self, or_end: str = "the file ends too soon, without \\end\\") -> str:
         """Return the next line that is not empty."""
         while True:
-            try:
-                text = self.file.readline()
-            except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
-                self._broken(error)
+            text = self.file.readline()
             if not text:
                 self._fail(or_end)
             self.line += 1
             if text := text.strip():
                 return text
-
-    def _broken(self, error: Exception) -> NoReturn:
-        raise DamagedFileError(
-            f"{self.path}, after line {self.line}: cannot be read ({error}); "
-            "replace it by a complete file in UTF-8, and run make again"
-        ) from error
 
     def _fail(self, what: str, line: int | None = None) -> NoReturn:
         raise DamagedFileError(

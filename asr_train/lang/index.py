@@ -6,8 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from asr_train.files import check_part, hash_of, part, read_json, replacing, write_json
-from asr_train.lang.arpa import NgramModel, open_text, reading, write_arpa
+from asr_train.files import check_part, hash_of, part, read_json, write_json
+from asr_train.lang.arpa import BEGIN, END, UNKNOWN, NgramModel, read_arpa, write_arpa
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.pronprobs import Pronprobs, Variant
 from asr_train.lang.states import States
@@ -89,8 +89,7 @@ def write_lang(path: Path | str, lang: Lang) -> None:
 def write_ngram_lang(path: Path | str, lang: Lang, model: NgramModel) -> None:
     """Write the same language with an n-gram model as its grammar, in G.arpa beside the index."""
     arpa = Path(path).parent / "G.arpa"
-    with replacing(arpa) as scratch:
-        write_arpa(scratch, model)
+    write_arpa(arpa, model)
     grammar = GrammarSettings(
         kind=GrammarKind.ngram, words=[], min_words=1, max_words=None, file=None
     )
@@ -130,19 +129,14 @@ def load_lang(path: Path | str) -> Lang:
 
 
 def grammar_words(settings: GrammarSettings, arpa: Path | None) -> list[str]:
-    """Return the words that the grammar names: a loop's list, or an ARPA file's unigrams."""
+    """Return the words that the grammar names: a loop's list, or an n-gram model's.
+
+    Raises:
+        DamagedFileError: if the file is no n-gram model; names the line. Kaldi's arpa2fst, which
+            makes the graph of it, would abort or leave n-grams out.
+    """
     if settings.kind is GrammarKind.loop:
         return [word.upper() for word in settings.words]
     assert arpa is not None
-    words, inside = [], False
-    with reading(arpa), open_text(arpa) as file:
-        for line in file:
-            if line.startswith("\\"):
-                if inside:
-                    break
-                inside = line.strip() == "\\1-grams:"
-            elif inside and line.strip():
-                words.append(line.split()[1])
-    if not words:
-        raise ValueError(f"{arpa} lists no unigrams; is it an n-gram model in ARPA format?")
-    return [word for word in words if word not in ("<s>", "</s>", "<unk>", "<UNK>")]
+    marks = {BEGIN, END, UNKNOWN, UNKNOWN.upper()}
+    return [word for word in read_arpa(arpa).words if word not in marks]

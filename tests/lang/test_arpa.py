@@ -173,7 +173,7 @@ def test_a_file_cut_short_is_refused(tmp_path, name, share):
     write_arpa(tmp_path / name, train(Text.of(random_text(0, 200, 50, 2)), 3))
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(DamagedFileError, match=rf"{name}, .*line \d+"):
+    with pytest.raises(DamagedFileError, match=rf"{name}(, line \d+:| cannot be read)"):
         read_arpa(tmp_path / name)
 
 

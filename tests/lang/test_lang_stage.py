@@ -49,20 +49,51 @@ def test_nothing_is_guessed_where_words_are_lost(stage):
     assert read_json(index)["guessed"] == []
 
 
-def test_a_packed_grammar_is_unpacked(tmp_path):
-    arpa = "\\data\\\nngram 1=3\n\n\\1-grams:\n-1 <s>\n-1 </s>\n-0.5 ONE\n\n\\end\\\n"
-    (tmp_path / "g.arpa.gz").write_bytes(gzip.compress(arpa.encode()))
-    write_jsonl(tmp_path / "t.jsonl.gz", [{"supervisions": [{"text": "ONE TWO"}]}])
-    write_json(tmp_path / "m", {})
-    grammar = ["lang.grammar.kind=arpa", f"lang.grammar.file={tmp_path / 'g.arpa.gz'}"]
-    write_yaml(tmp_path / "l.yaml", plain(settings("dnn", ["lang=words", *grammar]).lang))
-    names = [str(tmp_path / n) for n in ("t.jsonl.gz", "t.jsonl.gz", "l.yaml", "m", "index.json")]
-    lang(*names)
-    assert (tmp_path / "G.arpa").read_text() == arpa
-    assert load_lang(tmp_path / "index.json").arpa == tmp_path / "G.arpa"
-    (tmp_path / "g.arpa.gz").write_bytes(b"no gzip")
-    with pytest.raises(DamagedFileError, match=r"g\.arpa\.gz cannot be read"):
-        lang(*names)
+ARPA = "\\data\\\nngram 1=3\n\n\\1-grams:\n-1 <s>\n-1 </s>\n-0.5 ONE\n\n\\end\\\n"
+
+
+@pytest.fixture
+def with_grammar(tmp_path):
+    """Run the stage with an ARPA file of this name and content; return the folder of its output."""
+
+    def run(name, content):
+        (tmp_path / name).write_bytes(content)
+        write_jsonl(tmp_path / "t.jsonl.gz", [{"supervisions": [{"text": "ONE TWO"}]}])
+        write_json(tmp_path / "m", {})
+        grammar = ["lang.grammar.kind=arpa", f"lang.grammar.file={tmp_path / name}"]
+        write_yaml(tmp_path / "l.yaml", plain(settings("dnn", ["lang=words", *grammar]).lang))
+        inputs = [str(tmp_path / n) for n in ("t.jsonl.gz", "t.jsonl.gz", "l.yaml", "m")]
+        lang(*inputs, str(tmp_path / "lang" / "index.json"))
+        return tmp_path / "lang"
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("g.arpa", ARPA.encode()),
+        ("g.arpa.gz", gzip.compress(ARPA.encode())),
+        ("g.arpa", ARPA.replace("\n", "\r\n").encode("utf-8-sig")),  # as Windows writes texts
+    ],
+)
+def test_a_grammar_is_copied_as_arpa2fst_reads_it(with_grammar, name, content):
+    found = with_grammar(name, content)
+    assert (found / "G.arpa").read_bytes() == ARPA.encode()
+    assert load_lang(found / "index.json").arpa == found / "G.arpa"
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("g.arpa.gz", b"no gzip", r"g\.arpa\.gz cannot be read"),
+        ("g.arpa", ARPA.replace("=3", "=4").encode(), r"g\.arpa, line 9: .*before all 1-grams"),
+        ("g.arpa", ARPA.replace("-0.5 ", "").encode(), r"g\.arpa, line 7: 'ONE' has 1 fields"),
+    ],
+)
+def test_a_wrong_grammar_is_refused(with_grammar, name, content, message):
+    with pytest.raises(DamagedFileError, match=message):
+        with_grammar(name, content)
 
 
 def test_words_of_dev_are_pronounced_yet_not_in_the_grammar(tmp_path):
