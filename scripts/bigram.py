@@ -6,6 +6,9 @@ of language model that Kaldi was measured with. Its words are those of both the 
 lexicon; pronunciations, and hence all models, stay as they are.
 """
 
+import asr_train.interrupt  # noqa: F401
+
+# isort: split
 from collections import Counter
 from pathlib import Path
 

@@ -13,12 +13,12 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from asr_train.checks import spelled
-from asr_train.data.features import open_feats
+from asr_train.data.features import Utterance, open_feats
 from asr_train.decode.first_pass import adaptation_line, adapted
 from asr_train.decode.lattice_archive import write_lattices
 from asr_train.decode.posteriors import load_scorer
 from asr_train.decode.scorer import Scorer, known_states
-from asr_train.decode.words import Choice, Effort, Recogniser, transcribe
+from asr_train.decode.words import Alternatives, Choice, Effort, Recogniser, transcribe
 from asr_train.files import part, read_json, read_yaml, write_jsonl
 from asr_train.interop.ctm import write_ctm
 from asr_train.interop.times import found as words_of
@@ -54,25 +54,15 @@ def decode(model: str, tuned: str, language: str, features: str, *paths: str) ->
     run = path.parent.name
     header = {"run": run, "split": split, "real_time_factor": round(factor, 5)}
     header |= {**asdict(choice), "speakers": about}
-    oracle = ""
+    oracle = None
     if alternatives:
         listed = path.with_name(f"nbest.{split}.jsonl")
         write_jsonl(listed, [a.row() for a in alternatives])
         header["nbest"] = part(listed, path.parent)
         if keep:
             header["lattices"] = part(kept, path.parent)
-        known = [a for a in alternatives if a.oracle_errors is not None]
-        words = sum(len(u.words.split()) for u in feats.utterances)
-        if known and words:
-            header["oracle"] = {
-                "words": words,
-                "lattice_errors": sum(a.oracle_errors or 0 for a in known),
-                "list_errors": sum(a.list_errors or 0 for a in known),
-            }
-            oracle = (
-                f"; oracle WER of the lattices {header['oracle']['lattice_errors'] / words:.2%}, "
-                f"of {effort.nbest}-best lists {header['oracle']['list_errors'] / words:.2%}"
-            )
+        oracle = oracle_of(feats.utterances, alternatives)
+        header |= {"oracle": oracle} if oracle else {}
     rows = [asdict(h) for h in found]
     timed = [
         words_of(row, u.row)
@@ -86,11 +76,36 @@ def decode(model: str, tuned: str, language: str, features: str, *paths: str) ->
     untimed = [h.id for h in found if h.words_at is None]
     return (
         f"decode: {run} {split}: {spelled(len(found), 'utterance')}, real-time factor {factor:.4f} "
-        f"(highest {max(h.real_time_factor for h in found):.4f}){oracle}"
+        f"(highest {max(h.real_time_factor for h in found):.4f})"
+        + (f"; {_oracle_line(oracle, effort.nbest)}" if oracle else "")
         + (f"; {adaptation_line(about)}" if about else "")
         + (f"; {len(cut)} long recordings in {sum(cut)} pieces, cut at pauses" if cut else "")
         + (f"; the search reached no final state in {len(missed)}: {missed[:5]}" if missed else "")
         + (f"; no times for {len(untimed)}: {untimed[:5]}" if untimed else "")
+    )
+
+
+def oracle_of(
+    utterances: list[Utterance], alternatives: list[Alternatives]
+) -> dict[str, int] | None:
+    """Return the oracle errors of a split, and the reference words of the utterances that have any.
+
+    Recordings decoded in pieces have none, nor have utterances without a transcript.
+    """
+    known = [
+        (len(u.words.split()), a.oracle_errors, a.list_errors)
+        for u, a in zip(utterances, alternatives, strict=True)
+        if a.oracle_errors is not None
+    ]
+    names = ("words", "lattice_errors", "list_errors")
+    return dict(zip(names, map(sum, zip(*known, strict=True)), strict=True)) if known else None
+
+
+def _oracle_line(oracle: dict[str, int], nbest: int) -> str:
+    words = oracle["words"]
+    return (
+        f"oracle WER of the lattices {oracle['lattice_errors'] / words:.2%}, "
+        f"of {nbest}-best lists {oracle['list_errors'] / words:.2%}"
     )
 
 

@@ -86,7 +86,8 @@ class Alternatives:
         sentences: words, graph cost and acoustic cost of each, cheapest first.
         complete: no cheaper word sequence is missing.
         oracle_errors, list_errors: edits from the transcript, if there is one, to the nearest path
-            of the lattice, and to the nearest sentence of the list.
+            of the lattice, and to the nearest sentence of the list; None also for a recording
+            decoded in pieces.
         arcs: of the lattice.
         lattices: packed (`search.pack`), of each piece, if they are wanted; b"" if the search found
             nothing.
@@ -260,11 +261,12 @@ class Recogniser:
         return bool(-self._choice.acoustic_scale * likelihood <= one.acoustic_cost)
 
     def _alternatives(self, utterance: Utterance, lattice: Lattice | None) -> Alternatives:
-        if lattice is None:
-            return Alternatives(utterance.id, [], True, None, None, 0)
-        listed = nbest(lattice, self._effort.nbest)
         known = self._lang.word_ids
         reference = [known.get(word, 0) for word in utterance.words.split()]  # 0: equals no word
+        if lattice is None:
+            missed = len(reference) or None
+            return Alternatives(utterance.id, [], True, missed, missed, 0)
+        listed = nbest(lattice, self._effort.nbest)
         return Alternatives(
             utterance.id,
             [

@@ -9,11 +9,13 @@ import toy
 
 from asr_train.data.features import Utterance
 from asr_train.decode.lattice_archive import LatticeArchive, write_lattices
-from asr_train.decode.words import Choice, Effort, Recogniser, search, transcribe
+from asr_train.decode.words import Alternatives, Choice, Effort, Recogniser, search, transcribe
 from asr_train.files import DamagedFileError
+from asr_train.search.arrays import Arrays
 from asr_train.search.beam import Beam
 from asr_train.search.graph import Graph, decoding_graph
 from asr_train.search.nbest import nbest
+from scripts.decode import oracle_of
 
 ALL = 10_000
 WIDE = 1e4
@@ -203,3 +205,21 @@ def test_a_transcript_with_unknown_words_has_an_oracle_too(lang, graph, loop_S):
     odd = dataclasses.replace(spoken, words=spoken.words + " NOSUCH")
     ((_, others),) = all_of(lang, graph, loop_S, [odd], scores, count=5)
     assert others.oracle_errors == 1
+
+
+def test_oracle_rates_count_the_words_of_utterances_that_have_oracles():
+    made = [Utterance(f"u{n}", "s", "A B C", 1.0, 100, {}) for n in range(3)]
+    found = [Alternatives("u0", [], True, 1, 2, 9), Alternatives("u1", [], True, 3, 3, 0)]
+    pieces = Alternatives("u2", [], False, None, None, 9)  # no list of the whole, so no oracle
+    counts = {"words": 6, "lattice_errors": 4, "list_errors": 5}
+    assert oracle_of(made, [*found, pieces]) == counts
+    assert oracle_of(made[2:], [pieces]) is None
+
+
+def test_a_search_that_finds_nothing_misses_all_words(lang, graph, loop_S):
+    spoken = Utterance("u", "s", "ABC A", SHIFT, 1, {})  # one frame is too short for any word
+    scores = {"u": np.zeros((1, lang.states.num_states), np.float32)}
+    empty = Arrays(0, graph.final_N[:1], graph.source_A[:0], graph.arcs_A[:0])  # leads nowhere
+    ((row, others),) = all_of(lang, empty, loop_S, [spoken], scores, count=5)
+    assert row.words == others.sentences == []
+    assert (others.oracle_errors, others.list_errors) == (2, 2)
