@@ -32,9 +32,7 @@ from asr_train.search.nbest import lattice_oracle, nbest
 
 SHIFT = 0.01  # seconds per frame
 FRAMES = 400
-SIMPLE_FRAMES = (
-    100  # the first ones, for kaldi_decoder's lattice decoder, which has no limit on tokens
-)
+SIMPLE_FRAMES = 100  # the first ones, for kaldi_decoder's lattice decoder, without a token limit
 BEAM, MAX_ACTIVE, LATTICE_BEAM = 13.0, 5000, 8.0  # nats, tokens per frame, nats
 FOLLOWERS = 32  # bigrams per word
 SENTENCES = 100
@@ -141,19 +139,14 @@ def measured(
         "sentences": len(found.sentences),
         "complete": found.complete,
         "words": len(words),
-        "oracle_errors": oracle.total,
-        "best_errors": errors_of(words, best_path(lattice).words),
+        "oracle_errors": oracle,
+        "best_errors": kaldialign.edit_distance(words, best_path(lattice).words)["total"],
         "cost": {
             "FasterDecoder": path.graph_cost + path.acoustic_cost,
             "ours": lattice.cost,
         },
         "final": {"FasterDecoder": path.final, "ours": lattice.final},
     }
-
-
-def errors_of(reference: list[int], words: list[int]) -> int:
-    """Count word errors by Levenshtein distance."""
-    return kaldialign.edit_distance(reference, words)["total"]
 
 
 def show(name: str, row: dict[str, Any]) -> None:

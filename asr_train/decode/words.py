@@ -274,8 +274,8 @@ class Recogniser:
                 for s in listed.sentences
             ],
             listed.complete,
-            lattice_oracle(lattice, reference).total if reference else None,
-            list_oracle(listed.sentences, reference).total if reference else None,
+            lattice_oracle(lattice, reference) if reference else None,
+            list_oracle(listed.sentences, reference) if reference else None,
             len(lattice.arcs_A),
         )
 

@@ -13,8 +13,6 @@ from asr_train.search.tables import doubled, pop, push, rehashed, slot
 from asr_train.search.tokens import ROUNDING
 
 MAX_WORK = 2_000_000  # partial paths of an n-best search, of at most 200 bytes each
-_EDIT, _SUB, _DEL = 1 << 42, 1 << 28, 1 << 14  # one integer holds edits, then each kind
-MAX_WORDS = (1 << 14) - 1  # the largest such count
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,51 +58,23 @@ def nbest(lattice: Lattice, count: int, max_work: int = MAX_WORK) -> NBest:
 # --- oracle -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Edits:
-    """The fewest edits between a reference and the nearest of many hypotheses."""
-
-    substitutions: int
-    deletions: int
-    insertions: int
-
-    @property
-    def total(self) -> int:
-        """Errors."""
-        return self.substitutions + self.deletions + self.insertions
-
-
-def lattice_oracle(lattice: Lattice, reference: Sequence[int]) -> Edits:
-    """Return the fewest edits to any path of the lattice, among these the fewest substitutions.
-
-    Every edit counts 1 (Levenshtein), so the sum is at most the errors of any path, however
-    aligned.
+def lattice_oracle(lattice: Lattice, reference: Sequence[int]) -> int:
+    """Return the fewest edits (Levenshtein) to any path of the lattice.
 
     Args:
-        reference: word ids; a word that is not in the lexicon is any negative number.
-    Raises:
-        ValueError: for a reference, or a path, of more than MAX_WORDS words.
+        reference: word ids; a word that is not in the lexicon is 0, which equals none.
     """
     frames_first = np.searchsorted(lattice.frame_N, np.arange(lattice.frames + 3))
     rows = int((frames_first[2:] - frames_first[:-2]).max())
     reference_R = np.array(reference, np.int64)
-    best = int(_edits(lattice.arcs_A, lattice.arc_offsets(), lattice.final_N, reference_R, rows))
-    kinds = (best // _SUB % _DEL, best // _DEL % _DEL, best % _DEL)
-    if max(len(reference), *kinds, best // _EDIT) >= MAX_WORDS:
-        raise ValueError(
-            f"reference of {len(reference)} words, oracle of {best // _EDIT} edits; "
-            f"at most {MAX_WORDS} can be counted"
-        )
-    return Edits(*kinds)
+    edits = _edits(lattice.arcs_A, lattice.arc_offsets(), lattice.final_N, reference_R, rows)
+    return int(edits)
 
 
-def list_oracle(sentences: Sequence[Sentence], reference: Sequence[int]) -> Edits:
-    """Return the fewest edits to any sentence of a list, as counted by `lattice_oracle`."""
-    if not sentences:
-        return Edits(0, len(reference), 0)
-    found = [edit_distance(list(reference), s.words) for s in sentences]
-    best = min(found, key=lambda e: (e["total"], e["sub"]))
-    return Edits(best["sub"], best["del"], best["ins"])
+def list_oracle(sentences: Sequence[Sentence], reference: Sequence[int]) -> int:
+    """Return the fewest edits to any sentence of a list; without any, all words are missing."""
+    edits = (edit_distance(list(reference), s.words)["total"] for s in sentences)
+    return min(edits, default=len(reference))
 
 
 # --- compiled -----------------------------------------------------------------------------------
@@ -200,7 +170,7 @@ def _astar(
 
 @numba.njit(cache=True, nogil=True)
 def _edits(arcs_A: Any, first_N: Any, final_N: Any, reference_R: Any, rows: int) -> Any:
-    """Return the fewest edits, packed; a ring of `rows` holds all nodes within an arc's reach."""
+    """Return the fewest edits; a ring of `rows` holds all nodes within an arc's reach."""
     length, never = len(reference_R), np.int64(1) << 62
     edits_NR = np.full((rows, length + 1), never, np.int64)
     edits_NR[0, 0] = 0
@@ -208,7 +178,7 @@ def _edits(arcs_A: Any, first_N: Any, final_N: Any, reference_R: Any, rows: int)
     for node in range(len(final_N)):
         here_R = edits_NR[node % rows]
         for r in range(length):
-            here_R[r + 1] = min(here_R[r + 1], here_R[r] + (_EDIT + _DEL))
+            here_R[r + 1] = min(here_R[r + 1], here_R[r] + 1)
         if final_N[node] < np.inf:
             least = min(least, here_R[length])
         for a in range(first_N[node], first_N[node + 1]):
@@ -218,9 +188,8 @@ def _edits(arcs_A: Any, first_N: Any, final_N: Any, reference_R: Any, rows: int)
                     there_R[r] = min(there_R[r], here_R[r])
                 continue
             for r in range(length + 1):
-                there_R[r] = min(there_R[r], here_R[r] + (_EDIT + 1))
+                there_R[r] = min(there_R[r], here_R[r] + 1)
             for r in range(length):
-                edit = np.int64(0) if reference_R[r] == word else np.int64(_EDIT + _SUB)
-                there_R[r + 1] = min(there_R[r + 1], here_R[r] + edit)
+                there_R[r + 1] = min(there_R[r + 1], here_R[r] + (reference_R[r] != word))
         here_R[:] = never
     return least

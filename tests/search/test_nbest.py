@@ -1,14 +1,12 @@
 """N-best lists are sorted, distinct and exact; rescoring and oracles follow their definitions."""
 
-import itertools
-
 import numpy as np
 import pytest
 from kaldialign import edit_distance
 from made_graphs import STATES, WORDS, cheapest_rows, random_graph, random_scores
 
 from asr_train.search.lattice import Lattices, best_path
-from asr_train.search.nbest import Edits, lattice_oracle, list_oracle, nbest
+from asr_train.search.nbest import lattice_oracle, list_oracle, nbest
 
 SEEDS = range(8)
 NAMES = ["ONE", "TWO", "THREE"]
@@ -93,18 +91,14 @@ def counts(reference, words) -> int:
     return edit_distance(list(reference), list(words))["total"]
 
 
-@pytest.mark.parametrize("reference", [(), (1,), (1, 2, 3), (3, 3, 3, 3), (2, -1, 1), (1, 2) * 5])
+@pytest.mark.parametrize("reference", [(), (1,), (1, 2, 3), (3, 3, 3, 3), (2, 0, 1), (1, 2) * 5])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_lattice_s_oracle_is_that_of_all_its_rows(seed, reference):
     graph, scores_TS, lattice = searched(seed)
     rows = [words for _, words in cheapest_rows(graph, scores_TS)]
     best = min(counts(reference, words) for words in rows)
-    found = lattice_oracle(lattice, reference)
-    assert found.total == best
-    assert len(reference) - found.deletions + found.insertions in {len(w) for w in rows}
-    sentences = nbest(lattice, 10**5).sentences
-    assert list_oracle(sentences, reference).total == best
-    assert list_oracle(sentences, reference).substitutions >= found.substitutions
+    assert lattice_oracle(lattice, reference) == best
+    assert list_oracle(nbest(lattice, 10**5).sentences, reference) == best
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -114,26 +108,11 @@ def test_oracles_are_no_worse_than_what_they_choose_from(seed):
     found = nbest(lattice, 50).sentences
     reference = rng.integers(1, WORDS + 1, 6).tolist()
     first = counts(reference, found[0].words)
-    some = list_oracle(found, reference).total
-    assert lattice_oracle(lattice, reference).total <= some <= first
+    some = list_oracle(found, reference)
+    assert lattice_oracle(lattice, reference) <= some <= first
     for s in found[::10]:
-        assert lattice_oracle(lattice, s.words) == Edits(0, 0, 0)
-        assert list_oracle(found, s.words) == Edits(0, 0, 0)
+        assert lattice_oracle(lattice, s.words) == list_oracle(found, s.words) == 0
 
 
 def test_an_empty_list_deletes_the_reference():
-    assert list_oracle([], [1, 2]) == Edits(0, 2, 0)
-
-
-def test_kinds_of_edits_are_told_apart():
-    _, _, lattice = searched(0, width=0.0)  # only the best path
-    words = best_path(lattice).words
-    assert len(words) >= 2
-    assert lattice_oracle(lattice, [*words, -1]) == Edits(0, 1, 0)
-    assert lattice_oracle(lattice, words[1:]) == Edits(0, 0, 1)
-    assert lattice_oracle(lattice, [-1, *words[1:]]) == Edits(1, 0, 0)
-
-
-def test_a_reference_too_long_to_count_is_refused():
-    with pytest.raises(ValueError, match="at most"):
-        lattice_oracle(searched(0)[2], list(itertools.repeat(1, 20000)))
+    assert list_oracle([], [1, 2]) == 2
