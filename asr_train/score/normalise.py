@@ -17,9 +17,9 @@ accents and hesitations. `en-1` is for English, after NIST's Hub5 scoring:
     other punctuation: removed, except apostrophes within words and points within numbers
 
 Hesitations and parts of words are optional in a reference and removed from a hypothesis, so neither
-recognising nor missing them is an error, and a rate counts only the reference's other words. A
-mapping file then rewrites word sequences on both sides. At intake (`transcribed`) the same rules
-keep hesitations and parts of words. Knows nothing of utterances or rates.
+recognising nor missing them is an error; they count as correct words of the reference, as in
+sclite. A mapping file then rewrites word sequences on both sides. At intake (`transcribed`) the
+same rules keep hesitations and parts of words. Knows nothing of utterances or rates.
 """
 
 import re
@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from asr_train.files import hash_of
+from asr_train.files import hash_of, read_text
 from asr_train.schema import NormaliserKind, NormaliserSettings
 from asr_train.score.edits import Marked
 from asr_train.score.words import NORMALISER, normalise
@@ -212,12 +212,11 @@ def read_mapping(path: Path | str) -> dict[Words, Words]:
     Both sides of `=>` are normalised by `english` first.
 
     Raises:
-        ValueError: if a line is invalid, or two lines disagree; names file and line. Also if the
-            file is missing or not UTF-8.
+        ValueError: if a line is invalid or not UTF-8, or two lines disagree; names file and line.
     """
     rules: dict[Words, Words] = {}
     first: dict[Words, int] = {}
-    for number, line in enumerate(_read(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         text = line.split(";;", 1)[0].strip()
         if not text or text.startswith("*"):
             continue
@@ -229,17 +228,6 @@ def read_mapping(path: Path | str) -> dict[Words, Words]:
             raise ValueError(f"{path}, line {number}: {error}") from error
         first.setdefault(old, number)
     return rules
-
-
-def _read(path: Path | str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ValueError(
-            f"{path}, the mapping of score.normaliser, is missing; correct its path"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error}); convert it") from error
 
 
 def _rule(text: str) -> tuple[Words, Words]:

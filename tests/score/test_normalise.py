@@ -232,9 +232,9 @@ def test_a_mapping_goes_with_english_only():
         NormaliserSettings(kind=NormaliserKind.plain, mapping="en.glm")
 
 
-def test_a_mapping_that_is_not_there_or_no_text_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"none\.glm, the mapping of score.normaliser, is missing"):
-        read_mapping(tmp_path / "none.glm")
+def test_a_mapping_is_a_text_in_utf_8(tmp_path):
+    (tmp_path / "en.glm").write_text(";; a comment\nA => B\n", encoding="utf-8-sig")
+    assert read_mapping(tmp_path / "en.glm") == {("A",): ("B",)}
     (tmp_path / "bad.glm").write_bytes(b"\xff\xfe => A")
-    with pytest.raises(ValueError, match=r"bad\.glm is not UTF-8"):
+    with pytest.raises(ValueError, match=r"bad\.glm, line 1 .* not UTF-8"):
         read_mapping(tmp_path / "bad.glm")
