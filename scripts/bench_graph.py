@@ -10,9 +10,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import takewhile
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from typing import Any
 from asr_train.align.gmm import load_gmm
 from asr_train.files import replacing, write_json
 from asr_train.jobs import peak_megabytes
+from asr_train.lang.arpa import read_arpa
 from asr_train.lang.index import load_lang
 from asr_train.report.tables import as_markdown, commit, machine
 from asr_train.search.graph import decoding_graph, load_graph, quiet, write_graph
@@ -67,7 +66,7 @@ def measured(model: str, language: str) -> dict[str, Any]:
         write_graph(path, graph, lang, mixtures.states, {})
         load_graph(path, lang, mixtures.states, arrays=False)
         size = path.with_suffix(".fst").stat().st_size
-    counts = ngrams(lang.arpa)
+    counts = read_arpa(lang.arpa).counts
     return {
         "words": counts[0] - len(("<s>", "</s>", "<unk>")),
         "ngrams": counts,
@@ -81,13 +80,6 @@ def measured(model: str, language: str) -> dict[str, Any]:
         "peak_megabytes": peak,
         "megabytes_before": before,
     }
-
-
-def ngrams(arpa: Path) -> list[int]:
-    """Return the number of n-grams of each order, from the header of an ARPA file."""
-    with open(arpa) as file:
-        head: Iterator[str] = takewhile(lambda line: not line.startswith("\\1-grams"), file)
-        return [int(line.split("=")[1]) for line in head if line.startswith("ngram ")]
 
 
 def cells(row: dict[str, Any]) -> list[str]:

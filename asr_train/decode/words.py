@@ -32,6 +32,9 @@ ALIGN_BEAM = 200.0  # nats, for word times
 WIDER = 2.0  # factor of the beam for utterances whose search reached no final state
 CHUNK = 8  # utterances per task of a worker process
 
+# Word, start and duration in seconds, confidence: None without lattices
+TimedWord = tuple[str, float, float, float | None]
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -58,8 +61,7 @@ class Hypothesis:
 
     Attributes:
         words: empty if the search found nothing.
-        words_at: word, start and duration in seconds, confidence (None without lattices); None if
-            the words could not be aligned.
+        words_at: the words with their times; None if they could not be aligned.
         graph_cost, acoustic_cost: nats, as weighed.
         seconds: of scoring and searching; real_time_factor: relative to the utterance's length.
         final: the search reached a final state.
@@ -68,7 +70,7 @@ class Hypothesis:
 
     id: str
     words: list[str]
-    words_at: list[tuple[str, float, float, float | None]] | None
+    words_at: list[TimedWord] | None
     graph_cost: float
     acoustic_cost: float
     frames: int
@@ -196,7 +198,7 @@ class Recogniser:
     def __call__(self, utterance: Utterance) -> tuple[Hypothesis, Alternatives | None]:
         """Decode one utterance, in pieces if it is long."""
         found, seconds = [], 0.0
-        words_at: list[tuple[str, float, float, float | None]] | None = []
+        words_at: list[TimedWord] | None = []
         start = time.perf_counter()
         for frame, scores_TS in pieces(self._scorer, utterance):
             one = self._piece(scores_TS)
@@ -281,7 +283,7 @@ class Recogniser:
 
     def _times(
         self, words: list[str], scores_TS: np.ndarray, sure: list[float] | None, begin: float
-    ) -> list[tuple[str, float, float, float | None]] | None:
+    ) -> list[TimedWord] | None:
         if not words:
             return []
         found = align(
@@ -293,15 +295,14 @@ class Recogniser:
             self._scorer.loop_S,
             ALIGNING,
         )
-        confidence = [None] * len(words) if sure is None else [round(c, 4) for c in sure]
-        if isinstance(found, Lost):
+        if not isinstance(found, Lost):
+            spans = words_in_seconds(words, found, self._shift)
+        elif self._spread:
             each = len(scores_TS) * self._shift / len(words)
-            evenly: list[tuple[str, float, float, float | None]] = [
-                (word, round(begin + i * each, 6), round(each, 6), c)
-                for i, (word, c) in enumerate(zip(words, confidence, strict=True))
-            ]
-            return evenly if self._spread else None
-        spans = words_in_seconds(words, found, self._shift)
+            spans = [(word, i * each, (i + 1) * each) for i, word in enumerate(words)]
+        else:
+            return None
+        confidence = [None] * len(words) if sure is None else [round(c, 4) for c in sure]
         return [
             (word, round(begin + start, 6), round(end - start, 6), c)
             for (word, start, end), c in zip(spans, confidence, strict=True)

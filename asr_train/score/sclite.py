@@ -9,6 +9,7 @@ words. `{ / } @ * ;` and `:` have special meanings in sclite; `en-1` removes all
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from asr_train.score.words import Scored, WordErrors, by_speaker, total
@@ -109,14 +110,10 @@ def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
     return [head, rule, *body[:-1], rule, body[-1]]
 
 
-def _sentences(scored: Sequence[Scored]) -> tuple[dict[str, int], dict[str, int]]:
+def _sentences(scored: Sequence[Scored]) -> tuple[Counter[str], Counter[str]]:
     """Count the utterances of each speaker: all, and those with an error."""
-    utterances: dict[str, int] = {}
-    wrong: dict[str, int] = {}
-    for s in scored:
-        utterances[s.speaker] = utterances.get(s.speaker, 0) + 1
-        wrong[s.speaker] = wrong.get(s.speaker, 0) + (s.errors.errors > 0)
-    return utterances, wrong
+    wrong = Counter(s.speaker for s in scored if s.errors.errors)
+    return Counter(s.speaker for s in scored), wrong
 
 
 def _tsv(head: Sequence[str], rows: Iterable[Sequence[str | int]]) -> str:

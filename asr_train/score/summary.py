@@ -23,13 +23,8 @@ SHOWN_KINDS = {"S": "confusions", "D": "deletions", "I": "insertions"}
 
 def counted(errors: WordErrors) -> dict[str, int]:
     """Return the counts by name, as score files hold them."""
-    return {
-        "words": errors.words,
-        "errors": errors.errors,
-        "insertions": errors.insertions,
-        "deletions": errors.deletions,
-        "substitutions": errors.substitutions,
-    }
+    names = ("words", "errors", "insertions", "deletions", "substitutions")
+    return {name: getattr(errors, name) for name in names}
 
 
 def counts(scored: Sequence[Scored]) -> dict[str, Any]:

@@ -49,7 +49,6 @@ class Lattice:
         final_N: float64 [nodes], the cost of ending there, nats; infinite if not final.
         arcs_A: `LINK` [arcs], by source; a target comes after its source. Costs in nats, the
             acoustic one at the scale of the scores (0 for epsilon arcs).
-        loops_A: bool [arcs], whether the arc stays in a graph node (an HMM's self-loop).
         cost: of the best path, nats.
         final: it ends in a final state; if not, paths end anywhere, at no cost.
         beam: nats above the best path within which every path of the search is kept; narrower than
@@ -60,7 +59,6 @@ class Lattice:
     frame_N: np.ndarray
     final_N: np.ndarray
     arcs_A: np.ndarray
-    loops_A: np.ndarray
     cost: float
     final: bool
     beam: float
@@ -246,12 +244,10 @@ class Lattices:
         arcs_A = np.empty(count, LINK)
         links(*search, width, node_H, arcs_A, np.empty(0, np.int64))
         frame_N = np.repeat(np.arange(len(first_T) - 1, dtype=np.int32), np.diff(first_T))[inside_H]
-        state_N = states_H[inside_H]
         final_N = np.full(len(frame_N), np.inf)
         ending = np.flatnonzero(totals - cost <= width)
         final_N[node_H[last][ending]] = ends[ending] if final else 0.0
-        loops_A = state_N[arcs_A["source"]] == state_N[arcs_A["target"]]
-        return Lattice(frame_N, final_N, arcs_A, loops_A, cost, final, width, active_T)
+        return Lattice(frame_N, final_N, arcs_A, cost, final, width, active_T)
 
     @staticmethod
     def _width(search: tuple[Any, ...], beam: float, max_arcs: int) -> tuple[float, int]:
@@ -275,7 +271,6 @@ class Sentence:
             Labels stand where determinisation left them, often some phones into their word; an
             alignment of the words gives their actual times.
         states_T: int32 [T], the state of each frame.
-        entered_T: bool [T], whether the frame enters its state or stays in it.
         graph_cost, acoustic_cost: nats; the acoustic one at the scale of the scores.
         final: it ends in a final state.
     """
@@ -284,7 +279,6 @@ class Sentence:
     starts: list[int]
     ends: list[int]
     states_T: np.ndarray
-    entered_T: np.ndarray
     graph_cost: float
     acoustic_cost: float
     final: bool
@@ -305,7 +299,6 @@ def best_path(lattice: Lattice) -> Sentence:
 def sentence_of(lattice: Lattice, arcs: np.ndarray) -> Sentence:
     """Return the sentence of a complete path's arcs."""
     links = lattice.arcs_A[arcs]
-    speech = links["ilabel"] > 0
     spoken = links["olabel"] > 0
     starts = lattice.frame_N[links["source"][spoken]].tolist()
     graph = links["graph"].sum(dtype=np.float64) + lattice.final_N[links["target"][-1]]
@@ -313,8 +306,7 @@ def sentence_of(lattice: Lattice, arcs: np.ndarray) -> Sentence:
         words=links["olabel"][spoken].tolist(),
         starts=starts,
         ends=[*starts[1:], lattice.frames][: len(starts)],
-        states_T=links["ilabel"][speech].astype(np.int32) - 1,
-        entered_T=~lattice.loops_A[arcs][speech],
+        states_T=links["ilabel"][links["ilabel"] > 0].astype(np.int32) - 1,
         graph_cost=float(graph),
         acoustic_cost=float(links["acoustic"].sum(dtype=np.float64)),
         final=lattice.final,
@@ -340,7 +332,6 @@ def narrowed(lattice: Lattice, beam: float) -> Lattice:
         frame_N=lattice.frame_N[kept_N],
         final_N=final_N[kept_N],
         arcs_A=inside_A,
-        loops_A=lattice.loops_A[kept_A],
         beam=min(beam, lattice.beam),
     )
 

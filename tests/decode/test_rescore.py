@@ -30,7 +30,7 @@ def lattice_of(acoustic=(10.0, 10.5, 11.0), weight=2.0):
     frame_N, final_N = np.array([0, 1, 1, 1, 2], np.int32), np.full(5, np.inf)
     final_N[-1] = 0.0
     active_T = np.ones(2, np.int32)
-    return Lattice(frame_N, final_N, arcs_A, np.zeros(6, bool), 0.0, True, 8.0, active_T)
+    return Lattice(frame_N, final_N, arcs_A, 0.0, True, 8.0, active_T)
 
 
 RESCORER = Rescorer(NAMES, OLD, NEW, 2.0)

@@ -52,7 +52,7 @@ def test_words_lie_in_the_order_of_time(seed):
         assert len(s.words) == len(s.starts) == len(s.ends)
         assert s.starts == sorted(s.starts)
         assert s.ends == [*s.starts[1:], 25][: len(s.ends)]
-        assert len(s.states_T) == len(s.entered_T) == 25
+        assert len(s.states_T) == 25
 
 
 def test_a_list_cut_short_by_the_limit_says_so_and_is_right():
