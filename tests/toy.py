@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from asr_train.decode.scorer import Scorer
+from asr_train.lang.arpa import NgramModel
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.pronprobs import Pronprobs
@@ -141,6 +142,12 @@ def scorer_of(states: States, loop_S: np.ndarray, scores: dict[str, np.ndarray])
     """Return a model with given scores, by utterance id."""
     some = lambda u: lambda ids, span: scores[u.id][span][:, ids]  # noqa: E731
     return Scorer("dnn", states.num_states, states, loop_S, some)
+
+
+def logprobs(model: NgramModel, sentences) -> np.ndarray:
+    """Return log10 P of whole sentences, including their ends: float64 [S]."""
+    logp_T, sentence_T, _ = model.word_logprobs(sentences)
+    return np.bincount(sentence_T, logp_T, len(sentences))
 
 
 def cheapest(graph, scores_TS: np.ndarray) -> float:

@@ -175,23 +175,6 @@ class NgramModel:
             unknown_T[after_begin],
         )
 
-    def logprobs(self, sentences: Iterable[Sentence]) -> np.ndarray:
-        """Return log10 P of whole sentences, including their ends: float64 [S].
-
-        Raises:
-            ValueError: for a word outside of the vocabulary of a model without <unk>.
-        """
-        sentences = list(sentences)
-        logp_T, sentence_T, unknown_T = self.word_logprobs(sentences)
-        if self.unknown < 0 and unknown_T.any():
-            words = sentences[sentence_T[np.argmax(unknown_T)]]
-            word = next(word for word in words if word not in self.id_of)
-            raise ValueError(
-                f"the language model knows neither {word!r} nor {UNKNOWN}; make it again with a "
-                f"vocabulary that holds both, or leave the word out"
-            )
-        return np.bincount(sentence_T, logp_T, len(sentences))
-
     def perplexity(self, sentences: Iterable[Sentence]) -> Perplexity:
         """Return the perplexity without unknown words, as SRILM's `ngram -ppl` does."""
         logp_T, sentence_T, unknown_T = self.word_logprobs(sentences)

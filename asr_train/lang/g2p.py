@@ -165,9 +165,9 @@ def named(
 
     Args:
         word: for the message.
-            others: names of sounds that en-us lacks.
-        Raises:
-            EspeakError: for a phoneme without a name in PHONES or `others`.
+        others: names of sounds that en-us lacks.
+    Raises:
+        EspeakError: for a phoneme without a name in PHONES or `others`.
     """
     known = {**PHONES, **(others or {})}
     marked = list(mnemonics)

@@ -118,7 +118,7 @@ def load_lang(path: Path | str) -> Lang:
         build(GrammarSettings, content["grammar"], "grammar"),
         None if arpa is None else check_part(Path(path).parent, arpa),
         content["silence_probability"],
-        Pronprobs.checked(learned, lexicon, path) if learned is not None else None,
+        None if learned is None else Pronprobs(**learned),
     )
     if lang.hash != content["hash"]:
         raise ValueError(

@@ -87,9 +87,9 @@ class Text:
 
         Args:
             vocabulary: the known words; None: those of the sentences.
-                most_frequent: how many of these to keep; None: all. Of equal counts, the first in
-                    sorted order is kept.
-            Raises:
+            most_frequent: how many of these to keep; None: all. Of equal counts, the first in
+                sorted order is kept.
+        Raises:
             ValueError: without any sentence, or if one holds <s> or </s>.
         """
         seen: defaultdict[str, int] = defaultdict()

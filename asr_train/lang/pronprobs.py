@@ -9,8 +9,7 @@ ASR", as Kaldi's utils/dict_dir_add_pronprobs.sh has it.
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from asr_train.lang.lexicon import SILENCE, Lexicon
@@ -57,39 +56,6 @@ class Pronprobs:
             return -math.log(self.end_after_silence), -math.log(self.end_after_word)
         word, n = variant
         return -math.log(self.after_silence[word][n]), -math.log(self.after_word[word][n])
-
-    @staticmethod
-    def checked(content: dict[str, Any], lexicon: Lexicon, path: Path | str) -> "Pronprobs":
-        """Rebuild from plain data.
-
-        Raises:
-            ValueError: if a pronunciation has no number, or a number is out of range.
-        """
-        found = Pronprobs(**content)
-        tables = {f.name: getattr(found, f.name) for f in fields(found)}
-        numbers = {name: value for name, value in tables.items() if not isinstance(value, dict)}
-        for name, value in numbers.items():
-            _check(path, name, value)
-        for name in tables.keys() - numbers.keys():
-            for word, prons in lexicon.prons.items():
-                row = tables[name].get(word, [])
-                if len(row) != len(prons):
-                    raise ValueError(
-                        f"{path}: {name} of {word} has {len(row)} numbers, but it has {len(prons)} "
-                        "pronunciations; delete it and run make again"
-                    )
-                for value in row:
-                    _check(path, f"{name} of {word}", value)
-        return found
-
-
-def _check(path: Path | str, name: str, value: float) -> None:
-    is_probability = name.split()[0] in ("pause", "start")
-    if not 0 < value < (1 if is_probability else math.inf):
-        raise ValueError(
-            f"{path}: {name} is {value}; it must be positive"
-            + (", and below 1" if is_probability else "")
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,11 @@ def confidences(lattice: Lattice, sentence: Sentence, scale: float = 1.0) -> lis
         sentence: a path of this lattice.
         scale: of all costs; 1 is the scale of the search.
     """
-    probability_A = arc_probabilities(lattice, scale)
+    arcs_A, frame_N, frames = lattice.arcs_A, lattice.frame_N, lattice.frames
+    probability_A = arc_probabilities(arcs_A, lattice.final_N, scale)
     posteriors = {
-        word: word_posterior(lattice, probability_A, word) for word in set(sentence.words)
+        word: word_posterior(arcs_A, frame_N, probability_A, word, frames)
+        for word in set(sentence.words)
     }
     found = []
     for word, start, end in zip(sentence.words, sentence.starts, sentence.ends, strict=True):
@@ -37,33 +39,9 @@ def confidences(lattice: Lattice, sentence: Sentence, scale: float = 1.0) -> lis
     return found
 
 
-def arc_probabilities(lattice: Lattice, scale: float = 1.0) -> np.ndarray:
-    """Return the probability of each arc, given its source: float64 [arcs]."""
-    probability_A: np.ndarray = _arc_probabilities(lattice.arcs_A, lattice.final_N, scale)
-    return probability_A
-
-
-def word_posterior(
-    lattice: Lattice, probability_A: np.ndarray, word: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the probability of a word at each frame.
-
-    Args:
-        probability_A: from `arc_probabilities`.
-    Returns:
-        float64 [T], of paths whose last label is the word; over all words at most 1.
-        float64 [T + 1], of paths that pass its label at this frame.
-    """
-    at_T: np.ndarray
-    label_T: np.ndarray
-    at_T, label_T = _word_posterior(
-        lattice.arcs_A, lattice.frame_N, probability_A, word, lattice.frames
-    )
-    return at_T, label_T
-
-
 @numba.njit(cache=True, nogil=True)
-def _arc_probabilities(arcs_A: Any, final_N: Any, scale: float) -> Any:
+def arc_probabilities(arcs_A: Any, final_N: Any, scale: float) -> Any:
+    """Return the probability of each arc of a lattice, given its source: float64 [arcs]."""
     log_N = -scale * final_N  # log of the summed weight from each node to the ends
     for a in range(len(arcs_A) - 1, -1, -1):
         arc = arcs_A[a]
@@ -78,7 +56,15 @@ def _arc_probabilities(arcs_A: Any, final_N: Any, scale: float) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _word_posterior(arcs_A: Any, frame_N: Any, probability_A: Any, word: int, frames: int) -> Any:
+def word_posterior(arcs_A: Any, frame_N: Any, probability_A: Any, word: int, frames: int) -> Any:
+    """Return the probability of a word at each frame of a lattice.
+
+    Args:
+        probability_A: from `arc_probabilities`.
+    Returns:
+        float64 [T], of paths whose last label is the word; over all words at most 1.
+        float64 [T + 1], of paths that pass its label at this frame.
+    """
     reach_N, spoken_N = np.zeros(len(frame_N)), np.zeros(len(frame_N))
     reach_N[0] = 1.0
     at_T, label_T = np.zeros(frames), np.zeros(frames + 1)

@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from toy import logprobs
 
 from asr_train.decode.rescore import Rescored, Rescorer, RescoringChoice, tune_rescoring
 from asr_train.lang.ngram import Text, train
@@ -22,7 +23,7 @@ def lattice_of(acoustic=(10.0, 10.5, 11.0), weight=2.0):
     """Return a lattice of the sentences, whose graph cost is only that of the old model."""
     arcs = []
     for text, cost in zip(SENTENCES, acoustic, strict=True):
-        graph = -weight * NATS * OLD.logprobs([text.split()])[0]
+        graph = -weight * NATS * logprobs(OLD, [text.split()])[0]
         ids = [NAMES.index(word) + 1 for word in text.split()]
         middle = {"A": 1, "A B": 2, "B": 3}[text]
         arcs += [(0, middle, 1, ids[0], graph, cost), (middle, 4, 2, (*ids, 0)[1], 0.0, 0.0)]
@@ -47,7 +48,7 @@ def searching(*lattices):
 @pytest.mark.parametrize("lm_weight, penalty", [(0.0, 0.0), (1.0, 0.0), (2.0, 1.5), (0.3, -4.0)])
 def test_the_cost_is_acoustics_plus_the_new_model_and_the_penalty(lm_weight, penalty):
     costs = {
-        text: a - lm_weight * NATS * NEW.logprobs([text.split()])[0] + penalty * len(text.split())
+        text: a - lm_weight * NATS * logprobs(NEW, [text.split()])[0] + penalty * len(text.split())
         for text, a in SENTENCES.items()
     }
     (found,) = RESCORER([lattice_of()], [RescoringChoice(lm_weight, penalty)])
@@ -77,7 +78,7 @@ def test_pieces_are_sentences_and_one_where_nothing_was_found_is_empty():
 # --- tuning -------------------------------------------------------------------------------------
 
 # "A B" is better than "A" from this weight on, and for penalties below this one at no weight
-LEAST = 0.5 / (NATS * np.diff(NEW.logprobs([["A"], ["A", "B"]]))[0])
+LEAST = 0.5 / (NATS * np.diff(logprobs(NEW, [["A"], ["A", "B"]]))[0])
 PENALTY = -0.5
 
 

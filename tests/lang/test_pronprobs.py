@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -95,12 +95,7 @@ def test_they_are_part_of_the_lang_folder_and_checked(tmp_path):
     assert load_lang(path) == other
     assert lang.hash != other.hash
     content = json.loads(path.read_text())
-    for name, value, error in (
-        ("start", 1.0, "start is 1.0; it must be positive, and below 1"),
-        ("end_after_word", 0.0, "end_after_word is 0.0; it must be positive"),
-        ("pause", {**asdict(given)["pause"], "C": [0.5]}, "pause of C has 1 numbers, but it has 2"),
-        ("pron", {**asdict(given)["pron"], "A": [-1.0]}, "pron of A is -1.0"),
-    ):
-        path.write_text(json.dumps(content | {"pronprobs": asdict(given) | {name: value}}))
-        with pytest.raises(ValueError, match=error):
-            load_lang(path)
+    content["pronprobs"]["start"] = 1.0
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"says hash \w+ but its content has"):
+        load_lang(path)

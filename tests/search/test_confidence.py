@@ -18,6 +18,10 @@ def searched(seed, frames=5, width=100.0, nodes=7, arcs=22):
     return graph, scores_TS, lattice
 
 
+def posterior_of(word, lattice, probability_A):
+    return word_posterior(lattice.arcs_A, lattice.frame_N, probability_A, word, lattice.frames)
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_posteriors_are_what_going_through_all_paths_gives(seed, scale):
@@ -25,20 +29,20 @@ def test_posteriors_are_what_going_through_all_paths_gives(seed, scale):
     paths = list(all_paths(graph, scores_TS))
     weights = np.exp(-scale * np.array([cost for cost, _, _ in paths]))
     weights /= weights.sum()
-    probability_A = arc_probabilities(lattice, scale)
+    probability_A = arc_probabilities(lattice.arcs_A, lattice.final_N, scale)
     at_TW = np.zeros((5, WORDS + 1))
     for weight, (_, _, at_T) in zip(weights, paths, strict=True):
         at_TW[np.arange(5), at_T] += weight
     for word in range(1, WORDS + 1):
-        found_T, _ = word_posterior(lattice, probability_A, word)
+        found_T, _ = posterior_of(word, lattice, probability_A)
         assert found_T == pytest.approx(at_TW[:, word], abs=1e-5)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_words_at_a_frame_share_at_most_one(seed):
     _, _, lattice = searched(seed, frames=25, width=5.0, nodes=60, arcs=300)
-    probability_A = arc_probabilities(lattice)
-    total_T = sum(word_posterior(lattice, probability_A, w)[0] for w in range(1, WORDS + 1))
+    probability_A = arc_probabilities(lattice.arcs_A, lattice.final_N, 1.0)
+    total_T = sum(posterior_of(w, lattice, probability_A)[0] for w in range(1, WORDS + 1))
     assert total_T.max() <= 1 + 1e-9
     assert total_T[-1] > 0.1
 

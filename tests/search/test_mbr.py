@@ -7,6 +7,7 @@ import pytest
 from kaldialign import edit_distance
 from made_graphs import STATES, all_paths, random_graph, random_scores
 from test_expanded import NAMES, NATS, models
+from toy import logprobs
 
 from asr_train.search.lattice import Lattices
 from asr_train.search.mbr import decide
@@ -28,7 +29,7 @@ def searched(seed, weight=1.2, penalty=0.3):
     for cost, words, _ in all_paths(graph, scores_TS):
         costs[words] = min(cost, costs.get(words, np.inf))
     said = [[NAMES[k - 1] for k in words] for words in costs]
-    change = 0.8 * old.logprobs(said) - weight * new.logprobs(said)
+    change = 0.8 * logprobs(old, said) - weight * logprobs(new, said)
     found = expanded(lattice, Model.of(old, NAMES), Model.of(new, NAMES), 0.8)
     rows = zip(costs.items(), change, strict=True)
     return found, {w: c + NATS * more + penalty * len(w) for (w, c), more in rows}
