@@ -170,7 +170,7 @@ def _errors(
     normaliser: Normaliser,
     choices: list[Choice],
     graph_of: Callable[[Choice], Arrays],
-    advance: Callable[[int], Any] = lambda decodings: None,
+    advance: Callable[[int], Any],
 ) -> list[tuple[Choice, WordErrors]]:
     """Decode all utterances with every choice; call `advance` with the number decoded."""
     arrays = {(c.lm_weight, c.insertion_penalty): graph_of(c) for c in choices}

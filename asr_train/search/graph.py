@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def lexicon_fst(lang: Lang) -> tuple[Any, list[int]]:
     phone_ids = {phone: i for i, phone in enumerate(lang.states.phones, 1)}
     backoff = len(phone_ids) + 1
     marks = _disambiguation(lang)
-    silence_mark = backoff + 1 + max((m for m in marks.values()), default=0)
+    silence_mark = backoff + 1 + max(marks.values(), default=0)
     start, loop, silence, marked, quiet, free = 0, 1, 2, 3, 4, 5
     if lang.pronprobs is None:
         quiet, free = loop, 4  # what follows does not depend on whether there was silence
@@ -140,14 +141,11 @@ def _disambiguation(lang: Lang) -> dict[tuple[str, tuple[str, ...]], int]:
     """Number pronunciations that occur for another word too, or begin another one: 1, 2, ..."""
     prons = [(word, pron) for word, ps in lang.lexicon.prons.items() for pron in ps]
     beginnings = {pron[:n] for _, pron in prons for n in range(1, len(pron))}
-    counts: dict[tuple[str, ...], int] = {}
-    for _, pron in prons:
-        counts[pron] = counts.get(pron, 0) + 1
-    marks: dict[tuple[str, tuple[str, ...]], int] = {}
-    used: dict[tuple[str, ...], int] = {}
+    counts, used = Counter(pron for _, pron in prons), Counter[tuple[str, ...]]()
+    marks = {}
     for word, pron in prons:
         if counts[pron] > 1 or pron in beginnings:
-            used[pron] = used.get(pron, 0) + 1
+            used[pron] += 1
             marks[word, pron] = used[pron]
     return marks
 
