@@ -68,10 +68,11 @@ def apply(hyp: str, tuned: str, language: str, models: str, output: str) -> str:
     if chosen["of"] != header["run"]:
         raise ValueError(f"{tuned} is of the run {chosen['of']} but {hyp} is of {header['run']}")
     best = RescoringChoice(*(chosen[each.name] for each in fields(RescoringChoice)))
-    rows, narrower = [], []
+    rows, narrower, cut = [], [], 0
     for row, ((found,), seconds) in zip(split.rows, split.rescored([best], True), strict=True):
         if found.narrowed:
             narrower.append(found.beam)
+        cut += found.cut > 0
         rows.append(
             {
                 **row,
@@ -88,7 +89,8 @@ def apply(hyp: str, tuned: str, language: str, models: str, output: str) -> str:
     penalty = header["insertion_penalty"] + best.penalty  # the total, as in other runs
     about = {"run": chosen["run"], "split": header["split"], "real_time_factor": round(factor, 5)}
     about |= {"acoustic_scale": header["acoustic_scale"], **asdict(best)}
-    write_jsonl(output, [{**about, "insertion_penalty": penalty, "narrowed": len(narrower)}, *rows])
+    about |= {"insertion_penalty": penalty, "narrowed": len(narrower), "cut": cut}
+    write_jsonl(output, [about, *rows])
     changed = sum(r["words"] != was["words"] for r, was in zip(rows, split.rows, strict=True))
     return (
         f"rescore: {chosen['run']} {header['split']}: {changed} of {len(rows)} sentences changed, "
@@ -99,6 +101,7 @@ def apply(hyp: str, tuned: str, language: str, models: str, output: str) -> str:
             if narrower
             else ""
         )
+        + (f"; {cut} have confidences of their likeliest words alone" if cut else "")
     )
 
 

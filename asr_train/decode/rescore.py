@@ -39,6 +39,8 @@ class Rescored:
         beam: the narrowest of the lattices; nats. It is the search's unless expansions were too
             large.
         narrowed: number of lattices that were narrowed.
+        cut: number of posteriors, for MBR words and confidences, that lack sequences within the
+            lattice's beam, as they would have too many nodes.
     """
 
     words: list[str]
@@ -47,6 +49,7 @@ class Rescored:
     confidences: list[float] | None
     beam: float
     narrowed: int
+    cut: int = 0
 
 
 class Rescorer:
@@ -73,7 +76,7 @@ class Rescorer:
         """Rescore an utterance's pieces, each a sentence of its own; one result per choice."""
         words: list[list[str]] = [[] for _ in choices]
         sure: list[list[float]] = [[] for _ in choices]
-        costs_C2 = np.zeros((len(choices), 2))
+        costs_C2, cut_C = np.zeros((len(choices), 2)), np.zeros(len(choices), int)
         beam, narrower = np.inf, 0
         for lattice in lattices:
             if lattice is None:
@@ -90,14 +93,15 @@ class Rescorer:
                     decision = decide(paths, said, ROUNDS if choice.mbr else 0)
                     said = decision.words
                     sure[i] += decision.confidences
+                    cut_C[i] += paths.beam < beam_here
                 words[i] += [self._names[k - 1] for k in said]
                 costs_C2[i] += path.cost, path.acoustic_cost
         return [
             Rescored(
-                said, cost, acoustic_cost, each if confidences else None, float(beam), narrower
+                said, cost, acoustic, each if confidences else None, float(beam), narrower, cut
             )
-            for said, each, (cost, acoustic_cost) in zip(
-                words, sure, costs_C2.tolist(), strict=True
+            for said, each, (cost, acoustic), cut in zip(
+                words, sure, costs_C2.tolist(), cut_C.tolist(), strict=True
             )
         ]
 

@@ -1,12 +1,14 @@
 """A larger language model replaces the small one in lattices; its weight is chosen on DEV."""
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
 import pytest
 from toy import logprobs
 
+import asr_train.decode.rescore
 from asr_train.decode.rescore import Rescored, Rescorer, RescoringChoice, tune_rescoring
 from asr_train.lang.ngram import Text, train
 from asr_train.score.normalise import PLAIN
@@ -130,6 +132,15 @@ def test_words_of_least_expected_errors_have_confidences_of_the_posterior():
     best, decided = RESCORER([near], choices)
     assert (best.words, best.confidences) == (["A", "B"], None)
     assert decided.cost == best.cost
+
+
+def test_a_posterior_of_too_many_nodes_is_reported(monkeypatch):
+    choices = [RescoringChoice(0.0, 0.0), RescoringChoice(0.0, 0.0, mbr=True)]
+    assert [found.cut for found in RESCORER([lattice_of()], choices, True)] == [0, 0]
+    few = functools.partial(asr_train.decode.rescore.posterior, max_nodes=2)
+    monkeypatch.setattr(asr_train.decode.rescore, "posterior", few)
+    assert [found.cut for found in RESCORER([lattice_of()] * 2, choices)] == [0, 2]
+    assert [found.cut for found in RESCORER([lattice_of()], choices, True)] == [1, 1]
 
 
 @pytest.mark.parametrize("said, errors", [("A B", (1, 0)), ("A", (0, 1))])
