@@ -9,13 +9,13 @@ import asr_train.interrupt  # noqa: F401
 # isort: split
 import shutil
 from pathlib import Path
-from typing import Any
 
-from asr_train.files import check_part, read_json, read_jsonl, replacing
+from asr_train.files import check_part, read_json, replacing
 from asr_train.jobs import main
 from asr_train.lang.arpa import open_text
 from asr_train.lang.index import Lang, grammar_words, write_lang
 from asr_train.lang.lexicon import Lexicon
+from asr_train.lang.ngram import spoken
 from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, LangSettings, load
 
@@ -25,14 +25,15 @@ SHOWN = 20  # words without pronunciation to print
 def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) -> str:
     settings = load(LangSettings, conf)
     model = _model(settings, Path(models))
-    cuts = read_jsonl(manifest)
-    spoken = _words(cuts)
-    if not spoken:
+    words, dev_words = (
+        {word for said in spoken(each) for word in said} for each in (manifest, dev_manifest)
+    )
+    if not words:
         raise ValueError(
-            f"none of the {len(cuts)} utterances in {manifest} has a word in its transcript, so "
-            "there is nothing to train on; correct the corpus, delete that file and run make again"
+            f"none of the utterances in {manifest} has a word in its transcript, so there is "
+            "nothing to train on; correct the corpus, delete that file and run make again"
         )
-    allowed = grammar_words(settings.grammar, model) or sorted(spoken)
+    allowed = grammar_words(settings.grammar, model) or sorted(words)
     arpa = None
     if model is not None:  # a copy that arpa2fst reads: unpacked, with plain ends of lines
         arpa = Path(output).parent / "G.arpa"
@@ -42,9 +43,7 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
             open(scratch, "w", encoding="utf-8") as copy,
         ):
             shutil.copyfileobj(source, copy)
-    lexicon = Lexicon.from_settings(
-        settings.lexicon, spoken | set(allowed) | _words(read_jsonl(dev_manifest))
-    )
+    lexicon = Lexicon.from_settings(settings.lexicon, words | set(allowed) | dev_words)
     if not lexicon.prons:
         raise ValueError(
             f"none of the {len(lexicon.missing)} words has a pronunciation, for example "
@@ -72,12 +71,6 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
             f"all are in {output} under guessed"
         )
     return summary
-
-
-def _words(cuts: list[dict[str, Any]]) -> set[str]:
-    """Return all words of a split's transcripts."""
-    spoken = (s["text"] for cut in cuts for s in cut["supervisions"])
-    return {word for text in spoken for word in text.split()}
 
 
 def _model(settings: LangSettings, models: Path) -> Path | None:

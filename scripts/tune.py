@@ -11,13 +11,14 @@ has no part in the choice.
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from asr_train.data.features import open_feats
 from asr_train.decode.posteriors import load_scorer
 from asr_train.decode.scorer import known_states
 from asr_train.decode.tune import LISTS, middle, tune
+from asr_train.decode.words import Effort
 from asr_train.files import write_json
 from asr_train.jobs import main, peak_megabytes
 from asr_train.lang.index import load_lang
@@ -59,10 +60,7 @@ def tuned(model: str, conf: str, normaliser: str, language: str, features: str, 
             "acoustic_scale": best.acoustic_scale,
             **weights,
             "first_pass_scale": middle(settings).acoustic_scale,
-            "beam": settings.beam,
-            "max_active": settings.max_active,
-            "lattice_beam": settings.lattice_beam,
-            "nbest": settings.nbest,
+            **{f.name: getattr(settings, f.name) for f in fields(Effort)},
             "normaliser": normalised.name,
             "wer": errors.rate,
             "grown": found.grown,

@@ -44,11 +44,10 @@ class Arrays:
 
 
 def to_arrays(fst: Any) -> Arrays:
-    """Convert a kaldifst transducer."""
+    """Convert a kaldifst transducer that can be modified."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fst"
-        const = fst if isinstance(fst, kaldifst.StdConstFst) else kaldifst.StdConstFst(fst)
-        const.write(str(path))
+        kaldifst.StdConstFst(fst).write(str(path))
         return read_arrays(path)
 
 

@@ -27,7 +27,7 @@ from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import SILENCE
 from asr_train.lang.pronprobs import EDGE
 from asr_train.lang.states import States
-from asr_train.schema import GrammarKind, GrammarSettings
+from asr_train.schema import GrammarKind
 from asr_train.search.arrays import (
     ARC,
     Arrays,
@@ -153,7 +153,7 @@ def _disambiguation(lang: Lang) -> dict[tuple[str, tuple[str, ...]], int]:
 def grammar_fst(lang: Lang, lm_weight: float) -> Any:
     """Return G, an acceptor of words; costs are lm_weight * -log p."""
     if lang.grammar.kind is GrammarKind.loop:
-        fst = _loop(lang, lang.grammar)
+        fst = _loop(lang)
     else:
         fst = _arpa(lang)
     arrays = to_arrays(fst)
@@ -165,9 +165,9 @@ def grammar_fst(lang: Lang, lm_weight: float) -> Any:
     return fst
 
 
-def _loop(lang: Lang, grammar: GrammarSettings) -> Any:
+def _loop(lang: Lang) -> Any:
     """Return a loop with equal probabilities of each word and, where it is allowed, of the end."""
-    ids = {word: i for i, word in enumerate(lang.lexicon.words, 1)}
+    ids, grammar = lang.word_ids, lang.grammar
     cost = math.log(len(grammar.words) + 1)
     last = grammar.max_words if grammar.max_words is not None else 1
     lines = []
