@@ -48,10 +48,10 @@ class _Graph:
         self.nodes.append(node)
         return name
 
-    def conv(self, x: str, weight: Tensor, bias: Tensor | None, stride: int = 1) -> str:
+    def conv(self, x: str, weight: Tensor, bias: Tensor | None) -> str:
         """Add a convolution over the last axis; weight [outputs, inputs, window]."""
         more = [] if bias is None else [self.constant(bias)]
-        return self.add("Conv", x, self.constant(weight), *more, strides=[stride])
+        return self.add("Conv", x, self.constant(weight), *more)
 
 
 def export_onnx(model: Path | str, path: Path | str) -> dict[str, str]:

@@ -44,10 +44,18 @@ class Arrays:
 
 
 def to_arrays(fst: Any) -> Arrays:
-    """Convert a kaldifst transducer that can be modified."""
+    """Convert a kaldifst transducer that can be modified.
+
+    Raises:
+        OSError: if there is no space for it in the folder of temporary files.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fst"
-        kaldifst.StdConstFst(fst).write(str(path))
+        if not kaldifst.StdConstFst(fst).write(str(path)):
+            raise OSError(
+                f"{folder} cannot hold a graph of {fst.num_states} nodes; free some space there, "
+                "or set TMPDIR to another folder"
+            )
         return read_arrays(path)
 
 

@@ -1,6 +1,7 @@
 """HCLG accepts what grammar, lexicon and states allow, at the cost that they define."""
 
 import math
+import resource
 from dataclasses import replace
 
 import numpy as np
@@ -322,6 +323,18 @@ def test_taking_a_graph_apart_and_together_changes_nothing():
     assert np.array_equal(again.arcs_A, graph.arcs_A[order])
     assert np.array_equal(again.final_N, graph.final_N)
     assert again.start == graph.start
+
+
+def test_a_graph_is_whole_or_refused_where_temporary_files_have_no_space():
+    lang = toy_lang()
+    graph = to_vector(decoding_graph(lang, lang.states, loops(lang)))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))  # of the 1,669 bytes it needs
+    try:
+        with pytest.raises(OSError, match="cannot hold a graph of 29 nodes; free some space"):
+            to_arrays(graph)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_grammar_without_known_words_is_refused():
