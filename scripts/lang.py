@@ -7,7 +7,7 @@ stages. DEV's words get pronunciations so that it can be aligned; the grammar do
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
-import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from asr_train.files import check_part, read_json, replacing
@@ -42,7 +42,7 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
             replacing(arpa) as scratch,
             open(scratch, "w", encoding="utf-8") as copy,
         ):
-            shutil.copyfileobj(source, copy)
+            copy.writelines(_without_last_backoffs(source))
     lexicon = Lexicon.from_settings(settings.lexicon, words | set(allowed) | dev_words)
     if not lexicon.prons:
         raise ValueError(
@@ -71,6 +71,23 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
             f"all are in {output} under guessed"
         )
     return summary
+
+
+def _without_last_backoffs(arpa: Iterable[str]) -> Iterator[str]:
+    """Yield an ARPA file's lines, without back-offs at its highest order: arpa2fst aborts at them.
+
+    Some tools write them, without meaning.
+    """
+    order, section = 0, ""
+    for line in arpa:
+        fields = line.split()
+        if line.startswith("\\"):
+            section = fields[0]
+        elif section == "\\data\\":
+            order += line.startswith("ngram")
+        elif section == f"\\{order}-grams:" and len(fields) == order + 2:
+            line = " ".join(fields[:-1]) + "\n"
+        yield line
 
 
 def _model(settings: LangSettings, models: Path) -> Path | None:
