@@ -118,7 +118,7 @@ def read_json(path: Path | str) -> Any:
         DamagedFileError: if the file is not JSON; the message names it.
     """
     try:
-        return json.loads(Path(path).read_text())
+        return json.loads(Path(path).read_bytes())
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise DamagedFileError(
             f"{path} is not valid JSON ({error}); delete it and run make again"
@@ -168,11 +168,11 @@ def write_yaml(path: Path | str, content: Any) -> bool:
     """Write YAML unless the file already has this content; return whether it was written."""
     import yaml  # here, so that comm and kernels load with torch alone
 
-    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode()
     path = Path(path)
-    if path.exists() and path.read_text() == text:
+    if path.exists() and path.read_bytes() == text:
         return False
-    write_text(path, text)
+    write_bytes(path, text)
     return True
 
 
@@ -181,7 +181,7 @@ def read_yaml(path: Path | str) -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(Path(path).read_text())
+        return yaml.safe_load(Path(path).read_bytes())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise DamagedFileError(
             f"{path} is not valid YAML ({error}); delete it and run make again"

@@ -11,6 +11,7 @@ from asr_train.files import (
     part,
     read_json,
     read_jsonl,
+    read_yaml,
     replacing,
     write_json,
     write_jsonl,
@@ -99,6 +100,15 @@ def test_an_index_notices_when_a_part_changed(tmp_path, change):
         path.write_bytes(bytes([1, *range(1, 100)]))
     with pytest.raises(DamagedFileError, match="part"):
         check_part(tmp_path, listed)
+
+
+def test_text_is_utf_8_in_any_locale(tmp_path, monkeypatch):
+    monkeypatch.setattr("io.text_encoding", lambda *_: "latin-1")  # what `read_text` would take
+    write_json(tmp_path / "a.json", "für")
+    assert read_json(tmp_path / "a.json") == "für"
+    assert write_yaml(tmp_path / "a.yaml", "für")
+    assert not write_yaml(tmp_path / "a.yaml", "für")
+    assert read_yaml(tmp_path / "a.yaml") == "für"
 
 
 def test_yaml_is_written_only_when_it_says_something_new(tmp_path):

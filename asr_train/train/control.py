@@ -207,7 +207,7 @@ class Controllers:
             }
         )
         shown = ", ".join(
-            f"{size} {'–' if accuracy is None else f'{accuracy:.2%}'}"
+            f"{size} {'-' if accuracy is None else f'{accuracy:.2%}'}"
             for size, accuracy in accuracies.items()
         )
         self._tell(
