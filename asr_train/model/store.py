@@ -52,8 +52,16 @@ def initialise_from(source: Model, target: Model) -> None:
     rank take over a truncated singular value decomposition of the source's (Xue et al., 2013).
 
     Raises:
-        ValueError: if layers do not match; names one and both shapes.
+        ValueError: if layers do not match, or the networks are of equal sizes but read other frames
+            or have other nonlinearities; names one, and both values.
     """
+    for name in ("context_left", "context_right", "stride", "nonlinearity"):
+        theirs, ours = (str(getattr(model, name, None)) for model in (source, target))
+        if theirs != ours and type(source) is type(target):
+            raise ValueError(
+                f"the pre-trained network has {name} {theirs} but this one {ours}, so that its "
+                "weights would mean something else; begin with a network of the same settings"
+            )
     found, wanted = source.state_dict(), target.state_dict()
     if isinstance(source, Dnn) and isinstance(target, Dnn):
         hidden = len(source.layers) - 1

@@ -9,6 +9,7 @@ number of workers, however the workers are spread over processes, and however of
 import contextlib
 import functools
 import math
+import shutil
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -133,6 +134,9 @@ def train(
     saved = checkpoints.newest()
     changed = None if saved is None else state.restore(saved)
     progress = state.progress
+    if leads and not progress.step:  # what a run with other settings left
+        (folder / "model.json").unlink(missing_ok=True)
+        shutil.rmtree(folder / "epochs", ignore_errors=True)
 
     stride = 1 if objective.whole else model.stride
     total_frames = optim.epochs * train_shards.num_frames // stride

@@ -201,7 +201,9 @@ def test_the_only_checkpoint_is_not_removed_before_there_is_another(splits, tmp_
 def test_other_settings_start_a_run_over(splits, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "changed"
     killed(folder, splits, Momentum, "apply", 37, True, monkeypatch)
+    (folder / "epochs" / "9").mkdir(parents=True)  # a model that make would take for this run's
     trained(folder, splits, rate=0.01)
+    assert not (folder / "epochs").exists()
     assert "other settings or shards" in capsys.readouterr().out
     trained(tmp_path / "fresh", splits, rate=0.01)
     assert outcome(folder) == outcome(tmp_path / "fresh")

@@ -13,7 +13,7 @@ import torch
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.optimizer import Momentum
 from asr_train.model.store import build_model, initialise_from, load_model
-from asr_train.schema import PretrainSettings, SettingsError
+from asr_train.schema import Nonlinearity, PretrainSettings, SettingsError
 from asr_train.train import loop, pretrain
 from asr_train.train.schedule import Schedule
 
@@ -79,6 +79,23 @@ def test_a_deeper_network_takes_the_hidden_layers_and_a_new_output(splits):
         assert torch.equal(target.layers[layer].weight, drawn.layers[layer].weight)
     with pytest.raises(ValueError, match=r"the pre-trained network has layers.3.bias"):
         initialise_from(network(3, 0), network(2, 0))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"nonlinearity": Nonlinearity.relu}, r"has nonlinearity CentredSigmoid\(\) but.*ReLU\(\)"),
+        ({"context_left": 1, "context_right": 2}, "has context_left 2 but this one 1"),
+    ],
+)
+def test_a_network_of_equal_sizes_that_computes_otherwise_is_refused(change, message):
+    given, ones = tiny.settings().model, torch.ones(tiny.NUM_MELS)
+    other = dataclasses.replace(given, dnn=dataclasses.replace(given.dnn, **change))
+    source, target = (
+        build_model(s, tiny.NUM_MELS, tiny.NUM_STATES, ones, ones, 0) for s in (given, other)
+    )
+    with pytest.raises(ValueError, match=message):
+        initialise_from(source, target)
 
 
 def test_layers_of_low_rank_are_the_nearest_to_the_trained_ones():
