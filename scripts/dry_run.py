@@ -116,7 +116,7 @@ def few_steps(config: Config, hours: float) -> dict[str, Any]:
     return {
         "parameters": num_parameters(run.model, mels, STATES),
         "workers": workers,
-        "frames": workers * run.optim.minibatch_frames,
+        "frames": workers * (run.optim.minibatch_frames // run.comm.halves(workers)),
         "seconds": seconds,
         "steps": steps,
         "hours": seconds * steps / 3600,
