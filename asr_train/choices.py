@@ -52,7 +52,8 @@ class Choices:
         """Parse `NAME=word word` arguments.
 
         Raises:
-            SettingsError: for an unknown name; gives the nearest known one.
+            SettingsError: for an unknown name, which gives the nearest known one; for a name that
+                is there twice, and without any system of Gaussians.
         """
         values: dict[str, Any] = {}
         for each in arguments:
@@ -97,6 +98,15 @@ class Choices:
         return run.partition("/epochs/")[0]
 
     def _check(self) -> None:
+        if not self.gmms:
+            raise SettingsError("GMMS is empty; it needs at least one system, for example mono")
+        for name, words in (
+            *(("GMMS", self.gmms), ("SEQUENCE", self.sequence), ("RUNS or SEEDS", self.nets)),
+            *(("RESCORE", self.rescore), ("BIGRAM", self.bigram), ("PRONPROBS", self.pronprobs)),
+            ("EPOCHS", self.epochs),
+        ):
+            if twice := [word for word in words if words.count(word) > 1]:
+                raise SettingsError(f"{name} names {twice[0]} twice; name it once")
         for word in self.rescore:
             check_known("RESCORE", word, [*self.models, *self.probable])
         for name, words in (("BIGRAM", self.bigram), ("PRONPROBS", self.pronprobs)):

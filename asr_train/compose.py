@@ -33,7 +33,7 @@ def settings(run: str, overrides: list[str]) -> Config:
     else:
         chosen = [f"comm={run}"] if run in exchanges else ["comm=sgd", f"comm.method={run}"]
     for override in overrides:
-        if "=" not in override:
+        if override.find("=") < 1:
             raise SettingsError(
                 f"SET holds {override!r}; it takes group.key=value or group=file, "
                 "and lists and mappings without spaces"
@@ -92,7 +92,7 @@ def _cause(error: Exception, overrides: list[str]) -> str:
     if missing:
         *groups, key = missing.group(1).split(".")
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            chosen = [o for o in overrides if "." not in o.split("=")[0]]
+            chosen = [o for o in overrides if (CONF / o.partition("=")[0]).is_dir()]
             node: Any = OmegaConf.to_container(compose("config", chosen))
         node["gmm"] = without_left_out(node["gmm"], overrides)
         for depth, group in enumerate(groups):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from asr_train.choices import Choices
 from asr_train.compose import CONF, settings
 from asr_train.files import read_yaml
 from asr_train.schema import Config, SettingsError
@@ -23,6 +24,11 @@ from scripts.resolve import resolve
         ("decode.beem=3", "did you mean decode.beam"),
         ("decode.beam=x", "decode.beam is 'x'; it must be a number"),
         ("decode.beam=-1", "decode.beam is -1.0; it must be positive"),
+        ("foo=1", "^foo is not a setting; allowed there: corpus"),
+        ("=1", "SET holds '=1'; it takes group.key=value"),
+        ("optim.seed=-1", r"^optim\.seed is -1; it must lie in \[0, "),
+        ("score.seed=-1", "^score.seed is -1; it must not be negative"),
+        ("corpus.seed=-1", "^corpus.seed is -1; it must not be negative"),
         ("foo.bar=1", "foo is not a setting; .*allowed there: .*corpus"),
         ("model=dnn_9", "allowed: .*dnn_4x256"),
         ("lang.lexicon.source=web", "allowed: cmudict, file, letters"),
@@ -115,6 +121,19 @@ def test_adapted_frames_need_a_speaker_adaptive_system_to_align(tmp_path):
     resolved("mono", "sat")
     with pytest.raises(SettingsError, match=r"shards\.inputs is fmllr, but tri, the last of GMMS"):
         resolved("mono", "tri")
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ("GMMS=", "^GMMS is empty; .* for example mono$"),
+        ("GMMS=mono tri mono", "^GMMS names mono twice"),
+        ("NETS=dnn-seed1 dnn-seed1", "^RUNS or SEEDS names dnn-seed1 twice"),
+    ],
+)
+def test_lists_name_each_thing_once(given, message):
+    with pytest.raises(SettingsError, match=message):
+        Choices.of([given])
 
 
 def test_an_unknown_run_is_refused():

@@ -12,6 +12,7 @@ from asr_train.schema.fields import (
     here,
     interval,
     listed,
+    not_negative,
     positive,
     within,
 )
@@ -284,6 +285,7 @@ class CorpusSettings:
     volumes: list[float] | None = field(default=None, metadata={LEFT_OUT: True})
 
     def __post_init__(self) -> None:
+        not_negative(seed=self.seed)
         kinds = [self.digits, self.commands, self.folder, self.published]
         if sum(kind is not None for kind in kinds) != 1:
             raise SettingsError(

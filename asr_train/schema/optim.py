@@ -219,6 +219,7 @@ class OptimSettings:
         positive(log_steps=self.log_steps, keep_checkpoints=self.keep_checkpoints)
         within(0, 0.999, momentum=self.momentum)
         within(1e-6, 1, share=self.share)
+        within(0, 2**63 - 1, seed=self.seed)
         if self.pool_frames < self.minibatch_frames:
             raise SettingsError(
                 f"{at('pool_frames')} is {self.pool_frames}, below "

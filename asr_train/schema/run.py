@@ -25,7 +25,16 @@ class RunSettings:
     initial: str | None = field(default=None, metadata={LEFT_OUT: True})
 
     def continued(self, objective: ObjectiveSettings, initial: str) -> "RunSettings":
-        """Return the settings of sequence training from run `initial` on."""
+        """Return the settings of sequence training from run `initial` on.
+
+        Raises:
+            SettingsError: if a minibatch is larger than a pool.
+        """
+        if objective.minibatch_frames > self.optim.pool_frames:
+            raise SettingsError(
+                f"objective.minibatch_frames is {objective.minibatch_frames}, above "
+                f"optim.pool_frames {self.optim.pool_frames}; a pool holds many minibatches"
+            )
         own = objective.rate, objective.minibatch_frames, objective.epochs
         optim = self.optim.at_one_rate(*own)
         return replace(self, optim=optim, objective=objective, initial=initial)

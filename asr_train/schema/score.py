@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from asr_train.schema.fields import SettingsError, at, positive
+from asr_train.schema.fields import SettingsError, at, not_negative, positive
 
 
 class NormaliserKind(Enum):
@@ -40,3 +40,4 @@ class ScoreSettings:
 
     def __post_init__(self) -> None:
         positive(bootstrap=self.bootstrap)
+        not_negative(seed=self.seed)

@@ -190,6 +190,8 @@ def test_an_objective_has_its_own_rate_and_cross_entropy_leaves_no_trace():
     assert "objective" not in schema.plain(run)
     assert "initial" not in schema.plain(run)
     further = run.continued(objective("smbr"), "dnn")
+    with pytest.raises(SettingsError, match=r"objective.minibatch_frames is 501, above .* 500"):
+        run.continued(objective("smbr", minibatch_frames=501), "dnn")
     optim = further.optim
     assert (optim.rate, optim.minibatch_frames, optim.epochs, optim.phases) == (0.02, 80, 2, [])
     assert schema.build(schema.RunSettings, schema.plain(further)) == further
