@@ -1,7 +1,7 @@
 """**Totals of all workers since the last row of the log**, gathered from their processes."""
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 
 from asr_train.comm.async_workers import Staleness
 from asr_train.comm.reducers import Sent
@@ -22,33 +22,24 @@ def take(state: RunState, worker: int) -> WorkerTotals:
     return WorkerTotals(counts, state.method.take_sent(worker), tau, squares, lead)
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """What one worker sends to the others, in numbers."""
+def _packed(one: WorkerTotals) -> list[float]:
+    """Return what other processes need of a worker's totals, in numbers."""
+    counts = one.counts
+    own = [counts.skipped, counts.frames, counts.loss, counts.correct, one.threshold, one.squares]
+    return [*own, *astuple(one.sent), *astuple(one.lead)]
 
-    skipped: int
-    frames: int
-    loss: float
-    correct: int
-    sent: Sent
-    threshold: float
-    squares: float
-    lead: Staleness
 
-    def packed(self) -> list[float]:
-        own = [self.skipped, self.frames, self.loss, self.correct, self.threshold, self.squares]
-        return [*own, *astuple(self.sent), *astuple(self.lead)]
-
-    @staticmethod
-    def unpacked(numbers: Sequence[float]) -> "_Row":
-        skipped, frames, loss, correct, threshold, squares, *rest = numbers
-        size = len(fields(Sent))
-        bits, elements, overflows, received_bits = map(int, rest[:size])
-        steps, ahead, most, waited_seconds, now = rest[size:]
-        sent = Sent(bits, elements, overflows, received_bits)
-        lead = Staleness(int(steps), int(ahead), int(most), waited_seconds, now)
-        counts = int(skipped), int(frames), loss, int(correct)
-        return _Row(*counts, sent, threshold, squares, lead)
+def _unpacked(numbers: Sequence[float]) -> WorkerTotals:
+    skipped, frames, loss, correct, threshold, squares, *rest = numbers
+    size = len(fields(Sent))
+    steps, ahead, most, waited_seconds, now = rest[size:]
+    return WorkerTotals(
+        Interval(skipped=int(skipped), frames=int(frames), loss=loss, correct=int(correct)),
+        Sent(*map(int, rest[:size])),
+        threshold,
+        squares,
+        Staleness(int(steps), int(ahead), int(most), waited_seconds, now),
+    )
 
 
 def gathered(state: RunState, taken: Sequence[WorkerTotals] | None = None) -> Totals:
@@ -61,10 +52,8 @@ def gathered(state: RunState, taken: Sequence[WorkerTotals] | None = None) -> To
     if taken is None:
         taken = [take(state, worker) for worker in exchange.local]
     everyone = exchange if stripes is None else stripes.everyone
-    numbers = everyone.numbers([_row_of(one).packed() for one in taken])
-    rows = [
-        _Row.unpacked(row) for row in (numbers if stripes is None else stripes.ordered(numbers))
-    ]
+    numbers = everyone.numbers([_packed(one) for one in taken])
+    rows = [_unpacked(row) for row in (numbers if stripes is None else stripes.ordered(numbers))]
     lead, sent, here = Staleness(), Sent(), Interval()
     for one in taken:
         here.add(one.counts)
@@ -72,10 +61,7 @@ def gathered(state: RunState, taken: Sequence[WorkerTotals] | None = None) -> To
     here.skipped, here.frames, here.loss, here.correct = 0, 0, 0.0, 0
     for row in rows[: len(exchange)]:  # in the order of workers; further stripes have equal counts
         lead.add(row.lead)
-        here.skipped += row.skipped
-        here.frames += row.frames
-        here.loss += row.loss
-        here.correct += row.correct
+        here.add(row.counts)
     for row in rows:
         sent.add(row.sent)
     return Totals(
@@ -86,9 +72,3 @@ def gathered(state: RunState, taken: Sequence[WorkerTotals] | None = None) -> To
         sum(row.squares for row in rows),
         lead if state.method.ahead is not None else None,
     )
-
-
-def _row_of(one: WorkerTotals) -> _Row:
-    counts = one.counts
-    numbers = counts.skipped, counts.frames, counts.loss, counts.correct
-    return _Row(*numbers, one.sent, one.threshold, one.squares, one.lead)
