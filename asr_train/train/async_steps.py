@@ -51,43 +51,9 @@ def run_ahead(
     steps = min(most, optim.checkpoint_steps - first % optim.checkpoint_steps)
     local = method.exchange.local
     others = len(method.exchange) // len(local)  # for each one here
-    outstanding = None
-    if state.batched is not None and len(local) > 1:
-        outstanding = Outstanding(state.batched, state.bucket, optim, len(local))
-
-    def compute(worker: int, step: int, write_weights: WriteWeights) -> Result | None:
-        counts = state.since_log[worker]
-        with state.stopwatch(counts, "wait_seconds"):
-            batch = feed.next(worker)
-        if batch is not None:
-            with state.stopwatch(counts, "exchange_seconds"):
-                if outstanding is not None:
-                    outstanding.add(worker, step, batch, write_weights)
-                    return None
-                write_weights(weights_P)
-        with state.stopwatch(counts, "compute_seconds"):
-            seed = seed_of(optim.seed, step + 1, worker)
-            return one_gradient(model, batch, state.bucket, optim, seed, state.objective)
-
-    def late() -> Iterator[tuple[int, Result]]:
-        assert outstanding is not None
-        workers, results = outstanding.compute()
-        return zip(workers, computed(results, state, state.since_log[local[0]]), strict=True)
-
-    def skipped(worker: int, step: int, loss: float) -> None:
-        skip(state, 0, {worker: loss}, step + 1, f" by worker {worker}")
-
     state.bucket.point_at(weights_P)
     stretch = AsyncSteps(
-        state,
-        first + steps,
-        compute,
-        late,
-        0 if outstanding is None else outstanding.most,
-        skipped,
-        lambda worker: take(state, worker),
-        optim.log_steps,
-        lambda frames: advance(frames * others),
+        model, feed, state, optim, first + steps, lambda frames: advance(frames * others)
     )
     method.ahead.run(
         weights_P,
@@ -140,33 +106,29 @@ class AsyncSteps:
     """A `comm.async_workers.GradientSource`, for the steps before `stop`.
 
     Args:
-        compute: (worker, step, what writes its weights) -> result, which the next call overwrites;
-            None: `late` returns it.
-        late: -> the results of all steps that are outstanding, with their workers.
-        most: steps that may be outstanding.
-        skipped: called with (worker, step, loss in nats) for a gradient that was not finite.
-        take: worker -> its totals since the last call.
-        log_steps: steps between rows.
+        advance: called with numbers of frames, as they are learned from.
     Attributes:
+        most: steps that may be outstanding; 0: each gradient is computed when it is asked for.
         rows: by steps taken and worker, the worker's totals; of steps before `stop`.
     """
 
     def __init__(
         self,
+        model: Model,
+        feed: Feed,
         state: RunState,
+        optim: OptimSettings,
         stop: int,
-        compute: Callable[[int, int, WriteWeights], Result | None],
-        late: Callable[[], Iterator[tuple[int, Result]]],
-        most: int,
-        skipped: Callable[[int, int, float], None],
-        take: Callable[[int], WorkerTotals],
-        log_steps: int,
         advance: Callable[[int], None],
     ) -> None:
         self.rows: dict[int, dict[int, WorkerTotals]] = {}
-        self._state, self._stop, self._log_steps = state, stop, log_steps
-        self._compute, self._late, self.most = compute, late, most
-        self._skipped, self._take, self._advance = skipped, take, advance
+        self._model, self._feed, self._state, self._optim = model, feed, state, optim
+        self._stop, self._advance = stop, advance
+        self._outstanding: Outstanding | None = None
+        if state.batched is not None and len(state.since_log) > 1:
+            workers = len(state.since_log)
+            self._outstanding = Outstanding(state.batched, state.bucket, optim, workers)
+        self.most = 0 if self._outstanding is None else self._outstanding.most
         self._learned: dict[int, Learned] = {}
         self._left, self._left_cpu = time.perf_counter(), time.process_time()
 
@@ -180,16 +142,32 @@ class AsyncSteps:
         gradient, self._learned[worker] = result
         return gradient
 
+    def _compute(self, worker: int, step: int, write_weights: WriteWeights) -> Result | None:
+        """Return a gradient, which the next call overwrites; None: `late` returns it."""
+        state, optim = self._state, self._optim
+        counts = state.since_log[worker]
+        with state.stopwatch(counts, "wait_seconds"):
+            batch = self._feed.next(worker)
+        if batch is not None:
+            with state.stopwatch(counts, "exchange_seconds"):
+                if self._outstanding is not None:
+                    self._outstanding.add(worker, step, batch, write_weights)
+                    return None
+                write_weights(state.method.replicas[0].weights_P)
+        with state.stopwatch(counts, "compute_seconds"):
+            seed = seed_of(optim.seed, step + 1, worker)
+            return one_gradient(self._model, batch, state.bucket, optim, seed, state.objective)
+
     def late(self) -> Iterator[tuple[int, Gradient]]:
         """Compute the gradients of all outstanding steps; yield them with their workers."""
-        counts, results = next(iter(self._state.since_log.values())), self._late()
-        while True:
+        assert self._outstanding is not None
+        counts = next(iter(self._state.since_log.values()))
+        workers, several = self._outstanding.compute()
+        results = computed(several, self._state, counts)
+        for worker in workers:
             self._count_exchange(counts)
-            found = next(results, None)
+            gradient, self._learned[worker] = next(results)
             self._left, self._left_cpu = time.perf_counter(), time.process_time()
-            if found is None:
-                return
-            worker, (gradient, self._learned[worker]) = found
             yield worker, gradient
 
     def finished(self, worker: int, step: int, is_finite: bool) -> None:
@@ -201,10 +179,11 @@ class AsyncSteps:
             self._state.count(worker, learned)
             self._advance(learned.frames)
         else:
-            self._skipped(worker, step, float(learned.sums_2[0]))
+            loss = float(learned.sums_2[0])
+            skip(self._state, 0, {worker: loss}, step + 1, f" by worker {worker}")
         taken = step + 1
-        if taken % self._log_steps == 0 and taken < self._stop:
-            self.rows.setdefault(taken, {})[worker] = self._take(worker)
+        if taken % self._optim.log_steps == 0 and taken < self._stop:
+            self.rows.setdefault(taken, {})[worker] = take(self._state, worker)
 
     def end(self) -> None:
         """Count the seconds of the drain."""

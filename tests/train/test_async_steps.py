@@ -138,23 +138,20 @@ def test_checkpoints_are_due_at_the_same_steps_in_every_epoch(unbroken, splits):
     assert found == [steps, 20, 2 * steps]
 
 
-def test_a_finite_step_ends_the_row_of_skipped_ones():
+def test_a_finite_step_ends_the_row_of_skipped_ones(monkeypatch):
     seen: list[int] = []
-    state = SimpleNamespace(since_log={0: Interval()}, skipped_in_row=[0])
+    state = SimpleNamespace(since_log={0: Interval()}, skipped_in_row=[0], batched=None)
     state.count = lambda worker, learned: seen.append(learned.frames)
     result = Gradient(torch.zeros(1), 5), Learned(5, torch.tensor([1.0, 2.0]))
-
-    def skipped(worker, step, loss):
-        state.skipped_in_row[0] += 1
-
-    others = {"skipped": skipped, "take": None, "log_steps": 100, "advance": lambda frames: None}
-    stretch = AsyncSteps(state, 100, lambda worker, step, _: result, list, 0, **others)
+    monkeypatch.setattr(AsyncSteps, "_compute", lambda *_: result)
+    run = settings(comm(), log_steps=100)
+    stretch = AsyncSteps(None, None, state, run.optim, 100, lambda frames: None)
     for step, is_finite in enumerate([False, False, True, False]):
         stretch.gradient(0, step, lambda out_P: None)
         stretch.finished(0, step, is_finite)
         seen.append(state.skipped_in_row[0])
     assert seen == [1, 2, 5, 0, 1]
-    assert state.since_log[0].steps == 4
+    assert (state.since_log[0].steps, state.since_log[0].skipped) == (4, 3)
 
 
 @pytest.mark.parametrize("adaptive", [None, ADAPTIVE])
