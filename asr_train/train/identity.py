@@ -18,24 +18,18 @@ ABOUT = ("feats", "norm", "states_hash")  # of the shards: must be the same in d
 
 def check_same_task(train_shards: Shards, dev_shards: Shards) -> None:
     """Raise ValueError unless both splits have the same features and states."""
-    for name in ("num_mels", "num_states"):
-        ours, theirs = getattr(train_shards, name), getattr(dev_shards, name)
-        if ours != theirs:
-            raise ValueError(
-                f"{train_shards.path} has {name} {ours} but {dev_shards.path} has {theirs}; "
-                "rerun the shards stage of both"
-            )
     check_same_inputs(train_shards, f"{dev_shards.path} has", dev_shards.about)
     if train_shards.about.get("lattices") != dev_shards.about.get("lattices"):
         raise ValueError(
             f"{train_shards.path} and {dev_shards.path} have lattices that were made otherwise; "
             "delete both and run make again"
         )
-    for name in ABOUT:
-        for shards in (train_shards, dev_shards):
-            if name not in shards.about:
+    splits = train_shards, dev_shards
+    for name in ("num_mels", "num_states", *ABOUT):
+        ours, theirs = ({**shards.about, **shards.index}.get(name) for shards in splits)
+        for shards, value in zip(splits, (ours, theirs), strict=True):
+            if value is None:
                 raise ValueError(f"{shards.path} does not say {name!r}; rerun the shards stage")
-        ours, theirs = train_shards.about[name], dev_shards.about[name]
         if ours != theirs:
             raise ValueError(
                 f"{train_shards.path} has {name} {ours} but {dev_shards.path} has {theirs}; "
