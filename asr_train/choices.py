@@ -112,10 +112,12 @@ class Choices:
         for name, words in (("BIGRAM", self.bigram), ("PRONPROBS", self.pronprobs)):
             for word in words:
                 check_known(name, word, self.models)
-        scales = self.scales.removesuffix(RECORDED)
-        for name, run in (("SCALES", scales), ("INITIAL", self.initial)):
-            if run:
-                check_known(name, run, self.nets)
+        if self.scales:
+            check_known("SCALES", self.scales.removesuffix(RECORDED), self.nets)
+        if self.initial:
+            ends = tuple(f"-{objective}" for objective in self.sequence)
+            first = [name for name in self.nets if not name.endswith(ends)]
+            check_known("INITIAL", self.initial, first, "is not trained by frame cross-entropy")
         for word in self.epochs:
             run, _, number = word.partition("/epochs/")
             if not re.fullmatch(r"[1-9]\d*", number):

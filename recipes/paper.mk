@@ -111,13 +111,6 @@ paper:
 endif
 paper-tables: $(MADE)
 
-# The model of an epoch comes with the run, before its last; it is decoded as the run is. Touched, it
-# is not older than what it comes with, which make would take for a reason to decode it again.
-define epoch_rule # $1 is RUN/epochs/N
-$W/exp/$1/model%json: $W/exp/$(firstword $(subst /, ,$1))/model.json ; @test -e $$@ && touch $$@
-endef
-$(foreach e,$(EPOCHS),$(eval $(call epoch_rule,$e)))
-
 ifneq ($(filter %-recorded,$(SCALES)),)
 $W/exp/$(SCALES)/tuned.json: $W/exp/$(firstword $(call to_train,$(filter-out $(EPOCHS),$(NAMED))))/model.json \
   $C/decode.yaml $C/normaliser.yaml $W/lang/index.json $W/feats/$(DEV).jsonl.gz $(call from_root,$(RECORDS))/$(BASE).jsonl

@@ -92,7 +92,7 @@ SCALES  ?=
 ifneq ($(and $(SEEDS),$(filter $(SCALES),$(RUNS))),)
 override SCALES := $(SCALES)-seed$(firstword $(SEEDS))
 endif
-EPOCHS  ?=# models of single epochs, RUN/epochs/N, to decode as well
+EPOCHS  ?=# models of single epochs, RUN/epochs/N, to decode as well; they take optim.keep_epochs=true
 # Runs whose lattices are kept, and scored anew by the larger language model (lm.big).
 RESCORE ?=
 RESCORED := $(RESCORE:%=%-rescored)
@@ -236,6 +236,14 @@ $(foreach o,$(SEQUENCE),$(call net_rule,$1-$o,$(or $(INITIAL),$1)-lattices,$1-$o
 )
 endef
 $(foreach r,$(SEEDED),$(eval $(call run_rules,$r)))
+# The model of an epoch comes with the run (optim.keep_epochs), before its last; it is decoded as the run is. Touched,
+# it is not older than what it comes with, which make would take for a reason to decode it again.
+define epoch_rule # $1 is RUN/epochs/N
+$W/exp/$1/model%json: $W/exp/$(firstword $(subst /, ,$1))/model.json
+	@test -e $$@ || { echo "$$@ is missing: its run had fewer epochs, or no optim.keep_epochs=true" >&2; exit 1; }
+	@touch $$@
+endef
+$(foreach e,$(EPOCHS),$(eval $(call epoch_rule,$e)))
 # What competes with the transcripts of TRAIN and DEV, found with a weak language model.
 $W/lang-weak/index%json: $C/lattices.yaml $W/lang/index.json $W/manifests/$(TRAIN).jsonl.gz
 	$Q$(PY) $S/weak.py $^ $@

@@ -86,6 +86,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
             if files.setdefault(name, plain(value)) != plain(value):
                 raise SettingsError(f"run {run} changes {name}, which all runs of a recipe share")
         inputs |= inputs_of(config)
+        check_order(choices, config)
         check_lists(choices, config)
         check_inputs(choices, config)
         if config.comm.workers is None:
@@ -139,8 +140,22 @@ def check_aligner(choices: Choices, overrides: list[str]) -> None:
         raise SettingsError(
             f"SET says gmm={chosen[-1]}, but the last of GMMS='{' '.join(choices.gmms)}' is "
             f"{choices.gmms[-1]}; name the systems by GMMS, for example GMMS='mono {chosen[-1]}', "
-            "and "
-            "leave gmm= out"
+            "and leave gmm= out"
+        )
+
+
+def check_order(choices: Choices, config: Config) -> None:
+    """Check that each of GMMS can be trained from the one before it, and the first from nothing.
+
+    Raises:
+        SettingsError: if they are in another order, or the first has no flat start.
+    """
+    in_order = [name for name in config.gmm if name in choices.gmms]
+    from_nothing = [name for name in in_order if config.gmm[name].flat is not None]
+    if choices.gmms != in_order or choices.gmms[:1] != from_nothing:
+        raise SettingsError(
+            f"GMMS is '{' '.join(choices.gmms)}', but each system is trained from the one before "
+            "it; name them in order, the first with a flat start, for example GMMS='mono tri lda'"
         )
 
 

@@ -26,9 +26,6 @@ from scripts.resolve import resolve
         ("decode.beam=-1", "decode.beam is -1.0; it must be positive"),
         ("foo=1", "^foo is not a setting; allowed there: corpus"),
         ("=1", "SET holds '=1'; it takes group.key=value"),
-        ("optim.seed=-1", r"^optim\.seed is -1; it must lie in \[0, "),
-        ("score.seed=-1", "^score.seed is -1; it must not be negative"),
-        ("corpus.seed=-1", "^corpus.seed is -1; it must not be negative"),
         ("foo.bar=1", "foo is not a setting; .*allowed there: .*corpus"),
         ("model=dnn_9", "allowed: .*dnn_4x256"),
         ("lang.lexicon.source=web", "allowed: cmudict, file, letters"),
@@ -321,6 +318,14 @@ def test_runs_are_trained_further_with_an_objective(plan, tmp_path):
     assert "objective" not in read_yaml(tmp_path / "w/conf/run/dnn.yaml")
 
 
+def test_models_of_epochs_are_decoded_with_their_runs(plan, tmp_path):
+    stages = plan("RUNS=dnn", "EPOCHS=dnn/epochs/3")
+    assert (stages.count("train"), stages.count("tune"), stages.count("decode")) == (1, 2, 6)
+    outputs = [c[-1].removeprefix(f"{tmp_path}/w/") for c in plan.commands]
+    run, epoch = (outputs.index(f"exp/dnn{n}") for n in ("/model.json", "/epochs/3/hyp.dev.jsonl"))
+    assert run < epoch
+
+
 def test_models_are_decoded_with_a_bigram_where_told_so(plan, tmp_path):
     """They are tuned and decoded with its graph; no model is trained again for it."""
     text = tmp_path / "text.txt"
@@ -562,9 +567,12 @@ def test_what_is_said_on_the_command_line_counts_on_a_finished_folder(
         (["EPOCHS=dn/epochs/2"], "EPOCHS names 'dn'.*did you mean 'dnn'"),
         (["SEQUENCE=mmo"], "SEQUENCE names 'mmo'.*did you mean 'mmi'"),
         (["SEQUENCE=mmi", "INITIAL=dn"], "INITIAL names 'dn'.*did you mean 'dnn'"),
+        (["SEQUENCE=mmi", "INITIAL=dnn-mmi"], "INITIAL names 'dnn-mmi', which is not trained by"),
         (["REALIGN=abc"], "REALIGN is 'abc'; it must be an integer from 0 to 9"),
         (["RUNS=gtcc"], "RUNS names 'gtcc'.*did you mean 'gtc'"),
         (["GMMS=mono tree"], "GMMS names 'tree'.*known: lda, mono, sat, tri"),
+        (["GMMS=tri mono"], "GMMS is 'tri mono', but each system is trained from the one before"),
+        (["GMMS=tri"], "GMMS is 'tri'.*name them in order, the first with a flat start"),
         (["SET=gmm=tri"], "SET says gmm=tri, but the last of GMMS='mono' is mono; name the sys"),
         (["WORKERS=0"], "WORKERS is '0'; it must be a positive integer"),
         (["STRIPES=two"], "STRIPES is 'two'; it must be a positive integer"),
