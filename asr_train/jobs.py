@@ -8,7 +8,6 @@ result.
 import copy
 import ctypes
 import errno
-import json
 import multiprocessing
 import os
 import re
@@ -29,7 +28,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from asr_train import interrupt
-from asr_train.files import write_json
+from asr_train.files import read_json, write_json
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -141,14 +140,19 @@ def _ctrl_c_later() -> Iterator[None]:
 PR_SET_PDEATHSIG = 1  # linux/prctl.h: the signal sent when the parent dies
 
 
+def die_with_parent() -> None:
+    """Let this process be killed when its parent ends, on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _start_worker(parent: int) -> None:
     global _in_worker
     _in_worker = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the call
-            os._exit(1)
+    die_with_parent()
+    if os.getppid() != parent:  # it died before the call
+        os._exit(1)
 
 
 def _call(i: int) -> Any:
@@ -283,5 +287,5 @@ def _keep_times(name: str, paths: list[str], start: float) -> None:
 
 def stage_times(work: Path | str) -> list[dict[str, Any]]:
     """Return the records of finished stages, oldest first."""
-    rows = [json.loads(p.read_text()) for p in Path(work).glob("log/[!.]*.json")]
+    rows = [read_json(path) for path in Path(work).glob("log/[!.]*.json")]
     return sorted(rows, key=lambda row: (row["finished"], row["output"]))

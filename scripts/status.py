@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from asr_train.files import read_text
 from asr_train.jobs import stage_times
 from asr_train.report.tables import spell_seconds
 
@@ -23,7 +24,7 @@ MAKES = ("make", "gmake")
 
 def status(plan: str, targets: Sequence[str], work: Path) -> str:
     """Return the whole report, ready to print."""
-    rebuilt = outputs(Path(plan).read_text())
+    rebuilt = outputs(read_text(plan))
     seconds = {row["output"]: row["seconds"] for row in stage_times(work)}
     states = [state_of(target, rebuilt) for target in targets]
     rows = [("state", "time", "size", "output")]

@@ -1,17 +1,14 @@
 """A training process and its machine: device, lock of its folder, end with its launcher."""
 
 import contextlib
-import ctypes
 import fcntl
 import os
-import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-PR_SET_PDEATHSIG = 1  # of Linux's prctl
+from asr_train import jobs
 
 
 def die_with_launcher() -> None:
@@ -20,8 +17,8 @@ def die_with_launcher() -> None:
     torchrun ends its processes when one of them dies, but not if it is killed itself; then they
     would keep running beside those of the next start.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        jobs.die_with_parent()
 
 
 @contextlib.contextmanager
