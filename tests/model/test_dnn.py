@@ -66,20 +66,6 @@ def test_mean_and_variance_are_taken_out_of_every_frame():
     )
 
 
-@pytest.mark.parametrize(
-    "layers, width, millions", [(5, 1536, 14.6), (8, 1536, 21.7), (5, 2048, 23.7)]
-)
-def test_the_papers_networks_have_the_papers_numbers_of_parameters(layers, width, millions):
-    settings = DnnSettings(
-        layers=layers,
-        width=width,
-        nonlinearity=Nonlinearity.sigmoid,
-        context_left=8,
-        context_right=8,
-    )
-    assert round(num_parameters(settings, num_mels=20, num_states=3030) / 1e6, 1) == millions
-
-
 def test_the_number_of_parameters_is_that_of_the_network():
     model = build_model(ModelSettings(dnn=SETTINGS), F, S, torch.zeros(F), torch.ones(F), seed=0)
     assert num_parameters(SETTINGS, F, S) == sum(p.numel() for p in model.parameters())

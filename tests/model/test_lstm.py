@@ -176,10 +176,3 @@ def test_the_number_of_parameters_is_that_of_the_network():
 def test_settings_that_cannot_be_are_refused(change, message):
     with pytest.raises(SettingsError, match=message):
         settings(**change)
-
-
-def test_statistics_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"mean_F has shape \[6\]; it must be \[5\]"):
-        make(mean_F=torch.zeros(F + 1))
-    with pytest.raises(ValueError, match=r"var_F has 0.0; every bin's must be positive"):
-        make(var_F=torch.zeros(F))
