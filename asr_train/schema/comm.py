@@ -139,8 +139,7 @@ class BmufSettings:
 
     def __post_init__(self) -> None:
         positive(block_steps=self.block_steps, zeta=self.zeta, c=self.c)
-        if self.eta is not None:
-            within(0, 0.9999, eta=self.eta)
+        within(0, 0.9999, eta=self.eta)
 
     def momentum(self, models: int) -> float:
         """Return eta for this number of averaged models."""
@@ -179,9 +178,7 @@ class CommSettings:
 
     def __post_init__(self) -> None:
         positive(timeout_seconds=self.timeout_seconds, check_steps=self.check_steps)
-        positive(stripes=self.stripes)
-        if self.workers is not None:
-            positive(workers=self.workers)
+        positive(stripes=self.stripes, workers=self.workers)
         for name in self.method.facts.needs:
             if getattr(self, name) is None:
                 raise SettingsError(

@@ -109,8 +109,7 @@ class CommandsSettings:
             )
         for split, hours in self.hours.items():
             positive(**{f"hours.{split}": hours, f"speakers.{split}": self.speakers[split]})
-        if self.telephone_rate is not None:
-            within(1000, self.sample_rate, telephone_rate=self.telephone_rate)
+        within(1000, self.sample_rate, telephone_rate=self.telephone_rate)
         for name, condition in self.conditions.items():
             _check_test_split("conditions", f"test_{name}")
             try:
@@ -265,9 +264,8 @@ class PublishedSettings(IntakeSettings):
                 other = owner.setdefault(part, split)
                 if other != split and not (other.startswith("test") and split.startswith("test")):
                     raise SettingsError(
-                        f"{at('splits')}: {part} is in {other} and in {split}; training or tuning "
-                        "data "
-                        "cannot be tested on"
+                        f"{at('splits')}: {part} is in {other} and in {split}; training or "
+                        "tuning data cannot be tested on"
                     )
 
 

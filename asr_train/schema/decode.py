@@ -25,13 +25,11 @@ class DecodeSettings:
     rescore_mbr: list[bool] = field(default_factory=lambda: [False])
 
     def __post_init__(self) -> None:
-        positive(beam=self.beam, max_active=self.max_active)
-        positive(lattice_beam=self.lattice_beam)
+        positive(beam=self.beam, max_active=self.max_active, lattice_beam=self.lattice_beam)
         if self.transition_scale != 1:
             raise SettingsError(
                 f"{at('transition_scale')} is {self.transition_scale}, but every state has only "
-                "one way "
-                "out, of cost 0 at any scale; leave it at 1.0"
+                "one way out, of cost 0 at any scale; leave it at 1.0"
             )
         if not 0 <= self.self_loop_scale <= 10:
             raise SettingsError(

@@ -55,8 +55,7 @@ class FeatsSettings:
             raise SettingsError(
                 f"{at('num_mels')} is {self.num_mels}, but with {at('sample_rate')} "
                 f"{self.sample_rate} and {at('window_seconds')} {self.window_seconds} only {most} "
-                "bins "
-                f"contain a point of the spectrum each; set {at('num_mels')}={most} or fewer"
+                f"bins contain a point of the spectrum each; set {at('num_mels')}={most} or fewer"
             )
 
 

@@ -46,9 +46,10 @@ def listed(known: Iterable[str]) -> str:
     return ", ".join(known)
 
 
-def positive(**values: float) -> None:
+def positive(**values: float | None) -> None:
+    """Refuse numbers that are not; None is allowed where a field's type allows it."""
     for name, value in values.items():
-        if not value > 0:
+        if value is not None and not value > 0:
             raise SettingsError(f"{at(name)} is {value}; it must be positive")
 
 
@@ -58,9 +59,10 @@ def not_negative(**values: float) -> None:
             raise SettingsError(f"{at(name)} is {value}; it must not be negative")
 
 
-def within(low: float, high: float, **values: float) -> None:
+def within(low: float, high: float, **values: float | None) -> None:
+    """Refuse numbers outside; None as in `positive`."""
     for name, value in values.items():
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             raise SettingsError(f"{at(name)} is {value}; it must lie in [{low}, {high}]")
 
 

@@ -30,8 +30,7 @@ class FlatSettings:
     passes: int
 
     def __post_init__(self) -> None:
-        positive(utterances=self.utterances, passes=self.passes)
-        positive(seconds=self.seconds)
+        positive(utterances=self.utterances, passes=self.passes, seconds=self.seconds)
 
 
 class QuestionStates(Enum):
@@ -124,8 +123,7 @@ class GmmSettings:
         if self.fmllr is not None and self.front is not None:
             raise SettingsError(
                 f"{at('fmllr')} needs {at('front')}=null: the first transforms are estimated "
-                "towards "
-                "the Gaussians of the previous system, which must have the same front end"
+                "towards the Gaussians of the previous system, which must have the same front end"
             )
 
 

@@ -69,8 +69,7 @@ class GrammarSettings:
                 "a file goes with kind=arpa, and only with it"
             )
         within(0, 1, min_words=self.min_words)
-        if self.max_words is not None:
-            positive(max_words=self.max_words)
+        positive(max_words=self.max_words)
 
 
 @dataclass(kw_only=True, slots=True)

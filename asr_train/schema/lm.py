@@ -45,8 +45,7 @@ class BigramSettings:
     without_eval: bool
 
     def __post_init__(self) -> None:
-        if self.vocabulary is not None:
-            positive(vocabulary=self.vocabulary)
+        positive(vocabulary=self.vocabulary)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -80,5 +79,4 @@ class LmSettings:
                 f"{at('mix')} is true but {at('text')} is {self.text} and {at('transcripts')} is "
                 f"{str(self.transcripts).lower()}; a mixture needs both"
             )
-        if self.vocabulary is not None:
-            positive(vocabulary=self.vocabulary)
+        positive(vocabulary=self.vocabulary)

@@ -23,8 +23,7 @@ class DnnSettings:
 
     def __post_init__(self) -> None:
         positive(layers=self.layers, width=self.width)
-        if self.rank is not None:
-            within(1, self.width - 1, rank=self.rank)
+        within(1, self.width - 1, rank=self.rank)
         within(0, 0.9, dropout=self.dropout)
         not_negative(context_left=self.context_left, context_right=self.context_right)
 

@@ -67,9 +67,7 @@ class PhaseSettings:
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        positive(until=self.until, minibatch_frames=self.minibatch_frames)
-        if self.workers is not None:
-            positive(workers=self.workers)
+        positive(until=self.until, minibatch_frames=self.minibatch_frames, workers=self.workers)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -84,10 +82,7 @@ class PretrainSettings:
 
     def __post_init__(self) -> None:
         within(1e-6, 1, share=self.share)
-        positive(epochs=self.epochs)
-        for name in ("rate", "minibatch_frames"):
-            if (value := getattr(self, name)) is not None:
-                positive(**{name: value})
+        positive(epochs=self.epochs, rate=self.rate, minibatch_frames=self.minibatch_frames)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -199,8 +194,7 @@ class OptimSettings:
         for divisor in self.divisors:
             positive(divisors=divisor)
         within(0, 1e6, warmup_epochs=self.warmup_epochs)
-        if self.warmup_from is not None:
-            within(1e-9, 1, warmup_from=self.warmup_from)
+        within(1e-9, 1, warmup_from=self.warmup_from)
         ends = [phase.until for phase in self.phases]
         if ends != sorted(set(ends)):
             raise SettingsError(f"{at('phases')} end at {ends} epochs; each must end later")
@@ -213,8 +207,7 @@ class OptimSettings:
                     f"{at(name)} has minibatches of {size} frames, above {at('pool_frames')} "
                     f"{self.pool_frames}; a pool holds many minibatches"
                 )
-        if self.max_norm is not None:
-            positive(max_norm=self.max_norm)
+        positive(max_norm=self.max_norm)
         positive(epochs=self.epochs, checkpoint_steps=self.checkpoint_steps)
         positive(log_steps=self.log_steps, keep_checkpoints=self.keep_checkpoints)
         within(0, 0.999, momentum=self.momentum)

@@ -78,29 +78,24 @@ class RunSettings:
                 )
 
     def _check_stripes(self) -> None:
-        stripes, dnn = self.comm.stripes, self.model.dnn
-        if dnn is None:
-            raise SettingsError(
-                f"comm.stripes is {stripes}, but only layers of model.dnn can be cut; set it to 1"
-            )
-        if stripes > min(dnn.width, dnn.rank or dnn.width):
-            raise SettingsError(
-                f"comm.stripes is {stripes}, but a layer of model.dnn has only "
-                f"{min(dnn.width, dnn.rank or dnn.width)} units; lower it"
-            )
-        if self.comm.method.facts.traffic.is_asynchronous:
-            raise SettingsError(
-                f"comm.stripes is {stripes}, but the stripes of comm.method="
-                f"{self.comm.method.value} would know different messages; set it to 1, or choose "
-                "gtc"
-            )
-        if self.comm.virtual is Virtual.batched:
-            raise SettingsError(
-                f"comm.stripes is {stripes}, but comm.virtual=batched is for whole networks; set "
-                "it to exact"
-            )
-        if self.optim.precision is Precision.bf16:
-            raise SettingsError(
-                f"comm.stripes is {stripes}, but optim.precision=bf16 is for whole networks; set "
-                "it to fp32 or tf32"
-            )
+        stripes, dnn, method = self.comm.stripes, self.model.dnn, self.comm.method
+        units = 0 if dnn is None else min(dnn.width, dnn.rank or dnn.width)
+        for is_wrong, why in (
+            (dnn is None, "only layers of model.dnn can be cut; set it to 1"),
+            (stripes > units, f"a layer of model.dnn has only {units} units; lower it"),
+            (
+                method.facts.traffic.is_asynchronous,
+                f"the stripes of comm.method={method.value} would know different messages; set it "
+                "to 1, or choose gtc",
+            ),
+            (
+                self.comm.virtual is Virtual.batched,
+                "comm.virtual=batched is for whole networks; set it to exact",
+            ),
+            (
+                self.optim.precision is Precision.bf16,
+                "optim.precision=bf16 is for whole networks; set it to fp32 or tf32",
+            ),
+        ):
+            if is_wrong:
+                raise SettingsError(f"comm.stripes is {stripes}, but {why}")
