@@ -43,13 +43,7 @@ class Batch:
 
 
 def pad(samples: Sequence[Sample], device: Device = "cpu") -> Batch:
-    """Pad whole utterances with zeros at their ends, in order.
-
-    Raises:
-        ValueError: if there is no sample.
-    """
-    if not samples:
-        raise ValueError("pad got no samples; a batch needs at least one")
+    """Pad whole utterances, at least one, with zeros at their ends, in order."""
     lengths_B = torch.tensor([len(s.ali_T) for s in samples])
     size = len(samples), int(lengths_B.max())
     feats_BTF = torch.zeros(*size, samples[0].feats_TF.shape[1])
@@ -115,18 +109,8 @@ class FramePools:
             seed, worker, workers, epoch: as in `Shards.samples`.
             masks: of the samples.
         Raises:
-            ValueError: if a size is impossible.
+            ValueError: if there are more workers than samples.
         """
-        if context_left < 0 or context_right < 0:
-            raise ValueError(
-                f"the context is {context_left} + 1 + {context_right} frames; "
-                "neither side may be negative"
-            )
-        if not 1 <= minibatch_frames <= pool_frames:
-            raise ValueError(
-                f"a minibatch has {minibatch_frames} frames and a pool {pool_frames}; "
-                "a minibatch needs at least one, a pool at least a minibatch"
-            )
         self.minibatch_frames = minibatch_frames
         self._shards, self._device, self._masks = shards, device, masks
         self._context = context_left, context_right
@@ -333,13 +317,8 @@ class Sequences:
             seed, worker, workers, epoch: as in `Shards.samples`.
             masks: of the samples.
         Raises:
-            ValueError: if a size is impossible.
+            ValueError: if there are more workers than samples.
         """
-        if not (minibatch_frames >= 1 and cut.stride >= 1 and cut.piece >= 1):
-            raise ValueError(
-                f"a minibatch has {minibatch_frames} outputs, a piece {cut.piece}, every "
-                f"{cut.stride} frames; all must be positive"
-            )
         self._shards, self._cut, self._device, self._masks = shards, cut, device, masks
         self._order = seed, worker, workers, epoch
         positions_N, frames_N = shards.part(*self._order), shards.frames(*self._order)

@@ -122,8 +122,7 @@ def _tried(address: str, read: Callable[[], bytes]) -> bytes:
     raise FetchError(
         f"{address} could not be read in {ATTEMPTS} attempts over {time.monotonic() - began:.0f} s "
         f"(the last: {type(last).__name__}: {last}); is the server up? Start again: training "
-        "resumes "
-        "from the last checkpoint"
+        "resumes from the last checkpoint"
     ) from last
 
 

@@ -39,11 +39,11 @@ class Shards:
         num_samples, num_frames, num_mels, num_states: totals, sizes.
         mean_F, var_F: of the features over all frames; variances are at least VARIANCE_FLOOR.
         priors_S: each state's share of the frames; an unseen state counts as one frame, because
-                decoding divides by it.
-            about: the writer's description of the features.
-        Raises:
-            DamagedFileError: if the index is invalid or inconsistent.
-            FetchError: if it is remote and cannot be read.
+            decoding divides by it.
+        about: the writer's description of the features.
+    Raises:
+        DamagedFileError: if the index is invalid or inconsistent.
+        FetchError: if it is remote and cannot be read.
     """
 
     def __init__(self, index_path: Path | str) -> None:
@@ -57,7 +57,6 @@ class Shards:
             raise self._damaged(f"is not an index of shards ({error!r})") from error
         self._opened: set[int] = set()  # shards whose checksum this process has compared
         self._last_read: tuple[int, str, dict[str, Record]] | None = None  # what is left of a shard
-        self._last_order: tuple[tuple[int | None, int], npt.NDArray[np.int64]] | None = None
         self._last_parts: tuple[tuple[int | None, int, int], list[Positions]] | None = None
         self._span = 0.0, 1.0
 
@@ -110,7 +109,7 @@ class Shards:
         assert 0 <= first < last <= 1
         part = copy.copy(self)
         part._span = first, last
-        part._last_order = part._last_parts = part._last_read = None
+        part._last_parts = part._last_read = None
         return part
 
     def some(self, share: float) -> "Shards":
@@ -130,24 +129,21 @@ class Shards:
             "num_frames": sum(frames),
         }
         found._take_index()
-        found._opened, found._last_read = set(), None
-        found._last_order = found._last_parts = None
+        found._opened = set()
+        found._last_parts = found._last_read = None
         return found
 
     # --- order -----------------------------------------------------------------------------------
 
     def order(self, seed: int | None, epoch: int) -> npt.NDArray[np.int64]:
         """Return the samples of an epoch (within the span), as positions in the stored order."""
-        if seed is None:
-            return self._within_span(np.arange(self.num_samples))
-        if self._last_order is None or self._last_order[0] != (seed, epoch):
-            self._last_order = (seed, epoch), self._within_span(self._permuted(seed, epoch))
-            self._last_order[1].flags.writeable = False  # callers share it
-        return self._last_order[1]
-
-    def _within_span(self, order_N: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        first, last = (round(share * len(order_N)) for share in self._span)
+        order_N = np.arange(self.num_samples) if seed is None else self._permuted(seed, epoch)
+        first, last = self._span_ends()
         return order_N[first:last]
+
+    def _span_ends(self) -> tuple[int, int]:
+        first, last = self._span
+        return round(first * self.num_samples), round(last * self.num_samples)
 
     def _permuted(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         """Sort by random keys: raw bits are equal in all versions of NumPy, unlike `permutation`.
@@ -164,7 +160,7 @@ class Shards:
     @property
     def span_samples(self) -> int:
         """The number of samples in the span."""
-        first, last = (round(share * self.num_samples) for share in self._span)
+        first, last = self._span_ends()
         return last - first
 
     def part(
@@ -173,18 +169,15 @@ class Shards:
         """Return one worker's part of an epoch, with about as many frames as the others'.
 
         Raises:
-            ValueError: if there are more workers than samples, or worker or epoch do not exist.
+            ValueError: if there are more workers than samples.
         """
-        if not 0 <= worker < workers:
-            raise ValueError(f"worker {worker} of {workers}: it must be 0 to {workers - 1}")
+        assert 0 <= worker < workers
         count = self.span_samples
         if workers > count:
             raise ValueError(
                 f"{self.path} has {count} samples for {workers} workers, some of which "
                 f"would have none; use at most {count} workers"
             )
-        if epoch < 0 or (seed is not None and seed < 0):
-            raise ValueError(f"seed {seed}, epoch {epoch}: they must not be negative")
         if self._last_parts is None or self._last_parts[0] != (seed, epoch, workers):
             order = self.order(seed, epoch)
             parts = shares(order, self._shard_N, self._frames_N, workers)
@@ -206,17 +199,13 @@ class Shards:
 
         Args:
             seed: of the order; None: as stored.
-                start: the number of this worker's samples to skip without reading.
-            Raises:
-                ValueError: for impossible arguments; see `part`.
-                DamagedFileError: while reading, if a tar or a sample does not match the index.
+            start: the number of this worker's samples to skip without reading.
+        Raises:
+            ValueError: if there are more workers than samples.
+            DamagedFileError: while reading, if a tar or a sample does not match the index.
         """
         part = self.part(seed, worker, workers, epoch)
-        if not 0 <= start <= len(part):
-            raise ValueError(
-                f"start is {start} but worker {worker} of {workers} has {len(part)} samples; "
-                "was the checkpoint made with other shards or another number of workers?"
-            )
+        assert 0 <= start <= len(part)
         return self._read(part[start:])
 
     def _read(self, positions: npt.NDArray[np.int64]) -> Iterator[Sample]:

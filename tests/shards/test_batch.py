@@ -4,7 +4,6 @@ import itertools
 
 import hypothesis
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -172,20 +171,6 @@ def test_each_pool_is_mixed_in_its_own_way(shards):
     assert len(set(found)) == len(found) == 16
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"context_left": -1}, r"-1 \+ 1 \+ 1 frames"),
-        ({"minibatch_frames": 0}, "a minibatch has 0 frames"),
-        ({"minibatch_frames": 21}, "a minibatch has 21 frames and a pool 20"),
-        ({"workers": 14}, "13 samples for 14 workers"),
-    ],
-)
-def test_sizes_that_cannot_be_are_refused(shards, changes, reason):
-    with pytest.raises(ValueError, match=reason):
-        pools(shards, **changes)
-
-
 # --- whole utterances ---------------------------------------------------------------------------
 
 
@@ -203,11 +188,6 @@ def test_padding_taken_off_gives_the_utterances_back(lengths):
         np.testing.assert_array_equal(batch.ali_BT[b, real_T], sample.ali_T)
     assert not batch.feats_BTF[~batch.mask_BT].any()
     assert not batch.ali_BT[~batch.mask_BT].any()
-
-
-def test_no_utterances_make_no_batch():
-    with pytest.raises(ValueError, match="at least one"):
-        pad([])
 
 
 @given(st.integers(1, 9), st.integers(0, 5), st.integers(0, 5))
