@@ -17,6 +17,7 @@ from asr_train.schema import ScoreSettings
 Printed = Mapping[str, Any]
 WERS = ("wer", "main_wer", "relu_wer", "svd_ll_wer")  # columns of the papers
 REDUCTION = "relative_wer_reduction_percent"
+NO_REDUCTION: dict[str, Any] = {REDUCTION: 0.0}
 COLUMNS = ["claim of the paper", "row", "against", "seeds", "fewer errors %: paper / ours", "p"]
 EXPLANATION = (
     "Errors of the row fewer than those of the other, in percent of them, with 95 % intervals as "
@@ -36,7 +37,7 @@ def compared(
 
     Args:
         scores: of the row and of the one that it is compared with, by seed.
-        printed: their rows in the paper; None if it has none.
+        printed: their rows in the paper; None if it has none. The paper's baseline is NO_REDUCTION.
         splits: the paper's columns of several test sets.
     """
     pairs = list(scores.values())
@@ -58,19 +59,18 @@ def printed_reduction(
     """Return by how many percent fewer errors the paper prints for a row than for another.
 
     Args:
-        against: None is the paper's baseline, if reductions are printed.
         splits: columns of several test sets; those that both rows have count alike.
         epoch: of a table with a column per pass; None: the last.
     """
-    if row is None:
+    if row is None or against is None:
         return None
     if row.get(REDUCTION) is not None:
-        base = (against or {REDUCTION: 0.0}).get(REDUCTION)
+        base = against.get(REDUCTION)
         return None if base is None else 100 * (1 - (100 - row[REDUCTION]) / (100 - base))
     passes = [key for key in row if key.startswith("pass_")]
     keys = [f"pass_{epoch}"] if epoch else splits or [*WERS, *passes[-1:]]
-    known = [(row[key], (against or {}).get(key)) for key in keys if row.get(key) is not None]
-    both = [(own, other) for own, other in known if other is not None]
+    numbers = [(row.get(key), against.get(key)) for key in keys]
+    both = [(own, other) for own, other in numbers if own is not None and other is not None]
     total = sum(other for _, other in both)
     return 100 * (1 - sum(own for own, _ in both) / total) if total else None
 

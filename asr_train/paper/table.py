@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.cost.cluster import ClusterSettings
-from asr_train.paper.claims import compared
+from asr_train.paper.claims import NO_REDUCTION, compared
 from asr_train.paper.hours import hours_of_pass
 from asr_train.paper.layout import JsonRow, TableDict, columns
 from asr_train.paper.rows import BASELINE, ClaimSettings, RowSettings, Run, Table
@@ -139,12 +139,16 @@ def paper_table(
 def _claim(
     claim: ClaimSettings, rows: Sequence[_Row], table: Table, settings: ScoreSettings
 ) -> dict[str, Any]:
-    """Return a claim's comparison over the seeds that both rows have."""
+    """Return a claim's comparison over the seeds that both rows have; the last is the baseline."""
     row, other = (next(r for r in rows if r.label == x) for x in (claim.row, claim.against))
     own, base = _scores_by_seed(row, claim.epoch), _scores_by_seed(other, claim.epoch)
     both = {seed: (own[seed], base[seed]) for seed in own if seed in base}
+
+    def printed(row: _Row) -> dict[str, Any] | None:
+        return NO_REDUCTION if row is rows[-1] else row.printed
+
     splits = list(table.settings.splits)
-    return compared(claim, both, (row.printed, other.printed), splits, settings)
+    return compared(claim, both, (printed(row), printed(other)), splits, settings)
 
 
 def _scores_by_seed(row: _Row, epoch: int | None) -> dict[int, Score]:

@@ -3,7 +3,7 @@
 import pytest
 from finished_runs import a_table, all_finished, finished, score, tabulated
 
-from asr_train.paper.claims import printed_reduction
+from asr_train.paper.claims import NO_REDUCTION, printed_reduction
 from asr_train.paper.layout import markdown, plain
 from asr_train.schema import SettingsError
 
@@ -37,6 +37,10 @@ def test_a_row_is_compared_with_another_and_not_with_the_baseline(tmp_path):
     against = FEWER | {"against": "baseline"}  # which makes 6
     (claim,) = claimed(tmp_path, [against], of40_1=9, of80_1=3)["claims"]
     assert claim["ours"]["percent"] == pytest.approx(50)
+    assert claim["paper"] == pytest.approx(1.8)
+    rows = [{"run": "gtc", "label": "40"}, NODES[1]]  # the paper has no such row as the first
+    (claim,) = claimed(tmp_path, [FEWER], rows, of40_1=9, of80_1=3)["claims"]
+    assert claim["paper"] is None
 
 
 def test_only_seeds_that_both_rows_have_are_compared(tmp_path):
@@ -74,7 +78,8 @@ def test_models_of_an_epoch_are_compared_if_both_runs_have_it(tmp_path):
             *({"relative_wer_reduction_percent": p} for p in (-4.4, -8.1)),
             *({}, 100 * (1 - 104.4 / 108.1)),
         ),
-        ({"relative_wer_reduction_percent": -4.4}, None, {}, -4.4),
+        ({"relative_wer_reduction_percent": -4.4}, NO_REDUCTION, {}, -4.4),
+        ({"relative_wer_reduction_percent": -4.4}, None, {}, None),
         ({"pass_1": 18, "pass_7": 15}, {"pass_1": 20, "pass_7": 15}, {"epoch": 1}, 10),
         ({"pass_1": 18, "pass_7": 15}, {"pass_1": 20, "pass_7": 16}, {}, 6.25),
         ({"a": 9, "b": 30, "hours": 1}, {"a": 10, "b": 30}, {"splits": ("a", "b")}, 2.5),
