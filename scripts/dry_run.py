@@ -28,7 +28,7 @@ from asr_train.comm.loopback import Loopback
 from asr_train.files import read_jsonl, write_json, write_text
 from asr_train.model.store import num_parameters
 from asr_train.paper.ratios import ratios
-from asr_train.paper.rows import Table, read_tables
+from asr_train.paper.rows import Table, read_table
 from asr_train.report.exchange import digits
 from asr_train.report.tables import as_markdown, commit, machine
 from asr_train.schema import Config, RunSettings
@@ -55,7 +55,7 @@ COLUMNS = {
 
 
 def dry_run(scale: str, file: str, hours: str, output: str) -> None:
-    (table,) = read_tables([file], scale, compose.CONF / "papers")
+    table = read_table(file, scale, compose.CONF / "papers")
     rows = []
     for label, config in configs(table):
         rows.append({"label": label, **in_a_process(config, float(hours))})

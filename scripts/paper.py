@@ -23,7 +23,7 @@ from asr_train.jobs import main
 from asr_train.paper.layout import markdown, plain
 from asr_train.paper.plot import plot
 from asr_train.paper.records import Record, check_record, read_record, task_of, write_record
-from asr_train.paper.rows import read_tables
+from asr_train.paper.rows import read_table
 from asr_train.paper.table import paper_table
 from asr_train.report.exchange import Trained
 from asr_train.report.tables import Score, held_out, provenance, read_score
@@ -44,7 +44,7 @@ def paper(
 ) -> None:
     *given, output = more
     path = Path(output)
-    (table,) = read_tables([file], scale, CONF / "papers")
+    table = read_table(file, scale, CONF / "papers")
     task = task_of(read_json(index))
     decoding = schema.plain(schema.load(schema.DecodeSettings, decode))
     about = provenance(conf)

@@ -21,14 +21,14 @@ from asr_train.paper.rows import (
     RowSettings,
     Run,
     Table,
-    read_tables,
+    read_table,
     unscaled,
 )
 from asr_train.schema import RunSettings, load
 
 
 def stage(scale: str, file: str, train_index: str, conf: str, output: str) -> str:
-    (table,) = read_tables([file], scale, compose.CONF / "papers")
+    table = read_table(file, scale, compose.CONF / "papers")
     frames = float(read_json(train_index)["num_frames"])
     found = {
         label: compared(
@@ -41,11 +41,14 @@ def stage(scale: str, file: str, train_index: str, conf: str, output: str) -> st
         for label, row, run in rows(table)
     }
     write_json(output, found)
-    times, label, name = max(
+    distances = [
         (off(both["paper"], both["ours"]), label, name)
         for label, row in found.items()
         for name, both in row.items()
-    )
+    ]
+    if not distances:
+        return f"{table.name}: no ratio of paper.yaml to compare"
+    times, label, name = max(distances)
     return f"{table.name}: furthest off: {RATIOS[name].words} of row {label}, {times:.3g} times"
 
 

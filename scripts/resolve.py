@@ -31,7 +31,7 @@ from asr_train import compose
 from asr_train.choices import Choices, check_known
 from asr_train.files import write_yaml
 from asr_train.jobs import main
-from asr_train.paper.rows import Run, read_tables
+from asr_train.paper.rows import Run, read_table, runs_by_settings
 from asr_train.schema import Config, Inputs, Method, RunSettings, SettingsError, plain
 
 VARIABLE = re.compile(r"[A-Z]+=")
@@ -218,12 +218,10 @@ def _with_seed(name: str) -> tuple[str, list[str]]:
 
 def runs_of_tables(names: list[str]) -> dict[str, Run]:
     """Return the runs of `TABLE.yaml@SCALE`, by name."""
-    found = {}
-    for name in names:
-        path, _, scale = name.rpartition("@")
-        for table in read_tables([path], scale, compose.CONF / "papers"):
-            found |= {run.settings_name: run for run in table.runs}
-    return found
+    tables = (name.rpartition("@") for name in names)
+    return runs_by_settings(
+        read_table(path, scale, compose.CONF / "papers") for path, _, scale in tables
+    )
 
 
 def check_outside(config: Config, workers: int) -> None:

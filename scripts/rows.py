@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asr_train.jobs import main
-from asr_train.paper.rows import Table, read_tables
+from asr_train.paper.rows import Table, read_table
 
 PAPERS = Path(__file__).resolve().parents[1] / "conf" / "papers"
 
 
 def rows(scale: str, file: str) -> None:
-    (table,) = read_tables([file], scale, PAPERS)
+    table = read_table(file, scale, PAPERS)
     print(*dict.fromkeys(targets(table)))
 
 

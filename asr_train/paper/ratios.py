@@ -69,7 +69,7 @@ def rate_in(optim: OptimSettings, epoch: int) -> float:
     """Return the rate of an epoch (from 0) before scaling; of newbob that before it halves."""
     if optim.halving is Halving.listed:
         return optim.listed_rate(epoch)
-    halvings = max(0, epoch + 1 - optim.hold_epochs)
+    halvings = max(0, epoch + 1 - max(1, optim.hold_epochs))  # the first epoch is always held
     return optim.rate * (0.5**halvings if optim.halving is Halving.each_epoch else 1.0)
 
 

@@ -26,7 +26,7 @@ class ScaleSettings:
 
     Attributes:
         settings: overrides of all runs, in addition to the paper's.
-        times: factors of rows' numbers, by key; whole numbers stay whole and at least 1.
+        times: factors of rows' numbers, by key; whole numbers stay whole, and at least 1 but for 0.
         runs: default values chosen at this scale, by run of `paper.runs` and key; not scaled.
         seeds: every run is trained once with each, but for rows that say otherwise.
         unlike: the reason why a ratio is far from the paper's, by its name in `paper.ratios`.
@@ -241,27 +241,33 @@ class Table:
         return [*self.baselines, *(run for row in self.rows for run in row.runs)]
 
 
-def read_tables(paths: Iterable[Path | str], scale: str, papers: Path) -> list[Table]:
-    """Read tables from these files, which are beside their paper.yaml.
+def runs_by_settings(tables: Iterable[Table]) -> dict[str, Run]:
+    """Return the runs of these tables by the name of their settings file.
+
+    Raises:
+        SettingsError: if two runs of one name differ, in one table or in two.
+    """
+    named: dict[str, Run] = {}
+    for run in (run for table in tables for run in table.runs):
+        other = named.setdefault(run.settings_name, run)
+        if other.overrides != run.overrides:
+            raise SettingsError(
+                f"two runs are named {run.name}, with {run.overrides} and with "
+                f"{other.overrides}; a name must show the difference"
+            )
+    return named
+
+
+def read_table(path: Path | str, scale: str, papers: Path) -> Table:
+    """Read a table from its file, which is beside its paper.yaml.
 
     Args:
         scale: one of the paper's `scales`.
         papers: the folder of printed numbers.
     Raises:
-        SettingsError: if a file is invalid, or two runs of one name differ.
+        SettingsError: if a file is invalid, or two rows have one label, or two runs one name.
     """
-    tables = [_read_table(Path(path), scale, papers) for path in paths]
-    named: dict[str, Run] = {}
-    for run in (run for table in tables for run in table.runs):
-        if named.setdefault(run.name, run) != run:
-            raise SettingsError(
-                f"two runs are named {run.name}, with {run.overrides} and with "
-                f"{named[run.name].overrides}; a name must show the difference"
-            )
-    return tables
-
-
-def _read_table(path: Path, scale: str, papers: Path) -> Table:
+    path = Path(path)
     if not path.exists():
         known = sorted(p.stem for p in path.parent.glob("*.yaml") if p.stem != "paper")
         raise SettingsError(f"{path} is missing; TABLES may be {', '.join(known) or 'nothing'}")
@@ -276,11 +282,16 @@ def _read_table(path: Path, scale: str, papers: Path) -> Table:
         seeds = row.seeds.get(scale, paper.scales[scale].seeds)
         return tuple(run_of(row, paper, scale, seed, more) for seed in seeds)
 
-    baselines, rows = runs(settings.baseline), []
+    baselines = runs(settings.baseline)
+    rows: list[Row] = []
     for row in settings.rows:
-        found = matching(printed, row.paper) if row.paper else None
-        if row.paper and found is None:
-            raise SettingsError(f"{path}: {settings.table} has no row with {row.paper}")
+        fitting = matching(printed, row.paper) if row.paper else []
+        if row.paper and len(fitting) != 1:
+            count = f"{len(fitting)} rows" if fitting else "no row"
+            raise SettingsError(
+                f"{path}: {settings.table} has {count} with {row.paper}; paper: names exactly one"
+            )
+        found = fitting[0] if fitting else None
         if found is not None and settings.columns:
             missing = [key for key in settings.columns if key not in found]
             if missing:
@@ -289,16 +300,21 @@ def _read_table(path: Path, scale: str, papers: Path) -> Table:
                 )
             shown = (*row.paper, *settings.columns)
             found = {key: value for key, value in found.items() if key in shown}
-        rows.append(Row(row.label or _label(row.paper), found, runs(row)))
+        label = row.label or _label(row.paper)
+        if label in (other.label for other in rows):
+            raise SettingsError(f"{path}: two rows are named {label!r}; give one another label")
+        rows.append(Row(label, found, runs(row)))
         lacking = {run.seed for run in rows[-1].runs} - {run.seed for run in baselines}
         if lacking:
             raise SettingsError(
-                f"{path}: row {rows[-1].label!r} has seed {min(lacking)} at SCALE={scale}, but the "
+                f"{path}: row {label!r} has seed {min(lacking)} at SCALE={scale}, but the "
                 f"baseline has {', '.join(str(run.seed) for run in baselines)}; add it to the "
                 "baseline's seeds"
             )
     _check_claims(path, settings, rows, baselines)
-    return Table(path.stem, settings, paper, scale, baselines, tuple(rows))
+    table = Table(path.stem, settings, paper, scale, baselines, tuple(rows))
+    runs_by_settings([table])
+    return table
 
 
 def _check_claims(
@@ -392,7 +408,7 @@ def _times(key: str, value: Any, factors: Mapping[str, float]) -> Value:
         return {inner: _times(f"{key}.{inner}", v, factors) for inner, v in value.items()}
     if not isinstance(value, int | float | str | bool | None):
         raise SettingsError(f"{key} is {value!r}; it must be a number, a word, or settings by name")
-    if key not in factors or isinstance(value, str | bool | None):
+    if key not in factors or isinstance(value, str | bool | None) or value == 0:
         return value
     if isinstance(value, int):
         return max(1, round(value * factors[key]))
@@ -428,6 +444,6 @@ def printed_rows(paper: dict[str, Any], table: str) -> list[dict[str, Any]]:
     return [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
 
 
-def matching(rows: Sequence[dict[str, Any]], named: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the row with these values; None if there is none."""
-    return next((r for r in rows if all(r.get(k) == v for k, v in named.items())), None)
+def matching(rows: Sequence[dict[str, Any]], named: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows with these values."""
+    return [row for row in rows if all(row.get(k) == v for k, v in named.items())]

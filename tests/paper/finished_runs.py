@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from asr_train.cost.cluster import ClusterSettings, read_cluster
-from asr_train.paper.rows import Run, Table, read_tables
+from asr_train.paper.rows import Run, Table, read_table
 from asr_train.paper.table import paper_table
 from asr_train.report.exchange import Trained
 from asr_train.schema import CommSettings, ScoreSettings, build
@@ -99,7 +99,7 @@ def a_table(
     content = {"table": table, "title": table, "baseline": {"run": "sgd"}, "rows": rows, **more}
     for name, said in (("paper", settings), ("made", content)):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(said, sort_keys=False))
-    return read_tables([folder / "made.yaml"], "small", CONF / "papers")[0]
+    return read_table(folder / "made.yaml", "small", CONF / "papers")
 
 
 def score(

@@ -3,7 +3,7 @@
 import pytest
 
 from asr_train import compose
-from asr_train.paper.rows import read_tables
+from asr_train.paper.rows import read_table
 from scripts import dry_run
 
 RECIPES = compose.CONF.parent / "recipes"
@@ -15,7 +15,7 @@ RECIPES = compose.CONF.parent / "recipes"
 )
 def test_a_few_steps_tell_the_size_of_a_run(monkeypatch, table, label):
     monkeypatch.setenv("JOBS", "1")
-    (read,) = read_tables([RECIPES / f"{table}.yaml"], "tiny", compose.CONF / "papers")
+    read = read_table(RECIPES / f"{table}.yaml", "tiny", compose.CONF / "papers")
     configs = dict(dry_run.configs(read))
     config = configs[label] if label in configs else list(configs.values())[-1]
     found = dry_run.few_steps(config, 0.15)

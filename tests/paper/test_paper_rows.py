@@ -9,10 +9,10 @@ from asr_train.paper.rows import (
     PaperSettings,
     RowSettings,
     ScaleSettings,
-    matching,
     printed_rows,
-    read_tables,
+    read_table,
     run_of,
+    runs_by_settings,
 )
 from asr_train.schema import SettingsError
 
@@ -57,7 +57,7 @@ def folder_with(tmp_path: Path, paper=PAPER, **tables) -> Path:
 
 
 def read(folder: Path, scale: str, *names: str):
-    return read_tables([folder / f"{name}.yaml" for name in names], scale, folder)
+    return [read_table(folder / f"{name}.yaml", scale, folder) for name in names]
 
 
 def test_a_row_is_a_run_a_seed_with_the_papers_numbers_times_the_scales(tmp_path):
@@ -118,6 +118,7 @@ def test_epochs_are_those_of_the_settings(tmp_path):
     ("key", "value", "factor", "scaled"),
     [
         ("comm.workers", 5, 0.1, 1),  # never none
+        ("comm.group_size", 0, 0.25, 0),  # chosen automatically at any scale
         ("comm.workers", 40, 0.13, 5),
         ("comm.workers", 40, 0.14, 6),
         ("comm.gtc.threshold", 9.0, 1 / 3, 3.0),
@@ -229,17 +230,29 @@ def test_an_unknown_table_and_scale_say_what_there_is(tmp_path):
         read(folder, "huge", "table1")
 
 
-def test_one_name_for_two_runs_is_refused(tmp_path):
+def test_one_name_for_two_runs_is_refused_in_one_table_and_in_two(tmp_path):
     rows = [
-        {"run": "gtc", "set": {"comm.gtc.block": 2}},
-        {"run": "gtc", "set": {"comm.bmuf.block": 2}},
+        {"run": "gtc", "set": {f"comm.{group}.block": 2}, "label": group}
+        for group in ("gtc", "bmuf")
     ]
+    named = "two runs are named strom-gtc-block2-workers40-seed1"
     folder = folder_with(tmp_path, table1={**TABLE, "rows": rows})
-    with pytest.raises(SettingsError, match="two runs are named strom-gtc-block2-workers40-seed1"):
+    with pytest.raises(SettingsError, match=named):
         read(folder, "full", "table1")
+    tables = {f"table{i}": {**TABLE, "rows": [row]} for i, row in enumerate(rows)}
+    folder_with(tmp_path, **tables)
+    with pytest.raises(SettingsError, match=named):
+        runs_by_settings(read(folder, "full", *tables))
 
 
 def test_a_figure_has_no_printed_rows():
     assert printed_rows(PRINTED, "figure_1") == []
-    assert matching([{"a": 1, "b": 2}], {"a": 1}) == {"a": 1, "b": 2}
-    assert matching([{"a": 1}], {"a": 2}) is None
+
+
+def test_a_row_must_name_one_printed_row_and_has_a_label_of_its_own(tmp_path):
+    rows = [{"run": "gtc", "paper": {"tau": 4.0}}]  # with 1 and with 40 nodes
+    with pytest.raises(SettingsError, match=r"2 rows with {'tau': 4.0}; .* exactly one"):
+        read(folder_with(tmp_path, table1={**TABLE, "rows": rows}), "small", "table1")
+    rows = [{"run": run, "paper": {"nodes": 40}} for run in ("sgd", "gtc")]
+    with pytest.raises(SettingsError, match="two rows are named '40'; give one another label"):
+        read(folder_with(tmp_path, table1={**TABLE, "rows": rows}), "small", "table1")

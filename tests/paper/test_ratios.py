@@ -10,7 +10,7 @@ from asr_train import compose
 from asr_train.files import read_json, write_json, write_yaml
 from asr_train.paper.layout import markdown, plain
 from asr_train.paper.ratios import RATIOS, compared, off, ratios
-from asr_train.paper.rows import PaperSettings, RowSettings, read_tables, run_of
+from asr_train.paper.rows import PaperSettings, RowSettings, read_table, run_of
 from asr_train.schema import RunSettings, SettingsError, load
 from asr_train.schema import plain as plain_data
 from scripts.ratios import of_ours, of_paper, stage
@@ -99,6 +99,8 @@ def test_the_rate_is_that_of_the_first_epoch_after_the_phases():
     phases = "optim.phases=[{until:1.5,minibatch_frames:16,workers:null}]"
     run = composed("sgd", phases, "optim.rate=0.08", "optim.hold_epochs=1")
     assert ratios(run, 1e6)["update_size"] == pytest.approx(0.08 / 4 * 256)
+    run.optim.hold_epochs = 0  # the first epoch is held all the same
+    assert ratios(run, 1e6)["update_size"] == pytest.approx(0.08 / 4 * 256)
 
 
 def test_a_networks_outputs_are_counted_where_it_drops_frames():
@@ -134,10 +136,23 @@ def test_an_unknown_ratio_is_named(tmp_path):
         load(PaperSettings, tmp_path / "paper.yaml")
 
 
+def test_a_paper_may_name_no_ratio(tmp_path):
+    settings = plain_data(paper("strom2015")) | {"ratios": []}
+    table = {"table": "table_2_nodes", "title": "", "baseline": {"run": "sgd"}, "rows": []}
+    for name, content in (("paper", settings), ("mine", table)):
+        write_yaml(tmp_path / f"{name}.yaml", content)
+    (run,) = read_table(tmp_path / "mine.yaml", "tiny", compose.CONF / "papers").runs
+    write_yaml(tmp_path / f"{run.name}.yaml", plain_data(composed(run.base, *run.overrides)))
+    write_json(tmp_path / "index.json", {"num_frames": 1e6})
+    given = (str(tmp_path / name) for name in ("mine.yaml", "index.json", "", "out.json"))
+    assert "no ratio" in stage("tiny", *given)
+    assert read_json(tmp_path / "out.json") == {"baseline": {}}
+
+
 @pytest.mark.parametrize("name", ["strom2015", "ladkat2019"])
 def test_the_stage_compares_every_row_before_anything_is_trained(name, tmp_path):
     file = RECIPES / name / "table2.yaml"
-    (table,) = read_tables([file], "small", compose.CONF / "papers")
+    table = read_table(file, "small", compose.CONF / "papers")
     for run in table.runs:
         config = compose.settings(run.base, list(run.overrides))
         parts = {key: plain_data(getattr(config, key)) for key in ("model", "optim", "comm")}
