@@ -9,10 +9,10 @@ import asr_train.interrupt  # noqa: F401
 # isort: split
 from pathlib import Path
 
-from asr_train.files import read_json, read_jsonl, write_json, write_text
+from asr_train.files import write_json, write_text
 from asr_train.jobs import main
-from asr_train.report.exchange import Trained, exchange_table, markdown, plain
-from asr_train.report.tables import provenance, read_score
+from asr_train.report.exchange import exchange_table, markdown, plain, read_trained
+from asr_train.report.tables import provenance
 from asr_train.schema import ScoreSettings, load
 
 
@@ -21,12 +21,7 @@ def exchange(conf: str, *paths: str) -> None:
     models = [path for path in inputs if path.name == "model.json"]
     scores = [path for path in inputs if path.name != "model.json"]
     runs = [
-        Trained(
-            folder.name,
-            read_json(folder / "run.json"),
-            read_jsonl(folder / "log.jsonl"),
-            [read_score(path) for path in scores if path.parent == folder],
-        )
+        read_trained(folder, [path for path in scores if path.parent == folder])
         for folder in (model.parent for model in models)
     ]
     table = exchange_table(runs, load(ScoreSettings, conf), provenance(conf))

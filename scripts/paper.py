@@ -18,14 +18,14 @@ from pathlib import Path
 
 from asr_train import schema
 from asr_train.cost.cluster import read_cluster
-from asr_train.files import read_json, read_jsonl, write_json, write_text
+from asr_train.files import read_json, write_json, write_text
 from asr_train.jobs import main
 from asr_train.paper.layout import markdown, plain
 from asr_train.paper.plot import plot
 from asr_train.paper.records import Record, check_record, read_record, task_of, write_record
 from asr_train.paper.rows import read_table
 from asr_train.paper.table import paper_table
-from asr_train.report.exchange import Trained
+from asr_train.report.exchange import Trained, read_trained
 from asr_train.report.tables import Score, held_out, provenance, read_score
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -98,12 +98,7 @@ def command(file: Path, scale: str, splits: Set[str]) -> str:
 
 def finished(folder: Path) -> Trained:
     """Read the results of a run."""
-    return Trained(
-        folder.name,
-        read_json(folder / "run.json"),
-        read_jsonl(folder / "log.jsonl"),
-        [read_score(path) for path in sorted(folder.glob("score.*.json"))],
-    )
+    return read_trained(folder, sorted(folder.glob("score.*.json")))
 
 
 def by_epoch(folder: Path) -> list[Score]:

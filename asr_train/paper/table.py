@@ -267,9 +267,7 @@ def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
     base_errors = [_frame_errors(run) for run in base.runs]
     optim = row.runs[0].about["settings"].get("optim", {})
     seconds = [numbers["cpu_seconds"] for numbers in found]
-    speeds = [
-        second and _frames(run) / second for run, second in zip(row.runs, seconds, strict=True)
-    ]
+    speeds = [_frames(run) / second for run, second in zip(row.runs, seconds, strict=True)]
     virtual = [_last(run, "simulated_seconds") for run in row.runs]
     return {
         "runs": [run.run for run in row.runs],
@@ -316,7 +314,7 @@ def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
         "frames_an_epoch": _frames(row.runs[0]) / max(1, len(frame_errors[0])),
         "staleness": mean("staleness"),
         "frames_a_cpu_second": _mean(speeds),
-        "cpu_minutes": _mean([second and second / 60 for second in seconds]),
+        "cpu_minutes": _mean([second / 60 for second in seconds]),
         "virtual_seconds": _mean(virtual),
     }
 

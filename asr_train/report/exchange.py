@@ -10,9 +10,10 @@ files.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
-from asr_train.files import DamagedFileError
+from asr_train.files import DamagedFileError, read_json, read_jsonl
 from asr_train.report import seeds
 from asr_train.report.tables import (
     Score,
@@ -22,6 +23,7 @@ from asr_train.report.tables import (
     held_out,
     made,
     percent_interval,
+    read_score,
 )
 from asr_train.schema import CommSettings, ScoreSettings, build
 
@@ -51,6 +53,12 @@ class Trained:
     about: Row
     log: Sequence[Row]
     scores: Sequence[Score]
+
+
+def read_trained(folder: Path, scores: Iterable[Path]) -> Trained:
+    """Read the results of a run from its folder and these score files."""
+    about, log = read_json(folder / "run.json"), read_jsonl(folder / "log.jsonl")
+    return Trained(folder.name, about, log, [read_score(path) for path in scores])
 
 
 def exchange_table(
@@ -90,7 +98,8 @@ def exchange_table(
 def measured(run: Trained) -> Row:
     """Summarise a run's log over all of its steps; None for unknown values.
 
-    Bytes are averages over workers. `message_bytes` are messages with their headers, each counted
+    Bytes are averages over workers. `staleness` is the number of steps that workers were ahead of
+    the slowest, None if they waited. `message_bytes` are messages with their headers, each counted
     once, however many receive it, as the papers do; per minibatch, over `sending_steps`, as a
     worker that has no minibatch sends nothing. `received_bytes` are all that arrives from others,
     padding and lengths included, and tell what the network has to carry.
@@ -118,15 +127,15 @@ def measured(run: Trained) -> Row:
         "dev_accuracy": dev[-1]["dev_accuracy"] if dev else None,
         "message_bytes": message_bytes or None,
         "message_bytes_a_minibatch": message_bytes / sending or None,
-        **_received(rows, sums, total, parameters, run.about["workers"]),
+        **_received(sums("received_bits") / 8, total, parameters, run.about["workers"]),
         "compression_ratio": None,
         "bits_an_element": None,
         "elements_a_minibatch": elements / sending or None,
         "density": None,
         "frames_a_second": rows[-1]["frames"] / seconds if seconds else None,
-        "cpu_seconds": sums("cpu_seconds") if all("cpu_seconds" in row for row in rows) else None,
-        "staleness": _staleness(rows, steps),
-        "shares": _shares(rows, sums, seconds),
+        "cpu_seconds": sums("cpu_seconds"),
+        "staleness": sums("staleness_mean") / total if "staleness_mean" in rows[0] else None,
+        "shares": _shares(sums, seconds) if seconds else None,
     }
     if message_bytes:
         assert parameters is not None  # the log has the ratio if something was sent
@@ -173,19 +182,12 @@ def _sending(run: Trained, rows: Sequence[Row]) -> list[float]:
 
 def _parameters(rows: Iterable[Row]) -> int | None:
     """Derive the number of parameters from the compression ratio; None if nothing was sent."""
-    for row in rows:
-        if row["compression_ratio"] is not None:
-            parameters: int = round(row["compression_ratio"] * row["sent_bits"] / 32)
-            return parameters
-    return None
+    ratios = ((row["compression_ratio"], row["sent_bits"]) for row in rows)
+    return next((round(ratio * bits / 32) for ratio, bits in ratios if ratio is not None), None)
 
 
-def _received(
-    rows: Sequence[Row], sums: Any, steps: int, parameters: int | None, workers: int
-) -> Row:
-    """Return `RECEIVED`; None where nothing arrived, and for old logs, which do not have it."""
-    known = all("received_bits" in row for row in rows)
-    received_bytes = sums("received_bits") / 8 if known else 0
+def _received(received_bytes: float, steps: int, parameters: int | None, workers: int) -> Row:
+    """Return `RECEIVED`, of a worker's bytes in all steps; None where nothing arrived."""
     if not received_bytes:
         return dict.fromkeys(RECEIVED)
     assert parameters is not None
@@ -199,18 +201,8 @@ def _received(
     return dict(zip(RECEIVED, numbers, strict=True))
 
 
-def _staleness(rows: Sequence[Row], steps: Sequence[int]) -> float | None:
-    """Return how many steps workers were ahead of the slowest, on average; None if they waited."""
-    if any("staleness_mean" not in row for row in rows):
-        return None
-    total: float = sum(row["staleness_mean"] * n for row, n in zip(rows, steps, strict=True))
-    return total / sum(steps)
-
-
-def _shares(rows: Sequence[Row], sums: Any, seconds: float) -> dict[str, float] | None:
-    """Return the parts of a step's time; None for old logs without them."""
-    if not seconds or any("compress_seconds" not in row for row in rows):
-        return None
+def _shares(sums: Callable[[str], float], seconds: float) -> dict[str, float]:
+    """Return the parts of a step's time."""
     compress, transfer = sums("compress_seconds"), sums("transfer_seconds")
     spent = {
         "compute": sums("compute_seconds"),
