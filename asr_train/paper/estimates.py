@@ -292,16 +292,8 @@ def one_bit_table_1(papers: Mapping[str, Printed], clusters: Path) -> Estimates:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Simulated:
-    """Tables 4 and 5, on servers of two GPUs and on one of eight, by their labels."""
-
-    cells: list[Cell]
-    constants: str
-    null: str
-
-
-def _one_bit(papers: Mapping[str, Printed], clusters: Path, table: str) -> _Simulated:
+def _one_bit(papers: Mapping[str, Printed], clusters: Path, table: str) -> Estimates:
+    """Return table 4 or 5, on servers of two GPUs and on one of eight, by their labels."""
     activations = papers[ICASSP]["model"]["activations_passed_per_frame"]
     cases = [seide_2014(papers[ONE_BIT], activations, server=on) for on in (False, True)]
     hardware = [read_cluster(name, clusters) for name in ("k20x_farm", "k20x_server")]
@@ -315,14 +307,25 @@ def _one_bit(papers: Mapping[str, Printed], clusters: Path, table: str) -> _Simu
         if cell.label.startswith(f"{table}, ")
     ]
     values = found.constants
-    return _Simulated(
-        cells,
-        f"lambda_conn {values['lambda_conn']:.3g}: times that activations between the two GPUs of "
-        f"a model take over the link's time; exchange {values['exchange_ms']:.3g} ms per exchange "
-        "beside the links (waits, adding up, AdaGrad), which double buffering hides, where the "
-        "paper prints 3 to 10 ms for the exchange. Fitted on: " + " and ".join(cases[0].fit_on),
-        f"{null.constants['efficiency']:.3g} thousand frames/s per GPU, the geometric mean of "
+    own = "" if table == "table 4" else " rows of table 4"
+    return Estimates(
+        cells=cells,
+        unit="thousand frames/s",
+        kind="simulated (cost/plan.py; conf/cluster/k20x_farm.yaml and k20x_server.yaml)",
+        null=f"{null.constants['efficiency']:.3g} thousand frames/s per GPU, the geometric mean of "
         "table 4's fitted rows",
+        constants=[
+            f"lambda_conn {values['lambda_conn']:.3g}: times that activations between the two GPUs "
+            f"of a model take over the link's time; exchange {values['exchange_ms']:.3g} ms per "
+            "exchange beside the links (waits, adding up, AdaGrad), which double buffering hides, "
+            "where the paper prints 3 to 10 ms for the exchange. Fitted on"
+            f"{own}: {' and '.join(cases[0].fit_on)}"
+        ],
+        notes=[
+            "T_sub(n) is table 1's; 9 ms more per exchange with quantisation; links and "
+            "activations are as printed. Two GPUs of a model share the work but not the start of a "
+            "pass; half batches pay the fixed part and the start twice."
+        ],
     )
 
 
@@ -332,14 +335,10 @@ def one_bit_table_4(papers: Mapping[str, Printed], clusters: Path) -> Estimates:
     table_5 = {row[0]: row[1:] for row in papers[ONE_BIT]["table_5_data_x_model_kfps"]["rows"]}
     printed = {cell.label: cell.printed for cell in found.cells}
     largest = 92 * 1.024 / printed["no DB, 92k"] - 92 * 1.024 / printed["DB, 92k"]
-    return Estimates(
-        cells=found.cells,
-        unit="thousand frames/s",
-        kind=_KIND,
-        null=found.null,
-        constants=[found.constants],
+    return replace(
+        found,
         notes=[
-            *_ONE_BIT_NOTES,
+            *found.notes,
             "Where the table was measured is not printed; servers of two GPUs are taken. Table 5 "
             f"prints {table_5['4x2'][0]:g} and {table_5['4x2'][1]:g} for 2,880 frames, and "
             f"{table_5['4x2'][2]:g} and {table_5['4x2'][3]:g} for 16,384, where this table has "
@@ -359,14 +358,10 @@ def one_bit_table_5(papers: Mapping[str, Printed], clusters: Path) -> Estimates:
     sub = paper["table_1_subbatch"]["rows"][-1]
     alone = {row[0]: row for row in paper["table_5_data_x_model_kfps"]["rows"]}["1x1"]
     wide = replace(read_cluster("k20x_server", clusters), bus_gbit_per_s=224.0)
-    return Estimates(
-        cells=found.cells,
-        unit="thousand frames/s",
-        kind=_KIND,
-        null=found.null,
-        constants=[found.constants.replace("Fitted on", "Fitted on rows of table 4")],
+    return replace(
+        found,
         notes=[
-            *_ONE_BIT_NOTES,
+            *found.notes,
             f"One GPU: {alone[3]:g} thousand frames/s with minibatches of 16,384, but "
             f"{sub[0] / sub[1]:.2f} by table 1 with {sub[0]:,}: the two tables differ by 5 % or "
             "more, so 1x1 is simulated too fast.",
@@ -384,13 +379,6 @@ def _four_by_two(papers: Mapping[str, Printed], cluster: ClusterSettings) -> flo
     row = next(row for row in case.rows if row.label == label)
     return predicted(replace(case, rows=(row,)), cluster, {})[label]
 
-
-_KIND = "simulated (cost/plan.py; conf/cluster/k20x_farm.yaml and k20x_server.yaml)"
-_ONE_BIT_NOTES = (
-    "T_sub(n) is table 1's; 9 ms more per exchange with quantisation; links and activations are as "
-    "printed. Two GPUs of a model share the work but not the start of a pass; half batches pay "
-    "the fixed part and the start twice.",
-)
 
 TABLES: dict[tuple[str, str], Callable[[Mapping[str, Printed], Path], Estimates]] = {
     (ICASSP, "estimates"): icassp_estimates,

@@ -104,25 +104,36 @@ def _of_split(split: str) -> Column:
     return Column(f"ours, WER % of {split}", cell, split)
 
 
+SAME = {  # the paper's columns of what a column of ours has, whose name they get
+    "update_kb_per_minibatch": KILOBYTES,
+    "parameters_millions": MILLIONS,
+    "relative_wer_reduction_percent": REDUCTION,
+    **dict.fromkeys(WERS, WER),
+    **dict.fromkeys(("acc", "main_acc", "relu_acc", "svd_ll_acc"), TRAIN_ACCURACY),
+    **{f"pass_{n}": _after(n) for n in range(1, 8)},
+}
 BESIDE = {  # the paper's columns -> our columns beside them
     "nodes": (WORKERS,),
     "gpus": (WORKERS,),
     "tau": (THRESHOLD,),
     "block_size": (BLOCK,),
     "group_size": (GROUP,),
-    "parameters_millions": (MILLIONS,),
     "frames_per_second": (SIMULATED_FRAMES, FRAMES),
     "relative_speed": (SPEEDUP,),
     "speedup_frames_per_second": (SPEEDUP,),
     "speedup_total_time": (TOTAL,),
     "elapsed_minutes": (MINUTES,),
     "hours": (HOURS,),
-    "update_kb_per_minibatch": (KILOBYTES,),
     "compression_ratio": (RATIO,),
-    "relative_wer_reduction_percent": (REDUCTION,),
-    **dict.fromkeys(WERS, (WER,)),
-    **{name: (TRAIN_ACCURACY,) for name in ("acc", "main_acc", "relu_acc", "svd_ll_acc")},
-    **{f"pass_{n}": (_after(n),) for n in range(1, 8)},
+    **{key: (column,) for key, column in SAME.items()},
+}
+WORDS = {
+    "frames_per_second": "frames/s",
+    "elapsed_minutes": "minutes",
+    "relative_speed": "speed-up",
+    "speedup_frames_per_second": "speed-up in frames/s",
+    "speedup_total_time": "speed-up in total time",
+    **{key: column.name for key, column in SAME.items()},
 }
 
 
@@ -173,25 +184,6 @@ def columns(table: TableDict) -> list[Column]:
     return found + [c for c in known if any(c.cell(row) != DASH for row in rows)]
 
 
-WORDS = {
-    **dict.fromkeys(WERS, WER.name),
-    **{name: TRAIN_ACCURACY.name for name in ("acc", "main_acc", "relu_acc", "svd_ll_acc")},
-    **{f"pass_{n}": _after(n).name for n in range(1, 8)},
-    "frames_per_second": "frames/s",
-    "elapsed_minutes": "minutes",
-    "relative_speed": "speed-up",
-    "speedup_frames_per_second": "speed-up in frames/s",
-    "speedup_total_time": "speed-up in total time",
-    "update_kb_per_minibatch": KILOBYTES.name,
-    "parameters_millions": MILLIONS.name,
-    "relative_wer_reduction_percent": REDUCTION.name,
-}
-
-
-def _words(key: str) -> str:
-    return WORDS.get(key, key.replace("_", " "))
-
-
 def _printed_column(key: str, beside: Sequence[Column]) -> Column:
     def cell(row: JsonRow) -> str:
         value = row["paper"].get(key)
@@ -200,7 +192,8 @@ def _printed_column(key: str, beside: Sequence[Column]) -> Column:
 
     names = [column.name.partition(", ")[2] or "ours" for column in beside]
     short = next((column.short for column in beside if column.short), "")
-    return Column(f"{_words(key)}: {' / '.join(['paper', *names])}", cell, short)
+    words = WORDS.get(key, key.replace("_", " "))
+    return Column(f"{words}: {' / '.join(['paper', *names])}", cell, short)
 
 
 def rows_shown(table: TableDict) -> list[JsonRow]:

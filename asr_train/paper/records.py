@@ -129,19 +129,9 @@ def check_record(record: Record, usual: Record, settings: RunSettings, decode_ep
         settings: of the record's run, as it would be trained here.
         decode_epochs: whether the table needs scores of epochs.
     """
-    name, splits = record.trained.run, [score["split"] for score in record.trained.scores]
-    theirs = {
-        "settings": plain(build(RunSettings, record.trained.about["settings"])),
-        "decoding": record.decoding,
-        "TRAIN": record.task,
-        "scores": _scales(record.trained.scores[0]) if splits else None,
-    }
-    ours = {
-        "settings": plain(settings),
-        "decoding": usual.decoding,
-        "TRAIN": usual.task,
-        "scores": _scales(usual.trained.scores[0]),
-    }
+    name = record.trained.run
+    theirs = _comparable(record, build(RunSettings, record.trained.about["settings"]))
+    ours = _comparable(usual, settings)
     remedy = "call make without RECORDS, or delete it, to train the run here"
     for key, own, other in _differences("", ours, theirs):
         raise ValueError(
@@ -149,6 +139,15 @@ def check_record(record: Record, usual: Record, settings: RunSettings, decode_ep
         )
     if decode_epochs and not record.epochs:
         raise ValueError(f"the record of {name} has no scores of its epochs; {remedy}")
+
+
+def _comparable(record: Record, settings: RunSettings) -> dict[str, Any]:
+    return {
+        "settings": plain(settings),
+        "decoding": record.decoding,
+        "TRAIN": record.task,
+        "scores": _scales(record.trained.scores[0]) if record.trained.scores else None,
+    }
 
 
 def _differences(name: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
