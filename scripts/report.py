@@ -86,7 +86,9 @@ def contents(
     Args:
         folder: of the page.
     """
-    cuts = {split_of(path): read_cuts(path) for path in named(inputs, "manifests/*.jsonl.gz")}
+    manifests = named(inputs, "manifests/*.jsonl.gz")
+    manifest_of = {path.name.removesuffix(".jsonl.gz"): path for path in manifests}
+    cuts = {split: read_cuts(path) for split, path in manifest_of.items()}
     scores = [read_score(path) for path in named(inputs, "exp/*/score.*.json")]
     splits, heard, embedded = {}, {}, ""
     for path in named(inputs, "conf/score.yaml"):
@@ -100,11 +102,11 @@ def contents(
         embedded = in_the_page(best, len(heard[best["split"]]))
     recorded = [
         Recorded(
-            split_of(path),
-            list(cuts[split_of(path)].values()),
+            split,
+            list(cuts[split].values()),
             [(r.utt_id, r.what, r.why, r.dropped) for r in read_remarks(path)],
         )
-        for path in named(inputs, "manifests/*.jsonl.gz")
+        for split, path in manifest_of.items()
     ]
     runs = list(dict.fromkeys(row["ours"]["run"] for row in wer["rows"]))
     models = {run_of(path): path for path in named(inputs, "exp/*/model.json")}
@@ -118,10 +120,6 @@ def contents(
         runs=[of_run(run, models, scores, times, work, folder) for run in runs if models],
         command=f"make {goal}" if goal else "",
     )
-
-
-def split_of(manifest: Path) -> str:
-    return manifest.name.removesuffix(".jsonl.gz")
 
 
 def run_of(path: Path) -> str:

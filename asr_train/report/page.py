@@ -66,19 +66,6 @@ class Work:
         return {*self.passes, *(run["name"] for run in self.runs if "decoding" in run["settings"])}
 
 
-@dataclass(frozen=True)
-class Script:
-    """The page's script, and its hash for the page's policy: no other may run."""
-
-    text: str
-    sha256: str
-
-    @staticmethod
-    def read() -> "Script":
-        text = "\n" + files("asr_train.report").joinpath("page.js").read_text("utf-8")
-        return Script(text, base64.b64encode(hashlib.sha256(text.encode()).digest()).decode())
-
-
 def build_page(
     name: str,
     table: Row,
@@ -109,6 +96,7 @@ def build_page(
         "times": _shown_times(times),
     }
     charts = curves(logs, runs) | passes_curves(work.passes)
+    script = "\n" + files("asr_train.report").joinpath("page.js").read_text("utf-8")
     html = render(
         "page.html.j2",
         name=name,
@@ -116,7 +104,8 @@ def build_page(
         made=made(table),
         work=work,
         gmm=_shown_passes(work.passes),
-        script=Script.read(),
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         data={
             "splits": work.splits,
             "split": best_run(table)["split"],
@@ -424,10 +413,7 @@ def _pass_cells(row: Row) -> list[str]:
     return [
         name,
         how,
-        *(
-            "" if row.get(key) is None else exchange.text(row[key], spell)
-            for key, spell in values.items()
-        ),
+        *("" if row.get(key) is None else spell(row[key]) for key, spell in values.items()),
     ]
 
 
