@@ -11,10 +11,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+
+from asr_train.files import read_text
 
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 _TOKEN = re.compile(r"\s*(?:(<\w+>)|/(\d*\.?\d+)/|([()\[\]|;=])|([^\W\d_](?:[^\W\d_]|['’])*)|(\S))")
@@ -59,7 +60,8 @@ class Grammar:
     @cached_property
     def words(self) -> list[str]:
         """All words of the rules in use, sorted."""
-        return sorted({n.text for name in self._used() for n in _within(self.rules[name])})
+        nodes = (node for name in self._used() for node in _nodes(self.rules[name]))
+        return sorted({node.text for node in nodes if isinstance(node, Word)})
 
     def without(self, words: set[str]) -> "Grammar":
         """Remove all alternatives that need one of the words.
@@ -108,21 +110,11 @@ class Grammar:
                     todo.append(self.rules[name])
                 case Sequence(parts):
                     todo.extend(reversed(parts))
-                case Choice(options, weights) as choice:
-                    ends = self._ends(choice)
+                case Choice(options, weights):
+                    ends = np.cumsum(weights)
                     at = np.searchsorted(ends, rng.random() * ends[-1], side="right")
                     todo.append(options[min(int(at), len(weights) - 1)])
         return words
-
-    def _ends(self, choice: Choice) -> np.ndarray:
-        ends = self._sums.get(id(choice))
-        if ends is None:
-            ends = self._sums[id(choice)] = np.array(list(accumulate(choice.weights)))
-        return ends
-
-    @cached_property
-    def _sums(self) -> dict[int, np.ndarray]:
-        return {}
 
     def _used(self) -> list[str]:
         """Return the rules that sentences are made of.
@@ -142,8 +134,9 @@ class Grammar:
                 return
             if name not in self.rules:
                 raise GrammarError(f"rule <{name}> is used in <{above[-1]}> but not defined")
-            for inner in _rules_within(self.rules[name]):
-                visit(inner, (*above, name))
+            for inner in _nodes(self.rules[name]):
+                if isinstance(inner, Rule):
+                    visit(inner.name, (*above, name))
             done.append(name)
 
         visit(self.start, ())
@@ -152,21 +145,10 @@ class Grammar:
 
 def _nodes(node: Node) -> Iterator[Node]:
     yield node
-    parts = (
-        node.parts
-        if isinstance(node, Sequence)
-        else (node.options if isinstance(node, Choice) else ())
-    )
-    for part in parts:
-        yield from _nodes(part)
-
-
-def _within(node: Node) -> Iterator[Word]:
-    return (n for n in _nodes(node) if isinstance(n, Word))
-
-
-def _rules_within(node: Node) -> Iterator[str]:
-    return (n.name for n in _nodes(node) if isinstance(n, Rule))
+    match node:
+        case Sequence(parts) | Choice(parts, _):
+            for part in parts:
+                yield from _nodes(part)
 
 
 def read_grammar(path: Path | str) -> Grammar:
@@ -174,9 +156,10 @@ def read_grammar(path: Path | str) -> Grammar:
 
     Raises:
         GrammarError: for text that is not JSGF or not supported; gives the line.
+        DamagedFileError: if it is not UTF-8.
     """
     try:
-        return parse_grammar(Path(path).read_text())
+        return parse_grammar(read_text(path))
     except GrammarError as error:
         raise GrammarError(f"{path}: {error}") from error
 

@@ -18,6 +18,7 @@ from asr_train.data.grammar import (
     parse_grammar,
     read_grammar,
 )
+from asr_train.files import DamagedFileError
 
 COMMANDS = Path(__file__).parents[2] / "recipes/commands/commands.gram"
 HEAD = "#JSGF V1.0;\ngrammar test;\n"
@@ -121,6 +122,16 @@ def test_what_cannot_be_read_is_refused_with_its_place(text, message, tmp_path):
     path = tmp_path / "broken.gram"
     path.write_text(text)
     with pytest.raises(GrammarError, match=f"broken.gram: .*{message}"):
+        read_grammar(path)
+
+
+def test_a_byte_order_mark_is_no_text_and_other_encodings_are_named(tmp_path):
+    path = tmp_path / "a.gram"
+    text = f"{HEAD}public <a> = schön ;"
+    path.write_text(text, encoding="utf-8-sig")
+    assert read_grammar(path).words == ["SCHÖN"]
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(DamagedFileError, match=r"a\.gram, line 3 has the byte 0xf6"):
         read_grammar(path)
 
 
