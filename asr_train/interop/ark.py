@@ -21,7 +21,10 @@ from asr_train.files import DamagedFileError, read_text, replacing, write_bytes,
 
 MATRICES = b"\0BFM ", b"\0BDM ", b"\0BCM ", b"\0BCM2 ", b"\0BCM3 "  # float, double, compressed
 INTEGERS = b"\0B\4"
-BROKEN = (ValueError, AssertionError, struct.error, IndexError, MemoryError, RuntimeError)
+BROKEN = (
+    *(ValueError, AssertionError, struct.error, IndexError, MemoryError, RuntimeError),
+    OverflowError,  # an integer of more than 32 bits
+)
 Keyed = Iterator[tuple[str, np.ndarray]]
 
 
@@ -94,9 +97,9 @@ def _listed(path: Path, decode: Callable[[BinaryIO], np.ndarray]) -> Keyed:
 
 def _place(where: str, line: str) -> tuple[str, Path, int]:
     """Split `utt feats.ark:123` into its parts."""
-    key, _, place = line.strip().partition(" ")
-    place = place.strip()
-    if not key or not place:
+    key, *rest = line.split(maxsplit=1) or [""]
+    place = "".join(rest).strip()
+    if not place:
         raise ValueError(f"{where} is {line!r}; it must be an utterance and a place in an archive")
     if "|" in (place[0], place[-1]):
         raise ValueError(
@@ -174,9 +177,9 @@ def write_matrices(path: Path | str, matrices: Iterable[tuple[str, np.ndarray]])
 
     Args:
         path: ends in .ark; written last.
-            matrices: utterance and [rows, columns], neither zero; stored as float32.
-        Returns:
-            The number written.
+        matrices: utterance and [rows, columns], neither zero; stored as float32.
+    Returns:
+        The number written.
     Raises:
         ValueError: for an id with a space, a duplicate id, or an empty matrix.
     """

@@ -173,6 +173,15 @@ def test_one_kind_is_not_taken_for_another(tmp_path):
     (tmp_path / "words.txt").write_text("utt-0 HELLO\n")
     with pytest.raises(DamagedFileError, match="HELLO"):
         list(read_int_vectors(tmp_path / "words.txt"))
+    (tmp_path / "large.txt").write_text("utt-0 1\nutt-1 99999999999\n")
+    with pytest.raises(DamagedFileError, match="utt-1, byte 14"):
+        list(read_int_vectors(tmp_path / "large.txt"))
+
+
+def test_a_list_may_be_separated_by_tabs(archive):
+    listed = archive.with_suffix(".scp")
+    listed.write_text(listed.read_text().replace(" ", "\t"))
+    assert [key for key, _ in read_matrices(listed)] == sorted(MATRICES)
 
 
 # --- nothing runs -------------------------------------------------------------------------------
