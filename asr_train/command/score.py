@@ -61,9 +61,13 @@ def run(options: argparse.Namespace) -> int:
     kind = NormaliserKind(options.normalise)
     normaliser = load_normaliser(NormaliserSettings(kind=kind, mapping=options.mapping))
     names = [name for name in (options.hypothesis, options.second) if name is not None]
+    if [options.reference, *names].count("-") > 1:
+        raise ValueError("- is given twice, but standard input is read once; write one to a file")
+    is_stm = options.reference.endswith(".stm")
+    known = read_stm(options.reference) if is_stm else _texts(options.reference)
     rows, lines, shown = [], [], []
     for name in names:
-        references, found = _sides(options.reference, name)
+        references, found = _sides(options.reference, known, name)
         speakers = _speakers(options.speakers, references)
         pairs = {
             utt_id: (normaliser.reference(text), normaliser.hypothesis(found[utt_id]))
@@ -109,21 +113,26 @@ def _compared(
 # --- files ---------------------------------------------------------------------------------------
 
 
-def _sides(reference: str, hypothesis: str) -> tuple[dict[str, tuple[str, str]], Texts]:
-    """Return speaker and text of each reference, and the text of each hypothesis."""
-    if reference.endswith(".stm") != hypothesis.endswith(".ctm"):
+def _sides(
+    reference: str, known: list[Timed] | Texts, hypothesis: str
+) -> tuple[dict[str, tuple[str, str]], Texts]:
+    """Return speaker and text of each reference, and the text of each hypothesis.
+
+    Args:
+        known: content of the file `reference`.
+    """
+    if isinstance(known, list) != hypothesis.endswith(".ctm"):
         raise ValueError(
             f"{reference} and {hypothesis} do not go together: a .ctm needs references with times, "
             "in a .stm, and only these"
         )
-    if reference.endswith(".stm"):
-        segments = read_stm(reference)
-        found = words_of(segments, hypothesis)
-        kept = {s.id: (s.speaker, s.text) for s in segments if s.text.upper() != IGNORED}
+    if isinstance(known, list):
+        found = words_of(known, hypothesis)
+        kept = {s.id: (s.speaker, s.text) for s in known if s.text.upper() != IGNORED}
         for utt_id, (_, text) in kept.items():
             _check_plain(f"{reference}, the segment {utt_id}", text)
         return kept, found
-    known, found = _texts(reference), _texts(hypothesis)
+    found = _texts(hypothesis)
     missing, unknown = known.keys() - found.keys(), found.keys() - known.keys()
     if missing or unknown:
         some = ", ".join(sorted(missing or unknown)[:3])
@@ -193,7 +202,7 @@ def _texts(path: str) -> Texts:
 def _rows(path: str) -> list[tuple[str, str, str]]:
     if path.endswith(".jsonl"):
         rows = read_jsonl(path)
-        if not all({"id", "text"} <= row.keys() for row in rows):
+        if not all(isinstance(row, dict) and {"id", "text"} <= row.keys() for row in rows):
             raise DamagedFileError(
                 f"{path} has lines without id and text; make it by: asr-train decode --format json"
             )

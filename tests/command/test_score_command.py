@@ -1,5 +1,6 @@
 """asr-train score: totals are sclite's for text, trn, and STM with CTM; two hypotheses compared."""
 
+import io
 import json
 import random
 import re
@@ -163,6 +164,15 @@ def test_the_same_twice_differs_by_nothing(tmp_path, capsys):
     assert scores(capsys, r, r)["scores"][0]["errors"] == 0
 
 
+def test_standard_input_is_read_once(tmp_path, capsys, monkeypatch):
+    said, heard = texts(50)
+    h, text = write_text(tmp_path / "h", heard), write_text(tmp_path / "r", said).read_text()
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert scores(capsys, "-", h, h)["comparison"]["difference"] == 0
+    assert run("-", "-") == 1
+    assert "- is given twice" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "files, says",
     [
@@ -175,6 +185,7 @@ def test_the_same_twice_differs_by_nothing(tmp_path, capsys):
         ({"r.trn": "ONE { A / B } (a)\n", "h.trn": "A (a)\n"}, "line 1 has '{': alternatives"),
         ({"r.stm": "r 1 s 0 1 ONE @\n", "h.ctm": "r 1 0 1 ONE\n"}, "segment r-1-0 has '@'"),
         ({"r.txt": "", "h.txt": ""}, "has no utterance"),
+        ({"r.txt": "a\n", "h.jsonl": "[1]\n"}, "lines without id and text"),
         ({"r.txt": "a\n", "h.txt": "a\n"}, "no reference words"),
     ],
 )
