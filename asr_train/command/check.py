@@ -21,8 +21,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from asr_train import compose
-    from asr_train.data.check import check, read_split
-    from asr_train.data.corpus import write
+    from asr_train.data.check import Split, check
+    from asr_train.data.corpus import CorpusError
     from asr_train.data.folder import SPLITS
     from asr_train.data.prepare import prepare
 
@@ -31,14 +31,14 @@ def run(options: argparse.Namespace) -> int:
     config = compose.settings("dnn", given)
     lexicon = config.lang.lexicon
     with tempfile.TemporaryDirectory() as name:
-        work, splits = Path(name), []
+        splits = []
         for split in SPLITS:
-            made = prepare(config.corpus, lexicon, split, work / "audio" / split)
-            for note in made.notes:
-                print(note)
-            write(made, work / f"{split}.jsonl.gz")
-            print(made.summary())
-            splits.append(read_split(work / f"{split}.jsonl.gz"))
+            made = prepare(config.corpus, lexicon, split, Path(name) / split)
+            dropped = [f"  {r.utt_id}: {r.what}: {r.why}" for r in made.remarks if r.dropped]
+            print("\n".join([*made.notes, *dropped, made.summary()]))
+            if not made.cuts:
+                raise CorpusError(f"{split}: no utterance is left; correct what is listed above")
+            splits.append(Split(split, [cut.to_dict() for cut in made.cuts], made.remarks))
         for line in check(splits, config.corpus, lexicon, config.ali.max_lost_share):
             print(f"check: {line}")
     return 0

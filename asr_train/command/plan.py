@@ -123,7 +123,7 @@ def requested(given: Mapping[str, str]) -> PlanRequest:
         frames_per_second=number(given, "fps") if given["fps"] else None,
         log=given["log"] or None,
         activations=activations(given["model"]),
-        seed=whole(given, "seed"),
+        seed=whole(given, "seed", least=0),
     )
 
 
@@ -134,15 +134,15 @@ def number(given: Mapping[str, str], key: str) -> float:
         raise ValueError(f"{key} is {given[key]!r}; it must be a number") from None
 
 
-def whole(given: Mapping[str, str], key: str) -> int:
-    if not given[key].isdigit():
-        raise ValueError(f"{key} is {given[key]!r}; it must be an integer")
+def whole(given: Mapping[str, str], key: str, least: int = 1) -> int:
+    if not given[key].isdecimal() or int(given[key]) < least:
+        raise ValueError(f"{key} is {given[key]!r}; it must be an integer, {least} or more")
     return int(given[key])
 
 
 def wholes(given: Mapping[str, str], key: str) -> tuple[int, ...]:
     parts = given[key].split(",")
-    if not all(part.isdigit() and int(part) for part in parts):
+    if not all(part.isdecimal() and int(part) for part in parts):
         raise ValueError(f"{key} is {given[key]!r}; it must be integers: {DEFAULTS[key]}")
     return tuple(int(part) for part in parts)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from asr_train.choices import check_known
 from asr_train.places import ROOT
 
-FOLDERS = ("CORPUS_DIR", "W", "BUNDLE")  # count from here
+PATHS = ("CORPUS_DIR", "W", "BUNDLE", "HUMAN", "GRAMMAR", "RESULTS", "RECORDS")  # count from here
 LISTS = ("MORE", "TEXT")
 
 
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 def _from_here(argument: str) -> str:
     """Return make's argument, its paths counted from the current folder."""
     name, equals, value = argument.partition("=")
-    if equals and name in FOLDERS:
+    if equals and name in PATHS:
         return f"{name}={Path(value).absolute()}"
     if equals and name in LISTS:
         return f"{name}={' '.join(str(Path(each).absolute()) for each in value.split())}"

@@ -93,9 +93,8 @@ def _dropped(dropped: list[Remark], total: int, intake: IntakeSettings) -> str:
     )
     if share > intake.max_dropped_share:
         raise CorpusError(
-            f"{message}: {reasons(dropped)}; all are in manifests/*.dropped.tsv: correct the "
-            "corpus, "
-            "or raise the limit"
+            f"{message}: {reasons(dropped)}; correct the corpus (manifests/*.dropped.tsv, or "
+            "asr-train check, lists all), or raise the limit"
         )
     return message + (f": {reasons(dropped)}" if dropped else "")
 

@@ -13,6 +13,7 @@ import soundfile
 from spoken import RATE, said
 
 from asr_train.command.main import main
+from asr_train.files import read_yaml
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,10 +37,12 @@ def test_check_prints_what_make_check_does(corpus, capsys):
     assert "check: 0 of 3 different words without pronunciation" in out
     assert "check: 0 of 12 utterances dropped" in out
     table = corpus / "utterances.tsv"
-    table.write_text(table.read_text() + "x\tz\tno.wav\t1.0\tone\n")
+    table.write_text(table.read_text() + "x\ta\tno.wav\t1.0\tone\ny\tb\tno.wav\t1.0\tone\n")
     assert run("check", corpus, *own) == 1
-    error = capsys.readouterr().err
-    assert "1 missing audio" in error
+    out, error = capsys.readouterr()
+    assert "2 missing audio" in error
+    assert "  x: missing audio: " in out
+    assert "  y: missing audio: " in out
     assert error.count("\n") == 1
 
 
@@ -47,6 +50,8 @@ def test_plan_writes_where_it_is_told(tmp_path, capsys):
     given = "cluster=h200_10g", "workers=4", "blocks=5", "groups=2", "model=1M"
     assert run("plan", *given, f"out={tmp_path}") == 0
     assert (tmp_path / "plan.md").exists()
+    assert run("plan", "mels=0") == 1
+    assert "mels is '0'; it must be an integer, 1 or more" in capsys.readouterr().err
     assert run("plan", "cluter=x") == 1
     assert "did you mean cluster?" in capsys.readouterr().err
 
@@ -60,6 +65,13 @@ def test_recipe_calls_make_with_a_folder_here(tmp_path, capfd, monkeypatch):
     out = capfd.readouterr().out
     assert f"{tmp_path}/digits-work-tiny/exp/dnn/model.json" in out
     assert (tmp_path / "digits-work-tiny/conf/decode.yaml").exists()
+    layouts.table(tmp_path / "people", {"ann": ["one"]})
+    (tmp_path / "my.gram").touch()
+    given = "HUMAN=people", "GRAMMAR=my.gram"
+    assert run("recipe", "commands", *given, "-n") == 0
+    settings = read_yaml(tmp_path / "commands-work/conf/corpus.yaml")["commands"]
+    assert settings["human"] == f"{tmp_path}/people"
+    assert settings["grammar"] == f"{tmp_path}/my.gram"
     assert run("recipe", "digit") == 1
     assert "did you mean 'digits'?" in capfd.readouterr().err
     assert run("recipe", "digits", "RUN=sgd") == 2
