@@ -34,7 +34,7 @@ from asr_train.schema import (
     CommandsSettings,
     CorpusSettings,
     Digits,
-    FolderSettings,
+    IntakeSettings,
     LexiconSettings,
     LowRate,
     NormaliserKind,
@@ -89,19 +89,16 @@ def commands(
     return PreparedSplit(split, cuts, notes=notes)
 
 
+class Recorded(IntakeSettings):
+    """Requirements on the recordings of `test_human`."""
+
+    GROUP = "corpus.commands.human"
+
+
 def _human(settings: CommandsSettings, lexicon: LexiconSettings, audio_dir: Path) -> PreparedSplit:
     """Return the recordings of a folder; none may be unusable."""
     assert settings.human is not None
-    folder = FolderSettings(
-        dir=settings.human,
-        more_dirs=[],
-        more_tests={},
-        dev_speakers=[],
-        test_speakers=[],
-        test_by=SplitBy.speakers,
-        test_share=0.1,
-        test_every=None,
-        phone_labels=None,
+    own = Recorded(
         dev_by=SplitBy.speakers,
         dev_share=0.1,
         normaliser=NormaliserKind.words,
@@ -114,11 +111,11 @@ def _human(settings: CommandsSettings, lexicon: LexiconSettings, audio_dir: Path
         max_seconds=40.0,
         max_dropped_share=0.0,
     )
-    made = intake.take(HUMAN, tabled(Path(folder.dir)), folder, lexicon, audio_dir)
+    made = intake.take(HUMAN, tabled(Path(settings.human)), own, lexicon, audio_dir)
     if made.dropped:
         raise CorpusError(
             f"corpus.commands.human: {made.dropped} of {made.dropped + len(made.cuts)} recordings "
-            f"in {folder.dir} cannot be used: {reasons(made.remarks)}; correct or remove them"
+            f"in {settings.human} cannot be used: {reasons(made.remarks)}; correct or remove them"
         )
     return made
 
@@ -131,8 +128,8 @@ def sayable(
     Args:
         lexicon: in ARPAbet.
         max_phone_distance: edits between the two, per phone of the lexicon's variant.
-        Returns:
-            The grammar and, if something is left out, a note.
+    Returns:
+        The grammar and, if something is left out, a note.
     """
     listed = replace(lexicon, unknown=Unknown.lose)  # guesses would agree with espeak-ng anyway
     prons = Lexicon.from_settings(listed, grammar.words).prons
@@ -178,8 +175,8 @@ def command_utterance(
 
     Returns:
         Samples at `settings.sample_rate`; `about` has the values drawn.
-        Raises:
-            synth.SynthesisError: for words that espeak-ng merges, or sounds without a name.
+    Raises:
+        synth.SynthesisError: for words that espeak-ng merges, or sounds without a name.
     """
     spoken = synth.breaths(words, voice, rng, settings.pause_share, synth.open_names)
     margin = settings.margin_seconds

@@ -284,9 +284,9 @@ def speak(text: str, voice: Voice, seed: int, names: Names = digit_names) -> Spe
 
     Args:
         text: words separated by spaces, whose phones have a name in `names`.
-            seed: of espeak's breath and flutter; equal arguments give equal samples.
-        Raises:
-            SynthesisError: for a phoneme without ARPAbet name, or words without an event.
+        seed: of espeak's breath and flutter; equal arguments give equal samples.
+    Raises:
+        SynthesisError: for a phoneme without ARPAbet name, or words without an event.
     """
     words = text.upper().split()
     if not words:
