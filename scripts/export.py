@@ -9,8 +9,7 @@ Export for other tools. KIND, its inputs and its output:
   ctm         exp/RUN/hyp.SPLIT.jsonl  manifests/SPLIT.jsonl.gz  OUT.ctm
   phones      ali/MODEL/SPLIT.jsonl.gz  OUT.ctm                   phones at their times
   stm         manifests/SPLIT.jsonl.gz  OUT.stm             references, for sclite
-  textgrid    ali/MODEL/SPLIT.jsonl.gz  OUT_DIR                   a TextGrid per utterance, for
-  Praat
+  textgrid    ali/MODEL/SPLIT.jsonl.gz  OUT_DIR                   a TextGrid per utterance
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -28,7 +27,6 @@ from asr_train.files import read_jsonl, replacing_folder
 from asr_train.interop.ark import write_int_vectors, write_matrices
 from asr_train.interop.ctm import write_ctm, write_stm
 from asr_train.interop.kaldi import write_data_dir
-from asr_train.interop.stores import ali_out, feats_out
 from asr_train.interop.textgrid import write_textgrid
 from asr_train.interop.times import Timed, aligned, found, place_of
 from asr_train.jobs import main, progress
@@ -55,13 +53,15 @@ def data(manifest: str, output: str) -> None:
 
 def feats(manifest: str, output: str) -> None:
     store = open_feats(manifest)
-    count = write_matrices(output, progress(feats_out(store), "features", len(store.utterances)))
+    utterances = progress(store, "features", len(store.utterances))
+    count = write_matrices(output, ((u.id, store.load(u)) for u in utterances))
     print(f"export: {store.frames} frames of {count} utterances in {output}")
 
 
 def ali(manifest: str, output: str) -> None:
     store = open_ali(manifest)
-    count = write_int_vectors(output, ali_out(store))
+    order = sorted(store.ids, key=str.encode)  # as Kaldi's tools need
+    count = write_int_vectors(output, ((utt_id, store.load(utt_id)) for utt_id in order))
     print(f"export: {count} utterances, pdf-ids below {store.num_states}, in {output}")
 
 

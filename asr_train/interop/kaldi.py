@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np
 import soundfile
 from lhotse import MonoCut, Recording, SupervisionSegment
-from lhotse.audio import AudioSource
 
-from asr_train.data.corpus import CorpusError
+from asr_train.data.corpus import CorpusError, whole_recording
 from asr_train.data.folder import COLUMNS
 from asr_train.files import read_text, replacing, write_text
 from asr_train.frames import samples_of
@@ -220,9 +219,11 @@ def _sorted(names: Iterable[str]) -> list[str]:
 def cuts_of(data: DataDir) -> list[MonoCut]:
     """Return one cut per utterance, with rate and length of its audio file.
 
+    Where wav.scp does not choose a channel, cuts are of the first one.
+
     Raises:
-        CorpusError: if a recording is missing or cannot be read, has several channels without a
-            choice in wav.scp, or ends before a segment.
+        CorpusError: if a recording is missing or cannot be read, lacks the channel that wav.scp
+            names, or ends before a segment.
     """
     recordings = _recordings(data)
     cuts = []
@@ -251,9 +252,8 @@ def _recordings(data: DataDir) -> dict[str, Recording]:
                 f"{source.where}: channel {(source.channel or 0) + 1} of {source.path}, "
                 f"which has {info.channels}"
             )
-        audio = AudioSource("file", list(range(info.channels)), str(source.path))
-        seconds = info.frames / info.samplerate
-        found[name] = Recording(name, [audio], info.samplerate, info.frames, seconds)
+        size = info.samplerate, info.frames, info.channels
+        found[name] = whole_recording(name, source.path, *size)
     if bad:
         raise CorpusError(
             f"{data.folder}: {len(bad)} of {len(used)} recordings cannot be read: {min(bad)}; "

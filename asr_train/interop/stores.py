@@ -1,24 +1,23 @@
-"""Our features and alignments <-> Kaldi's archives (interop.ark), one utterance at a time.
+"""Kaldi's archives (interop.ark) -> our features, alignments and scores, an utterance at a time.
 
     feats.ark + manifests/SPLIT.jsonl.gz --import_feats-->  feats/SPLIT.jsonl.gz
     ali.*.gz  + feats/SPLIT.jsonl.gz     --import_ali-->    ali/SPLIT.jsonl.gz
     scores.ark + states.json             --import_scores--> exp/RUN/model.json
 
-A state id here is a pdf-id in Kaldi. Scores for Kaldi's decoder are written by
-`ark.write_matrices`.
+A state id here is a pdf-id in Kaldi. `scripts/export.py` writes features, alignments and scores by
+`ark.write_matrices` and `ark.write_int_vectors`.
 """
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lhotse import MonoCut
 
-from asr_train.align.table import Alignments, check_lost, write_alignments
+from asr_train.align.table import check_lost, write_alignments
 from asr_train.align.viterbi import Aligned, Lost
 from asr_train.data.features import Feats, Sums, folder_of, stored_in, write_h5, write_index
 from asr_train.files import hash_of, part, replacing, write_json, write_jsonl
@@ -32,11 +31,6 @@ UTTERANCES_A_PART = 200
 
 
 # --- features -----------------------------------------------------------------------------------
-
-
-def feats_out(feats: Feats) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield utterance and float32 [T, F], as stored, for `ark.write_matrices`."""
-    return ((u.id, feats.load(u)) for u in feats)
 
 
 def import_feats(
@@ -115,11 +109,6 @@ def _check_feats(where: str, feats_TF: np.ndarray, seconds: float, settings: Fea
 # --- alignments ---------------------------------------------------------------------------------
 
 
-def ali_out(ali: Alignments) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield utterance and int32 [T], sorted by id, for `ark.write_int_vectors`."""
-    return ((utt_id, ali.load(utt_id)) for utt_id in sorted(ali.ids, key=str.encode))
-
-
 def import_ali(
     archive: Path | str,
     feats: Feats,
@@ -184,7 +173,7 @@ def _vectors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
         raise ValueError(
             f"{path} has no ali.*.gz; name a folder of steps/align_*.sh, or an archive"
         )
-    return itertools.chain.from_iterable(map(read_int_vectors, archives))
+    return chain.from_iterable(map(read_int_vectors, archives))
 
 
 def _path(states_T: np.ndarray) -> Aligned:

@@ -1,15 +1,14 @@
-"""Words and phones with their times <-> **TextGrid**, which Praat shows over the spectrogram.
+"""Words and phones with their times -> **TextGrid**, which Praat shows over the spectrogram.
 
-One file per utterance, one tier per kind, times from the utterance's start. praatio reads and
-writes; what it would repair silently (overlaps, labels past the end) is refused here.
+One file per utterance, one tier per kind, times from the utterance's start. praatio writes;
+what it would repair silently (overlaps, labels past the end) is refused here.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from asr_train.files import DamagedFileError, replacing
-from asr_train.interop.times import Span, Timed
+from asr_train.files import replacing
+from asr_train.interop.times import Timed
 
 SLACK_SECONDS = 1e-5  # of overlap by rounding
 
@@ -62,31 +61,3 @@ def _inside(timed: Timed, tier: str, beyond: float) -> list[tuple[float, float, 
         rows.append((start, end, span.label))
         last = end
     return rows
-
-
-def read_textgrid(path: Path | str, start: float = 0.0) -> dict[str, list[Span]]:
-    """Read the interval tiers of a TextGrid, long or short; intervals without label are gaps.
-
-    Args:
-        start: of the utterance in its recording, in seconds; added to all times.
-    Raises:
-        DamagedFileError: if it cannot be read.
-    """
-    from praatio import textgrid
-    from praatio.data_classes.interval_tier import IntervalTier
-    from praatio.utilities.errors import PraatioException
-
-    os.stat(path)  # raises FileNotFoundError
-    try:
-        grid = textgrid.openTextgrid(str(path), includeEmptyIntervals=False, reportingMode="error")
-    except (PraatioException, ValueError, IndexError, KeyError, AttributeError) as error:
-        why = " ".join(str(error).split())
-        raise DamagedFileError(f"{path} is not a readable TextGrid ({why})") from error
-    return {
-        tier.name: [
-            Span(e.label, round(start + e.start, 9), round(e.end - e.start, 9))
-            for e in tier.entries
-        ]
-        for tier in grid.tiers
-        if isinstance(tier, IntervalTier)
-    }

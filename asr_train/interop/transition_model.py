@@ -1,4 +1,4 @@
-"""Kaldi's `topo` and `final.mdl` -> **Topology** and **TransitionModel**: what transition-ids mean.
+"""Kaldi's `final.mdl` -> **Topology** and **TransitionModel**: what transition-ids mean.
 
 A transition-id, from 1, is a way out of a transition-state: a phone's HMM state with its pdf-ids.
 Formats and numbering are those of src/hmm/hmm-topology.cc and transition-model.cc; what follows the
@@ -75,15 +75,6 @@ class TransitionModel:
     def num_pdfs(self) -> int:
         """Return the number of pdf-ids, as Kaldi counts them."""
         return int(self.state_N4[:, 2:].max()) + 1
-
-
-def read_topology(path: Path | str) -> Topology:
-    """Read a `topo`, text or binary.
-
-    Raises:
-        DamagedFileError: if it is truncated, altered or something else; names the byte.
-    """
-    return _topology(Objects(path))
 
 
 def read_transition_model(path: Path | str) -> TransitionModel:

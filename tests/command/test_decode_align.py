@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from interop.made import read_textgrid
 from spoken import RATE, said
 from torchaudio.functional import resample
 
 from asr_train.command.decode import ids
 from asr_train.command.main import COMMANDS, main
 from asr_train.interop.ctm import read_ctm
-from asr_train.interop.textgrid import read_textgrid
 
 TEXTS = {"ann": "THREE OH NINE", "ben": "SEVEN ONE", "cat": "FIVE FIVE TWO EIGHT"}
 

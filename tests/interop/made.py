@@ -7,6 +7,9 @@ import soundfile
 from lhotse import MonoCut, Recording, SupervisionSegment
 from lhotse.audio import AudioSource
 from lhotse.supervision import AlignmentItem
+from praatio.textgrid import openTextgrid
+
+from asr_train.interop.times import Span
 
 
 def noise(path: Path, seconds: float, rate=8000, channels=1, seed=0) -> np.ndarray:
@@ -47,3 +50,15 @@ def _even(labels: list[str], seconds: float) -> list[AlignmentItem]:
         AlignmentItem(label, round(each * (i + 1), 6), round(each, 6))
         for i, label in enumerate(labels)
     ]
+
+
+def read_textgrid(path, start=0.0) -> dict[str, list[Span]]:
+    """Return the labels of a TextGrid's tiers, by praatio; `start` is added to all times."""
+    grid = openTextgrid(str(path), includeEmptyIntervals=False, reportingMode="error")
+    return {
+        tier.name: [
+            Span(e.label, round(start + e.start, 9), round(e.end - e.start, 9))
+            for e in tier.entries
+        ]
+        for tier in grid.tiers
+    }

@@ -10,7 +10,7 @@ import pytest
 import torch
 import toy
 import yaml
-from interop.made import cut_of, noise
+from interop.made import cut_of, noise, read_textgrid
 from interop.made_objects import YESNO_IDS, write_model
 from praatio import textgrid
 
@@ -21,7 +21,6 @@ from asr_train.decode.posteriors import load_scorer
 from asr_train.files import read_json, read_jsonl, write_jsonl
 from asr_train.interop.ark import write_int_vectors, write_matrices
 from asr_train.interop.ctm import read_ctm
-from asr_train.interop.textgrid import read_textgrid
 from asr_train.lang.index import write_lang
 from asr_train.lang.lexicon import Lexicon
 from asr_train.model.store import build_model, save_model

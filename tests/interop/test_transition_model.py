@@ -25,7 +25,6 @@ from asr_train.interop.event_map import read_tree
 from asr_train.interop.transition_model import (
     HmmState,
     TransitionModel,
-    read_topology,
     read_transition_model,
 )
 
@@ -97,10 +96,8 @@ def test_a_chain_model_has_a_pdf_of_its_own_for_self_loops(tmp_path, binary):
     assert found.num_pdfs == 3
 
 
-def test_a_topo_file_is_the_models_topology(tmp_path):
-    (tmp_path / "topo").write_text(YESNO_TOPO)
-    topology = read_topology(tmp_path / "topo")
-    assert topology == model_of(tmp_path, YESNO).topology
+def test_classes_are_counted_by_phone(tmp_path):
+    topology = model_of(tmp_path, YESNO).topology
     assert [topology.classes(p) for p in (1, 2, 3)] == [5, 3, 3]
 
 
