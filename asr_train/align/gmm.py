@@ -7,7 +7,7 @@ Knows nothing of utterances; align.train decides which frames belong to which st
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,17 +156,6 @@ def shares(gmm: Gmm, x_ND: np.ndarray, state_N: np.ndarray) -> "csr_array":
     return csr_array(entries, shape=shape)
 
 
-def replace_rows(gmm: Gmm, rows: slice | np.ndarray) -> Gmm:
-    """Select some of the Gaussians; the states stay."""
-    return replace(
-        gmm,
-        state_G=gmm.state_G[rows],
-        weight_G=gmm.weight_G[rows],
-        mean_GD=gmm.mean_GD[rows],
-        variance_GD=gmm.variance_GD[rows],
-    )
-
-
 def estimate(gmm: Gmm, counts: Counts, floor_D: np.ndarray, min_count: float) -> Gmm:
     """Estimate by maximum likelihood from the sums.
 
@@ -183,14 +172,13 @@ def estimate(gmm: Gmm, counts: Counts, floor_D: np.ndarray, min_count: float) ->
     mean_GD[poor_G], variance_GD[poor_G] = gmm.mean_GD[poor_G], gmm.variance_GD[poor_G]
     weight_G = np.maximum(counts.occupancy_G, 1e-3) * alive_G
     total_S = np.bincount(gmm.state_G, weight_G, gmm.num_states)
-    new = Gmm(
-        gmm.state_G,
-        weight_G / total_S[gmm.state_G],
-        mean_GD,
-        variance_GD,
+    return Gmm(
+        gmm.state_G[alive_G],
+        (weight_G / total_S[gmm.state_G])[alive_G],
+        mean_GD[alive_G],
+        variance_GD[alive_G],
         (counts.frames_S - counts.visits_S + 1) / (counts.frames_S + 2),
     )
-    return replace_rows(new, alive_G)
 
 
 def split(gmm: Gmm, frames_S: np.ndarray, target: int, power: float, min_count: float) -> Gmm:
@@ -291,13 +279,7 @@ def save_gmm(path: Path, model: Mixtures, feats: FeatsSettings, about: dict[str,
 
 
 def _arrays(gmm: Gmm) -> dict[str, np.ndarray]:
-    return {
-        "state_G": gmm.state_G.astype(np.int64),
-        "weight_G": gmm.weight_G,
-        "mean_GD": gmm.mean_GD,
-        "variance_GD": gmm.variance_GD,
-        "loop_S": gmm.loop_S,
-    }
+    return {f.name: getattr(gmm, f.name) for f in fields(gmm)}
 
 
 def load_gmm(path: Path) -> Mixtures:

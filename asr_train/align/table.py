@@ -166,8 +166,7 @@ def true_phones(row: dict[str, Any]) -> list[Segment] | None:
     known = (row["supervisions"][0].get("alignment") or {}).get("phone")
     if not known:
         return None
-    items = [tuple(item[:3]) for item in known]
-    return [(str(p), float(s), round(float(s) + float(d), 6)) for p, s, d in items]
+    return [(p, float(s), round(float(s) + float(d), 6)) for p, s, d, *_ in known]
 
 
 @dataclass(frozen=True, slots=True)

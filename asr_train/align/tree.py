@@ -215,7 +215,7 @@ def _loss(
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How trees were grown, and the sums at their leaves, from which one Gaussian each starts.
+    """How trees were grown.
 
     Attributes:
         stopped: why splitting ended: leaves, min_gain, or min_count (no question leaves enough
@@ -225,7 +225,7 @@ class Growth:
         least_gain: gain in nats of the worst split, over all frames; 0 without splits.
         leaves_of: phone -> leaves of its roots.
         starved: (phone, position, frames) of roots with fewer frames than a leaf needs.
-        count_L, sum_LD, squares_LD: sums over each leaf's frames.
+        count_L: frames of each leaf.
     """
 
     stopped: str
@@ -238,11 +238,9 @@ class Growth:
     leaves_of: dict[str, int]
     starved: list[tuple[str, int, float]]
     count_L: np.ndarray
-    sum_LD: np.ndarray
-    squares_LD: np.ndarray
 
     def plain(self) -> dict[str, Any]:
-        """Return all but the sums, for JSON."""
+        """Return what JSON takes."""
         return {
             "leaves": len(self.count_L),
             "stopped": self.stopped,
@@ -353,10 +351,8 @@ def grow(
         states_P: int [P], HMM states (positions) of each phone.
         phones: [P], their names, for `settings.share` and messages.
     Raises:
-        ValueError: for a key that is not a state of these phones, an unknown phone in `share`, or
-            fewer leaves than roots.
+        TreeError: for an unknown phone in `share`, or fewer leaves than roots.
     """
-    _check(stats, states_P, phones)
     floor_D = variance_floor(stats, settings.variance_floor)
     questions_QP = questions(stats, states_P, settings.question_states, floor_D)
     forest = _Forest(stats, questions_QP, floor_D, settings.min_count)
@@ -374,24 +370,6 @@ def grow(
         merged = sum(_merge(forest, root, min(gains)) for root in roots)
     tree = _finish(forest, roots, root_PJ)
     return tree, _growth(forest, roots, root_PJ, tree, before, gains, stopped, merged, phones)
-
-
-def _check(stats: Stats, states_P: Sequence[int], phones: Sequence[str]) -> None:
-    check_shape("triphone statistics: keys", stats.key_K4, len(stats.count_K), 4)
-    check_shape("triphone statistics: squares", stats.squares_KD, *stats.sum_KD.shape)
-    if len(phones) != len(states_P):
-        raise ValueError(f"{len(phones)} phones are named, but {len(states_P)} have states")
-    if not (np.isfinite(stats.sum_KD).all() and np.isfinite(stats.squares_KD).all()):
-        raise ValueError("triphone statistics are not finite; look for NaN in the features")
-    inside_K = (stats.key_K4 >= 0).all(1) & (stats.key_K4[:, :3] < len(phones)).all(1)
-    states_K = np.asarray(states_P)[np.where(inside_K, stats.key_K4[:, 1], 0)]
-    wrong = np.flatnonzero(~inside_K | (stats.key_K4[:, 3] >= states_K))
-    if len(wrong):
-        key = stats.key_K4[wrong[0]].tolist()
-        raise ValueError(
-            f"triphone statistics: (left, centre, right, position) = {key} is not a state of the "
-            f"{len(phones)} phones; were they collected with another lexicon or topology?"
-        )
 
 
 def _groups(
@@ -514,7 +492,7 @@ def _growth(
             frames = float(forest.sum_KM[forest.nodes[root].rows, 0].sum())
             if frames < forest.least and root not in root_PJ[:p]:
                 starved.append((name, position, frames))
-    frames, dims = float(stats_LM[:, 0].sum()), len(forest.floor_D)
+    frames = float(stats_LM[:, 0].sum())
     return Growth(
         stopped=stopped,
         roots=len(roots),
@@ -526,6 +504,4 @@ def _growth(
         leaves_of={name: sum(len(ids[r]) for r in some) for name, some in of.items()},
         starved=starved,
         count_L=stats_LM[:, 0],
-        sum_LD=stats_LM[:, 1 : 1 + dims],
-        squares_LD=stats_LM[:, 1 + dims :],
     )
