@@ -110,30 +110,20 @@ def fetch(name: str, folder: str, url: str = "") -> None:
 
 def fsdd(folder: Path, url: str) -> None:
     """Write the recordings unchanged (8 kHz WAV), and utterances.tsv last."""
-    table = folder / "utterances.tsv"
-    if table.exists():
-        print(f"fetch: {table} exists already; delete it to fetch fsdd again")
+    archive = _archive(folder, "fsdd", url or FSDD)
+    if archive is None:
         return
-    archive = folder / "fsdd.tar.gz"
-    if not archive.exists():
-        _download(url or FSDD, archive)
     rows = []
     for member, content in _members(archive, FSDD_MEMBER):
         digit, speaker, number = member.groups()
         path = f"recordings/{digit}_{speaker}_{number}.wav"
-        write_bytes(folder / path, content)
-        seconds = f"{soundfile.info(folder / path).duration:.4f}"
+        seconds = _written(folder / path, content)
         utt_id = f"{speaker}-{digit}-{int(number):02d}"
         rows.append((utt_id, speaker, path, seconds, FSDD_WORDS[int(digit)]))
     if not rows:
         archive.unlink()
         raise FetchError(f"{url or FSDD} has no recordings/DIGIT_SPEAKER_NUMBER.wav; wrong URL?")
-    if not url and len(rows) != FSDD_RECORDINGS:
-        print(f"fetch: {len(rows)} recordings, but this commit had {FSDD_RECORDINGS}")
-    _write_table(table, COLUMNS, sorted(rows))
-    archive.unlink()
-    speakers = len({row[1] for row in rows})
-    print(f"fetch: {len(rows)} recordings of {speakers} speakers in {folder}")
+    _tabled(archive, rows, len(rows) if url else FSDD_RECORDINGS)
 
 
 def speechocean(folder: Path, url: str) -> None:
@@ -141,13 +131,10 @@ def speechocean(folder: Path, url: str) -> None:
 
     The official TEST speakers are in official_test_speakers.txt.
     """
-    table = folder / "utterances.tsv"
-    if table.exists():
-        print(f"fetch: {table} exists already; delete it to fetch speechocean again")
+    source = url or SPEECHOCEAN
+    archive = _archive(folder, "speechocean", source)
+    if archive is None:
         return
-    archive, source = folder / "speechocean762.tar.gz", url or SPEECHOCEAN
-    if not archive.exists():
-        _download(source, archive)
     halves: dict[str, dict[str, dict[str, str]]] = {"train": {}, "test": {}}
     for member, content in _members(archive, SPEECHOCEAN_TABLE):
         lines = (line.split(maxsplit=1) for line in content.decode().splitlines())
@@ -164,21 +151,14 @@ def speechocean(folder: Path, url: str) -> None:
             continue
         half, utt_id = recordings.pop(member[1])
         tables = halves[half]
-        write_bytes(folder / member[1], content)
-        seconds = f"{soundfile.info(folder / member[1]).duration:.4f}"
+        seconds = _written(folder / member[1], content)
         speaker = f"so{tables['utt2spk'][utt_id]}"
         transcript = tables["text"][utt_id]
         rows.append((f"{speaker}-{utt_id}", speaker, member[1], seconds, transcript))
     if recordings:
         raise FetchError(f"{source} lacks {min(recordings)} and {len(recordings) - 1} more")
-    if not url and len(rows) != SPEECHOCEAN_RECORDINGS:
-        print(f"fetch: {len(rows)} recordings, but this commit had {SPEECHOCEAN_RECORDINGS}")
     speakers = {
-        f"so{name}": (
-            tables.get("spk2gender", {}).get(name, ""),
-            tables["spk2age"].get(name, ""),
-            half,
-        )
+        f"so{name}": (*(tables.get(k, {}).get(name, "") for k in ("spk2gender", "spk2age")), half)
         for half, tables in halves.items()
         for name in sorted(set(tables["utt2spk"].values()))
     }
@@ -191,9 +171,34 @@ def speechocean(folder: Path, url: str) -> None:
     write_text(folder / "official_test_speakers.txt", "".join(f"{name}\n" for name in official))
     sentences = sorted({row[4] for row in rows})
     write_text(folder / "lm_text.txt", "".join(f"{sentence}\n" for sentence in sentences))
-    _write_table(table, COLUMNS, sorted(rows))
+    _tabled(archive, rows, len(rows) if url else SPEECHOCEAN_RECORDINGS)
+
+
+def _archive(folder: Path, name: str, source: str) -> Path | None:
+    """Download an archive into `folder`; return its path, None if its table is there already."""
+    table, archive = folder / "utterances.tsv", folder / f"{name}.tar.gz"
+    if table.exists():
+        print(f"fetch: {table} exists already; delete it to fetch {name} again")
+        return None
+    if not archive.exists():
+        _download(source, archive)
+    return archive
+
+
+def _written(path: Path, content: bytes) -> str:
+    """Write a recording; return its duration in seconds."""
+    write_bytes(path, content)
+    return f"{soundfile.info(path).duration:.4f}"
+
+
+def _tabled(archive: Path, rows: list[tuple[str, ...]], expected: int) -> None:
+    """Write utterances.tsv beside the archive, which is removed."""
+    if len(rows) != expected:
+        print(f"fetch: {len(rows)} recordings, but this commit had {expected}")
+    _write_table(archive.with_name("utterances.tsv"), COLUMNS, sorted(rows))
     archive.unlink()
-    print(f"fetch: {len(rows)} recordings of {len(speakers)} speakers in {folder}")
+    speakers = len({row[1] for row in rows})
+    print(f"fetch: {len(rows)} recordings of {speakers} speakers in {archive.parent}")
 
 
 def _write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:

@@ -146,6 +146,12 @@ def test_speechocean_becomes_a_folder_with_its_official_halves(server, tmp_path)
     assert not list(tmp_path.glob("*.tar.gz"))
 
 
+def test_a_speechocean_may_lack_ages(server, tmp_path):
+    server.content = spoken(train__spk2age=b"", test__spk2age=b"")
+    fetch.fetch("speechocean", str(tmp_path), server.url)
+    assert "so0001\tm\t\ttrain\n" in (tmp_path / "speakers.tsv").read_text()
+
+
 @pytest.mark.parametrize(
     "changes, match",
     [
