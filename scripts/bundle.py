@@ -26,9 +26,9 @@ from asr_train.files import read_json, read_text
 from asr_train.jobs import main
 from asr_train.lang.index import load_lang
 from asr_train.lang.states import States
-from asr_train.report.tables import commit
+from asr_train.report.tables import commit, errors_of
 from asr_train.schema import LexiconSettings, load
-from asr_train.score.words import WordErrors, wer_line
+from asr_train.score.words import wer_line
 from asr_train.search.arrays import read_arrays
 from asr_train.search.graph import check_graph
 
@@ -79,10 +79,7 @@ def bundle(
 
 
 def wer_of(score: dict[str, Any]) -> str:
-    names = ("substitutions", "deletions", "insertions")
-    correct = score["words"] - score["substitutions"] - score["deletions"]
-    errors = WordErrors(correct, *(score[name] for name in names))
-    return wer_line(errors, f"exp/{score['run']} {score['split']}")
+    return wer_line(errors_of(score), f"exp/{score['run']} {score['split']}")
 
 
 def licence_of(readme: Path) -> str:

@@ -15,9 +15,18 @@ from typing import Any
 
 from asr_train.files import write_json, write_text
 from asr_train.jobs import main
-from asr_train.report.tables import Score, made, percent_interval, provenance, read_score
+from asr_train.report.tables import (
+    Score,
+    as_markdown,
+    errors_of,
+    made,
+    percent_interval,
+    provenance,
+    read_score,
+    scored,
+)
 from asr_train.schema import ScoreSettings, load
-from asr_train.score.words import Scored, WordErrors, compare, interval, total, units, wer_line
+from asr_train.score.words import Scored, compare, interval, total, units, wer_line
 
 
 def pool(conf: str, *paths: str) -> None:
@@ -79,7 +88,7 @@ def check_folds(run: str, scores: list[Score], base: str, wanted: list[str]) -> 
 
 def column(folds: dict[str, Score], settings: ScoreSettings) -> dict[str, Any]:
     """Return a run's rates in the folds, their mean, and all folds together."""
-    over, drawn = units(scored(folds))
+    over, drawn = units(utterances(folds))
     errors = total(drawn.values())
     return {
         "folds": {
@@ -104,7 +113,7 @@ def against(
     No p-value: a bootstrap over a handful of speakers would be overconfident.
     """
     found = compare(
-        units(scored(base))[1], units(scored(ours))[1], settings.bootstrap, settings.seed
+        units(utterances(base))[1], units(utterances(ours))[1], settings.bootstrap, settings.seed
     )
     return {
         "difference": found.difference,
@@ -113,18 +122,8 @@ def against(
     }
 
 
-def scored(folds: dict[str, Score]) -> list[Scored]:
-    return [
-        Scored(utt_id, row["speaker"], errors_of(row))
-        for score in folds.values()
-        for utt_id, row in score["by_utterance"].items()
-    ]
-
-
-def errors_of(row: dict[str, Any]) -> WordErrors:
-    substitutions, deletions = row["substitutions"], row["deletions"]
-    correct = row["words"] - substitutions - deletions
-    return WordErrors(correct, substitutions, deletions, row["insertions"])
+def utterances(folds: dict[str, Score]) -> list[Scored]:
+    return [one for score in folds.values() for one in scored(score)]
 
 
 def markdown(table: dict[str, Any]) -> str:
@@ -134,17 +133,8 @@ def markdown(table: dict[str, Any]) -> str:
     ]
     rows.append(["mean of folds", *(f"{100 * ours['mean']:.2f}" for ours in runs.values())])
     rows.append(["all words", *(cell(ours) for ours in runs.values())])
-    lines = [["test speaker", *runs], ["---", *["---:"] * len(runs)], *rows]
-    return "\n".join(
-        [
-            "# Word error rates, each speaker held out once",
-            "",
-            *("| " + " | ".join(line) + " |" for line in lines),
-            "",
-            *(f"- {note}" for note in notes(table)),
-            "",
-        ]
-    )
+    title = "Word error rates, each speaker held out once"
+    return as_markdown(title, ["test speaker", *runs], rows, notes(table), names=1)
 
 
 def cell(row: dict[str, Any]) -> str:

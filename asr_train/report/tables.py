@@ -166,14 +166,18 @@ def markdown(table: dict[str, Any]) -> str:
 
 
 def as_markdown(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str]
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    notes: Iterable[str],
+    names: int = 2,
 ) -> str:
-    """Format a table whose first two columns are names, with notes below it."""
+    """Format a table whose first columns are names, with notes below it."""
     lines = [
         f"# {title}",
         "",
         _line(columns),
-        _line(["---" if i < 2 else "---:" for i in range(len(columns))]),
+        _line(["---" if i < names else "---:" for i in range(len(columns))]),
         *map(_line, rows),
         "",
         *(f"- {note}" for note in notes),
@@ -239,7 +243,7 @@ def made(table: dict[str, Any]) -> str:
 def wer_lines(table: dict[str, Any]) -> list[str]:
     """Return Kaldi's line for each row."""
     return [
-        wer_line(_errors(row["ours"]), f"exp/{row['ours']['run']} {row['ours']['split']}")
+        wer_line(errors_of(row["ours"]), f"exp/{row['ours']['run']} {row['ours']['split']}")
         for row in table["rows"]
     ]
 
@@ -294,12 +298,13 @@ def _check_scores(scores: Sequence[Score]) -> None:
 def scored(score: Score) -> list[Scored]:
     """Return a score's utterances."""
     return [
-        Scored(utt_id, row["speaker"], _errors(row))
+        Scored(utt_id, row["speaker"], errors_of(row))
         for utt_id, row in score["by_utterance"].items()
     ]
 
 
-def _errors(row: dict[str, Any]) -> WordErrors:
+def errors_of(row: dict[str, Any]) -> WordErrors:
+    """Return the counts of a score, or of one of its utterances."""
     substitutions, deletions = row["substitutions"], row["deletions"]
     correct = row["words"] - substitutions - deletions
     return WordErrors(correct, substitutions, deletions, row["insertions"])
