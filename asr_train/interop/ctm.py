@@ -7,7 +7,7 @@ Channels are numbered from 1; times are seconds from the recording's start.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from asr_train.files import DamagedFileError, read_text, write_text
@@ -48,22 +48,19 @@ def read_ctm(path: Path | str) -> dict[Lane, list[Span]]:
         DamagedFileError: for a line with other fields; names file and line.
     """
     found: dict[Lane, list[Span]] = {}
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if not line.strip() or line.startswith(";;"):
-            continue
+    for where, fields in _lines(path):
         try:
-            recording, channel, start, seconds, word, *rest = line.split()
+            recording, channel, start, seconds, word, *rest = fields
             confidence = float(rest[0]) if rest else None
             span = Span(word, float(start), float(seconds), confidence)
-            lane = recording, {"A": 1, "B": 2}.get(channel) or int(channel)
+            lane = recording, _number(channel) - 1
         except ValueError as error:
-            raise DamagedFileError(f"{path}, line {number} is {line!r}: {error}") from error
+            raise DamagedFileError(f"{where}: {error}") from error
         if len(rest) > 1 or not all(math.isfinite(x) and x >= 0 for x in (span.start, span.end)):
             raise DamagedFileError(
-                f"{path}, line {number} is {line!r}; it must be recording, channel, start, "
-                "duration, word and confidence"
+                f"{where}; it must be recording, channel, start, duration, word and confidence"
             )
-        found.setdefault((lane[0], lane[1] - 1), []).append(span)
+        found.setdefault(lane, []).append(span)
     return found
 
 
@@ -87,17 +84,15 @@ def read_stm(path: Path | str) -> list[Timed]:
         DamagedFileError: for a line with other fields; names file and line.
     """
     found = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if not line.strip() or line.startswith(";;"):
-            continue
+    for where, fields in _lines(path):
         try:
-            recording, channel, speaker, start, end, *words = line.split()
-            lane = {"A": 1, "B": 2}.get(channel) or int(channel)
+            recording, channel, speaker, start, end, *words = fields
+            lane = _number(channel)
             times = float(start), float(end)
             if not 0 <= times[0] <= times[1] < math.inf:
                 raise ValueError(f"it lasts from {start} to {end} s")
         except ValueError as error:
-            raise DamagedFileError(f"{path}, line {number} is {line!r}: {error}") from error
+            raise DamagedFileError(f"{where}: {error}") from error
         if words and words[0].startswith("<") and words[0].endswith(">"):
             words = words[1:]
         utt_id = f"{recording}-{lane}-{start}"
@@ -105,6 +100,18 @@ def read_stm(path: Path | str) -> list[Timed]:
         text = " ".join(words)
         found.append(Timed(utt_id, recording, lane - 1, speaker, times[0], seconds, text, ()))
     return found
+
+
+def _lines(path: Path | str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the lines that are no comments: what an error calls it, and its fields."""
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if line.strip() and not line.startswith(";;"):
+            yield f"{path}, line {number} is {line!r}", line.split()
+
+
+def _number(channel: str) -> int:
+    """Return a channel, counted from 1."""
+    return {"A": 1, "B": 2}.get(channel) or int(channel)
 
 
 def _check_words(where: str, *names: str) -> None:
