@@ -27,7 +27,7 @@ from lhotse import CutSet
 from asr_train.align.table import open_ali
 from asr_train.checks import spelled
 from asr_train.data.features import open_feats
-from asr_train.files import read_json, read_jsonl, replacing
+from asr_train.files import read_jsonl, replacing
 from asr_train.interop.kaldi import read_data_dir, write_folder
 from asr_train.interop.kaldi_states import lexicon_of, read_states, states_of, write_states
 from asr_train.interop.stores import import_ali, import_feats, import_scores
@@ -126,9 +126,8 @@ def _states_of(manifest: str) -> dict[str, Any]:
         raise ValueError(
             f"{manifest} is neither a number of states nor an ali/OTHER.jsonl.gz nor a states.json"
         )
-    open_ali(manifest)  # raises if it is damaged
-    index = read_json(Path(manifest.removesuffix(".jsonl.gz")) / "index.json")
-    return {key: value for key, value in index.items() if key != "parts"}
+    found = open_ali(manifest)
+    return {key: getattr(found, key) for key in ("num_states", "states_hash", "self_loops")}
 
 
 SHOWN = 10  # words without pronunciation to print

@@ -159,7 +159,7 @@ def import_ali(
         "states_hash": hash_of(["pdf-ids", num_states]),
         "self_loops": self_loops([p.states_T for p in paths.values()], num_states).tolist(),
     }
-    about = {"model": f"imported from {Path(archive).name}", **about}
+    about = {**about, "model": f"imported from {Path(archive).name}"}
     write_alignments(Path(manifest), feats.utterances, outcomes, feats.settings, states, about)
     return len(paths), len(lost)
 

@@ -14,7 +14,7 @@ from asr_train.align.table import open_ali
 from asr_train.compose import settings
 from asr_train.data.features import extract, open_feats, write_index
 from asr_train.decode.posteriors import load_scorer
-from asr_train.files import write_jsonl
+from asr_train.files import read_json, write_jsonl
 from asr_train.interop.ark import write_int_vectors, write_matrices
 from asr_train.interop.kaldi_states import states_of
 from asr_train.interop.stores import (
@@ -149,10 +149,12 @@ def test_alignments_come_back(feats, tmp_path, name):
 
 def test_alignments_of_a_model_here_keep_its_states(feats, tmp_path):
     model = {"num_states": STATES, "states_hash": "abc", "self_loops": [0.25] * STATES}
+    model["model"] = "dnn"
     write_int_vectors(tmp_path / "a.txt", paths_of(feats).items())
     import_ali(tmp_path / "a.txt", feats, STATES, tmp_path / "ali" / "dev.jsonl.gz", model)
     ali = open_ali(tmp_path / "ali" / "dev.jsonl.gz")
     assert (ali.states_hash, ali.self_loops) == ("abc", [0.25] * STATES)
+    assert read_json(tmp_path / "ali" / "dev" / "index.json")["model"] == "imported from a.txt"
 
 
 def test_self_loops_are_those_that_made_the_path():
