@@ -10,7 +10,7 @@ the mixtures trained afterwards.
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -53,8 +53,6 @@ class Stats:
         key_K4, inverse_T = np.unique(key_T4, axis=0, return_inverse=True)
         order_T = np.argsort(inverse_T.reshape(-1), kind="stable")
         count_K = np.bincount(inverse_T.reshape(-1), minlength=len(key_K4))
-        if not len(key_K4):
-            return Stats(key_K4, np.zeros(0), np.zeros((0, x_TD.shape[1])), np.zeros_like(x_TD))
         first_K = np.concatenate([[0], np.cumsum(count_K)[:-1]])
         x_TD = x_TD[order_T].astype(np.float64)
         return Stats(
@@ -78,8 +76,6 @@ class StatsSum:
 
     def add(self, stats: Stats) -> None:
         """Add the statistics of further frames."""
-        if not len(stats.key_K4):
-            return
         sum_KM = stats.matrix()
         rows = [self._row.setdefault(tuple(k), len(self._row)) for k in stats.key_K4.tolist()]
         if len(self._row) > len(self._sum_RM):
@@ -91,8 +87,6 @@ class StatsSum:
 
     def total(self) -> Stats:
         """Return the total, in the order of the keys."""
-        if not self._row:
-            raise ValueError("no frames for the tree; did all utterances fail to align?")
         key_K4 = np.array(list(self._row), np.int32)
         order_K = np.lexsort(key_K4.T[::-1])
         sum_KM = self._sum_RM[: len(key_K4)][order_K]
@@ -223,8 +217,6 @@ class Growth:
         roots, splits, merged: of which leaves = roots + splits - merged.
         gain_per_frame: nats gained over one Gaussian per root, after merging.
         least_gain: gain in nats of the worst split, over all frames; 0 without splits.
-        leaves_of: phone -> leaves of its roots.
-        starved: (phone, position, frames) of roots with fewer frames than a leaf needs.
         count_L: frames of each leaf.
     """
 
@@ -235,25 +227,13 @@ class Growth:
     frames: float
     gain_per_frame: float
     least_gain: float
-    leaves_of: dict[str, int]
-    starved: list[tuple[str, int, float]]
     count_L: np.ndarray
 
     def plain(self) -> dict[str, Any]:
         """Return what JSON takes."""
-        return {
-            "leaves": len(self.count_L),
-            "stopped": self.stopped,
-            "roots": self.roots,
-            "splits": self.splits,
-            "merged": self.merged,
-            "frames": self.frames,
-            "gain_per_frame": self.gain_per_frame,
-            "least_gain": self.least_gain,
-            "fewest_frames": float(self.count_L.min()),
-            "leaves_of": self.leaves_of,
-            "starved": [list(row) for row in self.starved],
-        }
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "count_L"}
+        fewest = float(self.count_L.min())
+        return {"leaves": len(self.count_L), **own, "fewest_frames": fewest}
 
 
 @dataclass(slots=True)
@@ -363,13 +343,26 @@ def grow(
             f"tree.leaves is {settings.leaves}, but {len(phones)} phones have {len(roots)} "
             "states to start from; ask for at least as many leaves, or share roots"
         )
-    before = sum(forest.nodes[r].loglik for r in roots)
     gains, stopped = _split(forest, [r for r in roots if r not in root_PJ[0]], settings)
     merged = 0
     if settings.merge and gains:
         merged = sum(_merge(forest, root, min(gains)) for root in roots)
     tree = _finish(forest, roots, root_PJ)
-    return tree, _growth(forest, roots, root_PJ, tree, before, gains, stopped, merged, phones)
+    stats_LM = np.zeros((tree.num_leaves, forest.sum_KM.shape[1]))
+    for node in forest.nodes:
+        if node.split is None:
+            stats_LM[node.leaf] += forest.sum_KM[node.rows].sum(0)
+    frames, before = float(stats_LM[:, 0].sum()), sum(forest.nodes[r].loglik for r in roots)
+    return tree, Growth(
+        stopped=stopped,
+        roots=len(roots),
+        splits=len(gains),
+        merged=merged,
+        frames=frames,
+        gain_per_frame=(float(loglik(stats_LM, floor_D).sum()) - before) / frames,
+        least_gain=min(gains, default=0.0),
+        count_L=stats_LM[:, 0],
+    )
 
 
 def _groups(
@@ -466,42 +459,4 @@ def _finish(forest: _Forest, roots: list[int], root_PJ: np.ndarray) -> Tree:
         np.array([place[n.no] for n in nodes], np.int32),
         np.array([n.leaf for n in nodes], np.int32),
         np.array([[place[int(r)] for r in row] for row in root_PJ], np.int32),
-    )
-
-
-def _growth(
-    forest: _Forest,
-    roots: list[int],
-    root_PJ: np.ndarray,
-    tree: Tree,
-    before: float,
-    gains: list[float],
-    stopped: str,
-    merged: int,
-    phones: Sequence[str],
-) -> Growth:
-    stats_LM = np.zeros((tree.num_leaves, forest.sum_KM.shape[1]))
-    for node in forest.nodes:
-        if node.split is None:
-            stats_LM[node.leaf] += forest.sum_KM[node.rows].sum(0)
-    ids = {root: {forest.nodes[n].leaf for n in forest.leaves(root)} for root in roots}
-    of = {name: [int(r) for r in root_PJ[p] if r >= 0] for p, name in enumerate(phones)}
-    starved = []
-    for p, name in enumerate(phones):
-        for position, root in enumerate(of[name]):
-            frames = float(forest.sum_KM[forest.nodes[root].rows, 0].sum())
-            if frames < forest.least and root not in root_PJ[:p]:
-                starved.append((name, position, frames))
-    frames = float(stats_LM[:, 0].sum())
-    return Growth(
-        stopped=stopped,
-        roots=len(roots),
-        splits=len(gains),
-        merged=merged,
-        frames=frames,
-        gain_per_frame=(float(loglik(stats_LM, forest.floor_D).sum()) - before) / frames,
-        least_gain=min(gains, default=0.0),
-        leaves_of={name: sum(len(ids[r]) for r in some) for name, some in of.items()},
-        starved=starved,
-        count_L=stats_LM[:, 0],
     )

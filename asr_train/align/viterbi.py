@@ -59,15 +59,6 @@ class Lost:
 Outcome = Aligned | Lost
 
 
-def fewest_frames(words: list[str], lang: Lang) -> int:
-    """Return the fewest frames of a transcript: one per state, no silence.
-
-    Raises:
-        KeyError: for the first word without a pronunciation.
-    """
-    return lang.states.phone_states * sum(min(map(len, lang.lexicon.prons[w])) for w in words)
-
-
 def unfit(words: list[str], frames: int, lang: Lang) -> Lost | None:
     """Return why no model could align a transcript with so many frames, or None."""
     if not words:
@@ -75,7 +66,8 @@ def unfit(words: list[str], frames: int, lang: Lang) -> Lost | None:
     unknown = [w for w in words if w not in lang.lexicon.prons]
     if unknown:
         return Lost(f"no pronunciation of {' '.join(unknown)}", for_good=True)
-    if (least := fewest_frames(words, lang)) > frames:
+    phones = sum(min(map(len, lang.lexicon.prons[w])) for w in words)
+    if (least := lang.states.phone_states * phones) > frames:
         return Lost(f"{frames} frames, but its shortest pronunciation needs {least}", for_good=True)
     return None
 

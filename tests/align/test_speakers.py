@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 from speakers import DIMS
 from speakers import Speakers as Feats
 from toy import toy_lang
 
 from asr_train.align.front import Front
 from asr_train.align.speakers import Speakers, load_speakers, write_speakers
-from asr_train.files import DamagedFileError
 from asr_train.schema import FrontSettings, NormBy, NormSettings
 
 NORM = NormSettings(by=NormBy.none, variance=False)
@@ -58,10 +56,3 @@ def test_what_is_read_back_reads_the_same_bytes(feats, speakers, tmp_path, names
         assert np.array_equal(back.read(feats)(u), speakers.read(feats)(u))
     write_speakers(tmp_path / "b", back)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-def test_a_file_that_lacks_its_description_is_refused(speakers, tmp_path):
-    write_speakers(tmp_path / "a", speakers)
-    save_file(load_file(tmp_path / "a"), tmp_path / "b")
-    with pytest.raises(DamagedFileError, match="b lacks 'about'; delete the alignments"):
-        load_speakers(tmp_path / "b")

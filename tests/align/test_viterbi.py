@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from toy import cheapest, path_of, scores_of, toy_lang
 
-from asr_train.align.viterbi import Aligned, Lost, align, fewest_frames
+from asr_train.align.viterbi import Aligned, Lost, align
 from asr_train.schema import AliSettings
 from asr_train.search.transcript import transcript_graph
 
@@ -80,6 +80,7 @@ def test_what_cannot_be_aligned_is_lost_with_its_reason(words, frames, reason):
 
 
 def test_the_fewest_frames_just_suffice():
-    words = ["ABC", "C"]
-    scores_TS = np.zeros((fewest_frames(words, LANG), LANG.states.num_states), np.float32)
-    assert isinstance(aligned(words, scores_TS), Aligned)
+    fewest = LANG.states.phone_states * len("ABCC")
+    scores_TS = np.zeros((fewest, LANG.states.num_states), np.float32)
+    assert isinstance(aligned(["ABC", "C"], scores_TS), Aligned)
+    assert isinstance(aligned(["ABC", "C"], scores_TS[1:]), Lost)
