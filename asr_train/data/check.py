@@ -6,7 +6,7 @@ Knows nothing of audio: data.intake has read each recording.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,8 +117,8 @@ def _pronounced(splits: Sequence[Split], lexicon: LexiconSettings, limit: float)
 
 
 def _commonest(splits: Sequence[Split], missing: set[str]) -> list[str]:
-    found: Iterable[str] = (w for split in splits for text in split.texts for w in text)
-    return [word for word, _ in Counter(w for w in found if w in missing).most_common()]
+    found = Counter(w for split in splits for text in split.texts for w in text if w in missing)
+    return [word for word, _ in found.most_common()]
 
 
 def _remedy(lexicon: LexiconSettings) -> str:

@@ -20,7 +20,7 @@ from scipy.signal import resample_poly
 
 from asr_train.data import intake, synth
 from asr_train.data.corpus import CorpusError, PreparedSplit, check_split
-from asr_train.data.digits import seed_of, spoken_cut
+from asr_train.data.digits import seed_of, spoken_cut, spoken_split
 from asr_train.data.folder import tabled
 from asr_train.data.grammar import Grammar, read_grammar
 from asr_train.data.remarks import reasons
@@ -73,7 +73,6 @@ def commands(
     cast = synth.cast(settings.seed, wanted.speakers, (low, high), synth.OPEN_DIALECTS)
     voices = cast[like]
     audio = Path(audio_dir)
-    audio.mkdir(parents=True, exist_ok=True)
 
     def cut(i: int) -> MonoCut:
         voice = voices[i % len(voices)]
@@ -83,10 +82,8 @@ def commands(
         name = "".join(f"-{part}" for part in split.split("_")[1:])  # no id is in two test sets
         return spoken_cut(speech, words, voice, f"{voice.id}{name}-{i:06d}", audio)
 
-    cuts = list(_as_long_as(3600 * wanted.hours[like], cut, f"speech of {split}"))
-    for old in set(audio.glob("*.flac")) - {Path(c.recording.sources[0].source) for c in cuts}:
-        old.unlink()  # of a larger corpus, or beyond the end of this one
-    return PreparedSplit(split, cuts, notes=notes)
+    cuts = _as_long_as(3600 * wanted.hours[like], cut, f"speech of {split}")
+    return spoken_split(split, cuts, audio, notes)
 
 
 class Recorded(IntakeSettings):

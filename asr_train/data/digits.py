@@ -4,6 +4,7 @@ Knows nothing of other corpora. Equal settings give equal bytes.
 """
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,17 +33,22 @@ def digits(settings: CorpusSettings, split: str, audio_dir: Path | str) -> Prepa
     check_split(split, "corpus.digits", wanted.utterances)
     voices = synth.cast(settings.seed, wanted.speakers)[split]
     audio = Path(audio_dir)
-    audio.mkdir(parents=True, exist_ok=True)
-    cuts = list(
-        parallel_map(
-            lambda i: _digit_cut(settings, split, voices[i % len(voices)], i, audio),
-            range(wanted.utterances[split]),
-            f"speech of {split}",
-        )
+    cuts = parallel_map(
+        lambda i: _digit_cut(settings, split, voices[i % len(voices)], i, audio),
+        range(wanted.utterances[split]),
+        f"speech of {split}",
     )
-    for old in set(audio.glob("*.flac")) - {Path(c.recording.sources[0].source) for c in cuts}:
-        old.unlink()  # of a larger corpus
-    return PreparedSplit(split, cuts)
+    return spoken_split(split, cuts, audio)
+
+
+def spoken_split(
+    split: str, cuts: Iterable[MonoCut], audio: Path, notes: Sequence[str] = ()
+) -> PreparedSplit:
+    """Collect cuts whose recordings are in `audio`, and delete those of a larger corpus there."""
+    made = PreparedSplit(split, list(cuts), notes=list(notes))
+    for old in set(audio.glob("*.flac")) - {Path(c.recording.sources[0].source) for c in made.cuts}:
+        old.unlink()
+    return made
 
 
 def _digit_cut(

@@ -38,8 +38,8 @@ def read_remarks(manifest: Path | str) -> list[Remark]:
     """Read the remarks beside a manifest; none if another program wrote the manifest."""
     table = dropped_table(manifest)
     lines = read_text(table).split("\n")[1:-1] if table.exists() else []
-    rows = (dict(zip(REMARK, line.split("\t"), strict=True)) for line in lines)
-    return [Remark(**{k: v for k, v in row.items() if k != "fate"}) for row in rows]
+    rows = (line.split("\t") for line in lines)
+    return [Remark(utt_id, speaker, path, *rest) for utt_id, speaker, path, _, *rest in rows]
 
 
 def reasons(remarks: Sequence[Remark]) -> str:

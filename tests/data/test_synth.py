@@ -256,12 +256,6 @@ def test_nothing_to_say_is_refused(text):
 # --- utterances ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [[], ["TEN"], ["one"]])
-def test_what_is_no_row_of_digits_is_refused(words):
-    with pytest.raises(synth.SynthesisError, match="not a sequence of digits"):
-        synth.digit_utterance(words, plain(), SETTINGS, seed=0)
-
-
 def test_rate_and_pitch_spread_to_both_sides_of_the_voices_own(monkeypatch):
     said = []
     monkeypatch.setattr(synth, "speak", lambda text, voice, seed, names: said.append(voice))
@@ -323,8 +317,3 @@ def test_a_hum_has_the_overtones_of_50_or_60_hz():
     beside = np.median(spectrum[40:400])
     tones = [spectrum[mains : 6 * mains : mains].min() for mains in (50, 60)]
     assert max(tones) > 100 * beside
-
-
-def test_an_unknown_noise_is_refused():
-    with pytest.raises(synth.SynthesisError, match="allowed: white, pink, babble, hum"):
-        synth.noise("brown", 10, 16000, np.random.default_rng(0))
