@@ -332,6 +332,7 @@ def grow(
         phones: [P], their names, for `settings.share` and messages.
     Raises:
         TreeError: for an unknown phone in `share`, or fewer leaves than roots.
+        ValueError: for a dimension in which the frames do not vary.
     """
     floor_D = variance_floor(stats, settings.variance_floor)
     questions_QP = questions(stats, states_P, settings.question_states, floor_D)
