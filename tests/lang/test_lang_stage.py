@@ -73,7 +73,7 @@ def with_grammar(tmp_path):
     "name, content",
     [
         ("g.arpa", ARPA.encode()),
-        ("g.arpa.gz", gzip.compress(ARPA.encode())),
+        ("g.arpa.gz", gzip.compress(ARPA.encode(), mtime=0)),
         ("g.arpa", ARPA.replace("\n", "\r\n").encode("utf-8-sig")),  # as Windows writes texts
         ("g.arpa", ARPA.replace("ONE", "ONE 0").encode()),  # a back-off of the highest order
     ],
