@@ -127,9 +127,8 @@ gpu-wheels: .venv/.ready
 ##                                 recommend method, block and group size: simulated frames/s, bytes,
 ##                                 crossovers, K-hat, in plan/ (clusters: conf/cluster/; model: docs/cost.md;
 ##                                 all options: .venv/bin/python scripts/plan.py -h)
-PLAN := CLUSTER MODEL WORKERS MINIBATCH TAU DENSITY LOG CODEC BLOCKS GROUPS METHODS FPS MELS OUTPUTS SEED OUT
 plan: .venv/.ready
-	@$(BIN)/python scripts/plan.py out=plan $(foreach v,$(PLAN),$(if $($v),$(shell echo $v | tr A-Z a-z)='$($v)'))
+	@$(BIN)/python scripts/plan.py out=plan $(foreach v,$(filter-out PYTHON,$(GIVEN)),$(shell echo $v | tr A-Z a-z)='$($v)')
 
 ## make lock                       update the pinned packages in requirements.lock
 lock: .venv/.ready

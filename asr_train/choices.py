@@ -115,6 +115,11 @@ class Choices:
         if self.scales:
             check_known("SCALES", self.scales.removesuffix(RECORDED), self.nets)
         if self.initial:
+            if not self.sequence:
+                raise SettingsError(
+                    f"INITIAL is {self.initial}, but without SEQUENCE no network begins with "
+                    "another; name objectives by SEQUENCE, or leave INITIAL out"
+                )
             ends = tuple(f"-{objective}" for objective in self.sequence)
             first = [name for name in self.nets if not name.endswith(ends)]
             check_known("INITIAL", self.initial, first, "is not trained by frame cross-entropy")

@@ -7,6 +7,8 @@ one_word = $(if $(word 2,$2),$(error $1 is '$2', but make does not support paths
 $(call one_word,the checkout,$(CURDIR),move it to a folder without one)
 # A relative path is relative to the repository's root, wherever make is called.
 from_root = $(abspath $(if $(filter /%,$1),$1,../../$1))
+# Variables of the command line. MAKEOVERRIDES has the words of values, too: SET='a=1 b=2' gives no variable b.
+GIVEN := $(foreach v,$(sort $(foreach w,$(MAKEOVERRIDES),$(firstword $(subst =, ,$w)))),$(if $(filter command,$(firstword $(origin $v))),$v))
 # If a variable is given twice, make silently ignores the first.
 DUPLICATES := $(shell tr '\0' '\n' 2>/dev/null < /proc/$$PPID/cmdline | sed -nE 's/^(SET|RUNS|GMMS|SEEDS|RESCORE|BIGRAM|MORE|TEXT)=.*/\1/p' | sort | uniq -d)
 ifneq ($(DUPLICATES),)

@@ -31,9 +31,7 @@ CONF  ?=
 FILES ?=# a paper's tables that RUNS are named in, as TABLE.yaml@SCALE
 # Refuse a variable that no makefile sets by `?=`: a misspelt name, or a setting outside SET, would be ignored silently.
 KNOWN := $(sort $(shell sed -nE 's/^([A-Z_]+) *\?=.*/\1/p' $(MAKEFILE_LIST))) JOBS RECIPE DEBUG DEVICE THREADS
-# MAKEOVERRIDES has the words of values, too: SET='a=1 b=2' gives no variable b.
-GIVEN := $(foreach v,$(sort $(foreach w,$(MAKEOVERRIDES),$(firstword $(subst =, ,$w)))),$(if $(filter command,$(firstword $(origin $v))),'$v'))
-UNKNOWN := $(filter-out $(KNOWN),$(if $(GIVEN),$(shell printf '%s\n' $(GIVEN) | grep -xE '[A-Za-z_.]+')))
+UNKNOWN := $(filter-out $(KNOWN),$(if $(GIVEN),$(shell printf '%s\n' $(GIVEN:%='%') | grep -xE '[A-Za-z_.]+')))
 ifneq ($(UNKNOWN),)
 IS_SETTING := $(wildcard $(ROOT)/conf/$(firstword $(subst ., ,$(UNKNOWN)))/.)
 $(if $(IS_SETTING),$(error $(firstword $(UNKNOWN)) is a setting, not a variable of make; call make with SET='$(firstword $(UNKNOWN))=...'))

@@ -566,6 +566,7 @@ def test_what_is_said_on_the_command_line_counts_on_a_finished_folder(
         (["EPOCHS=dnn"], "EPOCHS names 'dnn'; it takes RUN/epochs/N"),
         (["EPOCHS=dn/epochs/2"], "EPOCHS names 'dn'.*did you mean 'dnn'"),
         (["SEQUENCE=mmo"], "SEQUENCE names 'mmo'.*did you mean 'mmi'"),
+        (["INITIAL=dnn"], "INITIAL is dnn, but without SEQUENCE no network begins with another"),
         (["SEQUENCE=mmi", "INITIAL=dn"], "INITIAL names 'dn'.*did you mean 'dnn'"),
         (["SEQUENCE=mmi", "INITIAL=dnn-mmi"], "INITIAL names 'dnn-mmi', which is not trained by"),
         (["REALIGN=abc"], "REALIGN is 'abc'; it must be an integer from 0 to 9"),

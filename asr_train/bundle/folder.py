@@ -74,9 +74,17 @@ def read_folder(folder: Path) -> tuple[list[Item], list[str]]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield all files, also those in folders that are linked, once."""
+    """Yield all files, also those in folders that are linked, once.
+
+    Raises:
+        OSError: if a folder cannot be read.
+    """
     seen = set()
-    for where, folders, names in os.walk(folder, followlinks=True):
+
+    def unreadable(error: OSError) -> None:
+        raise error
+
+    for where, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
         if (place := os.path.realpath(where)) in seen:
             folders.clear()
             continue

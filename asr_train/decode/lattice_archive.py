@@ -3,6 +3,7 @@
 Needed to rescore without another search. About 5 bytes per arc.
 """
 
+import os
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -46,9 +47,9 @@ class LatticeArchive:
     """
 
     def __init__(self, path: Path, lang: Lang) -> None:
-        self._path = path
-        with zipfile.ZipFile(path) as file:
-            found = file.comment.decode()
+        self._path, self._file = path, zipfile.ZipFile(path)
+        self._process = os.getpid()
+        found = self._file.comment.decode()
         if found != _numbering(lang):
             raise DamagedFileError(
                 f"{path} numbers words as {found}, but the lang folder has {_numbering(lang)}; "
@@ -57,6 +58,7 @@ class LatticeArchive:
 
     def of(self, row: int, pieces: int) -> list[Lattice | None]:
         """Return a hypothesis' lattices, by piece; None where the search found nothing."""
-        with zipfile.ZipFile(self._path) as file:
-            found = [file.read(_name(row, piece)) for piece in range(pieces)]
+        if self._process != os.getpid():  # a fork would share the position in the file
+            self._file, self._process = zipfile.ZipFile(self._path), os.getpid()
+        found = [self._file.read(_name(row, piece)) for piece in range(pieces)]
         return [unpack(content) if content else None for content in found]

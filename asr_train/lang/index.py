@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from asr_train.files import check_part, hash_of, part, read_json, write_json
+from asr_train.files import DamagedFileError, check_part, hash_of, part, read_json, write_json
 from asr_train.lang.arpa import BEGIN, END, UNKNOWN, NgramModel, read_arpa, write_arpa
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.pronprobs import Pronprobs, Variant
@@ -133,10 +133,16 @@ def grammar_words(settings: GrammarSettings, arpa: Path | None) -> list[str]:
 
     Raises:
         DamagedFileError: if the file is no n-gram model; names the line. Kaldi's arpa2fst, which
-            makes the graph of it, would abort or leave n-grams out.
+            makes the graph of it, would abort or leave n-grams out. Also for its own symbols.
     """
     if settings.kind is GrammarKind.loop:
         return [word.upper() for word in settings.words]
     assert arpa is not None
     marks = {BEGIN, END, UNKNOWN, UNKNOWN.upper()}
-    return [word for word in read_arpa(arpa).words if word not in marks]
+    words = [word for word in read_arpa(arpa).words if word not in marks]
+    if reserved := {"<eps>", "#0"} & set(words):
+        raise DamagedFileError(
+            f"{arpa} has the word {min(reserved)}, a symbol of decoding graphs; train the model "
+            "without it"
+        )
+    return words

@@ -90,6 +90,7 @@ def test_a_grammar_is_copied_as_arpa2fst_reads_it(with_grammar, name, content):
         ("g.arpa.gz", b"no gzip", r"g\.arpa\.gz cannot be read"),
         ("g.arpa", ARPA.replace("=3", "=4").encode(), r"g\.arpa, line 9: .*before all 1-grams"),
         ("g.arpa", ARPA.replace("-0.5 ", "").encode(), r"g\.arpa, line 7: 'ONE' has 1 fields"),
+        ("g.arpa", ARPA.replace("ONE", "<eps>").encode(), r"g\.arpa has the word <eps>, a symbol"),
     ],
 )
 def test_a_wrong_grammar_is_refused(with_grammar, name, content, message):
