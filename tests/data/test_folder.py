@@ -113,7 +113,7 @@ def test_words_without_pronunciation_are_refused_where_the_settings_say_so(folde
 
 
 def test_a_missing_table_is_refused(folder):
-    with pytest.raises(CorpusError, match=r"utterances\.tsv is missing; CORPUS_DIR"):
+    with pytest.raises(CorpusError, match=r"utterances\.tsv is missing; a folder"):
         folder.found()
 
 
