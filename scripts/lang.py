@@ -7,12 +7,11 @@ stages. DEV's words get pronunciations so that it can be aligned; the grammar do
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from asr_train.files import check_part, read_json, replacing
+from asr_train.files import check_part, read_json
 from asr_train.jobs import main
-from asr_train.lang.arpa import open_text
+from asr_train.lang.arpa import copy_arpa
 from asr_train.lang.index import Lang, grammar_words, write_lang
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.ngram import spoken
@@ -35,14 +34,9 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
         )
     allowed = grammar_words(settings.grammar, model) or sorted(words)
     arpa = None
-    if model is not None:  # a copy that arpa2fst reads: unpacked, with plain ends of lines
+    if model is not None:
         arpa = Path(output).parent / "G.arpa"
-        with (
-            open_text(model) as source,
-            replacing(arpa) as scratch,
-            open(scratch, "w", encoding="utf-8") as copy,
-        ):
-            copy.writelines(_without_last_backoffs(source))
+        copy_arpa(model, arpa)
     lexicon = Lexicon.from_settings(settings.lexicon, words | set(allowed) | dev_words)
     if not lexicon.prons:
         raise ValueError(
@@ -71,23 +65,6 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
             f"all are in {output} under guessed"
         )
     return summary
-
-
-def _without_last_backoffs(arpa: Iterable[str]) -> Iterator[str]:
-    """Yield an ARPA file's lines, without back-offs at its highest order: arpa2fst aborts at them.
-
-    Some tools write them, without meaning.
-    """
-    order, section = 0, ""
-    for line in arpa:
-        fields = line.split()
-        if line.startswith("\\"):
-            section = fields[0]
-        elif section == "\\data\\":
-            order += line.startswith("ngram")
-        elif section == f"\\{order}-grams:" and len(fields) == order + 2:
-            line = " ".join(fields[:-1]) + "\n"
-        yield line
 
 
 def _model(settings: LangSettings, models: Path) -> Path | None:

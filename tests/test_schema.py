@@ -55,6 +55,7 @@ def test_without_stripes_the_files_are_those_of_earlier_versions():
     [
         ({"beem": 1.0}, "decode.beem is not a setting; did you mean decode.beam"),
         ({"beam": "x"}, "decode.beam is 'x'; it must be a number"),
+        ({"beam": float("inf")}, "decode.beam is inf; it must be a finite number"),
         ({"beam": True}, "decode.beam is True"),
         ({"beam": -1}, "decode.beam is -1.0; it must be positive"),
         ({"max_active": 1.5}, "decode.max_active is 1.5; it must be an integer"),

@@ -13,7 +13,7 @@ import numpy as np
 from asr_train.align.table import phones_in_seconds, words_in_seconds
 from asr_train.align.viterbi import Aligned, Lost, align_all
 from asr_train.bundle.audio import AudioError, Source, samples_of
-from asr_train.bundle.store import Bundle, open_bundle
+from asr_train.bundle.store import Bundle, open_bundle, pronounced
 from asr_train.data.features import Heard
 from asr_train.data.logmel import LogMel
 from asr_train.decode.first_pass import adapted
@@ -24,7 +24,7 @@ from asr_train.decode.words import Recogniser as Search
 from asr_train.interop.times import Span
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import Lexicon
-from asr_train.schema import NormaliserKind, Unknown
+from asr_train.schema import NormaliserKind
 from asr_train.score.normalise import transcribed
 from asr_train.search.arrays import check_const, to_fst
 from asr_train.search.graph import Graph
@@ -322,16 +322,8 @@ class Recogniser:
         known = self._lang.lexicon.prons
         if self._lexicon is None or not (unknown := words - known.keys()):
             return self._lang
-        settings = self._lexicon
-        if settings.unknown is Unknown.refuse:
-            settings = replace(settings, unknown=Unknown.lose)
-        phones = set(self._states.phones)
-        found = {
-            word: prons
-            for word, prons in Lexicon.from_settings(settings, unknown).prons.items()
-            if all(phones.issuperset(pron) for pron in prons)
-        }
-        lexicon = Lexicon(dict(sorted({**known, **found}.items())))
+        found = pronounced(self._lexicon, unknown, self._states)
+        lexicon = Lexicon(dict(sorted({**known, **found.prons}.items())))
         return replace(self._lang, lexicon=lexicon)
 
 

@@ -15,7 +15,7 @@ memory where it lies, also within a .tar.
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +28,7 @@ from asr_train.decode.posteriors import FIRST
 from asr_train.decode.words import Choice, Effort
 from asr_train.files import DamagedFileError, Region
 from asr_train.lang.index import Lang, load_lang, write_lang
+from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States
 from asr_train.schema import (
     FeatsSettings,
@@ -35,6 +36,7 @@ from asr_train.schema import (
     LexiconSettings,
     LexiconSource,
     SettingsError,
+    Unknown,
     build,
     plain,
 )
@@ -70,7 +72,7 @@ class Contents:
     choice: Choice
     effort: Effort
     first_scale: float
-    lexicon: LexiconSettings
+    lexicon: LexiconSettings | None
     frames: Sums
     about: dict[str, Any]
     first: Path | None = None
@@ -123,7 +125,7 @@ def _write_parts(folder: Path, made: Contents) -> dict[str, Any]:
     write_lang(folder / "lang.json", lang)
     graph = write_ordered(folder, ordered(made.graph))
     paths = [*models, folder / "lang.json", *graph]
-    own_file = made.lexicon.source is LexiconSource.file  # elsewhere it is not there
+    known = made.lexicon is not None and made.lexicon.source is not LexiconSource.file
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -135,7 +137,7 @@ def _write_parts(folder: Path, made: Contents) -> dict[str, Any]:
         "choice": plain(made.choice),
         "effort": plain(made.effort),
         "first_scale": made.first_scale,
-        "lexicon": None if own_file else plain(made.lexicon),
+        "lexicon": plain(made.lexicon) if known else None,
         "graph": {
             "states_hash": made.states.hash,
             "lang_hash": lang.hash,
@@ -287,6 +289,13 @@ def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:
         raise DamagedFileError(
             f"{named}: {MANIFEST} is incomplete ({error!r}); {_AGAIN}"
         ) from error
+
+
+def pronounced(settings: LexiconSettings, words: Iterable[str], states: States) -> Lexicon:
+    """Look words up as the bundle's recipe did; `missing` has those that need other phones, too."""
+    if settings.unknown is Unknown.refuse:
+        settings = replace(settings, unknown=Unknown.lose)
+    return Lexicon.from_settings(settings, words).within(states.phones)
 
 
 _AGAIN = "copy it anew, or make it again by: make bundle"

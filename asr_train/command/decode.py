@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         return [(name, found.get(name), lost.get(name, "")) for name in files]
 
     show = {"text": _text, "ctm": _ctm, "json": _json}[options.format]
-    texts, failed = [], 0
+    texts, failed, low = [], 0, []
     names = ids(options.files)
     speakers: dict[str, list[str]] = {}
     for file in options.files:
@@ -81,11 +81,7 @@ def run(options: argparse.Namespace) -> int:
             failed += 1
             continue
         if found.rate < recogniser.sample_rate:
-            complain(
-                "decode",
-                f"{file} has {found.rate} Hz, below the model's {recogniser.sample_rate} Hz: its "
-                "upper bands are empty, so expect more errors",
-            )
+            low.append(f"{file} has {found.rate} Hz")
         if found.unadapted:
             complain(
                 "decode",
@@ -101,6 +97,13 @@ def run(options: argparse.Namespace) -> int:
             texts.append(shown)
     if options.output != "-":
         write_text(options.output, "".join(texts))
+    if low:
+        more = f" (and {len(low) - 1} more)" if low[1:] else ""
+        complain(
+            "decode",
+            f"{low[0]}, below the model's {recogniser.sample_rate} Hz{more}: the upper bands are "
+            "empty, so expect more errors",
+        )
     return 1 if failed else 0
 
 

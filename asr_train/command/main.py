@@ -1,4 +1,4 @@
-"""The command `asr-train`: decode, align, check, score, export, plan, recipe.
+"""The command `asr-train`: decode, grammar, align, check, score, export, plan, recipe.
 
 A command's module is imported when it runs, so that --help is quick. Exit codes: 0 done; 1 an
 error, or a file that could not be used; 2 a wrong call.
@@ -15,6 +15,7 @@ from asr_train.jobs import cause
 
 COMMANDS = {
     "decode": "recordings -> words, with times and confidences",
+    "grammar": "a bundle for other words, with the same model",
     "align": "a folder of recordings and their texts -> times of words and phones",
     "check": "check a folder of recordings before training on it",
     "score": "word errors of hypotheses: sclite's totals, intervals, comparison of two",

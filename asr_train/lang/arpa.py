@@ -232,6 +232,33 @@ def _arpa_text(model: NgramModel) -> Iterator[str]:
     yield "\n\\end\\\n"
 
 
+def copy_arpa(path: Path | str, copy: Path) -> None:
+    """Copy an ARPA file as arpa2fst reads it: unpacked, and with plain ends of lines."""
+    with (
+        open_text(path) as source,
+        replacing(copy) as scratch,
+        open(scratch, "w", encoding="utf-8") as file,
+    ):
+        file.writelines(_without_last_backoffs(source))
+
+
+def _without_last_backoffs(arpa: Iterable[str]) -> Iterator[str]:
+    """Yield an ARPA file's lines, without back-offs at its highest order: arpa2fst aborts at them.
+
+    Some tools write them, without meaning.
+    """
+    order, section = 0, ""
+    for line in arpa:
+        fields = line.split()
+        if line.startswith("\\"):
+            section = fields[0]
+        elif section == "\\data\\":
+            order += line.startswith("ngram")
+        elif section == f"\\{order}-grams:" and len(fields) == order + 2:
+            line = " ".join(fields[:-1]) + "\n"
+        yield line
+
+
 # --- reading ------------------------------------------------------------------------------------
 
 

@@ -73,6 +73,14 @@ class Lexicon:
             )
         return Lexicon(prons, tuple(missing), tuple(guesses))
 
+    def within(self, phones: Iterable[str]) -> "Lexicon":
+        """Return the words whose pronunciations need no other phones."""
+        known = set(phones)
+        prons = {w: ps for w, ps in self.prons.items() if all(known.issuperset(p) for p in ps)}
+        lost = self.prons.keys() - prons.keys()
+        missing = tuple(sorted({*self.missing, *lost}))
+        return Lexicon(prons, missing, tuple(w for w in self.guessed if w in prons))
+
 
 def _guesses(
     settings: LexiconSettings, unknown: list[str], source: Source

@@ -1,6 +1,7 @@
 """Plain data <-> settings: checks for unknown keys, wrong types and impossible values."""
 
 import difflib
+import math
 import types
 import typing
 from dataclasses import MISSING, fields, is_dataclass
@@ -98,4 +99,6 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         kind = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
         raise SettingsError(f"{where} is {value!r}; it must be {kind.get(hint, hint)}")
+    if hint is float and not math.isfinite(value):
+        raise SettingsError(f"{where} is {value}; it must be a finite number")
     return value

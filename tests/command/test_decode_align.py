@@ -93,15 +93,17 @@ def test_a_file_that_cannot_be_used_costs_one_line_and_not_the_others(corpus, tm
     soundfile.write(tmp_path / "loud.wav", loud, 16_000, subtype="FLOAT")
     good = next(corpus.rglob("ben.flac"))
     bad = [tmp_path / f"{name}.wav" for name in ("bad", "no", "loud")]
-    assert run("decode", "digits", *bad, low, good) == 1
+    too = tmp_path / "low2.wav"
+    too.write_bytes(low.read_bytes())
+    assert run("decode", "digits", *bad, low, good, too) == 1
     said_ = capsys.readouterr()
-    assert said_.out.splitlines()[-1] == f"ben {TEXTS['ben']}"
+    assert said_.out.splitlines()[-2] == f"ben {TEXTS['ben']}"
     lines = said_.err.splitlines()
     assert len(lines) == 4
     assert "bad.wav cannot be read as audio" in lines[0]
     assert "no.wav is missing" in lines[1]
     assert "loud.wav has samples of up to" in lines[2]
-    assert "low.wav has 8000 Hz, below the model's 16000 Hz" in lines[3]
+    assert "low.wav has 8000 Hz, below the model's 16000 Hz (and 1 more):" in lines[3]
 
 
 def test_every_word_has_a_time_even_where_there_is_no_time_for_it(tmp_path, capsys):

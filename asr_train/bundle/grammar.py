@@ -1,0 +1,194 @@
+"""A bundle -> **the same model with other words**: a bundle with another decoding graph.
+
+    words       any sequence of them, all equally likely
+    text        sentences, one per line: an n-gram model is trained on them
+    arpa        an n-gram model in ARPA format
+
+Pronunciations come from the user's lexicon, then from where the bundle's recipe took them.
+"""
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from asr_train.bundle.store import Bundle, Contents, open_bundle, pronounced, write_bundle
+from asr_train.checks import check_positive
+from asr_train.data.features import Heard
+from asr_train.decode.posteriors import FIRST, load_scorer
+from asr_train.decode.scorer import known_states
+from asr_train.lang.arpa import MAX_ORDER, copy_arpa, write_arpa
+from asr_train.lang.index import Lang, grammar_words
+from asr_train.lang.lexicon import Lexicon, read_lexicon_file
+from asr_train.lang.ngram import Text, read_sentences, train
+from asr_train.lang.states import States
+from asr_train.schema import GrammarKind, GrammarSettings, NormaliserKind
+from asr_train.score.normalise import transcribed
+from asr_train.search.graph import decoding_graph, with_penalty
+
+SHOWN = 10  # words without pronunciation to name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a bundle is to recognise: exactly one of `words`, `text` and `arpa`.
+
+    Attributes:
+        text: files, plain or .gz; punctuation is removed.
+        order, prune: of the n-gram model of `text`; n-grams whose removal raises perplexity by a
+            smaller share are removed.
+        min_words, max_words: of a sequence of `words`; None: no limit.
+        lexicon: file with pronunciations, lines of `WORD PHONE PHONE ...`.
+    """
+
+    words: Sequence[str] = ()
+    text: Sequence[Path] = ()
+    arpa: Path | None = None
+    order: int = 3
+    prune: float = 1e-8
+    min_words: int = 1
+    max_words: int | None = None
+    lexicon: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.order <= MAX_ORDER:
+            raise ValueError(f"the order is {self.order}; it must be from 1 to {MAX_ORDER}")
+
+
+def change_grammar(
+    source: Path | str,
+    output: Path | str,
+    wanted: Wanted,
+    acoustic_scale: float | None = None,
+    insertion_penalty: float | None = None,
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Write the bundle `output` with the model of `source` and the wanted grammar.
+
+    Learned pronunciation and silence probabilities are not taken over. WER lines are not, either:
+    they were measured with other words.
+
+    Args:
+        acoustic_scale, insertion_penalty: None: those of `source`, chosen on its recipe's DEV.
+    Returns:
+        The manifest, and the words of text or ARPA file that are left out for want of a
+        pronunciation.
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ValueError: for a damaged file; for one of `words` without pronunciation; for a phone that
+            the model does not have; without any word.
+    """
+    if acoustic_scale is not None:
+        check_positive("the acoustic scale", acoustic_scale)
+    with open_bundle(source) as opened, tempfile.TemporaryDirectory() as folder:
+        scorer = load_scorer(opened.model, Heard(opened.feats, opened.frames), opened.lang)
+        states = known_states(scorer)
+        lang = _language(opened, states, wanted, Path(folder) / "G.arpa")
+        given = {"acoustic_scale": acoustic_scale, "insertion_penalty": insertion_penalty}
+        choice = replace(opened.choice, **{k: v for k, v in given.items() if v is not None})
+        graph = decoding_graph(lang, states, scorer.loop_S, choice.lm_weight)
+        first = opened.folder / FIRST
+        old = opened.manifest
+        manifest = write_bundle(
+            output,
+            Contents(
+                name=old["name"],
+                model=opened.model,
+                lang=lang,
+                states=states,
+                graph=with_penalty(graph, choice.insertion_penalty),
+                choice=choice,
+                effort=opened.effort,
+                first_scale=opened.first_scale,
+                lexicon=opened.lexicon,
+                frames=opened.frames,
+                about={
+                    "wer": [],
+                    "data_licence": old["data_licence"],
+                    "code_licence": old["code_licence"],
+                    "versions": {**old["versions"], "asr_train": version("asr-train")},
+                },
+                first=first if first.exists() else None,
+            ),
+        )
+        return manifest, lang.lexicon.missing
+
+
+def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lang:
+    """Return the language of a grammar; an n-gram model is written as `arpa`."""
+    grammar = GrammarSettings(
+        kind=GrammarKind.ngram, words=[], min_words=1, max_words=None, file=None
+    )
+    if wanted.words:
+        words = sorted({word.upper() for word in wanted.words})
+        if phrases := [word for word in words if len(word.split()) != 1]:
+            raise ValueError(f"{phrases[0]!r} is not one word; put sentences into a file of text")
+        lexicon = _lexicon(opened, states, words, wanted.lexicon)
+        if lexicon.missing:
+            raise ValueError(
+                f"no pronunciation of {some(lexicon.missing)} is known; add it to a lexicon, in "
+                f"the phones of the model ({' '.join(states.phones[1:])})"
+            )
+        grammar = GrammarSettings(
+            kind=GrammarKind.loop,
+            words=words,
+            min_words=wanted.min_words,
+            max_words=wanted.max_words,
+            file=None,
+        )
+        return replace(opened.lang, lexicon=lexicon, grammar=grammar, arpa=None, pronprobs=None)
+    sentences: list[list[str]] = []
+    if wanted.arpa is not None:
+        words = grammar_words(grammar, wanted.arpa)
+    else:
+        sentences = [
+            words
+            for line in read_sentences(wanted.text)
+            if (words := transcribed(" ".join(line), NormaliserKind.words))
+        ]
+        words = sorted({word for sentence in sentences for word in sentence})
+    lexicon = _lexicon(opened, states, words, wanted.lexicon)
+    if len(lexicon.missing) == len(words):
+        named = wanted.arpa or ", ".join(map(str, wanted.text))
+        raise ValueError(
+            f"{named} has no word that a pronunciation is known of"
+            + (f": {some(words)}; add them to a lexicon" if words else "; add sentences")
+        )
+    if wanted.arpa is not None:
+        copy_arpa(wanted.arpa, arpa)
+    else:
+        text = Text.of(sentences, lexicon.prons)
+        write_arpa(arpa, train(text, wanted.order, threshold=wanted.prune))
+    return replace(opened.lang, lexicon=lexicon, grammar=grammar, arpa=arpa, pronprobs=None)
+
+
+def _lexicon(opened: Bundle, states: States, words: Iterable[str], path: Path | None) -> Lexicon:
+    """Return pronunciations of these words, and of all the bundle's if it has no dictionary."""
+    wanted, found = set(words), {}
+    known = opened.lang.lexicon
+    if path is not None:
+        for word, prons in read_lexicon_file(path).items():
+            if other := {p for pron in prons for p in pron} - set(states.phones):
+                raise ValueError(
+                    f"{path}: {word} has the phone {min(other)}, but the model's phones are "
+                    f"{' '.join(states.phones[1:])}"
+                )
+            if word in wanted:
+                found[word] = tuple(dict.fromkeys(prons))
+    found = {word: known.prons[word] for word in wanted if word in known.prons} | found
+    missing, guessed = wanted - found.keys(), set(known.guessed)
+    if opened.lexicon is None:
+        found = {**known.prons, **found}
+    elif missing:
+        looked_up = pronounced(opened.lexicon, missing, states)
+        found |= looked_up.prons
+        missing, guessed = set(looked_up.missing), guessed.union(looked_up.guessed)
+    return Lexicon(
+        dict(sorted(found.items())), tuple(sorted(missing)), tuple(sorted(guessed & found.keys()))
+    )
+
+
+def some(words: Sequence[str]) -> str:
+    more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
+    return ", ".join(words[:SHOWN]) + more

@@ -1,0 +1,66 @@
+"""Make a bundle that recognises other words, with the same model: no training is needed.
+
+BUNDLE is what `make bundle` wrote, or the name of one in the package. The new bundle recognises
+
+  --words   any sequence of these words
+  --text    text like these sentences, one per line: an n-gram model is trained on them
+  --arpa    what an n-gram model in ARPA format allows
+
+Words are looked up in the lexicon given, then as in the bundle's recipe.
+
+example:
+  asr-train grammar english.tar switch.tar --words LIGHT ON OFF KITCHEN BEDROOM
+  asr-train grammar english.tar menu.tar --text orders.txt --lexicon dishes.txt
+"""
+
+import argparse
+from pathlib import Path
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", metavar="BUNDLE")
+    parser.add_argument("output", metavar="OUT.tar", type=Path)
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--words", nargs="+", metavar="WORD", default=())
+    kind.add_argument("--text", nargs="+", metavar="FILE", type=Path, default=())
+    kind.add_argument("--arpa", metavar="FILE", type=Path, help="plain or .gz")
+    parser.add_argument(
+        "--lexicon", metavar="FILE", type=Path, help="lines of WORD PHONE PHONE ..."
+    )
+    parser.add_argument("--order", type=int, default=3, help="of --text's n-gram model (3)")
+    parser.add_argument(
+        "--prune",
+        type=float,
+        default=1e-8,
+        help="of --text's model: remove n-grams that change perplexity by a smaller share (1e-8)",
+    )
+    parser.add_argument("--max-words", type=int, help="of a sequence of --words")
+    parser.add_argument("--acoustic-scale", type=float, help="default: the bundle's")
+    parser.add_argument(
+        "--insertion-penalty", type=float, help="cost per word in nats; default: the bundle's"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from asr_train.bundle.grammar import Wanted, change_grammar, some
+
+    wanted = Wanted(
+        words=options.words,
+        text=options.text,
+        arpa=options.arpa,
+        order=options.order,
+        prune=options.prune,
+        max_words=options.max_words,
+        lexicon=options.lexicon,
+    )
+    manifest, missing = change_grammar(
+        options.bundle, options.output, wanted, options.acoustic_scale, options.insertion_penalty
+    )
+    size = sum(part["bytes"] for part in manifest["parts"])
+    graph = manifest["graph"]
+    lost = f"; without pronunciation, left out: {some(missing)}" if missing else ""
+    print(
+        f"grammar: {graph['nodes']} nodes, {graph['arcs']} arcs, {size / 1e6:.1f} MB: "
+        f"{options.output}{lost}"
+    )
+    return 0

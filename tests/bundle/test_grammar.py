@@ -1,0 +1,98 @@
+"""A bundle for other words: the same model with another decoding graph."""
+
+import gzip
+
+import pytest
+from spoken import RATE, said
+
+from asr_train import Recogniser
+from asr_train.bundle.grammar import Wanted, change_grammar
+from asr_train.bundle.store import open_bundle
+from asr_train.command.main import main
+from asr_train.lang.arpa import write_arpa
+from asr_train.lang.ngram import Text, train
+
+SENTENCES = "One, nine two.\nnine two one hello\n\ntwo one nine\n"
+
+
+def heard(bundle, text):
+    recogniser = Recogniser.load(bundle, confidences=False)
+    return recogniser.transcribe(said(text).samples_T, RATE).text
+
+
+def test_any_sequence_of_words(tmp_path):
+    for name in ("a.tar", "b.tar"):
+        change_grammar("digits", tmp_path / name, Wanted(words=["nine", "ONE", "two", "wait"]))
+    assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
+    assert heard(tmp_path / "a.tar", "ONE NINE TWO NINE") == "ONE NINE TWO NINE"
+    assert "FOUR" not in heard(tmp_path / "a.tar", "FOUR FOUR")
+    with open_bundle(tmp_path / "a.tar") as made, open_bundle("digits") as old:
+        assert made.lang.lexicon.words == ["NINE", "ONE", "TWO", "WAIT"]
+        assert made.choice == old.choice
+        assert made.manifest["wer"] == []
+        assert made.manifest["data_licence"] == old.manifest["data_licence"]
+    change_grammar("digits", tmp_path / "c.tar", Wanted(words=["ONE", "NINE"], max_words=1))
+    assert len(heard(tmp_path / "c.tar", "ONE NINE NINE").split()) == 1
+
+
+def test_sentences_and_an_arpa_file_give_the_same_bundle(tmp_path, capsys):
+    (tmp_path / "text").write_text(SENTENCES)
+    with pytest.raises(SystemExit) as ended:
+        main(["grammar", "digits", f"{tmp_path}/a.tar", "--text", f"{tmp_path}/text"])
+    assert ended.value.code == 0
+    assert "without pronunciation, left out: HELLO" in capsys.readouterr().out
+    assert heard(tmp_path / "a.tar", "ONE NINE TWO") == "ONE NINE TWO"
+    sentences = [
+        line.upper().replace(",", "").replace(".", "").split() for line in SENTENCES.splitlines()
+    ]
+    text = Text.of([one for one in sentences if one], ["ONE", "TWO", "NINE"])
+    write_arpa(tmp_path / "g.arpa", train(text, 3))
+    (tmp_path / "g.arpa.gz").write_bytes(gzip.compress((tmp_path / "g.arpa").read_bytes()))
+    change_grammar("digits", tmp_path / "b.tar", Wanted(arpa=tmp_path / "g.arpa.gz"))
+    with open_bundle(tmp_path / "a.tar") as ours, open_bundle(tmp_path / "b.tar") as theirs:
+        assert ours.manifest["graph"] == theirs.manifest["graph"]
+        assert ours.manifest["parts"][-2:] == theirs.manifest["parts"][-2:]  # the graph
+
+
+def test_a_lexicon_replaces_pronunciations(tmp_path):
+    (tmp_path / "lexicon").write_text("WUN W AH N\nNINE N AY N\nNINE(2) N AY N\nOTHER T UW\n")
+    wanted = Wanted(words=["WUN", "NINE"], lexicon=tmp_path / "lexicon")
+    change_grammar("digits", tmp_path / "a.tar", wanted)
+    assert heard(tmp_path / "a.tar", "ONE NINE ONE") == "WUN NINE WUN"
+    again = Wanted(words=["WUN", "TWO"])  # known from the bundle itself
+    change_grammar(tmp_path / "a.tar", tmp_path / "b.tar", again)
+    with open_bundle(tmp_path / "b.tar") as made:
+        assert made.lang.lexicon.prons["WUN"] == (("W", "AH", "N"),)
+
+
+@pytest.mark.parametrize(
+    "wanted, says",
+    [
+        (Wanted(words=["turn on"]), "'TURN ON' is not one word; put sentences into a file"),
+        (
+            Wanted(words=["hello", "one"]),
+            r"no pronunciation of HELLO is known; .*phones of the model \(AH AO",
+        ),
+        (Wanted(words=["QI"], lexicon="lexicon"), "QI has the phone C, but the model's phones are"),
+        (Wanted(text=["empty"]), "empty has no word .*; add sentences"),
+        (Wanted(text=["strange"]), "strange has no word .*: HELLO; add them to a lex"),
+        (Wanted(arpa="empty"), "empty"),
+    ],
+)
+def test_what_the_model_cannot_recognise_is_named(tmp_path, monkeypatch, wanted, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lexicon").write_text("QI C I\n")
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "strange").write_text("hello hello\n")
+    with pytest.raises(ValueError, match=says):
+        change_grammar("digits", tmp_path / "a.tar", wanted)
+    assert not (tmp_path / "a.tar").exists()
+
+
+def test_numbers_outside_their_range_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="order is 0; it must be from 1 to 5"):
+        Wanted(text=["text"], order=0)
+    with pytest.raises(ValueError, match="acoustic scale is -1"):
+        change_grammar("digits", tmp_path / "a.tar", Wanted(words=["ONE"]), acoustic_scale=-1)
+    with pytest.raises(ValueError, match="max_words is 0"):
+        change_grammar("digits", tmp_path / "a.tar", Wanted(words=["ONE"], max_words=0))
