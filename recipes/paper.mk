@@ -96,7 +96,7 @@ TARGETS := $(if $(TRAINED),$(filter $W/manifests/% $W/lm/% $W/lang/% $W/feats/% 
 ifneq ($(DRY_RUN),)
 paper:
 	@mkdir -p $W/tables
-	@$(foreach t,$(TRAINED),$(PY) $S/dry_run.py $(SCALE) $(CURDIR)/$t.yaml $(PASS_HOURS) $W/tables/$(PAPER)-$t.dry-run.md && \
+	@$(foreach t,$(TRAINED),$(PY) $S/dry_run.py $(SCALE) $(CURDIR)/$t.yaml $(PASS_HOURS) $(SET) $W/tables/$(PAPER)-$t.dry-run.md && \
 	  cat $W/tables/$(PAPER)-$t.dry-run.md && ) true
 	@$(if $(ESTIMATED),echo "nothing is trained for $(ESTIMATED)")
 else

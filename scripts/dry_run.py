@@ -1,9 +1,10 @@
 """Take a few steps of every run of a table, on random frames: its time, its memory, its hours.
 
-    dry_run.py SCALE recipes/PAPER/TABLE.yaml HOURS tables/PAPER-TABLE.dry-run.md
+    dry_run.py SCALE recipes/PAPER/TABLE.yaml HOURS [SETTING=VALUE...] tables/PAPER-TABLE.dry-run.md
 
-HOURS of speech make a pass; none is needed. Networks, workers, minibatches and methods are those of
-the runs; frames are random, with 2,000 states. DEVICE=cpu or cuda, JOBS=threads. Also writes .json.
+HOURS of speech make a pass; none is needed. Settings are for all rows that do not set them.
+Networks, workers, minibatches and methods are those of the runs; frames are random, with 2,000
+states. DEVICE=cpu or cuda, JOBS=threads. Also writes .json.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -14,7 +15,7 @@ import io
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -54,10 +55,11 @@ COLUMNS = {
 }
 
 
-def dry_run(scale: str, file: str, hours: str, output: str) -> None:
+def dry_run(scale: str, file: str, hours: str, *more: str) -> None:
+    *given, output = more
     table = read_table(file, scale, compose.CONF / "papers")
     rows = []
-    for label, config in configs(table):
+    for label, config in configs(table, given):
         rows.append({"label": label, **in_a_process(config, float(hours))})
         print(f"{table.name}: {label}: {rows[-1]['seconds']:.3g} s per step", flush=True)
     path = Path(output)
@@ -66,6 +68,7 @@ def dry_run(scale: str, file: str, hours: str, output: str) -> None:
         "table": table.name,
         "scale": scale,
         "hours": float(hours),
+        "settings": given,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else machine(),
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(compose.CONF.parent),
@@ -75,14 +78,14 @@ def dry_run(scale: str, file: str, hours: str, output: str) -> None:
     write_text(path, markdown(found))
 
 
-def configs(table: Table) -> Iterator[tuple[str, Config]]:
+def configs(table: Table, given: Sequence[str] = ()) -> Iterator[tuple[str, Config]]:
     """Yield the settings of each row of the table; equal runs come once."""
     seen = set()
     for row in table.rows:
         run = row.runs[0]
         if run.name not in seen:
             seen.add(run.name)
-            yield row.label, compose.settings(run.base, list(run.overrides))
+            yield row.label, compose.settings(run.base, [*given, *run.overrides])
 
 
 def in_a_process(config: Config, hours: float) -> dict[str, Any]:
@@ -141,6 +144,7 @@ def markdown(found: dict[str, Any]) -> str:
         "states: nothing was trained. Hours: the seconds of a step times the run's steps with "
         f"{found['hours']:g} hours of speech per pass; smaller minibatches at the beginning take "
         "less time than is counted.",
+        *([f"With {' '.join(found['settings'])}."] if found["settings"] else []),
         f"{found['date']}, commit {found['commit']}, {found['device']}.",
     ]
     title = f"{found['table']}: a few steps of each run"

@@ -16,7 +16,8 @@ RECIPES = compose.CONF.parent / "recipes"
 def test_a_few_steps_tell_the_size_of_a_run(monkeypatch, table, label):
     monkeypatch.setenv("JOBS", "1")
     read = read_table(RECIPES / f"{table}.yaml", "tiny", compose.CONF / "papers")
-    configs = dict(dry_run.configs(read))
+    configs = dict(dry_run.configs(read, ["optim.log_steps=7", "comm.workers=99"]))
+    assert {config.optim.log_steps for config in configs.values()} == {7}
     config = configs[label] if label in configs else list(configs.values())[-1]
     found = dry_run.few_steps(config, 0.15)
     workers = config.comm.workers
@@ -27,7 +28,13 @@ def test_a_few_steps_tell_the_size_of_a_run(monkeypatch, table, label):
     assert found["hours"] == pytest.approx(found["seconds"] * found["steps"] / 3600)
     assert "scale tiny" in dry_run.markdown(
         {
-            **{"table": "t", "scale": "tiny", "hours": 0.15, "rows": [{"label": "a", **found}]},
+            **{
+                "table": "t",
+                "scale": "tiny",
+                "hours": 0.15,
+                "rows": [{"label": "a", **found}],
+                "settings": [],
+            },
             **{"date": "2026-01-01", "commit": "abc", "device": "a CPU"},
         }
     )
