@@ -22,6 +22,7 @@ from preloaded import preloaded
 from asr_train import Recogniser
 from asr_train.align.gmm import load_gmm
 from asr_train.align.table import open_ali
+from asr_train.bundle.grammar import Wanted, change_grammar
 from asr_train.bundle.store import open_bundle
 from asr_train.data.features import open_feats
 from asr_train.decode.posteriors import load_scorer
@@ -263,6 +264,10 @@ def test_a_network_on_adapted_frames_goes_from_shards_to_a_bundle(recipe, unbrok
     assert header["speakers"]["adapted"] == header["speakers"]["speakers"] > 1
     assert 0.005 < read_json(folder / "exp/dnn/score.test.json")["wer"] < 0.2
     recipe.make("bundle", *ADAPTED, f"BUNDLE={tmp_path / 'dnn.tar'}")
+    with open_bundle(tmp_path / "dnn.tar") as opened:
+        same = Wanted(words=opened.lang.grammar.words)
+        made, _ = change_grammar(tmp_path / "dnn.tar", tmp_path / "same", same)
+        assert made["parts"] == opened.manifest["parts"]
     recogniser = Recogniser.load(tmp_path / "dnn.tar", confidences=False)
     speakers: dict[str, list] = {}
     heard = {row["id"]: row["words"] for row in rows}

@@ -121,7 +121,7 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
         kind=GrammarKind.ngram, words=[], min_words=1, max_words=None, file=None
     )
     if wanted.words:
-        words = sorted({word.upper() for word in wanted.words})
+        words = list(dict.fromkeys(word.upper() for word in wanted.words))
         if phrases := [word for word in words if len(word.split()) != 1]:
             raise ValueError(f"{phrases[0]!r} is not one word; put sentences into a file of text")
         lexicon = _lexicon(opened, states, words, wanted.lexicon)
