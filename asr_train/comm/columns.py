@@ -55,8 +55,9 @@ class Layout:
         self.size = 0
         for shape in shapes:
             rows, columns = shape[0] if shape else 1, math.prod(shape[1:])
-            self.matrices.append((self.size, rows, columns))
-            self.size += rows * columns
+            if rows * columns:  # a parameter may be empty
+                self.matrices.append((self.size, rows, columns))
+                self.size += rows * columns
 
     def of(self, vector_P: Tensor, matrix: int) -> Tensor:
         """Return a matrix of a flat vector, [R, C]; shares memory."""

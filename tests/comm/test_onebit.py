@@ -292,6 +292,11 @@ def test_workers_own_whole_columns_and_about_as_much_each(workers):
         assert torch.equal(by_rows(by_columns(part, blocks), blocks), part)
 
 
+def test_an_empty_parameter_is_nobodys():
+    around = Layout([(0,), *SHAPES[:2], (0, 5), (5, 0), *SHAPES[2:]])
+    assert (around.matrices, around.size) == (LAYOUT.matrices, LAYOUT.size)
+
+
 def test_a_payload_has_one_bit_per_element_and_two_floats_per_column():
     blocks = LAYOUT.blocks(0, 1)
     quantised = []
