@@ -376,9 +376,10 @@ def _simulated_notes(table: TableDict) -> list[str]:
 def _control_line(row: JsonRow) -> str:
     sizes = ", ".join(f"{size:,.0f}" for size in row["ours"]["minibatch_by_epoch"])
     divisors = ", ".join(f"{divisor:g}" for divisor in row["ours"]["rate_divisors"])
+    seeds = row["ours"]["seeds"]  # the sizes are means over all of them
     return (
         f"{row['label']}: mean frames per step in each epoch {sizes}; the rate was divided by "
-        f"{divisors or DASH} at the end of each."
+        f"{divisors or DASH} at the end of each{', with the first seed' * (seeds > 1)}."
     )
 
 
