@@ -110,6 +110,12 @@ def pooled(root: Path, talk: Talk) -> None:
     table(root / "cmu_arctic", talk, ("bdl", "slt"))
 
 
+def english(root: Path, talk: Talk) -> None:
+    pooled(root, talk)
+    table(root / "alphanumeric_digits", talk, "klmnopqrst")
+    table(root / "speechocean762_digits", talk, "uvwx")
+
+
 def _libri(root: Path, talk: Talk, parts: dict[str, Iterable[str]]) -> None:
     said = {part: talk.by(readers) for part, readers in parts.items()}
     layouts.librispeech(root, said, talk.at(WIDE), WIDE)
@@ -147,7 +153,7 @@ def swbd(root: Path, talk: Talk) -> None:
 FOLDERS: dict[str, Callable[[Path, Talk], None]] = {
     lay_out.__name__: lay_out
     for lay_out in (
-        *(fsdd, folder, speechocean, librispeech_mini, arctic, pooled),
+        *(fsdd, folder, speechocean, librispeech_mini, arctic, pooled, english),
         *(mini_librispeech, librispeech, an4, yesno, swbd),
     )
 }

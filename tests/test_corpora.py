@@ -31,6 +31,7 @@ COUNTS = {  # utterances per split, where each speaker has two
     "librispeech_mini": {"train": 14, "dev": 2, "test": 4},
     "arctic": {"train": 9, "dev": 1, "test": 10},
     "pooled": {"train": 34, "dev": 2, "test": 4, "test_speechocean": 4},
+    "english": {"train": 64, "dev": 4, "test": 4},
     "mini_librispeech": {"train": 18, "dev": 2, "test": 2},
     "librispeech": {"train": 20, "dev": 2, "test": 2, "test_other": 2},
     "an4": {"train": 18, "dev": 2, "test": 2},
