@@ -120,7 +120,8 @@ class Recogniser:
 
     @staticmethod
     def load(bundle: Path | str, confidences: bool = True) -> "Recogniser":
-        """Open a bundle: a folder or .tar of `make bundle`, or one of the package (`digits`).
+        """Open a bundle: a folder or .tar of `make bundle`, or one of the package (`english`,
+        `digits`).
 
         Its graph is mapped into memory: as long as the recogniser is used, the bundle may be
         deleted or replaced by renaming (as `make bundle` does), but not be changed in place.

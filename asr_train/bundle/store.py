@@ -198,7 +198,7 @@ class Bundle:
 
 
 def found_bundle(name: Path | str) -> Path:
-    """Return the path of a bundle: the one named, or a bundle of the package (`digits`).
+    """Return the path of a bundle: the one named, or a bundle of the package (`english`).
 
     Raises:
         FileNotFoundError: if there is neither; names those of the package.

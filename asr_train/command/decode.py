@@ -1,16 +1,17 @@
 """Decode recordings with a bundle.
 
 FILE is a recording (wav, flac, mp3, ogg, ... at any rate), or - for standard input. BUNDLE is what
-`make bundle` wrote, or the name of one in the package: digits.
+`make bundle` wrote, or the name of one in the package: english (strings of digits), digits
+(synthesised ones).
 
   text   a line per file: its name without suffix, and its words
   ctm    a line per word: recording, channel, start and duration in seconds, word, confidence
   json   a line per file, with words, times, confidences and alternatives
 
 example:
-  asr-train decode digits call.wav other.flac
-  asr-train decode digits --format ctm --output all.ctm recordings/*.mp3
-  asr-train decode english.tar --speaker-folders speakers/*/*.wav
+  asr-train decode english call.wav other.flac
+  asr-train decode english --format ctm --output all.ctm recordings/*.mp3
+  asr-train decode english --speaker-folders speakers/*/*.wav
 """
 
 import argparse

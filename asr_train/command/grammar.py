@@ -9,8 +9,8 @@ BUNDLE is what `make bundle` wrote, or the name of one in the package. The new b
 Words are looked up in the lexicon given, then as in the bundle's recipe.
 
 example:
-  asr-train grammar english.tar switch.tar --words LIGHT ON OFF KITCHEN BEDROOM
-  asr-train grammar english.tar menu.tar --text orders.txt --lexicon dishes.txt
+  asr-train grammar english switch.tar --words LIGHT ON OFF KITCHEN BEDROOM
+  asr-train grammar english menu.tar --text orders.txt --lexicon dishes.txt
 """
 
 import argparse

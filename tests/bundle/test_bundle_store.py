@@ -22,26 +22,30 @@ from asr_train.files import (
 from asr_train.search.arrays import check_const, view_const
 from asr_train.search.lattice import Lattices, ordered, view_ordered, write_ordered
 
-MEGABYTES = 3  # of the shipped bundle, at most
+MEGABYTES = {"digits": 3, "english": 8}  # of the shipped bundles, at most
 DIGITS = SHIPPED / "digits.tar"
 TEXT = "THREE OH NINE"
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """The shipped bundle as a folder."""
+    """The shipped bundle `digits` as a folder."""
     with tarfile.open(DIGITS) as tar:
         tar.extractall(tmp_path / "digits", filter="data")
     return tmp_path / "digits"
 
 
-def test_the_shipped_bundle_is_small_and_says_what_it_is():
-    assert DIGITS.stat().st_size < MEGABYTES * 1e6
-    with open_bundle("digits") as opened:
+@pytest.mark.parametrize(
+    "name, credits",
+    [("digits", "espeak-ng"), ("english", "LibriSpeech (CC BY 4.0; Vassil Panayotov")],
+)
+def test_the_shipped_bundles_are_small_and_say_what_they_are(name, credits):
+    assert (SHIPPED / f"{name}.tar").stat().st_size < MEGABYTES[name] * 1e6
+    with open_bundle(name) as opened:
         about = opened.manifest
-    assert about["name"] == "digits"
+    assert about["name"] == name
     assert any(line.startswith("%WER ") and line.endswith("test") for line in about["wer"])
-    assert "espeak-ng" in about["data_licence"]
+    assert credits in about["data_licence"]
     assert {"asr_train", "torch", "python"} <= about["versions"].keys()
 
 
@@ -177,7 +181,7 @@ def test_a_changed_scale_is_noticed(folder):
 
 
 def test_what_is_no_bundle_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no bundle .* \(digits\)"):
+    with pytest.raises(FileNotFoundError, match=r"there is no bundle .* \(digits, english\)"):
         Recogniser.load(tmp_path / "none")
     with pytest.raises(DamagedFileError, match=r"has no bundle\.json"):
         Recogniser.load(tmp_path)

@@ -13,10 +13,13 @@ import torch
 from spoken import RATE, said
 from torchaudio.functional import resample
 
+from asr_train.align.table import Boundaries, compare
 from asr_train.bundle import recogniser as module
 from asr_train.bundle.audio import AudioError, resampled, samples_of
 from asr_train.bundle.recogniser import AlignmentError
+from asr_train.data.folder import read_phone_labels
 from asr_train.interop.times import Span
+from asr_train.score.words import WordErrors
 
 TEXT = "THREE OH NINE SEVEN ONE"
 
@@ -151,3 +154,27 @@ def test_long_recordings_are_read_in_blocks_and_decoded_in_pieces(recogniser, sp
     assert abs(len(words) - 30 * 5) <= 3
     assert [w.start for w in found.words] == sorted(w.start for w in found.words)
     assert found.words[-1].end <= found.seconds + 0.01
+
+
+def test_english_is_recognised_and_aligned_as_people_speak_it(shared_data):
+    """Telephone numbers by the speakers that were held out (TEST of recipes/english)."""
+    english = module.Recogniser.load("english", confidences=False)
+    root = shared_data("alphanumeric_digits")
+    rows = [line.split("\t") for line in (root / "utterances.tsv").read_text().splitlines()[1:]]
+    rows.sort(key=lambda row: row[1])
+    errors = words = 0
+    for _, _, path, _, text in rows[4::5]:
+        found = english.transcribe(root / path).text
+        errors += WordErrors.between(text.split(), found.split()).errors
+        words += len(text.split())
+    assert words == 90
+    assert errors <= 18  # 10 when it was trained
+    root = shared_data("cmu_arctic")
+    labels = read_phone_labels(root / "phone_labels_slt.tsv")
+    rows = [line.split("\t") for line in (root / "utterances.tsv").read_text().splitlines()[1:]]
+    distances = Boundaries()
+    for utt, _, path, _, text in [row for row in rows if row[0] in labels][:5]:
+        ours = english.align(root / path, text).phones
+        true = [(item.symbol, item.start, item.end) for item in labels[utt]]
+        distances += compare([(span.label, span.start, span.end) for span in ours], true)
+    assert distances.summary()["within_50ms"] > 0.9  # 0.98 of 300 sentences
