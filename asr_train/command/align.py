@@ -2,8 +2,8 @@
 
 FOLDER has recordings and, beside each, its text (NAME.lab or NAME.txt), in a sub-folder per speaker
 (MFA's layout) or all in one. BUNDLE is what `make bundle` wrote, or the name of one in the package:
-english. The output folder has a TextGrid per recording, for Praat, in the same layout, and words.ctm
-and phones.ctm of all.
+english. The output folder has a TextGrid per recording, for Praat, in the same layout, and
+words.ctm and phones.ctm of all.
 
 example:
   asr-train align english interviews --output interviews-aligned
