@@ -30,9 +30,10 @@ from asr_train.search.arrays import check_const, to_fst
 from asr_train.search.graph import Graph
 from asr_train.search.lattice import Lattices, view_ordered
 
-# Of the training data, in the mean and variance of a recording or speaker; global_frames of Kaldi's
-# online-cmvn. Without them, digits of 2 s have four times as many errors.
-PRIOR_FRAMES = 200
+# Of the training data, in the mean and variance of a recording or speaker. Without them, digits of
+# 2 s have four times as many errors; with 200, global_frames of Kaldi's online-cmvn, words of 0.4 s
+# have 22 % more (docs/use.md).
+PRIOR_FRAMES = 50
 
 
 class AlignmentError(ValueError):
