@@ -21,8 +21,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE")
     parser.add_argument("output", metavar="OUT.tar", type=Path)
     kind = parser.add_mutually_exclusive_group(required=True)
-    kind.add_argument("--words", nargs="+", metavar="WORD", default=())
-    kind.add_argument("--text", nargs="+", metavar="FILE", type=Path, default=())
+    kind.add_argument("--words", nargs="+", metavar="WORD", action="extend", default=[])
+    kind.add_argument("--text", nargs="+", metavar="FILE", type=Path, action="extend", default=[])
     kind.add_argument("--arpa", metavar="FILE", type=Path, help="plain or .gz")
     parser.add_argument(
         "--lexicon", metavar="FILE", type=Path, help="lines of WORD PHONE PHONE ..."

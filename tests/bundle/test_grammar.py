@@ -62,6 +62,14 @@ def test_sentences_and_an_arpa_file_give_the_same_bundle(tmp_path, capsys):
         assert ours.manifest["parts"][-2:] == theirs.manifest["parts"][-2:]  # the graph
 
 
+def test_words_given_twice_are_all_taken(tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        main(["grammar", "digits", f"{tmp_path}/a", "--words", "ONE", "two", "--words", "SIX"])
+    assert ended.value.code == 0
+    with open_bundle(tmp_path / "a") as made:
+        assert made.lang.grammar.words == ["ONE", "TWO", "SIX"]
+
+
 def test_a_lexicon_replaces_pronunciations(tmp_path):
     (tmp_path / "lexicon").write_text("WUN W AH N\nNINE N AY N\nNINE(2) N AY N\nOTHER T UW\n")
     wanted = Wanted(words=["WUN", "NINE"], lexicon=tmp_path / "lexicon")
