@@ -25,6 +25,7 @@ import numpy as np
 from asr_train.files import DamagedFileError, replacing
 
 BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
+EPSILON = "<eps>"  # of graphs; no word
 MAX_ORDER = 5
 NEVER = -99.0  # log10 of a zero probability in an ARPA file: nothing predicts <s>
 CHUNK = 20_000  # lines read or written at a time
@@ -233,19 +234,20 @@ def _arpa_text(model: NgramModel) -> Iterator[str]:
 
 
 def copy_arpa(path: Path | str, copy: Path) -> None:
-    """Copy an ARPA file as arpa2fst reads it: unpacked, and with plain ends of lines."""
+    """Copy an ARPA file as arpa2fst reads it: unpacked, in upper case, with plain ends of lines."""
     with (
         open_text(path) as source,
         replacing(copy) as scratch,
         open(scratch, "w", encoding="utf-8") as file,
     ):
-        file.writelines(_without_last_backoffs(source))
+        file.writelines(_plain_lines(source))
 
 
-def _without_last_backoffs(arpa: Iterable[str]) -> Iterator[str]:
-    """Yield an ARPA file's lines, without back-offs at its highest order: arpa2fst aborts at them.
+def _plain_lines(arpa: Iterable[str]) -> Iterator[str]:
+    """Yield an ARPA file's lines, with words in upper case.
 
-    Some tools write them, without meaning.
+    Back-offs of the highest order, which some tools write without meaning, are left out: arpa2fst
+    aborts at them.
     """
     order, section = 0, ""
     for line in arpa:
@@ -254,16 +256,25 @@ def _without_last_backoffs(arpa: Iterable[str]) -> Iterator[str]:
             section = fields[0]
         elif section == "\\data\\":
             order += line.startswith("ngram")
-        elif section == f"\\{order}-grams:" and len(fields) == order + 2:
-            line = " ".join(fields[:-1]) + "\n"
+        else:
+            upper = [*map(in_upper_case, fields)]
+            if section == f"\\{order}-grams:" and len(fields) == order + 2:
+                line = " ".join(upper[:-1]) + "\n"
+            elif upper != fields:
+                line = " ".join(upper) + "\n"
         yield line
+
+
+def in_upper_case(word: str) -> str:
+    """Return a word as all stages have it; symbols stay as they are."""
+    return word if word in (BEGIN, END, UNKNOWN, EPSILON) else word.upper()
 
 
 # --- reading ------------------------------------------------------------------------------------
 
 
 def read_arpa(path: Path | str) -> NgramModel:
-    """Read a model, `CHUNK` lines at a time; probabilities become float32.
+    """Read a model, `CHUNK` lines at a time; probabilities become float32, words upper case.
 
     Raises:
         DamagedFileError: if the file is truncated or inconsistent; names the line.
@@ -308,8 +319,8 @@ class _Reader:
 
     def __init__(self, file: TextIO, path: Path | str) -> None:
         self.file, self.path, self.line = file, path, 0
-        self.words: list[str] = []
-        self.id_of: dict[str, int] = {}
+        self.words: dict[str, str] = {}  # in upper case -> as in the file
+        self.id_of: dict[str, int] = {}  # as in the file -> id
         self.orders: list[Ngrams] = []
 
     def model(self) -> NgramModel:
@@ -320,7 +331,7 @@ class _Reader:
                 self._fail(f"{BEGIN} and {END} must be among the 1-grams")
         if self._next() != "\\end\\":
             self._fail(f"the last section should have {counts[-1]} n-grams and then \\end\\")
-        return NgramModel(self.words, self.orders)
+        return NgramModel(list(self.words), self.orders)
 
     def _header(self) -> list[int]:
         """Return the numbers of n-grams; stop after the line `\\1-grams:`."""
@@ -418,9 +429,11 @@ class _Reader:
     def _unigrams(self, words: Sequence[str], line_N: np.ndarray) -> np.ndarray:
         before = len(self.words)
         for word, line in zip(words, line_N.tolist(), strict=True):
-            if self.id_of.setdefault(word, len(self.words)) != len(self.words):
-                self._fail(f"the word {word!r} is listed twice among the 1-grams", line)
-            self.words.append(word)
+            upper = in_upper_case(word)
+            if (known := self.words.setdefault(upper, word)) != word or word in self.id_of:
+                also = "" if known == word else f", first as {known!r}: words become upper case"
+                self._fail(f"the word {word!r} is listed twice among the 1-grams{also}", line)
+            self.id_of[word] = len(self.id_of)
         return np.arange(before, len(self.words))
 
     def _ids(self, words: Sequence[str], line_N: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.files import DamagedFileError, check_part, hash_of, part, read_json, write_json
-from asr_train.lang.arpa import BEGIN, END, UNKNOWN, NgramModel, read_arpa, write_arpa
+from asr_train.lang.arpa import BEGIN, END, EPSILON, UNKNOWN, NgramModel, read_arpa, write_arpa
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.pronprobs import Pronprobs, Variant
 from asr_train.lang.states import States
@@ -140,7 +140,7 @@ def grammar_words(settings: GrammarSettings, arpa: Path | None) -> list[str]:
     assert arpa is not None
     marks = {BEGIN, END, UNKNOWN, UNKNOWN.upper()}
     words = [word for word in read_arpa(arpa).words if word not in marks]
-    if reserved := {"<eps>", "#0"} & set(words):
+    if reserved := {EPSILON, "#0"} & set(words):
         raise DamagedFileError(
             f"{arpa} has the word {min(reserved)}, a symbol of decoding graphs; train the model "
             "without it"

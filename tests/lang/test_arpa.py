@@ -42,7 +42,7 @@ ngram 3=2
 
 @pytest.fixture
 def by_hand(tmp_path) -> NgramModel:
-    (tmp_path / "hand.arpa").write_text(ARPA)
+    (tmp_path / "hand.arpa").write_text(ARPA.replace("B", "b"))  # words become upper case
     return read_arpa(tmp_path / "hand.arpa")
 
 
@@ -146,6 +146,7 @@ def test_five_words_and_unsorted_lines_can_be_read(tmp_path):
         (4, "ngram 3=1", r"line 22: the last section should have 1 n-grams"),
         (8, "-0.7 A B C", "line 9: '-0.7 A B C' has 4 fields; a 1-gram has 2, or 3"),
         (10, "-0.7 A -0.3", "line 11: the word 'A' is listed twice"),
+        (10, "-0.7 a -0.3", "line 11: the word 'a' is listed twice .* first as 'A'"),
         (7, "-0.6 END", r"line 12: <s> and </s> must be among"),
         (9, "-0.7x A -0.3", "line 10: '-0.7x' should be a number"),
         (9, "-0.5 B nan", "line 10: log10 P is -0.5 and the back-off nan"),
