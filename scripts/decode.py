@@ -64,11 +64,7 @@ def decode(model: str, tuned: str, language: str, features: str, *paths: str) ->
         oracle = oracle_of(feats.utterances, alternatives)
         header |= {"oracle": oracle} if oracle else {}
     rows = [asdict(h) for h in found]
-    timed = [
-        words_of(row, u.row)
-        for row, u in zip(rows, feats.utterances, strict=True)
-        if row["words_at"] is not None
-    ]
+    timed = [words_of(row, u.row) for row, u in zip(rows, feats.utterances, strict=True)]
     write_ctm(path.with_suffix(".ctm"), timed)
     write_jsonl(path, [header, *rows])
     missed = [h.id for h in found if not h.final]
@@ -81,7 +77,7 @@ def decode(model: str, tuned: str, language: str, features: str, *paths: str) ->
         + (f"; {adaptation_line(about)}" if about else "")
         + (f"; {len(cut)} long recordings in {sum(cut)} pieces, cut at pauses" if cut else "")
         + (f"; the search reached no final state in {len(missed)}: {missed[:5]}" if missed else "")
-        + (f"; no times for {len(untimed)}: {untimed[:5]}" if untimed else "")
+        + (f"; no times for {len(untimed)}, evenly spread: {untimed[:5]}" if untimed else "")
     )
 
 

@@ -73,20 +73,23 @@ def aligned(row: dict[str, Any], kind: str) -> Timed:
 def found(hyp: dict[str, Any], row: dict[str, Any]) -> Timed:
     """Return a hypothesis' words with times; its `words_at` is relative to the utterance's start.
 
+    Words without times, as those that rescoring found, are spread evenly over the utterance: a CTM
+    without them would be scored as if they were missed.
+
     Args:
         hyp: a row of hyp.SPLIT.jsonl.
         row: the manifest's row of the same utterance.
     Raises:
-        ValueError: if the hypothesis has no times, or those of other words.
+        ValueError: if the times are of other words.
     """
-    items = hyp.get("words_at", [] if not hyp["words"] else None)
+    words, items = list(hyp["words"]), hyp.get("words_at")
     if items is None:
+        each = row["duration"] / max(1, len(words))
+        sure = hyp.get("confidences") or [None] * len(words)
+        items = [[word, i * each, each, sure[i]] for i, word in enumerate(words)]
+    if [item[0] for item in items] != words:
         raise ValueError(
-            f"{hyp['id']} has words but no times (words_at); delete the hypotheses and decode again"
-        )
-    if [item[0] for item in items] != list(hyp["words"]):
-        raise ValueError(
-            f"{hyp['id']} has the words {' '.join(hyp['words'])} but times of "
+            f"{hyp['id']} has the words {' '.join(words)} but times of "
             f"{' '.join(item[0] for item in items)}; delete the hypotheses and decode again"
         )
     return _placed(row, items)

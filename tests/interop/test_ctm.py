@@ -90,12 +90,18 @@ def test_hypotheses_count_from_their_utterance(rows, tmp_path):
     assert found({"id": "anna-2", "words": []}, rows[0]).spans == ()
 
 
+def test_words_without_times_are_spread_evenly(rows):
+    hyp = {"id": "anna-2", "words": ["THREE", "FOUR"], "words_at": None, "confidences": [0.5, 1]}
+    half = rows[0]["duration"] / 2
+    spans = found(hyp, rows[0]).spans
+    assert [(s.start - rows[0]["start"], s.seconds) for s in spans] == [(0, half), (half, half)]
+    assert [s.confidence for s in spans] == [0.5, 1]
+
+
 def test_times_of_other_words_are_refused(rows):
     hyp = hypothesis(rows[0], ["THREE", "FOUR"])
     with pytest.raises(ValueError, match="anna-2 has the words THREE but times of THREE FOUR"):
         found({**hyp, "words": ["THREE"]}, rows[0])
-    with pytest.raises(ValueError, match=r"anna-2 has words but no times .*decode again"):
-        found({"id": "anna-2", "words": ["THREE"]}, rows[0])
 
 
 def test_rows_without_times_and_impossible_times_are_named(rows):
