@@ -210,7 +210,7 @@ def _rows(path: str) -> list[tuple[str, str, str]]:
     lines = (sys.stdin.read() if path == "-" else read_text(path)).splitlines()
     found = []
     for number, line in enumerate(lines, 1):
-        if not line.strip():
+        if not line.strip() or (path.endswith(".trn") and line.startswith(";;")):  # a comment
             continue
         where = f"{path}, line {number}"
         if path.endswith(".trn"):

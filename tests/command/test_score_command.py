@@ -127,6 +127,7 @@ def test_speakers_are_the_units_where_there_are_enough(tmp_path, capsys):
 def test_a_trns_speaker_ends_at_the_first_hyphen_or_else_underscore(tmp_path, capsys):
     for mark, who in (("_", {"ann", "ben"}), ("-", {"ann_1", "ann_2", "ben_1", "ben_2"})):
         lines = [f"ONE ({name}_{n}{mark}x)\n" for name in ("ann", "ben") for n in (1, 2)]
+        lines.insert(0, ";; a comment\n")
         for path in ("r.trn", "h.trn"):
             (tmp_path / path).write_text("".join(lines))
         assert run(tmp_path / "r.trn", tmp_path / "h.trn") == 0
