@@ -138,8 +138,8 @@ def read_lexicon_file(path: Path | str) -> dict[str, list[Pronunciation]]:
     """Read lines of `WORD PHONE PHONE ...`; a repeated word, or `WORD(2)`, is a variant.
 
     Raises:
-        ValueError: for a line without phones, or a phone named SIL; gives file and line. Also for a
-            file without words, or not in UTF-8.
+        ValueError: for a line without phones, or a phone that is SIL or a probability; gives file
+            and line. Also for a file without words, or not in UTF-8.
     """
     source: dict[str, list[Pronunciation]] = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
@@ -151,6 +151,11 @@ def read_lexicon_file(path: Path | str) -> dict[str, list[Pronunciation]]:
             raise ValueError(
                 f"{path}, line {number}: {line!r} needs a word and then its phones, "
                 f"none of them {SILENCE}"
+            )
+        if numbers := [phone for phone in phones if re.fullmatch(r"\d*\.\d+(e-?\d+)?", phone)]:
+            raise ValueError(
+                f"{path}, line {number}: {line!r} has {numbers[0]} where a phone should be; leave "
+                "out probabilities, as of Kaldi's lexiconp.txt (PRONPROBS learns them)"
             )
         word = re.sub(r"\(\d+\)$", "", word).upper()
         source.setdefault(word, []).append(tuple(phones))

@@ -125,7 +125,7 @@ def test_a_lexicon_file_has_variants_and_comments(tmp_path):
     }
 
 
-@pytest.mark.parametrize("line", ["YES", "YES SIL Y"])
+@pytest.mark.parametrize("line", ["YES", "YES SIL Y", "YES 1.0 Y EH S"])
 def test_a_broken_line_is_named(tmp_path, line):
     path = tmp_path / "lexicon.txt"
     path.write_text(f"NO N OW\n{line}\n")
