@@ -40,6 +40,18 @@ def test_a_bad_override_is_refused(override, message):
         settings("dnn", [override])
 
 
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("mono.front.num_ceps=30", "mono.front.num_ceps is 30, more than feats.num_mels 20"),
+        ("lda.lda.dims=118", "lda.lda.dims is 118, but the frames to project have 117"),
+    ],
+)
+def test_more_dimensions_than_the_frames_have_are_refused(override, message):
+    with pytest.raises(SettingsError, match=rf"^gmm\.{message}"):
+        settings("dnn", ["gmm=lda", f"gmm.{override}"])
+
+
 def in_folder(*settings: str) -> list[str]:
     return ["corpus=folder", "corpus.folder.dir=x", *(f"corpus.folder.{one}" for one in settings)]
 

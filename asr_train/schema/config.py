@@ -7,7 +7,7 @@ from asr_train.schema.corpus import CorpusSettings
 from asr_train.schema.decode import DecodeSettings
 from asr_train.schema.feats import FeatsSettings, NormBy
 from asr_train.schema.fields import SettingsError
-from asr_train.schema.gmm import AliSettings, GmmSettings
+from asr_train.schema.gmm import AliSettings, FrontSettings, GmmSettings
 from asr_train.schema.lang import GrammarKind, LangSettings
 from asr_train.schema.lm import LmSettings
 from asr_train.schema.model import ModelSettings
@@ -48,4 +48,22 @@ class Config:
                 "optim.specaugment masks with 0, the mean of normalised features, but "
                 "shards.norm.by is none; set it to speaker or utterance"
             )
+        for name, system in self.gmm.items():
+            if system.front is not None:
+                self._check_front(f"gmm.{name}", system, system.front)
         RunSettings(model=self.model, optim=self.optim, comm=self.comm)  # checks combinations
+
+    def _check_front(self, path: str, system: GmmSettings, front: FrontSettings) -> None:
+        """Check dimensions: a system is trained hours after its settings are read."""
+        bins = self.feats.num_mels
+        if front.num_ceps > bins:
+            raise SettingsError(
+                f"{path}.front.num_ceps is {front.num_ceps}, more than feats.num_mels {bins}; "
+                "lower it"
+            )
+        width = (front.num_ceps or bins) * (2 * front.splice + 1) * (front.deltas + 1)
+        if system.lda is not None and system.lda.dims > width:
+            raise SettingsError(
+                f"{path}.lda.dims is {system.lda.dims}, but the frames to project have {width} "
+                "dimensions; lower it"
+            )
