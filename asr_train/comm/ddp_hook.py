@@ -68,6 +68,8 @@ class ReducerHook(ABC):
         self._group = process_group or dist.distributed_c10d._get_default_group()
         exchange = of_group(process_group, device, timeout_seconds)
         (self._rank,), self._ranks = exchange.local, len(exchange)
+        kind = type(self).__name__
+        self._identity = f"{kind} of rank {self._rank} of {self._ranks}, {size} parameters"
         self._reducer = self._exchanging(exchange, [slot.shape for slot in table])
         self._start_iter, self._steps = start_iter, 0
         self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []
@@ -87,6 +89,15 @@ class ReducerHook(ABC):
             state.sent.bits += 8 * bucket.buffer().nbytes
             state.sent.elements += bucket.buffer().numel()
             return allreduce_hook(state._group, bucket)
+        if bucket.buffer().is_sparse:
+            raise ValueError(f"{type(state).__name__} takes no sparse gradients; set sparse=False")
+        for parameter in bucket.parameters():
+            if parameter not in state._place:
+                raise ValueError(
+                    f"DDP has a parameter of shape {tuple(parameter.shape)} that the hook's model "
+                    "lacks, or that was frozen when the hook was made; make the hook of the module "
+                    "that DDP wraps, after freezing and unfreezing"
+                )
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         for parameter, grad in _shaped(bucket):
             slot = state._place[parameter]
@@ -109,13 +120,14 @@ class ReducerHook(ABC):
                 grad.copy_(total_P[slot.offset : slot.offset + slot.numel].view(parameter.shape))
                 # DDP does not touch .grad where no rank used the parameter in this step; but some
                 # of its residual may just have been sent
-                if parameter.grad is None:
-                    unused.append((parameter, grad.clone()))
-                else:
+                if parameter.grad is not None:
                     parameter.grad.copy_(grad)
+                elif grad.any():
+                    unused.append((parameter, grad.clone()))
             future.set_result(bucket.buffer())
         self._grad_P.zero_()  # parameters that DDP ignores are in no bucket
-        if unused:
+        # Not in backward, a rank that is out of data answers the others (DDP's join)
+        if unused and torch._C._current_graph_task_id() >= 0:
             # DDP itself sets .grad of those that another rank used, at the end of backward
             at_end = torch.autograd.Variable._execution_engine.queue_callback
             at_end(lambda: at_end(lambda: _set_missing(unused)))  # after DDP's own callback
@@ -128,6 +140,7 @@ class ReducerHook(ABC):
         """
         self._reducer.check()
         return {
+            "identity": self._identity,
             "steps": self._steps,
             "sent": list(astuple(self.sent)),
             "group": self._reducer.group_state(),
@@ -135,7 +148,16 @@ class ReducerHook(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned on the same rank."""
+        """Restore what `state_dict` returned on the same rank.
+
+        Raises:
+            ValueError: if it is of another rank, number of ranks, kind of hook or size of model.
+        """
+        if (found := state.get("identity", self._identity)) != self._identity:
+            raise ValueError(
+                f"this is the state of a {found}, but the hook is a {self._identity}; load each "
+                "rank's own, or none on any rank: what is not sent yet is lost then"
+            )
         self._steps = state.get("steps", self._start_iter)  # absent in states of older versions
         self.sent = Sent(*state["sent"])
         self._reducer.load_group_state(state["group"])

@@ -315,6 +315,67 @@ def test_views_of_buckets_and_layouts_change_nothing(kind):
         np.testing.assert_allclose(found, first, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [GtcHook, OneBitHook])
+def test_ranks_may_run_out_of_data_and_unused_parameters_are_left_alone(kind):
+    """With DDP's join, wherever the script drops gradients; and weight decay as without a hook."""
+
+    def train(rank, drops_last):
+        model = Net(always=True)
+        model.first.never = nn.Linear(3, 3)
+        hook = kind(model, *([SETTINGS] if kind is GtcHook else []))
+        ddp = DistributedDataParallel(model, find_unused_parameters=True)
+        ddp.register_comm_hook(hook, kind.hook)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        sgd = torch.optim.SGD(trained, lr=0.0625, weight_decay=0.5)
+        never = model.first.never.weight.clone()
+        with ddp.join():
+            for step in range(2 + 2 * rank):
+                if not drops_last:
+                    sgd.zero_grad()
+                loss_of(ddp, rank, step).backward()
+                sgd.step()
+                if drops_last:
+                    sgd.zero_grad()
+        assert torch.equal(model.first.never.weight, never)
+        return Bucket(model).weights_P.numpy()
+
+    def main(exchange):
+        return [train(exchange.local[0], drops_last) for drops_last in (False, True)]
+
+    (first, *others), second = forked.run(main, 2, 2)
+    for found in (*others, *second):
+        np.testing.assert_array_equal(found, first)
+
+
+def test_states_of_others_and_parameters_that_a_hook_cannot_take_are_refused():
+    def hooked(hook, model):
+        ddp = DistributedDataParallel(model)
+        ddp.register_comm_hook(hook, GtcHook.hook)
+        return ddp
+
+    def main(exchange):
+        rank = exchange.local[0]
+        hook, alike = GtcHook(Net(), SETTINGS), OneBitHook(Net())
+        states = exchange.plain([{"identity": hook.state_dict()["identity"]}])
+        for other, state in ((hook, states[1 - rank]), (alike, states[rank])):
+            with pytest.raises(ValueError, match=f"a {state['identity']}, but the hook is a "):
+                other.load_state_dict(state)
+        model = Net(always=True)
+        model.second.requires_grad_(False)
+        hook = GtcHook(model, SETTINGS)
+        model.second.requires_grad_(True)
+        ddp = hooked(hook, model)
+        with pytest.raises(ValueError, match=r"shape \(\d+,.*was frozen when the hook was made"):
+            loss_of(ddp, rank, 0).backward()
+        table = nn.Embedding(9, 3, sparse=True)
+        ddp = hooked(GtcHook(table, SETTINGS), table)
+        with pytest.raises(ValueError, match="set sparse=False"):
+            ddp(torch.tensor([1])).sum().backward()
+        return "refused"
+
+    assert forked.run(main, 2, 2) == ["refused"] * 2
+
+
 @pytest.mark.parametrize("in_group", [False, True])
 def test_a_rank_that_does_not_answer_in_the_stated_time_is_an_error(in_group):
     """Of three ranks, the last one takes no step until the others have raised their error."""
