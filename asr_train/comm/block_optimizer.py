@@ -53,7 +53,8 @@ class BlockMomentum(torch.optim.Optimizer):
     Attributes:
         received_bytes: that this rank received from others so far.
     Raises:
-        ValueError: if a number is out of its range, or this rank is not in the group.
+        ValueError: if a number is out of its range, this rank is not in the group, or no parameter
+            needs a gradient.
     """
 
     def __init__(
@@ -70,6 +71,8 @@ class BlockMomentum(torch.optim.Optimizer):
     ) -> None:
         self.optimizer = optimizer
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        if not self._parameters:
+            raise ValueError("BlockMomentum: no parameter of the model needs a gradient")
         device = self._parameters[0].device
         self._exchange = of_group(process_group, device, timeout_seconds)
         given = BmufSettings(
@@ -112,12 +115,14 @@ class BlockMomentum(torch.optim.Optimizer):
     @contextlib.contextmanager
     def exported(self) -> Iterator[None]:
         """Give the model the common weights, of the last finished block, to evaluate or to save."""
-        own_P = self._weights()
+        own = [p.detach().clone() for p in self._parameters]  # maybe of more bits than float32
         self._set(self._update.weights_P)
         try:
             yield
         finally:
-            self._set(own_P)
+            with torch.no_grad():
+                for parameter, kept in zip(self._parameters, own, strict=True):
+                    parameter.copy_(kept)
 
     def _weights(self) -> Tensor:
         """Return a copy of the weights, float32 [P]."""

@@ -233,6 +233,18 @@ def test_two_tiers_are_bmuf_gtc():
     np.testing.assert_allclose(ranks[0], by_our_method(), rtol=0, atol=1e-6)
 
 
+def test_an_evaluation_does_not_round_weights():
+    def main(exchange):
+        model = nn.Linear(3, 2).double()
+        model.weight.data.add_(1e-12)
+        before = model.weight.clone()
+        with BlockMomentum(model, sgd(model), block_steps=4).exported():
+            pass
+        return torch.equal(model.weight, before)
+
+    assert forked.run(main, RANKS, RANKS) == [True] * RANKS
+
+
 def test_schedules_apply_and_wrong_numbers_and_new_parameters_are_refused():
     def main(exchange):
         model = network()
@@ -240,6 +252,8 @@ def test_schedules_apply_and_wrong_numbers_and_new_parameters_are_refused():
             BlockMomentum(model, sgd(model), block_steps=0)
         with pytest.raises(ValueError, match=r"block momentum of -0\.5"):
             BlockMomentum(model, sgd(model), block_steps=4, zeta=3.0)
+        with pytest.raises(ValueError, match="no parameter of the model needs a gradient"):
+            BlockMomentum(network().requires_grad_(False), sgd(model), block_steps=4)
         optimizer = BlockMomentum(model, sgd(model), block_steps=4)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
         optimizer.step()
