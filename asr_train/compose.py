@@ -38,6 +38,13 @@ def settings(run: str, overrides: list[str]) -> Config:
                 f"SET holds {override!r}; it takes group.key=value or group=file, "
                 "and lists and mappings without spaces"
             )
+        if re.match(r"[A-Z_]+=", override):
+            name = override.partition("=")[0]
+            raise SettingsError(
+                f"{name} is a variable of make; call make with {name}=..., not in SET"
+            )
+        if re.match(r"\W*hydra\b", override):  # which Hydra would take for its own settings
+            raise SettingsError(unknown_key("hydra", typing.get_type_hints(Config)))
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("config", [*chosen, *map(as_text, overrides)])

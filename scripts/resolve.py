@@ -3,10 +3,10 @@
 
 Compose conf/ and the overrides, check every value, and write one file per stage into work/conf.
 recipe=NAME picks conf/recipe/NAME.yaml, a recipe's numbers; other overrides take precedence.
-Arguments with names in capitals are make's variables (`choices.Choices`, WORKERS, STRIPES). Some
-files depend on them alone: shown.yaml and splits.yaml (what this call shows), from/NAME.yaml (whose
-alignments a model begins with) and scales/RUN.yaml (whose scales a run is decoded with, and whether
-its lattices are kept for rescoring). A run is a file of conf/run/,
+Arguments with names in capitals, before all overrides, are make's variables (`choices.Choices`,
+WORKERS, STRIPES). Some files depend on them alone: shown.yaml and splits.yaml (what this call
+shows), from/NAME.yaml (whose alignments a model begins with) and scales/RUN.yaml (whose scales a
+run is decoded with, and whether its lattices are kept for rescoring). A run is a file of conf/run/,
 an exchange method (a file of conf/comm/ or its name), one of these with another seed (RUN-seedN),
 one of these trained further with an objective of conf/objective (RUN-mmi, RUN-seedN-mmi), or a row
 of a paper's table, whose settings come last.
@@ -23,7 +23,7 @@ import os
 import re
 import sys
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,9 @@ VARIABLE = re.compile(r"[A-Z]+=")
 def resolve(folder: str, runs: str, *overrides: str) -> None:
     """Write the settings files of all stages and runs."""
     files_of_tables = [o for o in overrides if "=" not in o and "@" in o]
-    variables = [o for o in overrides if VARIABLE.match(o)]
-    given = [o for o in overrides if o not in files_of_tables and o not in variables]
+    others = [o for o in overrides if o not in files_of_tables]
+    variables = list(takewhile(VARIABLE.match, others))
+    given = others[len(variables) :]
     choices = Choices.of(variables)
     for name in choices.gmms:
         systems = sorted(p.stem for p in (compose.CONF / "gmm").glob("*.yaml"))
@@ -51,6 +52,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
     for name in choices.sequence:
         check_known("SEQUENCE", name, objectives, "is no file of conf/objective")
     workers, stripes = (whole_number(name, variables) for name in ("WORKERS", "STRIPES"))
+    check_variables(given, runs.split(), workers)
     if stripes > 1:
         given.insert(0, f"comm.stripes={stripes}")
     named = runs_of_tables(files_of_tables)
@@ -142,6 +144,28 @@ def check_aligner(choices: Choices, overrides: list[str]) -> None:
             f"{choices.gmms[-1]}; name the systems by GMMS, for example GMMS='mono {chosen[-1]}', "
             "and leave gmm= out"
         )
+
+
+def check_variables(overrides: list[str], runs: list[str], workers: int) -> None:
+    """Check that SET says nothing that a variable of make says too, or says alone.
+
+    Raises:
+        SettingsError: naming both; one of them would silently not count.
+    """
+    said = {key.lstrip("+"): value for key, _, value in (o.partition("=") for o in overrides)}
+    for key, name in (("run", "RUNS"), ("objective", "SEQUENCE"), ("comm.stripes", "STRIPES")):
+        if key in said:
+            raise SettingsError(
+                f"SET says {key}={said[key]}, which {name} chooses; call make with "
+                f"{name}={said[key]}"
+            )
+    seeds = [run for run in runs if _with_seed(run)[1]]
+    for key, name, value in (
+        ("optim.seed", "a run of SEEDS", seeds[0] if seeds else None),
+        ("comm.workers", "WORKERS", str(workers) if workers > 1 else None),
+    ):
+        if value is not None and said.get(key, value) != value:
+            raise SettingsError(f"SET says {key}={said[key]}, but {name} is {value}; leave one out")
 
 
 def check_order(choices: Choices, config: Config) -> None:

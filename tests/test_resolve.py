@@ -33,6 +33,9 @@ from scripts.resolve import resolve
         ("recipe=digitz", "allowed: .*digits, digits_large"),
         ("beam", "group.key=value"),
         ("+decode.x=1", "decode.x is not a setting"),
+        ("hydra.job.name=x", "^hydra is not a setting; allowed there: corpus"),
+        ("hydra/job_logging=none", "^hydra is not a setting"),
+        ("WORKERS=2", r"WORKERS is a variable of make; call make with WORKERS=\.\.\."),
     ],
 )
 def test_a_bad_override_is_refused(override, message):
@@ -82,6 +85,22 @@ def test_other_lists_and_texts_stay_what_they_are():
 def test_workers_that_cannot_be_are_refused_before_any_stage(tmp_path, workers):
     with pytest.raises(SettingsError, match=f"WORKERS is '{workers}'; it must be a positive"):
         resolve(str(tmp_path), "dnn", f"WORKERS={workers}")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "runs, override, says",
+    [
+        ("dnn", "run=lstm", "SET says run=lstm, which RUNS chooses; call make with RUNS=lstm"),
+        ("dnn", "objective=smbr", "objective=smbr, which SEQUENCE chooses"),
+        ("dnn", "comm.stripes=2", r"comm\.stripes=2, which STRIPES chooses"),
+        ("gtc", "comm.workers=4", "SET says comm.workers=4, but WORKERS is 2; leave one out"),
+        ("gtc-seed2", "optim.seed=5", "optim.seed=5, but a run of SEEDS is gtc-seed2; leave"),
+    ],
+)
+def test_what_a_variable_of_make_says_is_not_said_by_a_setting_too(tmp_path, runs, override, says):
+    with pytest.raises(SettingsError, match=says):
+        resolve(str(tmp_path), runs, "WORKERS=2", override)
     assert not list(tmp_path.iterdir())
 
 
