@@ -25,10 +25,10 @@ STRIPES ?= 1# processes that each worker's network is cut over
 PROCESSES := $(if $(VIRTUAL),1,$(WORKERS))
 NPROC ?= $(if $(filter-out 1,$(STRIPES)),$(shell expr $(PROCESSES) '*' $(STRIPES)),$(PROCESSES))
 START = $(PY) $(if $(filter-out 1,$(NPROC)),$S/launch.py --standalone --nproc-per-node $(NPROC))
-SPEECH ?=# what lies in the folder of recordings that are not made here
-INPUTS ?=# files of the corpus that the manifests are made from
-CONF  ?=
-FILES ?=# a paper's tables that RUNS are named in, as TABLE.yaml@SCALE
+# A recipe may set SPEECH (what lies in the folder of recordings that are not made here), INPUTS (files of the corpus
+# that the manifests are made from), CONF and FILES (a paper's tables that RUNS are named in, as TABLE.yaml@SCALE); the
+# environment's variables of these names are others.
+$(foreach v,SPEECH INPUTS CONF FILES,$(if $(filter file,$(origin $v)),,$(eval $v :=)))
 # Refuse a variable that no makefile sets by `?=`: a misspelt name, or a setting outside SET, would be ignored silently.
 KNOWN := $(sort $(shell sed -nE 's/^([A-Z_]+) *\?=.*/\1/p' $(MAKEFILE_LIST))) JOBS RECIPE DEBUG DEVICE THREADS
 UNKNOWN := $(filter-out $(KNOWN),$(if $(GIVEN),$(shell printf '%s\n' $(GIVEN:%='%') | grep -xE '[A-Za-z_.]+')))
@@ -157,6 +157,7 @@ endif
 ##                 INITIAL=initial run of sequence training (default: each run its own)
 ##                 RESCORE='dnn' (rescore lattices with lm.big)  BIGRAM='tri dnn' (also decode with a bigram)
 ##                 PRONPROBS='dnn' (also decode with pronunciation and silence probabilities)
+##                 EPOCHS='dnn/epochs/3' (also decode models of single epochs; SET=optim.keep_epochs=true keeps them)
 ##                 SCALES=run whose scales, chosen on DEV, are used for all networks
 ##                 WORKERS=training workers, one process each; VIRTUAL=1: all in one process, bit-identical
 ##                 STRIPES=processes per worker's network (model parallelism)
