@@ -95,6 +95,9 @@ def _quoted(value: str) -> str:
 def _cause(error: Exception, overrides: list[str]) -> str:
     """Return Hydra's message, with the nearest key if one was not found."""
     text = str(error)
+    ambiguous = re.search(r"Ambiguous value for argument '(.+)'", text)
+    if unread := ambiguous[1] if ambiguous else getattr(error, "override", None):
+        return f"SET holds {unread!r}, which cannot be read; check its brackets and quotes"
     missing = re.search(r"Could not override '([^']+)'", text)
     if missing:
         *groups, key = missing.group(1).split(".")

@@ -33,6 +33,8 @@ from scripts.resolve import resolve
         ("recipe=digitz", "allowed: .*digits, digits_large"),
         ("beam", "group.key=value"),
         ("+decode.x=1", "decode.x is not a setting"),
+        ("decode.acoustic_scales=[0.1,0.2", r"SET holds 'decode.acoustic_scales=\[0.1,0.2', which"),
+        ("optim=sgd,relu", "SET holds 'optim=sgd,relu', which cannot be read; check its brackets"),
         ("hydra.job.name=x", "^hydra is not a setting; allowed there: corpus"),
         ("hydra/job_logging=none", "^hydra is not a setting"),
         ("WORKERS=2", r"WORKERS is a variable of make; call make with WORKERS=\.\.\."),
