@@ -16,6 +16,7 @@ EVAL := $(DEV) $(TEST)
 PY   ?= $(or $(wildcard $(ROOT)/.venv/bin/python),python)
 W    ?= work
 $(call one_word,W,$W,name a folder without one)
+$(if $(filter-out / $(ROOT) $(CURDIR),$(abspath $W)),,$(error W is '$W'; name a folder that holds nothing else, or leave W out))
 SET   ?=
 V     ?=# 1: commands are shown
 Q     := $(if $V,,@)
@@ -174,7 +175,7 @@ bundle: $(CURDIR)/README.md $W/exp/$(RUN:%-pronprobs=%)/model.json \
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 clean:
-	@[ ! -e $W ] || [ -d $W/conf ] || ls -d $W/fold-*/conf >/dev/null 2>&1 || { echo "$W contains no conf/, so it is not a work folder; not removed" >&2; exit 1; }
+	@[ ! -e $W ] || [ -e $W/conf/shown.yaml ] || ls -d $W/fold-*/conf >/dev/null 2>&1 || { echo "$W contains no conf/shown.yaml, so it is not a work folder; not removed" >&2; exit 1; }
 	rm -rf $W
 
 # One settings file per stage, rewritten only when its content changes: a stage reruns when its own

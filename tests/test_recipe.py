@@ -436,8 +436,9 @@ def test_help_lists_the_targets(recipe):
 
 
 def test_clean_removes_a_work_folder_and_nothing_else(recipe, tmp_path):
-    (tmp_path / "w/conf").mkdir(parents=True)
-    (tmp_path / "other").mkdir()
+    for folder in ("w/conf", "other/conf"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "w/conf/shown.yaml").touch()
     recipe.make("clean", f"W={tmp_path}/w")
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
     assert "is not a work folder" in recipe.make("clean", f"W={tmp_path}/other", fails=True)

@@ -612,6 +612,8 @@ def test_what_is_said_on_the_command_line_counts_on_a_finished_folder(
         (["STRIPES=two"], "STRIPES is 'two'; it must be a positive integer"),
         (["RUNS=lstm", "STRIPES=2"], "comm.stripes is 2, but only layers of model.dnn can be cut"),
         (["SET=optim.rate=1", "SET=optim.epochs=2"], "SET is given twice, and make would use only"),
+        (["W="], "W is ''; name a folder that holds nothing else, or leave W out"),
+        ([f"W={CONF.parent}"], "W is '.*'; name a folder that holds nothing else"),
         (["WORKER=2"], r"unknown variable WORKER \(did you mean WORKERS\?\); `make help`"),
         (["set=optim.rate=1"], r"unknown variable set \(did you mean SET\?\); `make help`"),
         (
