@@ -136,7 +136,7 @@ def test_the_interval_is_the_normal_one_where_units_are_many():
     errors = [WordErrors(substitutions=1)] * 100 + [WordErrors(correct=1)] * 900
     low, high = interval(errors, 5000, 1)
     half = 1.96 * (0.1 * 0.9 / 1000) ** 0.5
-    assert (low, high) == pytest.approx((0.1 - half, 0.1 + half), abs=0.15 * half)
+    assert (low, high) == pytest.approx((0.1 - half, 0.1 + half), abs=0.05 * half)
 
 
 def test_a_seed_gives_the_same_interval_and_another_seed_another():
