@@ -43,8 +43,6 @@ class Dnn(Normalised):
     """
 
     is_recurrent = False
-    stride = 1  # frames from one output to the next
-    piece = warm = 0  # for recurrent networks
 
     def __init__(
         self,

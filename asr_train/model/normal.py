@@ -22,6 +22,8 @@ class Normalised(nn.Module):
 
     mean_F: Tensor
     var_F: Tensor
+    stride = 1  # frames from one output to the next
+    piece = warm = 0  # for recurrent networks
 
     def __init__(self, num_mels: int, mean_F: Tensor, var_F: Tensor) -> None:
         super().__init__()
