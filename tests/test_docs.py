@@ -77,7 +77,9 @@ def test_prose_avoids_phrases_that_have_a_plain_form(path):
 
 
 def test_readme_links_what_a_contributor_looks_for():
-    assert {"LICENSE", "CONTRIBUTING.md", "CHANGELOG.md"} <= set(links(ROOT / "README.md"))
+    recipes = {named(path) for path in ROOT.glob("recipes/*/README.md")}
+    found = set(links(ROOT / "README.md"))
+    assert {"LICENSE", "CONTRIBUTING.md", "CHANGELOG.md", *recipes} <= found
 
 
 def test_the_citation_has_what_its_format_requires():

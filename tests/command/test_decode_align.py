@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from interop.made import read_textgrid
 from spoken import RATE, said
 from torchaudio.functional import resample
 
+from asr_train import command
 from asr_train.command.decode import ids
 from asr_train.command.main import COMMANDS, main
 from asr_train.interop.ctm import read_ctm
@@ -42,6 +44,8 @@ def test_each_command_has_help_with_an_example(capsys):
     assert run("--help") == 0
     listed = capsys.readouterr().out
     assert all(f"\n    {name} " in listed for name in COMMANDS)
+    modules = {path.stem for path in Path(command.__file__).parent.glob("*.py")}
+    assert modules == {"__init__", "main", *COMMANDS}
     for name in COMMANDS:
         assert run(name, "--help") == 0
         assert f"example:\n  asr-train {name} " in capsys.readouterr().out
