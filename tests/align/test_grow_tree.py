@@ -99,6 +99,7 @@ def test_statistics_of_chunks_add_up_to_those_of_all_frames(rng):
         assert count == len(own)
         np.testing.assert_allclose(sums, own.sum(0), atol=1e-9)
         np.testing.assert_allclose(squares, (own**2).sum(0), atol=1e-9)
+    np.testing.assert_allclose(variance_floor(found, 0.25), 0.25 * x_TD.astype(float).var(0))
 
 
 def test_likelihood_is_that_of_the_frames_under_their_own_gaussian(rng):
@@ -228,7 +229,10 @@ def test_no_split_makes_a_leaf_of_too_few_frames(rng):
     stats = ruled_stats(rng)
     tree, growth = grow(stats, STATES, settings(leaves=10_000, min_count=700), PHONES)
     assert growth.stopped == "min_count"
-    assert growth.count_L[5:].min() >= 700
+    fewest = growth.count_L[5:].min()
+    assert fewest >= 700
+    _, exact = grow(stats, STATES, settings(leaves=10_000, min_count=fewest), PHONES)
+    assert exact.count_L.tolist() == growth.count_L.tolist()
     assert tree.num_leaves < 500
 
 
