@@ -43,7 +43,8 @@ def samples_of(
     """
     if isinstance(source, np.ndarray):
         name, own_rate = "the array", rate if given_rate is None else given_rate
-        if source.ndim not in (1, 2) or own_rate <= 0:
+        channels_first = source.shape[1:] > source.shape[:1]
+        if source.ndim not in (1, 2) or channels_first or own_rate <= 0:
             raise AudioError(
                 f"{name} has shape {list(source.shape)} at {own_rate} Hz; it must be samples or "
                 "[samples, channels] at a positive rate"
@@ -51,8 +52,14 @@ def samples_of(
         blocks: Iterable[np.ndarray] = [_scaled(source if source.ndim == 2 else source[:, None])]
         return _joined(name, blocks, own_rate, rate, channel), own_rate
     name = str(source) if isinstance(source, (str, Path)) else "the stream"
+    if not isinstance(source, (str, Path)) and not hasattr(source, "read"):
+        raise AudioError(
+            f"audio is a {type(source).__name__}; it must be a path, an open file or a NumPy array"
+        )
     if isinstance(source, (str, Path)) and not Path(source).exists():
         raise FileNotFoundError(f"{name} is missing")
+    if isinstance(source, (str, Path)) and Path(source).is_dir():
+        raise AudioError(f"{name} is a folder; name the recordings in it")
     try:
         with soundfile.SoundFile(source) as file:
             size = BLOCK_SECONDS * file.samplerate
@@ -66,6 +73,11 @@ def samples_of(
 def _scaled(wave: np.ndarray) -> np.ndarray:
     if np.issubdtype(wave.dtype, np.integer):
         limits = np.iinfo(wave.dtype)
+        if limits.bits > 32:  # what NumPy makes of a list
+            raise AudioError(
+                f"the array has samples of {wave.dtype}, which do not tell full scale; convert "
+                "them to what they were recorded as (int16, int32), or to floats in [-1, 1]"
+            )
         middle = (limits.max + 1) // 2 if limits.min == 0 else 0  # as in WAV files of 8 bits
         full = np.float32(limits.max + 1 - middle)
         return (wave.astype(np.float32) - np.float32(middle)) / full

@@ -14,6 +14,7 @@ from asr_train.align.table import phones_in_seconds, words_in_seconds
 from asr_train.align.viterbi import Aligned, Lost, align_all
 from asr_train.bundle.audio import AudioError, Source, samples_of
 from asr_train.bundle.store import Bundle, open_bundle, pronounced
+from asr_train.checks import spelled
 from asr_train.data.features import Heard
 from asr_train.data.logmel import LogMel
 from asr_train.decode.first_pass import adapted
@@ -267,7 +268,8 @@ class Recogniser:
         name = audio if isinstance(audio, (str, Path)) else "the recording"
         if not len(features_TF):
             raise AudioError(
-                f"{name} has {len(wave_N)} samples at {self.sample_rate} Hz, less than a frame"
+                f"{name} has {spelled(len(wave_N), 'sample')} at {self.sample_rate} Hz, less than "
+                "a frame"
             )
         if not np.isfinite(features_TF).all():
             raise AudioError(

@@ -117,6 +117,9 @@ def test_a_text_that_cannot_be_aligned_says_why(recogniser, speech, text, says):
         (np.full(999, np.nan), {}, "NaN or infinite"),
         (np.zeros((99, 2)), {"channel": 2}, "no channel 2: it has 2"),
         (np.zeros((2, 2, 2)), {}, r"shape \[2, 2, 2\]"),
+        (np.zeros((2, 999)), {}, r"shape \[2, 999\] .* must be samples or \[samples, channels\]"),
+        (np.zeros(999, np.int64), {}, "samples of int64, which do not tell full scale"),
+        ([0.0] * 999, {}, "audio is a list; it must be a path"),
     ],
 )
 def test_a_recording_that_cannot_be_used_is_refused(recogniser, wave, options, says):
@@ -127,6 +130,8 @@ def test_a_recording_that_cannot_be_used_is_refused(recogniser, wave, options, s
 def test_a_file_without_audio_is_named(recogniser, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"b\.wav is missing"):
         recogniser.transcribe(tmp_path / "b.wav")
+    with pytest.raises(AudioError, match="is a folder"):
+        recogniser.transcribe(tmp_path)
     (tmp_path / "b.wav").write_text("no audio")
     with pytest.raises(AudioError, match=r"b\.wav cannot be read as audio"):
         recogniser.transcribe(tmp_path / "b.wav")
