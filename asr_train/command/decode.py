@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     texts, failed, low = [], 0, []
     names = ids(options.files)
     speakers: dict[str, list[str]] = {}
-    for file in options.files:
+    for file in names:  # once each
         who = os.path.dirname(file) if options.speaker_folders else file
         speakers.setdefault(who, []).append(file)
     done = parallel_map(speaker, [*speakers.values()], on_terminal("decoding"))
