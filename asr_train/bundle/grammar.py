@@ -7,6 +7,7 @@
 Pronunciations come from the user's lexicon, then from where the bundle's recipe took them.
 """
 
+import math
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ class Wanted:
         text: files, plain or .gz; punctuation is removed.
         order, prune: of the n-gram model of `text`; n-grams whose removal raises perplexity by a
             smaller share are removed.
-        min_words, max_words: of a sequence of `words`; None: no limit.
+        min_words, max_words: of a sequence of `words`; 0: silence gives none; None: no limit.
         lexicon: file with pronunciations, lines of `WORD PHONE PHONE ...`.
     """
 
@@ -53,8 +54,15 @@ class Wanted:
     lexicon: Path | None = None
 
     def __post_init__(self) -> None:
+        kinds = [bool(self.words), bool(self.text), self.arpa is not None]
+        if sum(kinds) != 1:
+            raise ValueError("exactly one of words, text and arpa must be given")
+        if not self.words and (self.min_words, self.max_words) != (1, None):
+            raise ValueError("min_words and max_words are of words, not of a text or ARPA file")
         if not 1 <= self.order <= MAX_ORDER:
             raise ValueError(f"the order is {self.order}; it must be from 1 to {MAX_ORDER}")
+        if not 0 <= self.prune <= 1:
+            raise ValueError(f"prune is {self.prune}; it must be from 0 to 1")
 
 
 def change_grammar(
@@ -63,7 +71,7 @@ def change_grammar(
     wanted: Wanted,
     acoustic_scale: float | None = None,
     insertion_penalty: float | None = None,
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+) -> tuple[dict[str, Any], Lexicon]:
     """Write the bundle `output` with the model of `source` and the wanted grammar.
 
     Learned pronunciation and silence probabilities are not taken over. WER lines are not, either:
@@ -72,8 +80,8 @@ def change_grammar(
     Args:
         acoustic_scale, insertion_penalty: None: those of `source`, chosen on its recipe's DEV.
     Returns:
-        The manifest, and the words of text or ARPA file that are left out for want of a
-        pronunciation.
+        The manifest, and the lexicon: `missing` has the words of text or ARPA file that are left
+        out, `guessed` those pronounced by rule, as in the bundle's recipe.
     Raises:
         FileNotFoundError: if a file is missing.
         ValueError: for a damaged file; for one of `words` without pronunciation; for a phone that
@@ -81,12 +89,16 @@ def change_grammar(
     """
     if acoustic_scale is not None:
         check_positive("the acoustic scale", acoustic_scale)
+    both = {"acoustic_scale": acoustic_scale, "insertion_penalty": insertion_penalty}
+    given = {name: value for name, value in both.items() if value is not None}
+    for name, value in given.items():
+        if not math.isfinite(value):
+            raise ValueError(f"{name} is {value}; it must be a finite number")
     with open_bundle(source) as opened, tempfile.TemporaryDirectory() as folder:
         scorer = load_scorer(opened.model, Heard(opened.feats, opened.frames), opened.lang)
         states = known_states(scorer)
         lang = _language(opened, states, wanted, Path(folder) / "G.arpa")
-        given = {"acoustic_scale": acoustic_scale, "insertion_penalty": insertion_penalty}
-        choice = replace(opened.choice, **{k: v for k, v in given.items() if v is not None})
+        choice = replace(opened.choice, **given)
         graph = decoding_graph(lang, states, scorer.loop_S, choice.lm_weight)
         first = opened.folder / FIRST
         old = opened.manifest
@@ -112,7 +124,7 @@ def change_grammar(
                 first=first if first.exists() else None,
             ),
         )
-        return manifest, lang.lexicon.missing
+        return manifest, lang.lexicon
 
 
 def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lang:
@@ -165,19 +177,21 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
 
 def _lexicon(opened: Bundle, states: States, words: Iterable[str], path: Path | None) -> Lexicon:
     """Return pronunciations of these words, and of all the bundle's if it has no dictionary."""
-    wanted, found = set(words), {}
+    wanted, found = set(words), dict[str, tuple[tuple[str, ...], ...]]()
     known = opened.lang.lexicon
     if path is not None:
         for word, prons in read_lexicon_file(path).items():
+            if word not in wanted:
+                continue
             if other := {p for pron in prons for p in pron} - set(states.phones):
                 raise ValueError(
                     f"{path}: {word} has the phone {min(other)}, but the model's phones are "
                     f"{' '.join(states.phones[1:])}"
                 )
-            if word in wanted:
-                found[word] = tuple(dict.fromkeys(prons))
+            found[word] = tuple(dict.fromkeys(prons))
+    guessed = set(known.guessed) - found.keys()
     found = {word: known.prons[word] for word in wanted if word in known.prons} | found
-    missing, guessed = wanted - found.keys(), set(known.guessed)
+    missing = wanted - found.keys()
     if opened.lexicon is None:
         found = {**known.prons, **found}
     elif missing:

@@ -34,6 +34,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=1e-8,
         help="of --text's model: remove n-grams that change perplexity by a smaller share (1e-8)",
     )
+    parser.add_argument(
+        "--min-words", type=int, default=1, help="of --words (1); 0: silence gives no word"
+    )
     parser.add_argument("--max-words", type=int, help="of a sequence of --words")
     parser.add_argument("--acoustic-scale", type=float, help="default: the bundle's")
     parser.add_argument(
@@ -50,15 +53,18 @@ def run(options: argparse.Namespace) -> int:
         arpa=options.arpa,
         order=options.order,
         prune=options.prune,
+        min_words=options.min_words,
         max_words=options.max_words,
         lexicon=options.lexicon,
     )
-    manifest, missing = change_grammar(
+    manifest, lexicon = change_grammar(
         options.bundle, options.output, wanted, options.acoustic_scale, options.insertion_penalty
     )
     size = sum(part["bytes"] for part in manifest["parts"])
     graph = manifest["graph"]
+    missing, guessed = lexicon.missing, lexicon.guessed
     lost = f"; without pronunciation, left out: {some(missing)}" if missing else ""
+    lost += f"; pronounced by rule, in no dictionary: {some(guessed)}" if guessed else ""
     print(
         f"grammar: {graph['nodes']} nodes, {graph['arcs']} arcs, {size / 1e6:.1f} MB: "
         f"{options.output}{lost}"

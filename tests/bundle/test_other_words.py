@@ -1,7 +1,9 @@
 """A bundle for other words: the same model with another decoding graph."""
 
 import gzip
+import math
 
+import numpy as np
 import pytest
 from spoken import RATE, said
 
@@ -23,9 +25,9 @@ def heard(bundle, text):
 def test_the_same_words_give_the_same_bundle(tmp_path):
     with open_bundle("digits") as old:
         words = old.lang.grammar.words
-        made, missing = change_grammar("digits", tmp_path / "a.tar", Wanted(words=words))
+        made, lexicon = change_grammar("digits", tmp_path / "a.tar", Wanted(words=words))
         assert made["parts"] == old.manifest["parts"]
-    assert missing == ()
+    assert lexicon == old.lang.lexicon
 
 
 def test_any_sequence_of_words(tmp_path):
@@ -39,8 +41,10 @@ def test_any_sequence_of_words(tmp_path):
         assert made.choice == old.choice
         assert made.manifest["wer"] == []
         assert made.manifest["data_licence"] == old.manifest["data_licence"]
-    change_grammar("digits", tmp_path / "c.tar", Wanted(words=["ONE", "NINE"], max_words=1))
+    wanted = Wanted(words=["ONE", "NINE"], min_words=0, max_words=1)
+    change_grammar("digits", tmp_path / "c.tar", wanted)
     assert len(heard(tmp_path / "c.tar", "ONE NINE NINE").split()) == 1
+    assert Recogniser.load(tmp_path / "c.tar", False).transcribe(np.zeros(RATE)).text == ""
 
 
 def test_sentences_and_an_arpa_file_give_the_same_bundle(tmp_path, capsys):
@@ -62,6 +66,13 @@ def test_sentences_and_an_arpa_file_give_the_same_bundle(tmp_path, capsys):
         assert ours.manifest["parts"][-2:] == theirs.manifest["parts"][-2:]  # the graph
 
 
+def test_words_in_no_dictionary_are_reported(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["grammar", "english", f"{tmp_path}/a", "--words", "ONE", "frobnicate"])
+    assert ended.value.code == 0
+    assert "in no dictionary: FROBNICATE" in capsys.readouterr().out
+
+
 def test_words_given_twice_are_all_taken(tmp_path):
     with pytest.raises(SystemExit) as ended:
         main(["grammar", "digits", f"{tmp_path}/a", "--words", "ONE", "two", "--words", "SIX"])
@@ -71,7 +82,8 @@ def test_words_given_twice_are_all_taken(tmp_path):
 
 
 def test_a_lexicon_replaces_pronunciations(tmp_path):
-    (tmp_path / "lexicon").write_text("WUN W AH N\nNINE N AY N\nNINE(2) N AY N\nOTHER T UW\n")
+    lines = "WUN W AH N\nNINE N AY N\nNINE(2) N AY N\nOTHER C I\n"  # C and I are not needed
+    (tmp_path / "lexicon").write_text(lines)
     wanted = Wanted(words=["WUN", "NINE"], lexicon=tmp_path / "lexicon")
     change_grammar("digits", tmp_path / "a.tar", wanted)
     assert heard(tmp_path / "a.tar", "ONE NINE ONE") == "WUN NINE WUN"
@@ -110,5 +122,15 @@ def test_numbers_outside_their_range_are_refused(tmp_path):
         Wanted(text=["text"], order=0)
     with pytest.raises(ValueError, match="acoustic scale is -1"):
         change_grammar("digits", tmp_path / "a.tar", Wanted(words=["ONE"]), acoustic_scale=-1)
+    with pytest.raises(ValueError, match="insertion_penalty is nan"):
+        change_grammar(
+            "digits", tmp_path / "a.tar", Wanted(words=["ONE"]), insertion_penalty=math.nan
+        )
+    with pytest.raises(ValueError, match="prune is nan; it must be from 0 to 1"):
+        Wanted(text=["text"], prune=math.nan)
+    with pytest.raises(ValueError, match="exactly one of words, text and arpa"):
+        Wanted(words=["ONE"], text=["text"])
+    with pytest.raises(ValueError, match="min_words and max_words are of words"):
+        Wanted(text=["text"], max_words=1)
     with pytest.raises(ValueError, match="max_words is 0"):
         change_grammar("digits", tmp_path / "a.tar", Wanted(words=["ONE"], max_words=0))
