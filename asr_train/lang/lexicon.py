@@ -74,9 +74,10 @@ class Lexicon:
         return Lexicon(prons, tuple(missing), tuple(guesses))
 
     def within(self, phones: Iterable[str]) -> "Lexicon":
-        """Return the words whose pronunciations need no other phones."""
+        """Leave out pronunciations that need other phones, and words that have only these."""
         known = set(phones)
-        prons = {w: ps for w, ps in self.prons.items() if all(known.issuperset(p) for p in ps)}
+        kept = {w: tuple(filter(known.issuperset, ps)) for w, ps in self.prons.items()}
+        prons = {w: ps for w, ps in kept.items() if ps}
         lost = self.prons.keys() - prons.keys()
         missing = tuple(sorted({*self.missing, *lost}))
         return Lexicon(prons, missing, tuple(w for w in self.guessed if w in prons))

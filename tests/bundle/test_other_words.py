@@ -66,6 +66,11 @@ def test_sentences_and_an_arpa_file_give_the_same_bundle(tmp_path, capsys):
         assert ours.manifest["parts"][-2:] == theirs.manifest["parts"][-2:]  # the graph
 
 
+def test_words_keep_the_pronunciations_that_the_model_has_phones_for(tmp_path):
+    _, lexicon = change_grammar("digits", tmp_path / "a", Wanted(words=["AN", "ONE"]))
+    assert lexicon.prons["AN"] == (("AX", "N"),)  # not AE N
+
+
 def test_words_in_no_dictionary_are_reported(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["grammar", "english", f"{tmp_path}/a", "--words", "ONE", "frobnicate"])
