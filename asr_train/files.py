@@ -12,6 +12,7 @@ import mmap
 import os
 import shutil
 import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -100,9 +101,10 @@ def read_text(path: Path | str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
+        likely = "utf-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "latin1"
         raise DamagedFileError(
             f"{path}, line {line} has the byte 0x{content[error.start]:02x}, so it is not UTF-8; "
-            f"convert it, from Latin-1 by: iconv -f latin1 -t utf-8 {path} > NEW"
+            f"convert it, from {likely} by: iconv -f {likely} -t utf-8 {path} > NEW"
         ) from error
 
 

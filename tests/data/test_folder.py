@@ -136,12 +136,16 @@ def test_a_broken_table_is_refused_with_its_line(folder, table, message):
         folder.found()
 
 
-def test_a_table_in_latin_1_is_refused_with_its_line(folder):
+@pytest.mark.parametrize(
+    "encoding, says",
+    [("latin1", "line 3 has the byte 0xe9"), ("utf-16", "line 1 has the byte 0xff")],
+)
+def test_a_table_in_another_encoding_is_refused_with_its_line(folder, encoding, says):
     folder.rows[1][4] = "é"
     folder.save()
     table = folder.root / "utterances.tsv"
-    table.write_bytes(table.read_text().encode("latin-1"))
-    with pytest.raises(ValueError, match=r"utterances.tsv, line 3 has the byte 0xe9.*iconv"):
+    table.write_bytes(table.read_text().encode(encoding))
+    with pytest.raises(ValueError, match=rf"utterances.tsv, {says}.*iconv -f {encoding}"):
         folder.found()
 
 
