@@ -64,10 +64,10 @@ def export_onnx(model: Path | str, path: Path | str) -> dict[str, str]:
     about = read_json(Path(model))
     if about["kind"] in ("gmm", "scores"):
         has = {"gmm": "Gaussian mixtures, which ONNX has no operator for", "scores": "scores alone"}
-        raise ValueError(f"{model} has {has[about['kind']]}; export a network")
+        raise ValueError(f"the model has {has[about['kind']]}; export a network")
     if about.get("fmllr") is not None:
         raise ValueError(
-            f"{model} reads {inputs_named(about['fmllr'])}, which another program cannot make; "
+            f"the model reads {inputs_named(about['fmllr'])}, which another program cannot make; "
             "export a network on log-mel (shards.inputs=logmel)"
         )
     network, _ = load_model(Path(model))
