@@ -106,6 +106,9 @@ VARIANTS := $(BIGRAMS) $(PRONPROB_MODELS) $(RESCORED)
 # What the networks' workers sent; printed where there is something to compare, or several workers.
 EXCHANGE := $(if $(NETS),$W/tables/exchange.md)
 EXCHANGE_TEXT := $(if $(strip $(word 2,$(NETS)) $(and $(NETS),$(filter-out 1,$(WORKERS)))),$W/tables/exchange.txt)
+ifndef RECORDED# paper.mk's: runs that records stand for
+RECORDED :=
+endif
 # What this call shows. resolve.py checks these choices and writes them into settings files, so that a
 # change of them reruns what depends on them.
 SCORED  := $(MODELS) $(VARIANTS) $(EPOCHS)
