@@ -8,6 +8,7 @@ RESULTS.md of recipes, into one page. A table's picture has the same name and is
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,8 @@ def gather(root: str, output: str) -> None:
         )
     if not groups:
         raise ValueError(f"{root} has no tables; run a recipe first, for example make digits")
-    write_text(output, gathered_page(groups.items()))
+    root_from_page = os.path.relpath(folder, Path(output).parent)
+    write_text(output, gathered_page(groups.items(), root_from_page))
     count = sum(map(len, groups.values()))
     print(f"{output}: {count} tables of {len(groups)} recipes, papers and benchmarks")
 

@@ -72,6 +72,15 @@ def test_no_link_runs_a_script_and_no_picture_is_fetched():
     assert "img" not in Tags(page).opened
 
 
+def test_links_between_tables_lead_to_places_on_the_page():
+    text = "# A\n\n## What's `new`, here\n\n[a](#whats-new-here) [b](../y/R.md) [c](rows.yaml)\n"
+    documents = [Document("r/x/R.md", text), Document("r/y/R.md", "# B\n")]
+    page = gathered_page([("x", documents)], "..")
+    for place in ("r/x/R.md#whats-new-here", "r/y/R.md"):
+        assert page.count(f'id="{place}"') == page.count(f'href="#{place}"') == 1
+    assert 'href="../r/x/rows.yaml"' in page
+
+
 def test_all_that_the_repository_keeps_is_gathered(tmp_path):
     script, page = ROOT / "scripts" / "gather.py", tmp_path / "index.html"
     said = subprocess.run(
