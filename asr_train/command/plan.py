@@ -129,9 +129,12 @@ def requested(given: Mapping[str, str]) -> PlanRequest:
 
 def number(given: Mapping[str, str], key: str) -> float:
     try:
-        return float(given[key])
+        value = float(given[key])
     except ValueError:
-        raise ValueError(f"{key} is {given[key]!r}; it must be a number") from None
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ValueError(f"{key} is {given[key]!r}; it must be a positive number")
+    return value
 
 
 def whole(given: Mapping[str, str], key: str, least: int = 1) -> int:
@@ -167,9 +170,13 @@ def parameters(given: Mapping[str, str]) -> float:
     """Return the number of parameters, of a model in conf/model or as given."""
     name = given["model"]
     try:
-        return 1e6 * float(name[:-1]) if name.endswith("M") else float(name)
+        count = 1e6 * float(name[:-1]) if name.endswith("M") else float(name)
     except ValueError:
-        pass
+        count = None
+    if count is not None:
+        if not 0 < count < math.inf:
+            raise ValueError(f"model is {name!r}; a number of parameters must be positive")
+        return count
     from asr_train.model.store import num_parameters  # loads torch
 
     return num_parameters(model_settings(name), whole(given, "mels"), whole(given, "outputs"))
@@ -308,6 +315,7 @@ def optima(request: PlanRequest, found: Plan) -> list[str]:
         f"{k.value}, block {max(request.block_steps)}" if k.has_blocks else k.value for k in kinds_
     ]
     striped = found.optima[0].stripes is not None
+    all_found = [k for one in found.optima for k in [*one.nodes.values(), one.stripes or 1.0]]
     lines = [
         "## K-hat: the useful number of workers",
         "",
@@ -315,7 +323,7 @@ def optima(request: PlanRequest, found: Plan) -> list[str]:
         "before the exchange takes longer than computing (Seide et al., 2014: T_calc = T_comm with "
         "half batches). With more workers, training is not faster"
         + ("; stripes: GPUs that the layers may be cut over instead." if striped else ".")
-        + " any: computing, of which a part is fixed, always hides the exchange.",
+        + ' "any": an exchange that is always hidden.' * any(map(math.isinf, all_found)),
         "",
         "| frames, all workers | " + " | ".join([*names, "stripes"][: len(names) + striped]) + " |",
         "|---:|" + "---:|" * (len(names) + striped),

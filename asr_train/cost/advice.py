@@ -150,7 +150,7 @@ def _all_methods(request: PlanRequest) -> Iterator[Scheme]:
     yield Scheme(traffic=Traffic.allreduce, way=Way.tree)
     yield Scheme(traffic=Traffic.gtc)
     yield Scheme(traffic=Traffic.gtc_async, way=Way.direct)
-    yield Scheme(traffic=Traffic.onebit, lag=1)
+    yield Scheme(traffic=Traffic.onebit, way=Way.direct, lag=1)
     for block_steps in request.block_steps:
         yield Scheme(traffic=Traffic.bmuf, block_steps=block_steps)
         for size in request.group_sizes:

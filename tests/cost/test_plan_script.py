@@ -36,6 +36,7 @@ def test_it_writes_a_table_its_numbers_and_a_plot(tmp_path, capsys):
     assert [row["minibatch_frames"] for row in optima] == [1024, 4096, 8192, 16384]
     assert optima[0]["workers"].keys() == {"allreduce", "1bit", "gtc", "bmuf"}
     assert "K-hat" in text
+    assert ('"any"' in text) == ("| any" in text)
 
 
 def test_only_the_methods_asked_for(tmp_path):
@@ -77,7 +78,9 @@ def test_densities_are_the_papers():
         (("density=2",), "density is 2.0; it must lie in"),
         (("codec=zip",), "codec is 'zip'; allowed"),
         (("methods=gtc,adam",), "methods has 'adam'; allowed: sgd, allreduce"),
-        (("minibatch=0",), "frames is 0.0; it must be positive"),
+        (("minibatch=0",), "minibatch is '0'; it must be a positive number"),
+        (("fps=inf",), "fps is 'inf'; it must be a positive number"),
+        (("model=-5M",), "model is '-5M'; a number of parameters must be positive"),
     ],
 )
 def test_wrong_input_is_refused_by_name(arguments, said, tmp_path):
