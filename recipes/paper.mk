@@ -69,19 +69,25 @@ TRAIN  := train
 DEV    := dev
 TEST   := test
 include $(ROOT)/recipes/stages.mk
+ifneq ($(strip $(SET)),)
+$(error SET is '$(SET)', but nothing is trained for $(TABLES), so that settings have no effect; leave it out)
+endif
 endif
 
 ## In a paper's folder, or from the root as `make PAPER` and `make PAPER-TABLE`:
 ##   SCALE=tiny, small, medium, full    TABLES='table2 figure1'    CORPUS=recipe whose speech to use
 ##   PARALLEL=runs trained at once   RESULTS=folder to copy the tables, and the records of their runs, to
 ##   RECORDS=folder of records: these runs are not trained (results/PAPER/records, or another machine's)
+##   SET='optim.max_norm=1'     settings that the paper's runs do not set themselves
 ##   DRY_RUN=1                  a few steps of each run on random frames instead: seconds, memory, hours per row
+##                              with PASS_HOURS=hours of speech per epoch (default: the scale's)
 .PHONY: paper paper-tables
 DRY_RUN ?=
 PASS_HOURS_OF_tiny := 0.15
 PASS_HOURS_OF_small := 3.1
 PASS_HOURS_OF_medium := 24
-PASS_HOURS ?= $(or $(PASS_HOURS_OF_$(SCALE)),1000)
+PASS_HOURS_OF_full ?= 1000# of the paper
+PASS_HOURS ?= $(PASS_HOURS_OF_$(SCALE))
 RESULTS ?=
 COPIES = $(call from_root,$(RESULTS))
 RECORDS_MADE = $(patsubst %,$W/tables/records/%.jsonl,$(sort $(filter-out $(EPOCHS),$(call to_train,$(NAMED)))))
@@ -109,13 +115,15 @@ paper:
 	  cp $W/tables/$(PAPER)-$$t.$$e $(COPIES)/$$t.$$e; done; done; \
 	  $(if $(strip $(RECORDS_MADE)),cp $(RECORDS_MADE) $(COPIES)/records))
 endif
-paper-tables: $(MADE)
+paper-tables: $(MADE) ; @:
 
 ifneq ($(filter %-recorded,$(SCALES)),)
 $W/exp/$(SCALES)/tuned.json: $W/exp/$(firstword $(call to_train,$(filter-out $(EPOCHS),$(NAMED))))/model.json \
   $C/decode.yaml $C/normaliser.yaml $W/lang/index.json $W/feats/$(DEV).jsonl.gz $(call from_root,$(RECORDS))/$(BASE).jsonl
 	$Q$(PY) $S/tune.py $^ $@
 endif
+# What the papers print, and the clusters that are simulated
+PRINTED := $(wildcard $(ROOT)/conf/papers/*.yaml $(ROOT)/conf/cluster/*.yaml)
 records_of = $(patsubst %,$(call from_root,$(RECORDS))/%.jsonl,$(filter $(RECORDED),$(NAMED_$1)))
 define paper_rule # $1 is the table
 $W/tables/$(PAPER)-$1.ratios%json: $(CURDIR)/$1.yaml $W/shards/$(ALIGNER)/$(TRAIN)/index.json $(CURDIR)/paper.yaml \
@@ -124,10 +132,9 @@ $W/tables/$(PAPER)-$1.ratios%json: $(CURDIR)/$1.yaml $W/shards/$(ALIGNER)/$(TRAI
 $W/tables/$(PAPER)-$1%md: $(CURDIR)/$1.yaml $W/tables/$(PAPER)-$1.ratios.json $C/score.yaml $C/decode.yaml \
   $(CURDIR)/paper.yaml $W/shards/$(ALIGNER)/$(TRAIN)/index.json $(call records_of,$1) \
   $(foreach r,$(call to_train,$(NAMED_$1)),$W/exp/$r/model.json $(patsubst %,$W/exp/$r/score.%.json,$(call tests_of,$1))) \
-  $C/recorded.yaml
+  $C/recorded.yaml $(PRINTED)
 	$Q$$(PY) $$S/paper.py $$(SCALE) $$(wordlist 1,4,$$^) $$C/run $$(word 6,$$^) $$W/exp $(call records_of,$1) $$@
 endef
 $(foreach t,$(TRAINED),$(eval $(call paper_rule,$t)))
-$(ESTIMATED:%=$W/tables/$(PAPER)-%.md): $W/tables/$(PAPER)-%.md: $(CURDIR)/paper.yaml $(CURDIR)/%.yaml \
-  $(wildcard $(ROOT)/conf/papers/seide2014_*.yaml $(ROOT)/conf/cluster/k20x_*.yaml)
+$(ESTIMATED:%=$W/tables/$(PAPER)-%.md): $W/tables/$(PAPER)-%.md: $(CURDIR)/paper.yaml $(CURDIR)/%.yaml $(PRINTED)
 	$Q$(PY) $S/estimate.py $(wordlist 1,2,$^) $@

@@ -42,8 +42,8 @@ $(error unknown variable $(firstword $(UNKNOWN))$(shell $(PY) -c 'import sys, di
 endif
 # MORE and TEXT are variables of all recipes with recordings, but some have no use for them.
 unused = $(if $2,$(if $(findstring $(firstword $2),$(CONF)),,$(error $1 is '$($1)', but this recipe reads no such files; leave it out)))
-$(call unused,MORE,$(MORE_DIRS))
-$(call unused,TEXT,$(TEXTS))
+$(call unused,MORE,$(value MORE_DIRS))
+$(call unused,TEXT,$(value TEXTS))
 SETTINGS = gmm=$(ALIGNER) $(CONF) $(strip $(SET))# where two name one key, the later wins
 # C is the folder of settings files. A plan (-n) works on a copy of it, so that asking changes neither
 # what a make that runs at the same time reads, nor what is stale.

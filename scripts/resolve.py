@@ -31,7 +31,7 @@ from asr_train import compose
 from asr_train.choices import Choices, check_known
 from asr_train.files import write_yaml
 from asr_train.jobs import main
-from asr_train.paper.rows import Run, read_table, runs_by_settings
+from asr_train.paper.rows import Run, check_effect, read_table, runs_by_settings
 from asr_train.schema import Config, Inputs, Method, RunSettings, SettingsError, plain
 
 VARIABLE = re.compile(r"[A-Z]+=")
@@ -56,6 +56,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
     if stripes > 1:
         given.insert(0, f"comm.stripes={stripes}")
     named = runs_of_tables(files_of_tables)
+    check_effect(given, named.values())
     composed, begins = {}, {}
     for name in runs.split() or ["dnn"]:
         begins[name], objective = _continued(name, choices)

@@ -129,6 +129,9 @@ def test_what_is_finished_is_not_made_again(make, strom):
     said = make("strom2015", work, "TABLES=figure1")
     assert set(re.findall(r"scripts/(\w+)\.py", said)) <= {"paper", "resolve"}
     assert (work / "tables" / "strom2015-figure1.md").exists()
+    printed = f"{ROOT}/conf/papers/strom2015.yaml"
+    said = make("strom2015", work, "-n", "TABLES=figure1", "-W", printed)
+    assert "scripts/paper.py" in said
 
 
 def test_runs_with_a_record_are_not_trained(make, strom, tmp_path):

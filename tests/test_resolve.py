@@ -440,12 +440,36 @@ def test_with_seeds_each_run_is_trained_once_with_every_one(plan, tmp_path):
     assert tuned == {"mono", "sgd-seed1"}
 
 
-def test_a_papers_runs_have_their_own_seeds():
-    make = ["make", "-n", "-C", str(CONF.parent / "recipes" / "strom2015"), "SEEDS=1 2"]
+@pytest.mark.parametrize(
+    "paper, given, said",
+    [
+        (
+            *("strom2015", ["SEEDS=1 2"]),
+            "SEEDS is '1 2', but a paper's runs have the seeds of scales.small",
+        ),
+        (
+            *("seide2014_1bit", ["TABLES=table4", "SET=optim.rate=1"]),
+            "SET is 'optim.rate=1', but nothing is trained for table4",
+        ),
+    ],
+)
+def test_what_would_have_no_effect_on_a_papers_runs_is_refused(paper, given, said):
+    make = ["make", "-n", "-C", str(CONF.parent / "recipes" / paper), *given]
     env = {k: v for k, v in os.environ.items() if k != "MAKEFLAGS"}
     done = subprocess.run(make, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 2
-    assert "SEEDS is '1 2', but a paper's runs have the seeds of scales.small" in done.stderr
+    assert said in done.stderr
+    assert "warning" not in done.stderr
+
+
+def test_a_dry_run_at_full_scale_counts_the_papers_hours():
+    make = ["make", "-n", "-C", str(CONF.parent / "recipes" / "ladkat2019"), "SCALE=full"]
+    env = {k: v for k, v in os.environ.items() if k != "MAKEFLAGS"}
+    said = subprocess.run(
+        [*make, "DRY_RUN=1", "TABLES=figure2", "CORPUS=digits"],
+        **{"capture_output": True, "text": True, "env": env, "check": True},
+    ).stdout
+    assert "/ladkat2019/figure2.yaml 2000 " in said
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,23 @@ def runs_by_settings(tables: Iterable[Table]) -> dict[str, Run]:
     return named
 
 
+def check_effect(given: Iterable[str], runs: Iterable[Run]) -> None:
+    """Check that overrides have an effect: those of a table's runs come last.
+
+    Raises:
+        SettingsError: naming one whose key all runs set to something else.
+    """
+    own = [dict(each.split("=", 1) for each in run.overrides) for run in runs]
+    for key, _, value in (each.partition("=") for each in given):
+        values = {settings.get(key, value) for settings in own}
+        if values and value not in values:
+            raise SettingsError(
+                f"SET says {key}={value}, but the paper's tables set it to "
+                f"{' or '.join(sorted(values))}, which would win; change it in paper.yaml or the "
+                "table's file, or leave it out"
+            )
+
+
 def read_table(path: Path | str, scale: str, papers: Path) -> Table:
     """Read a table from its file, which is beside its paper.yaml.
 

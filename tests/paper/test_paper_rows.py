@@ -9,6 +9,7 @@ from asr_train.paper.rows import (
     PaperSettings,
     RowSettings,
     ScaleSettings,
+    check_effect,
     printed_rows,
     read_table,
     run_of,
@@ -243,6 +244,15 @@ def test_one_name_for_two_runs_is_refused_in_one_table_and_in_two(tmp_path):
     folder_with(tmp_path, **tables)
     with pytest.raises(SettingsError, match=named):
         runs_by_settings(read(folder, "full", *tables))
+
+
+def test_a_setting_that_all_runs_set_otherwise_is_refused(tmp_path):
+    table = read(folder_with(tmp_path, table1=TABLE), "small", "table1")[0]
+    check_effect(["decode.beam=9", "comm.workers=1", "optim.epochs=3"], table.runs)
+    with pytest.raises(
+        SettingsError, match=r"SET says optim.epochs=5, but the paper's tables set it to 3, which"
+    ):
+        check_effect(["optim.epochs=5"], table.runs)
 
 
 def test_a_figure_has_no_printed_rows():
