@@ -29,7 +29,7 @@ from asr_train.comm.loopback import Loopback
 from asr_train.files import read_jsonl, write_json, write_text
 from asr_train.model.store import num_parameters
 from asr_train.paper.ratios import ratios
-from asr_train.paper.rows import Table, read_table
+from asr_train.paper.rows import BASELINE, Table, check_effect, read_table
 from asr_train.report.exchange import digits
 from asr_train.report.tables import as_markdown, commit, machine
 from asr_train.schema import Config, RunSettings
@@ -79,13 +79,17 @@ def dry_run(scale: str, file: str, hours: str, *more: str) -> None:
 
 
 def configs(table: Table, given: Sequence[str] = ()) -> Iterator[tuple[str, Config]]:
-    """Yield the settings of each row of the table; equal runs come once."""
+    """Yield the settings of the baseline and of each row; equal runs come once, as a row."""
+    check_effect(given, table.runs)
+    rows = [(row.label, row.runs[0]) for row in table.rows]
+    baseline = table.baselines[0]
+    if baseline.name not in {run.name for _, run in rows}:
+        rows.insert(0, (BASELINE, baseline))
     seen = set()
-    for row in table.rows:
-        run = row.runs[0]
+    for label, run in rows:
         if run.name not in seen:
             seen.add(run.name)
-            yield row.label, compose.settings(run.base, [*given, *run.overrides])
+            yield label, compose.settings(run.base, [*given, *run.overrides])
 
 
 def in_a_process(config: Config, hours: float) -> dict[str, Any]:
@@ -114,7 +118,8 @@ def few_steps(config: Config, hours: float) -> dict[str, Any]:
         train(replace(run, optim=optim), shards, shards, Path(folder, "run"), device, exchange)
         rows = [row for row in read_jsonl(Path(folder, "run", "log.jsonl")) if "frames" in row]
     seconds = min(row["step_seconds"] for row in rows[1:] or rows)
-    steps = ratios(run, hours * FRAMES_PER_HOUR * run.optim.share / stride)["updates"]
+    planned = replace(run, optim=replace(run.optim, auto_minibatch=None))
+    steps = ratios(planned, hours * FRAMES_PER_HOUR * run.optim.share / stride)["updates"]
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
     return {
         "parameters": num_parameters(run.model, mels, STATES),
@@ -142,8 +147,8 @@ def markdown(found: dict[str, Any]) -> str:
     notes = [
         f"A few steps of each row at scale {found['scale']}, on random frames with {STATES:,} "
         "states: nothing was trained. Hours: the seconds of a step times the run's steps with "
-        f"{found['hours']:g} hours of speech per pass; smaller minibatches at the beginning take "
-        "less time than is counted.",
+        f"{found['hours']:g} hours of speech per pass; smaller minibatches at the beginning, and "
+        "larger ones that a controller chooses, take less time than is counted.",
         *([f"With {' '.join(found['settings'])}."] if found["settings"] else []),
         f"{found['date']}, commit {found['commit']}, {found['device']}.",
     ]

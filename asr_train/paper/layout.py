@@ -274,12 +274,16 @@ def notes(table: TableDict) -> list[str]:
         f"{', a mean over seeds' if base['seeds'] > 1 else ''}; {_seeds_words(rows)} per row. "
         "Frame errors: of DEV, after the last epoch.",
         _size_note(rows),
-        "KB, ratio, elements and density: what a worker sends per step, messages with headers, "
-        "averaged over the run (of GTC: over steps in which it has a minibatch); including weights "
-        "of blocks. The ratio is to 4 bytes per parameter. Received: what arrives at a worker from "
-        "all others; bf16 / received: ring all-reduce of bf16 gradients receives so many times as "
-        "much; minutes: in which a worker receives the whole run's at that rate.",
     ]
+    if any(ours["message_bytes_a_minibatch"] for ours in rows):
+        lines.append(
+            "KB, ratio, elements and density: what a worker sends per step, messages with headers, "
+            "averaged over the run (of GTC: over steps in which it has a minibatch); including "
+            "weights of blocks. The ratio is to 4 bytes per parameter. Received: what arrives at a "
+            "worker from all others; bf16 / received: ring all-reduce of bf16 gradients receives "
+            "so many times as much; minutes: in which a worker receives the whole run's at that "
+            "rate."
+        )
     virtual = any(ours["processes"] < ours["workers"] for ours in rows)
     lines.append(
         "CPU of this machine: CPU seconds of training steps"

@@ -73,7 +73,9 @@ def rate_in(optim: OptimSettings, epoch: int) -> float:
     return optim.rate * (0.5**halvings if optim.halving is Halving.each_epoch else 1.0)
 
 
-def _updates(shape: _Shape) -> float:
+def _updates(shape: _Shape) -> float | None:
+    if shape.run.optim.auto_minibatch is not None:
+        return None
     steps = 0.0
     for epoch in range(shape.run.optim.epochs):
         for first, last, frames, most in shape.run.optim.parts(epoch):
@@ -88,16 +90,20 @@ def _pretraining(shape: _Shape) -> float | None:
     return None if pretrain is None else pretrain.share * pretrain.epochs
 
 
-def _last_rate(shape: _Shape) -> float:
+def _last_rate(shape: _Shape) -> float | None:
     optim = shape.run.optim
+    if optim.auto_rate is not None:
+        return None
     if optim.halving is Halving.newbob:
         return optim.min_rate / optim.rate
     return rate_in(optim, optim.epochs - 1) / optim.rate
 
 
-def _growth(shape: _Shape) -> float:
+def _growth(shape: _Shape) -> float | None:
     """Of a step of all workers: the last one's frames over the first one's."""
     run = shape.run
+    if run.optim.auto_minibatch is not None:
+        return None
     _, _, frames, most = next(iter(run.optim.parts(0)))
     workers = min(shape.workers, most or shape.workers)
     return shape.step_frames / (workers * frames / run.comm.halves(workers))
@@ -125,7 +131,7 @@ def _cap(shape: _Shape) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A ratio: its heading, and its value for a run; None if that has none."""
+    """A ratio: its heading, and its value for a run; None if none, or a controller chooses it."""
 
     words: str
     of: Callable[[_Shape], float | None]

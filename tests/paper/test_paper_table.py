@@ -504,6 +504,7 @@ def test_words_wrong_after_each_pass_stand_beside_the_papers(tmp_path):
     assert cells["WER % after epoch 7: paper / ours"] == f"16.0 / {DASH}"
     said = "frames per step in each epoch 64, 64, 512; the rate was divided by 1, 2, 3 at the end"
     assert f"{said} of each." in markdown(found)
+    assert "KB" not in markdown(found)  # nothing was sent
     found["rows"][0]["ours"]["seeds"] = 3
     assert f"{said} of each, with the first seed." in markdown(found)
 

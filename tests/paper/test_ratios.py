@@ -72,9 +72,23 @@ def test_an_update_of_two_tiers_is_that_of_a_group():
     assert alone["update_size"] == pytest.approx(0.01 * 256)
 
 
+def test_what_a_controller_chooses_has_no_ratio():
+    chosen = {"updates", "growth", "last_rate"}
+    automatic, listed = (
+        printed("seide2014_parallelizability", "sgd", **settings)
+        for settings in ({}, {"optim__auto_rate": None, "optim__auto_minibatch": None})
+    )
+    assert listed.keys() - automatic.keys() == chosen
+
+
 def test_double_buffering_has_twice_the_steps_and_half_the_frames():
     rows = [
-        printed("seide2014_1bit", "onebit", comm__onebit__double_buffering=is_late)
+        printed(
+            "seide2014_1bit",
+            "onebit",
+            comm__onebit__double_buffering=is_late,
+            optim__auto_minibatch=None,
+        )
         for is_late in (False, True)
     ]
     cold = 0.0777 * 111_240_000 / 256  # steps of one worker, which are not halved
