@@ -172,14 +172,13 @@ def parameters(given: Mapping[str, str]) -> float:
     try:
         count = 1e6 * float(name[:-1]) if name.endswith("M") else float(name)
     except ValueError:
-        count = None
-    if count is not None:
-        if not 0 < count < math.inf:
-            raise ValueError(f"model is {name!r}; a number of parameters must be positive")
-        return count
-    from asr_train.model.store import num_parameters  # loads torch
+        from asr_train.model.store import num_parameters  # loads torch
 
-    return num_parameters(model_settings(name), whole(given, "mels"), whole(given, "outputs"))
+        settings = model_settings(name)
+        return num_parameters(settings, whole(given, "mels"), whole(given, "outputs"))
+    if not 0 < count < math.inf:
+        raise ValueError(f"model is {name!r}; a number of parameters must be positive")
+    return count
 
 
 def activations(name: str) -> float:
