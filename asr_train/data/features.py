@@ -33,6 +33,7 @@ from asr_train.frames import whole_rate
 from asr_train.schema import FeatsSettings, NormBy, NormSettings, build, plain
 
 LIFTER = 22.0  # Kaldi's
+DIGITAL_SILENCE = math.log(2 * np.finfo(np.float32).eps)  # no bin of such a frame is above
 
 # --- the store ----------------------------------------------------------------------------------
 
@@ -368,12 +369,17 @@ class Heard(Feats):
     def put(
         self, utt_id: str, speaker: str, words: str, feats_TF: np.ndarray, seconds: float
     ) -> Utterance:
-        """Add an utterance; a speaker's mean and variance are those of the speaker's utterances."""
+        """Add an utterance; a speaker's mean and variance are those of the speaker's utterances.
+
+        Digital silence (equal samples, as of telephones or padding) has no level: it does not
+        count in them, and becomes as quiet as the quietest of the other frames.
+        """
         utterance = Utterance(utt_id, speaker, words, seconds, len(feats_TF), {})
         self.utterances.append(utterance)
         self.frames += len(feats_TF)
-        self._feats[utt_id] = feats_TF
-        self._speakers[speaker] = self._speakers.get(speaker, self._prior) + Sums.of(feats_TF)
+        heard_TF = feats_TF[feats_TF.max(1) > DIGITAL_SILENCE]
+        self._feats[utt_id] = np.maximum(feats_TF, heard_TF.min(0)) if len(heard_TF) else feats_TF
+        self._speakers[speaker] = self._speakers.get(speaker, self._prior) + Sums.of(heard_TF)
         return utterance
 
     def load(self, utterance: Utterance) -> np.ndarray:
