@@ -130,7 +130,7 @@ def test_what_is_finished_is_not_made_again(make, strom):
     assert set(re.findall(r"scripts/(\w+)\.py", said)) <= {"paper", "resolve"}
     assert (work / "tables" / "strom2015-figure1.md").exists()
     printed = f"{ROOT}/conf/papers/strom2015.yaml"
-    said = make("strom2015", work, "-n", "TABLES=figure1", "-W", printed)
+    said = make("strom2015", work, "-n", "TABLES=figure1", "-W", printed, "paper-tables")
     assert "scripts/paper.py" in said
 
 
