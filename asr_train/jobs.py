@@ -29,6 +29,7 @@ from tqdm import tqdm
 
 from asr_train import interrupt
 from asr_train.files import read_json, write_json
+from asr_train.locks import making
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -174,7 +175,8 @@ def main(stage: Callable[..., str | None], usage: str) -> None:
             stage's line, with the seconds that it took.
         usage: the script's docstring, printed for --help and for a wrong call.
     DEBUG=1 in the environment shows the whole traceback. If ASR_WORK names the recipe's work
-    folder, the stage's seconds are stored in its `log/` for `make status`.
+    folder, the stage's seconds are stored in its `log/` for `make status`, and no other process may
+    make the same output meanwhile.
     """
     paths = sys.argv[1:]
     name = Path(sys.argv[0]).stem
@@ -184,7 +186,8 @@ def main(stage: Callable[..., str | None], usage: str) -> None:
     start = time.time()
     try:
         interrupt.begin()
-        summary = stage(*paths)
+        with making(paths[-1]):
+            summary = stage(*paths)
         if summary:
             print(f"{summary}; {time.time() - start:.1f} s")
         _keep_times(name, paths, start)

@@ -29,8 +29,9 @@ from typing import Any
 
 from asr_train import compose
 from asr_train.choices import Choices, check_known
-from asr_train.files import write_yaml
+from asr_train.files import read_yaml, write_yaml
 from asr_train.jobs import main
+from asr_train.locks import being_made
 from asr_train.paper.rows import Run, check_effect, read_table, runs_by_settings
 from asr_train.schema import Config, Inputs, Method, RunSettings, SettingsError, plain
 
@@ -109,6 +110,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
     for run in choices.decoded:
         kept = {"lattices": True} if run in choices.rescore else {}
         files[f"scales/{run}"] = {"scales": choices.scales_of(run), **kept}
+    check_alone(Path(folder), files)
     for name, value in files.items():
         path = Path(folder) / f"{name}.yaml"
         is_new = not path.exists()
@@ -118,6 +120,24 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         edited = max((os.stat(file).st_mtime_ns for _, file in inputs.get(name, ())), default=0)
         if edited > path.stat().st_mtime_ns:
             os.utime(path, ns=(edited, edited))
+
+
+def check_alone(folder: Path, contents: dict[str, Any]) -> None:
+    """Refuse to change settings that another make still reads.
+
+    Raises:
+        SettingsError: if a stage runs in the work folder; names the settings and what it makes.
+    """
+    output = being_made(folder.parent) if folder.name == "conf" else None
+    if output is None:
+        return
+    for name, value in contents.items():
+        path = folder / f"{name}.yaml"
+        if path.exists() and read_yaml(path) != value:
+            raise SettingsError(
+                f"{path} would change while another make still reads it ({output} is being made); "
+                "wait for it, or name another folder with W="
+            )
 
 
 def whole_number(name: str, variables: list[str]) -> int:

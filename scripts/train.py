@@ -29,10 +29,11 @@ import torch
 from asr_train import files, jobs, schema
 from asr_train.comm.processes import close_exchange, open_exchange, started
 from asr_train.comm.stripes import open_stripes
+from asr_train.locks import locked
 from asr_train.shards.reader import Shards
 from asr_train.train.loop import train
 from asr_train.train.pretrain import pretrained
-from asr_train.train.process import alone_in, chosen_device, die_with_launcher
+from asr_train.train.process import chosen_device, die_with_launcher
 
 
 def stage(train_index: str, dev_index: str, settings: str, *paths: str) -> str | None:
@@ -57,7 +58,8 @@ def stage(train_index: str, dev_index: str, settings: str, *paths: str) -> str |
     device = chosen_device()
     folder = Path(output).resolve().parent
     splits = Shards(train_index).some(run.optim.share), Shards(dev_index)
-    with alone_in(folder) if leads else contextlib.nullcontext():
+    refusal = f"another process trains in {folder}; wait for it, or end it"
+    with locked(folder / ".lock", refusal) if leads else contextlib.nullcontext():
         if leads:
             forget_other_workers(folder, workers)
         # Before the process group forms: the others would time out while one pretrains

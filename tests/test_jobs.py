@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from asr_train.jobs import num_jobs, parallel_map
+from asr_train.locks import FOLDER, being_made, locked
 
 ROOT = Path(__file__).parents[1]
 STAGES = sorted(p for p in ROOT.glob("scripts/*.py") if not p.stem.startswith("bench_"))
@@ -80,13 +81,13 @@ def test_a_failing_stage_says_why_in_one_line():
 
 
 def stage(code: str, **environment: str) -> subprocess.Popen:
-    """Start a stage: `code` defines stage(output); the output is named `out`."""
+    """Start a stage: `code` defines stage(output); the output is OUT, else named `out`."""
     return subprocess.Popen(
         [
             sys.executable,
             "-c",
             f"from asr_train.jobs import *\n{code}\nmain(stage, 'usage')",
-            "out",
+            environment.get("OUT", "out"),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -234,3 +235,17 @@ def test_debug_shows_the_traceback():
 def test_an_assertion_is_a_defect_and_shows_its_traceback():
     _, said = stage("def stage(output): assert output == 'other'").communicate()
     assert said.startswith("Traceback")
+
+
+def test_two_makes_do_not_make_one_output(tmp_path):
+    """A second make in a work folder is refused what the first is making, and nothing else."""
+    code, work = "def stage(output): return 'made'", str(tmp_path)
+    with locked(tmp_path / FOLDER / "out", "never"):
+        assert being_made(tmp_path) == "out"
+        _, said = stage(code, ASR_WORK=work, OUT=f"{work}/out").communicate()
+        assert said.startswith(f"-c: {work}/out is being made by another make")
+        shown, _ = stage(code, ASR_WORK=work, OUT=f"{work}/other").communicate()
+        assert shown.startswith("made")
+    assert being_made(tmp_path) is None
+    shown, _ = stage(code, ASR_WORK=work, OUT=f"{work}/out").communicate()
+    assert shown.startswith("made")

@@ -14,6 +14,7 @@ import pytest
 from asr_train.choices import Choices
 from asr_train.compose import CONF, settings
 from asr_train.files import read_yaml
+from asr_train.locks import FOLDER, locked
 from asr_train.schema import Config, SettingsError
 from scripts.resolve import resolve
 
@@ -279,6 +280,20 @@ def test_only_the_file_of_a_changed_setting_is_rewritten(tmp_path):
     resolve(str(tmp_path), "dnn", "decode.beam=12")
     after = mtimes(tmp_path)
     assert {name for name in after if after[name] != before[name]} == {"decode.yaml"}
+
+
+def test_settings_that_another_make_reads_are_not_changed(tmp_path):
+    conf = tmp_path / "conf"
+    resolve(str(conf), "dnn")
+    before = mtimes(conf)
+    with locked(tmp_path / FOLDER / "feats_train.jsonl.gz", "never"):
+        resolve(str(conf), "dnn")
+        with pytest.raises(SettingsError, match=r"decode\.yaml would change .*feats_train"):
+            resolve(str(conf), "dnn", "decode.beam=12")
+        assert mtimes(conf) == before
+        resolve(str(tmp_path / ".plan"), "dnn", "decode.beam=12")  # of make -n
+    resolve(str(conf), "dnn", "decode.beam=12")
+    assert mtimes(conf) != before
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from asr_train import files, schema
+from asr_train.locks import locked
 from asr_train.schema import CommSettings, Method, RunSettings, Scaling
 from asr_train.shards.reader import Shards
 from asr_train.train.loop import train
-from asr_train.train.process import alone_in
 
 POLL_SECONDS = 0.5
 
@@ -53,7 +53,7 @@ def pretrained(
             time.sleep(POLL_SECONDS)
         return paths[-1]
     made = None
-    with alone_in(folder, waits=True):  # of two runs that want it, one trains it
+    with locked(folder / ".lock", "", waits=True):  # of two runs that want it, one trains it
         for path, (_, stage) in zip(paths, todo, strict=True):
             if not path.exists():
                 train(stage, part, dev_shards, path.parent, device, initial=made)

@@ -1,10 +1,6 @@
-"""A training process and its machine: device, lock of its folder, end with its launcher."""
+"""A training process and its machine: device, end with its launcher."""
 
-import contextlib
-import fcntl
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
@@ -19,26 +15,6 @@ def die_with_launcher() -> None:
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         jobs.die_with_parent()
-
-
-@contextlib.contextmanager
-def alone_in(folder: Path, waits: bool = False) -> Iterator[None]:
-    """Lock a folder against other training processes, if its file system has locks.
-
-    Raises:
-        ValueError: if another process has locked it, and this one does not wait.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
-        except BlockingIOError as error:
-            raise ValueError(
-                f"another process trains in {folder}; wait for it, or end it"
-            ) from error
-        except OSError as error:
-            print(f"{folder} cannot be locked ({error}); start one training at a time", flush=True)
-        yield
 
 
 def chosen_device() -> torch.device:
