@@ -203,14 +203,28 @@ def worker_counts(most: int) -> list[int]:
 
 
 def best_of_each_kind(options: Sequence[Option]) -> list[Option]:
-    """Return each kind's fastest option, or one nearly as fast that is nearer to SGD."""
-    kinds = [kind for kind in ORDER if any(o.method.traffic is kind for o in options)]
-    return [nearest([o for o in options if o.method.traffic is kind], NEAR_BLOCK) for kind in kinds]
+    """Return each kind's fastest option, or one nearly as fast that is nearer to SGD.
+
+    Of a kind with options that are about as fast as any, it is one of these.
+    """
+    fast = about_as_fast(options)
+    best = []
+    for kind in ORDER:
+        of_kind = [option for option in options if option.method.traffic is kind]
+        if of_kind:
+            best.append(nearest([o for o in of_kind if o in fast] or of_kind, NEAR_BLOCK))
+    return best
 
 
 def advised(options: Sequence[Option]) -> Option:
     """Return the kind's best option nearest to SGD that is about as fast as any."""
-    return nearest(best_of_each_kind(options), NEAR)
+    return best_of_each_kind(about_as_fast(options))[0]
+
+
+def about_as_fast(options: Sequence[Option]) -> list[Option]:
+    """Return the options that reach NEAR of the highest frames/s."""
+    enough = NEAR * max(option.speed.frames_per_second for option in options)
+    return [option for option in options if option.speed.frames_per_second >= enough]
 
 
 def nearest(options: Sequence[Option], share: float) -> Option:
