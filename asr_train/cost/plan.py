@@ -255,7 +255,8 @@ class _Run:
         self.sim = Simulation(self.links)
         self.parts = 1
         if method.traffic is Traffic.onebit:
-            self.parts = 1 + (method.lag > 0)  # of a minibatch: double buffering halves it
+            # Of a minibatch: double buffering halves it
+            self.parts = 1 + (method.lag > 0 and workers > 1)
         self.warm = 0
         if method.traffic is Traffic.gtc_async or method.lag:
             self.warm = 4 + 2 * max(method.lag, QUEUE if method.traffic is Traffic.gtc_async else 0)
