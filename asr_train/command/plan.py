@@ -9,7 +9,7 @@ Writes plan.md, plan.json and plan.png into the folder of out=.
   minibatch=N      frames per worker and step, as the network counts them   (2048)
   tau=T            what GTC sends: as in strom2015's table 3 at that tau, 2 to 15   (4)
   density=P        or the share of the parameters: 0.001
-  log=PATH         or the log.jsonl of one of our runs, whose messages are replayed
+  log=PATH         or the log.jsonl of a run with the same network, whose messages are replayed
   codec=NAME       packed32, tile16 or rice                    (packed32)
   blocks=N,N       steps between BMUF's exchanges              (25,50,100,200)
   groups=N,N       workers per group of BMUF-GTC              (2,4,8)
@@ -33,6 +33,7 @@ from typing import Any
 from asr_train.cost.advice import NEAR, ORDER, Plan, PlanRequest, crossovers, fastest_with, plan
 from asr_train.cost.calibrate import size_at
 from asr_train.cost.cluster import ClusterSettings, read_cluster
+from asr_train.cost.plan import logged_parameters
 from asr_train.facts import Traffic
 from asr_train.files import read_yaml, replacing, write_json, write_text
 from asr_train.places import ROOT
@@ -285,7 +286,18 @@ def markdown(
 
 def sent(request: PlanRequest) -> str:
     if request.log is not None:
-        return f"GTC's messages are those of {request.log}, one row of it per step."
+        theirs = logged_parameters(request.log)
+        text = (
+            f"GTC's messages are those of {request.log}, one row of it per step, of a network of "
+            f"{theirs / 1e6:.3g} M parameters."
+        )
+        if abs(theirs / request.parameters - 1) < 0.01:
+            return text
+        elements = sum(m.elements for m in request.messages()) / len(request.messages())
+        return (
+            f"{text} **Messages of this network have other sizes**: plan with model={theirs:.0f}, "
+            f"or with density={elements / theirs:.2g}, the share of elements in that log."
+        )
     return f"GTC sends {request.density:.2g} of the elements, {request.codec}."
 
 

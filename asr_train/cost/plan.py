@@ -14,7 +14,7 @@ Every step of every worker is simulated: its computing time is drawn from a seed
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
@@ -197,6 +197,12 @@ def logged_messages(path: Path | str) -> tuple[MessageSize, ...]:
     return tuple(MessageSize(row["sent_bits"] / 8, row["elements_sent"]) for row in rows)
 
 
+def logged_parameters(path: Path | str) -> float:
+    """Return the number of parameters of the network of a run's log.jsonl."""
+    row = next(row for row in read_jsonl(path) if row.get("compression_ratio"))
+    return float(row["compression_ratio"] * row["sent_bits"] / 32)
+
+
 # --- simulation ---------------------------------------------------------------------------------
 
 
@@ -212,7 +218,8 @@ def simulate(
     """Simulate workers of `method.stripes` GPUs each, without the first steps that fill a pipeline.
 
     Args:
-        steps: to average over, at least; bmuf takes whole blocks, at least two.
+        steps: to average over, at least; bmuf takes whole blocks, at least two. If there are more
+            messages, evenly spaced ones are sent.
         known: cached results of collectives for the same cluster; is extended.
     Raises:
         ValueError: if cluster, work and method are inconsistent; names both values.
@@ -264,6 +271,9 @@ class _Run:
             blocks = max(2, round(steps / method.block_steps))
             self.warm, steps = 0, blocks * method.block_steps
         self.steps = (self.warm + steps) * self.parts
+        if (sizes := len(work.messages)) > self.steps:  # of a long log: from all of it
+            chosen = (work.messages[step * sizes // self.steps] for step in range(self.steps))
+            self.work = replace(work, messages=tuple(chosen))
         self.seconds_WS = self._draw(seed)
         self.marks: list[list[float]] = [[] for _ in range(workers)]
         self.extra_left = 0.0  # bytes out of nodes in cached collectives

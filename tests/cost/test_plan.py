@@ -283,6 +283,13 @@ def test_a_log_of_anything_but_gtcs_messages_is_refused(
         logged_messages(tmp_path / "log.jsonl")
 
 
+def test_of_more_messages_than_steps_some_of_all_are_sent():
+    work = replace(WORK, messages=(MESSAGE,) * 50 + (replace(MESSAGE, size=3e5),) * 50)
+    speed = simulate(flat(), work, Scheme(traffic=Traffic.gtc), 5, steps=10)
+    assert speed.step_seconds == pytest.approx(COMPUTE + 4 * 2e5 / RATE)
+    assert speed.sent_bytes == pytest.approx(2e5)
+
+
 @pytest.mark.parametrize(
     "codec, bits", [("packed32", 32.0), ("tile16", 16.0 + 16 / 32.768), ("rice", 9.97 + 2.5)]
 )

@@ -5,10 +5,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from asr_train import schema
-from asr_train.command.plan import CONF, density_at, model_settings
+from asr_train.command.plan import CONF, DEFAULTS, density_at, model_settings, requested, sent
 from asr_train.command.plan import planned as run
 from asr_train.cost.cluster import read_cluster
-from asr_train.files import read_json
+from asr_train.files import read_json, write_jsonl
 
 CLUSTERS = sorted(path.stem for path in (CONF / "cluster").glob("*.yaml"))
 SMALL = ("workers=4", "blocks=5", "groups=2", "model=1M")
@@ -52,6 +52,16 @@ def test_models_are_those_that_hydra_composes(name):
     assert model_settings(name) == schema.build(
         schema.ModelSettings, OmegaConf.to_container(chosen)
     )
+
+
+def test_a_log_of_another_network_is_named_with_its_density(tmp_path):
+    row = {"threshold": 4.0, "sent_bits": 3.2e4, "elements_sent": 1e3, "compression_ratio": 1e3}
+    write_jsonl(tmp_path / "log.jsonl", [row])
+    given = DEFAULTS | {"log": str(tmp_path / "log.jsonl")}
+    assert "other sizes" not in sent(requested(given | {"model": "1M"}))
+    text = sent(requested(given | {"model": "24M"}))
+    assert "of a network of 1 M parameters" in text
+    assert "plan with model=1000000, or with density=0.001" in text
 
 
 def test_densities_are_the_papers():
