@@ -254,7 +254,7 @@ def markdown(
 ) -> str:
     best = found.advised
     lines = [
-        f"# {request.workers} workers of {given['cluster']}: simulated",
+        f"# {request.workers} worker{'s' * (request.workers > 1)} of {given['cluster']}: simulated",
         "",
         f"{request.parameters / 1e6:.1f} M parameters, {request.minibatch_frames:,.0f} frames per "
         "worker "
@@ -279,9 +279,22 @@ def markdown(
             f"{size(speed.node_bytes)} |"
         )
     if request.workers > 1:
+        lines += left_out(request, found)
         lines += ["", *curves(found), "", *optima(request, found), "", *regimes(found, taus), ""]
         lines += accuracy()
     return "\n".join(lines) + "\n"
+
+
+def left_out(request: PlanRequest, found: Plan) -> list[str]:
+    planned_sizes = {1} | {option.method.group_size for option in found.options}
+    sizes = sorted(set(request.group_sizes) - planned_sizes)
+    if not sizes or Traffic.bmuf_gtc not in request.kinds:
+        return []
+    return [
+        "",
+        f"Groups of {', '.join(map(str, sizes))} are left out: they do not divide "
+        f"{request.workers} workers into two or more.",
+    ]
 
 
 def sent(request: PlanRequest) -> str:
@@ -383,7 +396,7 @@ def accuracy() -> list[str]:
 
 def size(count: float) -> str:
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
+        if count >= 0.9995 * scale:  # with three digits, 1
             return f"{count / scale:.3g} {unit}"
     return f"{count:.0f} B"
 

@@ -137,7 +137,8 @@ def methods(request: PlanRequest) -> list[Scheme]:
     if not found:
         names = ", ".join(kind.value for kind in request.kinds)
         raise ValueError(
-            f"{request.workers} workers cannot use any of {names}; allow further methods or groups"
+            f"workers is {request.workers}, with which none of {names} is possible; take another "
+            "number, or allow further methods or groups"
         )
     return found
 

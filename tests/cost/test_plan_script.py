@@ -5,13 +5,13 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from asr_train import schema
-from asr_train.command.plan import CONF, DEFAULTS, density_at, model_settings, requested, sent
+from asr_train.command.plan import CONF, DEFAULTS, density_at, model_settings, requested, sent, size
 from asr_train.command.plan import planned as run
 from asr_train.cost.cluster import read_cluster
 from asr_train.files import read_json, write_jsonl
 
 CLUSTERS = sorted(path.stem for path in (CONF / "cluster").glob("*.yaml"))
-SMALL = ("workers=4", "blocks=5", "groups=2", "model=1M")
+SMALL = ("workers=4", "blocks=5", "groups=2,3", "model=1M")
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -32,6 +32,7 @@ def test_it_writes_a_table_its_numbers_and_a_plot(tmp_path, capsys):
     assert (tmp_path / "plan.png").stat().st_size > 1000
     assert text in capsys.readouterr().out
     assert {row["workers"] for row in written["options"]} == {4}
+    assert "Groups of 3 are left out: they do not divide 4 workers" in text
     optima = written["optimal_workers"]
     assert [row["minibatch_frames"] for row in optima] == [1024, 4096, 8192, 16384]
     assert optima[0]["workers"].keys() == {"allreduce", "1bit", "gtc", "bmuf"}
@@ -62,6 +63,13 @@ def test_a_log_of_another_network_is_named_with_its_density(tmp_path):
     text = sent(requested(given | {"model": "24M"}))
     assert "of a network of 1 M parameters" in text
     assert "plan with model=1000000, or with density=0.001" in text
+
+
+@pytest.mark.parametrize(
+    "count, text", [(999, "999 B"), (999_499, "999 kB"), (999_700, "1 MB"), (2.5e9, "2.5 GB")]
+)
+def test_bytes_have_three_digits(count, text):
+    assert size(count) == text
 
 
 def test_densities_are_the_papers():
