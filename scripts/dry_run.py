@@ -148,7 +148,8 @@ def markdown(found: dict[str, Any]) -> str:
         f"A few steps of each row at scale {found['scale']}, on random frames with {STATES:,} "
         "states: nothing was trained. Hours: the seconds of a step times the run's steps with "
         f"{found['hours']:g} hours of speech per pass; smaller minibatches at the beginning, and "
-        "larger ones that a controller chooses, take less time than is counted.",
+        "larger ones that a controller chooses, take less time than is counted. Pretraining, which "
+        "rows share, is not counted.",
         *([f"With {' '.join(found['settings'])}."] if found["settings"] else []),
         f"{found['date']}, commit {found['commit']}, {found['device']}.",
     ]
