@@ -151,6 +151,7 @@ def _all_methods(request: PlanRequest) -> Iterator[Scheme]:
     yield Scheme(traffic=Traffic.allreduce, way=Way.tree)
     yield Scheme(traffic=Traffic.gtc)
     yield Scheme(traffic=Traffic.gtc_async, way=Way.direct)
+    yield Scheme(traffic=Traffic.onebit, way=Way.direct)
     yield Scheme(traffic=Traffic.onebit, way=Way.direct, lag=1)
     for block_steps in request.block_steps:
         yield Scheme(traffic=Traffic.bmuf, block_steps=block_steps)
@@ -231,13 +232,15 @@ def about_as_fast(options: Sequence[Option]) -> list[Option]:
 def nearest(options: Sequence[Option], share: float) -> Option:
     """Return the option nearest to SGD that reaches this share of the highest frames/s.
 
-    Options are compared by ORDER, then shorter blocks, then larger groups, then speed.
+    Options are compared by ORDER, then no double buffering, then shorter blocks, then larger
+    groups, then speed.
     """
     enough = share * max(option.speed.frames_per_second for option in options)
     return min(
         (option for option in options if option.speed.frames_per_second >= enough),
         key=lambda o: (
             ORDER.index(o.method.traffic),
+            o.method.lag,
             o.method.block_steps,
             -o.method.group_size,
             -o.speed.frames_per_second,

@@ -88,7 +88,8 @@ class Scheme:
         blocks = f", block {self.block_steps}" if self.traffic.has_blocks else ""
         groups = f", groups of {self.group_size}" if self.traffic is Traffic.bmuf_gtc else ""
         stripes = f", {self.stripes} stripes" if self.stripes > 1 else ""
-        return self.traffic.value + groups + blocks + stripes
+        double = ", double buffering" * (self.traffic is Traffic.onebit and self.lag > 0)
+        return self.traffic.value + double + groups + blocks + stripes
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,12 @@ def test_curves_end_with_the_options_themselves():
         ]
 
 
+def test_double_buffering_pays_where_it_hides_more_than_another_fixed_cost():
+    for fixed_ms, name in ((50.0, "1bit"), (0.0, "1bit, double buffering")):
+        found = plan(wish(kinds=(Traffic.onebit,)), flat(1.0, fixed_ms=fixed_ms), [])
+        assert found.advised.method.name == name
+
+
 def test_a_measured_rate_takes_the_place_of_the_clusters():
     found = plan(wish(frames_per_second=1234.0), flat(1.0, fixed_ms=50.0), [])
     assert found.alone.frames_per_second == pytest.approx(1234.0)
