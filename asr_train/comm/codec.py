@@ -156,7 +156,7 @@ def enclose(payload_B: Tensor, header: Header) -> Tensor:
     header = replace(header, payload_bytes=len(payload_B))
     head_B = torch.frombuffer(bytearray(header.to_bytes()), dtype=torch.uint8)
     sum_B = checksums([payload_B]).view(torch.uint8)[:CHECKSUM_BYTES]
-    return torch.cat([head_B.to(payload_B.device), sum_B, payload_B])
+    return torch.cat([head_B.to(payload_B.device, non_blocking=True), sum_B, payload_B])
 
 
 def write_fixed(fixed: Fixed, header: Header) -> Tensor:
@@ -173,7 +173,7 @@ def write_fixed(fixed: Fixed, header: Header) -> Tensor:
     flags = flags | torch.where(wanted > count, int(Flags.overflow), 0)
     own = replace(header, kind=Kind.packed32, parameter=0, wanted=0, count=0, payload_bytes=0)
     head = torch.frombuffer(bytearray(own.to_bytes()[:-CHECKSUM_BYTES]), dtype=torch.int32)
-    head = head.to(device)
+    head = head.to(device, non_blocking=True)
     head[_FLAGS_WORD] |= (flags << _FLAGS_SHIFT).to(torch.int32)
     head[_WANTED_WORD : _WANTED_WORD + 3] = torch.stack([wanted, count, 4 * count])
     words_C = torch.where(is_sent, fixed.words_C, 0)
@@ -431,7 +431,7 @@ def _read_packed(
         raise MessageError(f"a message is invalid: {error}") from None
     words = torch.cat(list(payloads)).view(torch.int32)
     begins = [end - count for end, count in zip(accumulate(counts), counts, strict=True)]
-    begins_W, counts_W = torch.tensor([begins, counts], device=words.device)
+    begins_W, counts_W = torch.tensor([begins, counts]).to(words.device, non_blocking=True)
     begins_N = torch.repeat_interleave(begins_W, counts_W, output_size=len(words))
     place_N = torch.arange(len(words), device=words.device) - begins_N  # in its message
     index_N, _ = from_words(words)
@@ -478,12 +478,12 @@ def _write_map(words_K: Tensor, size: int) -> Tensor:
     index_K, is_negative_K = from_words(words_K)
     codes_P = torch.zeros(4 * map_bytes(size), dtype=torch.uint8, device=words_K.device)
     codes_P[index_K] = 1 + is_negative_K.to(torch.uint8)
-    place = torch.tensor([1, 4, 16, 64], dtype=torch.uint8, device=words_K.device)
-    return (codes_P.view(-1, 4) * place).sum(1, dtype=torch.uint8)
+    shift = torch.arange(0, 8, 2, dtype=torch.uint8, device=words_K.device)
+    return (codes_P.view(-1, 4) << shift).sum(1, dtype=torch.uint8)
 
 
 def _read_map(payload_B: Tensor, count: int, size: int, checks: Checks) -> Tensor:
-    shift = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=payload_B.device)
+    shift = torch.arange(0, 8, 2, dtype=torch.uint8, device=payload_B.device)
     codes_P = ((payload_B[:, None] >> shift) & 3).flatten()
     found, unknown = codes_P.count_nonzero(), (codes_P == 3).sum()
     beyond = codes_P[size:].count_nonzero()

@@ -181,8 +181,9 @@ class Gtc(Reducer):
 
     def _compressed_fixed(self, places: slice, grads_WP: Tensor) -> list[threshold.Fixed]:
         """Do so for packed32 messages of a fixed length, without waiting for the device."""
-        turns = [self._turn[worker] for worker in self.exchange.local[places]]
-        turns_W = torch.stack([torch.as_tensor(t, device=grads_WP.device) for t in turns])
+        device = grads_WP.device
+        turns = [torch.as_tensor(self._turn[worker]) for worker in self.exchange.local[places]]
+        turns_W = torch.stack([turn.to(device, non_blocking=True) for turn in turns])
         residuals_WP, kept_WP = self._residuals_WP[places], self._kept_WP[places]
         return threshold.compress_fixed_rows(
             *(grads_WP, residuals_WP, self.tau, kept_WP, self.capacity // 4, turns_W)

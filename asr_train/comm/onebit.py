@@ -429,7 +429,7 @@ class OneBitSgd(Reducer):
         sums_M = torch.zeros(len(sizes), dtype=torch.float64, device=self.exchange.device)
         for sum_B in sums:  # in the order of owners
             sums_M += sum_B.clone().view(torch.float64)
-        sizes_M = torch.tensor(sizes, dtype=torch.float64, device=sums_M.device)
+        sizes_M = torch.tensor(sizes, dtype=torch.float64).to(sums_M.device, non_blocking=True)
         mean_M = means(sums_M, sizes_M, self._total)
         return {w: owner.scaled(parts[w], mean_M) for w, owner in self.owners.items()}
 

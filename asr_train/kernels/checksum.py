@@ -42,7 +42,7 @@ def checksum_reference(payload_B: Tensor) -> Tensor:
     """Return the checksum of one payload, int64 []."""
     padded_B = torch.nn.functional.pad(payload_B, (0, -len(payload_B) % 4))
     words = padded_B.view(-1, 4).to(torch.int64)
-    places = torch.tensor([0, 8, 16, 24], device=words.device)
+    places = torch.arange(0, 32, 8, device=words.device)
     words = (words << places).sum(1)
     odd = 2 * STEP * torch.arange(len(words), device=words.device) + 1
     mixed = (words * odd) & _MASK

@@ -293,7 +293,8 @@ def _checksum(content, starts, lengths, sums, blocks, BLOCK: tl.constexpr):
 def checksums(payloads: Sequence[Tensor], out_W: Tensor) -> None:
     """Compute checksum.checksums; overwrite out_W, int64."""
     device = out_W.device
-    lengths_W = torch.tensor([len(p) for p in payloads], dtype=torch.int64, device=device)
+    lengths_W = torch.tensor([len(p) for p in payloads], dtype=torch.int64)
+    lengths_W = lengths_W.to(device, non_blocking=True)
     starts_W = lengths_W.cumsum(0) - lengths_W
     blocks = triton.cdiv(max(map(len, payloads)), 4 * BLOCK)
     sums = torch.empty(len(payloads), blocks, dtype=torch.int64, device=device)

@@ -119,7 +119,7 @@ def read_reference(
         lambda: str(_wrong_length(count, 8 * len(payload_B), f"{int(needed)}" if unary else _MORE)),
     )
     # Without this condition sums might overflow
-    high_K = ends_K.diff(prepend=ends_K.new_tensor([-1])) - 1
+    high_K = ends_K.diff(prepend=ends_K.new_full((1,), -1)) - 1
     too_high = unary - count > size >> parameter
     refuse_if(too_high, lambda: str(_beyond(count, size)))
     low_K = bits.low(ends_K, parameter)
@@ -189,4 +189,4 @@ def _beyond(count: int, size: int) -> ValueError:
 def _gaps(words_K: Tensor) -> Tensor:
     """Return how many elements that are not sent lie before each one that is."""
     index_K, _ = from_words(words_K)
-    return index_K.diff(prepend=index_K.new_tensor([-1])) - 1
+    return index_K.diff(prepend=index_K.new_full((1,), -1)) - 1
