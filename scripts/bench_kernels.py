@@ -316,7 +316,9 @@ def coding(v: Vectors) -> list[dict[str, Any]]:
             "write": write_eagerly,
             "read": lambda: rice.read(payload_B, count, parameter, v.size),  # noqa: B023
             "eager write": lambda: referred(write_eagerly),
-            "eager read": lambda: rice.read_reference(payload_B, count, parameter, v.size),  # noqa: B023
+            "eager read": lambda: referred(
+                lambda: rice.read(payload_B, count, parameter, v.size)  # noqa: B023
+            ),
         }
         seconds = timed(calls)
         saved = 32 * count - bits
@@ -452,13 +454,22 @@ def device_name() -> str:
 
 
 def commit() -> str:
-    """Return the commit of the code; COMMIT says it where there is no repository."""
+    """Return the commit of the code; COMMIT says it where there is no repository.
+
+    It is "-dirty" if anything was changed but results/, where benchmarks write.
+    """
     if "COMMIT" in os.environ:
         return os.environ["COMMIT"]
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    return described.stdout.strip() or "unknown"
+    questions = ("describe --always", "diff --quiet HEAD -- :(top,exclude)results")
+    try:
+        described, changed = (
+            subprocess.run(["git", *words.split()], capture_output=True, text=True, check=False)
+            for words in questions
+        )
+    except FileNotFoundError:  # git is not installed
+        return "unknown"
+    commit = described.stdout.strip()
+    return commit + ("-dirty" if changed.returncode else "") if commit else "unknown"
 
 
 def about() -> dict[str, Any]:

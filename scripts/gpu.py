@@ -62,11 +62,16 @@ Command = list[str]
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a piece: commands, one after the other, and what they found."""
+    """A part of a piece: commands, one after the other, and what they found.
+
+    Attributes:
+        files: what later parts read; without them, it is run again.
+    """
 
     name: str
     commands: list[Command]
     found: Callable[[], Any]
+    files: tuple[Path, ...] = ()
 
 
 # --- pieces ---------------------------------------------------------------------------------------
@@ -85,6 +90,8 @@ def tests(work: Path) -> Iterator[Part]:
 
 def outcomes(report: Path) -> dict[str, Any]:
     """Return how many tests passed, and why others did not."""
+    if not report.exists():
+        raise SystemExit(f"pytest wrote no {report}: is it installed? Its output is above")
     (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
     counts = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors")}
     skipped = [case.find("skipped") for case in suite.iter("testcase")]
@@ -159,10 +166,10 @@ def speech(work: Path) -> Part:
     if SHARDS is not None:
         return Part("speech", [], lambda: frames_of(work))
     recipe, more = ("commands", [f"HOURS={HOURS}"]) if HAS_GPU else ("digits", ["SIZE=tiny"])
-    indexes = [str(index(work, split)) for split in ("train", "dev")]
+    indexes = tuple(index(work, split) for split in ("train", "dev"))
     command = ["make", "-C", str(ROOT / "recipes" / recipe), f"W={work / 'speech'}"]
     command += [f"PY={sys.executable}", "GMMS=mono tri", "REALIGN=0", "SET=feats=logmel20", *more]
-    return Part("speech", [[*command, *indexes]], lambda: frames_of(work))
+    return Part("speech", [[*command, *map(str, indexes)]], lambda: frames_of(work), indexes)
 
 
 def index(work: Path, split: str) -> Path:
@@ -181,15 +188,21 @@ def frames_of(work: Path) -> dict[str, Any]:
 
 
 def trained(work: Path, label: str, base: str, workers: int, overrides: list[str]) -> Part:
-    """Train virtual workers by scripts/train.py, which resumes."""
+    """Train virtual workers by scripts/train.py, which resumes.
+
+    A checkpoint has each worker's vectors: of 128 LSTMs, 10 GB and more, for which there is no
+    room once the part is done.
+    """
     name = label.replace(", ", "-").replace(" ", "_")
     folder = work / RUNS / name
     settings = folder.with_suffix(".yaml")
-    arguments = [*overrides, f"comm.workers={workers}", "optim.checkpoint_steps=200"]
+    arguments = [*overrides, f"comm.workers={workers}"]
+    arguments += ["optim.checkpoint_steps=1000", "optim.keep_checkpoints=1"]
     command = script("gpu.py", "--settings", base, str(settings), *arguments)
     splits = [str(index(work.parent, split)) for split in ("train", "dev")]
-    train = script("train.py", *splits, str(settings))
-    return Part(label, [command, [*train, str(folder / "model.json")]], lambda: logged(folder))
+    train = script("train.py", *splits, str(settings), str(folder / "model.json"))
+    remove = ["rm", "-rf", str(folder / "ckpt")]
+    return Part(label, [command, train, remove], lambda: logged(folder))
 
 
 def write_settings(base: str, path: str, *overrides: str) -> None:
@@ -252,7 +265,7 @@ def run_piece(piece: str, folder: Path, work: Path, anew: bool) -> bool:
     (work / piece).mkdir(parents=True, exist_ok=True)
     ends, parts = time.monotonic() + LIMIT, list(parts_of(work / piece))
     for part in parts:
-        if part.name in done:
+        if part.name in done and all(path.exists() for path in part.files):
             continue
         print(f"{piece}: {part.name}", flush=True)
         for command in part.commands:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from asr_train.kernels.backend import Backend, choose
+
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
@@ -51,6 +53,23 @@ def test_a_kernel_that_is_not_the_reference_is_not_timed(kernels, tmp_path, monk
     monkeypatch.setattr(kernels.threshold, "compress", wrong)
     with pytest.raises(SystemExit, match=r"compress: differs from the reference \(50,000"):
         kernels.main(str(tmp_path), "0.05")
+
+
+def test_eager_codes_are_the_references(kernels, monkeypatch):
+    seen = {}
+
+    def timed(calls):
+        for name, call in calls.items():
+            with monkeypatch.context() as patch:
+                note = lambda like, name=name: seen.setdefault(name, choose(like))  # noqa: E731
+                patch.setattr(kernels.rice, "choose", note)
+                call()
+        return dict.fromkeys(calls, 1.0)
+
+    monkeypatch.setattr(kernels, "timed", timed)
+    kernels.coding(kernels.Vectors(50_000))
+    is_eager = {name: backend is Backend.reference for name, backend in seen.items()}
+    assert is_eager == {"write": False, "read": False, "eager write": True, "eager read": True}
 
 
 def test_a_steps_parts_are_all_there(kernels, tmp_path, monkeypatch, capsys):

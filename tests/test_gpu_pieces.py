@@ -1,6 +1,7 @@
 """`make gpu`: its pieces stop at their limit, resume, and are complete once."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -56,6 +57,50 @@ def test_a_piece_goes_on_after_its_limit_and_is_complete_once(gpu, tmp_path, mon
     assert "PIECE=b runs it again" in capsys.readouterr().out
     gpu.main(str(folder), str(work), "b")  # named: from the beginning
     assert once.read_text() == "xxxx"
+
+
+def test_a_part_whose_files_are_gone_is_run_again(gpu, tmp_path, monkeypatch):
+    """As on another machine, which has the record only; the part after it is not."""
+    speech, once = tmp_path / "speech", tmp_path / "once"
+    is_left = [gpu.Part("left", [[sys.executable, "-c", "import time; time.sleep(1000)"]], dict)]
+
+    def parts(work):
+        yield gpu.Part("speech", [touching(speech)], dict, (speech,))
+        yield gpu.Part("trained", [touching(once)], dict)
+        yield from is_left
+
+    monkeypatch.setitem(gpu.PIECES, "d", ("Runs", parts))
+    monkeypatch.setattr(gpu, "LIMIT", 1.0)
+    gpu.main(str(tmp_path / "results"), str(tmp_path / "work"), "d")
+    speech.unlink()
+    is_left.clear()
+    gpu.main(str(tmp_path / "results"), str(tmp_path / "work"), "d")
+    assert (speech.read_text(), once.read_text()) == ("x", "x")
+
+
+def test_results_do_not_change_the_commit(gpu, tmp_path, monkeypatch):
+    """Else a piece that was named would begin anew at each call."""
+    from bench_kernels import commit
+
+    def git(*words):
+        author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *author, *words], check=True, capture_output=True)
+
+    monkeypatch.delenv("COMMIT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    for name in ("code.py", "results/b.json"):
+        Path(name).write_text("1")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "all")
+    before = commit()
+    Path("results/b.json").write_text("2")
+    assert commit() == before != "unknown"
+    Path("code.py").write_text("2")
+    assert commit() == f"{before}-dirty"
+    monkeypatch.setenv("PATH", "")  # no git
+    assert commit() == "unknown"
 
 
 def test_parts_that_were_measured_on_another_device_are_not_taken_over(gpu, tmp_path, monkeypatch):
@@ -114,3 +159,5 @@ def test_outcomes_of_tests_are_counted(gpu, tmp_path):
     found = gpu.outcomes(path)
     assert (found["tests"], found["failures"], found["skipped"]) == (3, 1, 1)
     assert found["reasons"] == ["needs a GPU"]
+    with pytest.raises(SystemExit, match=r"none\.xml: is it installed"):
+        gpu.outcomes(tmp_path / "none.xml")
