@@ -511,15 +511,15 @@ def _write_tiles(words_K: Tensor, size: int) -> Tensor:
 def _read_tiles(payload_B: Tensor, count: int, size: int, checks: Checks) -> Tensor:
     both = payload_B.clone().view(torch.int16)
     num_tiles = -(-size // TILE)
-    ends_M = (both[:num_tiles].to(torch.int32) & 0xFFFF).cumsum(0)
+    counts_M = both[:num_tiles].to(torch.int32) & 0xFFFF
     offset_K = both[num_tiles:]
     checks.refuse_if(
-        ends_M[-1] != count,
+        counts_M.sum() != count,
         lambda: (
-            f"{count} elements lie in {num_tiles} tiles that count {int(ends_M[-1])}; do all "
+            f"{count} elements lie in {num_tiles} tiles that count {int(counts_M.sum())}; do all "
             "workers train the same model?"
         ),
     )
     place_K = torch.arange(count, device=both.device)
-    tile_K = torch.searchsorted(ends_M, place_K, right=True).clamp_(max=num_tiles - 1)
+    tile_K = torch.searchsorted(counts_M.cumsum(0), place_K, right=True).clamp_(max=num_tiles - 1)
     return to_words(tile_K * TILE + (offset_K & (TILE - 1)), offset_K < 0)

@@ -60,7 +60,7 @@ def test_no_message_exceeds_a_quarter_byte_a_parameter_and_its_header(case, kind
 
 
 @pytest.mark.parametrize("kind", CODECS)
-@pytest.mark.parametrize("size", [1, 5, TILE - 1, TILE, TILE + 1])
+@pytest.mark.parametrize("size", [0, 1, 5, TILE - 1, TILE, TILE + 1])
 def test_all_elements_may_be_hit_or_none(kind, size):
     for words_K in (some(size, size), some(size, 0)):
         assert torch.equal(codec.read(codec.write(words_K, header(size), kind))[1], words_K)
