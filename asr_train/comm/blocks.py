@@ -103,6 +103,7 @@ class MomentumBlocks:
         for worker in ours:
             sent[worker].bits += 32 * size
             sent[worker].elements += size
+            sent[worker].weights += size
         start_P = self.momentum.step(mean_P)
         for replica in replicas:
             replica.weights_P.copy_(start_P)

@@ -106,6 +106,7 @@ class Sent:
     elements: int = 0  # gradient or weight values
     overflows: int = 0  # messages that had no room for all their elements
     received_bits: int = 0  # padding and lengths included
+    weights: int = 0  # of `elements`, those of models
 
     def add(self, other: "Sent") -> None:
         """Count what another worker sent, too."""
@@ -113,6 +114,7 @@ class Sent:
         self.elements += other.elements
         self.overflows += other.overflows
         self.received_bits += other.received_bits
+        self.weights += other.weights
 
 
 class Reducer(ABC):

@@ -329,6 +329,13 @@ def test_a_threshold_below_most_elements_is_warned_of(
     assert ("try comm.gtc.threshold=0.004" in said) == bool(warnings)
 
 
+def test_weights_of_blocks_are_not_counted_as_beyond_the_threshold(splits, tmp_path, capsys):
+    comm = {**COMM["bmuf_gtc"], "bmuf": {**BMUF, "block_steps": 1}}
+    run = settings(comm, epochs=1)
+    loop.train(run, *splits, tmp_path / "run", CPU, Loopback(range(4), CPU))
+    assert "of all elements exceed" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("adaptive", [None, {"density": 0.5, "band": 1.5, "factor": 1.01}])
 def test_a_gradient_that_exploded_is_warned_of_while_its_residual_is_sent(
     splits, tmp_path, capsys, monkeypatch, adaptive
