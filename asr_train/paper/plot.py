@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr_train.files import replacing
-from asr_train.paper.claims import WERS
+from asr_train.paper.claims import NO_REDUCTION, printed_reduction
 from asr_train.paper.layout import JsonRow, TableDict, rows_shown
 
 if TYPE_CHECKING:
@@ -125,17 +125,10 @@ def _plain_log(ax: "Axes") -> None:
 
 def _printed_reduction(table: TableDict) -> Value:
     """Return the printed reduction, else what follows from the printed WERs."""
-    printed, wer = _printed("relative_wer_reduction_percent"), _printed(*WERS)
-    runs = table["baseline"]["ours"]["runs"]
-    before = next((wer(row) for row in table["rows"] if row["ours"]["runs"] == runs), None)
-
-    def found(row: JsonRow) -> float | None:
-        after = wer(row)
-        if before is None or after is None:
-            return printed(row)
-        return 100 * (1 - after / before)
-
-    return found
+    runs, splits = table["baseline"]["ours"]["runs"], list(table["splits"])
+    same = (row["paper"] for row in table["rows"] if row["ours"]["runs"] == runs)
+    before = next(filter(None, same), NO_REDUCTION)
+    return lambda row: printed_reduction(row["paper"], before, splits)
 
 
 def _printed(*keys: str) -> Value:

@@ -588,6 +588,14 @@ def test_printed_error_rates_are_drawn_as_reductions(nodes, axes_of):
     assert list(drawn.get_ydata()[:2]) == pytest.approx([0.0, 5.0])
 
 
+def test_printed_error_rates_of_several_test_sets_are_drawn_as_one_reduction(production, axes_of):
+    content = tabulated(
+        production, with_errors(production, 2 * [dict.fromkeys(SPLITS.values(), 6)])
+    )
+    (drawn,) = [c[0] for c in axes_of(content)[0].containers if c.get_label() == "paper"]
+    assert list(drawn.get_ydata()) == pytest.approx([0.0, 100 * (1 - 45.8 / 49.0)])
+
+
 def test_a_row_that_failed_does_not_hide_the_others(nodes, axes_of):
     """It is drawn at the lower edge of an axis that the other rows determine, and named."""
     content = tabulated(nodes, all_finished(nodes))
