@@ -237,7 +237,8 @@ class Controllers:
             taken = 0
             while taken < trial.num_steps:
                 if state.method.ahead is None:
-                    state.method.begin_step(trial.reading(taken), trial.minibatch_frames(taken))
+                    _, reading = when(state, trial, taken)
+                    state.method.begin_step(reading, trial.minibatch_frames(taken))
                     step(self._model, trial.next, state, self._optim)
                     taken += 1
                     continue

@@ -14,6 +14,7 @@ from tiny import outcome, rows
 
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.loopback import Loopback
+from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.methods import build
 from asr_train.comm.optimizer import Momentum
 from asr_train.comm.reducers import Gradient
@@ -223,6 +224,19 @@ def test_updates_are_late_but_not_in_a_try(splits, tmp_path, monkeypatch, delaye
         monkeypatch.setattr(module, "step", watched(module, module.step))
     trained(tmp_path / "run", splits, "onebit")
     assert seen == {loop: {(2, True)}, control: {(2, True) if delayed else (1, False)}}
+
+
+def test_a_try_counts_the_frames_of_workers_that_share_a_model(splits, tmp_path, monkeypatch):
+    """AdaGrad's time constant is in these frames; each worker of bmuf has a model of its own."""
+    seen, original = set(), ExchangeMethod.begin_step
+
+    def noted(method, reading, frames):
+        seen.add(reading)
+        original(method, reading, frames)
+
+    monkeypatch.setattr(ExchangeMethod, "begin_step", noted)
+    trained(tmp_path / "run", splits, "bmuf", epochs=1)
+    assert seen == {1}
 
 
 @pytest.mark.parametrize("name", ["gtc", "bmuf"])
