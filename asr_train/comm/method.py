@@ -195,7 +195,8 @@ class ExchangeMethod:
 
     def take_seconds(self) -> dict[str, float]:
         """Return this process's seconds since the last call, by part of `exchange.PARTS`."""
-        seconds, self.seconds = self.seconds, dict.fromkeys(PARTS, 0.0)
+        seconds = dict(self.seconds)
+        self.seconds.update(dict.fromkeys(PARTS, 0.0))  # in place: asynchronous workers share it
         return seconds
 
     @contextlib.contextmanager

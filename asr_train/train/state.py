@@ -303,8 +303,7 @@ class RunState:
             setattr(self.progress, name, value)
         self.schedule.load_state_dict(schedule)
         self.skipped_in_row = skipped
-        self.method.take_seconds()
-        self.method.seconds = seconds
+        self.method.seconds.update(seconds)
 
     def restore(self, saved: "Saved") -> str | None:
         """Resume from a checkpoint, in place.

@@ -390,6 +390,10 @@ def test_a_simulated_clock_does_not_run_back_when_a_model_is_reverted():
     state.roll_back(held)
     assert method.ahead.now == now
     assert [method.ahead.leads[worker].steps for worker in range(3)] == steps == [15] * 3
+    seconds = dict(method.ahead.seconds)
+    with state.roll_back_after():
+        method.ahead.run(bucket.weights_P, 15, 5, lambda step: 0.1, Source())
+    assert method.take_seconds() == seconds != method.take_seconds()
 
 
 def test_another_number_of_workers_resumes_without_a_model_to_revert_to(splits, tmp_path):

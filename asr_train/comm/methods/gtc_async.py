@@ -6,7 +6,7 @@ Strom (2015) calls it dead reckoning; see `comm.peers`. A process hosts one work
 from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.async_workers import AsyncWorkers
-from asr_train.comm.exchange import PARTS, Exchange
+from asr_train.comm.exchange import Exchange
 from asr_train.comm.ledger import Ledger
 from asr_train.comm.links import Links
 from asr_train.comm.method import ExchangeMethod
@@ -27,13 +27,7 @@ class GtcAsync(ExchangeMethod):
         self.ahead = workers_of(settings, exchange, size)
         reducer: Reducer = self.ahead
         super().__init__(exchange, [exchange], [reducer])
-        self.sent = self.ahead.sent
-
-    def take_seconds(self) -> dict[str, float]:
-        if self.ahead is None:
-            return super().take_seconds()
-        seconds, self.ahead.seconds = self.ahead.seconds, dict.fromkeys(PARTS, 0.0)
-        return seconds
+        self.sent, self.seconds = self.ahead.sent, self.ahead.seconds
 
 
 METHOD = GtcAsync
