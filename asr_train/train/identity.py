@@ -68,6 +68,7 @@ def identity(
     settings = schema.plain(run)
     for name in ("timeout_seconds", "check_steps", "workers"):
         del settings["comm"][name]  # do not matter
+    settings["optim"]["keep_checkpoints"] = 2  # nor does this; that of conf, whose hashes stay
     indexes = [train_shards.index, dev_shards.index]
     content = {"format": FORMAT, "run": settings, "shards": indexes}
     if initial is not None:
