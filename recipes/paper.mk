@@ -99,7 +99,7 @@ TARGETS := $(if $(TRAINED),$(filter $W/manifests/% $W/lm/% $W/lang/% $W/feats/% 
   $(sort $(foreach t,$(TRAINED),$(foreach r,$(call to_train,$(NAMED_$t)),$(foreach s,$(call tests_of,$t),$(addprefix $W/exp/$r/,hyp.$s.jsonl score.$s.json)))))) \
   $(MADE)
 # First the stages that all runs share, with every core; then the check of the ratios; then the runs, in parallel.
-ifneq ($(DRY_RUN),)
+ifneq ($(filter-out 0,$(DRY_RUN)),)
 paper:
 	@mkdir -p $W/tables
 	@$(foreach t,$(TRAINED),$(PY) $S/dry_run.py $(SCALE) $(CURDIR)/$t.yaml $(PASS_HOURS) $(SET) $W/tables/$(PAPER)-$t.dry-run.md && \

@@ -19,11 +19,11 @@ $(call one_word,W,$W,name a folder without one)
 $(if $(filter-out / $(ROOT) $(CURDIR),$(abspath $W)),,$(error W is '$W'; name a folder that holds nothing else, or leave W out))
 SET   ?=
 V     ?=# 1: commands are shown
-Q     := $(if $V,,@)
+Q     := $(if $(filter-out 0,$V),,@)
 WORKERS ?= 1# that train together
-VIRTUAL ?=# 1: all of them in one process; else one each
+VIRTUAL ?=# 1: all of them in one process; empty or 0: one each
 STRIPES ?= 1# processes that each worker's network is cut over
-PROCESSES := $(if $(VIRTUAL),1,$(WORKERS))
+PROCESSES := $(if $(filter-out 0,$(VIRTUAL)),1,$(WORKERS))
 NPROC ?= $(if $(filter-out 1,$(STRIPES)),$(shell expr $(PROCESSES) '*' $(STRIPES)),$(PROCESSES))
 START = $(PY) $(if $(filter-out 1,$(NPROC)),$S/launch.py --standalone --nproc-per-node $(NPROC))
 # A recipe may set SPEECH (what lies in the folder of recordings that are not made here), INPUTS (files of the corpus

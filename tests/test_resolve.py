@@ -489,7 +489,7 @@ def test_a_dry_run_at_full_scale_counts_the_papers_hours():
 
 @pytest.mark.parametrize(
     "said, processes",
-    [("WORKERS=2", 2), ("WORKERS=3 STRIPES=2", 6), ("WORKERS=3 STRIPES=2 VIRTUAL=1", 2)],
+    [("WORKERS=2 VIRTUAL=0", 2), ("WORKERS=3 STRIPES=2", 6), ("WORKERS=3 STRIPES=2 VIRTUAL=1", 2)],
 )
 def test_each_stripe_of_each_worker_has_a_process_unless_workers_are_virtual(plan, said, processes):
     plan("RUNS=gtc", *said.split())
@@ -651,6 +651,7 @@ def test_what_is_said_on_the_command_line_counts_on_a_finished_folder(
         (["STRIPES=two"], "STRIPES is 'two'; it must be a positive integer"),
         (["RUNS=lstm", "STRIPES=2"], "comm.stripes is 2, but only layers of model.dnn can be cut"),
         (["SET=optim.rate=1", "SET=optim.epochs=2"], "SET is given twice, and make would use only"),
+        (["SEQUENCE=mmi", "SEQUENCE=smbr"], "SEQUENCE is given twice, and make would use only"),
         (["W="], "W is ''; name a folder that holds nothing else, or leave W out"),
         ([f"W={CONF.parent}"], "W is '.*'; name a folder that holds nothing else"),
         (["WORKER=2"], r"unknown variable WORKER \(did you mean WORKERS\?\); `make help`"),
