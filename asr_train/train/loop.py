@@ -170,7 +170,8 @@ def train(
         )
         tell(changed)
         tell(method.notice)
-        tell(warning(optim, len(method.groups[0]), run.comm.method.facts.traffic.is_sparse))
+        is_bounded = run.comm.method.facts.traffic.is_sparse
+        tell(warning(optim, len(method.groups[0]), is_bounded, method.halves))
         tell_once = functools.cache(tell)
 
         def write_row(step: int, taken: Sequence[WorkerTotals] | None = None) -> None:

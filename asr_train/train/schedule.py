@@ -123,21 +123,24 @@ def share(settings: OptimSettings, epochs: float, added_up: int) -> float:
     return first + (full - first) * epochs / settings.warmup_epochs
 
 
-def warning(settings: OptimSettings, added_up: int, is_bounded: bool) -> str | None:
+def warning(
+    settings: OptimSettings, added_up: int, is_bounded: bool, halves: int = 1
+) -> str | None:
     """Return a warning for a run that is likely to diverge, else None.
 
     Args:
         added_up: number of workers whose gradients are added up.
         is_bounded: whether a threshold bounds an update.
+        halves: updates of a minibatch, as `comm.method` has it.
     """
-    frames = settings.minibatch_frames * added_up
-    size = settings.rate * share(settings, math.inf, added_up) * frames
+    frames = max(1, settings.minibatch_frames // halves)
+    size = settings.rate * share(settings, math.inf, added_up) * frames * added_up
     most = MOST_BOUNDED if is_bounded and settings.warmup_epochs else MOST_AN_UPDATE
     if added_up == 1 or size <= most:
         return None
     return (
         f"warning: gradients are sums over {added_up} workers' minibatches of "
-        f"{settings.minibatch_frames} frames, so an update at rate {settings.rate:g} (scaling "
+        f"{frames} frames, so an update at rate {settings.rate:g} (scaling "
         f"{settings.scaling.name}) counts {size:.3g} times a mean gradient; above {most:g} "
         f"(warm-up {settings.warmup_epochs:g} epochs) training often diverges. If the loss "
         "grows, set optim.scaling=mean, or lower optim.rate or optim.minibatch_frames"

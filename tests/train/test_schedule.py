@@ -152,6 +152,13 @@ def test_a_run_that_may_well_diverge_is_told_so(workers, scaling, warmup, is_bou
         assert f"counts {size} times a mean gradient" in said
 
 
+def test_with_double_buffering_an_update_counts_half_a_minibatch():
+    optim = tiny.settings(rate=0.008, minibatch_frames=256).optim
+    said = warning(optim, 8, False, halves=2)
+    assert "8 workers' minibatches of 128 frames" in said
+    assert "counts 8.19 times a mean gradient" in said
+
+
 # --- phases --------------------------------------------------------------------------------------
 
 
