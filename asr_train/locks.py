@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-FOLDER = ".locks"  # of a work folder; one empty file per output, locked while a stage makes it
+FOLDER = "log/.locks"  # of a work folder; an empty file per output, locked while a stage makes it
 
 
 @contextmanager
