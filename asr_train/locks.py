@@ -1,15 +1,18 @@
 """Locks against other processes that would write the same, on file systems that have locks.
 
-A lock ends with its process, however that ends.
+A lock ends with its process, however that ends. Between two stages a make holds none, so it is
+named by a claim, a file that counts while that process runs on this machine.
 """
 
 import fcntl
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 FOLDER = "log/.locks"  # of a work folder; an empty file per output, locked while a stage makes it
+CLAIM = "make."  # begins a claim's name, make.PID.HOST; it holds the time that the process started
 
 
 @contextmanager
@@ -48,14 +51,45 @@ def making(output: str) -> Iterator[None]:
         yield
 
 
-def being_made(work: Path | str) -> str | None:
-    """Return an output of the work folder that a process makes now, with _ for /; None: nothing."""
+@contextmanager
+def settling(work: Path | str, make: str) -> Iterator[str | None]:
+    """Yield what else is at work in the folder (`at_work`), then claim it for the process `make`.
+
+    Others wait meanwhile. Without a process ("") or after an error there is no claim.
+    """
+    folder = Path(work) / FOLDER
+    with locked(folder / "settings", "", waits=True):
+        yield at_work(work, make)
+        if make and (started := _started(make)):
+            (folder / f"{CLAIM}{make}.{socket.gethostname()}").write_text(started)
+
+
+def at_work(work: Path | str, make: str = "") -> str | None:
+    """Return what makes something in the work folder now, if not for the process `make`.
+
+    None: nothing. Claims of processes that have ended are removed.
+    """
     for path in sorted((Path(work) / FOLDER).glob("*")):
-        with open(path) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return path.name
-            except OSError:
-                pass  # no locks here
+        if path.name.startswith(CLAIM):
+            pid, _, host = path.name.removeprefix(CLAIM).partition(".")
+            if host == socket.gethostname() and pid != make:
+                if path.read_text() == _started(pid):
+                    return f"process {pid} is at work"
+                path.unlink(missing_ok=True)
+        elif path.name != "settings":
+            with open(path) as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return f"{path.name} is being made"  # an output, with _ for /
+                except OSError:
+                    pass  # no locks here
     return None
+
+
+def _started(pid: str) -> str | None:
+    """Return when the process started, in ticks since boot; None: it does not run."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None

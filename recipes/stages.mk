@@ -50,6 +50,10 @@ SETTINGS = gmm=$(ALIGNER) $(CONF) $(strip $(SET))# where two name one key, the l
 IS_PLAN := $(and $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),$(wildcard $W/conf))
 C       := $W/$(if $(IS_PLAN),.plan$(shell rm -rf $W/.plan && cp -Rp $W/conf $W/.plan),conf)
 export ASR_WORK := $W
+ifndef MAKE_PID# the process that was called, which runs until all is made: two in one work folder must agree on settings
+MAKE_PID := $(shell echo $$PPID)
+endif
+export MAKE_PID
 unexport WORKERS# each run's settings have it
 ifndef JOBS
 JOBS := $(shell nproc)

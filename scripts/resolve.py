@@ -31,7 +31,7 @@ from asr_train import compose
 from asr_train.choices import Choices, check_known
 from asr_train.files import read_yaml, write_yaml
 from asr_train.jobs import main
-from asr_train.locks import being_made
+from asr_train.locks import settling
 from asr_train.paper.rows import Run, check_effect, read_table, runs_by_settings
 from asr_train.schema import Config, Inputs, Method, RunSettings, SettingsError, plain
 
@@ -110,9 +110,20 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
     for run in choices.decoded:
         kept = {"lattices": True} if run in choices.rescore else {}
         files[f"scales/{run}"] = {"scales": choices.scales_of(run), **kept}
-    check_alone(Path(folder), files)
-    for name, value in files.items():
-        path = Path(folder) / f"{name}.yaml"
+    if Path(folder).name != "conf":  # of make -n
+        write(Path(folder), files, inputs)
+        return
+    # Make tells its process: that runs on between two stages
+    with settling(Path(folder).parent, os.environ.get("MAKE_PID", "")) as other:
+        if other:
+            check_same(Path(folder), files, other)
+        write(Path(folder), files, inputs)
+
+
+def write(folder: Path, contents: dict[str, Any], inputs: dict[str, list[tuple[str, str]]]) -> None:
+    """Write settings files, none older than the files that it names (`inputs`)."""
+    for name, value in contents.items():
+        path = folder / f"{name}.yaml"
         is_new = not path.exists()
         write_yaml(path, value)
         if is_new and name.startswith(("from/", "recorded")):
@@ -122,20 +133,17 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
             os.utime(path, ns=(edited, edited))
 
 
-def check_alone(folder: Path, contents: dict[str, Any]) -> None:
+def check_same(folder: Path, contents: dict[str, Any], other: str) -> None:
     """Refuse to change settings that another make still reads.
 
     Raises:
-        SettingsError: if a stage runs in the work folder; names the settings and what it makes.
+        SettingsError: names the settings, and the `other`.
     """
-    output = being_made(folder.parent) if folder.name == "conf" else None
-    if output is None:
-        return
     for name, value in contents.items():
         path = folder / f"{name}.yaml"
         if path.exists() and read_yaml(path) != value:
             raise SettingsError(
-                f"{path} would change while another make still reads it ({output} is being made); "
+                f"{path} would change while another make still reads it ({other}); "
                 "wait for it, or name another folder with W="
             )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from asr_train.jobs import num_jobs, parallel_map
-from asr_train.locks import FOLDER, being_made, locked
+from asr_train.locks import FOLDER, at_work, locked
 
 ROOT = Path(__file__).parents[1]
 STAGES = sorted(p for p in ROOT.glob("scripts/*.py") if not p.stem.startswith("bench_"))
@@ -241,11 +241,11 @@ def test_two_makes_do_not_make_one_output(tmp_path):
     """A second make in a work folder is refused what the first is making, and nothing else."""
     code, work = "def stage(output): return 'made'", str(tmp_path)
     with locked(tmp_path / FOLDER / "out", "never"):
-        assert being_made(tmp_path) == "out"
+        assert at_work(tmp_path) == "out is being made"
         _, said = stage(code, ASR_WORK=work, OUT=f"{work}/out").communicate()
         assert said.startswith(f"-c: {work}/out is being made by another make")
         shown, _ = stage(code, ASR_WORK=work, OUT=f"{work}/other").communicate()
         assert shown.startswith("made")
-    assert being_made(tmp_path) is None
+    assert at_work(tmp_path) is None
     shown, _ = stage(code, ASR_WORK=work, OUT=f"{work}/out").communicate()
     assert shown.startswith("made")

@@ -14,7 +14,7 @@ import pytest
 from asr_train.choices import Choices
 from asr_train.compose import CONF, settings
 from asr_train.files import read_yaml
-from asr_train.locks import FOLDER, locked
+from asr_train.locks import FOLDER, at_work, locked
 from asr_train.schema import Config, SettingsError
 from scripts.resolve import resolve
 
@@ -294,6 +294,38 @@ def test_settings_that_another_make_reads_are_not_changed(tmp_path):
         resolve(str(tmp_path / ".plan"), "dnn", "decode.beam=12")  # of make -n
     resolve(str(conf), "dnn", "decode.beam=12")
     assert mtimes(conf) != before
+
+
+def test_settings_of_a_make_that_runs_are_not_changed_between_its_stages(tmp_path, monkeypatch):
+    conf = tmp_path / "conf"
+    with subprocess.Popen(["sleep", "1000"]) as first:
+        try:
+            monkeypatch.setenv("MAKE_PID", str(first.pid))
+            resolve(str(conf), "dnn")
+            monkeypatch.setenv("MAKE_PID", str(os.getpid()))
+            resolve(str(conf), "dnn")
+            with pytest.raises(SettingsError, match=rf"decode\.yaml .*process {first.pid} is at"):
+                resolve(str(conf), "dnn", "decode.beam=12")
+            monkeypatch.setenv("MAKE_PID", str(first.pid))
+            with pytest.raises(SettingsError, match=rf"process {os.getpid()} is at work"):
+                resolve(str(conf), "dnn", "decode.beam=12")
+        finally:
+            first.kill()
+    monkeypatch.setenv("MAKE_PID", str(os.getpid()))
+    resolve(str(conf), "dnn", "decode.beam=12")
+    claims = (tmp_path / FOLDER).glob("make.*")
+    assert [p.name.split(".")[1] for p in claims] == [str(os.getpid())]
+
+
+@pytest.mark.parametrize("goal", ["conf", "-n"])
+def test_make_claims_its_settings_until_it_ends(tmp_path, goal):
+    command = ["make", "-C", "recipes/digits", goal, f"W={tmp_path}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as done:
+        done.communicate(timeout=600)
+    assert done.returncode == 0
+    (claim,) = (tmp_path / FOLDER).glob("make.*")
+    assert claim.name.startswith(f"make.{done.pid}.")
+    assert at_work(tmp_path) is None
 
 
 @pytest.fixture

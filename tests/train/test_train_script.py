@@ -80,7 +80,7 @@ def test_torchrun_gives_the_bytes_of_virtual_workers(splits, tmp_path):
     work = {"WORKERS": "3", "JOBS": "2", "ASR_WORK": str(tmp_path)}
     real = call(splits, tmp_path, "exp/real/model.json", GTC, 2, **work)
     assert real.returncode == 0, real.stderr
-    assert [path.name for path in (tmp_path / "log").iterdir()] == ["exp_real_model.json.json"]
+    assert [path.name for path in (tmp_path / "log").glob("*.json")] == ["exp_real_model.json.json"]
     assert real.stdout.count("epoch 1/1: step") == 1
     a, b = (tmp_path / "exp" / name / "model.pt" for name in ("virtual", "real"))
     assert a.read_bytes() == b.read_bytes()
