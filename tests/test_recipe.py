@@ -327,8 +327,11 @@ def test_the_page_is_one_file_with_table_and_pictures(finished):
 # --- plans --------------------------------------------------------------------------------------
 
 
+TRANSIENT = {".plan", ".locks"}  # folders: settings of a plan, and who is at work
+
+
 def times_of(work: Path) -> dict[str, int]:
-    files = [path for path in work.rglob("*") if path.is_file() and ".plan" not in path.parts]
+    files = [path for path in work.rglob("*") if path.is_file() and not TRANSIENT & {*path.parts}]
     return {str(path.relative_to(work)): path.stat().st_mtime_ns for path in files}
 
 
@@ -461,7 +464,7 @@ def content_of(folder: Path) -> dict[str, object]:
         name = path.relative_to(folder)
         if (
             not path.is_file()
-            or ".plan" in path.parts
+            or TRANSIENT & {*path.parts}
             or any(name.match(pattern) for pattern in VARYING)
         ):
             continue
