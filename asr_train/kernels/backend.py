@@ -4,14 +4,11 @@
     cpu         compiled by numba, on torch.get_num_threads() threads
     triton      on a GPU; or anywhere in Triton's interpreter, for tests (TRITON_INTERPRET=1)
 The environment's ASR_KERNELS, or `forced`, names one for all kernels; else the device decides.
-Without numba, a CPU runs the reference, with one warning.
 """
 
 import contextlib
 import functools
-import importlib.util
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, TypeVar
@@ -55,9 +52,7 @@ def choose(tensor: Tensor) -> Backend:
     wanted = _forced or _from_environment()
     kind = tensor.device.type
     if wanted is None:
-        if kind == "cuda" and has_triton():
-            return Backend.triton
-        return Backend.cpu if kind == "cpu" and _has_numba_or_warns() else Backend.reference
+        return {"cpu": Backend.cpu, "cuda": Backend.triton}.get(kind, Backend.reference)
     if wanted is Backend.cpu and kind != "cpu":
         raise ValueError(f"{VARIABLE} is cpu but a tensor is on {tensor.device}")
     if wanted is Backend.triton and kind != "cuda" and not is_interpreted():
@@ -83,27 +78,6 @@ def launches(function: Callable[..., Result]) -> Callable[..., Result]:
 def is_interpreted() -> bool:
     """Return whether Triton kernels run on the CPU, slowly, one program after the other."""
     return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-@functools.cache
-def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@functools.cache
-def has_numba() -> bool:
-    return importlib.util.find_spec("numba") is not None
-
-
-@functools.cache
-def _has_numba_or_warns() -> bool:
-    if not has_numba():
-        warnings.warn(
-            "numba is not installed: kernels on the CPU are plain PyTorch, and several times "
-            "slower; install numba",
-            stacklevel=4,
-        )
-    return has_numba()
 
 
 def _from_environment() -> Backend | None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from kernels.conftest import DEVICE, same_bits
 
-from asr_train.kernels import backend, decode, threshold
+from asr_train.kernels import decode, threshold
 from asr_train.kernels.backend import Backend, choose, forced
 from asr_train.kernels.threshold import (
     compress,
@@ -444,14 +444,6 @@ def test_a_backend_that_cannot_be_is_refused(monkeypatch):
         choose(torch.zeros(1))
     with forced(Backend.cpu), pytest.raises(ValueError, match=r"is cpu but a tensor is on meta"):
         choose(torch.zeros(1, device="meta"))
-
-
-def test_without_numba_the_reference_runs_and_says_so(monkeypatch):
-    monkeypatch.setattr(backend, "has_numba", lambda: False)
-    backend._has_numba_or_warns.cache_clear()
-    with pytest.warns(UserWarning, match="numba is not installed"):
-        assert choose(torch.zeros(1)) is Backend.reference
-    backend._has_numba_or_warns.cache_clear()
 
 
 def test_kernels_load_without_numba_and_triton():
