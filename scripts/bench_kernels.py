@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from asr_train.files import replacing, write_json
-from asr_train.kernels import block, decode, onebit, rice, splice, threshold
+from asr_train.kernels import block, decode, onebit, rice, threshold
 from asr_train.kernels.backend import Backend, forced
 
 DENSITIES = (1e-1, 1e-2, 1e-3, 1e-4)
@@ -37,7 +37,6 @@ MIN_ROUNDS = 2
 SLOW, SELDOM = 0.1, 8  # a call of more than so many seconds runs in every 8th round only
 WORKERS = 4
 COLUMNS = 1536  # inputs of the 14.6 M network's hidden layers
-WINDOW, MELS = 17, 20  # of its input
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ALONE = os.environ.get("THREADS") == "1" and DEVICE == "cpu"
 
@@ -281,20 +280,7 @@ def dense(v: Vectors) -> list[dict[str, Any]]:
         "ours": lambda: block.step(*found_PP, **factors),
         "eager torch": lambda: block.step_reference(*found_PP, *factors.values()),
     }
-    rows += entries("block step", v.size, timed(calls), 24)
-    rows_RF = v.grad_P[: v.size // MELS * MELS].view(-1, MELS)
-    count = max(1, v.size // (WINDOW * MELS))
-    start_B = torch.randint(0, len(rows_RF) - WINDOW + 1, (count,), device=DEVICE)
-    check(
-        "windows",
-        splice.windows(rows_RF, start_B, WINDOW),
-        splice.windows_reference(rows_RF, start_B, WINDOW),
-    )
-    calls = copy | {
-        "ours": lambda: splice.windows(rows_RF, start_B, WINDOW),
-        "eager torch": lambda: splice.windows_reference(rows_RF, start_B, WINDOW),
-    }
-    return rows + entries("windows", v.size, timed(calls), 8)
+    return rows + entries("block step", v.size, timed(calls), 24)
 
 
 def coding(v: Vectors) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ BELOW = {  # what each package may import, in addition to the base and itself
     "decode": {"shards", "model", "search", "align", "data", "lang", "score"},
     "report": {"score", "cost"},
     "interop": {"align", "data", "lang"},
-    "shards": {"align", "data", "search", "kernels"},
+    "shards": {"align", "data", "search"},
     "align": {"data", "search", "lang"},
     "data": {"lang", "score"},
     "model": set(),

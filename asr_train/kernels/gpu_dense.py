@@ -1,4 +1,4 @@
-"""The kernels for **GPUs** behind onebit, block, splice and checksum, in Triton.
+"""The kernels for **GPUs** behind onebit, block and checksum, in Triton.
 
 Each reads its inputs and writes its outputs once, but for the one-bit quantiser, which reads its
 inputs a second time, from a cache if they fit. All matrices of a vector take one launch, in which
@@ -245,27 +245,6 @@ def block_step(
     _block_step[(triton.cdiv(size, BLOCK),)](
         *(mean_P, weights_P, delta_P, start_P, size, *factors, BLOCK), enable_fp_fusion=False
     )
-
-
-@triton.jit
-def _windows(rows, starts, out, width, length, BLOCK: tl.constexpr):
-    b = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    first = tl.load(starts + b) * width
-    tl.store(out + b * length + i, tl.load(rows + first + i, i < length), i < length)
-
-
-@launches
-def windows(rows_RF: Tensor, start_B: Tensor, window: int) -> Tensor:
-    """Compute splice.windows."""
-    width = rows_RF.shape[1]
-    out = torch.empty(len(start_B), window, width, device=rows_RF.device)
-    if len(start_B):
-        length = window * width
-        block = min(BLOCK, triton.next_power_of_2(length))
-        grid = (len(start_B), triton.cdiv(length, block))
-        _windows[grid](rows_RF, start_B, out, width, length, block)
-    return out
 
 
 @triton.jit

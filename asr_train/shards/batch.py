@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from asr_train.kernels import splice
 from asr_train.schema import SpecAugmentSettings
 from asr_train.shards.masks import masked
 from asr_train.shards.reader import Shards
@@ -194,8 +193,8 @@ class _Pool:
     ) -> None:
         lengths = [len(sample.ali_T) for sample in samples]
         self.num_frames = sum(lengths)
-        self._window = left + 1 + right
-        self._rows_RF = torch.from_numpy(_side_by_side(samples, left, right)).to(device)
+        rows_RF = torch.from_numpy(_side_by_side(samples, left, right)).to(device)
+        self._windows_NTF = rows_RF.unfold(0, left + 1 + right, 1).transpose(1, 2)  # they overlap
         # A frame's window begins at its own number plus the edge rows of the utterances before it
         edges_N = np.repeat(np.arange(len(samples)) * (left + right), lengths)
         start_N = torch.from_numpy(np.arange(self.num_frames) + edges_N)
@@ -209,9 +208,9 @@ class _Pool:
     def gather(self, first: int, last: int) -> Batch:
         """Return frames `first` to `last` of the permuted pool, or as many as there are."""
         ali_B = self._ali_N[first:last]
-        feats_BTF = splice.windows(self._rows_RF, self._start_N[first:last], self._window)
+        # By numba a copy took 3.7 times as long, by Triton 1.1 times
         return Batch(
-            feats_BTF,
+            self._windows_NTF.index_select(0, self._start_N[first:last]),
             ali_B[:, None],
             torch.ones_like(ali_B, dtype=torch.bool)[:, None],
             len(ali_B),

@@ -78,7 +78,6 @@ KERNELS = {
         {"BLOCK": gpu_dense.BLOCK},
         {"content": "*u8", "sums": "*i64"},
     ),
-    "windows": (gpu_dense._windows, {"BLOCK": 512}, {"rows": "*fp32", "starts": "*i64"}),
     "rice_split": (gpu_rice._split, RICE, {"steps": "*i64", "codes": "*i64"}),
     "rice_pack": (
         gpu_rice._pack,

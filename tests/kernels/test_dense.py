@@ -1,11 +1,11 @@
-"""One-bit quantisation, block momentum and windows: laws, and bit-identical backends."""
+"""One-bit quantisation and block momentum: laws, and bit-identical backends."""
 
 import numpy as np
 import pytest
 import torch
 from kernels.conftest import DEVICE, same_bits
 
-from asr_train.kernels import block, onebit, splice
+from asr_train.kernels import block, onebit
 from asr_train.kernels.backend import Backend, forced
 
 SHAPES = [(1, 1), (1, 9), (5, 1), (33, 8), (70, 131), (1030, 3), (40, 65), (600, 1), (4100, 2)]
@@ -268,27 +268,3 @@ def test_block_steps_are_sgd_with_nesterov_momentum_on_the_block_gradient(both):
         sgd.step()
     for start_P in both(run):
         torch.testing.assert_close(start_P, theirs.detach(), rtol=1e-5, atol=1e-5)
-
-
-# --- windows --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("width, window", [(1, 1), (3, 4), (20, 17), (40, 27)])
-@pytest.mark.parametrize("count", [0, 1, 70])
-def test_windows_are_slices(both, width, window, count):
-    rng = torch.Generator().manual_seed(count)
-    rows_RF = torch.randn(90, width, generator=rng).to(DEVICE)
-    start_B = torch.randint(0, 90 - window + 1, (count,), generator=rng).to(DEVICE)
-    found, wanted = both(lambda: splice.windows(rows_RF, start_B, window))
-    slices = [rows_RF[s : s + window] for s in start_B.tolist()]
-    for windows_BTF in (found, wanted):
-        assert windows_BTF.shape == (count, window, width)
-        for window_TF, slice_TF in zip(windows_BTF, slices, strict=True):
-            assert torch.equal(window_TF, slice_TF)
-
-
-def test_windows_beyond_the_rows_are_refused():
-    with pytest.raises(ValueError, match="begin at 0 to 5 but there are 8 rows"):
-        splice.windows(torch.zeros(8, 2), torch.tensor([0, 5]), 4)
-    with pytest.raises(ValueError, match="window has 9 rows but there are 8"):
-        splice.windows(torch.zeros(8, 2), torch.tensor([0]), 9)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.slow  # 19 kernels are compiled, three times each
+pytestmark = pytest.mark.slow  # 18 kernels are compiled, three times each
 
 
 @pytest.fixture(scope="module")
