@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from asr_train.files import replacing, write_json
-from asr_train.kernels import block, decode, onebit, rice, threshold
+from asr_train.kernels import decode, onebit, rice, threshold
 from asr_train.kernels.backend import Backend, forced
 
 DENSITIES = (1e-1, 1e-2, 1e-3, 1e-4)
@@ -246,14 +246,12 @@ def dense(v: Vectors) -> list[dict[str, Any]]:
         check("1-bit", ours.bits_RB, theirs.bits_RB)
         check("1-bit", ours.means_2C, theirs.means_2C, rounds=1e-5)
     check("1-bit", kept_P, wanted_P, rounds=1e-5)
-    del wanted_P, wanted
 
     bits, means = (torch.cat([t.flatten() for t in some]) for some in zip(*found, strict=True))
 
     def add_up() -> None:
         onebit.add_up_all(layers, [(bits, means)] * WORKERS, out_P)
 
-    rows = []
     copy: Calls = {"copy": lambda: out_P.copy_(grad_P)}
     calls = copy | {
         "ours": lambda: onebit.quantise_all(layers, grad_P, residual_P, kept_P),
@@ -261,26 +259,9 @@ def dense(v: Vectors) -> list[dict[str, Any]]:
             lambda: onebit.quantise_all(layers, grad_P, residual_P, kept_P)
         ),
     }
-    rows += entries("1-bit quantise", size, timed(calls), 12.125)
+    rows = entries("1-bit quantise", size, timed(calls), 12.125)
     calls = copy | {"ours": add_up, "eager torch": lambda: referred(add_up)}
-    rows += entries("1-bit add up 4", size, timed(calls), 4 + WORKERS / 8)
-    copy = {"copy": lambda: v.out_P.copy_(v.grad_P)}
-    state = (v.kept_P, v.out_P)
-    weights_P, start_P = v.residual_P, torch.empty_like(v.grad_P)
-    factors = {"eta": 0.875, "zeta": 1.0, "ahead": 1.0, "look": 0.875}
-    for vector_P in state:
-        vector_P.zero_()
-    found_PP = [v.grad_P, weights_P.clone(), v.kept_P.clone(), start_P]
-    block.step(*found_PP, **factors)
-    wanted_PP = [v.grad_P, weights_P.clone(), v.kept_P.clone(), torch.empty_like(start_P)]
-    block.step_reference(*wanted_PP, *factors.values())
-    for found_P, wanted_P in zip(found_PP, wanted_PP, strict=True):
-        check("block step", found_P, wanted_P)
-    calls = copy | {
-        "ours": lambda: block.step(*found_PP, **factors),
-        "eager torch": lambda: block.step_reference(*found_PP, *factors.values()),
-    }
-    return rows + entries("block step", v.size, timed(calls), 24)
+    return rows + entries("1-bit add up 4", size, timed(calls), 4 + WORKERS / 8)
 
 
 def coding(v: Vectors) -> list[dict[str, Any]]:

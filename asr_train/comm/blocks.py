@@ -21,7 +21,6 @@ from torch import Tensor
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.optimizer import Replica
 from asr_train.comm.reducers import Sent
-from asr_train.kernels import block
 from asr_train.schema import BlockForm, BlockVelocity
 
 
@@ -43,14 +42,16 @@ class BlockUpdate:
             self.delta_P = mean_P - self.weights_P
             self.weights_P.copy_(mean_P)
             return mean_P
-        block.step(
-            *(mean_P, self.weights_P, self.delta_P, mean_P),
-            eta=self.eta,
-            zeta=self.zeta,
-            ahead=1 + self.eta if self.form is BlockForm.printed else 1.0,
-            look=self.eta if self.form is BlockForm.chen_huo else 0.0,
-        )
-        return mean_P
+        gain_P = mean_P.sub_(self._start())
+        self.delta_P.mul_(self.eta).add_(gain_P, alpha=self.zeta)
+        ahead = 1 + self.eta if self.form is BlockForm.printed else 1.0
+        self.weights_P.add_(self.delta_P, alpha=ahead)
+        return mean_P.copy_(self._start())
+
+    def _start(self) -> Tensor:
+        """Return S, from W and D of the same block."""
+        look = self.eta if self.form is BlockForm.chen_huo else 0.0
+        return self.weights_P.add(self.delta_P, alpha=look) if look else self.weights_P
 
 
 class MomentumBlocks:

@@ -3,7 +3,7 @@
 Each works on a range of elements without the interpreter's lock; `in_parts` gives one range to
 each of torch.get_num_threads() threads. These are Python's own: numba's parallel loops would
 abort a process that was forked after the first one, and one that calls from two threads.
-Imported only where numba is needed. threshold, decode, rice, onebit and block document them.
+Imported only where numba is needed. threshold, decode, rice and onebit document them.
 """
 
 import math
@@ -771,45 +771,6 @@ def add_up(bits: Any, means: Any, out: Any) -> None:
     """Compute onebit.add_up."""
     rows, columns = out.shape
     in_parts(rows, 1, lambda begin, end: _add_up(bits, means, out, begin, end), weight=columns)
-
-
-# --- block momentum -------------------------------------------------------------------------------
-
-
-@numba.njit(cache=True, nogil=True)
-def _block_step(
-    mean: Any,
-    weights: Any,
-    delta: Any,
-    start: Any,
-    eta: Any,
-    zeta: Any,
-    ahead: Any,
-    look: Any,
-    begin: int,
-    end: int,
-) -> None:
-    m, w, d, s = mean[begin:end], weights[begin:end], delta[begin:end], start[begin:end]
-    looks = look != 0
-    for i in range(end - begin):
-        began = _fma(d[i], look, w[i]) if looks else w[i]
-        moved = _fma(m[i] - began, zeta, d[i] * eta)
-        new = _fma(moved, ahead, w[i])
-        d[i] = moved
-        w[i] = new
-        s[i] = _fma(moved, look, new) if looks else new
-
-
-def block_step(mean: Any, weights: Any, delta: Any, start: Any, *factors: Any) -> None:
-    """Compute block.step; `factors`: float32."""
-    eta, zeta, ahead, look = factors
-    in_parts(
-        len(mean),
-        CHUNK,
-        lambda begin, end: _block_step(
-            mean, weights, delta, start, eta, zeta, ahead, look, begin, end
-        ),
-    )
 
 
 # --- checksums ------------------------------------------------------------------------------------

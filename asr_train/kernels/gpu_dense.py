@@ -1,4 +1,4 @@
-"""The kernels for **GPUs** behind onebit, block and checksum, in Triton.
+"""The kernels for **GPUs** behind onebit and checksum, in Triton.
 
 Each reads its inputs and writes its outputs once, but for the one-bit quantiser, which reads its
 inputs a second time, from a cache if they fit. All matrices of a vector take one launch, in which
@@ -196,54 +196,6 @@ def add_up(
         *(bits_WN, means_WN, total_P, table.fields, table.num_bytes, table.num_means),
         *(table.fields.shape[1], len(bits_WN), HIGH, WIDE),
         num_warps=ADD_WARPS,
-    )
-
-
-@triton.jit
-def _block_tile(
-    mean,
-    weights,
-    delta,
-    start,
-    first,
-    n,
-    eta,
-    zeta,
-    ahead,
-    look,
-    BLOCK: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
-    inside = tl.arange(0, BLOCK) < (BLOCK if WHOLE else n - first)
-    i = first + tl.arange(0, BLOCK)
-    old = tl.load(weights + i, inside, 0.0)
-    moved = tl.load(delta + i, inside, 0.0)
-    began = tl.where(look == 0, old, tl.fma(moved, look, old))
-    gain = tl.load(mean + i, inside, 0.0) - began
-    moved = tl.fma(gain, zeta, moved * eta)
-    new = tl.fma(moved, ahead, old)
-    tl.store(delta + i, moved, inside)
-    tl.store(weights + i, new, inside)
-    tl.store(start + i, tl.where(look == 0, new, tl.fma(moved, look, new)), inside)
-
-
-@triton.jit
-def _block_step(mean, weights, delta, start, n, eta, zeta, ahead, look, BLOCK: tl.constexpr):
-    first = tl.program_id(0).to(tl.int64) * BLOCK
-    if first + BLOCK <= n:
-        _block_tile(mean, weights, delta, start, first, n, eta, zeta, ahead, look, BLOCK, True)
-    else:
-        _block_tile(mean, weights, delta, start, first, n, eta, zeta, ahead, look, BLOCK, False)
-
-
-@launches
-def block_step(
-    mean_P: Tensor, weights_P: Tensor, delta_P: Tensor, start_P: Tensor, *factors: float
-) -> None:
-    """Compute block.step."""
-    size = mean_P.numel()
-    _block_step[(triton.cdiv(size, BLOCK),)](
-        *(mean_P, weights_P, delta_P, start_P, size, *factors, BLOCK), enable_fp_fusion=False
     )
 
 

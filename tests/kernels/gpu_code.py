@@ -46,12 +46,9 @@ TYPES = {
     "bits": "*u8",
     "means": "*fp32",
     "table": "*i64",
-    "mean": "*fp32",
     "weights": "*fp32",
-    "delta": "*fp32",
-    "start": "*fp32",
     "rows": "i32",
-    **dict.fromkeys(("threshold", "tau", "rate", "eta", "zeta", "ahead", "look"), "fp32"),
+    **dict.fromkeys(("threshold", "tau", "rate"), "fp32"),
 }
 SELECT = {"BLOCK": gpu_sparse.BLOCK}
 EXPAND = {**SELECT, "GROUP": gpu_sparse.GROUP, "SUPERS": 256}
@@ -72,7 +69,6 @@ KERNELS = {
     "quantise_bf16": (gpu_dense._quantise, {**QUANTISE, "MATRICES": 1}, {"grad": "*bf16"}),
     "add_up_1": (gpu_dense._add_up, {**ADD_UP, "MATRICES": 1, "WORKERS": 1}, {}),
     "add_up_4": (gpu_dense._add_up, {**ADD_UP, "WORKERS": 4}, {}),
-    "block_step": (gpu_dense._block_step, {"BLOCK": gpu_dense.BLOCK}, {}),
     "checksum": (
         gpu_dense._checksum,
         {"BLOCK": gpu_dense.BLOCK},
@@ -106,7 +102,7 @@ def compiled(name: str, size: int | None = None) -> triton.compiler.CompiledKern
         for place, (argument, kind) in enumerate(signature.items())
         if kind.startswith("*") or (kind == "i32" and (size == 16 or argument.endswith("_stride")))
     }
-    options = {"enable_fp_fusion": not name.startswith(("move", "scale", "block_step"))}
+    options = {"enable_fp_fusion": not name.startswith(("move", "scale"))}
     if name.startswith("quantise"):
         options["num_warps"] = gpu_dense.WARPS
     elif name.startswith("add_up"):

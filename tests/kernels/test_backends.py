@@ -447,6 +447,6 @@ def test_a_backend_that_cannot_be_is_refused(monkeypatch):
 
 
 def test_kernels_load_without_numba_and_triton():
-    names = "backend, block, decode, onebit, rice, threshold"
+    names = "backend, decode, onebit, rice, threshold"
     code = f"import sys; from asr_train.kernels import {names}; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

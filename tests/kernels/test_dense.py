@@ -1,11 +1,11 @@
-"""One-bit quantisation and block momentum: laws, and bit-identical backends."""
+"""One-bit quantisation: laws, and bit-identical backends."""
 
 import numpy as np
 import pytest
 import torch
 from kernels.conftest import DEVICE, same_bits
 
-from asr_train.kernels import block, onebit
+from asr_train.kernels import onebit
 from asr_train.kernels.backend import Backend, forced
 
 SHAPES = [(1, 1), (1, 9), (5, 1), (33, 8), (70, 131), (1030, 3), (40, 65), (600, 1), (4100, 2)]
@@ -197,20 +197,18 @@ def test_there_is_no_sum_of_what_is_not_finite(both, at):
 def test_parts_of_several_threads_make_up_the_whole(threads, dyadic):
     (rows, columns), (count, parts) = (130, 3 * 64 + 21), threads
     grad_RC, residual_RC = dyadic(rows, columns), dyadic(rows, columns)
-    mean_P, *state = (dyadic(3 * 2**13 + 777) for _ in range(4))
 
     def run():
         bits, means, kept_RC = quantised(grad_RC, residual_RC)
-        out_RC, after = torch.full_like(kept_RC, 9.0), [one_P.clone() for one_P in state]
+        out_RC = torch.full_like(kept_RC, 9.0)
         onebit.add_up([onebit.OneBit(bits, means)] * 2, out_RC)
-        block.step(mean_P, *after, eta=0.9, zeta=0.7, ahead=1.0, look=0.9)
-        return means, kept_RC, out_RC, *after
+        return means, kept_RC, out_RC
 
     with forced(Backend.reference):
         wanted = run()
     with forced(Backend.cpu):
         found = run()
-    assert parts == [count] * 3
+    assert parts == [count] * 2
     assert all(same_bits(*pair) for pair in zip(found, wanted, strict=True))
 
 
@@ -230,41 +228,3 @@ def test_what_does_not_fit_is_refused():
         onebit.quantise_all([(0, 3, 2)], torch.zeros(6), torch.zeros(12)[::2], torch.zeros(6))
     with pytest.raises(ValueError, match=r"grad_P has shape \[7\]; it must be \[6\]"):
         onebit.quantise_all([(0, 3, 2)], *(torch.zeros(7) for _ in range(3)))
-
-
-# --- block momentum -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [1, 1023, 1024, 3 * 1024 + 1])
-@pytest.mark.parametrize("ahead, look", [(1.0, 0.0), (1.0, 0.9), (1.9, 0.0)])
-def test_block_steps_are_the_references(both, size, ahead, look):
-    rng = torch.Generator().manual_seed(size)
-    mean_P, weights_P, delta_P = torch.randn(3, size, generator=rng).to(DEVICE)
-
-    def run():
-        state = [weights_P.clone(), delta_P.clone(), torch.empty_like(mean_P)]
-        for _ in range(3):
-            block.step(mean_P, *state, eta=0.9, zeta=0.7, ahead=ahead, look=look)
-        return torch.stack(state)
-
-    assert same_bits(*both(run))
-
-
-def test_block_steps_are_sgd_with_nesterov_momentum_on_the_block_gradient(both):
-    rng = torch.Generator().manual_seed(1)
-    means = torch.randn(4, 50, generator=rng, dtype=torch.float32).to(DEVICE)
-    begin_P = torch.randn(50, generator=rng).to(DEVICE)
-
-    def run():
-        weights_P, delta_P, start_P = begin_P.clone(), torch.zeros_like(begin_P), begin_P.clone()
-        for mean_P in means:
-            block.step(mean_P, weights_P, delta_P, start_P, eta=0.8, zeta=0.9, look=0.8)
-        return start_P
-
-    theirs = torch.nn.Parameter(begin_P.clone())
-    sgd = torch.optim.SGD([theirs], lr=0.9, momentum=0.8, nesterov=True)
-    for mean_P in means:
-        theirs.grad = theirs.detach() - mean_P
-        sgd.step()
-    for start_P in both(run):
-        torch.testing.assert_close(start_P, theirs.detach(), rtol=1e-5, atol=1e-5)
