@@ -700,34 +700,37 @@ def _quantise(
             to[:, first:end] += own_to[:, :rest]
 
 
-def quantise(grad: Any, residual: Any, kept: Any, total: Any = None) -> tuple[Any, Any]:
-    """Compute onebit.quantise: bits and means. With `total`, what is sent is added to it."""
-    rows, columns = grad.shape
-    to = np.empty((rows, -(-columns // 8)), np.uint8) if total is None else total
-    means = np.empty((2, columns), np.float32)
-    in_parts(
-        columns,
-        COLUMNS,
-        lambda begin, end: _quantise(grad, residual, kept, to, means, begin, end),
-        weight=rows,
-    )
-    return to, means
+@numba.njit(cache=True, nogil=True)
+def _column(element: int, rows: int, columns: int) -> Any:
+    """Return the column of an element, counted column after column, or one before it.
+
+    A multiple of COLUMNS, or the number of columns where there are fewer elements.
+    """
+    if element >= rows * columns:
+        return columns
+    return max(0, element) // (rows * COLUMNS) * COLUMNS
 
 
 @numba.njit(cache=True, nogil=True)
-def _quantise_all(places: Any, grad: Any, residual: Any, kept: Any, to: Any, means: Any) -> None:
-    byte, mean = 0, 0
+def _quantise_all(
+    places: Any, grad: Any, residual: Any, kept: Any, to: Any, means: Any, begin: int, end: int
+) -> None:
+    """Quantise the columns of a range of elements, counted column after column."""
+    before, byte, mean = 0, 0, 0
     for offset, rows, columns in places:
-        end, row_bytes = offset + rows * columns, (columns + 7) >> 3
-        first, wide = (byte, row_bytes) if to.itemsize == 1 else (offset, columns)
-        _quantise(
-            grad[offset:end].reshape(rows, columns),
-            residual[offset:end].reshape(rows, columns),
-            kept[offset:end].reshape(rows, columns),
-            to[first : first + rows * wide].reshape(rows, wide),
-            means[mean : mean + 2 * columns].reshape(2, columns),
-            *(0, columns),
-        )
+        size, row_bytes = rows * columns, (columns + 7) >> 3
+        first, last = _column(begin - before, rows, columns), _column(end - before, rows, columns)
+        to_begin, wide = (byte, row_bytes) if to.itemsize == 1 else (offset, columns)
+        if first < last:
+            _quantise(
+                grad[offset : offset + size].reshape(rows, columns),
+                residual[offset : offset + size].reshape(rows, columns),
+                kept[offset : offset + size].reshape(rows, columns),
+                to[to_begin : to_begin + rows * wide].reshape(rows, wide),
+                means[mean : mean + 2 * columns].reshape(2, columns),
+                *(first, last),
+            )
+        before += size
         byte += rows * row_bytes
         mean += 2 * columns
 
@@ -735,7 +738,7 @@ def _quantise_all(places: Any, grad: Any, residual: Any, kept: Any, to: Any, mea
 def quantise_all(
     places: Any, grad: Any, residual: Any, kept: Any, total: Any = None
 ) -> tuple[Any, Any]:
-    """Compute onebit.quantise_all on one thread: bits and means, matrix after matrix.
+    """Compute onebit.quantise_all: bits and means, matrix after matrix.
 
     With `total`, what is sent is added to it, and there are no bits.
     """
@@ -743,7 +746,8 @@ def quantise_all(
     if (to := total) is None:
         to = np.empty(int((rows * ((columns + 7) >> 3)).sum()), np.uint8)
     means = np.empty(2 * int(columns.sum()), np.float32)
-    _quantise_all(places, grad, residual, kept, to, means)
+    given = places, grad, residual, kept, to, means
+    in_parts(int((rows * columns).sum()), 1, lambda begin, end: _quantise_all(*given, begin, end))
     return to, means
 
 

@@ -69,7 +69,7 @@ def _owed(grad, residual, row, rows, column, columns):
     """Return what is owed, 0 outside of the matrix; where it lies; and what is inside."""
     inside = (row < rows)[:, None, None] & (column < columns)[None, :, :]
     at = row[:, None, None] * columns + column[None, :, :]
-    owed = tl.load(residual + at, inside, 0.0) + tl.load(grad + at, inside, 0.0).to(tl.float32)
+    owed = tl.load(residual + at, inside, 0.0) + tl.load(grad + at, inside, 0.0)
     return owed, at, inside
 
 

@@ -23,7 +23,6 @@ from asr_train.kernels.backend import Backend, choose
 from asr_train.kernels.threshold import check_size
 
 Matrices = Sequence[tuple[int, int, int]]  # offset, rows and columns of each
-MANY = 1 << 20  # elements, from which on several threads share a matrix
 
 
 class OneBit(NamedTuple):
@@ -33,53 +32,21 @@ class OneBit(NamedTuple):
     means_2C: Tensor
 
 
-def quantise(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> OneBit:
-    """Quantise owed = residual + grad; kept_RC gets the quantisation error.
-
-    Args:
-        grad_RC: float32 or bfloat16.
-        residual_RC: float32; stays as it is.
-        kept_RC: float32, overwritten.
-    Raises:
-        ValueError: if shapes or dtypes are wrong.
-    """
-    check_shape("residual_RC", residual_RC, None, None)
-    check_same("onebit.quantise", residual_RC=residual_RC, kept_RC=kept_RC)
-    check_shape("grad_RC", grad_RC, *residual_RC.shape)
-    _check_float("residual_RC", residual_RC)
-    check_size(residual_RC.numel())
-    backend = choose(grad_RC)
-    if backend is Backend.reference:
-        return quantise_reference(grad_RC, residual_RC, kept_RC)
-    if not all(t.is_contiguous() for t in (grad_RC, residual_RC, kept_RC)):
-        raise ValueError("onebit.quantise: a matrix has gaps or is transposed; call contiguous()")
-    if backend is Backend.triton:
-        from asr_train.kernels import gpu_dense
-
-        whole = [(0, *grad_RC.shape)]
-        vectors = (t.view(-1) for t in (grad_RC, residual_RC, kept_RC))
-        return _split(whole, *gpu_dense.quantise_all(whole, *vectors))[0]
-    from asr_train.kernels import compiled
-
-    arrays = (t.detach().numpy() for t in (grad_RC.float(), residual_RC, kept_RC))
-    bits, means = compiled.quantise(*arrays)
-    return OneBit(torch.from_numpy(bits), torch.from_numpy(means))
-
-
 def quantise_all(
     matrices: Matrices, grad_P: Tensor, residual_P: Tensor, kept_P: Tensor
 ) -> list[OneBit]:
-    """Quantise matrices in flat vectors by one call; small ones take a fraction of the time.
+    """Quantise owed = residual + grad, matrix by matrix; kept_P gets the quantisation errors.
+
+    By one call, in which small matrices take a fraction of the time.
 
     Args:
-        matrices: where they are.
-        grad_P, residual_P, kept_P: float32; else as for `quantise`.
+        matrices: where they are in the flat vectors.
+        grad_P, residual_P: float32; stay as they are.
+        kept_P: float32, overwritten.
     Raises:
         ValueError: if sizes or dtypes are wrong.
     """
     vectors = _vectors(matrices, grad_P, residual_P, kept_P)
-    if _is_shared(grad_P):
-        return [quantise(*(matrix_of(v, place) for v in vectors)) for place in matrices]
     return _split(matrices, *_quantised(matrices, *vectors))
 
 
@@ -141,12 +108,6 @@ class Sum:
             return
         from asr_train.kernels import compiled
 
-        if _is_shared(grad_P):
-            for place in self.matrices:
-                views = (matrix_of(v, place) for v in (*vectors, self._total_P))
-                means = compiled.quantise(*(v.detach().numpy() for v in views))[1]
-                self._sums.append(torch.from_numpy(means).sum())
-            return
         arrays = (v.detach().numpy() for v in (*vectors, self._total_P))
         _, means = compiled.quantise_all(_array(self.matrices), *arrays)
         self._sums.append(torch.from_numpy(means).sum())
@@ -178,12 +139,6 @@ def _check_vector(where: str, name: str, vector_P: Tensor, matrices: Matrices) -
         raise ValueError(f"{where}: {name} has gaps; call contiguous()")
 
 
-def _is_shared(grad_P: Tensor) -> bool:
-    """Return whether several of a CPU's threads quantise matrices, one by one."""
-    is_large = torch.get_num_threads() > 1 and grad_P.numel() > MANY
-    return is_large and choose(grad_P) is Backend.cpu
-
-
 def _array(matrices: Matrices) -> np.ndarray:
     return np.array(matrices, np.int64).reshape(-1, 3)
 
@@ -195,7 +150,7 @@ def matrix_of(vector_P: Tensor, place: tuple[int, int, int]) -> Tensor:
 
 
 def quantise_reference(grad_RC: Tensor, residual_RC: Tensor, kept_RC: Tensor) -> OneBit:
-    """Compute `quantise` by tensors. Sums are in float64, so that their order hardly matters."""
+    """Quantise a matrix by tensors. Sums are in float64, so that their order hardly matters."""
     torch.add(residual_RC, grad_RC, out=kept_RC)
     is_high_RC = kept_RC >= 0
     owed_RC = kept_RC.double()

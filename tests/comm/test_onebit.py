@@ -41,9 +41,9 @@ class Quantiser:
 
     def __call__(self, vector_P):
         out_P, kept_P = torch.empty(SIZE), torch.empty(SIZE)
-        for number in range(len(SHAPES)):
-            views = (LAYOUT.of(v, number) for v in (vector_P, self.residual_P, kept_P))
-            onebit.add_up([onebit.quantise(*views)], LAYOUT.of(out_P, number))
+        sent = onebit.quantise_all(LAYOUT.matrices, vector_P, self.residual_P, kept_P)
+        for number, one in enumerate(sent):
+            onebit.add_up([one], LAYOUT.of(out_P, number))
         self.residual_P = kept_P
         return out_P
 
@@ -303,7 +303,7 @@ def test_a_payload_has_one_bit_per_element_and_two_floats_per_column():
     for block in blocks:
         matrix = torch.randn(block.rows, block.columns)
         zeros = torch.zeros_like(matrix)
-        quantised.append(onebit.quantise(matrix, zeros, torch.empty_like(matrix)))
+        quantised.append(onebit.quantise_reference(matrix, zeros, torch.empty_like(matrix)))
     payload_B = write(quantised, CPU)
     # (7, 19): 2 bytes per row, and 3 bits of each; (7, 1); (3, 18): 2 bytes per row, 2 bits; (3, 3)
     assert len(payload_B) == payload_bytes(blocks) == 8 * (19 + 1 + 18 + 3) + 17 + 1 + 7 + 2

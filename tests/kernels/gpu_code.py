@@ -66,7 +66,7 @@ KERNELS = {
     "move": (gpu_sparse._move, DECODE, {}),
     "scale": (gpu_sparse._scale, {"BLOCK": gpu_sparse.TALLY}, {}),
     "quantise": (gpu_dense._quantise, QUANTISE, {}),
-    "quantise_bf16": (gpu_dense._quantise, {**QUANTISE, "MATRICES": 1}, {"grad": "*bf16"}),
+    "quantise_1": (gpu_dense._quantise, {**QUANTISE, "MATRICES": 1}, {}),
     "add_up_1": (gpu_dense._add_up, {**ADD_UP, "MATRICES": 1, "WORKERS": 1}, {}),
     "add_up_4": (gpu_dense._add_up, {**ADD_UP, "WORKERS": 4}, {}),
     "checksum": (
