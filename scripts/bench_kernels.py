@@ -176,12 +176,9 @@ def compression(v: Vectors, mark: Callable[..., Any] | None) -> list[dict[str, A
             "eager torch": lambda: threshold.compress_reference(g, r, tau, kept),  # noqa: B023
         }
         if DEVICE == "cuda":
-            fixed = (2 * len(words_K) + 1, torch.tensor(0, device=DEVICE))
-
-            def into_fixed(tau: float = tau, fixed: tuple[int, Tensor] = fixed) -> threshold.Fixed:
-                return threshold.compress_fixed(g, r, tau, kept, *fixed)
-
-            calls["ours, fixed capacity"] = into_fixed
+            turns_W = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+            fixed = g[None], r[None], tau, kept[None], 2 * len(words_K) + 1, turns_W
+            calls["ours, fixed capacity"] = lambda: threshold.compress_fixed_rows(*fixed)  # noqa: B023
         if mark is not None:
 
             def compiled() -> Tensor:

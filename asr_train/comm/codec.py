@@ -163,7 +163,7 @@ def write_fixed(fixed: Fixed, header: Header) -> Tensor:
     """Return a packed32 message with room for C elements, made on the device without waiting.
 
     Args:
-        fixed: what `threshold.compress_fixed` found.
+        fixed: what `threshold.compress_fixed_rows` found.
         header: gives all but what `fixed` knows.
     """
     device, is_sent = fixed.words_C.device, fixed.is_finite

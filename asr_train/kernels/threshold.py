@@ -6,8 +6,8 @@ out   words_K              int32, one per sent element, in ascending order of in
       kept_P               float32, the next step's residual
 Knows nothing of messages, workers or models. `encode_reference` and `decode_reference` follow the
 paper; `compress` and `decode` run on the backend that kernels.backend chooses, and equal them bit
-for bit. `compress_fixed` is for messages of fixed length: it never waits for the device, so that it
-can be part of a CUDA graph.
+for bit. `compress_fixed_rows` is for messages of fixed length: it never waits for the device, so
+that it can be part of a CUDA graph.
 """
 
 from collections.abc import Callable
@@ -159,35 +159,12 @@ def _tally_reference(
 
 
 class Fixed(NamedTuple):
-    """The result of `compress_fixed`, on the device."""
+    """The result of `compress_fixed_rows` for one worker, on the device."""
 
     words_C: Tensor  # int32 [capacity]; the first min(wanted, capacity) are sent elements, sorted
     wanted: Tensor  # int64 []: elements above the threshold
     turn: Tensor  # int64 []: the first element that waits, or what `turn` was
     is_finite: Tensor  # bool []
-
-
-def compress_fixed(
-    grad_P: Tensor,
-    residual_P: Tensor,
-    threshold: float,
-    kept_P: Tensor,
-    capacity: int,
-    turn: Tensor,
-) -> Fixed:
-    """Compress into a message of `capacity` elements; what does not fit stays in the residual.
-
-    If there are too many, they take turns: from the element `turn` on, and then from the beginning,
-    so that those that wait come first the next time.
-
-    Args:
-        capacity: elements, at least one.
-        turn: int64 [] on the same device, in [0, P).
-    Raises:
-        ValueError: as `compress`; if the capacity is not positive.
-    """
-    vectors = grad_P[None], residual_P[None], threshold, kept_P[None]
-    return compress_fixed_rows(*vectors, capacity, turn[None])[0]
 
 
 def compress_fixed_rows(
@@ -198,10 +175,21 @@ def compress_fixed_rows(
     capacity: int,
     turns_W: Tensor,
 ) -> list[Fixed]:
-    """Compute `compress_fixed` of several workers' rows [W, P]; on a GPU with one launch."""
+    """Compress into messages of `capacity` elements; what does not fit stays in the residual.
+
+    If there are too many, they take turns: from the element `turn` on, and then from the beginning,
+    so that those that wait come first the next time. On a GPU with one launch for all rows.
+
+    Args:
+        grads_WP, residuals_WP, threshold, kept_WP: as for `compress_rows`.
+        capacity: elements, at least one.
+        turns_W: int64 [W] on the same device, in [0, P).
+    Raises:
+        ValueError: as `compress`; if the capacity is not positive.
+    """
     each = list(zip(grads_WP, residuals_WP, kept_WP, turns_W, strict=True))
     for grad_P, residual_P, kept_P, _ in each:
-        _check("threshold.compress_fixed", grad_P, residual_P, threshold, kept_P)
+        _check("threshold.compress_fixed_rows", grad_P, residual_P, threshold, kept_P)
     check_positive("capacity", capacity)
     if choose(grads_WP) is Backend.triton and grads_WP.numel():
         from asr_train.kernels import gpu_sparse
