@@ -21,7 +21,7 @@ from torch import Tensor
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.optimizer import Replica
 from asr_train.comm.reducers import Sent
-from asr_train.schema import BlockForm, BlockVelocity
+from asr_train.schema import BlockForm, BlockVelocity, BmufSettings
 
 
 class BlockUpdate:
@@ -63,31 +63,21 @@ class MomentumBlocks:
     Args:
         exchange: of all workers.
         leaders: the first worker of each group.
-        velocity: what happens to the workers' momentum at the end of a block.
     """
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        leaders: Sequence[int],
-        block_steps: int,
-        form: BlockForm,
-        eta: float,
-        zeta: float,
-        velocity: BlockVelocity,
-    ) -> None:
-        self.exchange, self.leaders, self.block_steps = exchange, list(leaders), block_steps
-        self.form, self.eta, self.zeta, self.velocity = form, eta, zeta, velocity
+    def __init__(self, exchange: Exchange, leaders: Sequence[int], settings: BmufSettings) -> None:
+        self.exchange, self.leaders, self.settings = exchange, list(leaders), settings
+        self.eta = settings.momentum(len(leaders))
         self.momentum: BlockUpdate | None = None
         self.position = 0  # steps into the block
 
     def begin(self, weights_P: Tensor) -> None:
-        self.momentum = BlockUpdate(self.form, self.eta, self.zeta, weights_P)
+        self.momentum = BlockUpdate(self.settings.form, self.eta, self.settings.zeta, weights_P)
 
     def after_update(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None:
         """Count a step; exchange models at the last step of a block. Skipped steps count."""
         self.position += 1
-        if self.position == self.block_steps:
+        if self.position == self.settings.block_steps:
             self.finish(replicas, sent)
 
     def finish(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None:
@@ -108,7 +98,7 @@ class MomentumBlocks:
         start_P = self.momentum.step(mean_P)
         for replica in replicas:
             replica.weights_P.copy_(start_P)
-            if self.velocity is BlockVelocity.reset:
+            if self.settings.velocity is BlockVelocity.reset:
                 replica.optimizer.reset()
         self.position = 0
 

@@ -10,7 +10,7 @@ from asr_train.comm.exchange import hosted
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.optimizer import Momentum, Replica
 from asr_train.comm.reducers import Sent
-from asr_train.schema import BlockForm, BlockVelocity
+from asr_train.schema import BlockForm
 
 ETA, ZETA = 0.75, 0.5
 
@@ -137,9 +137,7 @@ def test_a_groups_model_is_sent_where_its_first_worker_is(processes):
             return torch.zeros(size)
 
         exchange.sum = total
-        groups = MomentumBlocks(
-            exchange, [0, 2, 4], 3, BlockForm.classical, ETA, ZETA, BlockVelocity.keep
-        )
+        groups = MomentumBlocks(exchange, [0, 2, 4], schema.build(schema.BmufSettings, BMUF))
         groups.begin(torch.zeros(SIZE))
         models = [torch.full((SIZE,), float(n)) for n in sorted({w // 2 for w in local})]
         replicas = [Replica(model_P, Momentum(model_P, 0.0)) for model_P in models]

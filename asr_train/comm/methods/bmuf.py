@@ -26,12 +26,6 @@ def momentum_blocks(
     settings: schema.CommSettings, exchange: Exchange, group_size: int
 ) -> MomentumBlocks | None:
     """Return block momentum across groups; None for a single group."""
-    given = settings.bmuf
-    assert given is not None  # as schema checks
+    assert settings.bmuf is not None  # as schema checks
     leaders = exchange.members[::group_size]
-    if len(leaders) == 1:
-        return None
-    eta = given.momentum(len(leaders))
-    return MomentumBlocks(
-        exchange, leaders, given.block_steps, given.form, eta, given.zeta, given.velocity
-    )
+    return MomentumBlocks(exchange, leaders, settings.bmuf) if len(leaders) > 1 else None

@@ -1,31 +1,27 @@
 """Model averaging: workers train alone; every few steps all continue from the mean."""
 
+from dataclasses import replace
+
 from asr_train import schema
-from asr_train.comm.blocks import MomentumBlocks
 from asr_train.comm.exchange import Exchange
-from asr_train.comm.method import ExchangeMethod
-from asr_train.comm.reducers import Alone
-from asr_train.schema import BlockForm
+from asr_train.comm.methods.bmuf import Bmuf
 
 
-class ModelAveraging(ExchangeMethod):
-    """One model per worker."""
+class ModelAveraging(Bmuf):
+    """BMUF without momentum, whose model is the mean."""
 
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
         given = settings.model_averaging
         assert given is not None  # as schema checks
-        groups = exchange.groups(1)
-        blocks = MomentumBlocks(
-            exchange,
-            exchange.members,
-            given.block_steps,
-            BlockForm.classical,
-            eta=0.0,
+        bmuf = schema.BmufSettings(
+            block_steps=given.block_steps,
+            form=schema.BlockForm.classical,
             zeta=1.0,
+            c=1.0,
+            eta=0.0,
             velocity=given.velocity,
         )
-        alone = len(exchange) == 1  # its mean is itself
-        super().__init__(exchange, groups, [Alone() for _ in groups], None if alone else blocks)
+        super().__init__(replace(settings, bmuf=bmuf), exchange, size)
 
 
 METHOD = ModelAveraging
