@@ -167,19 +167,11 @@ class ReducerHook(ABC):
 def _shaped(bucket: dist.GradBucket) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """Yield parameters and gradients, which lie in the bucket with the strides of the parameter."""
     for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
-        if not parameter.is_contiguous() and _is_dense(parameter):
-            grad = grad.as_strided(parameter.shape, parameter.stride(), grad.storage_offset())
+        strides = parameter.stride()
+        # An empty tensor like one without gaps, in any order of the dimensions, has its strides
+        if strides == torch.empty_like(parameter, device="meta").stride():
+            grad = grad.as_strided(parameter.shape, strides, grad.storage_offset())
         yield cast(nn.Parameter, parameter), grad
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Return whether the elements lie one after the other, in some order of the dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _set_missing(grads: list[tuple[nn.Parameter, Tensor]]) -> None:

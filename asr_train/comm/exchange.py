@@ -81,10 +81,6 @@ class Exchange(ABC):
         """Add up as `sum`, without counting."""
 
     @abstractmethod
-    def barrier(self) -> None:
-        """Wait until all members have called this."""
-
-    @abstractmethod
     def groups(self, size: int) -> list["Exchange"]:
         """Cut the members into groups of `size`; return those that have a worker here."""
 
@@ -153,6 +149,10 @@ class Exchange(ABC):
         """Gather a row of float64 from each worker; rows are equally long."""
         rows_LK = torch.tensor(rows, dtype=torch.float64, device=self.device)
         return self._all(rows_LK.view(torch.uint8)).view(torch.float64).tolist()
+
+    def barrier(self) -> None:
+        """Wait until all members have called this."""
+        self.numbers([[0.0]] * len(self.local))  # unlike dist.barrier, on any backend and device
 
     def plain(self, rows: Sequence[Any]) -> list[Any]:
         """Gather plain data from each worker, as JSON."""

@@ -29,9 +29,6 @@ class Loopback(Exchange):
     ) -> Tensor:
         return added(vector_P.to(wire) for vector_P in vectors).to(wire).float()
 
-    def barrier(self) -> None:
-        pass
-
     def groups(self, size: int) -> list[Exchange]:
         firsts = range(self.members.start, self.members.stop, size)
         stop = self.members.stop

@@ -43,13 +43,16 @@ class Processes(Exchange):
         self._calls = 0
 
     def _all(self, rows_LB: Tensor) -> Tensor:
-        most = max(len(share) for share in self._shares)
-        padded = rows_LB.new_zeros(most, rows_LB.shape[1])
-        padded[: len(rows_LB)] = rows_LB
+        return self._gathered(rows_LB, [len(share) for share in self._shares])
+
+    def _gathered(self, own: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Gather rows, or elements, of which the p-th process has sizes[p]."""
+        padded = own.new_zeros(max(sizes), *own.shape[1:])
+        padded[: len(own)] = own
         found = [torch.empty_like(padded) for _ in self._ranks]
         with self._answered("all_gather"):
             dist.all_gather(found, padded, group=self._group)
-        return torch.cat([f[: len(s)] for f, s in zip(found, self._shares, strict=True)])
+        return torch.cat([f[:size] for f, size in zip(found, sizes, strict=True)])
 
     def _sum(
         self, vectors: Iterable[Tensor], size: int, senders: Sequence[int], wire: torch.dtype
@@ -69,13 +72,7 @@ class Processes(Exchange):
             sent, [ours * len(s) for s in slices], [count * my_size for count in counts]
         )
         total = added(got.view(sum(counts), my_size)).to(wire)
-        widest = max(len(s) for s in slices)
-        padded = torch.zeros(widest, dtype=wire, device=self.device)
-        padded[:my_size] = total
-        found = [torch.empty_like(padded) for _ in slices]
-        with self._answered("all_gather"):
-            dist.all_gather(found, padded, group=self._group)
-        return torch.cat([f[: len(s)] for f, s in zip(found, slices, strict=True)]).float()
+        return self._gathered(total, [len(s) for s in slices]).float()
 
     def _scatter(self, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
         first = self.members.start
@@ -99,9 +96,6 @@ class Processes(Exchange):
         with self._answered("all_to_all"):
             dist.all_to_all_single(got, sent, list(into), list(out), group=self._group)
         return got
-
-    def barrier(self) -> None:
-        self.numbers([[0.0]] * len(self.local))  # unlike dist.barrier, on any backend and device
 
     def groups(self, size: int) -> list[Exchange]:
         found: list[Exchange] = []
