@@ -6,16 +6,15 @@ all workers have come that far.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from asr_train.comm.bucket import Bucket, rows
+from asr_train.comm.bucket import rows
 from asr_train.comm.reducers import Gradient
 from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
 from asr_train.shards.batch import Batch
-from asr_train.train.batched import Batched
 from asr_train.train.feed import Feed, when
 from asr_train.train.log import WorkerTotals
 from asr_train.train.state import Interval, Learned, RunState
@@ -69,41 +68,10 @@ def run_ahead(
     return {taken: [row[worker] for worker in local] for taken, row in stretch.rows.items()}
 
 
-class Outstanding:
-    """Minibatches of workers whose gradients are computed together, each at its own weights.
-
-    Args:
-        bucket: of the model.
-        workers: of this process.
-    Attributes:
-        most: minibatches.
-    """
-
-    def __init__(
-        self, batched: Batched, bucket: Bucket, optim: OptimSettings, workers: int
-    ) -> None:
-        self.most = min(batched.most, workers)
-        self._batched, self._bucket, self._optim = batched, bucket, optim
-        self._weights_WP = rows(self.most, len(bucket.weights_P), bucket.weights_P.device)
-        self._asked: list[tuple[int, int, Batch]] = []  # worker, step
-
-    def add(self, worker: int, step: int, batch: Batch, write_weights: WriteWeights) -> None:
-        """Take a worker's minibatch, and the weights that it has now."""
-        write_weights(self._weights_WP[len(self._asked)])
-        self._asked.append((worker, step, batch))
-
-    def compute(self) -> tuple[Sequence[int], Iterator[list[Result]]]:
-        """Return the workers, and their gradients as they are computed, in the same order."""
-        workers, steps, batches = zip(*self._asked, strict=True)
-        self._asked = []
-        seed = seed_of(self._optim.seed, steps[0] + 1, workers[0])
-        weights_WP = self._weights_WP[: len(workers)]
-        about = self._bucket, self._optim, seed, weights_WP
-        return workers, several_gradients(self._batched, batches, *about)
-
-
 class AsyncSteps:
     """A `comm.async_workers.GradientSource`, for the steps before `stop`.
+
+    Outstanding gradients are computed together, each at its own weights.
 
     Args:
         advance: called with numbers of frames, as they are learned from.
@@ -124,11 +92,12 @@ class AsyncSteps:
         self.rows: dict[int, dict[int, WorkerTotals]] = {}
         self._model, self._feed, self._state, self._optim = model, feed, state, optim
         self._stop, self._advance = stop, advance
-        self._outstanding: Outstanding | None = None
+        self.most = 0
+        self._asked: list[tuple[int, int, Batch]] = []  # outstanding: worker, step, minibatch
         if state.batched is not None and len(state.since_log) > 1:
-            workers = len(state.since_log)
-            self._outstanding = Outstanding(state.batched, state.bucket, optim, workers)
-        self.most = 0 if self._outstanding is None else self._outstanding.most
+            self.most = min(state.batched.most, len(state.since_log))
+            weights_P = state.bucket.weights_P
+            self._weights_WP = rows(self.most, len(weights_P), weights_P.device)  # of these
         self._learned: dict[int, Learned] = {}
         self._left, self._left_cpu = time.perf_counter(), time.process_time()
 
@@ -150,8 +119,9 @@ class AsyncSteps:
             batch = self._feed.next(worker)
         if batch is not None:
             with state.stopwatch(counts, "exchange_seconds"):
-                if self._outstanding is not None:
-                    self._outstanding.add(worker, step, batch, write_weights)
+                if self.most:
+                    write_weights(self._weights_WP[len(self._asked)])
+                    self._asked.append((worker, step, batch))
                     return None
                 write_weights(state.method.replicas[0].weights_P)
         with state.stopwatch(counts, "compute_seconds"):
@@ -160,10 +130,15 @@ class AsyncSteps:
 
     def late(self) -> Iterator[tuple[int, Gradient]]:
         """Compute the gradients of all outstanding steps; yield them with their workers."""
-        assert self._outstanding is not None
-        counts = next(iter(self._state.since_log.values()))
-        workers, several = self._outstanding.compute()
-        results = computed(several, self._state, counts)
+        state, optim = self._state, self._optim
+        assert state.batched is not None
+        counts = next(iter(state.since_log.values()))
+        workers, steps, batches = zip(*self._asked, strict=True)
+        self._asked = []
+        seed = seed_of(optim.seed, steps[0] + 1, workers[0])
+        weights_WP = self._weights_WP[: len(workers)]
+        several = several_gradients(state.batched, batches, state.bucket, optim, seed, weights_WP)
+        results = computed(several, state, counts)
         for worker in workers:
             self._count_exchange(counts)
             gradient, self._learned[worker] = next(results)

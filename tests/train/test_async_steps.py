@@ -22,7 +22,7 @@ from asr_train.comm.reducers import Gradient
 from asr_train.model.store import load_tensors
 from asr_train.train import async_steps, batched, loop
 from asr_train.train import step as steps
-from asr_train.train.async_steps import AsyncSteps, Outstanding
+from asr_train.train.async_steps import AsyncSteps
 from asr_train.train.state import Checkpoints, Interval, Learned, NotFiniteError
 
 CPU = torch.device("cpu")
@@ -220,13 +220,13 @@ def test_gradients_computed_together_give_the_same_run_within_rounding(
     unbroken, splits, tmp_path, monkeypatch, room, most
 ):
     """And the same bytes again, if it was killed."""
-    together, compute = [], Outstanding.compute
+    together, late = [], AsyncSteps.late
 
     def noted(self):
         together.append(len(self._asked))
-        return compute(self)
+        return late(self)
 
-    monkeypatch.setattr(Outstanding, "compute", noted)
+    monkeypatch.setattr(AsyncSteps, "late", noted)
     monkeypatch.setitem(batched.ROOM, "cpu", room)
     given = {**comm(adaptive=ADAPTIVE), "virtual": "batched"}
     virtual(tmp_path / "whole", splits, given)
