@@ -5,7 +5,7 @@ Knows nothing of networks, shards or how weights are updated.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -110,11 +110,8 @@ class Sent:
 
     def add(self, other: "Sent") -> None:
         """Count what another worker sent, too."""
-        self.bits += other.bits
-        self.elements += other.elements
-        self.overflows += other.overflows
-        self.received_bits += other.received_bits
-        self.weights += other.weights
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
 
 class Reducer(ABC):

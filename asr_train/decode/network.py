@@ -25,7 +25,7 @@ def network_of(path: Path, about: dict[str, Any]) -> Callable[[Read], Scorer]:
     From then on, torch uses one thread in this process: worker processes run in parallel.
     """
     torch.set_num_threads(1)
-    model, _ = load_model(path, torch.device("cpu"))
+    model, _ = load_model(path)
     model.eval()
     left, right = model.context_left, model.context_right
     log_priors_S = torch.log(torch.tensor(about["priors"], dtype=torch.float64)).float()

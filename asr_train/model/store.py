@@ -118,10 +118,8 @@ def _whole(tensor: Any) -> Tensor:
     return whole
 
 
-def load_model(
-    path: Path | str, device: torch.device | str = "cpu"
-) -> tuple[Model, dict[str, Any]]:
-    """Load the network of a model.json; return it and the entries.
+def load_model(path: Path | str) -> tuple[Model, dict[str, Any]]:
+    """Load the network of a model.json, on the CPU; return it and the entries.
 
     Raises:
         DamagedFileError: if model.pt is missing or changed, or model.json lacks an entry.
@@ -141,7 +139,7 @@ def load_model(
     model = build_model(settings, *sizes, torch.zeros(sizes[0]), torch.ones(sizes[0]), seed=0)
     _check_tensors(path.parent / listed["path"], tensors, model.state_dict())
     model.load_state_dict(tensors)
-    return model.to(device).eval(), about
+    return model.eval(), about
 
 
 def save_tensors(path: Path, content: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """**Totals of all workers since the last row of the log**, gathered from their processes."""
 
 from collections.abc import Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple
+from typing import Any
 
 from asr_train.comm.async_workers import Staleness
 from asr_train.comm.reducers import Sent
@@ -22,24 +23,10 @@ def take(state: RunState, worker: int) -> WorkerTotals:
     return WorkerTotals(counts, state.method.take_sent(worker), tau, squares, lead)
 
 
-def _packed(one: WorkerTotals) -> list[float]:
-    """Return what other processes need of a worker's totals, in numbers."""
-    counts = one.counts
-    own = [counts.skipped, counts.frames, counts.loss, counts.correct, one.threshold, one.squares]
-    return [*own, *astuple(one.sent), *astuple(one.lead)]
-
-
-def _unpacked(numbers: Sequence[float]) -> WorkerTotals:
-    skipped, frames, loss, correct, threshold, squares, *rest = numbers
-    size = len(fields(Sent))
-    steps, ahead, most, waited_seconds, now = rest[size:]
-    return WorkerTotals(
-        Interval(skipped=int(skipped), frames=int(frames), loss=loss, correct=int(correct)),
-        Sent(*map(int, rest[:size])),
-        threshold,
-        squares,
-        Staleness(int(steps), int(ahead), int(most), waited_seconds, now),
-    )
+def _restored(row: Sequence[Any]) -> WorkerTotals:
+    """Return totals that were plain data."""
+    counts, sent, threshold, squares, lead = row
+    return WorkerTotals(Interval(*counts), Sent(*sent), threshold, squares, Staleness(*lead))
 
 
 def gathered(state: RunState, taken: Sequence[WorkerTotals] | None = None) -> Totals:
@@ -52,16 +39,17 @@ def gathered(state: RunState, taken: Sequence[WorkerTotals] | None = None) -> To
     if taken is None:
         taken = [take(state, worker) for worker in exchange.local]
     everyone = exchange if stripes is None else stripes.everyone
-    numbers = everyone.numbers([_packed(one) for one in taken])
-    rows = [_unpacked(row) for row in (numbers if stripes is None else stripes.ordered(numbers))]
+    found = everyone.plain([astuple(one) for one in taken])
+    rows = [_restored(row) for row in (found if stripes is None else stripes.ordered(found))]
     lead, sent, here = Staleness(), Sent(), Interval()
     for one in taken:
         here.add(one.counts)
     here.steps //= len(exchange.local)
-    here.skipped, here.frames, here.loss, here.correct = 0, 0, 0.0, 0
-    for row in rows[: len(exchange)]:  # in the order of workers; further stripes have equal counts
+    first = rows[: len(exchange)]  # in the order of workers; further stripes have equal counts
+    for name in ("skipped", "frames", "loss", "correct"):
+        setattr(here, name, sum(getattr(row.counts, name) for row in first))
+    for row in first:
         lead.add(row.lead)
-        here.add(row.counts)
     for row in rows:
         sent.add(row.sent)
     return Totals(
