@@ -37,7 +37,7 @@ import json
 import math
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -171,15 +171,8 @@ def train_row(
     interval, sent = totals.interval, totals.sent
     steps, workers = interval.steps, totals.workers
     learned = steps - interval.skipped / workers
-    seconds = {
-        "step_seconds": interval.seconds(),
-        "compute_seconds": interval.compute_seconds,
-        "exchange_seconds": interval.exchange_seconds,
-        "wait_seconds": interval.wait_seconds,
-        "compress_seconds": interval.compress_seconds,
-        "transfer_seconds": interval.transfer_seconds,
-        "cpu_seconds": interval.cpu_seconds,
-    }
+    seconds = {"step_seconds": interval.seconds()}
+    seconds |= {k: v for k, v in asdict(interval).items() if k.endswith("_seconds")}
     has_threshold = totals.threshold > 0
     keeps = has_threshold or totals.squares > 0  # onebit has no threshold
     dense_bits = 32 * num_parameters * steps * workers
