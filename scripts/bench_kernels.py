@@ -10,11 +10,9 @@ its idle time. With THREADS=1 in the environment, a CPU uses one thread and its 
 measured, which depends little on other load.
 """
 
-import contextlib
 import datetime
 import importlib.util
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -25,9 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asr_train.files import replacing, write_json
+from asr_train.files import replacing, write_json, write_text
 from asr_train.kernels import decode, onebit, rice, threshold
 from asr_train.kernels.backend import Backend, forced
+from asr_train.report.tables import machine
 
 DENSITIES = (1e-1, 1e-2, 1e-3, 1e-4)
 USUAL = 1e-3  # at which the peers are measured whose time hardly depends on it
@@ -408,13 +407,7 @@ def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
 
 
 def device_name() -> str:
-    if DEVICE == "cuda":
-        return torch.cuda.get_device_name()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":")[1].strip()
-    return platform.processor() or "CPU"
+    return torch.cuda.get_device_name() if DEVICE == "cuda" else machine()
 
 
 def commit() -> str:
@@ -475,8 +468,8 @@ def main(folder: str, *millions: str) -> None:
     text = f"{table(rows, codes)}\n\n{notes}"
     print(text)
     write_json(Path(folder) / "kernels.json", {"about": facts, "kernels": rows, "rice": codes})
-    with replacing(Path(folder) / "kernels.md") as part:
-        part.write_text(f"# Kernels beside a copy and their peers\n\n{text}\n")
+    heading = "# Kernels beside a copy and their peers"
+    write_text(Path(folder) / "kernels.md", f"{heading}\n\n{text}\n")
     biggest = max(row["parameters"] for row in rows) / 1e6
     where = f"{facts['device']}, {facts['threads']} thread(s)"
     title = f"{biggest:g} M parameters, {where}, {facts['date']}"

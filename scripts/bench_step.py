@@ -41,7 +41,7 @@ from asr_train.comm.methods import build
 from asr_train.comm.methods.sgd import Sgd
 from asr_train.comm.reducers import Gradient, Quanta, Sent
 from asr_train.compose import settings
-from asr_train.files import replacing, write_json
+from asr_train.files import write_json, write_text
 from asr_train.kernels import threshold
 from asr_train.model.store import Model, build_model
 from asr_train.schema import Precision
@@ -363,8 +363,8 @@ def main(folder: str, *cases: str) -> None:
     print(text)
     content = {"about": facts, "peaks": peaks, "steps": rows, "methods": methods}
     write_json(Path(folder) / "steps.json", content)
-    with replacing(Path(folder) / "steps.md") as part:
-        part.write_text(f"# A training step by SGD and by GTC\n\n{text}\n")
+    title = "# A training step by SGD and by GTC"
+    write_text(Path(folder) / "steps.md", f"{title}\n\n{text}\n")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from asr_train import schema
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.stripes import Stripes
-from asr_train.files import read_json, replacing, write_json
+from asr_train.files import read_json, write_json, write_text
 from asr_train.model.dnn import Dnn
 from asr_train.model.loss import frame_loss
 from asr_train.model.stripes import StripedDnn
@@ -186,8 +186,8 @@ def main(folder: str, *cases: str) -> None:
     text = table(rows) + "\n\n" + "\n".join(f"- {key}: {value}" for key, value in facts.items())
     print(text)
     write_json(Path(folder) / "stripes.json", {"about": facts, "rows": rows})
-    with replacing(Path(folder) / "stripes.md") as part:
-        part.write_text(f"# A network in one process, and in two stripes\n\n{text}\n")
+    title = "# A network in one process, and in two stripes"
+    write_text(Path(folder) / "stripes.md", f"{title}\n\n{text}\n")
 
 
 if __name__ == "__main__":
