@@ -421,39 +421,17 @@ def _move(words, counts, weights, length, n, tau, rate, CHUNK: tl.constexpr):
     tl.store(weights + at, tl.fma(tau * count.to(tl.float32), -rate, old), moves)
 
 
-@triton.jit
-def _scale_tile(counts, out, first, n, tau, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
-    i = tl.arange(0, BLOCK)
-    inside = i < (BLOCK if WHOLE else n - first)
-    count = tl.load(counts + first + i, inside, 0)
-    tl.store(out + first + i, tau * count.to(tl.float32), inside)
-
-
-@triton.jit
-def _scale(counts, out, n, tau, BLOCK: tl.constexpr):
-    """Write tau * counts, which may lie in the same memory."""
-    first = tl.program_id(0).to(tl.int64) * BLOCK
-    if first + BLOCK <= n:
-        _scale_tile(counts, out, first, n, tau, BLOCK, True)
-    else:
-        _scale_tile(counts, out, first, n, tau, BLOCK, False)
-
-
 @launches
 def decode(messages: Sequence[Tensor], tau: float, rate: float | None, out_P: Tensor) -> None:
     """Compute decode.total, or decode.update if there is a rate."""
     words = torch.cat([*messages, torch.empty(0, dtype=torch.int32, device=out_P.device)])
     size = len(out_P)
-    if rate is None:
-        counts_P = out_P.view(torch.int32).zero_()
-    else:
-        counts_P = torch.zeros(size, dtype=torch.int32, device=out_P.device)
+    counts_P = torch.zeros(size, dtype=torch.int32, device=out_P.device)
     grid = (triton.cdiv(len(words), CHUNK),)
     if len(words):
         _count[grid](words, counts_P, len(words), size, CHUNK)
     if rate is None:
-        tiles = (triton.cdiv(size, TALLY),)
-        _scale[tiles](counts_P, out_P, size, tau, TALLY, enable_fp_fusion=False)
+        torch.mul(counts_P, tau, out=out_P)
     elif len(words):
         sizes = (len(words), size, tau, rate, CHUNK)
         # Apart from explicit tl.fma

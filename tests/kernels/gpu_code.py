@@ -64,7 +64,6 @@ KERNELS = {
     "tally": (gpu_sparse._tally, {"BLOCK": gpu_sparse.TALLY}, {}),
     "count": (gpu_sparse._count, DECODE, {}),
     "move": (gpu_sparse._move, DECODE, {}),
-    "scale": (gpu_sparse._scale, {"BLOCK": gpu_sparse.TALLY}, {}),
     "quantise": (gpu_dense._quantise, QUANTISE, {}),
     "quantise_1": (gpu_dense._quantise, {**QUANTISE, "MATRICES": 1}, {}),
     "add_up_1": (gpu_dense._add_up, {**ADD_UP, "MATRICES": 1, "WORKERS": 1}, {}),
@@ -102,7 +101,7 @@ def compiled(name: str, size: int | None = None) -> triton.compiler.CompiledKern
         for place, (argument, kind) in enumerate(signature.items())
         if kind.startswith("*") or (kind == "i32" and (size == 16 or argument.endswith("_stride")))
     }
-    options = {"enable_fp_fusion": not name.startswith(("move", "scale"))}
+    options = {"enable_fp_fusion": not name.startswith("move")}
     if name.startswith("quantise"):
         options["num_warps"] = gpu_dense.WARPS
     elif name.startswith("add_up"):
