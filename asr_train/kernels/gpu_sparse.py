@@ -1,9 +1,9 @@
 """The kernels for **GPUs** behind threshold and decode, in Triton.
 
-Compression reads residual and gradient and writes what is kept, once each (12 bytes per element; 10
-with bfloat16 gradients), and one bit per element that marks the elements to send. They are then
-extracted from the bits, 32 elements per step, to their places in the message, which follow from the
-tiles' counts and their sums over SUPER tiles. Several workers' vectors take the same launches.
+Compression reads residual and gradient and writes what is kept, once each (12 bytes per element),
+and one bit per element that marks the elements to send. They are then extracted from the bits, 32
+elements per step, to their places in the message, which follow from the tiles' counts and their
+sums over SUPER tiles. Several workers' vectors take the same launches.
 Workers of one process need no messages: their sent elements are tallied while they are compressed.
 Decoding adds sent elements to integer counts by atomic operations, whose order does not matter for
 integers; the first of a weight's elements to exchange the count for 0 then updates the weight.
@@ -59,7 +59,7 @@ def _mark_tile(
     i = word[:, None] * 32 + lane[None, :]
     inside = i < (BLOCK if WHOLE else n - tile * BLOCK)
     at = tile * BLOCK + i
-    owed = tl.load(residual + at, inside, 0.0) + tl.load(grad + at, inside, 0.0).to(tl.float32)
+    owed = tl.load(residual + at, inside, 0.0) + tl.load(grad + at, inside, 0.0)
     selected = tl.abs(owed) > threshold
     left = tl.where(owed < 0, owed + threshold, owed - threshold)
     tl.store(kept + at, tl.where(selected, left, owed), inside)
@@ -207,7 +207,7 @@ def _expand(
         if excess > 0:
             waits = selected & (turned >= capacity)
             owed = tl.load(residual + index, waits, 0.0)
-            owed += tl.load(grad + index, waits, 0.0).to(tl.float32)
+            owed += tl.load(grad + index, waits, 0.0)
             tl.store(kept + index, owed, waits)
             tl.store(next_turn + index * 0, index, selected & (turned == capacity))
         bits = bits & (bits - 1)
@@ -335,7 +335,7 @@ def _tally_rows(
     counts = tl.load(total + at, inside, 0.0)
     row = tile * 0
     while row < workers:
-        own = tl.load(grad + row * grad_stride + at, inside, 0.0).to(tl.float32)
+        own = tl.load(grad + row * grad_stride + at, inside, 0.0)
         owed = tl.load(residual + row * residual_stride + at, inside, 0.0) + own
         selected = tl.abs(owed) > threshold
         left = tl.where(owed < 0, owed + threshold, owed - threshold)

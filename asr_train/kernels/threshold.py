@@ -1,6 +1,6 @@
 """Threshold quantiser: gradients -> **sent elements** and residuals; elements -> integer counts.
 
-in    grad_P, residual_P   one worker's flat bucket of P parameters; float32, gradients or bfloat16
+in    grad_P, residual_P   one worker's flat bucket of P parameters, float32
 out   words_K              int32, one per sent element, in ascending order of index: 31 bits of
                            index, then the sign bit
       kept_P               float32, the next step's residual
@@ -47,7 +47,7 @@ def compress(grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tenso
         kept <- owed - threshold * code
 
     Args:
-        grad_P: this worker's summed gradient, float32 or bfloat16 [P].
+        grad_P: this worker's summed gradient, float32 [P].
         residual_P: what was never sent, float32 [P]; stays as it is.
         threshold: one quantum (tau), in units of grad_P; a positive float32.
         kept_P: float32 [P], overwritten: the next residual.
@@ -86,7 +86,7 @@ def _compress_on_cpu(
 ) -> Compressed:
     from asr_train.kernels import compiled
 
-    grad, residual, kept = (t.detach().numpy() for t in (grad_P.float(), residual_P, kept_P))
+    grad, residual, kept = (t.detach().numpy() for t in (grad_P, residual_P, kept_P))
     words, is_finite = compiled.compress(grad, residual, kept, threshold)
     # NumPy gives an empty array a stride of 0, which torch will not view as bytes
     words_K = torch.from_numpy(words) if len(words) else torch.empty(0, dtype=torch.int32)
@@ -140,7 +140,7 @@ def tally_rows(
         return [Tallied(*row) for row in rows]
     from asr_train.kernels import compiled
 
-    vectors = grads_WP.float(), residuals_WP, kept_WP, counts_P
+    vectors = grads_WP, residuals_WP, kept_WP, counts_P
     grads, residuals, kept, counts = (v.detach().numpy() for v in vectors)
     sent, finite = compiled.tally(grads, residuals, kept, counts, threshold)
     size = len(counts_P)
@@ -323,10 +323,7 @@ def _check(
     where: str, grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor
 ) -> None:
     check_same(where, residual_P=residual_P, kept_P=kept_P)
-    if grad_P.dtype is torch.bfloat16:
-        check_shape("grad_P", grad_P, *residual_P.shape)
-    else:
-        check_same(where, grad_P=grad_P, residual_P=residual_P)
+    check_same(where, grad_P=grad_P, residual_P=residual_P)
     if residual_P.dtype is not torch.float32 or residual_P.ndim != 1:
         raise ValueError(
             f"{where}: residuals are {residual_P.dtype} {list(residual_P.shape)}; they must be "

@@ -59,7 +59,6 @@ RICE = {"BLOCK": gpu_rice.BLOCK}
 PAYLOAD = {"payload": "*i32", "words": "i32"}
 KERNELS = {
     "mark": (gpu_sparse._mark, SELECT, {}),
-    "mark_bf16": (gpu_sparse._mark, SELECT, {"grad": "*bf16"}),
     "expand": (gpu_sparse._expand, EXPAND, {}),
     "tally": (gpu_sparse._tally, {"BLOCK": gpu_sparse.TALLY}, {}),
     "count": (gpu_sparse._count, DECODE, {}),

@@ -35,9 +35,8 @@ def compressed(grad_P, residual_P, tau):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("tau", [2**-8, 3.0, 100.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_messages_and_residuals_are_the_references(both, dyadic, size, tau, dtype):
-    grad_P, residual_P = dyadic(size).to(dtype), dyadic(size)
+def test_messages_and_residuals_are_the_references(both, dyadic, size, tau):
+    grad_P, residual_P = dyadic(size), dyadic(size)
     before_P = residual_P.clone()
     (words_K, fine, kept_P), (words2_K, fine2, kept2_P) = both(
         lambda: compressed(grad_P, residual_P, tau)
