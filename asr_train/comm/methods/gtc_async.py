@@ -12,7 +12,7 @@ from asr_train.comm.links import Links
 from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.peers import Peer, Sender, Thresholds
 from asr_train.comm.real_time import RealTime
-from asr_train.comm.reducers import Alone, Reducer
+from asr_train.comm.reducers import Alone
 from asr_train.comm.virtual_time import VirtualTime
 from asr_train.facts import HEADER_BYTES
 
@@ -25,8 +25,7 @@ class GtcAsync(ExchangeMethod):
             super().__init__(exchange, [exchange], [Alone()])
             return
         self.ahead = workers_of(settings, exchange, size)
-        reducer: Reducer = self.ahead
-        super().__init__(exchange, [exchange], [reducer])
+        super().__init__(exchange, [exchange], [self.ahead])
         self.sent, self.seconds = self.ahead.sent, self.ahead.seconds
 
 
