@@ -312,7 +312,11 @@ class RunState:
             A notice if the checkpoint has another number of workers, else None.
         """
         shared = saved.load(0)["shared"]
-        self._restore_shared(shared)
+        self.method.load_shared_state(shared["method"])
+        self.schedule.load_state_dict(shared["schedule"])
+        self.progress = Progress(**shared["progress"])
+        self.in_epoch = Interval(**shared["in_epoch"])
+        self.control = ControlState(**shared["control"])
         if saved.workers != len(self.method.exchange):
             return self._restore_resized(saved)
         kept = Held(shared["kept"], [], {}) if "kept" in shared else None
@@ -330,13 +334,6 @@ class RunState:
                 kept.workers[worker] = content["worker_kept"]
         self.kept = kept
         return None
-
-    def _restore_shared(self, shared: dict[str, Any]) -> None:
-        self.method.load_shared_state(shared["method"])
-        self.schedule.load_state_dict(shared["schedule"])
-        self.progress = Progress(**shared["progress"])
-        self.in_epoch = Interval(**shared["in_epoch"])
-        self.control = ControlState(**shared["control"])
 
     def _restore_resized(self, saved: "Saved") -> str:
         """Resume from another number of workers: all continue from the mean of the models.
@@ -490,17 +487,13 @@ class Checkpoints:
                 first = 0 if self.stripes is None else self.stripes.index * workers
                 saved = Saved(self.folder, listed["step"], workers, parts[first : first + workers])
                 for place in range(len(parts)):
-                    if place % len(self.exchange) in self._mine():
+                    if place % len(self.exchange) in self.exchange.local:
                         files.check_part(self.folder, parts[place])
             except (KeyError, TypeError, IndexError) as error:
                 raise DamagedFileError(f"{path} lacks {error}") from error
         except DamagedFileError as error:
             return None, str(error)
         return saved, ""
-
-    def _mine(self) -> list[int]:
-        first = self.exchange.members[0]
-        return [worker - first for worker in self.exchange.local]
 
     def _remove_others(self) -> None:
         """Remove files that are undamaged, but that this run cannot resume from."""
