@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from asr_train.model.dnn import splice
+from asr_train.model.dnn import UninitialisedLinear, splice
 from asr_train.model.normal import Normalised
 from asr_train.schema import LstmSettings
 
@@ -66,7 +66,7 @@ class Lstm(Normalised):
             device="meta",
         )
         self.cells = cells.to_empty(device="cpu")  # initialised below
-        self.output = nn.utils.skip_init(nn.Linear, settings.width, num_states)
+        self.output = UninitialisedLinear(settings.width, num_states)
         initialise(self.cells, self.output, seed)
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
