@@ -68,10 +68,10 @@ class MomentumBlocks:
     def __init__(self, exchange: Exchange, leaders: Sequence[int], settings: BmufSettings) -> None:
         self.exchange, self.leaders, self.settings = exchange, list(leaders), settings
         self.eta = settings.momentum(len(leaders))
-        self.momentum: BlockUpdate | None = None
         self.position = 0  # steps into the block
 
     def begin(self, weights_P: Tensor) -> None:
+        """Set the model; comes first."""
         self.momentum = BlockUpdate(self.settings.form, self.eta, self.settings.zeta, weights_P)
 
     def after_update(self, replicas: Sequence[Replica], sent: dict[int, Sent]) -> None:
@@ -84,7 +84,6 @@ class MomentumBlocks:
         """End the block here, unless none has begun; all replicas are identical then."""
         if self.position == 0:
             return
-        assert self.momentum is not None
         ours = [worker for worker in self.leaders if worker in self.exchange.local]
         # A group whose first worker is hosted elsewhere has a replica here that is not sent
         led = replicas[len(replicas) - len(ours) :]
@@ -104,11 +103,9 @@ class MomentumBlocks:
 
     def exported(self) -> Tensor:
         """Return W, the weights to evaluate and to keep."""
-        assert self.momentum is not None
         return self.momentum.weights_P
 
     def state(self) -> dict[str, Any]:
-        assert self.momentum is not None
         return {
             "weights_P": self.momentum.weights_P,
             "delta_P": self.momentum.delta_P,
@@ -118,7 +115,6 @@ class MomentumBlocks:
     def load_state(self, state: dict[str, Any]) -> None:
         if not state:  # of a run with a single model, whose weights `begin` was given
             return
-        assert self.momentum is not None
         self.momentum.weights_P.copy_(state["weights_P"])
         self.momentum.delta_P.copy_(state["delta_P"])
         self.position = state["position"]

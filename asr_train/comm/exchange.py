@@ -210,11 +210,8 @@ def hosted(workers: int, process: int, processes: int) -> range:
 
 def added(vectors: Iterable[Tensor]) -> Tensor:
     """Return the sum of vectors, added from the left in float32."""
-    total_P: Tensor | None = None
-    for vector_P in vectors:
-        if total_P is None:
-            total_P = vector_P.to(torch.float32, copy=True)
-        else:
-            total_P += vector_P
-    assert total_P is not None
+    rest = iter(vectors)
+    total_P = next(rest).to(torch.float32, copy=True)
+    for vector_P in rest:
+        total_P += vector_P
     return total_P
