@@ -98,7 +98,10 @@ def read(
     words_K, needed = compiled.rice_read(payload_B.numpy(), count, parameter, size)
     if needed == compiled.BEYOND:
         raise _beyond(count, size)
-    _check_length(count, bits, needed if needed >= 0 else None)
+    if needed < 0:
+        raise _wrong_length(count, bits, _MORE)
+    if -(-needed // 8) != len(payload_B):
+        raise _wrong_length(count, bits, f"{needed}")
     return torch.from_numpy(words_K) if count else torch.empty(0, dtype=torch.int32)
 
 
@@ -163,14 +166,6 @@ class _Words:
         from asr_train.kernels import gpu_rice
 
         return gpu_rice.read_low(self._words, ends_K, parameter)
-
-
-def _check_length(count: int, bits: int, needed: int | None) -> None:
-    """Check that there are `needed` bits, in whole bytes; None: there are too few codes."""
-    if needed is None:
-        raise _wrong_length(count, bits, _MORE)
-    if -(-needed // 8) != bits // 8:
-        raise _wrong_length(count, bits, f"{needed}")
 
 
 def _wrong_length(count: int, bits: int, needed: str) -> ValueError:
