@@ -173,7 +173,7 @@ class Controllers:
 
     def _block(self, auto: AutoMinibatchSettings, feed: Feed) -> int:
         progress = self._state.progress
-        first, _ = feed.part(progress.epoch_step)
+        first, _ = feed.phase(progress.epoch_step).share
         return auto.block(progress.epoch + first)
 
     def set_minibatch(self, feed: Feed) -> None:
@@ -184,7 +184,7 @@ class Controllers:
         current = [self._optim.minibatch_frames, *control.minibatches][-1]
         self._finish_block()
         rate = when(state, feed, progress.epoch_step)
-        first, last = feed.part(progress.epoch_step)
+        first, last = feed.phase(progress.epoch_step).share
         workers = len(state.method.exchange)
         most_of_samples = 1.5 * workers / self._train_shards.num_samples
         last = min(last, first + max(auto.trial * auto.every, most_of_samples))
@@ -238,7 +238,7 @@ class Controllers:
             while taken < trial.num_steps:
                 if state.method.ahead is None:
                     _, reading = when(state, trial, taken)
-                    state.method.begin_step(reading, trial.minibatch_frames(taken))
+                    state.method.begin_step(reading, trial.phase(taken).minibatch_frames)
                     step(self._model, trial.next, state, self._optim)
                     taken += 1
                     continue

@@ -44,12 +44,12 @@ def seen_by(model: Model, whole: bool = False) -> Windows | Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class _Phase:
+class Phase:
     """A part of an epoch's order of samples, the workers that read it, and their minibatches."""
 
     share: tuple[float, float]  # of the epoch: its begin and end
     shards: Shards
-    minibatch_frames: int
+    minibatch_frames: int  # of each worker that reads
     workers: int  # that read
     first_step: int  # of the epoch
     batches: list[int]  # by worker that reads
@@ -83,7 +83,7 @@ class Feed:
     ) -> None:
         self._settings = optim, seen, epoch, device
         self._local = local
-        self._phases: list[_Phase] = []
+        self._phases: list[Phase] = []
         self.num_steps = self.fewest = 0
         for first, last, minibatch_frames, most in optim.parts(epoch) if parts is None else parts:
             part = shards.span(first, last)
@@ -94,7 +94,7 @@ class Feed:
                 continue
             if reading > 1:
                 minibatch_frames = max(1, minibatch_frames // halves)
-            phase = _Phase((first, last), part, minibatch_frames, reading, self.num_steps, [])
+            phase = Phase((first, last), part, minibatch_frames, reading, self.num_steps, [])
             for worker in range(reading):
                 phase.batches.append(self._reader(phase, worker).num_batches)
             self._phases.append(phase)
@@ -105,13 +105,13 @@ class Feed:
     def start(self, step: int) -> None:
         """Begin to read after so many steps of the epoch."""
         self._at = dict.fromkeys(self._local, step)
-        self._readers: dict[int, tuple[_Phase, Iterator[Batch]]] = {}
+        self._readers: dict[int, tuple[Phase, Iterator[Batch]]] = {}
 
     def next(self, worker: int) -> Batch | None:
         """Return a local worker's next minibatch; None: it has none left."""
         step = self._at[worker]
         self._at[worker] += 1
-        phase = self._phase(step)
+        phase = self.phase(step)
         if worker >= phase.workers:
             return None
         if worker not in self._readers or self._readers[worker][0] is not phase:
@@ -120,23 +120,15 @@ class Feed:
             self._readers[worker] = phase, iter(reader)
         return next(self._readers[worker][1], None)
 
-    def reading(self, step: int) -> int:
-        """Return how many workers have minibatches in that part of the epoch."""
-        return self._phase(step).workers
-
-    def minibatch_frames(self, step: int) -> int:
-        """Return the frames of a minibatch in that part of the epoch."""
-        return self._phase(step).minibatch_frames
-
-    def part(self, step: int) -> tuple[float, float]:
-        """Return the shares of the epoch at which the part of a step begins and ends."""
-        return self._phase(step).share
+    def phase(self, step: int) -> Phase:
+        """Return the part of the epoch that a step is in."""
+        return next(p for p in reversed(self._phases) if p.first_step <= step)
 
     def share(self, step: int) -> float:
         """Return the share of the epoch's data that comes before a step."""
         if step in (0, self.num_steps):
             return float(step > 0)
-        phase = self._phase(step)
+        phase = self.phase(step)
         first, last = phase.share
         return first + (last - first) * ((step - phase.first_step) / max(phase.batches))
 
@@ -154,10 +146,7 @@ class Feed:
         later = [p.first_step for p in self._phases if p.first_step > step]
         return min([*later, self.num_steps])
 
-    def _phase(self, step: int) -> _Phase:
-        return next(p for p in reversed(self._phases) if p.first_step <= step)
-
-    def _reader(self, phase: _Phase, worker: int) -> FramePools | Sequences:
+    def _reader(self, phase: Phase, worker: int) -> FramePools | Sequences:
         optim, seen, epoch, device = self._settings
         plan: dict[str, Any] = {
             "pool_frames": optim.pool_frames,
@@ -180,4 +169,4 @@ def when(state: RunState, feed: Feed, epoch_step: int) -> tuple[float, int]:
     Steps of different parts have different numbers of frames, so steps are not counted.
     """
     done = state.progress.epoch + feed.share(epoch_step)
-    return done, min(len(state.method.groups[0]), feed.reading(epoch_step))
+    return done, min(len(state.method.groups[0]), feed.phase(epoch_step).workers)

@@ -234,7 +234,8 @@ def train(
                 if method.ahead is None:
                     done, reading = when(state, feed, progress.epoch_step)
                     state.schedule.begin_step(done, reading)
-                    method.begin_step(reading, feed.minibatch_frames(progress.epoch_step))
+                    phase = feed.phase(progress.epoch_step)
+                    method.begin_step(reading, phase.minibatch_frames)
                     frames = step(model, feed.next, state, optim)
                     progress.epoch_step += 1
                     log.advance(frames * workers // len(exchange.local))

@@ -191,7 +191,7 @@ def test_in_every_part_all_frames_come_once_and_only_some_workers_read(splits):
         for a, b, size, n in readers
     ]
     assert whole.fewest == sum(fewest)
-    early = [step for step in range(whole.num_steps) if whole.reading(step) == 2]
+    early = [step for step in range(whole.num_steps) if whole.phase(step).workers == 2]
     assert early == list(range(len(early)))
     assert 0 < len(early) < whole.num_steps
     assert all(taken[step][2] is None for step in early)
