@@ -16,7 +16,6 @@ from asr_train.lang.tree import CENTRE, LEFT, RIGHT, Tree
 
 PDF_CLASS = -1
 NONE = -1  # no node: Kaldi's NULL
-MOST = 2**27  # bits of the questions; real trees have a thousandth of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,11 +253,6 @@ class _Conversion:
                 todo.append((number, no, both[1]))
             else:
                 asked = self._questions.setdefault(yes_P.tobytes(), len(self._questions))
-                if len(self._questions) * len(yes_P) > MOST:
-                    raise ValueError(
-                        f"the tree asks about {len(self._questions)} sets of {len(yes_P)} phones, "
-                        f"more than {MOST} bits; is it damaged?"
-                    )
                 one, other = self._add(), self._add()
                 self._rows[number] = [asked, side, one, other, NONE]
                 todo += [(other, no, both[1]), (one, yes, both[0])]

@@ -51,14 +51,9 @@ def states_of(model_dir: Path | str, lang_dir: Path | str) -> States:
             )
     model = read_transition_model(model_dir / "final.mdl")
     phones = _phones(lang_dir, model)
-    numbers = list(phones.values())
-    tree = tree_of(
-        read_tree(model_dir / "tree"),
-        numbers,
-        [model.topology.classes(number) for number in numbers],
-        model.num_pdfs,
-    )
     hmms = _hmms(model, phones)
+    classes = [hmms.classes(p) for p in range(len(phones))]
+    tree = tree_of(read_tree(model_dir / "tree"), list(phones.values()), classes, model.num_pdfs)
     _check_together(tree, hmms, list(phones))
     fewest = [hmms.fewest_frames(p) for p in range(len(phones))]
     names = (SILENCE, *list(phones)[1:])
@@ -107,16 +102,13 @@ def _phones(lang_dir: Path, model: TransitionModel) -> dict[str, int]:
 
 
 def _hmms(model: TransitionModel, phones: dict[str, int]) -> Hmms:
+    for phone, number in phones.items():
+        _check_usable(phone, model.topology.of(number))
     place = {number: p for p, number in enumerate(phones.values())}
-    name = {number: phone for phone, number in phones.items()}
-    for number in place:
-        _check_usable(name[number], model.topology.of(number))
-    chance_I = np.exp(model.logp_I.astype(np.float64))
-    first_N = np.searchsorted(model.owner_I, np.arange(len(model.state_N4) + 1))
     rows = tuple(
-        (place[phone], j, enters, repeats, tuple(_short(c) for c in chance_I[a:b].tolist()))
-        for (phone, j, enters, repeats), a, b in zip(
-            model.state_N4.tolist(), first_N[:-1], first_N[1:], strict=True
+        (place[number], j, enters, repeats, tuple(map(_chance, logp.tolist())))
+        for (number, j, enters, repeats), logp in zip(
+            model.state_N4.tolist(), model.logp_N, strict=True
         )
     )
     topologies = tuple(
@@ -156,9 +148,9 @@ def _check_together(tree: Tree, hmms: Hmms, phones: list[str]) -> None:
         )
 
 
-def _short(chance: float) -> float:
-    """Round to the digits of float32; sums of probabilities may exceed 1 in the last one."""
-    return min(1.0, float(f"{chance:.7g}"))
+def _chance(logp: float) -> float:
+    """Return a probability with the digits of float32."""
+    return float(f"{math.exp(logp):.7g}")
 
 
 def write_states(path: Path | str, states: States) -> None:

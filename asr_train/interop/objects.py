@@ -15,7 +15,7 @@ from asr_train.files import DamagedFileError, Region
 
 LONGEST = 64  # characters of a token or of a number in text
 _WORD = re.compile(rb"\s*([\[\]]|[^\s\[\]]{1,%d})" % LONGEST)
-INT, UINT, FLOAT = b"\x04", b"\xfc", b"\x04"  # the byte before a binary number
+FOUR, UNSIGNED = b"\x04", b"\xfc"  # before a binary number: its bytes, negative if unsigned
 _VECTORS = {"FV": "<f4", "DV": "<f8"}
 _LIMITS = np.iinfo(np.int32)
 
@@ -63,13 +63,13 @@ class Objects:
     def int32(self) -> int:
         """Read an integer of 32 bits."""
         if self.binary:
-            return int.from_bytes(self._number(INT), "little", signed=True)
+            return int.from_bytes(self._number(FOUR), "little", signed=True)
         return self.whole(self.token())
 
     def uint32(self) -> int:
         """Read an integer of 32 bits that is not negative."""
         if self.binary:
-            return int.from_bytes(self._number(UINT), "little")
+            return int.from_bytes(self._number(UNSIGNED), "little")
         found = self.int32()
         if found < 0:
             raise self.damaged(f"{found} is negative")
@@ -78,21 +78,20 @@ class Objects:
     def float32(self) -> float:
         """Read a real number."""
         if self.binary:
-            return float(np.frombuffer(self._number(FLOAT), "<f4")[0])
+            return float(np.frombuffer(self._number(FOUR), "<f4")[0])
         return self._real(self.token())
 
     def int32s(self) -> np.ndarray:
         """Read a vector of integers: int32 [n]."""
         if self.binary:
-            return self._vector("<i4", self._taken(1), INT)
+            return self._vector("<i4")
         self.expect("[")
         return np.fromiter(map(self.whole, self._until_closed()), np.int32)
 
     def float32s(self) -> np.ndarray:
         """Read a vector of real numbers: float32 [n]."""
         if self.binary:
-            kind = _VECTORS[self.expect(*_VECTORS)]
-            numbers = self._vector(kind, self._taken(1), INT)
+            numbers = self._vector(_VECTORS[self.expect(*_VECTORS)])
         else:
             self.expect("[")
             numbers = np.fromiter(map(self._real, self._until_closed()), np.float64)
@@ -123,10 +122,8 @@ class Objects:
             raise self.damaged(f"a number's first byte is {found!r}, it must be {size!r}")
         return self._taken(4)
 
-    def _vector(self, dtype: str, found: bytes, size: bytes) -> np.ndarray:
-        if found != size:
-            raise self.damaged(f"a vector's first byte is {found!r}, it must be {size!r}")
-        count = int.from_bytes(self._taken(4), "little", signed=True)
+    def _vector(self, dtype: str) -> np.ndarray:
+        count = self.int32()
         left = (len(self._content) - self._at) // np.dtype(dtype).itemsize
         if not 0 <= count <= left:
             raise self.damaged(f"a vector of {count} numbers, but the file has room for {left}")

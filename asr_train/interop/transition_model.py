@@ -46,30 +46,20 @@ class Topology:
         """Return a phone's HMM; its last state is its end."""
         return self.entries[self.entry_of[phone]]
 
-    def classes(self, phone: int) -> int:
-        """Return the number of pdf-classes of a phone."""
-        return 1 + max(max(state.enters, state.repeats) for state in self.of(phone))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransitionModel:
-    """Transition-states and transition-ids; entry 0 of arrays by transition-id is unused.
+    """Transition-states, and the transition-ids that leave each: all in a row, from 1.
 
     Attributes:
         state_N4: int32 [transition-states, 4]: phone, HMM state, pdf-id of a visit's first frame
             and of further ones (NONE: there is no self-loop).
-        logp_I: float32 [transition-ids + 1], in nats.
-        owner_I: int32, the index of the transition-state that a transition-id leaves.
-        target_I: int32, the HMM state that it leads to.
-        pdf_I: int32, the pdf-id of the frame it stands for.
+        logp_N: float32 of each transition-state's transition-ids, in nats.
     """
 
     topology: Topology
     state_N4: np.ndarray
-    logp_I: np.ndarray
-    owner_I: np.ndarray
-    target_I: np.ndarray
-    pdf_I: np.ndarray
+    logp_N: list[np.ndarray]
 
     @property
     def num_pdfs(self) -> int:
@@ -104,8 +94,8 @@ def read_transition_model(path: Path | str) -> TransitionModel:
 def _model(
     objects: Objects, topology: Topology, rows: list[list[int]], logp_I: np.ndarray
 ) -> TransitionModel:
-    """Check what was read, and number the transition-ids."""
-    total = 0
+    """Check what was read, and divide the log-probabilities among the transition-states."""
+    counts = []
     for row in rows:
         phone, state, enters, repeats = row
         entry = topology.of(phone) if phone in topology.entry_of else ()
@@ -116,10 +106,14 @@ def _model(
             )
         if enters < 0 or repeats < NONE:
             raise objects.damaged(f"phone {phone}, HMM state {state} has pdf-ids {row[2:]}")
-        total += len(entry[state].ways)
-    if not rows or total != len(logp_I) - 1:
+        if repeats == NONE and state in (to for to, _ in entry[state].ways):
+            raise objects.damaged(
+                f"phone {phone}, HMM state {state} has a self-loop but no pdf-id for it"
+            )
+        counts.append(len(entry[state].ways))
+    if not rows or sum(counts) != len(logp_I) - 1:
         raise objects.damaged(
-            f"{len(rows)} transition-states have {total} ways out, but there are "
+            f"{len(rows)} transition-states have {sum(counts)} ways out, but there are "
             f"{len(logp_I) - 1} log-probabilities"
         )
     if not (np.isfinite(logp_I).all() and (logp_I <= 0).all()):
@@ -127,24 +121,8 @@ def _model(
         raise objects.damaged(f"transition-id {at} has log-probability {logp_I[at]}, not <= 0")
     if len(set(map(tuple, rows))) < len(rows):
         raise objects.damaged("two transition-states are alike")
-    owner, target, pdf = [NONE], [NONE], [NONE]
-    for n, (phone, state, enters, repeats) in enumerate(rows):
-        for to, _ in topology.of(phone)[state].ways:
-            if to == state and repeats == NONE:
-                raise objects.damaged(
-                    f"phone {phone}, HMM state {state} has a self-loop but no pdf-id for it"
-                )
-            owner.append(n)
-            target.append(to)
-            pdf.append(repeats if to == state else enters)
-    return TransitionModel(
-        topology,
-        np.array(rows, np.int32),
-        logp_I,
-        np.array(owner, np.int32),
-        np.array(target, np.int32),
-        np.array(pdf, np.int32),
-    )
+    logp_N = np.split(logp_I[1:], np.cumsum(counts)[:-1])
+    return TransitionModel(topology, np.array(rows, np.int32), logp_N)
 
 
 # --- topology -----------------------------------------------------------------------------------

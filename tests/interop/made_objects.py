@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from asr_train.interop.event_map import NONE, PDF_CLASS, Constant, ContextDependency, Split
+from asr_train.interop.transition_model import TransitionModel
 
 # egs/yesno: a monophone system of SIL (5 states), Y and N (3 states); doc/hmm.dox
 YESNO_TOPO = """<Topology>
@@ -242,3 +243,12 @@ def pdf_of(tree: ContextDependency, window: Sequence[int], pdf_class: int) -> in
         else:
             place = node.nodes[value] if 0 <= value < len(node.nodes) else NONE
     return None
+
+
+def ids_of(model: TransitionModel) -> list[tuple[int, int, int, int]]:
+    """Return phone, HMM state, next state and pdf-id of each transition-id, from 1."""
+    return [
+        (phone, j, to, repeats if to == j else enters)
+        for phone, j, enters, repeats in model.state_N4.tolist()
+        for to, _ in model.topology.of(phone)[j].ways
+    ]

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from interop.made_objects import MODELS, YESNO_IDS, pdf_of, write_model
+from interop.made_objects import MODELS, YESNO_IDS, ids_of, pdf_of, write_model
 
 from asr_train.decode.words import search
 from asr_train.interop.event_map import read_tree
@@ -48,7 +48,6 @@ def kaldis_cost(folder, phones, scores_TS, self_loop_scale=1.0) -> float:
     """Return the cheapest path through a row of phones by Kaldi's tree and log-probabilities."""
     tree, model = read_tree(folder / "tree"), read_transition_model(folder / "final.mdl")
     padded = [0, *phones, 0]
-    first_N = np.searchsorted(model.owner_I, np.arange(len(model.state_N4) + 1))
     hmms = []
     for i, phone in enumerate(phones):
         window = padded[i : i + 3][1 - tree.centre :][: tree.width]
@@ -56,7 +55,7 @@ def kaldis_cost(folder, phones, scores_TS, self_loop_scale=1.0) -> float:
         for j, state in enumerate(model.topology.of(phone)[:-1]):
             pdfs = tuple(pdf_of(tree, window, c) for c in (state.enters, state.repeats))
             (n,) = np.flatnonzero((model.state_N4 == (phone, j, *pdfs)).all(1))
-            logs = dict(zip((to for to, _ in state.ways), model.logp_I[first_N[n] :], strict=False))
+            logs = dict(zip((to for to, _ in state.ways), model.logp_N[n], strict=True))
             loop = logs.pop(j, -math.inf)
             leave = math.log1p(-math.exp(loop))
             ways = {to: -(logp - leave) - self_loop_scale * leave for to, logp in logs.items()}
@@ -141,11 +140,10 @@ def test_states_come_back_from_json(model):
     again = read_states(model / "states.json")
     assert again == states or again.plain() == states.plain()
     assert again.hash == states.hash
-    kaldis = read_transition_model(model / "final.mdl")
+    kaldis = ids_of(read_transition_model(model / "final.mdl"))
     ids = TransitionIds.of(again)
-    assert np.array_equal(ids.pdf_I, kaldis.pdf_I)
-    assert np.array_equal(ids.row_I, kaldis.owner_I)
-    assert np.array_equal(ids.target_I, kaldis.target_I)
+    columns = ids.phone_I + 1, ids.source_I, ids.target_I, ids.pdf_I  # phones count from 1 there
+    assert np.array_equal(np.stack(columns, 1)[1:], kaldis)
 
 
 # --- alignments ---------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from interop.made_objects import (
     YESNO_PROBABILITIES,
     YESNO_TOPO,
     YESNO_TRIPLES,
+    ids_of,
     model_binary,
     model_text,
     pdf_of,
@@ -40,27 +41,22 @@ def model_of(folder, content) -> TransitionModel:
 @pytest.mark.parametrize("more", ["", "<DIMENSION> 39 <NUMPDFS> 11 <DiagGMM> "])
 def test_transition_ids_are_counted_as_in_kaldi(tmp_path, more):
     found = model_of(tmp_path, YESNO + more)
-    ids = [
-        (*found.state_N4[owner, :2].tolist(), to, pdf)
-        for owner, to, pdf in zip(
-            found.owner_I[1:], found.target_I[1:].tolist(), found.pdf_I[1:].tolist(), strict=True
-        )
-    ]
+    ids = ids_of(found)
     assert ids == YESNO_IDS
     assert found.num_pdfs == 11
     assert len(ids) == 30
     loops = [number for number, (_, state, to, _) in enumerate(ids, 1) if state == to]
     assert loops == [*(1, 5, 10, 15, 17, 19, 21, 23, 25, 27, 29)]
     assert [phone for phone, *_ in ids] == [1] * 18 + [2] * 6 + [3] * 6
-    assert np.allclose(np.exp(found.logp_I[1:]), YESNO_PROBABILITIES, atol=1e-6)
+    assert np.allclose(np.exp(np.concatenate(found.logp_N)), YESNO_PROBABILITIES, atol=1e-6)
 
 
 def test_binary_is_text(tmp_path):
     text, binary = model_of(tmp_path, YESNO), model_of(tmp_path, yesno_binary() + b"\0rest")
     assert text.topology == binary.topology
-    for name in ("state_N4", "owner_I", "target_I", "pdf_I"):
-        assert np.array_equal(getattr(text, name), getattr(binary, name))
-    assert np.allclose(text.logp_I, binary.logp_I, atol=1e-6)
+    assert np.array_equal(text.state_N4, binary.state_N4)
+    for ours, theirs in zip(text.logp_N, binary.logp_N, strict=True):
+        assert np.allclose(ours, theirs, atol=1e-6)
 
 
 def test_transition_states_are_those_that_the_tree_gives(tmp_path):
@@ -71,7 +67,7 @@ def test_transition_states_are_those_that_the_tree_gives(tmp_path):
     wanted = sorted({(p, 0, pdf_of(tree, [left, p, right], 0)) for left, p, right in contexts})
     assert wanted == sorted(TRI_TRIPLES)
     found = model_of(tmp_path, model_text(TRI_TOPO, TRI_TRIPLES, [0.5, 0.5] * len(TRI_TRIPLES)))
-    assert found.pdf_I[1:].tolist() == [pdf for _, _, pdf in wanted for _ in range(2)]
+    assert [pdf for *_, pdf in ids_of(found)] == [pdf for _, _, pdf in wanted for _ in range(2)]
 
 
 CHAIN = [(0, 1, [(0, 0.5), (1, 0.5)]), (-1, -1, [])]  # one frame of class 0, then any of class 1
@@ -92,13 +88,8 @@ def test_a_chain_model_has_a_pdf_of_its_own_for_self_loops(tmp_path, binary):
         content = model_text(topo, tuples, [0.5] * 4)
     found = model_of(tmp_path, content)
     assert found.topology.of(1)[0] == HmmState(0, 1, ((0, 0.5), (1, 0.5)))
-    assert found.pdf_I[1:].tolist() == [2, 0, 2, 1]
+    assert [pdf for *_, pdf in ids_of(found)] == [2, 0, 2, 1]
     assert found.num_pdfs == 3
-
-
-def test_classes_are_counted_by_phone(tmp_path):
-    topology = model_of(tmp_path, YESNO).topology
-    assert [topology.classes(p) for p in (1, 2, 3)] == [5, 3, 3]
 
 
 @pytest.mark.parametrize("binary", [False, True])
