@@ -27,9 +27,15 @@ from lhotse import CutSet
 from asr_train.align.table import open_ali
 from asr_train.checks import spelled
 from asr_train.data.features import open_feats
-from asr_train.files import read_jsonl, replacing
+from asr_train.files import hash_of, read_jsonl, replacing
 from asr_train.interop.kaldi import read_data_dir, write_folder
-from asr_train.interop.kaldi_states import lexicon_of, read_states, states_of, write_states
+from asr_train.interop.kaldi_states import (
+    about_states,
+    lexicon_of,
+    read_states,
+    states_of,
+    write_states,
+)
 from asr_train.interop.stores import import_ali, import_feats, import_scores
 from asr_train.jobs import main
 from asr_train.lang.index import Lang, grammar_words, load_lang, write_lang
@@ -70,17 +76,15 @@ def states(model_dir: str, lang_dir: str, output: str) -> None:
 
 
 def ali(archive: str, states: str, features: str, output: str) -> None:
-    model = known = None
+    known = None
     if states.endswith(".json"):
         known = read_states(states)
-        num_states = known.num_states
+        about = about_states(known)
     elif states.isdigit():
-        num_states = int(states)
+        about = {"num_states": int(states), "states_hash": hash_of(["pdf-ids", int(states)])}
     else:
-        model = _states_of(states)
-        num_states = int(model["num_states"])
-    feats = open_feats(features)
-    aligned, lost = import_ali(archive, feats, num_states, output, model, states=known)
+        about = _states_of(states)
+    aligned, lost = import_ali(archive, open_feats(features), about, output, known)
     table = Path(output).name.replace(".jsonl.gz", ".status.tsv")
     rest = f", {lost} have none (see {table})" if lost else ""
     print(f"import: alignments of {aligned} utterances{rest}")

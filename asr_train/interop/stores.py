@@ -20,7 +20,7 @@ from lhotse import MonoCut
 from asr_train.align.table import check_lost, write_alignments
 from asr_train.align.viterbi import Aligned, Lost
 from asr_train.data.features import Feats, Sums, folder_of, stored_in, write_h5, write_index
-from asr_train.files import hash_of, part, replacing, write_json, write_jsonl
+from asr_train.files import part, replacing, write_json, write_jsonl
 from asr_train.frames import frame_at
 from asr_train.interop.ark import read_int_vectors, read_matrices
 from asr_train.interop.kaldi_states import TransitionIds, about_states
@@ -28,6 +28,7 @@ from asr_train.lang.states import States
 from asr_train.schema import FeatsSettings
 
 UTTERANCES_A_PART = 200
+MAX_LOST_SHARE = 0.05  # of the utterances, which may lack an alignment
 
 
 # --- features -----------------------------------------------------------------------------------
@@ -112,28 +113,25 @@ def _check_feats(where: str, feats_TF: np.ndarray, seconds: float, settings: Fea
 def import_ali(
     archive: Path | str,
     feats: Feats,
-    num_states: int,
+    about: dict[str, Any],
     manifest: Path | str,
-    model: dict[str, Any] | None = None,
-    max_lost_share: float = 0.05,
     states: States | None = None,
 ) -> tuple[int, int]:
     """Store pdf-ids, or transition-ids, as the alignment of these features.
 
     Args:
         archive: integers of each utterance: text or binary, one archive or a folder of ali.*.gz.
-        num_states: S, pdf-ids of the model that aligned.
+        about: entries of the index on the states of the model that aligned: num_states,
+            states_hash, and self_loops, which are counted if they are missing.
         manifest: ali/SPLIT.jsonl.gz, written last.
-        model: entries of another alignment's index on these states (num_states, states_hash,
-            self_loops); else self-loops are counted, and the hash is that of S unknown states.
-        max_lost_share: share of utterances that may lack an alignment.
         states: Kaldi's, if the integers are transition-ids; None: they are pdf-ids (`ali-to-pdf`).
     Returns:
         Utterances with an alignment, and without.
     Raises:
-        ValueError: for ids not below S, another number of frames than the features', or too many
-            utterances without alignment.
+        ValueError: for ids that the states have not, another number of frames than the features',
+            or too many utterances without alignment.
     """
+    num_states = about["num_states"]
     paths: dict[str, Aligned] = {}
     utterances = {u.id: u for u in feats}
     ids = None if states is None else TransitionIds.of(states)
@@ -151,15 +149,11 @@ def import_ali(
             paths[key] = ids.path(where, ids_T, utterance.words.split())
     outcomes: list[Aligned | Lost] = [paths.get(u.id) or Lost(f"not in {archive}") for u in feats]
     lost = [[u.id, o.reason] for u, o in zip(feats, outcomes, strict=True) if isinstance(o, Lost)]
-    check_lost(str(archive), lost, len(outcomes), max_lost_share)
-    if states is not None:
-        model = about_states(states)
-    about = model or {
-        "num_states": num_states,
-        "states_hash": hash_of(["pdf-ids", num_states]),
-        "self_loops": self_loops([p.states_T for p in paths.values()], num_states).tolist(),
-    }
-    about = {**about, "model": f"imported from {Path(archive).name}"}
+    check_lost(str(archive), lost, len(outcomes), MAX_LOST_SHARE)
+    loops = about.get("self_loops")
+    if loops is None:
+        loops = self_loops([p.states_T for p in paths.values()], num_states).tolist()
+    about = {**about, "self_loops": loops, "model": f"imported from {Path(archive).name}"}
     write_alignments(Path(manifest), feats.utterances, outcomes, feats.settings, states, about)
     return len(paths), len(lost)
 

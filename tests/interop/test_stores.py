@@ -16,7 +16,7 @@ from asr_train.data.features import extract, open_feats, write_index
 from asr_train.decode.posteriors import load_scorer
 from asr_train.files import read_json, write_jsonl
 from asr_train.interop.ark import write_int_vectors, write_matrices
-from asr_train.interop.kaldi_states import states_of
+from asr_train.interop.kaldi_states import about_states, states_of
 from asr_train.interop.stores import (
     import_ali,
     import_feats,
@@ -27,6 +27,7 @@ from asr_train.schema import NormBy, NormSettings
 
 FEATS = dataclasses.replace(settings("dnn", []).feats, sample_rate=8000, low_hz=20, high_hz=0)
 STATES = 11
+ABOUT = {"num_states": STATES, "states_hash": "abc"}
 
 
 @pytest.fixture
@@ -137,10 +138,10 @@ def test_missing_features_are_named(feats, cuts, tmp_path):
 def test_alignments_come_back(feats, tmp_path, name):
     paths, manifest = paths_of(feats), tmp_path / "ali" / "dev.jsonl.gz"
     write_int_vectors(tmp_path / "first", paths.items())
-    assert import_ali(tmp_path / "first", feats, STATES, manifest) == (3, 0)
+    assert import_ali(tmp_path / "first", feats, ABOUT, manifest) == (3, 0)
     first = open_ali(manifest)
     write_int_vectors(tmp_path / name, ((key, first.load(key)) for key in sorted(first.ids)))
-    import_ali(tmp_path / name, feats, STATES, tmp_path / "again" / "dev.jsonl.gz")
+    import_ali(tmp_path / name, feats, ABOUT, tmp_path / "again" / "dev.jsonl.gz")
     again = open_ali(tmp_path / "again" / "dev.jsonl.gz")
     assert (again.num_states, again.ids) == (STATES, set(paths))
     for key, path_T in paths.items():
@@ -148,10 +149,9 @@ def test_alignments_come_back(feats, tmp_path, name):
 
 
 def test_alignments_of_a_model_here_keep_its_states(feats, tmp_path):
-    model = {"num_states": STATES, "states_hash": "abc", "self_loops": [0.25] * STATES}
-    model["model"] = "dnn"
+    model = {**ABOUT, "self_loops": [0.25] * STATES}
     write_int_vectors(tmp_path / "a.txt", paths_of(feats).items())
-    import_ali(tmp_path / "a.txt", feats, STATES, tmp_path / "ali" / "dev.jsonl.gz", model)
+    import_ali(tmp_path / "a.txt", feats, model, tmp_path / "ali" / "dev.jsonl.gz")
     ali = open_ali(tmp_path / "ali" / "dev.jsonl.gz")
     assert (ali.states_hash, ali.self_loops) == ("abc", [0.25] * STATES)
     assert read_json(tmp_path / "ali" / "dev" / "index.json")["model"] == "imported from a.txt"
@@ -174,14 +174,14 @@ def test_ids_that_are_no_pdf_ids_are_refused(feats, tmp_path):
     paths["u1"][7] = STATES
     write_int_vectors(tmp_path / "a.txt", paths.items())
     with pytest.raises(ValueError, match=r"u1 has the ids 0 to 11 .*transition-ids\?"):
-        import_ali(tmp_path / "a.txt", feats, STATES, tmp_path / "ali" / "dev.jsonl.gz")
+        import_ali(tmp_path / "a.txt", feats, ABOUT, tmp_path / "ali" / "dev.jsonl.gz")
 
 
 def test_alignments_of_other_features_are_refused(feats, tmp_path):
     paths = paths_of(feats) | {"u1": np.zeros(59, np.int32)}
     write_int_vectors(tmp_path / "a.txt", paths.items())
     with pytest.raises(ValueError, match=r"u1 has 59 frames but its features have 60"):
-        import_ali(tmp_path / "a.txt", feats, STATES, tmp_path / "ali" / "dev.jsonl.gz")
+        import_ali(tmp_path / "a.txt", feats, ABOUT, tmp_path / "ali" / "dev.jsonl.gz")
 
 
 def test_missing_alignments_are_lost_by_name(feats, tmp_path):
@@ -190,8 +190,8 @@ def test_missing_alignments_are_lost_by_name(feats, tmp_path):
     manifest = tmp_path / "ali" / "dev.jsonl.gz"
     write_int_vectors(tmp_path / "b.txt", [item for item in paths.items() if item[0] != "u0"])
     with pytest.raises(ValueError, match=r"2 of 3 utterances.*u1: not in .*b\.txt"):
-        import_ali(tmp_path / "b.txt", feats, STATES, manifest)
-    assert import_ali(tmp_path / "a.txt", feats, STATES, manifest, max_lost_share=0.5) == (2, 1)
+        import_ali(tmp_path / "b.txt", feats, ABOUT, manifest)
+    assert import_ali(tmp_path / "a.txt", feats, ABOUT, manifest) == (2, 1)
     rows = (tmp_path / "ali" / "dev.status.tsv").read_text().splitlines()[1:]
     assert [row.split("\t")[1] for row in rows] == ["ok", "lost", "ok"]
     assert math.isnan(float(rows[0].split("\t")[3]))  # it is known only to the aligner
@@ -245,4 +245,4 @@ def test_scores_of_another_model_are_refused(yesno, tmp_path, columns, value, me
 
 def test_a_folder_without_alignments_is_refused(feats, yesno, tmp_path):
     with pytest.raises(ValueError, match=r"yesno has no ali\.\*\.gz; name a folder of steps/align"):
-        import_ali(tmp_path / "yesno", feats, 11, tmp_path / "ali.jsonl.gz", states=yesno)
+        import_ali(tmp_path / "yesno", feats, about_states(yesno), tmp_path / "ali", yesno)
