@@ -109,24 +109,18 @@ class Span:
 class Speech:
     """Samples in [-1, 1] and their transcript.
 
-    `phones` and `mnemonics` (the same in espeak's alphabet) cover all samples without gaps; `SIL`
-    is around words. `about` holds the values drawn for this utterance.
+    `phones` cover all samples without gaps; `SIL` is around words. `about` holds the values drawn
+    for this utterance.
     """
 
     samples_T: np.ndarray  # float32
     rate: int  # Hz
     words: list[Span]
     phones: list[Span]
-    mnemonics: list[Span]
     about: dict[str, Any] = field(default_factory=dict)
 
 
 # --- voices -------------------------------------------------------------------------------------
-
-
-def voices(seed: int, count: int) -> list[Voice]:
-    """Return `count` different voices."""
-    return cast(seed, {"": count})[""]
 
 
 def cast(
@@ -139,15 +133,7 @@ def cast(
 
     A split has its share of the variants. If it needs more voices, the same variant speaks other
     dialects, and then the same ones at another pitch and rate.
-
-    Raises:
-        SynthesisError: if there are more splits than variants.
     """
-    if len(speakers) > len(VARIANTS):
-        raise SynthesisError(
-            f"corpus: there are speakers of {len(speakers)} splits for {len(VARIANTS)} variants of "
-            "espeak's voices; each split needs one of its own"
-        )
     rng = np.random.default_rng(seed)
     variants = [VARIANTS[i] for i in rng.permutation(len(VARIANTS))]
     return {
@@ -289,8 +275,6 @@ def speak(text: str, voice: Voice, seed: int, names: Names = digit_names) -> Spe
         SynthesisError: for a phoneme without ARPAbet name, or words without an event.
     """
     words = text.upper().split()
-    if not words:
-        raise SynthesisError(f"voice {voice.id}: there is no word in {text!r}")
     samples_T, rate, events = _synthesise(" ".join(words).lower(), voice, seed)
     if sum(kind == _WORD for kind, *_ in events) < len(words):
         samples_T, rate, events = _synthesise(f" {APART}".join(words).lower(), voice, seed)
@@ -299,14 +283,11 @@ def speak(text: str, voice: Voice, seed: int, names: Names = digit_names) -> Spe
     _set_times(phones, wave_T, rate)
     starts = {p.word: p.start / rate for p in reversed(phones)}
     ends = {p.word: p.end / rate for p in phones}
-    seconds = len(wave_T) / rate
-    spans = [Span(p.mnemonic, p.start / rate, p.end / rate) for p in phones if p.end > p.start]
     return Speech(
         samples_T=wave_T,
         rate=rate,
         words=[Span(word, starts[i], ends[i]) for i, word in enumerate(words)],
-        phones=_with_silence(_arpabet(phones, wave_T, rate), seconds),
-        mnemonics=_with_silence(spans, seconds),
+        phones=_with_silence(_arpabet(phones, wave_T, rate), len(wave_T) / rate),
     )
 
 
@@ -538,23 +519,14 @@ def in_a_row(
     pieces: list[np.ndarray] = [_pause(margin_seconds, rate, rng)]
     words: list[Span] = []
     phones: list[Span] = []
-    mnemonics: list[Span] = []
     for i, breath in enumerate(spoken):
         start = sum(map(len, pieces)) / rate
         words += _later(breath.words, start)
         phones += _later(breath.phones, start)
-        mnemonics += _later(breath.mnemonics, start)
         last = i == len(spoken) - 1
         pieces += [breath.samples_T, _pause(margin_seconds if last else PAUSE_SECONDS, rate, rng)]
     wave_T = np.concatenate(pieces)
-    seconds = len(wave_T) / rate
-    return Speech(
-        samples_T=wave_T,
-        rate=rate,
-        words=words,
-        phones=_with_silence(phones, seconds),
-        mnemonics=_with_silence(mnemonics, seconds),
-    )
+    return Speech(wave_T, rate, words, _with_silence(phones, len(wave_T) / rate))
 
 
 def _pause(seconds: tuple[float, float], rate: int, rng: np.random.Generator) -> np.ndarray:

@@ -4,9 +4,9 @@ import hashlib
 import json
 import sys
 
-from asr_train.data.synth import DIGITS, VARIANTS, speak, voices
+from asr_train.data.synth import DIGITS, VARIANTS, cast, speak
 
-MANY = voices(seed=5, count=len(VARIANTS))  # one of each variant, in all dialects
+MANY = cast(5, {"": len(VARIANTS)})[""]  # one of each variant, in all dialects
 
 
 def said_in_order(numbers: list[int]) -> dict[str, str]:
