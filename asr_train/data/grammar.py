@@ -99,7 +99,11 @@ class Grammar:
         return Grammar(self.start, {k: v for k, v in kept.items() if v is not None})
 
     def draw(self, rng: np.random.Generator) -> list[str]:
-        """Draw a sentence, by the weights."""
+        """Draw a sentence, by the weights.
+
+        Raises:
+            GrammarError: for a sentence without words.
+        """
         words: list[str] = []
         todo: list[Node] = [Rule(self.start)]
         while todo:
@@ -114,6 +118,10 @@ class Grammar:
                     ends = np.cumsum(weights)
                     at = np.searchsorted(ends, rng.random() * ends[-1], side="right")
                     todo.append(options[min(int(at), len(weights) - 1)])
+        if not words:
+            raise GrammarError(
+                f"<{self.start}> has a sentence without words; leave one outside of [ ]"
+            )
         return words
 
     def _used(self) -> list[str]:

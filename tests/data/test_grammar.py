@@ -125,6 +125,11 @@ def test_what_cannot_be_read_is_refused_with_its_place(text, message, tmp_path):
         read_grammar(path)
 
 
+def test_a_sentence_without_words_is_refused():
+    with pytest.raises(GrammarError, match="<a> has a sentence without words"):
+        drawn(f"{HEAD}public <a> = [please] ;", 100)
+
+
 def test_a_byte_order_mark_is_no_text_and_other_encodings_are_named(tmp_path):
     path = tmp_path / "a.gram"
     text = f"{HEAD}public <a> = schön ;"
