@@ -14,7 +14,15 @@ from pathlib import Path
 
 from asr_train.jobs import main
 from asr_train.lang.index import load_lang, write_ngram_lang
-from asr_train.lang.ngram import Text, read_sentences, sentences_of, spoken, train, without
+from asr_train.lang.ngram import (
+    Text,
+    most_frequent,
+    read_sentences,
+    sentences_of,
+    spoken,
+    train,
+    without,
+)
 from asr_train.schema import BigramSettings, Smoothing, load
 
 
@@ -24,9 +32,9 @@ def bigram(conf: str, language: str, *paths: str) -> str:
     if not settings.text:
         raise ValueError("lm.bigram.text is empty; a bigram needs text: set lm.text, or no BIGRAM")
     apart = sentences_of(manifests) if settings.without_eval else set()
-    counts = Counter(word for words in read_sentences(settings.text) for word in words)
-    ranked = sorted((w for w in counts if w in lang.lexicon.prons), key=lambda w: (-counts[w], w))
-    vocabulary = ranked[: settings.vocabulary]
+    known = lang.lexicon.prons
+    counts = Counter(w for words in read_sentences(settings.text) for w in words if w in known)
+    vocabulary = most_frequent(counts, settings.vocabulary)
     text = Text.of(without(read_sentences(settings.text), apart), vocabulary)
     model = train(text, 2, smoothing=Smoothing.witten_bell)
     write_ngram_lang(output, lang, model)

@@ -11,6 +11,7 @@ import asr_train.interrupt  # noqa: F401
 
 # isort: split
 import itertools
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from asr_train.lang.ngram import (
     Text,
     best_weight,
     mixed,
+    most_frequent,
     prune,
     read_sentences,
     sentences_of,
@@ -69,14 +71,15 @@ def texts_of(settings: LmSettings, train_manifest: str, apart: set[tuple[str, ..
     if settings.transcripts:
         sources.insert(0, spoken(train_manifest))
     whole = [list(source) for source in sources]
-    words = {word for source in whole for sentence in source for word in sentence}
+    counts = Counter({word: 0 for source in whole for sentence in source for word in sentence})
     kept = [list(without(source, apart)) for source in whole]
     if apart and any(whole) and not any(kept):
         raise ValueError(
             f"all {sum(map(len, whole))} sentences of the text are in DEV or TEST, and "
             "lm.without_eval takes them out; give other text, or set lm.without_eval=false"
         )
-    text = Text.of(itertools.chain(*kept), words, settings.vocabulary)
+    counts.update(word for sentence in itertools.chain(*kept) for word in sentence)
+    text = Text.of(itertools.chain(*kept), most_frequent(counts, settings.vocabulary))
     if not settings.mix or not all(kept):  # one is empty: only the other remains
         return [text]
     return [Text.of(sentences, text.words) for sentences in kept]
@@ -111,8 +114,7 @@ def estimated(
 ) -> tuple[NgramModel, float | None]:
     """Return a given model, that of one text, or a mixture of two and the weight of the first."""
     if settings.file is not None:
-        given = read_arpa(settings.file)
-        return (prune(given, settings.prune) if settings.prune > 0 else given), None
+        return prune(read_arpa(settings.file), settings.prune), None
     models = [
         train(text, settings.order, settings.min_counts, smoothing=settings.smoothing)
         for text in texts
@@ -122,7 +124,7 @@ def estimated(
         (first_T, _, unknown_T), (second_T, _, _) = (each.word_logprobs(dev) for each in models)
         weight = best_weight(first_T[~unknown_T], second_T[~unknown_T])
         model = mixed(models[0], models[1], weight)
-    return (prune(model, settings.prune) if settings.prune > 0 else model), weight
+    return prune(model, settings.prune), weight
 
 
 def measured(model: NgramModel, dev: list[list[str]]) -> dict[str, Any]:

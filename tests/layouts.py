@@ -153,7 +153,7 @@ def hub5(
 
 def language_models(root: Path, texts: Sequence[str]) -> None:
     """Write LibriSpeech's pruned trigram and 4-gram, but trained on these texts."""
-    text = Text.of([text.split() for text in texts])
+    text = Text.of([text.split() for text in texts], " ".join(texts).split())
     root.mkdir(parents=True)
     for name, order in (("3-gram.pruned.1e-7", 3), ("4-gram", 4)):
         write_arpa(root / f"{name}.arpa.gz", train(text, order))

@@ -25,7 +25,7 @@ all orders:
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,7 @@ from asr_train.lang.arpa import (
 from asr_train.schema import Smoothing
 
 FALL_BACK = (0.5, 1.0, 1.5)  # discounts for texts too small to estimate them
+PASSES = 100  # of EM, at most
 TINY = 1e-12  # least probability left over, against rounding
 BLOCK = 1_000_000  # words kept as a list before conversion to an array, an eighth of the size
 B, E, U = 0, 1, 2  # ids of <s>, </s> and <unk>
@@ -78,25 +79,16 @@ class Text:
         return len(self.id_T) - 2 * self.sentences
 
     @staticmethod
-    def of(
-        sentences: Iterable[Sentence],
-        vocabulary: Iterable[str] | None = None,
-        most_frequent: int | None = None,
-    ) -> "Text":
+    def of(sentences: Iterable[Sentence], vocabulary: Iterable[str]) -> "Text":
         """Number the words of sentences; <unk> or <UNK> is an unknown word.
 
-        Args:
-            vocabulary: the known words; None: those of the sentences.
-            most_frequent: how many of these to keep; None: all. Of equal counts, the first in
-                sorted order is kept.
         Raises:
             ValueError: without any sentence, or if one holds <s> or </s>.
         """
-        seen: defaultdict[str, int] = defaultdict()
-        seen.default_factory = seen.__len__
-        for name in (BEGIN, END, UNKNOWN):
-            seen[name]
-        parts, block = [], [np.zeros(0, np.int32)]
+        words = [BEGIN, END, UNKNOWN]
+        words += sorted(set(vocabulary) - {BEGIN, END, UNKNOWN, UNKNOWN.upper()})
+        id_of = defaultdict(lambda: U, zip(words, range(len(words)), strict=True))
+        parts, blocks = [], [np.zeros(0, np.int32)]
         for number, sentence in enumerate(sentences, 1):
             if not MARKS.isdisjoint(sentence):
                 raise ValueError(
@@ -104,26 +96,21 @@ class Text:
                     f"{END} as a word; remove it: a line is a sentence by itself"
                 )
             parts.append(B)
-            parts.extend(map(seen.__getitem__, sentence))
+            parts.extend(map(id_of.__getitem__, sentence))
             parts.append(E)
             if len(parts) > BLOCK:
-                block.append(np.array(parts, np.int32))
+                blocks.append(np.array(parts, np.int32))
                 parts.clear()
-        raw_T = np.concatenate([*block, np.array(parts, np.int32)])
-        if len(raw_T) == 0:
+        id_T = np.concatenate([*blocks, np.array(parts, np.int32)])
+        if len(id_T) == 0:
             raise ValueError("there is no sentence to train a language model on; see lm.text")
-        count_V = np.bincount(raw_T, minlength=len(seen))
-        names = set(seen) if vocabulary is None else set(vocabulary)
-        ordinary = sorted(names - {BEGIN, END, UNKNOWN, UNKNOWN.upper()})
-        if most_frequent is not None and most_frequent < len(ordinary):
-            count = {word: int(count_V[seen[word]]) if word in seen else 0 for word in ordinary}
-            ordinary = sorted(sorted(ordinary, key=lambda w: -count[w])[:most_frequent])
-        words = [BEGIN, END, UNKNOWN, *ordinary]
-        new_V = np.full(len(seen), U, np.int32)
-        for i, word in enumerate(words):
-            if word in seen:
-                new_V[seen[word]] = i
-        return Text(words, new_V[raw_T])
+        return Text(words, id_T)
+
+
+def most_frequent(counts: Mapping[str, int], most: int | None) -> list[str]:
+    """Return so many of the words (None: all), of equal counts the first in sorted order."""
+    words = counts.keys() - {UNKNOWN, UNKNOWN.upper()}
+    return sorted(words, key=lambda word: (-counts[word], word))[:most]
 
 
 def read_sentences(paths: Iterable[Path | str]) -> Iterator[list[str]]:
@@ -303,7 +290,10 @@ def prune(model: NgramModel, threshold: float) -> NgramModel:
     Histories are weighed by the model's probabilities, as in the paper. Kneser-Ney's lower orders
     do not reflect word frequencies (Chelba et al., 2010); but weighing by counts, tried on a
     million words of LibriSpeech, helped only when a sixth of the n-grams or fewer were kept.
+    Without a threshold the model stays as it is.
     """
+    if threshold == 0:
+        return model
     keeps = [np.ones(count, bool) for count in model.counts]
     for n in range(model.order, 1, -1):
         share_C = 10.0 ** _history_logp(model, n - 1)
@@ -375,7 +365,7 @@ def normalised(model: NgramModel) -> NgramModel:
 # --- mixtures -----------------------------------------------------------------------------------
 
 
-def best_weight(first_T: np.ndarray, second_T: np.ndarray, passes: int = 100) -> float:
+def best_weight(first_T: np.ndarray, second_T: np.ndarray) -> float:
     """Return the first model's weight in the mixture with maximum likelihood of a text, by EM.
 
     Args:
@@ -383,7 +373,7 @@ def best_weight(first_T: np.ndarray, second_T: np.ndarray, passes: int = 100) ->
     """
     ratio_T = 10.0 ** np.clip(second_T - first_T, -300, 300)
     weight = 0.5
-    for _ in range(passes):
+    for _ in range(PASSES):
         before, weight = weight, float((weight / (weight + (1 - weight) * ratio_T)).mean())
         if abs(weight - before) < 1e-6:
             break
@@ -418,6 +408,6 @@ def train(
     threshold: float = 0.0,
     smoothing: Smoothing = Smoothing.kneser_ney,
 ) -> NgramModel:
-    """Train a model on the text, pruned if there is a threshold; see `estimate` and `prune`."""
+    """Train a model on the text; see `estimate` and `prune`."""
     model = estimate(text.words, count_ngrams(text, order), min_counts, smoothing)
-    return prune(model, threshold) if threshold > 0 else model
+    return prune(model, threshold)

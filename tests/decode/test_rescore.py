@@ -16,8 +16,8 @@ from asr_train.search.lattice import LINK, Lattice
 
 NAMES = ["A", "B"]
 SENTENCES = {"A": 10.0, "A B": 10.5, "B": 11.0}  # the acoustic costs
-OLD = train(Text.of([["A"]] * 3 + [["A", "B"], ["B"]]), 2)
-NEW = train(Text.of([["A", "B"]] * 9 + [["A"], ["B"]]), 3)
+OLD = train(Text.of([["A"]] * 3 + [["A", "B"], ["B"]], "AB"), 2)
+NEW = train(Text.of([["A", "B"]] * 9 + [["A"], ["B"]], "AB"), 3)
 NATS = np.log(10)
 
 

@@ -3,6 +3,8 @@
 import random
 from collections import Counter
 
+from asr_train.lang.ngram import Text
+
 
 def random_text(seed: int, sentences: int, words: int, power: float) -> list[list[str]]:
     """Return sentences of 1 to 8 words; the lower a word's number, the more frequent it is."""
@@ -11,6 +13,11 @@ def random_text(seed: int, sentences: int, words: int, power: float) -> list[lis
         [f"W{int(words * draw.random() ** power)}" for _ in range(draw.randrange(1, 9))]
         for _ in range(sentences)
     ]
+
+
+def text_of(sentences: list[list[str]]) -> Text:
+    """Return a text whose words are all known."""
+    return Text.of(sentences, {word for sentence in sentences for word in sentence})
 
 
 class SlowKneserNey:

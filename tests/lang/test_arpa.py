@@ -6,12 +6,12 @@ import math
 import kaldilm
 import numpy as np
 import pytest
-from slow_ngram import random_text
+from slow_ngram import random_text, text_of
 from toy import logprobs
 
 from asr_train.files import DamagedFileError
 from asr_train.lang.arpa import NgramModel, Ngrams, read_arpa, write_arpa
-from asr_train.lang.ngram import Text, prune, train
+from asr_train.lang.ngram import prune, train
 
 ARPA = """written by hand
 \\data\\
@@ -102,7 +102,7 @@ def test_no_sentences_have_no_perplexity(by_hand):
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["m.arpa", "m.arpa.gz"])
 def test_a_model_comes_back_from_its_file(tmp_path, order, name):
-    model = train(Text.of(random_text(order, 60, 20, 2)), order)
+    model = train(text_of(random_text(order, 60, 20, 2)), order)
     write_arpa(tmp_path / name, model)
     back = read_arpa(tmp_path / name)
     assert back.words == model.words
@@ -115,7 +115,7 @@ def test_a_model_comes_back_from_its_file(tmp_path, order, name):
 
 def test_equal_models_give_equal_bytes_and_packing_changes_nothing(tmp_path):
     for name in ("a.arpa", "b.arpa.gz", "c.arpa.gz"):
-        write_arpa(tmp_path / name, train(Text.of(random_text(0, 60, 20, 2)), 3))
+        write_arpa(tmp_path / name, train(text_of(random_text(0, 60, 20, 2)), 3))
     packed = (tmp_path / "b.arpa.gz").read_bytes()
     assert packed == (tmp_path / "c.arpa.gz").read_bytes()
     assert gzip.decompress(packed) == (tmp_path / "a.arpa").read_bytes()
@@ -170,7 +170,7 @@ def test_damage_is_named_with_its_line(tmp_path, line, new, message):
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("name", ["m.arpa", "m.arpa.gz"])
 def test_a_file_cut_short_is_refused(tmp_path, name, share):
-    write_arpa(tmp_path / name, train(Text.of(random_text(0, 200, 50, 2)), 3))
+    write_arpa(tmp_path / name, train(text_of(random_text(0, 200, 50, 2)), 3))
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[: int(len(content) * share)])
     with pytest.raises(DamagedFileError, match=rf"{name}(, line \d+:| cannot be read)"):
@@ -203,7 +203,7 @@ def walked(state, arcs, final, words) -> float:
 @pytest.mark.parametrize("threshold", [0.0, 1e-4])
 def test_kaldilm_takes_what_we_write_and_finds_the_same_costs(tmp_path, threshold):
     text = random_text(3, 300, 20, 2)
-    model = train(Text.of(text), 3, threshold=threshold)
+    model = train(text_of(text), 3, threshold=threshold)
     write_arpa(tmp_path / "m.arpa", model)
     symbols = ["<eps>", *model.words, "#0"]
     table = "".join(f"{word} {i}\n" for i, word in enumerate(symbols))
@@ -228,7 +228,7 @@ def test_kaldilm_takes_what_we_write_and_finds_the_same_costs(tmp_path, threshol
 
 
 def test_a_pruned_model_is_a_model_like_any_other(tmp_path):
-    model = prune(train(Text.of(random_text(3, 300, 20, 2)), 3), 1e-4)
+    model = prune(train(text_of(random_text(3, 300, 20, 2)), 3), 1e-4)
     write_arpa(tmp_path / "m.arpa", model)
     back = read_arpa(tmp_path / "m.arpa")
     sentences = random_text(5, 40, 20, 2)

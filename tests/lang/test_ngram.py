@@ -3,10 +3,11 @@
 import gzip
 import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
-from slow_ngram import SlowKneserNey, random_text
+from slow_ngram import SlowKneserNey, random_text, text_of
 from toy import logprobs
 
 from asr_train.files import DamagedFileError, write_jsonl
@@ -18,6 +19,7 @@ from asr_train.lang.ngram import (
     count_ngrams,
     discounts,
     mixed,
+    most_frequent,
     prune,
     read_sentences,
     spoken,
@@ -53,7 +55,7 @@ def test_a_case_worked_by_hand():
 
     Bigrams: <s> A twice; A B, A </s>, B </s> once. Words by what precedes them: A 1, B 1, </s> 2.
     """
-    model = train(Text.of([["A", "B"], ["A"]]), 2)
+    model = train(text_of([["A", "B"], ["A"]]), 2)
     ids = np.array([[model.id_of[w] for w in words.split()] for words in (
         "<s> A", "<s> B", "A B", "A </s>", "A <unk>", "B </s>", "B A",
     )])  # fmt: skip
@@ -75,7 +77,7 @@ def test_a_case_worked_by_hand():
 def test_witten_bell_is_the_papers_formula():
     """(c(hw) + t(h) p(w)) / (c(h) + t(h)), t counting different words; below, uniform over four."""
     sentences = [["A", "B"], ["A"], ["A", "B", "B"]]
-    model = train(Text.of(sentences), 2, smoothing=Smoothing.witten_bell)
+    model = train(text_of(sentences), 2, smoothing=Smoothing.witten_bell)
     counts = {"A": 3, "B": 3, "</s>": 3}
     one = {w: (counts.get(w, 0) + 3 / 4) / (9 + 3) for w in ("A", "B", "</s>", "<unk>")}
     assert sum(one.values()) == pytest.approx(1)
@@ -133,7 +135,7 @@ def test_all_distributions_are_the_paper_s(order, seed):
 def test_rare_ngrams_give_their_mass_to_the_back_off_as_the_paper_s_would():
     text = random_text(0, 150, 8, 2)
     words = sorted({w for s in text for w in s})
-    model = train(Text.of(text), 3, [1, 2, 3])
+    model = train(text_of(text), 3, [1, 2, 3])
     slow = SlowKneserNey(text, 3, words, [1, 2, 3])
     assert model.counts[1:] == [sum(c >= n for c in slow.seen[n].values()) for n in (2, 3)]
     known = [w for w in model.words if w != "<s>"]
@@ -180,7 +182,7 @@ LMPLZ = [  # KenLM 0.3.0: lmplz -o 3 --discount_fallback; log10 P and back-off
 
 @pytest.mark.parametrize("drawn, counts, values", LMPLZ)
 def test_estimates_are_those_of_a_published_toolkit(drawn, counts, values):
-    model = train(Text.of(random_text(7, *drawn)), 3)
+    model = train(text_of(random_text(7, *drawn)), 3)
     assert model.counts == counts
     for text, expected in values.items():
         ids = np.array([[model.id_of[word] for word in text.split()]])
@@ -193,21 +195,21 @@ def test_estimates_are_those_of_a_published_toolkit(drawn, counts, values):
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("min_count, threshold", [(1, 0.0), (2, 0.0), (1, 1e-4), (2, 1e-3)])
 def test_every_history_s_distribution_sums_to_one(order, min_count, threshold):
-    text = Text.of(random_text(order, 200, 15, 2), most_frequent=12)
+    text = Text.of(random_text(order, 200, 15, 2), [f"W{n}" for n in range(12)])
     model = train(text, order, [1] + [min_count] * (order - 1), threshold)
     np.testing.assert_allclose(distributions(model).sum(axis=1), 1, atol=1e-9)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1e-3, 0.1])
 def test_histories_that_all_words_follow_sum_to_one_too(threshold):
-    model = train(Text.of(random_text(1, 300, 4, 1), most_frequent=2), 3, threshold=threshold)
+    model = train(Text.of(random_text(1, 300, 4, 1), ["W0", "W1"]), 3, threshold=threshold)
     if not threshold:
         assert np.bincount(model.orders[1].key_N // 5).max() == 4  # all but <s>, so none is left
     np.testing.assert_allclose(distributions(model).sum(axis=1), 1, atol=1e-9)
 
 
 def test_ngrams_of_a_text_are_counted_within_sentences():
-    text = Text.of([["A", "B"], ["B"]])
+    text = text_of([["A", "B"], ["B"]])
     counts = count_ngrams(text, 3)
     assert [len(c.key_N) for c in counts] == [5, 4, 3]  # <unk> is a word without count
     assert int(counts[1].count_N.sum()) == 3 + 2
@@ -233,7 +235,7 @@ def worth(model: NgramModel, row: np.ndarray, history_p: float) -> float:
 
 @pytest.mark.parametrize("order, threshold", [(2, 3e-4), (2, 3e-3), (3, 3e-4), (3, 1e-3)])
 def test_what_is_pruned_is_what_is_worth_less_than_the_threshold(order, threshold):
-    model = train(Text.of(random_text(order, 80, 10, 2)), order)
+    model = train(text_of(random_text(order, 80, 10, 2)), order)
     left = prune(model, threshold)
     kept = {tuple(row) for n in range(1, order + 1) for row in left.ids(n).tolist()}
     begins = {row[:-1] for row in kept}
@@ -250,7 +252,7 @@ def test_what_is_pruned_is_what_is_worth_less_than_the_threshold(order, threshol
 
 
 def test_nothing_is_pruned_at_zero_and_only_words_are_left_at_one():
-    model = train(Text.of(random_text(1, 80, 10, 2)), 3)
+    model = train(text_of(random_text(1, 80, 10, 2)), 3)
     assert prune(model, 1.0).counts == [model.counts[0], 0, 0]
     assert prune(model, -1.0).counts == model.counts
     np.testing.assert_allclose(distributions(prune(model, -1.0)), distributions(model), rtol=1e-9)
@@ -263,7 +265,7 @@ def test_nothing_is_pruned_at_zero_and_only_words_are_left_at_one():
 def two(request):
     """Two models of one order and vocabulary, from different texts."""
     texts = [random_text(9, 150, 15, 2), random_text(10, 40, 15, 1)]
-    words = Text.of(itertools.chain(*texts)).words
+    words = text_of([*itertools.chain(*texts)]).words
     return [train(Text.of(text, words), request.param) for text in texts]
 
 
@@ -302,14 +304,16 @@ def test_no_other_share_makes_the_text_likelier(two):
 
 
 def test_the_most_frequent_words_are_known_and_ties_go_by_name():
-    text = Text.of([["D", "B", "C"], ["A", "B", "E"], ["E"]], most_frequent=3)
+    sentences = [["D", "B", "C"], ["A", "B", "E"], ["E"]]
+    counts = Counter(itertools.chain(*sentences, ["<UNK>"] * 9))
+    text = Text.of(sentences, most_frequent(counts, 3))
     assert text.words == ["<s>", "</s>", "<unk>", "A", "B", "E"]
     named = [text.words[i] for i in text.id_T]
     assert " ".join(named) == "<s> <unk> B <unk> </s> <s> A B E </s> <s> E </s>"
 
 
 def test_words_of_the_vocabulary_that_the_text_lacks_are_possible():
-    model = train(Text.of([["A"]], vocabulary=["A", "Z"]), 2)
+    model = train(Text.of([["A"]], ["A", "Z"]), 2)
     assert logprobs(model, [["Z"]])[0] == pytest.approx(logprobs(model, [["Q"]])[0])
     assert -5 < logprobs(model, [["Z"]])[0] < logprobs(model, [["A"]])[0]
 
@@ -345,18 +349,18 @@ def test_copies_at_another_speed_are_no_further_sentences(tmp_path):
 @pytest.mark.parametrize("mark", ["<s>", "</s>", "<S>", "</S>"])
 def test_marks_of_sentences_are_no_words(mark):
     with pytest.raises(ValueError, match=r"sentence 2 of the text, 'B .*holds"):
-        Text.of([["A"], ["B", mark]])
+        Text.of([["A"], ["B", mark]], "AB")
 
 
 def test_no_text_makes_no_model():
     with pytest.raises(ValueError, match="no sentence"):
-        Text.of([])
+        Text.of([], "AB")
 
 
 def test_a_million_words_are_no_burden(shared_data):
     """Sizes for a published text; its perplexity is finite, and falls with the order."""
     path = shared_data("librispeech_mini") / "lm_text.txt.gz"
     sentences = list(itertools.islice(read_sentences([path]), 20_000))
-    text, held_out = Text.of(sentences[:18_000]), sentences[18_000:]
+    text, held_out = text_of(sentences[:18_000]), sentences[18_000:]
     found = [train(text, order).perplexity(held_out).perplexity for order in (1, 2, 3)]
     assert 100 < found[2] < found[1] < found[0] < len(text.words)

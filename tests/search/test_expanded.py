@@ -148,7 +148,7 @@ def test_a_narrowed_lattice_has_the_paths_within_its_beam(beam):
 def test_a_word_that_a_model_lacks_is_named():
     rng, _, _, lattice = searched(0)
     known = model_of(rng, 2)
-    few = train(Text.of([["ONE", "TWO"]] * 3), 2)
+    few = train(Text.of([["ONE", "TWO"]] * 3, ["ONE", "TWO"]), 2)
     lacking = NgramModel(few.words, few.orders)
     lacking.words[lacking.id_of["<unk>"]] = "<none>"
     lacking = NgramModel(lacking.words, lacking.orders)
