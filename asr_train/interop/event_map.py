@@ -27,7 +27,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """`SE`: whether a key's value is in a set leads to one of two nodes."""
+    """`SE`: whether a key's value is in a set leads to one of two nodes, or to none."""
 
     key: int
     values: frozenset[int]
@@ -36,18 +36,13 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """`TE`: a key's value leads to the node in that place, or to none."""
-
-    key: int
-    nodes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class EventMap:
-    """Nodes that refer to each other by their places; no node's branches come after it."""
+    """Nodes that refer to each other by their places; no node's branches come after it.
 
-    nodes: list[Constant | Split | Table]
+    A table (`TE`), in which a key's value is the number of a branch, becomes a row of splits.
+    """
+
+    nodes: list[Constant | Split]
     root: int
 
 
@@ -83,7 +78,7 @@ def read_tree(path: Path | str) -> ContextDependency:
 
 def read_event_map(objects: Objects) -> EventMap:
     """Read nodes until the root is complete; without recursion, so that any depth is fine."""
-    nodes: list[Constant | Split | Table] = []
+    nodes: list[Constant | Split] = []
     open_nodes: list[_Open] = []
     while True:
         done = NONE
@@ -108,8 +103,7 @@ def read_event_map(objects: Objects) -> EventMap:
         while open_nodes and len(open_nodes[-1].branches) == open_nodes[-1].size:
             one = open_nodes.pop()
             objects.expect(")" if one.values is None else "}")
-            nodes.append(one.closed())
-            done = len(nodes) - 1
+            done = one.close(nodes)
             if open_nodes:
                 open_nodes[-1].branches.append(done)
         if not open_nodes:
@@ -125,10 +119,17 @@ class _Open:
     size: int
     branches: list[int]
 
-    def closed(self) -> Split | Table:
-        if self.values is None:
-            return Table(self.key, tuple(self.branches))
-        return Split(self.key, self.values, *self.branches)
+    def close(self, nodes: list[Constant | Split]) -> int:
+        """Add splits to the nodes; return the place of the first one to ask."""
+        if self.values is not None:
+            nodes.append(Split(self.key, self.values, *self.branches))
+            return len(nodes) - 1
+        place = NONE
+        for value, branch in reversed([*enumerate(self.branches)]):
+            if branch != NONE:
+                nodes.append(Split(self.key, frozenset({value}), branch, place))
+                place = len(nodes) - 1
+        return place
 
 
 # --- conversion ---------------------------------------------------------------------------------
@@ -201,20 +202,15 @@ class _Conversion:
 
     def _resolved(self, place: int, pdf_class: int, phone: int | None) -> int:
         """Follow what the pdf-class, and the phone if it is given, answer."""
-        while place != NONE:
-            node = self._map.nodes[place]
-            if isinstance(node, Constant):
-                break
+        nodes = self._map.nodes
+        while place != NONE and isinstance(node := nodes[place], Split):
             if node.key == PDF_CLASS:
                 value = pdf_class
             elif phone is not None and self._sides.get(node.key) == CENTRE:
                 value = self._phones[phone]
             else:
                 break
-            if isinstance(node, Split):
-                place = node.yes if value in node.values else node.no
-            else:
-                place = node.nodes[value] if value < len(node.nodes) else NONE
+            place = node.yes if value in node.values else node.no
         return place
 
     def _grown(self, place: int, pdf_class: int, centre_P: np.ndarray) -> int:
@@ -242,40 +238,25 @@ class _Conversion:
                     f"the tree asks about key {node.key}, but its window has the keys "
                     f"{sorted(self._sides)}; is it damaged?"
                 )
-            yes_P, yes, no = self._question(here, sides_SP[side])
+            yes_P = np.array([value in node.values for value in self._value_P.tolist()])
             both = [
                 tuple(p & a if s == side else p for s, p in enumerate(sides_SP))
                 for a in (yes_P, ~yes_P)
             ]
             if not both[1][side].any():  # all that come here are in the set
-                todo.append((number, yes, both[0]))
+                todo.append((number, node.yes, both[0]))
             elif not both[0][side].any():
-                todo.append((number, no, both[1]))
+                todo.append((number, node.no, both[1]))
             else:
                 asked = self._questions.setdefault(yes_P.tobytes(), len(self._questions))
                 one, other = self._add(), self._add()
                 self._rows[number] = [asked, side, one, other, NONE]
-                todo += [(other, no, both[1]), (one, yes, both[0])]
+                todo += [(other, node.no, both[1]), (one, node.yes, both[0])]
         return root
 
     def _add(self) -> int:
         self._rows.append([NONE] * 5)
         return len(self._rows) - 1
-
-    def _question(self, place: int, here_P: np.ndarray) -> tuple[np.ndarray, int, int]:
-        """Return a set of new phones, and the nodes for those in it and for all others.
-
-        Of a table, the set has the phones that lead where the first of those that come here does.
-        """
-        node = self._map.nodes[place]
-        assert not isinstance(node, Constant)
-        if isinstance(node, Split):
-            inside_P = np.array([value in node.values for value in self._value_P.tolist()])
-            return inside_P, node.yes, node.no
-        size = len(node.nodes)
-        to_P = np.array([node.nodes[v] if v < size else NONE for v in self._value_P.tolist()])
-        first = int(to_P[here_P][0])
-        return to_P == first, first, place
 
     def _missing(self, pdf_class: int, sides_SP: Sides) -> str:
         left, right, centre = (int(self._value_P[side_P][0]) for side_P in sides_SP)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from asr_train.files import DamagedFileError, Region
+from asr_train.files import DamagedFileError
 
 LONGEST = 64  # characters of a token or of a number in text
 _WORD = re.compile(rb"\s*([\[\]]|[^\s\[\]]{1,%d})" % LONGEST)
@@ -25,9 +25,8 @@ class Objects:
 
     def __init__(self, path: Path | str) -> None:
         self.path, self._at = Path(path), 0
-        region = Region.of(self.path)
-        self._content = region.mapped() if region.size else memoryview(b"")
-        self.binary = bytes(self._content[:2]) == b"\0B"
+        self._content = self.path.read_bytes()
+        self.binary = self._content[:2] == b"\0B"
         if self.binary:
             self._at = 2
 
@@ -44,7 +43,7 @@ class Objects:
         if found is None:
             raise self.damaged("the file ends where a token should be")
         word = found[1]
-        after = bytes(self._content[found.end() : found.end() + 1])
+        after = self._content[found.end() : found.end() + 1]
         if self.binary and after != b" ":
             raise self.damaged(f"{word[:20]!r} is not a token, which a space follows")
         if not word.isascii() or (after.strip() and word not in b"[]" and after not in b"[]"):
@@ -108,10 +107,10 @@ class Objects:
 
     def ended(self) -> bool:
         """Whether nothing but white space is left."""
-        return not bytes(self._content[self._at :]).strip()
+        return not self._content[self._at :].strip()
 
     def _taken(self, count: int) -> bytes:
-        taken = bytes(self._content[self._at : self._at + count])
+        taken = self._content[self._at : self._at + count]
         if len(taken) < count:
             raise self.damaged(f"the file ends {count - len(taken)} bytes early")
         self._at += count

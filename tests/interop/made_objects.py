@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from asr_train.interop.event_map import NONE, PDF_CLASS, Constant, ContextDependency, Split
+from asr_train.interop.event_map import NONE, PDF_CLASS, Constant, ContextDependency
 from asr_train.interop.transition_model import TransitionModel
 
 # egs/yesno: a monophone system of SIL (5 states), Y and N (3 states); doc/hmm.dox
@@ -238,10 +238,7 @@ def pdf_of(tree: ContextDependency, window: Sequence[int], pdf_class: int) -> in
         value = event.get(node.key)
         if value is None:
             return None
-        if isinstance(node, Split):
-            place = node.yes if value in node.values else node.no
-        else:
-            place = node.nodes[value] if 0 <= value < len(node.nodes) else NONE
+        place = node.yes if value in node.values else node.no
     return None
 
 
