@@ -16,7 +16,6 @@ lexicon.txt or lexiconp.txt; words and grammar are those of lang/index.json.
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from lhotse import CutSet
 from asr_train.align.table import open_ali
 from asr_train.checks import spelled
 from asr_train.data.features import open_feats
-from asr_train.files import hash_of, read_jsonl, replacing
+from asr_train.files import hash_of, read_jsonl
 from asr_train.interop.kaldi import read_data_dir, write_folder
 from asr_train.interop.kaldi_states import (
     about_states,
@@ -100,14 +99,9 @@ def lang(lexicon: str, states: str, language: str, output: str) -> None:
             f"{lexicon} has none of the {len(wanted)} words of {language}; words are compared in "
             "upper case"
         )
-    arpa = None
-    if ours.arpa is not None:
-        arpa = Path(output).parent / "G.arpa"
-        with replacing(arpa) as scratch:
-            shutil.copyfile(ours.arpa, scratch)
     grammar = replace(ours.grammar, words=[w for w in ours.grammar.words if w in known])
     phones = kaldis.monophones
-    write_lang(output, Lang(found.lexicon, phones, grammar, arpa, ours.silence_probability))
+    write_lang(output, Lang(found.lexicon, phones, grammar, ours.arpa, ours.silence_probability))
     lost = []
     if missing := found.lexicon.missing:
         lost.append(f"{len(missing)} without pronunciation ({', '.join(missing[:SHOWN])})")

@@ -43,9 +43,8 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
             f"none of the {len(lexicon.missing)} words has a pronunciation, for example "
             f"{', '.join(lexicon.missing[:5])}; see lang.lexicon"
         )
-    settings.grammar.words = [word for word in allowed if word in lexicon.prons]
-    if settings.grammar.kind is not GrammarKind.loop:
-        settings.grammar.words = []  # they are in the file
+    is_loop = settings.grammar.kind is GrammarKind.loop  # else the words are in the file
+    settings.grammar.words = [w for w in allowed if w in lexicon.prons] if is_loop else []
     states = States(tuple(lexicon.phones), settings.phone_states, settings.silence_states)
     write_lang(output, Lang(lexicon, states, settings.grammar, arpa, settings.silence_probability))
     summary = (

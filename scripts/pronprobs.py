@@ -8,11 +8,9 @@ each, counted in the alignments. Words, phones and grammar, and hence all models
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
-from asr_train.files import read_jsonl, replacing
+from asr_train.files import read_jsonl
 from asr_train.jobs import main
 from asr_train.lang.index import load_lang, write_lang
 from asr_train.lang.pronprobs import learned, spoken
@@ -24,12 +22,7 @@ def pronprobs(conf: str, language: str, manifest: str, output: str) -> str:
     lexicon = lang.lexicon
     utterances = [spoken(row, lexicon) for row in read_jsonl(manifest)]
     found = learned(utterances, lexicon, settings)
-    arpa = None
-    if lang.arpa is not None:
-        arpa = Path(output).parent / lang.arpa.name
-        with replacing(arpa) as scratch:
-            shutil.copyfile(lang.arpa, scratch)
-    write_lang(output, replace(lang, arpa=arpa, pronprobs=found))
+    write_lang(output, replace(lang, pronprobs=found))
     words = sum(len(one.variants) for one in utterances)
     pauses = sum(sum(one.pauses[1:-1]) for one in utterances)
     inside = sum(len(one.pauses) - 2 for one in utterances)

@@ -1,12 +1,21 @@
 """`lang/index.json`: words, phones, states and grammar, with the ids of all later stages."""
 
 import math
+import shutil
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from asr_train.files import DamagedFileError, check_part, hash_of, part, read_json, write_json
+from asr_train.files import (
+    DamagedFileError,
+    check_part,
+    hash_of,
+    part,
+    read_json,
+    replacing,
+    write_json,
+)
 from asr_train.lang.arpa import BEGIN, END, EPSILON, UNKNOWN, NgramModel, read_arpa, write_arpa
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.pronprobs import Pronprobs, Variant
@@ -66,7 +75,12 @@ class Lang:
 
 
 def write_lang(path: Path | str, lang: Lang) -> None:
-    """Write the index; the ARPA file, if any, must be in the same folder."""
+    """Write the index; an ARPA file of another folder is copied to G.arpa beside it."""
+    folder, arpa = Path(path).parent, lang.arpa
+    if arpa is not None and arpa.parent != folder:
+        with replacing(folder / "G.arpa") as scratch:
+            shutil.copyfile(arpa, scratch)
+        arpa = folder / "G.arpa"
     content: dict[str, Any] = {
         "format": FORMAT,
         "hash": lang.hash,
@@ -76,7 +90,7 @@ def write_lang(path: Path | str, lang: Lang) -> None:
         "num_states": lang.states.num_states,
         "silence_probability": lang.silence_probability,
         "grammar": plain(lang.grammar),
-        "arpa": None if lang.arpa is None else part(lang.arpa, Path(path).parent),
+        "arpa": None if arpa is None else part(arpa, folder),
         "missing": list(lang.lexicon.missing),
         "guessed": list(lang.lexicon.guessed),
         "lexicon": {w: [" ".join(p) for p in ps] for w, ps in lang.lexicon.prons.items()},
