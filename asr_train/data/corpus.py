@@ -90,17 +90,12 @@ def read_cuts(manifest: Path | str) -> list[dict[str, Any]]:
     rows = read_jsonl(manifest)
     for row in rows:
         supervisions = row.get("supervisions") or []
-        if (
-            len(supervisions) == 1
-            and supervisions[0].get("text") is not None
-            and supervisions[0].get("speaker")
-        ):
+        if len(supervisions) != 1:
+            has = f"{len(supervisions)} supervisions"
+        elif supervisions[0].get("text") is None or not supervisions[0].get("speaker"):
+            has = "no text or no speaker"
+        else:
             continue
-        has = (
-            f"{len(supervisions)} supervisions"
-            if len(supervisions) != 1
-            else "no text or no speaker"
-        )
         raise CorpusError(
             f"{manifest}: the cut {row.get('id')} has {has}; it needs one supervision, with text "
             "and speaker: correct or drop it, and run make again"

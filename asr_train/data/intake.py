@@ -21,7 +21,6 @@ from asr_train.data.corpus import (
     CorpusError,
     PreparedSplit,
     few,
-    whole_cut,
     whole_recording,
     write_flac,
 )
@@ -263,35 +262,34 @@ def _mixed(row: Row, audio_dir: Path) -> Path:
 
 
 def _cut(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) -> MonoCut:
-    cut = _as_recorded(row, audio, audio_dir, settings)
-    if audio.rate < settings.sample_rate:
-        cut = cut.resample(settings.sample_rate)  # when it is read
-    return cut
-
-
-def _as_recorded(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) -> MonoCut:
+    channel = row.channel or 0
+    if _mixes(row, audio, settings):
+        mixed = _mixed(row, audio_dir)
+        recording = whole_recording(row.utt_id, mixed, audio.rate, audio.samples)
+    else:
+        name = row.utt_id if row.start is None else row.audio.stem
+        size = audio.rate, audio.samples, audio.channels
+        recording = whole_recording(name, row.audio, *size)
     supervision = SupervisionSegment(
         id=row.utt_id,
-        recording_id=row.utt_id,
+        recording_id=recording.id,
         start=0.0,
         duration=audio.seconds,
+        channel=channel,
         text=row.text,
         speaker=row.speaker,
         alignment=row.alignment or None,
     )
-    if _mixes(row, audio, settings):
-        mixed = whole_recording(row.utt_id, _mixed(row, audio_dir), audio.rate, audio.samples)
-        return whole_cut(supervision, mixed)
-    size = audio.rate, audio.samples, audio.channels
-    if row.start is None:
-        cut = whole_cut(supervision, whole_recording(row.utt_id, row.audio, *size))
-    else:
-        supervision.recording_id = row.audio.stem
-        recording = whole_recording(row.audio.stem, row.audio, *size)
-        cut = MonoCut(
-            row.utt_id, row.start, audio.seconds, 0, supervisions=[supervision], recording=recording
-        )
-    cut.channel = supervision.channel = row.channel or 0
+    cut = MonoCut(
+        row.utt_id,
+        row.start or 0.0,
+        audio.seconds,
+        channel,
+        supervisions=[supervision],
+        recording=recording,
+    )
+    if audio.rate < settings.sample_rate:
+        cut = cut.resample(settings.sample_rate)  # when it is read
     return cut
 
 

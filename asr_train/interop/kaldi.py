@@ -17,9 +17,9 @@ import numpy as np
 import soundfile
 from lhotse import MonoCut, Recording, SupervisionSegment
 
-from asr_train.data.corpus import CorpusError, whole_recording
+from asr_train.data.corpus import CorpusError, whole_recording, write_flac
 from asr_train.data.folder import COLUMNS
-from asr_train.files import read_text, replacing, write_text
+from asr_train.files import read_text, write_text
 from asr_train.frames import samples_of
 from asr_train.jobs import parallel_map
 
@@ -336,16 +336,12 @@ def _audio(data: DataDir, cuts: list[MonoCut], folder: Path) -> list[Path | str]
     """Return the `path` of utterances.tsv for each cut, after extracting segments."""
     if not _copied(data):
         return [cut.recording.sources[0].source for cut in cuts]
-    by_recording: dict[str, list[MonoCut]] = {}
-    for cut in cuts:
-        by_recording.setdefault(cut.recording_id, []).append(cut)
 
-    def write(recording: str) -> None:
-        some, source = by_recording[recording], data.recordings[recording]
-        for cut in some:
-            _cut_out(cut, source, folder / "audio" / _flac_name(cut.id))
+    def write(cut: MonoCut) -> None:
+        path = folder / "audio" / _flac_name(cut.id)
+        _cut_out(cut, data.recordings[cut.recording_id], path)
 
-    list(parallel_map(write, list(by_recording), f"segments of {data.folder}"))
+    list(parallel_map(write, cuts, f"segments of {data.folder}"))
     return [f"audio/{_flac_name(cut.id)}" for cut in cuts]
 
 
@@ -366,8 +362,7 @@ def _cut_out(cut: MonoCut, source: Source, path: Path) -> None:
         )
     if source.channel is not None:
         wave_NC = wave_NC[:, source.channel]
-    with replacing(path) as scratch:
-        soundfile.write(scratch, wave_NC, rate, format="FLAC", subtype=subtype)
+    write_flac(path, wave_NC, rate, subtype)
 
 
 _SIXTEEN_BITS = {"PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW", "VORBIS", "MPEG_LAYER_III", "OPUS"}
