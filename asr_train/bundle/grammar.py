@@ -23,7 +23,7 @@ from asr_train.decode.scorer import known_states
 from asr_train.lang.arpa import MAX_ORDER, copy_arpa, write_arpa
 from asr_train.lang.index import Lang, grammar_words
 from asr_train.lang.lexicon import Lexicon, read_lexicon_file
-from asr_train.lang.ngram import Text, read_sentences, train
+from asr_train.lang.ngram import Text, prune, read_sentences, train
 from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, GrammarSettings, NormaliserKind
 from asr_train.score.normalise import transcribed
@@ -171,7 +171,7 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
         copy_arpa(wanted.arpa, arpa)
     else:
         text = Text.of(sentences, lexicon.prons)
-        write_arpa(arpa, train(text, wanted.order, threshold=wanted.prune))
+        write_arpa(arpa, prune(train(text, wanted.order), wanted.prune))
     return replace(opened.lang, lexicon=lexicon, grammar=grammar, arpa=arpa, pronprobs=None)
 
 

@@ -227,24 +227,22 @@ def discounts(count_N: np.ndarray) -> tuple[float, float, float]:
 # --- estimation ---------------------------------------------------------------------------------
 
 
-def estimate(
-    words: list[str],
-    counts: list[Counts],
+def train(
+    text: Text,
+    order: int,
     min_counts: Sequence[int] | None = None,
     smoothing: Smoothing = Smoothing.kneser_ney,
 ) -> NgramModel:
     """Estimate an interpolated model, in float64.
 
     Args:
-        words: the vocabulary of the text.
-        counts: of all orders of the model.
         min_counts: per order; the mass of n-grams with smaller counts goes to the back-off. The
             first is 1 (the vocabulary selects words), and they are non-decreasing.
     """
-    base = len(words)
-    min_counts = [1] * len(counts) if min_counts is None else list(min_counts)
+    counts, base = count_ngrams(text, order), len(text.words)
+    min_counts = [1] * order if min_counts is None else list(min_counts)
     assert min_counts == sorted(min_counts)  # the context of a kept n-gram must be kept
-    assert len(min_counts) == len(counts)
+    assert len(min_counts) == order
     assert min_counts[0] == 1
     p_N = np.full(base, 1 / (base - 1))  # of the order below; first uniform over all but <s>
     place_N = np.arange(base)  # index in the model of each n-gram of the order below; -1: dropped
@@ -274,7 +272,7 @@ def estimate(
         orders.append(Ngrams(key_N[kept_N], logp_N[kept_N], np.zeros(int(kept_N.sum()))))
         place_N = np.where(kept_N, np.cumsum(kept_N) - 1, -1)
         contexts = len(place_N)
-    return NgramModel(words, orders)
+    return NgramModel(text.words, orders)
 
 
 # --- pruning ------------------------------------------------------------------------------------
@@ -399,15 +397,3 @@ def mixed(first: NgramModel, second: NgramModel, weight: float) -> NgramModel:
         p_N = weight * 10.0 ** logp_MN[0] + (1 - weight) * 10.0 ** logp_MN[1]
         orders.append(Ngrams(key_N, np.log10(p_N), np.zeros(len(key_N))))
     return normalised(NgramModel(words, orders))
-
-
-def train(
-    text: Text,
-    order: int,
-    min_counts: Sequence[int] | None = None,
-    threshold: float = 0.0,
-    smoothing: Smoothing = Smoothing.kneser_ney,
-) -> NgramModel:
-    """Train a model on the text; see `estimate` and `prune`."""
-    model = estimate(text.words, count_ngrams(text, order), min_counts, smoothing)
-    return prune(model, threshold)

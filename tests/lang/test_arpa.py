@@ -203,7 +203,7 @@ def walked(state, arcs, final, words) -> float:
 @pytest.mark.parametrize("threshold", [0.0, 1e-4])
 def test_kaldilm_takes_what_we_write_and_finds_the_same_costs(tmp_path, threshold):
     text = random_text(3, 300, 20, 2)
-    model = train(text_of(text), 3, threshold=threshold)
+    model = prune(train(text_of(text), 3), threshold)
     write_arpa(tmp_path / "m.arpa", model)
     symbols = ["<eps>", *model.words, "#0"]
     table = "".join(f"{word} {i}\n" for i, word in enumerate(symbols))

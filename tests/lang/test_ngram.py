@@ -196,13 +196,13 @@ def test_estimates_are_those_of_a_published_toolkit(drawn, counts, values):
 @pytest.mark.parametrize("min_count, threshold", [(1, 0.0), (2, 0.0), (1, 1e-4), (2, 1e-3)])
 def test_every_history_s_distribution_sums_to_one(order, min_count, threshold):
     text = Text.of(random_text(order, 200, 15, 2), [f"W{n}" for n in range(12)])
-    model = train(text, order, [1] + [min_count] * (order - 1), threshold)
+    model = prune(train(text, order, [1] + [min_count] * (order - 1)), threshold)
     np.testing.assert_allclose(distributions(model).sum(axis=1), 1, atol=1e-9)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1e-3, 0.1])
 def test_histories_that_all_words_follow_sum_to_one_too(threshold):
-    model = train(Text.of(random_text(1, 300, 4, 1), ["W0", "W1"]), 3, threshold=threshold)
+    model = prune(train(Text.of(random_text(1, 300, 4, 1), ["W0", "W1"]), 3), threshold)
     if not threshold:
         assert np.bincount(model.orders[1].key_N // 5).max() == 4  # all but <s>, so none is left
     np.testing.assert_allclose(distributions(model).sum(axis=1), 1, atol=1e-9)
