@@ -14,14 +14,18 @@ dropped, so that memory grows with frames plus tokens, not with their product.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
 
 from asr_train.search.arrays import ARC, Arrays
-from asr_train.search.tokens import grown
+from asr_train.search.tables import grown
 
+# A token: total cost, unscaled acoustic cost, index in the history, node, place that led there
+TOKEN = np.dtype(
+    [("cost", "<f8"), ("acoustic", "<f8"), ("back", "<i8"), ("node", "<i4"), ("place", "<i4")]
+)
 WINDOW = 2000  # frames whose scores are in memory at once
 NONE = -1
 
@@ -59,24 +63,23 @@ def forced_path(
     """
     nodes = len(graph.final_N)
     first_N = np.searchsorted(graph.source_A, np.arange(nodes + 1)).astype(np.int64)
-    live = _Live(
-        np.array([graph.start], np.int32), np.zeros(1), np.zeros(1), np.array([NONE], np.int64)
-    )
+    live_L = np.zeros(1, TOKEN)
+    live_L["node"], live_L["back"] = graph.start, NONE
     slot_N = np.full(nodes, NONE, np.int32)
     place_H, before_H = np.zeros(0, np.int32), np.zeros(0, np.int64)
     search = (first_N, graph.arcs_A, column_K, scale, beam)
     for begin in range(0, frames, WINDOW):
         window_nC = np.ascontiguousarray(scores(slice(begin, min(begin + WINDOW, frames))))
         _check_window(window_nC, begin, frames, int(column_K.max()) + 1)
-        live, place_H, before_H = _advance(search, window_nC, live, slot_N, place_H, before_H)
-        place_H, before_H = _collected(live.back, place_H, before_H)
-    end_cost = live.cost + graph.final_N[live.node]
-    best = int(np.argmin(end_cost)) if len(end_cost) else NONE
-    if best == NONE or not np.isfinite(end_cost[best]):
+        live_L, place_H, before_H = _advance(search, window_nC, live_L, slot_N, place_H, before_H)
+        place_H, before_H = _collected(live_L, place_H, before_H)
+    end_cost_L = live_L["cost"] + graph.final_N[live_L["node"]]
+    best = int(np.argmin(end_cost_L)) if len(end_cost_L) else NONE
+    if best == NONE or not np.isfinite(end_cost_L[best]):
         return None
-    places_T = _traced(live.back[best], frames, place_H, before_H)
-    acoustic = float(live.acoustic[best])
-    return Forced(places_T, float(end_cost[best]) - scale * acoustic, acoustic)
+    places_T = _traced(live_L["back"][best], frames, place_H, before_H)
+    acoustic = float(live_L["acoustic"][best])
+    return Forced(places_T, float(end_cost_L[best]) - scale * acoustic, acoustic)
 
 
 @cache
@@ -86,15 +89,6 @@ def ready() -> None:
     graph = Arrays(0, np.array([np.inf, 0.0], np.float32), np.array([0, 1]), arcs_A)
     column_K = np.zeros(1, np.int64)
     forced_path(graph, column_K, 2, lambda span: np.zeros((2, 1), np.float32), 1.0, 1.0)
-
-
-class _Live(NamedTuple):
-    """Tokens of the last frame: node, total cost, unscaled acoustic cost, index in the history."""
-
-    node: np.ndarray
-    cost: np.ndarray
-    acoustic: np.ndarray
-    back: np.ndarray
 
 
 def _check_window(window_nC: np.ndarray, begin: int, frames: int, columns: int) -> None:
@@ -110,69 +104,60 @@ def _check_window(window_nC: np.ndarray, begin: int, frames: int, columns: int) 
 
 @numba.njit(cache=True, nogil=True)
 def _advance(
-    search: Any, window_nC: Any, live: _Live, slot_N: Any, place_H: Any, before_H: Any
+    search: Any, window_nC: Any, live_L: Any, slot_N: Any, place_H: Any, before_H: Any
 ) -> Any:
     """Move all tokens over the frames of a window; append a row per token to the history.
 
     Args:
         search: first arcs by node, arcs, columns by place, scale and beam.
+        live_L: `TOKEN`, those of the last frame.
     """
     first_N, arcs_A, column_K, scale, beam = search
-    size = len(slot_N)
-    now_node, now_cost = np.empty(size, np.int32), np.empty(size)
-    now_acoustic, now_back = np.empty(size), np.empty(size, np.int64)
-    new_node, new_cost = np.empty(size, np.int32), np.empty(size)
-    new_acoustic, new_back = np.empty(size), np.empty(size, np.int64)
-    new_place = np.empty(size, np.int32)
-    count, used = len(live.node), len(place_H)
-    now_node[:count], now_cost[:count] = live.node, live.cost
-    now_acoustic[:count], now_back[:count] = live.acoustic, live.back
+    now_L, new_L = np.empty(len(slot_N), TOKEN), np.empty(len(slot_N), TOKEN)
+    count, used = len(live_L), len(place_H)
+    now_L[:count] = live_L
     for t in range(len(window_nC)):
         best = np.inf
         for i in range(count):
-            best = min(best, now_cost[i])
+            best = min(best, now_L[i].cost)
         cut, found = best + beam, 0
         for i in range(count):
-            if now_cost[i] > cut:
+            now = now_L[i]
+            if now.cost > cut:
                 continue
-            for a in range(first_N[now_node[i]], first_N[now_node[i] + 1]):
+            for a in range(first_N[now.node], first_N[now.node + 1]):
                 place = arcs_A[a].ilabel - 1
                 score = window_nC[t, column_K[place]]
                 there = arcs_A[a].next
-                total = now_cost[i] + arcs_A[a].weight - scale * score
+                total = now.cost + arcs_A[a].weight - scale * score
                 j = slot_N[there]
                 if j < 0:
                     j = found
                     slot_N[there] = j
-                    new_node[j] = there
                     found += 1
-                elif total >= new_cost[j]:
+                elif total >= new_L[j].cost:
                     continue
-                new_cost[j], new_place[j] = total, place
-                new_acoustic[j], new_back[j] = now_acoustic[i] - score, now_back[i]
+                new = new_L[j]
+                new.node, new.place, new.back = there, place, now.back
+                new.cost, new.acoustic = total, now.acoustic - score
         if used + found > len(place_H):
             place_H, before_H = grown(place_H, used + found), grown(before_H, used + found)
         for j in range(found):
-            slot_N[new_node[j]] = -1
-            place_H[used + j], before_H[used + j] = new_place[j], new_back[j]
-            new_back[j] = used + j
+            new = new_L[j]
+            slot_N[new.node] = -1
+            place_H[used + j], before_H[used + j] = new.place, new.back
+            new.back = used + j
         count, used = found, used + found
-        now_node, new_node = new_node, now_node
-        now_cost, new_cost = new_cost, now_cost
-        now_acoustic, new_acoustic = new_acoustic, now_acoustic
-        now_back, new_back = new_back, now_back
-    now = now_node[:count].copy(), now_cost[:count].copy()
-    moved = _Live(*now, now_acoustic[:count].copy(), now_back[:count].copy())
-    return moved, place_H[:used].copy(), before_H[:used].copy()
+        now_L, new_L = new_L, now_L
+    return now_L[:count].copy(), place_H[:used].copy(), before_H[:used].copy()
 
 
 @numba.njit(cache=True, nogil=True)
-def _collected(back: Any, place_H: Any, before_H: Any) -> Any:
-    """Return the history that live tokens refer to; renumber `back` and `before_H`."""
+def _collected(live_L: Any, place_H: Any, before_H: Any) -> Any:
+    """Return the history that live tokens refer to; renumber theirs and `before_H`."""
     wanted_H = np.zeros(len(place_H), np.bool_)
-    for i in range(len(back)):
-        if back[i] >= 0:
-            wanted_H[back[i]] = True
+    for i in range(len(live_L)):
+        wanted_H[live_L[i].back] = True
     for h in range(len(place_H) - 1, -1, -1):
         if wanted_H[h] and before_H[h] >= 0:
             wanted_H[before_H[h]] = True
@@ -184,8 +169,8 @@ def _collected(back: Any, place_H: Any, before_H: Any) -> Any:
             place_H[kept] = place_H[h]
             before_H[kept] = number_H[before_H[h]] if before_H[h] >= 0 else -1
             kept += 1
-    for i in range(len(back)):
-        back[i] = number_H[back[i]] if back[i] >= 0 else -1
+    for i in range(len(live_L)):
+        live_L[i].back = number_H[live_L[i].back]
     return place_H[:kept].copy(), before_H[:kept].copy()
 
 

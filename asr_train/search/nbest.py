@@ -9,10 +9,14 @@ import numpy as np
 from kaldialign import edit_distance
 
 from asr_train.search.lattice import Lattice, Sentence, sentence_of
-from asr_train.search.tables import doubled, pop, push, rehashed, slot
+from asr_train.search.tables import grown, pop, push, rehashed, slot
 from asr_train.search.tokens import ROUNDING
 
 MAX_WORK = 2_000_000  # partial paths of an n-best search, of at most 200 bytes each
+# A partial path: its node, words so far, parent, last arc, cost from the start
+PATH = np.dtype(
+    [("node", "<i4"), ("words", "<i4"), ("parent", "<i4"), ("arc", "<i4"), ("cost", "<f8")]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +90,12 @@ def _astar(
 ) -> Any:
     """Return the arcs of the cheapest path of each word sequence, and whether all were found."""
     size = 1 << 12
-    node_P, words_P, from_P, arc_P = (  # partial paths: node, words so far, parent, last arc
-        np.empty(size, np.int32),
-        np.empty(size, np.int32),
-        np.empty(size, np.int32),
-        np.empty(size, np.int32),
-    )
-    cost_P, heap, keys = np.empty(size), np.empty(size, np.int32), np.empty(size)
+    path_P, heap, keys = np.empty(size, PATH), np.empty(size, np.int32), np.empty(size)
     word_keys, word_ids = np.full(size, -1, np.int64), np.empty(size, np.int32)
     seen_keys, seen_ids = np.full(4 * size, -1, np.int64), np.empty(4 * size, np.int32)
     end, sequences, seen = len(final_N), 1, 0  # numbered word sequences; 0 is the empty one
-    node_P[0], words_P[0], from_P[0], arc_P[0], cost_P[0] = 0, 0, -1, -1, 0.0
+    new = path_P[0]
+    new.node, new.words, new.parent, new.arc, new.cost = 0, 0, -1, -1, 0.0
     paths, waiting = 1, 1
     heap[0], keys[0] = 0, to_end_N[0]
     limit = to_end_N[0] + beam
@@ -104,7 +103,7 @@ def _astar(
     while waiting and len(found) < count:
         p = pop(heap, keys, waiting)
         waiting -= 1
-        node, words = node_P[p], words_P[p]
+        node, words, so_far = path_P[p].node, path_P[p].words, path_P[p].cost
         key = np.int64(words) << 32 | np.int64(node)
         at = slot(seen_keys, key)
         if seen_keys[at] == key:
@@ -114,32 +113,27 @@ def _astar(
         if 2 * seen > len(seen_keys):
             seen_keys, seen_ids = rehashed(seen_keys, seen_ids)
         if node == end:
-            length, q = 0, from_P[p]
-            while from_P[q] >= 0:
-                length, q = length + 1, from_P[q]
-            arcs, q = np.empty(length, np.int64), from_P[p]
+            length, q = 0, path_P[p].parent
+            while path_P[q].parent >= 0:
+                length, q = length + 1, path_P[q].parent
+            arcs, q = np.empty(length, np.int64), path_P[p].parent
             for i in range(length - 1, -1, -1):
-                arcs[i], q = arc_P[q], from_P[q]
+                arcs[i], q = path_P[q].arc, path_P[q].parent
             found.append(arcs)
             continue
-        while paths + first_N[node + 1] - first_N[node] + 1 > len(node_P):
-            node_P, words_P, from_P = doubled(node_P), doubled(words_P), doubled(from_P)
-            arc_P, cost_P, heap, keys = (
-                doubled(arc_P),
-                doubled(cost_P),
-                doubled(heap),
-                doubled(keys),
-            )
+        while paths + first_N[node + 1] - first_N[node] + 1 > len(path_P):
+            path_P, heap, keys = grown(path_P), grown(heap), grown(keys)
         if paths >= max_work:
             return found, False
-        if cost_P[p] + final_N[node] <= limit:
-            node_P[paths], words_P[paths], from_P[paths], arc_P[paths] = end, words, p, -1
-            cost_P[paths] = cost_P[p] + final_N[node]
-            push(heap, keys, waiting, cost_P[paths], paths)
+        if so_far + final_N[node] <= limit:
+            new = path_P[paths]
+            new.node, new.words, new.parent, new.arc = end, words, p, -1
+            new.cost = so_far + final_N[node]
+            push(heap, keys, waiting, new.cost, paths)
             paths, waiting = paths + 1, waiting + 1
         for a in range(first_N[node], first_N[node + 1]):
             arc = arcs_A[a]
-            cost = cost_P[p] + (arc.graph + np.float64(arc.acoustic))
+            cost = so_far + (arc.graph + np.float64(arc.acoustic))
             if cost + to_end_N[arc.target] > limit:
                 continue
             next_words = words
@@ -156,13 +150,9 @@ def _astar(
             key = np.int64(next_words) << 32 | np.int64(arc.target)
             if seen_keys[slot(seen_keys, key)] == key:
                 continue
-            node_P[paths], words_P[paths], from_P[paths], arc_P[paths] = (
-                arc.target,
-                next_words,
-                p,
-                a,
-            )
-            cost_P[paths] = cost
+            new = path_P[paths]
+            new.node, new.words, new.parent, new.arc = arc.target, next_words, p, a
+            new.cost = cost
             push(heap, keys, waiting, cost + to_end_N[arc.target], paths)
             paths, waiting = paths + 1, waiting + 1
     return found, True

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 
 from asr_train.search.rescore import Expanded
-from asr_train.search.tables import doubled, pop, push, rehashed, slot
+from asr_train.search.tables import grown, pop, push, rehashed, slot
 from asr_train.search.tokens import ROUNDING
 
 MAX_NODES = 20_000  # of a posterior
@@ -105,12 +105,12 @@ def _pruned(arcs_A: Any, into: Any, weights: Any, beam: float) -> Any:
             if from_X[x] + cost + to_X[target] <= limit:
                 from_X[target] = min(from_X[target], from_X[x] + cost)
                 if arcs == len(out_A):
-                    out_A = doubled(out_A)
+                    out_A = grown(out_A)
                 out = out_A[arcs]
                 out.source, out.target, out.word, out.cost = x, target, arc.olabel, cost
                 arcs += 1
     while arcs + ends > len(out_A):
-        out_A = doubled(out_A)
+        out_A = grown(out_A)
     for k in range(ends):
         if from_X[into.end_X[k]] + end_cost_X[k] <= limit:
             out = out_A[arcs]
@@ -197,13 +197,13 @@ def _determinised(arcs_A: Any, first_N: Any, to_end_N: Any, beam: float, max_nod
                     near_N[target] = min(near_N[target], cost)
                 else:
                     if met == len(met_key):
-                        met_key, met_cost = doubled(met_key), doubled(met_cost)
-                        by_word, rank = doubled(by_word), doubled(rank)
+                        met_key, met_cost = grown(met_key), grown(met_cost)
+                        by_word, rank = grown(by_word), grown(rank)
                     met_key[met], met_cost[met] = np.int64(arc.word) << 32 | target, cost
                     push(by_word, rank, met, float(met_key[met]), met)
                     met += 1
         while arcs + met + 1 > len(out_A):
-            out_A = doubled(out_A)
+            out_A = grown(out_A)
         if ending < np.inf:
             out = out_A[arcs]
             out.source, out.target, out.word, out.cost = d, 1, 0, ending
@@ -224,7 +224,7 @@ def _determinised(arcs_A: Any, first_N: Any, to_end_N: Any, beam: float, max_nod
                 rest = min(rest, met_cost[by_key[k]] - cheapest + to_end_N[target])
             # The nodes that this word leads to, the cheapest way to each
             while pooled + end - at > len(pool_node):
-                pool_node, pool_cost = doubled(pool_node), doubled(pool_cost)
+                pool_node, pool_cost = grown(pool_node), grown(pool_cost)
             size, mixed = 0, np.uint64(0x94D049BB133111EB)
             k = at
             while k < end:
@@ -248,8 +248,8 @@ def _determinised(arcs_A: Any, first_N: Any, to_end_N: Any, beam: float, max_nod
                 t = ids[place]
             else:
                 if made == len(first_D):
-                    first_D, size_D, cost_D = doubled(first_D), doubled(size_D), doubled(cost_D)
-                    rest_D, least_D = doubled(rest_D), doubled(least_D)
+                    first_D, size_D, cost_D = grown(first_D), grown(size_D), grown(cost_D)
+                    rest_D, least_D = grown(rest_D), grown(least_D)
                     taken_D = np.append(taken_D, np.zeros(len(taken_D), np.bool_))
                 t, made = made, made + 1
                 first_D[t], size_D[t], cost_D[t], rest_D[t] = pooled, size, np.inf, rest
@@ -264,7 +264,7 @@ def _determinised(arcs_A: Any, first_N: Any, to_end_N: Any, beam: float, max_nod
             if cost_D[d] + cheapest < cost_D[t] and not taken_D[t]:
                 cost_D[t] = cost_D[d] + cheapest
                 if waiting == len(heap):
-                    heap, order = doubled(heap), doubled(order)
+                    heap, order = grown(heap), grown(order)
                 push(heap, order, waiting, cost_D[t] + rest_D[t], t)
                 waiting += 1
     # Without arcs to nodes that were not taken; node 1 stays, as the end

@@ -18,7 +18,7 @@ import numpy as np
 from asr_train.lang.arpa import UNKNOWN, NgramModel
 from asr_train.lang.histories import Histories, advance
 from asr_train.search.lattice import Lattice, narrowed
-from asr_train.search.tables import doubled, rehashed, slot
+from asr_train.search.tables import grown, rehashed, slot
 
 MAX_ARCS = 50_000_000  # of an expansion; about 5 bytes each
 NARROWING = 0.75  # factor of the lattice's beam while its expansion has more
@@ -206,9 +206,9 @@ def _expand(
                 few = np.empty(0, np.int32)
                 return none, none, none, few, empty, empty, none, empty, empty, empty
             while arcs + high - low > len(target_E):
-                target_E = doubled(target_E)
+                target_E = grown(target_E)
             while spoken + high - low > len(old_W):
-                old_W, new_W = doubled(old_W), doubled(new_W)
+                old_W, new_W = grown(old_W), grown(new_W)
             for x in range(low, high):
                 pair = np.int64(pair_X[x])
                 if arc.olabel:
@@ -216,15 +216,15 @@ def _expand(
                     at = slot(step_keys, key)
                     if step_keys[at] != key:
                         if steps == len(pair_S):
-                            pair_S, old_S, new_S = doubled(pair_S), doubled(old_S), doubled(new_S)
+                            pair_S, old_S, new_S = grown(pair_S), grown(old_S), grown(new_S)
                         old_S[steps], old_next = advance(old, old_P[pair], oldid_W[arc.olabel])
                         new_S[steps], new_next = advance(new, new_P[pair], newid_W[arc.olabel])
                         both = old_next << 32 | new_next
                         there = slot(pair_keys, both)
                         if pair_keys[there] != both:
                             if pairs == len(old_P):
-                                old_P, new_P = doubled(old_P), doubled(new_P)
-                                node_P, place_P = doubled(node_P), doubled(place_P)
+                                old_P, new_P = grown(old_P), grown(new_P)
+                                node_P, place_P = grown(node_P), grown(place_P)
                             old_P[pairs], new_P[pairs], node_P[pairs] = old_next, new_next, -1
                             pair_keys[there], pair_ids[there] = both, pairs
                             pairs += 1
@@ -243,7 +243,7 @@ def _expand(
                     pair = np.int64(pair_S[step])
                 if node_P[pair] != node:
                     if made == len(pair_X):
-                        pair_X = doubled(pair_X)
+                        pair_X = grown(pair_X)
                     node_P[pair], place_P[pair], pair_X[made] = node, made, pair
                     made += 1
                 target_E[arcs] = place_P[pair]

@@ -30,9 +30,9 @@ def rehashed(keys: Any, values: Any) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def doubled(array: Any) -> Any:
-    """Return an array of twice the length, with the same beginning."""
-    new = np.empty(2 * len(array), array.dtype)
+def grown(array: Any, size: int = 0) -> Any:
+    """Return an array of twice the length or more, with room for `size` and the same beginning."""
+    new = np.empty(max(size, 2 * len(array)), array.dtype)
     new[: len(array)] = array
     return new
 
