@@ -24,7 +24,7 @@ from asr_train.lang.states import States
 from asr_train.report.tables import machine
 from asr_train.schema import GrammarKind, GrammarSettings
 from asr_train.search.arrays import to_vector
-from asr_train.search.beam import Beam
+from asr_train.search.beam import beam_search
 from asr_train.search.confidence import confidences
 from asr_train.search.graph import decoding_graph, quiet
 from asr_train.search.lattice import Lattices, best_path
@@ -101,7 +101,7 @@ def simple_lattice(fst: Any, scores_TS: np.ndarray) -> bool:
 
 def check(fst: Any, top_label: int, lattices: Lattices, scores_TS: np.ndarray) -> None:
     """Check that without pruning all find equally good paths, the lattice's best among them."""
-    path = Beam(fst, scores_TS.shape[1], AMPLE_BEAM, 10**6, top_label).best_path(scores_TS)
+    path = beam_search(fst, scores_TS, AMPLE_BEAM, 10**6, top_label)
     lattice = lattices.decode(scores_TS, AMPLE_BEAM, 10**6, LATTICE_BEAM)
     assert path is not None
     assert lattice is not None
@@ -115,8 +115,7 @@ def measured(
 ) -> dict[str, Any]:
     """Measure one kind of scores: seconds for all frames, and what was found."""
     check(fst, top_label, lattices, np.ascontiguousarray(scores_TS[:CHECKED_FRAMES]))
-    beam = Beam(fst, scores_TS.shape[1], BEAM, MAX_ACTIVE, top_label)
-    best_seconds, path = timed(lambda: beam.best_path(scores_TS))
+    best_seconds, path = timed(lambda: beam_search(fst, scores_TS, BEAM, MAX_ACTIVE, top_label))
     seconds, lattice = timed(lambda: lattices.decode(scores_TS, BEAM, MAX_ACTIVE, LATTICE_BEAM))
     few_TS = np.ascontiguousarray(scores_TS[:SIMPLE_FRAMES])
     simple_seconds, _ = timed(lambda: simple_lattice(fst, few_TS), 1)

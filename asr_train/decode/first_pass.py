@@ -5,15 +5,16 @@ fMLLR features, the speaker-adaptive system decodes them, with the network's gra
 """
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from asr_train.align.adapt import speakers_line
 from asr_train.data.features import Utterance
 from asr_train.decode.pieces import pieces
 from asr_train.decode.scorer import Scorer
-from asr_train.decode.words import ALIGNING, Choice, search
+from asr_train.decode.words import ALIGNING, Choice, Effort, search
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
+from asr_train.schema import DecodeSettings
 from asr_train.search.graph import Graph
 
 CHUNK = 8  # utterances per task of a worker process
@@ -23,22 +24,12 @@ CHUNK = 8  # utterances per task of a worker process
 PASSES = 2
 
 
-class Width(Protocol):
-    """The width of a search."""
-
-    @property
-    def beam(self) -> float: ...  # nats
-
-    @property
-    def max_active(self) -> int: ...  # tokens per frame
-
-
 def adapted(
     scorer: Scorer,
     lang: Lang,
     graph: Graph,
     choice: Choice,
-    width: Width,
+    width: Effort | DecodeSettings,
     utterances: list[Utterance],
 ) -> tuple[Scorer, dict[str, Any]]:
     """Adapt a scorer to the speakers of some utterances.
@@ -67,7 +58,7 @@ def _decoded(
     lang: Lang,
     graph: Graph,
     choice: Choice,
-    width: Width,
+    width: Effort | DecodeSettings,
     utterances: list[Utterance],
     what: str,
 ) -> tuple[list[list[str]], float]:
@@ -80,7 +71,7 @@ def _decoded(
             begin, ids = time.perf_counter(), list[int]()
             for _, scores_TS in pieces(scorer, u):
                 scale = choice.acoustic_scale
-                ids += search(graph, scores_TS, scale, width.beam, width.max_active)[0]
+                ids += search(graph, scores_TS, scale, width.beam, width.max_active).words
             found.append(([names[i - 1] for i in ids], time.perf_counter() - begin))
         return found
 

@@ -185,7 +185,7 @@ def _errors(
             for _, scores_TS in pieces(scorer, u):
                 for ids, c in zip(found, choices, strict=True):
                     graph, scale = ready[c.lm_weight, c.insertion_penalty], c.acoustic_scale
-                    ids += search(graph, scores_TS, scale, settings.beam, settings.max_active)[0]
+                    ids += search(graph, scores_TS, scale, settings.beam, settings.max_active).words
             for i, ids in enumerate(found):
                 hypothesis = normaliser.hypothesis(" ".join(names[k - 1] for k in ids))
                 sums[i] += WordErrors.between(reference, hypothesis)

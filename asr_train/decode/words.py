@@ -6,9 +6,9 @@ an alignment of the words found.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import SILENCE
 from asr_train.schema import AliSettings
-from asr_train.search.beam import Beam
+from asr_train.search.beam import Path, beam_search
 from asr_train.search.confidence import confidences
 from asr_train.search.graph import Graph
 from asr_train.search.lattice import MAX_ARCS, Lattice, Lattices, best_path
@@ -32,6 +32,7 @@ ALIGN_BEAM = 200.0  # nats, for word times
 WIDER = 2.0  # factor of the beam for utterances whose search reached no final state
 CHUNK = 8  # utterances per task of a worker process
 
+Found = TypeVar("Found", Path, Lattice)
 # Word, start and duration in seconds, confidence: None without lattices
 TimedWord = tuple[str, float, float, float | None]
 
@@ -120,37 +121,32 @@ class _Piece:
     lattice: Lattice | None
 
 
-def search(
-    graph: Graph, scores_TS: np.ndarray, scale: float, beam: float, max_active: int
-) -> tuple[list[int], float, float, bool]:
-    """Return word ids, graph and acoustic cost, and whether a final state was reached."""
+def _to_the_end(search: Callable[[float], Found | None], beam: float) -> Found | None:
+    """Search within a beam, and within a wider one if no final state is reached."""
+    found = search(beam)
+    if found is None or not found.final:
+        found = search(beam * WIDER) or found
+    return found
+
+
+def search(graph: Graph, scores_TS: np.ndarray, scale: float, beam: float, max_active: int) -> Path:
+    """Return the best path of unscaled scores; one without words if the search finds nothing."""
     scaled_TS = scores_TS * np.float32(scale)
-    found = None
-    for width in (beam, beam * WIDER):
-        path = Beam(graph.fst, scores_TS.shape[1], width, max_active, graph.top_label).best_path(
-            scaled_TS
-        )
-        found = path or found
-        if path is not None and path.final:
-            break
-    if found is None:
-        return [], 0.0, 0.0, False
-    return found.words, found.graph_cost, found.acoustic_cost, found.final
+    found = _to_the_end(
+        lambda width: beam_search(graph.fst, scaled_TS, width, max_active, graph.top_label), beam
+    )
+    return found or Path(np.zeros(0, np.int32), [], 0.0, 0.0, False)
 
 
 def lattice_of(
     lattices: Lattices, scaled_TS: np.ndarray, effort: Effort, max_arcs: int = MAX_ARCS
 ) -> Lattice | None:
-    """Search scaled scores, with a wider beam if no final state is reached."""
-    found = None
-    for width in (effort.beam, effort.beam * WIDER):
-        lattice = lattices.decode(
-            scaled_TS, width, effort.max_active, effort.lattice_beam, max_arcs=max_arcs
-        )
-        found = lattice or found
-        if lattice is not None and lattice.final:
-            break
-    return found
+    """Search scaled scores; None if no token survives to the last frame."""
+    most, lattice_beam = effort.max_active, effort.lattice_beam
+    return _to_the_end(
+        lambda width: lattices.decode(scaled_TS, width, most, lattice_beam, max_arcs=max_arcs),
+        effort.beam,
+    )
 
 
 # Alignment of decoded words: like transcripts, with unscaled acoustics and transitions
@@ -239,11 +235,9 @@ class Recogniser:
     def _piece(self, scores_TS: np.ndarray) -> _Piece:
         if self._lattices is None:
             effort, scale = self._effort, self._choice.acoustic_scale
-            ids, graph_cost, acoustic_cost, final = search(
-                self._graph, scores_TS, scale, effort.beam, effort.max_active
-            )
-            words = [self._names[i - 1] for i in ids]
-            return _Piece(words, graph_cost, acoustic_cost, final, None, None)
+            path = search(self._graph, scores_TS, scale, effort.beam, effort.max_active)
+            words = [self._names[i - 1] for i in path.words]
+            return _Piece(words, path.graph_cost, path.acoustic_cost, path.final, None, None)
         scaled_TS = scores_TS * np.float32(self._choice.acoustic_scale)
         lattice = lattice_of(self._lattices, scaled_TS, self._effort)
         if lattice is None:

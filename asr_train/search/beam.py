@@ -48,47 +48,35 @@ def check_scores(scores_TS: np.ndarray, num_states: int) -> None:
         raise ValueError(f"the scores of frame {frame} are not finite; was training stable?")
 
 
-class Beam:
-    """Time-synchronous beam search for the best path (Kaldi's FasterDecoder).
+def beam_search(
+    graph: Any, scores_TS: np.ndarray, beam: float, max_active: int, top_label: int
+) -> Path | None:
+    """Search one utterance for the best path, frame by frame (Kaldi's FasterDecoder).
 
     Args:
         graph: a kaldifst transducer; input labels are states + 1.
-        num_states: columns of the score matrices.
+        scores_TS: float32 [T, S], scaled log-likelihoods in nats; finite.
         beam: nats, at the scale of the scores.
         max_active: tokens per frame.
         top_label: the graph's largest input label.
+    Returns:
+        The best path; None if no token survives to the last frame.
     Raises:
-        ValueError: if the graph has labels beyond the matrix, which the decoder would not notice.
+        ValueError: if the graph has labels beyond the matrix, which the decoder would not notice,
+            or for scores that are not finite.
     """
-
-    def __init__(
-        self, graph: Any, num_states: int, beam: float, max_active: int, top_label: int
-    ) -> None:
-        check_labels(top_label, num_states)
-        self._graph = graph  # the decoder keeps a bare reference only
-        self._num_states = num_states
-        options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active)
-        self._decoder = kaldi_decoder.FasterDecoder(graph, options)
-
-    def best_path(self, scores_TS: np.ndarray) -> Path | None:
-        """Search one utterance.
-
-        Args:
-            scores_TS: float32 [T, S], scaled log-likelihoods in nats; finite.
-        Returns:
-            The best path; None if no token survives to the last frame.
-        Raises:
-            ValueError: for a wrong number of columns, or scores that are not finite.
-        """
-        check_scores(scores_TS, self._num_states)
-        self._decoder.decode(kaldi_decoder.DecodableCtc(np.ascontiguousarray(scores_TS)))
-        final = self._decoder.reached_final()
-        ok, lattice = self._decoder.get_best_path(use_final_probs=final)
-        if not ok:
-            return None
-        ok, labels, words, weight = kaldifst.get_linear_symbol_sequence(lattice)
-        assert ok
-        if len(labels) != len(scores_TS):
-            return None
-        columns_T = np.array(labels, np.int32) - 1
-        return Path(columns_T, list(words), weight.value1, weight.value2, final)
+    check_labels(top_label, scores_TS.shape[1])
+    check_scores(scores_TS, scores_TS.shape[1])
+    options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active)
+    decoder = kaldi_decoder.FasterDecoder(graph, options)
+    decoder.decode(kaldi_decoder.DecodableCtc(np.ascontiguousarray(scores_TS)))
+    final = decoder.reached_final()
+    ok, lattice = decoder.get_best_path(use_final_probs=final)
+    if not ok:
+        return None
+    ok, labels, words, weight = kaldifst.get_linear_symbol_sequence(lattice)
+    assert ok
+    if len(labels) != len(scores_TS):
+        return None
+    columns_T = np.array(labels, np.int32) - 1
+    return Path(columns_T, list(words), weight.value1, weight.value2, final)

@@ -12,7 +12,7 @@ from asr_train.decode.lattice_archive import LatticeArchive, write_lattices
 from asr_train.decode.words import Alternatives, Choice, Effort, Recogniser, search, transcribe
 from asr_train.files import DamagedFileError
 from asr_train.search.arrays import Arrays
-from asr_train.search.beam import Beam
+from asr_train.search.beam import beam_search
 from asr_train.search.graph import Graph, decoding_graph
 from asr_train.search.nbest import nbest
 from scripts.decode import oracle_of
@@ -49,19 +49,19 @@ def test_clear_scores_give_the_words_said(lang, graph, scale):
     made, scores = utterances_of(lang, 10)
     ready = Graph.of(graph)
     for u in made:
-        ids, *_, final = search(ready, scores[u.id], scale, 40.0, ALL)
-        assert [lang.lexicon.words[i - 1] for i in ids] == u.words.split()
-        assert final
+        path = search(ready, scores[u.id], scale, 40.0, ALL)
+        assert [lang.lexicon.words[i - 1] for i in path.words] == u.words.split()
+        assert path.final
 
 
 @pytest.mark.parametrize("scale", [0.1, 0.7])
 def test_the_costs_are_those_of_the_cheapest_path_as_weighed(lang, graph, scale):
     rng = np.random.default_rng(4)
     scores_TS = rng.standard_normal((15, lang.states.num_states)).astype(np.float32)
-    _, graph_cost, acoustic_cost, final = search(Graph.of(graph), scores_TS, scale, WIDE, ALL)
-    assert final
+    path = search(Graph.of(graph), scores_TS, scale, WIDE, ALL)
+    assert path.final
     wanted = toy.cheapest(graph, scores_TS * np.float32(scale))
-    assert graph_cost + acoustic_cost == pytest.approx(wanted, abs=1e-3)
+    assert path.graph_cost + path.acoustic_cost == pytest.approx(wanted, abs=1e-3)
 
 
 OTHERS = 30  # paths; the decoder keeps the best 20 tokens for any beam
@@ -86,20 +86,18 @@ def two_ends(margin: float):
 def test_a_search_that_misses_the_end_is_tried_with_twice_the_beam(margin, words, final):
     """An end more than 10 nats behind is missed once; one more than 20 behind, twice."""
     fst, scores_TS = two_ends(margin)
-    once = Beam(fst, OTHERS + 1, 10.0, ALL, OTHERS + 1).best_path(scores_TS)
+    once = beam_search(fst, scores_TS, 10.0, ALL, OTHERS + 1)
     assert once.final == (margin < 10)
-    ids, graph_cost, acoustic_cost, reached = search(
-        Graph(fst, OTHERS + 1), scores_TS, 1.0, 10.0, ALL
-    )
-    assert (ids, reached) == (words, final)
-    assert graph_cost + acoustic_cost == pytest.approx(0 if final else -margin)
+    path = search(Graph(fst, OTHERS + 1), scores_TS, 1.0, 10.0, ALL)
+    assert (path.words, path.final) == (words, final)
+    assert path.graph_cost + path.acoustic_cost == pytest.approx(0 if final else -margin)
 
 
 def test_a_dead_search_finds_no_words():
     """The graph ends after one frame, and there are three."""
     fst = kaldifst.compile("0 1 1 7 0\n1 0\n", acceptor=False)
     found = search(Graph(fst, 1), np.zeros((3, 1), np.float32), 1.0, 10.0, ALL)
-    assert found == ([], 0.0, 0.0, False)
+    assert (found.words, found.graph_cost, found.acoustic_cost, found.final) == ([], 0, 0, False)
 
 
 def test_a_graph_of_another_model_is_refused(lang, graph):

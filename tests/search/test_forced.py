@@ -8,7 +8,7 @@ from toy import path_of, scores_of, tied, toy_lang
 
 import asr_train.search.forced
 from asr_train.search.arrays import to_vector
-from asr_train.search.beam import Beam
+from asr_train.search.beam import beam_search
 from asr_train.search.forced import forced_path, ready
 from asr_train.search.transcript import transcript_graph
 
@@ -36,7 +36,7 @@ def test_the_path_is_kaldis(monkeypatch, seed, window, scale):
     labels = len(transcript.state_K)
     scaled_TK = scores_TS[:, transcript.state_K] * np.float32(scale)
     fst = to_vector(transcript.graph)
-    wanted = Beam(fst, labels, 1000.0, 10**6, labels).best_path(scaled_TK)
+    wanted = beam_search(fst, scaled_TK, 1000.0, 10**6, labels)
     spans = []
 
     def scores(span):

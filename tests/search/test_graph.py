@@ -12,7 +12,7 @@ from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States
 from asr_train.lang.tree import Tree
 from asr_train.search.arrays import to_arrays, to_vector
-from asr_train.search.beam import Beam
+from asr_train.search.beam import beam_search
 from asr_train.search.graph import (
     check_phones,
     decoding_graph,
@@ -92,7 +92,7 @@ def test_clear_scores_of_tied_states_give_the_words_back(share):
     scores_TS = scores_of(path_T, states.num_states, rng)
     graph = decoding_graph(lang, states, loop_S)
     top = int(graph.arcs_A["ilabel"].max())
-    found = Beam(to_vector(graph), states.num_states, 50, 10**6, top).best_path(scores_TS)
+    found = beam_search(to_vector(graph), scores_TS, 50, 10**6, top)
     assert found is not None
     assert np.array_equal(found.columns_T, path_T)
     assert [lang.lexicon.words[i - 1] for i in found.words] == words
@@ -126,7 +126,7 @@ def test_the_search_finds_the_cheapest_path(seed):
     graph = decoding_graph(lang, lang.states, loops(lang))
     path_T = path_of(lang, ["ABC", "C", "A"], rng)
     scores_TS = scores_of(path_T, lang.states.num_states, rng, margin=1.0)
-    found = Beam(to_vector(graph), lang.states.num_states, 1000, 10**6, TOP).best_path(scores_TS)
+    found = beam_search(to_vector(graph), scores_TS, 1000, 10**6, TOP)
     assert found is not None
     assert found.final
     cost = found.graph_cost + found.acoustic_cost
@@ -141,7 +141,7 @@ def test_clear_scores_give_the_words_back(seed):
     path_T = path_of(lang, words, rng)
     scores_TS = scores_of(path_T, lang.states.num_states, rng)
     graph = to_vector(decoding_graph(lang, lang.states, loops(lang)))
-    found = Beam(graph, lang.states.num_states, 50, 10**6, TOP).best_path(scores_TS)
+    found = beam_search(graph, scores_TS, 50, 10**6, TOP)
     assert found is not None
     assert np.array_equal(found.columns_T, path_T)
     assert [lang.lexicon.words[i - 1] for i in found.words] == words
@@ -155,7 +155,7 @@ def test_a_loop_with_a_limit_accepts_no_more_words(limit):
         path_of(lang, ["C"] * 5, rng, silence=False), lang.states.num_states, rng, 3.0
     )
     graph = to_vector(decoding_graph(lang, lang.states, loops(lang)))
-    found = Beam(graph, lang.states.num_states, 1000, 10**6, TOP).best_path(scores_TS)
+    found = beam_search(graph, scores_TS, 1000, 10**6, TOP)
     assert found is not None
     assert 1 <= len(found.words) <= limit
 
@@ -167,7 +167,7 @@ def test_silence_alone_is_a_sentence_only_where_the_loop_allows_it(least):
     path_T = np.repeat(list(lang.states.of("SIL")), 3)
     scores_TS = scores_of(path_T, lang.states.num_states, rng)
     graph = to_vector(decoding_graph(lang, lang.states, loops(lang)))
-    found = Beam(graph, lang.states.num_states, 1000, 10**6, TOP).best_path(scores_TS)
+    found = beam_search(graph, scores_TS, 1000, 10**6, TOP)
     assert found is not None
     assert (len(found.words) == 0) == (least == 0)
 
@@ -271,7 +271,7 @@ def test_a_path_costs_what_it_costs_in_kaldis_graph(scale):
     acoustic_scale = 0.1
     scaled_TS = scores_TS * np.float32(acoustic_scale)
     acoustic = -acoustic_scale * 2.0 * len(path_T)
-    found = Beam(to_vector(graph), 5, 1000, 10**6, 5).best_path(scaled_TS)
+    found = beam_search(to_vector(graph), scaled_TS, 1000, 10**6, 5)
     assert np.array_equal(found.columns_T, path_T)
     assert found.graph_cost == pytest.approx(by_hand, abs=0.01)  # quantised by determinisation
     assert found.acoustic_cost == pytest.approx(acoustic, abs=1e-4)
@@ -401,7 +401,7 @@ def test_a_graph_for_more_states_than_the_model_has_is_refused():
     graph = decoding_graph(lang, lang.states, loops(lang))
     top = int(graph.arcs_A["ilabel"].max())
     with pytest.raises(ValueError, match="different runs"):
-        Beam(to_vector(graph), top - 1, 10, 100, top)
+        beam_search(to_vector(graph), np.zeros((5, top - 1), np.float32), 10, 100, top)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -411,4 +411,4 @@ def test_scores_that_are_no_numbers_are_refused_by_frame(value):
     scores_TS = np.zeros((5, lang.states.num_states), np.float32)
     scores_TS[3, 1] = value
     with pytest.raises(ValueError, match="frame 3"):
-        Beam(to_vector(graph), lang.states.num_states, 10, 100, TOP).best_path(scores_TS)
+        beam_search(to_vector(graph), scores_TS, 10, 100, TOP)

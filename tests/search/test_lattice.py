@@ -7,7 +7,7 @@ from toy import cheapest, path_of, scores_of, toy_lang
 
 from asr_train.jobs import parallel_map
 from asr_train.search.arrays import ARC, Arrays, to_vector
-from asr_train.search.beam import Beam
+from asr_train.search.beam import beam_search
 from asr_train.search.graph import decoding_graph
 from asr_train.search.lattice import Lattices, best_path, epsilon_heights
 from asr_train.search.nbest import nbest
@@ -36,7 +36,7 @@ def test_the_best_path_costs_what_exact_search_and_faster_decoder_say(toy, seed)
     scores_TS = toy_scores(lang, seed)
     lattice = lattices.decode(scores_TS, **AMPLE, lattice_beam=4.0)
     path = best_path(lattice)
-    other = Beam(to_vector(graph), TOY_STATES, 1000, 10**6, TOY_STATES).best_path(scores_TS)
+    other = beam_search(to_vector(graph), scores_TS, 1000, 10**6, TOY_STATES)
     assert lattice.final
     assert path.cost == pytest.approx(lattice.cost, abs=1e-9)
     assert path.cost == pytest.approx(cheapest(graph, scores_TS), abs=1e-5)
@@ -53,7 +53,7 @@ def test_random_graphs_are_searched_exactly(seed, least):
     scores_TS = random_scores(rng, frames=12)
     exact = cheapest(graph, scores_TS)
     lattice = Lattices(graph, STATES).decode(scores_TS, **AMPLE, lattice_beam=2.0)
-    other = Beam(to_vector(graph), STATES, 1000, 10**6, STATES).best_path(scores_TS)
+    other = beam_search(to_vector(graph), scores_TS, 1000, 10**6, STATES)
     assert lattice.final == other.final == np.isfinite(exact)
     assert lattice.cost == pytest.approx(other.graph_cost + other.acoustic_cost, abs=1e-3)
     if np.isfinite(exact):

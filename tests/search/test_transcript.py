@@ -10,7 +10,7 @@ import pytest
 from toy import cheapest, path_of, random_pronprobs, rows_of, scores_of, tied, toy_lang
 
 from asr_train.search.arrays import to_vector
-from asr_train.search.beam import Beam
+from asr_train.search.beam import beam_search
 from asr_train.search.transcript import transcript_graph
 
 SEEDS = range(4)
@@ -85,7 +85,7 @@ def by_hand(lang, states, words, scores_TS, loop_S):
 def best_path(graph, scores_TS):
     labels = len(graph.state_K)
     fst = to_vector(graph.graph)
-    path = Beam(fst, labels, 1e4, 10**6, labels).best_path(scores_TS[:, graph.state_K])
+    path = beam_search(fst, scores_TS[:, graph.state_K], 1e4, 10**6, labels)
     assert path.final
     return path
 
