@@ -206,15 +206,9 @@ class Lattices:
         Returns:
             The lattice; None if no token survives to the last frame.
         Raises:
-            ValueError: for a wrong number of columns, scores that are not finite, or beams and
-                limits that are not positive.
+            ValueError: for a wrong number of columns, or scores that are not finite.
         """
         check_scores(scores_TS, self._num_states)
-        if not (beam > 0 and lattice_beam >= 0 and max_active > 0 and chunk > 0 and max_arcs > 0):
-            raise ValueError(
-                f"beam {beam}, lattice beam {lattice_beam} (nats), max_active {max_active}, "
-                f"max_arcs {max_arcs}, chunk {chunk}: all must be positive"
-            )
         scores_TS = np.ascontiguousarray(scores_TS, np.float32)
         states_H, costs_H, first_T, active_T = forward(
             self._graph,

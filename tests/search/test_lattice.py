@@ -243,12 +243,6 @@ def test_scores_that_are_no_numbers_are_refused(toy, wrong):
         toy[2].decode(scores_TS, 10.0, 10, 1.0)
 
 
-@pytest.mark.parametrize("beam, active, width", [(0.0, 10, 1.0), (5.0, 0, 1.0), (5.0, 10, -1.0)])
-def test_beams_without_sense_are_refused(toy, beam, active, width):
-    with pytest.raises(ValueError, match="must be positive"):
-        toy[2].decode(np.zeros((5, TOY_STATES), np.float32), beam, active, width)
-
-
 def test_heights_count_the_longest_way_of_epsilons():
     arcs_A = np.zeros(4, ARC)
     arcs_A["ilabel"], arcs_A["next"] = [0, 0, 0, 1], [1, 2, 2, 3]
