@@ -61,21 +61,16 @@ def to_arrays(fst: Any) -> Arrays:
 
 def read_arrays(path: Path) -> Arrays:
     """Read a ConstFst file."""
-    start, states_N, arcs_A = read_const(path)
+    with open(path, "rb") as file:
+        at, start, states, arcs = _const_header(file.read(HEADER))
+    states_N = np.fromfile(path, STATE, states, offset=at)
+    arcs_A = np.fromfile(path, ARC, arcs, offset=at + states_N.nbytes)
     source_A = np.repeat(np.arange(len(states_N)), states_N["arcs"])
     return Arrays(start, states_N["final"].copy(), source_A, arcs_A)
 
 
-def read_const(path: Path) -> tuple[int, np.ndarray, np.ndarray]:
-    """Read a ConstFst file as it is: the start, `STATE` [states] and `ARC` [arcs]."""
-    with open(path, "rb") as file:
-        at, start, states, arcs = _const_header(file.read(HEADER))
-    states_N = np.fromfile(path, STATE, states, offset=at)
-    return start, states_N, np.fromfile(path, ARC, arcs, offset=at + states_N.nbytes)
-
-
 def view_const(content: memoryview) -> tuple[int, np.ndarray, np.ndarray]:
-    """View a ConstFst file's content as by `read_const`, without a copy."""
+    """View a ConstFst file's content without a copy: the start, `STATE` [states], `ARC` [arcs]."""
     at, start, states, arcs = _const_header(bytes(content[:HEADER]))
     states_N = np.frombuffer(content, STATE, states, at)
     return start, states_N, np.frombuffer(content, ARC, arcs, at + states_N.nbytes)

@@ -213,21 +213,8 @@ def _arpa(lang: Lang) -> Any:
     return kaldifst.compile(text, acceptor=False)  # #0 is an input label, in L word V + 1
 
 
+# Ways out of a phone's HMM states: source, target (NONE: the phone ends) and id of `_Hmms`
 _Row = tuple[tuple[int, int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Units:
-    """The meaning of the input labels of (C o) L o G.
-
-    Attributes:
-        rows: label -> the ways out of the HMM states of a phone (in context), by source: source,
-            target and id of `_Hmms`; target NONE: the phone ends.
-        marks: labels that disambiguate, including C's own; they are removed at the end.
-    """
-
-    rows: dict[int, _Row]
-    marks: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,11 +280,16 @@ class _Hmms:
         return self.made[key]
 
 
-def states_fst(hmms: _Hmms, units: _Units) -> Any:
-    """Return H: ids of `hmms` + 1 -> units, without loops; entering a state pays for leaving it."""
+def states_fst(hmms: _Hmms, rows: dict[int, _Row], marks: list[int]) -> Any:
+    """Return H: ids of `hmms` + 1 -> units, without loops; entering a state pays for leaving it.
+
+    Args:
+        rows: input labels of (C o) L o G -> what they mean.
+        marks: its labels that disambiguate, including C's own; they are removed at the end.
+    """
     enter = hmms.enter_H.tolist()
     lines, free = [], 1
-    for unit, row in units.rows.items():
+    for unit, row in rows.items():
         node = {0: 0, NONE: 0}  # the first HMM state is the hub, to which nothing but ends returns
         for source, target, h in row:
             for j in (source, target):
@@ -306,7 +298,7 @@ def states_fst(hmms: _Hmms, units: _Units) -> Any:
                     free += 1
             out = unit if source == 0 else 0
             lines.append(f"{node[source]} {node[target]} {h + 1} {out} {enter[h]}")
-    for label, mark in enumerate(units.marks, len(hmms.class_H) + 1):
+    for label, mark in enumerate(marks, len(hmms.class_H) + 1):
         lines.append(f"0 0 {label} {mark}")
     lines.append("0 0.0")
     fst = _compiled(lines, 0)
@@ -314,8 +306,10 @@ def states_fst(hmms: _Hmms, units: _Units) -> Any:
     return fst
 
 
-def _in_context(lg: Any, marks: list[int], states: States, hmms: _Hmms) -> tuple[Any, _Units]:
-    """Return C o L o G and its labels: phones in context, with one label for equal states."""
+def _in_context(
+    lg: Any, marks: list[int], states: States, hmms: _Hmms
+) -> tuple[Any, dict[int, _Row], list[int]]:
+    """Return C o L o G and its labels: phones in context, one for equal states; and marks."""
     clg, windows = kaldifst.compose_context(marks, 3, 1, lg)
     first: dict[_Row, int] = {}  # ways (which determine the phone) -> their label
     rows: dict[int, _Row] = {}
@@ -333,7 +327,7 @@ def _in_context(lg: Any, marks: list[int], states: States, hmms: _Hmms) -> tuple
     arrays.arcs_A["ilabel"] = label_of[arrays.arcs_A["ilabel"]]
     clg = to_vector(arrays)
     kaldifst.arcsort(clg, "ilabel")
-    return clg, _Units(rows, context_marks)
+    return clg, rows, context_marks
 
 
 def decoding_graph(
@@ -364,11 +358,10 @@ def decoding_graph(
     kaldifst.arcsort(lg, "ilabel")
     hmms = _Hmms.of(states, loop_S, self_loop_scale)
     if states.tied:
-        lg, units = _in_context(lg, marks, states, hmms)
+        lg, rows, marks = _in_context(lg, marks, states, hmms)
     else:
-        phones = range(len(states.phones))
-        units = _Units({p + 1: hmms.row(states, 0, p, 0) for p in phones}, marks)
-    hlg = kaldifst.compose(states_fst(hmms, units), lg)
+        rows = {p + 1: hmms.row(states, 0, p, 0) for p in range(len(states.phones))}
+    hlg = kaldifst.compose(states_fst(hmms, rows, marks), lg)
     del lg
     kaldifst.determinize_star(hlg, use_log=True)
     arrays = to_arrays(hlg)

@@ -85,11 +85,6 @@ def smbr(
     return float(counted_S[ali_T].sum()) - sums.accuracy, -sums.delta_TS
 
 
-def has_path(arcs_A: np.ndarray, ali_T: np.ndarray) -> bool:
-    """Return whether the lattice has a path of these states."""
-    return bool(_has_path(arcs_A, frame_of_node(arcs_A), ali_T))
-
-
 def check_arcs(arcs_A: np.ndarray, frames: int, num_states: int) -> None:
     """Check that arcs are a lattice of `frames` frames.
 
@@ -162,7 +157,9 @@ def frame_of_node(arcs_A: Any) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _has_path(arcs_A: Any, frame_N: Any, ali_T: Any) -> bool:
+def has_path(arcs_A: Any, ali_T: Any) -> bool:
+    """Return whether the lattice has a path of these states."""
+    frame_N = frame_of_node(arcs_A)
     reached_N = np.zeros(len(frame_N), np.bool_)
     reached_N[0] = True
     for a in range(len(arcs_A)):
