@@ -75,44 +75,41 @@ def row_of_states(words: list[str], lang: Lang) -> np.ndarray:
 
 
 def posteriors(
-    rows: list[np.ndarray],
-    scores: list[np.ndarray],
+    row_N: np.ndarray,
+    scores_TS: np.ndarray,
     loop_S: np.ndarray,
     silence: Sequence[int],
     silence_probability: float,
-) -> tuple[list[np.ndarray], float]:
-    """Run forward-backward over sequences of states in which each silence is optional.
+) -> tuple[np.ndarray, float]:
+    """Run forward-backward over a sequence of states in which each silence is optional.
 
     Args:
-        rows: `row_of_states` of each utterance.
-        scores: float [T, S] of each, log-likelihoods in nats.
+        row_N: `row_of_states` of an utterance.
+        scores_TS: its log-likelihoods in nats.
         silence: the states of silence.
         silence_probability: of each silence.
     Returns:
-        Each utterance's probabilities [T, N] of being at the n-th state of its row, and the sum
-        of their log-likelihoods.
+        The probabilities [T, N] of being at the n-th state of the row, and the log-likelihood.
     """
     size = len(silence)
     pause, none = math.log(silence_probability), math.log1p(-silence_probability)
-    found, logliks = [], []
-    for row_N, scores_TS in zip(rows, scores, strict=True):
-        emit_TN = scores_TS[:, row_N].astype(np.float64)
-        stay_N, leave_N = np.log(loop_S)[row_N], np.log1p(-loop_S)[row_N]
-        # Log-probability of entering a node: from the one before, and from before a silence.
-        next_N = np.where(row_N == silence[0], pause, 0.0)
-        skip_N = np.full(len(row_N), NEVER)
-        skip_N[size:][row_N[:-size] == silence[0]] = none
-        alpha_TN, beta_TN = np.full(emit_TN.shape, NEVER), np.full(emit_TN.shape, NEVER)
-        alpha_TN[0, 0], alpha_TN[0, size] = pause + emit_TN[0, 0], none + emit_TN[0, size]
-        beta_TN[-1, -1], beta_TN[-1, -1 - size] = 0.0, none
-        _forward(emit_TN, stay_N, leave_N, next_N, skip_N, size + 1, alpha_TN)
-        _backward(emit_TN, stay_N, leave_N, next_N, skip_N, size + 1, beta_TN)
-        alpha_TN += beta_TN
-        total = np.logaddexp.reduce(alpha_TN[0])
-        alpha_TN -= total
-        found.append(np.exp(np.minimum(0.0, alpha_TN, out=alpha_TN), out=alpha_TN))
-        logliks.append(total)
-    return found, float(np.sum(logliks))
+    emit_TN = np.ascontiguousarray(scores_TS[:, row_N], np.float64)
+    stay_N, leave_N = np.log(loop_S)[row_N], np.log1p(-loop_S)[row_N]
+    # Log-probability of entering a node: from the one before, and from before a silence.
+    next_N = np.where(row_N == silence[0], pause, 0.0)
+    skip_N = np.full(len(row_N), NEVER)
+    skip_N[size:][row_N[:-size] == silence[0]] = none
+    first_N, last_N = np.full(len(row_N), NEVER), np.full(len(row_N), NEVER)
+    first_N[[0, size]], last_N[[-1, -1 - size]] = (pause, none), (0.0, none)
+    arcs = leave_N, next_N, leave_N, skip_N
+    sum_TN = _forward(size + 1, emit_TN, stay_N, *arcs, first_N)
+    # Backward is forward from the end: what an arc costs to leave, it now costs to enter
+    arcs = next_N, leave_N, skip_N, leave_N
+    turned = (np.flip(array).copy() for array in (emit_TN, stay_N, *arcs, last_N))
+    sum_TN += emit_TN
+    sum_TN += np.flip(_forward(size + 1, *turned))
+    total = np.logaddexp.reduce(sum_TN[0])
+    return np.exp(np.minimum(0.0, sum_TN - total)), total
 
 
 @numba.njit(cache=True, nogil=True)
@@ -130,48 +127,34 @@ def _sum(x: float, y: float) -> float:
 
 @numba.njit(cache=True, nogil=True)
 def _forward(
+    far: int,
     emit_TN: np.ndarray,
     stay_N: np.ndarray,
     leave_N: np.ndarray,
-    next_N: np.ndarray,
-    skip_N: np.ndarray,
-    far: int,
-    alpha_TN: np.ndarray,
-) -> None:
-    """Fill alpha_TN from its first frame; skipping a silence goes `far` nodes ahead."""
-    frames, nodes = emit_TN.shape
-    for t in range(1, frames):
-        for n in range(nodes):
-            new = alpha_TN[t - 1, n] + stay_N[n]
+    enter_N: np.ndarray,
+    leave_far_N: np.ndarray,
+    enter_far_N: np.ndarray,
+    first_N: np.ndarray,
+) -> np.ndarray:
+    """Return the log-probability of each node and all before it, without what it emits.
+
+    Args:
+        leave_N, enter_N: of the arc to the next node, added at its source and at its target.
+        leave_far_N, enter_far_N: of the arc to the node `far` ahead; NEVER: there is none.
+        first_N: in the first frame.
+    """
+    sum_TN = np.empty(emit_TN.shape)
+    sum_TN[0] = first_N
+    for t in range(1, len(emit_TN)):
+        before_N = sum_TN[t - 1] + emit_TN[t - 1]
+        for n in range(len(stay_N)):
+            new = before_N[n] + stay_N[n]
             if n >= 1:
-                new = _sum(new, alpha_TN[t - 1, n - 1] + leave_N[n - 1] + next_N[n])
-            if n >= far and skip_N[n] > NEVER:
-                new = _sum(new, alpha_TN[t - 1, n - far] + leave_N[n - far] + skip_N[n])
-            alpha_TN[t, n] = max(new + emit_TN[t, n], NEVER)
-
-
-@numba.njit(cache=True, nogil=True)
-def _backward(
-    emit_TN: np.ndarray,
-    stay_N: np.ndarray,
-    leave_N: np.ndarray,
-    next_N: np.ndarray,
-    skip_N: np.ndarray,
-    far: int,
-    beta_TN: np.ndarray,
-) -> None:
-    """Fill beta_TN from its last frame."""
-    frames, nodes = emit_TN.shape
-    for t in range(frames - 2, -1, -1):
-        for n in range(nodes):
-            new = beta_TN[t + 1, n] + emit_TN[t + 1, n] + stay_N[n]
-            if n + 1 < nodes:
-                entered = beta_TN[t + 1, n + 1] + emit_TN[t + 1, n + 1] + next_N[n + 1]
-                new = _sum(new, entered + leave_N[n])
-            if n + far < nodes and skip_N[n + far] > NEVER:
-                entered = beta_TN[t + 1, n + far] + emit_TN[t + 1, n + far] + skip_N[n + far]
-                new = _sum(new, entered + leave_N[n])
-            beta_TN[t, n] = max(new, NEVER)
+                new = _sum(new, before_N[n - 1] + leave_N[n - 1] + enter_N[n])
+            if n >= far and min(leave_far_N[n - far], enter_far_N[n]) > NEVER:
+                new = _sum(new, before_N[n - far] + leave_far_N[n - far] + enter_far_N[n])
+            sum_TN[t, n] = max(new, NEVER)
+    return sum_TN
 
 
 def flat_start(
@@ -189,25 +172,21 @@ def flat_start(
     Returns:
         Per state: frames [S], sums [S, D] and sums of squares [S, D]; and the log-likelihood.
     """
-    rows = {u.id: row_of_states(u.words.split(), lang) for u in utterances}
-    alike = sorted(utterances, key=lambda u: (u.frames, u.id))  # little padding
+    alike = sorted(utterances, key=lambda u: (u.frames, u.id))  # chunks of similar lengths
     chunks = [alike[i : i + TOGETHER] for i in range(0, len(alike), TOGETHER)]
     silence = lang.states.of(SILENCE)
 
     def one(chunk: list[Utterance]) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-        xs = [read(u) for u in chunk]
-        shares, loglik = posteriors(
-            [rows[u.id] for u in chunk],
-            [scores(x_TD) for x_TD in xs],
-            loop_S,
-            silence,
-            lang.silence_probability,
-        )
-        share_XS = np.concatenate(
-            [_by_state(s, rows[u.id], len(loop_S)) for s, u in zip(shares, chunk, strict=True)]
-        )
-        x_XD = np.concatenate(xs).astype(np.float64)
-        return share_XS.sum(0), share_XS.T @ x_XD, share_XS.T @ (x_XD * x_XD), loglik
+        xs, shares, logliks = [], [], []
+        for u in chunk:
+            xs.append(read(u))
+            row_N, pause = row_of_states(u.words.split(), lang), lang.silence_probability
+            share_TN, loglik = posteriors(row_N, scores(xs[-1]), loop_S, silence, pause)
+            shares.append(_by_state(share_TN, row_N, len(loop_S)))
+            logliks.append(loglik)
+        share_XS, x_XD = np.concatenate(shares), np.concatenate(xs).astype(np.float64)
+        sums = share_XS.sum(0), share_XS.T @ x_XD, share_XS.T @ (x_XD * x_XD)
+        return *sums, float(np.sum(logliks))
 
     columns = zip(*parallel_map(one, chunks, ""), strict=True)
     frames_S, sum_SD, squares_SD, loglik = (reduce(add, column) for column in columns)
