@@ -133,10 +133,15 @@ def scores(model: Mixtures, read: Adapted) -> Callable[[Utterance], Scores]:
         gmm = model.gmm
         if model.adaptive is not None and read.matrix(utterance) is None:
             gmm = model.adaptive.unadapted
-        x_TD, more = read(utterance), np.float32(read.logdet(utterance))
-        return lambda states, span: gmm.scores(x_TD[span], states) + more
+        return scores_of(gmm, read(utterance), read.logdet(utterance))
 
     return of
+
+
+def scores_of(gmm: Gmm, x_TD: np.ndarray, logdet: float) -> Scores:
+    """Return the `Scores` of an utterance's frames, with log|det A| of their transform added."""
+    more = np.float32(logdet)
+    return lambda states, span: gmm.scores(x_TD[span], states) + more
 
 
 def adapt(

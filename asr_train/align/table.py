@@ -15,7 +15,7 @@ import numpy as np
 from asr_train.align.speakers import FILE as FMLLR
 from asr_train.align.speakers import Speakers, load_speakers, write_speakers
 from asr_train.align.transforms import Summed
-from asr_train.align.viterbi import Aligned, Lost
+from asr_train.align.viterbi import Aligned, Lost, Outcome
 from asr_train.checks import too_many_lost
 from asr_train.data.features import Utterance, folder_of, open_h5, write_h5
 from asr_train.files import (
@@ -31,7 +31,6 @@ from asr_train.lang.lexicon import SILENCE
 from asr_train.lang.states import States
 from asr_train.schema import FeatsSettings
 
-Outcome = Aligned | Lost
 LONG = 40  # frames of one phone; more are suspicious
 SAME = {"AX": "AH"}  # phones that count as equal
 Segment = tuple[str, float, float]  # phone, start and end in seconds

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from asr_train.align.adapt import Adapted, adapt, estimated, scores
+from asr_train.align.adapt import Adapted, adapt, estimated, scores, scores_of
 from asr_train.align.flat import easiest, flat_start, usual_loops
 from asr_train.align.front import Front, Read
 from asr_train.align.gmm import (
@@ -31,7 +31,7 @@ from asr_train.align.gmm import (
     split,
 )
 from asr_train.align.transforms import Classes, FullSums, lda, mllt
-from asr_train.align.tree import Stats, StatsSum, grow
+from asr_train.align.tree import Stats, grow, summed
 from asr_train.align.viterbi import (
     Aligned,
     Lost,
@@ -242,6 +242,20 @@ def _with_states(outcome: Aligned, states: States) -> Aligned:
     return replace(outcome, states_T=states.table_LPRJ[left_T, phone_T, right_T, position_T])
 
 
+def _by_chunk(
+    job: Job,
+    outcomes: list[Outcome | None],
+    of: Callable[[list[tuple[Utterance, Aligned]]], Sums],
+) -> Iterator[Sums]:
+    """Yield `of`(the aligned utterances) of each chunk that has any, in order."""
+
+    def one(chunk: range) -> Sums | None:
+        aligned = [(job.utterances[u], o) for u in chunk if isinstance(o := outcomes[u], Aligned)]
+        return of(aligned) if aligned else None
+
+    yield from (sums for sums in parallel_map(one, job.chunks(), "") if sums is not None)
+
+
 def _summed(
     job: Job,
     read: Read,
@@ -249,16 +263,13 @@ def _summed(
     of: Callable[[np.ndarray, np.ndarray], Sums],
     without: Sequence[int] = (),
 ) -> Iterator[Sums]:
-    """Yield `of`(frames, their states) of the aligned utterances of each chunk, in order.
+    """Yield `of`(frames, their states) of each chunk, in order.
 
     Args:
         without: states whose frames are left out.
     """
 
-    def one(chunk: range) -> Sums | None:
-        aligned = [(job.utterances[u], o) for u in chunk if isinstance(o := outcomes[u], Aligned)]
-        if not aligned:
-            return None
+    def frames_of(aligned: list[tuple[Utterance, Aligned]]) -> Sums:
         x_ND = np.concatenate([read(utterance) for utterance, _ in aligned])
         state_N = np.concatenate([o.states_T for _, o in aligned])
         if without:
@@ -266,25 +277,16 @@ def _summed(
             x_ND, state_N = x_ND[kept_N], state_N[kept_N]
         return of(x_ND, state_N)
 
-    yield from (sums for sums in parallel_map(one, job.chunks(), "") if sums is not None)
+    return _by_chunk(job, outcomes, frames_of)
 
 
 def _triphones(job: Job, read: Read, outcomes: list[Outcome | None]) -> Stats:
     """Sum the frames of every phone in context, by position."""
 
-    def one(chunk: range) -> Stats | None:
-        sums, any_aligned = StatsSum(), False
-        for u in chunk:
-            if isinstance(outcome := outcomes[u], Aligned):
-                sums.add(Stats.of(triphone_keys(outcome), read(job.utterances[u])))
-                any_aligned = True
-        return sums.total() if any_aligned else None
+    def of(aligned: list[tuple[Utterance, Aligned]]) -> Stats:
+        return summed(Stats.of(triphone_keys(o), read(utterance)) for utterance, o in aligned)
 
-    total = StatsSum()
-    for stats in parallel_map(one, job.chunks(), ""):
-        if stats is not None:
-            total.add(stats)
-    return total.total()
+    return summed(_by_chunk(job, outcomes, of))
 
 
 def stats_visits(outcomes: Sequence[Outcome | None], stats: Stats) -> np.ndarray:
@@ -453,9 +455,12 @@ def _pass(
         new, xs, states = [], [np.zeros((0, gmm.mean_GD.shape[1]), np.float32)], []
         visits_S = np.zeros(gmm.num_states)
         for u in chunk:
-            x_TD, outcome = read(job.utterances[u]), outcomes[u]
+            utterance, outcome = job.utterances[u], outcomes[u]
+            x_TD, words = read(utterance), utterance.words.split()
             if realign and not (isinstance(outcome, Lost) and outcome.for_good):
-                outcome = _aligned(job, model, job.utterances[u], x_TD, read)
+                score = scores_of(gmm, x_TD, read.logdet(utterance))
+                frames, loop_S = len(x_TD), gmm.loop_S
+                outcome = align(words, frames, score, job.lang, model.states, loop_S, job.ali)
             new.append(outcome)
             if isinstance(outcome, Aligned):
                 xs.append(x_TD)
@@ -469,21 +474,6 @@ def _pass(
     counts: Counts = reduce(add, (more for _, more in results))
     loglik = sum(o.loglik for o in new if isinstance(o, Aligned))
     return new, counts, loglik
-
-
-def _aligned(
-    job: Job, model: Mixtures, utterance: Utterance, x_TD: np.ndarray, read: Adapted
-) -> Outcome:
-    gmm, more = model.gmm, np.float32(read.logdet(utterance))
-    return align(
-        utterance.words.split(),
-        len(x_TD),
-        lambda states, span: gmm.scores(x_TD[span], states) + more,
-        job.lang,
-        model.states,
-        gmm.loop_S,
-        job.ali,
-    )
 
 
 def _moved(before: Sequence[Outcome | None], after: Sequence[Outcome | None]) -> float:

@@ -1,6 +1,6 @@
 """Statistics of triphone states -> **tied states**: derive questions, grow trees (lang.tree).
 
-    phones and frames --triphone_keys, StatsSum--> Stats --questions, grow--> Tree, Growth
+    phones and frames --triphone_keys, summed--> Stats --questions, grow--> Tree, Growth
 
 Each triphone state is one diagonal Gaussian; a split gains the likelihood of two Gaussians over one
 (Young, Odell and Woodland, 1994). The best split over all trees is made first. Questions come from
@@ -9,13 +9,12 @@ the mixtures trained afterwards.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from asr_train.checks import check_shape
 from asr_train.lang.tree import CENTRE, LEFT, RIGHT, Tree
 from asr_train.schema import QuestionStates, TreeSettings
 
@@ -49,7 +48,6 @@ class Stats:
     @staticmethod
     def of(key_T4: np.ndarray, x_TD: np.ndarray) -> "Stats":
         """Sum frames, with the triphone state of each."""
-        check_shape("triphone keys", key_T4, len(x_TD), 4)
         key_K4, inverse_T = np.unique(key_T4, axis=0, return_inverse=True)
         order_T = np.argsort(inverse_T.reshape(-1), kind="stable")
         count_K = np.bincount(inverse_T.reshape(-1), minlength=len(key_K4))
@@ -67,31 +65,23 @@ class Stats:
         return np.column_stack([self.count_K, self.sum_KD, self.squares_KD])
 
 
-class StatsSum:
-    """Adds up the Stats of many chunks; memory grows with the states seen, not with frames."""
+def summed(every: Iterable[Stats]) -> Stats:
+    """Add up the Stats of many chunks; memory grows with the states seen, not with frames.
 
-    def __init__(self) -> None:
-        self._row: dict[tuple[int, ...], int] = {}
-        self._sum_RM = np.zeros((0, 0))
-
-    def add(self, stats: Stats) -> None:
-        """Add the statistics of further frames."""
-        sum_KM = stats.matrix()
-        rows = [self._row.setdefault(tuple(k), len(self._row)) for k in stats.key_K4.tolist()]
-        if len(self._row) > len(self._sum_RM):
-            grown = np.zeros((max(1024, 2 * len(self._row)), sum_KM.shape[1]))
-            if len(self._sum_RM):
-                grown[: len(self._sum_RM)] = self._sum_RM
-            self._sum_RM = grown
-        self._sum_RM[rows] += sum_KM  # keys are unique, so no row occurs twice
-
-    def total(self) -> Stats:
-        """Return the total, in the order of the keys."""
-        key_K4 = np.array(list(self._row), np.int32)
-        order_K = np.lexsort(key_K4.T[::-1])
-        sum_KM = self._sum_RM[: len(key_K4)][order_K]
-        dims = sum_KM.shape[1] // 2
-        return Stats(key_K4[order_K], sum_KM[:, 0], sum_KM[:, 1 : 1 + dims], sum_KM[:, 1 + dims :])
+    Returns:
+        The total, in the order of the keys.
+    """
+    sums: dict[tuple[int, ...], np.ndarray] = {}
+    for stats in every:
+        for key, sum_M in zip(map(tuple, stats.key_K4.tolist()), stats.matrix(), strict=True):
+            if key in sums:
+                sums[key] += sum_M
+            else:
+                sums[key] = sum_M.copy()  # a view would keep the matrix in memory
+    keys = sorted(sums)
+    sum_KM = np.array([sums[key] for key in keys])
+    count_K1, sum_KD, squares_KD = np.split(sum_KM, [1, 1 + sum_KM.shape[1] // 2], axis=1)
+    return Stats(np.array(keys, np.int32), count_K1[:, 0], sum_KD, squares_KD)
 
 
 def loglik(stats_NM: np.ndarray, floor_D: np.ndarray) -> np.ndarray:

@@ -8,10 +8,10 @@ import pytest
 
 from asr_train.align.tree import (
     Stats,
-    StatsSum,
     grow,
     loglik,
     questions,
+    summed,
     variance_floor,
 )
 from asr_train.lang.tree import Tree
@@ -86,10 +86,8 @@ def every_context():
 def test_statistics_of_chunks_add_up_to_those_of_all_frames(rng):
     key_T4 = rng.integers(0, 3, (5000, 4))
     x_TD = rng.standard_normal((5000, DIMS)).astype(np.float32)
-    total = StatsSum()
-    for chunk in np.array_split(np.arange(5000), 13):
-        total.add(Stats.of(key_T4[chunk], x_TD[chunk]))
-    found = total.total()
+    chunks = np.array_split(np.arange(5000), 13)
+    found = summed(Stats.of(key_T4[chunk], x_TD[chunk]) for chunk in chunks)
     assert len(found.key_K4) == 81
     assert found.key_K4.tolist() == sorted(found.key_K4.tolist())
     for key, count, sums, squares in zip(
