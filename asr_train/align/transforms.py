@@ -14,8 +14,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from asr_train.checks import check_shape
-
 BLOCK = 2048  # frames whose products of dimensions are in memory at once
 SINGULAR = 1e-12  # smallest over largest eigenvalue that float64 can invert
 SWEEPS = 200  # over all rows of a matrix
@@ -51,7 +49,6 @@ class Classes(Summed):
     @staticmethod
     def of(x_ND: np.ndarray, class_N: np.ndarray, num_classes: int) -> "Classes":
         """Sum frames (usually spliced), with the class (tied state) of each."""
-        check_shape("classes of the frames", class_N, len(x_ND))
         x_ND = x_ND.astype(np.float64)
         count_C = np.bincount(class_N, minlength=num_classes).astype(np.float64)
         sum_CD = np.zeros((num_classes, x_ND.shape[1]))
@@ -167,7 +164,6 @@ class FullSums(Summed):
     @staticmethod
     def of(x_ND: np.ndarray, gamma_NG: Any, variance_GD: np.ndarray) -> "FullSums":
         """Sum frames; all chunks must use the same Gaussians."""
-        check_shape("shares of the frames", gamma_NG, len(x_ND), len(variance_GD))
         x_ND = x_ND.astype(np.float64)
         return FullSums(
             np.asarray(gamma_NG.sum(0), np.float64).reshape(-1),
@@ -226,8 +222,6 @@ def mllt(
     Raises:
         ValueError: if there are too few frames for full covariances.
     """
-    check_shape("means for MLLT", mean_GD, *sums.sum_GD.shape)
-    check_shape("variances for MLLT", variance_GD, *sums.sum_GD.shape)
     scatter_DDD, frames = sums.scatter(mean_GD, variance_GD), float(sums.count_G.sum())
     inverse_DDD = _inverses("MLLT", scatter_DDD)
     matrix_DD = np.eye(len(scatter_DDD))
@@ -278,7 +272,6 @@ class AffineSums(Summed):
 
         A frame whose shares sum to less than 1, for example silence, has less weight.
         """
-        check_shape("shares of the frames", gamma_NG, len(x_ND), len(variance_GD))
         x_NE = np.column_stack([x_ND.astype(np.float64), np.ones(len(x_ND))])
         linear_ND = gamma_NG @ (mean_GD / variance_GD)
         return AffineSums(
@@ -346,6 +339,5 @@ def _fmllr_objective(matrix_DE: np.ndarray, sums: AffineSums) -> float:
 
 def adapted(x_TD: np.ndarray, matrix_DE: np.ndarray) -> np.ndarray:
     """Return A x + b for every frame, in the type of x."""
-    check_shape("fMLLR matrix", matrix_DE, x_TD.shape[1], x_TD.shape[1] + 1)
     adapted_TD: np.ndarray = (x_TD @ matrix_DE[:, :-1].T + matrix_DE[:, -1]).astype(x_TD.dtype)
     return adapted_TD

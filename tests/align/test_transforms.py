@@ -102,8 +102,6 @@ def test_what_lda_cannot_do_is_refused(rng):
     doubled_ND = np.concatenate([x_ND, x_ND[:, :1] - x_ND[:, 1:2]], axis=1)
     with pytest.raises(ValueError, match="singular"):
         lda(Classes.of(doubled_ND, class_N, 6), 2)
-    with pytest.raises(ValueError, match="classes of the frames has shape"):
-        Classes.of(x_ND, class_N[1:], 6)
 
 
 # --- shares, and the frames themselves ----------------------------------------------------------
@@ -323,8 +321,6 @@ def test_fmllr_of_few_or_equal_frames_is_the_identity_and_says_why(rng):
         np.testing.assert_array_equal(adapted(x_ND, found.matrix), x_ND)
 
 
-def test_adapted_frames_keep_their_type_and_need_a_matrix_that_fits():
+def test_adapted_frames_keep_their_type():
     x_TD = np.ones((3, DIMS), np.float32)
     assert adapted(x_TD, np.eye(DIMS, DIMS + 1)).dtype == np.float32
-    with pytest.raises(ValueError, match="fMLLR matrix has shape"):
-        adapted(x_TD, np.eye(DIMS))
