@@ -55,6 +55,13 @@ def settings(run: str, overrides: list[str]) -> Config:
     return build(Config, values)
 
 
+def of_group(group: str, name: str) -> Any:
+    """Return the values of conf/GROUP/NAME.yaml, on top of those in its defaults list."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        values: Any = OmegaConf.to_container(compose(f"{group}/{name}"))
+    return values[group]
+
+
 def without_left_out(gmm: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     """Return the systems of conf/gmm/NAME.yaml up to NAME, the last that is trained.
 

@@ -192,22 +192,13 @@ def activations(name: str) -> float:
 
 def model_settings(name: str) -> ModelSettings:
     """Load a file of conf/model, on top of those in its defaults list."""
-    return build(ModelSettings, _merged(name), "model")
+    from asr_train.compose import of_group  # loads Hydra
 
-
-def _merged(name: str) -> dict[str, Any]:
     path = CONF / "model" / f"{name}.yaml"
     if not path.exists():
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
         raise ValueError(f"model {name!r} is neither a number of parameters nor one of {known}")
-    values = read_yaml(path)
-    merged: dict[str, Any] = {}
-    for below in values.pop("defaults", []):
-        if below != "_self_":
-            merged = _merged(below)
-    for kind, settings in values.items():
-        merged[kind] = merged.get(kind, {}) | settings
-    return merged
+    return build(ModelSettings, of_group("model", name), "model")
 
 
 # --- output --------------------------------------------------------------------------------------

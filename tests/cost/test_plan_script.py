@@ -1,11 +1,9 @@
 """asr-train plan: its output, and its messages for wrong input."""
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from asr_train import schema
-from asr_train.command.plan import CONF, DEFAULTS, density_at, model_settings, requested, sent, size
+from asr_train.command.plan import CONF, DEFAULTS, density_at, requested, sent, size
 from asr_train.command.plan import planned as run
 from asr_train.cost.cluster import read_cluster
 from asr_train.files import read_json, write_jsonl
@@ -44,15 +42,6 @@ def test_only_the_methods_asked_for(tmp_path):
     run("cluster=h200_10g", *SMALL, "methods=gtc,bmuf", f"out={tmp_path}")
     methods = {row["method"] for row in read_json(tmp_path / "plan.json")["options"]}
     assert methods == {"gtc", "bmuf, block 5"}
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
-def test_models_are_those_that_hydra_composes(name):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        chosen = compose("config", [f"model={name}"]).model
-    assert model_settings(name) == schema.build(
-        schema.ModelSettings, OmegaConf.to_container(chosen)
-    )
 
 
 def test_a_log_of_another_network_is_named_with_its_density(tmp_path):
