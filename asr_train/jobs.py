@@ -123,6 +123,15 @@ def parallel_map(
         _function = _items = None
 
 
+def map_in_chunks(
+    function: Callable[[Item], Result], items: Sequence[Item], size: int, what: str
+) -> Iterator[Result]:
+    """Map as `parallel_map`, with `size` items per task of a worker process."""
+    chunks = [items[i : i + size] for i in range(0, len(items), size)]
+    for results in parallel_map(lambda chunk: [function(item) for item in chunk], chunks, what):
+        yield from results
+
+
 _function: Any = None  # inherited by forked workers: closures cannot be pickled
 _items: Any = None
 _in_worker = False

@@ -163,12 +163,11 @@ class _Found:
         """Yield the samples that have a lattice, with it; so many are searched at a time."""
         for first in range(0, len(self._utterances), together):
             some = self._utterances[first : first + together]
-            chunks = [some[at : at + CHUNK] for at in range(0, len(some), CHUNK)]
-            found = jobs.parallel_map(
-                lambda chunk: [self._search(u, self._ali.load(u.id)) for u in chunk], chunks, ""
+            found = jobs.map_in_chunks(
+                lambda u: self._search(u, self._ali.load(u.id)), some, CHUNK, ""
             )
             # `found` first: where it ends, no sample has been taken in vain
-            for lattice, sample in zip(itertools.chain.from_iterable(found), samples, strict=False):
+            for lattice, sample in zip(found, samples, strict=False):
                 if isinstance(lattice, str):
                     self.lost[sample.id] = lattice
                     continue

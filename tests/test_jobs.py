@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_train.jobs import num_jobs, parallel_map
+from asr_train.jobs import map_in_chunks, num_jobs, parallel_map
 from asr_train.locks import FOLDER, at_work, locked
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +25,10 @@ def two_jobs(monkeypatch):
 
 def test_results_come_in_the_order_of_the_items():
     assert list(parallel_map(lambda i: i * i, range(20), "")) == [i * i for i in range(20)]
+
+
+def test_items_may_be_worked_on_in_chunks():
+    assert list(map_in_chunks(lambda i: i * i, range(20), 3, "")) == [i * i for i in range(20)]
 
 
 def test_an_item_may_map_items_of_its_own():

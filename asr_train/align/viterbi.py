@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from asr_train.data.features import Utterance
-from asr_train.jobs import parallel_map
+from asr_train.jobs import map_in_chunks
 from asr_train.lang.index import Lang
 from asr_train.lang.states import States
 from asr_train.schema import AliSettings
@@ -136,11 +136,9 @@ def align_all(
         what: label of the progress bar; "": none is shown.
     """
 
-    def some(chunk: list[Spoken]) -> list[Outcome]:
-        return [
-            align(words, u.frames, score(u), lang, states, loop_S, settings) for u, words in chunk
-        ]
+    def one(pair: Spoken) -> Outcome:
+        utterance, words = pair
+        return align(words, utterance.frames, score(utterance), lang, states, loop_S, settings)
 
     ready()
-    chunks = [spoken[i : i + CHUNK] for i in range(0, len(spoken), CHUNK)]
-    return [outcome for done in parallel_map(some, chunks, what) for outcome in done]
+    return list(map_in_chunks(one, spoken, CHUNK, what))

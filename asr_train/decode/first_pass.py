@@ -12,7 +12,7 @@ from asr_train.data.features import Utterance
 from asr_train.decode.pieces import pieces
 from asr_train.decode.scorer import Scorer
 from asr_train.decode.words import ALIGNING, Choice, Effort, search
-from asr_train.jobs import parallel_map
+from asr_train.jobs import map_in_chunks
 from asr_train.lang.index import Lang
 from asr_train.schema import DecodeSettings
 from asr_train.search.graph import Graph
@@ -65,18 +65,13 @@ def _decoded(
     """Return the words of every utterance, and the seconds of scoring and searching."""
     names, scorer = lang.lexicon.words, scorer.first or scorer
 
-    def some(chunk: list[Utterance]) -> list[tuple[list[str], float]]:
-        found = []
-        for u in chunk:
-            begin, ids = time.perf_counter(), list[int]()
-            for _, scores_TS in pieces(scorer, u):
-                scale = choice.acoustic_scale
-                ids += search(graph, scores_TS, scale, width.beam, width.max_active).words
-            found.append(([names[i - 1] for i in ids], time.perf_counter() - begin))
-        return found
+    def one(utterance: Utterance) -> tuple[list[str], float]:
+        begin, scale, ids = time.perf_counter(), choice.acoustic_scale, list[int]()
+        for _, scores_TS in pieces(scorer, utterance):
+            ids += search(graph, scores_TS, scale, width.beam, width.max_active).words
+        return [names[i - 1] for i in ids], time.perf_counter() - begin
 
-    chunks = [utterances[i : i + CHUNK] for i in range(0, len(utterances), CHUNK)]
-    done = [found for chunk in parallel_map(some, chunks, what) for found in chunk]
+    done = list(map_in_chunks(one, utterances, CHUNK, what))
     return [words for words, _ in done], sum(seconds for _, seconds in done)
 
 

@@ -20,7 +20,7 @@ from asr_train.decode.lists import GROWN, extend, least
 from asr_train.decode.pieces import pieces
 from asr_train.decode.scorer import Scorer, known_states
 from asr_train.decode.words import Choice, search
-from asr_train.jobs import parallel_map, progress_bar
+from asr_train.jobs import map_in_chunks, progress_bar
 from asr_train.lang.index import Lang
 from asr_train.schema import DecodeSettings
 from asr_train.score.normalise import PLAIN, Normaliser
@@ -175,24 +175,20 @@ def _errors(
     """Decode all utterances with every choice; call `advance` with the number decoded."""
     arrays = {(c.lm_weight, c.insertion_penalty): graph_of(c) for c in choices}
     ready = {pair: Graph.of(graph) for pair, graph in arrays.items()}
-    chunks = [utterances[i : i + CHUNK] for i in range(0, len(utterances), CHUNK)]
     names = lang.lexicon.words
 
-    def errors(chunk: list[Utterance]) -> list[WordErrors]:
-        sums = [WordErrors()] * len(choices)
-        for u in chunk:
-            reference, found = normaliser.reference(u.words), [list[int]() for _ in choices]
-            for _, scores_TS in pieces(scorer, u):
-                for ids, c in zip(found, choices, strict=True):
-                    graph, scale = ready[c.lm_weight, c.insertion_penalty], c.acoustic_scale
-                    ids += search(graph, scores_TS, scale, settings.beam, settings.max_active).words
-            for i, ids in enumerate(found):
-                hypothesis = normaliser.hypothesis(" ".join(names[k - 1] for k in ids))
-                sums[i] += WordErrors.between(reference, hypothesis)
-        return sums
+    def errors(utterance: Utterance) -> list[WordErrors]:
+        reference = normaliser.reference(utterance.words)
+        found = [list[int]() for _ in choices]
+        for _, scores_TS in pieces(scorer, utterance):
+            for ids, c in zip(found, choices, strict=True):
+                graph, scale = ready[c.lm_weight, c.insertion_penalty], c.acoustic_scale
+                ids += search(graph, scores_TS, scale, settings.beam, settings.max_active).words
+        texts = (" ".join(names[k - 1] for k in ids) for ids in found)
+        return [WordErrors.between(reference, normaliser.hypothesis(text)) for text in texts]
 
     total = [WordErrors()] * len(choices)
-    for chunk, sums in zip(chunks, parallel_map(errors, chunks, ""), strict=True):
-        total = [a + b for a, b in zip(total, sums, strict=True)]
-        advance(len(chunk) * len(choices))
+    for counts in map_in_chunks(errors, utterances, CHUNK, ""):
+        total = [a + b for a, b in zip(total, counts, strict=True)]
+        advance(len(choices))
     return list(zip(choices, total, strict=True))

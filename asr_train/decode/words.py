@@ -17,7 +17,7 @@ from asr_train.align.viterbi import Lost, align
 from asr_train.data.features import Utterance
 from asr_train.decode.pieces import LONGEST, pieces
 from asr_train.decode.scorer import Scorer, known_states
-from asr_train.jobs import parallel_map
+from asr_train.jobs import map_in_chunks
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import SILENCE
 from asr_train.schema import AliSettings
@@ -307,6 +307,4 @@ def transcribe(
     recognise: Recogniser, utterances: list[Utterance], what: str
 ) -> Iterator[tuple[Hypothesis, Alternatives | None]]:
     """Decode utterances in order, in worker processes."""
-    chunks = [utterances[i : i + CHUNK] for i in range(0, len(utterances), CHUNK)]
-    for found in parallel_map(lambda chunk: [recognise(u) for u in chunk], chunks, what):
-        yield from found
+    return map_in_chunks(recognise, utterances, CHUNK, what)
