@@ -78,7 +78,7 @@ def apply(hyp: str, tuned: str, language: str, models: str, output: str) -> str:
                 **row,
                 "words": found.words,
                 "words_at": times(row, found),
-                "confidences": [round(c, 4) for c in found.confidences or []],
+                "confidences": [round(c, 4) for c in found.confidences],
                 "graph_cost": found.cost - found.acoustic_cost,
                 "acoustic_cost": found.acoustic_cost,
                 "seconds": round(row["seconds"] + seconds, 4),
@@ -109,7 +109,7 @@ def times(row: dict[str, Any], found: Rescored) -> list[list[Any]] | None:
     """Return a row's words with times and new confidences; None if others are found."""
     if found.words != row["words"] or row["words_at"] is None:
         return None
-    pairs = zip(row["words_at"], found.confidences or [], strict=True)
+    pairs = zip(row["words_at"], found.confidences, strict=True)
     return [[*word_at[:3], round(sure, 4)] for word_at, sure in pairs]
 
 

@@ -5,8 +5,9 @@ the large model's cost replaces the last of these (`search.rescore`).
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -29,13 +30,13 @@ class RescoringChoice:
     mbr: bool = False  # minimum-Bayes-risk words, not those of the best path
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rescored:
     """The words of an utterance under the larger model.
 
     Attributes:
         cost, acoustic_cost: of the best path, nats; as `search.rescore.Path`, summed over pieces.
-        confidences: of the words, from the posterior under the larger model; None if not wanted.
+        confidences: of the words, from the posterior under the larger model; empty without one.
         beam: the narrowest of the lattices; nats. It is the search's unless expansions were too
             large.
         narrowed: number of lattices that were narrowed.
@@ -43,12 +44,12 @@ class Rescored:
             lattice's beam, as they would have too many nodes.
     """
 
-    words: list[str]
-    cost: float
-    acoustic_cost: float
-    confidences: list[float] | None
-    beam: float
-    narrowed: int
+    words: list[str] = field(default_factory=list)
+    cost: float = 0.0
+    acoustic_cost: float = 0.0
+    confidences: list[float] = field(default_factory=list)
+    beam: float = math.inf
+    narrowed: int = 0
     cut: int = 0
 
 
@@ -74,36 +75,27 @@ class Rescorer:
         confidences: bool = False,
     ) -> list[Rescored]:
         """Rescore an utterance's pieces, each a sentence of its own; one result per choice."""
-        words: list[list[str]] = [[] for _ in choices]
-        sure: list[list[float]] = [[] for _ in choices]
-        costs_C2, cut_C = np.zeros((len(choices), 2)), np.zeros(len(choices), int)
-        beam, narrower = np.inf, 0
+        rescored = [Rescored() for _ in choices]
         for lattice in lattices:
             if lattice is None:
                 continue
             found = expanded(lattice, self._old, self._new, self._lm_weight)
-            beam = min(beam, found.lattice.beam)
-            narrower += found.lattice is not lattice
-            for i, choice in enumerate(choices):
+            beam = found.lattice.beam
+            for one, choice in zip(rescored, choices, strict=True):
                 path = found.best(choice.lm_weight, choice.penalty)
                 said = path.words
                 if choice.mbr or confidences:
-                    beam_here = found.lattice.beam
-                    paths = posterior(found, choice.lm_weight, choice.penalty, beam_here)
+                    paths = posterior(found, choice.lm_weight, choice.penalty, beam)
                     decision = decide(paths, said, ROUNDS if choice.mbr else 0)
                     said = decision.words
-                    sure[i] += decision.confidences
-                    cut_C[i] += paths.beam < beam_here
-                words[i] += [self._names[k - 1] for k in said]
-                costs_C2[i] += path.cost, path.acoustic_cost
-        return [
-            Rescored(
-                said, cost, acoustic, each if confidences else None, float(beam), narrower, cut
-            )
-            for said, each, (cost, acoustic), cut in zip(
-                words, sure, costs_C2.tolist(), cut_C.tolist(), strict=True
-            )
-        ]
+                    one.confidences += decision.confidences
+                    one.cut += paths.beam < beam
+                one.words += [self._names[k - 1] for k in said]
+                one.cost += path.cost
+                one.acoustic_cost += path.acoustic_cost
+                one.beam = min(one.beam, beam)
+                one.narrowed += found.lattice is not lattice
+        return rescored
 
 
 def tune_rescoring(

@@ -72,7 +72,7 @@ def test_pieces_are_sentences_and_one_where_nothing_was_found_is_empty():
     choice = RescoringChoice(1.0, 0.0)
     (one,) = RESCORER([lattice_of()], [choice])
     (both,) = RESCORER([lattice_of(), None, lattice_of()], [choice])
-    assert both == Rescored(one.words * 2, 2 * one.cost, 2 * one.acoustic_cost, None, 8.0, 0)
+    assert both == Rescored(one.words * 2, 2 * one.cost, 2 * one.acoustic_cost, [], 8.0, 0)
     (none,) = RESCORER([None], [choice])
     assert (none.words, none.cost) == ([], 0.0)
 
@@ -130,7 +130,7 @@ def test_words_of_least_expected_errors_have_confidences_of_the_posterior():
         assert found.confidences == pytest.approx([share_P[0] + share_P[1]], abs=1e-5)
     choices = [dataclasses.replace(choice, penalty=-0.15) for choice in choices]  # A B is cheapest
     best, decided = RESCORER([near], choices)
-    assert (best.words, best.confidences) == (["A", "B"], None)
+    assert (best.words, best.confidences) == (["A", "B"], [])
     assert decided.cost == best.cost
 
 
