@@ -16,7 +16,6 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -247,25 +246,16 @@ def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:
             f"{named}: {MANIFEST} says hash {written} but its content has {found}; {_AGAIN}"
         )
     try:
-        with ThreadPoolExecutor(1) as beside:  # the largest part, while the words are read
-
-            def check(listed: dict[str, Any]) -> None:
+        try:
+            for listed in manifest["parts"]:
                 if listed["path"] in graph:
                     files.check_region(graph[listed["path"]], listed, listed["path"])
                 else:
                     files.check_part(folder, listed)
-
-            large = [listed for listed in manifest["parts"] if listed["path"] == GRAPH[0]]
-            checks = beside.map(check, large)
-            try:
-                for listed in manifest["parts"]:
-                    if listed not in large:
-                        check(listed)
-                lang = load_lang(folder / "lang.json")
-                list(checks)
-            except DamagedFileError as error:
-                reason = str(error).replace(f"{folder}/", "").split("; delete")[0]
-                raise DamagedFileError(f"{named}: {reason}; {_AGAIN}") from error
+            lang = load_lang(folder / "lang.json")
+        except DamagedFileError as error:
+            reason = str(error).replace(f"{folder}/", "").split("; delete")[0]
+            raise DamagedFileError(f"{named}: {reason}; {_AGAIN}") from error
         if manifest["graph"]["lang_hash"] != lang.hash:
             raise DamagedFileError(
                 f"{named}: its graph was made with lang_hash {manifest['graph']['lang_hash']} but "
