@@ -14,6 +14,7 @@ example:
 """
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 
 
@@ -47,16 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from asr_train.bundle.grammar import Wanted, change_grammar, some
 
-    wanted = Wanted(
-        words=options.words,
-        text=options.text,
-        arpa=options.arpa,
-        order=options.order,
-        prune=options.prune,
-        min_words=options.min_words,
-        max_words=options.max_words,
-        lexicon=options.lexicon,
-    )
+    wanted = Wanted(**{each.name: getattr(options, each.name) for each in fields(Wanted)})
     manifest, lexicon = change_grammar(
         options.bundle, options.output, wanted, options.acoustic_scale, options.insertion_penalty
     )
