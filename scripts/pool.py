@@ -26,7 +26,8 @@ from asr_train.report.tables import (
     scored,
 )
 from asr_train.schema import ScoreSettings, load
-from asr_train.score.words import Scored, compare, interval, total, units, wer_line
+from asr_train.score.summary import counted, spread
+from asr_train.score.words import Scored, compare, total, units, wer_line
 
 
 def pool(conf: str, *paths: str) -> None:
@@ -88,8 +89,8 @@ def check_folds(run: str, scores: list[Score], base: str, wanted: list[str]) -> 
 
 def column(folds: dict[str, Score], settings: ScoreSettings) -> dict[str, Any]:
     """Return a run's rates in the folds, their mean, and all folds together."""
-    over, drawn = units(utterances(folds))
-    errors = total(drawn.values())
+    every = utterances(folds)
+    errors = total(one.errors for one in every)
     return {
         "folds": {
             name: {key: score[key] for key in ("wer", "ci95", "errors", "words")}
@@ -97,11 +98,8 @@ def column(folds: dict[str, Score], settings: ScoreSettings) -> dict[str, Any]:
         },
         "mean": statistics.fmean(score["wer"] for score in folds.values()),
         "wer": errors.rate,
-        "ci95": interval(list(drawn.values()), settings.bootstrap, settings.seed),
-        "ci_over": over,
-        "words": errors.words,
-        "errors": errors.errors,
-        **{key: getattr(errors, key) for key in ("insertions", "deletions", "substitutions")},
+        **spread(every, settings),
+        **counted(errors),
     }
 
 

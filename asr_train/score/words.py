@@ -79,10 +79,6 @@ def total(errors: Iterable[WordErrors]) -> WordErrors:
     return sum(errors, WordErrors())
 
 
-def by_utterance(scored: Iterable[Scored]) -> dict[str, WordErrors]:
-    return {row.utt_id: row.errors for row in scored}
-
-
 def by_speaker(scored: Iterable[Scored]) -> dict[str, WordErrors]:
     """Add up each speaker's utterances; speakers are sorted by name."""
     sums: dict[str, WordErrors] = {}
@@ -98,7 +94,7 @@ def units(
     speakers = by_speaker(scored)
     if len(speakers) >= enough:
         return "speakers", speakers
-    return "utterances", by_utterance(scored)
+    return "utterances", {row.utt_id: row.errors for row in scored}
 
 
 def confusions(

@@ -13,7 +13,6 @@ from asr_train.score.words import (
     Scored,
     WordErrors,
     by_speaker,
-    by_utterance,
     compare,
     confusions,
     interval,
@@ -61,7 +60,7 @@ def test_speakers_and_utterances_total_alike(rows):
     scored = [Scored(f"u{i}", speaker, errors) for i, (speaker, errors) in enumerate(rows)]
     whole = total(errors for _, errors in rows)
     assert total(by_speaker(scored).values()) == whole
-    assert total(by_utterance(scored).values()) == whole
+    assert total(units(scored, enough=99)[1].values()) == whole
 
 
 def test_equal_words_have_rate_zero_and_an_empty_hypothesis_rate_one():
