@@ -33,9 +33,7 @@ def pack(lattice: Lattice) -> bytes:
         for name, column in columns.items():
             each = np.ascontiguousarray(column)
             planes = each.view(np.uint8).reshape(len(each), each.itemsize).T
-            info = zipfile.ZipInfo(f"{name}.npy")  # without the time, which would be in the bytes
-            info.compress_type = zipfile.ZIP_DEFLATED
-            with file.open(info, "w") as member:
+            with file.open(f"{name}.npy", "w") as member:  # without the time
                 np.lib.format.write_array(member, np.ascontiguousarray(planes), allow_pickle=False)
     return buffer.getvalue()
 

@@ -170,3 +170,10 @@ def test_a_packed_lattice_is_the_same_lattice(width):
         np.testing.assert_array_equal(ours, theirs)
     assert (found.cost, found.final, found.beam) == (lattice.cost, lattice.final, lattice.beam)
     assert pack(found) == packed
+
+
+def test_lattices_are_packed_at_the_level_given(monkeypatch):
+    _, _, _, lattice = searched(3, frames=25, width=6.0, nodes=60, arcs=300)
+    packed = pack(lattice)
+    monkeypatch.setattr("asr_train.search.pack.LEVEL", 0)
+    assert len(pack(lattice)) > len(packed)
