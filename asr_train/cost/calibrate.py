@@ -26,7 +26,6 @@ class Row:
 
     Attributes:
         published: frames per second relative to those of one worker, `reference`.
-        tau: of gtc's messages, if their size is not published: a constant gives it.
         doubt: why the printed number may be wrong; such a row is never fitted on.
     """
 
@@ -36,7 +35,6 @@ class Row:
     workers: int
     published: float
     reference: float
-    tau: float | None = None
     doubt: str | None = None
 
 
@@ -70,17 +68,21 @@ class Fit:
     simulated: dict[str, float]
     fit_on: tuple[str, ...]
 
-    def errors(self, rows: Sequence[Row], held_out: bool = True) -> dict[str, float]:
-        """Return relative errors of the rows that were not fitted on (or of those that were)."""
+    def errors(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Return relative errors of the rows that were not fitted on."""
         return {
             row.label: self.simulated[row.label] / row.published - 1
             for row in rows
-            if (row.label not in self.fit_on) == held_out
+            if row.label not in self.fit_on
         }
 
 
 def mean_absolute(errors: Mapping[str, float]) -> float:
     return float(np.mean([abs(error) for error in errors.values()]))
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(values))))
 
 
 # --- the papers' rows ---------------------------------------------------------------------------
@@ -204,7 +206,6 @@ def ladkat_2019(paper: Mapping[str, Any], strom: Mapping[str, Any], lag: int = 0
             workers=workers,
             published=speedup,
             reference=alone,
-            tau=tau_of.get(kind),
         )
 
     block = settings["block_size"]
@@ -361,16 +362,9 @@ def with_constants(
     cluster: ClusterSettings, work: Work, constants: Constants
 ) -> tuple[ClusterSettings, Work]:
     """Return cluster and work with these constants."""
-    gpu = replace(
-        cluster.gpu,
-        encode_ns=constants.get("encode_ns", cluster.gpu.encode_ns),
-        decode_ns=constants.get("decode_ns", cluster.gpu.decode_ns),
-        jitter=constants.get("jitter", cluster.gpu.jitter),
-        exchange_ms=constants.get("exchange_ms", cluster.gpu.exchange_ms),
-    )
-    fabric = constants.get("fabric_gbit_per_s", cluster.fabric_gbit_per_s)
-    lambda_conn = constants.get("lambda_conn", cluster.lambda_conn)
-    cluster = replace(cluster, gpu=gpu, fabric_gbit_per_s=fabric, lambda_conn=lambda_conn)
+    own = {key: value for key, value in constants.items() if hasattr(cluster, key)}
+    of_gpu = {key: value for key, value in constants.items() if hasattr(cluster.gpu, key)}
+    cluster = replace(cluster, gpu=replace(cluster.gpu, **of_gpu), **own)
     if (kilobytes := constants.get("message_kb")) is not None:
         scaled = (
             MessageSize(1e3 * kilobytes * m.size, 1e3 * kilobytes * m.elements)
@@ -400,7 +394,7 @@ def null_model(case: Case, fit_on: Sequence[str] = ()) -> Fit:
     }
     labels = fit_on or case.fit_on[:1]
     shares = [row.published / ideal[row.label] for row in case.rows if row.label in labels]
-    constant = float(np.exp(np.mean(np.log(shares))))
+    constant = geometric_mean(shares)
     speedups = {label: constant * speedup for label, speedup in ideal.items()}
     return Fit({"efficiency": constant}, speedups, case.fit_on)
 
@@ -410,8 +404,6 @@ def fit(case: Case, cluster: ClusterSettings, fit_on: Sequence[str]) -> Fit:
     from scipy.optimize import least_squares  # slow to import, and every make reads this module
 
     by_label, names = {row.label: row for row in case.rows}, list(case.start)
-    if not names:
-        return Fit({}, predicted(case, cluster, {}), ())
     rows = [by_label[label] for label in fit_on]
 
     def misses(logs: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 A fixed minibatch is divided among K nodes, in two half batches, so that one travels while the other
 is computed. More nodes pay as long as computing takes longer than the exchange; K-hat is where
-T_calc(K) = T_comm(K) (equation 2 of the ICASSP paper). The papers' closed forms come first, then
+T_calc(K) = T_comm(K) (equation 2 of the ICASSP paper). The paper's closed forms come first, then
 the same condition for any cluster and method. Speeds are estimated, not measured.
 """
 
@@ -64,7 +64,7 @@ def printed_node(paper: Mapping[str, Any]) -> Node:
     )
 
 
-# --- the papers' closed forms -------------------------------------------------------------------
+# --- the paper's closed forms -------------------------------------------------------------------
 
 
 def alone_seconds(node: Node, frames: float) -> float:
@@ -75,7 +75,7 @@ def alone_seconds(node: Node, frames: float) -> float:
 def data_parallel(
     node: Node, frames: float, value_bytes: float, lambda_conn: float = 1.0, eta: float = 1.0
 ) -> float:
-    """Return K-hat of data parallelism, infinite where the exchange is always hidden.
+    """Return K-hat of data parallelism, where the exchange takes longer than the update.
 
     Args:
         frames: N, of a minibatch of all nodes.
@@ -85,11 +85,11 @@ def data_parallel(
     """
     float_seconds = 2 * _exchange(node, value_bytes, lambda_conn)
     update_seconds = (node.passes + 1) * node.post_seconds
-    return _ratio(frames / 2 * node.frame_seconds * eta, float_seconds - update_seconds)
+    return frames / 2 * node.frame_seconds * eta / (float_seconds - update_seconds)
 
 
 def data_parallel_speedup(
-    node: Node, nodes: float, frames: float, value_bytes: float, lambda_conn: float = 1.0
+    node: Node, nodes: float, frames: float, value_bytes: float, lambda_conn: float
 ) -> float:
     """Return T_calc(1) / max(T_calc(K), T_comm(K)) of data parallelism."""
     update_seconds = (node.passes + 1) * node.post_seconds
@@ -110,15 +110,13 @@ def _exchange(node: Node, value_bytes: float, lambda_conn: float) -> float:
     return node.parameters * value_bytes / node.bytes_per_second * lambda_conn
 
 
-def model_parallel(node: Node, lambda_conn: float = 1.0, eta: float = 1.0) -> float:
+def model_parallel(node: Node, lambda_conn: float) -> float:
     """Return K-hat of layers cut into stripes, for any minibatch; activations have 4 bytes."""
     ratio = node.parameters / (node.activations * BYTES)
-    return 1 + ratio * node.bytes_per_second / node.flops * eta / lambda_conn
+    return 1 + ratio * node.bytes_per_second / node.flops / lambda_conn
 
 
-def model_parallel_speedup(
-    node: Node, nodes: float, frames: float, lambda_conn: float = 1.0
-) -> float:
+def model_parallel_speedup(node: Node, nodes: float, frames: float, lambda_conn: float) -> float:
     """Return T_calc(1) over the seconds of three propagations and of the fixed part, not split.
 
     Each propagation takes max(T_calc(K), T_comm(K)); the gradient needs no exchange.
@@ -128,36 +126,6 @@ def model_parallel_speedup(
     comm = node.activations * BYTES / node.bytes_per_second * frames * share
     taken = 2 * max(calc, comm) + calc + node.fixed_seconds
     return alone_seconds(node, frames) / taken
-
-
-def one_bit(
-    frames: float,
-    frame_seconds: float,
-    post_seconds: float,
-    update_seconds: float,
-    float_seconds: float,
-    passes: int = 3,
-    compression: float = 32,
-) -> float:
-    """Return K-hat by equation 4 of the 1-bit paper, infinite where the exchange is always hidden.
-
-    K = (N/2 T_frm + C T_post) / (T_float/Z - T_upd)
-
-    Args:
-        frames: N, of a minibatch of all nodes.
-        frame_seconds: T_frm.
-        post_seconds: T_post, a pass of post-processing, which the owners of the parts share.
-        update_seconds: T_upd, what each node does with all parameters.
-        float_seconds: T_float, of the exchange of a half batch's gradients in fp32.
-        passes: C.
-        compression: Z.
-    """
-    whole = frames / 2 * frame_seconds + passes * post_seconds
-    return _ratio(whole, float_seconds / compression - update_seconds)
-
-
-def _ratio(above: float, below: float) -> float:
-    return above / below if below > 0 else math.inf
 
 
 # --- any cluster and method ---------------------------------------------------------------------

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from asr_train.cost import optimum
 from asr_train.cost.calibrate import (
     SUB_BATCH_FIT,
     Case,
     Row,
     fit,
+    geometric_mean,
     mean_absolute,
     null_model,
     predicted,
@@ -86,10 +85,6 @@ class Estimates:
             "mean_absolute_error": mean_absolute({c.label: c.error for c in known}),
             "one_constant": mean_absolute({c.label: c.null_error for c in known}),
         }
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    return float(np.exp(np.mean(np.log(values))))
 
 
 # --- On parallelizability (ICASSP) --------------------------------------------------------------

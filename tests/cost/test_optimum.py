@@ -16,7 +16,6 @@ from asr_train.cost.optimum import (
     data_parallel_speedup,
     model_parallel,
     model_parallel_speedup,
-    one_bit,
     optimum,
     peer_rate,
     printed_node,
@@ -67,26 +66,6 @@ def test_speedups_at_whole_numbers_of_nodes_are_the_papers_but_for_one(node):
 
 def test_alone_is_a_third_of_the_operations_three_times_and_the_fixed_cost(node):
     assert alone_seconds(node, 1024) == pytest.approx(1024 * 3 * 46e6 / 976e9 + 0.0182)
-
-
-def test_equation_4_is_equation_3_where_all_of_the_update_is_every_nodes(node):
-    """With nothing shared by the owners of parts, and 32 bits per value."""
-    for frames in (4096, 16384):
-        found = one_bit(
-            frames,
-            node.frame_seconds,
-            post_seconds=0,
-            update_seconds=5 * node.post_seconds,
-            float_seconds=2 * node.parameters * 4 / node.bytes_per_second * 2,
-            compression=1,
-        )
-        assert found == pytest.approx(data_parallel(node, frames, 4, 2))
-
-
-def test_equation_4_counts_post_processing_as_work_to_share_and_z_as_less_to_send():
-    # (1440 x 0.114 ms + 3 x 4.55 ms) / (320 ms / 32 - 4.55 ms)
-    assert one_bit(2880, 0.114e-3, 4.55e-3, 4.55e-3, 0.32) == pytest.approx(177.81 / 5.45)
-    assert one_bit(2880, 0.114e-3, 4.55e-3, 4.55e-3, 0.1) == math.inf  # always hidden
 
 
 def test_the_crossing_is_where_both_take_the_same_time():
