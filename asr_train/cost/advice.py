@@ -42,7 +42,7 @@ ORDER = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest:
-    """The input of a plan.
+    """The input of a plan, all of it positive.
 
     Attributes:
         parameters, minibatch_frames: of the network; frames per worker and step.
@@ -64,17 +64,6 @@ class PlanRequest:
     log: str | None = None
     activations: float = 0.0
     seed: int = 1
-
-    def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ValueError(f"workers is {self.workers}; it must be 1 or more")
-        if self.frames_per_second is not None and not self.frames_per_second > 0:
-            raise ValueError(f"frames_per_second is {self.frames_per_second}; it must be positive")
-        for name in ("block_steps", "group_sizes"):
-            if not getattr(self, name) or min(getattr(self, name)) < 1:
-                raise ValueError(
-                    f"{name} is {list(getattr(self, name))}; it must be numbers from 1 on"
-                )
 
     def messages(self, density: float | None = None) -> tuple[MessageSize, ...]:
         if density is None and self.log is not None:

@@ -14,7 +14,7 @@ Every step of every worker is simulated: its computing time is drawn from a seed
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -56,8 +56,8 @@ class Scheme:
 
     Attributes:
         way: of gtc's messages (ring, direct) and of sums (ring, tree).
-        lag: steps by which gtc's messages (for onebit: half a step each) may be late: a message of
-            step s is needed before step s + 1 + lag.
+        lag: steps by which gtc's messages from peer to peer (for onebit: half a step each) may be
+            late: a message of step s is needed before step s + 1 + lag.
         block_steps, group_size: of bmuf and bmuf_gtc.
         stripes: GPUs per worker; the layers of its network are cut into so many stripes (Seide et
             al., 2014), each of which exchanges with the same stripe of the other workers.
@@ -69,19 +69,6 @@ class Scheme:
     block_steps: int = 50
     group_size: int = 1
     stripes: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("block_steps", "group_size", "stripes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
-        if self.lag < 0:
-            raise ValueError(f"lag is {self.lag} steps; it must not be negative")
-        waits = self.traffic.is_sparse and not self.traffic.is_asynchronous
-        if self.lag and waits and self.way is not Way.direct:
-            raise ValueError(
-                f"lag is {self.lag} steps but way is {self.way.value}; only messages from peer to "
-                "peer (direct) may be late"
-            )
 
     @property
     def name(self) -> str:
@@ -119,12 +106,7 @@ class Work:
     fixed_seconds: float = 0.0
     start_seconds: float = 0.0
     activations: float = 0.0
-    messages: tuple[MessageSize, ...] = field(default=())
-
-    def __post_init__(self) -> None:
-        for name in ("parameters", "frames", "frame_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+    messages: tuple[MessageSize, ...] = ()
 
     def seconds(self, share: float = 1.0, stripes: int = 1) -> float:
         """Return the computing time of a step with this share of the minibatch."""
@@ -136,8 +118,6 @@ class Work:
         return BYTES * self.parameters
 
     def message(self, step: int) -> MessageSize:
-        if not self.messages:
-            raise ValueError("gtc needs the size of its messages: give a density or a run's log")
         return self.messages[step % len(self.messages)]
 
 
@@ -223,19 +203,11 @@ def simulate(
             messages, evenly spaced ones are sent.
         known: cached results of collectives for the same cluster; is extended.
     Raises:
-        ValueError: if cluster, work and method are inconsistent; names both values.
+        ValueError: if the cluster has fewer workers.
     """
-    if method.traffic is Traffic.none and workers != 1:
-        raise ValueError(f"sgd has one worker, but {workers} were requested")
-    if method.traffic is Traffic.bmuf_gtc and workers % method.group_size:
-        raise ValueError(
-            f"{workers} workers do not fill groups of {method.group_size}; "
-            "take a group size that divides them"
-        )
-    if steps < 1:
-        raise ValueError(f"steps is {steps}; it must be 1 or more")
-    known = {} if known is None else known
-    run = _Run(cluster, work, method, workers, steps, seed, known)
+    assert workers == 1 or method.traffic is not Traffic.none
+    assert workers % method.group_size == 0
+    run = _Run(cluster, work, method, workers, steps, seed, {} if known is None else known)
     run.play()
     return run.speed()
 
@@ -298,7 +270,7 @@ class _Run:
         return drawn_WS * mean
 
     def play(self) -> None:
-        for process in [self._alone()] if self.workers == 1 else self._processes():
+        for process in self._processes():
             self.sim.spawn(process)
         self.sim.run()
 
@@ -370,50 +342,35 @@ class _Run:
 
     def _processes(self) -> Iterator[Process]:
         everyone = range(self.workers)
-        traffic, lag = self.method.traffic, self.method.lag
-        if traffic is Traffic.allreduce:
-            barrier = Barrier(self.workers, lambda: self._sum(everyone))
-            yield from (self._blocks(w, 1, barrier) for w in everyone)
-        elif traffic is Traffic.bmuf:
-            barrier = Barrier(self.workers, lambda: self._sum(everyone))
-            yield from (self._blocks(w, self.method.block_steps, barrier) for w in everyone)
-        elif traffic is Traffic.gtc:
+        traffic, block_steps = self.method.traffic, self.method.block_steps
+        if self.workers == 1 or traffic is Traffic.gtc:
             group = _Group(self, everyone)
-            yield from (self._compressed(w, group, self.steps + 1, None) for w in everyone)
+            yield from (self._synchronous(w, group) for w in everyone)
+        elif traffic in (Traffic.allreduce, Traffic.bmuf):
+            barrier = Barrier(self.workers, lambda: self._sum(everyone))
+            every = block_steps if traffic.has_blocks else 1
+            yield from (self._synchronous(w, _Group(self, [w]), barrier, every) for w in everyone)
         elif traffic is Traffic.bmuf_gtc:
             size = self.method.group_size
             leaders = range(0, self.workers, size)
             barrier = Barrier(self.workers, lambda: self._two_tiers(leaders))
             for leader in leaders:
                 group = _Group(self, range(leader, leader + size))
-                for w in group.ranks:
-                    yield self._compressed(w, group, self.method.block_steps, barrier)
+                yield from (self._synchronous(w, group, barrier, block_steps) for w in group.ranks)
         elif traffic is Traffic.gtc_async:
             inbox = Unread(self.workers)
             yield from (self._asynchronous(w, inbox) for w in everyone)
         else:
             first, second = ([Count(self.workers) for _ in range(self.steps)] for _ in range(2))
-            yield from (self._one_bit(w, first, second, lag) for w in everyone)
+            yield from (self._one_bit(w, first, second) for w in everyone)
 
-    def _alone(self) -> Process:
-        for step in range(self.steps + 1):
-            self.marks[0].append(self.sim.now)
-            if step < self.steps:
-                yield from self._compute(0, step)
-
-    def _blocks(self, worker: int, block_steps: int, barrier: "Barrier") -> Process:
-        """Compute for a block, then meet the others."""
-        for step in range(self.steps):
-            self.marks[worker].append(self.sim.now)
-            yield from self._compute(worker, step)
-            if (step + 1) % block_steps == 0:
-                yield barrier.arrive()
-        self.marks[worker].append(self.sim.now)
-
-    def _compressed(
-        self, worker: int, group: "_Group", block_steps: int, barrier: "Barrier | None"
+    def _synchronous(
+        self, worker: int, group: "_Group", barrier: "Barrier | None" = None, block_steps: int = 1
     ) -> Process:
-        """Wait for all messages of a step before the step in which they are due."""
+        """Wait for the group's messages of a step before the step in which they are due.
+
+        With a barrier, meet all workers there after each block.
+        """
         encode, decode = self._encode_seconds(), self.cluster.gpu.decode_ns * 1e-9
         members, lag = len(group.ranks), self.method.lag
         read = 0  # steps of which the messages have been read
@@ -421,15 +378,14 @@ class _Run:
         def read_until(step: int) -> Process:
             nonlocal read
             while members > 1 and read < step:
-                yield group.arrived(read)
+                yield group.arrived[read]
                 yield decode * (members - 1) * self.work.message(read).elements
                 read += 1
 
         for step in range(self.steps + 1):
-            if step and step % block_steps == 0:
+            if barrier is not None and step and step % block_steps == 0:
                 yield from read_until(step)
-                if barrier is not None:
-                    yield barrier.arrive()
+                yield barrier.arrive()
             else:
                 yield from read_until(step - lag)
             self.marks[worker].append(self.sim.now)
@@ -458,11 +414,9 @@ class _Run:
             arrived.then(lambda w=worker, n=message.elements: inbox.put(w, n))  # type: ignore[misc]
             sent.append(arrived)
 
-    def _one_bit(
-        self, worker: int, first: Sequence[Count], second: Sequence[Count], lag: int
-    ) -> Process:
+    def _one_bit(self, worker: int, first: Sequence[Count], second: Sequence[Count]) -> Process:
         """Send parts to their owners, which add them up and send the quantised sums to all."""
-        everyone = range(self.workers)
+        everyone, lag = range(self.workers), self.method.lag
         part = self.work.dense_bytes / 32 / self.workers
 
         def exchange(step: int) -> Process:
@@ -580,26 +534,29 @@ class Barrier:
 
 
 class _Group:
-    """Workers that send each other messages in every step."""
+    """Workers that send each other messages in every step.
+
+    Attributes:
+        arrived: a signal per step for the arrival of all of its messages.
+    """
 
     def __init__(self, run: _Run, ranks: Sequence[int]) -> None:
-        self.ranks = ranks
-        self._run = run
-        self._missing = [len(ranks)] * run.steps
-        self._arrived = [Signal() for _ in range(run.steps)]
-
-    def arrived(self, step: int) -> Signal:
-        """Return the signal for the arrival of all messages of a step."""
-        return self._arrived[step]
+        self.ranks, self._run = ranks, run
+        self._direct = run.method.way is Way.direct
+        self._counts = [Count(len(ranks)) for _ in range(run.steps)]  # of messages, or of senders
+        self.arrived: Sequence[Signal] = self._counts
+        if not self._direct:
+            self.arrived = [Signal() for _ in range(run.steps)]
 
     def send(self, worker: int, step: int) -> None:
         """Send a message: directly when the worker is ready; round a ring when all are."""
-        size = self._run.work.message(step).size
-        if self._run.method.way is Way.direct:
-            sent = self._run.send(worker, self.ranks, size)
-            sent.then(lambda: self._count(step, self._arrived[step].fire))
-        else:
-            self._count(step, lambda: self._gather(size).then(self._arrived[step].fire))
+        size, count = self._run.work.message(step).size, self._counts[step]
+        if self._direct:
+            self._run.send(worker, self.ranks, size).then(count.down)
+            return
+        count.down()
+        if count.fired:
+            self._gather(size).then(self.arrived[step].fire)
 
     def _gather(self, size: float) -> Signal:
         sizes = [size / self._run.stripes] * len(self.ranks)
@@ -609,11 +566,6 @@ class _Group:
             lambda sim, ranks: ring_allgather(sim, ranks, sizes),
             quiet=self._run.private(self.ranks),
         )
-
-    def _count(self, step: int, after_all: Callable[[], None]) -> None:
-        self._missing[step] -= 1
-        if self._missing[step] == 0:
-            after_all()
 
 
 class Unread:

@@ -151,20 +151,6 @@ def test_crossovers_are_where_another_method_becomes_the_fastest():
     assert [fastest_with(s) for s in curves.values()] == [4, 8, 8]
 
 
-@pytest.mark.parametrize(
-    "changed, said",
-    [
-        ({"workers": 0}, "workers is 0"),
-        ({"block_steps": ()}, r"block_steps is \[\]; it must be numbers from 1 on"),
-        ({"group_sizes": (0, 2)}, r"group_sizes is \[0, 2\]"),
-        ({"frames_per_second": -1.0}, "frames_per_second is -1.0"),
-    ],
-)
-def test_impossible_wishes_are_refused(changed, said):
-    with pytest.raises(ValueError, match=said):
-        wish(**changed)
-
-
 def test_a_kind_that_cannot_be_is_refused():
     with pytest.raises(ValueError, match="workers is 7, with which none of bmuf_gtc is possible"):
         methods(wish(workers=7, kinds=(Traffic.bmuf_gtc,)))

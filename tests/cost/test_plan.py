@@ -309,23 +309,8 @@ def test_the_header_is_as_long_as_the_codecs():
 @pytest.mark.parametrize(
     "call, said",
     [
-        (
-            lambda: simulate(flat(), WORK, Scheme(traffic=Traffic.none), 2),
-            "sgd has one worker, but 2",
-        ),
-        (
-            lambda: simulate(flat(), WORK, Scheme(traffic=Traffic.bmuf_gtc, group_size=3), 8),
-            "8 workers do not fill groups of 3",
-        ),
-        (lambda: Scheme(traffic=Traffic.gtc, lag=1), "lag is 1 steps but way is ring"),
-        (lambda: Scheme(traffic=Traffic.bmuf, block_steps=0), "block_steps is 0"),
-        (lambda: Work(parameters=0, frames=1, frame_seconds=1), "parameters is 0"),
         (lambda: coded_message(1e6, 0.0, "rice"), "density is 0.0"),
         (lambda: coded_message(1e6, 0.1, "zip"), "codec is 'zip'; allowed: packed32, tile16, rice"),
-        (
-            lambda: simulate(flat(), replace(WORK, messages=()), Scheme(traffic=Traffic.gtc), 2),
-            "gtc needs the size of its messages",
-        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(call, said):
