@@ -9,17 +9,6 @@ from typing import Any
 from asr_train.report.tables import spell_seconds
 
 Row = dict[str, Any]
-COLUMNS = (
-    "split",
-    "utterances",
-    "audio",
-    "speakers",
-    "words",
-    "different words",
-    "median length",
-    "longest",
-    "dropped",
-)
 LISTED = 50  # utterances of a split that were dropped or changed
 
 
@@ -46,9 +35,10 @@ def data_card(splits: Sequence[Recorded]) -> Row:
         common = len(speakers[split] & speakers[first])
         of = f"{common:,} of {len(speakers[split]):,}" if common else "none"
         notes.append(f"Speakers of {split} that are also in {first}: {of}.")
+    rows = [_cells(split, len(speakers[split.split])) for split in splits]
     return {
-        "columns": COLUMNS,
-        "rows": [_cells(split, len(speakers[split.split])) for split in splits],
+        "columns": list(rows[0]),
+        "rows": [list(row.values()) for row in rows],
         "notes": notes,
         "remarks": [_remarks(split) for split in splits if split.remarks],
     }
@@ -59,20 +49,21 @@ def _said(cut: Row) -> Row:
     return supervision
 
 
-def _cells(split: Recorded, speakers: int) -> list[str]:
+def _cells(split: Recorded, speakers: int) -> dict[str, str]:
+    """Return the text of each column."""
     seconds = [cut["duration"] for cut in split.cuts]
     words = Counter(word for cut in split.cuts for word in _said(cut)["text"].split())
-    return [
-        split.split,
-        f"{len(seconds):,}",
-        spell_seconds(sum(seconds)),
-        f"{speakers:,}",
-        f"{words.total():,}",
-        f"{len(words):,}",
-        spell_seconds(median(seconds)),
-        spell_seconds(max(seconds)),
-        f"{sum(dropped for *_, dropped in split.remarks):,}",
-    ]
+    return {
+        "split": split.split,
+        "utterances": f"{len(seconds):,}",
+        "audio": spell_seconds(sum(seconds)),
+        "speakers": f"{speakers:,}",
+        "words": f"{words.total():,}",
+        "different words": f"{len(words):,}",
+        "median length": spell_seconds(median(seconds)),
+        "longest": spell_seconds(max(seconds)),
+        "dropped": f"{sum(dropped for *_, dropped in split.remarks):,}",
+    }
 
 
 def _remarks(split: Recorded) -> Row:

@@ -256,15 +256,7 @@ def columns(splits: Sequence[str], baseline: str) -> list[str]:
     rates = []
     for split in splits:
         rates += [f"WER %, {split}", "95 % interval", f"points from {baseline} (p)"]
-    return [
-        *("run", "method", "workers"),
-        *rates,
-        *("dev frame accuracy %", "MB sent per worker", "KB per minibatch"),
-        *("dense / sent", "KB received per step", "bf16 / received", "GB received, all workers"),
-        "minutes at 1 / 10 Gb/s",
-        *("bits per element", "density", "frames/s"),
-        "compute / compress / wait / decode %",
-    ]
+    return ["run", "method", "workers", *rates, *NUMBERS]
 
 
 def cells(ours: Row, splits: Sequence[str], baseline: str) -> list[str]:
@@ -273,22 +265,8 @@ def cells(ours: Row, splits: Sequence[str], baseline: str) -> list[str]:
     for split in splits:
         found = ours["splits"].get(split)
         rates += [DASH] * 3 if found is None else _rate_cells(found, ours["run"] == baseline)
-    return [
-        *(ours["run"], ours["method"], str(ours["workers"])),
-        *rates,
-        text(ours["dev_accuracy"], lambda x: f"{100 * x:.2f}"),
-        text(ours["message_bytes"], lambda x: digits(x / 1e6)),
-        text(ours["message_bytes_a_minibatch"], lambda x: digits(x / 1e3)),
-        text(ours["compression_ratio"], digits),
-        text(ours["received_bytes_a_minibatch"], lambda x: digits(x / 1e3)),
-        text(ours["bf16_over_received"], digits),
-        text(ours["received_bytes_all_workers"], lambda x: digits(x / 1e9)),
-        text(ours["minutes_at_1_gbps"], at_both_rates),
-        text(ours["bits_an_element"], digits),
-        text(ours["density"], lambda x: f"{x:.2g}"),
-        text(ours["frames_a_second"], lambda x: f"{x:,.0f}"),
-        text(ours["shares"], lambda x: " / ".join(f"{100 * x[part]:.0f}" for part in PARTS)),
-    ]
+    numbers = (text(ours[key], spell) for key, spell in NUMBERS.values())
+    return [ours["run"], ours["method"], str(ours["workers"]), *rates, *numbers]
 
 
 def _rate_cells(found: Row, is_baseline: bool) -> list[str]:
@@ -313,6 +291,25 @@ def digits(value: float) -> str:
 def at_both_rates(minutes: float) -> str:
     """Format the minutes at 1 Gb/s, and those at 10."""
     return f"{digits(minutes)} / {digits(minutes / 10)}"
+
+
+NUMBERS: dict[str, tuple[str, Callable[[Any], str]]] = {  # heading -> key of a row, and text
+    "dev frame accuracy %": ("dev_accuracy", lambda x: f"{100 * x:.2f}"),
+    "MB sent per worker": ("message_bytes", lambda x: digits(x / 1e6)),
+    "KB per minibatch": ("message_bytes_a_minibatch", lambda x: digits(x / 1e3)),
+    "dense / sent": ("compression_ratio", digits),
+    "KB received per step": ("received_bytes_a_minibatch", lambda x: digits(x / 1e3)),
+    "bf16 / received": ("bf16_over_received", digits),
+    "GB received, all workers": ("received_bytes_all_workers", lambda x: digits(x / 1e9)),
+    "minutes at 1 / 10 Gb/s": ("minutes_at_1_gbps", at_both_rates),
+    "bits per element": ("bits_an_element", digits),
+    "density": ("density", lambda x: f"{x:.2g}"),
+    "frames/s": ("frames_a_second", lambda x: f"{x:,.0f}"),
+    "compute / compress / wait / decode %": (
+        "shares",
+        lambda x: " / ".join(f"{100 * x[part]:.0f}" for part in PARTS),
+    ),
+}
 
 
 def notes(table: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ scripts/report.py.
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
@@ -256,18 +256,23 @@ def _decision_words(run: str, rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-ALIGNED_COLUMNS = (
-    "model",
-    "split",
-    "utterances",
-    "lost",
-    "wider beam",
-    "nats per frame",
-    "silence, %",
-    "shortest phones, %",
-    "long phones",
-)
-BOUNDARY_COLUMNS = ("median, ms", "in 20 ms, %", "in 25 ms, %", "in 50 ms, %")
+ALIGNED: dict[str, Callable[[Row], str]] = {  # heading -> text of a report
+    "model": lambda ali: ali["model"],
+    "split": lambda ali: ali["split"],
+    "utterances": lambda ali: f"{ali['utterances']:,}",
+    "lost": lambda ali: f"{len(ali['lost']):,}",
+    "wider beam": lambda ali: f"{ali['retried']:,}",
+    "nats per frame": lambda ali: f"{ali['loglik_per_frame']:.2f}".replace("-", "−"),
+    "silence, %": lambda ali: f"{100 * ali['silence_share']:.1f}",
+    "shortest phones, %": lambda ali: f"{100 * ali['durations']['shortest_share']:.1f}",
+    "long phones": lambda ali: f"{ali['durations']['long']:,}",
+}
+BOUNDARIES = {  # heading -> key and factor
+    "median, ms": ("median_ms", 1),
+    "in 20 ms, %": ("within_20ms", 100),
+    "in 25 ms, %": ("within_25ms", 100),
+    "in 50 ms, %": ("within_50ms", 100),
+}
 
 
 def alignment_table(alignments: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -276,32 +281,18 @@ def alignment_table(alignments: Sequence[Row]) -> tuple[list[str], list[list[str
     Boundary errors have columns if any report has true times.
     """
     bounds = any(ali["boundaries"] for ali in alignments)
-    columns = [*ALIGNED_COLUMNS, *(BOUNDARY_COLUMNS if bounds else ())]
-    rows = [_aligned_cells(ali) + (_boundary_cells(ali) if bounds else []) for ali in alignments]
-    return columns, rows
-
-
-def _aligned_cells(ali: Row) -> list[str]:
-    phones = ali["durations"]
-    return [
-        ali["model"],
-        ali["split"],
-        f"{ali['utterances']:,}",
-        f"{len(ali['lost']):,}",
-        f"{ali['retried']:,}",
-        f"{ali['loglik_per_frame']:.2f}".replace("-", "−"),
-        f"{100 * ali['silence_share']:.1f}",
-        f"{100 * phones['shortest_share']:.1f}",
-        f"{phones['long']:,}",
-    ]
+    rows = [[cell(ali) for cell in ALIGNED.values()] for ali in alignments]
+    if not bounds:
+        return list(ALIGNED), rows
+    both = [row + _boundary_cells(ali) for row, ali in zip(rows, alignments, strict=True)]
+    return [*ALIGNED, *BOUNDARIES], both
 
 
 def _boundary_cells(ali: Row) -> list[str]:
     found = ali["boundaries"]
     if found is None:
-        return ["unknown"] + [""] * (len(BOUNDARY_COLUMNS) - 1)
-    shares = [f"{100 * found[f'within_{ms}ms']:.1f}" for ms in (20, 25, 50)]
-    return [f"{found['median_ms']:.1f}", *shares]
+        return ["unknown"] + [""] * (len(BOUNDARIES) - 1)
+    return [f"{factor * found[key]:.1f}" for key, factor in BOUNDARIES.values()]
 
 
 def alignment_notes(alignments: Sequence[Row]) -> list[str]:
@@ -374,7 +365,7 @@ def _shown_passes(passes: Mapping[str, Sequence[Row]]) -> list[Row]:
         {
             "name": system,
             "chart": f"chart_passes_{i}",
-            "columns": PASS_COLUMNS,
+            "columns": ["pass", "aligned", *PASSES],
             "rows": [_pass_cells(row) for row in rows],
         }
         for i, (system, rows) in enumerate(passes.items())
@@ -382,16 +373,14 @@ def _shown_passes(passes: Mapping[str, Sequence[Row]]) -> list[Row]:
     ]
 
 
-PASS_COLUMNS = (
-    "pass",
-    "aligned",
-    "nats per frame",
-    "Gaussians",
-    "frames moved, %",
-    "lost",
-    "wider beam",
-    "time",
-)
+PASSES: dict[str, tuple[str, Callable[[Any], str]]] = {  # heading -> key and text
+    "nats per frame": ("loglik_per_frame", lambda x: f"{x:.3f}".replace("-", "−")),
+    "Gaussians": ("gaussians", lambda x: f"{x:,}"),
+    "frames moved, %": ("moved", lambda x: f"{100 * x:.2f}"),
+    "lost": ("lost", lambda x: f"{x:,}"),
+    "wider beam": ("retried", lambda x: f"{x:,}"),
+    "time": ("seconds", spell_seconds),
+}
 
 
 def _pass_cells(row: Row) -> list[str]:
@@ -402,19 +391,8 @@ def _pass_cells(row: Row) -> list[str]:
         name, how = "start", f"by {row['start']}"
     else:
         name, how = str(row["pass"]), "anew" if row.get("realigned", True) else "as before"
-    values = {
-        "loglik_per_frame": lambda x: f"{x:.3f}".replace("-", "−"),
-        "gaussians": lambda x: f"{x:,}",
-        "moved": lambda x: f"{100 * x:.2f}",
-        "lost": lambda x: f"{x:,}",
-        "retried": lambda x: f"{x:,}",
-        "seconds": spell_seconds,
-    }
-    return [
-        name,
-        how,
-        *("" if row.get(key) is None else spell(row[key]) for key, spell in values.items()),
-    ]
+    numbers = ("" if row.get(key) is None else spell(row[key]) for key, spell in PASSES.values())
+    return [name, how, *numbers]
 
 
 def _shown_times(times: Sequence[Row]) -> Row | None:
