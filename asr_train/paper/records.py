@@ -14,14 +14,14 @@ stay the same. Knows nothing of make, and not how runs are trained.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from asr_train.files import DamagedFileError, read_jsonl, write_jsonl
 from asr_train.report.exchange import Trained
-from asr_train.report.tables import Score, held_out, scored
+from asr_train.report.tables import Score, held_out, paired_units, scored
 from asr_train.schema import RunSettings, build, plain
-from asr_train.score.words import MIN_PAIRED_SPEAKERS, units
 
 FORMAT = 1
 ROWS = 4  # of steps per epoch in a shortened log, at most
@@ -165,19 +165,14 @@ def _differences(name: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, 
 def shortened(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a log with at most ROWS rows of steps per epoch, and those of DEV."""
     found: list[dict[str, Any]] = []
-    waiting: list[Mapping[str, Any]] = []  # rows of steps in the present epoch
     before = {"step": 0, "frames": 0}
-    for row in log:
-        if "sent_bits" in row:
-            if waiting and row["epoch"] != waiting[-1]["epoch"]:
-                found += _merged(waiting, before)
-                waiting = []
-            waiting.append(row)
-        elif "dev_accuracy" in row:
-            found += _merged(waiting, before)
-            waiting = []
-            found.append({key: row[key] for key in _DEV if key in row})
-    return found + _merged(waiting, before)
+    known = [row for row in log if "sent_bits" in row or "dev_accuracy" in row]
+    for (of_steps, _), rows in groupby(known, lambda row: ("sent_bits" in row, row["epoch"])):
+        if of_steps:
+            found += _merged(list(rows), before)
+        else:
+            found += [{key: row[key] for key in _DEV if key in row} for row in rows]
+    return found
 
 
 def _merged(rows: Sequence[Mapping[str, Any]], before: dict[str, int]) -> list[dict[str, Any]]:
@@ -218,9 +213,8 @@ def _scales(score: Mapping[str, Any]) -> dict[str, Any]:
 
 def _packed(score: Score) -> dict[str, Any]:
     """Return a score by speaker, or by utterance if there are too few speakers to draw from."""
-    rows = scored(score)
-    over, errors = units(rows, MIN_PAIRED_SPEAKERS)
-    speakers = {row.utt_id: row.speaker for row in rows}
+    over, errors = paired_units(score)
+    speakers = {row.utt_id: row.speaker for row in scored(score)}
     return {
         "split": score["split"],
         **_scales(score),

@@ -339,7 +339,7 @@ def draw_utterance(model: str, split: str, example: Row) -> Picture:
             _draw_phones(ax, what, phones, colour)
             for boundary in sorted({t for _, start, end in phones for t in (start, end)}):
                 axes[1].axvline(boundary, *half, color="white", linewidth=0.8, alpha=0.85)
-        axes[0].set_title(_shortened(" ".join(_words(example)), int(13 * width)))
+        axes[0].set_title(_shortened(example["words"], int(13 * width)))
         axes[-1].set_xlim(0, seconds)
         axes[-1].set_xlabel("seconds")
     below = "true ones below" if len(strips) == 2 else "true ones are unknown"
@@ -366,11 +366,6 @@ def _draw_phones(ax: Axes, what: str, phones: Sequence[Sequence[Any]], colour: s
     ax.tick_params(length=0, axis="y", labelcolor=INK)
     for spine in ax.spines.values():
         spine.set_visible(False)
-
-
-def _words(example: Row) -> list[str]:
-    words = example["words"]
-    return words.split() if isinstance(words, str) else list(words)
 
 
 def _shortened(text: str, letters: int) -> str:

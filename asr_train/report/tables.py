@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,23 +28,6 @@ from asr_train.score.words import (
     wer_line,
 )
 
-COLUMNS = [
-    "run",
-    "split",
-    "WER %",
-    "95 % interval",
-    "errors / words",
-    "ins",
-    "del",
-    "sub",
-    "utterances",
-    "RTF",
-    "acoustic scale",
-    "insertion penalty",
-    "LM weight",
-    "points from baseline",
-    "p",
-]
 _COUNTS = ("words", "errors", "insertions", "deletions", "substitutions")
 _NEEDED = ("run", "split", *_COUNTS, "wer", "ci95", "utterances", "normaliser", "by_utterance")
 _COPIED = (
@@ -113,13 +96,10 @@ def held_out(split: str) -> bool:
 
 
 def against(base: Score, score: Score, settings: ScoreSettings) -> dict[str, Any] | None:
-    """Compare a run with the baseline, on the same draws of the same units; None for one utterance.
-
-    Units are speakers if the split has MIN_PAIRED_SPEAKERS of them, else utterances.
-    """
+    """Compare a run with the baseline on the same `paired_units` and draws; None for one unit."""
     try:
-        over, base_units = units(scored(base), MIN_PAIRED_SPEAKERS)
-        _, own_units = units(scored(score), MIN_PAIRED_SPEAKERS)
+        over, base_units = paired_units(base)
+        _, own_units = paired_units(score)
         if len(base_units) < 2:
             return None
         found = compare(base_units, own_units, settings.bootstrap, settings.seed)
@@ -136,16 +116,12 @@ def wer_reduction(
     Args:
         own, base: scores of the same split, one per seed, in the same order.
     """
-    over, _ = units(scored(base[0]), MIN_PAIRED_SPEAKERS)
-
-    def errors(score: Score) -> dict[str, WordErrors]:
-        return units(scored(score), MIN_PAIRED_SPEAKERS)[1]
-
+    over, _ = paired_units(base[0])
     if not any(score["errors"] for score in base):
         return None
     names = f"{own[0]['run']} and {base[0]['run']}, {own[0]['split']}"
     try:
-        pairs = [(errors(a), errors(b)) for a, b in zip(base, own, strict=True)]
+        pairs = [(paired_units(a)[1], paired_units(b)[1]) for a, b in zip(base, own, strict=True)]
         found = reduction(pairs, settings.bootstrap, settings.seed)
     except ValueError as error:
         raise ValueError(f"{names}: {error}") from error
@@ -185,19 +161,27 @@ def as_markdown(
     return "\n".join(lines) + "\n"
 
 
+CELLS: dict[str, Callable[[dict[str, Any]], str]] = {  # heading -> text of a row
+    "run": lambda ours: ours["run"],
+    "split": lambda ours: ours["split"],
+    "WER %": lambda ours: f"{100 * ours['wer']:.2f}",
+    "95 % interval": lambda ours: percent_interval(ours["ci95"]),
+    "errors / words": lambda ours: f"{ours['errors']} / {ours['words']}",
+    "ins": lambda ours: str(ours["insertions"]),
+    "del": lambda ours: str(ours["deletions"]),
+    "sub": lambda ours: str(ours["substitutions"]),
+    "utterances": lambda ours: str(ours["utterances"]),
+    "RTF": lambda ours: _number(ours["real_time_factor"]),
+    "acoustic scale": lambda ours: _number(ours["acoustic_scale"]),
+    "insertion penalty": lambda ours: _number(ours["insertion_penalty"]),
+    "LM weight": lambda ours: _number(ours["lm_weight"]),
+}
+COLUMNS = [*CELLS, "points from baseline", "p"]
+
+
 def cells(ours: dict[str, Any], baseline: str) -> list[str]:
     """Format a row as one text per column; an unknown value is an en dash."""
-    return [
-        ours["run"],
-        ours["split"],
-        f"{100 * ours['wer']:.2f}",
-        percent_interval(ours["ci95"]),
-        f"{ours['errors']} / {ours['words']}",
-        *(str(ours[key]) for key in ("insertions", "deletions", "substitutions", "utterances")),
-        *(_number(ours[key]) for key in ("real_time_factor", "acoustic_scale")),
-        *(_number(ours[key]) for key in ("insertion_penalty", "lm_weight")),
-        *_against_cells(ours, baseline),
-    ]
+    return [*(cell(ours) for cell in CELLS.values()), *_against_cells(ours, baseline)]
 
 
 def notes(table: dict[str, Any]) -> list[str]:
@@ -301,6 +285,11 @@ def scored(score: Score) -> list[Scored]:
         Scored(utt_id, row["speaker"], errors_of(row))
         for utt_id, row in score["by_utterance"].items()
     ]
+
+
+def paired_units(score: Score) -> tuple[str, dict[str, WordErrors]]:
+    """Return what comparisons draw: speakers if there are MIN_PAIRED_SPEAKERS, else utterances."""
+    return units(scored(score), MIN_PAIRED_SPEAKERS)
 
 
 def errors_of(row: dict[str, Any]) -> WordErrors:

@@ -8,18 +8,11 @@ files or audio.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asr_train.report.tables import Score, held_out, scored
+from asr_train.report.tables import Score, held_out, paired_units, scored
 from asr_train.schema import ScoreSettings
 from asr_train.score.edits import align_words, edit_mark
 from asr_train.score.normalise import Normaliser
-from asr_train.score.words import (
-    MIN_PAIRED_SPEAKERS,
-    Scored,
-    WordErrors,
-    compare_all,
-    intervals,
-    units,
-)
+from asr_train.score.words import Scored, WordErrors, compare_all, intervals
 
 Row = dict[str, Any]
 Edit = tuple[int, str | None, str]
@@ -158,8 +151,8 @@ def compared(scores: Sequence[Score], settings: ScoreSettings) -> Row | None:
     """
     if not held_out(scores[0]["split"]) or len(scores) < 2 or scores[0]["words"] == 0:
         return None
-    over, _ = units(scored(scores[0]), MIN_PAIRED_SPEAKERS)
-    errors = {score["run"]: units(scored(score), MIN_PAIRED_SPEAKERS)[1] for score in scores}
+    over, _ = paired_units(scores[0])
+    errors = {score["run"]: paired_units(score)[1] for score in scores}
     count = len(errors[scores[0]["run"]])
     if count < 2:
         return None
