@@ -9,8 +9,6 @@ what is allowed.
 from asr_train.facts import Method
 from asr_train.schema.comm import (
     AdaptiveSettings,
-    AllreduceSettings,
-    AsynchronousSettings,
     BlockForm,
     BlockVelocity,
     BmufSettings,
@@ -18,7 +16,6 @@ from asr_train.schema.comm import (
     Codec,
     CommSettings,
     GtcSettings,
-    ModelAveragingSettings,
     OneBitSettings,
     Virtual,
     VirtualTimeSettings,
@@ -45,11 +42,9 @@ from asr_train.schema.feats import FeatsSettings, NormBy, NormSettings
 from asr_train.schema.fields import SettingsError
 from asr_train.schema.gmm import (
     AliSettings,
-    FlatSettings,
     FmllrSettings,
     FrontSettings,
     GmmSettings,
-    LdaSettings,
     QuestionStates,
     TreeSettings,
 )
@@ -73,7 +68,6 @@ from asr_train.schema.optim import (
     AutoRateSettings,
     Halving,
     OptimSettings,
-    PhaseSettings,
     Precision,
     PretrainSettings,
     Scaling,

@@ -11,7 +11,6 @@ from asr_train.schema.fields import (
     at,
     here,
     interval,
-    listed,
     not_negative,
     positive,
     within,
@@ -253,7 +252,7 @@ class PublishedSettings(IntakeSettings):
         for split in ("train", "dev"):
             if split not in self.splits:
                 raise SettingsError(
-                    f"{at('splits')} has {listed(self.splits)} but not {split}; "
+                    f"{at('splits')} has {', '.join(self.splits)} but not {split}; "
                     "dev: [] takes some of train's speakers or utterances"
                 )
         owner: dict[str, str] = {}

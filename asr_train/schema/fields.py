@@ -6,7 +6,7 @@
 the override that sets the value, even if a class occurs at several places.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -40,10 +40,6 @@ def here() -> str:
 
 def dotted(where: str, key: str) -> str:
     return f"{where}.{key}" if where else str(key)
-
-
-def listed(known: Iterable[str]) -> str:
-    return ", ".join(known)
 
 
 def positive(**values: float | None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from asr_train.files import read_yaml
-from asr_train.schema.fields import LEFT_OUT, SettingsError, dotted, listed, standing
+from asr_train.schema.fields import LEFT_OUT, SettingsError, dotted, standing
 
 Settings = TypeVar("Settings")
 
@@ -24,7 +24,7 @@ def build(cls: type[Settings], values: Any, where: str = "") -> Settings:
     hints = typing.get_type_hints(cls)
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     if not isinstance(values, dict):
-        raise SettingsError(f"{where or 'settings'} is {values!r}; it must hold {listed(known)}")
+        raise SettingsError(f"{where or 'settings'} is {values!r}; it must hold {', '.join(known)}")
     for key in values:
         if key not in known:
             raise SettingsError(unknown_key(dotted(where, key), known))
@@ -43,7 +43,7 @@ def unknown_key(dotted: str, known: typing.Iterable[str]) -> str:
     *groups, key = dotted.split(".")
     near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
     hint = f"did you mean {'.'.join([*groups, near[0]])}? " if near else ""
-    return f"{dotted} is not a setting; {hint}allowed there: {listed(known)}"
+    return f"{dotted} is not a setting; {hint}allowed there: {', '.join(known)}"
 
 
 def load(cls: type[Settings], path: Path | str) -> Settings:
@@ -85,7 +85,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if isinstance(hint, type) and issubclass(hint, Enum):
         if isinstance(value, str) and value in hint.__members__:
             return hint[value]
-        raise SettingsError(f"{where} is {value!r}; allowed: {listed(hint.__members__)}")
+        raise SettingsError(f"{where} is {value!r}; allowed: {', '.join(hint.__members__)}")
     if origin is list:
         if not isinstance(value, list):
             raise SettingsError(f"{where} is {value!r}; it must be a list such as [a, b]")

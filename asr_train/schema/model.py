@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from enum import Enum
 
-from asr_train.schema.fields import SettingsError, at, here, listed, not_negative, positive, within
+from asr_train.schema.fields import SettingsError, at, here, not_negative, positive, within
 
 
 class Nonlinearity(Enum):
@@ -64,7 +64,7 @@ class ModelSettings:
     def __post_init__(self) -> None:
         given = [f.name for f in fields(self) if getattr(self, f.name) is not None]
         if len(given) != 1:
-            kinds = listed(f.name for f in fields(self))
+            kinds = ", ".join(f.name for f in fields(self))
             raise SettingsError(
                 f"{here()} holds {given or 'nothing'}; it needs exactly one of {kinds}"
             )
