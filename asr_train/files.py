@@ -6,7 +6,6 @@ Knows nothing of what the files hold. Formats are JSON, JSON lines (gzipped if t
 
 import gzip
 import hashlib
-import io
 import json
 import mmap
 import os
@@ -129,10 +128,8 @@ def read_json(path: Path | str) -> Any:
 
 def write_jsonl(path: Path | str, rows: Iterable[dict[str, Any]]) -> None:
     """Write one JSON line per row; a name in `.gz` is gzipped without a time stamp."""
-    buffer = io.BytesIO()
-    for row in rows:
-        buffer.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
-    content = buffer.getvalue()
+    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+    content = "".join(lines).encode()
     if str(path).endswith(".gz"):
         content = gzip.compress(content, compresslevel=6, mtime=0)
     write_bytes(path, content)

@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from asr_train.files import read_text
@@ -47,7 +47,7 @@ def state_of(target: str, rebuilt: set[str]) -> str:
     """Return `done`, `stale` (present, but make would rebuild it) or `missing`."""
     if not Path(target).exists():
         return "missing"
-    return "stale" if _absolute(target) in rebuilt else "done"
+    return "stale" if os.path.abspath(target) in rebuilt else "done"
 
 
 def outputs(plan: str) -> set[str]:
@@ -57,7 +57,7 @@ def outputs(plan: str) -> set[str]:
     """
     commands = (_words(line) for line in plan.replace("\\\n", " ").splitlines())
     stages = (words for words in commands if words and os.path.basename(words[0]) not in MAKES)
-    return {_absolute(words[-1]) for words in stages}
+    return {os.path.abspath(words[-1]) for words in stages}
 
 
 def _words(command: str) -> list[str]:
@@ -65,10 +65,6 @@ def _words(command: str) -> list[str]:
         return shlex.split(command)
     except ValueError:  # an unbalanced quote, as in make's own messages
         return [word.strip("'\"") for word in command.split()]
-
-
-def _absolute(path: str) -> str:
-    return os.path.abspath(path)
 
 
 def disk_bytes(target: Path) -> int:
@@ -86,19 +82,12 @@ def disk_bytes(target: Path) -> int:
 
 
 def _size(path: Path) -> int:
-    if path.is_dir():
-        return sum(_size(child) for child in _children(path))
     try:
+        if path.is_dir():
+            return sum(map(_size, path.iterdir()))
         return path.stat().st_size
     except OSError:  # gone since it was listed: a stage is running
         return 0
-
-
-def _children(folder: Path) -> Iterator[Path]:
-    try:
-        yield from folder.iterdir()
-    except OSError:
-        return
 
 
 def summary(states: Sequence[str], goal: str) -> str:
