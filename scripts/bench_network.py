@@ -357,12 +357,10 @@ def error_of(rows: Sequence[dict[str, Any]], name: str) -> str:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 5))
+    figure = Figure(figsize=(6, 5))
+    axes = figure.subplots()
     for name in SIMULATED:
         chosen = [row for row in rows if row["collective"] == name]
         axes.plot(

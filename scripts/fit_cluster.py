@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from asr_train.cost.calibrate import (
     Case,
     Constants,
@@ -265,12 +267,8 @@ NOTES = {"strom2015": strom_notes, "ladkat2019": ladkat_notes}
 
 
 def plot(content: dict[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 5))
+    figure = Figure(figsize=(6, 5))
+    axes = figure.subplots()
     rows = content["rows"]
     low = 0.8 * min(row["paper"]["speedup"] for row in rows)
     high = 1.25 * max(row["paper"]["speedup"] for row in rows)

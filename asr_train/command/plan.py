@@ -400,12 +400,10 @@ def made(about: Mapping[str, str]) -> str:
 
 
 def plot(found: Plan, path: Path, title: str) -> None:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 5))
+    figure = Figure(figsize=(7, 5))
+    axes = figure.subplots()
     most = max(speed.workers for speeds in found.curves.values() for speed in speeds)
     rate = found.alone.frames_per_second
     axes.plot([1, most], [rate, most * rate], color="0.6", linewidth=0.8, label="linear")
@@ -423,4 +421,3 @@ def plot(found: Plan, path: Path, title: str) -> None:
     figure.tight_layout()
     with replacing(path) as part:
         figure.savefig(part, dpi=100)
-    pyplot.close(figure)

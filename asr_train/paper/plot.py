@@ -6,14 +6,14 @@ Knows only the content of `paper.table`, and nothing of runs.
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from asr_train.files import replacing
 from asr_train.paper.claims import NO_REDUCTION, printed_reduction
 from asr_train.paper.layout import JsonRow, TableDict, rows_shown
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 BESIDE = 0.015  # relative shift between kinds of rows
 SPAN = 5  # factor beyond which an axis is logarithmic
@@ -25,40 +25,31 @@ def plot(table: TableDict, path: Path | str) -> None:
     """Write a PNG: curves by epoch of a figure, or of a table that prints passes; else two panels,
     the second if anything was sent or simulated.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     panels: list[Callable[[Axes, TableDict], None]] = [_changes]
     if table["figure"] or any(map(_passes, table["rows"])):
         panels = [_curves]
     elif any(_ratio(row) or _speedup(row) for row in table["rows"]):
         panels.append(_sizes_or_speeds)
-    figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(6.4 * len(panels), 5), squeeze=False, layout="constrained"
+    figure = Figure(figsize=(6.4 * len(panels), 5), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for panel, ax in zip(panels, axes, strict=True):
+        panel(ax, table)
+        ax.grid(color="0.9", linewidth=0.6)
+        ax.set_axisbelow(True)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=2 * len(panels), fontsize="small"
     )
-    try:
-        for panel, ax in zip(panels, axes[0], strict=True):
-            panel(ax, table)
-            ax.grid(color="0.9", linewidth=0.6)
-            ax.set_axisbelow(True)
-        handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=2 * len(panels), fontsize="small"
-        )
-        title = textwrap.fill(table["title"], 60 * len(panels))
-        figure.suptitle(f"{title}\nours: scale {table['scale']}", fontsize="medium")
-        with replacing(Path(path)) as part:
-            figure.savefig(part, dpi=110)
-    finally:
-        pyplot.close(figure)
+    title = textwrap.fill(table["title"], 60 * len(panels))
+    figure.suptitle(f"{title}\nours: scale {table['scale']}", fontsize="medium")
+    with replacing(path) as part:
+        figure.savefig(part, dpi=110)
 
 
 # --- tables -------------------------------------------------------------------------------------
 
 
-def _changes(ax: "Axes", table: TableDict) -> None:
+def _changes(ax: Axes, table: TableDict) -> None:
     """Draw relative WER reductions; ours with their intervals, failed ones at the lower edge."""
 
     def percent(row: JsonRow) -> float | None:
@@ -89,7 +80,7 @@ def _changes(ax: "Axes", table: TableDict) -> None:
     ax.set_ylim(bottom=edge)
 
 
-def _sizes_or_speeds(ax: "Axes", table: TableDict) -> None:
+def _sizes_or_speeds(ax: Axes, table: TableDict) -> None:
     """Draw the compression ratio if the paper prints it, else speed-ups, ours simulated."""
     rows = table["rows"]
     of_paper = _printed("compression_ratio")
@@ -113,10 +104,8 @@ def _ratio(row: JsonRow) -> float | None:
     return found
 
 
-def _plain_log(ax: "Axes") -> None:
+def _plain_log(ax: Axes) -> None:
     """Make the axis logarithmic, with numbers without exponents."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
     ax.set_yscale("log")
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -137,7 +126,7 @@ def _printed(*keys: str) -> Value:
 
 
 def _series(
-    ax: "Axes",
+    ax: Axes,
     table: TableDict,
     ours: Value,
     printed: Value,
@@ -216,7 +205,7 @@ def _name(row: JsonRow, table: TableDict) -> str:
 # --- figures ------------------------------------------------------------------------------------
 
 
-def _curves(ax: "Axes", table: TableDict) -> None:
+def _curves(ax: Axes, table: TableDict) -> None:
     """Draw WER by epoch if epochs were decoded, else frame errors relative to the baseline's."""
     rows = rows_shown(table)
     if any(row["ours"]["wer_by_epoch"] for row in rows):

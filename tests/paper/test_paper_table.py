@@ -20,6 +20,7 @@ from finished_runs import (
     score,
     tabulated,
 )
+from matplotlib.figure import Figure
 
 from asr_train.paper import speed
 from asr_train.paper.hours import hours_of_pass
@@ -550,16 +551,19 @@ def test_pictures_are_drawn_of_tables_and_figures(tmp_path):
 @pytest.fixture
 def axes_of(tmp_path, monkeypatch):
     """A function that draws a table and returns its panels."""
-    from matplotlib import pyplot
+    figures = []
+
+    def save(figure, *arguments, **options):
+        figures.append(figure)
+        savefig(figure, *arguments, **options)
 
     def draw(content):
-        with monkeypatch.context() as patch:
-            patch.setattr(pyplot, "close", lambda figure: None)
-            plot(content, tmp_path / "t.png")
-        return pyplot.gcf().axes
+        plot(content, tmp_path / "t.png")
+        return figures[-1].axes
 
-    yield draw
-    pyplot.close("all")
+    savefig = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", save)
+    return draw
 
 
 def test_a_table_of_passes_is_drawn_by_epoch_with_the_printed_ones(axes_of, tmp_path):
