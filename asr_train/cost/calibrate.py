@@ -6,7 +6,7 @@ predicted. Knows nothing of files and plots.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,8 @@ class Case:
 
     Attributes:
         start: the constants, with their values at the start of the search.
-        plain: the same constants from the hardware's data sheets.
         fit_on: labels of the rows that they are fitted on.
+        plain: the same constants from the hardware's data sheets.
         others: alternative choices of rows, to see how much depends on the choice.
         density: tau -> the share of elements that GTC sends in the paper's runs.
     """
@@ -53,10 +53,10 @@ class Case:
     name: str
     rows: tuple[Row, ...]
     start: Constants
-    plain: Constants
     fit_on: tuple[str, ...]
-    others: tuple[tuple[str, ...], ...]
     steps: int
+    plain: Constants = field(default_factory=dict)
+    others: tuple[tuple[str, ...], ...] = ()
     density: Callable[[float], float] | None = None
 
 
@@ -329,9 +329,7 @@ def seide_2014(paper: Mapping[str, Any], activations: float, server: bool = Fals
         name="seide2014_1bit",
         rows=tuple(rows),
         start={} if server else start,
-        plain={"lambda_conn": 1.0, "exchange_ms": 1e-9},
         fit_on=() if server else ("table 4, no DB, 2k", "table 4, no DB, 92k"),
-        others=(),
         steps=10,
     )
 

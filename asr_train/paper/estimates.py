@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from asr_train.cost import optimum
 from asr_train.cost.calibrate import (
     SUB_BATCH_FIT,
@@ -93,10 +95,18 @@ class Estimates:
 def icassp_estimates(papers: Mapping[str, Printed], clusters: Path) -> Estimates:
     """Return K-hat and speed-ups from equations 2 and 3: printed constants only."""
     paper = papers[ICASSP]
-    node = optimum.printed_node(paper)
-    nodes_of, speed_of = [], []
-    notes = []
-    for row in paper["estimates"]:
+    node, rows = optimum.printed_node(paper), paper["estimates"]
+    mean = geometric_mean([row["optimal_nodes"] for row in rows])
+    share = geometric_mean(
+        [row["speedup"] / round(row["optimal_nodes"]) for row in rows if "speedup" in row]
+    )
+    of_floats = {
+        row["minibatch"]: row.get("lambda_conn", 1)
+        for row in rows
+        if row["kind"] == "data_parallel"
+    }
+    nodes_of, speed_of, notes = [], [], []
+    for row in rows:
         kind, frames, lambda_conn = row["kind"], row["minibatch"], row.get("lambda_conn", 1)
         name = f"{kind.replace('_', ' ')}, {frames:,} frames"
         count = round(row["optimal_nodes"])
@@ -109,7 +119,7 @@ def icassp_estimates(papers: Mapping[str, Printed], clusters: Path) -> Estimates
             size = 4.0
             if kind == "data_parallel_8bit":
                 size, used = 1.0, "marked"
-                lambda_conn = _floats_lambda(paper, frames)
+                lambda_conn = of_floats[frames]
                 needed = optimum.lambda_conn_for(node, row["optimal_nodes"], frames, size)
                 notes.append(
                     f"{name}: lambda_conn is not printed; that of 4-byte values "
@@ -118,17 +128,14 @@ def icassp_estimates(papers: Mapping[str, Printed], clusters: Path) -> Estimates
                 )
             nodes = optimum.data_parallel(node, frames, size, lambda_conn)
             faster = optimum.data_parallel_speedup(node, count, frames, size, lambda_conn)
-        nodes_of.append(Cell(f"{name}: nodes", row["optimal_nodes"], nodes, 0.0, used))
+        nodes_of.append(Cell(f"{name}: nodes", row["optimal_nodes"], nodes, mean, used))
         if "speedup" in row:
             label = f"{name}: speed-up with {count}"
-            speed_of.append((Cell(label, row["speedup"], faster, 0.0, used), count))
-    mean = geometric_mean([cell.printed for cell in nodes_of])
-    share = geometric_mean([cell.printed / count for cell, count in speed_of])
+            speed_of.append(Cell(label, row["speedup"], faster, share * count, used))
     eta = paper["hardware"]["eta_mbs"]["512_over_1024"]
     small = optimum.data_parallel(node, 1024, 4, eta=eta)
     return Estimates(
-        cells=[replace(cell, null=mean) for cell in nodes_of]
-        + [replace(cell, null=share * count) for cell, count in speed_of],
+        cells=nodes_of + speed_of,
         unit="nodes, and times one GPU",
         kind="in closed form, from printed constants alone (equations 2 and 3)",
         null=f"{mean:.2g} nodes for every row; speed-ups: {share:.2g} times the nodes (geometric "
@@ -143,15 +150,6 @@ def icassp_estimates(papers: Mapping[str, Printed], clusters: Path) -> Estimates
             "The printed speed-up of 1.1 with 2 nodes and 4,096 frames does not follow from the "
             "printed equations, as the others do.",
         ],
-    )
-
-
-def _floats_lambda(paper: Printed, frames: int) -> float:
-    """Return the lambda_conn printed for 4-byte values and this minibatch."""
-    return next(
-        float(row["lambda_conn"])
-        for row in paper["estimates"]
-        if row["kind"] == "data_parallel" and row["minibatch"] == frames
     )
 
 
@@ -224,9 +222,7 @@ def striped_case(paper: Printed) -> Case:
         name=ICASSP,
         rows=tuple(rows),
         start={"lambda_conn": 2.0},
-        plain={"lambda_conn": 1.0},
         fit_on=("K20X end-to-end, 2 GPUs",),
-        others=(),
         steps=2,
     )
 
@@ -484,14 +480,10 @@ def plain(table: Mapping[str, Any]) -> str:
 
 def plot(table: Mapping[str, Any], path: Path) -> None:
     """Write a PNG: ours and the one constant over the printed numbers."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     rows = table["rows"]
     printed = [row["paper"]["value"] for row in rows]
-    figure, axes = pyplot.subplots(figsize=(6, 5))
+    figure = Figure(figsize=(6, 5))
+    axes = figure.subplots()
     ends = [0.8 * min(printed), 1.25 * max(printed)]
     axes.plot(ends, ends, color="0.5", linewidth=0.8)
     null = [row["ours"]["one_constant"] for row in rows]
@@ -513,4 +505,3 @@ def plot(table: Mapping[str, Any], path: Path) -> None:
     figure.tight_layout()
     with replacing(path) as part:
         figure.savefig(part, dpi=100)
-    pyplot.close(figure)

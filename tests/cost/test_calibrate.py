@@ -171,9 +171,7 @@ def made_up() -> tuple[Case, dict[str, float]]:
         name="made up",
         rows=tuple(rows),
         start={"encode_ns": 1.0, "decode_ns": 1.0},
-        plain={},
         fit_on=("2", "8"),
-        others=(),
         steps=5,
     ), truth
 
