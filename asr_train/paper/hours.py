@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from asr_train.cost.calibrate import Row, fit, predicted, seide_2014
+from asr_train.cost.calibrate import fit, seide_2014, with_constants
 from asr_train.cost.cluster import read_cluster
-from asr_train.cost.plan import Scheme
+from asr_train.cost.plan import Scheme, simulate
 from asr_train.facts import Traffic
 from asr_train.files import read_yaml
 from asr_train.paper.rows import PassSettings
@@ -60,28 +60,20 @@ def hours_of_pass(
         start_seconds=larger * usual.start_seconds,
         activations=larger**0.5 * usual.activations,  # as the width
     )
-    rows = []
-    for i, (frames, _, cold) in enumerate(sizes):
-        workers = 1 if cold else data
-        rows.append(
-            Row(
-                label=str(i),
-                work=replace(work, frames=frames / workers),
-                method=Scheme(
-                    traffic=Traffic.onebit if workers > 1 else Traffic.none,
-                    lag=int(workers > 1),
-                    stripes=model,
-                ),
-                workers=workers,
-                published=1.0,
-                reference=1.0,
-            )
-        )
     cluster = read_cluster(settings.cluster, conf / "cluster")
     constants = fit(case, cluster, case.fit_on).constants
-    speeds = predicted(replace(case, rows=tuple(rows)), cluster, constants)
-    whole = settings.speech_hours * FRAMES_AN_HOUR
-    seconds = sum(share * whole / speeds[str(i)] for i, (_, share, _) in enumerate(sizes))
+    cluster, work = with_constants(cluster, work, constants)
+    whole, seconds = settings.speech_hours * FRAMES_AN_HOUR, 0.0
+    for frames, share, cold in sizes:
+        workers = 1 if cold else data
+        method = Scheme(
+            traffic=Traffic.onebit if workers > 1 else Traffic.none,
+            lag=int(workers > 1),
+            stripes=model,
+        )
+        own = replace(work, frames=frames / workers)
+        speed = simulate(cluster, own, method, workers, case.steps)
+        seconds += share * whole / speed.frames_per_second
     return seconds / 3600
 
 
