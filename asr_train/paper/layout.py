@@ -152,10 +152,6 @@ def columns(table: TableDict) -> list[Column]:
         shown |= {column.name for column in beside}
         if beside or key not in keys:  # otherwise it is in the row's name
             found.append(_printed_column(key, beside))
-    virtual, late = (
-        any(row["ours"][key] is not None for row in table["rows"])
-        for key in ("virtual_seconds", "staleness")
-    )
     rest = [
         WORKERS,
         WER,
@@ -175,8 +171,8 @@ def columns(table: TableDict) -> list[Column]:
         Column("minibatch, frames per worker", _ours("minibatch_frames", str)),
         FRAMES,
         MINUTES,
-        *([Column("mean staleness, steps", _ours("staleness", digits))] if late else []),
-        *([Column("virtual seconds", _ours("virtual_seconds", digits))] if virtual else []),
+        Column("mean staleness, steps", _ours("staleness", digits)),
+        Column("virtual seconds", _ours("virtual_seconds", digits)),
         SPEEDUP,
     ]
     known = [column for column in rest if column.name not in shown]
