@@ -32,7 +32,7 @@ from asr_train.paper.ratios import ratios
 from asr_train.paper.rows import BASELINE, Table, check_effect, read_table
 from asr_train.report.exchange import digits
 from asr_train.report.tables import as_markdown, commit, machine
-from asr_train.schema import Config, RunSettings
+from asr_train.schema import Config
 from asr_train.shards.reader import Shards
 from asr_train.shards.sample import Sample
 from asr_train.shards.writer import write_shards
@@ -100,10 +100,7 @@ def in_a_process(config: Config, hours: float) -> dict[str, Any]:
 
 def few_steps(config: Config, hours: float) -> dict[str, Any]:
     """Train for STEPS steps of all workers, through the whole loop; return the numbers."""
-    run, device = (
-        RunSettings(model=config.model, optim=config.optim, comm=config.comm),
-        chosen_device(),
-    )
+    run, device = config.run, chosen_device()
     workers, mels = run.comm.workers or 1, config.feats.num_mels
     stride = run.model.lstm.subsample if run.model.lstm else 1
     passes = {name: None for name in ("pretrain", "auto_minibatch", "auto_rate")}

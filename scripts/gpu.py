@@ -209,10 +209,7 @@ def write_settings(base: str, path: str, *overrides: str) -> None:
     """Write a run's settings, as scripts/resolve.py does for make."""
     from asr_train import compose, files, schema
 
-    config = compose.settings(base, list(overrides))
-    run = schema.RunSettings(model=config.model, optim=config.optim, comm=config.comm)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    files.write_yaml(path, schema.plain(run))
+    files.write_yaml(path, schema.plain(compose.settings(base, list(overrides)).run))
 
 
 def logged(folder: Path) -> dict[str, Any]:

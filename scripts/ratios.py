@@ -62,8 +62,7 @@ def rows(table: Table) -> Iterator[tuple[str, RowSettings, Run]]:
 def of_paper(row: RowSettings, paper: PaperSettings) -> RunSettings:
     """Return the settings of a row at the paper's scale."""
     run = unscaled(row, paper)
-    config = compose.settings(run.base, list(run.overrides))
-    return RunSettings(model=config.model, optim=config.optim, comm=config.comm)
+    return compose.settings(run.base, list(run.overrides)).run
 
 
 def of_ours(run: RunSettings, frames: float) -> dict[str, float]:

@@ -33,7 +33,7 @@ from asr_train.files import read_yaml, write_yaml
 from asr_train.jobs import main
 from asr_train.locks import settling
 from asr_train.paper.rows import Run, check_effect, read_table, runs_by_settings
-from asr_train.schema import Config, Inputs, Method, RunSettings, SettingsError, plain
+from asr_train.schema import Config, Inputs, Method, SettingsError, plain
 
 VARIABLE = re.compile(r"[A-Z]+=")
 
@@ -96,7 +96,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         if config.comm.workers is None:
             alone = config.comm.method is Method.sgd
             config.comm.workers = 1 if alone else workers
-        settings = RunSettings(model=config.model, optim=config.optim, comm=config.comm)
+        settings = config.run
         if begins[run]:
             settings = settings.continued(config.objective, choices.initial or begins[run])
         files[f"run/{run}"] = plain(settings)

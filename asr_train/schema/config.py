@@ -51,7 +51,12 @@ class Config:
         for name, system in self.gmm.items():
             if system.front is not None:
                 self._check_front(f"gmm.{name}", system, system.front)
-        RunSettings(model=self.model, optim=self.optim, comm=self.comm)  # checks combinations
+        _ = self.run  # checks combinations
+
+    @property
+    def run(self) -> RunSettings:
+        """The settings of a run by frame cross-entropy."""
+        return RunSettings(model=self.model, optim=self.optim, comm=self.comm)
 
     def _check_front(self, path: str, system: GmmSettings, front: FrontSettings) -> None:
         """Check dimensions: a system is trained hours after its settings are read."""

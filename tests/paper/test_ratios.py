@@ -29,8 +29,7 @@ def printed(name: str, run: str, **values) -> dict[str, float]:
 
 
 def composed(run: str, *overrides: str) -> RunSettings:
-    config = compose.settings(run, list(overrides))
-    return RunSettings(model=config.model, optim=config.optim, comm=config.comm)
+    return compose.settings(run, list(overrides)).run
 
 
 @pytest.mark.parametrize("workers, steps", [(5, 71_875), (10, 35_938), (40, 8_984), (80, 4_492)])

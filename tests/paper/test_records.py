@@ -19,7 +19,7 @@ from asr_train.paper.records import (
     write_record,
 )
 from asr_train.paper.rows import RowSettings
-from asr_train.schema import RunSettings, SettingsError, build, plain
+from asr_train.schema import SettingsError, build, plain
 from asr_train.score.words import MIN_PAIRED_SPEAKERS
 
 NODES = [
@@ -149,8 +149,7 @@ def test_a_note_says_what_was_trained_elsewhere(nodes):
 def whole(nodes):
     """A record with settings that the schema accepts, and these settings."""
     run = nodes.baselines[0]
-    config = settings(run.base, list(run.overrides))
-    wanted = RunSettings(model=config.model, optim=config.optim, comm=config.comm)
+    wanted = settings(run.base, list(run.overrides)).run
     trained = finished(run)
     trained.about["settings"] = plain(wanted)
     return record_of(trained), wanted
