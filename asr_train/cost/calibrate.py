@@ -360,8 +360,8 @@ def with_constants(
     cluster: ClusterSettings, work: Work, constants: Constants
 ) -> tuple[ClusterSettings, Work]:
     """Return cluster and work with these constants."""
-    own = {key: value for key, value in constants.items() if hasattr(cluster, key)}
-    of_gpu = {key: value for key, value in constants.items() if hasattr(cluster.gpu, key)}
+    own: dict[str, Any] = {k: x for k, x in constants.items() if hasattr(cluster, k)}
+    of_gpu: dict[str, Any] = {k: x for k, x in constants.items() if hasattr(cluster.gpu, k)}
     cluster = replace(cluster, gpu=replace(cluster.gpu, **of_gpu), **own)
     if (kilobytes := constants.get("message_kb")) is not None:
         scaled = (
