@@ -74,8 +74,7 @@ class ClusterSettings:
     def __post_init__(self) -> None:
         positive(gpus_per_node=self.gpus_per_node, max_nodes=self.max_nodes)
         positive(lambda_conn=self.lambda_conn)
-        limits = {"bus": self.bus_gbit_per_s, "fabric": self.fabric_gbit_per_s}
-        positive(**{f"{name}_gbit_per_s": v for name, v in limits.items() if v is not None})
+        positive(bus_gbit_per_s=self.bus_gbit_per_s, fabric_gbit_per_s=self.fabric_gbit_per_s)
         if self.gpus_per_node > 1 and self.inside is None:
             raise SettingsError(
                 f"{at('gpus_per_node')} is {self.gpus_per_node} but {at('inside')} is null; "

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from asr_train.schema.fields import (
     LEFT_OUT,
@@ -33,17 +33,21 @@ class DigitsSettings:
         interval(words=self.words, snr_db=self.snr_db, level_db=self.level_db)
         positive(sample_rate=self.sample_rate, words=self.words[0])
         within(-90, 0, level_db=self.level_db[1])
-        if set(self.speakers) != set(self.utterances):
-            raise SettingsError(
-                f"{at('speakers')} has the splits {sorted(self.speakers)} "
-                f"but utterances has {sorted(self.utterances)}; they must agree"
-            )
+        _check_same_splits(speakers=self.speakers, utterances=self.utterances)
         for split, count in self.utterances.items():
             if not 1 <= self.speakers[split] <= count:
                 raise SettingsError(
                     f"{here()}: {split} has {self.speakers[split]} speakers "
                     f"for {count} utterances; each speaker needs one"
                 )
+
+
+def _check_same_splits(**of_splits: dict[str, Any]) -> None:
+    (first, a), (second, b) = of_splits.items()
+    if set(a) != set(b):
+        raise SettingsError(
+            f"{at(first)} has the splits {sorted(a)} but {second} has {sorted(b)}; they must agree"
+        )
 
 
 TEST_SPLIT = re.compile("test_[a-z0-9_]+")  # names of further test splits
@@ -101,11 +105,7 @@ class CommandsSettings:
         within(0, 10, margin_seconds=self.margin_seconds[0])
         positive(sample_rate=self.sample_rate, rt60_seconds=self.rt60_seconds[0])
         within(-90, 0, level_db=self.level_db[1])
-        if set(self.speakers) != set(self.hours):
-            raise SettingsError(
-                f"{at('speakers')} has the splits {sorted(self.speakers)} "
-                f"but hours has {sorted(self.hours)}; they must agree"
-            )
+        _check_same_splits(speakers=self.speakers, hours=self.hours)
         for split, hours in self.hours.items():
             positive(**{f"hours.{split}": hours, f"speakers.{split}": self.speakers[split]})
         within(1000, self.sample_rate, telephone_rate=self.telephone_rate)
