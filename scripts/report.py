@@ -93,8 +93,11 @@ def contents(
     splits, heard, embedded = {}, {}, ""
     for path in named(inputs, "conf/score.yaml"):
         settings, rows = load(ScoreSettings, path), found_words(inputs, scores)
+        normaliser = load_normaliser(settings.normaliser)
         for split in dict.fromkeys(score["split"] for score in scores):
-            splits[split] = utterances(split, cuts[split], scores, rows, settings)
+            chosen = [score for score in scores if score["split"] == split]
+            found = [rows[score["run"], split] for score in chosen]
+            splits[split] = of_split(cuts[split], chosen, found, settings, normaliser)
             for utterance in splits[split]["utterances"]:
                 utterance["audio"] = address(cuts[split][utterance["id"]], folder)
         best = best_run(wer)
@@ -142,18 +145,6 @@ def found_words(inputs: Sequence[str], scores: Sequence[Score]) -> dict[tuple[st
         }
         for path, score in zip(named(inputs, "exp/*/score.*.json"), scores, strict=True)
     }
-
-
-def utterances(
-    split: str,
-    cuts: Mapping[str, Row],
-    scores: Sequence[Score],
-    rows: Mapping[tuple[str, str], Row],
-    settings: ScoreSettings,
-) -> Row:
-    chosen = [score for score in scores if score["split"] == split]
-    found = [rows[score["run"], split] for score in chosen]
-    return of_split(cuts, chosen, found, settings, load_normaliser(settings.normaliser))
 
 
 def sounds(
