@@ -121,8 +121,8 @@ def test_the_best_sentence_costs_what_kaldi_says(model, scores_TS, scale):
     states = states_of(model, model)
     lang, loop_S = lang_of(model, states), states.hmms.loops(states.num_states)
     graph = decoding_graph(lang, states, loop_S, self_loop_scale=scale)
-    ids, graph_cost, acoustic_cost, final = search(Graph.of(graph), scores_TS, 1.0, WIDE, 10**6)
-    assert final
+    path = search(Graph.of(graph), scores_TS, 1.0, WIDE, 10**6)
+    assert path.final
     grammar = math.log(len(WORDS) + 1)
     sentences = [row for n in (1, 2) for row in itertools.product(WORDS, repeat=n)]
     costs = {
@@ -130,8 +130,8 @@ def test_the_best_sentence_costs_what_kaldi_says(model, scores_TS, scale):
         for words in sentences
     }
     # Determinisation rounds weights to 1/1024, which adds up where they do not sum to 1
-    assert graph_cost + acoustic_cost == pytest.approx(min(costs.values()), abs=5e-3)
-    assert [lang.lexicon.words[i - 1] for i in ids] == list(min(costs, key=costs.get))
+    assert path.graph_cost + path.acoustic_cost == pytest.approx(min(costs.values()), abs=5e-3)
+    assert [lang.lexicon.words[i - 1] for i in path.words] == list(min(costs, key=costs.get))
 
 
 def test_states_come_back_from_json(model):
