@@ -341,7 +341,10 @@ def unpack_wheels() -> None:
     site = ROOT / "build" / "wheels"
     if wheels and not site.exists() and importlib.util.find_spec("hydra") is None:
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps"]
-        subprocess.run([*pip, "--target", str(site), *map(str, wheels)], check=True)
+        part = site.with_name("wheels.part")
+        shutil.rmtree(part, ignore_errors=True)
+        subprocess.run([*pip, "--target", str(part), *map(str, wheels)], check=True)
+        part.rename(site)
     if site.exists():
         sys.path.insert(2, str(site))
 
