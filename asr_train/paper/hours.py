@@ -8,11 +8,12 @@ Knows nothing of accuracy.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from asr_train.cost.calibrate import fit, seide_2014, with_constants
-from asr_train.cost.cluster import read_cluster
+from asr_train.cost.calibrate import Case, Constants, fit, seide_2014, with_constants
+from asr_train.cost.cluster import ClusterSettings, read_cluster
 from asr_train.cost.plan import Scheme, simulate
 from asr_train.facts import Traffic
 from asr_train.files import read_yaml
@@ -45,11 +46,7 @@ def hours_of_pass(
     if not sizes:
         return None
     data, model = map(int, parallel.partition(" ")[0].split("x"))
-    one_bit, icassp = (
-        read_yaml(conf / "papers" / f"{name}.yaml")
-        for name in ("seide2014_1bit", "seide2014_parallelizability")
-    )
-    case = seide_2014(one_bit, icassp["model"]["activations_passed_per_frame"])
+    case, cluster, constants = _fitted(settings.cluster, conf)
     larger = 1e6 * settings.parameters_millions / case.rows[0].work.parameters
     usual = case.rows[0].work
     work = replace(
@@ -60,8 +57,6 @@ def hours_of_pass(
         start_seconds=larger * usual.start_seconds,
         activations=larger**0.5 * usual.activations,  # as the width
     )
-    cluster = read_cluster(settings.cluster, conf / "cluster")
-    constants = fit(case, cluster, case.fit_on).constants
     cluster, work = with_constants(cluster, work, constants)
     whole, seconds = settings.speech_hours * FRAMES_AN_HOUR, 0.0
     for frames, share, cold in sizes:
@@ -75,6 +70,18 @@ def hours_of_pass(
         speed = simulate(cluster, own, method, workers, case.steps)
         seconds += share * whole / speed.frames_per_second
     return seconds / 3600
+
+
+@cache
+def _fitted(name: str, conf: Path) -> tuple[Case, ClusterSettings, Constants]:
+    """Return the paper's rows, the cluster of this name, and its constants as the rows tell them."""
+    one_bit, icassp = (
+        read_yaml(conf / "papers" / f"{paper}.yaml")
+        for paper in ("seide2014_1bit", "seide2014_parallelizability")
+    )
+    case = seide_2014(one_bit, icassp["model"]["activations_passed_per_frame"])
+    cluster = read_cluster(name, conf / "cluster")
+    return case, cluster, fit(case, cluster, case.fit_on).constants
 
 
 def _sizes(

@@ -34,7 +34,7 @@ ASYNC = {
         },
     },
 }
-SHORTER = {"momentum": 0.0, "epochs": 12}
+SHORTER = {"momentum": 0.0, "epochs": 6}
 PATIENCE_SECONDS = 120
 
 pytestmark = [
@@ -47,7 +47,7 @@ class Run:
     """A run's folder and how it is started."""
 
     def __init__(self, splits, folder: Path, lstm=None, comm=GTC, **optim) -> None:
-        values = {"epochs": 24, "minibatch_frames": 16, "checkpoint_steps": 7, **optim}
+        values = {"epochs": 10, "minibatch_frames": 16, "checkpoint_steps": 7, **optim}
         run = tiny.settings(comm, lstm, **values)
         files.write_yaml(folder / "a.yaml", schema.plain(run))
         self.model = folder / "a" / "model.json"
