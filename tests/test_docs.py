@@ -107,6 +107,7 @@ def test_the_citation_names_the_papers_by_their_titles():
         assert wanted[1] in titles
 
 
+@pytest.mark.slow
 def test_the_method_of_the_contributors_guide_keeps_the_contract_in_three_edits(tmp_path):
     """One new file, one row, one line of tests; and a run of that name has settings."""
     guide = (ROOT / "CONTRIBUTING.md").read_text()

@@ -291,7 +291,7 @@ class LargestTensor(TorchDispatchMode):
     [
         (Backend.cpu, 1_000, 32),
         (Backend.reference, 300, 64),
-        pytest.param(Backend.cpu, 10_000, 32, marks=pytest.mark.slow),
+        pytest.param(Backend.cpu, 5_000, 32, marks=pytest.mark.slow),
         pytest.param(Backend.reference, 2_000, 64, marks=pytest.mark.slow),
     ],
 )
