@@ -183,6 +183,8 @@ help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 clean:
 	@[ ! -e $W ] || [ -e $W/conf/shown.yaml ] || ls -d $W/fold-*/conf >/dev/null 2>&1 || { echo "$W contains no conf/shown.yaml, so it is not a work folder; not removed" >&2; exit 1; }
+	@$(PY) -c 'import sys; from asr_train.locks import at_work; \
+	  sys.exit("\n".join(f"{w}: {busy}; wait for it, or stop it" for w in sys.argv[1:] if (busy := at_work(w))) or None)' $W $W/fold-*
 	rm -rf $W
 
 # One settings file per stage, rewritten only when its content changes: a stage reruns when its own

@@ -14,7 +14,7 @@ import pytest
 from asr_train.choices import Choices
 from asr_train.compose import CONF, settings
 from asr_train.files import read_yaml
-from asr_train.locks import FOLDER, at_work, locked
+from asr_train.locks import FOLDER, at_work, locked, settling
 from asr_train.schema import Config, SettingsError
 from scripts.resolve import resolve
 
@@ -326,6 +326,18 @@ def test_make_claims_its_settings_until_it_ends(tmp_path, goal):
     (claim,) = (tmp_path / FOLDER).glob("make.*")
     assert claim.name.startswith(f"make.{done.pid}.")
     assert at_work(tmp_path) is None
+
+
+def test_a_work_folder_in_which_something_is_made_is_not_removed(tmp_path):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/shown.yaml").touch()
+    with settling(tmp_path, str(os.getpid())):
+        pass
+    command = ["make", "-C", "recipes/digits", "clean", f"W={tmp_path}"]
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert f"{tmp_path}: process {os.getpid()} is at work; wait for it" in refused.stderr
+    assert (tmp_path / "conf/shown.yaml").exists()
 
 
 @pytest.fixture
