@@ -74,7 +74,7 @@ def hours_of_pass(
 
 @cache
 def _fitted(name: str, conf: Path) -> tuple[Case, ClusterSettings, Constants]:
-    """Return the paper's rows, the cluster of this name, and its constants as the rows tell them."""
+    """Return the paper's rows, the cluster, and its constants as those rows tell them."""
     one_bit, icassp = (
         read_yaml(conf / "papers" / f"{paper}.yaml")
         for paper in ("seide2014_1bit", "seide2014_parallelizability")
