@@ -1,7 +1,8 @@
 """A Python for make's PY whose processes are forked from one that has imported everything.
 
 A stage of a tiny corpus takes less than a second, but importing torch, lhotse and others takes two.
-The scripts are unchanged: the same arguments, environment and folder, one process each.
+The scripts are unchanged: the same arguments, environment and folder, one process each. If what
+make called is killed, so is that process, with all that it started.
 
     preloaded.py serve SOCKET               runs until its standard input ends
     preloaded.py run SOCKET SCRIPT ARG...   what make calls
@@ -12,7 +13,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -43,8 +44,7 @@ def run(path: str, *command: str) -> int:
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(path)
         socket.send_fds(server, [b"!"], [0, 1, 2])
-        server.sendall(json.dumps(request).encode())
-        server.shutdown(socket.SHUT_WR)
+        server.sendall(json.dumps(request).encode() + b"\n")
         answer = server.recv(4)
     return int(answer) if answer else 1  # none: it was killed
 
@@ -64,20 +64,44 @@ def serve(path: str) -> int:
     import asr_train.data.digits  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies: nobody waits for them
+    working: dict[int, tuple[socket.socket, int, int]] = {}  # client, process, and its descriptor
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen(64)
         print("ready", flush=True)
+        waiting = select.poll()
+        waiting.register(listening, select.POLLIN)
+        waiting.register(sys.stdin, select.POLLIN)
         while True:
-            ready, _, _ = select.select([listening, sys.stdin], [], [])
-            if sys.stdin in ready:
+            ready = [number for number, _ in waiting.poll()]
+            for number, (client, process, ended) in list(working.items()):
+                if number in ready or ended in ready:
+                    # What make called was killed, or this process has ended
+                    with suppress(ProcessLookupError):
+                        os.killpg(process, signal.SIGKILL)
+                    waiting.unregister(number)
+                    waiting.unregister(ended)
+                    client.close()
+                    os.close(ended)
+                    del working[number]
+            if listening.fileno() in ready:
+                client, _ = listening.accept()
+                process = os.fork()
+                if process == 0:
+                    os.setpgid(0, 0)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    listening.close()
+                    for other, _, _ in working.values():
+                        other.close()
+                    _work(client)
+                with suppress(ProcessLookupError, PermissionError):
+                    os.setpgid(process, process)
+                ended = os.pidfd_open(process)
+                working[client.fileno()] = client, process, ended
+                waiting.register(client, select.POLLRDHUP)
+                waiting.register(ended, select.POLLIN)
+            elif sys.stdin.fileno() in ready:
                 return 0
-            client, _ = listening.accept()
-            if os.fork() == 0:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                listening.close()
-                _work(client)
-            client.close()
 
 
 def _work(client: socket.socket) -> None:
@@ -86,7 +110,8 @@ def _work(client: socket.socket) -> None:
     import traceback
 
     _, streams, _, _ = socket.recv_fds(client, 1, 3)
-    request = json.loads(b"".join(iter(lambda: client.recv(1 << 16), b"")))
+    with client.makefile("rb") as file:
+        request = json.loads(file.readline())
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)

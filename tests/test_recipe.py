@@ -10,7 +10,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -514,11 +513,7 @@ def kill_after(recipe: Recipe, sign: str, seconds: float, log: Path, *arguments:
 def test_side_by_side_and_killed_in_every_stage_it_gives_the_bytes_of_the_unbroken_run(
     recipe, unbroken, tmp_path
 ):
-    """One run at -j2, killed ten times; the moments are drawn again in every test run.
-
-    Its stages are children of make, so that they end with it.
-    """
-    recipe = Recipe(recipe.root, sys.executable)
+    """One run at -j2, killed ten times; the moments are drawn again in every test run."""
     folder = recipe.use("killed")
     for sign, longest in MOMENTS:
         seconds = random.uniform(0, longest)
@@ -534,7 +529,6 @@ def test_what_a_finished_run_can_do_further_and_resumes_to_the_same_bytes(
     recipe, unbroken, tmp_path
 ):
     """Sequence training on its own lattices; learned probabilities, which a bundle takes along."""
-    recipe = Recipe(recipe.root, sys.executable)
     further = ("SEQUENCE=smbr", "PRONPROBS=tri", "SET=objective.epochs=2")
     whole = copy_of(recipe, unbroken, "sequence")
     said = recipe.make(*further)
