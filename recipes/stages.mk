@@ -145,7 +145,7 @@ ifneq ($(and $(filter RUN=%,$(MAKEOVERRIDES)),$(if $(filter bundle,$(MAKECMDGOAL
 $(error RUN is for `make bundle`; the networks to train are RUNS)
 endif
 ifeq ($(and $(filter bundle,$(MAKECMDGOALS)),$(if $(filter $(RUN),$(MODELS) $(PRONPROB_MODELS)),,wrong)),wrong)
-$(error RUN is '$(RUN)', which is not one of this call's models: $(MODELS) $(PRONPROB_MODELS))
+$(error RUN is '$(RUN)', which is not one of this call's models: $(strip $(MODELS) $(PRONPROB_MODELS)); give the GMMS, RUNS, ... that it was trained with)
 endif
 
 .PHONY: help table check bundle conf status clean

@@ -691,6 +691,7 @@ def test_what_is_said_on_the_command_line_counts_on_a_finished_folder(
         (["GMMS=tri mono"], "GMMS is 'tri mono', but each system is trained from the one before"),
         (["GMMS=tri"], "GMMS is 'tri'.*name them in order, the first with a flat start"),
         (["SET=gmm=tri"], "SET says gmm=tri, but the last of GMMS='mono' is mono; name the sys"),
+        (["bundle", "RUN=sat"], "RUN is 'sat', .* models: mono dnn; give the GMMS, RUNS, "),
         (["WORKERS=0"], "WORKERS is '0'; it must be a positive integer"),
         (["STRIPES=two"], "STRIPES is 'two'; it must be a positive integer"),
         (["RUNS=lstm", "STRIPES=2"], "comm.stripes is 2, but only layers of model.dnn can be cut"),
