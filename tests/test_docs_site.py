@@ -44,6 +44,21 @@ def test_printed_defaults_are_the_values_of_a_composed_run():
         assert plain(found) == yaml.safe_load(value), path
 
 
+def test_settings_that_documents_set_exist():
+    """`group.key=value`, anywhere in a page; in a mapping, such as the splits, any name may be."""
+    known = {one.path: one.is_group for group in GROUPS for one in group.settings}
+    key = rf"(?<![\w./])((?:{'|'.join(group.name for group in GROUPS)})(?:\.\w+)+)="
+    found = 0
+    for pages in ("README.md", "CONTRIBUTING.md", "docs/*.md", "recipes/*.md", "recipes/*/*.md"):
+        for page in ROOT.glob(pages):
+            for path in re.findall(key, page.read_text(encoding="utf-8")):
+                found += 1
+                schema = re.sub(r"^gmm\.\w+", "gmm.NAME", path)
+                in_mapping = not known.get(schema.rpartition(".")[0], True)
+                assert schema in known or in_mapping, f"{page.relative_to(ROOT)} sets {path}"
+    assert found > 100
+
+
 @pytest.mark.slow
 def test_the_site_builds_strictly_and_needs_no_network(tmp_path):
     site = tmp_path / "site"
