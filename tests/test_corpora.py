@@ -189,6 +189,7 @@ def test_mini_librispeech_is_rescored_where_the_large_model_is(tmp_path):
     assert models.big is None
     ended = make("librispeech", f"CORPUS_DIR={tmp_path}", "table")
     assert f"{tmp_path}/lm/4-gram.arpa.gz is missing" in ended.stderr
+    assert "LM_BIG= does without the 4-gram" in ended.stderr
 
 
 def test_other_text_and_models_are_taken_from_where_one_says(tmp_path):
