@@ -3,7 +3,9 @@
 Read and resampled in blocks, so that only the result is in memory.
 """
 
+import io
 import math
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -13,6 +15,7 @@ import soundfile
 
 BLOCK_SECONDS = 10
 MARGIN = 1000  # samples on both sides of a block, more than half of the resampling filter
+MOST_WEIGHTS = 200_000_000  # of resampling filters, one per sample of a common period: 4 GB
 SUFFIXES = frozenset(f".{name.lower()}" for name in soundfile.available_formats()) | {
     *(".aif", ".sph", ".opus"),
 }
@@ -32,7 +35,7 @@ def samples_of(
     Args:
         source: a path, an open file, or samples [N] or [N, channels] in [-1, 1] (or integers).
         rate: Hz, of the result.
-        given_rate: Hz, of samples; None: `rate`.
+        given_rate: Hz, of samples, a whole number; None: `rate`.
         channel: from 0; None: the mean of all.
     Returns:
         float32 [N] at `rate`, and the recording's own rate in Hz.
@@ -44,27 +47,28 @@ def samples_of(
     if isinstance(source, np.ndarray):
         name, own_rate = "the array", rate if given_rate is None else given_rate
         channels_first = source.shape[1:] > source.shape[:1]
-        if source.ndim not in (1, 2) or channels_first or own_rate <= 0:
+        if source.ndim not in (1, 2) or channels_first or own_rate <= 0 or own_rate % 1:
             raise AudioError(
                 f"{name} has shape {list(source.shape)} at {own_rate} Hz; it must be samples or "
-                "[samples, channels] at a positive rate"
+                "[samples, channels] at a positive, whole rate"
             )
+        own_rate = int(own_rate)  # some libraries give a float
         blocks: Iterable[np.ndarray] = [_scaled(source if source.ndim == 2 else source[:, None])]
         return _joined(name, blocks, own_rate, rate, channel), own_rate
-    name = str(source) if isinstance(source, (str, Path)) else "the stream"
-    if not isinstance(source, (str, Path)) and not hasattr(source, "read"):
-        raise AudioError(
-            f"audio is a {type(source).__name__}; it must be a path, an open file or a NumPy array"
-        )
-    if isinstance(source, (str, Path)) and not Path(source).exists():
+    if not isinstance(source, (str, Path)):
+        name = "the stream"
+        if isinstance(source, io.TextIOBase) or not hasattr(source, "read"):
+            raise AudioError(
+                f"audio is a {type(source).__name__}; it must be a path, a file open in binary "
+                "mode or a NumPy array"
+            )
+    elif not Path(name := str(source)).exists():
         raise FileNotFoundError(f"{name} is missing")
-    if isinstance(source, (str, Path)) and Path(source).is_dir():
+    elif Path(name).is_dir():
         raise AudioError(f"{name} is a folder; name the recordings in it")
     try:
-        with soundfile.SoundFile(source) as file:
-            size = BLOCK_SECONDS * file.samplerate
-            blocks = file.blocks(size, dtype="float32", always_2d=True)
-            return _joined(name, blocks, file.samplerate, rate, channel), file.samplerate
+        with soundfile.SoundFile(_seekable(source)) as file:
+            return _joined(name, _blocks(file), file.samplerate, rate, channel), file.samplerate
     except (soundfile.LibsndfileError, OSError, TypeError) as error:
         why = str(error).split(": ")[-1]
         raise AudioError(f"{name} cannot be read as audio ({why})") from error
@@ -84,9 +88,31 @@ def _scaled(wave: np.ndarray) -> np.ndarray:
     return wave.astype(np.float32)
 
 
+def _seekable(source: Path | str | BinaryIO) -> bytes | BinaryIO:
+    """Return what libsndfile can read: a path, which need not be UTF-8, or a file with a size."""
+    if not isinstance(source, (str, Path)):
+        return source if source.seekable() else io.BytesIO(source.read())
+    return os.fsencode(source) if Path(source).is_file() else io.BytesIO(Path(source).read_bytes())
+
+
+def _blocks(file: soundfile.SoundFile) -> Iterator[np.ndarray]:
+    """Yield samples to the end, which may come earlier than the header says, as of a cut MP3.
+
+    `SoundFile.blocks` would fill up with samples of the block before.
+    """
+    while len(block_NC := file.read(BLOCK_SECONDS * file.samplerate, "float32", always_2d=True)):
+        yield block_NC
+
+
 def _joined(
     name: str, blocks: Iterable[np.ndarray], own_rate: int, rate: int, channel: int | None
 ) -> np.ndarray:
+    common = math.gcd(own_rate, rate)
+    if own_rate // common * (rate // common) > MOST_WEIGHTS:
+        raise AudioError(
+            f"{name} has {own_rate} Hz, which cannot be resampled to the model's {rate} Hz within "
+            "4 GB of memory; convert it to a usual rate, or correct its header"
+        )
     mono = (_mono(name, block_NC, channel) for block_NC in blocks)
     parts = list(resampled(mono, own_rate, rate))
     wave_N: np.ndarray = np.concatenate(parts) if parts else np.zeros(0, np.float32)

@@ -2,6 +2,7 @@
 
 import doctest
 import io
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -120,6 +121,9 @@ def test_a_text_that_cannot_be_aligned_says_why(recogniser, speech, text, says):
         (np.zeros((2, 999)), {}, r"shape \[2, 999\] .* must be samples or \[samples, channels\]"),
         (np.zeros(999, np.int64), {}, "samples of int64, which do not tell full scale"),
         ([0.0] * 999, {}, "audio is a list; it must be a path"),
+        (io.StringIO(), {}, "audio is a StringIO; it must be a path, a file open in binary mode"),
+        (np.zeros(999), {"rate": 8000.5}, "at 8000.5 Hz; .* at a positive, whole rate"),
+        (np.zeros(999), {"rate": 2**31 - 1}, "2147483647 Hz, which cannot be resampled"),
     ],
 )
 def test_a_recording_that_cannot_be_used_is_refused(recogniser, wave, options, says):
@@ -135,6 +139,21 @@ def test_a_file_without_audio_is_named(recogniser, tmp_path):
     (tmp_path / "b.wav").write_text("no audio")
     with pytest.raises(AudioError, match=r"b\.wav cannot be read as audio"):
         recogniser.transcribe(tmp_path / "b.wav")
+
+
+def test_files_are_read_to_their_end_from_pipes_and_by_any_name(tmp_path):
+    """The end of a cut MP3 comes earlier than its header says."""
+    noise = np.random.default_rng(0).normal(0, 0.1, 25 * RATE).astype(np.float32)
+    soundfile.write(tmp_path / "a.mp3", noise, RATE)
+    path = tmp_path / os.fsdecode(b"caf\xe9.mp3")
+    path.write_bytes((tmp_path / "a.mp3").read_bytes()[:40_000])
+    known = samples_of(path, RATE)[0]
+    (tmp_path / "a.mp3").write_bytes(path.read_bytes())
+    assert np.abs(known - soundfile.read(tmp_path / "a.mp3", dtype="float32")[0]).max() < 1e-4
+    with subprocess.Popen(["cat", path], stdout=subprocess.PIPE) as piped:
+        assert np.abs(samples_of(piped.stdout, RATE)[0] - known).max() < 1e-4
+        piped.stdout.close()
+    assert len(samples_of(noise, RATE, 44_100.0)[0]) == pytest.approx(len(noise) / 2.75625, abs=1)
 
 
 @pytest.mark.parametrize("rates", [(8000, 16_000), (44_100, 16_000), (48_000, 16_000)])
