@@ -4,7 +4,9 @@ recording --samples_of--> LogMel --Heard--> Scorer --pieces, search--> Transcrip
                                                    --viterbi--> Alignment
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -85,7 +87,9 @@ class Alignment:
 
 
 class Recogniser:
-    """A trained model that decodes recordings, and aligns texts with them; one call at a time.
+    """A trained model that decodes recordings, and aligns texts with them.
+
+    Threads may share it; their calls wait for each other.
 
     `manifest` is the content of bundle.json: recipe, run, wer, data_licence, versions, scales.
 
@@ -103,6 +107,7 @@ class Recogniser:
         self.manifest = opened.manifest
         self._lang, self._lexicon = opened.lang, opened.lexicon
         self._feats = Heard(opened.feats, opened.frames.weighing(PRIOR_FRAMES))
+        self._lock = threading.Lock()
         self._logmel = LogMel(opened.feats)
         self._scorer = load_scorer(opened.model, self._feats, opened.lang)
         self._states = known_states(self._scorer)
@@ -200,8 +205,8 @@ class Recogniser:
         """
         if not recordings:
             return []
-        graph, lattices = self.prepare()
-        try:
+        with self._alone():
+            graph, lattices = self.prepare()
             utterances = [
                 self._feats.put(str(i), "speaker", "", features_TF, seconds)
                 for i, (features_TF, seconds, _) in enumerate(recordings)
@@ -222,8 +227,6 @@ class Recogniser:
                 spread=True,
             )
             found = [search(utterance) for utterance in utterances]
-        finally:
-            self._feats.clear()
         return [
             Transcript(
                 " ".join(one.words),
@@ -287,7 +290,7 @@ class Recogniser:
         """
         texts = [transcribed(one.text, NormaliserKind.words) for one in spoken]
         lang = self._pronouncing({word for words in texts for word in words})
-        try:
+        with self._alone():
             utterances = [
                 self._feats.put(str(i), one.speaker, " ".join(words), one.features_TF, one.seconds)
                 for i, (one, words) in enumerate(zip(spoken, texts, strict=True))
@@ -299,14 +302,21 @@ class Recogniser:
             outcomes = align_all(
                 scorer.scores, pairs, lang, self._states, scorer.loop_S, ALIGNING, what
             )
-        finally:
-            self._feats.clear()
         return [
             AlignmentError(f"{one.name}: {outcome.reason}")
             if isinstance(outcome, Lost)
             else self._times(words, outcome, one.seconds)
             for one, words, outcome in zip(spoken, texts, outcomes, strict=True)
         ]
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let one thread at a time have features; forget them at the end."""
+        with self._lock:
+            try:
+                yield
+            finally:
+                self._feats.clear()
 
     def _times(self, words: list[str], outcome: Aligned, seconds: float) -> Alignment:
         shift = self.shift_seconds

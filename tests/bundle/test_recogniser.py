@@ -5,6 +5,8 @@ import io
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -77,6 +79,22 @@ def test_one_recording_of_a_speaker_is_decoded_as_alone(recogniser, speech):
     both = recogniser.transcribe_features([found, other])
     assert [one.text for one in both] == [TEXT, "TWO SIX"]
     assert recogniser.transcribe_features([]) == []
+
+
+def test_threads_wait_for_each_other(recogniser, speech, monkeypatch):
+    """They had each other's frames, and a word in thirty wrong."""
+    load, heard = recogniser._feats.load, []
+
+    def slowly(utterance):
+        time.sleep(0.05)
+        heard.append(len(recogniser._feats.utterances))
+        return load(utterance)
+
+    monkeypatch.setattr(recogniser._feats, "load", slowly)
+    waves = speech.samples_T, said("TWO SIX", seed=2).samples_T
+    with ThreadPoolExecutor(2) as pool:
+        found = [*pool.map(lambda wave: recogniser.transcribe(wave, RATE).text, waves)]
+    assert (found, heard) == ([TEXT, "TWO SIX"], [1, 1])
 
 
 def test_integers_are_samples_too(recogniser, speech):
