@@ -199,13 +199,16 @@ class Bundle:
 def found_bundle(name: Path | str) -> Path:
     """Return the path of a bundle: the one named, or a bundle of the package (`english`).
 
+    The latter also if a folder of that name here, as of recordings, is no bundle.
+
     Raises:
         FileNotFoundError: if there is neither; names those of the package.
     """
     path, shipped = Path(name), SHIPPED / f"{name}.tar"
-    if path.exists():
+    is_shipped = len(path.parts) == 1 and shipped.exists()
+    if path.exists() and not (is_shipped and path.is_dir() and not (path / MANIFEST).exists()):
         return path
-    if len(path.parts) == 1 and shipped.exists():
+    if is_shipped:
         return shipped
     known = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.tar"))) or "none"
     raise FileNotFoundError(
@@ -238,7 +241,10 @@ def open_bundle(name: Path | str) -> Iterator[Bundle]:
 def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:
     if not (folder / MANIFEST).exists():
         raise DamagedFileError(f"{named} has no {MANIFEST}, so it is not a bundle; {_AGAIN}")
-    manifest = files.read_json(folder / MANIFEST)
+    try:
+        manifest = files.read_json(folder / MANIFEST)
+    except DamagedFileError as error:
+        raise _damaged(named, folder, error) from error
     _check_version(manifest, named)
     written = manifest.pop("hash", None)
     if written != (found := files.hash_of(manifest)):
@@ -254,8 +260,7 @@ def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:
                     files.check_part(folder, listed)
             lang = load_lang(folder / "lang.json")
         except DamagedFileError as error:
-            reason = str(error).replace(f"{folder}/", "").split("; delete")[0]
-            raise DamagedFileError(f"{named}: {reason}; {_AGAIN}") from error
+            raise _damaged(named, folder, error) from error
         if manifest["graph"]["lang_hash"] != lang.hash:
             raise DamagedFileError(
                 f"{named}: its graph was made with lang_hash {manifest['graph']['lang_hash']} but "
@@ -289,6 +294,11 @@ def pronounced(settings: LexiconSettings, words: Iterable[str], states: States) 
 
 
 _AGAIN = "copy it anew, or make it again by: make bundle"
+
+
+def _damaged(named: Path, folder: Path, error: DamagedFileError) -> DamagedFileError:
+    reason = str(error).replace(f"{folder}/", "").split("; delete")[0]
+    return DamagedFileError(f"{named}: {reason}; {_AGAIN}")
 
 
 def _check_version(manifest: Any, named: Path) -> None:

@@ -1,6 +1,7 @@
 """A bundle opens only as it was written; equal contents give equal bytes."""
 
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,6 +190,24 @@ def test_what_is_no_bundle_is_refused(tmp_path):
     cut.write_bytes(DIGITS.read_bytes()[:100_000])
     with pytest.raises(DamagedFileError, match=r"cut\.tar"):
         Recogniser.load(cut)
+
+
+def test_a_folder_of_recordings_does_not_hide_a_bundle_of_the_package(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "english").mkdir()
+    assert store.found_bundle("english") == SHIPPED / "english.tar"
+    (tmp_path / "english" / MANIFEST).write_text("{}")
+    assert store.found_bundle("english") == Path("english")
+
+
+def test_a_manifest_that_cannot_be_read_is_named_by_its_tar(tmp_path):
+    content = bytearray(DIGITS.read_bytes())
+    content[512] ^= 1  # the first byte of bundle.json
+    (tmp_path / "digits.tar").write_bytes(content)
+    with pytest.raises(DamagedFileError) as refused:
+        Recogniser.load(tmp_path / "digits.tar")
+    assert str(refused.value).startswith(f"{tmp_path}/digits.tar: bundle.json is not valid JSON")
+    assert str(refused.value).endswith("copy it anew, or make it again by: make bundle")
 
 
 def test_a_tar_writes_nowhere_but_in_its_folder(tmp_path):
