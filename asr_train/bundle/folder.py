@@ -102,8 +102,8 @@ def _by_name(paths: list[Path], kinds: Collection[str]) -> dict[Path, list[Path]
 
 
 def _label(item: Item) -> str:
-    """Return a name without spaces, for CTM."""
-    return "_".join(item.name.split())
+    """Return a name without spaces, in UTF-8, for CTM."""
+    return "_".join(item.name.split()).encode(errors="backslashreplace").decode()
 
 
 def align_folder(

@@ -20,6 +20,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from asr_train.bundle.audio import SUFFIXES
     from asr_train.bundle.recogniser import Recogniser
-    from asr_train.files import write_text
+    from asr_train.files import replacing
     from asr_train.jobs import parallel_map
 
     if options.jobs is not None:
         os.environ["JOBS"] = str(options.jobs)
+    to_file = options.output != "-"
+    if to_file and (
+        options.output in options.files or Path(options.output).suffix.lower() in SUFFIXES
+    ):
+        raise ValueError(
+            f"the output {options.output} has the name of a recording, which it would replace; "
+            "name another file after --output"
+        )
     recogniser = Recogniser.load(options.bundle, confidences=options.format != "text")
     recogniser.prepare()
     stream = io.BytesIO(sys.stdin.buffer.read()) if "-" in options.files else None
@@ -69,35 +79,36 @@ def run(options: argparse.Namespace) -> int:
         return [(name, found.get(name), lost.get(name, "")) for name in files]
 
     show = {"text": _text, "ctm": _ctm, "json": _json}[options.format]
-    texts, failed, low = [], 0, []
+    failed, low = 0, []
     names = ids(options.files)
     speakers: dict[str, list[str]] = {}
     for file in names:  # once each
         who = os.path.dirname(file) if options.speaker_folders else file
         speakers.setdefault(who, []).append(file)
-    done = parallel_map(speaker, [*speakers.values()], on_terminal("decoding"))
-    for file, found, why in chain.from_iterable(done):
-        if found is None:
-            complain("decode", why)
-            failed += 1
-            continue
-        if found.rate < recogniser.sample_rate:
-            low.append(f"{file} has {found.rate} Hz")
-        if found.unadapted:
-            complain(
-                "decode",
-                f"{file} is decoded without a transform of its speaker ({found.unadapted}), so "
-                "expect more errors; give all recordings of a speaker in a folder of their own, "
-                "with --speaker-folders",
+    with ExitStack() as opened:
+        output = sys.stdout
+        if to_file:
+            scratch = opened.enter_context(replacing(options.output))
+            output = opened.enter_context(
+                open(scratch, "w", encoding="utf-8", errors="backslashreplace")
             )
-        shown = show(names[file], file, found, options.channel or 0)
-        if options.output == "-":
-            sys.stdout.write(shown)
-            sys.stdout.flush()
-        else:
-            texts.append(shown)
-    if options.output != "-":
-        write_text(options.output, "".join(texts))
+        done = parallel_map(speaker, [*speakers.values()], on_terminal("decoding"))
+        for file, found, why in chain.from_iterable(done):
+            if found is None:
+                complain("decode", why)
+                failed += 1
+                continue
+            if found.rate < recogniser.sample_rate:
+                low.append(f"{file} has {found.rate} Hz")
+            if found.unadapted:
+                complain(
+                    "decode",
+                    f"{file} is decoded without a transform of its speaker ({found.unadapted}), so "
+                    "expect more errors; give all recordings of a speaker in a folder of their "
+                    "own, with --speaker-folders",
+                )
+            output.write(show(names[file], file, found, options.channel or 0))
+            output.flush()
     if low:
         more = f" (and {len(low) - 1} more)" if low[1:] else ""
         complain(

@@ -6,6 +6,7 @@ error, or a file that could not be used; 2 a wrong call.
 
 import argparse
 import importlib
+import io
 import os
 import signal
 import sys
@@ -59,6 +60,8 @@ def _run(name: str, arguments: list[str]) -> int:
     )
     module.arguments(parser)
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code: int = module.run(options)
         sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,28 @@ def test_a_file_that_cannot_be_used_costs_one_line_and_not_the_others(corpus, tm
     assert "no.wav is missing" in lines[1]
     assert "loud.wav has samples of up to" in lines[2]
     assert "low.wav has 8000 Hz, below the model's 16000 Hz (and 1 more):" in lines[3]
+
+
+def test_an_output_does_not_replace_a_recording(corpus, tmp_path, capsys):
+    """As in `decode -o *.wav`."""
+    good = next(corpus.rglob("ben.flac"))
+    for output, files in ((good, [tmp_path / "no.wav"]), (tmp_path / "same", [tmp_path / "same"])):
+        before = good.read_bytes()
+        assert run("decode", "digits", "-o", output, *files) == 1
+        assert f"{output} has the name of a recording, which it would" in capsys.readouterr().err
+        assert good.read_bytes() == before
+
+
+def test_names_need_not_be_utf_8(corpus, tmp_path, capsys):
+    path = tmp_path / os.fsdecode(b"a\xe9.flac")
+    path.write_bytes(next(corpus.rglob("ben.flac")).read_bytes())
+    for output in ([], ["-o", tmp_path / "out"]):
+        assert run("decode", "digits", *output, path) == 0
+    found = capsys.readouterr().out, (tmp_path / "out").read_text()
+    assert set(found) == {rf"a\udce9 {TEXTS['ben']}" "\n"}
+    path.with_suffix(".lab").write_text(TEXTS["ben"])
+    assert run("align", "digits", tmp_path, "-o", tmp_path / "aligned") == 0
+    assert [lane[0] for lane in read_ctm(tmp_path / "aligned/words.ctm")] == [r"a\udce9"]
 
 
 def test_every_word_has_a_time_even_where_there_is_no_time_for_it(tmp_path, capsys):
