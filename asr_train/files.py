@@ -6,6 +6,7 @@ Knows nothing of what the files hold. Formats are JSON, JSON lines (gzipped if t
 
 import gzip
 import hashlib
+import io
 import json
 import mmap
 import os
@@ -105,6 +106,16 @@ def read_text(path: Path | str) -> str:
             f"{path}, line {line} has the byte 0x{content[error.start]:02x}, so it is not UTF-8; "
             f"convert it, from {likely} by: iconv -f {likely} -t utf-8 {path} > NEW"
         ) from error
+
+
+def read_lines(path: Path | str) -> list[str]:
+    """Read a user's text file by line; other than for `str.splitlines`, U+0085 (a cp1252 ellipsis
+    that was taken for Latin-1), U+2028 and form feeds do not end one.
+
+    Raises:
+        DamagedFileError: if it is not UTF-8; names file and line.
+    """
+    return [line.rstrip("\n") for line in io.StringIO(read_text(path), newline=None)]
 
 
 def write_json(path: Path | str, content: Any) -> None:

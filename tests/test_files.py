@@ -11,6 +11,7 @@ from asr_train.files import (
     part,
     read_json,
     read_jsonl,
+    read_lines,
     read_yaml,
     replacing,
     write_json,
@@ -109,6 +110,11 @@ def test_text_is_utf_8_in_any_locale(tmp_path, monkeypatch):
     assert write_yaml(tmp_path / "a.yaml", "für")
     assert not write_yaml(tmp_path / "a.yaml", "für")
     assert read_yaml(tmp_path / "a.yaml") == "für"
+
+
+def test_lines_end_as_files_lines_do(tmp_path):
+    (tmp_path / "a.txt").write_bytes("\ufeffa\x85b\r\n\u2028c\x0c\rd\n\ne".encode())
+    assert read_lines(tmp_path / "a.txt") == ["a\x85b", "\u2028c\x0c", "d", "", "e"]
 
 
 def test_yaml_is_written_only_when_it_says_something_new(tmp_path):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.checks import spelled
-from asr_train.files import DamagedFileError, read_jsonl, read_text, read_yaml, write_text
+from asr_train.files import DamagedFileError, read_jsonl, read_lines, read_yaml, write_text
 from asr_train.interop.ctm import read_ctm, read_stm
 from asr_train.interop.times import Timed
 from asr_train.places import ROOT
@@ -63,6 +63,8 @@ def run(options: argparse.Namespace) -> int:
     names = [name for name in (options.hypothesis, options.second) if name is not None]
     if [options.reference, *names].count("-") > 1:
         raise ValueError("- is given twice, but standard input is read once; write one to a file")
+    if options.details in (options.reference, *names):
+        raise ValueError(f"--details would replace {options.details}; name another file")
     is_stm = options.reference.endswith(".stm")
     known = read_stm(options.reference) if is_stm else _texts(options.reference)
     rows, lines, shown = [], [], []
@@ -201,13 +203,19 @@ def _texts(path: str) -> Texts:
 
 def _rows(path: str) -> list[tuple[str, str, str]]:
     if path.endswith(".jsonl"):
-        rows = read_jsonl(path)
-        if not all(isinstance(row, dict) and {"id", "text"} <= row.keys() for row in rows):
+        try:
+            rows = read_jsonl(path)
+        except DamagedFileError as error:
+            raise DamagedFileError(f"{str(error).split('; delete')[0]}; correct it") from error
+        if not all(
+            isinstance(row, dict) and {type(row.get(key)) for key in ("id", "text")} == {str}
+            for row in rows
+        ):
             raise DamagedFileError(
                 f"{path} has lines without id and text; make it by: asr-train decode --format json"
             )
         return [(f"{path}, line {i}", row["id"], row["text"]) for i, row in enumerate(rows, 1)]
-    lines = (sys.stdin.read() if path == "-" else read_text(path)).splitlines()
+    lines = sys.stdin.read().split("\n") if path == "-" else read_lines(path)
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or (path.endswith(".trn") and line.startswith(";;")):  # a comment

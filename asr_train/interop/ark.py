@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from asr_train.extras import extra
-from asr_train.files import DamagedFileError, read_text, replacing, write_bytes, write_text
+from asr_train.files import DamagedFileError, read_lines, replacing, write_bytes, write_text
 
 MATRICES = b"\0BFM ", b"\0BDM ", b"\0BCM ", b"\0BCM2 ", b"\0BCM3 "  # float, double, compressed
 INTEGERS = b"\0B\4"
@@ -82,7 +82,7 @@ def _listed(path: Path, decode: Callable[[BinaryIO], np.ndarray]) -> Keyed:
     """Look up the places in an .scp, keeping the last archive open."""
     last: tuple[Path, BinaryIO] | None = None
     try:
-        for number, line in enumerate(read_text(path).splitlines(), 1):
+        for number, line in enumerate(read_lines(path), 1):
             key, archive, offset = _place(f"{path}, line {number}", line)
             if last is None or last[0] != archive:
                 if last:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from asr_train.files import DamagedFileError, read_text, write_text
+from asr_train.files import DamagedFileError, read_lines, write_text
 from asr_train.interop.times import Span, Timed
 
 Lane = tuple[str, int]  # recording, and channel from 0
@@ -54,12 +54,13 @@ def read_ctm(path: Path | str) -> dict[Lane, list[Span]]:
             confidence = float(rest[0]) if rest else None
             span = Span(word, float(start), float(seconds), confidence)
             lane = recording, _number(channel) - 1
+            if len(rest) > 1 or not all(x >= 0 and x < math.inf for x in (span.start, span.end)):
+                raise ValueError("more fields, or a time that is negative or infinite")
         except ValueError as error:
-            raise DamagedFileError(f"{where}: {error}") from error
-        if len(rest) > 1 or not all(math.isfinite(x) and x >= 0 for x in (span.start, span.end)):
             raise DamagedFileError(
-                f"{where}; it must be recording, channel, start, duration, word and confidence"
-            )
+                f"{where} ({error}); it must be recording, channel, start, duration, word and "
+                "confidence"
+            ) from error
         found.setdefault(lane, []).append(span)
     return found
 
@@ -92,7 +93,9 @@ def read_stm(path: Path | str) -> list[Timed]:
             if not 0 <= times[0] <= times[1] < math.inf:
                 raise ValueError(f"it lasts from {start} to {end} s")
         except ValueError as error:
-            raise DamagedFileError(f"{where}: {error}") from error
+            raise DamagedFileError(
+                f"{where} ({error}); it must be recording, channel, speaker, start, end and words"
+            ) from error
         if words and words[0].startswith("<") and words[0].endswith(">"):
             words = words[1:]
         utt_id = f"{recording}-{lane}-{start}"
@@ -104,7 +107,7 @@ def read_stm(path: Path | str) -> list[Timed]:
 
 def _lines(path: Path | str) -> Iterator[tuple[str, list[str]]]:
     """Yield the lines that are no comments: what an error calls it, and its fields."""
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_lines(path), 1):
         if line.strip() and not line.startswith(";;"):
             yield f"{path}, line {number} is {line!r}", line.split()
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from asr_train.align.viterbi import Aligned
-from asr_train.files import read_json, read_text, write_json
+from asr_train.files import read_json, read_lines, read_text, write_json
 from asr_train.interop.event_map import read_tree, tree_of
 from asr_train.interop.transition_model import NONE, Entry, TransitionModel, read_transition_model
 from asr_train.lang.g2p import Pronunciation
@@ -67,7 +67,7 @@ def read_symbols(path: Path) -> dict[str, int]:
         ValueError: for another line, or a symbol or number that appears twice.
     """
     symbols: dict[str, int] = {}
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_lines(path), 1):
         fields = line.split()
         if len(fields) != 2 or not fields[1].isascii() or not fields[1].isdigit():
             raise ValueError(f"{path}, line {number} is {line!r}; it must be a symbol and a number")
@@ -319,7 +319,7 @@ def lexicon_of(path: Path | str, states: States, wanted: Iterable[str]) -> Found
     prons: dict[str, list[Pronunciation]] = {}
     chances: dict[str, set[str]] = {}
     silent = 0
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_lines(path), 1):
         fields = line.split()
         if not fields:
             continue

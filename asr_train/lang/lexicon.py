@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from asr_train.files import read_text
+from asr_train.files import read_lines
 from asr_train.lang import g2p
 from asr_train.lang.g2p import Pronunciation
 from asr_train.schema import LexiconSettings, LexiconSource, Unknown
@@ -143,7 +143,7 @@ def read_lexicon_file(path: Path | str) -> dict[str, list[Pronunciation]]:
             and line. Also for a file without words, or not in UTF-8.
     """
     source: dict[str, list[Pronunciation]] = {}
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_lines(path), 1):
         fields = re.split(r"(?:^|\s)#", line)[0].split()  # phones may have a #
         if not fields:
             continue

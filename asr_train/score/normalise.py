@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from asr_train.files import hash_of, read_text
+from asr_train.files import hash_of, read_lines
 from asr_train.schema import NormaliserKind, NormaliserSettings
 from asr_train.score.edits import Marked
 from asr_train.score.words import NORMALISER, normalise
@@ -216,7 +216,7 @@ def read_mapping(path: Path | str) -> dict[Words, Words]:
     """
     rules: dict[Words, Words] = {}
     first: dict[Words, int] = {}
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_lines(path), 1):
         text = line.split(";;", 1)[0].strip()
         if not text or text.startswith("*"):
             continue

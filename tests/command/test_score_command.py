@@ -165,6 +165,13 @@ def test_the_same_twice_differs_by_nothing(tmp_path, capsys):
     assert scores(capsys, r, r)["scores"][0]["errors"] == 0
 
 
+def test_details_replace_no_input(tmp_path, capsys):
+    path = write_text(tmp_path / "r", {"a": ["ONE"]})
+    assert run(path, path, "--details", path) == 1
+    assert f"--details would replace {path}" in capsys.readouterr().err
+    assert path.read_text() == "a ONE\n"
+
+
 def test_standard_input_is_read_once(tmp_path, capsys, monkeypatch):
     said, heard = texts(50)
     h, text = write_text(tmp_path / "h", heard), write_text(tmp_path / "r", said).read_text()
@@ -187,6 +194,8 @@ def test_standard_input_is_read_once(tmp_path, capsys, monkeypatch):
         ({"r.stm": "r 1 s 0 1 ONE @\n", "h.ctm": "r 1 0 1 ONE\n"}, "segment r-1-0 has '@'"),
         ({"r.txt": "", "h.txt": ""}, "has no utterance"),
         ({"r.txt": "a\n", "h.jsonl": "[1]\n"}, "lines without id and text"),
+        ({"r.txt": "a\n", "h.jsonl": '{"id": "a", "text": null}\n'}, "lines without id and text"),
+        ({"r.txt": "a\n", "h.jsonl": '{"id":\n'}, r"line 1 is not valid JSON .*; correct it"),
         ({"r.txt": "a\n", "h.txt": "a\n"}, "no reference words"),
     ],
 )
