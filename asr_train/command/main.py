@@ -8,6 +8,7 @@ import argparse
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 from typing import NoReturn
@@ -80,8 +81,15 @@ def _run(name: str, arguments: list[str]) -> int:
         if isinstance(error, FileNotFoundError) and error.filename is not None:
             complain(name, f"{error.filename} is missing")
         else:
-            complain(name, cause(error, "the output"))
+            complain(name, _without_make(cause(error, "the output")))
         return 1
+
+
+def _without_make(message: str) -> str:
+    """Return what to do where no make and no work folder is used."""
+    message = message.replace(", or choose another work folder with W=", "")
+    message = message.replace("with DEBUG=1 make shows", "DEBUG=1 shows")
+    return re.sub(r"run make again\b(?!,)", "try again", message)
 
 
 def on_terminal(what: str) -> str:

@@ -158,6 +158,9 @@ def test_an_error_is_one_line(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
     assert run("align", "nothing", tmp_path) == 1
     assert "has no recordings" in capsys.readouterr().err
+    (tmp_path / "a.arpa").write_text("\\data\\\n")
+    assert run("grammar", "digits", tmp_path / "b.tar", "--arpa", tmp_path / "a.arpa") == 1
+    assert capsys.readouterr().err.endswith("; correct the file and try again\n")
 
 
 def test_align_keeps_the_layout_of_the_folder(corpus, tmp_path, capsys):
