@@ -246,11 +246,12 @@ def copy_arpa(path: Path | str, copy: Path) -> None:
 def _plain_lines(arpa: Iterable[str]) -> Iterator[str]:
     """Yield an ARPA file's lines, with words in upper case.
 
-    Back-offs of the highest order, which some tools write without meaning, are left out: arpa2fst
-    aborts at them.
+    Spaces before them, and back-offs of the highest order, which some tools write without meaning,
+    are left out: arpa2fst aborts at them.
     """
     order, section = 0, ""
     for line in arpa:
+        line = line.lstrip(" \t")
         fields = line.split()
         if line.startswith("\\"):
             section = fields[0]

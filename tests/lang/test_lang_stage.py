@@ -77,6 +77,7 @@ def with_grammar(tmp_path):
         ("g.arpa", ARPA.replace("\n", "\r\n").encode("utf-8-sig")),  # as Windows writes texts
         ("g.arpa", ARPA.replace("ONE", "ONE 0").encode()),  # a back-off of the highest order
         ("g.arpa", ARPA.replace("ONE", "one").encode()),
+        ("g.arpa", (" " + ARPA.replace("\n", "\n\t")).encode()),  # indented
     ],
 )
 def test_a_grammar_is_copied_as_arpa2fst_reads_it(with_grammar, name, content):
