@@ -171,6 +171,7 @@ class BlockMomentum(torch.optim.Optimizer):
             "optimizer": self.optimizer.state_dict(),
             "weights_P": self._update.weights_P,
             "delta_P": self._update.delta_P,
+            "begun_eta": self._update.begun_eta,
             "position": self._position,
         }
 
@@ -179,6 +180,8 @@ class BlockMomentum(torch.optim.Optimizer):
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self._update.weights_P.copy_(state_dict["weights_P"])
         self._update.delta_P.copy_(state_dict["delta_P"])
+        # Absent in states of older versions
+        self._update.begun_eta = state_dict.get("begun_eta", self._update.eta)
         self._position = state_dict["position"]
 
     def __repr__(self) -> str:

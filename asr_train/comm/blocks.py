@@ -25,10 +25,16 @@ from asr_train.schema import BlockForm, BlockVelocity, BmufSettings
 
 
 class BlockUpdate:
-    """The arithmetic of block momentum, on whole vectors."""
+    """The arithmetic of block momentum, on whole vectors.
+
+    Attributes:
+        begun_eta: with which S was computed; another one than `eta` if the number of models, on
+            which that depends, has changed since.
+    """
 
     def __init__(self, form: BlockForm, eta: float, zeta: float, weights_P: Tensor) -> None:
         self.form, self.eta, self.zeta = form, eta, zeta
+        self.begun_eta = eta
         self.weights_P = weights_P.clone()
         self.delta_P = torch.zeros_like(weights_P)
 
@@ -38,11 +44,12 @@ class BlockUpdate:
         Returns:
             S, where workers begin the next block, in the memory of mean_P.
         """
-        if self.eta == 0 and self.zeta == 1:
+        if self.eta == self.begun_eta == 0 and self.zeta == 1:
             self.delta_P = mean_P - self.weights_P
             self.weights_P.copy_(mean_P)
             return mean_P
         gain_P = mean_P.sub_(self._start())
+        self.begun_eta = self.eta
         self.delta_P.mul_(self.eta).add_(gain_P, alpha=self.zeta)
         ahead = 1 + self.eta if self.form is BlockForm.printed else 1.0
         self.weights_P.add_(self.delta_P, alpha=ahead)
@@ -50,7 +57,7 @@ class BlockUpdate:
 
     def _start(self) -> Tensor:
         """Return S, from W and D of the same block."""
-        look = self.eta if self.form is BlockForm.chen_huo else 0.0
+        look = self.begun_eta if self.form is BlockForm.chen_huo else 0.0
         return self.weights_P.add(self.delta_P, alpha=look) if look else self.weights_P
 
 
@@ -109,6 +116,7 @@ class MomentumBlocks:
         return {
             "weights_P": self.momentum.weights_P,
             "delta_P": self.momentum.delta_P,
+            "begun_eta": self.momentum.begun_eta,
             "position": self.position,
         }
 
@@ -117,4 +125,6 @@ class MomentumBlocks:
             return
         self.momentum.weights_P.copy_(state["weights_P"])
         self.momentum.delta_P.copy_(state["delta_P"])
+        # Absent in checkpoints of older versions
+        self.momentum.begun_eta = state.get("begun_eta", self.momentum.eta)
         self.position = state["position"]

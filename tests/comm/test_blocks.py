@@ -160,6 +160,21 @@ def test_momentum_at_the_end_of_a_block_is_what_the_settings_say(velocity):
         assert bool(replica.optimizer.velocity_P.any()) == (velocity == "keep")
 
 
+@pytest.mark.parametrize("form", BlockForm)
+def test_other_workers_measure_their_first_block_from_where_it_began(form):
+    """Resumed by twice as many, with a larger eta; they learn nothing, so only momentum acts."""
+    given = {**BMUF, "form": form.name}
+    before = Run(method_of("bmuf", 4, bmuf=given)).steps(3).method
+    resumed = Run(method_of("bmuf", 8, bmuf=given)).method
+    resumed.load_shared_state(before.shared_state())
+    for number in range(8):
+        resumed.load_group_states(number, [before.group_state(group) for group in range(4)])
+    delta_P = before.blocks.momentum.delta_P.clone()
+    for _ in range(3):
+        resumed.after_update()
+    torch.testing.assert_close(resumed.blocks.momentum.delta_P, (1 - 1 / 8) * delta_P)
+
+
 def test_eta_follows_from_equation_5():
     given = schema.build(schema.BmufSettings, {**BMUF, "zeta": 1.0, "c": 2.0})
     assert given.momentum(16) == 1 - 1 / 32
