@@ -95,7 +95,7 @@ class BlockMomentum(torch.optim.Optimizer):
         """Take a step of the inner optimizer, and end the block after `block_steps` of them."""
         loss: float | None = self.optimizer.step(closure)
         self._position += 1
-        if self._position == self.block_steps:
+        if self._position >= self.block_steps:  # which may have become smaller
             self.end_block()
         return loss
 

@@ -245,6 +245,31 @@ def test_an_evaluation_does_not_round_weights():
     assert forked.run(main, RANKS, RANKS) == [True] * RANKS
 
 
+def test_blocks_may_become_shorter_and_ranks_more():
+    def main(exchange):
+        model = network()
+        optimizer = BlockMomentum(model, sgd(model), block_steps=4)
+        for step in range(3):
+            loss_of(model, dist.get_rank(), step).backward()
+            optimizer.step()
+        optimizer.end_block()
+        loss_of(model, dist.get_rank(), 3).backward()
+        optimizer.step()
+        optimizer.step()
+        state, delta_P = optimizer.state_dict(), optimizer._update.delta_P.clone()
+        other = BlockMomentum(model, sgd(model), block_steps=1, eta=0.75)  # as of four ranks
+        other.load_state_dict(state)
+        begin_P = other._update.weights_P + 0.5 * delta_P
+        gain_P = other._exchange.sum([other._weights()], len(begin_P)) / RANKS - begin_P
+        with torch.no_grad():
+            other.optimizer.zero_grad()
+            other.step()  # the third of a block that is to have one
+        torch.testing.assert_close(other._update.delta_P, 0.75 * delta_P + gain_P)
+        return "moved"
+
+    assert forked.run(main, RANKS, RANKS) == ["moved"] * RANKS
+
+
 def test_schedules_apply_and_wrong_numbers_and_new_parameters_are_refused():
     def main(exchange):
         model = network()
