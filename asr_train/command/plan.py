@@ -5,7 +5,7 @@ Writes plan.md, plan.json and plan.png into the folder of out=.
 
   cluster=NAME     of conf/cluster, or a .yaml file            (p3.16xlarge)
   model=NAME       of conf/model, or a number of parameters: 24M   (lstm_5x768)
-  workers=N        GPUs                                        (64)
+  workers=N        GPUs, at most 2048                          (64)
   minibatch=N      frames per worker and step, as the network counts them   (2048)
   tau=T            what GTC sends: as in strom2015's table 3 at that tau, 2 to 15   (4)
   density=P        or the share of the parameters: 0.001
@@ -60,6 +60,7 @@ DEFAULTS = {
     "out": "plan",
 }
 TAU = 4.0
+MOST_WORKERS = 2048  # half an hour; with n times as many n^2 times as long, and as much memory
 COMPARED = (2.0, 4.0, 9.0, 15.0)  # tau, of strom2015's table 3
 
 
@@ -76,6 +77,11 @@ def planned(*arguments: str) -> None:
     given = parsed(arguments)
     cluster = read_cluster(given["cluster"], CONF / "cluster")
     request = requested(given)
+    if cluster.max_workers >= request.workers > MOST_WORKERS:
+        raise ValueError(
+            f"workers is {request.workers}; every message is simulated, which takes too long for "
+            f"more than {MOST_WORKERS}: plan with fewer, and see in the plan how speeds grow"
+        )
     taus = {tau: density_at(tau) for tau in COMPARED}
     found = plan(request, cluster, list(taus.values()))
     folder = Path(given["out"])

@@ -3,6 +3,7 @@
 import pytest
 
 from asr_train import schema
+from asr_train.command import plan
 from asr_train.command.plan import CONF, DEFAULTS, density_at, requested, sent, size
 from asr_train.command.plan import planned as run
 from asr_train.cost.cluster import read_cluster
@@ -42,6 +43,12 @@ def test_only_the_methods_asked_for(tmp_path):
     run("cluster=h200_10g", *SMALL, "methods=gtc,bmuf", f"out={tmp_path}")
     methods = {row["method"] for row in read_json(tmp_path / "plan.json")["options"]}
     assert methods == {"gtc", "bmuf, block 5"}
+
+
+def test_more_workers_than_can_be_simulated_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "MOST_WORKERS", 8)
+    with pytest.raises(ValueError, match=r"workers is 9; .* too long for more than 8: plan with"):
+        run("cluster=h200_10g", "model=1M", "workers=9", f"out={tmp_path}")
 
 
 def test_a_log_of_another_network_is_named_with_its_density(tmp_path):
