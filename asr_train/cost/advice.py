@@ -75,6 +75,8 @@ class PlanRequest:
         """Return a worker's step on this cluster."""
         frame_seconds = FLOPS * self.parameters / cluster.gpu.flops
         fixed, start = cluster.gpu.fixed_ms * 1e-3, cluster.gpu.start_ms * 1e-3
+        if cluster.gpu.fixed_parameters is not None:
+            fixed *= self.parameters / cluster.gpu.fixed_parameters
         if self.frames_per_second is not None:
             frame_seconds, fixed, start = 1 / self.frames_per_second, 0.0, 0.0
         return Work(

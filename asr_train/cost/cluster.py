@@ -24,10 +24,12 @@ class GpuSettings:
     encode_ns: float  # per parameter: residual, threshold, writing a message, copying to the host
     decode_ns: float  # per element received: reading and adding it
     start_ms: float = 0.0  # per step: a network's pass beside its frames, as small ones fill no GPU
+    fixed_parameters: float | None = None  # of fixed_ms's network, with which it grows; null: any
     exchange_ms: float = 0.0  # per exchange of 1-bit parts, beside the links: waits and adding up
 
     def __post_init__(self) -> None:
         positive(peak_tflops=self.peak_tflops, efficiency=self.efficiency)
+        positive(fixed_parameters=self.fixed_parameters)
         within(0, 1, efficiency=self.efficiency)
         within(0, 2, jitter=self.jitter)
         not_negative(fixed_ms=self.fixed_ms, start_ms=self.start_ms, exchange_ms=self.exchange_ms)

@@ -113,6 +113,12 @@ def test_a_measured_rate_takes_the_place_of_the_clusters():
     assert derived == pytest.approx(0.5e12 / (6 * 1e7))
 
 
+def test_passes_over_all_parameters_take_longer_with_more_of_them():
+    k20x = flat(1.0, fixed_ms=50.0, fixed_parameters=5e6)
+    assert wish().work(k20x).fixed_seconds == pytest.approx(0.1)  # 10 M
+    assert wish().work(flat(1.0, fixed_ms=50.0)).fixed_seconds == pytest.approx(0.05)
+
+
 def test_one_worker_has_one_method():
     assert [m.traffic for m in methods(wish(workers=1))] == [Traffic.none]
     assert plan(wish(workers=1), flat(), [1e-3]).advised.speed.speedup == pytest.approx(1.0)
