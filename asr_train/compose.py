@@ -81,7 +81,10 @@ def without_left_out(gmm: dict[str, Any], overrides: list[str]) -> dict[str, Any
 
 
 def as_text(override: str) -> str:
-    """Return the override, quoted where text is wanted, so that Hydra takes 1183 as a name."""
+    """Return the override, quoted where text is wanted, so that Hydra takes 1183 as a name.
+
+    Without quotes, Hydra cannot read letters beyond ASCII, as in a path.
+    """
     key, sign, value = override.partition("=")
     hint: Any = Config
     for name in key.lstrip("+").split("."):
@@ -92,7 +95,8 @@ def as_text(override: str) -> str:
     if hint == list[str] and items:
         return f"{key}{sign}[{','.join(map(_quoted, items[1].split(',')))}]"
     is_number = re.fullmatch(r"[-+]?[\d_.]+(e[-+]?\d+)?", value, re.IGNORECASE)
-    return f"{key}{sign}{_quoted(value)}" if hint is str and is_number else override
+    is_foreign = not value.isascii() and value[0] not in "'\""
+    return f"{key}{sign}{_quoted(value)}" if hint is str and (is_number or is_foreign) else override
 
 
 def _quoted(value: str) -> str:

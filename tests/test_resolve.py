@@ -84,6 +84,12 @@ def test_other_lists_and_texts_stay_what_they_are():
     assert settings("dnn", ["lang.grammar.words=[1,TWO]"]).lang.grammar.words == ["1", "TWO"]
 
 
+@pytest.mark.parametrize("value", ["/tmp/Jörg/日本", "'/tmp/Jörg/日本'"])
+def test_paths_may_have_letters_of_any_language(value):
+    config = settings("dnn", [*in_folder(f"dir={value}"), "lm.text=[/tmp/Jörg]"])
+    assert (config.corpus.folder.dir, config.lm.text) == ("/tmp/Jörg/日本", ["/tmp/Jörg"])
+
+
 @pytest.mark.parametrize("workers", ["0", "-1", "two", "1.5"])
 def test_workers_that_cannot_be_are_refused_before_any_stage(tmp_path, workers):
     with pytest.raises(SettingsError, match=f"WORKERS is '{workers}'; it must be a positive"):
