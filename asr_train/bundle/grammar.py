@@ -20,7 +20,7 @@ from asr_train.checks import check_positive
 from asr_train.data.features import Heard
 from asr_train.decode.posteriors import FIRST, load_scorer
 from asr_train.decode.scorer import known_states
-from asr_train.lang.arpa import MAX_ORDER, copy_arpa, write_arpa
+from asr_train.lang.arpa import MAX_ORDER, copy_arpa, in_upper_case, write_arpa
 from asr_train.lang.index import Lang, grammar_words
 from asr_train.lang.lexicon import Lexicon, read_lexicon_file
 from asr_train.lang.ngram import Text, prune, read_sentences, train
@@ -133,7 +133,7 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
         kind=GrammarKind.ngram, words=[], min_words=1, max_words=None, file=None
     )
     if wanted.words:
-        words = list(dict.fromkeys(word.upper() for word in wanted.words))
+        words = list(dict.fromkeys(map(in_upper_case, wanted.words)))
         if phrases := [word for word in words if len(word.split()) != 1]:
             raise ValueError(f"{phrases[0]!r} is not one word; put sentences into a file of text")
         lexicon = _lexicon(opened, states, words, wanted.lexicon)

@@ -1,10 +1,12 @@
 """Transcripts of a corpus -> **words that a lexicon may know**; numbers are spelled out.
 
 The rules are those of scoring (score.normalise), so what is removed here costs no word error later.
-A word in the lexicon (UH-HUH, 'TIS, <NOISE>) is kept. Knows nothing of utterances.
+A word in the lexicon (UH-HUH, 'TIS, <NOISE>) is kept, without punctuation beside it. Knows nothing
+of utterances.
 """
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -17,6 +19,7 @@ ONES = "ZERO ONE TWO THREE FOUR FIVE SIX SEVEN EIGHT NINE TEN ELEVEN TWELVE THIR
 )
 UNITS = ONES.split()
 TENS = ["TWENTY", "THIRTY", "FORTY", "FIFTY", "SIXTY", "SEVENTY", "EIGHTY", "NINETY"]
+PUNCTUATION = '.,;:!?…"“”„«»'
 POWERS = (10**9, "BILLION"), (10**6, "MILLION"), (1000, "THOUSAND"), (100, "HUNDRED")
 
 
@@ -45,6 +48,7 @@ class Transcriber:
         Raises:
             DigitsError: names the word and what to do.
         """
+        text = unicodedata.normalize("NFC", text)
         upper = text.upper().split()
         letters = "".join(upper)
         if self.settings.normaliser is NormaliserKind.plain or (
@@ -54,14 +58,19 @@ class Transcriber:
         words: list[str] = []
         run: list[str] = []  # tokens that the lexicon lacks: a noise mark may span several
         for token in [*text.split(), None]:
-            if token is not None and token.upper() not in self._known:
+            known = None if token is None else self._entry(token.upper())
+            if token is not None and known is None:
                 run.append(token)
                 continue
             for word in transcribed(" ".join(run), self.settings.normaliser):
                 words += self._read(word)
             run = []
-            words += [] if token is None else [token.upper()]
+            words += [] if known is None else [known]
         return words
+
+    def _entry(self, token: str) -> str | None:
+        found = (word for word in (token, token.strip(PUNCTUATION)) if word in self._known)
+        return next(found, None)
 
     def _read(self, word: str) -> Sequence[str]:
         if not any(c.isdigit() for c in word) or word in self._known:

@@ -12,6 +12,7 @@ so that a look-up is a binary search, and 64 bits suffice for any order.
 import gc
 import gzip
 import itertools
+import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -267,8 +268,10 @@ def _plain_lines(arpa: Iterable[str]) -> Iterator[str]:
 
 
 def in_upper_case(word: str) -> str:
-    """Return a word as all stages have it; symbols stay as they are."""
-    return word if word in (BEGIN, END, UNKNOWN, EPSILON) else word.upper()
+    """Return a word as all stages have it, with accents composed; symbols stay as they are."""
+    if word in (BEGIN, END, UNKNOWN, EPSILON):
+        return word
+    return unicodedata.normalize("NFC", word.upper())
 
 
 # --- reading ------------------------------------------------------------------------------------

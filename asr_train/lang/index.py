@@ -16,7 +16,16 @@ from asr_train.files import (
     replacing,
     write_json,
 )
-from asr_train.lang.arpa import BEGIN, END, EPSILON, UNKNOWN, NgramModel, read_arpa, write_arpa
+from asr_train.lang.arpa import (
+    BEGIN,
+    END,
+    EPSILON,
+    UNKNOWN,
+    NgramModel,
+    in_upper_case,
+    read_arpa,
+    write_arpa,
+)
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.pronprobs import Pronprobs, Variant
 from asr_train.lang.states import States
@@ -150,7 +159,7 @@ def grammar_words(settings: GrammarSettings, arpa: Path | None) -> list[str]:
             makes the graph of it, would abort or leave n-grams out. Also for its own symbols.
     """
     if settings.kind is GrammarKind.loop:
-        return [word.upper() for word in settings.words]
+        return [*map(in_upper_case, settings.words)]
     assert arpa is not None
     marks = {BEGIN, END, UNKNOWN, UNKNOWN.upper()}
     words = [word for word in read_arpa(arpa).words if word not in marks]

@@ -24,6 +24,7 @@ all orders:
     p(w | h) = (c(hw) + t(h) p(w | h')) / (sum_v c(hv) + t(h))
 """
 
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,7 +123,7 @@ def read_sentences(paths: Iterable[Path | str]) -> Iterator[list[str]]:
     for path in paths:
         with reading(path), open_text(path) as file:
             for line in file:
-                if words := line.upper().split():
+                if words := unicodedata.normalize("NFC", line.upper()).split():
                     yield words
 
 

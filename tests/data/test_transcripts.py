@@ -1,9 +1,12 @@
 """data.transcripts: non-words are removed, words of the lexicon stay, numbers are spelled out."""
 
+import unicodedata
+
 import pytest
 from noises import folders, lexicon
 
 from asr_train.data.transcripts import DigitsError, Transcriber, number_words
+from asr_train.lang.lexicon import Lexicon
 from asr_train.schema import Digits, LexiconSettings, LexiconSource, NormaliserKind, Unknown
 
 
@@ -39,8 +42,19 @@ def test_words_of_ones_own_lexicon_stay_as_they_are(tmp_path):
     with open(own.file, "a") as file:
         file.write("<NOISE> SPN\nUH-HUH AH HH AH\n5 F AY V\nA. EY\n")
     words_of = Transcriber(folders(), own)
-    assert words_of("<noise> uh-huh, 5 one. a.") == ["<NOISE>", "UH", "HUH", "5", "ONE", "A."]
-    assert words_of("uh-huh") == ["UH-HUH"]
+    assert words_of("<noise> uh-huh, 5 one. a.") == ["<NOISE>", "UH-HUH", "5", "ONE", "A."]
+    assert words_of("“uh-huh!” UH-HUH-5?") == ["UH-HUH", "UH", "HUH", "5"]
+
+
+@pytest.mark.parametrize("kind", [NormaliserKind.words, NormaliserKind.plain])
+def test_letters_and_their_accents_are_composed_as_in_the_lexicon(tmp_path, kind):
+    own = lexicon(tmp_path)
+    apart = unicodedata.normalize("NFD", "Zoë")
+    with open(own.file, "a", encoding="utf-8") as file:
+        file.write(f"{apart} Z OW IY\n")
+    words = Transcriber(folders(normaliser=kind), own)(f"{apart} zoë")
+    assert words == ["ZOË", "ZOË"]
+    assert Lexicon.from_settings(own, words).missing == ()
 
 
 def test_a_letter_and_a_full_stop_are_no_word_of_cmus_dictionary():

@@ -46,6 +46,11 @@ def by_hand(tmp_path) -> NgramModel:
     return read_arpa(tmp_path / "hand.arpa")
 
 
+def test_accents_of_words_are_composed(tmp_path):
+    (tmp_path / "hand.arpa").write_text(ARPA.replace("B", "u\u0308"))
+    assert read_arpa(tmp_path / "hand.arpa").words[3] == "Ü"
+
+
 def test_a_file_is_read_as_it_stands(by_hand):
     assert by_hand.words == ["<s>", "</s>", "A", "B", "<unk>"]
     assert by_hand.counts == [5, 4, 2]

@@ -319,10 +319,10 @@ def test_words_of_the_vocabulary_that_the_text_lacks_are_possible():
 
 
 def test_files_plain_and_packed_are_read_as_upper_case_words(tmp_path):
-    (tmp_path / "a.txt").write_text("one Two\n\n  three \n", encoding="utf-8-sig")
+    (tmp_path / "a.txt").write_text("one Two\n\n  fu\u0308nf \n", encoding="utf-8-sig")
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"four\n", mtime=0))
     found = list(read_sentences([tmp_path / "a.txt", tmp_path / "b.txt.gz"]))
-    assert found == [["ONE", "TWO"], ["THREE"], ["FOUR"]]
+    assert found == [["ONE", "TWO"], ["FÜNF"], ["FOUR"]]
 
 
 @pytest.mark.parametrize(
