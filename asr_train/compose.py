@@ -81,16 +81,21 @@ def without_left_out(gmm: dict[str, Any], overrides: list[str]) -> dict[str, Any
 
 
 def as_text(override: str) -> str:
-    """Return the override, quoted where text is wanted, so that Hydra takes 1183 as a name.
+    """Return the override as Hydra needs it.
 
-    Without quotes, Hydra cannot read letters beyond ASCII, as in a path.
+    Text is quoted, so that 1183 is a name, and letters beyond ASCII can be read. A mapping may have
+    new names (++).
     """
     key, sign, value = override.partition("=")
     hint: Any = Config
     for name in key.lstrip("+").split("."):
-        hint = typing.get_type_hints(hint).get(name) if is_dataclass(hint) else None
+        is_mapping = typing.get_origin(hint) is dict
+        each = typing.get_args(hint)[1] if is_mapping else None
+        hint = typing.get_type_hints(hint).get(name) if is_dataclass(hint) else each
         inner = [a for a in typing.get_args(hint) if a is not type(None)]
         hint = inner[0] if isinstance(hint, types.UnionType) and len(inner) == 1 else hint
+    if typing.get_origin(hint) is dict and value.startswith("{"):
+        return f"++{key.lstrip('+')}{sign}{value}"
     items = re.fullmatch(r"\[([^\[\]'\"]+)\]", value)
     if hint == list[str] and items:
         return f"{key}{sign}[{','.join(map(_quoted, items[1].split(',')))}]"

@@ -90,6 +90,13 @@ def test_paths_may_have_letters_of_any_language(value):
     assert (config.corpus.folder.dir, config.lm.text) == ("/tmp/Jörg/日本", ["/tmp/Jörg"])
 
 
+@pytest.mark.parametrize("more", ["more_tests={test_b:/b}", "more_tests.test_b=/é"])
+def test_a_mapping_may_have_new_names(more):
+    plus = "" if "{" in more else "+"
+    config = settings("dnn", [*in_folder(), f"{plus}corpus.folder.{more}"])
+    assert config.corpus.folder.more_tests == {"test_b": more.rstrip("}")[-2:]}
+
+
 @pytest.mark.parametrize("workers", ["0", "-1", "two", "1.5"])
 def test_workers_that_cannot_be_are_refused_before_any_stage(tmp_path, workers):
     with pytest.raises(SettingsError, match=f"WORKERS is '{workers}'; it must be a positive"):
@@ -770,6 +777,24 @@ def test_planning_with_another_setting_touches_no_settings_file(plan, tmp_path):
     assert before
     assert "decode" in plan("SET=decode.beam=12")
     assert mtimes(tmp_path / "w" / "conf") == before
+
+
+@pytest.mark.parametrize("name", ["a/phones.tsv", "b/utterances.tsv", "c/utterances.tsv"])
+def test_an_edited_table_of_a_folder_counts(tmp_path, name):
+    roots = [tmp_path / root for root in "abc"]
+    for root in roots:
+        root.mkdir()
+        (root / "utterances.tsv").touch()
+    (tmp_path / "a/phones.tsv").touch()
+    more = "phone_labels=phones.tsv", f"more_dirs=[{roots[1]}]", f"more_tests={{test_c:{roots[2]}}}"
+    given = ["recipe=folder", *in_folder(*more)[2:], f"corpus.folder.dir={roots[0]}"]
+    resolve(str(tmp_path / "conf"), "dnn", *given)
+    before = mtimes(tmp_path / "conf")
+    later = max(before.values()) + 10**9
+    os.utime(tmp_path / name, ns=(later, later))
+    resolve(str(tmp_path / "conf"), "dnn", *given)
+    after = mtimes(tmp_path / "conf")
+    assert {path for path, when in after.items() if when != before[path]} == {"corpus.yaml"}
 
 
 def test_a_folder_of_peoples_recordings_must_be_there_and_its_table_counts(tmp_path):
