@@ -38,13 +38,14 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
         arpa = Path(output).parent / "G.arpa"
         copy_arpa(model, arpa)
     lexicon = Lexicon.from_settings(settings.lexicon, words | set(allowed) | dev_words)
-    if not lexicon.prons:
+    pronounced = [word for word in allowed if word in lexicon.prons]
+    if not pronounced:
         raise ValueError(
-            f"none of the {len(lexicon.missing)} words has a pronunciation, for example "
-            f"{', '.join(lexicon.missing[:5])}; see lang.lexicon"
+            f"none of the {len(allowed)} words of the grammar has a pronunciation, for example "
+            f"{', '.join(allowed[:5])}; see lang.grammar and lang.lexicon"
         )
     is_loop = settings.grammar.kind is GrammarKind.loop  # else the words are in the file
-    settings.grammar.words = [w for w in allowed if w in lexicon.prons] if is_loop else []
+    settings.grammar.words = pronounced if is_loop else []
     states = States(tuple(lexicon.phones), settings.phone_states, settings.silence_states)
     write_lang(output, Lang(lexicon, states, settings.grammar, arpa, settings.silence_probability))
     summary = (

@@ -100,6 +100,11 @@ def test_a_wrong_grammar_is_refused(with_grammar, name, content, message):
         with_grammar(name, content)
 
 
+def test_a_grammar_without_any_pronunciation_is_refused_before_training(with_grammar):
+    with pytest.raises(ValueError, match="none of the 1 words of the grammar .*, for example XQZ;"):
+        with_grammar("g.arpa", ARPA.replace("ONE", "XQZ").encode())
+
+
 def test_words_of_dev_are_pronounced_yet_not_in_the_grammar(tmp_path):
     train, dev, conf, models = (tmp_path / n for n in ("t.jsonl.gz", "d.jsonl.gz", "l.yaml", "m"))
     for manifest, text in ((train, "ONE TWO"), (dev, "TWO THREE")):
