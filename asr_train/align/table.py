@@ -32,7 +32,7 @@ from asr_train.lang.states import States
 from asr_train.schema import FeatsSettings
 
 LONG = 40  # frames of one phone; more are suspicious
-SAME = {"AX": "AH"}  # phones that count as equal
+SAME = {"AX": "AH"}  # phones that count as equal, beside those that differ in case or stress
 Segment = tuple[str, float, float]  # phone, start and end in seconds
 
 
@@ -203,8 +203,7 @@ def compare(aligned: list[Segment], true: list[Segment]) -> Boundaries:
     """
     from kaldialign import align
 
-    ours = [(SAME.get(s[0], s[0]), *s[1:]) for s in aligned if s[0] != SILENCE]
-    theirs = [(SAME.get(s[0], s[0]), *s[1:]) for s in true if s[0] != SILENCE]
+    ours, theirs = _named_alike(aligned), _named_alike(true)
     gap = "*"
     errors: list[float] = []
     unmatched = i = j = 0
@@ -216,6 +215,12 @@ def compare(aligned: list[Segment], true: list[Segment]) -> Boundaries:
         i += a != gap
         j += b != gap
     return Boundaries(tuple(errors), unmatched)
+
+
+def _named_alike(segments: list[Segment]) -> list[Segment]:
+    """Rename phones as labels are (upper case, no stress), and by SAME; leave silence out."""
+    named = [(p.upper().rstrip("012"), start, end) for p, start, end in segments if p != SILENCE]
+    return [(SAME.get(p, p), start, end) for p, start, end in named]
 
 
 def phones_in_seconds(states: States, outcome: Aligned, shift_seconds: float) -> list[Segment]:

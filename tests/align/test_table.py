@@ -187,6 +187,12 @@ def test_an_alignment_that_is_true_has_no_error():
     assert summary["compared"] == 4
 
 
+def test_phones_of_ones_own_lexicon_are_compared_with_labels_in_upper_case_without_stress():
+    true = [("AA", 0.1, 0.2), ("T", 0.2, 0.35), ("AH", 0.35, 0.5)]
+    ours = [(p, *s[1:]) for p, s in zip(("aa1", "t", "AX"), true, strict=True)]
+    assert compare(ours, true) == Boundaries((0.0,) * 6, 0)
+
+
 @pytest.mark.parametrize("shift_ms, within_20, within_50", [(10, 1, 1), (30, 0, 1), (60, 0, 0)])
 def test_a_shifted_alignment_is_off_by_the_shift(shift_ms, within_20, within_50):
     true = [("a", 0.1, 0.2), ("b", 0.2, 0.35)]
