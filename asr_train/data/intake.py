@@ -1,11 +1,12 @@
 """Utterances as listed by a corpus -> **usable cuts**, after reading each recording.
 
-    rows --unique_ids--> rows with ids that are valid in tar files
+    rows --unique_ids--> rows with ids that are valid in tar and CTM files
          --take--> PreparedSplit (cuts, remarks, notes); data.transcripts reads their texts
 
 Knows nothing of splits, or of the sources of rows (data.folder and data.published read them).
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from asr_train.frames import whole_rate
 from asr_train.jobs import parallel_map
 from asr_train.lang.lexicon import Lexicon
 from asr_train.schema import Channel, IntakeSettings, LexiconSettings, LowRate
+from asr_train.score.sclite import trn_id
 
 
 @dataclass(slots=True)
@@ -63,7 +65,7 @@ class _Audio:
 
 
 def unique_ids(rows: Sequence[Row], source: Path | str) -> None:
-    """Replace '.' and '/', at which readers of tar files cut names, in the ids.
+    """Replace '.' and '/', at which readers of tar files cut names, and spaces in the ids.
 
     Raises:
         CorpusError: for duplicate ids, also after this replacement.
@@ -77,16 +79,25 @@ def unique_ids(rows: Sequence[Row], source: Path | str) -> None:
             )
     owners = {name: name for name in seen}
     for old, row in seen.items():
-        new = old.replace(".", "_").replace("/", "_")
+        new = re.sub(r"[./\s]", "_", old)
         if new == old:
             continue
         if new in owners:
             raise CorpusError(
                 f"the utterance ids {owners[new]!r} and {old!r} both become {new!r} without "
-                "the '.' and '/' that tar readers cut names at; rename one of them"
+                "'.', '/' and spaces, at which readers of tar and CTM files cut names; rename one "
+                "of them"
             )
         row.utt_id, row.was = new, row.was or old
         owners[new] = old
+    scored: dict[str, str] = {}
+    for row in rows:
+        name = trn_id(row.utt_id, row.speaker)
+        if scored.setdefault(name, row.utt_id) != row.utt_id:
+            raise CorpusError(
+                f"{source}: the utterance ids {scored[name]} and {row.utt_id} both become {name} "
+                "in sclite's trn format, which begins with the speaker; rename one of them"
+            )
 
 
 def take(
