@@ -296,17 +296,13 @@ def check_outside(config: Config, workers: int) -> None:
 def inputs_of(config: Config) -> dict[str, list[tuple[str, str]]]:
     """Return the files that settings name and stages read: settings file -> keys and paths."""
     commands, lang, lm = config.corpus.commands, config.lang, config.lm
-    human, folder = commands and commands.human, config.corpus.folder
-    roots = [folder.dir, *folder.more_dirs, *folder.more_tests.values()] if folder else []
-    labels = folder and folder.phone_labels
-    tables = [f"{root}/{name}" for root in roots for name in ("utterances.tsv", labels) if name]
+    human = commands and commands.human
     lexicon = ("lang.lexicon.file", lang.lexicon.file)
     mapping = ("score.normaliser.mapping", config.score.normaliser.mapping)
     named = {
         "corpus": [
             ("corpus.commands.grammar", commands and commands.grammar),
             ("corpus.commands.human", human and f"{human}/utterances.tsv"),
-            *(("corpus.folder", path) for path in tables if os.path.exists(path)),
         ],
         "lexicon": [lexicon],
         "lang": [lexicon, ("lang.grammar.file", lang.grammar.file)],

@@ -779,24 +779,6 @@ def test_planning_with_another_setting_touches_no_settings_file(plan, tmp_path):
     assert mtimes(tmp_path / "w" / "conf") == before
 
 
-@pytest.mark.parametrize("name", ["a/phones.tsv", "b/utterances.tsv", "c/utterances.tsv"])
-def test_an_edited_table_of_a_folder_counts(tmp_path, name):
-    roots = [tmp_path / root for root in "abc"]
-    for root in roots:
-        root.mkdir()
-        (root / "utterances.tsv").touch()
-    (tmp_path / "a/phones.tsv").touch()
-    more = "phone_labels=phones.tsv", f"more_dirs=[{roots[1]}]", f"more_tests={{test_c:{roots[2]}}}"
-    given = ["recipe=folder", *in_folder(*more)[2:], f"corpus.folder.dir={roots[0]}"]
-    resolve(str(tmp_path / "conf"), "dnn", *given)
-    before = mtimes(tmp_path / "conf")
-    later = max(before.values()) + 10**9
-    os.utime(tmp_path / name, ns=(later, later))
-    resolve(str(tmp_path / "conf"), "dnn", *given)
-    after = mtimes(tmp_path / "conf")
-    assert {path for path, when in after.items() if when != before[path]} == {"corpus.yaml"}
-
-
 def test_a_folder_of_peoples_recordings_must_be_there_and_its_table_counts(tmp_path):
     (tmp_path / "some.gram").write_text("#JSGF V1.0;\npublic <a> = one ;\n")
     people, work = tmp_path / "people", tmp_path / "conf"

@@ -40,7 +40,7 @@ class PreparedSplit:
     cuts: list[MonoCut]
     remarks: list[Remark] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # to print
-    audio: list[Path] = field(default_factory=list)  # the user's recordings, which may change
+    audio: list[Path] = field(default_factory=list)  # the user's files, which may change
 
     @property
     def dropped(self) -> int:

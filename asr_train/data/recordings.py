@@ -1,4 +1,4 @@
-"""The user's recordings -> **which of them changed** since a manifest listed them.
+"""The user's recordings and tables -> **which of them changed** since a manifest listed them.
 
     manifests/SPLIT.audio.tsv    per line: bytes, time of last change in ns, SHA-256, path
 

@@ -58,11 +58,11 @@ def test_a_recording_that_was_missing_and_comes_is_noticed(listed):
     assert changed_audio(table, keep=True) == [str(listed / "later")]
 
 
-def test_a_manifest_lists_all_recordings_of_a_folder_dropped_ones_too(folder, tmp_path):
+def test_a_manifest_lists_the_table_and_all_recordings_dropped_ones_too(folder, tmp_path):
     folder.rows[0][4] = ""
     manifest = tmp_path / "train.jsonl.gz"
     write(folder.made(), manifest)
-    assert len(audio_table(manifest).read_text().splitlines()) == 2
+    assert len(audio_table(manifest).read_text().splitlines()) == 3
     assert changed_audio(audio_table(manifest), keep=False) == []
 
 
