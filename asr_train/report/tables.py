@@ -17,6 +17,7 @@ from typing import Any
 import asr_train
 from asr_train.files import DamagedFileError, hash_of, read_json, read_yaml
 from asr_train.schema import ScoreSettings
+from asr_train.score.summary import without_errors
 from asr_train.score.words import (
     MIN_PAIRED_SPEAKERS,
     MIN_SPEAKERS,
@@ -209,9 +210,8 @@ def notes(table: dict[str, Any]) -> list[str]:
             )
         if ours["errors"] == 0:
             lines.append(
-                f"{ours['run']}, {ours['split']}: there are no errors, so the bootstrap gives no "
-                "upper "
-                f"limit; rates up to about {300 / ours['words']:.2f} % are plausible."
+                f"{ours['run']}, {ours['split']}: there are no errors, so "
+                f"{without_errors(ours['words'])}."
             )
     return [*lines, made(table)]
 

@@ -47,10 +47,18 @@ def spread(scored: Sequence[Scored], settings: ScoreSettings) -> dict[str, Any]:
     return {"ci95": [low, high], "ci_over": over}
 
 
+def without_errors(words: int) -> str:
+    """Say what the absence of errors leaves possible, at 95 %: 3 / words (the rule of three)."""
+    limit = f"{300 / words:.2f} %"
+    return f"the bootstrap gives no upper limit; rates up to about {limit} are plausible"
+
+
 def closing_words(summary: dict[str, Any]) -> str:
     """Summarise, beside the rate, the interval and utterances with errors."""
     if summary["ci95"] is None:
         text = "no interval: it needs more than one utterance"
+    elif summary["errors"] == 0:
+        text = f"no errors: {without_errors(summary['words'])}"
     else:
         low, high = (100 * limit for limit in summary["ci95"])
         text = f"95 % interval {low:.2f} to {high:.2f} %, bootstrap over {summary['ci_over']}"

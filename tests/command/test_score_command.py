@@ -162,7 +162,13 @@ def test_the_same_twice_differs_by_nothing(tmp_path, capsys):
     said, heard = texts(50)
     r, h = write_text(tmp_path / "r", said), write_text(tmp_path / "h", heard)
     assert scores(capsys, r, h, h)["comparison"]["difference"] == 0
-    assert scores(capsys, r, r)["scores"][0]["errors"] == 0
+    (found,) = scores(capsys, r, r)["scores"]
+    assert found["errors"] == 0
+    assert run(r, r) == 0
+    limit = f"{300 / found['words']:.2f} % are plausible"
+    assert f"no errors: the bootstrap gives no upper limit; rates up to about {limit}" in (
+        capsys.readouterr().out
+    )
 
 
 def test_details_replace_no_input(tmp_path, capsys):
