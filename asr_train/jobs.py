@@ -222,6 +222,11 @@ def cause(error: Exception, output: str) -> str:
     text = " ".join(str(error).split())
     if text and isinstance(error, (ValueError, OSError, ImportError)):
         return text  # caused by data, settings or users
+    if text.startswith("cannot cache function"):  # numba
+        return (
+            f"neither {ROOT} nor ~/.cache can be written to, where compiled code is kept; set the "
+            "environment variable NUMBA_CACHE_DIR to a folder that can"
+        )
     # A library's own exception, or a bug here: say where
     lines = "".join(traceback.format_exception(error))  # begins with a worker's, if any
     ours = re.findall(

@@ -207,6 +207,7 @@ def test_ctrl_c_as_a_stage_ends_is_not_seen():
         ("open('/dev/null/x', 'w')", "/dev/null/x: not a directory; move what is there"),
         ("{}['x']", "KeyError: 'x'"),
         ("raise RuntimeError('odd')", "RuntimeError: odd"),
+        ("raise RuntimeError('cannot cache function \\'f\\': no locator')", f"neither {ROOT} nor"),
     ],
 )
 def test_whatever_goes_wrong_is_one_line(code, message):
