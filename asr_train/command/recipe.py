@@ -46,9 +46,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _from_here(argument: str) -> str:
     """Return make's argument, its paths counted from the current folder."""
-    name, equals, value = argument.partition("=")
-    if equals and name in PATHS:
+    name, _, value = argument.partition("=")
+    if value and name in PATHS:  # make refuses an empty one, which is not the folder here
         return f"{name}={Path(value).absolute()}"
-    if equals and name in LISTS:
+    if value and name in LISTS:
         return f"{name}={' '.join(str(Path(each).absolute()) for each in value.split())}"
     return argument

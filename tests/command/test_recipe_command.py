@@ -65,6 +65,8 @@ def test_recipe_calls_make_with_a_folder_here(tmp_path, capfd, monkeypatch):
     out = capfd.readouterr().out
     assert f"{tmp_path}/digits-work-tiny/exp/dnn/model.json" in out
     assert (tmp_path / "digits-work-tiny/conf/decode.yaml").exists()
+    assert run("recipe", "digits", "W=", "-n") == 2
+    assert "W is ''; name a folder" in capfd.readouterr().err
     layouts.table(tmp_path / "people", {"ann": ["one"]})
     (tmp_path / "my.gram").touch()
     given = "HUMAN=people", "GRAMMAR=my.gram"
