@@ -92,6 +92,7 @@ class Recogniser:
     Threads may share it; their calls wait for each other.
 
     `manifest` is the content of bundle.json: recipe, run, wer, data_licence, versions, scales.
+    `guessed` are the words of aligned texts whose pronunciation is by rule, in no dictionary.
 
     >>> from asr_train import Recogniser
     >>> recogniser = Recogniser.load("digits", confidences=False)
@@ -117,6 +118,7 @@ class Recogniser:
                 f"the bundle's graph was made with states_hash {known['states_hash']} but its "
                 f"model has {self._states.hash}; make the bundle again"
             )
+        self.guessed: set[str] = set()
         self._choice, self._first_scale = opened.choice, opened.first_scale
         self._label = known["top_label"]
         self._mapped = opened.fst.mapped(), opened.heights.mapped()
@@ -289,7 +291,9 @@ class Recogniser:
             what: label of a progress bar; "": none is shown.
         """
         texts = [transcribed(one.text, NormaliserKind.words) for one in spoken]
-        lang = self._pronouncing({word for words in texts for word in words})
+        said = {word for words in texts for word in words}
+        lang = self._pronouncing(said)
+        self.guessed |= said.intersection(lang.lexicon.guessed)
         with self._alone():
             utterances = [
                 self._feats.put(str(i), one.speaker, " ".join(words), one.features_TF, one.seconds)
@@ -337,7 +341,8 @@ class Recogniser:
         if self._lexicon is None or not (unknown := words - known.keys()):
             return self._lang
         found = pronounced(self._lexicon, unknown, self._states)
-        lexicon = Lexicon(dict(sorted({**known, **found.prons}.items())))
+        guessed = (*self._lang.lexicon.guessed, *found.guessed)
+        lexicon = Lexicon(dict(sorted({**known, **found.prons}.items())), guessed=guessed)
         return replace(self._lang, lexicon=lexicon)
 
 

@@ -25,6 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from asr_train.bundle.folder import align_folder, read_folder, timed
+    from asr_train.bundle.grammar import some
     from asr_train.bundle.recogniser import Recogniser
     from asr_train.checks import spelled
     from asr_train.interop.ctm import write_ctm
@@ -53,8 +54,10 @@ def run(options: argparse.Namespace) -> int:
     write_ctm(output / "words.ctm", words)
     write_ctm(output / "phones.ctm", phones)
     speakers = len({item.speaker for item in items})
+    guessed = sorted(recogniser.guessed)
+    more = f"; pronounced by rule, in no dictionary: {some(guessed)}" if guessed else ""
     print(
         f"align: {len(words)} of {spelled(len(items), 'recording')} of "
-        f"{spelled(speakers, 'speaker')}, {seconds / 60:.1f} minutes: {output}"
+        f"{spelled(speakers, 'speaker')}, {seconds / 60:.1f} minutes: {output}{more}"
     )
     return 1 if problems else 0

@@ -180,6 +180,13 @@ def test_align_keeps_the_layout_of_the_folder(corpus, tmp_path, capsys):
         assert {span.label for span in grid["phones"]} > {"SIL"}
 
 
+def test_align_names_words_in_no_dictionary(tmp_path, capsys):
+    soundfile.write(tmp_path / "a.wav", said(TEXTS["ben"]).samples_T, RATE)
+    (tmp_path / "a.txt").write_text("seven frobni")
+    assert run("align", "english", tmp_path, "-o", tmp_path / "out") == 0
+    assert capsys.readouterr().out.endswith("out; pronounced by rule, in no dictionary: FROBNI\n")
+
+
 def test_align_names_what_it_left_out(corpus, tmp_path, capsys):
     folder = tmp_path / "c"
     folder.mkdir()
