@@ -107,8 +107,8 @@ def run(options: argparse.Namespace) -> int:
                     "expect more errors; give all recordings of a speaker in a folder of their "
                     "own, with --speaker-folders",
                 )
-            output.write(show(names[file], file, found, options.channel or 0))
-            output.flush()
+            shown = show(names[file], file, found, options.channel or 0)
+            print(shown, end="", file=output, flush=True)
     if low:
         more = f" (and {len(low) - 1} more)" if low[1:] else ""
         complain(

@@ -65,7 +65,7 @@ def _run(name: str, arguments: list[str]) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code: int = module.run(options)
-        sys.stdout.flush()
+        print(end="", flush=True)  # also if standard output is closed
         return code
     except KeyboardInterrupt:
         print(f"asr-train {name}: interrupted", file=sys.stderr)
