@@ -108,6 +108,19 @@ def test_adagrad_goes_on_from_its_state_with_every_method(name, place):
     assert second.steps(6).log == unbroken.log[4:]
 
 
+@pytest.mark.parametrize("name", ["allreduce", "gtc", "onebit"])
+def test_adagrad_averages_over_the_frames_of_all_workers_that_read(name):
+    given = {"place": "aggregate", "window_frames": 300.0, "floor": 0.01}
+
+    def log_of(reading, frames):
+        adagrad = schema.build(schema.AdagradSettings, given)
+        begun = Run(method_of(name, 4), adagrad=adagrad)
+        begun.method.begin_step(reading, frames)
+        return begun.steps(4).log
+
+    assert log_of(4, 20) == log_of(2, 40) != log_of(4, 40)
+
+
 @pytest.mark.parametrize("name", ["gtc", "gtc_adaptive", "bmuf_gtc"])
 @pytest.mark.parametrize("saved_at", [5, 9])
 def test_where_messages_overflow_a_run_goes_on_with_their_capacity_and_turns(name, saved_at):

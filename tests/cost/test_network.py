@@ -1,6 +1,7 @@
 """Simulated exchanges take the time of closed forms, links are shared fairly, nothing is lost."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -51,6 +52,12 @@ def test_an_allgather_moves_the_others_bytes_through_each_link(p):
 def test_a_ring_allgather_waits_for_the_longest_message_in_every_round():
     sizes = [1e6, 4e6, 2e6, 3e6]
     assert seconds(flat(), 4, ring_allgather, sizes) == pytest.approx(3 * 4e6 / RATE)
+
+
+def test_a_message_to_near_and_far_takes_the_latency_of_the_far():
+    cluster = nodes(4)
+    cluster = replace(cluster, between=replace(cluster.between, latency_us=100))
+    assert Links(cluster, 8).loads(0, [1, 5]).latency_seconds == pytest.approx(LATENCY)
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 5, 8, 9])

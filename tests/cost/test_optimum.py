@@ -95,6 +95,17 @@ def test_at_k_hat_of_any_cluster_the_exchange_takes_as_long_as_half_a_batch():
     assert (k - 1) * 1e-4 == pytest.approx(0.01 + 4000 / k * 1e-4, rel=1e-4)
 
 
+def test_k_hat_counts_what_messages_cost_beside_the_links_and_the_steps_of_a_block():
+    slow = flat(0.08, encode_ns=1.0, decode_ns=10.0, exchange_ms=20.0)  # 10 MB/s; encoding: 10 ms
+    found = optimum(slow, WORK, 8000, block_steps=200).nodes
+    k = found[Traffic.onebit]
+    assert 2 * (k - 1) / k * 0.125 + 0.02 == pytest.approx(0.01 + 0.4 / k + 2 * 0.01, rel=1e-4)
+    k = found[Traffic.gtc]
+    assert (k - 1) * (0.01 + 2.5e-4) == pytest.approx(0.01 + 0.4 / k + 0.01, rel=1e-4)
+    k = found[Traffic.bmuf]
+    assert 2 * (k - 1) / k * 4 == pytest.approx(200 * (0.01 + 0.8 / k), rel=1e-4)
+
+
 def test_more_nodes_pay_with_larger_minibatches_and_with_smaller_messages():
     for cluster in (flat(2), nodes(4, bus=16.0), flat(fabric_gbit_per_s=20.0)):
         rows = [optimum(cluster, WORK, frames, 10).nodes for frames in (1e3, 4e3, 16e3)]

@@ -398,6 +398,13 @@ def test_dev_is_evaluated_as_if_each_utterance_stood_alone(unbroken, splits, mon
         assert found == (pytest.approx(loss / frames, rel=1e-5), correct / frames)
 
 
+def test_dev_may_have_fewer_utterances_than_there_are_workers(unbroken, splits):
+    model, _ = load_model(unbroken / "model.json")
+    many = Loopback(range(splits[1].num_samples + 1), CPU)
+    found = loop.evaluate(model, splits[1], CPU, many)
+    assert found == pytest.approx(loop.evaluate(model, splits[1], CPU))
+
+
 def test_dropout_is_of_training_alone(splits, tmp_path):
     run = tiny.settings(epochs=1, dropout=0.5)
     path = loop.train(run, *splits, tmp_path / "run", CPU)
