@@ -87,8 +87,8 @@ SEQUENCED := $(foreach r,$(SEEDED),$(SEQUENCE:%=$r-%))
 INITIALS := $(if $(SEQUENCE),$(or $(INITIAL),$(SEEDED)))
 NETS    := $(strip $(foreach r,$(SEEDED),$r $(PASSES:%=$r-realign%)) $(SEQUENCED))
 MODELS  := $(GMMS) $(NETS)
-# Models whose alignments something is trained on: the last of GMMS, and all passes but the last.
-ALIGN_TRAIN := $(sort $(ALIGNER) $(if $(PASSES),$(filter-out %-realign$(REALIGN) $(SEQUENCED),$(NETS))))
+# Models whose alignments networks are trained on: the last of GMMS, and all passes but the last.
+ALIGN_TRAIN := $(if $(NETS),$(sort $(ALIGNER) $(if $(PASSES),$(filter-out %-realign$(REALIGN) $(SEQUENCED),$(NETS)))))
 # The run whose acoustic scale and penalties, chosen on DEV, all networks are decoded with; empty: each
 # takes its own. With SEEDS it is that run of the first seed.
 SCALES  ?=
@@ -125,14 +125,16 @@ MANIFESTS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz)
 # Splits with all sentences that lm.without_eval=true removes from the text; without test sets that repeat them.
 LM_SPLITS ?= $(TRAIN) $(EVAL)
 CHECKED := $W/manifests/check.txt# comes before anything is computed, but that it is new makes nothing stale
-TARGETS := $(MANIFESTS) $(CHECKED) $W/lm/index.json $W/lang/index.json \
+TARGETS := $(MANIFESTS) $(CHECKED) $W/lm/index.json $W/lang/index.json $(if $(BIGRAM),$W/lang-bigram/index.json) \
   $(foreach s,$(TRAIN) $(EVAL),$W/feats/$s.jsonl.gz) $(GMMS:%=$W/exp/%/model.json) \
   $(foreach m,$(ALIGN_TRAIN),$(foreach s,$(TRAIN) $(DEV),$W/ali/$m/$s.jsonl.gz $W/shards/$m/$s/index.json)) \
   $(if $(INITIALS),$W/lang-weak/index.json) $(foreach s,$(TRAIN) $(DEV),$(INITIALS:%=$W/shards/%-lattices/$s/index.json)) \
   $(filter-out $(ALIGN_TRAIN:%=$W/ali/%/$(TRAIN).jsonl.gz),$(INITIALS:%=$W/ali/%/$(TRAIN).jsonl.gz)) \
-  $(NETS:%=$W/exp/%/model.json) $(patsubst %,$W/exp/%/tuned.json,$(MODELS) $(VARIANTS)) \
+  $(if $(PRONPROBS),$(if $(NETS),,$W/ali/$(ALIGNER)/$(TRAIN).jsonl.gz) $W/lang-pronprobs/index.json) \
+  $(patsubst %,$W/exp/%/model.json,$(NETS) $(EPOCHS)) \
+  $(patsubst %,$W/exp/%/tuned.json,$(filter-out $(if $(SCALES),$(filter-out $(SCALES) $(INITIALS),$(NETS))),$(MODELS)) $(VARIANTS)) \
   $(foreach m,$(filter-out $(ALIGN_TRAIN),$(MODELS)),$W/ali/$m/$(DEV).jsonl.gz) \
-  $(foreach r,$(MODELS) $(VARIANTS),$(EVAL:%=$W/exp/$r/hyp.%.jsonl)) $(SCORES) \
+  $(foreach r,$(SCORED),$(EVAL:%=$W/exp/$r/hyp.%.jsonl)) $(SCORES) \
   $W/tables/wer.md $(EXCHANGE) $W/report/index.html
 
 # The model that `make bundle` packs, with the scales that it is decoded with.
@@ -182,10 +184,10 @@ bundle: $(CURDIR)/README.md $W/exp/$(RUN:%-pronprobs=%)/model.json \
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 clean:
-	@[ ! -e $W ] || [ -e $W/conf/shown.yaml ] || ls -d $W/fold-*/conf >/dev/null 2>&1 || { echo "$W contains no conf/shown.yaml, so it is not a work folder; not removed" >&2; exit 1; }
+	@[ -z "$$(ls -A $W 2>/dev/null)" ] || [ -e $W/conf/shown.yaml ] || ls -d $W/fold-*/conf >/dev/null 2>&1 || { echo "$W contains no conf/shown.yaml, so it is not a work folder; not removed" >&2; exit 1; }
 	@$(PY) -c 'import sys; from asr_train.locks import at_work; \
 	  sys.exit("\n".join(f"{w}: {busy}; wait for it, or stop it" for w in sys.argv[1:] if (busy := at_work(w))) or None)' $W $W/fold-*
-	rm -rf $W
+	$(if $(shell [ -L $W ] && echo link),find -H $W -mindepth 1 -delete,rm -rf $W)
 
 # One settings file per stage, rewritten only when its content changes: a stage reruns when its own
 # numbers change. Files that settings name (a lexicon, text, a mapping) are in no rule below: resolve.py

@@ -447,6 +447,15 @@ def test_clean_removes_a_work_folder_and_nothing_else(recipe, tmp_path):
     assert (tmp_path / "other").exists()
 
 
+def test_clean_empties_the_folder_that_a_link_leads_to_and_keeps_the_link(recipe, tmp_path):
+    (tmp_path / "disk/conf").mkdir(parents=True)
+    (tmp_path / "disk/conf/shown.yaml").touch()
+    (tmp_path / "w").symlink_to(tmp_path / "disk")
+    recipe.make("clean", f"W={tmp_path}/w")
+    assert (tmp_path / "w").resolve() == tmp_path / "disk"
+    assert not list((tmp_path / "disk").iterdir())
+
+
 # --- the same bytes, side by side and however often it is killed --------------------------------
 
 TIMED = {"real_time_factor", "seconds"}

@@ -368,6 +368,7 @@ def plan(tmp_path):
             env={k: v for k, v in os.environ.items() if k != "MAKEFLAGS"},
         )
         lines = done.stdout.replace("\\\n", " ").splitlines()
+        run.lines = lines
         run.commands = [line.split()[1:] for line in lines if "scripts/" in line]
         return [Path(c[0]).stem for c in run.commands if "resolve" not in c[0]]
 
@@ -491,6 +492,22 @@ def test_another_systems_network_is_not_taken_for_this_ones(plan, tmp_path, syst
     stages = plan(f"GMMS={systems}")
     models = {Path(command[-1]) for command in plan.commands if stages}
     assert {f"exp/{m.parent.name}" for m in models if m.name == "model.json"} == remade
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["RUNS=", "PRONPROBS=mono"],
+        ["RUNS=sgd gtc", "SCALES=sgd", "EPOCHS=sgd/epochs/1", "SET=optim.keep_epochs=true"],
+    ],
+)
+def test_status_lists_what_make_makes(plan, tmp_path, arguments):
+    """Otherwise something would be missing for ever."""
+    plan(*arguments, "--eval=status-targets: ; @echo targets: $(TARGETS)", "status-targets")
+    made = {command[-1] for command in plan.commands if "resolve" not in command[0]}
+    (listed,) = (line.split()[2:] for line in plan.lines if "echo targets:" in line)
+    made |= {path for path in listed if "/epochs/1/model.json" in path}  # by a shell's line
+    assert sorted(listed) == sorted(made)
 
 
 def test_with_seeds_each_run_is_trained_once_with_every_one(plan, tmp_path):

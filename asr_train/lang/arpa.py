@@ -271,7 +271,7 @@ def in_upper_case(word: str) -> str:
     """Return a word as all stages have it, with accents composed; symbols stay as they are."""
     if word in (BEGIN, END, UNKNOWN, EPSILON):
         return word
-    return unicodedata.normalize("NFC", word.upper())
+    return unicodedata.normalize("NFC", word).upper()
 
 
 # --- reading ------------------------------------------------------------------------------------
