@@ -89,6 +89,16 @@ def test_lhotse_loads_the_same_paths(stored):
         assert np.array_equal(cut.load_ali(), outcome.states_T)
 
 
+def test_lhotse_loads_the_path_of_a_part_of_a_recording(tmp_path):
+    part, outcome = utterance("u1", 20), aligned([("a", 12, 0), ("b", 8, 1)], -100.0)
+    part.row["start"] = 1.0
+    part.row["recording"] |= {"duration": 9.0, "num_samples": 9 * 16000}
+    manifest = tmp_path / "dev.jsonl.gz"
+    write_alignments(manifest, [part], [outcome], FEATS, STATES, ABOUT)
+    (cut,) = CutSet.from_file(manifest)
+    assert np.array_equal(cut.load_ali(), outcome.states_T)
+
+
 def test_lhotse_finds_phones_and_words_where_the_path_has_them(stored):
     cuts = list(CutSet.from_file(stored[0]))
     found = [
