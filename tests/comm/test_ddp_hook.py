@@ -315,6 +315,41 @@ def test_views_of_buckets_and_layouts_change_nothing(kind):
         np.testing.assert_allclose(found, first, rtol=0, atol=1e-6)
 
 
+def test_parameters_that_ddp_leaves_out_send_what_they_owe_and_stop_no_step():
+    """One that no rank uses any more, with gradients kept or dropped; one that DDP ignores."""
+
+    def train(rank, drops):
+        model = Odd()
+        model.ignored = nn.Linear(3, 3)
+        names = ["ignored.weight", "ignored.bias"]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+        ddp = DistributedDataParallel(model, find_unused_parameters=True)
+        ddp.register_comm_hook(GtcHook(model, SETTINGS), GtcHook.hook)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.0625)
+        found = []
+        for step in range(4):
+            rng = torch.Generator().manual_seed(10 * rank + step)
+            sgd.zero_grad(set_to_none=drops)
+            loss = ddp(torch.randn(4, 12, generator=rng), step == 0).square().sum()
+            loss = 100 * loss if step == 0 else loss  # several thresholds
+            (loss * torch.nan if (rank, step) == (1, 2) else loss).backward()
+            if model.last.weight.grad.isfinite().all():
+                sgd.step()
+            found.append([model.turns.weight.detach().clone(), model.last.weight.detach().clone()])
+        return found
+
+    def main(exchange):
+        dropped, kept = (train(exchange.local[0], drops) for drops in (True, False))
+        for ours, theirs in zip(dropped, kept, strict=True):
+            assert all(map(torch.equal, ours, theirs))
+        (first, _), (second, _), (_, broken), (_, last) = kept
+        assert not torch.equal(first, second)  # of what is owed
+        assert not torch.equal(broken, last)
+        return "trained"
+
+    assert forked.run(main, 2, 2) == ["trained"] * 2
+
+
 @pytest.mark.parametrize("kind", [GtcHook, OneBitHook])
 def test_ranks_may_run_out_of_data_and_unused_parameters_are_left_alone(kind):
     """With DDP's join, wherever the script drops gradients; and weight decay as without a hook."""

@@ -3,7 +3,7 @@ import math
 import multiprocessing
 import os
 import signal
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import tiny
@@ -207,6 +207,13 @@ def test_other_settings_start_a_run_over(splits, tmp_path, monkeypatch, capsys):
     assert "other settings or shards" in capsys.readouterr().out
     trained(tmp_path / "fresh", splits, rate=0.01)
     assert outcome(folder) == outcome(tmp_path / "fresh")
+
+
+def test_settings_that_change_no_result_do_not_start_a_run_over(splits):
+    run = tiny.settings()
+    comm = replace(run.comm, timeout_seconds=7.0, check_steps=7, workers=7)
+    other = replace(run, comm=comm, optim=replace(run.optim, keep_checkpoints=7))
+    assert loop.identity(other, *splits) == loop.identity(run, *splits)
 
 
 def test_other_shards_start_a_run_over(splits, tmp_path, monkeypatch):
