@@ -13,9 +13,10 @@ ready. GTC's threshold is in units of a rank's own gradient.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -185,6 +186,9 @@ class GtcHook(ReducerHook):
 
     Args:
         settings: of GTC.
+    Attributes:
+        threshold: tau of the next step, in units of a rank's own gradient; a schedule may set it,
+            on all ranks alike.
     """
 
     def __init__(self, model: nn.Module, settings: GtcSettings, *given: Any, **named: Any) -> None:
@@ -192,7 +196,16 @@ class GtcHook(ReducerHook):
         super().__init__(model, *given, **named)
 
     def _exchanging(self, exchange: Exchange, shapes: Sequence[Shape]) -> Reducer:
-        return Gtc(exchange, sum(map(math.prod, shapes)), self._settings)
+        self._gtc = Gtc(exchange, sum(map(math.prod, shapes)), self._settings)
+        return self._gtc
+
+    @property
+    def threshold(self) -> float:
+        return self._gtc.tau
+
+    @threshold.setter
+    def threshold(self, tau: float) -> None:
+        self._gtc.tau = float(np.float32(replace(self._settings, threshold=tau).threshold))
 
 
 class OneBitHook(ReducerHook):

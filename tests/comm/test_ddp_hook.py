@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from asr_train import schema
 from asr_train.comm.bucket import Bucket
+from asr_train.comm.codec import MessageError
 from asr_train.comm.ddp_hook import GtcHook, OneBitHook
 from asr_train.comm.exchange import ExchangeError
 from asr_train.comm.reducers import Gradient, dense
@@ -380,6 +381,29 @@ def test_ranks_may_run_out_of_data_and_unused_parameters_are_left_alone(kind):
     (first, *others), second = forked.run(main, 2, 2)
     for found in (*others, *second):
         np.testing.assert_array_equal(found, first)
+
+
+def test_a_schedule_may_set_the_threshold_on_all_ranks_alike():
+    """Elements that exceed it are sent as one quantum of it: here all, once it has fallen."""
+
+    def main(exchange):
+        rank, model = exchange.local[0], nn.Linear(3, 2, bias=False)
+        hook = GtcHook(model, schema.build(schema.GtcSettings, {**GTC, "threshold": 100.0}))
+        ddp = DistributedDataParallel(model)
+        ddp.register_comm_hook(hook, GtcHook.hook)
+        for tau, sent in ((hook.threshold, 0.0), (0.1, 0.1)):
+            hook.threshold = tau
+            model.weight.grad = None
+            ddp(torch.ones(1, 3)).sum().backward()
+            assert torch.equal(model.weight.grad, torch.full((2, 3), sent))
+        with pytest.raises(ValueError, match="threshold is -1"):
+            hook.threshold = -1.0
+        hook.threshold = 0.1 + rank
+        with pytest.raises(MessageError, match="expected; were all workers started from the same"):
+            ddp(torch.ones(1, 3)).sum().backward()
+        return "set"
+
+    assert forked.run(main, 2, 2) == ["set"] * 2
 
 
 def test_states_of_others_and_parameters_that_a_hook_cannot_take_are_refused():
