@@ -241,9 +241,9 @@ $W/exp/$1/model%json: $W/shards/$2/$(TRAIN)/index.json $W/shards/$2/$(DEV)/index
 endef
 define run_rules # $1 is the run
 $(call net_rule,$1,$(ALIGNER),$1,,$C/from/$1.yaml)
-$(foreach n,$(PASSES),$(call net_rule,$1-realign$n,$1$(if $(filter-out 1,$n),-realign$(shell expr $n - 1)),$1,)
+$(foreach n,$(PASSES),$(call net_rule,$1-realign$n,$1$(if $(filter-out 1,$n),-realign$(shell expr $n - 1)),$1,,)
 )
-$(foreach o,$(SEQUENCE),$(call net_rule,$1-$o,$(or $(INITIAL),$1)-lattices,$1-$o,$W/exp/$(or $(INITIAL),$1)/model.json)
+$(foreach o,$(SEQUENCE),$(call net_rule,$1-$o,$(or $(INITIAL),$1)-lattices,$1-$o,$W/exp/$(or $(INITIAL),$1)/model.json,)
 )
 endef
 $(foreach r,$(SEEDED),$(eval $(call run_rules,$r)))

@@ -5,7 +5,7 @@ The scripts are unchanged: the same arguments, environment and folder, one proce
 make called is killed, so is that process, with all that it started.
 
     preloaded.py serve SOCKET               runs until its standard input ends
-    preloaded.py run SOCKET SCRIPT ARG...   what make calls
+    preloaded.py run SOCKET SCRIPT ARG...   what make calls; SCRIPT may be -c CODE
 """
 
 import json
@@ -122,7 +122,10 @@ def _work(client: socket.socket) -> None:
     sys.path[0] = str(Path(sys.argv[0]).parent)
     status = 0
     try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        if sys.argv[0] == "-c":
+            exec(sys.argv.pop(1), {"__name__": "__main__"})
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
