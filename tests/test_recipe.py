@@ -256,7 +256,9 @@ def test_a_network_on_adapted_frames_goes_from_shards_to_a_bundle(recipe, unbrok
     assert [stages_in(said).count(stage) for stage in ("gmm", "train", "tune")] == [1, 1, 1]
     assert not stages_in(recipe.make(*bundle))
     logmel = [each for each in ADAPTED if "fmllr" not in each or "gmm" in each]
-    assert stages_in(recipe.make("-n", *logmel))[:4] == ["shards", "shards", "train", "tune"]
+    planned = stages_in(recipe.make("-n", *logmel))
+    first = planned.index("shards")
+    assert planned[first : first + 4] == ["shards", "shards", "train", "tune"]
     sat = read_json(folder / "exp/sat/model.json")
     system = {"run": "sat", "sha256": sat["parts"][0]["sha256"]}
     assert read_json(folder / "exp/dnn/model.json")["fmllr"] == system
