@@ -202,14 +202,14 @@ $W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(if $(SPEECH),$C/audio/
 	$Q$(PY) $S/manifests.py $(wordlist 1,2,$^) $@
 $W/manifests/check%txt: $C/corpus.yaml $C/lexicon.yaml $C/ali.yaml $(MANIFESTS) $C/splits.yaml
 	$Q$(PY) $S/check.py $(filter-out %/splits.yaml,$^) $@
-$W/lm/index.json: $C/lm.yaml $(LM_SPLITS:%=$W/manifests/%.jsonl.gz) | $(CHECKED)
+$W/lm/index%json: $C/lm.yaml $(LM_SPLITS:%=$W/manifests/%.jsonl.gz) | $(CHECKED)
 	$Q$(PY) $S/lm.py $^ $@
-$W/lang-bigram/index.json: $C/bigram.yaml $W/lang/index.json \
+$W/lang-bigram/index%json: $C/bigram.yaml $W/lang/index.json \
   $(patsubst %,$W/manifests/%.jsonl.gz,$(filter-out $(TRAIN),$(LM_SPLITS)))
 	$Q$(PY) $S/bigram.py $^ $@
 $W/lang-pronprobs/index%json: $C/pronprobs.yaml $W/lang/index.json $W/ali/$(ALIGNER)/$(TRAIN).jsonl.gz $C/from/pronprobs.yaml
 	$Q$(PY) $S/pronprobs.py $(wordlist 1,3,$^) $@
-$W/lang/index.json: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lang.yaml $W/lm/index.json
+$W/lang/index%json: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lang.yaml $W/lm/index.json
 	$Q$(PY) $S/lang.py $^ $@
 $W/feats/%.jsonl.gz: $W/manifests/%.jsonl.gz $C/feats.yaml | $(CHECKED)
 	$Q$(PY) $S/feats.py $^ $@
