@@ -1,6 +1,7 @@
 """Check a folder of recordings before training on it: what `make check CORPUS_DIR=FOLDER` does.
 
-FOLDER has utterances.tsv, separated by tabs: utt_id, speaker, path, duration_seconds, transcript.
+FOLDER has utterances.tsv, separated by tabs: utt_id, speaker, path, duration_seconds, transcript,
+and, where utterances are parts of recordings, start_seconds and channel (from 0).
 Every recording is read; what cannot be used is listed with its reason, and so are words without a
 pronunciation. Settings are those of recipe folder; SETTING changes one.
 

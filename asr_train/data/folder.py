@@ -26,6 +26,7 @@ from asr_train.schema import CorpusSettings, FolderSettings, LexiconSettings
 SPLITS = ("train", "dev", "test")
 TABLE = "utterances.tsv"
 COLUMNS = ("utt_id", "speaker", "path", "duration_seconds", "transcript")
+OPTIONAL = ("start_seconds", "channel")  # of parts of recordings; a field may be empty
 LABEL_COLUMNS = ("utt_id", "start_seconds", "end_seconds", "phone")
 PAUSES = ("PAU", "SIL")  # Festival's name, and SIL
 
@@ -129,8 +130,20 @@ def _row(root: Path, where: str, value: dict[str, str]) -> Row:
         if not value[column]:
             raise CorpusError(f"{root / TABLE}, {where} has no {column}: {value}")
     seconds = _number(root / TABLE, where, value, "duration_seconds")
+    start = channel = None
+    if value.get("start_seconds"):
+        start = _number(root / TABLE, where, value, "start_seconds")
+    if given := value.get("channel"):
+        if not (given.isascii() and given.isdecimal()):
+            raise CorpusError(
+                f"{root / TABLE}, {where}: channel is {given!r}; it must be 0 for the first, 1 for "
+                "the second, or empty"
+            )
+        channel = int(given)
     path, text = value["path"], value["transcript"]
-    return Row(value["utt_id"], value["speaker"], root / path, path, seconds, text, where)
+    return Row(
+        value["utt_id"], value["speaker"], root / path, path, seconds, text, where, start, channel
+    )
 
 
 def _number(table: Path, where: str, value: dict[str, str], column: str) -> float:

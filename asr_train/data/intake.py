@@ -79,7 +79,7 @@ def unique_ids(rows: Sequence[Row], source: Path | str) -> None:
             )
     owners = {name: name for name in seen}
     for old, row in seen.items():
-        new = re.sub(r"[./\s]", "_", old)
+        new = _without_marks(old)
         if new == old:
             continue
         if new in owners:
@@ -98,6 +98,10 @@ def unique_ids(rows: Sequence[Row], source: Path | str) -> None:
                 f"{source}: the utterance ids {scored[name]} and {row.utt_id} both become {name} "
                 "in sclite's trn format, which begins with the speaker; rename one of them"
             )
+
+
+def _without_marks(name: str) -> str:
+    return re.sub(r"[./\s]", "_", name)
 
 
 def take(
@@ -240,10 +244,7 @@ def _reason(path: Path, error: Exception) -> str:
 def _check_samples(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) -> _Audio:
     """Read an utterance; check its channel, or the mean of all channels."""
     path = row.audio
-    first, count = 0, audio.samples
-    if row.start is not None:
-        first = round(row.start * audio.rate)
-        count = min(round(audio.seconds * audio.rate), audio.samples - first)
+    first, count = _span(row, audio)
     try:
         wave_TC, _ = soundfile.read(path, count, first, dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError) as error:
@@ -264,6 +265,12 @@ def _check_samples(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSet
     return audio
 
 
+def _span(row: Row, audio: _Audio) -> tuple[int, int]:
+    """Return an utterance's first sample and its number of samples."""
+    first = round((row.start or 0.0) * audio.rate)
+    return first, min(round(audio.seconds * audio.rate), audio.samples - first)
+
+
 def _mixes(row: Row, audio: _Audio, settings: IntakeSettings) -> bool:
     return row.channel is None and audio.channels > 1 and settings.channel is Channel.mix
 
@@ -273,19 +280,23 @@ def _mixed(row: Row, audio_dir: Path) -> Path:
 
 
 def _cut(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) -> MonoCut:
-    channel = row.channel or 0
+    channel, start, seconds = row.channel or 0, row.start or 0.0, audio.seconds
     if _mixes(row, audio, settings):
-        mixed = _mixed(row, audio_dir)
-        recording = whole_recording(row.utt_id, mixed, audio.rate, audio.samples)
+        _, count = _span(row, audio)
+        recording = whole_recording(row.utt_id, _mixed(row, audio_dir), audio.rate, count)
+        start, seconds = 0.0, recording.duration
     else:
-        name = row.utt_id if row.start is None else row.audio.stem
+        name = row.utt_id
+        if row.start is not None:
+            name = _without_marks(str(Path(row.path).with_suffix("")))
+            name += f"-{channel}" if audio.channels > 1 else ""
         size = audio.rate, audio.samples, audio.channels
         recording = whole_recording(name, row.audio, *size)
     supervision = SupervisionSegment(
         id=row.utt_id,
         recording_id=recording.id,
         start=0.0,
-        duration=audio.seconds,
+        duration=seconds,
         channel=channel,
         text=row.text,
         speaker=row.speaker,
@@ -293,8 +304,8 @@ def _cut(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) -> 
     )
     cut = MonoCut(
         row.utt_id,
-        row.start or 0.0,
-        audio.seconds,
+        start,
+        seconds,
         channel,
         supervisions=[supervision],
         recording=recording,

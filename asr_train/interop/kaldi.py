@@ -17,11 +17,9 @@ import numpy as np
 import soundfile
 from lhotse import MonoCut, Recording, SupervisionSegment
 
-from asr_train.data.corpus import CorpusError, whole_recording, write_flac
-from asr_train.data.folder import COLUMNS
+from asr_train.data.corpus import CorpusError, whole_recording
+from asr_train.data.folder import COLUMNS, OPTIONAL
 from asr_train.files import read_text, write_text
-from asr_train.frames import samples_of
-from asr_train.jobs import parallel_map
 
 OVERSHOOT_SECONDS = 0.5  # of a segment past the recording's end, as in Kaldi's extract-segments
 WHOLE_SECONDS = 1e-4  # a cut that ends this near to its recording's end includes it
@@ -279,9 +277,9 @@ def _end(u: Segment, recorded: float) -> float:
 def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
     """Write `utterances.tsv`, which `make folder CORPUS_DIR=...` validates and splits.
 
-    Recordings with one utterance each stay in place and are named by absolute paths. Segments, and
-    channels named by wav.scp, are extracted to `audio/UTT.flac` (lossless up to 24 bits).
-    `speakers.NAME` lists the speakers of each data folder, with NAME its last part.
+    Recordings stay in place and are named by absolute paths; segments, and channels named by
+    wav.scp, become `start_seconds` and `channel`. `speakers.NAME` lists the speakers of each data
+    folder, with NAME its last part.
 
     Returns:
         A line to print for each data folder.
@@ -296,76 +294,35 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
     for data, name in zip(datas, names, strict=True):
         cuts = cuts_of(data)
         for cut in cuts:
-            file = _flac_name(cut.id)
-            if file in owners:
+            if owners.setdefault(cut.id, data.folder) is not data.folder:
                 raise CorpusError(
-                    f"{cut.id} of {data.folder} would be written to {file}, like an utterance of "
-                    f"{owners[file]}; ids must be unique"
+                    f"the utterance {cut.id} is in {owners[cut.id]} and in {data.folder}; ids must "
+                    "be unique"
                 )
-            owners[file] = data.folder
-        rows += [
-            _row(cut, path) for cut, path in zip(cuts, _audio(data, cuts, folder), strict=True)
-        ]
+        rows += [_row(data, cut) for cut in cuts]
         speakers = _sorted({cut.supervisions[0].speaker for cut in cuts})
         write_text(folder / f"speakers.{name}", "".join(f"{speaker}\n" for speaker in speakers))
         hours = sum(cut.duration for cut in cuts) / 3600
         notes.append(
             f"{name}: {len(cuts)} utterances, {len(speakers)} speakers, {hours:.3f} hours, audio "
-            + ("cut into FLAC files" if _copied(data) else "left in place")
+            "left in place"
         )
-    lines = [COLUMNS, *rows]
+    lines = [(*COLUMNS, *OPTIONAL), *rows]
     write_text(folder / "utterances.tsv", "".join("\t".join(line) + "\n" for line in lines))
     return notes
 
 
-def _row(cut: MonoCut, path: Path | str) -> tuple[str, ...]:
-    supervision = cut.supervisions[0]
-    return cut.id, supervision.speaker, str(path), f"{cut.duration:.6f}", supervision.text
-
-
-def _copied(data: DataDir) -> bool:
-    return data.segmented or any(source.channel is not None for source in data.recordings.values())
-
-
-def _flac_name(utt_id: str) -> str:
-    """Return a plain file name: an id may contain '/', but must not select a folder."""
-    return utt_id.replace("/", "_").replace(".", "_") + ".flac"
-
-
-def _audio(data: DataDir, cuts: list[MonoCut], folder: Path) -> list[Path | str]:
-    """Return the `path` of utterances.tsv for each cut, after extracting segments."""
-    if not _copied(data):
-        return [cut.recording.sources[0].source for cut in cuts]
-
-    def write(cut: MonoCut) -> None:
-        path = folder / "audio" / _flac_name(cut.id)
-        _cut_out(cut, data.recordings[cut.recording_id], path)
-
-    list(parallel_map(write, cuts, f"segments of {data.folder}"))
-    return [f"audio/{_flac_name(cut.id)}" for cut in cuts]
-
-
-def _cut_out(cut: MonoCut, source: Source, path: Path) -> None:
-    with soundfile.SoundFile(source.path) as file:
-        first = samples_of(cut.start, file.samplerate)
-        count = samples_of(cut.start + cut.duration, file.samplerate) - first
-        file.seek(first)
-        # libsndfile does not scale floats when it reads integers
-        dtype = "float64" if file.subtype in ("FLOAT", "DOUBLE") else "int32"
-        wave_NC = file.read(count, dtype=dtype, always_2d=True)
-        subtype = "PCM_16" if file.subtype in _SIXTEEN_BITS else "PCM_24"
-        rate = file.samplerate
-    if len(wave_NC) < count:
-        raise CorpusError(
-            f"{cut.id}: {source.path} declares {count} samples from {first} on, but only "
-            f"{len(wave_NC)} can be read; repair or remove {source.where}"
-        )
-    if source.channel is not None:
-        wave_NC = wave_NC[:, source.channel]
-    write_flac(path, wave_NC, rate, subtype)
-
-
-_SIXTEEN_BITS = {"PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW", "VORBIS", "MPEG_LAYER_III", "OPUS"}
+def _row(data: DataDir, cut: MonoCut) -> tuple[str, ...]:
+    supervision, channel = cut.supervisions[0], data.recordings[cut.recording_id].channel
+    return (
+        cut.id,
+        supervision.speaker,
+        cut.recording.sources[0].source,
+        f"{cut.duration:.6f}",
+        supervision.text,
+        f"{cut.start:.6f}" if data.segmented else "",
+        "" if channel is None else str(channel),
+    )
 
 
 # --- writing a data folder ----------------------------------------------------------------------
@@ -398,7 +355,14 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
                     f"{utt_id}: the {what} {name!r} is empty or has a space, which Kaldi splits at"
                 )
     channels: dict[str, int] = {}
+    sources: dict[str, str] = {}
     for cut in cuts:
+        source = cut.recording.sources[0].source
+        if sources.setdefault(cut.recording_id, source) != source:
+            raise ValueError(
+                f"{cut.recording_id} is the recording {sources[cut.recording_id]}, and for "
+                f"{cut.id} {source}; give one of the files another name"
+            )
         if channels.setdefault(cut.recording_id, cut.channel) != cut.channel:
             raise ValueError(
                 f"{cut.id} takes channel {cut.channel} of {cut.recording_id}, but another cut "

@@ -63,6 +63,32 @@ def test_extra_columns_byte_order_mark_and_windows_line_ends_do_not_matter(folde
     assert [cut.to_dict() for cut in folder.found().cuts] == expected
 
 
+def test_utterances_may_be_parts_and_channels_of_recordings(folder):
+    wave_TC = np.random.default_rng(1).uniform(-0.5, 0.5, (2 * RATE, 2)).astype("float32")
+    folder.add("call", "ann", "", wave_TC)
+    path = folder.rows.pop()[2]
+    rows = [[*row, "", ""] for row in folder.rows]
+    rows += [
+        ["left", "ann", path, "0.500", "one two", "0.25", "0"],
+        ["right", "ann", path, "0.500", "two", "0.25", "1"],
+        ["all", "ann", path, "2.000", "two one", "", "1"],
+        ["late", "ann", path, "0.500", "two", "1.75", "1"],
+    ]
+    lines = ["\t".join(row) for row in [[*COLUMNS, "start_seconds", "channel"], *rows]]
+    folder.write("\n".join(lines) + "\n")
+    made = folder.found()
+    cuts = {cut.id: cut for cut in made.cuts}
+    assert list(cuts) == ["ann-one", "ann-two", "left", "right", "all"]
+    part = slice(RATE // 4, RATE * 3 // 4)
+    for name, expected_T in {
+        "left": wave_TC[part, 0],
+        "right": wave_TC[part, 1],
+        "all": wave_TC[:, 1],
+    }.items():
+        assert np.array_equal(cuts[name].load_audio()[0], expected_T)
+    assert [(r.utt_id, r.what) for r in made.remarks] == [("late", "outside the audio")]
+
+
 @pytest.mark.parametrize("channel", [Channel.first, Channel.mix])
 def test_channels_are_chosen_or_mixed(folder, channel):
     left, right = np.full(RATE, 0.5), np.full(RATE, 0.25)
@@ -134,6 +160,8 @@ def test_a_missing_table_is_refused(folder):
         ("{head}\na\t \ta.wav\t1.0\tone\n", "line 2 has no speaker"),
         ("{head}\na\tann\ta.wav\tlong\tone\n", "duration_seconds is 'long'"),
         ("{head}\na\tann\ta.wav\tnan\tone\n", "duration_seconds is 'nan'"),
+        ("{head}\tstart_seconds\na\tann\ta.wav\t1\tone\tx\n", "start_seconds is 'x'"),
+        ("{head}\tchannel\na\tann\ta.wav\t1\tone\t-1\n", "channel is '-1'; it must be 0"),
     ],
 )
 def test_a_broken_table_is_refused_with_its_line(folder, table, message):

@@ -10,7 +10,7 @@ from noises import RATE, Noises, folders, ids, lexicon
 
 from asr_train.data.corpus import CorpusError, PreparedSplit, write
 from asr_train.data.intake import Row, take
-from asr_train.schema import LowRate
+from asr_train.schema import Channel, LowRate
 
 
 def no_audio(folder: Noises) -> None:
@@ -137,11 +137,11 @@ def test_a_split_of_which_nothing_is_left_is_refused(folder, tmp_path):
 # --- parts of recordings ------------------------------------------------------------------------
 
 
-def part(folder: Noises, seconds=0.25, **changes) -> PreparedSplit:
+def part(folder: Noises, seconds=0.25, settings=None, **changes) -> PreparedSplit:
     """Prepare a quarter of the first recording's half second, from 0.1 s on."""
     audio = folder.root / folder.rows[0][2]
     row = Row("a", "ann", audio, "0.wav", seconds, "ONE", "line 1", **{"start": 0.1, **changes})
-    return take("train", [row], folders(), lexicon(folder.root), folder.root)
+    return take("train", [row], settings or folders(), lexicon(folder.root), folder.root)
 
 
 def test_a_part_holds_the_samples_of_its_time(folder):
@@ -164,6 +164,18 @@ def test_the_channel_that_is_meant_is_listened_to(folder):
     (cut,) = part(folder, channel=1).cuts
     np.testing.assert_allclose(cut.load_audio(), 0.5, atol=1e-4)
     assert [remark.what for remark in part(folder, channel=0).remarks] == ["only zeros"]
+
+
+def test_parts_of_several_channels_are_mixed_or_named_by_them(folder, tmp_path):
+    wave_TC = np.stack([np.linspace(0, 0.5, RATE // 2), np.full(RATE // 2, 0.25)], 1)
+    soundfile.write(folder.root / folder.rows[0][2], wave_TC, RATE)
+    (cut,) = part(folder, settings=folders(channel=Channel.mix)).cuts
+    first = round(0.1 * RATE)
+    expected_T = wave_TC.mean(1)[first : first + RATE // 4]
+    np.testing.assert_allclose(cut.load_audio()[0], expected_T, atol=1e-4)
+    write(PreparedSplit("train", [cut]), tmp_path / "train.jsonl.gz")
+    names = {part(folder, channel=channel).cuts[0].recording.id for channel in (0, 1)}
+    assert names == {"0-0", "0-1"}
 
 
 @pytest.mark.parametrize(

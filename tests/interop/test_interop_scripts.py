@@ -240,7 +240,9 @@ def test_a_data_folder_goes_out_and_becomes_a_corpus(work):
     call(export, "data", work, "manifests/dev.jsonl.gz", "kaldi/data/dev")
     call(import_kaldi, "data", work, "kaldi/data/dev", "corpus")
     rows = [line.split("\t") for line in (work / "corpus/utterances.tsv").read_text().splitlines()]
-    assert rows[1] == ["anna-0", "anna", str(work / "audio/anna-0.wav"), "0.500000", "ONE TWO"]
+    whole = ["", ""]  # start_seconds and channel
+    audio = str(work / "audio/anna-0.wav")
+    assert rows[1] == ["anna-0", "anna", audio, "0.500000", "ONE TWO", *whole]
     assert len(rows) == 3
 
 
