@@ -1,9 +1,9 @@
 """Align a folder of recordings with their texts: the times of words and phones.
 
 FOLDER has recordings and, beside each, its text (NAME.lab or NAME.txt), in a sub-folder per speaker
-(MFA's layout) or all in one. BUNDLE is what `make bundle` wrote, or the name of one in the package:
-english. The output folder has a TextGrid per recording, for Praat, in the same layout, and
-words.ctm and phones.ctm of all.
+(MFA's layout) or all in one; or NAME.TextGrid with a tier per speaker and the texts as intervals.
+BUNDLE is what `make bundle` wrote, or the name of one in the package: english. The output folder
+has a TextGrid per recording, for Praat, in the same layout, and words.ctm and phones.ctm of all.
 
 example:
   asr-train align english interviews --output interviews-aligned
@@ -11,7 +11,9 @@ example:
 
 import argparse
 import os
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from asr_train.command.main import complain, on_terminal
 
@@ -24,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from asr_train.bundle.folder import align_folder, read_folder, timed
+    from asr_train.bundle.folder import align_folder, read_folder, tiers_of, timed
     from asr_train.bundle.grammar import some
     from asr_train.bundle.recogniser import Recogniser
     from asr_train.checks import spelled
@@ -39,25 +41,36 @@ def run(options: argparse.Namespace) -> int:
     items, problems = read_folder(options.folder)
     for problem in problems:
         complain("align", problem)
+    for item in items:
+        if (output / f"{item.name}.TextGrid").resolve() == item.text.resolve():
+            raise ValueError(f"the output would replace {item.text}; name another folder")
     recogniser = Recogniser.load(options.bundle, confidences=False)
     words, phones, seconds = [], [], 0.0
+    left = Counter(item.name for item in items)
+    aligned: dict[str, list[Any]] = {}  # the parts of recordings that others are still to come of
     for item, found in align_folder(recogniser, items, on_terminal("aligning")):
+        left[item.name] -= 1
         if isinstance(found, ValueError):
             complain("align", str(found))
             problems.append(str(found))
-            continue
-        tiers = timed(item, found)
-        write_textgrid(output / f"{item.name}.TextGrid", tiers, recogniser.shift_seconds / 2)
-        words.append(tiers["words"])
-        phones.append(tiers["phones"])
-        seconds += found.seconds
+        else:
+            spans = timed(item, found)
+            aligned.setdefault(item.name, []).append((item, spans))
+            words.append(spans["words"])
+            phones.append(spans["phones"])
+            seconds += found.seconds
+        if not left[item.name] and item.name in aligned:
+            path = output / f"{item.name}.TextGrid"
+            tiers = tiers_of(aligned.pop(item.name))
+            write_textgrid(path, tiers, recogniser.shift_seconds / 2)
     write_ctm(output / "words.ctm", words)
     write_ctm(output / "phones.ctm", phones)
     speakers = len({item.speaker for item in items})
     guessed = sorted(recogniser.guessed)
     more = f"; pronounced by rule, in no dictionary: {some(guessed)}" if guessed else ""
+    what = "recording" if len(left) == len(items) else "utterance"
     print(
-        f"align: {len(words)} of {spelled(len(items), 'recording')} of "
+        f"align: {len(words)} of {spelled(len(items), what)} of "
         f"{spelled(speakers, 'speaker')}, {seconds / 60:.1f} minutes: {output}{more}"
     )
     return 1 if problems else 0

@@ -1,16 +1,45 @@
-"""Words and phones with their times -> **TextGrid**, which Praat shows over the spectrogram.
+"""Words and phones with their times <-> **TextGrid**, which Praat shows over the spectrogram.
 
-One file per utterance, one tier per kind, times from the utterance's start. praatio writes;
-what it would repair silently (overlaps, labels past the end) is refused here.
+One file per utterance, one tier per kind, times from the utterance's start. praatio reads and
+writes; what it would repair silently (overlaps, labels past the end) is refused here.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from asr_train.files import replacing
-from asr_train.interop.times import Timed
+from asr_train.files import DamagedFileError, replacing
+from asr_train.interop.times import Span, Timed
 
 SLACK_SECONDS = 1e-5  # of overlap by rounding
+
+
+def read_textgrid(path: Path | str) -> tuple[float, dict[str, list[Span]]]:
+    """Return the length in seconds, and the labelled intervals of each tier; points are left out.
+
+    Raises:
+        DamagedFileError: for a file that is no TextGrid.
+    """
+    from praatio.data_classes.interval_tier import IntervalTier
+    from praatio.textgrid import openTextgrid
+
+    try:
+        grid = openTextgrid(str(path), includeEmptyIntervals=False, reportingMode="error")
+        tiers = {tier.name: tier for tier in grid.tiers if isinstance(tier, IntervalTier)}
+        spans = {
+            name: [
+                Span(label, start, round(end - start, 9))
+                for start, end, label in tier.entries
+                if label.strip()
+            ]
+            for name, tier in tiers.items()
+        }
+        return float(grid.maxTimestamp), spans
+    except Exception as error:  # of any kind: praatio parses by cutting strings
+        why = " ".join(str(error).split())[:200]
+        raise DamagedFileError(
+            f"{path} is no TextGrid that praatio can read ({type(error).__name__}: {why}); open it "
+            "in Praat and save it as a text file"
+        ) from error
 
 
 def write_textgrid(

@@ -12,6 +12,9 @@ import pytest
 import soundfile
 import torch
 from interop.made import read_textgrid
+from praatio.data_classes.interval_tier import IntervalTier
+from praatio.data_classes.point_tier import PointTier
+from praatio.data_classes.textgrid import Textgrid
 from spoken import RATE, said
 from torchaudio.functional import resample
 
@@ -178,6 +181,70 @@ def test_align_keeps_the_layout_of_the_folder(corpus, tmp_path, capsys):
         for span, word in zip(grid["words"], true.words, strict=True):
             assert abs(span.start - word.start) < 0.1
         assert {span.label for span in grid["phones"]} > {"SIL"}
+
+
+def test_align_reads_a_textgrid_with_a_tier_per_speaker(tmp_path, capsys):
+    """Two speakers who take turns; times are as of their utterances alone, and of one recording."""
+    tiers, waves, at = {"ann": [], "ben": []}, [], 0.0
+    for seed, (name, text) in enumerate(
+        [("ann", "THREE OH NINE"), ("ben", "SEVEN"), ("ann", "ONE")]
+    ):
+        wave_T = said(text, seed=seed).samples_T
+        folder = tmp_path / "alone" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        soundfile.write(folder / f"{seed}.wav", wave_T, RATE, subtype="FLOAT")
+        (folder / f"{seed}.lab").write_text(text)
+        tiers[name].append((at, at + len(wave_T) / RATE, text.lower()))
+        waves += [wave_T, np.zeros(RATE // 10)]
+        at += len(wave_T) / RATE + 0.1
+    grid = Textgrid(0, at)
+    for name, spans in tiers.items():
+        grid.addTier(IntervalTier(name, spans, 0, at))
+    grid.addTier(PointTier("clicks", [(0.1, "click")], 0, at))
+    talk = tmp_path / "talks" / "talk.wav"
+    talk.parent.mkdir()
+    soundfile.write(talk, np.concatenate(waves), RATE, subtype="FLOAT")
+    grid.save(str(talk.with_suffix(".TextGrid")), "long_textgrid", includeBlankSpaces=True)
+    assert run("align", "digits", talk.parent, "-o", tmp_path / "out") == 0
+    assert "3 of 3 utterances of 2 speakers" in capsys.readouterr().out
+    assert run("align", "digits", tmp_path / "alone", "-o", tmp_path / "out") == 0
+    found = read_textgrid(tmp_path / "out" / "talk.TextGrid")
+    assert list(found) == ["ann - words", "ann - phones", "ben - words", "ben - phones"]
+    for name, seeds in {"ann": (0, 2), "ben": (1,)}.items():
+        for kind in ("words", "phones"):
+            alone = [
+                (span.label, round(start + span.start, 3), round(start + span.end, 3))
+                for seed, (start, *_) in zip(seeds, tiers[name], strict=True)
+                for span in read_textgrid(tmp_path / "out" / name / f"{seed}.TextGrid")[kind]
+            ]
+            assert [
+                (span.label, round(span.start, 3), round(span.end, 3))
+                for span in found[f"{name} - {kind}"]
+            ] == alone
+    assert run("align", "digits", talk.parent, "-o", talk.parent) == 1
+    assert "the output would replace" in capsys.readouterr().err
+    talk.with_suffix(".lab").write_text("THREE OH NINE SEVEN ONE")  # takes precedence
+    assert run("align", "digits", talk.parent, "-o", talk.parent) == 0
+    assert list(read_textgrid(talk.with_suffix(".TextGrid"))) == ["words", "phones"]
+
+
+def test_align_refuses_intervals_that_cannot_be(corpus, tmp_path, capsys):
+    wave = said(TEXTS["ben"]).samples_T
+    tiers = {"late": [("ann", 0.1, 60.0, "seven")], "none": [("ann", 0.0, 0.5, " ")], "junk": None}
+    for name, spans in tiers.items():
+        soundfile.write(tmp_path / f"{name}.wav", wave, RATE)
+        path = tmp_path / f"{name}.TextGrid"
+        path.write_text("no TextGrid")
+        if spans is not None:
+            grid = Textgrid(0, 60.0)
+            for tier, *span in spans:
+                grid.addTier(IntervalTier(tier, [tuple(span)], 0, 60.0))
+            grid.save(str(path), "short_textgrid", includeBlankSpaces=True)
+    assert run("align", "digits", tmp_path, "-o", tmp_path / "out") == 1
+    said_ = capsys.readouterr().err
+    assert "late, ann, 0.10 to 60.00 s: " in said_
+    assert "none.TextGrid has no interval with text" in said_
+    assert "junk.TextGrid is no TextGrid that praatio can read" in said_
 
 
 def test_align_names_words_in_no_dictionary(tmp_path, capsys):
