@@ -44,13 +44,12 @@ def stage(train_index: str, dev_index: str, settings: str, *paths: str) -> str |
     count = run.comm.stripes
     workers = chosen_workers(run.comm.workers, count)
     leads = os.environ.get("RANK", "0") == "0"
-    if run.comm.method is schema.Method.sgd and workers > 1:
+    idle = max(workers, started() // count) - 1  # with sgd
+    if run.comm.method is schema.Method.sgd and idle > 0:
         if int(os.environ.get("RANK", "0")) >= count:
             return None
         if leads:
-            print(
-                f"comm.method=sgd trains one worker: the other {workers - 1} stay idle", flush=True
-            )
+            print(f"comm.method=sgd trains one worker: the other {idle} stay idle", flush=True)
         workers = 1
         os.environ["WORLD_SIZE"] = str(count)
     if Path(output).name != "model.json":

@@ -126,6 +126,16 @@ def test_sgd_uses_one_of_several_workers_and_says_so(splits, tmp_path):
     assert "sgd trains one worker: the other 2 stay idle" in done.stdout
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_sgd_leaves_processes_idle_that_other_runs_need(splits, tmp_path, rank):
+    """As by `make digits RUNS='sgd gtc' WORKERS=2`: the settings of sgd say one worker."""
+    comm = {"method": "sgd", "workers": 1}
+    done = call(splits, tmp_path, comm=comm, RANK=rank, WORLD_SIZE="2", DEVICE="cpu")
+    assert done.returncode == 0, done.stderr
+    assert ("the other 1 stay idle" in done.stdout) == (rank == "0")
+    assert (tmp_path / "exp/a/model.json").exists() == (rank == "0")
+
+
 @pytest.mark.parametrize("said, rank, number", [("cuda:1", "0", 1), ("cuda", "3", 1), ("", "2", 0)])
 def test_the_chosen_gpu_is_torchs_current_one(monkeypatch, said, rank, number):
     """Whose streams graphs of a step wait for."""
