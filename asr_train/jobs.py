@@ -8,6 +8,7 @@ result.
 import copy
 import ctypes
 import errno
+import io
 import multiprocessing
 import os
 import re
@@ -62,13 +63,15 @@ def progress(items: Iterable[Item], what: str, total: int | None = None) -> Iter
 def progress_bar(what: str, total: int | None) -> Any:
     """Return a bar as shown by `progress`, which the caller advances by `update`."""
     live = sys.stderr.isatty()
+    # A line that wraps is not replaced by the next one; 0 columns: unknown
+    columns = os.get_terminal_size(sys.stderr.fileno()).columns or 101 if live else 81
     tqdm.monitor_interval = 0  # no thread of its own: workers are forked
     tqdm.set_lock(threading.RLock())  # its own is shared with workers: one may be killed with it
     return tqdm(
         desc=what,
         total=total,
         mininterval=0.2 if live else 30,
-        ncols=100 if live else 80,
+        ncols=min(100, columns - 1),
         leave=live,
         delay=0 if live else 20,  # shorter work needs no line in a log
         disable=not what,
@@ -193,6 +196,7 @@ def main(stage: Callable[..., str | None], usage: str) -> None:
         print(usage.strip())
         sys.exit(0 if paths else 2)
     start = time.time()
+    print_any_text()
     try:
         interrupt.begin()
         with making(paths[-1]):
@@ -210,6 +214,12 @@ def main(stage: Callable[..., str | None], usage: str) -> None:
         sys.exit(f"{name}: {cause(error, paths[-1])}")
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # only Python's own shutdown is left
+
+
+def print_any_text() -> None:
+    """Let letters that the locale lacks, and names that are not UTF-8, be printed as escapes."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def cause(error: Exception, output: str) -> str:

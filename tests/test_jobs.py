@@ -1,16 +1,21 @@
 """Worker processes keep the order, pass errors on, and never leave the parent waiting."""
 
 import ast
+import fcntl
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from asr_train.jobs import map_in_chunks, num_jobs, parallel_map
+from asr_train.jobs import map_in_chunks, num_jobs, parallel_map, progress
 from asr_train.locks import FOLDER, at_work, locked
 
 ROOT = Path(__file__).parents[1]
@@ -230,6 +235,22 @@ def stage(output): list(parallel_map(fail, range(2), ''))
 """
     _, said = stage(code).communicate(timeout=PATIENCE_SECONDS)
     assert said.startswith("-c: RuntimeError: Odd: odd thing")
+
+
+def test_letters_that_the_locale_lacks_end_no_stage():
+    said, _ = stage("def stage(output): return 'ДА'", PYTHONIOENCODING="latin-1").communicate()
+    assert said.startswith(r"\u0414\u0410; ")
+
+
+@pytest.mark.parametrize("columns, most", [(0, 100), (60, 59), (300, 100)])
+def test_a_progress_bar_is_as_wide_as_the_terminal_at_most(columns, most):
+    """A bar that wraps leaves a line at each of its updates."""
+    terminal, stderr = pty.openpty()
+    fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with open(stderr, "w") as file, mock.patch.object(sys, "stderr", file):
+        list(progress(range(3), "bar", 3))
+    drawn = os.read(terminal, 1 << 16).decode().replace("\n", "").split("\r")
+    assert max(map(len, drawn)) == most
 
 
 def test_debug_shows_the_traceback():

@@ -6,14 +6,13 @@ error, or a file that could not be used; 2 a wrong call.
 
 import argparse
 import importlib
-import io
 import os
 import re
 import signal
 import sys
 from typing import NoReturn
 
-from asr_train.jobs import cause
+from asr_train.jobs import cause, print_any_text
 
 COMMANDS = {
     "decode": "recordings -> words, with times and confidences",
@@ -61,8 +60,7 @@ def _run(name: str, arguments: list[str]) -> int:
     )
     module.arguments(parser)
     options = parser.parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be UTF-8
-        sys.stdout.reconfigure(errors="backslashreplace")
+    print_any_text()
     try:
         code: int = module.run(options)
         print(end="", flush=True)  # also if standard output is closed
