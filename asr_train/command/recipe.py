@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("make is not installed; install it (Debian: apt-get install make)")
     given = [_from_here(each) for each in options.make]
     if not any(each.startswith("W=") for each in given):
-        size = [each.partition("=")[2] for each in given if each.startswith("SIZE=")]
+        size = [each.partition("=")[2] for each in given if each.startswith(("SIZE=", "SCALE="))]
         given.append(f"W={Path.cwd() / '-'.join([options.name, 'work', *size])}")
     command = [make, "--no-print-directory", "-C", str(folder / options.name)]
     return subprocess.run([*command, f"PY={sys.executable}", *given], check=False).returncode
