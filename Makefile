@@ -93,6 +93,7 @@ format: .venv/.ready
 
 # uv inside for speed; the packages are those of the lock file, checked by their hashes.
 .venv/.ready: requirements.lock pyproject.toml
+	+@$(if $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),[ -x $(BIN)/python ] || { echo "a plan (-n) needs .venv; set it up by: make .venv/.ready" >&2; exit 1; })
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed; install Python 3.11 or newer, or call make with PYTHON=path" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"Python {v[0]}.{v[1]} is too old; install 3.11 or newer, or call make with PYTHON=path")'
 	@echo "setting up .venv (once, about 5 GB of packages)"

@@ -5,6 +5,11 @@ ODD_CHARACTERS := & ; ( ) ' " ` $$ , = ~ $(hash) ! { } [ ] * ? < > | : %
 one_word = $(if $(word 2,$2),$(error $1 is '$2', but make does not support paths with spaces; $3))$(foreach \
   c,$(ODD_CHARACTERS),$(if $(findstring $c,$2),$(error $1 is '$2', but paths with $c are not supported; $3)))
 $(call one_word,the checkout,$(CURDIR),move it to a folder without one)
+ROOT := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))/..)
+# Python takes the code of this checkout. A .venv that was copied with it has that of the original.
+ifneq ($(firstword $(subst :, ,$(value PYTHONPATH))),$(ROOT))
+export PYTHONPATH := $(ROOT)$(if $(value PYTHONPATH),:$(PYTHONPATH))
+endif
 # A relative path is relative to the repository's root, wherever make is called.
 from_root = $(abspath $(if $(filter /%,$1),$1,../../$1))
 # Variables of the command line. MAKEOVERRIDES has the words of values, too: SET='a=1 b=2' gives no variable b.

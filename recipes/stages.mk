@@ -10,7 +10,6 @@ GOAL ?= table
 .DEFAULT_GOAL := $(GOAL)
 .DELETE_ON_ERROR:
 .SECONDARY: # keep every file; yet deleting a finished stage's bulky inputs reruns nothing
-ROOT := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))/..)
 S    := $(ROOT)/scripts
 EVAL := $(DEV) $(TEST)
 PY   ?= $(or $(wildcard $(ROOT)/.venv/bin/python),python)
@@ -31,7 +30,8 @@ START = $(PY) $(if $(filter-out 1,$(NPROC)),$S/launch.py --standalone --nproc-pe
 # environment's variables of these names are others.
 $(foreach v,SPEECH INPUTS CONF FILES,$(if $(filter file,$(origin $v)),,$(eval $v :=)))
 # Refuse a variable that no makefile sets by `?=`: a misspelt name, or a setting outside SET, would be ignored silently.
-KNOWN := $(sort $(shell sed -nE 's/^([A-Z_]+) *\?=.*/\1/p' $(MAKEFILE_LIST))) JOBS RECIPE DEBUG DEVICE THREADS
+# PYTHON and LMS are of the root's: make fetch-librispeech librispeech PYTHON=python3.12 LMS=4-gram
+KNOWN := $(sort $(shell sed -nE 's/^([A-Z_]+) *\?=.*/\1/p' $(MAKEFILE_LIST))) JOBS RECIPE DEBUG DEVICE PYTHON LMS
 UNKNOWN := $(filter-out $(KNOWN),$(if $(GIVEN),$(shell printf '%s\n' $(GIVEN:%='%') | grep -xE '[A-Za-z_.]+')))
 ifneq ($(UNKNOWN),)
 IS_SETTING := $(wildcard $(ROOT)/conf/$(firstword $(subst ., ,$(UNKNOWN)))/.)

@@ -17,12 +17,13 @@ ROOT = Path(__file__).parents[1]
 
 def make(folder: Path, *arguments: str, **how) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "DEBUG")}
+    env |= {"PYTHONPATH": str(ROOT), **how.pop("env", {})}
     return subprocess.run(
         ["make", "-s", "-C", str(folder), f"PY={sys.executable}", *arguments],
         capture_output=True,
         text=True,
         check=False,
-        env={**env, "PYTHONPATH": str(ROOT)},
+        env=env,
         **how,
     )
 
@@ -71,6 +72,38 @@ def test_a_folder_that_is_not_named_is_asked_for():
     asked = make(ROOT / "recipes/folder")
     one_line(asked, "CORPUS_DIR is not given; .* a folder with utterances.tsv")
     one_line(make(ROOT, "check", "RECIPE=foldr"), "RECIPE is 'foldr'; it may be .* folder ")
+
+
+@pytest.mark.parametrize("given", ["PYTHON=python3.12", "LMS=4-gram"])
+def test_variables_of_the_roots_targets_may_be_given_with_a_recipe(given):
+    show = "--eval=show: ; @echo $(UNKNOWN)"
+    assert make(ROOT / "recipes/digits", show, given, "show").stdout == "\n"
+
+
+def test_stages_run_the_code_of_their_checkout(tmp_path):
+    """Not that of the checkout in which .venv was made, from which it was copied."""
+    (tmp_path / "asr_train").mkdir()
+    (tmp_path / "asr_train/__init__.py").touch()
+    show = "--eval=show: ; @$(PY) -P -c 'import asr_train; print(asr_train.__file__)'"
+    for folder in (ROOT, ROOT / "recipes/digits"):
+        said = make(folder, show, "show", env={"PYTHONPATH": str(tmp_path)}).stdout
+        assert said == f"{ROOT}/asr_train/__init__.py\n"
+
+
+def test_a_path_counts_from_the_root():
+    show = "--eval=show: ; @echo $(CONF)"
+    said = make(ROOT / "recipes/commands", show, "GRAMMAR=my.gram", "show").stdout
+    assert f" corpus.commands.grammar={ROOT}/my.gram\n" in said
+
+
+def test_a_plan_on_a_fresh_clone_says_that_packages_are_missing(tmp_path):
+    (tmp_path / "recipes/digits").mkdir(parents=True)
+    for part in ("Makefile", "recipes/paths.mk", "recipes/digits/Makefile"):
+        shutil.copy(ROOT / part, tmp_path / part)
+    for part in ("requirements.lock", "pyproject.toml"):
+        (tmp_path / part).touch()
+    said = make(tmp_path, "-n", "digits").stderr
+    assert said.startswith("a plan (-n) needs .venv; set it up by: make .venv/.ready\n")
 
 
 def test_a_space_in_the_path_of_the_checkout_is_refused_in_one_line(tmp_path):
