@@ -17,6 +17,7 @@ from pathlib import Path
 
 from asr_train.files import read_text
 from asr_train.jobs import stage_times
+from asr_train.report.tables import goal as given
 from asr_train.report.tables import spell_seconds
 
 MAKES = ("make", "gmake")
@@ -103,7 +104,7 @@ def goal_of(work: Path) -> str:
     """Return the goal to make: recipes/digits/work is made by `make digits`."""
     folder = work.resolve().parent
     recipe = folder.name if folder.parent.name == "recipes" else "table"
-    return os.environ.get("ASR_GOAL") or recipe
+    return given() or recipe
 
 
 def spell_bytes(count: int) -> str:

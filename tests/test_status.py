@@ -79,8 +79,8 @@ def test_every_target_has_its_state_in_the_recipes_order(recipe):
 def test_the_last_line_sums_up_and_names_the_next_command(recipe):
     done = run(recipe, "plan", *TARGETS)
     assert done.stdout.splitlines()[-1] == "3 done, 2 stale, 2 missing; next: make digits"
-    other = run(recipe, "plan", *TARGETS, ASR_GOAL="fsdd SIZE=tiny")
-    assert other.stdout.splitlines()[-1].endswith("next: make fsdd SIZE=tiny")
+    other = run(recipe, "plan", *TARGETS, ASR_GOAL=r"fsdd SIZE=tiny SET=a={b,c}\ d=1")
+    assert other.stdout.splitlines()[-1].endswith("; next: make fsdd SIZE=tiny 'SET=a={b,c} d=1'")
 
 
 def test_an_empty_plan_makes_all_that_exists_done(recipe):

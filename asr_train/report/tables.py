@@ -7,6 +7,8 @@ Tables record date, commit, settings and machine.
 
 import os
 import platform
+import re
+import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -336,6 +338,12 @@ def provenance(conf: Path | str) -> dict[str, str]:
         "settings": settings_hash(Path(conf).parent),
         "machine": machine(),
     }
+
+
+def goal() -> str:
+    """Return make's goal and variables (ASR_GOAL), quoted for a shell; make escapes spaces only."""
+    words = re.findall(r"(?:\\.|[^\\ ])+", os.environ.get("ASR_GOAL", ""))
+    return shlex.join(re.sub(r"\\(.)", r"\1", word) for word in words)
 
 
 def commit(root: Path) -> str:

@@ -34,7 +34,7 @@ def html(work):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pictures.Picture, "svg", lambda picture: "")
         patch.setattr(pictures.Picture, "png", lambda picture: b"")
-        patch.setenv("ASR_GOAL", "digits RUNS='<dnn>'")
+        patch.setenv("ASR_GOAL", r"digits RUNS=<dnn>\ gtc SET=a={b,c}")
         script("report").report(*(f"{work}/{i}" for i in inputs), f"{work}/report/index.html")
     return (work / "report/index.html").read_text()
 
@@ -176,7 +176,7 @@ def test_the_page_has_the_data_card(html):
 def test_the_page_has_passes_settings_commands_and_addresses(work, html, data):
     text = outline(html).text
     assert "2 anew −61.250 120 4.13 0 1 2.0 s" in text
-    assert "make digits RUNS='<dnn>'" in text
+    assert "make digits 'RUNS=<dnn> gtc' 'SET=a={b,c}'" in text
     assert data["settings"]["dnn"] == {
         "model.dnn.layers": "2",
         "optim.rate": "0.008",
