@@ -88,20 +88,22 @@ def as_text(override: str) -> str:
     """
     key, sign, value = override.partition("=")
     hint: Any = Config
+    is_new = False
     for name in key.lstrip("+").split("."):
         is_mapping = typing.get_origin(hint) is dict
+        is_new = is_new or is_mapping
         each = typing.get_args(hint)[1] if is_mapping else None
         hint = typing.get_type_hints(hint).get(name) if is_dataclass(hint) else each
         inner = [a for a in typing.get_args(hint) if a is not type(None)]
         hint = inner[0] if isinstance(hint, types.UnionType) and len(inner) == 1 else hint
-    if typing.get_origin(hint) is dict and value.startswith("{"):
-        return f"++{key.lstrip('+')}{sign}{value}"
+    if is_new or (typing.get_origin(hint) is dict and value.startswith("{")):
+        key = f"++{key.lstrip('+')}"
     items = re.fullmatch(r"\[([^\[\]'\"]+)\]", value)
     if hint == list[str] and items:
         return f"{key}{sign}[{','.join(map(_quoted, items[1].split(',')))}]"
     is_number = re.fullmatch(r"[-+]?[\d_.]+(e[-+]?\d+)?", value, re.IGNORECASE)
     is_foreign = not value.isascii() and value[0] not in "'\""
-    return f"{key}{sign}{_quoted(value)}" if hint is str and (is_number or is_foreign) else override
+    return f"{key}{sign}{_quoted(value) if hint is str and (is_number or is_foreign) else value}"
 
 
 def _quoted(value: str) -> str:

@@ -90,11 +90,19 @@ def test_paths_may_have_letters_of_any_language(value):
     assert (config.corpus.folder.dir, config.lm.text) == ("/tmp/Jörg/日本", ["/tmp/Jörg"])
 
 
+@pytest.mark.parametrize("plus", ["", "+"])
 @pytest.mark.parametrize("more", ["more_tests={test_b:/b}", "more_tests.test_b=/é"])
-def test_a_mapping_may_have_new_names(more):
-    plus = "" if "{" in more else "+"
+def test_a_mapping_may_have_new_names(plus, more):
     config = settings("dnn", [*in_folder(), f"{plus}corpus.folder.{more}"])
     assert config.corpus.folder.more_tests == {"test_b": more.rstrip("}")[-2:]}
+
+
+def test_a_new_condition_of_commands_has_its_settings():
+    far = "corpus.commands.conditions.far"
+    given = ["recipe=commands", "corpus.commands.grammar=x", f"{far}.snr_db=[0,5]"]
+    assert settings("dnn", given).corpus.commands.conditions["far"].snr_db == [0, 5]
+    with pytest.raises(SettingsError, match=rf"{far}.snr is not .*did you mean {far}.snr_db"):
+        settings("dnn", [*given, f"{far}.snr=[0,5]"])
 
 
 @pytest.mark.parametrize("workers", ["0", "-1", "two", "1.5"])
