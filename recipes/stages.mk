@@ -142,13 +142,13 @@ RUN     ?= $(lastword $(MODELS))
 BUNDLE  ?= $W/bundle/$(notdir $(CURDIR))-$(RUN).tar
 LICENCE ?=
 export LICENCE
-$(call one_word,BUNDLE,$(BUNDLE),name a file without one)
 ifneq ($(and $(filter RUN=%,$(MAKEOVERRIDES)),$(if $(filter bundle,$(MAKECMDGOALS)),,other)),)
 $(error RUN is for `make bundle`; the networks to train are RUNS)
 endif
 ifeq ($(and $(filter bundle,$(MAKECMDGOALS)),$(if $(filter $(RUN),$(MODELS) $(PRONPROB_MODELS)),,wrong)),wrong)
 $(error RUN is '$(RUN)', which is not one of this call's models: $(strip $(MODELS) $(PRONPROB_MODELS)); give the GMMS, RUNS, ... that it was trained with)
 endif
+$(if $(filter bundle,$(MAKECMDGOALS)),$(call one_word,BUNDLE,$(BUNDLE),name a file without one))
 
 .PHONY: help table check bundle conf status clean
 ## In a recipe's folder, or from the root with RECIPE=NAME (table: make NAME):

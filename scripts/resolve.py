@@ -265,8 +265,12 @@ def _continued(name: str, choices: Choices) -> tuple[str, list[str]]:
 
 def _with_seed(name: str) -> tuple[str, list[str]]:
     """Split `gtc-seed2` into conf/run/gtc.yaml and an override of the seed."""
-    found = re.fullmatch(r"(.+)-seed(\d+)", name)
-    return (name, []) if found is None else (found[1], [f"optim.seed={found[2]}"])
+    found = re.fullmatch(r"(.+)-seed([^-]*)", name)
+    if found is None:
+        return name, []
+    if not found[2].isdecimal():
+        raise SettingsError(f"SEEDS names {found[2]!r}; it takes integers, such as SEEDS='1 2 3'")
+    return found[1], [f"optim.seed={found[2]}"]
 
 
 def runs_of_tables(names: list[str]) -> dict[str, Run]:
