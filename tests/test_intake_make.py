@@ -96,6 +96,12 @@ def test_a_path_counts_from_the_root():
     assert f" corpus.commands.grammar={ROOT}/my.gram\n" in said
 
 
+def test_changed_recordings_of_people_are_noticed_too():
+    show = "--eval=show: ; @echo '$(SPEECH)'"
+    for given, speech in ([], ""), (["HUMAN=/people"], "/people"):
+        assert make(ROOT / "recipes/commands", show, *given, "show").stdout == f"{speech}\n"
+
+
 def test_a_plan_on_a_fresh_clone_says_that_packages_are_missing(tmp_path):
     (tmp_path / "recipes/digits").mkdir(parents=True)
     for part in ("Makefile", "recipes/paths.mk", "recipes/digits/Makefile"):
