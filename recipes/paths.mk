@@ -12,6 +12,7 @@ export PYTHONPATH := $(ROOT)$(if $(value PYTHONPATH),:$(PYTHONPATH))
 endif
 # A relative path is relative to the repository's root, wherever make is called.
 from_root = $(abspath $(if $(filter /%,$1),$1,../../$1))
+MAKEOVERRIDES ?=# undefined without variables, of which make would warn
 # Variables of the command line. MAKEOVERRIDES has the words of values, too: SET='a=1 b=2' gives no variable b.
 GIVEN := $(foreach v,$(sort $(foreach w,$(MAKEOVERRIDES),$(firstword $(subst =, ,$w)))),$(if $(filter command,$(firstword $(origin $v))),$v))
 # If a variable is given twice, make silently ignores the first.

@@ -102,6 +102,23 @@ def test_changed_recordings_of_people_are_noticed_too():
         assert make(ROOT / "recipes/commands", show, *given, "show").stdout == f"{speech}\n"
 
 
+def test_without_variables_nothing_is_undefined():
+    """As in the plan that `make status` asks for."""
+    words = ["make", "-C", str(ROOT / "recipes/digits"), "--warn-undefined-variables", "help"]
+    env = {k: v for k, v in os.environ.items() if k != "MAKEFLAGS"}
+    assert subprocess.run(words, capture_output=True, env=env, check=True).stderr == b""
+
+
+def test_the_goal_that_status_names_counts_from_the_root_and_keeps_values_whole():
+    show = "--eval=show: ; @printf '%s' \"$$ASR_GOAL\""
+    given = "SET=a={b,c}\nd=1", "GMMS=mono tri", "W=../w", "RECIPE=digits"
+    said = make(ROOT / "recipes/digits", show, *given, "show").stdout
+    assert r"SET=a={b,c}\ d=1" in said
+    assert r"GMMS=mono\ tri" in said
+    assert f" W={ROOT}/recipes/w" in said
+    assert "RECIPE" not in said
+
+
 def test_a_plan_on_a_fresh_clone_says_that_packages_are_missing(tmp_path):
     (tmp_path / "recipes/digits").mkdir(parents=True)
     for part in ("Makefile", "recipes/paths.mk", "recipes/digits/Makefile"):
