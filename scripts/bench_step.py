@@ -46,7 +46,6 @@ from asr_train.kernels import threshold
 from asr_train.model.store import Model, build_model
 from asr_train.schema import Precision
 from asr_train.shards.batch import Batch
-from asr_train.train.batched import rounded
 from asr_train.train.captured import captured_for
 from asr_train.train.identity import PrecisionError, check_precision, same_bits_every_time
 from asr_train.train.objective import CROSS_ENTROPY
@@ -220,9 +219,10 @@ def more_messages(worker: Worker) -> float:
 
 def peak(precision: Precision) -> float:
     """Return the products and sums per second of a product of two square matrices."""
-    a, b = torch.randn(2, SQUARE, SQUARE, device=DEVICE)
-    with rounded(precision, torch.device(DEVICE)):
-        seconds = min(seconds_of(lambda: torch.mm(a, b)) for _ in range(MORE_ROUNDS))
+    torch.backends.cuda.matmul.allow_tf32 = precision is Precision.tf32
+    dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
+    a, b = torch.randn(2, SQUARE, SQUARE, device=DEVICE, dtype=dtype)
+    seconds = min(seconds_of(lambda: torch.mm(a, b)) for _ in range(MORE_ROUNDS))
     return float(2 * SQUARE**3 / seconds)
 
 

@@ -100,6 +100,23 @@ def test_a_steps_parts_are_all_there(kernels, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "steps.md").read_text().count("\n| ") == 4 + rows  # with heads, rules
 
 
+@pytest.mark.parametrize(
+    "precision, dtype", [("fp32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)]
+)
+def test_the_peak_is_that_of_products_alone_in_their_precision(
+    kernels, monkeypatch, precision, dtype
+):
+    import bench_step
+
+    modes, cublas = set(), torch.backends.cuda.matmul
+    monkeypatch.setattr(bench_step, "SQUARE", 8)
+    monkeypatch.setattr(torch, "mm", lambda a, b: modes.add((a.dtype, cublas.allow_tf32)))
+    before, cublas.allow_tf32 = cublas.allow_tf32, precision == "fp32"
+    bench_step.peak(bench_step.Precision(precision))
+    cublas.allow_tf32 = before
+    assert modes == {(dtype, precision == "tf32")}
+
+
 @pytest.mark.slow
 def test_stripes_are_measured_beside_one_process(kernels, tmp_path):
     import bench_stripes
