@@ -410,7 +410,7 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if DEVICE == "cuda" else machine()
 
 
-def commit() -> str:
+def commit(root: Path = Path(__file__).parent) -> str:
     """Return the commit of the code; COMMIT says it where there is no repository.
 
     It is "-dirty" if anything was changed but results/, where benchmarks write.
@@ -420,7 +420,9 @@ def commit() -> str:
     questions = ("describe --always", "diff --quiet HEAD -- :(top,exclude)results")
     try:
         described, changed = (
-            subprocess.run(["git", *words.split()], capture_output=True, text=True, check=False)
+            subprocess.run(
+                ["git", *words.split()], cwd=root, capture_output=True, text=True, check=False
+            )
             for words in questions
         )
     except FileNotFoundError:  # git is not installed
