@@ -3,15 +3,17 @@
     paper.py SCALE recipes/PAPER/TABLE.yaml tables/PAPER-TABLE.ratios.json conf/score.yaml
         conf/decode.yaml conf/run shards/TRAIN/index.json exp [RUN.jsonl ...] tables/PAPER-TABLE.md
 
-CORPUS in the environment names the recipe whose speech was used. Runs were trained here
-(exp/RUN/{run.json,log.jsonl,score.SPLIT.json}), or elsewhere and have a record, RUN.jsonl. Also
-writes .json, .txt and .png of the table, and tables/records/RUN.jsonl of each run trained here.
+CORPUS, SET and other variables of make in the environment are named in the table. Runs were trained
+here (exp/RUN/{run.json,log.jsonl,score.SPLIT.json}), or elsewhere and have a record, RUN.jsonl.
+Also writes .json, .txt and .png of the table, and tables/records/RUN.jsonl of each run trained
+here.
 """
 
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
 import os
+import shlex
 from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +31,8 @@ from asr_train.report.exchange import Trained, read_trained
 from asr_train.report.tables import Score, held_out, provenance, read_score
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
+# Variables of make that change what a table shows; make exports those of its command line.
+VARIABLES = ("CORPUS", "SET", "GMMS", "SIZE", "HOURS", "TEST_HOURS")
 
 
 def paper(
@@ -89,8 +93,8 @@ def paper(
 def command(file: Path, scale: str, splits: Set[str]) -> str:
     """Return the command that makes the table, from the root."""
     words = ["make", f"{file.parent.name}-{file.stem}", f"SCALE={scale}"]
-    if corpus := os.environ.get("CORPUS"):
-        words.append(f"CORPUS={corpus}")
+    given = ((name, " ".join(os.environ.get(name, "").split())) for name in VARIABLES)
+    words += [f"{name}={shlex.quote(value)}" for name, value in given if value]
     if schema.HUMAN in splits:
         words.append("HUMAN=path")
     return " ".join(words)

@@ -4,25 +4,32 @@ from pathlib import Path
 
 import pytest
 
-from scripts.paper import command
+from scripts.paper import VARIABLES, command
 
 TABLE = Path("recipes/seide2014_1bit/table6.yaml")
 
 
 @pytest.mark.parametrize(
-    "corpus, splits, wanted",
+    "given, splits, wanted",
     [
-        (None, {"test"}, "make seide2014_1bit-table6 SCALE=small"),
-        ("commands", {"test"}, "make seide2014_1bit-table6 SCALE=small CORPUS=commands"),
+        ({}, {"test"}, ""),
+        ({"CORPUS": "commands"}, {"test"}, " CORPUS=commands"),
         (
-            "commands",
+            {"CORPUS": "commands"},
             {"test_clean", "test_human"},
-            "make seide2014_1bit-table6 SCALE=small CORPUS=commands HUMAN=path",
+            " CORPUS=commands HUMAN=path",
+        ),
+        (
+            {"CORPUS": "commands", "SET": "optim.max_norm=1\nlm.order=2", "HOURS": "1"},
+            {"test"},
+            " CORPUS=commands SET='optim.max_norm=1 lm.order=2' HOURS=1",
         ),
     ],
 )
-def test_a_table_names_every_variable_it_was_made_with(monkeypatch, corpus, splits, wanted):
-    monkeypatch.delenv("CORPUS", raising=False)
-    if corpus is not None:
-        monkeypatch.setenv("CORPUS", corpus)
-    assert command(TABLE, "small", splits) == wanted
+def test_a_table_names_every_variable_it_was_made_with(monkeypatch, given, splits, wanted):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    made = command(TABLE, "small", splits)
+    assert made == f"make seide2014_1bit-table6 SCALE=small{wanted}"
