@@ -91,6 +91,14 @@ def paper_table(
         row_of(row.label, its, row.paper, row.runs)
         for row, its in zip(table.rows, table.settings.rows, strict=True)
     ]
+    for row in rows:
+        if row.by_split.keys() != baseline.by_split.keys():  # recordings of people
+            raise ValueError(
+                f"{row.runs[0].run} was tested on {', '.join(row.by_split)}, but "
+                f"{baseline.runs[0].run} on {', '.join(baseline.by_split)}; call make with "
+                "HUMAN=path if the runs in RECORDS were tested on it, else without HUMAN, or train "
+                "all runs here, without RECORDS"
+            )
     case = case_of(table.paper.paper, papers)
 
     def json_row(row: _Row) -> JsonRow:

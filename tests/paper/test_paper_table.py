@@ -112,6 +112,14 @@ def test_a_missing_test_set_is_named(production):
         tabulated(production, trained)
 
 
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_rows_of_other_test_sets_are_named_with_the_variable_to_give(production, lacking):
+    errors = [{"test_clean": 6, "test_noise": 9, "test_human": 9} for _ in range(2)]
+    del errors[lacking]["test_human"]
+    with pytest.raises(ValueError, match=r"test_human.* call make with HUMAN=path"):
+        tabulated(production, with_errors(production, errors))
+
+
 def test_hours_follow_from_the_minibatches_that_a_run_chose():
     settings = PassSettings(speech_hours=3300, parameters_millions=160, cluster="k20x_farm")
 
