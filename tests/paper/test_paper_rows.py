@@ -1,5 +1,6 @@
 """Rows of the papers' tables become runs: names, scales, seeds, shared runs, and errors."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from asr_train.paper.rows import (
 )
 from asr_train.schema import SettingsError
 
+ROOT = Path(__file__).parents[2]
 PRINTED = {
     "table_1": {"columns": ["nodes", "tau", "wer"], "rows": [[1, 4.0, 0.0], [40, 4.0, 1.6]]},
     "figure_1": "WER per epoch",
@@ -266,3 +268,17 @@ def test_a_row_must_name_one_printed_row_and_has_a_label_of_its_own(tmp_path):
     rows = [{"run": run, "paper": {"nodes": 40}} for run in ("sgd", "gtc")]
     with pytest.raises(SettingsError, match="two rows are named '40'; give one another label"):
         read(folder_with(tmp_path, table1={**TABLE, "rows": rows}), "small", "table1")
+
+
+KEPT = [p for p in sorted(ROOT.glob("recipes/*/*.yaml")) if p.stem != "paper"]
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_a_kept_table_has_the_runs_that_its_command_trains(path):
+    kept = ROOT / "results" / path.parent.name / f"{path.stem}.json"
+    content = json.loads(kept.read_text()) if kept.exists() else {}
+    if "baseline" in content:  # it is trained
+        table = read_table(path, content["scale"], ROOT / "conf" / "papers")
+        rows = [content["baseline"], *content["rows"]]
+        runs = {run for row in rows for run in row["ours"]["runs"]}
+        assert runs == {run.name for run in table.runs}
