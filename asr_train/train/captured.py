@@ -17,6 +17,7 @@ from asr_train.train.objective import Objective
 
 MOST = 8  # graphs; each keeps the memory of its activations
 AFTER = 2  # minibatches of a shape that are computed without a graph
+IDLE = 1000  # minibatches; a graph that none of them used makes room for another
 _Key = tuple[torch.Size, torch.Size, int, int]
 
 
@@ -28,6 +29,8 @@ class Captured:
         self._pool = torch.cuda.graph_pool_handle()
         self._seen: dict[_Key, int] = {}
         self._graphs: dict[_Key, tuple[torch.cuda.CUDAGraph, Batch, Tensor]] = {}
+        self._runs = 0
+        self._last: dict[_Key, int] = {}  # of these, by graph
 
     def run(self, compute: Callable[[Batch], Tensor], batch: Batch, weights_P: Tensor) -> Tensor:
         """Return compute(batch), by a graph if there is one, or it is time to record it.
@@ -39,16 +42,26 @@ class Captured:
         """
         place = weights_P.data_ptr()
         key = batch.feats_BTF.shape, batch.ali_BT.shape, batch.frames, place
+        self._runs += 1
         if key not in self._graphs:
             self._seen[key] = self._seen.get(key, 0) + 1
-            if self._seen[key] <= AFTER or len(self._graphs) == MOST:
+            if self._seen[key] <= AFTER or not self._has_room():
                 return self._beside(compute, batch)
             self._graphs[key] = self._recorded(compute, batch)
+        self._last[key] = self._runs
         graph, given, found = self._graphs[key]
         for ours, theirs in zip(_tensors(given), _tensors(batch), strict=True):
             ours.copy_(theirs)
         graph.replay()
         return found.clone()
+
+    def _has_room(self) -> bool:
+        """Return whether one more graph may be kept; first drop the most idle one if need be."""
+        if len(self._graphs) == MOST:
+            key = min(self._graphs, key=self._last.__getitem__)
+            if self._runs - self._last[key] > IDLE:
+                del self._graphs[key]
+        return len(self._graphs) < MOST
 
     def _beside(self, compute: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
         """Return compute(batch) by the stream that graphs are recorded on, which prepares it."""

@@ -1,5 +1,7 @@
 """Gradients by CUDA graphs are those without, to the bit; needs a GPU."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -37,6 +39,36 @@ def test_a_cpu_recurrent_networks_and_stripes_have_none():
     assert captured_for(lstm, torch.device("cuda"), CROSS_ENTROPY, is_cut=False) is None
     assert captured_for(model, torch.device("cpu"), CROSS_ENTROPY, is_cut=False) is None
     assert captured_for(model, torch.device("cuda"), CROSS_ENTROPY, is_cut=True) is None
+
+
+def test_sizes_that_are_no_longer_used_make_room_for_new_ones(monkeypatch):
+    """As trials of minibatch sizes leave many; graphs in turn are not recorded again and again."""
+    recorded = []
+
+    def record(self, compute, batch):
+        recorded.append(batch.frames)
+        return SimpleNamespace(replay=lambda: None), batch, compute(batch)
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(captured, "IDLE", 20)
+    monkeypatch.setattr(captured.Captured, "_beside", lambda self, compute, batch: compute(batch))
+    monkeypatch.setattr(captured.Captured, "_recorded", record)
+    graphs, weights_P = captured.Captured(torch.device("cuda")), torch.zeros(1)
+
+    def run(sizes, times):
+        for _ in range(times):
+            for frames in sizes:
+                ali_BT = torch.zeros(frames, 1, dtype=torch.int64)
+                batch = Batch(torch.ones(frames, 1, 1), ali_BT, ali_BT == 0, frames)
+                found = graphs.run(lambda batch: batch.feats_BTF.sum(), batch, weights_P)
+                assert found == frames
+
+    run(range(1, captured.MOST + 3), times=9)
+    assert recorded == list(range(1, captured.MOST + 1))
+    run([90], times=30)
+    assert recorded[captured.MOST :] == [90]
+    assert len(graphs._graphs) == captured.MOST
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
