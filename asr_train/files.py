@@ -152,14 +152,12 @@ def read_jsonl(path: Path | str) -> list[dict[str, Any]]:
     Raises:
         DamagedFileError: if the file is truncated or a line is not JSON; names file and line.
     """
+    content = Path(path).read_bytes()
     try:
-        content = Path(path).read_bytes()
         if str(path).endswith(".gz"):
             content = gzip.decompress(content)
         lines = content.decode().removesuffix("\n").split("\n") if content else []
-    except FileNotFoundError:
-        raise
-    except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
         raise DamagedFileError(
             f"{path} cannot be unpacked ({error}); delete it and run make again"
         ) from error

@@ -68,6 +68,12 @@ def test_a_truncated_jsonl_is_refused_by_name(tmp_path, cut):
         read_jsonl(path)
 
 
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path):
+    """Else its user is told to delete it; here a folder."""
+    with pytest.raises(IsADirectoryError):
+        read_jsonl(tmp_path)
+
+
 def test_a_broken_line_is_named(tmp_path):
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"a": 1}\n{"a": \n'))

@@ -118,6 +118,8 @@ def parsed(arguments: tuple[str, ...]) -> dict[str, str]:
 
 def requested(given: Mapping[str, str]) -> PlanRequest:
     tau = number(given, "tau") if given["tau"] else TAU
+    if given["log"] and Path(given["log"]).is_dir():
+        raise ValueError(f"log is {given['log']!r}, a folder; name the log.jsonl of a run")
     return PlanRequest(
         parameters=parameters(given),
         minibatch_frames=number(given, "minibatch"),

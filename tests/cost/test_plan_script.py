@@ -92,6 +92,7 @@ def test_densities_are_the_papers():
         (("tau=4", "density=0.1"), "tau and density all set what GTC sends; give one of them"),
         (("tau=40",), "tau is 40.0; sizes are known from 2.0 to 15.0"),
         (("density=2",), "density is 2.0; it must lie in"),
+        (("log=/",), "log is '/', a folder; name the log.jsonl of a run"),
         (("codec=zip",), "codec is 'zip'; allowed"),
         (("methods=gtc,adam",), "methods has 'adam'; allowed: sgd, allreduce"),
         (("minibatch=0",), "minibatch is '0'; it must be a positive number"),
