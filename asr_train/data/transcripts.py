@@ -48,8 +48,7 @@ class Transcriber:
         Raises:
             DigitsError: names the word and what to do.
         """
-        text = unicodedata.normalize("NFC", text)
-        upper = text.upper().split()
+        upper = unicodedata.normalize("NFC", text.upper()).split()
         letters = "".join(upper)
         if self.settings.normaliser is NormaliserKind.plain or (
             letters.isascii() and letters.isalpha()
@@ -57,8 +56,8 @@ class Transcriber:
             return upper
         words: list[str] = []
         run: list[str] = []  # tokens that the lexicon lacks: a noise mark may span several
-        for token in [*text.split(), None]:
-            known = None if token is None else self._entry(token.upper())
+        for token in [*upper, None]:
+            known = None if token is None else self._entry(token)
             if token is not None and known is None:
                 run.append(token)
                 continue

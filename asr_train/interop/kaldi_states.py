@@ -9,6 +9,7 @@ are those that return to their first state, or have states that emit nothing.
 """
 
 import math
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -323,7 +324,8 @@ def lexicon_of(path: Path | str, states: States, wanted: Iterable[str]) -> Found
         fields = line.split()
         if not fields:
             continue
-        word, phones = fields[0].upper(), fields[1 + skip :]
+        word = unicodedata.normalize("NFC", fields[0].upper())
+        phones = fields[1 + skip :]
         if not phones:
             raise ValueError(f"{path}, line {number} is {line!r}, which has no phones; correct it")
         if word not in asked:

@@ -268,10 +268,14 @@ def _plain_lines(arpa: Iterable[str]) -> Iterator[str]:
 
 
 def in_upper_case(word: str) -> str:
-    """Return a word as all stages have it, with accents composed; symbols stay as they are."""
+    """Return a word as all stages have it; symbols stay as they are.
+
+    Accents are composed last: some letters (Greek's iota with both accents) have no capital, and
+    decompose.
+    """
     if word in (BEGIN, END, UNKNOWN, EPSILON):
         return word
-    return unicodedata.normalize("NFC", word).upper()
+    return unicodedata.normalize("NFC", word.upper())
 
 
 # --- reading ------------------------------------------------------------------------------------

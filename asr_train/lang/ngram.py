@@ -123,7 +123,7 @@ def read_sentences(paths: Iterable[Path | str]) -> Iterator[list[str]]:
     for path in paths:
         with reading(path), open_text(path) as file:
             for line in file:
-                if words := unicodedata.normalize("NFC", line).upper().split():
+                if words := unicodedata.normalize("NFC", line.upper()).split():
                     yield words
 
 

@@ -76,7 +76,7 @@ def words(text: str) -> list[str]:
     >>> words("One, one: twenty-one (o’clock).")
     ['ONE', 'ONE', 'TWENTY', 'ONE', "O'CLOCK"]
     """
-    text = unicodedata.normalize("NFC", text).translate(_APOSTROPHES).translate(_HYPHENS).upper()
+    text = unicodedata.normalize("NFC", text.upper()).translate(_APOSTROPHES).translate(_HYPHENS)
     pieces = [piece for token in _tokens(text) for piece in token.split("-")]
     kept = ("".join(_kept(piece)).strip("'") for piece in pieces)
     return [word for word in kept if word]

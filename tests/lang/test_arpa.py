@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import unicodedata
 
 import kaldilm
 import numpy as np
@@ -11,7 +12,7 @@ from toy import logprobs
 
 from asr_train.files import DamagedFileError
 from asr_train.lang.arpa import NgramModel, Ngrams, read_arpa, write_arpa
-from asr_train.lang.ngram import prune, train
+from asr_train.lang.ngram import prune, read_sentences, train
 
 ARPA = """written by hand
 \\data\\
@@ -49,6 +50,15 @@ def by_hand(tmp_path) -> NgramModel:
 def test_accents_of_words_are_composed(tmp_path):
     (tmp_path / "hand.arpa").write_text(ARPA.replace("B", "u\u0308"))
     assert read_arpa(tmp_path / "hand.arpa").words[3] == "Ü"
+
+
+@pytest.mark.parametrize("word", ["zoë", "μαΐου", "πραΰς"])  # no capital ΐ or ΰ exists
+def test_a_model_of_a_text_has_the_words_of_the_text(tmp_path, word):
+    (tmp_path / "text").write_text(f"{word} {unicodedata.normalize('NFD', word)}", "utf-8")
+    (sentence,) = read_sentences([tmp_path / "text"])
+    write_arpa(tmp_path / "m.arpa", train(text_of([sentence]), 2))
+    assert set(read_arpa(tmp_path / "m.arpa").words[3:]) == set(sentence)
+    assert len(set(sentence)) == 1
 
 
 def test_a_file_is_read_as_it_stands(by_hand):
