@@ -159,7 +159,7 @@ def grammar_words(settings: GrammarSettings, arpa: Path | None) -> list[str]:
             makes the graph of it, would abort or leave n-grams out. Also for its own symbols.
     """
     if settings.kind is GrammarKind.loop:
-        return [*map(in_upper_case, settings.words)]
+        return list(dict.fromkeys(map(in_upper_case, settings.words)))
     assert arpa is not None
     marks = {BEGIN, END, UNKNOWN, UNKNOWN.upper()}
     words = [word for word in read_arpa(arpa).words if word not in marks]

@@ -202,7 +202,7 @@ def _arpa(lang: Lang) -> Any:
     symbols = ["<eps>", *lang.lexicon.words, "#0"]
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "words.txt"
-        table.write_text("".join(f"{word} {i}\n" for i, word in enumerate(symbols)))
+        table.write_text("".join(f"{word} {i}\n" for i, word in enumerate(symbols)), "utf-8")
         with quiet():
             text = kaldilm.arpa2fst(
                 input_arpa=str(lang.arpa),

@@ -7,7 +7,7 @@ import pytest
 
 from asr_train.compose import settings
 from asr_train.files import DamagedFileError, read_json, write_json, write_jsonl, write_yaml
-from asr_train.lang.index import load_lang
+from asr_train.lang.index import grammar_words, load_lang
 from asr_train.lang.lexicon import NOISE
 from asr_train.schema import plain
 from scripts.lang import lang
@@ -104,6 +104,11 @@ def test_a_wrong_grammar_is_refused(with_grammar, name, content, message):
 def test_a_grammar_without_any_pronunciation_is_refused_before_training(with_grammar):
     with pytest.raises(ValueError, match=r"none of the 1 words of the grammar .* XQZ;"):
         with_grammar("g.arpa", ARPA.replace("ONE", "XQZ").encode())
+
+
+def test_a_word_that_a_loop_names_twice_is_no_likelier():
+    grammar = settings("dnn", ["lang=words", "lang.grammar.words=[one,two,ONE]"]).lang.grammar
+    assert grammar_words(grammar, None) == ["ONE", "TWO"]
 
 
 def test_the_hash_covers_what_graphs_are_made_of_but_the_grammar(stage):
