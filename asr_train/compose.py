@@ -3,7 +3,7 @@
 import re
 import types
 import typing
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ def as_text(override: str) -> str:
     """Return the override as Hydra needs it.
 
     Text is quoted, so that 1183 is a name, and letters beyond ASCII can be read. A mapping may have
-    new names (++).
+    new names (++), and conf/ need not have what has a default in the schema.
     """
     key, sign, value = override.partition("=")
     hint: Any = Config
@@ -93,10 +93,12 @@ def as_text(override: str) -> str:
         is_mapping = typing.get_origin(hint) is dict
         is_new = is_new or is_mapping
         each = typing.get_args(hint)[1] if is_mapping else None
+        known = {f.name: f.default for f in fields(hint)} if is_dataclass(hint) else {}
         hint = typing.get_type_hints(hint).get(name) if is_dataclass(hint) else each
         inner = [a for a in typing.get_args(hint) if a is not type(None)]
         hint = inner[0] if isinstance(hint, types.UnionType) and len(inner) == 1 else hint
-    if is_new or (typing.get_origin(hint) is dict and value.startswith("{")):
+    is_named = typing.get_origin(hint) is dict and value.startswith("{")
+    if is_new or is_named or known.get(name, MISSING) not in (MISSING, None):
         key = f"++{key.lstrip('+')}"
     items = re.fullmatch(r"\[([^\[\]'\"]+)\]", value)
     if hint == list[str] and items:

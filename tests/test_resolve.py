@@ -15,7 +15,7 @@ from asr_train.choices import Choices
 from asr_train.compose import CONF, settings
 from asr_train.files import read_yaml
 from asr_train.locks import FOLDER, at_work, locked, settling
-from asr_train.schema import Config, SettingsError
+from asr_train.schema import Config, SettingsError, Smoothing
 from scripts.resolve import resolve
 
 
@@ -103,6 +103,14 @@ def test_a_new_condition_of_commands_has_its_settings():
     assert settings("dnn", given).corpus.commands.conditions["far"].snr_db == [0, 5]
     with pytest.raises(SettingsError, match=rf"{far}.snr is not .*did you mean {far}.snr_db"):
         settings("dnn", [*given, f"{far}.snr=[0,5]"])
+
+
+def test_what_has_a_default_in_the_schema_can_be_set():
+    more = ["lm.small.smoothing=witten_bell", "lm.small.file=/x.arpa"]
+    found = settings("gtc", ["comm.timeout_seconds=60", "lm=trigram", *more])
+    assert found.comm.timeout_seconds == 60
+    assert found.lm.small.smoothing is Smoothing.witten_bell
+    assert found.lm.small.file == "/x.arpa"
 
 
 @pytest.mark.parametrize("workers", ["0", "-1", "two", "1.5"])
