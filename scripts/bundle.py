@@ -47,7 +47,8 @@ def bundle(
             "scores; there is no bundle of it"
         )
     states = States.stored(about, model)
-    graph = check_graph(Path(tuned).parent / "graph" / "HCLG.json", lang, states)
+    described = Path(tuned).parent / "graph" / "HCLG.json"
+    graph = check_graph(described, lang, states)
     adapts = about.get("fmllr") if about["kind"] != "gmm" else None
     manifest = write_bundle(
         output,
@@ -72,6 +73,7 @@ def bundle(
                 },
             },
             first=None if adapts is None else first_system(Path(model), adapts),
+            self_loop_scale=read_json(described)["self_loop_scale"],
         ),
     )
     size = sum(part["bytes"] for part in manifest["parts"])

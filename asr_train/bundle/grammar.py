@@ -27,7 +27,7 @@ from asr_train.lang.ngram import Text, prune, read_sentences, train
 from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, GrammarSettings, NormaliserKind
 from asr_train.score.normalise import transcribed
-from asr_train.search.graph import decoding_graph, with_penalty
+from asr_train.search.graph import SELF_LOOP_SCALE, decoding_graph, with_penalty
 
 SHOWN = 10  # words without pronunciation to name
 
@@ -99,9 +99,10 @@ def change_grammar(
         states = known_states(scorer)
         lang = _language(opened, states, wanted, Path(folder) / "G.arpa")
         choice = replace(opened.choice, **given)
-        graph = decoding_graph(lang, states, scorer.loop_S, choice.lm_weight)
         first = opened.folder / FIRST
         old = opened.manifest
+        scale = old["graph"].get("self_loop_scale", SELF_LOOP_SCALE)
+        graph = decoding_graph(lang, states, scorer.loop_S, choice.lm_weight, self_loop_scale=scale)
         manifest = write_bundle(
             output,
             Contents(
@@ -122,6 +123,7 @@ def change_grammar(
                     "versions": {**old["versions"], "asr_train": version("asr-train")},
                 },
                 first=first if first.exists() else None,
+                self_loop_scale=scale,
             ),
         )
         return manifest, lang.lexicon

@@ -40,6 +40,7 @@ from asr_train.schema import (
     plain,
 )
 from asr_train.search.arrays import Arrays, top_label
+from asr_train.search.graph import SELF_LOOP_SCALE
 from asr_train.search.lattice import ordered, write_ordered
 
 FORMAT, VERSION = "asr-train bundle", 1
@@ -61,6 +62,7 @@ class Contents:
         frames: sums over the training data's features.
         about: versions, data_licence and wer (lines), for people.
         first: model.json of the system that adapts the model's frames to speakers, if any.
+        self_loop_scale: with which the graph was made.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Contents:
     frames: Sums
     about: dict[str, Any]
     first: Path | None = None
+    self_loop_scale: float = SELF_LOOP_SCALE
 
 
 def write_bundle(path: Path | str, made: Contents) -> dict[str, Any]:
@@ -117,7 +120,7 @@ def _write_parts(folder: Path, made: Contents) -> dict[str, Any]:
     models = _copied(made.model, folder / "model.json")
     if made.first is not None:
         models += _copied(made.first, folder / FIRST)
-    grammar = made.lang.grammar
+    grammar, scale = made.lang.grammar, made.self_loop_scale
     if made.lang.arpa is not None:  # it is in the graph; a path would name this machine's folders
         grammar = replace(grammar, kind=GrammarKind.ngram, file=None)
     lang = replace(made.lang, grammar=grammar, arpa=None)
@@ -143,6 +146,7 @@ def _write_parts(folder: Path, made: Contents) -> dict[str, Any]:
             "top_label": top_label(made.graph),
             "nodes": len(made.graph.final_N),
             "arcs": len(made.graph.arcs_A),
+            **({} if scale == SELF_LOOP_SCALE else {"self_loop_scale": scale}),
         },
         "parts": [files.part(path, folder) for path in paths],
     }

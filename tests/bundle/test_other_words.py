@@ -11,6 +11,7 @@ from asr_train import Recogniser
 from asr_train.bundle.grammar import Wanted, change_grammar
 from asr_train.bundle.store import open_bundle
 from asr_train.command.main import main
+from asr_train.files import hash_of, write_json
 from asr_train.lang.arpa import write_arpa
 from asr_train.lang.ngram import Text, train
 
@@ -28,6 +29,18 @@ def test_the_same_words_give_the_same_bundle(tmp_path):
         made, lexicon = change_grammar("digits", tmp_path / "a.tar", Wanted(words=words))
         assert made["parts"] == old.manifest["parts"]
     assert lexicon == old.lang.lexicon
+
+
+def test_the_graph_has_the_self_loop_scale_of_the_bundle(tmp_path):
+    wanted = Wanted(words=["ONE"])
+    made, _ = change_grammar("digits", tmp_path / "a", wanted)
+    made["graph"]["self_loop_scale"] = 1.0
+    made.pop("hash")
+    write_json(tmp_path / "a" / "bundle.json", made | {"hash": hash_of(made)})
+    again, _ = change_grammar(tmp_path / "a", tmp_path / "b", wanted)
+    assert again["graph"]["self_loop_scale"] == 1.0
+    graphs = [{p["path"]: p["sha256"] for p in one["parts"]}["HCLG.fst"] for one in (made, again)]
+    assert graphs[0] != graphs[1]
 
 
 def test_any_sequence_of_words(tmp_path):
