@@ -34,6 +34,11 @@ def bigram(conf: str, language: str, *paths: str) -> str:
     apart = sentences_of(manifests) if settings.without_eval else set()
     known = lang.lexicon.prons
     counts = Counter(w for words in read_sentences(settings.text) for w in words if w in known)
+    if not counts:
+        raise ValueError(
+            f"no word of {', '.join(settings.text)} has a pronunciation, so it gives no bigram; "
+            "see lm.bigram.text and lang.lexicon"
+        )
     vocabulary = most_frequent(counts, settings.vocabulary)
     text = Text.of(without(read_sentences(settings.text), apart), vocabulary)
     model = train(text, 2, smoothing=Smoothing.witten_bell)

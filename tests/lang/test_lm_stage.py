@@ -93,6 +93,9 @@ def test_a_bigram_takes_the_grammars_place_and_no_other(stage, tmp_path):
     assert model.order == 2
     assert model.words == ["<s>", "</s>", "<unk>", "A", "C"]  # the two most frequent known ones
     assert "perplexity on test" in said
+    (tmp_path / "prompts.txt").write_text("NEVERHEARD\n")
+    with pytest.raises(ValueError, match=r"no word of .*prompts\.txt has a pronunciation.*bigram"):
+        bigram(*inputs, str(tmp_path / "lang-bigram" / "index.json"))
 
 
 def test_the_vocabulary_is_of_the_most_frequent_words(stage, tmp_path):
