@@ -90,11 +90,11 @@ class Text:
         words += sorted(set(vocabulary) - {BEGIN, END, UNKNOWN, UNKNOWN.upper()})
         id_of = defaultdict(lambda: U, zip(words, range(len(words)), strict=True))
         parts, blocks = [], [np.zeros(0, np.int32)]
-        for number, sentence in enumerate(sentences, 1):
+        for sentence in sentences:
             if not MARKS.isdisjoint(sentence):
                 raise ValueError(
-                    f"sentence {number} of the text, {' '.join(sentence)[:60]!r}, holds {BEGIN} or "
-                    f"{END} as a word; remove it: a line is a sentence by itself"
+                    f"the text's sentence {' '.join(sentence)[:60]!r} holds {BEGIN} or {END} as a "
+                    "word; remove it: a line is a sentence by itself"
                 )
             parts.append(B)
             parts.extend(map(id_of.__getitem__, sentence))

@@ -348,7 +348,7 @@ def test_copies_at_another_speed_are_no_further_sentences(tmp_path):
 
 @pytest.mark.parametrize("mark", ["<s>", "</s>", "<S>", "</S>"])
 def test_marks_of_sentences_are_no_words(mark):
-    with pytest.raises(ValueError, match=r"sentence 2 of the text, 'B .*holds"):
+    with pytest.raises(ValueError, match=r"the text's sentence 'B .*holds"):
         Text.of([["A"], ["B", mark]], "AB")
 
 
