@@ -11,7 +11,7 @@ from asr_train.align.adapt import speakers_line
 from asr_train.data.features import Utterance
 from asr_train.decode.pieces import pieces
 from asr_train.decode.scorer import Scorer
-from asr_train.decode.words import ALIGNING, Choice, Effort, search
+from asr_train.decode.words import ALIGNING, Choice, Effort, silent_states, words_of
 from asr_train.jobs import map_in_chunks
 from asr_train.lang.index import Lang
 from asr_train.schema import DecodeSettings
@@ -67,8 +67,9 @@ def _decoded(
 
     def one(utterance: Utterance) -> tuple[list[str], float]:
         begin, scale, ids = time.perf_counter(), choice.acoustic_scale, list[int]()
+        silent = silent_states(scorer, utterance)
         for _, scores_TS in pieces(scorer, utterance):
-            ids += search(graph, scores_TS, scale, width.beam, width.max_active).words
+            ids += words_of(graph, scores_TS, scale, width, silent)
         return [names[i - 1] for i in ids], time.perf_counter() - begin
 
     done = list(map_in_chunks(one, utterances, CHUNK, what))

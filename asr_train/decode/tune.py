@@ -19,7 +19,7 @@ from asr_train.decode.first_pass import adaptation_line, adapted
 from asr_train.decode.lists import GROWN, extend, least
 from asr_train.decode.pieces import pieces
 from asr_train.decode.scorer import Scorer, known_states
-from asr_train.decode.words import Choice, search
+from asr_train.decode.words import Choice, silent_states, words_of
 from asr_train.jobs import map_in_chunks, progress_bar
 from asr_train.lang.index import Lang
 from asr_train.schema import DecodeSettings
@@ -180,10 +180,11 @@ def _errors(
     def errors(utterance: Utterance) -> list[WordErrors]:
         reference = normaliser.reference(utterance.words)
         found = [list[int]() for _ in choices]
+        silent = silent_states(scorer, utterance)
         for _, scores_TS in pieces(scorer, utterance):
             for ids, c in zip(found, choices, strict=True):
-                graph, scale = ready[c.lm_weight, c.insertion_penalty], c.acoustic_scale
-                ids += search(graph, scores_TS, scale, settings.beam, settings.max_active).words
+                graph = ready[c.lm_weight, c.insertion_penalty]
+                ids += words_of(graph, scores_TS, c.acoustic_scale, settings, silent)
         texts = (" ".join(names[k - 1] for k in ids) for ids in found)
         return [WordErrors.between(reference, normaliser.hypothesis(text)) for text in texts]
 

@@ -20,7 +20,7 @@ from asr_train.decode.scorer import Scorer, known_states
 from asr_train.jobs import map_in_chunks
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import SILENCE
-from asr_train.schema import AliSettings
+from asr_train.schema import AliSettings, DecodeSettings
 from asr_train.search.beam import Path, beam_search
 from asr_train.search.confidence import confidences
 from asr_train.search.graph import Graph
@@ -138,6 +138,36 @@ def search(graph: Graph, scores_TS: np.ndarray, scale: float, beam: float, max_a
     return found or Path(np.zeros(0, np.int32), [], 0.0, 0.0, False)
 
 
+def silent_states(scorer: Scorer, utterance: Utterance) -> list[int]:
+    """Return the states of silence, of which alone a piece may be; none if it is the whole."""
+    return list(known_states(scorer).of(SILENCE)) if utterance.seconds > LONGEST else []
+
+
+def is_silence(
+    acoustic_cost: float, scores_TS: np.ndarray, scale: float, silent: list[int]
+) -> bool:
+    """Return whether silence explains a piece at least as well as the words found in it.
+
+    A grammar may ask for a word in every sentence, but not every piece of a recording has one.
+    """
+    if not silent:
+        return False
+    likelihood = scores_TS[:, silent].max(1).sum(dtype=np.float64)
+    return bool(-scale * likelihood <= acoustic_cost)
+
+
+def words_of(
+    graph: Graph,
+    scores_TS: np.ndarray,
+    scale: float,
+    width: Effort | DecodeSettings,
+    silent: list[int],
+) -> list[int]:
+    """Return the words of a piece's best path; none if it is silence."""
+    found = search(graph, scores_TS, scale, width.beam, width.max_active)
+    return [] if is_silence(found.acoustic_cost, scores_TS, scale, silent) else found.words
+
+
 def lattice_of(
     lattices: Lattices, scaled_TS: np.ndarray, effort: Effort, max_arcs: int = MAX_ARCS
 ) -> Lattice | None:
@@ -195,10 +225,11 @@ class Recogniser:
         """Decode one utterance, in pieces if it is long."""
         found, seconds = [], 0.0
         words_at: list[TimedWord] | None = []
+        silent, scale = silent_states(self._scorer, utterance), self._choice.acoustic_scale
         start = time.perf_counter()
         for frame, scores_TS in pieces(self._scorer, utterance):
             one = self._piece(scores_TS)
-            if utterance.seconds > LONGEST and one.words and self._is_silence(one, scores_TS):
+            if one.words and is_silence(one.acoustic_cost, scores_TS, scale, silent):
                 one = _Piece([], one.graph_cost, one.acoustic_cost, one.final, [], None)
             found.append(one)
             seconds += time.perf_counter() - start
@@ -246,15 +277,6 @@ class Recogniser:
         words = [self._names[i - 1] for i in best.words]
         sure = confidences(lattice, best)
         return _Piece(words, best.graph_cost, best.acoustic_cost, best.final, sure, lattice)
-
-    def _is_silence(self, one: _Piece, scores_TS: np.ndarray) -> bool:
-        """Return whether silence explains a piece at least as well as the words found in it.
-
-        A grammar may ask for a word in every sentence, but not every piece of a recording has one.
-        """
-        silent = list(self._states.of(SILENCE))
-        likelihood = scores_TS[:, silent].max(1).sum(dtype=np.float64)
-        return bool(-self._choice.acoustic_scale * likelihood <= one.acoustic_cost)
 
     def _alternatives(self, utterance: Utterance, lattice: Lattice | None) -> Alternatives:
         known = self._lang.word_ids
