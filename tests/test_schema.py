@@ -186,6 +186,7 @@ def test_a_narrower_retry_is_refused():
     [
         ("mono", {"passes": 0}, "gmm.mono.passes is 0"),
         ("mono", {"grown_by": 0.0}, r"gmm.mono.grown_by is 0.0; it must lie in \[0.05, 1\]"),
+        ("mono", {"variance_floor": 0.0}, r"gmm.mono.variance_floor is 0.0; it must lie in"),
         (
             "mono",
             {"lda": {"dims": 40, "silence": False, "mllt_passes": []}},

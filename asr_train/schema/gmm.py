@@ -107,7 +107,8 @@ class GmmSettings:
 
     def __post_init__(self) -> None:
         within(0.05, 1, grown_by=self.grown_by)
-        within(0, 1, power=self.power, variance_floor=self.variance_floor)
+        within(0, 1, power=self.power)
+        within(1e-6, 1, variance_floor=self.variance_floor)  # frames may be equal
         positive(passes=self.passes, gaussians=self.gaussians, min_count=self.min_count)
         positive(realign_every=self.realign_every)
         later = (self.tree, self.lda, self.fmllr)
