@@ -406,7 +406,7 @@ def _passes(job: Job, begin: Start) -> tuple[Mixtures, list[Outcome]]:
     """Run all re-estimation passes."""
     model, read, outcomes, floor_D = begin.model, begin.read, begin.outcomes, begin.floor_D
     own, s = job.settings, model.states.num_states
-    last_growth = max(1, round(own.passes * own.grown_by))
+    last_growth = max(1, min(own.passes - 1, round(own.passes * own.grown_by)))
     for number in range(1, own.passes + 1):
         start = time.time()
         realign = number <= own.realign_first or (own.passes - number) % own.realign_every == 0

@@ -264,12 +264,20 @@ def test_passes_realign_at_first_and_then_every_few_up_to_the_last():
     assert realigned == [1, 2, 5, 8]
 
 
-def test_gaussians_grow_evenly_over_their_share_of_the_passes():
-    """From one for each of 14 states to 30: four more after each of the first half of 8 passes."""
-    own = system("mono", passes=8, gaussians=30, grown_by=0.5, min_count=2.0, flat=FEW)
+@pytest.mark.parametrize(
+    "passes, grown_by, wanted",
+    [
+        (8, 0.5, [14, 18, 22, 26, 30, 30, 30, 30]),
+        (3, 1.0, [14, 22, 30]),  # after the last pass none are split: they would not be estimated
+        (2, 0.8, [14, 30]),
+    ],
+)
+def test_gaussians_grow_evenly_over_their_share_of_the_passes(passes, grown_by, wanted):
+    """From one for each of 14 states to 30: in 8 passes, four more after each of the first half."""
+    change = {"gaussians": 30, "grown_by": grown_by, "min_count": 2.0}
+    own = system("mono", passes=passes, flat=FEW, **change)
     _, _, rows = train_on(FakeFeats(toy_lang(), utterances=20), toy_lang(), own)
-    grown = [row["gaussians"] for row in rows if "pass" in row]
-    assert grown == [14, 18, 22, 26, 30, 30, 30, 30]
+    assert [row["gaussians"] for row in rows if "pass" in row] == wanted
 
 
 def test_mllt_turns_frames_and_means_alike_and_gains_what_it_says(chain):
