@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -107,10 +108,12 @@ def parallel_map(
         with ProcessPoolExecutor(jobs, context, _start_worker, (os.getpid(),)) as pool:
             try:
                 with _ctrl_c_later():
-                    pending: list[Future[Result]] = [
+                    pending: deque[Future[Result]] = deque(
                         pool.submit(_call, i) for i in range(len(items))
-                    ]
-                yield from progress((f.result() for f in pending), what, len(items))
+                    )
+                # Popped: a future keeps its result, and all of them may not fit into memory
+                results = (pending.popleft().result() for _ in range(len(items)))
+                yield from progress(results, what, len(items))
             except BrokenProcessPool as error:
                 raise ChildProcessError(
                     f"{what}: a worker process was killed (out of memory?); "

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import termios
 import time
+import weakref
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from asr_train.jobs import map_in_chunks, num_jobs, parallel_map, progress
@@ -34,6 +36,17 @@ def test_results_come_in_the_order_of_the_items():
 
 def test_items_may_be_worked_on_in_chunks():
     assert list(map_in_chunks(lambda i: i * i, range(20), 3, "")) == [i * i for i in range(20)]
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_results_that_were_used_are_freed(monkeypatch, jobs):
+    """Those of all items, such as the sums of a large corpus' chunks, may not fit into memory."""
+    monkeypatch.setenv("JOBS", jobs)
+    used = []
+    for array in parallel_map(lambda i: np.full(9, i), range(12), ""):
+        alive = sum(one() is not None for one in used)
+        used.append(weakref.ref(array))
+    assert alive <= 2  # the pool may still hold the one that came last
 
 
 def test_an_item_may_map_items_of_its_own():

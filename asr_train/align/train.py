@@ -469,11 +469,14 @@ def _pass(
         state_N = np.concatenate(states) if states else np.zeros(0, np.int32)
         return new, count(gmm, np.concatenate(xs), state_N, visits_S)
 
-    results = list(parallel_map(one, job.chunks(), ""))
-    new = [outcome for some, _ in results for outcome in some]
-    counts: Counts = reduce(add, (more for _, more in results))
+    new: list[Outcome | None] = []
+    total: Counts | None = None
+    for some, counts in parallel_map(one, job.chunks(), ""):
+        new += some
+        total = counts if total is None else total + counts  # at once: those of a chunk are large
+    assert total is not None
     loglik = sum(o.loglik for o in new if isinstance(o, Aligned))
-    return new, counts, loglik
+    return new, total, loglik
 
 
 def _moved(before: Sequence[Outcome | None], after: Sequence[Outcome | None]) -> float:

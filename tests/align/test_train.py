@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from scipy.stats import norm
 from toy import path_of, phone_of_state, toy_lang
 
 import asr_train.align.train
-from asr_train.align.gmm import Gmm, Mixtures
+from asr_train.align.gmm import Gmm, Mixtures, count
 from asr_train.align.train import Job, _mllt, _one_gaussian_each, train
 from asr_train.align.transforms import Classes, FullSums
 from asr_train.align.tree import Stats
@@ -278,6 +279,24 @@ def test_gaussians_grow_evenly_over_their_share_of_the_passes(passes, grown_by, 
     own = system("mono", passes=passes, flat=FEW, **change)
     _, _, rows = train_on(FakeFeats(toy_lang(), utterances=20), toy_lang(), own)
     assert [row["gaussians"] for row in rows if "pass" in row] == wanted
+
+
+def test_the_sums_of_chunks_are_not_kept_until_the_end_of_a_pass(monkeypatch):
+    """A chunk's are as large as the model, and a large corpus has thousands of chunks."""
+    monkeypatch.setattr(asr_train.align.train, "CHUNK", 2)
+    made, alive = [], []
+
+    def noted(*given):
+        alive.append(sum(one() is not None for one in made))
+        counts = count(*given)
+        made.append(weakref.ref(counts.sum_GD))
+        return counts
+
+    monkeypatch.setattr(asr_train.align.train, "count", noted)
+    own = system("mono", passes=1, flat={"passes": 1})
+    train_on(FakeFeats(toy_lang(), utterances=12), toy_lang(), own)
+    assert len(made) == 6
+    assert max(alive) <= 2
 
 
 def test_mllt_turns_frames_and_means_alike_and_gains_what_it_says(chain):
