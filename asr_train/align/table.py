@@ -283,12 +283,14 @@ def report(
     lost = [[u.id, o.reason] for u, o in pairs if isinstance(o, Lost)]
     kept = [(u, o) for u, o in pairs if isinstance(o, Aligned)]
     frames = sum(len(o.states_T) for _, o in kept)
-    total = Boundaries()
-    silent = 0
+    errors: list[float] = []  # adding up `Boundaries` would copy them for every utterance
+    silent = unmatched = 0
     for u, o in kept:
         silent += int(np.isin(o.states_T, list(silence)).sum())
         if true := true_phones(u.row):
-            total += compare(phones_in_seconds(states, o, shift_seconds), true)
+            found = compare(phones_in_seconds(states, o, shift_seconds), true)
+            errors += found.errors
+            unmatched += found.unmatched
     return {
         "split": split,
         "utterances": len(pairs),
@@ -297,7 +299,7 @@ def report(
         "frames": frames,
         "loglik_per_frame": round(sum(o.loglik for _, o in kept) / max(1, frames), 4),
         "silence_share": round(silent / max(1, frames), 4),
-        "boundaries": total.summary(),
+        "boundaries": Boundaries(tuple(errors), unmatched).summary(),
         "durations": durations(kept, states),
     }
 
