@@ -29,11 +29,12 @@ from typing import Any
 
 from asr_train import compose
 from asr_train.choices import Choices, check_known
+from asr_train.facts import Traffic
 from asr_train.files import read_yaml, write_yaml
 from asr_train.jobs import main
 from asr_train.locks import settling
 from asr_train.paper.rows import Run, check_effect, read_table, runs_by_settings
-from asr_train.schema import Config, Inputs, Method, SettingsError, plain
+from asr_train.schema import AdagradPlace, Config, Inputs, Method, SettingsError, plain
 
 VARIABLE = re.compile(r"[A-Z]+=")
 
@@ -282,13 +283,22 @@ def runs_of_tables(names: list[str]) -> dict[str, Run]:
 
 
 def check_outside(config: Config, workers: int) -> None:
-    """Check what the settings refer to: workers in groups, and files of words and text.
+    """Check what the settings refer to: workers that share a model, and files of words and text.
 
     Raises:
         SettingsError: naming variable or key, its value and what to do.
     """
-    if config.comm.group_size is not None:
-        config.comm.group_of(config.comm.workers or workers)
+    comm, adagrad = config.comm, config.optim.adagrad
+    together = comm.workers or workers  # that share a model
+    if comm.group_size is not None:
+        size = comm.group_of(together)
+        together = size if comm.method.facts.traffic.in_groups else together
+    shares = together > 1 and comm.method.facts.traffic not in (Traffic.none, Traffic.bmuf)
+    if shares and adagrad is not None and adagrad.place is AdagradPlace.raw:
+        raise SettingsError(
+            f"optim.adagrad.place is raw, which is for a single worker, but comm.method="
+            f"{comm.method.value} has {together} that share a model; choose partial or aggregate"
+        )
     for key, path in chain.from_iterable(inputs_of(config).values()):
         if not (os.path.isfile(path) and os.access(path, os.R_OK)):
             raise SettingsError(

@@ -141,6 +141,17 @@ def test_groups_that_do_not_divide_the_workers_are_refused_before_any_stage(tmp_
         resolve(str(tmp_path), "bmuf_gtc", "WORKERS=6", "comm.group_size=4")
 
 
+def test_adagrad_of_a_single_worker_is_refused_before_any_stage_where_several_share_a_model(
+    tmp_path,
+):
+    alone = "optim.adagrad={place:raw,window_frames:1000.0,floor:0.01}"
+    for run, workers in (("gtc", 1), ("sgd", 2), ("bmuf", 2)):
+        resolve(str(tmp_path / run), run, f"WORKERS={workers}", alone)
+    for run, together in (("allreduce", 4), ("bmuf_gtc", 2)):
+        with pytest.raises(SettingsError, match=f"raw.*={run} has {together} that share a model"):
+            resolve(str(tmp_path / "no"), run, "WORKERS=4", alone)
+
+
 @pytest.mark.parametrize(
     "more, key",
     [
