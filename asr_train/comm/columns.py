@@ -63,6 +63,10 @@ class Layout:
         """Return a matrix of a flat vector, [R, C]; shares memory."""
         return onebit.matrix_of(vector_P, self.matrices[matrix])
 
+    def cut(self, vector_P: Tensor, block: Block) -> Tensor:
+        """Return a block of a flat vector, [R, C]; shares memory."""
+        return self.of(vector_P, block.matrix)[:, block.first : block.first + block.columns]
+
     def blocks(self, place: int, workers: int) -> list[Block]:
         """Return what the worker at `place` owns: as near to 1/K as cuts of 8 columns allow."""
         begin, end = (self._cut(p, workers) for p in (place, place + 1))

@@ -65,8 +65,9 @@ class Gtc(Reducer):
         )  # swapped after each step
         self._on_device = exchange.device.type != "cpu"
         self._checks = codec.Checks(deferred=self._on_device)
+        self._is_fixed = settings.capacity is schema.Capacity.fixed
         is_here = is_direct and len(exchange.local) == len(exchange)
-        is_exact = settings.capacity is schema.Capacity.exact and self.kind is not Kind.rice
+        is_exact = not self._is_fixed and self.kind is not Kind.rice
         self._counts_P = torch.zeros(size, device=exchange.device) if is_here and is_exact else None
         # The element that goes first if room is short; on a GPU it may lie there
         self._turn: dict[int, int | Tensor] = dict.fromkeys(exchange.local, 0)
@@ -83,16 +84,11 @@ class Gtc(Reducer):
             return self._reduce_here(gradients, sent, self._counts_P)
         messages: list[Tensor] = []
         turns = dict(self._turn)
-        is_fixed = self.settings.capacity is schema.Capacity.fixed
-        waits_for_none = self._on_device and is_fixed and self.kind is Kind.packed32
-        compressed: Callable[[slice, Tensor], Sequence[threshold.Compressed | threshold.Fixed]] = (
-            self._compressed_fixed if waits_for_none else self._compressed
-        )
-        for worker, gradient, found in self._each(gradients, compressed):
+        for worker, gradient, found in self._each(gradients, self._compressed):
             with self.exchange.timed("compress"):
                 messages.append(self._message(worker, gradient, found))
             total_P = gradient.grad_P
-        room = HEADER_BYTES + self.capacity if is_fixed else None
+        room = HEADER_BYTES + self.capacity if self._is_fixed else None
         received = self.exchange.gather(messages, room)
         headers, words = self._read(received)
         self._count(headers, sent)
@@ -108,9 +104,8 @@ class Gtc(Reducer):
     ) -> Counts | None:
         """Do what `reduce` does; messages are counted but not made."""
 
-        def tallied(places: slice, grads_WP: Tensor) -> list[threshold.Tallied]:
-            residuals_WP, kept_WP = self._residuals_WP[places], self._kept_WP[places]
-            return threshold.tally_rows(grads_WP, residuals_WP, self.tau, kept_WP, counts_P)
+        def tallied(_: slice, *vectors: Any) -> list[threshold.Tallied]:
+            return threshold.tally_rows(*vectors, counts_P)
 
         counts_P.zero_()
         headers: list[Header] = []
@@ -119,8 +114,8 @@ class Gtc(Reducer):
             if not is_finite:
                 count, flags = 0, flags | Flags.not_finite
             payload_bytes = codec.payload_bytes_of(count, self.size, self.kind)
-            header = self._header(worker, gradient.frames, count, flags)
             payload_bytes = min(payload_bytes, codec.map_bytes(self.size))
+            header = self._header(worker, gradient.frames, count, flags)
             headers.append(replace(header, count=count, payload_bytes=payload_bytes))
         longest = HEADER_BYTES + max(header.payload_bytes for header in headers)
         for worker in self.exchange.local:
@@ -133,12 +128,13 @@ class Gtc(Reducer):
         return counts
 
     def _each(
-        self, gradients: Iterable[Gradient], compressed: Callable[[slice, Tensor], Sequence[Found]]
+        self, gradients: Iterable[Gradient], compressed: Callable[..., Sequence[Found]]
     ) -> Iterator[tuple[int, Gradient, Found]]:
         """Yield the local workers, their gradients, and what is found of these.
 
         Args:
-            compressed: places of some workers, their gradients [W, P] -> what is found of each.
+            compressed: places of some workers; their gradients, residuals [W, P]; tau; what they
+                keep -> what is found of each.
         """
         found: Iterator[Found] = iter(())
         left = 0  # workers whose gradients are compressed, and not yet yielded
@@ -147,8 +143,10 @@ class Gtc(Reducer):
                 rows_WP = gradient.grad_P[None] if gradient.rows_WP is None else gradient.rows_WP
                 left = len(rows_WP)
                 first = worker - self.exchange.local[0]
+                places = slice(first, first + left)
+                vectors = rows_WP, self._residuals_WP[places], self.tau, self._kept_WP[places]
                 with self.exchange.timed("compress"):
-                    found = iter(compressed(slice(first, first + left), rows_WP))
+                    found = iter(compressed(places, *vectors))
             left -= 1
             yield worker, gradient, next(found)
 
@@ -174,20 +172,15 @@ class Gtc(Reducer):
     def residuals(self) -> dict[int, Tensor]:
         return dict(zip(self.exchange.local, self._residuals_WP, strict=True))
 
-    def _compressed(self, places: slice, grads_WP: Tensor) -> list[threshold.Compressed]:
-        """Compress gradients of the local workers at `places`; write what they keep."""
-        residuals_WP, kept_WP = self._residuals_WP[places], self._kept_WP[places]
-        return threshold.compress_rows(grads_WP, residuals_WP, self.tau, kept_WP)
-
-    def _compressed_fixed(self, places: slice, grads_WP: Tensor) -> list[threshold.Fixed]:
-        """Do so for packed32 messages of a fixed length, without waiting for the device."""
-        device = grads_WP.device
+    def _compressed(
+        self, places: slice, *vectors: Any
+    ) -> Sequence[threshold.Compressed | threshold.Fixed]:
+        """Compress; for packed32 messages of a fixed length, without waiting for the device."""
+        if not (self._on_device and self._is_fixed and self.kind is Kind.packed32):
+            return threshold.compress_rows(*vectors)
         turns = [torch.as_tensor(self._turn[worker]) for worker in self.exchange.local[places]]
-        turns_W = torch.stack([turn.to(device, non_blocking=True) for turn in turns])
-        residuals_WP, kept_WP = self._residuals_WP[places], self._kept_WP[places]
-        return threshold.compress_fixed_rows(
-            *(grads_WP, residuals_WP, self.tau, kept_WP, self.capacity // 4, turns_W)
-        )
+        turns_W = torch.stack([turn.to(self.exchange.device, non_blocking=True) for turn in turns])
+        return threshold.compress_fixed_rows(*vectors, self.capacity // 4, turns_W)
 
     def _message(
         self, worker: int, gradient: Gradient, found: threshold.Compressed | threshold.Fixed
@@ -203,7 +196,7 @@ class Gtc(Reducer):
             words_K = words_K[:0]
             flags |= Flags.not_finite
         wanted = len(words_K)
-        if self.settings.capacity is schema.Capacity.fixed:
+        if self._is_fixed:
             room = (words_K, self.size, self.kind, self.capacity, int(self._turn[worker]))
             words_K, waiting_K = codec.fitting(*room)
             if len(waiting_K):
@@ -219,24 +212,19 @@ class Gtc(Reducer):
         """Raise MessageError if a message since the last call was damaged."""
         self._checks.ask()
 
+    def _due(self, worker: int) -> dict[str, Any]:
+        """Return what a header of this step says of a worker's message."""
+        place = {"step": self.step, "worker": worker, "workers": len(self.exchange)}
+        return {**place, "size": self.size, "tau": self.tau}
+
     def _header(self, worker: int, frames: int, wanted: int, flags: Flags) -> Header:
-        return Header(
-            step=self.step,
-            worker=worker,
-            workers=len(self.exchange),
-            size=self.size,
-            tau=self.tau,
-            frames=frames,
-            wanted=wanted,
-            flags=flags,
-        )
+        return Header(**self._due(worker), frames=frames, wanted=wanted, flags=flags)
 
     def _read(self, messages: list[Tensor]) -> tuple[list[Header], list[Tensor]]:
         """Return headers and elements of all workers' messages."""
         headers = codec.read_headers(messages)
         for worker, header in zip(self.exchange.members, headers, strict=True):
-            place = {"step": self.step, "worker": worker, "workers": len(self.exchange)}
-            codec.check_due(header, **place, size=self.size, tau=self.tau)
+            codec.check_due(header, **self._due(worker))
         return headers, codec.read_words(headers, messages, self._checks)
 
     def _plan_next(self, headers: list[Header]) -> None:

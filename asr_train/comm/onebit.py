@@ -19,18 +19,9 @@ import torch
 from torch import Tensor
 
 from asr_train import schema
-from asr_train.comm import codec
+from asr_train.comm import codec, columns
 from asr_train.comm.codec import Flags, Header, Kind
-from asr_train.comm.columns import (
-    Block,
-    Layout,
-    by_columns,
-    by_rows,
-    is_finite,
-    payload_bytes,
-    read,
-    write,
-)
+from asr_train.comm.columns import Block, Layout
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.optimizer import Adagrad, Shape, Total, means
 from asr_train.comm.reducers import Gradient, Reducer, Sent, Step
@@ -71,10 +62,6 @@ class Owner:
             runs = [(block.matrix, block.size) for block in blocks]
             self.adagrad = Adagrad(adagrad, runs, torch.empty(0, device=device))
         self._new: dict[str, Any] = {}  # what `commit` takes over
-
-    @property
-    def smooths_first(self) -> bool:
-        return self.adagrad is not None and (self.adagrad.settings.place is AdagradPlace.smoothed)
 
     def smoothed(self, gradient: Tensor) -> Tensor:
         """Return the gradient after momentum; changes nothing before `commit`."""
@@ -137,10 +124,10 @@ class Owner:
         """Return the state in the order of columns."""
         squares = None if self.adagrad is None else self.adagrad.squares_P
         state = {"velocity": self.velocity, "residual": self.residual, "squares": squares}
-        return {k: by_columns(v, self.blocks) for k, v in state.items() if v is not None}
+        return {k: columns.by_columns(v, self.blocks) for k, v in state.items() if v is not None}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        found = {name: by_rows(part.to(self.device), self.blocks) for name, part in state.items()}
+        found = {k: columns.by_rows(v.to(self.device), self.blocks) for k, v in state.items()}
         if self.velocity is not None:
             self.velocity = found.get("velocity", self.velocity)
         self.residual = found.get("residual", self.residual)
@@ -194,13 +181,13 @@ class OneBitSgd(Reducer):
             adagrad: of the sum over workers; None: none.
             total: over the stripes of a model; None: it is whole.
         """
-        self._total = total
+        self._adagrad, self._total = adagrad, total
         group, device = self.exchange, self.exchange.device
         self.layout = Layout(shapes)
         assert self.layout.size == self.size
         self.parts = [self.layout.blocks(place, len(group)) for place in range(len(group))]
         self.sizes = [sum(block.size for block in blocks) for blocks in self.parts]
-        self.lengths = [payload_bytes(blocks) for blocks in self.parts]
+        self.lengths = [columns.payload_bytes(blocks) for blocks in self.parts]
         self.is_alone = len(group) == 1
         keeps = self.settings.error_feedback and not self.is_alone
         self.residuals: dict[int, Tensor] = {}  # by local worker, float32 [P]
@@ -291,13 +278,11 @@ class OneBitSgd(Reducer):
 
     def _parts(self, vector_P: Tensor) -> dict[int, Tensor]:
         """Return the local owners' parts of a flat vector."""
-        return {w: self._part(vector_P, owner.blocks) for w, owner in self.owners.items()}
-
-    def _part(self, vector_P: Tensor, blocks: Sequence[Block]) -> Tensor:
-        """Return a part of a flat vector."""
-        views = [self.layout.of(vector_P, b.matrix) for b in blocks]
-        cut = [v[:, b.first : b.first + b.columns] for v, b in zip(views, blocks, strict=True)]
-        return torch.cat([vector_P[:0], *(part.flatten() for part in cut)])
+        cut = {
+            w: [self.layout.cut(vector_P, block).flatten() for block in owner.blocks]
+            for w, owner in self.owners.items()
+        }
+        return {w: torch.cat([vector_P[:0], *blocks]) for w, blocks in cut.items()}
 
     def _summed(
         self, gradients: Iterable[Gradient], sent: dict[int, Sent]
@@ -332,7 +317,7 @@ class OneBitSgd(Reducer):
                 place = worker - first
                 headers, payloads = self._read(mine, TO_OWNER, [place] * len(self.exchange))
                 is_sound &= not any(header.flags & Flags.not_finite for header in headers)
-                sources = [read(payload_B, owner.blocks) for payload_B in payloads]
+                sources = [columns.read(payload_B, owner.blocks) for payload_B in payloads]
                 total = torch.empty(owner.size, device=self.exchange.device)
                 for number, block in enumerate(owner.blocks):
                     onebit.add_up([source[number] for source in sources], block.of(total))
@@ -352,7 +337,8 @@ class OneBitSgd(Reducer):
 
     def _messages(self, worker: int, frames: int, matrices: Sequence[OneBit]) -> list[Tensor]:
         """Return a local worker's messages to all owners."""
-        is_sound = is_finite(matrices)  # a mean over elements that are not all finite is not
+        # A mean over elements that are not all finite is not
+        is_sound = columns.is_finite(matrices)
         flags = Flags.none if frames else Flags.end_of_data
         return [
             self._enclosed(
@@ -386,7 +372,7 @@ class OneBitSgd(Reducer):
                 matrices = owner.quantised(steps[worker], keeps)
                 messages.append(
                     self._enclosed(
-                        matrices if is_finite(matrices) else None,
+                        matrices if columns.is_finite(matrices) else None,
                         *(place, worker, 0, Flags.none, FROM_OWNER),
                     )
                 )
@@ -398,9 +384,7 @@ class OneBitSgd(Reducer):
             headers, payloads = self._read(received, FROM_OWNER, range(len(self.exchange)))
             if any(header.flags & Flags.not_finite for header in headers):
                 return None
-            return self._whole(
-                [read(payload_B, p) for payload_B, p in zip(payloads, self.parts, strict=True)]
-            )
+            return self._whole(map(columns.read, payloads, self.parts))
 
     def _optimized(self, totals: dict[int, Tensor], sent: dict[int, Sent]) -> dict[int, Tensor]:
         """Return the local owners' steps: after AdaGrad and momentum, in either order."""
@@ -408,16 +392,15 @@ class OneBitSgd(Reducer):
         def smoothed(parts: dict[int, Tensor]) -> dict[int, Tensor]:
             return {w: owner.smoothed(parts[w]) for w, owner in self.owners.items()}
 
-        owners = self.owners.values()
-        if any(owner.smooths_first for owner in owners):
+        if self._adagrad is None:
+            return smoothed(totals)
+        if self._adagrad.place is AdagradPlace.smoothed:
             return self._normalized(smoothed(totals), sent)
-        if any(owner.adagrad is not None for owner in owners):
-            return smoothed(self._normalized(totals, sent))
-        return smoothed(totals)
+        return smoothed(self._normalized(totals, sent))
 
     def _normalized(self, parts: dict[int, Tensor], sent: dict[int, Sent]) -> dict[int, Tensor]:
         """Return parts after AdaGrad; owners tell each other their sums of sigma by matrix."""
-        sizes = [rows * columns for _, rows, columns in self.layout.matrices]
+        sizes = [rows * width for _, rows, width in self.layout.matrices]
         sums = [
             owner.deviations(parts[w], self.frames, len(sizes)).view(torch.uint8)
             for w, owner in self.owners.items()
@@ -448,11 +431,11 @@ class OneBitSgd(Reducer):
         """Return the flat vector of all owners' parts."""
         step_P = self._zeros()
         for blocks, part in zip(self.parts, parts, strict=True):
-            for b in blocks:
-                self.layout.of(step_P, b.matrix)[:, b.first : b.first + b.columns] = b.of(part)
+            for block in blocks:
+                self.layout.cut(step_P, block).copy_(block.of(part))
         return step_P
 
-    def _whole(self, sources: Sequence[Sequence[OneBit]]) -> Tensor:
+    def _whole(self, sources: Iterable[Sequence[OneBit]]) -> Tensor:
         """Return what all owners sent as one vector, float32 [P]."""
         step_P = torch.empty(self.size, device=self.exchange.device)
         found: list[list[OneBit]] = [[] for _ in self.layout.matrices]
@@ -483,21 +466,21 @@ class OneBitSgd(Reducer):
             payload_B = torch.zeros(self.lengths[place], dtype=torch.uint8, device=device)
             flags |= Flags.not_finite
         else:
-            payload_B = write(quantised, device)
-        header = Header(
-            step=self.step,
-            worker=worker,
-            workers=len(self.exchange),
-            size=self.size,
-            tau=1.0,
-            frames=frames,
-            wanted=self.sizes[place],
-            flags=flags,
-            kind=Kind.columns,
-            parameter=way,
-            count=self.sizes[place],
-        )
-        return codec.enclose(payload_B, header)
+            payload_B = columns.write(quantised, device)
+        more = {"tau": 1.0, "frames": frames, "wanted": self.sizes[place], "flags": flags}
+        return codec.enclose(payload_B, Header(**self._due(place, worker, way), **more))
+
+    def _due(self, place: int, worker: int, way: int) -> dict[str, Any]:
+        """Return what a header of this step says of a worker's message about a part."""
+        run = {
+            "step": self.step,
+            "worker": worker,
+            "workers": len(self.exchange),
+            "size": self.size,
+        }
+        count, length = self.sizes[place], self.lengths[place]
+        own = {"kind": Kind.columns, "parameter": way, "count": count, "payload_bytes": length}
+        return {**run, **own}
 
     def _read(
         self, messages: list[Tensor], way: int, places: Iterable[int]
@@ -505,17 +488,7 @@ class OneBitSgd(Reducer):
         """Return headers and payloads of all workers' messages about the parts at `places`."""
         headers = codec.read_headers(messages)
         for worker, place, header in zip(self.exchange.members, places, headers, strict=True):
-            codec.check_due(
-                header,
-                step=self.step,
-                worker=worker,
-                workers=len(self.exchange),
-                size=self.size,
-                kind=Kind.columns,
-                parameter=way,
-                count=self.sizes[place],
-                payload_bytes=self.lengths[place],
-            )
+            codec.check_due(header, **self._due(place, worker, way))
         return headers, codec.read_payloads(headers, messages, self._checks)
 
     def _zeros(self) -> Tensor:
