@@ -167,21 +167,13 @@ class BlockMomentum(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain data and tensors. Save it on every rank, beside that rank's model."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "weights_P": self._update.weights_P,
-            "delta_P": self._update.delta_P,
-            "begun_eta": self._update.begun_eta,
-            "position": self._position,
-        }
+        update, inner = self._update.state(), self.optimizer.state_dict()
+        return {"optimizer": inner, **update, "position": self._position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.optimizer.load_state_dict(state_dict["optimizer"])
-        self._update.weights_P.copy_(state_dict["weights_P"])
-        self._update.delta_P.copy_(state_dict["delta_P"])
-        # Absent in states of older versions
-        self._update.begun_eta = state_dict.get("begun_eta", self._update.eta)
+        self._update.load_state(state_dict)
         self._position = state_dict["position"]
 
     def __repr__(self) -> str:

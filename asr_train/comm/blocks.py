@@ -55,6 +55,17 @@ class BlockUpdate:
         self.weights_P.add_(self.delta_P, alpha=ahead)
         return mean_P.copy_(self._start())
 
+    def state(self) -> dict[str, Any]:
+        """Return tensors and plain data for a checkpoint."""
+        names = ("weights_P", "delta_P", "begun_eta")
+        return {name: getattr(self, name) for name in names}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned; one of an older version has no `begun_eta`."""
+        self.weights_P.copy_(state["weights_P"])
+        self.delta_P.copy_(state["delta_P"])
+        self.begun_eta = state.get("begun_eta", self.eta)
+
     def _start(self) -> Tensor:
         """Return S, from W and D of the same block."""
         look = self.begun_eta if self.form is BlockForm.chen_huo else 0.0
@@ -113,18 +124,10 @@ class MomentumBlocks:
         return self.momentum.weights_P
 
     def state(self) -> dict[str, Any]:
-        return {
-            "weights_P": self.momentum.weights_P,
-            "delta_P": self.momentum.delta_P,
-            "begun_eta": self.momentum.begun_eta,
-            "position": self.position,
-        }
+        return {**self.momentum.state(), "position": self.position}
 
     def load_state(self, state: dict[str, Any]) -> None:
         if not state:  # of a run with a single model, whose weights `begin` was given
             return
-        self.momentum.weights_P.copy_(state["weights_P"])
-        self.momentum.delta_P.copy_(state["delta_P"])
-        # Absent in checkpoints of older versions
-        self.momentum.begun_eta = state.get("begun_eta", self.momentum.eta)
+        self.momentum.load_state(state)
         self.position = state["position"]

@@ -107,12 +107,12 @@ class Checks:
         """Refuse messages if a condition holds; `why` returns the error's text.
 
         Raises:
-            ValueError: if it holds and is not deferred.
+            MessageError: if it holds and is not deferred.
         """
         if isinstance(is_wrong, Tensor) and self.deferred:
             self._wrong = is_wrong if self._wrong is None else self._wrong | is_wrong
         elif is_wrong:
-            raise ValueError(why())
+            raise MessageError(why())
 
     def harmless(self, words_K: Tensor, first_K: Tensor | None = None) -> Tensor:
         """Return these elements, or safe ones if anything was wrong since `ask`, int32 [K].
@@ -305,10 +305,7 @@ def read_payloads(
         header, pair = headers[first], (int(sums_W[first]), int(promised_W[first]))
         return f"worker {header.worker}'s message of step {header.step} {_changed(*pair)}"
 
-    try:
-        checks.refuse_if((sums_W != promised_W).any(), why)
-    except ValueError as error:
-        raise MessageError(str(error)) from None
+    checks.refuse_if((sums_W != promised_W).any(), why)
     return payloads
 
 

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -101,8 +102,9 @@ class Exchange(ABC):
             gathered = self._all(self._padded(messages, capacity))
             self._count_gathered(capacity)
             return list(gathered)
-        sizes = torch.tensor([len(message) for message in messages])[:, None].to(self.device)
-        found = self._all(sizes.view(torch.uint8)).view(torch.int64).flatten().tolist()
+        found = (
+            self._rows(torch.tensor([[len(message)] for message in messages])).flatten().tolist()
+        )
         gathered = self._all(self._padded(messages, max(found)))
         self._count_gathered(LENGTH_BYTES + max(found))
         return [row[:size] for row, size in zip(gathered, found, strict=True)]
@@ -147,8 +149,7 @@ class Exchange(ABC):
 
     def numbers(self, rows: Sequence[Sequence[float]]) -> list[list[float]]:
         """Gather a row of float64 from each worker; rows are equally long."""
-        rows_LK = torch.tensor(rows, dtype=torch.float64, device=self.device)
-        return self._all(rows_LK.view(torch.uint8)).view(torch.float64).tolist()
+        return self._rows(torch.tensor(rows, dtype=torch.float64)).tolist()
 
     def barrier(self) -> None:
         """Wait until all members have called this."""
@@ -156,20 +157,13 @@ class Exchange(ABC):
 
     def plain(self, rows: Sequence[Any]) -> list[Any]:
         """Gather plain data from each worker, as JSON."""
-        contents = [bytearray(json.dumps(row).encode()) for row in rows]
-        messages = [torch.frombuffer(c, dtype=torch.uint8).to(self.device) for c in contents]
-        return [json.loads(bytes(found_B.cpu().numpy())) for found_B in self.gather(messages)]
+        return [json.loads(found) for found in self._bytes([json.dumps(r).encode() for r in rows])]
 
     def broadcast(self, content: bytes | None) -> bytes:
         """Return what the first member's process passes; the others pass None."""
         is_first = self.members[0] in self.local
         assert (content is not None) == is_first
-        empty = torch.zeros(0, dtype=torch.uint8, device=self.device)
-        messages = [empty for _ in self.local]
-        if content:
-            head = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-            messages[0] = head.to(self.device)
-        return bytes(self.gather(messages)[0].cpu().numpy())
+        return self._bytes([content or b"", *[b""] * (len(self.local) - 1)])[0]
 
     def check_same(self, checksums: Sequence[int], names: Sequence[str], what: str) -> None:
         """Check that all processes have the same checksums.
@@ -177,9 +171,8 @@ class Exchange(ABC):
         Raises:
             ReplicaError: with the workers that differ from the first, and the first difference.
         """
-        rows_LN = torch.tensor(list(checksums), dtype=torch.int64, device=self.device)
-        rows_LN = rows_LN.repeat(len(self.local), 1)
-        all_WN = self._all(rows_LN.view(torch.uint8)).view(torch.int64).cpu()
+        rows_LN = torch.tensor([list(checksums)] * len(self.local), dtype=torch.int64)
+        all_WN = self._rows(rows_LN).cpu()
         differs_WN = all_WN != all_WN[0]
         if not differs_WN.any():
             return
@@ -191,6 +184,16 @@ class Exchange(ABC):
             "differ); do all machines have the same software and hardware? The last checkpoint "
             "is valid"
         )
+
+    def _rows(self, rows_LK: Tensor) -> Tensor:
+        """Gather numbers of any type, [local, K] to [members, K]."""
+        return self._all(rows_LK.to(self.device).view(torch.uint8)).view(rows_LK.dtype)
+
+    def _bytes(self, contents: Sequence[bytes]) -> list[bytes]:
+        """Gather bytes from each worker."""
+        messages = [torch.from_numpy(np.frombuffer(c, np.uint8).copy()) for c in contents]
+        found = self.gather([message_B.to(self.device) for message_B in messages])
+        return [bytes(message_B.cpu().numpy()) for message_B in found]
 
     def _count_gathered(self, message_bytes: int) -> None:
         for worker in self.local:

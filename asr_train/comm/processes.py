@@ -197,8 +197,15 @@ def join(device: torch.device, timeout_seconds: float) -> None:
     """
     if dist.is_initialized():
         return
+    timeout = timedelta(seconds=timeout_seconds)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    # torchrun keeps its store over restarts, and with it the addresses of processes that were
+    # killed: one that reads those waits in vain. So keys are of this start alone
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:
-        _join("nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout_seconds))
+        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+        store = dist.PrefixStore(f"asr_train/{size}/{start}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         reason = str(error).split("\n")[0]
         raise ExchangeError(
@@ -208,12 +215,12 @@ def join(device: torch.device, timeout_seconds: float) -> None:
 
 
 def new_group(
-    ranks: Sequence[int], timeout_seconds: float, is_local: bool = False
+    ranks: Sequence[int], timeout_seconds: float, is_local: bool = False, backend: str | None = None
 ) -> dist.ProcessGroup:
     """Return a group of processes; with `is_local`, only these call this."""
     timeout = timedelta(seconds=timeout_seconds)
     group: dist.ProcessGroup = dist.new_group(
-        list(ranks), timeout=timeout, use_local_synchronization=is_local
+        list(ranks), timeout, backend, use_local_synchronization=is_local
     )
     return group
 
@@ -241,25 +248,9 @@ def of_group(
     hosts = [range(0)] * dist.get_world_size()
     for worker, rank in enumerate(members):
         hosts[rank] = range(worker, worker + 1)
-    own = dist.new_group(
-        members,
-        timeout=timedelta(seconds=timeout_seconds),
-        backend=dist.get_backend(group),
-        use_local_synchronization=process_group is not None,
-    )
+    is_local = process_group is not None
+    own = new_group(members, timeout_seconds, is_local, dist.get_backend(group))
     return Processes(range(len(members)), hosts, device, timeout_seconds, own)
-
-
-def _join(backend: str, timeout: timedelta) -> None:
-    """Join torch.distributed under keys of this start alone.
-
-    torchrun keeps its store over restarts, and with it the addresses of processes that were killed:
-    a process that reads one of those waits in vain.
-    """
-    store, rank, processes = next(dist.rendezvous("env://", timeout=timeout))
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(f"asr_train/{processes}/{start}", store)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=processes, timeout=timeout)
 
 
 def close_exchange() -> None:
