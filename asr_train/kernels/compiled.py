@@ -60,8 +60,24 @@ def in_parts(
 # --- 64 elements at once --------------------------------------------------------------------------
 
 
-@intrinsic
-def _intrinsic_above(typing: Any, array: Any, first: Any, bound: Any) -> Any:
+def _intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return numba's intrinsic; for mypy: it is called without the first argument."""
+    found: Callable[..., Any] = intrinsic(function)
+    return found
+
+
+def _data(context: Any, builder: Any, kind: Any, array: Any) -> Any:
+    """Return a pointer to an array's first element."""
+    return context.make_array(kind)(context, builder, array).data
+
+
+def _chosen(builder: Any, is_high: Any, above: Any, below: Any) -> Any:
+    """Load the elements at `above` where it is high, else those at `below`."""
+    return builder.select(is_high, *(builder.load(at, align=4) for at in (above, below)))
+
+
+@_intrinsic
+def _above(typing: Any, array: Any, first: Any, bound: Any) -> Any:
     """Return uint64 whose bit j is |array[first + j]| > bound; float32, [64] from `first` on.
 
     LLVM compiles this, unlike a loop over bits, to one comparison per register.
@@ -69,7 +85,7 @@ def _intrinsic_above(typing: Any, array: Any, first: Any, bound: Any) -> Any:
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array, first, bound = arguments
-        data = context.make_array(signature.args[0])(context, builder, array).data
+        data = _data(context, builder, signature.args[0], array)
         vector = ir.VectorType(ir.FloatType(), 64)
         pointer = builder.bitcast(builder.gep(data, [first]), vector.as_pointer())
         kind = ir.FunctionType(vector, [vector])
@@ -89,14 +105,14 @@ LANES = 16  # of a vector; LLVM cuts it into registers
 
 def _pointers(context: Any, builder: Any, kind: Any, array: Any, at: Any, of: Any) -> Iterator[Any]:
     """Yield pointers to the vectors of 64 elements of an array, from `at` on."""
-    data = context.make_array(kind)(context, builder, array).data
+    data = _data(context, builder, kind, array)
     for lane in range(0, 64, LANES):
         place = builder.gep(data, [builder.add(at, ir.Constant(at.type, lane))])
         yield builder.bitcast(place, ir.VectorType(of, LANES).as_pointer())
 
 
-@intrinsic
-def _intrinsic_sides(
+@_intrinsic
+def _sides(
     typing: Any, grad: Any, residual: Any, kept: Any, at: Any, columns: Any, rows: Any,
     low: Any, high: Any, count: Any, column: Any,
 ) -> Any:  # fmt: skip
@@ -156,8 +172,8 @@ def _intrinsic_sides(
     return types.void(*arguments), code
 
 
-@intrinsic
-def _intrinsic_rebuilt(
+@_intrinsic
+def _rebuilt(
     typing: Any, kept: Any, at: Any, low: Any, high: Any, column: Any, to: Any, place: Any
 ) -> Any:
     """Subtract low or high, from `column` on, from 64 elements of kept, and write which.
@@ -177,7 +193,7 @@ def _intrinsic_rebuilt(
             )
         ]  # fmt: skip
         if is_bits := kinds[5].dtype == types.uint8:
-            data = context.make_array(kinds[5])(context, builder, to).data
+            data = _data(context, builder, kinds[5], to)
             words = builder.bitcast(builder.gep(data, [place]), ir.IntType(LANES).as_pointer())
             rows.append(
                 builder.gep(words, [ir.Constant(place.type, i)]) for i in range(64 // LANES)
@@ -188,9 +204,7 @@ def _intrinsic_rebuilt(
         for k, below, above, out in zip(*rows, strict=True):
             owed = builder.load(k, align=4)
             is_high = builder.fcmp_ordered(">=", owed, zeros)
-            value = builder.select(
-                is_high, builder.load(above, align=4), builder.load(below, align=4)
-            )
+            value = _chosen(builder, is_high, above, below)
             builder.store(builder.fsub(owed, value), k, align=4)
             if is_bits:
                 builder.store(builder.bitcast(is_high, ir.IntType(LANES)), out, align=1)
@@ -202,8 +216,8 @@ def _intrinsic_rebuilt(
     return types.void(kept, number, low, high, number, to, number), code
 
 
-@intrinsic
-def _intrinsic_add_sides(
+@_intrinsic
+def _add_sides(
     typing: Any, bits: Any, byte: Any, means: Any, low: Any, high: Any, out: Any, at: Any
 ) -> Any:
     """Add to 64 elements of out means from `high` on where a bit is set, else from `low` on.
@@ -215,7 +229,7 @@ def _intrinsic_add_sides(
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         bits, byte, means, low, high, out, at = arguments
         number = ir.IntType(LANES)
-        data = context.make_array(signature.args[0])(context, builder, bits).data
+        data = _data(context, builder, signature.args[0], bits)
         words = builder.bitcast(builder.gep(data, [byte]), number.as_pointer())
         rows = [
             _pointers(context, builder, signature.args[kind], array, place, ir.FloatType())
@@ -226,9 +240,7 @@ def _intrinsic_add_sides(
             is_high = builder.bitcast(
                 builder.load(word, align=1), ir.VectorType(ir.IntType(1), LANES)
             )
-            value = builder.select(
-                is_high, builder.load(above, align=4), builder.load(below, align=4)
-            )
+            value = _chosen(builder, is_high, above, below)
             builder.store(builder.fadd(builder.load(total, align=4), value), total, align=4)
         return context.get_dummy_value()
 
@@ -236,8 +248,8 @@ def _intrinsic_add_sides(
     return types.void(bits, place, means, place, place, out, place), code
 
 
-@intrinsic
-def _intrinsic_lowest(typing: Any, bits: Any) -> Any:
+@_intrinsic
+def _lowest(typing: Any, bits: Any) -> Any:
     """Return the index of the lowest set bit of 64, not all zero."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -246,8 +258,8 @@ def _intrinsic_lowest(typing: Any, bits: Any) -> Any:
     return types.uint64(types.uint64), code
 
 
-@intrinsic
-def _intrinsic_fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
+@_intrinsic
+def _fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """Return a * b + c in float32, rounded once."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -255,14 +267,6 @@ def _intrinsic_fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
 
     return types.float32(types.float32, types.float32, types.float32), code
 
-
-# For mypy: without the first argument, which numba supplies
-_above: Callable[..., Any] = _intrinsic_above
-_sides: Callable[..., Any] = _intrinsic_sides
-_rebuilt: Callable[..., Any] = _intrinsic_rebuilt
-_add_sides: Callable[..., Any] = _intrinsic_add_sides
-_lowest: Callable[..., Any] = _intrinsic_lowest
-_fma: Callable[..., Any] = _intrinsic_fma
 
 # --- threshold ------------------------------------------------------------------------------------
 

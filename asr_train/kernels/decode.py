@@ -94,20 +94,6 @@ def combine(
         added, taken = ([words_K.numpy() for words_K in side] for side in (plus, minus))
         compiled.combine(*vectors, rows, added, taken, tau, rate)
         return
-    combine_reference(base_P, counts_NP, rows, plus, minus, tau, rate, out_P)
-
-
-def combine_reference(
-    base_P: Tensor,
-    counts_NP: Tensor,
-    rows: Sequence[int],
-    plus: Messages,
-    minus: Messages,
-    tau: float,
-    rate: float,
-    out_P: Tensor,
-) -> None:
-    """Compute `combine`, message by message."""
     negative_P = torch.zeros_like(out_P)
     for words_K in minus:
         threshold.decode(words_K, negative_P)

@@ -46,8 +46,8 @@ def quantise_all(
     Raises:
         ValueError: if sizes or dtypes are wrong.
     """
-    vectors = _vectors(matrices, grad_P, residual_P, kept_P)
-    return _split(matrices, *_quantised(matrices, *vectors))
+    _check_vectors(matrices, grad_P=grad_P, residual_P=residual_P, kept_P=kept_P)
+    return _split(matrices, *_quantised(matrices, grad_P, residual_P, kept_P))
 
 
 def _quantised(matrices: Matrices, *vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +101,8 @@ class Sum:
 
     def add(self, grad_P: Tensor, residual_P: Tensor, kept_P: Tensor) -> None:
         """Quantise a worker's vector as `quantise_all` does, and add what it would send."""
-        vectors = _vectors(self.matrices, grad_P, residual_P, kept_P)
+        _check_vectors(self.matrices, grad_P=grad_P, residual_P=residual_P, kept_P=kept_P)
+        vectors = grad_P, residual_P, kept_P
         if choose(grad_P) is not Backend.cpu:
             self._sent.append(_quantised(self.matrices, *vectors))
             self._sums.append(self._sent[-1][1].sum())
@@ -120,16 +121,11 @@ class Sum:
         return self._total_P if is_finite else None
 
 
-def _vectors(
-    matrices: Matrices, grad_P: Tensor, residual_P: Tensor, kept_P: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the vectors, checked."""
-    vectors = {"grad_P": grad_P, "residual_P": residual_P, "kept_P": kept_P}
+def _check_vectors(matrices: Matrices, **vectors: Tensor) -> None:
     check_same("onebit.quantise_all", **vectors)
     for name, vector_P in vectors.items():
         _check_vector("onebit.quantise_all", name, vector_P, matrices)
-    check_size(grad_P.numel())
-    return grad_P, residual_P, kept_P
+        check_size(vector_P.numel())
 
 
 def _check_vector(where: str, name: str, vector_P: Tensor, matrices: Matrices) -> None:

@@ -112,9 +112,16 @@ def read_reference(
     if not count:
         refuse_if(len(payload_B) > 0, lambda: str(_wrong_length(0, 8 * len(payload_B), "0")))
         return torch.empty(0, dtype=torch.int32, device=payload_B.device)
-    bits = _Words(payload_B) if choose(payload_B) is Backend.triton else _Bits(payload_B)
+    if is_on_gpu := choose(payload_B) is Backend.triton:
+        from asr_train.kernels import gpu_rice
+
+        padded_B = torch.nn.functional.pad(payload_B, (0, -len(payload_B) % 4))
+        words = padded_B.contiguous().view(torch.int32)
+        ends_K = gpu_rice.ends(words, count)
+    else:
+        bits = unpacked(payload_B[None], 8 * len(payload_B))[0]
+        ends_K = torch.nonzero_static(bits, size=count, fill_value=-1).flatten()
     # The unary part ends with the count-th one; if there are fewer, with -1
-    ends_K = bits.ends(count)
     unary = ends_K[-1] + 1
     needed = unary + count * (parameter + 1)
     refuse_if(
@@ -125,47 +132,22 @@ def read_reference(
     high_K = ends_K.diff(prepend=ends_K.new_full((1,), -1)) - 1
     too_high = unary - count > size >> parameter
     refuse_if(too_high, lambda: str(_beyond(count, size)))
-    low_K = bits.low(ends_K, parameter)
+    if is_on_gpu:
+        low_K = gpu_rice.read_low(words, ends_K, parameter)
+    else:
+        low_K = _low(bits, ends_K, parameter)
     gaps_K = (high_K << parameter) + (low_K >> 1)
     index_K = (gaps_K + 1).cumsum(0) - 1
     refuse_if(index_K[-1] >= size, lambda: str(_beyond(count, size)))
     return to_words(index_K, (low_K & 1).bool())
 
 
-class _Bits:
-    """A payload as tensors: a byte per bit."""
-
-    def __init__(self, payload_B: Tensor) -> None:
-        self._bits = unpacked(payload_B[None], 8 * len(payload_B))[0]
-
-    def ends(self, count: int) -> Tensor:
-        """Return the places of the first `count` ones, int64; -1 for missing ones."""
-        return torch.nonzero_static(self._bits, size=count, fill_value=-1).flatten()
-
-    def low(self, ends_K: Tensor, parameter: int) -> Tensor:
-        """Return the low parts with their signs, which follow the last of these ends, int64 [K]."""
-        count, width, device = len(ends_K), parameter + 1, ends_K.device
-        at_KW = ends_K[-1] + 1 + torch.arange(count * width, device=device).view(count, width)
-        low_bits = self._bits[at_KW.clamp_(max=len(self._bits) - 1)].to(torch.int64)
-        return (low_bits << torch.arange(width, device=device)).sum(1)
-
-
-class _Words:
-    """A payload for the kernels of a GPU: 32 bits at a time."""
-
-    def __init__(self, payload_B: Tensor) -> None:
-        padded_B = torch.nn.functional.pad(payload_B, (0, -len(payload_B) % 4))
-        self._words = padded_B.contiguous().view(torch.int32)
-
-    def ends(self, count: int) -> Tensor:
-        from asr_train.kernels import gpu_rice
-
-        return gpu_rice.ends(self._words, count)
-
-    def low(self, ends_K: Tensor, parameter: int) -> Tensor:
-        from asr_train.kernels import gpu_rice
-
-        return gpu_rice.read_low(self._words, ends_K, parameter)
+def _low(bits: Tensor, ends_K: Tensor, parameter: int) -> Tensor:
+    """Return the low parts with their signs, which follow the last of these ends, int64 [K]."""
+    count, width, device = len(ends_K), parameter + 1, ends_K.device
+    at_KW = ends_K[-1] + 1 + torch.arange(count * width, device=device).view(count, width)
+    low_bits = bits[at_KW.clamp_(max=len(bits) - 1)].to(torch.int64)
+    return (low_bits << torch.arange(width, device=device)).sum(1)
 
 
 def _wrong_length(count: int, bits: int, needed: str) -> ValueError:
