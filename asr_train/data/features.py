@@ -59,16 +59,10 @@ def extract(
     made_from = hash_of([plain(settings), [cut.to_dict() for cut in cuts], audio])
     if not _holds(path, made_from, [cut.id for cut in cuts]):
         _store(cuts, settings, path, made_from)
-    rows: list[dict[str, Any]] = []
     sums: dict[str, Sums] = {}
     with h5py.File(path) as file:
-        for cut in cuts:
-            feats_TF = file[cut.id][:]
-            rows.append(stored_in(path, cut, len(feats_TF), settings, "log-mel").to_dict())
-            total = sums.setdefault(cut.supervisions[0].speaker, Sums.zero(settings.num_mels))
-            sums[cut.supervisions[0].speaker] = total + Sums.of(feats_TF)
-    speakers = {speaker: s.plain() for speaker, s in sums.items()}
-    return rows, {"frames": sum(s.frames for s in sums.values()), "speakers": speakers}
+        rows = listed(path, ((cut, file[cut.id][:]) for cut in cuts), settings, "log-mel", sums)
+    return rows, totals(sums)
 
 
 def _holds(path: Path, made_from: str, ids: list[str]) -> bool:
@@ -170,25 +164,47 @@ def _shortened(cut: Any) -> str:
     return ""
 
 
-def stored_in(path: Path, cut: Any, frames: int, settings: FeatsSettings, kind: str) -> Any:
-    """Return the cut after noting that its features are in this HDF5 file, under its id."""
+def listed(
+    path: Path,
+    pairs: Iterable[tuple[Any, np.ndarray]],
+    settings: FeatsSettings,
+    kind: str,
+    sums: dict[str, "Sums"],
+) -> list[dict[str, Any]]:
+    """Return the manifest rows of cuts whose features are in this HDF5 file, under their ids.
+
+    Args:
+        pairs: cuts and their features.
+        sums: by speaker; these features are added.
+    """
     from lhotse import Features
 
-    cut.features = Features(
-        type=kind,
-        num_frames=frames,
-        num_features=settings.num_mels,
-        frame_shift=settings.shift_seconds,
-        sampling_rate=cut.sampling_rate,
-        start=cut.start,
-        duration=cut.duration,
-        storage_type="numpy_hdf5",
-        storage_path=str(path),
-        storage_key=cut.id,
-        recording_id=cut.recording_id,
-        channels=cut.channel,
-    )
-    return cut
+    rows = []
+    for cut, feats_TF in pairs:
+        speaker = cut.supervisions[0].speaker or ""
+        sums[speaker] = sums.get(speaker, Sums.zero(settings.num_mels)) + Sums.of(feats_TF)
+        cut.features = Features(
+            type=kind,
+            num_frames=len(feats_TF),
+            num_features=settings.num_mels,
+            frame_shift=settings.shift_seconds,
+            sampling_rate=cut.sampling_rate,
+            start=cut.start,
+            duration=cut.duration,
+            storage_type="numpy_hdf5",
+            storage_path=str(path),
+            storage_key=cut.id,
+            recording_id=cut.recording_id,
+            channels=cut.channel,
+        )
+        rows.append(cut.to_dict())
+    return rows
+
+
+def totals(sums: dict[str, "Sums"]) -> dict[str, Any]:
+    """Return what an index has about speakers' sums."""
+    speakers = {speaker: s.plain() for speaker, s in sums.items()}
+    return {"frames": sum(s.frames for s in sums.values()), "speakers": speakers}
 
 
 def write_index(

@@ -19,7 +19,7 @@ from lhotse import MonoCut
 
 from asr_train.align.table import check_lost, write_alignments
 from asr_train.align.viterbi import Aligned, Lost
-from asr_train.data.features import Feats, Sums, folder_of, stored_in, write_h5, write_index
+from asr_train.data.features import Feats, Sums, folder_of, listed, totals, write_h5, write_index
 from asr_train.files import part, replacing, write_json, write_jsonl
 from asr_train.frames import frame_at
 from asr_train.interop.ark import read_int_vectors, read_matrices
@@ -70,23 +70,17 @@ def import_feats(
     while some := list(islice(stream, UTTERANCES_A_PART)):
         parts.append(folder / f"part-{len(parts):05d}.h5")
         write_h5(parts[-1], {cut.id: feats_TF for cut, feats_TF in some})
-        for cut, feats_TF in some:
-            speaker = cut.supervisions[0].speaker or ""
-            sums[speaker] = sums.get(speaker, Sums.zero(settings.num_mels)) + Sums.of(feats_TF)
-            stored = stored_in(parts[-1], cut, len(feats_TF), settings, "kaldi")
-            rows[cut.id] = stored.to_dict()
+        rows |= {row["id"]: row for row in listed(parts[-1], some, settings, "kaldi", sums)}
     if missing := sorted(by_id.keys() - rows.keys()):
         raise ValueError(
             f"{archive} lacks {len(missing)} of {len(by_id)} utterances, the first is "
             f"{missing[0]}; compute their features too, or remove them from the manifest"
         )
-    frames = sum(s.frames for s in sums.values())
-    speakers = {speaker: s.plain() for speaker, s in sums.items()}
-    write_index(manifest, settings, parts, [{"frames": frames, "speakers": speakers}])
+    index = write_index(manifest, settings, parts, [totals(sums)])
     write_jsonl(manifest, (rows[cut.id] for cut in cuts))
     for old in set(folder.glob("part-*.h5")) - set(parts):
         old.unlink()  # of a larger import
-    return frames, others
+    return index["frames"], others
 
 
 def _check_feats(where: str, feats_TF: np.ndarray, seconds: float, settings: FeatsSettings) -> None:
@@ -95,9 +89,7 @@ def _check_feats(where: str, feats_TF: np.ndarray, seconds: float, settings: Fea
             f"{where} has {feats_TF.shape[1]} columns but feats.num_mels is {settings.num_mels}; "
             "set it to the archive's width"
         )
-    if not np.isfinite(feats_TF).all():
-        t, f = np.argwhere(~np.isfinite(feats_TF))[0]
-        raise ValueError(f"{where}: frame {t}, column {f} is {feats_TF[t, f]}; compute it again")
+    _check_finite(where, feats_TF, "column")
     expected = frame_at(seconds, settings.shift_seconds)
     edges = math.ceil(settings.window_seconds / settings.shift_seconds)  # lost by snip-edges=true
     if abs(len(feats_TF) - expected) > edges:
@@ -105,6 +97,11 @@ def _check_feats(where: str, feats_TF: np.ndarray, seconds: float, settings: Fea
             f"{where} has {len(feats_TF)} frames, but {seconds:.3f} s make {expected} at a shift "
             f"of {settings.shift_seconds} s; are these features of this recording?"
         )
+
+
+def _check_finite(where: str, matrix: np.ndarray, column: str) -> None:
+    for t, c in np.argwhere(~np.isfinite(matrix))[:1]:
+        raise ValueError(f"{where}: frame {t}, {column} {c} is {matrix[t, c]}; compute it again")
 
 
 # --- alignments ---------------------------------------------------------------------------------
@@ -236,11 +233,7 @@ def import_scores(archives: Sequence[Path | str], states: States, path: Path | s
                         f"{where} has {scores_TS.shape[1]} columns but the model has "
                         f"{states.num_states} pdf-ids; take states and scores of the same model"
                     )
-                if not np.isfinite(scores_TS).all():
-                    t, s = np.argwhere(~np.isfinite(scores_TS))[0]
-                    raise ValueError(
-                        f"{where}: frame {t}, pdf-id {s} is {scores_TS[t, s]}; compute it again"
-                    )
+                _check_finite(where, scores_TS, "pdf-id")
                 if key in file:
                     raise ValueError(f"{where} is in two archives; ids must be unique")
                 file.create_dataset(key, data=scores_TS)
