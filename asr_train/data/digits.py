@@ -32,12 +32,17 @@ def digits(settings: CorpusSettings, split: str, audio_dir: Path | str) -> Prepa
     wanted = settings.digits
     check_split(split, "corpus.digits", wanted.utterances)
     voices = synth.cast(settings.seed, wanted.speakers)[split]
-    audio = Path(audio_dir)
-    cuts = parallel_map(
-        lambda i: _digit_cut(settings, split, voices[i % len(voices)], i, audio),
-        range(wanted.utterances[split]),
-        f"speech of {split}",
-    )
+    audio, (fewest, most) = Path(audio_dir), wanted.words
+
+    def cut(i: int) -> MonoCut:
+        voice = voices[i % len(voices)]
+        rng = np.random.default_rng(seed_of(settings.seed, split, i))
+        picked = rng.integers(len(synth.DIGITS), size=rng.integers(fewest, most + 1))
+        words = [synth.DIGITS[digit] for digit in picked]
+        speech = synth.digit_utterance(words, voice, wanted, int(rng.integers(2**62)))
+        return spoken_cut(speech, words, voice, f"{voice.id}-{i:05d}", audio)
+
+    cuts = parallel_map(cut, range(wanted.utterances[split]), f"speech of {split}")
     return spoken_split(split, cuts, audio)
 
 
@@ -49,20 +54,6 @@ def spoken_split(
     for old in set(audio.glob("*.flac")) - {Path(c.recording.sources[0].source) for c in made.cuts}:
         old.unlink()
     return made
-
-
-def _digit_cut(
-    settings: CorpusSettings, split: str, voice: synth.Voice, number: int, audio: Path
-) -> MonoCut:
-    assert settings.digits is not None
-    rng = np.random.default_rng(seed_of(settings.seed, split, number))
-    fewest, most = settings.digits.words
-    words = [
-        synth.DIGITS[i]
-        for i in rng.integers(len(synth.DIGITS), size=rng.integers(fewest, most + 1))
-    ]
-    speech = synth.digit_utterance(words, voice, settings.digits, int(rng.integers(2**62)))
-    return spoken_cut(speech, words, voice, f"{voice.id}-{number:05d}", audio)
 
 
 def spoken_cut(

@@ -136,6 +136,11 @@ def _relative(path: Path, root: Path) -> str:
     return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
 
+def _inner(root: Path, name: str) -> Path:
+    """Return the folder of this name that an archive unpacks to, if it is there, or `root`."""
+    return root / name if (root / name).is_dir() else root
+
+
 def _upper(text: str) -> str:
     return " ".join(text.upper().split())
 
@@ -143,8 +148,7 @@ def _upper(text: str) -> str:
 def _librispeech(root: Path, subset: str) -> Listed:
     from lhotse.recipes import prepare_librispeech
 
-    inner = root / "LibriSpeech"
-    root = inner if inner.is_dir() else root
+    root = _inner(root, "LibriSpeech")
     if not (root / subset).is_dir():
         there = [path.name for path in sorted(root.iterdir()) if path.is_dir()]
         raise CorpusError(
@@ -168,8 +172,7 @@ def _librispeech(root: Path, subset: str) -> Listed:
 def _yesno(root: Path, subset: str) -> Listed:
     from lhotse.recipes import prepare_yesno
 
-    inner = root / "waves_yesno"
-    root = inner if inner.is_dir() else root
+    root = _inner(root, "waves_yesno")
     with _prepared("yesno", root):
         manifests = prepare_yesno(root)
     return _rows(_part(dict(manifests), subset, "yesno"), root, _upper), []
@@ -265,8 +268,7 @@ AN4_AUDIO = (".sph", ".wav", ".flac")  # formats with a header
 
 def _an4(root: Path, subset: str) -> Listed:
     """Read CMU's lists: lines `fash/an251-fash-b` and `<s> YES </s> (an251-fash-b)`."""
-    inner = root / "an4"
-    root = inner if inner.is_dir() else root
+    root = _inner(root, "an4")
     _part({"train": 0, "test": 0}, subset, "an4")
     files = root / "etc" / f"an4_{subset}.fileids"
     spoken = root / "etc" / f"an4_{subset}.transcription"

@@ -178,7 +178,9 @@ class IntakeSettings:
     max_seconds: float
     max_dropped_share: float
 
-    def check(self) -> None:
+    def check(self, folder: str) -> None:
+        if not folder:
+            raise SettingsError(f"{at('dir')} is empty; call make with CORPUS_DIR=path")
         within(0, 1, dev_share=self.dev_share, max_dropped_share=self.max_dropped_share)
         positive(max_seconds=self.max_seconds)
 
@@ -199,9 +201,7 @@ class FolderSettings(IntakeSettings):
     phone_labels: str | None
 
     def __post_init__(self) -> None:
-        self.check()
-        if not self.dir:
-            raise SettingsError(f"{at('dir')} is empty; call make with CORPUS_DIR=path")
+        self.check(self.dir)
         within(0, 1, test_share=self.test_share)
         both = set(self.dev_speakers) & set(self.test_speakers)
         if both:
@@ -246,9 +246,7 @@ class PublishedSettings(IntakeSettings):
     splits: dict[str, list[str]]
 
     def __post_init__(self) -> None:
-        self.check()
-        if not self.dir:
-            raise SettingsError(f"{at('dir')} is empty; call make with CORPUS_DIR=path")
+        self.check(self.dir)
         for split in ("train", "dev"):
             if split not in self.splits:
                 raise SettingsError(
