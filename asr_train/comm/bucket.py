@@ -27,6 +27,10 @@ class Slot:
     numel: int
     shape: tuple[int, ...]
 
+    def of(self, vector_P: Tensor) -> Tensor:
+        """Return the parameter's part of a flat vector, in its shape; shares memory."""
+        return vector_P[self.offset : self.offset + self.numel].view(self.shape)
+
 
 def slots(named: Sequence[tuple[str, Tensor]]) -> tuple[list[Slot], torch.device]:
     """Return where named parameters lie in a flat vector, one after the other, and their device.
@@ -75,8 +79,8 @@ class Bucket:
         self._held = [tensor for _, tensor in named]
         self._grads: list[tuple[nn.Parameter, Tensor]] = []
         for slot, held, parameter in zip(self.table, self._held, model.parameters(), strict=True):
-            self.view(self.weights_P, slot).copy_(held.detach())
-            self._grads.append((parameter, _as(parameter, self.view(self.grad_P, slot))))
+            slot.of(self.weights_P).copy_(held.detach())
+            self._grads.append((parameter, _as(parameter, slot.of(self.grad_P))))
         self.point_at(self.weights_P)
         self.zero_grad()
 
@@ -84,12 +88,7 @@ class Bucket:
         """Make the model compute with `weights_P`, float32 [P], and set `self.weights_P` to it."""
         self.weights_P = weights_P
         for slot, held in zip(self.table, self._held, strict=True):
-            held.data = self.view(weights_P, slot)
-
-    @staticmethod
-    def view(vector_P: Tensor, slot: Slot) -> Tensor:
-        """Return a parameter's part of a flat vector in the parameter's shape; shares memory."""
-        return vector_P[slot.offset : slot.offset + slot.numel].view(slot.shape)
+            held.data = slot.of(weights_P)
 
     def zero_grad(self) -> None:
         """Set gradients to zero before a backward pass, and direct them to `grad_P` again.

@@ -101,9 +101,7 @@ class ReducerHook(ABC):
                 )
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         for parameter, grad in _shaped(bucket):
-            slot = state._place[parameter]
-            part = state._grad_P[slot.offset : slot.offset + slot.numel]
-            torch.div(grad.flatten(), state.loss_scale, out=part)
+            torch.div(grad, state.loss_scale, out=state._place[parameter].of(state._grad_P))
         state._waiting.append((bucket, future))
         if bucket.is_last():
             state._exchange()
@@ -117,8 +115,7 @@ class ReducerHook(ABC):
         unused: list[tuple[nn.Parameter, Tensor]] = []
         for bucket, future in waiting:
             for parameter, grad in _shaped(bucket):
-                slot = self._place[parameter]
-                grad.copy_(total_P[slot.offset : slot.offset + slot.numel].view(parameter.shape))
+                grad.copy_(self._place[parameter].of(total_P))
                 # DDP does not touch .grad where no rank used the parameter in this step; but some
                 # of its residual may just have been sent
                 if parameter.grad is not None:
