@@ -374,57 +374,48 @@ def _shortened(text: str, letters: int) -> str:
 
 def curves(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> dict[str, Row]:
     """Return the points of `draw_curves` for charts that zoom, by the chart's id."""
-    return {
-        f"chart_{key}": {
-            "title": title,
-            "x": "frames seen (millions)",
-            "y": title,
-            "log": key == "rate",
-            "curves": [
-                {
-                    "name": run,
-                    "colour": _variable(colour_of(run, runs)),
-                    "points": _points(training_curve(rows, key, ZOOMED_POINTS), factor),
-                    "dots": _points(dev_curve(rows, key), factor),
-                }
-                for run, rows in logs.items()
-                if rows
-            ],
-        }
-        for key, title, factor in CURVES
-    }
+    charts = {}
+    for key, title, factor in CURVES:
+        found = [
+            _curve(
+                run,
+                colour_of(run, runs),
+                _points(training_curve(rows, key, ZOOMED_POINTS), factor),
+                _points(dev_curve(rows, key), factor),
+            )
+            for run, rows in logs.items()
+            if rows
+        ]
+        axes = {"x": "frames seen (millions)", "y": title, "log": key == "rate"}
+        charts[f"chart_{key}"] = {"title": title, **axes, "curves": found}
+    return charts
 
 
 def passes_curves(passes: Mapping[str, Sequence[Row]]) -> dict[str, Row]:
     """Return a chart per Gaussian system: log-likelihood per frame after each pass."""
-    return {
-        f"chart_passes_{i}": {
-            "title": f"{system}: log-likelihood (nats per frame)",
-            "x": "pass",
-            "y": "log-likelihood (nats per frame)",
-            "log": False,
-            "curves": [
-                {
-                    "name": system,
-                    "colour": _variable(SERIES[1]),
-                    "points": [],
-                    "dots": [
-                        [at, _finite(row["loglik_per_frame"])]
-                        for at, row in enumerate(rows)
-                        if row.get("loglik_per_frame") is not None
-                    ],
-                }
-            ],
-        }
-        for i, (system, rows) in enumerate(passes.items())
-    }
+    charts = {}
+    for i, (system, rows) in enumerate(passes.items()):
+        dots: list[list[float | None]] = [
+            [at, _finite(row["loglik_per_frame"])]
+            for at, row in enumerate(rows)
+            if row.get("loglik_per_frame") is not None
+        ]
+        what = "log-likelihood (nats per frame)"
+        axes = {"x": "pass", "y": what, "log": False}
+        found = [_curve(system, SERIES[1], [], dots)]
+        charts[f"chart_passes_{i}"] = {"title": f"{system}: {what}", **axes, "curves": found}
+    return charts
 
 
-def _variable(colour: str) -> str:
-    return dict(css_variables())[colour]
+Points = list[list[float | None]]
 
 
-def _points(points_XY: np.ndarray, factor: float) -> list[list[float | None]]:
+def _curve(name: str, colour: str, points: Points, dots: Points) -> Row:
+    variable = dict(css_variables())[colour]
+    return {"name": name, "colour": variable, "points": points, "dots": dots}
+
+
+def _points(points_XY: np.ndarray, factor: float) -> Points:
     return [[_finite(x), _finite(y * factor)] for x, y in points_XY]
 
 
