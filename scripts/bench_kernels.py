@@ -383,10 +383,7 @@ def markdown(head: list[str], lines: list[list[str]], text_columns: tuple[int, .
 
 
 def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     size = max(row["parameters"] for row in rows)
     shown = [
@@ -394,7 +391,8 @@ def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
         for row in rows
         if row["parameters"] == size and row["density"] in (None, USUAL) and row["by"] != "copy"
     ][::-1]
-    figure, axes = pyplot.subplots(figsize=(7, 0.3 * len(shown) + 1.2))
+    figure = Figure(figsize=(7, 0.3 * len(shown) + 1.2))
+    axes = figure.subplots()
     colours = ["C0" if row["by"] == "ours" else "0.7" for row in shown]
     axes.barh(range(len(shown)), [row["share_of_copy"] for row in shown], color=colours)
     axes.set_yticks(range(len(shown)), [f"{row['kernel']}: {row['by']}" for row in shown])
@@ -466,19 +464,30 @@ def main(folder: str, *millions: str) -> None:
         "load at the end": os.getloadavg()[0],
         "seconds": round(time.time() - began),
     }
-    notes = "\n".join(f"- {key}: {value}" for key, value in facts.items())
-    text = f"{table(rows, codes)}\n\n{notes}"
-    print(text)
-    write_json(Path(folder) / "kernels.json", {"about": facts, "kernels": rows, "rice": codes})
-    heading = "# Kernels beside a copy and their peers"
-    write_text(Path(folder) / "kernels.md", f"{heading}\n\n{text}\n")
+    heading, content = "Kernels beside a copy and their peers", {"kernels": rows, "rice": codes}
+    write(Path(folder, "kernels"), heading, table(rows, codes), facts, content)
     biggest = max(row["parameters"] for row in rows) / 1e6
     where = f"{facts['device']}, {facts['threads']} thread(s)"
     title = f"{biggest:g} M parameters, {where}, {facts['date']}"
     plot(rows, Path(folder) / "kernels.svg", title)
 
 
-if __name__ == "__main__":
+def write(
+    path: Path, heading: str, text: str, facts: dict[str, Any], content: dict[str, Any]
+) -> None:
+    """Print a text, and facts below it; write them as .md, and the numbers as .json."""
+    text += "\n\n" + "\n".join(f"- {key}: {value}" for key, value in facts.items())
+    print(text)
+    write_json(path.with_suffix(".json"), {"about": facts, **content})
+    write_text(path.with_suffix(".md"), f"# {heading}\n\n{text}\n")
+
+
+def from_command_line(main: Callable[..., None], usage: str | None) -> None:
+    """Call a benchmark with the arguments of the command line, or print how to."""
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
-        sys.exit(__doc__)
+        sys.exit(usage)
     main(*sys.argv[1:])
+
+
+if __name__ == "__main__":
+    from_command_line(main, __doc__)

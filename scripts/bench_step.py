@@ -18,7 +18,6 @@ the environment lists optim.precision (default: fp32, and bf16 on a GPU).
 import contextlib
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,7 +27,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from bench_kernels import ALONE, DEVICE, about, markdown, seconds_of
+from bench_kernels import ALONE, DEVICE, about, from_command_line, markdown, seconds_of, write
 from torch import Tensor
 
 from asr_train import schema
@@ -41,7 +40,6 @@ from asr_train.comm.methods import build
 from asr_train.comm.methods.sgd import Sgd
 from asr_train.comm.reducers import Gradient, Quanta, Sent
 from asr_train.compose import settings
-from asr_train.files import write_json, write_text
 from asr_train.kernels import threshold
 from asr_train.model.store import Model, build_model
 from asr_train.schema import Precision
@@ -359,15 +357,9 @@ def main(folder: str, *cases: str) -> None:
     facts |= {f"GEMM peak {name}, TFLOP/s": round(p / 1e12, 3) for name, p in peaks.items()}
     facts["seconds"] = round(time.time() - began)
     text = table(rows) + "\n\n## By method, per worker\n\n" + methods_table(methods, peaks)
-    text += "\n\n" + "\n".join(f"- {key}: {value}" for key, value in facts.items())
-    print(text)
-    content = {"about": facts, "peaks": peaks, "steps": rows, "methods": methods}
-    write_json(Path(folder) / "steps.json", content)
-    title = "# A training step by SGD and by GTC"
-    write_text(Path(folder) / "steps.md", f"{title}\n\n{text}\n")
+    content = {"peaks": peaks, "steps": rows, "methods": methods}
+    write(Path(folder, "steps"), "A training step by SGD and by GTC", text, facts, content)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
-        sys.exit(__doc__)
-    main(*sys.argv[1:])
+    from_command_line(main, __doc__)

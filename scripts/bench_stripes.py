@@ -12,7 +12,6 @@ on other load. Writes FOLDER/stripes.json and stripes.md.
 """
 
 import multiprocessing
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,13 +21,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from bench_kernels import about, markdown
+from bench_kernels import about, from_command_line, markdown, write
 from torch.distributed.tensor.parallel import loss_parallel
 
 from asr_train import schema
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.stripes import Stripes
-from asr_train.files import read_json, write_json, write_text
+from asr_train.files import read_json, write_json
 from asr_train.model.dnn import Dnn
 from asr_train.model.loss import frame_loss
 from asr_train.model.stripes import StripedDnn
@@ -183,14 +182,9 @@ def main(folder: str, *cases: str) -> None:
             compare(row, found[0])
         rows += found
     facts["load"] = about()["load"]
-    text = table(rows) + "\n\n" + "\n".join(f"- {key}: {value}" for key, value in facts.items())
-    print(text)
-    write_json(Path(folder) / "stripes.json", {"about": facts, "rows": rows})
-    title = "# A network in one process, and in two stripes"
-    write_text(Path(folder) / "stripes.md", f"{title}\n\n{text}\n")
+    title = "A network in one process, and in two stripes"
+    write(Path(folder, "stripes"), title, table(rows), facts, {"rows": rows})
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
-        sys.exit(__doc__)
-    main(*sys.argv[1:])
+    from_command_line(main, __doc__)
