@@ -13,16 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 from asr_train.jobs import main
+from asr_train.lang import ngram
 from asr_train.lang.index import load_lang, write_ngram_lang
-from asr_train.lang.ngram import (
-    Text,
-    most_frequent,
-    read_sentences,
-    sentences_of,
-    spoken,
-    train,
-    without,
-)
 from asr_train.schema import BigramSettings, Smoothing, load
 
 
@@ -31,21 +23,23 @@ def bigram(conf: str, language: str, *paths: str) -> str:
     settings, lang = load(BigramSettings, conf), load_lang(language)
     if not settings.text:
         raise ValueError("lm.bigram.text is empty; a bigram needs text: set lm.text, or no BIGRAM")
-    apart = sentences_of(manifests) if settings.without_eval else set()
+    apart = ngram.sentences_of(manifests) if settings.without_eval else set()
     known = lang.lexicon.prons
-    counts = Counter(w for words in read_sentences(settings.text) for w in words if w in known)
+    counts = Counter(
+        w for words in ngram.read_sentences(settings.text) for w in words if w in known
+    )
     if not counts:
         raise ValueError(
             f"no word of {', '.join(settings.text)} has a pronunciation, so it gives no bigram; "
             "see lm.bigram.text and lang.lexicon"
         )
-    vocabulary = most_frequent(counts, settings.vocabulary)
-    text = Text.of(without(read_sentences(settings.text), apart), vocabulary)
-    model = train(text, 2, smoothing=Smoothing.witten_bell)
+    vocabulary = ngram.most_frequent(counts, settings.vocabulary)
+    text = ngram.Text.of(ngram.without(ngram.read_sentences(settings.text), apart), vocabulary)
+    model = ngram.train(text, 2, smoothing=Smoothing.witten_bell)
     write_ngram_lang(output, lang, model)
     summary = f"bigram: {' + '.join(map(str, model.counts))} n-grams"
     for manifest in manifests:
-        found = model.perplexity(spoken(manifest))
+        found = model.perplexity(ngram.spoken(manifest))
         summary += (
             f"; perplexity on {Path(manifest).name.removesuffix('.jsonl.gz')} "
             f"{found.perplexity:.1f}, unknown words {found.oovs / found.words:.2%}"

@@ -14,18 +14,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from asr_train.cost.calibrate import (
-    Case,
-    Constants,
-    Fit,
-    fit,
-    ladkat_2019,
-    mean_absolute,
-    null_model,
-    predicted,
-    strom_2015,
-    strom_contradictions,
-)
+from asr_train.cost import calibrate
 from asr_train.cost.cluster import ClusterSettings, read_cluster
 from asr_train.files import hash_of, read_yaml, replacing, write_json, write_text
 from asr_train.jobs import main
@@ -49,14 +38,14 @@ def run(name: str, folder: str) -> None:
     if name not in CLUSTERS:
         raise ValueError(f"{name!r} is not a paper with speeds; known: {', '.join(CLUSTERS)}")
     strom = read_yaml(CONF / "papers/strom2015.yaml")
-    case, late = strom_2015(strom), None
+    case, late = calibrate.strom_2015(strom), None
     if name == "ladkat2019":
         paper = read_yaml(CONF / "papers/ladkat2019.yaml")
-        case, late = ladkat_2019(paper, strom), ladkat_2019(paper, strom, lag=1)
+        case, late = calibrate.ladkat_2019(paper, strom), calibrate.ladkat_2019(paper, strom, lag=1)
     cluster = read_cluster(CLUSTERS[name], CONF / "cluster")
     began = time.perf_counter()
-    fits = [fit(case, cluster, rows) for rows in (case.fit_on, *case.others)]
-    null = null_model(case)
+    fits = [calibrate.fit(case, cluster, rows) for rows in (case.fit_on, *case.others)]
+    null = calibrate.null_model(case)
     content = {
         "paper": name,
         "table": "speed",
@@ -65,7 +54,7 @@ def run(name: str, folder: str) -> None:
         "rows": rows_of(case, fits[0], null),
         "fits": [fit_of(case, found) for found in fits],
         "one_constant": fit_of(case, null),
-        "contradictions": strom_contradictions(strom) if name == "strom2015" else {},
+        "contradictions": calibrate.strom_contradictions(strom) if name == "strom2015" else {},
         "aim": AIM,
         "cluster": CLUSTERS[name],
         "date": time.strftime("%Y-%m-%d"),
@@ -74,13 +63,13 @@ def run(name: str, folder: str) -> None:
         "settings": hash_of(plain(cluster)),
         "machine": machine(),
     }
-    bare = Fit(case.plain, predicted(case, cluster, case.plain), ())
+    bare = calibrate.Fit(case.plain, calibrate.predicted(case, cluster, case.plain), ())
     no_fabric = fits[0].constants | {"fabric_gbit_per_s": case.plain["fabric_gbit_per_s"]}
-    found = predicted(case, cluster, no_fabric)
+    found = calibrate.predicted(case, cluster, no_fabric)
     content["published_hardware_alone"] = fit_of(case, bare)
     content["without_fabric"] = {"constants": no_fabric, "simulated": found}
     if late is not None:
-        content["one_step_late"] = fit_of(late, fit(late, cluster, late.fit_on))
+        content["one_step_late"] = fit_of(late, calibrate.fit(late, cluster, late.fit_on))
     content["seconds"] = round(time.perf_counter() - began, 1)
     target = Path(folder)
     write_text(target / "speed.md", markdown(case, cluster, content))
@@ -89,7 +78,9 @@ def run(name: str, folder: str) -> None:
     print((target / "speed.md").read_text())
 
 
-def rows_of(case: Case, found: Fit, null: Fit) -> list[dict[str, Any]]:
+def rows_of(
+    case: calibrate.Case, found: calibrate.Fit, null: calibrate.Fit
+) -> list[dict[str, Any]]:
     return [
         {
             "label": row.label,
@@ -108,7 +99,7 @@ def rows_of(case: Case, found: Fit, null: Fit) -> list[dict[str, Any]]:
     ]
 
 
-def fit_of(case: Case, found: Fit) -> dict[str, Any]:
+def fit_of(case: calibrate.Case, found: calibrate.Fit) -> dict[str, Any]:
     errors = found.errors(case.rows)
     sure = {
         row.label: errors[row.label]
@@ -119,8 +110,8 @@ def fit_of(case: Case, found: Fit) -> dict[str, Any]:
         "fitted_on": list(found.fit_on),
         "constants": found.constants,
         "rows_predicted": len(errors),
-        "mean_absolute_error": mean_absolute(errors),
-        "mean_absolute_error_without_doubtful_rows": mean_absolute(sure),
+        "mean_absolute_error": calibrate.mean_absolute(errors),
+        "mean_absolute_error_without_doubtful_rows": calibrate.mean_absolute(sure),
         "largest_error": max(errors.values(), key=abs),
     }
 
@@ -128,7 +119,7 @@ def fit_of(case: Case, found: Fit) -> dict[str, Any]:
 # --- output --------------------------------------------------------------------------------------
 
 
-def markdown(case: Case, cluster: ClusterSettings, content: dict[str, Any]) -> str:
+def markdown(case: calibrate.Case, cluster: ClusterSettings, content: dict[str, Any]) -> str:
     first, null = content["fits"][0], content["one_constant"]
     error, count = first["mean_absolute_error"], len(case.rows)
     reached = "reached" if error <= AIM else "missed"
@@ -175,7 +166,7 @@ def markdown(case: Case, cluster: ClusterSettings, content: dict[str, Any]) -> s
     return "\n".join(lines) + "\n"
 
 
-def fitted_lines(case: Case, content: dict[str, Any]) -> list[str]:
+def fitted_lines(case: calibrate.Case, content: dict[str, Any]) -> list[str]:
     """Format the constants, and how much depends on the rows that they are fitted on."""
     lines = [
         "## Constants",
@@ -220,7 +211,7 @@ def choice(found: dict[str, Any], name: str = "") -> str:
     )
 
 
-def constants(values: Constants) -> str:
+def constants(values: calibrate.Constants) -> str:
     return ", ".join(f"{key} {value:.3g}" for key, value in values.items() if value < 1e5)
 
 

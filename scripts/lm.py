@@ -17,19 +17,8 @@ from typing import Any
 
 from asr_train.files import part, write_json
 from asr_train.jobs import main, peak_megabytes
+from asr_train.lang import ngram
 from asr_train.lang.arpa import NgramModel, read_arpa, write_arpa
-from asr_train.lang.ngram import (
-    Text,
-    best_weight,
-    mixed,
-    most_frequent,
-    prune,
-    read_sentences,
-    sentences_of,
-    spoken,
-    train,
-    without,
-)
 from asr_train.schema import LmSettings, NgramSettings, load, plain
 
 FORMAT = 1
@@ -42,16 +31,16 @@ def lm(conf: str, train_manifest: str, dev_manifest: str, *paths: str) -> str:
     if settings.small is None:
         write_json(output, index | {"small": None, "big": None})
         return "lm: none; only lang.grammar restricts the word sequences"
-    texts: list[Text] = []
+    texts: list[ngram.Text] = []
     summary = "lm"
     if any(each is not None and each.file is None for each in (settings.small, settings.big)):
         apart = [dev_manifest, *test_manifests] if settings.without_eval else []
-        texts = texts_of(settings, train_manifest, sentences_of(apart))
+        texts = texts_of(settings, train_manifest, ngram.sentences_of(apart))
         vocabulary = len(texts[0].words) - 3  # without <s>, </s>, <unk>
         sentences, words = (sum(getattr(t, k) for t in texts) for k in ("sentences", "num_words"))
         index |= {"sentences": sentences, "words": words, "vocabulary": vocabulary}
         summary += f": {words} words in {sentences} sentences, {vocabulary} different known"
-    dev = spoken(dev_manifest)
+    dev = ngram.spoken(dev_manifest)
     for name, each in (("small", settings.small), ("big", settings.big)):
         index[name] = None
         if each is not None:
@@ -61,32 +50,34 @@ def lm(conf: str, train_manifest: str, dev_manifest: str, *paths: str) -> str:
     return f"{summary}; peak memory {peak_megabytes():.0f} MB"
 
 
-def texts_of(settings: LmSettings, train_manifest: str, apart: set[tuple[str, ...]]) -> list[Text]:
+def texts_of(
+    settings: LmSettings, train_manifest: str, apart: set[tuple[str, ...]]
+) -> list[ngram.Text]:
     """Return the texts to learn from: one, or with `mix` two (transcripts, text) of one vocabulary.
 
     Args:
         apart: sentences to remove; their words stay in the vocabulary.
     """
-    sources = [read_sentences(settings.text)]
+    sources = [ngram.read_sentences(settings.text)]
     if settings.transcripts:
-        sources.insert(0, spoken(train_manifest))
+        sources.insert(0, ngram.spoken(train_manifest))
     whole = [list(source) for source in sources]
     counts = Counter({word: 0 for source in whole for sentence in source for word in sentence})
-    kept = [list(without(source, apart)) for source in whole]
+    kept = [list(ngram.without(source, apart)) for source in whole]
     if apart and any(whole) and not any(kept):
         raise ValueError(
             f"all {sum(map(len, whole))} sentences of the text are in DEV or TEST, and "
             "lm.without_eval takes them out; give other text, or set lm.without_eval=false"
         )
     counts.update(word for sentence in itertools.chain(*kept) for word in sentence)
-    text = Text.of(itertools.chain(*kept), most_frequent(counts, settings.vocabulary))
+    text = ngram.Text.of(itertools.chain(*kept), ngram.most_frequent(counts, settings.vocabulary))
     if not settings.mix or not all(kept):  # one is empty: only the other remains
         return [text]
-    return [Text.of(sentences, text.words) for sentences in kept]
+    return [ngram.Text.of(sentences, text.words) for sentences in kept]
 
 
 def made(
-    name: str, settings: NgramSettings, texts: list[Text], dev: list[list[str]], folder: Path
+    name: str, settings: NgramSettings, texts: list[ngram.Text], dev: list[list[str]], folder: Path
 ) -> tuple[dict[str, Any], str]:
     """Train and write one model; return its entry in the index, and a summary line."""
     model, weight = estimated(settings, texts, dev)
@@ -110,21 +101,21 @@ def made(
 
 
 def estimated(
-    settings: NgramSettings, texts: list[Text], dev: list[list[str]]
+    settings: NgramSettings, texts: list[ngram.Text], dev: list[list[str]]
 ) -> tuple[NgramModel, float | None]:
     """Return a given model, that of one text, or a mixture of two and the weight of the first."""
     if settings.file is not None:
-        return prune(read_arpa(settings.file), settings.prune), None
+        return ngram.prune(read_arpa(settings.file), settings.prune), None
     models = [
-        train(text, settings.order, settings.min_counts, smoothing=settings.smoothing)
+        ngram.train(text, settings.order, settings.min_counts, smoothing=settings.smoothing)
         for text in texts
     ]
     model, weight = models[0], None
     if len(models) > 1:
         (first_T, _, unknown_T), (second_T, _, _) = (each.word_logprobs(dev) for each in models)
-        weight = best_weight(first_T[~unknown_T], second_T[~unknown_T])
-        model = mixed(models[0], models[1], weight)
-    return prune(model, settings.prune), weight
+        weight = ngram.best_weight(first_T[~unknown_T], second_T[~unknown_T])
+        model = ngram.mixed(models[0], models[1], weight)
+    return ngram.prune(model, settings.prune), weight
 
 
 def measured(model: NgramModel, dev: list[list[str]]) -> dict[str, Any]:

@@ -15,16 +15,7 @@ from typing import Any
 
 from asr_train.files import write_json, write_text
 from asr_train.jobs import main
-from asr_train.report.tables import (
-    Score,
-    as_markdown,
-    errors_of,
-    made,
-    percent_interval,
-    provenance,
-    read_score,
-    scored,
-)
+from asr_train.report import tables
 from asr_train.schema import ScoreSettings, load
 from asr_train.score.summary import counted, spread
 from asr_train.score.words import Scored, compare, total, units, wer_line
@@ -33,14 +24,14 @@ from asr_train.score.words import Scored, compare, total, units, wer_line
 def pool(conf: str, *paths: str) -> None:
     *scores, output = paths
     settings = load(ScoreSettings, conf)
-    table = pooled([read_score(path) for path in scores], settings) | provenance(conf)
+    table = pooled([tables.read_score(path) for path in scores], settings) | tables.provenance(conf)
     write_json(Path(output).with_suffix(".json"), table)
     write_text(output, markdown(table))
     for run, ours in table["runs"].items():
-        print(wer_line(errors_of(ours), f"{run}, {len(table['folds'])} folds"))
+        print(wer_line(tables.errors_of(ours), f"{run}, {len(table['folds'])} folds"))
 
 
-def pooled(scores: Sequence[Score], settings: ScoreSettings) -> dict[str, Any]:
+def pooled(scores: Sequence[tables.Score], settings: ScoreSettings) -> dict[str, Any]:
     """Return the content of folds.json.
 
     Raises:
@@ -65,12 +56,12 @@ def pooled(scores: Sequence[Score], settings: ScoreSettings) -> dict[str, Any]:
     }
 
 
-def fold_of(score: Score) -> str:
+def fold_of(score: tables.Score) -> str:
     """Return a fold's name: its test speakers."""
     return " ".join(sorted({row["speaker"] for row in score["by_utterance"].values()}))
 
 
-def check_folds(run: str, scores: list[Score], base: str, wanted: list[str]) -> None:
+def check_folds(run: str, scores: list[tables.Score], base: str, wanted: list[str]) -> None:
     names = [fold_of(score) for score in scores]
     if names != wanted:
         raise ValueError(
@@ -87,7 +78,7 @@ def check_folds(run: str, scores: list[Score], base: str, wanted: list[str]) -> 
                 )
 
 
-def column(folds: dict[str, Score], settings: ScoreSettings) -> dict[str, Any]:
+def column(folds: dict[str, tables.Score], settings: ScoreSettings) -> dict[str, Any]:
     """Return a run's rates in the folds, their mean, and all folds together."""
     every = utterances(folds)
     errors = total(one.errors for one in every)
@@ -104,7 +95,7 @@ def column(folds: dict[str, Score], settings: ScoreSettings) -> dict[str, Any]:
 
 
 def against(
-    base: dict[str, Score], ours: dict[str, Score], settings: ScoreSettings
+    base: dict[str, tables.Score], ours: dict[str, tables.Score], settings: ScoreSettings
 ) -> dict[str, Any]:
     """Return the pooled difference from the baseline, and the number of folds that improve.
 
@@ -120,8 +111,8 @@ def against(
     }
 
 
-def utterances(folds: dict[str, Score]) -> list[Scored]:
-    return [one for score in folds.values() for one in scored(score)]
+def utterances(folds: dict[str, tables.Score]) -> list[Scored]:
+    return [one for score in folds.values() for one in tables.scored(score)]
 
 
 def markdown(table: dict[str, Any]) -> str:
@@ -132,12 +123,12 @@ def markdown(table: dict[str, Any]) -> str:
     rows.append(["mean of folds", *(f"{100 * ours['mean']:.2f}" for ours in runs.values())])
     rows.append(["all words", *(cell(ours) for ours in runs.values())])
     title = "Word error rates, each speaker held out once"
-    return as_markdown(title, ["test speaker", *runs], rows, notes(table), names=1)
+    return tables.as_markdown(title, ["test speaker", *runs], rows, notes(table), names=1)
 
 
 def cell(row: dict[str, Any]) -> str:
     """Format as `4.20 (2.60 – 6.00), 21 / 500`."""
-    rate = f"{100 * row['wer']:.2f} ({percent_interval(row['ci95'])})"
+    rate = f"{100 * row['wer']:.2f} ({tables.percent_interval(row['ci95'])})"
     return f"{rate}, {row['errors']} / {row['words']}"
 
 
@@ -157,7 +148,7 @@ def notes(table: dict[str, Any]) -> list[str]:
             f"{run} against {base}: {points.replace('-', '−')}; fewer errors in "
             f"{found['better_folds']} of {len(table['folds'])} folds."
         )
-    return [*lines, made(table)]
+    return [*lines, tables.made(table)]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from asr_train import files
+from asr_train import files, schema
 from asr_train.data.features import Sums
 from asr_train.decode.posteriors import FIRST
 from asr_train.decode.words import Choice, Effort
@@ -29,16 +29,6 @@ from asr_train.files import DamagedFileError, Region
 from asr_train.lang.index import Lang, load_lang, write_lang
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States
-from asr_train.schema import (
-    FeatsSettings,
-    GrammarKind,
-    LexiconSettings,
-    LexiconSource,
-    SettingsError,
-    Unknown,
-    build,
-    plain,
-)
 from asr_train.search.arrays import Arrays, top_label
 from asr_train.search.graph import SELF_LOOP_SCALE
 from asr_train.search.lattice import ordered, write_ordered
@@ -73,7 +63,7 @@ class Contents:
     choice: Choice
     effort: Effort
     first_scale: float
-    lexicon: LexiconSettings | None
+    lexicon: schema.LexiconSettings | None
     frames: Sums
     about: dict[str, Any]
     first: Path | None = None
@@ -122,12 +112,12 @@ def _write_parts(folder: Path, made: Contents) -> dict[str, Any]:
         models += _copied(made.first, folder / FIRST)
     grammar, scale = made.lang.grammar, made.self_loop_scale
     if made.lang.arpa is not None:  # it is in the graph; a path would name this machine's folders
-        grammar = replace(grammar, kind=GrammarKind.ngram, file=None)
+        grammar = replace(grammar, kind=schema.GrammarKind.ngram, file=None)
     lang = replace(made.lang, grammar=grammar, arpa=None)
     write_lang(folder / "lang.json", lang)
     graph = write_ordered(folder, ordered(made.graph))
     paths = [*models, folder / "lang.json", *graph]
-    known = made.lexicon is not None and made.lexicon.source is not LexiconSource.file
+    known = made.lexicon is not None and made.lexicon.source is not schema.LexiconSource.file
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -136,10 +126,10 @@ def _write_parts(folder: Path, made: Contents) -> dict[str, Any]:
         **made.about,
         "feats": about["feats"],
         "frames": made.frames.plain(),
-        "choice": plain(made.choice),
-        "effort": plain(made.effort),
+        "choice": schema.plain(made.choice),
+        "effort": schema.plain(made.effort),
         "first_scale": made.first_scale,
-        "lexicon": plain(made.lexicon) if known else None,
+        "lexicon": schema.plain(made.lexicon) if known else None,
         "graph": {
             "states_hash": made.states.hash,
             "lang_hash": lang.hash,
@@ -188,12 +178,12 @@ class Bundle:
     heights: Region
     manifest: dict[str, Any]
     lang: Lang
-    feats: FeatsSettings
+    feats: schema.FeatsSettings
     frames: Sums
     choice: Choice
     effort: Effort
     first_scale: float
-    lexicon: LexiconSettings | None
+    lexicon: schema.LexiconSettings | None
 
     @property
     def model(self) -> Path:
@@ -277,23 +267,23 @@ def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:
             graph[GRAPH[1]],
             manifest,
             lang,
-            build(FeatsSettings, manifest["feats"], "feats"),
+            schema.build(schema.FeatsSettings, manifest["feats"], "feats"),
             Sums.from_plain(manifest["frames"]),
             Choice(**manifest["choice"]),
             Effort(**manifest["effort"]),
             manifest["first_scale"],
-            None if lexicon is None else build(LexiconSettings, lexicon, "lexicon"),
+            None if lexicon is None else schema.build(schema.LexiconSettings, lexicon, "lexicon"),
         )
-    except (KeyError, TypeError, SettingsError) as error:
+    except (KeyError, TypeError, schema.SettingsError) as error:
         raise DamagedFileError(
             f"{named}: {MANIFEST} is incomplete ({error!r}); {_AGAIN}"
         ) from error
 
 
-def pronounced(settings: LexiconSettings, words: Iterable[str], states: States) -> Lexicon:
+def pronounced(settings: schema.LexiconSettings, words: Iterable[str], states: States) -> Lexicon:
     """Look words up as the bundle's recipe did; `missing` has those that need other phones, too."""
-    if settings.unknown is Unknown.refuse:
-        settings = replace(settings, unknown=Unknown.lose)
+    if settings.unknown is schema.Unknown.refuse:
+        settings = replace(settings, unknown=schema.Unknown.lose)
     return Lexicon.from_settings(settings, words).within(states.phones)
 
 

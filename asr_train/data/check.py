@@ -11,17 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asr_train import schema
 from asr_train.checks import spelled, too_many_lost
 from asr_train.data.corpus import CorpusError, few, read_cuts
 from asr_train.data.remarks import Remark, read_remarks, reasons
 from asr_train.lang.lexicon import Lexicon
-from asr_train.schema import (
-    CorpusSettings,
-    IntakeSettings,
-    LexiconSettings,
-    LexiconSource,
-    Unknown,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +57,8 @@ def read_split(manifest: Path | str) -> Split:
 
 def check(
     splits: Sequence[Split],
-    corpus: CorpusSettings,
-    lexicon: LexiconSettings,
+    corpus: schema.CorpusSettings,
+    lexicon: schema.LexiconSettings,
     max_lost_share: float,
 ) -> list[str]:
     """Check a corpus; return lines to print.
@@ -85,7 +79,7 @@ def check(
     return lines
 
 
-def _dropped(dropped: list[Remark], total: int, intake: IntakeSettings) -> str:
+def _dropped(dropped: list[Remark], total: int, intake: schema.IntakeSettings) -> str:
     share = len(dropped) / max(1, total)
     message = (
         f"{len(dropped)} of {spelled(total, 'utterance')} dropped, a share of {share:.3f} where "
@@ -99,7 +93,7 @@ def _dropped(dropped: list[Remark], total: int, intake: IntakeSettings) -> str:
     return message + (f": {reasons(dropped)}" if dropped else "")
 
 
-def _pronounced(splits: Sequence[Split], lexicon: LexiconSettings, limit: float) -> str:
+def _pronounced(splits: Sequence[Split], lexicon: schema.LexiconSettings, limit: float) -> str:
     words = {word for split in splits for text in split.texts for word in text}
     missing = set(Lexicon.from_settings(lexicon, words).missing)
     message = f"{len(missing)} of {len(words)} different words without pronunciation"
@@ -121,12 +115,12 @@ def _commonest(splits: Sequence[Split], missing: set[str]) -> list[str]:
     return [word for word, _ in found.most_common()]
 
 
-def _remedy(lexicon: LexiconSettings) -> str:
+def _remedy(lexicon: schema.LexiconSettings) -> str:
     own = "lang.lexicon.source=file lang.lexicon.file=/path (lines of WORD PHONE PHONE)"
-    if lexicon.source is LexiconSource.letters:
+    if lexicon.source is schema.LexiconSource.letters:
         return f"write them in letters, or set {own}"
     ways = []
-    if lexicon.unknown not in (Unknown.espeak, Unknown.noise):
+    if lexicon.unknown not in (schema.Unknown.espeak, schema.Unknown.noise):
         ways.append("lang.lexicon.unknown=espeak, which pronounces them in English")
     ways.append("lang.lexicon.source=letters, for other languages")
     ways.append(own if lexicon.file is None else f"add them to {lexicon.file}")

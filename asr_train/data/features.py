@@ -19,16 +19,7 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from asr_train.files import (
-    check_part,
-    hash_of,
-    part,
-    read_json,
-    read_jsonl,
-    sha256,
-    write_bytes,
-    write_json,
-)
+from asr_train import files
 from asr_train.frames import whole_rate
 from asr_train.schema import FeatsSettings, NormBy, NormSettings, build, plain
 
@@ -54,9 +45,9 @@ def extract(
     import h5py
 
     sources = [source.source for cut in cuts for source in cut.recording.sources]
-    known = {path: sha256(path) for path in dict.fromkeys(sources)}  # cuts may share one
+    known = {path: files.sha256(path) for path in dict.fromkeys(sources)}  # cuts may share one
     audio = [known[path] for path in sources]
-    made_from = hash_of([plain(settings), [cut.to_dict() for cut in cuts], audio])
+    made_from = files.hash_of([plain(settings), [cut.to_dict() for cut in cuts], audio])
     if not _holds(path, made_from, [cut.id for cut in cuts]):
         _store(cuts, settings, path, made_from)
     sums: dict[str, Sums] = {}
@@ -80,7 +71,7 @@ def _holds(path: Path, made_from: str, ids: list[str]) -> bool:
 
 
 def _hash(arrays: Iterable[np.ndarray]) -> str:
-    return hash_of([hashlib.sha256(array.tobytes()).hexdigest() for array in arrays])
+    return files.hash_of([hashlib.sha256(array.tobytes()).hexdigest() for array in arrays])
 
 
 def _store(cuts: list[Any], settings: FeatsSettings, path: Path, made_from: str) -> None:
@@ -109,7 +100,7 @@ def write_h5(path: Path, arrays: Mapping[str, np.ndarray], **attributes: str) ->
         for utt_id, array in arrays.items():
             file.create_dataset(utt_id, data=array)
         file.attrs.update(attributes)
-    write_bytes(path, content.getvalue())
+    files.write_bytes(path, content.getvalue())
 
 
 def _samples(cut: Any, rate: int) -> np.ndarray:
@@ -220,10 +211,10 @@ def write_index(
     index = {
         "settings": plain(settings),
         "frames": sum(about["frames"] for about in abouts),
-        "parts": [part(path, folder) for path in parts],
+        "parts": [files.part(path, folder) for path in parts],
         "speakers": {speaker: sums.plain() for speaker, sums in sorted(speakers.items())},
     }
-    write_json(folder / "index.json", index)
+    files.write_json(folder / "index.json", index)
     return index
 
 
@@ -345,19 +336,19 @@ class Feats:
 def open_feats(manifest: Path | str) -> Feats:
     """Open `feats/SPLIT.jsonl.gz`, after comparing its parts' checksums with the index."""
     folder = folder_of(manifest)
-    index = read_json(folder / "index.json")
+    index = files.read_json(folder / "index.json")
     for listed in index["parts"]:
-        check_part(folder, listed, remake=manifest)
+        files.check_part(folder, listed, remake=manifest)
     return Feats(
         build(FeatsSettings, index["settings"], f"{manifest}: settings"),
-        [_utterance(row) for row in read_jsonl(manifest)],
+        [_utterance(row) for row in files.read_jsonl(manifest)],
         {speaker: Sums.from_plain(sums) for speaker, sums in index["speakers"].items()},
     )
 
 
 def total_sums(manifest: Path | str) -> Sums:
     """Return the sums of all speakers of `feats/SPLIT.jsonl.gz`."""
-    index = read_json(folder_of(manifest) / "index.json")
+    index = files.read_json(folder_of(manifest) / "index.json")
     sums = [Sums.from_plain(values) for values in index["speakers"].values()]
     return sum(sums[1:], sums[0])
 

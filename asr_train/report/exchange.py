@@ -14,17 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.files import DamagedFileError, read_json, read_jsonl
-from asr_train.report import seeds
-from asr_train.report.tables import (
-    Score,
-    against,
-    aligned,
-    as_markdown,
-    held_out,
-    made,
-    percent_interval,
-    read_score,
-)
+from asr_train.report import seeds, tables
 from asr_train.schema import CommSettings, ScoreSettings, build
 
 Row = dict[str, Any]
@@ -52,13 +42,13 @@ class Trained:
     run: str
     about: Row
     log: Sequence[Row]
-    scores: Sequence[Score]
+    scores: Sequence[tables.Score]
 
 
 def read_trained(folder: Path, scores: Iterable[Path]) -> Trained:
     """Read the results of a run from its folder and these score files."""
     about, log = read_json(folder / "run.json"), read_jsonl(folder / "log.jsonl")
-    return Trained(folder.name, about, log, [read_score(path) for path in scores])
+    return Trained(folder.name, about, log, [tables.read_score(path) for path in scores])
 
 
 def exchange_table(
@@ -240,11 +230,11 @@ def _splits(run: Trained, baseline: Trained, settings: ScoreSettings) -> dict[st
     found = {}
     for score in run.scores:
         split = score["split"]
-        if not held_out(split):
+        if not tables.held_out(split):
             continue
         found[split] = {key: score[key] for key in ("wer", "ci95", "errors", "words")}
         compared = run is not baseline and split in base
-        found[split]["against"] = against(base[split], score, settings) if compared else None
+        found[split]["against"] = tables.against(base[split], score, settings) if compared else None
     return found
 
 
@@ -275,7 +265,7 @@ def _rate_cells(found: Row, is_baseline: bool) -> list[str]:
         low, high = (100 * limit for limit in compared["ci95"])
         gap = f"{100 * compared['difference']:+.2f}, {low:+.2f} to {high:+.2f}"
         gap = f"{gap} ({compared['p']:.2g})".replace("-", "−")
-    return [f"{100 * found['wer']:.2f}", percent_interval(found["ci95"]), gap]
+    return [f"{100 * found['wer']:.2f}", tables.percent_interval(found["ci95"]), gap]
 
 
 def text(value: Any, spell: Callable[[Any], str]) -> str:
@@ -340,13 +330,13 @@ def notes(table: Mapping[str, Any]) -> list[str]:
             "and frames/s is that of one machine for all of them, not the speed of a cluster."
         )
     lines += [f"{line}." for line in seeds.lines(table["seeds"])]
-    return [*lines, made(dict(table))]
+    return [*lines, tables.made(dict(table))]
 
 
 def markdown(table: Mapping[str, Any]) -> str:
     """Format the table as Markdown."""
     title = "What the workers exchanged"
-    return as_markdown(title, table["columns"], text_rows(table), notes(table))
+    return tables.as_markdown(title, table["columns"], text_rows(table), notes(table))
 
 
 def text_rows(table: Mapping[str, Any]) -> list[list[str]]:
@@ -371,4 +361,4 @@ def plain(table: Mapping[str, Any]) -> str:
     names = {"run": "run", "workers": "workers", **rates, **TERMINAL}
     places = [table["columns"].index(name) for name in names]
     lines = [list(names.values()), *([row[i] for i in places] for row in text_rows(table))]
-    return aligned(lines) + "".join(f"{line}\n" for line in seeds.lines(table["seeds"]))
+    return tables.aligned(lines) + "".join(f"{line}\n" for line in seeds.lines(table["seeds"]))

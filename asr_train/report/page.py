@@ -16,19 +16,7 @@ from typing import Any
 
 import jinja2
 
-from asr_train.report import exchange
-from asr_train.report.pictures import (
-    DARK,
-    Picture,
-    css_variables,
-    curves,
-    draw_bytes,
-    draw_curves,
-    draw_times,
-    draw_utterance,
-    draw_wer,
-    passes_curves,
-)
+from asr_train.report import exchange, pictures
 from asr_train.report.tables import cells, held_out, made, notes, percent_interval, spell_seconds
 
 Row = dict[str, Any]
@@ -74,7 +62,7 @@ def build_page(
     times: Sequence[Row],
     exchanged: Row | None = None,
     work: Work | None = None,
-) -> tuple[str, list[Picture]]:
+) -> tuple[str, list[pictures.Picture]]:
     """Return the page's HTML, and the pictures to store beside it.
 
     Args:
@@ -95,7 +83,7 @@ def build_page(
         "alignments": _shown_alignments(alignments, list(logs)),
         "times": _shown_times(times),
     }
-    charts = curves(logs, runs) | passes_curves(work.passes)
+    charts = pictures.curves(logs, runs) | pictures.passes_curves(work.passes)
     script = "\n" + files("asr_train.report").joinpath("page.js").read_text("utf-8")
     html = render(
         "page.html.j2",
@@ -129,7 +117,7 @@ def render(template: str, **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    colours = [(name, colour, DARK[colour]) for colour, name in css_variables()]
+    colours = [(name, colour, pictures.DARK[colour]) for colour, name in pictures.css_variables()]
     return environment.get_template(template).render(colours=colours, **content) + "\n"
 
 
@@ -163,7 +151,7 @@ def headline(table: Row) -> str:
 
 def _shown_wer(table: Row) -> Row:
     return {
-        "picture": draw_wer(table),
+        "picture": pictures.draw_wer(table),
         **_known(
             table["columns"], [cells(row["ours"], table["baseline"]) for row in table["rows"]]
         ),
@@ -198,7 +186,7 @@ def _shown_exchange(table: Row, runs: Sequence[str]) -> Row:
     unused += ("Points:",) if len(table["rows"]) == 1 else ()
     return {
         "silent": silent,
-        "picture": draw_bytes(table, runs),
+        "picture": pictures.draw_bytes(table, runs),
         "tables": _parts(table["columns"], exchange.text_rows(table)),
         "notes": [note for note in exchange.notes(table)[:-1] if not note.startswith(unused)],
     }
@@ -215,7 +203,7 @@ def _shown_learning(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> R
     drawn = {run: rows for run, rows in logs.items() if rows}
     return {
         "lines": lines or ["No network was trained."],
-        "pictures": draw_curves(drawn, runs) if drawn else [],
+        "pictures": pictures.draw_curves(drawn, runs) if drawn else [],
     }
 
 
@@ -334,7 +322,7 @@ def _shown_alignments(alignments: Sequence[Row], networks: Sequence[str]) -> Row
         "notes": alignment_notes(alignments),
         "lost": [_lost(ali) for ali in alignments if ali["lost"]],
         "model": model,
-        "picture": None if example is None else draw_utterance(model, split, example),
+        "picture": None if example is None else pictures.draw_utterance(model, split, example),
     }
 
 
@@ -400,6 +388,6 @@ def _shown_times(times: Sequence[Row]) -> Row | None:
         return None
     return {
         "whole": spell_seconds(sum(row["seconds"] for row in times)),
-        "picture": draw_times(times),
+        "picture": pictures.draw_times(times),
         "rows": [(row["stage"], row["output"], spell_seconds(row["seconds"])) for row in times],
     }
