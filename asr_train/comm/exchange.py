@@ -51,9 +51,14 @@ class Exchange(ABC):
         self.received_bits = dict.fromkeys(local, 0)
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
-    def count_received(self, worker: int, message_bytes: int) -> None:
-        """Count that a local worker receives a message of this size from each other one."""
-        self.received_bits[worker] += 8 * (len(self) - 1) * message_bytes
+    def count_received(self, message_bytes: int, *workers: int) -> None:
+        """Count that local workers receive a message of this size from each other one.
+
+        Args:
+            workers: none: all that are hosted here.
+        """
+        for worker in workers or self.local:
+            self.received_bits[worker] += 8 * (len(self) - 1) * message_bytes
 
     def __len__(self) -> int:
         return len(self.members)
@@ -100,13 +105,13 @@ class Exchange(ABC):
         assert len(messages) == len(self.local)
         if capacity is not None:
             gathered = self._all(self._padded(messages, capacity))
-            self._count_gathered(capacity)
+            self.count_received(capacity)
             return list(gathered)
         found = (
             self._rows(torch.tensor([[len(message)] for message in messages])).flatten().tolist()
         )
         gathered = self._all(self._padded(messages, max(found)))
-        self._count_gathered(LENGTH_BYTES + max(found))
+        self.count_received(LENGTH_BYTES + max(found))
         return [row[:size] for row, size in zip(gathered, found, strict=True)]
 
     def scatter(self, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
@@ -120,8 +125,7 @@ class Exchange(ABC):
         """
         assert len(parts) == len(self.local)
         for worker in self.local:
-            part = parts[0][worker - self.members[0]]
-            self.count_received(worker, len(part))
+            self.count_received(len(parts[0][worker - self.members[0]]), worker)
         return self._scatter(parts)
 
     def sum(
@@ -194,10 +198,6 @@ class Exchange(ABC):
         messages = [torch.from_numpy(np.frombuffer(c, np.uint8).copy()) for c in contents]
         found = self.gather([message_B.to(self.device) for message_B in messages])
         return [bytes(message_B.cpu().numpy()) for message_B in found]
-
-    def _count_gathered(self, message_bytes: int) -> None:
-        for worker in self.local:
-            self.count_received(worker, message_bytes)
 
     def _padded(self, messages: Sequence[Tensor], size: int) -> Tensor:
         rows_LB = torch.zeros(len(messages), size, dtype=torch.uint8, device=self.device)

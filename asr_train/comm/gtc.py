@@ -118,8 +118,7 @@ class Gtc(Reducer):
             header = self._header(worker, gradient.frames, count, flags)
             headers.append(replace(header, count=count, payload_bytes=payload_bytes))
         longest = HEADER_BYTES + max(header.payload_bytes for header in headers)
-        for worker in self.exchange.local:
-            self.exchange.count_received(worker, LENGTH_BYTES + longest)
+        self.exchange.count_received(LENGTH_BYTES + longest)
         self._count(headers, sent)
         if not self._end_step(headers):
             return None

@@ -124,7 +124,8 @@ class Links:
 
     def close(self, error: BaseException | None) -> None:
         """Send a goodbye, or the error's text; wait a little for what was sent before."""
-        last = (What.goodbye, b"") if error is None else (What.error, _reason(error))
+        reason = (str(error) or type(error).__name__).encode()[:LONGEST_WORD]
+        last = (What.goodbye, b"") if error is None else (What.error, reason)
         for outbox in self._outboxes.values():
             outbox.put(last)
             outbox.put(None)
@@ -161,10 +162,6 @@ class Links:
 
     def _disconnect(self, process: int, error: Exception) -> None:
         self._events.put(Event(process, What.lost, str(error).encode()))
-
-
-def _reason(error: BaseException) -> bytes:
-    return (str(error) or type(error).__name__).encode()[:LONGEST_WORD]
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

@@ -306,7 +306,7 @@ class OneBitSgd(Reducer):
                     self._count(sent[worker], place)
         if direct is not None:
             for worker, length in zip(self.owners, self.lengths, strict=True):
-                self.exchange.count_received(worker, HEADER_BYTES + length)
+                self.exchange.count_received(HEADER_BYTES + length, worker)
             with self.exchange.timed("compress"):
                 total_P = direct.take()
                 return None if total_P is None else self._parts(total_P)
@@ -366,7 +366,7 @@ class OneBitSgd(Reducer):
                 place = worker - self.exchange.members[0]
                 self._count(sent[worker], place)
                 if self._is_direct:
-                    self.exchange.count_received(worker, HEADER_BYTES + max(self.lengths))
+                    self.exchange.count_received(HEADER_BYTES + max(self.lengths), worker)
                     parts.append(owner.rebuilt(steps[worker], keeps))
                     continue
                 matrices = owner.quantised(steps[worker], keeps)
