@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import soundfile
-from lhotse import CutSet, MonoCut, Recording, SupervisionSegment, validate
+from lhotse import CutSet, MonoCut, Recording, validate
 from lhotse.audio import AudioSource
 
 from asr_train.checks import spelled
@@ -121,14 +121,6 @@ def whole_recording(
     """Describe a recording in one file, from its header's values."""
     source = AudioSource("file", list(range(channels)), str(audio))
     return Recording(recording_id, [source], rate, samples, samples / rate)
-
-
-def whole_cut(supervision: SupervisionSegment, recording: Recording) -> MonoCut:
-    """Return the cut of a whole recording, of its first channel."""
-    supervision.duration = recording.duration
-    return MonoCut(
-        supervision.id, 0.0, recording.duration, 0, supervisions=[supervision], recording=recording
-    )
 
 
 def check_split(split: str, where: str, splits: Iterable[str]) -> None:

@@ -12,13 +12,7 @@ from lhotse import MonoCut, SupervisionSegment
 from lhotse.supervision import AlignmentItem
 
 from asr_train.data import synth
-from asr_train.data.corpus import (
-    PreparedSplit,
-    check_split,
-    whole_cut,
-    whole_recording,
-    write_flac,
-)
+from asr_train.data.corpus import PreparedSplit, check_split, whole_recording, write_flac
 from asr_train.jobs import parallel_map
 from asr_train.schema import CorpusSettings
 
@@ -63,11 +57,12 @@ def spoken_cut(
     path = audio / f"{utt_id}.flac"
     pcm_T = np.round(speech.samples_T * (2**15 - 1)).astype(np.int16)
     write_flac(path, pcm_T, speech.rate, "PCM_16")
+    recording = whole_recording(utt_id, path, speech.rate, len(speech.samples_T))
     supervision = SupervisionSegment(
         id=utt_id,
         recording_id=utt_id,
         start=0.0,
-        duration=0.0,
+        duration=recording.duration,
         text=" ".join(words),
         language="English",
         speaker=voice.id,
@@ -79,8 +74,7 @@ def spoken_cut(
             for kind, spans in (("word", speech.words), ("phone", speech.phones))
         },
     )
-    recording = whole_recording(utt_id, path, speech.rate, len(speech.samples_T))
-    return whole_cut(supervision, recording)
+    return MonoCut(utt_id, 0.0, recording.duration, 0, [supervision], recording=recording)
 
 
 def seed_of(*names: object) -> int:

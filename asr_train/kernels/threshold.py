@@ -132,7 +132,11 @@ def tally_rows(
     check_same("threshold.tally_rows", counts_P=counts_P, kept_P=kept_WP[0])
     backend = choose(counts_P)
     if backend is Backend.reference:
-        return _tally_reference(grads_WP, residuals_WP, threshold, kept_WP, counts_P)
+        each = zip(grads_WP, residuals_WP, kept_WP, strict=True)
+        found = [compress_reference(g, r, threshold, kept_P) for g, r, kept_P in each]
+        for words_K, _ in found:
+            decode(words_K, counts_P)
+        return [Tallied(len(words_K), is_finite) for words_K, is_finite in found]
     if backend is Backend.triton:
         from asr_train.kernels import gpu_sparse
 
@@ -145,17 +149,6 @@ def tally_rows(
     sent, finite = compiled.tally(grads, residuals, kept, counts, threshold)
     size = len(counts_P)
     return [Tallied(int(s), int(f) == size) for s, f in zip(sent, finite, strict=True)]
-
-
-def _tally_reference(
-    grads_WP: Tensor, residuals_WP: Tensor, threshold: float, kept_WP: Tensor, counts_P: Tensor
-) -> list[Tallied]:
-    """Compute `tally_rows` by lists of sent elements."""
-    each = zip(grads_WP, residuals_WP, kept_WP, strict=True)
-    found = [compress_reference(g, r, threshold, kept_P) for g, r, kept_P in each]
-    for words_K, _ in found:
-        decode(words_K, counts_P)
-    return [Tallied(len(words_K), is_finite) for words_K, is_finite in found]
 
 
 class Fixed(NamedTuple):

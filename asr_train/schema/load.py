@@ -57,11 +57,12 @@ def load(cls: type[Settings], path: Path | str) -> Settings:
 def plain(settings: Any) -> Any:
     """Convert settings to nested dicts, which `build` reads: for files and hashes."""
     if is_dataclass(settings):
-        values = {f.name: getattr(settings, f.name) for f in fields(settings)}
-        for f in fields(settings):
-            if f.metadata.get(LEFT_OUT) and values[f.name] == f.default:
-                del values[f.name]
-        return {name: plain(value) for name, value in values.items()}
+        values = ((f, getattr(settings, f.name)) for f in fields(settings))
+        return {
+            f.name: plain(value)
+            for f, value in values
+            if not (f.metadata.get(LEFT_OUT) and value == f.default)
+        }
     if isinstance(settings, Enum):
         return settings.name
     if isinstance(settings, dict):

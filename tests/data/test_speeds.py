@@ -12,7 +12,6 @@ from asr_train.align.table import true_phones
 from asr_train.data.corpus import (
     CorpusError,
     PreparedSplit,
-    whole_cut,
     whole_recording,
     write,
     write_flac,
@@ -36,7 +35,7 @@ def tone(folder: Path, name: str = "bob-one") -> MonoCut:
     said = SupervisionSegment(
         name, name, 0.0, SECONDS, text="ONE", speaker="bob", alignment={"phone": phones}
     )
-    return whole_cut(said, recording)
+    return MonoCut(name, 0.0, SECONDS, 0, [said], recording=recording)
 
 
 @pytest.fixture
