@@ -13,6 +13,8 @@ from typing import BinaryIO
 import numpy as np
 import soundfile
 
+from asr_train.data import features
+
 BLOCK_SECONDS = 10
 MARGIN = 1000  # samples on both sides of a block, more than half of the resampling filter
 MOST_WEIGHTS = 200_000_000  # of resampling filters, one per sample of a common period: 4 GB
@@ -136,25 +138,16 @@ def resampled(blocks: Iterable[np.ndarray], own_rate: int, rate: int) -> Iterato
     if own_rate == rate:
         yield from blocks
         return
-    import torch
-    import torchaudio
-
     step, new = own_rate // math.gcd(own_rate, rate), rate // math.gcd(own_rate, rate)
     margin = step * math.ceil(MARGIN / step)
     size = step * math.ceil(BLOCK_SECONDS * own_rate / step)
-
-    def one(wave_N: np.ndarray) -> np.ndarray:
-        found: np.ndarray = torchaudio.functional.resample(
-            torch.from_numpy(np.ascontiguousarray(wave_N)), own_rate, rate
-        ).numpy()
-        return found
 
     held_N, left = np.zeros(0, np.float32), 0  # the first `left` samples are only context
     for block_N in blocks:
         held_N = np.concatenate([held_N, block_N])
         while len(held_N) >= left + size + margin:
-            found_N = one(held_N[: left + size + margin])
+            found_N = features.resampled(held_N[: left + size + margin], own_rate, rate)
             yield found_N[left // step * new : (left + size) // step * new]
             held_N, left = held_N[left + size - margin :], margin
     if len(held_N) > left:
-        yield one(held_N)[left // step * new :]
+        yield features.resampled(held_N, own_rate, rate)[left // step * new :]

@@ -128,15 +128,19 @@ def _samples(cut: Any, rate: int) -> np.ndarray:
         raise ValueError(
             f"{cut.id}: sample {where} is {wave_N[where]}; repair or drop the recording"
         )
-    if cut.sampling_rate == rate:
+    return resampled(wave_N, cut.sampling_rate, rate)
+
+
+def resampled(wave_N: np.ndarray, own_rate: int, rate: int) -> np.ndarray:
+    """Return a waveform at another rate: float32 [N]."""
+    if own_rate == rate:
         return wave_N
     import torch
     import torchaudio
 
-    wave: torch.Tensor = torchaudio.functional.resample(
-        torch.from_numpy(wave_N), cut.sampling_rate, rate
-    )
-    return wave.numpy()
+    wave = torch.from_numpy(np.ascontiguousarray(wave_N))
+    found: np.ndarray = torchaudio.functional.resample(wave, own_rate, rate).numpy()
+    return found
 
 
 def _shortened(cut: Any) -> str:
