@@ -27,14 +27,8 @@ from asr_train.align.table import open_ali
 from asr_train.checks import spelled
 from asr_train.data.features import open_feats
 from asr_train.files import hash_of, read_jsonl
+from asr_train.interop import kaldi_states
 from asr_train.interop.kaldi import read_data_dir, write_folder
-from asr_train.interop.kaldi_states import (
-    about_states,
-    lexicon_of,
-    read_states,
-    states_of,
-    write_states,
-)
 from asr_train.interop.stores import import_ali, import_feats, import_scores
 from asr_train.jobs import main
 from asr_train.lang.index import Lang, grammar_words, load_lang, write_lang
@@ -65,8 +59,8 @@ def feats(archive: str, manifest: str, conf: str, output: str) -> None:
 
 
 def states(model_dir: str, lang_dir: str, output: str) -> None:
-    found = states_of(model_dir, lang_dir)
-    write_states(output, found)
+    found = kaldi_states.states_of(model_dir, lang_dir)
+    kaldi_states.write_states(output, found)
     assert found.hmms is not None
     print(
         f"import: {found.num_states} pdf-ids of {spelled(len(found.phones), 'phone')} with "
@@ -77,8 +71,8 @@ def states(model_dir: str, lang_dir: str, output: str) -> None:
 def ali(archive: str, states: str, features: str, output: str) -> None:
     known = None
     if states.endswith(".json"):
-        known = read_states(states)
-        about = about_states(known)
+        known = kaldi_states.read_states(states)
+        about = kaldi_states.about_states(known)
     elif states.isdigit():
         about = {"num_states": int(states), "states_hash": hash_of(["pdf-ids", int(states)])}
     else:
@@ -90,9 +84,9 @@ def ali(archive: str, states: str, features: str, output: str) -> None:
 
 
 def lang(lexicon: str, states: str, language: str, output: str) -> None:
-    ours, kaldis = load_lang(language), read_states(states)
+    ours, kaldis = load_lang(language), kaldi_states.read_states(states)
     wanted = {*ours.lexicon.prons, *ours.lexicon.missing, *grammar_words(ours.grammar, ours.arpa)}
-    found = lexicon_of(lexicon, kaldis, wanted)
+    found = kaldi_states.lexicon_of(lexicon, kaldis, wanted)
     known = found.lexicon.prons
     if not known:
         raise ValueError(
@@ -114,7 +108,7 @@ def lang(lexicon: str, states: str, language: str, output: str) -> None:
 
 def scores(*paths: str) -> None:
     *archives, states, output = paths
-    count = import_scores(archives, read_states(states), output)
+    count = import_scores(archives, kaldi_states.read_states(states), output)
     print(f"import: scores of {count} utterances in {Path(output).with_name('scores.h5')}")
 
 
