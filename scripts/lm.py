@@ -83,21 +83,16 @@ def made(
     model, weight = estimated(settings, texts, dev)
     path = folder / f"{name}.arpa"
     write_arpa(path, model)
-    found = measured(model, dev)
-    counts = " + ".join(str(count) for count in model.counts)
+    perplexity, words, oovs, sentences = model.perplexity(dev)  # without unknown words
+    counts = " + ".join(map(str, model.counts))
     line = (
         f"order {model.order}, {counts} n-grams, "
         + (f"share of the transcripts {weight:.3f}, " if weight is not None else "")
-        + f"perplexity on DEV {found['perplexity']:.1f}, unknown words {found['oov_rate']:.2%}"
+        + f"perplexity on DEV {perplexity:.1f}, unknown words {oovs / words:.2%}"
     )
-    about = {
-        **part(path, folder),
-        "order": model.order,
-        "ngrams": model.counts,
-        "mix": weight,
-        **found,
-    }
-    return about, line
+    about = part(path, folder) | {"order": model.order, "ngrams": model.counts, "mix": weight}
+    about |= {"perplexity": perplexity, "dev_words": words, "dev_sentences": sentences}
+    return about | {"oov_rate": oovs / words}, line
 
 
 def estimated(
@@ -116,17 +111,6 @@ def estimated(
         weight = ngram.best_weight(first_T[~unknown_T], second_T[~unknown_T])
         model = ngram.mixed(models[0], models[1], weight)
     return ngram.prune(model, settings.prune), weight
-
-
-def measured(model: NgramModel, dev: list[list[str]]) -> dict[str, Any]:
-    """Return the perplexity, without unknown words, and their share."""
-    perplexity, words, oovs, sentences = model.perplexity(dev)
-    return {
-        "perplexity": perplexity,
-        "dev_words": words,
-        "dev_sentences": sentences,
-        "oov_rate": oovs / words,
-    }
 
 
 if __name__ == "__main__":
