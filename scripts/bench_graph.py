@@ -23,7 +23,6 @@ from asr_train.lang.index import load_lang
 from asr_train.report.tables import as_markdown, commit, machine
 from asr_train.search.graph import decoding_graph, load_graph, quiet, write_graph
 
-ROOT = Path(__file__).parents[1]
 COLUMNS = ["words of the grammar", "n-grams", "pronunciations", "leaves", "states", "arcs"]
 COLUMNS += ["MB on disk", "CPU seconds", "seconds", "peak memory MB", "of it before"]
 
@@ -34,7 +33,7 @@ def main(folder: str, model: str, *languages: str) -> None:
     about = {
         "machine": machine(),
         "date": datetime.date.today().isoformat(),
-        "commit": commit(ROOT),
+        "commit": commit(),
         "load_before": [round(load, 2) for load in began],
     }
     notes = [f"{key}: {value}" for key, value in about.items()]

@@ -36,7 +36,6 @@ from asr_train.files import replacing, write_json, write_text
 from asr_train.jobs import main
 from asr_train.report.tables import commit, machine
 
-ROOT = Path(__file__).resolve().parents[1]
 WORKERS = (2, 3, 4)
 SIZES = (100_000, 400_000, 1_600_000)  # bytes
 RATES = (50.0, 100.0)  # Mb/s
@@ -98,7 +97,7 @@ def run(folder: str, *rates: str) -> None:
         "mean_absolute_error": statistics.mean(abs(row["error"]) for row in rows),
         "load": os.getloadavg()[0],
         "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(ROOT),
+        "commit": commit(),
         "machine": machine(),
         "command": "scripts/bench_network.py " + " ".join([folder, *rates]),
     }

@@ -32,7 +32,6 @@ from asr_train.score.words import wer_line
 from asr_train.search.arrays import read_arrays
 from asr_train.search.graph import check_graph
 
-ROOT = Path(__file__).resolve().parents[1]
 UNKNOWN = "not stated; ask whoever made this bundle"
 
 
@@ -68,7 +67,7 @@ def bundle(
                 "data_licence": os.environ.get("LICENCE") or licence_of(Path(readme)),
                 "code_licence": "Apache-2.0",
                 "versions": {
-                    **{"asr_train": version("asr-train"), "commit": commit(ROOT)},
+                    **{"asr_train": version("asr-train"), "commit": commit()},
                     **{"python": platform.python_version(), "torch": version("torch")},
                 },
             },

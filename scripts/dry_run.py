@@ -71,7 +71,7 @@ def dry_run(scale: str, file: str, hours: str, *more: str) -> None:
         "settings": given,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else machine(),
         "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(compose.CONF.parent),
+        "commit": commit(),
         "rows": rows,
     }
     write_json(path.with_suffix(".json"), found)

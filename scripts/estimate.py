@@ -29,7 +29,7 @@ def estimate(paper: str, file: str, output: str) -> None:
         CONF,
         {
             "date": time.strftime("%Y-%m-%d"),
-            "commit": commit(ROOT),
+            "commit": commit(),
             "settings": hash_of([settings_hash(CONF / name) for name in ("papers", "cluster")]),
             "machine": machine(),
             "command": f"make {Path(file).parent.name}-{Path(file).stem}",

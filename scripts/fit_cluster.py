@@ -58,7 +58,7 @@ def run(name: str, folder: str) -> None:
         "aim": AIM,
         "cluster": CLUSTERS[name],
         "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(ROOT),
+        "commit": commit(),
         "command": f"scripts/fit_cluster.py {name} {folder}",
         "settings": hash_of(plain(cluster)),
         "machine": machine(),

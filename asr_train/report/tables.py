@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import asr_train
 from asr_train.files import DamagedFileError, hash_of, read_json, read_yaml
+from asr_train.places import ROOT
 from asr_train.schema import ScoreSettings
 from asr_train.score.summary import without_errors
 from asr_train.score.words import (
@@ -334,7 +334,7 @@ def provenance(conf: Path | str) -> dict[str, str]:
     """Return date, commit, a hash of all settings in the folder of `conf`, and the machine."""
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(Path(asr_train.__file__).parent.parent),
+        "commit": commit(),
         "settings": settings_hash(Path(conf).parent),
         "machine": machine(),
     }
@@ -346,7 +346,7 @@ def goal() -> str:
     return shlex.join(re.sub(r"\\(.)", r"\1", word) for word in words)
 
 
-def commit(root: Path) -> str:
+def commit(root: Path = Path(ROOT)) -> str:
     """Return the short commit of the repository at `root`; `+`: modified; `unknown` outside git."""
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != root.resolve():  # inside another repository
