@@ -15,7 +15,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from asr_train.cost import calibrate
-from asr_train.cost.cluster import ClusterSettings, read_cluster
+from asr_train.cost.cluster import read_cluster
 from asr_train.files import hash_of, read_yaml, replacing, write_json, write_text
 from asr_train.jobs import main
 from asr_train.report.tables import commit, machine
@@ -72,7 +72,7 @@ def run(name: str, folder: str) -> None:
         content["one_step_late"] = fit_of(late, calibrate.fit(late, cluster, late.fit_on))
     content["seconds"] = round(time.perf_counter() - began, 1)
     target = Path(folder)
-    write_text(target / "speed.md", markdown(case, cluster, content))
+    write_text(target / "speed.md", markdown(case, content))
     plot(content, target / "speed.png")
     write_json(target / "speed.json", content)
     print((target / "speed.md").read_text())
@@ -119,7 +119,7 @@ def fit_of(case: calibrate.Case, found: calibrate.Fit) -> dict[str, Any]:
 # --- output --------------------------------------------------------------------------------------
 
 
-def markdown(case: calibrate.Case, cluster: ClusterSettings, content: dict[str, Any]) -> str:
+def markdown(case: calibrate.Case, content: dict[str, Any]) -> str:
     first, null = content["fits"][0], content["one_constant"]
     error, count = first["mean_absolute_error"], len(case.rows)
     reached = "reached" if error <= AIM else "missed"

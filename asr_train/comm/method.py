@@ -151,15 +151,14 @@ class ExchangeMethod:
             for worker in self.exchange.local:
                 self.partial[worker] = adagrad_of(adagrad, shapes, weights_P, self.total)
             adagrad = None  # of the models
-        for number in range(len(self.groups)):
-            own_P = weights_P if number == 0 else weights_P.clone()
-            self.replicas.append(self._replica(number, own_P, momentum, shapes, adagrad))
+        for _ in self.groups:
+            own_P = weights_P.clone() if self.replicas else weights_P
+            self.replicas.append(self._replica(own_P, momentum, shapes, adagrad))
         if self.blocks is not None:
             self.blocks.begin(weights_P)
 
     def _replica(
         self,
-        group: int,
         weights_P: Tensor,
         momentum: float,
         shapes: Sequence[Shape],

@@ -135,14 +135,12 @@ class Momentum:
                 update.descend(weights_P, rate)
                 return
             update = update.dense()
-        smoothed = self.adagrad is not None and (
-            self.adagrad.settings.place is AdagradPlace.smoothed
-        )
-        if not smoothed:
+        place = None if self.adagrad is None else self.adagrad.settings.place
+        if place is not AdagradPlace.smoothed:
             update = self._normalized(update)
         if self.velocity_P is not None:
             update = self.velocity_P.mul_(self.momentum).add_(update)
-        if smoothed:
+        if place is AdagradPlace.smoothed:
             update = self._normalized(update)
         weights_P.add_(update, alpha=-rate)
 

@@ -30,7 +30,6 @@ class OneBitMethod(ExchangeMethod):
 
     def _replica(
         self,
-        group: int,
         weights_P: Tensor,
         momentum: float,
         shapes: Sequence[Shape],
