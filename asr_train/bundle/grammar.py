@@ -144,8 +144,8 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
                 f"no pronunciation of {some(lexicon.missing)} is known; add it to a lexicon, in "
                 f"the phones of the model ({' '.join(states.phones[1:])})"
             )
-        limits = {"min_words": wanted.min_words, "max_words": wanted.max_words}
-        grammar = replace(grammar, kind=GrammarKind.loop, words=words, **limits)
+        kind, low, high = GrammarKind.loop, wanted.min_words, wanted.max_words
+        grammar = replace(grammar, kind=kind, words=words, min_words=low, max_words=high)
         return replace(opened.lang, lexicon=lexicon, grammar=grammar, arpa=None, pronprobs=None)
     sentences: list[list[str]] = []
     if wanted.arpa is not None:

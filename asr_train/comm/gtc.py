@@ -29,6 +29,7 @@ from asr_train.kernels import threshold
 
 CHECK_STEPS = 100  # between waits for a GPU's checks of messages
 Found = TypeVar("Found")
+Vectors = tuple[Tensor, Tensor, float, Tensor]  # gradients and residuals [W, P], tau, what is kept
 SLACK = 1.25  # room in a message, relative to the longest of the previous step
 
 
@@ -104,7 +105,7 @@ class Gtc(Reducer):
     ) -> Counts | None:
         """Do what `reduce` does; messages are counted but not made."""
 
-        def tallied(_: slice, *vectors: Any) -> list[threshold.Tallied]:
+        def tallied(_: slice, vectors: Vectors) -> list[threshold.Tallied]:
             return threshold.tally_rows(*vectors, counts_P)
 
         counts_P.zero_()
@@ -127,13 +128,12 @@ class Gtc(Reducer):
         return counts
 
     def _each(
-        self, gradients: Iterable[Gradient], compressed: Callable[..., Sequence[Found]]
+        self, gradients: Iterable[Gradient], compressed: Callable[[slice, Vectors], Sequence[Found]]
     ) -> Iterator[tuple[int, Gradient, Found]]:
         """Yield the local workers, their gradients, and what is found of these.
 
         Args:
-            compressed: places of some workers; their gradients, residuals [W, P]; tau; what they
-                keep -> what is found of each.
+            compressed: places of some workers, their vectors -> what is found of each.
         """
         found: Iterator[Found] = iter(())
         left = 0  # workers whose gradients are compressed, and not yet yielded
@@ -145,7 +145,7 @@ class Gtc(Reducer):
                 places = slice(first, first + left)
                 vectors = rows_WP, self._residuals_WP[places], self.tau, self._kept_WP[places]
                 with self.exchange.timed("compress"):
-                    found = iter(compressed(places, *vectors))
+                    found = iter(compressed(places, vectors))
             left -= 1
             yield worker, gradient, next(found)
 
@@ -172,7 +172,7 @@ class Gtc(Reducer):
         return dict(zip(self.exchange.local, self._residuals_WP, strict=True))
 
     def _compressed(
-        self, places: slice, *vectors: Any
+        self, places: slice, vectors: Vectors
     ) -> Sequence[threshold.Compressed | threshold.Fixed]:
         """Compress; for packed32 messages of a fixed length, without waiting for the device."""
         if not (self._on_device and self._is_fixed and self.kind is Kind.packed32):

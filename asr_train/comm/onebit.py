@@ -467,8 +467,9 @@ class OneBitSgd(Reducer):
             flags |= Flags.not_finite
         else:
             payload_B = columns.write(quantised, device)
-        more = {"tau": 1.0, "frames": frames, "wanted": self.sizes[place], "flags": flags}
-        return codec.enclose(payload_B, Header(**self._due(place, worker, way), **more))
+        due, wanted = self._due(place, worker, way), self.sizes[place]
+        header = Header(**due, tau=1.0, frames=frames, wanted=wanted, flags=flags)
+        return codec.enclose(payload_B, header)
 
     def _due(self, place: int, worker: int, way: int) -> dict[str, Any]:
         """Return what a header of this step says of a worker's message about a part."""
