@@ -10,13 +10,7 @@ import asr_train.interrupt  # noqa: F401
 import time
 from pathlib import Path
 
-from asr_train.align.table import (
-    check_lost,
-    phones_in_seconds,
-    report,
-    true_phones,
-    write_alignments,
-)
+from asr_train.align import table
 from asr_train.align.viterbi import Aligned, Lost, align_all, transcripts
 from asr_train.data.features import Feats, open_feats
 from asr_train.decode.posteriors import load_scorer
@@ -45,16 +39,16 @@ def ali(features: str, language: str, model: str, conf: str, output: str) -> str
         scorer.scores, spoken, lang, states, scorer.loop_S, settings, f"aligning {split}"
     )
     shift = feats.settings.shift_seconds
-    summary = report(split, feats.utterances, outcomes, states, shift)
+    summary = table.report(split, feats.utterances, outcomes, states, shift)
     summary |= {"model": scorer.run, "speakers": speakers}
-    check_lost(
+    table.check_lost(
         f"ali: {scorer.run}: {split}", summary["lost"], len(outcomes), settings.max_lost_share
     )
     about = {"model": scorer.run, "self_loops": scorer.loop_S.tolist()}
     summary["example"] = _example(feats, outcomes, states)
     summary["seconds"] = round(time.time() - start, 2)
     write_json(path.with_name(f"{split}.report.json"), summary)
-    write_alignments(
+    table.write_alignments(
         path, feats.utterances, outcomes, feats.settings, states, about, scorer.speakers
     )
     bounds = summary["boundaries"]
@@ -90,8 +84,8 @@ def _example(
         "words": utterance.words,
         "shift_seconds": shift,
         "logmel": feats.load(utterance).round(3).astype(float).tolist(),
-        "aligned": phones_in_seconds(states, outcome, shift),
-        "true": true_phones(utterance.row),
+        "aligned": table.phones_in_seconds(states, outcome, shift),
+        "true": table.true_phones(utterance.row),
     }
 
 

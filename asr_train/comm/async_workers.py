@@ -5,18 +5,16 @@ its own pace; then a drain delivers all messages, after which all models are ide
 there is no common model.
 """
 
-import contextlib
-import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from asr_train.comm.exchange import PARTS
+from asr_train.comm.exchange import Timed
 from asr_train.comm.links import FRAME_BYTES
 from asr_train.comm.peers import Message, Rate, Sender, Thresholds
 from asr_train.comm.reducers import Gradient, Reducer, Sent
@@ -72,19 +70,19 @@ class GradientSource(Protocol):
         """Note that the gradient's message was sent: an empty one if it was not finite."""
 
 
-class AsyncWorkers(Reducer):
+class AsyncWorkers(Timed, Reducer):
     """The workers hosted here, as a group's reducer.
 
     Attributes:
         sent, leads: by local worker, since they were last reset.
-        seconds: of this process, since they were last reset, by `exchange.PARTS`.
+        seconds: of this process, since they were last reset.
     """
 
     def __init__(self, peers: Sequence[Sender], thresholds: Thresholds) -> None:
+        super().__init__()
         self.peers, self.thresholds = {peer.worker: peer for peer in peers}, thresholds
         self.sent = {worker: Sent() for worker in self.peers}
         self.leads = {worker: Staleness() for worker in self.peers}
-        self.seconds = dict.fromkeys(PARTS, 0.0)
 
     @abstractmethod
     def run(
@@ -117,13 +115,6 @@ class AsyncWorkers(Reducer):
     def count_on(self, counted: Any) -> None:
         """Go on from what `counted` returned."""
         self.leads.update(counted)
-
-    @contextlib.contextmanager
-    def timed(self, part: str) -> Iterator[None]:
-        """Count the seconds spent inside."""
-        began = time.perf_counter()
-        yield
-        self.seconds[part] += time.perf_counter() - began
 
     def _count(self, message: Message, message_bytes: int) -> None:
         """Count a message, for all who receive it, too: when it arrives there is chance."""

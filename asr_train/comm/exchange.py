@@ -29,7 +29,25 @@ class ReplicaError(ValueError):
     """Workers that share a model have different weights."""
 
 
-class Exchange(ABC):
+class Timed:
+    """Counts seconds of this process.
+
+    Attributes:
+        seconds: so far, by `PARTS`.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+
+    @contextlib.contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Count the seconds spent inside; of a GPU's work, those that the host waits for."""
+        began = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - began
+
+
+class Exchange(Timed, ABC):
     """The workers `members`, of which this process hosts `local`.
 
     Attributes:
@@ -47,9 +65,9 @@ class Exchange(ABC):
     processes = 1
 
     def __init__(self, members: range, local: range, device: torch.device) -> None:
+        super().__init__()
         self.members, self.local, self.device = members, local, device
         self.received_bits = dict.fromkeys(local, 0)
-        self.seconds = dict.fromkeys(PARTS, 0.0)
 
     def count_received(self, message_bytes: int, *workers: int) -> None:
         """Count that local workers receive a message of this size from each other one.
@@ -62,13 +80,6 @@ class Exchange(ABC):
 
     def __len__(self) -> int:
         return len(self.members)
-
-    @contextlib.contextmanager
-    def timed(self, part: str) -> Iterator[None]:
-        """Count the seconds spent inside; of a GPU's work, those that the host waits for."""
-        began = time.perf_counter()
-        yield
-        self.seconds[part] += time.perf_counter() - began
 
     # --- what subclasses implement ----------------------------------------------------------------
 
