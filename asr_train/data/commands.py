@@ -8,7 +8,6 @@
 Knows nothing of other corpora. Equal settings give equal bytes, with any number of processes.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -193,10 +192,8 @@ def command_utterance(
 
 def _telephoned(speech: synth.Speech, rate: int) -> synth.Speech:
     """Return speech after sampling at a lower rate, which removes all above half of it."""
-    common = math.gcd(rate, speech.rate)
-    low, high = rate // common, speech.rate // common
-    narrow_T = resample_poly(speech.samples_T.astype(float), low, high)
-    samples_T = resample_poly(narrow_T, high, low)[: len(speech.samples_T)]
+    narrow_T = resample_poly(speech.samples_T.astype(float), rate, speech.rate)
+    samples_T = resample_poly(narrow_T, speech.rate, rate)[: len(speech.samples_T)]
     samples_T *= np.abs(speech.samples_T).max() / np.abs(samples_T).max()
     about = speech.about | {"telephone_rate": rate}
     return replace(speech, samples_T=samples_T.astype(np.float32), about=about)

@@ -466,8 +466,7 @@ def recorded(
     snr = round(rng.uniform(snr_db[0], snr_db[1]), 2)
     level = round(rng.uniform(level_db[0], level_db[1]), 2)
     kind = NOISES[rng.integers(len(NOISES))]
-    common = math.gcd(rate, speech.rate)
-    clean_T = resample_poly(speech.samples_T.astype(float), rate // common, speech.rate // common)
+    clean_T = resample_poly(speech.samples_T.astype(float), rate, speech.rate)
     if response_T is not None:
         clean_T = fftconvolve(clean_T, response_T)[: len(clean_T)]
     word_waves = [
