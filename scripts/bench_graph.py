@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.align.gmm import load_gmm
-from asr_train.files import replacing, write_json
+from asr_train.files import write_json, write_text
 from asr_train.jobs import peak_megabytes
 from asr_train.lang.arpa import read_arpa
 from asr_train.lang.index import load_lang
@@ -41,8 +41,7 @@ def main(folder: str, model: str, *languages: str) -> None:
     text = as_markdown("Decoding graphs", COLUMNS, map(cells, rows), notes)
     print(text)
     write_json(Path(folder) / "graphs.json", {"about": about, "graphs": rows})
-    with replacing(Path(folder) / "graphs.md") as part:
-        part.write_text(text)
+    write_text(Path(folder) / "graphs.md", text)
 
 
 def built(model: str, language: str) -> dict[str, Any]:

@@ -118,9 +118,8 @@ class Exchange(Timed, ABC):
             gathered = self._all(self._padded(messages, capacity))
             self.count_received(capacity)
             return list(gathered)
-        found = (
-            self._rows(torch.tensor([[len(message)] for message in messages])).flatten().tolist()
-        )
+        sizes = torch.tensor([[len(message)] for message in messages])
+        found = self._rows(sizes).flatten().tolist()
         gathered = self._all(self._padded(messages, max(found)))
         self.count_received(LENGTH_BYTES + max(found))
         return [row[:size] for row, size in zip(gathered, found, strict=True)]
