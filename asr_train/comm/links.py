@@ -57,13 +57,6 @@ class Event(NamedTuple):
     content: bytes
 
 
-class Arrived(NamedTuple):
-    """A message and its sender, as proved on its connection."""
-
-    process: int
-    message_B: Tensor  # uint8 [B]
-
-
 class Links:
     """Connections with all other processes.
 
@@ -100,8 +93,10 @@ class Links:
         for outbox in self._outboxes.values():
             outbox.put((What.message, content))
 
-    def receive(self, seconds: float) -> Arrived | None:
-        """Return the next message from any process; None if none arrives in so many seconds.
+    def receive(self, seconds: float) -> tuple[int, Tensor] | None:
+        """Return the sender, as proved on its connection, and its next message, uint8 [B].
+
+        None if none arrives in so many seconds.
 
         Raises:
             ExchangeError: if a process has ended, or stopped because of an error.
@@ -111,8 +106,7 @@ class Links:
         except queue.Empty:
             return None
         if event.what is What.message:
-            message_B = torch.frombuffer(bytearray(event.content), dtype=torch.uint8)
-            return Arrived(event.process, message_B)
+            return event.process, torch.frombuffer(bytearray(event.content), dtype=torch.uint8)
         reason = event.content.decode(errors="replace")
         sender = f"process {event.process} of {self.processes}"
         if event.what is What.error:

@@ -70,9 +70,9 @@ class RealTime(AsyncWorkers):
             arrived = self.links.receive(seconds)
         if arrived is None:
             return None
-        message_B = arrived.message_B.to(self.peer.residual_P.device)
-        self.peer.receive(self.peer.read(message_B, arrived.process))
-        return arrived.process
+        sender, message_B = arrived
+        self.peer.receive(self.peer.read(message_B.to(self.peer.residual_P.device), sender))
+        return sender
 
     def _timeout_message(self, late: list[int], waited: float) -> str:
         return (

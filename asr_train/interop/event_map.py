@@ -19,13 +19,6 @@ NONE = -1  # no node: Kaldi's NULL
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
-    """`CE`: an answer."""
-
-    answer: int
-
-
-@dataclass(frozen=True, slots=True)
 class Split:
     """`SE`: whether a key's value is in a set leads to one of two nodes, or to none."""
 
@@ -39,10 +32,11 @@ class Split:
 class EventMap:
     """Nodes that refer to each other by their places; no node's branches come after it.
 
+    A number (`CE`) is the answer.
     A table (`TE`), in which a key's value is the number of a branch, becomes a row of splits.
     """
 
-    nodes: list[Constant | Split]
+    nodes: list[int | Split]
     root: int
 
 
@@ -78,13 +72,13 @@ def read_tree(path: Path | str) -> ContextDependency:
 
 def read_event_map(objects: Objects) -> EventMap:
     """Read nodes until the root is complete; without recursion, so that any depth is fine."""
-    nodes: list[Constant | Split] = []
+    nodes: list[int | Split] = []
     open_nodes: list[_Open] = []
     while True:
         done = NONE
         kind = objects.expect("CE", "SE", "TE", "NULL")
         if kind == "CE":
-            nodes.append(Constant(objects.int32()))
+            nodes.append(objects.int32())
             done = len(nodes) - 1
         elif kind == "SE":
             open_nodes.append(_Open(objects.int32(), frozenset(objects.int32s().tolist()), 2, []))
@@ -119,7 +113,7 @@ class _Open:
     size: int
     branches: list[int]
 
-    def close(self, nodes: list[Constant | Split]) -> int:
+    def close(self, nodes: list[int | Split]) -> int:
         """Add splits to the nodes; return the place of the first one to ask."""
         if self.values is not None:
             nodes.append(Split(self.key, self.values, *self.branches))
@@ -224,13 +218,13 @@ class _Conversion:
             if here == NONE:
                 raise ValueError(self._missing(pdf_class, sides_SP))
             node = self._map.nodes[here]
-            if isinstance(node, Constant):
-                if not 0 <= node.answer < self._pdfs:
+            if isinstance(node, int):
+                if not 0 <= node < self._pdfs:
                     raise ValueError(
-                        f"the tree has pdf-id {node.answer}, but the transition model has "
+                        f"the tree has pdf-id {node}, but the transition model has "
                         f"{self._pdfs} pdf-ids from 0; take tree and model of the same folder"
                     )
-                self._rows[number][4] = node.answer
+                self._rows[number][4] = node
                 continue
             side = self._sides.get(node.key)
             if side is None:

@@ -26,7 +26,7 @@ def received(ours: Links, count: int) -> list[bytes]:
         assert time.monotonic() < deadline, len(found)
         arrived = ours.receive(1.0)
         if arrived is not None:
-            found.append(bytes(arrived.message_B.numpy()))
+            found.append(bytes(arrived[1].numpy()))
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from asr_train.interop.event_map import NONE, PDF_CLASS, Constant, ContextDependency
+from asr_train.interop.event_map import NONE, PDF_CLASS, ContextDependency
 from asr_train.interop.transition_model import TransitionModel
 
 # egs/yesno: a monophone system of SIL (5 states), Y and N (3 states); doc/hmm.dox
@@ -233,8 +233,8 @@ def pdf_of(tree: ContextDependency, window: Sequence[int], pdf_class: int) -> in
     place = tree.to_pdf.root
     while place != NONE:
         node = tree.to_pdf.nodes[place]
-        if isinstance(node, Constant):
-            return node.answer
+        if isinstance(node, int):
+            return node
         value = event.get(node.key)
         if value is None:
             return None

@@ -9,7 +9,7 @@ import pytest
 from interop.made_objects import TRI_TREE, YESNO_TREE, pdf_of, tree_binary, tri_pdf
 
 from asr_train.files import DamagedFileError
-from asr_train.interop.event_map import Constant, ContextDependency, read_tree, tree_of
+from asr_train.interop.event_map import ContextDependency, read_tree, tree_of
 from asr_train.lang.tree import Tree
 
 HEAD = b"\0BContextDependency \x04\1\0\0\0\x04\0\0\0\0ToPdf "
@@ -147,4 +147,4 @@ def test_old_trees_with_lengths_are_read(tmp_path):
     found = read_tree(tree_file(tmp_path, old))
     assert found == read_tree(tree_file(tmp_path, TRI_TREE))
     assert isinstance(found, ContextDependency)
-    assert Constant(5) in found.to_pdf.nodes
+    assert 5 in found.to_pdf.nodes
