@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import groupby
 
 from asr_train.lang.lexicon import odd_words
 from asr_train.schema import Digits, IntakeSettings, LexiconSettings, NormaliserKind
@@ -55,16 +56,13 @@ class Transcriber:
         ):
             return upper
         words: list[str] = []
-        run: list[str] = []  # tokens that the lexicon lacks: a noise mark may span several
-        for token in [*upper, None]:
-            known = None if token is None else self._entry(token)
-            if token is not None and known is None:
-                run.append(token)
+        # Tokens that the lexicon lacks are read together: a noise mark may span several
+        for known, tokens in groupby(upper, self._entry):
+            if known is not None:
+                words += [known for _ in tokens]
                 continue
-            for word in transcribed(" ".join(run), self.settings.normaliser):
+            for word in transcribed(" ".join(tokens), self.settings.normaliser):
                 words += self._read(word)
-            run = []
-            words += [] if known is None else [known]
         return words
 
     def _entry(self, token: str) -> str | None:

@@ -11,6 +11,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -80,19 +81,15 @@ def _key(file: BinaryIO, path: Path) -> str:
 
 def _listed(path: Path, decode: Callable[[BinaryIO], np.ndarray]) -> Keyed:
     """Look up the places in an .scp, keeping the last archive open."""
-    last: tuple[Path, BinaryIO] | None = None
-    try:
+    last: Path | None = None
+    with ExitStack() as stack:
         for number, line in enumerate(read_lines(path), 1):
             key, archive, offset = _place(f"{path}, line {number}", line)
-            if last is None or last[0] != archive:
-                if last:
-                    last[1].close()
-                last = archive, _opened(archive)
-            last[1].seek(offset)
-            yield key, _decoded(last[1], archive, key, decode)
-    finally:
-        if last:
-            last[1].close()
+            if archive != last:
+                stack.close()
+                last, file = archive, stack.enter_context(_opened(archive))
+            file.seek(offset)
+            yield key, _decoded(file, archive, key, decode)
 
 
 def _place(where: str, line: str) -> tuple[str, Path, int]:
