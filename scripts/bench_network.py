@@ -332,10 +332,8 @@ def markdown(content: dict[str, Any]) -> str:
         "",
         "- Peer to peer posts its receives before its sends. In the other order it took twice as "
         "long between two processes, as if only one direction were used at a time; the likely "
-        "cause "
-        "is that gloo requests data on the connection that its own data fills. Its all-gather of "
-        "two "
-        "takes 1.5 times the simulated time, perhaps for the same reason.",
+        "cause is that gloo requests data on the connection that its own data fills. Its "
+        "all-gather of two takes 1.5 times the simulated time, perhaps for the same reason.",
         "- gloo's broadcast to four sends three copies one after the other; the simulator's tree "
         "takes two rounds.",
         "- For small messages, waiting for a core is a large part of the time; and the kernel lets "

@@ -135,9 +135,8 @@ class Processes(Exchange):
         reason = str(error).split("\n")[0]
         return ExchangeError(
             f"{who} of {dist.get_world_size()} did not answer{waited} "
-            f"(comm.timeout_seconds is {self.timeout_seconds:g}; {what}: "
-            f"{reason}); look at its output, then start again: training resumes from the "
-            "last checkpoint"
+            f"(comm.timeout_seconds is {self.timeout_seconds:g}; {what}: {reason}); look at its "
+            "output, then start again: training resumes from the last checkpoint"
         )
 
     def _silent(self) -> list[int]:

@@ -33,8 +33,7 @@ def add_speeds(made: PreparedSplit, speeds: list[float], new_speakers: bool) -> 
         if clash:
             raise CorpusError(
                 f"{clash[0]} is an utterance id of the corpus already, so the copy at speed "
-                f"{speed} cannot "
-                f"have it; rename it, or leave that speed out of corpus.speeds"
+                f"{speed} cannot have it; rename it, or leave that speed out of corpus.speeds"
             )
         made.cuts += cuts
     if len(speeds) > 1:

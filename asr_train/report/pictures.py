@@ -350,8 +350,7 @@ def draw_utterance(model: str, split: str, example: Row) -> Picture:
     )
     caption = (
         f"{example['id']}: log-mel energy (brighter is louder), phone boundaries aligned by "
-        f"{model} "
-        f"(upper half){', and true ones (lower half)' if len(strips) == 2 else ''}."
+        f"{model} (upper half){', and true ones (lower half)' if len(strips) == 2 else ''}."
     )
     return Picture(f"utterance_{split}", figure, alt, caption)
 
