@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -46,13 +47,44 @@ def settings(run: str, overrides: list[str]) -> Config:
         if re.match(r"\W*hydra\b", override):  # which Hydra would take for its own settings
             raise SettingsError(unknown_key("hydra", typing.get_type_hints(Config)))
     try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose("config", [*chosen, *map(as_text, overrides)])
-        values: Any = OmegaConf.to_container(config, resolve=True)
+        values = _composed(chosen, overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(_cause(error, overrides)) from error
     values["gmm"] = without_left_out(values["gmm"], overrides)
     return build(Config, values)
+
+
+def _composed(chosen: list[str], overrides: list[str]) -> dict[str, Any]:
+    """Return the values of conf/ and overrides, without references.
+
+    A setting that conf/ lacks, or has by a reference such as `front: ${gmm.mono.front}`, is set in
+    these values: Hydra's ++ would replace the reference by that one setting.
+    """
+    given = {override: as_text(override) for override in overrides}
+    later: list[tuple[str, str, Exception]] = []
+    while True:
+        try:
+            with initialize_config_dir(str(CONF), version_base="1.3"):
+                config = compose("config", [*chosen, *given.values()])
+            break
+        except HydraException as error:
+            missing = re.search(r"Could not override '([^']+)'", str(error))
+            some = [o for o in given if missing and o.partition("=")[0].lstrip("+") == missing[1]]
+            if missing is None or not some:
+                raise
+            later += [(missing[1], given.pop(override), error) for override in some]
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    for key, override, cause in later:
+        *parents, last = key.split(".")
+        node, is_new = values, _known(key)[1]
+        for name in parents:
+            node = node.setdefault(name, {}) if is_new else node.get(name)
+            if not isinstance(node, dict):  # null, or there is none
+                raise cause
+        if not is_new and last not in node:
+            raise cause
+        node[last] = OverridesParser.create().parse_override(override).value()
+    return dict(values)
 
 
 def of_group(group: str, name: str) -> Any:
@@ -84,21 +116,11 @@ def as_text(override: str) -> str:
     """Return the override as Hydra needs it.
 
     Text is quoted, so that 1183 is a name, and letters beyond ASCII can be read. A mapping may have
-    new names (++), and conf/ need not have what has a default in the schema.
+    new names (++).
     """
     key, sign, value = override.partition("=")
-    hint: Any = Config
-    is_new = False
-    for name in key.lstrip("+").split("."):
-        is_mapping = typing.get_origin(hint) is dict
-        is_new = is_new or is_mapping
-        each = typing.get_args(hint)[1] if is_mapping else None
-        known = {f.name: f.default for f in fields(hint)} if is_dataclass(hint) else {}
-        hint = typing.get_type_hints(hint).get(name) if is_dataclass(hint) else each
-        inner = [a for a in typing.get_args(hint) if a is not type(None)]
-        hint = inner[0] if isinstance(hint, types.UnionType) and len(inner) == 1 else hint
-    is_named = typing.get_origin(hint) is dict and value.startswith("{")
-    if is_new or is_named or known.get(name, MISSING) not in (MISSING, None):
+    hint, _ = _known(key.lstrip("+"))
+    if typing.get_origin(hint) is dict and value.startswith("{"):
         key = f"++{key.lstrip('+')}"
     items = re.fullmatch(r"\[([^\[\]'\"]+)\]", value)
     if hint == list[str] and items:
@@ -106,6 +128,27 @@ def as_text(override: str) -> str:
     is_number = re.fullmatch(r"[-+]?[\d_.]+(e[-+]?\d+)?", value, re.IGNORECASE)
     is_foreign = not value.isascii() and value[0] not in "'\""
     return f"{key}{sign}{_quoted(value) if hint is str and (is_number or is_foreign) else value}"
+
+
+def _known(key: str) -> tuple[Any, bool]:
+    """Return a setting's type, and whether conf/ may lack it.
+
+    That is what has a default in the schema, and any name of a mapping that is not a folder of
+    conf/.
+    """
+    hint: Any = Config
+    folder, is_new, default = CONF, False, MISSING
+    for name in key.split("."):
+        is_mapping = typing.get_origin(hint) is dict
+        is_new = is_new or (is_mapping and not folder.is_dir())
+        folder /= name
+        each = typing.get_args(hint)[1] if is_mapping else None
+        defaults = {f.name: f.default for f in fields(hint)} if is_dataclass(hint) else {}
+        default = defaults.get(name, MISSING)
+        hint = typing.get_type_hints(hint).get(name) if is_dataclass(hint) else each
+        inner = [a for a in typing.get_args(hint) if a is not type(None)]
+        hint = inner[0] if isinstance(hint, types.UnionType) and len(inner) == 1 else hint
+    return hint, is_new or default not in (MISSING, None)
 
 
 def _quoted(value: str) -> str:

@@ -113,6 +113,17 @@ def test_what_has_a_default_in_the_schema_can_be_set():
     assert found.lm.small.file == "/x.arpa"
 
 
+def test_a_setting_that_refers_to_another_systems_can_be_set_alone():
+    given = ["gmm=sat", "gmm.tri.front.splice=5", "gmm.lda.tree.leaves=7"]
+    gmm = settings("dnn", given).gmm
+    assert [gmm[name].front.splice for name in ("mono", "tri")] == [0, 5]
+    assert gmm["tri"].front.deltas == gmm["mono"].front.deltas
+    assert gmm["lda"].tree.leaves == 7 != gmm["tri"].tree.leaves
+    for wrong in ("gmm.sat.front.splice=3", "gmm.tri.front.x=1"):  # no front of its own; unknown
+        with pytest.raises(SettingsError, match=f"{wrong.partition('=')[0]} is not a setting"):
+            settings("dnn", ["gmm=sat", wrong])
+
+
 @pytest.mark.parametrize("workers", ["0", "-1", "two", "1.5"])
 def test_workers_that_cannot_be_are_refused_before_any_stage(tmp_path, workers):
     with pytest.raises(SettingsError, match=f"WORKERS is '{workers}'; it must be a positive"):

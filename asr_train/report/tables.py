@@ -94,8 +94,8 @@ def wer_table(
 
 
 def held_out(split: str) -> bool:
-    """Return whether scales were not chosen on this split; those are named dev or valid."""
-    return not any(word in split.lower() for word in ("dev", "valid"))
+    """Return whether scales were not chosen on this split; a word of the others is dev or valid."""
+    return not {"dev", "valid", "validation"} & set(re.split(r"[^a-z]+", split.lower()))
 
 
 def against(base: Score, score: Score, settings: ScoreSettings) -> dict[str, Any] | None:
