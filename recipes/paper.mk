@@ -25,7 +25,7 @@ endif
 # CONDITIONS_TABLE: the test sets of a table that has several, of those that only commands has
 TABLES ?= $(filter-out paper $(if $(filter commands,$(CORPUS)),,$(CONDITIONAL)),$(basename $(notdir $(wildcard $(CURDIR)/*.yaml))))
 CONDITIONAL := $(patsubst CONDITIONS_%,%,$(filter CONDITIONS_%,$(.VARIABLES)))
-W      ?= work-$(SCALE)
+W      ?= work-$(SCALE)$(addprefix -,$(filter-out commands,$(CORPUS)))
 PAPER  := $(notdir $(CURDIR))
 PY     ?= $(or $(wildcard $(ROOT)/.venv/bin/python),python)
 PARALLEL   ?= $(shell nproc)# runs trained in parallel, one thread each

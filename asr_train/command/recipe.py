@@ -20,6 +20,7 @@ from asr_train.places import ROOT
 
 PATHS = ("CORPUS_DIR", "W", "BUNDLE", "HUMAN", "GRAMMAR", "RESULTS", "RECORDS")  # count from here
 LISTS = ("MORE", "TEXT")
+APART = ("SIZE=", "SCALE=", "CORPUS=")  # results of others are in other folders
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +39,8 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("make is not installed; install it (Debian: apt-get install make)")
     given = [_from_here(each) for each in options.make]
     if not any(each.startswith("W=") for each in given):
-        size = [each.partition("=")[2] for each in given if each.startswith(("SIZE=", "SCALE="))]
-        given.append(f"W={Path.cwd() / '-'.join([options.name, 'work', *size])}")
+        apart = [each.partition("=")[2] for each in given if each.startswith(APART)]
+        given.append(f"W={Path.cwd() / '-'.join([options.name, 'work', *apart])}")
     command = [make, "--no-print-directory", "-C", str(folder / options.name)]
     return subprocess.run([*command, f"PY={sys.executable}", *given], check=False).returncode
 

@@ -80,8 +80,8 @@ def test_recipe_calls_make_with_a_folder_here(tmp_path, capfd, monkeypatch):
     assert "RUN is for `make bundle`; the networks to train are RUNS" in capfd.readouterr().err
 
 
-def test_every_size_and_scale_has_a_folder_of_its_own(monkeypatch):
-    """As in a checkout: another scale would train in the folder of the first, and replace it."""
+def test_every_size_scale_and_corpus_has_a_folder_of_its_own(monkeypatch):
+    """As in a checkout: another one would train in the folder of the first, and replace it."""
     called = []
     done = subprocess.CompletedProcess([], 0)
     monkeypatch.setattr(subprocess, "run", lambda words, **_: called.append(words) or done)
@@ -89,7 +89,7 @@ def test_every_size_and_scale_has_a_folder_of_its_own(monkeypatch):
         assert run("recipe", *given) == 0
     assert [words[-1].rpartition("/")[2] for words in called] == [
         "digits-work-tiny",
-        "strom2015-work-tiny",
+        "strom2015-work-tiny-digits",
     ]
 
 
