@@ -60,19 +60,20 @@ def _composed(chosen: list[str], overrides: list[str]) -> dict[str, Any]:
     A setting that conf/ lacks, or has by a reference such as `front: ${gmm.mono.front}`, is set in
     these values: Hydra's ++ would replace the reference by that one setting.
     """
-    given = {override: as_text(override) for override in overrides}
+    given = list(overrides)  # where two name one key, the later wins
     later: list[tuple[str, str, Exception]] = []
     while True:
         try:
             with initialize_config_dir(str(CONF), version_base="1.3"):
-                config = compose("config", [*chosen, *given.values()])
+                config = compose("config", [*chosen, *map(as_text, given)])
             break
         except HydraException as error:
             missing = re.search(r"Could not override '([^']+)'", str(error))
             some = [o for o in given if missing and o.partition("=")[0].lstrip("+") == missing[1]]
             if missing is None or not some:
                 raise
-            later += [(missing[1], given.pop(override), error) for override in some]
+            later += [(missing[1], as_text(override), error) for override in some]
+            given = [override for override in given if override not in some]
     values: Any = OmegaConf.to_container(config, resolve=True)
     for key, override, cause in later:
         *parents, last = key.split(".")

@@ -119,6 +119,7 @@ def test_a_setting_that_refers_to_another_systems_can_be_set_alone():
     assert [gmm[name].front.splice for name in ("mono", "tri")] == [0, 5]
     assert gmm["tri"].front.deltas == gmm["mono"].front.deltas
     assert gmm["lda"].tree.leaves == 7 != gmm["tri"].tree.leaves
+    assert "sat" in settings("dnn", ["gmm=sat", "gmm=tri", *given]).gmm  # the later wins
     for wrong in ("gmm.sat.front.splice=3", "gmm.tri.front.x=1"):  # no front of its own; unknown
         with pytest.raises(SettingsError, match=f"{wrong.partition('=')[0]} is not a setting"):
             settings("dnn", ["gmm=sat", wrong])
