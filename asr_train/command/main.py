@@ -1,4 +1,4 @@
-"""The command `asr-train`: decode, grammar, align, check, score, export, plan, recipe.
+"""The command `asr-train`: decode, grammar, align, check, score, export, plan, fetch, recipe.
 
 A command's module is imported when it runs, so that --help is quick. Exit codes: 0 done; 1 an
 error, or a file that could not be used; 2 a wrong call.
@@ -22,6 +22,7 @@ COMMANDS = {
     "score": "word errors of hypotheses: sclite's totals, intervals, comparison of two",
     "export": "a bundle's network as ONNX",
     "plan": "recommend an exchange method for a cluster (simulated)",
+    "fetch": "download a public corpus",
     "recipe": "train: what `make NAME` does in a checkout",
 }
 

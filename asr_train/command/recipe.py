@@ -1,7 +1,8 @@
 """Train with a recipe: what `make NAME` does in a checkout.
 
 NAME is a recipe or a paper (without it, they are listed); GOAL and VARIABLE=value are make's, and
-so are -n, -k and -jN. Results are in the folder NAME-work here; W=path names another. `asr-train
+so are -n, -k and -jN. Results are in the folder NAME-work here; W=path names another. A corpus in
+data/NAME here, as from `asr-train fetch NAME`, is taken where CORPUS_DIR names none. `asr-train
 recipe NAME help` lists goals and variables. It needs make and bash.
 
 example:
@@ -38,9 +39,13 @@ def run(options: argparse.Namespace) -> int:
     if (make := shutil.which("make")) is None:
         raise ValueError("make is not installed; install it (Debian: apt-get install make)")
     given = [_from_here(each) for each in options.make]
-    if not any(each.startswith("W=") for each in given):
+    said = dict(each.split("=", 1) for each in given if "=" in each)
+    if "W" not in said:
         apart = [each.partition("=")[2] for each in given if each.startswith(APART)]
         given.append(f"W={Path.cwd() / '-'.join([options.name, 'work', *apart])}")
+    fetched = Path("data", said.get("CORPUS", options.name)).absolute()
+    if fetched.is_dir() and "CORPUS_DIR" not in said:
+        given.append(f"CORPUS_DIR={fetched}")
     command = [make, "--no-print-directory", "-C", str(folder / options.name)]
     return subprocess.run([*command, f"PY={sys.executable}", *given], check=False).returncode
 

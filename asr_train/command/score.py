@@ -19,6 +19,8 @@ import argparse
 import json
 import re
 import sys
+import unicodedata
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,7 @@ def run(options: argparse.Namespace) -> int:
     settings = build(ScoreSettings, read_yaml(Path(ROOT) / "conf" / "score" / "default.yaml"))
     kind = NormaliserKind(options.normalise)
     normaliser = load_normaliser(NormaliserSettings(kind=kind, mapping=options.mapping))
+    nfc = partial(unicodedata.normalize, "NFC")  # as in what decode writes
     names = [name for name in (options.hypothesis, options.second) if name is not None]
     if [options.reference, *names].count("-") > 1:
         raise ValueError("- is given twice, but standard input is read once; write one to a file")
@@ -72,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         references, found = _sides(options.reference, known, name)
         speakers = _speakers(options.speakers, references)
         pairs = {
-            utt_id: (normaliser.reference(text), normaliser.hypothesis(found[utt_id]))
+            utt_id: (normaliser.reference(nfc(text)), normaliser.hypothesis(nfc(found[utt_id])))
             for utt_id, (_, text) in references.items()
         }
         scored = [Scored(u, speakers[u], WordErrors.between(*pair)) for u, pair in pairs.items()]

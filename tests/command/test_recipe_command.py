@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -91,6 +92,24 @@ def test_every_size_scale_and_corpus_has_a_folder_of_its_own(monkeypatch):
         "digits-work-tiny",
         "strom2015-work-tiny-digits",
     ]
+
+
+def test_a_corpus_is_fetched_to_where_its_recipe_looks(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    archive = tmp_path / "fsdd.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        soundfile.write("7.wav", [0.1] * 4000, 8000)
+        tar.add("7.wav", "fsdd/recordings/7_ann_0.wav")
+    monkeypatch.setenv("FETCH_URL", archive.as_uri())
+    assert run("fetch", "fsdd") == 0
+    assert "1 recordings of 1 speakers in data/fsdd" in capfd.readouterr().out
+    called = []
+    done = subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr(subprocess, "run", lambda words, **_: called.append(words[-1]) or done)
+    for given in ("fsdd",), ("strom2015", "CORPUS=fsdd"), ("fsdd", "CORPUS_DIR=mine"), ("an4",):
+        run("recipe", *given)
+    assert called[:2] == [f"CORPUS_DIR={tmp_path}/data/fsdd"] * 2
+    assert not any("data" in word for word in called[2:])
 
 
 @pytest.mark.slow

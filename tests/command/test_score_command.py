@@ -171,6 +171,13 @@ def test_the_same_twice_differs_by_nothing(tmp_path, capsys):
     )
 
 
+def test_one_word_in_two_unicode_forms_is_the_same_word(tmp_path, capsys):
+    said = write_text(tmp_path / "r", {"a": ["CAN\u0303O"]})
+    heard = write_text(tmp_path / "h", {"a": ["CA\u00d1O"]})
+    assert run(said, heard) == 0
+    assert "%WER 0.00 [ 0 / 1," in capsys.readouterr().out
+
+
 def test_details_replace_no_input(tmp_path, capsys):
     path = write_text(tmp_path / "r", {"a": ["ONE"]})
     assert run(path, path, "--details", path) == 1
