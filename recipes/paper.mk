@@ -16,6 +16,8 @@ ifeq ($(wildcard $(ROOT)/recipes/$(CORPUS)/Makefile),)
 $(error CORPUS is '$(CORPUS)', but recipes/ has no such recipe; it may be commands, digits, librispeech, ...)
 endif
 export CORPUS
+DIVERGED ?= keep# a run that diverges is a row, too; see scripts/train.py
+export DIVERGED
 # Networks learn the alignments of the last of GMMS, once; for the tables in results/ that was tri.
 ifeq ($(CORPUS),commands)
 GMMS   ?= mono tri

@@ -10,6 +10,8 @@ single process hosts all, and the result is bit-identical. With comm.stripes=M, 
 into the stripes of M processes, and the number of processes is a multiple of M. DEVICE=cpu, cuda or
 cuda:N chooses the device (default: the GPU if there is one); JOBS=n is the number of threads of all
 processes of a machine together. Sequence training begins with the network of the run INITIAL.
+With DIVERGED=keep, a run in a single process that diverges (NaN or infinity) is finished with its
+newest checkpoint, or as it began; it is an error otherwise.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -21,6 +23,7 @@ import platform
 import shlex
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy
@@ -34,6 +37,7 @@ from asr_train.shards.reader import Shards
 from asr_train.train.loop import train
 from asr_train.train.pretrain import pretrained
 from asr_train.train.process import chosen_device, die_with_launcher
+from asr_train.train.state import NotFiniteError
 
 
 def stage(train_index: str, dev_index: str, settings: str, *paths: str) -> str | None:
@@ -68,7 +72,18 @@ def stage(train_index: str, dev_index: str, settings: str, *paths: str) -> str |
         exchange = open_exchange(workers, *where) if stripes is None else stripes.exchange
         if leads:
             files.write_json(folder / "run.json", description(run, device, workers))
-        train(run, *splits, folder, device, exchange, initial, stripes)
+        try:
+            train(run, *splits, folder, device, exchange, initial, stripes)
+        except NotFiniteError as error:
+            if os.environ.get("DIVERGED") != "keep" or started() > 1:
+                raise
+            why = str(error)
+            finish = partial(train, run, *splits, folder, device, initial=initial, diverged=why)
+            try:
+                finish(open_exchange(workers, *where))
+            except NotFiniteError:  # the weights are finite, but too large
+                shutil.rmtree(folder / "ckpt", ignore_errors=True)
+                finish(open_exchange(workers, *where))
         if leads and device.type == "cuda":
             about = files.read_json(folder / "run.json")
             about["most_gpu_bytes"] = torch.cuda.max_memory_allocated(device)

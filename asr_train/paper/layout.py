@@ -42,6 +42,10 @@ def _speed(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
 
 
+def _label(row: JsonRow) -> str:
+    return f"{row['label']} (diverged)" if "diverged" in row["ours"] else str(row["label"])
+
+
 def _wer_cell(row: JsonRow) -> str:
     each = [f"{100 * wer:.2f}" for wer in row["ours"]["wer_by_seed"]]
     mean = f"{100 * row['ours']['wer']:.2f}"
@@ -142,7 +146,7 @@ def columns(table: TableDict) -> list[Column]:
     printed = list(dict.fromkeys(key for row in table["rows"] for key in row["paper"]))
     keys = table["keys"]
     found = [
-        Column("row", lambda row: row["label"], "row"),
+        Column("row", _label, "row"),
         Column("method, ours", _ours("method", str)),
     ]
     shown: set[str] = set()
@@ -289,6 +293,11 @@ def notes(table: TableDict) -> list[str]:
             else ", of the process that writes the log."
         )
     )
+    lines += [
+        f"{run} diverged and was tested with its last sound checkpoint, or as it began: {why}."
+        for ours in rows
+        for run, why in ours.get("diverged", {}).items()
+    ]
     if any(ours["virtual_seconds"] is not None for ours in rows):
         lines.append("Virtual seconds: the simulated clock of an asynchronous run.")
     lines += _simulated_notes(table)

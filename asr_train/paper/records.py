@@ -32,7 +32,7 @@ _MEANS = (  # per step
     *("compute_seconds", "exchange_seconds", "wait_seconds", "compress_seconds"),
     *("transfer_seconds", "cpu_seconds"),
 )
-_DEV = ("epoch", "step", "dev_loss", "dev_accuracy", "rate")
+_DEV = ("epoch", "step", "dev_loss", "dev_accuracy", "rate", "diverged")
 _ABOUT = ("settings", "workers", "processes")
 
 

@@ -277,6 +277,7 @@ def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
     seconds = [numbers["cpu_seconds"] for numbers in found]
     speeds = [_frames(run) / second for run, second in zip(row.runs, seconds, strict=True)]
     virtual = [_last(run, "simulated_seconds") for run in row.runs]
+    diverged = {run.run: why for run in row.runs if (why := _last(run, "diverged"))}
     return {
         "runs": [run.run for run in row.runs],
         **{key: first[key] for key in ("method", "workers", "processes", "parameters")},
@@ -324,6 +325,7 @@ def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
         "frames_a_cpu_second": _mean(speeds),
         "cpu_minutes": _mean([second / 60 for second in seconds]),
         "virtual_seconds": _mean(virtual),
+        **({"diverged": diverged} if diverged else {}),
     }
 
 
@@ -380,7 +382,7 @@ def _frames(run: Trained) -> int:
     return int(_last(run, "frames") or 0)
 
 
-def _last(run: Trained, key: str) -> float | None:
+def _last(run: Trained, key: str) -> Any:
     return next((row[key] for row in reversed(run.log) if key in row), None)
 
 

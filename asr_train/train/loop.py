@@ -70,6 +70,7 @@ def train(
     exchange: Exchange | None = None,
     initial: Path | None = None,
     stripes: Stripes | None = None,
+    diverged: str | None = None,
 ) -> Path:
     """Train a network as `run` says, resuming from its newest checkpoint if there is one.
 
@@ -82,6 +83,8 @@ def train(
             worker.
         initial: model.json of a network whose layers this one begins with; None: random weights.
         stripes: that each network is cut into, `comm.stripes` of them; None: it is whole.
+        diverged: the message of the NotFiniteError that ended the training: the run is finished
+            with its newest checkpoint, or the network that it began with.
     Returns:
         The path of model.json.
     Raises:
@@ -143,7 +146,9 @@ def train(
     saved = checkpoints.newest()
     changed = None if saved is None else state.restore(saved)
     progress = state.progress
-    if leads and not progress.step:  # what a run with other settings left
+    if diverged is not None:
+        progress.log_bytes = (folder / "log.jsonl").stat().st_size
+    elif leads and not progress.step:  # what a run with other settings left
         (folder / "model.json").unlink(missing_ok=True)
         shutil.rmtree(folder / "epochs", ignore_errors=True)
 
@@ -211,8 +216,23 @@ def train(
             checkpoints.save(progress.step, state.contents())
             saved_step = progress.step
 
+        def end_epoch(**more: str) -> float:
+            """Evaluate the network, write DEV's row, and return DEV's loss."""
+            bucket.point_at(method.exported())
+            check_finite("the weights", bucket.weights_P, bucket, progress.step)
+            loss, accuracy = evaluate(model, dev_shards, device, exchange, objective)
+            if not math.isfinite(loss):
+                raise NotFiniteError(
+                    f"DEV's loss is {loss} at step {progress.step}; lower optim.rate"
+                )
+            progress.dev_loss, progress.dev_accuracy = loss, accuracy
+            progress.epoch, progress.epoch_step, progress.share = progress.epoch + 1, 0, 0.0
+            crc32 = zlib.crc32(bucket.weights_P.cpu().numpy().data)
+            log.row(dev_row(progress, state.schedule.rate, workers, crc32) | more)
+            return loss
+
         control = Controllers(optim, model, state, train_shards, dev_shards, device, log.row, tell)
-        while not state.schedule.is_finished:
+        while diverged is None and not state.schedule.is_finished:
             feed = control.feed()
             if feed.fewest < feed.num_steps and not progress.epoch_step:
                 tell(
@@ -261,27 +281,21 @@ def train(
             if here.steps:
                 write_row(progress.step)
             check_replicas(state)
-            bucket.point_at(method.exported())
-            check_finite("the weights", bucket.weights_P, bucket, progress.step)
-            progress.dev_loss, progress.dev_accuracy = evaluate(
-                model, dev_shards, device, exchange, objective
-            )
-            if not math.isfinite(progress.dev_loss):
-                raise NotFiniteError(
-                    f"DEV's loss is {progress.dev_loss} at step {progress.step}; lower optim.rate"
-                )
+            dev_loss = end_epoch()
             rate = state.schedule.rate
-            state.schedule.end_epoch(progress.dev_loss)
-            progress.epoch, progress.epoch_step, progress.share = progress.epoch + 1, 0, 0.0
-            crc32 = zlib.crc32(bucket.weights_P.cpu().numpy().data)
-            log.row(dev_row(progress, rate, workers, crc32))
             tell(epoch_line(state.in_epoch, progress, rate, optim.epochs, workers))
+            state.schedule.end_epoch(dev_loss)
             state.in_epoch = Interval()
             if optim.keep_epochs:
                 keep(folder / "epochs" / str(progress.epoch))
             save_checkpoint()
 
         bucket.point_at(method.exported())
+        if diverged is not None:
+            tell(f"{diverged}; the run is finished with its weights of step {progress.step}")
+            end_epoch(diverged=diverged)
+            for epoch in range(progress.epoch, optim.epochs + 1) if optim.keep_epochs else ():
+                keep(folder / "epochs" / str(epoch))
         return keep(folder)
 
 

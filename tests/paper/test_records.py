@@ -55,6 +55,18 @@ def interval(step, epoch, **changes):
 # --- logs ---------------------------------------------------------------------------------------
 
 
+def test_a_run_that_diverged_is_shown_as_such_here_and_from_its_record(nodes, tmp_path):
+    trained = all_finished(nodes)
+    bad = nodes.rows[1].runs[0].name
+    trained[bad].log[-1]["diverged"] = "the loss is nan at step 7"
+    trained[bad] = through_a_file(tmp_path, record_of(trained[bad])).trained
+    shown = markdown(tabulated(nodes, trained))
+    assert f"| {nodes.rows[1].label} (diverged) |" in shown
+    assert f"{bad} diverged and was tested with its last sound checkpoint" in shown
+    assert "or as it began: the loss is nan at step 7." in shown
+    assert shown.count("(diverged)") == 1
+
+
 def test_a_shortened_log_has_the_same_sums_over_the_run_and_over_each_epoch():
     long = []
     for i in range(1, 61):

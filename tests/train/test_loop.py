@@ -387,6 +387,32 @@ def test_a_loss_on_dev_that_is_no_number_is_an_error(splits, tmp_path, monkeypat
         trained(tmp_path / "run", splits)
 
 
+def test_a_run_that_diverged_can_be_finished_with_its_last_sound_checkpoint(
+    splits, tmp_path, monkeypatch
+):
+    original, calls, folder = Momentum.apply, [], tmp_path / "run"
+
+    def explodes(self, weights_P, *rest):
+        original(self, weights_P, *rest)
+        calls.append(1)
+        if len(calls) == 80:
+            weights_P.fill_(torch.inf)
+
+    monkeypatch.setattr(Momentum, "apply", explodes)
+    with pytest.raises(NotFiniteError) as error:
+        trained(folder, splits, keep_epochs=True, checkpoint_steps=1000)
+    before = rows(folder)
+    settings = tiny.settings(keep_epochs=True, checkpoint_steps=1000)
+    loop.train(settings, *splits, folder, CPU, diverged=str(error.value))
+    *kept, last = rows(folder)
+    assert kept == before
+    assert (last["epoch"], last["step"], last["diverged"]) == (2, 53, str(error.value))
+    first = next(row for row in kept if "dev_loss" in row)
+    assert last["weights_crc32"] == first["weights_crc32"]
+    same = [(folder / f"epochs/{n}/model.pt").read_bytes() for n in (1, 2, 3)]
+    assert same == [(folder / "model.pt").read_bytes()] * 3
+
+
 # --- DEV ----------------------------------------------------------------------------------------
 
 

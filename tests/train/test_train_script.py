@@ -25,9 +25,11 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 def call(
-    splits, tmp_path, output="exp/a/model.json", comm=None, processes=1, **environment
+    splits, tmp_path, output="exp/a/model.json", comm=None, processes=1, optim=None, **environment
 ) -> subprocess.CompletedProcess:
-    files.write_yaml(tmp_path / "a.yaml", schema.plain(tiny.settings(comm, epochs=1)))
+    files.write_yaml(
+        tmp_path / "a.yaml", schema.plain(tiny.settings(comm, **(optim or {"epochs": 1})))
+    )
     paths = [*(shards.path for shards in splits), tmp_path / "a.yaml", tmp_path / output]
     command, environment = [str(SCRIPT), *map(str, paths)], {"JOBS": "1", **environment}
     if processes == 1:
@@ -71,6 +73,22 @@ def test_the_script_trains_and_says_what_it_ran(splits, tmp_path):
     assert said["command"].startswith("train.py ")
     assert said["versions"].keys() == {"python", "torch", "numpy"}
     assert (said["workers"], said["processes"]) == (1, 1)
+
+
+@pytest.mark.parametrize("comm", [None, GTC | {"workers": 2}])
+def test_a_run_that_diverges_at_once_is_finished_as_it_began(splits, tmp_path, comm):
+    """Neither the checkpoint's weights, which are finite, nor those after it can be evaluated."""
+    optim = {"rate": 1e37, "checkpoint_steps": 1, "log_steps": 1}
+    done = call(splits, tmp_path, comm=comm, optim=optim)
+    assert (done.returncode, "lower optim.rate" in done.stderr) == (1, True)
+    assert not (tmp_path / "exp/a/model.json").exists()
+    done = call(splits, tmp_path, comm=comm, optim=optim, DIVERGED="keep")
+    assert done.returncode == 0, done.stderr
+    assert "the run is finished with its weights of step 0" in done.stdout
+    last = tiny.rows(tmp_path / "exp/a")[-1]
+    assert "at step" in last["diverged"]
+    model, _ = load_model(tmp_path / "exp/a/model.json")
+    assert all(p.isfinite().all() for p in model.parameters())
 
 
 def test_torchrun_gives_the_bytes_of_virtual_workers(splits, tmp_path):
