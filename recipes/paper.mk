@@ -81,6 +81,7 @@ endif
 ##   PARALLEL=runs trained at once   RESULTS=folder to copy the tables, and the records of their runs, to
 ##   RECORDS=folder of records: these runs are not trained (results/PAPER/records, or another machine's)
 ##   SET='optim.max_norm=1'     settings that the paper's runs do not set themselves
+##   DIVERGED=stop              stop where a run diverges (default: finish it with its last sound checkpoint)
 ##   DRY_RUN=1                  a few steps of each run on random frames instead: seconds, memory, hours per row
 ##                              with PASS_HOURS=hours of speech per epoch (default: the scale's)
 .PHONY: paper paper-tables
