@@ -202,9 +202,9 @@ $W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(if $(SPEECH),$C/audio/
 	$Q$(PY) $S/manifests.py $(wordlist 1,2,$^) $@
 $W/manifests/check%txt: $C/corpus.yaml $C/lexicon.yaml $C/ali.yaml $(MANIFESTS) $C/splits.yaml
 	$Q$(PY) $S/check.py $(filter-out %/splits.yaml,$^) $@
-$W/lm/index%json: $C/lm.yaml $(LM_SPLITS:%=$W/manifests/%.jsonl.gz) | $(CHECKED)
+$W/lm/index%json: $C/lm.yaml $C/corpus.yaml $C/lexicon.yaml $(LM_SPLITS:%=$W/manifests/%.jsonl.gz) | $(CHECKED)
 	$Q$(PY) $S/lm.py $^ $@
-$W/lang-bigram/index%json: $C/bigram.yaml $W/lang/index.json \
+$W/lang-bigram/index%json: $C/bigram.yaml $C/corpus.yaml $C/lexicon.yaml $W/lang/index.json \
   $(patsubst %,$W/manifests/%.jsonl.gz,$(filter-out $(TRAIN),$(LM_SPLITS)))
 	$Q$(PY) $S/bigram.py $^ $@
 $W/lang-pronprobs/index%json: $C/pronprobs.yaml $W/lang/index.json $W/ali/$(ALIGNER)/$(TRAIN).jsonl.gz $C/from/pronprobs.yaml

@@ -1,7 +1,8 @@
-"""lm.py conf/lm.yaml manifests/TRAIN.jsonl.gz manifests/DEV.jsonl.gz [manifests/TEST.jsonl.gz ...]
-    lm/index.json
+"""lm.py conf/lm.yaml conf/corpus.yaml conf/lexicon.yaml manifests/TRAIN.jsonl.gz
+    manifests/DEV.jsonl.gz [manifests/TEST.jsonl.gz ...] lm/index.json
 
-Train n-gram models of TRAIN's transcripts and other text: small.arpa for the decoding graph,
+Train n-gram models of TRAIN's transcripts and other text, whose words are found as those of the
+corpus's transcripts: small.arpa for the decoding graph,
 big.arpa for rescoring lattices. The index has their perplexity on DEV's transcripts, or says
 that there is no model. TEST is read only if lm.without_eval is true, to remove its sentences from
 the text.
@@ -15,17 +16,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from asr_train.data.transcripts import LmText
 from asr_train.files import part, write_json
 from asr_train.jobs import main, peak_megabytes
 from asr_train.lang import ngram
 from asr_train.lang.arpa import NgramModel, read_arpa, write_arpa
-from asr_train.schema import LmSettings, NgramSettings, load, plain
+from asr_train.schema import CorpusSettings, LexiconSettings, LmSettings, NgramSettings, load, plain
 
 FORMAT = 1
 
 
-def lm(conf: str, train_manifest: str, dev_manifest: str, *paths: str) -> str:
-    *test_manifests, output = paths
+def lm(conf: str, corpus: str, lexicon: str, train: str, dev: str, *paths: str) -> str:
+    *tests, output = paths
     settings = load(LmSettings, conf)
     index: dict[str, Any] = {"format": FORMAT, "settings": plain(settings)}
     if settings.small is None:
@@ -34,34 +36,36 @@ def lm(conf: str, train_manifest: str, dev_manifest: str, *paths: str) -> str:
     texts: list[ngram.Text] = []
     summary = "lm"
     if any(each is not None and each.file is None for each in (settings.small, settings.big)):
-        apart = [dev_manifest, *test_manifests] if settings.without_eval else []
-        texts = texts_of(settings, train_manifest, ngram.sentences_of(apart))
+        apart = ngram.sentences_of([dev, *tests] if settings.without_eval else [])
+        rule = load(CorpusSettings, corpus), load(LexiconSettings, lexicon)
+        text = LmText(settings.text, *rule)
+        texts = texts_of(settings, train, text, apart)
         vocabulary = len(texts[0].words) - 3  # without <s>, </s>, <unk>
         sentences, words = (sum(getattr(t, k) for t in texts) for k in ("sentences", "num_words"))
         index |= {"sentences": sentences, "words": words, "vocabulary": vocabulary}
         summary += f": {words} words in {sentences} sentences, {vocabulary} different known"
-    dev = ngram.spoken(dev_manifest)
+        summary += text.notice()
+    spoken = ngram.spoken(dev)
     for name, each in (("small", settings.small), ("big", settings.big)):
         index[name] = None
         if each is not None:
-            index[name], line = made(name, each, texts, dev, Path(output).parent)
+            index[name], line = made(name, each, texts, spoken, Path(output).parent)
             summary += f"; {name}: {line}"
     write_json(output, index)
     return f"{summary}; peak memory {peak_megabytes():.0f} MB"
 
 
 def texts_of(
-    settings: LmSettings, train_manifest: str, apart: set[tuple[str, ...]]
+    settings: LmSettings, train: str, text: LmText, apart: set[tuple[str, ...]]
 ) -> list[ngram.Text]:
     """Return the texts to learn from: one, or with `mix` two (transcripts, text) of one vocabulary.
 
     Args:
+        train: manifest with the transcripts.
         apart: sentences to remove; their words stay in the vocabulary.
     """
-    sources = [ngram.read_sentences(settings.text)]
-    if settings.transcripts:
-        sources.insert(0, ngram.spoken(train_manifest))
-    whole = [list(source) for source in sources]
+    whole = [ngram.spoken(train)] if settings.transcripts else []
+    whole.append(list(text))
     counts = Counter({word: 0 for source in whole for sentence in source for word in sentence})
     kept = [list(ngram.without(source, apart)) for source in whole]
     if apart and any(whole) and not any(kept):
@@ -70,10 +74,10 @@ def texts_of(
             "lm.without_eval takes them out; give other text, or set lm.without_eval=false"
         )
     counts.update(word for sentence in itertools.chain(*kept) for word in sentence)
-    text = ngram.Text.of(itertools.chain(*kept), ngram.most_frequent(counts, settings.vocabulary))
+    pooled = ngram.Text.of(itertools.chain(*kept), ngram.most_frequent(counts, settings.vocabulary))
     if not settings.mix or not all(kept):  # one is empty: only the other remains
-        return [text]
-    return [ngram.Text.of(sentences, text.words) for sentences in kept]
+        return [pooled]
+    return [ngram.Text.of(sentences, pooled.words) for sentences in kept]
 
 
 def made(

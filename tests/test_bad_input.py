@@ -34,7 +34,8 @@ COMMANDS = {  # as in recipes/stages.mk; the last path is the output
     "manifests": "conf/corpus.yaml conf/lexicon.yaml manifests/{}.jsonl.gz",
     "check": "conf/corpus.yaml conf/lexicon.yaml conf/ali.yaml manifests/train.jsonl.gz "
     "manifests/dev.jsonl.gz manifests/check.txt",
-    "lm": "manifests/train.jsonl.gz manifests/dev.jsonl.gz conf/lm.yaml lm/index.json",
+    "lm": "conf/lm.yaml conf/corpus.yaml conf/lexicon.yaml manifests/train.jsonl.gz "
+    "manifests/dev.jsonl.gz lm/index.json",
     "lang": "manifests/train.jsonl.gz manifests/dev.jsonl.gz conf/lang.yaml lm/index.json "
     "lang/index.json",
     "feats": "manifests/{}.jsonl.gz conf/feats.yaml feats/{}.jsonl.gz",

@@ -7,12 +7,14 @@ of utterances.
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
 
+from asr_train.checks import spelled
 from asr_train.lang.lexicon import odd_words
-from asr_train.schema import Digits, IntakeSettings, LexiconSettings, NormaliserKind
+from asr_train.lang.ngram import read_sentences
+from asr_train.schema import CorpusSettings, Digits, IntakeSettings, LexiconSettings, NormaliserKind
 from asr_train.score.normalise import NORMALISERS, transcribed
 
 ONES = "ZERO ONE TWO THREE FOUR FIVE SIX SEVEN EIGHT NINE TEN ELEVEN TWELVE THIRTEEN FOURTEEN " + (
@@ -90,6 +92,39 @@ class Transcriber:
                     )
                 tail = ["POINT", *map(_digit, decimals)] if decimals else []
                 return [*number_words(int(whole)), *tail]
+
+
+class LmText:
+    """Sentences of text files, as words by the rule of a corpus's transcripts.
+
+    Attributes:
+        unread: why sentences were left out in the last pass: digits that are refused.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], corpus: CorpusSettings, lexicon: LexiconSettings
+    ) -> None:
+        intake = corpus.folder or corpus.published
+        self._paths, self.unread = paths, list[str]()
+        self._words_of = None if intake is None else Transcriber(intake, lexicon)
+
+    def __iter__(self) -> Iterator[list[str]]:
+        self.unread.clear()
+        for words in read_sentences(self._paths):
+            try:
+                found = words if self._words_of is None else self._words_of(" ".join(words))
+            except DigitsError as error:
+                self.unread.append(str(error))
+                continue
+            if found:
+                yield found
+
+    def notice(self) -> str:
+        """Return a part of a summary line, on sentences left out; "" if there are none."""
+        if not self.unread:
+            return ""
+        count = len(self.unread)
+        return f"; {spelled(count, 'sentence')} of text left out, for example: {self.unread[0]}"
 
 
 def _digit(piece: str) -> str:

@@ -14,6 +14,15 @@ from asr_train.schema import LmSettings, SettingsError, build, plain
 from scripts.bigram import bigram
 from scripts.lm import lm
 
+RULE = "corpus.yaml", "lexicon.yaml"  # of transcripts and text
+
+
+def write_conf(folder, *overrides):
+    found = settings("dnn", list(overrides))
+    shown = {"lm": found.lm, "corpus": found.corpus, "lexicon": found.lang.lexicon}
+    for name, value in shown.items():
+        write_yaml(folder / f"{name}.yaml", plain(value))
+
 
 @pytest.fixture
 def stage(tmp_path):
@@ -26,10 +35,9 @@ def stage(tmp_path):
     (tmp_path / "text.gz").write_bytes(gzip.compress(text.lower().encode()))
 
     def run(*overrides):
-        found = settings("dnn", list(overrides)).lm
-        write_yaml(tmp_path / "lm.yaml", plain(found))
-        inputs = [str(tmp_path / f) for f in ("lm.yaml", "train.jsonl.gz", "dev.jsonl.gz")]
-        said = lm(*inputs, str(tmp_path / "lm" / "index.json"))
+        write_conf(tmp_path, *overrides)
+        inputs = [tmp_path / f for f in ("lm.yaml", *RULE, "train.jsonl.gz", "dev.jsonl.gz")]
+        said = lm(*map(str, [*inputs, tmp_path / "lm" / "index.json"]))
         return tmp_path / "lm", read_json(tmp_path / "lm" / "index.json"), said
 
     return run
@@ -75,17 +83,34 @@ def test_sentences_of_dev_and_test_are_taken_out_where_told_so(stage, tmp_path):
     assert alone["small"]["perplexity"] > 2 * with_dev["small"]["perplexity"]
 
 
+def test_text_is_read_as_the_transcripts_are(stage, tmp_path):
+    (tmp_path / "prompts.txt").write_text("a b.\nB, c!\n\u2014\nthe 4 of us\n")
+    text = "lm=trigram", f"lm.text=[{tmp_path}/prompts.txt]", "lm.transcripts=false"
+    folder = "recipe=folder", "corpus.folder.dir=/x", *text
+    lm_folder, index, said = stage(*folder)
+    assert index["sentences"] == 2
+    assert read_arpa(lm_folder / "small.arpa").words[3:] == ["A", "B", "C"]
+    assert "1 sentence of text left out, for example: 4 has digits" in said
+    _, index, said = stage(*folder, "corpus.folder.digits=number")
+    assert (index["sentences"], index["vocabulary"]) == (3, 7)
+    assert "left out" not in said
+    words = read_arpa(stage(*text)[0] / "small.arpa").words
+    assert "C!" in words  # synthesised speech has no transcripts but the grammar's
+
+
 def test_a_bigram_takes_the_grammars_place_and_no_other(stage, tmp_path):
     lang = toy_lang()
     write_lang(tmp_path / "lang" / "index.json", lang)
-    (tmp_path / "prompts.txt").write_text("A B C\nab c\nA AB\nC C NEVERHEARD\n")
+    (tmp_path / "prompts.txt").write_text("A, B - C!\nab c\nA «AB»\nC C NEVERHEARD\n1 A\n")
     write_yaml(
         tmp_path / "bigram.yaml",
         {"text": [str(tmp_path / "prompts.txt")], "vocabulary": 2, "without_eval": True},
     )
     rows = [{"id": "u", "supervisions": [{"text": "A AB"}]}]
     write_jsonl(tmp_path / "test.jsonl.gz", rows)
-    inputs = [str(tmp_path / f) for f in ("bigram.yaml", "lang/index.json", "test.jsonl.gz")]
+    write_conf(tmp_path, "recipe=folder", "corpus.folder.dir=/x")
+    names = "bigram.yaml", *RULE, "lang/index.json", "test.jsonl.gz"
+    inputs = [str(tmp_path / name) for name in names]
     said = bigram(*inputs, str(tmp_path / "lang-bigram" / "index.json"))
     made = load_lang(tmp_path / "lang-bigram" / "index.json")
     assert made.hash == lang.hash  # pronunciations and states: all models fit
@@ -93,6 +118,7 @@ def test_a_bigram_takes_the_grammars_place_and_no_other(stage, tmp_path):
     assert model.order == 2
     assert model.words == ["<s>", "</s>", "<unk>", "A", "C"]  # the two most frequent known ones
     assert "perplexity on test" in said
+    assert "1 sentence of text left out, for example: 1 has digits" in said
     (tmp_path / "prompts.txt").write_text("NEVERHEARD\n")
     with pytest.raises(ValueError, match=r"no word of .*prompts\.txt has a pronunciation.*bigram"):
         bigram(*inputs, str(tmp_path / "lang-bigram" / "index.json"))
