@@ -70,6 +70,11 @@ class GrammarSettings:
             )
         within(0, 1, min_words=self.min_words)
         positive(max_words=self.max_words)
+        if self.kind is not GrammarKind.loop and (self.min_words, self.max_words) != (1, None):
+            raise SettingsError(
+                f"{at('max_words')} is {self.max_words} and {at('min_words')} is {self.min_words}, "
+                f"but {at('kind')} is {self.kind.value}: only a loop has limits; set null and 1"
+            )
 
 
 @dataclass(kw_only=True, slots=True)
