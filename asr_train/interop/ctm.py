@@ -42,7 +42,7 @@ def _ctm(span: Span) -> str:
 
 
 def read_ctm(path: Path | str) -> dict[Lane, list[Span]]:
-    """Read a CTM; the confidence may be missing, comments begin with ';;'.
+    """Read a CTM; the confidence may be missing or NA, comments begin with ';;'.
 
     Raises:
         DamagedFileError: for a line with other fields; names file and line.
@@ -51,7 +51,7 @@ def read_ctm(path: Path | str) -> dict[Lane, list[Span]]:
     for where, fields in _lines(path):
         try:
             recording, channel, start, seconds, word, *rest = fields
-            confidence = float(rest[0]) if rest else None
+            confidence = float(rest[0]) if rest and rest[0] != "NA" else None
             span = Span(word, float(start), float(seconds), confidence)
             lane = recording, _number(channel) - 1
             if len(rest) > 1 or not all(x >= 0 and x < math.inf for x in (span.start, span.end)):

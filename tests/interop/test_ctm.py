@@ -130,7 +130,7 @@ def test_an_alignments_score_is_no_confidence(rows):
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line):
-    (tmp_path / "a.ctm").write_text(f";; comment\na A 0.1 0.2 W\n{line}\n")
+    (tmp_path / "a.ctm").write_text(f";; comment\na A 0.1 0.2 W NA\n{line}\n")
     with pytest.raises(DamagedFileError, match=r"a\.ctm, line 3 is"):
         read_ctm(tmp_path / "a.ctm")
 
