@@ -11,7 +11,7 @@ from asr_train.checks import inputs_named
 from asr_train.schema import Precision, RunSettings
 from asr_train.shards.reader import Shards
 
-FORMAT = 3  # of checkpoints: one of another format is of another run
+FORMAT = 4  # of checkpoints: one of another format is of another run
 PRODUCTS_PER_THREAD = 2**23  # about 1.5 ms forward and backward
 ABOUT = ("feats", "norm", "states_hash")  # of the shards: must be the same in decoding
 
@@ -58,9 +58,10 @@ def identity(
     dev_shards: Shards,
     initial: dict[str, Any] | None = None,
 ) -> str:
-    """Return a hash of all that determines a run's results, except the number of workers.
+    """Return a hash of all that determines a run's results, except numbers of workers and epochs.
 
-    A run may change that number. Indexes of shards contain checksums of their data.
+    A run may change the first, and have more epochs: none depends on their number. Indexes of
+    shards contain checksums of their data.
 
     Args:
         initial: model.json of the network that it begins with.
@@ -68,7 +69,10 @@ def identity(
     settings = schema.plain(run)
     for name in ("timeout_seconds", "check_steps", "workers"):
         del settings["comm"][name]  # do not matter
-    settings["optim"]["keep_checkpoints"] = 2  # nor does this; that of conf, whose hashes stay
+    for name in ("keep_checkpoints", "epochs"):
+        del settings["optim"][name]
+    if "objective" in settings:
+        del settings["objective"]["epochs"]
     indexes = [train_shards.index, dev_shards.index]
     content = {"format": FORMAT, "run": settings, "shards": indexes}
     if initial is not None:

@@ -140,6 +140,7 @@ def train(
         folder / "ckpt",
         identity(run, train_shards, dev_shards, handed_over),
         optim.keep_checkpoints,
+        optim.epochs,
         exchange,
         stripes,
     )
@@ -148,9 +149,11 @@ def train(
     progress = state.progress
     if diverged is not None:
         progress.log_bytes = (folder / "log.jsonl").stat().st_size
-    elif leads and not progress.step:  # what a run with other settings left
+    elif leads:  # what a run of other settings, or of more epochs, left
         (folder / "model.json").unlink(missing_ok=True)
-        shutil.rmtree(folder / "epochs", ignore_errors=True)
+        for kept in (folder / "epochs").glob("*"):
+            if int(kept.name) > progress.epoch:
+                shutil.rmtree(kept)
 
     stride = 1 if objective.whole else model.stride
     total_frames = optim.epochs * train_shards.num_frames // stride
@@ -213,7 +216,8 @@ def train(
         def save_checkpoint() -> None:
             nonlocal saved_step
             progress.log_bytes, progress.share = log.bytes, feed.share(progress.epoch_step)
-            checkpoints.save(progress.step, state.contents())
+            begun = progress.epoch + bool(progress.epoch_step)
+            checkpoints.save(progress.step, state.contents(), begun)
             saved_step = progress.step
 
         def end_epoch(**more: str) -> float:

@@ -400,6 +400,7 @@ class Checkpoints:
     Args:
         identity: hash of settings and data; a run resumes only from checkpoints with its own.
         keep: how many of the newest to keep.
+        epochs: of the run, which does not resume from a later one.
         exchange: of all workers; None: one.
         stripes: that the models are cut into; None: they are whole.
     """
@@ -409,20 +410,26 @@ class Checkpoints:
         folder: Path | str,
         identity: str,
         keep: int,
+        epochs: int,
         exchange: Exchange | None = None,
         stripes: Stripes | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.identity = identity
         self.keep = keep
+        self.epochs = epochs
         self.exchange = exchange or Loopback(range(1), torch.device("cpu"))
         self.stripes = stripes
         if stripes is not None:
             self.exchange = stripes.everyone
         self._leads = self.exchange.members[0] in self.exchange.local
 
-    def save(self, step: int, contents: Iterator[tuple[int, dict[str, Any]]]) -> None:
-        """Write a checkpoint, then remove the oldest; all processes call it."""
+    def save(self, step: int, contents: Iterator[tuple[int, dict[str, Any]]], begun: int) -> None:
+        """Write a checkpoint, then remove the oldest; all processes call it.
+
+        Args:
+            begun: how many epochs were begun, or finished.
+        """
         stem = f"step-{step:08d}"
         index = self.folder / f"{stem}.json"
         stripe = 0 if self.stripes is None else self.stripes.index
@@ -440,7 +447,7 @@ class Checkpoints:
         if self.stripes is not None:
             parts, workers = self.stripes.ordered(parts), len(parts) // self.stripes.count
         if self._leads:
-            about = {"step": step, "identity": self.identity, "workers": workers}
+            about = {"step": step, "begun": begun, "identity": self.identity, "workers": workers}
             files.write_json(index, {**about, "parts": parts})
             for old in self._newest_first()[self.keep :]:
                 self._remove(old)
@@ -508,7 +515,8 @@ class Checkpoints:
         if others:
             print(
                 f"{self.folder}: {len(others)} checkpoints up to {others[0].stem} were made with "
-                "other settings or shards; removed, training starts over",
+                "other settings or shards, or more epochs; removed, training starts "
+                + ("over" if len(others) == len(listed) else "from earlier ones"),
                 flush=True,
             )
         for path in others:
@@ -516,7 +524,8 @@ class Checkpoints:
 
     def _is_ours(self, path: Path) -> bool:
         try:
-            return bool(files.read_json(path)["identity"] == self.identity)
+            about = files.read_json(path)
+            return bool(about["identity"] == self.identity and about["begun"] <= self.epochs)
         except (DamagedFileError, KeyError, TypeError):
             return True  # possibly: `newest` reports what is wrong with it
 

@@ -246,10 +246,6 @@ def test_another_number_of_workers_keeps_what_is_owed(splits, tmp_path, capsys, 
     last = max((folder / "ckpt").glob("*.json"))
     parts = [load_tensors(path) for path in sorted((folder / "ckpt").glob(f"{last.stem}*.pt"))]
     owed_P = sum(part["worker"]["owed"]["residual_P"] for part in parts)
-    # As if there were another epoch
-    identity = loop.identity(settings(comm(), epochs=2), *splits)
-    index = json.loads(last.read_text())
-    last.write_text(json.dumps({**index, "identity": identity}))
     seen = []
     original = loop.run_ahead if workers > 1 else loop.step
 
@@ -348,6 +344,15 @@ def strike(rank, at, number):
     return before
 
 
+def test_a_finished_run_goes_on_to_more_epochs(splits, tmp_path):
+    virtual(tmp_path / "once", splits, comm())
+    for epochs in (1, 2):
+        virtual(tmp_path / "twice", splits, comm(), epochs=epochs)
+    weights = [(tmp_path / name / "model.pt").read_bytes() for name in ("once", "twice")]
+    assert weights[0] == weights[1]
+    assert rows(tmp_path / "once") == rows(tmp_path / "twice")
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_killed_process_stops_the_others_which_go_on_from_the_checkpoint(splits, tmp_path, rank):
     folder = tmp_path / "run"
@@ -359,7 +364,7 @@ def test_a_killed_process_stops_the_others_which_go_on_from_the_checkpoint(split
         assert f"process {rank} of 3 has ended" in str(error)
     assert not (folder / "model.json").exists()
     run = settings(comm())
-    assert Checkpoints(folder / "ckpt", loop.identity(run, *splits), 3).newest().step == 10
+    assert Checkpoints(folder / "ckpt", loop.identity(run, *splits), 3, 9).newest().step == 10
     assert together(folder, splits, comm(), 3) == [None] * 3
     steps = [row["step"] for row in rows(folder) if "dev_loss" not in row]
     assert steps == sorted(set(steps))

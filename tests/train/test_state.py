@@ -19,9 +19,9 @@ def one(step: int) -> Iterator:
 
 
 def saved(folder, steps=(10, 20, 30), identity="a", keep=3) -> Checkpoints:
-    checkpoints = Checkpoints(folder, identity, keep)
+    checkpoints = Checkpoints(folder, identity, keep, epochs=9)
     for step in steps:
-        checkpoints.save(step, one(step))
+        checkpoints.save(step, one(step), begun=step // 10)
     return checkpoints
 
 
@@ -36,7 +36,7 @@ def test_the_newest_checkpoint_comes_back_as_it_was(tmp_path):
 
 
 def test_without_checkpoints_a_run_begins_at_the_beginning(tmp_path):
-    assert Checkpoints(tmp_path / "none", "a", keep=1).newest() is None
+    assert Checkpoints(tmp_path / "none", "a", keep=1, epochs=1).newest() is None
 
 
 def test_only_the_newest_few_are_kept(tmp_path):
@@ -106,24 +106,31 @@ def test_a_full_disk_is_said_and_leaves_the_checkpoints_that_are_there(tmp_path,
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(OSError, match=r"step-00000040.pt cannot be written .* is the disk full\?"):
-        checkpoints.save(40, one(40))
+        checkpoints.save(40, one(40), begun=4)
     assert names(tmp_path) == before
 
 
 def test_checkpoints_of_another_run_are_not_gone_on_from(tmp_path, capsys):
     saved(tmp_path, identity="a")
-    assert Checkpoints(tmp_path, "b", keep=3).newest() is None
+    assert Checkpoints(tmp_path, "b", keep=3, epochs=9).newest() is None
     assert "other settings or shards" in capsys.readouterr().out
     assert names(tmp_path) == []
+
+
+def test_a_run_of_fewer_epochs_goes_on_from_its_own_only(tmp_path, capsys):
+    saved(tmp_path)
+    assert Checkpoints(tmp_path, "a", keep=3, epochs=2).newest().step == 20
+    assert "1 checkpoints up to step-00000030" in capsys.readouterr().out
+    assert Checkpoints(tmp_path, "a", keep=3, epochs=0).newest() is None
 
 
 def test_a_damaged_checkpoint_does_not_push_out_a_sound_one(tmp_path):
     saved(tmp_path)
     for step in (20, 30):
         cut_short(tmp_path / f"step-{step:08d}.pt")
-    checkpoints = Checkpoints(tmp_path, "a", keep=1)
+    checkpoints = Checkpoints(tmp_path, "a", keep=1, epochs=9)
     checkpoints.newest()
-    checkpoints.save(15, one(15))
+    checkpoints.save(15, one(15), begun=2)
     assert checkpoints.newest().step == 15
 
 
@@ -134,8 +141,8 @@ def test_a_checkpoint_cannot_run_code(tmp_path):
         def __reduce__(self):
             return ran.touch, ()
 
-    checkpoints = Checkpoints(tmp_path / "ckpt", "a", keep=1)
-    checkpoints.save(10, iter([(0, {"evil": Evil()})]))
+    checkpoints = Checkpoints(tmp_path / "ckpt", "a", keep=1, epochs=1)
+    checkpoints.save(10, iter([(0, {"evil": Evil()})]), begun=1)
     with pytest.raises(DamagedFileError, match="no tensors that torch can read safely"):
         checkpoints.newest().load(0)
     assert not ran.exists()

@@ -105,6 +105,25 @@ def test_every_method_learns_from_every_frame_once_an_epoch(unbroken, splits, na
     assert all(row["sent_bits"] > 0 for row in inside)
 
 
+@pytest.mark.parametrize("name", COMM)
+def test_a_finished_run_goes_on_to_more_epochs_and_back_to_fewer(
+    unbroken, splits, tmp_path, capsys, name
+):
+    firsts = []
+    for epochs in (1, 2, 1):
+        run = settings(COMM[name], epochs=epochs, keep_epochs=True)
+        loop.train(run, *splits, tmp_path / name, CPU, Loopback(range(4), CPU))
+        if epochs == 2:
+            assert outcome(tmp_path / name) == outcome(unbroken(name))
+            assert "removed" not in capsys.readouterr().out
+        else:
+            firsts.append(outcome(tmp_path / name))
+            kept = [path.name for path in (tmp_path / name / "epochs").iterdir()]
+            assert kept == ["1"]
+    assert firsts[0] == firsts[1]
+    assert "or more epochs; removed, training starts" in capsys.readouterr().out
+
+
 def test_all_workers_take_as_many_steps_though_some_have_fewer_frames(unbroken, splits, capsys):
     steps = tiny.steps_of(splits[0])
     assert min(steps) < max(steps)
@@ -291,7 +310,7 @@ def test_another_number_of_workers_keeps_what_is_owed(
     folder = tmp_path / "killed"
     killed(folder, splits, "gtc", 12, monkeypatch)  # in the first epoch
     run = settings(COMM["gtc"], epochs=2)
-    saved = Checkpoints(folder / "ckpt", loop.identity(run, *splits), 3).newest()
+    saved = Checkpoints(folder / "ckpt", loop.identity(run, *splits), 3, 9).newest()
     before, after = fresh("gtc", 4), fresh("gtc", workers)
     assert before.restore(saved) is None
     said = after.restore(saved)
@@ -367,7 +386,7 @@ def test_models_that_are_averaged_owe_as_much_on_average(splits, tmp_path, monke
     folder = tmp_path / "killed"
     killed(folder, splits, "bmuf_gtc", 31, monkeypatch)
     run = settings(COMM["bmuf_gtc"], epochs=2)
-    saved = Checkpoints(folder / "ckpt", loop.identity(run, *splits), 3).newest()
+    saved = Checkpoints(folder / "ckpt", loop.identity(run, *splits), 3, 9).newest()
     before, after = fresh("bmuf_gtc", 4), fresh("bmuf_gtc", 8)
     before.restore(saved)
     assert "4 workers and 2 models" in after.restore(saved)
@@ -391,8 +410,8 @@ def test_one_worker_goes_on_from_several_that_had_adagrad_each(splits, tmp_path,
 
 
 def stored(state: RunState, folder) -> Saved:
-    checkpoints = Checkpoints(folder, "a", 1, state.method.exchange)
-    checkpoints.save(7, state.contents())
+    checkpoints = Checkpoints(folder, "a", 1, 9, state.method.exchange)
+    checkpoints.save(7, state.contents(), begun=1)
     return checkpoints.newest()
 
 
