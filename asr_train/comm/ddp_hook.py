@@ -82,8 +82,15 @@ class ReducerHook(ABC):
         """Return the reducer for parameters of these shapes."""
 
     @staticmethod
-    def hook(state: "ReducerHook", bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def hook(
+        state: "ReducerHook", bucket: dist.GradBucket, *sharded: Tensor
+    ) -> torch.futures.Future[Tensor]:
         """Take a bucket from DDP; all futures of a step are completed at its last bucket."""
+        if not isinstance(bucket, dist.GradBucket):  # FSDP's gradient, and where its part belongs
+            raise TypeError(
+                f"{type(state).__name__} is for DistributedDataParallel; FSDP, which gives its "
+                "hooks no buckets, exchanges parts of gradients and needs another method"
+            )
         is_dense = state._steps < state._start_iter
         state._steps += bucket.is_last()
         if is_dense:
@@ -115,6 +122,9 @@ class ReducerHook(ABC):
         unused: list[tuple[nn.Parameter, Tensor]] = []
         for bucket, future in waiting:
             for parameter, grad in _shaped(bucket):
+                if not parameter.requires_grad:  # any more; what it owes is not for it
+                    grad.zero_()
+                    continue
                 grad.copy_(self._place[parameter].of(total_P))
                 # DDP does not touch .grad where no rank used the parameter in this step; but some
                 # of its residual may just have been sent

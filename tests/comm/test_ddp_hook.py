@@ -21,7 +21,7 @@ from asr_train.comm.exchange import ExchangeError
 from asr_train.comm.reducers import Gradient, dense
 
 GTC = {"threshold": 0.25, "codec": "rice", "capacity": "fixed"}
-SETTINGS = schema.build(schema.GtcSettings, GTC)
+SETTINGS = schema.GtcSettings(**GTC)
 STEPS, RANKS = 6, 2
 
 
@@ -351,6 +351,29 @@ def test_parameters_that_ddp_leaves_out_send_what_they_owe_and_stop_no_step():
     assert forked.run(main, 2, 2) == ["trained"] * 2
 
 
+@pytest.mark.parametrize("view", [False, True])
+def test_a_parameter_that_is_frozen_later_stays_as_it_is(view):
+    """Although it is owed some."""
+
+    def main(exchange):
+        model = Net(always=True)
+        ddp = DistributedDataParallel(
+            model, find_unused_parameters=True, gradient_as_bucket_view=view
+        )
+        ddp.register_comm_hook(GtcHook(model, SETTINGS), GtcHook.hook)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.0625)
+        for step in range(4):
+            if step == 2:
+                model.first.requires_grad_(False)
+                kept, moved = model.first.weight.clone(), model.last.weight.detach().clone()
+            sgd.zero_grad(set_to_none=not view)
+            (100 * loss_of(ddp, exchange.local[0], step)).backward()
+            sgd.step()
+        return torch.equal(model.first.weight, kept), torch.equal(model.last.weight, moved)
+
+    assert forked.run(main, 2, 2) == [(True, False)] * 2
+
+
 @pytest.mark.parametrize("kind", [GtcHook, OneBitHook])
 def test_ranks_may_run_out_of_data_and_unused_parameters_are_left_alone(kind):
     """With DDP's join, wherever the script drops gradients; and weight decay as without a hook."""
@@ -430,6 +453,9 @@ def test_states_of_others_and_parameters_that_a_hook_cannot_take_are_refused():
         ddp = hooked(GtcHook(table, SETTINGS), table)
         with pytest.raises(ValueError, match="set sparse=False"):
             ddp(torch.tensor([1])).sum().backward()
+        for given in (torch.zeros(3), (torch.zeros(4), torch.zeros(2))):  # of FSDP
+            with pytest.raises(TypeError, match="GtcHook is for DistributedDataParallel; FSDP"):
+                GtcHook.hook(hook, *given)
         return "refused"
 
     assert forked.run(main, 2, 2) == ["refused"] * 2
