@@ -21,6 +21,7 @@ model, perhaps with a GtcHook, and here the group of those that have the same pl
 """
 
 import contextlib
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -71,6 +72,7 @@ class BlockMomentum(torch.optim.Optimizer):
     ) -> None:
         self.optimizer = optimizer
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         if not self._parameters:
             raise ValueError("BlockMomentum: no parameter of the model needs a gradient")
         device = self._parameters[0].device
@@ -86,13 +88,20 @@ class BlockMomentum(torch.optim.Optimizer):
         ranks = len(self._exchange)
         self._update = BlockUpdate(given.form, given.momentum(ranks), zeta, self._weights())
         self.block_steps, self._position = block_steps, 0
+        self._is_checked = False  # whether all ranks began with the same weights
 
     @property
     def received_bytes(self) -> int:
         return sum(self._exchange.received_bits.values()) // 8
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Take a step of the inner optimizer, and end the block after `block_steps` of them."""
+        """Take a step of the inner optimizer, and end the block after `block_steps` of them.
+
+        Raises:
+            ValueError: if ranks began with other weights, or parameters were unfrozen since.
+        """
+        if not self._is_checked:
+            self._check_alike()
         loss: float | None = self.optimizer.step(closure)
         self._position += 1
         if self._position >= self.block_steps:  # which may have become smaller
@@ -107,6 +116,11 @@ class BlockMomentum(torch.optim.Optimizer):
         """
         if self._position == 0:
             return
+        if trained := [name for name, p in self._frozen if p.requires_grad]:
+            raise ValueError(
+                f"BlockMomentum: {trained[0]} was frozen when this was made, so it is not "
+                "exchanged; make another one after unfreezing parameters"
+            )
         self._position = 0
         own_P = self._weights()
         mean_P = self._exchange.sum([own_P], len(own_P)).div_(len(self._exchange))
@@ -123,6 +137,17 @@ class BlockMomentum(torch.optim.Optimizer):
             with torch.no_grad():
                 for parameter, kept in zip(self._parameters, own, strict=True):
                     parameter.copy_(kept)
+
+    def _check_alike(self) -> None:
+        content = self._update.weights_P.cpu().numpy()
+        rows = self._exchange.numbers([[zlib.crc32(content.data)]])
+        if others := [rank for rank, row in enumerate(rows) if row != rows[0]]:
+            raise ValueError(
+                f"BlockMomentum: rank {others[0]} of {len(rows)} begins with other weights than "
+                "rank 0; give all ranks the same seed or checkpoint before this is made, or, to "
+                "resume within a block, load this optimizer's state, too"
+            )
+        self._is_checked = True
 
     def _weights(self) -> Tensor:
         """Return a copy of the weights, float32 [P]."""

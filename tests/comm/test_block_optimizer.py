@@ -290,6 +290,15 @@ def test_schedules_apply_and_wrong_numbers_and_new_parameters_are_refused():
         optimizer.step()
         cycle.step()
         assert taken == [1]
+        model[0].requires_grad_(False)
+        other = BlockMomentum(model, sgd(model), block_steps=1)
+        model[0].requires_grad_(True)
+        with pytest.raises(ValueError, match=r"0\.weight was frozen when this was made"):
+            other.step()
+        with torch.no_grad():
+            model[2].bias += dist.get_rank()
+        with pytest.raises(ValueError, match="rank 1 of 2 begins with other weights than rank 0"):
+            BlockMomentum(model, sgd(model), block_steps=4).step()
         with pytest.raises(ValueError, match="when it was made"):
             optimizer.add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
         return "refused"
