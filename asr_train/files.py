@@ -4,6 +4,7 @@ Knows nothing of what the files hold. Formats are JSON, JSON lines (gzipped if t
 `.gz`) and YAML. Equal content gives equal bytes.
 """
 
+import errno
 import gzip
 import hashlib
 import io
@@ -33,7 +34,9 @@ def replacing(path: Path | str) -> Iterator[Path]:
     a pipe is written to as it is.
     """
     path = Path(os.path.realpath(path))
-    if path.exists() and not (path.is_file() or path.is_dir()):
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
         yield path
         return
     path.parent.mkdir(parents=True, exist_ok=True)

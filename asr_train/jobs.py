@@ -264,7 +264,7 @@ REMEDIES = {
     errno.EPERM: _RIGHTS,
     errno.EROFS: _RIGHTS,
     errno.ENOTDIR: _OTHER,
-    errno.EISDIR: _OTHER,
+    errno.EISDIR: f"name a file in its place, or {_OTHER}",
     errno.EEXIST: _OTHER,
 }
 MADE = {  # files of a work folder -> the stage that makes them, and its output

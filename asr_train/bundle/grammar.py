@@ -59,6 +59,8 @@ class Wanted:
             raise ValueError("exactly one of words, text and arpa must be given")
         if not self.words and (self.min_words, self.max_words) != (1, None):
             raise ValueError("min_words and max_words are of words, not of a text or ARPA file")
+        if not self.text and (self.order, self.prune) != (3, 1e-8):
+            raise ValueError("order and prune are of the n-gram model of a text")
         if not 1 <= self.order <= MAX_ORDER:
             raise ValueError(f"the order is {self.order}; it must be from 1 to {MAX_ORDER}")
         if not 0 <= self.prune <= 1:

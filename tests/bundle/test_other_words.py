@@ -150,5 +150,7 @@ def test_numbers_outside_their_range_are_refused(tmp_path):
         Wanted(words=["ONE"], text=["text"])
     with pytest.raises(ValueError, match="min_words and max_words are of words"):
         Wanted(text=["text"], max_words=1)
+    with pytest.raises(ValueError, match="order and prune are of the n-gram model"):
+        Wanted(words=["ONE"], order=2)
     with pytest.raises(ValueError, match="max_words is 0"):
         change_grammar("digits", tmp_path / "a.tar", Wanted(words=["ONE"], max_words=0))

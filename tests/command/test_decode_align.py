@@ -123,6 +123,9 @@ def test_an_output_does_not_replace_a_recording(corpus, tmp_path, capsys):
         assert run("decode", "digits", "-o", output, *files) == 1
         assert f"{output} has the name of a recording, which it would" in capsys.readouterr().err
         assert good.read_bytes() == before
+    (tmp_path / "all").mkdir()
+    assert run("decode", "digits", "-o", tmp_path / "all", good) == 1
+    assert f" {tmp_path}/all: is a directory; name a file in" in capsys.readouterr().err
 
 
 def test_names_need_not_be_utf_8(corpus, tmp_path, capsys):
