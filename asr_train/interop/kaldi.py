@@ -8,6 +8,7 @@ recognised, and the file read by libsndfile; any other is refused. Times come fr
 """
 
 import os
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ import numpy as np
 import soundfile
 from lhotse import MonoCut, Recording, SupervisionSegment
 
-from asr_train.data.corpus import CorpusError, whole_recording
+from asr_train.checks import spelled
+from asr_train.data.corpus import CorpusError, few, whole_recording
 from asr_train.data.folder import COLUMNS, OPTIONAL
 from asr_train.files import read_text, write_text
 
@@ -164,8 +166,10 @@ def _source(where: str, value: str, folder: Path) -> Source:
     """Return a path, or the file that a decoding command reads."""
     if value.endswith("|"):
         name, channel = _decoded_file(where, value)
-    elif "|" in value[:1] or value == "-":
-        raise CorpusError(f"{where} is {value!r}, which names no file; write its path instead")
+    elif "|" in value[:1] or value == "-" or re.search(r"\.ark:\d+$", value):
+        raise CorpusError(
+            f"{where} is {value!r}, which names no file of its own; write a WAV file and name that"
+        )
     else:
         name, channel = value, None
     path = Path(name)
@@ -243,7 +247,8 @@ def _recordings(data: DataDir) -> dict[str, Recording]:
         try:
             info = soundfile.info(source.path)
         except (soundfile.LibsndfileError, OSError) as error:
-            bad.append(f"{source.where}: {source.path}: {error}")
+            why = error if source.path.exists() else "it is missing"
+            bad.append(f"{source.where}: {source.path}: {why}")
             continue
         if (source.channel or 0) >= info.channels:
             raise CorpusError(
@@ -282,12 +287,13 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
     folder, with NAME its last part.
 
     Returns:
-        A line to print for each data folder.
+        Lines to print.
     Raises:
         CorpusError: as `cuts_of`; or for duplicate ids or names of folders.
     """
     folder = Path(folder)
     owners: dict[str, Path] = {}
+    heard: set[str] = set()  # speakers of earlier data folders
     rows, notes, names = [], [], [data.folder.resolve().name for data in datas]
     if len(set(names)) < len(names):
         raise CorpusError(f"the data folders {names} must have different names; rename one")
@@ -304,9 +310,16 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
         write_text(folder / f"speakers.{name}", "".join(f"{speaker}\n" for speaker in speakers))
         hours = sum(cut.duration for cut in cuts) / 3600
         notes.append(
-            f"{name}: {len(cuts)} utterances, {len(speakers)} speakers, {hours:.3f} hours, audio "
-            "left in place"
+            f"{name}: {spelled(len(cuts), 'utterance')}, {spelled(len(speakers), 'speaker')}, "
+            f"{hours:.3f} hours, audio left in place"
         )
+        if both := [speaker for speaker in speakers if speaker in heard]:
+            notes.append(
+                f"{name}: {spelled(len(both), 'speaker')} of an earlier data folder, too "
+                f"({few(both)}); the folder recipe puts a speaker into one split: to keep the data "
+                "folders apart, give other names in one utt2spk"
+            )
+        heard.update(speakers)
     lines = [(*COLUMNS, *OPTIONAL), *rows]
     write_text(folder / "utterances.tsv", "".join("\t".join(line) + "\n" for line in lines))
     return notes

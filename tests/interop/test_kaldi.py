@@ -204,6 +204,7 @@ def test_decoders_are_understood(tmp_path, cuts, command, channel):
         "sph2pipe -f wav -p -c 3 {audio} |",
         "flac -c -d -s 'unclosed |",
         "| touch {trap}",
+        "{audio}.ark:44",
         "-",
     ],
 )
@@ -286,6 +287,16 @@ def test_ids_of_two_folders_must_differ(tmp_path, parts):
     assert not (tmp_path / "out" / "utterances.tsv").exists()
 
 
+def test_a_speaker_of_two_folders_is_named(tmp_path, cuts):
+    write_data_dir(cuts[:-1], tmp_path / "train")
+    write_data_dir(cuts[-1:], tmp_path / "test")
+    datas = [read_data_dir(tmp_path / name) for name in ("train", "test")]
+    speaker = cuts[-1].supervisions[0].speaker
+    assert speaker in {cut.supervisions[0].speaker for cut in cuts[:-1]}
+    (note,) = write_folder(datas, tmp_path / "out")[2:]
+    assert note.startswith(f"test: 1 speaker of an earlier data folder, too ({speaker}); ")
+
+
 def test_relative_paths_count_from_the_recipe_as_kaldis_do(tmp_path, cuts, monkeypatch):
     write_data_dir(cuts[:1], tmp_path / "data" / "train")
     (tmp_path / "data" / "train" / "wav.scp").write_text("anna-B1 audio/anna-B1.wav\n")
@@ -336,7 +347,7 @@ def test_missing_and_broken_audio_is_named_with_its_line(tmp_path, parts):
     with pytest.raises(CorpusError, match=r"1 of 2 recordings .*wav\.scp, line 2: .*call2\.wav"):
         cuts_of(read_data_dir(tmp_path / "data"))
     (tmp_path / "audio" / "call2.wav").unlink()
-    with pytest.raises(CorpusError, match=r"1 of 2 recordings .*wav\.scp, line 2: .*call2\.wav"):
+    with pytest.raises(CorpusError, match=r"wav\.scp, line 2: .*call2\.wav: it is missing"):
         cuts_of(read_data_dir(tmp_path / "data"))
 
 
