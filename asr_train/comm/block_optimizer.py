@@ -88,7 +88,7 @@ class BlockMomentum(torch.optim.Optimizer):
         ranks = len(self._exchange)
         self._update = BlockUpdate(given.form, given.momentum(ranks), zeta, self._weights())
         self.block_steps, self._position = block_steps, 0
-        self._is_checked = False  # whether all ranks began with the same weights
+        self._has_begun = False  # until then, the model may still be loaded
 
     @property
     def received_bytes(self) -> int:
@@ -100,8 +100,8 @@ class BlockMomentum(torch.optim.Optimizer):
         Raises:
             ValueError: if ranks began with other weights, or parameters were unfrozen since.
         """
-        if not self._is_checked:
-            self._check_alike()
+        if not self._has_begun:
+            self._begin()
         loss: float | None = self.optimizer.step(closure)
         self._position += 1
         if self._position >= self.block_steps:  # which may have become smaller
@@ -130,7 +130,7 @@ class BlockMomentum(torch.optim.Optimizer):
     def exported(self) -> Iterator[None]:
         """Give the model the common weights, of the last finished block, to evaluate or to save."""
         own = [p.detach().clone() for p in self._parameters]  # maybe of more bits than float32
-        self._set(self._update.weights_P)
+        self._set(self._common().weights_P)
         try:
             yield
         finally:
@@ -138,16 +138,22 @@ class BlockMomentum(torch.optim.Optimizer):
                 for parameter, kept in zip(self._parameters, own, strict=True):
                     parameter.copy_(kept)
 
-    def _check_alike(self) -> None:
-        content = self._update.weights_P.cpu().numpy()
+    def _begin(self) -> None:
+        content = self._common().weights_P.cpu().numpy()
         rows = self._exchange.numbers([[zlib.crc32(content.data)]])
         if others := [rank for rank, row in enumerate(rows) if row != rows[0]]:
             raise ValueError(
                 f"BlockMomentum: rank {others[0]} of {len(rows)} begins with other weights than "
-                "rank 0; give all ranks the same seed or checkpoint before this is made, or, to "
-                "resume within a block, load this optimizer's state, too"
+                "rank 0; give all ranks the same seed or checkpoint, or, to resume within a block, "
+                "load this optimizer's state, too"
             )
-        self._is_checked = True
+        self._has_begun = True
+
+    def _common(self) -> BlockUpdate:
+        """Return the common model: before the first step, what the model is now."""
+        if not self._has_begun:
+            self._update.weights_P.copy_(self._weights())
+        return self._update
 
     def _weights(self) -> Tensor:
         """Return a copy of the weights, float32 [P]."""
@@ -192,7 +198,7 @@ class BlockMomentum(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain data and tensors. Save it on every rank, beside that rank's model."""
-        update, inner = self._update.state(), self.optimizer.state_dict()
+        update, inner = self._common().state(), self.optimizer.state_dict()
         return {"optimizer": inner, **update, "position": self._position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -200,6 +206,7 @@ class BlockMomentum(torch.optim.Optimizer):
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self._update.load_state(state_dict)
         self._position = state_dict["position"]
+        self._has_begun = True
 
     def __repr__(self) -> str:
         return f"BlockMomentum({self.optimizer!r}, block_steps={self.block_steps})"

@@ -245,6 +245,29 @@ def test_an_evaluation_does_not_round_weights():
     assert forked.run(main, RANKS, RANKS) == [True] * RANKS
 
 
+def test_weights_may_be_loaded_until_the_first_step():
+    def main(exchange):
+        def train(model, optimizer):
+            for step in range(2 * BLOCK):
+                optimizer.zero_grad()
+                loss_of(model, dist.get_rank(), step).backward()
+                optimizer.step()
+            return Bucket(model).weights_P.clone()
+
+        model, other = network(), network()
+        with torch.no_grad():
+            model[0].weight.zero_()
+        optimizer = BlockMomentum(other, sgd(other), block_steps=BLOCK)
+        other.load_state_dict(model.state_dict())
+        with optimizer.exported():
+            assert torch.equal(other[0].weight, model[0].weight)
+        found = train(other, optimizer)
+        wanted = train(model, BlockMomentum(model, sgd(model), block_steps=BLOCK))
+        return torch.equal(found, wanted)
+
+    assert forked.run(main, RANKS, RANKS) == [True] * RANKS
+
+
 def test_blocks_may_become_shorter_and_ranks_more():
     def main(exchange):
         model = network()
