@@ -138,6 +138,8 @@ def _cmudict(schwa: bool) -> Source:
 def read_lexicon_file(path: Path | str) -> dict[str, list[Pronunciation]]:
     """Read lines of `WORD PHONE PHONE ...`; a repeated word, or `WORD(2)`, is a variant.
 
+    Kaldi's line `!SIL SIL` is left out.
+
     Raises:
         ValueError: for a line without phones, or a phone that is SIL or a probability; gives file
             and line. Also for a file without words, or not in UTF-8.
@@ -148,6 +150,8 @@ def read_lexicon_file(path: Path | str) -> dict[str, list[Pronunciation]]:
         if not fields:
             continue
         word, *phones = fields
+        if phones == [SILENCE] and not word[0].isalnum():  # Kaldi's !SIL or <SIL>, which is no word
+            continue
         if not phones or SILENCE in phones:
             raise ValueError(
                 f"{path}, line {number}: {line!r} needs a word and then its phones, "

@@ -125,12 +125,18 @@ def test_a_lexicon_file_has_variants_and_comments(tmp_path):
     }
 
 
-@pytest.mark.parametrize("line", ["YES", "YES SIL Y", "YES 1.0 Y EH S"])
+@pytest.mark.parametrize("line", ["YES", "YES SIL Y", "YES SIL", "YES 1.0 Y EH S"])
 def test_a_broken_line_is_named(tmp_path, line):
     path = tmp_path / "lexicon.txt"
     path.write_text(f"NO N OW\n{line}\n")
     with pytest.raises(ValueError, match="line 2"):
         read_lexicon_file(path)
+
+
+def test_a_lexicon_of_kaldi_may_name_silence(tmp_path):
+    path = tmp_path / "lexicon.txt"
+    path.write_text("!SIL SIL\n<SIL>\tSIL\n<UNK> SPN\na AH0\n")
+    assert read_lexicon_file(path) == {"<UNK>": [("SPN",)], "A": [("AH0",)]}
 
 
 def test_letters_are_those_of_any_alphabet_with_their_marks():
