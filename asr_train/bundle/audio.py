@@ -73,7 +73,9 @@ def samples_of(
             return _joined(name, _blocks(file), file.samplerate, rate, channel), file.samplerate
     except (soundfile.LibsndfileError, OSError, TypeError) as error:
         why = str(error).split(": ")[-1]
-        raise AudioError(f"{name} cannot be read as audio ({why})") from error
+        raise AudioError(
+            f"{name} cannot be read as audio ({why}); convert it to WAV or FLAC"
+        ) from error
 
 
 def _scaled(wave: np.ndarray) -> np.ndarray:

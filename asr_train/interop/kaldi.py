@@ -260,7 +260,8 @@ def _recordings(data: DataDir) -> dict[str, Recording]:
     if bad:
         raise CorpusError(
             f"{data.folder}: {len(bad)} of {len(used)} recordings cannot be read: {min(bad)}; "
-            "correct their lines, or remove them and call utils/fix_data_dir.sh"
+            "correct their lines (what sph2pipe or sox alone can read must become WAV files), or "
+            "remove them and call utils/fix_data_dir.sh"
         )
     return found
 
