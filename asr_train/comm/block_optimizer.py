@@ -202,7 +202,17 @@ class BlockMomentum(torch.optim.Optimizer):
         return {"optimizer": inner, **update, "position": self._position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned.
+
+        Raises:
+            ValueError: if it is that of another optimizer, or of a model of another size.
+        """
+        found, size = len(state_dict.get("weights_P", ())), len(self._update.weights_P)
+        if found != size:
+            raise ValueError(
+                f"this is the state of a BlockMomentum of {found} weights, but the model has "
+                f"{size}; a state of the inner optimizer alone is for `optimizer.optimizer`"
+            )
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self._update.load_state(state_dict)
         self._position = state_dict["position"]

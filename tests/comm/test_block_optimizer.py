@@ -313,6 +313,9 @@ def test_schedules_apply_and_wrong_numbers_and_new_parameters_are_refused():
         optimizer.step()
         cycle.step()
         assert taken == [1]
+        inner = optimizer.optimizer.state_dict()
+        with pytest.raises(ValueError, match=r"of 0 weights, but the model has 1323; a state of"):
+            optimizer.load_state_dict(inner)
         model[0].requires_grad_(False)
         other = BlockMomentum(model, sgd(model), block_steps=1)
         model[0].requires_grad_(True)
