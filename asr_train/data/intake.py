@@ -79,7 +79,7 @@ def unique_ids(rows: Sequence[Row], source: Path | str) -> None:
             )
     owners = {name: name for name in seen}
     for old, row in seen.items():
-        new = _without_marks(old)
+        new = without_marks(old)
         if new == old:
             continue
         if new in owners:
@@ -100,7 +100,8 @@ def unique_ids(rows: Sequence[Row], source: Path | str) -> None:
             )
 
 
-def _without_marks(name: str) -> str:
+def without_marks(name: str) -> str:
+    """Return the id here of an utterance that its corpus calls so."""
     return re.sub(r"[./\s]", "_", name)
 
 
@@ -288,7 +289,7 @@ def _cut(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) -> 
     else:
         name = row.utt_id
         if row.start is not None:
-            name = _without_marks(str(Path(row.path).with_suffix("")))
+            name = without_marks(str(Path(row.path).with_suffix("")))
             name += f"-{channel}" if audio.channels > 1 else ""
         size = audio.rate, audio.samples, audio.channels
         recording = whole_recording(name, row.audio, *size)

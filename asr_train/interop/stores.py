@@ -9,7 +9,7 @@ A state id here is a pdf-id in Kaldi. `scripts/export.py` writes features, align
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,22 @@ from lhotse import MonoCut
 from asr_train.align.table import check_lost, write_alignments
 from asr_train.align.viterbi import Aligned, Lost
 from asr_train.data.features import Feats, Sums, folder_of, listed, totals, write_h5, write_index
+from asr_train.data.intake import without_marks
 from asr_train.files import part, replacing, write_json, write_jsonl
 from asr_train.frames import frame_at
-from asr_train.interop.ark import read_int_vectors, read_matrices
+from asr_train.interop.ark import Keyed, read_int_vectors, read_matrices
 from asr_train.interop.kaldi_states import TransitionIds, about_states
 from asr_train.lang.states import States
 from asr_train.schema import FeatsSettings
 
 UTTERANCES_A_PART = 200
 MAX_LOST_SHARE = 0.05  # of the utterances, which may lack an alignment
+
+
+def _read(read: Callable[[Path | str], Keyed], archive: Path | str) -> Keyed:
+    """Yield an archive's arrays by the ids that manifests here have in place of Kaldi's."""
+    for key, array in read(archive):
+        yield without_marks(key), array
 
 
 # --- features -----------------------------------------------------------------------------------
@@ -59,7 +66,7 @@ def import_feats(
 
     def wanted() -> Iterator[tuple[MonoCut, np.ndarray]]:
         nonlocal others
-        for key, feats_TF in read_matrices(archive):
+        for key, feats_TF in _read(read_matrices, archive):
             if key not in by_id:
                 others += 1
                 continue
@@ -158,13 +165,13 @@ def import_ali(
 def _vectors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
     """Read one archive, or all ali.*.gz of a folder, which Kaldi's alignment scripts write."""
     if not path.is_dir():
-        return read_int_vectors(path)
+        return _read(read_int_vectors, path)
     archives = sorted(path.glob("ali.*.gz"))
     if not archives:
         raise ValueError(
             f"{path} has no ali.*.gz; name a folder of steps/align_*.sh, or an archive"
         )
-    return chain.from_iterable(map(read_int_vectors, archives))
+    return chain.from_iterable(_read(read_int_vectors, archive) for archive in archives)
 
 
 def _path(states_T: np.ndarray) -> Aligned:
@@ -226,7 +233,7 @@ def import_scores(archives: Sequence[Path | str], states: States, path: Path | s
     store = path.with_name("scores.h5")
     with replacing(store) as scratch, h5py.File(scratch, "w") as file:
         for archive in archives:
-            for key, scores_TS in read_matrices(archive):
+            for key, scores_TS in _read(read_matrices, archive):
                 where = f"{archive}: {key}"
                 if scores_TS.shape[1] != states.num_states:
                     raise ValueError(

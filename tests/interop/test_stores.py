@@ -228,6 +228,23 @@ def test_scores_of_a_network_are_looked_up(feats, yesno, tmp_path):
         import_scores([*parts, parts[1]], yesno, tmp_path / "exp" / "k" / "model.json")
 
 
+def test_ids_are_those_of_our_manifests(feats, cuts, yesno, tmp_path):
+    """Where points and slashes, at which readers of tar files cut names, are underscores."""
+    (cut, *_), (u, *_) = cuts, feats
+    cut.id = "u_0"
+    manifest, model = tmp_path / "again" / "dev.jsonl.gz", tmp_path / "exp" / "k" / "model.json"
+    write_matrices(tmp_path / "f.ark", [("u.0", feats.load(u))])
+    assert import_feats(tmp_path / "f.ark", [cut], FEATS, manifest) == (u.frames, 0)
+    write_int_vectors(tmp_path / "a.txt", [("u/0", np.zeros(u.frames, np.int32))])
+    ali = tmp_path / "ali" / "dev.jsonl.gz"
+    assert import_ali(tmp_path / "a.txt", open_feats(manifest), ABOUT, ali) == (1, 0)
+    scores_TS = np.zeros((u.frames, 11), np.float32)
+    write_matrices(tmp_path / "s.ark", [("u.0", scores_TS)])
+    import_scores([tmp_path / "s.ark"], yesno, model)
+    (again,) = open_feats(manifest)
+    assert np.array_equal(load_scorer(model, feats, None).score(again), scores_TS)
+
+
 @pytest.mark.parametrize(
     "columns, value, message",
     [
