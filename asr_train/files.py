@@ -141,38 +141,46 @@ def read_json(path: Path | str) -> Any:
 
 
 def write_jsonl(path: Path | str, rows: Iterable[dict[str, Any]]) -> None:
-    """Write one JSON line per row; a name in `.gz` is gzipped without a time stamp."""
-    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-    content = "".join(lines).encode()
-    if str(path).endswith(".gz"):
-        content = gzip.compress(content, compresslevel=6, mtime=0)
-    write_bytes(path, content)
+    """Write one JSON line per row, one at a time; a name in `.gz` is gzipped without a time stamp.
+
+    The file replaces an old one when the last row is written.
+    """
+    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n" for row in rows)
+    with replacing(path) as scratch, open(scratch, "wb") as file:
+        file.writelines(_gzipped(lines) if str(path).endswith(".gz") else lines)
 
 
-def read_jsonl(path: Path | str) -> list[dict[str, Any]]:
-    """Read what `write_jsonl` wrote.
+def _gzipped(lines: Iterable[bytes]) -> Iterator[bytes]:
+    packer = zlib.compressobj(6, wbits=16 + zlib.MAX_WBITS)
+    yield from map(packer.compress, lines)
+    yield packer.flush()
+
+
+def iter_jsonl(path: Path | str) -> Iterator[dict[str, Any]]:
+    """Read what `write_jsonl` wrote, a row at a time: all rows of a large corpus take gigabytes.
 
     Raises:
         DamagedFileError: if the file is truncated or a line is not JSON; names file and line.
     """
-    content = Path(path).read_bytes()
+    number = 0
     try:
-        if str(path).endswith(".gz"):
-            content = gzip.decompress(content)
-        lines = content.decode().removesuffix("\n").split("\n") if content else []
+        with (gzip.open if str(path).endswith(".gz") else open)(path, "rb") as file:
+            for line in file:
+                number += 1
+                yield json.loads(line.decode().removesuffix("\n"))
+    except json.JSONDecodeError as error:
+        raise DamagedFileError(
+            f"{path}, line {number} is not valid JSON ({error}); delete it and run make again"
+        ) from error
     except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
         raise DamagedFileError(
             f"{path} cannot be unpacked ({error}); delete it and run make again"
         ) from error
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise DamagedFileError(
-                f"{path}, line {number} is not valid JSON ({error}); delete it and run make again"
-            ) from error
-    return rows
+
+
+def read_jsonl(path: Path | str) -> list[dict[str, Any]]:
+    """Return all rows of `iter_jsonl`."""
+    return list(iter_jsonl(path))
 
 
 def write_yaml(path: Path | str, content: Any) -> bool:

@@ -4,10 +4,12 @@ import gzip
 import os
 
 import pytest
+from held import held
 
 from asr_train.files import (
     DamagedFileError,
     check_part,
+    iter_jsonl,
     part,
     read_json,
     read_jsonl,
@@ -57,6 +59,31 @@ def test_jsonl_gives_back_the_rows_and_equal_bytes_at_any_time(tmp_path, monkeyp
     write_jsonl(tmp_path / "b.jsonl.gz", rows)
     assert read_jsonl(tmp_path / "a.jsonl.gz") == rows
     assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+
+
+def test_only_one_row_is_in_memory_at_a_time(tmp_path):
+    path, rows = tmp_path / "a.jsonl.gz", 2000
+
+    def write():
+        write_jsonl(path, ({"id": str(n), "words": [f"{n}"] * 100} for n in range(rows)))
+
+    assert held(write)[1] < 1e6
+
+    def count():
+        return sum(1 for _ in iter_jsonl(path))
+
+    assert count() == rows
+    assert held(count)[1] < 1e6
+    assert held(lambda: read_jsonl(path))[0] > 1e6
+
+
+def test_rows_are_read_before_a_damaged_one(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n{"a": \n')
+    rows = iter_jsonl(path)
+    assert next(rows) == {"a": 1}
+    with pytest.raises(DamagedFileError, match="line 2"):
+        next(rows)
 
 
 @pytest.mark.parametrize("cut", [1, 10, 30])
