@@ -40,7 +40,7 @@ class Speakers:
             change_DE, name = self.change[speaker], f"{speaker}-{u}"
             self.paths[name] = path_T
             self.arrays[name] = (frames_TD @ change_DE[:, :-1].T + change_DE[:, -1]).astype("f4")
-            row = Utterance(name, speaker, " ".join(said), len(path_T) / 100, len(path_T), {})
+            row = Utterance(name, speaker, " ".join(said), len(path_T) / 100, len(path_T))
             self.utterances.append(row)
 
     def normaliser(self, norm):

@@ -5,7 +5,9 @@ Beside it are a table of all utterances, including lost ones, and a report.
 """
 
 import os
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,9 @@ from asr_train.checks import too_many_lost
 from asr_train.data.features import Utterance, folder_of, open_h5, write_h5
 from asr_train.files import (
     check_part,
+    iter_jsonl,
     part,
     read_json,
-    read_jsonl,
     write_json,
     write_jsonl,
     write_text,
@@ -57,7 +59,7 @@ def write_alignments(
     folder = folder_of(manifest)
     store = folder / "states.h5"
     aligned = [(u, o) for u, o in zip(utterances, outcomes, strict=True) if isinstance(o, Aligned)]
-    rows = _store(store, aligned, feats.shift_seconds, states)
+    write_h5(store, {utterance.id: outcome.states_T for utterance, outcome in aligned})
     write_text(folder.with_name(folder.name + ".status.tsv"), _status(utterances, outcomes))
     described: dict[str, Any] = {"states": None}
     if states is not None:
@@ -71,29 +73,26 @@ def write_alignments(
         write_speakers(folder / FMLLR, speakers)
         parts.append(part(folder / FMLLR, folder))
     write_json(folder / "index.json", {**about, **described, "parts": parts})
-    write_jsonl(manifest, rows)
+    write_jsonl(manifest, _rows(store, aligned, feats.shift_seconds, states))
 
 
-def _store(
+def _rows(
     path: Path,
     aligned: list[tuple[Utterance, Aligned]],
     shift_seconds: float,
     states: States | None,
-) -> list[dict[str, Any]]:
-    """Store state paths; return manifest rows."""
+) -> Iterator[dict[str, Any]]:
+    """Yield the manifest's rows: together they would take several times the paths' memory."""
     from lhotse.array import Array, TemporalArray
 
-    rows = []
     for utterance, outcome in aligned:
         array = Array("numpy_hdf5", str(path), utterance.id, list(outcome.states_T.shape))
-        stored = TemporalArray(array, 0, shift_seconds, utterance.row["start"]).to_dict()
-        spoken = utterance.row["supervisions"][0]
+        row = utterance.row
+        stored = TemporalArray(array, 0, shift_seconds, row["start"]).to_dict()
+        spoken = row["supervisions"][0]
         items = None if states is None else _items(utterance, outcome, shift_seconds, states)
         supervisions = [{**spoken, "alignment": items}]
-        custom = {"custom": {"ali": stored}}
-        rows.append({**utterance.row, "supervisions": supervisions, **custom})
-    write_h5(path, {utterance.id: outcome.states_T for utterance, outcome in aligned})
-    return rows
+        yield {**row, "supervisions": supervisions, "custom": {"ali": stored}}
 
 
 def _items(
@@ -136,20 +135,26 @@ class Alignments:
         self.states_hash: str = index["states_hash"]
         self.states: dict[str, Any] | None = index["states"]
         self.self_loops: list[float] = index["self_loops"]
-        self._rows = {row["id"]: row for row in read_jsonl(manifest)}
+        self._places = {row["id"]: _place(row) for row in iter_jsonl(manifest)}
         has_speakers = any(listed["path"] == FMLLR for listed in index["parts"])
         self.speakers = load_speakers(folder / FMLLR) if has_speakers else None
 
     @property
     def ids(self) -> set[str]:
         """The utterances that have a path."""
-        return set(self._rows)
+        return set(self._places)
 
     def load(self, utt_id: str) -> np.ndarray:
         """Return int32 [T], one state per frame."""
-        array = self._rows[utt_id]["custom"]["ali"]["array"]
-        ali_T: np.ndarray = open_h5(array["storage_path"], os.getpid())[array["storage_key"]][:]
+        path, key = self._places[utt_id]
+        ali_T: np.ndarray = open_h5(path, os.getpid())[key][:]
         return ali_T
+
+
+def _place(row: dict[str, Any]) -> tuple[str, str]:
+    """Return a path's file and its name there, all that is kept of a row: it is long."""
+    array = row["custom"]["ali"]["array"]
+    return sys.intern(array["storage_path"]), array["storage_key"]
 
 
 def open_ali(manifest: Path | str) -> Alignments:

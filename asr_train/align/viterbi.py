@@ -1,5 +1,6 @@
 """Best state path through one utterance, or through many; and reasons for failure."""
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -116,8 +117,8 @@ def align(
 
 
 def transcripts(utterances: Iterable[Utterance]) -> list[Spoken]:
-    """Pair utterances with the words of their transcripts."""
-    return [(u, u.words.split()) for u in utterances]
+    """Pair utterances with the words of their transcripts; equal words are one object."""
+    return [(u, [*map(sys.intern, u.words.split())]) for u in utterances]
 
 
 def align_all(

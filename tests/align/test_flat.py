@@ -69,7 +69,7 @@ def test_vowels_are_expected_to_last_longer_than_consonants():
 
 
 def utterance(name, words, frames):
-    return Utterance(name, "s", words, frames / 100, frames, {})
+    return Utterance(name, "s", words, frames / 100, frames)
 
 
 def test_the_easiest_have_few_words_and_enough_frames():

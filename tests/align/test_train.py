@@ -62,7 +62,7 @@ class FakeFeats:
             self.paths[name] = path_T
             noise_TD = rng.standard_normal((len(path_T), 6))
             self.arrays[name] = (self.mean_SD[path_T] + noise_TD).astype(np.float32)
-            row = Utterance(name, "s", " ".join(words), len(path_T) / 100, len(path_T), {})
+            row = Utterance(name, "s", " ".join(words), len(path_T) / 100, len(path_T))
             self.utterances.append(row)
 
     def normaliser(self, norm):
@@ -374,7 +374,7 @@ def spoilt(lang, *places, utterances=20):
     feats = FakeFeats(lang, utterances=utterances)
     for i in places:
         bad = feats.utterances[i]
-        feats.utterances[i] = Utterance(bad.id, "s", "NOSUCH", bad.seconds, bad.frames, {})
+        feats.utterances[i] = Utterance(bad.id, "s", "NOSUCH", bad.seconds, bad.frames)
     return feats
 
 

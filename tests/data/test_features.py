@@ -8,6 +8,7 @@ import pytest
 import soundfile
 import torch
 import torchaudio
+from held import held
 from lhotse import CutSet, MonoCut, Recording, SupervisionSegment, validate
 
 from asr_train.data.features import (
@@ -20,7 +21,7 @@ from asr_train.data.features import (
     write_index,
 )
 from asr_train.data.logmel import LogMel
-from asr_train.files import write_jsonl
+from asr_train.files import read_jsonl, write_jsonl
 from asr_train.frames import num_frames
 from asr_train.schema import FeatsSettings, NormBy, NormSettings
 
@@ -173,6 +174,14 @@ def test_stored_features_are_read_back(corpus, tmp_path):
         wave_N = cut.load_audio()[0]
         assert np.array_equal(feats.load(utterance), LogMel(settings())(wave_N))
         assert utterance.frames == len(feats.load(utterance))
+
+
+def test_an_utterance_is_held_in_a_fraction_of_its_rows_memory(corpus, tmp_path):
+    manifest = stored(corpus(*TWO), tmp_path, settings())
+    row = read_jsonl(manifest)[0]
+    write_jsonl(manifest, ({**row, "id": f"u{n}"} for n in range(100)))
+    assert open_feats(manifest).utterances[7].row == {**row, "id": "u7"}
+    assert held(lambda: open_feats(manifest))[0] < held(lambda: read_jsonl(manifest))[0] / 2
 
 
 def test_lhotse_loads_the_same_features(corpus, tmp_path):

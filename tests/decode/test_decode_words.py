@@ -40,7 +40,7 @@ def utterances_of(lang, count, seed=0):
         said = rng.choice(["A", "ABC"], rng.integers(1, 4)).tolist()
         path_T = toy.path_of(lang, said, rng)
         scores[f"u{n}"] = toy.scores_of(path_T, lang.states.num_states, rng)
-        made.append(Utterance(f"u{n}", "s", " ".join(said), 0.01 * len(path_T), len(path_T), {}))
+        made.append(Utterance(f"u{n}", "s", " ".join(said), 0.01 * len(path_T), len(path_T)))
     return made, scores
 
 
@@ -164,7 +164,7 @@ def test_words_stand_where_they_were_said(lang, graph, loop_S):
     states = [s for w in words for p in lang.lexicon.prons[w][0] for s in lang.states.of(p)]
     path_T = np.repeat(states, 2).astype(np.int32)
     scores = {"u": toy.scores_of(path_T, lang.states.num_states, rng, 20.0)}
-    spoken = Utterance("u", "s", " ".join(words), SHIFT * len(path_T), len(path_T), {})
+    spoken = Utterance("u", "s", " ".join(words), SHIFT * len(path_T), len(path_T))
     ((row, _),) = all_of(lang, graph, loop_S, [spoken], scores)
     phones = [1, 3, 1]  # of each word
     starts = np.cumsum([0, *phones]) * 3 * 2 * SHIFT
@@ -206,7 +206,7 @@ def test_a_transcript_with_unknown_words_has_an_oracle_too(lang, graph, loop_S):
 
 
 def test_oracle_rates_count_the_words_of_utterances_that_have_oracles():
-    made = [Utterance(f"u{n}", "s", "A B C", 1.0, 100, {}) for n in range(3)]
+    made = [Utterance(f"u{n}", "s", "A B C", 1.0, 100) for n in range(3)]
     found = [Alternatives("u0", [], True, 1, 2, 9), Alternatives("u1", [], True, 3, 3, 0)]
     pieces = Alternatives("u2", [], False, None, None, 9)  # no list of the whole, so no oracle
     counts = {"words": 6, "lattice_errors": 4, "list_errors": 5}
@@ -215,7 +215,7 @@ def test_oracle_rates_count_the_words_of_utterances_that_have_oracles():
 
 
 def test_a_search_that_finds_nothing_misses_all_words(lang, graph, loop_S):
-    spoken = Utterance("u", "s", "ABC A", SHIFT, 1, {})  # one frame is too short for any word
+    spoken = Utterance("u", "s", "ABC A", SHIFT, 1)  # one frame is too short for any word
     scores = {"u": np.zeros((1, lang.states.num_states), np.float32)}
     empty = Arrays(0, graph.final_N[:1], graph.source_A[:0], graph.arcs_A[:0])  # leads nowhere
     ((row, others),) = all_of(lang, empty, loop_S, [spoken], scores, count=5)

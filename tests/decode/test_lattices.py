@@ -48,7 +48,7 @@ def searched(lang, graph, effort, said, reference, seed, arcs_per_frame=1000):
     path_T = np.pad(path_T, (0, len(ali_T) - len(path_T)), mode="edge")
     scores = {"u": toy.scores_of(path_T, lang.states.num_states, rng)}
     scorer = toy.scorer_of(lang.states, np.full(lang.states.num_states, 0.6), scores)
-    utterance = Utterance("u", "s", " ".join(reference), 0.01 * len(ali_T), len(ali_T), {})
+    utterance = Utterance("u", "s", " ".join(reference), 0.01 * len(ali_T), len(ali_T))
     choice = Choice(SCALE, 0.0, 1.0)
     return Competitors(scorer, graph, choice, effort, arcs_per_frame)(utterance, ali_T), ali_T
 
@@ -87,11 +87,11 @@ def test_an_alignment_that_the_graph_does_not_allow_is_said_so(lang, graph):
     ali_T = np.array([states - 1, 0, states - 1, 0])  # no phone is that short
     scorer = toy.scorer_of(lang.states, np.full(states, 0.6), {"u": np.zeros((12, states))})
     search = Competitors(scorer, graph, Choice(1.0, 0.0, 1.0), WIDE, 1000)
-    found = search(Utterance("u", "s", "A", 0.12, 12, {}), np.tile(ali_T, 3))
+    found = search(Utterance("u", "s", "A", 0.12, 12), np.tile(ali_T, 3))
     assert found == "the weak language model's graph has no path of its alignment"
     short = toy.scorer_of(lang.states, np.full(states, 0.6), {"u": rng.normal(size=(1, states))})
     search = Competitors(short, graph, Choice(1.0, 0.0, 1.0), WIDE, 1000)
-    found = search(Utterance("u", "s", "A", 0.01, 1, {}), ali_T[:1])
+    found = search(Utterance("u", "s", "A", 0.01, 1), ali_T[:1])
     assert found == "the search reached no final state"
 
 

@@ -45,7 +45,7 @@ def recording(lang, minutes, seed=0, pause=0):
     path_T = np.concatenate(path)
     scores = {"u": toy.scores_of(path_T, lang.states.num_states, rng, MARGIN)}
     loop_S = np.full(lang.states.num_states, 0.9)
-    u = Utterance("u", "s", " ".join(words), len(path_T) * SHIFT, len(path_T), {})
+    u = Utterance("u", "s", " ".join(words), len(path_T) * SHIFT, len(path_T))
     return u, toy.scorer_of(lang.states, loop_S, scores), at
 
 

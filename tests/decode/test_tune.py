@@ -53,7 +53,7 @@ def dev(lang, count, margin) -> tuple[Scorer, list[Utterance]]:
         said = rng.choice(WORDS, rng.integers(1, 5)).tolist()
         path_T = toy.path_of(lang, said, rng)
         scores[f"u{n}"] = toy.scores_of(path_T, lang.states.num_states, rng, margin)
-        made.append(Utterance(f"u{n}", "s", " ".join(said), 0.01 * len(path_T), len(path_T), {}))
+        made.append(Utterance(f"u{n}", "s", " ".join(said), 0.01 * len(path_T), len(path_T)))
     return toy.scorer_of(lang.states, np.full(lang.states.num_states, 0.5), scores), made
 
 
