@@ -154,20 +154,24 @@ def adapt(
     """
     assert model.adaptive is not None
     settings, utterances = model.adaptive.settings, [utterance for utterance, _ in spoken]
-    read, aligned = Adapted(plain), []
+    read, logliks = Adapted(plain), []
     for sharing in (model.adaptive.unadapted, model.gmm):
         score, loop_S = scores(model, read), model.gmm.loop_S
-        aligned.append(align_all(score, spoken, lang, model.states, loop_S, ali))
-        paths = zip(utterances, aligned[-1], strict=True)
+        aligned = align_all(score, spoken, lang, model.states, loop_S, ali)
+        logliks.append([o.loglik if isinstance(o, Aligned) else None for o in aligned])
+        paths = zip(utterances, aligned, strict=True)
         read = estimated(read, sharing, model.gmm, model.states, settings, paths)
-    return replace(read, gain=_gain(*aligned))
+        del aligned, paths  # before the next ones are found: all paths are large
+    return replace(read, gain=_gain(utterances, *logliks))
 
 
-def _gain(before: list[Outcome], after: list[Outcome]) -> float:
+def _gain(
+    utterances: list[Utterance], before: list[float | None], after: list[float | None]
+) -> float:
     """Return the gain in nats per frame over the utterances that were aligned both times."""
-    pairs = zip(before, after, strict=True)
-    both = [(b, a) for b, a in pairs if isinstance(b, Aligned) and isinstance(a, Aligned)]
-    return sum(a.loglik - b.loglik for b, a in both) / max(1, sum(len(a.states_T) for _, a in both))
+    every = zip(utterances, before, after, strict=True)
+    both = [(u.frames, a - b) for u, b, a in every if b is not None and a is not None]
+    return sum(gain for _, gain in both) / max(1, sum(frames for frames, _ in both))
 
 
 def speakers_line(summary: dict[str, Any]) -> str:

@@ -97,8 +97,7 @@ def train(
         ValueError: if there is nothing to train on, or too few leaves for the tree.
     """
     job = Job(feats, lang, settings, ali, log)
-    start = _start_flat(job) if before is None else _start_from(job, before)
-    return _passes(job, start)
+    return _passes(job, _start_flat(job) if before is None else _start_from(job, before))
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +404,7 @@ def _unadapted(
 def _passes(job: Job, begin: Start) -> tuple[Mixtures, list[Outcome]]:
     """Run all re-estimation passes."""
     model, read, outcomes, floor_D = begin.model, begin.read, begin.outcomes, begin.floor_D
+    del begin  # else its paths stay in memory, beside those before and after each pass
     own, s = job.settings, model.states.num_states
     last_growth = max(1, min(own.passes - 1, round(own.passes * own.grown_by)))
     for number in range(1, own.passes + 1):

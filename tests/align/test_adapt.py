@@ -1,5 +1,6 @@
 """Speakers that are affine transforms of each other get equal adapted frames."""
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from speakers import CONFIG, Speakers, system, trained
 from toy import toy_lang
 
+import asr_train.align.adapt
 from asr_train.align.adapt import Adapted, adapt, scores
 from asr_train.align.gmm import Mixtures, load_gmm, save_gmm
 from asr_train.align.viterbi import Aligned, align_all, transcripts
@@ -119,6 +121,23 @@ def test_the_number_of_processes_changes_nothing(chain, lang, monkeypatch):
             assert np.array_equal(getattr(gmms[0], array), getattr(gmms[1], array))
     for speaker, transform in found[0].speakers.items():
         assert np.array_equal(transform.matrix, found[1].speakers[speaker].matrix)
+
+
+def test_the_first_paths_are_gone_when_the_adapted_ones_are_found(chain, lang, monkeypatch):
+    """Those of 960 hours take 2 GB."""
+    feats, *_, (model, *_) = chain
+    made, alive = [], []
+
+    def noted(*given):
+        alive.append(sum(path() is not None for path in made))
+        found = align_all(*given)
+        made.extend(weakref.ref(o.states_T) for o in found)
+        return found
+
+    monkeypatch.setattr(asr_train.align.adapt, "align_all", noted)
+    adapt(model, model.front(feats), transcripts(feats.utterances), lang, CONFIG.ali)
+    assert alive == [0, 0]
+    assert len(made) == 2 * len(feats.utterances)
 
 
 @pytest.fixture(scope="module")

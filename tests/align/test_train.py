@@ -299,6 +299,22 @@ def test_the_sums_of_chunks_are_not_kept_until_the_end_of_a_pass(monkeypatch):
     assert max(alive) <= 2
 
 
+def test_only_the_paths_before_a_pass_are_kept_beside_its_own(chain, monkeypatch):
+    """Those of 960 hours take 2 GB."""
+    feats, (mono, *_), _ = chain
+    one_pass, given, alive = asr_train.align.train._pass, [], []
+
+    def noted(job, model, read, outcomes, realign):
+        alive.append(sum(path() is not None for path in given))
+        given.extend(weakref.ref(o.states_T) for o in outcomes)
+        return one_pass(job, model, read, outcomes, realign)
+
+    monkeypatch.setattr(asr_train.align.train, "_pass", noted)
+    train_on(feats, toy_lang(), system("tri", passes=3, realign_first=3), mono)
+    assert len(given) == 3 * len(feats.utterances)
+    assert alive == [0, 0, 0]
+
+
 def test_mllt_turns_frames_and_means_alike_and_gains_what_it_says(chain):
     """For mixed dimensions, with one Gaussian per state."""
     feats, (mono, outcomes, _), _ = chain
