@@ -33,6 +33,7 @@ from asr_train import interrupt
 from asr_train.files import read_json, write_json
 from asr_train.locks import making
 
+TASKS = 2000
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -136,6 +137,13 @@ def map_in_chunks(
     chunks = [items[i : i + size] for i in range(0, len(items), size)]
     for results in parallel_map(lambda chunk: [function(item) for item in chunk], chunks, what):
         yield from results
+
+
+def map_evenly(
+    function: Callable[[Item], Result], items: Sequence[Item], what: str
+) -> Iterator[Result]:
+    """Map as `parallel_map`, in at most TASKS tasks: each takes 2 KB until it is done."""
+    return map_in_chunks(function, items, max(1, -(-len(items) // TASKS)), what)
 
 
 _function: Any = None  # inherited by forked workers: closures cannot be pickled

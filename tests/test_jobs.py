@@ -17,7 +17,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from asr_train.jobs import map_in_chunks, num_jobs, parallel_map, progress
+import asr_train.jobs
+from asr_train.jobs import map_evenly, map_in_chunks, num_jobs, parallel_map, progress
 from asr_train.locks import FOLDER, at_work, locked
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +37,22 @@ def test_results_come_in_the_order_of_the_items():
 
 def test_items_may_be_worked_on_in_chunks():
     assert list(map_in_chunks(lambda i: i * i, range(20), 3, "")) == [i * i for i in range(20)]
+
+
+@pytest.mark.parametrize(("items", "sizes"), [(3, {1}), (8, {1}), (50, {1, 7})])
+def test_many_items_are_few_tasks(monkeypatch, items, sizes):
+    """281,241 tasks would take 0.5 GB; of few items, each may be long."""
+    monkeypatch.setattr(asr_train.jobs, "TASKS", 8)
+    tasks = []
+
+    def mapped(function, chunks, what):
+        tasks.extend(map(len, chunks))
+        return map(function, chunks)
+
+    monkeypatch.setattr(asr_train.jobs, "parallel_map", mapped)
+    assert list(map_evenly(lambda i: i * i, range(items), "")) == [i * i for i in range(items)]
+    assert len(tasks) <= 8
+    assert set(tasks) == sizes
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])

@@ -28,7 +28,7 @@ from asr_train.data.corpus import (
 from asr_train.data.remarks import KEPT, Remark
 from asr_train.data.transcripts import DigitsError, Transcriber
 from asr_train.frames import whole_rate
-from asr_train.jobs import parallel_map
+from asr_train.jobs import map_evenly
 from asr_train.lang.lexicon import Lexicon
 from asr_train.schema import Channel, IntakeSettings, LexiconSettings, LowRate
 from asr_train.score.sclite import trn_id
@@ -121,7 +121,7 @@ def take(
             refused words.
     """
     notes = _transcribe(split, rows, settings, lexicon)
-    audios = parallel_map(lambda row: _inspect(row, audio_dir, settings), rows, f"audio of {split}")
+    audios = map_evenly(lambda row: _inspect(row, audio_dir, settings), rows, f"audio of {split}")
     made = PreparedSplit(split, [], notes=notes, audio=[row.audio for row in rows])
     for row, audio in zip(rows, audios, strict=True):
         if row.was:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from asr_train.files import read_text, sha256, write_text
-from asr_train.jobs import parallel_map
+from asr_train.jobs import map_evenly
 
 ABSENT = "-"  # in place of a checksum
 
@@ -22,7 +22,7 @@ def list_audio(paths: Iterable[Path], table: Path) -> None:
     if not names:
         table.unlink(missing_ok=True)
         return
-    sums = parallel_map(_sum, names, f"checksums of {table.name.split('.')[0]}")
+    sums = map_evenly(_sum, names, f"checksums of {table.name.split('.')[0]}")
     _write(table, [(*_stat(name), found, name) for name, found in zip(names, sums, strict=True)])
 
 
