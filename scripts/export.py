@@ -23,7 +23,7 @@ from lhotse import CutSet
 from asr_train.align.table import open_ali
 from asr_train.data.features import open_feats
 from asr_train.decode.posteriors import load_scorer
-from asr_train.files import read_jsonl, replacing_folder
+from asr_train.files import iter_jsonl, read_jsonl, replacing_folder
 from asr_train.interop.ark import write_int_vectors, write_matrices
 from asr_train.interop.ctm import write_ctm, write_stm
 from asr_train.interop.kaldi import write_data_dir
@@ -45,7 +45,7 @@ def export(kind: str, *paths: str) -> None:
 
 
 def data(manifest: str, output: str) -> None:
-    cuts = list(CutSet.from_dicts(read_jsonl(manifest)))
+    cuts = list(CutSet.from_dicts(iter_jsonl(manifest)))
     for note in write_data_dir(cuts, output):
         print(f"export: {note}")
     print(f"export: {len(cuts)} utterances in {output}")
@@ -100,7 +100,7 @@ def phones(manifest: str, output: str) -> None:
 
 
 def _aligned(kind: str, manifest: str, output: str) -> None:
-    _written([aligned(row, kind) for row in read_jsonl(manifest)], output)
+    _written([aligned(row, kind) for row in iter_jsonl(manifest)], output)
 
 
 def _written(utterances: list[Timed], output: str) -> None:
@@ -109,18 +109,19 @@ def _written(utterances: list[Timed], output: str) -> None:
 
 
 def stm(manifest: str, output: str) -> None:
-    count = write_stm(output, (place_of(row) for row in read_jsonl(manifest)))
+    count = write_stm(output, (place_of(row) for row in iter_jsonl(manifest)))
     print(f"export: {count} utterances in {output}")
 
 
 def textgrid(manifest: str, output: str) -> None:
-    rows = read_jsonl(manifest)
+    count = 0
     with replacing_folder(output, lambda path: path.suffix == ".TextGrid") as scratch:
-        for row in progress(rows, "TextGrids"):
+        for row in progress(iter_jsonl(manifest), "TextGrids"):
             tiers = {"words": aligned(row, "word"), "phones": aligned(row, "phone")}
             shift = row.get("features", {}).get("frame_shift", 0.0)
             write_textgrid(scratch / f"{row['id']}.TextGrid", tiers, shift / 2)
-    print(f"export: {len(rows)} TextGrids in {output}")
+            count += 1
+    print(f"export: {count} TextGrids in {output}")
 
 
 KINDS: dict[str, tuple[tuple[int, ...], Callable[..., None]]] = {

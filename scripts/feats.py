@@ -6,7 +6,10 @@ Compute the log-mel features of every cut, stored once, unstacked, as lhotse fea
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from lhotse import CutSet
@@ -24,26 +27,34 @@ CUTS_A_PART = 200
 def feats(manifest: str, conf: str, output: str) -> str:
     torch.set_num_threads(1)  # the worker processes are the threads
     settings = load(FeatsSettings, conf)
-    cuts = list(CutSet.from_dicts(read_cuts(manifest)))
-    if not cuts:
+    lines, seconds = [], 0.0  # half as large as cuts, and workers do not copy them
+    for cut in read_cuts(manifest):
+        lines.append(json.dumps(cut))
+        seconds += cut["duration"]
+    if not lines:
         raise ValueError(f"{manifest} holds no cuts; delete it and run make again")
     folder = Path(output.removesuffix(".jsonl.gz"))
-    starts = range(0, len(cuts), CUTS_A_PART)
+    starts = range(0, len(lines), CUTS_A_PART)
     parts = [folder / f"part-{i:05d}.h5" for i in range(len(starts))]
-    done = parallel_map(
-        lambda i: extract(cuts[starts[i] : starts[i] + CUTS_A_PART], settings, parts[i]),
-        range(len(starts)),
-        f"features of {folder.name}",
-    )
-    rows, abouts = zip(*done, strict=True)
-    index = write_index(Path(output), settings, parts, list(abouts))
-    write_jsonl(output, (row for some in rows for row in some))
+    abouts = []
+
+    def part(i: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        some = map(json.loads, lines[starts[i] : starts[i] + CUTS_A_PART])
+        return extract(list(CutSet.from_dicts(some)), settings, parts[i])
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for some, about in parallel_map(part, range(len(starts)), f"features of {folder.name}"):
+            abouts.append(about)
+            yield from some
+        write_index(Path(output), settings, parts, abouts)  # before the manifest appears
+
+    write_jsonl(output, rows())
     for old in set(folder.glob("part-*.h5")) - set(parts):
         old.unlink()  # of a larger run
-    hours = sum(cut.duration for cut in cuts) / 3600
+    frames = sum(about["frames"] for about in abouts)
     return (
-        f"feats: {folder.name}: {spelled(len(cuts), 'utterance')}, {index['frames']} frames "
-        f"x {settings.num_mels} bins, {hours:.3f} hours"
+        f"feats: {folder.name}: {spelled(len(lines), 'utterance')}, {frames} frames "
+        f"x {settings.num_mels} bins, {seconds / 3600:.3f} hours"
     )
 
 

@@ -6,7 +6,7 @@ Knows nothing of audio: data.intake has read each recording.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ class Split:
     remarks: list[Remark]
 
     @property
-    def texts(self) -> list[list[str]]:
-        return [row["supervisions"][0]["text"].split() for row in self.rows]
+    def texts(self) -> Iterator[list[str]]:
+        return (row["supervisions"][0]["text"].split() for row in self.rows)
 
     @property
     def recorded(self) -> int:
@@ -37,22 +37,22 @@ class Split:
         return sum("speed" not in (s.get("custom") or {}) for s in supervisions)
 
     def __str__(self) -> str:
-        words = [word for text in self.texts for word in text]
+        words = Counter(word for text in self.texts for word in text)
         speakers = {row["supervisions"][0]["speaker"] for row in self.rows}
         rates = sorted({row["recording"]["sampling_rate"] for row in self.rows})
         minutes = sum(row["duration"] for row in self.rows) / 60
         return (
             f"{self.name}: {spelled(len(self.rows), 'utterance')}, "
             f"{spelled(len(speakers), 'speaker')}, {minutes:.1f} minutes at "
-            f"{', '.join(map(str, rates))} Hz, {spelled(len(words), 'word')} "
-            f"({len(set(words))} different)"
+            f"{', '.join(map(str, rates))} Hz, {spelled(words.total(), 'word')} "
+            f"({len(words)} different)"
         )
 
 
 def read_split(manifest: Path | str) -> Split:
     """Read a manifest and the table beside it."""
     name = Path(manifest).name.removesuffix(".jsonl.gz")
-    return Split(name, read_cuts(manifest), read_remarks(manifest))
+    return Split(name, list(read_cuts(manifest)), read_remarks(manifest))
 
 
 def check(

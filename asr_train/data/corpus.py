@@ -12,7 +12,8 @@ nothing else. What a later stage could fail on is dropped and listed, or refused
 
 import hashlib
 import io
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from lhotse.audio import AudioSource
 from asr_train.checks import spelled
 from asr_train.data.recordings import list_audio
 from asr_train.data.remarks import REMARK, Remark, dropped_table, reasons
-from asr_train.files import read_jsonl, write_bytes, write_jsonl, write_text
+from asr_train.files import iter_jsonl, write_bytes, write_jsonl, write_text
 
 
 class CorpusError(ValueError):
@@ -48,12 +49,11 @@ class PreparedSplit:
 
     def summary(self) -> str:
         """Return one line."""
-        texts = [cut.supervisions[0].text.split() for cut in self.cuts]
-        different = len({w for words in texts for w in words})
+        words = Counter(word for cut in self.cuts for word in cut.supervisions[0].text.split())
         return (
             f"{self.split}: {spelled(len(self.cuts), 'utterance')}, "
             f"{spelled(len({cut.supervisions[0].speaker for cut in self.cuts}), 'speaker')}, "
-            f"{spelled(sum(map(len, texts)), 'word')} ({different} "
+            f"{spelled(words.total(), 'word')} ({len(words)} "
             f"different), {sum(cut.duration for cut in self.cuts) / 60:.1f} minutes, "
             f"{self.dropped} dropped"
         )
@@ -81,26 +81,25 @@ def _row(r: Remark) -> tuple[str, ...]:
     return r.utt_id, r.speaker, r.path, "dropped" if r.dropped else "kept", r.what, r.why
 
 
-def read_cuts(manifest: Path | str) -> list[dict[str, Any]]:
-    """Read the rows of a manifest, made here or elsewhere.
+def read_cuts(manifest: Path | str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a manifest, made here or elsewhere.
 
     Raises:
         CorpusError: for a cut that lacks one supervision with text and speaker.
     """
-    rows = read_jsonl(manifest)
-    for row in rows:
+    for row in iter_jsonl(manifest):
         supervisions = row.get("supervisions") or []
         if len(supervisions) != 1:
             has = f"{len(supervisions)} supervisions"
         elif supervisions[0].get("text") is None or not supervisions[0].get("speaker"):
             has = "no text or no speaker"
         else:
+            yield row
             continue
         raise CorpusError(
             f"{manifest}: the cut {row.get('id')} has {has}; it needs one supervision, with text "
             "and speaker: correct or drop it, and run make again"
         )
-    return rows
 
 
 def audio_table(path: Path | str) -> Path:

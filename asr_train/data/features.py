@@ -286,7 +286,7 @@ class Utterance:
     """One row of a features manifest.
 
     Attributes:
-        line: the row, as JSON: a fifth of the memory of its objects; "{}" if it is in no manifest.
+        line: the row, as JSON, in a quarter of its objects' memory; "{}" if it is in no manifest.
     """
 
     id: str

@@ -24,6 +24,7 @@ all orders:
     p(w | h) = (c(hw) + t(h) p(w | h')) / (sum_v c(hv) + t(h))
 """
 
+import sys
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from pathlib import Path
 
 import numpy as np
 
-from asr_train.files import read_jsonl
+from asr_train.files import iter_jsonl
 from asr_train.lang.arpa import (
     BEGIN,
     END,
@@ -124,14 +125,15 @@ def read_sentences(paths: Iterable[Path | str]) -> Iterator[list[str]]:
         with reading(path), open_text(path) as file:
             for line in file:
                 if words := unicodedata.normalize("NFC", line.upper()).split():
-                    yield words
+                    yield [*map(sys.intern, words)]  # equal words are one object
 
 
 def spoken(manifest: str) -> list[list[str]]:
     """Return a split's transcripts as upper-case words, without empty ones and speed copies."""
-    supervisions = [s for cut in read_jsonl(manifest) for s in cut["supervisions"]]
-    originals = [s for s in supervisions if "speed" not in (s.get("custom") or {})]
-    return [words for s in originals if (words := s["text"].upper().split())]
+    supervisions = (s for cut in iter_jsonl(manifest) for s in cut["supervisions"])
+    originals = (s for s in supervisions if "speed" not in (s.get("custom") or {}))
+    sentences = (s["text"].upper().split() for s in originals)
+    return [[*map(sys.intern, words)] for words in sentences if words]
 
 
 def sentences_of(manifests: list[str]) -> set[tuple[str, ...]]:

@@ -7,6 +7,7 @@ ASR", as Kaldi's utils/dict_dir_add_pronprobs.sh has it.
 """
 
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ def spoken(row: dict[str, Any], lexicon: Lexicon) -> Spoken:
                 f"{row['id']}: {word} is aligned with the phones {' '.join(said)!r}, but the "
                 f"lexicon has {[' '.join(pron) for pron in known]}; delete ali/ and run make again"
             )
-        variants.append((word, known.index(said)))
+        variants.append((sys.intern(word), known.index(said)))
         pauses.append(at < len(phones) and phones[at][0] == SILENCE)
         at += pauses[-1]
     return Spoken(variants, pauses)
