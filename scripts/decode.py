@@ -57,7 +57,7 @@ def decode(model: str, tuned: str, language: str, features: str, *paths: str) ->
     oracle = None
     if alternatives:
         listed = path.with_name(f"nbest.{split}.jsonl")
-        write_jsonl(listed, [a.row() for a in alternatives])
+        write_jsonl(listed, (a.row() for a in alternatives))
         header["nbest"] = part(listed, path.parent)
         if keep:
             header["lattices"] = part(kept, path.parent)

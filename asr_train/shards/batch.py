@@ -135,8 +135,8 @@ class FramePools:
         at = done - int(self._before[firsts[0]])
         held: list[Batch] = []  # the begin of a minibatch that the last pool did not fill
         for first, last in itertools.pairwise(firsts):
-            run = list(itertools.islice(samples, last - first))
-            pool = _Pool(run, *self._context, self._generator(first), self._device)
+            run = itertools.islice(samples, last - first)
+            pool = _Pool(list(run), *self._context, self._generator(first), self._device)
             while at < pool.num_frames:
                 missing = self.minibatch_frames - sum(piece.frames for piece in held)
                 held.append(pool.gather(at, at + missing))
@@ -146,6 +146,7 @@ class FramePools:
                     yield _joined(held)
                     held = []
             at = 0
+            del pool  # before the next one is read
         if held:
             self._next += 1
             yield _joined(held)
@@ -346,6 +347,7 @@ class Sequences:
             for batch in plan[skipped:]:
                 self._next += 1
                 yield self._batch(batch, run)
+            del run  # before the next pool is read: its lattices may take a gigabyte
 
     def _plan(
         self,

@@ -1,6 +1,7 @@
 """Every frame is used once per epoch with its window; a position yields the remaining ones."""
 
 import itertools
+import weakref
 
 import hypothesis
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numbered import utterance
 
+import asr_train.shards.batch
 from asr_train.shards.batch import FramePools, context_padded, pad
 
 LENGTHS = (5, 9, 2, 7, 7, 1, 4, 3, 8, 6, 2, 5, 4)  # 63 frames
@@ -169,6 +171,31 @@ def test_each_pool_is_mixed_in_its_own_way(shards):
         found += [tuple(times[:30]), tuple(times[30:])]
     assert all(sorted(times) == list(range(30)) for times in found)
     assert len(set(found)) == len(found) == 16
+
+
+def test_one_pool_is_in_memory_at_a_time(shards, monkeypatch):
+    """With what it was read from, and the one before, a worker took three times its memory."""
+    data, made, read, alive = shards(LENGTHS, 3), [], [], []
+    stored = data.samples
+
+    def noted(*order, start):
+        for sample in stored(*order, start=start):
+            alive.append(sum(one() is not None for one in made))
+            read.append(weakref.ref(sample.feats_TF))
+            yield sample
+            del sample
+
+    class Noted(asr_train.shards.batch._Pool):
+        def __init__(self, *given):
+            super().__init__(*given)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(data, "samples", noted)
+    monkeypatch.setattr(asr_train.shards.batch, "_Pool", Noted)
+    for _ in FramePools(data, **SETTINGS):
+        assert sum(one() is not None for one in read) <= 1  # the last that `noted` gave
+    assert len(made) == 3
+    assert not any(alive)
 
 
 # --- whole utterances ---------------------------------------------------------------------------

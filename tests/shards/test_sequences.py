@@ -1,6 +1,7 @@
 """Every kept frame is trained on once per epoch, with the context that the network needs."""
 
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -154,3 +155,23 @@ def test_epochs_and_seeds_differ_in_their_order(shards):
     made = [first(), first(epoch=1), first(seed=1)]
     for a, b in itertools.combinations(made, 2):
         assert a.feats_BTF.shape != b.feats_BTF.shape or not torch.equal(a.feats_BTF, b.feats_BTF)
+
+
+def test_one_pool_is_in_memory_at_a_time(shards, monkeypatch):
+    """The lattices of a pool may take gigabytes."""
+    data, read, alive = shards(LENGTHS, 3), [], []
+    stored = data.samples
+
+    def noted(*order, start):
+        for sample in stored(*order, start=start):
+            read.append(weakref.ref(sample.feats_TF))
+            alive.append(sum(one() is not None for one in read))
+            yield sample
+            del sample
+
+    monkeypatch.setattr(data, "samples", noted)
+    where = {"seed": 0, "worker": 0, "workers": 1, "epoch": 0}
+    pools = Sequences(data, Cut(1, 1, 1, 100, 0), pool_frames=20, minibatch_frames=6, **where)
+    assert sum(batch.frames for batch in pools) == sum(LENGTHS)
+    assert len(read) == len(LENGTHS)
+    assert alive.count(1) > 1  # the first of each pool
