@@ -1,6 +1,9 @@
 """Log-mel equals Kaldi's for any length; features are stored once and read back unchanged."""
 
+import os
+import shutil
 from copy import deepcopy
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -12,12 +15,15 @@ from held import held
 from lhotse import CutSet, MonoCut, Recording, SupervisionSegment, validate
 
 from asr_train.data.features import (
+    OPEN_FILES,
     Sums,
     cepstra,
     extract,
     open_feats,
+    open_h5,
     spliced,
     with_deltas,
+    write_h5,
     write_index,
 )
 from asr_train.data.logmel import LogMel
@@ -182,6 +188,17 @@ def test_an_utterance_is_held_in_a_fraction_of_its_rows_memory(corpus, tmp_path)
     write_jsonl(manifest, ({**row, "id": f"u{n}"} for n in range(100)))
     assert open_feats(manifest).utterances[7].row == {**row, "id": "u7"}
     assert held(lambda: open_feats(manifest))[0] < held(lambda: read_jsonl(manifest))[0] / 2
+
+
+def test_more_files_can_be_read_than_may_be_open(tmp_path):
+    """960 hours are 1,407 files, but a process may usually have 1,024."""
+    write_h5(tmp_path / "0.h5", {"u": np.full(1, 7.0)})
+    for n in range(1, OPEN_FILES + 20):
+        shutil.copy(tmp_path / "0.h5", tmp_path / f"{n}.h5")
+    for n in (*range(OPEN_FILES + 20), 0):
+        assert open_h5(str(tmp_path / f"{n}.h5"), os.getpid())["u"][:] == 7
+    names = [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()]
+    assert sum(name.startswith(str(tmp_path)) for name in names) <= OPEN_FILES
 
 
 def test_lhotse_loads_the_same_features(corpus, tmp_path):
