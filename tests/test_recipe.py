@@ -318,7 +318,7 @@ def test_the_page_is_one_file_with_table_and_pictures(finished):
     text = (finished / "report/index.html").read_text()
     page.feed(text)
     assert page.count["table"] >= 1
-    assert page.count["svg"] >= 3  # rates, learning curves, an alignment
+    assert page.count["svg"] >= 2  # rates, an alignment
     assert not page.fetched
     for run in RUNS:
         wer = read_json(finished / f"exp/{run}/score.test.json")["wer"]

@@ -552,7 +552,7 @@ function ticks(low, high, wanted) {
 
 const LEFT = 62, RIGHT = 10, TOP = 8, BOTTOM = 34, HEIGHT = 260;
 
-// A chart of curves in place of a picture: drag over it, or use the buttons, to zoom.
+// A chart of curves: drag over it, or use the buttons, to zoom.
 function chart(place, { title, x, y, log, curves }) {
   const all = curves.flatMap((curve) => [...curve.points, ...curve.dots]).filter((p) => p[1] !== null);
   if (!all.length) return;

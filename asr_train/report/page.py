@@ -79,11 +79,10 @@ def build_page(
     shown = {
         "wer": _shown_wer(table),
         "exchange": None if exchanged is None else _shown_exchange(exchanged, runs),
-        "learning": _shown_learning(logs, [run for run in runs if run not in work.untrained]),
         "alignments": _shown_alignments(alignments, list(logs)),
         "times": _shown_times(times),
     }
-    charts = pictures.curves(logs, runs) | pictures.passes_curves(work.passes)
+    curves = pictures.curves(logs, runs) if any(logs.values()) else {}
     script = "\n" + files("asr_train.report").joinpath("page.js").read_text("utf-8")
     html = render(
         "page.html.j2",
@@ -91,6 +90,8 @@ def build_page(
         lead=headline(table),
         made=made(table),
         work=work,
+        learning=_learning_lines(logs, [run for run in runs if run not in work.untrained]),
+        curves=list(curves),
         gmm=_shown_passes(work.passes),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -99,12 +100,11 @@ def build_page(
             "split": best_run(table)["split"],
             "settings": {run["name"]: run["settings"] for run in work.runs},
             "heard": work.heard,
-            "charts": charts,
+            "charts": curves | pictures.passes_curves(work.passes),
         },
         **shown,
     )
-    sections = [section for section in shown.values() if section is not None]
-    drawn = [p for s in sections for p in [s.get("picture"), *s.get("pictures", [])]]
+    drawn = [section["picture"] for section in shown.values() if section is not None]
     return html, [picture for picture in drawn if picture is not None]
 
 
@@ -192,19 +192,15 @@ def _shown_exchange(table: Row, runs: Sequence[str]) -> Row:
     }
 
 
-def _shown_learning(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> Row:
-    """Return the curves and each network's final numbers; name runs without a log."""
+def _learning_lines(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> list[str]:
+    """Return each network's final numbers and decisions; name runs without a log."""
     lines = [_learning_words(run, logs[run]) for run in logs]
     lines += [line for run in logs for line in _decision_words(run, logs[run])]
     silent = [run for run in runs if run not in logs]
     if silent:
         verb = "keeps" if len(silent) == 1 else "keep"
         lines.append(f"{', '.join(silent)} {verb} no training log of steps.")
-    drawn = {run: rows for run, rows in logs.items() if rows}
-    return {
-        "lines": lines or ["No network was trained."],
-        "pictures": pictures.draw_curves(drawn, runs) if drawn else [],
-    }
+    return lines or ["No network was trained."]
 
 
 def _learning_words(run: str, rows: Sequence[Row]) -> str:

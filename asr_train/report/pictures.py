@@ -61,8 +61,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
 }
 NARROW = 4.6  # inches: readable on a phone
-DRAWN_POINTS = 300  # of a training curve; more are averaged
-ZOOMED_POINTS = 1500  # the same, of a chart that zooms
+DRAWN_POINTS = 1500  # of a training curve; more are averaged
 CURVES = (  # key of the log, title, factor
     ("loss", "loss (nats per frame)", 1.0),
     ("accuracy", "frame accuracy (%)", 100.0),
@@ -208,56 +207,8 @@ def draw_bytes(table: Row, runs: Sequence[str]) -> Picture | None:
     )
 
 
-def draw_curves(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> list[Picture]:
-    """Draw loss, frame accuracy and rate against frames seen, for all runs with a log."""
-    return [_draw_curve(logs, runs, *curve) for curve in CURVES]
-
-
-def _draw_curve(
-    logs: Mapping[str, Sequence[Row]], runs: Sequence[str], key: str, title: str, factor: float
-) -> Picture:
-    with rc_context(STYLE):
-        figure = Figure(figsize=(NARROW, 3.1))
-        ax = figure.subplots()
-        parts = []
-        for run in logs:
-            colour = colour_of(run, runs)
-            train_XY, dev_XY = training_curve(logs[run], key), dev_curve(logs[run], key)
-            dev_XY[:, 1] *= factor
-            faint = len(dev_XY) > 0  # behind dev's line
-            ax.plot(
-                train_XY[:, 0],
-                train_XY[:, 1] * factor,
-                color=colour,
-                linewidth=1.1,
-                alpha=0.5 if faint else 1,
-                label=None if faint else run,
-            )
-            if len(dev_XY):
-                ax.plot(*dev_XY.T, "o-", color=colour, markersize=4, label=run)
-                parts.append(f"{run} dev from {dev_XY[0, 1]:.3g} to {dev_XY[-1, 1]:.3g}")
-        if key == "rate":
-            _mark_rates(
-                ax, {row["rate"] for rows in logs.values() for row in rows if "rate" in row}
-            )
-        ax.set_title(title)
-        ax.set_xlabel("frames seen (millions)")
-        ax.legend()
-    alt = f"{title} against frames seen. {'; '.join(parts)}".strip()
-    return Picture(f"curve_{key}", figure, alt, "")
-
-
-def _mark_rates(ax: Axes, rates: set[float]) -> None:
-    """Make the axis logarithmic, with at most seven of the rates as ticks."""
-    ordered = sorted(rates, reverse=True)
-    ticks = ordered[:: math.ceil(len(ordered) / 7)]
-    ax.set_yscale("log")
-    ax.set_yticks(ticks, [f"{rate:.3g}" for rate in ticks])
-    ax.minorticks_off()
-
-
-def training_curve(rows: Sequence[Row], key: str, most: int = DRAWN_POINTS) -> np.ndarray:
-    """Return millions of frames seen and `key` of training rows, averaged to `most` points."""
+def training_curve(rows: Sequence[Row], key: str) -> np.ndarray:
+    """Return millions of frames seen and `key` of training rows, averaged to DRAWN_POINTS."""
     points = [
         (row["frames"] / 1e6, row[key])
         for row in rows
@@ -266,7 +217,7 @@ def training_curve(rows: Sequence[Row], key: str, most: int = DRAWN_POINTS) -> n
     xy = np.array(points, np.float64).reshape(-1, 2)
     if not len(xy):
         return xy
-    return np.array([part.mean(0) for part in np.array_split(xy, min(len(xy), most))])
+    return np.array([part.mean(0) for part in np.array_split(xy, min(len(xy), DRAWN_POINTS))])
 
 
 def dev_curve(rows: Sequence[Row], key: str) -> np.ndarray:
@@ -372,14 +323,14 @@ def _shortened(text: str, letters: int) -> str:
 
 
 def curves(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> dict[str, Row]:
-    """Return the points of `draw_curves` for charts that zoom, by the chart's id."""
+    """Return loss, frame accuracy and rate against frames seen: a chart each, by its id."""
     charts = {}
     for key, title, factor in CURVES:
         found = [
             _curve(
                 run,
                 colour_of(run, runs),
-                _points(training_curve(rows, key, ZOOMED_POINTS), factor),
+                _points(training_curve(rows, key), factor),
                 _points(dev_curve(rows, key), factor),
             )
             for run, rows in logs.items()
