@@ -20,7 +20,7 @@ import numba
 import numpy as np
 
 from asr_train.search.arrays import ARC, Arrays
-from asr_train.search.tables import grown
+from asr_train.search.tokens import grown
 
 # A token: total cost, unscaled acoustic cost, index in the history, node, place that led there
 TOKEN = np.dtype(

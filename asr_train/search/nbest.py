@@ -1,5 +1,6 @@
 """Lattice -> **n-best list** of distinct word sequences; oracle errors. Knows words as ids."""
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,14 +10,9 @@ import numpy as np
 from kaldialign import edit_distance
 
 from asr_train.search.lattice import Lattice, Sentence, sentence_of
-from asr_train.search.tables import grown, pop, push, rehashed, slot
 from asr_train.search.tokens import ROUNDING
 
 MAX_WORK = 2_000_000  # partial paths of an n-best search, of at most 200 bytes each
-# A partial path: its node, words so far, parent, last arc, cost from the start
-PATH = np.dtype(
-    [("node", "<i4"), ("words", "<i4"), ("parent", "<i4"), ("arc", "<i4"), ("cost", "<f8")]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,72 +85,43 @@ def _astar(
     arcs_A: Any, first_N: Any, final_N: Any, to_end_N: Any, count: int, beam: float, max_work: int
 ) -> Any:
     """Return the arcs of the cheapest path of each word sequence, and whether all were found."""
-    size = 1 << 12
-    path_P, heap, keys = np.empty(size, PATH), np.empty(size, np.int32), np.empty(size)
-    word_keys, word_ids = np.full(size, -1, np.int64), np.empty(size, np.int32)
-    seen_keys, seen_ids = np.full(4 * size, -1, np.int64), np.empty(4 * size, np.int32)
-    end, sequences, seen = len(final_N), 1, 0  # numbered word sequences; 0 is the empty one
-    new = path_P[0]
-    new.node, new.words, new.parent, new.arc, new.cost = 0, 0, -1, -1, 0.0
-    paths, waiting = 1, 1
-    heap[0], keys[0] = 0, to_end_N[0]
+    end = len(final_N)
+    paths = [(0, 0, -1, -1, 0.0)]  # node, words so far, parent, last arc, cost from the start
+    longer = {(0, 0): 0}  # words so far and the next one -> the number of both; 0 is no words
+    seen = {(-1, -1)}  # words so far and node
+    waiting = [(to_end_N[0], 0)]
     limit = to_end_N[0] + beam
     found = [np.empty(0, np.int64) for _ in range(0)]
     while waiting and len(found) < count:
-        p = pop(heap, keys, waiting)
-        waiting -= 1
-        node, words, so_far = path_P[p].node, path_P[p].words, path_P[p].cost
-        key = np.int64(words) << 32 | np.int64(node)
-        at = slot(seen_keys, key)
-        if seen_keys[at] == key:
+        _, p = heapq.heappop(waiting)
+        node, words, parent, _, so_far = paths[p]
+        if (words, node) in seen:
             continue
-        seen_keys[at] = key
-        seen += 1
-        if 2 * seen > len(seen_keys):
-            seen_keys, seen_ids = rehashed(seen_keys, seen_ids)
+        seen.add((words, node))
         if node == end:
-            length, q = 0, path_P[p].parent
-            while path_P[q].parent >= 0:
-                length, q = length + 1, path_P[q].parent
-            arcs, q = np.empty(length, np.int64), path_P[p].parent
-            for i in range(length - 1, -1, -1):
-                arcs[i], q = path_P[q].arc, path_P[q].parent
-            found.append(arcs)
+            arcs = [0 for _ in range(0)]
+            while parent > 0:
+                _, _, before, arc, _ = paths[parent]
+                arcs.append(arc)
+                parent = before
+            found.append(np.array(arcs[::-1], np.int64))
             continue
-        while paths + first_N[node + 1] - first_N[node] + 1 > len(path_P):
-            path_P, heap, keys = grown(path_P), grown(heap), grown(keys)
-        if paths >= max_work:
+        if len(paths) >= max_work:
             return found, False
         if so_far + final_N[node] <= limit:
-            new = path_P[paths]
-            new.node, new.words, new.parent, new.arc = end, words, p, -1
-            new.cost = so_far + final_N[node]
-            push(heap, keys, waiting, new.cost, paths)
-            paths, waiting = paths + 1, waiting + 1
+            heapq.heappush(waiting, (so_far + final_N[node], len(paths)))
+            paths.append((end, words, p, -1, so_far + final_N[node]))
         for a in range(first_N[node], first_N[node + 1]):
-            arc = arcs_A[a]
-            cost = so_far + (arc.graph + np.float64(arc.acoustic))
-            if cost + to_end_N[arc.target] > limit:
+            target, word = int(arcs_A[a].target), int(arcs_A[a].olabel)
+            cost = so_far + (arcs_A[a].graph + np.float64(arcs_A[a].acoustic))
+            if cost + to_end_N[target] > limit:
                 continue
             next_words = words
-            if arc.olabel:
-                key = np.int64(words) << 32 | np.int64(arc.olabel)
-                at = slot(word_keys, key)
-                if word_keys[at] != key:
-                    word_keys[at], word_ids[at] = key, sequences
-                    sequences += 1
-                    if 2 * sequences > len(word_keys):
-                        word_keys, word_ids = rehashed(word_keys, word_ids)
-                        at = slot(word_keys, key)
-                next_words = word_ids[at]
-            key = np.int64(next_words) << 32 | np.int64(arc.target)
-            if seen_keys[slot(seen_keys, key)] == key:
-                continue
-            new = path_P[paths]
-            new.node, new.words, new.parent, new.arc = arc.target, next_words, p, a
-            new.cost = cost
-            push(heap, keys, waiting, cost + to_end_N[arc.target], paths)
-            paths, waiting = paths + 1, waiting + 1
+            if word:
+                next_words = longer.setdefault((words, word), len(longer))
+            if (next_words, target) not in seen:
+                heapq.heappush(waiting, (cost + to_end_N[target], len(paths)))
+                paths.append((target, next_words, p, a, cost))
     return found, True
 
 

@@ -8,6 +8,7 @@ sequence has many more of them. The expansion is pruned and determinised at once
 (Povey et al., 2012, "Generating exact lattices in the WFST framework").
 """
 
+import heapq
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,10 @@ import numba
 import numpy as np
 
 from asr_train.search.rescore import Expanded
-from asr_train.search.tables import grown, pop, push, rehashed, slot
 from asr_train.search.tokens import ROUNDING
 
 MAX_NODES = 20_000  # of a posterior
-COSTED = np.dtype([("source", "<i4"), ("target", "<i4"), ("word", "<i4"), ("cost", "<f8")])
+COSTED = np.dtype([("source", "<i8"), ("target", "<i8"), ("word", "<i8"), ("cost", "<f8")])
 SHARED = np.dtype([("source", "<i4"), ("target", "<i4"), ("word", "<i4"), ("share", "<f8")])
 QUANTUM = 1e-6  # nats; costs closer than that count as equal
 
@@ -92,7 +92,7 @@ def _pruned(arcs_A: Any, into: Any, weights: Any, beam: float) -> Any:
             cost = fixed + word_W[w + j] if arc.olabel else fixed
             to_X[low + j] = min(to_X[low + j], to_X[target_E[e + j]] + cost)
     limit = to_X[0] + beam + ROUNDING
-    out_A, arcs = np.empty(1 << 14, COSTED), 0
+    arcs = [(0, 0, 0, 0.0) for _ in range(0)]
     for i in range(len(order_A)):
         arc = arcs_A[order_A[i]]
         fixed = arc.graph + np.float64(arc.acoustic)
@@ -104,31 +104,17 @@ def _pruned(arcs_A: Any, into: Any, weights: Any, beam: float) -> Any:
             cost, target = fixed + word_W[w + j] if arc.olabel else fixed, target_E[e + j]
             if from_X[x] + cost + to_X[target] <= limit:
                 from_X[target] = min(from_X[target], from_X[x] + cost)
-                if arcs == len(out_A):
-                    out_A = grown(out_A)
-                out = out_A[arcs]
-                out.source, out.target, out.word, out.cost = x, target, arc.olabel, cost
-                arcs += 1
-    while arcs + ends > len(out_A):
-        out_A = grown(out_A)
+                arcs.append((x, int(target), int(arc.olabel), cost))
     for k in range(ends):
         if from_X[into.end_X[k]] + end_cost_X[k] <= limit:
-            out = out_A[arcs]
-            out.source, out.target, out.word, out.cost = into.end_X[k], nodes, 0, end_cost_X[k]
-            arcs += 1
-    number_X, made = np.full(nodes + 1, -1, np.int32), 0
-    for x in range(nodes):
-        if from_X[x] < np.inf:
-            number_X[x], made = made, made + 1
-    number_X[nodes] = made
-    to_end_N = np.zeros(made + 1)
-    for x in range(nodes):
-        if number_X[x] >= 0:
-            to_end_N[number_X[x]] = to_X[x]
-    for a in range(arcs):
-        out_A[a].source = number_X[out_A[a].source]
-        out_A[a].target = number_X[out_A[a].target]
-    return out_A[:arcs].copy(), to_end_N
+            arcs.append((into.end_X[k], nodes, 0, end_cost_X[k]))
+    reached_X = np.append(from_X < np.inf, True)
+    number_X = np.cumsum(reached_X) - 1
+    out_A = np.empty(len(arcs), COSTED)
+    for a, (source, goal, word, cost) in enumerate(arcs):
+        out = out_A[a]
+        out.source, out.target, out.word, out.cost = number_X[source], number_X[goal], word, cost
+    return out_A, np.append(to_X, 0.0)[reached_X]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -141,27 +127,16 @@ def _determinised(arcs_A: Any, first_N: Any, to_end_N: Any, beam: float, max_nod
     """
     nodes = len(to_end_N)
     limit = to_end_N[0] + beam + ROUNDING
-    pool_node, pool_cost = np.empty(1 << 14, np.int32), np.empty(1 << 14)
-    first_D, size_D = np.empty(1 << 10, np.int64), np.empty(1 << 10, np.int64)
-    cost_D, rest_D = np.empty(1 << 10), np.empty(1 << 10)  # from the start, and to the end
-    taken_D, least_D = np.zeros(1 << 10, np.bool_), np.empty(1 << 10, np.int32)
-    keys, ids = np.full(1 << 12, -1, np.int64), np.empty(1 << 12, np.int32)
-    heap, order = np.empty(1 << 12, np.int32), np.empty(1 << 12)
-    out_A, arcs = np.empty(1 << 12, COSTED), 0
+    stands_D = [[(0, 0.0)], [(nodes, 0.0)]]  # nodes given, each with its cost above the cheapest
+    cost_D, rest_D = [0.0, 0.0], [to_end_N[0], 0.0]  # from the start, and to the end
+    taken_D = [False, True]
+    number_of = {np.int64(-1): 0}  # hash of what a node stands for -> its number
+    waiting = [(to_end_N[0], 0)]
+    arcs = [(0, 0, 0, 0.0) for _ in range(0)]
     near_N, stamp_N = np.empty(nodes), np.full(nodes, -1, np.int64)
-    front, number = np.empty(nodes, np.int32), np.empty(nodes)
-    met_key, met_cost = np.empty(1 << 12, np.int64), np.empty(1 << 12)
-    by_word, rank = np.empty(1 << 12, np.int32), np.empty(1 << 12)
-    pool_node[0], pool_cost[0], first_D[0], size_D[0] = 0, 0.0, 0, 1
-    cost_D[0], rest_D[0], least_D[0], least_D[1] = 0.0, to_end_N[0], 0, nodes
-    made, pooled, done = 2, 1, 0
-    taken_D[1] = True
-    heap[0], order[0] = 0, to_end_N[0]
-    waiting, used = 1, beam
+    done, used = 0, beam
     while waiting:
-        least = order[0]
-        d = pop(heap, order, waiting)
-        waiting -= 1
+        least, d = heapq.heappop(waiting)
         if taken_D[d]:
             continue
         if done == max_nodes:
@@ -170,117 +145,74 @@ def _determinised(arcs_A: Any, first_N: Any, to_end_N: Any, beam: float, max_nod
         taken_D[d] = True
         done += 1
         # All nodes that can be reached without a word, in topological order
-        top, ending, met = nodes - 1, np.inf, 0
         inside = cost_D[d] + rest_D[d] + beam + ROUNDING
-        ahead = 0
-        for k in range(first_D[d], first_D[d] + size_D[d]):
-            near_N[pool_node[k]], stamp_N[pool_node[k]] = pool_cost[k], d
-            push(front, number, ahead, float(pool_node[k]), pool_node[k])
-            ahead += 1
+        ahead = [0 for _ in range(0)]
+        for n, cost in stands_D[d]:
+            near_N[n], stamp_N[n] = cost, d
+            heapq.heappush(ahead, n)
+        met = [(0, 0, 0.0) for _ in range(0)]  # word, target and cost
         while ahead:
-            n = pop(front, number, ahead)
-            ahead -= 1
-            if n == top:
-                ending = near_N[n]
+            n = heapq.heappop(ahead)
+            if n == nodes - 1:
+                arcs.append((d, 1, 0, near_N[n]))
             if cost_D[d] + near_N[n] + to_end_N[n] > inside:
                 continue
             for a in range(first_N[n], first_N[n + 1]):
-                arc = arcs_A[a]
-                cost, target = near_N[n] + arc.cost, arc.target
+                word, target, cost = arcs_A[a].word, arcs_A[a].target, near_N[n] + arcs_A[a].cost
                 if cost_D[d] + cost + to_end_N[target] > limit:
                     continue
-                if arc.word == 0:
-                    if stamp_N[target] != d:
-                        near_N[target], stamp_N[target] = cost, d
-                        push(front, number, ahead, float(target), target)
-                        ahead += 1
-                    near_N[target] = min(near_N[target], cost)
-                else:
-                    if met == len(met_key):
-                        met_key, met_cost = grown(met_key), grown(met_cost)
-                        by_word, rank = grown(by_word), grown(rank)
-                    met_key[met], met_cost[met] = np.int64(arc.word) << 32 | target, cost
-                    push(by_word, rank, met, float(met_key[met]), met)
-                    met += 1
-        while arcs + met + 1 > len(out_A):
-            out_A = grown(out_A)
-        if ending < np.inf:
-            out = out_A[arcs]
-            out.source, out.target, out.word, out.cost = d, 1, 0, ending
-            arcs += 1
-        by_key = np.empty(met, np.int32)
-        for k in range(met):
-            by_key[k] = pop(by_word, rank, met - k)
-        at = 0
-        while at < met:
-            word = met_key[by_key[at]] >> 32
-            end, cheapest = at, np.inf
-            while end < met and met_key[by_key[end]] >> 32 == word:
-                cheapest = min(cheapest, met_cost[by_key[end]])
-                end += 1
+                if word:
+                    heapq.heappush(met, (word, target, cost))
+                    continue
+                if stamp_N[target] != d:
+                    near_N[target], stamp_N[target] = cost, d
+                    heapq.heappush(ahead, target)
+                near_N[target] = min(near_N[target], cost)
+        while met:
+            # The nodes that a word leads to, the cheapest way to each
+            word, cheapest = met[0][0], np.inf
+            reached = [(0, 0.0) for _ in range(0)]
+            while met and met[0][0] == word:
+                _, target, cost = heapq.heappop(met)
+                cheapest = min(cheapest, cost)
+                if not reached or reached[-1][0] != target:
+                    reached.append((target, cost))
             rest = np.inf
-            for k in range(at, end):
-                target = met_key[by_key[k]] & 0xFFFFFFFF
-                rest = min(rest, met_cost[by_key[k]] - cheapest + to_end_N[target])
-            # The nodes that this word leads to, the cheapest way to each
-            while pooled + end - at > len(pool_node):
-                pool_node, pool_cost = grown(pool_node), grown(pool_cost)
-            size, mixed = 0, np.uint64(0x94D049BB133111EB)
-            k = at
-            while k < end:
-                target, cost = met_key[by_key[k]] & 0xFFFFFFFF, np.inf
-                while k < end and met_key[by_key[k]] & 0xFFFFFFFF == target:
-                    cost = min(cost, met_cost[by_key[k]] - cheapest)
-                    k += 1
-                if cost + to_end_N[target] <= rest + beam + ROUNDING:
-                    pool_node[pooled + size], pool_cost[pooled + size] = target, cost
-                    size += 1
-                    quanta = np.uint64(np.int64(np.floor(cost / QUANTUM + 0.5)))
+            for target, cost in reached:
+                rest = min(rest, cost - cheapest + to_end_N[target])
+            stands, mixed = [(0, 0.0) for _ in range(0)], np.uint64(0x94D049BB133111EB)
+            for target, cost in reached:
+                more = cost - cheapest
+                if more + to_end_N[target] <= rest + beam + ROUNDING:
+                    stands.append((target, more))
+                    quanta = np.uint64(np.int64(np.floor(more / QUANTUM + 0.5)))
                     mixed = (mixed ^ np.uint64(target)) * np.uint64(0x9E3779B97F4A7C15)
                     mixed = (mixed ^ (mixed >> np.uint64(29)) ^ quanta) * np.uint64(
                         0xBF58476D1CE4E5B9
                     )
                     mixed ^= mixed >> np.uint64(32)
-            at = end
-            key = np.int64(mixed >> np.uint64(1))
-            place = slot(keys, key)
-            if keys[place] == key:
-                t = ids[place]
-            else:
-                if made == len(first_D):
-                    first_D, size_D, cost_D = grown(first_D), grown(size_D), grown(cost_D)
-                    rest_D, least_D = grown(rest_D), grown(least_D)
-                    taken_D = np.append(taken_D, np.zeros(len(taken_D), np.bool_))
-                t, made = made, made + 1
-                first_D[t], size_D[t], cost_D[t], rest_D[t] = pooled, size, np.inf, rest
-                least_D[t] = pool_node[pooled]
-                pooled += size
-                keys[place], ids[place] = key, t
-                if 2 * made > len(keys):
-                    keys, ids = rehashed(keys, ids)
-            out = out_A[arcs]
-            out.source, out.target, out.word, out.cost = d, t, word, cheapest
-            arcs += 1
+            t = number_of.setdefault(np.int64(mixed >> np.uint64(1)), len(cost_D))
+            if t == len(cost_D):
+                stands_D.append(stands)
+                cost_D.append(np.inf)
+                rest_D.append(rest)
+                taken_D.append(False)
+            arcs.append((d, t, word, cheapest))
             if cost_D[d] + cheapest < cost_D[t] and not taken_D[t]:
                 cost_D[t] = cost_D[d] + cheapest
-                if waiting == len(heap):
-                    heap, order = grown(heap), grown(order)
-                push(heap, order, waiting, cost_D[t] + rest_D[t], t)
-                waiting += 1
+                heapq.heappush(waiting, (cost_D[t] + rest_D[t], t))
     # Without arcs to nodes that were not taken; node 1 stays, as the end
-    number_D, kept = np.full(made, -1, np.int32), 0
-    for d in range(made):
-        if taken_D[d]:
-            number_D[d], least_D[kept] = kept, least_D[d]
-            kept += 1
-    count = 0
-    for a in range(arcs):
-        if taken_D[out_A[a].target]:
-            out_A[count] = out_A[a]
-            out_A[count].source = number_D[out_A[a].source]
-            out_A[count].target = number_D[out_A[a].target]
+    taken = np.array(taken_D)
+    number_D = np.cumsum(taken) - 1
+    out_A, count = np.empty(len(arcs), COSTED), 0
+    for source, target, word, cost in arcs:
+        if taken[target]:
+            out = out_A[count]
+            out.source, out.target = number_D[source], number_D[target]
+            out.word, out.cost = word, cost
             count += 1
-    return out_A[:count].copy(), least_D[:kept].copy(), used
+    least_D = np.array([stands[0][0] for stands in stands_D])
+    return out_A[:count].copy(), least_D[taken], used
 
 
 @numba.njit(cache=True, nogil=True)

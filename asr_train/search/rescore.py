@@ -18,7 +18,6 @@ import numpy as np
 from asr_train.lang.arpa import UNKNOWN, NgramModel
 from asr_train.lang.histories import Histories, advance
 from asr_train.search.lattice import Lattice, narrowed
-from asr_train.search.tables import grown, rehashed, slot
 
 MAX_ARCS = 50_000_000  # of an expansion; about 5 bytes each
 NARROWING = 0.75  # factor of the lattice's beam while its expansion has more
@@ -179,104 +178,70 @@ def _expand(
     nodes = len(final_N)
     first_X = np.zeros(nodes + 1, np.int64)
     first_E, first_W = np.zeros(len(arcs_A) + 1, np.int64), np.zeros(len(arcs_A) + 1, np.int64)
-    pair_X = np.empty(1 << 12, np.int32)
-    target_E = np.empty(1 << 16, np.int32)
-    old_W, new_W = np.empty(1 << 12), np.empty(1 << 12)
-    # Pairs of both models' histories, and what a word leads to from each
-    pair_keys, pair_ids = np.full(1 << 10, -1, np.int64), np.empty(1 << 10, np.int32)
-    old_P, new_P = np.empty(1 << 10, np.int64), np.empty(1 << 10, np.int64)
-    node_P, place_P = np.full(1 << 10, -1, np.int32), np.empty(1 << 10, np.int32)  # its copy there
-    step_keys, step_ids = np.full(1 << 12, -1, np.int64), np.empty(1 << 12, np.int32)
-    pair_S, old_S, new_S = np.empty(1 << 12, np.int32), np.empty(1 << 12), np.empty(1 << 12)
-    old_P[0], new_P[0] = old.start, new.start
-    key = np.int64(old.start) << 32 | np.int64(new.start)
-    at = slot(pair_keys, key)
-    pair_keys[at], pair_ids[at] = key, 0
-    pairs, steps, made, arcs, spoken, i = 1, 0, 1, 0, 0, 0
-    pair_X[0] = 0
+    target_E = [np.int32(0) for _ in range(0)]
+    old_W, new_W = [0.0 for _ in range(0)], [0.0 for _ in range(0)]
+    # Pairs of both models' histories, and what a word leads to from each: pair and costs
+    pairs = [(int(old.start), int(new.start))]
+    pair_of = {pairs[0]: 0}
+    steps = {(0, 0): (0, 0.0, 0.0)}
+    pair_X = [0]
+    node_P, place_P = [-1], [0]  # the last node with a copy of a pair, and that copy
+    i = 0
     for node in range(nodes):
-        first_X[node] = made if node else 0
+        first_X[node] = len(pair_X) if node else 0
         while i < len(order_A) and arcs_A[order_A[i]].target == node:
             arc = arcs_A[order_A[i]]
+            word = int(arc.olabel)
             low, high = first_X[arc.source], first_X[arc.source + 1]
-            first_E[i], first_W[i] = arcs, spoken
-            if arcs + high - low > max_arcs:
+            first_E[i], first_W[i] = len(target_E), len(old_W)
+            if len(target_E) + high - low > max_arcs:
                 none = np.empty(0, np.int64)
                 empty = np.empty(0)
                 few = np.empty(0, np.int32)
                 return none, none, none, few, empty, empty, none, empty, empty, empty
-            while arcs + high - low > len(target_E):
-                target_E = grown(target_E)
-            while spoken + high - low > len(old_W):
-                old_W, new_W = grown(old_W), grown(new_W)
             for x in range(low, high):
-                pair = np.int64(pair_X[x])
-                if arc.olabel:
-                    key = pair << 32 | np.int64(arc.olabel)
-                    at = slot(step_keys, key)
-                    if step_keys[at] != key:
-                        if steps == len(pair_S):
-                            pair_S, old_S, new_S = grown(pair_S), grown(old_S), grown(new_S)
-                        old_S[steps], old_next = advance(old, old_P[pair], oldid_W[arc.olabel])
-                        new_S[steps], new_next = advance(new, new_P[pair], newid_W[arc.olabel])
-                        both = old_next << 32 | new_next
-                        there = slot(pair_keys, both)
-                        if pair_keys[there] != both:
-                            if pairs == len(old_P):
-                                old_P, new_P = grown(old_P), grown(new_P)
-                                node_P, place_P = grown(node_P), grown(place_P)
-                            old_P[pairs], new_P[pairs], node_P[pairs] = old_next, new_next, -1
-                            pair_keys[there], pair_ids[there] = both, pairs
-                            pairs += 1
-                            if 2 * pairs > len(pair_keys):
-                                pair_keys, pair_ids = rehashed(pair_keys, pair_ids)
-                                there = slot(pair_keys, both)
-                        pair_S[steps] = pair_ids[there]
-                        step_keys[at], step_ids[at] = key, steps
-                        steps += 1
-                        if 2 * steps > len(step_keys):
-                            step_keys, step_ids = rehashed(step_keys, step_ids)
-                            at = slot(step_keys, key)
-                    step = step_ids[at]
-                    old_W[spoken], new_W[spoken] = old_S[step], new_S[step]
-                    spoken += 1
-                    pair = np.int64(pair_S[step])
+                pair = pair_X[x]
+                if word:
+                    if (pair, word) not in steps:
+                        old_cost, old_next = advance(old, pairs[pair][0], oldid_W[word])
+                        new_cost, new_next = advance(new, pairs[pair][1], newid_W[word])
+                        both = old_next, new_next
+                        if both not in pair_of:
+                            pair_of[both] = len(pairs)
+                            pairs.append(both)
+                            node_P.append(-1)
+                            place_P.append(0)
+                        steps[pair, word] = pair_of[both], old_cost, new_cost
+                    pair, old_cost, new_cost = steps[pair, word]
+                    old_W.append(old_cost)
+                    new_W.append(new_cost)
                 if node_P[pair] != node:
-                    if made == len(pair_X):
-                        pair_X = grown(pair_X)
-                    node_P[pair], place_P[pair], pair_X[made] = node, made, pair
-                    made += 1
-                target_E[arcs] = place_P[pair]
-                arcs += 1
+                    node_P[pair], place_P[pair] = node, len(pair_X)
+                    pair_X.append(pair)
+                target_E.append(np.int32(place_P[pair]))
             i += 1
-        first_X[node + 1] = made
-    first_E[i], first_W[i] = arcs, spoken
-    count = 0
-    for node in range(nodes):
-        if final_N[node] < np.inf:
-            count += first_X[node + 1] - first_X[node]
-    end_X, cost_X = np.empty(count, np.int64), np.empty(count)
-    end_old_X, end_new_X = np.zeros(count), np.zeros(count)
-    count = 0
-    for node in range(nodes):
-        if final_N[node] < np.inf:
-            for x in range(first_X[node], first_X[node + 1]):
-                end_X[count], cost_X[count] = x, final_N[node]
-                if ended:
-                    end_old_X[count], _ = advance(old, old_P[pair_X[x]], old.end)
-                    end_new_X[count], _ = advance(new, new_P[pair_X[x]], new.end)
-                count += 1
+        first_X[node + 1] = len(pair_X)
+    first_E[i], first_W[i] = len(target_E), len(old_W)
+    end_X, cost_X = [0 for _ in range(0)], [0.0 for _ in range(0)]
+    end_old_X, end_new_X = [0.0 for _ in range(0)], [0.0 for _ in range(0)]
+    for end in np.flatnonzero(final_N < np.inf):
+        for x in range(first_X[end], first_X[end + 1]):
+            old_last, new_last = pairs[pair_X[x]]
+            end_X.append(x)
+            cost_X.append(final_N[end])
+            end_old_X.append(advance(old, old_last, old.end)[0] if ended else 0.0)
+            end_new_X.append(advance(new, new_last, new.end)[0] if ended else 0.0)
     return (
         first_X,
         first_E,
         first_W,
-        target_E[:arcs].copy(),
-        old_W[:spoken].copy(),
-        new_W[:spoken].copy(),
-        end_X,
-        cost_X,
-        end_old_X,
-        end_new_X,
+        np.array(target_E),
+        np.array(old_W),
+        np.array(new_W),
+        np.array(end_X),
+        np.array(cost_X),
+        np.array(end_old_X),
+        np.array(end_new_X),
     )
 
 
@@ -303,13 +268,11 @@ def _cheapest(arcs_A: Any, into: Any, old_weight: float, new_weight: float, pena
         cost += new_weight * into.end_new_X[k] - old_weight * into.end_old_X[k]
         if cost < least:
             least, last = cost, into.end_X[k]
-    length, x = 0, last
+    arcs, x = [0 for _ in range(0)], last
     while best_X[x] >= 0:
-        length, x = length + 1, _source(arcs_A, into, best_X[x])[1]
-    arcs, x = np.empty(length, np.int64), last
-    for i in range(length - 1, -1, -1):
-        arcs[i], x = _source(arcs_A, into, best_X[x])
-    return arcs, least
+        arc, x = _source(arcs_A, into, best_X[x])
+        arcs.append(arc)
+    return np.array(arcs[::-1]), least
 
 
 @numba.njit(cache=True, nogil=True)

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from asr_train.search.tables import grown
-
 CHUNK = 32  # frames between prunings; up to twice as many frames are unpruned
 SPARE_BEAM = 0.5  # nats; Kaldi's beam_delta: added to the beam after a frame limited by max_active
 ROUNDING = 1e-6  # nats; early pruning must not drop what the last one keeps
@@ -47,6 +45,14 @@ class Tokens(NamedTuple):
     costs_H: Any
     slack_H: Any
     first_T: Any
+
+
+@numba.njit(cache=True, nogil=True)
+def grown(array: Any, size: int = 0) -> Any:
+    """Return an array of twice the length or more, with room for `size` and the same beginning."""
+    new = np.empty(max(size, 2 * len(array)), array.dtype)
+    new[: len(array)] = array
+    return new
 
 
 @numba.njit(cache=True, nogil=True)
