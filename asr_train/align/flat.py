@@ -24,7 +24,6 @@ from asr_train.lang.lexicon import SILENCE
 
 TOGETHER = 16  # utterances at a time
 NEVER = -1e30  # a log-probability; -inf would turn differences into NaN
-FAR = 50.0  # nats; below this difference the smaller summand is lost in a double's rounding
 VOWELS = "AA AE AH AO AW AX AY EH ER EY IH IY OW OY UH UW"  # ARPAbet
 CONSONANTS = "B CH D DH F G HH JH K L M N NG P R S SH T TH V W Y Z ZH"
 # Usual seconds per state in clear speech; a phone has three states.
@@ -113,19 +112,6 @@ def posteriors(
 
 
 @numba.njit(cache=True, nogil=True)
-def _sum(x: float, y: float) -> float:
-    """Return log(exp(x) + exp(y)), quickly if one of them is negligible."""
-    distance = x - y
-    if distance > FAR:
-        return x
-    if distance < -FAR:
-        return y
-    if distance > 0:
-        return x + math.log1p(math.exp(-distance))
-    return y + math.log1p(math.exp(distance))
-
-
-@numba.njit(cache=True, nogil=True)
 def _forward(
     far: int,
     emit_TN: np.ndarray,
@@ -150,9 +136,9 @@ def _forward(
         for n in range(len(stay_N)):
             new = before_N[n] + stay_N[n]
             if n >= 1:
-                new = _sum(new, before_N[n - 1] + leave_N[n - 1] + enter_N[n])
+                new = np.logaddexp(new, before_N[n - 1] + leave_N[n - 1] + enter_N[n])
             if n >= far and min(leave_far_N[n - far], enter_far_N[n]) > NEVER:
-                new = _sum(new, before_N[n - far] + leave_far_N[n - far] + enter_far_N[n])
+                new = np.logaddexp(new, before_N[n - far] + leave_far_N[n - far] + enter_far_N[n])
             sum_TN[t, n] = max(new, NEVER)
     return sum_TN
 
