@@ -41,39 +41,24 @@ def adapted(
         searching in the passes before the last, and their wall-clock time.
     """
     about: dict[str, Any] = {}
-    start, seconds = time.time(), 0.0
+    start, seconds, names = time.time(), 0.0, lang.lexicon.words
     for number in range(1, PASSES + 1):
         assert scorer.adapt is not None
-        what = f"{scorer.run}: pass {number}"
-        words, spent = _decoded(scorer, lang, graph, choice, width, utterances, what)
-        spoken = list(zip(utterances, words, strict=True))
+        first = scorer.first or scorer
+
+        def one(utterance: Utterance, first: Scorer = first) -> tuple[list[str], float]:
+            begin, ids = time.perf_counter(), list[int]()
+            silent = silent_states(first, utterance)
+            for _, scores_TS in pieces(first, utterance):
+                ids += words_of(graph, scores_TS, choice.acoustic_scale, width, silent)
+            return [names[i - 1] for i in ids], time.perf_counter() - begin
+
+        done = list(map_in_chunks(one, utterances, CHUNK, f"{scorer.run}: pass {number}"))
+        spoken = list(zip(utterances, [words for words, _ in done], strict=True))
         scorer, about = scorer.adapt(spoken, lang, ALIGNING)
-        seconds += spent
+        seconds += sum(spent for _, spent in done)
     spent = round(time.time() - start, 3)
     return scorer, about | {"earlier_seconds": round(seconds, 3), "wall_seconds": spent}
-
-
-def _decoded(
-    scorer: Scorer,
-    lang: Lang,
-    graph: Graph,
-    choice: Choice,
-    width: Effort | DecodeSettings,
-    utterances: list[Utterance],
-    what: str,
-) -> tuple[list[list[str]], float]:
-    """Return the words of every utterance, and the seconds of scoring and searching."""
-    names, scorer = lang.lexicon.words, scorer.first or scorer
-
-    def one(utterance: Utterance) -> tuple[list[str], float]:
-        begin, scale, ids = time.perf_counter(), choice.acoustic_scale, list[int]()
-        silent = silent_states(scorer, utterance)
-        for _, scores_TS in pieces(scorer, utterance):
-            ids += words_of(graph, scores_TS, scale, width, silent)
-        return [names[i - 1] for i in ids], time.perf_counter() - begin
-
-    done = list(map_in_chunks(one, utterances, CHUNK, what))
-    return [words for words, _ in done], sum(seconds for _, seconds in done)
 
 
 def adaptation_line(about: dict[str, Any]) -> str:

@@ -97,10 +97,10 @@ def test_adapted_speakers_are_understood_better(scorer, lang, graph, new):
 
 
 def test_the_seconds_of_all_earlier_passes_are_counted(scorer, lang, graph, new, monkeypatch):
-    silence = [[] for _ in new.utterances]
-    monkeypatch.setattr(first_pass, "_decoded", lambda *_: (silence, 2.0))
+    silence = [([], 2.0) for _ in new.utterances]
+    monkeypatch.setattr(first_pass, "map_in_chunks", lambda *_: silence)
     _, about = adapted(scorer, lang, graph, CHOICE, EFFORT, new.utterances)
-    assert about["earlier_seconds"] == 2.0 * first_pass.PASSES
+    assert about["earlier_seconds"] == 2.0 * len(silence) * first_pass.PASSES
 
 
 def test_transcripts_are_not_looked_at(scorer, lang, graph, new):
