@@ -57,9 +57,6 @@ class Ngrams:
     logp_N: np.ndarray
     backoff_N: np.ndarray
 
-    def __post_init__(self) -> None:
-        assert len(self.key_N) == len(self.logp_N) == len(self.backoff_N)
-
 
 @dataclass(frozen=True)
 class NgramModel:
@@ -72,11 +69,6 @@ class NgramModel:
 
     words: list[str]
     orders: list[Ngrams]
-
-    def __post_init__(self) -> None:
-        assert 1 <= len(self.orders) <= MAX_ORDER
-        assert len(self.orders[0].key_N) == len(self.words)
-        assert {BEGIN, END} <= set(self.words)
 
     @property
     def order(self) -> int:

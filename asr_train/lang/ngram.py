@@ -240,13 +240,11 @@ def train(
 
     Args:
         min_counts: per order; the mass of n-grams with smaller counts goes to the back-off. The
-            first is 1 (the vocabulary selects words), and they are non-decreasing.
+            first is 1 (the vocabulary selects words), and they are non-decreasing: the context of a
+            kept n-gram is kept.
     """
     counts, base = count_ngrams(text, order), len(text.words)
     min_counts = [1] * order if min_counts is None else list(min_counts)
-    assert min_counts == sorted(min_counts)  # the context of a kept n-gram must be kept
-    assert len(min_counts) == order
-    assert min_counts[0] == 1
     p_N = np.full(base, 1 / (base - 1))  # of the order below; first uniform over all but <s>
     place_N = np.arange(base)  # index in the model of each n-gram of the order below; -1: dropped
     contexts = 1
@@ -382,13 +380,11 @@ def best_weight(first_T: np.ndarray, second_T: np.ndarray) -> float:
 
 
 def mixed(first: NgramModel, second: NgramModel, weight: float) -> NgramModel:
-    """Merge two models with the same words and order into one back-off model.
+    """Merge two models with the same words, and of the same order, into one back-off model.
 
     N-grams of either model get weight * first + (1 - weight) * second; all others follow by
     back-off, so they only approximate the mixture (as with SRILM's `ngram -mix-lm`).
     """
-    assert first.words == second.words
-    assert first.order == second.order
     words, orders = first.words, list[Ngrams]()
     for n in range(1, first.order + 1):
         ids_NK = np.concatenate([first.ids(n), second.ids(n)])
