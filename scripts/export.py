@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 from lhotse import CutSet
 
-from asr_train.align.table import open_ali
+from asr_train.align.table import Alignments
 from asr_train.data.features import open_feats
 from asr_train.decode.posteriors import load_scorer
 from asr_train.files import iter_jsonl, read_jsonl, replacing_folder
@@ -59,7 +59,7 @@ def feats(manifest: str, output: str) -> None:
 
 
 def ali(manifest: str, output: str) -> None:
-    store = open_ali(manifest)
+    store = Alignments(manifest)
     order = sorted(store.ids, key=str.encode)  # as Kaldi's tools need
     count = write_int_vectors(output, ((utt_id, store.load(utt_id)) for utt_id in order))
     print(f"export: {count} utterances, pdf-ids below {store.num_states}, in {output}")

@@ -23,7 +23,7 @@ from typing import Any
 
 from lhotse import CutSet
 
-from asr_train.align.table import open_ali
+from asr_train.align.table import Alignments
 from asr_train.checks import spelled
 from asr_train.data.features import open_feats
 from asr_train.files import hash_of, read_jsonl
@@ -118,7 +118,7 @@ def _states_of(manifest: str) -> dict[str, Any]:
         raise ValueError(
             f"{manifest} is neither a number of states nor an ali/OTHER.jsonl.gz nor a states.json"
         )
-    found = open_ali(manifest)
+    found = Alignments(manifest)
     return {key: getattr(found, key) for key in ("num_states", "states_hash", "self_loops")}
 
 

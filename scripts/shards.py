@@ -26,7 +26,7 @@ from typing import Any
 from asr_train import files, jobs, schema
 from asr_train.align.front import Read, logmel
 from asr_train.align.speakers import Speakers
-from asr_train.align.table import Alignments, open_ali
+from asr_train.align.table import Alignments
 from asr_train.checks import spelled
 from asr_train.data.features import Feats, Utterance, open_feats
 from asr_train.decode.lattices import Competitors
@@ -44,7 +44,7 @@ SHOWN = 5  # ids of left-out utterances to print; the index lists them all
 
 def shards(feats_path: str, ali_path: str, settings_path: str, *paths: str) -> str:
     *search, index_path = paths
-    feats, ali = open_feats(feats_path), open_ali(ali_path)
+    feats, ali = open_feats(feats_path), Alignments(ali_path)
     settings = schema.load(schema.ShardsSettings, settings_path)
     ids = ali.ids
     aligned = [utterance for utterance in feats if utterance.id in ids]

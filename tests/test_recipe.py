@@ -20,7 +20,7 @@ from preloaded import preloaded
 
 from asr_train import Recogniser
 from asr_train.align.gmm import load_gmm
-from asr_train.align.table import open_ali
+from asr_train.align.table import Alignments
 from asr_train.bundle.grammar import Wanted, change_grammar
 from asr_train.bundle.store import open_bundle
 from asr_train.data.features import open_feats
@@ -188,7 +188,7 @@ def test_every_stage_left_what_the_next_one_reads(finished):
         assert len(cuts) == size
     tri = load_gmm(finished / "exp/tri/model.json").states
     for model, split in itertools.product(("tri", "dnn"), ("train", "dev")):
-        ali = open_ali(finished / f"ali/{model}/{split}.jsonl.gz")
+        ali = Alignments(finished / f"ali/{model}/{split}.jsonl.gz")
         feats = open_feats(finished / f"feats/{split}.jsonl.gz")
         shards = Shards(finished / f"shards/{model}/{split}/index.json")
         assert {s.id: len(s.ali_T) for s in shards.samples(None, 0, 1, 0)} == {

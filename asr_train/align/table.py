@@ -7,8 +7,7 @@ Beside it are a table of all utterances, including lost ones, and a report.
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import numpy as np
 
 from asr_train.align.speakers import FILE as FMLLR
 from asr_train.align.speakers import Speakers, load_speakers, write_speakers
-from asr_train.align.transforms import Summed
 from asr_train.align.viterbi import Aligned, Lost, Outcome
 from asr_train.checks import too_many_lost
 from asr_train.data.features import Utterance, folder_of, open_h5, write_h5
@@ -120,7 +118,7 @@ def _status(utterances: list[Utterance], outcomes: list[Outcome]) -> str:
 
 
 class Alignments:
-    """The stored state paths of a split; see `open_ali`.
+    """The stored state paths of a split, `ali/SPLIT.jsonl.gz`, whose parts are as in its index.
 
     Attributes:
         speakers: the transforms of a speaker-adaptive model's alignments; None: of another model.
@@ -157,11 +155,6 @@ def _place(row: dict[str, Any]) -> tuple[str, str]:
     return sys.intern(array["storage_path"]), array["storage_key"]
 
 
-def open_ali(manifest: Path | str) -> Alignments:
-    """Open `ali/SPLIT.jsonl.gz`, after comparing its parts with the index."""
-    return Alignments(manifest)
-
-
 # --- quality ------------------------------------------------------------------------------------
 
 
@@ -173,38 +166,30 @@ def true_phones(row: dict[str, Any]) -> list[Segment] | None:
     return [(p, float(s), round(float(s) + float(d), 6)) for p, s, d, *_ in known]
 
 
-@dataclass(frozen=True, slots=True)
-class Boundaries(Summed):
-    """Distances of aligned phone boundaries from the true ones; instances add up.
-
-    Attributes:
-        errors: seconds, aligned minus true, of each boundary of a matched phone.
-        unmatched: true phones that the alignment pronounces differently.
-    """
-
-    errors: tuple[float, ...] = ()
-    unmatched: int = 0
-
-    def summary(self) -> dict[str, Any] | None:
-        """Return median and shares of the absolute errors; None without any."""
-        if not self.errors:
-            return None
-        off = np.abs(self.errors)
-        return {
-            "compared": len(off),
-            "unmatched": self.unmatched,
-            "median_ms": round(float(np.median(off)) * 1000, 2),
-            "bias_ms": round(float(np.median(self.errors)) * 1000, 2),
-            "within_20ms": round(float((off <= 0.020 + 1e-9).mean()), 4),
-            "within_25ms": round(float((off <= 0.025 + 1e-9).mean()), 4),
-            "within_50ms": round(float((off <= 0.050 + 1e-9).mean()), 4),
-        }
+def boundaries(errors: Sequence[float], unmatched: int) -> dict[str, Any] | None:
+    """Return median and shares of the absolute errors of `compare`; None without any."""
+    if not errors:
+        return None
+    off = np.abs(errors)
+    return {
+        "compared": len(off),
+        "unmatched": unmatched,
+        "median_ms": round(float(np.median(off)) * 1000, 2),
+        "bias_ms": round(float(np.median(errors)) * 1000, 2),
+        "within_20ms": round(float((off <= 0.020 + 1e-9).mean()), 4),
+        "within_25ms": round(float((off <= 0.025 + 1e-9).mean()), 4),
+        "within_50ms": round(float((off <= 0.050 + 1e-9).mean()), 4),
+    }
 
 
-def compare(aligned: list[Segment], true: list[Segment]) -> Boundaries:
+def compare(aligned: list[Segment], true: list[Segment]) -> tuple[list[float], int]:
     """Match two phone strings by edit distance; compare starts and ends of matched phones.
 
     Silences are ignored, but not the edges of the phones beside them.
+
+    Returns:
+        Seconds, aligned minus true, of each boundary of a matched phone; and the number of true
+        phones that the alignment pronounces differently.
     """
     from kaldialign import align
 
@@ -219,7 +204,7 @@ def compare(aligned: list[Segment], true: list[Segment]) -> Boundaries:
             unmatched += 1
         i += a != gap
         j += b != gap
-    return Boundaries(tuple(errors), unmatched)
+    return errors, unmatched
 
 
 def _named_alike(segments: list[Segment]) -> list[Segment]:
@@ -288,14 +273,14 @@ def report(
     lost = [[u.id, o.reason] for u, o in pairs if isinstance(o, Lost)]
     kept = [(u, o) for u, o in pairs if isinstance(o, Aligned)]
     frames = sum(len(o.states_T) for _, o in kept)
-    errors: list[float] = []  # adding up `Boundaries` would copy them for every utterance
+    errors: list[float] = []
     silent = unmatched = 0
     for u, o in kept:
         silent += int(np.isin(o.states_T, list(silence)).sum())
         if true := true_phones(u.row):
-            found = compare(phones_in_seconds(states, o, shift_seconds), true)
-            errors += found.errors
-            unmatched += found.unmatched
+            more, differ = compare(phones_in_seconds(states, o, shift_seconds), true)
+            errors += more
+            unmatched += differ
     return {
         "split": split,
         "utterances": len(pairs),
@@ -304,7 +289,7 @@ def report(
         "frames": frames,
         "loglik_per_frame": round(sum(o.loglik for _, o in kept) / max(1, frames), 4),
         "silence_share": round(silent / max(1, frames), 4),
-        "boundaries": Boundaries(tuple(errors), unmatched).summary(),
+        "boundaries": boundaries(errors, unmatched),
         "durations": durations(kept, states),
     }
 

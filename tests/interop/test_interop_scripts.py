@@ -14,7 +14,7 @@ from interop.made import cut_of, noise, read_textgrid
 from interop.made_objects import YESNO_IDS, write_model
 from praatio import textgrid
 
-from asr_train.align.table import open_ali
+from asr_train.align.table import Alignments
 from asr_train.compose import settings
 from asr_train.data.features import extract, open_feats, write_index
 from asr_train.decode.posteriors import load_scorer
@@ -140,7 +140,7 @@ def test_alignments_come_in_and_go_out(work):
     call(import_kaldi, "ali", work, "kaldi/ali.txt", ali, feats, "ali/test.jsonl.gz")
     dev, test = (read_json(work / "ali" / split / "index.json") for split in ("dev", "test"))
     assert {**dev, "parts": 0} == {**test, "parts": 0}
-    assert open_ali(work / "ali/test.jsonl.gz").num_states == STATES
+    assert Alignments(work / "ali/test.jsonl.gz").num_states == STATES
 
 
 def spoken_ids(frames: int) -> list[int]:
@@ -171,7 +171,7 @@ def test_transition_ids_and_scores_of_a_kaldi_model_are_decoded_here(work):
         (work / f"kaldi/ali/ali.{n}.gz").write_bytes(packed)
     call(import_kaldi, "states", work, "kaldi", "kaldi", "states.json")
     call(import_kaldi, "ali", work, "kaldi/ali", "states.json", feats, ali)
-    stored = open_ali(work / ali)
+    stored = Alignments(work / ali)
     assert {key: stored.load(key).tolist() for key in stored.ids} == pdfs
     (work / "conf/shards.yaml").write_text(yaml.safe_dump(plain(settings("dnn", []).shards)))
     shards(str(work / feats), str(work / ali), str(work / "conf/shards.yaml"), str(work / "s.json"))

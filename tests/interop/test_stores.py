@@ -10,7 +10,7 @@ from interop.made import cut_of, noise
 from interop.made_objects import write_model
 from lhotse import CutSet
 
-from asr_train.align.table import open_ali
+from asr_train.align.table import Alignments
 from asr_train.compose import settings
 from asr_train.data.features import extract, open_feats, write_index
 from asr_train.decode.posteriors import load_scorer
@@ -139,10 +139,10 @@ def test_alignments_come_back(feats, tmp_path, name):
     paths, manifest = paths_of(feats), tmp_path / "ali" / "dev.jsonl.gz"
     write_int_vectors(tmp_path / "first", paths.items())
     assert import_ali(tmp_path / "first", feats, ABOUT, manifest) == (3, 0)
-    first = open_ali(manifest)
+    first = Alignments(manifest)
     write_int_vectors(tmp_path / name, ((key, first.load(key)) for key in sorted(first.ids)))
     import_ali(tmp_path / name, feats, ABOUT, tmp_path / "again" / "dev.jsonl.gz")
-    again = open_ali(tmp_path / "again" / "dev.jsonl.gz")
+    again = Alignments(tmp_path / "again" / "dev.jsonl.gz")
     assert (again.num_states, again.ids) == (STATES, set(paths))
     for key, path_T in paths.items():
         assert np.array_equal(again.load(key), path_T)
@@ -152,7 +152,7 @@ def test_alignments_of_a_model_here_keep_its_states(feats, tmp_path):
     model = {**ABOUT, "self_loops": [0.25] * STATES}
     write_int_vectors(tmp_path / "a.txt", paths_of(feats).items())
     import_ali(tmp_path / "a.txt", feats, model, tmp_path / "ali" / "dev.jsonl.gz")
-    ali = open_ali(tmp_path / "ali" / "dev.jsonl.gz")
+    ali = Alignments(tmp_path / "ali" / "dev.jsonl.gz")
     assert (ali.states_hash, ali.self_loops) == ("abc", [0.25] * STATES)
     assert read_json(tmp_path / "ali" / "dev" / "index.json")["model"] == "imported from a.txt"
 
