@@ -18,11 +18,6 @@ def num_frames(samples: int, shift: int) -> int:
     return (samples + shift // 2) // shift
 
 
-def frame_at(seconds: float, shift_seconds: float) -> int:
-    """Return the frame boundary nearest to a time, as the number of frames before it."""
-    return int(seconds / shift_seconds + 0.5)
-
-
 def is_whole(shift_seconds: float, rate: int) -> bool:
     """Return whether the shift is a whole number of samples, without which times would drift."""
     return abs(shift_seconds * rate - round(shift_seconds * rate)) < 1e-6

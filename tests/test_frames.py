@@ -2,7 +2,7 @@
 
 import pytest
 
-from asr_train.frames import frame_at, num_frames, samples_of, whole_rate
+from asr_train.frames import num_frames, samples_of, whole_rate
 
 
 @pytest.mark.parametrize("samples, frames", [(0, 0), (79, 0), (80, 1), (239, 1), (240, 2)])
@@ -20,8 +20,3 @@ def test_samples_are_the_nearest_whole_number():
 )
 def test_a_shift_is_whole_at_the_next_lower_rate(rate, shift, whole):
     assert whole_rate(rate, shift) == whole
-
-
-@pytest.mark.parametrize("frame", [0, 1, 7, 1000])
-def test_frames_and_their_seconds_are_inverse(frame):
-    assert frame_at(frame * 0.0125, 0.0125) == frame

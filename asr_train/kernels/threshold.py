@@ -191,35 +191,21 @@ def compress_fixed_rows(
             grads_WP, residuals_WP, threshold, kept_WP, capacity, turns_W
         )
         return [Fixed(*one) for one in zip(*found, strict=True)]
-    return [
-        _fixed(grad_P, residual_P, threshold, kept_P, capacity, turn)
-        for grad_P, residual_P, kept_P, turn in each
-    ]
-
-
-def _fixed(
-    grad_P: Tensor,
-    residual_P: Tensor,
-    threshold: float,
-    kept_P: Tensor,
-    capacity: int,
-    turn: Tensor,
-) -> Fixed:
-    words_K, is_finite = compress(grad_P, residual_P, threshold, kept_P)
-    wanted = len(words_K)
-    if wanted > capacity:
-        index_K, _ = from_words(words_K)
-        first = int(torch.searchsorted(index_K, turn))
-        rolled_K = words_K.roll(-first)
-        take_back(grad_P, residual_P, kept_P, rolled_K[capacity:])
-        turn = from_words(rolled_K[capacity])[0]
-        words_K = rolled_K[:capacity][from_words(rolled_K[:capacity])[0].argsort()]
-    words_C = words_K.new_zeros(capacity)
-    words_C[: len(words_K)] = words_K
-    device = words_K.device
-    return Fixed(
-        words_C, torch.tensor(wanted, device=device), turn, torch.tensor(is_finite, device=device)
-    )
+    messages = []
+    for grad_P, residual_P, kept_P, turn in each:
+        words_K, is_finite = compress(grad_P, residual_P, threshold, kept_P)
+        words_C, after = words_K.new_zeros(capacity), turn
+        wanted = torch.tensor(len(words_K), device=turn.device)
+        if len(words_K) > capacity:
+            index_K, _ = from_words(words_K)
+            rolled_K = words_K.roll(-int(torch.searchsorted(index_K, turn)))
+            take_back(grad_P, residual_P, kept_P, rolled_K[capacity:])
+            after = from_words(rolled_K[capacity])[0]
+            words_K = rolled_K[:capacity][from_words(rolled_K[:capacity])[0].argsort()]
+        words_C[: len(words_K)] = words_K
+        finite = torch.tensor(is_finite, device=turn.device)
+        messages.append(Fixed(words_C, wanted, after, finite))
+    return messages
 
 
 def take_back(grad_P: Tensor, residual_P: Tensor, kept_P: Tensor, words_K: Tensor) -> None:

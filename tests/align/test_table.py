@@ -97,7 +97,7 @@ def test_memory_does_not_grow_with_the_phones_of_the_alignments(tmp_path):
 
     _, highest = held(write)
     assert highest < 100 * 2 * outcome.states_T.nbytes + 5e5  # the HDF5 file while it is made
-    kept, highest = held(lambda: open_ali(manifest))
+    kept, highest = held(lambda: Alignments(manifest))
     assert kept < 100 * 500
     assert highest < 100 * 500 + 5e5
 
