@@ -58,6 +58,17 @@ def rows(count: int, size: int, device: torch.device) -> Tensor:
     return torch.empty(count, -(-size // 16) * 16, device=device)[:, :size]
 
 
+def shorten(grad_P: Tensor, longest: float, stripes: Stripes | None = None) -> None:
+    """Scale a gradient, in place, to an L2 norm of at most `longest` (Pascanu et al., 2013).
+
+    If the norm is not finite, or overflows float32, no element is then finite: the step is skipped.
+    """
+    norm = torch.linalg.vector_norm(grad_P)
+    if stripes is not None:
+        norm = stripes.total(norm.square()).sqrt()
+    grad_P.mul_(torch.where(norm.isfinite(), (longest / norm).clamp(max=1.0), norm))
+
+
 class Bucket:
     """The flat vectors of a model that is on its device already, float32 [P] each.
 

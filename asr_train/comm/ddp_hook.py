@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from asr_train.comm.bucket import slots
+from asr_train.comm.bucket import shorten, slots
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.gtc import Gtc
 from asr_train.comm.onebit import OneBitSgd
@@ -30,6 +30,7 @@ from asr_train.comm.optimizer import Shape
 from asr_train.comm.processes import of_group
 from asr_train.comm.reducers import Gradient, Reducer, Sent, dense
 from asr_train.schema import GtcSettings, OneBitSettings
+from asr_train.schema.fields import positive
 
 
 class ReducerHook(ABC):
@@ -44,6 +45,8 @@ class ReducerHook(ABC):
             hook exchanges in a new group of the same ranks.
         start_iter: how many steps at the beginning are plain all-reduces, as with torch's PowerSGD
             hook; they leave no residual.
+        max_norm: of this rank's gradient, which is clipped to it before it is exchanged (not in the
+            steps of start_iter); None: it is not clipped.
     Attributes:
         loss_scale: factor that the loss was multiplied by (`GradScaler.get_scale()`); set it before
             backward. If any rank's gradient is not finite, all ranks get NaN, so that a GradScaler
@@ -60,7 +63,9 @@ class ReducerHook(ABC):
         timeout_seconds: float = 300.0,
         process_group: dist.ProcessGroup | None = None,
         start_iter: int = 0,
+        max_norm: float | None = None,
     ) -> None:
+        positive(max_norm=max_norm)
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         table, device = slots(named)
         size = table[-1].offset + table[-1].numel
@@ -72,7 +77,7 @@ class ReducerHook(ABC):
         kind = type(self).__name__
         self._identity = f"{kind} of rank {self._rank} of {self._ranks}, {size} parameters"
         self._reducer = self._exchanging(exchange, [slot.shape for slot in table])
-        self._start_iter, self._steps = start_iter, 0
+        self._start_iter, self._steps, self._max_norm = start_iter, 0, max_norm
         self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []
         self.loss_scale = 1.0
         self.sent = Sent()
@@ -115,6 +120,8 @@ class ReducerHook(ABC):
         return future
 
     def _exchange(self) -> None:
+        if self._max_norm is not None:
+            shorten(self._grad_P, self._max_norm)
         update = self._reducer.reduce([Gradient(self._grad_P, frames=1)], {self._rank: self.sent})
         total_P = self._grad_P.fill_(torch.nan) if update is None else dense(update)
         total_P.mul_(self.loss_scale / self._ranks)

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from asr_train.comm.bucket import Bucket, Slot, rows
-from asr_train.comm.stripes import Stripes
+from asr_train.comm.bucket import Bucket, Slot, rows, shorten
 from asr_train.model.loss import IGNORED
 from asr_train.model.store import Model
 from asr_train.schema import Precision
@@ -168,17 +167,6 @@ def rounded(precision: Precision, device: torch.device) -> contextlib.AbstractCo
     if precision is not Precision.bf16:
         return contextlib.nullcontext()
     return torch.autocast(device.type, torch.bfloat16)
-
-
-def shorten(grad_P: Tensor, longest: float, stripes: Stripes | None = None) -> None:
-    """Scale a gradient, in place, to an L2 norm of at most `longest` (Pascanu et al., 2013).
-
-    If the norm is not finite, or overflows float32, no element is then finite: the step is skipped.
-    """
-    norm = torch.linalg.vector_norm(grad_P)
-    if stripes is not None:
-        norm = stripes.total(norm.square()).sqrt()
-    grad_P.mul_(torch.where(norm.isfinite(), (longest / norm).clamp(max=1.0), norm))
 
 
 def _target(batch: Batch) -> Tensor:

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr_train.comm.bucket import Bucket
+from asr_train.comm.bucket import Bucket, shorten
 from asr_train.comm.reducers import Gradient
 from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
 from asr_train.shards.batch import Batch
-from asr_train.train.batched import Batched, rounded, shorten
+from asr_train.train.batched import Batched, rounded
 from asr_train.train.captured import Captured
 from asr_train.train.log import say
 from asr_train.train.objective import CROSS_ENTROPY, Objective

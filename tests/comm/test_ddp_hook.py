@@ -421,12 +421,33 @@ def test_a_schedule_may_set_the_threshold_on_all_ranks_alike():
             assert torch.equal(model.weight.grad, torch.full((2, 3), sent))
         with pytest.raises(ValueError, match="threshold is -1"):
             hook.threshold = -1.0
+        with pytest.raises(ValueError, match="max_norm is 0"):
+            GtcHook(model, SETTINGS, max_norm=0.0)
         hook.threshold = 0.1 + rank
         with pytest.raises(MessageError, match="expected; were all workers started from the same"):
             ddp(torch.ones(1, 3)).sum().backward()
         return "set"
 
     assert forked.run(main, 2, 2) == ["set"] * 2
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_a_gradient_is_clipped_before_it_is_exchanged(scale):
+    """Of one rank, whose norm is 60; the other's is below the limit."""
+
+    def main(exchange):
+        rank, model = exchange.local[0], nn.Linear(1, 9, bias=False)
+        hook = GtcHook(model, SETTINGS, max_norm=3.0)
+        hook.loss_scale = scale
+        ddp = DistributedDataParallel(model)
+        ddp.register_comm_hook(hook, GtcHook.hook)
+        (scale * ddp(torch.tensor([[0.5, 20.0][rank]])[None]).sum()).backward()
+        sent_P = 0.25 * scale  # of each rank; the rest stays
+        assert torch.equal(model.weight.grad, torch.full((9, 1), sent_P))
+        return hook.state_dict()["worker"]["owed"]["residual_P"].numpy()
+
+    for found, kept in zip(forked.run(main, 2, 2), (0.25, 0.75), strict=True):
+        np.testing.assert_allclose(found, kept, rtol=0, atol=1e-6)
 
 
 def test_states_of_others_and_parameters_that_a_hook_cannot_take_are_refused():

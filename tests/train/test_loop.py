@@ -12,13 +12,13 @@ from tiny import outcome, rows
 from waits import Waits
 
 from asr_train import files
-from asr_train.comm.bucket import Bucket
+from asr_train.comm.bucket import Bucket, shorten
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
 from asr_train.comm.optimizer import Momentum
 from asr_train.model.store import build_model, load_model, load_tensors
 from asr_train.shards.batch import FramePools, context_padded
-from asr_train.train import batched, evaluate, identity, loop, objective, state
+from asr_train.train import evaluate, identity, loop, objective, state
 from asr_train.train import step as steps
 from asr_train.train.schedule import Schedule
 from asr_train.train.state import Interval, NotFiniteError, RunState
@@ -346,10 +346,10 @@ def test_losses_are_fetched_every_so_many_steps(splits, monkeypatch):
 def test_a_gradient_without_a_norm_is_not_shortened_to_one_that_looks_sound(value):
     grad_P = torch.ones(5)
     grad_P[3] = value
-    batched.shorten(grad_P, 1.0)
+    shorten(grad_P, 1.0)
     assert not grad_P.isfinite().any()
     zeros_P = torch.zeros(5)
-    batched.shorten(zeros_P, 1.0)
+    shorten(zeros_P, 1.0)
     assert torch.equal(zeros_P, torch.zeros(5))
 
 

@@ -15,7 +15,7 @@ from test_workers import CPU
 from tiny import outcome, rows
 from torch.distributed.tensor.parallel import loss_parallel
 
-from asr_train.comm.bucket import Bucket
+from asr_train.comm.bucket import Bucket, shorten
 from asr_train.comm.exchange import ExchangeError
 from asr_train.comm.loopback import Loopback
 from asr_train.model.loss import frame_loss
@@ -24,7 +24,6 @@ from asr_train.model.stripes import StripedDnn
 from asr_train.schema import ModelSettings, build
 from asr_train.shards.batch import Batch
 from asr_train.train import loop, step
-from asr_train.train.batched import shorten
 
 # Sums are in another order: matrices have other shapes, and errors are added up over stripes.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}

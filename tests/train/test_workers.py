@@ -14,13 +14,13 @@ import torch
 from comm import forked
 from tiny import outcome, rows
 
-from asr_train.comm.bucket import Bucket
+from asr_train.comm.bucket import Bucket, shorten
 from asr_train.comm.exchange import ExchangeError, ReplicaError
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
 from asr_train.comm.optimizer import Momentum
 from asr_train.model.store import build_model, load_tensors
-from asr_train.train import batched, loop
+from asr_train.train import loop
 from asr_train.train import step as steps
 from asr_train.train.feed import Feed, Windows
 from asr_train.train.schedule import Schedule
@@ -370,7 +370,7 @@ def test_a_gradient_that_exploded_is_warned_of_while_its_residual_is_sent(
         if seed == steps.seed_of(optim.seed, 5, 0):  # worker 0 in step 5
             gradient.grad_P.mul_(1e5)
             if optim.max_norm is not None:
-                batched.shorten(gradient.grad_P, optim.max_norm * gradient.frames)
+                shorten(gradient.grad_P, optim.max_norm * gradient.frames)
         return gradient, learned
 
     monkeypatch.setattr(steps, "one_gradient", exploded)
