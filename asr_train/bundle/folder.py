@@ -107,6 +107,11 @@ def read_folder(folder: Path) -> tuple[list[Item], list[str]]:
 def _intervals(whole: Item) -> list[Item]:
     """Return an item for each interval with text."""
     seconds, tiers = read_textgrid(whole.text)
+    if {"words", "phones"} <= {tier.rpartition(" - ")[2] for tier in tiers}:
+        raise ValueError(
+            f"{whole.text} has tiers of words and phones: it is an alignment; give the texts in a "
+            "tier per speaker"
+        )
     found = [
         Item(whole.name, tier.strip(), whole.audio, whole.text, span, seconds)
         for tier, spans in tiers.items()

@@ -229,6 +229,9 @@ def test_align_reads_a_textgrid_with_a_tier_per_speaker(tmp_path, capsys):
     talk.with_suffix(".lab").write_text("THREE OH NINE SEVEN ONE")  # takes precedence
     assert run("align", "digits", talk.parent, "-o", talk.parent) == 0
     assert list(read_textgrid(talk.with_suffix(".TextGrid"))) == ["words", "phones"]
+    talk.with_suffix(".lab").unlink()
+    assert run("align", "digits", talk.parent, "-o", tmp_path / "again") == 1
+    assert "talk.TextGrid has tiers of words and phones" in capsys.readouterr().err
 
 
 def test_align_refuses_intervals_that_cannot_be(corpus, tmp_path, capsys):
