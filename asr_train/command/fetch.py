@@ -10,11 +10,8 @@ example:
 """
 
 import argparse
-import subprocess
-import sys
-from pathlib import Path
 
-from asr_train.places import ROOT
+from asr_train.command.main import script
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +20,4 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    folder = options.folder or Path("data") / options.name
-    command = [sys.executable, str(Path(ROOT) / "scripts" / "fetch.py"), options.name, str(folder)]
-    return subprocess.run(command, check=False).returncode
+    return script("fetch", options.name, options.folder or f"data/{options.name}")

@@ -1,4 +1,4 @@
-"""The command `asr-train`: decode, grammar, align, check, score, export, plan, fetch, recipe.
+"""The command `asr-train`, whose parts are `COMMANDS`.
 
 A command's module is imported when it runs, so that --help is quick. Exit codes: 0 done; 1 an
 error, or a file that could not be used; 2 a wrong call.
@@ -9,10 +9,12 @@ import importlib
 import os
 import re
 import signal
+import subprocess
 import sys
 from typing import NoReturn
 
 from asr_train.jobs import cause, print_any_text
+from asr_train.places import ROOT
 
 COMMANDS = {
     "decode": "recordings -> words, with times and confidences",
@@ -23,6 +25,7 @@ COMMANDS = {
     "export": "a bundle's network as ONNX",
     "plan": "recommend an exchange method for a cluster (simulated)",
     "fetch": "download a public corpus",
+    "kaldi": "import what Kaldi made, and export for it",
     "recipe": "train: what `make NAME` does in a checkout",
 }
 
@@ -89,6 +92,12 @@ def _without_make(message: str) -> str:
     message = message.replace(", or choose another work folder with W=", "")
     message = message.replace("with DEBUG=1 make shows", "DEBUG=1 shows")
     return re.sub(r"run make again\b(?!,)", "try again", message)
+
+
+def script(name: str, *arguments: str) -> int:
+    """Run a script of scripts/ in a process of its own; return its exit code."""
+    path = os.path.join(ROOT, "scripts", f"{name}.py")
+    return subprocess.run([sys.executable, path, *arguments], check=False).returncode
 
 
 def on_terminal(what: str) -> str:

@@ -112,6 +112,19 @@ def test_a_corpus_is_fetched_to_where_its_recipe_looks(tmp_path, capfd, monkeypa
     assert not any("data" in word for word in called[2:])
 
 
+def test_a_kaldi_data_folder_becomes_a_corpus(tmp_path, capfd):
+    data = tmp_path / "data" / "train"
+    data.mkdir(parents=True)
+    soundfile.write(tmp_path / "7.wav", [0.1] * 8000, 8000)
+    rows = {"wav.scp": f"ann-7 {tmp_path}/7.wav", "text": "ann-7 seven", "utt2spk": "ann-7 ann"}
+    for name, row in rows.items():
+        (data / name).write_text(row + "\n")
+    assert run("kaldi", "import", "data", data, tmp_path / "corpus") == 0
+    assert "seven" in (tmp_path / "corpus" / "utterances.tsv").read_text()
+    assert run("kaldi", "export", "nothing", "x") == 1
+    assert "there is no export of 'nothing'" in capfd.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_wheel_is_enough_to_decode_and_to_plan_a_recipe(tmp_path):
     """Unpacked somewhere else, it has the bundle, conf, recipes and scripts."""
