@@ -61,6 +61,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     settings = build(ScoreSettings, read_yaml(Path(ROOT) / "conf" / "score" / "default.yaml"))
     kind = NormaliserKind(options.normalise)
+    if options.mapping is not None and kind is not NormaliserKind.english:
+        raise ValueError(f"--mapping goes with --normalise english, not {kind.value}")
     normaliser = load_normaliser(NormaliserSettings(kind=kind, mapping=options.mapping))
     nfc = partial(unicodedata.normalize, "NFC")  # as in what decode writes
     names = [name for name in (options.hypothesis, options.second) if name is not None]

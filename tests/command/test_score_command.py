@@ -219,3 +219,9 @@ def test_what_cannot_be_scored_costs_one_line(tmp_path, capsys, files, says):
     error = capsys.readouterr().err
     assert re.search(says, error)
     assert error.count("\n") == 1
+
+
+def test_a_mapping_without_its_normaliser_is_refused_in_the_commands_words(tmp_path, capsys):
+    path = write_text(tmp_path / "r", {"a": ["ONE"]})
+    assert run(path, path, "--mapping", path) == 1
+    assert "--mapping goes with --normalise english, not plain" in capsys.readouterr().err
