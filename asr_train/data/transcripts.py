@@ -98,23 +98,24 @@ class LmText:
     """Sentences of text files, as words by the rule of a corpus's transcripts.
 
     Attributes:
-        unread: why sentences were left out in the last pass: digits that are refused.
+        unread: sentences left out in the last pass: they have digits that are refused.
+        reason: of the last of them.
     """
 
     def __init__(
         self, paths: Sequence[str], corpus: CorpusSettings, lexicon: LexiconSettings
     ) -> None:
         intake = corpus.folder or corpus.published
-        self._paths, self.unread = paths, list[str]()
+        self._paths, self.unread, self.reason = paths, 0, ""
         self._words_of = None if intake is None else Transcriber(intake, lexicon)
 
     def __iter__(self) -> Iterator[list[str]]:
-        self.unread.clear()
+        self.unread = 0
         for words in read_sentences(self._paths):
             try:
                 found = words if self._words_of is None else self._words_of(" ".join(words))
             except DigitsError as error:
-                self.unread.append(str(error))
+                self.unread, self.reason = self.unread + 1, str(error)
                 continue
             if found:
                 yield found
@@ -123,8 +124,7 @@ class LmText:
         """Return a part of a summary line, on sentences left out; "" if there are none."""
         if not self.unread:
             return ""
-        count = len(self.unread)
-        return f"; {spelled(count, 'sentence')} of text left out, for example: {self.unread[0]}"
+        return f"; {spelled(self.unread, 'sentence')} of text left out, for example: {self.reason}"
 
 
 def _digit(piece: str) -> str:

@@ -139,10 +139,11 @@ def _counted(run: Trained) -> tuple[list[Row], list[int]]:
     """Return the rows of training steps, and the number of steps that each averages."""
     rows = [row for row in run.log if "sent_bits" in row]
     if not rows:
-        raise DamagedFileError(
-            f"the log of {run.run} has no row of training steps; delete exp/{run.run} and run make "
-            "again to train it again"
-        )
+        why = next((row["diverged"] for row in run.log if "diverged" in row), None)
+        advice = f"delete exp/{run.run} and run make again to train it again"
+        if why is not None:
+            advice = f"it diverged before the first ({why}): change its settings, or leave it out"
+        raise DamagedFileError(f"the log of {run.run} has no row of training steps; {advice}")
     before = [0, *(row["step"] for row in rows)]
     return rows, [row["step"] - last for row, last in zip(rows, before, strict=False)]
 

@@ -151,7 +151,7 @@ def train(
         progress.log_bytes = (folder / "log.jsonl").stat().st_size
     elif leads:  # what a run of other settings, or of more epochs, left
         (folder / "model.json").unlink(missing_ok=True)
-        for kept in (folder / "epochs").glob("*"):
+        for kept in (folder / "epochs").glob("[0-9]*"):
             if int(kept.name) > progress.epoch:
                 shutil.rmtree(kept)
 

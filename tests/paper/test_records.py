@@ -65,6 +65,9 @@ def test_a_run_that_diverged_is_shown_as_such_here_and_from_its_record(nodes, tm
     assert f"{bad} diverged and was tested with its last sound checkpoint" in shown
     assert "or as it began: the loss is nan at step 7." in shown
     assert shown.count("(diverged)") == 1
+    trained[bad].log[:] = trained[bad].log[-1:]  # without a row of steps
+    with pytest.raises(DamagedFileError, match=r"it diverged before the first .the loss is nan"):
+        tabulated(nodes, trained)
 
 
 def test_a_shortened_log_has_the_same_sums_over_the_run_and_over_each_epoch():
