@@ -32,8 +32,9 @@ from asr_train.cost.network import (
     ring_allgather,
     ring_allreduce,
 )
-from asr_train.files import replacing, write_json, write_text
+from asr_train.files import write_json, write_text
 from asr_train.jobs import main
+from asr_train.paper.plot import scatter
 from asr_train.report.tables import commit, machine
 
 WORKERS = (2, 3, 4)
@@ -354,26 +355,15 @@ def error_of(rows: Sequence[dict[str, Any]], name: str) -> str:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 5))
-    axes = figure.subplots()
-    for name in SIMULATED:
-        chosen = [row for row in rows if row["collective"] == name]
-        axes.plot(
-            [row["measured_seconds"] for row in chosen],
-            [row["simulated_seconds"] for row in chosen],
-            "o",
-            markersize=4,
-            label=name,
-        )
-    ends = [f([row["measured_seconds"] for row in rows]) for f in (min, max)]
-    axes.plot(ends, ends, color="0.5", linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="seconds, gloo", ylabel="seconds, simulated")
-    axes.legend()
-    figure.tight_layout()
-    with replacing(path) as part:
-        figure.savefig(part, dpi=100)
+    groups = {
+        name: [
+            (row["measured_seconds"], row["simulated_seconds"])
+            for row in rows
+            if row["collective"] == name
+        ]
+        for name in SIMULATED
+    }
+    scatter(groups, path, xlabel="seconds, gloo", ylabel="seconds, simulated")
 
 
 if __name__ == "__main__":

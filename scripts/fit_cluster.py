@@ -12,12 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from asr_train.cost import calibrate
 from asr_train.cost.cluster import read_cluster
-from asr_train.files import hash_of, read_yaml, replacing, write_json, write_text
+from asr_train.files import hash_of, read_yaml, write_json, write_text
 from asr_train.jobs import main
+from asr_train.paper.plot import scatter
 from asr_train.report.tables import commit, machine
 from asr_train.schema import plain
 
@@ -258,39 +257,13 @@ NOTES = {"strom2015": strom_notes, "ladkat2019": ladkat_notes}
 
 
 def plot(content: dict[str, Any], path: Path) -> None:
-    figure = Figure(figsize=(6, 5))
-    axes = figure.subplots()
-    rows = content["rows"]
-    low = 0.8 * min(row["paper"]["speedup"] for row in rows)
-    high = 1.25 * max(row["paper"]["speedup"] for row in rows)
-    axes.plot([low, high], [low, high], color="0.5", linewidth=0.8)
-    axes.fill_between(
-        [low, high],
-        [low * (1 - AIM), high * (1 - AIM)],
-        [low * (1 + AIM), high * (1 + AIM)],
-        color="0.9",
-        label=f"± {AIM:.0%}",
-    )
-    for used, marker in (("fitted", "s"), ("predicted", "o")):
-        chosen = [row for row in rows if row["ours"]["used"] == used]
-        axes.plot(
-            [row["paper"]["speedup"] for row in chosen],
-            [row["ours"]["speedup"] for row in chosen],
-            marker,
-            fillstyle="none" if used == "fitted" else "full",
-            label=used,
-        )
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="speed-up, the paper",
-        ylabel="speed-up, simulated",
-        title=f"{content['paper']}: simulated",
-    )
-    axes.legend()
-    figure.tight_layout()
-    with replacing(path) as part:
-        figure.savefig(part, dpi=100)
+    groups = {}
+    for used in ("fitted", "predicted"):
+        chosen = [row for row in content["rows"] if row["ours"]["used"] == used]
+        groups[used] = [(row["paper"]["speedup"], row["ours"]["speedup"]) for row in chosen]
+    title = f"{content['paper']}: simulated"
+    labels = {"xlabel": "speed-up, the paper", "ylabel": "speed-up, simulated"}
+    scatter(groups, path, **labels, title=title, band=AIM)
 
 
 if __name__ == "__main__":

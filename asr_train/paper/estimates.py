@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from asr_train.cost import optimum
 from asr_train.cost.calibrate import (
     SUB_BATCH_FIT,
@@ -28,7 +26,8 @@ from asr_train.cost.calibrate import (
 from asr_train.cost.cluster import ClusterSettings, read_cluster
 from asr_train.cost.plan import Scheme, Work
 from asr_train.facts import Traffic
-from asr_train.files import read_yaml, replacing
+from asr_train.files import read_yaml
+from asr_train.paper.plot import scatter
 from asr_train.report.exchange import digits
 from asr_train.report.tables import aligned, as_markdown, made
 
@@ -481,27 +480,9 @@ def plain(table: Mapping[str, Any]) -> str:
 def plot(table: Mapping[str, Any], path: Path) -> None:
     """Write a PNG: ours and the one constant over the printed numbers."""
     rows = table["rows"]
-    printed = [row["paper"]["value"] for row in rows]
-    figure = Figure(figsize=(6, 5))
-    axes = figure.subplots()
-    ends = [0.8 * min(printed), 1.25 * max(printed)]
-    axes.plot(ends, ends, color="0.5", linewidth=0.8)
-    null = [row["ours"]["one_constant"] for row in rows]
-    axes.plot(printed, null, "x", color="0.6", label="one constant")
-    for used, marker in (("fitted", "s"), ("predicted", "o"), ("marked", "^")):
+    groups = {"one constant": [(r["paper"]["value"], r["ours"]["one_constant"]) for r in rows]}
+    for used in ("fitted", "predicted", "marked"):
         chosen = [row for row in rows if row["ours"]["used"] == used]
-        if chosen:
-            x = [row["paper"]["value"] for row in chosen]
-            axes.plot(x, [row["ours"]["value"] for row in chosen], marker, label=used)
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel=f"the paper: {table['unit']}",
-        ylabel="ours, simulated",
-        title=table["title"],
-    )
-    axes.title.set_wrap(True)
-    axes.legend()
-    figure.tight_layout()
-    with replacing(path) as part:
-        figure.savefig(part, dpi=100)
+        groups[used] = [(row["paper"]["value"], row["ours"]["value"]) for row in chosen]
+    xlabel = f"the paper: {table['unit']}"
+    scatter(groups, path, xlabel=xlabel, ylabel="ours, simulated", title=table["title"])

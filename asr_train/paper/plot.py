@@ -1,10 +1,12 @@
 """A paper's table -> its **picture**: ours beside the printed numbers, or curves by epoch.
 
+`scatter` draws any two lists of numbers over each other.
+
 Knows only the content of `paper.table`, and nothing of runs.
 """
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -18,6 +20,7 @@ from asr_train.paper.layout import JsonRow, TableDict, rows_shown
 BESIDE = 0.015  # relative shift between kinds of rows
 SPAN = 5  # factor beyond which an axis is logarithmic
 FAILED = -50.0  # a relative WER reduction below it would hide all differences between other rows
+MARKERS = {"one constant": "x", "fitted": "s", "marked": "^"}  # of `scatter`
 Value = Callable[[JsonRow], float | None]
 
 
@@ -234,3 +237,37 @@ def _curves(ax: Axes, table: TableDict) -> None:
 def _passes(row: JsonRow) -> list[float]:
     """Return the WER that the paper prints after each pass over the data."""
     return [wer for key, wer in row["paper"].items() if key.startswith("pass_")]
+
+
+def scatter(
+    groups: Mapping[str, Sequence[tuple[float, float]]],
+    path: Path,
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    band: float = 0.0,
+) -> None:
+    """Write a PNG with logarithmic axes, and a line where both are equal.
+
+    Args:
+        groups: (x, y) by label; `MARKERS` has some labels' own markers.
+        band: to shade around the line, a share.
+    """
+    figure = Figure(figsize=(6, 5))
+    axes = figure.subplots()
+    x = [point[0] for points in groups.values() for point in points]
+    ends = [0.8 * min(x), 1.25 * max(x)]
+    axes.plot(ends, ends, color="0.5", linewidth=0.8)
+    if band:
+        low, high = ([end * (1 + share) for end in ends] for share in (-band, band))
+        axes.fill_between(ends, low, high, color="0.9", label=f"± {band:.0%}")
+    for label, points in groups.items():
+        if points:
+            axes.plot(*zip(*points, strict=True), MARKERS.get(label, "o"), label=label)
+    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel, title=title)
+    axes.title.set_wrap(True)
+    axes.legend()
+    figure.tight_layout()
+    with replacing(path) as part:
+        figure.savefig(part, dpi=100)
