@@ -158,6 +158,4 @@ def description(run: schema.RunSettings, device: torch.device, workers: int) -> 
 
 
 if __name__ == "__main__":
-    # Makes cuBLAS deterministic; read when the GPU is first used
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     jobs.main(stage, __doc__)

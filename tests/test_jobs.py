@@ -16,10 +16,12 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 import asr_train.jobs
 from asr_train.jobs import map_evenly, map_in_chunks, num_jobs, parallel_map, progress
 from asr_train.locks import FOLDER, at_work, locked
+from scripts.launch import processes
 
 ROOT = Path(__file__).parents[1]
 STAGES = sorted(p for p in ROOT.glob("scripts/*.py") if not p.stem.startswith("bench_"))
@@ -215,6 +217,19 @@ def test_ctrl_c_ends_several_processes_with_one_line(tmp_path):
     os.killpg(launcher.pid, signal.SIGINT)
     _, said = launcher.communicate(timeout=PATIENCE_SECONDS)
     assert (launcher.returncode, said) == (1, "train: interrupted; make resumes from here\n")
+
+
+@pytest.mark.parametrize(
+    "device, gpus, wanted",
+    [(None, 2, 2), ("cuda", 1, 1), (None, 0, 4), ("cpu", 2, 4), (None, 8, 4)],
+)
+def test_processes_do_not_share_a_gpu(monkeypatch, capsys, device, gpus, wanted):
+    monkeypatch.delenv("DEVICE", raising=False)
+    if device:
+        monkeypatch.setenv("DEVICE", device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert processes(4) == wanted
+    assert (f"4 workers in {gpus} processes" in capsys.readouterr().err) == (wanted < 4)
 
 
 def test_who_imports_us_keeps_ones_own_ctrl_c():

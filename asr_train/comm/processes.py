@@ -132,11 +132,10 @@ class Processes(Exchange):
         """Return the error of a failed collective, which names the processes that are silent."""
         silent = self._silent()
         who = f"process {', '.join(map(str, silent))}" if silent else "another process"
-        reason = str(error).split("\n")[0]
         return ExchangeError(
             f"{who} of {dist.get_world_size()} did not answer{waited} "
-            f"(comm.timeout_seconds is {self.timeout_seconds:g}; {what}: {reason}); look at its "
-            "output, then start again: training resumes from the last checkpoint"
+            f"(comm.timeout_seconds is {self.timeout_seconds:g}; {what}: {_shortened(error)}); "
+            "look at its output, then start again: training resumes from the last checkpoint"
         )
 
     def _silent(self) -> list[int]:
@@ -148,6 +147,13 @@ class Processes(Exchange):
             keys = {rank: f"asr_train/waiting/{rank}" for rank in self._ranks}
             return [rank for rank, key in keys.items() if not store.check([key])]
         return []
+
+
+def _shortened(error: Exception) -> str:
+    """Return the first line of an error of torch and, as NCCL's reason is there, the last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("frame #", "Exception raised from"))]
+    return " ... ".join(dict.fromkeys([lines[0], lines[-1]])) if lines else type(error).__name__
 
 
 def _overlap(a: range, b: range) -> range:
@@ -198,6 +204,8 @@ def join(device: torch.device, timeout_seconds: float) -> None:
         return
     timeout = timedelta(seconds=timeout_seconds)
     backend = "nccl" if device.type == "cuda" else "gloo"
+    # Else NCCL only queues a collective, and its watchdog ends the process without an error
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     # torchrun keeps its store over restarts, and with it the addresses of processes that were
     # killed: one that reads those waits in vain. So keys are of this start alone
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -206,10 +214,9 @@ def join(device: torch.device, timeout_seconds: float) -> None:
         store = dist.PrefixStore(f"asr_train/{size}/{start}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
-        reason = str(error).split("\n")[0]
         raise ExchangeError(
             f"the {started()} processes did not find each other in {timeout_seconds:g} s "
-            f"({reason}); start all of them by torchrun"
+            f"({_shortened(error)}); start all of them by torchrun"
         ) from error
 
 

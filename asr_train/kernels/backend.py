@@ -9,6 +9,7 @@ The environment's ASR_KERNELS, or `forced`, names one for all kernels; else the 
 import contextlib
 import functools
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, TypeVar
@@ -70,7 +71,16 @@ def launches(function: Callable[..., Result]) -> Callable[..., Result]:
     def launch(*given: Any) -> Result:
         first = given[0] if isinstance(given[0], Tensor) else given[-1]
         with torch.cuda.device_of(first):
-            return function(*given)
+            try:
+                return function(*given)
+            except (RuntimeError, subprocess.CalledProcessError) as error:
+                if isinstance(error, RuntimeError) and "C compiler" not in str(error):
+                    raise
+                raise RuntimeError(
+                    f"Triton cannot build what launches its kernels ({error}); install a C "
+                    "compiler and Python's headers (Debian: apt-get install gcc python3-dev), or "
+                    f"set {VARIABLE}=reference, which is slower"
+                ) from error
 
     return launch
 

@@ -76,7 +76,12 @@ class Lstm(Normalised):
         """
         normal_BTF = self.normal(feats_BTF)
         stacked_BKF = splice(normal_BTF, self._before, self._after, self.stride)
-        hidden_BKH, _ = self.cells(stacked_BKF)
+        if stacked_BKF.is_cuda:
+            # Under autocast to bf16, torch hands cuDNN's cells float16, which overflows
+            with torch.autocast("cuda", enabled=False):
+                hidden_BKH, _ = self.cells(stacked_BKF)
+        else:
+            hidden_BKH, _ = self.cells(stacked_BKF)
         logits_BKS: Tensor = self.output(hidden_BKH[:, self.delay :])
         return logits_BKS
 

@@ -10,6 +10,7 @@ windows are views into the pool, gathered on the device.
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -399,12 +400,20 @@ class Sequences:
         read = [samples[piece.sample] for piece in pieces]
         whole = all(p.frames == len(s.ali_T) for p, s in zip(pieces, read, strict=True))
         return Batch(
-            torch.from_numpy(feats_BTF).to(self._device),
-            torch.from_numpy(ali_BT).to(self._device),
-            torch.from_numpy(mask_BT).to(self._device),
+            _sent(feats_BTF, self._device),
+            _sent(ali_BT, self._device),
+            _sent(mask_BT, self._device),
             sum(piece.frames for piece in pieces),
             lattices_of(read) if whole else None,
         )
+
+
+def _sent(array: npt.NDArray[Any], device: Device) -> torch.Tensor:
+    """Return an array on the device; a copy to a GPU does not wait for the work queued there."""
+    tensor = torch.from_numpy(array)
+    if torch.device(device).type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def _pieces(sample: int, frames: int, turn: int, cut: Cut) -> Iterator[_Piece]:

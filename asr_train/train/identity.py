@@ -112,6 +112,9 @@ def same_bits_every_time(
     most = max(1, jobs.num_jobs() // processes)
     torch.set_num_threads(min(most, max(1, products // PRODUCTS_PER_THREAD)))
     if device.type == "cuda":
+        # Makes cuBLAS deterministic; read when the GPU is first used
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_tf32 = precision is Precision.tf32
         torch.backends.cudnn.allow_tf32 = precision is Precision.tf32  # True by default
         torch.use_deterministic_algorithms(True, warn_only=True)

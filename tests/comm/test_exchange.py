@@ -207,3 +207,11 @@ def test_processes_that_never_start_are_an_error_in_time(monkeypatch):
     with pytest.raises(ExchangeError, match="2 processes did not find each other in 1 s"):
         open_exchange(None, forked.CPU, 1)
     assert time.monotonic() - began < PATIENCE_SECONDS
+
+
+def test_an_error_is_told_by_its_first_and_last_line():
+    """NCCL gives the reason last, after a trace of C++."""
+    said = "NCCL error in: x.cpp:9\nLast error:\nDuplicate GPU detected\nframe #0: c10::Error"
+    found = asr_train.comm.processes._shortened(RuntimeError(said))
+    assert found == "NCCL error in: x.cpp:9 ... Duplicate GPU detected"
+    assert asr_train.comm.processes._shortened(RuntimeError("one")) == "one"

@@ -1,5 +1,6 @@
 """Every backend is bit-identical to the reference; and how the backend is chosen."""
 
+import contextlib
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import torch
 from kernels.conftest import DEVICE, same_bits
 
 from asr_train.kernels import decode, threshold
-from asr_train.kernels.backend import Backend, choose, forced
+from asr_train.kernels.backend import Backend, choose, forced, launches
 from asr_train.kernels.threshold import (
     compress,
     compress_fixed_rows,
@@ -439,6 +440,25 @@ def test_kernels_are_launched_where_their_tensors_are(monkeypatch):
         for name, made in vars(module).items():
             if callable(made) and not name.startswith("_") and made.__module__ == module.__name__:
                 assert hasattr(made, "__wrapped__"), name
+
+
+@pytest.mark.parametrize(
+    "error, says",
+    [
+        (RuntimeError("Failed to find C compiler."), "a C compiler .*ASR_KERNELS=reference"),
+        (subprocess.CalledProcessError(1, ["gcc"]), "Python's headers"),
+        (RuntimeError("out of memory"), "^out of memory$"),
+    ],
+)
+def test_a_machine_without_a_compiler_says_what_to_do(monkeypatch, error, says):
+    monkeypatch.setattr(torch.cuda, "device_of", lambda _: contextlib.nullcontext())
+
+    @launches
+    def kernel(tensor):
+        raise error
+
+    with pytest.raises(RuntimeError, match=says):
+        kernel(torch.zeros(1))
 
 
 def test_a_backend_that_cannot_be_is_refused(monkeypatch):

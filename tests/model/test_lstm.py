@@ -176,3 +176,13 @@ def test_the_number_of_parameters_is_that_of_the_network():
 def test_settings_that_cannot_be_are_refused(change, message):
     with pytest.raises(SettingsError, match=message):
         settings(**change)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cells_on_a_gpu_are_float32_where_autocast_would_make_them_float16():
+    model = make().cuda()
+    seen = []
+    model.cells.register_forward_hook(lambda _, __, out: seen.append(out[0].dtype))
+    with torch.autocast("cuda", torch.bfloat16):
+        logits = model(noise(2, 20, F).cuda())
+    assert (seen, logits.dtype) == ([torch.float32], torch.bfloat16)
