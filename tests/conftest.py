@@ -29,6 +29,15 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
+@pytest.fixture(scope="session")
+def python(tmp_path_factory):
+    """What make may call in place of Python: see `preloaded`."""
+    from preloaded import preloaded
+
+    with preloaded(tmp_path_factory.mktemp("python")) as command:
+        yield command
+
+
 @pytest.fixture
 def shared_data():
     """A folder of real speech beside the checkout; tests are skipped if it does not exist."""

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from folders import FOLDERS, spoken
-from preloaded import preloaded
 
 from asr_train.files import read_json, read_jsonl
 
@@ -57,12 +56,6 @@ CASES = {
     ),
     "pooled": Case(["mono", "dnn"], ["dev", "test", "test_speechocean"], ["GMMS=mono", "RESCORE="]),
 }
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    with preloaded(tmp_path_factory.mktemp("python")) as command:
-        yield command
 
 
 def make(recipe: str, *arguments: str) -> str:

@@ -55,6 +55,9 @@ def test_a_path_that_the_shell_or_settings_would_read_is_refused(tmp_path, name)
     (corpus / "utterances.tsv").touch()
     ended = make(ROOT / "recipes/folder", "-n", f"CORPUS_DIR={corpus}", f"W={tmp_path / 'w'}")
     one_line(ended, r"CORPUS_DIR is '.*', but paths with . are not supported; name a link")
+    asked = f"CORPUS_DIR={tmp_path}", f"TEXT=/data/x.txt {corpus}", f"W={tmp_path / 'w'}"
+    ended = make(ROOT / "recipes/speechocean", "-n", *asked)
+    one_line(ended, r"TEXT is '.*', but paths with . are not supported; name a link")
 
 
 @pytest.mark.parametrize("variable", ["TEXT", "MORE"])
@@ -153,11 +156,11 @@ def test_a_folder_that_may_not_be_read_is_not_called_empty():
 
 
 @pytest.fixture
-def checked(tmp_path):
+def checked(tmp_path, python):
     """A folder of noises that was checked, and arguments of make."""
     layouts.table(tmp_path / "c", {name: ["one, two.", "three!"] for name in "abcdef"})
     asked = [f"CORPUS_DIR={tmp_path / 'c'}", f"W={tmp_path / 'w'}", "JOBS=1"]
-    asked.append("SET=lang.lexicon.source=letters feats=telephone")
+    asked += [f"PY={python}", "SET=lang.lexicon.source=letters feats=telephone"]
     ended = make(ROOT / "recipes/folder", "check", *asked)
     assert ended.returncode == 0, ended.stderr
     assert "'one, two.' is ONE TWO" in ended.stdout

@@ -13,12 +13,10 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """Plain DDP, its allreduce hook and GTC, for one step more than times and bytes leave out."""
+    """Plain DDP and GTC, for one step more than times and bytes leave out."""
     work = tmp_path_factory.mktemp("hooks")
     recipe = ["make", "-C", str(ROOT / "recipes/ddp_hook"), f"PY={sys.executable}", f"W={work}"]
-    done = subprocess.run(
-        [*recipe, "STEPS=24", "ONLY=plain allreduce 0.01"], capture_output=True, text=True
-    )
+    done = subprocess.run([*recipe, "STEPS=24", "ONLY=plain 0.01"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return read_json(work / "tables/ddp_hook.json"), (work / "tables/ddp_hook.md").read_text()
 
@@ -28,10 +26,9 @@ def test_ways_to_exchange_are_compared_by_loss_bytes_and_time(table):
     found, text = table
     assert {"paper", "table", "columns", "rows"} <= set(found)
     ours = {row["label"]: row["ours"] for row in found["rows"]}
-    assert list(ours) == ["plain DDP", "allreduce hook", "GTC hook, density 0.01"]
+    assert list(ours) == ["plain DDP", "GTC hook, density 0.01"]
     assert all(f"| {label} |" in text for label in ours)
-    plain, hook, gtc = ours.values()
-    assert plain["losses"] == hook["losses"]  # the same sums, with and without the hook
+    plain, gtc = ours.values()
     assert gtc["losses"][0] == plain["losses"][0]  # the same initial weights and minibatch
     for row in ours.values():
         assert row["losses"][-1] < row["losses"][0]

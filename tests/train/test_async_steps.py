@@ -353,22 +353,27 @@ def test_a_finished_run_goes_on_to_more_epochs(splits, tmp_path):
     assert rows(tmp_path / "once") == rows(tmp_path / "twice")
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_killed_process_stops_the_others_which_go_on_from_the_checkpoint(splits, tmp_path, rank):
-    folder = tmp_path / "run"
-    found = together(folder, splits, comm(), 3, before=strike(rank, 15, signal.SIGKILL))
+@pytest.mark.parametrize("rank, staleness", [(0, 2), (2, 0)])
+def test_a_killed_process_stops_the_others_which_go_on_from_the_checkpoint(
+    splits, tmp_path, rank, staleness
+):
+    folder, given = tmp_path / "run", comm(staleness)
+    found = together(folder, splits, given, 3, before=strike(rank, 15, signal.SIGKILL))
     assert found.pop(rank) == -signal.SIGKILL
     for error in found:
         assert isinstance(error, ExchangeError)
         # At once; after comm.timeout_seconds it "did not answer"
         assert f"process {rank} of 3 has ended" in str(error)
     assert not (folder / "model.json").exists()
-    run = settings(comm())
+    run = settings(given)
     assert Checkpoints(folder / "ckpt", loop.identity(run, *splits), 3, 9).newest().step == 10
-    assert together(folder, splits, comm(), 3) == [None] * 3
+    assert together(folder, splits, given, 3) == [None] * 3
     steps = [row["step"] for row in rows(folder) if "dev_loss" not in row]
     assert steps == sorted(set(steps))
     assert json.loads((folder / "model.json").read_text())["dev"]["accuracy"] > 0.8
+    if staleness == 0:
+        virtual(tmp_path / "virtual", splits, given, 3)
+        assert outcome(folder)[:2] == outcome(tmp_path / "virtual")[:2]
 
 
 def test_a_hung_process_is_an_error_in_the_stated_time(splits, tmp_path):

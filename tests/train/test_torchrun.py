@@ -19,22 +19,6 @@ GTC = {
     "timeout_seconds": 10.0,
     "gtc": {"threshold": 0.5, "codec": "rice", "capacity": "exact"},
 }
-ASYNC = {
-    **GTC,
-    "method": "gtc_async",
-    "asynchronous": {
-        "staleness": 0,  # so that results are byte-identical
-        "virtual_time": {
-            "step_seconds": 1.0,
-            "speed_spread": 0.1,
-            "step_spread": 0.1,
-            "slowdown": 1.0,
-            "delay_seconds": 0.1,
-            "seed": 0,
-        },
-    },
-}
-SHORTER = {"momentum": 0.0, "epochs": 6}
 PATIENCE_SECONDS = 300  # for what takes half a minute on an idle machine
 
 pytestmark = [
@@ -101,13 +85,12 @@ def unbroken(splits, tmp_path_factory) -> bytes:
     return run.finish()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_worker_ends_the_run_and_the_next_start_gives_the_same_bytes(
-    splits, tmp_path, unbroken, rank
+    splits, tmp_path, unbroken
 ):
     run = Run(splits, tmp_path)
     run.torchrun()
-    os.kill(run.worker(rank), signal.SIGKILL)
+    os.kill(run.worker(0), signal.SIGKILL)
     said, _ = run.process.communicate(timeout=PATIENCE_SECONDS)
     assert run.process.returncode != 0
     assert "Signal 9 (SIGKILL)" in said
@@ -182,7 +165,7 @@ def test_a_killed_launcher_takes_its_workers_along(splits, tmp_path, unbroken):
     assert run.finish() == unbroken
 
 
-def test_a_hung_worker_is_an_error_in_the_stated_time(splits, tmp_path, unbroken):
+def test_a_hung_worker_is_an_error_in_the_stated_time(splits, tmp_path):
     run = Run(splits, tmp_path)
     run.torchrun()
     pid = run.worker(1)
@@ -198,8 +181,6 @@ def test_a_hung_worker_is_an_error_in_the_stated_time(splits, tmp_path, unbroken
     run.process.communicate(timeout=PATIENCE_SECONDS)
     assert "process 1 of 2 did not answer in" in said
     assert took < PATIENCE_SECONDS  # comm.timeout_seconds is 10
-    run.torchrun()
-    assert run.finish() == unbroken
 
 
 def test_two_runs_in_a_folder_are_one_too_many(splits, tmp_path):
@@ -212,42 +193,3 @@ def test_two_runs_in_a_folder_are_one_too_many(splits, tmp_path):
     first.communicate()
     assert "another process trains in" in said
     assert run.process.returncode == 1
-
-
-@pytest.fixture(scope="module")
-def unbroken_async(splits, tmp_path_factory) -> bytes:
-    run = Run(splits, tmp_path_factory.mktemp("virtual"), comm=ASYNC, **SHORTER)
-    run.start()
-    return run.finish()
-
-
-def test_a_killed_worker_of_those_that_do_not_wait(splits, tmp_path, unbroken_async):
-    run = Run(splits, tmp_path, comm=ASYNC, **SHORTER)
-    run.torchrun()
-    os.kill(run.worker(1), signal.SIGKILL)
-    said, _ = run.process.communicate(timeout=PATIENCE_SECONDS)
-    assert run.process.returncode != 0
-    assert "Signal 9 (SIGKILL)" in said
-    run.torchrun()
-    assert run.finish() == unbroken_async
-
-
-def test_workers_that_do_not_wait_take_no_longer_than_stated_to_notice_a_hung_one(splits, tmp_path):
-    """The run then resumes from the checkpoint to its end."""
-    comm = {**ASYNC, "asynchronous": {**ASYNC["asynchronous"], "staleness": 3}}
-    run = Run(splits, tmp_path, comm=comm, **SHORTER)
-    run.torchrun()
-    pid = run.worker(1)
-    os.kill(pid, signal.SIGSTOP)
-    began, said = time.monotonic(), ""
-    for line in run.process.stdout:
-        said += line
-        if "did not answer in" in line:
-            break
-    took = time.monotonic() - began
-    os.kill(pid, signal.SIGKILL)
-    run.process.communicate(timeout=PATIENCE_SECONDS)
-    assert "process 1 of 2 did not answer in 10" in said
-    assert took < PATIENCE_SECONDS  # comm.timeout_seconds is 10
-    run.torchrun()
-    run.finish()
