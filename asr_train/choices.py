@@ -9,6 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from asr_train.schema import SettingsError
@@ -130,6 +131,13 @@ class Choices:
                     f"EPOCHS names {word!r}; it takes RUN/epochs/N, for example dnn/epochs/3"
                 )
             check_known("EPOCHS", run, self.nets)
+
+
+def run_of(path: Path) -> str:
+    """Return the run that a file belongs to: `dnn` or `dnn/epochs/3`, of exp/RUN/FILE."""
+    folder = path.parent
+    of_epoch = folder.parent.name == "epochs"
+    return f"{folder.parents[1].name}/epochs/{folder.name}" if of_epoch else folder.name
 
 
 def check_known(

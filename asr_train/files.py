@@ -61,6 +61,9 @@ def replacing_folder(path: Path | str, is_ours: Callable[[Path], bool]) -> Itera
         FileExistsError: if anything else is in it.
     """
     path = Path(path)
+    scratch, old = (path.with_name(f".{what}.{path.name}") for what in ("tmp", "old"))
+    if old.exists() and not path.exists():  # killed between the two renames below
+        os.replace(old, path)
     if path.exists():
         inside = sorted(path.iterdir()) if path.is_dir() else [path]
         if other := next((one for one in inside if not (one.is_file() and is_ours(one))), None):
@@ -68,7 +71,6 @@ def replacing_folder(path: Path | str, is_ours: Callable[[Path], bool]) -> Itera
                 f"{other} is none of the files written here before, so {path} is not replaced; "
                 "name another folder"
             )
-    scratch, old = (path.with_name(f".{what}.{path.name}") for what in ("tmp", "old"))
     for left in (scratch, old):  # of a killed try
         shutil.rmtree(left, ignore_errors=True)
     scratch.mkdir(parents=True)

@@ -191,7 +191,7 @@ clean:
 
 # One settings file per stage, rewritten only when its content changes: a stage reruns when its own
 # numbers change. Files that settings name (a lexicon, text, a mapping) are in no rule below: resolve.py
-# keeps each settings file at least as new as the files it names, so an edit of one reruns the stages.
+# touches a settings file when the content of a file that it names changes, which reruns the stages.
 # '+' runs these lines under -n too, so that the plan it prints is true.
 conf:
 	+@$(PY) $S/resolve.py $C '$(strip $(SEEDED) $(SEQUENCED))' $(FILES) $(CHOICES) $(SETTINGS)

@@ -13,6 +13,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from asr_train.checks import spelled
+from asr_train.choices import run_of
 from asr_train.data.features import Utterance, open_feats
 from asr_train.decode.first_pass import adaptation_line, adapted
 from asr_train.decode.lattice_archive import write_lattices
@@ -51,7 +52,7 @@ def decode(model: str, tuned: str, language: str, features: str, *paths: str) ->
             alternatives.append(others)
     seconds = sum(h.seconds for h in found) + (about["earlier_seconds"] if about else 0)
     factor = seconds / sum(u.seconds for u in feats.utterances)
-    run = path.parent.name
+    run = run_of(path)
     header = {"run": run, "split": split, "real_time_factor": round(factor, 5)}
     header |= {**asdict(choice), "speakers": about}
     oracle = None

@@ -10,12 +10,15 @@ Export for other tools. KIND, its inputs and its output:
   phones      ali/MODEL/SPLIT.jsonl.gz  OUT.ctm                   phones at their times
   stm         manifests/SPLIT.jsonl.gz  OUT.stm             references, for sclite
   textgrid    ali/MODEL/SPLIT.jsonl.gz  OUT_DIR                   a TextGrid per utterance
+OUT_DIR may have other files, and keeps them. DATA_DIR may be one of an earlier export.
 """
 
 import asr_train.interrupt  # noqa: F401
 
 # isort: split
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 from lhotse import CutSet
@@ -23,7 +26,7 @@ from lhotse import CutSet
 from asr_train.align.table import Alignments
 from asr_train.data.features import open_feats
 from asr_train.decode.posteriors import load_scorer
-from asr_train.files import iter_jsonl, read_jsonl, replacing_folder
+from asr_train.files import iter_jsonl, read_jsonl
 from asr_train.interop.ark import write_int_vectors, write_matrices
 from asr_train.interop.ctm import write_ctm, write_stm
 from asr_train.interop.kaldi import write_data_dir
@@ -114,14 +117,15 @@ def stm(manifest: str, output: str) -> None:
 
 
 def textgrid(manifest: str, output: str) -> None:
-    count = 0
-    with replacing_folder(output, lambda path: path.suffix == ".TextGrid") as scratch:
-        for row in progress(iter_jsonl(manifest), "TextGrids"):
-            tiers = {"words": aligned(row, "word"), "phones": aligned(row, "phone")}
-            shift = row.get("features", {}).get("frame_shift", 0.0)
-            write_textgrid(scratch / f"{row['id']}.TextGrid", tiers, shift / 2)
-            count += 1
+    count = sum(1 for row in iter_jsonl(manifest) if _tiers(row))  # all, before the first file
+    for row in progress(iter_jsonl(manifest), "TextGrids", count):
+        shift = row.get("features", {}).get("frame_shift", 0.0)
+        write_textgrid(Path(output) / f"{row['id']}.TextGrid", _tiers(row), shift / 2)
     print(f"export: {count} TextGrids in {output}")
+
+
+def _tiers(row: dict[str, Any]) -> dict[str, Timed]:
+    return {"words": aligned(row, "word"), "phones": aligned(row, "phone")}
 
 
 KINDS: dict[str, tuple[tuple[int, ...], Callable[..., None]]] = {

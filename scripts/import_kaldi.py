@@ -77,9 +77,14 @@ def ali(archive: str, states: str, features: str, output: str) -> None:
         about = {"num_states": int(states), "states_hash": hash_of(["pdf-ids", int(states)])}
     else:
         about = _states_of(states)
-    aligned, lost = import_ali(archive, open_feats(features), about, output, known)
+    aligned, lost, wordless = import_ali(archive, open_feats(features), about, output, known)
     table = Path(output).name.replace(".jsonl.gz", ".status.tsv")
     rest = f", {lost} have none (see {table})" if lost else ""
+    if wordless:
+        rest += (
+            f"; {wordless} without times of words: other words than the transcript's, or phones "
+            "without positions in words (_B, _E, _I, _S)"
+        )
     print(f"import: alignments of {aligned} utterances{rest}")
 
 

@@ -9,6 +9,7 @@ import asr_train.interrupt  # noqa: F401
 # isort: split
 from pathlib import Path
 
+from asr_train.checks import spelled
 from asr_train.files import check_part, read_json
 from asr_train.jobs import main
 from asr_train.lang.arpa import copy_arpa
@@ -63,6 +64,12 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
             f"; {len(lexicon.guessed)} words by lang.lexicon.unknown="
             f"{settings.lexicon.unknown.value}, for example {', '.join(lexicon.guessed[:5])}; "
             f"all are in {output} under guessed"
+        )
+    if lexicon.cut:
+        summary += (
+            f"; {spelled(len(lexicon.cut), 'word')} with more than lang.lexicon.max_variants="
+            f"{settings.lexicon.max_variants} pronunciations, the last of which are left out, "
+            f"for example {', '.join(lexicon.cut[:5])}"
         )
     return summary
 

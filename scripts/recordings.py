@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from asr_train.data.recordings import changed_audio
+from asr_train.data.recordings import changed_files
 from asr_train.files import hash_of, write_yaml
 from asr_train.jobs import main
 
@@ -24,7 +24,7 @@ def recordings(folder: str, manifests: str, *splits: str) -> None:
             write_yaml(mark, {"changed": None})
             os.utime(mark, (0, 0))  # older than any finished stage
         manifest, table = (Path(manifests) / f"{split}{end}" for end in (".jsonl.gz", ".audio.tsv"))
-        changed = changed_audio(table, not is_plan) if manifest.exists() and table.exists() else []
+        changed = changed_files(table, not is_plan) if manifest.exists() and table.exists() else []
         if not changed:
             continue
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""

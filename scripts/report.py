@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from asr_train.choices import run_of
 from asr_train.data.excerpt import address, flac
 from asr_train.data.remarks import read_remarks
 from asr_train.files import read_json, read_jsonl, write_bytes, write_text
@@ -122,11 +123,6 @@ def contents(
         runs=[of_run(run, models, scores, times, work, folder) for run in runs if models],
         command=f"make {called}" if (called := goal()) else "",
     )
-
-
-def run_of(path: Path) -> str:
-    """Return the run of a file of its folder: `dnn`, or `dnn/epochs/3`."""
-    return path.parent.as_posix().rpartition("exp/")[2]
 
 
 def read_cuts(manifest: Path) -> dict[str, Row]:

@@ -12,8 +12,9 @@ one of these trained further with an objective of conf/objective (RUN-mmi, RUN-s
 of a paper's table, whose settings come last.
 
 A settings file is rewritten only when its content changes, so that make reruns only the stages that
-a change affects. It is never older than the files that it names (a lexicon, text, a mapping):
-editing one counts as a change, though make does not know the file.
+a change affects. It is touched when a file that it names (a lexicon, text, a mapping) has other
+content than when NAME.files.tsv listed it, or is newer if it was not listed: editing or replacing
+one counts as a change, though make does not know the file.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -29,6 +30,7 @@ from typing import Any
 
 from asr_train import compose
 from asr_train.choices import Choices, check_known
+from asr_train.data.recordings import changed_files, list_files, listed_files
 from asr_train.facts import Traffic
 from asr_train.files import read_yaml, write_yaml
 from asr_train.jobs import main
@@ -122,16 +124,24 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
 
 
 def write(folder: Path, contents: dict[str, Any], inputs: dict[str, list[tuple[str, str]]]) -> None:
-    """Write settings files, none older than the files that it names (`inputs`)."""
+    """Write settings files, and touch those that name a file whose content changed (`inputs`)."""
     for name, value in contents.items():
         path = folder / f"{name}.yaml"
         is_new = not path.exists()
         write_yaml(path, value)
         if is_new and name.startswith(("from/", "recorded")):
             os.utime(path, (0, 0))  # what was made before there was such a file need not be again
-        edited = max((os.stat(file).st_mtime_ns for _, file in inputs.get(name, ())), default=0)
-        if edited > path.stat().st_mtime_ns:
-            os.utime(path, ns=(edited, edited))
+        named = sorted({file for _, file in inputs.get(name, ())})
+        table = path.with_suffix(".files.tsv")
+        if listed_files(table) != named:
+            edited = max((os.stat(file).st_mtime_ns for file in named), default=0)
+            if edited > path.stat().st_mtime_ns:
+                os.utime(path, ns=(edited, edited))
+        elif named and changed_files(table, keep=True):
+            os.utime(path)
+        else:
+            continue
+        list_files(named, table)
 
 
 def check_same(folder: Path, contents: dict[str, Any], other: str) -> None:

@@ -96,13 +96,18 @@ def _rows(
 def _items(
     utterance: Utterance, outcome: Aligned, shift_seconds: float, states: States
 ) -> dict[str, list[list[Any]]]:
-    """Return phones and words as lhotse alignment items: symbol, start, duration, no score."""
+    """Return phones and words as lhotse alignment items: symbol, start, duration, no score.
+
+    Words are left out if the path does not say where they are, as some of Kaldi's do not.
+    """
+    words = utterance.words.split()
+    found = {"phone": phones_in_seconds(states, outcome, shift_seconds)}
+    spoken = words_in_seconds(words, outcome, shift_seconds)
+    if spoken or not words:
+        found["word"] = spoken
     return {
         kind: [[symbol, start, round(end - start, 6), None] for symbol, start, end in segments]
-        for kind, segments in (
-            ("phone", phones_in_seconds(states, outcome, shift_seconds)),
-            ("word", words_in_seconds(utterance.words.split(), outcome, shift_seconds)),
-        )
+        for kind, segments in found.items()
     }
 
 

@@ -22,7 +22,7 @@ from asr_train.decode.posteriors import FIRST, load_scorer
 from asr_train.decode.scorer import known_states
 from asr_train.lang.arpa import MAX_ORDER, copy_arpa, in_upper_case, write_arpa
 from asr_train.lang.index import Lang, grammar_words
-from asr_train.lang.lexicon import Lexicon, read_lexicon_file
+from asr_train.lang.lexicon import Lexicon, odd_among, read_lexicon_file
 from asr_train.lang.ngram import Text, prune, read_sentences, train
 from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, GrammarSettings, NormaliserKind
@@ -153,10 +153,12 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
     if wanted.arpa is not None:
         words = grammar_words(grammar, wanted.arpa)
     else:
+        own = [] if wanted.lexicon is None else read_lexicon_file(wanted.lexicon)
+        odd = odd_among([*opened.lang.lexicon.prons, *own], of_file=opened.lexicon is None)
         sentences = [
             words
             for line in read_sentences(wanted.text)
-            if (words := transcribed(" ".join(line), NormaliserKind.words))
+            if (words := transcribed(" ".join(line), NormaliserKind.words, odd))
         ]
         words = sorted({word for sentence in sentences for word in sentence})
     lexicon = _lexicon(opened, states, words, wanted.lexicon)

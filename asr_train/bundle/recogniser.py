@@ -26,7 +26,7 @@ from asr_train.decode.words import ALIGNING
 from asr_train.decode.words import Recogniser as Search
 from asr_train.interop.times import Span
 from asr_train.lang.index import Lang
-from asr_train.lang.lexicon import Lexicon
+from asr_train.lang.lexicon import Lexicon, odd_among
 from asr_train.schema import NormaliserKind
 from asr_train.score.normalise import transcribed
 from asr_train.search.arrays import check_const, to_fst
@@ -107,6 +107,7 @@ class Recogniser:
         """Load an open bundle's parts; see `load`."""
         self.manifest = opened.manifest
         self._lang, self._lexicon = opened.lang, opened.lexicon
+        self._odd = odd_among(opened.lang.lexicon.prons, of_file=opened.lexicon is None)
         self._feats = Heard(opened.feats, opened.frames.weighing(PRIOR_FRAMES))
         self._lock = threading.Lock()
         self._logmel = LogMel(opened.feats)
@@ -290,7 +291,7 @@ class Recogniser:
         Args:
             what: label of a progress bar; "": none is shown.
         """
-        texts = [transcribed(one.text, NormaliserKind.words) for one in spoken]
+        texts = [transcribed(one.text, NormaliserKind.words, self._odd) for one in spoken]
         said = {word for words in texts for word in words}
         lang = self._pronouncing(said)
         self.guessed |= said.intersection(lang.lexicon.guessed)

@@ -6,7 +6,8 @@ a corpus for `asr-train recipe folder`.
 
 example:
   asr-train kaldi import data s5/data/train s5/data/test corpus
-  asr-train kaldi export ctm folder-work/ali/tri/test.jsonl.gz test.ctm
+  asr-train kaldi export ctm folder-work/ali/dnn/dev.jsonl.gz dev.ctm
+  asr-train kaldi export stm folder-work/manifests/test.jsonl.gz test.stm
 """
 
 import argparse

@@ -19,7 +19,10 @@ from pathlib import Path
 from asr_train.choices import check_known
 from asr_train.places import ROOT
 
-PATHS = ("CORPUS_DIR", "W", "BUNDLE", "HUMAN", "GRAMMAR", "RESULTS", "RECORDS")  # count from here
+PATHS = (  # count from here
+    *("CORPUS_DIR", "W", "BUNDLE", "HUMAN", "GRAMMAR", "RESULTS", "RECORDS"),
+    *("LM_SMALL", "LM_BIG"),
+)
 LISTS = ("MORE", "TEXT")
 APART = ("SIZE=", "SCALE=", "CORPUS=")  # results of others are in other folders
 
@@ -43,8 +46,10 @@ def run(options: argparse.Namespace) -> int:
     if "W" not in said:
         apart = [each.partition("=")[2] for each in given if each.startswith(APART)]
         given.append(f"W={Path.cwd() / '-'.join([options.name, 'work', *apart])}")
-    fetched = Path("data", said.get("CORPUS", options.name)).absolute()
-    if fetched.is_dir() and "CORPUS_DIR" not in said:
+    corpus = said.get("CORPUS", options.name)
+    fetched, makefile = Path("data", corpus).absolute(), folder / corpus / "Makefile"
+    takes = makefile.is_file() and "CORPUS_DIR" in makefile.read_text()  # others synthesise
+    if takes and fetched.is_dir() and "CORPUS_DIR" not in said:
         given.append(f"CORPUS_DIR={fetched}")
     command = [make, "--no-print-directory", "-C", str(folder / options.name)]
     return subprocess.run([*command, f"PY={sys.executable}", *given], check=False).returncode

@@ -24,7 +24,7 @@ from lhotse import CutSet, MonoCut, Recording, validate
 from lhotse.audio import AudioSource
 
 from asr_train.checks import spelled
-from asr_train.data.recordings import list_audio
+from asr_train.data.recordings import list_files
 from asr_train.data.remarks import REMARK, Remark, dropped_table, reasons
 from asr_train.files import iter_jsonl, write_bytes, write_jsonl, write_text
 
@@ -73,7 +73,7 @@ def write(made: PreparedSplit, path: Path | str) -> None:
             f"see {table}"
         )
     validate(CutSet.from_cuts(made.cuts))
-    list_audio(made.audio, audio_table(path))
+    list_files(made.audio, audio_table(path))
     write_jsonl(path, (cut.to_dict() for cut in made.cuts))
 
 
@@ -85,9 +85,17 @@ def read_cuts(manifest: Path | str) -> Iterator[dict[str, Any]]:
     """Yield the rows of a manifest, made here or elsewhere.
 
     Raises:
-        CorpusError: for a cut that lacks one supervision with text and speaker.
+        CorpusError: for a cut that lacks one supervision with text and speaker; or whose audio is
+            not a file: lhotse would run the command of another kind of source, or call its URL.
     """
     for row in iter_jsonl(manifest):
+        for source in (row.get("recording") or {}).get("sources") or []:
+            if source.get("type") != "file":
+                raise CorpusError(
+                    f"{manifest}: the audio of the cut {row.get('id')} is of the type "
+                    f"{source.get('type')} ({source.get('source')}); write it to a file, and name "
+                    "that with the type file"
+                )
         supervisions = row.get("supervisions") or []
         if len(supervisions) != 1:
             has = f"{len(supervisions)} supervisions"

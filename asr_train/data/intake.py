@@ -121,7 +121,9 @@ def take(
             refused words.
     """
     notes = _transcribe(split, rows, settings, lexicon)
-    audios = map_evenly(lambda row: _inspect(row, audio_dir, settings), rows, f"audio of {split}")
+    inspect = lambda row: _inspect(row, audio_dir, settings)  # noqa: E731
+    audios = list(map_evenly(inspect, rows, f"audio of {split}"))
+    names = _recording_names(rows, audios)
     made = PreparedSplit(split, [], notes=notes, audio=[row.audio for row in rows])
     for row, audio in zip(rows, audios, strict=True):
         if row.was:
@@ -129,7 +131,8 @@ def take(
         if audio.what:
             made.remarks.append(_remark(row, audio.what, audio.why))
         else:
-            made.cuts.append(_cut(row, audio, audio_dir, settings))
+            name = names.get(_part_of(row, audio), row.utt_id)
+            made.cuts.append(_cut(row, audio, audio_dir, settings, name))
     made.remarks += _unknown_words(rows, {cut.id for cut in made.cuts}, lexicon)
     return made
 
@@ -280,17 +283,43 @@ def _mixed(row: Row, audio_dir: Path) -> Path:
     return audio_dir / f"{row.utt_id}.flac"
 
 
-def _cut(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) -> MonoCut:
+def _part_of(row: Row, audio: _Audio) -> tuple[str, int | None]:
+    """Return the file and the channel that a row is a part of; for one with a start."""
+    return str(row.audio), (row.channel or 0) if audio.channels > 1 else None
+
+
+def _recording_names(
+    rows: Sequence[Row], audios: Sequence[_Audio]
+) -> dict[tuple[str, int | None], str]:
+    """Return the names of recordings that have several utterances, by file and channel.
+
+    They are paths without suffixes and marks, in which two may be equal: numbers tell these apart.
+    """
+    listed = set()
+    for row, audio in zip(rows, audios, strict=True):
+        if row.start is not None and not audio.what:
+            key = _part_of(row, audio)
+            name = without_marks(str(Path(row.path).with_suffix("")))
+            listed.add((name if key[1] is None else f"{name}-{key[1]}", key))
+    taken = {row.utt_id for row in rows if row.start is None}
+    found = {}
+    for name, key in sorted(listed, key=lambda one: (one[0], one[1][0])):
+        unique, number = name, 1
+        while unique in taken:
+            number += 1
+            unique = f"{name}_{number}"
+        taken.add(unique)
+        found[key] = unique
+    return found
+
+
+def _cut(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings, name: str) -> MonoCut:
     channel, start, seconds = row.channel or 0, row.start or 0.0, audio.seconds
     if _mixes(row, audio, settings):
         _, count = _span(row, audio)
         recording = whole_recording(row.utt_id, _mixed(row, audio_dir), audio.rate, count)
         start, seconds = 0.0, recording.duration
     else:
-        name = row.utt_id
-        if row.start is not None:
-            name = without_marks(str(Path(row.path).with_suffix("")))
-            name += f"-{channel}" if audio.channels > 1 else ""
         size = audio.rate, audio.samples, audio.channels
         recording = whole_recording(name, row.audio, *size)
     supervision = SupervisionSegment(

@@ -1,6 +1,8 @@
-"""The user's recordings and tables -> **which of them changed** since a manifest listed them.
+"""The user's files -> **which of them changed** since they were listed.
 
-    manifests/SPLIT.audio.tsv    per line: bytes, time of last change in ns, SHA-256, path
+    manifests/SPLIT.audio.tsv    recordings and tables, listed with their manifest
+    conf/NAME.files.tsv          what a settings file names: a lexicon, text, a mapping
+    per line: bytes, time of last change in ns, SHA-256, path
 
 Size and time are compared first, which is quick; where they differ, the content decides, because a
 copy of a corpus has other times. Imports no library: every call of make runs this.
@@ -16,8 +18,8 @@ from asr_train.jobs import map_evenly
 ABSENT = "-"  # in place of a checksum
 
 
-def list_audio(paths: Iterable[Path], table: Path) -> None:
-    """Write the table; remove an old one if there are no recordings to list."""
+def list_files(paths: Iterable[Path | str], table: Path) -> None:
+    """Write the table; remove an old one if there are no files to list."""
     names = sorted({str(path) for path in paths})
     if not names:
         table.unlink(missing_ok=True)
@@ -26,8 +28,8 @@ def list_audio(paths: Iterable[Path], table: Path) -> None:
     _write(table, [(*_stat(name), found, name) for name, found in zip(names, sums, strict=True)])
 
 
-def changed_audio(table: Path, keep: bool) -> list[str]:
-    """Return the listed recordings whose content changed.
+def changed_files(table: Path, keep: bool) -> list[str]:
+    """Return the listed files whose content changed.
 
     Args:
         keep: whether to record new times of unchanged content, so that it is not read every time.
@@ -44,6 +46,13 @@ def changed_audio(table: Path, keep: bool) -> list[str]:
     if keep and touched and not changed:
         _write(table, current)
     return changed
+
+
+def listed_files(table: Path) -> list[str]:
+    """Return the paths in the table; none if there is no table."""
+    if not table.exists():
+        return []
+    return [line.split("\t", 3)[3] for line in read_text(table).split("\n") if line]
 
 
 def _stat(name: str) -> tuple[str, str]:

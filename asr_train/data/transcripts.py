@@ -9,7 +9,6 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import groupby
 
 from asr_train.checks import spelled
 from asr_train.lang.lexicon import odd_words
@@ -22,7 +21,6 @@ ONES = "ZERO ONE TWO THREE FOUR FIVE SIX SEVEN EIGHT NINE TEN ELEVEN TWELVE THIR
 )
 UNITS = ONES.split()
 TENS = ["TWENTY", "THIRTY", "FORTY", "FIFTY", "SIXTY", "SEVENTY", "EIGHTY", "NINETY"]
-PUNCTUATION = '.,;:!?…"“”„«»'
 POWERS = (10**9, "BILLION"), (10**6, "MILLION"), (1000, "THOUSAND"), (100, "HUNDRED")
 
 
@@ -57,19 +55,8 @@ class Transcriber:
             letters.isascii() and letters.isalpha()
         ):
             return upper
-        words: list[str] = []
-        # Tokens that the lexicon lacks are read together: a noise mark may span several
-        for known, tokens in groupby(upper, self._entry):
-            if known is not None:
-                words += [known for _ in tokens]
-                continue
-            for word in transcribed(" ".join(tokens), self.settings.normaliser):
-                words += self._read(word)
-        return words
-
-    def _entry(self, token: str) -> str | None:
-        found = (word for word in (token, token.strip(PUNCTUATION)) if word in self._known)
-        return next(found, None)
+        words = transcribed(text, self.settings.normaliser, self._known)
+        return [read for word in words for read in self._read(word)]
 
     def _read(self, word: str) -> Sequence[str]:
         if not any(c.isdigit() for c in word) or word in self._known:

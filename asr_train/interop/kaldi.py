@@ -24,6 +24,7 @@ from asr_train.data.folder import COLUMNS, OPTIONAL
 from asr_train.files import read_text, write_text
 
 OVERSHOOT_SECONDS = 0.5  # of a segment past the recording's end, as in Kaldi's extract-segments
+OURS = ".asr_train"  # marks a data folder that may be written again
 WHOLE_SECONDS = 1e-4  # a cut that ends this near to its recording's end includes it
 
 
@@ -295,7 +296,13 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
     folder = Path(folder)
     owners: dict[str, Path] = {}
     heard: set[str] = set()  # speakers of earlier data folders
+    if (folder / "wav.scp").exists():
+        raise CorpusError(
+            f"the last path, {folder}, is the folder to write to, but it is a data folder of "
+            "Kaldi; name a new one after the data folders"
+        )
     rows, notes, names = [], [], [data.folder.resolve().name for data in datas]
+    listed: dict[str, list[str]] = {}
     if len(set(names)) < len(names):
         raise CorpusError(f"the data folders {names} must have different names; rename one")
     for data, name in zip(datas, names, strict=True):
@@ -308,7 +315,7 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
                 )
         rows += [_row(data, cut) for cut in cuts]
         speakers = _sorted({cut.supervisions[0].speaker for cut in cuts})
-        write_text(folder / f"speakers.{name}", "".join(f"{speaker}\n" for speaker in speakers))
+        listed[name] = speakers
         hours = sum(cut.duration for cut in cuts) / 3600
         notes.append(
             f"{name}: {spelled(len(cuts), 'utterance')}, {spelled(len(speakers), 'speaker')}, "
@@ -321,6 +328,8 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
                 "folders apart, give other names in one utt2spk"
             )
         heard.update(speakers)
+    for name, speakers in listed.items():
+        write_text(folder / f"speakers.{name}", "".join(f"{speaker}\n" for speaker in speakers))
     lines = [(*COLUMNS, *OPTIONAL), *rows]
     write_text(folder / "utterances.tsv", "".join("\t".join(line) + "\n" for line in lines))
     return notes
@@ -352,11 +361,17 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
     Returns:
         Notes for the user.
     Raises:
+        FileExistsError: if the folder is a data folder that was not written here.
         ValueError: for missing audio, ids or speakers that are empty or have spaces, duplicate ids,
             no cuts at all, copies of another speed or volume, or cuts of one recording with
             different channels.
     """
     folder = Path(folder)
+    if (folder / "wav.scp").exists() and not (folder / OURS).exists():
+        raise FileExistsError(
+            f"{folder} is a data folder already, and {folder / OURS} does not mark it as an "
+            "earlier export's; name another folder"
+        )
     by_id = {cut.id: cut for cut in cuts}
     if not cuts or len(by_id) < len(cuts):
         raise ValueError(f"{folder}: {len(cuts)} cuts with {len(by_id)} different ids")
@@ -410,6 +425,7 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
     else:
         (folder / "segments").unlink(missing_ok=True)
     files["wav.scp"] = {r: _wav(recordings[r], channels[r]) for r in _sorted(recordings)}
+    write_text(folder / OURS, "")
     for name, rows in files.items():
         write_text(
             folder / name, "".join(f"{key} {value}".rstrip() + "\n" for key, value in rows.items())

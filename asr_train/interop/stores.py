@@ -119,7 +119,7 @@ def import_ali(
     about: dict[str, Any],
     manifest: Path | str,
     states: States | None = None,
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     """Store pdf-ids, or transition-ids, as the alignment of these features.
 
     Args:
@@ -129,7 +129,9 @@ def import_ali(
         manifest: ali/SPLIT.jsonl.gz, written last.
         states: Kaldi's, if the integers are transition-ids; None: they are pdf-ids (`ali-to-pdf`).
     Returns:
-        Utterances with an alignment, and without.
+        Utterances with an alignment, and without; and those of the first whose phones are known,
+        but not where their words are: other words than the transcript's, or phones without
+        positions in words.
     Raises:
         ValueError: for ids that the states have not, another number of frames than the features',
             or too many utterances without alignment.
@@ -158,7 +160,13 @@ def import_ali(
         loops = self_loops([p.states_T for p in paths.values()], num_states).tolist()
     about = {**about, "self_loops": loops, "model": f"imported from {Path(archive).name}"}
     write_alignments(Path(manifest), feats.utterances, outcomes, feats.settings, states, about)
-    return len(paths), len(lost)
+    texts = {u.id: u.words.split() for u in feats}
+    wordless = [
+        key
+        for key, path in paths.items()
+        if states is not None and texts[key] and not (path.phones_N3[:, 2] >= 0).any()
+    ]
+    return len(paths), len(lost), len(wordless)
 
 
 def _vectors(path: Path) -> Iterator[tuple[str, np.ndarray]]:

@@ -64,8 +64,9 @@ def aligned(row: dict[str, Any], kind: str) -> Timed:
     items = (row["supervisions"][0].get("alignment") or {}).get(kind)
     if items is None:
         raise ValueError(
-            f"{row['id']} has no {kind} times; take the rows of ali/MODEL/SPLIT.jsonl.gz, and if "
-            "these lack them, delete that file and run make again"
+            f"{row['id']} has no {kind} times; take the rows of ali/MODEL/SPLIT.jsonl.gz. If these "
+            "lack them, delete that file and run make again; or if it was imported, align here: "
+            "Kaldi's phones did not tell where the transcript's words are"
         )
     return _placed(row, items)
 

@@ -10,7 +10,7 @@ import functools
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from asr_train.files import read_lines
@@ -32,11 +32,13 @@ class Lexicon:
         prons: word -> its pronunciations; words are sorted, so that ids are stable.
         missing: requested words without a pronunciation, sorted.
         guessed: words of `prons` that are not in the source, sorted.
+        cut: words with more than `max_variants` pronunciations, the last of which are left out.
     """
 
     prons: dict[str, tuple[Pronunciation, ...]]
     missing: tuple[str, ...] = ()
     guessed: tuple[str, ...] = ()
+    cut: tuple[str, ...] = field(default=(), compare=False)  # not stored
 
     @property
     def words(self) -> list[str]:
@@ -59,10 +61,13 @@ class Lexicon:
         wanted = sorted(set(words))
         source = _read(settings, wanted)
         guesses = _guesses(settings, [word for word in wanted if not source.get(word)], source)
-        prons, missing = {}, []
+        prons, missing, cut = {}, [], []
         for word in wanted:
             if found := source.get(word) or guesses.get(word):
-                prons[word] = tuple(dict.fromkeys(found))[: settings.max_variants]
+                variants = tuple(dict.fromkeys(found))
+                prons[word] = variants[: settings.max_variants]
+                if len(variants) > settings.max_variants:
+                    cut.append(word)
             else:
                 missing.append(word)
         if missing and settings.unknown is Unknown.refuse:
@@ -71,7 +76,7 @@ class Lexicon:
                 f"({', '.join(missing[:10])}); add them by lang.lexicon.file, "
                 "or set lang.lexicon.unknown to lose, letters, espeak or noise"
             )
-        return Lexicon(prons, tuple(missing), tuple(guesses))
+        return Lexicon(prons, tuple(missing), tuple(guesses), tuple(cut))
 
     def within(self, phones: Iterable[str]) -> "Lexicon":
         """Leave out pronunciations that need other phones, and words that have only these."""
@@ -174,10 +179,13 @@ def odd_words(settings: LexiconSettings) -> frozenset[str]:
 
     CMU's A., MR. and the like are left out: in transcripts, these are a word and a full stop.
     """
-    odd = (word for word in _read(settings, []) if not word.isalpha())
-    if settings.source is LexiconSource.file:
-        return frozenset(odd)
-    return frozenset(word for word in odd if not re.fullmatch(r"[^\W_]+\.", word))
+    return odd_among(_read(settings, []), settings.source is LexiconSource.file)
+
+
+def odd_among(words: Iterable[str], of_file: bool) -> frozenset[str]:
+    """Return the odd words among those of a user's file, or of another source."""
+    odd = (word for word in words if not word.isalpha())
+    return frozenset(word for word in odd if of_file or not re.fullmatch(r"[^\W_]+\.", word))
 
 
 def _letters(word: str) -> Pronunciation:

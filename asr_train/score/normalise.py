@@ -24,8 +24,9 @@ same rules keep hesitations and parts of words. Knows nothing of utterances or r
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from asr_train.files import hash_of, read_lines
@@ -46,6 +47,7 @@ HESITATIONS = frozenset(_HESITATIONS.split())
 _ONE_WORD = {"UH-HUH": "UHHUH", "UH-UH": "UHUH"}  # yes and no, not hesitations
 Words = tuple[str, ...]
 
+PUNCTUATION = '.,;:!?…"“”„«»'  # beside a word of a lexicon
 _APOSTROPHES = str.maketrans(dict.fromkeys("‘’‛ʹʼʻ`´′＇", "'"))
 _TAG = re.compile(r"\[[^\[\]]*\]|<[^<>\s]*>")
 _BREAK = re.compile(r"[–—―−⁄/_]|--+")
@@ -114,14 +116,28 @@ def load_normaliser(settings: NormaliserSettings) -> Normaliser:
     return Normaliser(name, lambda text: rewrite(english(text), rules))
 
 
-def transcribed(text: str, kind: NormaliserKind) -> list[str]:
+def transcribed(text: str, kind: NormaliserKind, odd: Set[str] = frozenset()) -> list[str]:
     """Return the words of a transcript at intake; none is Marked.
 
     Scoring these words by the same rule is equivalent to scoring the text.
 
+    Args:
+        odd: words of a lexicon, NEW_YORK or <NOISE>, which are kept, without punctuation beside
+            them.
+
     >>> transcribed("Uh, the twenty-third -- I ca[n't]- can’t.", NormaliserKind.english)
     ['UH', 'THE', 'TWENTY', 'THIRD', 'I', 'CA-', "CAN'T"]
+    >>> transcribed("To New_York!", NormaliserKind.words, {"NEW_YORK"})
+    ['TO', 'NEW_YORK']
     """
+    if odd:
+        upper = unicodedata.normalize("NFC", text.upper()).split()
+        found: list[str] = []
+        # Tokens that the lexicon lacks are read together: a noise mark may span several
+        for word, group in groupby(upper, lambda token: _odd_one(token, odd)):
+            tokens = list(group)
+            found += transcribed(" ".join(tokens), kind) if word is None else [word] * len(tokens)
+        return found
     match kind:
         case NormaliserKind.plain:
             return normalise(text)
@@ -129,6 +145,10 @@ def transcribed(text: str, kind: NormaliserKind) -> list[str]:
             return words(text)
         case NormaliserKind.english:
             return [word for token in _english(text) for word in _words_of(token, marks=False)]
+
+
+def _odd_one(token: str, odd: Set[str]) -> str | None:
+    return next((word for word in (token, token.strip(PUNCTUATION)) if word in odd), None)
 
 
 def _tokens(text: str) -> list[str]:

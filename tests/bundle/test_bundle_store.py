@@ -68,6 +68,11 @@ def test_only_a_bundle_is_replaced_by_a_bundle(folder, monkeypatch):
     (folder / "thesis.docx").unlink()
     store.write_bundle(folder, None)
     assert [path.name for path in folder.iterdir()] == [MANIFEST]
+    folder.rename(folder.with_name(f".old.{folder.name}"))  # as if killed between two renames
+    monkeypatch.setattr(store, "_write_parts", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        store.write_bundle(folder, None)
+    assert [path.name for path in folder.iterdir()] == [MANIFEST]
     other = folder.parent / "recordings"
     (other / "session.1").mkdir(parents=True)
     with pytest.raises(FileExistsError, match=r"session\.1 is none of"):

@@ -111,6 +111,17 @@ def test_a_lexicon_replaces_pronunciations(tmp_path):
         assert made.lang.lexicon.prons["WUN"] == (("W", "AH", "N"),)
 
 
+def test_odd_words_of_a_lexicon_are_words_of_texts(tmp_path):
+    (tmp_path / "lexicon").write_text("W_UN W AH N\n<NINE> N AY N\n")
+    (tmp_path / "text").write_text("W_un, two.\n<nine> two <noise>\n")
+    wanted = Wanted(text=[tmp_path / "text"], lexicon=tmp_path / "lexicon")
+    _, lexicon = change_grammar("digits", tmp_path / "a.tar", wanted)
+    assert {"W_UN", "<NINE>", "TWO"} <= set(lexicon.prons)
+    recogniser = Recogniser.load(tmp_path / "a.tar", confidences=False)
+    found = recogniser.align(said("NINE TWO ONE").samples_T, "<Nine> two -- w_un!", RATE)
+    assert [span.label for span in found.words] == ["<NINE>", "TWO", "W_UN"]
+
+
 @pytest.mark.parametrize(
     "wanted, says",
     [

@@ -106,8 +106,11 @@ def test_a_corpus_is_fetched_to_where_its_recipe_looks(tmp_path, capfd, monkeypa
     called = []
     done = subprocess.CompletedProcess([], 0)
     monkeypatch.setattr(subprocess, "run", lambda words, **_: called.append(words[-1]) or done)
-    for given in ("fsdd",), ("strom2015", "CORPUS=fsdd"), ("fsdd", "CORPUS_DIR=mine"), ("an4",):
+    (tmp_path / "data/digits").mkdir()  # which that recipe does not read
+    for given in ("fsdd",), ("strom2015", "CORPUS=fsdd"), ("fsdd", "CORPUS_DIR=x"), ("digits",):
         run("recipe", *given)
+    run("recipe", "librispeech", "W=w", "LM_BIG=4-gram.arpa.gz")
+    assert called.pop() == f"LM_BIG={tmp_path}/4-gram.arpa.gz"
     assert called[:2] == [f"CORPUS_DIR={tmp_path}/data/fsdd"] * 2
     assert not any("data" in word for word in called[2:])
 

@@ -108,3 +108,15 @@ def test_few_real_speakers_are_usable_as_the_message_says(shared_data, tmp_path,
         folder.made()
     folder.overrides[advice] = SplitBy.utterances
     assert len(checked(folder, tmp_path)) == 5
+
+
+def test_audio_that_is_no_file_is_refused(folder, tmp_path):
+    """lhotse would run the command."""
+    folder.save()
+    write(folder.found("train"), tmp_path / "train.jsonl.gz")
+    rows = read_jsonl(tmp_path / "train.jsonl.gz")
+    rows[-1]["recording"]["sources"][0] |= {"type": "command", "source": f"touch {tmp_path}/x"}
+    write_jsonl(tmp_path / "train.jsonl.gz", rows)
+    with pytest.raises(CorpusError, match=r"ann-two is of the type command \(touch .*to a file"):
+        read_split(tmp_path / "train.jsonl.gz")
+    assert not (tmp_path / "x").exists()

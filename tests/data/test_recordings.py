@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asr_train.data.corpus import audio_table, write
-from asr_train.data.recordings import changed_audio, list_audio
+from asr_train.data.recordings import changed_files, list_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +19,7 @@ def listed(tmp_path):
     paths = [tmp_path / "a b", tmp_path / "c", tmp_path / "d\u2028e"]
     for path in paths:
         path.write_bytes(b"sound")
-    list_audio(paths, tmp_path / "train.audio.tsv")
+    list_files(paths, tmp_path / "train.audio.tsv")
     return tmp_path
 
 
@@ -35,27 +35,27 @@ def other(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [shorter, other, Path.unlink])
 def test_another_content_is_noticed(listed, change):
-    assert changed_audio(listed / "train.audio.tsv", keep=False) == []
+    assert changed_files(listed / "train.audio.tsv", keep=False) == []
     change(listed / "a b")
-    assert changed_audio(listed / "train.audio.tsv", keep=True) == [str(listed / "a b")]
+    assert changed_files(listed / "train.audio.tsv", keep=True) == [str(listed / "a b")]
 
 
 def test_a_copy_of_a_corpus_has_not_changed_and_is_read_once(listed):
     table = listed / "train.audio.tsv"
     os.utime(listed / "c", (9, 9))
     before = table.read_text()
-    assert changed_audio(table, keep=False) == []
+    assert changed_files(table, keep=False) == []
     assert table.read_text() == before
-    assert changed_audio(table, keep=True) == []
+    assert changed_files(table, keep=True) == []
     assert "\t9000000000\t" in table.read_text()
 
 
 def test_a_recording_that_was_missing_and_comes_is_noticed(listed):
     table = listed / "dev.audio.tsv"
-    list_audio([listed / "later"], table)
-    assert changed_audio(table, keep=True) == []
+    list_files([listed / "later"], table)
+    assert changed_files(table, keep=True) == []
     (listed / "later").write_bytes(b"sound")
-    assert changed_audio(table, keep=True) == [str(listed / "later")]
+    assert changed_files(table, keep=True) == [str(listed / "later")]
 
 
 def test_a_manifest_lists_the_table_and_all_recordings_dropped_ones_too(folder, tmp_path):
@@ -63,7 +63,7 @@ def test_a_manifest_lists_the_table_and_all_recordings_dropped_ones_too(folder, 
     manifest = tmp_path / "train.jsonl.gz"
     write(folder.made(), manifest)
     assert len(audio_table(manifest).read_text().splitlines()) == 3
-    assert changed_audio(audio_table(manifest), keep=False) == []
+    assert changed_files(audio_table(manifest), keep=False) == []
 
 
 def marks(work: Path, conf: str = "conf") -> tuple[str, str, float]:
@@ -91,5 +91,5 @@ def test_the_mark_is_old_until_a_recording_changes_and_stays_until_the_next(list
     assert f"{listed}/c changed since {listed}/m/train.jsonl.gz was made" in said
     assert when > 0
     assert marks(listed)[1:] == (mark, when)
-    list_audio([listed / "a b", listed / "c"], listed / "m/train.audio.tsv")  # manifest rewritten
+    list_files([listed / "a b", listed / "c"], listed / "m/train.audio.tsv")  # manifest rewritten
     assert marks(listed) == ("", mark, when)

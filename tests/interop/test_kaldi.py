@@ -218,6 +218,19 @@ def test_other_commands_are_refused_and_not_run(tmp_path, cuts, command):
     assert not trap.exists()
 
 
+def test_a_data_folder_of_others_is_not_replaced(tmp_path, cuts):
+    write_data_dir(cuts, tmp_path / "data")
+    write_data_dir(cuts[:1], tmp_path / "data")  # ours may be
+    assert len((tmp_path / "data/text").read_text().splitlines()) == 1
+    (tmp_path / "data/.asr_train").unlink()
+    before = {path: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+    with pytest.raises(FileExistsError, match=r"data is a data folder already.*another folder"):
+        write_data_dir(cuts, tmp_path / "data")
+    with pytest.raises(CorpusError, match=r"last path, .*data, is the folder to write to"):
+        write_folder([read_data_dir(tmp_path / "data")], tmp_path / "data")
+    assert {path: path.read_bytes() for path in (tmp_path / "data").iterdir()} == before
+
+
 # --- a folder for the recipe --------------------------------------------------------------------
 
 

@@ -138,7 +138,7 @@ def test_missing_features_are_named(feats, cuts, tmp_path):
 def test_alignments_come_back(feats, tmp_path, name):
     paths, manifest = paths_of(feats), tmp_path / "ali" / "dev.jsonl.gz"
     write_int_vectors(tmp_path / "first", paths.items())
-    assert import_ali(tmp_path / "first", feats, ABOUT, manifest) == (3, 0)
+    assert import_ali(tmp_path / "first", feats, ABOUT, manifest) == (3, 0, 0)
     first = Alignments(manifest)
     write_int_vectors(tmp_path / name, ((key, first.load(key)) for key in sorted(first.ids)))
     import_ali(tmp_path / name, feats, ABOUT, tmp_path / "again" / "dev.jsonl.gz")
@@ -191,7 +191,7 @@ def test_missing_alignments_are_lost_by_name(feats, tmp_path):
     write_int_vectors(tmp_path / "b.txt", [item for item in paths.items() if item[0] != "u0"])
     with pytest.raises(ValueError, match=r"2 of 3 utterances.*u1: not in .*b\.txt"):
         import_ali(tmp_path / "b.txt", feats, ABOUT, manifest)
-    assert import_ali(tmp_path / "a.txt", feats, ABOUT, manifest) == (2, 1)
+    assert import_ali(tmp_path / "a.txt", feats, ABOUT, manifest) == (2, 1, 0)
     rows = (tmp_path / "ali" / "dev.status.tsv").read_text().splitlines()[1:]
     assert [row.split("\t")[1] for row in rows] == ["ok", "lost", "ok"]
     assert math.isnan(float(rows[0].split("\t")[3]))  # it is known only to the aligner
@@ -237,7 +237,7 @@ def test_ids_are_those_of_our_manifests(feats, cuts, yesno, tmp_path):
     assert import_feats(tmp_path / "f.ark", [cut], FEATS, manifest) == (u.frames, 0)
     write_int_vectors(tmp_path / "a.txt", [("u/0", np.zeros(u.frames, np.int32))])
     ali = tmp_path / "ali" / "dev.jsonl.gz"
-    assert import_ali(tmp_path / "a.txt", open_feats(manifest), ABOUT, ali) == (1, 0)
+    assert import_ali(tmp_path / "a.txt", open_feats(manifest), ABOUT, ali) == (1, 0, 0)
     scores_TS = np.zeros((u.frames, 11), np.float32)
     write_matrices(tmp_path / "s.ark", [("u.0", scores_TS)])
     import_scores([tmp_path / "s.ark"], yesno, model)

@@ -22,8 +22,8 @@ def stage(tmp_path):
     write_jsonl(manifest, [{"supervisions": [{"text": text}]} for text in TEXTS])
     write_json(models, {})
 
-    def run(unknown):
-        config = settings("dnn", ["lang=words", f"lang.lexicon.unknown={unknown}"])
+    def run(unknown, *more):
+        config = settings("dnn", ["lang=words", f"lang.lexicon.unknown={unknown}", *more])
         write_yaml(conf, plain(config.lang))
         output = tmp_path / "lang" / "index.json"
         output.parent.mkdir(exist_ok=True)
@@ -48,6 +48,14 @@ def test_nothing_is_guessed_where_words_are_lost(stage):
     assert "without pronunciation: COVID, XQZ" in said
     assert "for example" not in said
     assert read_json(index)["guessed"] == []
+
+
+def test_variants_that_are_left_out_are_said(stage, tmp_path):
+    (tmp_path / "own.txt").write_text("COVID K OW\nCOVID K AO\nCOVID K IY\nXQZ K\n")
+    own = ["source=file", f"file={tmp_path}/own.txt", "max_variants=2"]
+    _, said = stage("lose", *(f"lang.lexicon.{setting}" for setting in own))
+    assert "1 word with more than lang.lexicon.max_variants=2 pronunciations" in said
+    assert said.endswith("for example COVID")
 
 
 ARPA = "\\data\\\nngram 1=3\n\n\\1-grams:\n-1 <s>\n-1 </s>\n-0.5 ONE\n\n\\end\\\n"

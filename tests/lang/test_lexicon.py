@@ -28,12 +28,14 @@ def test_unstressed_ah_may_be_a_phone_of_its_own(schwa, last):
 def test_variants_are_limited():
     lexicon = Lexicon.from_settings(settings(max_variants=1), ["ZERO"])
     assert len(lexicon.prons["ZERO"]) == 1
+    assert lexicon.cut == ("ZERO",)
 
 
 def test_a_pronunciation_that_stands_twice_is_one_variant(tmp_path):
     (tmp_path / "lexicon.txt").write_text("A x\nA x\nA y\n")
     own = settings(source=LexiconSource.file, file=str(tmp_path / "lexicon.txt"), max_variants=2)
-    assert Lexicon.from_settings(own, ["A"]).prons["A"] == (("x",), ("y",))
+    found = Lexicon.from_settings(own, ["A"])
+    assert (found.prons["A"], found.cut) == ((("x",), ("y",)), ())
 
 
 @pytest.mark.parametrize("unknown", [Unknown.lose, Unknown.letters])
