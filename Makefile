@@ -37,7 +37,8 @@ help:
 ## make status RECIPE=fsdd         list done, stale and missing stages (default: digits)
 ## make clean RECIPE=fsdd          remove that recipe's work folder
 ## make ddp_hook                   GTC, 1-bit SGD and block momentum in a plain PyTorch script; no data
-$(RECIPES): .venv/.ready | $(filter fetch-%,$(MAKECMDGOALS))
+$(RECIPES) $(PAPERS) check: | $(filter fetch-%,$(MAKECMDGOALS))
+$(RECIPES): .venv/.ready
 	@$(MAKE) -C recipes/$@ table $(FOLDERS)
 
 ## make strom2015                  a paper's tables and figures beside ours: strom2015, ladkat2019

@@ -80,6 +80,8 @@ def replacing_folder(path: Path | str, is_ours: Callable[[Path], bool]) -> Itera
             os.replace(path, old)
         os.replace(scratch, path)
     finally:
+        if old.exists() and not path.exists():
+            os.replace(old, path)
         for left in (scratch, old):
             shutil.rmtree(left, ignore_errors=True)
 

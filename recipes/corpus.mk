@@ -6,8 +6,8 @@ include $(dir $(lastword $(MAKEFILE_LIST)))paths.mk
 $(call one_word,CORPUS_DIR,$(CORPUS_DIR),name a link to it without one)
 MORE      ?=
 TEXT      ?=
-$(foreach v,MORE TEXT,$(foreach d,$($v),$(call one_word,$v,$d,name a link to it without one)))
 DATA      := $(call from_root,$(CORPUS_DIR))
+$(foreach v,MORE TEXT,$(foreach d,$($v),$(call one_word,$v,$d,name a link to it without one)))
 MORE_DIRS := $(foreach d,$(MORE),$(call from_root,$d))
 SPEECH    := $(NEEDS:%=$(DATA)/%) $(MORE_DIRS:%=%/utterances.tsv)
 TEXTS     := $(foreach t,$(TEXT),$(call from_root,$t))

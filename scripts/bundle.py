@@ -39,8 +39,6 @@ def bundle(
     readme: str, model: str, tuned: str, language: str, lexicon: str, features: str, *paths: str
 ) -> str:
     *scores, output = paths
-    if output.endswith((".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip")):
-        raise ValueError(f"{output} would be compressed; name a .tar, or a folder")
     about, chosen, lang = read_json(model), read_json(tuned), load_lang(language)
     if about["states"] is None:
         raise ValueError(

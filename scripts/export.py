@@ -31,7 +31,7 @@ from asr_train.interop.ark import write_int_vectors, write_matrices
 from asr_train.interop.ctm import write_ctm, write_stm
 from asr_train.interop.kaldi import write_data_dir
 from asr_train.interop.textgrid import write_textgrid
-from asr_train.interop.times import Timed, aligned, found, place_of
+from asr_train.interop.times import Timed, aligned, found, is_wordless, place_of
 from asr_train.jobs import main, progress
 
 
@@ -103,7 +103,11 @@ def phones(manifest: str, output: str) -> None:
 
 
 def _aligned(kind: str, manifest: str, output: str) -> None:
-    _written([aligned(row, kind) for row in iter_jsonl(manifest)], output)
+    rows = list(iter_jsonl(manifest))
+    timed = [row for row in rows if kind == "phone" or not is_wordless(row)] or rows
+    if wordless := len(rows) - len(timed):
+        print(f"export: {wordless} of {len(rows)} utterances have no times of words; left out")
+    _written([aligned(row, kind) for row in timed], output)
 
 
 def _written(utterances: list[Timed], output: str) -> None:
@@ -125,7 +129,8 @@ def textgrid(manifest: str, output: str) -> None:
 
 
 def _tiers(row: dict[str, Any]) -> dict[str, Timed]:
-    return {"words": aligned(row, "word"), "phones": aligned(row, "phone")}
+    words = {} if is_wordless(row) else {"words": aligned(row, "word")}
+    return words | {"phones": aligned(row, "phone")}
 
 
 KINDS: dict[str, tuple[tuple[int, ...], Callable[..., None]]] = {

@@ -24,15 +24,25 @@ LOGGERS = (
 
 
 def processes(wanted: int) -> int:
-    """Return how many to start: at most one per GPU, unless DEVICE chooses a CPU or one GPU."""
+    """Return how many to start: at most one per GPU, and a multiple of STRIPES."""
+    device, stripes = os.environ.get("DEVICE") or "cuda", int(os.environ.get("STRIPES") or "1")
     gpus = torch.cuda.device_count()
-    if os.environ.get("DEVICE", "cuda") != "cuda" or not 0 < gpus < wanted:
+    if device == "cpu" or not gpus:
         return wanted
-    print(
-        f"train: {wanted} workers in {gpus} processes, one per GPU (DEVICE=cpu starts {wanted})",
-        file=sys.stderr,
-    )
-    return gpus
+    gpus = gpus if device == "cuda" else 1
+    found = min(wanted, gpus // stripes * stripes)
+    if not found:
+        sys.exit(
+            f"train: STRIPES is {stripes}, but NCCL allows one process per GPU and there are "
+            f"{gpus}; lower STRIPES, or set DEVICE=cpu"
+        )
+    if found < wanted:
+        print(
+            f"train: {found} processes in place of {wanted}, because NCCL allows one per GPU; each "
+            "hosts several workers (gtc_async: one process, in virtual time, or one per worker)",
+            file=sys.stderr,
+        )
+    return found
 
 
 def launch() -> None:

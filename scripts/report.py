@@ -216,6 +216,7 @@ def of_run(
         (row["output"], row["command"].replace(f"{work}/", ""))
         for row in times
         if row["output"].startswith(mine) and "command" in row
+        if "/epochs/" in run or "/epochs/" not in row["output"]
     ]
     return {
         "name": run,
@@ -235,12 +236,17 @@ def flat(settings: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def links(model: Path, own: Path, splits: Sequence[str], folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield name and address, relative to the page, of the files of a run that exist."""
+    """Yield name and address, relative to the page, of the files of a run that exist.
+
+    Args:
+        own: the run's folder; what it lacks is beside its model.
+    """
     stored = read_json(model)
     network = [stored["file"]] if "file" in stored else []
     of_model = [*FILES, *network, *(part["path"] for part in stored.get("parts", []))]
     of_split = [f"{kind}.{split}.{suffix}" for split in splits for kind, suffix in OF_SPLIT]
-    for path in [*(model.with_name(name) for name in of_model), *(own / name for name in of_split)]:
+    for name in [*of_model, *of_split]:
+        path = own / name if (own / name).exists() else model.with_name(name)
         if path.exists():
             at = os.path.relpath(path.resolve(), folder.resolve())
             yield path.name, quote(at)

@@ -220,16 +220,25 @@ def test_ctrl_c_ends_several_processes_with_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "device, gpus, wanted",
-    [(None, 2, 2), ("cuda", 1, 1), (None, 0, 4), ("cpu", 2, 4), (None, 8, 4)],
+    "device, gpus, stripes, started",
+    [
+        *((None, 2, 1, 2), ("cuda", 1, 1, 1), (None, 0, 1, 4), ("cpu", 2, 1, 4), ("", 8, 1, 4)),
+        *(("cuda:1", 4, 1, 1), (None, 3, 2, 2), (None, 1, 2, None)),
+    ],
 )
-def test_processes_do_not_share_a_gpu(monkeypatch, capsys, device, gpus, wanted):
+def test_processes_do_not_share_a_gpu(monkeypatch, capsys, device, gpus, stripes, started):
     monkeypatch.delenv("DEVICE", raising=False)
-    if device:
+    if device is not None:
         monkeypatch.setenv("DEVICE", device)
+    monkeypatch.setenv("STRIPES", str(stripes))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    assert processes(4) == wanted
-    assert (f"4 workers in {gpus} processes" in capsys.readouterr().err) == (wanted < 4)
+    if started is None:
+        with pytest.raises(SystemExit, match=r"STRIPES is 2, but NCCL allows one .* there are 1"):
+            processes(4)
+        return
+    assert processes(4) == started
+    said = capsys.readouterr().err
+    assert (f"{started} processes in place of 4" in said) == (started < 4)
 
 
 def test_who_imports_us_keeps_ones_own_ctrl_c():

@@ -399,12 +399,12 @@ def test_a_work_folder_in_which_something_is_made_is_not_removed(tmp_path):
 
 
 @pytest.fixture
-def plan(tmp_path):
+def plan(tmp_path, python):
     """A function that returns the stages of `make -n` in recipes/digits, by the script's name."""
     recipe = CONF.parent / "recipes" / "digits"
 
     def run(*arguments: str) -> list[str]:
-        folder, variables = ["-C", str(recipe)], [f"W={tmp_path}/w", f"PY={sys.executable}"]
+        folder, variables = ["-C", str(recipe)], [f"W={tmp_path}/w", f"PY={python}"]
         done = subprocess.run(
             ["make", "-n", "table", *folder, *variables, *arguments],
             capture_output=True,
@@ -412,7 +412,7 @@ def plan(tmp_path):
             check=True,
             env={k: v for k, v in os.environ.items() if k != "MAKEFLAGS"},
         )
-        lines = done.stdout.replace("\\\n", " ").splitlines()
+        lines = done.stdout.replace("\\\n", " ").replace(python, "python").splitlines()
         run.lines = lines
         run.commands = [line.split()[1:] for line in lines if "scripts/" in line]
         return [Path(c[0]).stem for c in run.commands if "resolve" not in c[0]]

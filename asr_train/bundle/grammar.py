@@ -154,7 +154,8 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
         words = grammar_words(grammar, wanted.arpa)
     else:
         own = [] if wanted.lexicon is None else read_lexicon_file(wanted.lexicon)
-        odd = odd_among([*opened.lang.lexicon.prons, *own], of_file=opened.lexicon is None)
+        odd = odd_among(opened.lang.lexicon.prons, of_file=opened.lexicon is None)
+        odd |= odd_among(own, of_file=True)
         sentences = [
             words
             for line in read_sentences(wanted.text)

@@ -78,11 +78,14 @@ def write_bundle(path: Path | str, made: Contents) -> dict[str, Any]:
     Raises:
         DamagedFileError: if the model is damaged.
         FileExistsError: if `path` is a folder with other files.
+        ValueError: for the name of a compressed file.
     """
     path = Path(path)
+    if path.suffix in (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip"):
+        raise ValueError(f"{path} would be compressed; name a .tar, or a folder")
     if path.suffix != ".tar":
-        known = _names_in(path)
-        with files.replacing_folder(path, lambda file: file.name in known) as scratch:
+        is_ours = lambda file: file.name in _names_in(path)  # noqa: E731
+        with files.replacing_folder(path, is_ours) as scratch:
             return _write_parts(scratch, made)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

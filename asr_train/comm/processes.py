@@ -204,8 +204,6 @@ def join(device: torch.device, timeout_seconds: float) -> None:
         return
     timeout = timedelta(seconds=timeout_seconds)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    # Else NCCL only queues a collective, and its watchdog ends the process without an error
-    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     # torchrun keeps its store over restarts, and with it the addresses of processes that were
     # killed: one that reads those waits in vain. So keys are of this start alone
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -123,7 +123,7 @@ def take(
     notes = _transcribe(split, rows, settings, lexicon)
     inspect = lambda row: _inspect(row, audio_dir, settings)  # noqa: E731
     audios = list(map_evenly(inspect, rows, f"audio of {split}"))
-    names = _recording_names(rows, audios)
+    names = _recording_names(rows, audios, settings)
     made = PreparedSplit(split, [], notes=notes, audio=[row.audio for row in rows])
     for row, audio in zip(rows, audios, strict=True):
         if row.was:
@@ -131,7 +131,9 @@ def take(
         if audio.what:
             made.remarks.append(_remark(row, audio.what, audio.why))
         else:
-            name = names.get(_part_of(row, audio), row.utt_id)
+            name = row.utt_id
+            if row.start is not None and not _mixes(row, audio, settings):
+                name = names[_part_of(row, audio)]
             made.cuts.append(_cut(row, audio, audio_dir, settings, name))
     made.remarks += _unknown_words(rows, {cut.id for cut in made.cuts}, lexicon)
     return made
@@ -289,19 +291,21 @@ def _part_of(row: Row, audio: _Audio) -> tuple[str, int | None]:
 
 
 def _recording_names(
-    rows: Sequence[Row], audios: Sequence[_Audio]
+    rows: Sequence[Row], audios: Sequence[_Audio], settings: IntakeSettings
 ) -> dict[tuple[str, int | None], str]:
     """Return the names of recordings that have several utterances, by file and channel.
 
     They are paths without suffixes and marks, in which two may be equal: numbers tell these apart.
+    Other recordings have the name of their utterance.
     """
-    listed = set()
+    listed, taken = set(), set()
     for row, audio in zip(rows, audios, strict=True):
-        if row.start is not None and not audio.what:
+        if row.start is None or _mixes(row, audio, settings):
+            taken.add(row.utt_id)
+        elif not audio.what:
             key = _part_of(row, audio)
             name = without_marks(str(Path(row.path).with_suffix("")))
             listed.add((name if key[1] is None else f"{name}-{key[1]}", key))
-    taken = {row.utt_id for row in rows if row.start is None}
     found = {}
     for name, key in sorted(listed, key=lambda one: (one[0], one[1][0])):
         unique, number = name, 1

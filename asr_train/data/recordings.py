@@ -24,8 +24,10 @@ def list_files(paths: Iterable[Path | str], table: Path) -> None:
     if not names:
         table.unlink(missing_ok=True)
         return
+    stats = [_stat(name) for name in names]  # first: what changes meanwhile is noticed later
     sums = map_evenly(_sum, names, f"checksums of {table.name.split('.')[0]}")
-    _write(table, [(*_stat(name), found, name) for name, found in zip(names, sums, strict=True)])
+    rows = zip(stats, sums, names, strict=True)
+    _write(table, [(*stat, found, name) for stat, found, name in rows])
 
 
 def changed_files(table: Path, keep: bool) -> list[str]:

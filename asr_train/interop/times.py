@@ -71,6 +71,12 @@ def aligned(row: dict[str, Any], kind: str) -> Timed:
     return _placed(row, items)
 
 
+def is_wordless(row: dict[str, Any]) -> bool:
+    """Return whether only the row's phones are known, as of some alignments made by Kaldi."""
+    alignment = row["supervisions"][0].get("alignment") or {}
+    return "phone" in alignment and "word" not in alignment
+
+
 def found(hyp: dict[str, Any], row: dict[str, Any]) -> Timed:
     """Return a hypothesis' words with times; its `words_at` is relative to the utterance's start.
 

@@ -131,10 +131,11 @@ def transcribed(text: str, kind: NormaliserKind, odd: Set[str] = frozenset()) ->
     ['TO', 'NEW_YORK']
     """
     if odd:
-        upper = unicodedata.normalize("NFC", text.upper()).split()
+        upper = unicodedata.normalize("NFC", text.upper())
+        if kind is not NormaliserKind.plain:  # a noise mark may span words that are odd
+            upper = _TAG.sub(lambda mark: mark[0] if mark[0] in odd else "", upper)
         found: list[str] = []
-        # Tokens that the lexicon lacks are read together: a noise mark may span several
-        for word, group in groupby(upper, lambda token: _odd_one(token, odd)):
+        for word, group in groupby(upper.split(), lambda token: _odd_one(token, odd)):
             tokens = list(group)
             found += transcribed(" ".join(tokens), kind) if word is None else [word] * len(tokens)
         return found

@@ -58,7 +58,7 @@ def test_a_folder_opens_as_the_tar_does(folder):
 
 def test_only_a_bundle_is_replaced_by_a_bundle(folder, monkeypatch):
     def write_parts(scratch, made):
-        (scratch / MANIFEST).write_text("{}")
+        (scratch / MANIFEST).write_text('{"parts": []}')
         return {}
 
     monkeypatch.setattr(store, "_write_parts", write_parts)
@@ -73,6 +73,8 @@ def test_only_a_bundle_is_replaced_by_a_bundle(folder, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         store.write_bundle(folder, None)
     assert [path.name for path in folder.iterdir()] == [MANIFEST]
+    with pytest.raises(ValueError, match=r"x\.tar\.gz would be compressed"):
+        store.write_bundle(folder.with_name("x.tar.gz"), None)
     other = folder.parent / "recordings"
     (other / "session.1").mkdir(parents=True)
     with pytest.raises(FileExistsError, match=r"session\.1 is none of"):

@@ -43,6 +43,7 @@ def test_words_of_ones_own_lexicon_stay_as_they_are(tmp_path):
         file.write("<NOISE> SPN\nUH-HUH AH HH AH\n5 F AY V\nA. EY\n")
     words_of = Transcriber(folders(), own)
     assert words_of("<noise> uh-huh, 5 one. a.") == ["<NOISE>", "UH-HUH", "5", "ONE", "A."]
+    assert words_of("[they say uh-huh] one") == ["ONE"]  # a mark that has such a word
     assert words_of("“uh-huh!” UH-HUH-5?") == ["UH-HUH", "UH", "HUH", "5"]
 
 

@@ -109,6 +109,18 @@ def test_an_export_leaves_the_folder_as_it_was(work):
     assert found == {"corrected.TextGrid", "thesis.tex", f"{rows[0]['id']}.TextGrid"}
 
 
+def test_utterances_without_times_of_words_are_left_out_and_counted(work, capsys):
+    rows = [row.to_dict() for row in map(whole_cut, sorted((work / "audio").iterdir()))]
+    del rows[1]["supervisions"][0]["alignment"]["word"]  # as of some alignments made by Kaldi
+    write_jsonl(work / "ali/mono/dev.jsonl.gz", rows)
+    call(export, "ctm", work, "ali/mono/dev.jsonl.gz", "w.ctm")
+    assert "1 of 2 utterances have no times of words; left out" in capsys.readouterr().out
+    assert {line.split()[0] for line in (work / "w.ctm").read_text().splitlines()} == {"anna-0"}
+    call(export, "textgrid", work, "ali/mono/dev.jsonl.gz", "grids")
+    names = [list(read_textgrid(work / f"grids/anna-{i}.TextGrid")) for i in range(2)]
+    assert names == [["words", "phones"], ["phones"]]
+
+
 def whole_cut(path):
     return cut_of(path.stem, path, "anna", "ONE TWO")
 
