@@ -117,7 +117,8 @@ bench-step: .venv/.ready
 ## make gpu                        tests and benchmarks for a GPU: kernels, steps, runs of two papers, in parts
 ##                                 of 8 minutes that resume, into results/gpu; PIECE=b: repeat one part
 ##   SHARDS=folder                 ready shards of 20 mel bins in train/ and dev/, in place of synthesised speech
-##   PY=python3                    without .venv: with torch, Triton, numpy, and wheels in .wheels for the rest
+##   HOURS=8 LIMIT=480             hours of that speech; seconds of a part
+##   PY=python3                    without .venv: with torch, Triton, scipy, ... (docs/kernels.md), and wheels in .wheels
 ## make gpu-wheels                 download these wheels (Python 3.12, Linux), for a machine without a network
 GPU_WORK ?= work-gpu
 gpu: $(if $(PY),,.venv/.ready)

@@ -162,14 +162,15 @@ $(if $(filter bundle,$(MAKECMDGOALS)),$(call one_word,BUNDLE,$(BUNDLE),name a fi
 ##                 JOBS=processes per stage, and threads of training (default: the number of cores)
 ##                 GMMS='mono tri lda sat'  RUNS='dnn'  REALIGN=realignment passes with the network
 ##                 SEEDS='1 2 3' (train each run three times; means over seeds)
-##                 SIZE=tiny, default, large (digits, commands)  DEVICE=cpu, cuda, cuda:N  DEBUG=1 (whole tracebacks)
+##                 SIZE=tiny, default, large (digits, commands)  DEBUG=1 (whole tracebacks)
+##                 DEVICE=cpu, cuda, cuda:N (default: a GPU if there is one)  TEXT='path path' (of language models)
 ##                 SEQUENCE='mmi smbr' (sequence training of each run with these objectives: dnn-mmi, dnn-smbr)
 ##                 INITIAL=initial run of sequence training (default: each run its own)
 ##                 RESCORE='dnn' (rescore lattices with lm.big)  BIGRAM='tri dnn' (also decode with a bigram)
 ##                 PRONPROBS='dnn' (also decode with pronunciation and silence probabilities)
 ##                 EPOCHS='dnn/epochs/3' (also decode models of single epochs; SET=optim.keep_epochs=true keeps them)
 ##                 SCALES=run whose scales, chosen on DEV, are used for all networks
-##                 WORKERS=training workers, one process each; VIRTUAL=1: all in one process, bit-identical
+##                 WORKERS=training workers, one process each; VIRTUAL=1: all in one process (JOBS=1: the same bits)
 ##                 STRIPES=processes per worker's network (model parallelism)
 table: $(CHECKED) $W/report/index.html
 	@cat $(EXCHANGE_TEXT) $W/tables/wer.txt; echo "report: $(abspath $W/report/index.html)"
