@@ -1,8 +1,8 @@
 """gpu_wheels.py requirements.lock FOLDER
 
 Fetch what scripts/gpu.py needs besides torch, numpy, scipy, Triton, numba, pytest, h5py,
-matplotlib, tqdm and PyYAML, as wheels for Python 3.12 on Linux (x86-64), in the versions of the lock file: under
-60 MB, for a machine without a network.
+matplotlib, tqdm and PyYAML, as wheels for Python 3.12 on Linux (x86-64), in the versions of the
+lock file: under 60 MB, for a machine without a network.
 """
 
 import asr_train.interrupt  # noqa: F401

@@ -22,7 +22,7 @@ COLUMNS = ["claim of the paper", "row", "against", "seeds", "fewer errors %: pap
 EXPLANATION = (
     "Errors of the row fewer than those of the other, in percent of them, with 95 % intervals as "
     "above; *: it excludes 0. Positive: the row is better. The paper's follow from its printed "
-    "word error rates or reductions; several test sets count alike."
+    "word error rates or reductions; its several test sets count alike, ours by their words."
 )
 
 

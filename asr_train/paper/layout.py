@@ -284,6 +284,11 @@ def notes(table: TableDict) -> list[str]:
             "so many times as much; minutes: in which a worker receives the whole run's at that "
             "rate."
         )
+    if any(ours.get("halves", 1) > 1 for ours in rows):
+        lines.append(
+            "With double buffering a step is half a minibatch, and the ratios are to one dense "
+            "exchange per half: per minibatch it sends twice the KB shown, at half the ratios."
+        )
     virtual = any(ours["processes"] < ours["workers"] for ours in rows)
     lines.append(
         "CPU of this machine: CPU seconds of training steps"
@@ -333,13 +338,22 @@ def _reduction_note(base: dict[str, Any], table: TableDict) -> str:
     found, draws = base["wer_reduction"], table["bootstrap"]
     if found is None:
         return "The baseline made no error, so there is no relative WER reduction."
-    seeds = " and seeds" if base["seeds"] > 1 else ""
+    of_one = (
+        f"a bootstrap over {found['units']} {found['over']} ({draws['bootstrap']} draws, seed "
+        f"{draws['seed']}), the same for row and baseline"
+    )
+    several = (
+        ""
+        if base["seeds"] == 1
+        else (
+            f"; of rows with several seeds, from the components of variance of {found['over']} and "
+            "seeds, by t with Satterthwaite's degrees of freedom"
+        )
+    )
     return (
         "Relative reductions: errors fewer than those of the baseline "
         f"({', '.join(base['runs'])}), in percent of them; positive: better, as in the papers. "
-        f"In brackets the 95 % interval, a bootstrap over {found['units']} {found['over']}{seeds} "
-        f"({draws['bootstrap']} draws, seed {draws['seed']}), the same for row and baseline; "
-        "*: it excludes 0. p is two-sided."
+        f"In brackets the 95 % interval, {of_one}{several}; *: it excludes 0. p is two-sided."
     )
 
 

@@ -58,7 +58,7 @@ def simulated(
     own_network = printed is None and any(key.startswith("model.") for key in row.set)
     if comm.workers is None or own_network:
         return None
-    method = method_of(comm, comm.workers, case)
+    method = method_of(comm, comm.workers, case, printed is not None)
     # Groups of one send nothing
     group = method.group_size if method.traffic.in_groups else comm.workers
     share = None
@@ -96,14 +96,16 @@ def at_paper_scale(comm: Mapping[str, Any], values: Mapping[str, Any]) -> CommSe
     return build(CommSettings, settings, "comm")
 
 
-def method_of(comm: CommSettings, workers: int, case: Case) -> plan.Scheme:
+def method_of(comm: CommSettings, workers: int, case: Case, is_printed: bool) -> plan.Scheme:
     """Return the simulator's method, as it was fitted.
 
-    GTC is the paper's: Strom's workers do not wait for each other, even if ours did.
+    GTC of a printed row is the paper's: Strom's workers do not wait for each other, even if ours
+    did. In a row of our own they wait if ours did.
     """
     facts = comm.method.facts
     traffic = facts.traffic
-    if traffic is Traffic.gtc and all(row.method.traffic.is_asynchronous for row in case.rows):
+    all_ahead = all(row.method.traffic.is_asynchronous for row in case.rows)
+    if traffic is Traffic.gtc and is_printed and all_ahead:
         traffic = Traffic.gtc_async
     block_steps = (
         {"block_steps": getattr(comm, facts.blocks).block_steps} if facts.blocks is not None else {}

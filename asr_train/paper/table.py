@@ -338,6 +338,7 @@ def _method_numbers(run: Trained) -> dict[str, float | None]:
         "threshold": comm.gtc.threshold if "gtc" in facts.needs and comm.gtc else None,
         "block_steps": getattr(comm, facts.blocks).block_steps if facts.blocks else None,
         "group_size": comm.group_of(run.about["workers"]) if in_groups else None,
+        "halves": comm.halves(run.about["workers"]),  # of a minibatch, each a step
     }
 
 

@@ -6,6 +6,7 @@ there are fewer than 5 speakers, in comparisons of two runs fewer than 10; the r
 Knows nothing of files.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -210,10 +211,11 @@ def reduction(
     draws: int,
     seed: int,
 ) -> Reduction:
-    """Compare runs A and B that were trained with several seeds, with a paired bootstrap.
+    """Compare runs A and B, one pair of them per seed; errors are summed before they are divided.
 
-    Both units (the same as by `compare`) and pairs are drawn, as both speakers and seeds are
-    samples. A draw's errors are summed before they are divided.
+    A single pair's interval is from a paired bootstrap over units (the same as by `compare`). With
+    several, both units and seeds are samples, and three seeds are too few to be drawn from: the
+    interval is `crossed`'s.
 
     Args:
         pairs: errors of A and of B by unit, one pair per seed, all of the same units.
@@ -233,22 +235,55 @@ def reduction(
     totals_RS = counts_RSU.sum(axis=2)
     if totals_RS[0].sum() == 0:
         raise ValueError("the baseline has no error, so there is no relative reduction")
-    of_pairs = np.random.default_rng([seed, 1])
-    shares = []
-    for times_DU in _drawn(len(names), draws, seed):
-        times_DS = of_pairs.multinomial(
-            len(pairs), np.full(len(pairs), 1 / len(pairs)), len(times_DU)
-        )
-        a_D, b_D = ((times_DS * (times_DU @ n_SU.T)).sum(axis=1) for n_SU in counts_RSU)
-        shares.append((a_D - b_D) / np.maximum(a_D, 1))
-    saved_D = np.concatenate(shares)
     a, b = totals_RS.sum(axis=1)
-    return Reduction(
-        relative=float((a - b) / a),
-        by_pair=tuple(float((a - b) / a) if a else None for a, b in totals_RS.T),
-        ci95=_middle_95(saved_D),
-        p=_two_sided(saved_D),
-    )
+    relative = float((a - b) / a)
+    if len(pairs) == 1:
+        shares = []
+        for times_DU in _drawn(len(names), draws, seed):
+            a_D, b_D = (times_DU @ n_SU[0] for n_SU in counts_RSU)
+            shares.append((a_D - b_D) / np.maximum(a_D, 1))
+        saved_D = np.concatenate(shares)
+        limits, p = _middle_95(saved_D), _two_sided(saved_D)
+    else:
+        a_SU, b_SU = counts_RSU
+        # What each count moves the ratio by, to first order, times their number
+        moved_SU = (a_SU - b_SU - relative * a_SU) / a_SU.mean()
+        limits, p = crossed(relative, moved_SU)
+    by_pair = tuple(float((a - b) / a) if a else None for a, b in totals_RS.T)
+    return Reduction(relative, by_pair, limits, p)
+
+
+def crossed(mean: float, values_SU: np.ndarray) -> tuple[tuple[float, float], float]:
+    """Return the 95 % interval of a mean, and p of its sign, if rows and columns are samples.
+
+    By the components of variance of two crossed random factors: the mean's variance is estimated by
+    (MS_S + MS_U - MS_rest) / (S U), and by MS_U / (S U) where rows vary no more than the rest; its
+    degrees of freedom are Satterthwaite's (1946). With three rows that differ, there are few.
+
+    Args:
+        values_SU: one per seed and unit, at least two of each.
+    """
+    from scipy.stats import t  # 0.5 s
+
+    S, U = values_SU.shape
+    mean_S1, mean_1U = values_SU.mean(1, keepdims=True), values_SU.mean(0, keepdims=True)
+    rest_SU = values_SU - mean_S1 - mean_1U + values_SU.mean()
+    squares = {  # mean squares and their degrees of freedom
+        "seeds": (U * float(mean_S1.var(ddof=1)), S - 1),
+        "units": (S * float(mean_1U.var(ddof=1)), U - 1),
+        "rest": (float((rest_SU**2).sum()) / ((S - 1) * (U - 1)), (S - 1) * (U - 1)),
+    }
+    used = [squares["units"]]
+    if squares["seeds"][0] > squares["rest"][0]:
+        square, freedom = squares["rest"]
+        used += [squares["seeds"], (-square, freedom)]
+    total = sum(square for square, _ in used)
+    if total <= 0:  # all values are equal
+        return (mean, mean), 1.0 if mean == 0 else 0.0
+    freedom = total**2 / sum(square**2 / freedom for square, freedom in used)
+    error = math.sqrt(total / (S * U))
+    reach = float(t.ppf(0.975, freedom)) * error
+    return (mean - reach, mean + reach), float(2 * t.sf(abs(mean) / error, freedom))
 
 
 def _draw_rates(

@@ -210,11 +210,11 @@ def test_rates_of_two_seeds_are_their_mean_and_each_meets_its_own_baseline(tmp_p
     assert found["wer"] == pytest.approx(sum(rates) / 2)
     assert found["wer_reduction"]["percent_by_seed"] == pytest.approx([50, 0])
     low, high = found["wer_reduction"]["ci95"]
-    assert (low, high) == pytest.approx((0, 50))  # a draw may contain either seed twice
-    assert low < found["wer_reduction"]["percent"] == pytest.approx(100 * 3 / 18)
+    assert low < 0 < 50 < high  # two seeds of 50 and 0 % say little
+    assert found["wer_reduction"]["percent"] == pytest.approx(100 * 3 / 18)
     assert found["frame_error_reduction_percent"] == pytest.approx((25 + 0) / 2)
     assert shown(content, "20")["WER %"] == "7.50 (3.00, 12.00)"
-    assert "speakers and seeds" in markdown(content)
+    assert "components of variance of speakers and seeds" in markdown(content)
 
 
 def test_a_mean_by_epoch_is_over_the_seeds_that_came_so_far(tmp_path):
@@ -304,7 +304,9 @@ def test_the_papers_rows_are_simulated_as_they_were_fitted(case):
             "comm.group_size": row.method.group_size,
         }
         comm = speed.at_paper_scale(_comm("gtc" if name == "gtc_async" else name), values)
-        method = speed.method_of(comm, row.workers, found)
+        method = speed.method_of(comm, row.workers, found, is_printed=True)
+        ours = speed.method_of(comm, row.workers, found, is_printed=False)
+        assert ours.traffic is comm.method.facts.traffic  # workers wait if those of our run did
         assert method == replace(row.method, block_steps=method.block_steps)
         if "block" in row.label:
             assert method.block_steps == row.method.block_steps

@@ -77,6 +77,6 @@ def test_a_line_shows_every_seed_and_more_errors_as_plus():
     first, second = lines(over_seeds(scores, "sgd-seed2", DRAWS))
     assert first == "sgd, test: 20.00 % over seeds 1, 2 (20.00, 20.00)"
     assert second.startswith(
-        "gtc, test: 25.00 % over seeds 1, 2 (20.00, 30.00); errors against sgd: +25.0 % (+0.0 to +"
+        "gtc, test: 25.00 % over seeds 1, 2 (20.00, 30.00); errors against sgd: +25.0 % (−2"
     )
     assert second.endswith(", paired over 12 speakers and the seeds")
