@@ -36,7 +36,7 @@ def hours_of_pass(
 
     Args:
         log: of our run, rows with `step` and `frames` so far.
-        set_frames: of a minibatch of all workers, in the run's settings.
+        set_frames: of a minibatch of all workers, in the settings of the table's baseline.
         cold_start: share of the run that one worker trained.
         halves: into so many steps a minibatch of several workers was cut.
         parallel: data x model parallelism as printed, "10x2".

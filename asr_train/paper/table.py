@@ -116,7 +116,7 @@ def paper_table(
                     found["speedup"] * alone / frames if alone and frames else None
                 )
             ours["simulated"] = found
-        ours["hours"] = _hours(row, table, papers.parent)
+        ours["hours"] = _hours(row, baseline, table, papers.parent)
         reasons = table.paper.scales[table.scale].unlike | row.settings.unlike
         why = reasons.get("quanta")
         return {
@@ -167,18 +167,20 @@ def _scores_by_seed(row: _Row, epoch: int | None) -> dict[int, Score]:
     return {seed: scores[epoch - 1] for seed, scores in found if len(scores) >= epoch}
 
 
-def _hours(row: _Row, table: Table, conf: Path) -> float | None:
+def _hours(row: _Row, base: _Row, table: Table, conf: Path) -> float | None:
     """Return the simulated hours of the paper's pass, with the minibatches that our runs chose."""
     one_pass, printed = table.settings.one_pass, row.printed
     if one_pass is None or printed is None or "data_x_model" not in printed:
         return None
+    # Of the baseline: a row's own is rounded to whole frames of each worker
+    first = base.runs[0].about
+    frames = first["settings"]["optim"]["minibatch_frames"] * first["workers"]
     found = []
     for run in row.runs:
         optim = run.about["settings"]["optim"]
         cold = max((phase["until"] for phase in optim["phases"]), default=0.0) / optim["epochs"]
         workers = run.about["workers"]
         halves = build(CommSettings, run.about["settings"]["comm"], "comm").halves(workers)
-        frames = optim["minibatch_frames"] * workers
         parallel = printed["data_x_model"]
         found.append(hours_of_pass(run.log, frames, cold, halves, parallel, one_pass, conf))
     return _mean(found)
