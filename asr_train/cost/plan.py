@@ -13,10 +13,11 @@ Every step of every worker is simulated: its computing time is drawn from a seed
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -163,19 +164,49 @@ def coded_message(parameters: float, density: float, codec: str) -> MessageSize:
     return MessageSize(HEADER_BYTES + min(bits[codec], 2 * parameters) / 8, elements)
 
 
+def sending_shares(
+    phases: Sequence[Mapping[str, Any]], workers: int, rows: Sequence[Mapping[str, Any]]
+) -> list[float]:
+    """Return the share of workers that had minibatches, by row of a log's training steps.
+
+    In the first parts of training (`phases`, of optim) some may have none. Those of sparse messages
+    then send empty ones, which the log's means over all workers include.
+    """
+    if not phases:
+        return [1.0] * len(rows)
+    ends = {row["epoch"]: row["frames"] for row in rows}  # the last of each epoch
+    whole = max(ends[epoch] - ends.get(epoch - 1, 0) for epoch in ends)
+    shares, before = [], 0.0
+    for row in rows:
+        now = row["epoch"] - 1 + (row["frames"] - ends.get(row["epoch"] - 1, 0)) / whole
+        part: Mapping[str, Any] = next((p for p in phases if (before + now) / 2 < p["until"]), {})
+        shares.append(min(workers, part.get("workers") or workers) / workers)
+        before = now
+    return shares
+
+
 def logged_messages(path: Path | str) -> tuple[MessageSize, ...]:
-    """Return the messages of a run's log.jsonl, one per row: a worker's mean over the row's steps.
+    """Return the messages of a run's log.jsonl, one per row: the mean over the row's steps and the
+    workers that had minibatches.
 
     Raises:
         ValueError: if what the run sent is not only messages of GTC, as run.json beside it says.
     """
     about = Path(path).with_name("run.json")
-    method = Method[read_json(about)["settings"]["comm"]["method"]] if about.exists() else None
-    rows = [row for row in read_jsonl(path) if row.get("elements_sent") and row.get("threshold")]
+    run = read_json(about) if about.exists() else {"settings": {}}
+    method = Method[run["settings"]["comm"]["method"]] if run["settings"] else None
+    phases = run["settings"].get("optim", {}).get("phases", [])
+    steps = [row for row in read_jsonl(path) if "sent_bits" in row]
+    shares = sending_shares(phases, run.get("workers", 1), steps)
+    rows = [
+        (row["sent_bits"] / share, row["elements_sent"] / share)
+        for row, share in zip(steps, shares, strict=True)
+        if row.get("elements_sent") and row.get("threshold")
+    ]
     if not rows or method not in (None, Method.gtc, Method.gtc_async):
         of = "without sent elements and a threshold" if method is None else f"of {method.value}"
         raise ValueError(f"{path} is a log {of}; take that of a run of gtc or gtc_async")
-    return tuple(MessageSize(row["sent_bits"] / 8, row["elements_sent"]) for row in rows)
+    return tuple(MessageSize(bits / 8, elements) for bits, elements in rows)
 
 
 def logged_parameters(path: Path | str) -> float:

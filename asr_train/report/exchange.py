@@ -13,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from asr_train.cost.plan import sending_shares
 from asr_train.files import DamagedFileError, read_json, read_jsonl
 from asr_train.report import seeds, tables
 from asr_train.schema import CommSettings, ScoreSettings, build
@@ -149,26 +150,14 @@ def _counted(run: Trained) -> tuple[list[Row], list[int]]:
 
 
 def _sending(run: Trained, rows: Sequence[Row]) -> list[float]:
-    """Return the share of workers that had minibatches, by row.
-
-    In the first parts of training (optim.phases) some may have none. Those of sparse messages then
-    send empty ones, which their averages over all workers include. Other methods send all the same.
+    """Return the share of workers whose messages a row's means are of; of others than sparse
+    messages, which are always sent: all.
     """
-    phases = run.about["settings"].get("optim", {}).get("phases", [])
-    workers = run.about["workers"]
-    method = build(CommSettings, run.about["settings"]["comm"], "comm").method
-    traffic = method.facts.traffic
-    if not phases or not traffic.is_sparse or traffic.in_groups:
+    traffic = build(CommSettings, run.about["settings"]["comm"], "comm").method.facts.traffic
+    if not traffic.is_sparse or traffic.in_groups:
         return [1.0] * len(rows)
-    ends = {row["epoch"]: row["frames"] for row in rows}  # the last of each epoch
-    whole = max(ends[epoch] - ends.get(epoch - 1, 0) for epoch in ends)
-    shares, before = [], 0.0
-    for row in rows:
-        now = row["epoch"] - 1 + (row["frames"] - ends.get(row["epoch"] - 1, 0)) / whole
-        part: Row = next((p for p in phases if (before + now) / 2 < p["until"]), {})
-        shares.append(min(workers, part.get("workers") or workers) / workers)
-        before = now
-    return shares
+    phases = run.about["settings"].get("optim", {}).get("phases", [])
+    return sending_shares(phases, run.about["workers"], rows)
 
 
 def _parameters(rows: Iterable[Row]) -> int | None:

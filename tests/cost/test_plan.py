@@ -263,6 +263,18 @@ def test_messages_of_a_log_are_replayed_in_turn(tmp_path):
     assert speed.sent_bytes == 2e5
 
 
+def test_a_logs_messages_are_of_the_workers_that_had_minibatches(tmp_path):
+    """Ten of 40 read in the first half of the first epoch."""
+    comm, optim = {"method": "gtc"}, {"phases": [{"until": 0.5, "workers": 10}]}
+    about = {"settings": {"comm": comm, "optim": optim}, "workers": 40}
+    write_json(tmp_path / "run.json", about)
+    row = {"sent_bits": 8e5, "elements_sent": 2.5e4, "threshold": 4.0, "epoch": 1}
+    rows = [{**row, "step": 1 + i, "frames": 50 + 50 * i} for i in range(2)]
+    write_jsonl(tmp_path / "log.jsonl", rows)
+    first, second = logged_messages(tmp_path / "log.jsonl")
+    assert (first, second) == (MessageSize(4e5, 1e5), MessageSize(1e5, 2.5e4))
+
+
 @pytest.mark.parametrize(
     "method, elements, threshold, said",
     [
