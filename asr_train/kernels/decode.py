@@ -95,11 +95,13 @@ def combine(
         compiled.combine(*vectors, rows, added, taken, tau, rate)
         return
     total_P = torch.zeros_like(out_P)
-    for words_K in minus:
-        threshold.decode(words_K, total_P)
-    total_P.neg_()
     for row in rows:  # one by one: a list as an index would be copied to the device, and waited for
         total_P.add_(counts_NP[row])
+    if minus:
+        negative_P = torch.zeros_like(out_P)
+        for words_K in minus:
+            threshold.decode(words_K, negative_P)
+        total_P.sub_(negative_P)
     for words_K in plus:
         threshold.decode(words_K, total_P)
     torch.add(base_P, total_P.mul_(tau), alpha=-rate, out=out_P)

@@ -203,7 +203,7 @@ class Reduction:
     relative: float  # of the summed errors of all pairs
     by_pair: tuple[float | None, ...]  # None: A has no error
     ci95: tuple[float, float]
-    p: float  # as in Comparison
+    p: float  # two-sided; of one pair as in Comparison, of several from `crossed`
 
 
 def reduction(
