@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+MAX_ID_BYTES = 90  # of an utterance id in shards: a plain tar's names have 100, .feats.npy takes 10
+
 
 class DamagedFileError(ValueError):
     """A file is not what its index says, or cannot be parsed."""

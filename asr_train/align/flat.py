@@ -56,7 +56,8 @@ def easiest(utterances: list[Utterance], lang: Lang, most: int, seconds: float) 
         most: number of utterances at most; `seconds`: speech at most, but at least one utterance.
     """
     fit = [u for u in utterances if unfit(u.words.split(), u.frames, lang) is None]
-    fit = [u for u in fit if len(row_of_states(u.words.split(), lang)) <= u.frames]
+    with_pauses = [u for u in fit if len(row_of_states(u.words.split(), lang)) <= u.frames]
+    fit = with_pauses or fit
     fit = sorted(fit, key=lambda u: (len(u.words.split()), u.frames, u.id))[:most]
     total = np.cumsum([u.seconds for u in fit])
     return fit[: max(1, int((total <= seconds).sum()))]

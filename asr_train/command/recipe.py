@@ -1,9 +1,10 @@
 """Train with a recipe: what `make NAME` does in a checkout.
 
 NAME is a recipe or a paper (without it, they are listed); GOAL and VARIABLE=value are make's, and
-so are -n, -k and -jN. Results are in the folder NAME-work here; W=path names another. A corpus in
-data/NAME here, as from `asr-train fetch NAME`, is taken where CORPUS_DIR names none. `asr-train
-recipe NAME help` lists goals and variables. It needs make and bash.
+so are -n, -k and -jN. Results are in the folder NAME-work here (with SIZE=tiny NAME-work-tiny;
+SCALE and CORPUS are added likewise); W=path names another. A corpus in data/NAME here, as from
+`asr-train fetch NAME`, is taken where CORPUS_DIR names none. `asr-train recipe NAME help` lists
+goals and variables. It needs make and bash.
 
 example:
   asr-train recipe digits SIZE=tiny

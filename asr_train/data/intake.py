@@ -6,7 +6,6 @@
 Knows nothing of splits, or of the sources of rows (data.folder and data.published read them).
 """
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,11 +26,14 @@ from asr_train.data.corpus import (
 )
 from asr_train.data.remarks import KEPT, Remark
 from asr_train.data.transcripts import DigitsError, Transcriber
+from asr_train.files import MAX_ID_BYTES
 from asr_train.frames import whole_rate
 from asr_train.jobs import map_evenly
 from asr_train.lang.lexicon import Lexicon
 from asr_train.schema import Channel, IntakeSettings, LexiconSettings, LowRate
 from asr_train.score.sclite import trn_id
+
+UNKNOWN_SAMPLES = 1 << 62  # libsndfile's number for a FLAC file whose header has none
 
 
 @dataclass(slots=True)
@@ -65,10 +67,10 @@ class _Audio:
 
 
 def unique_ids(rows: Sequence[Row], source: Path | str) -> None:
-    """Replace '.' and '/', at which readers of tar files cut names, and spaces in the ids.
+    """Replace '.' and '/', at which readers of tar files cut names, and invisible characters.
 
     Raises:
-        CorpusError: for duplicate ids, also after this replacement.
+        CorpusError: for duplicate ids, also after this replacement, and for ids that are too long.
     """
     seen: dict[str, Row] = {}
     for row in rows:
@@ -85,11 +87,17 @@ def unique_ids(rows: Sequence[Row], source: Path | str) -> None:
         if new in owners:
             raise CorpusError(
                 f"the utterance ids {owners[new]!r} and {old!r} both become {new!r} without "
-                "'.', '/' and spaces, at which readers of tar and CTM files cut names; rename one "
-                "of them"
+                "'.', '/', spaces and invisible characters, at which readers of tar and CTM files "
+                "cut names; rename one of them"
             )
         row.utt_id, row.was = new, row.was or old
         owners[new] = old
+    for row in rows:
+        if (size := len(row.utt_id.encode())) > MAX_ID_BYTES:
+            raise CorpusError(
+                f"{source}, {row.where}: the utterance id {row.utt_id!r} has {size} bytes, but "
+                f"names in tar files have room for {MAX_ID_BYTES}; shorten it"
+            )
     scored: dict[str, str] = {}
     for row in rows:
         name = trn_id(row.utt_id, row.speaker)
@@ -102,7 +110,7 @@ def unique_ids(rows: Sequence[Row], source: Path | str) -> None:
 
 def without_marks(name: str) -> str:
     """Return the id here of an utterance that its corpus calls so."""
-    return re.sub(r"[./\s]", "_", name)
+    return "".join("_" if c in "./" or c.isspace() or not c.isprintable() else c for c in name)
 
 
 def take(
@@ -213,6 +221,9 @@ def _inspect(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
             why=f"{path} has {rate} Hz, below feats.sample_rate {settings.sample_rate}; if most "
             f"have no more, set {lower}; else drop it, or set {settings.GROUP}.low_rate=resample",
         )
+    if info.frames >= UNKNOWN_SAMPLES:
+        why = f"{path} does not say how long it is, like files written to a pipe; write it anew"
+        return _Audio(what="unreadable audio", why=why)
     seconds = info.frames / info.samplerate
     tolerance = settings.duration_tolerance_seconds
     if row.start is None and abs(seconds - row.seconds) > tolerance:
@@ -252,7 +263,12 @@ def _check_samples(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSet
     path = row.audio
     first, count = _span(row, audio)
     try:
-        wave_TC, _ = soundfile.read(path, count, first, dtype="float32", always_2d=True)
+        with soundfile.SoundFile(path) as file:
+            if not file.seekable():
+                why = f"{path} is {file.subtype}, of which no part can be read; convert it to FLAC"
+                return _Audio(what="unreadable audio", why=why)
+            file.seek(first)
+            wave_TC = file.read(count, dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError) as error:
         return _Audio(what="unreadable audio", why=_reason(path, error))
     if len(wave_TC) != count:

@@ -23,7 +23,7 @@ class LogMel:
     def __init__(self, settings: FeatsSettings) -> None:
         self.settings = settings
         rate = settings.sample_rate
-        self.window = samples_of(settings.window_seconds, rate)
+        self.window = int(settings.window_seconds * rate + 1e-6)  # cut off, as in Kaldi
         self.shift = samples_of(settings.shift_seconds, rate)
         self.fft = 1 << (self.window - 1).bit_length()
         ramp = torch.arange(self.window, dtype=torch.float64)

@@ -11,6 +11,7 @@ import numpy as np
 from lhotse import MonoCut
 
 from asr_train.data.corpus import CorpusError, PreparedSplit
+from asr_train.files import MAX_ID_BYTES
 
 
 def add_speeds(made: PreparedSplit, speeds: list[float], new_speakers: bool) -> PreparedSplit:
@@ -35,6 +36,13 @@ def add_speeds(made: PreparedSplit, speeds: list[float], new_speakers: bool) -> 
                 f"{clash[0]} is an utterance id of the corpus already, so the copy at speed "
                 f"{speed} cannot have it; rename it, or leave that speed out of corpus.speeds"
             )
+        for cut in cuts:
+            if (size := len(cut.id.encode())) > MAX_ID_BYTES:
+                raise CorpusError(
+                    f"the copy {cut.id} at speed {speed} has an id of {size} bytes, but names in "
+                    f"tar files have room for {MAX_ID_BYTES}; shorten it, or leave that speed out "
+                    "of corpus.speeds"
+                )
         made.cuts += cuts
     if len(speeds) > 1:
         made.notes.append(f"  {made.split} at the speeds {', '.join(map(str, speeds))}")

@@ -14,13 +14,15 @@ from asr_train.checks import spelled
 from asr_train.lang.lexicon import odd_words
 from asr_train.lang.ngram import read_sentences
 from asr_train.schema import CorpusSettings, Digits, IntakeSettings, LexiconSettings, NormaliserKind
-from asr_train.score.normalise import NORMALISERS, transcribed
+from asr_train.score.normalise import NORMALISERS, PUNCTUATION, transcribed
 
 ONES = "ZERO ONE TWO THREE FOUR FIVE SIX SEVEN EIGHT NINE TEN ELEVEN TWELVE THIRTEEN FOURTEEN " + (
     "FIFTEEN SIXTEEN SEVENTEEN EIGHTEEN NINETEEN"
 )
 UNITS = ONES.split()
 TENS = ["TWENTY", "THIRTY", "FORTY", "FIFTY", "SIXTY", "SEVENTY", "EIGHTY", "NINETY"]
+# What is said, and lost with punctuation: times, fractions, decimal commas, signs, currencies
+UNSAID = re.compile(r"\d[:/]\d|\d,(?!\d{3}(?!\d))\d|\.\d+,\d|(?<![^\s(])[-+−#]\d|[$€£¥°¼½¾⅐-⅞]")
 POWERS = (10**9, "BILLION"), (10**6, "MILLION"), (1000, "THOUSAND"), (100, "HUNDRED")
 
 
@@ -55,8 +57,16 @@ class Transcriber:
             letters.isascii() and letters.isalpha()
         ):
             return upper
+        if self.settings.digits is Digits.number and any(c.isdecimal() for c in letters):
+            self._refuse_unsaid(upper)
         words = transcribed(text, self.settings.normaliser, self._known)
         return [read for word in words for read in self._read(word)]
+
+    def _refuse_unsaid(self, tokens: Sequence[str]) -> None:
+        for token in tokens:
+            word = token.strip(PUNCTUATION)
+            if UNSAID.search(word) and word not in self._known:
+                raise DigitsError(f"{word} is more than a number; write what was said")
 
     def _read(self, word: str) -> Sequence[str]:
         if not any(c.isdigit() for c in word) or word in self._known:

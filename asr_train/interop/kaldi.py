@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 from lhotse import MonoCut, Recording, SupervisionSegment
+from lhotse.augmentation import Resample
 
 from asr_train.checks import spelled
 from asr_train.data.corpus import CorpusError, few, whole_recording
@@ -184,8 +185,9 @@ def _decoded_file(where: str, command: str) -> tuple[str, int | None]:
     """Return the file that a decoder's command reads, and the channel if it names one."""
     refused = CorpusError(
         f"{where} is the command `{command}`. Commands are not executed, and only these are "
-        "recognised: flac -c -d -s FILE |, sph2pipe -f wav -p -c N FILE |, sox FILE -t wav - "
-        "[remix N] |; write WAV files with Kaldi's wav-copy and name those"
+        "recognised: flac -c -d -s FILE |, sph2pipe -f wav -p -c N FILE |, sox FILE "
+        "[-b 16 -e signed-integer] -t wav - [remix N] |; write WAV files with Kaldi's wav-copy and "
+        "name those"
     )
     try:
         program, *words = shlex.split(command[:-1])
@@ -201,13 +203,17 @@ def _decoded_file(where: str, command: str) -> tuple[str, int | None]:
                     return name, None
                 case ["-c", ("1" | "2") as number]:
                     return name, int(number) - 1
-        case "sox", [name, "-t", "wav", "-"]:
-            return name, None
-        case "sox", [name, "-t", "wav", "-", "remix", which] if which.isdigit() and which != "0":
-            return name, int(which) - 1
+        case "sox", [name, *rest]:
+            rest = rest[len(_16_BIT) :] if rest[: len(_16_BIT)] == _16_BIT else rest
+            match rest:
+                case ["-t", "wav", "-"]:
+                    return name, None
+                case ["-t", "wav", "-", "remix", which] if which.isdigit() and which != "0":
+                    return name, int(which) - 1
     raise refused
 
 
+_16_BIT = ["-b", "16", "-e", "signed-integer"]
 _FLAC = {"-c", "-d", "-s", "--silent", "--decode", "--stdout"}
 
 
@@ -399,7 +405,7 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
             )
     recordings = {cut.recording_id: cut.recording for cut in cuts}
     for recording in recordings.values():
-        if recording.transforms:
+        if any(not isinstance(changed, Resample) for changed in recording.transforms or []):
             raise ValueError(
                 f"{recording.id} is a changed copy of {recording.sources[0].source}, such as of "
                 "another speed, which Kaldi's wav.scp cannot name; export a manifest made with "
@@ -450,16 +456,19 @@ def _segment_text(cut: MonoCut) -> str:
 
 
 def _wav(recording: Recording, channel: int) -> str:
+    """Return a path, or a command; Kaldi reads 16-bit PCM WAV alone."""
     path: str = os.path.abspath(recording.sources[0].source)
     quoted = shlex.quote(path)
-    if recording.num_channels > 1:
-        return f"sox {quoted} -t wav - remix {channel + 1} |"
-    match Path(path).suffix.lower():
-        case ".wav":
+    info = soundfile.info(path)
+    if info.subtype == "PCM_16" and recording.num_channels == 1 and not recording.transforms:
+        if info.format in ("WAV", "WAVEX"):
             return path
-        case ".flac":
+        if info.format == "FLAC":
             return f"flac -c -d -s {quoted} |"
-    return f"sox {quoted} -t wav - |"
+    bits = "" if info.subtype == "PCM_16" else " -b 16 -e signed-integer"
+    rate = f" -r {recording.sampling_rate}" if recording.transforms else ""
+    remix = f" remix {channel + 1}" if recording.num_channels > 1 else ""
+    return f"sox {quoted}{bits}{rate} -t wav -{remix} |"
 
 
 def _notes(order: list[str], speakers: dict[str, str], wavs: list[str]) -> list[str]:

@@ -317,7 +317,7 @@ def notes(table: TableDict) -> list[str]:
     if any(ours["is_controlled"] for ours in rows):
         lines += [_control_line(row) for row in rows_shown(table)]
     if table.get("elsewhere"):
-        lines.append("Trained elsewhere, and read from records: " + _elsewhere(table["elsewhere"]))
+        lines.append("Trained elsewhere: " + _elsewhere(table["elsewhere"]))
     return [*lines, f"{made(table)[:-1]}: `{table['command']}`."]
 
 

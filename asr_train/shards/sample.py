@@ -17,14 +17,12 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from asr_train.files import MAX_ID_BYTES
 from asr_train.search.occupancy import STATE_ARC, check_arcs, has_path
 
 KEYS = ("ali.npy", "feats.npy", "words.txt")
 LATTICE = "lat.npy"
 MAX_STATES = np.iinfo(np.int16).max  # state ids are stored as int16
-MAX_ID_BYTES = 100 - max(
-    len("." + key) for key in (*KEYS, LATTICE)
-)  # of a member's name in a plain tar
 
 Record = dict[str, bytes]
 
@@ -104,21 +102,20 @@ def check_num_states(num_states: int) -> None:
 def _check_id(sample_id: str) -> None:
     where = f"utterance id {sample_id!r}"
     if not sample_id:
-        raise ValueError(f"{where} is empty; name it in data/corpus.py")
+        raise ValueError(f"{where} is empty; name it in the corpus")
     for sign in "./":
         if sign in sample_id:
             raise ValueError(
-                f"{where} contains {sign!r}, where tar readers cut names; "
-                "rename it in data/corpus.py"
+                f"{where} contains {sign!r}, where tar readers cut names; rename it in the corpus"
             )
     if not sample_id.isprintable() or any(c.isspace() for c in sample_id):
         raise ValueError(
-            f"{where} contains white space or a control character; rename it in data/corpus.py"
+            f"{where} contains white space or a control character; rename it in the corpus"
         )
     if (size := len(sample_id.encode())) > MAX_ID_BYTES:
         raise ValueError(
             f"{where} has {size} bytes but a tar's names have room for {MAX_ID_BYTES}; "
-            "shorten it in data/corpus.py"
+            "shorten it in the corpus"
         )
 
 
@@ -138,7 +135,7 @@ def _check(sample: Sample, num_states: int) -> None:
     if feats_TF.size == 0:
         raise ValueError(
             f"{sample.id}: {feats_TF.shape[0]} frames of {feats_TF.shape[1]} bins are empty; "
-            "leave it out in data/corpus.py"
+            "leave it out in the corpus"
         )
     # One sum detects both: float32 cannot overflow from float16 values, and keeps NaN and infinity
     with np.errstate(invalid="ignore"):

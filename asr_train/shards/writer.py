@@ -36,7 +36,7 @@ class _Totals:
         if sample.id in self.frames:
             raise ValueError(
                 f"utterance id {sample.id!r} appears twice, with {self.frames[sample.id]} and "
-                f"{len(sample.ali_T)} frames; rename one in data/corpus.py"
+                f"{len(sample.ali_T)} frames; rename one in the corpus"
             )
         num_mels = sample.feats_TF.shape[1]
         if self.frames and num_mels != self.num_mels:

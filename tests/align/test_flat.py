@@ -83,6 +83,7 @@ def test_the_easiest_have_few_words_and_enough_frames():
     ]
     assert [u.id for u in easiest(rows, lang, 2, 60.0)] == ["short", "two"]
     assert [u.id for u in easiest(rows, lang, 9, 60.0)] == ["short", "two", "long"]
+    assert [u.id for u in easiest(rows[2:4], lang, 9, 60.0)] == ["tight"]  # it has frames for A
 
 
 @pytest.mark.parametrize("seconds, names", [(0.1, "a"), (1.9, "ab"), (2.9, "abc")])

@@ -145,6 +145,14 @@ def test_ids_that_become_equal_are_refused(folder, names):
         folder.made()
 
 
+def test_invisible_characters_of_ids_are_replaced_and_long_ids_refused(folder):
+    folder.rows[0][0], folder.rows[1][0] = "ann-\u200bone", "ann-" + "क" * 28 + "xx"
+    assert ids(folder.made()) == ["ann-_one", "ann-" + "क" * 28 + "xx"]
+    folder.rows[1][0] += "x"
+    with pytest.raises(CorpusError, match=r"line 3.* has 91 bytes, but names in tar files .* 90"):
+        folder.made()
+
+
 def test_words_without_pronunciation_are_listed_and_their_utterances_kept(folder):
     folder.rows[1][4] = "two xyzzyq qwrty two"
     made = folder.made()

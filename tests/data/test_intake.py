@@ -29,6 +29,24 @@ def cut_short(folder: Noises) -> None:
     folder.rows[0][2] = flac.relative_to(folder.root).as_posix()
 
 
+def telephone(folder: Noises) -> None:
+    path = folder.root / folder.rows[0][2]
+    soundfile.write(path, soundfile.read(path)[0], RATE, subtype="GSM610")
+    folder.rows[0][3] = str(soundfile.info(path).duration)
+
+
+def piped(folder: Noises) -> None:
+    """Delete the number of samples from a FLAC file's header, which a pipe's writer cannot know."""
+    path = folder.root / folder.rows[0][2]
+    flac = path.with_suffix(".flac")
+    soundfile.write(flac, soundfile.read(path)[0], RATE)
+    data = bytearray(flac.read_bytes())
+    data[21] &= 0xF0
+    data[22:26] = bytes(4)
+    flac.write_bytes(data)
+    folder.rows[0][2] = flac.relative_to(folder.root).as_posix()
+
+
 def no_bytes(folder: Noises) -> None:
     (folder.root / folder.rows[0][2]).write_bytes(b"")
 
@@ -80,6 +98,8 @@ def full_of(value: float) -> Callable[[Noises], None]:
         (numbers, "digits", "108 has digits; write what was said, or set corpus.folder.digits="),
         (no_sound_file, "unreadable audio", "0.wav"),
         (cut_short, "unreadable audio", "0.flac"),
+        (telephone, "unreadable audio", "is GSM610, of which no part can be read"),
+        (piped, "unreadable audio", "0.flac does not say how long it is"),
         (no_words, "empty transcript", "has no words"),
         (told_longer, "other duration", "0.500 s but duration_seconds is 0.560"),
         (lasting(2.1), "too long", "2.100 s, but corpus.folder.max_seconds is 2.0"),

@@ -57,6 +57,12 @@ def test_names_have_no_dot_and_speakers_are_others(made):
         assert cut.id == said.id == cut.recording.id == said.recording_id
 
 
+def test_a_copy_whose_id_is_too_long_for_a_tar_is_refused(tmp_path):
+    long = PreparedSplit("train", [tone(tmp_path, "b" * 86)])
+    with pytest.raises(CorpusError, match=r"b-sp09 at speed 0\.9 has an id of 91 bytes"):
+        add_speeds(long, [0.9], new_speakers=True)
+
+
 def test_copies_can_be_told_by_who_counts_words(made):
     said = [cut.supervisions[0].custom for cut in made.cuts]
     assert said == [None, {"speed": 0.9}, {"speed": 1.1}]

@@ -159,6 +159,33 @@ def test_flac_goes_through_flac_and_comes_back_without_running_it(tmp_path):
     assert np.array_equal(np.round(cut.load_audio()[0] * 2**15), wave_NC[:, 0])
 
 
+@pytest.mark.parametrize(
+    ("subtype", "command"),
+    [
+        ("PCM_16", "{}"),
+        ("PCM_24", "sox {} -b 16 -e signed-integer -t wav - |"),
+        ("FLOAT", "sox {} -b 16 -e signed-integer -t wav - |"),
+    ],
+)
+def test_kaldi_gets_16_bit_samples(tmp_path, subtype, command):
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.ones(4000) / 2, 8000, subtype=subtype)
+    write_data_dir([cut_of("a", path, "anna", "ONE")], tmp_path / "data")
+    assert (tmp_path / "data" / "wav.scp").read_text() == f"a {command.format(path)}\n"
+    (cut,) = cuts_of(read_data_dir(tmp_path / "data"))
+    assert cut.recording.sources[0].source == str(path)
+
+
+def test_sox_resamples_what_is_resampled_here(tmp_path):
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.ones(4000) / 2, 8000)
+    slow = cut_of("a", path, "anna", "ONE")
+    write_data_dir([slow.resample(16000)], tmp_path / "data")
+    assert (tmp_path / "data" / "wav.scp").read_text() == f"a sox {path} -r 16000 -t wav - |\n"
+    with pytest.raises(ValueError, match="is a changed copy of"):
+        write_data_dir([slow.perturb_speed(0.9)], tmp_path / "data")
+
+
 @pytest.mark.skipif(shutil.which("sox") is None, reason="sox is not installed")
 def test_sox_gives_kaldi_the_channel_that_is_meant(tmp_path):
     path = tmp_path / "two.wav"
