@@ -46,6 +46,7 @@ def processes(wanted: int) -> int:
 
 
 def launch() -> None:
+    os.environ["ASR_LAUNCHER"] = str(os.getpid())
     number = sys.argv.index("--nproc-per-node") + 1
     sys.argv[number] = str(processes(int(sys.argv[number])))
     for name in LOGGERS:

@@ -172,7 +172,7 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
     if wanted.arpa is not None:
         copy_arpa(wanted.arpa, arpa)
     else:
-        text = Text.of(sentences, lexicon.prons)
+        text = Text.of(sentences, lexicon.prons.keys() & set(words))
         write_arpa(arpa, prune(train(text, wanted.order), wanted.prune))
     return replace(opened.lang, lexicon=lexicon, grammar=grammar, arpa=arpa, pronprobs=None)
 

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -235,7 +236,8 @@ def of_group(
     """Return an exchange of one worker per rank of a group, for scripts with groups of their own.
 
     Exchanges go through a new group of the same ranks, apart from the script's own collectives;
-    ranks outside need not call this.
+    ranks outside need not call this. torch names such a group by the number of groups that a rank
+    is in: where these differ, exchanges go through the given group, with its own timeout.
 
     Args:
         process_group: all its ranks call this; None: all ranks.
@@ -253,7 +255,13 @@ def of_group(
     for worker, rank in enumerate(members):
         hosts[rank] = range(worker, worker + 1)
     is_local = process_group is not None
-    own = new_group(members, timeout_seconds, is_local, dist.get_backend(group))
+    counts: list[Any] = [None] * len(members)
+    if is_local:
+        dist.all_gather_object(counts, len(dist.distributed_c10d._world.pg_names), group)
+    if len(set(counts)) > 1:
+        own = group
+    else:
+        own = new_group(members, timeout_seconds, is_local, dist.get_backend(group))
     return Processes(range(len(members)), hosts, device, timeout_seconds, own)
 
 

@@ -80,6 +80,8 @@ class GtcSettings:
     def __post_init__(self) -> None:
         within(1e-30, 1e30, threshold=self.threshold)
         self.codec, self.capacity = Codec(self.codec), Capacity(self.capacity)  # or their names
+        if isinstance(self.adaptive, dict):
+            self.adaptive = AdaptiveSettings(**self.adaptive)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -9,6 +9,7 @@ the override that sets the value, even if a class occurs at several places.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from numbers import Real
 
 LEFT_OUT = "left_out"  # metadata of a field that `plain` leaves out where it has its default
 _WHERE = ContextVar("_WHERE", default="")  # the dotted path of the class being built
@@ -45,20 +46,20 @@ def dotted(where: str, key: str) -> str:
 def positive(**values: float | None) -> None:
     """Refuse numbers that are not; None is allowed where a field's type allows it."""
     for name, value in values.items():
-        if value is not None and not value > 0:
+        if value is not None and not (isinstance(value, Real) and value > 0):
             raise SettingsError(f"{at(name)} is {value}; it must be positive")
 
 
 def not_negative(**values: float) -> None:
     for name, value in values.items():
-        if not value >= 0:
+        if not (isinstance(value, Real) and value >= 0):
             raise SettingsError(f"{at(name)} is {value}; it must not be negative")
 
 
 def within(low: float, high: float, **values: float | None) -> None:
     """Refuse numbers outside; None as in `positive`."""
     for name, value in values.items():
-        if value is not None and not low <= value <= high:
+        if value is not None and not (isinstance(value, Real) and low <= value <= high):
             raise SettingsError(f"{at(name)} is {value}; it must lie in [{low}, {high}]")
 
 

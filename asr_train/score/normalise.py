@@ -5,10 +5,11 @@ out   words for `score.edits`; in references some are Marked as optional or as p
 A name stands for one behaviour and is recorded in every score file: any change of a rule needs a
 new number in its name, because rates under two names are not comparable. `upper-1` changes only the
 case; `words-1` removes punctuation in any language, as in the last four lines below, and keeps
-accents and hesitations. `en-1` is for English, after NIST's Hub5 scoring:
+accents and hesitations. `en-2` is for English, after NIST's scoring of 2003:
 
     upper case; accents off; curly apostrophes made straight
-    hesitations (UH, UM, MHM, ...): %HESITATION
+    hesitations (UH, UM, AH, HUH, ...): %HESITATION
+    yes and no (MHM, MM-HM, UM-HUM, ...; UH-UH, HUH-UH): UHHUH and UHUH, words like others
     WOR-, (WOR-), (-ORD): a part of a word; a lone hyphen is removed. Only parts that end in a
     hyphen match the words that begin with them, as in sclite
     [noise] and <noise>: removed, also within a word: TH[AT]- is TH-
@@ -35,16 +36,19 @@ from asr_train.score.edits import Marked
 from asr_train.score.words import NORMALISER, normalise
 
 WORDS = "words-1"
-ENGLISH = "en-1"
+ENGLISH = "en-2"
 NORMALISERS = {
     NormaliserKind.plain: NORMALISER,
     NormaliserKind.words: WORDS,
     NormaliserKind.english: ENGLISH,
 }
 HESITATION = Marked("(%HESITATION)")
-_HESITATIONS = "UH UHH UM UMM UHM ER ERM EH HM HMM MM MMM MHM MMHM MM-HM MM-HMM UM-HM UM-HUM"
+# en20030506.glm of usnistgov/SCTK, with UHH, UMM, UHM, ERM, HMM, MMM and UM-HM
+_HESITATIONS = "ACH AH EEE EH ER ERM EW HA HEE HM HMM HUH MM MMM OOF UH UHH UHM UM UMM"
 HESITATIONS = frozenset(_HESITATIONS.split())
-_ONE_WORD = {"UH-HUH": "UHHUH", "UH-UH": "UHUH"}  # yes and no, not hesitations
+_YES = "UHHUH UH-HUH MHM MMHM MM-HM MM-HMM MM-HUH UH-HMM UM-HM UM-HMM UM-HUM"
+_NO = "UHUH UH-UH HUH-UH HUHUH"
+_ONE_WORD = dict.fromkeys(_YES.split(), "UHHUH") | dict.fromkeys(_NO.split(), "UHUH")
 Words = tuple[str, ...]
 
 PUNCTUATION = '.,;:!?…"“”„«»'  # beside a word of a lexicon
@@ -99,7 +103,7 @@ def load_normaliser(settings: NormaliserSettings) -> Normaliser:
     """Return the settings' rule, with its mapping file if there is one.
 
     The name of a mapped rule ends with the file's name and a hash of its rules:
-    `en-1+hub5-0a1b2c3d`.
+    `en-2+hub5-0a1b2c3d`.
 
     Raises:
         ValueError: if a line of the mapping file is wrong; names file and line.
@@ -163,7 +167,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def english(text: str) -> list[str]:
-    """Apply `en-1` to a reference; see above.
+    """Apply `en-2` to a reference; see above.
 
     >>> english("Uh, the twenty-third -- I ca[n't]- can’t.")
     ['(%HESITATION)', 'THE', 'TWENTY', 'THIRD', 'I', '(CA-)', "CAN'T"]
@@ -187,12 +191,13 @@ def _words_of(token: str, marks: bool = True) -> list[str]:
         marks: whether to mark hesitations and parts of words.
     """
     core = "".join(_KEPT.findall(token))
-    if core.strip("'-") in HESITATIONS:
+    hesitations = HESITATIONS if "." not in token.rstrip(PUNCTUATION) else ()  # E.R. is none
+    if core.strip("'-") in hesitations:
         return [HESITATION if marks else core.strip("'-")]
     if core in _ONE_WORD:
         return [_ONE_WORD[core] if marks else core]
     pieces = [piece for part in core.split("-") if (piece := part.strip("'"))]
-    found: list[str] = [HESITATION if marks and p in HESITATIONS else p for p in pieces]
+    found: list[str] = [HESITATION if marks and p in hesitations else p for p in pieces]
     if pieces and core.endswith("-") and not pieces[-1].isdigit():
         found[-1] = Marked(f"({pieces[-1]}-)") if marks else f"{pieces[-1]}-"
     elif pieces and token.startswith("(-") and not pieces[0].isdigit():
@@ -230,7 +235,8 @@ def read_mapping(path: Path | str) -> dict[Words, Words]:
             YOU KNOW => (YOU) (KNOW)            optional in a reference, removed from a hypothesis
             NOISE =>                            removed on both sides
 
-    Both sides of `=>` are normalised by `english` first.
+    Both sides of `=>` are normalised by `english` first. A rule matches whole words, also without a
+    context, where NIST's filter would match parts of words.
 
     Raises:
         ValueError: if a line is invalid or not UTF-8, or two lines disagree; names file and line.

@@ -15,6 +15,8 @@ def die_with_launcher() -> None:
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         jobs.die_with_parent()
+        if os.environ.get("ASR_LAUNCHER", str(os.getppid())) != str(os.getppid()):
+            os._exit(1)  # the launcher died before this call
 
 
 def chosen_device() -> torch.device:

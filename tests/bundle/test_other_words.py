@@ -2,13 +2,14 @@
 
 import gzip
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from spoken import RATE, said
 
 from asr_train import Recogniser
-from asr_train.bundle.grammar import Wanted, change_grammar
+from asr_train.bundle.grammar import Wanted, _language, change_grammar
 from asr_train.bundle.store import open_bundle
 from asr_train.command.main import main
 from asr_train.files import hash_of, write_json
@@ -120,6 +121,18 @@ def test_odd_words_of_a_lexicon_are_words_of_texts(tmp_path):
     recogniser = Recogniser.load(tmp_path / "a.tar", confidences=False)
     found = recogniser.align(said("NINE TWO ONE").samples_T, "<Nine> two -- w_un!", RATE)
     assert [span.label for span in found.words] == ["<NINE>", "TWO", "W_UN"]
+
+
+def test_a_text_limits_the_words_of_a_bundle_without_a_dictionary(tmp_path):
+    (tmp_path / "text").write_text(SENTENCES)
+    with open_bundle("digits") as opened:
+        own = replace(opened, lexicon=None)
+        wanted = Wanted(text=[tmp_path / "text"])
+        lang = _language(own, opened.lang.states, wanted, tmp_path / "G.arpa")
+    assert len(lang.lexicon.words) > 3  # they can be aligned
+    unigrams = (tmp_path / "G.arpa").read_text().split("\\1-grams:")[1].split("\\2-grams:")[0]
+    words = {line.split()[1] for line in unigrams.strip().splitlines()}
+    assert words - {"<s>", "</s>", "<unk>"} == {"ONE", "TWO", "NINE"}
 
 
 @pytest.mark.parametrize(

@@ -240,8 +240,12 @@ def test_a_warm_up_is_plain_ddp(found):
     assert found["plain"][1] < found["warmed_up"][1] < found["warm_up"][1]
 
 
-def test_each_of_two_groups_is_a_ddp_of_its_own():
-    """Ranks 0 and 2 of four have the results of two ranks; 1 and 3 have different data."""
+@pytest.mark.parametrize("more", [False, True])
+def test_each_of_two_groups_is_a_ddp_of_its_own(more):
+    """Ranks 0 and 2 of four have the results of two ranks; 1 and 3 have different data.
+
+    Also where a rank of each is in one group more, by whose number torch would name new groups.
+    """
 
     def train(ranks, rank, **given):
         model = Net(always=True)
@@ -258,6 +262,8 @@ def test_each_of_two_groups_is_a_ddp_of_its_own():
     def main(exchange):
         rank = exchange.local[0]
         groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+        if more:
+            dist.new_group([0, 3])
         with pytest.raises(ValueError, match=f"rank {rank} is not in process_group"):
             GtcHook(Net(), SETTINGS, process_group=groups[1 - rank % 2])
         found = train([0, 7, 1, 8], rank, process_group=groups[rank % 2])
