@@ -16,6 +16,7 @@ from asr_train.cost import calibrate
 from asr_train.cost.cluster import read_cluster
 from asr_train.files import hash_of, read_yaml, write_json, write_text
 from asr_train.jobs import main
+from asr_train.paper import estimates
 from asr_train.paper.plot import scatter
 from asr_train.report.tables import commit, machine
 from asr_train.schema import plain
@@ -80,22 +81,10 @@ def run(name: str, folder: str) -> None:
 def rows_of(
     case: calibrate.Case, found: calibrate.Fit, null: calibrate.Fit
 ) -> list[dict[str, Any]]:
-    return [
-        {
-            "label": row.label,
-            "paper": {"speedup": row.published},
-            "ours": {
-                "speedup": found.simulated[row.label],
-                "error": found.simulated[row.label] / row.published - 1,
-                "one_constant": null.simulated[row.label],
-                "one_constant_error": null.simulated[row.label] / row.published - 1,
-                "used": "fitted" if row.label in found.fit_on else "predicted",
-                "doubt": row.doubt,
-            },
-            "measured": False,
-        }
-        for row in case.rows
-    ]
+    rows = estimates.rows_of(estimates.cells_of(case, found.simulated, null.simulated), "speedup")
+    for shown, row in zip(rows, case.rows, strict=True):
+        shown["ours"]["doubt"] = row.doubt
+    return rows
 
 
 def fit_of(case: calibrate.Case, found: calibrate.Fit) -> dict[str, Any]:

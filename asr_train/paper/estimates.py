@@ -168,7 +168,7 @@ def icassp_table_1(papers: Mapping[str, Printed], clusters: Path) -> Estimates:
     three = sum(1e6 / rows[name][2] for name in rows if "only" in name)
     whole = rows["K20X end-to-end"]
     return Estimates(
-        cells=_cells(case, found.simulated, null.simulated, by_reference=True),
+        cells=cells_of(case, found.simulated, null.simulated, by_reference=True),
         unit="frames/s",
         kind="simulated from the printed speeds of one GPU (model parallelism of cost/plan.py)",
         null=f"{null.constants['efficiency']:.2g} times the GPUs times one GPU's speed, from the "
@@ -226,12 +226,13 @@ def striped_case(paper: Printed) -> Case:
     )
 
 
-def _cells(
+def cells_of(
     case: Case,
     ours: Mapping[str, float],
     null: Mapping[str, float],
     by_reference: bool = False,
 ) -> list[Cell]:
+    """Return a case's speed-ups; `by_reference`: in the unit of one worker's speed."""
     return [
         Cell(
             row.label,
@@ -293,7 +294,7 @@ def _one_bit(papers: Mapping[str, Printed], clusters: Path, table: str) -> Estim
     null = null_model(both, both.fit_on)
     cells = [
         replace(cell, label=cell.label.partition(", ")[2])
-        for cell in _cells(both, simulated, null.simulated)
+        for cell in cells_of(both, simulated, null.simulated)
         if cell.label.startswith(f"{table}, ")
     ]
     values = found.constants
@@ -411,23 +412,28 @@ def estimated(
         "constants": list(found.constants),
         "notes": list(found.notes),
         "errors": found.errors(),
-        "rows": [
-            {
-                "label": cell.label,
-                "paper": {"value": cell.printed},
-                "ours": {
-                    "value": cell.ours,
-                    "error": cell.error,
-                    "one_constant": cell.null,
-                    "one_constant_error": cell.null_error,
-                    "used": cell.used,
-                },
-                "measured": False,
-            }
-            for cell in found.cells
-        ],
+        "rows": rows_of(found.cells),
         **about,
     }
+
+
+def rows_of(cells: Sequence[Cell], key: str = "value") -> list[dict[str, Any]]:
+    """Return the rows of a table, for JSON; `key` names the numbers."""
+    return [
+        {
+            "label": cell.label,
+            "paper": {key: cell.printed},
+            "ours": {
+                key: cell.ours,
+                "error": cell.error,
+                "one_constant": cell.null,
+                "one_constant_error": cell.null_error,
+                "used": cell.used,
+            },
+            "measured": False,
+        }
+        for cell in cells
+    ]
 
 
 def texts(table: Mapping[str, Any]) -> list[list[str]]:
