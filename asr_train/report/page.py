@@ -16,7 +16,7 @@ from typing import Any
 
 import jinja2
 
-from asr_train.report import exchange, pictures
+from asr_train.report import exchange, pictures, tables
 from asr_train.report.tables import cells, held_out, made, notes, percent_interval, spell_seconds
 
 Row = dict[str, Any]
@@ -337,10 +337,7 @@ def _lost(ali: Row) -> Row:
 
 def alignment_markdown(alignments: Sequence[Row]) -> str:
     """Format the table of all alignment reports for READMEs."""
-    columns, rows = alignment_table(alignments)
-    lines = [columns, ["---"] * 2 + ["--:"] * (len(columns) - 2), *rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{table}\n\n" + "\n".join(f"- {note}" for note in alignment_notes(alignments)) + "\n"
+    return tables.as_markdown("", *alignment_table(alignments), alignment_notes(alignments))
 
 
 def _shown_passes(passes: Mapping[str, Sequence[Row]]) -> list[Row]:

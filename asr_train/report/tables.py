@@ -151,10 +151,9 @@ def as_markdown(
     notes: Iterable[str],
     names: int = 2,
 ) -> str:
-    """Format a table whose first columns are names, with notes below it."""
+    """Format a table whose first columns are names, below its title, if any, and above notes."""
     lines = [
-        f"# {title}",
-        "",
+        *([f"# {title}", ""] if title else []),
         _line(columns),
         _line(["---" if i < names else "---:" for i in range(len(columns))]),
         *map(_line, rows),
