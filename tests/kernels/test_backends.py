@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from kernels.conftest import DEVICE, same_bits
+from kernels.conftest import COMPILED, DEVICE, same_bits
 
 from asr_train.kernels import decode, threshold
 from asr_train.kernels.backend import Backend, choose, forced, launches
@@ -20,7 +20,16 @@ from asr_train.kernels.threshold import (
 )
 
 BLOCK = 4096  # of the GPU's kernel; 512 and 64 are the CPU's
-SIZES = [1, 63, 64, 65, 511, 513, BLOCK - 1, BLOCK, 3 * BLOCK + 1]
+
+
+def at_edges(cpu, triton):
+    """Parametrise by backend and size: each at the edges of its own blocks."""
+    sizes = {Backend.cpu: cpu, Backend.triton: triton}
+    pairs = [(backend, size) for backend in COMPILED for size in sizes[backend]]
+    return pytest.mark.parametrize("both, size", pairs, indirect=["both"])
+
+
+all_edges = at_edges([1, 63, 64, 65, 511, 513], [1, BLOCK - 1, BLOCK, 3 * BLOCK + 1])
 
 
 def compress_fixed(grad_P, residual_P, tau, kept_P, capacity, turn):
@@ -34,7 +43,7 @@ def compressed(grad_P, residual_P, tau):
     return words_K, is_finite, kept_P
 
 
-@pytest.mark.parametrize("size", SIZES)
+@all_edges
 @pytest.mark.parametrize("tau", [2**-8, 3.0, 100.0])
 def test_messages_and_residuals_are_the_references(both, dyadic, size, tau):
     grad_P, residual_P = dyadic(size), dyadic(size)
@@ -106,7 +115,7 @@ def test_odd_values_are_the_references(both):
                 assert fine == fine2 == bool((residual_P + grad_P).isfinite().all())
 
 
-@pytest.mark.parametrize("size", [1, 65, 511, 3 * BLOCK + 1])
+@at_edges([1, 65, 513], [1, 3 * BLOCK + 1])
 @pytest.mark.parametrize("tau", [2**-8, 3.0, 100.0])
 @pytest.mark.parametrize("odd", [None, float("inf"), float("nan")])
 def test_a_tally_is_what_the_messages_add_up_to(both, dyadic, size, tau, odd):
@@ -206,7 +215,7 @@ def test_no_element_and_one_are_the_references(both, size, value):
         assert moved_P.tolist() == [4.75 if value else 0.0] * size
 
 
-@pytest.mark.parametrize("size", SIZES)
+@all_edges
 def test_all_elements_are_hits_or_none_is(both, size):
     rng = torch.Generator().manual_seed(size)
     sign_P = (torch.randint(0, 2, (size,), generator=rng) * 2 - 1.0).to(DEVICE)
