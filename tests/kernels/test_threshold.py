@@ -13,10 +13,10 @@ from asr_train.kernels.threshold import (
 )
 
 
-@pytest.fixture(params=range(3))
-def dyadic(request):
+@pytest.fixture
+def dyadic():
     """Draw multiples of 2**-8 below 4: float32 adds and subtracts those without rounding."""
-    rng = torch.Generator().manual_seed(request.param)
+    rng = torch.Generator().manual_seed(0)
     return lambda n: torch.randint(-1023, 1024, (n,), generator=rng) / 2**8
 
 
@@ -31,10 +31,9 @@ def dense(words_K, size):
     return counts_P
 
 
-@pytest.mark.parametrize("n", [1, 2, 33, 4097])
-@pytest.mark.parametrize("threshold", [2**-8, 0.5, 3.99, 100.0])
+@pytest.mark.parametrize("n", [1, 4097])
+@pytest.mark.parametrize("threshold", [2**-8, 0.5, 4 - 2**-8, 100.0])
 def test_what_is_not_sent_is_kept(dyadic, n, threshold):
-    threshold = round(threshold * 2**8) / 2**8
     grad_P, residual_P = dyadic(n), dyadic(n)
     before_P = residual_P.clone()
     words_K, kept_P = encoded(grad_P, residual_P, threshold)
