@@ -110,7 +110,8 @@ def test_a_recipe_takes_its_corpus(recipe, tmp_path, monkeypatch):
         assert sum(map(len, people)) == len(set().union(*people))
 
 
-@pytest.mark.parametrize("recipe", FOLDERS)
+# A rule of recipes/corpus.mk: for utterances.tsv, for language models too, for several corpora
+@pytest.mark.parametrize("recipe", ["folder", "librispeech", "pooled"])
 def test_a_recipe_without_its_corpus_says_what_is_missing(recipe, tmp_path):
     ended = make(recipe, f"CORPUS_DIR={tmp_path}", f"W={tmp_path}/work", "table")
     assert ended.returncode != 0
