@@ -1,4 +1,4 @@
-"""A toy language: few words, with homophones, words that begin others, and variants."""
+"""A toy language: few words, with homophones, words that begin others, and variants. Features."""
 
 import itertools
 from dataclasses import replace
@@ -12,7 +12,7 @@ from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.pronprobs import Pronprobs
 from asr_train.lang.states import States
 from asr_train.lang.tree import CENTRE, LEFT, RIGHT, Tree
-from asr_train.schema import GrammarKind, GrammarSettings
+from asr_train.schema import FeatsSettings, GrammarKind, GrammarSettings
 
 PRONS = {
     "A": (("a",),),
@@ -38,6 +38,13 @@ def toy_lang(
     )
     states = States(tuple(lexicon.phones), phone_states, silence_states)
     return Lang(lexicon, states, grammar, arpa, 0.4)
+
+
+def logmel(**change) -> FeatsSettings:
+    """Return the settings of conf/feats/logmel20.yaml, with some changed."""
+    values = {"sample_rate": 16000, "num_mels": 20, "window_seconds": 0.025}
+    values |= {"shift_seconds": 0.010, "low_hz": 20.0, "high_hz": 0.0}
+    return FeatsSettings(**values | {"preemphasis": 0.97, "dither": 0.0} | change)
 
 
 def random_pronprobs(lexicon: Lexicon, rng) -> Pronprobs:

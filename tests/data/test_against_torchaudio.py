@@ -20,13 +20,14 @@ from lhotse import MonoCut, Recording, SupervisionSegment
 from scipy.signal import resample_poly
 from torchaudio.compliance import kaldi
 from torchaudio.functional import compute_deltas, resample, sliding_window_cmn
+from toy import logmel
 
 from asr_train.align.front import Front
 from asr_train.data.features import cepstra, extract, open_feats, write_index
 from asr_train.data.logmel import FULL_SCALE, LogMel
 from asr_train.data.synth import Voice, speak
 from asr_train.files import write_jsonl
-from asr_train.schema import FeatsSettings, FrontSettings, NormBy, NormSettings
+from asr_train.schema import FrontSettings, NormBy, NormSettings
 
 RATE = 16000
 NUM_CEPS = 13
@@ -35,9 +36,7 @@ CEPSTRA = 3e-3  # likewise: sums over 23 bins, which the lifter multiplies by up
 
 
 def settings(num_mels=23, **change):
-    values = {"sample_rate": RATE, "window_seconds": 0.025, "shift_seconds": 0.010}
-    values |= {"low_hz": 20.0, "high_hz": 0.0, "preemphasis": 0.97, "dither": 0.0}
-    return FeatsSettings(num_mels=num_mels, **values | change)
+    return logmel(sample_rate=RATE, num_mels=num_mels, **change)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import torch
 import torchaudio
 from held import held
 from lhotse import CutSet, MonoCut, Recording, SupervisionSegment, validate
+from toy import logmel as settings
 
 from asr_train.data.features import (
     OPEN_FILES,
@@ -29,13 +30,7 @@ from asr_train.data.features import (
 from asr_train.data.logmel import LogMel
 from asr_train.files import read_jsonl, write_jsonl
 from asr_train.frames import num_frames
-from asr_train.schema import FeatsSettings, NormBy, NormSettings
-
-
-def settings(**change):
-    values = {"sample_rate": 16000, "num_mels": 20, "window_seconds": 0.025}
-    values |= {"shift_seconds": 0.010, "low_hz": 20.0, "high_hz": 0.0}
-    return FeatsSettings(**values | {"preemphasis": 0.97, "dither": 0.0} | change)
+from asr_train.schema import NormBy, NormSettings
 
 
 def noise(samples, seed=0):

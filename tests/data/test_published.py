@@ -13,13 +13,13 @@ from layouts import RATE, lines
 from lhotse import CutSet, validate
 from lhotse.audio.backend import audio_backend
 from noises import INTAKE, corpus_of, ids, lexicon
+from toy import logmel
 
 from asr_train.data.corpus import CorpusError, PreparedSplit, write
 from asr_train.data.features import extract
 from asr_train.data.published import hub5_text, ms98_text, published
 from asr_train.files import read_jsonl
 from asr_train.schema import (
-    FeatsSettings,
     NormaliserKind,
     Published,
     PublishedSettings,
@@ -27,16 +27,7 @@ from asr_train.schema import (
     SplitBy,
 )
 
-LOGMEL = FeatsSettings(
-    sample_rate=RATE,
-    num_mels=20,
-    window_seconds=0.025,
-    shift_seconds=0.01,
-    low_hz=20.0,
-    high_hz=0.0,
-    preemphasis=0.97,
-    dither=0.0,
-)
+LOGMEL = logmel(sample_rate=RATE)
 
 
 def made(kind: Published, root: Path, split: str, splits=None, **changes) -> PreparedSplit:

@@ -7,6 +7,7 @@ import pytest
 from lhotse import CutSet, MonoCut, SupervisionSegment, validate
 from lhotse.supervision import AlignmentItem
 from noises import in_folder, lexicon
+from toy import logmel
 
 from asr_train.align.table import true_phones
 from asr_train.data.corpus import (
@@ -20,7 +21,7 @@ from asr_train.data.features import extract
 from asr_train.data.folder import folder as read
 from asr_train.data.speeds import add_speeds, change_volumes
 from asr_train.files import read_jsonl
-from asr_train.schema import FeatsSettings, SettingsError
+from asr_train.schema import SettingsError
 
 RATE, HZ, SECONDS = 16000, 440.0, 2.0
 FACTORS = [0.9, 1.1]
@@ -91,16 +92,7 @@ def test_true_phones_move_with_the_audio(made, tmp_path):
 
 def test_lhotse_reads_what_is_written_and_features_are_the_same_again(made, tmp_path):
     write(made, tmp_path / "train.jsonl.gz")
-    settings = FeatsSettings(
-        sample_rate=RATE,
-        num_mels=20,
-        window_seconds=0.025,
-        shift_seconds=0.01,
-        low_hz=20.0,
-        high_hz=0.0,
-        preemphasis=0.97,
-        dither=0.0,
-    )
+    settings = logmel(sample_rate=RATE)
     stored = []
     for name in ("a", "b"):
         cuts = CutSet.from_file(tmp_path / "train.jsonl.gz")
