@@ -127,7 +127,7 @@ def test_without_an_extra_a_line_says_how_to_install_it(name, use, tmp_path, mon
         ("asr_train.schema, asr_train.score.words, asr_train.report.tables", "torch"),
         ("asr_train.report.page, asr_train.report.utterances, asr_train.report.card", "torch"),
         ("asr_train.data.excerpt, asr_train.data.remarks", "torch"),
-        ("asr_train.search.nbest, asr_train.search.confidence", "torch"),
+        ("asr_train.search.nbest, asr_train.search.confidence, asr_train.search.mbr", "torch"),
         ("asr_train.align.train, asr_train.align.table, asr_train.decode.first_pass", "torch"),
         ("asr_train.decode.posteriors, asr_train.decode.tune, asr_train.decode.words", "torch"),
         ("asr_train.cost.plan, asr_train.cost.calibrate", "torch"),
