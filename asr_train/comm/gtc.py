@@ -105,18 +105,24 @@ class Gtc(Reducer):
     ) -> Counts | None:
         """Do what `reduce` does; messages are counted but not made."""
 
-        def tallied(_: slice, vectors: Vectors) -> list[threshold.Tallied]:
-            return threshold.tally_rows(*vectors, counts_P)
+        def tallied(_: slice, vectors: Vectors) -> Sequence[Tensor]:
+            return threshold.tally_rows(*vectors, counts_P).unbind()
 
         counts_P.zero_()
+        learned, pairs = [], []
+        for worker, gradient, pair in self._each(gradients, tallied):
+            learned.append((worker, gradient.frames))
+            pairs.append(pair)
+        with self.exchange.timed("compress"):
+            found = torch.stack(pairs).tolist()  # the only wait for a GPU
         headers: list[Header] = []
-        for worker, gradient, (count, is_finite) in self._each(gradients, tallied):
-            flags = Flags.none if gradient.frames else Flags.end_of_data
-            if not is_finite:
+        for (worker, frames), (count, wrong) in zip(learned, found, strict=True):
+            flags = Flags.none if frames else Flags.end_of_data
+            if wrong:
                 count, flags = 0, flags | Flags.not_finite
             payload_bytes = codec.payload_bytes_of(count, self.size, self.kind)
             payload_bytes = min(payload_bytes, codec.map_bytes(self.size))
-            header = self._header(worker, gradient.frames, count, flags)
+            header = self._header(worker, frames, count, flags)
             headers.append(replace(header, count=count, payload_bytes=payload_bytes))
         longest = HEADER_BYTES + max(header.payload_bytes for header in headers)
         self.exchange.count_received(LENGTH_BYTES + longest)

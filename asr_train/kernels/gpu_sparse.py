@@ -381,16 +381,15 @@ def _tally(
 @launches
 def tally_rows(
     grads_WP: Tensor, residuals_WP: Tensor, threshold: float, kept_WP: Tensor, counts_P: Tensor
-) -> list[tuple[int, bool]]:
-    """Compute threshold.tally_rows; waits for the device once."""
+) -> Tensor:
+    """Compute threshold.tally_rows; never waits."""
     (workers, size), device = grads_WP.shape, grads_WP.device
     num_tiles = triton.cdiv(size, TALLY)
     found_2WM = torch.empty(2, workers, num_tiles, dtype=torch.int32, device=device)
     vectors = (grads_WP, residuals_WP, kept_WP)
     sizes = (size, workers, *_strides(*vectors), num_tiles, threshold)
     _tally[(num_tiles,)](*vectors, counts_P, *found_2WM, *sizes, TALLY)
-    sent_W, wrong_W = found_2WM.sum(2).tolist()
-    return [(sent, wrong == 0) for sent, wrong in zip(sent_W, wrong_W, strict=True)]
+    return found_2WM.sum(2).T
 
 
 # --- decode ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ that it can be part of a CUDA graph.
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,23 +106,20 @@ def compress_reference(
     return Compressed(to_words(index_K, owed_K < 0), is_finite)
 
 
-class Tallied(NamedTuple):
-    """The result of `tally_rows` for one worker."""
-
-    sent: int  # elements
-    is_finite: bool  # as in Compressed
-
-
 def tally_rows(
     grads_WP: Tensor, residuals_WP: Tensor, threshold: float, kept_WP: Tensor, counts_P: Tensor
-) -> list[Tallied]:
+) -> Tensor:
     """Compute `compress_rows`, and `decode` what is sent, without a list of the sent elements.
 
-    For workers of one process, which exchange nothing; bit for bit the same.
+    For workers of one process, which exchange nothing; bit for bit the same. On a GPU it never
+    waits for the device.
 
     Args:
         counts_P: float32 [P]; gets all rows' sent elements. If a row is not finite, it must not be
             used.
+    Returns:
+        int64 [W, 2] on the same device: by row, the sent elements, and 0 if all of residual +
+        gradient is finite.
     Raises:
         ValueError: as `compress`.
     """
@@ -136,19 +134,17 @@ def tally_rows(
         found = [compress_reference(g, r, threshold, kept_P) for g, r, kept_P in each]
         for words_K, _ in found:
             decode(words_K, counts_P)
-        return [Tallied(len(words_K), is_finite) for words_K, is_finite in found]
+        return torch.tensor([[len(words_K), not is_finite] for words_K, is_finite in found])
     if backend is Backend.triton:
         from asr_train.kernels import gpu_sparse
 
-        rows = gpu_sparse.tally_rows(grads_WP, residuals_WP, threshold, kept_WP, counts_P)
-        return [Tallied(*row) for row in rows]
+        return gpu_sparse.tally_rows(grads_WP, residuals_WP, threshold, kept_WP, counts_P)
     from asr_train.kernels import compiled
 
     vectors = grads_WP, residuals_WP, kept_WP, counts_P
     grads, residuals, kept, counts = (v.detach().numpy() for v in vectors)
     sent, finite = compiled.tally(grads, residuals, kept, counts, threshold)
-    size = len(counts_P)
-    return [Tallied(int(s), int(f) == size) for s, f in zip(sent, finite, strict=True)]
+    return torch.from_numpy(np.stack([sent, len(counts_P) - finite], 1))
 
 
 class Fixed(NamedTuple):

@@ -133,6 +133,24 @@ def test_a_step_whose_messages_are_made_on_the_device_waits_once(monkeypatch):
     assert waits.of == ["cpu"]
 
 
+def test_a_step_of_virtual_workers_waits_once(monkeypatch):
+    """However many there are; waits of the reference itself are not counted."""
+    tally_rows, exchange = threshold.tally_rows, Loopback(range(8), CPU)
+    settings = method_of("gtc_exact", 2).reducers[0].settings
+    together = gtc.Gtc(exchange, SIZE, settings, is_direct=True)
+    with forced(Backend.reference), monkeypatch.context() as patch, Waits(patch) as waits:
+
+        def unseen(*given):
+            before = list(waits.of)
+            found = tally_rows(*given)
+            waits.of = before
+            return found
+
+        patch.setattr(threshold, "tally_rows", unseen)
+        assert together.reduce(gradients(8), {worker: Sent() for worker in range(8)}) is not None
+    assert waits.of == ["tolist"]
+
+
 def damaged(messages, worker, place):
     content = messages[worker].clone()
     content[place] ^= 4
