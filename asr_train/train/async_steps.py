@@ -126,7 +126,9 @@ class AsyncSteps:
                 write_weights(state.method.replicas[0].weights_P)
         with state.stopwatch(counts, "compute_seconds"):
             seed = seed_of(optim.seed, step + 1, worker)
-            return one_gradient(self._model, batch, state.bucket, optim, seed, state.objective)
+            return one_gradient(
+                *(self._model, batch, state.bucket, optim, seed, state.objective, state.captured)
+            )
 
     def late(self) -> Iterator[tuple[int, Gradient]]:
         """Compute the gradients of all outstanding steps; yield them with their workers."""

@@ -424,6 +424,20 @@ def test_a_process_that_stops_because_of_an_error_tells_the_others(splits, tmp_p
         assert "process 1 of 3 stopped: something is wrong here" in str(error)
 
 
+def test_a_gpus_graphs_serve_all_workers(splits, tmp_path, monkeypatch):
+    """Their weights are written to one place, to which a graph belongs."""
+    places = []
+
+    def run(compute, batch, weights_P):
+        places.append(weights_P.data_ptr())
+        return compute(batch)
+
+    monkeypatch.setattr(loop, "captured_for", lambda *given, **more: SimpleNamespace(run=run))
+    virtual(tmp_path / "run", splits, comm(), epochs=1)
+    assert len(places) > 4
+    assert len(set(places)) == 1
+
+
 # --- what is refused ----------------------------------------------------------------------------
 
 
