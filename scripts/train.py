@@ -23,6 +23,7 @@ import platform
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -72,18 +73,14 @@ def stage(train_index: str, dev_index: str, settings: str, *paths: str) -> str |
         exchange = open_exchange(workers, *where) if stripes is None else stripes.exchange
         if leads:
             files.write_json(folder / "run.json", description(run, device, workers))
-        try:
-            train(run, *splits, folder, device, exchange, initial, stripes)
-        except NotFiniteError as error:
-            if os.environ.get("DIVERGED") != "keep" or started() > 1:
-                raise
-            why = str(error)
-            finish = partial(train, run, *splits, folder, device, initial=initial, diverged=why)
-            try:
-                finish(open_exchange(workers, *where))
-            except NotFiniteError:  # the weights are finite, but too large
+        once = partial(train, run, *splits, folder, device, initial=initial)
+        if os.environ.get("DIVERGED") != "keep" or started() > 1:
+            once(exchange, stripes=stripes)
+        elif (why := divergence(partial(once, exchange, stripes=stripes))) is not None:
+            again = open_exchange(workers, *where)
+            if divergence(partial(once, again, diverged=why)) is not None:  # weights are too large
                 shutil.rmtree(folder / "ckpt", ignore_errors=True)
-                finish(open_exchange(workers, *where))
+                once(again, diverged=why)
         if leads and device.type == "cuda":
             about = files.read_json(folder / "run.json")
             about["most_gpu_bytes"] = torch.cuda.max_memory_allocated(device)
@@ -92,6 +89,15 @@ def stage(train_index: str, dev_index: str, settings: str, *paths: str) -> str |
         everyone.barrier()  # process 0 hosts the store that the others use
         close_exchange()
     return f"train: {folder.name}: finished" if leads else None
+
+
+def divergence(train_once: Callable[[], Path]) -> str | None:
+    """Train; return the message of a NotFiniteError, whose traceback would hold a GPU's memory."""
+    try:
+        train_once()
+    except NotFiniteError as error:
+        return str(error)
+    return None
 
 
 def begins_with(run: schema.RunSettings, settings: str, given: list[str]) -> Path | None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from unittest import mock
 
@@ -13,7 +14,9 @@ import tiny
 import torch
 
 from asr_train import files, jobs, schema
+from asr_train.comm.bucket import Bucket
 from asr_train.model.store import load_model
+from asr_train.train import loop
 from asr_train.train.process import chosen_device
 from scripts import train as train_script
 
@@ -76,14 +79,24 @@ def test_the_script_trains_and_says_what_it_ran(splits, tmp_path):
 
 
 @pytest.mark.parametrize("comm", [None, GTC | {"workers": 2}])
-def test_a_run_that_diverges_at_once_is_finished_as_it_began(splits, tmp_path, comm):
+def test_a_run_that_diverges_at_once_is_finished_as_it_began(splits, tmp_path, comm, monkeypatch):
     """Neither the checkpoint's weights, which are finite, nor those after it can be evaluated."""
     optim = {"rate": 1e37, "checkpoint_steps": 1, "log_steps": 1}
     done = call(splits, tmp_path, comm=comm, optim=optim)
     assert (done.returncode, "lower optim.rate" in done.stderr) == (1, True)
     assert not (tmp_path / "exp/a/model.json").exists()
+    made, alive = [], []
+
+    class Noted(Bucket):
+        def __init__(self, *given):
+            alive.append(sum(one() is not None for one in made))
+            super().__init__(*given)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(loop, "Bucket", Noted)
     done = call(splits, tmp_path, comm=comm, optim=optim, DIVERGED="keep")
     assert done.returncode == 0, done.stderr
+    assert alive == [0, 0, 0]  # its memory is free before it is finished
     assert "the run is finished with its weights of step 0" in done.stdout
     last = tiny.rows(tmp_path / "exp/a")[-1]
     assert "at step" in last["diverged"]
