@@ -15,6 +15,7 @@ from asr_train.model.store import Model
 from asr_train.shards.batch import Batch
 from asr_train.train.objective import Objective
 
+LARGEST = 8192  # frames; launches take no time there, and a graph keeps its activations
 MOST = 8  # graphs; each keeps the memory of its activations
 AFTER = 2  # minibatches of a shape that are computed without a graph
 IDLE = 1000  # minibatches; a graph that none of them used makes room for another
@@ -45,7 +46,8 @@ class Captured:
         self._runs += 1
         if key not in self._graphs:
             self._seen[key] = self._seen.get(key, 0) + 1
-            if self._seen[key] <= AFTER or not self._has_room():
+            is_due = self._seen[key] > AFTER and batch.frames <= LARGEST
+            if not (is_due and self._has_room()):
                 return self._beside(compute, batch)
             self._graphs[key] = self._recorded(compute, batch)
         self._last[key] = self._runs

@@ -69,6 +69,8 @@ def test_sizes_that_are_no_longer_used_make_room_for_new_ones(monkeypatch):
     run([90], times=30)
     assert recorded[captured.MOST :] == [90]
     assert len(graphs._graphs) == captured.MOST
+    run([captured.LARGEST + 1], times=30)  # of which a graph would keep much memory
+    assert recorded[captured.MOST :] == [90]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
