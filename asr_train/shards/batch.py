@@ -338,16 +338,17 @@ class Sequences:
         self._next = min(batches, self.num_batches)
 
     def __iter__(self) -> Iterator[Batch]:
-        done = 0
-        for plan, (first, last) in zip(self._plans, itertools.pairwise(self._firsts), strict=True):
-            skipped, done = max(0, self._next - done), done + len(plan)
-            if skipped >= len(plan):
-                continue
-            samples = _samples(self._shards, self._order, first, self._masks)
+        before = np.cumsum([0, *map(len, self._plans)])  # minibatches before each pool
+        pool_at = int(np.searchsorted(before, self._next, side="right")) - 1
+        plans, firsts = self._plans[pool_at:], self._firsts[pool_at:]
+        skipped = self._next - int(before[pool_at])
+        samples = _samples(self._shards, self._order, firsts[0], self._masks)
+        for plan, (first, last) in zip(plans, itertools.pairwise(firsts), strict=True):
             run = list(itertools.islice(samples, last - first))
             for batch in plan[skipped:]:
                 self._next += 1
                 yield self._batch(batch, run)
+            skipped = 0
             del run  # before the next pool is read: its lattices may take a gigabyte
 
     def _plan(

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numbered import utterance
 
-from asr_train.shards.batch import Cut, Sequences
+from asr_train.shards import reader
+from asr_train.shards.batch import Cut, FramePools, Sequences
 
 LENGTHS = (5, 9, 2, 7, 17, 1, 4, 3, 8, 6, 25, 5, 4)
 
@@ -124,6 +125,24 @@ def test_any_minibatch_can_be_the_next(shards, cut, order):
             assert torch.equal(a.feats_BTF, b.feats_BTF)
             assert torch.equal(a.ali_BT, b.ali_BT)
             assert torch.equal(a.mask_BT, b.mask_BT)
+
+
+@pytest.mark.parametrize("pool_frames", [10, 40, 200])
+def test_each_shard_is_read_once(shards, monkeypatch, pool_frames):
+    """Also where several pools are cut from it."""
+    read, original = [], reader.open_part
+    monkeypatch.setattr(
+        reader, "open_part", lambda *given: read.append(given[1]["path"]) or original(*given)
+    )
+    where = {"seed": 0, "worker": 0, "workers": 1, "epoch": 0}
+    sizes = {"pool_frames": pool_frames, "minibatch_frames": 6}
+    for pools in (
+        Sequences(shards(LENGTHS, 3), Cut(1, 1, 1, 100, 0), **sizes, **where),
+        FramePools(shards(LENGTHS, 3), context_left=1, context_right=1, **sizes, **where),
+    ):
+        read.clear()
+        assert sum(batch.frames for batch in pools) == sum(LENGTHS)
+        assert len(read) == len(set(read)) == 5
 
 
 def test_minibatches_are_nearly_equal_and_little_is_padded(shards):
