@@ -116,7 +116,8 @@ def same_bits_every_time(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_tf32 = precision is Precision.tf32
-        torch.backends.cudnn.allow_tf32 = precision is Precision.tf32  # True by default
+        # Of an LSTM's cells, which no autocast to bf16 reaches (model.lstm); True by default
+        torch.backends.cudnn.allow_tf32 = precision is not Precision.fp32
         torch.use_deterministic_algorithms(True, warn_only=True)
         # Else every torch.empty is filled with NaN: a pass over memory that is written anyway
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
