@@ -30,7 +30,7 @@ from asr_train.schema import RunSettings, Virtual
 from asr_train.shards.reader import Shards
 from asr_train.train.async_steps import run_ahead
 from asr_train.train.batched import Batched
-from asr_train.train.captured import captured_for
+from asr_train.train.captured import MOST, captured_for
 from asr_train.train.control import Controllers
 from asr_train.train.evaluate import evaluate
 from asr_train.train.feed import when
@@ -135,6 +135,8 @@ def train(
     if is_batched:
         state.batched = Batched(model, bucket, optim.precision)
     state.captured = captured_for(model, device, objective, is_cut=stripes is not None)
+    if state.captured is not None and len(method.replicas) > MOST:
+        state.common_P = torch.empty_like(bucket.weights_P)
 
     checkpoints = Checkpoints(
         folder / "ckpt",

@@ -165,6 +165,8 @@ class RunState:
         batched: computes gradients of workers that share weights; None: they are computed one by
             one.
         captured: records and replays the gradients of one worker after the other; None: nothing.
+        common_P: each model's weights are copied here for its gradients, so that the same graphs
+            serve all; None: they are read where they are.
         objective: what is minimised.
     """
 
@@ -181,6 +183,7 @@ class RunState:
     kept: Held | None = None
     batched: Batched | None = None
     captured: Captured | None = None
+    common_P: Tensor | None = None
     objective: Objective = CROSS_ENTROPY
 
     @classmethod

@@ -37,7 +37,10 @@ def step(model: Model, next_batch: NextBatch, state: RunState, optim: OptimSetti
         counts = state.since_log[group.local[0]]
         for worker in group.local:
             state.since_log[worker].steps += 1
-        bucket.point_at(replica.weights_P)
+        common_P = state.common_P
+        bucket.point_at(
+            replica.weights_P if common_P is None else common_P.copy_(replica.weights_P)
+        )
         learned: dict[int, Learned] = {}
         with state.stopwatch(counts, "exchange_seconds"):
             update = method.reduce(

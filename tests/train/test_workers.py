@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -380,6 +381,23 @@ def test_a_gradient_that_exploded_is_warned_of_while_its_residual_is_sent(
         loop.train(run, *splits, tmp_path / f"{max_norm}", CPU, Loopback(range(2), CPU))
         said = capsys.readouterr().out
         assert said.count("goes on being sent: try optim.max_norm=1") == (max_norm is None)
+
+
+def test_many_models_share_a_gpus_graphs(splits, tmp_path, monkeypatch):
+    """Their weights are copied to one place, to which a graph belongs; results are the same."""
+    virtual(tmp_path / "plain", splits, "bmuf", 3)
+    places = []
+
+    def run(compute, batch, weights_P):
+        places.append(weights_P.data_ptr())
+        return compute(batch)
+
+    monkeypatch.setattr(loop, "captured_for", lambda *given, **more: SimpleNamespace(run=run))
+    monkeypatch.setattr(loop, "MOST", 2)
+    virtual(tmp_path / "shared", splits, "bmuf", 3)
+    assert outcome(tmp_path / "shared") == outcome(tmp_path / "plain")
+    assert len(places) > 3
+    assert len(set(places)) == 1
 
 
 def test_models_that_are_averaged_owe_as_much_on_average(splits, tmp_path, monkeypatch):
