@@ -36,6 +36,7 @@ from asr_train.schema import Config
 from asr_train.shards.reader import Shards
 from asr_train.shards.sample import Sample
 from asr_train.shards.writer import write_shards
+from asr_train.train.captured import AFTER
 from asr_train.train.loop import train
 from asr_train.train.process import chosen_device
 
@@ -99,15 +100,16 @@ def in_a_process(config: Config, hours: float) -> dict[str, Any]:
 
 
 def few_steps(config: Config, hours: float) -> dict[str, Any]:
-    """Train for STEPS steps of all workers, through the whole loop; return the numbers."""
+    """Train for a few steps of all workers, through the whole loop; return the numbers."""
     run, device = config.run, chosen_device()
+    count = AFTER + 3 if device.type == "cuda" else STEPS  # the last two are replayed graphs
     workers, mels = run.comm.workers or 1, config.feats.num_mels
     stride = run.model.lstm.subsample if run.model.lstm else 1
     passes = {name: None for name in ("pretrain", "auto_minibatch", "auto_rate")}
     counts = {"epochs": 1, "share": 1.0, "log_steps": 1}
     optim = replace(run.optim, phases=[], keep_epochs=False, **counts, **passes)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        samples = random_samples(STEPS * workers, run.optim.minibatch_frames * stride, mels)
+        samples = random_samples(count * workers, run.optim.minibatch_frames * stride, mels)
         index = Path(folder, "shards", "index.json")
         write_shards(samples, index, utterances_per_shard=100, num_states=STATES, about=ABOUT)
         shards = Shards(index)
@@ -116,8 +118,12 @@ def few_steps(config: Config, hours: float) -> dict[str, Any]:
         rows = [row for row in read_jsonl(Path(folder, "run", "log.jsonl")) if "frames" in row]
     seconds = min(row["step_seconds"] for row in rows[1:] or rows)
     planned = replace(run, optim=replace(run.optim, auto_minibatch=None))
-    steps = ratios(planned, hours * FRAMES_PER_HOUR * run.optim.share / stride)["updates"]
+    frames = hours * FRAMES_PER_HOUR * run.optim.share
+    steps = ratios(planned, frames / stride)["updates"]
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    pool_bytes = 0.0
+    if run.model.dnn:  # a frame's features, and two numbers of 64 bits
+        pool_bytes = workers * min(run.optim.pool_frames, frames / workers) * (4 * mels + 16)
     return {
         "parameters": num_parameters(run.model, mels, STATES),
         "workers": workers,
@@ -125,7 +131,7 @@ def few_steps(config: Config, hours: float) -> dict[str, Any]:
         "seconds": seconds,
         "steps": steps,
         "hours": seconds * steps / 3600,
-        "gigabytes": (peak or jobs.peak_megabytes() * 2**20) / 1e9,
+        "gigabytes": ((peak or jobs.peak_megabytes() * 2**20) + pool_bytes) / 1e9,
     }
 
 
@@ -146,7 +152,8 @@ def markdown(found: dict[str, Any]) -> str:
         "states: nothing was trained. Hours: the seconds of a step times the run's steps with "
         f"{found['hours']:g} hours of speech per pass; smaller minibatches at the beginning, and "
         "larger ones that a controller chooses, take less time than is counted. Pretraining, which "
-        "rows share, is not counted.",
+        "rows share, is not counted. Memory includes the workers' pools of frames of such a pass "
+        "(not of LSTMs).",
         *([f"With {' '.join(found['settings'])}."] if found["settings"] else []),
         f"{found['date']}, commit {found['commit']}, {found['device']}.",
     ]
