@@ -6,12 +6,13 @@ like the others', never its own gradient. All messages are decoded to integer co
 multiplied by tau once: so replicas stay bit-identical.
 
 If any worker's gradient is not finite, all residuals stay as they were: new ones are written beside
-the old, and replace them only when all messages have arrived. So a worker takes 2 P floats.
+the old, and replace them only when all messages have arrived. So a worker takes 2 P floats; groups
+of one process, which take their steps in turn, share the room for new ones.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,6 +34,14 @@ Vectors = tuple[Tensor, Tensor, float, Tensor]  # gradients and residuals [W, P]
 SLACK = 1.25  # room in a message, relative to the longest of the previous step
 
 
+@dataclass(slots=True)
+class Spare:
+    """What a step writes to; between steps nothing in it counts."""
+
+    kept_WP: Tensor  # float32, new residuals, which change places with the old
+    counts_P: Tensor | None  # float32, of sent elements; None: messages are made
+
+
 class Gtc(Reducer):
     """The reducer of a group of several workers, for flat vectors of `size` elements.
 
@@ -40,6 +49,8 @@ class Gtc(Reducer):
         is_direct: whether messages are counted but not made where that is possible: if all workers
             are in this process, and the number of its elements gives a message's length. The
             result is the same to the bit.
+        others: reducers of other groups of as many workers, which take their steps in turn with
+            this one: they share memory.
     Attributes:
         tau: of the next step; the same in the whole group.
         capacity: bytes of payload that the next step's messages have room for.
@@ -54,6 +65,7 @@ class Gtc(Reducer):
         size: int,
         settings: schema.GtcSettings,
         is_direct: bool = False,
+        others: Iterable[Reducer] = (),
     ) -> None:
         threshold.check_size(size)
         self.exchange, self.size, self.settings = exchange, size, settings
@@ -61,15 +73,18 @@ class Gtc(Reducer):
         self.tau = float(np.float32(settings.threshold))
         self.capacity = codec.largest_capacity(size)
         self.step = 0
-        self._residuals_WP, self._kept_WP = (
-            rows(len(exchange.local), size, exchange.device).zero_() for _ in range(2)
-        )  # swapped after each step
+        where = len(exchange.local), size, exchange.device
+        self._residuals_WP = rows(*where).zero_()
         self._on_device = exchange.device.type != "cpu"
         self._checks = codec.Checks(deferred=self._on_device)
         self._is_fixed = settings.capacity is schema.Capacity.fixed
         is_here = is_direct and len(exchange.local) == len(exchange)
         is_exact = not self._is_fixed and self.kind is not Kind.rice
-        self._counts_P = torch.zeros(size, device=exchange.device) if is_here and is_exact else None
+        spares = [one._spare for one in others if isinstance(one, Gtc)]
+        self._spare = next((s for s in spares if len(s.kept_WP) == where[0]), None) or Spare(
+            rows(*where).zero_(),
+            torch.zeros(size, device=exchange.device) if is_here and is_exact else None,
+        )
         # The element that goes first if room is short; on a GPU it may lie there
         self._turn: dict[int, int | Tensor] = dict.fromkeys(exchange.local, 0)
 
@@ -81,8 +96,8 @@ class Gtc(Reducer):
         Raises:
             MessageError: if a message is damaged or not the one expected.
         """
-        if self._counts_P is not None:
-            return self._reduce_here(gradients, sent, self._counts_P)
+        if self._spare.counts_P is not None:
+            return self._reduce_here(gradients, sent, self._spare.counts_P)
         messages: list[Tensor] = []
         turns = dict(self._turn)
         for worker, gradient, found in self._each(gradients, self._compressed):
@@ -149,7 +164,7 @@ class Gtc(Reducer):
                 left = len(rows_WP)
                 first = worker - self.exchange.local[0]
                 places = slice(first, first + left)
-                vectors = rows_WP, self._residuals_WP[places], self.tau, self._kept_WP[places]
+                vectors = rows_WP, self._residuals_WP[places], self.tau, self._spare.kept_WP[places]
                 with self.exchange.timed("compress"):
                     found = iter(compressed(places, vectors))
             left -= 1
@@ -162,7 +177,8 @@ class Gtc(Reducer):
             self.check()
         if any(header.flags & Flags.not_finite for header in headers):
             return False
-        self._residuals_WP, self._kept_WP = self._kept_WP, self._residuals_WP
+        kept_WP, self._spare.kept_WP = self._spare.kept_WP, self._residuals_WP
+        self._residuals_WP = kept_WP
         return True
 
     def _count(self, headers: list[Header], sent: dict[int, Sent]) -> None:
@@ -206,7 +222,7 @@ class Gtc(Reducer):
             words_K, waiting_K = codec.fitting(*room)
             if len(waiting_K):
                 place = worker - self.exchange.local[0]
-                residual_P, kept_P = self._residuals_WP[place], self._kept_WP[place]
+                residual_P, kept_P = self._residuals_WP[place], self._spare.kept_WP[place]
                 threshold.take_back(gradient.grad_P, residual_P, kept_P, waiting_K)
                 self._turn[worker] = int(threshold.from_words(waiting_K)[0][0])
                 flags |= Flags.overflow

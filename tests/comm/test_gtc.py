@@ -1,15 +1,27 @@
 """Nothing is lost, whether sent, kept for lack of room or dropped; the density reaches its band."""
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
-from small_methods import GTC, LARGE, SIZE, Run, dyadic_gradient, method_of, random_gradient
+from small_methods import (
+    CPU,
+    GTC,
+    LARGE,
+    SETTINGS,
+    SIZE,
+    Run,
+    dyadic_gradient,
+    method_of,
+    random_gradient,
+)
 
 from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.codec import HEADER_BYTES, Kind, MessageError
-from asr_train.comm.gtc import adapted
+from asr_train.comm.gtc import Gtc, adapted
+from asr_train.comm.loopback import Loopback
 from asr_train.comm.reducers import Gradient
 from asr_train.kernels.threshold import (
     LARGEST,
@@ -265,9 +277,9 @@ def test_messages_that_are_counted_only_do_what_messages_do(codec_name, threshol
     for is_counted in (True, False):
         method = method_of("gtc", 3, gtc={**gtc, "adaptive": adaptive})
         (reducer,) = method.reducers
-        assert reducer._counts_P is not None
+        assert reducer._spare.counts_P is not None
         if not is_counted:
-            reducer._counts_P = None
+            reducer._spare.counts_P = None
         run = Run(method, random_gradient, momentum, bad={(1, 2)}).steps(6)
         assert run.skipped == [2]
         numbers = [method.take_sent(w) for w in range(3)], reducer.tau, reducer.capacity
@@ -276,3 +288,28 @@ def test_messages_that_are_counted_only_do_what_messages_do(codec_name, threshol
     assert numbers == wanted
     for a, b in zip(ours, theirs, strict=True):
         assert torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+@pytest.mark.parametrize("name", ["gtc", "gtc_exact"])
+def test_groups_of_one_process_share_what_a_step_writes_to(name):
+    """Also where a group skips a step; results are those of groups with memory of their own."""
+    found = []
+    for is_shared in (True, False):
+        method = method_of("bmuf_gtc", 6, gtc=SETTINGS[name]["gtc"])
+        assert len({id(reducer._spare) for reducer in method.reducers}) == 1
+        if not is_shared:
+            for reducer in method.reducers:
+                reducer._spare = copy.deepcopy(reducer._spare)
+        run = Run(method, momentum=0.5, bad={(1, 2), (4, 3)}).steps(7)
+        assert run.skipped == [2, 3]
+        found.append(run.log)
+    assert found[0] == found[1]
+
+
+def test_a_group_of_which_fewer_workers_are_here_has_memory_of_its_own():
+    whole = Loopback(range(2), CPU)
+    part = Loopback(range(2, 4), CPU)
+    part.local = range(2, 3)
+    (reducer,) = method_of("gtc", whole).reducers
+    other = Gtc(part, SIZE, reducer.settings, is_direct=True, others=[reducer])
+    assert other._spare is not reducer._spare

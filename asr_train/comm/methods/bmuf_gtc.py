@@ -9,6 +9,7 @@ from asr_train.comm.exchange import Exchange
 from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.methods.bmuf import momentum_blocks
 from asr_train.comm.methods.gtc import gtc_reducer
+from asr_train.comm.reducers import Reducer
 
 
 class BmufGtc(ExchangeMethod):
@@ -17,7 +18,9 @@ class BmufGtc(ExchangeMethod):
     def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
         group_size = settings.group_of(len(exchange))
         groups = exchange.groups(group_size)
-        reducers = [gtc_reducer(settings, group, size) for group in groups]
+        reducers: list[Reducer] = []
+        for group in groups:
+            reducers.append(gtc_reducer(settings, group, size, reducers))
         super().__init__(
             exchange, groups, reducers, momentum_blocks(settings, exchange, group_size)
         )

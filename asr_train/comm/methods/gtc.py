@@ -3,6 +3,8 @@
 One model for all workers, which are synchronous (Strom, 2015).
 """
 
+from collections.abc import Iterable
+
 from asr_train import schema
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.gtc import Gtc
@@ -20,9 +22,11 @@ class GtcMethod(ExchangeMethod):
 METHOD = GtcMethod
 
 
-def gtc_reducer(settings: schema.CommSettings, group: Exchange, size: int) -> Reducer:
-    """Return the reducer of a group that shares a model."""
+def gtc_reducer(
+    settings: schema.CommSettings, group: Exchange, size: int, others: Iterable[Reducer] = ()
+) -> Reducer:
+    """Return the reducer of a group that shares a model; `others` take their steps in turn."""
     assert settings.gtc is not None
     if len(group) == 1:
         return Alone()
-    return Gtc(group, size, settings.gtc, is_direct=True)
+    return Gtc(group, size, settings.gtc, is_direct=True, others=others)
