@@ -199,7 +199,7 @@ def add_up(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _checksum(content, starts, lengths, sums, blocks, BLOCK: tl.constexpr):
     """Write to sums[w, b] the sum of the mixed words of block b of payload w."""
     w = tl.program_id(1)

@@ -2,7 +2,8 @@
 
 A program writes whole 32-bit words of a payload, each by looking up the codes that have bits there;
 so no result depends on the order of atomics. Where codes begin is a cumulative sum, which torch
-makes. Positions of bits have 64 bits, an element's index 31.
+makes. Positions of bits have 64 bits, an element's index 31. Sizes change at every step, so none is
+specialised.
 """
 
 import torch
@@ -16,7 +17,7 @@ BLOCK = 256  # elements, or words of a payload, per program
 INDEX = tl.constexpr(2**31 - 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "low"])
 def _split(words, steps, codes, count, low, BLOCK: tl.constexpr):
     """Write each element's unary length, and its low part with the sign."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -29,7 +30,7 @@ def _split(words, steps, codes, count, low, BLOCK: tl.constexpr):
     tl.store(codes + i, code, i < count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "low", "unary", "words"])
 def _pack(
     ends, firsts, codes, out, count, low, unary, words, CODES: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -78,7 +79,7 @@ def write(words_K: Tensor, low: int, bits: int) -> Tensor:
     return out.view(torch.uint8)[: -(-bits // 8)]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["words"])
 def _count_ones(payload, ones, words, BLOCK: tl.constexpr):
     w = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     word = tl.load(payload + w, w < words, 0)
@@ -88,7 +89,7 @@ def _count_ones(payload, ones, words, BLOCK: tl.constexpr):
     tl.store(ones + w, found, w < words)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "words"])
 def _find_ends(payload, ranks, ends, count, words, BLOCK: tl.constexpr):
     """Write the positions of the first `count` ones; a word's first one has the rank `ranks`."""
     w = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -117,7 +118,7 @@ def ends(payload_M: Tensor, count: int) -> Tensor:
     return found_K
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "low", "words"])
 def _read_low(payload, ends, codes, count, low, words, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     width = low + 1

@@ -10,7 +10,8 @@ integers; the first of a weight's elements to exchange the count for 0 then upda
 Nothing depends on the order in which programs run, and nothing waits for the host.
 
 A mask with a variable end keeps loads from being 16 bytes wide; so WHOLE tiles have a mask whose
-end the compiler knows, and only the last tile has a variable one.
+end the compiler knows, and only the last tile has a variable one. Numbers that change from step to
+step are not specialised: each kind (1, multiples of 16, others) would be compiled when it comes.
 """
 
 from collections.abc import Sequence
@@ -134,7 +135,7 @@ def _selected_before(marks, tile, offset, BLOCK: tl.constexpr):
     return tl.sum(tl.sum(tl.where(before, bits, 0), 1), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity", "room"])
 def _expand(
     grad,
     residual,
@@ -395,7 +396,7 @@ def tally_rows(
 # --- decode ---------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def _count(words, counts, length, n, CHUNK: tl.constexpr):
     """Add sent elements to integer counts."""
     k = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
@@ -406,7 +407,7 @@ def _count(words, counts, length, n, CHUNK: tl.constexpr):
     tl.atomic_add(counts + index.to(tl.int64), one, inside & (index < n), sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def _move(words, counts, weights, length, n, tau, rate, CHUNK: tl.constexpr):
     """Update weights by counts: each by the first of its elements to exchange the count for 0."""
     k = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)

@@ -5,7 +5,8 @@
     (instructions)}}
 Run without TRITON_INTERPRET. Pointers are aligned to 16 bytes, rows are multiples of 16 elements
 apart (0 where there is one: see comm.bucket.rows), sizes are arbitrary. Each kernel is also
-compiled as a launch does if all sizes are 1, which makes them constants, or multiples of 16.
+compiled as a launch does if all sizes are 1, which makes them constants, or multiples of 16, but
+for those that are not specialised.
 """
 
 import collections
@@ -88,9 +89,10 @@ def compiled(name: str, size: int | None = None) -> triton.compiler.CompiledKern
     """Compile a kernel; a size is that of all integers that it is given, None: any."""
     function, constants, types = KERNELS[name]
     kinds = {argument: {**TYPES, **types}.get(argument, "i32") for argument in function.arg_names}
+    fixed = [a for a, kind in kinds.items() if kind == "i32" and a not in constants]
+    fixed = [a for a in fixed if a not in function.do_not_specialize]
     if size == 1:
-        ones = [a for a, kind in kinds.items() if kind == "i32" and a not in constants]
-        ones = [a for a in ones if not a.endswith("_stride")]
+        ones = [a for a in fixed if not a.endswith("_stride")]
         constants = {**constants, **dict.fromkeys(ones, 1)}
     signature = {
         argument: "constexpr" if argument in constants else kind for argument, kind in kinds.items()
@@ -98,7 +100,8 @@ def compiled(name: str, size: int | None = None) -> triton.compiler.CompiledKern
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, (argument, kind) in enumerate(signature.items())
-        if kind.startswith("*") or (kind == "i32" and (size == 16 or argument.endswith("_stride")))
+        if kind.startswith("*")
+        or (kind == "i32" and argument in fixed and (size == 16 or argument.endswith("_stride")))
     }
     options = {"enable_fp_fusion": not name.startswith("move")}
     if name.startswith("quantise"):
