@@ -9,14 +9,16 @@ windows are views into the pool, gathered on the device.
 
 import itertools
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from asr_train.schema import SpecAugmentSettings
+from asr_train.shards.ahead import ReadAhead
 from asr_train.shards.masks import masked
 from asr_train.shards.reader import Shards
 from asr_train.shards.sample import Sample
@@ -100,6 +102,7 @@ class FramePools:
         epoch: int,
         device: Device = "cpu",
         masks: SpecAugmentSettings | None = None,
+        reader: Executor | None = None,
     ) -> None:
         """Plan one worker's epoch; nothing is read yet.
 
@@ -108,11 +111,12 @@ class FramePools:
                 utterance's edges repeat its first and last frame.
             seed, worker, workers, epoch: as in `Shards.samples`.
             masks: of the samples.
+            reader: as in `ReadAhead`.
         Raises:
             ValueError: if there are more workers than samples.
         """
         self.minibatch_frames = minibatch_frames
-        self._shards, self._device, self._masks = shards, device, masks
+        self._shards, self._device, self._masks, self._reader = shards, device, masks, reader
         self._context = context_left, context_right
         self._order = seed, worker, workers, epoch
         frames_N = shards.frames(*self._order)
@@ -135,22 +139,32 @@ class FramePools:
         samples = _samples(self._shards, self._order, firsts[0], self._masks)
         at = done - int(self._before[firsts[0]])
         held: list[Batch] = []  # the begin of a minibatch that the last pool did not fill
-        for first, last in itertools.pairwise(firsts):
-            run = itertools.islice(samples, last - first)
-            pool = _Pool(list(run), *self._context, self._generator(first), self._device)
-            while at < pool.num_frames:
-                missing = self.minibatch_frames - sum(piece.frames for piece in held)
-                held.append(pool.gather(at, at + missing))
-                at += held[-1].frames
-                if held[-1].frames == missing:
-                    self._next += 1
-                    yield _joined(held)
-                    held = []
-            at = 0
-            del pool  # before the next one is read
+        arrays = map(self._arrays, _runs(samples, firsts))  # keeps no samples, as a generator would
+        with ReadAhead(arrays, self._reader) as read:
+            for first in firsts[:-1]:
+                pool = _Pool(read.next(), *self._context, self._generator(first), self._device)
+                while at < pool.num_frames:
+                    missing = self.minibatch_frames - sum(piece.frames for piece in held)
+                    held.append(pool.gather(at, at + missing))
+                    at += held[-1].frames
+                    if held[-1].frames == missing:
+                        self._next += 1
+                        yield _joined(held)
+                        held = []
+                        read.begin()  # not sooner: other workers' first pools are needed first
+                at = 0
+                del pool  # before the next one is read
         if held:
             self._next += 1
             yield _joined(held)
+
+    def _arrays(self, samples: Sequence[Sample]) -> "_Arrays":
+        left, right = self._context
+        lengths = [len(sample.ali_T) for sample in samples]
+        # A frame's window begins at its own number plus the edge rows of the utterances before it
+        edges_N = np.repeat(np.arange(len(samples)) * (left + right), lengths)
+        ali_N = np.concatenate([s.ali_T for s in samples]).astype(np.int64)
+        return _Arrays(_side_by_side(samples, left, right), np.arange(len(ali_N)) + edges_N, ali_N)
 
     def _generator(self, first: int) -> torch.Generator:
         seed, worker, _, epoch = self._order
@@ -170,6 +184,12 @@ def _samples(
     return masked(samples, masks, seed, epoch, 0.0 if is_normalised else shards.mean_F)
 
 
+def _runs(samples: Iterator[Sample], firsts: Sequence[int]) -> Iterator[list[Sample]]:
+    """Yield the samples of each pool."""
+    for first, last in itertools.pairwise(firsts):
+        yield list(itertools.islice(samples, last - first))
+
+
 def _pool_firsts(before: npt.NDArray[np.int64], pool_frames: int) -> list[int]:
     """Return each pool's first sample, then the number of samples.
 
@@ -182,30 +202,27 @@ def _pool_firsts(before: npt.NDArray[np.int64], pool_frames: int) -> list[int]:
     return [0, *sorted({max(1, int(end)) for end in ends})]
 
 
+class _Arrays(NamedTuple):
+    """Some utterances' frames, in order: what is made of them without torch."""
+
+    rows_RF: npt.NDArray[np.float32]  # with repeated edges
+    start_N: npt.NDArray[np.int64]  # the row in which a frame's window begins
+    ali_N: npt.NDArray[np.int64]
+
+
 class _Pool:
     """Some utterances' frames in random order, with a view of each one's window."""
 
     def __init__(
-        self,
-        samples: Sequence[Sample],
-        left: int,
-        right: int,
-        generator: torch.Generator,
-        device: Device,
+        self, arrays: _Arrays, left: int, right: int, generator: torch.Generator, device: Device
     ) -> None:
-        lengths = [len(sample.ali_T) for sample in samples]
-        self.num_frames = sum(lengths)
-        rows_RF = torch.from_numpy(_side_by_side(samples, left, right)).to(device)
+        self.num_frames = len(arrays.ali_N)
+        rows_RF = torch.from_numpy(arrays.rows_RF).to(device)
         self._windows_NTF = rows_RF.unfold(0, left + 1 + right, 1).transpose(1, 2)  # they overlap
-        # A frame's window begins at its own number plus the edge rows of the utterances before it
-        edges_N = np.repeat(np.arange(len(samples)) * (left + right), lengths)
-        start_N = torch.from_numpy(np.arange(self.num_frames) + edges_N)
-        ali_N = torch.from_numpy(np.concatenate([s.ali_T for s in samples]).astype(np.int64))
-        order_N = torch.randperm(
-            self.num_frames, generator=generator
-        )  # on the CPU: same everywhere
-        self._start_N = start_N[order_N].to(device)
-        self._ali_N = ali_N[order_N].to(device)
+        # On the CPU: same everywhere
+        order_N = torch.randperm(self.num_frames, generator=generator)
+        self._start_N = torch.from_numpy(arrays.start_N)[order_N].to(device)
+        self._ali_N = torch.from_numpy(arrays.ali_N)[order_N].to(device)
 
     def gather(self, first: int, last: int) -> Batch:
         """Return frames `first` to `last` of the permuted pool, or as many as there are."""
@@ -309,6 +326,7 @@ class Sequences:
         epoch: int,
         device: Device = "cpu",
         masks: SpecAugmentSettings | None = None,
+        reader: Executor | None = None,
     ) -> None:
         """Plan one worker's epoch; nothing is read yet.
 
@@ -317,10 +335,12 @@ class Sequences:
             minibatch_frames: outputs.
             seed, worker, workers, epoch: as in `Shards.samples`.
             masks: of the samples.
+            reader: as in `ReadAhead`.
         Raises:
             ValueError: if there are more workers than samples.
         """
-        self._shards, self._cut, self._device, self._masks = shards, cut, device, masks
+        self._shards, self._cut, self._device = shards, cut, device
+        self._masks, self._reader = masks, reader
         self._order = seed, worker, workers, epoch
         positions_N, frames_N = shards.part(*self._order), shards.frames(*self._order)
         before = np.concatenate([[0], np.cumsum(frames_N)])
@@ -343,13 +363,15 @@ class Sequences:
         plans, firsts = self._plans[pool_at:], self._firsts[pool_at:]
         skipped = self._next - int(before[pool_at])
         samples = _samples(self._shards, self._order, firsts[0], self._masks)
-        for plan, (first, last) in zip(plans, itertools.pairwise(firsts), strict=True):
-            run = list(itertools.islice(samples, last - first))
-            for batch in plan[skipped:]:
-                self._next += 1
-                yield self._batch(batch, run)
-            skipped = 0
-            del run  # before the next pool is read: its lattices may take a gigabyte
+        with ReadAhead(_runs(samples, firsts), self._reader) as read:
+            for plan in plans:
+                run = read.next()
+                for batch in plan[skipped:]:
+                    self._next += 1
+                    yield self._batch(batch, run)
+                    read.begin()  # not sooner: other workers' first pools are needed first
+                skipped = 0
+                del run  # before the next pool is read: its lattices may take a gigabyte
 
     def _plan(
         self,

@@ -11,6 +11,7 @@ exchange method. A decision is a row of the log. A run that is killed in a trial
 
 import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from enum import Enum
 from typing import Any
 
@@ -68,6 +69,7 @@ class Controllers:
     Args:
         log: writes a row of log.jsonl.
         tell: prints a line.
+        reader: as in `Feed`.
     """
 
     def __init__(
@@ -80,10 +82,11 @@ class Controllers:
         device: torch.device,
         log: Callable[[dict[str, Any]], None],
         tell: Callable[[str], None],
+        reader: Executor | None = None,
     ) -> None:
         self._optim, self._model, self._state = optim, model, state
         self._train_shards, self._dev_shards, self._device = train_shards, dev_shards, device
-        self._log, self._tell = log, tell
+        self._log, self._tell, self._reader = log, tell, reader
 
     def feed(self) -> Feed:
         """Return the minibatches of the current epoch, with the sizes chosen so far."""
@@ -102,6 +105,7 @@ class Controllers:
             self._device,
             parts,
             self._state.method.halves,
+            self._reader,
         )
 
     def next_step(self, feed: Feed) -> int:

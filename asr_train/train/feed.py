@@ -9,6 +9,7 @@ minibatches and fewer workers that read; the others take part with a zero gradie
 import math
 import sys
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,7 @@ class Feed:
         local: those hosted here.
         parts: of the epoch, as `optim.parts` gives them; None: those without choices.
         halves: into so many steps a minibatch of several workers is cut.
+        reader: the thread that reads ahead; None: nothing does.
     Attributes:
         num_steps: of the epoch, for every worker.
         fewest: minibatches of the worker that has the fewest frames, of those that read.
@@ -80,7 +82,9 @@ class Feed:
         device: Device,
         parts: Iterable[tuple[float, float, int, int | None]] | None = None,
         halves: int = 1,
+        reader: Executor | None = None,
     ) -> None:
+        self._reading = reader
         self._settings = optim, seen, epoch, device
         self._local = local
         self._phases: list[Phase] = []
@@ -157,6 +161,7 @@ class Feed:
             "epoch": epoch,
             "device": device,
             "masks": optim.specaugment,
+            "reader": self._reading,
         }
         if isinstance(seen, Cut):
             return Sequences(phase.shards, seen, **plan)

@@ -27,6 +27,7 @@ from asr_train.comm.stripes import Stripes
 from asr_train.model.dnn import Dnn
 from asr_train.model.store import build_model, initialise_from, load_model, save_model
 from asr_train.schema import RunSettings, Virtual
+from asr_train.shards.ahead import reading_thread
 from asr_train.shards.reader import Shards
 from asr_train.train.async_steps import run_ahead
 from asr_train.train.batched import Batched
@@ -237,7 +238,13 @@ def train(
             log.row(dev_row(progress, state.schedule.rate, workers, crc32) | more)
             return loss
 
-        control = Controllers(optim, model, state, train_shards, dev_shards, device, log.row, tell)
+        pools = len(exchange.local) * min(optim.pool_frames, train_shards.num_frames // workers)
+        reader = None if objective.whole else reading_thread(device, pools)
+        if reader is not None:
+            stack.callback(reader.shutdown, wait=False, cancel_futures=True)
+        control = Controllers(
+            optim, model, state, train_shards, dev_shards, device, log.row, tell, reader
+        )
         while diverged is None and not state.schedule.is_finished:
             feed = control.feed()
             if feed.fewest < feed.num_steps and not progress.epoch_step:
