@@ -93,7 +93,7 @@ def errors_of(lang, scorer, made, choice) -> int:
 
 def test_words_are_normalised_as_in_scoring(noisy, lang):
     scorer, made, tuned = noisy
-    hesitant = [replace(u, words=f"uh {u.words.lower()}, um-hum [noise]") for u in made]
+    hesitant = [replace(u, words=f"uh {u.words.lower()}, umm [noise]") for u in made]
     english = load_normaliser(NormaliserSettings(kind=NormaliserKind.english))
     again = tune(scorer, lang, hesitant, settings(), english)
     assert again.best == tuned.best
