@@ -81,7 +81,7 @@ class Gtc(Reducer):
         is_here = is_direct and len(exchange.local) == len(exchange)
         is_exact = not self._is_fixed and self.kind is not Kind.rice
         spares = [one._spare for one in others if isinstance(one, Gtc)]
-        self._spare = next((s for s in spares if len(s.kept_WP) == where[0]), None) or Spare(
+        self._spare: Spare = next((s for s in spares if len(s.kept_WP) == where[0]), None) or Spare(
             rows(*where).zero_(),
             torch.zeros(size, device=exchange.device) if is_here and is_exact else None,
         )
