@@ -13,6 +13,11 @@ def samples_of(seconds: float, rate: int) -> int:
     return int(seconds * rate + 0.5)
 
 
+def window_samples(seconds: float, rate: int) -> int:
+    """Return the whole samples of a window, cut off as in Kaldi; `rate` in Hz."""
+    return int(seconds * rate + 1e-6)
+
+
 def num_frames(samples: int, shift: int) -> int:
     """Return the number of frames of a waveform; `samples` and `shift` in samples."""
     return (samples + shift // 2) // shift
@@ -33,7 +38,7 @@ def most_mels(rate: int, window_seconds: float, low_hz: float, high_hz: float, l
 
     The window is padded to a power of 2; the point at half the sample rate does not count.
     """
-    fft = 1 << (samples_of(window_seconds, rate) - 1).bit_length()
+    fft = 1 << (window_samples(window_seconds, rate) - 1).bit_length()
     points = [_mel(i * rate / fft) for i in range(fft // 2)]
     low, high = _mel(low_hz), _mel(high_hz)
     for bins in range(1, limit + 1):

@@ -30,6 +30,7 @@ from asr_train.lang.lexicon import Lexicon, odd_among
 from asr_train.schema import NormaliserKind
 from asr_train.score.normalise import transcribed
 from asr_train.search.arrays import check_const, to_fst
+from asr_train.search.confidence import compile_confidences
 from asr_train.search.graph import Graph
 from asr_train.search.lattice import Lattices, view_ordered
 
@@ -163,6 +164,7 @@ class Recogniser:
             if self._confidences:
                 graph = view_ordered(fst, heights, self._label)
                 lattices = Lattices(graph, self._scorer.num_states).compile()
+                compile_confidences()
             alone = lattices is None or self._scorer.adapt is not None
             self._searched = Graph(to_fst(fst) if alone else None, self._label), lattices
             del self._mapped

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from asr_train.comm.blocks import BlockUpdate
 from asr_train.comm.processes import of_group
 from asr_train.schema import BlockForm, BlockVelocity, BmufSettings
+from asr_train.schema.fields import positive
 
 
 class BlockMomentum(torch.optim.Optimizer):
@@ -76,6 +77,7 @@ class BlockMomentum(torch.optim.Optimizer):
         if not self._parameters:
             raise ValueError("BlockMomentum: no parameter of the model needs a gradient")
         device = self._parameters[0].device
+        positive(timeout_seconds=timeout_seconds)
         self._exchange = of_group(process_group, device, timeout_seconds)
         given = BmufSettings(
             block_steps=block_steps,

@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -254,13 +253,14 @@ def of_group(
     hosts = [range(0)] * dist.get_world_size()
     for worker, rank in enumerate(members):
         hosts[rank] = range(worker, worker + 1)
-    is_local = process_group is not None
-    counts: list[Any] = [None] * len(members)
+    is_local, is_named = process_group is not None, True
     if is_local:
-        dist.all_gather_object(counts, len(dist.distributed_c10d._world.pg_names), group)
-    if len(set(counts)) > 1:
-        own = group
-    else:
+        count = len(dist.distributed_c10d._world.pg_names)
+        least = torch.tensor([count, -count], device=device)
+        dist.all_reduce(least, dist.ReduceOp.MIN, group)
+        is_named = int(least.sum()) == 0  # the least is the most
+    own = group
+    if is_named:
         own = new_group(members, timeout_seconds, is_local, dist.get_backend(group))
     return Processes(range(len(members)), hosts, device, timeout_seconds, own)
 

@@ -70,7 +70,7 @@ def unique_ids(rows: Sequence[Row], source: Path | str) -> None:
     """Replace '.' and '/', at which readers of tar files cut names, and invisible characters.
 
     Raises:
-        CorpusError: for duplicate ids, also after this replacement, and for ids that are too long.
+        CorpusError: for duplicate ids, also after this replacement.
     """
     seen: dict[str, Row] = {}
     for row in rows:
@@ -92,12 +92,6 @@ def unique_ids(rows: Sequence[Row], source: Path | str) -> None:
             )
         row.utt_id, row.was = new, row.was or old
         owners[new] = old
-    for row in rows:
-        if (size := len(row.utt_id.encode())) > MAX_ID_BYTES:
-            raise CorpusError(
-                f"{source}, {row.where}: the utterance id {row.utt_id!r} has {size} bytes, but "
-                f"names in tar files have room for {MAX_ID_BYTES}; shorten it"
-            )
     scored: dict[str, str] = {}
     for row in rows:
         name = trn_id(row.utt_id, row.speaker)
@@ -125,9 +119,15 @@ def take(
     Args:
         audio_dir: for recordings of several channels that are mixed into one.
     Raises:
-        CorpusError: for several channels if they are refused; ValueError from the lexicon for
-            refused words.
+        CorpusError: for ids that are too long, and for several channels if they are refused;
+            ValueError from the lexicon for refused words.
     """
+    for row in rows:
+        if (size := len(row.utt_id.encode())) > MAX_ID_BYTES:
+            raise CorpusError(
+                f"{row.where}: the utterance id {row.utt_id!r} has {size} bytes, but names in tar "
+                f"files have room for {MAX_ID_BYTES}; shorten it"
+            )
     notes = _transcribe(split, rows, settings, lexicon)
     inspect = lambda row: _inspect(row, audio_dir, settings)  # noqa: E731
     audios = list(map_evenly(inspect, rows, f"audio of {split}"))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asr_train.frames import num_frames, samples_of
+from asr_train.frames import num_frames, samples_of, window_samples
 from asr_train.schema import FeatsSettings
 
 FULL_SCALE = 32768.0  # samples are scaled to 16-bit integers, as in Kaldi
@@ -23,7 +23,7 @@ class LogMel:
     def __init__(self, settings: FeatsSettings) -> None:
         self.settings = settings
         rate = settings.sample_rate
-        self.window = int(settings.window_seconds * rate + 1e-6)  # cut off, as in Kaldi
+        self.window = window_samples(settings.window_seconds, rate)
         self.shift = samples_of(settings.shift_seconds, rate)
         self.fft = 1 << (self.window - 1).bit_length()
         ramp = torch.arange(self.window, dtype=torch.float64)

@@ -14,15 +14,18 @@ from asr_train.checks import spelled
 from asr_train.lang.lexicon import odd_words
 from asr_train.lang.ngram import read_sentences
 from asr_train.schema import CorpusSettings, Digits, IntakeSettings, LexiconSettings, NormaliserKind
-from asr_train.score.normalise import NORMALISERS, PUNCTUATION, transcribed
+from asr_train.score.normalise import NORMALISERS, PUNCTUATION, TAG, transcribed
 
 ONES = "ZERO ONE TWO THREE FOUR FIVE SIX SEVEN EIGHT NINE TEN ELEVEN TWELVE THIRTEEN FOURTEEN " + (
     "FIFTEEN SIXTEEN SEVENTEEN EIGHTEEN NINETEEN"
 )
 UNITS = ONES.split()
 TENS = ["TWENTY", "THIRTY", "FORTY", "FIFTY", "SIXTY", "SEVENTY", "EIGHTY", "NINETY"]
-# What is said, and lost with punctuation: times, fractions, decimal commas, signs, currencies
-UNSAID = re.compile(r"\d[:/]\d|\d,(?!\d{3}(?!\d))\d|\.\d+,\d|(?<![^\s(])[-+−#]\d|[$€£¥°¼½¾⅐-⅞]")
+# Said, and lost with punctuation: times, products, decimal commas, signs, currencies
+SPOKEN_SIGNS = re.compile(
+    r"\d,(?!\d{3}(?!\d))\d|\.\d+,\d|\d(?:[^\w\s.,&%'’‐‑–—―−-]+|\.\.+)\d|(?<![^\s(])[-+−#]\d"
+    r"|[$¢-¥₠-⃏°²³¹¼-¾⅐-⅞]"
+)
 POWERS = (10**9, "BILLION"), (10**6, "MILLION"), (1000, "THOUSAND"), (100, "HUNDRED")
 
 
@@ -57,15 +60,15 @@ class Transcriber:
             letters.isascii() and letters.isalpha()
         ):
             return upper
-        if self.settings.digits is Digits.number and any(c.isdecimal() for c in letters):
-            self._refuse_unsaid(upper)
+        if self.settings.digits is Digits.number and any(c.isnumeric() for c in letters):
+            self._refuse_signs(TAG.sub("", " ".join(upper)).split())
         words = transcribed(text, self.settings.normaliser, self._known)
         return [read for word in words for read in self._read(word)]
 
-    def _refuse_unsaid(self, tokens: Sequence[str]) -> None:
+    def _refuse_signs(self, tokens: Sequence[str]) -> None:
         for token in tokens:
             word = token.strip(PUNCTUATION)
-            if UNSAID.search(word) and word not in self._known:
+            if SPOKEN_SIGNS.search(word) and word not in self._known:
                 raise DigitsError(f"{word} is more than a number; write what was said")
 
     def _read(self, word: str) -> Sequence[str]:

@@ -22,7 +22,7 @@ from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import SILENCE
 from asr_train.schema import AliSettings, DecodeSettings
 from asr_train.search.beam import Path, beam_search
-from asr_train.search.confidence import Confidences
+from asr_train.search.confidence import compile_confidences, confidences
 from asr_train.search.graph import Graph
 from asr_train.search.lattice import MAX_ARCS, Lattice, Lattices, best_path
 from asr_train.search.nbest import lattice_oracle, list_oracle, nbest
@@ -219,8 +219,8 @@ class Recogniser:
             if lattices is None:
                 assert graph.arrays is not None
                 lattices = Lattices(graph.arrays, scorer.num_states).compile()
+                compile_confidences()
             self._lattices = lattices
-            self._confidences = Confidences(self._names)
 
     def __call__(self, utterance: Utterance) -> tuple[Hypothesis, Alternatives | None]:
         """Decode one utterance, in pieces if it is long."""
@@ -276,7 +276,7 @@ class Recogniser:
             return _Piece([], 0.0, 0.0, False, [], None)
         best = best_path(lattice)
         words = [self._names[i - 1] for i in best.words]
-        sure = self._confidences(lattice, best.words)
+        sure = confidences(lattice, best.words)
         return _Piece(words, best.graph_cost, best.acoustic_cost, best.final, sure, lattice)
 
     def _alternatives(self, utterance: Utterance, lattice: Lattice | None) -> Alternatives:

@@ -47,20 +47,20 @@ def positive(**values: float | None) -> None:
     """Refuse numbers that are not; None is allowed where a field's type allows it."""
     for name, value in values.items():
         if value is not None and not (isinstance(value, Real) and value > 0):
-            raise SettingsError(f"{at(name)} is {value}; it must be positive")
+            raise SettingsError(f"{at(name)} is {value!r}; it must be positive")
 
 
 def not_negative(**values: float) -> None:
     for name, value in values.items():
         if not (isinstance(value, Real) and value >= 0):
-            raise SettingsError(f"{at(name)} is {value}; it must not be negative")
+            raise SettingsError(f"{at(name)} is {value!r}; it must not be negative")
 
 
 def within(low: float, high: float, **values: float | None) -> None:
     """Refuse numbers outside; None as in `positive`."""
     for name, value in values.items():
         if value is not None and not (isinstance(value, Real) and low <= value <= high):
-            raise SettingsError(f"{at(name)} is {value}; it must lie in [{low}, {high}]")
+            raise SettingsError(f"{at(name)} is {value!r}; it must lie in [{low}, {high}]")
 
 
 def interval(**values: list[float] | list[int]) -> None:

@@ -53,7 +53,7 @@ Words = tuple[str, ...]
 
 PUNCTUATION = '.,;:!?…"“”„«»'  # beside a word of a lexicon
 _APOSTROPHES = str.maketrans(dict.fromkeys("‘’‛ʹʼʻ`´′＇", "'"))
-_TAG = re.compile(r"\[[^\[\]]*\]|<[^<>\s]*>")
+TAG = re.compile(r"\[[^\[\]]*\]|<[^<>\s]*>")
 _BREAK = re.compile(r"[–—―−⁄/_]|--+")
 _HYPHENS = str.maketrans(dict.fromkeys("‐‑", "-"))
 _KEPT = re.compile(r"[^\W_]|['-]|(?<=\d)\.(?=\d)")
@@ -137,7 +137,7 @@ def transcribed(text: str, kind: NormaliserKind, odd: Set[str] = frozenset()) ->
     if odd:
         upper = unicodedata.normalize("NFC", text.upper())
         if kind is not NormaliserKind.plain:  # a noise mark may span words that are odd
-            upper = _TAG.sub(lambda mark: mark[0] if mark[0] in odd else "", upper)
+            upper = TAG.sub(lambda mark: mark[0] if mark[0] in odd else "", upper)
         found: list[str] = []
         for word, group in groupby(upper.split(), lambda token: _odd_one(token, odd)):
             tokens = list(group)
@@ -158,7 +158,7 @@ def _odd_one(token: str, odd: Set[str]) -> str | None:
 
 def _tokens(text: str) -> list[str]:
     """Split at spaces and dashes, without noises; spoken signs become words."""
-    text = _BREAK.sub(" ", _TAG.sub("", text))
+    text = _BREAK.sub(" ", TAG.sub("", text))
     text = text.replace(HESITATION.bare, " UH ").replace("&", " AND ").replace("%", " PERCENT ")
     return text.split()
 
@@ -191,7 +191,7 @@ def _words_of(token: str, marks: bool = True) -> list[str]:
         marks: whether to mark hesitations and parts of words.
     """
     core = "".join(_KEPT.findall(token))
-    hesitations = HESITATIONS if "." not in token.rstrip(PUNCTUATION) else ()  # E.R. is none
+    hesitations = HESITATIONS if re.search(r"\.[^\W\d_]", token) is None else ()  # E.R. is none
     if core.strip("'-") in hesitations:
         return [HESITATION if marks else core.strip("'-")]
     if core in _ONE_WORD:

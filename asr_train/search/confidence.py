@@ -3,38 +3,52 @@
 Each word sequence counts once, with the cost of its cheapest path (`search.posterior`), and is
 aligned with the path's words (`search.mbr`), as in Kaldi's lattice-to-ctm-conf. Sums over all
 state alignments at a frame would favour sequences of more states, and count a word said once for
-both of two equal ones. Knows words as ids.
+both of two equal ones. In large lattices only the cheapest sequences count (`MAX_NODES`). Knows
+words as ids.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
-from asr_train.lang.arpa import BEGIN, END, NgramModel, Ngrams
-from asr_train.search.lattice import Lattice
+from asr_train.lang.arpa import BEGIN, END, UNKNOWN, NgramModel, Ngrams
+from asr_train.lang.histories import Histories
+from asr_train.search.lattice import LINK, Lattice
 from asr_train.search.mbr import decide
 from asr_train.search.posterior import posterior
 from asr_train.search.rescore import Model, expanded
 
+MARKS = [BEGIN, END, UNKNOWN]
 
-class Confidences:
-    """Confidences of words under the costs of the lattice alone.
+
+def confidences(lattice: Lattice, words: Sequence[int]) -> list[float]:
+    """Return the probability, in [0, 1], of each word at its place; at the scale of the search.
 
     Args:
-        names: the lexicon's words, numbered from 1 in lattices.
+        words: ids, of a path through the lattice.
     """
+    if not words:
+        return []
+    id_W = np.full(lattice.arcs_A["olabel"].max() + 1, MARKS.index(UNKNOWN), np.int32)
+    free = Model(_free(), id_W, ())
+    found = expanded(lattice, free, free, 0.0)
+    return decide(posterior(found, 0.0, 0.0, lattice.beam), words, 0).confidences
 
-    def __init__(self, names: Sequence[str]) -> None:
-        words = [BEGIN, END, *names]
-        free_V = np.zeros(len(words), np.float32)  # a model in which no word costs anything
-        ngrams = Ngrams(np.arange(len(words), dtype=np.int64), free_V, free_V)
-        self._free = Model.of(NgramModel(words, [ngrams]), names)
 
-    def __call__(self, lattice: Lattice, words: Sequence[int]) -> list[float]:
-        """Return the probability, in [0, 1], of each word at its place; at the search's scale.
+@lru_cache(maxsize=1)
+def _free() -> Histories:
+    """Return a model in which all words are <unk>, and cost nothing."""
+    free_V = np.zeros(len(MARKS), np.float32)
+    ngrams = Ngrams(np.arange(len(MARKS), dtype=np.int64), free_V, free_V)
+    return Histories.of(NgramModel(MARKS, [ngrams]))
 
-        Args:
-            words: ids, of a path through the lattice.
-        """
-        found = expanded(lattice, self._free, self._free, 0.0)
-        return decide(posterior(found, 0.0, 0.0, lattice.beam), words, 0).confidences
+
+def compile_confidences() -> None:
+    """Compile, or load what was compiled before; for all processes that are forked later."""
+    arcs_A = np.zeros(1, LINK)
+    arcs_A["target"] = arcs_A["ilabel"] = arcs_A["olabel"] = 1
+    ends_N, active_T = np.array([np.inf, 0.0]), np.ones(1, np.int32)
+    confidences(
+        Lattice(np.arange(2, dtype=np.int32), ends_N, arcs_A, 0.0, True, 1.0, active_T), [1]
+    )

@@ -261,7 +261,6 @@ class Sentence:
 
     Attributes:
         words: ids.
-        starts, ends: frames at which the path passes the label of each word and of the next (or T).
             Labels stand where determinisation left them, often some phones into their word; an
             alignment of the words gives their actual times.
         states_T: int32 [T], the state of each frame.
@@ -270,8 +269,6 @@ class Sentence:
     """
 
     words: list[int]
-    starts: list[int]
-    ends: list[int]
     states_T: np.ndarray
     graph_cost: float
     acoustic_cost: float
@@ -294,12 +291,9 @@ def sentence_of(lattice: Lattice, arcs: np.ndarray) -> Sentence:
     """Return the sentence of a complete path's arcs."""
     links = lattice.arcs_A[arcs]
     spoken = links["olabel"] > 0
-    starts = lattice.frame_N[links["source"][spoken]].tolist()
     graph = links["graph"].sum(dtype=np.float64) + lattice.final_N[links["target"][-1]]
     return Sentence(
         words=links["olabel"][spoken].tolist(),
-        starts=starts,
-        ends=[*starts[1:], lattice.frames][: len(starts)],
         states_T=links["ilabel"][links["ilabel"] > 0].astype(np.int32) - 1,
         graph_cost=float(graph),
         acoustic_cost=float(links["acoustic"].sum(dtype=np.float64)),

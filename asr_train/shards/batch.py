@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 
 from asr_train.schema import SpecAugmentSettings
-from asr_train.shards.ahead import ReadAhead
 from asr_train.shards.masks import masked
+from asr_train.shards.read_ahead import ReadAhead
 from asr_train.shards.reader import Shards
 from asr_train.shards.sample import Sample
 
@@ -102,7 +102,7 @@ class FramePools:
         epoch: int,
         device: Device = "cpu",
         masks: SpecAugmentSettings | None = None,
-        reader: Executor | None = None,
+        thread: Executor | None = None,
     ) -> None:
         """Plan one worker's epoch; nothing is read yet.
 
@@ -111,12 +111,12 @@ class FramePools:
                 utterance's edges repeat its first and last frame.
             seed, worker, workers, epoch: as in `Shards.samples`.
             masks: of the samples.
-            reader: as in `ReadAhead`.
+            thread: as in `ReadAhead`.
         Raises:
             ValueError: if there are more workers than samples.
         """
         self.minibatch_frames = minibatch_frames
-        self._shards, self._device, self._masks, self._reader = shards, device, masks, reader
+        self._shards, self._device, self._masks, self._thread = shards, device, masks, thread
         self._context = context_left, context_right
         self._order = seed, worker, workers, epoch
         frames_N = shards.frames(*self._order)
@@ -140,7 +140,7 @@ class FramePools:
         at = done - int(self._before[firsts[0]])
         held: list[Batch] = []  # the begin of a minibatch that the last pool did not fill
         arrays = map(self._arrays, _runs(samples, firsts))  # keeps no samples, as a generator would
-        with ReadAhead(arrays, self._reader) as read:
+        with ReadAhead(arrays, self._thread) as read:
             for first in firsts[:-1]:
                 pool = _Pool(read.next(), *self._context, self._generator(first), self._device)
                 while at < pool.num_frames:
@@ -326,7 +326,7 @@ class Sequences:
         epoch: int,
         device: Device = "cpu",
         masks: SpecAugmentSettings | None = None,
-        reader: Executor | None = None,
+        thread: Executor | None = None,
     ) -> None:
         """Plan one worker's epoch; nothing is read yet.
 
@@ -335,12 +335,12 @@ class Sequences:
             minibatch_frames: outputs.
             seed, worker, workers, epoch: as in `Shards.samples`.
             masks: of the samples.
-            reader: as in `ReadAhead`.
+            thread: as in `ReadAhead`.
         Raises:
             ValueError: if there are more workers than samples.
         """
         self._shards, self._cut, self._device = shards, cut, device
-        self._masks, self._reader = masks, reader
+        self._masks, self._thread = masks, thread
         self._order = seed, worker, workers, epoch
         positions_N, frames_N = shards.part(*self._order), shards.frames(*self._order)
         before = np.concatenate([[0], np.cumsum(frames_N)])
@@ -363,7 +363,7 @@ class Sequences:
         plans, firsts = self._plans[pool_at:], self._firsts[pool_at:]
         skipped = self._next - int(before[pool_at])
         samples = _samples(self._shards, self._order, firsts[0], self._masks)
-        with ReadAhead(_runs(samples, firsts), self._reader) as read:
+        with ReadAhead(_runs(samples, firsts), self._thread) as read:
             for plan in plans:
                 run = read.next()
                 for batch in plan[skipped:]:

@@ -69,7 +69,7 @@ class Controllers:
     Args:
         log: writes a row of log.jsonl.
         tell: prints a line.
-        reader: as in `Feed`.
+        thread: as in `Feed`.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Controllers:
         device: torch.device,
         log: Callable[[dict[str, Any]], None],
         tell: Callable[[str], None],
-        reader: Executor | None = None,
+        thread: Executor | None = None,
     ) -> None:
         self._optim, self._model, self._state = optim, model, state
         self._train_shards, self._dev_shards, self._device = train_shards, dev_shards, device
-        self._log, self._tell, self._reader = log, tell, reader
+        self._log, self._tell, self._thread = log, tell, thread
 
     def feed(self) -> Feed:
         """Return the minibatches of the current epoch, with the sizes chosen so far."""
@@ -105,7 +105,7 @@ class Controllers:
             self._device,
             parts,
             self._state.method.halves,
-            self._reader,
+            self._thread,
         )
 
     def next_step(self, feed: Feed) -> int:

@@ -65,7 +65,7 @@ class Feed:
         local: those hosted here.
         parts: of the epoch, as `optim.parts` gives them; None: those without choices.
         halves: into so many steps a minibatch of several workers is cut.
-        reader: the thread that reads ahead; None: nothing does.
+        thread: it reads ahead; None: nothing does.
     Attributes:
         num_steps: of the epoch, for every worker.
         fewest: minibatches of the worker that has the fewest frames, of those that read.
@@ -82,9 +82,9 @@ class Feed:
         device: Device,
         parts: Iterable[tuple[float, float, int, int | None]] | None = None,
         halves: int = 1,
-        reader: Executor | None = None,
+        thread: Executor | None = None,
     ) -> None:
-        self._reading = reader
+        self._thread = thread
         self._settings = optim, seen, epoch, device
         self._local = local
         self._phases: list[Phase] = []
@@ -161,7 +161,7 @@ class Feed:
             "epoch": epoch,
             "device": device,
             "masks": optim.specaugment,
-            "reader": self._reading,
+            "thread": self._thread,
         }
         if isinstance(seen, Cut):
             return Sequences(phase.shards, seen, **plan)

@@ -27,7 +27,7 @@ from asr_train.comm.stripes import Stripes
 from asr_train.model.dnn import Dnn
 from asr_train.model.store import build_model, initialise_from, load_model, save_model
 from asr_train.schema import RunSettings, Virtual
-from asr_train.shards.ahead import reading_thread
+from asr_train.shards.read_ahead import reading_thread
 from asr_train.shards.reader import Shards
 from asr_train.train.async_steps import run_ahead
 from asr_train.train.batched import Batched
@@ -239,11 +239,11 @@ def train(
             return loss
 
         pools = len(exchange.local) * min(optim.pool_frames, train_shards.num_frames // workers)
-        reader = None if objective.whole else reading_thread(device, pools)
-        if reader is not None:
-            stack.callback(reader.shutdown, wait=False, cancel_futures=True)
+        thread = None if objective.whole else reading_thread(device, pools)
+        if thread is not None:
+            stack.callback(thread.shutdown, wait=False, cancel_futures=True)
         control = Controllers(
-            optim, model, state, train_shards, dev_shards, device, log.row, tell, reader
+            optim, model, state, train_shards, dev_shards, device, log.row, tell, thread
         )
         while diverged is None and not state.schedule.is_finished:
             feed = control.feed()

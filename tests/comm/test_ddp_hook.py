@@ -3,6 +3,7 @@
 import io
 import multiprocessing
 import re
+from dataclasses import replace
 
 import forked
 import numpy as np
@@ -19,6 +20,7 @@ from asr_train.comm.codec import MessageError
 from asr_train.comm.ddp_hook import GtcHook, OneBitHook
 from asr_train.comm.exchange import ExchangeError
 from asr_train.comm.reducers import Gradient, dense
+from asr_train.schema import AdaptiveSettings, SettingsError
 
 GTC = {"threshold": 0.25, "codec": "rice", "capacity": "fixed"}
 SETTINGS = schema.GtcSettings(**GTC)
@@ -277,6 +279,16 @@ def test_each_of_two_groups_is_a_ddp_of_its_own(more):
         assert found[1] == wanted[1] > 0
     np.testing.assert_array_equal(one[0], three[0])
     assert np.abs(one[0] - zero[0]).max() > 1e-3
+
+
+def test_arguments_that_are_no_numbers_are_refused_by_name():
+    with pytest.raises(SettingsError, match=r"threshold is '0\.1'"):
+        replace(SETTINGS, threshold="0.1")
+    adaptive = {"density": 0.01, "band": 1.25, "factor": 1.1}
+    assert replace(SETTINGS, adaptive=adaptive).adaptive == AdaptiveSettings(**adaptive)
+    for wrong in ({"max_norm": "1"}, {"timeout_seconds": 0}, {"start_iter": -1}):
+        with pytest.raises(SettingsError, match=f"^{next(iter(wrong))} is "):
+            GtcHook(Net(), SETTINGS, **wrong)
 
 
 class Odd(nn.Module):

@@ -66,6 +66,10 @@ def test_log_mel_agrees_with_torchaudio(change, samples):
     np.testing.assert_allclose(LogMel(wanted)(wave_N), theirs_TF, atol=1e-3)
 
 
+def test_a_window_of_a_fraction_of_samples_is_cut_off_as_kaldis():
+    test_log_mel_agrees_with_torchaudio({"sample_rate": 44100, "high_hz": 8000.0}, 16000)
+
+
 @pytest.mark.parametrize("samples", [0, 79, 80, 159, 240, 399])
 def test_short_recordings_have_the_frames_that_the_rule_says(samples):
     feats_TF = LogMel(settings())(noise(samples))

@@ -134,7 +134,7 @@ def test_the_number_of_reference_words_does_not_depend_on_what_was_found(said, f
         ("and/or this_one", "AND OR THIS ONE"),
         ("uh, yes ah huh %HESITATION", " ".join(["(%HESITATION) YES", *["(%HESITATION)"] * 3])),
         ("uh-huh um-hum, mhm. uh-uh huh-uh", "UHHUH UHHUH UHHUH UHUH UHUH"),
-        ("er... the E.R. doctor", "(%HESITATION) THE ER DOCTOR"),
+        ("er... the E.R. doctor (uh.)", "(%HESITATION) THE ER DOCTOR (%HESITATION)"),
         ("I th- th[at]- that (-at) (-) -", "I (TH-) (TH-) THAT (-AT)"),
         ("[laughter] so <noise> so", "SO SO"),
         ("minus -5 and 5-", "MINUS 5 AND 5"),

@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 from made_graphs import STATES, all_paths, random_graph, random_scores
-from test_expanded import NAMES
 
-from asr_train.search.confidence import Confidences
+from asr_train.search.confidence import compile_confidences, confidences
 from asr_train.search.lattice import Lattices, best_path
 from asr_train.search.nbest import nbest
 
 SEEDS = range(8)
-confidences = Confidences(NAMES)
 
 
 def searched(seed, frames=5, width=100.0, nodes=7, arcs=22):
@@ -69,3 +67,9 @@ def test_where_there_is_no_other_path_words_are_certain(seed):
     _, _, lattice = searched(seed, width=0.0)
     words = best_path(lattice).words
     assert confidences(lattice, words) == pytest.approx([1.0] * len(words))
+
+
+def test_a_path_without_words_has_no_confidences():
+    compile_confidences()  # of a lattice with a single arc
+    _, _, lattice = searched(0)
+    assert confidences(lattice, []) == []

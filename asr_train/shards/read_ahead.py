@@ -19,12 +19,12 @@ class ReadAhead(Generic[Item]):
     """A context in which items are asked for by `next`, and may be begun earlier.
 
     Args:
-        made: the items; in the thread of `reader` alone, if there is one.
-        reader: a single thread; None: items are made when they are asked for.
+        made: the items; in the thread of `thread` alone, if there is one.
+        thread: a single one; None: items are made when they are asked for.
     """
 
-    def __init__(self, made: Iterator[Item], reader: Executor | None) -> None:
-        self._made, self._reader = made, reader
+    def __init__(self, made: Iterator[Item], thread: Executor | None) -> None:
+        self._made, self._thread = made, thread
         self._begun: Future[Item | None] | None = None
 
     def __enter__(self) -> "ReadAhead[Item]":
@@ -36,8 +36,8 @@ class ReadAhead(Generic[Item]):
 
     def begin(self) -> None:
         """Have the next item made, unless it is already; there may be none."""
-        if self._reader is not None and self._begun is None:
-            self._begun = self._reader.submit(next, self._made, None)
+        if self._thread is not None and self._begun is None:
+            self._begun = self._thread.submit(next, self._made, None)
 
     def next(self) -> Item:
         """Return the next item, which must exist; raises what making it raised."""
