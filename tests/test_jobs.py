@@ -155,6 +155,16 @@ def lives(process: int) -> bool:
     return True
 
 
+@pytest.mark.parametrize("launcher, code", [(None, 0), ("parent", 0), ("1", 1)])
+def test_a_process_ends_if_its_launcher_died_before_it_asked(launcher, code):
+    environment = {**os.environ, "TORCHELASTIC_RUN_ID": "none"}
+    if launcher:
+        environment["ASR_LAUNCHER"] = launcher.replace("parent", str(os.getpid()))
+    program = "from asr_train.train.process import die_with_launcher; die_with_launcher()"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, check=False)
+    assert done.returncode == code
+
+
 def test_workers_die_with_a_killed_parent():
     """An orphan would continue to write the files that the next try writes."""
     parent = stage(BUSY)

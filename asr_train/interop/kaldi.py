@@ -186,8 +186,8 @@ def _decoded_file(where: str, command: str) -> tuple[str, int | None]:
     refused = CorpusError(
         f"{where} is the command `{command}`. Commands are not executed, and only these are "
         "recognised: flac -c -d -s FILE |, sph2pipe -f wav -p -c N FILE |, sox FILE "
-        "[-b 16 -e signed-integer] -t wav - [remix N] |; write WAV files with Kaldi's wav-copy and "
-        "name those"
+        "[-b 16 -e signed-integer] [-r RATE] -t wav - [remix N] |; write WAV files with Kaldi's "
+        "wav-copy and name those"
     )
     try:
         program, *words = shlex.split(command[:-1])
@@ -205,6 +205,8 @@ def _decoded_file(where: str, command: str) -> tuple[str, int | None]:
                     return name, int(number) - 1
         case "sox", [name, *rest]:
             rest = rest[len(_16_BIT) :] if rest[: len(_16_BIT)] == _16_BIT else rest
+            if rest[:1] == ["-r"] and len(rest) > 1 and rest[1].isdigit():
+                rest = rest[2:]  # files are read at their own rates
             match rest:
                 case ["-t", "wav", "-"]:
                     return name, None

@@ -205,6 +205,7 @@ def test_sox_gives_kaldi_the_channel_that_is_meant(tmp_path):
         ("/opt/kaldi/tools/sph2pipe_v2.5/sph2pipe -f wav -p -c 1 {} |", 0),
         ("sox {} -t wav - remix 2 |", 1),
         ("sox {} -t wav - |", None),
+        ("sox {} -b 16 -e signed-integer -r 16000 -t wav - remix 1 |", 0),
         ("flac -d -c --silent {} |", None),
     ],
 )
