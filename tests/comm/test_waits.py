@@ -112,41 +112,40 @@ def test_messages_made_on_the_device_are_those_of_the_host(bad, monkeypatch):
     assert sum(one.overflows for one in found[0][3]) >= 4
 
 
+def unseen(waits, compute):
+    """Return a function whose own waits are not counted."""
+
+    def called(*given):
+        before = list(waits.of)
+        found = compute(*given)
+        waits.of = before
+        return found
+
+    return called
+
+
 def test_a_step_whose_messages_are_made_on_the_device_waits_once(monkeypatch):
     """It waits for the headers; waits of the reference itself are not counted."""
-    compress_fixed_rows = threshold.compress_fixed_rows
     exchange = Loopback(range(1), CPU)
     alone = gtc.Gtc(
         exchange, SIZE, method_of("gtc", 2, gtc={**GTC, "codec": "packed32"}).reducers[0].settings
     )
     alone._on_device, alone._checks = True, Checks(deferred=True)
     with forced(Backend.reference), monkeypatch.context() as patch, Waits(patch) as waits:
-
-        def unseen(*given):
-            before = list(waits.of)
-            fixed = compress_fixed_rows(*given)
-            waits.of = before
-            return fixed
-
-        patch.setattr(threshold, "compress_fixed_rows", unseen)
+        patch.setattr(
+            threshold, "compress_fixed_rows", unseen(waits, threshold.compress_fixed_rows)
+        )
         assert alone.reduce(gradients(1), {0: Sent()}) is not None
     assert waits.of == ["cpu"]
 
 
 def test_a_step_of_virtual_workers_waits_once(monkeypatch):
     """However many there are; waits of the reference itself are not counted."""
-    tally_rows, exchange = threshold.tally_rows, Loopback(range(8), CPU)
+    exchange = Loopback(range(8), CPU)
     settings = method_of("gtc_exact", 2).reducers[0].settings
     together = gtc.Gtc(exchange, SIZE, settings, is_direct=True)
     with forced(Backend.reference), monkeypatch.context() as patch, Waits(patch) as waits:
-
-        def unseen(*given):
-            before = list(waits.of)
-            found = tally_rows(*given)
-            waits.of = before
-            return found
-
-        patch.setattr(threshold, "tally_rows", unseen)
+        patch.setattr(threshold, "tally_rows", unseen(waits, threshold.tally_rows))
         assert together.reduce(gradients(8), {worker: Sent() for worker in range(8)}) is not None
     assert waits.of == ["tolist"]
 
