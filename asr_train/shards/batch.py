@@ -78,22 +78,24 @@ def context_padded(
     return feats_TF[times.to(feats_TF.device)][None]
 
 
-class FramePools:
-    """Yields Batches of single frames, each with its context window.
+class _Epoch:
+    """One worker's samples of an epoch, in pools of about `pool_frames`; nothing is read yet.
 
-    A pool is a sequence of the worker's samples, of about `pool_frames`; the pools of an epoch are
-    as equal as whole utterances allow. Each pool's frames are permuted; the concatenation of all
-    pools is cut into minibatches of `minibatch_frames`. So every frame occurs exactly once per
-    epoch, and only the last minibatch may be short; one that spans two pools takes its frames from
-    both. All of it follows from the index. Iterating again continues after the last batch.
+    Args:
+        minibatch_frames: of a batch; for `Sequences`, outputs.
+        seed, worker, workers, epoch: as in `Shards.samples`.
+        masks: of the samples.
+        thread: as in `ReadAhead`.
+    Raises:
+        ValueError: if there are more workers than samples.
     """
+
+    num_batches: int
 
     def __init__(
         self,
         shards: Shards,
         *,
-        context_left: int,
-        context_right: int,
         pool_frames: int,
         minibatch_frames: int,
         seed: int,
@@ -104,31 +106,52 @@ class FramePools:
         masks: SpecAugmentSettings | None = None,
         thread: Executor | None = None,
     ) -> None:
-        """Plan one worker's epoch; nothing is read yet.
-
-        Args:
-            context_left, context_right: frames of a window before and after its main frame; an
-                utterance's edges repeat its first and last frame.
-            seed, worker, workers, epoch: as in `Shards.samples`.
-            masks: of the samples.
-            thread: as in `ReadAhead`.
-        Raises:
-            ValueError: if there are more workers than samples.
-        """
         self.minibatch_frames = minibatch_frames
         self._shards, self._device, self._masks, self._thread = shards, device, masks, thread
-        self._context = context_left, context_right
         self._order = seed, worker, workers, epoch
-        frames_N = shards.frames(*self._order)
-        self._before = np.concatenate([[0], np.cumsum(frames_N)])  # frames before each sample
+        self._frames_N = shards.frames(*self._order)
+        self._before = np.concatenate([[0], np.cumsum(self._frames_N)])  # frames before each sample
         self._firsts = _pool_firsts(self._before, pool_frames)  # and, last, the end
-        self.num_frames = int(self._before[-1])  # in the whole epoch, of this worker
-        self.num_batches = -(-self.num_frames // minibatch_frames)
         self._next = 0
 
     def seek(self, batches: int) -> None:
         """Continue after this number of minibatches of the epoch."""
         self._next = min(batches, self.num_batches)
+
+    def _runs(self, firsts: Sequence[int]) -> Iterator[list[Sample]]:
+        """Return the samples of each of some pools, with masks if there are any."""
+        seed, _, _, epoch = self._order
+        samples = self._shards.samples(*self._order, start=firsts[0])
+        if self._masks is not None:
+            is_normalised = self._shards.about.get("norm", {}).get("by") != "none"
+            mean_F = 0.0 if is_normalised else self._shards.mean_F
+            samples = masked(samples, self._masks, seed, epoch, mean_F)
+        pairs = itertools.pairwise(firsts)
+        return (list(itertools.islice(samples, last - first)) for first, last in pairs)
+
+
+class FramePools(_Epoch):
+    """Yields Batches of single frames, each with its context window.
+
+    A pool is a sequence of the worker's samples, of about `pool_frames`; the pools of an epoch are
+    as equal as whole utterances allow. Each pool's frames are permuted; the concatenation of all
+    pools is cut into minibatches of `minibatch_frames`. So every frame occurs exactly once per
+    epoch, and only the last minibatch may be short; one that spans two pools takes its frames from
+    both. All of it follows from the index. Iterating again continues after the last batch.
+
+    Args:
+        context_left, context_right: frames of a window before and after its main frame; an
+            utterance's edges repeat its first and last frame.
+        plan: as in `_Epoch`.
+    """
+
+    def __init__(
+        self, shards: Shards, *, context_left: int, context_right: int, **plan: Any
+    ) -> None:
+        super().__init__(shards, **plan)
+        self._context = context_left, context_right
+        self.num_frames = int(self._before[-1])  # in the whole epoch, of this worker
+        self.num_batches = -(-self.num_frames // self.minibatch_frames)
 
     def __iter__(self) -> Iterator[Batch]:
         done = self._next * self.minibatch_frames  # of the epoch's frames
@@ -136,10 +159,9 @@ class FramePools:
             return
         pool_at = sum(self._before[first] <= done for first in self._firsts) - 1
         firsts = self._firsts[pool_at:]
-        samples = _samples(self._shards, self._order, firsts[0], self._masks)
         at = done - int(self._before[firsts[0]])
         held: list[Batch] = []  # the begin of a minibatch that the last pool did not fill
-        arrays = map(self._arrays, _runs(samples, firsts))  # keeps no samples, as a generator would
+        arrays = map(self._arrays, self._runs(firsts))  # keeps no samples, as a generator would
         with ReadAhead(arrays, self._thread) as read:
             for first in firsts[:-1]:
                 pool = _Pool(read.next(), *self._context, self._generator(first), self._device)
@@ -170,24 +192,6 @@ class FramePools:
         seed, worker, _, epoch = self._order
         (bits,) = np.random.SeedSequence([seed, epoch, worker, first]).generate_state(1, np.uint64)
         return torch.Generator().manual_seed(int(bits))
-
-
-def _samples(
-    shards: Shards, order: tuple[int, int, int, int], start: int, masks: SpecAugmentSettings | None
-) -> Iterator[Sample]:
-    """Return a worker's samples of an epoch from one of them on, with masks if there are any."""
-    samples = shards.samples(*order, start=start)
-    seed, _, _, epoch = order
-    if masks is None:
-        return samples
-    is_normalised = shards.about.get("norm", {}).get("by") != "none"
-    return masked(samples, masks, seed, epoch, 0.0 if is_normalised else shards.mean_F)
-
-
-def _runs(samples: Iterator[Sample], firsts: Sequence[int]) -> Iterator[list[Sample]]:
-    """Yield the samples of each pool."""
-    for first, last in itertools.pairwise(firsts):
-        yield list(itertools.islice(samples, last - first))
 
 
 def _pool_firsts(before: npt.NDArray[np.int64], pool_frames: int) -> list[int]:
@@ -298,7 +302,7 @@ class _Piece:
         return self.warm + self.frames
 
 
-class Sequences:
+class Sequences(_Epoch):
     """Yields Batches of utterances, or of pieces of long ones.
 
     Utterances are trained on whole, from a state of zeros, so that no state is carried between
@@ -311,59 +315,28 @@ class Sequences:
     `stride` epochs each frame was used once. A minibatch has about `minibatch_frames` outputs: a
     pool's pieces are sorted by length, to reduce padding, cut into runs of equal numbers of
     outputs, and the runs are permuted. All of it follows from the index.
+
+    Args:
+        plan: as in `_Epoch`.
     """
 
-    def __init__(
-        self,
-        shards: Shards,
-        cut: Cut,
-        *,
-        pool_frames: int,
-        minibatch_frames: int,
-        seed: int,
-        worker: int,
-        workers: int,
-        epoch: int,
-        device: Device = "cpu",
-        masks: SpecAugmentSettings | None = None,
-        thread: Executor | None = None,
-    ) -> None:
-        """Plan one worker's epoch; nothing is read yet.
-
-        Args:
-            pool_frames: of the features.
-            minibatch_frames: outputs.
-            seed, worker, workers, epoch: as in `Shards.samples`.
-            masks: of the samples.
-            thread: as in `ReadAhead`.
-        Raises:
-            ValueError: if there are more workers than samples.
-        """
-        self._shards, self._cut, self._device = shards, cut, device
-        self._masks, self._thread = masks, thread
-        self._order = seed, worker, workers, epoch
-        positions_N, frames_N = shards.part(*self._order), shards.frames(*self._order)
-        before = np.concatenate([[0], np.cumsum(frames_N)])
-        self._firsts = _pool_firsts(before, pool_frames)
+    def __init__(self, shards: Shards, cut: Cut, **plan: Any) -> None:
+        super().__init__(shards, **plan)
+        self._cut = cut
+        positions_N = shards.part(*self._order)
         self._plans = [
-            self._plan(frames_N[first:last], positions_N[first:last], first, minibatch_frames)
+            self._plan(self._frames_N[first:last], positions_N[first:last], first)
             for first, last in itertools.pairwise(self._firsts)
         ]
         self.num_frames = sum(p.frames for plan in self._plans for batch in plan for p in batch)
         self.num_batches = sum(map(len, self._plans))
-        self._next = 0
-
-    def seek(self, batches: int) -> None:
-        """Continue after this number of minibatches of the epoch."""
-        self._next = min(batches, self.num_batches)
 
     def __iter__(self) -> Iterator[Batch]:
         before = np.cumsum([0, *map(len, self._plans)])  # minibatches before each pool
         pool_at = int(np.searchsorted(before, self._next, side="right")) - 1
         plans, firsts = self._plans[pool_at:], self._firsts[pool_at:]
         skipped = self._next - int(before[pool_at])
-        samples = _samples(self._shards, self._order, firsts[0], self._masks)
-        with ReadAhead(_runs(samples, firsts), self._thread) as read:
+        with ReadAhead(self._runs(firsts), self._thread) as read:
             for plan in plans:
                 run = read.next()
                 for batch in plan[skipped:]:
@@ -374,11 +347,7 @@ class Sequences:
                 del run  # before the next pool is read: its lattices may take a gigabyte
 
     def _plan(
-        self,
-        frames_N: npt.NDArray[np.int64],
-        positions_N: npt.NDArray[np.int64],
-        first: int,
-        minibatch_frames: int,
+        self, frames_N: npt.NDArray[np.int64], positions_N: npt.NDArray[np.int64], first: int
     ) -> list[list[_Piece]]:
         """Return the minibatches of a pool, in order."""
         seed, worker, _, epoch = self._order
@@ -395,7 +364,7 @@ class Sequences:
         pieces = [pieces[at] for at in order]
         middles = np.cumsum([p.frames for p in pieces]) - np.array([p.frames / 2 for p in pieces])
         total = sum(p.frames for p in pieces)
-        runs = (middles * max(1, round(total / minibatch_frames)) / total).astype(np.int64)
+        runs = (middles * max(1, round(total / self.minibatch_frames)) / total).astype(np.int64)
         batches = [
             [piece for _, piece in run]
             for _, run in itertools.groupby(
