@@ -29,24 +29,18 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class EventMap:
-    """Nodes that refer to each other by their places; no node's branches come after it.
-
-    A number (`CE`) is the answer.
-    A table (`TE`), in which a key's value is the number of a branch, becomes a row of splits.
-    """
-
-    nodes: list[int | Split]
-    root: int
-
-
-@dataclass(frozen=True, slots=True)
 class ContextDependency:
-    """A window's `width` N, the `centre` P that is pronounced, and the map to pdf-ids."""
+    """A window's `width` N, the `centre` P that is pronounced, and the event map to pdf-ids.
+
+    Nodes refer to each other by their places; no node's branches come after it. A number (`CE`) is
+    the answer. A table (`TE`), in which a key's value is the number of a branch, becomes a row of
+    splits.
+    """
 
     width: int
     centre: int
-    to_pdf: EventMap
+    nodes: list[int | Split]
+    root: int
 
 
 def read_tree(path: Path | str) -> ContextDependency:
@@ -60,70 +54,50 @@ def read_tree(path: Path | str) -> ContextDependency:
     width, centre = objects.int32(), objects.int32()
     if not 0 <= centre < width:
         raise objects.damaged(f"place {centre} is pronounced in a window of {width} phones")
-    if objects.expect("ToPdf", "ToLength") == "ToLength":  # of old versions, which ignore it, too
-        read_event_map(objects)
-        objects.expect("ToPdf")
-    to_pdf = read_event_map(objects)
+    nodes: list[int | Split] = []
+    try:
+        if objects.expect("ToPdf", "ToLength") == "ToLength":  # of old versions, which ignore it
+            _read_node(objects, [])
+            objects.expect("ToPdf")
+        root = _read_node(objects, nodes)
+    except RecursionError:  # Kaldi reads trees by recursion, too
+        raise objects.damaged("the nodes of the tree are nested too deeply") from None
     objects.expect("EndContextDependency")
     if not objects.ended():
         raise objects.damaged("something follows the tree")
-    return ContextDependency(width, centre, to_pdf)
+    return ContextDependency(width, centre, nodes, root)
 
 
-def read_event_map(objects: Objects) -> EventMap:
-    """Read nodes until the root is complete; without recursion, so that any depth is fine."""
-    nodes: list[int | Split] = []
-    open_nodes: list[_Open] = []
-    while True:
-        done = NONE
-        kind = objects.expect("CE", "SE", "TE", "NULL")
-        if kind == "CE":
-            nodes.append(objects.int32())
-            done = len(nodes) - 1
-        elif kind == "SE":
-            open_nodes.append(_Open(objects.int32(), frozenset(objects.int32s().tolist()), 2, []))
-            objects.expect("{")
-            continue
-        elif kind == "TE":
-            key, size = objects.int32(), objects.uint32()
-            objects.expect("(")
-            open_nodes.append(_Open(key, None, size, []))
-            if size:
-                continue
-        elif not open_nodes or open_nodes[-1].values is not None:
-            raise objects.damaged("NULL is where a node should be")
-        if kind != "TE" and open_nodes:
-            open_nodes[-1].branches.append(done)
-        while open_nodes and len(open_nodes[-1].branches) == open_nodes[-1].size:
-            one = open_nodes.pop()
-            objects.expect(")" if one.values is None else "}")
-            done = one.close(nodes)
-            if open_nodes:
-                open_nodes[-1].branches.append(done)
-        if not open_nodes:
-            return EventMap(nodes, done)
+def _read_node(objects: Objects, nodes: list[int | Split], *more: str) -> int:
+    """Add the next node after its branches; return its place.
 
-
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """A split or (without values) a table whose branches are still read."""
-
-    key: int
-    values: frozenset[int] | None
-    size: int
-    branches: list[int]
-
-    def close(self, nodes: list[int | Split]) -> int:
-        """Add splits to the nodes; return the place of the first one to ask."""
-        if self.values is not None:
-            nodes.append(Split(self.key, self.values, *self.branches))
-            return len(nodes) - 1
-        place = NONE
-        for value, branch in reversed([*enumerate(self.branches)]):
-            if branch != NONE:
-                nodes.append(Split(self.key, frozenset({value}), branch, place))
-                place = len(nodes) - 1
-        return place
+    Args:
+        more: `NULL`, where no node is allowed.
+    """
+    kind = objects.expect("CE", "SE", "TE", *more)
+    if kind == "NULL":
+        return NONE
+    if kind == "CE":
+        nodes.append(objects.int32())
+        return len(nodes) - 1
+    key = objects.int32()
+    if kind == "SE":
+        values = frozenset(objects.int32s().tolist())
+        objects.expect("{")
+        yes, no = _read_node(objects, nodes), _read_node(objects, nodes)
+        objects.expect("}")
+        nodes.append(Split(key, values, yes, no))
+        return len(nodes) - 1
+    size = objects.uint32()
+    objects.expect("(")
+    branches = [_read_node(objects, nodes, "NULL") for _ in range(size)]
+    objects.expect(")")
+    place = NONE
+    for value, branch in reversed([*enumerate(branches)]):
+        if branch != NONE:
+            nodes.append(Split(key, frozenset({value}), branch, place))
+            place = len(nodes) - 1
+    return place
 
 
 # --- conversion ---------------------------------------------------------------------------------
@@ -161,7 +135,8 @@ class _Conversion:
     """Nodes of the new tree, as they come."""
 
     def __init__(self, dependency: ContextDependency, phones: Sequence[int], pdfs: int) -> None:
-        self._map, self._pdfs, self._phones = dependency.to_pdf, pdfs, phones
+        self._nodes, self._root = dependency.nodes, dependency.root
+        self._pdfs, self._phones = pdfs, phones
         centre = dependency.centre
         sides = {centre - 1: LEFT, centre: CENTRE, centre + 1: RIGHT}
         self._sides = {key: side for key, side in sides.items() if 0 <= key < dependency.width}
@@ -175,7 +150,7 @@ class _Conversion:
         sharing: dict[tuple[int, int], list[int]] = {}  # node and class -> phones
         for p, count in enumerate(classes):
             for j in range(count):
-                sharing.setdefault((self._resolved(self._map.root, j, p), j), []).append(p)
+                sharing.setdefault((self._resolved(self._root, j, p), j), []).append(p)
         for (place, j), phones in sharing.items():
             centre_P = np.zeros(len(self._value_P), bool)
             centre_P[phones] = True
@@ -196,8 +171,7 @@ class _Conversion:
 
     def _resolved(self, place: int, pdf_class: int, phone: int | None) -> int:
         """Follow what the pdf-class, and the phone if it is given, answer."""
-        nodes = self._map.nodes
-        while place != NONE and isinstance(node := nodes[place], Split):
+        while place != NONE and isinstance(node := self._nodes[place], Split):
             if node.key == PDF_CLASS:
                 value = pdf_class
             elif phone is not None and self._sides.get(node.key) == CENTRE:
@@ -217,7 +191,7 @@ class _Conversion:
             here = self._resolved(here, pdf_class, None)
             if here == NONE:
                 raise ValueError(self._missing(pdf_class, sides_SP))
-            node = self._map.nodes[here]
+            node = self._nodes[here]
             if isinstance(node, int):
                 if not 0 <= node < self._pdfs:
                     raise ValueError(

@@ -230,9 +230,9 @@ def write_model(folder: Path, name: str, seed: int = 0) -> None:
 def pdf_of(tree: ContextDependency, window: Sequence[int], pdf_class: int) -> int | None:
     """Return the pdf-id of a window of phones, as Kaldi's `EventMap::Map`; None: it has none."""
     event = {PDF_CLASS: pdf_class, **dict(enumerate(window))}
-    place = tree.to_pdf.root
+    place = tree.root
     while place != NONE:
-        node = tree.to_pdf.nodes[place]
+        node = tree.nodes[place]
         if isinstance(node, int):
             return node
         value = event.get(node.key)

@@ -113,8 +113,8 @@ def test_a_tree_cut_short_or_altered_raises_one_error(tmp_path, binary):
          "vector of 2147483647 numbers, but the file has room for 0"),
         (HEAD + b"TE \x04\0\0\0\0\xfc\xff\xff\xff\xff( ",
          "the file ends"),
-        ("ContextDependency 1 0 ToPdf NULL EndContextDependency ", "NULL is where"),
-        ("ContextDependency 1 0 ToPdf SE 0 [ 1 ] { NULL CE 1 }", "NULL is where"),
+        ("ContextDependency 1 0 ToPdf NULL EndContextDependency ", "'NULL' is where CE"),
+        ("ContextDependency 1 0 ToPdf SE 0 [ 1 ] { NULL CE 1 }", "'NULL' is where CE"),
         ("ContextDependency 1 1 ToPdf CE 1 ", "place 1 is pronounced in a window of 1"),
         ("ContextDependency 1 0 ToPdf CE " + "9" * 5000, "'9999.* is not a token"),
         ("ContextDependency 1 0 ToPdf CE 99999999999 ", "99999999999 does not fit 32 bits"),
@@ -132,10 +132,15 @@ def test_what_is_no_tree_is_named_with_its_place(tmp_path, content, message):
     tracemalloc.stop()
 
 
-def test_a_tree_of_any_depth_is_read_and_converted(tmp_path):
-    deep = 20_000
+@pytest.mark.parametrize("deep", [500, 20_000])
+def test_a_deep_tree_is_read_or_refused(tmp_path, deep):
     text = "ContextDependency 3 1 ToPdf " + "SE 0 [ 1 ]\n{ CE 1 " * deep + "CE 2 " + "}\n" * deep
-    found = read_tree(tree_file(tmp_path, text + "EndContextDependency "))
+    path = tree_file(tmp_path, text + "EndContextDependency ")
+    if deep > 500:
+        with pytest.raises(DamagedFileError, match="nested too deeply"):
+            read_tree(path)
+        return
+    found = read_tree(path)
     assert pdf_of(found, [1, 1, 1], 0) == 1
     assert pdf_of(found, [2, 1, 1], 0) == 2
     tree = tree_of(found, [1, 2], [1, 1], 3)
@@ -147,4 +152,4 @@ def test_old_trees_with_lengths_are_read(tmp_path):
     found = read_tree(tree_file(tmp_path, old))
     assert found == read_tree(tree_file(tmp_path, TRI_TREE))
     assert isinstance(found, ContextDependency)
-    assert 5 in found.to_pdf.nodes
+    assert 5 in found.nodes
