@@ -232,12 +232,12 @@ class Region:
 
     def sha256(self) -> str:
         """Return the content's SHA-256, as 64 hexadecimal digits."""
-        digest, buffer, left = hashlib.sha256(), memoryview(bytearray(1 << 18)), self.size
+        digest, left = hashlib.sha256(), self.size
         with open(self.path, "rb", buffering=0) as file:
             file.seek(self.offset)
-            while left and (count := file.readinto(buffer[: min(left, len(buffer))])):
-                digest.update(buffer[:count])
-                left -= count
+            while content := file.read(min(left, 1 << 18)):
+                digest.update(content)
+                left -= len(content)
         return digest.hexdigest()
 
     def mapped(self) -> memoryview:
@@ -295,25 +295,26 @@ def check_part(
         raise DamagedFileError(
             f"{path} is missing, but its index lists it; delete {remake} and run make again"
         )
-    check_region(Region.of(path), listed, path, content, remake)
+    region = Region.of(path)
+    sha256_of = region.sha256 if content else None
+    check_content(path, listed, region.size, sha256_of, f"delete {remake} and run make again")
     return path
 
 
-def check_region(
-    region: Region,
-    listed: dict[str, Any],
+def check_content(
     named: Path | str,
-    content: bool = True,
-    remake: Path | str = "the .json beside it",
+    listed: dict[str, Any],
+    size: int,
+    sha256_of: Callable[[], str] | None,
+    remedy: str = "delete the .json beside it and run make again",
 ) -> None:
-    """Check a listed part, wherever it lies, as `check_part` does."""
-    if region.size != listed["bytes"]:
+    """Raise DamagedFileError unless a part has the bytes, and the SHA-256, that its index says."""
+    if size != listed["bytes"]:
         raise DamagedFileError(
-            f"{named} has {region.size} bytes but its index says {listed['bytes']}; "
-            f"delete {remake} and run make again"
+            f"{named} has {size} bytes but its index says {listed['bytes']}; {remedy}"
         )
-    if content and (found := region.sha256()) != listed["sha256"]:
+    if sha256_of is not None and (found := sha256_of()) != listed["sha256"]:
         raise DamagedFileError(
             f"{named} has SHA-256 {found[:12]}... but its index says {listed['sha256'][:12]}...: "
-            f"its content changed; delete {remake} and run make again"
+            f"its content changed; {remedy}"
         )

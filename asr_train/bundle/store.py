@@ -252,7 +252,8 @@ def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:
         try:
             for listed in manifest["parts"]:
                 if listed["path"] in graph:
-                    files.check_region(graph[listed["path"]], listed, listed["path"])
+                    region = graph[listed["path"]]
+                    files.check_content(listed["path"], listed, region.size, region.sha256)
                 else:
                     files.check_part(folder, listed)
             lang = load_lang(folder / "lang.json")

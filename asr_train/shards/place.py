@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from asr_train.extras import extra
-from asr_train.files import DamagedFileError, check_part, read_json
+from asr_train.files import DamagedFileError, check_content, check_part, read_json
 
 ATTEMPTS = 5
 FIRST_PAUSE_SECONDS = 1.0  # after a failure; twice as long after the next: 15 s in all
@@ -89,17 +89,9 @@ def open_part(index: Place, listed: dict[str, Any], unseen: bool) -> tuple[str, 
 
 def _checked(address: str, listed: dict[str, Any]) -> bytes:
     content = _read(address)
-    if len(content) != listed["bytes"]:
-        raise DamagedFileError(
-            f"{address} gave {len(content)} bytes but its index says {listed['bytes']}; "
-            "upload it and its index again"
-        )
-    found = hashlib.sha256(content).hexdigest()
-    if found != listed["sha256"]:
-        raise DamagedFileError(
-            f"{address} has SHA-256 {found[:12]}... but its index says "
-            f"{listed['sha256'][:12]}...: its content changed; upload it and its index again"
-        )
+    sha256 = hashlib.sha256(content)
+    remedy = "upload it and its index again"
+    check_content(address, listed, len(content), sha256.hexdigest, remedy)
     return content
 
 

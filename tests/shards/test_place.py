@@ -123,7 +123,7 @@ def test_a_tar_that_is_not_what_the_index_says_is_refused_as_on_disk(folder, ser
     with pytest.raises(DamagedFileError, match=r"00001.tar has SHA-256 .* index says .* changed"):
         list(everything(Shards(f"{server.url}/index.json")))
     path.write_bytes(content[:-1])
-    message = rf"00001.tar gave {len(content) - 1} bytes but its index says {len(content)}"
+    message = rf"00001.tar has {len(content) - 1} bytes but its index says {len(content)}"
     with pytest.raises(DamagedFileError, match=message):
         list(everything(Shards(f"{server.url}/index.json")))
 
@@ -201,7 +201,7 @@ def test_over_s3_they_are_those_on_disk(folder, bucket):
 def test_what_is_changed_or_missing_in_a_bucket_is_said(folder, bucket):
     far = Shards("s3://speech/train/index.json")
     bucket.put_object(Bucket="speech", Key="train/00002.tar", Body=b"other")
-    with pytest.raises(DamagedFileError, match=r"00002.tar gave 5 bytes but its index says"):
+    with pytest.raises(DamagedFileError, match=r"00002.tar has 5 bytes but its index says"):
         list(everything(far))
     bucket.delete_object(Bucket="speech", Key="train/00002.tar")
     with pytest.raises(FetchError, match=r"s3://speech/train/00002.tar cannot be read: FileNot"):
