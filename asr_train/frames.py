@@ -6,6 +6,7 @@ both ends, so that a recording has round(samples / shift) frames, however short 
 """
 
 import math
+from bisect import bisect_left, bisect_right
 
 
 def samples_of(seconds: float, rate: int) -> int:
@@ -44,12 +45,8 @@ def most_mels(rate: int, window_seconds: float, low_hz: float, high_hz: float, l
     for bins in range(1, limit + 1):
         step = (high - low) / (bins + 1)
         edges = [low + i * step for i in range(bins + 2)]
-        within = iter(points)
-        at = next(within, math.inf)
         for left, right in zip(edges, edges[2:], strict=False):
-            while at <= left:
-                at = next(within, math.inf)
-            if at >= right:
+            if bisect_right(points, left) == bisect_left(points, right):  # none is between
                 return bins - 1
     return limit
 

@@ -458,14 +458,14 @@ def spliced(feats_TF: np.ndarray, around: int) -> np.ndarray:
     return np.concatenate(windows, 1)
 
 
-def with_deltas(feats_TF: np.ndarray, order: int, window: int = 2) -> np.ndarray:
+def with_deltas(feats_TF: np.ndarray, order: int) -> np.ndarray:
     """Append time differences up to `order`: float32 [T, F * (order + 1)], Kaldi's add-deltas.
 
-    A difference is the least-squares slope over 2 * window + 1 frames. Higher orders convolve the
-    slope's filter with itself and filter the features: at the edges, the first and the last frame
-    are repeated, not their differences.
+    A difference is the least-squares slope over 5 frames. Higher orders convolve the slope's filter
+    with itself and filter the features: at the edges, the first and the last frame are repeated,
+    not their differences.
     """
-    frames, ramp = len(feats_TF), np.arange(-window, window + 1.0)
+    frames, ramp = len(feats_TF), np.arange(-2, 3.0)
     parts, filter_D = [feats_TF], np.ones(1)
     for _ in range(order):
         filter_D = np.convolve(filter_D, ramp / (ramp @ ramp))

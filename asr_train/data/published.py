@@ -209,7 +209,7 @@ def _swbd(root: Path, subset: str) -> Listed:
         rows = _rows(manifests, root, ms98_text)
         for row in rows:  # lhotse names both sides A
             row.speaker = f"{row.audio.stem}-{'AB'[row.channel or 0]}"
-        lines = _count_lines((root / MS98).rglob("*trans.text"), silence="[silence]")
+        lines = _count_lines((root / MS98).rglob("*trans.text"))
         return rows, _left_out(lines - len(rows), "swbd", MS98)
     with _prepared("eval2000", root), tempfile.TemporaryDirectory() as scratch:
         manifests = prepare_eval2000(root, scratch, absolute_paths=True)
@@ -219,9 +219,9 @@ def _swbd(root: Path, subset: str) -> Listed:
     return rows, _left_out(lines - len(rows), subset, "LDC2002T43")
 
 
-def _count_lines(tables: Iterable[Path], silence: str) -> int:
+def _count_lines(tables: Iterable[Path]) -> int:
     lines = (line.split() for table in tables for line in table.read_text().splitlines())
-    return sum(len(fields) > 3 and fields[3] != silence for fields in lines)
+    return sum(len(fields) > 3 and fields[3] != "[silence]" for fields in lines)
 
 
 def _left_out(count: int, part: str, where: str) -> list[Remark]:
