@@ -199,7 +199,7 @@ def _corpus_notes(parts: dict[str, list[Row]], source: Path | str) -> list[str]:
 
 
 def _inspect(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
-    """Check a recording by its header and, if that is valid, by reading it."""
+    """Check header and samples; write the mean of several channels, if that is wanted."""
     path = row.audio
     if row.refused:
         return _Audio(what="digits", why=row.refused)
@@ -210,9 +210,43 @@ def _inspect(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
             return _Audio(what="missing audio", why=f"{path} is missing")
         if not path.stat().st_size:
             return _Audio(what="unreadable audio", why=f"{path} is empty, it has 0 bytes")
-        info = soundfile.info(path)
+        with soundfile.SoundFile(path) as file:
+            audio = _by_header(row, file, settings)
+            if audio.what:
+                return audio
+            if not file.seekable():
+                why = f"{path} is {file.subtype}, of which no part can be read; convert it to FLAC"
+                return _Audio(what="unreadable audio", why=why)
+            first, count = _span(row, audio)
+            file.seek(first)
+            wave_TC = file.read(count, dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError) as error:
         return _Audio(what="unreadable audio", why=_reason(path, error))
+    if len(wave_TC) != count:
+        why = f"{path} declares {count} samples but {len(wave_TC)} can be read"
+        return _Audio(what="unreadable audio", why=why)
+    mix = _mixes(row, audio, settings)
+    wave_T = wave_TC.mean(1) if mix else wave_TC[:, row.channel or 0]
+    bad = np.count_nonzero(~np.isfinite(wave_T))
+    if bad:
+        why = f"{path}: {bad} of {count} samples are NaN or infinite"
+        return _Audio(what="not finite", why=why)
+    if not wave_T.any():
+        return _Audio(what="only zeros", why=f"{path}: all {count} samples are zero")
+    if mix:
+        write_flac(_mixed(row, audio_dir), wave_T, audio.rate, "PCM_24")
+    return audio
+
+
+def _reason(path: Path, error: Exception) -> str:
+    """Return libsndfile's message or the system's, without the file's name."""
+    why = error.strerror if isinstance(error, OSError) else str(error)
+    return f"{path}: {str(why).removeprefix(f'Error opening {str(path)!r}: ')}"
+
+
+def _by_header(row: Row, info: soundfile.SoundFile, settings: IntakeSettings) -> _Audio:
+    """Check what a recording's header says."""
+    path = row.audio
     if info.samplerate < settings.sample_rate and settings.low_rate is LowRate.drop:
         rate = info.samplerate
         lower = "feats=telephone" if rate == 8000 else f"feats.sample_rate={whole_rate(rate)}"
@@ -248,43 +282,7 @@ def _inspect(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
             f"{row.utt_id}: {path} has {info.channels} channels where one is expected; "
             f"set {settings.GROUP}.channel to first or mix"
         )
-    audio = _Audio(info.samplerate, info.frames, info.channels, seconds)
-    return _check_samples(row, audio, audio_dir, settings)
-
-
-def _reason(path: Path, error: Exception) -> str:
-    """Return libsndfile's message or the system's, without the file's name."""
-    why = error.strerror if isinstance(error, OSError) else str(error)
-    return f"{path}: {str(why).removeprefix(f'Error opening {str(path)!r}: ')}"
-
-
-def _check_samples(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings) -> _Audio:
-    """Read an utterance; check its channel, or the mean of all channels."""
-    path = row.audio
-    first, count = _span(row, audio)
-    try:
-        with soundfile.SoundFile(path) as file:
-            if not file.seekable():
-                why = f"{path} is {file.subtype}, of which no part can be read; convert it to FLAC"
-                return _Audio(what="unreadable audio", why=why)
-            file.seek(first)
-            wave_TC = file.read(count, dtype="float32", always_2d=True)
-    except (soundfile.LibsndfileError, OSError) as error:
-        return _Audio(what="unreadable audio", why=_reason(path, error))
-    if len(wave_TC) != count:
-        why = f"{path} declares {count} samples but {len(wave_TC)} can be read"
-        return _Audio(what="unreadable audio", why=why)
-    mix = _mixes(row, audio, settings)
-    wave_T = wave_TC.mean(1) if mix else wave_TC[:, row.channel or 0]
-    bad = np.count_nonzero(~np.isfinite(wave_T))
-    if bad:
-        why = f"{path}: {bad} of {count} samples are NaN or infinite"
-        return _Audio(what="not finite", why=why)
-    if not wave_T.any():
-        return _Audio(what="only zeros", why=f"{path}: all {count} samples are zero")
-    if mix:
-        write_flac(_mixed(row, audio_dir), wave_T, audio.rate, "PCM_24")
-    return audio
+    return _Audio(info.samplerate, info.frames, info.channels, seconds)
 
 
 def _span(row: Row, audio: _Audio) -> tuple[int, int]:

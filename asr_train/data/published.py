@@ -18,6 +18,8 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
+import soundfile
+
 from asr_train.data import intake
 from asr_train.data.corpus import CorpusError, PreparedSplit, check_split, few
 from asr_train.data.intake import Row
@@ -328,8 +330,6 @@ def _an4_audio(stem: Path) -> Path:
 
 def _seconds(audio: Path) -> float:
     """Return the header's duration, which the lists lack; `intake` reports missing files."""
-    import soundfile
-
     try:
         return float(soundfile.info(audio).duration)
     except (soundfile.LibsndfileError, OSError):

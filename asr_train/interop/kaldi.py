@@ -391,19 +391,13 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
                 raise ValueError(
                     f"{utt_id}: the {what} {name!r} is empty or has a space, which Kaldi splits at"
                 )
-    channels: dict[str, int] = {}
-    sources: dict[str, str] = {}
+    heard: dict[str, tuple[str, int]] = {}  # file and channel of each recording
     for cut in cuts:
-        source = cut.recording.sources[0].source
-        if sources.setdefault(cut.recording_id, source) != source:
+        own = cut.recording.sources[0].source, cut.channel
+        if (other := heard.setdefault(cut.recording_id, own)) != own:
             raise ValueError(
-                f"{cut.recording_id} is the recording {sources[cut.recording_id]}, and for "
-                f"{cut.id} {source}; give one of the files another name"
-            )
-        if channels.setdefault(cut.recording_id, cut.channel) != cut.channel:
-            raise ValueError(
-                f"{cut.id} takes channel {cut.channel} of {cut.recording_id}, but another cut "
-                f"takes {channels[cut.recording_id]}; give the channels separate recordings"
+                f"{cut.recording_id} is the recording {other[0]}, channel {other[1]}, and for "
+                f"{cut.id} {own[0]}, channel {own[1]}; give one of them another name"
             )
     recordings = {cut.recording_id: cut.recording for cut in cuts}
     for recording in recordings.values():
@@ -432,7 +426,7 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
         files["segments"] = {i: _segment_text(by_id[i]) for i in order}
     else:
         (folder / "segments").unlink(missing_ok=True)
-    files["wav.scp"] = {r: _wav(recordings[r], channels[r]) for r in _sorted(recordings)}
+    files["wav.scp"] = {r: _wav(recordings[r], heard[r][1]) for r in _sorted(recordings)}
     write_text(folder / OURS, "")
     for name, rows in files.items():
         write_text(
