@@ -16,7 +16,7 @@ from lhotse import CutSet
 
 from asr_train.checks import spelled
 from asr_train.data.corpus import read_cuts
-from asr_train.data.features import extract, write_index
+from asr_train.data.features import Sums, extract, write_index
 from asr_train.files import write_jsonl
 from asr_train.jobs import main, parallel_map
 from asr_train.schema import FeatsSettings, load
@@ -36,22 +36,22 @@ def feats(manifest: str, conf: str, output: str) -> str:
     folder = Path(output.removesuffix(".jsonl.gz"))
     starts = range(0, len(lines), CUTS_A_PART)
     parts = [folder / f"part-{i:05d}.h5" for i in range(len(starts))]
-    abouts = []
+    sums: list[dict[str, Sums]] = []
 
-    def part(i: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def part(i: int) -> tuple[list[dict[str, Any]], dict[str, Sums]]:
         some = map(json.loads, lines[starts[i] : starts[i] + CUTS_A_PART])
         return extract(list(CutSet.from_dicts(some)), settings, parts[i])
 
     def rows() -> Iterator[dict[str, Any]]:
-        for some, about in parallel_map(part, range(len(starts)), f"features of {folder.name}"):
-            abouts.append(about)
+        for some, own in parallel_map(part, range(len(starts)), f"features of {folder.name}"):
+            sums.append(own)
             yield from some
-        write_index(Path(output), settings, parts, abouts)  # before the manifest appears
+        write_index(Path(output), settings, parts, sums)  # before the manifest appears
 
     write_jsonl(output, rows())
     for old in set(folder.glob("part-*.h5")) - set(parts):
         old.unlink()  # of a larger run
-    frames = sum(about["frames"] for about in abouts)
+    frames = sum(own.frames for of_part in sums for own in of_part.values())
     return (
         f"feats: {folder.name}: {spelled(len(lines), 'utterance')}, {frames} frames "
         f"x {settings.num_mels} bins, {seconds / 3600:.3f} hours"

@@ -34,14 +34,13 @@ DIGITAL_SILENCE = math.log(2 * np.finfo(np.float32).eps)  # no bin of such a fra
 
 def extract(
     cuts: list[Any], settings: FeatsSettings, path: Path
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], dict[str, "Sums"]]:
     """Compute and store the features of some cuts in one HDF5 file.
 
     A file that already holds the features of these cuts, settings and recordings is kept.
 
     Returns:
-        The cuts' manifest rows with their features, and the file's index entry with the sums of its
-        speakers.
+        The cuts' manifest rows with their features, and the sums of their speakers.
     Raises:
         ValueError: for a sample rate below the settings', or samples that are not finite.
     """
@@ -56,7 +55,7 @@ def extract(
     sums: dict[str, Sums] = {}
     with h5py.File(path) as file:
         rows = listed(path, ((cut, file[cut.id][:]) for cut in cuts), settings, "log-mel", sums)
-    return rows, totals(sums)
+    return rows, sums
 
 
 def _holds(path: Path, made_from: str, ids: list[str]) -> bool:
@@ -199,27 +198,20 @@ def listed(
     return rows
 
 
-def totals(sums: dict[str, "Sums"]) -> dict[str, Any]:
-    """Return what an index has about speakers' sums."""
-    speakers = {speaker: s.plain() for speaker, s in sums.items()}
-    return {"frames": sum(s.frames for s in sums.values()), "speakers": speakers}
-
-
 def write_index(
-    manifest: Path, settings: FeatsSettings, parts: list[Path], abouts: list[dict[str, Any]]
+    manifest: Path, settings: FeatsSettings, parts: list[Path], sums: list[dict[str, "Sums"]]
 ) -> dict[str, Any]:
     """Write `feats/SPLIT/index.json`: settings, parts, and each speaker's sums over all parts."""
     folder = folder_of(manifest)
     speakers: dict[str, Sums] = {}
-    for about in abouts:
-        for speaker, sums in about["speakers"].items():
-            zero = Sums.zero(settings.num_mels)
-            speakers[speaker] = speakers.get(speaker, zero) + Sums.from_plain(sums)
+    for of_part in sums:
+        for speaker, own in of_part.items():
+            speakers[speaker] = speakers.get(speaker, Sums.zero(settings.num_mels)) + own
     index = {
         "settings": plain(settings),
-        "frames": sum(about["frames"] for about in abouts),
+        "frames": sum(own.frames for own in speakers.values()),
         "parts": [files.part(path, folder) for path in parts],
-        "speakers": {speaker: sums.plain() for speaker, sums in sorted(speakers.items())},
+        "speakers": {speaker: own.plain() for speaker, own in sorted(speakers.items())},
     }
     files.write_json(folder / "index.json", index)
     return index

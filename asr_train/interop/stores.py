@@ -19,7 +19,7 @@ from lhotse import MonoCut
 
 from asr_train.align.table import check_lost, write_alignments
 from asr_train.align.viterbi import Aligned, Lost
-from asr_train.data.features import Feats, Sums, folder_of, listed, totals, write_h5, write_index
+from asr_train.data.features import Feats, Sums, folder_of, listed, write_h5, write_index
 from asr_train.data.intake import without_marks
 from asr_train.files import part, replacing, write_json, write_jsonl
 from asr_train.interop.ark import Keyed, read_int_vectors, read_matrices
@@ -82,7 +82,7 @@ def import_feats(
             f"{archive} lacks {len(missing)} of {len(by_id)} utterances, the first is "
             f"{missing[0]}; compute their features too, or remove them from the manifest"
         )
-    index = write_index(manifest, settings, parts, [totals(sums)])
+    index = write_index(manifest, settings, parts, [sums])
     write_jsonl(manifest, (rows[cut.id] for cut in cuts))
     for old in set(folder.glob("part-*.h5")) - set(parts):
         old.unlink()  # of a larger import
