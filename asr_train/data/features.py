@@ -443,11 +443,13 @@ def spliced(feats_TF: np.ndarray, around: int) -> np.ndarray:
 
     The first and the last frame are repeated at the edges.
     """
-    if around == 0:
-        return feats_TF
+    return feats_TF if around == 0 else np.concatenate(_shifted(feats_TF, around), 1)
+
+
+def _shifted(feats_TF: np.ndarray, around: int) -> list[np.ndarray]:
+    """Return the neighbours of each frame, from `around` frames before it to as many after it."""
     padded = np.pad(feats_TF, ((around, around), (0, 0)), mode="edge")
-    windows = [padded[d : d + len(feats_TF)] for d in range(2 * around + 1)]
-    return np.concatenate(windows, 1)
+    return [padded[d : d + len(feats_TF)] for d in range(2 * around + 1)]
 
 
 def with_deltas(feats_TF: np.ndarray, order: int) -> np.ndarray:
@@ -457,14 +459,13 @@ def with_deltas(feats_TF: np.ndarray, order: int) -> np.ndarray:
     with itself and filter the features: at the edges, the first and the last frame are repeated,
     not their differences.
     """
-    frames, ramp = len(feats_TF), np.arange(-2, 3.0)
+    ramp = np.arange(-2, 3.0)
     parts, filter_D = [feats_TF], np.ones(1)
     for _ in range(order):
         filter_D = np.convolve(filter_D, ramp / (ramp @ ramp))
-        around = len(filter_D) // 2
-        padded = np.pad(feats_TF, ((around, around), (0, 0)), mode="edge")
         slope_TF = np.zeros(feats_TF.shape)
-        for d, weight in enumerate(filter_D):
-            slope_TF += weight * padded[d : d + frames]
+        shifted_DTF = _shifted(feats_TF, len(filter_D) // 2)
+        for weight, shifted_TF in zip(filter_D, shifted_DTF, strict=True):
+            slope_TF += weight * shifted_TF
         parts.append(slope_TF.astype(np.float32))
     return np.concatenate(parts, 1)

@@ -22,7 +22,7 @@ from lhotse.augmentation import Resample
 from asr_train.checks import spelled
 from asr_train.data.corpus import CorpusError, few, whole_recording
 from asr_train.data.folder import COLUMNS, OPTIONAL
-from asr_train.files import read_text, write_text
+from asr_train.files import read_lines, write_text
 
 OVERSHOOT_SECONDS = 0.5  # of a segment past the recording's end, as in Kaldi's extract-segments
 OURS = ".asr_train"  # marks a data folder that may be written again
@@ -121,10 +121,7 @@ def _table(path: Path, empty: bool = False) -> dict[str, tuple[int, str]]:
             "if utterances are parts of recordings"
         )
     rows: dict[str, tuple[int, str]] = {}
-    lines = read_text(path).split("\n")
-    for number, line in enumerate(lines, 1):
-        if not line and number == len(lines):
-            continue
+    for number, line in enumerate(read_lines(path), 1):
         key, *rest = line.strip().split(maxsplit=1)[:2] or [""]
         if not key or not (rest or empty):
             raise CorpusError(f"{path}, line {number} is {line!r}: something is missing in it")

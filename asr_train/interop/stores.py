@@ -160,13 +160,10 @@ def import_ali(
         loops = self_loops([p.states_T for p in paths.values()], num_states).tolist()
     about = {**about, "self_loops": loops, "model": f"imported from {Path(archive).name}"}
     write_alignments(Path(manifest), feats.utterances, outcomes, feats.settings, states, about)
-    texts = {u.id: u.words.split() for u in feats}
-    wordless = [
-        key
-        for key, path in paths.items()
-        if states is not None and texts[key] and not (path.phones_N3[:, 2] >= 0).any()
-    ]
-    return len(paths), len(lost), len(wordless)
+    if states is None:
+        return len(paths), len(lost), 0
+    wordless = {key for key, path in paths.items() if not (path.phones_N3[:, 2] >= 0).any()}
+    return len(paths), len(lost), sum(bool(utterances[key].words.split()) for key in wordless)
 
 
 def _vectors(path: Path) -> Iterator[tuple[str, np.ndarray]]:

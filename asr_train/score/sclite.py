@@ -85,12 +85,10 @@ def speaker_table(scored: Sequence[Scored]) -> str:
     rows = [(name, utterances[name], e, wrong[name]) for name, e in by_speaker(scored).items()]
     rows.append(("Sum", len(scored), total(s.errors for s in scored), sum(wrong.values())))
     raw = [[name, *map(str, [count, *row(e), bad])] for name, count, e, bad in rows]
-    percent = [
-        [name, str(count), str(e.words), *(_percent(n, e.words) for n in row(e)[1:])]
-        for name, count, e, _ in rows
-    ]
-    for cells, (_, count, _, bad) in zip(percent, rows, strict=True):
-        cells.append(_percent(bad, count))
+    percent = []
+    for name, count, e, bad in rows:
+        shares = [_percent(n, e.words) for n in row(e)[1:]]
+        percent.append([name, str(count), str(e.words), *shares, _percent(bad, count)])
     return "\n\n".join("\n".join(_lines(cells)) for cells in (raw, percent)) + "\n"
 
 

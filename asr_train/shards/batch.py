@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from asr_train.schema import SpecAugmentSettings
 from asr_train.shards.masks import masked
@@ -47,13 +48,9 @@ class Batch:
 def pad(samples: Sequence[Sample], device: Device = "cpu") -> Batch:
     """Pad whole utterances, at least one, with zeros at their ends, in order."""
     lengths_B = torch.tensor([len(s.ali_T) for s in samples])
-    size = len(samples), int(lengths_B.max())
-    feats_BTF = torch.zeros(*size, samples[0].feats_TF.shape[1])
-    ali_BT = torch.zeros(*size, dtype=torch.int64)
-    for b, sample in enumerate(samples):
-        feats_BTF[b, : lengths_B[b]] = torch.from_numpy(sample.feats_TF)
-        ali_BT[b, : lengths_B[b]] = torch.from_numpy(sample.ali_T)
-    mask_BT = torch.arange(size[1]) < lengths_B[:, None]
+    feats_BTF = pad_sequence([torch.from_numpy(s.feats_TF) for s in samples], batch_first=True)
+    ali_BT = pad_sequence([torch.from_numpy(s.ali_T).long() for s in samples], batch_first=True)
+    mask_BT = torch.arange(int(lengths_B.max())) < lengths_B[:, None]
     return Batch(
         feats_BTF.to(device),
         ali_BT.to(device),
@@ -242,16 +239,10 @@ class _Pool:
 
 def _side_by_side(samples: Sequence[Sample], left: int, right: int) -> npt.NDArray[np.float32]:
     """Concatenate utterances with repeated edges, so that every window is a run of rows."""
-    num_rows = sum(left + len(sample.ali_T) + right for sample in samples)
-    rows_RF = np.empty((num_rows, samples[0].feats_TF.shape[1]), np.float32)
-    row = 0
-    for sample in samples:
-        end = row + left + len(sample.ali_T) + right
-        rows_RF[row : row + left] = sample.feats_TF[0]
-        rows_RF[row + left : end - right] = sample.feats_TF
-        rows_RF[end - right : end] = sample.feats_TF[-1]
-        row = end
-    return rows_RF
+    pieces = []
+    for feats_TF in (sample.feats_TF for sample in samples):
+        pieces += [feats_TF[:1].repeat(left, 0), feats_TF, feats_TF[-1:].repeat(right, 0)]
+    return np.concatenate(pieces)
 
 
 def _joined(pieces: list[Batch]) -> Batch:
