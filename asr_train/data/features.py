@@ -331,10 +331,8 @@ class Feats:
         def apply(utterance: Utterance, feats_TF: np.ndarray) -> np.ndarray:
             if norm.by is NormBy.none:
                 return feats_TF
-            if norm.by is NormBy.speaker:
-                sums = self._speakers[utterance.speaker]
-            else:
-                sums = Sums.of(feats_TF)
+            by_speaker = norm.by is NormBy.speaker
+            sums = self._speakers[utterance.speaker] if by_speaker else Sums.of(feats_TF)
             mean_F, scale_F = sums.mean_and_scale(norm.variance)
             normal_TF: np.ndarray = (feats_TF - mean_F) * scale_F
             return normal_TF

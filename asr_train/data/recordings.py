@@ -36,9 +36,8 @@ def changed_files(table: Path, keep: bool) -> list[str]:
     Args:
         keep: whether to record new times of unchanged content, so that it is not read every time.
     """
-    rows = [line.split("\t", 3) for line in read_text(table).split("\n") if line]
     changed, current, touched = [], [], False
-    for size, when, found, name in rows:
+    for size, when, found, name in _read(table):
         now = _stat(name)
         if now != (size, when):
             if now[0] != size or _sum(name) != found:
@@ -52,9 +51,7 @@ def changed_files(table: Path, keep: bool) -> list[str]:
 
 def listed_files(table: Path) -> list[str]:
     """Return the paths in the table; none if there is no table."""
-    if not table.exists():
-        return []
-    return [line.split("\t", 3)[3] for line in read_text(table).split("\n") if line]
+    return [name for *_, name in _read(table)] if table.exists() else []
 
 
 def _stat(name: str) -> tuple[str, str]:
@@ -70,6 +67,10 @@ def _sum(name: str) -> str:
         return sha256(name)
     except OSError:  # missing or unreadable; the stage reports it
         return ABSENT
+
+
+def _read(table: Path) -> list[list[str]]:
+    return [line.split("\t", 3) for line in read_text(table).split("\n") if line]
 
 
 def _write(table: Path, rows: Iterable[tuple[str, ...]]) -> None:

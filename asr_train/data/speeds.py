@@ -25,11 +25,11 @@ def add_speeds(made: PreparedSplit, speeds: list[float], new_speakers: bool) -> 
     Raises:
         CorpusError: if the corpus has such an id already.
     """
-    known = {cut.id for cut in made.cuts}
+    originals, known = made.cuts, {cut.id for cut in made.cuts}
     for speed in speeds:
         if speed == 1.0:
             continue
-        cuts = [_at_speed(cut, speed, new_speakers) for cut in made.cuts if cut.id in known]
+        cuts = [_at_speed(cut, speed, new_speakers) for cut in originals]
         clash = sorted(known & {cut.id for cut in cuts})
         if clash:
             raise CorpusError(
@@ -43,7 +43,7 @@ def add_speeds(made: PreparedSplit, speeds: list[float], new_speakers: bool) -> 
                     f"tar files have room for {MAX_ID_BYTES}; shorten it, or leave that speed out "
                     "of corpus.speeds"
                 )
-        made.cuts += cuts
+        made.cuts = made.cuts + cuts
     if len(speeds) > 1:
         made.notes.append(f"  {made.split} at the speeds {', '.join(map(str, speeds))}")
     return made
