@@ -4,10 +4,9 @@ in    grad_P, residual_P   one worker's flat bucket of P parameters, float32
 out   words_K              int32, one per sent element, in ascending order of index: 31 bits of
                            index, then the sign bit
       kept_P               float32, the next step's residual
-Knows nothing of messages, workers or models. `encode_reference` and `decode_reference` follow the
-paper; `compress` and `decode` run on the backend that kernels.backend chooses, and equal them bit
-for bit. `compress_fixed_rows` is for messages of fixed length: it never waits for the device, so
-that it can be part of a CUDA graph.
+Knows nothing of messages, workers or models. `compress` and `decode` run on the backend that
+kernels.backend chooses, with the same bits on all. `compress_fixed_rows` is for messages of fixed
+length: it never waits for the device, so that it can be part of a CUDA graph.
 """
 
 from collections.abc import Callable
@@ -25,13 +24,6 @@ SMALLEST = 2.0**-126  # threshold: smaller float32 are subnormal, with fewer bit
 LARGEST = torch.finfo(torch.float32).max
 _INDEX = 2**31 - 1  # mask
 _SIGN = -(2**31)  # int32 with the highest bit alone
-
-
-def encode_reference(grad_P: Tensor, residual_P: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Return int8 [P] in {-1, 0, 1} and the new residual (Strom, 2015, 2.6); bounds are strict."""
-    owed_P = residual_P + grad_P
-    code_P = (owed_P > threshold).to(torch.int8) - (owed_P < -threshold).to(torch.int8)
-    return code_P, owed_P - threshold * code_P
 
 
 class Compressed(NamedTuple):
@@ -211,15 +203,6 @@ def take_back(grad_P: Tensor, residual_P: Tensor, kept_P: Tensor, words_K: Tenso
     """
     index_K, _ = from_words(words_K)
     kept_P[index_K] = residual_P[index_K] + grad_P[index_K]
-
-
-def decode_reference(messages: list[Tensor], size: int) -> Tensor:
-    """Return each parameter's positive less negative elements, int64 [size], one by one."""
-    counts = [0] * size
-    for words_K in messages:
-        for word in words_K.tolist():
-            counts[word & _INDEX] += -1 if word < 0 else 1
-    return torch.tensor(counts)
 
 
 def decode(words_K: Tensor, counts_P: Tensor) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kernels.in_the_paper import decode_reference, encode_reference
 from small_methods import (
     CPU,
     GTC,
@@ -23,14 +24,7 @@ from asr_train.comm.codec import HEADER_BYTES, Kind, MessageError
 from asr_train.comm.gtc import Gtc, adapted
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.reducers import Gradient
-from asr_train.kernels.threshold import (
-    LARGEST,
-    SMALLEST,
-    compress,
-    decode_reference,
-    encode_reference,
-    to_words,
-)
+from asr_train.kernels.threshold import LARGEST, SMALLEST, compress, to_words
 
 
 def residuals(run):

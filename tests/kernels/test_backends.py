@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from kernels.conftest import COMPILED, DEVICE, same_bits
+from kernels.in_the_paper import decode_reference, encode_reference
 
 from asr_train.kernels import decode, threshold
 from asr_train.kernels.backend import Backend, choose, forced, launches
@@ -14,7 +15,6 @@ from asr_train.kernels.threshold import (
     compress,
     compress_fixed_rows,
     compress_rows,
-    decode_reference,
     from_words,
     tally_rows,
 )
@@ -181,7 +181,7 @@ def test_parts_of_several_threads_make_up_the_whole(threads, dyadic, tau, least,
     assert parts == [count] * 4
     assert fine
     assert least < len(words_K) / size < most
-    code_P, wanted_P = threshold.encode_reference(grad_P, residual_P, tau)
+    code_P, wanted_P = encode_reference(grad_P, residual_P, tau)
     assert torch.equal(from_words(words_K)[0], code_P.nonzero().flatten())
     assert torch.equal(kept_P, wanted_P)
     assert torch.equal(counts_P, 3.0 + code_P)
@@ -300,7 +300,7 @@ def messages(size, workers, density, seed=0):
 def test_decoding_is_the_references(both, dyadic, size, workers, density):
     sent = messages(size, workers, density)
     weights_P = dyadic(size)
-    counts_P = threshold.decode_reference([m.cpu() for m in sent], size).to(DEVICE)
+    counts_P = decode_reference([m.cpu() for m in sent], size).to(DEVICE)
 
     def run():
         out_P, moved_P = torch.full_like(weights_P, 9.0), weights_P.clone()

@@ -1,13 +1,12 @@
 import pytest
 import torch
+from kernels.in_the_paper import decode_reference, encode_reference
 
 from asr_train.kernels.threshold import (
     MAX_ELEMENTS,
     check_size,
     compress,
     decode,
-    decode_reference,
-    encode_reference,
     from_words,
     take_back,
 )
