@@ -182,19 +182,6 @@ def write_fixed(fixed: Fixed, header: Header) -> Tensor:
     return torch.cat([head, sums, words_C]).view(torch.uint8)
 
 
-def read(message_B: Tensor) -> tuple[Header, Tensor]:
-    """Return the header and the elements of a message; bytes after its payload are padding.
-
-    A caller that knows which message is due compares `read_headers` with it before `read_words`.
-
-    Raises:
-        MessageError: if it is truncated, of another version, changed in any bit, or invalid in
-            spite of correct checksums.
-    """
-    headers = read_headers([message_B])
-    return headers[0], read_words(headers, [message_B], Checks())[0]
-
-
 def check_due(header: Header, **due: float) -> None:
     """Raise MessageError unless these fields of a header have these values."""
     found = {name: getattr(header, name) for name in due}
@@ -207,7 +194,14 @@ def check_due(header: Header, **due: float) -> None:
 
 
 def read_headers(messages: Sequence[Tensor]) -> list[Header]:
-    """Return the headers of messages, with a single wait for a device; raises as `read`."""
+    """Return the headers of messages, with a single wait for a device.
+
+    A caller that knows which messages are due compares these before `read_words`.
+
+    Raises:
+        MessageError: if one is truncated, of another version, changed in any bit, or invalid in
+            spite of a correct checksum.
+    """
     for message_B in messages:
         if len(message_B) < HEADER_BYTES:
             raise MessageError(
@@ -222,7 +216,7 @@ def read_headers(messages: Sequence[Tensor]) -> list[Header]:
 
 
 def _header(content: bytes, length: int) -> Header:
-    """Return the header that a message of so many bytes begins with; raises as `read`."""
+    """Return the header that a message of so many bytes begins with."""
     magic, version, kind, flags, parameter, *numbers, checksum = _LAYOUT.unpack(content)
     step, worker, workers, size, tau, frames, wanted, count, payload_bytes = numbers
     if (magic, version) != (MAGIC, VERSION):
@@ -269,11 +263,12 @@ def read_words(
 ) -> list[Tensor]:
     """Return the elements of messages whose headers were read, int32 [K] each.
 
-    The number of waits for a device does not depend on the number of messages; with deferred checks
-    there are none.
+    Bytes after a payload are padding. The number of waits for a device does not depend on the
+    number of messages; with deferred checks there are none.
 
     Raises:
-        MessageError: as `read`, unless `checks` defers it.
+        MessageError: if a payload was changed in any bit, or is invalid in spite of a correct
+            checksum, unless `checks` defers that.
     """
     payloads = read_payloads(headers, messages, checks)
     if checks.deferred and {header.kind for header in headers} == {Kind.packed32}:
@@ -385,23 +380,24 @@ def decode(
         check_size(size)
         if kind is Kind.rice:
             words_K = rice.read(payload_B, count, parameter, size, checks.refuse_if)
-            return checks.harmless(words_K)
-        if kind is Kind.columns:
+        elif kind is Kind.columns:
             raise ValueError(
                 "its payload is columns, but sent elements are due; were all workers started with "
                 "the same comm.method?"
             )
-        _check_bytes(kind, payload_B, count, size)
-        if kind is Kind.map:
-            return checks.harmless(_read_map(payload_B, count, size, checks))
-        if kind is Kind.tile16:
-            words_K = _read_tiles(payload_B, count, size, checks)
         else:
-            words_K = payload_B.clone().view(torch.int32)  # cloned, for alignment
-        check_words(words_K, size, checks.refuse_if)
-        return checks.harmless(words_K)
+            _check_bytes(kind, payload_B, count, size)
+            if kind is Kind.map:
+                words_K = _read_map(payload_B, count, size, checks)
+            elif kind is Kind.tile16:
+                words_K = _read_tiles(payload_B, count, size, checks)
+            else:
+                words_K = payload_B.clone().view(torch.int32)  # cloned, for alignment
+            if kind is not Kind.map:  # whose elements ascend as they are read
+                check_words(words_K, size, checks.refuse_if)
     except ValueError as error:
         raise MessageError(f"a message is invalid: {error}") from None
+    return checks.harmless(words_K)
 
 
 def _check_bytes(kind: Kind, payload_B: Tensor, count: int, size: int) -> None:

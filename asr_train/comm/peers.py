@@ -238,11 +238,6 @@ class Peer(Sender):
                 f"worker {self.worker} got a message of worker {header.worker} from worker "
                 f"{sender}, which may send only its own; were all started with the same settings?"
             )
-        self._check(header)
-        (words_K,) = codec.read_words([header], [message_B], codec.Checks())
-        return Message(header, words_K)
-
-    def _check(self, header: Header) -> None:
         found, wanted = (header.workers, header.size), (self.workers, self.size)
         if found != wanted:
             raise MessageError(
@@ -257,15 +252,16 @@ class Peer(Sender):
                 f"{self.staleness} ahead (comm.asynchronous.staleness); were all started from the "
                 "same checkpoint and settings?"
             )
+        (words_K,) = codec.read_words([header], [message_B], codec.Checks())
+        return Message(header, words_K)
 
     def receive(self, message: Message) -> bool:
-        """Apply a worker's message, its own or another's; return False if it had arrived before.
+        """Apply a worker's message, its own or one from `read`; return False if it came before.
 
         Raises:
-            MessageError: if it is of another run or threshold, or too far ahead.
+            MessageError: if it has another threshold than the others of its step.
         """
         header = message.header
-        self._check(header)
         if not self._inboxes[header.worker].take(header.step):
             return False
         self.ledger.add(header.step, header.worker, message.words_K)

@@ -128,7 +128,7 @@ def _run(messages: Messages, tau: float, rate: float | None, out_P: Tensor) -> N
         if found != sum(map(len, arrays)):
             raise ValueError(
                 f"only {found} of {sum(map(len, arrays))} sent elements ascend within the "
-                f"{len(out_P)} parameters: codec.read refuses such messages; discard the result"
+                f"{len(out_P)} parameters: comm.codec refuses such messages; discard the result"
             )
     elif backend is Backend.triton:
         from asr_train.kernels import gpu_sparse

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from asr_train import schema
+from asr_train.comm import codec
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.method import ExchangeMethod
@@ -84,6 +85,12 @@ def method_of(
     if isinstance(exchange, int):
         exchange = Loopback(range(exchange), CPU)
     return build(settings(name, **changes), exchange, size)
+
+
+def read(message_B: torch.Tensor) -> tuple[codec.Header, torch.Tensor]:
+    """Return the header and the elements of a message."""
+    headers = codec.read_headers([message_B])
+    return headers[0], codec.read_words(headers, [message_B], codec.Checks())[0]
 
 
 def random_gradient(worker: int, step: int) -> torch.Tensor:

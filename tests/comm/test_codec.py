@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small_methods import read
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr_train.comm import codec
@@ -46,7 +47,7 @@ def header(size: int, **changes) -> Header:
 def test_what_is_read_is_what_was_written(case, kind):
     size, words_K = case
     message_B = codec.write(words_K, header(size, flags=Flags.overflow), kind)
-    found, found_K = codec.read(message_B)
+    found, found_K = read(message_B)
     assert torch.equal(found_K, words_K)
     assert (found.step, found.worker, found.workers, found.size) == (7, 1, 3, size)
     assert (found.tau, found.frames, found.wanted, found.flags) == (4.0, 256, size, Flags.overflow)
@@ -63,7 +64,7 @@ def test_no_message_exceeds_a_quarter_byte_a_parameter_and_its_header(case, kind
 @pytest.mark.parametrize("size", [0, 1, 5, TILE - 1, TILE, TILE + 1])
 def test_all_elements_may_be_hit_or_none(kind, size):
     for words_K in (some(size, size), some(size, 0)):
-        assert torch.equal(codec.read(codec.write(words_K, header(size), kind))[1], words_K)
+        assert torch.equal(read(codec.write(words_K, header(size), kind))[1], words_K)
 
 
 @pytest.mark.parametrize("kind", CODECS)
@@ -74,7 +75,7 @@ def test_a_flipped_bit_anywhere_is_refused(kind, count):
         flipped_B = message_B.clone()
         flipped_B[bit // 8] ^= 1 << (bit % 8)
         with pytest.raises(MessageError):
-            codec.read(flipped_B)
+            read(flipped_B)
 
 
 @pytest.mark.parametrize("kind", CODECS)
@@ -83,9 +84,9 @@ def test_a_truncated_message_is_refused_and_padding_is_not(kind):
     message_B = codec.write(words_K, header(300), kind)
     for length in range(len(message_B)):
         with pytest.raises(MessageError, match="truncated"):
-            codec.read(message_B[:length])
+            read(message_B[:length])
     padded_B = torch.cat([message_B, torch.full((5,), 255, dtype=torch.uint8)])
-    assert torch.equal(codec.read(padded_B)[1], words_K)
+    assert torch.equal(read(padded_B)[1], words_K)
 
 
 def test_a_tile_may_be_full_among_empty_ones():
@@ -100,7 +101,7 @@ def test_what_is_wrong_is_said_with_both_values():
     message_B = codec.write(some(300, 20), header(300), Kind.rice)
     message_B[-1] ^= 1
     with pytest.raises(MessageError, match=r"worker 1's message of step 7 .* \w{8} but declares"):
-        codec.read(message_B)
+        read(message_B)
 
 
 def test_hits_beyond_the_model_are_refused():
@@ -303,7 +304,7 @@ def test_corrupted_messages_with_right_checksums_are_refused_or_sound(backend, m
         ]
         with LargestTensor():  # compiles and imports beforehand
             for size, message_B in sound:
-                decode.total([codec.read(message_B)[1]], 1.0, torch.empty(size))
+                decode.total([read(message_B)[1]], 1.0, torch.empty(size))
         tracemalloc.start()
         for _ in range(messages):
             size, message_B = rng.choice(sound)
@@ -314,7 +315,7 @@ def test_corrupted_messages_with_right_checksums_are_refused_or_sound(backend, m
             words_K = None
             with LargestTensor() as largest:
                 try:
-                    found, words_K = codec.read(message_B)
+                    found, words_K = read(message_B)
                 except MessageError:
                     counted["refused"] += 1
             assert tracemalloc.get_traced_memory()[1] - before < room
@@ -347,11 +348,11 @@ def test_a_field_that_says_too_much_is_refused(kind, size, count):
     for name, values in {**many, **wrong, "tau": [0.0, -1.0, math.inf, math.nan]}.items():
         for value in values:
             with pytest.raises(MessageError):
-                codec.read(changed(message_B, **{name: value}))
+                read(changed(message_B, **{name: value}))
     for size_bytes in (1, 2, 3):
         content = message_B[:-size_bytes].clone()
         with pytest.raises(MessageError):
-            codec.read(changed(content, payload=len(content) - HEADER_BYTES))
+            read(changed(content, payload=len(content) - HEADER_BYTES))
 
 
 @pytest.mark.parametrize("backend", [Backend.cpu, Backend.reference])
@@ -370,7 +371,7 @@ def test_a_field_that_says_too_much_is_refused(kind, size, count):
 def test_hits_that_do_not_rise_or_end_are_refused(backend, index, message):
     words_K = to_words(torch.tensor(index), torch.tensor(index) % 2 == 0)
     with forced(backend), pytest.raises(MessageError, match=message):
-        codec.read(codec.write(words_K, header(30_000_000), Kind.packed32))
+        read(codec.write(words_K, header(30_000_000), Kind.packed32))
 
 
 @pytest.mark.parametrize("place", [0, 1, 511, 512, 513, 1023, 1500, 1999])
@@ -390,7 +391,7 @@ def test_the_map_has_no_fourth_sign_and_nothing_behind_its_end():
         content_B[place] |= code
         for count in (20, 21):
             with pytest.raises(MessageError, match="sign that does not exist"):
-                codec.read(changed(content_B, count=count))
+                read(changed(content_B, count=count))
 
 
 def test_the_compiled_decoder_stays_inside_whatever_it_is_given():

@@ -353,8 +353,9 @@ def test_a_message_of_another_step_or_method_is_refused(monkeypatch):
     with pytest.raises(MessageError, match=r"\(1, 0, 2, 203, 4, 0, .* but \(1, 1, 2, 203, 4, 0, "):
         run.steps(1)
     header = codec.Header(0, 0, 2, SIZE, 1.0, 1, 0, kind=codec.Kind.columns)
+    message_B = codec.enclose(torch.zeros(4, dtype=torch.uint8), header)
     with pytest.raises(MessageError, match=r"columns, but sent elements are due"):
-        codec.read(codec.enclose(torch.zeros(4, dtype=torch.uint8), header))
+        codec.read_words(codec.read_headers([message_B]), [message_B], codec.Checks())
 
 
 @pytest.mark.parametrize("name", ["onebit", "onebit_late"])

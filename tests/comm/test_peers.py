@@ -145,7 +145,7 @@ def test_a_worker_without_a_minibatch_sends_what_it_still_owes_and_then_nothing(
 def test_messages_of_another_run_are_refused():
     sender, receiver = begun(3)[0], begun(2)[1]
     with pytest.raises(MessageError, match=rf"\(3, {SIZE}\), not \(2, {SIZE}\)"):
-        receiver.receive(message(sender, 0))
+        receiver.read(encoded(message(sender, 0)), 0)
     one, two = begun(2)
     two.thresholds.tau = 2.0
     one.receive(message(two, 0))
@@ -173,8 +173,6 @@ def test_a_message_of_a_step_that_nobody_can_have_come_to_is_refused(staleness, 
         if step > staleness:
             before_P = weights(receiver)
             refusal = r"step {} but has taken {} steps itself, and no worker is more than {} ahead"
-            with pytest.raises(MessageError, match=refusal.format(step, 0, staleness)):
-                receiver.receive(Message(*codec.read(message_B)))
             with monkeypatch.context() as patch:
                 patch.setattr(codec, "read_words", None)
                 with pytest.raises(MessageError, match=refusal.format(step, 0, staleness)):
