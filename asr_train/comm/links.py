@@ -21,7 +21,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -220,11 +220,9 @@ def _own_address(me: int, facing: Sequence[str]) -> str:
     return _facing(outside[0]) if outside and facing[me] not in outside else facing[me]
 
 
-@contextlib.contextmanager
-def _listening(address: str) -> Iterator[socket.socket]:
+def _listening(address: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, 0), family=family, backlog=256) as listener:
-        yield listener
+    return socket.create_server((address, 0), family=family, backlog=256)
 
 
 def _proof(secret: bytes, role: bytes, connects: int, listens: int, nonces: bytes) -> bytes:

@@ -83,23 +83,23 @@ class Owner:
         assert self.adagrad is not None
         return self.adagrad.scaled(gradient, self._new.pop("sigma"), mean_M)
 
-    def quantised(self, step: Tensor, keeps: bool) -> list[OneBit]:
+    def quantised(self, step: Tensor) -> list[OneBit]:
         """Quantise a step; from `commit` on, what is lost is the residual, if it keeps one."""
-        return onebit.quantise_all(self.places, step, *self._residuals(step, keeps))
+        return onebit.quantise_all(self.places, step, *self._residuals(step))
 
-    def rebuilt(self, step: Tensor, keeps: bool) -> Tensor | None:
+    def rebuilt(self, step: Tensor) -> Tensor | None:
         """Return what all would read in `quantised`; None: it is not finite."""
         total = onebit.Sum(self.places, self.size, step.device)
-        total.add(step, *self._residuals(step, keeps))
+        total.add(step, *self._residuals(step))
         return total.take()
 
-    def _residuals(self, step: Tensor, keeps: bool) -> tuple[Tensor, Tensor]:
+    def _residuals(self, step: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residual, and the memory of the next."""
-        before = torch.zeros_like(step) if self.residual is None else self.residual
         kept = torch.empty_like(step)
-        if keeps:
-            self._new["residual"] = kept
-        return before, kept
+        if self.residual is None:
+            return torch.zeros_like(step), kept
+        self._new["residual"] = kept
+        return self.residual, kept
 
     def unquantised(self, step: Tensor) -> Tensor:
         """Return a step and the residual, if a run of several workers left one; so it ends."""
@@ -360,16 +360,16 @@ class OneBitSgd(Reducer):
             return owner.unquantised(steps[worker])
         if is_plain:
             return self._gathered(steps, sent)
-        keeps, messages, parts = self.settings.error_feedback, [], []
+        messages, parts = [], []
         with self.exchange.timed("compress"):
             for worker, owner in self.owners.items():
                 place = worker - self.exchange.members[0]
                 self._count(sent[worker], place)
                 if self._is_direct:
                     self.exchange.count_received(HEADER_BYTES + max(self.lengths), worker)
-                    parts.append(owner.rebuilt(steps[worker], keeps))
+                    parts.append(owner.rebuilt(steps[worker]))
                     continue
-                matrices = owner.quantised(steps[worker], keeps)
+                matrices = owner.quantised(steps[worker])
                 messages.append(
                     self._enclosed(
                         matrices if columns.is_finite(matrices) else None,

@@ -76,12 +76,9 @@ class Lstm(Normalised):
         """
         normal_BTF = self.normal(feats_BTF)
         stacked_BKF = splice(normal_BTF, self._before, self._after, self.stride)
-        if stacked_BKF.is_cuda:
-            # Under autocast to bf16, torch hands cuDNN's cells float16, which overflows;
-            # so they are float32, with products in tf32
-            with torch.autocast("cuda", enabled=False):
-                hidden_BKH, _ = self.cells(stacked_BKF)
-        else:
+        # Under autocast to bf16, torch hands cuDNN's cells float16, which overflows; so on a GPU
+        # they are float32, with products in tf32
+        with torch.autocast("cuda", enabled=False):
             hidden_BKH, _ = self.cells(stacked_BKF)
         logits_BKS: Tensor = self.output(hidden_BKH[:, self.delay :])
         return logits_BKS
