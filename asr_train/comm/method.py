@@ -149,7 +149,7 @@ class ExchangeMethod:
             )
         if adagrad is not None and adagrad.place is AdagradPlace.partial and shares:
             for worker in self.exchange.local:
-                self.partial[worker] = adagrad_of(adagrad, shapes, weights_P, self.total)
+                self.partial[worker] = adagrad_of(adagrad, shapes, weights_P.device, self.total)
             adagrad = None  # of the models
         for _ in self.groups:
             own_P = weights_P.clone() if self.replicas else weights_P
@@ -167,7 +167,7 @@ class ExchangeMethod:
         """Return a group's model and optimizer."""
         own = None
         if adagrad is not None:
-            own = adagrad_of(adagrad, shapes, weights_P, self.total)
+            own = adagrad_of(adagrad, shapes, weights_P.device, self.total)
         return Replica(weights_P, Momentum(weights_P, momentum, own))
 
     def end_epoch(self) -> None:

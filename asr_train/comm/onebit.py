@@ -60,7 +60,7 @@ class Owner:
         self.adagrad: Adagrad | None = None
         if adagrad is not None:
             runs = [(block.matrix, block.size) for block in blocks]
-            self.adagrad = Adagrad(adagrad, runs, torch.empty(0, device=device))
+            self.adagrad = Adagrad(adagrad, runs, device)
         self._new: dict[str, Any] = {}  # what `commit` takes over
 
     def smoothed(self, gradient: Tensor) -> Tensor:

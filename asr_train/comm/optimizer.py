@@ -34,7 +34,7 @@ class Adagrad:
 
     Args:
         runs: the matrices that the vector consists of: number and elements; numbers may recur.
-        like: has the vector's device.
+        device: of the vector.
         total: of a model that is cut into stripes, of whose matrices a part is here.
     Attributes:
         squares_P: the low-pass of g^2, float32 [P].
@@ -44,15 +44,15 @@ class Adagrad:
         self,
         settings: AdagradSettings,
         runs: Sequence[tuple[int, int]],
-        like: Tensor,
+        device: torch.device,
         total: Total | None = None,
     ) -> None:
         self.settings, self.runs, self._total = settings, list(runs), total
-        self.squares_P = torch.zeros(sum(n for _, n in runs), device=like.device)
+        self.squares_P = torch.zeros(sum(n for _, n in runs), device=device)
         numbers = torch.tensor([number for number, _ in runs], dtype=torch.int64)
         sizes = torch.tensor([elements for _, elements in runs], dtype=torch.float64)
-        self._numbers = numbers.to(like.device)
-        self._sizes_M = torch.bincount(numbers, weights=sizes).to(like.device)
+        self._numbers = numbers.to(device)
+        self._sizes_M = torch.bincount(numbers, weights=sizes).to(device)
 
     def after(self, grad_P: Tensor, frames: int) -> Tensor:
         """Return what `squares_P` is after a gradient of so many frames, which does not set it."""
@@ -99,12 +99,12 @@ def means(sums_M: Tensor, sizes_M: Tensor, total: Total | None) -> Tensor:
 def adagrad_of(
     settings: AdagradSettings,
     shapes: Sequence[Shape],
-    like_P: Tensor,
+    device: torch.device,
     total: Total | None = None,
 ) -> Adagrad:
     """Return AdaGrad of a whole vector, whose parameters have these shapes."""
     runs = [(m, math.prod(shape)) for m, shape in enumerate(shapes)]
-    return Adagrad(settings, runs, like_P, total)
+    return Adagrad(settings, runs, device, total)
 
 
 class Momentum:

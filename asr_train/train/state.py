@@ -492,17 +492,16 @@ class Checkpoints:
         """Return a checkpoint, or what is wrong with it; each process checks some of the parts."""
         try:
             listed = files.read_json(path)
-            try:
-                parts, workers = listed["parts"], listed["workers"]
-                first = 0 if self.stripes is None else self.stripes.index * workers
-                saved = Saved(self.folder, listed["step"], workers, parts[first : first + workers])
-                for place in range(len(parts)):
-                    if place % len(self.exchange) in self.exchange.local:
-                        files.check_part(self.folder, parts[place])
-            except (KeyError, TypeError, IndexError) as error:
-                raise DamagedFileError(f"{path} lacks {error}") from error
+            parts, workers = listed["parts"], listed["workers"]
+            first = 0 if self.stripes is None else self.stripes.index * workers
+            saved = Saved(self.folder, listed["step"], workers, parts[first : first + workers])
+            for place in range(len(parts)):
+                if place % len(self.exchange) in self.exchange.local:
+                    files.check_part(self.folder, parts[place])
         except DamagedFileError as error:
             return None, str(error)
+        except (KeyError, TypeError, IndexError) as error:
+            return None, f"{path} lacks {error}"
         return saved, ""
 
     def _remove_others(self) -> None:

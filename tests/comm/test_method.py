@@ -72,21 +72,6 @@ def test_processes_and_virtual_workers_give_the_same_bits_at_every_step(workers,
                     assert value == alone[name][step][worker], (name, step, worker)
 
 
-def test_three_workers_in_processes_are_those_of_one():
-    def logs(exchange):
-        found = {}
-        for n in MANY:
-            if n != "bmuf_gtc":
-                done = run(exchange, n)
-                done.method.close(None)
-                found[n] = done.log[-1]
-        return found
-
-    alone = logs(Loopback(range(3), CPU))
-    for rank, found in enumerate(forked.run(logs, 3, 3)):
-        assert found == {n: {rank: hashes[rank]} for n, hashes in alone.items()}
-
-
 @pytest.mark.parametrize("name", MANY)
 @pytest.mark.parametrize("saved_at", [1, 4, 6])
 def test_a_run_goes_on_from_its_state_to_the_same_bits(name, saved_at):
