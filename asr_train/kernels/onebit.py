@@ -123,16 +123,13 @@ class Sum:
 
 def _check_vectors(matrices: Matrices, **vectors: Tensor) -> None:
     check_same("onebit.quantise_all", **vectors)
+    size = max((o + r * c for o, r, c in matrices), default=0)
+    check_size(size)
     for name, vector_P in vectors.items():
-        _check_vector("onebit.quantise_all", name, vector_P, matrices)
-        check_size(vector_P.numel())
-
-
-def _check_vector(where: str, name: str, vector_P: Tensor, matrices: Matrices) -> None:
-    check_shape(name, vector_P, max((o + r * c for o, r, c in matrices), default=0))
-    _check_float(name, vector_P)
-    if not vector_P.is_contiguous():
-        raise ValueError(f"{where}: {name} has gaps; call contiguous()")
+        check_shape(name, vector_P, size)
+        _check_float(name, vector_P)
+        if not vector_P.is_contiguous():
+            raise ValueError(f"onebit.quantise_all: {name} has gaps; call contiguous()")
 
 
 def _array(matrices: Matrices) -> np.ndarray:
@@ -196,18 +193,11 @@ def add_up_all(matrices: Matrices, sent: Sequence[tuple[Tensor, Tensor]], total_
 
     Args:
         matrices: where they are.
-        sent: by worker, the bits and the means of all matrices, flat, one after the other.
+        sent: by worker, at least one, the bits and the means of all matrices as `_quantised` has
+            them.
         total_P: float32.
-    Raises:
-        ValueError: if sizes or dtypes are wrong, or there is no worker.
     """
-    num_bytes = sum(rows * -(-columns // 8) for _, rows, columns in matrices)
-    num_means = 2 * sum(columns for _, _, columns in matrices)
-    for bits, means in sent:
-        check_shape("bits", bits, num_bytes)
-        check_shape("means", means, num_means)
-    _check_vector("onebit.add_up_all", "total_P", total_P, matrices)
-    if not (matrices and sent and choose(total_P) is Backend.triton):
+    if not (matrices and choose(total_P) is Backend.triton):
         by_worker = [_split(matrices, *one) for one in sent]
         for number, place in enumerate(matrices):
             add_up([one[number] for one in by_worker], matrix_of(total_P, place))
