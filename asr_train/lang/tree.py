@@ -11,11 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from asr_train.checks import check_shape
-
 FORMAT = 1
 LEFT, RIGHT, CENTRE = 0, 1, 2  # the phone that a question is about
-SIDES = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,8 +34,6 @@ class Tree:
         leaves: of another program's tree, their number: it numbered them (silence has no special
             ones, and questions may contradict each other), and the last phone is the utterance's
             edge, which has no roots. None: a tree as described above.
-    Raises:
-        ValueError: if these do not form trees; names the wrong node, question or leaf.
     """
 
     questions_QP: np.ndarray
@@ -50,15 +45,6 @@ class Tree:
     root_PJ: np.ndarray
     leaves: int | None = None
 
-    def __post_init__(self) -> None:
-        _check_shapes(self)
-        _check_nodes(self)
-        _check_paths(self)
-        if self.leaves is None:
-            _check_numbers(self)
-        elif self.leaf_N.max() >= self.leaves:
-            raise ValueError(f"tree: leaf {self.leaf_N.max()} of {self.leaves} leaves from 0")
-
     @property
     def num_leaves(self) -> int:
         return int(self.leaf_N.max()) + 1 if self.leaves is None else self.leaves
@@ -68,17 +54,8 @@ class Tree:
         return len(self.root_PJ)
 
     def find(self, left: int, centre: int, right: int, position: int) -> int:
-        """Return the leaf of a phone in context.
-
-        Raises:
-            ValueError: if the phone has no such position.
-        """
+        """Return the leaf of a phone in context; the phone must have this position."""
         node = int(self.root_PJ[centre, position])
-        if node < 0:
-            raise ValueError(
-                f"phone {centre} has no position {position}, only "
-                f"{int((self.root_PJ[centre] >= 0).sum())} of them"
-            )
         phone_S = (left, right, centre)
         while self.leaf_N[node] < 0:
             yes = self.questions_QP[self.question_N[node], phone_S[self.side_N[node]]]
@@ -148,34 +125,26 @@ class Tree:
         }
 
     @staticmethod
-    def from_plain(content: Any) -> "Tree":
-        """Rebuild a tree from plain data.
+    def from_plain(content: dict[str, Any]) -> "Tree":
+        """Rebuild a tree from what `plain` returned; `States.stored` checks that it is unchanged.
 
         Raises:
-            ValueError: for another format, missing or wrong content.
+            ValueError: for another format.
         """
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            found = content.get("format") if isinstance(content, dict) else type(content).__name__
+        if content["format"] != FORMAT:
             raise ValueError(
-                f"the tree has format {found}, this version reads {FORMAT}; "
+                f"the tree has format {content['format']}, this version reads {FORMAT}; "
                 "rerun the stage that grew it"
             )
-        phones = content.get("phones")
-        if not isinstance(phones, int) or isinstance(phones, bool) or phones < 1:
-            raise ValueError(f"the tree's phones is {phones!r}; it must be a positive number")
-        leaves = content.get("leaves")
-        if leaves is not None and type(leaves) is not int:
-            raise ValueError(f"the tree's leaves is {leaves!r}; it must be an integer")
-        return Tree(
-            _questions(content, phones),
-            _whole(content, "question", 1, np.int32),
-            _whole(content, "side", 1, np.int8),
-            _whole(content, "yes", 1, np.int32),
-            _whole(content, "no", 1, np.int32),
-            _whole(content, "leaf", 1, np.int32),
-            _whole(content, "root", 2, np.int32),
-            leaves,
+        questions_QP = np.zeros((len(content["questions"]), content["phones"]), bool)
+        for set_P, members in zip(questions_QP, content["questions"], strict=True):
+            set_P[members] = True
+        question_N, yes_N, no_N, leaf_N, root_PJ = (
+            np.array(content[name], np.int32) for name in ("question", "yes", "no", "leaf", "root")
         )
+        side_N = np.array(content["side"], np.int8)
+        leaves = content.get("leaves")
+        return Tree(questions_QP, question_N, side_N, yes_N, no_N, leaf_N, root_PJ, leaves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,120 +156,3 @@ class _Box:
     right_p: np.ndarray
     position: int
     leaf: int
-
-
-# --- checks -------------------------------------------------------------------------------------
-
-
-def _whole(content: dict[str, Any], name: str, dims: int, dtype: type) -> np.ndarray:
-    """Convert JSON lists to an array of integers."""
-    try:
-        array = np.array(content.get(name))
-    except ValueError:  # rows of unequal lengths
-        array = np.array(None)
-    limits = np.iinfo(dtype)
-    if array.ndim != dims or array.dtype.kind != "i" or array.size == 0:
-        raise ValueError(
-            f"the tree's {name} must be {'rows' if dims == 2 else 'a list'} of integers; "
-            "rerun the stage that grew it"
-        )
-    if array.min() < limits.min or array.max() > limits.max:
-        raise ValueError(
-            f"the tree's {name} holds {array.min()} to {array.max()}; "
-            f"it must lie in [{limits.min}, {limits.max}]"
-        )
-    return array.astype(dtype)
-
-
-def _questions(content: dict[str, Any], phones: int) -> np.ndarray:
-    sets = content.get("questions")
-    if not isinstance(sets, list):
-        raise ValueError("the tree's questions must be a list of lists of phone ids")
-    questions_QP = np.zeros((len(sets), phones), bool)
-    for q, members in enumerate(sets):
-        if not isinstance(members, list) or not all(
-            isinstance(p, int) and 0 <= p < phones for p in members
-        ):
-            raise ValueError(
-                f"the tree's question {q} is {members!r}; "
-                f"it must be a list of phone ids from 0 to {phones - 1}"
-            )
-        questions_QP[q, members] = True
-    return questions_QP
-
-
-def _check_shapes(tree: Tree) -> None:
-    check_shape("tree: root_PJ", tree.root_PJ, None, None)
-    check_shape("tree: questions_QP", tree.questions_QP, None, tree.num_phones)
-    for name in ("question_N", "side_N", "yes_N", "no_N", "leaf_N"):
-        check_shape(f"tree: {name}", getattr(tree, name), len(tree.question_N))
-    rootless = np.flatnonzero(tree.root_PJ[:, 0] < 0)
-    if tree.leaves is not None and rootless.tolist() == [tree.num_phones - 1]:
-        return
-    if len(rootless):
-        phone = int(rootless[0])
-        raise ValueError(f"tree: phone {phone} has no root at its first position")
-
-
-def _check_nodes(tree: Tree) -> None:
-    """Check that every node is a leaf or a question, and refers to existing nodes."""
-    nodes = len(tree.question_N)
-    for n in range(nodes):
-        question, leaf = int(tree.question_N[n]), int(tree.leaf_N[n])
-        if (question < 0) == (leaf < 0):
-            raise ValueError(
-                f"tree: node {n} has question {question} and leaf {leaf}; "
-                "exactly one of them must be -1"
-            )
-        if leaf >= 0:
-            continue
-        if question >= len(tree.questions_QP):
-            raise ValueError(
-                f"tree: node {n} asks question {question}, but there are {len(tree.questions_QP)}"
-            )
-        if not 0 <= tree.side_N[n] < SIDES:
-            raise ValueError(f"tree: node {n} asks about side {tree.side_N[n]}; it must be 0 to 2")
-        for child in (int(tree.yes_N[n]), int(tree.no_N[n])):
-            if not 0 <= child < nodes:
-                raise ValueError(f"tree: node {n} leads to node {child} of {nodes}")
-    if tree.root_PJ.max() >= nodes:
-        raise ValueError(f"tree: a root is node {tree.root_PJ.max()} of {nodes}")
-
-
-def _check_paths(tree: Tree) -> None:
-    """Check that every node is reached once, from roots of one position each."""
-    roots = np.unique(tree.root_PJ[tree.root_PJ >= 0])
-    asking = tree.leaf_N < 0
-    reached_N = np.bincount(
-        np.concatenate([roots, tree.yes_N[asking], tree.no_N[asking]]), minlength=len(asking)
-    )
-    if (reached_N != 1).any():
-        node = int(np.flatnonzero(reached_N != 1)[0])
-        raise ValueError(
-            f"tree: node {node} is reached from {reached_N[node]} places; it must be one"
-        )
-    todo, seen = roots.tolist(), 0
-    while todo:  # with one way to each node, an unreached node is part of a cycle
-        node, seen = todo.pop(), seen + 1
-        if asking[node]:
-            todo += [int(tree.yes_N[node]), int(tree.no_N[node])]
-    if seen != len(asking):
-        raise ValueError(f"tree: {len(asking) - seen} of {len(asking)} nodes form a cycle")
-    for root in roots:
-        if len(positions := np.unique(np.nonzero(tree.root_PJ == root)[1])) > 1:
-            raise ValueError(f"tree: node {root} is the root of several positions, {positions}")
-
-
-def _check_numbers(tree: Tree) -> None:
-    """Check that no leaf id is missing, and silence asks nothing."""
-    leaves = np.unique(tree.leaf_N[tree.leaf_N >= 0])
-    if len(leaves) != leaves[-1] + 1:
-        missing = np.setdiff1d(np.arange(leaves[-1]), leaves)
-        raise ValueError(f"tree: leaf {missing[0]} is missing, but leaf {leaves[-1]} exists")
-    for position, root in enumerate(tree.root_PJ[0]):
-        alone = (tree.leaf_N == position).sum() == 1 and not (tree.root_PJ[1:] == root).any()
-        if root >= 0 and not (tree.leaf_N[root] == position and alone):
-            raise ValueError(
-                f"tree: position {position} of silence has leaf {tree.leaf_N[root]}; it must be a "
-                f"separate leaf, {position}"
-            )

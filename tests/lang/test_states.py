@@ -74,15 +74,6 @@ def test_states_come_back_from_json(states, tied):
         assert np.array_equal(back.table_LPRJ, some.table_LPRJ)
 
 
-@pytest.mark.parametrize(
-    "phones, of_phone, of_silence",
-    [(("SIL", "AH", "B"), 3, 5), (("SIL", "AH", "B", "D"), 2, 5), (("SIL", "AH", "B", "D"), 3, 4)],
-)
-def test_a_tree_of_other_phones_or_positions_is_refused(tied, phones, of_phone, of_silence):
-    with pytest.raises(ValueError, match=r"tree is of 4 phones with \[5, 3, 3, 3\] states but"):
-        States(phones, of_phone, of_silence, tied.tree)
-
-
 def test_monophones_are_the_same_phones_without_the_tree(states, tied):
     assert states.monophones == states
     assert not tied.monophones.tied

@@ -1,4 +1,4 @@
-"""A tree gives the same answer for all contexts at once as for each; broken files are refused."""
+"""A tree gives the same answer for all contexts at once as for each."""
 
 import itertools
 import json
@@ -59,8 +59,6 @@ def test_the_table_holds_what_the_questions_lead_to(tree):
     for left, centre, right, j in np.ndindex(table.shape):
         if tree.root_PJ[centre, j] < 0:
             assert table[left, centre, right, j] == -1
-            with pytest.raises(ValueError, match=f"phone {centre} has no position {j}"):
-                tree.find(left, centre, right, j)
         else:
             assert table[left, centre, right, j] == tree.find(left, centre, right, j)
 
@@ -85,68 +83,9 @@ def test_another_tree_has_another_hash(tree):
     assert Tree.from_plain(content).plain() != tree.plain()
 
 
-def first_question(content):
-    return content["leaf"].index(-1)
-
-
-def cut(content, name):
-    content[name] = content[name][:-1]
-
-
-def point_back(content):
-    content["yes"][first_question(content)] = first_question(content)
-
-
-def one_question_to_itself(content):
-    """Add two nodes that only lead to each other."""
-    n = len(content["leaf"])
-    for name, two in {
-        "question": [0, 0],
-        "side": [0, 0],
-        "leaf": [-1, -1],
-        "yes": [n + 1, n],
-        "no": [n + 1, n],
-    }.items():
-        content[name] += two
-
-
-DAMAGE = {
-    "format": (lambda c: c.update(format=9), "format 9, this version reads 1"),
-    "phones": (lambda c: c.update(phones="7"), "phones is '7'"),
-    "missing": (lambda c: c.pop("yes"), "yes must be a list of integers"),
-    "text": (lambda c: c["leaf"].__setitem__(0, "x"), "leaf must be a list of integers"),
-    "real": (lambda c: c["side"].__setitem__(0, 0.5), "side must be a list of integers"),
-    "ragged": (lambda c: c["root"][2].append(1), "root must be rows of integers"),
-    "huge": (lambda c: c["side"].__setitem__(0, 999), "side holds 0 to 999"),
-    "lengths": (lambda c: cut(c, "no"), r"no_N has shape"),
-    "phone": (lambda c: c["questions"][3].append(7), "question 3 is .* from 0 to 6"),
-    "question": (
-        lambda c: c["question"].__setitem__(first_question(c), 99),
-        "asks question 99, but there are 12",
-    ),
-    "both": (lambda c: c["question"].__setitem__(0, 1), "node 0 has question 1 and leaf 0"),
-    "side": (lambda c: c["side"].__setitem__(first_question(c), 3), "about side 3"),
-    "child": (lambda c: c["yes"].__setitem__(first_question(c), 999), "leads to node 999 of"),
-    "root": (lambda c: c["root"][1].__setitem__(0, 999), "a root is node 999"),
-    "rootless": (lambda c: c["root"][1].__setitem__(0, -1), "phone 1 has no root"),
-    "twice": (point_back, "reached from 2 places|reached from 0 places"),
-    "unreached": (lambda c: c["root"][1].__setitem__(2, c["root"][1][1]), "reached from 0 places"),
-    "cycle": (one_question_to_itself, "reached from 2 places"),
-    "leaf": (lambda c: c["leaf"].__setitem__(0, 999), "leaf 0 is missing, but leaf 999 exists"),
-    "silence": (
-        lambda c: c["leaf"].__setitem__(slice(0, 2), [1, 0]),
-        "position 0 of silence has leaf 1",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_what_is_no_tree_is_refused_by_name(kind):
-    content = random_tree(np.random.default_rng(0), [5, 3, 3, 2, 3, 2, 2]).plain()
-    damage, message = DAMAGE[kind]
-    damage(content)
-    with pytest.raises(ValueError, match=message):
-        Tree.from_plain(content)
+def test_a_tree_of_another_format_is_refused(tree):
+    with pytest.raises(ValueError, match="format 9, this version reads 1"):
+        Tree.from_plain(tree.plain() | {"format": 9})
 
 
 def test_a_tree_of_another_program_has_its_own_leaves_and_an_edge(tree):
@@ -163,8 +102,6 @@ def test_a_tree_of_another_program_has_its_own_leaves_and_an_edge(tree):
     same = [(left, c, r, j) for left, c, r, j in np.argwhere(tree.table() >= 0).tolist()]
     assert all(found.find(*at) == 999 - tree.find(*at) for at in same)
     assert {leaf for *_, leaf in found.reached()} == set(999 - np.unique(tree.table())) - {1000}
-    with pytest.raises(ValueError, match="leaf 999 of 999 leaves from 0"):
-        Tree.from_plain(content | {"leaves": 999})
 
 
 def test_a_phone_hears_its_neighbours_if_any_leaf_depends_on_them(tree):
@@ -172,11 +109,6 @@ def test_a_phone_hears_its_neighbours_if_any_leaf_depends_on_them(tree):
     differs = (every != every[:1, :, :1]).any(axis=(0, 2, 3)).tolist()
     assert differs == [a and b for a, b in zip(differs, tree.is_context_dependent(), strict=True)]
     assert not tree.is_context_dependent()[0]
-
-
-def test_a_list_is_no_tree():
-    with pytest.raises(ValueError, match="format list"):
-        Tree.from_plain([1, 2])
 
 
 def test_the_table_of_eighty_phones_fits_in_a_few_megabytes():
