@@ -138,7 +138,7 @@ def view_ordered(fst: memoryview, heights: memoryview, top_label: int) -> Ordere
         fst, heights: content of the files.
         top_label: the largest input label.
     Raises:
-        ValueError: if there are more or fewer heights than nodes.
+        ValueError: if there are more or fewer heights than nodes, or heights out of order.
     """
     start, states_N, arcs_A = view_const(fst)
     height_N = np.load(io.BytesIO(heights), allow_pickle=False)
@@ -147,6 +147,8 @@ def view_ordered(fst: memoryview, heights: memoryview, top_label: int) -> Ordere
             f"heights.npy has {height_N.dtype} {list(height_N.shape)}, but HCLG.fst has "
             f"{len(states_N)} nodes, with an int32 each"
         )
+    if height_N.min(initial=0) < 0 or (height_N[1:] < height_N[:-1]).any():
+        raise ValueError("heights.npy is not in the order of the search; make the bundle again")
     first_N = np.empty(len(states_N) + 1, np.int32)
     first_N[:-1], first_N[-1] = states_N["first"], len(arcs_A)
     emit_N = first_N[:-1] + states_N["iepsilons"].astype(np.int32)

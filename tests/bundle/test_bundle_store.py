@@ -239,3 +239,7 @@ def test_a_stored_graph_is_searched_as_the_one_in_memory(tmp_path, seed):
     )
     assert first.cost == pytest.approx(second.cost)
     assert len(first.arcs_A) == len(second.arcs_A)
+    for wrong in (again.graph.height_N[::-1], again.graph.height_N - 1):
+        np.save(paths[1], wrong)
+        with pytest.raises(ValueError, match="not in the order of the search"):
+            view_ordered(*(Region.of(path).mapped() for path in paths), made.top_label)
