@@ -111,7 +111,7 @@ def estimated(
     ]
     model, weight = models[0], None
     if len(models) > 1:
-        (first_T, _, unknown_T), (second_T, _, _) = (each.word_logprobs(dev) for each in models)
+        (first_T, unknown_T), (second_T, _) = (each.word_logprobs(dev) for each in models)
         weight = ngram.best_weight(first_T[~unknown_T], second_T[~unknown_T])
         model = ngram.mixed(models[0], models[1], weight)
     return ngram.prune(model, settings.prune), weight

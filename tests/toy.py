@@ -153,8 +153,7 @@ def scorer_of(states: States, loop_S: np.ndarray, scores: dict[str, np.ndarray])
 
 def logprobs(model: NgramModel, sentences) -> np.ndarray:
     """Return log10 P of whole sentences, including their ends: float64 [S]."""
-    logp_T, sentence_T, _ = model.word_logprobs(sentences)
-    return np.bincount(sentence_T, logp_T, len(sentences))
+    return np.array([model.word_logprobs([words])[0].sum() for words in sentences])
 
 
 def cheapest(graph, scores_TS: np.ndarray) -> float:

@@ -136,15 +136,13 @@ class NgramModel:
             place_T = self.find(n, place_T, ids_TK[:, n - 1])
         return place_T
 
-    def word_logprobs(
-        self, sentences: Iterable[Sentence]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def word_logprobs(self, sentences: Iterable[Sentence]) -> tuple[np.ndarray, np.ndarray]:
         """Return the log-probability of each word and each sentence end; T in all.
 
         An unknown word has the probability of <unk>, or zero without one.
 
         Returns:
-            log10 P, float64 [T]; the sentence's index, int64 [T]; whether it is unknown, bool [T].
+            log10 P, float64 [T]; whether it is unknown, bool [T].
         """
         get = self.id_of.get
         begin, end = self.id_of[BEGIN], self.id_of[END]
@@ -153,7 +151,6 @@ class NgramModel:
             known += [begin, *[get(word, -1) for word in sentence], end]
             lengths.append(len(sentence) + 2)
         id_T, length_S = np.array(known, np.int64), np.array(lengths, np.int64)
-        sentence_T = np.repeat(np.arange(len(length_S)), length_S)
         start_T = np.repeat(np.cumsum(length_S) - length_S, length_S)
         since_T = np.arange(len(id_T)) - start_T  # words since the sentence's begin
         unknown_T = (id_T < 0) | (id_T == self.unknown)
@@ -163,23 +160,18 @@ class NgramModel:
             inside = since_T[back:] >= back
             window_TK[back:, -1 - back] = np.where(inside, id_T[: len(id_T) - back], -1)
         after_begin = since_T > 0
-        return (
-            self.conditional(window_TK[after_begin]),
-            sentence_T[after_begin],
-            unknown_T[after_begin],
-        )
+        return self.conditional(window_TK[after_begin]), unknown_T[after_begin]
 
-    def perplexity(self, sentences: Iterable[Sentence]) -> Perplexity:
+    def perplexity(self, sentences: Sequence[Sentence]) -> Perplexity:
         """Return the perplexity without unknown words, as SRILM's `ngram -ppl` does."""
-        logp_T, sentence_T, unknown_T = self.word_logprobs(sentences)
+        logp_T, unknown_T = self.word_logprobs(sentences)
         if len(logp_T) == 0:
             raise ValueError(
                 "no sentences to compute perplexity on; does this split have transcripts?"
             )
-        count = int(sentence_T[-1]) + 1
         oovs = int(unknown_T.sum())
         value = 10 ** (-logp_T[~unknown_T].sum() / (len(logp_T) - oovs))
-        return Perplexity(float(value), len(logp_T) - count, oovs, count)
+        return Perplexity(float(value), len(logp_T) - len(sentences), oovs, len(sentences))
 
 
 def _search(key_N: np.ndarray, context_T: np.ndarray, word_T: np.ndarray, base: int) -> np.ndarray:

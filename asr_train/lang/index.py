@@ -27,7 +27,7 @@ from asr_train.lang.arpa import (
     write_arpa,
 )
 from asr_train.lang.lexicon import Lexicon
-from asr_train.lang.pronprobs import Pronprobs, Variant
+from asr_train.lang.pronprobs import EDGE, Pronprobs, Variant
 from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, GrammarSettings, build, plain
 
@@ -68,19 +68,28 @@ class Lang:
 
     def pron_cost(self, variant: Variant) -> float:
         """Return the cost in nats of a pronunciation."""
-        if self.pronprobs is not None:
-            return self.pronprobs.cost(variant)
-        return math.log(len(self.lexicon.prons[variant[0]]))
+        word, n = variant
+        if self.pronprobs is None:
+            return math.log(len(self.lexicon.prons[word]))
+        return -math.log(self.pronprobs.pron[word][n])
 
     def pause_costs(self, variant: Variant) -> tuple[float, float]:
         """Return the costs in nats of a silence after a pronunciation or EDGE, and of none."""
-        if self.pronprobs is not None:
-            return self.pronprobs.pause_costs(variant)
-        return -math.log(self.silence_probability), -math.log1p(-self.silence_probability)
+        known, (word, n) = self.pronprobs, variant
+        if known is None:
+            p = self.silence_probability
+        else:
+            p = known.start if variant == EDGE else known.pause[word][n]
+        return -math.log(p), -math.log1p(-p)
 
     def entry_costs(self, variant: Variant) -> tuple[float, float]:
         """Return what a pronunciation or EDGE costs more after a silence, and after none; nats."""
-        return (0.0, 0.0) if self.pronprobs is None else self.pronprobs.entry_costs(variant)
+        known, (word, n) = self.pronprobs, variant
+        if known is None:
+            return 0.0, 0.0
+        if variant == EDGE:
+            return -math.log(known.end_after_silence), -math.log(known.end_after_word)
+        return -math.log(known.after_silence[word][n]), -math.log(known.after_word[word][n])
 
 
 def write_lang(path: Path | str, lang: Lang) -> None:

@@ -6,7 +6,6 @@ After Chen, Xu, Wu, Povey and Khudanpur (2015), "Pronunciation and silence proba
 ASR", as Kaldi's utils/dict_dir_add_pronprobs.sh has it.
 """
 
-import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -40,23 +39,6 @@ class Pronprobs:
     start: float
     end_after_silence: float
     end_after_word: float
-
-    def cost(self, variant: Variant) -> float:
-        """As `Lang.pron_cost`."""
-        word, n = variant
-        return -math.log(self.pron[word][n])
-
-    def pause_costs(self, variant: Variant) -> tuple[float, float]:
-        """As `Lang.pause_costs`."""
-        p = self.start if variant == EDGE else self.pause[variant[0]][variant[1]]
-        return -math.log(p), -math.log1p(-p)
-
-    def entry_costs(self, variant: Variant) -> tuple[float, float]:
-        """As `Lang.entry_costs`."""
-        if variant == EDGE:
-            return -math.log(self.end_after_silence), -math.log(self.end_after_word)
-        word, n = variant
-        return -math.log(self.after_silence[word][n]), -math.log(self.after_word[word][n])
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,10 +61,7 @@ def to_arrays(fst: Any) -> Arrays:
 
 def read_arrays(path: Path) -> Arrays:
     """Read a ConstFst file."""
-    with open(path, "rb") as file:
-        at, start, states, arcs = _const_header(file.read(HEADER))
-    states_N = np.fromfile(path, STATE, states, offset=at)
-    arcs_A = np.fromfile(path, ARC, arcs, offset=at + states_N.nbytes)
+    start, states_N, arcs_A = view_const(np.fromfile(path, np.uint8).data)
     source_A = np.repeat(np.arange(len(states_N)), states_N["arcs"])
     return Arrays(start, states_N["final"].copy(), source_A, arcs_A)
 
@@ -82,7 +79,7 @@ def check_const(content: memoryview, states: int) -> None:
     Args:
         states: of the network; input labels are at most that.
     Raises:
-        ValueError: if it is no ConstFst as `write_const` makes it, or an arc leads, or has a label,
+        ValueError: if it is no ConstFst as `const_of` makes it, or an arc leads, or has a label,
             beyond what there is.
     """
     try:
@@ -124,8 +121,8 @@ def _const_header(content: bytes) -> tuple[int, int, int, int]:
     return at + 40, start, states, arcs
 
 
-def write_const(path: Path, arrays: Arrays) -> None:
-    """Write a ConstFst file; each state's arcs are sorted by input label."""
+def const_of(arrays: Arrays) -> bytes:
+    """Return the content of a ConstFst file; each state's arcs are sorted by input label."""
     order = np.lexsort((arrays.arcs_A["ilabel"], arrays.source_A))
     arcs_A, source_A = arrays.arcs_A[order], arrays.source_A[order]
     states_N = np.zeros(len(arrays.final_N), STATE)
@@ -136,8 +133,7 @@ def write_const(path: Path, arrays: Arrays) -> None:
         states_N[field] = np.bincount(source_A[arcs_A[label] == 0], minlength=len(states_N))
     names = b"".join(struct.pack("<i", len(n)) + n for n in (b"const", b"standard"))
     sizes = struct.pack("<iiQqqq", VERSION, 0, EXPANDED, arrays.start, len(states_N), len(arcs_A))
-    content = struct.pack("<i", MAGIC) + names + sizes + states_N.tobytes() + arcs_A.tobytes()
-    path.write_bytes(content)
+    return struct.pack("<i", MAGIC) + names + sizes + states_N.tobytes() + arcs_A.tobytes()
 
 
 def to_vector(arrays: Arrays) -> Any:
@@ -147,10 +143,7 @@ def to_vector(arrays: Arrays) -> Any:
 
 def to_const(arrays: Arrays) -> Any:
     """Convert to a kaldifst transducer for search: half the memory, and faster."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "fst"
-        write_const(path, arrays)
-        return read_fst(path)
+    return to_fst(const_of(arrays))
 
 
 def read_fst(path: Path) -> Any:
@@ -158,7 +151,7 @@ def read_fst(path: Path) -> Any:
     return kaldifst.StdConstFst.read(str(path))
 
 
-def to_fst(content: memoryview) -> Any:
+def to_fst(content: bytes | memoryview) -> Any:
     """Read a ConstFst file's content as kaldifst's transducer for search, which copies it."""
     with tempfile.TemporaryDirectory(prefix="asr-train-") as folder:
         path = Path(folder) / "fst"

@@ -21,7 +21,7 @@ from typing import Any
 import kaldifst
 import numpy as np
 
-from asr_train.files import check_part, hash_of, part, read_json, replacing, sha256, write_json
+from asr_train.files import check_part, hash_of, part, read_json, sha256, write_bytes, write_json
 from asr_train.lang.hmms import NONE, Hmm
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import SILENCE
@@ -31,23 +31,21 @@ from asr_train.schema import GrammarKind
 from asr_train.search.arrays import (
     ARC,
     Arrays,
+    const_of,
     read_arrays,
     read_fst,
     to_arrays,
     to_const,
     to_vector,
     top_label,
-    write_const,
 )
 
 SELF_LOOP_SCALE = 0.1  # of decoding graphs, Kaldi's
 
 
-def _compiled(lines: list[str], start: int) -> Any:
-    """Compile AT&T text; its first line determines the start state."""
-    first = [line for line in lines if line.split()[0] == str(start)][:1]
-    rest = [line for line in lines if line not in first]
-    return kaldifst.compile("\n".join(first + rest) + "\n", acceptor=False)
+def _compiled(lines: list[str]) -> Any:
+    """Compile AT&T text; the start state is that of its first line."""
+    return kaldifst.compile("\n".join(lines) + "\n", acceptor=False)
 
 
 def transition_costs(
@@ -132,7 +130,7 @@ def lexicon_fst(lang: Lang) -> tuple[Any, list[int]]:
             for node, cost in heres.items():
                 lines.append(f"{node} {loop} {labels[-1]} {out} {cost + spoken}")
                 lines.append(f"{node} {silence} {labels[-1]} {out} {cost + silent}")
-    fst = _compiled(lines, start)
+    fst = _compiled(lines)
     kaldifst.arcsort(fst, "olabel")
     return fst, list(range(backoff, silence_mark + 1))
 
@@ -178,7 +176,7 @@ def _loop(lang: Lang) -> Any:
             there = min(state + 1, last)
             lines += [f"{state} {there} {ids[w]} {ids[w]} {cost}" for w in grammar.words]
     lines.sort(key=lambda line: len(line.split()) == 2)  # final states after arcs
-    return _compiled(lines, 0)
+    return _compiled(lines)
 
 
 @contextmanager
@@ -301,7 +299,7 @@ def states_fst(hmms: _Hmms, rows: dict[int, _Row], marks: list[int]) -> Any:
     for label, mark in enumerate(marks, len(hmms.class_H) + 1):
         lines.append(f"0 0 {label} {mark}")
     lines.append("0 0.0")
-    fst = _compiled(lines, 0)
+    fst = _compiled(lines)
     kaldifst.arcsort(fst, "olabel")
     return fst
 
@@ -463,8 +461,7 @@ def write_graph(
 ) -> None:
     """Write HCLG.fst and then `path`, the JSON that describes it."""
     binary = path.with_suffix(".fst")
-    with replacing(binary) as scratch:
-        write_const(scratch, graph)
+    write_bytes(binary, const_of(graph))
     write_json(
         path,
         {

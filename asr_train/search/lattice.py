@@ -21,7 +21,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from asr_train.search.arrays import Arrays, top_label, view_const, write_const
+from asr_train.search.arrays import Arrays, const_of, top_label, view_const
 from asr_train.search.beam import check_labels, check_scores
 from asr_train.search.tokens import CHUNK, ROUNDING, Graph, Tokens, backward, forward, links
 
@@ -126,7 +126,7 @@ def write_ordered(folder: Path, found: Ordered) -> list[Path]:
     graph, paths = found.graph, [folder / "HCLG.fst", folder / "heights.npy"]
     source_A = np.repeat(np.arange(len(graph.emit_N)), np.diff(graph.first_N))
     final_N = found.final_N.astype(np.float32)
-    write_const(paths[0], Arrays(graph.start, final_N, source_A, graph.arcs_A))
+    paths[0].write_bytes(const_of(Arrays(graph.start, final_N, source_A, graph.arcs_A)))
     np.save(paths[1], graph.height_N, allow_pickle=False)
     return paths
 

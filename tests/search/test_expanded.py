@@ -111,7 +111,7 @@ def test_sentence_ends_count_only_where_the_search_ended():
     said = [NAMES[k - 1] for k in path.words]
     cost = lattice.cost
     for sign, model in ((1, old), (-1, new)):
-        logp_T, _, _ = model.word_logprobs([said])
+        logp_T, _ = model.word_logprobs([said])
         cost += sign * NATS * logp_T[:-1].sum()
     assert path.cost == pytest.approx(cost, abs=1e-5)
 
