@@ -259,11 +259,6 @@ def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:
             lang = load_lang(folder / "lang.json")
         except DamagedFileError as error:
             raise _damaged(named, folder, error) from error
-        if manifest["graph"]["lang_hash"] != lang.hash:
-            raise DamagedFileError(
-                f"{named}: its graph was made with lang_hash {manifest['graph']['lang_hash']} but "
-                f"lang.json has {lang.hash}; {_AGAIN}"
-            )
         lexicon = manifest["lexicon"]
         return Bundle(
             folder,

@@ -59,7 +59,6 @@ def known_states(scorer: Scorer) -> States:
     if scorer.states is None:
         raise ValueError(
             f"{scorer.run} was trained on alignments of another program, which alone knows what "
-            "its "
-            f"{scorer.num_states} states stand for; export its posteriors and decode them there"
+            f"its {scorer.num_states} states stand for; export its posteriors and decode them there"
         )
     return scorer.states

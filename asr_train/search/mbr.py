@@ -53,9 +53,7 @@ def decide(posterior: Posterior, words: Sequence[int], rounds: int = ROUNDS) -> 
     word_A = np.searchsorted(vocabulary, posterior.arcs_A["word"])  # 0 stays 0
     row_Q = _with_gaps(np.searchsorted(vocabulary, np.array(words, np.int64)))
     while True:
-        errors, share_QW = _align(
-            posterior.arcs_A, word_A, posterior.nodes, row_Q, len(vocabulary), EXTRA
-        )
+        errors, share_QW = _align(posterior.arcs_A, word_A, posterior.nodes, row_Q, len(vocabulary))
         best_Q = np.argmax(share_QW, 1)
         at_Q = np.arange(len(row_Q))
         best_Q = np.where(share_QW[at_Q, best_Q] > share_QW[at_Q, row_Q] + GAIN, best_Q, row_Q)
@@ -77,18 +75,18 @@ def _with_gaps(words: np.ndarray) -> np.ndarray:
 
 
 @numba.njit(cache=True, nogil=True)
-def _edits(word: int, before_Q: Any, row_Q: Any, extra: float, edits_Q: Any) -> None:
+def _edits(word: int, before_Q: Any, row_Q: Any, edits_Q: Any) -> None:
     """Write the expected edits after one more word, from those before it, by place in the row."""
-    edits_Q[0] = before_Q[0] + 1.0 + extra
+    edits_Q[0] = before_Q[0] + 1.0 + EXTRA
     for q in range(len(row_Q)):
         paired = before_Q[q] + (row_Q[q] != word)
-        inserted = before_Q[q + 1] + 1.0 + extra
+        inserted = before_Q[q + 1] + 1.0 + EXTRA
         deleted = edits_Q[q] + (row_Q[q] != 0)
         edits_Q[q + 1] = min(paired, inserted, deleted)
 
 
 @numba.njit(cache=True, nogil=True)
-def _align(arcs_A: Any, word_A: Any, nodes: int, row_Q: Any, words: int, extra: float) -> Any:
+def _align(arcs_A: Any, word_A: Any, nodes: int, row_Q: Any, words: int) -> Any:
     """Return the expected edits, and the probability of each word at each place of the row.
 
     Algorithm 3 of the paper, with alpha' and beta'. An arc without a word costs nothing, so that
@@ -104,7 +102,7 @@ def _align(arcs_A: Any, word_A: Any, nodes: int, row_Q: Any, words: int, extra: 
         arc, before_Q = arcs_A[a], alpha_NQ[arcs_A[a].source]
         after_Q = alpha_NQ[arc.target]
         if word_A[a]:
-            _edits(word_A[a], before_Q, row_Q, extra, edits_Q)
+            _edits(word_A[a], before_Q, row_Q, edits_Q)
             before_Q = edits_Q
         for q in range(places + 1):
             after_Q[q] += arc.share * before_Q[q]
@@ -117,14 +115,14 @@ def _align(arcs_A: Any, word_A: Any, nodes: int, row_Q: Any, words: int, extra: 
                 back_Q[q] += arc.share * beta_Q[q]
             continue
         before_Q = alpha_NQ[arc.source]
-        _edits(word, before_Q, row_Q, extra, edits_Q)
+        _edits(word, before_Q, row_Q, edits_Q)
         for q in range(places + 1):
             sum_Q[q] = arc.share * beta_Q[q]
         for q in range(places - 1, -1, -1):
             if edits_Q[q + 1] == before_Q[q] + (row_Q[q] != word):
                 back_Q[q] += sum_Q[q + 1]
                 share_QW[q, word] += sum_Q[q + 1]
-            elif edits_Q[q + 1] == before_Q[q + 1] + 1.0 + extra:
+            elif edits_Q[q + 1] == before_Q[q + 1] + 1.0 + EXTRA:
                 back_Q[q + 1] += sum_Q[q + 1]
             else:
                 sum_Q[q] += sum_Q[q + 1]

@@ -37,11 +37,9 @@ def nbest(lattice: Lattice, count: int, max_work: int = MAX_WORK) -> NBest:
     extended path is that of a sequence in the list.
 
     Args:
-        count: sequences wanted; the beam may have fewer.
+        count: sequences wanted, at least 1; the beam may have fewer.
         max_work: limit of all partial paths.
     """
-    if count < 1:
-        raise ValueError(f"an n-best list of {count} was asked for; it needs at least 1")
     rows, complete = _astar(
         lattice.arcs_A,
         lattice.arc_offsets(),

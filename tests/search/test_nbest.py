@@ -76,11 +76,6 @@ def test_the_beam_counts_from_the_best_path_whatever_that_costs(more):
     assert here[0].cost + 1.9 < here[-1].cost <= here[0].cost + 2.0 + 1e-3
 
 
-def test_an_empty_list_cannot_be_asked_for():
-    with pytest.raises(ValueError, match="at least 1"):
-        nbest(searched(0)[2], 0)
-
-
 # --- oracle -------------------------------------------------------------------------------------
 
 
