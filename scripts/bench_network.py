@@ -22,6 +22,7 @@ from typing import Any
 
 from asr_train.cost.cluster import ClusterSettings, GpuSettings, LinkSettings
 from asr_train.cost.network import (
+    Collective,
     Count,
     Links,
     Signal,
@@ -44,20 +45,21 @@ REPEATS = 3
 PROBE = 4_000_000  # bytes, to measure bandwidth with
 INSIDE = "ASR_BENCH_NETWORK_INSIDE"
 
-SIMULATED: dict[str, Callable[[Simulation, Sequence[int], float], Signal]] = {
-    "all-reduce": ring_allreduce,
-    "all-gather": lambda sim, ranks, size: ring_allgather(sim, ranks, [size] * len(ranks)),
-    "peer to peer": lambda sim, ranks, size: direct_allgather(sim, ranks, [size] * len(ranks)),
-    "broadcast": broadcast,
-    "all to one": lambda sim, ranks, size: _all_to_one(sim, ranks, size),
-}
-
 
 def _all_to_one(sim: Simulation, ranks: Sequence[int], size: float) -> Signal:
     there = Count(len(ranks) - 1)
     for rank in ranks[1:]:
         sim.send(rank, ranks[:1], size).then(there.down)
     return there
+
+
+SIMULATED: dict[str, Collective] = {
+    "all-reduce": ring_allreduce,
+    "all-gather": ring_allgather,
+    "peer to peer": direct_allgather,
+    "broadcast": broadcast,
+    "all to one": _all_to_one,
+}
 
 
 def in_own_namespaces() -> bool:

@@ -282,23 +282,24 @@ class Simulation:
 
 # --- collectives: all of `ranks` start now; the signal fires at the end of the last --------------
 
+Collective = Callable[[Simulation, Sequence[int], float], Signal]
+
 
 def ring_allreduce(sim: Simulation, ranks: Sequence[int], size: float) -> Signal:
     """Sum `size` bytes of each rank, for all: parts of 1/p go round the ring twice."""
     p = len(ranks)
-    return _ring(sim, ranks, [[size / p] * p] * (2 * (p - 1)))
+    return _ring(sim, ranks, size / p, rounds=2 * (p - 1))
 
 
-def ring_allgather(sim: Simulation, ranks: Sequence[int], sizes: Sequence[float]) -> Signal:
-    """Send each rank's bytes, `sizes[i]` of `ranks[i]`, to all: handed on round the ring."""
-    p = len(ranks)
-    return _ring(sim, ranks, [[sizes[(i - r) % p] for i in range(p)] for r in range(p - 1)])
+def ring_allgather(sim: Simulation, ranks: Sequence[int], size: float) -> Signal:
+    """Send `size` bytes of each rank to all: handed on round the ring."""
+    return _ring(sim, ranks, size, rounds=len(ranks) - 1)
 
 
-def direct_allgather(sim: Simulation, ranks: Sequence[int], sizes: Sequence[float]) -> Signal:
-    """Send each rank's bytes to all, from peer to peer, all at once."""
+def direct_allgather(sim: Simulation, ranks: Sequence[int], size: float) -> Signal:
+    """Send `size` bytes of each rank to all, from peer to peer, all at once."""
     all_arrived = Count(len(ranks))
-    for rank, size in zip(ranks, sizes, strict=True):
+    for rank in ranks:
         sim.send(rank, ranks, size).then(all_arrived.down)
     return all_arrived
 
@@ -318,15 +319,15 @@ def tree_allreduce(sim: Simulation, ranks: Sequence[int], size: float) -> Signal
     return sim.spawn(both())
 
 
-def _ring(sim: Simulation, ranks: Sequence[int], sizes_RP: Sequence[Sequence[float]]) -> Signal:
-    """Let rank i send `sizes_RP[r][i]` bytes to its neighbour after its round before."""
+def _ring(sim: Simulation, ranks: Sequence[int], size: float, rounds: int) -> Signal:
+    """Let each rank send `size` bytes to its neighbour in each round, after its round before."""
     p = len(ranks)
-    arrived_RP = [[Signal() for _ in ranks] for _ in sizes_RP]  # at the receiver i
+    arrived_RP = [[Signal() for _ in ranks] for _ in range(rounds)]  # at the receiver i
 
     def member(i: int) -> Process:
-        for arrived_P, sizes_P in zip(arrived_RP, sizes_RP, strict=True):
+        for arrived_P in arrived_RP:
             arrived = arrived_P[(i + 1) % p]
-            sim.send(ranks[i], [ranks[(i + 1) % p]], sizes_P[i]).then(arrived.fire)
+            sim.send(ranks[i], [ranks[(i + 1) % p]], size).then(arrived.fire)
             yield arrived
             yield arrived_P[i]
 

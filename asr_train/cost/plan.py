@@ -23,6 +23,7 @@ import numpy as np
 
 from asr_train.cost.cluster import ClusterSettings
 from asr_train.cost.network import (
+    Collective,
     Count,
     Links,
     Process,
@@ -346,12 +347,8 @@ class _Run:
         if self.stripes > 1:
             frames = self.work.frames / self.parts
             values = self.work.activations * frames * self.cluster.lambda_conn
-            yield self._all_stripes(worker, 2 * BYTES * values / self.stripes)
-
-    def _all_stripes(self, worker: int, size: float) -> Signal:
-        """Send `size` bytes from each GPU of a worker to each other."""
-        ranks = range(worker * self.stripes, (worker + 1) * self.stripes)
-        return direct_allgather(self.sim, ranks, [size] * self.stripes)
+            ranks = range(worker * self.stripes, (worker + 1) * self.stripes)
+            yield direct_allgather(self.sim, ranks, 2 * BYTES * values / self.stripes)
 
     def send(self, worker: int, targets: Sequence[int], size: float) -> Signal:
         """Send a worker's message, each stripe its part to the same stripes of `targets`."""
@@ -474,50 +471,41 @@ class _Run:
 
     def _sum(self, ranks: Sequence[int]) -> Signal:
         reduce = tree_allreduce if self.method.way is Way.tree else ring_allreduce
-        dense = self.work.dense_bytes / self.stripes
-        return self.collective(  # the other workers wait for its end
-            (reduce, dense), ranks, lambda sim, ranks: reduce(sim, ranks, dense), quiet=True
-        )
+        # The other workers wait for its end
+        return self.collective(reduce, ranks, self.work.dense_bytes, quiet=True)
 
     def _two_tiers(self, leaders: Sequence[int]) -> Signal:
-        size, dense = self.method.group_size, self.work.dense_bytes
-
         def both() -> Process:
             yield self._sum(leaders)
             done = Count(len(leaders))
             for leader in leaders:
-                ranks = range(leader, leader + size)
-                self._by_stripe(
-                    lambda stripe, ranks=ranks: broadcast(  # type: ignore[misc]
-                        self.sim, _stripe(ranks, stripe, self.stripes), dense / self.stripes
-                    )
-                ).then(done.down)
+                ranks = range(leader, leader + self.method.group_size)
+                over = self.collective(broadcast, ranks, self.work.dense_bytes, quiet=False)
+                over.then(done.down)
             yield done
 
         return self.sim.spawn(both())
 
     def collective(
-        self,
-        key: object,
-        ranks: Sequence[int],
-        start: Callable[[Simulation, Sequence[int]], Signal],
-        quiet: bool,
+        self, start: Collective, ranks: Sequence[int], size: float, quiet: bool
     ) -> Signal:
-        """Start a collective in each stripe; without other traffic, simulate one of each `key`.
+        """Start a collective of `size` bytes, each stripe with its share of them.
 
         Args:
-            start: starts it on a simulation among GPUs, with a stripe's share of the bytes.
+            quiet: there is no other traffic; then equal ones are simulated once.
         """
 
         def begin(sim: Simulation) -> Signal:
-            return self._by_stripe(lambda stripe: start(sim, _stripe(ranks, stripe, self.stripes)))
+            return self._by_stripe(
+                lambda stripe: start(sim, _stripe(ranks, stripe, self.stripes), size / self.stripes)
+            )
 
         if not quiet:
             return begin(self.sim)
         if len(ranks) < self.workers and self.stripes == 1:  # nodes are alike
             first = self.links.node(ranks[0]) * self.cluster.gpus_per_node
             ranks = [rank - first for rank in ranks]
-        key = (key, self.workers, self.stripes, tuple(ranks))
+        key = (start, size, self.workers, self.stripes, tuple(ranks))
         if key not in self._known:
             self._known[key] = alone(self.links, begin)
         seconds, left = self._known[key]
@@ -581,22 +569,15 @@ class _Group:
 
     def send(self, worker: int, step: int) -> None:
         """Send a message: directly when the worker is ready; round a ring when all are."""
-        size, count = self._run.work.message(step).size, self._counts[step]
+        run, count = self._run, self._counts[step]
+        size = run.work.message(step).size
         if self._direct:
-            self._run.send(worker, self.ranks, size).then(count.down)
+            run.send(worker, self.ranks, size).then(count.down)
             return
         count.down()
         if count.fired:
-            self._gather(size).then(self.arrived[step].fire)
-
-    def _gather(self, size: float) -> Signal:
-        sizes = [size / self._run.stripes] * len(self.ranks)
-        return self._run.collective(
-            ("gather", size),
-            self.ranks,
-            lambda sim, ranks: ring_allgather(sim, ranks, sizes),
-            quiet=self._run.private(self.ranks),
-        )
+            over = run.collective(ring_allgather, self.ranks, size, run.private(self.ranks))
+            over.then(self.arrived[step].fire)
 
 
 class Unread:
