@@ -129,9 +129,9 @@ gpu-wheels: .venv/.ready
 ## make plan CLUSTER=p3.16xlarge MODEL=lstm_5x768 WORKERS=128
 ##                                 recommend method, block and group size: simulated frames/s, bytes,
 ##                                 crossovers, K-hat, in plan/ (clusters: conf/cluster/; model: docs/cost.md;
-##                                 all options: .venv/bin/python scripts/plan.py -h)
+##                                 all options: .venv/bin/asr-train plan -h)
 plan: .venv/.ready
-	@$(BIN)/python scripts/plan.py out=plan $(foreach v,$(filter-out PYTHON,$(GIVEN)),$(shell echo $v | tr A-Z a-z)='$($v)')
+	@$(BIN)/python -m asr_train plan out=plan $(foreach v,$(filter-out PYTHON,$(GIVEN)),$(shell echo $v | tr A-Z a-z)='$($v)')
 
 ## make lock                       update the pinned packages in requirements.lock
 lock: .venv/.ready

@@ -25,7 +25,7 @@ example:
 import argparse
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -69,12 +69,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    planned(*options.settings)
-    return 0
-
-
-def planned(*arguments: str) -> None:
-    given = parsed(arguments)
+    given = parsed(options.settings)
     cluster = read_cluster(given["cluster"], CONF / "cluster")
     request = requested(given)
     if cluster.max_workers >= request.workers > MOST_WORKERS:
@@ -87,7 +82,7 @@ def planned(*arguments: str) -> None:
     folder = Path(given["out"])
     about = {
         "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(Path(ROOT)),
+        "commit": commit(),
         "command": "make plan " + " ".join(f"{k.upper()}={v}" for k, v in given.items() if v),
         "machine": machine(),
     }
@@ -97,9 +92,10 @@ def planned(*arguments: str) -> None:
     write_json(folder / "plan.json", content(request, found, taus) | {"given": given, **about})
     print(text)
     print(f"written: {folder / 'plan.md'}, plan.json, plan.png")
+    return 0
 
 
-def parsed(arguments: tuple[str, ...]) -> dict[str, str]:
+def parsed(arguments: Sequence[str]) -> dict[str, str]:
     """Parse KEY=VALUE arguments over the defaults; an empty value selects the default."""
     given = dict(DEFAULTS)
     for argument in arguments:
@@ -333,11 +329,12 @@ def curves(found: Plan) -> list[str]:
 
 def optima(request: PlanRequest, found: Plan) -> list[str]:
     """Format K-hat, estimated in closed form: no jitter, no latency."""
-    kinds_ = list(found.optima[0].nodes)
     names = [
-        f"{k.value}, block {max(request.block_steps)}" if k.has_blocks else k.value for k in kinds_
+        f"{k.value}, block {max(request.block_steps)}" if k.has_blocks else k.value
+        for k in found.optima[0].nodes
     ]
     striped = found.optima[0].stripes is not None
+    names += ["stripes"] * striped
     all_found = [k for one in found.optima for k in [*one.nodes.values(), one.stripes or 1.0]]
     lines = [
         "## K-hat: the useful number of workers",
@@ -348,12 +345,11 @@ def optima(request: PlanRequest, found: Plan) -> list[str]:
         + ("; stripes: GPUs that the layers may be cut over instead." if striped else ".")
         + ' "any": an exchange that is always hidden.' * any(map(math.isinf, all_found)),
         "",
-        "| frames, all workers | " + " | ".join([*names, "stripes"][: len(names) + striped]) + " |",
-        "|---:|" + "---:|" * (len(names) + striped),
+        "| frames, all workers | " + " | ".join(names) + " |",
+        "|---:|" + "---:|" * len(names),
     ]
     for one in found.optima:
-        values = [one.nodes[k] for k in kinds_]
-        values += [one.stripes] if one.stripes is not None else []
+        values = [*one.nodes.values(), *([] if one.stripes is None else [one.stripes])]
         shown = " | ".join(f"{k:,.1f}" if math.isfinite(k) else "any" for k in values)
         lines.append(f"| {one.frames:,.0f} | {shown} |")
     return lines

@@ -1,16 +1,21 @@
 """asr-train plan: its output, and its messages for wrong input."""
 
+from argparse import Namespace
+
 import pytest
 
 from asr_train import schema
 from asr_train.command import plan
 from asr_train.command.plan import CONF, DEFAULTS, density_at, requested, sent, size
-from asr_train.command.plan import planned as run
 from asr_train.cost.cluster import read_cluster
 from asr_train.files import read_json, write_jsonl
 
 CLUSTERS = sorted(path.stem for path in (CONF / "cluster").glob("*.yaml"))
 SMALL = ("workers=4", "blocks=5", "groups=2,3", "model=1M")
+
+
+def run(*settings):
+    assert plan.run(Namespace(settings=settings)) == 0
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
