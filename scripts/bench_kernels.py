@@ -13,7 +13,6 @@ measured, which depends little on other load.
 import datetime
 import importlib.util
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from torch import Tensor
 from asr_train.files import replacing, write_json, write_text
 from asr_train.kernels import decode, onebit, rice, threshold
 from asr_train.kernels.backend import Backend, forced
-from asr_train.report.tables import machine
+from asr_train.report.tables import commit, machine
 
 DENSITIES = (1e-1, 1e-2, 1e-3, 1e-4)
 USUAL = 1e-3  # at which the peers are measured whose time hardly depends on it
@@ -408,27 +407,6 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if DEVICE == "cuda" else machine()
 
 
-def commit(root: Path = Path(__file__).parent) -> str:
-    """Return the commit of the code; COMMIT says it where there is no repository.
-
-    It is "-dirty" if anything was changed but results/, where benchmarks write.
-    """
-    if "COMMIT" in os.environ:
-        return os.environ["COMMIT"]
-    questions = ("describe --always", "diff --quiet HEAD -- :(top,exclude)results")
-    try:
-        described, changed = (
-            subprocess.run(
-                ["git", *words.split()], cwd=root, capture_output=True, text=True, check=False
-            )
-            for words in questions
-        )
-    except FileNotFoundError:  # git is not installed
-        return "unknown"
-    commit = described.stdout.strip()
-    return commit + ("-dirty" if changed.returncode else "") if commit else "unknown"
-
-
 def about() -> dict[str, Any]:
     """Describe where and when something was measured."""
     if ALONE:
@@ -439,7 +417,7 @@ def about() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "clock": "the thread's own CPU time" if ALONE else "wall",
         "date": datetime.date.today().isoformat(),
-        "commit": commit(),
+        "commit": os.environ.get("COMMIT") or commit(),
         "torch": torch.__version__,
         "load": [round(load, 2) for load in os.getloadavg()],
         "gpu": "measured" if DEVICE == "cuda" else "not measured",

@@ -1,7 +1,6 @@
 """`make gpu`: its pieces stop at their limit, resume, and are complete once."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -76,31 +75,6 @@ def test_a_part_whose_files_are_gone_is_run_again(gpu, tmp_path, monkeypatch):
     is_left.clear()
     gpu.main(str(tmp_path / "results"), str(tmp_path / "work"), "d")
     assert (speech.read_text(), once.read_text()) == ("x", "x")
-
-
-def test_results_do_not_change_the_commit(gpu, tmp_path, monkeypatch):
-    """Else a piece that was named would begin anew at each call."""
-    from bench_kernels import commit
-
-    def git(*words):
-        author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-        subprocess.run(["git", *author, *words], check=True, capture_output=True)
-
-    monkeypatch.delenv("COMMIT", raising=False)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "results").mkdir()
-    for name in ("code.py", "results/b.json"):
-        Path(name).write_text("1")
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-q", "-m", "all")
-    before = commit(tmp_path)
-    Path("results/b.json").write_text("2")
-    assert commit(tmp_path) == before not in ("unknown", commit())  # the code's, from any folder
-    Path("code.py").write_text("2")
-    assert commit(tmp_path) == f"{before}-dirty"
-    monkeypatch.setenv("PATH", "")  # no git
-    assert commit(tmp_path) == "unknown"
 
 
 def test_parts_that_were_measured_on_another_device_are_not_taken_over(gpu, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from typing import Any
 from asr_train.paper.claims import WERS, claims_lines, claims_markdown, interval, p_value, signed
 from asr_train.paper.hours import SET_FRAMES
 from asr_train.paper.ratios import MOST_OFF, RATIOS, off
-from asr_train.report.exchange import DASH, at_both_rates, digits, text
+from asr_train.report.exchange import DASH, NUMBERS, digits, text
 from asr_train.report.tables import aligned, as_markdown, made
 
 TableDict = dict[str, Any]
@@ -26,12 +26,13 @@ class Column:
     short: str = ""  # for the terminal; "": not shown there
 
 
-def _ours(key: str, spell: Callable[[Any], str], factor: float = 1) -> Callable[[JsonRow], str]:
-    def cell(row: JsonRow) -> str:
-        value = row["ours"].get(key)
-        return text(value if value is None or factor == 1 else factor * value, spell)
+def _ours(key: str, spell: Callable[[Any], str]) -> Callable[[JsonRow], str]:
+    return lambda row: text(row["ours"].get(key), spell)
 
-    return cell
+
+def _exchanged(name: str, short: str = "") -> Column:
+    """Return a column of the table of exchanges."""
+    return Column(name, _ours(*NUMBERS[name]), short)
 
 
 def _simulated(key: str) -> Callable[[JsonRow], str]:
@@ -60,16 +61,8 @@ REDUCTION = Column(
     lambda row: interval(row["ours"]["wer_reduction"]),
     "WER reduction %",
 )
-KILOBYTES = Column("KB per minibatch", _ours("message_bytes_a_minibatch", digits, 1e-3), "KB")
+KILOBYTES = _exchanged("KB per minibatch", "KB")
 RATIO = Column("compression ratio", _ours("compression_ratio", digits), "ratio")
-KILOBYTES_RECEIVED = Column(
-    "KB received per step", _ours("received_bytes_a_minibatch", digits, 1e-3), "KB received"
-)
-BELOW_BF16 = Column("bf16 / received", _ours("bf16_over_received", digits))
-GIGABYTES_RECEIVED = Column(
-    "GB received, all workers", _ours("received_bytes_all_workers", digits, 1e-9)
-)
-TRANSFER = Column("minutes at 1 / 10 Gb/s", _ours("minutes_at_1_gbps", at_both_rates))
 FRAMES = Column(
     "frames/s, CPU of this machine", _ours("frames_a_cpu_second", lambda x: f"{x:,.0f}")
 )
@@ -80,11 +73,11 @@ SPEEDUP = Column("speed-up, simulated", _simulated("speedup"), "speed-up")
 THRESHOLD = Column("threshold", _ours("threshold", lambda x: f"{x:g}"))
 BLOCK = Column("block size", _ours("block_steps", str))
 GROUP = Column("group size", _ours("group_size", str))
-MILLIONS = Column("million parameters", _ours("parameters", lambda x: f"{x:.3g}", 1e-6))
+MILLIONS = Column("million parameters", _ours("parameters", lambda x: f"{x / 1e6:.3g}"))
 
 HOURS = Column("hours, simulated", _ours("hours", digits), "hours")
 TRAIN_ACCURACY = Column(
-    "training frame accuracy %", _ours("train_accuracy", lambda x: f"{x:.1f}", 100), "accuracy"
+    "training frame accuracy %", _ours("train_accuracy", lambda x: f"{100 * x:.1f}"), "accuracy"
 )
 
 
@@ -161,17 +154,19 @@ def columns(table: TableDict) -> list[Column]:
         WER,
         REDUCTION,
         Column("p", lambda row: p_value(row["ours"]["wer_reduction"])),
-        Column("DEV frame error %", _ours("frame_error", lambda x: f"{x:.2f}", 100), "DEV frame %"),
+        Column(
+            "DEV frame error %", _ours("frame_error", lambda x: f"{100 * x:.2f}"), "DEV frame %"
+        ),
         Column("relative frame error reduction %", _ours("frame_error_reduction_percent", signed)),
         KILOBYTES,
         RATIO,
-        KILOBYTES_RECEIVED,
-        BELOW_BF16,
-        GIGABYTES_RECEIVED,
-        TRANSFER,
+        _exchanged("KB received per step", "KB received"),
+        _exchanged("bf16 / received"),
+        _exchanged("GB received, all workers"),
+        _exchanged("minutes at 1 / 10 Gb/s"),
         Column("elements per step", _ours("elements_a_minibatch", digits)),
-        Column("bits per element", _ours("bits_an_element", digits)),
-        Column("density", _ours("density", lambda x: f"{x:.2g}")),
+        _exchanged("bits per element"),
+        _exchanged("density"),
         Column("minibatch, frames per worker", _ours("minibatch_frames", str)),
         FRAMES,
         MINUTES,

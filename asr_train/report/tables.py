@@ -346,14 +346,18 @@ def goal() -> str:
 
 
 def commit(root: Path = Path(ROOT)) -> str:
-    """Return the short commit of the repository at `root`; `+`: modified; `unknown` outside git."""
+    """Return the short commit of the repository at `root`; `unknown` outside git.
+
+    It ends with `+` if anything was changed but results/, where tables and benchmarks are written.
+    """
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != root.resolve():  # inside another repository
         return "unknown"
     head = _git(root, "rev-parse", "--short", "HEAD")
     if head is None:
         return "unknown"
-    return head + "+" if _git(root, "status", "--porcelain") else head
+    changed = _git(root, "status", "--porcelain", "--", ".", ":(exclude)results")
+    return head + "+" if changed else head
 
 
 def _git(root: Path, *words: str) -> str | None:

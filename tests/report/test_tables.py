@@ -183,7 +183,7 @@ def git(folder, *words):
     subprocess.run(["git", "-C", folder, *name, *words], check=True, capture_output=True)
 
 
-def test_the_commit_says_whether_files_were_changed(tmp_path):
+def test_the_commit_says_whether_files_were_changed(tmp_path, monkeypatch):
     assert tables.commit(tmp_path) == "unknown"
     git(tmp_path, "init")
     assert tables.commit(tmp_path) == "unknown"  # there is no commit yet
@@ -193,8 +193,13 @@ def test_the_commit_says_whether_files_were_changed(tmp_path):
     clean = tables.commit(tmp_path)
     assert len(clean) >= 7
     assert set(clean) <= set("0123456789abcdef")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/b.json").write_text("1")
+    assert tables.commit(tmp_path) == clean  # else a benchmark in parts would begin anew
     (tmp_path / "a.txt").write_text("2")
     assert tables.commit(tmp_path) == clean + "+"
+    monkeypatch.setenv("PATH", "")  # no git
+    assert tables.commit(tmp_path) == "unknown"
 
 
 def test_a_folder_inside_another_repository_has_no_commit_of_its_own(tmp_path):
