@@ -7,6 +7,7 @@ predicted. Knows nothing of files and plots.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean, geometric_mean
 from typing import Any
 
 import numpy as np
@@ -78,11 +79,7 @@ class Fit:
 
 
 def mean_absolute(errors: Mapping[str, float]) -> float:
-    return float(np.mean([abs(error) for error in errors.values()]))
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    return float(np.exp(np.mean(np.log(values))))
+    return fmean(map(abs, errors.values()))
 
 
 # --- the papers' rows ---------------------------------------------------------------------------

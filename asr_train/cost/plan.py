@@ -239,9 +239,7 @@ def simulate(
     """
     assert workers == 1 or method.traffic is not Traffic.none
     assert workers % method.group_size == 0
-    run = _Run(cluster, work, method, workers, steps, seed, {} if known is None else known)
-    run.play()
-    return run.speed()
+    return _Run(cluster, work, method, workers, steps, seed, {} if known is None else known).speed()
 
 
 Known = dict[object, tuple[float, float]]  # seconds of a collective, bytes that leave nodes
@@ -265,10 +263,8 @@ class _Run:
         self.stripes = method.stripes
         self.links = Links(cluster, workers * self.stripes)
         self.sim = Simulation(self.links)
-        self.parts = 1
-        if method.traffic is Traffic.onebit:
-            # Of a minibatch: double buffering halves it
-            self.parts = 1 + (method.lag > 0 and workers > 1)
+        is_halved = method.traffic is Traffic.onebit and method.lag > 0 and workers > 1
+        self.parts = 2 if is_halved else 1  # of a minibatch: double buffering halves it
         self.warm = 0
         if method.traffic is Traffic.gtc_async or method.lag:
             self.warm = 4 + 2 * max(method.lag, QUEUE if method.traffic is Traffic.gtc_async else 0)
@@ -301,12 +297,11 @@ class _Run:
         drawn_WS = np.exp(math.sqrt(variance) * normal_WS - variance / 2)
         return drawn_WS * mean
 
-    def play(self) -> None:
+    def speed(self) -> Speed:
+        """Run the simulation to its end."""
         for process in self._processes():
             self.sim.spawn(process)
         self.sim.run()
-
-    def speed(self) -> Speed:
         warm = self.warm * self.parts
         taken = np.mean([marks[self.steps] - marks[warm] for marks in self.marks])
         counted = (self.steps - warm) / self.parts

@@ -8,6 +8,7 @@ yardstick. Knows nothing of runs.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from asr_train.cost import optimum
@@ -16,7 +17,6 @@ from asr_train.cost.calibrate import (
     Case,
     Row,
     fit,
-    geometric_mean,
     mean_absolute,
     null_model,
     predicted,

@@ -1,7 +1,7 @@
 """Sources of recordings: conf/corpus."""
 
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -118,8 +118,7 @@ class CommandsSettings:
 
     def under(self, condition: ConditionSettings) -> "CommandsSettings":
         """Return the settings of a test set that was recorded otherwise."""
-        given = {f.name: getattr(condition, f.name) for f in fields(condition)}
-        changed = {name: value for name, value in given.items() if value is not None}
+        changed = {name: value for name, value in asdict(condition).items() if value is not None}
         return replace(self, conditions={}, **changed)
 
 

@@ -1,6 +1,6 @@
 """Search, and tuning on DEV: conf/decode."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from asr_train.schema.fields import SettingsError, at, not_negative, positive
 
@@ -37,16 +37,9 @@ class DecodeSettings:
                 "where 0.1 is Kaldi's and 1 counts transitions in full"
             )
         not_negative(nbest=self.nbest)
-        for name in (
-            "acoustic_scales",
-            "insertion_penalties",
-            "lm_weights",
-            "rescore_lm_weights",
-            "rescore_penalties",
-            "rescore_mbr",
-        ):
-            if not getattr(self, name):
-                raise SettingsError(f"{at(name)} is empty; it needs at least one value")
+        for f in fields(self):
+            if getattr(self, f.name) == []:
+                raise SettingsError(f"{at(f.name)} is empty; it needs at least one value")
         for name in ("acoustic_scales", "lm_weights", "rescore_lm_weights"):
             for value in getattr(self, name):
                 positive(**{name: value})

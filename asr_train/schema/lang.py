@@ -1,6 +1,6 @@
 """Pronunciations and grammar: conf/lang."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 
 from asr_train.schema.fields import LEFT_OUT, SettingsError, at, positive, within
@@ -86,11 +86,7 @@ class PronprobsSettings:
     factor_count: float
 
     def __post_init__(self) -> None:
-        positive(
-            pron_count=self.pron_count,
-            silence_count=self.silence_count,
-            factor_count=self.factor_count,
-        )
+        positive(**asdict(self))
 
 
 @dataclass(kw_only=True, slots=True)

@@ -198,9 +198,10 @@ class OptimSettings:
         ends = [phase.until for phase in self.phases]
         if ends != sorted(set(ends)):
             raise SettingsError(f"{at('phases')} end at {ends} epochs; each must end later")
-        sizes = [("phases", phase.minibatch_frames) for phase in self.phases]
-        if self.pretrain is not None:
-            sizes.append(("pretrain", self.pretrain.minibatch_frames or self.minibatch_frames))
+        sizes = [("minibatch_frames", self.minibatch_frames)]
+        sizes += [("phases", phase.minibatch_frames) for phase in self.phases]
+        if self.pretrain is not None and self.pretrain.minibatch_frames is not None:
+            sizes.append(("pretrain", self.pretrain.minibatch_frames))
         for name, size in sizes:
             if size > self.pool_frames:
                 raise SettingsError(
@@ -213,11 +214,6 @@ class OptimSettings:
         within(0, 0.999, momentum=self.momentum)
         within(1e-6, 1, share=self.share)
         within(0, 2**63 - 1, seed=self.seed)
-        if self.pool_frames < self.minibatch_frames:
-            raise SettingsError(
-                f"{at('pool_frames')} is {self.pool_frames}, below "
-                f"{at('minibatch_frames')} {self.minibatch_frames}; a pool holds many minibatches"
-            )
         auto = self.auto_minibatch
         if auto is not None and ends and ends[-1] > auto.every:
             raise SettingsError(

@@ -69,12 +69,12 @@ class RunSettings:
             self._check_stripes()
 
     def _check_objective(self) -> None:
-        for name, value in (("stripes", self.comm.stripes), ("virtual", self.comm.virtual)):
-            if value not in (1, Virtual.exact):
+        stripes, virtual = self.comm.stripes, self.comm.virtual.value
+        for name, value, needed in (("stripes", stripes, 1), ("virtual", virtual, "exact")):
+            if value != needed:
                 raise SettingsError(
-                    f"comm.{name} is {getattr(value, 'value', value)}, but sequence training "
-                    "computes each worker's gradient by itself, on a whole network; set "
-                    f"comm.{name}={'1' if name == 'stripes' else 'exact'}"
+                    f"comm.{name} is {value}, but sequence training computes each worker's "
+                    f"gradient by itself, on a whole network; set comm.{name}={needed}"
                 )
 
     def _check_stripes(self) -> None:

@@ -238,7 +238,7 @@ def test_fewer_workers_than_a_part_asks_for_read_all_of_it(splits):
 
 def test_a_pool_may_be_a_single_minibatch():
     assert tiny.settings(pool_frames=32, minibatch_frames=32).optim.pool_frames == 32
-    with pytest.raises(SettingsError, match="pool_frames is 31, below"):
+    with pytest.raises(SettingsError, match=r"32 frames, above optim\.pool_frames 31"):
         tiny.settings(pool_frames=31, minibatch_frames=32)
 
 
