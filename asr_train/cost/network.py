@@ -13,6 +13,7 @@ import heapq
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,15 +180,14 @@ class Simulation:
         self.now = 0.0
         self.left_nodes = 0.0
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._number = 0  # of timers: simultaneous ones fire in order
+        self._number = count()  # of timers: simultaneous ones fire in order
         self._running = 0
         self._flows: list[tuple[Loads, Signal]] = []
         self._left_F = np.zeros(0)  # bytes of a copy
         self._rate_F: NDArray[np.float64] | None = np.zeros(0)  # None: must be recomputed
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (self.now + seconds, self._number, call))
-        self._number += 1
+        heapq.heappush(self._timers, (self.now + seconds, next(self._number), call))
 
     def spawn(self, process: Process) -> Signal:
         """Start a process; the signal fires at its end."""

@@ -167,21 +167,18 @@ def shortened(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     before = {"step": 0, "frames": 0}
     known = [row for row in log if "sent_bits" in row or "dev_accuracy" in row]
-    for (of_steps, _), rows in groupby(known, lambda row: ("sent_bits" in row, row["epoch"])):
+    for (of_steps, _), group in groupby(known, lambda row: ("sent_bits" in row, row["epoch"])):
+        rows = list(group)
         if of_steps:
-            found += _merged(list(rows), before)
+            size = math.ceil(len(rows) / ROWS)
+            found += [_mean(rows[i : i + size], before) for i in range(0, len(rows), size)]
         else:
             found += [{key: row[key] for key in _DEV if key in row} for row in rows]
     return found
 
 
-def _merged(rows: Sequence[Mapping[str, Any]], before: dict[str, int]) -> list[dict[str, Any]]:
-    """Return rows averaged over neighbours; `before` is the end of the previous rows."""
-    size = math.ceil(len(rows) / ROWS) or 1
-    return [_mean(rows[i : i + size], before) for i in range(0, len(rows), size)]
-
-
 def _mean(rows: Sequence[Mapping[str, Any]], before: dict[str, int]) -> dict[str, Any]:
+    """Return neighbouring rows as one; `before` is the end of the previous rows."""
     steps, frames = [], []
     for row in rows:
         steps.append(row["step"] - before["step"])

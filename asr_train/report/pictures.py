@@ -24,18 +24,8 @@ Row = dict[str, Any]
 
 INK, FAINT, GRID = "#1b1f24", "#68707a", "#dde1e6"
 SERIES = ("#6b7075", "#2463a6", "#c0561b", "#2d7a4c", "#84499c", "#9a7b14")  # the first: baseline
-DARK = {
-    INK: "#e6e8eb",
-    FAINT: "#98a1ab",
-    GRID: "#343a41",
-    **dict(
-        zip(
-            SERIES,
-            ("#a3a9b0", "#6ea8e6", "#ee8f55", "#63bd86", "#c394d8", "#d3b345"),
-            strict=True,
-        )
-    ),
-}  # the same colours in dark mode
+DARK = {INK: "#e6e8eb", FAINT: "#98a1ab", GRID: "#343a41"}  # the same colours in dark mode
+DARK |= zip(SERIES, ("#a3a9b0", "#6ea8e6", "#ee8f55", "#63bd86", "#c394d8", "#d3b345"), strict=True)
 STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "text.parse_math": False,  # '$' in a transcript is not math
