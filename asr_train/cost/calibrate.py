@@ -7,7 +7,7 @@ predicted. Knows nothing of files and plots.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, geometric_mean
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,7 @@ class Fit:
 
 
 def mean_absolute(errors: Mapping[str, float]) -> float:
-    return fmean(map(abs, errors.values()))
+    return float(np.mean([abs(error) for error in errors.values()]))
 
 
 # --- the papers' rows ---------------------------------------------------------------------------
