@@ -18,6 +18,7 @@ from asr_train.search.posterior import Posterior
 
 EXTRA = 1e-5  # errors; an insertion counts so much more: substitutions are preferred, as in Kaldi
 GAIN = 1e-9  # least gain in probability that changes a word
+TIE = 1e-9  # errors; alignments closer than that are equally good, whatever was rounded
 ROUNDS = 50  # at most; each lowers the expected errors, and 2 to 4 are usual
 
 
@@ -119,10 +120,10 @@ def _align(arcs_A: Any, word_A: Any, nodes: int, row_Q: Any, words: int) -> Any:
         for q in range(places + 1):
             sum_Q[q] = arc.share * beta_Q[q]
         for q in range(places - 1, -1, -1):
-            if edits_Q[q + 1] == before_Q[q] + (row_Q[q] != word):
+            if before_Q[q] + (row_Q[q] != word) <= edits_Q[q + 1] + TIE:
                 back_Q[q] += sum_Q[q + 1]
                 share_QW[q, word] += sum_Q[q + 1]
-            elif edits_Q[q + 1] == before_Q[q + 1] + 1.0 + EXTRA:
+            elif before_Q[q + 1] + 1.0 + EXTRA <= edits_Q[q + 1] + TIE:
                 back_Q[q + 1] += sum_Q[q + 1]
             else:
                 sum_Q[q] += sum_Q[q + 1]

@@ -94,6 +94,17 @@ def trie(rows):
     return Posterior(np.array(arcs, SHARED), len(number) + 1, np.inf)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_confidences_do_not_depend_on_rounding(seed):
+    found, costs = searched(seed)
+    rng, best = np.random.default_rng(seed), min(costs, key=costs.__getitem__)
+    made = posterior(found, 1.2, 0.3, ALL)
+    sure = decide(made, best, 0).confidences
+    for _ in range(10):
+        made.arcs_A["share"] *= rng.uniform(1 - 1e-14, 1 + 1e-14, len(made.arcs_A))
+        assert decide(made, best, 0).confidences == pytest.approx(sure, abs=1e-9)
+
+
 def test_the_words_of_least_errors_need_not_be_those_of_the_best_path():
     found = decide(trie({(1, 2): 0.4, (1, 3): 0.35, (4, 3): 0.25}), [1, 2])
     assert found.words == [1, 3]
