@@ -8,18 +8,12 @@ words as ids.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
-from asr_train.lang.arpa import BEGIN, END, UNKNOWN, NgramModel, Ngrams
-from asr_train.lang.histories import Histories
 from asr_train.search.lattice import LINK, Lattice
 from asr_train.search.mbr import decide
-from asr_train.search.posterior import posterior
-from asr_train.search.rescore import Model, expanded
-
-MARKS = [BEGIN, END, UNKNOWN]
+from asr_train.search.posterior import lattice_posterior
 
 
 def confidences(lattice: Lattice, words: Sequence[int]) -> list[float]:
@@ -30,18 +24,7 @@ def confidences(lattice: Lattice, words: Sequence[int]) -> list[float]:
     """
     if not words:
         return []
-    id_W = np.full(lattice.arcs_A["olabel"].max() + 1, MARKS.index(UNKNOWN), np.int32)
-    free = Model(_free(), id_W, ())
-    found = expanded(lattice, free, free, 0.0)
-    return decide(posterior(found, 0.0, 0.0, lattice.beam), words, 0).confidences
-
-
-@lru_cache(maxsize=1)
-def _free() -> Histories:
-    """Return a model in which all words are <unk>, and cost nothing."""
-    free_V = np.zeros(len(MARKS), np.float32)
-    ngrams = Ngrams(np.arange(len(MARKS), dtype=np.int64), free_V, free_V)
-    return Histories.of(NgramModel(MARKS, [ngrams]))
+    return decide(lattice_posterior(lattice), words, 0).confidences
 
 
 def compile_confidences() -> None:

@@ -1,25 +1,28 @@
-"""Expanded lattice and weights -> **posterior**: each word sequence once, with its probability.
+"""Lattice -> **posterior**: each word sequence once, with its probability.
 
-in    Expanded (`search.rescore`), the weight of its new model and a penalty per word
+in    Lattice; or Expanded (`search.rescore`), the weight of its new model and a penalty per word
 out   Posterior: a deterministic acyclic graph of words
 A word sequence has the cost of its cheapest path. To add up all of its alignments instead would
 favour sequences of more states: at the scale of the search they hardly differ in cost, and a longer
-sequence has many more of them. The expansion is pruned and determinised at once, the best first
-(Povey et al., 2012, "Generating exact lattices in the WFST framework").
+sequence has many more of them. Paths are determinised and pruned at once (Povey et al., 2012,
+"Generating exact lattices in the WFST framework"); costs are pushed to the start before (Mohri,
+1997, "Finite-state transducers in language and speech processing"), so that pruning needs no more
+than the cost so far.
 """
 
 import heapq
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
+from asr_train.search.lattice import Lattice
 from asr_train.search.rescore import Expanded
 from asr_train.search.tokens import ROUNDING
 
 MAX_NODES = 20_000  # of a posterior
-COSTED = np.dtype([("source", "<i8"), ("target", "<i8"), ("word", "<i8"), ("cost", "<f8")])
+COSTED = np.dtype([("target", "<i4"), ("word", "<i4"), ("cost", "<f8")])
 SHARED = np.dtype([("source", "<i4"), ("target", "<i4"), ("word", "<i4"), ("share", "<f8")])
 QUANTUM = 1e-6  # nats; costs closer than that count as equal
 
@@ -40,6 +43,38 @@ class Posterior:
     beam: float
 
 
+class Pushed(NamedTuple):
+    """Paths of words, node by node; the cheapest way on from each node costs nothing.
+
+    Costs are nats above that way's, so that those of a path add up to its own above the best one.
+
+    Attributes:
+        first_N: int64 [nodes + 1]; node n has the arcs [first[n], first[n + 1]).
+        arcs_A: `COSTED` [arcs]; a target comes after its source. Word 0 is none.
+        end_N: float64 [nodes], the cost of ending there; infinite if no path does.
+    """
+
+    first_N: np.ndarray
+    arcs_A: np.ndarray
+    end_N: np.ndarray
+
+
+class Waiting(NamedTuple):
+    """Nodes that wait until their arcs are followed, in lists by level: the lowest level is first.
+
+    Attributes:
+        level_N: int32, the length of the longest chain of arcs without words that ends in a node.
+        head_L: int32 [levels], the first node that waits; -1: none.
+        next_N: int32, the node that waits after a node.
+        near_N: float64, the cost of a node that waits; infinite of all others.
+    """
+
+    level_N: np.ndarray
+    head_L: np.ndarray
+    next_N: np.ndarray
+    near_N: np.ndarray
+
+
 def posterior(
     found: Expanded,
     lm_weight: float,
@@ -56,177 +91,228 @@ def posterior(
         max_nodes: of the result, made the best first; if that is too few, the beam is narrower.
     """
     weights = (found.lm_weight, float(lm_weight), float(penalty))
-    costed_A, to_end_N = _pruned(found.lattice.arcs_A, found.arrays, weights, float(beam))
-    costed_A = costed_A[np.argsort(costed_A["source"], kind="stable")]
-    first_N = np.searchsorted(costed_A["source"], np.arange(len(to_end_N) + 1))
-    arcs_A, least_D, used = _determinised(costed_A, first_N, to_end_N, float(beam), max_nodes)
+    lattice = found.lattice
+    place_A = np.argsort(found.arrays.order_A)
+    paths = _pruned(
+        lattice.arcs_A, lattice.arc_offsets(), place_A, found.arrays, weights, float(beam)
+    )
+    return _of_paths(Pushed(*paths), beam, max_nodes)
+
+
+def lattice_posterior(lattice: Lattice, max_nodes: int = MAX_NODES) -> Posterior:
+    """Return the word sequences of a lattice within its beam, at the costs of its search."""
+    arcs_A, to_end_N = lattice.arcs_A, lattice.costs_to_end()
+    pushed_A = np.empty(len(arcs_A), COSTED)
+    pushed_A["target"], pushed_A["word"] = arcs_A["target"], arcs_A["olabel"]
+    cost_A = arcs_A["graph"] + arcs_A["acoustic"].astype(np.float64)
+    pushed_A["cost"] = cost_A + to_end_N[arcs_A["target"]] - to_end_N[arcs_A["source"]]
+    paths = Pushed(lattice.arc_offsets(), pushed_A, lattice.final_N - to_end_N)
+    return _of_paths(paths, lattice.beam, max_nodes)
+
+
+def _of_paths(paths: Pushed, beam: float, max_nodes: int) -> Posterior:
+    """Return the posterior of paths; its nodes are numbered so that arcs lead to higher ones."""
+    arcs_A, least_D, used = _determinised(paths, float(beam), max_nodes, False)
+    if used < 0:
+        arcs_A, least_D, used = _determinised(paths, float(beam), max_nodes, True)
     order_D = np.argsort(least_D, kind="stable")  # a target's least node is above its source's
     number_D = np.empty(len(order_D), np.int32)
     number_D[order_D] = np.arange(len(order_D), dtype=np.int32)
     arcs_A["source"], arcs_A["target"] = number_D[arcs_A["source"]], number_D[arcs_A["target"]]
     arcs_A = arcs_A[np.argsort(arcs_A["source"], kind="stable")]
-    return Posterior(_shares(arcs_A, len(order_D)), len(order_D), used)
+    _share(arcs_A, len(order_D))
+    return Posterior(arcs_A, len(order_D), used)
 
 
 # --- compiled -----------------------------------------------------------------------------------
 
 
 @numba.njit(cache=True, nogil=True)
-def _pruned(arcs_A: Any, into: Any, weights: Any, beam: float) -> Any:
-    """Return the arcs on paths within the beam, with an end after all, and costs to it."""
+def _pruned(arcs_A: Any, first_N: Any, place_A: Any, into: Any, weights: Any, beam: float) -> Any:
+    """Return the arrays of `Pushed`, with the arcs on paths within the beam.
+
+    `place_A` has the place of each of the lattice's arcs in the expansion.
+    """
     old_weight, new_weight, penalty = weights
-    first_X, first_E, first_W = into.first_X, into.first_E, into.first_W
-    target_E, order_A = into.target_E, into.order_A
+    first_X, first_E, first_W, target_E = into.first_X, into.first_E, into.first_W, into.target_E
     word_W = new_weight * into.new_W - old_weight * into.old_W + penalty
-    nodes, ends = first_X[-1], len(into.end_X)
-    from_X, to_X, end_cost_X = np.full(nodes, np.inf), np.full(nodes, np.inf), np.empty(ends)
-    from_X[0] = 0.0
-    for k in range(ends):
+    to_X, end_X = np.full(first_X[-1], np.inf), np.full(first_X[-1], np.inf)
+    for k in range(len(into.end_X)):
         cost = new_weight * into.end_new_X[k] - old_weight * into.end_old_X[k]
-        to_X[into.end_X[k]] = end_cost_X[k] = into.end_cost_X[k] + cost
-    for i in range(len(order_A) - 1, -1, -1):
-        arc = arcs_A[order_A[i]]
+        to_X[into.end_X[k]] = end_X[into.end_X[k]] = into.end_cost_X[k] + cost
+    for a in range(len(arcs_A) - 1, -1, -1):
+        arc, i = arcs_A[a], place_A[a]
         fixed = arc.graph + np.float64(arc.acoustic)
         low, e, w = first_X[arc.source], first_E[i], first_W[i]
         for j in range(first_E[i + 1] - e):
             cost = fixed + word_W[w + j] if arc.olabel else fixed
-            to_X[low + j] = min(to_X[low + j], to_X[target_E[e + j]] + cost)
-    limit = to_X[0] + beam + ROUNDING
-    arcs = [(0, 0, 0, 0.0) for _ in range(0)]
-    for i in range(len(order_A)):
-        arc = arcs_A[order_A[i]]
-        fixed = arc.graph + np.float64(arc.acoustic)
-        low, e, w = first_X[arc.source], first_E[i], first_W[i]
-        for j in range(first_E[i + 1] - e):
-            x = low + j
-            if from_X[x] + to_X[x] > limit:
+            to_X[low + j] = min(to_X[low + j], cost + to_X[target_E[e + j]])
+    from_X = np.full(first_X[-1], np.inf)
+    from_X[0] = 0.0
+    start_X = np.zeros(first_X[-1] + 1, np.int64)
+    arcs = [(np.int32(0), np.int32(0), 0.0) for _ in range(0)]
+    for n in range(len(first_N) - 1):
+        for x in range(first_X[n], first_X[n + 1]):
+            start_X[x] = len(arcs)
+            if from_X[x] > beam + ROUNDING:
                 continue
-            cost, target = fixed + word_W[w + j] if arc.olabel else fixed, target_E[e + j]
-            if from_X[x] + cost + to_X[target] <= limit:
-                from_X[target] = min(from_X[target], from_X[x] + cost)
-                arcs.append((x, int(target), int(arc.olabel), cost))
-    for k in range(ends):
-        if from_X[into.end_X[k]] + end_cost_X[k] <= limit:
-            arcs.append((into.end_X[k], nodes, 0, end_cost_X[k]))
-    reached_X = np.append(from_X < np.inf, True)
-    number_X = np.cumsum(reached_X) - 1
+            for a in range(first_N[n], first_N[n + 1]):
+                arc, i, j = arcs_A[a], place_A[a], x - first_X[n]
+                target, cost = target_E[first_E[i] + j], arc.graph + np.float64(arc.acoustic)
+                if arc.olabel:
+                    cost += word_W[first_W[i] + j]
+                more = cost + to_X[target] - to_X[x]
+                if from_X[x] + more <= beam + ROUNDING:
+                    from_X[target] = min(from_X[target], from_X[x] + more)
+                    arcs.append((target, arc.olabel, more))
+    start_X[-1] = len(arcs)
     out_A = np.empty(len(arcs), COSTED)
-    for a, (source, goal, word, cost) in enumerate(arcs):
-        out = out_A[a]
-        out.source, out.target, out.word, out.cost = number_X[source], number_X[goal], word, cost
-    return out_A, np.append(to_X, 0.0)[reached_X]
+    for a, (target, word, cost) in enumerate(arcs):
+        out_A[a].target, out_A[a].word, out_A[a].cost = target, word, cost
+    return start_X, out_A, end_X - to_X
 
 
 @numba.njit(cache=True, nogil=True)
-def _determinised(arcs_A: Any, first_N: Any, to_end_N: Any, beam: float, max_nodes: int) -> Any:
-    """Return `COSTED` arcs, the least node that each node stands for, and the beam.
+def _levels(paths: Pushed) -> Any:
+    """Return the length of the longest chain of arcs without words that ends in each node."""
+    level_N = np.zeros(len(paths.end_N), np.int32)
+    for n in range(len(level_N)):
+        for a in range(paths.first_N[n], paths.first_N[n + 1]):
+            arc = paths.arcs_A[a]
+            if arc.word == 0:
+                level_N[arc.target] = max(level_N[arc.target], level_N[n] + 1)
+    return level_N
+
+
+@numba.njit(cache=True, nogil=True)
+def _determinised(paths: Pushed, beam: float, max_nodes: int, by_cost: bool) -> Any:
+    """Return arcs with costs as shares, the least node that each node stands for, and the beam.
 
     A node stands for all nodes that its words lead to, each with the cost that it has more than the
-    cheapest. Node 1 is the end. Nodes are taken in the order of their best complete paths, whose
-    costs to the end are known, so that no node is taken before its own cost is final.
+    cheapest. Node 1 is the end. Nodes are taken in an order in which their own costs are final: by
+    cost, or by the least node that each stands for. The latter is some 4 times as fast, as paths
+    are then in the processor's cache; but if there are too many nodes, it does not tell the best,
+    and the beam returned is negative.
     """
-    nodes = len(to_end_N)
-    limit = to_end_N[0] + beam + ROUNDING
+    nodes = len(paths.end_N)
     stands_D = [[(0, 0.0)], [(nodes, 0.0)]]  # nodes given, each with its cost above the cheapest
-    cost_D, rest_D = [0.0, 0.0], [to_end_N[0], 0.0]  # from the start, and to the end
-    taken_D = [False, True]
+    cost_D, taken_D = [0.0, 0.0], [False, True]
     number_of = {np.int64(-1): 0}  # hash of what a node stands for -> its number
-    waiting = [(to_end_N[0], 0)]
+    waiting = [(0.0, 0)]
     arcs = [(0, 0, 0, 0.0) for _ in range(0)]
-    near_N, stamp_N = np.empty(nodes), np.full(nodes, -1, np.int64)
+    level_N = _levels(paths)
+    head_L, next_N = np.full(level_N.max() + 1, -1, np.int32), np.empty(nodes, np.int32)
+    inside = Waiting(level_N, head_L, next_N, np.full(nodes, np.inf))
     done, used = 0, beam
     while waiting:
-        least, d = heapq.heappop(waiting)
+        first, d = heapq.heappop(waiting)
         if taken_D[d]:
             continue
         if done == max_nodes:
-            used = least - to_end_N[0]
+            used = first if by_cost else -1.0
             break
         taken_D[d] = True
         done += 1
-        # All nodes that can be reached without a word, in topological order
-        inside = cost_D[d] + rest_D[d] + beam + ROUNDING
-        ahead = [0 for _ in range(0)]
-        for n, cost in stands_D[d]:
-            near_N[n], stamp_N[n] = cost, d
-            heapq.heappush(ahead, n)
-        met = [(0, 0, 0.0) for _ in range(0)]  # word, target and cost
-        while ahead:
-            n = heapq.heappop(ahead)
-            if n == nodes - 1:
-                arcs.append((d, 1, 0, near_N[n]))
-            if cost_D[d] + near_N[n] + to_end_N[n] > inside:
-                continue
-            for a in range(first_N[n], first_N[n + 1]):
-                word, target, cost = arcs_A[a].word, arcs_A[a].target, near_N[n] + arcs_A[a].cost
-                if cost_D[d] + cost + to_end_N[target] > limit:
-                    continue
-                if word:
-                    heapq.heappush(met, (word, target, cost))
-                    continue
-                if stamp_N[target] != d:
-                    near_N[target], stamp_N[target] = cost, d
-                    heapq.heappush(ahead, target)
-                near_N[target] = min(near_N[target], cost)
+        left = beam + ROUNDING - cost_D[d]
+        met, ending = _ahead(paths, inside, stands_D[d], left)
+        if ending <= left:
+            arcs.append((d, 1, 0, ending))
         while met:
-            # The nodes that a word leads to, the cheapest way to each
-            word, cheapest = met[0][0], np.inf
-            reached = [(0, 0.0) for _ in range(0)]
-            while met and met[0][0] == word:
-                _, target, cost = heapq.heappop(met)
-                cheapest = min(cheapest, cost)
-                if not reached or reached[-1][0] != target:
-                    reached.append((target, cost))
-            rest = np.inf
-            for target, cost in reached:
-                rest = min(rest, cost - cheapest + to_end_N[target])
-            stands, mixed = [(0, 0.0) for _ in range(0)], np.uint64(0x94D049BB133111EB)
-            for target, cost in reached:
-                more = cost - cheapest
-                if more + to_end_N[target] <= rest + beam + ROUNDING:
-                    stands.append((target, more))
-                    quanta = np.uint64(np.int64(np.floor(more / QUANTUM + 0.5)))
-                    mixed = (mixed ^ np.uint64(target)) * np.uint64(0x9E3779B97F4A7C15)
-                    mixed = (mixed ^ (mixed >> np.uint64(29)) ^ quanta) * np.uint64(
-                        0xBF58476D1CE4E5B9
-                    )
-                    mixed ^= mixed >> np.uint64(32)
-            t = number_of.setdefault(np.int64(mixed >> np.uint64(1)), len(cost_D))
+            word, cheapest, stands, mixed = _by_word(met, beam)
+            t = number_of.setdefault(mixed, len(cost_D))
             if t == len(cost_D):
                 stands_D.append(stands)
                 cost_D.append(np.inf)
-                rest_D.append(rest)
                 taken_D.append(False)
             arcs.append((d, t, word, cheapest))
             if cost_D[d] + cheapest < cost_D[t] and not taken_D[t]:
                 cost_D[t] = cost_D[d] + cheapest
-                heapq.heappush(waiting, (cost_D[t] + rest_D[t], t))
+                first = cost_D[t] if by_cost else float(stands[0][0])
+                heapq.heappush(waiting, (first, t))
     # Without arcs to nodes that were not taken; node 1 stays, as the end
     taken = np.array(taken_D)
     number_D = np.cumsum(taken) - 1
-    out_A, count = np.empty(len(arcs), COSTED), 0
+    out_A, count = np.empty(len(arcs), SHARED), 0
     for source, target, word, cost in arcs:
         if taken[target]:
             out = out_A[count]
             out.source, out.target = number_D[source], number_D[target]
-            out.word, out.cost = word, cost
+            out.word, out.share = word, cost
             count += 1
     least_D = np.array([stands[0][0] for stands in stands_D])
     return out_A[:count].copy(), least_D[taken], used
 
 
 @numba.njit(cache=True, nogil=True)
-def _shares(arcs_A: Any, nodes: int) -> Any:
-    """Return arcs with the share of each in the paths that enter its target."""
+def _ahead(paths: Pushed, waiting: Waiting, stands: Any, left: float) -> Any:
+    """Return a heap of the words met next: word, target and cost; and the least cost of an end.
+
+    Args:
+        stands: nodes to start from, and their costs.
+        left: nats; what costs more is left out.
+    """
+    level_N, head_L, next_N, near_N = waiting
+    level, last = len(head_L), -1
+    for n, cost in stands:
+        near_N[n] = cost
+        next_N[n], head_L[level_N[n]] = head_L[level_N[n]], n
+        level, last = min(level, level_N[n]), max(last, level_N[n])
+    met: list[tuple[Any, Any, float]] = [(0, 0, 0.0) for _ in range(0)]
+    ending = np.inf
+    while level <= last:
+        n = head_L[level]
+        if n < 0:
+            level += 1
+            continue
+        head_L[level] = next_N[n]
+        near, near_N[n] = near_N[n], np.inf
+        ending = min(ending, near + paths.end_N[n])
+        for a in range(paths.first_N[n], paths.first_N[n + 1]):
+            arc = paths.arcs_A[a]
+            target, cost = np.int64(arc.target), near + arc.cost
+            if cost > left:
+                continue
+            if arc.word:
+                heapq.heappush(met, (np.int64(arc.word), target, cost))
+                continue
+            if near_N[target] == np.inf:
+                next_N[target], head_L[level_N[target]] = head_L[level_N[target]], target
+                last = max(last, level_N[target])
+            near_N[target] = min(near_N[target], cost)
+    return met, ending
+
+
+@numba.njit(cache=True, nogil=True)
+def _by_word(met: Any, beam: float) -> Any:
+    """Take the least word from the heap: word, cheapest cost, what it leads to and its hash."""
+    word, cheapest = met[0][0], np.inf
+    reached = [(0, 0.0) for _ in range(0)]
+    while met and met[0][0] == word:
+        _, target, cost = heapq.heappop(met)
+        cheapest = min(cheapest, cost)
+        if not reached or reached[-1][0] != target:
+            reached.append((target, cost))
+    stands, mixed = [(0, 0.0) for _ in range(0)], np.uint64(0x94D049BB133111EB)
+    for target, cost in reached:
+        more = cost - cheapest
+        if more <= beam + ROUNDING:
+            stands.append((target, more))
+            quanta = np.uint64(np.int64(np.floor(more / QUANTUM + 0.5)))
+            mixed = (mixed ^ np.uint64(target)) * np.uint64(0x9E3779B97F4A7C15)
+            mixed = (mixed ^ (mixed >> np.uint64(29)) ^ quanta) * np.uint64(0xBF58476D1CE4E5B9)
+            mixed ^= mixed >> np.uint64(32)
+    return word, cheapest, stands, np.int64(mixed >> np.uint64(1))
+
+
+@numba.njit(cache=True, nogil=True)
+def _share(arcs_A: Any, nodes: int) -> None:
+    """Turn the arcs' costs into the share of each in the paths that enter its target."""
     log_N = np.full(nodes, -np.inf)
     log_N[0] = 0.0
     for a in range(len(arcs_A)):
         arc = arcs_A[a]
-        log_N[arc.target] = np.logaddexp(log_N[arc.target], log_N[arc.source] - arc.cost)
-    shared_A = np.empty(len(arcs_A), SHARED)
+        log_N[arc.target] = np.logaddexp(log_N[arc.target], log_N[arc.source] - arc.share)
     for a in range(len(arcs_A)):
-        arc, shared = arcs_A[a], shared_A[a]
-        shared.source, shared.target, shared.word = arc.source, arc.target, arc.word
-        log = log_N[arc.source] - arc.cost
-        shared.share = np.exp(log - log_N[arc.target]) if log > -np.inf else 0.0
-    return shared_A
+        arc = arcs_A[a]
+        log = log_N[arc.source] - arc.share
+        arc.share = np.exp(log - log_N[arc.target]) if log > -np.inf else 0.0

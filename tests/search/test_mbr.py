@@ -11,7 +11,7 @@ from toy import logprobs
 
 from asr_train.search.lattice import Lattices
 from asr_train.search.mbr import decide
-from asr_train.search.posterior import SHARED, Posterior, posterior
+from asr_train.search.posterior import SHARED, Posterior, lattice_posterior, posterior
 from asr_train.search.rescore import Model, expanded
 
 SEEDS = range(8)
@@ -60,6 +60,15 @@ def risk(rows, words) -> float:
     return sum(p * edit_distance(list(row), list(words))["total"] for row, p in rows.items())
 
 
+def assert_none_missing(some: Posterior, costs):
+    """Check that all sequences within the beam are there, with the ratios of their costs."""
+    rows, least = sequences(some), min(costs.values())
+    inside = {w: c for w, c in costs.items() if c <= least + some.beam - 1e-5}
+    assert inside
+    ratio = {words: rows[words] / np.exp(least - cost) for words, cost in inside.items()}
+    assert list(ratio.values()) == pytest.approx([max(ratio.values())] * len(ratio), rel=1e-4)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_posterior_has_each_sequence_once_by_its_cheapest_path(seed):
     found, costs = searched(seed)
@@ -69,17 +78,27 @@ def test_the_posterior_has_each_sequence_once_by_its_cheapest_path(seed):
         assert share == pytest.approx(wanted[words], rel=1e-4)
 
 
+@pytest.mark.parametrize("max_nodes", [10**4, 6])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_posterior_of_a_lattice_has_the_costs_of_its_search(seed, max_nodes):
+    rng = np.random.default_rng(seed)
+    graph, scores_TS = random_graph(rng, 7, 22), random_scores(rng, 5)
+    lattice = Lattices(graph, STATES).decode(scores_TS, 1000.0, 10**6, 100.0)
+    some = lattice_posterior(lattice, max_nodes)
+    costs: dict[tuple[int, ...], float] = {}
+    for cost, words, _ in all_paths(graph, scores_TS):
+        costs[words] = min(cost, costs.get(words, np.inf))
+    assert_none_missing(some, costs)
+    assert max_nodes > 6 or some.beam < 100
+
+
 @pytest.mark.parametrize("beam, max_nodes", [(1.5, 10**4), (ALL, 12)])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_sequence_within_the_beam_is_missing(seed, beam, max_nodes):
     found, costs = searched(seed)
     some = posterior(found, 1.2, 0.3, beam, max_nodes)
     assert some.beam <= beam
-    rows, least = sequences(some), min(costs.values())
-    inside = {w: c for w, c in costs.items() if c <= least + some.beam - 1e-5}
-    assert inside
-    ratio = {words: rows[words] / np.exp(least - cost) for words, cost in inside.items()}
-    assert list(ratio.values()) == pytest.approx([max(ratio.values())] * len(ratio), rel=1e-4)
+    assert_none_missing(some, costs)
 
 
 # --- minimum Bayes risk -------------------------------------------------------------------------
