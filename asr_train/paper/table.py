@@ -1,10 +1,10 @@
 """Finished runs -> a **paper's table**: our numbers beside the printed ones.
 
 A run has one score of a held-out split; row and baseline of a seed are compared over the same
-speakers, and seeds are drawn as speakers are. Changes are relative reductions in percent, positive
-if the row is better, as in the papers. Speeds of a cluster are simulated (paper.speed) and labelled
-so, beside this machine's measured times. Knows log.jsonl, run.json and score files as
-`report.exchange` does; knows nothing of how runs are trained.
+speakers, and both speakers and seeds are samples (`score.words.crossed`). Changes are relative
+reductions in percent, positive if the row is better, as in the papers. Speeds of a cluster are
+simulated (paper.speed) and labelled so, beside this machine's measured times. Knows log.jsonl,
+run.json and score files as `report.exchange` does; knows nothing of how runs are trained.
 """
 
 from collections.abc import Mapping, Sequence

@@ -258,7 +258,9 @@ def crossed(mean: float, values_SU: np.ndarray) -> tuple[tuple[float, float], fl
 
     By the components of variance of two crossed random factors: the mean's variance is estimated by
     (MS_S + MS_U - MS_rest) / (S U), and by MS_U / (S U) where rows vary no more than the rest; its
-    degrees of freedom are Satterthwaite's (1946). With three rows that differ, there are few.
+    degrees of freedom are Satterthwaite's (1946). With three rows that differ, there are few. A
+    difference of mean squares may be estimated too small, and its degrees of freedom then fall to
+    nothing: neither may be less than those of rows, or of columns, alone.
 
     Args:
         values_SU: one per seed and unit, at least two of each.
@@ -273,14 +275,15 @@ def crossed(mean: float, values_SU: np.ndarray) -> tuple[tuple[float, float], fl
         "units": (S * float(mean_1U.var(ddof=1)), U - 1),
         "rest": (float((rest_SU**2).sum()) / ((S - 1) * (U - 1)), (S - 1) * (U - 1)),
     }
-    used = [squares["units"]]
+    total, freedom = squares["units"]
     if squares["seeds"][0] > squares["rest"][0]:
-        square, freedom = squares["rest"]
-        used += [squares["seeds"], (-square, freedom)]
-    total = sum(square for square, _ in used)
+        parts = squares.values()
+        least = max(total, squares["seeds"][0])
+        total += squares["seeds"][0] - squares["rest"][0]
+        freedom = max(total**2 / sum(x**2 / free for x, free in parts), min(S, U) - 1.0)
+        total = max(total, least)
     if total <= 0:  # all values are equal
         return (mean, mean), 1.0 if mean == 0 else 0.0
-    freedom = total**2 / sum(square**2 / freedom for square, freedom in used)
     error = math.sqrt(total / (S * U))
     reach = float(t.ppf(0.975, freedom)) * error
     return (mean - reach, mean + reach), float(2 * t.sf(abs(mean) / error, freedom))

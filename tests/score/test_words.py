@@ -278,6 +278,22 @@ def test_crossed_intervals_contain_the_mean_in_95_of_100_cases(of_seeds, of_unit
     assert 930 <= inside <= 985
 
 
+@pytest.mark.parametrize("of_seeds, least, most", [(0.99, 1.5, 1.7), (1.01, 4, 4.5), (1.3, 4, 5)])
+def test_crossed_intervals_are_no_wider_than_those_of_the_seeds_alone(of_seeds, least, most):
+    """With 0.65 of the rest's mean square for units, Satterthwaite alone has 0.8 degrees of freedom
+    just above the limit, and an interval of 17 standard errors."""
+    rng = np.random.default_rng(5)
+    seed_S1, unit_1U = rng.normal(size=(3, 1)), rng.normal(size=(1, 60))
+    rest_SU = rng.normal(size=(3, 60))
+    rest_SU -= rest_SU.mean(0) + rest_SU.mean(1, keepdims=True) - rest_SU.mean()
+    rest_SU /= np.sqrt((rest_SU**2).sum() / (2 * 59))
+    seed_S1 = (seed_S1 - seed_S1.mean()) * np.sqrt(of_seeds / seed_S1.var(ddof=1) / 60)
+    unit_1U = (unit_1U - unit_1U.mean()) * np.sqrt(0.65 / unit_1U.var(ddof=1) / 3)
+    (low, high), _ = crossed(0.0, rest_SU + seed_S1 + unit_1U)
+    assert low == pytest.approx(-high)
+    assert least < high * np.sqrt(180) < most
+
+
 def test_what_one_seed_gains_is_no_gain_of_the_method():
     """A bootstrap over three seeds takes the smallest and the largest for limits: it would tell
     1, 2 and 6 % from 0."""
