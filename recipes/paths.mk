@@ -1,9 +1,9 @@
 # make splits names at spaces, the shell and settings read some characters otherwise: such paths are refused. $1 is the
-# variable, $2 the path, $3 what to do.
+# variable, $2 the path, $3 what to do; $4 is what it is, if not a path.
 hash := \#
-ODD_CHARACTERS := & ; ( ) ' " ` $$ , = ~ $(hash) ! { } [ ] * ? < > | : %
-one_word = $(if $(word 2,$2),$(error $1 is '$2', but make does not support paths with spaces; $3))$(foreach \
-  c,$(ODD_CHARACTERS),$(if $(findstring $c,$2),$(error $1 is '$2', but paths with $c are not supported; $3)))
+ODD_CHARACTERS := \ & ; ( ) ' " ` $$ , = ~ $(hash) ! { } [ ] * ? < > | : %
+one_word = $(if $(word 2,$2),$(error $1 is '$2', but make does not support $(or $4,paths) with spaces; $3))$(foreach \
+  c,$(ODD_CHARACTERS),$(if $(findstring $c,$2),$(error $1 is '$2', but $(or $4,paths) with $c are not supported; $3)))
 $(call one_word,the checkout,$(CURDIR),move it to a folder without one)
 ROOT := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))/..)
 # Python takes the code of this checkout. A .venv that was copied with it has that of the original.

@@ -24,6 +24,7 @@ import torch
 from lhotse import CutSet
 
 from asr_train.align.table import Alignments
+from asr_train.data.corpus import read_cuts
 from asr_train.data.features import open_feats
 from asr_train.decode.posteriors import load_scorer
 from asr_train.files import iter_jsonl, read_jsonl
@@ -48,7 +49,7 @@ def export(kind: str, *paths: str) -> None:
 
 
 def data(manifest: str, output: str) -> None:
-    cuts = list(CutSet.from_dicts(iter_jsonl(manifest)))
+    cuts = list(CutSet.from_dicts(read_cuts(manifest)))
     for note in write_data_dir(cuts, output):
         print(f"export: {note}")
     print(f"export: {len(cuts)} utterances in {output}")

@@ -41,6 +41,7 @@ from asr_train.jobs import main, progress
 
 TIMEOUT_SECONDS = 30  # without a byte
 CHUNK = 1 << 18  # bytes
+LARGEST_MEMBER = 1 << 30  # bytes, of an archive
 FSDD = (
     "https://codeload.github.com/Jakobovski/free-spoken-digit-dataset/tar.gz/"
     "26eb9aaf76e81b692f806f9140c2d2777410d7a1"
@@ -151,6 +152,8 @@ def speechocean(folder: Path, url: str) -> None:
         tables = halves[half]
         seconds = _written(folder / member[1], content)
         speaker = f"so{tables['utt2spk'][utt_id]}"
+        if not re.fullmatch(r"[\w-]+", speaker + utt_id):
+            raise FetchError(f"{source} has the utterance {utt_id!r} of {speaker!r}; refusing it")
         transcript = tables["text"][utt_id]
         rows.append((f"{speaker}-{utt_id}", speaker, member[1], seconds, transcript))
     if recordings:
@@ -352,6 +355,11 @@ def _members(archive: Path, wanted: re.Pattern[str]) -> Iterator[tuple[re.Match[
             file = tar.extractfile(info) if info.isreg() else None
             if file is None:
                 raise FetchError(f"{archive}: {info.name} is not a regular file; refusing it")
+            if info.size > LARGEST_MEMBER:
+                raise FetchError(
+                    f"{archive}: {info.name} has {info.size} bytes, above {LARGEST_MEMBER}; "
+                    "refusing it"
+                )
             yield match, file.read()
         while tar.fileobj is not None and tar.fileobj.read(CHUNK):
             pass  # gzip's checksum comes last, after what tarfile reads

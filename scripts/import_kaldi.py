@@ -25,8 +25,9 @@ from lhotse import CutSet
 
 from asr_train.align.table import Alignments
 from asr_train.checks import spelled
+from asr_train.data.corpus import read_cuts
 from asr_train.data.features import open_feats
-from asr_train.files import hash_of, read_jsonl
+from asr_train.files import hash_of
 from asr_train.interop import kaldi_states
 from asr_train.interop.kaldi import read_data_dir, write_folder
 from asr_train.interop.stores import import_ali, import_feats, import_scores
@@ -52,7 +53,7 @@ def data(*paths: str) -> None:
 
 
 def feats(archive: str, manifest: str, conf: str, output: str) -> None:
-    cuts = list(CutSet.from_dicts(read_jsonl(manifest)))
+    cuts = list(CutSet.from_dicts(read_cuts(manifest)))
     frames, others = import_feats(archive, cuts, load(FeatsSettings, conf), output)
     rest = f"; {others} more in the archive are not in the manifest" if others else ""
     print(f"import: {frames} frames of {len(cuts)} utterances{rest}")

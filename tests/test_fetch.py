@@ -157,6 +157,7 @@ def test_a_speechocean_may_lack_ages(server, tmp_path):
     [
         ({"test__text": b""}, "has no test/text; wrong URL"),
         ({"WAVE__SPEAKER0003__000030012.WAV": b""}, "lacks WAVE/SPEAKER0003/000030012.WAV"),
+        ({"test__utt2spk": b"000030012 3$(ls)\n"}, r"utterance '000030012' of 'so3\$\(ls\)'"),
     ],
 )
 def test_a_speechocean_that_lacks_a_file_is_refused(server, tmp_path, changes, match):

@@ -48,7 +48,9 @@ def test_a_space_in_a_path_is_refused_in_one_line(where, tmp_path):
     one_line(make(where, goal, *asked), f"W is '{spaced}', but make does not support")
 
 
-@pytest.mark.parametrize("name", ["R&D", "a,b", "c(1)", "it's", "x;y", "50%", "a=b", "a:b", "a*"])
+@pytest.mark.parametrize(
+    "name", ["R&D", "a,b", "c(1)", "it's", "x;y", "50%", "a=b", "a:b", "a*", "a\\b"]
+)
 def test_a_path_that_the_shell_or_settings_would_read_is_refused(tmp_path, name):
     corpus = tmp_path / name
     corpus.mkdir()
@@ -58,6 +60,25 @@ def test_a_path_that_the_shell_or_settings_would_read_is_refused(tmp_path, name)
     asked = f"CORPUS_DIR={tmp_path}", f"TEXT=/data/x.txt {corpus}", f"W={tmp_path / 'w'}"
     ended = make(ROOT / "recipes/speechocean", "-n", *asked)
     one_line(ended, r"TEXT is '.*', but paths with . are not supported; name a link")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "content"),
+    [
+        ("speechocean", "official_test_speakers.txt", "so0001\nso2$(touch${{IFS}}{trap})\n"),
+        ("fsdd", "utterances.tsv", "utt_id\tspeaker\nu1\ttheo\nu2\tx`touch${{IFS}}{trap}`\n"),
+    ],
+)
+def test_names_of_speakers_are_no_commands(tmp_path, recipe, name, content):
+    corpus, trap = tmp_path / "corpus", tmp_path / "trap"
+    corpus.mkdir()
+    for needed in ("utterances.tsv", "lm_text.txt"):
+        (corpus / needed).touch()
+    (corpus / name).write_text(content.format(trap=trap))
+    asked = "-n", f"CORPUS_DIR={corpus}", f"W={tmp_path / 'w'}"
+    ended = make(ROOT / "recipes" / recipe, "folds" if recipe == "fsdd" else "table", *asked)
+    one_line(ended, f"a speaker in {corpus / name} is '.*touch.*', but names with . are not supp")
+    assert not trap.exists()
 
 
 @pytest.mark.parametrize("variable", ["TEXT", "MORE"])

@@ -28,6 +28,9 @@ from asr_train.data.recordings import list_files
 from asr_train.data.remarks import REMARK, Remark, dropped_table, reasons
 from asr_train.files import iter_jsonl, write_bytes, write_jsonl, write_text
 
+# Changes of a recording that are made here; others may name further recordings
+TRANSFORMS = frozenset({"Resample", "Speed", "Volume"})
+
 
 class CorpusError(ValueError):
     """A corpus that cannot be used as it is."""
@@ -86,10 +89,19 @@ def read_cuts(manifest: Path | str) -> Iterator[dict[str, Any]]:
 
     Raises:
         CorpusError: for a cut that lacks one supervision with text and speaker; or whose audio is
-            not a file: lhotse would run the command of another kind of source, or call its URL.
+            not a file: lhotse would run the command of another kind of source, or call its URL, and
+            of a source within a transform, too.
     """
     for row in iter_jsonl(manifest):
-        for source in (row.get("recording") or {}).get("sources") or []:
+        recording = row.get("recording") or {}
+        changes = [change.get("name") for change in recording.get("transforms") or []]
+        if row.get("type") != "MonoCut" or not TRANSFORMS.issuperset(changes):
+            raise CorpusError(
+                f"{manifest}: the cut {row.get('id')} is a {row.get('type')}, changed by "
+                f"{changes}; only a MonoCut, changed by {', '.join(sorted(TRANSFORMS))}, is read "
+                "here: write its audio to a file, and name that"
+            )
+        for source in recording.get("sources") or []:
             if source.get("type") != "file":
                 raise CorpusError(
                     f"{manifest}: the audio of the cut {row.get('id')} is of the type "

@@ -383,7 +383,8 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
     order = _sorted(by_id)
     speakers = {utt_id: by_id[utt_id].supervisions[0].speaker or "" for utt_id in order}
     for utt_id, speaker in speakers.items():
-        for what, name in (("id", utt_id), ("speaker", speaker)):
+        recording_id = by_id[utt_id].recording_id
+        for what, name in (("id", utt_id), ("speaker", speaker), ("recording", recording_id)):
             if name.split() != [name]:
                 raise ValueError(
                     f"{utt_id}: the {what} {name!r} is empty or has a space, which Kaldi splits at"
@@ -451,10 +452,13 @@ def _segment_text(cut: MonoCut) -> str:
 def _wav(recording: Recording, channel: int) -> str:
     """Return a path, or a command; Kaldi reads 16-bit PCM WAV alone."""
     path: str = os.path.abspath(recording.sources[0].source)
+    if "\n" in path:
+        raise ValueError(f"{recording.id}: {path!r} has a line feed, where wav.scp ends; rename it")
     quoted = shlex.quote(path)
     info = soundfile.info(path)
     if info.subtype == "PCM_16" and recording.num_channels == 1 and not recording.transforms:
-        if info.format in ("WAV", "WAVEX"):
+        # What ends so would be a command to Kaldi, or a place in a file
+        if info.format in ("WAV", "WAVEX") and not re.search(r"[|\s]$|:\d+$", path):
             return path
         if info.format == "FLAC":
             return f"flac -c -d -s {quoted} |"

@@ -23,6 +23,7 @@ from asr_train.extras import extra
 from asr_train.files import DamagedFileError, check_content, check_part, read_json
 
 ATTEMPTS = 5
+LARGEST_INDEX = 1 << 30  # bytes
 FIRST_PAUSE_SECONDS = 1.0  # after a failure; twice as long after the next: 15 s in all
 TIMEOUT_SECONDS = 60.0  # without a byte
 
@@ -64,7 +65,7 @@ def read_index(path: Place) -> Any:
     """
     if isinstance(path, Path):
         return read_json(path)
-    content = _tried(path, lambda: _read(path))
+    content = _tried(path, lambda: _read(path, LARGEST_INDEX))
     try:
         return json.loads(content)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -88,7 +89,7 @@ def open_part(index: Place, listed: dict[str, Any], unseen: bool) -> tuple[str, 
 
 
 def _checked(address: str, listed: dict[str, Any]) -> bytes:
-    content = _read(address)
+    content = _read(address, listed["bytes"] + 1)
     sha256 = hashlib.sha256(content)
     remedy = "upload it and its index again"
     check_content(address, listed, len(content), sha256.hexdigest, remedy)
@@ -118,14 +119,17 @@ def _tried(address: str, read: Callable[[], bytes]) -> bytes:
     ) from last
 
 
-def _read(address: str) -> bytes:
-    return _READERS[address.partition("://")[0]](address)
+def _read(address: str, most: int) -> bytes:
+    """Return the content, or its first `most` bytes."""
+    return _READERS[address.partition("://")[0]](address, most)
 
 
-def _read_http(address: str) -> bytes:
+def _read_http(address: str, most: int) -> bytes:
     try:
         with urllib.request.urlopen(address, timeout=TIMEOUT_SECONDS) as reply:
-            content: bytes = reply.read()
+            content: bytes = reply.read(most)
+            if len(content) < most and reply.length:  # bytes that are still due
+                raise OSError(f"the reply stopped after {len(content)} bytes")
             return content
     except urllib.error.HTTPError as error:
         if error.code in (400, 401, 403, 404, 410):
@@ -135,7 +139,7 @@ def _read_http(address: str) -> bytes:
         raise OSError(f"the reply stopped after {len(error.partial)} bytes") from error
 
 
-def _read_s3(address: str) -> bytes:
+def _read_s3(address: str, most: int) -> bytes:
     with extra("s3", address):
         import s3fs
     timeouts = {"connect_timeout": TIMEOUT_SECONDS, "read_timeout": TIMEOUT_SECONDS}
@@ -143,13 +147,13 @@ def _read_s3(address: str) -> bytes:
     system = s3fs.S3FileSystem(config_kwargs={**timeouts, "retries": {"max_attempts": 0}})
     system.retries = 1
     try:
-        content: bytes = system.cat_file(address)
+        content: bytes = system.cat_file(address, end=most)
         return content
     except (FileNotFoundError, PermissionError) as error:
         raise _AbsentError(f"{type(error).__name__}: {error}") from error
 
 
-_READERS: dict[str, Callable[[str], bytes]] = {
+_READERS: dict[str, Callable[[str, int], bytes]] = {
     "http": _read_http,
     "https": _read_http,
     "s3": _read_s3,

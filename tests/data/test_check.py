@@ -1,5 +1,6 @@
 """data.check: what concerns several splits; and the script that calls it before anything else."""
 
+import json
 import shutil
 
 import pytest
@@ -110,13 +111,31 @@ def test_few_real_speakers_are_usable_as_the_message_says(shared_data, tmp_path,
     assert len(checked(folder, tmp_path)) == 5
 
 
-def test_audio_that_is_no_file_is_refused(folder, tmp_path):
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("source", r"ann-two is of the type command \(touch .*to a file"),
+        ("transform", r"ann-two is a MonoCut, changed by \['ReverbWithImpulseResponse'\]"),
+        ("mixed", r"ann-two is a MixedCut, changed by \[\]; only a MonoCut"),
+    ],
+)
+def test_audio_that_is_no_file_is_refused(folder, tmp_path, where, message):
     """lhotse would run the command."""
     folder.save()
     write(folder.found("train"), tmp_path / "train.jsonl.gz")
     rows = read_jsonl(tmp_path / "train.jsonl.gz")
-    rows[-1]["recording"]["sources"][0] |= {"type": "command", "source": f"touch {tmp_path}/x"}
+    recording = rows[-1]["recording"]
+    other = json.loads(json.dumps(recording))
+    run = {"type": "command", "source": f"touch {tmp_path}/x"}
+    other["sources"][0] |= run
+    if where == "source":
+        recording["sources"][0] |= run
+    elif where == "transform":
+        kwargs = {"rir": other, "normalize_output": True}
+        recording["transforms"] = [{"name": "ReverbWithImpulseResponse", "kwargs": kwargs}]
+    else:
+        rows[-1] |= {"type": "MixedCut"}
     write_jsonl(tmp_path / "train.jsonl.gz", rows)
-    with pytest.raises(CorpusError, match=r"ann-two is of the type command \(touch .*to a file"):
+    with pytest.raises(CorpusError, match=message):
         read_split(tmp_path / "train.jsonl.gz")
     assert not (tmp_path / "x").exists()

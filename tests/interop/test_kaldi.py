@@ -1,6 +1,7 @@
 """Data folders: unchanged after export and import, and valid for Kaldi and lhotse."""
 
 import os
+import shlex
 import shutil
 import subprocess
 
@@ -174,6 +175,21 @@ def test_kaldi_gets_16_bit_samples(tmp_path, subtype, command):
     assert (tmp_path / "data" / "wav.scp").read_text() == f"a {command.format(path)}\n"
     (cut,) = cuts_of(read_data_dir(tmp_path / "data"))
     assert cut.recording.sources[0].source == str(path)
+
+
+def test_kaldi_takes_no_path_for_a_command_or_a_place_in_a_file(tmp_path):
+    for name in ("$(touch x)|", "a.wav:12", "a "):
+        path = tmp_path / name
+        with open(path, "wb") as file:
+            soundfile.write(file, np.ones(4000) / 2, 8000, format="WAV")
+        cut = cut_of("a", path, "anna", "ONE")
+        cut.recording.id = "a"
+        write_data_dir([cut], tmp_path / "data")
+        line = f"a sox {shlex.quote(str(path))} -t wav - |\n"
+        assert (tmp_path / "data" / "wav.scp").read_text() == line
+    cut.recording.id = "a touch x |\nb"
+    with pytest.raises(ValueError, match=r"the recording 'a touch x \|\\nb' is empty or has a"):
+        write_data_dir([cut], tmp_path / "data")
 
 
 def test_sox_resamples_what_is_resampled_here(tmp_path):
