@@ -21,6 +21,8 @@ from asr_train.jobs import map_in_chunks
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import SILENCE
 from asr_train.schema import AliSettings, DecodeSettings
+from asr_train.schema.decode import check_width
+from asr_train.schema.fields import positive
 from asr_train.search.beam import Path, beam_search
 from asr_train.search.confidence import compile_confidences, confidences
 from asr_train.search.graph import Graph
@@ -45,6 +47,9 @@ class Choice:
     insertion_penalty: float  # nats per word; in the graph
     lm_weight: float  # in the graph
 
+    def __post_init__(self) -> None:
+        positive(acoustic_scale=self.acoustic_scale)
+
 
 @dataclass(frozen=True, slots=True)
 class Effort:
@@ -54,6 +59,9 @@ class Effort:
     max_active: int
     lattice_beam: float
     nbest: int
+
+    def __post_init__(self) -> None:
+        check_width(self.beam, self.max_active, self.lattice_beam, self.nbest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass, field, fields
 
-from asr_train.schema.fields import SettingsError, at, not_negative, positive
+from asr_train.schema.fields import SettingsError, at, not_negative, positive, within
+
+
+def check_width(beam: float, max_active: int, lattice_beam: float, nbest: int) -> None:
+    """Refuse a search that would find nothing, or leave its arrays."""
+    positive(beam=beam, lattice_beam=lattice_beam)
+    within(2, 2**31 - 1, max_active=max_active)  # FasterDecoder asserts that it is above 1
+    not_negative(nbest=nbest)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -25,7 +32,7 @@ class DecodeSettings:
     rescore_mbr: list[bool] = field(default_factory=lambda: [False])
 
     def __post_init__(self) -> None:
-        positive(beam=self.beam, max_active=self.max_active, lattice_beam=self.lattice_beam)
+        check_width(self.beam, self.max_active, self.lattice_beam, self.nbest)
         if self.transition_scale != 1:
             raise SettingsError(
                 f"{at('transition_scale')} is {self.transition_scale}, but every state has only "
@@ -36,7 +43,6 @@ class DecodeSettings:
                 f"{at('self_loop_scale')} is {self.self_loop_scale}; it must be from 0 to 10, "
                 "where 0.1 is Kaldi's and 1 counts transitions in full"
             )
-        not_negative(nbest=self.nbest)
         for f in fields(self):
             if getattr(self, f.name) == []:
                 raise SettingsError(f"{at(f.name)} is empty; it needs at least one value")
