@@ -60,9 +60,27 @@ def load_scorer(
     if lang is not None:
         try:
             check_phones(lang, known_states(scorer))
+            _check_states(scorer)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
     return scorer
+
+
+def _check_states(scorer: Scorer) -> None:
+    """Check that a graph of the model's states stays within its scores, and its first system's."""
+    states = known_states(scorer)
+    for one in (scorer, scorer.first or scorer):
+        own = known_states(one)
+        if own.hash != states.hash:
+            raise ValueError(
+                f"{one.run} has states {own.hash}, but {scorer.run}, whose first passes it "
+                f"decodes, {states.hash}; train {scorer.run} on alignments of {one.run}"
+            )
+        if {states.num_states} != {one.num_states, len(one.loop_S)}:
+            raise ValueError(
+                f"{one.run} has {states.num_states} states, but scores of {one.num_states} and "
+                f"self-loops of {len(one.loop_S)}; delete it and run make again"
+            )
 
 
 def _check_feats(path: Path, trained: dict[str, Any], given: dict[str, Any]) -> None:

@@ -1,12 +1,13 @@
 """A first pass finds words; adaptation to them lowers the error rate, also of a network."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from speakers import CONFIG, DIMS, Speakers, system, trained
-from toy import toy_lang
+from toy import random_tree, toy_lang
 
 from asr_train.align.gmm import save_gmm
 from asr_train.align.speakers import load_speakers, write_speakers
@@ -214,3 +215,25 @@ def test_another_system_than_in_training_is_refused(network, models, new, lang, 
         ValueError, match="was trained on log-mel but is given fMLLR features of sat"
     ):
         load_scorer(copied, new, lang, speakers)
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [("tree", "whose first passes it decodes, "), ("self_loops", "self-loops of 1;")],
+)
+def test_a_system_of_other_states_than_the_network_is_refused(
+    network, models, lang, new, tmp_path, change, says
+):
+    """The network's graph would lead beyond its scores."""
+    for path in (network, models["sat"]):
+        shutil.copytree(path.parent, tmp_path / "exp" / path.parent.name)
+    copied, about = tmp_path / "exp/dnn/model.json", read_json(network)
+    if change == "tree":
+        tree = random_tree(lang.states, np.random.default_rng(0), depth=0)
+        states = replace(lang.states, tree=tree)
+        about |= {"states": states.plain(), "states_hash": states.hash}
+    else:
+        about["self_loops"] = [0.5]
+    write_json(copied, about)
+    with pytest.raises(ValueError, match=says):
+        load_scorer(copied, new, lang)
