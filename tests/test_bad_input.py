@@ -399,7 +399,7 @@ def test_a_graph_of_another_language_is_refused_with_both_hashes(work):
         ("tune mono", "exp/mono/model.json", "states_hash"),
         ("tune dnn", "exp/dnn/model.json", "priors"),
         ("decode dnn", "exp/dnn/tuned.json", "beam"),
-        ("decode dnn", "exp/dnn/graph/HCLG.json", "top_label"),
+        ("decode dnn", "exp/dnn/graph/HCLG.json", "states_hash"),
         ("train", "shards/mono/dev/index.json", "num_states"),
         ("score mono", "exp/mono/hyp.dev.jsonl", "lm_weight"),
         ("tables", "exp/mono/score.dev.json", "wer"),

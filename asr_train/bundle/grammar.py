@@ -115,7 +115,7 @@ def change_grammar(
                 graph=with_penalty(graph, choice.insertion_penalty),
                 choice=choice,
                 effort=opened.effort,
-                first_scale=opened.first_scale,
+                first_scale=opened.first.acoustic_scale,
                 lexicon=opened.lexicon,
                 frames=opened.frames,
                 about={

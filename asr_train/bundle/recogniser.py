@@ -115,8 +115,7 @@ class Recogniser:
         self._scorer = load_scorer(opened.model, self._feats, opened.lang)
         self._states = known_states(self._scorer)
         self.guessed: set[str] = set()
-        self._choice, self._first_scale = opened.choice, opened.first_scale
-        self._label = opened.manifest["graph"]["top_label"]
+        self._choice, self._first = opened.choice, opened.first
         self._mapped = opened.fst.mapped(), opened.heights.mapped()
         self._confidences = confidences
         self._searched: tuple[Graph, Lattices | None] | None = None
@@ -149,18 +148,20 @@ class Recogniser:
         worker processes are forked: they share the result.
 
         Raises:
-            ValueError: if the graph leads beyond its nodes, or the states of the model.
+            ValueError: if the graph leads beyond its nodes, the states of the model or the words,
+                or in a circle.
         """
         if self._searched is None:
             fst, heights = self._mapped
-            check_const(fst, self._scorer.num_states)
+            words = len(self._lang.lexicon.words)
+            label = check_const(fst, self._scorer.num_states, words)
+            graph = view_ordered(fst, heights, label)
             lattices = None
             if self._confidences:
-                graph = view_ordered(fst, heights, self._label)
                 lattices = Lattices(graph, self._scorer.num_states).compile()
                 compile_confidences()
             alone = lattices is None or self._scorer.adapt is not None
-            self._searched = Graph(to_fst(fst) if alone else None, self._label), lattices
+            self._searched = Graph(to_fst(fst) if alone else None, label), lattices
             del self._mapped
         return self._searched
 
@@ -212,8 +213,7 @@ class Recogniser:
             ]
             scorer, lang, unadapted = self._scorer, self._lang, ""
             if scorer.adapt is not None:
-                first = replace(self._choice, acoustic_scale=self._first_scale)
-                scorer, about = adapted(scorer, lang, graph, first, self._effort, utterances)
+                scorer, about = adapted(scorer, lang, graph, self._first, self._effort, utterances)
                 unadapted = "; ".join(why for _, why in about["kept"])
             search = Search(
                 scorer,

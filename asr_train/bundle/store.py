@@ -15,6 +15,7 @@ memory where it lies, also within a .tar.
 import shutil
 import tarfile
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from asr_train.search.lattice import ordered, write_ordered
 FORMAT, VERSION = "asr-train bundle", 1
 MANIFEST = "bundle.json"
 GRAPH = ("HCLG.fst", "heights.npy")  # parts that are mapped
+NEEDED = ("model.json", "lang.json")
 SHIPPED = Path(__file__).with_name("shipped")  # bundles of the package: NAME.tar
 
 
@@ -173,6 +175,7 @@ class Bundle:
         fst, heights: where the graph is, also later.
         manifest: content of bundle.json.
         frames: sums over the training data's features.
+        choice, first: of the last pass, and of those before it of speaker-adapted systems.
         lexicon: None: only the words of `lang` have pronunciations.
     """
 
@@ -184,8 +187,8 @@ class Bundle:
     feats: schema.FeatsSettings
     frames: Sums
     choice: Choice
+    first: Choice
     effort: Effort
-    first_scale: float
     lexicon: schema.LexiconSettings | None
 
     @property
@@ -244,12 +247,16 @@ def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:
         raise _damaged(named, folder, error) from error
     _check_version(manifest, named)
     written = manifest.pop("hash", None)
-    if written != (found := files.hash_of(manifest)):
+    if written != (now := files.hash_of(manifest)):
         raise DamagedFileError(
-            f"{named}: {MANIFEST} says hash {written} but its content has {found}; {_AGAIN}"
+            f"{named}: {MANIFEST} says hash {written} but its content has {now}; {_AGAIN}"
         )
     try:
         try:
+            found = {path.name for path in folder.iterdir()} | graph.keys()
+            if folder == named:  # its other files are not used
+                found &= {FIRST}
+            _check_names(manifest["parts"], found)
             for listed in manifest["parts"]:
                 if listed["path"] in graph:
                     region = graph[listed["path"]]
@@ -259,7 +266,8 @@ def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:
             lang = load_lang(folder / "lang.json")
         except DamagedFileError as error:
             raise _damaged(named, folder, error) from error
-        lexicon = manifest["lexicon"]
+        lexicon, choice = manifest["lexicon"], manifest["choice"]
+        first = choice | {"acoustic_scale": manifest["first_scale"]}
         return Bundle(
             folder,
             graph[GRAPH[0]],
@@ -268,9 +276,9 @@ def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:
             lang,
             schema.build(schema.FeatsSettings, manifest["feats"], "feats"),
             Sums.from_plain(manifest["frames"]),
-            Choice(**manifest["choice"]),
-            Effort(**manifest["effort"]),
-            manifest["first_scale"],
+            schema.build(Choice, choice, "choice"),
+            schema.build(Choice, first, "first_scale"),
+            schema.build(Effort, manifest["effort"], "effort"),
             None if lexicon is None else schema.build(schema.LexiconSettings, lexicon, "lexicon"),
         )
     except (KeyError, TypeError, schema.SettingsError) as error:
@@ -305,6 +313,18 @@ def _check_version(manifest: Any, named: Path) -> None:
         )
 
 
+def _check_names(parts: Any, found: set[str]) -> None:
+    """Check that the manifest lists what is needed and what was found, each once."""
+    listed = Counter(part["path"] for part in parts)
+    odd = [name for name, n in listed.items() if n > 1 or PurePosixPath(name).name != name]
+    odd += sorted(({*NEEDED, *GRAPH} | found) - {MANIFEST, *listed})
+    if odd:
+        raise DamagedFileError(
+            f"{MANIFEST} lists {odd[0]!r} {listed[odd[0]]} times; it must list each file of the "
+            "bundle once, by its name"
+        )
+
+
 def _unpack(path: Path, folder: Path) -> dict[str, Region]:
     """Unpack the plain files of a .tar, which may lie nowhere but in `folder`; find the graph's."""
     graph = {}
@@ -317,6 +337,8 @@ def _unpack(path: Path, folder: Path) -> dict[str, Region]:
                     raise DamagedFileError(
                         f"{path} has {member.name!r}, which is not a regular file; {_AGAIN}"
                     )
+                if name.name in graph or (folder / name).exists():
+                    raise DamagedFileError(f"{path} has {member.name!r} twice; {_AGAIN}")
                 if name.name in GRAPH:
                     graph[name.name] = Region(path, member.offset_data, member.size)
                     continue

@@ -73,19 +73,25 @@ def view_const(content: memoryview) -> tuple[int, np.ndarray, np.ndarray]:
     return start, states_N, np.frombuffer(content, ARC, arcs, at + states_N.nbytes)
 
 
-def check_const(content: memoryview, states: int) -> None:
+def check_const(content: memoryview, states: int, words: int) -> int:
     """Check a ConstFst file's content from elsewhere: a search must stay within its arrays.
 
     Args:
         states: of the network; input labels are at most that.
+        words: output labels are at most that.
+    Returns:
+        The largest input label.
     Raises:
-        ValueError: if it is no ConstFst as `const_of` makes it, or an arc leads, or has a label,
-            beyond what there is.
+        ValueError: if it is no ConstFst as `const_of` makes it, an arc leads, or has a label,
+            beyond what there is, or a weight is no number.
     """
     try:
         at, start, nodes, arcs = _const_header(bytes(content[:HEADER]))
+        as_here = bytes(content[:at]) == _header(start, nodes, arcs)
     except (struct.error, AssertionError):
-        raise ValueError("HCLG.fst has no header of OpenFst's ConstFst") from None
+        as_here = False
+    if not as_here:
+        raise ValueError("HCLG.fst has no header of OpenFst's ConstFst as it is written here")
     size = at + nodes * STATE.itemsize + arcs * ARC.itemsize
     if min(nodes, arcs) < 0 or size != len(content):
         raise ValueError(
@@ -94,7 +100,7 @@ def check_const(content: memoryview, states: int) -> None:
         )
     _, states_N, arcs_A = view_const(content)
     first_N = np.cumsum(states_N["arcs"], dtype=np.int64) - states_N["arcs"]
-    most = {"next": nodes - 1, "ilabel": states, "olabel": 2**31 - 1}
+    most = {"next": nodes - 1, "ilabel": states, "olabel": words}
     tops = {field: int(arcs_A[field].view("<u4").max(initial=0)) for field in most}  # -1 is large
     for field, top in tops.items():
         if top > most[field]:
@@ -109,6 +115,9 @@ def check_const(content: memoryview, states: int) -> None:
             f"HCLG.fst starts in node {start} of {nodes}, whose arcs are {listed} of {arcs}, or "
             "are not in the order of the nodes"
         )
+    if not (np.isfinite(arcs_A["weight"]).all() and (states_N["final"] > -np.inf).all()):
+        raise ValueError("HCLG.fst has an arc or a node whose cost is not a number; make it again")
+    return tops["ilabel"]
 
 
 def _const_header(content: bytes) -> tuple[int, int, int, int]:
@@ -131,9 +140,14 @@ def const_of(arrays: Arrays) -> bytes:
     states_N["first"] = np.cumsum(states_N["arcs"]) - states_N["arcs"]
     for field, label in (("iepsilons", "ilabel"), ("oepsilons", "olabel")):
         states_N[field] = np.bincount(source_A[arcs_A[label] == 0], minlength=len(states_N))
+    header = _header(arrays.start, len(states_N), len(arcs_A))
+    return header + states_N.tobytes() + arcs_A.tobytes()
+
+
+def _header(start: int, states: int, arcs: int) -> bytes:
     names = b"".join(struct.pack("<i", len(n)) + n for n in (b"const", b"standard"))
-    sizes = struct.pack("<iiQqqq", VERSION, 0, EXPANDED, arrays.start, len(states_N), len(arcs_A))
-    return struct.pack("<i", MAGIC) + names + sizes + states_N.tobytes() + arcs_A.tobytes()
+    sizes = struct.pack("<iiQqqq", VERSION, 0, EXPANDED, start, states, arcs)
+    return struct.pack("<i", MAGIC) + names + sizes
 
 
 def to_vector(arrays: Arrays) -> Any:
@@ -162,3 +176,26 @@ def to_fst(content: bytes | memoryview) -> Any:
 def top_label(graph: Arrays) -> int:
     """Return the largest input label, which must not exceed the number of the model's states."""
     return int(np.max(graph.arcs_A["ilabel"], initial=0))
+
+
+def epsilon_heights(graph: Arrays) -> np.ndarray:
+    """Return each node's longest chain of epsilon arcs: int64 [nodes]; 0 if none leaves.
+
+    Raises:
+        ValueError: if epsilon arcs form a cycle, which a path could follow forever.
+    """
+    empty = graph.arcs_A["ilabel"] == 0
+    source, target = graph.source_A[empty], graph.arcs_A["next"][empty]
+    height_N = np.zeros(len(graph.final_N), np.int64)
+    while len(source):
+        waiting_N = np.zeros(len(height_N), bool)
+        waiting_N[source] = True
+        ready = ~waiting_N[target]
+        if not ready.any():
+            raise ValueError(
+                f"epsilon arcs form a cycle through node {int(source[0])} or a node after it; "
+                "the grammar or the lexicon has a cycle that consumes no speech"
+            )
+        np.maximum.at(height_N, source[ready], height_N[target[ready]] + 1)
+        source, target = source[~ready], target[~ready]
+    return height_N

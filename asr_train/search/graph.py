@@ -21,7 +21,16 @@ from typing import Any
 import kaldifst
 import numpy as np
 
-from asr_train.files import check_part, hash_of, part, read_json, sha256, write_bytes, write_json
+from asr_train.files import (
+    Region,
+    check_part,
+    hash_of,
+    part,
+    read_json,
+    sha256,
+    write_bytes,
+    write_json,
+)
 from asr_train.lang.hmms import NONE, Hmm
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import SILENCE
@@ -31,7 +40,9 @@ from asr_train.schema import GrammarKind
 from asr_train.search.arrays import (
     ARC,
     Arrays,
+    check_const,
     const_of,
+    epsilon_heights,
     read_arrays,
     read_fst,
     to_arrays,
@@ -472,7 +483,6 @@ def write_graph(
             "states_hash": states.hash,
             "lang_hash": lang.hash,
             "grammar_hash": grammar_hash(lang),
-            "top_label": top_label(graph),
             **about,
         },
     )
@@ -504,11 +514,15 @@ def load_graph(path: Path, lang: Lang, states: States, arrays: bool) -> Graph:
     Args:
         arrays: whether lattices are wanted.
     Raises:
-        ValueError: if it was made for others; names the hash that differs.
+        ValueError: if it was made for others; names the hash that differs. If it leads beyond its
+            nodes, the states or the words, or epsilon arcs form a cycle.
     """
     binary = check_graph(path, lang, states)
-    label = read_json(path)["top_label"]
-    return Graph(read_fst(binary), label, read_arrays(binary) if arrays else None)
+    words = len(lang.lexicon.words)
+    label = check_const(Region.of(binary).mapped(), states.num_states, words)
+    found = read_arrays(binary)
+    epsilon_heights(found)
+    return Graph(read_fst(binary), label, found if arrays else None)
 
 
 def check_graph(path: Path, lang: Lang, states: States) -> Path:

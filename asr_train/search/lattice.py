@@ -21,7 +21,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from asr_train.search.arrays import Arrays, const_of, top_label, view_const
+from asr_train.search.arrays import Arrays, const_of, epsilon_heights, top_label, view_const
 from asr_train.search.beam import check_labels, check_scores
 from asr_train.search.tokens import CHUNK, ROUNDING, Graph, Tokens, backward, forward, links
 
@@ -135,13 +135,14 @@ def view_ordered(fst: memoryview, heights: memoryview, top_label: int) -> Ordere
     """View what `write_ordered` wrote, without a copy of the arcs and without sorting anything.
 
     Args:
-        fst, heights: content of the files.
+        fst, heights: content of the files; `check_const` has checked the first.
         top_label: the largest input label.
     Raises:
-        ValueError: if there are more or fewer heights than nodes, or heights out of order.
+        ValueError: if there are more or fewer heights than nodes, heights out of order, or an
+            epsilon arc that does not lead to a lower node.
     """
     start, states_N, arcs_A = view_const(fst)
-    height_N = np.load(io.BytesIO(heights), allow_pickle=False)
+    height_N = np.lib.format.read_array(io.BytesIO(heights), allow_pickle=False)
     if height_N.shape != states_N.shape or height_N.dtype != np.int32:
         raise ValueError(
             f"heights.npy has {height_N.dtype} {list(height_N.shape)}, but HCLG.fst has "
@@ -149,12 +150,40 @@ def view_ordered(fst: memoryview, heights: memoryview, top_label: int) -> Ordere
         )
     if height_N.min(initial=0) < 0 or (height_N[1:] < height_N[:-1]).any():
         raise ValueError("heights.npy is not in the order of the search; make the bundle again")
+    if height_N.max(initial=0) > len(height_N):  # the search has an array of that size
+        raise ValueError(f"heights.npy has {height_N[-1]}, above the {len(height_N)} nodes")
     first_N = np.empty(len(states_N) + 1, np.int32)
     first_N[:-1], first_N[-1] = states_N["first"], len(arcs_A)
     emit_N = first_N[:-1] + states_N["iepsilons"].astype(np.int32)
-    plain = int(np.count_nonzero(height_N == 0))
+    plain = int(np.searchsorted(height_N, 1))
     graph = Graph(first_N, emit_N, arcs_A, height_N, plain, start)
+    _check_epsilons(graph)
     return Ordered(graph, states_N["final"].astype(np.float64), top_label)
+
+
+def _check_epsilons(graph: Graph) -> None:
+    """Check that epsilon arcs come first in their nodes, and each leads to a lower node.
+
+    So there is no cycle of them, in which a search would never end. Only nodes from `plain` on have
+    any.
+    """
+    first, plain = graph.first_N[graph.plain], graph.plain
+    height_N, tail_A = graph.height_N, graph.arcs_A[first:]
+    source_A = np.repeat(
+        np.arange(plain, len(height_N), dtype=np.int32), np.diff(graph.first_N[plain:])
+    )
+    empty_A = np.arange(first, len(graph.arcs_A), dtype=np.int32) < graph.emit_N[source_A]
+    falls_E = height_N[tail_A["next"][empty_A]] < height_N[source_A[empty_A]]
+    if (
+        (graph.emit_N[:plain] > graph.first_N[:plain]).any()
+        or not graph.arcs_A["ilabel"][:first].all()
+        or ((tail_A["ilabel"] == 0) != empty_A).any()
+        or not falls_E.all()
+    ):
+        raise ValueError(
+            "HCLG.fst has an epsilon arc that is not among the first of its node, or does not lead "
+            "to a lower node of heights.npy; make the bundle again"
+        )
 
 
 class Lattices:
@@ -324,29 +353,6 @@ def narrowed(lattice: Lattice, beam: float) -> Lattice:
         arcs_A=inside_A,
         beam=min(beam, lattice.beam),
     )
-
-
-def epsilon_heights(graph: Arrays) -> np.ndarray:
-    """Return each node's longest chain of epsilon arcs: int64 [nodes]; 0 if none leaves.
-
-    Raises:
-        ValueError: if epsilon arcs form a cycle, which a path could follow forever.
-    """
-    empty = graph.arcs_A["ilabel"] == 0
-    source, target = graph.source_A[empty], graph.arcs_A["next"][empty]
-    height_N = np.zeros(len(graph.final_N), np.int64)
-    while len(source):
-        waiting_N = np.zeros(len(height_N), bool)
-        waiting_N[source] = True
-        ready = ~waiting_N[target]
-        if not ready.any():
-            raise ValueError(
-                f"epsilon arcs form a cycle through node {int(source[0])} or a node after it; "
-                "the grammar or the lexicon has a cycle that consumes no speech"
-            )
-        np.maximum.at(height_N, source[ready], height_N[target[ready]] + 1)
-        source, target = source[~ready], target[~ready]
-    return height_N
 
 
 # --- compiled -----------------------------------------------------------------------------------

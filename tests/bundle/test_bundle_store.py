@@ -1,5 +1,6 @@
 """A bundle opens only as it was written; equal contents give equal bytes."""
 
+import json
 import tarfile
 from pathlib import Path
 
@@ -15,10 +16,9 @@ from asr_train.files import (
     DamagedFileError,
     Region,
     hash_of,
+    part,
     read_json,
     replacing,
-    sha256,
-    write_json,
 )
 from asr_train.search.arrays import check_const, view_const
 from asr_train.search.lattice import Lattices, ordered, view_ordered, write_ordered
@@ -121,7 +121,8 @@ def changed(folder, **values):
     """Change the manifest, and its hash with it."""
     manifest = read_json(folder / "bundle.json") | values
     manifest.pop("hash")
-    write_json(folder / "bundle.json", manifest | {"hash": hash_of(manifest)})
+    whole = manifest | {"hash": hash_of(manifest)}
+    (folder / "bundle.json").write_text(json.dumps(whole))  # NaN included
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def changed(folder, **values):
     [
         ({"version": 9}, ValueError, "has version 9 of the format, this program reads 1"),
         ({"format": "zip"}, DamagedFileError, "not that of a bundle"),
-        ({"choice": {}}, DamagedFileError, "is incomplete"),
+        ({"choice": {}}, DamagedFileError, r"choice\.acoustic_scale is missing"),
         ({"parts": [{}]}, DamagedFileError, "is incomplete"),
         ({"frames": None}, DamagedFileError, "is incomplete"),
         ({"feats": {"num_mels": "x"}}, DamagedFileError, "is incomplete"),
@@ -141,43 +142,126 @@ def test_a_manifest_of_another_program_is_refused(folder, values, error, says):
         Recogniser.load(folder)
 
 
-@pytest.mark.parametrize("confidences", [False, True])
 @pytest.mark.parametrize(
-    "field, value, says",
+    "group, key, value, says",
     [
-        ("next", 10**6, "an arc with next 1000000, above"),
-        ("next", -1, "an arc with next 4294967295, above"),
-        ("ilabel", 5000, "an arc with ilabel 5000, above"),
+        ("effort", "max_active", -(10**9), r"effort\.max_active is -1000000000; it must lie in"),
+        ("effort", "max_active", 1, r"effort\.max_active is 1; it must lie in \[2, 2147483647\]"),
+        ("effort", "max_active", 5000.0, "must be an integer"),
+        ("effort", "beam", "16", "must be a number"),
+        ("effort", "lattice_beam", -1.0, r"effort\.lattice_beam is -1\.0; it must be positive"),
+        ("effort", "lattice_beam", float("nan"), "lattice_beam is nan; it must be a finite"),
+        ("effort", "nbest", -1, "must not be negative"),
+        ("effort", "best", 1, r"effort\.best is not a setting; did you mean effort\.nbest"),
+        ("choice", "acoustic_scale", 0.0, r"choice\.acoustic_scale is 0\.0; it must be positive"),
+        ("choice", "lm_weight", float("inf"), r"choice\.lm_weight is inf; it must be a finite"),
     ],
 )
-def test_a_graph_that_leads_beyond_its_arrays_is_refused(folder, field, value, says, confidences):
-    """Also if all its checksums are right: a bundle may come from anybody."""
-    path = folder / "HCLG.fst"
-    content = bytearray(path.read_bytes())
-    _, _, arcs_A = view_const(memoryview(content))
-    arcs_A[field][len(arcs_A) // 2] = value
-    path.write_bytes(content)
+def test_a_search_without_bounds_is_refused(folder, group, key, value, says):
+    """Also if the manifest's hash is right: a bundle may come from anybody."""
+    values = read_json(folder / "bundle.json")[group]
+    changed(folder, **{group: values | {key: value}})
+    with pytest.raises(DamagedFileError, match=says):
+        Recogniser.load(folder)
+
+
+@pytest.mark.parametrize("value", [0, float("nan"), "0.1", None])
+def test_a_scale_of_the_first_passes_that_is_none_is_refused(folder, value):
+    changed(folder, first_scale=value)
+    with pytest.raises(DamagedFileError, match=r"first_scale\.acoustic_scale is "):
+        Recogniser.load(folder)
+
+
+def with_graph(folder, change):
+    """Change arrays of the graph: nodes, arcs and heights; and all checksums with them."""
+    fst, heights = folder / "HCLG.fst", folder / "heights.npy"
+    content, height_N = bytearray(fst.read_bytes()), np.load(heights)
+    _, states_N, arcs_A = view_const(memoryview(content))
+    change(states_N, arcs_A, height_N)
+    fst.write_bytes(content)
+    np.save(heights, height_N)
+    listed = {path.name: part(path, folder) for path in (fst, heights)}
     parts = read_json(folder / "bundle.json")["parts"]
-    for part in parts:
-        if part["path"] == path.name:
-            part["sha256"] = sha256(path)
-    changed(folder, parts=parts)
+    changed(folder, parts=[listed.get(old["path"], old) for old in parts])
+
+
+def arc(field, value):
+    def change(states_N, arcs_A, height_N):
+        arcs_A[field][len(arcs_A) // 2] = value
+
+    return change
+
+
+def all_final(states_N, arcs_A, height_N):
+    states_N["final"] = -np.inf
+
+
+def back_to_itself(states_N, arcs_A, height_N):
+    """An endless way of ever less cost."""
+    node = int(np.flatnonzero(states_N["iepsilons"])[0])
+    arcs_A[["next", "weight"]][states_N["first"][node]] = node, -1.0
+
+
+def late_epsilon(states_N, arcs_A, height_N):
+    node = int(np.flatnonzero(states_N["arcs"] > states_N["iepsilons"])[0])
+    arcs_A["ilabel"][states_N["first"][node] + states_N["iepsilons"][node]] = 0
+
+
+def fewer_epsilons(states_N, arcs_A, height_N):
+    states_N["iepsilons"][np.argmax(states_N["iepsilons"])] -= 1
+
+
+def tall(states_N, arcs_A, height_N):
+    height_N[-1] = 2**31 - 1
+
+
+@pytest.mark.parametrize("confidences", [False, True])
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (arc("next", 10**6), "an arc with next 1000000, above"),
+        (arc("next", -1), "an arc with next 4294967295, above"),
+        (arc("ilabel", 5000), "an arc with ilabel 5000, above"),
+        (arc("olabel", 5000), "an arc with olabel 5000, above"),
+        (arc("weight", np.nan), "whose cost is not a number"),
+        (arc("weight", -np.inf), "whose cost is not a number"),
+        (all_final, "whose cost is not a number"),
+        (back_to_itself, "an epsilon arc that .* does not lead to a lower node"),
+        (late_epsilon, "an epsilon arc that is not among the first of its node"),
+        (fewer_epsilons, "an epsilon arc that is not among the first of its node"),
+        (tall, r"heights\.npy has 2147483647, above the \d+ nodes"),
+    ],
+)
+def test_a_graph_that_leads_beyond_its_arrays_or_nowhere_is_refused(
+    folder, change, says, confidences
+):
+    """Also if all its checksums are right: a bundle may come from anybody."""
+    with_graph(folder, change)
     opened = Recogniser.load(folder, confidences)
     with pytest.raises(ValueError, match=says):
         opened.prepare()
 
 
+def test_the_largest_label_is_that_of_the_graph(folder):
+    about = read_json(folder / "bundle.json")["graph"]
+    changed(folder, graph=about | {"top_label": 1})
+    assert Recogniser.load(folder, False).prepare()[0].top_label == about["top_label"] == 65
+
+
 def test_a_graph_whose_nodes_do_not_share_out_its_arcs_is_refused(folder):
     content = bytearray((folder / "HCLG.fst").read_bytes())
-    check_const(memoryview(content), 10**6)
+    check_const(memoryview(content), 10**6, 10**6)
     for field, value in (("first", 7), ("arcs", 10**6), ("iepsilons", 10**6)):
         changed_B = bytearray(content)
         view_const(memoryview(changed_B))[1][field][3] = value
         with pytest.raises(ValueError, match="or are not in the order of the nodes"):
-            check_const(memoryview(changed_B), 10**6)
+            check_const(memoryview(changed_B), 10**6, 10**6)
     for length, says in ((10, "no header"), (-16, "are needed for the")):
         with pytest.raises(ValueError, match=says):
-            check_const(memoryview(content[:length]), 10**6)
+            check_const(memoryview(content[:length]), 10**6, 10**6)
+    content[4 + 4 + 5 + 4 + 8 + 4] = 1  # OpenFst's flag of a table of symbols before the arcs
+    with pytest.raises(ValueError, match="no header"):
+        check_const(memoryview(content), 10**6, 10**6)
 
 
 def test_a_changed_scale_is_noticed(folder):
@@ -223,6 +307,39 @@ def test_a_tar_writes_nowhere_but_in_its_folder(tmp_path):
         tar.addfile(tarfile.TarInfo("../outside"))
     with pytest.raises(DamagedFileError, match=r"'\.\./outside', which is not a regular file"):
         Recogniser.load(bad)
+
+
+def packed(path, folder, *names):
+    """Make a .tar of a folder's files, in this order."""
+    with tarfile.open(path, "w") as tar:
+        for name in names:
+            tar.add(folder / name, name)
+    return path
+
+
+def test_every_file_of_a_bundle_is_listed_once(folder, tmp_path):
+    parts = read_json(folder / "bundle.json")["parts"]
+    names = [MANIFEST, *(one["path"] for one in parts)]
+    with open_bundle(packed(tmp_path / "same.tar", folder, *names)) as opened:
+        assert opened.manifest["name"] == "digits"
+    with pytest.raises(DamagedFileError, match=r"twice\.tar has 'model\.json' twice"):
+        Recogniser.load(packed(tmp_path / "twice.tar", folder, *names, "model.json"))
+    (folder / "notes.txt").write_text("x")
+    Recogniser.load(folder)
+    with pytest.raises(DamagedFileError, match=r"lists 'notes\.txt' 0 times"):
+        Recogniser.load(packed(tmp_path / "more.tar", folder, *names, "notes.txt"))
+    (folder / "first.json").write_text("{}")
+    with pytest.raises(DamagedFileError, match=r"lists 'first\.json' 0 times"):
+        Recogniser.load(folder)
+    (folder / "first.json").unlink()
+    for wrong, says in (
+        (parts[1:], r"'model\.json' 0 times"),
+        ([*parts, parts[1]], r"'model\.pt' 2 times"),
+        ([*parts, parts[1] | {"path": "../digits/model.pt"}], r"'\.\./digits/model\.pt' 1 times"),
+    ):
+        changed(folder, parts=wrong)
+        with pytest.raises(DamagedFileError, match=f"lists {says}; it must list each file"):
+            Recogniser.load(folder)
 
 
 @pytest.mark.parametrize("seed", range(5))

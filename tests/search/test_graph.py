@@ -385,6 +385,25 @@ def test_a_model_of_other_phones_is_refused_with_the_phone_and_both_hashes():
             decoding_graph(lang, states, np.full(states.num_states, 0.5))
 
 
+@pytest.mark.parametrize("arrays", [False, True])
+@pytest.mark.parametrize(
+    "field, value, says",
+    [("ilabel", 99, "ilabel 99, above"), ("olabel", 99, "olabel 99, above"), (None, 0, "a cycle")],
+)
+def test_a_stored_graph_that_leads_nowhere_is_refused(tmp_path, field, value, says, arrays):
+    """Also if its checksum is right."""
+    lang = toy_lang()
+    graph = decoding_graph(lang, lang.states, loops(lang))
+    if field is None:
+        one = int(np.flatnonzero(graph.arcs_A["ilabel"] == 0)[0])
+        graph.arcs_A["next"][one] = graph.source_A[one]
+    else:
+        graph.arcs_A[field][0] = value
+    write_graph(tmp_path / "HCLG.json", graph, lang, lang.states, {})
+    with pytest.raises(ValueError, match=says):
+        load_graph(tmp_path / "HCLG.json", lang, lang.states, arrays)
+
+
 def test_a_flipped_bit_in_a_stored_graph_is_noticed(tmp_path):
     lang = toy_lang()
     graph = decoding_graph(lang, lang.states, loops(lang))

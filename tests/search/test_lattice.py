@@ -6,10 +6,10 @@ from made_graphs import STATES, cheapest_rows, random_graph, random_scores
 from toy import cheapest, path_of, scores_of, toy_lang
 
 from asr_train.jobs import parallel_map
-from asr_train.search.arrays import ARC, Arrays, to_vector
+from asr_train.search.arrays import ARC, Arrays, epsilon_heights, to_vector
 from asr_train.search.beam import beam_search
 from asr_train.search.graph import decoding_graph
-from asr_train.search.lattice import Lattices, best_path, epsilon_heights
+from asr_train.search.lattice import Lattices, best_path
 from asr_train.search.nbest import nbest
 from asr_train.search.tokens import forward, kth_smallest
 
