@@ -61,4 +61,9 @@ class LatticeArchive:
         if self._process != os.getpid():  # a fork would share the position in the file
             self._file, self._process = zipfile.ZipFile(self._path), os.getpid()
         found = [self._file.read(_name(row, piece)) for piece in range(pieces)]
-        return [unpack(content) if content else None for content in found]
+        try:
+            return [unpack(content) if content else None for content in found]
+        except (ValueError, KeyError) as error:
+            raise DamagedFileError(
+                f"{self._path}, hypothesis {row}: {error}; delete it and run make again"
+            ) from error

@@ -167,7 +167,16 @@ class Hmms:
 
     @staticmethod
     def from_plain(content: dict[str, Any]) -> "Hmms":
-        """Rebuild HMMs from what `plain` returned."""
+        """Rebuild HMMs from what `plain` returned.
+
+        Raises:
+            ValueError: if a state leads to none of its HMM.
+        """
+        for states in content["topologies"]:
+            if not all(0 <= target <= len(states) for *_, to in states for target in to):
+                raise ValueError(
+                    f"an HMM of {len(states)} states has {states}, which lead elsewhere"
+                )
         return Hmms(
             tuple(
                 tuple((enters, repeats, tuple(to)) for enters, repeats, to in states)

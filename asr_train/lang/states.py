@@ -42,7 +42,10 @@ class States:
     hmms: Hmms | None = None
 
     def __post_init__(self) -> None:
-        assert self.phones[0] == SILENCE
+        if self.phones[:1] != (SILENCE,):
+            raise ValueError(
+                f"the phones begin with {self.phones[:1]}; {SILENCE} must be the first"
+            )
 
     @property
     def tied(self) -> bool:
@@ -158,7 +161,7 @@ class States:
         """Read states from a JSON file (`states`), and check their hash (`states_hash`).
 
         Raises:
-            ValueError: if the hash differs; gives both.
+            ValueError: if the hash differs; gives both. If there can be no such states.
             KeyError: for a missing entry.
         """
         found = hash_of([*about["states"].values()])
@@ -167,7 +170,12 @@ class States:
                 f"{path} says states_hash {about['states_hash']} but its states have {found}; "
                 "delete it and run make again"
             )
-        return States.from_plain(about["states"])
+        try:
+            return States.from_plain(about["states"])
+        except (ValueError, TypeError, IndexError) as error:
+            raise ValueError(
+                f"{path} has states that there cannot be ({error}); delete it and run make again"
+            ) from error
 
     @property
     def monophones(self) -> "States":

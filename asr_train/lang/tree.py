@@ -129,7 +129,7 @@ class Tree:
         """Rebuild a tree from what `plain` returned; `States.stored` checks that it is unchanged.
 
         Raises:
-            ValueError: for another format.
+            ValueError: for another format, or nodes that do not form trees.
         """
         if content["format"] != FORMAT:
             raise ValueError(
@@ -144,7 +144,9 @@ class Tree:
         )
         side_N = np.array(content["side"], np.int8)
         leaves = content.get("leaves")
-        return Tree(questions_QP, question_N, side_N, yes_N, no_N, leaf_N, root_PJ, leaves)
+        tree = Tree(questions_QP, question_N, side_N, yes_N, no_N, leaf_N, root_PJ, leaves)
+        _check(tree)
+        return tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +158,28 @@ class _Box:
     right_p: np.ndarray
     position: int
     leaf: int
+
+
+def _check(tree: Tree) -> None:
+    """Check that each node is entered once, from a root: otherwise a walk might never end."""
+    asking_N, nodes = tree.leaf_N < 0, len(tree.leaf_N)
+    roots = np.unique(tree.root_PJ[tree.root_PJ >= 0])
+    entered = np.concatenate([roots, tree.yes_N[asking_N], tree.no_N[asking_N]])
+    if len(entered) != nodes or not np.array_equal(np.sort(entered), np.arange(nodes)):
+        raise ValueError(
+            f"the tree's {nodes} nodes are entered {len(entered)} times, not once each"
+        )
+    here, seen = roots, 0
+    while len(here):
+        seen += len(here)
+        here = here[asking_N[here]]
+        here = np.concatenate([tree.yes_N[here], tree.no_N[here]])
+    if seen < nodes:
+        raise ValueError(f"{nodes - seen} of the tree's {nodes} nodes form a cycle")
+    question, side = tree.question_N[asking_N], tree.side_N[asking_N]
+    if not (
+        (question >= 0) & (question < len(tree.questions_QP)) & (side >= 0) & (side <= 2)
+    ).all():
+        raise ValueError("a node of the tree asks a question, or about a side, that there is not")
+    if tree.leaves is not None and tree.leaf_N.max() >= tree.leaves:
+        raise ValueError(f"the tree has leaf {tree.leaf_N.max()} of {tree.leaves} leaves from 0")

@@ -39,7 +39,11 @@ def pack(lattice: Lattice) -> bytes:
 
 
 def unpack(content: bytes) -> Lattice:
-    """Return the lattice that `pack` was given."""
+    """Return the lattice that `pack` was given.
+
+    Raises:
+        ValueError: if arcs lead beyond its nodes or back, or anything is no number.
+    """
     kinds: dict[str, Any] = dict.fromkeys(("about", "final"), "<f8")
     kinds |= dict.fromkeys(("frames", "arcs", "jump", "active"), "<i4")
     kinds |= {name: LINK[name] for name in LABELS_AND_COSTS}
@@ -52,6 +56,18 @@ def unpack(content: bytes) -> Lattice:
     arcs_A["target"] = arcs_A["source"] + found["jump"]
     for name in LABELS_AND_COSTS:
         arcs_A[name] = found[name]
+    nodes, final_N = len(found["frames"]), found["final"]
+    costs_A = arcs_A["graph"] + arcs_A["acoustic"]
+    if not (
+        len(final_N) == len(found["arcs"]) == nodes
+        and (found["frames"] >= 0).all()
+        and (arcs_A["target"] > arcs_A["source"]).all()
+        and (arcs_A["target"] < nodes).all()
+        and min(arcs_A["ilabel"].min(initial=0), arcs_A["olabel"].min(initial=0)) >= 0
+        and np.isfinite(costs_A).all()
+        and (final_N > -np.inf).all()
+    ):
+        raise ValueError("a lattice has arcs that lead beyond its nodes or back, or odd costs")
     cost, final, beam = found["about"].tolist()
     return Lattice(
         np.cumsum(found["frames"], dtype=np.int32),

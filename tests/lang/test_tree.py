@@ -6,6 +6,9 @@ import json
 import numpy as np
 import pytest
 
+from asr_train.files import hash_of
+from asr_train.lang.lexicon import SILENCE
+from asr_train.lang.states import States
 from asr_train.lang.tree import Tree
 
 
@@ -86,6 +89,42 @@ def test_another_tree_has_another_hash(tree):
 def test_a_tree_of_another_format_is_refused(tree):
     with pytest.raises(ValueError, match="format 9, this version reads 1"):
         Tree.from_plain(tree.plain() | {"format": 9})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("itself", "nodes are entered .* times, not once each"),
+        ("circle", "nodes form a cycle"),
+        ("side", "asks a question, or about a side"),
+        ("question", "asks a question, or about a side"),
+        ("leaf", "has leaf .* of 2 leaves"),
+    ],
+)
+def test_states_that_would_lead_astray_are_refused_whatever_their_hash(tree, change, message):
+    """Whoever made the file can make the hash, too."""
+    content = tree.plain()
+    nodes, n = len(content["leaf"]), content["leaf"].index(-1)
+    if change == "itself":
+        content["yes"][n] = content["no"][n] = n
+    elif change == "circle":  # two more nodes, each of which leads to the other and to a leaf
+        for name, values in {
+            "question": [0, 0, -1, -1],
+            "side": [0, 0, 0, 0],
+            "yes": [nodes + 1, nodes, -1, -1],
+            "no": [nodes + 2, nodes + 3, -1, -1],
+            "leaf": [-1, -1, 0, 0],
+        }.items():
+            content[name] += values
+    elif change == "leaf":
+        content["leaves"] = 2
+    else:
+        content[change][n] = 99
+    states = {"phones": [SILENCE] + ["A"] * (content["phones"] - 1), "phone_states": 3}
+    states |= {"silence_states": 5, "tree": content}
+    about = {"states": states, "states_hash": hash_of([*states.values()])}
+    with pytest.raises(ValueError, match=f"model.json has states .*{message}"):
+        States.stored(about, "model.json")
 
 
 def test_a_tree_of_another_program_has_its_own_leaves_and_an_edge(tree):

@@ -172,6 +172,16 @@ def test_a_packed_lattice_is_the_same_lattice(width):
     assert pack(found) == packed
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("target", 2**28), ("target", 0), ("ilabel", -1), ("graph", np.nan)]
+)
+def test_a_lattice_that_leads_astray_is_refused(field, value):
+    _, _, _, lattice = searched(3, frames=25, width=6.0, nodes=60, arcs=300)
+    lattice.arcs_A[field][5] = value
+    with pytest.raises(ValueError, match="a lattice has arcs that lead beyond its nodes or back"):
+        unpack(pack(lattice))
+
+
 def test_lattices_are_packed_at_the_level_given(monkeypatch):
     _, _, _, lattice = searched(3, frames=25, width=6.0, nodes=60, arcs=300)
     packed = pack(lattice)
