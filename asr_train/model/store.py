@@ -136,6 +136,7 @@ def load_model(path: Path | str) -> tuple[Model, dict[str, Any]]:
             f"{path} is not a model ({error!r}); delete it and run make again"
         ) from error
     tensors = load_tensors(files.check_part(path.parent, listed, remake=path))
+    _check_size(path, settings, *sizes, tensors)
     model = build_model(settings, *sizes, torch.zeros(sizes[0]), torch.ones(sizes[0]), seed=0)
     _check_tensors(path.parent / listed["path"], tensors, model.state_dict())
     model.load_state_dict(tensors)
@@ -185,6 +186,25 @@ def load_tensors(path: Path) -> dict[str, Any]:
             f"{path} holds no tensors that torch can read safely ({reason}); "
             "delete it and run make again"
         ) from error
+
+
+def _check_size(
+    path: Path, settings: ModelSettings, num_mels: int, num_states: int, tensors: dict[str, Tensor]
+) -> None:
+    """Refuse settings of a far larger network before its memory is allocated."""
+    shape = settings.lstm or settings.dnn
+    assert shape is not None
+    held = sum(tensor.numel() for tensor in tensors.values())
+    if shape.layers > len(tensors):
+        found, wanted = f"{shape.layers} layers", f"{len(tensors)} tensors"
+    elif (described := num_parameters(settings, num_mels, num_states)) > 10 * held:
+        found, wanted = f"{described} parameters", f"{held}"
+    else:
+        return  # lesser differences are found, and named, when the network exists
+    raise ValueError(
+        f"{path} describes a network of {found}, but model.pt has {wanted}; "
+        "get the model again, or train it anew"
+    )
 
 
 def _check_tensors(path: Path, found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:

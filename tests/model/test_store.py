@@ -90,6 +90,11 @@ def test_a_model_cut_short_or_missing_is_named(tmp_path):
         ({"width": 9}, r"layers.0.weight is \[8, 12\] but the model's is \[9, 12\]"),
         ({"layers": 3}, r"lacks layers.3.bias, layers.3.weight"),
         ({"layers": 1}, r"has layers.2.bias, layers.2.weight, unknown to the model"),
+        ({"width": 10**9}, r"describes a network of 10000000\d+ parameters, but model.pt has \d+;"),
+        (
+            {"layers": 10**9},
+            r"describes a network of 1000000000 layers, but model.pt has \d tensors;",
+        ),
     ],
 )
 def test_weights_of_other_settings_are_refused(tmp_path, other, message):
