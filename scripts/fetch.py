@@ -35,7 +35,7 @@ from pathlib import Path
 
 import soundfile
 
-from asr_train.data.folder import COLUMNS
+from asr_train.data.table import TABLE, write_table
 from asr_train.files import write_bytes, write_text
 from asr_train.jobs import main, progress
 
@@ -163,11 +163,9 @@ def speechocean(folder: Path, url: str) -> None:
         for half, tables in halves.items()
         for name in sorted(set(tables["utt2spk"].values()))
     }
-    _write_table(
-        folder / "speakers.tsv",
-        ("speaker", "gender", "age", "official_part"),
-        ((name, *about) for name, about in sorted(speakers.items())),
-    )
+    described = [("speaker", "gender", "age", "official_part")]
+    described += [(name, *about) for name, about in sorted(speakers.items())]
+    write_text(folder / "speakers.tsv", "".join("\t".join(line) + "\n" for line in described))
     official = sorted(name for name, (*_, half) in speakers.items() if half == "test")
     write_text(folder / "official_test_speakers.txt", "".join(f"{name}\n" for name in official))
     sentences = sorted({row[4] for row in rows})
@@ -177,7 +175,7 @@ def speechocean(folder: Path, url: str) -> None:
 
 def _archive(folder: Path, name: str, source: str) -> Path | None:
     """Download an archive into `folder`; return its path, None if its table is there already."""
-    table, archive = folder / "utterances.tsv", folder / f"{name}.tar.gz"
+    table, archive = folder / TABLE, folder / f"{name}.tar.gz"
     if table.exists():
         print(f"fetch: {table} exists already; delete it to fetch {name} again")
         return None
@@ -194,14 +192,10 @@ def _written(path: Path, content: bytes) -> str:
 
 def _tabled(archive: Path, rows: list[tuple[str, ...]]) -> None:
     """Write utterances.tsv beside the archive, which is removed."""
-    _write_table(archive.with_name("utterances.tsv"), COLUMNS, sorted(rows))
+    write_table(archive.parent, sorted(rows))
     archive.unlink()
     speakers = len({row[1] for row in rows})
     print(f"fetch: {len(rows)} recordings of {speakers} speakers in {archive.parent}")
-
-
-def _write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    write_text(path, "".join("\t".join(line) + "\n" for line in (columns, *rows)))
 
 
 def mini_librispeech(folder: Path, url: str) -> None:

@@ -18,9 +18,6 @@ from asr_train.data import features
 BLOCK_SECONDS = 10
 MARGIN = 1000  # samples on both sides of a block, more than half of the resampling filter
 MOST_WEIGHTS = 200_000_000  # of resampling filters, one per sample of a common period: 4 GB
-SUFFIXES = frozenset(f".{name.lower()}" for name in soundfile.available_formats()) | {
-    *(".aif", ".sph", ".opus"),
-}
 
 Source = Path | str | BinaryIO | np.ndarray
 

@@ -1,158 +1,21 @@
-"""A folder of recordings with their texts beside them, a sub-folder per speaker, as MFA reads.
-
-    FOLDER/SPEAKER/NAME.wav    and NAME.lab or NAME.txt with what was said
-    FOLDER/.../NAME.wav        and NAME.TextGrid: a tier per speaker, an interval per utterance
-
-A recording that lies in FOLDER itself is a speaker of its own. A TextGrid is read where there is no
-text file, so that one written there earlier does not count.
-"""
+"""Alignment of a folder of recordings with their texts beside them (interop.beside finds them)."""
 
 import math
-import os
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, groupby
-from pathlib import Path
 
 import numpy as np
 
-from asr_train.bundle.audio import SUFFIXES, samples_of
+from asr_train.bundle.audio import samples_of
 from asr_train.bundle.recogniser import Alignment, Recogniser, Spoken
 from asr_train.files import read_text
-from asr_train.interop.textgrid import read_textgrid
+from asr_train.interop.beside import Item
 from asr_train.interop.times import Span, Timed
 from asr_train.jobs import parallel_map
 
-TEXTS = (".lab", ".txt")
-GRID = ".textgrid"
 LATE_SECONDS = 0.5  # by which an interval may end after its recording
 BATCH_FRAMES = 1_500_000  # features in memory at once; whole speakers, four hours
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A recording and the file of its text, or an interval of its TextGrid.
-
-    Attributes:
-        name: path in the folder, without suffix.
-        interval: with the text as its label; None: the whole recording.
-        whole_seconds: of the TextGrid.
-    """
-
-    name: str
-    speaker: str
-    audio: Path
-    text: Path
-    interval: Span | None = None
-    whole_seconds: float = 0.0
-
-    def __str__(self) -> str:
-        if self.interval is None:
-            return self.name
-        at = self.interval
-        return f"{self.name}, {self.speaker}, {at.start:.2f} to {at.end:.2f} s"
-
-    def tier(self, kind: str) -> str:
-        """Return the name of its tier of words or phones, as MFA calls it."""
-        return kind if self.interval is None else f"{self.speaker} - {kind}"
-
-
-def read_folder(folder: Path) -> tuple[list[Item], list[str]]:
-    """Find recordings with texts, by speaker and name; and say which lack the other.
-
-    Raises:
-        ValueError: if there is no recording.
-    """
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; name one with recordings and their texts")
-    paths = sorted(_files(folder))
-    audio, texts, grids = (_by_name(paths, kinds) for kinds in (SUFFIXES, TEXTS, (GRID,)))
-    if not audio:
-        raise ValueError(
-            f"{folder} has no recordings (wav, flac, mp3, ogg, ...) among its {len(paths)} files"
-        )
-    texts |= {stem: found for stem, found in grids.items() if stem in audio.keys() - texts.keys()}
-    problems, items, called = [], [], dict[str, Item]()
-    for stem in sorted(audio.keys() | texts.keys()):
-        for same in (audio.get(stem, []), texts.get(stem, [])):
-            if len(same) > 1:
-                names = " and ".join(path.name for path in same)
-                problems.append(f"{stem.parent} has {names}; keep one of them")
-        if stem not in texts:
-            problems.append(
-                f"{audio[stem][0]} has no text beside it ({stem.name}.lab, .txt or .TextGrid)"
-            )
-        elif stem not in audio:
-            problems.append(f"{texts[stem][0]} has no recording beside it")
-        elif len(audio[stem]) == len(texts[stem]) == 1:
-            name = stem.relative_to(folder)
-            speaker = name.parts[0] if len(name.parts) > 1 else f"{name}."
-            item = Item(name.as_posix(), speaker, audio[stem][0], texts[stem][0])
-            other = called.setdefault(_label(item), item)
-            if other is item and item.text.suffix.lower() == GRID:
-                try:
-                    items += _intervals(item)
-                except ValueError as error:
-                    problems.append(str(error))
-            elif other is item:
-                items.append(item)
-            else:
-                problems.append(
-                    f"{item.audio} and {other.audio} would both be called {_label(item)}; "
-                    "rename one of them"
-                )
-    return items, sorted(problems)
-
-
-def _intervals(whole: Item) -> list[Item]:
-    """Return an item for each interval with text."""
-    seconds, tiers = read_textgrid(whole.text)
-    if {"words", "phones"} <= {tier.rpartition(" - ")[2] for tier in tiers}:
-        raise ValueError(
-            f"{whole.text} has tiers of words and phones: it is an alignment; give the texts in a "
-            "tier per speaker"
-        )
-    found = [
-        Item(whole.name, tier.strip(), whole.audio, whole.text, span, seconds)
-        for tier, spans in tiers.items()
-        for span in spans
-    ]
-    if not found:
-        raise ValueError(f"{whole.text} has no interval with text, in a tier per speaker")
-    return found
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Yield all files, also those in folders that are linked, once.
-
-    Raises:
-        OSError: if a folder cannot be read.
-    """
-    seen = set()
-
-    def unreadable(error: OSError) -> None:
-        raise error
-
-    for where, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
-        if (place := os.path.realpath(where)) in seen:
-            folders.clear()
-            continue
-        seen.add(place)
-        yield from (Path(where, name) for name in names)
-
-
-def _by_name(paths: list[Path], kinds: Collection[str]) -> dict[Path, list[Path]]:
-    """Return the files of these suffixes by name without it."""
-    found: dict[Path, list[Path]] = {}
-    for path in paths:
-        if path.suffix.lower() in kinds and path.is_file():
-            found.setdefault(path.with_suffix(""), []).append(path)
-    return found
-
-
-def _label(item: Item) -> str:
-    """Return a name without spaces, in UTF-8, for CTM."""
-    return "_".join(item.name.split()).encode(errors="backslashreplace").decode()
 
 
 def align_folder(
@@ -211,7 +74,7 @@ def _part(recogniser: Recogniser, wave_N: np.ndarray, item: Item) -> Spoken | st
 
 def timed(item: Item, found: Alignment) -> dict[str, Timed]:
     """Return the words and phones of an item, for CTM; times are from the recording's start."""
-    name, text = _label(item), " ".join(span.label for span in found.words)
+    name, text = item.label, " ".join(span.label for span in found.words)
     start, end = 0.0, math.inf
     if item.interval is not None:  # aligned frames may end half a shift after it
         start, end = item.interval.start, item.interval.end

@@ -26,10 +26,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from asr_train.bundle.folder import align_folder, read_folder, tiers_of, timed
+    from asr_train.bundle.folder import align_folder, tiers_of, timed
     from asr_train.bundle.grammar import some
     from asr_train.bundle.recogniser import Recogniser
     from asr_train.checks import spelled
+    from asr_train.interop.beside import read_folder
     from asr_train.interop.ctm import write_ctm
     from asr_train.interop.textgrid import write_textgrid
 

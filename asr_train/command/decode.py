@@ -43,9 +43,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from asr_train.bundle.audio import SUFFIXES
     from asr_train.bundle.recogniser import Recogniser
     from asr_train.files import replacing
+    from asr_train.interop.beside import SUFFIXES
     from asr_train.jobs import parallel_map
 
     if options.jobs is not None:

@@ -20,6 +20,7 @@ COMMANDS = {
     "decode": "recordings -> words, with times and confidences",
     "grammar": "a bundle for other words, with the same model",
     "align": "a folder of recordings and their texts -> times of words and phones",
+    "table": "list a folder of recordings and their texts, to train on it",
     "check": "check a folder of recordings before training on it",
     "score": "word errors of hypotheses: sclite's totals, intervals, comparison of two",
     "export": "a bundle's network as ONNX",

@@ -19,14 +19,12 @@ from asr_train.data.splits import (
     share_of,
     split_speakers,
 )
+from asr_train.data.table import COLUMNS, TABLE
 from asr_train.files import read_text
 from asr_train.lang.lexicon import SILENCE
 from asr_train.schema import CorpusSettings, FolderSettings, LexiconSettings
 
 SPLITS = ("train", "dev", "test")
-TABLE = "utterances.tsv"
-COLUMNS = ("utt_id", "speaker", "path", "duration_seconds", "transcript")
-OPTIONAL = ("start_seconds", "channel")  # of parts of recordings; a field may be empty
 LABEL_COLUMNS = ("utt_id", "start_seconds", "end_seconds", "phone")
 PAUSES = ("PAU", "SIL")  # Festival's name, and SIL
 

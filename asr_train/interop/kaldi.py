@@ -21,7 +21,7 @@ from lhotse.augmentation import Resample
 
 from asr_train.checks import spelled
 from asr_train.data.corpus import CorpusError, few, whole_recording
-from asr_train.data.folder import COLUMNS, OPTIONAL
+from asr_train.data.table import write_table
 from asr_train.files import read_lines, write_text
 
 OVERSHOOT_SECONDS = 0.5  # of a segment past the recording's end, as in Kaldi's extract-segments
@@ -335,8 +335,7 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
         heard.update(speakers)
     for name, speakers in listed.items():
         write_text(folder / f"speakers.{name}", "".join(f"{speaker}\n" for speaker in speakers))
-    lines = [(*COLUMNS, *OPTIONAL), *rows]
-    write_text(folder / "utterances.tsv", "".join("\t".join(line) + "\n" for line in lines))
+    write_table(folder, rows, parts=True)
     return notes
 
 

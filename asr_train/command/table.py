@@ -1,0 +1,114 @@
+"""List a folder of recordings with their texts in utterances.tsv, so that it is a corpus.
+
+FOLDER has recordings and, beside each, its text (NAME.lab or NAME.txt), in a sub-folder per speaker
+(MFA's layout); or NAME.TextGrid with a tier per speaker and the texts as intervals. The table is
+written to FOLDER; `asr-train check FOLDER` reads all of it, `asr-train recipe folder
+CORPUS_DIR=FOLDER` trains on it.
+
+example:
+  asr-train table recordings
+  asr-train table recordings --speaker '^([a-z]+)_'      # of anna_001.wav: anna
+"""
+
+import argparse
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asr_train.command.main import complain
+
+if TYPE_CHECKING:
+    from asr_train.interop.beside import Item
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", type=Path)
+    parser.add_argument(
+        "--speaker",
+        metavar="PATTERN",
+        help="regular expression, searched in a recording's path without suffix; its first group "
+        "is the speaker (default: the sub-folder)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    import soundfile
+
+    from asr_train.checks import spelled
+    from asr_train.data.table import COLUMNS, TABLE, write_table
+    from asr_train.interop.beside import read_folder
+
+    table = options.folder / TABLE
+    if table.exists():
+        raise ValueError(f"{table} exists already; delete it to write it again")
+    pattern = None if options.speaker is None else _pattern(options.speaker)
+
+    items, problems = read_folder(options.folder)
+    rows: dict[str, tuple[str, ...]] = {}
+    for item in items:
+        try:
+            fields = _row(item, options.folder, pattern)
+            if (other := rows.setdefault(fields[0], fields)) is not fields:
+                raise ValueError(
+                    f"{fields[2]} and {other[2]} would both be called {fields[0]}; rename one"
+                )
+        except (soundfile.LibsndfileError, OSError, ValueError) as error:
+            problems.append(str(error))
+    for problem in problems:
+        complain("table", problem)
+    if not rows:
+        raise ValueError(f"{options.folder} has no recording with a text beside it")
+    timed = any(item.interval for item in items)
+    shown = None if timed else len(COLUMNS)
+    write_table(options.folder, (rows[utt_id][:shown] for utt_id in sorted(rows)), timed)
+    speakers = {fields[1] for fields in rows.values()}
+    left = f"; {len(problems)} left out, listed above" if problems else ""
+    print(
+        f"table: {spelled(len(rows), 'utterance')} of {spelled(len(speakers), 'speaker')}: "
+        f"{table}{left}"
+    )
+    alone = sum("/" not in item.name and item.interval is None for item in items)
+    if alone > 1 and pattern is None:
+        print(
+            f"table: each of {alone} recordings that are in no sub-folder is by a speaker of its "
+            "own; if one said several, give --speaker, so that none is in training and in test"
+        )
+    return 1 if problems else 0
+
+
+def _row(item: "Item", folder: Path, pattern: re.Pattern[str] | None) -> tuple[str, ...]:
+    """Return the item's values of all columns."""
+    import soundfile
+
+    from asr_train.files import read_text
+
+    path = item.audio.relative_to(folder).as_posix()
+    names = [*item.name.split("/"), ""]
+    # anna/anna_1.wav is anna_1, anna/1.wav is anna-1
+    utt_id = "-".join(name for name, next_ in pairwise(names) if not next_.startswith(name))
+    if (at := item.interval) is not None:
+        speaker, text, start, seconds = item.speaker, at.label, f"{at.start:.4f}", at.end - at.start
+        utt_id = f"{utt_id}-{speaker}-{round(1000 * at.start):07d}"
+    else:
+        speaker, text, start = names[0], read_text(item.text), ""
+        seconds = soundfile.info(item.audio).duration
+        if pattern is not None:
+            found = pattern.search(item.name)
+            if not (found and found[1]):
+                raise ValueError(f"{path}: --speaker {pattern.pattern!r} finds no speaker in it")
+            speaker = found[1]
+    row = (utt_id, speaker, path, f"{seconds:.4f}", " ".join(text.split()), start, "")
+    if broken := [value for value in row if not value.isprintable()]:
+        raise ValueError(f"{path}: {broken[0]!r} cannot stand in a table; rename it")
+    return row
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise ValueError(f"--speaker {text!r} is no regular expression: {error}") from error
+    if not pattern.groups:
+        raise ValueError(f"--speaker {text!r} has no group; put the speaker in (parentheses)")
+    return pattern

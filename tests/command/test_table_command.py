@@ -1,0 +1,113 @@
+"""asr-train table: a folder of recordings with texts beside them becomes a corpus."""
+
+import numpy as np
+import pytest
+import soundfile
+
+from asr_train.command.main import main
+from asr_train.data.folder import tabled
+from asr_train.interop.textgrid import write_textgrid
+from asr_train.interop.times import Span, Timed
+
+
+@pytest.fixture
+def recordings(tmp_path):
+    """Two speakers' recordings: 0.5 s of noise each, and their texts."""
+    noise = np.random.default_rng(1).normal(0, 0.1, 8000)
+    for name, text in {
+        "anna/1.wav": "One\ttwo\nthree",
+        "anna/anna_2.flac": "x",
+        "ben/1.wav": "y",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        soundfile.write(path, noise, 16000)
+        path.with_suffix(".txt").write_text(f"\ufeff{text}\n", encoding="utf-8")
+    return tmp_path
+
+
+def run(capsys, *arguments) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["table", *map(str, arguments)])
+    return ended.value.code, *capsys.readouterr()
+
+
+def listed(folder):
+    return [(row.utt_id, row.speaker, row.path, row.seconds, row.text) for row in tabled(folder)]
+
+
+def test_recordings_in_a_folder_per_speaker_are_listed(recordings, capsys):
+    code, said, _ = run(capsys, recordings)
+    assert listed(recordings) == [
+        ("anna-1", "anna", "anna/1.wav", 0.5, "One two three"),
+        ("anna_2", "anna", "anna/anna_2.flac", 0.5, "x"),
+        ("ben-1", "ben", "ben/1.wav", 0.5, "y"),
+    ]
+    table = recordings / "utterances.tsv"
+    assert (code, said) == (0, f"table: 3 utterances of 2 speakers: {table}\n")
+
+
+def test_a_pattern_finds_speakers_in_one_folder(recordings, capsys):
+    for name in ("cy_1", "cy_2"):
+        for suffix in (".wav", ".txt"):
+            (recordings / f"{name}{suffix}").write_bytes(
+                (recordings / f"anna/1{suffix}").read_bytes()
+            )
+    run(capsys, recordings, "--speaker", "^([a-z]+)")
+    assert [row[1] for row in listed(recordings)] == ["anna", "anna", "ben", "cy", "cy"]
+    (recordings / "utterances.tsv").unlink()
+    _, said, _ = run(capsys, recordings)
+    assert [row[1] for row in listed(recordings)] == ["anna", "anna", "ben", "cy_1", "cy_2"]
+    assert "each of 2 recordings that are in no sub-folder is by a speaker of its own" in said
+
+
+def test_intervals_of_a_textgrid_are_parts(recordings, capsys):
+    (recordings / "ben/1.txt").unlink()
+    tiers = {"ben": Span("a b", 0.1, 0.1), "cy": Span("c", 0.25, 0.25)}
+    grid = {s: Timed("1", "1", 0, s, 0.0, 0.5, span.label, (span,)) for s, span in tiers.items()}
+    write_textgrid(recordings / "ben/1.TextGrid", grid)
+    assert run(capsys, recordings)[0] == 0
+    rows = {row.utt_id: row for row in tabled(recordings)}
+    assert list(rows) == ["anna-1", "anna_2", "ben-1-ben-0000100", "ben-1-cy-0000250"]
+    cy = rows["ben-1-cy-0000250"]
+    assert (cy.speaker, cy.start, cy.seconds, cy.text) == ("cy", 0.25, 0.25, "c")
+    assert rows["anna-1"].start is None
+
+
+def test_what_cannot_be_listed_is_named_and_the_rest_is_listed(recordings, capsys):
+    (recordings / "ben/1.txt").unlink()
+    (recordings / "anna/anna_2.flac").write_bytes(b"no audio")
+    code, said, errors = run(capsys, recordings)
+    assert code == 1
+    assert [row[0] for row in listed(recordings)] == ["anna-1"]
+    assert "ben/1.wav has no text beside it" in errors
+    assert "anna/anna_2.flac" in errors
+    assert "2 left out, listed above" in said
+
+
+def test_two_recordings_of_one_name_are_told_apart(recordings, capsys):
+    (recordings / "anna-1.wav").write_bytes((recordings / "anna/1.wav").read_bytes())
+    (recordings / "anna-1.txt").write_text("z")
+    _, _, errors = run(capsys, recordings)
+    assert "anna-1.wav and anna/1.wav would both be called anna-1; rename one" in errors
+
+
+@pytest.mark.parametrize(
+    "pattern, message",
+    [
+        ("[", "is no regular expression"),
+        ("anna", "has no group; put the speaker in"),
+        ("^b(.*)/", "anna/1.wav: --speaker '^b(.*)/' finds no speaker in it"),
+    ],
+)
+def test_a_pattern_that_finds_nothing_is_refused(recordings, capsys, pattern, message):
+    code, _, errors = run(capsys, recordings, "--speaker", pattern)
+    assert code == 1
+    assert message in errors
+
+
+def test_a_table_that_exists_is_kept(recordings, capsys):
+    (recordings / "utterances.tsv").write_text("mine")
+    code, _, errors = run(capsys, recordings)
+    assert (code, (recordings / "utterances.tsv").read_text()) == (1, "mine")
+    assert "exists already; delete it to write it again" in errors
