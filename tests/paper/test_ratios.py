@@ -162,24 +162,32 @@ def test_a_paper_may_name_no_ratio(tmp_path):
     assert read_json(tmp_path / "out.json") == {"baseline": {}}
 
 
-@pytest.mark.parametrize("name", ["strom2015", "ladkat2019"])
-def test_the_stage_compares_every_row_before_anything_is_trained(name, tmp_path):
+@pytest.mark.parametrize(
+    "name, scale, hours",  # each paper; 1,080,110 frames are three hours of commands
+    [
+        ("strom2015", "small", 3),
+        ("ladkat2019", "medium", 24),
+        ("seide2014_1bit", "full", 309),
+        ("seide2014_parallelizability", "medium", 24),
+    ],
+)
+def test_the_stage_compares_every_row_before_anything_is_trained(name, scale, hours, tmp_path):
     file = RECIPES / name / "table2.yaml"
-    table = read_table(file, "small", compose.CONF / "papers")
+    table = read_table(file, scale, compose.CONF / "papers")
     for run in table.runs:
         config = compose.settings(run.base, list(run.overrides))
         parts = {key: plain_data(getattr(config, key)) for key in ("model", "optim", "comm")}
         write_yaml(tmp_path / f"{run.name}.yaml", parts)
-    write_json(tmp_path / "index.json", {"num_frames": 1_080_110})  # of commands
+    write_json(tmp_path / "index.json", {"num_frames": hours * 360_037})
     given = str(file), str(tmp_path / "index.json"), str(tmp_path), str(tmp_path / "out.json")
-    assert re.search(r"table2: furthest off: .* times", stage("small", *given))
+    assert re.search(r"table2: furthest off: .* times", stage(scale, *given))
     found = read_json(tmp_path / "out.json")
     assert found.keys() == {"baseline", *(row.label for row in table.rows)}
     assert all(found[label].keys() <= set(RATIOS) for label in found)
     write_json(tmp_path / "index.json", {"num_frames": 10_000})
     (tmp_path / "out.json").unlink()
     with pytest.raises(SettingsError, match="times off"):
-        stage("small", *given)
+        stage(scale, *given)
     assert not (tmp_path / "out.json").exists()
 
 
