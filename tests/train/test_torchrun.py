@@ -2,13 +2,13 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 import tiny
+from launched import Started, worker
 from ports import free_port
 
 from asr_train import files, schema
@@ -21,6 +21,8 @@ GTC = {
 }
 PATIENCE_SECONDS = 300  # for what takes half a minute on an idle machine
 
+started: list[Started] = []
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
@@ -31,28 +33,23 @@ class Run:
     """A run's folder and how it is started."""
 
     def __init__(self, splits, folder: Path, lstm=None, comm=GTC, **optim) -> None:
-        values = {"epochs": 10, "minibatch_frames": 16, "checkpoint_steps": 7, **optim}
+        values = {"epochs": 5, "minibatch_frames": 16, "checkpoint_steps": 7, **optim}
         run = tiny.settings(comm, lstm, **values)
         files.write_yaml(folder / "a.yaml", schema.plain(run))
         self.model = folder / "a" / "model.json"
         self.arguments = [*(s.path for s in splits), folder / "a.yaml", self.model]
 
-    def start(self, *launcher: str) -> subprocess.Popen:
-        self.process = subprocess.Popen(
-            [sys.executable, *launcher, SCRIPT, *map(str, self.arguments)],
-            env={**os.environ, "JOBS": "1", "WORKERS": "2", "DEVICE": "cpu"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    def start(self, torchrun: list[str] | None = None) -> Started:
+        environment = {"JOBS": "1", "WORKERS": "2", "DEVICE": "cpu"}
+        self.process = Started([str(SCRIPT), *map(str, self.arguments)], torchrun, **environment)
+        started.append(self.process)
         return self.process
 
-    def torchrun(self, *options: str) -> subprocess.Popen:
-        module = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        return self.start(*module, *options)
+    def torchrun(self, *options: str) -> Started:
+        return self.start(["--standalone", "--nproc-per-node", "2", *options])
 
     def finish(self) -> bytes:
-        said, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
+        said = self.process.read(PATIENCE_SECONDS)
         assert self.process.returncode == 0, said
         return self.model.with_name("model.pt").read_bytes()
 
@@ -60,22 +57,24 @@ class Run:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not list(self.model.parent.glob("ckpt/*.json")):
             assert time.monotonic() < deadline
-            assert self.process.poll() is None, self.process.communicate()[0]
+            assert self.process.poll() is None, self.process.read(PATIENCE_SECONDS)
             time.sleep(0.02)
         assert not self.model.exists()
 
     def worker(self, rank: int) -> int:
         """Return its process id, once the run has checkpoints."""
         self.wait_for_checkpoint()
-        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-            try:
-                stat = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            except OSError:  # it ended in the meantime
-                continue
-            if int(stat[1]) == self.process.pid and f"RANK={rank}".encode() in environment:
-                return pid
-        raise AssertionError(f"no process of rank {rank}")
+        pid = worker(self.process, rank)
+        assert pid is not None
+        return pid
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_on():
+    """A process that a failed test left stopped would be waited for."""
+    yield
+    while started:
+        started.pop().kill()
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +90,7 @@ def test_a_killed_worker_ends_the_run_and_the_next_start_gives_the_same_bytes(
     run = Run(splits, tmp_path)
     run.torchrun()
     os.kill(run.worker(0), signal.SIGKILL)
-    said, _ = run.process.communicate(timeout=PATIENCE_SECONDS)
+    said = run.process.read(PATIENCE_SECONDS)
     assert run.process.returncode != 0
     assert "Signal 9 (SIGKILL)" in said
     assert not run.model.exists()
@@ -106,26 +105,22 @@ def test_with_restarts_torchrun_starts_again_by_itself(splits, tmp_path, unbroke
     assert run.finish() == unbroken
 
 
-def start_two_launchers(run: Run) -> subprocess.Popen:
+def start_two_launchers(run: Run) -> Started:
     """Start torchrun's elastic launch with one or two nodes, both on this machine.
 
     Returns the second launcher once the run has begun; the first is `run.process`. Torch's
     rendezvous can fail if the second launcher starts after the first has begun alone: the first
     waits a minute for the second's role_info, then ends. Therefore both start at once and the
-    first waits half a minute for the second. A failure of this kind, which is before any code of
+    first waits ten seconds for the second. A failure of this kind, which is before any code of
     ours, is retried: three tries in total.
     """
-    launcher = ["-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1"]
-    launcher += ["--rdzv-backend", "c10d", "--rdzv-id", "drill", "--max-restarts", "3"]
+    options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3"]
+    options += ["--rdzv-backend", "c10d", "--rdzv-id", "drill"]
     failures = 0
     while True:
-        endpoint = f"localhost:{free_port()}"
+        options += ["--rdzv-endpoint", f"localhost:{free_port()}"]
         first, second = (
-            run.start(
-                *launcher,
-                *("--rdzv-endpoint", endpoint),
-                *("--rdzv-conf", f"last_call_timeout=30,is_host={host}"),
-            )
+            run.start([*options, "--rdzv-conf", f"last_call_timeout=10,is_host={host}"])
             for host in (1, 0)
         )
         run.process = first
@@ -136,7 +131,7 @@ def start_two_launchers(run: Run) -> subprocess.Popen:
             first.kill()
             second.kill()
             failures += 1
-            output = f"{error}\nThe second launcher:\n{second.communicate()[0]}"
+            output = f"{error}\nThe second launcher:\n{second.read(PATIENCE_SECONDS)}"
             if failures == 3 or "torchelastic/role_info" not in str(error):
                 raise AssertionError(output) from error
             print(output)  # pytest shows it if the test fails
@@ -147,7 +142,6 @@ def test_a_run_goes_on_with_the_launchers_that_are_left(splits, tmp_path, unbrok
     leaves = start_two_launchers(run)
     leaves.kill()
     assert run.finish() == unbroken
-    leaves.communicate()
 
 
 def test_a_killed_launcher_takes_its_workers_along(splits, tmp_path, unbroken):
@@ -155,8 +149,8 @@ def test_a_killed_launcher_takes_its_workers_along(splits, tmp_path, unbroken):
     run.torchrun()
     workers = [run.worker(rank) for rank in (0, 1)]
     run.process.kill()
-    run.process.communicate(timeout=PATIENCE_SECONDS)  # its pipe closes with the last of them
-    deadline = time.monotonic() + 10  # a process closes its pipe before it is reaped
+    run.process.read(PATIENCE_SECONDS)  # until the last of them has ended
+    deadline = time.monotonic() + PATIENCE_SECONDS  # a process closes its pipe before it is reaped
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -166,21 +160,14 @@ def test_a_killed_launcher_takes_its_workers_along(splits, tmp_path, unbroken):
 
 
 def test_a_hung_worker_is_an_error_in_the_stated_time(splits, tmp_path):
-    run = Run(splits, tmp_path)
+    run = Run(splits, tmp_path, comm={**GTC, "timeout_seconds": 5.0})
     run.torchrun()
     pid = run.worker(1)
     os.kill(pid, signal.SIGSTOP)
-    began = time.monotonic()
-    said = ""
-    for line in run.process.stdout:
-        said += line
-        if "did not answer in" in line:
-            break
-    took = time.monotonic() - began
-    os.kill(pid, signal.SIGKILL)  # else torchrun waits half a minute for it
-    run.process.communicate(timeout=PATIENCE_SECONDS)
+    said = run.process.read(PATIENCE_SECONDS, until="did not answer in")
     assert "process 1 of 2 did not answer in" in said
-    assert took < PATIENCE_SECONDS  # comm.timeout_seconds is 10
+    os.kill(pid, signal.SIGKILL)  # else torchrun waits half a minute for it
+    run.process.read(PATIENCE_SECONDS)
 
 
 def test_two_runs_in_a_folder_are_one_too_many(splits, tmp_path):
@@ -188,8 +175,7 @@ def test_two_runs_in_a_folder_are_one_too_many(splits, tmp_path):
     first = run.start()
     run.wait_for_checkpoint()
     os.kill(first.pid, signal.SIGSTOP)
-    said, _ = run.start().communicate(timeout=PATIENCE_SECONDS)
-    os.kill(first.pid, signal.SIGKILL)
-    first.communicate()
+    said = run.start().read(PATIENCE_SECONDS)
+    first.kill()
     assert "another process trains in" in said
     assert run.process.returncode == 1
