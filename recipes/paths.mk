@@ -10,6 +10,8 @@ ROOT := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))/..)
 ifneq ($(firstword $(subst :, ,$(value PYTHONPATH))),$(ROOT))
 export PYTHONPATH := $(ROOT)$(if $(value PYTHONPATH),:$(PYTHONPATH))
 endif
+# Containers often forbid Python to keep compiled modules; each process would then compile all that torch imports, for 4 s.
+unexport PYTHONDONTWRITEBYTECODE
 # A relative path is relative to the repository's root, wherever make is called.
 from_root = $(abspath $(if $(filter /%,$1),$1,../../$1))
 MAKEOVERRIDES ?=# undefined without variables, of which make would warn
