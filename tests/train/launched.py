@@ -1,15 +1,18 @@
-"""A script alone or under torchrun, in processes forked from this one.
+"""A script in this process, or alone or under torchrun in processes forked from it.
 
-They need not import torch and what the script uses, which takes longer than most of what tests look
-at. As torchrun's own, workers are its children, and die of the same signals;
-test_train_script starts torchrun itself.
+These need not import torch and what the script uses, which takes longer than most of what is
+tested. As torchrun's own, workers are its children, and die of the same signals; test_train_script
+starts torchrun itself.
 """
 
+import contextlib
+import io
 import multiprocessing
 import os
 import runpy
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +22,8 @@ from unittest import mock
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-import scripts.train  # noqa: F401
+from asr_train import jobs
+from scripts import train
 
 
 class Forked:
@@ -91,6 +95,26 @@ def worker(launcher: Started, rank: int) -> int | None:
         if name.endswith(f"(worker {rank}") and int(rest.split()[1]) == launcher.pid:
             return pid
     return None
+
+
+def here(command: list[str], **environment: str) -> subprocess.CompletedProcess:
+    """Run train.py in this process."""
+    said, error, code = io.StringIO(), io.StringIO(), 0
+    interrupted = signal.getsignal(signal.SIGINT)
+    with (
+        mock.patch.dict(os.environ, environment),
+        mock.patch.object(sys, "argv", command),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(error),
+    ):
+        try:
+            jobs.main(train.stage, "")
+        except SystemExit as ended:
+            code = 1
+            error.write(f"{ended.code}\n")
+        finally:
+            signal.signal(signal.SIGINT, interrupted)
+    return subprocess.CompletedProcess(command, code, said.getvalue(), error.getvalue())
 
 
 def _start(unused, output, command, options, environment) -> None:

@@ -1,25 +1,21 @@
-import contextlib
-import io
 import json
 import os
-import signal
 import subprocess
 import sys
 import weakref
+from importlib import import_module
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import tiny
 import torch
-from launched import Started
+from launched import Started, here
 
-from asr_train import files, jobs, schema
+from asr_train import files, schema
 from asr_train.comm.bucket import Bucket
 from asr_train.model.store import load_model
 from asr_train.train import loop
 from asr_train.train.process import chosen_device
-from scripts import train as train_script
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 
@@ -45,7 +41,7 @@ def call(
     paths = [*(shards.path for shards in splits), tmp_path / "a.yaml", tmp_path / output]
     command, environment = [str(SCRIPT), *map(str, paths)], {"JOBS": "1", **environment}
     if processes == 1:
-        return here(command, environment)
+        return here(command, **environment)
     if forked:
         options = ["--standalone", "--nproc-per-node", str(processes)]
         started = Started(command, options, **environment)
@@ -58,26 +54,6 @@ def call(
         text=True,
         check=False,
     )
-
-
-def here(command, environment) -> subprocess.CompletedProcess:
-    """Run the script in this process, which has imported torch."""
-    said, error, code = io.StringIO(), io.StringIO(), 0
-    interrupted = signal.getsignal(signal.SIGINT)
-    with (
-        mock.patch.dict(os.environ, environment),
-        mock.patch.object(sys, "argv", command),
-        contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(error),
-    ):
-        try:
-            jobs.main(train_script.stage, "")
-        except SystemExit as ended:
-            code = 1
-            error.write(f"{ended.code}\n")
-        finally:
-            signal.signal(signal.SIGINT, interrupted)
-    return subprocess.CompletedProcess(command, code, said.getvalue(), error.getvalue())
 
 
 def test_the_script_trains_and_says_what_it_ran(splits, tmp_path):
@@ -135,8 +111,7 @@ def test_torchrun_gives_the_bytes_of_virtual_workers(splits, tmp_path):
 
 @pytest.mark.slow
 def test_torchrun_trains_a_network_in_stripes_and_leaves_other_workers_idle(splits, tmp_path):
-    import torch._dynamo  # which DTensor imports late; once, before processes fork
-
+    import_module("torch._dynamo")  # which DTensor imports late; once, before processes fork
     work = {"WORKERS": "2", "JOBS": "2", "ASR_WORK": str(tmp_path)}
     comm = {"method": "sgd", "stripes": 2}
     done = call(splits, tmp_path, comm=comm, processes=4, forked=True, **work)
