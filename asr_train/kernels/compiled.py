@@ -680,6 +680,13 @@ def _quantise_column(grad: Any, residual: Any, kept: Any, to: Any, means: Any, c
 
 
 @numba.njit(cache=True, nogil=True)
+def _set(to: Any, values: Any) -> None:
+    """Copy a row. Assigning to a slice would take seconds to compile."""
+    for j in range(len(values)):
+        to[j] = values[j]
+
+
+@numba.njit(cache=True, nogil=True)
 def _quantise(
     grad: Any, residual: Any, kept: Any, to: Any, means: Any, begin: int, end: int
 ) -> None:
@@ -693,15 +700,22 @@ def _quantise(
         wide = np.full((3, rows, COLUMNS), -1, np.float32)
         own_to = np.zeros((rows, COLUMNS >> 3 if to.itemsize == 1 else COLUMNS), to.dtype)
         own_means = np.empty((2, COLUMNS), np.float32)
-        wide[0, :, :rest] = grad[:, first:end]
-        wide[1, :, :rest] = residual[:, first:end]
-        _quantise_whole(wide[0], wide[1], wide[2], own_to, own_means, 0, COLUMNS)
-        kept[:, first:end] = wide[2, :, :rest]
-        means[:, first:end] = own_means[:, :rest]
-        if to.itemsize == 1:
-            to[:, first >> 3 :] = own_to[:, : (rest + 7) >> 3]
-        else:
-            to[:, first:end] += own_to[:, :rest]
+        for r in range(rows):
+            _set(wide[0, r], grad[r, first:end])
+            _set(wide[1, r], residual[r, first:end])
+        begin, end = np.int64(0), np.int64(COLUMNS)  # of constants, another would be compiled
+        _quantise_whole(wide[0], wide[1], wide[2], own_to, own_means, begin, end)
+        for side in range(2):
+            _set(means[side, first:], own_means[side, :rest])
+        for r in range(rows):
+            _set(kept[r, first:], wide[2, r, :rest])
+            own = own_to[r]
+            if to.itemsize == 1:
+                _set(to[r, first >> 3 :], own[: (rest + 7) >> 3])
+            else:
+                sums = to[r, first:]
+                for j in range(rest):
+                    sums[j] += own[j]
 
 
 @numba.njit(cache=True, nogil=True)
