@@ -13,6 +13,7 @@ from asr_train.kernels.backend import Backend, forced
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 COMPILED = [Backend.triton] if DEVICE == "cuda" else [Backend.cpu, Backend.triton]
+INTERPRETED = None if DEVICE == "cuda" else Backend.triton  # slow: by programs, whatever their size
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +76,12 @@ def threads(request, monkeypatch):
     torch.set_num_threads(request.param)
     yield request.param, parts
     torch.set_num_threads(before)
+
+
+def by_backend(name, values, interpreted):
+    """Parametrise a test by `both` and a value, of which the interpreter has others."""
+    pairs = [(b, v) for b in COMPILED for v in (interpreted if b is INTERPRETED else values)]
+    return pytest.mark.parametrize(f"both, {name}", pairs, indirect=["both"])
 
 
 def some_quick(values, quick):

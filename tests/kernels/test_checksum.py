@@ -1,6 +1,6 @@
 import pytest
 import torch
-from kernels.conftest import DEVICE
+from kernels.conftest import DEVICE, INTERPRETED
 
 from asr_train.kernels.checksum import checksum_of, checksums
 
@@ -40,7 +40,7 @@ def test_zeros_at_the_end_do_not_count():
 def test_a_change_of_one_word_or_the_order_of_two_is_noticed(both):
     content = payload(64)
     changed = [content]
-    for bit in range(8 * 64):
+    for bit in range(0, 8 * 64, 37 if both.backend is INTERPRETED else 1):
         other = content.clone()
         other[bit // 8] ^= 1 << (bit % 8)
         changed.append(other)

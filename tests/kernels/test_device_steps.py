@@ -22,9 +22,17 @@ PACKED = {"gtc_packed": {"threshold": 1.0, "codec": "packed32", "capacity": "fix
 METHODS = [name for name in SETTINGS if name not in ("sgd", "gtc_async")]
 
 
+def sparse_gradient(worker: int, step: int) -> torch.Tensor:
+    """Of four elements, three are zero: Triton's interpreter takes a round per sent element."""
+    rng = torch.Generator().manual_seed(1000 * worker + step)
+    grad_P = dyadic_gradient(worker, step)
+    return grad_P * (torch.randint(4, grad_P.shape, generator=rng) == 0)
+
+
 def trained(name: str, device: torch.device, backend: Backend, together: bool = False):
     """Return the weights of all workers after some steps; gradients may come as one matrix."""
-    workers, size = 4, len(dyadic_gradient(0, 0))
+    drawn = sparse_gradient if "gtc" in name else dyadic_gradient
+    workers, size = 4 if "bmuf" in name else 3, len(drawn(0, 0))
     changes = {"gtc": PACKED[name]} if name in PACKED else {}
     with forced(backend):
         exchange = Loopback(range(workers), device)
@@ -32,7 +40,7 @@ def trained(name: str, device: torch.device, backend: Backend, together: bool = 
         method.begin(torch.linspace(-1, 1, size).to(device), 0.0, SHAPES)
         for step in range(4):
             for number, group in enumerate(method.groups):
-                grads_WP = torch.stack([dyadic_gradient(w, step) for w in group.local]).to(device)
+                grads_WP = torch.stack([drawn(w, step) for w in group.local]).to(device)
                 gradients = [Gradient(grad_P, 10) for grad_P in grads_WP]
                 if together:
                     gradients[0].rows_WP = grads_WP
@@ -53,7 +61,7 @@ def test_steps_of_every_method_are_the_references(name):
     assert not torch.equal(wanted[0], torch.linspace(-1, 1, wanted.shape[1]))
 
 
-@pytest.mark.parametrize("name", some_quick(["gtc", "gtc_exact", "bmuf_gtc", *PACKED], PACKED))
+@pytest.mark.parametrize("name", some_quick(["gtc_exact", "bmuf_gtc", *PACKED], PACKED))
 def test_gradients_that_come_together_are_compressed_as_alone(name):
     wanted = trained(name, CPU, Backend.reference)
     assert torch.equal(trained(name, torch.device(DEVICE), Backend.triton, together=True), wanted)
