@@ -1,7 +1,9 @@
 """The benchmarks of kernels and of training steps run, and compare results before timing."""
 
 import json
+import multiprocessing
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,9 @@ def test_stripes_are_measured_beside_one_process(kernels, tmp_path, monkeypatch)
 
     some = {name: bench_stripes.SETUPS[name] for name in ("1 process", "2 stripes, halves")}
     monkeypatch.setattr(bench_stripes, "SETUPS", some)
+    import_module("torch._dynamo")  # which DTensor imports late; once, before processes fork
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)
     bench_stripes.main(str(tmp_path), "16=32")
     rows = json.loads((tmp_path / "stripes.json").read_text())["rows"]
     assert [row["setup"] for row in rows] == list(bench_stripes.SETUPS)

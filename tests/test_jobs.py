@@ -2,6 +2,7 @@
 
 import ast
 import fcntl
+import multiprocessing
 import os
 import pty
 import signal
@@ -21,6 +22,7 @@ import torch
 import asr_train.jobs
 from asr_train.jobs import map_evenly, map_in_chunks, num_jobs, parallel_map, progress
 from asr_train.locks import FOLDER, at_work, locked
+from asr_train.train.process import die_with_launcher
 from scripts.launch import processes
 
 ROOT = Path(__file__).parents[1]
@@ -157,12 +159,19 @@ def lives(process: int) -> bool:
 
 @pytest.mark.parametrize("launcher, code", [(None, 0), ("parent", 0), ("1", 1)])
 def test_a_process_ends_if_its_launcher_died_before_it_asked(launcher, code):
-    environment = {**os.environ, "TORCHELASTIC_RUN_ID": "none"}
+    environment = {"TORCHELASTIC_RUN_ID": "none"}
     if launcher:
         environment["ASR_LAUNCHER"] = launcher.replace("parent", str(os.getpid()))
-    program = "from asr_train.train.process import die_with_launcher; die_with_launcher()"
-    done = subprocess.run([sys.executable, "-c", program], env=environment, check=False)
-    assert done.returncode == code
+
+    def work():
+        os.environ.pop("ASR_LAUNCHER", None)
+        os.environ.update(environment)
+        die_with_launcher()
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(PATIENCE_SECONDS)
+    assert process.exitcode == code
 
 
 def test_workers_die_with_a_killed_parent():
