@@ -189,9 +189,9 @@ def test_all_frames_are_learned_from_once_an_epoch_and_tries_do_not_count(unbrok
 @pytest.mark.parametrize("name", ["onebit", "gtc_async"])
 def test_a_part_with_fewer_samples_than_workers_is_read_by_fewer(splits, tmp_path, name):
     every = 0.97 / 3  # the end of the first epoch is a part of its own, with a sample or two
-    auto = {**MINIBATCH, "every": every}
+    auto = {**MINIBATCH, "every": every, "factors": [1.0, 2.0]}
     assert 1 <= round(0.03 * splits[0].num_samples) < workers_of(name)
-    trained(tmp_path, splits, name, auto_minibatch=auto)
+    trained(tmp_path, splits, name, auto_minibatch=auto, minibatch_frames=64)
     last = [row for row in rows(tmp_path) if "frames" in row][-1]
     assert last["frames"] == 2 * splits[0].num_frames
     assert len(decisions(tmp_path, "minibatch")) == 6
@@ -222,7 +222,8 @@ def test_updates_are_late_but_not_in_a_try(splits, tmp_path, monkeypatch, delaye
 
     for module in seen:
         monkeypatch.setattr(module, "step", watched(module, module.step))
-    trained(tmp_path / "run", splits, "onebit")
+    auto = {**MINIBATCH, "factors": [1.0, 2.0]}
+    trained(tmp_path / "run", splits, "onebit", auto_minibatch=auto, epochs=1)
     assert seen == {loop: {(2, True)}, control: {(2, True) if delayed else (1, False)}}
 
 
