@@ -10,7 +10,7 @@ spoken digits, this start halves the boundary errors of an even division of each
 
 import math
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import cache, reduce
 from operator import add
 
 import numba
@@ -144,6 +144,12 @@ def _forward(
     return sum_TN
 
 
+@cache
+def ready() -> None:
+    """Load or compile the compiled code before workers are forked."""
+    _forward(1, np.zeros((1, 1)), *(np.zeros(1) for _ in range(6)))
+
+
 def flat_start(
     scores: Callable[[np.ndarray], np.ndarray],
     read: Callable[[Utterance], np.ndarray],
@@ -162,6 +168,7 @@ def flat_start(
     alike = sorted(utterances, key=lambda u: (u.frames, u.id))  # chunks of similar lengths
     chunks = [alike[i : i + TOGETHER] for i in range(0, len(alike), TOGETHER)]
     silence = lang.states.of(SILENCE)
+    ready()
 
     def one(chunk: list[Utterance]) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
         xs, shares, logliks = [], [], []
