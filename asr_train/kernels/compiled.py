@@ -703,8 +703,8 @@ def _quantise(
         for r in range(rows):
             _set(wide[0, r], grad[r, first:end])
             _set(wide[1, r], residual[r, first:end])
-        begin, end = np.int64(0), np.int64(COLUMNS)  # of constants, another would be compiled
-        _quantise_whole(wide[0], wide[1], wide[2], own_to, own_means, begin, end)
+        ends: Any = np.int64(0), np.int64(COLUMNS)  # for constants, another would be compiled
+        _quantise_whole(wide[0], wide[1], wide[2], own_to, own_means, ends[0], ends[1])
         for side in range(2):
             _set(means[side, first:], own_means[side, :rest])
         for r in range(rows):
