@@ -1,6 +1,7 @@
 """A Python for make's PY whose processes are forked from one that has imported everything.
 
-A stage of a tiny corpus takes less than a second, but importing torch, lhotse and others takes two.
+A stage of a tiny corpus takes less than a second, but importing torch, lhotse and others takes two,
+and numba two more until its first compiled function is loaded.
 The scripts are unchanged: the same arguments, environment and folder, one process each. If what
 make called is killed, so is that process, with all that it started.
 
@@ -50,6 +51,7 @@ def run(path: str, *command: str) -> int:
 
 
 def serve(path: str) -> int:
+    import gc
     import runpy
     import select
     import signal
@@ -62,7 +64,12 @@ def serve(path: str) -> int:
 
     import asr_train.data.commands
     import asr_train.data.digits  # noqa: F401
+    from asr_train.align import flat
+    from asr_train.search import forced
 
+    flat.ready()
+    forced.ready()
+    gc.freeze()  # a collection would write to all these objects, and so copy them, in every child
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies: nobody waits for them
     working: dict[int, tuple[socket.socket, int, int]] = {}  # client, process, and its descriptor
     with socket.socket(socket.AF_UNIX) as listening:

@@ -25,6 +25,7 @@ from asr_train.schema.decode import check_width
 from asr_train.schema.fields import positive
 from asr_train.search.beam import Path, beam_search
 from asr_train.search.confidence import compile_confidences, confidences
+from asr_train.search.forced import ready
 from asr_train.search.graph import Graph
 from asr_train.search.lattice import MAX_ARCS, Lattice, Lattices, best_path
 from asr_train.search.nbest import lattice_oracle, list_oracle, nbest
@@ -338,4 +339,5 @@ def transcribe(
     recognise: Recogniser, utterances: list[Utterance], what: str
 ) -> Iterator[tuple[Hypothesis, Alternatives | None]]:
     """Decode utterances in order, in worker processes."""
+    ready()  # of the alignment that gives the words' times
     return map_in_chunks(recognise, utterances, CHUNK, what)
