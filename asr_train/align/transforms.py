@@ -228,10 +228,12 @@ def mllt(
     before = _mllt_objective(matrix_DD, scatter_DDD, frames)
     gains: list[float] = []
     for _ in range(sweeps):
+        cofactor_DD = np.linalg.inv(matrix_DD)  # columns, each up to a factor, which cancels
         for d, inverse_DD in enumerate(inverse_DDD):
-            cofactor_D = np.linalg.inv(matrix_DD)[:, d]  # up to a factor, which cancels
+            cofactor_D = cofactor_DD[:, d].copy()
             row_D = cofactor_D @ inverse_DD
-            matrix_DD[d] = row_D * np.sqrt(frames / (row_D @ cofactor_D))
+            row_D *= np.sqrt(frames / (row_D @ cofactor_D))
+            _replace_row(matrix_DD, cofactor_DD, d, row_D)
         gains.append((_mllt_objective(matrix_DD, scatter_DDD, frames) - before) / frames)
         if _settled(gains):
             break
@@ -239,8 +241,22 @@ def mllt(
 
 
 def _mllt_objective(matrix_DD: np.ndarray, scatter_DDD: np.ndarray, frames: float) -> float:
-    fit = np.einsum("di,dij,dj->", matrix_DD, scatter_DDD, matrix_DD, optimize=True)
-    return frames * float(np.linalg.slogdet(matrix_DD)[1]) - 0.5 * float(fit)
+    return frames * float(np.linalg.slogdet(matrix_DD)[1]) - 0.5 * _fit(matrix_DD, scatter_DDD)
+
+
+def _fit(matrix_DE: np.ndarray, moment_DEE: np.ndarray) -> float:
+    """Return the sum over d of w_d G_d w_d'."""
+    return float(((matrix_DE[:, None] @ moment_DEE)[:, 0] * matrix_DE).sum())
+
+
+def _replace_row(matrix_DD: np.ndarray, inverse_DD: np.ndarray, d: int, row_D: np.ndarray) -> None:
+    """Set row d, and update the inverse in place (Sherman and Morrison).
+
+    Rounding adds up over such updates, so callers invert anew before each sweep.
+    """
+    change_D = (row_D - matrix_DD[d]) @ inverse_DD
+    matrix_DD[d] = row_D
+    inverse_DD -= np.outer(inverse_DD[:, d], change_D / (1 + change_D[d]))
 
 
 def _settled(gains: list[float]) -> bool:
@@ -308,10 +324,14 @@ def fmllr(
     matrix_DE = (identity_DE if start_DE is None else start_DE).copy()
     before = _fmllr_objective(matrix_DE, sums)
     gains: list[float] = []
+    cofactor_E = np.zeros(dims + 1)
     for _ in range(sweeps):
+        cofactor_DD = np.linalg.inv(matrix_DE[:, :dims])
         for d in range(dims):
-            cofactor_E = np.append(np.linalg.inv(matrix_DE[:, :dims])[:, d], 0)
-            matrix_DE[d] = _affine_row(cofactor_E, sums.linear_DE[d], inverse_DEE[d], sums.count)
+            cofactor_E[:dims] = cofactor_DD[:, d]
+            row_E = _affine_row(cofactor_E, sums.linear_DE[d], inverse_DEE[d], sums.count)
+            _replace_row(matrix_DE[:, :dims], cofactor_DD, d, row_E[:dims])
+            matrix_DE[d, dims] = row_E[dims]
         gains.append((_fmllr_objective(matrix_DE, sums) - before) / sums.count)
         if _settled(gains):
             break
@@ -332,9 +352,9 @@ def _affine_row(
 
 
 def _fmllr_objective(matrix_DE: np.ndarray, sums: AffineSums) -> float:
-    fit = np.einsum("di,dij,dj->", matrix_DE, sums.moment_DEE, matrix_DE, optimize=True)
+    fit = _fit(matrix_DE, sums.moment_DEE)
     logdet = float(np.linalg.slogdet(matrix_DE[:, :-1])[1])
-    return sums.count * logdet + float((matrix_DE * sums.linear_DE).sum()) - 0.5 * float(fit)
+    return sums.count * logdet + float((matrix_DE * sums.linear_DE).sum()) - 0.5 * fit
 
 
 def adapted(x_TD: np.ndarray, matrix_DE: np.ndarray) -> np.ndarray:
