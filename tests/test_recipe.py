@@ -36,9 +36,10 @@ GMMS, NETS, SPLITS = ("mono", "tri"), ("dnn", "dnn-realign1"), ("dev", "test")
 RUNS = (*GMMS, *NETS)
 SETTINGS = [  # little speech: few leaves, Gaussians and passes; the laws hold for any size
     "gmm=tri",
-    *("gmm.mono.gaussians=150", "gmm.mono.passes=12"),
+    *("gmm.mono.gaussians=150", "gmm.mono.passes=8", "gmm.mono.flat.passes=7"),
     *("gmm.tri.tree.leaves=90", "gmm.tri.tree.min_count=40", "gmm.tri.tree.min_gain=50"),
-    *("gmm.tri.gaussians=250", "gmm.tri.passes=8"),
+    *("gmm.tri.gaussians=250", "gmm.tri.passes=6"),
+    *("model.dnn.layers=3", "model.dnn.width=128"),
     *(
         *("optim.epochs=4", "optim.keep_epochs=true"),
         "decode.acoustic_scales=[0.1,0.2]",
