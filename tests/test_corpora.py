@@ -6,6 +6,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -54,11 +55,16 @@ def make(recipe: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def variables(recipe: str, *arguments: str) -> tuple[list[str], list[str]]:
     """Return the recipe's settings, and its splits."""
-    shown = "show: ; @echo '$(SETTINGS)' ; echo '$(TRAIN) $(EVAL)'"
-    ended = make(recipe, f"--eval={shown}", *arguments, "show")
+    conf, splits = values(recipe, "SETTINGS", "TRAIN EVAL", arguments=arguments)
+    return conf, splits
+
+
+def values(recipe: str, *names: str, arguments: Iterable[str]) -> list[list[str]]:
+    """Return the words of variables of make; those of several are named in one string."""
+    shown = " ; ".join(f"echo '{' '.join(f'$({n})' for n in each.split())}'" for each in names)
+    ended = make(recipe, f"--eval=show: ; @{shown}", *arguments, "show")
     assert ended.returncode == 0, ended.stderr
-    conf, splits = ended.stdout.splitlines()
-    return conf.split(), splits.split()
+    return [line.split() for line in ended.stdout.splitlines()]
 
 
 def test_the_whole_speechocean_is_tested_on_its_official_speakers(tmp_path):
@@ -137,10 +143,10 @@ def test_more_folders_are_handed_on(recipe, tmp_path):
 
 
 @pytest.mark.parametrize("recipe", QUICK)
-def test_all_is_planned_and_missing_at_first(recipe, tmp_path):
+def test_all_is_planned_and_missing_at_first(recipe, tmp_path, python):
     FOLDERS[recipe](tmp_path / "corpus", NOISE)
     work = tmp_path / "work"
-    asked = f"CORPUS_DIR={tmp_path}/corpus", f"W={work}", f"PY={sys.executable}"
+    asked = f"CORPUS_DIR={tmp_path}/corpus", f"W={work}", f"PY={python}"
     planned = make(recipe, "-n", *asked, "table")
     assert planned.returncode == 0, planned.stderr
     models = systems(recipe, *asked)
@@ -158,9 +164,7 @@ def test_all_is_planned_and_missing_at_first(recipe, tmp_path):
 
 def systems(recipe: str, *arguments: str) -> list[str]:
     """Return the models that the recipe tests, with those that are rescored."""
-    ended = make(recipe, "--eval=show: ; @echo '$(MODELS) $(RESCORED)'", *arguments, "show")
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout.split()
+    return values(recipe, "MODELS RESCORED", arguments=arguments)[0]
 
 
 @pytest.mark.parametrize("recipe", PLANNED)
@@ -168,9 +172,8 @@ def test_systems_may_be_left_out(recipe, tmp_path):
     FOLDERS[recipe](tmp_path, NOISE)
     for gmms in (["mono"], ["mono", "tri"], ["mono", "tri", "lda"]):
         asked = f"CORPUS_DIR={tmp_path}", f"GMMS={' '.join(gmms)}", "REALIGN=0"
-        found = systems(recipe, *asked)
+        found, conf = values(recipe, "MODELS RESCORED", "SETTINGS", arguments=asked)
         assert found in ([*gmms, "dnn"], [*gmms, "dnn", "dnn-rescored"])
-        conf, _ = variables(recipe, *asked)
         config = settings("dnn", conf)
         assert set(config.gmm) == set(gmms)
         assert ("dnn-rescored" in found) == (config.lm.big is not None)

@@ -14,6 +14,12 @@ NODES = [
 FEWER = {"row": "80", "against": "40", "claim": "80 are better than 40"}
 
 
+@pytest.fixture(autouse=True)
+def unsimulated(monkeypatch):
+    """Claims have no speeds: rows of 40 and 80 nodes would be simulated for two seconds each."""
+    monkeypatch.setattr("asr_train.paper.table.simulated", lambda *_: None)
+
+
 def claimed(folder, claims, rows=NODES, seeds=None, **errors):
     """The claims of a table whose runs make these errors per speaker, by label and seed."""
     table = a_table(folder, "strom2015", "table_2_nodes", rows, seeds, claims=claims)
