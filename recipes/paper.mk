@@ -102,6 +102,8 @@ TARGETS := $(if $(TRAINED),$(filter $W/manifests/% $W/lm/% $W/lang/% $W/feats/% 
   $(sort $(foreach t,$(TRAINED),$(foreach r,$(call to_train,$(NAMED_$t)),$(foreach s,$(call tests_of,$t),$(addprefix $W/exp/$r/,hyp.$s.jsonl score.$s.json)))))) \
   $(MADE)
 # First the stages that all runs share, with every core; then the check of the ratios; then the runs, in parallel.
+# A plan (-n) asks only the last of these, which needs the others: it would list their stages again.
+AHEAD := $(and $(TRAINED),$(if $(PLANNING),,true))
 ifneq ($(filter-out 0,$(DRY_RUN)),)
 paper:
 	@mkdir -p $W/tables
@@ -110,8 +112,8 @@ paper:
 	@$(if $(ESTIMATED),echo "nothing is trained for $(ESTIMATED)")
 else
 paper:
-	$(if $(TRAINED),+@$(MAKE) $(CHECKED) $(foreach s,$(TRAIN) $(DEV),$W/shards/$(ALIGNER)/$s/index.json) $(TEST:%=$W/feats/%.jsonl.gz))
-	$(if $(TRAINED),+@$(MAKE) $(RATIOS))
+	$(if $(AHEAD),+@$(MAKE) $(CHECKED) $(foreach s,$(TRAIN) $(DEV),$W/shards/$(ALIGNER)/$s/index.json) $(TEST:%=$W/feats/%.jsonl.gz))
+	$(if $(AHEAD),+@$(MAKE) $(RATIOS))
 	+@$(MAKE) -j$(PARALLEL) JOBS=1 paper-tables
 	@cat $(MADE:.md=.txt); echo "tables and pictures: $W/tables"
 	$(if $(RESULTS),@mkdir -p $(COPIES)$(if $(TRAINED),/records); for t in $(TABLES); do for e in md json png; do \

@@ -47,7 +47,8 @@ $(call unused,TEXT,$(value TEXTS))
 SETTINGS = gmm=$(ALIGNER) $(CONF) $(strip $(SET))# where two name one key, the later wins
 # C is the folder of settings files. A plan (-n) works on a copy of it, so that asking changes neither
 # what a make that runs at the same time reads, nor what is stale.
-IS_PLAN := $(and $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),$(wildcard $W/conf))
+PLANNING := $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
+IS_PLAN := $(and $(PLANNING),$(wildcard $W/conf))
 C       := $W/$(if $(IS_PLAN),.plan$(shell rm -rf $W/.plan && cp -Rp $W/conf $W/.plan),conf)
 export ASR_WORK := $W
 ifndef MAKE_PID# the process that was called, which runs until all is made: two in one work folder must agree on settings

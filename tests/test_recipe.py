@@ -241,7 +241,7 @@ def test_a_bundle_hears_what_the_recipe_heard(recipe, finished, tmp_path, run):
 
 ADAPTED = [  # a network on the frames of a speaker-adaptive system
     *("GMMS=mono tri sat", "REALIGN=0", "SET=gmm=sat", "SET=shards.inputs=fmllr"),
-    *("SET=gmm.sat.gaussians=250", "SET=gmm.sat.passes=6", "SET=gmm.sat.fmllr.passes=[2,4]"),
+    *("SET=gmm.sat.gaussians=250", "SET=gmm.sat.passes=8", "SET=gmm.sat.fmllr.passes=[2,4]"),
     *("SET=gmm.sat.fmllr.min_frames=200", "SET=optim.epochs=3"),
 ]
 
