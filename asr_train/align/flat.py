@@ -112,12 +112,6 @@ def posteriors(
     return np.exp(np.minimum(0.0, sum_TN - total)), total
 
 
-def ready() -> None:
-    """Load or compile the compiled code before workers are forked, which would each do so."""
-    none_N = np.zeros(1)
-    _forward(1, np.zeros((1, 1)), none_N, none_N, none_N, none_N, none_N, none_N)
-
-
 @numba.njit(cache=True, nogil=True)
 def _forward(
     far: int,
@@ -188,7 +182,6 @@ def flat_start(
         sums = share_XS.sum(0), share_XS.T @ x_XD, share_XS.T @ (x_XD * x_XD)
         return *sums, float(np.sum(logliks))
 
-    ready()
     columns = zip(*parallel_map(one, chunks, ""), strict=True)
     frames_S, sum_SD, squares_SD, loglik = (reduce(add, column) for column in columns)
     return frames_S, sum_SD, squares_SD, loglik
