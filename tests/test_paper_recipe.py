@@ -193,6 +193,28 @@ def test_one_bit_from_a_trained_network_of_low_rank(make, strom):
     assert "main_wer" not in table["rows"][0]["paper"]
 
 
+def test_controlled_rates_and_minibatches_pass_by_pass(make, strom):
+    """It has the other paper's features and alignments, and decodes the model of each pass."""
+    work, _ = strom
+    said = make("seide2014_parallelizability", work, "TABLES=table2")
+    assert not re.findall(r"scripts/(?:feats|gmm|ali|shards)\.py", said)
+    table = read_json(work / "tables" / "seide2014_parallelizability-table2.json")
+    found = {row["label"]: row["ours"] for row in table["rows"]}
+    assert list(found) == [
+        *("baseline", "+ AdaGrad", "+ automatic LR control", "+ automatic N adjustment")
+    ]
+    assert [row["is_controlled"] for row in found.values()] == [False, False, True, True]
+    for ours in found.values():
+        assert len(ours["wer_by_epoch"]) == ours["epochs"] == 2
+        assert ours["wer_by_epoch"][-1] == pytest.approx(ours["wer"])
+    wers = [ours["wer_by_epoch"] for ours in found.values()]
+    assert len({tuple(wer) for wer in wers[:2]}) == 2  # AdaGrad does something
+    sizes = [ours["minibatch_by_epoch"] for ours in found.values()]
+    assert sizes[0] == sizes[1] == sizes[2] != sizes[3]
+    first = table["claims"][2]
+    assert first["ours"]["percent"] == pytest.approx(100 * (1 - wers[3][0] / wers[2][0]))
+
+
 @pytest.fixture(scope="module")
 def two_tiers(make, strom) -> Path:
     """The work folder of groups of several sizes, with the same features and alignments."""

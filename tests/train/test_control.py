@@ -16,6 +16,7 @@ from asr_train.comm.bucket import Bucket
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.methods import build
+from asr_train.comm.onebit import OneBitSgd
 from asr_train.comm.optimizer import Momentum
 from asr_train.comm.reducers import Gradient
 from asr_train.model.store import build_model
@@ -34,6 +35,10 @@ COMM = {
     "sgd": {"method": "sgd"},
     "gtc": {"method": "gtc", "gtc": GTC},
     "bmuf": {"method": "bmuf", "bmuf": {**BMUF, "velocity": "keep"}},
+    "bmuf_gtc": {
+        **{"method": "bmuf_gtc", "bmuf": {**BMUF, "velocity": "reset"}, "gtc": GTC},
+        "group_size": 2,
+    },
     "onebit": {
         "method": "onebit",
         "onebit": {"error_feedback": True, "double_buffering": True},
@@ -240,7 +245,7 @@ def test_a_try_counts_the_frames_of_workers_that_share_a_model(splits, tmp_path,
     assert seen == {1}
 
 
-@pytest.mark.parametrize("name", ["gtc", "bmuf"])
+@pytest.mark.parametrize("name", ["gtc", "bmuf", "onebit"])
 def test_processes_decide_as_virtual_workers_do(unbroken, splits, tmp_path, name):
     def main(exchange):
         loop.train(settings(name), *splits, tmp_path / "run", CPU, exchange)
@@ -258,6 +263,8 @@ def test_processes_decide_as_virtual_workers_do(unbroken, splits, tmp_path, name
         ("bmuf", Controllers, "_tried", 4, False),
         ("gtc", control, "evaluate", 2, True),
         ("gtc_async", Controllers, "_tried", 5, True),
+        ("onebit", OneBitSgd, "reduce", 30, True),
+        ("bmuf_gtc", Controllers, "_tried", 2, True),
     ],
 )
 def test_a_run_killed_in_a_decision_ends_in_the_same_bytes(
