@@ -1,9 +1,9 @@
-"""Minibatches that a run chose, the paper's hardware -> **simulated hours** of one pass.
+"""Minibatches that a run chose, the paper's hardware -> **simulated hours** of its training.
 
-For table 6 of Seide et al. (2014, 1-bit): data x model parallelism on servers of two GPUs, with the
-constants fitted on table 4. The minibatch that a run was set to stands for the paper's 1,024
-frames, those chosen later for as many times that. Time for trying minibatch sizes is left out.
-Knows nothing of accuracy.
+For tables 3 and 6 of Seide et al. (2014, 1-bit): data x model parallelism on servers of two GPUs,
+with the constants fitted on table 4. The minibatch that a run was set to stands for the paper's
+1,024 frames, those chosen later for as many times that. Time for trying minibatch sizes is left
+out. Knows nothing of accuracy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,35 +17,35 @@ from asr_train.cost.cluster import ClusterSettings, read_cluster
 from asr_train.cost.plan import Scheme, simulate
 from asr_train.facts import Traffic
 from asr_train.files import read_yaml
-from asr_train.paper.rows import PassSettings
+from asr_train.paper.rows import HoursSettings
 
 SET_FRAMES = 1024  # of all workers together
 FRAMES_AN_HOUR = 360_000
 
 
-def hours_of_pass(
+def training_hours(
     log: Sequence[Mapping[str, Any]],
     set_frames: int,
     cold_start: float,
     halves: int,
     parallel: str,
-    settings: PassSettings,
+    settings: HoursSettings,
     conf: Path,
 ) -> float | None:
-    """Return the simulated hours of one pass; None without a log of steps.
+    """Return the simulated hours of the paper's training; None without a log of steps.
 
     Args:
         log: of our run, rows with `step` and `frames` so far.
         set_frames: of a minibatch of all workers, in the settings of the table's baseline.
         cold_start: share of the run that one worker trained.
         halves: into so many steps a minibatch of several workers was cut.
-        parallel: data x model parallelism as printed, "10x2".
+        parallel: data x model parallelism as printed: "10x2"; "1": one GPU.
         conf: the folder of papers/ and cluster/.
     """
     sizes = _sizes(log, set_frames, cold_start, halves)
     if not sizes:
         return None
-    data, model = map(int, parallel.partition(" ")[0].split("x"))
+    data, _, stripes = parallel.partition(" ")[0].partition("x")
     case, cluster, constants = _fitted(settings.cluster, conf)
     larger = 1e6 * settings.parameters_millions / case.rows[0].work.parameters
     usual = case.rows[0].work
@@ -58,13 +58,14 @@ def hours_of_pass(
         activations=larger**0.5 * usual.activations,  # as the width
     )
     cluster, work = with_constants(cluster, work, constants)
-    whole, seconds = settings.speech_hours * FRAMES_AN_HOUR, 0.0
+    whole = settings.passes * settings.speech_hours * FRAMES_AN_HOUR
+    seconds = 0.0
     for frames, share, cold in sizes:
-        workers = 1 if cold else data
+        workers = 1 if cold else int(data)
         method = Scheme(
             traffic=Traffic.onebit if workers > 1 else Traffic.none,
-            lag=int(workers > 1),
-            stripes=model,
+            lag=int(workers > 1 and halves > 1),
+            stripes=int(stripes or 1),
         )
         own = replace(work, frames=frames / workers)
         speed = simulate(cluster, own, method, workers, case.steps)
@@ -87,7 +88,7 @@ def _fitted(name: str, conf: Path) -> tuple[Case, ClusterSettings, Constants]:
 def _sizes(
     log: Sequence[Mapping[str, Any]], set_frames: int, cold_start: float, halves: int
 ) -> list[tuple[float, float, bool]]:
-    """Return the paper's frames per minibatch, the share of the pass, and whether it is cold start.
+    """Return the paper's frames per minibatch, their share, and whether it is the cold start.
 
     Intervals between rows of equal minibatches are one.
     """

@@ -302,8 +302,10 @@ def notes(table: TableDict) -> list[str]:
         lines.append("Virtual seconds: the simulated clock of an asynchronous run.")
     lines += _simulated_notes(table)
     if any(ours.get("hours") is not None for ours in rows):
+        count = table.get("passes", 1)
+        passes = "one pass" if count == 1 else f"{count} passes"
         lines.append(
-            "Hours: simulated, of one pass over the paper's speech by its hardware and network, "
+            f"Hours: simulated, of {passes} over the paper's speech by its hardware and network, "
             f"with our runs' minibatches in multiples of {SET_FRAMES:,} frames; time for trying "
             "sizes is left out."
         )

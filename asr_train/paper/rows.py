@@ -126,16 +126,18 @@ class ClaimSettings:
 
 
 @dataclass(kw_only=True, slots=True)
-class PassSettings:
-    """The pass whose hours a table prints.
+class HoursSettings:
+    """The paper's training whose hours a table prints.
 
     Attributes:
         speech_hours: of TRAIN in the paper.
+        passes: over it, which our run's epochs stand for.
         parameters_millions: of its network.
         cluster: of conf/cluster.
     """
 
     speech_hours: float
+    passes: int
     parameters_millions: float
     cluster: str
 
@@ -152,7 +154,7 @@ class TableSettings:
         columns: of the printed table, to show; empty: all.
         splits: the paper's columns of WERs -> our test sets beside them; empty: one test set.
         claims: comparisons of two rows, shown below the table.
-        one_pass: what the hours of a pass are simulated for; None: they are not.
+        hours: of the training that is simulated; None: none is.
     """
 
     table: str
@@ -164,7 +166,7 @@ class TableSettings:
     columns: list[str] = field(default_factory=list)
     splits: dict[str, str] = field(default_factory=dict)
     claims: list[ClaimSettings] = field(default_factory=list)
-    one_pass: PassSettings | None = None
+    hours: HoursSettings | None = None
 
 
 REALIGNED = "-realign1"  # ends the name of a run that make trains on another's alignments

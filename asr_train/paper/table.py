@@ -15,7 +15,7 @@ from typing import Any
 
 from asr_train.cost.cluster import ClusterSettings
 from asr_train.paper.claims import NO_REDUCTION, compared
-from asr_train.paper.hours import hours_of_pass
+from asr_train.paper.hours import training_hours
 from asr_train.paper.layout import JsonRow, TableDict, columns
 from asr_train.paper.rows import BASELINE, ClaimSettings, RowSettings, Run, Table
 from asr_train.paper.speed import case_of, density, simulated
@@ -132,6 +132,7 @@ def paper_table(
         "figure": table.settings.table.startswith("figure"),
         "splits": table.settings.splits,
         "scale": table.scale,
+        "passes": None if table.settings.hours is None else table.settings.hours.passes,
         "keys": list(dict.fromkeys(key for row in table.settings.rows for key in row.paper)),
         "cluster": table.paper.cluster,
         "gpu": cluster.gpu.name,
@@ -168,9 +169,10 @@ def _scores_by_seed(row: _Row, epoch: int | None) -> dict[int, Score]:
 
 
 def _hours(row: _Row, base: _Row, table: Table, conf: Path) -> float | None:
-    """Return the simulated hours of the paper's pass, with the minibatches that our runs chose."""
-    one_pass, printed = table.settings.one_pass, row.printed
-    if one_pass is None or printed is None or "data_x_model" not in printed:
+    """Return the simulated hours of the paper's training, with the minibatches of our runs."""
+    settings, printed = table.settings.hours, row.printed or {}
+    parallel = printed.get("data_x_model", printed.get("gpus"))
+    if settings is None or parallel is None:
         return None
     # Of the baseline: a row's own is rounded to whole frames of each worker
     first = base.runs[0].about
@@ -181,8 +183,7 @@ def _hours(row: _Row, base: _Row, table: Table, conf: Path) -> float | None:
         cold = max((phase["until"] for phase in optim["phases"]), default=0.0) / optim["epochs"]
         workers = run.about["workers"]
         halves = build(CommSettings, run.about["settings"]["comm"], "comm").halves(workers)
-        parallel = printed["data_x_model"]
-        found.append(hours_of_pass(run.log, frames, cold, halves, parallel, one_pass, conf))
+        found.append(training_hours(run.log, frames, cold, halves, parallel, settings, conf))
     return _mean(found)
 
 

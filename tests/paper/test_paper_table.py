@@ -23,10 +23,10 @@ from finished_runs import (
 from matplotlib.figure import Figure
 
 from asr_train.paper import speed
-from asr_train.paper.hours import hours_of_pass
+from asr_train.paper.hours import training_hours
 from asr_train.paper.layout import columns, markdown, plain, rows_shown
 from asr_train.paper.plot import plot
-from asr_train.paper.rows import PassSettings, RowSettings
+from asr_train.paper.rows import HoursSettings, RowSettings
 from asr_train.report.exchange import DASH
 from asr_train.schema import CommSettings, build
 
@@ -68,12 +68,14 @@ PRODUCTION = [
 ]
 
 
+HOURS = {"speech_hours": 3300, "passes": 1, "parameters_millions": 160, "cluster": "k20x_farm"}
+
+
 @pytest.fixture
 def production(tmp_path):
-    one_pass = {"speech_hours": 3300, "parameters_millions": 160, "cluster": "k20x_farm"}
     return a_table(
         *(tmp_path, "seide2014_1bit", "table_6_production", PRODUCTION),
-        **{"splits": SPLITS, "one_pass": one_pass},
+        **{"splits": SPLITS, "hours": HOURS},
     )
 
 
@@ -121,25 +123,27 @@ def test_rows_of_other_test_sets_are_named_with_the_variable_to_give(production,
 
 
 def test_hours_follow_from_the_minibatches_that_a_run_chose():
-    settings = PassSettings(speech_hours=3300, parameters_millions=160, cluster="k20x_farm")
-
-    def hours(parallel, *sizes, cold_start=0.0, halves=1):
+    def hours(parallel, *sizes, cold_start=0.0, halves=1, passes=1):
         frames = np.cumsum(np.array(sizes) * 1000)
         log = [{"step": 1000 * i, "frames": int(f)} for i, f in enumerate(frames, 1)]
-        return hours_of_pass(log, 64, cold_start, halves, parallel, settings, CONF)
+        settings = HoursSettings(**HOURS | {"passes": passes})
+        return training_hours(log, 64, cold_start, halves, parallel, settings, CONF)
 
     alone = hours("1x1", 64)  # T_sub(1024), times the network's size
     sub_batch = (18.2e-3 + 11.9e-3 + 1024 * 112.9e-6) * 160 / 46
     assert alone == pytest.approx(3300 * 360_000 / 1024 * sub_batch / 3600, rel=0.01)
-    assert hours("1x1 + realign", 64) == alone
+    assert hours("1x1 + realign", 64) == hours("1", 64) == alone
+    assert hours("1", 64, passes=7) == pytest.approx(7 * alone)
     assert hours("10x2", 640) < hours("10x2", 64) < alone
     assert hours("10x2", 64, 640, cold_start=0.05) > hours("10x2", 64, 640)
     both = hours("10x2", 64, 64, 640)
     assert hours("10x2", 640) < both < hours("10x2", 64)
     assert hours("10x2") is None
-    assert hours("10x2", 32, halves=2) == hours("10x2", 64)
+    assert hours("1x1", 32, halves=2) == alone
     late = hours("10x2", 64, 32, 32, cold_start=0.4, halves=2)  # the first is no half
-    assert late == hours("10x2", 64, 64, cold_start=0.4)
+    cold, warm = hours("10x2", 64, cold_start=1.0), hours("10x2", 32, halves=2)
+    assert late == pytest.approx((cold + warm) / 2)
+    assert warm != hours("10x2", 64)  # two exchanges per minibatch, behind the next half
 
 
 def test_an_interval_whose_steps_were_all_skipped_has_no_part_in_the_accuracy(nodes):
