@@ -6,7 +6,6 @@ SPLIT.status.tsv has the outcome of each utterance, and SPLIT.report.json measur
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import time
 from pathlib import Path
 

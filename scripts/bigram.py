@@ -8,7 +8,6 @@ lexicon; pronunciations, and hence all models, stay as they are.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 from collections import Counter
 from pathlib import Path
 

@@ -9,7 +9,6 @@ of that name in README, the recipe's.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import os
 import platform
 import re

@@ -6,7 +6,6 @@ pronunciation. TRAIN and DEV come first. OUTPUT is manifests/check.txt, for a pe
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 from asr_train.data.check import check as check_corpus
 from asr_train.data.check import read_split
 from asr_train.files import write_text

@@ -8,7 +8,6 @@ lattices themselves are in lattices.SPLIT.zip if conf/scales/RUN.yaml wants them
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 

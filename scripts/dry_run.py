@@ -9,7 +9,6 @@ states. DEVICE=cpu or cuda, JOBS=threads. Also writes .json.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import contextlib
 import io
 import multiprocessing

@@ -7,7 +7,6 @@ Also writes .json, .txt and .png. All numbers of ours are simulated. Takes secon
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import time
 from pathlib import Path
 

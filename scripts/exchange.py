@@ -6,7 +6,6 @@ exchange.json, and exchange.txt for the terminal. Beside each model.json lie run
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 from pathlib import Path
 
 from asr_train.files import write_json, write_text

@@ -15,7 +15,6 @@ OUT_DIR may have other files, and keeps them. DATA_DIR may be one of an earlier 
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

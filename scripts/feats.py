@@ -5,7 +5,6 @@ Compute the log-mel features of every cut, stored once, unstacked, as lhotse fea
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -18,7 +18,6 @@ LMS='3-gram.pruned.1e-7 4-gram' are read from the environment.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import gzip
 import hashlib
 import os

@@ -7,7 +7,6 @@ are copied into conf/cluster by hand. Seide's speeds are tables of recipes/seide
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import time
 from pathlib import Path
 from typing import Any

@@ -7,7 +7,6 @@ RESULTS.md of recipes, into one page. A table's picture has the same name and is
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import os
 from collections import defaultdict
 from collections.abc import Iterator

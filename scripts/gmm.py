@@ -8,7 +8,6 @@ Starts flat, or from the alignments of the system given before.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import json
 from pathlib import Path
 from typing import Any

@@ -17,7 +17,6 @@ dev/. COMMIT names the commit where there is no repository.
 
 import asr_train.interrupt
 
-# isort: split
 import importlib.util
 import json
 import os

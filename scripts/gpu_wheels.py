@@ -7,7 +7,6 @@ lock file: under 60 MB, for a machine without a network.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import re
 import subprocess
 import sys

@@ -15,7 +15,6 @@ lexicon.txt or lexiconp.txt; words and grammar are those of lang/index.json.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -6,7 +6,6 @@ stages. DEV's words get pronunciations so that it can be aligned; the grammar do
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 from pathlib import Path
 
 from asr_train.checks import spelled

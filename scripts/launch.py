@@ -7,7 +7,6 @@ not let processes share one.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import logging
 import os
 import sys

@@ -10,7 +10,6 @@ the text.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import itertools
 from collections import Counter
 from pathlib import Path

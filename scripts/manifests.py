@@ -6,7 +6,6 @@ it lists dropped utterances with reasons. Synthesised recordings go to ../audio/
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 from pathlib import Path
 
 from asr_train.data.corpus import write

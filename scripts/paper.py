@@ -11,7 +11,6 @@ here.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import os
 import shlex
 from collections.abc import Set

@@ -7,7 +7,6 @@ interval. folds.json beside it holds the same numbers as fractions and counts.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import statistics
 from collections.abc import Sequence
 from pathlib import Path

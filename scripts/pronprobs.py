@@ -7,7 +7,6 @@ each, counted in the alignments. Words, phones and grammar, and hence all models
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace

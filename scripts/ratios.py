@@ -8,7 +8,6 @@ A ratio that is more than ten times off without a stated reason is refused.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -6,7 +6,6 @@ manifest depends on it. Runs with every make, so it imports little.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import os
 import sys
 from pathlib import Path

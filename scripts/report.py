@@ -15,7 +15,6 @@ The environment names the recipe and its variables, from the root of the project
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import base64
 import fnmatch
 import os

@@ -11,7 +11,6 @@ read lattices.SPLIT.zip beside the hypotheses.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields

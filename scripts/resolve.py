@@ -19,7 +19,6 @@ one counts as a change, though make does not know the file.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import os
 import re
 import sys

@@ -8,7 +8,6 @@ times, so it imports little.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 from collections.abc import Iterator
 from pathlib import Path
 

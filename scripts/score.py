@@ -10,7 +10,6 @@ interval. Beside it are
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 from pathlib import Path
 from typing import Any
 

@@ -14,7 +14,6 @@ weak language model, at the scales chosen on DEV.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import hashlib
 import itertools
 from collections import Counter

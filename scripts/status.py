@@ -7,7 +7,6 @@ work folder (ASR_WORK) and, if it is not the recipe's, the goal (ASR_GOAL).
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import os
 import shlex
 import sys

@@ -6,7 +6,6 @@ each run's difference from the baseline with its interval and p) and wer.md.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 from pathlib import Path
 
 from asr_train.files import write_json, write_text

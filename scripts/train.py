@@ -16,7 +16,6 @@ newest checkpoint, or as it began; it is an error otherwise.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 import contextlib
 import os
 import platform

@@ -10,7 +10,6 @@ has no part in the choice.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 from dataclasses import fields, replace
 from pathlib import Path
 

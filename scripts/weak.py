@@ -7,7 +7,6 @@ of many words would leave few competitors: it knows what was said there.
 
 import asr_train.interrupt  # noqa: F401
 
-# isort: split
 from asr_train.jobs import main
 from asr_train.lang.index import load_lang, write_ngram_lang
 from asr_train.lang.ngram import Text, spoken, train
