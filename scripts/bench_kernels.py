@@ -300,11 +300,7 @@ def coding(v: Vectors) -> list[dict[str, Any]]:
 
 
 def entries(
-    kernel: str,
-    size: int,
-    seconds: dict[str, float],
-    floor: float,
-    density: float | None = None,
+    kernel: str, size: int, seconds: dict[str, float], floor: float, density: float | None = None
 ) -> list[dict[str, Any]]:
     """Return a row per peer: the fewest bytes that the kernel must move, over its time."""
     copy = 8 * size / seconds["copy"]

@@ -137,7 +137,7 @@ def notes(table: dict[str, Any]) -> list[str]:
     lines = [
         f"WER in percent (95 % interval), errors / words. All words: bootstrap over "
         f"{first['ci_over']} ({draws} draws, seed {table['bootstrap']['seed']}), which for so few "
-        "speakers is a rough guide; a single fold: over its utterances, so for this speaker only.",
+        "speakers is a rough guide; a single fold: over its utterances, so for this speaker only."
     ]
     for run, ours in others:
         found = ours["against"]

@@ -15,14 +15,7 @@ from asr_train import compose
 from asr_train.files import read_json, write_json
 from asr_train.jobs import main
 from asr_train.paper.ratios import RATIOS, compared, off, ratios
-from asr_train.paper.rows import (
-    PaperSettings,
-    RowSettings,
-    Run,
-    Table,
-    read_table,
-    unscaled,
-)
+from asr_train.paper.rows import PaperSettings, RowSettings, Run, Table, read_table, unscaled
 from asr_train.schema import RunSettings, load
 
 

@@ -22,14 +22,7 @@ from asr_train.score.sclite import speakers_tsv, trn, utterances_tsv
 from asr_train.score.summary import SHOWN_CONFUSIONS, closing_words, counted, counts, page, spread
 from asr_train.score.words import Scored, WordErrors, by_speaker, confusions, total, wer_line
 
-HEADER = (
-    "run",
-    "split",
-    "real_time_factor",
-    "acoustic_scale",
-    "insertion_penalty",
-    "lm_weight",
-)
+HEADER = ("run", "split", "real_time_factor", "acoustic_scale", "insertion_penalty", "lm_weight")
 
 
 def score(hyp: str, manifest: str, conf: str, output: str) -> str:

@@ -42,8 +42,7 @@ def tuned(model: str, conf: str, normaliser: str, language: str, features: str, 
         settings,
         normalised,
         lambda line: print(
-            f"tune: {scorer.run}: {line}, peak memory {peak_megabytes():.0f} MB",
-            flush=True,
+            f"tune: {scorer.run}: {line}, peak memory {peak_megabytes():.0f} MB", flush=True
         ),
     )
     path, best, graph = Path(output), found.best, found.graph

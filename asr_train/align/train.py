@@ -32,15 +32,7 @@ from asr_train.align.gmm import (
 )
 from asr_train.align.transforms import Classes, FullSums, lda, mllt
 from asr_train.align.tree import Stats, grow, summed
-from asr_train.align.viterbi import (
-    Aligned,
-    Lost,
-    Outcome,
-    align,
-    align_all,
-    transcripts,
-    unfit,
-)
+from asr_train.align.viterbi import Aligned, Lost, Outcome, align, align_all, transcripts, unfit
 from asr_train.data.features import Feats, Utterance
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
@@ -242,9 +234,7 @@ def _with_states(outcome: Aligned, states: States) -> Aligned:
 
 
 def _by_chunk(
-    job: Job,
-    outcomes: list[Outcome | None],
-    of: Callable[[list[tuple[Utterance, Aligned]]], Sums],
+    job: Job, outcomes: list[Outcome | None], of: Callable[[list[tuple[Utterance, Aligned]]], Sums]
 ) -> Iterator[Sums]:
     """Yield `of`(the aligned utterances) of each chunk that has any, in order."""
 
@@ -417,11 +407,7 @@ def _passes(job: Job, begin: Start) -> tuple[Mixtures, list[Outcome]]:
             unadapted = _unadapted(job, model.gmm, read, outcomes, counts, floor_D)
             model = replace(model, adaptive=SpeakerAdaptive(unadapted, own.fmllr))
         model = replace(model, gmm=gmm)
-        row: dict[str, Any] = {
-            "pass": number,
-            "realigned": realign,
-            "gaussians": len(gmm.state_G),
-        }
+        row: dict[str, Any] = {"pass": number, "realigned": realign, "gaussians": len(gmm.state_G)}
         if realign:  # otherwise this is the likelihood of an earlier pass
             row |= {
                 "loglik_per_frame": round(loglik / max(1.0, float(counts.frames_S.sum())), 4),

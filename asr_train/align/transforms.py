@@ -66,10 +66,7 @@ class Classes(Summed):
         seen = self.count_C > 0
         weighted_CD = self.sum_CD[seen] / np.sqrt(self.count_C[seen])[:, None]
         by_class_DD = weighted_CD.T @ weighted_CD / frames
-        return (
-            self.square_DD / frames - by_class_DD,
-            by_class_DD - np.outer(mean_D, mean_D),
-        )
+        return (self.square_DD / frames - by_class_DD, by_class_DD - np.outer(mean_D, mean_D))
 
 
 def lda(classes: Classes, dims: int) -> np.ndarray:
@@ -291,9 +288,7 @@ class AffineSums(Summed):
         x_NE = np.column_stack([x_ND.astype(np.float64), np.ones(len(x_ND))])
         linear_ND = gamma_NG @ (mean_GD / variance_GD)
         return AffineSums(
-            float(gamma_NG.sum()),
-            linear_ND.T @ x_NE,
-            _moments(gamma_NG @ (1 / variance_GD), x_NE),
+            float(gamma_NG.sum()), linear_ND.T @ x_NE, _moments(gamma_NG @ (1 / variance_GD), x_NE)
         )
 
 

@@ -229,11 +229,7 @@ def ladkat_2019(paper: Mapping[str, Any], strom: Mapping[str, Any], lag: int = 0
         fit_on=("table 1, GTC, 16 GPUs", "table 1, GTC, 64 GPUs", "table 2, BMUF, block 25"),
         others=(
             ("table 1, GTC, 32 GPUs", "table 1, GTC, 128 GPUs", "table 1, BMUF, 128 GPUs"),
-            (
-                "table 1, BMUF-GTC, 32 GPUs",
-                "table 1, GTC, 64 GPUs",
-                "table 2, BMUF-GTC, block 25",
-            ),
+            ("table 1, BMUF-GTC, 32 GPUs", "table 1, GTC, 64 GPUs", "table 2, BMUF-GTC, block 25"),
         ),
         steps=30,
         density=lambda tau: (

@@ -13,12 +13,7 @@ from lhotse.supervision import AlignmentItem
 from asr_train.data import intake
 from asr_train.data.corpus import CorpusError, PreparedSplit, check_split, few
 from asr_train.data.intake import Row
-from asr_train.data.splits import (
-    by_utterances,
-    further_test_speakers,
-    share_of,
-    split_speakers,
-)
+from asr_train.data.splits import by_utterances, further_test_speakers, share_of, split_speakers
 from asr_train.data.table import COLUMNS, TABLE
 from asr_train.files import read_text
 from asr_train.lang.lexicon import SILENCE

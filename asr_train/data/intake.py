@@ -17,13 +17,7 @@ from lhotse import MonoCut, SupervisionSegment
 from lhotse.supervision import AlignmentItem
 
 from asr_train.checks import spelled
-from asr_train.data.corpus import (
-    CorpusError,
-    PreparedSplit,
-    few,
-    whole_recording,
-    write_flac,
-)
+from asr_train.data.corpus import CorpusError, PreparedSplit, few, whole_recording, write_flac
 from asr_train.data.remarks import KEPT, Remark
 from asr_train.data.transcripts import DigitsError, Transcriber
 from asr_train.files import MAX_ID_BYTES
@@ -351,12 +345,7 @@ def _cut(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings, nam
         alignment=row.alignment or None,
     )
     cut = MonoCut(
-        row.utt_id,
-        start,
-        seconds,
-        channel,
-        supervisions=[supervision],
-        recording=recording,
+        row.utt_id, start, seconds, channel, supervisions=[supervision], recording=recording
     )
     if audio.rate < settings.sample_rate:
         cut = cut.resample(settings.sample_rate)  # when it is read

@@ -25,13 +25,7 @@ from asr_train.data.corpus import CorpusError, PreparedSplit, check_split, few
 from asr_train.data.intake import Row
 from asr_train.data.remarks import Remark
 from asr_train.data.splits import share_of
-from asr_train.schema import (
-    CorpusSettings,
-    LexiconSettings,
-    Published,
-    PublishedSettings,
-    SplitBy,
-)
+from asr_train.schema import CorpusSettings, LexiconSettings, Published, PublishedSettings, SplitBy
 
 Listed = tuple[list[Row], list[Remark]]  # utterances, and remarks on lost ones
 

@@ -138,11 +138,7 @@ def cast(
     variants = [VARIANTS[i] for i in rng.permutation(len(VARIANTS))]
     return {
         split: _voices(
-            rng,
-            [variants.pop() for _ in range(share)],
-            speakers[split],
-            words_per_minute,
-            dialects,
+            rng, [variants.pop() for _ in range(share)], speakers[split], words_per_minute, dialects
         )
         for split, share in _shares(speakers, len(variants)).items()
     }
@@ -560,10 +556,7 @@ def noise(kind: str, count: int, rate: int, rng: np.random.Generator) -> np.ndar
 
 
 def _coloured(
-    count: int,
-    rate: int,
-    rng: np.random.Generator,
-    gain: Callable[[np.ndarray], np.ndarray],
+    count: int, rate: int, rng: np.random.Generator, gain: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
     """Return Gaussian noise whose amplitude spectrum is `gain` of the frequency in Hz."""
     padded = next_fast_len(count, real=True)

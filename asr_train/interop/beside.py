@@ -18,7 +18,7 @@ from asr_train.interop.textgrid import read_textgrid
 from asr_train.interop.times import Span
 
 SUFFIXES = frozenset(f".{name.lower()}" for name in soundfile.available_formats()) | {
-    *(".aif", ".sph", ".opus"),
+    *(".aif", ".sph", ".opus")
 }
 TEXTS = (".lab", ".txt")
 GRID = ".textgrid"

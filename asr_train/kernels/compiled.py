@@ -352,10 +352,7 @@ def tally(grads: Any, residuals: Any, kept: Any, counts: Any, threshold: float) 
     """Compute threshold.tally_rows; int64 [2, W]: sent elements, and finite ones."""
     vectors, tau = (grads, residuals, kept, counts), np.float32(threshold)
     parts = in_parts(
-        len(counts),
-        CHUNK,
-        lambda begin, end: _tally(*vectors, tau, begin, end),
-        weight=len(grads),
+        len(counts), CHUNK, lambda begin, end: _tally(*vectors, tau, begin, end), weight=len(grads)
     )
     return sum(parts)
 

@@ -227,10 +227,7 @@ def striped_case(paper: Printed) -> Case:
 
 
 def cells_of(
-    case: Case,
-    ours: Mapping[str, float],
-    null: Mapping[str, float],
-    by_reference: bool = False,
+    case: Case, ours: Mapping[str, float], null: Mapping[str, float], by_reference: bool = False
 ) -> list[Cell]:
     """Return a case's speed-ups; `by_reference`: in the unit of one worker's speed."""
     return [
@@ -278,7 +275,7 @@ def one_bit_table_1(papers: Mapping[str, Printed], clusters: Path) -> Estimates:
         notes=[
             f"The printed microseconds per frame are T_frm(n) = (T_sub(n) - {fixed:g} ms) / n. "
             f"With {least} frames that is {1e3 * (time - fixed) / least:.0f}, where {printed} is "
-            "printed.",
+            "printed."
         ],
     )
 

@@ -138,10 +138,7 @@ def columns(table: TableDict) -> list[Column]:
     """Return the row's name; the paper's columns with ours beside; then our other columns."""
     printed = list(dict.fromkeys(key for row in table["rows"] for key in row["paper"]))
     keys = table["keys"]
-    found = [
-        Column("row", _label, "row"),
-        Column("method, ours", _ours("method", str)),
-    ]
+    found = [Column("row", _label, "row"), Column("method, ours", _ours("method", str))]
     shown: set[str] = set()
     for key in [*keys, *(key for key in printed if key not in keys)]:
         split = table.get("splits", {}).get(key)

@@ -163,10 +163,7 @@ def _known(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Row:
     """Leave out columns that have only dashes, or compare a lone run with itself."""
     empty = {exchange.DASH, "baseline"}
     kept = [i for i in range(len(columns)) if any(row[i] not in empty for row in rows)]
-    return {
-        "columns": [columns[i] for i in kept],
-        "rows": [[row[i] for i in kept] for row in rows],
-    }
+    return {"columns": [columns[i] for i in kept], "rows": [[row[i] for i in kept] for row in rows]}
 
 
 def _parts(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Row]:

@@ -73,10 +73,7 @@ def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[Pai
         r -= move != _INSERT
         h -= move != _DELETE
         pairs.append(
-            (
-                None if move == _INSERT else reference[r],
-                None if move == _DELETE else hypothesis[h],
-            )
+            (None if move == _INSERT else reference[r], None if move == _DELETE else hypothesis[h])
         )
     return pairs[::-1]
 

@@ -7,15 +7,7 @@ from asr_train.checks import spelled
 from asr_train.schema import ScoreSettings
 from asr_train.score.edits import align_words, show_alignment
 from asr_train.score.sclite import speaker_table
-from asr_train.score.words import (
-    Scored,
-    WordErrors,
-    by_speaker,
-    confusions,
-    interval,
-    total,
-    units,
-)
+from asr_train.score.words import Scored, WordErrors, by_speaker, confusions, interval, total, units
 
 SHOWN_CONFUSIONS = 20
 SHOWN_KINDS = {"S": "confusions", "D": "deletions", "I": "insertions"}

@@ -76,11 +76,7 @@ class Waiting(NamedTuple):
 
 
 def posterior(
-    found: Expanded,
-    lm_weight: float,
-    penalty: float,
-    beam: float,
-    max_nodes: int = MAX_NODES,
+    found: Expanded, lm_weight: float, penalty: float, beam: float, max_nodes: int = MAX_NODES
 ) -> Posterior:
     """Return the word sequences within a beam, with probabilities proportional to exp(-cost).
 

@@ -386,13 +386,7 @@ def _prune(
 
 @numba.njit(cache=True, nogil=True)
 def links(
-    graph: Graph,
-    scores_TS: Any,
-    tokens: Tokens,
-    width: float,
-    node_H: Any,
-    links_A: Any,
-    bins: Any,
+    graph: Graph, scores_TS: Any, tokens: Tokens, width: float, node_H: Any, links_A: Any, bins: Any
 ) -> int:
     """Visit all arcs between tokens whose slack is at most `width`; return their number.
 
