@@ -117,7 +117,7 @@ def estimated(
         for start in range(0, len(aligned), CHUNK):
             sums = sums + sums_of(aligned[start : start + CHUNK])
         before = read.speakers.get(speaker)
-        return fmllr(sums, settings.min_frames, start_DE=None if before is None else before.matrix)
+        return fmllr(sums, settings.min_frames, None if before is None else before.matrix)
 
     names = list(by_speaker)
     found = list(parallel_map(one, names, ""))

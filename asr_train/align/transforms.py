@@ -16,7 +16,7 @@ import numpy as np
 
 BLOCK = 2048  # frames whose products of dimensions are in memory at once
 SINGULAR = 1e-12  # smallest over largest eigenvalue that float64 can invert
-SWEEPS = 200  # over all rows of a matrix
+SWEEPS = 200  # over all rows of a matrix, at most
 SETTLED = 1e-7  # gain in nats per frame below which sweeps end
 
 
@@ -204,9 +204,7 @@ class Transform:
         return float(self.gain_S[-1]) if len(self.gain_S) else 0.0
 
 
-def mllt(
-    sums: FullSums, mean_GD: np.ndarray, variance_GD: np.ndarray, sweeps: int = SWEEPS
-) -> Transform:
+def mllt(sums: FullSums, mean_GD: np.ndarray, variance_GD: np.ndarray) -> Transform:
     """Return the square transform that best fits diagonal covariances (Gales, 1999).
 
     Maximises, over M, the likelihood of frames M x under means M mean and fixed variances:
@@ -215,7 +213,6 @@ def mllt(
 
     Args:
         mean_GD, variance_GD: of the Gaussians that `sums` were made with.
-        sweeps: over the rows, at most; fewer if they converge.
     Raises:
         ValueError: if there are too few frames for full covariances.
     """
@@ -224,7 +221,7 @@ def mllt(
     matrix_DD = np.eye(len(scatter_DDD))
     before = _mllt_objective(matrix_DD, scatter_DDD, frames)
     gains: list[float] = []
-    for _ in range(sweeps):
+    for _ in range(SWEEPS):
         cofactor_DD = np.linalg.inv(matrix_DD)  # columns, each up to a factor, which cancels
         for d, inverse_DD in enumerate(inverse_DDD):
             cofactor_D = cofactor_DD[:, d].copy()
@@ -292,9 +289,7 @@ class AffineSums(Summed):
         )
 
 
-def fmllr(
-    sums: AffineSums, min_count: float, sweeps: int = SWEEPS, start_DE: np.ndarray | None = None
-) -> Transform:
+def fmllr(sums: AffineSums, min_count: float, start_DE: np.ndarray | None = None) -> Transform:
     """Return the affine transform of a speaker's frames with maximum likelihood (Gales, 1998).
 
     Constrained MLLR: maximises, over W = [A b], the likelihood of A x + b with log|det A| added:
@@ -302,7 +297,6 @@ def fmllr(
 
     Args:
         min_count: frames below which the speaker keeps the identity; `kept` has the reason.
-        sweeps: over the rows, at most; fewer if they converge.
         start_DE: an earlier transform to start from; None: the identity.
     Returns:
         W, for `adapted`. Also the identity if the statistics are singular.
@@ -320,7 +314,7 @@ def fmllr(
     before = _fmllr_objective(matrix_DE, sums)
     gains: list[float] = []
     cofactor_E = np.zeros(dims + 1)
-    for _ in range(sweeps):
+    for _ in range(SWEEPS):
         cofactor_DD = np.linalg.inv(matrix_DE[:, :dims])
         for d in range(dims):
             cofactor_E[:dims] = cofactor_DD[:, d]

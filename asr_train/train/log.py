@@ -38,6 +38,7 @@ import json
 import math
 import shutil
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ from asr_train.extras import extra
 from asr_train.train.state import Interval, Progress
 
 
-class RunLog:
+class RunLog(AbstractContextManager["RunLog"]):
     """Everything that a run writes besides its checkpoints and model.
 
     Args:
@@ -99,17 +100,11 @@ class RunLog:
             shown = f"loss {row['loss']:.3f} accuracy {100 * row['accuracy']:.1f} %"
             self._bar.set_postfix_str(shown, refresh=False)
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.close()
         self._file.close()
         if self._events is not None:
             self._events.close()
-
-    def __enter__(self) -> "RunLog":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def say(line: str) -> None:
@@ -118,7 +113,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-class NoLog:
+class NoLog(AbstractContextManager["NoLog"]):
     """The log of all processes but worker 0's: nothing is written."""
 
     bytes = 0
@@ -128,9 +123,6 @@ class NoLog:
 
     def row(self, row: dict[str, Any]) -> None:
         pass
-
-    def __enter__(self) -> "NoLog":
-        return self
 
     def __exit__(self, *_: object) -> None:
         pass

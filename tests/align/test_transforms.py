@@ -200,7 +200,7 @@ def test_no_row_of_mllts_answer_can_be_improved(rng):
     gamma_NG = gaussian_shares(x_ND, state_N, *gaussians)
     _, _, mean_GD, variance_GD = gaussians
     sums = FullSums.of(x_ND, gamma_NG, variance_GD)
-    found = mllt(sums, mean_GD, variance_GD, sweeps=2000)
+    found = mllt(sums, mean_GD, variance_GD)
     scatter_DDD = sums.scatter(mean_GD, variance_GD)
     # the gradient, frames * M^-T - [m_d G_d], relative to its terms
     slope_DD = np.stack([m_D @ g_DD for m_D, g_DD in zip(found.matrix, scatter_DDD, strict=True)])
@@ -296,7 +296,7 @@ def test_fmllr_is_best_among_its_neighbours(rng):
     x_ND, state_N = drawn(rng, gaussians, 400)
     x_ND = x_ND @ some_matrix(rng).T
     gamma_NG = gaussian_shares(x_ND, state_N, *gaussians).toarray()
-    found = fmllr(AffineSums.of(x_ND, gamma_NG, mean_GD, variance_GD), 100, sweeps=2000)
+    found = fmllr(AffineSums.of(x_ND, gamma_NG, mean_GD, variance_GD), 100)
 
     def likelihood(matrix_DE):
         logdet = np.linalg.slogdet(matrix_DE[:, :DIMS])[1]
