@@ -57,7 +57,7 @@ COLUMNS = {
 
 def dry_run(scale: str, file: str, hours: str, *more: str) -> None:
     *given, output = more
-    table = read_table(file, scale, compose.CONF / "papers")
+    table = read_table(file, scale)
     rows = []
     for label, config in configs(table, given):
         rows.append({"label": label, **in_a_process(config, float(hours))})

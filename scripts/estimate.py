@@ -10,13 +10,12 @@ import asr_train.interrupt  # noqa: F401
 import time
 from pathlib import Path
 
+from asr_train.cost.cluster import CLUSTERS
+from asr_train.cost.papers import PAPERS
 from asr_train.files import hash_of, read_yaml, write_json, write_text
 from asr_train.jobs import main
 from asr_train.paper.estimates import estimated, markdown, plain, plot
 from asr_train.report.tables import commit, machine, settings_hash
-
-ROOT = Path(__file__).resolve().parents[1]
-CONF = ROOT / "conf"
 
 
 def estimate(paper: str, file: str, output: str) -> None:
@@ -25,11 +24,10 @@ def estimate(paper: str, file: str, output: str) -> None:
         common["paper"],
         table["table"],
         f"{common['title']}. {table['title']}",
-        CONF,
         {
             "date": time.strftime("%Y-%m-%d"),
             "commit": commit(),
-            "settings": hash_of([settings_hash(CONF / name) for name in ("papers", "cluster")]),
+            "settings": hash_of([settings_hash(folder) for folder in (PAPERS, CLUSTERS)]),
             "machine": machine(),
             "command": f"make {Path(file).parent.name}-{Path(file).stem}",
         },

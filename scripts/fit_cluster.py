@@ -13,15 +13,14 @@ from typing import Any
 
 from asr_train.cost import calibrate
 from asr_train.cost.cluster import read_cluster
-from asr_train.files import hash_of, read_yaml, write_json, write_text
+from asr_train.cost.papers import read_paper
+from asr_train.files import hash_of, write_json, write_text
 from asr_train.jobs import main
 from asr_train.paper import estimates
 from asr_train.paper.plot import scatter
 from asr_train.report.tables import commit, machine
 from asr_train.schema import plain
 
-ROOT = Path(__file__).resolve().parents[1]
-CONF = ROOT / "conf"
 CLUSTERS = {"strom2015": "ec2_g2", "ladkat2019": "p3.16xlarge"}
 AIM = 0.15
 UNITS = {
@@ -36,12 +35,12 @@ UNITS = {
 def run(name: str, folder: str) -> None:
     if name not in CLUSTERS:
         raise ValueError(f"{name!r} is not a paper with speeds; known: {', '.join(CLUSTERS)}")
-    strom = read_yaml(CONF / "papers/strom2015.yaml")
+    strom = read_paper("strom2015")
     case, late = calibrate.strom_2015(strom), None
     if name == "ladkat2019":
-        paper = read_yaml(CONF / "papers/ladkat2019.yaml")
+        paper = read_paper(name)
         case, late = calibrate.ladkat_2019(paper, strom), calibrate.ladkat_2019(paper, strom, lag=1)
-    cluster = read_cluster(CLUSTERS[name], CONF / "cluster")
+    cluster = read_cluster(CLUSTERS[name])
     began = time.perf_counter()
     fits = [calibrate.fit(case, cluster, rows) for rows in (case.fit_on, *case.others)]
     null = calibrate.null_model(case)

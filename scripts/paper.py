@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from asr_train import schema
-from asr_train.cost.cluster import read_cluster
 from asr_train.files import read_json, write_json, write_text
 from asr_train.jobs import main
 from asr_train.paper.layout import markdown, plain
@@ -29,7 +28,6 @@ from asr_train.paper.table import paper_table
 from asr_train.report.exchange import Trained, read_trained
 from asr_train.report.tables import Score, held_out, provenance, read_score
 
-CONF = Path(__file__).resolve().parents[1] / "conf"
 # Variables of make that change what a table shows; make exports those of its command line.
 VARIABLES = ("CORPUS", "SET", "GMMS", "SIZE", "HOURS", "TEST_HOURS")
 
@@ -47,7 +45,7 @@ def paper(
 ) -> None:
     *given, output = more
     path = Path(output)
-    table = read_table(file, scale, CONF / "papers")
+    table = read_table(file, scale)
     task = task_of(read_json(index))
     decoding = schema.plain(schema.load(schema.DecodeSettings, decode))
     about = provenance(conf)
@@ -69,13 +67,11 @@ def paper(
         {name: record.trained for name, record in both.items()},
         {name: record.epochs for name, record in both.items()},
         schema.load(schema.ScoreSettings, conf),
-        read_cluster(table.paper.cluster, CONF / "cluster"),
         about
         | {
             "command": command(Path(file), scale, splits),
             "elsewhere": [{"run": name} | record.made for name, record in records.items()],
         },
-        CONF / "papers",
         read_json(ratios),
     )
     for name, record in here.items():

@@ -20,7 +20,7 @@ from asr_train.schema import RunSettings, load
 
 
 def stage(scale: str, file: str, train_index: str, conf: str, output: str) -> str:
-    table = read_table(file, scale, compose.CONF / "papers")
+    table = read_table(file, scale)
     frames = float(read_json(train_index)["num_frames"])
     found = {
         label: compared(

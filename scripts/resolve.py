@@ -286,9 +286,7 @@ def _with_seed(name: str) -> tuple[str, list[str]]:
 def runs_of_tables(names: list[str]) -> dict[str, Run]:
     """Return the runs of `TABLE.yaml@SCALE`, by name."""
     tables = (name.rpartition("@") for name in names)
-    return runs_by_settings(
-        read_table(path, scale, compose.CONF / "papers") for path, _, scale in tables
-    )
+    return runs_by_settings(read_table(path, scale) for path, _, scale in tables)
 
 
 def check_outside(config: Config, workers: int) -> None:

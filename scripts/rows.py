@@ -9,16 +9,13 @@ times, so it imports little.
 import asr_train.interrupt  # noqa: F401
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from asr_train.jobs import main
 from asr_train.paper.rows import Table, read_table
 
-PAPERS = Path(__file__).resolve().parents[1] / "conf" / "papers"
-
 
 def rows(scale: str, file: str) -> None:
-    table = read_table(file, scale, PAPERS)
+    table = read_table(file, scale)
     print(*dict.fromkeys(targets(table)))
 
 

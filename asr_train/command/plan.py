@@ -33,9 +33,10 @@ from typing import Any
 from asr_train.cost.advice import NEAR, ORDER, Plan, PlanRequest, crossovers, fastest_with, plan
 from asr_train.cost.calibrate import size_at
 from asr_train.cost.cluster import ClusterSettings, read_cluster
+from asr_train.cost.papers import read_paper
 from asr_train.cost.plan import logged_parameters
 from asr_train.facts import Traffic
-from asr_train.files import read_yaml, replacing, write_json, write_text
+from asr_train.files import replacing, write_json, write_text
 from asr_train.places import ROOT
 from asr_train.report.tables import commit, machine
 from asr_train.schema import ModelSettings, build, unknown_key
@@ -70,7 +71,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     given = parsed(options.settings)
-    cluster = read_cluster(given["cluster"], CONF / "cluster")
+    cluster = read_cluster(given["cluster"])
     request = requested(given)
     if cluster.max_workers >= request.workers > MOST_WORKERS:
         raise ValueError(
@@ -165,7 +166,7 @@ def kinds(names: str) -> tuple[Traffic, ...]:
 
 def density_at(tau: float) -> float:
     """Return the share of elements that strom2015 sent at that tau, with 32 bits each."""
-    paper = read_yaml(CONF / "papers/strom2015.yaml")
+    paper = read_paper("strom2015")
     sizes = [(row[0], row[2]) for row in paper["table_3_threshold"]["rows"]]
     density: float = 1e3 * size_at(sizes, tau) / (4e6 * paper["model"]["parameters_millions"])
     return density
@@ -375,7 +376,7 @@ def regimes(found: Plan, taus: Mapping[float, float]) -> list[str]:
 
 def accuracy() -> list[str]:
     """Format what speed does not show: the relative WER reductions that ladkat2019 printed."""
-    paper = read_yaml(CONF / "papers/ladkat2019.yaml")
+    paper = read_paper("ladkat2019")
     table_1 = {(row[0], row[1]): row[-1] for row in paper["table_1_workers"]["rows"]}
     table_2 = {(row[0], row[1]): row[-1] for row in paper["table_2_block_size"]["rows"]}
     names = {"GTC": "gtc", "BMUF": "bmuf, block 50", "BMUF_GTC": "bmuf_gtc, groups of 8, block 50"}

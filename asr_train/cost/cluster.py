@@ -8,8 +8,11 @@ that are trained, nor of methods.
 from dataclasses import dataclass
 from pathlib import Path
 
+from asr_train.places import ROOT
 from asr_train.schema import SettingsError, load
 from asr_train.schema.fields import at, not_negative, positive, within
+
+CLUSTERS = Path(ROOT) / "conf" / "cluster"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -93,14 +96,14 @@ class ClusterSettings:
         return self.gpus_per_node * self.max_nodes
 
 
-def read_cluster(name: str, folder: Path | str) -> ClusterSettings:
-    """Read a cluster by its name in `folder` (conf/cluster), or from a path that ends in .yaml.
+def read_cluster(name: str) -> ClusterSettings:
+    """Read a cluster by its name in conf/cluster, or from a path that ends in .yaml.
 
     Raises:
         SettingsError: if it does not exist, with the known names, or its file is invalid.
     """
-    path = Path(name) if name.endswith(".yaml") else Path(folder) / f"{name}.yaml"
+    path = Path(name) if name.endswith(".yaml") else CLUSTERS / f"{name}.yaml"
     if not path.exists():
-        known = ", ".join(sorted(p.stem for p in Path(folder).glob("*.yaml")))
+        known = ", ".join(sorted(p.stem for p in CLUSTERS.glob("*.yaml")))
         raise SettingsError(f"cluster {name!r} has no file {path}; known: {known}")
     return load(ClusterSettings, path)

@@ -24,9 +24,9 @@ from asr_train.cost.calibrate import (
     sub_batch,
 )
 from asr_train.cost.cluster import ClusterSettings, read_cluster
+from asr_train.cost.papers import read_paper
 from asr_train.cost.plan import Scheme, Work
 from asr_train.facts import Traffic
-from asr_train.files import read_yaml
 from asr_train.paper.plot import scatter
 from asr_train.report.exchange import digits
 from asr_train.report.tables import aligned, as_markdown, made
@@ -91,9 +91,9 @@ class Estimates:
 # --- On parallelizability (ICASSP) --------------------------------------------------------------
 
 
-def icassp_estimates(papers: Mapping[str, Printed], clusters: Path) -> Estimates:
+def icassp_estimates() -> Estimates:
     """Return K-hat and speed-ups from equations 2 and 3: printed constants only."""
-    paper = papers[ICASSP]
+    paper = read_paper(ICASSP)
     node, rows = optimum.printed_node(paper), paper["estimates"]
     mean = geometric_mean([row["optimal_nodes"] for row in rows])
     share = geometric_mean(
@@ -152,11 +152,11 @@ def icassp_estimates(papers: Mapping[str, Printed], clusters: Path) -> Estimates
     )
 
 
-def icassp_table_1(papers: Mapping[str, Printed], clusters: Path) -> Estimates:
+def icassp_table_1() -> Estimates:
     """Return frames/s with layers cut over 2 and 3 GPUs: one constant fitted."""
-    paper = papers[ICASSP]
+    paper = read_paper(ICASSP)
     case = striped_case(paper)
-    cluster = read_cluster("k20x_server", clusters)
+    cluster = read_cluster("k20x_server")
     found = fit(case, cluster, case.fit_on)
     null = null_model(case)
     printed_lambda = paper["hardware"]["lambda_conn_3_gpus"]
@@ -246,9 +246,9 @@ def cells_of(
 # --- 1-bit SGD (Interspeech) --------------------------------------------------------------------
 
 
-def one_bit_table_1(papers: Mapping[str, Printed], clusters: Path) -> Estimates:
+def one_bit_table_1() -> Estimates:
     """Return T_sub(n): a line through two rows."""
-    paper = papers[ONE_BIT]
+    paper = read_paper(ONE_BIT)
     found, rows = sub_batch(paper), paper["table_1_subbatch"]["rows"]
     each = geometric_mean([row[1] / row[0] for row in rows if row[0] in SUB_BATCH_FIT])
     fixed = paper["cost"]["fixed_ms_no_parallelism"]
@@ -280,11 +280,11 @@ def one_bit_table_1(papers: Mapping[str, Printed], clusters: Path) -> Estimates:
     )
 
 
-def _one_bit(papers: Mapping[str, Printed], clusters: Path, table: str) -> Estimates:
+def _one_bit(table: str) -> Estimates:
     """Return table 4 or 5, on servers of two GPUs and on one of eight, by their labels."""
-    activations = papers[ICASSP]["model"]["activations_passed_per_frame"]
-    cases = [seide_2014(papers[ONE_BIT], activations, server=on) for on in (False, True)]
-    hardware = [read_cluster(name, clusters) for name in ("k20x_farm", "k20x_server")]
+    activations = read_paper(ICASSP)["model"]["activations_passed_per_frame"]
+    cases = [seide_2014(read_paper(ONE_BIT), activations, server=on) for on in (False, True)]
+    hardware = [read_cluster(name) for name in ("k20x_farm", "k20x_server")]
     found = fit(cases[0], hardware[0], cases[0].fit_on)
     simulated = dict(found.simulated) | predicted(cases[1], hardware[1], found.constants)
     both = replace(cases[0], rows=cases[0].rows + cases[1].rows)
@@ -317,10 +317,10 @@ def _one_bit(papers: Mapping[str, Printed], clusters: Path, table: str) -> Estim
     )
 
 
-def one_bit_table_4(papers: Mapping[str, Printed], clusters: Path) -> Estimates:
+def one_bit_table_4() -> Estimates:
     """Return 4 x 2 GPUs by minibatch, with and without double buffering."""
-    found = _one_bit(papers, clusters, "table 4")
-    table_5 = {row[0]: row[1:] for row in papers[ONE_BIT]["table_5_data_x_model_kfps"]["rows"]}
+    found = _one_bit("table 4")
+    table_5 = {row[0]: row[1:] for row in read_paper(ONE_BIT)["table_5_data_x_model_kfps"]["rows"]}
     printed = {cell.label: cell.printed for cell in found.cells}
     largest = 92 * 1.024 / printed["no DB, 92k"] - 92 * 1.024 / printed["DB, 92k"]
     return replace(
@@ -339,13 +339,13 @@ def one_bit_table_4(papers: Mapping[str, Printed], clusters: Path) -> Estimates:
     )
 
 
-def one_bit_table_5(papers: Mapping[str, Printed], clusters: Path) -> Estimates:
+def one_bit_table_5() -> Estimates:
     """Return data x model parallelism: the constants of table 4."""
-    found = _one_bit(papers, clusters, "table 5")
-    paper = papers[ONE_BIT]
+    found = _one_bit("table 5")
+    paper = read_paper(ONE_BIT)
     sub = paper["table_1_subbatch"]["rows"][-1]
     alone = {row[0]: row for row in paper["table_5_data_x_model_kfps"]["rows"]}["1x1"]
-    wide = replace(read_cluster("k20x_server", clusters), bus_gbit_per_s=224.0)
+    wide = replace(read_cluster("k20x_server"), bus_gbit_per_s=224.0)
     return replace(
         found,
         notes=[
@@ -355,20 +355,20 @@ def one_bit_table_5(papers: Mapping[str, Printed], clusters: Path) -> Estimates:
             "more, so 1x1 is simulated too fast.",
             "One server of eight GPUs: 14 GB/s of all GPUs together are printed for four, and "
             "assumed for eight. Activations of four models then share it; with twice as much, 4x2 "
-            f"would reach {_four_by_two(papers, wide):.1f} with 16,384 frames.",
+            f"would reach {_four_by_two(wide):.1f} with 16,384 frames.",
         ],
     )
 
 
-def _four_by_two(papers: Mapping[str, Printed], cluster: ClusterSettings) -> float:
-    activations = papers[ICASSP]["model"]["activations_passed_per_frame"]
-    case = seide_2014(papers[ONE_BIT], activations, server=True)
+def _four_by_two(cluster: ClusterSettings) -> float:
+    activations = read_paper(ICASSP)["model"]["activations_passed_per_frame"]
+    case = seide_2014(read_paper(ONE_BIT), activations, server=True)
     label = "table 5, 4x2, n16384_8gpu"
     row = next(row for row in case.rows if row.label == label)
     return predicted(replace(case, rows=(row,)), cluster, {})[label]
 
 
-TABLES: dict[tuple[str, str], Callable[[Mapping[str, Printed], Path], Estimates]] = {
+TABLES: dict[tuple[str, str], Callable[[], Estimates]] = {
     (ICASSP, "estimates"): icassp_estimates,
     (ICASSP, "table_1_model_parallel_fps"): icassp_table_1,
     (ONE_BIT, "table_1_subbatch"): one_bit_table_1,
@@ -380,14 +380,11 @@ TABLES: dict[tuple[str, str], Callable[[Mapping[str, Printed], Path], Estimates]
 # --- output -------------------------------------------------------------------------------------
 
 
-def estimated(
-    paper: str, table: str, title: str, conf: Path, about: Mapping[str, str]
-) -> dict[str, Any]:
+def estimated(paper: str, table: str, title: str, about: Mapping[str, str]) -> dict[str, Any]:
     """Make a table, for JSON.
 
     Args:
         paper, table: names in conf/papers.
-        conf: the folder of papers/ and cluster/.
         about: date, commit, settings, machine and command.
     Raises:
         ValueError: if the table is not one of TABLES.
@@ -395,8 +392,7 @@ def estimated(
     if (paper, table) not in TABLES:
         known = ", ".join(sorted(name for key, name in TABLES if key == paper))
         raise ValueError(f"{paper} has no table {table} that needs no training; known: {known}")
-    papers = {name: read_yaml(conf / "papers" / f"{name}.yaml") for name in (ICASSP, ONE_BIT)}
-    found = TABLES[paper, table](papers, conf / "cluster")
+    found = TABLES[paper, table]()
     return {
         "paper": paper,
         "table": table,

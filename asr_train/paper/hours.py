@@ -9,14 +9,13 @@ out. Knows nothing of accuracy.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from asr_train.cost.calibrate import Case, Constants, fit, seide_2014, with_constants
 from asr_train.cost.cluster import ClusterSettings, read_cluster
+from asr_train.cost.papers import read_paper
 from asr_train.cost.plan import Scheme, simulate
 from asr_train.facts import Traffic
-from asr_train.files import read_yaml
 from asr_train.paper.rows import HoursSettings
 
 SET_FRAMES = 1024  # of all workers together
@@ -30,7 +29,6 @@ def training_hours(
     halves: int,
     parallel: str,
     settings: HoursSettings,
-    conf: Path,
 ) -> float | None:
     """Return the simulated hours of the paper's training; None without a log of steps.
 
@@ -40,13 +38,12 @@ def training_hours(
         cold_start: share of the run that one worker trained.
         halves: into so many steps a minibatch of several workers was cut.
         parallel: data x model parallelism as printed: "10x2"; "1": one GPU.
-        conf: the folder of papers/ and cluster/.
     """
     sizes = _sizes(log, set_frames, cold_start, halves)
     if not sizes:
         return None
     data, _, stripes = parallel.partition(" ")[0].partition("x")
-    case, cluster, constants = _fitted(settings.cluster, conf)
+    case, cluster, constants = _fitted(settings.cluster)
     larger = 1e6 * settings.parameters_millions / case.rows[0].work.parameters
     usual = case.rows[0].work
     work = replace(
@@ -74,14 +71,11 @@ def training_hours(
 
 
 @cache
-def _fitted(name: str, conf: Path) -> tuple[Case, ClusterSettings, Constants]:
+def _fitted(name: str) -> tuple[Case, ClusterSettings, Constants]:
     """Return the paper's rows, the cluster, and its constants as those rows tell them."""
-    one_bit, icassp = (
-        read_yaml(conf / "papers" / f"{paper}.yaml")
-        for paper in ("seide2014_1bit", "seide2014_parallelizability")
-    )
+    one_bit, icassp = map(read_paper, ("seide2014_1bit", "seide2014_parallelizability"))
     case = seide_2014(one_bit, icassp["model"]["activations_passed_per_frame"])
-    cluster = read_cluster(name, conf / "cluster")
+    cluster = read_cluster(name)
     return case, cluster, fit(case, cluster, case.fit_on).constants
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from asr_train.files import read_yaml
+from asr_train.cost.papers import read_paper
 from asr_train.paper.ratios import RATIOS
 from asr_train.schema import SettingsError, load
 
@@ -277,12 +277,11 @@ def check_effect(given: Iterable[str], runs: Iterable[Run]) -> None:
             )
 
 
-def read_table(path: Path | str, scale: str, papers: Path) -> Table:
+def read_table(path: Path | str, scale: str) -> Table:
     """Read a table from its file, which is beside its paper.yaml.
 
     Args:
         scale: one of the paper's `scales`.
-        papers: the folder of printed numbers.
     Raises:
         SettingsError: if a file is invalid, or two rows have one label, or two runs one name.
     """
@@ -294,7 +293,7 @@ def read_table(path: Path | str, scale: str, papers: Path) -> Table:
     settings = load(TableSettings, path)
     if scale not in paper.scales:
         raise SettingsError(f"SCALE is {scale}; {path.parent.name} has {', '.join(paper.scales)}")
-    printed = printed_rows(read_yaml(papers / f"{paper.paper}.yaml"), settings.table)
+    printed = printed_rows(read_paper(paper.paper), settings.table)
 
     def runs(row: RowSettings) -> tuple[Run, ...]:
         more = settings.times.get(scale, {})

@@ -10,10 +10,9 @@ run.json and score files as `report.exchange` does; knows nothing of how runs ar
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
-from asr_train.cost.cluster import ClusterSettings
+from asr_train.cost.cluster import read_cluster
 from asr_train.paper.claims import NO_REDUCTION, compared
 from asr_train.paper.hours import training_hours
 from asr_train.paper.layout import JsonRow, TableDict, columns
@@ -55,9 +54,7 @@ def paper_table(
     trained: Mapping[str, Trained],
     epochs: Mapping[str, Sequence[Score]],
     settings: ScoreSettings,
-    cluster: ClusterSettings,
     about: Mapping[str, Any],
-    papers: Path,
     ratios: Mapping[str, Mapping[str, Any]],
 ) -> TableDict:
     """Return the content of `tables/PAPER-TABLE.json`.
@@ -65,9 +62,7 @@ def paper_table(
     Args:
         trained: by the name of the run.
         epochs: a run's TEST scores, one per epoch, by its name; read if the table needs them.
-        cluster: the paper's, of conf/cluster.
         about: provenance of the table (see `report.tables.provenance`) and the command.
-        papers: the folder of printed numbers.
         ratios: by the label of a row, the paper's and ours; see `paper.ratios.compared`.
     Raises:
         ValueError: if a run, its score or those of its epochs are missing; says what to do.
@@ -99,7 +94,7 @@ def paper_table(
                 "HUMAN=path if the runs in RECORDS were tested on it, else without HUMAN, or train "
                 "all runs here, without RECORDS"
             )
-    case = case_of(table.paper.paper, papers)
+    case, cluster = case_of(table.paper.paper), read_cluster(table.paper.cluster)
 
     def json_row(row: _Row) -> JsonRow:
         base = baseline.of_seeds(row.seeds)
@@ -116,7 +111,7 @@ def paper_table(
                     found["speedup"] * alone / frames if alone and frames else None
                 )
             ours["simulated"] = found
-        ours["hours"] = _hours(row, baseline, table, papers.parent)
+        ours["hours"] = _hours(row, baseline, table)
         reasons = table.paper.scales[table.scale].unlike | row.settings.unlike
         why = reasons.get("quanta")
         return {
@@ -168,7 +163,7 @@ def _scores_by_seed(row: _Row, epoch: int | None) -> dict[int, Score]:
     return {seed: scores[epoch - 1] for seed, scores in found if len(scores) >= epoch}
 
 
-def _hours(row: _Row, base: _Row, table: Table, conf: Path) -> float | None:
+def _hours(row: _Row, base: _Row, table: Table) -> float | None:
     """Return the simulated hours of the paper's training, with the minibatches of our runs."""
     settings, printed = table.settings.hours, row.printed or {}
     parallel = printed.get("data_x_model", printed.get("gpus"))
@@ -183,7 +178,7 @@ def _hours(row: _Row, base: _Row, table: Table, conf: Path) -> float | None:
         cold = max((phase["until"] for phase in optim["phases"]), default=0.0) / optim["epochs"]
         workers = run.about["workers"]
         halves = build(CommSettings, run.about["settings"]["comm"], "comm").halves(workers)
-        found.append(training_hours(run.log, frames, cold, halves, parallel, settings, conf))
+        found.append(training_hours(run.log, frames, cold, halves, parallel, settings))
     return _mean(found)
 
 

@@ -43,7 +43,7 @@ def seide() -> tuple[Case, Case, Fit]:
     """Cases of the farm and of the server, and the fit of the farm's constants."""
     paper = read_yaml(ROOT / "conf/papers/seide2014_1bit.yaml")
     farm, server = (seide_2014(paper, 12_000, server=on) for on in (False, True))
-    return farm, server, fit(farm, read_cluster("k20x_farm", ROOT / "conf/cluster"), farm.fit_on)
+    return farm, server, fit(farm, read_cluster("k20x_farm"), farm.fit_on)
 
 
 def test_t_sub_is_fitted_on_two_rows_and_predicts_the_others():
@@ -53,7 +53,7 @@ def test_t_sub_is_fitted_on_two_rows_and_predicts_the_others():
         close = 1e-9 if frames in SUB_BATCH_FIT else 0.02
         assert 1e3 * found.seconds(frames) == pytest.approx(milliseconds, rel=close)
     for name in ("k20x_farm", "k20x_server"):
-        gpu = read_cluster(name, ROOT / "conf/cluster").gpu
+        gpu = read_cluster(name).gpu
         assert gpu.fixed_ms == 1e3 * found.fixed_seconds
         assert gpu.start_ms == pytest.approx(1e3 * found.start_seconds, rel=0.01)
         assert 6 * 46e6 / gpu.flops == pytest.approx(found.frame_seconds, rel=0.01)
@@ -67,7 +67,7 @@ def test_seides_speeds_come_out_with_two_constants(seide):
             assert found.simulated[row.label] == pytest.approx(row.published, rel=1e-3)
     assert mean_absolute(found.errors(farm.rows)) < 0.08
     for name in ("k20x_farm", "k20x_server"):
-        cluster = read_cluster(name, ROOT / "conf/cluster")
+        cluster = read_cluster(name)
         assert cluster.lambda_conn == pytest.approx(found.constants["lambda_conn"], rel=0.01)
         assert cluster.gpu.exchange_ms == pytest.approx(found.constants["exchange_ms"], rel=0.01)
 
@@ -125,7 +125,7 @@ def test_there_are_fewer_constants_than_rows_left_to_predict(name):
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_the_clusters_constants_are_the_fitted_ones(name):
     fitted = read_json(ROOT / "results" / name / "speed.json")["fits"][0]["constants"]
-    cluster = read_cluster(CLUSTERS[name], ROOT / "conf/cluster")
+    cluster = read_cluster(CLUSTERS[name])
     ours = {"fabric_gbit_per_s": cluster.fabric_gbit_per_s}
     ours |= {key: getattr(cluster.gpu, key) for key in fitted if hasattr(cluster.gpu, key)}
     for key, value in ours.items():
@@ -148,7 +148,7 @@ def test_rows_that_were_not_fitted_on_come_out(name, label):
     assert label not in found.fit_on
     row = next(row for row in found.rows if row.label == label)
     constants = read_json(ROOT / "results" / name / "speed.json")["fits"][0]["constants"]
-    cluster = read_cluster(CLUSTERS[name], ROOT / "conf/cluster")
+    cluster = read_cluster(CLUSTERS[name])
     assert simulated(row, cluster, constants, 16) == pytest.approx(row.published, rel=0.15)
 
 

@@ -1,7 +1,5 @@
 """A cluster's file is valid, or an error names the wrong key."""
 
-from pathlib import Path
-
 import pytest
 from cost.clusters import flat, nodes
 
@@ -10,14 +8,13 @@ from asr_train.files import write_yaml
 from asr_train.schema import SettingsError, build, plain
 from scripts.bench_network import compare
 
-CONF = Path(__file__).parents[2] / "conf" / "cluster"
 
-
-def test_settings_are_plain_data_and_back(tmp_path):
+def test_settings_are_plain_data_and_back(tmp_path, monkeypatch):
     cluster = nodes(bus=50.0)
     write_yaml(tmp_path / "mine.yaml", plain(cluster))
-    assert read_cluster("mine", tmp_path) == cluster
-    assert read_cluster(str(tmp_path / "mine.yaml"), CONF) == cluster
+    assert read_cluster(str(tmp_path / "mine.yaml")) == cluster
+    monkeypatch.setattr("asr_train.cost.cluster.CLUSTERS", tmp_path)
+    assert read_cluster("mine") == cluster
     assert build(ClusterSettings, plain(flat())) == flat()
 
 

@@ -20,7 +20,7 @@ def run(*settings):
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_every_cluster_is_right_and_names_its_sources(name):
-    cluster = read_cluster(name, CONF / "cluster")
+    cluster = read_cluster(name)
     assert any(cluster.gpu.name.split()[0] in source for source in cluster.sources) or any(
         "as in" in source for source in cluster.sources
     )

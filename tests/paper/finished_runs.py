@@ -6,7 +6,6 @@ from typing import Any
 
 import yaml
 
-from asr_train.cost.cluster import ClusterSettings, read_cluster
 from asr_train.paper.rows import Run, Table, read_table
 from asr_train.paper.table import paper_table
 from asr_train.report.exchange import Trained
@@ -99,7 +98,7 @@ def a_table(
     content = {"table": table, "title": table, "baseline": {"run": "sgd"}, "rows": rows, **more}
     for name, said in (("paper", settings), ("made", content)):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(said, sort_keys=False))
-    return read_table(folder / "made.yaml", "small", CONF / "papers")
+    return read_table(folder / "made.yaml", "small")
 
 
 def score(
@@ -190,12 +189,5 @@ def tabulated(
     **about: Any,
 ) -> dict[str, Any]:
     settings = build(ScoreSettings, {"bootstrap": 500, "seed": 1, "normaliser": {"kind": "plain"}})
-    about = ABOUT | about
-    return paper_table(
-        *(table, trained, epochs or {}, settings, cluster_of(table), about, CONF / "papers"),
-        {row.label: {"step_share": SHARE} for row in table.rows},
-    )
-
-
-def cluster_of(table: Table) -> ClusterSettings:
-    return read_cluster(table.paper.cluster, CONF / "cluster")
+    ratios = {row.label: {"step_share": SHARE} for row in table.rows}
+    return paper_table(table, trained, epochs or {}, settings, ABOUT | about, ratios)

@@ -15,7 +15,7 @@ RECIPES = compose.CONF.parent / "recipes"
 )
 def test_a_few_steps_tell_the_size_of_a_run(monkeypatch, table, label):
     monkeypatch.setenv("JOBS", "1")
-    read = read_table(RECIPES / f"{table}.yaml", "tiny", compose.CONF / "papers")
+    read = read_table(RECIPES / f"{table}.yaml", "tiny")
     configs = dict(dry_run.configs(read, ["optim.log_steps=7"]))
     assert {config.optim.log_steps for config in configs.values()} == {7}
     assert ("baseline" in configs) == (table == "ladkat2019/table2")  # else it is a row, too

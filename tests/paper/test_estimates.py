@@ -22,7 +22,7 @@ COUNTS = {  # numbers; fitted; marked
 
 @pytest.fixture(scope="module", params=list(TABLES), ids=lambda key: key[1])
 def table(request):
-    return estimated(*request.param, "Title", ROOT / "conf", ABOUT)
+    return estimated(*request.param, "Title", ABOUT)
 
 
 def numbers(value) -> list[float]:
@@ -62,7 +62,7 @@ def test_nothing_is_called_measured(table):
 
 def test_an_unknown_table_is_refused():
     with pytest.raises(ValueError, match="has no table table_9 that needs no training; known: est"):
-        estimated(ICASSP, "table_9", "", ROOT / "conf", ABOUT)
+        estimated(ICASSP, "table_9", "", ABOUT)
 
 
 def test_the_committed_table_is_todays(table):

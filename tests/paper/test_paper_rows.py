@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
@@ -60,7 +61,8 @@ def folder_with(tmp_path: Path, paper=PAPER, **tables) -> Path:
 
 
 def read(folder: Path, scale: str, *names: str):
-    return [read_table(folder / f"{name}.yaml", scale, folder) for name in names]
+    with mock.patch("asr_train.cost.papers.PAPERS", folder):
+        return [read_table(folder / f"{name}.yaml", scale) for name in names]
 
 
 def test_a_row_is_a_run_a_seed_with_the_papers_numbers_times_the_scales(tmp_path):
@@ -278,7 +280,7 @@ def test_a_kept_table_has_the_runs_that_its_command_trains(path):
     kept = ROOT / "results" / path.parent.name / f"{path.stem}.json"
     content = json.loads(kept.read_text()) if kept.exists() else {}
     if "baseline" in content:  # it is trained
-        table = read_table(path, content["scale"], ROOT / "conf" / "papers")
+        table = read_table(path, content["scale"])
         rows = [content["baseline"], *content["rows"]]
         runs = {run for row in rows for run in row["ours"]["runs"]}
         assert runs == {run.name for run in table.runs}

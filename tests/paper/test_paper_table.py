@@ -15,13 +15,13 @@ from finished_runs import (
     P,
     a_table,
     all_finished,
-    cluster_of,
     finished,
     score,
     tabulated,
 )
 from matplotlib.figure import Figure
 
+from asr_train.cost.cluster import read_cluster
 from asr_train.paper import speed
 from asr_train.paper.hours import training_hours
 from asr_train.paper.layout import columns, markdown, plain, rows_shown
@@ -127,7 +127,7 @@ def test_hours_follow_from_the_minibatches_that_a_run_chose():
         frames = np.cumsum(np.array(sizes) * 1000)
         log = [{"step": 1000 * i, "frames": int(f)} for i, f in enumerate(frames, 1)]
         settings = HoursSettings(**HOURS | {"passes": passes})
-        return training_hours(log, 64, cold_start, halves, parallel, settings, CONF)
+        return training_hours(log, 64, cold_start, halves, parallel, settings)
 
     alone = hours("1x1", 64)  # T_sub(1024), times the network's size
     sub_batch = (18.2e-3 + 11.9e-3 + 1024 * 112.9e-6) * 160 / 46
@@ -292,7 +292,7 @@ def test_gtc_of_one_worker_sends_nothing_and_has_dashes(nodes):
 @pytest.mark.parametrize("case", ["strom2015", "ladkat2019"])
 def test_the_papers_rows_are_simulated_as_they_were_fitted(case):
     """With the paper's density: the same work and method, for every row that was predicted."""
-    found = speed.case_of(case, CONF / "papers")
+    found = speed.case_of(case)
     for row in found.rows:
         millions = {"parameters_millions": row.work.parameters / 1e6}
         message = row.work.messages[0]
@@ -332,7 +332,7 @@ def test_a_simulated_speed_is_that_of_speed_md_whatever_the_density_of_ours(node
 
 
 def test_density_falls_with_the_threshold_as_the_paper_printed():
-    strom, ladkat = (speed.case_of(name, CONF / "papers") for name in ("strom2015", "ladkat2019"))
+    strom, ladkat = (speed.case_of(name) for name in ("strom2015", "ladkat2019"))
     assert strom.density(4.0) == pytest.approx(69e3 / 4 / 14.6e6)
     assert strom.density(15.0) == pytest.approx(4.5e3 / 4 / 14.6e6)
     committed = json.loads((CONF.parent / "results/ladkat2019/speed.json").read_text())
@@ -361,18 +361,18 @@ def test_values_of_the_paper_take_the_place_of_the_scaled_ones():
 
 
 def test_who_says_no_number_of_workers_is_not_simulated(nodes):
-    case = speed.case_of("strom2015", CONF / "papers")
+    case = speed.case_of("strom2015")
     run = finished(nodes.baselines[0])
     comm = run.about["settings"]["comm"] | {"workers": None}
     row = RowSettings(run="sgd")
-    assert speed.simulated(case, cluster_of(nodes), row, {}, None, comm) is None
+    assert speed.simulated(case, read_cluster("ec2_g2"), row, {}, None, comm) is None
 
 
 @pytest.mark.parametrize(("tau", "known"), [(15.0, True), (60.0, False)])
-def test_a_threshold_beyond_the_printed_ones_is_not_simulated(nodes, tau, known):
-    case = speed.case_of("strom2015", CONF / "papers")
+def test_a_threshold_beyond_the_printed_ones_is_not_simulated(tau, known):
+    case = speed.case_of("strom2015")
     row = RowSettings(run="gtc", set={"comm.workers": 40, "comm.gtc.threshold": tau})
-    found = speed.simulated(case, cluster_of(nodes), row, {}, None, _comm("gtc"))
+    found = speed.simulated(case, read_cluster("ec2_g2"), row, {}, None, _comm("gtc"))
     assert (found is not None) == known
 
 

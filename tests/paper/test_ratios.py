@@ -154,7 +154,7 @@ def test_a_paper_may_name_no_ratio(tmp_path):
     table = {"table": "table_2_nodes", "title": "", "baseline": {"run": "sgd"}, "rows": []}
     for name, content in (("paper", settings), ("mine", table)):
         write_yaml(tmp_path / f"{name}.yaml", content)
-    (run,) = read_table(tmp_path / "mine.yaml", "tiny", compose.CONF / "papers").runs
+    (run,) = read_table(tmp_path / "mine.yaml", "tiny").runs
     write_yaml(tmp_path / f"{run.name}.yaml", plain_data(composed(run.base, *run.overrides)))
     write_json(tmp_path / "index.json", {"num_frames": 1e6})
     given = (str(tmp_path / name) for name in ("mine.yaml", "index.json", "", "out.json"))
@@ -173,7 +173,7 @@ def test_a_paper_may_name_no_ratio(tmp_path):
 )
 def test_the_stage_compares_every_row_before_anything_is_trained(name, scale, hours, tmp_path):
     file = RECIPES / name / "table2.yaml"
-    table = read_table(file, scale, compose.CONF / "papers")
+    table = read_table(file, scale)
     for _, _, run in rows(table):  # of the first seed, whose settings are read
         config = compose.settings(run.base, list(run.overrides))
         parts = {key: plain_data(getattr(config, key)) for key in ("model", "optim", "comm")}
