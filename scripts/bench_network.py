@@ -20,19 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from asr_train.cost import network
 from asr_train.cost.cluster import ClusterSettings, GpuSettings, LinkSettings
-from asr_train.cost.network import (
-    Collective,
-    Count,
-    Links,
-    Signal,
-    Simulation,
-    alone,
-    broadcast,
-    direct_allgather,
-    ring_allgather,
-    ring_allreduce,
-)
 from asr_train.files import write_json, write_text
 from asr_train.jobs import main
 from asr_train.paper.plot import scatter
@@ -46,18 +35,18 @@ PROBE = 4_000_000  # bytes, to measure bandwidth with
 INSIDE = "ASR_BENCH_NETWORK_INSIDE"
 
 
-def _all_to_one(sim: Simulation, ranks: Sequence[int], size: float) -> Signal:
-    there = Count(len(ranks) - 1)
+def _all_to_one(sim: network.Simulation, ranks: Sequence[int], size: float) -> network.Signal:
+    there = network.Count(len(ranks) - 1)
     for rank in ranks[1:]:
         sim.send(rank, ranks[:1], size).then(there.down)
     return there
 
 
-SIMULATED: dict[str, Collective] = {
-    "all-reduce": ring_allreduce,
-    "all-gather": ring_allgather,
-    "peer to peer": direct_allgather,
-    "broadcast": broadcast,
+SIMULATED: dict[str, network.Collective] = {
+    "all-reduce": network.ring_allreduce,
+    "all-gather": network.ring_allgather,
+    "peer to peer": network.direct_allgather,
+    "broadcast": network.broadcast,
     "all to one": _all_to_one,
 }
 
@@ -195,10 +184,10 @@ def compare(found: dict[str, Any]) -> list[dict[str, Any]]:
     cluster = ClusterSettings(
         sources=[], gpus_per_node=1, max_nodes=found["workers"], gpu=gpu, between=link
     )
-    links, ranks = Links(cluster, found["workers"]), range(found["workers"])
+    links, ranks = network.Links(cluster, found["workers"]), range(found["workers"])
 
     def simulated(name: str, size: float) -> float:
-        return alone(links, lambda sim: SIMULATED[name](sim, ranks, size))[0]
+        return network.alone(links, lambda sim: SIMULATED[name](sim, ranks, size))[0]
 
     rows = []
     for name, by_size in found["seconds"].items():

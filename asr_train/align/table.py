@@ -13,20 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from asr_train import files
 from asr_train.align.speakers import FILE as FMLLR
 from asr_train.align.speakers import Speakers, load_speakers, write_speakers
 from asr_train.align.viterbi import Aligned, Lost, Outcome
 from asr_train.checks import too_many_lost
 from asr_train.data.features import Utterance, folder_of, open_h5, write_h5
-from asr_train.files import (
-    check_part,
-    iter_jsonl,
-    part,
-    read_json,
-    write_json,
-    write_jsonl,
-    write_text,
-)
 from asr_train.lang.lexicon import SILENCE
 from asr_train.lang.states import States
 from asr_train.schema import FeatsSettings
@@ -58,7 +50,7 @@ def write_alignments(
     store = folder / "states.h5"
     aligned = [(u, o) for u, o in zip(utterances, outcomes, strict=True) if isinstance(o, Aligned)]
     write_h5(store, {utterance.id: outcome.states_T for utterance, outcome in aligned})
-    write_text(folder.with_name(folder.name + ".status.tsv"), _status(utterances, outcomes))
+    files.write_text(folder.with_name(folder.name + ".status.tsv"), _status(utterances, outcomes))
     described: dict[str, Any] = {"states": None}
     if states is not None:
         described = {
@@ -66,12 +58,12 @@ def write_alignments(
             "states_hash": states.hash,
             "states": states.plain(),
         }
-    parts = [part(store, folder)]
+    parts = [files.part(store, folder)]
     if speakers is not None:
         write_speakers(folder / FMLLR, speakers)
-        parts.append(part(folder / FMLLR, folder))
-    write_json(folder / "index.json", {**about, **described, "parts": parts})
-    write_jsonl(manifest, _rows(store, aligned, feats.shift_seconds, states))
+        parts.append(files.part(folder / FMLLR, folder))
+    files.write_json(folder / "index.json", {**about, **described, "parts": parts})
+    files.write_jsonl(manifest, _rows(store, aligned, feats.shift_seconds, states))
 
 
 def _rows(
@@ -131,14 +123,14 @@ class Alignments:
 
     def __init__(self, manifest: Path | str) -> None:
         folder = folder_of(manifest)
-        index = read_json(folder / "index.json")
+        index = files.read_json(folder / "index.json")
         for listed in index["parts"]:
-            check_part(folder, listed, remake=manifest)
+            files.check_part(folder, listed, remake=manifest)
         self.num_states: int = index["num_states"]
         self.states_hash: str = index["states_hash"]
         self.states: dict[str, Any] | None = index["states"]
         self.self_loops: list[float] = index["self_loops"]
-        self._places = {row["id"]: _place(row) for row in iter_jsonl(manifest)}
+        self._places = {row["id"]: _place(row) for row in files.iter_jsonl(manifest)}
         has_speakers = any(listed["path"] == FMLLR for listed in index["parts"])
         self.speakers = load_speakers(folder / FMLLR) if has_speakers else None
 

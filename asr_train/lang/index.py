@@ -7,15 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from asr_train.files import (
-    DamagedFileError,
-    check_part,
-    hash_of,
-    part,
-    read_json,
-    replacing,
-    write_json,
-)
+from asr_train import files
 from asr_train.lang.arpa import (
     BEGIN,
     END,
@@ -64,7 +56,9 @@ class Lang:
     def hash(self) -> str:
         """Return a hash of lexicon, states and silence; it does not cover the grammar."""
         learned = [] if self.pronprobs is None else [asdict(self.pronprobs)]
-        return hash_of([self.lexicon.prons, self.states.hash, self.silence_probability, *learned])
+        return files.hash_of(
+            [self.lexicon.prons, self.states.hash, self.silence_probability, *learned]
+        )
 
     def pron_cost(self, variant: Variant) -> float:
         """Return the cost in nats of a pronunciation."""
@@ -96,7 +90,7 @@ def write_lang(path: Path | str, lang: Lang) -> None:
     """Write the index; an ARPA file of another folder is copied to G.arpa beside it."""
     folder, arpa = Path(path).parent, lang.arpa
     if arpa is not None and arpa.parent != folder:
-        with replacing(folder / "G.arpa") as scratch:
+        with files.replacing(folder / "G.arpa") as scratch:
             shutil.copyfile(arpa, scratch)
         arpa = folder / "G.arpa"
     content: dict[str, Any] = {
@@ -108,14 +102,14 @@ def write_lang(path: Path | str, lang: Lang) -> None:
         "num_states": lang.states.num_states,
         "silence_probability": lang.silence_probability,
         "grammar": plain(lang.grammar),
-        "arpa": None if arpa is None else part(arpa, folder),
+        "arpa": None if arpa is None else files.part(arpa, folder),
         "missing": list(lang.lexicon.missing),
         "guessed": list(lang.lexicon.guessed),
         "lexicon": {w: [" ".join(p) for p in ps] for w, ps in lang.lexicon.prons.items()},
     }
     if lang.pronprobs is not None:
         content["pronprobs"] = asdict(lang.pronprobs)
-    write_json(path, content)
+    files.write_json(path, content)
 
 
 def write_ngram_lang(path: Path | str, lang: Lang, model: NgramModel) -> None:
@@ -134,7 +128,7 @@ def load_lang(path: Path | str) -> Lang:
     Raises:
         ValueError: for another format, or if the content does not have the recorded hash.
     """
-    content = read_json(path)
+    content = files.read_json(path)
     if content.get("format") != FORMAT:
         raise ValueError(
             f"{path} has format {content.get('format')}, this version reads {FORMAT}; "
@@ -148,7 +142,7 @@ def load_lang(path: Path | str) -> Lang:
         lexicon,
         States(tuple(content["phones"]), content["phone_states"], content["silence_states"]),
         build(GrammarSettings, content["grammar"], "grammar"),
-        None if arpa is None else check_part(Path(path).parent, arpa),
+        None if arpa is None else files.check_part(Path(path).parent, arpa),
         content["silence_probability"],
         None if learned is None else Pronprobs(**learned),
     )
@@ -173,7 +167,7 @@ def grammar_words(settings: GrammarSettings, arpa: Path | None) -> list[str]:
     marks = {BEGIN, END, UNKNOWN, UNKNOWN.upper()}
     words = [word for word in read_arpa(arpa).words if word not in marks]
     if reserved := {EPSILON, "#0"} & set(words):
-        raise DamagedFileError(
+        raise files.DamagedFileError(
             f"{arpa} has the word {min(reserved)}, a symbol of decoding graphs; train the model "
             "without it"
         )

@@ -21,16 +21,7 @@ from typing import Any
 import kaldifst
 import numpy as np
 
-from asr_train.files import (
-    Region,
-    check_part,
-    hash_of,
-    part,
-    read_json,
-    sha256,
-    write_bytes,
-    write_json,
-)
+from asr_train import files
 from asr_train.lang.hmms import NONE, Hmm
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import SILENCE
@@ -462,9 +453,9 @@ def with_self_loops(graph: Arrays, stay_S: np.ndarray, beyond: int = 0) -> Array
 
 def grammar_hash(lang: Lang) -> str:
     """Return a hash of the grammar."""
-    arpa = None if lang.arpa is None else sha256(lang.arpa)
+    arpa = None if lang.arpa is None else files.sha256(lang.arpa)
     own = lang.grammar
-    return hash_of([own.kind.name, own.words, own.min_words, own.max_words, arpa])
+    return files.hash_of([own.kind.name, own.words, own.min_words, own.max_words, arpa])
 
 
 def write_graph(
@@ -472,11 +463,11 @@ def write_graph(
 ) -> None:
     """Write HCLG.fst and then `path`, the JSON that describes it."""
     binary = path.with_suffix(".fst")
-    write_bytes(binary, const_of(graph))
-    write_json(
+    files.write_bytes(binary, const_of(graph))
+    files.write_json(
         path,
         {
-            "graph": part(binary, path.parent),
+            "graph": files.part(binary, path.parent),
             "nodes": len(graph.final_N),
             "arcs": len(graph.arcs_A),
             "num_states": states.num_states,
@@ -519,7 +510,7 @@ def load_graph(path: Path, lang: Lang, states: States, arrays: bool) -> Graph:
     """
     binary = check_graph(path, lang, states)
     words = len(lang.lexicon.words)
-    label = check_const(Region.of(binary).mapped(), states.num_states, words)
+    label = check_const(files.Region.of(binary).mapped(), states.num_states, words)
     found = read_arrays(binary)
     epsilon_heights(found)
     return Graph(read_fst(binary), label, found if arrays else None)
@@ -531,7 +522,7 @@ def check_graph(path: Path, lang: Lang, states: States) -> Path:
     Raises:
         ValueError: if it was made for others; names the hash that differs.
     """
-    about = read_json(path)
+    about = files.read_json(path)
     wanted = {
         "states_hash": states.hash,
         "lang_hash": lang.hash,
@@ -543,4 +534,4 @@ def check_graph(path: Path, lang: Lang, states: States) -> Path:
                 f"{path} was made with {name} {about[name]} but model and lang folder have "
                 f"{value}; delete it and rerun the tune stage"
             )
-    return check_part(path.parent, about["graph"])
+    return files.check_part(path.parent, about["graph"])
