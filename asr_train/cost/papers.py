@@ -11,4 +11,5 @@ PAPERS = Path(ROOT) / "conf" / "papers"
 
 def read_paper(name: str) -> dict[str, Any]:
     """Return what is in the file of that name."""
-    return read_yaml(PAPERS / f"{name}.yaml")
+    content: dict[str, Any] = read_yaml(PAPERS / f"{name}.yaml")
+    return content
