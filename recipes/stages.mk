@@ -309,13 +309,15 @@ $W/tables/wer%md: $C/score.yaml $(SHOWN) $(SCORES)
 $W/tables/exchange%md: $C/score.yaml $(SHOWN) $(NETS:%=$W/exp/%/model.json) \
   $(foreach r,$(NETS),$(EVAL:%=$W/exp/$r/score.%.json))
 	$Q$(PY) $S/exchange.py $(filter-out $(SHOWN),$^) $@
-# ASR_GOAL: what to call, from the root, to have all done; make escapes spaces in it, and line feeds are none.
+# ASR_GOAL: what to call, from the root, to have all done; make escapes spaces in it, and line feeds are none. While it
+# is split at spaces, escaped ones are \s: a value may end with one.
 define newline
 
 
 endef
 export ASR_GOAL := $(notdir $(CURDIR)) \
-  $(patsubst W=%,W=$(abspath $W),$(filter-out RECIPE=%,$(subst $(newline),\ ,$(MAKEOVERRIDES))))
+  $(subst \b,\\,$(subst \s,\ ,$(patsubst W=%,W=$(abspath $W),$(filter-out RECIPE=%,\
+  $(subst \ ,\s,$(subst \\,\b,$(subst $(newline),\ ,$(MAKEOVERRIDES))))))))
 # wer.md depends on the scores, manifests and score.yaml that are read here. An explicit rule that named these would
 # upset the plans of -n, and a pattern would make models intermediate files: an alignment by a missing one would be
 # taken for current.

@@ -135,9 +135,9 @@ def test_without_variables_nothing_is_undefined():
 
 def test_the_goal_that_status_names_counts_from_the_root_and_keeps_values_whole():
     show = "--eval=show: ; @printf '%s' \"$$ASR_GOAL\""
-    given = "SET=a={b,c}\nd=1", "GMMS=mono tri", "W=../w", "RECIPE=digits"
+    given = "SET=a={b,c}\nd=1 ", "GMMS=mono tri", "W=../w", "RECIPE=digits"
     said = make(ROOT / "recipes/digits", show, *given, "show").stdout
-    assert r"SET=a={b,c}\ d=1" in said
+    assert r"SET=a={b,c}\ d=1\ " in said
     assert r"GMMS=mono\ tri" in said
     assert f" W={ROOT}/recipes/w" in said
     assert "RECIPE" not in said
