@@ -10,10 +10,17 @@ from pathlib import Path
 
 from lhotse.supervision import AlignmentItem
 
+from asr_train.checks import spelled
 from asr_train.data import intake
 from asr_train.data.corpus import CorpusError, PreparedSplit, check_split, few
 from asr_train.data.intake import Row
-from asr_train.data.splits import by_utterances, further_test_speakers, share_of, split_speakers
+from asr_train.data.splits import (
+    by_utterances,
+    further_test_speakers,
+    share_of,
+    spelled_as,
+    split_speakers,
+)
 from asr_train.data.table import COLUMNS, TABLE
 from asr_train.files import read_text
 from asr_train.lang.lexicon import SILENCE
@@ -174,7 +181,7 @@ def _tell_apart(roots: list[Path], tables: list[list[Row]]) -> list[str]:
             taken |= {getattr(row, what) for row in table}
             if clash:
                 notes.append(
-                    f"  {root}: {len(clash)} {what}s of earlier folders too, "
+                    f"  {root}: {spelled(len(clash), what)} of earlier folders too, "
                     f"now with {prefix}- before them: {few(clash)}"
                 )
     return notes
@@ -187,6 +194,7 @@ def split_rows(tables: list[list[Row]], settings: FolderSettings) -> dict[str, l
         tables: the rows of `dir`, of each of `more_dirs`, and of the folders of `more_tests`.
     """
     first, *more = tables
+    settings = spelled_as((row.speaker for rows in tables for row in rows), settings)
     speakers = split_speakers(
         [row.speaker for row in first], settings, [row.speaker for rows in more for row in rows]
     )

