@@ -8,6 +8,7 @@ CORPUS_DIR=FOLDER` trains on it.
 example:
   asr-train table recordings
   asr-train table recordings --speaker '^([a-z]+)_'      # of anna_001.wav: anna
+  asr-train table recordings --speaker '^([^/]+)/'       # TextGrids: the sub-folder, not the tier
 """
 
 import argparse
@@ -28,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--speaker",
         metavar="PATTERN",
         help="regular expression, searched in a recording's path without suffix; its first group "
-        "is the speaker (default: the sub-folder)",
+        "is the speaker (default: the sub-folder, or a TextGrid's tier)",
     )
 
 
@@ -53,7 +54,12 @@ def run(options: argparse.Namespace) -> int:
                 raise ValueError(
                     f"{fields[2]} and {other[2]} would both be called {fields[0]}; rename one"
                 )
-        except (soundfile.LibsndfileError, OSError, ValueError) as error:
+        except soundfile.LibsndfileError as error:
+            why = error.error_string
+            problems.append(
+                f"{item.audio} cannot be read as audio ({why}); convert it to WAV or FLAC"
+            )
+        except (OSError, ValueError) as error:
             problems.append(str(error))
     for problem in problems:
         complain("table", problem)
@@ -74,6 +80,13 @@ def run(options: argparse.Namespace) -> int:
             f"table: each of {alone} recordings that are in no sub-folder is by a speaker of its "
             "own; if one said several, give --speaker, so that none is in training and in test"
         )
+    tiers = {item.speaker for item in items if item.interval}
+    grids = len({item.name for item in items if item.interval})
+    if len(tiers) == 1 < grids and pattern is None:
+        print(
+            f"table: all {grids} recordings with TextGrids are by the speaker {tiers.pop()}, as "
+            "their tiers are called; if that is no speaker, delete the table and give --speaker"
+        )
     return 1 if problems else 0
 
 
@@ -93,11 +106,11 @@ def _row(item: "Item", folder: Path, pattern: re.Pattern[str] | None) -> tuple[s
     else:
         speaker, text, start = names[0], read_text(item.text), ""
         seconds = soundfile.info(item.audio).duration
-        if pattern is not None:
-            found = pattern.search(item.name)
-            if not (found and found[1]):
-                raise ValueError(f"{path}: --speaker {pattern.pattern!r} finds no speaker in it")
-            speaker = found[1]
+    if pattern is not None:
+        found = pattern.search(item.name)
+        if not (found and found[1]):
+            raise ValueError(f"{path}: --speaker {pattern.pattern!r} finds no speaker in it")
+        speaker = found[1]
     row = (utt_id, speaker, path, f"{seconds:.4f}", " ".join(text.split()), start, "")
     if broken := [value for value in row if not value.isprintable()]:
         raise ValueError(f"{path}: {broken[0]!r} cannot stand in a table; rename it")

@@ -119,6 +119,11 @@ def _intervals(whole: Item) -> list[Item]:
     ]
     if not found:
         raise ValueError(f"{whole.text} has no interval with text, in a tier per speaker")
+    if nameless := [span for tier, spans in tiers.items() if not tier.strip() for span in spans]:
+        raise ValueError(
+            f"{whole.text} has {nameless[0].label!r} in a tier without a name; name the tier after "
+            "its speaker"
+        )
     return found
 
 

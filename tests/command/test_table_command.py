@@ -61,17 +61,40 @@ def test_a_pattern_finds_speakers_in_one_folder(recordings, capsys):
     assert "each of 2 recordings that are in no sub-folder is by a speaker of its own" in said
 
 
+def grid(audio, tiers):
+    """Give a recording a TextGrid in place of its text."""
+    audio.with_suffix(".txt").unlink()
+    timed = {s: Timed("1", "1", 0, s, 0.0, 0.5, span.label, (span,)) for s, span in tiers.items()}
+    write_textgrid(audio.with_suffix(".TextGrid"), timed)
+
+
 def test_intervals_of_a_textgrid_are_parts(recordings, capsys):
-    (recordings / "ben/1.txt").unlink()
-    tiers = {"ben": Span("a b", 0.1, 0.1), "cy": Span("c", 0.25, 0.25)}
-    grid = {s: Timed("1", "1", 0, s, 0.0, 0.5, span.label, (span,)) for s, span in tiers.items()}
-    write_textgrid(recordings / "ben/1.TextGrid", grid)
+    grid(recordings / "ben/1.wav", {"ben": Span("a b", 0.1, 0.1), "cy": Span("c", 0.25, 0.25)})
     assert run(capsys, recordings)[0] == 0
     rows = {row.utt_id: row for row in tabled(recordings)}
     assert list(rows) == ["anna-1", "anna_2", "ben-1-ben-0000100", "ben-1-cy-0000250"]
     cy = rows["ben-1-cy-0000250"]
     assert (cy.speaker, cy.start, cy.seconds, cy.text) == ("cy", 0.25, 0.25, "c")
     assert rows["anna-1"].start is None
+
+
+def test_tiers_that_are_no_speakers_give_way_to_a_pattern(recordings, capsys):
+    for name in ("anna/1.wav", "ben/1.wav"):
+        grid(recordings / name, {"text": Span("a b", 0.1, 0.1)})
+    _, said, _ = run(capsys, recordings)
+    assert {row[1] for row in listed(recordings)} == {"anna", "text"}
+    assert "all 2 recordings with TextGrids are by the speaker text, as their tiers" in said
+    (recordings / "utterances.tsv").unlink()
+    _, said, _ = run(capsys, recordings, "--speaker", "^(.+)/")
+    assert {row[1] for row in listed(recordings)} == {"anna", "ben"}
+    assert "by the speaker" not in said
+
+
+def test_a_tier_without_a_name_is_refused(recordings, capsys):
+    grid(recordings / "ben/1.wav", {" ": Span("a b", 0.1, 0.1)})
+    code, _, errors = run(capsys, recordings)
+    assert code == 1
+    assert "ben/1.TextGrid has 'a b' in a tier without a name; name the tier after its" in errors
 
 
 def test_what_cannot_be_listed_is_named_and_the_rest_is_listed(recordings, capsys):
@@ -81,7 +104,7 @@ def test_what_cannot_be_listed_is_named_and_the_rest_is_listed(recordings, capsy
     assert code == 1
     assert [row[0] for row in listed(recordings)] == ["anna-1"]
     assert "ben/1.wav has no text beside it" in errors
-    assert "anna/anna_2.flac" in errors
+    assert "anna/anna_2.flac cannot be read as audio (Format not recognised.); convert it" in errors
     assert "2 left out, listed above" in said
 
 
