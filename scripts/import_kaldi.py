@@ -40,7 +40,11 @@ def import_kaldi(kind: str, *paths: str) -> None:
         raise ValueError(f"there is no import of {kind!r}; known: {', '.join(KINDS)}")
     least, most, function = KINDS[kind]
     if not least <= len(paths) <= most:
-        raise ValueError(f"an import of {kind} takes other paths; see import_kaldi.py --help")
+        wanted = str(least) if least == most else f"{least} or more"
+        raise ValueError(
+            f"an import of {kind} takes {wanted} paths, not {len(paths)}; see import_kaldi.py "
+            "--help"
+        )
     function(*paths)
 
 
@@ -48,7 +52,8 @@ def data(*paths: str) -> None:
     *folders, output = paths
     for note in write_folder([read_data_dir(folder) for folder in folders], output):
         print(f"import: {note}")
-    print(f"import: next, make folder CORPUS_DIR={output}")
+    corpus = f"CORPUS_DIR={output}"
+    print(f"import: next, make folder {corpus} (without a clone: asr-train recipe folder {corpus})")
 
 
 def feats(archive: str, manifest: str, conf: str, output: str) -> None:

@@ -21,11 +21,11 @@ from lhotse.augmentation import Resample
 
 from asr_train.checks import spelled
 from asr_train.data.corpus import CorpusError, few, whole_recording
-from asr_train.data.table import write_table
+from asr_train.data.table import TABLE, write_table
 from asr_train.files import read_lines, write_text
 
 OVERSHOOT_SECONDS = 0.5  # of a segment past the recording's end, as in Kaldi's extract-segments
-OURS = ".asr_train"  # marks a data folder that may be written again
+OURS = ".asr_train"  # marks a folder that may be written again
 WHOLE_SECONDS = 1e-4  # a cut that ends this near to its recording's end includes it
 
 
@@ -79,8 +79,8 @@ def read_data_dir(folder: Path | str) -> DataDir:
     the data folder (`s5` for `s5/data/train`).
 
     Raises:
-        CorpusError: for a missing file, an invalid line, an id that is duplicate or in one file
-            only, or a command in wav.scp that is not recognised.
+        CorpusError: for a missing or empty file, an invalid line, an id that is duplicate or in one
+            file only, or a command in wav.scp that is not recognised.
     """
     folder = Path(folder)
     wavs = _table(folder / "wav.scp")
@@ -100,6 +100,8 @@ def read_data_dir(folder: Path | str) -> DataDir:
     else:
         places = {name: (name, 0.0, None) for name in recordings}
     of = "segments" if segmented else "wav.scp"
+    if not places:
+        raise CorpusError(f"{folder / of} is empty; it must have a line per utterance")
     for name, known in (("utt2spk", speakers), ("text", texts)):
         _check_same_ids(folder, of, set(places), name, set(known))
     for utt_id, (number, speaker) in speakers.items():
@@ -124,7 +126,8 @@ def _table(path: Path, empty: bool = False) -> dict[str, tuple[int, str]]:
     for number, line in enumerate(read_lines(path), 1):
         key, *rest = line.strip().split(maxsplit=1)[:2] or [""]
         if not key or not (rest or empty):
-            raise CorpusError(f"{path}, line {number} is {line!r}: something is missing in it")
+            lacks = "an id and what belongs to it" if not key else f"what belongs to {key}"
+            raise CorpusError(f"{path}, line {number} is {line!r}; it lacks {lacks}")
         if key in rows:
             raise CorpusError(
                 f"{path}: {key} is in line {rows[key][0]} and in line {number}; ids must be unique"
@@ -248,12 +251,13 @@ def cuts_of(data: DataDir) -> list[MonoCut]:
 def _recordings(data: DataDir) -> dict[str, Recording]:
     used = {u.recording for u in data.utterances}
     found, bad = {}, []
-    for name in used:
-        source = data.recordings[name]
+    for name, source in data.recordings.items():
+        if name not in used:
+            continue
         try:
             info = soundfile.info(source.path)
-        except (soundfile.LibsndfileError, OSError) as error:
-            why = error if source.path.exists() else "it is missing"
+        except soundfile.LibsndfileError as error:
+            why = error.error_string if source.path.exists() else "it is missing"
             bad.append(f"{source.where}: {source.path}: {why}")
             continue
         if (source.channel or 0) >= info.channels:
@@ -265,7 +269,7 @@ def _recordings(data: DataDir) -> dict[str, Recording]:
         found[name] = whole_recording(name, source.path, *size)
     if bad:
         raise CorpusError(
-            f"{data.folder}: {len(bad)} of {len(used)} recordings cannot be read: {min(bad)}; "
+            f"{data.folder}: {len(bad)} of {len(used)} recordings cannot be read: {bad[0]}; "
             "correct their lines (what sph2pipe or sox alone can read must become WAV files), or "
             "remove them and call utils/fix_data_dir.sh"
         )
@@ -296,7 +300,8 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
     Returns:
         Lines to print.
     Raises:
-        CorpusError: as `cuts_of`; or for duplicate ids or names of folders.
+        CorpusError: as `cuts_of`; for duplicate ids or names of folders; or for a table there that
+            was not imported.
     """
     folder = Path(folder)
     owners: dict[str, Path] = {}
@@ -308,6 +313,12 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
         )
     rows, notes, names = [], [], [data.folder.resolve().name for data in datas]
     listed: dict[str, list[str]] = {}
+    table = folder / TABLE
+    if table.exists() and not (folder / OURS).exists():
+        raise CorpusError(
+            f"{table} exists already, and {folder / OURS} does not mark it as an earlier import's; "
+            "name another folder, or delete it"
+        )
     if len(set(names)) < len(names):
         raise CorpusError(f"the data folders {names} must have different names; rename one")
     for data, name in zip(datas, names, strict=True):
@@ -333,6 +344,7 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
                 "folders apart, give other names in one utt2spk"
             )
         heard.update(speakers)
+    write_text(folder / OURS, "")
     for name, speakers in listed.items():
         write_text(folder / f"speakers.{name}", "".join(f"{speaker}\n" for speaker in speakers))
     write_table(folder, rows, parts=True)

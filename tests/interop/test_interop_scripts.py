@@ -289,7 +289,7 @@ def test_wrong_calls_say_what_there_is(work):
     with pytest.raises(ValueError, match="no import of 'nix'; known: data, feats, st"):
         import_kaldi("nix", "a", "b")
     for kind in IMPORTS:
-        with pytest.raises(ValueError, match=f"an import of {kind} takes other paths"):
+        with pytest.raises(ValueError, match=rf"an import of {kind} takes .* not 1"):
             import_kaldi(kind, "a")
     with pytest.raises(ValueError, match=r"model\.pt is neither a number of states nor"):
         call(import_kaldi, "ali", work, "kaldi/ali.txt", "model.pt", "feats/dev.jsonl.gz", "x")

@@ -344,6 +344,18 @@ def test_ids_of_two_folders_must_differ(tmp_path, parts):
     assert not (tmp_path / "out" / "utterances.tsv").exists()
 
 
+def test_a_table_that_was_not_imported_is_kept(tmp_path, cuts):
+    write_data_dir(cuts, tmp_path / "data")
+    data, out = read_data_dir(tmp_path / "data"), tmp_path / "out"
+    write_folder([data], out)
+    write_folder([data], out)  # again, which replaces it
+    (out / ".asr_train").unlink()
+    (out / "utterances.tsv").write_text("mine")
+    with pytest.raises(CorpusError, match=r"out/utterances\.tsv exists already, and .* name anoth"):
+        write_folder([data], out)
+    assert (out / "utterances.tsv").read_text() == "mine"
+
+
 def test_a_speaker_of_two_folders_is_named(tmp_path, cuts):
     write_data_dir(cuts[:-1], tmp_path / "train")
     write_data_dir(cuts[-1:], tmp_path / "test")
@@ -373,17 +385,18 @@ def test_relative_paths_count_from_the_recipe_as_kaldis_do(tmp_path, cuts, monke
     [
         ("text", None, r"text is missing"),
         ("text", "anna-1 ONE\nanna-1 TWO\n", r"text: anna-1 is in line 1 and in line 2"),
-        ("text", "anna-1 ONE\n\nanna-2 TWO\n", r"text, line 2 is ''"),
+        ("text", "anna-1 ONE\n\nanna-2 TWO\n", r"text, line 2 is ''; it lacks an id"),
         ("text", "anna-1 ONE\nanna-2 TWO\n", r"1 of the utterances in segments are not in text.*b"),
         ("utt2spk", "anna-1 anna\nanna-2\nben-1 ben\n", r"utt2spk, line 2"),
         ("utt2spk", "anna-1 a\nanna-2 a b\nben-1 ben\n", r"utt2spk, line 2.*'a b'.*one word"),
         ("utt2spk", "anna-1 a\nanna-2 a\nben-1 b\nz z\n", r"in utt2spk are not in segments.*z"),
+        ("segments", "", r"segments is empty; it must have a line per utterance"),
         ("segments", "anna-1 call1 0.5\n", r"segments, line 1 is 'call1 0.5'"),
         ("segments", "anna-1 call1 0.5 x\n", r"segments, line 1"),
         ("segments", "anna-1 call1 0.5 nan\n", r"segments, line 1.*from 0.5 to nan"),
         ("segments", "anna-1 call1 2 1\n", r"segments, line 1.*from 2.0 to 1.0"),
         ("segments", "anna-1 call9 0 1\n", r"segments, line 1: the recording call9 is not in wav"),
-        ("wav.scp", "call1\n", r"wav\.scp, line 1"),
+        ("wav.scp", "call1\n", r"wav\.scp, line 1 is 'call1'; it lacks what belongs to call1"),
         ("wav.scp", b"call1 \xff.wav\n", r"wav\.scp, line 1 has the byte 0xff, so it is not UTF-8"),
     ],
 )
