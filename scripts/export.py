@@ -23,6 +23,7 @@ import torch
 from lhotse import CutSet
 
 from asr_train.align.table import Alignments
+from asr_train.checks import spelled
 from asr_train.data.corpus import read_cuts
 from asr_train.data.features import open_feats
 from asr_train.decode.posteriors import load_scorer
@@ -51,21 +52,21 @@ def data(manifest: str, output: str) -> None:
     cuts = list(CutSet.from_dicts(read_cuts(manifest)))
     for note in write_data_dir(cuts, output):
         print(f"export: {note}")
-    print(f"export: {len(cuts)} utterances in {output}")
+    print(f"export: {spelled(len(cuts), 'utterance')} in {output}")
 
 
 def feats(manifest: str, output: str) -> None:
     store = open_feats(manifest)
     utterances = progress(store, "features", len(store.utterances))
     count = write_matrices(output, ((u.id, store.load(u)) for u in utterances))
-    print(f"export: {store.frames} frames of {count} utterances in {output}")
+    print(f"export: {store.frames} frames of {spelled(count, 'utterance')} in {output}")
 
 
 def ali(manifest: str, output: str) -> None:
     store = Alignments(manifest)
     order = sorted(store.ids, key=str.encode)  # as Kaldi's tools need
     count = write_int_vectors(output, ((utt_id, store.load(utt_id)) for utt_id in order))
-    print(f"export: {count} utterances, pdf-ids below {store.num_states}, in {output}")
+    print(f"export: {spelled(count, 'utterance')}, pdf-ids below {store.num_states}, in {output}")
 
 
 def posteriors(model: str, features: str, output: str) -> None:
@@ -82,7 +83,9 @@ def posteriors(model: str, features: str, output: str) -> None:
         print(f"export: {scorer.run}: scores of a first pass, without speaker adaptation")
     scores = ((u.id, scorer.score(u)) for u in progress(store, "scores", len(store.utterances)))
     count = write_matrices(output, scores)
-    print(f"export: scores of {scorer.num_states} states, {count} utterances, in {output}")
+    print(
+        f"export: scores of {scorer.num_states} states, {spelled(count, 'utterance')}, in {output}"
+    )
 
 
 def ctm(*paths: str) -> None:
@@ -112,12 +115,14 @@ def _aligned(kind: str, manifest: str, output: str) -> None:
 
 def _written(utterances: list[Timed], output: str) -> None:
     count = write_ctm(output, utterances)
-    print(f"export: {count} lines of {len(utterances)} utterances in {output}")
+    print(
+        f"export: {spelled(count, 'line')} of {spelled(len(utterances), 'utterance')} in {output}"
+    )
 
 
 def stm(manifest: str, output: str) -> None:
     count = write_stm(output, (place_of(row) for row in iter_jsonl(manifest)))
-    print(f"export: {count} utterances in {output}")
+    print(f"export: {spelled(count, 'utterance')} in {output}")
 
 
 def textgrid(manifest: str, output: str) -> None:
@@ -125,7 +130,7 @@ def textgrid(manifest: str, output: str) -> None:
     for row in progress(iter_jsonl(manifest), "TextGrids", count):
         shift = row.get("features", {}).get("frame_shift", 0.0)
         write_textgrid(Path(output) / f"{row['id']}.TextGrid", _tiers(row), shift / 2)
-    print(f"export: {count} TextGrids in {output}")
+    print(f"export: {spelled(count, 'TextGrid')} in {output}")
 
 
 def _tiers(row: dict[str, Any]) -> dict[str, Timed]:

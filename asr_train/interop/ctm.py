@@ -121,5 +121,5 @@ def _check_words(where: str, *names: str) -> None:
     for name in names:
         if name.split() != [name]:
             raise ValueError(
-                f"{where}: {name!r} is empty or has a space, a separator in CTM and STM"
+                f"{where}: {name!r} is empty or has a space, a separator in CTM and STM; rename it"
             )

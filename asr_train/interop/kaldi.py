@@ -398,7 +398,8 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
         for what, name in (("id", utt_id), ("speaker", speaker), ("recording", recording_id)):
             if name.split() != [name]:
                 raise ValueError(
-                    f"{utt_id}: the {what} {name!r} is empty or has a space, which Kaldi splits at"
+                    f"{utt_id}: the {what} {name!r} is empty or has a space, which Kaldi splits "
+                    "at; rename it in the corpus, and run make again"
                 )
     heard: dict[str, tuple[str, int]] = {}  # file and channel of each recording
     for cut in cuts:
