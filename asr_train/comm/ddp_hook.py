@@ -77,7 +77,9 @@ class ReducerHook(ABC):
         (self._rank,), self._ranks = exchange.local, len(exchange)
         kind = type(self).__name__
         self._identity = f"{kind} of rank {self._rank} of {self._ranks}, {size} parameters"
-        self._reducer = self._exchanging(exchange, [slot.shape for slot in table])
+        shapes = [slot.shape for slot in table]
+        self._shapes = [list(shape) for shape in shapes]
+        self._reducer = self._exchanging(exchange, shapes)
         self._start_iter, self._steps, self._max_norm = start_iter, 0, max_norm
         self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []
         self.loss_scale = 1.0
@@ -92,6 +94,11 @@ class ReducerHook(ABC):
         state: "ReducerHook", bucket: dist.GradBucket, *sharded: Tensor
     ) -> torch.futures.Future[Tensor]:
         """Take a bucket from DDP; all futures of a step are completed at its last bucket."""
+        if not isinstance(state, ReducerHook):
+            raise TypeError(
+                f"the hook's state is a {type(state).__name__}; give the object of the hook as the "
+                "state: register_comm_hook(gtc, GtcHook.hook)"
+            )
         if not isinstance(bucket, dist.GradBucket):  # FSDP's gradient, and where its part belongs
             raise TypeError(
                 f"{type(state).__name__} is for DistributedDataParallel; FSDP, which gives its "
@@ -157,6 +164,7 @@ class ReducerHook(ABC):
         self._reducer.check()
         return {
             "identity": self._identity,
+            "shapes": self._shapes,
             "steps": self._steps,
             "sent": list(astuple(self.sent)),
             "group": self._reducer.group_state(),
@@ -167,14 +175,22 @@ class ReducerHook(ABC):
         """Restore what `state_dict` returned on the same rank.
 
         Raises:
-            ValueError: if it is of another rank, number of ranks, kind of hook or size of model.
+            ValueError: if it is of another rank, number of ranks, kind of hook or model.
         """
         if (found := state.get("identity", self._identity)) != self._identity:
             raise ValueError(
                 f"this is the state of a {found}, but the hook is a {self._identity}; load each "
                 "rank's own, or none on any rank: what is not sent yet is lost then"
             )
-        self._steps = state.get("steps", self._start_iter)  # absent in states of older versions
+        # Shapes and steps are absent in states of older versions
+        for found, own in zip(state.get("shapes", self._shapes), self._shapes, strict=False):
+            if found != own:
+                raise ValueError(
+                    f"this is the state of a model with a parameter of shape {found}, where the "
+                    f"hook's model has {own}; load it on the same model, with its layers in the "
+                    "same order"
+                )
+        self._steps = state.get("steps", self._start_iter)
         self.sent = Sent(*state["sent"])
         self._reducer.load_group_state(state["group"])
         self._reducer.load_worker_state(self._rank, state["worker"])

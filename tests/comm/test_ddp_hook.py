@@ -481,6 +481,10 @@ def test_states_of_others_and_parameters_that_a_hook_cannot_take_are_refused():
         for other, state in ((hook, states[1 - rank]), (alike, states[rank])):
             with pytest.raises(ValueError, match=f"a {state['identity']}, but the hook is a "):
                 other.load_state_dict(state)
+        wide, tall = nn.Linear(6, 2, bias=False), nn.Linear(2, 6, bias=False)  # of equal sizes
+        for kind in (lambda model: GtcHook(model, SETTINGS), OneBitHook):
+            with pytest.raises(ValueError, match=r"of shape \[2, 6\], where .* has \[6, 2\]; load"):
+                kind(tall).load_state_dict(kind(wide).state_dict())
         model = Net(always=True)
         model.second.requires_grad_(False)
         hook = GtcHook(model, SETTINGS)
@@ -492,6 +496,8 @@ def test_states_of_others_and_parameters_that_a_hook_cannot_take_are_refused():
         ddp = hooked(GtcHook(table, SETTINGS), table)
         with pytest.raises(ValueError, match="set sparse=False"):
             ddp(torch.tensor([1])).sum().backward()
+        with pytest.raises(TypeError, match="state is a NoneType; give the object of the hook"):
+            GtcHook.hook(None, torch.zeros(3))
         for given in (torch.zeros(3), (torch.zeros(4), torch.zeros(2))):  # of FSDP
             with pytest.raises(TypeError, match="GtcHook is for DistributedDataParallel; FSDP"):
                 GtcHook.hook(hook, *given)
