@@ -130,7 +130,7 @@ class Alignments:
         self.states_hash: str = index["states_hash"]
         self.states: dict[str, Any] | None = index["states"]
         self.self_loops: list[float] = index["self_loops"]
-        self._places = {row["id"]: _place(row) for row in files.iter_jsonl(manifest)}
+        self._places = {row["id"]: _place(row, folder) for row in files.iter_jsonl(manifest)}
         has_speakers = any(listed["path"] == FMLLR for listed in index["parts"])
         self.speakers = load_speakers(folder / FMLLR) if has_speakers else None
 
@@ -146,10 +146,10 @@ class Alignments:
         return ali_T
 
 
-def _place(row: dict[str, Any]) -> tuple[str, str]:
-    """Return a path's file and its name there, all that is kept of a row: it is long."""
+def _place(row: dict[str, Any], folder: Path) -> tuple[str, str]:
+    """Return a path's file, in this folder, and its name there: all that is kept of a long row."""
     array = row["custom"]["ali"]["array"]
-    return sys.intern(array["storage_path"]), array["storage_key"]
+    return sys.intern(str(folder / Path(array["storage_path"]).name)), array["storage_key"]
 
 
 # --- quality ------------------------------------------------------------------------------------

@@ -299,14 +299,21 @@ class Utterance:
 class Feats:
     """The stored features of a split; see `open_feats`.
 
+    Args:
+        folder: with the parts that the rows name; the rows' own paths are of where they were made.
     Attributes:
         frames: of all utterances.
     """
 
     def __init__(
-        self, settings: FeatsSettings, utterances: list[Utterance], speakers: dict[str, "Sums"]
+        self,
+        settings: FeatsSettings,
+        utterances: list[Utterance],
+        speakers: dict[str, "Sums"],
+        folder: Path,
     ) -> None:
         self.settings, self.utterances, self._speakers = settings, utterances, speakers
+        self._folder = folder
         self.frames = sum(utterance.frames for utterance in utterances)
 
     def __iter__(self) -> Iterator[Utterance]:
@@ -315,12 +322,13 @@ class Feats:
     def load(self, utterance: Utterance) -> np.ndarray:
         """Return features as stored: float32 [T, F]."""
         stored = utterance.row["features"]
+        part = self._folder / Path(stored["storage_path"]).name
         try:
-            file = open_h5(stored["storage_path"], os.getpid())
+            file = open_h5(str(part), os.getpid())
             feats_TF: np.ndarray = file[stored["storage_key"]][:]
         except (OSError, KeyError) as error:
             raise ValueError(
-                f"{utterance.id} cannot be read from {stored['storage_path']} ({error}); "
+                f"{utterance.id} cannot be read from {part} ({error}); "
                 "delete that file and its manifest, and run make again"
             ) from error
         return feats_TF
@@ -350,6 +358,7 @@ def open_feats(manifest: Path | str) -> Feats:
         build(FeatsSettings, index["settings"], f"{manifest}: settings"),
         [_utterance(row) for row in files.iter_jsonl(manifest)],
         {speaker: Sums.from_plain(sums) for speaker, sums in index["speakers"].items()},
+        folder,
     )
 
 
@@ -375,7 +384,7 @@ class Heard(Feats):
     """
 
     def __init__(self, settings: FeatsSettings, prior: Sums) -> None:
-        super().__init__(settings, [], {})
+        super().__init__(settings, [], {}, Path())  # no files
         self._prior = prior
         self._feats: dict[str, np.ndarray] = {}
 

@@ -86,6 +86,13 @@ def test_stored_paths_are_read_back(stored):
         assert np.array_equal(ali.load(name), outcome.states_T)
 
 
+def test_paths_that_were_moved_are_read_where_they_are(stored, tmp_path):
+    manifest, _, outcomes = stored
+    (tmp_path / "ali").rename(tmp_path / "moved")
+    ali = Alignments(tmp_path / "moved" / "mono" / manifest.name)
+    assert np.array_equal(ali.load("u1"), outcomes[0].states_T)
+
+
 def test_memory_does_not_grow_with_the_phones_of_the_alignments(tmp_path):
     """For 960 hours the manifest's rows would take 14 GB, 50 KB an utterance with 140 phones."""
     outcome = aligned([("a", 3, 0), ("b", 3, 1)] * 100, -1.0)

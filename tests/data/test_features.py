@@ -181,6 +181,16 @@ def test_stored_features_are_read_back(corpus, tmp_path):
         assert utterance.frames == len(feats.load(utterance))
 
 
+def test_features_that_were_moved_are_read_where_they_are(corpus, tmp_path):
+    """Not where their rows say that they were: another run may have written there since."""
+    manifest = stored(corpus(*TWO), tmp_path, settings())
+    before = [open_feats(manifest).load(u) for u in open_feats(manifest)]
+    shutil.copytree(tmp_path / "feats", tmp_path / "moved" / "feats")
+    shutil.rmtree(tmp_path / "feats")
+    moved = open_feats(tmp_path / "moved" / "feats" / manifest.name)
+    assert all(np.array_equal(x, moved.load(u)) for x, u in zip(before, moved, strict=True))
+
+
 def test_an_utterance_is_held_in_a_fraction_of_its_rows_memory(corpus, tmp_path):
     manifest = stored(corpus(*TWO), tmp_path, settings())
     row = read_jsonl(manifest)[0]
