@@ -301,6 +301,11 @@ def _remake(path: str) -> str:
             if stage == "gmm" and not os.path.exists(folder + found.expand(r"conf/gmm/\1.yaml")):
                 continue  # a network of the same name
             output = folder + found.expand(target)
+            work = os.environ.get("ASR_WORK")
+            if work and pattern.startswith("audio/") and not os.path.exists(output):
+                output = os.path.join(
+                    work, found.expand(target)
+                )  # which was copied, with its paths
             first = f"delete {output} and " if os.path.exists(output) else ""
             return f"the {stage} stage makes it: {first}run make again"
     return "put it back, or correct the setting that names it, and run make again"

@@ -157,6 +157,18 @@ def lives(process: int) -> bool:
     return True
 
 
+def test_a_copied_work_folder_makes_its_recordings_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("ASR_WORK", str(tmp_path))
+    manifest = tmp_path / "manifests" / "dev.jsonl.gz"
+    manifest.parent.mkdir()
+    manifest.touch()
+    error = FileNotFoundError(2, "", "/old/work/audio/dev/a.flac")
+    assert asr_train.jobs.cause(error, "x") == (
+        "/old/work/audio/dev/a.flac is missing; the manifests stage makes it: "
+        f"delete {manifest} and run make again"
+    )
+
+
 @pytest.mark.parametrize("launcher, code", [(None, 0), ("parent", 0), ("1", 1)])
 def test_a_process_ends_if_its_launcher_died_before_it_asked(launcher, code):
     environment = {"TORCHELASTIC_RUN_ID": "none"}
