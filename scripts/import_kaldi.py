@@ -57,10 +57,11 @@ def data(*paths: str) -> None:
 
 
 def feats(archive: str, manifest: str, conf: str, output: str) -> None:
+    _check_manifest(output)
     cuts = list(CutSet.from_dicts(read_cuts(manifest)))
     frames, others = import_feats(archive, cuts, load(FeatsSettings, conf), output)
     rest = f"; {others} more in the archive are not in the manifest" if others else ""
-    print(f"import: {frames} frames of {len(cuts)} utterances{rest}")
+    print(f"import: {frames} frames of {spelled(len(cuts), 'utterance')}{rest}")
 
 
 def states(model_dir: str, lang_dir: str, output: str) -> None:
@@ -74,6 +75,7 @@ def states(model_dir: str, lang_dir: str, output: str) -> None:
 
 
 def ali(archive: str, states: str, features: str, output: str) -> None:
+    _check_manifest(output)
     known = None
     if states.endswith(".json"):
         known = kaldi_states.read_states(states)
@@ -84,13 +86,13 @@ def ali(archive: str, states: str, features: str, output: str) -> None:
         about = _states_of(states)
     aligned, lost, wordless = import_ali(archive, open_feats(features), about, output, known)
     table = Path(output).name.replace(".jsonl.gz", ".status.tsv")
-    rest = f", {lost} have none (see {table})" if lost else ""
+    rest = f", {lost} without (see {table})" if lost else ""
     if wordless:
         rest += (
             f"; {wordless} without times of words: other words than the transcript's, or phones "
             "without positions in words (_B, _E, _I, _S)"
         )
-    print(f"import: alignments of {aligned} utterances{rest}")
+    print(f"import: alignments of {spelled(aligned, 'utterance')}{rest}")
 
 
 def lang(lexicon: str, states: str, language: str, output: str) -> None:
@@ -120,6 +122,11 @@ def scores(*paths: str) -> None:
     *archives, states, output = paths
     count = import_scores(archives, kaldi_states.read_states(states), output)
     print(f"import: scores of {count} utterances in {Path(output).with_name('scores.h5')}")
+
+
+def _check_manifest(output: str) -> None:
+    if not output.endswith(".jsonl.gz"):
+        raise ValueError(f"{output} is to be a manifest, so its name must end with .jsonl.gz")
 
 
 def _states_of(manifest: str) -> dict[str, Any]:

@@ -291,8 +291,11 @@ def test_wrong_calls_say_what_there_is(work):
     for kind in IMPORTS:
         with pytest.raises(ValueError, match=rf"an import of {kind} takes .* not 1"):
             import_kaldi(kind, "a")
+    for kind in ("feats", "ali"):
+        with pytest.raises(ValueError, match=r"out is to be a manifest, .* end with \.jsonl\.gz"):
+            import_kaldi(kind, "a", "b", "c", "out")
     with pytest.raises(ValueError, match=r"model\.pt is neither a number of states nor"):
-        call(import_kaldi, "ali", work, "kaldi/ali.txt", "model.pt", "feats/dev.jsonl.gz", "x")
+        call(import_kaldi, "ali", work, "kaldi/ali.txt", "model.pt", "feats/dev.jsonl.gz", "x.jsonl.gz")
 
 
 def test_a_hypothesis_of_another_split_is_refused(work):
