@@ -31,7 +31,7 @@ from asr_train.files import read_json, read_jsonl, write_bytes, write_text
 from asr_train.jobs import main, stage_times
 from asr_train.report.card import Recorded, data_card
 from asr_train.report.page import Work, alignment_markdown, best_run, build_page
-from asr_train.report.tables import Score, goal, read_score
+from asr_train.report.tables import Score, call, read_score
 from asr_train.report.utterances import of_split, worst
 from asr_train.schema import ScoreSettings, load
 from asr_train.score.normalise import load_normaliser
@@ -120,7 +120,7 @@ def contents(
         card=data_card(recorded) if recorded else None,
         passes={p.parent.name: read_jsonl(p) for p in named(inputs, "exp/*/passes.jsonl")},
         runs=[of_run(run, models, scores, times, work, folder) for run in runs if models],
-        command=f"make {called}" if (called := goal()) else "",
+        command=call(),
     )
 
 

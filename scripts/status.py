@@ -16,8 +16,7 @@ from pathlib import Path
 
 from asr_train.files import read_text
 from asr_train.jobs import stage_times
-from asr_train.report.tables import goal as given
-from asr_train.report.tables import spell_seconds
+from asr_train.report.tables import call, spell_seconds
 
 MAKES = ("make", "gmake")
 
@@ -40,7 +39,7 @@ def status(plan: str, targets: Sequence[str], work: Path) -> str:
             )
         )
     lines = [f"{a:<7}  {b:>11}  {c:>9}  {d}" for a, b, c, d in rows]
-    return "\n".join([*lines, summary(states, goal_of(work))])
+    return "\n".join([*lines, summary(states, command_of(work))])
 
 
 def state_of(target: str, rebuilt: set[str]) -> str:
@@ -90,20 +89,18 @@ def _size(path: Path) -> int:
         return 0
 
 
-def summary(states: Sequence[str], goal: str) -> str:
+def summary(states: Sequence[str], command: str) -> str:
     """Summarise as `7 done, 2 stale, 3 missing; next: make digits`."""
     count = Counter(states)
     counts = ", ".join(f"{count[state]} {state}" for state in ("done", "stale", "missing"))
-    return f"{counts}; " + (
-        "nothing to do" if count["done"] == len(states) else f"next: make {goal}"
-    )
+    return f"{counts}; " + ("nothing to do" if count["done"] == len(states) else f"next: {command}")
 
 
-def goal_of(work: Path) -> str:
-    """Return the goal to make: recipes/digits/work is made by `make digits`."""
+def command_of(work: Path) -> str:
+    """Return the command that makes it: recipes/digits/work is made by `make digits`."""
     folder = work.resolve().parent
     recipe = folder.name if folder.parent.name == "recipes" else "table"
-    return given() or recipe
+    return call() or f"make {recipe}"
 
 
 def spell_bytes(count: int) -> str:

@@ -12,6 +12,7 @@ example:
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -53,7 +54,9 @@ def run(options: argparse.Namespace) -> int:
     if takes and fetched.is_dir() and "CORPUS_DIR" not in said:
         given.append(f"CORPUS_DIR={fetched}")
     command = [make, "--no-print-directory", "-C", str(folder / options.name)]
-    return subprocess.run([*command, f"PY={sys.executable}", *given], check=False).returncode
+    env = {**os.environ, "ASR_CALL": "asr-train recipe"}  # in the commands that are printed
+    words = [*command, f"PY={sys.executable}", *given]
+    return subprocess.run(words, check=False, env=env).returncode
 
 
 def _from_here(argument: str) -> str:

@@ -339,10 +339,17 @@ def provenance(conf: Path | str) -> dict[str, str]:
     }
 
 
-def goal() -> str:
-    """Return make's goal and variables (ASR_GOAL), quoted for a shell; make escapes spaces only."""
+def call() -> str:
+    """Return the command that makes all, quoted for a shell; "" outside make.
+
+    ASR_GOAL has make's goal and variables, in which make escapes spaces only; ASR_CALL is the
+    program where that is not make, but calls it.
+    """
     words = re.findall(r"(?:\\.|[^\\ ])+", os.environ.get("ASR_GOAL", ""))
-    return shlex.join(re.sub(r"\\(.)", r"\1", word) for word in words)
+    given = [re.sub(r"\\(.)", r"\1", word) for word in words]
+    if program := os.environ.get("ASR_CALL"):
+        given = [word for word in given if not word.startswith("PY=")]  # which it adds itself
+    return f"{program or 'make'} {shlex.join(given)}" if given else ""
 
 
 def commit(root: Path = Path(ROOT)) -> str:

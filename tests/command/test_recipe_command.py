@@ -66,6 +66,11 @@ def test_recipe_calls_make_with_a_folder_here(tmp_path, capfd, monkeypatch):
     out = capfd.readouterr().out
     assert f"{tmp_path}/digits-work-tiny/exp/dnn/model.json" in out
     assert (tmp_path / "digits-work-tiny/conf/decode.yaml").exists()
+    assert run("recipe", "digits", "SIZE=tiny", "status") == 0
+    out = capfd.readouterr().out
+    assert out.endswith(
+        f"; next: asr-train recipe digits W={tmp_path}/digits-work-tiny SIZE=tiny\n"
+    )
     assert run("recipe", "digits", "W=", "-n") == 2
     assert "W is ''; name a folder" in capfd.readouterr().err
     layouts.table(tmp_path / "people", {"ann": ["one"]})

@@ -295,7 +295,15 @@ def test_wrong_calls_say_what_there_is(work):
         with pytest.raises(ValueError, match=r"out is to be a manifest, .* end with \.jsonl\.gz"):
             import_kaldi(kind, "a", "b", "c", "out")
     with pytest.raises(ValueError, match=r"model\.pt is neither a number of states nor"):
-        call(import_kaldi, "ali", work, "kaldi/ali.txt", "model.pt", "feats/dev.jsonl.gz", "x.jsonl.gz")
+        call(
+            import_kaldi,
+            "ali",
+            work,
+            "kaldi/ali.txt",
+            "model.pt",
+            "feats/dev.jsonl.gz",
+            "x.jsonl.gz",
+        )
 
 
 def test_a_hypothesis_of_another_split_is_refused(work):
