@@ -36,8 +36,8 @@ def settings(run: str, overrides: list[str]) -> Config:
     for override in overrides:
         if override.find("=") < 1:
             raise SettingsError(
-                f"SET holds {override!r}; it takes group.key=value or group=file, "
-                "and lists and mappings without spaces"
+                f"the setting {override!r} is neither group.key=value nor group=file; "
+                "lists and mappings are without spaces"
             )
         if re.match(r"[A-Z_]+=", override):
             name = override.partition("=")[0]
@@ -161,7 +161,7 @@ def _cause(error: Exception, overrides: list[str]) -> str:
     text = str(error)
     ambiguous = re.search(r"Ambiguous value for argument '(.+)'", text)
     if unread := ambiguous[1] if ambiguous else getattr(error, "override", None):
-        return f"SET holds {unread!r}, which cannot be read; check its brackets and quotes"
+        return f"the setting {unread!r} cannot be read; check its brackets and quotes"
     missing = re.search(r"Could not override '([^']+)'", text)
     if missing:
         *groups, key = missing.group(1).split(".")
