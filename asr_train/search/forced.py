@@ -67,9 +67,11 @@ def forced_path(
     live_L["node"], live_L["back"] = graph.start, NONE
     slot_N = np.full(nodes, NONE, np.int32)
     place_H, before_H = np.zeros(0, np.int32), np.zeros(0, np.int64)
-    search = (first_N, graph.arcs_A, column_K, scale, beam)
+    # Always of the same types: for others, each worker would compile anew
+    search = (first_N, graph.arcs_A, column_K.astype(np.int64), float(scale), float(beam))
     for begin in range(0, frames, WINDOW):
-        window_nC = np.ascontiguousarray(scores(slice(begin, min(begin + WINDOW, frames))))
+        span = slice(begin, min(begin + WINDOW, frames))
+        window_nC = np.ascontiguousarray(scores(span), np.float32)
         _check_window(window_nC, begin, frames, int(column_K.max()) + 1)
         live_L, place_H, before_H = _advance(search, window_nC, live_L, slot_N, place_H, before_H)
         place_H, before_H = _collected(live_L, place_H, before_H)

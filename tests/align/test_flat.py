@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from toy import path_of, phone_of_state, toy_lang
 
+from asr_train.align import flat
 from asr_train.align.flat import easiest, flat_start, posteriors, row_of_states, usual_loops
 from asr_train.data.features import Utterance
 from asr_train.lang.states import States
@@ -90,6 +91,17 @@ def test_the_easiest_have_few_words_and_enough_frames():
 def test_the_easiest_are_at_least_one_and_last_no_longer_than_asked(seconds, names):
     rows = [utterance(name, "A", 90 + i) for i, name in enumerate("abc")]
     assert [u.id for u in easiest(rows, toy_lang(), 9, seconds)] == list(names)
+
+
+def test_what_is_loaded_before_workers_are_forked_is_all_that_they_run():
+    """Else each worker of each pass would compile it anew."""
+    lang = toy_lang()
+    row = row_of_states(["A", "C"], lang)
+    flat.ready()
+    for kind in (np.float32, np.float64):
+        scores_TS = np.zeros((40, lang.states.num_states), kind)
+        posteriors(row, scores_TS, usual_loops(lang, 0.01), lang.states.of("SIL"), 0.4)
+    assert len(flat._forward.signatures) == 1
 
 
 def test_sums_do_not_depend_on_the_number_of_processes(monkeypatch):

@@ -69,6 +69,17 @@ def test_scores_that_are_no_numbers_are_refused_by_frame(monkeypatch):
         forced_path(graph, column_K, 20, lambda s: scores_TS[:10, :3], 1.0, 1000.0)
 
 
+def test_what_is_loaded_before_workers_are_forked_is_all_that_they_run():
+    ready()
+    transcript, scores_TS = made(0)
+    for number in (np.int32, np.int64):
+        column_K = transcript.state_K.astype(number)
+        forced_path(transcript.graph, column_K, len(scores_TS), lambda s: scores_TS[s], 1, 1000)
+    compiled = asr_train.search.forced
+    for function in (compiled._advance, compiled._collected, compiled._traced):
+        assert len(function.signatures) == 1
+
+
 def test_memory_goes_with_frames_not_with_frames_times_places():
     """30,000 frames of 7,200 places: at first, thousands of tokens per frame are in the beam."""
     rng = np.random.default_rng(0)
