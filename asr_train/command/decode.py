@@ -25,7 +25,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from asr_train.command.main import complain, on_terminal
+from asr_train.command.main import complain, on_terminal, told_after
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,9 @@ def run(options: argparse.Namespace) -> int:
             "name another file after --output"
         )
     recogniser = Recogniser.load(options.bundle, confidences=options.format != "text")
-    recogniser.prepare()
+    compiling = "the search is compiled, once per installation: some 30 seconds"
+    with told_after(5, "decode", compiling):
+        recogniser.prepare()
     stream = io.BytesIO(sys.stdin.buffer.read()) if "-" in options.files else None
 
     def speaker(files: list[str]) -> list[tuple[str, Any, str]]:

@@ -5,12 +5,15 @@ error, or a file that could not be used; 2 a wrong call.
 """
 
 import argparse
+import contextlib
 import importlib
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from typing import NoReturn
 
 from asr_train.jobs import cause, print_any_text
@@ -104,6 +107,18 @@ def script(name: str, *arguments: str) -> int:
 def on_terminal(what: str) -> str:
     """Return the label of a progress bar; "", which shows none, if nobody watches."""
     return what if sys.stderr.isatty() else ""
+
+
+@contextlib.contextmanager
+def told_after(seconds: float, name: str, message: str) -> Iterator[None]:
+    """A context that prints a line if it lasts longer than so many seconds."""
+    timer = threading.Timer(seconds, complain, (name, message))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # a process that is forked next would not have the thread
 
 
 def complain(name: str, message: str) -> None:

@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +22,23 @@ from torchaudio.functional import resample
 
 from asr_train import command
 from asr_train.command.decode import ids
-from asr_train.command.main import COMMANDS, main
+from asr_train.command.main import COMMANDS, main, told_after
 from asr_train.interop.ctm import read_ctm
 
 TEXTS = {"ann": "THREE OH NINE", "ben": "SEVEN ONE", "cat": "FIVE FIVE TWO EIGHT"}
+
+
+def test_who_waits_long_is_told_why(capsys):
+    with told_after(1e6, "decode", "quick"):
+        pass
+    shown = ""
+    with told_after(0.01, "decode", "slow"):
+        deadline = time.monotonic() + 60
+        while not shown and time.monotonic() < deadline:
+            time.sleep(0.01)
+            shown = capsys.readouterr().err
+    assert shown == "asr-train decode: slow\n"
+    assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
 
 
 @pytest.fixture(scope="module")
