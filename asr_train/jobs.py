@@ -303,9 +303,8 @@ def _remake(path: str) -> str:
             output = folder + found.expand(target)
             work = os.environ.get("ASR_WORK")
             if work and pattern.startswith("audio/") and not os.path.exists(output):
-                output = os.path.join(
-                    work, found.expand(target)
-                )  # which was copied, with its paths
+                # A copied work folder has the paths of the first one
+                output = os.path.join(work, found.expand(target))
             first = f"delete {output} and " if os.path.exists(output) else ""
             return f"the {stage} stage makes it: {first}run make again"
     return "put it back, or correct the setting that names it, and run make again"

@@ -207,8 +207,9 @@ def test_controlled_rates_and_minibatches_pass_by_pass(make, strom):
     for ours in found.values():
         assert len(ours["wer_by_epoch"]) == ours["epochs"] == 2
         assert ours["wer_by_epoch"][-1] == pytest.approx(ours["wer"])
+    wrong = [ours["frame_error_by_epoch"] for ours in found.values()]
+    assert wrong[0] != wrong[1]  # AdaGrad does something
     wers = [ours["wer_by_epoch"] for ours in found.values()]
-    assert len({tuple(wer) for wer in wers[:2]}) == 2  # AdaGrad does something
     sizes = [ours["minibatch_by_epoch"] for ours in found.values()]
     assert sizes[0] == sizes[1] == sizes[2] != sizes[3]
     first = table["claims"][2]

@@ -59,8 +59,8 @@ def run(options: argparse.Namespace) -> int:
             "name another file after --output"
         )
     recogniser = Recogniser.load(options.bundle, confidences=options.format != "text")
-    compiling = "the search is compiled, once per installation: some 30 seconds"
-    with told_after(5, "decode", compiling):
+    why = "preparing the search; an installation's first call compiles it, for up to a minute"
+    with told_after(5, "decode", why):
         recogniser.prepare()
     stream = io.BytesIO(sys.stdin.buffer.read()) if "-" in options.files else None
 
