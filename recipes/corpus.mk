@@ -25,9 +25,5 @@ endif
 ifneq ($(if $(HELP),,$(MISSING)),)
 $(error $(firstword $(MISSING)) is missing: $(GET), or call make with CORPUS_DIR=path of the corpus)
 endif
-# Lists in settings are written [word,word].
-comma := ,
-space := $(subst ,, )
-list_of    = [$(subst $(space),$(comma),$(strip $1))]
 TEXT_CONF := lm.text=$(call list_of,$(TEXTS))
 MORE_CONF := $(if $(MORE_DIRS),corpus.folder.more_dirs=$(call list_of,$(MORE_DIRS)))

@@ -14,6 +14,10 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 # A relative path is relative to the repository's root, wherever make is called.
 from_root = $(abspath $(if $(filter /%,$1),$1,../../$1))
+# Lists in settings are written [word,word].
+comma := ,
+space := $(subst ,, )
+list_of = [$(subst $(space),$(comma),$(strip $1))]
 MAKEOVERRIDES ?=# undefined without variables, of which make would warn
 # Variables of the command line. MAKEOVERRIDES has the words of values, too: SET='a=1 b=2' gives no variable b.
 GIVEN := $(foreach v,$(sort $(foreach w,$(MAKEOVERRIDES),$(firstword $(subst =, ,$w)))),$(if $(filter command,$(firstword $(origin $v))),$v))

@@ -318,12 +318,14 @@ def inputs_of(config: Config) -> dict[str, list[tuple[str, str]]]:
     """Return the files that settings name and stages read: settings file -> keys and paths."""
     commands, lang, lm = config.corpus.commands, config.lang, config.lm
     human = commands and commands.human
+    more_dirs = commands.more_dirs if commands else []
     lexicon = ("lang.lexicon.file", lang.lexicon.file)
     mapping = ("score.normaliser.mapping", config.score.normaliser.mapping)
     named = {
         "corpus": [
             ("corpus.commands.grammar", commands and commands.grammar),
             ("corpus.commands.human", human and f"{human}/utterances.tsv"),
+            *(("corpus.commands.more_dirs", f"{d}/utterances.tsv") for d in more_dirs),
         ],
         "lexicon": [lexicon],
         "lang": [lexicon, ("lang.grammar.file", lang.grammar.file)],

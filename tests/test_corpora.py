@@ -142,6 +142,18 @@ def test_more_folders_are_handed_on(recipe, tmp_path):
     assert f"{tmp_path}/two/utterances.tsv is missing" in ended.stderr
 
 
+def test_synthesised_speech_and_recordings_may_be_trained_on_together(tmp_path):
+    folders = [tmp_path / name for name in ("two", "three")]
+    for each in folders:
+        folder(each, NOISE)
+    asked = ("SCALE=medium", f"MORE={' '.join(map(str, folders))}")
+    conf, speech = values("strom2015", "CONF", "SPEECH", arguments=asked)
+    assert speech == list(map(str, folders))  # whose recordings may change
+    assert settings("dnn", conf).corpus.commands.more_dirs == speech
+    alone = settings("dnn", [each for each in conf if "more_dirs" not in each])
+    assert "more_dirs" not in plain(alone.corpus)["commands"]  # as in work folders made before
+
+
 @pytest.mark.parametrize("recipe", QUICK)
 def test_all_is_planned_and_missing_at_first(recipe, tmp_path, python):
     FOLDERS[recipe](tmp_path / "corpus", NOISE)

@@ -848,11 +848,13 @@ def test_planning_with_another_setting_touches_no_settings_file(plan, tmp_path):
     assert mtimes(tmp_path / "w" / "conf") == before
 
 
-def test_a_folder_of_peoples_recordings_must_be_there_and_its_table_counts(tmp_path):
+@pytest.mark.parametrize(("key", "value"), [("human", "{}"), ("more_dirs", "[{}]")])
+def test_a_folder_of_peoples_recordings_must_be_there_and_its_table_counts(tmp_path, key, value):
     (tmp_path / "some.gram").write_text("#JSGF V1.0;\npublic <a> = one ;\n")
     people, work = tmp_path / "people", tmp_path / "conf"
-    given = [f"corpus.commands.grammar={tmp_path}/some.gram", f"corpus.commands.human={people}"]
-    with pytest.raises(SettingsError, match=r"corpus\.commands\.human is .*people/utterances\.tsv"):
+    named = f"corpus.commands.{key}={value.format(people)}"
+    given = [f"corpus.commands.grammar={tmp_path}/some.gram", named]
+    with pytest.raises(SettingsError, match=rf"commands\.{key} is .*people/utterances\.tsv"):
         resolve(str(work), "dnn", "recipe=commands", *given)
     people.mkdir()
     table = people / "utterances.tsv"

@@ -4,6 +4,7 @@
     (settings, split, number) --> one utterance, independent of the others
     utterances 0, 1, ... up to the wanted length of the split --> cuts with true times
     test_NAME: the utterances of test under another condition; test_human: a folder of recordings
+    more_dirs: folders of recordings --> train, after the synthesised utterances
 
 Knows nothing of other corpora. Equal settings give equal bytes, with any number of processes.
 """
@@ -17,11 +18,13 @@ import numpy as np
 from lhotse import MonoCut
 from scipy.signal import resample_poly
 
+from asr_train.checks import spelled
 from asr_train.data import intake, synth
 from asr_train.data.corpus import CorpusError, PreparedSplit, check_split
 from asr_train.data.digits import seed_of, spoken_cut, spoken_split
-from asr_train.data.folder import tabled
+from asr_train.data.folder import refuse_twice, tabled, tell_apart
 from asr_train.data.grammar import Grammar, read_grammar
+from asr_train.data.intake import Row
 from asr_train.data.remarks import reasons
 from asr_train.data.room import room_response
 from asr_train.jobs import parallel_map
@@ -50,10 +53,11 @@ def commands(
     """Synthesise sentences into `audio_dir`/*.flac up to the length in the settings.
 
     `test_NAME` of the settings' conditions has the sentences of `test`; `test_human` is read from a
-    folder. A killed run starts again and overwrites its files.
+    folder, and so is what `more_dirs` add to `train`. A killed run starts again and overwrites its
+    files.
 
     Raises:
-        CorpusError: for an unknown split.
+        CorpusError: for an unknown split, or recordings that cannot be used.
     """
     assert settings.commands is not None
     wanted = settings.commands
@@ -82,18 +86,53 @@ def commands(
         return spoken_cut(speech, words, voice, f"{voice.id}{name}-{i:06d}", audio)
 
     cuts = _as_long_as(3600 * wanted.hours[like], cut, f"speech of {split}")
-    return spoken_split(split, cuts, audio, notes)
+    made = spoken_split(split, cuts, audio, notes)
+    if split == "train" and wanted.more_dirs:
+        _add_recordings(made, wanted, lexicon, audio)
+    return made
 
 
 class Recorded(IntakeSettings):
-    """Requirements on the recordings of `test_human`."""
+    """Requirements on people's recordings."""
 
-    GROUP = "corpus.commands.human"
+    GROUP = "corpus.commands"
 
 
 def _human(settings: CommandsSettings, lexicon: LexiconSettings, audio_dir: Path) -> PreparedSplit:
     """Return the recordings of a folder; none may be unusable."""
     assert settings.human is not None
+    rows = tabled(Path(settings.human))
+    return _recorded(HUMAN, rows, settings, lexicon, audio_dir, settings.human, 0.0)
+
+
+def _add_recordings(
+    made: PreparedSplit, settings: CommandsSettings, lexicon: LexiconSettings, audio_dir: Path
+) -> None:
+    """Add the recordings of `more_dirs` to TRAIN."""
+    roots = [Path(folder) for folder in settings.more_dirs]
+    tested = [Path(settings.human)] if settings.human else []
+    refuse_twice([*tested, *roots], "corpus.commands.human and more_dirs")
+    tables = [tabled(root) for root in roots]
+    voices = {cut.supervisions[0].speaker for cut in made.cuts}
+    notes = tell_apart(roots, tables, voices, (cut.id for cut in made.cuts))
+    rows = [row for table in tables for row in table]
+    source = " + ".join(settings.more_dirs)
+    people = _recorded(made.split, rows, settings, lexicon, audio_dir, source, 0.05)
+    made.cuts += people.cuts
+    made.remarks += people.remarks
+    made.audio += people.audio
+    made.notes += intake.notes(people, {made.split: rows}, source) + notes
+
+
+def _recorded(
+    split: str,
+    rows: list[Row],
+    settings: CommandsSettings,
+    lexicon: LexiconSettings,
+    audio_dir: Path,
+    source: str,
+    max_dropped_share: float,
+) -> PreparedSplit:
     own = Recorded(
         dev_by=SplitBy.speakers,
         dev_share=0.1,
@@ -105,13 +144,13 @@ def _human(settings: CommandsSettings, lexicon: LexiconSettings, audio_dir: Path
         duration_tolerance_seconds=0.05,
         min_seconds=0.1,
         max_seconds=40.0,
-        max_dropped_share=0.0,
+        max_dropped_share=max_dropped_share,
     )
-    made = intake.take(HUMAN, tabled(Path(settings.human)), own, lexicon, audio_dir)
-    if made.dropped:
+    made = intake.take(split, rows, own, lexicon, audio_dir)
+    if made.dropped > max_dropped_share * len(rows):
         raise CorpusError(
-            f"corpus.commands.human: {made.dropped} of {made.dropped + len(made.cuts)} recordings "
-            f"in {settings.human} cannot be used: {reasons(made.remarks)}; correct or remove them"
+            f"{made.dropped} of {spelled(len(rows), 'recording')} in {source} cannot be used, more "
+            f"than a share of {max_dropped_share}: {reasons(made.remarks)}; correct or remove them"
         )
     return made
 

@@ -5,7 +5,7 @@ One folder is split by speaker; further ones add training data, or have their ow
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lhotse.supervision import AlignmentItem
@@ -45,9 +45,10 @@ def folder(
     assert settings.folder is not None
     wanted = settings.folder
     check_split(split, "a folder", (*SPLITS, *wanted.more_tests))
-    roots = _roots(wanted)
+    roots = [Path(d) for d in (wanted.dir, *wanted.more_dirs, *wanted.more_tests.values())]
+    refuse_twice(roots, "corpus.folder's dir, more_dirs and more_tests")
     tables = [tabled(root) for root in roots]
-    prefixed = _tell_apart(roots, tables)
+    prefixed = tell_apart(roots, tables)
     parts = split_rows(tables, wanted)
     mine = parts[split]
     if not mine:
@@ -65,15 +66,12 @@ def folder(
     return made
 
 
-def _roots(settings: FolderSettings) -> list[Path]:
-    roots = [Path(d) for d in (settings.dir, *settings.more_dirs, *settings.more_tests.values())]
+def refuse_twice(roots: list[Path], named_in: str) -> None:
+    """Raise CorpusError if two of these are the same folder, perhaps by way of a link."""
     seen: dict[Path, Path] = {}
     for root in roots:
         if seen.setdefault(root.resolve(), root) is not root:
-            raise CorpusError(
-                f"corpus.folder names {root} twice, in dir, more_dirs or more_tests; name it once"
-            )
-    return roots
+            raise CorpusError(f"{named_in} name the folder {root} twice; name it once")
 
 
 # --- the table ----------------------------------------------------------------------------------
@@ -159,12 +157,21 @@ def _number(table: Path, where: str, value: dict[str, str], column: str) -> floa
 # --- several folders ----------------------------------------------------------------------------
 
 
-def _tell_apart(roots: list[Path], tables: list[list[Row]]) -> list[str]:
-    """Prefix speakers and ids that an earlier folder has with the folder's name; return notes."""
+def tell_apart(
+    roots: list[Path],
+    tables: list[list[Row]],
+    speakers: Iterable[str] = (),
+    ids: Iterable[str] = (),
+) -> list[str]:
+    """Prefix speakers and ids that an earlier folder has with the folder's name; return notes.
+
+    Args:
+        speakers, ids: which are taken before the first folder.
+    """
     notes: list[str] = []
-    for what in ("speaker", "utt_id"):
-        taken = {getattr(row, what) for row in tables[0]}
-        for root, table in zip(roots[1:], tables[1:], strict=True):
+    for what, before in (("speaker", speakers), ("utt_id", ids)):
+        taken = set(before)
+        for root, table in zip(roots, tables, strict=True):
             own = {getattr(row, what) for row in table}
             clash = sorted(own & taken)
             prefix = root.resolve().name.replace(".", "_")

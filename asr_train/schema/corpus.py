@@ -73,6 +73,7 @@ class CommandsSettings:
     Attributes:
         conditions: of further test sets, `test_NAME`, with the sentences and voices of `test`.
         human: a folder whose recordings are the test set `test_human`; None: there is none.
+        more_dirs: folders whose recordings are used for training, too.
     """
 
     grammar: str
@@ -91,6 +92,7 @@ class CommandsSettings:
     telephone_rate: int | None = None
     conditions: dict[str, ConditionSettings] = field(default_factory=dict)
     human: str | None = field(default=None, metadata={LEFT_OUT: True})
+    more_dirs: list[str] = field(default_factory=list, metadata={LEFT_OUT: True})
 
     def __post_init__(self) -> None:
         if not self.grammar:

@@ -4,7 +4,7 @@ import difflib
 import math
 import types
 import typing
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,7 +61,7 @@ def plain(settings: Any) -> Any:
         return {
             f.name: plain(value)
             for f, value in values
-            if not (f.metadata.get(LEFT_OUT) and value == f.default)
+            if not (f.metadata.get(LEFT_OUT) and value == _default(f))
         }
     if isinstance(settings, Enum):
         return settings.name
@@ -70,6 +70,10 @@ def plain(settings: Any) -> Any:
     if isinstance(settings, list):
         return [plain(value) for value in settings]
     return settings
+
+
+def _default(f: Field[Any]) -> Any:
+    return f.default if f.default_factory is MISSING else f.default_factory()
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:

@@ -181,10 +181,8 @@ def quiet_share(cut):
     return parts.min() / parts.max()
 
 
-def test_recordings_of_people_are_a_further_test_set(tmp_path, made_with):
-    settings, lexicon = made_with
-    folder = tmp_path / "people"
-    made = commands(settings(**TESTED), lexicon, "test", folder)
+def recorded(folder, made):
+    """Write the table of a folder into which utterances were synthesised; return their files."""
     rows = [
         (cut.id, cut.supervisions[0].speaker, f"{cut.id}.flac", f"{cut.duration}", "the lamp")
         for cut in made.cuts
@@ -192,15 +190,55 @@ def test_recordings_of_people_are_a_further_test_set(tmp_path, made_with):
     columns = ("utt_id", "speaker", "path", "duration_seconds", "transcript")
     table = folder / "utterances.tsv"
     table.write_text("".join("\t".join(row) + "\n" for row in [columns, *rows]))
+    return [folder / row[2] for row in rows]
+
+
+def test_recordings_of_people_are_a_further_test_set(tmp_path, made_with):
+    settings, lexicon = made_with
+    folder = tmp_path / "people"
+    made = commands(settings(**TESTED), lexicon, "test", folder)
+    files = recorded(folder, made)
     human = settings(**TESTED, human=str(folder))
     found = commands(human, lexicon, "test_human", tmp_path / "audio").cuts
     assert [c.id for c in found] == [c.id for c in made.cuts]
     assert {c.supervisions[0].text for c in found} == {"THE LAMP"}
-    (folder / rows[0][2]).unlink()
+    files[0].unlink()
     with pytest.raises(CorpusError, match=r"1 of \d+ recordings in .* cannot be used"):
         commands(human, lexicon, "test_human", tmp_path / "audio")
     with pytest.raises(CorpusError, match=r"test_human needs corpus\.commands\.human"):
         commands(settings(**TESTED), lexicon, "test_human", tmp_path / "audio")
+
+
+def test_recordings_of_people_are_trained_on_after_the_synthesised(tmp_path, made_with):
+    settings, lexicon = made_with
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    alone = commands(settings(**TESTED), lexicon, "train", mine)
+    files = recorded(mine, alone)
+    recorded(other, commands(settings(**TESTED), lexicon, "dev", other))
+    given = [str(mine), str(other)]
+    both = settings(**TESTED, more_dirs=given)
+    audio = tmp_path / "audio"
+    made = commands(both, lexicon, "train", audio)
+    own, count = alone.cuts, len(alone.cuts)
+    assert [c.id for c in made.cuts[:count]] == [c.id for c in own]
+    # mine has the voices and ids of train
+    assert [c.id for c in made.cuts[count : 2 * count]] == [f"mine-{c.id}" for c in own]
+    people = {c.supervisions[0].speaker for c in made.cuts[count:]}
+    assert not people & {c.supervisions[0].speaker for c in own}
+    assert {c.supervisions[0].text for c in made.cuts[count:]} == {"THE LAMP"}
+    assert set(files) <= set(made.audio)  # so that a change is noticed
+    for split in "dev", "test":
+        with_more, without = (
+            [c.id for c in commands(s, lexicon, split, audio).cuts]
+            for s in (both, settings(**TESTED))
+        )
+        assert with_more == without
+    tested = settings(**TESTED, more_dirs=given, human=f"{tmp_path}/other/../mine")
+    with pytest.raises(CorpusError, match=r"human and more_dirs name the folder .* twice"):
+        commands(tested, lexicon, "train", audio)
+    files[0].unlink()
+    with pytest.raises(CorpusError, match=r"1 of \d+ recordings in .* more than a share of 0\.05"):
+        commands(both, lexicon, "train", audio)
 
 
 def test_a_condition_is_checked_as_the_corpus_is(made_with):
