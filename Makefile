@@ -30,7 +30,7 @@ help:
 ## make commands                   sentences of 3,000 words, synthesised on the fly (HOURS=10)
 ## make fsdd CORPUS_DIR=path       real digits of six speakers (make fetch-fsdd downloads them)
 ## make folder CORPUS_DIR=path     your own recordings: a folder with utterances.tsv
-##   MORE='path path'              more folders to train on (folder, speechocean, arctic, ...)
+##   MORE='path path'              more folders to train on (folder, commands, speechocean, arctic, ...)
 ## make NAME CORPUS_DIR=path       any recipe of recipes/; its README describes data, licence and cost
 ## make check CORPUS_DIR=path      only check the recordings (RECIPE=fsdd: as that recipe would)
 ## make bundle RECIPE=fsdd         pack its model for decoding and alignment anywhere (RUN=dnn, BUNDLE=path)
