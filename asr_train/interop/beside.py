@@ -14,6 +14,7 @@ from pathlib import Path
 
 import soundfile
 
+from asr_train.checks import spelled
 from asr_train.interop.textgrid import read_textgrid
 from asr_train.interop.times import Span
 
@@ -65,7 +66,9 @@ def read_folder(folder: Path) -> tuple[list[Item], list[str]]:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name one with recordings and their texts")
-    paths = sorted(_files(folder))
+    paths, attributes = [], []
+    for path in sorted(_files(folder)):
+        (attributes if path.name.startswith("._") else paths).append(path)
     audio, texts, grids = (_by_name(paths, kinds) for kinds in (SUFFIXES, TEXTS, (GRID,)))
     if not audio:
         raise ValueError(
@@ -73,6 +76,11 @@ def read_folder(folder: Path) -> tuple[list[Item], list[str]]:
         )
     texts |= {stem: found for stem, found in grids.items() if stem in audio.keys() - texts.keys()}
     problems, items, called = [], [], dict[str, Item]()
+    if attributes:
+        problems.append(
+            f"{spelled(len(attributes), 'file')} beginning with ._, as {attributes[0]}, left out: macOS "
+            "writes them beside others, to keep attributes; delete them"
+        )
     for stem in sorted(audio.keys() | texts.keys()):
         for same in (audio.get(stem, []), texts.get(stem, [])):
             if len(same) > 1:

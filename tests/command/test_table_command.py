@@ -108,6 +108,16 @@ def test_what_cannot_be_listed_is_named_and_the_rest_is_listed(recordings, capsy
     assert "2 left out, listed above" in said
 
 
+def test_attributes_that_macos_keeps_beside_files_are_one_line(recordings, capsys):
+    for name in ("._1.wav", "._1.txt", "._anna_2.flac"):
+        (recordings / "anna" / name).write_bytes(b"\0\5\26\7")
+    code, _, errors = run(capsys, recordings)
+    assert code == 1
+    assert len(errors.splitlines()) == 1
+    assert f"3 files beginning with ._, as {recordings}/anna/._1.txt, left out: macOS" in errors
+    assert [row[0] for row in listed(recordings)] == ["anna-1", "anna_2", "ben-1"]
+
+
 def test_two_recordings_of_one_name_are_told_apart(recordings, capsys):
     (recordings / "anna-1.wav").write_bytes((recordings / "anna/1.wav").read_bytes())
     (recordings / "anna-1.txt").write_text("z")
