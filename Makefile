@@ -17,7 +17,7 @@ RECIPES := $(filter-out $(PAPERS),$(notdir $(patsubst %/Makefile,%,$(wildcard re
 RECIPE ?= digits
 $(if $(filter $(RECIPE),$(RECIPES) $(PAPERS)),,$(error RECIPE is '$(RECIPE)'; it may be $(RECIPES) $(PAPERS)))
 # Folders named on the command line count from here; make hands on all other variables by itself.
-FOLDERS = $(foreach v,CORPUS_DIR W MORE BUNDLE,$(if $($v),'$v=$(abspath $($v))'))
+FOLDERS = $(foreach v,CORPUS_DIR W MORE DEV_DIR TEST_DIRS BUNDLE,$(if $($v),'$v=$(abspath $($v))'))
 
 FETCH := fsdd speechocean mini_librispeech librispeech an4 yesno
 
@@ -30,6 +30,7 @@ help:
 ## make commands                   sentences of 3,000 words, synthesised on the fly (HOURS=10)
 ## make fsdd CORPUS_DIR=path       real digits of six speakers (make fetch-fsdd downloads them)
 ## make folder CORPUS_DIR=path     your own recordings: a folder with utterances.tsv
+##   DEV_DIR=path TEST_DIRS=path   folders to tune and to test on (default: a share of CORPUS_DIR's speakers)
 ##   MORE='path path'              more folders to train on (folder, commands, speechocean, arctic, ...)
 ## make NAME CORPUS_DIR=path       any recipe of recipes/; its README describes data, licence and cost
 ## make check CORPUS_DIR=path      only check the recordings (RECIPE=fsdd: as that recipe would)

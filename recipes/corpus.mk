@@ -1,15 +1,23 @@
 # For recipes with recordings: CORPUS_DIR is their folder; a relative path is relative to the repository's
 # root, wherever make is called. NEEDS lists what it must contain, GET says how to obtain it. If a recipe
-# supports them, MORE names further folders with utterances.tsv to train on, and TEXT the text for language
-# models, or the models themselves.
+# supports them, MORE names further folders with utterances.tsv to train on, DEV_DIR and TEST_DIRS those that are DEV and
+# TEST as a whole, and TEXT the text for language models, or the models themselves.
 include $(dir $(lastword $(MAKEFILE_LIST)))paths.mk
 $(call one_word,CORPUS_DIR,$(CORPUS_DIR),name a link to it without one)
 MORE      ?=
+DEV_DIR   ?=
+TEST_DIRS ?=
 TEXT      ?=
 DATA      := $(call from_root,$(CORPUS_DIR))
-$(foreach v,MORE TEXT,$(foreach d,$($v),$(call one_word,$v,$d,name a link to it without one)))
+$(call one_word,DEV_DIR,$(DEV_DIR),name a link to it without one)
+$(foreach v,MORE TEST_DIRS TEXT,$(foreach d,$($v),$(call one_word,$v,$d,name a link to it without one)))
 MORE_DIRS := $(foreach d,$(MORE),$(call from_root,$d))
-SPEECH    := $(NEEDS:%=$(DATA)/%) $(MORE_DIRS:%=%/utterances.tsv)
+# The first of TEST_DIRS is the split test, path/Other another one, test_other.
+TESTED    := $(foreach d,$(TEST_DIRS),$(call from_root,$d))
+TESTS     := $(if $(TESTED),test $(foreach d,$(wordlist 2,$(words $(TESTED)),$(TESTED)),$(shell \
+  echo 'test_$(notdir $d)' | tr '[:upper:]' '[:lower:]' | sed 's/[^a-z0-9_]/_/g; s/^test_test_/test_/')))
+HELD_OUT  := $(strip $(if $(DEV_DIR),$(call from_root,$(DEV_DIR))) $(TESTED))
+SPEECH    := $(NEEDS:%=$(DATA)/%) $(patsubst %,%/utterances.tsv,$(MORE_DIRS) $(HELD_OUT))
 TEXTS     := $(foreach t,$(TEXT),$(call from_root,$t))
 NEEDED    := $(SPEECH) $(TEXTS)
 INPUTS    := $(wildcard $(filter-out %/.,$(SPEECH)))
@@ -27,3 +35,8 @@ $(error $(firstword $(MISSING)) is missing: $(GET), or call make with CORPUS_DIR
 endif
 TEXT_CONF := lm.text=$(call list_of,$(TEXTS))
 MORE_CONF := $(if $(MORE_DIRS),corpus.folder.more_dirs=$(call list_of,$(MORE_DIRS)))
+HELD_CONF := $(if $(DEV_DIR),corpus.folder.dev_dir=$(firstword $(HELD_OUT))) \
+  $(foreach i,$(shell seq $(words $(TESTED))),+corpus.folder.test_dirs.$(word $i,$(TESTS))=$(word $i,$(TESTED)))
+ifneq ($(words $(sort $(TESTS))),$(words $(TESTS)))
+$(error TEST_DIRS is '$(TEST_DIRS)', whose splits would be called $(TESTS); name links to them that are called differently)
+endif

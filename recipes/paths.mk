@@ -22,7 +22,7 @@ MAKEOVERRIDES ?=# undefined without variables, of which make would warn
 # Variables of the command line. MAKEOVERRIDES has the words of values, too: SET='a=1 b=2' gives no variable b.
 GIVEN := $(foreach v,$(sort $(foreach w,$(MAKEOVERRIDES),$(firstword $(subst =, ,$w)))),$(if $(filter command,$(firstword $(origin $v))),$v))
 # If a variable is given twice, make silently ignores the first.
-DUPLICATES := $(shell tr '\0' '\n' 2>/dev/null < /proc/$$PPID/cmdline | sed -nE 's/^(SET|RUNS|GMMS|SEEDS|SEQUENCE|EPOCHS|RESCORE|BIGRAM|PRONPROBS|MORE|TEXT|CONDITIONS|TABLES|FOLDS)=.*/\1/p' | sort | uniq -d)
+DUPLICATES := $(shell tr '\0' '\n' 2>/dev/null < /proc/$$PPID/cmdline | sed -nE 's/^(SET|RUNS|GMMS|SEEDS|SEQUENCE|EPOCHS|RESCORE|BIGRAM|PRONPROBS|MORE|TEST_DIRS|TEXT|CONDITIONS|TABLES|FOLDS)=.*/\1/p' | sort | uniq -d)
 ifneq ($(DUPLICATES),)
 $(error $(firstword $(DUPLICATES)) is given twice, and make would use only the last; combine both: $(firstword $(DUPLICATES))='... ...')
 endif

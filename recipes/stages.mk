@@ -40,9 +40,10 @@ $(error unknown variable $(firstword $(UNKNOWN))$(shell $(PY) -c 'import sys, di
   print(*[f" (did you mean {name}?)" for name in difflib.get_close_matches(sys.argv[1].upper(), sys.argv[2:], 1)])' \
   $(firstword $(UNKNOWN)) $(KNOWN)); `make help` and the recipe's README list them)
 endif
-# MORE and TEXT are variables of all recipes with recordings, but some have no use for them.
+# MORE, DEV_DIR, TEST_DIRS and TEXT are variables of all recipes with recordings, but some have no use for them.
 unused = $(if $2,$(if $(findstring $(firstword $2),$(CONF)),,$(error $1 is '$($1)', but this recipe reads no such files; leave it out)))
 $(call unused,MORE,$(value MORE_DIRS))
+$(call unused,$(if $(value TESTED),TEST_DIRS,DEV_DIR),$(value HELD_OUT))
 $(call unused,TEXT,$(value TEXTS))
 SETTINGS = gmm=$(ALIGNER) $(CONF) $(strip $(SET))# where two name one key, the later wins
 # C is the folder of settings files. A plan (-n) works on a copy of it, so that asking changes neither

@@ -142,6 +142,33 @@ def test_more_folders_are_handed_on(recipe, tmp_path):
     assert f"{tmp_path}/two/utterances.tsv is missing" in ended.stderr
 
 
+def test_folders_for_dev_and_test_are_handed_on(tmp_path):
+    for name in ("one", "dev", "one/Clean.2", "far"):
+        folder(tmp_path / name, NOISE)
+    given = [f"CORPUS_DIR={tmp_path}/one", f"DEV_DIR={tmp_path}/dev"]
+    tests = f"TEST_DIRS={tmp_path}/far {tmp_path}/one/Clean.2"
+    conf, tested, speech = values("folder", "CONF", "TEST", "SPEECH", arguments=[*given, tests])
+    found = settings("dnn", conf).corpus.folder
+    assert found.dev_dir == f"{tmp_path}/dev"
+    assert found.test_dirs == {
+        "test": f"{tmp_path}/far",
+        "test_clean_2": f"{tmp_path}/one/Clean.2",
+    }
+    assert tested == list(found.test_dirs)
+    assert {f"{path}/utterances.tsv" for path in found.held_out.values()} < set(speech)
+    assert values("folder", "TEST", arguments=given) == [["test"]]
+    twice = f"TEST_DIRS={tmp_path}/one {tmp_path}/far {tmp_path}/one/../far"
+    ended = make("folder", *given, twice, "table")
+    assert "whose splits would be called test test_far test_far; name links" in ended.stderr
+    ended = make("folder", *given, f"TEST_DIRS={tmp_path}/near", "table")
+    assert f"{tmp_path}/near/utterances.tsv is missing" in ended.stderr
+    FOLDERS["fsdd"](tmp_path / "fsdd", NOISE)
+    for each in given[1], tests:
+        ended = make("fsdd", f"CORPUS_DIR={tmp_path}/fsdd", each, "table")
+        assert f"{each.partition('=')[0]} is '" in ended.stderr
+        assert "this recipe reads no such files" in ended.stderr
+
+
 def test_synthesised_speech_and_recordings_may_be_trained_on_together(tmp_path):
     folders = [tmp_path / name for name in ("two", "three")]
     for each in folders:

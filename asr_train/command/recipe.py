@@ -22,10 +22,10 @@ from asr_train.choices import check_known
 from asr_train.places import ROOT
 
 PATHS = (  # count from here
-    *("CORPUS_DIR", "W", "BUNDLE", "HUMAN", "GRAMMAR", "RESULTS", "RECORDS"),
+    *("CORPUS_DIR", "DEV_DIR", "W", "BUNDLE", "HUMAN", "GRAMMAR", "RESULTS", "RECORDS"),
     *("LM_SMALL", "LM_BIG"),
 )
-LISTS = ("MORE", "TEXT")
+LISTS = ("MORE", "TEST_DIRS", "TEXT")
 APART = ("SIZE=", "SCALE=", "CORPUS=")  # results of others are in other folders
 
 

@@ -44,9 +44,11 @@ def folder(
     """
     assert settings.folder is not None
     wanted = settings.folder
-    check_split(split, "a folder", (*SPLITS, *wanted.more_tests))
-    roots = [Path(d) for d in (wanted.dir, *wanted.more_dirs, *wanted.more_tests.values())]
-    refuse_twice(roots, "corpus.folder's dir, more_dirs and more_tests")
+    known = dict.fromkeys((*SPLITS, *wanted.more_tests, *wanted.test_dirs))
+    check_split(split, "a folder", known)
+    folders = (*wanted.more_dirs, *wanted.more_tests.values(), *wanted.held_out.values())
+    roots = [Path(wanted.dir), *map(Path, folders)]
+    refuse_twice(roots, "corpus.folder's dir, more_dirs, more_tests, dev_dir and test_dirs")
     tables = [tabled(root) for root in roots]
     prefixed = tell_apart(roots, tables)
     parts = split_rows(tables, wanted)
@@ -198,9 +200,12 @@ def split_rows(tables: list[list[Row]], settings: FolderSettings) -> dict[str, l
     """Return the rows of each split, in the order of the folders and their tables.
 
     Args:
-        tables: the rows of `dir`, of each of `more_dirs`, and of the folders of `more_tests`.
+        tables: the rows of `dir`, of each of `more_dirs`, and of the folders of `more_tests` and
+            `held_out`.
     """
-    first, *more = tables
+    whole = settings.held_out
+    apart = tables[len(tables) - len(whole) :]
+    first, *more = tables = tables[: len(tables) - len(whole)]
     settings = spelled_as((row.speaker for rows in tables for row in rows), settings)
     speakers = split_speakers(
         [row.speaker for row in first], settings, [row.speaker for rows in more for row in rows]
@@ -225,7 +230,7 @@ def split_rows(tables: list[list[Row]], settings: FolderSettings) -> dict[str, l
         taken = share_of(ids, share, "utterance of the training speakers") if ids else set()
         parts[split] = [row for row in parts["train"] if row.utt_id in taken]
         parts["train"] = [row for row in parts["train"] if row.utt_id not in taken]
-    return parts
+    return parts | dict(zip(whole, apart, strict=True))
 
 
 # --- phones -------------------------------------------------------------------------------------

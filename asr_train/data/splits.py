@@ -49,8 +49,8 @@ def split_speakers(
     if settings.test_every is not None:
         taken["test"] = _every(everyone, settings)
     shares = {"test": settings.test_share, "dev": settings.dev_share}
-    for split in by_utterances(settings):
-        del taken[split]
+    for split in (*by_utterances(settings), *settings.held_out):
+        taken.pop(split, None)
     named = {name for names in taken.values() for name in names}
     free = sorted(set(everyone) - named, key=hash_order)
     train = set(others) - named
@@ -71,7 +71,8 @@ def split_speakers(
 def by_utterances(settings: FolderSettings) -> list[str]:
     """Return the splits that are shares of the training speakers' utterances, in drawing order."""
     test = settings.test_by is SplitBy.utterances
-    dev = settings.dev_by is SplitBy.utterances or (test and not settings.dev_speakers)
+    named = settings.dev_speakers or settings.dev_dir
+    dev = settings.dev_by is SplitBy.utterances or (test and not named)
     return ["test"] * test + ["dev"] * dev
 
 

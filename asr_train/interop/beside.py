@@ -78,8 +78,8 @@ def read_folder(folder: Path) -> tuple[list[Item], list[str]]:
     problems, items, called = [], [], dict[str, Item]()
     if attributes:
         problems.append(
-            f"{spelled(len(attributes), 'file')} beginning with ._, as {attributes[0]}, left out: macOS "
-            "writes them beside others, to keep attributes; delete them"
+            f"{spelled(len(attributes), 'file')} beginning with ._, as {attributes[0]}, left out: "
+            "macOS writes them beside others, to keep attributes; delete them"
         )
     for stem in sorted(audio.keys() | texts.keys()):
         for same in (audio.get(stem, []), texts.get(stem, [])):

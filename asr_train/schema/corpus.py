@@ -188,7 +188,12 @@ class IntakeSettings:
 
 @dataclass(kw_only=True, slots=True)
 class FolderSettings(IntakeSettings):
-    """Folders with `utterances.tsv`; see `data.folder`."""
+    """Folders with `utterances.tsv`; see `data.folder`.
+
+    Attributes:
+        dev_dir: a folder that is DEV as a whole, where no speaker of `dir` is held out for it.
+        test_dirs: the same of test splits, `test` and `test_NAME`.
+    """
 
     GROUP: ClassVar[str] = "corpus.folder"
     dir: str
@@ -200,6 +205,8 @@ class FolderSettings(IntakeSettings):
     test_share: float
     test_every: int | None
     phone_labels: str | None
+    dev_dir: str | None = field(default=None, metadata={LEFT_OUT: True})
+    test_dirs: dict[str, str] = field(default_factory=dict, metadata={LEFT_OUT: True})
 
     def __post_init__(self) -> None:
         self.check(self.dir)
@@ -226,6 +233,31 @@ class FolderSettings(IntakeSettings):
             )
         for split in self.more_tests:
             _check_test_split("more_tests", split)
+        for split in self.test_dirs.keys() - {"test"}:
+            _check_test_split("test_dirs", split)
+        if self.test_dirs and "test" not in self.test_dirs:
+            raise SettingsError(f"{at('test_dirs')} has {sorted(self.test_dirs)}; name test, too")
+        if both := sorted(self.test_dirs.keys() & self.more_tests.keys()):
+            raise SettingsError(f"{here()}: {both} are in test_dirs and more_tests")
+        if self.test_dirs and (
+            self.test_speakers or self.test_every or self.test_by is SplitBy.utterances
+        ):
+            raise SettingsError(
+                f"{at('test_dirs')} is {self.test_dirs}, but test_speakers is "
+                f"{self.test_speakers}, test_every is {self.test_every} and test_by is "
+                f"{self.test_by.name}: TEST is a folder or some of dir's speakers; leave one out"
+            )
+        if self.dev_dir and (self.dev_speakers or self.dev_by is SplitBy.utterances):
+            raise SettingsError(
+                f"{at('dev_dir')} is {self.dev_dir}, but dev_speakers is {self.dev_speakers} and "
+                f"dev_by is {self.dev_by.name}: DEV is a folder or some of dir's speakers; leave "
+                "one out"
+            )
+
+    @property
+    def held_out(self) -> dict[str, str]:
+        """The folders that are a split as a whole, by split."""
+        return {**({"dev": self.dev_dir} if self.dev_dir else {}), **self.test_dirs}
 
 
 class Published(Enum):

@@ -312,6 +312,31 @@ def test_a_further_folder_may_have_a_test_of_its_own(folder, other):
     ]
 
 
+def test_folders_may_be_dev_and_test_as_a_whole(folder, other, tmp_path):
+    more = tmp_path / "more"
+    more.mkdir()
+    Noises(more, ("gus", "ann")).save()
+    people = lambda made: sorted({c.supervisions[0].speaker for c in made.cuts})  # noqa: E731
+    folder.overrides = {"test_dirs": {"test": str(other.root)}, "test_speakers": []}
+    made = {split: folder.made(split) for split in SPLITS}
+    assert people(made["test"]) == ["dan", "eve", "fay"]
+    assert people(made["dev"]) == ["bob"]
+    assert people(made["train"]) == ["ann", "cid"]
+    assert other.root / "utterances.tsv" in made["train"].audio  # its changes make names clash
+    folder.overrides |= {"dev_dir": str(more), "dev_speakers": []}
+    made = {split: folder.made(split) for split in SPLITS}
+    assert people(made["train"]) == ["ann", "bob", "cid"]
+    assert people(made["dev"]) == ["gus", "more-ann"]  # not the ann of train
+    assert len(made["test"].cuts) == 6
+    folder.overrides = {
+        "test_dirs": {"test": str(other.root), "test_more": str(more)},
+        "test_speakers": [],
+    }
+    assert people(folder.made("test_more")) == ["gus", "more-ann"]
+    with pytest.raises(CorpusError, match=r"test_b is not a split .* test, test_more"):
+        folder.made("test_b")
+
+
 def test_names_that_clash_get_the_name_of_the_later_folder(folder, tmp_path):
     root = tmp_path / "more"
     root.mkdir()
