@@ -66,7 +66,8 @@ def read_folder(folder: Path) -> tuple[list[Item], list[str]]:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name one with recordings and their texts")
-    paths, attributes = [], []
+    paths: list[Path] = []
+    attributes: list[Path] = []
     for path in sorted(_files(folder)):
         (attributes if path.name.startswith("._") else paths).append(path)
     audio, texts, grids = (_by_name(paths, kinds) for kinds in (SUFFIXES, TEXTS, (GRID,)))

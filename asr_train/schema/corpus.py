@@ -237,8 +237,8 @@ class FolderSettings(IntakeSettings):
             _check_test_split("test_dirs", split)
         if self.test_dirs and "test" not in self.test_dirs:
             raise SettingsError(f"{at('test_dirs')} has {sorted(self.test_dirs)}; name test, too")
-        if both := sorted(self.test_dirs.keys() & self.more_tests.keys()):
-            raise SettingsError(f"{here()}: {both} are in test_dirs and more_tests")
+        if twice := sorted(self.test_dirs.keys() & self.more_tests.keys()):
+            raise SettingsError(f"{here()}: {twice} are in test_dirs and more_tests")
         if self.test_dirs and (
             self.test_speakers or self.test_every or self.test_by is SplitBy.utterances
         ):
