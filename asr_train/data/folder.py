@@ -1,6 +1,7 @@
 """Folders with a tab-separated `utterances.tsv` -> cuts of one split.
 
-One folder is split by speaker; further ones add training data, or have their own test splits.
+One folder is split by speaker; further ones add training data, have their own test splits, or are DEV
+or a test split as a whole.
 `phone_labels` names a table of phones and their times, with which alignments are compared.
 """
 
@@ -66,14 +67,6 @@ def folder(
     made.audio += [root / name for root in roots for name in tables_of if (root / name).exists()]
     made.notes = intake.notes(made, parts, " + ".join(map(str, roots))) + prefixed
     return made
-
-
-def refuse_twice(roots: list[Path], named_in: str) -> None:
-    """Raise CorpusError if two of these are the same folder, perhaps by way of a link."""
-    seen: dict[Path, Path] = {}
-    for root in roots:
-        if seen.setdefault(root.resolve(), root) is not root:
-            raise CorpusError(f"{named_in} name the folder {root} twice; name it once")
 
 
 # --- the table ----------------------------------------------------------------------------------
@@ -157,6 +150,14 @@ def _number(table: Path, where: str, value: dict[str, str], column: str) -> floa
 
 
 # --- several folders ----------------------------------------------------------------------------
+
+
+def refuse_twice(roots: list[Path], named_in: str) -> None:
+    """Raise CorpusError if two of these are the same folder, perhaps by way of a link."""
+    seen: dict[Path, Path] = {}
+    for root in roots:
+        if seen.setdefault(root.resolve(), root) is not root:
+            raise CorpusError(f"{named_in} name the folder {root} twice; name it once")
 
 
 def tell_apart(
