@@ -1,7 +1,7 @@
 """Folders with a tab-separated `utterances.tsv` -> cuts of one split.
 
-One folder is split by speaker; further ones add training data, have their own test splits, or are DEV
-or a test split as a whole.
+One folder is split by speaker; further ones add training data, have their own test splits, or are
+DEV or a test split as a whole.
 `phone_labels` names a table of phones and their times, with which alignments are compared.
 """
 
