@@ -117,6 +117,8 @@ def test_a_bad_value_is_refused_with_its_key(change, message):
         "score.bootstrap=0",
         "score.seed=-1",
         "score.normaliser.mapping=x",
+        "score.speaker_groups='(a'",
+        "score.speaker_groups=a",
     ],
 )
 def test_a_wrong_value_is_named_by_the_override_that_sets_it(wrong):

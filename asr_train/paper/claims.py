@@ -6,7 +6,7 @@ from those against the baseline, and are drawn here. Knows the settings and the 
 nothing of how a table is laid out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from asr_train.paper.rows import ClaimSettings
@@ -79,7 +79,9 @@ def claims_markdown(found: Sequence[Mapping[str, Any]]) -> str:
     """Format the section of claims; "" if there is none."""
     if not found:
         return ""
-    return "\n#" + as_markdown("Claims", COLUMNS, map(_cells, found), [EXPLANATION])
+    named = [(f"{claim['row']} against {claim['against']}", claim["ours"]) for claim in found]
+    notes = [EXPLANATION, *groups_note(named)]
+    return "\n#" + as_markdown("Claims", COLUMNS, map(_cells, found), notes)
 
 
 def claims_lines(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -97,6 +99,23 @@ def _cells(found: Mapping[str, Any]) -> list[str]:
         str(len(found["seeds"])),
         f"{DASH if paper is None else signed(paper)} / {interval(ours)}",
         p_value(ours),
+    ]
+
+
+def groups_note(found: Iterable[tuple[str, Mapping[str, Any] | None]]) -> list[str]:
+    """Return a note of the intervals of reductions, by name, over groups of speakers; or none."""
+    texts, counts = [], set()
+    for name, reduced in found:
+        if reduced is not None and (groups := reduced.get("by_group")) is not None:
+            low, high = groups["ci95"]
+            if low != high:
+                counts.add(groups["units"])
+                texts.append(f"{name} {signed(low)} to {signed(high)} (p {groups['p']:.2g})")
+    if not texts:
+        return []
+    return [
+        f"Over {' or '.join(map(str, sorted(counts)))} groups of speakers that are alike in place "
+        f"of speakers: {'; '.join(texts)}."
     ]
 
 

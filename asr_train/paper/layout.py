@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asr_train.paper.claims import WERS, claims_lines, claims_markdown, interval, p_value, signed
+from asr_train.paper.claims import (
+    WERS,
+    claims_lines,
+    claims_markdown,
+    groups_note,
+    interval,
+    p_value,
+    signed,
+)
 from asr_train.paper.hours import SET_FRAMES
 from asr_train.paper.ratios import MOST_OFF, RATIOS, off
 from asr_train.report.exchange import DASH, NUMBERS, digits, text
@@ -262,6 +270,7 @@ def notes(table: TableDict) -> list[str]:
         f"Paper: as printed, at the paper's size; ours: at scale {table['scale']}; {DASH}: not "
         "printed, or unknown.",
         _reduction_note(base, table),
+        *groups_note((row["label"], row["ours"]["wer_reduction"]) for row in rows_shown(table)),
         f"WER: of {base['split']}, {base['utterances']:,} utterances, {base['words']:,} words"
         f"{', a mean over seeds' if base['seeds'] > 1 else ''}; {_seeds_words(rows)} per row. "
         "Frame errors: of DEV, after the last epoch.",

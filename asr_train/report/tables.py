@@ -19,7 +19,7 @@ from typing import Any
 from asr_train.files import DamagedFileError, hash_of, read_json, read_yaml
 from asr_train.places import ROOT
 from asr_train.schema import ScoreSettings
-from asr_train.score.summary import without_errors
+from asr_train.score.summary import speaker_groups, without_errors
 from asr_train.score.words import (
     MIN_PAIRED_SPEAKERS,
     MIN_SPEAKERS,
@@ -34,7 +34,7 @@ from asr_train.score.words import (
 _COUNTS = ("words", "errors", "insertions", "deletions", "substitutions")
 _NEEDED = ("run", "split", *_COUNTS, "wer", "ci95", "utterances", "normaliser", "by_utterance")
 _COPIED = (
-    *("run", "split", "wer", "ci95", "ci_over", *_COUNTS),
+    *("run", "split", "wer", "ci95", "ci_over", "ci95_groups", "groups", *_COUNTS),
     *("utterances", "utterances_wrong", "speakers", "search_failures"),
     *("real_time_factor", "acoustic_scale", "insertion_penalty", "lm_weight"),
 )
@@ -106,9 +106,14 @@ def against(base: Score, score: Score, settings: ScoreSettings) -> dict[str, Any
         if len(base_units) < 2:
             return None
         found = compare(base_units, own_units, settings.bootstrap, settings.seed)
+        pair = [speaker_groups(over, drawn, settings) for drawn in (base_units, own_units)]
+        by_group = compare(*pair, settings.bootstrap, settings.seed) if pair[0] else None
     except ValueError as error:
         raise ValueError(f"{score['run']} and {base['run']}, {score['split']}: {error}") from error
-    return {"run": base["run"], "over": over, "units": len(base_units)} | asdict(found)
+    result = {"run": base["run"], "over": over, "units": len(base_units)} | asdict(found)
+    if by_group is not None:
+        result["by_group"] = {"ci95": by_group.ci95, "p": by_group.p, "units": len(pair[0])}
+    return result
 
 
 def wer_reduction(
@@ -126,9 +131,13 @@ def wer_reduction(
     try:
         pairs = [(paired_units(a)[1], paired_units(b)[1]) for a, b in zip(base, own, strict=True)]
         found = reduction(pairs, settings.bootstrap, settings.seed)
+        groups = [
+            (speaker_groups(over, a, settings), speaker_groups(over, b, settings)) for a, b in pairs
+        ]
+        grouped = reduction(groups, settings.bootstrap, settings.seed) if groups[0][0] else None
     except ValueError as error:
         raise ValueError(f"{names}: {error}") from error
-    return {
+    result: dict[str, Any] = {
         "percent": 100 * found.relative,
         "percent_by_seed": [None if x is None else 100 * x for x in found.by_pair],
         "ci95": [100 * limit for limit in found.ci95],
@@ -136,6 +145,10 @@ def wer_reduction(
         "over": over,
         "units": len(pairs[0][0]),
     }
+    if grouped is not None:
+        limits = [100 * limit for limit in grouped.ci95]
+        result["by_group"] = {"ci95": limits, "p": grouped.p, "units": len(groups[0][0])}
+    return result
 
 
 def markdown(table: dict[str, Any]) -> str:
@@ -202,6 +215,12 @@ def notes(table: dict[str, Any]) -> list[str]:
         "processes.",
     ]
     lines += [f"{text}." for text in comparison_lines(table)]
+    lines += [
+        f"{ours['run']}, {ours['split']}: {percent_interval(ours['ci95_groups'])} % over "
+        f"{ours['groups']} groups of speakers that are alike."
+        for ours in rows
+        if ours.get("ci95_groups") is not None
+    ]
     for ours in rows:
         if ours.get("search_failures"):
             lines.append(
@@ -240,10 +259,15 @@ def comparison_lines(table: dict[str, Any]) -> list[str]:
         if (found := ours["against"]) is not None:
             points, p = _against_cells(ours, found["run"])
             gap = points.replace(" (", " points (")
-            lines.append(
+            text = (
                 f"{ours['run']} against {found['run']}, {ours['split']}: {gap}, p {p}, "
                 f"paired over {found['units']} {found['over']}"
             )
+            if (groups := found.get("by_group")) is not None:
+                low, high = (100 * limit for limit in groups["ci95"])
+                limits = f"{low:+.2f} to {high:+.2f}".replace("-", "−")
+                text += f" ({limits}, p {groups['p']:.2g} over {groups['units']} groups of them)"
+            lines.append(text)
     return lines
 
 

@@ -1,9 +1,10 @@
 """Word errors, and the normalisation of texts: conf/score."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from enum import Enum
 
-from asr_train.schema.fields import SettingsError, at, not_negative, positive
+from asr_train.schema.fields import LEFT_OUT, SettingsError, at, not_negative, positive
 
 
 class NormaliserKind(Enum):
@@ -32,6 +33,7 @@ class ScoreSettings:
     bootstrap: int
     seed: int
     normaliser: NormaliserSettings
+    speaker_groups: str | None = field(default=None, metadata={LEFT_OUT: True})
 
     @property
     def draws(self) -> dict[str, int]:
@@ -41,3 +43,16 @@ class ScoreSettings:
     def __post_init__(self) -> None:
         positive(bootstrap=self.bootstrap)
         not_negative(seed=self.seed)
+        if self.speaker_groups is not None:
+            try:
+                count = re.compile(self.speaker_groups).groups
+            except re.error as error:
+                raise SettingsError(
+                    f"{at('speaker_groups')} is {self.speaker_groups!r}, which is no regular "
+                    f"expression: {error}"
+                ) from None
+            if count != 1:
+                raise SettingsError(
+                    f"{at('speaker_groups')} is {self.speaker_groups!r} and has {count} pairs of "
+                    "capturing parentheses; put one pair around what a group's names have in common"
+                )

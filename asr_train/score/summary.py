@@ -1,13 +1,22 @@
 """Scored utterances -> the **summary** of a split, as numbers, as a line and as a page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asr_train.checks import spelled
 from asr_train.schema import ScoreSettings
 from asr_train.score.edits import align_words, show_alignment
 from asr_train.score.sclite import speaker_table
-from asr_train.score.words import Scored, WordErrors, by_speaker, confusions, interval, total, units
+from asr_train.score.words import (
+    Scored,
+    WordErrors,
+    by_speaker,
+    confusions,
+    grouped,
+    interval,
+    total,
+    units,
+)
 
 SHOWN_CONFUSIONS = 20
 SHOWN_KINDS = {"S": "confusions", "D": "deletions", "I": "insertions"}
@@ -31,12 +40,29 @@ def counts(scored: Sequence[Scored]) -> dict[str, Any]:
 
 
 def spread(scored: Sequence[Scored], settings: ScoreSettings) -> dict[str, Any]:
-    """Return the 95 % interval and its units; null for a single utterance."""
+    """Return the 95 % interval and its units; null for a single utterance.
+
+    With `speaker_groups`, also their number and the interval over them, if there are several.
+    """
     over, drawn = units(scored)
     if len(drawn) < 2:
         return {"ci95": None, "ci_over": None}
     low, high = interval(list(drawn.values()), settings.bootstrap, settings.seed)
-    return {"ci95": [low, high], "ci_over": over}
+    found: dict[str, Any] = {"ci95": [low, high], "ci_over": over}
+    if groups := speaker_groups(over, drawn, settings):
+        low, high = interval(list(groups.values()), settings.bootstrap, settings.seed)
+        found |= {"groups": len(groups), "ci95_groups": [low, high]}
+    return found
+
+
+def speaker_groups(
+    over: str, drawn: Mapping[str, WordErrors], settings: ScoreSettings
+) -> dict[str, WordErrors]:
+    """Return the errors of groups of speakers; {} if none are alike, or all are."""
+    if settings.speaker_groups is None or over != "speakers":
+        return {}
+    groups = grouped(drawn, settings.speaker_groups)
+    return groups if 1 < len(groups) < len(drawn) else {}
 
 
 def without_errors(words: int) -> str:
@@ -54,6 +80,9 @@ def closing_words(summary: dict[str, Any]) -> str:
     else:
         low, high = (100 * limit for limit in summary["ci95"])
         text = f"95 % interval {low:.2f} to {high:.2f} %, bootstrap over {summary['ci_over']}"
+        if (limits := summary.get("ci95_groups")) is not None:
+            low, high = (100 * limit for limit in limits)
+            text += f" ({low:.2f} to {high:.2f} % over {summary['groups']} groups of them)"
     wrong, all_ = summary["utterances_wrong"], summary["utterances"]
     return f"{text}; {wrong} of {spelled(all_, 'utterance')} with an error"
 

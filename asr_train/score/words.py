@@ -10,6 +10,7 @@ nothing of files.
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,6 +100,21 @@ def units(
     if len(speakers) >= enough:
         return "speakers", speakers
     return "utterances", {row.utt_id: row.errors for row in scored}
+
+
+def grouped(speakers: Mapping[str, WordErrors], pattern: str) -> dict[str, WordErrors]:
+    """Add up speakers that are alike: a sample of them is smaller than it looks.
+
+    Args:
+        pattern: a regular expression. Speakers whose whole names match it form a group if its first
+            group matches the same text; any other speaker is a group alone.
+    """
+    sums: dict[str, WordErrors] = {}
+    for name, errors in speakers.items():
+        found = re.fullmatch(pattern, name)
+        group = name if found is None else found[1] or ""
+        sums[group] = sums.get(group, WordErrors()) + errors
+    return sums
 
 
 def confusions(

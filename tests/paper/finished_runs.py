@@ -186,8 +186,10 @@ def tabulated(
     table: Table,
     trained: Mapping[str, Trained],
     epochs: Mapping[str, list[dict[str, Any]]] | None = None,
+    score: Mapping[str, Any] | None = None,
     **about: Any,
 ) -> dict[str, Any]:
-    settings = build(ScoreSettings, {"bootstrap": 500, "seed": 1, "normaliser": {"kind": "plain"}})
+    plain = {"bootstrap": 500, "seed": 1, "normaliser": {"kind": "plain"}}
+    settings = build(ScoreSettings, {**plain, **(score or {})})
     ratios = {row.label: {"step_share": SHARE} for row in table.rows}
     return paper_table(table, trained, epochs or {}, settings, ABOUT | about, ratios)

@@ -20,14 +20,14 @@ def unsimulated(monkeypatch):
     monkeypatch.setattr("asr_train.paper.table.simulated", lambda *_: None)
 
 
-def claimed(folder, claims, rows=NODES, seeds=None, **errors):
+def claimed(folder, claims, rows=NODES, seeds=None, score=None, **errors):
     """The claims of a table whose runs make these errors per speaker, by label and seed."""
     table = a_table(folder, "strom2015", "table_2_nodes", rows, seeds, claims=claims)
     trained = all_finished(table)
     for row in table.rows:
         for run in row.runs:
             trained[run.name] = finished(run, errors=errors[f"of{row.label}_{run.seed}"])
-    return tabulated(table, trained)
+    return tabulated(table, trained, score=score)
 
 
 def test_a_row_is_compared_with_another_and_not_with_the_baseline(tmp_path):
@@ -113,6 +113,19 @@ def test_claims_are_shown_below_the_table_if_there_are_any(tmp_path):
     none = claimed(tmp_path, [], of40_1=9, of80_1=6)
     assert "Claims" not in markdown(none)
     assert "claims" not in plain(none)
+
+
+def test_intervals_over_groups_of_speakers_are_noted_below_both_tables(tmp_path):
+    groups = {"speaker_groups": "(s)[1-6]"}
+    found = claimed(tmp_path, [FEWER], score=groups, of40_1=9, of80_1=7)
+    reduced = found["claims"][0]["ours"]["by_group"]
+    low, high = (f"{limit:.1f}".replace("-", "−") for limit in reduced["ci95"])
+    over = "- Over 7 groups of speakers that are alike in place of speakers: "
+    text = f"{over}80 against 40 {low} to {high} (p {reduced['p']:.2g}).\n"
+    first, second = markdown(found).split("## Claims")
+    assert text in second
+    assert f"{over}80 " in first  # 40 has half as many errors again of every speaker
+    assert over not in markdown(claimed(tmp_path, [FEWER], of40_1=9, of80_1=7))
 
 
 @pytest.mark.parametrize(

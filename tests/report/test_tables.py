@@ -86,6 +86,27 @@ def test_a_comparison_is_said_with_interval_p_and_what_was_drawn(scores, speaker
     assert line in tables.markdown(table)
 
 
+def test_runs_are_compared_over_groups_of_speakers_too(scores):
+    """As if the speakers of a group were one speaker."""
+    settings = build(ScoreSettings, SETTINGS | {"speaker_groups": "(test)0[0-4]"})
+    theirs, ours = (score for score in scores if score["split"] == "test")
+    found = tables.against(theirs, ours, settings)
+    reduced = tables.wer_reduction([ours], [theirs], settings)
+    for score in (theirs, ours):
+        for row in score["by_utterance"].values():
+            row["speaker"] = re.sub("0[0-4]$", "", row["speaker"])
+    groups = [tables.units(tables.scored(score))[1] for score in (theirs, ours)]
+    expected = tables.compare(*groups, *settings.draws.values())
+    assert found["by_group"] == {"ci95": expected.ci95, "p": expected.p, "units": 8}
+    expected = tables.reduction([groups], *settings.draws.values())
+    assert reduced["by_group"]["ci95"] == [100 * limit for limit in expected.ci95]
+    table = tables.wer_table([theirs, ours], settings, ABOUT)
+    table["rows"][1]["ours"] |= {"against": found, "groups": 8, "ci95_groups": [0.02, 0.04]}
+    text = tables.markdown(table)
+    assert f"p {found['by_group']['p']:.2g} over 8 groups of them)." in text
+    assert f"{ours['run']}, test: 2.00 – 4.00 % over 8 groups of speakers" in text
+
+
 def test_the_markdown_has_a_cell_a_column_and_the_rows_percent(scores):
     table = wer_table(scores)
     lines = [line for line in tables.markdown(table).splitlines() if line.startswith("|")]

@@ -173,6 +173,21 @@ def test_one_utterance_is_scored_without_an_interval(stage, tmp_path):
     assert (score["wer"], score["ci95"], score["ci_over"]) == (0.5, None, None)
 
 
+def test_speakers_that_are_alike_are_drawn_together_too(stage, tmp_path):
+    found = {utt_id: "" if "s1" in utt_id else words for utt_id, words in SAID.items()}
+    stage(found)
+    alone = read_json(tmp_path / "score.test.json")
+    write_yaml(tmp_path / "score.yaml", settings() | {"speaker_groups": "s([12]|[0-9]+)"})
+    stage(found)
+    assert read_json(tmp_path / "score.test.json") == alone  # no two speakers are alike
+    write_yaml(tmp_path / "score.yaml", settings() | {"speaker_groups": "(s)[1-4]"})
+    done = stage(found)
+    score = read_json(tmp_path / "score.test.json")
+    assert (score["groups"], score["ci95"]) == (3, alone["ci95"])
+    low, high = (100 * limit for limit in score["ci95_groups"])
+    assert f"speakers ({low:.2f} to {high:.2f} % over 3 groups of them)" in done.stdout
+
+
 def test_scoring_and_reporting_import_neither_torch_nor_lhotse():
     code = (
         "import sys; sys.path.insert(0, 'scripts'); import score, tables, report, status, json;"

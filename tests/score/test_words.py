@@ -17,6 +17,7 @@ from asr_train.score.words import (
     compare,
     confusions,
     crossed,
+    grouped,
     interval,
     normalise,
     reduction,
@@ -192,6 +193,23 @@ def test_speakers_are_drawn_from_five_up(count, over):
 def test_runs_are_compared_over_speakers_from_ten_up(count, over):
     scored = [Scored(f"u{i}", f"s{i % count}", WordErrors(correct=1)) for i in range(20)]
     assert units(scored, MIN_PAIRED_SPEAKERS)[0] == over
+
+
+def test_speakers_that_are_alike_are_one_unit_and_any_other_is_its_own():
+    one = WordErrors(correct=2, deletions=1)
+    named = {"m7-en": one, "m7-en-us": one, "m70-en": one, "mary": one, "anna": one}
+    found = grouped(named, "(.+?)-en.*")
+    assert found == {"m7": one + one, "m70": one, "mary": one, "anna": one}
+
+
+def test_the_interval_is_wider_over_groups_whose_speakers_agree():
+    of_groups = speakers(10, rate=0.1)
+    named = {f"{name}-{i}": errors for name, errors in of_groups.items() for i in range(6)}
+    found = grouped(named, "(.*)-.")
+    (low, high), (lowest, highest) = (
+        interval(list(drawn.values()), DRAWS, 1) for drawn in (named, found)
+    )
+    assert highest - lowest > 2 * (high - low)
 
 
 # --- comparisons --------------------------------------------------------------------------------
