@@ -7,7 +7,7 @@ writes; what it would repair silently (overlaps, labels past the end) is refused
 from collections.abc import Mapping
 from pathlib import Path
 
-from asr_train.files import DamagedFileError, replacing
+from asr_train.files import DamagedFileError, read_text, replacing
 from asr_train.interop.times import Span, Timed
 
 SLACK_SECONDS = 1e-5  # of overlap by rounding
@@ -34,6 +34,9 @@ def read_textgrid(path: Path | str) -> tuple[float, dict[str, list[Span]]]:
             for name, tier in tiers.items()
         }
         return float(grid.maxTimestamp), spans
+    except UnicodeDecodeError:
+        read_text(path)  # its message says how to convert the file
+        raise
     except Exception as error:  # of any kind: praatio parses by cutting strings
         why = " ".join(str(error).split())[:200]
         raise DamagedFileError(

@@ -251,11 +251,12 @@ def test_align_reads_a_textgrid_with_a_tier_per_speaker(tmp_path, capsys):
 
 def test_align_refuses_intervals_that_cannot_be(corpus, tmp_path, capsys):
     wave = said(TEXTS["ben"]).samples_T
-    tiers = {"late": [("ann", 0.1, 60.0, "seven")], "none": [("ann", 0.0, 0.5, " ")], "junk": None}
+    tiers = {"late": [("ann", 0.1, 60.0, "seven")], "none": [("ann", 0.0, 0.5, " ")]}
+    tiers |= {"junk": None, "latin": None}
     for name, spans in tiers.items():
         soundfile.write(tmp_path / f"{name}.wav", wave, RATE)
         path = tmp_path / f"{name}.TextGrid"
-        path.write_text("no TextGrid")
+        path.write_bytes(b"no TextGrid" if name == "junk" else b"St\xfcck")
         if spans is not None:
             grid = Textgrid(0, 60.0)
             for tier, *span in spans:
@@ -266,6 +267,7 @@ def test_align_refuses_intervals_that_cannot_be(corpus, tmp_path, capsys):
     assert "late, ann, 0.10 to 60.00 s: " in said_
     assert "none.TextGrid has no interval with text" in said_
     assert "junk.TextGrid is no TextGrid that praatio can read" in said_
+    assert "latin.TextGrid, line 1 has the byte 0xfc, so it is not UTF-8; convert it" in said_
 
 
 def test_align_names_words_in_no_dictionary(tmp_path, capsys):
