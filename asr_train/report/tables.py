@@ -99,20 +99,28 @@ def held_out(split: str) -> bool:
 
 
 def against(base: Score, score: Score, settings: ScoreSettings) -> dict[str, Any] | None:
-    """Compare a run with the baseline on the same `paired_units` and draws; None for one unit."""
+    """Compare a run with the baseline on the same `paired_units` and draws; None for one unit.
+
+    `by_group` has interval and p over `speaker_groups`, if there are any.
+    """
     try:
         over, base_units = paired_units(base)
         _, own_units = paired_units(score)
         if len(base_units) < 2:
             return None
         found = compare(base_units, own_units, settings.bootstrap, settings.seed)
-        pair = [speaker_groups(over, drawn, settings) for drawn in (base_units, own_units)]
-        by_group = compare(*pair, settings.bootstrap, settings.seed) if pair[0] else None
+        base_groups = speaker_groups(over, base_units, settings)
+        own_groups = speaker_groups(over, own_units, settings)
+        by_group = (
+            compare(base_groups, own_groups, settings.bootstrap, settings.seed)
+            if base_groups
+            else None
+        )
     except ValueError as error:
         raise ValueError(f"{score['run']} and {base['run']}, {score['split']}: {error}") from error
     result = {"run": base["run"], "over": over, "units": len(base_units)} | asdict(found)
     if by_group is not None:
-        result["by_group"] = {"ci95": by_group.ci95, "p": by_group.p, "units": len(pair[0])}
+        result["by_group"] = {"ci95": by_group.ci95, "p": by_group.p, "units": len(base_groups)}
     return result
 
 
@@ -120,6 +128,8 @@ def wer_reduction(
     own: Sequence[Score], base: Sequence[Score], settings: ScoreSettings
 ) -> dict[str, Any] | None:
     """Return the reduction of the baseline's errors, in percent; None if it has none.
+
+    `by_group` has interval and p over `speaker_groups`, if there are any.
 
     Args:
         own, base: scores of the same split, one per seed, in the same order.
