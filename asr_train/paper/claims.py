@@ -110,7 +110,7 @@ def groups_note(found: Iterable[tuple[str, Mapping[str, Any] | None]]) -> list[s
             low, high = groups["ci95"]
             if low != high:
                 counts.add(groups["units"])
-                texts.append(f"{name} {signed(low)} to {signed(high)} (p {groups['p']:.2g})")
+                texts.append(f"{name}: {signed(low)} to {signed(high)} (p {groups['p']:.2g})")
     if not texts:
         return []
     return [

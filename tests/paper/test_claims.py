@@ -121,10 +121,10 @@ def test_intervals_over_groups_of_speakers_are_noted_below_both_tables(tmp_path)
     reduced = found["claims"][0]["ours"]["by_group"]
     low, high = (f"{limit:.1f}".replace("-", "−") for limit in reduced["ci95"])
     over = "- Over 7 groups of speakers that are alike in place of speakers: "
-    text = f"{over}80 against 40 {low} to {high} (p {reduced['p']:.2g}).\n"
+    text = f"{over}80 against 40: {low} to {high} (p {reduced['p']:.2g}).\n"
     first, second = markdown(found).split("## Claims")
     assert text in second
-    assert f"{over}80 " in first  # 40 has half as many errors again of every speaker
+    assert f"{over}80: " in first  # 40 has half as many errors again of every speaker
     assert over not in markdown(claimed(tmp_path, [FEWER], of40_1=9, of80_1=7))
 
 
