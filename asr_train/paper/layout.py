@@ -319,6 +319,15 @@ def notes(table: TableDict) -> list[str]:
         lines += [_epochs_line(row) for row in rows_shown(table)]
     if any(ours["is_controlled"] for ours in rows):
         lines += [_control_line(row) for row in rows_shown(table)]
+    if any("full_rate_epochs" in ours for ours in rows):
+        each = (
+            f"{row['label']}: {', '.join(map(str, row['ours'].get('full_rate_epochs', [])))}"
+            for row in rows_shown(table)
+        )
+        lines.append(
+            "Epochs at the full rate, whose number newbob chooses, by seed (it may matter more "
+            f"than the method): {'; '.join(each)}."
+        )
     if table.get("elsewhere"):
         lines.append("Trained elsewhere: " + _elsewhere(table["elsewhere"]))
     return [*lines, f"{made(table)[:-1]}: `{table['command']}`."]

@@ -20,7 +20,7 @@ from asr_train.paper.rows import BASELINE, ClaimSettings, RowSettings, Run, Tabl
 from asr_train.paper.speed import case_of, density, simulated
 from asr_train.report.exchange import RECEIVED, Trained, measured
 from asr_train.report.tables import Score, held_out, wer_reduction
-from asr_train.schema import HUMAN, CommSettings, ScoreSettings, build
+from asr_train.schema import HUMAN, CommSettings, Halving, ScoreSettings, build
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +275,7 @@ def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
     seconds = [numbers["cpu_seconds"] for numbers in found]
     speeds = [_frames(run) / second for run, second in zip(row.runs, seconds, strict=True)]
     virtual = [_last(run, "simulated_seconds") for run in row.runs]
+    full_rate = [_divisors(run).count(1.0) for run in row.runs]
     diverged = {run.run: why for run in row.runs if (why := _last(run, "diverged"))}
     return {
         "runs": [run.run for run in row.runs],
@@ -324,6 +325,7 @@ def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
         "cpu_minutes": _mean([second / 60 for second in seconds]),
         "virtual_seconds": _mean(virtual),
         **({"diverged": diverged} if diverged else {}),
+        **({"full_rate_epochs": full_rate} if optim.get("halving") == Halving.newbob.name else {}),
     }
 
 

@@ -232,6 +232,22 @@ def test_a_mean_by_epoch_is_over_the_seeds_that_came_so_far(tmp_path):
     assert found["frame_error_by_epoch"] == pytest.approx([(0.5 + 0.6) / 2, 0.4, 0.3])
 
 
+def test_epochs_at_the_full_rate_are_said_where_newbob_chooses_their_number(tmp_path):
+    table = a_table(tmp_path, "strom2015", "table_2_nodes", NODES[1:2], seeds=[1, 2])
+    trained = all_finished(table)
+    assert "at the full rate" not in markdown(tabulated(table, trained))
+    for run in trained.values():
+        run.about["settings"]["optim"]["halving"] = "newbob"
+    second = trained[table.rows[0].runs[1].name]
+    for row in second.log:
+        if row["epoch"] == 2 and "rate" in row:
+            row["rate"] = 0.008  # as in epoch 1, where the others halve it
+    found = tabulated(table, trained)
+    each = [row["ours"]["full_rate_epochs"] for row in rows_shown(found)]
+    assert each == [[1, 1], [1, 2]]
+    assert f"baseline: 1, 1; {found['rows'][0]['label']}: 1, 2." in markdown(found)
+
+
 def test_a_baseline_without_errors_leaves_dashes(nodes):
     content = tabulated(nodes, all_finished(nodes, errors=0))
     assert ours(content, "20")["wer_reduction"] is None
