@@ -275,7 +275,7 @@ def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
     seconds = [numbers["cpu_seconds"] for numbers in found]
     speeds = [_frames(run) / second for run, second in zip(row.runs, seconds, strict=True)]
     virtual = [_last(run, "simulated_seconds") for run in row.runs]
-    full_rate = [_divisors(run).count(1.0) for run in row.runs]
+    full_rate = [_full_rate_epochs(run) for run in row.runs]
     diverged = {run.run: why for run in row.runs if (why := _last(run, "diverged"))}
     return {
         "runs": [run.run for run in row.runs],
@@ -366,6 +366,12 @@ def _divisors(run: Trained) -> list[float]:
     rates = [row["rate"] for row in run.log if "dev_accuracy" in row]
     first = run.about["settings"].get("optim", {}).get("rate")
     return [first / rate for rate in rates] if first and all(rates) else []
+
+
+def _full_rate_epochs(run: Trained) -> int:
+    """Return the number of epochs that ended at the highest rate."""
+    rates = [row["rate"] for row in run.log if "dev_accuracy" in row]
+    return rates.count(max(rates, default=0.0))
 
 
 def _minibatches(run: Trained) -> list[float]:
