@@ -88,6 +88,23 @@ def replacing_folder(path: Path | str, is_ours: Callable[[Path], bool]) -> Itera
             shutil.rmtree(left, ignore_errors=True)
 
 
+@contextmanager
+def keeping_time(
+    path: Path | str, content: Callable[[Path], Any] = Path.read_bytes
+) -> Iterator[None]:
+    """Let a file that the block writes with the content that it had keep its time, too.
+
+    Args:
+        content: what is compared, before and after the block; None: nothing can be said.
+    """
+    path = Path(path)
+    found = path.stat() if path.exists() else None
+    before = content(path) if found else None
+    yield
+    if found and before is not None and content(path) == before:
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
 def write_bytes(path: Path | str, content: bytes) -> None:
     """Write a small file atomically."""
     with replacing(path) as scratch:

@@ -123,7 +123,7 @@ endif
 paper-tables: $(MADE) ; @:
 
 ifneq ($(filter %-recorded,$(SCALES)),)
-$W/exp/$(SCALES)/tuned.json: $W/exp/$(firstword $(call to_train,$(filter-out $(EPOCHS),$(NAMED))))/model.json \
+$W/exp/$(SCALES)/tuned%json: $W/exp/$(firstword $(call to_train,$(filter-out $(EPOCHS),$(NAMED))))/model.json \
   $C/decode.yaml $C/normaliser.yaml $W/lang/index.json $W/feats/$(DEV).jsonl.gz $(call from_root,$(RECORDS))/$(BASE).jsonl
 	$Q$(PY) $S/tune.py $^ $@
 endif

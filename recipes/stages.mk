@@ -178,12 +178,13 @@ table: $(CHECKED) $W/report/index.html
 	@cat $(EXCHANGE_TEXT) $W/tables/wer.txt; echo "report: $(abspath $W/report/index.html)"
 check: $(CHECKED)
 	@cat $<
-# A settings file named here would make the manifests look through it to `conf`; see the note on patterns.
+# A settings file named here would make the manifests look through it to `conf`, and lang/index.json would be looked
+# through to its stamp, which may be new; see the note on patterns. The scores come after both.
+BUNDLED_LANG = $W/lang$(if $(filter $(RUN),$(PRONPROB_MODELS)),-pronprobs)/index.json
 bundle: $(CURDIR)/README.md $W/exp/$(RUN:%-pronprobs=%)/model.json \
   $W/exp/$(if $(filter $(RUN),$(NETS)),$(or $(SCALES),$(RUN)),$(RUN))/tuned.json \
-  $W/lang$(if $(filter $(RUN),$(PRONPROB_MODELS)),-pronprobs)/index.json \
-  $W/feats/$(TRAIN).jsonl.gz $(EVAL:%=$W/exp/$(RUN)/score.%.json)
-	$Q$(PY) $S/bundle.py $(wordlist 1,4,$^) $C/lexicon.yaml $(wordlist 5,99,$^) $(BUNDLE)
+  $W/feats/$(TRAIN).jsonl.gz $(EVAL:%=$W/exp/$(RUN)/score.%.json) $(if $(wildcard $(BUNDLED_LANG)),,$(BUNDLED_LANG))
+	$Q$(PY) $S/bundle.py $(wordlist 1,3,$^) $(BUNDLED_LANG) $C/lexicon.yaml $(filter-out $(BUNDLED_LANG),$(wordlist 4,99,$^)) $(BUNDLE)
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 clean:
@@ -201,19 +202,43 @@ conf:
 	$(if $(SPEECH),+@$(PY) $S/recordings.py $C/audio $W/manifests $(TRAIN) $(EVAL))
 $C/%.yaml: conf ; +@:
 
-$W/manifests/%.jsonl.gz: $C/corpus.yaml $C/lexicon.yaml $(if $(SPEECH),$C/audio/%.yaml) $(INPUTS)
-	$Q$(PY) $S/manifests.py $(wordlist 1,2,$^) $@
+# These outputs keep their time where they are made again with the same content, so that a corrected transcript of TEST, or
+# a further test set, trains nothing again. OUTPUT.made tells when the stage last ran. A plan cannot know the content: it
+# names all stages that may follow. The stamp is there if, and only if, its output is.
+SETTLED := $(MANIFESTS) $W/lm/index.json $W/lang/index.json
+$(shell for f in $(SETTLED); do m=$${f%.json*}.made; \
+  if [ ! -e $$f ]; then rm -f $$m; elif [ ! -e $$m ]; then touch -r $$f $$m; fi; done)
+PLANNED := # stamps that this plan renews
+stamped = $(eval PLANNED += $@)
+settle = $(if $(and $(PLANNING),$(filter $<,$(PLANNED))),@: what follows is made again only if this changes: $@,+@:)
+define settle_rule # $1 is an output without its ending $2; one rule each, for make keeps the + of one for all files of a rule
+$1%$2: $1%made ; $$(settle)
+endef
+$(foreach s,$(TRAIN) $(EVAL),$(eval $(call settle_rule,$W/manifests/$s,jsonl.gz)))
+$(foreach d,lm lang,$(eval $(call settle_rule,$W/$d/index,json)))
+# Make 4.4 looks through a file, to conf or its stamp, if two rules name it by % alone; and it makes a missing input that a
+# pattern names without % even if nothing needs it, unless an explicit rule names it.
+ifneq ($(filter notintermediate,$(.FEATURES)),)
+THERE := $(wildcard $(TARGETS))
+.NOTINTERMEDIATE: $(filter $(SETTLED),$(THERE)) $(SCORED:%=$C/scales/%.yaml)
+.missing: $(filter-out $(THERE),$(TARGETS))
+endif
+$W/manifests/%.made: $C/corpus.yaml $C/lexicon.yaml $(if $(SPEECH),$C/audio/%.yaml) $(INPUTS)
+	$Q$(PY) $S/manifests.py $(wordlist 1,2,$^) $(@:made=jsonl.gz)$(stamped)
+	@touch $@
 $W/manifests/check%txt: $C/corpus.yaml $C/lexicon.yaml $C/ali.yaml $(MANIFESTS) $C/splits.yaml
 	$Q$(PY) $S/check.py $(filter-out %/splits.yaml,$^) $@
-$W/lm/index%json: $C/lm.yaml $C/corpus.yaml $C/lexicon.yaml $(LM_SPLITS:%=$W/manifests/%.jsonl.gz) | $(CHECKED)
-	$Q$(PY) $S/lm.py $^ $@
+$W/lm/index%made: $C/lm.yaml $C/corpus.yaml $C/lexicon.yaml $(LM_SPLITS:%=$W/manifests/%.jsonl.gz) | $(CHECKED)
+	$Q$(PY) $S/lm.py $^ $(@:made=json)$(stamped)
+	@touch $@
 $W/lang-bigram/index%json: $C/bigram.yaml $C/corpus.yaml $C/lexicon.yaml $W/lang/index.json \
   $(patsubst %,$W/manifests/%.jsonl.gz,$(filter-out $(TRAIN),$(LM_SPLITS)))
 	$Q$(PY) $S/bigram.py $^ $@
 $W/lang-pronprobs/index%json: $C/pronprobs.yaml $W/lang/index.json $W/ali/$(ALIGNER)/$(TRAIN).jsonl.gz $C/from/pronprobs.yaml
 	$Q$(PY) $S/pronprobs.py $(wordlist 1,3,$^) $@
-$W/lang/index%json: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lang.yaml $W/lm/index.json
-	$Q$(PY) $S/lang.py $^ $@
+$W/lang/index%made: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lang.yaml $W/lm/index.json
+	$Q$(PY) $S/lang.py $^ $(@:made=json)$(stamped)
+	@touch $@
 $W/feats/%.jsonl.gz: $W/manifests/%.jsonl.gz $C/feats.yaml | $(CHECKED)
 	$Q$(PY) $S/feats.py $^ $@
 # Rules for a single file are written as patterns, too (model%json). With an explicit target,

@@ -9,7 +9,7 @@ import asr_train.interrupt  # noqa: F401
 from pathlib import Path
 
 from asr_train.checks import spelled
-from asr_train.files import check_part, read_json
+from asr_train.files import check_part, keeping_time, read_json
 from asr_train.jobs import main
 from asr_train.lang.arpa import copy_arpa
 from asr_train.lang.index import Lang, grammar_words, write_lang
@@ -47,7 +47,10 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
     is_loop = settings.grammar.kind is GrammarKind.loop  # else the words are in the file
     settings.grammar.words = pronounced if is_loop else []
     states = States(tuple(lexicon.phones), settings.phone_states, settings.silence_states)
-    write_lang(output, Lang(lexicon, states, settings.grammar, arpa, settings.silence_probability))
+    with keeping_time(output):
+        write_lang(
+            output, Lang(lexicon, states, settings.grammar, arpa, settings.silence_probability)
+        )
     summary = (
         f"lang: {len(lexicon.prons)} words, {len(states.phones)} phones with silence, "
         f"{states.num_states} states"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.data.transcripts import LmText
-from asr_train.files import part, write_json
+from asr_train.files import keeping_time, part, write_json
 from asr_train.jobs import main, peak_megabytes
 from asr_train.lang import ngram
 from asr_train.lang.arpa import NgramModel, read_arpa, write_arpa
@@ -30,7 +30,8 @@ def lm(conf: str, corpus: str, lexicon: str, train: str, dev: str, *paths: str) 
     settings = load(LmSettings, conf)
     index: dict[str, Any] = {"format": FORMAT, "settings": plain(settings)}
     if settings.small is None:
-        write_json(output, index | {"small": None, "big": None})
+        with keeping_time(output):
+            write_json(output, index | {"small": None, "big": None})
         return "lm: none; only lang.grammar restricts the word sequences"
     texts: list[ngram.Text] = []
     summary = "lm"
@@ -50,7 +51,8 @@ def lm(conf: str, corpus: str, lexicon: str, train: str, dev: str, *paths: str) 
         if each is not None:
             index[name], line = made(name, each, texts, spoken, Path(output).parent)
             summary += f"; {name}: {line}"
-    write_json(output, index)
+    with keeping_time(output):
+        write_json(output, index)
     return f"{summary}; peak memory {peak_megabytes():.0f} MB"
 
 

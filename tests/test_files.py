@@ -10,6 +10,7 @@ from asr_train.files import (
     DamagedFileError,
     check_part,
     iter_jsonl,
+    keeping_time,
     part,
     read_json,
     read_jsonl,
@@ -157,3 +158,20 @@ def test_yaml_is_written_only_when_it_says_something_new(tmp_path):
     assert not write_yaml(path, {"a": 1e-5})
     assert path.stat().st_mtime_ns == before
     assert write_yaml(path, {"a": 2e-5})
+
+
+@pytest.mark.parametrize(
+    "new, known, kept", [("a", True, True), ("b", True, False), ("a", False, False)]
+)
+def test_an_output_made_again_keeps_its_time_if_its_content_is_known_to_be_the_same(
+    tmp_path, new, known, kept
+):
+    path = tmp_path / "a.json"
+    content = lambda path: path.read_bytes() if known else None  # noqa: E731
+    with keeping_time(path, content):
+        write_json(path, "a")
+    os.utime(path, ns=(1, 7))
+    with keeping_time(path, content):
+        write_json(path, new)
+    assert read_json(path) == new
+    assert (path.stat().st_mtime_ns == 7) == kept

@@ -218,3 +218,40 @@ def test_recordings_that_change_are_taken_anew_and_status_says_so(checked, tmp_p
     assert states[f"{made}/train.jsonl.gz"] == "done"
     assert make(recipe, "check", *checked).returncode == 0
     assert plan(*checked) == []
+
+
+@pytest.mark.slow
+def test_corrections_and_further_sets_of_test_train_nothing_again(checked, tmp_path):
+    """TRAIN's files keep their time; another recording under an old name counts as changed."""
+    recipe, work = ROOT / "recipes/folder", tmp_path / "w"
+    for name, speakers in {"t": "gh", "u": "ij"}.items():
+        layouts.table(tmp_path / name, {speaker: ["three two", "one"] for speaker in speakers})
+    outputs = [
+        "lang/index.json",
+        *(f"feats/{split}.jsonl.gz" for split in ("train", "dev", "test")),
+    ]
+    trained = ["manifests/train.jsonl.gz", "lang/index.json", "feats/train.jsonl.gz"]
+
+    def times(*test_dirs: str) -> dict[str, int]:
+        wanted = [f"{work}/{output}" for output in outputs]
+        asked = [f"TEST_DIRS={' '.join(str(tmp_path / name) for name in test_dirs)}", *checked]
+        ended = make(recipe, *wanted, *asked)
+        assert ended.returncode == 0, ended.stderr
+        planned = make(recipe, "-n", *wanted, *asked).stdout
+        assert set(re.findall(r"scripts/(\w+)", planned)) == {"resolve", "recordings"}
+        return {name: (work / name).stat().st_mtime_ns for name in [*trained, *outputs]}
+
+    first = times("t")
+    table = tmp_path / "t/utterances.tsv"
+    table.write_text(table.read_text().replace("three two", "two three"))
+    corrected = times("t")
+    assert {name for name in first if first[name] != corrected[name]} == {"feats/test.jsonl.gz"}
+    outputs.append("feats/test_u.jsonl.gz")
+    more = times("t", "u")
+    assert more == corrected | {outputs[-1]: more[outputs[-1]]}
+    audio = Path((work / "manifests/train.audio.tsv").read_text().splitlines()[0].split("\t")[3])
+    wave, rate = soundfile.read(audio)
+    soundfile.write(audio, wave[::-1], rate)
+    assert audio.suffix != ".tsv"
+    again = times("t", "u")
+    assert {name for name in more if more[name] != again[name]} == {trained[0], trained[2]}

@@ -628,6 +628,15 @@ def test_a_recipe_that_was_finished_without_the_check_is_only_checked(plan, tmp_
     assert plan() == ["check"]
 
 
+def test_no_stage_runs_again_because_its_small_inputs_were_removed(plan, tmp_path):
+    finish(plan, tmp_path / "w")
+    assert plan() == []
+    for pattern in ("manifests/*.jsonl.gz", "lm/*.json", "lang/*.json"):
+        for path in (tmp_path / "w").glob(pattern):
+            path.unlink()
+    assert plan() == []
+
+
 def finish(plan, work: Path, *arguments: str, runs=("dnn",)) -> None:
     """Write the outputs of all stages of a call, in the order of the plan."""
     plan(*arguments)

@@ -24,9 +24,9 @@ from lhotse import CutSet, MonoCut, Recording, validate
 from lhotse.audio import AudioSource
 
 from asr_train.checks import spelled
-from asr_train.data.recordings import list_files
+from asr_train.data.recordings import list_files, listed_sums
 from asr_train.data.remarks import REMARK, Remark, dropped_table, reasons
-from asr_train.files import iter_jsonl, write_bytes, write_jsonl, write_text
+from asr_train.files import iter_jsonl, keeping_time, write_bytes, write_jsonl, write_text
 
 # Changes of a recording that are made here; others may name further recordings
 TRANSFORMS = frozenset({"Resample", "Speed", "Volume"})
@@ -44,7 +44,8 @@ class PreparedSplit:
     cuts: list[MonoCut]
     remarks: list[Remark] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # to print
-    audio: list[Path] = field(default_factory=list)  # the user's files, which may change
+    audio: list[Path] = field(default_factory=list)  # the user's recordings, which may change
+    tables: list[Path] = field(default_factory=list)  # and the tables that name them
 
     @property
     def dropped(self) -> int:
@@ -65,9 +66,26 @@ class PreparedSplit:
 def write(made: PreparedSplit, path: Path | str) -> None:
     """Write SPLIT.dropped.tsv and SPLIT.audio.tsv, then the manifest.
 
+    The manifest keeps its time if nothing that it stands for has changed. What is made here may be
+    other sound under the same name.
+
     Raises:
         CorpusError: if no cut is left; SPLIT.dropped.tsv then has the reasons.
     """
+    users = set(map(str, made.audio))
+    is_users = all(s.source in users for cut in made.cuts for s in cut.recording.sources)
+    with keeping_time(path, lambda path: _state(path, users) if is_users else None):
+        _write(made, path)
+
+
+def _state(path: Path, recordings: set[str]) -> tuple[bytes, bytes, dict[str, str]] | None:
+    """Return the bytes of manifest and dropped utterances, and checksums of the recordings."""
+    sums = {name: found for name, found in listed_sums(audio_table(path)) if name in recordings}
+    table = dropped_table(path)
+    return (path.read_bytes(), table.read_bytes(), sums) if table.exists() else None
+
+
+def _write(made: PreparedSplit, path: Path | str) -> None:
     table = dropped_table(path)
     write_text(table, "".join("\t".join(row) + "\n" for row in [REMARK, *map(_row, made.remarks)]))
     if not made.cuts:
@@ -76,7 +94,7 @@ def write(made: PreparedSplit, path: Path | str) -> None:
             f"see {table}"
         )
     validate(CutSet.from_cuts(made.cuts))
-    list_files(made.audio, audio_table(path))
+    list_files([*made.audio, *made.tables], audio_table(path))
     write_jsonl(path, (cut.to_dict() for cut in made.cuts))
 
 

@@ -51,7 +51,12 @@ def changed_files(table: Path, keep: bool) -> list[str]:
 
 def listed_files(table: Path) -> list[str]:
     """Return the paths in the table; none if there is no table."""
-    return [name for *_, name in _read(table)] if table.exists() else []
+    return [name for name, _ in listed_sums(table)]
+
+
+def listed_sums(table: Path) -> list[tuple[str, str]]:
+    """Return the paths in the table, with checksums; none if there is no table."""
+    return [(name, found) for *_, found, name in _read(table)] if table.exists() else []
 
 
 def _stat(name: str) -> tuple[str, str]:
