@@ -322,7 +322,7 @@ def test_folders_may_be_dev_and_test_as_a_whole(folder, other, tmp_path):
     assert people(made["test"]) == ["dan", "eve", "fay"]
     assert people(made["dev"]) == ["bob"]
     assert people(made["train"]) == ["ann", "cid"]
-    assert other.root / "utterances.tsv" in made["train"].audio  # its changes make names clash
+    assert other.root / "utterances.tsv" in made["train"].tables  # its changes make names clash
     folder.overrides |= {"dev_dir": str(more), "dev_speakers": []}
     made = {split: folder.made(split) for split in SPLITS}
     assert people(made["train"]) == ["ann", "bob", "cid"]
@@ -388,7 +388,7 @@ def test_tables_of_all_folders_are_listed_since_they_may_change(folder, other):
     (folder.root / "phones.tsv").write_text(LABELS)
     folder.overrides = {"phone_labels": "phones.tsv", "more_dirs": [str(other.root)]}
     for split in SPLITS:
-        tables = [path for path in folder.made(split).audio if path.suffix == ".tsv"]
+        tables = folder.made(split).tables
         names = [path.relative_to(path.parent.parent).as_posix() for path in tables]
         here = folder.root.name
         assert names == [f"{here}/utterances.tsv", f"{here}/phones.tsv", "other/utterances.tsv"]
