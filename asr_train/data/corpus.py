@@ -94,6 +94,7 @@ def _write(made: PreparedSplit, path: Path | str) -> None:
             f"see {table}"
         )
     validate(CutSet.from_cuts(made.cuts))
+    Path(path).unlink(missing_ok=True)  # or, if killed here, it would seem to be of what is listed
     list_files([*made.audio, *made.tables], audio_table(path))
     write_jsonl(path, (cut.to_dict() for cut in made.cuts))
 

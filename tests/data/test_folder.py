@@ -422,3 +422,26 @@ def test_phone_labels_that_are_not_there_are_refused(folder):
     folder.overrides = {"phone_labels": "phones.tsv"}
     with pytest.raises(CorpusError, match=r"phones.tsv is missing; set it to null"):
         folder.made()
+
+
+def test_a_manifest_that_was_not_finished_does_not_hide_a_changed_recording(
+    folder, tmp_path, monkeypatch
+):
+    path = tmp_path / "train.jsonl.gz"
+    made = folder.made("train")
+    write(made, path)
+    os.utime(path, ns=(1, 7))
+    write(made, path)
+    assert path.stat().st_mtime_ns == 7
+    wave, rate = soundfile.read(made.audio[0])
+    soundfile.write(made.audio[0], wave[::-1], rate)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed:
+        killed.setattr("asr_train.data.corpus.write_jsonl", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write(made, path)
+    write(made, path)
+    assert path.stat().st_mtime_ns != 7
