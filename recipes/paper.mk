@@ -10,7 +10,8 @@ SIZE_OF_small := default
 SIZE_OF_medium := large
 SIZE_OF_full  := large
 SIZE  ?= $(SIZE_OF_$(SCALE))
-SEEDS  ?=
+SEEDS  ?=# of every row, instead of those in the tables' files
+SCALE_SEEDS := $(subst $(space),:,$(strip $(SCALE) $(SEEDS)))
 CORPUS ?= commands
 ifeq ($(wildcard $(ROOT)/recipes/$(CORPUS)/Makefile),)
 $(error CORPUS is '$(CORPUS)', but recipes/ has no such recipe; it may be commands, digits, librispeech, ...)
@@ -33,7 +34,7 @@ PY     ?= $(or $(wildcard $(ROOT)/.venv/bin/python),python)
 PARALLEL   ?= $(shell nproc)# runs trained in parallel, one thread each
 ESTIMATED := $(filter $(TABLES),$(notdir $(basename $(shell grep -l '^estimated: true' $(CURDIR)/*.yaml))))
 TRAINED := $(filter-out $(ESTIMATED),$(TABLES))
-NAMED  := $(foreach t,$(TRAINED),$(eval NAMED_$t := $$(shell $$(PY) $$(ROOT)/scripts/rows.py $$(SCALE) $$(CURDIR)/$t.yaml))$(NAMED_$t))
+NAMED  := $(foreach t,$(TRAINED),$(eval NAMED_$t := $$(shell $$(PY) $$(ROOT)/scripts/rows.py '$$(SCALE_SEEDS)' $$(CURDIR)/$t.yaml))$(NAMED_$t))
 ifneq ($(and $(TRAINED),$(if $(strip $(NAMED)),,none)),)
 $(error no runs; see the error above)
 endif
@@ -45,7 +46,7 @@ $(error RECORDS is $(RECORDS), but $(call from_root,$(RECORDS)) is no folder; le
 endif
 RECORDED := $(if $(RECORDS),$(filter $(basename $(notdir $(wildcard $(call from_root,$(RECORDS))/*.jsonl))),$(NAMED)))
 to_train = $(filter-out $(RECORDED) $(RECORDED:%=%/epochs/%),$1)
-FILES  := $(TRAINED:%=$(CURDIR)/%.yaml@$(SCALE))
+FILES  := $(TRAINED:%='$(CURDIR)/%.yaml@$(SCALE_SEEDS)')
 EPOCHS := $(foreach n,$(sort $(NAMED)),$(if $(findstring /epochs/,$n),$n))
 RUNS   := $(sort $(patsubst %-realign1,%,$(filter-out $(EPOCHS),$(NAMED))))
 REALIGN := $(if $(filter %-realign1,$(NAMED)),1,0)# rules only: a table names the runs it needs
@@ -59,9 +60,6 @@ BASE   := $(firstword $(NAMED))
 SCALES := $(BASE)$(if $(filter $(BASE),$(RECORDED)),-recorded)
 VIRTUAL ?= 1
 GOAL   := paper
-ifneq ($(strip $(SEEDS)),)
-$(error SEEDS is '$(SEEDS)', but a paper's runs have the seeds of scales.$(SCALE) in $(PAPER)/paper.yaml; set them there)
-endif
 $(foreach v,SEQUENCE BIGRAM PRONPROBS RESCORE,$(if $(filter command,$(firstword $(origin $v))),$(error $v adds models \
   that no table of a paper has; call make $(CORPUS) with it)))
 ifneq ($(TRAINED),)
@@ -71,13 +69,13 @@ TRAIN  := train
 DEV    := dev
 TEST   := test
 include $(ROOT)/recipes/stages.mk
-ifneq ($(strip $(SET)),)
-$(error SET is '$(SET)', but nothing is trained for $(TABLES), so that settings have no effect; leave it out)
-endif
+$(foreach v,SET SEEDS,$(if $(strip $($v)),$(error $v is '$($v)', but nothing is trained for $(TABLES), so that it has no \
+  effect; leave it out)))
 endif
 
 ## In a paper's folder, or from the root as `make PAPER` and `make PAPER-TABLE`:
 ##   SCALE=tiny, small, medium, full    TABLES='table2 figure1'    CORPUS=recipe whose speech to use
+##   SEEDS='1 2'                of all rows, instead of those in the tables' files: SEEDS=1 takes the least time
 ##   PARALLEL=runs trained at once   RESULTS=folder to copy the tables, and the records of their runs, to
 ##   RECORDS=folder of records: these runs are not trained (results/PAPER/records, or another machine's)
 ##   SET='optim.max_norm=1'     settings that the paper's runs do not set themselves
@@ -107,7 +105,7 @@ AHEAD := $(and $(TRAINED),$(if $(PLANNING),,true))
 ifneq ($(filter-out 0,$(DRY_RUN)),)
 paper:
 	@mkdir -p $W/tables
-	@$(foreach t,$(TRAINED),$(PY) $S/dry_run.py $(SCALE) $(CURDIR)/$t.yaml $(PASS_HOURS) $(SET) $W/tables/$(PAPER)-$t.dry-run.md && \
+	@$(foreach t,$(TRAINED),$(PY) $S/dry_run.py '$(SCALE_SEEDS)' $(CURDIR)/$t.yaml $(PASS_HOURS) $(SET) $W/tables/$(PAPER)-$t.dry-run.md && \
 	  cat $W/tables/$(PAPER)-$t.dry-run.md && ) true
 	@$(if $(ESTIMATED),echo "nothing is trained for $(ESTIMATED)")
 else
@@ -133,12 +131,12 @@ records_of = $(patsubst %,$(call from_root,$(RECORDS))/%.jsonl,$(filter $(RECORD
 define paper_rule # $1 is the table
 $W/tables/$(PAPER)-$1.ratios%json: $(CURDIR)/$1.yaml $W/shards/$(ALIGNER)/$(TRAIN)/index.json $(CURDIR)/paper.yaml \
   $(foreach n,$(NAMED_$1),$(if $(findstring /epochs/,$n),,$C/run/$(n:%-realign1=%).yaml))
-	$Q$$(PY) $$S/ratios.py $$(SCALE) $$(wordlist 1,2,$$^) $$C/run $$@
+	$Q$$(PY) $$S/ratios.py '$$(SCALE_SEEDS)' $$(wordlist 1,2,$$^) $$C/run $$@
 $W/tables/$(PAPER)-$1%md: $(CURDIR)/$1.yaml $W/tables/$(PAPER)-$1.ratios.json $C/score.yaml $C/decode.yaml \
   $(CURDIR)/paper.yaml $W/shards/$(ALIGNER)/$(TRAIN)/index.json $(call records_of,$1) \
   $(foreach r,$(call to_train,$(NAMED_$1)),$W/exp/$r/model.json $(patsubst %,$W/exp/$r/score.%.json,$(call tests_of,$1))) \
   $C/recorded.yaml $(PRINTED)
-	$Q$$(PY) $$S/paper.py $$(SCALE) $$(wordlist 1,4,$$^) $$C/run $$(word 6,$$^) $$W/exp $(call records_of,$1) $$@
+	$Q$$(PY) $$S/paper.py '$$(SCALE_SEEDS)' $$(wordlist 1,4,$$^) $$C/run $$(word 6,$$^) $$W/exp $(call records_of,$1) $$@
 endef
 $(foreach t,$(TRAINED),$(eval $(call paper_rule,$t)))
 $(ESTIMATED:%=$W/tables/$(PAPER)-%.md): $W/tables/$(PAPER)-%.md: $(CURDIR)/paper.yaml $(CURDIR)/%.yaml $(PRINTED)

@@ -75,15 +75,16 @@ $(error REALIGN is '$(REALIGN)'; it must be an integer from 0 to 9, the number o
 endif
 PASSES  := $(shell seq $(REALIGN))
 ALIGNER := $(lastword $(GMMS))
-# With SEEDS each run is trained once with every one of them, as RUN-seedN.
+# With SEEDS each run is trained once with every one of them, as RUN-seedN; a paper's runs (FILES) have such names anyway.
 SEEDS   ?=
-SEEDED  := $(if $(SEEDS),$(foreach r,$(RUNS),$(SEEDS:%=$r-seed%)),$(RUNS))
+SUFFIXES := $(if $(FILES),,$(SEEDS:%=-seed%))
+SEEDED  := $(if $(SUFFIXES),$(foreach r,$(RUNS),$(SUFFIXES:%=$r%)),$(RUNS))
 # Objectives of conf/objective that each run is trained further with, as RUN-OBJECTIVE, from the network
 # and the lattices of the run INITIAL; empty: its own.
 SEQUENCE ?=
 INITIAL  ?=
-ifneq ($(and $(SEEDS),$(filter $(INITIAL),$(RUNS))),)
-override INITIAL := $(INITIAL)-seed$(firstword $(SEEDS))
+ifneq ($(and $(SUFFIXES),$(filter $(INITIAL),$(RUNS))),)
+override INITIAL := $(INITIAL)$(firstword $(SUFFIXES))
 endif
 SEQUENCED := $(foreach r,$(SEEDED),$(SEQUENCE:%=$r-%))
 INITIALS := $(if $(SEQUENCE),$(or $(INITIAL),$(SEEDED)))
@@ -94,8 +95,8 @@ ALIGN_TRAIN := $(if $(NETS),$(sort $(ALIGNER) $(if $(PASSES),$(filter-out %-real
 # The run whose acoustic scale and penalties, chosen on DEV, all networks are decoded with; empty: each
 # takes its own. With SEEDS it is that run of the first seed.
 SCALES  ?=
-ifneq ($(and $(SEEDS),$(filter $(SCALES),$(RUNS))),)
-override SCALES := $(SCALES)-seed$(firstword $(SEEDS))
+ifneq ($(and $(SUFFIXES),$(filter $(SCALES),$(RUNS))),)
+override SCALES := $(SCALES)$(firstword $(SUFFIXES))
 endif
 EPOCHS  ?=# models of single epochs, RUN/epochs/N, to decode as well; they take optim.keep_epochs=true
 # Runs whose lattices are kept, and scored anew by the larger language model (lm.big).

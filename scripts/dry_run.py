@@ -1,6 +1,7 @@
 """Take a few steps of every run of a table, on random frames: its time, its memory, its hours.
 
-    dry_run.py SCALE recipes/PAPER/TABLE.yaml HOURS [SETTING=VALUE...] tables/PAPER-TABLE.dry-run.md
+    dry_run.py SCALE[:SEED...] recipes/PAPER/TABLE.yaml HOURS [SETTING=VALUE...]
+        tables/PAPER-TABLE.dry-run.md
 
 HOURS of speech make a pass; none is needed. Settings are for all rows that do not set them.
 Networks, workers, minibatches and methods are those of the runs; frames are random, with 2,000
@@ -66,7 +67,7 @@ def dry_run(scale: str, file: str, hours: str, *more: str) -> None:
     device = chosen_device()
     found = {
         "table": table.name,
-        "scale": scale,
+        "scale": table.scale,
         "hours": float(hours),
         "settings": given,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else machine(),

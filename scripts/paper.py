@@ -1,6 +1,6 @@
 """Make a paper's table: our results beside the published ones.
 
-    paper.py SCALE recipes/PAPER/TABLE.yaml tables/PAPER-TABLE.ratios.json conf/score.yaml
+    paper.py SCALE[:SEED...] recipes/PAPER/TABLE.yaml tables/PAPER-TABLE.ratios.json conf/score.yaml
         conf/decode.yaml conf/run shards/TRAIN/index.json exp [RUN.jsonl ...] tables/PAPER-TABLE.md
 
 CORPUS, SET and other variables of make in the environment are named in the table. Runs were trained
@@ -87,8 +87,10 @@ def paper(
 
 def command(file: Path, scale: str, splits: Set[str]) -> str:
     """Return the command that makes the table, from the root."""
+    scale, *seeds = scale.split(":")
     words = ["make", f"{file.parent.name}-{file.stem}", f"SCALE={scale}"]
-    given = ((name, " ".join(os.environ.get(name, "").split())) for name in VARIABLES)
+    given = [(name, " ".join(os.environ.get(name, "").split())) for name in VARIABLES]
+    given.append(("SEEDS", " ".join(seeds)))
     words += [f"{name}={shlex.quote(value)}" for name, value in given if value]
     if schema.HUMAN in splits:
         words.append("HUMAN=path")

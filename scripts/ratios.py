@@ -1,6 +1,6 @@
 """Compare the ratios of a paper's table with those of our runs, before these are trained.
 
-    ratios.py SCALE recipes/PAPER/TABLE.yaml shards/TRAIN/index.json conf/run
+    ratios.py SCALE[:SEED...] recipes/PAPER/TABLE.yaml shards/TRAIN/index.json conf/run
         tables/PAPER-TABLE.ratios.json
 
 A ratio that is more than ten times off without a stated reason is refused.
@@ -28,7 +28,7 @@ def stage(scale: str, file: str, train_index: str, conf: str, output: str) -> st
             table.paper.ratios,
             ratios(of_paper(row, table.paper), table.paper.epoch_frames),
             of_ours(load(RunSettings, Path(conf, f"{run.settings_name}.yaml")), frames),
-            table.paper.scales[scale].unlike | row.unlike,
+            table.paper.scales[table.scale].unlike | row.unlike,
         )
         for label, row, run in rows(table)
     }

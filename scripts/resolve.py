@@ -1,5 +1,5 @@
-"""resolve.py work/conf 'RUN RUN ...' [TABLE.yaml@SCALE ...] ['NAME=word word' ...] [group=file ...]
-    [group.key=value ...]
+"""resolve.py work/conf 'RUN RUN ...' [TABLE.yaml@SCALE[:SEED...] ...] ['NAME=word word' ...]
+    [group=file ...] [group.key=value ...]
 
 Compose conf/ and the overrides, check every value, and write one file per stage into work/conf.
 recipe=NAME picks conf/recipe/NAME.yaml, a recipe's numbers; other overrides take precedence.
@@ -106,6 +106,8 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
     files["splits"] = {"splits": choices.splits}
     if files_of_tables:
         files["recorded"] = {"runs": choices.recorded}
+        if seeds := files_of_tables[0].rpartition("@")[2].split(":")[1:]:
+            files["recorded"]["seeds"] = seeds
     origins = dict(zip(choices.gmms, ["", *choices.gmms], strict=False))
     origins |= {name: choices.gmms[-1] for name in ["pronprobs", *composed] if not begins.get(name)}
     files |= {f"from/{name}": {"system": system} for name, system in origins.items()}
@@ -284,7 +286,7 @@ def _with_seed(name: str) -> tuple[str, list[str]]:
 
 
 def runs_of_tables(names: list[str]) -> dict[str, Run]:
-    """Return the runs of `TABLE.yaml@SCALE`, by name."""
+    """Return the runs of `TABLE.yaml@SCALE` and `TABLE.yaml@SCALE:SEED:SEED`, by name."""
     tables = (name.rpartition("@") for name in names)
     return runs_by_settings(read_table(path, scale) for path, _, scale in tables)
 

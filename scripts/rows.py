@@ -1,6 +1,6 @@
 """Print the runs that a paper's table needs: their names, the baseline first, on one line.
 
-    rows.py SCALE recipes/PAPER/TABLE.yaml
+    rows.py SCALE[:SEED...] recipes/PAPER/TABLE.yaml
 
 RUN/epochs/N stands for the model of an epoch, if those are decoded too. make calls this several
 times, so it imports little.

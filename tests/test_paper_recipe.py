@@ -73,6 +73,17 @@ def test_runs_share_what_they_begin_with_and_tables_share_runs(make, strom):
     assert set(some) <= set(planned)
 
 
+def test_seeds_of_the_command_line_replace_those_of_all_rows(make, strom):
+    work, said = strom
+    names = {name.removesuffix("1") for name in trained(said)}
+    planned = make("strom2015", work, "-n", "TABLES=figure1", "SEEDS=1 2", "paper-tables")
+    assert set(trained(planned)) == {f"{name}2" for name in names}
+    # The same run, but a table of other seeds than asked for before
+    planned = make("strom2015", work, "-n", "TABLES=figure1", "SEEDS=1", "paper-tables")
+    assert not trained(planned)
+    assert re.search(r"paper\.py 'tiny:1' .*strom2015-figure1\.md$", planned, re.MULTILINE)
+
+
 def test_status_tells_of_a_papers_own_outputs(make, strom, tmp_path):
     said = make("strom2015", strom[0], "TABLES=figure1", "status")
     assert f"{strom[0]}/tables/strom2015-figure1.md" in said

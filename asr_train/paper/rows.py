@@ -28,7 +28,8 @@ class ScaleSettings:
         settings: overrides of all runs, in addition to the paper's.
         times: factors of rows' numbers, by key; whole numbers stay whole, and at least 1 but for 0.
         runs: default values chosen at this scale, by run of `paper.runs` and key; not scaled.
-        seeds: every run is trained once with each, but for rows that say otherwise.
+        seeds: every run is trained once with each, but for rows that say otherwise and tables
+            read with others.
         unlike: the reason why a ratio is far from the paper's, by its name in `paper.ratios`.
     """
 
@@ -281,11 +282,11 @@ def read_table(path: Path | str, scale: str) -> Table:
     """Read a table from its file, which is beside its paper.yaml.
 
     Args:
-        scale: one of the paper's `scales`.
+        scale: one of the paper's `scales`; `small:1:2` replaces the seeds of every row by 1 and 2.
     Raises:
         SettingsError: if a file is invalid, or two rows have one label, or two runs one name.
     """
-    path = Path(path)
+    path, (scale, *given) = Path(path), scale.split(":")
     if not path.exists():
         known = sorted(p.stem for p in path.parent.glob("*.yaml") if p.stem != "paper")
         raise SettingsError(f"{path} is missing; TABLES may be {', '.join(known) or 'nothing'}")
@@ -294,10 +295,15 @@ def read_table(path: Path | str, scale: str) -> Table:
     if scale not in paper.scales:
         raise SettingsError(f"SCALE is {scale}; {path.parent.name} has {', '.join(paper.scales)}")
     printed = printed_rows(read_paper(paper.paper), settings.table)
+    if given:
+        wrong = next((word for word in given if not word.isdecimal()), None)
+        if wrong is not None:
+            raise SettingsError(f"SEEDS names {wrong!r}; it takes integers, such as SEEDS='1 2 3'")
+        _check_seeds("SEEDS", [int(word) for word in given])
 
     def runs(row: RowSettings) -> tuple[Run, ...]:
         more = settings.times.get(scale, {})
-        seeds = row.seeds.get(scale, paper.scales[scale].seeds)
+        seeds = map(int, given) if given else row.seeds.get(scale, paper.scales[scale].seeds)
         return tuple(run_of(row, paper, scale, seed, more) for seed in seeds)
 
     baselines = runs(settings.baseline)

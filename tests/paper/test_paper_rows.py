@@ -91,6 +91,19 @@ def test_a_row_is_a_run_a_seed_with_the_papers_numbers_times_the_scales(tmp_path
     ]
 
 
+def test_seeds_may_replace_those_of_all_rows(tmp_path):
+    own = {**TABLE["rows"][1], "seeds": {"small": [1, 2, 3]}}
+    folder = folder_with(tmp_path, table1={**TABLE, "rows": [own]})
+    with pytest.raises(SettingsError, match="row '40' has seed 3"):
+        read(folder, "small", "table1")
+    (table,) = read(folder, "small:4:7", "table1")
+    assert table.scale == "small"
+    assert [run.seed for run in table.runs] == [4, 7, 4, 7]
+    for given, said in [("small:x", "SEEDS names 'x'"), ("small:2:2", r"SEEDS is \[2, 2\]")]:
+        with pytest.raises(SettingsError, match=said):
+            read(folder, given, "table1")
+
+
 def test_at_full_scale_the_numbers_are_the_papers(tmp_path):
     (table,) = read(folder_with(tmp_path, table1=TABLE), "full", "table1")
     assert table.rows[1].runs[0].values == {"comm.workers": 40, "comm.gtc.threshold": 4.0}

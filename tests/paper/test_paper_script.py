@@ -33,3 +33,10 @@ def test_a_table_names_every_variable_it_was_made_with(monkeypatch, given, split
         monkeypatch.setenv(name, value)
     made = command(TABLE, "small", splits)
     assert made == f"make seide2014_1bit-table6 SCALE=small{wanted}"
+
+
+def test_a_table_names_the_seeds_that_replaced_its_own(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    made = command(TABLE, "small:1:2", {"test"})
+    assert made == "make seide2014_1bit-table6 SCALE=small SEEDS='1 2'"
