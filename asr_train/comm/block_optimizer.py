@@ -55,8 +55,8 @@ class BlockMomentum(torch.optim.Optimizer):
     Attributes:
         received_bytes: that this rank received from others so far.
     Raises:
-        ValueError: if a number is out of its range, this rank is not in the group, or no parameter
-            needs a gradient.
+        ValueError: if a number is out of its range, this rank is not in the group, no parameter
+            needs a gradient, or one that does is complex or on another device.
     """
 
     def __init__(
@@ -73,10 +73,16 @@ class BlockMomentum(torch.optim.Optimizer):
     ) -> None:
         self.optimizer = optimizer
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        self._named = [(name, p, p.requires_grad) for name, p in model.named_parameters()]
         if not self._parameters:
             raise ValueError("BlockMomentum: no parameter of the model needs a gradient")
         device = self._parameters[0].device
+        for name, p, is_trained in self._named:
+            if is_trained and (not p.is_floating_point() or p.device != device):
+                raise ValueError(
+                    f"BlockMomentum: parameter {name} is {p.dtype} on {p.device}; all must be "
+                    f"real numbers on {device}"
+                )
         positive(timeout_seconds=timeout_seconds)
         self._exchange = of_group(process_group, device, timeout_seconds)
         given = BmufSettings(
@@ -88,6 +94,8 @@ class BlockMomentum(torch.optim.Optimizer):
             velocity=BlockVelocity.keep,
         )
         ranks = len(self._exchange)
+        if eta is None and zeta > ranks:
+            raise ValueError(f"BlockMomentum: zeta is {zeta}, more than {ranks} ranks; set eta")
         self._update = BlockUpdate(given.form, given.momentum(ranks), zeta, self._weights())
         self.block_steps, self._position = block_steps, 0
         self._has_begun = False  # until then, the model may still be loaded
@@ -100,7 +108,8 @@ class BlockMomentum(torch.optim.Optimizer):
         """Take a step of the inner optimizer, and end the block after `block_steps` of them.
 
         Raises:
-            ValueError: if ranks began with other weights, or parameters were unfrozen since.
+            ValueError: if ranks began with other weights, or parameters were frozen or unfrozen
+                since this was made.
         """
         if not self._has_begun:
             self._begin()
@@ -118,10 +127,10 @@ class BlockMomentum(torch.optim.Optimizer):
         """
         if self._position == 0:
             return
-        if trained := [name for name, p in self._frozen if p.requires_grad]:
+        if changed := [name for name, p, before in self._named if p.requires_grad != before]:
             raise ValueError(
-                f"BlockMomentum: {trained[0]} was frozen when this was made, so it is not "
-                "exchanged; make another one after unfreezing parameters"
+                f"BlockMomentum: {changed[0]} was frozen or unfrozen since this was made; make "
+                "another one after freezing and unfreezing parameters"
             )
         self._position = 0
         own_P = self._weights()
@@ -139,6 +148,10 @@ class BlockMomentum(torch.optim.Optimizer):
             with torch.no_grad():
                 for parameter, kept in zip(self._parameters, own, strict=True):
                     parameter.copy_(kept)
+
+    def close(self) -> None:
+        """Give back the process group; nothing can be exchanged after that."""
+        self._exchange.close()
 
     def _begin(self) -> None:
         content = self._common().weights_P.cpu().numpy()
@@ -187,6 +200,18 @@ class BlockMomentum(torch.optim.Optimizer):
 
     def register_step_post_hook(self, hook: Any) -> Any:
         return self.optimizer.register_step_post_hook(hook)
+
+    def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
+        return self.optimizer.register_state_dict_pre_hook(hook, prepend)
+
+    def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
+        return self.optimizer.register_state_dict_post_hook(hook, prepend)
+
+    def register_load_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
+        return self.optimizer.register_load_state_dict_pre_hook(hook, prepend)
+
+    def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
+        return self.optimizer.register_load_state_dict_post_hook(hook, prepend)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: the exchanged vector cannot grow."""

@@ -442,6 +442,9 @@ def fitting(
     They are chosen from the index `turn` on, then from the beginning: if `turn` is the first that
     waited, those that waited go first. Those that fit are sorted; the others are in their turn.
     A payload of packed32 has room for capacity / 4 elements: it is never a map here.
+
+    Raises:
+        ValueError: if not even an empty message fits.
     """
 
     def bytes_of(some_K: Tensor) -> int:
@@ -454,13 +457,14 @@ def fitting(
     first = int(torch.searchsorted(index_K, turn))
     rolled_K = words_K.roll(-first)
     count = len(words_K)
-    while True:
+    while count > 0:
         # First in proportion, as if all codes were equally long; then fewer, until they fit
         count = min(count - 1, int(count * capacity / needed))
         sent_K = _sorted(rolled_K[:count])
         needed = bytes_of(sent_K)
         if needed <= capacity:
             return sent_K, rolled_K[count:]
+    raise ValueError(f"no message of {kind.name} fits into {capacity} bytes; it needs {needed}")
 
 
 def _sorted(words_K: Tensor) -> Tensor:

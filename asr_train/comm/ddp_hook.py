@@ -73,7 +73,7 @@ class ReducerHook(ABC):
         self._place = {p: slot for slot, (_, p) in zip(table, named, strict=True)}
         self._grad_P = torch.zeros(size, device=device)
         self._group = process_group or dist.distributed_c10d._get_default_group()
-        exchange = of_group(process_group, device, timeout_seconds)
+        self._processes = exchange = of_group(process_group, device, timeout_seconds)
         (self._rank,), self._ranks = exchange.local, len(exchange)
         kind = type(self).__name__
         self._identity = f"{kind} of rank {self._rank} of {self._ranks}, {size} parameters"
@@ -104,12 +104,6 @@ class ReducerHook(ABC):
                 f"{type(state).__name__} is for DistributedDataParallel; FSDP, which gives its "
                 "hooks no buckets, exchanges parts of gradients and needs another method"
             )
-        is_dense = state._steps < state._start_iter
-        state._steps += bucket.is_last()
-        if is_dense:
-            state.sent.bits += 8 * bucket.buffer().nbytes
-            state.sent.elements += bucket.buffer().numel()
-            return allreduce_hook(state._group, bucket)
         if bucket.buffer().is_sparse:
             raise ValueError(f"{type(state).__name__} takes no sparse gradients; set sparse=False")
         for parameter in bucket.parameters():
@@ -119,6 +113,12 @@ class ReducerHook(ABC):
                     "lacks, or that was frozen when the hook was made; make the hook of the module "
                     "that DDP wraps, after freezing and unfreezing"
                 )
+        is_dense = state._steps < state._start_iter
+        state._steps += bucket.is_last()
+        if is_dense:
+            state.sent.bits += 8 * bucket.buffer().nbytes
+            state.sent.elements += bucket.buffer().numel()
+            return allreduce_hook(state._group, bucket)
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         for parameter, grad in _shaped(bucket):
             torch.div(grad, state.loss_scale, out=state._place[parameter].of(state._grad_P))
@@ -175,12 +175,18 @@ class ReducerHook(ABC):
         """Restore what `state_dict` returned on the same rank.
 
         Raises:
-            ValueError: if it is of another rank, number of ranks, kind of hook or model.
+            ValueError: if it is of another rank, number of ranks, kind of hook or model, or of
+                no hook at all.
         """
         if (found := state.get("identity", self._identity)) != self._identity:
             raise ValueError(
                 f"this is the state of a {found}, but the hook is a {self._identity}; load each "
                 "rank's own, or none on any rank: what is not sent yet is lost then"
+            )
+        if absent := {"sent", "group", "worker"} - state.keys():
+            raise ValueError(
+                f"this is no state of a {type(self).__name__}, for it lacks {min(absent)!r}; load "
+                "what its state_dict() returned"
             )
         # Shapes and steps are absent in states of older versions
         for found, own in zip(state.get("shapes", self._shapes), self._shapes, strict=False):
@@ -194,6 +200,16 @@ class ReducerHook(ABC):
         self.sent = Sent(*state["sent"])
         self._reducer.load_group_state(state["group"])
         self._reducer.load_worker_state(self._rank, state["worker"])
+
+    def close(self) -> None:
+        """Give back the process group; nothing can be exchanged after that."""
+        self._processes.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled, as it belongs to one rank's "
+            "exchange; copy or average ddp.module instead of ddp, and save state_dict()"
+        )
 
 
 def _shaped(bucket: dist.GradBucket) -> Iterator[tuple[nn.Parameter, Tensor]]:

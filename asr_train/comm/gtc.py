@@ -256,11 +256,14 @@ class Gtc(Reducer):
             self.capacity = wanted
         elif 4 * wanted <= self.capacity:  # shrink late, so as not to oscillate
             self.capacity //= 2
-        least = codec.smallest_capacity(self.kind, self.size)
-        self.capacity = min(codec.largest_capacity(self.size), max(least, self.capacity))
+        self.capacity = self._possible(self.capacity)
         if (adaptive := self.settings.adaptive) is not None:
             density = sum(h.wanted for h in headers) / (len(headers) * self.size)
             self.tau = adapted(self.tau, density, adaptive)
+
+    def _possible(self, capacity: int) -> int:
+        least = codec.smallest_capacity(self.kind, self.size)
+        return min(codec.largest_capacity(self.size), max(least, capacity))
 
     # --- state ------------------------------------------------------------------------------------
 
@@ -273,7 +276,8 @@ class Gtc(Reducer):
 
     def load_group_state(self, state: dict[str, Any]) -> None:
         if state:  # empty from a run with one worker
-            self.tau, self.capacity, self.step = state["tau"], state["capacity"], state["step"]
+            self.tau, self.step = state["tau"], state["step"]
+            self.capacity = self._possible(state["capacity"])  # maybe chosen for another codec
 
     def worker_state(self, worker: int) -> dict[str, Any]:
         return {"owed": {"residual_P": self.residuals[worker]}, "turn": int(self._turn[worker])}

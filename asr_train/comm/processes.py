@@ -22,6 +22,7 @@ class Processes(Exchange):
     Args:
         members, hosts: all members, and the workers that each process of the run hosts.
         group: of torch.distributed; None: all processes.
+        is_own: whether the group is for this alone.
     """
 
     def __init__(
@@ -31,11 +32,12 @@ class Processes(Exchange):
         device: torch.device,
         timeout_seconds: float,
         group: dist.ProcessGroup | None = None,
+        is_own: bool = False,
     ) -> None:
         rank = dist.get_rank()
         super().__init__(members, _overlap(members, hosts[rank]), device)
         self.timeout_seconds = timeout_seconds
-        self._hosts, self._group = list(hosts), group
+        self._hosts, self._group, self._is_own = list(hosts), group, is_own
         self._ranks = [r for r, host in enumerate(hosts) if _overlap(members, host)]
         self._shares = [_overlap(members, hosts[r]) for r in self._ranks]
         self._me = self._ranks.index(rank)
@@ -115,6 +117,12 @@ class Processes(Exchange):
                 where = (self._hosts, self.device, self.timeout_seconds, group)
                 found.append(Processes(members, *where))
         return found
+
+    def close(self) -> None:
+        """Destroy the group, if it is for this alone; nothing can be exchanged after that."""
+        if self._is_own:
+            dist.destroy_process_group(self._group)
+            self._is_own = False
 
     @contextlib.contextmanager
     def _answered(self, what: str) -> Iterator[None]:
@@ -262,7 +270,7 @@ def of_group(
     own = group
     if is_named:
         own = new_group(members, timeout_seconds, is_local, dist.get_backend(group))
-    return Processes(range(len(members)), hosts, device, timeout_seconds, own)
+    return Processes(range(len(members)), hosts, device, timeout_seconds, own, is_named)
 
 
 def close_exchange() -> None:

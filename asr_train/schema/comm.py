@@ -78,6 +78,8 @@ class GtcSettings:
     adaptive: AdaptiveSettings | None = None
 
     def __post_init__(self) -> None:
+        if self.threshold is None:  # by a script; of files, the types are checked
+            raise SettingsError(f"{at('threshold')} is None; it must be a number")
         within(1e-30, 1e30, threshold=self.threshold)
         self.codec, self.capacity = Codec(self.codec), Capacity(self.capacity)  # or their names
         if isinstance(self.adaptive, dict):

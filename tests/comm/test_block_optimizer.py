@@ -298,8 +298,12 @@ def test_schedules_apply_and_wrong_numbers_and_new_parameters_are_refused():
         model = network()
         with pytest.raises(ValueError, match="block_steps is 0"):
             BlockMomentum(model, sgd(model), block_steps=0)
-        with pytest.raises(ValueError, match=r"block momentum of -0\.5"):
+        with pytest.raises(ValueError, match=r"zeta is 3\.0, more than 2 ranks; set eta"):
             BlockMomentum(model, sgd(model), block_steps=4, zeta=3.0)
+        for odd in (nn.Linear(2, 3, dtype=torch.complex64), nn.Linear(2, 3, device="meta")):
+            both = nn.Sequential(network(), odd)
+            with pytest.raises(ValueError, match=r"parameter 1\.weight is torch\..* on "):
+                BlockMomentum(both, sgd(model), block_steps=4)
         with pytest.raises(ValueError, match="no parameter of the model needs a gradient"):
             BlockMomentum(network().requires_grad_(False), sgd(model), block_steps=4)
         optimizer = BlockMomentum(model, sgd(model), block_steps=4)
@@ -313,14 +317,22 @@ def test_schedules_apply_and_wrong_numbers_and_new_parameters_are_refused():
         optimizer.step()
         cycle.step()
         assert taken == [1]
+        saved = optimizer.register_state_dict_post_hook(lambda *_: taken.append(2))
+        loaded = optimizer.register_load_state_dict_pre_hook(lambda *_: taken.append(3))
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert taken == [1, 2, 3]
+        for each in (saved, loaded):
+            each.remove()
         inner = optimizer.optimizer.state_dict()
         with pytest.raises(ValueError, match=r"of 0 weights, but the model has 1323; a state of"):
             optimizer.load_state_dict(inner)
-        model[0].requires_grad_(False)
-        other = BlockMomentum(model, sgd(model), block_steps=1)
+        for needed in (False, True):
+            model[0].requires_grad_(needed)
+            other = BlockMomentum(model, sgd(model), block_steps=1)
+            model[0].requires_grad_(not needed)
+            with pytest.raises(ValueError, match=r"0\.weight was frozen or unfrozen since"):
+                other.step()
         model[0].requires_grad_(True)
-        with pytest.raises(ValueError, match=r"0\.weight was frozen when this was made"):
-            other.step()
         with torch.no_grad():
             model[2].bias += dist.get_rank()
         with pytest.raises(ValueError, match="rank 1 of 2 begins with other weights than rank 0"):

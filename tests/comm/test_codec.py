@@ -161,6 +161,12 @@ def test_the_smallest_capacity_has_room_for_64_hits_among_many_tiles(kind):
         assert len(sent_K) == (64 if kind is Kind.packed32 else 128)
 
 
+def test_a_capacity_without_room_for_an_empty_message_is_an_error():
+    words_K = some(40 * TILE, 500)
+    with pytest.raises(ValueError, match="no message of tile16 fits into 8 bytes; it needs "):
+        codec.fitting(words_K, 40 * TILE, Kind.tile16, 8, 0)
+
+
 def test_whoever_fits_is_not_touched():
     words_K = some(4000, 50)
     sent_K, waiting_K = codec.fitting(words_K, 4000, Kind.packed32, 200, 17)

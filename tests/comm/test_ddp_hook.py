@@ -1,7 +1,9 @@
 """In an independent DDP script, exchanges give what they give in ours, for any DDP buckets."""
 
+import copy
 import io
 import multiprocessing
+import os
 import re
 from dataclasses import replace
 
@@ -15,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from asr_train import schema
+from asr_train.comm.block_optimizer import BlockMomentum
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.codec import MessageError
 from asr_train.comm.ddp_hook import GtcHook, OneBitHook
@@ -282,8 +285,9 @@ def test_each_of_two_groups_is_a_ddp_of_its_own(more):
 
 
 def test_arguments_that_are_no_numbers_are_refused_by_name():
-    with pytest.raises(SettingsError, match=r"threshold is '0\.1'"):
-        replace(SETTINGS, threshold="0.1")
+    for given in ("0.1", None):
+        with pytest.raises(SettingsError, match=f"threshold is {given!r}"):
+            replace(SETTINGS, threshold=given)
     adaptive = {"density": 0.01, "band": 1.25, "factor": 1.1}
     assert replace(SETTINGS, adaptive=adaptive).adaptive == AdaptiveSettings(**adaptive)
     for wrong in ({"max_norm": "1"}, {"timeout_seconds": 0}, {"start_iter": -1}):
@@ -485,17 +489,21 @@ def test_states_of_others_and_parameters_that_a_hook_cannot_take_are_refused():
         for kind in (lambda model: GtcHook(model, SETTINGS), OneBitHook):
             with pytest.raises(ValueError, match=r"of shape \[2, 6\], where .* has \[6, 2\]; load"):
                 kind(tall).load_state_dict(kind(wide).state_dict())
+        with pytest.raises(ValueError, match="no state of a GtcHook, for it lacks 'group'"):
+            hook.load_state_dict({})
         model = Net(always=True)
         model.second.requires_grad_(False)
-        hook = GtcHook(model, SETTINGS)
+        hook = GtcHook(model, SETTINGS, start_iter=3)  # refused at once, nevertheless
         model.second.requires_grad_(True)
         ddp = hooked(hook, model)
         with pytest.raises(ValueError, match=r"shape \(\d+,.*was frozen when the hook was made"):
             loss_of(ddp, rank, 0).backward()
         table = nn.Embedding(9, 3, sparse=True)
-        ddp = hooked(GtcHook(table, SETTINGS), table)
+        ddp = hooked(GtcHook(table, SETTINGS, start_iter=3), table)
         with pytest.raises(ValueError, match="set sparse=False"):
             ddp(torch.tensor([1])).sum().backward()
+        with pytest.raises(TypeError, match=r"GtcHook cannot be copied .* ddp\.module instead"):
+            copy.deepcopy(ddp)
         with pytest.raises(TypeError, match="state is a NoneType; give the object of the hook"):
             GtcHook.hook(None, torch.zeros(3))
         for given in (torch.zeros(3), (torch.zeros(4), torch.zeros(2))):  # of FSDP
@@ -504,6 +512,21 @@ def test_states_of_others_and_parameters_that_a_hook_cannot_take_are_refused():
         return "refused"
 
     assert forked.run(main, 2, 2) == ["refused"] * 2
+
+
+def test_a_closed_hook_gives_its_connections_back():
+    def main(exchange):
+        def made():
+            hook, model = GtcHook(Net(), SETTINGS), Net()
+            block = BlockMomentum(model, torch.optim.SGD(model.parameters(), lr=1.0), block_steps=1)
+            for each in (hook, hook, block):
+                each.close()
+            return len(os.listdir("/proc/self/fd"))
+
+        first = made()
+        return [made() for _ in range(5)][-1] <= first
+
+    assert forked.run(main, 2, 2) == [True, True]
 
 
 @pytest.mark.parametrize("in_group", [False, True])

@@ -223,6 +223,13 @@ def test_tau_follows_what_was_wanted_not_what_had_room():
     assert reducer.tau == 1.25
 
 
+def test_a_capacity_that_another_codec_chose_has_room_for_the_smallest_message():
+    gtc = {**GTC, "codec": "tile16", "capacity": "fixed"}
+    (reducer,) = method_of("gtc", 2, size=LARGE, gtc=gtc).reducers
+    reducer.load_group_state({"tau": 1.0, "capacity": 16, "step": 3})
+    assert reducer.capacity == codec.smallest_capacity(reducer.kind, LARGE) > 16
+
+
 def test_a_message_of_another_step_or_threshold_is_refused():
     run = Run(method_of("gtc", 2)).steps(1)
     (reducer,) = run.method.reducers
