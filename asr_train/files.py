@@ -35,12 +35,13 @@ def replacing(path: Path | str) -> Iterator[Path]:
     `path` unchanged, and a scratch file that the next try overwrites. A link stays one; a device or
     a pipe is written to as it is.
     """
-    path = Path(os.path.realpath(path))
+    path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():
         yield path
         return
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".tmp.{path.name}")
     try:
@@ -122,15 +123,19 @@ def read_text(path: Path | str) -> str:
     Raises:
         DamagedFileError: if it is not UTF-8; names file and line.
     """
-    content = Path(path).read_bytes()
+    return decoded(Path(path).read_bytes(), path)
+
+
+def decoded(content: bytes, name: Path | str) -> str:
+    """Return a user's text, as `read_text` does of a file."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         likely = "utf-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "latin1"
         raise DamagedFileError(
-            f"{path}, line {line} has the byte 0x{content[error.start]:02x}, so it is not UTF-8; "
-            f"convert it, from {likely} by: iconv -f {likely} -t utf-8 {path} > NEW"
+            f"{name}, line {line} has the byte 0x{content[error.start]:02x}, so it is not UTF-8; "
+            f"convert it, from {likely} by: iconv -f {likely} -t utf-8 {name} > NEW"
         ) from error
 
 

@@ -50,6 +50,11 @@ def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):
     assert os.read(reader, 99) == b"content"
     os.close(reader)
     assert (tmp_path / "pipe").is_fifo()
+    end, pipe = os.pipe()  # as the shell's >(command)
+    write_text(f"/dev/fd/{pipe}", "content")
+    assert os.read(end, 99) == b"content"
+    for each in (end, pipe):
+        os.close(each)
     assert sorted(os.listdir(tmp_path)) == ["link.txt", "pipe", "real.txt"]
 
 

@@ -8,8 +8,9 @@ Pronunciations come from the user's lexicon, then from where the bundle's recipe
 """
 
 import math
+import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,12 +22,13 @@ from asr_train.data.features import Heard
 from asr_train.decode.posteriors import FIRST, load_scorer
 from asr_train.decode.scorer import known_states
 from asr_train.lang.arpa import MAX_ORDER, copy_arpa, in_upper_case, write_arpa
+from asr_train.lang.g2p import Pronunciation
 from asr_train.lang.index import Lang, grammar_words
 from asr_train.lang.lexicon import Lexicon, odd_among, read_lexicon_file
 from asr_train.lang.ngram import Text, prune, read_sentences, train
 from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, GrammarSettings, NormaliserKind
-from asr_train.score.normalise import transcribed
+from asr_train.score.normalise import straight, transcribed
 from asr_train.search.graph import SELF_LOOP_SCALE, decoding_graph, with_penalty
 
 SHOWN = 10  # words without pronunciation to name
@@ -136,11 +138,13 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
     grammar = GrammarSettings(
         kind=GrammarKind.ngram, words=[], min_words=1, max_words=None, file=None
     )
+    own = {} if wanted.lexicon is None else read_lexicon_file(wanted.lexicon)
     if wanted.words:
-        words = list(dict.fromkeys(map(in_upper_case, wanted.words)))
+        words = [in_upper_case(word) for word in wanted.words]
+        words = list(dict.fromkeys(w if w in own else straight(w) for w in words))
         if phrases := [word for word in words if len(word.split()) != 1]:
             raise ValueError(f"{phrases[0]!r} is not one word; put sentences into a file of text")
-        lexicon = _lexicon(opened, states, words, wanted.lexicon)
+        lexicon = _lexicon(opened, states, words, own, wanted.lexicon)
         if lexicon.missing:
             raise ValueError(
                 f"no pronunciation of {some(lexicon.missing)} is known; add it to a lexicon, in "
@@ -151,9 +155,10 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
         return replace(opened.lang, lexicon=lexicon, grammar=grammar, arpa=None, pronprobs=None)
     sentences: list[list[str]] = []
     if wanted.arpa is not None:
+        if os.path.exists(wanted.arpa) and not os.path.isfile(wanted.arpa):  # it is read twice
+            raise ValueError(f"{wanted.arpa} is a pipe or a folder; write the model to a file")
         words = grammar_words(grammar, wanted.arpa)
     else:
-        own = [] if wanted.lexicon is None else read_lexicon_file(wanted.lexicon)
         odd = odd_among(opened.lang.lexicon.prons, of_file=opened.lexicon is None)
         odd |= odd_among(own, of_file=True)
         sentences = [
@@ -162,7 +167,7 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
             if (words := transcribed(" ".join(line), NormaliserKind.words, odd))
         ]
         words = sorted({word for sentence in sentences for word in sentence})
-    lexicon = _lexicon(opened, states, words, wanted.lexicon)
+    lexicon = _lexicon(opened, states, words, own, wanted.lexicon)
     if len(lexicon.missing) == len(words):
         named = wanted.arpa or ", ".join(map(str, wanted.text))
         raise ValueError(
@@ -177,20 +182,29 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
     return replace(opened.lang, lexicon=lexicon, grammar=grammar, arpa=arpa, pronprobs=None)
 
 
-def _lexicon(opened: Bundle, states: States, words: Iterable[str], path: Path | None) -> Lexicon:
-    """Return pronunciations of these words, and of all the bundle's if it has no dictionary."""
+def _lexicon(
+    opened: Bundle,
+    states: States,
+    words: Iterable[str],
+    own: Mapping[str, Sequence[Pronunciation]],
+    path: Path | None,
+) -> Lexicon:
+    """Return pronunciations of these words, and of all the bundle's if it has no dictionary.
+
+    Args:
+        own: the user's, which take precedence, read from `path`.
+    """
     wanted, found = set(words), dict[str, tuple[tuple[str, ...], ...]]()
     known = opened.lang.lexicon
-    if path is not None:
-        for word, prons in read_lexicon_file(path).items():
-            if word not in wanted:
-                continue
-            if other := {p for pron in prons for p in pron} - set(states.phones):
-                raise ValueError(
-                    f"{path}: {word} has the phone {min(other)}, but the model's phones are "
-                    f"{' '.join(states.phones[1:])}"
-                )
-            found[word] = tuple(dict.fromkeys(prons))
+    for word, prons in own.items():
+        if word not in wanted:
+            continue
+        if other := {p for pron in prons for p in pron} - set(states.phones):
+            raise ValueError(
+                f"{path}: {word} has the phone {min(other)}, but the model's phones are "
+                f"{' '.join(states.phones[1:])}"
+            )
+        found[word] = tuple(dict.fromkeys(prons))
     guessed = set(known.guessed) - found.keys()
     found = {word: known.prons[word] for word in wanted if word in known.prons} | found
     missing = wanted - found.keys()

@@ -63,7 +63,11 @@ def run(options: argparse.Namespace) -> int:
         if not left[item.name] and item.name in aligned:
             path = output / f"{item.name}.TextGrid"
             tiers = tiers_of(aligned.pop(item.name))
-            write_textgrid(path, tiers, recogniser.shift_seconds / 2)
+            try:
+                write_textgrid(path, tiers, recogniser.shift_seconds / 2)
+            except ValueError as error:  # of intervals that overlap
+                complain("align", str(error))
+                problems.append(str(error))
     write_ctm(output / "words.ctm", words)
     write_ctm(output / "phones.ctm", phones)
     speakers = len({item.speaker for item in items})

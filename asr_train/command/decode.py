@@ -25,7 +25,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from asr_train.command.main import complain, on_terminal, told_after
+from asr_train.command.main import complain, keep_inputs, on_terminal, told_after
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from asr_train.bundle.recogniser import Recogniser
+    from asr_train.bundle.store import found_bundle
     from asr_train.files import replacing
     from asr_train.interop.beside import SUFFIXES
     from asr_train.jobs import parallel_map
@@ -51,9 +52,9 @@ def run(options: argparse.Namespace) -> int:
     if options.jobs is not None:
         os.environ["JOBS"] = str(options.jobs)
     to_file = options.output != "-"
-    if to_file and (
-        options.output in options.files or Path(options.output).suffix.lower() in SUFFIXES
-    ):
+    if to_file:
+        keep_inputs(options.output, str(found_bundle(options.bundle)), *options.files)
+    if to_file and Path(options.output).suffix.lower() in SUFFIXES:
         raise ValueError(
             f"the output {options.output} has the name of a recording, which it would replace; "
             "name another file after --output"

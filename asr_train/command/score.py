@@ -25,7 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.checks import spelled
-from asr_train.files import DamagedFileError, read_jsonl, read_lines, read_yaml, write_text
+from asr_train.command.main import keep_inputs
+from asr_train.files import (
+    DamagedFileError,
+    decoded,
+    read_jsonl,
+    read_lines,
+    read_yaml,
+    write_text,
+)
 from asr_train.interop.ctm import read_ctm, read_stm
 from asr_train.interop.times import Timed
 from asr_train.places import ROOT
@@ -54,7 +62,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speakers", metavar="FILE")
     parser.add_argument("--normalise", choices=[k.value for k in NormaliserKind], default="plain")
     parser.add_argument("--mapping", metavar="FILE", help="with english: lines FROM => TO")
-    parser.add_argument("--details", metavar="FILE", help="write the aligned errors")
+    parser.add_argument("--details", metavar="FILE", help="write the aligned errors (-: here)")
     parser.add_argument("--json", action="store_true", help="print numbers as JSON")
 
 
@@ -68,8 +76,8 @@ def run(options: argparse.Namespace) -> int:
     names = [name for name in (options.hypothesis, options.second) if name is not None]
     if [options.reference, *names].count("-") > 1:
         raise ValueError("- is given twice, but standard input is read once; write one to a file")
-    if options.details in (options.reference, *names):
-        raise ValueError(f"--details would replace {options.details}; name another file")
+    if options.details and options.details != "-":
+        keep_inputs(options.details, options.reference, *names, options.speakers, options.mapping)
     is_stm = options.reference.endswith(".stm")
     known = read_stm(options.reference) if is_stm else _texts(options.reference)
     rows, lines, shown = [], [], []
@@ -86,7 +94,9 @@ def run(options: argparse.Namespace) -> int:
         rows.append((scored, {"hypothesis": name} | summary))
         lines += [line, closing_words(summary)]
         shown.append(page(line, scored, pairs))
-    if options.details:
+    if options.details == "-":
+        print("\n".join(shown))
+    elif options.details:
         write_text(options.details, "\n".join(shown))
     compared = _compared(rows[0][0], rows[1][0], settings) if len(rows) == 2 else None
     if options.json:
@@ -220,7 +230,7 @@ def _rows(path: str) -> list[tuple[str, str, str]]:
                 f"{path} has lines without id and text; make it by: asr-train decode --format json"
             )
         return [(f"{path}, line {i}", row["id"], row["text"]) for i, row in enumerate(rows, 1)]
-    lines = sys.stdin.read().split("\n") if path == "-" else read_lines(path)
+    lines = decoded(sys.stdin.buffer.read(), path).split("\n") if path == "-" else read_lines(path)
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or (path.endswith(".trn") and line.startswith(";;")):  # a comment

@@ -13,6 +13,7 @@ example:
 
 import argparse
 import re
+import unicodedata
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,10 +112,13 @@ def _row(item: "Item", folder: Path, pattern: re.Pattern[str] | None) -> tuple[s
         if not (found and found[1]):
             raise ValueError(f"{path}: --speaker {pattern.pattern!r} finds no speaker in it")
         speaker = found[1]
-    row = (utt_id, speaker, path, f"{seconds:.4f}", " ".join(text.split()), start, "")
-    if broken := [value for value in row if not value.isprintable()]:
+    text = " ".join(text.split())
+    # Joiners, as in Persian, are not printable, but part of the spelling
+    if broken := [c for c in text if unicodedata.category(c) in ("Cc", "Cs")]:
+        raise ValueError(f"{item.text} has the control character {broken[0]!r}; delete it there")
+    if broken := [value for value in (utt_id, speaker, path) if not value.isprintable()]:
         raise ValueError(f"{path}: {broken[0]!r} cannot stand in a table; rename it")
-    return row
+    return (utt_id, speaker, path, f"{seconds:.4f}", text, start, "")
 
 
 def _pattern(text: str) -> re.Pattern[str]:

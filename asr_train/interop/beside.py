@@ -8,6 +8,7 @@ text file, so that one written there earlier does not count.
 """
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +122,9 @@ def _intervals(whole: Item) -> list[Item]:
             f"{whole.text} has tiers of words and phones: it is an alignment; give the texts in a "
             "tier per speaker"
         )
+    names = Counter(tier.strip() for tier in tiers)
+    if same := [name for name, count in names.items() if count > 1]:
+        raise ValueError(f"{whole.text} has two tiers called {same[0]!r}; rename one of them")
     found = [
         Item(whole.name, tier.strip(), whole.audio, whole.text, span, seconds)
         for tier, spans in tiers.items()

@@ -82,10 +82,15 @@ def words(text: str) -> list[str]:
     >>> words("One, one: twenty-one (o’clock).")
     ['ONE', 'ONE', 'TWENTY', 'ONE', "O'CLOCK"]
     """
-    text = unicodedata.normalize("NFC", text.upper()).translate(_APOSTROPHES).translate(_HYPHENS)
+    text = straight(unicodedata.normalize("NFC", text.upper())).translate(_HYPHENS)
     pieces = [piece for token in _tokens(text) for piece in token.split("-")]
     kept = ("".join(_kept(piece)).strip("'") for piece in pieces)
     return [word for word in kept if word]
+
+
+def straight(text: str) -> str:
+    """Return a text with typographic apostrophes as `'`."""
+    return text.translate(_APOSTROPHES)
 
 
 def _kept(piece: str) -> Iterator[str]:
@@ -177,11 +182,11 @@ def english(text: str) -> list[str]:
 
 def _english(text: str) -> list[str]:
     """Return tokens in upper case, without accents."""
-    text = text.translate(_APOSTROPHES)
+    text = straight(text)
     for _ in range(2):  # some letters decompose only in upper case
         parts = unicodedata.normalize("NFKD", text)
         text = "".join(c for c in parts if not unicodedata.combining(c)).upper()
-    return _tokens(text.translate(_APOSTROPHES).translate(_HYPHENS))
+    return _tokens(straight(text).translate(_HYPHENS))
 
 
 def _words_of(token: str, marks: bool = True) -> list[str]:

@@ -2,7 +2,9 @@
 
 import gzip
 import math
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,9 +89,11 @@ def test_words_keep_the_pronunciations_that_the_model_has_phones_for(tmp_path):
 
 def test_words_in_no_dictionary_are_reported(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["grammar", "english", f"{tmp_path}/a", "--words", "ONE", "frobnicate"])
+        main(["grammar", "english", f"{tmp_path}/a", "--words", "don\u2019t", "frobnicate"])
     assert ended.value.code == 0
     assert "in no dictionary: FROBNICATE" in capsys.readouterr().out
+    with open_bundle(tmp_path / "a") as made:
+        assert made.lang.grammar.words == ["DON'T", "FROBNICATE"]
 
 
 def test_words_given_twice_are_all_taken(tmp_path):
@@ -113,10 +117,15 @@ def test_a_lexicon_replaces_pronunciations(tmp_path):
 
 
 def test_odd_words_of_a_lexicon_are_words_of_texts(tmp_path):
-    (tmp_path / "lexicon").write_text("W_UN W AH N\n<NINE> N AY N\n")
+    end, pipe = os.pipe()
+    os.write(pipe, b"W_UN W AH N\n<NINE> N AY N\n")
+    os.close(pipe)
     (tmp_path / "text").write_text("W_un, two.\n<nine> two <noise>\n")
-    wanted = Wanted(text=[tmp_path / "text"], lexicon=tmp_path / "lexicon")
+    wanted = Wanted(text=[tmp_path / "text"], lexicon=Path(f"/dev/fd/{end}"))
     _, lexicon = change_grammar("digits", tmp_path / "a.tar", wanted)
+    with pytest.raises(ValueError, match="is a pipe or a folder; write the model to a file"):
+        change_grammar("digits", tmp_path / "b", Wanted(arpa=Path(f"/dev/fd/{end}")))
+    os.close(end)
     assert {"W_UN", "<NINE>", "TWO"} <= set(lexicon.prons)
     recogniser = Recogniser.load(tmp_path / "a.tar", confidences=False)
     found = recogniser.align(said("NINE TWO ONE").samples_T, "<Nine> two -- w_un!", RATE)

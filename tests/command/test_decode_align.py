@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from spoken import RATE, said
 from torchaudio.functional import resample
 
 from asr_train import command
+from asr_train.bundle.store import SHIPPED
 from asr_train.command.decode import ids
 from asr_train.command.main import COMMANDS, main, told_after
 from asr_train.interop.ctm import read_ctm
@@ -136,8 +138,16 @@ def test_an_output_does_not_replace_a_recording(corpus, tmp_path, capsys):
     for output, files in ((good, [tmp_path / "no.wav"]), (tmp_path / "same", [tmp_path / "same"])):
         before = good.read_bytes()
         assert run("decode", "digits", "-o", output, *files) == 1
-        assert f"{output} has the name of a recording, which it would" in capsys.readouterr().err
+        said_ = capsys.readouterr().err
+        assert "has the name of a recording, which it would" in said_ or "replace an input" in said_
         assert good.read_bytes() == before
+    bundle = tmp_path / "own.tar"
+    bundle.write_bytes((SHIPPED / "digits.tar").read_bytes())
+    (tmp_path / "link").symlink_to(bundle)
+    for call in (["decode", bundle, good, "-o"], ["export", bundle]):
+        assert run(*call, tmp_path / "link") == 1
+        assert "link would replace an input; name another file" in capsys.readouterr().err
+    assert bundle.read_bytes() == (SHIPPED / "digits.tar").read_bytes()
     (tmp_path / "all").mkdir()
     assert run("decode", "digits", "-o", tmp_path / "all", good) == 1
     assert f" {tmp_path}/all: is a directory; name a file in" in capsys.readouterr().err
@@ -241,6 +251,12 @@ def test_align_reads_a_textgrid_with_a_tier_per_speaker(tmp_path, capsys):
             ] == alone
     assert run("align", "digits", talk.parent, "-o", talk.parent) == 1
     assert "the output would replace" in capsys.readouterr().err
+    both = tmp_path / "both"
+    shutil.copytree(talk.parent, both)
+    spaced = (both / "talk.TextGrid").read_text().replace('"ben"', '"ann "')
+    (both / "talk.TextGrid").write_text(spaced)
+    assert run("align", "digits", both, "-o", tmp_path / "none") == 1
+    assert "talk.TextGrid has two tiers called 'ann'; rename one" in capsys.readouterr().err
     talk.with_suffix(".lab").write_text("THREE OH NINE SEVEN ONE")  # takes precedence
     assert run("align", "digits", talk.parent, "-o", talk.parent) == 0
     assert list(read_textgrid(talk.with_suffix(".TextGrid"))) == ["words", "phones"]

@@ -180,15 +180,20 @@ def test_one_word_in_two_unicode_forms_is_the_same_word(tmp_path, capsys):
 
 def test_details_replace_no_input(tmp_path, capsys):
     path = write_text(tmp_path / "r", {"a": ["ONE"]})
-    assert run(path, path, "--details", path) == 1
-    assert f"--details would replace {path}" in capsys.readouterr().err
+    other = write_text(tmp_path / "s", {"a": ["ann"]})
+    for given in (path, tmp_path / "." / "r", other):
+        assert run(path, path, "--speakers", other, "--details", given) == 1
+        assert f"the output {given} would replace an input" in capsys.readouterr().err
     assert path.read_text() == "a ONE\n"
+    assert run(path, path, "--details", "-") == 0
+    assert "%WER 0.00 [ 0 / 1," in capsys.readouterr().out
 
 
 def test_standard_input_is_read_once(tmp_path, capsys, monkeypatch):
     said, heard = texts(50)
     h, text = write_text(tmp_path / "h", heard), write_text(tmp_path / "r", said).read_text()
-    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    content = io.BytesIO(f"\ufeff{text}".encode())  # as of a file, without the mark
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(content))
     assert scores(capsys, "-", h, h)["comparison"]["difference"] == 0
     assert run("-", "-") == 1
     assert "- is given twice" in capsys.readouterr().err

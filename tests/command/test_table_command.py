@@ -97,6 +97,16 @@ def test_a_tier_without_a_name_is_refused(recordings, capsys):
     assert "ben/1.TextGrid has 'a b' in a tier without a name; name the tier after its" in errors
 
 
+def test_joiners_are_kept_and_control_characters_named(recordings, capsys):
+    text = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"  # Persian, with a non-joiner
+    (recordings / "ben/1.txt").write_text(text, encoding="utf-8")
+    (recordings / "anna/1.txt").write_text("one\x07")
+    code, _, said = run(capsys, recordings)
+    assert [row[-1] for row in listed(recordings)] == ["x", text]
+    assert code == 1
+    assert f"{recordings}/anna/1.txt has the control character '\\x07'; delete it" in said
+
+
 def test_what_cannot_be_listed_is_named_and_the_rest_is_listed(recordings, capsys):
     (recordings / "ben/1.txt").unlink()
     (recordings / "anna/anna_2.flac").write_bytes(b"no audio")
