@@ -6,6 +6,7 @@ Read and resampled in blocks, so that only the result is in memory.
 import io
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -73,6 +74,20 @@ def samples_of(
         raise AudioError(
             f"{name} cannot be read as audio ({why}); convert it to WAV or FLAC"
         ) from error
+
+
+LARGEST_BYTES = 2**31 - 2**16  # larger sizes are those of streams, which are not known
+
+
+def missing_seconds(path: Path | str) -> float:
+    """Return how much a WAV file lacks of what its header tells of; 0 in other formats."""
+    with soundfile.SoundFile(os.fsencode(path)) as file:
+        says = file.extra_info  # libsndfile's notes on the header
+        size = re.search(r"^data : (\d+) \(should be (\d+)\)", says, re.MULTILINE)
+        align = re.search(r"^ +Bytes/sec +: (\d+)", says, re.MULTILINE)
+    if not (size and align) or int(size[1]) > LARGEST_BYTES:
+        return 0.0
+    return max(0.0, (int(size[1]) - int(size[2])) / int(align[1]))
 
 
 def _scaled(wave: np.ndarray) -> np.ndarray:

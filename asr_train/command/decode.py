@@ -27,6 +27,8 @@ from typing import Any
 
 from asr_train.command.main import complain, keep_inputs, on_terminal, told_after
 
+LEAST_SECONDS = 0.01  # that a recording lacks, to be called cut off
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE")
@@ -43,6 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from asr_train.bundle.audio import missing_seconds
     from asr_train.bundle.recogniser import Recogniser
     from asr_train.bundle.store import found_bundle
     from asr_train.files import replacing
@@ -103,6 +106,12 @@ def run(options: argparse.Namespace) -> int:
                 continue
             if found.rate < recogniser.sample_rate:
                 low.append(f"{file} has {found.rate} Hz")
+            if os.path.isfile(file) and (lacking := missing_seconds(file)) > LEAST_SECONDS:
+                complain(
+                    "decode",
+                    f"{file} is cut off: {lacking:.2f} s of it are missing, by its header; the "
+                    "rest is decoded",
+                )
             if found.unadapted:
                 complain(
                     "decode",

@@ -121,6 +121,16 @@ def test_a_file_that_cannot_be_used_costs_one_line_and_not_the_others(corpus, tm
     bad = [tmp_path / f"{name}.wav" for name in ("bad", "no", "loud")]
     too = tmp_path / "low2.wav"
     too.write_bytes(low.read_bytes())
+    cut, stream = tmp_path / "cut.wav", tmp_path / "stream.wav"
+    soundfile.write(cut, np.zeros(RATE) + 0.001, RATE)
+    content = cut.read_bytes()
+    cut.write_bytes(content[: 44 + RATE])  # half of it, with 2 bytes per sample
+    stream.write_bytes(content.replace(b"data\x00\x7d\x00\x00", b"data\xff\xff\xff\xff"))
+    assert run("decode", "digits", cut, stream) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        f"asr-train decode: {cut} is cut off: 0.50 s of it are missing, by its header; the rest is "
+        "decoded"
+    ]
     assert run("decode", "digits", *bad, low, good, too) == 1
     said_ = capsys.readouterr()
     assert said_.out.splitlines()[-2] == f"ben {TEXTS['ben']}"
