@@ -3,6 +3,7 @@
 Works on anything with `shape` and `dtype` (NumPy arrays, torch tensors); imports neither.
 """
 
+import os
 from typing import Any
 
 
@@ -31,6 +32,17 @@ def check_shape(name: str, array: Any, *shape: int | None) -> None:
     ):
         wanted = ", ".join("any" if w is None else str(w) for w in shape)
         raise ValueError(f"{name} has shape {list(found)}; it must be [{wanted}]")
+
+
+def keep_inputs(output: str, *inputs: str | None) -> None:
+    """Refuse an output that would replace one of the inputs, whatever the path of either.
+
+    Raises:
+        ValueError: if it would.
+    """
+    for name in inputs:
+        if name not in (None, "-") and os.path.realpath(name) == os.path.realpath(output):
+            raise ValueError(f"the output {output} would replace an input; name another file")
 
 
 def too_many_lost(lost: int, utterances: int, limit: float) -> bool:

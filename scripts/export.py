@@ -23,7 +23,7 @@ import torch
 from lhotse import CutSet
 
 from asr_train.align.table import Alignments
-from asr_train.checks import spelled
+from asr_train.checks import keep_inputs, spelled
 from asr_train.data.corpus import read_cuts
 from asr_train.data.features import open_feats
 from asr_train.decode.posteriors import load_scorer
@@ -45,6 +45,10 @@ def export(kind: str, *paths: str) -> None:
         raise ValueError(
             f"an export of {kind} takes {wanted} paths, not {len(paths)}; see export.py --help"
         )
+    *inputs, output = paths
+    keep_inputs(output, *inputs)
+    if output.endswith((".jsonl", ".jsonl.gz")):
+        raise ValueError(f"{output} is a manifest by its name, and comes before the output's")
     function(*paths)
 
 

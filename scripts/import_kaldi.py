@@ -23,7 +23,7 @@ from typing import Any
 from lhotse import CutSet
 
 from asr_train.align.table import Alignments
-from asr_train.checks import spelled
+from asr_train.checks import keep_inputs, spelled
 from asr_train.data.corpus import read_cuts
 from asr_train.data.features import open_feats
 from asr_train.files import hash_of
@@ -45,6 +45,7 @@ def import_kaldi(kind: str, *paths: str) -> None:
             f"an import of {kind} takes {wanted} paths, not {len(paths)}; see import_kaldi.py "
             "--help"
         )
+    keep_inputs(paths[-1], *paths[:-1])
     function(*paths)
 
 

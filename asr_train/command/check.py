@@ -33,7 +33,9 @@ def run(options: argparse.Namespace) -> int:
     lexicon = config.lang.lexicon
     with tempfile.TemporaryDirectory() as name:
         splits = []
-        for split in SPLITS:
+        more = config.corpus.folder
+        assert more is not None
+        for split in dict.fromkeys((*SPLITS, *more.more_tests, *more.test_dirs)):
             made = prepare(config.corpus, lexicon, split, Path(name) / split)
             dropped = [f"  {r.utt_id}: {r.what}: {r.why}" for r in made.remarks if r.dropped]
             print("\n".join([*made.notes, *dropped, made.summary()]))

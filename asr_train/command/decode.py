@@ -25,7 +25,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from asr_train.command.main import complain, keep_inputs, on_terminal, told_after
+from asr_train.checks import keep_inputs
+from asr_train.command.main import complain, on_terminal, told_after
 
 LEAST_SECONDS = 0.01  # that a recording lacks, to be called cut off
 

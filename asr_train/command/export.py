@@ -10,7 +10,7 @@ example:
 import argparse
 
 from asr_train.bundle.store import found_bundle, open_bundle
-from asr_train.command.main import keep_inputs
+from asr_train.checks import keep_inputs
 from asr_train.decode.onnx import export_onnx
 
 

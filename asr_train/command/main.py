@@ -121,17 +121,6 @@ def told_after(seconds: float, name: str, message: str) -> Iterator[None]:
         timer.join()  # a process that is forked next would not have the thread
 
 
-def keep_inputs(output: str, *inputs: str | None) -> None:
-    """Refuse an output that would replace one of the inputs, whatever the path of either.
-
-    Raises:
-        ValueError: if it would.
-    """
-    for name in inputs:
-        if name not in (None, "-") and os.path.realpath(name) == os.path.realpath(output):
-            raise ValueError(f"the output {output} would replace an input; name another file")
-
-
 def complain(name: str, message: str) -> None:
     """Print a line about one file; the others go on."""
     print(f"asr-train {name}: {message}", file=sys.stderr)

@@ -24,8 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from asr_train.checks import spelled
-from asr_train.command.main import keep_inputs
+from asr_train.checks import keep_inputs, spelled
 from asr_train.files import (
     DamagedFileError,
     decoded,

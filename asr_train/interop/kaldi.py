@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-from lhotse import MonoCut, Recording, SupervisionSegment
+from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 from lhotse.augmentation import Resample
 
 from asr_train.checks import spelled
@@ -26,6 +26,7 @@ from asr_train.files import read_lines, write_text
 
 OVERSHOOT_SECONDS = 0.5  # of a segment past the recording's end, as in Kaldi's extract-segments
 OURS = ".asr_train"  # marks a folder that may be written again
+TRIMMED_SECONDS = 0.01  # by which the times of a text may differ from those of its cut
 WHOLE_SECONDS = 1e-4  # a cut that ends this near to its recording's end includes it
 
 
@@ -379,8 +380,8 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
     Raises:
         FileExistsError: if the folder is a data folder that was not written here.
         ValueError: for missing audio, ids or speakers that are empty or have spaces, duplicate ids,
-            no cuts at all, copies of another speed or volume, or cuts of one recording with
-            different channels.
+            no cuts at all, copies of another speed or volume, cuts of one recording with different
+            channels, or cuts with more than their supervision.
     """
     folder = Path(folder)
     if (folder / "wav.scp").exists() and not (folder / OURS).exists():
@@ -394,6 +395,7 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
     order = _sorted(by_id)
     speakers = {utt_id: by_id[utt_id].supervisions[0].speaker or "" for utt_id in order}
     for utt_id, speaker in speakers.items():
+        _check_whole(by_id[utt_id])
         recording_id = by_id[utt_id].recording_id
         for what, name in (("id", utt_id), ("speaker", speaker), ("recording", recording_id)):
             if name.split() != [name]:
@@ -403,7 +405,7 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
                 )
     heard: dict[str, tuple[str, int]] = {}  # file and channel of each recording
     for cut in cuts:
-        own = cut.recording.sources[0].source, cut.channel
+        own = _file_with(cut.recording, cut.channel).source, cut.channel
         if (other := heard.setdefault(cut.recording_id, own)) != own:
             raise ValueError(
                 f"{cut.recording_id} is the recording {other[0]}, channel {other[1]}, and for "
@@ -411,16 +413,17 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
             )
     recordings = {cut.recording_id: cut.recording for cut in cuts}
     for recording in recordings.values():
+        path = heard[recording.id][0]
         if any(not isinstance(changed, Resample) for changed in recording.transforms or []):
             raise ValueError(
-                f"{recording.id} is a changed copy of {recording.sources[0].source}, such as of "
-                "another speed, which Kaldi's wav.scp cannot name; export a manifest made with "
-                "corpus.speeds=[1.0], and change speeds in Kaldi"
+                f"{recording.id} is a changed copy of {path}, such as of another speed, which "
+                "Kaldi's wav.scp cannot name; export a manifest made with corpus.speeds=[1.0], and "
+                "change speeds in Kaldi"
             )
-        if not Path(recording.sources[0].source).exists():
+        if not Path(path).exists():
             raise ValueError(
-                f"{recording.id}: {os.path.abspath(recording.sources[0].source)} is missing; paths "
-                "in a manifest are relative to the recipe's folder: call this from there"
+                f"{recording.id}: {os.path.abspath(path)} is missing; paths in a manifest are "
+                "relative to the recipe's folder: call this from there"
             )
     of_speaker: dict[str, list[str]] = {}
     for utt_id, speaker in speakers.items():
@@ -445,6 +448,23 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
     return _notes(order, speakers, list(files["wav.scp"].values()))
 
 
+def _check_whole(cut: MonoCut) -> None:
+    """Check that the cut has audio, and that its text is of all of it."""
+    if not cut.has_recording:
+        raise ValueError(f"{cut.id} has no recording, which a data folder needs")
+    of = cut.supervisions[0]
+    if max(abs(of.start), abs(of.duration - cut.duration)) > TRIMMED_SECONDS:
+        raise ValueError(
+            f"{cut.id} has {cut.duration:g} s, but its text is of {of.duration:g} s from "
+            f"{of.start:g} s on; call lhotse's trim_to_supervisions first"
+        )
+
+
+def _file_with(recording: Recording, channel: int) -> AudioSource:
+    """Return the file with this channel of a recording, which may have one per channel."""
+    return next(source for source in recording.sources if channel in source.channels)
+
+
 def seconds_text(seconds: float) -> str:
     """Format with a precision of microseconds and at least two decimals: 2.00, 0.123456."""
     whole, decimals = f"{seconds:.6f}".split(".")
@@ -463,12 +483,13 @@ def _segment_text(cut: MonoCut) -> str:
 
 def _wav(recording: Recording, channel: int) -> str:
     """Return a path, or a command; Kaldi reads 16-bit PCM WAV alone."""
-    path: str = os.path.abspath(recording.sources[0].source)
+    source = _file_with(recording, channel)
+    path: str = os.path.abspath(source.source)
     if "\n" in path:
         raise ValueError(f"{recording.id}: {path!r} has a line feed, where wav.scp ends; rename it")
     quoted = shlex.quote(path)
     info = soundfile.info(path)
-    if info.subtype == "PCM_16" and recording.num_channels == 1 and not recording.transforms:
+    if info.subtype == "PCM_16" and len(source.channels) == 1 and not recording.transforms:
         # What ends so would be a command to Kaldi, or a place in a file
         if info.format in ("WAV", "WAVEX") and not re.search(r"[|\s]$|:\d+$", path):
             return path
@@ -476,7 +497,8 @@ def _wav(recording: Recording, channel: int) -> str:
             return f"flac -c -d -s {quoted} |"
     bits = "" if info.subtype == "PCM_16" else " -b 16 -e signed-integer"
     rate = f" -r {recording.sampling_rate}" if recording.transforms else ""
-    remix = f" remix {channel + 1}" if recording.num_channels > 1 else ""
+    place = source.channels.index(channel) + 1
+    remix = f" remix {place}" if len(source.channels) > 1 else ""
     return f"sox {quoted}{bits}{rate} -t wav -{remix} |"
 
 

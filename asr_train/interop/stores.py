@@ -21,7 +21,7 @@ from asr_train.align.table import check_lost, write_alignments
 from asr_train.align.viterbi import Aligned, Lost
 from asr_train.data.features import Feats, Sums, folder_of, listed, write_h5, write_index
 from asr_train.data.intake import without_marks
-from asr_train.files import part, replacing, write_json, write_jsonl
+from asr_train.files import part, replacing, replacing_folder, write_json, write_jsonl
 from asr_train.interop.ark import Keyed, read_int_vectors, read_matrices
 from asr_train.interop.kaldi_states import TransitionIds, about_states
 from asr_train.lang.states import States
@@ -32,9 +32,17 @@ MAX_LOST_SHARE = 0.05  # of the utterances, which may lack an alignment
 
 
 def _read(read: Callable[[Path | str], Keyed], archive: Path | str) -> Keyed:
-    """Yield an archive's arrays by the ids that manifests here have in place of Kaldi's."""
+    """Yield an archive's arrays by the ids that manifests here have in place of Kaldi's.
+
+    Raises:
+        ValueError: if two of Kaldi's ids have the same one here.
+    """
+    keys: dict[str, str] = {}
     for key, array in read(archive):
-        yield without_marks(key), array
+        name = without_marks(key)
+        if (other := keys.setdefault(name, key)) != key:
+            raise ValueError(f"{archive}: {other} and {key} are both {name} here; rename one")
+        yield name, array
 
 
 # --- features -----------------------------------------------------------------------------------
@@ -73,20 +81,24 @@ def import_feats(
             yield by_id[key], feats_TF
 
     stream = wanted()
-    while some := list(islice(stream, UTTERANCES_A_PART)):
-        parts.append(folder / f"part-{len(parts):05d}.h5")
-        write_h5(parts[-1], {cut.id: feats_TF for cut, feats_TF in some})
-        rows |= {row["id"]: row for row in listed(parts[-1], some, settings, "kaldi", sums)}
-    if missing := sorted(by_id.keys() - rows.keys()):
-        raise ValueError(
-            f"{archive} lacks {len(missing)} of {len(by_id)} utterances, the first is "
-            f"{missing[0]}; compute their features too, or remove them from the manifest"
-        )
+    with replacing_folder(folder, _is_of_feats) as scratch:
+        while some := list(islice(stream, UTTERANCES_A_PART)):
+            parts.append(folder / f"part-{len(parts):05d}.h5")
+            write_h5(scratch / parts[-1].name, {cut.id: feats_TF for cut, feats_TF in some})
+            rows |= {row["id"]: row for row in listed(parts[-1], some, settings, "kaldi", sums)}
+        if missing := sorted(by_id.keys() - rows.keys()):
+            raise ValueError(
+                f"{archive} lacks {len(missing)} of {len(by_id)} utterances, the first is "
+                f"{missing[0]}; compute their features too, or remove them from the manifest"
+            )
+        manifest.unlink(missing_ok=True)  # of an earlier import, whose parts are replaced now
     index = write_index(manifest, settings, parts, [sums])
     write_jsonl(manifest, (rows[cut.id] for cut in cuts))
-    for old in set(folder.glob("part-*.h5")) - set(parts):
-        old.unlink()  # of a larger import
     return index["frames"], others
+
+
+def _is_of_feats(file: Path) -> bool:
+    return file.name == "index.json" or file.match("*part-*.h5")
 
 
 def _check_feats(where: str, feats_TF: np.ndarray, seconds: float, settings: FeatsSettings) -> None:

@@ -140,6 +140,9 @@ def _cmudict(schwa: bool) -> Source:
     return source
 
 
+PROBABILITY = r"\d*\.\d+(e-?\d+)?|\d+e-?\d+"
+
+
 def read_lexicon_file(path: Path | str) -> dict[str, list[Pronunciation]]:
     """Read lines of `WORD PHONE PHONE ...`; a repeated word, or `WORD(2)`, is a variant.
 
@@ -150,25 +153,34 @@ def read_lexicon_file(path: Path | str) -> dict[str, list[Pronunciation]]:
             and line. Also for a file without words, or not in UTF-8.
     """
     source: dict[str, list[Pronunciation]] = {}
+    are_numbers = []  # a single 1 or 2 may be a phone (X-SAMPA has some), one after every word not
     for number, line in enumerate(read_lines(path), 1):
         fields = re.split(r"(?:^|\s)#", line)[0].split()  # phones may have a #
         if not fields:
             continue
         word, *phones = fields
-        if phones == [SILENCE] and not word[0].isalnum():  # Kaldi's !SIL or <SIL>, which is no word
+        is_number = len(phones) > 1 and re.fullmatch(r"\d+", phones[0]) is not None
+        are_numbers.append(is_number)
+        # Kaldi's !SIL or <SIL>, which is no word
+        if phones[is_number:] == [SILENCE] and not word[0].isalnum():
             continue
         if not phones or SILENCE in phones:
             raise ValueError(
                 f"{path}, line {number}: {line!r} needs a word and then its phones, "
                 f"none of them {SILENCE}"
             )
-        if numbers := [phone for phone in phones if re.fullmatch(r"\d*\.\d+(e-?\d+)?", phone)]:
+        if numbers := [phone for phone in phones if re.fullmatch(PROBABILITY, phone)]:
             raise ValueError(
                 f"{path}, line {number}: {line!r} has {numbers[0]} where a phone should be; leave "
                 "out probabilities, as of Kaldi's lexiconp.txt (PRONPROBS learns them)"
             )
         word = unicodedata.normalize("NFC", re.sub(r"\(\d+\)$", "", word).upper())
         source.setdefault(word, []).append(tuple(phones))
+    if are_numbers and all(are_numbers):
+        raise ValueError(
+            f"{path} has a number after every word; leave out probabilities, as of Kaldi's "
+            "lexiconp.txt (PRONPROBS learns them)"
+        )
     if not source:
         raise ValueError(f"{path} has no words; write lines of a word and then its phones")
     return source

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from asr_train.schema.comm import CommSettings
 from asr_train.schema.corpus import CorpusSettings
 from asr_train.schema.decode import DecodeSettings
-from asr_train.schema.feats import FeatsSettings, NormBy
+from asr_train.schema.feats import FeatsSettings
 from asr_train.schema.fields import SettingsError
 from asr_train.schema.gmm import AliSettings, FrontSettings, GmmSettings
 from asr_train.schema.lang import GrammarKind, LangSettings
@@ -42,11 +42,6 @@ class Config:
             raise SettingsError(
                 "lang.grammar.kind is ngram but lm.small is null; choose a model, for example "
                 "lm=trigram"
-            )
-        if self.optim.specaugment is not None and self.shards.norm.by is NormBy.none:
-            raise SettingsError(
-                "optim.specaugment masks with 0, the mean of normalised features, but "
-                "shards.norm.by is none; set it to speaker or utterance"
             )
         for name, system in self.gmm.items():
             if system.front is not None:

@@ -8,6 +8,8 @@ from asr_train.schema.model import ModelSettings
 from asr_train.schema.objective import ObjectiveSettings
 from asr_train.schema.optim import OptimSettings, Precision
 
+MANY_EPOCHS = 10**6  # more than are ever trained
+
 
 @dataclass(kw_only=True, slots=True)
 class RunSettings:
@@ -36,7 +38,8 @@ class RunSettings:
                 f"optim.pool_frames {self.optim.pool_frames}; a pool holds many minibatches"
             )
         own = objective.rate, objective.minibatch_frames, objective.epochs
-        optim = self.optim.at_one_rate(*own)
+        # The rate is not halved by the number of epochs, so that there may be more of them later
+        optim = replace(self.optim.at_one_rate(*own), hold_epochs=MANY_EPOCHS)
         return replace(self, optim=optim, objective=objective, initial=initial)
 
     def __post_init__(self) -> None:

@@ -109,12 +109,15 @@ def grouped(speakers: Mapping[str, WordErrors], pattern: str) -> dict[str, WordE
         pattern: a regular expression. Speakers whose whole names match it form a group if its first
             group matches the same text; any other speaker is a group alone.
     """
-    sums: dict[str, WordErrors] = {}
+    sums: dict[tuple[bool, str], WordErrors] = {}
     for name, errors in speakers.items():
         found = re.fullmatch(pattern, name)
-        group = name if found is None else found[1] or ""
+        group = (False, name) if found is None else (True, found[1] or "")
         sums[group] = sums.get(group, WordErrors()) + errors
-    return sums
+    return {
+        f"{name}, alone" if not shared and (True, name) in sums else name: errors
+        for (shared, name), errors in sums.items()
+    }
 
 
 def confusions(

@@ -161,6 +161,7 @@ class RunState:
             process's.
         unsettled: sums that since_log lacks, by worker.
         in_epoch: of all workers, up to the last row of the log.
+        on_trial: within `roll_back_after`.
         kept: the method at the last check of held-out accuracy; None: there was none.
         batched: computes gradients of workers that share weights; None: they are computed one by
             one.
@@ -180,6 +181,7 @@ class RunState:
     skipped_in_row: list[int] = field(default_factory=list)
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     control: ControlState = field(default_factory=ControlState)
+    on_trial: bool = False
     kept: Held | None = None
     batched: Batched | None = None
     captured: Captured | None = None
@@ -298,7 +300,9 @@ class RunState:
             (asdict(self.progress), self.schedule.state_dict(), self.since_log, self.in_epoch)
         )
         skipped = list(self.skipped_in_row)
+        self.on_trial = True
         yield
+        self.on_trial = False
         self.unsettled.clear()
         self._load(held)
         progress, schedule, self.since_log, self.in_epoch = shared

@@ -228,9 +228,11 @@ def skip(state: RunState, group: int, losses: dict[int, float], step: int, who: 
     Raises:
         NotFiniteError: at the last of MAX_SKIPPED skipped steps in a row.
     """
-    state.skipped_in_row[group] += 1
     for worker in losses:
         state.since_log[worker].skipped += 1
+    if state.on_trial:  # of a minibatch size, which is rejected then
+        return
+    state.skipped_in_row[group] += 1
     if who is not None:
         text = ", ".join(str(loss) for loss in losses.values())
         say(f"step {step} is skipped{who}: its loss is {text}, or a gradient is not finite")

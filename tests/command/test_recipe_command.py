@@ -37,6 +37,14 @@ def test_check_prints_what_make_check_does(corpus, capsys):
     out = capsys.readouterr().out
     assert "check: 0 of 3 different words without pronunciation" in out
     assert "check: 0 of 12 utterances dropped" in out
+    other = corpus.with_name("other")
+    layouts.table(other, {"x": ["one two"], "y": ["three"]})
+    (other / "utterances.tsv").open("a").write("z\tx\tno.wav\t1.0\tone\n")
+    for key in ("test_dirs", "more_tests"):
+        named = f"test_two: {other}" + f", test: {other}2" * (key == "test_dirs")
+        shutil.copytree(other, f"{other}2", dirs_exist_ok=True)
+        assert run("check", corpus, *own, f"corpus.folder.{key}={{{named}}}") == 1
+        assert "  z: missing audio: " in capsys.readouterr().out
     table = corpus / "utterances.tsv"
     table.write_text(table.read_text() + "x\ta\tno.wav\t1.0\tone\ny\tb\tno.wav\t1.0\tone\n")
     assert run("check", corpus, *own) == 1

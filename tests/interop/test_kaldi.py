@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 from interop.made import cut_of, noise
+from lhotse import AudioSource
 from lhotse.kaldi import load_kaldi_data_dir
 
 from asr_train.compose import settings
@@ -212,6 +213,19 @@ def test_sox_gives_kaldi_the_channel_that_is_meant(tmp_path):
     command = (tmp_path / "data" / "wav.scp").read_text().split(maxsplit=1)[1].rstrip("|\n ")
     out = subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout
     assert np.array_equal(np.frombuffer(out[-2 * len(wave_NC) :], np.int16), wave_NC[:, 1])
+
+
+def test_a_recording_may_have_a_file_per_channel(tmp_path):
+    paths = [tmp_path / "zero.wav", tmp_path / "one.wav"]
+    for path in paths:
+        noise(path, 0.5)
+    cut = cut_of("zero", paths[0], "anna", "ONE")
+    cut.recording.sources = [AudioSource("file", [i], str(paths[i])) for i in (1, 0)]
+    cut.recording.channel_ids = [0, 1]
+    for i, path in enumerate(paths):
+        cut.channel = i
+        write_data_dir([cut], tmp_path / "data")
+        assert (tmp_path / "data" / "wav.scp").read_text() == f"zero {path}\n"
 
 
 @pytest.mark.parametrize(
@@ -451,5 +465,11 @@ def test_what_kaldi_cannot_write_down_is_refused(tmp_path, cuts):
     faster = cuts[2].perturb_speed(1.1)
     with pytest.raises(ValueError, match=r"anna-a_1_sp1.1 is a changed copy of .*anna-a_1\.wav"):
         write_data_dir([cuts[2], faster], tmp_path / "data")
+    cuts[2].supervisions[0].duration -= 0.2
+    with pytest.raises(ValueError, match=r"text is of .* s from 0 s on; call lhotse's trim"):
+        write_data_dir([cuts[2]], tmp_path / "data")
+    cuts[0].recording = None
+    with pytest.raises(ValueError, match=f"{cuts[0].id} has no recording"):
+        write_data_dir([cuts[0]], tmp_path / "data")
     with pytest.raises(ValueError, match="2 cuts with 1 different ids"):
         write_data_dir([cuts[2], cuts[2]], tmp_path / "data")

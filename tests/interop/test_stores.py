@@ -127,7 +127,17 @@ def test_wrong_features_are_named_and_nothing_is_listed(feats, cuts, tmp_path, c
 
 def test_missing_features_are_named(feats, cuts, tmp_path):
     write_matrices(tmp_path / "f.ark", [row for row in feats_out(feats) if row[0] != "u2"])
+    manifest = tmp_path / "again" / "dev.jsonl.gz"
+    import_feats(tmp_path / "f.ark", cuts[:1], FEATS, manifest)
     with pytest.raises(ValueError, match=r"f\.ark lacks 1 of 3 utterances, the first is u2"):
+        import_feats(tmp_path / "f.ark", cuts, FEATS, manifest)
+    kept = open_feats(manifest)
+    assert np.array_equal(kept.load(kept.utterances[0]), feats.load(feats.utterances[0]))
+
+
+def test_two_of_kaldis_ids_with_one_id_here_are_refused(feats, cuts, tmp_path):
+    write_matrices(tmp_path / "f.ark", [(u, np.ones((9, 3))) for u in ("u.0", "u_0")])
+    with pytest.raises(ValueError, match=r"u\.0 and u_0 are both u_0 here; rename one"):
         import_feats(tmp_path / "f.ark", cuts, FEATS, tmp_path / "again" / "dev.jsonl.gz")
 
 

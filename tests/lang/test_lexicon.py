@@ -127,7 +127,7 @@ def test_a_lexicon_file_has_variants_and_comments(tmp_path):
     }
 
 
-@pytest.mark.parametrize("line", ["YES", "YES SIL Y", "YES SIL", "YES 1.0 Y EH S"])
+@pytest.mark.parametrize("line", ["YES", "YES SIL Y", "YES SIL", "YES 1.0 Y EH S", "YES 1e-05 Y"])
 def test_a_broken_line_is_named(tmp_path, line):
     path = tmp_path / "lexicon.txt"
     path.write_text(f"NO N OW\n{line}\n")
@@ -139,6 +139,16 @@ def test_a_lexicon_of_kaldi_may_name_silence(tmp_path):
     path = tmp_path / "lexicon.txt"
     path.write_text("!SIL SIL\n<SIL>\tSIL\n<UNK> SPN\na AH0\n")
     assert read_lexicon_file(path) == {"<UNK>": [("SPN",)], "A": [("AH0",)]}
+
+
+def test_a_number_after_every_word_is_a_probability(tmp_path):
+    """As in the lexiconp.txt of a lexicon with one pronunciation per word."""
+    path = tmp_path / "lexiconp.txt"
+    path.write_text("!SIL 1 SIL\ndeux 1 d 2\nun 1 9~\n")
+    with pytest.raises(ValueError, match="has a number after every word; leave out probabilities"):
+        read_lexicon_file(path)
+    path.write_text("deux d 2\neu 2\neux 2 z\n")  # phones of X-SAMPA
+    assert read_lexicon_file(path) == {"DEUX": [("d", "2")], "EU": [("2",)], "EUX": [("2", "z")]}
 
 
 def test_letters_are_those_of_any_alphabet_with_their_marks():

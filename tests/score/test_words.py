@@ -200,6 +200,7 @@ def test_speakers_that_are_alike_are_one_unit_and_any_other_is_its_own():
     named = {"m7-en": one, "m7-en-us": one, "m70-en": one, "mary": one, "anna": one}
     found = grouped(named, "(.+?)-en.*")
     assert found == {"m7": one + one, "m70": one, "mary": one, "anna": one}
+    assert grouped({"m7": one, "m7-en": one}, "(.+?)-en") == {"m7, alone": one, "m7": one}
 
 
 def test_the_interval_is_wider_over_groups_whose_speakers_agree():

@@ -22,6 +22,7 @@ from asr_train.comm.reducers import Gradient
 from asr_train.model.store import build_model
 from asr_train.schema import SettingsError
 from asr_train.train import control, loop
+from asr_train.train import step as steps
 from asr_train.train.control import Controllers, RateAction, largest_harmless, rate_action
 from asr_train.train.feed import Feed, Windows
 from asr_train.train.schedule import Schedule
@@ -210,6 +211,25 @@ def test_a_try_leaves_no_trace(unbroken, splits, tmp_path, name, monkeypatch):
     monkeypatch.setattr(Controllers, "_tried", lambda *_: next(scripted))
     trained(tmp_path / "told", splits, name)
     assert outcome(tmp_path / "told") == outcome(unbroken(name))
+
+
+def test_a_size_that_diverges_in_its_try_is_rejected(splits, tmp_path, monkeypatch, capsys):
+    original = steps.one_gradient
+
+    def diverging(model, batch, bucket, *rest, **more):
+        found = original(model, batch, bucket, *rest, **more)
+        if batch is not None and batch.frames > 32:
+            bucket.grad_P.fill_(torch.nan)
+        return found
+
+    monkeypatch.setattr(steps, "one_gradient", diverging)
+    monkeypatch.setattr(steps, "MAX_SKIPPED", 2)
+    trained(tmp_path / "run", splits, "sgd", auto_rate=None)
+    for row in decisions(tmp_path / "run", "minibatch"):
+        accuracies = dict(map(tuple, row["tried"]))
+        assert accuracies[32] > max(accuracies.get(size) or 0 for size in (48, 64))
+        assert row["minibatch_frames"] <= 32
+    assert "is skipped" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("delayed", [False, True])
