@@ -354,10 +354,13 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
 
 def _row(data: DataDir, cut: MonoCut) -> tuple[str, ...]:
     supervision, channel = cut.supervisions[0], data.recordings[cut.recording_id].channel
+    path = cut.recording.sources[0].source
+    if "\t" in path:
+        raise CorpusError(f"{cut.id}: {path!r} has a tab, which separates columns here; rename it")
     return (
         cut.id,
         supervision.speaker,
-        cut.recording.sources[0].source,
+        path,
         f"{cut.duration:.6f}",
         supervision.text,
         f"{cut.start:.6f}" if data.segmented else "",

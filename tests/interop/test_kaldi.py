@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import subprocess
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -368,6 +369,16 @@ def test_a_table_that_was_not_imported_is_kept(tmp_path, cuts):
     with pytest.raises(CorpusError, match=r"out/utterances\.tsv exists already, and .* name anoth"):
         write_folder([data], out)
     assert (out / "utterances.tsv").read_text() == "mine"
+
+
+def test_a_path_with_a_tab_is_refused(tmp_path, cuts):
+    write_data_dir(cuts[:1], tmp_path / "data")
+    data = read_data_dir(tmp_path / "data")
+    cuts[0].recording.sources[0].source = "a\tb.wav"
+    patched = mock.patch("asr_train.interop.kaldi.cuts_of", return_value=cuts[:1])
+    with patched, pytest.raises(CorpusError, match=r"'a\\tb\.wav' has a tab"):
+        write_folder([data], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_speaker_of_two_folders_is_named(tmp_path, cuts):
