@@ -48,7 +48,7 @@ def export(kind: str, *paths: str) -> None:
     *inputs, output = paths
     keep_inputs(output, *inputs)
     if output.endswith((".jsonl", ".jsonl.gz")):
-        raise ValueError(f"{output} is a manifest by its name, and comes before the output's")
+        raise ValueError(f"{output} has the name of a manifest; name the output after it")
     function(*paths)
 
 

@@ -287,7 +287,7 @@ def test_wrong_calls_say_what_there_is(work):
         with pytest.raises(ValueError, match=rf"an export of {kind} takes .* not 1"):
             export(kind, "a")
     for manifests in (["m.jsonl.gz", "./m.jsonl.gz"], ["ali.jsonl.gz", "m.jsonl.gz"]):
-        with pytest.raises(ValueError, match=r"m\.jsonl\.gz (would replace an|is a manifest by)"):
+        with pytest.raises(ValueError, match=r"m\.jsonl\.gz (would replace an|has the name of)"):
             export("ctm", *manifests)
     with pytest.raises(ValueError, match=r"m\.jsonl\.gz would replace an input"):
         import_kaldi("feats", "f.ark", "m.jsonl.gz", "feats.yaml", "m.jsonl.gz")
