@@ -61,7 +61,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speakers", metavar="FILE")
     parser.add_argument("--normalise", choices=[k.value for k in NormaliserKind], default="plain")
     parser.add_argument("--mapping", metavar="FILE", help="with english: lines FROM => TO")
-    parser.add_argument("--details", metavar="FILE", help="write the aligned errors (-: here)")
+    parser.add_argument("--details", metavar="FILE", help="write the aligned errors (-: print)")
     parser.add_argument("--json", action="store_true", help="print numbers as JSON")
 
 
@@ -75,6 +75,8 @@ def run(options: argparse.Namespace) -> int:
     names = [name for name in (options.hypothesis, options.second) if name is not None]
     if [options.reference, *names].count("-") > 1:
         raise ValueError("- is given twice, but standard input is read once; write one to a file")
+    if options.json and options.details == "-":
+        raise ValueError("--json and --details - would be mixed; name a file after --details")
     if options.details and options.details != "-":
         keep_inputs(options.details, options.reference, *names, options.speakers, options.mapping)
     is_stm = options.reference.endswith(".stm")

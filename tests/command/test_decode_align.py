@@ -145,11 +145,14 @@ def test_a_file_that_cannot_be_used_costs_one_line_and_not_the_others(corpus, tm
 def test_an_output_does_not_replace_a_recording(corpus, tmp_path, capsys):
     """As in `decode -o *.wav`."""
     good = next(corpus.rglob("ben.flac"))
-    for output, files in ((good, [tmp_path / "no.wav"]), (tmp_path / "same", [tmp_path / "same"])):
+    same = tmp_path / "same"
+    for output, file, says in (
+        (good, tmp_path / "no.wav", f"{good} has the name of a recording, which it would"),
+        (same, same, f"the output {same} would replace an input"),
+    ):
         before = good.read_bytes()
-        assert run("decode", "digits", "-o", output, *files) == 1
-        said_ = capsys.readouterr().err
-        assert "has the name of a recording, which it would" in said_ or "replace an input" in said_
+        assert run("decode", "digits", "-o", output, file) == 1
+        assert says in capsys.readouterr().err
         assert good.read_bytes() == before
     bundle = tmp_path / "own.tar"
     bundle.write_bytes((SHIPPED / "digits.tar").read_bytes())

@@ -185,6 +185,8 @@ def test_details_replace_no_input(tmp_path, capsys):
         assert run(path, path, "--speakers", other, "--details", given) == 1
         assert f"the output {given} would replace an input" in capsys.readouterr().err
     assert path.read_text() == "a ONE\n"
+    assert run(path, path, "--json", "--details", "-") == 1
+    assert "would be mixed; name a file" in capsys.readouterr().err
     assert run(path, path, "--details", "-") == 0
     assert "%WER 0.00 [ 0 / 1," in capsys.readouterr().out
 

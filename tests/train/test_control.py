@@ -225,7 +225,9 @@ def test_a_size_that_diverges_in_its_try_is_rejected(splits, tmp_path, monkeypat
     monkeypatch.setattr(steps, "one_gradient", diverging)
     monkeypatch.setattr(steps, "MAX_SKIPPED", 2)
     trained(tmp_path / "run", splits, "sgd", auto_rate=None)
-    for row in decisions(tmp_path / "run", "minibatch"):
+    found = decisions(tmp_path / "run", "minibatch")
+    assert any(size > 32 for row in found for size, _ in row["tried"])
+    for row in found:
         accuracies = dict(map(tuple, row["tried"]))
         assert accuracies[32] > max(accuracies.get(size) or 0 for size in (48, 64))
         assert row["minibatch_frames"] <= 32
