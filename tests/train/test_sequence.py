@@ -167,11 +167,12 @@ def test_a_killed_run_resumes_to_the_same_bytes(latticed, first, tmp_path, monke
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "unbroken")
 
 
-def test_a_finished_run_goes_on_with_more_epochs(latticed, first, tmp_path):
+def test_a_finished_run_goes_on_with_more_epochs(latticed, first, tmp_path, capsys):
     trained(tmp_path / "at_once", latticed, first)
     for epochs in (1, 2):
         trained(tmp_path / "later", latticed, first, epochs=epochs)
     assert outcome(tmp_path / "later") == outcome(tmp_path / "at_once")
+    assert "starts over" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("comm", ["gtc", "bmuf"])
