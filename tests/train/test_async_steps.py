@@ -140,7 +140,9 @@ def test_checkpoints_are_due_at_the_same_steps_in_every_epoch(unbroken, splits):
 
 def test_a_finite_step_ends_the_row_of_skipped_ones(monkeypatch):
     seen: list[int] = []
-    state = SimpleNamespace(since_log={0: Interval()}, skipped_in_row=[0], batched=None)
+    state = SimpleNamespace(
+        since_log={0: Interval()}, skipped_in_row=[0], batched=None, on_trial=False
+    )
     state.count = lambda worker, learned: seen.append(learned.frames)
     result = Gradient(torch.zeros(1), 5), Learned(5, torch.tensor([1.0, 2.0]))
     monkeypatch.setattr(AsyncSteps, "_compute", lambda *_: result)
