@@ -15,7 +15,7 @@ OUT_DIR may have other files, and keeps them. DATA_DIR may be one of an earlier 
 
 import asr_train.interrupt  # noqa: F401
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ def ctm(*paths: str) -> None:
     if len(paths) == 2:
         return _aligned("word", *paths)
     hyp, manifest, output = paths
-    rows = {row["id"]: row for row in read_jsonl(manifest)}
+    rows = {row["id"]: row for row in _rows(manifest)}
     utterances = []
     for row in read_jsonl(hyp)[1:]:  # the first line holds the settings
         if row["id"] not in rows:
@@ -105,12 +105,22 @@ def ctm(*paths: str) -> None:
     _written(utterances, output)
 
 
+def _rows(manifest: str) -> Iterator[dict[str, Any]]:
+    for row in iter_jsonl(manifest):
+        if "supervisions" not in row:
+            raise ValueError(
+                f"{manifest} is no manifest: {row.get('id', 'its first line')} has no "
+                "supervisions; take manifests/SPLIT.jsonl.gz or ali/MODEL/SPLIT.jsonl.gz"
+            )
+        yield row
+
+
 def phones(manifest: str, output: str) -> None:
     _aligned("phone", manifest, output)
 
 
 def _aligned(kind: str, manifest: str, output: str) -> None:
-    rows = list(iter_jsonl(manifest))
+    rows = list(_rows(manifest))
     timed = [row for row in rows if kind == "phone" or not is_wordless(row)] or rows
     if wordless := len(rows) - len(timed):
         print(f"export: {wordless} of {len(rows)} utterances have no times of words; left out")
@@ -125,13 +135,13 @@ def _written(utterances: list[Timed], output: str) -> None:
 
 
 def stm(manifest: str, output: str) -> None:
-    count = write_stm(output, (place_of(row) for row in iter_jsonl(manifest)))
+    count = write_stm(output, (place_of(row) for row in _rows(manifest)))
     print(f"export: {spelled(count, 'utterance')} in {output}")
 
 
 def textgrid(manifest: str, output: str) -> None:
-    count = sum(1 for row in iter_jsonl(manifest) if _tiers(row))  # all, before the first file
-    for row in progress(iter_jsonl(manifest), "TextGrids", count):
+    count = sum(1 for row in _rows(manifest) if _tiers(row))  # all, before the first file
+    for row in progress(_rows(manifest), "TextGrids", count):
         shift = row.get("features", {}).get("frame_shift", 0.0)
         write_textgrid(Path(output) / f"{row['id']}.TextGrid", _tiers(row), shift / 2)
     print(f"export: {spelled(count, 'TextGrid')} in {output}")

@@ -316,4 +316,7 @@ def test_a_hypothesis_of_another_split_is_refused(work):
     (work / "hyp.dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match=r"hyp\.dev\.jsonl has ben-0, which .* has not"):
         call(export, "ctm", work, "hyp.dev.jsonl", "manifests/dev.jsonl.gz", "h.ctm")
+    for kind in ("ctm", "phones", "stm", "textgrid"):
+        with pytest.raises(ValueError, match=r"hyp\.dev\.jsonl is no manifest: its first line"):
+            call(export, kind, work, "hyp.dev.jsonl", "h.ctm")
     assert not (work / "h.ctm").exists()
