@@ -163,14 +163,15 @@ def estimate(gmm: Gmm, counts: Counts, floor_D: np.ndarray, min_count: float) ->
     a state without frames keeps its parameters.
     """
     order = np.lexsort((-counts.occupancy_G, gmm.state_G))
-    alive_G = counts.occupancy_G >= min_count
+    unseen_G = (counts.frames_S == 0)[gmm.state_G]
+    alive_G = (counts.occupancy_G >= min_count) | unseen_G
     alive_G[order[gmm.first_S[:-1]]] = True
     occupancy_G1 = np.maximum(counts.occupancy_G, 1e-10)[:, None]
     mean_GD = counts.sum_GD / occupancy_G1
     variance_GD = np.maximum(counts.squares_GD / occupancy_G1 - mean_GD**2, floor_D)
     poor_G = counts.occupancy_G < 2  # too few frames: keep the parameters
     mean_GD[poor_G], variance_GD[poor_G] = gmm.mean_GD[poor_G], gmm.variance_GD[poor_G]
-    weight_G = np.maximum(counts.occupancy_G, 1e-3) * alive_G
+    weight_G = np.where(unseen_G, gmm.weight_G, np.maximum(counts.occupancy_G, 1e-3) * alive_G)
     total_S = np.bincount(gmm.state_G, weight_G, gmm.num_states)
     return Gmm(
         gmm.state_G[alive_G],

@@ -397,9 +397,10 @@ def _passes(job: Job, begin: Start) -> tuple[Mixtures, list[Outcome]]:
     del begin  # else its paths stay in memory, beside those before and after each pass
     own, s = job.settings, model.states.num_states
     last_growth = max(1, min(own.passes - 1, round(own.passes * own.grown_by)))
+    first = own.realign_first if own.flat is None else max(1, own.realign_first)  # no paths yet
     for number in range(1, own.passes + 1):
         start = time.time()
-        realign = number <= own.realign_first or (own.passes - number) % own.realign_every == 0
+        realign = number <= first or (own.passes - number) % own.realign_every == 0
         before = outcomes
         outcomes, counts, loglik = _pass(job, model, read, before, realign)
         gmm = estimate(model.gmm, counts, floor_D, own.min_count)

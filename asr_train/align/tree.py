@@ -20,6 +20,7 @@ from asr_train.schema import QuestionStates, TreeSettings
 
 ROUNDING = 1e-9  # relative to the likelihood; smaller gains count as none
 COLUMN = {LEFT: 0, CENTRE: 1, RIGHT: 2}  # of a key: (left, centre, right, position)
+MAX_PHONES = 500  # their table of contexts, `Tree.table`, then has 1.5 GB
 
 
 # --- statistics ---------------------------------------------------------------------------------
@@ -321,9 +322,14 @@ def grow(
         states_P: int [P], HMM states (positions) of each phone.
         phones: [P], their names, for `settings.share` and messages.
     Raises:
-        TreeError: for an unknown phone in `share`, or fewer leaves than roots.
+        TreeError: for an unknown phone in `share`, fewer leaves than roots, or over MAX_PHONES.
         ValueError: for a dimension in which the frames do not vary.
     """
+    if len(phones) > MAX_PHONES:
+        raise TreeError(
+            f"tree: {len(phones)} phones are too many for triphones, of which a table is kept (at "
+            f"most {MAX_PHONES}); train mono alone, or use a lexicon with fewer phones"
+        )
     floor_D = variance_floor(stats, settings.variance_floor)
     questions_QP = questions(stats, states_P, settings.question_states, floor_D)
     forest = _Forest(stats, questions_QP, floor_D, settings.min_count)

@@ -1,7 +1,8 @@
 """Words missing in a dictionary -> **pronunciations** in ARPAbet, by espeak-ng's American English.
 
 in    words in upper case; the dictionary, for inflections of its words (VILLAGER -> VILLAGERS')
-out   word -> pronunciation; words with other than Latin letters and digits have none
+out   word -> pronunciation; words with other than Latin letters and digits have none,
+      nor have those with rare Latin letters (IPA, Ə)
 Knows nothing of settings and files.
 
 On 3,000 random words held out from CMU's dictionary (tests/lang/test_g2p.py prints this), 8.7 % of
@@ -51,6 +52,7 @@ INFLECTIONS = (
 SIBILANTS = {"S", "Z", "SH", "ZH", "CH", "JH"}
 VOICELESS = {"P", "T", "K", "F", "TH", "S", "SH", "CH"}
 SHORTEST_STEM = 3  # letters
+LAST_NAMED = "\u017f"  # espeak says "letter one e c five" for many Latin letters beyond
 
 _VOICE = b"en-us"
 _SEPARATOR = "\t"  # between phonemes; in no mnemonic
@@ -140,12 +142,22 @@ def is_latin(word: str) -> bool:
 
 @cache
 def _latin(letter: str) -> bool:
-    return letter in "'.&-0123456789" or unicodedata.name(letter, "").startswith("LATIN ")
+    if letter in "'.&-0123456789":
+        return True
+    return unicodedata.name(letter, "").startswith("LATIN ") and _read(letter) <= LAST_NAMED
+
+
+@cache
+def _read(letter: str) -> str:
+    """Return what espeak gets: the base (E of Ễ) of letters that it may spell by code point."""
+    base = unicodedata.normalize("NFD", letter)[0]
+    return base if letter > LAST_NAMED and base.isascii() else letter
 
 
 def _mnemonics(lib: ctypes.CDLL, word: str) -> list[str]:
     """Return espeak's phonemes, with stress marks."""
-    text = ctypes.c_char_p(word.replace("’", "'").lower().encode())
+    letters = "".join(map(_read, word.replace("’", "'")))
+    text = ctypes.c_char_p(letters.lower().encode())
     clauses = []
     while text.value is not None:  # each call moves the pointer past a clause, finally to 0
         output = lib.espeak_TextToPhonemes(ctypes.byref(text), UTF8, ord(_SEPARATOR) << 8)

@@ -24,6 +24,7 @@ from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, GrammarSettings, build, plain
 
 FORMAT = 2
+MOST = 1 - 1e-6  # probability of a silence; the file's six digits may say 1
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Lang:
             p = self.silence_probability
         else:
             p = known.start if variant == EDGE else known.pause[word][n]
+        p = min(p, MOST)
         return -math.log(p), -math.log1p(-p)
 
     def entry_costs(self, variant: Variant) -> tuple[float, float]:

@@ -122,6 +122,16 @@ def test_of_starved_gaussians_a_state_keeps_the_one_with_most_frames():
     assert new.weight_G.tolist() == [1, 1]
 
 
+def test_a_mixture_without_frames_keeps_its_parameters(rng):
+    gmm, x_ND = random_gmm(rng), rng.standard_normal((30, DIMS)).astype(np.float32)
+    new = estimate(gmm, count(gmm, x_ND, np.zeros(30, int), np.ones(5)), np.ones(DIMS), 20)
+    unseen_G, kept_G = gmm.state_G > 0, new.state_G > 0
+    assert np.bincount(gmm.state_G)[1:].max() > 1
+    assert new.state_G[kept_G].tolist() == gmm.state_G[unseen_G].tolist()
+    for name in ("weight_G", "mean_GD", "variance_GD"):
+        np.testing.assert_allclose(getattr(new, name)[kept_G], getattr(gmm, name)[unseen_G])
+
+
 def test_splitting_reaches_the_target_and_gives_to_states_with_frames(rng):
     gmm = random_gmm(rng, per_state=1)
     frames_S = np.array([10000.0, 1000.0, 1000.0, 15.0, 0.0])

@@ -359,6 +359,12 @@ def test_settings_that_do_not_fit_the_phones_are_refused(change, message):
         grow(stats, STATES, settings(**change), PHONES)
 
 
+def test_scripts_of_thousands_of_letters_are_refused():
+    stats, names = ruled_stats(np.random.default_rng(0)), [f"p{i}" for i in range(501)]
+    with pytest.raises(ValueError, match=r"tree: 501 phones are too many .* \(at most 500\)"):
+        grow(stats, [3] * 501, settings(leaves=10_000), names)
+
+
 def test_frames_that_do_not_vary_are_refused():
     stats = ruled_stats(np.random.default_rng(0))
     flat = Stats(stats.key_K4, stats.count_K, stats.sum_KD * 0, stats.squares_KD * 0)

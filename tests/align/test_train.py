@@ -265,6 +265,12 @@ def test_passes_realign_at_first_and_then_every_few_up_to_the_last():
     assert realigned == [1, 2, 5, 8]
 
 
+def test_after_a_flat_start_the_first_pass_aligns():
+    own = system("mono", passes=4, realign_first=0, realign_every=4, flat=FEW)
+    _, _, rows = train_on(FakeFeats(toy_lang(), utterances=10), toy_lang(), own)
+    assert [row["realigned"] for row in rows if "pass" in row] == [True, False, False, True]
+
+
 @pytest.mark.parametrize(
     "passes, grown_by, wanted",
     [

@@ -91,6 +91,18 @@ def test_words_as_americans_say_them(word, pron):
     assert spoken([word], schwa=True) == {word: tuple(pron.split())}
 
 
+@pytest.mark.parametrize(
+    "word, plain", [("NGUYỄN", "NGUYEN"), ("TẾT", "TET"), ("KṚṢṆA", "KRSNA"), ("ĐẶNG", "ĐANG")]
+)
+def test_marks_of_other_languages_are_not_read_aloud(word, plain):
+    assert spoken([word], schwa=True)[word] == spoken([plain], schwa=True)[plain]
+
+
+@pytest.mark.parametrize("letter", ["Ƒ", "Ƶ", "ɞ", "ᴀ", "Ə"])
+def test_words_with_rare_letters_have_no_pronunciation(letter):
+    assert spoken([f"B{letter}TTLE"], schwa=True) == {}
+
+
 def test_without_a_schwa_it_is_an_unstressed_ah():
     with_schwa, without = spoken(WORDS, schwa=True), spoken(WORDS, schwa=False)
     assert any("AX" in pron for pron in with_schwa.values())

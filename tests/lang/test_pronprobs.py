@@ -51,6 +51,15 @@ def test_costs_are_negative_logarithms():
     assert other.entry_costs(EDGE)[1] == -math.log(given.end_after_word)
 
 
+def test_a_silence_that_always_follows_still_leaves_a_cost_to_none():
+    said = [Spoken([("A", 0)], [True, True])] * 10_000
+    lang = replace(toy_lang(), pronprobs=learned(said, LEXICON, SETTINGS))
+    assert lang.pronprobs.pause["A"][0] == 1  # as it is rounded in the file
+    for variant in (("A", 0), EDGE):
+        pause, none = lang.pause_costs(variant)
+        assert 0 < pause < 1e-5 < 10 < none < 20
+
+
 def row(words: str, phones: str):
     """Return an aligned cut: a phone lasts 0.1 s, `|` marks where words begin, `.` is silence."""
     symbols, items, at = words.split(), {"phone": [], "word": []}, 0.0
