@@ -17,6 +17,10 @@ W    ?= work
 $(call one_word,W,$W,name a folder without one)
 $(if $(filter-out / $(ROOT) $(CURDIR),$(abspath $W)),,$(error W is '$W'; name a folder that holds nothing else, or leave W out))
 SET   ?=
+ifeq ($(findstring ',$(SET))$(findstring ",$(SET)),)
+$(foreach c,; & | < > ( ) `,$(if $(findstring $c,$(SET)),$(error SET is '$(SET)', but the shell reads $c otherwise; \
+  separate settings by spaces, and quote a setting with $c once more: SET="'corpus.folder.test_speakers=[ben(2)]'")))
+endif
 V     ?=# 1: commands are shown
 Q     := $(if $(filter-out 0,$V),,@)
 WORKERS ?= 1# that train together
@@ -36,6 +40,8 @@ UNKNOWN := $(filter-out $(KNOWN),$(if $(GIVEN),$(shell printf '%s\n' $(GIVEN:%='
 ifneq ($(UNKNOWN),)
 IS_SETTING := $(wildcard $(ROOT)/conf/$(firstword $(subst ., ,$(UNKNOWN)))/.)
 $(if $(IS_SETTING),$(error $(firstword $(UNKNOWN)) is a setting, not a variable of make; call make with SET='$(firstword $(UNKNOWN))=...'))
+$(if $(filter CORPUS_DIR,$(UNKNOWN)),$(error the recipe \
+  $(notdir $(CURDIR)) makes its own recordings, and has no CORPUS_DIR; for yours, call make with RECIPE=folder))
 $(error unknown variable $(firstword $(UNKNOWN))$(shell $(PY) -c 'import sys, difflib; \
   print(*[f" (did you mean {name}?)" for name in difflib.get_close_matches(sys.argv[1].upper(), sys.argv[2:], 1)])' \
   $(firstword $(UNKNOWN)) $(KNOWN)); `make help` and the recipe's README list them)

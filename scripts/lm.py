@@ -74,6 +74,8 @@ def texts_of(
             f"all {sum(map(len, whole))} sentences of the text are in DEV or TEST, and "
             "lm.without_eval takes them out; give other text, or set lm.without_eval=false"
         )
+    if not any(whole):
+        raise ValueError(f"the language model has no sentence; see lm.text{text.notice()}")
     counts.update(word for sentence in itertools.chain(*kept) for word in sentence)
     pooled = ngram.Text.of(itertools.chain(*kept), ngram.most_frequent(counts, settings.vocabulary))
     if not settings.mix or not all(kept):  # one is empty: only the other remains

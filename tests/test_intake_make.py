@@ -63,6 +63,23 @@ def test_a_path_that_the_shell_or_settings_would_read_is_refused(tmp_path, name)
 
 
 @pytest.mark.parametrize(
+    "settings", ["lang=digits; feats=telephone", "decode.beam=12 > x", "a=[ben(2)]", "a=[x&y]"]
+)
+def test_settings_that_the_shell_would_read_are_refused(tmp_path, settings):
+    ended = make(ROOT / "recipes/digits", "conf", f"SET={settings}", f"W={tmp_path / 'w'}")
+    one_line(ended, r"SET is '.*', but the shell reads [;>(&] otherwise; separate settings by")
+    quoted = f"SET='lang.lexicon.words=[{settings}]'"  # of which hydra is told, then
+    assert (
+        "the shell" not in make(ROOT / "recipes/digits", "-n", quoted, f"W={tmp_path / 'w'}").stderr
+    )
+
+
+def test_a_corpus_for_a_recipe_that_makes_its_own_is_told_where_it_goes(tmp_path):
+    ended = make(ROOT / "recipes/digits", "status", f"CORPUS_DIR={tmp_path}")
+    one_line(ended, "the recipe digits makes its own recordings, and has no CORPUS_DIR; for yours,")
+
+
+@pytest.mark.parametrize(
     ("recipe", "name", "content"),
     [
         ("speechocean", "official_test_speakers.txt", "so0001\nso2$(touch${{IFS}}{trap})\n"),

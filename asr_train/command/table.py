@@ -98,6 +98,8 @@ def _row(item: "Item", folder: Path, pattern: re.Pattern[str] | None) -> tuple[s
     from asr_train.files import read_text
 
     path = item.audio.relative_to(folder).as_posix()
+    if path.encode(errors="replace").decode() != path:
+        raise ValueError(f"the name {path!r} is not UTF-8; rename it")
     names = [*item.name.split("/"), ""]
     # anna/anna_1.wav is anna_1, anna/1.wav is anna-1
     utt_id = "-".join(name for name, next_ in pairwise(names) if not next_.startswith(name))
@@ -116,7 +118,8 @@ def _row(item: "Item", folder: Path, pattern: re.Pattern[str] | None) -> tuple[s
     # Joiners, as in Persian, are not printable, but part of the spelling
     if broken := [c for c in text if unicodedata.category(c) in ("Cc", "Cs")]:
         raise ValueError(f"{item.text} has the control character {broken[0]!r}; delete it there")
-    if broken := [value for value in (utt_id, speaker, path) if not value.isprintable()]:
+    written = (utt_id, speaker, path)
+    if broken := [value for value in written if not value.isprintable() or value != value.strip()]:
         raise ValueError(f"{path}: {broken[0]!r} cannot stand in a table; rename it")
     return (utt_id, speaker, path, f"{seconds:.4f}", text, start, "")
 

@@ -100,6 +100,8 @@ def _lines(table: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, dict[str
             "by tabs"
         )
     columns = head.rstrip("\r").split("\t")
+    if twice := [column for column in columns if column and columns.count(column) > 1]:
+        raise CorpusError(f"{table} has two columns {twice[0]}; keep one, or rename the other")
     missing = [column for column in wanted if column not in columns]
     if missing:
         raise CorpusError(

@@ -82,11 +82,12 @@ class Transcriber:
                     f"ONE ZERO EIGHT, or {where}=number for ONE HUNDRED EIGHT"
                 )
             case Digits.each:
-                pieces = re.findall(r"\d|\.|[^\d.]+", word)
-                return [_digit(piece) for piece in pieces]
+                pieces = (piece.strip("'") for piece in re.findall(r"\d|\.|[^\d.]+", word))
+                return [_digit(piece) for piece in pieces if piece]
             case Digits.number:
                 whole, _, decimals = word.partition(".")
-                if not (whole + decimals).isdecimal() or len(whole) > 12:
+                zeros = len(whole) > 1 and _digit(whole[0]) == UNITS[0]  # 007, or 000 of 12 000
+                if not (whole + decimals).isdecimal() or len(whole) > 12 or zeros:
                     raise DigitsError(
                         f"{word} is not a number that can be read; write what was said"
                     )

@@ -1,5 +1,8 @@
 """asr-train table: a folder of recordings with texts beside them becomes a corpus."""
 
+import os
+import shutil
+
 import numpy as np
 import pytest
 import soundfile
@@ -110,12 +113,17 @@ def test_joiners_are_kept_and_control_characters_named(recordings, capsys):
 def test_what_cannot_be_listed_is_named_and_the_rest_is_listed(recordings, capsys):
     (recordings / "ben/1.txt").unlink()
     (recordings / "anna/anna_2.flac").write_bytes(b"no audio")
+    for name in (b"caf\xe9", b" cleo "):
+        leave = shutil.ignore_patterns("anna_2.*")
+        shutil.copytree(recordings / "anna", recordings / os.fsdecode(name), ignore=leave)
     code, said, errors = run(capsys, recordings)
     assert code == 1
     assert [row[0] for row in listed(recordings)] == ["anna-1"]
     assert "ben/1.wav has no text beside it" in errors
     assert "anna/anna_2.flac cannot be read as audio (Format not recognised.); convert it" in errors
-    assert "2 left out, listed above" in said
+    assert "the name 'caf\\udce9/1.wav' is not UTF-8; rename it" in errors
+    assert " cleo /1.wav: ' cleo -1' cannot stand in a table; rename it" in errors
+    assert "4 left out, listed above" in said
 
 
 def test_attributes_that_macos_keeps_beside_files_are_one_line(recordings, capsys):

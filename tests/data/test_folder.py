@@ -181,6 +181,7 @@ def test_a_missing_table_is_refused(folder):
     ("table", "message"),
     [
         ("utt_id\tspeaker\tpath\n", "lacks duration_seconds, transcript"),
+        ("{head}\ttranscript\n", "has two columns transcript; keep one"),
         ("", "has no first line; it must name the columns utt_id"),
         ("{head}\n", "names columns but no utterance"),
         ("{head}\na\tann\ta.wav\t1.0\n", r"line 2 has 4 fields for 5 columns"),

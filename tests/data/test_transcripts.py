@@ -73,6 +73,7 @@ def test_digits_are_refused_with_the_settings_that_read_them(words_of):
     with pytest.raises(DigitsError, match=f"108 has digits; write what was said, or set {both}"):
         words_of("call 108!")
     assert words_of("call 108!", digits=Digits.each) == "CALL ONE ZERO EIGHT"
+    assert words_of("1'08 9's", digits=Digits.each) == "ONE ZERO EIGHT NINE S"
     assert words_of("call 108, 3.5", digits=Digits.number) == (
         "CALL ONE HUNDRED EIGHT THREE POINT FIVE"
     )
@@ -90,6 +91,13 @@ def test_digits_are_refused_with_the_settings_that_read_them(words_of):
 def test_what_would_be_read_as_another_number_is_refused(words_of, text):
     with pytest.raises(DigitsError, match=re.escape(text) + " is more than a number; write what"):
         words_of(f"at {text}", digits=Digits.number)
+
+
+@pytest.mark.parametrize("text, word", [("007", "007"), ("00", "00"), ("12 000", "000")])
+def test_zeros_in_front_of_a_number_are_refused_as_they_would_be_lost(words_of, text, word):
+    with pytest.raises(DigitsError, match=f"{word} is not a number that can be read; write what"):
+        words_of(text, digits=Digits.number)
+    assert words_of("0.5 0", digits=Digits.number) == "ZERO POINT FIVE ZERO"
 
 
 def test_signs_around_a_number_are_no_part_of_it(words_of):

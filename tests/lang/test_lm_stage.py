@@ -94,6 +94,12 @@ def test_text_is_read_as_the_transcripts_are(stage, tmp_path):
     _, index, said = stage(*folder, "corpus.folder.digits=number")
     assert (index["sentences"], index["vocabulary"]) == (3, 7)
     assert "left out" not in said
+    (tmp_path / "prompts.txt").write_text("4\n5\n")
+    with pytest.raises(
+        ValueError, match=r"no sentence; see lm\.text; 2 sentences of text left out"
+    ):
+        stage(*folder)
+    (tmp_path / "prompts.txt").write_text("B, c!\n")
     words = read_arpa(stage(*text)[0] / "small.arpa").words
     assert "C!" in words  # synthesised speech has no transcripts but the grammar's
 
