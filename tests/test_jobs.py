@@ -101,9 +101,10 @@ def test_a_killed_worker_is_an_error_and_not_a_hang():
 
 
 def test_jobs_must_be_a_number(monkeypatch):
-    monkeypatch.setenv("JOBS", "many")
-    with pytest.raises(ValueError, match="'many'"):
-        num_jobs()
+    for given in ("many", "-1"):
+        monkeypatch.setenv("JOBS", given)
+        with pytest.raises(ValueError, match=f"JOBS .--jobs. is '{given}'; it must be the number"):
+            num_jobs()
 
 
 def test_a_failing_stage_says_why_in_one_line():

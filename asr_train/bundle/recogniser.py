@@ -92,7 +92,8 @@ class Recogniser:
 
     Threads may share it; their calls wait for each other.
 
-    `manifest` is the content of bundle.json: recipe, run, wer, data_licence, versions, scales.
+    `manifest` is the content of bundle.json: name (of the recipe), run, wer, data_licence,
+    versions, choice (scales on DEV), and more.
     `guessed` are the words of aligned texts whose pronunciation is by rule, in no dictionary.
 
     >>> from asr_train import Recogniser
@@ -229,7 +230,7 @@ class Recogniser:
         return [
             Transcript(
                 " ".join(one.words),
-                tuple(Span(*item) for item in one.words_at or []),
+                tuple(_within(Span(*item), seconds) for item in one.words_at or []),
                 round(seconds, 6),
                 one.seconds,
                 one.final,
@@ -341,6 +342,12 @@ class Recogniser:
         guessed = (*self._lang.lexicon.guessed, *found.guessed)
         lexicon = Lexicon(dict(sorted({**known, **found.prons}.items())), guessed=guessed)
         return replace(self._lang, lexicon=lexicon)
+
+
+def _within(span: Span, seconds: float) -> Span:
+    """Cut a span where its recording ends: within the last frame."""
+    start = min(span.start, seconds)
+    return replace(span, start=start, seconds=round(min(span.seconds, seconds - start), 6))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -139,7 +139,7 @@ def ids(files: list[str]) -> dict[str, str]:
     Raises:
         ValueError: if none does.
     """
-    files = [*dict.fromkeys(files)]
+    files = [*dict.fromkeys(str(Path(file)) for file in files)]  # ./a.wav is a.wav
     ways: list[Callable[[Path], str]] = [
         lambda path: path.stem,
         lambda path: str(path.with_suffix("")).strip("/"),
@@ -147,6 +147,7 @@ def ids(files: list[str]) -> dict[str, str]:
     ]
     for way in ways:
         names = {f: "_".join(("stdin" if f == "-" else way(Path(f))).split()) for f in files}
+        names = {f: n.encode(errors="backslashreplace").decode() for f, n in names.items()}
         if len(set(names.values())) == len(files):
             return names
     name = next(name for name in names.values() if [*names.values()].count(name) > 1)

@@ -51,6 +51,7 @@ from asr_train.score.words import (
 )
 
 Texts = dict[str, str]
+nfc = partial(unicodedata.normalize, "NFC")  # as in what decode writes
 IGNORED = "IGNORE_TIME_SEGMENT_IN_SCORING"  # NIST's mark of a segment that does not count
 
 
@@ -71,7 +72,6 @@ def run(options: argparse.Namespace) -> int:
     if options.mapping is not None and kind is not NormaliserKind.english:
         raise ValueError(f"--mapping goes with --normalise english, not {kind.value}")
     normaliser = load_normaliser(NormaliserSettings(kind=kind, mapping=options.mapping))
-    nfc = partial(unicodedata.normalize, "NFC")  # as in what decode writes
     names = [name for name in (options.hypothesis, options.second) if name is not None]
     if [options.reference, *names].count("-") > 1:
         raise ValueError("- is given twice, but standard input is read once; write one to a file")
@@ -90,9 +90,9 @@ def run(options: argparse.Namespace) -> int:
             for utt_id, (_, text) in references.items()
         }
         scored = [Scored(u, speakers[u], WordErrors.between(*pair)) for u, pair in pairs.items()]
-        line = wer_line(total(s.errors for s in scored), name)
+        line = wer_line(total(s.errors for s in scored), shown_name(name))
         summary = counts(scored) | spread(scored, settings) | {"normaliser": normaliser.name}
-        rows.append((scored, {"hypothesis": name} | summary))
+        rows.append((scored, {"hypothesis": shown_name(name)} | summary))
         lines += [line, closing_words(summary)]
         shown.append(page(line, scored, pairs))
     if options.details == "-":
@@ -131,6 +131,11 @@ def _compared(
 # --- files ---------------------------------------------------------------------------------------
 
 
+def shown_name(path: str) -> str:
+    """Return a path as it can be printed and written; its bytes need not be UTF-8."""
+    return path.encode(errors="backslashreplace").decode()
+
+
 def _sides(
     reference: str, known: list[Timed] | Texts, hypothesis: str
 ) -> tuple[dict[str, tuple[str, str]], Texts]:
@@ -160,6 +165,8 @@ def _sides(
             "same utterances"
         )
     is_trn = reference.endswith(".trn")
+    for utt_id, text in known.items():
+        _check_plain(f"{reference}, {utt_id}", text, "{}")
     return {u: (_trn_speaker(u) if is_trn else "", text) for u, text in known.items()}, found
 
 
@@ -168,9 +175,9 @@ def _trn_speaker(utt_id: str) -> str:
     return utt_id.partition("-" if "-" in utt_id else "_")[0]
 
 
-def _check_plain(where: str, text: str) -> None:
+def _check_plain(where: str, text: str, marks: str = "{}@") -> None:
     """Refuse sclite's alternatives, which would count as words."""
-    if found := next((word for word in text.split() if word in ("{", "}", "@")), None):
+    if found := next((word for word in text.split() if word in tuple(marks)), None):
         raise DamagedFileError(
             f"{where} has {found!r}: alternatives such as {{ two / three }} are not supported; "
             "leave one of them, and no @"
@@ -190,8 +197,14 @@ def words_of(segments: list[Timed], ctm: str) -> Texts:
     for segment in sorted(segments, key=lambda segment: segment.start):
         lanes.setdefault((segment.recording, segment.channel), []).append(segment)
     found: dict[str, list[str]] = {segment.id: [] for segment in segments}
-    if len(found) < len(segments):
-        raise ValueError("two segments of a channel begin at the same time; correct the .stm")
+    begun: set[tuple[str, int, float]] = set()
+    for segment in segments:
+        if (at := (segment.recording, segment.channel, segment.start)) in begun:
+            raise ValueError(
+                f"two segments of {at[0]}, channel {at[1] + 1}, begin at {at[2]} s; correct the "
+                ".stm"
+            )
+        begun.add(at)
     for lane, spans in read_ctm(ctm).items():
         if lane not in lanes:
             raise ValueError(
@@ -208,7 +221,8 @@ def words_of(segments: list[Timed], ctm: str) -> Texts:
 def _texts(path: str) -> Texts:
     """Read texts by utterance id."""
     found: Texts = {}
-    for where, utt_id, text in _rows(path):
+    for where, written, text in _rows(path):
+        utt_id = nfc(written)  # names of files are decomposed on macOS
         if utt_id in found:
             raise DamagedFileError(f"{where} has {utt_id} twice; ids must be unique")
         found[utt_id] = text

@@ -279,6 +279,8 @@ def _recordings(data: DataDir) -> dict[str, Recording]:
 
 def _end(u: Segment, recorded: float) -> float:
     """Return the end of an utterance in seconds; never after its recording's end."""
+    if recorded == 0:
+        raise CorpusError(f"{u.id}: its recording {u.recording} has no samples; remove it")
     end = recorded if u.end is None else u.end
     if end > recorded + OVERSHOOT_SECONDS or u.start >= recorded:
         raise CorpusError(

@@ -22,10 +22,12 @@ const count = (n) => n.toLocaleString("en-US");
 
 // --- tables -------------------------------------------------------------------------------------
 
-// A cell's number, or its text if it does not begin with one.
+// A cell's number, or seconds of "1 h 2 min" or "3 min 4 s"; its text if it begins with neither, or is a name as 12a.
 function sortKey(text) {
-  const number = parseFloat(text.replaceAll("−", "-").replaceAll(",", ""));
-  return Number.isNaN(number) ? text.trim() : number;
+  const time = /^(?:(\d+) h ?)?(?:(\d+) min ?)?(?:([\d.]+) s)?$/.exec(text.trim());
+  if (time && time[0]) return 3600 * (time[1] ?? 0) + 60 * (time[2] ?? 0) + Number(time[3] ?? 0);
+  const number = /^-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?=x?(?:[^\w.-]|$))/.exec(text.trim().replaceAll("−", "-").replaceAll(",", ""));
+  return number ? Number(number[0]) : text.trim();
 }
 
 function compareKeys(a, b) {
@@ -553,7 +555,7 @@ function ticks(low, high, wanted) {
 const LEFT = 62, RIGHT = 10, TOP = 8, BOTTOM = 34, HEIGHT = 260;
 
 // A chart of curves: drag over it, or use the buttons, to zoom.
-function chart(place, { title, x, y, log, curves }) {
+function chart(place, { title, x, y, log, curves, dots = "dev" }) {
   const all = curves.flatMap((curve) => [...curve.points, ...curve.dots]).filter((p) => p[1] !== null);
   if (!all.length) return;
   const whole = [Math.min(...all.map((p) => p[0])), Math.max(...all.map((p) => p[0]))];
@@ -665,7 +667,7 @@ function chart(place, { title, x, y, log, curves }) {
     return make("label", {}, tick, make("i", { style: `background: var(--${curve.colour})` }), curve.name);
   }));
   const rows = () => curves.flatMap((curve) => [
-    ...curve.points.map((p) => [curve.name, "training", ...p]), ...curve.dots.map((p) => [curve.name, "dev", ...p]),
+    ...curve.points.map((p) => [curve.name, "training", ...p]), ...curve.dots.map((p) => [curve.name, dots, ...p]),
   ]);
   place.replaceChildren(
     make("h3", {}, title), box, curves.length > 1 ? legend : "",

@@ -337,11 +337,11 @@ def passes_curves(passes: Mapping[str, Sequence[Row]]) -> dict[str, Row]:
     for i, (system, rows) in enumerate(passes.items()):
         dots: list[list[float | None]] = [
             [at, _finite(row["loglik_per_frame"])]
-            for at, row in enumerate(rows)
+            for at, row in enumerate(rows, 1)
             if row.get("loglik_per_frame") is not None
         ]
         what = "log-likelihood (nats per frame)"
-        axes = {"x": "pass", "y": what, "log": False}
+        axes = {"x": "pass, flat ones counted", "y": what, "log": False, "dots": "training"}
         found = [_curve(system, SERIES[1], [], dots)]
         charts[f"chart_passes_{i}"] = {"title": f"{system}: {what}", **axes, "curves": found}
     return charts

@@ -94,8 +94,9 @@ def wer_table(
 
 
 def held_out(split: str) -> bool:
-    """Return whether scales were not chosen on this split; a word of the others is dev or valid."""
-    return not {"dev", "valid", "validation"} & set(re.split(r"[^a-z]+", split.lower()))
+    """Return whether scales were not chosen on this split: test_..., or without dev or valid."""
+    words = re.split(r"[^a-z]+", split.lower())
+    return words[0] == "test" or not {"dev", "valid", "validation"} & set(words)
 
 
 def against(base: Score, score: Score, settings: ScoreSettings) -> dict[str, Any] | None:

@@ -67,7 +67,7 @@ def speaker_groups(
 
 def without_errors(words: int) -> str:
     """Say what the absence of errors leaves possible, at 95 %: 3 / words (the rule of three)."""
-    limit = f"{300 / words:.2f} %"
+    limit = f"{min(100, 300 / words):.2f} %"
     return f"the bootstrap gives no upper limit; rates up to about {limit} are plausible"
 
 

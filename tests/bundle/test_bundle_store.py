@@ -44,6 +44,8 @@ def test_the_shipped_bundles_are_small_and_say_what_they_are(name, credits):
     assert (SHIPPED / f"{name}.tar").stat().st_size < MEGABYTES[name] * 1e6
     with open_bundle(name) as opened:
         about = opened.manifest
+    told = {"name", "run", "wer", "data_licence", "versions", "choice"}  # by Recogniser
+    assert told <= about.keys()
     assert about["name"] == name
     assert any(line.startswith("%WER ") and line.endswith("test") for line in about["wer"])
     assert credits in about["data_licence"]

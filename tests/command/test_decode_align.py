@@ -173,6 +173,8 @@ def test_names_need_not_be_utf_8(corpus, tmp_path, capsys):
         assert run("decode", "digits", *output, path) == 0
     found = capsys.readouterr().out, (tmp_path / "out").read_text()
     assert set(found) == {rf"a\udce9 {TEXTS['ben']}" "\n"}
+    assert run("decode", "digits", "--format", "ctm", path) == 0
+    assert capsys.readouterr().out.startswith(r"a\udce9 1 0.")
     path.with_suffix(".lab").write_text(TEXTS["ben"])
     assert run("align", "digits", tmp_path, "-o", tmp_path / "aligned") == 0
     assert [lane[0] for lane in read_ctm(tmp_path / "aligned/words.ctm")] == [r"a\udce9"]
@@ -184,7 +186,7 @@ def test_every_word_has_a_time_even_where_there_is_no_time_for_it(tmp_path, caps
     assert run("decode", "digits", "--format", "json", tmp_path / "s.wav") == 0
     row = json.loads(capsys.readouterr().out)
     assert [word["word"] for word in row["words"]] == row["text"].split()
-    assert all(0 <= w["start"] <= w["start"] + w["seconds"] <= 0.021 for w in row["words"])
+    assert all(0 <= w["start"] <= w["start"] + w["seconds"] <= 0.015 for w in row["words"])
 
 
 def test_files_have_different_names_or_are_refused():
@@ -192,7 +194,7 @@ def test_files_have_different_names_or_are_refused():
     assert ids(["d/one.wav", "/e/one.wav"]) == {"d/one.wav": "d/one", "/e/one.wav": "e/one"}
     assert ids(["d/one.wav", "d/one.flac"])["d/one.flac"] == "d/one.flac"
     assert ids(["x/a b.wav", "y/a_b.wav"]) == {"x/a b.wav": "x/a_b", "y/a_b.wav": "y/a_b"}
-    assert ids(["-", "a.wav", "a.wav"]) == {"-": "stdin", "a.wav": "a"}
+    assert ids(["-", "a.wav", "./a.wav"]) == {"-": "stdin", "a.wav": "a"}
     with pytest.raises(ValueError, match=r"x/a b.wav and x/a_b.wav would both be called x/a_b"):
         ids(["x/a b.wav", "x/a_b.wav"])
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import random
 import re
 import shutil
@@ -178,6 +179,20 @@ def test_one_word_in_two_unicode_forms_is_the_same_word(tmp_path, capsys):
     assert "%WER 0.00 [ 0 / 1," in capsys.readouterr().out
 
 
+def test_ids_in_two_unicode_forms_are_one_id(tmp_path, capsys):
+    said = write_text(tmp_path / "r", {"cafe\u0301-1": ["ONE"]})  # as macOS names files
+    heard = write_text(tmp_path / "h", {"caf\u00e9-1": ["ONE"]})
+    assert run(said, heard) == 0
+    assert "%WER 0.00 [ 0 / 1," in capsys.readouterr().out
+
+
+def test_a_hypothesis_need_not_be_named_in_utf_8(tmp_path, capsys):
+    said = write_text(tmp_path / "r", {"a": ["ONE"]})
+    heard = write_text(tmp_path / os.fsdecode(b"h\xe9"), {"a": ["TWO"]})
+    assert run(said, heard, "--details", tmp_path / "details") == 0
+    assert r"h\udce9" in (tmp_path / "details").read_text()
+
+
 def test_details_replace_no_input(tmp_path, capsys):
     path = write_text(tmp_path / "r", {"a": ["ONE"]})
     other = write_text(tmp_path / "s", {"a": ["ann"]})
@@ -212,6 +227,11 @@ def test_standard_input_is_read_once(tmp_path, capsys, monkeypatch):
         ({"r.trn": "ONE\n", "h.trn": "ONE (a)\n"}, "must end with an id"),
         ({"r.trn": "ONE { A / B } (a)\n", "h.trn": "A (a)\n"}, "line 1 has '{': alternatives"),
         ({"r.stm": "r 1 s 0 1 ONE @\n", "h.ctm": "r 1 0 1 ONE\n"}, "segment r-1-0 has '@'"),
+        ({"r.txt": "a { b / c }\n", "h.txt": "a b\n"}, "r.txt, a has '{': alternatives"),
+        (
+            {"r.stm": "r 1 s 0 1 ONE\nr 1 s 0.0 2 TWO\n", "h.ctm": "r 1 0 1 ONE\n"},
+            "two segments of r, channel 1, begin at 0.0 s; correct",
+        ),
         ({"r.txt": "", "h.txt": ""}, "has no utterance"),
         ({"r.txt": "a\n", "h.jsonl": "[1]\n"}, "lines without id and text"),
         ({"r.txt": "a\n", "h.jsonl": '{"id": "a", "text": null}\n'}, "lines without id and text"),

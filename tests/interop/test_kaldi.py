@@ -446,6 +446,15 @@ def test_missing_and_broken_audio_is_named_with_its_line(tmp_path, parts):
         cuts_of(read_data_dir(tmp_path / "data"))
 
 
+def test_an_empty_recording_is_no_error_of_segments(tmp_path):
+    noise(tmp_path / "a.wav", 0.5)
+    write_data_dir([cut_of("a", tmp_path / "a.wav", "a", "A")], tmp_path / "d")
+    (tmp_path / "d/segments").unlink(missing_ok=True)
+    soundfile.write(tmp_path / "a.wav", np.zeros(0), 8000)
+    with pytest.raises(CorpusError, match="a: its recording a has no samples; remove it"):
+        cuts_of(read_data_dir(tmp_path / "d"))
+
+
 def test_a_segment_ends_with_its_recording(tmp_path, parts):
     write_data_dir(parts, tmp_path / "data")
     table = tmp_path / "data" / "segments"

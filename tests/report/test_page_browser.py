@@ -115,6 +115,27 @@ def test_a_table_sorts_by_its_numbers(seen, work):
     assert [float(text) for text in texts] == [round(100 * wer, 2) for wer in sorted(rows)]
 
 
+def test_times_are_sorted_by_length_and_names_as_names(seen):
+    rising = ["0.8 s", "49.7 s", "1 min 14 s", "2 min", "1 h 2 min", "−"]
+    assert (
+        seen.run(f"{json.dumps(rising[::-1])}.sort((a, b) => compareKeys(...[a, b].map(sortKey)))")
+        == rising
+    )
+    cells = [
+        "−1.5 (−2.0 to 3)",
+        "4.3*",
+        "204x",
+        "1,234 / 5",
+        "9.2e-06 / 6e-5",
+        "7%",
+        "12a",
+        "0101_f",
+        "3-x",
+    ]
+    wanted = [-1.5, 4.3, 204, 1234, 9.2e-06, 7, "12a", "0101_f", "3-x"]
+    assert seen.run(f"{json.dumps(cells)}.map(sortKey)") == wanted
+
+
 def test_utterances_are_won_lost_and_found(seen, work):
     mine, other = errors(work, "dnn"), errors(work, "mono")
     choose(seen, run="dnn", other="mono")

@@ -186,6 +186,9 @@ def test_the_page_has_passes_settings_commands_and_addresses(work, html, data):
         "decode.lm_weight": "1",
     }
     assert data["settings"]["mono"]["gmm.gaussians"] == "120"
+    passes = data["charts"]["chart_passes_0"]
+    assert passes["dots"] == "training"  # in its CSV; DEV is not scored
+    assert passes["curves"][0]["dots"] == [[1, -70.5], [3, -61.25]]
     addresses = [a["href"] for tag, a in outline(html).elements if tag == "a"]
     files = [at for at in addresses if not at.startswith("#")]
     assert {f"../exp/dnn/{name}" for name in ("log.jsonl", "model.pt", "run.json")} <= set(files)
