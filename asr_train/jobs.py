@@ -286,7 +286,8 @@ MADE = {  # files of a work folder -> the stage that makes them, and its output
     r"ali/([^/]+/[^/.]+)[/.].+$": ("ali", r"ali/\1.jsonl.gz"),
     r"shards/([^/]+/[^/]+)/[^/]+$": ("shards", r"shards/\1/index.json"),
     r"exp/([^/]+)/(model.json|gmm.safetensors|passes.jsonl)$": ("gmm", r"exp/\1/model.json"),
-    r"exp/([^/]+)/(model.json|model.pt|log.jsonl)$": ("train", r"exp/\1/model.json"),
+    r"exp/([^/]+)/(model.json|model.pt)$": ("train", r"exp/\1/model.json"),
+    r"exp/([^/]+)/log.jsonl$": ("train", r"exp/\1"),  # all of it: a log goes with its checkpoints
     r"exp/([^/]+)/(tuned.json|graph/.+)$": ("tune", r"exp/\1/tuned.json"),
     r"exp/[^/]+/hyp[^/]+$": ("decode", r"\g<0>"),
     r"exp/[^/]+/score[^/]+$": ("score", r"\g<0>"),

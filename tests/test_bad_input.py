@@ -172,7 +172,7 @@ def refused(work: Path, call: str, *says: str, **limits: int) -> None:
         ("decode dnn", "exp/dnn/graph/HCLG.fst", "delete exp/dnn/tuned.json and run make"),
         ("score dnn", "exp/dnn/hyp.dev.jsonl", "the decode stage makes it: run make"),
         ("tables", "exp/mono/score.dev.json", "the score stage makes it: run make"),
-        ("report", "exp/dnn/log.jsonl", "delete exp/dnn/model.json and run make"),
+        ("report", "exp/dnn/log.jsonl", "delete exp/dnn and run make"),
         ("report", "ali/mono/dev.report.json", "delete ali/mono/dev.jsonl.gz and run make"),
     ],
 )

@@ -14,6 +14,7 @@ import io
 import json
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -42,17 +43,38 @@ def place(path: Path | str) -> Place:
     """Parse a user's path or URL.
 
     Raises:
-        ValueError: for an unsupported kind of URL.
+        ValueError: for an unsupported kind of URL, or one that cannot be an index's address.
     """
-    kind, sep, _ = str(path).partition("://")
+    kind, sep, rest = str(path).partition("://")
     if not sep:
         return Path(path)
+    kind = kind.lower()
     if kind not in _READERS:
         raise ValueError(
             f"{path}: shards are read from folders, {', '.join(f'{k}://' for k in _READERS)}; "
             "copy them to one of these"
         )
-    return str(path)
+    if kind != "s3":
+        _check_http(str(path))
+    return f"{kind}://{rest}"
+
+
+def _check_http(address: str) -> None:
+    parts = urllib.parse.urlsplit(address)
+    if "@" in parts.netloc:  # the message must not show a password
+        raise ValueError("the address of the shards names a user, which is not supported")
+    if not parts.hostname:
+        raise ValueError(f"{address} has no host; write http://host/folder/index.json")
+    if parts.query or parts.fragment:
+        raise ValueError(
+            f"{address} has a query, which the tars beside the index would need, too; give an "
+            "address without ? and #"
+        )
+    if found := next((c for c in address if not "!" <= c <= "~"), None):
+        raise ValueError(
+            f"{address!r} has {found!r}, which an address cannot have; write "
+            f"{urllib.parse.quote(found)}"
+        )
 
 
 def read_index(path: Place) -> Any:

@@ -53,7 +53,7 @@ class Shards:
             self._take_index()
         except DamagedFileError:
             raise
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise self._damaged(f"is not an index of shards ({error!r})") from error
         self._opened: set[int] = set()  # shards whose checksum this process has compared
         self._last_read: tuple[int, str, dict[str, Record]] | None = None  # what is left of a shard
@@ -67,6 +67,10 @@ class Shards:
                 f"is {index['format']!r} version {index['version']}, "
                 f"but this code reads {FORMAT!r} version {VERSION}"
             )
+        kinds = {"path": str, "bytes": int, "sha256": str}
+        for part in index["parts"]:
+            if not all(isinstance(part[key], kind) for key, kind in kinds.items()):
+                raise self._damaged(f"has a part without {', '.join(kinds)}")
         orders = [part["order"] for part in index["parts"]]
         self._ids: list[str] = [sample_id for order in orders for sample_id, _ in order]
         self._frames_N = np.array([n for order in orders for _, n in order], np.int64)
@@ -89,7 +93,7 @@ class Shards:
         self.var_F = np.maximum(np.array(index["var"], np.float32), np.float32(VARIANCE_FLOOR))
         counts_S = np.maximum(np.array(index["state_frames"], np.float64), 1)
         self.priors_S: npt.NDArray[np.float64] = counts_S / counts_S.sum()
-        self.about: dict[str, Any] = index["about"]
+        self.about = dict[str, Any](index["about"])
 
     @property
     def has_lattices(self) -> bool:

@@ -11,6 +11,7 @@ webdataset's default decoders would execute a `.pkl` or `.pth`.
 """
 
 import io
+import tokenize
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -183,7 +184,7 @@ def _array(sample_id: str, record: Record, key: str, dtype: npt.DTypeLike) -> np
             raise ValueError(f"it holds {found}, but {np.dtype(dtype)} is expected")
         flat = np.frombuffer(content, found, offset=size)
         return flat.reshape(shape, order="F" if is_fortran else "C")
-    except ValueError as error:
+    except (ValueError, SyntaxError, tokenize.TokenError) as error:  # numpy parses Python
         raise ValueError(
             f"{sample_id}: {key} cannot be read ({error}); rerun the shards stage of this split"
         ) from error

@@ -36,6 +36,7 @@ diverged, also the reason, `diverged`.
 
 import json
 import math
+import os
 import shutil
 import sys
 from contextlib import AbstractContextManager
@@ -48,6 +49,7 @@ from tqdm import tqdm
 from asr_train.comm.async_workers import Staleness
 from asr_train.comm.reducers import Sent
 from asr_train.extras import extra
+from asr_train.files import DamagedFileError
 from asr_train.train.state import Interval, Progress
 
 
@@ -59,12 +61,21 @@ class RunLog(AbstractContextManager["RunLog"]):
         progress: where the run resumes: rows that an earlier process wrote after that are removed,
             so that none appears twice.
         total_frames: of all epochs, for the bar.
+    Raises:
+        DamagedFileError: if rows from before that are missing.
     """
 
     def __init__(self, folder: Path, progress: Progress, total_frames: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open(folder / "log.jsonl", "ab")  # noqa: SIM115
-        self._file.truncate(min(self._file.tell(), progress.log_bytes))
+        if (found := self._file.tell()) < progress.log_bytes:
+            self._file.close()
+            raise DamagedFileError(
+                f"{folder}/log.jsonl has {found} bytes, but {progress.log_bytes} when the "
+                f"checkpoint of step {progress.step} was written, so rows are missing; put it "
+                f"back, or delete {folder} and run make again to train it again"
+            )
+        self._file.truncate(progress.log_bytes)
         self._file.seek(0, 2)
         self._events = _events(folder / "tensorboard", progress.step)
         self._bar = tqdm(
@@ -78,9 +89,9 @@ class RunLog(AbstractContextManager["RunLog"]):
             disable=not sys.stderr.isatty(),
         )
 
-    @property
-    def bytes(self) -> int:
-        """The length of log.jsonl in bytes."""
+    def sync(self) -> int:
+        """Return the bytes of log.jsonl, all on disk now, for a checkpoint to name."""
+        os.fsync(self._file.fileno())
         return self._file.tell()
 
     def advance(self, frames: int) -> None:
@@ -116,7 +127,8 @@ def say(line: str) -> None:
 class NoLog(AbstractContextManager["NoLog"]):
     """The log of all processes but worker 0's: nothing is written."""
 
-    bytes = 0
+    def sync(self) -> int:
+        return 0
 
     def advance(self, frames: int) -> None:
         pass

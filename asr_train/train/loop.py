@@ -218,7 +218,7 @@ def train(
 
         def save_checkpoint() -> None:
             nonlocal saved_step
-            progress.log_bytes, progress.share = log.bytes, feed.share(progress.epoch_step)
+            progress.log_bytes, progress.share = log.sync(), feed.share(progress.epoch_step)
             begun = progress.epoch + bool(progress.epoch_step)
             checkpoints.save(progress.step, state.contents(), begun)
             saved_step = progress.step

@@ -536,8 +536,10 @@ class Checkpoints:
             return True  # possibly: `newest` reports what is wrong with it
 
     def _newest_first(self) -> list[Path]:
-        """Return the paths of the indexes, whose names sort by step."""
-        return sorted(self.folder.glob("step-*.json"), reverse=True)
+        """Return the paths of the indexes, by step; of over eight digits after 1e8 steps."""
+        return sorted(
+            self.folder.glob("step-*.json"), key=lambda path: (len(path.stem), path.stem)
+        )[::-1]
 
     def _remove(self, path: Path) -> None:
         path.unlink()  # first: without it the other files are an unfinished checkpoint

@@ -110,7 +110,7 @@ def test_a_reply_that_fails_is_asked_for_again(folder, server, ill):
 @pytest.mark.parametrize("ill", ["busy", "gone", "short"])
 def test_attempts_have_an_end(folder, server, ill):
     server.ills = [ill] * 100
-    with pytest.raises(FetchError, match=r"000\d\d.tar could not be read in 5 attempts over 0 s"):
+    with pytest.raises(FetchError, match=r"000\d\d.tar could not be read in 5 attempts over \d+ s"):
         list(everything(Shards(f"{server.url}/index.json")))
     assert len(server.asked) == 1 + place.ATTEMPTS
 

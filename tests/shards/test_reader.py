@@ -330,6 +330,9 @@ def test_a_foreign_key_is_refused_and_never_unpickled(index_path, tar, name):
         ({"mean": [0.0]}, "states 3 bins but lists 1"),
         ({"state_frames": [1]}, "states 50 states but lists 1"),
         ({"parts": None}, "is not an index of shards"),
+        ({"parts": [{"path": "a.tar", "bytes": 9, "order": []}]}, "is not an index of shards"),
+        ({"parts": [{"path": "a", "bytes": 9, "sha256": 1, "order": []}]}, "has a part without"),
+        ({"about": None}, "is not an index of shards"),
     ],
 )
 def test_an_index_that_contradicts_itself_is_refused(index_path, values, reason):

@@ -163,6 +163,10 @@ def test_more_states_than_int16_holds_are_refused():
         ({"feats.npy": npy(np.zeros((4, 3)))}, "it holds float64"),
         ({"feats.npy": npy(np.zeros((4, 3), np.float16))[:-1]}, "feats.npy cannot be read"),
         ({"feats.npy": b""}, "feats.npy cannot be read"),
+        (
+            {"feats.npy": npy(np.zeros((4, 3), np.float16)).replace(b"}", b" ")},
+            "feats.npy cannot be read",
+        ),
         ({"feats.npy": npy(np.zeros((4, 3), np.float16))[:50]}, "feats.npy cannot be read"),
         ({"feats.npy": npy(np.zeros((4, 3), np.float16)) + b"xx"}, "feats.npy cannot be read"),
         ({"feats.npy": npy(np.zeros((5, 3), np.float16))}, "5 feature frames but 4 alignment"),

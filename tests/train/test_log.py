@@ -1,9 +1,11 @@
 import builtins
 import json
+import os
 
 import pytest
 
 from asr_train.comm.reducers import Sent
+from asr_train.files import DamagedFileError
 from asr_train.train.log import RunLog, Totals, dev_row, epoch_line, train_row
 from asr_train.train.state import Interval, Progress
 
@@ -97,7 +99,7 @@ def test_rows_after_the_checkpoint_are_cut_off(tmp_path):
     with RunLog(tmp_path, Progress(), 100) as log:
         log.row(rows[0])
         log.row(rows[1])
-        kept = log.bytes
+        kept = log.sync()
         log.row(rows[2])
     with open(tmp_path / "log.jsonl", "a") as file:
         file.write('{"step": 3, "lo')  # killed in the middle of a row
@@ -105,6 +107,19 @@ def test_rows_after_the_checkpoint_are_cut_off(tmp_path):
         log.row(rows[3])
     found = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert found == [rows[0], rows[1], rows[3]]
+
+
+def test_a_log_that_lost_rows_is_not_gone_on_with(tmp_path):
+    with RunLog(tmp_path, Progress(), 100) as log:
+        log.row({"step": 1, "loss": 0.5, "accuracy": 0.5})
+        kept = log.sync()
+    os.truncate(tmp_path / "log.jsonl", kept - 9)
+    says = (
+        rf"log.jsonl has {kept - 9} bytes, but {kept} when .* step 1 .*, or delete {tmp_path} and"
+    )
+    with pytest.raises(DamagedFileError, match=says):
+        RunLog(tmp_path, Progress(step=1, log_bytes=kept), 100)
+    assert (tmp_path / "log.jsonl").stat().st_size == kept - 9
 
 
 def test_a_run_from_the_beginning_has_a_new_log_and_new_events(tmp_path):

@@ -39,6 +39,14 @@ def test_without_checkpoints_a_run_begins_at_the_beginning(tmp_path):
     assert Checkpoints(tmp_path / "none", "a", keep=1, epochs=1).newest() is None
 
 
+def test_more_than_eight_digits_sort_by_step(tmp_path):
+    checkpoints = Checkpoints(tmp_path, "a", keep=2, epochs=9)
+    for step in (99_999_999, 100_000_000, 100_000_001):
+        checkpoints.save(step, one(step), begun=1)
+    assert checkpoints.newest().step == 100_000_001
+    assert len(list(tmp_path.glob("*.json"))) == 2
+
+
 def test_only_the_newest_few_are_kept(tmp_path):
     saved(tmp_path, steps=(10, 20, 30, 1000), keep=2)
     stems = ("step-00000030", "step-00001000")
