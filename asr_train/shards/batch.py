@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from asr_train.schema import SpecAugmentSettings
 from asr_train.shards.masks import masked
@@ -43,21 +42,6 @@ class Batch:
     frames: int  # the mask's sum
     # `STATE_ARC`, one per row; of whole utterances, all of whose frames are outputs
     lattices: tuple[npt.NDArray[np.void], ...] | None = None
-
-
-def pad(samples: Sequence[Sample], device: Device = "cpu") -> Batch:
-    """Pad whole utterances, at least one, with zeros at their ends, in order."""
-    lengths_B = torch.tensor([len(s.ali_T) for s in samples])
-    feats_BTF = pad_sequence([torch.from_numpy(s.feats_TF) for s in samples], batch_first=True)
-    ali_BT = pad_sequence([torch.from_numpy(s.ali_T).long() for s in samples], batch_first=True)
-    mask_BT = torch.arange(int(lengths_B.max())) < lengths_B[:, None]
-    return Batch(
-        feats_BTF.to(device),
-        ali_BT.to(device),
-        mask_BT.to(device),
-        int(lengths_B.sum()),
-        lattices_of(samples),
-    )
 
 
 def lattices_of(samples: Sequence[Sample]) -> tuple[npt.NDArray[np.void], ...] | None:
