@@ -175,7 +175,7 @@ def open_exchange(workers: int | None, device: torch.device, timeout_seconds: fl
     Args:
         workers: None: one per process.
     Raises:
-        ValueError: if there are more processes than workers.
+        ValueError: if there are more processes than workers, or others for other workers.
     """
     processes = started()
     workers = processes if workers is None else workers
@@ -184,6 +184,7 @@ def open_exchange(workers: int | None, device: torch.device, timeout_seconds: fl
     if processes == 1:
         return Loopback(range(workers), device)
     join(device, timeout_seconds)
+    check_started_alike(workers, 1, device)
     hosts = [hosted(workers, p, processes) for p in range(processes)]
     return Processes(range(workers), hosts, device, timeout_seconds)
 
@@ -224,6 +225,21 @@ def join(device: torch.device, timeout_seconds: float) -> None:
             f"the {started()} processes did not find each other in {timeout_seconds:g} s "
             f"({_shortened(error)}); start all of them by torchrun"
         ) from error
+
+
+def check_started_alike(workers: int, stripes: int, device: torch.device) -> None:
+    """Raise ValueError if other processes were started for other workers, or stripes."""
+    mine = torch.tensor([workers, stripes], device=device)
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, mine)
+    first, *others = (tuple(row.tolist()) for row in rows)
+    for process, found in enumerate(others, 1):
+        if found != first:
+            raise ValueError(
+                f"process {process} was started for {found[0]} workers with {found[1]} stripes, "
+                f"but process 0 for {first[0]} with {first[1]}; set the same WORKERS and STRIPES, "
+                "or comm.workers and comm.stripes, on all machines"
+            )
 
 
 def new_group(

@@ -18,7 +18,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from asr_train.comm.exchange import Exchange, hosted
 from asr_train.comm.loopback import Loopback
-from asr_train.comm.processes import Processes, join, new_group, started, too_few
+from asr_train.comm.processes import (
+    Processes,
+    check_started_alike,
+    join,
+    new_group,
+    started,
+    too_few,
+)
 
 Item = TypeVar("Item")
 
@@ -100,4 +107,5 @@ def open_stripes(workers: int, count: int, device: torch.device, timeout_seconds
     if workers < processes // count:
         raise too_few(processes, workers, count)
     join(device, timeout_seconds)
+    check_started_alike(workers, count, device)
     return Stripes(workers, count, device, timeout_seconds)

@@ -182,8 +182,8 @@ def parameters(given: Mapping[str, str]) -> float:
 
         settings = model_settings(name)
         return num_parameters(settings, whole(given, "mels"), whole(given, "outputs"))
-    if not 0 < count < math.inf:
-        raise ValueError(f"model is {name!r}; a number of parameters must be positive")
+    if not 1 <= count < math.inf:
+        raise ValueError(f"model is {name!r}; a number of parameters must be at least 1, as 24M")
     return count
 
 

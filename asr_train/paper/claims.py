@@ -64,7 +64,7 @@ def printed_reduction(
     """
     if row is None or against is None:
         return None
-    if row.get(REDUCTION) is not None:
+    if epoch is None and row.get(REDUCTION) is not None:
         base = against.get(REDUCTION)
         return None if base is None else 100 * (1 - (100 - row[REDUCTION]) / (100 - base))
     passes = [key for key in row if key.startswith("pass_")]

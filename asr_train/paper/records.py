@@ -93,7 +93,8 @@ def read_record(path: Path | str) -> Record:
         DamagedFileError: if it is incomplete, of another format, or of a run with another name.
     """
     rows, run = read_jsonl(path), Path(path).stem
-    about = {key: row.get(key) for row in rows[:1] for key in ("format", "run")}
+    head = rows[0] if rows and isinstance(rows[0], dict) else {}
+    about = {key: head.get(key) for key in ("format", "run")}
     if about != {"format": FORMAT, "run": run}:
         raise DamagedFileError(
             f"{path} is a record of format {about.get('format')} of the run {about.get('run')}, "

@@ -1,6 +1,9 @@
 """What determines a run's results: its **identity**, splits that match, and torch's modes."""
 
 import os
+import secrets
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,11 +11,13 @@ from torch import nn
 
 from asr_train import files, jobs, schema
 from asr_train.checks import inputs_named
+from asr_train.comm.exchange import Exchange
 from asr_train.schema import Precision, RunSettings
 from asr_train.shards.reader import Shards
 
 FORMAT = 4  # of checkpoints: one of another format is of another run
 PRODUCTS_PER_THREAD = 2**23  # about 1.5 ms forward and backward
+APPEARS_SECONDS = 60.0  # what one machine writes must have appeared on the others
 ABOUT = ("feats", "norm", "states_hash")  # of the shards: must be the same in decoding
 
 
@@ -78,6 +83,45 @@ def identity(
     if initial is not None:
         content["initial"] = initial["sha256"]
     return files.hash_of(content)
+
+
+def check_same_everywhere(
+    exchange: Exchange, run: RunSettings, identity: str, folder: Path
+) -> None:
+    """Raise ValueError unless all processes have the same settings, shards and folder.
+
+    Processes on several machines are started by hand, each with the files of its machine; without
+    this, models of different settings would be mixed, and a run could not be resumed.
+
+    Args:
+        identity: of the run, as this process would train it.
+    """
+    if len(exchange.local) == len(exchange):
+        return
+    leads = exchange.members[0] in exchange.local
+    name = f".tmp.same-folder-{secrets.token_hex(8)}"
+    path = folder / exchange.broadcast(name.encode() if leads else None).decode()
+    if leads:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    exchange.barrier()
+    until = time.monotonic() + APPEARS_SECONDS
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.2)
+    has = {
+        "settings or shards": files.hash_of([schema.plain(run), identity]),
+        "folders": path.exists(),
+    }
+    rows = exchange.plain([list(has.values())] * len(exchange.local))
+    if leads:
+        path.unlink()
+    for at, what in enumerate(has):
+        others = [str(exchange.members[w]) for w, row in enumerate(rows) if row[at] != rows[0][at]]
+        if others:
+            raise ValueError(
+                f"workers {', '.join(others)} have other {what} than worker 0; give all machines "
+                f"the same settings and shards, and {folder} on a file system that they share"
+            )
 
 
 class PrecisionError(ValueError):

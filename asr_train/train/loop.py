@@ -37,6 +37,7 @@ from asr_train.train.evaluate import evaluate
 from asr_train.train.feed import when
 from asr_train.train.identity import (
     check_precision,
+    check_same_everywhere,
     check_same_inputs,
     check_same_task,
     identity,
@@ -147,6 +148,7 @@ def train(
         exchange,
         stripes,
     )
+    check_same_everywhere(everyone, run, checkpoints.identity, folder)
     saved = checkpoints.newest()
     changed = None if saved is None else state.restore(saved)
     progress = state.progress

@@ -18,7 +18,7 @@ from forked import PATIENCE_SECONDS
 import asr_train.comm.processes
 from asr_train.comm.exchange import ExchangeError, ReplicaError, hosted
 from asr_train.comm.loopback import Loopback
-from asr_train.comm.processes import open_exchange
+from asr_train.comm.processes import check_started_alike, open_exchange
 
 SIZE = 1001
 
@@ -193,6 +193,16 @@ def test_more_processes_than_workers_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ValueError, match="3 processes were started for 2 workers"):
         open_exchange(2, forked.CPU, 1)
+
+
+def test_processes_for_other_workers_are_named():
+    def main(exchange):
+        says = r"process 1 .* 3 workers with 1 stripes, but process 0 for 2 with 1; set the same"
+        with pytest.raises(ValueError, match=says):
+            check_started_alike(2 + exchange.local[0], 1, forked.CPU)
+        return "refused"
+
+    assert forked.run(main, 2, 2) == ["refused"] * 2
 
 
 def test_processes_that_never_start_are_an_error_in_time(monkeypatch):

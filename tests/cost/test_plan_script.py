@@ -102,7 +102,8 @@ def test_densities_are_the_papers():
         (("methods=gtc,adam",), "methods has 'adam'; allowed: sgd, allreduce"),
         (("minibatch=0",), "minibatch is '0'; it must be a positive number"),
         (("fps=inf",), "fps is 'inf'; it must be a positive number"),
-        (("model=-5M",), "model is '-5M'; a number of parameters must be positive"),
+        (("model=-5M",), "model is '-5M'; a number of parameters must be at least 1"),
+        (("model=0.01",), "model is '0.01'; a number of parameters must be at least 1"),
     ],
 )
 def test_wrong_input_is_refused_by_name(arguments, said, tmp_path):

@@ -86,6 +86,10 @@ def test_models_of_an_epoch_are_compared_if_both_runs_have_it(tmp_path):
         ),
         ({"relative_wer_reduction_percent": -4.4}, NO_REDUCTION, {}, -4.4),
         ({"relative_wer_reduction_percent": -4.4}, None, {}, None),
+        (
+            {"relative_wer_reduction_percent": 5, "pass_1": 18},
+            *({"relative_wer_reduction_percent": 0, "pass_1": 20}, {"epoch": 1}, 10),
+        ),
         ({"pass_1": 18, "pass_7": 15}, {"pass_1": 20, "pass_7": 15}, {"epoch": 1}, 10),
         ({"pass_1": 18, "pass_7": 15}, {"pass_1": 20, "pass_7": 16}, {}, 6.25),
         ({"a": 9, "b": 30, "hours": 1}, {"a": 10, "b": 30}, {"splits": ("a", "b")}, 2.5),

@@ -207,7 +207,13 @@ def test_a_damaged_record_is_named(tmp_path, nodes):
     through_a_file(tmp_path, record)
     path = tmp_path / f"{record.trained.run}.jsonl"
     first, *rest = read_jsonl(path)
-    for damaged in ([], [{**first, "format": 9}, *rest], [{"format": 1}], [first, {"score": {}}]):
+    for damaged in (
+        [],
+        [[1], *rest],
+        [{**first, "format": 9}, *rest],
+        [{"format": 1}],
+        [first, {"score": {}}],
+    ):
         write_jsonl(path, damaged)
         with pytest.raises(DamagedFileError, match=str(path)):
             read_record(path)

@@ -21,7 +21,7 @@ from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
 from asr_train.comm.optimizer import Momentum
 from asr_train.model.store import build_model, load_tensors
-from asr_train.train import loop
+from asr_train.train import identity, loop
 from asr_train.train import step as steps
 from asr_train.train.feed import Feed, Windows
 from asr_train.train.schedule import Schedule
@@ -277,6 +277,26 @@ def test_replicas_that_drift_apart_stop_the_run(splits, tmp_path):
     for error in together(tmp_path / "run", splits, "gtc", 2, 2, before=drift):
         assert isinstance(error, ReplicaError)
         assert "workers 1 have a different layers.2.bias than worker 0" in str(error)
+
+
+@pytest.mark.parametrize("what", ["settings", "shards", "folders"])
+def test_processes_with_other_files_do_not_begin(splits, tmp_path, monkeypatch, what):
+    """Each machine has its own, where the same command is started by hand on several."""
+    monkeypatch.setattr(identity, "APPEARS_SECONDS", 0.1)
+
+    def main(exchange):
+        (rank,) = exchange.local
+        run = settings(COMM["gtc"], epochs=1, max_norm=1.0 + (what == "settings") * rank)
+        train, dev = splits[::-1] if what == "shards" and rank else splits
+        folder = tmp_path / (str(rank) if what == "folders" else "run")
+        with pytest.raises(
+            ValueError, match=f"workers 1 have other .*{what}.* than worker 0; give"
+        ):
+            loop.train(run, train, dev, folder, CPU, exchange)
+        return "refused"
+
+    assert forked.run(main, 2, 2) == ["refused"] * 2
+    assert not list(tmp_path.glob("*/*"))
 
 
 # --- another number of workers ------------------------------------------------------------------
