@@ -18,6 +18,7 @@ LMS='3-gram.pruned.1e-7 4-gram' are read from the environment.
 
 import asr_train.interrupt  # noqa: F401
 
+import errno
 import gzip
 import hashlib
 import os
@@ -40,6 +41,7 @@ from asr_train.jobs import main, progress
 
 TIMEOUT_SECONDS = 30  # without a byte
 CHUNK = 1 << 18  # bytes
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
 LARGEST_MEMBER = 1 << 30  # bytes, of an archive
 FSDD = (
     "https://codeload.github.com/Jakobovski/free-spoken-digit-dataset/tar.gz/"
@@ -313,6 +315,8 @@ def _download(url: str, path: Path) -> None:
             f"{url} answers {error.code} {error.reason}; is it still there?"
         ) from error
     except (OSError, HTTPException) as error:
+        if getattr(error, "errno", None) in OF_THE_DISK:
+            raise
         raise FetchError(
             f"{url} cannot be fetched ({getattr(error, 'reason', error)}); try again with network "
             "access, or get the corpus by other means and set CORPUS_DIR"
@@ -342,8 +346,8 @@ def _members(archive: Path, wanted: re.Pattern[str]) -> Iterator[tuple[re.Match[
     """
     with _deleted_if_damaged(archive), tarfile.open(archive, "r:gz") as tar:
         for info in tar:
-            match = wanted.fullmatch(info.name)
-            if match is None:
+            match = wanted.fullmatch(info.name.removeprefix("./"))
+            if match is None or info.isdir():
                 continue
             file = tar.extractfile(info) if info.isreg() else None
             if file is None:

@@ -27,7 +27,7 @@ def noise(text: str) -> np.ndarray:
 
 def record(path: Path, wave_TC: np.ndarray, rate: int, subtype: str = "PCM_16") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    soundfile.write(path, wave_TC, rate, format=FORMATS[path.suffix], subtype=subtype)
+    soundfile.write(path, wave_TC, rate, format=FORMATS[path.suffix.lower()], subtype=subtype)
 
 
 def lines(path: Path, *content: str) -> None:

@@ -29,12 +29,14 @@ def wav(samples: int) -> bytes:
 
 
 def archive(*members: tuple[str, bytes | None]) -> bytes:
-    """Return a .tar.gz in GitHub's form; None makes a link to /etc/passwd."""
+    """Return a .tar.gz; None makes a link to /etc/passwd, or a folder if the name ends with /."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, content in members:
             info = tarfile.TarInfo(name)
-            if content is None:
+            if name.endswith("/"):
+                info.type = tarfile.DIRTYPE
+            elif content is None:
                 info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
             else:
                 info.size = len(content)
@@ -251,6 +253,12 @@ def test_a_missing_page_is_named(server, tmp_path):
         fetch.fetch("fsdd", str(tmp_path), server.url + "x")
 
 
+def test_a_full_disk_is_not_taken_for_the_network(server, tmp_path):
+    (tmp_path / "fsdd.tar.gz.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        fetch.fetch("fsdd", str(tmp_path), server.url)
+
+
 def test_no_network_is_said_clearly(tmp_path):
     with pytest.raises(fetch.FetchError, match=r"cannot be fetched .* CORPUS_DIR"):
         fetch.fetch("fsdd", str(tmp_path), "http://127.0.0.1:1/fsdd")
@@ -264,8 +272,11 @@ def test_an_unknown_corpus_is_refused(tmp_path):
 # --- archives that are unpacked as they are -----------------------------------------------------
 
 UTTERANCE = "LibriSpeech/train-clean-5/19/198/19-198-0000"
-LIBRI = archive(
-    ("LibriSpeech/", b""), (f"{UTTERANCE}.flac", wav(800)), ("LibriSpeech/LICENSE.TXT", b"free")
+LIBRI = archive(  # with folders, as OpenSLR's and whatever tar packs
+    ("LibriSpeech/", None),
+    ("LibriSpeech/LICENSE.TXT", b"free"),
+    *((f"{name}/", None) for name in ("LibriSpeech/train-clean-5", UTTERANCE.rpartition("/")[0])),
+    (f"./{UTTERANCE}.flac", wav(800)),
 )
 
 

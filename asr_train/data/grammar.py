@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from asr_train.files import read_text
+from asr_train.score.normalise import straight
 
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 _TOKEN = re.compile(r"\s*(?:(<\w+>)|/(\d*\.?\d+)/|([()\[\]|;=])|([^\W\d_](?:[^\W\d_]|['’])*)|(\S))")
-_HEAD = re.compile(r"#JSGF\s+V1\.0[^;]*;")
+_HEAD = re.compile(r"#JSGF\s+V1\.0[^;]*;(?:\s*grammar\s+[\w.]+\s*;)?")
 
 
 class GrammarError(ValueError):
@@ -183,10 +184,6 @@ def parse_grammar(text: str) -> Grammar:
     public = []
     while tokens.next is not None:
         word = tokens.take()
-        if word == "grammar" and not rules:
-            tokens.take()
-            tokens.expect(";")
-            continue
         if word == "public":
             word = tokens.take()
             public.append(word[1:-1])
@@ -272,7 +269,7 @@ def _sequence(tokens: _Tokens) -> Node:
         elif token == "=":
             raise GrammarError(f"line {tokens.line}: '=' within a rule; is a ; missing before?")
         else:
-            parts.append(Rule(token[1:-1]) if token[0] == "<" else Word(token.upper()))
+            parts.append(Rule(token[1:-1]) if token[0] == "<" else Word(straight(token.upper())))
     if not parts:
         raise GrammarError(f"line {tokens.line}: an alternative is empty; [ ] makes one optional")
     return parts[0] if len(parts) == 1 else Sequence(tuple(parts))

@@ -25,6 +25,7 @@ from asr_train.data.corpus import CorpusError, PreparedSplit, check_split, few
 from asr_train.data.intake import Row
 from asr_train.data.remarks import Remark
 from asr_train.data.splits import share_of
+from asr_train.files import read_lines
 from asr_train.schema import CorpusSettings, LexiconSettings, Published, PublishedSettings, SplitBy
 
 Listed = tuple[list[Row], list[Remark]]  # utterances, and remarks on lost ones
@@ -111,6 +112,7 @@ def _rows(manifests: dict[str, Any], root: Path, text: Callable[[str], str]) -> 
         recording = recordings[supervision.recording_id]
         audio = Path(recording.sources[0].source)
         whole = recording.num_channels == 1 and supervision.duration == recording.duration
+        placed = supervision.with_offset(-supervision.start)
         rows.append(
             Row(
                 utt_id=supervision.id,
@@ -122,7 +124,10 @@ def _rows(manifests: dict[str, Any], root: Path, text: Callable[[str], str]) -> 
                 where=_relative(audio, root),
                 start=None if whole else supervision.start,
                 channel=None if whole else supervision.channel,
-                alignment=supervision.with_offset(-supervision.start).alignment or {},
+                alignment={
+                    kind: [item for item in items if item.symbol.strip()]  # not pauses
+                    for kind, items in (placed.alignment or {}).items()
+                },
             )
         )
     return rows
@@ -151,18 +156,39 @@ def _librispeech(root: Path, subset: str) -> Listed:
             f"{root / subset} is missing; there are {few(there) or 'no folders'}: download it, or "
             "name others by corpus.published.splits"
         )
+    listed = _librispeech_lines(root / subset)
     with _prepared("librispeech", root):
         manifests = prepare_librispeech(root, dataset_parts=[subset])[subset]
     rows = _rows(manifests, root, _upper)
-    taken, lost = {row.utt_id for row in rows}, []
-    for transcript in sorted((root / subset).rglob("*.trans.txt")):
-        for line in transcript.read_text().splitlines():
-            utt_id = line.split(maxsplit=1)[0] if line.strip() else ""
-            if utt_id and utt_id not in taken:
-                audio = _relative(transcript.with_name(f"{utt_id}.flac"), root)
-                speaker = utt_id.split("-")[0]
-                lost.append(Remark(utt_id, speaker, audio, "missing audio", f"{audio} is missing"))
-    return rows, lost
+    lost = []
+    for utt_id in listed.keys() - {row.utt_id for row in rows}:
+        audio, why = _relative(listed[utt_id], root), "missing audio"
+        lost.append(Remark(utt_id, utt_id.split("-")[0], audio, why, f"{audio} is missing"))
+    for path in (root / subset).rglob("*.flac"):
+        if path.stem not in listed and not path.name.startswith("."):
+            audio, why = _relative(path, root), "no transcript"
+            text = f"no .trans.txt has {audio}"
+            lost.append(Remark(path.stem, path.stem.split("-")[0], audio, why, text))
+    return rows, sorted(lost, key=lambda remark: remark.utt_id)
+
+
+def _librispeech_lines(subset: Path) -> dict[str, Path]:
+    """Return the recordings that transcripts list: id -> file; lhotse names no file with errors."""
+    listed: dict[str, Path] = {}
+    for transcript in sorted(subset.rglob("*.trans.txt")):
+        if transcript.name.startswith("._"):
+            raise CorpusError(f"{transcript} is no transcript but of macOS; delete all such files")
+        for number, line in enumerate(read_lines(transcript), 1):
+            utt_id, *words = line.split()[:2] or [""]
+            if not words:
+                raise CorpusError(
+                    f"{transcript}, line {number} is {line!r}; it must be an id and words: correct "
+                    "or delete it"
+                )
+            if utt_id in listed:
+                raise CorpusError(f"{transcript}, line {number}: {utt_id} is listed twice")
+            listed[utt_id] = transcript.with_name(f"{utt_id}.flac")
+    return listed
 
 
 def _yesno(root: Path, subset: str) -> Listed:
@@ -311,7 +337,8 @@ def _an4_texts(table: Path) -> Iterator[tuple[str, str]]:
 
 
 def _an4_audio(stem: Path) -> Path:
-    names = [stem.with_name(stem.name + suffix) for suffix in AN4_AUDIO]
+    suffixes = [each for suffix in AN4_AUDIO for each in (suffix, suffix.upper())]
+    names = [stem.with_name(stem.name + suffix) for suffix in suffixes]
     raw = stem.with_name(stem.name + ".raw")
     there = [path for path in names if path.is_file()]
     if not there and raw.is_file():

@@ -421,9 +421,9 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
         path = heard[recording.id][0]
         if any(not isinstance(changed, Resample) for changed in recording.transforms or []):
             raise ValueError(
-                f"{recording.id} is a changed copy of {path}, such as of another speed, which "
-                "Kaldi's wav.scp cannot name; export a manifest made with corpus.speeds=[1.0], and "
-                "change speeds in Kaldi"
+                f"{recording.id} is a copy of {path} with another speed or volume, which Kaldi's "
+                "wav.scp cannot name; export a manifest made with corpus.speeds=[1.0] and "
+                "corpus.volumes=null, and change them in Kaldi"
             )
         if not Path(path).exists():
             raise ValueError(

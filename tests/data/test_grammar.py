@@ -82,6 +82,11 @@ def test_weights_say_how_often():
     )
 
 
+def test_names_with_dots_and_typographic_apostrophes_are_read():
+    text = "#JSGF V1.0 UTF-8;\ngrammar com.acme.lights;\npublic <a> = don\u2019t stop ;"
+    assert set(drawn(text, 5)) == {"DON'T STOP"}
+
+
 def test_equal_seeds_draw_equal_sentences():
     assert drawn(SMALL, 50, seed=3) == drawn(SMALL, 50, seed=3) != drawn(SMALL, 50, seed=4)
 

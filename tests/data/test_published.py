@@ -119,6 +119,46 @@ def test_a_recording_that_lhotse_passes_over_is_listed(libri, tmp_path):
     assert (remark.utt_id, remark.what, remark.dropped) == ("84-198-0001", "missing audio", True)
 
 
+def test_a_recording_without_transcript_is_listed(libri):
+    lines(libri / "LibriSpeech/dev-clean-2/84/198/84-198.trans.txt", "84-198-0000 ONE TWO")
+    test = made(Published.librispeech, libri, "test", LIBRI)
+    assert ids(test) == ["84-198-0000"]
+    assert [(r.utt_id, r.what, r.dropped) for r in test.remarks] == [
+        ("84-198-0001", "no transcript", True)
+    ]
+
+
+@pytest.mark.parametrize(
+    "more, says",
+    [
+        ("", r"84-198.trans.txt, line 3 is ''; it must be an id and words"),
+        ("84-198-0002", r"line 3 is '84-198-0002'; it must be"),
+        ("84-198-0001 SIX", "line 3: 84-198-0001 is listed twice"),
+    ],
+)
+def test_an_odd_transcript_is_named_with_its_line(libri, more, says):
+    said = "84-198-0000 ONE TWO", "84-198-0001 SIX"
+    lines(libri / "LibriSpeech/dev-clean-2/84/198/84-198.trans.txt", *said, more)
+    with pytest.raises(CorpusError, match=says):
+        made(Published.librispeech, libri, "test", LIBRI)
+
+
+def test_what_macos_keeps_beside_transcripts_is_named(libri):
+    (libri / "LibriSpeech/dev-clean-2/84/198/._84-198.trans.txt").write_bytes(b"\0\5\xb0")
+    with pytest.raises(CorpusError, match=r"\._84-198.trans.txt is no transcript but of macOS"):
+        made(Published.librispeech, libri, "test", LIBRI)
+
+
+def test_pauses_of_alignments_beside_transcripts_are_no_words(libri):
+    lines(
+        libri / "LibriSpeech/dev-clean-2/84/198/84-198.alignment.txt",
+        '84-198-0000 ",ONE,,TWO," "0.05,0.2,0.25,0.45,0.5"',
+    )
+    test = made(Published.librispeech, libri, "test", LIBRI)
+    aligned = test.cuts[0].supervisions[0].alignment["word"]
+    assert [item.symbol for item in aligned] == ["ONE", "TWO"]
+
+
 def test_recordings_are_listened_to_as_those_of_a_folder(libri):
     silent = libri / "LibriSpeech/dev-clean-2/84/198/84-198-0000.flac"
     soundfile.write(silent, np.zeros(RATE), RATE)
@@ -182,7 +222,7 @@ def test_a_yesno_that_is_not_whole_is_refused(yesno):
 # --- AN4 ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[".sph", ".wav"])
+@pytest.fixture(params=[".sph", ".wav", ".SPH"])
 def an4(tmp_path, request) -> Path:
     people = {"train": ("fash", "fbbh"), "test": ("fcaw",)}
     parts = {subset: dict.fromkeys(names, ["ONE TWO"] * 2) for subset, names in people.items()}
