@@ -305,9 +305,10 @@ def _remake(path: str) -> str:
                 continue  # a network of the same name
             output = folder + found.expand(target)
             work = os.environ.get("ASR_WORK")
-            if work and pattern.startswith("audio/") and not os.path.exists(output):
+            is_other = work and os.path.abspath(folder) != os.path.abspath(work)
+            if is_other and pattern.startswith("audio/"):
                 # A copied work folder has the paths of the first one
-                output = os.path.join(work, found.expand(target))
+                output = os.path.join(str(work), found.expand(target))
             first = f"delete {output} and " if os.path.exists(output) else ""
             return f"the {stage} stage makes it: {first}run make again"
     return "put it back, or correct the setting that names it, and run make again"

@@ -26,6 +26,7 @@ from urllib.parse import quote
 
 from asr_train.choices import run_of
 from asr_train.data.excerpt import address, flac
+from asr_train.data.recordings import with_own_audio
 from asr_train.data.remarks import read_remarks
 from asr_train.files import read_json, read_jsonl, write_bytes, write_text
 from asr_train.jobs import main, stage_times
@@ -125,7 +126,7 @@ def contents(
 
 
 def read_cuts(manifest: Path) -> dict[str, Row]:
-    return {cut["id"]: cut for cut in read_jsonl(manifest)}
+    return {cut["id"]: with_own_audio(cut, manifest) for cut in read_jsonl(manifest)}
 
 
 # --- utterances and sounds ----------------------------------------------------------------------

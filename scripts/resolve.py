@@ -112,8 +112,12 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
     origins |= {name: choices.gmms[-1] for name in ["pronprobs", *composed] if not begins.get(name)}
     files |= {f"from/{name}": {"system": system} for name, system in origins.items()}
     for run in choices.decoded:
-        kept = {"lattices": True} if run in choices.rescore else {}
-        files[f"scales/{run}"] = {"scales": choices.scales_of(run), **kept}
+        scales = {"scales": choices.scales_of(run)}
+        known = Path(folder) / f"scales/{run}.yaml"
+        before = read_yaml(known) if known.exists() else {}
+        # A run that was rescored is not decoded again only because it is no longer
+        kept = run in choices.rescore or before == {**scales, "lattices": True}
+        files[f"scales/{run}"] = {**scales, "lattices": True} if kept else scales
     if Path(folder).name != "conf":  # of make -n
         write(Path(folder), files, inputs)
         return

@@ -158,14 +158,17 @@ def lives(process: int) -> bool:
     return True
 
 
-def test_a_copied_work_folder_makes_its_recordings_anew(tmp_path, monkeypatch):
-    monkeypatch.setenv("ASR_WORK", str(tmp_path))
-    manifest = tmp_path / "manifests" / "dev.jsonl.gz"
-    manifest.parent.mkdir()
-    manifest.touch()
-    error = FileNotFoundError(2, "", "/old/work/audio/dev/a.flac")
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_copied_work_folder_makes_its_recordings_anew(tmp_path, monkeypatch, is_there):
+    """The manifest of the folder that it was copied from, if it is still there, is left alone."""
+    monkeypatch.setenv("ASR_WORK", str(tmp_path / "work"))
+    manifest, old = (tmp_path / w / "manifests/dev.jsonl.gz" for w in ("work", "old"))
+    for path in (manifest, old)[: 1 + is_there]:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    error = FileNotFoundError(2, "", f"{tmp_path}/old/audio/dev/a.flac")
     assert asr_train.jobs.cause(error, "x") == (
-        "/old/work/audio/dev/a.flac is missing; the manifests stage makes it: "
+        f"{tmp_path}/old/audio/dev/a.flac is missing; the manifests stage makes it: "
         f"delete {manifest} and run make again"
     )
 

@@ -511,6 +511,22 @@ def test_a_run_that_is_rescored_keeps_its_lattices(plan, tmp_path):
         assert {f"{tmp_path}/w/{each}/index.json" for each in ("lang", "lm")} <= set(inputs)
 
 
+def test_a_run_that_is_no_longer_rescored_is_not_decoded_again(tmp_path):
+    def scales(*choices):
+        known = "GMMS=mono", "NETS=dnn", "SPLITS=dev test"
+        resolve(str(tmp_path / "conf"), "dnn", *known, *choices, *settings)
+        return read_yaml(tmp_path / "conf/scales/dnn.yaml")
+
+    (tmp_path / "text.txt").write_text("ONE TWO\n")
+    settings = "recipe=digits", "lm=fourgram", "lang.grammar.kind=ngram", "decode.nbest=5"
+    settings += (f"lm.text=[{tmp_path}/text.txt]",)
+    assert scales() == {"scales": "dnn"}
+    assert scales("RESCORE=dnn") == scales() == {"scales": "dnn", "lattices": True}
+    known = tmp_path / "conf/scales/dnn.yaml"
+    known.write_text("scales: other\nlattices: true\n")
+    assert scales() == {"scales": "dnn"}  # is decoded again anyway
+
+
 def test_without_networks_there_are_gaussians_alone(plan):
     stages = plan("GMMS=mono tri", "RUNS=")
     assert (stages.count("gmm"), stages.count("tune"), stages.count("train")) == (2, 2, 0)

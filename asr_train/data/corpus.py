@@ -24,7 +24,7 @@ from lhotse import CutSet, MonoCut, Recording, validate
 from lhotse.audio import AudioSource
 
 from asr_train.checks import spelled
-from asr_train.data.recordings import list_files, listed_sums
+from asr_train.data.recordings import list_files, listed_sums, with_own_audio
 from asr_train.data.remarks import REMARK, Remark, dropped_table, reasons
 from asr_train.files import iter_jsonl, keeping_time, write_bytes, write_jsonl, write_text
 
@@ -133,7 +133,7 @@ def read_cuts(manifest: Path | str) -> Iterator[dict[str, Any]]:
         elif supervisions[0].get("text") is None or not supervisions[0].get("speaker"):
             has = "no text or no speaker"
         else:
-            yield row
+            yield with_own_audio(row, manifest)
             continue
         raise CorpusError(
             f"{manifest}: the cut {row.get('id')} has {has}; it needs one supervision, with text "

@@ -4,6 +4,8 @@
     conf/NAME.files.tsv          what a settings file names: a lexicon, text, a mapping
     per line: bytes, time of last change in ns, SHA-256, path
 
+Recordings that are made here lie in work/audio, and each work folder has its own.
+
 Size and time are compared first, which is quick; where they differ, the content decides, because a
 copy of a corpus has other times. Imports no library: every call of make runs this.
 """
@@ -11,6 +13,7 @@ copy of a corpus has other times. Imports no library: every call of make runs th
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from asr_train.files import read_text, sha256, write_text
 from asr_train.jobs import map_evenly
@@ -57,6 +60,21 @@ def listed_files(table: Path) -> list[str]:
 def listed_sums(table: Path) -> list[tuple[str, str]]:
     """Return the paths in the table, with checksums; none if there is no table."""
     return [(name, found) for *_, found, name in _read(table)] if table.exists() else []
+
+
+def with_own_audio(row: dict[str, Any], manifest: Path | str) -> dict[str, Any]:
+    """Return a manifest's row with audio that was made for it beside it: audio/SPLIT/NAME.
+
+    Manifests hold absolute paths. In a copied or renamed work folder these are of the first one,
+    which may have been made again since.
+    """
+    sources = (row.get("recording") or {}).get("sources") or []
+    for source in sources:
+        path = Path(str(source.get("source")))
+        own = Path(manifest).absolute().parents[1] / "audio" / path.parent.name / path.name
+        if path.parent.parent.name == "audio" and own != path and own.is_file():
+            source["source"] = str(own)
+    return row
 
 
 def _stat(name: str) -> tuple[str, str]:

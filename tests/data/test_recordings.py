@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from asr_train.data.corpus import audio_table, write
+from asr_train.data.corpus import audio_table, read_cuts, write
 from asr_train.data.recordings import changed_files, list_files
+from asr_train.files import write_jsonl
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,6 +65,23 @@ def test_a_manifest_lists_the_table_and_all_recordings_dropped_ones_too(folder, 
     write(folder.made(), manifest)
     assert len(audio_table(manifest).read_text().splitlines()) == 3
     assert changed_files(audio_table(manifest), keep=False) == []
+
+
+def test_a_copied_work_folder_hears_its_own_recordings(tmp_path):
+    """The first one may have been made again, with other sound under the same names."""
+    cut = {"id": "a", "type": "MonoCut", "supervisions": [{"text": "ONE", "speaker": "ann"}]}
+    for work in ("first", "copy"):
+        for name in ("audio/dev", "manifests"):
+            (tmp_path / work / name).mkdir(parents=True)
+        (tmp_path / work / "audio/dev/a.flac").touch()
+        sources = [{"type": "file", "source": f"{tmp_path}/first/audio/dev/a.flac"}]
+        row = {**cut, "recording": {"sources": sources}}
+        write_jsonl(tmp_path / work / "manifests/dev.jsonl.gz", [row])
+        (found,) = read_cuts(tmp_path / work / "manifests/dev.jsonl.gz")
+        assert found["recording"]["sources"][0]["source"] == f"{tmp_path}/{work}/audio/dev/a.flac"
+    (tmp_path / "copy/audio/dev/a.flac").unlink()  # a user's own, in a folder of that name
+    (found,) = read_cuts(tmp_path / "copy/manifests/dev.jsonl.gz")
+    assert found == row
 
 
 def marks(work: Path, conf: str = "conf") -> tuple[str, str, float]:
