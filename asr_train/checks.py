@@ -34,6 +34,11 @@ def check_shape(name: str, array: Any, *shape: int | None) -> None:
         raise ValueError(f"{name} has shape {list(found)}; it must be [{wanted}]")
 
 
+def printable(path: str) -> str:
+    """Return a file's name as it can be printed and written: its bytes need not be UTF-8."""
+    return path.encode(errors="backslashreplace").decode()
+
+
 def keep_inputs(output: str, *inputs: str | None) -> None:
     """Refuse an output that would replace one of the inputs, whatever the path of either.
 

@@ -41,11 +41,11 @@ Result = TypeVar("Result")
 def num_jobs() -> int:
     """Return the number of worker processes: JOBS if set, else the cores this process may use."""
     given = os.environ.get("JOBS", "")
-    if given and not given.isdigit():
+    if given and not (given.isdigit() and int(given)):
         raise ValueError(
             f"JOBS (--jobs) is {given!r}; it must be the number of processes, an integer above 0"
         )
-    return max(1, int(given) if given else len(os.sched_getaffinity(0)))
+    return int(given) if given else len(os.sched_getaffinity(0))
 
 
 def peak_megabytes() -> float:

@@ -74,6 +74,16 @@ def test_settings_that_the_shell_would_read_are_refused(tmp_path, settings):
     )
 
 
+def test_every_recipe_has_help():
+    for recipe in sorted(path.parent for path in (ROOT / "recipes").glob("*/Makefile")):
+        told = make(recipe, "help")
+        assert (told.returncode, "make " in told.stdout) == (0, True), recipe
+
+
+def test_the_hooks_recipe_refuses_variables_that_it_does_not_know():
+    one_line(make(ROOT / "recipes/ddp_hook", "-n", "RANK=4"), "unknown variable RANK; `make -C rec")
+
+
 def test_a_corpus_for_a_recipe_that_makes_its_own_is_told_where_it_goes(tmp_path):
     ended = make(ROOT / "recipes/digits", "status", f"CORPUS_DIR={tmp_path}")
     one_line(ended, "the recipe digits makes its own recordings, and has no CORPUS_DIR; for yours,")

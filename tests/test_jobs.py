@@ -101,7 +101,7 @@ def test_a_killed_worker_is_an_error_and_not_a_hang():
 
 
 def test_jobs_must_be_a_number(monkeypatch):
-    for given in ("many", "-1"):
+    for given in ("many", "-1", "0"):
         monkeypatch.setenv("JOBS", given)
         with pytest.raises(ValueError, match=f"JOBS .--jobs. is '{given}'; it must be the number"):
             num_jobs()

@@ -25,7 +25,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from asr_train.checks import keep_inputs
+from asr_train.checks import keep_inputs, printable
 from asr_train.command.main import complain, on_terminal, told_after
 
 LEAST_SECONDS = 0.01  # that a recording lacks, to be called cut off
@@ -146,8 +146,8 @@ def ids(files: list[str]) -> dict[str, str]:
         str,
     ]
     for way in ways:
-        names = {f: "_".join(("stdin" if f == "-" else way(Path(f))).split()) for f in files}
-        names = {f: n.encode(errors="backslashreplace").decode() for f, n in names.items()}
+        stems = {f: "stdin" if f == "-" else way(Path(f)) for f in files}
+        names = {f: printable("_".join(stem.split())) for f, stem in stems.items()}
         if len(set(names.values())) == len(files):
             return names
     name = next(name for name in names.values() if [*names.values()].count(name) > 1)

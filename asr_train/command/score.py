@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from asr_train.checks import keep_inputs, spelled
+from asr_train.checks import keep_inputs, printable, spelled
 from asr_train.files import (
     DamagedFileError,
     decoded,
@@ -90,9 +90,9 @@ def run(options: argparse.Namespace) -> int:
             for utt_id, (_, text) in references.items()
         }
         scored = [Scored(u, speakers[u], WordErrors.between(*pair)) for u, pair in pairs.items()]
-        line = wer_line(total(s.errors for s in scored), shown_name(name))
+        line = wer_line(total(s.errors for s in scored), printable(name))
         summary = counts(scored) | spread(scored, settings) | {"normaliser": normaliser.name}
-        rows.append((scored, {"hypothesis": shown_name(name)} | summary))
+        rows.append((scored, {"hypothesis": printable(name)} | summary))
         lines += [line, closing_words(summary)]
         shown.append(page(line, scored, pairs))
     if options.details == "-":
@@ -129,11 +129,6 @@ def _compared(
 
 
 # --- files ---------------------------------------------------------------------------------------
-
-
-def shown_name(path: str) -> str:
-    """Return a path as it can be printed and written; its bytes need not be UTF-8."""
-    return path.encode(errors="backslashreplace").decode()
 
 
 def _sides(

@@ -71,7 +71,7 @@ def with_own_audio(row: dict[str, Any], manifest: Path | str) -> dict[str, Any]:
     sources = (row.get("recording") or {}).get("sources") or []
     for source in sources:
         path = Path(str(source.get("source")))
-        own = Path(manifest).absolute().parents[1] / "audio" / path.parent.name / path.name
+        own = Path(manifest).absolute().parent.parent / "audio" / path.parent.name / path.name
         if path.parent.parent.name == "audio" and own != path.absolute() and own.is_file():
             source["source"] = str(own)
     return row

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import soundfile
 
-from asr_train.checks import spelled
+from asr_train.checks import printable, spelled
 from asr_train.interop.textgrid import read_textgrid
 from asr_train.interop.times import Span
 
@@ -52,7 +52,7 @@ class Item:
     @property
     def label(self) -> str:
         """The name without spaces, in UTF-8, for CTM."""
-        return "_".join(self.name.split()).encode(errors="backslashreplace").decode()
+        return printable("_".join(self.name.split()))
 
     def tier(self, kind: str) -> str:
         """Return the name of its tier of words or phones, as MFA calls it."""

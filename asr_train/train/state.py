@@ -537,9 +537,8 @@ class Checkpoints:
 
     def _newest_first(self) -> list[Path]:
         """Return the paths of the indexes, by step; of over eight digits after 1e8 steps."""
-        return sorted(
-            self.folder.glob("step-*.json"), key=lambda path: (len(path.stem), path.stem)
-        )[::-1]
+        by_step = lambda path: (len(path.stem), path.stem)  # noqa: E731
+        return sorted(self.folder.glob("step-*.json"), key=by_step, reverse=True)
 
     def _remove(self, path: Path) -> None:
         path.unlink()  # first: without it the other files are an unfinished checkpoint
