@@ -127,7 +127,8 @@ endif
 SCORED  := $(MODELS) $(VARIANTS) $(EPOCHS)
 CHOICES := 'GMMS=$(GMMS)' 'NETS=$(NETS)' 'SCALES=$(SCALES)' 'RESCORE=$(RESCORE)' 'BIGRAM=$(BIGRAM)' \
   'PRONPROBS=$(PRONPROBS)' 'SPLITS=$(EVAL)' 'RECORDED=$(RECORDED)' \
-  'EPOCHS=$(EPOCHS)' 'SEQUENCE=$(SEQUENCE)' 'INITIAL=$(INITIAL)' 'WORKERS=$(WORKERS)' 'STRIPES=$(STRIPES)'
+  'EPOCHS=$(EPOCHS)' 'SEQUENCE=$(SEQUENCE)' 'INITIAL=$(INITIAL)' 'WORKERS=$(WORKERS)' 'STRIPES=$(STRIPES)' \
+  $(if $(filter-out check,$(or $(MAKECMDGOALS),$(GOAL))),,CHECK=1)
 SCORES  := $(foreach r,$(SCORED),$(EVAL:%=$W/exp/$r/score.%.json))
 ALIGNED := $(MODELS:%=$W/ali/%/$(DEV).report.json)
 MANIFESTS := $(foreach s,$(TRAIN) $(EVAL),$W/manifests/$s.jsonl.gz)
@@ -195,7 +196,7 @@ bundle: $(CURDIR)/README.md $W/exp/$(RUN:%-pronprobs=%)/model.json \
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 clean:
-	@[ -z "$$(ls -A $W 2>/dev/null)" ] || [ -e $W/conf/shown.yaml ] || ls -d $W/fold-*/conf >/dev/null 2>&1 || { echo "$W contains no conf/shown.yaml, so it is not a work folder; not removed" >&2; exit 1; }
+	@[ -z "$$(ls -A $W 2>/dev/null)" ] || [ -e $W/conf/corpus.yaml ] || ls -d $W/fold-*/conf >/dev/null 2>&1 || { echo "$W contains no conf/corpus.yaml, so it is not a work folder; not removed" >&2; exit 1; }
 	@$(PY) -c 'import sys; from asr_train.locks import at_work; \
 	  sys.exit("\n".join(f"{w}: {busy}; wait for it, or stop it" for w in sys.argv[1:] if (busy := at_work(w))) or None)' $W $W/fold-*
 	$(if $(shell [ -L $W ] && echo link),find -H $W -mindepth 1 -delete,rm -rf $W)
@@ -359,5 +360,4 @@ $W/report/index.html: $W/tables/wer.md $(EXCHANGE) $(MODELS:%=$W/ali/%/$(DEV).js
 	  $(GMMS:%=$W/exp/%/passes.jsonl) $(MODELS:%=$W/exp/%/model.json) $(SCORES) $(MANIFESTS) $C/score.yaml $@
 
 status:
-	@mkdir -p $W && $(MAKE) -n $(GOAL) > $W/.status
-	@$(PY) $S/status.py $W/.status $(TARGETS); rm -rf $W/.status $W/.plan
+	@plan=$$(mktemp) && trap "rm -rf $$plan $W/.plan" EXIT && $(MAKE) -n $(GOAL) > $$plan && $(PY) $S/status.py $$plan $(TARGETS)

@@ -20,7 +20,8 @@ from asr_train.files import write_json, write_text
 from asr_train.jobs import peak_megabytes
 from asr_train.lang.arpa import read_arpa
 from asr_train.lang.index import load_lang
-from asr_train.report.tables import as_markdown, commit, machine
+from asr_train.provenance import commit, machine
+from asr_train.report.tables import as_markdown
 from asr_train.search.graph import decoding_graph, load_graph, quiet, write_graph
 
 COLUMNS = ["words of the grammar", "n-grams", "pronunciations", "leaves", "states", "arcs"]

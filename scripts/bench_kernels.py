@@ -25,7 +25,7 @@ from torch import Tensor
 from asr_train.files import replacing, write_json, write_text
 from asr_train.kernels import decode, onebit, rice, threshold
 from asr_train.kernels.backend import Backend, forced
-from asr_train.report.tables import commit, machine
+from asr_train.provenance import commit, machine
 
 DENSITIES = (1e-1, 1e-2, 1e-3, 1e-4)
 USUAL = 1e-3  # at which the peers are measured whose time hardly depends on it

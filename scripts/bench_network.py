@@ -25,7 +25,7 @@ from asr_train.cost.cluster import ClusterSettings, GpuSettings, LinkSettings
 from asr_train.files import write_json, write_text
 from asr_train.jobs import main
 from asr_train.paper.plot import scatter
-from asr_train.report.tables import commit, machine
+from asr_train.provenance import commit, machine
 
 WORKERS = (2, 3, 4)
 SIZES = (100_000, 400_000, 1_600_000)  # bytes

@@ -25,7 +25,8 @@ from asr_train.files import read_json, read_text
 from asr_train.jobs import main
 from asr_train.lang.index import load_lang
 from asr_train.lang.states import States
-from asr_train.report.tables import commit, errors_of
+from asr_train.provenance import commit
+from asr_train.report.tables import errors_of
 from asr_train.schema import LexiconSettings, load
 from asr_train.score.words import wer_line
 from asr_train.search.arrays import read_arrays

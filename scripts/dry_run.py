@@ -30,8 +30,9 @@ from asr_train.files import read_jsonl, write_json, write_text
 from asr_train.model.store import num_parameters
 from asr_train.paper.ratios import ratios
 from asr_train.paper.rows import BASELINE, Table, check_effect, read_table
+from asr_train.provenance import commit, machine
 from asr_train.report.exchange import digits
-from asr_train.report.tables import as_markdown, commit, machine
+from asr_train.report.tables import as_markdown
 from asr_train.schema import Config
 from asr_train.shards.reader import Shards
 from asr_train.shards.sample import Sample

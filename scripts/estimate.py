@@ -15,7 +15,7 @@ from asr_train.cost.papers import PAPERS
 from asr_train.files import hash_of, read_yaml, write_json, write_text
 from asr_train.jobs import main
 from asr_train.paper.estimates import estimated, markdown, plain, plot
-from asr_train.report.tables import commit, machine, settings_hash
+from asr_train.provenance import commit, machine, settings_hash
 
 
 def estimate(paper: str, file: str, output: str) -> None:

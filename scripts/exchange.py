@@ -10,8 +10,8 @@ from pathlib import Path
 
 from asr_train.files import write_json, write_text
 from asr_train.jobs import main
+from asr_train.provenance import provenance
 from asr_train.report.exchange import exchange_table, markdown, plain, read_trained
-from asr_train.report.tables import provenance
 from asr_train.schema import ScoreSettings, load
 
 

@@ -18,7 +18,7 @@ from asr_train.files import hash_of, write_json, write_text
 from asr_train.jobs import main
 from asr_train.paper import estimates
 from asr_train.paper.plot import scatter
-from asr_train.report.tables import commit, machine
+from asr_train.provenance import commit, machine
 from asr_train.schema import plain
 
 CLUSTERS = {"strom2015": "ec2_g2", "ladkat2019": "p3.16xlarge"}

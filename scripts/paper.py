@@ -25,8 +25,9 @@ from asr_train.paper.plot import plot
 from asr_train.paper.records import Record, check_record, read_record, task_of, write_record
 from asr_train.paper.rows import read_table
 from asr_train.paper.table import paper_table
+from asr_train.provenance import provenance
 from asr_train.report.exchange import Trained, read_trained
-from asr_train.report.tables import Score, held_out, provenance, read_score
+from asr_train.report.tables import Score, held_out, read_score
 
 # Variables of make that change what a table shows; make exports those of its command line.
 VARIABLES = ("CORPUS", "SET", "GMMS", "SIZE", "HOURS", "TEST_HOURS")

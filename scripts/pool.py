@@ -14,6 +14,7 @@ from typing import Any
 
 from asr_train.files import write_json, write_text
 from asr_train.jobs import main
+from asr_train.provenance import made, provenance
 from asr_train.report import tables
 from asr_train.schema import ScoreSettings, load
 from asr_train.score.summary import counted, spread
@@ -23,7 +24,7 @@ from asr_train.score.words import Scored, compare, total, units, wer_line
 def pool(conf: str, *paths: str) -> None:
     *scores, output = paths
     settings = load(ScoreSettings, conf)
-    table = pooled([tables.read_score(path) for path in scores], settings) | tables.provenance(conf)
+    table = pooled([tables.read_score(path) for path in scores], settings) | provenance(conf)
     write_json(Path(output).with_suffix(".json"), table)
     write_text(output, markdown(table))
     for run, ours in table["runs"].items():
@@ -147,7 +148,7 @@ def notes(table: dict[str, Any]) -> list[str]:
             f"{run} against {base}: {points.replace('-', '−')}; fewer errors in "
             f"{found['better_folds']} of {len(table['folds'])} folds."
         )
-    return [*lines, tables.made(table)]
+    return [*lines, made(table)]
 
 
 if __name__ == "__main__":

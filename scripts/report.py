@@ -30,9 +30,10 @@ from asr_train.data.recordings import with_own_audio
 from asr_train.data.remarks import read_remarks
 from asr_train.files import read_json, read_jsonl, write_bytes, write_text
 from asr_train.jobs import main, stage_times
+from asr_train.provenance import call
 from asr_train.report.card import Recorded, data_card
 from asr_train.report.page import Work, alignment_markdown, best_run, build_page
-from asr_train.report.tables import Score, call, read_score
+from asr_train.report.tables import Score, read_score
 from asr_train.report.utterances import of_split, worst
 from asr_train.schema import ScoreSettings, load
 from asr_train.score.normalise import load_normaliser
@@ -208,8 +209,9 @@ def of_run(
     if "workers" in trained:
         settings["workers"] = trained["workers"]
     facts = [("model", f"exp/{base}")]
-    versions = ", ".join(f"{k} {v}" for k, v in trained.get("versions", {}).items())
-    facts += [("versions", versions)] if versions else []
+    if trained:
+        versions = {"commit": trained.get("commit", "unknown")} | trained["versions"]
+        facts.append(("versions", ", ".join(f"{k} {v}" for k, v in versions.items())))
     facts += [("device", trained.get("device_name") or trained["device"])] if trained else []
     mine = (f"exp/{run}/", f"exp/{base}/model.json")
     facts += [

@@ -4,12 +4,13 @@
 Compose conf/ and the overrides, check every value, and write one file per stage into work/conf.
 recipe=NAME picks conf/recipe/NAME.yaml, a recipe's numbers; other overrides take precedence.
 Arguments with names in capitals, before all overrides, are make's variables (`choices.Choices`,
-WORKERS, STRIPES). Some files depend on them alone: shown.yaml and splits.yaml (what this call
-shows), from/NAME.yaml (whose alignments a model begins with) and scales/RUN.yaml (whose scales a
-run is decoded with, and whether its lattices are kept for rescoring). A run is a file of conf/run/,
-an exchange method (a file of conf/comm/ or its name), one of these with another seed (RUN-seedN),
-one of these trained further with an objective of conf/objective (RUN-mmi, RUN-seedN-mmi), or a row
-of a paper's table, whose settings come last.
+WORKERS, STRIPES; with CHECK=1 only the files that `make check` reads are written). Some files
+depend on them alone: shown.yaml and splits.yaml (what this call shows), from/NAME.yaml (whose
+alignments a model begins with) and scales/RUN.yaml (whose scales a run is decoded with, and whether
+its lattices are kept for rescoring). A run is a file of conf/run/, an exchange method (a file of
+conf/comm/ or its name), one of these with another seed (RUN-seedN), one of these trained further
+with an objective of conf/objective (RUN-mmi, RUN-seedN-mmi), or a row of a paper's table, whose
+settings come last.
 
 A settings file is rewritten only when its content changes, so that make reruns only the stages that
 a change affects. It is touched when a file that it names (a lexicon, text, a mapping) has other
@@ -22,6 +23,7 @@ import asr_train.interrupt  # noqa: F401
 import os
 import re
 import sys
+import time
 from dataclasses import replace
 from itertools import chain, takewhile
 from pathlib import Path
@@ -38,6 +40,8 @@ from asr_train.paper.rows import Run, check_effect, read_table, runs_by_settings
 from asr_train.schema import AdagradPlace, Config, Inputs, Method, SettingsError, plain
 
 VARIABLE = re.compile(r"[A-Z]+=")
+CLOCK_SECONDS = 60  # that machines' clocks may differ by
+READ_BY_CHECK = ("corpus", "lexicon", "ali", "splits")
 
 
 def resolve(folder: str, runs: str, *overrides: str) -> None:
@@ -118,6 +122,8 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         # A run that was rescored is not decoded again only because it is no longer
         kept = run in choices.rescore or before == {**scales, "lattices": True}
         files[f"scales/{run}"] = {**scales, "lattices": True} if kept else scales
+    if "CHECK=1" in variables:
+        files = {name: files[name] for name in READ_BY_CHECK}
     if Path(folder).name != "conf":  # of make -n
         write(Path(folder), files, inputs)
         return
@@ -130,6 +136,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
 
 def write(folder: Path, contents: dict[str, Any], inputs: dict[str, list[tuple[str, str]]]) -> None:
     """Write settings files, and touch those that name a file whose content changed (`inputs`)."""
+    check_clock(folder)
     for name, value in contents.items():
         path = folder / f"{name}.yaml"
         is_new = not path.exists()
@@ -147,6 +154,22 @@ def write(folder: Path, contents: dict[str, Any], inputs: dict[str, list[tuple[s
         else:
             continue
         list_files(named, table)
+
+
+def check_clock(folder: Path) -> None:
+    """Check that new settings would be newer than what was made with the old ones.
+
+    Raises:
+        SettingsError: if settings were written over a minute later than it is now.
+    """
+    dated = {path: path.stat().st_mtime for path in folder.rglob("*.yaml")}
+    newest = max(dated, key=dated.__getitem__, default=None)
+    if newest is not None and (ahead := dated[newest] - time.time()) > CLOCK_SECONDS:
+        raise SettingsError(
+            f"{newest} was written {ahead:.0f} s later than it is by this machine's clock, so "
+            "make cannot tell what a change makes stale; correct the clock, or touch the file if "
+            "its date is wrong"
+        )
 
 
 def check_same(folder: Path, contents: dict[str, Any], other: str) -> None:

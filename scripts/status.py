@@ -16,7 +16,8 @@ from pathlib import Path
 
 from asr_train.files import read_text
 from asr_train.jobs import stage_times
-from asr_train.report.tables import call, spell_seconds
+from asr_train.provenance import call
+from asr_train.report.tables import spell_seconds
 
 MAKES = ("make", "gmake")
 

@@ -10,14 +10,8 @@ from pathlib import Path
 
 from asr_train.files import write_json, write_text
 from asr_train.jobs import main
-from asr_train.report.tables import (
-    comparison_lines,
-    markdown,
-    provenance,
-    read_score,
-    wer_lines,
-    wer_table,
-)
+from asr_train.provenance import provenance
+from asr_train.report.tables import comparison_lines, markdown, read_score, wer_lines, wer_table
 from asr_train.schema import ScoreSettings, load
 
 

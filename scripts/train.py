@@ -33,6 +33,7 @@ from asr_train import files, jobs, schema
 from asr_train.comm.processes import close_exchange, open_exchange, started
 from asr_train.comm.stripes import open_stripes
 from asr_train.locks import locked
+from asr_train.provenance import commit
 from asr_train.shards.reader import Shards
 from asr_train.train.loop import train
 from asr_train.train.pretrain import pretrained
@@ -146,6 +147,7 @@ def description(run: schema.RunSettings, device: torch.device, workers: int) -> 
     return {
         "settings": schema.plain(run),
         "command": shlex.join(["train.py", *sys.argv[1:]]),
+        "commit": commit(),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,

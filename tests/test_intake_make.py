@@ -247,6 +247,21 @@ def test_recordings_that_change_are_taken_anew_and_status_says_so(checked, tmp_p
     assert plan(*checked) == []
 
 
+def test_a_check_leaves_the_settings_of_what_was_made(checked, tmp_path):
+    """Other runs and systems are no reason to make stages again, and its folder can be removed."""
+    recipe, conf = ROOT / "recipes/folder", tmp_path / "w/conf"
+    names = {path.name for path in conf.iterdir() if path.suffix == ".yaml"}
+    assert names == {"corpus.yaml", "lexicon.yaml", "ali.yaml", "splits.yaml"}
+    more = checked[-1] + " decode.beam=9 optim.rate=0.1"
+    assert make(recipe, "conf", *checked[:-1], more, "RUNS=gtc", "GMMS=mono").returncode == 0
+    settings = {path: path.read_text() for path in conf.rglob("*.yaml")}
+    assert len(settings) > 20
+    assert make(recipe, "check", *checked).returncode == 0
+    assert {path: path.read_text() for path in conf.rglob("*.yaml")} == settings
+    assert make(recipe, "clean", *checked).returncode == 0
+    assert not conf.exists()
+
+
 @pytest.mark.slow
 def test_corrections_and_further_sets_of_test_train_nothing_again(checked, tmp_path):
     """TRAIN's files keep their time; another recording under an old name counts as changed."""

@@ -439,7 +439,7 @@ def test_help_lists_the_targets(recipe):
 def test_clean_removes_a_work_folder_and_nothing_else(recipe, tmp_path):
     for folder in ("w/conf", "other/conf"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "w/conf/shown.yaml").touch()
+    (tmp_path / "w/conf/corpus.yaml").touch()
     recipe.make("clean", f"W={tmp_path}/w")
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
     assert "is not a work folder" in recipe.make("clean", f"W={tmp_path}/other", fails=True)
@@ -448,7 +448,7 @@ def test_clean_removes_a_work_folder_and_nothing_else(recipe, tmp_path):
 
 def test_clean_empties_the_folder_that_a_link_leads_to_and_keeps_the_link(recipe, tmp_path):
     (tmp_path / "disk/conf").mkdir(parents=True)
-    (tmp_path / "disk/conf/shown.yaml").touch()
+    (tmp_path / "disk/conf/corpus.yaml").touch()
     (tmp_path / "w").symlink_to(tmp_path / "disk")
     recipe.make("clean", f"W={tmp_path}/w")
     assert (tmp_path / "w").resolve() == tmp_path / "disk"

@@ -306,6 +306,20 @@ def own_recipe(tmp_path, monkeypatch):
     return write
 
 
+def test_settings_of_the_future_are_refused(tmp_path):
+    """Else make would take what was made with the old ones for current."""
+    resolve(str(tmp_path), "dnn")
+    now = time.time()
+    os.utime(tmp_path / "feats.yaml", (now + 30, now + 30))  # clocks of two machines
+    resolve(str(tmp_path), "dnn", "feats.num_mels=20")
+    os.utime(tmp_path / "run/dnn.yaml", (now + 3600, now + 3600))
+    with pytest.raises(
+        SettingsError, match=r"run/dnn.yaml was written 3\d{3} s later than .*correct the clock"
+    ):
+        resolve(str(tmp_path), "dnn", "feats.num_mels=30")
+    assert read_yaml(tmp_path / "feats.yaml")["num_mels"] == 20
+
+
 def test_settings_files_are_touched_when_a_file_that_they_name_changes(own_recipe, tmp_path):
     text, work = tmp_path / "text.txt", tmp_path / "w"
     text.write_text("one\n")
@@ -388,14 +402,14 @@ def test_make_claims_its_settings_until_it_ends(tmp_path, goal):
 
 def test_a_work_folder_in_which_something_is_made_is_not_removed(tmp_path):
     (tmp_path / "conf").mkdir()
-    (tmp_path / "conf/shown.yaml").touch()
+    (tmp_path / "conf/corpus.yaml").touch()
     with settling(tmp_path, str(os.getpid())):
         pass
     command = ["make", "-C", "recipes/digits", "clean", f"W={tmp_path}"]
     refused = subprocess.run(command, capture_output=True, text=True)
     assert refused.returncode != 0
     assert f"{tmp_path}: process {os.getpid()} is at work; wait for it" in refused.stderr
-    assert (tmp_path / "conf/shown.yaml").exists()
+    assert (tmp_path / "conf/corpus.yaml").exists()
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from asr_train.cost.plan import logged_parameters
 from asr_train.facts import Traffic
 from asr_train.files import replacing, write_json, write_text
 from asr_train.places import ROOT
-from asr_train.report.tables import commit, machine
+from asr_train.provenance import commit, machine
 from asr_train.schema import ModelSettings, build, unknown_key
 
 CONF = Path(ROOT) / "conf"

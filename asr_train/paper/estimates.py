@@ -28,8 +28,9 @@ from asr_train.cost.papers import read_paper
 from asr_train.cost.plan import Scheme, Work
 from asr_train.facts import Traffic
 from asr_train.paper.plot import scatter
+from asr_train.provenance import made
 from asr_train.report.exchange import digits
-from asr_train.report.tables import aligned, as_markdown, made
+from asr_train.report.tables import aligned, as_markdown
 
 Printed = Mapping[str, Any]
 ICASSP, ONE_BIT = "seide2014_parallelizability", "seide2014_1bit"

@@ -18,8 +18,9 @@ from asr_train.paper.claims import (
 )
 from asr_train.paper.hours import SET_FRAMES
 from asr_train.paper.ratios import MOST_OFF, RATIOS, off
+from asr_train.provenance import made
 from asr_train.report.exchange import DASH, NUMBERS, digits, text
-from asr_train.report.tables import aligned, as_markdown, made
+from asr_train.report.tables import aligned, as_markdown
 
 TableDict = dict[str, Any]
 JsonRow = dict[str, Any]

@@ -62,7 +62,7 @@ def paper_table(
     Args:
         trained: by the name of the run.
         epochs: a run's TEST scores, one per epoch, by its name; read if the table needs them.
-        about: provenance of the table (see `report.tables.provenance`) and the command.
+        about: provenance of the table (see `provenance.provenance`) and the command.
         ratios: by the label of a row, the paper's and ours; see `paper.ratios.compared`.
     Raises:
         ValueError: if a run, its score or those of its epochs are missing; says what to do.

@@ -15,6 +15,7 @@ from typing import Any
 
 from asr_train.cost.plan import sending_shares
 from asr_train.files import DamagedFileError, read_json, read_jsonl
+from asr_train.provenance import made
 from asr_train.report import seeds, tables
 from asr_train.schema import CommSettings, ScoreSettings, build
 
@@ -58,7 +59,7 @@ def exchange_table(
     """Return the content of `tables/exchange.json`.
 
     Args:
-        about: provenance of the table: see `tables.provenance`.
+        about: provenance of the table: see `provenance`.
     Raises:
         ValueError: if there is no run.
         DamagedFileError: if a log has no row of training steps.
@@ -320,7 +321,7 @@ def notes(table: Mapping[str, Any]) -> list[str]:
             "and frames/s is that of one machine for all of them, not the speed of a cluster."
         )
     lines += [f"{line}." for line in seeds.lines(table["seeds"])]
-    return [*lines, tables.made(dict(table))]
+    return [*lines, made(dict(table))]
 
 
 def markdown(table: Mapping[str, Any]) -> str:

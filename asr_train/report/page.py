@@ -16,8 +16,9 @@ from typing import Any
 
 import jinja2
 
+from asr_train.provenance import made
 from asr_train.report import exchange, pictures, tables
-from asr_train.report.tables import cells, held_out, made, notes, percent_interval, spell_seconds
+from asr_train.report.tables import cells, held_out, notes, percent_interval, spell_seconds
 
 Row = dict[str, Any]
 

@@ -5,19 +5,14 @@ baseline (the GMM): every other run is compared with it on held-out splits by a 
 Tables record date, commit, settings and machine.
 """
 
-import os
-import platform
 import re
-import shlex
-import subprocess
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from asr_train.files import DamagedFileError, hash_of, read_json, read_yaml
-from asr_train.places import ROOT
+from asr_train.files import DamagedFileError, read_json
+from asr_train.provenance import made
 from asr_train.schema import ScoreSettings
 from asr_train.score.summary import speaker_groups, without_errors
 from asr_train.score.words import (
@@ -130,13 +125,14 @@ def wer_reduction(
 ) -> dict[str, Any] | None:
     """Return the reduction of the baseline's errors, in percent; None if it has none.
 
-    `by_group` has interval and p over `speaker_groups`, if there are any.
+    One utterance, or speaker, alone gives None, too. `by_group` has interval and p over
+    `speaker_groups`, if there are any.
 
     Args:
         own, base: scores of the same split, one per seed, in the same order.
     """
-    over, _ = paired_units(base[0])
-    if not any(score["errors"] for score in base):
+    over, drawn = paired_units(base[0])
+    if len(drawn) < 2 or not any(score["errors"] for score in base):
         return None
     names = f"{own[0]['run']} and {base[0]['run']}, {own[0]['split']}"
     try:
@@ -247,14 +243,6 @@ def notes(table: dict[str, Any]) -> list[str]:
     return [*lines, made(table)]
 
 
-def made(table: dict[str, Any]) -> str:
-    """Return the table's provenance as a sentence."""
-    return (
-        f"Made {table['date']} at commit {table['commit']}, settings {table['settings']}, "
-        f"on {table['machine']}."
-    )
-
-
 def wer_lines(table: dict[str, Any]) -> list[str]:
     """Return Kaldi's line for each row."""
     return [
@@ -359,71 +347,3 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 def _line(texts: Sequence[str]) -> str:
     return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
-
-
-# --- provenance ---------------------------------------------------------------------------------
-
-
-def provenance(conf: Path | str) -> dict[str, str]:
-    """Return date, commit, a hash of all settings in the folder of `conf`, and the machine."""
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(),
-        "settings": settings_hash(Path(conf).parent),
-        "machine": machine(),
-    }
-
-
-def call() -> str:
-    """Return the command that makes all, quoted for a shell; "" outside make.
-
-    ASR_GOAL has make's goal and variables, in which make escapes spaces only; ASR_CALL is the
-    program where that is not make, but calls it.
-    """
-    words = re.findall(r"(?:\\.|[^\\ ])+", os.environ.get("ASR_GOAL", ""))
-    given = [re.sub(r"\\(.)", r"\1", word) for word in words]
-    if program := os.environ.get("ASR_CALL"):
-        given = [word for word in given if not word.startswith("PY=")]  # which it adds itself
-    return f"{program or 'make'} {shlex.join(given)}" if given else ""
-
-
-def commit(root: Path = Path(ROOT)) -> str:
-    """Return the short commit of the repository at `root`; `unknown` outside git.
-
-    It ends with `+` if anything was changed but results/, where tables and benchmarks are written.
-    """
-    top = _git(root, "rev-parse", "--show-toplevel")
-    if top is None or Path(top).resolve() != root.resolve():  # inside another repository
-        return "unknown"
-    head = _git(root, "rev-parse", "--short", "HEAD")
-    if head is None:
-        return "unknown"
-    changed = _git(root, "status", "--porcelain", "--", ".", ":(exclude)results")
-    return head + "+" if changed else head
-
-
-def _git(root: Path, *words: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
-
-
-def settings_hash(folder: Path) -> str:
-    """Return a hash of all settings files of a work folder."""
-    files = sorted(folder.rglob("*.yaml"))
-    return hash_of({path.relative_to(folder).as_posix(): read_yaml(path) for path in files})
-
-
-def machine() -> str:
-    """Describe processor, cores and system."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        models = [s for s in cpuinfo.read_text().splitlines() if s.startswith("model name")]
-        name = models[0].split(":", 1)[1].strip() if models else name
-    cores = len(os.sched_getaffinity(0))
-    return f"{name}, {cores} core{'s' if cores > 1 else ''}, {platform.system()}"

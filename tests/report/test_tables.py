@@ -6,6 +6,7 @@ import subprocess
 import pytest
 from fake_work import ERROR_RATE, SETTINGS, SPLITS, make_tables, make_work, script
 
+from asr_train import provenance
 from asr_train.files import DamagedFileError, read_json, write_json, write_yaml
 from asr_train.report import tables
 from asr_train.schema import ScoreSettings, build
@@ -207,40 +208,40 @@ def git(folder, *words):
 
 
 def test_the_commit_says_whether_files_were_changed(tmp_path, monkeypatch):
-    assert tables.commit(tmp_path) == "unknown"
+    assert provenance.commit(tmp_path) == "unknown"
     git(tmp_path, "init")
-    assert tables.commit(tmp_path) == "unknown"  # there is no commit yet
+    assert provenance.commit(tmp_path) == "unknown"  # there is no commit yet
     (tmp_path / "a.txt").write_text("1")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "first")
-    clean = tables.commit(tmp_path)
+    clean = provenance.commit(tmp_path)
     assert len(clean) >= 7
     assert set(clean) <= set("0123456789abcdef")
     (tmp_path / "results").mkdir()
     (tmp_path / "results/b.json").write_text("1")
-    assert tables.commit(tmp_path) == clean  # else a benchmark in parts would begin anew
+    assert provenance.commit(tmp_path) == clean  # else a benchmark in parts would begin anew
     (tmp_path / "a.txt").write_text("2")
-    assert tables.commit(tmp_path) == clean + "+"
+    assert provenance.commit(tmp_path) == clean + "+"
     monkeypatch.setenv("PATH", "")  # no git
-    assert tables.commit(tmp_path) == "unknown"
+    assert provenance.commit(tmp_path) == "unknown"
 
 
 def test_a_folder_inside_another_repository_has_no_commit_of_its_own(tmp_path):
     git(tmp_path, "init")
     (tmp_path / "site-packages").mkdir()
-    assert tables.commit(tmp_path / "site-packages") == "unknown"
+    assert provenance.commit(tmp_path / "site-packages") == "unknown"
 
 
 def test_the_settings_hash_follows_what_the_files_say_not_how(tmp_path):
     write_yaml(tmp_path / "score.yaml", SETTINGS)
     write_yaml(tmp_path / "run/dnn.yaml", {"rate": 0.008})
-    before = tables.settings_hash(tmp_path)
+    before = provenance.settings_hash(tmp_path)
     (tmp_path / "score.yaml").write_text(
         "# a comment\n{seed: 1, normaliser: {kind: plain}, bootstrap: 1000}\n"
     )
-    assert tables.settings_hash(tmp_path) == before
+    assert provenance.settings_hash(tmp_path) == before
     write_yaml(tmp_path / "run/dnn.yaml", {"rate": 0.004})
-    assert tables.settings_hash(tmp_path) != before
+    assert provenance.settings_hash(tmp_path) != before
 
 
 @pytest.mark.parametrize(
